@@ -1,0 +1,169 @@
+"""How a pydantic schema turns into sentences a student can act on.
+
+One place knows how to say "what is allowed": error messages, ``--help`` and the
+panel's tooltips all use it.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+import types
+import typing
+from typing import Any, Literal
+
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic.fields import FieldInfo
+
+
+class BadExperiment(ValueError):
+    """An experiment that cannot be run; the message names field, value and what is allowed."""
+
+
+class Part(BaseModel):
+    """A frozen piece of an :class:`~dlpar.Experiment`; unknown fields are refused.
+
+    A part may be written as its head field alone: ``sync="ring"`` means
+    ``sync={"scheme": "ring"}``.  The head is the first field of the class.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+    @classmethod
+    def head(cls) -> str:
+        """Name of the first field, the one that stands for the whole part."""
+        return next(iter(cls.model_fields))
+
+    def __str__(self) -> str:
+        return str(getattr(self, self.head()))
+
+
+def spelled_as_head(part: type[Part]):
+    """A before-validator for fields of type `part`: a bare word becomes ``{head: word}``."""
+
+    def expand(value: Any) -> Any:
+        return {part.head(): value} if isinstance(value, str) else value
+
+    return expand
+
+
+def unwrap(annotation: Any) -> Any:
+    """The annotation without ``Annotated`` and without ``| None``."""
+    if typing.get_origin(annotation) is typing.Annotated:
+        return unwrap(typing.get_args(annotation)[0])
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        left = [a for a in typing.get_args(annotation) if a is not type(None)]
+        return unwrap(left[0]) if len(left) == 1 else annotation
+    return annotation
+
+
+def is_optional(annotation: Any) -> bool:
+    """Whether ``None`` is among the values an annotation admits."""
+    return type(None) in typing.get_args(annotation)
+
+
+def choices(field: FieldInfo) -> list[Any] | None:
+    """The values a ``Literal`` or enum field admits; None for any other field."""
+    kind = unwrap(field.annotation)
+    if typing.get_origin(kind) is Literal:
+        return list(typing.get_args(kind))
+    if isinstance(kind, type) and issubclass(kind, enum.Enum):
+        return [member.value for member in kind]
+    return None
+
+
+def bounds(field: FieldInfo) -> tuple[float | None, float | None, bool, bool]:
+    """``(low, high, low_open, high_open)`` of a numeric field; None where unbounded."""
+    low = high = None
+    low_open = high_open = False
+    for mark in field.metadata:
+        if isinstance(mark, Ge):
+            low, low_open = mark.ge, False
+        elif isinstance(mark, Gt):
+            low, low_open = mark.gt, True
+        elif isinstance(mark, Le):
+            high, high_open = mark.le, False
+        elif isinstance(mark, Lt):
+            high, high_open = mark.lt, True
+    return low, high, low_open, high_open
+
+
+def _number(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) and abs(value) >= 10_000 else f"{value:g}"
+
+
+def allowed(field: FieldInfo) -> str:
+    """What a field admits, in words: ``one of ring, ps`` or ``a whole number from 1 to 64``."""
+    kind = unwrap(field.annotation)
+    if isinstance(kind, type) and issubclass(kind, Part):
+        head = kind.model_fields[kind.head()]
+        return f"{allowed(head)} (or a mapping of {', '.join(kind.model_fields)})"
+    named = choices(field)
+    if named is not None:
+        text = "one of " + ", ".join(str(c) for c in named)
+    elif kind is bool:
+        text = "true or false"
+    elif kind in (int, float):
+        low, high, low_open, high_open = bounds(field)
+        noun = "a whole number" if kind is int else "a finite number"
+        if low is not None and high is not None and not low_open and not high_open:
+            text = f"{noun} from {_number(low)} to {_number(high)}"
+        else:
+            limits = []
+            if low is not None:
+                limits.append(f"{'above' if low_open else 'at least'} {_number(low)}")
+            if high is not None:
+                limits.append(f"{'below' if high_open else 'at most'} {_number(high)}")
+            text = " ".join([noun, " and ".join(limits)]).strip()
+    else:
+        text = "text"
+    return text + (", or nothing" if is_optional(field.annotation) else "")
+
+
+def shown(value: Any, limit: int = 60) -> str:
+    """`value` as it was given, cut to `limit` characters."""
+    if isinstance(value, float) and math.isfinite(value):
+        text = f"{value:g}"
+    else:
+        text = repr(value)
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def sentence(error: ValidationError, schema: type[BaseModel]) -> str:
+    """All complaints of a pydantic error as one line, each naming field, value and allowed."""
+    said = []
+    for item in error.errors(include_url=False):
+        where = [str(step) for step in item["loc"]]
+        name = ".".join(where)
+        field, owner = _find(schema, where)
+        if item["type"] == "extra_forbidden":
+            fields = ", ".join(owner.model_fields)
+            said.append(f"{name}: there is no such field; allowed are {fields}")
+        elif item["type"] == "missing":
+            said.append(f"{name}: missing; allowed is {allowed(field)}" if field else f"{name}: missing")
+        elif item["type"] in ("value_error", "assertion_error"):
+            said.append(str(item["ctx"]["error"]) if "ctx" in item else item["msg"])
+        elif item["type"] == "json_invalid":
+            said.append(f"experiment: not valid JSON ({item['ctx']['error']})")
+        elif field is not None:
+            said.append(f"{name}: got {shown(item['input'])}, allowed is {allowed(field)}")
+        else:
+            what = name or "experiment"
+            said.append(f"{what}: got {shown(item['input'])}, allowed is a mapping of fields to values")
+    return "; ".join(dict.fromkeys(said))
+
+
+def _find(schema: type[BaseModel], where: list[str]) -> tuple[FieldInfo | None, type[BaseModel]]:
+    """The field a pydantic location points at, and the model that owns it."""
+    field, owner = None, schema
+    for step in where:
+        if field is not None:
+            kind = unwrap(field.annotation)
+            if not (isinstance(kind, type) and issubclass(kind, BaseModel)):
+                break
+            owner = kind
+        if step not in owner.model_fields:
+            return None, owner
+        field = owner.model_fields[step]
+    return field, owner
