@@ -1,0 +1,229 @@
+"""A run folder as its reader sees it: live or finished, on this day or a year later."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dlpar.experiment import Experiment
+from dlpar.paths import runs_folder
+from dlpar.summary import summarise
+from dlpar.tail import Record, Tail
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+STEP_COLUMNS = [
+    "rank", "step", "t", "loss", "samples", "compute", "comm", "wait", "bytes", "messages", "staleness", "lead",
+]  # fmt: skip
+
+
+class NoSuchRun(LookupError):
+    """No run of that name, or the folder holds none."""
+
+
+class Run:
+    """One run, read from its folder.
+
+    Parameters
+    ----------
+    which : path or str
+        A run folder, a run's id, or the unique beginning of one.
+
+    Raises
+    ------
+    NoSuchRun
+        Where there is no such run, or more than one.
+    """
+
+    def __init__(self, which: str | os.PathLike) -> None:
+        self.path = _find(which)
+        self.id = self.path.name
+
+    def __repr__(self) -> str:
+        return f"<Run {self.id}: {self.experiment}, {self.status}>"
+
+    @cached_property
+    def experiment(self) -> Experiment:
+        """What ran."""
+        return Experiment.from_json((self.path / "experiment.json").read_bytes())
+
+    @property
+    def status(self) -> str:
+        """``starting``, ``running``, ``done``, ``failed``, ``stopped`` or ``lost`` (ended without a word)."""
+        end = self._end()
+        if end:
+            return end["status"]
+        if not self.live:
+            return "lost"
+        return "running" if (self.path / "rank-0.jsonl").exists() else "starting"
+
+    @property
+    def reason(self) -> str:
+        """Why the run ended as it did, in one sentence; empty while it lives."""
+        end = self._end()
+        return end["reason"] if end else ""
+
+    @property
+    def live(self) -> bool:
+        """Whether a job still holds this folder's lock; the kernel frees it on any death."""
+        try:
+            with open(self.path / "lock") as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except FileNotFoundError:
+            return False
+        except BlockingIOError:
+            return True
+        return False
+
+    @property
+    def world(self) -> str:
+        """``real``, ``paced`` or ``simulated``."""
+        return self.experiment.cluster.world
+
+    @property
+    def clock(self) -> str:
+        """What seconds mean: ``wall``, ``logical`` or ``virtual``."""
+        return self.summary["clock"]
+
+    @property
+    def log(self) -> str:
+        """Everything the ranks printed, each line prefixed by its rank."""
+        path = self.path / "log.txt"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    @property
+    def errors(self) -> dict[int, Record]:
+        """The exception of each rank that raised one: ``type``, ``message``, ``traceback``."""
+        return {int(source[5:]): r for source, r in self.records() if r["k"] == "error"}
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """How the run went, as ``dlpar run --json`` prints it; of a live run, how it goes so far."""
+        path = self.path / "summary.json"
+        if path.exists():
+            return json.loads(path.read_text())
+        return summarise(self.experiment.model_dump(), self.id, self.records())
+
+    def records(self) -> list[tuple[str, Record]]:
+        """Every record written so far as ``(source, record)``."""
+        return Tail(self.path).read_all()
+
+    @property
+    def ranks(self) -> pd.DataFrame:
+        """One row per rank: role, host, pid, device, carrier, clock, threads."""
+        return self._frame("rank", index="rank")
+
+    @property
+    def steps(self) -> pd.DataFrame:
+        """One row per rank and step; seconds in ``t compute comm wait``, bytes sent in ``bytes``."""
+        import pandas as pd
+
+        rows = [{"rank": int(s[5:]), **r} for s, r in self.records() if r["k"] == "step"]
+        return pd.DataFrame(rows, columns=STEP_COLUMNS).sort_values(["step", "rank"], ignore_index=True)
+
+    @property
+    def curve(self) -> pd.DataFrame:
+        """One row per global step: cumulative ``samples``, ``seconds``, ``loss`` (mean over the global batch)
+        and ``samples_per_s`` of that step.  Steps that some worker never finished are left out."""
+        steps = self.steps
+        steps = steps.assign(weighted=steps["loss"] * steps["samples"])
+        by_step = steps.groupby("step")
+        curve = by_step.agg(batch=("samples", "sum"), seconds=("t", "max"), weighted=("weighted", "sum"))
+        curve = curve[by_step.size() == self.experiment.workers].reset_index()
+        curve["loss"] = curve["weighted"] / curve["batch"]
+        curve["samples"] = curve["batch"].cumsum()
+        curve["samples_per_s"] = curve["batch"] / curve["seconds"].diff()
+        return curve[["step", "samples", "seconds", "loss", "samples_per_s"]]
+
+    @property
+    def evals(self) -> pd.DataFrame:
+        """Tests on held-out samples: ``step t accuracy loss samples``."""
+        import pandas as pd
+
+        rows = [r for _, r in self.records() if r["k"] == "eval"]
+        return pd.DataFrame(rows, columns=["step", "t", "accuracy", "loss", "samples"])
+
+    @property
+    def spans(self) -> pd.DataFrame:
+        """Phases of every rank: ``rank step name start end`` (seconds)."""
+        import pandas as pd
+
+        rows = [
+            (int(source[5:]), r["step"], *span)
+            for source, r in self.records()
+            for span in r.get("spans", ())
+        ]
+        return pd.DataFrame(rows, columns=["rank", "step", "name", "start", "end"])
+
+    @property
+    def events(self) -> pd.DataFrame:
+        """What happened once: ``source name t`` and whatever belongs to it."""
+        import pandas as pd
+
+        return pd.DataFrame([{"source": s, **r} for s, r in self.records() if r["k"] == "event"])
+
+    def to_csv(self, folder: str | os.PathLike) -> list[Path]:
+        """Write steps, curve, evals, spans and events as CSV files into `folder`; returns their paths."""
+        from dlpar.export import to_csv
+
+        return to_csv(self, folder)
+
+    def to_perfetto(self, path: str | os.PathLike) -> Path:
+        """Write a trace that ui.perfetto.dev and chrome://tracing open: one track per rank."""
+        from dlpar.export import to_perfetto
+
+        return to_perfetto(self, path)
+
+    def delete(self) -> None:
+        """Remove the folder; refused while the run lives."""
+        if self.live:
+            raise RuntimeError(f"run {self.id} is still going on: stop it first")
+        shutil.rmtree(self.path)
+
+    def _end(self) -> Record | None:
+        for record in reversed(_job_records(self.path)):
+            if record["k"] == "end":
+                return record
+        return None
+
+    def _frame(self, kind: str, index: str) -> pd.DataFrame:
+        import pandas as pd
+
+        rows = [r for _, r in self.records() if r["k"] == kind]
+        return pd.DataFrame(rows).drop(columns="k").set_index(index).sort_index() if rows else pd.DataFrame()
+
+
+def runs() -> list[Run]:
+    """All runs kept on this machine, newest first; reopen one by its id with ``Run(id)``."""
+    folder = runs_folder()
+    if not folder.is_dir():
+        return []
+    named = (p for p in folder.iterdir() if (p / "experiment.json").exists())
+    return [Run(path) for path in sorted(named, key=lambda p: p.name, reverse=True)]
+
+
+def _find(which: str | os.PathLike) -> Path:
+    path = Path(which)
+    if (path / "experiment.json").exists():
+        return path.resolve()
+    name = os.fspath(which)
+    kept = [p for p in runs_folder().glob("*") if (p / "experiment.json").exists()]
+    found = [p for p in kept if p.name == name] or [p for p in kept if name and p.name.startswith(name)]
+    if len(found) == 1:
+        return found[0]
+    how_many = "no run" if not found else f"{len(found)} runs"
+    raise NoSuchRun(f"run: got {name!r}, allowed is a run folder or one of the ids `dlpar runs` lists ({how_many} match)")
+
+
+def _job_records(path: Path) -> list[Record]:
+    try:
+        lines = (path / "job.jsonl").read_bytes().splitlines()
+    except FileNotFoundError:
+        return []
+    return [json.loads(line) for line in lines]

@@ -1,0 +1,64 @@
+"""Reading a run folder while it grows: only the new bytes, only whole lines."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+Record = dict[str, Any]
+
+
+class Tail:
+    """Incremental reader of every ``rank-*.jsonl`` and ``job.jsonl`` of a run folder.
+
+    Parameters
+    ----------
+    path : path
+        The run folder.
+    chunk : int
+        Most bytes read of one file in one call; bounds the memory of a reader
+        that opens a long run.
+    """
+
+    def __init__(self, path: str | os.PathLike, chunk: int = 4 << 20) -> None:
+        self.path, self.chunk = Path(path), chunk
+        self._read_to: dict[str, int] = {}
+
+    def read(self) -> list[tuple[str, Record]]:
+        """Records appended since the last call as ``(source, record)``; the source is ``rank-3`` or ``job``."""
+        found = []
+        for name in self._files():
+            for line in self._new_lines(name):
+                try:
+                    found.append((name.removesuffix(".jsonl"), json.loads(line)))
+                except ValueError:  # a line torn by a full disk: say nothing false, go on
+                    continue
+        return found
+
+    def read_all(self) -> list[tuple[str, Record]]:
+        """All that is there now, from where the last call stopped."""
+        found = []
+        while new := self.read():
+            found += new
+        return found
+
+    def _files(self) -> list[str]:
+        try:
+            names = [n for n in os.listdir(self.path) if n.endswith(".jsonl")]
+        except FileNotFoundError:
+            return []
+        return sorted(names, key=lambda n: (n == "job.jsonl", len(n), n))
+
+    def _new_lines(self, name: str) -> list[bytes]:
+        start = self._read_to.get(name, 0)
+        try:
+            with open(self.path / name, "rb") as file:
+                file.seek(start)
+                data = file.read(self.chunk)
+        except FileNotFoundError:
+            return []
+        whole = data.rfind(b"\n") + 1
+        self._read_to[name] = start + whole
+        return data[:whole].splitlines()
