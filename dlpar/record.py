@@ -12,9 +12,16 @@ import socket
 import traceback
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Callable, Iterator
+from typing import TYPE_CHECKING, Any, Iterator
+
+if TYPE_CHECKING:
+    from dlpar.comm import Comm
 
 _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=True).encode
+
+
+COMPUTING = frozenset({"forward", "backward", "update"})
+"""Spans counted as computing; any other but ``evaluate`` is communication."""
 
 
 class Recorder:
@@ -24,32 +31,46 @@ class Recorder:
     ----------
     folder : path
         The run folder; ``rank-<rank>.jsonl`` in it is created with mode 0600.
-    rank : int
-        Rank in the world.
-    now : callable
-        The rank's clock: seconds since all ranks were ready (``comm.now``).
+    comm : Comm
+        The rank; its clock gives every time in the file.
     """
 
-    def __init__(self, folder: str | os.PathLike, rank: int, now: Callable[[], float]) -> None:
-        self.rank, self.now = rank, now
-        path = Path(folder) / f"rank-{rank}.jsonl"
+    def __init__(self, folder: str | os.PathLike, comm: Comm) -> None:
+        self.comm, self.now = comm, comm.now
+        path = Path(folder) / f"rank-{comm.rank}.jsonl"
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         self._spans: list[tuple[str, float, float]] = []
+        self._waited = 0.0
 
-    def rank_is(self, **facts: Any) -> None:
-        """The header: who this rank is (role, device, carrier, clock, threads)."""
-        self._write({"k": "rank", "rank": self.rank, "host": socket.gethostname(), "pid": os.getpid(), **facts})
+    def header(self, **facts: Any) -> None:
+        """Who this rank is: role and threads, beside what its communicator says."""
+        comm = self.comm
+        self._write(
+            {"k": "rank", "rank": comm.rank, "host": socket.gethostname(), "pid": os.getpid(),
+             "device": str(comm.device), "carrier": comm.carrier, "clock": comm.clock, **facts}
+        )  # fmt: skip
 
     @contextmanager
     def span(self, name: str) -> Iterator[None]:
         """Time a phase (forward, backward, communicate, update …); it is written with the next step."""
-        start = self.now()
+        start, waited = self.now(), self.comm.traffic.waited
         yield
         self._spans.append((name, start, self.now()))
+        if name not in COMPUTING:
+            self._waited += self.comm.traffic.waited - waited
 
     def step(self, step: int, **facts: Any) -> None:
-        """Finish a step: one line with its loss, samples, seconds, traffic and the spans since the last."""
-        self._write({"k": "step", "step": step, "t": self.now(), **facts, "spans": self._take_spans()})
+        """Finish a step: one line with its loss, samples, traffic, seconds, and the spans since the last."""
+        compute = comm = 0.0
+        for name, start, end in self._spans:
+            if name in COMPUTING:
+                compute += end - start
+            else:
+                comm += end - start
+        wait = min(self._waited, comm)
+        seconds = {"compute": round(compute, 7), "comm": round(comm - wait, 7), "wait": round(wait, 7)}
+        self._waited = 0.0
+        self._write({"k": "step", "step": step, "t": self.now(), **facts, **seconds, "spans": self._take_spans()})
 
     def evaluation(self, step: int, **facts: Any) -> None:
         """What a test on held-out samples gave after `step` steps."""
@@ -88,8 +109,8 @@ class Recorder:
 class Unrecorded(Recorder):
     """The same interface, nothing written: for measuring what recording costs."""
 
-    def __init__(self, now: Callable[[], float]) -> None:
-        self.rank, self.now, self._spans = 0, now, []
+    def __init__(self, comm: Comm) -> None:
+        self.comm, self.now, self._spans, self._waited = comm, comm.now, [], 0.0
 
     @contextmanager
     def span(self, name: str) -> Iterator[None]:

@@ -46,7 +46,8 @@ class Summary:
     def _step(self, record: dict[str, Any]) -> None:
         samples = record["samples"]
         self.samples += samples
-        self.bytes += record["bytes"]
+        if self.bytes is not None:  # a library that moves the data does not say how much
+            self.bytes = None if record["bytes"] is None else self.bytes + record["bytes"]
         self.lead = max(self.lead, record["lead"])
         self.staleness[record["staleness"]] += 1
         for part in self.seconds:

@@ -1,0 +1,192 @@
+"""The interface every rank program is written against, whatever world it runs in.
+
+A collective, a scheme or a split uses these calls and nothing else to reach
+another rank, so that the same lines run on MPI, on NCCL, and on a clock that is
+not the wall's.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, Callable, Protocol, Sequence, TypeVar
+
+import torch
+
+ANY = -1
+"""As `source` or `tag` of a receive: whichever comes first."""
+
+T = TypeVar("T")
+Collective = Callable[["Comm", torch.Tensor], Any]
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """What a receive got: who sent it, under which tag, how many bytes."""
+
+    source: int
+    tag: int
+    nbytes: int
+
+
+class Request(Protocol):
+    """A communication under way."""
+
+    def wait(self) -> Any:
+        """Block until it is complete; an `irecv` gives its :class:`Arrival`."""
+
+    def test(self) -> bool:
+        """Whether it is complete."""
+
+
+class Traffic:
+    """What one rank has sent, and how long it stood waiting for messages to start arriving.
+
+    ``bytes`` and ``messages`` count payloads handed to ``send``; they become None
+    once a library collective moved data, because the library does not tell.
+    """
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self.bytes: int | None = 0
+        self.messages: int | None = 0
+        self._waited = 0.0
+        self._since: float | None = None
+
+    def sent(self, nbytes: int) -> None:
+        """Count one message."""
+        if self.bytes is not None:
+            self.bytes += nbytes
+            self.messages += 1
+
+    def hidden(self) -> None:
+        """A library moved data and does not tell how much."""
+        self.bytes = self.messages = None
+
+    def waiting(self, blocked: Callable[[], T]) -> T:
+        """Run a call that blocks until a message is there, and count its seconds."""
+        self._since = self._now()
+        try:
+            return blocked()
+        finally:
+            self._waited += self._now() - self._since
+            self._since = None
+
+    @property
+    def waited(self) -> float:
+        """Seconds waited so far, a wait that is going on included."""
+        since = self._since
+        return self._waited + (self._now() - since if since is not None else 0.0)
+
+    def take(self) -> dict[str, int | None]:
+        """``bytes`` and ``messages`` since the last call."""
+        taken = {"bytes": self.bytes, "messages": self.messages}
+        self.bytes = self.messages = 0
+        return taken
+
+
+class Comm(ABC):
+    """A group of ranks, seen from one of them.
+
+    Attributes
+    ----------
+    rank, size : int
+        This rank's number, 0-based, and how many there are.
+    device : torch.device
+        Where :meth:`empty` allocates.
+    carrier : str
+        What moves tensors: ``mpi``, ``nccl`` or ``gloo``.
+    clock : str
+        What :meth:`now` counts: ``wall`` seconds here.
+    traffic : Traffic
+        What this rank has sent and waited for.
+    """
+
+    rank: int
+    size: int
+    device: torch.device
+    carrier: str
+    clock: str = "wall"
+    traffic: Traffic
+
+    @abstractmethod
+    def send(self, tensor: torch.Tensor, dest: int, tag: int = 0) -> None:
+        """Send a tensor of any dtype, layout and size; above the eager limit, block until `dest` receives."""
+
+    @abstractmethod
+    def recv(self, into: torch.Tensor, source: int = ANY, tag: int = ANY) -> Arrival:
+        """Receive into a tensor that has room for the message; blocks until it is there.
+
+        A carrier without any-source (NCCL, gloo) takes tagged messages by MPI:
+        pass a tag above 0 where the source may be `ANY`.
+        """
+
+    @abstractmethod
+    def isend(self, tensor: torch.Tensor, dest: int, tag: int = 0) -> Request:
+        """Start a send; the tensor must not change before ``wait()``."""
+
+    @abstractmethod
+    def irecv(self, into: torch.Tensor, source: int = ANY, tag: int = ANY) -> Request:
+        """Start a receive; the tensor holds the message after ``wait()``."""
+
+    def sendrecv(
+        self, tensor: torch.Tensor, dest: int, into: torch.Tensor, source: int, tag: int = 0
+    ) -> Arrival:
+        """Send and receive at once: the call a ring is made of, because two blocking sends would deadlock."""
+        sending = self.isend(tensor, dest, tag)
+        arrival = self.recv(into, source, tag)
+        sending.wait()
+        return arrival
+
+    @abstractmethod
+    def barrier(self) -> None:
+        """Return once every rank has called."""
+
+    @abstractmethod
+    def split(self, color: int, key: int = 0) -> Comm:
+        """The group of ranks that gave the same `color`, ordered by `key`, then rank (MPI_Comm_split)."""
+
+    @abstractmethod
+    def shared(self, shape: Sequence[int] | int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        """A zeroed tensor in memory that all ranks of the group write to; they must share a machine."""
+
+    @abstractmethod
+    def allreduce(self, tensor: torch.Tensor) -> None:
+        """Sum over all ranks in place by the library's own fast path (MPI_Allreduce, NCCL)."""
+
+    @abstractmethod
+    def gather(self, thing: Any, root: int = 0) -> list[Any] | None:
+        """Any picklable object of every rank, in a list at `root`; None elsewhere.  For control, not for data."""
+
+    @abstractmethod
+    def broadcast(self, thing: Any, root: int = 0) -> Any:
+        """Any picklable object of `root`, on every rank.  For control, not for data."""
+
+    @abstractmethod
+    def now(self) -> float:
+        """Seconds since all ranks were ready, on this world's clock."""
+
+    @abstractmethod
+    def start(self, collective: Collective, bucket: torch.Tensor) -> Request:
+        """Run ``collective(comm, bucket)`` beside the computation that goes on.
+
+        All ranks must start the same collectives in the same order.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Free what was allocated; collective."""
+
+    def compute(self, work: Callable[[], T], cost: float | None = None) -> T:
+        """Do `work`; `cost` is its FLOPs, for worlds whose clock is not the wall's."""
+        return work()
+
+    def empty(self, shape: Sequence[int] | int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        """An uninitialised buffer on this rank's device."""
+        return torch.empty(shape, dtype=dtype, device=self.device)
+
+
+def check_peer(comm: Comm, peer: int, what: str) -> None:
+    """Raise `ValueError` unless `peer` is a rank of `comm` (or ANY, as a source)."""
+    if not (0 <= peer < comm.size or (peer == ANY and what == "source")):
+        raise ValueError(f"{what}: got {peer}, allowed is a rank from 0 to {comm.size - 1}")

@@ -1,0 +1,217 @@
+"""Messages by MPI: CPU tensors in place, device tensors staged through pinned memory.
+
+MPI sees bytes.  It knows no bfloat16 and counts in 32-bit integers, so payloads
+travel as raw memory in pieces of at most 1 GiB, and only the library's
+all-reduce, which must add, is told a number type.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any, Sequence
+
+import torch
+from mpi4py import MPI
+
+from dlpar.comm.base import ANY, Arrival, Collective, Comm, Request, Traffic, check_peer
+from dlpar.comm.progress import ProgressThread
+
+PIECE = 1 << 30
+"""Bytes of one MPI message at most; MPI-3 counts are 32-bit."""
+
+_ADDED_BY_MPI = {
+    torch.float32: MPI.FLOAT, torch.float64: MPI.DOUBLE, torch.int64: MPI.INT64_T, torch.int32: MPI.INT32_T,
+    torch.int16: MPI.INT16_T, torch.int8: MPI.INT8_T, torch.uint8: MPI.UINT8_T,
+    torch.complex64: MPI.C_FLOAT_COMPLEX, torch.complex128: MPI.C_DOUBLE_COMPLEX,
+}  # fmt: skip
+
+
+class MPIComm(Comm):
+    """Ranks of an MPI communicator.
+
+    Parameters
+    ----------
+    mpi : MPI.Intracomm
+        The communicator; `MPI.COMM_WORLD` by default.
+    device : torch.device or str
+        Where this rank's tensors live.
+    zero : float, optional
+        ``time.monotonic()`` of second 0; by default a barrier's end.
+    """
+
+    carrier = "mpi"
+
+    def __init__(self, mpi: MPI.Intracomm | None = None, device: str | torch.device = "cpu", zero: float | None = None):
+        self.mpi = mpi or MPI.COMM_WORLD
+        self.rank, self.size = self.mpi.rank, self.mpi.size
+        self.device = torch.device(device)
+        if zero is None:
+            self.mpi.Barrier()
+            zero = time.monotonic()
+        self._zero = zero
+        self.traffic = Traffic(self.now)
+        self._progress: ProgressThread | None = None
+        self._windows: list[MPI.Win] = []
+
+    def now(self) -> float:
+        return time.monotonic() - self._zero
+
+    def send(self, tensor: torch.Tensor, dest: int, tag: int = 0) -> None:
+        check_peer(self, dest, "dest")
+        wire = on_wire(tensor)
+        self.traffic.sent(wire.nbytes)
+        for piece in pieces(wire):
+            self.mpi.Send([piece, MPI.BYTE], dest, tag)
+
+    def recv(self, into: torch.Tensor, source: int = ANY, tag: int = ANY) -> Arrival:
+        check_peer(self, source, "source")
+        wire = landing(into)
+        status = MPI.Status()
+        first, *rest = pieces(wire)
+        message = self.traffic.waiting(lambda: self.mpi.Mprobe(_any(source, MPI.ANY_SOURCE), _any(tag, MPI.ANY_TAG), status))
+        nbytes = status.Get_count(MPI.BYTE)
+        if nbytes > len(first):
+            raise ValueError(
+                f"recv: rank {self.rank} has room for {len(first):,} bytes, "
+                f"but rank {status.source} sent {nbytes:,} (tag {status.tag})"
+            )
+        message.Recv([first, MPI.BYTE])
+        for piece in rest:
+            self.mpi.Recv([piece, MPI.BYTE], status.source, status.tag)
+            nbytes += len(piece)
+        landed(wire, into)
+        return Arrival(status.source, status.tag, nbytes)
+
+    def isend(self, tensor: torch.Tensor, dest: int, tag: int = 0) -> Request:
+        check_peer(self, dest, "dest")
+        wire = on_wire(tensor)
+        self.traffic.sent(wire.nbytes)
+        return _Under(self, [self.mpi.Isend([p, MPI.BYTE], dest, tag) for p in pieces(wire)], wire)
+
+    def irecv(self, into: torch.Tensor, source: int = ANY, tag: int = ANY) -> Request:
+        check_peer(self, source, "source")
+        wire = landing(into)
+        parts = pieces(wire)
+        if len(parts) > 1 and ANY in (source, tag):
+            raise ValueError("irecv: a message over 1 GiB comes in pieces, so source and tag must be named")
+        source, tag = _any(source, MPI.ANY_SOURCE), _any(tag, MPI.ANY_TAG)
+        return _Under(self, [self.mpi.Irecv([p, MPI.BYTE], source, tag) for p in parts], wire, into)
+
+    def barrier(self) -> None:
+        self.mpi.Barrier()
+
+    def split(self, color: int, key: int = 0) -> Comm:
+        return MPIComm(self.mpi.Split(color, key), self.device, self._zero)
+
+    def shared(self, shape: Sequence[int] | int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        shape = (shape,) if isinstance(shape, int) else tuple(shape)
+        size = torch.empty(0, dtype=dtype).element_size()
+        node = self.mpi.Split_type(MPI.COMM_TYPE_SHARED)
+        if node.size != self.size:
+            raise ValueError(f"shared: got ranks on several machines, allowed is one ({node.size} of {self.size} are here)")
+        window = MPI.Win.Allocate_shared(math.prod(shape) * size if self.rank == 0 else 0, size, comm=node)
+        self._windows.append(window)
+        memory, _ = window.Shared_query(0)
+        if not math.prod(shape):
+            return torch.empty(shape, dtype=dtype)
+        tensor = torch.frombuffer(memory, dtype=dtype, count=math.prod(shape)).view(shape)
+        if self.rank == 0:
+            tensor.zero_()
+        node.Barrier()
+        return tensor
+
+    def allreduce(self, tensor: torch.Tensor) -> None:
+        self.traffic.hidden()
+        wide = tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
+        if wide.dtype not in _ADDED_BY_MPI:
+            raise ValueError(f"allreduce: got a tensor of {tensor.dtype}, allowed is a number type MPI can add")
+        host = staged(wide)
+        kind = _ADDED_BY_MPI[host.dtype]
+        for piece in host.view(-1).split(PIECE // max(1, host.element_size())):
+            self.mpi.Allreduce(MPI.IN_PLACE, [memory_of(piece), kind])
+        if host.data_ptr() != tensor.data_ptr():
+            tensor.copy_(host.view(tensor.shape))
+
+    def gather(self, thing: Any, root: int = 0) -> list[Any] | None:
+        return self.mpi.gather(thing, root)
+
+    def broadcast(self, thing: Any, root: int = 0) -> Any:
+        return self.mpi.bcast(thing, root)
+
+    def start(self, collective: Collective, bucket: torch.Tensor) -> Request:
+        if self._progress is None:
+            # A communicator of its own: the computing thread's messages never meet the bucket's.
+            twin = MPIComm(self.mpi.Dup(), self.device, self._zero)
+            twin.traffic = self.traffic
+            self._progress = ProgressThread(twin)
+        return self._progress.start(collective, bucket)
+
+    def close(self) -> None:
+        if self._progress is not None:
+            self._progress.close()
+        for window in self._windows:
+            window.Free()
+        self._windows.clear()
+
+
+class _Under:
+    """MPI requests under way, and the memory they use kept alive."""
+
+    def __init__(self, comm: MPIComm, requests: list[MPI.Request], wire: torch.Tensor, into: torch.Tensor | None = None):
+        self._comm, self._requests, self._wire, self._into = comm, requests, wire, into
+
+    def wait(self) -> Arrival | None:
+        statuses = [MPI.Status() for _ in self._requests]
+        if self._into is None:
+            MPI.Request.Waitall(self._requests, statuses)
+            return None
+        self._comm.traffic.waiting(lambda: MPI.Request.Waitall(self._requests, statuses))
+        landed(self._wire, self._into)
+        nbytes = sum(s.Get_count(MPI.BYTE) for s in statuses)
+        return Arrival(statuses[0].source, statuses[0].tag, nbytes)
+
+    def test(self) -> bool:
+        return MPI.Request.Testall(self._requests)
+
+
+def staged(tensor: torch.Tensor) -> torch.Tensor:
+    """The same values, contiguous in host memory: the tensor itself where it is so already."""
+    tensor = tensor.detach()
+    if tensor.device.type == "cpu":
+        return tensor.contiguous()
+    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return host.copy_(tensor)
+
+
+def on_wire(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor to send from: contiguous, on the host, its values those of now."""
+    return staged(tensor)
+
+
+def landing(into: torch.Tensor) -> torch.Tensor:
+    """The host tensor to receive into: `into` itself where MPI can write to it."""
+    if into.device.type == "cpu" and into.is_contiguous():
+        return into
+    return torch.empty(into.shape, dtype=into.dtype, pin_memory=into.device.type == "cuda")
+
+
+def landed(wire: torch.Tensor, into: torch.Tensor) -> None:
+    """Bring what arrived to where it belongs."""
+    if wire is not into:
+        into.detach().copy_(wire)
+
+
+def memory_of(tensor: torch.Tensor) -> MPI.buffer:
+    """A contiguous host tensor's memory, for MPI."""
+    return MPI.buffer.fromaddress(tensor.data_ptr(), tensor.nbytes)
+
+
+def pieces(wire: torch.Tensor) -> list[MPI.buffer]:
+    """The memory of a contiguous host tensor, in buffers MPI can count; one of 0 bytes for an empty tensor."""
+    memory = memory_of(wire)
+    return [memory[i : i + PIECE] for i in range(0, wire.nbytes, PIECE)] or [memory]
+
+
+def _any(value: int, wildcard: int) -> int:
+    return wildcard if value == ANY else value

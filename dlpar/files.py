@@ -1,0 +1,184 @@
+"""Readers of the files MNIST and CIFAR-10 are published as.
+
+MNIST: the IDX format (Y. LeCun, C. Cortes and C. Burges, "The MNIST database of
+handwritten digits"), as it is or gzipped.  CIFAR-10: pickles of Python (A. Krizhevsky,
+"Learning multiple layers of features from tiny images", 2009).
+"""
+
+from __future__ import annotations
+
+import gzip
+import math
+import os
+import pickle
+import zlib
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+Images = tuple[np.ndarray, np.ndarray]
+"""uint8 pixels, (samples, channels, height, width), and int64 labels, (samples,)."""
+
+
+class BadData(ValueError):
+    """Data that cannot be read; the message says which file, where it was looked for, what is expected."""
+
+
+def folder_of(name: str, folder: str | None) -> Path:
+    """The folder with the files of data set `name`: `folder`, or else ``$DLPAR_DATA``.
+
+    Raises
+    ------
+    BadData
+        If neither is given or there is no such folder.
+    """
+    given = folder or os.environ.get("DLPAR_DATA")
+    if not given:
+        raise BadData(f"data.folder: not given and $DLPAR_DATA is not set; {name} needs the folder of its files")
+    path = Path(given).expanduser()
+    if not path.is_dir():
+        field = "data.folder" if folder else "$DLPAR_DATA"
+        raise BadData(f"{field}: got {given!r}, allowed for {name} is an existing folder with its files")
+    return path
+
+
+def mnist(folder: Path) -> list[Images]:
+    """The images of an MNIST folder, also of Fashion-MNIST or any other of its form.
+
+    Parameters
+    ----------
+    folder : Path
+        Holds ``train-images-idx3-ubyte`` and ``train-labels-idx1-ubyte``, the same with
+        ``t10k-``, or both; each may end in ``.gz``.
+
+    Returns
+    -------
+    list of Images
+        Training and test images; one entry where only one of the two is there.
+
+    Raises
+    ------
+    BadData
+        For a missing, truncated or corrupt file.
+    """
+    sets = []
+    for part in ("train", "t10k"):
+        images, labels = (
+            _present(folder, f"{part}-{name}") for name in ("images-idx3-ubyte", "labels-idx1-ubyte")
+        )
+        if images is None and labels is None:
+            continue
+        for path, other, name in ((images, labels, "images-idx3-ubyte"), (labels, images, "labels-idx1-ubyte")):
+            if path is None:
+                raise BadData(f"mnist: {part}-{name} (or .gz) is missing in {folder}, where {other.name} lies")
+        pixels, digits = _idx(images, (28, 28)), _idx(labels, ())
+        if len(pixels) != len(digits):
+            raise BadData(f"mnist: {images} holds {len(pixels)} images, but {labels.name} {len(digits)} labels")
+        sets.append((pixels[:, None], _labels(digits, labels)))
+    if not sets:
+        raise BadData(f"mnist: no train-images-idx3-ubyte or t10k-images-idx3-ubyte (or .gz) in {folder}")
+    return sets
+
+
+def _present(folder: Path, name: str) -> Path | None:
+    return next((path for path in (folder / name, folder / f"{name}.gz") if path.is_file()), None)
+
+
+def _labels(numbers: np.ndarray, path: Path) -> np.ndarray:
+    if len(numbers) == 0:
+        raise BadData(f"{path} is corrupt: it holds no samples")
+    if numbers.min() < 0 or numbers.max() > 9:
+        raise BadData(f"{path} is corrupt: a label is {numbers.max()}, expected are 0 to 9")
+    return numbers.astype(np.int64)
+
+
+def _idx(path: Path, sample: tuple[int, ...]) -> np.ndarray:
+    """A file of unsigned bytes: two zeros, type 8, number of dimensions, each as big-endian int32, then data."""
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            magic = file.read(4)
+            if magic != bytes((0, 0, 8, 1 + len(sample))):
+                expected = f"{2048 + 1 + len(sample):#010x}"
+                raise BadData(f"{path} is corrupt: it begins with 0x{magic.hex()}, expected is the IDX mark {expected}")
+            size = np.frombuffer(_exactly(file, 4 * (1 + len(sample)), path), dtype=">u4").tolist()
+            if tuple(size[1:]) != sample:
+                raise BadData(f"{path} holds samples of size {tuple(size[1:])}, expected is {sample}")
+            data = np.frombuffer(_exactly(file, math.prod(size), path), dtype=np.uint8)
+            if file.read(1):
+                raise BadData(f"{path} is corrupt: it goes on after the {size[0]} samples its head announces")
+    except (OSError, EOFError, zlib.error) as error:
+        raise BadData(f"{path} cannot be read: {error}") from None
+    return data.reshape(size)
+
+
+def _exactly(file: IO[bytes], count: int, path: Path) -> bytes:
+    content = file.read(count)
+    if len(content) < count:
+        raise BadData(f"{path} is truncated: {len(content)} bytes where {count} are expected")
+    return content
+
+
+def cifar10(folder: Path) -> list[Images]:
+    """The images of CIFAR-10 for Python.
+
+    Parameters
+    ----------
+    folder : Path
+        Holds ``data_batch_1`` to ``data_batch_5`` and ``test_batch``, or the folder
+        ``cifar-10-batches-py`` with them.
+
+    Returns
+    -------
+    list of Images
+        Training and test images.
+
+    Raises
+    ------
+    BadData
+        For a missing, truncated or corrupt file, or a pickle that asks for more than arrays.
+    """
+    inner = folder / "cifar-10-batches-py"
+    folder = inner if inner.is_dir() else folder
+    names = [*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]
+    missing = [name for name in names if not (folder / name).is_file()]
+    if missing:
+        raise BadData(
+            f"cifar10: {', '.join(missing)} missing in {folder}; "
+            "expected are the files of cifar-10-python.tar.gz, unpacked"
+        )
+    *train, test = (_cifar_batch(folder / name) for name in names)
+    return [tuple(np.concatenate(arrays) for arrays in zip(*train, strict=True)), test]
+
+
+def _cifar_batch(path: Path) -> Images:
+    try:
+        with path.open("rb") as file:
+            content = _Arrays(file, encoding="bytes").load()
+        pixels = np.asarray(content[b"data"])
+        numbers = np.asarray(content[b"labels"], dtype=np.int64)
+    except Exception as error:  # a damaged pickle may raise nearly anything
+        raise BadData(f"{path} is truncated or corrupt: {error or type(error).__name__}") from None
+    if pixels.dtype != np.uint8 or pixels.shape != (len(numbers), 3072):
+        raise BadData(
+            f"{path} is corrupt: {len(numbers)} labels and data of shape {pixels.shape} and type {pixels.dtype}, "
+            "expected are rows of 3072 bytes, one a label"
+        )
+    return pixels.reshape(-1, 3, 32, 32), _labels(numbers, path)
+
+
+class _Arrays(pickle.Unpickler):
+    """Builds arrays, numbers and text only: a pickle from a stranger must not run code."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module in ("numpy.core.multiarray", "numpy._core.multiarray") and name == "_reconstruct":
+            return np.array(0).__reduce__()[0]
+        if module == "numpy" and name in ("ndarray", "dtype"):
+            return getattr(np, name)
+        if (module, name) == ("_codecs", "encode"):
+            return _latin1  # how Python 3 writes bytes for Python 2
+        raise pickle.UnpicklingError(f"it asks for {module}.{name}, allowed are arrays only")
+
+
+def _latin1(text: str, encoding: str) -> bytes:
+    return text.encode("latin1")

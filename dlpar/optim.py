@@ -1,0 +1,74 @@
+"""Update rules on a flat weight vector, wherever it lives: on every replica, or on a server's shard.
+
+The arithmetic is torch's own.  Its functional form is used because building a
+``torch.optim`` object imports torch's compiler, seconds in a fresh rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch.optim.adagrad import adagrad
+from torch.optim.adam import adam
+from torch.optim.sgd import sgd
+
+MOMENTUM = 0.9
+BETAS = (0.9, 0.999)
+
+
+class Optimizer:
+    """One of ``sgd``, ``momentum`` (0.9), ``adagrad`` and ``adam`` (betas 0.9, 0.999), with torch's defaults.
+
+    Parameters
+    ----------
+    rule : str
+        Name of the update rule.
+    weights : Tensor, shape (n,)
+        Updated in place by :meth:`step`.
+    lr : float
+        Learning rate; may be changed between steps.
+    """
+
+    def __init__(self, rule: str, weights: torch.Tensor, lr: float) -> None:
+        if rule not in RULES:
+            raise ValueError(f"optimizer: got {rule!r}, allowed is one of {', '.join(RULES)}")
+        self.weights, self.lr = weights, lr
+        self._update = RULES[rule]
+        self._state: dict[str, torch.Tensor | None] = {}
+
+    @torch.no_grad()
+    def step(self, gradient: torch.Tensor) -> None:
+        """Apply one gradient, of the shape of the weights."""
+        self._update(self.weights, gradient, self.lr, self._state)
+
+
+def _sgd(weights: torch.Tensor, gradient: torch.Tensor, lr: float, state: dict) -> None:
+    weights.add_(gradient, alpha=-lr)
+
+
+def _momentum(weights: torch.Tensor, gradient: torch.Tensor, lr: float, state: dict) -> None:
+    buffers = [state.get("momentum")]
+    sgd([weights], [gradient], buffers, foreach=False, lr=lr, momentum=MOMENTUM, dampening=0.0,
+        weight_decay=0.0, nesterov=False, maximize=False)  # fmt: skip
+    state["momentum"] = buffers[0]
+
+
+def _adagrad(weights: torch.Tensor, gradient: torch.Tensor, lr: float, state: dict) -> None:
+    sums = state.setdefault("sum", torch.zeros_like(weights))
+    count = state.setdefault("step", torch.zeros(()))
+    adagrad([weights], [gradient], [sums], [count], foreach=False, lr=lr, lr_decay=0.0, weight_decay=0.0,
+            eps=1e-10, maximize=False)  # fmt: skip
+
+
+def _adam(weights: torch.Tensor, gradient: torch.Tensor, lr: float, state: dict) -> None:
+    mean = state.setdefault("mean", torch.zeros_like(weights))
+    square = state.setdefault("square", torch.zeros_like(weights))
+    count = state.setdefault("step", torch.zeros(()))
+    adam([weights], [gradient], [mean], [square], [], [count], foreach=False, lr=lr, beta1=BETAS[0],
+         beta2=BETAS[1], eps=1e-8, weight_decay=0.0, amsgrad=False, maximize=False)  # fmt: skip
+
+
+RULES: dict[str, Callable[[torch.Tensor, torch.Tensor, float, dict], None]] = {
+    "sgd": _sgd, "momentum": _momentum, "adagrad": _adagrad, "adam": _adam,
+}  # fmt: skip

@@ -1,0 +1,1 @@
+"""How one model is cut over ranks."""

@@ -1,0 +1,82 @@
+"""Data parallelism: every rank holds the whole model and a share of each batch.
+
+All weights are views into one flat vector, all gradients views into another, so
+that agreeing takes a few large messages in place of one per layer (Li et al.,
+"PyTorch Distributed", VLDB 2020, section 3.2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+
+class Replica:
+    """One rank's copy of the model, flat.
+
+    Parameters
+    ----------
+    model : nn.Module
+        Its parameters are moved into the flat vectors; its shapes stay.
+    bucket_bytes : float
+        Size of a gradient bucket; a parameter larger than that is a bucket of its own.
+
+    Attributes
+    ----------
+    weights, gradient : Tensor, shape (parameters,)
+        In reverse order of registration: roughly the order in which the
+        backward pass finishes gradients.
+    buckets : list of Tensor
+        Contiguous pieces of `gradient`, in that order.
+    """
+
+    def __init__(self, model: nn.Module, bucket_bytes: float = 25e6) -> None:
+        self.model = model
+        parameters = [p for p in reversed(list(model.parameters())) if p.requires_grad]
+        first = parameters[0]
+        total = sum(p.numel() for p in parameters)
+        self.weights = torch.empty(total, dtype=first.dtype, device=first.device)
+        self.gradient = torch.zeros_like(self.weights)
+        self._bucket_of: dict[nn.Parameter, int] = {}
+        self.buckets: list[torch.Tensor] = []
+        self._lay_out(parameters, bucket_bytes)
+
+    def _lay_out(self, parameters: list[nn.Parameter], bucket_bytes: float) -> None:
+        offset = start = 0
+        for parameter in parameters:
+            end = offset + parameter.numel()
+            if offset > start and (end - start) * parameter.element_size() > bucket_bytes:
+                self.buckets.append(self.gradient[start:offset])
+                start = offset
+            self._bucket_of[parameter] = len(self.buckets)
+            self.weights[offset:end] = parameter.detach().reshape(-1)
+            parameter.data = self.weights[offset:end].view_as(parameter)
+            parameter.grad = self.gradient[offset:end].view_as(parameter)
+            offset = end
+        self.buckets.append(self.gradient[start:offset])
+
+    def zero_gradient(self) -> None:
+        """Forget the last step's gradient; the next backward pass adds to zeros."""
+        self.gradient.zero_()
+
+    def when_ready(self, call: Callable[[int], None]) -> None:
+        """Call with a bucket's number as soon as the backward pass has finished it.
+
+        Buckets are announced in order, on every rank the same, also where a
+        gradient comes out of turn.
+        """
+        members = [list(self._bucket_of.values()).count(b) for b in range(len(self.buckets))]
+        missing, announced = list(members), [0]
+
+        def finished(parameter: nn.Parameter) -> None:
+            missing[self._bucket_of[parameter]] -= 1
+            while announced[0] < len(members) and missing[announced[0]] == 0:
+                call(announced[0])
+                announced[0] += 1
+            if announced[0] == len(members):
+                missing[:], announced[0] = members, 0
+
+        for parameter in self._bucket_of:
+            parameter.register_post_accumulate_grad_hook(finished)

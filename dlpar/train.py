@@ -1,0 +1,88 @@
+"""What every rank runs: the training loop of data parallelism, top to bottom.
+
+The loop does not know which scheme, carrier or world it is in.  Each rank
+computes the gradient of its share of the batch, the scheme makes the replicas
+agree, and one line of record is written.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from dlpar import models
+from dlpar.comm import Comm
+from dlpar.data import Dataset, load
+from dlpar.experiment import Experiment
+from dlpar.record import Recorder
+from dlpar.sampling import Sampler
+from dlpar.split.batchnorm import synchronise_batchnorm
+from dlpar.split.data import Replica
+from dlpar.sync import scheme
+
+EVALUATED = 2000
+"""Held-out samples tested during a run; at its end all are."""
+
+
+def train(comm: Comm, experiment: Experiment, record: Recorder) -> torch.nn.Module:
+    """Train one replica on this rank; returns its model, in the same state on every rank."""
+    # 1. The same data, the same model and the same batches on every rank: all follow from the seed.
+    dtype = getattr(torch, experiment.dtype)
+    dataset = load(experiment.data, experiment.seed, dtype, experiment.model.name).to(comm.device)
+    sampler = Sampler(experiment, dataset.train_y, len(dataset.train_x))
+    model = models.build(experiment, dataset).to(comm.device)
+    if experiment.model.norm == "sync_batch":
+        synchronise_batchnorm(model, comm)
+    criterion = models.loss(dataset.task)
+    flops = models.flops_per_sample(model, dataset)
+
+    # 2. This rank's copy of the weights, and how the copies are kept in agreement.
+    replica = Replica(model, experiment.sync.bucket_mb * 1e6)
+    sync = scheme(experiment, comm, replica)
+    done = 0
+
+    for step in sync.steps():
+        # 3. This rank's slice of the global batch.
+        x, y = dataset.batch(sampler.indices(step, comm.rank))
+        share = len(y) / experiment.global_batch
+
+        # 4. Forward, backward: replica.gradient becomes this rank's part of the global gradient.
+        with record.span("forward"):
+            replica.zero_gradient()
+            loss = comm.compute(lambda: criterion(model(x), y), cost=flops * len(y) / 3)
+        with record.span("backward"):
+            comm.compute((loss * share).backward, cost=flops * len(y) * 2 / 3)
+
+        # 5. Agree with the other replicas, then move the weights.
+        with record.span("communicate"):
+            sync.combine()
+        with record.span("update"):
+            sync.update()
+
+        # 6. Write down what happened.
+        record.step(step, loss=loss.item(), samples=len(y), **comm.traffic.take(), **sync.facts())
+        done += 1
+        if comm.rank == 0 and done % experiment.evaluation_interval == 0 and done < experiment.steps:
+            evaluate(model, dataset, done, record, limit=EVALUATED)
+
+    if comm.rank == 0:
+        evaluate(model, dataset, done, record)
+    record.end(done)
+    return model
+
+
+@torch.no_grad()
+def evaluate(
+    model: torch.nn.Module, dataset: Dataset, done: int, record: Recorder, limit: int | None = None
+) -> None:
+    """Test `model` on (the first `limit`) held-out samples and record accuracy and loss."""
+    criterion, score = models.loss(dataset.task), models.score(dataset.task)
+    model.eval()
+    losses, correct, seen = 0.0, 0.0, 0
+    with record.span("evaluate"):
+        for x, y in zip(dataset.test_x[:limit].split(500), dataset.test_y[:limit].split(500)):
+            output = model(x)
+            losses += criterion(output, y).item() * len(y)
+            correct += score(output, y).float().mean().item() * len(y) if score else 0.0
+            seen += len(y)
+    model.train()
+    record.evaluation(done, accuracy=correct / seen if score else None, loss=losses / seen, samples=seen)
