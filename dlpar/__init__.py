@@ -14,10 +14,10 @@ __version__ = "0.1.0"
 _HOME = {
     "Experiment": "dlpar.experiment",
     "BadExperiment": "dlpar.schema",
-    "launch": "dlpar.launcher",
-    "spmd": "dlpar.launcher",
-    "Job": "dlpar.launcher",
-    "JobFailed": "dlpar.launcher",
+    "launch": "dlpar.launcher.job",
+    "Job": "dlpar.launcher.job",
+    "JobFailed": "dlpar.launcher.job",
+    "spmd": "dlpar.launcher.spmd",
     "Run": "dlpar.run",
     "runs": "dlpar.run",
 }
@@ -27,7 +27,8 @@ __all__ = [*_HOME, "lab"]
 if TYPE_CHECKING:
     from dlpar import lab
     from dlpar.experiment import Experiment
-    from dlpar.launcher import Job, JobFailed, launch, spmd
+    from dlpar.launcher.job import Job, JobFailed, launch
+    from dlpar.launcher.spmd import spmd
     from dlpar.run import Run, runs
     from dlpar.schema import BadExperiment
 

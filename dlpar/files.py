@@ -35,7 +35,9 @@ def folder_of(name: str, folder: str | None) -> Path:
     """
     given = folder or os.environ.get("DLPAR_DATA")
     if not given:
-        raise BadData(f"data.folder: not given and $DLPAR_DATA is not set; {name} needs the folder of its files")
+        raise BadData(
+            f"data.folder: got nothing, nor is $DLPAR_DATA set; allowed for {name} is the folder of its files"
+        )
     path = Path(given).expanduser()
     if not path.is_dir():
         field = "data.folder" if folder else "$DLPAR_DATA"
@@ -64,21 +66,23 @@ def mnist(folder: Path) -> list[Images]:
     """
     sets = []
     for part in ("train", "t10k"):
-        images, labels = (
-            _present(folder, f"{part}-{name}") for name in ("images-idx3-ubyte", "labels-idx1-ubyte")
-        )
-        if images is None and labels is None:
-            continue
-        for path, other, name in ((images, labels, "images-idx3-ubyte"), (labels, images, "labels-idx1-ubyte")):
-            if path is None:
-                raise BadData(f"mnist: {part}-{name} (or .gz) is missing in {folder}, where {other.name} lies")
-        pixels, digits = _idx(images, (28, 28)), _idx(labels, ())
-        if len(pixels) != len(digits):
-            raise BadData(f"mnist: {images} holds {len(pixels)} images, but {labels.name} {len(digits)} labels")
-        sets.append((pixels[:, None], _labels(digits, labels)))
+        names = f"{part}-images-idx3-ubyte", f"{part}-labels-idx1-ubyte"
+        images, labels = (_present(folder, name) for name in names)
+        if images and labels:
+            sets.append(_pair(images, labels))
+        elif images or labels:
+            found, missing = (images, names[1]) if images else (labels, names[0])
+            raise BadData(f"mnist: {missing} (or .gz) is missing in {folder}, where {found.name} lies")
     if not sets:
         raise BadData(f"mnist: no train-images-idx3-ubyte or t10k-images-idx3-ubyte (or .gz) in {folder}")
     return sets
+
+
+def _pair(images: Path, labels: Path) -> Images:
+    pixels, numbers = _idx(images, (28, 28)), _idx(labels, ())
+    if len(pixels) != len(numbers):
+        raise BadData(f"mnist: {images} holds {len(pixels)} images, but {labels.name} {len(numbers)} labels")
+    return pixels[:, None], _labels(numbers, labels)
 
 
 def _present(folder: Path, name: str) -> Path | None:
@@ -88,28 +92,29 @@ def _present(folder: Path, name: str) -> Path | None:
 def _labels(numbers: np.ndarray, path: Path) -> np.ndarray:
     if len(numbers) == 0:
         raise BadData(f"{path} is corrupt: it holds no samples")
-    if numbers.min() < 0 or numbers.max() > 9:
-        raise BadData(f"{path} is corrupt: a label is {numbers.max()}, expected are 0 to 9")
+    wrong = numbers[(numbers < 0) | (numbers > 9)]
+    if len(wrong):
+        raise BadData(f"{path} is corrupt: a label is {wrong[0]}, expected are 0 to 9")
     return numbers.astype(np.int64)
 
 
 def _idx(path: Path, sample: tuple[int, ...]) -> np.ndarray:
-    """A file of unsigned bytes: two zeros, type 8, number of dimensions, each as big-endian int32, then data."""
+    """Unsigned bytes: two zeros, type 8, the number of dimensions, each as big-endian int32, then data."""
+    mark = bytes((0, 0, 8, 1 + len(sample)))
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            magic = file.read(4)
-            if magic != bytes((0, 0, 8, 1 + len(sample))):
-                expected = f"{2048 + 1 + len(sample):#010x}"
-                raise BadData(f"{path} is corrupt: it begins with 0x{magic.hex()}, expected is the IDX mark {expected}")
+            found = file.read(4)
+            if found != mark:
+                raise BadData(f"{path} is corrupt: its mark is 0x{found.hex()}, expected is 0x{mark.hex()}")
             size = np.frombuffer(_exactly(file, 4 * (1 + len(sample)), path), dtype=">u4").tolist()
             if tuple(size[1:]) != sample:
                 raise BadData(f"{path} holds samples of size {tuple(size[1:])}, expected is {sample}")
-            data = np.frombuffer(_exactly(file, math.prod(size), path), dtype=np.uint8)
+            content = np.frombuffer(_exactly(file, math.prod(size), path), dtype=np.uint8)
             if file.read(1):
                 raise BadData(f"{path} is corrupt: it goes on after the {size[0]} samples its head announces")
-    except (OSError, EOFError, zlib.error) as error:
-        raise BadData(f"{path} cannot be read: {error}") from None
-    return data.reshape(size)
+    except (OSError, EOFError, zlib.error, MemoryError, OverflowError) as error:
+        raise BadData(f"{path} cannot be read: {error or type(error).__name__}") from None
+    return content.reshape(size).copy()  # bytes cannot be written to, which torch warns of
 
 
 def _exactly(file: IO[bytes], count: int, path: Path) -> bytes:
@@ -161,7 +166,7 @@ def _cifar_batch(path: Path) -> Images:
         raise BadData(f"{path} is truncated or corrupt: {error or type(error).__name__}") from None
     if pixels.dtype != np.uint8 or pixels.shape != (len(numbers), 3072):
         raise BadData(
-            f"{path} is corrupt: {len(numbers)} labels and data of shape {pixels.shape} and type {pixels.dtype}, "
+            f"{path} is corrupt: {len(numbers)} labels with {pixels.dtype} data of shape {pixels.shape}, "
             "expected are rows of 3072 bytes, one a label"
         )
     return pixels.reshape(-1, 3, 32, 32), _labels(numbers, path)

@@ -12,11 +12,11 @@ import stat
 import tempfile
 from pathlib import Path
 
-import platformdirs
-
 
 def runs_folder() -> Path:
     """Folder of all run folders: ``$DLPAR_HOME/runs``, or the platform's user data folder."""
+    import platformdirs  # here, because processes that guard a job have the standard library only
+
     home = os.environ.get("DLPAR_HOME") or platformdirs.user_data_dir("dlpar")
     return Path(home) / "runs"
 

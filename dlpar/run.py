@@ -210,7 +210,7 @@ def runs() -> list[Run]:
 
 def _find(which: str | os.PathLike) -> Path:
     path = Path(which)
-    if (path / "experiment.json").exists():
+    if any((path / name).exists() for name in ("experiment.json", "call.pkl")):
         return path.resolve()
     name = os.fspath(which)
     kept = [p for p in runs_folder().glob("*") if (p / "experiment.json").exists()]

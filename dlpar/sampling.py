@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from functools import lru_cache
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -68,7 +69,10 @@ class Sampler:
         # An iid worker needs no sample of its own: a batch may be bigger than the data set.
         needed = 1 if e.shards == "iid" else workers
         if size < needed:
-            raise BadExperiment(f"workers: got {workers}, allowed with {size} training samples is at most {size}")
+            raise BadExperiment(
+                f"workers: got {workers}, allowed with shards {e.shards} of {size} training samples "
+                f"is at most {size}"
+            )
         if e.shards == "by_label" and (labels is None or labels.shape != (size,)):
             raise BadExperiment("shards: got 'by_label', allowed without one label a sample is iid or uneven")
         self.shards = e.shards
@@ -76,6 +80,7 @@ class Sampler:
             self._counts = proportional(e.global_batch, workers)
         else:
             self._counts = [e.local_batch(worker) for worker in range(workers)]
+        self._starts = [0, *accumulate(self._counts)]
         if e.shards == "iid":
             self._streams = [_Stream(np.arange(size), e.seed, "epoch")]
         else:
@@ -103,7 +108,7 @@ class Sampler:
         """
         count = self._counts[worker]
         if self.shards == "iid":
-            start = step * sum(self._counts) + sum(self._counts[:worker])
+            start = step * self._starts[-1] + self._starts[worker]
             return torch.from_numpy(self._streams[0].take(start, count))
         return torch.from_numpy(self._streams[worker].take(step * count, count))
 

@@ -1,0 +1,31 @@
+"""What a notebook shows: panels, figures, predictions, checks and source, each loaded when first used."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+_HOME = {
+    "Panel": "dlpar.lab.panel",
+    "LivePlot": "dlpar.lab.live_plot",
+    "predict": "dlpar.lab.predict",
+    "check": "dlpar.lab.check",
+    "show": "dlpar.lab.source",
+}
+_MODULES = ("figures",)
+
+__all__ = [*_HOME, *_MODULES]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return import_module(f"dlpar.lab.{name}")
+    if name not in _HOME:
+        raise AttributeError(f"module 'dlpar.lab' has no attribute {name!r}")
+    value = getattr(import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

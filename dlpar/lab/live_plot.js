@@ -1,0 +1,249 @@
+// A figure that grows: points arrive as binary messages, are kept here and drawn once a frame.
+
+const SILENCE = 6000; // ms without a word about a run that goes on, after which we say so
+const GONE = "The kernel was restarted: its job has ended. Run the cell again.";
+const SILENT = "No word from the kernel: it may have been restarted or be out of reach. If so, run the cell again.";
+
+/** What the page knows of one figure, whether or not it is on the screen. */
+class Figure {
+  constructor(model) {
+    this.model = model;
+    this.views = new Set();
+    this.traces = new Map();
+    this.sequence = -1;
+    this.heard = Date.now();
+    this.live = false;
+    this.gone = "";
+    model.on("msg:custom", (message, buffers) => this.receive(message, buffers));
+    model.on("comm_live_update", () => setTimeout(() => this.checkComm(), 0));
+    model.on("change:x", () => this.draw());
+    this.kernel = model.widget_manager?.kernel;
+    this.onStatus = (_, status) => {
+      if (["restarting", "autorestarting", "dead"].includes(status)) this.lost(GONE);
+    };
+    this.kernel?.statusChanged?.connect(this.onStatus);
+    this.timer = setInterval(() => {
+      if (this.live && Date.now() - this.heard > SILENCE) this.lost(SILENT);
+    }, 1000);
+    plotlyOnce(model).then(() => this.draw());
+    this.askFigure();
+  }
+
+  dispose() {
+    clearInterval(this.timer);
+    this.kernel?.statusChanged?.disconnect(this.onStatus);
+  }
+
+  askFigure() {
+    this.sequence = -1; // until the snapshot comes, points are of no use
+    this.model.send({ ask: "figure" });
+  }
+
+  checkComm() {
+    const shown = [...this.views][0];
+    if (shown?.root.closest(".jupyter-widgets-disconnected")) this.lost(GONE);
+  }
+
+  lost(why) {
+    if (this.gone === GONE) return;
+    this.gone = why;
+    if (why === GONE) this.live = false;
+    for (const view of this.views) view.banner();
+  }
+
+  receive(message, buffers) {
+    this.heard = Date.now();
+    if (this.gone === SILENT) this.lost("");
+    if (message.is === "plotly") return void plotlyArrived(buffers[0]);
+    if (message.is === "figure") this.takeFigure(message, buffers);
+    else if (this.sequence >= 0 && message.sequence === this.sequence + 1) this.takePoints(message, buffers);
+    else if (this.sequence >= 0 && message.sequence > this.sequence) return this.askFigure();
+    else return;
+    this.sequence = message.sequence;
+    this.live = message.live ?? this.live;
+    this.draw();
+  }
+
+  takeFigure(message, buffers) {
+    const { layout, x_axes, height, logarithmic, says } = message;
+    Object.assign(this, { layout, x_axes, height, logarithmic, says });
+    this.traces = new Map(message.traces.map((t, i) => [t.key, { ...t, data: columns(buffers[i], t.columns.length) }]));
+    for (const view of this.views) view.rebuild();
+  }
+
+  takePoints(message, buffers) {
+    this.says = message.says ?? this.says;
+    for (const [axis, range] of Object.entries(message.ranges ?? {}))
+      (this.x_axes[axis] ?? this.layout[axis]).range = range;
+    message.traces.forEach((news, i) => {
+      const trace = this.traces.get(news.key);
+      const fresh = columns(buffers[i], trace.columns.length);
+      trace.data = news.whole ? fresh : trace.data.map((old, c) => joined(old, fresh[c]));
+      trace.points = trace.data[0].length;
+    });
+  }
+
+  draw() {
+    for (const view of this.views) view.schedule();
+  }
+
+  /** plotly's data and layout for the horizontal axis that was chosen. */
+  plotlyArguments(logarithmic) {
+    const x = this.model.get("x");
+    const data = [...this.traces.values()].map((trace) => {
+      const attributes = { ...trace.style };
+      for (const [attribute, column] of Object.entries(trace.at))
+        attributes[attribute] = trace.data[trace.columns.indexOf(column === "*" ? x : column)];
+      return attributes;
+    });
+    const layout = { ...this.layout, uirevision: x + logarithmic, autosize: true };
+    if (this.x_axes[x]) layout.xaxis = { ...layout.xaxis, ...this.x_axes[x] };
+    if (logarithmic) layout.yaxis = { ...layout.yaxis, type: "log", range: this.decades(data, layout.yaxis.range[1]) };
+    return [data, structuredClone(layout)]; // plotly writes into the layout it is given
+  }
+
+  decades(data, top) {
+    let least = top;
+    for (const trace of data) if (!trace.yaxis) for (const y of trace.y) if (y > 0 && y < least) least = y;
+    return [Math.floor(Math.log10(least)), Math.ceil(Math.log10(top))];
+  }
+}
+
+function columns(view, count) {
+  const all = new Float64Array(view.buffer.slice(view.byteOffset, view.byteOffset + view.byteLength));
+  const points = all.length / count;
+  return Array.from({ length: count }, (_, c) => all.subarray(c * points, (c + 1) * points));
+}
+
+function joined(old, fresh) {
+  const both = new Float64Array(old.length + fresh.length);
+  both.set(old);
+  both.set(fresh, old.length);
+  return both;
+}
+
+/** One place on the page where a figure is drawn. */
+class View {
+  constructor(figure, el) {
+    this.figure = figure;
+    this.root = el;
+    el.classList.add("dlpar-live");
+    el.innerHTML = `
+      <div class="dlpar-gone" role="alert" hidden></div>
+      <div class="dlpar-tools"></div>
+      <div class="dlpar-plot"><div class="dlpar-loading">Loading the figure …</div></div>
+      <p class="dlpar-says"></p>
+      <details class="dlpar-data"><summary>Data as table</summary><div></div></details>`;
+    [this.gone, this.tools, this.plot, this.says, this.data] = el.children;
+    this.data.addEventListener("toggle", () => this.fillTable());
+    this.resized = new ResizeObserver(() => this.resize());
+    this.resized.observe(el);
+    figure.views.add(this);
+    this.banner();
+    if (figure.layout) this.rebuild();
+  }
+
+  dispose() {
+    this.resized.disconnect();
+    page.plotly?.purge(this.plot);
+    this.figure.views.delete(this);
+  }
+
+  banner() {
+    this.gone.textContent = this.figure.gone;
+    this.gone.hidden = !this.figure.gone;
+    this.root.closest(".dlpar-panel")?.classList.toggle("dlpar-ended", this.figure.gone === GONE);
+  }
+
+  rebuild() {
+    this.plot.style.height = `${this.figure.height}px`;
+    const signature = JSON.stringify([Object.keys(this.figure.x_axes), this.figure.logarithmic]);
+    if (signature !== this.signature) this.buildTools();
+    this.signature = signature;
+    this.schedule();
+  }
+
+  buildTools() {
+    const choices = Object.keys(this.figure.x_axes);
+    this.tools.replaceChildren();
+    if (choices.length > 1) this.tools.append(this.axisChoice(choices));
+    if (this.figure.logarithmic) this.tools.append(this.toggle("logarithmic", () => this.schedule()));
+    this.tools.append(this.toggle("freeze", () => this.schedule()));
+  }
+
+  axisChoice(choices) {
+    const label = document.createElement("label");
+    const select = document.createElement("select");
+    for (const name of choices) select.add(new Option(name, name, false, name === this.figure.model.get("x")));
+    select.addEventListener("change", () => {
+      this.figure.model.set("x", select.value);
+      this.figure.model.save_changes();
+    });
+    label.append("over ", select);
+    return label;
+  }
+
+  toggle(name, changed) {
+    const label = document.createElement("label");
+    const box = document.createElement("input");
+    box.type = "checkbox";
+    box.addEventListener("change", () => {
+      this[name] = box.checked;
+      changed();
+    });
+    label.append(box, " ", name);
+    return label;
+  }
+
+  schedule() {
+    if (this.waiting) return;
+    this.waiting = true;
+    requestAnimationFrame(async () => {
+      await this.drawNow().catch((error) => console.error("dlpar figure", error));
+      this.waiting = false;
+      if (this.again) this.schedule();
+      this.again = false;
+    });
+  }
+
+  async drawNow() {
+    const { plotly } = page;
+    if (!plotly || !this.figure.layout || this.freeze || !this.plot.clientWidth) return;
+    const newest = this.figure.sequence;
+    if (!this.drawn) this.plot.replaceChildren();
+    const [data, layout] = this.figure.plotlyArguments(this.logarithmic ?? false);
+    await plotly.react(this.plot, data, layout, { displaylogo: false, modeBarButtonsToRemove: ["select2d", "lasso2d"] });
+    this.drawn = true;
+    this.says.textContent = this.figure.says;
+    if (this.data.open && Date.now() - (this.filled ?? 0) > 1000) this.fillTable();
+    if (this.figure.sequence !== newest) this.again = true;
+    this.root.dispatchEvent(new CustomEvent("dlpar:drawn", { bubbles: true, detail: { at: Date.now(), figure: this.figure } }));
+  }
+
+  fillTable() {
+    this.filled = Date.now();
+    if (this.data.open) fillTable(this.data.lastElementChild, [...this.figure.traces.values()]);
+  }
+
+  resize() {
+    const width = this.plot.clientWidth;
+    if (!width || width === this.width) return;
+    this.width = width;
+    if (this.drawn) page.plotly.Plots.resize(this.plot);
+    this.schedule();
+  }
+}
+
+export default () => {
+  let figure;
+  return {
+    initialize({ model }) {
+      figure = new Figure(model);
+      return () => figure.dispose();
+    },
+    render({ el }) {
+      const view = new View(figure, el);
+      return () => view.dispose();
+    },
+  };
+};

@@ -1,0 +1,196 @@
+"""A figure that grows while a run goes on, drawn by plotly.js in the page.
+
+Points travel as binary messages and never as widget state; the page asks for a
+snapshot whenever it is (re)loaded.  plotly.js is the copy inside the installed
+plotly package, sent once a page: nothing is fetched from anywhere.
+"""
+
+from __future__ import annotations
+
+import gzip
+from functools import lru_cache
+from pathlib import Path
+from threading import Lock
+from typing import Any, Sequence
+
+import anywidget
+import numpy as np
+import traitlets
+from ipywidgets import Widget
+
+from dlpar.lab.series import Series
+
+HERE = Path(__file__).parent
+
+
+@lru_cache(maxsize=1)
+def compressed_plotly() -> bytes:
+    """plotly.js of the installed plotly package, gzip-compressed (1.5 MB)."""
+    import plotly
+
+    source = Path(plotly.__file__).parent / "package_data" / "plotly.min.js"
+    return gzip.compress(source.read_bytes(), 6)
+
+
+def answer_while_busy(widget: Widget) -> None:
+    """Let `widget` hear the page even while a cell runs, where the kernel has subshells.
+
+    JupyterLab sends widget messages to a subshell, a second thread; ipykernel
+    7.4 sends them back to the main thread, which a running cell occupies, for
+    any widget made there.  Without this, neither Stop nor the first drawing
+    would work during ``job.wait()``.
+    """
+    if widget.comm is not None:
+        widget.comm._reply_subshell_for = None
+
+
+class LivePlot(anywidget.AnyWidget):
+    """A plotly figure whose curves are appended to from any thread.
+
+    Parameters
+    ----------
+    layout : mapping
+        plotly layout, with fixed axis ranges.
+    x_axes : mapping of str to mapping
+        Choices of the horizontal axis: name of a column -> plotly axis; the
+        reader of the figure switches between them.  Empty: ``layout`` has the
+        one x-axis there is.
+    height : int
+        Pixels.
+    logarithmic : bool
+        Offer a logarithmic first vertical axis.
+
+    Notes
+    -----
+    Nothing is sent before :meth:`flush`; a reader thread calls that at most ten
+    times a second.
+    """
+
+    _esm = "\n".join((HERE / name).read_text() for name in ("plotly_once.js", "live_table.js", "live_plot.js"))
+    _css = (HERE / "lab.css").read_text()
+    x = traitlets.Unicode("", help="Column the horizontal axis shows.").tag(sync=True)
+
+    def __init__(
+        self, layout: dict[str, Any], x_axes: dict[str, dict] | None = None, height: int = 430, logarithmic: bool = False
+    ) -> None:
+        self._figure = {"layout": layout, "x_axes": x_axes or {}, "height": height, "logarithmic": logarithmic}
+        self._traces: dict[str, tuple[dict[str, Any], Series]] = {}
+        self._guard = Lock()
+        self._sequence, self._stale, self._live = 0, False, False
+        self._says, self._news = "", {}
+        super().__init__(x=next(iter(self._figure["x_axes"]), ""))
+        answer_while_busy(self)
+        self.on_msg(self._asked)
+
+    @property
+    def says(self) -> str:
+        """The sentence under the figure."""
+        return self._says
+
+    def series(self, key: str) -> Series:
+        """The points of one trace."""
+        return self._traces[key][1]
+
+    def add_trace(
+        self, key: str, style: dict[str, Any], columns: Sequence[str], at: dict[str, str], limit: int = 2000
+    ) -> Series:
+        """Add a curve.
+
+        Parameters
+        ----------
+        key : str
+            Names the trace in later calls; an older one of that name goes.
+        style : mapping
+            plotly trace attributes, such as ``name`` and ``line``.
+        columns : sequence of str
+            What a row holds, with units, as the data table heads it.
+        at : mapping
+            plotly attribute -> column, e.g. ``{"x": "*", "y": "loss"}``; ``"*"``
+            is the horizontal axis the reader chose.
+        limit : int
+            Most points kept, here and in the page.
+        """
+        with self._guard:
+            series = Series(len(columns), limit)
+            self._traces[key] = ({"key": key, "style": style, "columns": list(columns), "at": at}, series)
+            self._stale = True
+        return series
+
+    def restyle(self, key: str, **style: Any) -> None:
+        """Change plotly attributes of a trace."""
+        with self._guard:
+            self._traces[key][0]["style"].update(style)
+            self._stale = True
+
+    def remove(self, key: str) -> None:
+        """Take a trace away; nothing happens if there is none of that name."""
+        with self._guard:
+            self._stale = self._traces.pop(key, None) is not None or self._stale
+
+    def style(self, key: str) -> dict[str, Any]:
+        """plotly attributes of a trace."""
+        return self._traces[key][0]["style"]
+
+    def refigure(self, layout: dict[str, Any], x_axes: dict[str, dict] | None = None) -> None:
+        """Replace the layout and the choices of the horizontal axis; traces stay."""
+        with self._guard:
+            self._figure.update(layout=layout, x_axes=x_axes or {})
+            self._stale = True
+
+    def set_range(self, axis: str, low: float, high: float) -> None:
+        """Fix an axis (``yaxis``, ``yaxis2``, ``xaxis`` or a name in ``x_axes``) to `low` … `high`."""
+        with self._guard:
+            where = self._figure["x_axes"] if axis in self._figure["x_axes"] else self._figure["layout"]
+            if where[axis].get("range") != [low, high]:
+                where[axis] = {**where[axis], "range": [low, high]}
+                self._news.setdefault("ranges", {})[axis] = [low, high]
+
+    def say(self, sentence: str) -> None:
+        """Put `sentence` under the figure: what it shows, in words."""
+        with self._guard:
+            if sentence != self._says:
+                self._says = self._news["says"] = sentence
+
+    def set_live(self, live: bool) -> None:
+        """Say whether a run goes on; the page then expects to :meth:`flush` word every second."""
+        with self._guard:
+            self._live = self._news["live"] = live
+
+    def flush(self, alive: bool = False) -> bool:
+        """Send what is new as one message; with `alive`, a sign of life if nothing is. Returns whether it sent."""
+        with self._guard:
+            if self._stale:
+                self._send_snapshot()
+                return True
+            new = [(spec["key"], *series.take_new()) for spec, series in self._traces.values()]
+            new = [(key, whole, rows) for key, whole, rows in new if whole or len(rows)]
+            if not (new or self._news or alive):
+                return False
+            self._sequence += 1
+            traces = [{"key": key, "whole": whole, "points": len(rows)} for key, whole, rows in new]
+            news, self._news = self._news, {}
+            self.send({"is": "points", "sequence": self._sequence, "traces": traces, **news}, [_packed(rows) for *_, rows in new])
+            return True
+
+    def _send_snapshot(self) -> None:
+        self._stale, self._news = False, {}
+        self._sequence += 1
+        for _, series in self._traces.values():
+            series.take_new()
+        traces = [{**spec, "points": len(series)} for spec, series in self._traces.values()]
+        self.send(
+            {"is": "figure", "sequence": self._sequence, "traces": traces, "says": self._says, "live": self._live, **self._figure},
+            [_packed(series.rows) for _, series in self._traces.values()],
+        )
+
+    def _asked(self, _widget: Any, message: dict[str, Any], _buffers: Any) -> None:
+        if message.get("ask") == "figure":
+            with self._guard:
+                self._send_snapshot()
+        elif message.get("ask") == "plotly":
+            self.send({"is": "plotly"}, [compressed_plotly()])
+
+
+def _packed(rows: np.ndarray) -> bytes:
+    """Column by column, little-endian float64: what the page reads as one Float64Array a column."""
+    return np.ascontiguousarray(rows.T, dtype="<f8").tobytes()

@@ -1,0 +1,34 @@
+// plotly.js, once a page: whichever figure's kernel answers first brings it for all of them.
+// It arrives compressed in a binary message from the kernel; the page fetches nothing.
+
+const page = (globalThis.__dlpar ??= { plotly: null, asked: 0, waiting: [] });
+
+function plotlyOnce(model) {
+  if (page.plotly) return Promise.resolve(page.plotly);
+  const promise = new Promise((resolve) => page.waiting.push(resolve));
+  const ask = () => {
+    if (page.plotly) return;
+    if (Date.now() - page.asked > 4000) {
+      page.asked = Date.now();
+      model.send({ ask: "plotly" });
+    }
+    setTimeout(ask, 1000); // the kernel asked may be busy or gone: then another figure's is asked
+  };
+  ask();
+  return promise;
+}
+
+async function plotlyArrived(compressed) {
+  if (page.plotly || page.loading) return;
+  page.loading = true;
+  const stream = new Blob([compressed]).stream().pipeThrough(new DecompressionStream("gzip"));
+  const source = await new Response(stream).text();
+  const before = globalThis.Plotly;
+  const url = URL.createObjectURL(new Blob([source], { type: "text/javascript" }));
+  await import(url);
+  URL.revokeObjectURL(url);
+  page.plotly = globalThis.Plotly;
+  if (before) globalThis.Plotly = before; // somebody else's plotly.js stays what they loaded
+  else delete globalThis.Plotly;
+  for (const resolve of page.waiting.splice(0)) resolve(page.plotly);
+}

@@ -1,0 +1,90 @@
+"""The sentence under each figure, made from the numbers the figure shows."""
+
+from __future__ import annotations
+
+import math
+from typing import Iterable, Mapping
+
+from dlpar.experiment import Experiment
+
+
+def quantity(value: float) -> str:
+    """A number in three significant digits: 12,300, 0.0312, 4.5."""
+    if not math.isfinite(value):
+        return "not a number" if math.isnan(value) else "infinite"
+    if abs(value) >= 1000:
+        digits = 3 - len(str(int(abs(value))))
+        return f"{round(value, min(digits, 0)):,.0f}"
+    return f"{value:.3g}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds as a reader says them: 0.4 s, 12 s, 3 min 20 s, 2 h 5 min."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    if seconds < 3600:
+        return f"{int(seconds // 60)} min {int(seconds % 60)} s"
+    return f"{int(seconds // 3600)} h {int(seconds % 3600 // 60)} min"
+
+
+def convergence(
+    experiment: Experiment, done: int, first: float, last: float, accuracy: float | None, stride: int = 1
+) -> str:
+    """What the loss did in `done` steps; `stride`: one step in how many is drawn."""
+    if not math.isfinite(last):
+        return f"After {done:,} of {experiment.steps:,} steps the loss is {quantity(last)}: the run diverged; a smaller lr may help."
+    moved = "fell" if last < first else "rose" if last > first else "stayed"
+    text = f"In {done:,} of {experiment.steps:,} steps the training loss {moved} from {quantity(first)} to {quantity(last)}"
+    if accuracy is not None:
+        text += f"; {accuracy:.1%} of the held-out samples are classified correctly"
+    return text + "." + (f" One step in {stride:,} is drawn." if stride > 1 else "")
+
+
+def throughput(total: float, by_rank: Mapping[int, float], experiment: Experiment) -> str:
+    """How many samples a second, lately."""
+    workers = experiment.workers
+    if workers == 1:
+        return f"One worker trains on {quantity(total)} samples a second."
+    slowest = min(by_rank, key=by_rank.__getitem__, default=None)
+    text = f"{workers} workers together train on {quantity(total)} samples a second"
+    if slowest is not None:
+        text += f", {quantity(total / workers)} each on average; rank {slowest} has the lowest rate, {quantity(by_rank[slowest])}"
+    return text + "."
+
+
+WHY_NEVER_STALE = {
+    "ring": "in a ring all-reduce every worker waits for the gradients of all others before it updates",
+}
+
+
+def staleness(largest: int, mean: float, experiment: Experiment) -> str:
+    """How old the weights were on which gradients were computed."""
+    if largest:
+        return f"A gradient met weights that were {quantity(mean)} updates newer on average, {largest} at most."
+    scheme = experiment.sync.scheme
+    why = WHY_NEVER_STALE.get(scheme, f"with {scheme}, as set here, nobody updates before all have read")
+    if experiment.workers == 1:
+        why = "a single worker has nobody to wait for or to overtake it"
+    return f"Staleness is 0: every gradient was computed on the newest weights, for {why}."
+
+
+def timeline(steps: int, step_ms: float, shares: Mapping[str, float]) -> str:
+    """Where the time of the last steps went; `shares` of a step by kind of work, mean over ranks."""
+    verbs = {"compute": "computing", "communicate": "communicating", "wait": "waiting", "evaluate": "evaluating"}
+    parts = [f"{share:.0%} {verbs.get(kind, kind)}" for kind, share in shares.items() if share >= 0.005]
+    how = "In the last step a rank" if steps == 1 else f"Over the last {steps} steps a rank"
+    return f"{how} took {quantity(step_ms)} ms a step: {listed(parts) or 'nothing recorded'} (mean over ranks)."
+
+
+def speedup(measured: Mapping[int, float]) -> str:
+    """How much faster more workers were; `measured`: workers -> speed-up over the fewest workers."""
+    most = max(measured)
+    return f"{most} workers are {measured[most]:.2f} times as fast as {min(measured)} ({measured[most] * min(measured) / most:.0%} of ideal)."
+
+
+def listed(parts: Iterable[str]) -> str:
+    """``a, b and c``."""
+    parts = list(parts)
+    return parts[0] if len(parts) == 1 else ", ".join(parts[:-1]) + " and " + parts[-1] if parts else ""

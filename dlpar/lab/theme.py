@@ -1,0 +1,114 @@
+"""How everything looks: one colour per scheme, a second sign besides colour, axes in the same words.
+
+Colours are those of Okabe and Ito (jfly.uni-koeln.de/color, 2008), the light ones
+darkened until each stands out at 3:1 or more on a white and on a dark page alike
+(WCAG 2.1, 1.4.11), so that a curve keeps its colour when the theme changes.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+SCHEMES = {"ring": "#0072B2", "ps": "#D55E00", "mapreduce": "#009E73", "gossip": "#C56C9E", "hogwild": "#BF8300"}
+"""Colour of each way replicas agree, the same in every figure of every lab."""
+
+RANKS = ("#7e83d3", "#975a9b", "#c96b7b", "#a95f23", "#9d8d26", "#418646", "#00a39c", "#007eb0")
+"""Colours of ranks: even steps around the hue circle, lightness alternating."""
+
+DASHES = ("solid", "2px,3px", "10px,3px,2px,3px", "16px,4px", "12px,3px,2px,3px,2px,3px")
+"""Dashes of ranks; plotly's plain "dash" is left out, it means predicted."""
+
+MARKERS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "star", "triangle-down", "pentagon")
+
+PREDICTED = {"dash": "dash"}
+"""Line of what was predicted; what was measured is solid."""
+
+FAINT = 0.45
+"""Opacity of earlier runs."""
+
+
+class Phase(NamedTuple):
+    """How a phase of a step is drawn."""
+
+    group: str
+    colour: str
+    pattern: str
+
+
+PHASES = {
+    "forward": Phase("compute", "#3A97CC", ""),
+    "backward": Phase("compute", "#3A97CC", "\\"),
+    "update": Phase("compute", "#3A97CC", "x"),
+    "communicate": Phase("communicate", "#948C00", "/"),
+    "wait": Phase("wait", "#7f7f7f", "."),
+    "evaluate": Phase("evaluate", "#8c6bb1", "+"),
+}
+"""Phases a rank writes as spans; colour tells the kind of work, the pattern tells phases of one kind apart."""
+
+OTHER = Phase("other", "#7f7f7f", "-")
+
+TITLES = {"step": "global step", "samples": "samples, all workers together", "seconds": "time since all ranks were ready (s)"}
+"""Titles of the horizontal axes a curve can be drawn over."""
+
+
+def scheme_colour(scheme: str) -> str:
+    """Colour of a scheme; grey for one the table does not know, such as a student's own."""
+    return SCHEMES.get(scheme, "#7f7f7f")
+
+
+def rank_line(rank: int) -> dict[str, Any]:
+    """Line and marker that tell `rank` apart with and without colour, as plotly trace attributes."""
+    colour = RANKS[rank % len(RANKS)]
+    return {
+        "mode": "lines+markers",
+        "line": {"color": colour, "width": 1.5, "dash": DASHES[rank % len(DASHES)]},
+        "marker": {"color": colour, "size": 7, "symbol": MARKERS[rank % len(MARKERS)], "maxdisplayed": 8},
+    }
+
+
+def run_line(colour: str, age: int = 0) -> dict[str, Any]:
+    """Line of a run: solid and full for the newest (`age` 0), faint with its own dash and marker for earlier ones."""
+    style = {"mode": "lines", "line": {"color": colour, "width": 2.5}, "opacity": 1.0}
+    if age:
+        marker = {"color": colour, "size": 8, "symbol": MARKERS[age % len(MARKERS)], "maxdisplayed": 6}
+        style = {"mode": "lines+markers", "line": {"color": colour, "width": 1.5, "dash": DASHES[age % len(DASHES)]},
+                 "marker": marker, "opacity": FAINT}  # fmt: skip
+    return style
+
+
+def phase_bar(name: str) -> dict[str, Any]:
+    """Bar of a phase, as plotly trace attributes."""
+    phase = PHASES.get(name, OTHER)
+    pattern = {"shape": phase.pattern, "size": 6, "solidity": 0.35, "fgcolor": "#ffffff"} if phase.pattern else {}
+    named = name if name == phase.group else f"{phase.group}: {name}"
+    return {"type": "bar", "orientation": "h", "name": named, "marker": {"color": phase.colour, "pattern": pattern}}
+
+
+def axis(title: str, limits: tuple[float, float] | None = None, **more: Any) -> dict[str, Any]:
+    """An axis with its label and unit; `limits` fix it, so that it does not jump while a run goes on."""
+    fixed = {"range": list(limits)} if limits else {}
+    return {"title": {"text": title}, "showgrid": True, "gridcolor": "rgba(128,128,128,0.25)", "zeroline": False,
+            "linecolor": "rgba(128,128,128,0.7)", "showline": True, "ticks": "outside", "automargin": False, **fixed, **more}  # fmt: skip
+
+
+def layout(title: str = "", **more: Any) -> dict[str, Any]:
+    """What all figures share; text and grid take the page's own colours through ``lab.css``."""
+    return {
+        "title": {"text": title, "x": 0, "xanchor": "left", "font": {"size": 16}} if title else {"text": ""},
+        "font": {"size": 14, "color": "#222222"},
+        "paper_bgcolor": "rgba(0,0,0,0)",
+        "plot_bgcolor": "rgba(0,0,0,0)",
+        "margin": {"l": 78, "r": 16, "t": 44 if title else 34, "b": 56},
+        "legend": {"orientation": "h", "x": 0, "y": 1.01, "xanchor": "left", "yanchor": "bottom", "font": {"size": 13}},
+        "hovermode": "closest",
+        "hoverlabel": {"bgcolor": "#ffffff", "font": {"color": "#111111"}},
+        **more,
+    }
+
+
+def nice_above(value: float, least: float = 1.0) -> float:
+    """The first of `least`, 2 × `least`, 4 × `least` … that is not below `value`: axes grow by doubling."""
+    top = least
+    while top < value < float("inf"):
+        top *= 2
+    return top

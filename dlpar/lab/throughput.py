@@ -1,0 +1,116 @@
+"""The live figure of samples a second, of all workers together and of each rank."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from dlpar.experiment import Experiment
+from dlpar.lab import says, theme
+from dlpar.lab.global_steps import GlobalStep
+from dlpar.lab.live_plot import LivePlot
+from dlpar.lab.series import Series
+
+WINDOW = 0.25
+"""Seconds over which a rate is first taken; doubled as a run gets longer."""
+
+
+class Rate:
+    """Samples a second over windows that double when there are too many of them.
+
+    Neighbouring windows are merged, weighted by their length: every sample stays counted.
+    """
+
+    def __init__(self, series: Series) -> None:
+        self.series, self.window = series, WINDOW
+        self.start: float | None = None
+        self._since: float | None = None
+        self._samples = 0
+
+    def add(self, seconds: float, samples: int, began: float) -> None:
+        """Take `samples` that were finished at `seconds`; `began`: when this step began, used for the first."""
+        if self._since is None:
+            self.start = self._since = began
+        self._samples += samples
+        if seconds - self._since >= self.window:
+            self.close(seconds)
+
+    def close(self, seconds: float) -> None:
+        """End the present window."""
+        if not self._samples or seconds <= self._since:
+            return
+        if len(self.series) >= self.series.limit - 1:
+            self._merge()
+        self.series.add((seconds, self._samples / (seconds - self._since)))
+        self._since, self._samples = seconds, 0
+
+    def _merge(self) -> None:
+        ends, rates = self.series.rows.T
+        lengths = np.diff(ends, prepend=self.start)
+        odd = len(ends) % 2
+        samples = (rates * lengths)[odd:].reshape(-1, 2).sum(1)
+        merged = np.stack([ends[odd:][1::2], samples / lengths[odd:].reshape(-1, 2).sum(1)], axis=1)
+        self.series.replace(np.concatenate([self.series.rows[:odd], merged]))
+        self.window *= 2
+
+
+class Throughput:
+    """Rates over time; y grows by doubling."""
+
+    def __init__(self, experiment: Experiment) -> None:
+        self.plot = LivePlot(self._layout(1.0, 1000.0))
+
+    def begin(self, experiment: Experiment) -> None:
+        """Start anew for a run."""
+        for key in ("all", *(f"rank {r}" for r in range(getattr(self, "ranks", 0)))):
+            self.plot.remove(key)
+        self.experiment, self.ranks = experiment, experiment.workers
+        self._end, self._top = 1.0, 1000.0
+        self.plot.refigure(self._layout(self._end, self._top))
+        colour = theme.scheme_colour(experiment.sync.scheme)
+        self.total = self._rate("all", {**theme.run_line(colour), "name": "all workers"})
+        self.total_began: float | None = None
+        alone = experiment.workers == 1
+        self.by_rank = {} if alone else {
+            r: self._rate(f"rank {r}", {**theme.rank_line(r), "name": f"rank {r}"}) for r in range(experiment.workers)
+        }  # fmt: skip
+
+    def rank_step(self, rank: int, record: dict[str, Any]) -> None:
+        """Take one worker's step."""
+        seconds = record["t"]
+        began = seconds - record["compute"] - record["comm"] - record["wait"]
+        if self.total_began is None or began < self.total_began:
+            self.total_began = began
+        rate = self.by_rank.get(rank)
+        if rate:
+            rate.add(seconds, record["samples"], began)
+
+    def step(self, done: GlobalStep, samples: int) -> None:
+        """Take a global step that finished with `samples` in it."""
+        self.total.add(done.seconds, samples, self.total_began)
+
+    def settle(self, last: GlobalStep | None, ended: bool) -> None:
+        """Bring axes and sentence up to date."""
+        if last is None:
+            return
+        if ended:
+            for rate in (self.total, *self.by_rank.values()):
+                rate.close(last.seconds)
+        if not len(self.total.series):
+            return
+        newest = self.total.series.rows[-1, 1]
+        self._end = theme.nice_above(last.seconds, self._end)
+        self._top = theme.nice_above(newest, self._top)
+        self.plot.set_range("xaxis", 0, self._end)
+        self.plot.set_range("yaxis", 0, self._top)
+        rates = {rank: rate.series.rows[-1, 1] for rank, rate in self.by_rank.items() if len(rate.series)}
+        self.plot.say(says.throughput(newest, rates, self.experiment))
+
+    def _rate(self, key: str, style: dict[str, Any]) -> Rate:
+        columns = ("seconds", "samples/s")
+        return Rate(self.plot.add_trace(key, style, columns, {"x": "seconds", "y": "samples/s"}, limit=300))
+
+    def _layout(self, end: float, top: float) -> dict[str, Any]:
+        xaxis = theme.axis(theme.TITLES["seconds"], (0, end))
+        return theme.layout(xaxis=xaxis, yaxis=theme.axis("throughput (samples/s)", (0, top)))

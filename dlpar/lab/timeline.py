@@ -1,0 +1,109 @@
+"""The live figure of what every rank did in the last few steps: a Gantt chart."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict, deque
+from typing import Any, Iterable
+
+import numpy as np
+
+from dlpar.experiment import Experiment
+from dlpar.lab import says, theme
+from dlpar.lab.live_plot import LivePlot
+
+STEPS = 8
+"""Steps shown."""
+
+COLUMNS = ("rank", "start (ms)", "duration (ms)", "step")
+AT = {"y": "rank", "base": "start (ms)", "x": "duration (ms)", "customdata": "step"}
+HOVER = "%{fullData.name}, step %{customdata}<br>rank %{y}: %{x:.3f} ms from %{base:.3f} ms<extra></extra>"
+Spans = list[tuple[int, int, str, float, float]]
+"""Rows ``(rank, step, name, start, end)``, seconds."""
+
+
+def layout(workers: int, width: float, two_lanes: bool) -> dict[str, Any]:
+    """A row per rank, rank 0 on top; `width` in ms."""
+    ranks = list(range(workers))
+    yaxis = theme.axis("", (workers - 0.5, -0.5), tickvals=ranks, ticktext=[f"rank {r}" for r in ranks], showgrid=False)
+    return theme.layout(
+        xaxis=theme.axis("time since the first of these steps began (ms)", (0, width)),
+        yaxis=yaxis,
+        barmode="overlay",
+        bargap=0.2,
+    )
+
+
+def bar(name: str, two_lanes: bool) -> dict[str, Any]:
+    """Style of a phase's bars; where phases overlap in time, communication gets the lower half of the row."""
+    style = {**theme.phase_bar(name), "hovertemplate": HOVER}
+    if two_lanes:
+        computing = theme.PHASES.get(name, theme.OTHER).group in ("compute", "evaluate")
+        style.update(width=0.4, offset=-0.4 if computing else 0.0)
+    return style
+
+
+def bars(spans: Spans) -> tuple[dict[str, np.ndarray], float]:
+    """Rows of each phase's bars as `COLUMNS`, from the first span's start, and the width of it all in ms."""
+    if not spans:
+        return {}, 0.0
+    begin, end = min(s[3] for s in spans), max(s[4] for s in spans)
+    rows = defaultdict(list)
+    for rank, step, name, start, stop in spans:
+        rows[name].append((rank, (start - begin) * 1e3, (stop - start) * 1e3, step))
+    return {name: np.array(r) for name, r in rows.items()}, (end - begin) * 1e3
+
+
+def shares(spans: Spans, ranks: Iterable[int]) -> tuple[float, dict[str, float]]:
+    """Milliseconds of a step and, of these, the share of each kind of work; means over `ranks`."""
+    ranks, total, spent = set(ranks), 0.0, defaultdict(float)
+    for rank in ranks:
+        own = [s for s in spans if s[0] == rank]
+        total += max(s[4] for s in own) - min(s[3] for s in own) if own else 0.0
+        for _, _, name, start, stop in own:
+            spent[theme.PHASES.get(name, theme.OTHER).group] += stop - start
+    steps = len({s[1] for s in spans}) or 1
+    return total / max(len(ranks), 1) / steps * 1e3, {kind: s / total for kind, s in spent.items()} if total else {}
+
+
+class Timeline:
+    """Drawn anew once a second: faster, nobody could read it."""
+
+    def __init__(self, experiment: Experiment) -> None:
+        self.plot = LivePlot(layout(experiment.workers, 100.0, False))
+        self.names: list[str] = []
+
+    def begin(self, experiment: Experiment) -> None:
+        """Start anew for a run."""
+        for name in self.names:
+            self.plot.remove(name)
+        self.experiment, self.names, self._width, self._drawn = experiment, [], 0.0, 0.0
+        self.two_lanes = experiment.sync.overlap
+        self.plot.refigure(layout(experiment.workers, 100.0, self.two_lanes))
+        self.recent = [deque(maxlen=2 * STEPS) for _ in range(experiment.workers)]
+
+    def record(self, rank: int, record: dict[str, Any]) -> None:
+        """Take a record that may have spans."""
+        if rank < len(self.recent) and record.get("spans"):
+            self.recent[rank].append((record["step"], record["spans"]))
+
+    def settle(self, ended: bool) -> None:
+        """Draw the last steps, if the last drawing is a second old or the run ended."""
+        if not any(self.recent) or (time.monotonic() - self._drawn < 1 and not ended):
+            return
+        self._drawn = time.monotonic()
+        newest = max(step for own in self.recent for step, _ in own)
+        first = max(0, newest - STEPS + 1)
+        spans = [(r, step, *s) for r, own in enumerate(self.recent) for step, ss in own if step >= first for s in ss]
+        rows, width = bars(spans)
+        for name in [n for n in theme.PHASES if n in rows] + [n for n in rows if n not in theme.PHASES]:
+            if name not in self.names:
+                self.names.append(name)
+                self.plot.add_trace(name, bar(name, self.two_lanes), COLUMNS, AT)
+        for name in self.names:
+            self.plot.series(name).replace(rows.get(name, np.empty((0, len(COLUMNS)))))
+        if not self._width / 4 <= width <= self._width:
+            self._width = theme.nice_above(width, 1.0)
+            self.plot.set_range("xaxis", 0, self._width)
+        step_ms, parts = shares(spans, range(self.experiment.workers))
+        self.plot.say(says.timeline(newest - first + 1, step_ms, parts))

@@ -1,0 +1,164 @@
+"""Why a job ended: from what ranks wrote, what mpiexec said, and where Python stood.  Standard library only."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import time
+from pathlib import Path
+
+_TAGS = (
+    re.compile(rb"^\[[^,\]]*,(\d+)\]<std(?:out|err)>: ?"),  # Open MPI: [prterun-host-12@1,3]<stdout>: text
+    re.compile(rb"^\[(\d+)\] "),  # Hydra: [3] text
+    re.compile(rb"^(\d+): "),  # srun: 3: text
+)
+_SIGNAL = re.compile(r"process rank (\d+).{0,200}?exited on\s+signal (\d+)", re.S)
+_STATUS = re.compile(r"Process name: \[[^,\]]*,(\d+)\]\s+Exit code:\s+(\d+)", re.S)
+
+
+def by_rank(line: bytes) -> bytes:
+    """A line of mpiexec's output as the log shows it: ``[rank 3] text``."""
+    for tag in _TAGS:
+        match = tag.match(line)
+        if match:
+            return b"[rank %s] " % match[1] + line[match.end() :]
+    return line
+
+
+def size_of(path: Path) -> int:
+    """Bytes in a file, 0 if there is none."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def _rank_files(folder: Path) -> dict[int, Path]:
+    return {int(p.stem[5:]): p for p in folder.glob("rank-*.jsonl")}
+
+
+def pids_of(folder: Path) -> list[int]:
+    """Processes of ranks that said who they are and run on this machine."""
+    headers = [_first(path) for path in _rank_files(folder).values()]
+    here = os.uname().nodename
+    return [h["pid"] for h in headers if h and h["host"] == here]
+
+
+def still_ranks(pids: list[int]) -> list[int]:
+    """Those of `pids` that still are what they were: a pid may have gone to somebody else since."""
+    found = []
+    for pid in pids:
+        try:
+            command = Path(f"/proc/{pid}/cmdline").read_bytes()
+        except OSError:
+            continue
+        if b"dlpar" in command:
+            found.append(pid)
+    return found
+
+
+def errors_in(folder: Path) -> list[tuple[int, dict]]:
+    """Exceptions ranks recorded, the earliest first."""
+    found = []
+    for rank, path in _rank_files(folder).items():
+        for line in _last_lines(path):
+            if line.get("k") == "error":
+                found.append((rank, line))
+    return sorted(found, key=lambda pair: pair[1]["t"])
+
+
+def verdict(folder: Path, returncode: int, ranks: int) -> tuple[str, str, int | None]:
+    """Status, reason and rank of a job whose mpiexec has ended by itself."""
+    errors = errors_in(folder)
+    if errors:
+        rank, error = errors[0]
+        others = f" (and {len(errors) - 1} more ranks)" if len(errors) > 1 else ""
+        return "failed", f"rank {rank} raised {error['type']}: {error['message']}{others}", rank
+    if returncode == 0:
+        return "done", "all ranks finished", None
+    log = (folder / "log.txt").read_text(errors="replace")[-100_000:]
+    killed, exited = _SIGNAL.search(log), _STATUS.search(log)
+    if killed:
+        number = int(killed[2])
+        name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
+        hint = " (perhaps memory ran out)" if number == signal.SIGKILL else ""
+        return "failed", f"rank {killed[1]} was killed by {name}{hint}", int(killed[1])
+    if exited:
+        return "failed", f"rank {exited[1]} ended with status {exited[2]}: {_last_words(log)}", int(exited[1])
+    return "failed", f"mpiexec ended with status {returncode}: {_last_words(log)}", None
+
+
+def _last_words(log: str) -> str:
+    """The last line somebody meant to be read."""
+    lines = [line.strip() for line in log.splitlines() if line.strip() and not set(line.strip()) <= set("-=")]
+    ours = [line for line in lines if line.startswith("[rank")]
+    return (ours or lines or ["it said nothing; see log.txt"])[-1][:300]
+
+
+def where_ranks_are(folder: Path) -> str:
+    """Ask every rank for its stack, and say in which line of code each stands."""
+    headers = {rank: _first(path) for rank, path in _rank_files(folder).items()}
+    here = os.uname().nodename
+    for header in headers.values():
+        if header and header["host"] == here and still_ranks([header["pid"]]):
+            try:
+                os.kill(header["pid"], signal.SIGUSR1)
+            except ProcessLookupError:
+                pass
+    time.sleep(0.2)
+    said = [f"rank {rank} {_stands(folder, rank)}" for rank in sorted(headers)[:16]]
+    return "; ".join(said) or "no rank has started"
+
+
+def _stands(folder: Path, rank: int) -> str:
+    path = folder / f"rank-{rank}.stack"
+    stack = path.read_text(errors="replace") if path.exists() else ""
+    frames = re.findall(r'File "([^"]+)", line (\d+) in (\S+)', stack.rpartition("(most recent call first)")[2])
+    if not frames:
+        return "does not answer"
+    interesting = [f for f in frames if "/comm/" not in f[0] and "/launcher/" not in f[0]] or frames
+    file, line, function = interesting[0]
+    waits = frames[0][2] if "/comm/" in frames[0][0] else ""
+    steps = [r["step"] for r in _last_lines(folder / f"rank-{rank}.jsonl") if r.get("k") == "step"]
+    after = f" after step {steps[-1]}" if steps else ""
+    return f"is in {function} ({os.path.basename(file)}:{line}){', waiting in ' + waits if waits else ''}{after}"
+
+
+def likely_culprit(folder: Path) -> int | None:
+    """The rank that has done fewest steps, if one alone has."""
+    done = {}
+    for rank, path in _rank_files(folder).items():
+        steps = [r["step"] for r in _last_lines(path) if r.get("k") == "step"]
+        done[rank] = steps[-1] if steps else -1
+    slowest = [rank for rank, step in done.items() if step == min(done.values())]
+    return slowest[0] if len(slowest) == 1 else None
+
+
+def _first(path: Path) -> dict | None:
+    try:
+        with open(path, "rb") as file:
+            line = file.readline()
+        record = json.loads(line)
+    except (OSError, ValueError):
+        return None
+    return record if record.get("k") == "rank" else None
+
+
+def _last_lines(path: Path, size: int = 1 << 16) -> list[dict]:
+    """Records in the last `size` bytes of a file."""
+    try:
+        with open(path, "rb") as file:
+            end = file.seek(0, os.SEEK_END)
+            file.seek(max(0, end - size))
+            lines = file.read().splitlines()
+    except OSError:
+        return []
+    records = []
+    for line in lines:
+        try:
+            records.append(json.loads(line))
+        except ValueError:  # the first line is cut
+            continue
+    return records

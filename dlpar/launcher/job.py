@@ -1,0 +1,188 @@
+"""A job in the hands of whoever started it: a notebook, the command line, a test."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import dlpar
+from dlpar.experiment import BadExperiment, Experiment
+from dlpar.launcher.mpiexec import environment, find_starter
+from dlpar.paths import private_folder, runs_folder, runtime_folder
+from dlpar.run import Run
+
+_live: list[Job] = []
+"""Jobs that go on even when nobody keeps their object: they end with this process."""
+
+
+class JobFailed(RuntimeError):
+    """A job that did not finish; the message has the reason and every failed rank's traceback."""
+
+
+class Job:
+    """Ranks at work in a folder, guarded by a process of their own.
+
+    The job ends with the process that started it, whatever kills that.
+
+    Attributes
+    ----------
+    folder : Path
+        Where ranks write.
+    """
+
+    def __init__(self, folder: Path, ranks: int, timeout: float, hostfile: str | None = None, threads: int | None = None):
+        self.folder, self.launched = folder, time.time()
+        self._supervisor = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", _SUPERVISE, str(Path(dlpar.__file__).parent.parent)],
+            stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            cwd="/", start_new_session=True,
+        )  # fmt: skip
+        spec = self._spec(ranks, timeout, hostfile, threads)
+        try:
+            self._supervisor.stdin.write(json.dumps(spec).encode() + b"\n")
+            self._supervisor.stdin.flush()
+        except BrokenPipeError:
+            raise JobFailed("the launcher ended before the job began; is the disk full?") from None
+        _live[:] = [job for job in _live if not job.ended] + [self]
+
+    def _spec(self, ranks: int, timeout: float, hostfile: str | None, threads: int | None) -> dict[str, Any]:
+        starter = find_starter()
+        scratch = private_folder(runtime_folder() / f"job-{secrets.token_hex(4)}")
+        memory = _memory_folder(scratch)
+        threads = threads or max(1, len(os.sched_getaffinity(0)) // ranks)
+        arguments = [str(self.folder), str(ranks), repr(self.launched)]
+        cold = [sys.executable, "-m", "dlpar.launcher.rank", *arguments]
+        warm = [sys.executable, "-S", "-E", str(Path(__file__).with_name("stub.py")), "{socket}", *arguments]
+        forkable = starter.is_local_openmpi and hostfile is None
+        return {
+            "folder": str(self.folder),
+            "python": sys.executable,
+            "cold": starter.command(ranks, cold, hostfile),
+            "warm": starter.command(ranks, warm) if forkable else None,
+            "env": environment(starter, scratch, memory, threads, one_host=hostfile is None),
+            "cwd": os.getcwd(),
+            "scratch": [str(scratch), str(memory)],
+            "timeout": timeout,
+            "ranks": ranks,
+            "owner": os.getpid(),
+            "launched": self.launched,
+        }
+
+    @property
+    def run(self) -> Run:
+        """The run this job writes; readable while it goes on."""
+        return Run(self.folder)
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing of the job is left."""
+        return self._supervisor.poll() is not None
+
+    def poll(self) -> str:
+        """``starting``, ``running``, ``done``, ``failed`` or ``stopped``; never blocks."""
+        return self.run.status
+
+    def wait(self, timeout: float | None = None) -> Run:
+        """Wait for the end.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds; without one, a job that makes no progress is still ended
+            after the experiment's ``cluster.timeout``.
+
+        Raises
+        ------
+        JobFailed
+            If a rank failed or the job was stopped.
+        TimeoutError
+            If it is still going on after `timeout`; it goes on.
+        KeyboardInterrupt
+            When interrupted: the job is stopped first.
+        """
+        self._wait_ended(timeout)
+        if self.poll() != "done":
+            raise JobFailed(_complaint(self.run))
+        return self.run
+
+    def stop(self, timeout: float = 10.0) -> None:
+        """End the job and wait until nothing of it is left; does nothing if it has ended."""
+        try:
+            self._supervisor.stdin.write(b"stop\n")
+            self._supervisor.stdin.close()
+        except (OSError, ValueError):
+            pass
+        self._wait_ended(timeout)
+
+    def _wait_ended(self, timeout: float | None) -> None:
+        try:
+            self._supervisor.wait(timeout)
+        except subprocess.TimeoutExpired:
+            raise TimeoutError(f"the job is still going on after {timeout:g} s") from None
+        except KeyboardInterrupt:
+            self.stop()
+            raise
+
+
+_SUPERVISE = "import sys; sys.path.insert(0, sys.argv[1]); from dlpar.launcher.supervise import main; main()"
+
+
+def launch(experiment: Experiment) -> Job:
+    """Start training and return at once; watch ``job.run``, ``job.wait()`` for the end, ``job.stop()`` it.
+
+    Raises
+    ------
+    BadExperiment
+        If this machine cannot run it.
+    NoMPI
+        If there is no MPI to start ranks with.
+    """
+    _check_machine(experiment)
+    find_starter()
+    folder = _new_run_folder(experiment)
+    cluster = experiment.cluster
+    return Job(folder, experiment.workers, cluster.timeout, cluster.hostfile, cluster.threads)
+
+
+def _new_run_folder(experiment: Experiment) -> Path:
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    name = f"{stamp}-{experiment.sync}{experiment.workers}-{experiment.model}-{experiment.data}-{secrets.token_hex(2)}"
+    folder = private_folder(private_folder(runs_folder()) / name)
+    (folder / "experiment.json").write_text(experiment.to_json())
+    return folder
+
+
+def _memory_folder(scratch: Path) -> Path:
+    """A private folder in memory for shared segments, or the scratch folder where /dev/shm is missing or tiny."""
+    shm = Path("/dev/shm")
+    try:
+        room = os.statvfs(shm)
+        if room.f_bavail * room.f_frsize > 256 << 20:
+            return Path(tempfile.mkdtemp(prefix=f"dlpar-{os.getuid()}-", dir=shm))
+    except OSError:
+        pass
+    return scratch
+
+
+def _check_machine(experiment: Experiment) -> None:
+    """Refuse at once what the ranks would find out seconds later."""
+    gpu = Path("/dev/nvidiactl").exists() or Path("/dev/dxg").exists()
+    if experiment.cluster.device == "cuda" and not gpu:
+        raise BadExperiment("cluster.device: got 'cuda', allowed here is auto or cpu: this machine has no NVIDIA GPU")
+    if experiment.cluster.carrier == "nccl" and not gpu:
+        raise BadExperiment("cluster.carrier: got 'nccl', allowed here is auto, mpi or gloo: this machine has no NVIDIA GPU")
+
+
+def _complaint(run: Run) -> str:
+    """Reason, then each failed rank's own traceback."""
+    parts = [run.reason or f"the job is {run.status}"]
+    for rank, error in sorted(run.errors.items()):
+        parts.append(f"--- rank {rank} ---\n{error['traceback'].rstrip()}")
+    return "\n\n".join(parts)

@@ -1,0 +1,72 @@
+"""What the kernel can do for us: die with a parent, adopt orphans, find descendants.  Standard library only."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import time
+
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+
+
+def die_with_parent(parent: int | None = None) -> None:
+    """Ask for SIGKILL when the parent ends; `parent` is its pid as seen before, to close the race at start."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if parent is not None and os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of descendants whose own parent ends, so that none escapes."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def parent_of(pid: int) -> int | None:
+    """Parent of a process, or None if it has ended (a zombie has)."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            state, parent = file.read().rpartition(b")")[2].split()[:2]
+    except OSError:
+        return None
+    return None if state in (b"Z", b"X") else int(parent)
+
+
+def descendants(root: int, spared: set[int] = frozenset()) -> list[int]:
+    """Live processes below `root`, without those in `spared` and what is below them."""
+    parents = {int(name): parent_of(int(name)) for name in os.listdir("/proc") if name.isdigit()}
+    found, border = [], {root}
+    while border:
+        border = {pid for pid, parent in parents.items() if parent in border and pid not in spared}
+        found += border
+    return found
+
+
+def kill(pids: list[int], number: int = signal.SIGKILL) -> None:
+    """Signal every process that is still there."""
+    for pid in pids:
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            pass
+
+
+def wait_gone(pids: list[int], seconds: float) -> list[int]:
+    """Wait until the processes have ended; those that have not within `seconds`."""
+    deadline = time.monotonic() + seconds
+    while (left := [pid for pid in pids if parent_of(pid) is not None]) and time.monotonic() < deadline:
+        _reap()
+        time.sleep(0.01)
+    return left
+
+
+def _reap() -> None:
+    """Collect ended children that nobody else waits for."""
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        pass

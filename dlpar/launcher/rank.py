@@ -1,0 +1,127 @@
+"""One rank from its start to its end: join the others, do the work, say what went wrong.
+
+Started by mpiexec (cold), forked by the fork server (warm), or by hand on a
+cluster: ``mpiexec -n 4 python -m dlpar.launcher.rank RUN_FOLDER 4``.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+
+import mpi4py
+
+mpi4py.rc.initialize = mpi4py.rc.finalize = False
+
+GRACE = 0.25
+"""Seconds a failed rank lingers, so that others that fail too can say so before the job is ended."""
+
+
+def run_rank(argv: list[str]) -> int:
+    """Run this rank of the job in folder ``argv[0]`` with ``argv[1]`` ranks; returns the exit status."""
+    import torch
+    from mpi4py import MPI
+
+    folder, ranks = Path(argv[0]), int(argv[1])
+    launched = float(argv[2]) if len(argv) > 2 else None
+    MPI.Init_thread(MPI.THREAD_MULTIPLE)
+    world = MPI.COMM_WORLD
+    if world.size != ranks:
+        print(f"workers: got a world of {world.size} ranks, allowed is {ranks}: this launcher and this MPI do not "
+              f"know each other; start ranks with the mpiexec that belongs to {MPI.Get_library_version().split(',')[0]}",
+              file=sys.stderr)  # fmt: skip
+        return 2
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    folder = _folder_here(folder)
+    with open(folder / f"rank-{world.rank}.stack", "w") as stacks:
+        faulthandler.register(signal.SIGUSR1, file=stacks)  # the supervisor asks where we are
+        status = _work(folder, launched)
+        faulthandler.unregister(signal.SIGUSR1)
+    if status == 0:
+        MPI.Finalize()
+    return status
+
+
+def _folder_here(folder: Path) -> Path:
+    """The job's folder, or a private one on a machine that does not see it."""
+    return folder if folder.is_dir() else Path(tempfile.mkdtemp(prefix="dlpar-rank-"))
+
+
+def _work(folder: Path, launched: float | None) -> int:
+    from mpi4py import MPI
+
+    from dlpar.comm.connect import connect
+    from dlpar.experiment import Cluster
+    from dlpar.record import Recorder
+
+    world, record, comm = MPI.COMM_WORLD, None, None
+    try:
+        experiment, call = world.bcast(_read_work(folder) if world.rank == 0 else None)
+        comm = connect(experiment.cluster if experiment else Cluster(device="cpu"))
+        record = Recorder(folder, comm)
+        record.header(role="worker", threads=int(os.environ.get("OMP_NUM_THREADS", "1")))
+        if comm.rank == 0:
+            record.event("start", launch_s=time.time() - launched if launched else None)
+        if experiment is not None:
+            from dlpar.train import train
+
+            train(comm, experiment, record)
+        else:
+            _call(call, comm, folder)
+        comm.close()
+        _bring_home(folder, world)
+        return 0
+    except BaseException as error:
+        if record is not None:
+            record.error(error)
+        traceback.print_exc()
+        sys.stderr.flush()
+        time.sleep(GRACE)
+        return 1
+
+
+def _read_work(folder: Path):
+    """What the job is: an experiment to train, or a packed function to call."""
+    from dlpar.experiment import Experiment
+    from dlpar.launcher.payload import CALL
+
+    if (folder / CALL).exists():
+        return None, (folder / CALL).read_bytes()
+    return Experiment.from_json((folder / "experiment.json").read_bytes()), None
+
+
+def _call(body: bytes, comm, folder: Path) -> None:
+    from dlpar.launcher.payload import save_result, unpack
+
+    function, arguments = unpack(body)
+    save_result(folder, comm.rank, function(comm, *arguments))
+
+
+def _bring_home(folder: Path, world) -> None:
+    """Copy what ranks on other machines wrote into the job's own folder, which rank 0 sees."""
+    home = world.bcast(str(folder))
+    away = {} if str(folder) == home else {p.name: p.read_bytes() for p in folder.iterdir()}
+    brought = world.gather(away)
+    for files in brought or ():
+        for name, body in files.items():
+            (folder / name).write_bytes(body)
+
+
+def main() -> None:
+    """The cold start: a process of its own."""
+    from dlpar.launcher.processes import die_with_parent
+
+    die_with_parent()
+    status = run_rank(sys.argv[1:])
+    sys.stdout.flush()
+    os._exit(status)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,62 @@
+"""Running a function typed into a notebook cell on every rank of a fresh world."""
+
+from __future__ import annotations
+
+import pickle
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any, Callable
+
+from dlpar.experiment import MAX_WORKERS, BadExperiment
+from dlpar.launcher.job import Job
+from dlpar.launcher.payload import pack, result_path
+from dlpar.paths import runtime_folder
+
+
+def spmd(function: Callable, *arguments: Any, workers: int = 4, world: str = "real", timeout: float = 60.0) -> list[Any]:
+    """Call ``function(comm, *arguments)`` on every rank and return what each rank returned, in order.
+
+    Single program, multiple data: one function, as many processes, each with its
+    own ``comm.rank``.
+
+    Parameters
+    ----------
+    function : callable
+        Takes a :class:`~dlpar.comm.Comm` first; may come from a notebook cell.
+    workers : int
+        Ranks, 1 to 64.
+    world : str
+        ``"real"``: MPI processes on this machine.
+    timeout : float
+        Seconds after which ranks that have not returned are ended; the message says where each stood.
+
+    Raises
+    ------
+    JobFailed
+        If a rank raised, died or hung: one message with every failed rank's own traceback.
+
+    Examples
+    --------
+    >>> spmd(lambda comm: comm.rank ** 2, workers=3)
+    [0, 1, 4]
+    """
+    _check(function, workers, world, timeout)
+    folder = Path(tempfile.mkdtemp(prefix="spmd-", dir=runtime_folder()))
+    try:
+        pack(folder, function, arguments)
+        Job(folder, workers, timeout).wait()
+        return [pickle.loads(result_path(folder, rank).read_bytes()) for rank in range(workers)]
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _check(function: Any, workers: Any, world: Any, timeout: Any) -> None:
+    if not callable(function):
+        raise BadExperiment(f"function: got {function!r}, allowed is a function that takes a comm")
+    if not isinstance(workers, int) or isinstance(workers, bool) or not 1 <= workers <= MAX_WORKERS:
+        raise BadExperiment(f"workers: got {workers!r}, allowed is a whole number from 1 to {MAX_WORKERS}")
+    if world != "real":
+        raise BadExperiment(f"world: got {world!r}, allowed is one of real")
+    if not isinstance(timeout, (int, float)) or not 0 < timeout <= 86_400:
+        raise BadExperiment(f"timeout: got {timeout!r}, allowed is a number of seconds above 0 and at most 86,400")

@@ -1,0 +1,267 @@
+"""The networks, each a flat row of named layers, so that pipelines and tensor splits can cut them."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dlpar.sampling import generator
+
+if TYPE_CHECKING:
+    from dlpar.data import Dataset, Task
+    from dlpar.experiment import Experiment, Model
+
+SQUARED_LENGTH = 8
+"""Of the last hidden layer's output, at the start of a regression, about; see :func:`build`."""
+
+
+def build(experiment: Experiment, dataset: Dataset) -> nn.Sequential:
+    """The network of an experiment, with its first weights.
+
+    Weights are normal with variance 2 / inputs before a ReLU or GELU (He et al.,
+    arXiv 1502.01852), 1 / inputs elsewhere (LeCun et al. 1998), biases zero, embeddings
+    of standard deviation 0.02, and what a transformer block adds to its input is scaled
+    down by sqrt(2 depth) (both Radford et al. 2019).  In a regression the last two layers
+    of an mlp start smaller by sqrt(8 / width): a squared error curves with the squared
+    length of the last hidden layer's output, and from 10 on SGD at 0.1 may diverge.
+
+    Each tensor has a random stream of its own, keyed by seed and name, and is drawn in
+    float64: float32 weights are its rounding, and every rank draws the same.
+
+    Parameters
+    ----------
+    experiment : Experiment
+        Gives model, seed and dtype.
+    dataset : Dataset
+        Gives the shape of inputs and the number of outputs.
+
+    Returns
+    -------
+    torch.nn.Sequential
+        Named layers in the order in which they compute, on the CPU, in training mode.
+        From (n, *dataset.shape) to (n, classes), for characters to (n, context, classes).
+    """
+    layers = {
+        "linear": _linear,
+        "logistic": _linear,
+        "mlp": _mlp,
+        "cnn": _cnn,
+        "transformer": _transformer,
+    }[experiment.model.name]
+    # Layers draw default weights when they are made; the global generator must not move.
+    with torch.random.fork_rng(devices=[]):
+        model = nn.Sequential(OrderedDict(layers(experiment.model, dataset)))
+    _draw(model, experiment.seed, experiment.model, dataset.task)
+    return model.to(getattr(torch, experiment.dtype))
+
+
+def loss(task: Task) -> Callable[[Tensor, Tensor], Tensor]:
+    """The mean loss of a task: squared error for regression, else cross-entropy in nats.
+
+    Parameters
+    ----------
+    task : {"classification", "regression", "characters"}
+
+    Returns
+    -------
+    callable
+        ``(output, target)`` to a scalar, the mean over samples and what each predicts.
+    """
+    return {"classification": F.cross_entropy, "regression": F.mse_loss, "characters": _character_loss}[task]
+
+
+def score(task: Task) -> Callable[[Tensor, Tensor], Tensor] | None:
+    """Correctness of each sample, for accuracy.
+
+    Parameters
+    ----------
+    task : {"classification", "regression", "characters"}
+
+    Returns
+    -------
+    callable or None
+        ``(output, target)`` to float32 of shape (n,): 1 where the largest output is the
+        label, for characters the share of positions where it is.  None for regression,
+        where nothing is simply right or wrong.
+    """
+    if task == "regression":
+        return None
+    return lambda output, target: (output.argmax(-1) == target).float().reshape(len(target), -1).mean(1)
+
+
+def flops_per_sample(model: nn.Module, dataset: Dataset) -> int:
+    """Floating-point operations of one sample's forward and backward pass.
+
+    Matrix products and convolutions are counted, two operations a multiply-add; the
+    backward pass counts twice the forward one, as it computes two products for each.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        Left as it was.
+    dataset : Dataset
+        One of its samples is shown to the model.
+    """
+    forward = 0
+
+    def count(module: nn.Module, given: object, output: Tensor) -> None:
+        nonlocal forward
+        if isinstance(module, Attention):  # positions with positions, for scores and for reading
+            forward += 4 * output.numel() * output.shape[1]
+        elif isinstance(module, (nn.Linear, nn.Conv2d, Tied)):
+            forward += 2 * output.numel() * module.weight[0].numel()
+
+    hooks = [module.register_forward_hook(count) for module in model.modules()]
+    was_training = model.training
+    try:
+        with torch.no_grad():  # batch normalisation cannot train on one sample: hence eval
+            model.eval()(dataset.train_x[:1].to(next(model.parameters()).device))
+    finally:
+        model.train(was_training)
+        for hook in hooks:
+            hook.remove()
+    return 3 * forward
+
+
+def _character_loss(output: Tensor, target: Tensor) -> Tensor:
+    return F.cross_entropy(output.flatten(0, 1), target.flatten())
+
+
+def _draw(network: nn.Sequential, seed: int, model: Model, task: Task) -> None:
+    with torch.no_grad():
+        for name, weight in network.named_parameters():
+            if name.endswith("bias"):
+                weight.zero_()
+            if weight.dim() == 1:
+                continue  # normalisation starts as ones and zeros
+            stream = torch.Generator().manual_seed(int(generator(seed, name).integers(2**63)))
+            values = torch.empty(weight.shape, dtype=torch.float64).normal_(generator=stream)
+            weight.data = values * _deviation(name, weight[0].numel(), model, task)
+
+
+def _deviation(name: str, inputs: int, model: Model, task: Task) -> float:
+    """Standard deviation of the first values of a weight, by the name of its layer."""
+    layer = name.split(".")[-2]
+    if layer in ("token", "position"):
+        return 0.02
+    if layer in ("merge", "down"):
+        return math.sqrt(1 / inputs / (2 * model.depth))
+    gain = 2 if layer.startswith(("linear", "conv", "up")) else 1
+    if model.name == "mlp" and task == "regression" and layer in (f"linear{model.depth}", "output"):
+        gain *= min(1.0, SQUARED_LENGTH / model.width)
+    return math.sqrt(gain / inputs)
+
+
+Layers = list[tuple[str, nn.Module]]
+
+
+def _linear(model: Model, dataset: Dataset) -> Layers:
+    """Least squares for one target, softmax regression for labels: only the loss differs."""
+    return [("output", nn.Linear(dataset.shape[0], dataset.classes))]
+
+
+def _mlp(model: Model, dataset: Dataset) -> Layers:
+    layers: Layers = []
+    inputs = dataset.shape[0]
+    for i in range(1, model.depth + 1):
+        layers.append((f"linear{i}", nn.Linear(inputs, model.width)))
+        if model.norm != "none":
+            layers.append((f"norm{i}", nn.BatchNorm1d(model.width)))
+        layers.append((f"relu{i}", nn.ReLU()))
+        inputs = model.width
+    return [*layers, ("output", nn.Linear(inputs, dataset.classes))]
+
+
+def _cnn(model: Model, dataset: Dataset) -> Layers:
+    """3 × 3 convolutions with width / 8 channels, at least 4; images are halved while 8 or more wide."""
+    layers: Layers = []
+    inputs, height, width = dataset.shape
+    channels = max(4, model.width // 8)
+    for i in range(1, model.depth + 1):
+        layers.append((f"conv{i}", nn.Conv2d(inputs, channels, kernel_size=3, padding=1)))
+        if model.norm != "none":
+            layers.append((f"norm{i}", nn.BatchNorm2d(channels)))
+        layers.append((f"relu{i}", nn.ReLU()))
+        if min(height, width) >= 8:
+            layers.append((f"pool{i}", nn.MaxPool2d(2)))
+            height, width = height // 2, width // 2
+        inputs = channels
+    return [
+        *layers,
+        ("flatten", nn.Flatten()),
+        ("output", nn.Linear(channels * height * width, dataset.classes)),
+    ]
+
+
+def _transformer(model: Model, dataset: Dataset) -> Layers:
+    """A decoder with normalisation before each part, as GPT-2 (Radford et al. 2019), without dropout."""
+    embed = Embedding(dataset.classes, dataset.shape[0], model.width)
+    blocks = [(f"block{i}", Block(model.width, model.heads)) for i in range(1, model.depth + 1)]
+    norm, output = nn.LayerNorm(model.width), Tied(embed.token.weight)
+    return [("embed", embed), *blocks, ("norm", norm), ("output", output)]
+
+
+class Embedding(nn.Module):
+    """Characters (n, t) to vectors (n, t, width): what it is plus where it stands."""
+
+    def __init__(self, characters: int, context: int, width: int) -> None:
+        super().__init__()
+        self.token = nn.Embedding(characters, width)
+        self.position = nn.Embedding(context, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.token(x) + self.position.weight[: x.shape[1]]
+
+
+class Tied(nn.Module):
+    """Vectors to scores of characters, by the weight that embeds them (arXiv 1608.05859)."""
+
+    def __init__(self, weight: nn.Parameter) -> None:
+        super().__init__()
+        self.weight = weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight)
+
+
+class Attention(nn.Module):
+    """Causal self-attention (arXiv 1706.03762): each position reads itself and those before it."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        # Three layers, not one: a tensor split cuts each by heads.
+        self.query, self.key, self.value = (nn.Linear(width, width) for _ in range(3))
+        self.merge = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (self._by_head(part(x)) for part in (self.query, self.key, self.value))
+        scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
+        later = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).triu(1)
+        # Written out: fused attention kernels differ between devices and types.
+        read = scores.masked_fill(later, -math.inf).softmax(-1) @ v
+        return self.merge(read.transpose(1, 2).flatten(2))
+
+    def _by_head(self, x: Tensor) -> Tensor:
+        """(n, t, width) to (n, heads, t, width / heads)."""
+        return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+
+
+class Block(nn.Module):
+    """Attention, then a two-layer network four times as wide; each adds to its input."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.norm1, self.attention = nn.LayerNorm(width), Attention(width, heads)
+        self.norm2 = nn.LayerNorm(width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attention(self.norm1(x))
+        return x + self.down(F.gelu(self.up(self.norm2(x))))
