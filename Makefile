@@ -97,6 +97,8 @@ SUITABLE = import os, sys; sys.exit($(IS_OURS) or sys.version_info < (3, 11))
 COMPLETE = import os, sys, pip; sys.exit(not $(IS_OURS))
 QUIET    = $$([ -t 2 ] || echo --quiet)
 
+# --compile-bytecode, in the last step, does it for every package, as pip does: where PYTHONDONTWRITEBYTECODE is set,
+# as containers like to, or the folder is read-only, each process would otherwise compile for itself, for seconds.
 # uv reads none of pip's settings: where pip was told of a mirror, or of a folder of wheels, tell uv.
 PIP_SETTING = $$($(PY) -m pip config list | sed -nE "s/^(:env:|global|install)\.$(1)='(.*)'$$/\2/p" \
     | sed 's/\\n/ /g' | head -n 1)
@@ -148,7 +150,7 @@ $(STAMP): pyproject.toml
 	  *) echo "TORCH=$$choice is not one of auto, cpu, cuda, any" >&2; exit 1;; \
 	esac
 	@echo "Set-up 4/4: installing dlpar and what it needs, JupyterLab included"
-	@$(UV_SETTINGS); { $(UV_INSTALL) -e '.[lab,test]'; } || $(PIP_INSTALL) -e '.[lab,test]' \
+	@$(UV_SETTINGS); { $(UV_INSTALL) --compile-bytecode -e '.[lab,test]'; } || $(PIP_INSTALL) -e '.[lab,test]' \
 	  || { echo "The packages could not be installed; the lines above say why." >&2; exit 1; }
 	@pwd -P >$@
 	@echo "Set-up done."

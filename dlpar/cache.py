@@ -35,14 +35,15 @@ def cached(key: str, make: Callable[[], Arrays]) -> Arrays:
     dict of str to numpy.ndarray
         What `make` returned.
     """
-    # Imported here: neither is needed where another rank has done the work.
     import platformdirs
-    from filelock import FileLock, Timeout
 
     path = Path(platformdirs.user_cache_dir("dlpar")) / f"{key}.npz"
     kept = _read(path)
     if kept is not None:
         return kept
+
+    from filelock import FileLock, Timeout  # here, because most ranks find the arrays kept
+
     with contextlib.ExitStack() as stack:
         # NotImplementedError: a file system without locks.
         with contextlib.suppress(OSError, Timeout, NotImplementedError):
@@ -58,8 +59,8 @@ def cached(key: str, make: Callable[[], Arrays]) -> Arrays:
 
 def _read(path: Path) -> Arrays | None:
     try:
-        with np.load(path, allow_pickle=False) as file:
-            return dict(file)
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+            return dict(arrays)
     except Exception:  # a damaged zip raises many kinds; each means: make it anew
         return None
 

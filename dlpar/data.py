@@ -52,23 +52,13 @@ class Dataset:
         """Shape of one sample: (features,), (channels, height, width) or (context,)."""
         return tuple(self.train_x.shape[1:])
 
-    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """The training samples at `indices`, (batch, *shape), and what they should give."""
-        indices = indices.to(self.train_x.device)
-        return self.train_x[indices], self.train_y[indices]
-
     def to(self, device: torch.device | str) -> Dataset:
         """The same samples on another device; those already there are not copied."""
-        moved = {part: getattr(self, part).to(device) for part in ("train_x", "train_y", "test_x", "test_y")}
-        return replace(self, **moved)
-
-    def to(self, device: torch.device | str) -> Dataset:
-        """The same samples on another device."""
         moved = {name: getattr(self, name).to(device) for name in ("train_x", "train_y", "test_x", "test_y")}
         return replace(self, **moved)
 
     def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """Inputs and targets of the training samples at `indices`, (n,)."""
+        """Inputs and targets of the training samples at `indices`, (n,), which may lie on another device."""
         indices = indices.to(self.train_x.device)
         return self.train_x[indices], self.train_y[indices]
 
@@ -114,7 +104,7 @@ def split(labels: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
     Parameters
     ----------
     labels : numpy.ndarray
-        One a sample, (n,); `HELD_OUT` of each label are held out, rounded.  All equal: no strata.
+        From 0, one a sample, (n,); `HELD_OUT` of each label are held out, rounded.  All equal: no strata.
     seed : int
         Equal seeds give equal splits.
 
@@ -130,7 +120,7 @@ def split(labels: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """
     draw = generator(seed, "split")
     train, test = [], []
-    for label in np.unique(labels):
+    for label in np.flatnonzero(np.bincount(labels)):  # np.unique imports a lot
         members = draw.permutation(np.flatnonzero(labels == label))
         cut = round(HELD_OUT * len(members))
         test.append(members[:cut])
@@ -191,7 +181,7 @@ def _pixel_scale(pixels: np.ndarray) -> tuple[Tensor, Tensor]:
 def _diabetes(seed: int, dtype: torch.dtype) -> Dataset:
     """Progression of diabetes after a year from ten measurements (Efron et al. 2004)."""
     kept = _from_sklearn("diabetes")
-    train, test = split(np.zeros(len(kept["y"])), seed)
+    train, test = split(np.zeros(len(kept["y"]), dtype=np.int64), seed)
 
     def standardised(columns: np.ndarray) -> np.ndarray:
         return (columns - columns[train].mean(axis=0)) / columns[train].std(axis=0)
@@ -217,7 +207,7 @@ def _characters(context: int, seed: int) -> Dataset:
     Docstrings, not windows, are held out: neighbouring windows share words and sentences.
     """
     texts = docstrings.characters()
-    train, test = split(np.zeros(len(texts)), seed)
+    train, test = split(np.zeros(len(texts), dtype=np.int64), seed)
     views = []
     for part, limit in ((train, TRAIN_CHARACTERS), (test, TEST_CHARACTERS)):
         stream = torch.from_numpy(np.concatenate([texts[i] for i in part])[: limit + 1].astype(np.int64))

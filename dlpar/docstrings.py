@@ -115,8 +115,8 @@ def encode(text: str) -> np.ndarray:
 
 
 def decode(codes: np.ndarray) -> str:
-    """The text that :func:`encode` turned into `codes` (any integers, a tensor too)."""
-    return "".join(ALPHABET[int(code)] for code in codes)
+    """The text that :func:`encode` turned into `codes` (any integers, of any shape; a tensor too)."""
+    return np.frombuffer(ALPHABET.encode(), dtype=np.uint8)[np.asarray(codes)].tobytes().decode()
 
 
 def _corpus() -> Arrays:

@@ -35,7 +35,8 @@ def generator(seed: int, purpose: str, *key: int) -> np.random.Generator:
         Equal arguments give equal streams in every process; global generators
         are neither read nor moved.
     """
-    return np.random.default_rng((seed, zlib.crc32(purpose.encode()), *key))
+    # The length is part of the key, because numpy takes (1,) and (1, 0) for the same seed.
+    return np.random.default_rng((seed, zlib.crc32(purpose.encode()), len(key), *key))
 
 
 class Sampler:

@@ -11,14 +11,13 @@ from dlpar.experiment import Experiment
 from dlpar.sampling import Sampler, generator, proportional
 from dlpar.schema import BadExperiment
 
-settings.register_profile("sampling", deadline=None, max_examples=60)
-settings.load_profile("sampling")
-
+trials = settings(deadline=None, max_examples=60)
 sizes = st.integers(16, 300)
 workers = st.integers(1, 16)
 batches = st.integers(16, 700)
 steps = st.integers(0, 50)
 seeds = st.integers(0, 2**31 - 1)
+shardings = st.sampled_from(["iid", "by_label", "uneven"])
 
 
 def sampler(size: int, labels: torch.Tensor | None = None, **fields: object) -> Sampler:
@@ -29,6 +28,7 @@ def global_batch(dealer: Sampler, step: int, workers: int) -> torch.Tensor:
     return torch.cat([dealer.indices(step, worker) for worker in range(workers)])
 
 
+@trials
 @given(sizes, batches, workers, steps, seeds)
 def test_any_number_of_workers_sees_the_same_batch_in_the_same_order(size, batch, n, step, seed):
     alone = sampler(size, batch=batch, workers=1, seed=seed)
@@ -36,6 +36,7 @@ def test_any_number_of_workers_sees_the_same_batch_in_the_same_order(size, batch
     assert torch.equal(global_batch(many, step, n), alone.indices(step, 0))
 
 
+@trials
 @given(sizes, batches, workers, seeds)
 def test_an_epoch_holds_every_sample_exactly_once(size, batch, n, seed):
     dealer = sampler(size, batch=batch, workers=n, seed=seed)
@@ -52,13 +53,15 @@ def test_epochs_come_in_different_orders():
     assert not torch.equal(dealer.indices(0, 0), dealer.indices(1, 0))
 
 
+@trials
 @given(sizes, st.integers(2, 16), seeds)
 def test_slices_of_one_epoch_are_disjoint(size, n, seed):
     dealer = sampler(size, batch=16, workers=n, seed=seed)
     assert global_batch(dealer, 0, n).unique().numel() == 16
 
 
-@given(workers, steps, st.sampled_from(["iid", "by_label", "uneven"]), st.sampled_from(["strong", "weak"]))
+@trials
+@given(workers, steps, shardings, st.sampled_from(["strong", "weak"]))
 def test_count_says_how_many_indices_there_are_and_counts_fill_the_batch(n, step, shards, scaling):
     experiment = Experiment(batch=50, workers=n, shards=shards, scaling=scaling)
     dealer = Sampler(experiment, torch.arange(200) % 10, 200)
@@ -68,7 +71,8 @@ def test_count_says_how_many_indices_there_are_and_counts_fill_the_batch(n, step
     assert min(taken) >= 1
 
 
-@given(workers, st.lists(steps, min_size=1, max_size=8), st.sampled_from(["iid", "by_label", "uneven"]), seeds)
+@trials
+@given(workers, st.lists(steps, min_size=1, max_size=8), shardings, seeds)
 def test_a_step_depends_on_seed_and_step_alone(n, asked, shards, seed):
     labels = torch.arange(150) % 10
     wandering = sampler(150, labels, batch=64, workers=n, shards=shards, seed=seed)
@@ -86,6 +90,7 @@ def seen(dealer: Sampler, worker: int, steps: int) -> set[int]:
     return set(torch.cat([dealer.indices(step, worker) for step in range(steps)]).tolist())
 
 
+@trials
 @given(sizes, workers, st.sampled_from(["by_label", "uneven"]), seeds)
 def test_shards_are_disjoint_and_cover_everything(size, n, shards, seed):
     labels = torch.from_numpy(generator(seed, "labels").integers(0, 10, size))
@@ -96,6 +101,7 @@ def test_shards_are_disjoint_and_cover_everything(size, n, shards, seed):
     assert set.union(*shares) == set(range(size))
 
 
+@trials
 @given(st.integers(2, 10))
 def test_by_label_gives_a_worker_few_labels(n):
     labels = torch.arange(500) % 10
@@ -111,6 +117,7 @@ def test_uneven_shards_and_slices_grow_with_the_worker():
     assert [len(seen(dealer, worker, 20)) for worker in range(4)] == [100, 200, 300, 400]
 
 
+@trials
 @given(st.integers(1, 40).flatmap(lambda parts: st.tuples(st.integers(parts, 5000), st.just(parts))))
 def test_proportional_parts_sum_up_and_keep_their_order(case):
     total, parts = case
@@ -120,6 +127,7 @@ def test_proportional_parts_sum_up_and_keep_their_order(case):
     assert cut == sorted(cut)
 
 
+@trials
 @given(st.integers(1, 20), st.integers(0, 5000))
 def test_proportional_is_off_by_less_than_one_where_every_share_reaches_one(parts, more):
     whole = parts * (parts + 1) // 2

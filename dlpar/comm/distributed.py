@@ -1,0 +1,195 @@
+"""Messages by torch.distributed: NCCL between GPUs; gloo is how it is tested without any.
+
+NCCL knows neither any-source nor tags.  So a message with a tag above 0, every
+object and every barrier travels by MPI; an untagged message between named
+peers travels here.
+"""
+
+from __future__ import annotations
+
+import socket
+from datetime import timedelta
+from typing import Any, Sequence
+
+import torch
+import torch.distributed as dist
+
+from dlpar.comm.base import ANY, Arrival, Collective, Comm, Request, check_peer
+from dlpar.comm.mpi import MPIComm
+from dlpar.comm.progress import ProgressThread
+
+PATIENCE = timedelta(minutes=5)
+"""How long a carrier waits for a peer before it gives up; the supervisor is quicker."""
+
+
+class DistributedComm(Comm):
+    """Ranks of a torch.distributed group, with an MPI communicator for control.
+
+    Parameters
+    ----------
+    control : MPIComm
+        The same ranks, by MPI.
+    carrier : str
+        ``nccl`` or ``gloo``.
+    group : ProcessGroup, optional
+        The ranks' group; by default all of them, which are then introduced to each other.
+    """
+
+    def __init__(self, control: MPIComm, carrier: str, group: dist.ProcessGroup | None = None) -> None:
+        self.control, self.carrier = control, carrier
+        self.rank, self.size, self.device = control.rank, control.size, control.device
+        self.traffic = control.traffic
+        if not dist.is_initialized():
+            _introduce(control, carrier)
+        self.group = group or dist.group.WORLD
+        self._global = dist.get_process_group_ranks(self.group)
+        self._progress: ProgressThread | None = None
+
+    def send(self, tensor: torch.Tensor, dest: int, tag: int = 0) -> None:
+        if tag:
+            return self.control.send(tensor, dest, tag)
+        self.isend(tensor, dest).wait()
+
+    def recv(self, into: torch.Tensor, source: int = ANY, tag: int = ANY) -> Arrival:
+        if tag > 0:
+            return self.control.recv(into, source, tag)
+        return self.irecv(into, source, tag).wait()
+
+    def isend(self, tensor: torch.Tensor, dest: int, tag: int = 0) -> Request:
+        if tag:
+            return self.control.isend(tensor, dest, tag)
+        check_peer(self, dest, "dest")
+        self.traffic.sent(tensor.nbytes)
+        wire = _bytes_of(tensor.detach().contiguous())
+        return _Under(self, dist.P2POp(dist.isend, wire, self._global[dest], self.group), dest, tensor.nbytes)
+
+    def irecv(self, into: torch.Tensor, source: int = ANY, tag: int = ANY) -> Request:
+        if tag > 0:
+            return self.control.irecv(into, source, tag)
+        if source == ANY:
+            raise ValueError(f"recv: got source ANY without a tag, allowed on {self.carrier} is a named source or a tag above 0")
+        check_peer(self, source, "source")
+        landing = into if into.is_contiguous() else torch.empty_like(into, memory_format=torch.contiguous_format)
+        operation = dist.P2POp(dist.irecv, _bytes_of(landing), self._global[source], self.group)
+        return _Under(self, operation, source, into.nbytes, landing, into)
+
+    def sendrecv(
+        self, tensor: torch.Tensor, dest: int, into: torch.Tensor, source: int, tag: int = 0
+    ) -> Arrival:
+        if tag:
+            return self.control.sendrecv(tensor, dest, into, source, tag)
+        # One launch for both directions: two NCCL calls in a row would wait for each other.
+        self.traffic.sent(tensor.nbytes)
+        landing = into if into.is_contiguous() else torch.empty_like(into, memory_format=torch.contiguous_format)
+        operations = [
+            dist.P2POp(dist.isend, _bytes_of(tensor.detach().contiguous()), self._global[dest], self.group),
+            dist.P2POp(dist.irecv, _bytes_of(landing), self._global[source], self.group),
+        ]
+        for work in dist.batch_isend_irecv(operations):
+            work.wait()
+        if landing is not into:
+            into.copy_(landing)
+        return Arrival(source, 0, into.nbytes)
+
+    def barrier(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        self.control.barrier()
+
+    def split(self, color: int, key: int = 0) -> Comm:
+        part = self.control.split(color, key)
+        # Every rank must make every group, in the same order.
+        members = self.control.mpi.allgather((color, key, self.rank))
+        mine = None
+        for each in sorted({c for c, _, _ in members}):
+            ranks = [self._global[r] for c, _, r in sorted(members, key=lambda m: (m[1], m[2])) if c == each]
+            group = dist.new_group(ranks, timeout=PATIENCE)
+            mine = group if each == color else mine
+        return DistributedComm(part, self.carrier, mine)
+
+    def shared(self, shape: Sequence[int] | int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        return self.control.shared(shape, dtype)
+
+    def allreduce(self, tensor: torch.Tensor) -> None:
+        self.traffic.hidden()
+        whole = tensor if tensor.is_contiguous() else tensor.contiguous()
+        dist.all_reduce(whole, group=self.group)
+        if whole is not tensor:
+            tensor.copy_(whole)
+
+    def gather(self, thing: Any, root: int = 0) -> list[Any] | None:
+        return self.control.gather(thing, root)
+
+    def broadcast(self, thing: Any, root: int = 0) -> Any:
+        return self.control.broadcast(thing, root)
+
+    def now(self) -> float:
+        return self.control.now()
+
+    def start(self, collective: Collective, bucket: torch.Tensor) -> Request:
+        if self._progress is None:
+            twin = DistributedComm(
+                MPIComm(self.control.mpi.Dup(), self.device, self.control._zero),
+                self.carrier,
+                dist.new_group(self._global, timeout=PATIENCE),
+            )
+            twin.traffic = self.traffic
+            self._progress = ProgressThread(twin)
+        return self._progress.start(collective, bucket)
+
+    def close(self) -> None:
+        if self._progress is not None:
+            self._progress.close()
+        if self.group is dist.group.WORLD and dist.is_initialized():
+            dist.destroy_process_group()
+        self.control.close()
+
+
+class _Under:
+    """One direction of a message under way."""
+
+    def __init__(self, comm: DistributedComm, operation: dist.P2POp, peer: int, nbytes: int,
+                 landing: torch.Tensor | None = None, into: torch.Tensor | None = None) -> None:  # fmt: skip
+        self._comm, self._peer, self._nbytes = comm, peer, nbytes
+        self._landing, self._into = landing, into
+        self._works = dist.batch_isend_irecv([operation])
+
+    def wait(self) -> Arrival | None:
+        if self._into is None:
+            self._finish()
+            return None
+        self._comm.traffic.waiting(self._finish)
+        if self._landing is not self._into:
+            self._into.copy_(self._landing)
+        return Arrival(self._peer, 0, self._nbytes)
+
+    def _finish(self) -> None:
+        for work in self._works:
+            work.wait()
+
+    def test(self) -> bool:
+        return all(work.is_completed() for work in self._works)
+
+
+def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """A contiguous tensor as bytes, at least one: carriers differ in dtypes, and drop empty messages."""
+    if tensor.numel() == 0:
+        return torch.zeros(1, dtype=torch.uint8, device=tensor.device)
+    return tensor.reshape(-1).view(torch.uint8)
+
+
+def _introduce(control: MPIComm, carrier: str) -> None:
+    """Let all ranks meet at a store on rank 0, whose address travels by MPI."""
+    host = control.broadcast(socket.gethostname() if len(_hosts(control)) > 1 else "127.0.0.1")
+    store = dist.TCPStore(host, 0, control.size, is_master=True, timeout=PATIENCE, wait_for_workers=False) \
+        if control.rank == 0 else None  # fmt: skip
+    port = control.broadcast(store.port if store else None)
+    store = store or dist.TCPStore(host, port, control.size, is_master=False, timeout=PATIENCE)
+    device = control.device if carrier == "nccl" else None
+    dist.init_process_group(
+        carrier, store=store, rank=control.rank, world_size=control.size, timeout=PATIENCE, device_id=device
+    )
+
+
+def _hosts(control: MPIComm) -> set[str]:
+    return set(control.mpi.allgather(socket.gethostname()))

@@ -53,12 +53,15 @@ class Convergence:
         self.earlier: list[str] = []
         self._top = self._end = 1.0
         self._reach = {"step": 0.0, "samples": 0.0}
+        # Without a trace plotly leaves the accuracy's axes out, and the figure would jump at the first point.
+        self.plot.add_trace("room for accuracy", {"yaxis": "y2", "showlegend": False}, ("step", "y"), {"x": "step", "y": "y"})
 
     def begin(self, experiment: Experiment, key: str, label: str, earlier: dict[str, str]) -> None:
         """Start the curves of run `key`; `earlier` maps the keys of the runs to keep to their labels, newest first."""
         for old in [k for k in self.earlier if k not in earlier]:
             self._remove(old)
         self.experiment, self.key, self.accuracy = experiment, key, None
+        self.plot.remove("room for accuracy")
         self._fit_axes(fresh=not earlier)
         for age, (old, old_label) in enumerate(earlier.items(), start=1):
             self._fade(old, old_label, age)

@@ -14,6 +14,8 @@ class GlobalStep(NamedTuple):
     seconds: float
     loss: float
     """Mean over the global batch."""
+    batch: int
+    """Samples of this step alone."""
 
 
 class GlobalSteps:
@@ -41,6 +43,6 @@ class GlobalSteps:
         del self._open[record["step"]]
         self.done += 1
         self.samples += tally[1]
-        self.last = GlobalStep(record["step"], self.samples, tally[3], tally[2] / tally[1])
+        self.last = GlobalStep(record["step"], self.samples, tally[3], tally[2] / tally[1], tally[1])
         self.first = self.first or self.last
         return self.last

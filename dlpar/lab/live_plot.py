@@ -71,7 +71,7 @@ class LivePlot(anywidget.AnyWidget):
     x = traitlets.Unicode("", help="Column the horizontal axis shows.").tag(sync=True)
 
     def __init__(
-        self, layout: dict[str, Any], x_axes: dict[str, dict] | None = None, height: int = 430, logarithmic: bool = False
+        self, layout: dict[str, Any], x_axes: dict[str, dict] | None = None, height: int = 400, logarithmic: bool = False
     ) -> None:
         self._figure = {"layout": layout, "x_axes": x_axes or {}, "height": height, "logarithmic": logarithmic}
         self._traces: dict[str, tuple[dict[str, Any], Series]] = {}

@@ -86,9 +86,9 @@ class Throughput:
         if rate:
             rate.add(seconds, record["samples"], began)
 
-    def step(self, done: GlobalStep, samples: int) -> None:
-        """Take a global step that finished with `samples` in it."""
-        self.total.add(done.seconds, samples, self.total_began)
+    def step(self, done: GlobalStep) -> None:
+        """Take a finished global step."""
+        self.total.add(done.seconds, done.batch, self.total_began)
 
     def settle(self, last: GlobalStep | None, ended: bool) -> None:
         """Bring axes and sentence up to date."""

@@ -1,0 +1,259 @@
+"""The panel of a lab: set an experiment, run it, watch it, compare it with the last."""
+
+from __future__ import annotations
+
+import html
+from collections import defaultdict
+from threading import RLock, Thread
+from typing import TYPE_CHECKING, Any, Sequence
+
+import ipywidgets as widgets
+
+import dlpar
+from dlpar.experiment import Experiment
+from dlpar.lab.board import Board, same_batches
+from dlpar.lab.cell import this_cell
+from dlpar.lab.controls import Controls
+from dlpar.lab.live_plot import answer_while_busy
+from dlpar.lab.status import Status
+from dlpar.lab.watch import Watch
+from dlpar.schema import BadExperiment
+
+if TYPE_CHECKING:
+    from dlpar.launcher import Job
+    from dlpar.run import Run
+
+_of_cell: dict[str, list[tuple[str, Panel]]] = defaultdict(list)
+"""Panels by the cell that made them, so that running a cell again closes what it showed before."""
+
+
+class Panel(widgets.VBox):
+    """Controls, Run and Stop, and the figures of a run while it goes on.
+
+    Parameters
+    ----------
+    experiment : Experiment, optional
+        What the controls show at first; default: ``Experiment()``.
+    controls : sequence of str
+        Fields on the first screen, such as ``"workers"`` or ``"model.width"``;
+        all others are under "More".
+    question : str
+        What the run is to answer; shown above everything.
+    title : str
+        Heading.
+
+    Raises
+    ------
+    ValueError
+        If a name in `controls` is no field.
+
+    Notes
+    -----
+    Running the cell again closes the panel it showed before and stops its job.
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment | None = None,
+        controls: Sequence[str] = ("workers", "steps", "lr"),
+        question: str = "",
+        title: str = "Train",
+    ) -> None:
+        experiment = experiment or Experiment()
+        self.job: Job | None = None
+        self.runs: list[Run] = []
+        self._guard, self._watch, self._busy = RLock(), None, False
+        self._controls = Controls(experiment, self._check)
+        self._board, self._status = Board(experiment), Status(experiment)
+        self._build_buttons()
+        super().__init__([*self._first_screen(tuple(controls), question, title), self._more(tuple(controls))])
+        self.add_class("dlpar-panel")
+        for widget in _all_below(self):
+            answer_while_busy(widget)
+        _take_place_of_earlier(self)
+
+    @property
+    def experiment(self) -> Experiment:
+        """What the controls say now; raises `BadExperiment` if that cannot be run."""
+        return self._controls.experiment()
+
+    @property
+    def running(self) -> bool:
+        """Whether a job of this panel goes on."""
+        return self._busy
+
+    def run(self) -> Job:
+        """Do what Run does, and return the job.
+
+        Raises
+        ------
+        BadExperiment
+            If the controls say something impossible.
+        RuntimeError
+            If a job of this panel still goes on.
+        """
+        with self._guard:
+            if self._busy:
+                raise RuntimeError(f"panel: run {self.job.run.id} still goes on; stop it first")
+            experiment = self.experiment
+            job = dlpar.launch(experiment)
+            self.job, self._busy = job, True
+            self.runs.insert(0, job.run)
+            self._board.begin(experiment, job.run.id)
+            self._status.begin(experiment, job.run.path)
+            self._tell_facts()
+            self._message("")
+            self._enable()
+            self._watch = Watch(job.run.path, self)
+            self._watch.start()
+        self._board.flush()
+        return job
+
+    def stop(self) -> None:
+        """Do what Stop does; nothing happens if no job goes on."""
+        job = self.job
+        if job is not None and self._busy:
+            self._stop.disabled = True
+            self._status.say("Stopping …")
+            job.stop()
+
+    def clear_earlier(self) -> None:
+        """Take earlier runs out of the figure; their folders stay."""
+        self._board.forget_earlier()
+        self._tell_facts()
+        self._enable()
+
+    def close(self) -> None:
+        """Stop the job, if one goes on, and take the panel off the page."""
+        self.stop()
+        if self._watch:
+            self._watch.cancel()
+        for widget in _all_below(self):
+            if widget is not self:
+                widget.close()
+        super().close()
+
+    def take(self, source: str, record: dict[str, Any]) -> None:
+        """Called by the watch with every record."""
+        if source == "job":
+            return
+        rank = int(source[5:])
+        if record["k"] == "error":
+            self._status.errors[rank] = record
+        elif record["k"] == "event" and record.get("launch_s") is not None:
+            self._status.launch_s = record["launch_s"]
+        self._board.take(rank, record)
+        if record["k"] == "rank":
+            self._tell_facts()
+
+    def refresh(self, alive: bool) -> None:
+        """Called by the watch, at most ten times a second, to show what it passed on."""
+        self._board.settle(ended=False)
+        self._board.flush(alive)
+        self._status.progress(self._board)
+
+    def ended(self, status: str, reason: str) -> None:
+        """Called by the watch when the run is over."""
+        self._board.settle(ended=True)
+        self._board.flush()
+        self._status.ended(self._board, status, reason)
+        with self._guard:
+            self._busy = False
+            self._enable()
+        if status == "failed":
+            self._more_box.selected_index = 1
+
+    def _repr_mimebundle_(self, **kwargs: Any) -> Any:
+        Thread(target=_prepare, name="dlpar prepare", daemon=True).start()
+        return super()._repr_mimebundle_(**kwargs)
+
+    def _build_buttons(self) -> None:
+        self._run = widgets.Button(description="Run", icon="play", button_style="primary", tooltip="Start the ranks")
+        self._stop = widgets.Button(description="Stop", icon="stop", tooltip="End the job and all its ranks", disabled=True)
+        self._clear = widgets.Button(
+            description="Clear earlier runs", icon="eraser", tooltip="Take the faint curves away", disabled=True
+        )
+        self._run.on_click(lambda _button: self._pressed(self.run))
+        self._stop.on_click(lambda _button: self._pressed(self.stop))
+        self._clear.on_click(lambda _button: self._pressed(self.clear_earlier))
+        self._says = widgets.HTML().add_class("dlpar-message")
+
+    def _first_screen(self, names: tuple[str, ...], question: str, title: str) -> list[widgets.Widget]:
+        unknown = [name for name in names if name not in self._controls.widgets]
+        if unknown:
+            fields = ", ".join(self._controls.widgets)
+            raise ValueError(f"controls: got {unknown[0]!r}, allowed are {fields}")
+        asked = f"<p>{html.escape(question)}</p>" if question else ""
+        head = widgets.HTML(f"<h3>{html.escape(title)}</h3>{asked}").add_class("dlpar-head")
+        chosen = [self._controls.widgets[name] for name in names]
+        for widget in chosen:
+            widget.style.description_width, widget.layout.width = "initial", "auto"
+        first = widgets.Box([*chosen, self._run, self._stop, self._clear]).add_class("dlpar-controls")
+        progress = widgets.Box([self._status.bar, self._status.words, self._says]).add_class("dlpar-progress")
+        plots = self._board.plots
+        tabs = widgets.Tab(list(plots.values()), titles=tuple(plots))
+        return [head, first, progress, self._status.facts, tabs]
+
+    def _more(self, shown: tuple[str, ...]) -> widgets.Accordion:
+        groups = [
+            widgets.VBox([widgets.HTML(f"<h4>{name}</h4>"), widgets.Box(found).add_class("dlpar-fields")])
+            for name, found in self._controls.groups(shown).items()
+        ]
+        titles = ("More settings", "Log")
+        self._more_box = widgets.Accordion([widgets.VBox(groups), self._status.log], titles=titles)
+        return self._more_box
+
+    def _pressed(self, action: Any) -> None:
+        try:
+            action()
+        except Exception as error:  # a callback must not raise: nobody would see it
+            self._message(str(error) if isinstance(error, BadExperiment) else f"{type(error).__name__}: {error}")
+
+    def _check(self) -> None:
+        try:
+            self.experiment
+        except BadExperiment as error:
+            self._message(str(error))
+            self._run.disabled = True
+        else:
+            self._message("")
+            self._enable()
+
+    def _enable(self) -> None:
+        self._run.disabled, self._stop.disabled = self._busy, not self._busy
+        self._clear.disabled = len(self._board.shown) < 2
+
+    def _message(self, sentence: str) -> None:
+        self._says.value = f'<p role="alert">{html.escape(sentence)}</p>' if sentence else ""
+
+    def _tell_facts(self) -> None:
+        board = self._board
+        now, *earlier = board.shown.values()
+        same = [e for e in earlier if same_batches(now, e)]
+        compared = "every step saw the same samples in all runs shown" if earlier and len(same) == len(earlier) else ""
+        self._status.show_facts(now, board.ranks, board.slip, compared)
+
+
+def _all_below(widget: widgets.Widget) -> list[widgets.Widget]:
+    below = [w for child in getattr(widget, "children", ()) for w in _all_below(child)]
+    return [widget, *below]
+
+
+def _take_place_of_earlier(panel: Panel) -> None:
+    found = this_cell()
+    if found is None:
+        return
+    cell, execution = found
+    for made_in, earlier in _of_cell[cell]:
+        if made_in != execution:
+            earlier.close()
+    _of_cell[cell] = [(made_in, p) for made_in, p in _of_cell[cell] if made_in == execution] + [(execution, panel)]
+
+
+def _prepare() -> None:
+    try:
+        from dlpar import launcher
+
+        launcher.prepare()
+    except Exception:  # only a head start: the launch itself says what is wrong
+        pass

@@ -1,0 +1,121 @@
+"""Words about a run: how far it is, where it runs, what it printed."""
+
+from __future__ import annotations
+
+import html
+import os
+import platform
+import time
+from pathlib import Path
+from typing import Any
+
+import ipywidgets as widgets
+
+from dlpar.experiment import Experiment
+from dlpar.lab.board import Board
+from dlpar.lab.says import duration, quantity
+
+LOG_BYTES = 16_000
+"""End of the log that is shown; all of it is in the run folder."""
+
+STYLES = {"done": "success", "failed": "danger", "lost": "danger", "unwatched": "danger", "stopped": "warning"}
+
+
+class Status:
+    """Progress bar, the line beside it, the line of facts, and the log."""
+
+    def __init__(self, experiment: Experiment) -> None:
+        self.bar = widgets.IntProgress(min=0, max=experiment.steps, layout={"width": "16em"})
+        self.bar.tooltip = "Global steps done"
+        self.words = widgets.HTML().add_class("dlpar-words")
+        self.facts = widgets.HTML().add_class("dlpar-facts")
+        self.log = widgets.HTML()
+        self.say("Not started. Press Run.")
+        self.show_facts(experiment, {}, None, "")
+        self.show_log(None, {})
+
+    def say(self, words: str) -> None:
+        """Put `words` beside the bar."""
+        self.words.value = html.escape(words)
+
+    def begin(self, experiment: Experiment, path: Path) -> None:
+        """Forget the last run."""
+        self.path, self.errors, self._log_size, self._shown = path, {}, -1, 0.0
+        self.bar.value, self.bar.max, self.bar.bar_style = 0, experiment.steps, ""
+        self.launch_s: float | None = None
+        several = "" if experiment.workers == 1 else "s"
+        self.say(f"Starting {experiment.workers} rank{several} …")
+
+    def progress(self, board: Board) -> None:
+        """Say how far the run is; four times a second at most."""
+        now = time.monotonic()
+        if now - self._shown < 0.25:
+            return
+        self._shown = now
+        done, steps = board.steps.done, self.bar.max
+        if done:
+            spent = board.steps.last.seconds
+            left = spent / done * (steps - done)
+            self.bar.value = done
+            self.say(f"step {done:,} of {steps:,} · {duration(spent)} so far · about {duration(left)} left")
+        self.show_log(self.path, self.errors)
+
+    def ended(self, board: Board, status: str, reason: str) -> None:
+        """Say how the run went."""
+        done = board.steps.done
+        self.bar.value, self.bar.bar_style = done, STYLES.get(status, "")
+        parts = [status if status != "done" else f"done: {done:,} steps"]
+        if status in ("stopped", "lost", "failed"):
+            parts.append(f"after {done:,} of {self.bar.max:,} steps")
+        if board.steps.last:
+            parts.append(f"in {duration(board.steps.last.seconds)}, loss {quantity(board.steps.last.loss)}")
+        if board.convergence.accuracy is not None:
+            parts.append(f"held-out accuracy {board.convergence.accuracy:.1%}")
+        if self.launch_s is not None:
+            parts.append(f"launched in {duration(self.launch_s)}")
+        said = " · ".join(parts)
+        self.say(f"{said} — {reason}" if reason and status != "done" else said)
+        self._log_size = -1
+        self.show_log(self.path, self.errors)
+
+    def show_facts(self, experiment: Experiment, ranks: dict[int, dict], slip: float | None, compared: str) -> None:
+        """What a reader must know to trust the figures: world, platform, clock, slip."""
+        cluster = experiment.cluster
+        facts = {"world": cluster.world, "on": _platform(ranks), "clock": _clock(ranks)}
+        facts["slip"] = "none: seconds are the wall clock's" if slip is None else f"{slip * 1e3:.0f} ms"
+        if compared:
+            facts["compared"] = compared
+        self.facts.value = " ".join(f"<span><b>{k}</b> {html.escape(v)}</span>" for k, v in facts.items())
+
+    def show_log(self, path: Path | None, errors: dict[int, dict[str, Any]]) -> None:
+        """The end of what the ranks printed, and every traceback, prefixed by its rank."""
+        log = path / "log.txt" if path else None
+        size = log.stat().st_size if log and log.exists() else 0
+        if path and size + len(errors) == self._log_size:
+            return
+        self._log_size = size + len(errors)
+        text = ""
+        if size:
+            with open(log, "rb") as file:
+                file.seek(max(0, size - LOG_BYTES))
+                text = file.read().decode(errors="replace")
+        for rank, error in sorted(errors.items()):
+            lines = str(error.get("traceback") or error.get("message")).rstrip().splitlines()
+            text += "\n" + "\n".join(f"[rank {rank}] {line}" for line in lines) + "\n"
+        where = f"<p>Everything is kept in <code>{html.escape(str(path))}</code>.</p>" if path else ""
+        body = html.escape(text.strip()) or "Nothing was printed."
+        self.log.value = f'<pre class="dlpar-log" tabindex="0" role="log" aria-label="Log of the run">{body}</pre>{where}'
+
+
+def _platform(ranks: dict[int, dict]) -> str:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if not ranks:
+        return f"{platform.node()}, {cores} cores"
+    hosts = sorted({r["host"] for r in ranks.values()})
+    kinds = sorted({f"{r['device']}, {r['carrier']}, {r['threads']} thread{'s' * (r['threads'] != 1)} a rank" for r in ranks.values()})
+    here = f"{hosts[0]}, {cores} cores" if hosts == [platform.node()] else f"{len(hosts)} hosts" if len(hosts) > 1 else hosts[0]
+    return f"{here} ({'; '.join(kinds)})"
+
+
+def _clock(ranks: dict[int, dict]) -> str:
+    return ", ".join(sorted({r["clock"] for r in ranks.values()})) or "wall"

@@ -1,0 +1,118 @@
+"""The thread that reads a run folder while it grows and passes on what it finds."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any, Protocol
+
+from dlpar.run import Run
+from dlpar.tail import Tail
+
+SHORTEST, LONGEST = 0.05, 0.12
+"""Seconds between two looks: while records come, and when nothing happens."""
+
+SEND_EVERY = 0.1
+"""Seconds between two drawings; the page could not show more to any use."""
+
+SIGN_OF_LIFE = 1.0
+"""Seconds after which the page hears that there is no news."""
+
+CHUNK = 256 << 10
+"""Bytes of one file taken at a time: bounds memory when a long run is opened."""
+
+
+BEHIND = 2000
+"""Records in one look that mean there is more to read at once."""
+
+GRACE = 3.0
+"""Seconds a run may go unheld before it counts as lost: its guard may still be starting."""
+
+
+class Listener(Protocol):
+    """What a watch feeds."""
+
+    def take(self, source: str, record: dict[str, Any]) -> None:
+        """One record; `source` is ``rank-3`` or ``job``."""
+
+    def refresh(self, alive: bool) -> None:
+        """Show what was taken; `alive`: say something even if it was nothing."""
+
+    def ended(self, status: str, reason: str) -> None:
+        """The run is over and all its records were taken."""
+
+
+class Watch(Thread):
+    """Tails `path` until the run has ended, or nobody holds `listener` any more.
+
+    The thread keeps only a weak reference to the listener, never prints, and
+    does nothing that outlives the kernel.
+    """
+
+    def __init__(self, path: Path, listener: Listener) -> None:
+        super().__init__(name=f"dlpar watch {path.name}", daemon=True)
+        self._run, self._tail = Run(path), Tail(path, CHUNK)
+        self._listener = weakref.ref(listener)
+        self._cancelled = Event()
+        self._end: dict[str, Any] | None = None
+        self._checked, self._seen_alive = 0.0, time.monotonic()
+
+    def cancel(self) -> None:
+        """End the thread at its next look."""
+        self._cancelled.set()
+
+    def run(self) -> None:
+        """Body of the thread."""
+        try:
+            self._watch()
+        except Exception as error:  # the panel must not look as if the job still ran
+            listener = self._listener()
+            if listener and not self._cancelled.is_set():
+                listener.ended("unwatched", f"the panel stopped following the run: {type(error).__name__}: {error}")
+
+    def _watch(self) -> None:
+        pause, sent, pending = SHORTEST, 0.0, False
+        while not self._cancelled.is_set():
+            listener = self._listener()
+            if listener is None:
+                return
+            found = self._take(listener)
+            if not found and self._over():
+                return self._finish(listener)
+            pending = pending or found > 0
+            silent = time.monotonic() - sent
+            if silent >= (SEND_EVERY if pending else SIGN_OF_LIFE):
+                listener.refresh(alive=silent >= SIGN_OF_LIFE)
+                sent, pending = time.monotonic(), False
+            del listener
+            pause = SHORTEST if found or pending else min(pause * 1.2, LONGEST)
+            if found <= BEHIND:
+                self._cancelled.wait(pause)
+
+    def _over(self) -> bool:
+        """Whether the end was written, or nobody has held the run for a while."""
+        now = time.monotonic()
+        if self._end:
+            return True
+        if now - self._checked > 0.5:
+            self._checked = now
+            self._seen_alive = now if self._run.live else self._seen_alive
+        return now - self._seen_alive > GRACE
+
+    def _take(self, listener: Listener) -> int:
+        records = self._tail.read()
+        for source, record in records:
+            if source == "job" and record["k"] == "end":
+                self._end = record
+            listener.take(source, record)
+        return len(records)
+
+    def _finish(self, listener: Listener) -> None:
+        while self._take(listener):  # written between the last look and the end
+            pass
+        if self._end:
+            listener.ended(self._end["status"], self._end.get("reason") or "")
+        else:
+            listener.ended("lost", "the job ended without a word; it may have been killed")

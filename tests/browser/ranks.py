@@ -1,0 +1,56 @@
+"""A run folder written at a known pace, by the recorder real ranks use: ``python ranks.py folder workers steps steps_per_s``.
+
+Stands in for MPI ranks where a test needs to know when a step was written or
+wants more of them than this machine could compute.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import math
+import os
+import sys
+import time
+from pathlib import Path
+
+from dlpar.record import Recorder
+
+
+def write(folder: Path, workers: int, steps: int, pace: float) -> None:
+    """Record `steps` steps of `workers` ranks, `pace` of them a second; the log notes when each was due."""
+    lock = open(folder / "lock", "w")
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    begun = time.time()
+    ranks = [Recorder(folder, r, lambda: time.time() - begun) for r in range(workers)]
+    for rank in ranks:
+        rank.rank_is(role="worker", device="cpu", carrier="mpi", clock="wall", threads=1)
+        rank.event("start", launch_s=0.4, epoch=begun)
+    for step in range(steps):
+        for rank in ranks:
+            _step(rank, step, 1 / pace)
+        if step % max(1, steps // 20) == 0:
+            with ranks[0].span("evaluate"):
+                pass
+            ranks[0].evaluation(step, accuracy=1 - 0.9 * math.exp(-3 * step / steps), loss=0.4, samples=360)
+        time.sleep(max(0.0, begun + (step + 1) / pace - time.time()))
+    for rank in ranks:
+        rank.end(steps)
+    end = {"k": "end", "at": time.time(), "status": "done", "reason": "", "rank": None}
+    (folder / "job.jsonl").write_text(json.dumps(end) + "\n")
+
+
+def _step(rank: Recorder, step: int, seconds: float) -> None:
+    now, part = rank.now(), seconds / 10
+    for place, name in enumerate(("forward", "backward", "communicate", "update")):
+        with contextlib.suppress(AttributeError):
+            rank._spans.append((name, now - (8 - 2 * place) * part, now - (6.2 - 2 * place) * part))
+    loss = 2.3 * math.exp(-step / 400) + 0.02 * math.sin(step + rank.rank)
+    rank.step(step, loss=loss, samples=64, compute=6 * part, comm=2 * part, wait=part, bytes=1000, messages=6,
+              staleness=0, lead=0)  # fmt: skip
+
+
+if __name__ == "__main__":
+    os.nice(5)
+    write(Path(sys.argv[1]), *(int(n) for n in sys.argv[2:4]), float(sys.argv[4]))

@@ -1,0 +1,54 @@
+"""Every test session keeps its runs, sockets and fork server in folders of its own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_folders():
+    """A private DLPAR_HOME and DLPAR_RUNTIME; the fork server in them is dismissed at the end."""
+    root = Path(tempfile.mkdtemp(prefix="dlt-"))  # short: a socket's path must stay under 108 bytes
+    before = {name: os.environ.get(name) for name in ("DLPAR_HOME", "DLPAR_RUNTIME")}
+    os.environ |= {"DLPAR_HOME": str(root / "home"), "DLPAR_RUNTIME": str(root / "r")}
+    yield root
+    from dlpar.launcher.warm import dismiss
+
+    dismiss()
+    shutil.rmtree(root, ignore_errors=True)
+    for name, value in before.items():
+        os.environ.pop(name, None) if value is None else os.environ.__setitem__(name, value)
+
+
+def job_processes(folder: Path) -> list[psutil.Process]:
+    """Live processes that belong to the job of a run folder, wherever they hang in the process tree."""
+    found = []
+    for process in psutil.process_iter(["cmdline", "status"]):
+        try:
+            words = " ".join(process.info["cmdline"] or [])
+            environment = process.environ() if "python" in words or "mpiexec" in words or "prte" in words else {}
+        except psutil.Error:
+            continue
+        if process.info["status"] == psutil.STATUS_ZOMBIE:
+            continue
+        if str(folder) in words or str(folder) in environment.get("DLPAR_RUN", ""):
+            found.append(process)
+    return found
+
+
+def eventually(condition, seconds: float, what: str):
+    """Wait until `condition()` is true and return its value; fail after `seconds`."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        value = condition()
+        if value:
+            return value
+        time.sleep(0.02)
+    pytest.fail(f"after {seconds:g} s still not: {what}")

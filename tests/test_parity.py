@@ -1,0 +1,98 @@
+"""Parallel training changes nothing but the time: the same losses on any number of workers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import dlpar
+from dlpar import Experiment
+
+SMALL = {
+    "mlp": dict(model={"name": "mlp", "width": 48}, batch=60),
+    "cnn": dict(model={"name": "cnn", "width": 64, "depth": 2}, batch=25),
+    "transformer": dict(
+        model={"name": "transformer", "width": 32, "depth": 2}, data={"name": "docstrings", "context": 16}, batch=14
+    ),
+}
+"""Odd batches on purpose: 3 and 4 workers get shares of different sizes."""
+
+
+def losses(**fields) -> np.ndarray:
+    """Loss of every step of a real run."""
+    run = dlpar.launch(Experiment(steps=100, evaluate_every=1000, **fields)).wait(60)
+    curve = run.curve
+    assert list(curve["step"]) == list(range(100))
+    return curve["loss"].to_numpy()
+
+
+def apart(a: np.ndarray, b: np.ndarray) -> float:
+    """Largest relative difference."""
+    return float(np.max(np.abs(a - b) / np.abs(a)))
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_float64_losses_are_the_same_on_1_2_3_and_4_workers(name):
+    alone = losses(workers=1, dtype="float64", **SMALL[name])
+    assert alone[-10:].mean() < alone[:10].mean()  # it does learn
+    for workers in (2, 3, 4):
+        assert apart(alone, losses(workers=workers, dtype="float64", **SMALL[name])) < 1e-9
+
+
+def test_float32_losses_at_the_defaults_stay_within_1e_4():
+    alone = losses(workers=1)
+    for workers in (2, 3, 4):
+        assert apart(alone, losses(workers=workers)) < 1e-4
+
+
+@pytest.mark.parametrize(
+    "sync",
+    [
+        {"allreduce": "library"},
+        {"overlap": True, "bucket_mb": 0.01},
+        {"overlap": True, "bucket_mb": 0.01, "allreduce": "library"},
+        {"bucket_mb": 0.005},
+    ],
+    ids=["library", "overlap", "overlapped library", "small buckets"],
+)
+def test_the_way_the_sum_is_made_does_not_matter(sync):
+    alone = losses(workers=1, dtype="float64", **SMALL["mlp"])
+    assert apart(alone, losses(workers=3, dtype="float64", sync=sync, **SMALL["mlp"])) < 1e-9
+
+
+@pytest.mark.parametrize("optimizer", ["momentum", "adagrad", "adam"])
+def test_every_optimizer_gives_the_same_losses(optimizer):
+    alone = losses(workers=1, dtype="float64", optimizer=optimizer, lr=0.01, **SMALL["mlp"])
+    assert apart(alone, losses(workers=3, dtype="float64", optimizer=optimizer, lr=0.01, **SMALL["mlp"])) < 1e-9
+
+
+def test_gloo_carries_the_same_training():
+    alone = losses(workers=1, dtype="float64", **SMALL["mlp"])
+    assert apart(alone, losses(workers=2, dtype="float64", cluster={"carrier": "gloo"}, **SMALL["mlp"])) < 1e-9
+
+
+def test_weak_scaling_of_n_times_b_is_strong_scaling_of_their_product():
+    strong = losses(workers=3, dtype="float64", model={"width": 32}, batch=48)
+    weak = losses(workers=3, dtype="float64", model={"width": 32}, batch=16, scaling="weak")
+    assert apart(strong, weak) < 1e-12
+
+
+@pytest.mark.parametrize("name", ["mlp", "cnn"])
+def test_batchnorm_is_the_exception_unless_it_is_synchronised(name):
+    fields = dict(SMALL[name], dtype="float64", lr=0.05)
+    model = fields.pop("model")
+    alone = losses(workers=1, model={**model, "norm": "batch"}, **fields)
+    local = losses(workers=3, model={**model, "norm": "batch"}, **fields)
+    synchronised = losses(workers=3, model={**model, "norm": "sync_batch"}, **fields)
+    assert apart(alone, synchronised) < 1e-9
+    assert apart(alone, local) > 1e-3
+
+
+def test_uneven_and_sorted_shards_train_with_every_sample_counted_once():
+    for shards in ("uneven", "by_label"):
+        run = dlpar.launch(Experiment(workers=3, shards=shards, steps=20, batch=60)).wait(60)
+        by_rank = run.steps.groupby("rank")["samples"].first()
+        assert by_rank.sum() == 60
+        assert run.curve["loss"].iloc[-1] < run.curve["loss"].iloc[0]
+        if shards == "uneven":
+            assert by_rank.tolist() == [10, 20, 30]
