@@ -1,7 +1,7 @@
 # make lab    opens the first lab in JupyterLab            make test   runs the tests
 #
-# A bare machine needs Python 3.11 or later with its venv module, and make (3.81, which macOS carries, will do).
-# The first call puts everything into ./.venv; after that a call only starts what it is asked to start.
+# A bare machine needs Python 3.11 or later with its venv module, and make (macOS's old 3.81 will do). The
+# first call puts everything into ./.venv; after that a call only starts what it is asked to start.
 
 VENV  := .venv
 PY    := $(VENV)/bin/python
@@ -28,10 +28,10 @@ help:  ## this text
 	@echo '  TORCH        the PyTorch to install: auto (the default: CPU unless there is an NVIDIA GPU),'
 	@echo '               cpu, cuda, or any (whatever the package registry gives: large)'
 
-# ---- running -------------------------------------------------------------------------------------------------
+# ---- running ---------------------------------------------------------------------------------------------
 
-# Started as modules, so that a moved or copied environment cannot start another's. PATH lets a terminal or a cell
-# in the lab say `dlpar` and `mpiexec`; the other setting puts this environment's kernel before the user's own.
+# Started as modules, so that a moved or copied environment cannot start another's. PATH lets a terminal or a
+# cell in the lab say `dlpar` and `mpiexec`; the other puts this environment's kernel before the user's own.
 RUN = PATH="$(CURDIR)/$(VENV)/bin:$$PATH" JUPYTER_PREFER_ENV_PATH=1 exec $(PY) -m
 
 # JupyterLab as a lab wants it: on loopback only, and nothing that asks another machine for news or updates.
@@ -39,8 +39,9 @@ lab: $(STAMP)  ## open the first lab in JupyterLab (where there is no screen: pr
 	@echo "Starting JupyterLab on $(LAB); Ctrl-C twice stops it."
 	@if [ "$$(id -u)" = 0 ]; then set -- --allow-root; fi; \
 	if [ "$$(uname)" != Darwin ] && [ -z "$$DISPLAY$$WAYLAND_DISPLAY" ]; then set -- "$$@" --no-browser; fi; \
-	$(RUN) jupyterlab "$$@" --ServerApp.ip=127.0.0.1 --ServerApp.root_dir=. --LabApp.default_url=/lab/tree/$(LAB) \
-	  --LabApp.news_url=None --LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate \
+	$(RUN) jupyterlab "$$@" --ServerApp.ip=127.0.0.1 --ServerApp.root_dir=. \
+	  --LabApp.default_url=/lab/tree/$(LAB) --LabApp.news_url=None \
+	  --LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate \
 	  --LabApp.extension_manager=readonly --LanguageServerManager.autodetect=False $(LAB_ARGS)
 
 test: $(STAMP)  ## run every test but the benchmarks
@@ -61,16 +62,16 @@ clean:  ## remove the environment and all that was built; runs and notebooks sta
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# ---- a browser for the browser tests -------------------------------------------------------------------------
+# ---- a browser for the browser tests ---------------------------------------------------------------------
 
-FIND_BROWSER = browser=; for name in google-chrome google-chrome-stable chromium chromium-browser \
-    "/Applications/Google Chrome.app/Contents/MacOS/Google Chrome" \
-    /Applications/Chromium.app/Contents/MacOS/Chromium; do \
-    browser=$$(command -v "$$name") && break; done
+# The tests' own search decides, so that what is said here is what they do.
+FIND_BROWSER = browser=$$(cd tests/browser && \
+    ../../$(PY) -c 'import jupyter; print(jupyter.find_browser() or "")')
 
 # Tried once: where the archive cannot be reached, later calls must not wait for it again.
 APT = DEBIAN_FRONTEND=noninteractive apt-get -q -o Acquire::http::Timeout=30 -o DPkg::Lock::Timeout=120
-INSTALL_BROWSER = if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && [ ! -e $(VENV)/browser-tried ]; then \
+MAY_INSTALL = [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && [ ! -e $(VENV)/browser-tried ]
+INSTALL_BROWSER = if $(MAY_INSTALL); then \
     echo "No Chrome or Chromium here: installing Debian's chromium for the browser tests (once)"; \
     touch $(VENV)/browser-tried; \
     { $(APT) update && $(APT) install -y --no-install-recommends chromium; } >$(VENV)/browser.log 2>&1 \
@@ -78,15 +79,15 @@ INSTALL_BROWSER = if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && [ !
     $(FIND_BROWSER); fi
 
 NO_BROWSER = printf '\n%s\n%s\n%s\n\n' "$(RULE)" \
-    "    BROWSER TESTS ARE SKIPPED: no Chrome or Chromium was found. Install one and run this again." "$(RULE)"
+    "    BROWSER TESTS ARE SKIPPED: there is no Chrome or Chromium. Install one and run this again." "$(RULE)"
 RULE := ********************************************************************************************
 
-# ---- setting up ----------------------------------------------------------------------------------------------
+# ---- setting up ------------------------------------------------------------------------------------------
 
 setup: $(STAMP)  ## only set up
 
-# The stamp holds the folder it was made for. Where that is not this one, or the environment's Python no longer
-# starts (the system's was replaced), the environment is made anew.
+# The stamp holds the folder it was made for. Where that is not this one, or the environment's Python no
+# longer starts (the system's was replaced), the environment is made anew.
 HERE := $(shell pwd -P)
 ifneq ($(shell $(PY) -c 'print(open("$(STAMP)").read().strip())' 2>/dev/null),$(HERE))
 $(STAMP): FORCE
@@ -97,8 +98,8 @@ SUITABLE = import os, sys; sys.exit($(IS_OURS) or sys.version_info < (3, 11))
 COMPLETE = import os, sys, pip; sys.exit(not $(IS_OURS))
 QUIET    = $$([ -t 2 ] || echo --quiet)
 
-# --compile-bytecode, in the last step, does it for every package, as pip does: where PYTHONDONTWRITEBYTECODE is set,
-# as containers like to, or the folder is read-only, each process would otherwise compile for itself, for seconds.
+# --compile-bytecode, in the last step, does it for every package, as pip does: where PYTHONDONTWRITEBYTECODE
+# is set, as containers like to, or the folder is read-only, each process would otherwise compile for seconds.
 # uv reads none of pip's settings: where pip was told of a mirror, or of a folder of wheels, tell uv.
 PIP_SETTING = $$($(PY) -m pip config list | sed -nE "s/^(:env:|global|install)\.$(1)='(.*)'$$/\2/p" \
     | sed 's/\\n/ /g' | head -n 1)
@@ -108,8 +109,8 @@ UV_SETTINGS = links="$(call PIP_SETTING,find-links)"; index="$(call PIP_SETTING,
 UV_INSTALL  = [ -x $(VENV)/bin/uv ] && $(VENV)/bin/uv pip install $(QUIET) --python $(PY)
 PIP_INSTALL = $(PY) -m pip install --disable-pip-version-check $(QUIET)
 
-# PyTorch first and by itself: the registry's Linux build brings several GB of CUDA libraries, so without an NVIDIA
-# GPU only a CPU build will do. +cpu is the name of one, in a folder of wheels as well as in PyTorch's own index.
+# PyTorch first and by itself: the registry's Linux build brings several GB of CUDA libraries, so without an
+# NVIDIA GPU only a CPU build will do: +cpu, in a folder of wheels as well as in PyTorch's own index.
 TORCH_VERSION = $(shell sed -nE 's/.*"torch==([^"]+)".*/\1/p' pyproject.toml)
 HAS_TORCH = $(PY) -c 'import sys, importlib.metadata as installed; \
     sys.exit(installed.version("torch").split("+")[0] != "$(TORCH_VERSION)")' 2>/dev/null
@@ -118,8 +119,8 @@ CPU_TORCH = { [ -n "$$UV_FIND_LINKS" ] && $(UV_INSTALL) torch==$(TORCH_VERSION)+
     || { $(UV_INSTALL) --torch-backend=cpu torch==$(TORCH_VERSION); } \
     || $(PIP_INSTALL) torch==$(TORCH_VERSION)+cpu
 # Without the folder of wheels: a CPU build in it would pass for the version asked for.
-CUDA_TORCH = { unset UV_FIND_LINKS; $(UV_INSTALL) --torch-backend=auto torch==$(TORCH_VERSION); } \
-    || $(PIP_INSTALL) torch==$(TORCH_VERSION)
+CUDA_TORCH = unset UV_FIND_LINKS PIP_FIND_LINKS; \
+    { $(UV_INSTALL) --torch-backend=auto torch==$(TORCH_VERSION); } || $(PIP_INSTALL) torch==$(TORCH_VERSION)
 ANY_TORCH  = { $(UV_INSTALL) torch==$(TORCH_VERSION); } || $(PIP_INSTALL) torch==$(TORCH_VERSION)
 
 $(STAMP): pyproject.toml
@@ -127,13 +128,12 @@ $(STAMP): pyproject.toml
 	  python=; for name in $(PYTHON); do \
 	    if "$$name" -c '$(SUITABLE)' 2>/dev/null; then python=$$name; break; fi; done; \
 	  if [ -z "$$python" ]; then \
-	    echo "dlpar needs Python 3.11 or later; none is among: $(PYTHON). Install one, or say make PYTHON=..." >&2; \
-	    exit 1; fi; \
+	    echo "dlpar needs Python 3.11 or later; none is among: $(PYTHON)." \
+	      "Install one, or say where it is: make PYTHON=..." >&2; exit 1; fi; \
 	  echo "Set-up 1/4: making $(VENV) with $$("$$python" -V)"; \
 	  if ! "$$python" -m venv --clear $(VENV); then \
 	    echo "$$python could not make $(VENV). If its venv module is missing: on Debian and Ubuntu," \
-	      "apt-get install python3-venv; elsewhere install a complete Python." >&2; \
-	    exit 1; fi; fi
+	      "apt-get install python3-venv; elsewhere install a complete Python." >&2; exit 1; fi; fi
 	@echo "Set-up 2/4: fetching the installer uv"
 	@$(PIP_INSTALL) $(UV) 2>/dev/null || echo "uv is not to be had here: going on with pip, which takes longer."
 	@$(UV_SETTINGS); \
@@ -143,7 +143,7 @@ $(STAMP): pyproject.toml
 	if $(HAS_TORCH); then echo "Set-up 3/4: PyTorch $(TORCH_VERSION) is there"; exit; fi; \
 	echo "Set-up 3/4: installing PyTorch $(TORCH_VERSION) ($$choice)"; \
 	case $$choice in \
-	  cpu) $(CPU_TORCH) || { echo "No CPU build of PyTorch $(TORCH_VERSION) for this Python could be reached; the" \
+	  cpu) $(CPU_TORCH) || { echo "No CPU build of PyTorch $(TORCH_VERSION) for this Python was found; the" \
 	    "lines above say why. TORCH=any takes the registry's own build: several GB on Linux." >&2; exit 1; };; \
 	  cuda) $(CUDA_TORCH);; \
 	  any) $(ANY_TORCH);; \

@@ -12,9 +12,10 @@ import types
 import typing
 from typing import Any, Literal
 
-from annotated_types import Ge, Gt, Le, Lt
-from pydantic import BaseModel, ConfigDict, ValidationError
+from annotated_types import Ge, Gt, Le, Lt, MinLen
+from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 from pydantic.fields import FieldInfo
+from pydantic_core import PydanticCustomError
 
 
 class BadExperiment(ValueError):
@@ -37,6 +38,14 @@ class Part(BaseModel):
 
     def __str__(self) -> str:
         return str(getattr(self, self.head()))
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _truth_is_no_number(cls, value: Any, info: ValidationInfo) -> Any:
+        """Refuse ``workers=True``, which Python takes for 1."""
+        if isinstance(value, bool) and unwrap(cls.model_fields[info.field_name].annotation) in (int, float):
+            raise PydanticCustomError("truth_is_no_number", "a truth value is no number")
+        return value
 
 
 def spelled_as_head(part: type[Part]):
@@ -117,7 +126,7 @@ def allowed(field: FieldInfo) -> str:
                 limits.append(f"{'below' if high_open else 'at most'} {_number(high)}")
             text = " ".join([noun, " and ".join(limits)]).strip()
     else:
-        text = "text"
+        text = "text that is not empty" if any(isinstance(mark, MinLen) for mark in field.metadata) else "text"
     return text + (", or nothing" if is_optional(field.annotation) else "")
 
 

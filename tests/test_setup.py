@@ -122,7 +122,8 @@ def test_no_file_names_a_path_of_one_machine() -> None:
 def test_make_without_a_target_explains_every_target() -> None:
     def said(*target: str) -> str:
         command = ["make", "--no-print-directory", *target]
-        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=20, check=True).stdout
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=20, check=True)
+        return done.stdout
 
     assert said() == said("help")
     assert sorted(re.findall(r"^  make (\w+) +\w", said(), re.M)) == sorted(TARGETS)

@@ -20,7 +20,7 @@ def is_regression(experiment: Experiment) -> bool:
 
 def loss_title(experiment: Experiment) -> str:
     """Name and unit of the loss."""
-    return "loss (mean squared error)" if is_regression(experiment) else "loss (cross-entropy, nats)"
+    return "loss (squared error)" if is_regression(experiment) else "loss (nats)"
 
 
 def test_line(colour: str, tested: str) -> dict[str, Any]:
@@ -51,7 +51,7 @@ class Convergence:
     def __init__(self, experiment: Experiment) -> None:
         self.plot = LivePlot(layout(experiment), x_axes(experiment), logarithmic=True)
         self.earlier: list[str] = []
-        self._top = self._end = 1.0
+        self._top, self._end, self._latest = 1.0, 1.0, 0.0
         self._reach = {"step": 0.0, "samples": 0.0}
         # Without a trace plotly leaves the accuracy's axes out, and the figure would jump at the first point.
         self.plot.add_trace("room for accuracy", {"yaxis": "y2", "showlegend": False}, ("step", "y"), {"x": "step", "y": "y"})
@@ -83,7 +83,7 @@ class Convergence:
         """Take a finished global step."""
         self.loss.add((done.step, done.samples, done.seconds, done.loss))
         if math.isfinite(done.loss) and done.loss > self._top:
-            self._top = theme.nice_above(done.loss, self._top)
+            self._top = max(theme.rounded_up(done.loss), self._top)
 
     def test(self, record: dict[str, Any]) -> None:
         """Take a test on held-out samples."""
@@ -97,7 +97,8 @@ class Convergence:
             return
         if ended:
             self.loss.finish((steps.last.step, steps.last.samples, steps.last.seconds, steps.last.loss))
-        self._end = theme.nice_above(steps.last.seconds, self._end)
+        self._latest = max(self._latest, steps.last.seconds)
+        self._end = theme.rounded_up(self._latest) if ended else theme.doubled(self._latest, self._end)
         self.plot.set_range("yaxis", 0, self._top)
         self.plot.set_range("seconds", 0, self._end)
         self.plot.say(
@@ -107,7 +108,7 @@ class Convergence:
     def _fit_axes(self, fresh: bool) -> None:
         """Room for this run and those that stay; axes shrink only when nothing is left to compare with."""
         if fresh:
-            self._top, self._end, self._reach = 1.0, 1.0, {"step": 0.0, "samples": 0.0}
+            self._top, self._end, self._latest, self._reach = 1.0, 1.0, 0.0, {"step": 0.0, "samples": 0.0}
         axes = x_axes(self.experiment)
         for name in self._reach:
             self._reach[name] = max(self._reach[name], axes[name]["range"][1])

@@ -48,9 +48,9 @@ def throughput(total: float, by_rank: Mapping[int, float], experiment: Experimen
     if workers == 1:
         return f"One worker trains on {quantity(total)} samples a second."
     slowest = min(by_rank, key=by_rank.__getitem__, default=None)
-    text = f"{workers} workers together train on {quantity(total)} samples a second"
-    if slowest is not None:
-        text += f", {quantity(total / workers)} each on average; rank {slowest} has the lowest rate, {quantity(by_rank[slowest])}"
+    text = f"{workers} workers together train on {quantity(total)} samples a second, {quantity(total / workers)} each on average"
+    if slowest is not None and by_rank[slowest] < 0.95 * total / workers:
+        text += f"; rank {slowest} has the lowest rate, {quantity(by_rank[slowest])}"
     return text + "."
 
 

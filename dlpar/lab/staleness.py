@@ -42,7 +42,7 @@ class Staleness:
     def settle(self) -> None:
         """Bring axis and sentence up to date."""
         if self.count:
-            self.plot.set_range("yaxis", -0.25, theme.nice_above(self.largest, 4))
+            self.plot.set_range("yaxis", -0.25, theme.doubled(self.largest, 4))
             self.plot.say(says.staleness(self.largest, self.total / self.count, self.experiment))
 
     def _layout(self, experiment: Experiment) -> dict[str, Any]:

@@ -7,6 +7,7 @@ darkened until each stands out at 3:1 or more on a white and on a dark page alik
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 SCHEMES = {"ring": "#0072B2", "ps": "#D55E00", "mapreduce": "#009E73", "gossip": "#C56C9E", "hogwild": "#BF8300"}
@@ -45,6 +46,9 @@ PHASES = {
 }
 """Phases a rank writes as spans; colour tells the kind of work, the pattern tells phases of one kind apart."""
 
+KINDS = ("compute", "communicate", "wait", "evaluate", "other")
+"""Kinds of work, in the order in which they are told."""
+
 OTHER = Phase("other", "#7f7f7f", "-")
 
 TITLES = {"step": "global step", "samples": "samples, all workers together", "seconds": "time since all ranks were ready (s)"}
@@ -79,7 +83,8 @@ def run_line(colour: str, age: int = 0) -> dict[str, Any]:
 def phase_bar(name: str) -> dict[str, Any]:
     """Bar of a phase, as plotly trace attributes."""
     phase = PHASES.get(name, OTHER)
-    pattern = {"shape": phase.pattern, "size": 6, "solidity": 0.35, "fgcolor": "#ffffff"} if phase.pattern else {}
+    hatch = {"fillmode": "overlay", "fgcolor": "#ffffff", "fgopacity": 0.75, "size": 7, "solidity": 0.3}
+    pattern = {"shape": phase.pattern, **hatch} if phase.pattern else {}
     named = name if name == phase.group else f"{phase.group}: {name}"
     return {"type": "bar", "orientation": "h", "name": named, "marker": {"color": phase.colour, "pattern": pattern}}
 
@@ -87,8 +92,20 @@ def phase_bar(name: str) -> dict[str, Any]:
 def axis(title: str, limits: tuple[float, float] | None = None, **more: Any) -> dict[str, Any]:
     """An axis with its label and unit; `limits` fix it, so that it does not jump while a run goes on."""
     fixed = {"range": list(limits)} if limits else {}
-    return {"title": {"text": title}, "showgrid": True, "gridcolor": "rgba(128,128,128,0.25)", "zeroline": False,
-            "linecolor": "rgba(128,128,128,0.7)", "showline": True, "ticks": "outside", "automargin": False, **fixed, **more}  # fmt: skip
+    return {
+        "title": {"text": title, "standoff": 10, "font": {"size": 14}},
+        "gridcolor": "rgba(128,128,128,0.25)",
+        "linecolor": "rgba(128,128,128,0.7)",
+        "showgrid": True,
+        "showline": True,
+        "zeroline": False,
+        "ticks": "outside",
+        "tickfont": {"size": 13},
+        "separatethousands": True,
+        "exponentformat": "none",
+        **fixed,
+        **more,
+    }
 
 
 def layout(title: str = "", **more: Any) -> dict[str, Any]:
@@ -98,7 +115,7 @@ def layout(title: str = "", **more: Any) -> dict[str, Any]:
         "font": {"size": 14, "color": "#222222"},
         "paper_bgcolor": "rgba(0,0,0,0)",
         "plot_bgcolor": "rgba(0,0,0,0)",
-        "margin": {"l": 78, "r": 16, "t": 44 if title else 34, "b": 56},
+        "margin": {"l": 92, "r": 16, "t": 44 if title else 34, "b": 56},
         "legend": {"orientation": "h", "x": 0, "y": 1.01, "xanchor": "left", "yanchor": "bottom", "font": {"size": 13}},
         "hovermode": "closest",
         "hoverlabel": {"bgcolor": "#ffffff", "font": {"color": "#111111"}},
@@ -106,9 +123,17 @@ def layout(title: str = "", **more: Any) -> dict[str, Any]:
     }
 
 
-def nice_above(value: float, least: float = 1.0) -> float:
-    """The first of `least`, 2 × `least`, 4 × `least` … that is not below `value`: axes grow by doubling."""
+def doubled(value: float, least: float = 1.0) -> float:
+    """The first of `least`, 2 × `least`, 4 × `least` … that is not below `value`: how an axis grows during a run."""
     top = least
     while top < value < float("inf"):
         top *= 2
     return top
+
+
+def rounded_up(value: float) -> float:
+    """The first round number that is not below a positive `value`: where an axis ends that need not grow again."""
+    if not 0 < value < float("inf"):
+        return 1.0
+    scale = 10.0 ** math.floor(math.log10(value))
+    return next(step * scale for step in (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10) if step * scale >= value * (1 - 1e-9))

@@ -100,8 +100,8 @@ class Throughput:
         if not len(self.total.series):
             return
         newest = self.total.series.rows[-1, 1]
-        self._end = theme.nice_above(last.seconds, self._end)
-        self._top = theme.nice_above(newest, self._top)
+        self._end = theme.rounded_up(last.seconds) if ended else theme.doubled(last.seconds, self._end)
+        self._top = theme.doubled(newest, self._top)
         self.plot.set_range("xaxis", 0, self._end)
         self.plot.set_range("yaxis", 0, self._top)
         rates = {rank: rate.series.rows[-1, 1] for rank, rate in self.by_rank.items() if len(rate.series)}

@@ -22,6 +22,27 @@ Spans = list[tuple[int, int, str, float, float]]
 """Rows ``(rank, step, name, start, end)``, seconds."""
 
 
+def without_wait(record: dict[str, Any]) -> list[list]:
+    """Spans of a record, the waiting in them made spans of their own.
+
+    Only how long a rank waited is measured, not when: it is drawn at the
+    beginning of each communication, in proportion to its length.
+    """
+    spans, wait = record["spans"], record.get("wait", 0.0)
+    talking = sum(stop - start for name, start, stop in spans if name == "communicate")
+    share = min(1.0, wait / talking) if talking else 0.0
+    if not share:
+        return spans
+    found = []
+    for name, start, stop in spans:
+        if name == "communicate":
+            begun = start + share * (stop - start)
+            found += [["wait", start, begun], [name, begun, stop]]
+        else:
+            found.append([name, start, stop])
+    return found
+
+
 def layout(workers: int, width: float, two_lanes: bool) -> dict[str, Any]:
     """A row per rank, rank 0 on top; `width` in ms."""
     ranks = list(range(workers))
@@ -63,7 +84,7 @@ def shares(spans: Spans, ranks: Iterable[int]) -> tuple[float, dict[str, float]]
         for _, _, name, start, stop in own:
             spent[theme.PHASES.get(name, theme.OTHER).group] += stop - start
     steps = len({s[1] for s in spans}) or 1
-    return total / max(len(ranks), 1) / steps * 1e3, {kind: s / total for kind, s in spent.items()} if total else {}
+    return total / max(len(ranks), 1) / steps * 1e3, {kind: spent[kind] / total for kind in theme.KINDS if kind in spent} if total else {}
 
 
 class Timeline:
@@ -85,16 +106,17 @@ class Timeline:
     def record(self, rank: int, record: dict[str, Any]) -> None:
         """Take a record that may have spans."""
         if rank < len(self.recent) and record.get("spans"):
-            self.recent[rank].append((record["step"], record["spans"]))
+            self.recent[rank].append(record)
 
     def settle(self, ended: bool) -> None:
         """Draw the last steps, if the last drawing is a second old or the run ended."""
         if not any(self.recent) or (time.monotonic() - self._drawn < 1 and not ended):
             return
         self._drawn = time.monotonic()
-        newest = max(step for own in self.recent for step, _ in own)
+        newest = max(record["step"] for own in self.recent for record in own)
         first = max(0, newest - STEPS + 1)
-        spans = [(r, step, *s) for r, own in enumerate(self.recent) for step, ss in own if step >= first for s in ss]
+        recent = ((rank, record) for rank, own in enumerate(self.recent) for record in own if record["step"] >= first)
+        spans = [(rank, record["step"], *span) for rank, record in recent for span in without_wait(record)]
         rows, width = bars(spans)
         for name in [n for n in theme.PHASES if n in rows] + [n for n in rows if n not in theme.PHASES]:
             if name not in self.names:
@@ -102,8 +124,8 @@ class Timeline:
                 self.plot.add_trace(name, bar(name, self.two_lanes), COLUMNS, AT)
         for name in self.names:
             self.plot.series(name).replace(rows.get(name, np.empty((0, len(COLUMNS)))))
-        if not self._width / 4 <= width <= self._width:
-            self._width = theme.nice_above(width, 1.0)
+        if not self._width / 3 <= width <= self._width:
+            self._width = theme.rounded_up(width * 1.1)
             self.plot.set_range("xaxis", 0, self._width)
         step_ms, parts = shares(spans, range(self.experiment.workers))
         self.plot.say(says.timeline(newest - first + 1, step_ms, parts))

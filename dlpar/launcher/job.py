@@ -7,7 +7,6 @@ import os
 import secrets
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 import dlpar
 from dlpar.experiment import BadExperiment, Experiment
 from dlpar.launcher.mpiexec import environment, find_starter
-from dlpar.paths import private_folder, runs_folder, runtime_folder
+from dlpar.paths import Scratch, private_folder, runs_folder, sweep
 from dlpar.run import Run
 
 _live: list[Job] = []
@@ -54,8 +53,8 @@ class Job:
 
     def _spec(self, ranks: int, timeout: float, hostfile: str | None, threads: int | None) -> dict[str, Any]:
         starter = find_starter()
-        scratch = private_folder(runtime_folder() / f"job-{secrets.token_hex(4)}")
-        memory = _memory_folder(scratch)
+        sweep()
+        scratch = Scratch.fresh()
         threads = threads or max(1, len(os.sched_getaffinity(0)) // ranks)
         arguments = [str(self.folder), str(ranks), repr(self.launched)]
         cold = [sys.executable, "-m", "dlpar.launcher.rank", *arguments]
@@ -66,9 +65,9 @@ class Job:
             "python": sys.executable,
             "cold": starter.command(ranks, cold, hostfile),
             "warm": starter.command(ranks, warm) if forkable else None,
-            "env": environment(starter, scratch, memory, threads, one_host=hostfile is None),
+            "env": environment(starter, scratch, threads, one_host=hostfile is None),
             "cwd": os.getcwd(),
-            "scratch": [str(scratch), str(memory)],
+            "scratch": scratch.folder.name.removeprefix("job-"),
             "timeout": timeout,
             "ranks": ranks,
             "owner": os.getpid(),
@@ -157,18 +156,6 @@ def _new_run_folder(experiment: Experiment) -> Path:
     folder = private_folder(private_folder(runs_folder()) / name)
     (folder / "experiment.json").write_text(experiment.to_json())
     return folder
-
-
-def _memory_folder(scratch: Path) -> Path:
-    """A private folder in memory for shared segments, or the scratch folder where /dev/shm is missing or tiny."""
-    shm = Path("/dev/shm")
-    try:
-        room = os.statvfs(shm)
-        if room.f_bavail * room.f_frsize > 256 << 20:
-            return Path(tempfile.mkdtemp(prefix=f"dlpar-{os.getuid()}-", dir=shm))
-    except OSError:
-        pass
-    return scratch
 
 
 def _check_machine(experiment: Experiment) -> None:

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from dlpar.paths import Scratch
+
 
 class NoMPI(RuntimeError):
     """There is no usable mpiexec; the message says what to do."""
@@ -102,30 +104,28 @@ def _identify(path: str) -> Starter:
     return Starter(path, "plain", first)
 
 
-def environment(starter: Starter, folder: Path, shared_memory: Path, threads: int, one_host: bool) -> dict[str, str]:
+def environment(starter: Starter, scratch: Scratch, threads: int, one_host: bool) -> dict[str, str]:
     """Our environment with what a quick, quiet, private start needs added; what the user set wins.
 
     Parameters
     ----------
-    folder : Path
-        The job's private folder, for session files and sockets.
-    shared_memory : Path
-        The job's private folder for memory segments.
+    scratch : Scratch
+        The job's private folders for session files, sockets and memory segments.
     threads : int
         Compute threads of each rank.
     one_host : bool
         All ranks on this machine: its network devices need not be probed.
     """
-    env = {**os.environ, "TMPDIR": str(folder), "OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}
+    env = {**os.environ, "TMPDIR": str(scratch.folder), "OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}
     settings: dict[str, str] = {"MKL_NUM_THREADS": str(threads), "OPENBLAS_NUM_THREADS": "1"}
     if os.getuid() == 0:
         settings |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
                      "PRTE_ALLOW_RUN_AS_ROOT": "1", "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}  # fmt: skip
     if starter.dialect.startswith("openmpi"):
         settings |= {
-            "OMPI_MCA_btl_sm_backing_directory": str(shared_memory),
-            "OMPI_MCA_osc_sm_backing_directory": str(shared_memory),
-            "PRTE_MCA_prte_tmpdir_base": str(folder),
+            "OMPI_MCA_btl_sm_backing_directory": str(scratch.memory),
+            "OMPI_MCA_osc_sm_backing_directory": str(scratch.memory),
+            "PRTE_MCA_prte_tmpdir_base": str(scratch.folder),
             "PRTE_MCA_prte_silence_shared_fs": "1",
         }
     if starter.dialect.startswith("openmpi") and one_host:

@@ -12,7 +12,6 @@ import fcntl
 import json
 import os
 import selectors
-import shutil
 import signal
 import subprocess
 import sys
@@ -22,6 +21,7 @@ from pathlib import Path
 
 from dlpar.launcher import diagnosis, warm
 from dlpar.launcher.processes import adopt_orphans, descendants, die_with_parent, kill, wait_gone
+from dlpar.paths import Scratch
 from dlpar.summary import summarise
 from dlpar.tail import Tail
 
@@ -117,8 +117,7 @@ class Job:
         left = self.below()
         kill(left)
         wait_gone([*left, *ranks], 1.0)
-        for scratch in self.spec["scratch"]:
-            shutil.rmtree(scratch, ignore_errors=True)
+        Scratch(self.spec["scratch"]).remove()
 
     def finish(self) -> None:
         experiment = self.folder / "experiment.json"
@@ -137,8 +136,9 @@ def guard(spec: dict) -> None:
     """Run one job from start to end; `spec` as :class:`Job` says."""
     adopt_orphans()
     job = Job(spec)
-    lock = open(job.folder / "lock", "w")
-    fcntl.flock(lock, fcntl.LOCK_EX)
+    locks = [open(path, "w") for path in (job.folder / "lock", Scratch(spec["scratch"]).lock)]
+    for lock in locks:
+        fcntl.flock(lock, fcntl.LOCK_EX)
     signals, wake = os.pipe()
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake)

@@ -6,7 +6,6 @@ wants more of them than this machine could compute.
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import json
 import math
@@ -14,6 +13,8 @@ import os
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Callable
 
 from dlpar.record import Recorder
 
@@ -23,9 +24,9 @@ def write(folder: Path, workers: int, steps: int, pace: float) -> None:
     lock = open(folder / "lock", "w")
     fcntl.flock(lock, fcntl.LOCK_EX)
     begun = time.time()
-    ranks = [Recorder(folder, r, lambda: time.time() - begun) for r in range(workers)]
+    ranks = [Recorder(folder, _Rank(r, lambda: time.time() - begun)) for r in range(workers)]
     for rank in ranks:
-        rank.rank_is(role="worker", device="cpu", carrier="mpi", clock="wall", threads=1)
+        rank.header(role="worker", threads=1)
         rank.event("start", launch_s=0.4, epoch=begun)
     for step in range(steps):
         for rank in ranks:
@@ -41,14 +42,30 @@ def write(folder: Path, workers: int, steps: int, pace: float) -> None:
     (folder / "job.jsonl").write_text(json.dumps(end) + "\n")
 
 
+class _Rank:
+    """What a recorder asks of a communicator; `at` is the moment its clock shows while a step is made up."""
+
+    device, carrier, clock = "cpu", "mpi", "wall"
+
+    def __init__(self, rank: int, clock: Callable[[], float]) -> None:
+        self.rank, self._clock, self.at = rank, clock, None
+        self.traffic = SimpleNamespace(waited=0.0)
+
+    def now(self) -> float:
+        return self._clock() if self.at is None else self.at
+
+
 def _step(rank: Recorder, step: int, seconds: float) -> None:
-    now, part = rank.now(), seconds / 10
-    for place, name in enumerate(("forward", "backward", "communicate", "update")):
-        with contextlib.suppress(AttributeError):
-            rank._spans.append((name, now - (8 - 2 * place) * part, now - (6.2 - 2 * place) * part))
-    loss = 2.3 * math.exp(-step / 400) + 0.02 * math.sin(step + rank.rank)
-    rank.step(step, loss=loss, samples=64, compute=6 * part, comm=2 * part, wait=part, bytes=1000, messages=6,
-              staleness=0, lead=0)  # fmt: skip
+    """One step: spans that fill the time since the last one, written now."""
+    comm, end = rank.comm, rank.now()
+    for part, name in enumerate(("forward", "backward", "communicate", "update")):
+        comm.at = end - seconds * (0.9 - 0.22 * part)
+        with rank.span(name):
+            comm.at += 0.2 * seconds
+            comm.traffic.waited += 0.05 * seconds
+    comm.at = None
+    loss = 2.3 * math.exp(-step / 400) + 0.02 * math.sin(step + comm.rank)
+    rank.step(step, loss=loss, samples=64, bytes=1000, messages=6, staleness=0, lead=0)
 
 
 if __name__ == "__main__":
