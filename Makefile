@@ -35,6 +35,8 @@ help:  ## this text
 RUN = PATH="$(CURDIR)/$(VENV)/bin:$$PATH" JUPYTER_PREFER_ENV_PATH=1 exec $(PY) -m
 
 # JupyterLab as a lab wants it: on loopback only, and nothing that asks another machine for news or updates.
+# The set-up also takes out the part that would ask each newcomer whether she wants such news.
+NEWS_QUESTION = @jupyterlab/apputils-extension:announcements
 lab: $(STAMP)  ## open the first lab in JupyterLab (where there is no screen: print its address)
 	@echo "Starting JupyterLab on $(LAB); Ctrl-C twice stops it."
 	@if [ "$$(id -u)" = 0 ]; then set -- --allow-root; fi; \
@@ -152,5 +154,6 @@ $(STAMP): pyproject.toml
 	@echo "Set-up 4/4: installing dlpar and what it needs, JupyterLab included"
 	@$(UV_SETTINGS); { $(UV_INSTALL) --compile-bytecode -e '.[lab,test]'; } || $(PIP_INSTALL) -e '.[lab,test]' \
 	  || { echo "The packages could not be installed; the lines above say why." >&2; exit 1; }
+	@$(PY) -m jupyterlab.labextensions disable --level=sys_prefix $(NEWS_QUESTION) >/dev/null 2>&1 || true
 	@pwd -P >$@
 	@echo "Set-up done."

@@ -19,7 +19,7 @@ class Model(Part):
     name: Literal["mlp", "linear", "logistic", "cnn", "transformer"] = Field(
         "mlp", description="Network to train.", title="model"
     )
-    width: int = Field(256, ge=1, le=8192, description="Hidden units; channels of a cnn; embedding size of a transformer.")
+    width: int = Field(256, ge=1, le=8192, description="Hidden units; 8 times the channels of a cnn; embedding size of a transformer.")
     depth: int = Field(2, ge=1, le=64, description="Hidden layers, convolution layers or transformer blocks.")
     heads: int = Field(4, ge=1, le=64, description="Attention heads of a transformer.")
     norm: Literal["none", "batch", "sync_batch"] = Field(
@@ -33,7 +33,9 @@ class Data(Part):
     name: Literal["digits", "diabetes", "docstrings", "mnist", "cifar10"] = Field(
         "digits", description="Data set.", title="data"
     )
-    folder: str | None = Field(None, description="Folder with the mnist or cifar10 files; default: $DLPAR_DATA.")
+    folder: str | None = Field(
+        None, min_length=1, description="Folder with the mnist or cifar10 files; default: $DLPAR_DATA."
+    )
     context: int = Field(32, ge=2, le=1024, description="Characters a docstrings sample shows the transformer.")
 
 
@@ -65,7 +67,7 @@ class Cluster(Part):
         "auto", description="What moves tensors; auto: nccl with one GPU a rank, else mpi."
     )
     threads: int | None = Field(None, ge=1, le=256, description="Compute threads a rank; default: a fair share of the cores.")
-    hostfile: str | None = Field(None, description="Open MPI hostfile for more than one machine.")
+    hostfile: str | None = Field(None, min_length=1, description="Open MPI hostfile for more than one machine.")
     timeout: float = Field(
         60.0, gt=0, le=86_400, allow_inf_nan=False, description="Seconds without progress after which the job is ended."
     )
@@ -128,7 +130,7 @@ class Experiment(Part):
 
     @model_validator(mode="after")
     def _combinations(self) -> Experiment:
-        for rule in (_model_fits_data, _batch_reaches_every_worker, _model_is_whole, _carrier_fits_device, _hostfile_is_there):
+        for rule in RULES:
             complaint = rule(self)
             if complaint:
                 raise ValueError(complaint)
@@ -148,6 +150,27 @@ class Experiment(Part):
     def evaluation_interval(self) -> int:
         """Steps between two tests on held-out samples."""
         return self.evaluate_every or max(1, self.steps // 20)
+
+    def check_files(self) -> None:
+        """Refuse an experiment whose files are not on this machine.
+
+        The constructor does not look: a run is read again, elsewhere and later, when they are gone.
+
+        Raises
+        ------
+        BadExperiment
+            If the hostfile or the folder of the data is not there.
+        """
+        hostfile = self.cluster.hostfile
+        if hostfile is not None and not Path(hostfile).is_file():
+            raise BadExperiment(f"cluster.hostfile: got {shown(hostfile)}, allowed is the path of an existing file")
+        if self.data.name in FROM_FILES:
+            from dlpar import files  # here: reading files needs NumPy, an experiment does not
+
+            try:
+                files.folder_of(self.data.name, self.data.folder)
+            except files.BadData as error:
+                raise BadExperiment(str(error)) from None
 
     def replace(self, **changes: Any) -> Experiment:
         """A validated copy; a part is changed field by field: ``replace(model={"width": 64})``."""
@@ -184,6 +207,9 @@ FITS = {
 }
 """Data sets each model can read."""
 
+FROM_FILES = ("mnist", "cifar10")
+"""Data sets that do not come with dlpar or its libraries."""
+
 
 def _model_fits_data(e: Experiment) -> str | None:
     fits = FITS[e.model.name]
@@ -212,6 +238,21 @@ def _model_is_whole(e: Experiment) -> str | None:
     return None
 
 
+def _statistics_exist(e: Experiment) -> str | None:
+    """Batch normalisation of single numbers has no variance; an image holds many numbers, a row of an mlp one."""
+    if e.model.norm == "none" or e.model.name != "mlp":
+        return None
+    # The smallest of uneven shares is about 1 of 1 + 2 + ... + workers.
+    shares = {"uneven": e.workers * (e.workers + 1) // 2}.get(e.shards, e.workers) if e.model.norm == "batch" else 1
+    if e.global_batch >= 2 * shares:
+        return None
+    least = 2 * shares if e.scaling == "strong" else -(-2 * shares // e.workers)
+    return (
+        f"batch: got {e.batch}, allowed with norm {e.model.norm}, {e.workers} workers, {e.scaling} scaling "
+        f"and {e.shards} shards is at least {least}: a variance needs two samples"
+    )
+
+
 def _carrier_fits_device(e: Experiment) -> str | None:
     if e.cluster.carrier == "nccl" and e.cluster.device == "cpu":
         return "cluster.carrier: got 'nccl', allowed with device cpu is auto, mpi or gloo"
@@ -220,7 +261,7 @@ def _carrier_fits_device(e: Experiment) -> str | None:
     return None
 
 
-def _hostfile_is_there(e: Experiment) -> str | None:
-    if e.cluster.hostfile is not None and not Path(e.cluster.hostfile).is_file():
-        return f"cluster.hostfile: got {e.cluster.hostfile!r}, allowed is the path of an existing file"
-    return None
+RULES = (
+    _model_fits_data, _batch_reaches_every_worker, _model_is_whole, _statistics_exist, _carrier_fits_device,
+)  # fmt: skip
+"""What fields must satisfy together; each gives a sentence, or None."""

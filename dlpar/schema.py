@@ -135,7 +135,10 @@ def shown(value: Any, limit: int = 60) -> str:
     if isinstance(value, float) and math.isfinite(value):
         text = f"{value:g}"
     else:
-        text = repr(value)
+        try:
+            text = repr(value)
+        except ValueError:  # Python does not write out whole numbers of thousands of digits
+            text = "a number of thousands of digits"
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
@@ -144,11 +147,11 @@ def sentence(error: ValidationError, schema: type[BaseModel]) -> str:
     said = []
     for item in error.errors(include_url=False):
         where = [str(step) for step in item["loc"]]
-        name = ".".join(where)
+        name = ".".join(step if step.isidentifier() else shown(step) for step in where)
         field, owner = _find(schema, where)
         if item["type"] == "extra_forbidden":
             fields = ", ".join(owner.model_fields)
-            said.append(f"{name}: there is no such field; allowed are {fields}")
+            said.append(f"{name}: got {shown(item['input'])}, but there is no such field; allowed are {fields}")
         elif item["type"] == "missing":
             said.append(f"{name}: missing; allowed is {allowed(field)}" if field else f"{name}: missing")
         elif item["type"] in ("value_error", "assertion_error"):

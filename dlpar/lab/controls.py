@@ -12,6 +12,8 @@ from dlpar.schema import Part, allowed, choices, is_optional, unwrap
 
 UNSET = "default"
 
+WITH_UNIT = {"bucket_mb": "bucket (MB)", "timeout": "timeout (s)"}
+
 
 class Controls:
     """One widget for every field, by its path: ``workers``, ``model.width``.
@@ -39,16 +41,11 @@ class Controls:
 
     def groups(self, without: tuple[str, ...]) -> dict[str, list[widgets.Widget]]:
         """The other widgets by part: ``experiment`` first, then model, data, …"""
-        found: dict[str, list[widgets.Widget]] = {}
+        found: dict[str, list[widgets.Widget]] = {"experiment": []}
         for path, widget in self.widgets.items():
             if path not in without:
                 found.setdefault(path.rpartition(".")[0] or "experiment", []).append(widget)
         return found
-
-    def disable(self, disabled: bool) -> None:
-        """Whether values can be changed."""
-        for widget in self.widgets.values():
-            widget.disabled = disabled
 
 
 def fields(experiment: Experiment) -> Iterator[tuple[str, FieldInfo, Any]]:
@@ -64,7 +61,8 @@ def fields(experiment: Experiment) -> Iterator[tuple[str, FieldInfo, Any]]:
 
 def control(path: str, field: FieldInfo, value: Any) -> widgets.Widget:
     """The widget that fits one field; its tooltip says what the field means and allows."""
-    label = field.title or path.rpartition(".")[2].replace("_", " ")
+    name = path.rpartition(".")[2]
+    label = field.title or WITH_UNIT.get(name) or name.replace("_", " ")
     shared = {"description": label, "tooltip": f"{field.description} Allowed: {allowed(field)}.",
               "style": {"description_width": "7.5em"}, "layout": {"width": "17em"}}  # fmt: skip
     kind, named = unwrap(field.annotation), choices(field)

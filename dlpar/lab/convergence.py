@@ -34,7 +34,7 @@ def layout(experiment: Experiment) -> dict[str, Any]:
     """Loss above, accuracy below; only the loss where there is nothing to classify."""
     regression = is_regression(experiment)
     upper = [0, 1] if regression else [0.42, 1]
-    lower = {} if regression else {"yaxis2": theme.axis("accuracy", (0, 1), domain=[0, 0.33], tickformat=".0%", dtick=0.25)}
+    lower = {} if regression else {"yaxis2": theme.axis("accuracy", (0, 1.04), domain=[0, 0.33], tickformat=".0%", dtick=0.25)}
     anchor = {"anchor": "y" if regression else "y2"}
     return theme.layout(xaxis=anchor, yaxis=theme.axis(loss_title(experiment), (0, 1), domain=upper), **lower)
 

@@ -230,7 +230,7 @@ class Panel(widgets.VBox):
         board = self._board
         now, *earlier = board.shown.values()
         same = [e for e in earlier if same_batches(now, e)]
-        compared = "every step saw the same samples in all runs shown" if earlier and len(same) == len(earlier) else ""
+        compared = "all runs saw the same batches" if earlier and len(same) == len(earlier) else ""
         self._status.show_facts(now, board.ranks, board.slip, compared)
 
 

@@ -18,6 +18,14 @@ from dlpar.lab.says import duration, quantity
 LOG_BYTES = 16_000
 """End of the log that is shown; all of it is in the run folder."""
 
+MEANS = {
+    "world": "real: ranks are processes and time is measured",
+    "on": "where the ranks ran, on which device, what carried their messages",
+    "clock": "what seconds in the figures are",
+    "slip": "how far the wall clock lagged behind the clock of the figures; none where they are the same",
+    "compared": "what makes the runs in the figure comparable",
+}
+
 STYLES = {"done": "success", "failed": "danger", "lost": "danger", "unwatched": "danger", "stopped": "warning"}
 
 
@@ -57,7 +65,8 @@ class Status:
             spent = board.steps.last.seconds
             left = spent / done * (steps - done)
             self.bar.value = done
-            self.say(f"step {done:,} of {steps:,} · {duration(spent)} so far · about {duration(left)} left")
+            rest = f"about {duration(left)} left" if done < steps else "finishing …"
+            self.say(f"step {done:,} of {steps:,} · {duration(spent)} so far · {rest}")
         self.show_log(self.path, self.errors)
 
     def ended(self, board: Board, status: str, reason: str) -> None:
@@ -82,10 +91,11 @@ class Status:
         """What a reader must know to trust the figures: world, platform, clock, slip."""
         cluster = experiment.cluster
         facts = {"world": cluster.world, "on": _platform(ranks), "clock": _clock(ranks)}
-        facts["slip"] = "none: seconds are the wall clock's" if slip is None else f"{slip * 1e3:.0f} ms"
+        facts["slip"] = "none" if slip is None else f"{slip * 1e3:.0f} ms"
         if compared:
             facts["compared"] = compared
-        self.facts.value = " ".join(f"<span><b>{k}</b> {html.escape(v)}</span>" for k, v in facts.items())
+        said = (f'<span title="{MEANS[name]}"><b>{name}</b> {html.escape(fact)}</span>' for name, fact in facts.items())
+        self.facts.value = " ".join(said)
 
     def show_log(self, path: Path | None, errors: dict[int, dict[str, Any]]) -> None:
         """The end of what the ranks printed, and every traceback, prefixed by its rank."""

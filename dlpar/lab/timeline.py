@@ -124,8 +124,8 @@ class Timeline:
                 self.plot.add_trace(name, bar(name, self.two_lanes), COLUMNS, AT)
         for name in self.names:
             self.plot.series(name).replace(rows.get(name, np.empty((0, len(COLUMNS)))))
-        if not self._width / 3 <= width <= self._width:
-            self._width = theme.rounded_up(width * 1.1)
+        if ended or not self._width / 3 <= width <= self._width:
+            self._width = theme.rounded_up(width * (1 if ended else 1.1))
             self.plot.set_range("xaxis", 0, self._width)
         step_ms, parts = shares(spans, range(self.experiment.workers))
         self.plot.say(says.timeline(newest - first + 1, step_ms, parts))

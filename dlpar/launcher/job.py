@@ -160,6 +160,7 @@ def _new_run_folder(experiment: Experiment) -> Path:
 
 def _check_machine(experiment: Experiment) -> None:
     """Refuse at once what the ranks would find out seconds later."""
+    experiment.check_files()
     gpu = Path("/dev/nvidiactl").exists() or Path("/dev/dxg").exists()
     if experiment.cluster.device == "cuda" and not gpu:
         raise BadExperiment("cluster.device: got 'cuda', allowed here is auto or cpu: this machine has no NVIDIA GPU")

@@ -1,0 +1,185 @@
+"""The command line: ``dlpar run | runs | show | doctor``.
+
+Every module a command needs is imported when the command runs, so that help
+and a refusal come at once.  Exit status: 0 done, 1 failed, 2 a bad request,
+128 + the signal's number when stopped.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import sys
+from difflib import get_close_matches
+from typing import Annotated, Any, Optional
+
+import typer
+
+import dlpar
+from dlpar.schema import BadExperiment
+
+BAD_REQUEST, FAILED = 2, 1
+
+AsJSON = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.", rich_help_panel="Output")]
+RunId = Annotated[Optional[str], typer.Argument(metavar="RUN", help="A run's id, its unique beginning, or its folder.")]
+
+
+class BadRequest(ValueError):
+    """Something typed that cannot be done; one sentence naming it and what is allowed."""
+
+
+def run(as_json: AsJSON = False, experiment: Annotated[
+    Optional[str],
+    typer.Option(metavar="FILE", help="Start from an experiment in JSON, - for standard input; flags override it.",
+                 rich_help_panel="Output"),
+] = None, **given: Any) -> int:  # fmt: skip
+    """Train, and watch it: four workers on handwritten digits if nothing else is said.
+
+    Every flag sets one field of the experiment. Ctrl-C stops the run and keeps what it recorded.
+    """
+    from dlpar import flags
+
+    chosen = flags.read(given, _text(experiment) if experiment is not None else None)
+    try:
+        chosen.check_files()
+        from dlpar import running
+
+        return running.run(chosen, as_json)
+    except BadExperiment as error:  # this machine cannot run it
+        raise BadExperiment(flags.as_flags(str(error))) from None
+
+
+def runs(
+    as_json: AsJSON = False,
+    limit: Annotated[str, typer.Option(metavar="N", help="How many to list, the newest first.")] = "20",
+) -> int:
+    """List the runs kept on this machine."""
+    from dlpar import listing
+
+    if not limit.isdecimal() or int(limit) < 1:
+        raise BadRequest(f"--limit: got {limit!r}, allowed is a whole number of at least 1")
+    rows, total = listing.rows(int(limit))
+    print(_json(rows)) if as_json else listing.show_runs(rows, total)
+    return 0
+
+
+def show(
+    which: RunId = None,
+    as_json: AsJSON = False,
+    csv: Annotated[
+        Optional[str], typer.Option(metavar="FOLDER", help="Write the run's tables there as CSV files.")
+    ] = None,
+    perfetto: Annotated[
+        Optional[str], typer.Option(metavar="FILE", help="Write a trace for ui.perfetto.dev there.")
+    ] = None,
+) -> int:
+    """Show one run: its figures, why it ended, its errors and the end of its log."""
+    from dlpar import listing
+    from dlpar.run import NoSuchRun, Run
+
+    if which is None:
+        raise BadRequest("RUN: missing; allowed is a run folder or one of the ids `dlpar runs` lists")
+    try:
+        found = Run(which)
+    except NoSuchRun as error:
+        raise BadRequest(str(error).replace("run:", "RUN:", 1)) from None
+    written = [str(path) for path in found.to_csv(csv)] if csv is not None else []
+    written += [str(found.to_perfetto(perfetto))] if perfetto is not None else []
+    if as_json:
+        print(_json(listing.whole(found)))
+    elif written:
+        print("\n".join(f"written: {path}" for path in written))
+    else:
+        listing.show_run(found)
+    return 0
+
+
+def doctor(as_json: AsJSON = False) -> int:
+    """Look at this machine: what it can run, what to choose, what is broken and how to mend it."""
+    from dlpar import doctor
+
+    facts = doctor.look()
+    report = doctor.diagnose(facts)
+    print(_json(report.as_dict())) if as_json else report.print()
+    return FAILED if report.broken else 0
+
+
+COMMANDS = {"run": run, "runs": runs, "show": show, "doctor": doctor}
+
+
+def _text(file: str) -> str:
+    """The text of a file, or of standard input."""
+    try:
+        if file == "-":
+            return sys.stdin.read()
+        with open(file, encoding="utf-8") as opened:
+            return opened.read()
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or "it is not text"
+        raise BadRequest(f"--experiment: got {file!r}, allowed is a JSON file that can be read ({why})") from None
+
+
+def _json(value: Any) -> str:
+    """JSON that any reader takes: figures that are not finite become null."""
+
+    def strict(part: Any) -> Any:
+        if isinstance(part, float) and (part != part or part in (float("inf"), float("-inf"))):
+            return None
+        if isinstance(part, dict):
+            return {key: strict(one) for key, one in part.items()}
+        return [strict(one) for one in part] if isinstance(part, (list, tuple)) else part
+
+    return json.dumps(strict(value), indent=1)
+
+
+# ---- the program --------------------------------------------------------------
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Entry point of ``dlpar``; returns the exit status.
+
+    Parameters
+    ----------
+    arguments : list of str, optional
+        Without the program's name; by default those of this process.
+    """
+    words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    name = f"dlpar {words[0]}" if words[0] in COMMANDS else "dlpar"
+    try:
+        if name == "dlpar" and not words[0].startswith("-"):
+            raise BadRequest(f"got {words[0]!r}, allowed is one of {', '.join(COMMANDS)}")
+        return _program(words[0])(args=words, prog_name="dlpar", standalone_mode=False) or 0
+    except (BadRequest, BadExperiment) as error:
+        return _refuse(f"{name}: {error}")
+    except typer.TyperException as error:
+        return _refuse(f"{name}: {_complaint(error, name)}")
+    except OSError as error:
+        if isinstance(error, BrokenPipeError):  # whoever read our output has left: `dlpar runs | head`
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return FAILED
+        print(f"{name}: {error.filename or ''}: {error.strerror or error}".replace(": : ", ": "), file=sys.stderr)
+        return FAILED
+
+
+def _program(first: str) -> Any:
+    """The commands; only ``run`` pays for making its flags."""
+    app = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
+
+    @app.callback()
+    def whole(
+        version: Annotated[
+            bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
+        ] = False,
+    ) -> None:
+        """See parallel deep learning happen: real processes train a real model on this machine."""
+
+    for name, command in COMMANDS.items():
+        app.command(name)(_with_flags(command) if name == first == "run" else _bare(command))
+    return app
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"dlpar {dlpar.__version__}")
+        raise typer.Exit()

@@ -1,0 +1,277 @@
+"""Command-line flags made from the experiment's schema, and an experiment as flags again.
+
+Fields of parts are flat flags (``--width`` is ``model.width``), and the head
+field of a part has the flag its title names (``--sync ring`` is ``sync.scheme``).
+A part of several kinds, told apart by their heads, gives one head flag and the
+fields of every kind.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+import typing
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import typer
+from pydantic.fields import FieldInfo
+
+from dlpar.experiment import Experiment
+from dlpar.schema import BadExperiment, Part, allowed, choices, is_optional, shown, unwrap
+
+OWN_PANEL = "Training"
+"""Title of the fields that belong to no part."""
+
+
+@dataclass(frozen=True)
+class Flag:
+    """One field of the schema on the command line.
+
+    Attributes
+    ----------
+    path : tuple of str
+        Where the field is: ``("workers",)`` or ``("model", "width")``.
+    spelling : str
+        The flag: ``--workers``, ``--width``.
+    field : FieldInfo
+        Type, bounds, default and description.
+    kinds : tuple of str
+        Of a head: all it may say.  Of another field: the heads it belongs to, empty if to all.
+    is_head : bool
+        Whether it chooses the kind of its part.
+    """
+
+    path: tuple[str, ...]
+    spelling: str
+    field: FieldInfo
+    kinds: tuple[str, ...] = ()
+    is_head: bool = False
+
+    @property
+    def name(self) -> str:
+        """The field as messages of the schema name it: ``model.width``."""
+        return ".".join(self.path)
+
+    @property
+    def is_switch(self) -> bool:
+        """Whether it takes no value: ``--overlap`` and ``--no-overlap``."""
+        return unwrap(self.field.annotation) is bool
+
+    @property
+    def allowed(self) -> str:
+        """What may follow the flag, in words."""
+        if self.is_head:
+            return f"one of {', '.join(self.kinds)}"
+        return allowed(self.field).removesuffix(", or nothing")
+
+
+@cache
+def flags(schema: type[Part] = Experiment) -> tuple[Flag, ...]:
+    """All flags of a schema, in the order of its fields; no two are spelled alike."""
+    found: list[Flag] = []
+    for name, field in schema.model_fields.items():
+        kinds = _kinds(field)
+        found += _flags_of(name, kinds) if kinds else [Flag((name,), _spelled(name), field)]
+    spellings = [flag.spelling for flag in found]
+    doubled = sorted({s for s in spellings if spellings.count(s) > 1})
+    assert not doubled, f"two fields of {schema.__name__} share a flag: {', '.join(doubled)}"
+    return tuple(found)
+
+
+def _kinds(field: FieldInfo) -> list[type[Part]]:
+    """The kinds of part a field may hold: none for a plain field, several for a union."""
+    annotation = unwrap(field.annotation)
+    candidates = [annotation, *map(unwrap, typing.get_args(annotation))]
+    return [kind for kind in candidates if isinstance(kind, type) and issubclass(kind, Part)]
+
+
+def _flags_of(part: str, kinds: list[type[Part]]) -> list[Flag]:
+    """Flags of one part: its head, then the fields of each kind; a field of several kinds is one flag."""
+    head = kinds[0].head()
+    heads = {kind: tuple(map(str, choices(kind.model_fields[head]))) for kind in kinds}
+    every = tuple(value for kind in kinds for value in heads[kind])
+    field = kinds[0].model_fields[head]
+    found = [Flag((part, head), _spelled(field.title or head), field, every, is_head=True)]
+    fields = {name: field for kind in kinds for name, field in kind.model_fields.items() if name != head}
+    for name, field in fields.items():
+        having = tuple(value for kind in kinds if name in kind.model_fields for value in heads[kind])
+        found.append(Flag((part, name), _spelled(name), field, () if having == every else having))
+    return found
+
+
+def _spelled(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+# ---- from flags to an experiment ---------------------------------------------
+
+
+def parameters(schema: type[Part] = Experiment) -> list[inspect.Parameter]:
+    """Parameters that make typer offer every flag: text or nothing, as only the schema says what is allowed."""
+    return [_parameter(flag, schema) for flag in flags(schema)]
+
+
+def _parameter(flag: Flag, schema: type[Part]) -> inspect.Parameter:
+    spelling = f"{flag.spelling}/--no-{flag.spelling[2:]}" if flag.is_switch else flag.spelling
+    option = typer.Option(
+        spelling,
+        help=_help(flag),
+        metavar=None if flag.is_switch else _placeholder(flag),
+        rich_help_panel=_panel(flag, schema),
+        show_default=False,
+    )
+    kind = bool if flag.is_switch else str
+    return inspect.Parameter(
+        "_".join(flag.path), inspect.Parameter.KEYWORD_ONLY, default=None, annotation=typing.Annotated[kind | None, option]
+    )
+
+
+def _panel(flag: Flag, schema: type[Part]) -> str:
+    if len(flag.path) == 1:
+        return OWN_PANEL
+    title, description = flag.path[0].capitalize(), schema.model_fields[flag.path[0]].description
+    return f"{title}: {description[0].lower()}{description[1:].rstrip('.')}" if description else title
+
+
+def _help(flag: Flag) -> str:
+    """Description, what is allowed, and the default."""
+    text = flag.field.description or ""
+    parts = [text if text.endswith(".") else f"{text}."]
+    if not flag.is_switch and unwrap(flag.field.annotation) is not str:
+        parts.append(f"{flag.allowed[0].upper()}{flag.allowed[1:]}.")
+    if flag.kinds and not flag.is_head:
+        parts.append(f"For {' and '.join(flag.kinds)}.")
+    default = flag.field.get_default()
+    if default is not None:
+        parts.append(f"Default: {_written(default) if not flag.is_switch else 'on' if default else 'off'}.")
+    return " ".join(parts)
+
+
+def _placeholder(flag: Flag) -> str:
+    if choices(flag.field):
+        return "NAME"
+    return {int: "N", float: "X"}.get(unwrap(flag.field.annotation), "PATH")
+
+
+def read(given: dict[str, Any], file: str | None = None, schema: type[Part] = Experiment) -> Experiment:
+    """An experiment from what was typed.
+
+    Parameters
+    ----------
+    given : dict
+        Values by parameter name, as typer passes them; None was not typed.
+    file : str, optional
+        JSON of an experiment, whole or in part; flags override it.
+
+    Raises
+    ------
+    BadExperiment
+        In the schema's own sentence, with each field named as the flag that sets it.
+    """
+    fields = _fields_in(file) if file is not None else {}
+    typed = {flag: given["_".join(flag.path)] for flag in flags(schema) if given.get("_".join(flag.path)) is not None}
+    for flag, value in typed.items():
+        within = fields if len(flag.path) == 1 else _part(fields, flag, typed, schema)
+        within[flag.path[-1]] = value if flag.is_switch else _value(flag, value)
+    try:
+        return schema(**fields)
+    except BadExperiment as error:
+        # A fault of the file is named as in the file.
+        named = flags(schema) if file is None else typed
+        raise BadExperiment(as_flags(str(error), named)) from None
+
+
+def _fields_in(text: str) -> dict[str, Any]:
+    try:
+        fields = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise BadExperiment(f"--experiment: not valid JSON ({error})") from None
+    if not isinstance(fields, dict):
+        raise BadExperiment(f"--experiment: got {shown(fields)}, allowed is a mapping of fields to values")
+    return fields
+
+
+def _part(fields: dict[str, Any], flag: Flag, typed: dict[Flag, Any], schema: type[Part]) -> dict[str, Any]:
+    """The mapping in `fields` for a flag's part, its kind chosen; refuses a flag of another kind."""
+    name = flag.path[0]
+    head = next(f for f in flags(schema) if f.is_head and f.path[0] == name)
+    part = fields.get(name, {})
+    part = {head.path[1]: part} if isinstance(part, str) else part
+    if not isinstance(part, dict):
+        return {}  # the schema will refuse what the file says
+    usual = getattr(schema.model_fields[name].get_default(), head.path[1])
+    before = part.get(head.path[1], usual)
+    chosen = typed.get(head, before)
+    if chosen != before and len(_kinds(schema.model_fields[name])) > 1:
+        part = {}  # fields of the kind before mean nothing to this one
+    if flag.kinds and chosen in head.kinds and not (flag.is_head or chosen in flag.kinds):
+        kinds = " or ".join(flag.kinds)
+        raise BadExperiment(f"{flag.spelling}: got {typed[flag]}, allowed with {head.spelling} {kinds}, not {chosen}")
+    fields[name] = {head.path[1]: chosen, **part}
+    return fields[name]
+
+
+def _value(flag: Flag, text: str) -> Any:
+    """Text as the number it says where the field holds one, so that a message shows it as it was typed."""
+    if text == "" and is_optional(flag.field.annotation):
+        return None
+    kind = unwrap(flag.field.annotation)
+    for number in (int, float) if kind in (int, float) else ():
+        try:
+            return number(text)
+        except ValueError:
+            continue
+    return text
+
+
+def as_flags(message: str, named: typing.Iterable[Flag] | None = None) -> str:
+    """A message of the schema with fields named as flags; `named`: only these."""
+    spellings = {flag.name: flag.spelling for flag in (flags() if named is None else named)}
+
+    def spell(match: re.Match) -> str:
+        return match[1] + spellings.get(match[2], match[2]) + ":"
+
+    return re.sub(r"(^|; )([a-z_]+(?:\.[a-z_]+)?):", spell, message)
+
+
+# ---- from an experiment to flags ---------------------------------------------
+
+
+def to_flags(experiment: Experiment) -> list[str]:
+    """Arguments of ``dlpar run`` that give this experiment again; what has its default is left out.
+
+    >>> to_flags(Experiment(workers=2, sync={"overlap": True}))
+    ['--workers', '2', '--overlap']
+    """
+    schema = type(experiment)
+    ordinary, words = schema(), []
+    for flag in flags(schema):
+        value, default = _get(experiment, flag), _get(ordinary, flag)
+        if value == default or value is _ABSENT:
+            continue
+        if default is _ABSENT and value == flag.field.get_default():
+            continue
+        if flag.is_switch:
+            words.append(flag.spelling if value else f"--no-{flag.spelling[2:]}")
+        else:
+            words += [flag.spelling, "" if value is None else _written(value)]
+    return words
+
+
+_ABSENT = object()
+
+
+def _get(experiment: Experiment, flag: Flag) -> Any:
+    """The value of a flag's field; absent where the part is of a kind that has no such field."""
+    value: Any = experiment
+    for step in flag.path:
+        value = getattr(value, step, _ABSENT)
+    return value
+
+
+def _written(value: Any) -> str:
+    """A value as it is typed; floats in the fewest digits that give them back."""
+    return f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else str(value)

@@ -1,0 +1,30 @@
+"""``make bench``: dlpar beside its peers, in one run, as ratios.
+
+Machines differ and are shared; an absolute figure means little.  Both sides of
+a ratio are therefore measured in turns, and n, median and spread are printed.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import launching  # noqa: E402
+import recording  # noqa: E402
+import reducing  # noqa: E402
+import training  # noqa: E402
+
+SECTIONS = {"launch": launching.report, "throughput": training.report, "ring": reducing.report, "recording": recording.report}
+
+
+def main(names: list[str]) -> None:
+    unknown = [name for name in names if name not in SECTIONS]
+    if unknown:
+        sys.exit(f"bench: got {unknown[0]!r}, allowed is any of {', '.join(SECTIONS)}")
+    for name in names or SECTIONS:
+        SECTIONS[name]()
+
+
+main(sys.argv[1:])

@@ -1,0 +1,60 @@
+"""The peer: the same training by torch's DistributedDataParallel over gloo, started by torchrun.
+
+    torchrun --nproc_per_node N ddp.py EXPERIMENT.json WARM_UP
+
+Prints, from rank 0, one JSON line: when its first step ended (unix time) and its samples per second.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from dlpar import models
+from dlpar.data import load
+from dlpar.experiment import Experiment
+from dlpar.sampling import Sampler
+
+
+def main(path: str, warm_up: int) -> None:
+    experiment = Experiment.from_json(Path(path).read_text())
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    rank, size = dist.get_rank(), dist.get_world_size()
+    dataset = load(experiment.data, experiment.seed)
+    sampler = Sampler(experiment, dataset.train_y, len(dataset.train_x))
+    model = DistributedDataParallel(models.build(experiment, dataset))
+    optimizer = torch.optim.SGD(model.parameters(), lr=experiment.lr)
+    criterion = models.loss(dataset.task)
+
+    def step(number: int) -> float:
+        x, y = dataset.batch(sampler.indices(number, rank))
+        optimizer.zero_grad()
+        loss = criterion(model(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    step(0)
+    first = time.time()
+    for number in range(1, warm_up):
+        step(number)
+    dist.barrier()
+    began = time.perf_counter()
+    for number in range(warm_up, experiment.steps):
+        step(number)
+    dist.barrier()
+    seconds = time.perf_counter() - began
+    if rank == 0:
+        rate = (experiment.steps - warm_up) * experiment.global_batch / seconds if experiment.steps > warm_up else 0.0
+        print(json.dumps({"first": first, "samples_per_s": rate, "workers": size}), flush=True)
+    dist.destroy_process_group()
+
+
+main(sys.argv[1], int(sys.argv[2]))

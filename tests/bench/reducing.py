@@ -1,0 +1,47 @@
+"""Our ring all-reduce against MPI_Allreduce and gloo, in the same ranks, in turns."""
+
+from __future__ import annotations
+
+import dlpar
+from compare import show
+
+SIZES = {4_096: 200, 1_000_000: 20, 26_000_000: 4}
+"""Bytes, and how many times each is reduced per measurement."""
+
+
+def seconds_per_call(comm, nbytes: int, repeat: int, n: int) -> dict[str, list[float]]:
+    """On every rank: n measurements of each all-reduce, in turns."""
+    import torch
+
+    from dlpar.collectives import library_allreduce, ring_allreduce
+    from dlpar.comm.connect import connect
+    from dlpar.experiment import Cluster
+
+    gloo = connect(Cluster(device="cpu", carrier="gloo"))
+    tensor = torch.ones(nbytes // 4)
+    ways = {
+        "our ring, MPI": lambda: ring_allreduce(comm, tensor),
+        "MPI_Allreduce": lambda: library_allreduce(comm, tensor),
+        "gloo's all-reduce": lambda: library_allreduce(gloo, tensor),
+        "our ring, gloo": lambda: ring_allreduce(gloo, tensor),
+    }
+    taken: dict[str, list[float]] = {name: [] for name in ways}
+    for turn in range(n + 1):
+        for name, reduce in ways.items():
+            tensor.fill_(1e-30)
+            comm.barrier()
+            began = comm.now()
+            for _ in range(repeat):
+                reduce()
+            if turn:  # the first turn warms up
+                taken[name].append((comm.now() - began) / repeat * 1e3)
+    gloo.close()
+    return taken
+
+
+def report() -> None:
+    for workers in (2, 4):
+        for nbytes, repeat in SIZES.items():
+            taken = dlpar.spmd(seconds_per_call, nbytes, repeat, 9, workers=workers, timeout=300)[0]
+            bars = {"MPI_Allreduce": 0.7, "gloo's all-reduce": 1.0} if workers == 4 and nbytes == 26_000_000 else {}
+            show(f"All-reduce of {nbytes:,} bytes, {workers} ranks", taken, "ms", bars, higher_is_better=False)
