@@ -14,6 +14,7 @@ PYTHON      ?= python3 python3.13 python3.12 python3.11 python3.14 python
 TORCH       ?= auto
 PYTEST_ARGS ?=
 LAB_ARGS    ?=
+BENCH       ?=
 
 .DEFAULT_GOAL := help
 .PHONY: help lab test quick bench setup clean FORCE
@@ -22,7 +23,8 @@ help:  ## this text
 	@echo "dlpar, a teaching lab for parallel and distributed deep learning"
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' Makefile
 	@echo 'Settings, given as  make test PYTEST_ARGS="-k ring":'
-	@echo '  PYTEST_ARGS  more arguments for pytest (test, quick, bench)'
+	@echo '  PYTEST_ARGS  more arguments for pytest (test, quick)'
+	@echo '  BENCH        sections to measure, any of launch throughput ring recording (bench)'
 	@echo '  LAB_ARGS     more arguments for JupyterLab, such as --port=9000 or --no-browser (lab)'
 	@echo '  PYTHON       the Python that $(VENV) is made from'
 	@echo '  TORCH        the PyTorch to install: auto (the default: CPU unless there is an NVIDIA GPU),'
@@ -46,19 +48,19 @@ lab: $(STAMP)  ## open the first lab in JupyterLab (where there is no screen: pr
 	  --LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate \
 	  --LabApp.extension_manager=readonly --LanguageServerManager.autodetect=False $(LAB_ARGS)
 
-test: $(STAMP)  ## run every test but the benchmarks
+test: $(STAMP)  ## run every test
 	@$(FIND_BROWSER); [ -n "$$browser" ] || { $(INSTALL_BROWSER); }; [ -n "$$browser" ] || $(NO_BROWSER); \
 	status=0; ( $(RUN) pytest $(PYTEST_ARGS) ) || status=$$?; \
 	[ -n "$$browser" ] || $(NO_BROWSER); exit $$status
 
-# These two leave the notebooks out, and the plug-in that runs them, which alone takes two seconds to start.
+# This leaves the notebooks out, and the plug-in that runs them, which alone takes two seconds to start.
 NO_LABS = -o testpaths=tests -o addopts="-ra --strict-markers --strict-config" -p no:nbval
 
 quick: $(STAMP)  ## run the quick part of the tests
-	@$(RUN) pytest $(NO_LABS) -m "quick or not (slow or browser or labs or bench)" $(PYTEST_ARGS)
+	@$(RUN) pytest $(NO_LABS) -m "quick or not (slow or browser or labs)" $(PYTEST_ARGS)
 
 bench: $(STAMP)  ## measure, and compare with the bars the project sets itself
-	@$(RUN) pytest $(NO_LABS) -m bench -s --timeout=900 $(PYTEST_ARGS)
+	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(PY) tests/bench $(BENCH)
 
 clean:  ## remove the environment and all that was built; runs and notebooks stay
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .hypothesis

@@ -7,12 +7,13 @@ and a refusal come at once.  Exit status: 0 done, 1 failed, 2 a bad request,
 
 from __future__ import annotations
 
+import functools
 import inspect
 import json
 import os
 import sys
 from difflib import get_close_matches
-from typing import Annotated, Any, Optional
+from typing import Annotated, Any, Callable, Optional
 
 import typer
 
@@ -21,7 +22,7 @@ from dlpar.schema import BadExperiment
 
 BAD_REQUEST, FAILED = 2, 1
 
-AsJSON = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.", rich_help_panel="Output")]
+AsJSON = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.", metavar="")]
 RunId = Annotated[Optional[str], typer.Argument(metavar="RUN", help="A run's id, its unique beginning, or its folder.")]
 
 
@@ -31,8 +32,7 @@ class BadRequest(ValueError):
 
 def run(as_json: AsJSON = False, experiment: Annotated[
     Optional[str],
-    typer.Option(metavar="FILE", help="Start from an experiment in JSON, - for standard input; flags override it.",
-                 rich_help_panel="Output"),
+    typer.Option(metavar="FILE", help="Start from an experiment in JSON, - for standard input; flags override it."),
 ] = None, **given: Any) -> int:  # fmt: skip
     """Train, and watch it: four workers on handwritten digits if nothing else is said.
 
@@ -60,7 +60,10 @@ def runs(
     if not limit.isdecimal() or int(limit) < 1:
         raise BadRequest(f"--limit: got {limit!r}, allowed is a whole number of at least 1")
     rows, total = listing.rows(int(limit))
-    print(_json(rows)) if as_json else listing.show_runs(rows, total)
+    if as_json:
+        _print_json(rows)
+    else:
+        listing.print_runs(rows, total)
     return 0
 
 
@@ -87,11 +90,11 @@ def show(
     written = [str(path) for path in found.to_csv(csv)] if csv is not None else []
     written += [str(found.to_perfetto(perfetto))] if perfetto is not None else []
     if as_json:
-        print(_json(listing.whole(found)))
+        _print_json(listing.whole(found))
     elif written:
         print("\n".join(f"written: {path}" for path in written))
     else:
-        listing.show_run(found)
+        listing.print_run(found)
     return 0
 
 
@@ -99,9 +102,11 @@ def doctor(as_json: AsJSON = False) -> int:
     """Look at this machine: what it can run, what to choose, what is broken and how to mend it."""
     from dlpar import doctor
 
-    facts = doctor.look()
-    report = doctor.diagnose(facts)
-    print(_json(report.as_dict())) if as_json else report.print()
+    report = doctor.diagnose(doctor.look())
+    if as_json:
+        _print_json(report.as_dict())
+    else:
+        report.print()
     return FAILED if report.broken else 0
 
 
@@ -120,17 +125,10 @@ def _text(file: str) -> str:
         raise BadRequest(f"--experiment: got {file!r}, allowed is a JSON file that can be read ({why})") from None
 
 
-def _json(value: Any) -> str:
-    """JSON that any reader takes: figures that are not finite become null."""
+def _print_json(value: Any) -> None:
+    from dlpar.listing import strict
 
-    def strict(part: Any) -> Any:
-        if isinstance(part, float) and (part != part or part in (float("inf"), float("-inf"))):
-            return None
-        if isinstance(part, dict):
-            return {key: strict(one) for key, one in part.items()}
-        return [strict(one) for one in part] if isinstance(part, (list, tuple)) else part
-
-    return json.dumps(strict(value), indent=1)
+    print(json.dumps(strict(value), indent=1))
 
 
 # ---- the program --------------------------------------------------------------
@@ -169,17 +167,71 @@ def _program(first: str) -> Any:
     @app.callback()
     def whole(
         version: Annotated[
-            bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
+            bool, typer.Option("--version", help="Print the version.", metavar="", callback=_version, is_eager=True)
         ] = False,
     ) -> None:
         """See parallel deep learning happen: real processes train a real model on this machine."""
 
     for name, command in COMMANDS.items():
-        app.command(name)(_with_flags(command) if name == first == "run" else _bare(command))
+        app.command(name)(_run_command(with_flags=first == "run") if name == "run" else command)
     return app
+
+
+def _run_command(with_flags: bool) -> Callable[..., int]:
+    """:func:`run` with one parameter for each flag in place of ``**given``."""
+    from_schema = []
+    if with_flags:
+        from dlpar import flags
+
+        from_schema = flags.parameters()
+
+    @functools.wraps(run)
+    def command(**typed: Any) -> int:
+        return run(**typed)
+
+    own = [p for p in inspect.signature(run, eval_str=True).parameters.values() if p.kind is not p.VAR_KEYWORD]
+    command.__signature__ = inspect.Signature([p.replace(kind=p.KEYWORD_ONLY) for p in own] + from_schema)
+    return command
 
 
 def _version(wanted: bool) -> None:
     if wanted:
         print(f"dlpar {dlpar.__version__}")
         raise typer.Exit()
+
+
+def _complaint(error: typer.TyperException, name: str) -> str:
+    """What was wrong with the words typed, as one sentence with what is allowed."""
+    option, context = getattr(error, "option_name", None), getattr(error, "ctx", None)
+    if option is None:
+        said = " ".join(error.format_message().split()).rstrip(".")
+        return f"{said[0].lower()}{said[1:]}; `{name} --help` says what is allowed"
+    if not hasattr(error, "possibilities"):
+        return f"{option}: {_expects(option, name, error.format_message())}"
+    known = [word for p in context.command.params for word in (*p.opts, *p.secondary_opts) if word.startswith("-")]
+    near = get_close_matches(option, known, n=3, cutoff=0.5)
+    which = f"nearest are {', '.join(near)}" if near else f"allowed are {', '.join(known[:8])}"
+    named = option if option.isprintable() else repr(option)
+    return f"{named}: there is no such option; {which} (`{name} --help` lists all)"
+
+
+def _expects(option: str, name: str, said: str) -> str:
+    """What an option that exists lacks: its value, or to stand alone."""
+    if "not take" in said:
+        return f"got a value, allowed is {option} alone"
+    if name == "dlpar run":
+        from dlpar import flags
+
+        for flag in flags.flags():
+            if flag.spelling == option:
+                return f"got nothing, allowed is {flag.allowed}"
+    return "got nothing, allowed is a value after it"
+
+
+def _refuse(sentence: str) -> int:
+    print(sentence, file=sys.stderr)
+    return BAD_REQUEST
+
+
+if __name__ == "__main__":
+    sys.exit(main())

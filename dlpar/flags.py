@@ -61,6 +61,11 @@ class Flag:
         return unwrap(self.field.annotation) is bool
 
     @property
+    def negation(self) -> str:
+        """A switch turned off: ``--no-overlap``."""
+        return f"--no-{self.spelling[2:]}"
+
+    @property
     def allowed(self) -> str:
         """What may follow the flag, in words."""
         if self.is_head:
@@ -115,11 +120,11 @@ def parameters(schema: type[Part] = Experiment) -> list[inspect.Parameter]:
 
 
 def _parameter(flag: Flag, schema: type[Part]) -> inspect.Parameter:
-    spelling = f"{flag.spelling}/--no-{flag.spelling[2:]}" if flag.is_switch else flag.spelling
+    spelling = f"{flag.spelling}/{flag.negation}" if flag.is_switch else flag.spelling
     option = typer.Option(
         spelling,
         help=_help(flag),
-        metavar=None if flag.is_switch else _placeholder(flag),
+        metavar="" if flag.is_switch else _placeholder(flag),
         rich_help_panel=_panel(flag, schema),
         show_default=False,
     )
@@ -255,7 +260,7 @@ def to_flags(experiment: Experiment) -> list[str]:
         if default is _ABSENT and value == flag.field.get_default():
             continue
         if flag.is_switch:
-            words.append(flag.spelling if value else f"--no-{flag.spelling[2:]}")
+            words.append(flag.spelling if value else flag.negation)
         else:
             words += [flag.spelling, "" if value is None else _written(value)]
     return words

@@ -1,0 +1,167 @@
+"""Runs in words: what ``dlpar runs``, ``dlpar show`` and the end of ``dlpar run`` print."""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+import time
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from dlpar import flags
+from dlpar.lab.says import duration, quantity
+from dlpar.launcher.diagnosis import errors_in
+from dlpar.run import Run, runs
+
+LOG_LINES = 20
+"""Last lines of a run's log that are shown."""
+
+NONE = "–"
+
+STYLES = {"done": "green", "failed": "red", "lost": "red", "stopped": "yellow"}
+
+
+def strict(value: Any) -> Any:
+    """The same value for JSON that any reader takes: figures that are not finite become None."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {key: strict(part) for key, part in value.items()}
+    return [strict(part) for part in value] if isinstance(value, (list, tuple)) else value
+
+
+# ---- many runs ----------------------------------------------------------------
+
+
+def rows(limit: int) -> tuple[list[dict[str, Any]], int]:
+    """The newest `limit` runs, one mapping each, and how many there are; reads no record of a step."""
+    kept = runs()
+    return [_row(run) for run in kept[:limit]], len(kept)
+
+
+def _row(run: Run) -> dict[str, Any]:
+    row = dict.fromkeys(("run", "when", "what", "workers", "status", "accuracy", "final_loss", "samples_per_s"))
+    row["run"] = run.id
+    try:
+        experiment = json.loads((run.path / "experiment.json").read_bytes())
+        row["workers"] = experiment["workers"]
+        row["what"] = f"{experiment['model']['name']} on {experiment['data']['name']}, {experiment['sync']['scheme']}"
+        row["when"] = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime((run.path / "experiment.json").stat().st_mtime))
+        row["status"] = run.status
+        summary = json.loads((run.path / "summary.json").read_bytes())
+        row |= {name: summary[name] for name in ("accuracy", "final_loss", "samples_per_s")}
+    except FileNotFoundError:  # it has not ended yet
+        pass
+    except (OSError, ValueError, KeyError, TypeError):
+        row["status"] = "unreadable"
+    return row
+
+
+def print_runs(rows: list[dict[str, Any]], total: int) -> None:
+    """A table, or a sentence where there are none."""
+    if not rows:
+        print("No runs yet: `dlpar run` makes one.")
+        return
+    table = Table(box=None, padding=(0, 1), header_style="bold", pad_edge=False)
+    for name in ("run", "when", "what"):
+        table.add_column(name, overflow="fold")
+    for name in ("workers", "status", "accuracy", "loss", "samples/s"):
+        table.add_column(name, justify="left" if name == "status" else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(
+            row["run"], row["when"], row["what"], str(row["workers"] or NONE),
+            Text(row["status"] or NONE, style=STYLES.get(row["status"], "")),
+            _percent(row["accuracy"]), _quantity(row["final_loss"]), _quantity(row["samples_per_s"]),
+        )  # fmt: skip
+    _console().print(table)
+    if total > len(rows):
+        print(f"and {total - len(rows):,} older ones: dlpar runs --limit {total}")
+
+
+# ---- one run ------------------------------------------------------------------
+
+
+def whole(run: Run) -> dict[str, Any]:
+    """All about one run: its summary, and how it came to be and to end."""
+    return {
+        **run.summary,
+        "status": run.status,
+        "reason": run.reason,
+        "folder": str(run.path),
+        "command": command(run),
+        "experiment": run.experiment.model_dump(),
+        "errors": {rank: record for rank, record in errors_in(run.path)},
+        "log": run.log.splitlines()[-LOG_LINES:],
+    }
+
+
+def command(run: Run) -> str:
+    """The command that repeats a run."""
+    return shlex.join(["dlpar", "run", *flags.to_flags(run.experiment)])
+
+
+def print_outcome(run: Run) -> None:
+    """How a run went, and where it is kept."""
+    _print_pairs([*figures(run), ("kept in", str(run.path))])
+
+
+def print_run(run: Run) -> None:
+    """Everything a reader wants to know first."""
+    status = run.status
+    said = run.reason or {"lost": "it ended without a word; the machine may have been switched off"}.get(status, "")
+    _console().print(Text(run.id, style="bold"), Text(status, style=STYLES.get(status, "")))
+    if said:
+        print(said)
+    _print_pairs([*figures(run), ("again", command(run)), ("kept in", str(run.path))])
+    for rank, record in errors_in(run.path):
+        print(f"\n--- rank {rank} ---\n{record['traceback'].rstrip()}")
+    log = run.log.splitlines()
+    if log:
+        more = f", the last {LOG_LINES} of {len(log):,} lines" if len(log) > LOG_LINES else ""
+        print(f"\n--- log{more} ---")
+        print("\n".join(log[-LOG_LINES:]))
+
+
+def figures(run: Run) -> list[tuple[str, str]]:
+    """A run's summary as labels and words."""
+    s, experiment = run.summary, run.experiment
+    said = [("what", str(experiment)), ("steps", f"{s['steps']:,} of {experiment.steps:,}")]
+    if s["accuracy"] is not None:
+        reached = [f"{float(goal):.0%} after {duration(t)}" for goal, t in s["time_to_accuracy"].items()]
+        said.append(("held-out accuracy", _percent(s["accuracy"]) + (f" ({', '.join(reached)})" if reached else "")))
+    said.append(("final loss", _quantity(s["final_loss"])))
+    said.append(("samples/s", _quantity(s["samples_per_s"])))
+    parts = zip(("computing", "communicating", "waiting"), ("compute", "comm", "wait"))
+    said.append(("time of a rank", ", ".join(f"{duration(s['seconds'][part])} {name}" for name, part in parts)))
+    sent = "not told by the library" if s["bytes_sent"] is None else f"{s['bytes_sent'] / 1e6:,.1f} MB"
+    said.append(("sent", sent))
+    stale = s["staleness"]
+    if stale["max"]:
+        said.append(("staleness", f"{quantity(stale['mean'])} on average, {stale['max']} at most"))
+    if s["launch_s"] is not None:
+        said.append(("start", f"{s['launch_s']:.2f} s until all ranks were ready"))
+    return said
+
+
+def _print_pairs(pairs: list[tuple[str, str]]) -> None:
+    wide = max(len(label) for label, _ in pairs)
+    for label, text in pairs:
+        print(f"{label:{wide}}  {text}")
+
+
+def _console() -> Console:
+    """Colours in a terminal only; elsewhere lines are as long as they need to be."""
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=200)
+
+
+def _percent(share: float | None) -> str:
+    return NONE if share is None else f"{share:.1%}"
+
+
+def _quantity(value: float | None) -> str:
+    return NONE if value is None else quantity(value)

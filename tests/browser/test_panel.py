@@ -1,0 +1,140 @@
+"""A panel in a real JupyterLab: run, reload, stop, run again, two at once, a kernel that goes away."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+PACED = "import dlpar, paced; from dlpar.lab import Panel; paced.install(steps_per_s)"
+
+
+def paced(steps_per_s: float) -> str:
+    """Cell that lets panels start stand-in ranks at a known pace."""
+    return PACED.replace("steps_per_s", str(steps_per_s))
+
+
+def test_run_reload_stop_and_run_again(open_notebook, page):
+    notebook = open_notebook(paced(20), "Panel(dlpar.Experiment(workers=4, steps=400), question='Does it?')")
+    notebook.run_all()
+    panel = notebook.panel()
+    panel.run.focus()
+    page.keyboard.press("Enter")
+    early = panel.wait_for_steps(5)
+    assert panel.wait_for_steps(early + 10) > early
+    assert "the training loss fell from" in panel.says()
+
+    drawn = points(page)
+    notebook.save()
+    page.reload()
+    panel = notebook.panel()
+    later = panel.wait_for_steps(early + 20)
+    assert points(page) >= drawn, "points from before the reload must be there again"
+    assert panel.wait_for_steps(later + 5) > later
+
+    panel.stop.click()
+    panel.wait_for("stopped · after")
+    stopped = panel.words.inner_text()
+    page.wait_for_timeout(400)
+    assert panel.words.inner_text() == stopped
+    assert panel.run.is_enabled() and panel.stop.is_disabled()
+
+    panel.field("workers").fill("2")
+    page.keyboard.press("Tab")
+    panel.run.click()
+    panel.wait_for_steps(3)
+    legend = panel.place.locator(".legendtext").all_text_contents()
+    assert legend == ["workers=4", "this run: workers=2"]
+    panel.clear.click()
+    page.wait_for_function("document.querySelectorAll('.dlpar-panel .legendtext').length === 1")
+    panel.stop.click()
+    panel.wait_for("stopped · after")
+
+
+def test_bad_values_are_explained_and_refused(open_notebook, page):
+    notebook = open_notebook(paced(20), "Panel()")
+    notebook.run_all()
+    panel = notebook.panel()
+    panel.field("workers").fill("0")
+    page.keyboard.press("Tab")
+    panel.message.get_by_text("workers: got 0, allowed is a whole number from 1 to 64").wait_for()
+    assert panel.run.is_disabled()
+    panel.field("workers").fill("3")
+    page.keyboard.press("Tab")
+    panel.place.locator(".dlpar-controls button:not([disabled])").first.wait_for()
+    assert panel.message.inner_text() == "" and panel.run.is_enabled()
+
+
+def test_two_panels_are_independent_and_tell_of_a_kernel_restart(open_notebook, page):
+    notebook = open_notebook(
+        paced(20), "Panel(dlpar.Experiment(steps=2000))", "Panel(dlpar.Experiment(workers=2, steps=1000))"
+    )
+    notebook.run_all()
+    first, second = notebook.panel(0), notebook.panel(1)
+    first.run.click()
+    second.run.click()
+    assert first.wait_for_steps(5) and second.wait_for_steps(5)
+    first.stop.click()
+    first.wait_for("stopped · after")
+    before = second.steps()
+    assert second.wait_for_steps(before + 5)
+
+    notebook.restart_kernel()
+    for panel in (first, second):
+        panel.gone.get_by_text("The kernel was restarted").wait_for()
+        assert panel.place.evaluate("e => getComputedStyle(e.querySelector('.dlpar-controls')).pointerEvents") == "none"
+
+
+def test_a_kernel_that_dies_is_noticed(open_notebook, page):
+    notebook = open_notebook(paced(20), "Panel(dlpar.Experiment(steps=2000))", "import os, signal; input(); os.kill(os.getpid(), 9)")
+    notebook.run_all()
+    panel = notebook.panel()
+    panel.run.click()
+    panel.wait_for_steps(3)
+    page.locator(".jp-Stdin-input").fill("die")
+    page.locator(".jp-Stdin-input").press("Enter")
+    panel.gone.get_by_text("The kernel was restarted").wait_for(timeout=20_000)
+    page.get_by_role("button", name="Ok").click()
+
+
+def test_panel_draws_and_stops_while_a_cell_blocks_the_kernel(open_notebook, page):
+    notebook = open_notebook(
+        paced(20),
+        "panel = Panel(dlpar.Experiment(steps=2000))\npanel",
+        "import time\njob = panel.run()\nend = time.time() + 60\n"
+        "while panel.running and time.time() < end: time.sleep(0.05)\nprint('waited')",
+    )
+    notebook.run_all()
+    panel = notebook.panel()
+    assert panel.wait_for_steps(10)
+    assert "[*]" in page.locator(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-InputPrompt").all_inner_texts()[-1]
+    panel.stop.click()
+    panel.wait_for("stopped · after")
+    page.get_by_text("waited", exact=True).wait_for(timeout=5000)
+
+
+@pytest.mark.parametrize("workers", [2])
+def test_real_ranks_train_to_the_end(open_notebook, page, workers):
+    notebook = open_notebook(
+        "import dlpar; from dlpar.lab import Panel", f"Panel(dlpar.Experiment(workers={workers}, steps=60), title='Train')"
+    )
+    notebook.run_all()
+    panel = notebook.panel()
+    panel.run.click()
+    panel.wait_for("done: 60 steps", seconds=40)
+    assert "held-out accuracy" in panel.words.inner_text()
+    assert "world real" in panel.facts.inner_text() and "mpi" in panel.facts.inner_text()
+    for tab, sentence in {"Throughput": "samples a second", "Staleness": "Staleness is 0", "Timeline": "computing"}.items():
+        panel.tab(tab)
+        assert sentence in panel.says()
+
+
+def test_nothing_left_the_machine(page):
+    """Runs last: looks back on all requests of all tests before it."""
+    assert page.hosts - {"blob", "data"} == {"127.0.0.1"}
+    assert page.wrong == []
+
+
+def points(page) -> int:
+    """Points of the newest run in the figure in front."""
+    return page.evaluate("window.drawn.length")

@@ -1,0 +1,62 @@
+"""How soon a point is on the screen, and what 8 ranks x 20,000 steps do to page and kernel."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import psutil
+from browser.jupyter import Jupyter
+from browser.test_panel import paced
+
+
+def test_point_is_on_screen_within_250_ms_of_being_written(open_notebook, page, jupyter: Jupyter):
+    notebook = open_notebook(paced(25), "Panel(dlpar.Experiment(workers=8, steps=150))")
+    notebook.run_all()
+    panel = notebook.panel()
+    page.evaluate("window.drawn.length = 0")
+    panel.run.click()
+    panel.wait_for("done: 150 steps")
+    drawn = page.evaluate("window.drawn")
+    begun = {}
+    for run in (jupyter.home / "runs").iterdir():
+        event = json.loads((run / "rank-0.jsonl").read_text().splitlines()[1])
+        begun[run.name] = event.get("epoch", 0.0)
+    latency = sorted(at - begun[key.split(" ")[0]] - written for key, at, written in drawn)
+    p95 = latency[int(0.95 * len(latency))]
+    print(f"{len(latency)} points, on screen after {latency[len(latency) // 2] * 1e3:.0f} ms (median), {p95 * 1e3:.0f} ms (p95)")
+    assert len(latency) == 150
+    assert p95 <= 0.25
+
+
+def test_a_long_run_stays_smooth_and_bounded(open_notebook, page, jupyter: Jupyter):
+    notebook = open_notebook(paced(1e6), "Panel(dlpar.Experiment(workers=8, steps=20_000))")
+    notebook.run_all()
+    panel = notebook.panel()
+    kernel = max(psutil.Process(jupyter.process.pid).children(), key=lambda child: child.create_time())
+    page.evaluate("window.drawn.length = window.frames.length = 0")
+    heap, memory, sent = heap_mb(page), kernel.memory_info().rss, page.received[0]
+    busy, begun, most = sum(kernel.cpu_times()[:2]), time.monotonic(), memory
+    panel.run.click()
+    while not panel.words.inner_text().startswith("done: 20,000 steps"):
+        assert time.monotonic() - begun < 60, panel.words.inner_text()
+        most = max(most, kernel.memory_info().rss)
+        page.wait_for_timeout(200)
+    seconds, busy = time.monotonic() - begun, sum(kernel.cpu_times()[:2]) - busy
+    frames = sorted(page.evaluate("window.frames"))
+    median, p95 = frames[len(frames) // 2], frames[int(0.95 * len(frames))]
+    moved, grown = (page.received[0] - sent) / 1e6, (most - memory) / 1e6
+    print(
+        f"160,000 records in {seconds:.1f} s: {busy / 160_000 * 1e6:.0f} us of kernel time each; {moved:.2f} MB to the page; "
+        f"frames {median:.0f} ms (median), {p95:.0f} ms (p95); kernel +{grown:.0f} MB, page +{heap_mb(page) - heap:.0f} MB"
+    )
+    assert "In 20,000 of 20,000 steps" in panel.says()
+    assert median <= 34 and p95 <= 200
+    assert moved < 4 and grown < 60 and heap_mb(page) - heap < 80
+
+
+def heap_mb(page) -> float:
+    """JavaScript heap after collection, in MB."""
+    client = page.context.new_cdp_session(page)
+    client.send("HeapProfiler.collectGarbage")
+    return page.evaluate("performance.memory.usedJSHeapSize") / 1e6
