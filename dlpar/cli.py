@@ -41,10 +41,9 @@ def run(as_json: AsJSON = False, experiment: Annotated[
     from dlpar import flags
 
     chosen = flags.read(given, _text(experiment) if experiment is not None else None)
-    try:
-        chosen.check_files()
-        from dlpar import running
+    from dlpar import running
 
+    try:
         return running.run(chosen, as_json)
     except BadExperiment as error:  # this machine cannot run it
         raise BadExperiment(flags.as_flags(str(error))) from None

@@ -6,22 +6,40 @@ line is complete or absent, so a reader may tail the file while it grows.
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import traceback
-from contextlib import contextmanager
+from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Iterator
+from typing import TYPE_CHECKING, Any
+
+import orjson
 
 if TYPE_CHECKING:
     from dlpar.comm import Comm
 
-_encode = json.JSONEncoder(separators=(",", ":"), allow_nan=True).encode
-
 
 COMPUTING = frozenset({"forward", "backward", "update"})
 """Spans counted as computing; any other but ``evaluate`` is communication."""
+
+
+class Span:
+    """A phase of a step being timed."""
+
+    __slots__ = ("_record", "_name", "_start", "_waited")
+
+    def __init__(self, record: Recorder, name: str) -> None:
+        self._record, self._name = record, name
+
+    def __enter__(self) -> None:
+        self._waited = self._record.comm.traffic.waited
+        self._start = self._record.now()
+
+    def __exit__(self, *error: object) -> None:
+        record = self._record
+        record._spans.append((self._name, self._start, record.now()))
+        if self._name not in COMPUTING:
+            record._waited += record.comm.traffic.waited - self._waited
 
 
 class Recorder:
@@ -50,14 +68,13 @@ class Recorder:
              "device": str(comm.device), "carrier": comm.carrier, "clock": comm.clock, **facts}
         )  # fmt: skip
 
-    @contextmanager
-    def span(self, name: str) -> Iterator[None]:
-        """Time a phase (forward, backward, communicate, update …); it is written with the next step."""
-        start, waited = self.now(), self.comm.traffic.waited
-        yield
-        self._spans.append((name, start, self.now()))
-        if name not in COMPUTING:
-            self._waited += self.comm.traffic.waited - waited
+    def span(self, name: str) -> Span:
+        """Time a phase (forward, backward, communicate, update …); it is written with the next step.
+
+        >>> with record.span("forward"):
+        ...     loss = criterion(model(x), y)
+        """
+        return Span(self, name)
 
     def step(self, step: int, **facts: Any) -> None:
         """Finish a step: one line with its loss, samples, traffic, seconds, and the spans since the last."""
@@ -68,7 +85,7 @@ class Recorder:
             else:
                 comm += end - start
         wait = min(self._waited, comm)
-        seconds = {"compute": round(compute, 7), "comm": round(comm - wait, 7), "wait": round(wait, 7)}
+        seconds = {"compute": compute, "comm": comm - wait, "wait": wait}
         self._waited = 0.0
         self._write({"k": "step", "step": step, "t": self.now(), **facts, **seconds, "spans": self._take_spans()})
 
@@ -95,13 +112,13 @@ class Recorder:
         """Close the file; what was written is already safe."""
         os.close(self._file)
 
-    def _take_spans(self) -> list[list]:
-        spans = [[name, round(start, 7), round(end, 7)] for name, start, end in self._spans]
-        self._spans.clear()
+    def _take_spans(self) -> list[tuple[str, float, float]]:
+        spans = self._spans
+        self._spans = []
         return spans
 
     def _write(self, record: dict[str, Any]) -> None:
-        line = (_encode(record) + "\n").encode()
+        line = orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE)  # NaN becomes null
         while line:
             line = line[os.write(self._file, line) :]
 
@@ -112,9 +129,8 @@ class Unrecorded(Recorder):
     def __init__(self, comm: Comm) -> None:
         self.comm, self.now, self._spans, self._waited = comm, comm.now, [], 0.0
 
-    @contextmanager
-    def span(self, name: str) -> Iterator[None]:
-        yield
+    def span(self, name: str) -> nullcontext:
+        return nullcontext()
 
     def close(self) -> None:
         pass

@@ -6,6 +6,7 @@ write it without loading anything heavy.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from typing import Any, Iterable
 
@@ -73,7 +74,7 @@ class Summary:
             "workers": workers,
             "steps": self.steps,
             "samples_per_s": self.samples / elapsed if elapsed else None,
-            "final_loss": self.final_loss,
+            "final_loss": self.final_loss if math.isfinite(self.final_loss or 0.0) else None,
             "accuracy": self.accuracy,
             "staleness": _distribution(self.staleness),
             "lead": {"max": self.lead, "bound": 0},

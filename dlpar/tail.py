@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -32,9 +33,12 @@ class Tail:
         for name in self._files():
             for line in self._new_lines(name):
                 try:
-                    found.append((name.removesuffix(".jsonl"), json.loads(line)))
+                    record = json.loads(line)
                 except ValueError:  # a line torn by a full disk: say nothing false, go on
                     continue
+                if record.get("loss", 0) is None:  # JSON has no NaN; a diverged loss is one
+                    record["loss"] = math.nan
+                found.append((name.removesuffix(".jsonl"), record))
         return found
 
     def read_all(self) -> list[tuple[str, Record]]:

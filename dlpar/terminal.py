@@ -27,8 +27,10 @@ RECENT_STEPS = 50
 MOST_RANKS = 16
 """Ranks drawn at most."""
 
-KINDS = {"compute": "compute", "comm": "communicate", "wait": "wait"}
-"""Seconds of a step record, and the phase whose colour they have."""
+SECONDS = ("compute", "comm", "wait")
+NAMES = ("compute", "communicate", "wait")
+COLOURS = tuple(PHASES[phase].colour for phase in ("forward", "communicate", "wait"))
+"""Kinds of time: as a step's record names them, as a reader does, and as every figure draws them."""
 
 
 class Progress:
@@ -53,7 +55,7 @@ class Progress:
             self.samples += record["samples"]
             self.latest = max(self.latest, record["t"])
             self._losses[source] = record["loss"], record["samples"]
-            self._seconds[int(source[5:])].append([record[part] for part in KINDS])
+            self._seconds[int(source[5:])].append([record[part] for part in SECONDS])
         elif kind == "rank":
             self.ranks[record["rank"]] = record
         elif kind == "eval":
@@ -146,11 +148,13 @@ class Following(View):
         now = time.monotonic()
         if now - self._looked < self.every and not last:
             return
-        self._looked = now
-        for source, record in self._tail.read_all() if last else self._tail.read():
+        first, self._looked = not self._looked, now
+        new = self._tail.read_all() if last else self._tail.read()
+        for source, record in new:
             self.progress.take(source, record)
         self.progress.mark()
-        self.show()
+        if new or first:
+            self.show()
 
     def show(self) -> None:
         """Draw :attr:`progress`."""
@@ -217,7 +221,7 @@ class LiveView(Following):
         table = Table(box=None, padding=(0, 1), header_style="", pad_edge=False)
         table.add_column("rank", justify="right")
         table.add_column(self._legend())
-        for name in KINDS.values():
+        for name in NAMES:
             table.add_column(name, justify="right")
         shares = self.progress.shares()
         for rank, parts in list(shares.items())[:MOST_RANKS]:
@@ -227,15 +231,15 @@ class LiveView(Following):
         return table
 
     def _legend(self) -> Text:
-        signs = zip(self._bars, KINDS.values())
-        return Text(" ").join(Text(f"{sign} {name}", style=PHASES[name].colour) for sign, name in signs)
+        signs = zip(self._bars, NAMES, COLOURS)
+        return Text(" ").join([Text(f"{sign} {name}", style=colour) for sign, name, colour in signs])
 
     def _bar(self, shares: list[float], width: int = 30) -> Text:
         """Shares of a whole as a row of `width` characters: by colour and by character, for those who see no colour."""
         text, drawn, reached = Text(), 0, 0.0
-        for share, sign, name in zip(shares, self._bars, KINDS.values()):
+        for share, sign, colour in zip(shares, self._bars, COLOURS):
             reached += share
-            text.append(sign * (round(reached * width) - drawn), style=PHASES[name].colour)
+            text.append(sign * (round(reached * width) - drawn), style=colour)
             drawn = round(reached * width)
         return text
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import psutil
     from playwright.sync_api import Locator, Page
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "microsoft-edge")
@@ -96,6 +97,12 @@ class Jupyter:
             self.process.wait(15)
         except subprocess.TimeoutExpired:
             self.process.kill()
+
+    def newest_kernel(self) -> psutil.Process:
+        """The kernel started last."""
+        import psutil
+
+        return max(psutil.Process(self.process.pid).children(), key=lambda child: child.create_time())
 
     @property
     def url(self) -> str:

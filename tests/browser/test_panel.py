@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
 PACED = "import dlpar, paced; from dlpar.lab import Panel; paced.install(steps_per_s)"
@@ -83,18 +81,19 @@ def test_two_panels_are_independent_and_tell_of_a_kernel_restart(open_notebook, 
     for panel in (first, second):
         panel.gone.get_by_text("The kernel was restarted").wait_for()
         assert panel.place.evaluate("e => getComputedStyle(e.querySelector('.dlpar-controls')).pointerEvents") == "none"
+    notebook.wait_until_idle()
 
 
-def test_a_kernel_that_dies_is_noticed(open_notebook, page):
-    notebook = open_notebook(paced(20), "Panel(dlpar.Experiment(steps=2000))", "import os, signal; input(); os.kill(os.getpid(), 9)")
+def test_a_kernel_that_is_killed_is_noticed(open_notebook, page, jupyter):
+    notebook = open_notebook(paced(20), "Panel(dlpar.Experiment(steps=2000))")
     notebook.run_all()
     panel = notebook.panel()
     panel.run.click()
     panel.wait_for_steps(3)
-    page.locator(".jp-Stdin-input").fill("die")
-    page.locator(".jp-Stdin-input").press("Enter")
+    jupyter.newest_kernel().kill()
     panel.gone.get_by_text("The kernel was restarted").wait_for(timeout=20_000)
-    page.get_by_role("button", name="Ok").click()
+    page.locator(".jp-Dialog-button.jp-mod-accept").click()
+    notebook.wait_until_idle()
 
 
 def test_panel_draws_and_stops_while_a_cell_blocks_the_kernel(open_notebook, page):

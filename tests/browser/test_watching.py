@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 
-import psutil
 from browser.jupyter import Jupyter
 from browser.test_panel import paced
 
@@ -33,7 +32,7 @@ def test_a_long_run_stays_smooth_and_bounded(open_notebook, page, jupyter: Jupyt
     notebook = open_notebook(paced(1e6), "Panel(dlpar.Experiment(workers=8, steps=20_000))")
     notebook.run_all()
     panel = notebook.panel()
-    kernel = max(psutil.Process(jupyter.process.pid).children(), key=lambda child: child.create_time())
+    kernel = jupyter.newest_kernel()
     page.evaluate("window.drawn.length = window.frames.length = 0")
     heap, memory, sent = heap_mb(page), kernel.memory_info().rss, page.received[0]
     busy, begun, most = sum(kernel.cpu_times()[:2]), time.monotonic(), memory
