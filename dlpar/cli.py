@@ -13,12 +13,14 @@ import json
 import os
 import sys
 from difflib import get_close_matches
-from typing import Annotated, Any, Callable, Optional
+from typing import TYPE_CHECKING, Annotated, Any, Callable, Optional
 
 import typer
 
 import dlpar
-from dlpar.schema import BadExperiment
+
+if TYPE_CHECKING:
+    from dlpar.run import Run
 
 BAD_REQUEST, FAILED = 2, 1
 
@@ -34,19 +36,21 @@ def run(as_json: AsJSON = False, experiment: Annotated[
     Optional[str],
     typer.Option(metavar="FILE", help="Start from an experiment in JSON, - for standard input; flags override it."),
 ] = None, **given: Any) -> int:  # fmt: skip
-    """Train, and watch it: four workers on handwritten digits if nothing else is said.
+    """Train, and watch it.
 
-    Every flag sets one field of the experiment. Ctrl-C stops the run and keeps what it recorded.
+    Every flag sets one field of the experiment; without any, four workers learn handwritten digits.
+    Ctrl-C stops the run and keeps what it recorded.
     """
     from dlpar import flags
-
-    chosen = flags.read(given, _text(experiment) if experiment is not None else None)
-    from dlpar import running
+    from dlpar.schema import BadExperiment
 
     try:
+        chosen = flags.read(given, _text(experiment) if experiment is not None else None)
+        from dlpar import running
+
         return running.run(chosen, as_json)
-    except BadExperiment as error:  # this machine cannot run it
-        raise BadExperiment(flags.as_flags(str(error))) from None
+    except BadExperiment as error:  # it is wrong in itself, or this machine cannot run it
+        raise BadRequest(flags.as_flags(str(error))) from None
 
 
 def runs(
@@ -76,16 +80,13 @@ def show(
         Optional[str], typer.Option(metavar="FILE", help="Write a trace for ui.perfetto.dev there.")
     ] = None,
 ) -> int:
-    """Show one run: its figures, why it ended, its errors and the end of its log."""
-    from dlpar import listing
-    from dlpar.run import NoSuchRun, Run
+    """Show one run.
 
-    if which is None:
-        raise BadRequest("RUN: missing; allowed is a run folder or one of the ids `dlpar runs` lists")
-    try:
-        found = Run(which)
-    except NoSuchRun as error:
-        raise BadRequest(str(error).replace("run:", "RUN:", 1)) from None
+    Its figures, why it ended, the command that repeats it, its errors, and the end of its log.
+    """
+    from dlpar import listing
+
+    found = _found(which)
     written = [str(path) for path in found.to_csv(csv)] if csv is not None else []
     written += [str(found.to_perfetto(perfetto))] if perfetto is not None else []
     if as_json:
@@ -98,7 +99,10 @@ def show(
 
 
 def doctor(as_json: AsJSON = False) -> int:
-    """Look at this machine: what it can run, what to choose, what is broken and how to mend it."""
+    """Say what this machine can run.
+
+    How many ranks and threads, which carrier, and why; what is broken, and how to mend it: status 1 if anything is.
+    """
     from dlpar import doctor
 
     report = doctor.diagnose(doctor.look())
@@ -107,6 +111,23 @@ def doctor(as_json: AsJSON = False) -> int:
     else:
         report.print()
     return FAILED if report.broken else 0
+
+
+def _found(which: str | None) -> Run:
+    """The run that is meant, its experiment readable."""
+    from dlpar.run import NoSuchRun, Run
+    from dlpar.schema import BadExperiment
+
+    if which is None:
+        raise BadRequest("RUN: missing; allowed is a run folder or one of the ids `dlpar runs` lists")
+    try:
+        run = Run(which)
+        run.experiment
+        return run
+    except NoSuchRun as error:
+        raise BadRequest(str(error).replace("run:", "RUN:", 1)) from None
+    except BadExperiment as error:
+        raise BadRequest(f"RUN: got {which!r}, which this version cannot read ({error})") from None
 
 
 COMMANDS = {"run": run, "runs": runs, "show": show, "doctor": doctor}
@@ -147,7 +168,7 @@ def main(arguments: list[str] | None = None) -> int:
         if name == "dlpar" and not words[0].startswith("-"):
             raise BadRequest(f"got {words[0]!r}, allowed is one of {', '.join(COMMANDS)}")
         return _program(words[0])(args=words, prog_name="dlpar", standalone_mode=False) or 0
-    except (BadRequest, BadExperiment) as error:
+    except BadRequest as error:
         return _refuse(f"{name}: {error}")
     except typer.TyperException as error:
         return _refuse(f"{name}: {_complaint(error, name)}")
@@ -161,7 +182,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _program(first: str) -> Any:
     """The commands; only ``run`` pays for making its flags."""
-    app = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
+    panels = "rich" if first in COMMANDS else None  # loading them would double the time of `dlpar --help`
+    app = typer.Typer(add_completion=False, rich_markup_mode=panels, pretty_exceptions_enable=False)
 
     @app.callback()
     def whole(

@@ -41,8 +41,8 @@ def runtime_folder() -> Path:
 class Scratch:
     """A job's private folders for session files, sockets and shared memory; they vanish with the job.
 
-    The supervisor holds `lock` while the job lives, so that what a killed
-    supervisor left can be told from what is in use.
+    `lock` is held while the job lives, so that what a killed supervisor left
+    can be told from what is in use.
     """
 
     def __init__(self, name: str) -> None:
@@ -59,7 +59,7 @@ class Scratch:
 
     @property
     def lock(self) -> Path:
-        """File the supervisor locks."""
+        """File that is locked while the job lives."""
         return self.folder / "lock"
 
     def remove(self) -> None:

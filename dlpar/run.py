@@ -134,7 +134,8 @@ class Run:
         steps = self.steps
         steps = steps.assign(weighted=steps["loss"] * steps["samples"])
         by_step = steps.groupby("step")
-        curve = by_step.agg(batch=("samples", "sum"), seconds=("t", "max"), weighted=("weighted", "sum"))
+        curve = by_step.agg(batch=("samples", "sum"), seconds=("t", "max"))
+        curve["weighted"] = by_step["weighted"].sum(min_count=self.experiment.workers)  # of NaN it is NaN, not 0
         curve = curve[by_step.size() == self.experiment.workers].reset_index()
         curve["loss"] = curve["weighted"] / curve["batch"]
         curve["samples"] = curve["batch"].cumsum()

@@ -7,6 +7,7 @@ not the wall's.
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, Callable, Protocol, Sequence, TypeVar
@@ -51,13 +52,15 @@ class Traffic:
         self.bytes: int | None = 0
         self.messages: int | None = 0
         self._waited = 0.0
-        self._since: float | None = None
+        self._since: dict[int, float] = {}  # by thread: a progress thread waits beside the computing one
+        self._lock = threading.Lock()
 
     def sent(self, nbytes: int) -> None:
         """Count one message."""
-        if self.bytes is not None:
-            self.bytes += nbytes
-            self.messages += 1
+        with self._lock:
+            if self.bytes is not None:
+                self.bytes += nbytes
+                self.messages += 1
 
     def hidden(self) -> None:
         """A library moved data and does not tell how much."""
@@ -65,23 +68,29 @@ class Traffic:
 
     def waiting(self, blocked: Callable[[], T]) -> T:
         """Run a call that blocks until a message is there, and count its seconds."""
-        self._since = self._now()
+        thread, since = threading.get_ident(), self._now()
+        with self._lock:
+            self._since[thread] = since
         try:
             return blocked()
         finally:
-            self._waited += self._now() - self._since
-            self._since = None
+            with self._lock:
+                del self._since[thread]
+                self._waited += self._now() - since
 
     @property
     def waited(self) -> float:
         """Seconds waited so far, a wait that is going on included."""
-        since = self._since
-        return self._waited + (self._now() - since if since is not None else 0.0)
+        if not self._since:
+            return self._waited
+        with self._lock:
+            return self._waited + sum(self._now() - since for since in self._since.values())
 
     def take(self) -> dict[str, int | None]:
         """``bytes`` and ``messages`` since the last call."""
-        taken = {"bytes": self.bytes, "messages": self.messages}
-        self.bytes = self.messages = 0
+        with self._lock:
+            taken = {"bytes": self.bytes, "messages": self.messages}
+            self.bytes = self.messages = 0
         return taken
 
 

@@ -8,8 +8,8 @@ from typing import Any
 _HOME = {
     "Panel": "dlpar.lab.panel",
     "LivePlot": "dlpar.lab.live_plot",
-    "predict": "dlpar.lab.predict",
-    "check": "dlpar.lab.check",
+    "predict": "dlpar.lab.prediction",
+    "check": "dlpar.lab.verdict",
     "show": "dlpar.lab.source",
 }
 _MODULES = ("figures",)

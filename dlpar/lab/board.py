@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Sequence
 
 from dlpar.experiment import Experiment
 from dlpar.lab.convergence import Convergence, loss_title
@@ -117,6 +117,14 @@ def this_label(now: Experiment, earlier: dict[str, Experiment]) -> str:
     for experiment in earlier.values():
         own |= differences(experiment, now)
     return f"this run: {_in_words(own)}" if own else "this run"
+
+
+def labels(experiments: Sequence[Experiment]) -> list[str]:
+    """What tells experiments from each other: ``workers=1``, ``workers=4``; equal ones are numbered."""
+    flat = [_flat(e.model_dump()) for e in experiments]
+    told = [name for name in flat[0] if any(f.get(name) != flat[0][name] for f in flat)]
+    said = [_in_words({name: f.get(name) for name in told}) or str(e) for f, e in zip(flat, experiments)]
+    return [text if said.count(text) == 1 else f"{text} ({said[: i + 1].count(text)})" for i, text in enumerate(said)]
 
 
 def _in_words(fields: dict[str, Any]) -> str:

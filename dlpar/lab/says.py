@@ -75,7 +75,7 @@ def timeline(steps: int, step_ms: float, shares: Mapping[str, float]) -> str:
     verbs = {"compute": "computing", "communicate": "communicating", "wait": "waiting", "evaluate": "evaluating"}
     parts = [f"{share:.0%} {verbs.get(kind, kind)}" for kind, share in shares.items() if share >= 0.005]
     how = "In the last step a rank" if steps == 1 else f"Over the last {steps} steps a rank"
-    drawn = "; when a rank waited is not recorded, only how long" if shares.get("wait", 0) >= 0.005 else ""
+    drawn = "; how long a rank waited is recorded, not when" if shares.get("wait", 0) >= 0.005 else ""
     return f"{how} took {quantity(step_ms)} ms a step: {listed(parts) or 'nothing recorded'} (mean over ranks{drawn})."
 
 

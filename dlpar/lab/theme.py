@@ -116,7 +116,7 @@ def layout(title: str = "", **more: Any) -> dict[str, Any]:
         "paper_bgcolor": "rgba(0,0,0,0)",
         "plot_bgcolor": "rgba(0,0,0,0)",
         "margin": {"l": 92, "r": 16, "t": 44 if title else 34, "b": 56},
-        "legend": {"orientation": "h", "x": 0, "y": 1.01, "xanchor": "left", "yanchor": "bottom", "font": {"size": 13}},
+        "legend": {"orientation": "h", "x": 0, "y": 1.01, "xanchor": "left", "yanchor": "bottom", "font": {"size": 12}},
         "hovermode": "closest",
         "hoverlabel": {"bgcolor": "#ffffff", "font": {"color": "#111111"}},
         **more,

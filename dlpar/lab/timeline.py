@@ -43,7 +43,7 @@ def without_wait(record: dict[str, Any]) -> list[list]:
     return found
 
 
-def layout(workers: int, width: float, two_lanes: bool) -> dict[str, Any]:
+def layout(workers: int, width: float) -> dict[str, Any]:
     """A row per rank, rank 0 on top; `width` in ms."""
     ranks = list(range(workers))
     yaxis = theme.axis("", (workers - 0.5, -0.5), tickvals=ranks, ticktext=[f"rank {r}" for r in ranks], showgrid=False)
@@ -91,7 +91,7 @@ class Timeline:
     """Drawn anew once a second: faster, nobody could read it."""
 
     def __init__(self, experiment: Experiment) -> None:
-        self.plot = LivePlot(layout(experiment.workers, 100.0, False))
+        self.plot = LivePlot(layout(experiment.workers, 100.0))
         self.names: list[str] = []
 
     def begin(self, experiment: Experiment) -> None:
@@ -100,7 +100,7 @@ class Timeline:
             self.plot.remove(name)
         self.experiment, self.names, self._width, self._drawn = experiment, [], 0.0, 0.0
         self.two_lanes = experiment.sync.overlap
-        self.plot.refigure(layout(experiment.workers, 100.0, self.two_lanes))
+        self.plot.refigure(layout(experiment.workers, 100.0))
         self.recent = [deque(maxlen=2 * STEPS) for _ in range(experiment.workers)]
 
     def record(self, rank: int, record: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import secrets
@@ -38,12 +39,18 @@ class Job:
 
     def __init__(self, folder: Path, ranks: int, timeout: float, hostfile: str | None = None, threads: int | None = None):
         self.folder, self.launched = folder, time.time()
+        sweep()
+        scratch = Scratch.fresh()
+        # The supervisor inherits the locks: from now until it is gone, whatever kills it, the run is live.
+        locks = [_locked(folder / "lock"), _locked(scratch.lock)]
         self._supervisor = subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", _SUPERVISE, str(Path(dlpar.__file__).parent.parent)],
             stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-            cwd="/", start_new_session=True,
+            cwd="/", start_new_session=True, pass_fds=locks,
         )  # fmt: skip
-        spec = self._spec(ranks, timeout, hostfile, threads)
+        for lock in locks:
+            os.close(lock)
+        spec = self._spec(scratch, ranks, timeout, hostfile, threads)
         try:
             self._supervisor.stdin.write(json.dumps(spec).encode() + b"\n")
             self._supervisor.stdin.flush()
@@ -51,10 +58,8 @@ class Job:
             raise JobFailed("the launcher ended before the job began; is the disk full?") from None
         _live[:] = [job for job in _live if not job.ended] + [self]
 
-    def _spec(self, ranks: int, timeout: float, hostfile: str | None, threads: int | None) -> dict[str, Any]:
+    def _spec(self, scratch: Scratch, ranks: int, timeout: float, hostfile: str | None, threads: int | None) -> dict[str, Any]:
         starter = find_starter()
-        sweep()
-        scratch = Scratch.fresh()
         threads = threads or max(1, len(os.sched_getaffinity(0)) // ranks)
         arguments = [str(self.folder), str(ranks), repr(self.launched)]
         cold = [sys.executable, "-m", "dlpar.launcher.rank", *arguments]
@@ -131,6 +136,13 @@ class Job:
 
 
 _SUPERVISE = "import sys; sys.path.insert(0, sys.argv[1]); from dlpar.launcher.supervise import main; main()"
+
+
+def _locked(path: Path) -> int:
+    """Descriptor of a file, locked as long as any process has it open."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    return descriptor
 
 
 def launch(experiment: Experiment) -> Job:

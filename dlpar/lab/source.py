@@ -1,0 +1,87 @@
+"""Source code of dlpar, shown where it is talked about."""
+
+from __future__ import annotations
+
+import html
+import inspect
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+
+_LAYOUT = """
+.dlpar-source { border-left: 4px solid var(--jp-border-color1, #999); padding-left: 0.6em; overflow-x: auto; }
+.dlpar-source pre { line-height: 1.35; color: var(--jp-content-font-color1, #222); background: none; }
+.dlpar-source .linenos { color: var(--jp-content-font-color2, #666); user-select: none; }
+"""
+
+
+class Source:
+    """Source of a function, class or module, with file and line numbers."""
+
+    def __init__(self, code: str, file: Path, first: int) -> None:
+        self.code, self.first = code.rstrip("\n"), first
+        self.file = file
+
+    @property
+    def where(self) -> str:
+        """``dlpar/collectives.py, lines 12 to 40``."""
+        return f"{self.file}, lines {self.first} to {self.first + self.code.count(chr(10))}"
+
+    def __repr__(self) -> str:
+        return f"# {self.where}\n{self.code}"
+
+    def _repr_html_(self) -> str:
+        from jupyterlab_pygments import JupyterStyle
+        from pygments import highlight
+        from pygments.formatters import HtmlFormatter
+        from pygments.lexers import PythonLexer
+
+        # JupyterStyle's colours are the page's own variables: light or dark, they are those of its code cells.
+        form = HtmlFormatter(style=JupyterStyle, cssclass="dlpar-source", linenos="inline", linenostart=self.first)
+        code = highlight(self.code, PythonLexer(), form)
+        style = f"{form.get_style_defs('.dlpar-source')} {_LAYOUT}"
+        return f"<style>{style}</style><p><code>{html.escape(self.where)}</code></p>{code}"
+
+
+def show(what: Any) -> Source:
+    """The source of `what`, to read in a notebook.
+
+    Parameters
+    ----------
+    what : function, class, module or str
+        Or a dotted name such as ``"dlpar.collectives.ring_allreduce"``.
+
+    Raises
+    ------
+    TypeError
+        If it has no Python source.
+    """
+    found = _named(what) if isinstance(what, str) else what
+    found = inspect.unwrap(found) if callable(found) else found
+    try:
+        lines, first = inspect.getsourcelines(found)
+        file = Path(inspect.getsourcefile(found) or "")
+    except (TypeError, OSError):
+        raise TypeError(f"show: got {what!r}, allowed is a function, class or module written in Python") from None
+    package = inspect.getmodule(found).__name__.split(".")[0]
+    short = Path(*file.parts[file.parts.index(package) :]) if package in file.parts else Path(file.name)
+    return Source("".join(lines), short, max(first, 1))
+
+
+def _named(name: str) -> Any:
+    module, found = name, []
+    while module:
+        try:
+            value = import_module(module)
+        except ModuleNotFoundError:
+            module, _, last = module.rpartition(".")
+            found.insert(0, last)
+            continue
+        try:
+            for part in found:
+                value = getattr(value, part)
+            return value
+        except AttributeError:
+            break
+    raise TypeError(f"show: got {name!r}, allowed is the dotted name of something that can be imported")

@@ -1,0 +1,263 @@
+"""Launching: the words of each MPI, the fork server's life, and experiments of every kind that all end."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from conftest import eventually
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import dlpar
+from dlpar import BadExperiment, Experiment
+from dlpar.experiment import FITS
+from dlpar.launcher import diagnosis, mpiexec, warm
+from dlpar.paths import Scratch, private_folder, runtime_folder
+
+
+def fake(folder: Path, said: str, name: str = "mpiexec") -> str:
+    """A program that answers --version."""
+    path = folder / name
+    path.write_text(f"#!/bin/sh\ncat <<'EOF'\n{said}\nEOF\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("said", "dialect", "flag"),
+    [
+        ("mpirun (Open MPI) 5.0.11\n\nReport bugs to", "openmpi5", "--oversubscribe"),
+        ("prterun (PRRTE) 3.0.13\nOpen MPI 5.0.11", "openmpi5", "--output"),
+        ("mpirun (Open MPI) 4.1.4", "openmpi4", "--tag-output"),
+        ("HYDRA build details:\n    Version: 4.2.0", "hydra", "-prepend-rank"),
+        ("Intel(R) MPI Library for Linux* OS, Version 2021.9", "hydra", "-prepend-rank"),
+        ("something else 1.0", "plain", "-n"),
+    ],
+)
+def test_each_mpi_is_spoken_to_in_its_own_words(tmp_path, monkeypatch, said, dialect, flag):
+    monkeypatch.setenv("DLPAR_MPIEXEC", fake(tmp_path, said))
+    mpiexec.find_starter.cache_clear()
+    try:
+        starter = mpiexec.find_starter()
+    finally:
+        mpiexec.find_starter.cache_clear()
+    command = starter.command(3, ["python", "x.py"])
+    assert starter.dialect == dialect and flag in command
+    assert command[-4:] == ["-n", "3", "python", "x.py"]
+
+
+def test_inside_a_slurm_allocation_the_sites_own_starter_wins(tmp_path, monkeypatch):
+    fake(tmp_path, "slurm 24.05", name="srun")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("SLURM_JOB_ID", "1")
+    mpiexec.find_starter.cache_clear()
+    try:
+        command = mpiexec.find_starter().command(8, ["python"])
+    finally:
+        mpiexec.find_starter.cache_clear()
+    assert command == [str(tmp_path / "srun"), "--label", "--mpi=pmix", "--overlap", "-n", "8", "python"]
+
+
+def test_a_missing_mpi_is_one_clear_sentence(monkeypatch):
+    monkeypatch.setenv("DLPAR_MPIEXEC", "/no/such/mpiexec")
+    mpiexec.find_starter.cache_clear()
+    with pytest.raises(mpiexec.NoMPI, match="DLPAR_MPIEXEC: got '/no/such/mpiexec', allowed is"):
+        dlpar.launch(Experiment())
+    mpiexec.find_starter.cache_clear()
+
+
+def test_an_mpiexec_that_starts_singletons_is_caught(tmp_path, monkeypatch):
+    """Two MPIs that do not know each other give N worlds of one rank: the ranks notice."""
+    path = tmp_path / "mpiexec"
+    path.write_text('#!/bin/sh\n[ "$1" = --version ] && { echo other 1.0; exit; }\nshift 2\nexec "$@"\n')
+    path.chmod(0o755)
+    monkeypatch.setenv("DLPAR_MPIEXEC", str(path))
+    mpiexec.find_starter.cache_clear()
+    try:
+        with pytest.raises(dlpar.JobFailed, match="got a world of 1 ranks, allowed is 2"):
+            dlpar.spmd(lambda comm: None, workers=2)
+    finally:
+        mpiexec.find_starter.cache_clear()
+
+
+def test_output_is_marked_by_rank_whoever_marked_it():
+    assert diagnosis.by_rank(b"[prterun-host-12@1,3]<stdout>: hello\n") == b"[rank 3] hello\n"
+    assert diagnosis.by_rank(b"[prterun-host-12@1,0]<stderr>: \n") == b"[rank 0] \n"
+    assert diagnosis.by_rank(b"[2] hello\n") == b"[rank 2] hello\n"
+    assert diagnosis.by_rank(b"11: hello\n") == b"[rank 11] hello\n"
+    assert diagnosis.by_rank(b"plain\n") == b"plain\n"
+
+
+def test_what_ranks_print_reaches_the_log_by_rank():
+    def talk(comm):
+        import sys
+
+        print(f"out of {comm.rank}")
+        print(f"err of {comm.rank}", file=sys.stderr)
+        os.write(1, b"no end of line")
+        raise ValueError("so that the log is kept")
+
+    folder = []
+    original = dlpar.Job.wait
+
+    def keep_log(job, *a):
+        try:
+            return original(job, *a)
+        finally:
+            folder.append((job.folder / "log.txt").read_text())
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(dlpar.JobFailed):
+        patch.setattr(dlpar.Job, "wait", keep_log)
+        dlpar.spmd(talk, workers=2)
+    for rank in range(2):
+        assert f"[rank {rank}] out of {rank}" in folder[0] and f"[rank {rank}] err of {rank}" in folder[0]
+    assert "no end of line" in folder[0]
+
+
+def test_a_fork_server_leaves_when_nobody_comes_and_when_the_code_changes(monkeypatch, tmp_path):
+    monkeypatch.setenv("DLPAR_RUNTIME", str(private_folder(runtime_folder() / "own")))
+    monkeypatch.setenv("DLPAR_WARM_IDLE", "1.5")
+    path = warm.warm_socket()
+    server = warm.started[-1]
+    assert warm.warm_socket() == path and warm.started[-1] is server, "a second asker gets the same server"
+    eventually(lambda: server.poll() is not None, 8, "the idle server has left")
+    assert not path.exists()
+
+    monkeypatch.setenv("DLPAR_WARM_IDLE", "60")
+    warm.warm_socket()
+    old = warm.started[-1]
+    monkeypatch.setattr(warm, "_fingerprint", lambda: "changed")
+    warm.warm_socket()
+    new = warm.started[-1]
+    eventually(lambda: old.poll() is not None, 5, "the server of yesterday's code has left")
+    assert new is not old and new.poll() is None
+    assert warm.dismiss()
+    eventually(lambda: new.poll() is not None, 5, "a dismissed server leaves")
+
+
+def test_a_fork_server_survives_nonsense_and_forks_for_nobody_else():
+    path = warm.warm_socket()
+    for rubbish in (b"", b"x", b"\0" * 8, (1 << 40).to_bytes(8, "big") + b"{}", (4).to_bytes(8, "big") + b"nope"):
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(path))
+            client.sendall(rubbish)
+    assert dlpar.spmd(lambda comm: comm.rank, workers=2) == [0, 1]
+    assert os.stat(path).st_mode & 0o077 == 0
+
+
+def test_many_jobs_at_once_do_not_disturb_each_other():
+    jobs = [dlpar.launch(Experiment(workers=2, steps=20, seed=seed)) for seed in range(4)]
+    runs = [job.wait(60) for job in jobs]
+    assert [r.status for r in runs] == ["done"] * 4
+    assert len({r.summary["final_loss"] for r in runs}) == 4
+
+
+def test_launch_returns_at_once_and_a_job_can_be_stopped_before_it_starts():
+    began = time.monotonic()
+    job = dlpar.launch(Experiment(steps=100_000))
+    assert time.monotonic() - began < 0.5
+    job.stop()
+    assert job.poll() == "stopped"
+    job.stop()  # twice does no harm
+
+
+def test_a_wait_that_ends_early_leaves_the_job_running():
+    job = dlpar.launch(Experiment(steps=100_000))
+    with pytest.raises(TimeoutError, match="still going on after 0.5 s"):
+        job.wait(0.5)
+    assert job.poll() in ("starting", "running")
+    job.stop()
+
+
+def test_ranks_share_the_cores_and_run_in_their_own_process_group():
+    job = dlpar.launch(Experiment(workers=2, steps=100_000))
+    eventually(lambda: len(job.run.steps) > 4, 30, "it runs")
+    threads = job.run.ranks["threads"].tolist()
+    groups = {os.getpgid(pid) for pid in job.run.ranks["pid"]}
+    job.stop()
+    assert threads == [max(1, len(os.sched_getaffinity(0)) // 2)] * 2
+    assert os.getpgrp() not in groups
+
+
+def test_cuda_is_refused_before_anything_starts():
+    if Path("/dev/nvidiactl").exists():
+        pytest.skip("there is a GPU here")
+    with pytest.raises(BadExperiment, match="cluster.device: got 'cuda', allowed here is auto or cpu"):
+        dlpar.launch(Experiment(cluster={"device": "cuda"}))
+    with pytest.raises(BadExperiment, match="cluster.carrier: got 'nccl', allowed here is auto, mpi or gloo"):
+        dlpar.launch(Experiment(cluster={"carrier": "nccl"}))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (dict(workers=0), "workers: got 0, allowed is a whole number from 1 to 64"),
+        (dict(workers=2.5), "workers: got 2.5"),
+        (dict(world="mars"), "world: got 'mars', allowed is one of real"),
+        (dict(timeout=-1), "timeout: got -1"),
+    ],
+)
+def test_spmd_refuses_by_name(arguments, message):
+    with pytest.raises(BadExperiment, match=message):
+        dlpar.spmd(lambda comm: None, **arguments)
+
+
+def test_a_result_that_cannot_be_pickled_is_said():
+    with pytest.raises(dlpar.JobFailed, match="rank 0 raised TypeError: cannot pickle"):
+        dlpar.spmd(lambda comm: (i for i in ()), workers=1)
+
+
+def test_a_run_by_hand_under_mpiexec_writes_the_same_folder(tmp_path):
+    """What a cluster's batch script does: no supervisor, the site's own launcher."""
+    import subprocess
+    import sys
+
+    experiment = Experiment(workers=2, steps=5)
+    (tmp_path / "experiment.json").write_text(experiment.to_json())
+    starter = mpiexec.find_starter()
+    scratch = Scratch.fresh()
+    command = starter.command(2, [sys.executable, "-m", "dlpar.launcher.rank", str(tmp_path), "2"])
+    env = mpiexec.environment(starter, scratch, threads=1, one_host=True)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=100)
+    scratch.remove()
+    assert done.returncode == 0, done.stderr
+    assert len(dlpar.Run(tmp_path).steps) == 10
+
+
+@st.composite
+def small_experiments(draw) -> Experiment:
+    model = draw(st.sampled_from(sorted(FITS)))
+    data = draw(st.sampled_from([d for d in FITS[model] if d not in ("mnist", "cifar10")]))
+    fields = dict(
+        model={"name": model, "width": draw(st.sampled_from([8, 16])), "depth": draw(st.integers(1, 3)),
+               "norm": draw(st.sampled_from(["none", "batch", "sync_batch"]))},
+        data={"name": data, "context": 8}, batch=draw(st.integers(1, 64)), steps=draw(st.integers(1, 6)),
+        scaling=draw(st.sampled_from(["strong", "weak"])), shards=draw(st.sampled_from(["iid", "by_label", "uneven"])),
+        lr=draw(st.floats(1e-4, 10)), optimizer=draw(st.sampled_from(["sgd", "momentum", "adagrad", "adam"])),
+        dtype=draw(st.sampled_from(["float32", "float64"])), seed=draw(st.integers(0, 99)),
+        workers=draw(st.integers(1, 5)),
+        sync={"overlap": draw(st.booleans()), "allreduce": draw(st.sampled_from(["ring", "library"])),
+              "bucket_mb": draw(st.sampled_from([0.001, 0.01, 25.0]))},
+        cluster={"carrier": draw(st.sampled_from(["auto", "mpi", "gloo"])), "timeout": 30},
+    )  # fmt: skip
+    return fields
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@given(small_experiments())
+def test_no_experiment_hangs_it_is_refused_or_it_finishes(fields):
+    try:
+        experiment = Experiment(**fields)
+    except BadExperiment as refusal:
+        assert "got" in str(refusal) and "allowed" in str(refusal) and "\n" not in str(refusal)
+        return
+    run = dlpar.launch(experiment).wait(60)
+    assert run.status == "done", json.dumps(fields)
+    assert run.summary["steps"] == experiment.steps
+    assert not any(psutil.pid_exists(pid) for pid in run.ranks["pid"])
