@@ -24,18 +24,39 @@ if TYPE_CHECKING:
 
 BAD_REQUEST, FAILED = 2, 1
 
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"dlpar {dlpar.__version__}")
+        raise typer.Exit()
+
+
+Version = Annotated[
+    bool, typer.Option("--version", help="Print the version.", metavar="", is_eager=True, callback=_version)
+]
 AsJSON = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.", metavar="")]
-RunId = Annotated[Optional[str], typer.Argument(metavar="RUN", help="A run's id, its unique beginning, or its folder.")]
+RunId = Annotated[
+    Optional[str], typer.Argument(metavar="RUN", help="A run's id, its unique beginning, or its folder.")
+]
+FromFile = Annotated[
+    Optional[str],
+    typer.Option(metavar="FILE", help="Experiment in JSON, which flags change; - is standard input."),
+]
 
 
 class BadRequest(ValueError):
     """Something typed that cannot be done; one sentence naming it and what is allowed."""
 
 
-def run(as_json: AsJSON = False, experiment: Annotated[
-    Optional[str],
-    typer.Option(metavar="FILE", help="Start from an experiment in JSON, - for standard input; flags override it."),
-] = None, **given: Any) -> int:  # fmt: skip
+def run(as_json: def _version(asked: bool) -> None:
+    if asked:
+        print(f"dlpar {dlpar.__version__}")
+        raise typer.Exit()
+
+
+Version = Annotated[
+    bool, typer.Option("--version", help="Print the version.", metavar="", is_eager=True, callback=_version)
+]
+AsJSON = False, experiment: FromFile = None, **given: Any) -> int:
     """Train, and watch it.
 
     Every flag sets one field of the experiment; without any, four workers learn handwritten digits.
@@ -54,7 +75,16 @@ def run(as_json: AsJSON = False, experiment: Annotated[
 
 
 def runs(
-    as_json: AsJSON = False,
+    as_json: def _version(asked: bool) -> None:
+    if asked:
+        print(f"dlpar {dlpar.__version__}")
+        raise typer.Exit()
+
+
+Version = Annotated[
+    bool, typer.Option("--version", help="Print the version.", metavar="", is_eager=True, callback=_version)
+]
+AsJSON = False,
     limit: Annotated[str, typer.Option(metavar="N", help="How many to list, the newest first.")] = "20",
 ) -> int:
     """List the runs kept on this machine."""
@@ -72,7 +102,16 @@ def runs(
 
 def show(
     which: RunId = None,
-    as_json: AsJSON = False,
+    as_json: def _version(asked: bool) -> None:
+    if asked:
+        print(f"dlpar {dlpar.__version__}")
+        raise typer.Exit()
+
+
+Version = Annotated[
+    bool, typer.Option("--version", help="Print the version.", metavar="", is_eager=True, callback=_version)
+]
+AsJSON = False,
     csv: Annotated[
         Optional[str], typer.Option(metavar="FOLDER", help="Write the run's tables there as CSV files.")
     ] = None,
@@ -98,10 +137,20 @@ def show(
     return 0
 
 
-def doctor(as_json: AsJSON = False) -> int:
+def doctor(as_json: def _version(asked: bool) -> None:
+    if asked:
+        print(f"dlpar {dlpar.__version__}")
+        raise typer.Exit()
+
+
+Version = Annotated[
+    bool, typer.Option("--version", help="Print the version.", metavar="", is_eager=True, callback=_version)
+]
+AsJSON = False) -> int:
     """Say what this machine can run.
 
-    How many ranks and threads, which carrier, and why; what is broken, and how to mend it: status 1 if anything is.
+    How many ranks and threads, which carrier, and why; what is broken, and how to mend it.
+    Ends with status 1 if anything is.
     """
     from dlpar import doctor
 
@@ -142,7 +191,8 @@ def _text(file: str) -> str:
             return opened.read()
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or "it is not text"
-        raise BadRequest(f"--experiment: got {file!r}, allowed is a JSON file that can be read ({why})") from None
+        sentence = f"--experiment: got {file!r}, allowed is a JSON file that can be read ({why})"
+        raise BadRequest(sentence) from None
 
 
 def _print_json(value: Any) -> None:
@@ -162,6 +212,9 @@ def main(arguments: list[str] | None = None) -> int:
     arguments : list of str, optional
         Without the program's name; by default those of this process.
     """
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # a terminal that knows no × gets a ? instead
     words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     name = f"dlpar {words[0]}" if words[0] in COMMANDS else "dlpar"
     try:
@@ -176,7 +229,8 @@ def main(arguments: list[str] | None = None) -> int:
         if isinstance(error, BrokenPipeError):  # whoever read our output has left: `dlpar runs | head`
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return FAILED
-        print(f"{name}: {error.filename or ''}: {error.strerror or error}".replace(": : ", ": "), file=sys.stderr)
+        about = f"{error.filename}: " if error.filename else ""
+        print(f"{name}: {about}{error.strerror or error}", file=sys.stderr)
         return FAILED
 
 
@@ -186,11 +240,7 @@ def _program(first: str) -> Any:
     app = typer.Typer(add_completion=False, rich_markup_mode=panels, pretty_exceptions_enable=False)
 
     @app.callback()
-    def whole(
-        version: Annotated[
-            bool, typer.Option("--version", help="Print the version.", metavar="", callback=_version, is_eager=True)
-        ] = False,
-    ) -> None:
+    def whole(version: Version = False) -> None:
         """See parallel deep learning happen: real processes train a real model on this machine."""
 
     for name, command in COMMANDS.items():
@@ -210,15 +260,10 @@ def _run_command(with_flags: bool) -> Callable[..., int]:
     def command(**typed: Any) -> int:
         return run(**typed)
 
-    own = [p for p in inspect.signature(run, eval_str=True).parameters.values() if p.kind is not p.VAR_KEYWORD]
+    parameters = inspect.signature(run, eval_str=True).parameters.values()
+    own = [p for p in parameters if p.kind is not p.VAR_KEYWORD]
     command.__signature__ = inspect.Signature([p.replace(kind=p.KEYWORD_ONLY) for p in own] + from_schema)
     return command
-
-
-def _version(wanted: bool) -> None:
-    if wanted:
-        print(f"dlpar {dlpar.__version__}")
-        raise typer.Exit()
 
 
 def _complaint(error: typer.TyperException, name: str) -> str:
@@ -229,7 +274,8 @@ def _complaint(error: typer.TyperException, name: str) -> str:
         return f"{said[0].lower()}{said[1:]}; `{name} --help` says what is allowed"
     if not hasattr(error, "possibilities"):
         return f"{option}: {_expects(option, name, error.format_message())}"
-    known = [word for p in context.command.params for word in (*p.opts, *p.secondary_opts) if word.startswith("-")]
+    spelled = (word for p in context.command.params for word in (*p.opts, *p.secondary_opts))
+    known = [word for word in spelled if word.startswith("-")]
     near = get_close_matches(option, known, n=3, cutoff=0.5)
     which = f"nearest are {', '.join(near)}" if near else f"allowed are {', '.join(known[:8])}"
     named = option if option.isprintable() else repr(option)

@@ -56,6 +56,11 @@ class Flag:
         return ".".join(self.path)
 
     @property
+    def parameter(self) -> str:
+        """Its parameter in Python: ``model_width``."""
+        return "_".join(self.path)
+
+    @property
     def is_switch(self) -> bool:
         """Whether it takes no value: ``--overlap`` and ``--no-overlap``."""
         return unwrap(self.field.annotation) is bool
@@ -115,7 +120,7 @@ def _spelled(name: str) -> str:
 
 
 def parameters(schema: type[Part] = Experiment) -> list[inspect.Parameter]:
-    """Parameters that make typer offer every flag: text or nothing, as only the schema says what is allowed."""
+    """Parameters that make typer offer every flag, as text: only the schema says what is allowed."""
     return [_parameter(flag, schema) for flag in flags(schema)]
 
 
@@ -130,8 +135,9 @@ def _parameter(flag: Flag, schema: type[Part]) -> inspect.Parameter:
     )
     kind = bool if flag.is_switch else str
     return inspect.Parameter(
-        "_".join(flag.path), inspect.Parameter.KEYWORD_ONLY, default=None, annotation=typing.Annotated[kind | None, option]
-    )
+        flag.parameter, inspect.Parameter.KEYWORD_ONLY, default=None,
+        annotation=typing.Annotated[kind | None, option],
+    )  # fmt: skip
 
 
 def _panel(flag: Flag, schema: type[Part]) -> str:
@@ -177,7 +183,7 @@ def read(given: dict[str, Any], file: str | None = None, schema: type[Part] = Ex
         In the schema's own sentence, with each field named as the flag that sets it.
     """
     fields = _fields_in(file) if file is not None else {}
-    typed = {flag: given["_".join(flag.path)] for flag in flags(schema) if given.get("_".join(flag.path)) is not None}
+    typed = {flag: given[flag.parameter] for flag in flags(schema) if given.get(flag.parameter) is not None}
     for flag, value in typed.items():
         within = fields if len(flag.path) == 1 else _part(fields, flag, typed, schema)
         within[flag.path[-1]] = value if flag.is_switch else _value(flag, value)
@@ -214,7 +220,8 @@ def _part(fields: dict[str, Any], flag: Flag, typed: dict[Flag, Any], schema: ty
         part = {}  # fields of the kind before mean nothing to this one
     if flag.kinds and chosen in head.kinds and not (flag.is_head or chosen in flag.kinds):
         kinds = " or ".join(flag.kinds)
-        raise BadExperiment(f"{flag.spelling}: got {typed[flag]}, allowed with {head.spelling} {kinds}, not {chosen}")
+        got = f"{flag.spelling}: got {typed[flag]}"
+        raise BadExperiment(f"{got}, allowed with {head.spelling} {kinds}, not {chosen}")
     fields[name] = {head.path[1]: chosen, **part}
     return fields[name]
 

@@ -20,6 +20,9 @@ from dlpar.run import Run, runs
 LOG_LINES = 20
 """Last lines of a run's log that are shown."""
 
+FIGURES = ("accuracy", "final_loss", "samples_per_s")
+"""Of a run's summary, what a list of runs shows."""
+
 NONE = "–"
 
 STYLES = {"done": "green", "failed": "red", "lost": "red", "stopped": "yellow"}
@@ -44,18 +47,17 @@ def rows(limit: int) -> tuple[list[dict[str, Any]], int]:
 
 
 def _row(run: Run) -> dict[str, Any]:
-    row = dict.fromkeys(("run", "when", "what", "workers", "status", "accuracy", "final_loss", "samples_per_s"))
-    row["run"] = run.id
+    row: dict[str, Any] = {"run": run.id} | dict.fromkeys(("when", "what", "workers", "status", *FIGURES))
+    written, summary = run.path / "experiment.json", run.path / "summary.json"
     try:
-        experiment = json.loads((run.path / "experiment.json").read_bytes())
-        row["workers"] = experiment["workers"]
-        row["what"] = f"{experiment['model']['name']} on {experiment['data']['name']}, {experiment['sync']['scheme']}"
-        row["when"] = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime((run.path / "experiment.json").stat().st_mtime))
+        e = json.loads(written.read_bytes())
+        row["when"] = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(written.stat().st_mtime))
+        row["what"] = f"{e['model']['name']} on {e['data']['name']}, {e['sync']['scheme']}"
+        row["workers"] = e["workers"]
         row["status"] = run.status
-        summary = json.loads((run.path / "summary.json").read_bytes())
-        row |= {name: summary[name] for name in ("accuracy", "final_loss", "samples_per_s")}
-    except FileNotFoundError:  # it has not ended yet
-        pass
+        if summary.exists():  # else it has not ended yet, or nobody was left to write it
+            figures = json.loads(summary.read_bytes())
+            row |= {name: figures[name] for name in FIGURES}
     except (OSError, ValueError, KeyError, TypeError):
         row["status"] = "unreadable"
     return row
@@ -112,13 +114,13 @@ def print_outcome(run: Run) -> None:
 def print_run(run: Run) -> None:
     """Everything a reader wants to know first."""
     status = run.status
-    said = run.reason or {"lost": "it ended without a word; the machine may have been switched off"}.get(status, "")
+    said = "it ended without a word: was the machine switched off?" if status == "lost" else run.reason
     _console().print(Text(run.id, style="bold"), Text(status, style=STYLES.get(status, "")))
     if said:
         print(said)
     _print_pairs([*figures(run), ("again", command(run)), ("kept in", str(run.path))])
-    for rank, record in errors_in(run.path):
-        print(f"\n--- rank {rank} ---\n{record['traceback'].rstrip()}")
+    for traceback, ranks in _tracebacks(run).items():
+        print(f"\n--- rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))} ---\n{traceback}")
     log = run.log.splitlines()
     if log:
         more = f", the last {LOG_LINES} of {len(log):,} lines" if len(log) > LOG_LINES else ""
@@ -126,17 +128,29 @@ def print_run(run: Run) -> None:
         print("\n".join(log[-LOG_LINES:]))
 
 
+def _tracebacks(run: Run) -> dict[str, list[int]]:
+    """Each traceback once, the earliest first, with the ranks that raised it."""
+    found: dict[str, list[int]] = {}
+    for rank, record in errors_in(run.path):
+        found.setdefault(record["traceback"].rstrip(), []).append(rank)
+    return found
+
+
 def figures(run: Run) -> list[tuple[str, str]]:
     """A run's summary as labels and words."""
     s, experiment = run.summary, run.experiment
     said = [("what", str(experiment)), ("steps", f"{s['steps']:,} of {experiment.steps:,}")]
+    if not s["steps"]:
+        return said
     if s["accuracy"] is not None:
         reached = [f"{float(goal):.0%} after {duration(t)}" for goal, t in s["time_to_accuracy"].items()]
-        said.append(("held-out accuracy", _percent(s["accuracy"]) + (f" ({', '.join(reached)})" if reached else "")))
+        when = f" ({', '.join(reached)})" if reached else ""
+        said.append(("held-out accuracy", _percent(s["accuracy"]) + when))
     said.append(("final loss", _quantity(s["final_loss"])))
     said.append(("samples/s", _quantity(s["samples_per_s"])))
-    parts = zip(("computing", "communicating", "waiting"), ("compute", "comm", "wait"))
-    said.append(("time of a rank", ", ".join(f"{duration(s['seconds'][part])} {name}" for name, part in parts)))
+    parts = zip(("compute", "comm", "wait"), ("computing", "communicating", "waiting"))
+    spent = [f"{duration(s['seconds'][part])} {name}" for part, name in parts]
+    said.append(("time of a rank", ", ".join(spent)))
     sent = "not told by the library" if s["bytes_sent"] is None else f"{s['bytes_sent'] / 1e6:,.1f} MB"
     said.append(("sent", sent))
     stale = s["staleness"]

@@ -23,7 +23,7 @@ LOOK = 0.05
 
 
 class Stops:
-    """Notes the first signal that asks to stop, so that the job is never left half started; a second one interrupts.
+    """Notes the first signal that asks to stop, so that no job is left half started; a second one interrupts.
 
     Signals that whoever started us had ignored (``nohup``) stay ignored.
     """

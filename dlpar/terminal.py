@@ -108,8 +108,8 @@ class Progress:
         e = self.experiment
         workers = f"{e.workers} worker{'s' if e.workers > 1 else ''}"
         where = " and ".join(sorted({r["host"] for r in self.ranks.values()})[:3])
-        how = ", ".join(sorted({f"{r['device'].partition(':')[0]} by {r['carrier']}" for r in self.ranks.values()}))
-        place = f" on {where}, {how}" if where else ""
+        how = {f"{r['device'].partition(':')[0]} by {r['carrier']}" for r in self.ranks.values()}
+        place = f" on {where}, {', '.join(sorted(how))}" if where else ""
         return f"{e.model} on {e.data}, {workers}, {e.sync}, {e.cluster} world{place}"
 
     def figures(self) -> str:
@@ -235,7 +235,7 @@ class LiveView(Following):
         return Text(" ").join([Text(f"{sign} {name}", style=colour) for sign, name, colour in signs])
 
     def _bar(self, shares: list[float], width: int = 30) -> Text:
-        """Shares of a whole as a row of `width` characters: by colour and by character, for those who see no colour."""
+        """Shares of a whole as `width` characters, that differ in more than colour."""
         text, drawn, reached = Text(), 0, 0.0
         for share, sign, colour in zip(shares, self._bars, COLOURS):
             reached += share

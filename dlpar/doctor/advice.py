@@ -1,4 +1,4 @@
-"""How many ranks, how many threads each, and what should carry their messages: a pure function of the facts."""
+"""How many ranks, how many threads each, what carries their messages: a pure function of the facts."""
 
 from __future__ import annotations
 
@@ -44,31 +44,45 @@ class Advice:
 
 def advise(m: Machine) -> Advice:
     """The choices that fit a machine."""
-    usable = len(m.gpus) if m.torch_cuda else 0
-    if usable >= 2:
-        ranks = min(usable, MAX_WORKERS)
-        carrier = "nccl"
-        why = [f"{ranks} ranks: one for each GPU", "nccl: each rank has a GPU of its own, and NCCL moves tensors between them directly"]
-    elif usable == 1:
-        ranks, carrier = 1, "mpi"
-        why = ["1 rank: one GPU does the work of one rank; more share it and take turns, which shows how but not how fast",
-               "mpi: ranks that share a GPU are staged through memory, which NCCL does not do"]  # fmt: skip
-    else:
-        ranks, carrier = max(1, min(int(m.processors), MAX_WORKERS)), "mpi"
-        each = f"each of {ranks} ranks has a core of its own" if ranks > 1 else "there is the time of one core"
-        why = [f"{_ranks(ranks)}: {each}", "mpi: without GPUs, MPI through shared memory is quickest"]
+    ranks, carrier, *why = _by_gpus(len(m.gpus)) if m.gpus and m.torch_cuda else _by_cores(m.processors)
     room = max(1, int((m.memory_free - SPARE) / RANK))
     if room < ranks:
         ranks = room
-        why[0] = f"{_ranks(ranks)}: more than {ranks} would not fit into the free memory at {RANK / 1e6:.0f} MB each"
+        why[0] = f"{_ranks(ranks)}: more would not fit into the free memory at {RANK / 1e6:.0f} MB each"
     threads = max(1, int(m.processors / ranks))
-    why.append(f"{threads} thread{'s' if threads > 1 else ''} each: {m.processors:g} processors' worth of time, shared by {_ranks(ranks)}")
-    if ranks < USUAL and room >= USUAL:
-        why.append(f"the labs' {USUAL} workers run here too: they take turns, so that curves over steps are right and speed-ups are not")
-    # What a run would choose by itself need not be said; it knows cores, but not a control group's quota.
+    time = f"{m.processors:g} processors' worth of time" if m.processors != 1 else "the time of one processor"
+    why.append(f"{threads} thread{'s' if threads > 1 else ''} each: {time} for {_ranks(ranks)}")
+    if ranks < USUAL <= room:
+        why.append(
+            f"the labs' {USUAL} workers run here too: they take turns, so that curves over steps are right "
+            "and speed-ups are not"
+        )
+    # What a run chooses by itself need not be said; it counts cores, but not a control group's quota.
     by_itself = max(1, m.usable_cores // ranks)
     command = f"dlpar run --workers {ranks}" + (f" --threads {threads}" if threads != by_itself else "")
     return Advice(ranks, threads, carrier, tuple(why), command)
+
+
+def _by_gpus(gpus: int) -> tuple[int, str, str, str]:
+    """Ranks, carrier, and why, where torch can use GPUs."""
+    if gpus == 1:
+        return (
+            1, "mpi", "1 rank: one GPU does the work of one; more share it and take turns",
+            "mpi: ranks that share a GPU are staged through memory, for NCCL wants a GPU for each",
+        )  # fmt: skip
+    ranks = min(gpus, MAX_WORKERS)
+    return (
+        ranks, "nccl", f"{_ranks(ranks)}: one for each GPU",
+        "nccl: each rank has a GPU of its own, and NCCL moves tensors between them directly",
+    )  # fmt: skip
+
+
+def _by_cores(processors: float) -> tuple[int, str, str, str]:
+    """Ranks, carrier, and why, where ranks compute on cores."""
+    ranks = max(1, min(int(processors), MAX_WORKERS))
+    each = "each has a core of its own" if ranks > 1 else "there is the time of one core"
+    why = "mpi: without GPUs, MPI through shared memory is quickest"
+    return ranks, "mpi", f"{_ranks(ranks)}: {each}", why
 
 
 def _ranks(number: int) -> str:

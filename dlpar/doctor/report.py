@@ -45,7 +45,9 @@ class Report:
             if finding.mend:
                 lines += _wrapped(" " * (wide + 10) + "→ ", finding.mend)
         a = self.advice
-        lines += ["", f"Recommended: {a.ranks} × {a.threads} threads by {a.carrier}:  {a.command}"]
+        ranks, threads = ("s" if number > 1 else "" for number in (a.ranks, a.threads))
+        many = f"{a.ranks} rank{ranks}, {a.threads} thread{threads} each"
+        lines += ["", f"Recommended: {many}, carried by {a.carrier}: {a.command}"]
         lines += [line for why in a.why for line in _wrapped("  - ", why)]
         return "\n".join([*lines, "", self.verdict()])
 
@@ -54,8 +56,8 @@ class Report:
         if self.broken:
             subjects = ", ".join(f.subject for f in self.broken)
             return f"Broken: {subjects}. Mend {'it' if len(self.broken) == 1 else 'them'} as said above."
-        costs = sum(f.level == COSTS for f in self.findings)
-        return "Nothing is broken." + (f" {costs} thing{'s' if costs > 1 else ''} above cost{'s' if costs == 1 else ''} speed." if costs else "")
+        costs = [f.subject for f in self.findings if f.level == COSTS]
+        return "Nothing is broken." + (f" Speed is lost by: {', '.join(costs)}." if costs else "")
 
     def print(self) -> None:
         """On standard output."""
@@ -68,4 +70,4 @@ def diagnose(machine: Machine) -> Report:
 
 
 def _wrapped(start: str, text: str) -> list[str]:
-    return textwrap.wrap(start + text, WIDTH, subsequent_indent=" " * len(start), break_long_words=False, drop_whitespace=True) or [start]
+    return textwrap.wrap(start + text, WIDTH, subsequent_indent=" " * len(start), break_long_words=False)

@@ -82,7 +82,8 @@ class ControlGroups:
 
     def processes(self) -> int | None:
         """Processes and threads allowed; None if unlimited."""
-        return min((n for n in (_number(f / "pids.max") for f in self.folders("pids")) if n is not None), default=None)
+        limits = [_number(folder / "pids.max") for folder in self.folders("pids")]
+        return min((limit for limit in limits if limit is not None), default=None)
 
 
 def memory(root: Path = ROOT) -> tuple[int, int]:
@@ -111,13 +112,14 @@ def folder(path: Path, root: Path = ROOT) -> Folder:
 
 def mount_type(path: Path, root: Path = ROOT) -> str | None:
     """Type of the file system `path` lies on, such as ``ext4`` or ``nfs4``; None where there is no /proc."""
-    best = (-1, None)
+    longest, kind = -1, None
     for line in _text(root / "proc/self/mountinfo").splitlines():
         before, _, after = line.partition(" - ")
         mount = re.sub(r"\\(\d{3})", lambda octal: chr(int(octal[1], 8)), before.split()[4])
-        if path == Path(mount) or Path(mount) in path.parents:
-            best = max(best, (len(mount), after.split()[0]), key=lambda pair: pair[0])  # later mounts hide earlier
-    return best[1]
+        inside = path == Path(mount) or Path(mount) in path.parents
+        if inside and len(mount) >= longest:  # of two on one point the later hides the earlier
+            longest, kind = len(mount), after.split()[0]
+    return kind
 
 
 # ---- GPUs and packages ------------------------------------------------------------
@@ -142,10 +144,14 @@ def _asked() -> tuple[GPU, ...]:
         said = subprocess.run(command, capture_output=True, text=True, timeout=3)
     except (OSError, subprocess.TimeoutExpired):
         return ()
-    rows = [line.rpartition(",") for line in said.stdout.splitlines() if "," in line]
     if said.returncode:
         return ()
-    return tuple(GPU(name.strip(), int(size) << 20 if size.strip().isdecimal() else None) for name, _, size in rows)
+    rows = [line.rpartition(",") for line in said.stdout.splitlines() if "," in line]
+    mebibytes = [size.strip() for _, _, size in rows]
+    return tuple(
+        GPU(name.strip(), int(size) << 20 if size.isdecimal() else None)
+        for (name, _, _), size in zip(rows, mebibytes)
+    )
 
 
 def _listed(root: Path) -> tuple[GPU, ...]:

@@ -57,16 +57,17 @@ def attach() -> str:
     libc = ctypes.CDLL(None, use_errno=True)
     if not hasattr(libc, "process_vm_readv"):
         return "unknown"
-    child = subprocess.Popen([sys.executable, "-I", "-S", "-c", _CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    command = [sys.executable, "-I", "-S", "-c", _CHILD]
+    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
         address = int(child.stdout.readline() or 0)
         if not address:
             return "unknown"
         into = ctypes.create_string_buffer(5)
-        here, there = _Piece(ctypes.addressof(into), 5), _Piece(address, 5)
-        read = libc.process_vm_readv
+        here, there = ctypes.byref(_Piece(ctypes.addressof(into), 5)), ctypes.byref(_Piece(address, 5))
+        read, one, flags = libc.process_vm_readv, ctypes.c_ulong(1), ctypes.c_ulong(0)
         read.restype = ctypes.c_ssize_t
-        size = read(child.pid, ctypes.byref(here), ctypes.c_ulong(1), ctypes.byref(there), ctypes.c_ulong(1), ctypes.c_ulong(0))
+        size = read(child.pid, here, one, there, one, flags)
         if size == 5 and into.raw == b"dlpar":
             return "allowed"
         return errno.errorcode.get(ctypes.get_errno(), "unknown")
@@ -113,16 +114,21 @@ def judge_meeting(status: int | None, said: str, seconds: float) -> Trial:
     if len(reports) == 2 and all(size == 2 for size, _, _ in reports):
         return Trial(True, seconds, libraries)
     if reports:
-        return Trial(False, seconds, f"each process is alone in its world: mpi4py speaks {libraries}, this mpiexec does not")
-    words = [line.strip() for line in said.splitlines() if line.strip() and not set(line.strip()) <= set("-=")]
-    return Trial(False, seconds, f"it ended with status {status}: {words[-1][:200] if words else 'it said nothing'}")
+        said = f"each process is alone in its world: mpi4py speaks {libraries}, this mpiexec does not"
+        return Trial(False, seconds, said)
+    lines = [line.strip() for line in said.splitlines()]
+    words = [line for line in lines if not set(line) <= set("-=")]
+    last = words[-1][:200] if words else "it said nothing"
+    return Trial(False, seconds, f"it ended with status {status}: {last}")
 
 
 def _run(command: list[str], env: dict[str, str], seconds: float) -> tuple[int | None, str]:
     """Run a command in its own process group; its status (None: cut off) and all it said."""
     try:
-        process = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                                   stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True)  # fmt: skip
+        process = subprocess.Popen(
+            command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            text=True, errors="replace", start_new_session=True,
+        )  # fmt: skip
     except OSError as error:
         return -1, str(error)
     try:
@@ -153,7 +159,7 @@ def add_up(comm: Comm) -> float:
 
 
 def two_ranks(seconds: float) -> tuple[Trial, str]:
-    """Run :func:`add_up` on two ranks, as ``dlpar.spmd`` would; the trial, and whether the start was warm or cold."""
+    """Run :func:`add_up` on two ranks, as ``dlpar.spmd`` would; the trial, and ``warm`` or ``cold``."""
     from dlpar.launcher.job import Job, JobFailed
     from dlpar.launcher.payload import pack
 

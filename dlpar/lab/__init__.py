@@ -10,9 +10,10 @@ _HOME = {
     "LivePlot": "dlpar.lab.live_plot",
     "predict": "dlpar.lab.prediction",
     "check": "dlpar.lab.verdict",
+    "check_on_ranks": "dlpar.lab.on_ranks",
     "show": "dlpar.lab.source",
 }
-_MODULES = ("figures",)
+_MODULES = ("figures", "presets")
 
 __all__ = [*_HOME, *_MODULES]
 

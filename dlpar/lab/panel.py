@@ -20,7 +20,7 @@ from dlpar.lab.watch import Watch
 from dlpar.schema import BadExperiment
 
 if TYPE_CHECKING:
-    from dlpar.launcher import Job
+    from dlpar.launcher.job import Job
     from dlpar.run import Run
 
 _of_cell: dict[str, list[tuple[str, Panel]]] = defaultdict(list)
@@ -252,8 +252,8 @@ def _take_place_of_earlier(panel: Panel) -> None:
 
 def _prepare() -> None:
     try:
-        from dlpar import launcher
+        from dlpar.launcher.warm import prepare
 
-        launcher.prepare()
+        prepare()
     except Exception:  # only a head start: the launch itself says what is wrong
         pass

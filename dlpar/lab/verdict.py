@@ -66,12 +66,12 @@ def check(
         except NotImplementedError:
             return Verdict("to do", f"{name} is not written yet.")
         except Exception as error:
-            return _wrong(name, hints, f"{where} raised {type(error).__name__}: {error}{_line(error)}")
+            return wrong(name, hints, f"{where} raised {type(error).__name__}: {error}{_line(error)}")
         if (got is None or got is ...) and expected is not None:
             return Verdict("to do", f"{name} returns nothing yet: {where} should give {_short(expected)}.")
         differs = difference(got, expected, tolerance)
         if differs:
-            return _wrong(name, hints, f"{where}: {differs}.")
+            return wrong(name, hints, f"{where}: {differs}.")
     _failed.pop(name, None)
     return Verdict("solved", f"{name} is right in all {len(cases)} cases.")
 
@@ -119,7 +119,8 @@ def _items(got: Any, expected: Any, tolerance: float, where: str) -> str:
     return next((d for d in inner if d), "")
 
 
-def _wrong(name: str, hints: Sequence[str], sentence: str) -> Verdict:
+def wrong(name: str, hints: Sequence[str], sentence: str) -> Verdict:
+    """The verdict on a wrong answer, with one hint more than last time."""
     _failed[name] += 1
     return Verdict("not yet", sentence, hints[: _failed[name]])
 

@@ -79,7 +79,7 @@ class Watch(Thread):
             if listener is None:
                 return
             found = self._take(listener)
-            if not found and self._over():
+            if self._end or (not found and self._lost()):
                 return self._finish(listener)
             pending = pending or found > 0
             silent = time.monotonic() - sent
@@ -91,11 +91,9 @@ class Watch(Thread):
             if found <= BEHIND:
                 self._cancelled.wait(pause)
 
-    def _over(self) -> bool:
-        """Whether the end was written, or nobody has held the run for a while."""
+    def _lost(self) -> bool:
+        """Whether nobody has held the run for a while."""
         now = time.monotonic()
-        if self._end:
-            return True
         if now - self._checked > 0.5:
             self._checked = now
             self._seen_alive = now if self._run.live else self._seen_alive

@@ -118,9 +118,9 @@ def _stands(folder: Path, rank: int) -> str:
     frames = re.findall(r'File "([^"]+)", line (\d+) in (\S+)', stack.rpartition("(most recent call first)")[2])
     if not frames:
         return "does not answer"
-    interesting = [f for f in frames if "/comm/" not in f[0] and "/launcher/" not in f[0]] or frames
-    file, line, function = interesting[0]
-    waits = frames[0][2] if "/comm/" in frames[0][0] else ""
+    inside = next((i for i, f in enumerate(frames) if "/comm/" not in f[0] and "/launcher/" not in f[0]), 0)
+    file, line, function = frames[inside]
+    waits = frames[inside - 1][2] if inside else ""  # the communicator's call, not what it is made of
     steps = [r["step"] for r in _last_lines(folder / f"rank-{rank}.jsonl") if r.get("k") == "step"]
     after = f" after step {steps[-1]}" if steps else ""
     return f"is in {function} ({os.path.basename(file)}:{line}){', waiting in ' + waits if waits else ''}{after}"

@@ -116,6 +116,15 @@ class Job:
             raise JobFailed(_complaint(self.run))
         return self.run
 
+    def wait_steps(self, steps: int, timeout: float = 60.0) -> Run:
+        """Wait until that many global steps are done, or the job has ended; TimeoutError after `timeout` seconds."""
+        deadline = time.monotonic() + timeout
+        while self.run.summary["steps"] < steps and not self.ended:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"the job has not done {steps} steps after {timeout:g} s")
+            time.sleep(0.05)
+        return self.run
+
     def stop(self, timeout: float = 10.0) -> None:
         """End the job and wait until nothing of it is left; does nothing if it has ended."""
         try:

@@ -94,7 +94,7 @@ class Job:
         patience = self.spec["timeout"] if self.started else max(START, self.spec["timeout"])
         if now - self.moved_at > patience:
             where = diagnosis.where_ranks_are(self.folder)
-            what = "no rank finished a step" if self.started else f"only {len(sizes)} of {self.spec['ranks']} ranks started"
+            what = "no progress" if self.started else f"only {len(sizes)} of {self.spec['ranks']} ranks started"
             self.end("failed", f"{what} for {patience:g} s: {where}", diagnosis.likely_culprit(self.folder))
 
     # -- when it ends ----------------------------------------------------

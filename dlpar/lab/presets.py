@@ -1,0 +1,39 @@
+"""The experiments each lab runs by itself, so that "Run All" shows what the text says.
+
+Every preset refutes one belief; ``tests/labs`` runs it and asserts that it does.
+"""
+
+from __future__ import annotations
+
+import os
+
+from dlpar.experiment import Experiment
+
+
+def cores() -> int:
+    """Processor cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def four_times_faster() -> list[Experiment]:
+    """Lab 00, "N processes run N times faster": one, as many as there are cores, and twice as many.
+
+    Large layers, so that computing outweighs messages; one thread a process, so
+    that one process cannot use a second core.
+    """
+    heavy = Experiment(
+        model={"name": "mlp", "width": 1024}, batch=512, steps=25, lr=0.05, evaluate_every=1000, cluster={"threads": 1}
+    )
+    worlds = sorted({1, 2, 4, min(cores(), 16), min(2 * cores(), 32)})
+    return [heavy.replace(workers=workers) for workers in worlds]
+
+
+def same_answer() -> list[Experiment]:
+    """Lab 00, "parallel training changes the answer": 1, 2, 3 and 4 workers, same seed, same batches."""
+    common = Experiment(model={"name": "mlp", "width": 64}, batch=250, steps=100, dtype="float64")
+    return [common.replace(workers=workers) for workers in (1, 2, 3, 4)]
+
+
+def first_run() -> Experiment:
+    """Lab 00: four processes train on handwritten digits for a few seconds."""
+    return Experiment(workers=4, steps=300)

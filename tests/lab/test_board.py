@@ -1,0 +1,123 @@
+import math
+
+import pytest
+
+from dlpar.experiment import Experiment
+from dlpar.lab.board import KEPT, Board, differences, labels, run_labels, same_batches
+from dlpar.lab.global_steps import GlobalSteps
+
+
+def step(number, rank=0, loss=1.0, t=None, samples=64, staleness=0, spans=(), wait=0.0):
+    return {"k": "step", "step": number, "t": t if t is not None else number + 1.0, "loss": loss, "samples": samples, "compute": 0.5,
+            "comm": 0.2, "wait": wait, "staleness": staleness, "spans": list(spans)}  # fmt: skip
+
+
+@pytest.fixture
+def board():
+    made = Board(Experiment(workers=2, steps=10))
+    made.begin(Experiment(workers=2, steps=10), "first")
+    return made
+
+
+def rows(board, key):
+    return board.convergence.plot.series(key).rows.tolist()
+
+
+def test_global_step_weighs_ranks_by_their_samples():
+    steps = GlobalSteps(2)
+    assert steps.add(step(0, loss=1.0, samples=1, t=1.0)) is None
+    done = steps.add(step(0, loss=4.0, samples=3, t=2.0))
+    assert (done.loss, done.seconds, done.samples, done.batch) == (3.25, 2.0, 4, 4)
+
+
+def test_only_steps_all_ranks_finished_are_drawn(board):
+    for number in range(3):
+        board.take(0, step(number, loss=2.0))
+    board.take(1, step(0, loss=4.0))
+    assert rows(board, "first loss") == [[0, 128, 1.0, 3.0]]
+
+
+def test_accuracy_is_drawn_over_the_samples_seen_before_the_test(board):
+    board.take(0, {"k": "eval", "step": 5, "t": 6.0, "accuracy": 0.9, "loss": 0.3, "samples": 360})
+    assert rows(board, "first test") == [[5, 5 * 256, 6.0, 0.9]]
+
+
+def test_vertical_axis_grows_but_never_shrinks_during_a_run(board):
+    tops = []
+    for number, loss in enumerate((0.5, 2.3, 0.1, 9.0, 0.1)):
+        for rank in range(2):
+            board.take(rank, step(number, loss=loss))
+        board.settle(ended=False)
+        tops.append(board.convergence.plot._figure["layout"]["yaxis"]["range"][1])
+    assert tops == [1.0, 2.5, 2.5, 10.0, 10.0]
+
+
+def test_divergence_is_said_and_does_not_break_axes(board):
+    for number, loss in enumerate((1.0, math.nan)):
+        for rank in range(2):
+            board.take(rank, step(number, loss=loss))
+    board.settle(ended=True)
+    assert "diverged" in board.convergence.plot.says
+    assert board.convergence.plot._figure["layout"]["yaxis"]["range"] == [0, 1.0]
+
+
+def test_staleness_zero_says_why_and_other_values_are_told(board):
+    board.take(0, step(0))
+    board.settle(ended=False)
+    assert "Staleness is 0" in board.staleness.plot.says and "waits for the gradients" in board.staleness.plot.says
+    board.take(1, step(0, staleness=6))
+    board.settle(ended=False)
+    assert board.staleness.plot.says == "A gradient met weights that were 3 updates newer on average, 6 at most."
+
+
+def test_timeline_shows_the_last_eight_steps_and_splits_off_waiting(board):
+    for number in range(20):
+        spans = [["forward", number, number + 0.4], ["communicate", number + 0.5, number + 0.9]]
+        for rank in range(2):
+            board.take(rank, step(number, spans=spans, wait=0.1))
+    board.settle(ended=True)
+    plot = board.timeline.plot
+    assert sorted(set(plot.series("forward").rows[:, 3])) == list(range(12, 20))
+    assert plot.series("wait").rows[:, 2] == pytest.approx(100)
+    assert plot.series("communicate").rows[:, 2] == pytest.approx(300)
+    assert "Over the last 8 steps" in plot.says
+
+
+def test_earlier_runs_are_labelled_by_what_differs_and_can_be_cleared(board):
+    board.begin(Experiment(workers=2, steps=10, lr=0.5), "second")
+    board.begin(Experiment(workers=4, steps=10, lr=0.5), "third")
+    plot = board.convergence.plot
+    assert plot.style("first loss")["name"] == "lr=0.1, workers=2"
+    assert plot.style("second loss")["name"] == "workers=2"
+    assert plot.style("first loss")["opacity"] < 1 and plot.style("third loss")["opacity"] == 1
+    signs = {(plot.style(f"{k} loss")["line"].get("dash"), plot.style(f"{k} loss").get("marker", {}).get("symbol"))
+             for k in ("first", "second", "third")}  # fmt: skip
+    assert len(signs) == 3
+    board.forget_earlier()
+    assert list(plot._traces) == ["third loss", "third test"]
+
+
+def test_number_of_earlier_runs_is_bounded(board):
+    for number in range(12):
+        board.begin(Experiment(workers=2, steps=10, seed=number), f"run {number}")
+    assert len(board.shown) == KEPT + 1 and len(board.convergence.plot._traces) == 2 * (KEPT + 1)
+
+
+def test_runs_of_another_kind_of_task_are_not_compared(board):
+    board.begin(Experiment(workers=2, steps=10, model="linear", data="diabetes"), "squares")
+    assert list(board.shown) == ["squares"]
+    board.take(0, {"k": "eval", "step": 5, "t": 6.0, "accuracy": None, "loss": 0.3, "samples": 80})
+    assert rows(board, "squares test")[0][-1] == 0.3
+
+
+def test_differences_and_labels():
+    a, b = Experiment(), Experiment(workers=2, model={"width": 64})
+    assert differences(a, b) == {"workers": 2, "model.width": 64}
+    assert labels([a, b, b]) == ["model.width=256, workers=4", "model.width=64, workers=2 (1)", "model.width=64, workers=2 (2)"]
+    assert run_labels(a, {"x": a, "y": a}) == {"x": "same settings", "y": "same settings (2)"}
+
+
+@pytest.mark.parametrize("change, same", [({"workers": 2}, True), ({"lr": 1}, True), ({"seed": 1}, False), ({"batch": 64}, False),
+                                          ({"shards": "uneven"}, False), ({"scaling": "weak"}, False)])  # fmt: skip
+def test_same_batches_is_claimed_only_if_true(change, same):
+    assert same_batches(Experiment(), Experiment(**change)) is same

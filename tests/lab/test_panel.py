@@ -1,0 +1,174 @@
+import time
+
+import pytest
+from folders import ThreadJob, end, new_folder, until
+
+import dlpar
+from dlpar.experiment import Experiment
+from dlpar.lab import panel as module
+from dlpar.lab.controls import Controls, fields
+from dlpar.lab.panel import Panel
+from dlpar.run import Run
+from dlpar.schema import BadExperiment
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """Experiments that were launched; each is written at once by a thread."""
+    jobs = []
+
+    def launch(experiment):
+        jobs.append(ThreadJob(experiment))
+        return jobs[-1]
+
+    monkeypatch.setattr(dlpar, "launch", launch, raising=False)
+    return jobs
+
+
+def words(panel):
+    return panel._status.words.value
+
+
+def test_every_field_has_a_control_that_says_what_it_means():
+    controls = Controls(Experiment(), lambda: None)
+    for path, field, value in fields(Experiment()):
+        widget = controls.widgets[path]
+        assert field.description in widget.tooltip and "Allowed:" in widget.tooltip, path
+        assert widget.description, path
+    assert controls.experiment() == Experiment()
+
+
+def test_controls_give_back_any_experiment():
+    odd = Experiment(workers=3, model={"width": 64}, cluster={"threads": 2}, evaluate_every=7, sync={"overlap": True}, lr=0.03)
+    assert Controls(odd, lambda: None).experiment() == odd
+
+
+def test_run_ends_with_what_was_measured(launched):
+    panel = Panel(Experiment(workers=2, steps=50))
+    job = panel.run()
+    until(lambda: not panel.running)
+    assert job is launched[0] is panel.job and [r.id for r in panel.runs] == [job.run.id]
+    assert words(panel).startswith("done: 50 steps") and "held-out accuracy" in words(panel)
+    assert panel._status.bar.value == 50
+    assert len(panel._board.convergence.loss) == 50
+    assert not panel._run.disabled and panel._stop.disabled
+
+
+def test_second_run_is_compared_with_the_first(launched):
+    panel = Panel(Experiment(workers=2, steps=20))
+    panel.run()
+    until(lambda: not panel.running)
+    panel._controls.widgets["workers"].value = 4
+    panel.run()
+    until(lambda: not panel.running)
+    first, second = panel.runs[1].id, panel.runs[0].id
+    plot = panel._board.convergence.plot
+    assert plot.style(f"{first} loss")["name"] == "workers=2"
+    assert plot.style(f"{second} loss")["name"] == "this run: workers=4"
+    assert "all runs saw the same batches" in panel._status.facts.value
+    panel.clear_earlier()
+    assert list(plot._traces) == [f"{second} loss", f"{second} test"]
+
+
+def test_facts_are_always_there(launched):
+    panel = Panel(Experiment(workers=2, steps=5))
+    for name in ("world", "on", "clock", "slip"):
+        assert f"<b>{name}</b>" in panel._status.facts.value
+    panel.run()
+    until(lambda: not panel.running)
+    assert "cpu, mpi, 1 thread a rank" in panel._status.facts.value
+
+
+@pytest.mark.parametrize("field, value", [("workers", 0), ("lr", -1.0), ("steps", 0), ("cluster.threads", "many"), ("batch", 2)])
+def test_bad_value_is_explained_and_refused(launched, field, value):
+    panel = Panel()
+    panel._controls.widgets[field].value = value
+    assert f"{field}: got" in panel._says.value and "allowed" in panel._says.value
+    assert panel._run.disabled
+    with pytest.raises(BadExperiment):
+        panel.run()
+    assert launched == [] and panel.job is None
+
+
+def test_message_is_escaped(launched):
+    panel = Panel()
+    panel._controls.widgets["cluster.threads"].value = "<script>alert(1)</script>"
+    assert "<script>" not in panel._says.value and "&lt;script&gt;" in panel._says.value
+
+
+def test_launch_that_fails_is_told_in_the_panel_and_raises_nothing(monkeypatch):
+    def refuse(experiment):
+        raise BadExperiment("cluster.device: got 'cuda', allowed here is auto or cpu")
+
+    monkeypatch.setattr(dlpar, "launch", refuse, raising=False)
+    panel = Panel()
+    panel._run.click()
+    assert "cluster.device: got &#x27;cuda&#x27;" in panel._says.value
+    assert not panel.running and not panel._run.disabled
+
+
+def test_one_job_at_a_time(monkeypatch):
+    monkeypatch.setattr(dlpar, "launch", lambda e: ThreadJob(e, pace=20), raising=False)
+    panel = Panel(Experiment(workers=1, steps=1000))
+    panel.run()
+    with pytest.raises(RuntimeError, match="still goes on"):
+        panel.run()
+    panel.stop()
+    until(lambda: not panel.running)
+    assert words(panel).startswith("stopped · after")
+    panel.stop()
+
+
+def test_failed_run_shows_reason_and_tracebacks_by_rank(monkeypatch):
+    class Failed(ThreadJob):
+        def __init__(self, experiment):
+            folder = new_folder(experiment)
+            (folder / "log.txt").write_text("[rank 0] reading <b>data</b>\n")
+            error = '{"k":"error","t":0.1,"type":"ValueError","message":"bad","traceback":"Traceback\\n  line\\nValueError: bad\\n"}'
+            (folder / "rank-1.jsonl").write_text(error + "\n")
+            end(folder, "failed", "rank 1 raised ValueError: bad")
+            self.run = Run(folder)
+
+    monkeypatch.setattr(dlpar, "launch", Failed, raising=False)
+    panel = Panel(Experiment(workers=2))
+    panel.run()
+    until(lambda: not panel.running)
+    assert words(panel) == "failed · after 0 of 200 steps — rank 1 raised ValueError: bad"
+    assert "[rank 1] ValueError: bad" in panel._status.log.value and "[rank 0] reading &lt;b&gt;" in panel._status.log.value
+    assert panel._more_box.selected_index == 1
+    assert panel._status.bar.bar_style == "danger"
+    assert all(plot.says for plot in panel._board.plots.values())
+
+
+def test_controls_that_do_not_exist_are_refused():
+    with pytest.raises(ValueError, match="controls: got 'worker', allowed are .*workers"):
+        Panel(controls=("worker",))
+
+
+def test_first_screen_has_the_question_three_controls_and_one_figure():
+    panel = Panel(question="Is it <faster>?", title="Lab")
+    head, first, *_, tabs, more = panel.children
+    assert "Is it &lt;faster&gt;?" in head.value
+    assert [w.description for w in first.children] == ["workers", "steps", "lr", "Run", "Stop", "Clear earlier runs"]
+    assert tabs.titles == ("Convergence", "Throughput", "Staleness", "Timeline")
+    assert more.selected_index is None
+    rest = sum(len(found) for found in panel._controls.groups(("workers", "steps", "lr")).values())
+    assert rest == len(panel._controls.widgets) - 3
+
+
+def test_running_a_cell_again_closes_its_panel_and_stops_the_job(monkeypatch):
+    monkeypatch.setattr(dlpar, "launch", lambda e: ThreadJob(e, pace=20), raising=False)
+    execution = iter(("first", "first", "second"))
+    monkeypatch.setattr(module, "this_cell", lambda: ("cell", next(execution)))
+    one, beside = Panel(Experiment(workers=1, steps=1000)), Panel()
+    job = one.run()
+    Panel()
+    assert job.stopped and one.comm is None and beside.comm is None
+    until(lambda: not one._watch.is_alive())
+
+
+def test_panel_can_be_closed_while_nothing_runs():
+    panel = Panel()
+    panel.close()
+    time.sleep(0.01)
+    assert panel.comm is None

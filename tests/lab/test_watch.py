@@ -1,0 +1,111 @@
+import gc
+import threading
+import time
+import weakref
+
+import pytest
+from folders import end, finished, new_folder
+
+from dlpar.experiment import Experiment
+from dlpar.lab import watch
+from dlpar.lab.watch import Watch
+
+
+class Listener:
+    def __init__(self):
+        self.records, self.refreshed, self.status = 0, 0, None
+
+    def take(self, source, record):
+        self.records += 1
+
+    def refresh(self, alive):
+        self.refreshed += 1
+
+    def ended(self, status, reason):
+        self.status, self.reason = status, reason
+
+
+def test_every_record_is_passed_on_before_the_end():
+    run, listener = finished(workers=3, steps=300), Listener()
+    thread = Watch(run.path, listener)
+    thread.start()
+    thread.join(10)
+    assert listener.status == "done"
+    assert listener.records == len(run.records())
+
+
+def test_a_job_that_vanishes_counts_as_lost(monkeypatch):
+    monkeypatch.setattr(watch, "GRACE", 0.2)
+    listener = Listener()
+    thread = Watch(new_folder(Experiment()), listener)
+    thread.start()
+    thread.join(5)
+    assert listener.status == "lost" and "without a word" in listener.reason
+
+
+def test_thread_ends_when_nobody_listens_any_more(monkeypatch):
+    folder = new_folder(Experiment())
+    listener = Listener()
+    thread, gone = Watch(folder, listener), weakref.ref(listener)
+    thread.start()
+    del listener
+    gc.collect()
+    thread.join(2)
+    assert gone() is None and not thread.is_alive()
+
+
+def test_cancel_ends_the_thread():
+    listener = Listener()
+    thread = Watch(new_folder(Experiment()), listener)
+    thread.start()
+    thread.cancel()
+    thread.join(2)
+    assert not thread.is_alive() and listener.status is None
+
+
+def test_a_mistake_in_a_listener_is_told_not_printed(capsys):
+    class Broken(Listener):
+        def take(self, source, record):
+            raise ZeroDivisionError("no figure")
+
+    run, listener = finished(), Broken()
+    thread = Watch(run.path, listener)
+    thread.start()
+    thread.join(5)
+    assert listener.status == "unwatched" and "ZeroDivisionError: no figure" in listener.reason
+    assert capsys.readouterr() == ("", "")
+
+
+def test_drawing_is_asked_for_ten_times_a_second_at_most():
+    folder, listener = new_folder(Experiment()), Listener()
+    thread = Watch(folder, listener)
+    thread.start()
+    begun = time.monotonic()
+    with open(folder / "rank-0.jsonl", "a") as file:
+        while time.monotonic() - begun < 1:
+            file.write('{"k":"event","t":0,"name":"x"}\n')
+            file.flush()
+            time.sleep(0.005)
+    seconds = time.monotonic() - begun
+    assert 3 <= listener.refreshed <= 10 * seconds + 2
+    end(folder, "done")
+    thread.join(5)
+    assert listener.status == "done"
+
+
+@pytest.mark.slow
+def test_memory_of_a_backlog_is_bounded():
+    import tracemalloc
+
+    run, listener = finished(workers=8, steps=3000), Listener()
+    tracemalloc.start()
+    thread = Watch(run.path, listener)
+    thread.start()
+    thread.join(60)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert listener.records == 24_045 and peak < 40e6
+
+
+def test_no_watch_is_left_behind():
+    assert not [t for t in threading.enumerate() if isinstance(t, Watch) and t.is_alive()]
