@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 BAD_REQUEST, FAILED = 2, 1
 
+
 def _version(asked: bool) -> None:
     if asked:
         print(f"dlpar {dlpar.__version__}")
@@ -47,16 +48,7 @@ class BadRequest(ValueError):
     """Something typed that cannot be done; one sentence naming it and what is allowed."""
 
 
-def run(as_json: def _version(asked: bool) -> None:
-    if asked:
-        print(f"dlpar {dlpar.__version__}")
-        raise typer.Exit()
-
-
-Version = Annotated[
-    bool, typer.Option("--version", help="Print the version.", metavar="", is_eager=True, callback=_version)
-]
-AsJSON = False, experiment: FromFile = None, **given: Any) -> int:
+def run(as_json: AsJSON = False, experiment: FromFile = None, **given: Any) -> int:
     """Train, and watch it.
 
     Every flag sets one field of the experiment; without any, four workers learn handwritten digits.
@@ -75,16 +67,7 @@ AsJSON = False, experiment: FromFile = None, **given: Any) -> int:
 
 
 def runs(
-    as_json: def _version(asked: bool) -> None:
-    if asked:
-        print(f"dlpar {dlpar.__version__}")
-        raise typer.Exit()
-
-
-Version = Annotated[
-    bool, typer.Option("--version", help="Print the version.", metavar="", is_eager=True, callback=_version)
-]
-AsJSON = False,
+    as_json: AsJSON = False,
     limit: Annotated[str, typer.Option(metavar="N", help="How many to list, the newest first.")] = "20",
 ) -> int:
     """List the runs kept on this machine."""
@@ -102,16 +85,7 @@ AsJSON = False,
 
 def show(
     which: RunId = None,
-    as_json: def _version(asked: bool) -> None:
-    if asked:
-        print(f"dlpar {dlpar.__version__}")
-        raise typer.Exit()
-
-
-Version = Annotated[
-    bool, typer.Option("--version", help="Print the version.", metavar="", is_eager=True, callback=_version)
-]
-AsJSON = False,
+    as_json: AsJSON = False,
     csv: Annotated[
         Optional[str], typer.Option(metavar="FOLDER", help="Write the run's tables there as CSV files.")
     ] = None,
@@ -137,16 +111,7 @@ AsJSON = False,
     return 0
 
 
-def doctor(as_json: def _version(asked: bool) -> None:
-    if asked:
-        print(f"dlpar {dlpar.__version__}")
-        raise typer.Exit()
-
-
-Version = Annotated[
-    bool, typer.Option("--version", help="Print the version.", metavar="", is_eager=True, callback=_version)
-]
-AsJSON = False) -> int:
+def doctor(as_json: AsJSON = False) -> int:
     """Say what this machine can run.
 
     How many ranks and threads, which carrier, and why; what is broken, and how to mend it.
@@ -179,7 +144,7 @@ def _found(which: str | None) -> Run:
         raise BadRequest(f"RUN: got {which!r}, which this version cannot read ({error})") from None
 
 
-COMMANDS = {"run": run, "runs": runs, "show": show, "doctor": doctor}
+COMMANDS: dict[str, Callable[..., int]] = {"run": run, "runs": runs, "show": show, "doctor": doctor}
 
 
 def _text(file: str) -> str:

@@ -8,7 +8,6 @@ import tempfile
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 
 
@@ -20,27 +19,13 @@ def own_folders():
     os.environ |= {"DLPAR_HOME": str(root / "home"), "DLPAR_RUNTIME": str(root / "r")}
     yield root
     from dlpar.launcher.warm import dismiss
+    from dlpar.paths import sweep
 
     dismiss()
+    sweep(older_than=0)  # what tests left on purpose by killing a supervisor
     shutil.rmtree(root, ignore_errors=True)
     for name, value in before.items():
         os.environ.pop(name, None) if value is None else os.environ.__setitem__(name, value)
-
-
-def job_processes(folder: Path) -> list[psutil.Process]:
-    """Live processes that belong to the job of a run folder, wherever they hang in the process tree."""
-    found = []
-    for process in psutil.process_iter(["cmdline", "status"]):
-        try:
-            words = " ".join(process.info["cmdline"] or [])
-            environment = process.environ() if "python" in words or "mpiexec" in words or "prte" in words else {}
-        except psutil.Error:
-            continue
-        if process.info["status"] == psutil.STATUS_ZOMBIE:
-            continue
-        if str(folder) in words or str(folder) in environment.get("DLPAR_RUN", ""):
-            found.append(process)
-    return found
 
 
 def eventually(condition, seconds: float, what: str):

@@ -14,7 +14,7 @@ from typing import Any
 
 import dlpar
 from dlpar.experiment import BadExperiment, Experiment
-from dlpar.launcher.mpiexec import environment, find_starter
+from dlpar.launcher.mpiexec import environment, find_starter, on_one_host
 from dlpar.paths import Scratch, private_folder, runs_folder, sweep
 from dlpar.run import Run
 
@@ -64,13 +64,13 @@ class Job:
         arguments = [str(self.folder), str(ranks), repr(self.launched)]
         cold = [sys.executable, "-m", "dlpar.launcher.rank", *arguments]
         warm = [sys.executable, "-S", "-E", str(Path(__file__).with_name("stub.py")), "{socket}", *arguments]
-        forkable = starter.is_local_openmpi and hostfile is None
+        one_host = on_one_host(starter, hostfile)
         return {
             "folder": str(self.folder),
             "python": sys.executable,
             "cold": starter.command(ranks, cold, hostfile),
-            "warm": starter.command(ranks, warm) if forkable else None,
-            "env": environment(starter, scratch, threads, one_host=hostfile is None),
+            "warm": starter.command(ranks, warm) if one_host and starter.dialect == "openmpi5" else None,
+            "env": environment(starter, scratch, threads, one_host),
             "cwd": os.getcwd(),
             "scratch": scratch.folder.name.removeprefix("job-"),
             "timeout": timeout,

@@ -36,6 +36,7 @@ def run_rank(argv: list[str]) -> int:
         print(f"workers: got a world of {world.size} ranks, allowed is {ranks}: this launcher and this MPI do not "
               f"know each other; start ranks with the mpiexec that belongs to {MPI.Get_library_version().split(',')[0]}",
               file=sys.stderr)  # fmt: skip
+        MPI.Finalize()
         return 2
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     folder = _folder_here(folder)
