@@ -59,10 +59,13 @@ def run(as_json: AsJSON = False, experiment: FromFile = None, **given: Any) -> i
 
     try:
         chosen = flags.read(given, _text(experiment) if experiment is not None else None)
-        from dlpar import running
+    except BadExperiment as error:
+        raise BadRequest(str(error)) from None
+    from dlpar import running
 
+    try:
         return running.run(chosen, as_json)
-    except BadExperiment as error:  # it is wrong in itself, or this machine cannot run it
+    except BadExperiment as error:  # this machine cannot run it
         raise BadRequest(flags.as_flags(str(error))) from None
 
 

@@ -241,7 +241,9 @@ def _value(flag: Flag, text: str) -> Any:
 
 def as_flags(message: str, named: typing.Iterable[Flag] | None = None) -> str:
     """A message of the schema with fields named as flags; `named`: only these."""
-    spellings = {flag.name: flag.spelling for flag in (flags() if named is None else named)}
+    named = list(flags() if named is None else named)
+    spellings = {flag.path[0]: flag.spelling for flag in named if flag.is_head}  # a part as a whole is its head
+    spellings |= {flag.name: flag.spelling for flag in named}
 
     def spell(match: re.Match) -> str:
         return match[1] + spellings.get(match[2], match[2]) + ":"

@@ -13,9 +13,8 @@ import typing
 from typing import Any, Literal
 
 from annotated_types import Ge, Gt, Le, Lt, MinLen
-from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic.fields import FieldInfo
-from pydantic_core import PydanticCustomError
 
 
 class BadExperiment(ValueError):
@@ -39,13 +38,14 @@ class Part(BaseModel):
     def __str__(self) -> str:
         return str(getattr(self, self.head()))
 
-    @field_validator("*", mode="before")
+    @model_validator(mode="before")
     @classmethod
-    def _truth_is_no_number(cls, value: Any, info: ValidationInfo) -> Any:
-        """Refuse ``workers=True``, which Python takes for 1."""
-        if isinstance(value, bool) and unwrap(cls.model_fields[info.field_name].annotation) in (int, float):
-            raise PydanticCustomError("truth_is_no_number", "a truth value is no number")
-        return value
+    def _truth_is_no_number(cls, fields: Any) -> Any:
+        """Have ``workers=True`` refused, which Python takes for 1, by passing the word on."""
+        if not isinstance(fields, dict):
+            return fields
+        numbers = {name for name, field in cls.model_fields.items() if unwrap(field.annotation) in (int, float)}
+        return {k: str(v) if isinstance(v, bool) and k in numbers else v for k, v in fields.items()}
 
 
 def spelled_as_head(part: type[Part]):

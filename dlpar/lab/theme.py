@@ -115,8 +115,10 @@ def layout(title: str = "", **more: Any) -> dict[str, Any]:
         "font": {"size": 14, "color": "#222222"},
         "paper_bgcolor": "rgba(0,0,0,0)",
         "plot_bgcolor": "rgba(0,0,0,0)",
-        "margin": {"l": 92, "r": 16, "t": 44 if title else 34, "b": 56},
-        "legend": {"orientation": "h", "x": 0, "y": 1.01, "xanchor": "left", "yanchor": "bottom", "font": {"size": 12}},
+        "margin": {"l": 92, "r": 16, "t": 74 if title else 50, "b": 56},
+        # In room kept free for it, so that the figure stays where it is however many entries come.
+        "legend": {"orientation": "h", "x": 0, "xanchor": "left", "y": 0.9 if title else 1, "yref": "container", "yanchor": "top",
+                   "maxheight": 47, "font": {"size": 12}},
         "hovermode": "closest",
         "hoverlabel": {"bgcolor": "#ffffff", "font": {"color": "#111111"}},
         **more,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -39,13 +40,15 @@ def run_rank(argv: list[str]) -> int:
         MPI.Finalize()
         return 2
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-    folder = _folder_here(folder)
+    home, folder = folder, _folder_here(folder)
     with open(folder / f"rank-{world.rank}.stack", "w") as stacks:
         faulthandler.register(signal.SIGUSR1, file=stacks)  # the supervisor asks where we are
         status = _work(folder, launched)
         faulthandler.unregister(signal.SIGUSR1)
     if status == 0:
         MPI.Finalize()
+    if folder != home:
+        shutil.rmtree(folder, ignore_errors=True)  # brought home, or in the log
     return status
 
 

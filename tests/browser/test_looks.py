@@ -28,6 +28,10 @@ OVERLAPS = """panel => {
       if (wide > 1.5 && high > 1.5) found.push(`${a} | ${b}`);
     }
   });
+  const legend = plot.querySelector('.legend .bg')?.getBoundingClientRect();
+  const highest = Math.min(...[...plot.querySelectorAll('.cartesianlayer .xy .gridlayer, .bglayer')].map(e => e.getBoundingClientRect())
+    .filter(b => b.height).map(b => b.top));
+  if (legend && legend.bottom > highest + 3) found.push(`the legend covers the plot by ${legend.bottom - highest} pixels`);
   return found;
 }"""
 
@@ -48,7 +52,7 @@ def themed(page):
 
 def test_panel_is_fit_to_be_shown(open_notebook, page, themed, tmp_path):
     notebook = open_notebook(
-        paced(40), "Panel(dlpar.Experiment(workers=8, steps=60), question='Are eight workers eight times as fast?', title='Train')"
+        paced(60), "Panel(dlpar.Experiment(workers=8, steps=60), question='Are eight workers eight times as fast?', title='Train')"
     )
     notebook.run_all()
     panel = notebook.panel()
