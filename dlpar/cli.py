@@ -74,13 +74,13 @@ def runs(
     limit: Annotated[str, typer.Option(metavar="N", help="How many to list, the newest first.")] = "20",
 ) -> int:
     """List the runs kept on this machine."""
-    from dlpar import listing
-
     if not limit.isdecimal() or int(limit) < 1:
         raise BadRequest(f"--limit: got {limit!r}, allowed is a whole number of at least 1")
+    from dlpar import listing
+
     rows, total = listing.rows(int(limit))
     if as_json:
-        _print_json(rows)
+        print(json.dumps(rows, indent=1))
     else:
         listing.print_runs(rows, total)
     return 0
@@ -100,13 +100,13 @@ def show(
 
     Its figures, why it ended, the command that repeats it, its errors, and the end of its log.
     """
+    found = _found(which)
     from dlpar import listing
 
-    found = _found(which)
     written = [str(path) for path in found.to_csv(csv)] if csv is not None else []
     written += [str(found.to_perfetto(perfetto))] if perfetto is not None else []
     if as_json:
-        _print_json(listing.whole(found))
+        print(json.dumps(listing.whole(found), indent=1))
     elif written:
         print("\n".join(f"written: {path}" for path in written))
     else:
@@ -124,7 +124,7 @@ def doctor(as_json: AsJSON = False) -> int:
 
     report = doctor.diagnose(doctor.look())
     if as_json:
-        _print_json(report.as_dict())
+        print(json.dumps(report.as_dict(), indent=1))
     else:
         report.print()
     return FAILED if report.broken else 0
@@ -161,12 +161,6 @@ def _text(file: str) -> str:
         why = getattr(error, "strerror", None) or "it is not text"
         sentence = f"--experiment: got {file!r}, allowed is a JSON file that can be read ({why})"
         raise BadRequest(sentence) from None
-
-
-def _print_json(value: Any) -> None:
-    from dlpar.listing import strict
-
-    print(json.dumps(strict(value), indent=1))
 
 
 # ---- the program --------------------------------------------------------------

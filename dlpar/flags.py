@@ -242,7 +242,8 @@ def _value(flag: Flag, text: str) -> Any:
 def as_flags(message: str, named: typing.Iterable[Flag] | None = None) -> str:
     """A message of the schema with fields named as flags; `named`: only these."""
     named = list(flags() if named is None else named)
-    spellings = {flag.path[0]: flag.spelling for flag in named if flag.is_head}  # a part as a whole is its head
+    # A part as a whole is spelled as its head.
+    spellings = {flag.path[0]: flag.spelling for flag in named if flag.is_head}
     spellings |= {flag.name: flag.spelling for flag in named}
 
     def spell(match: re.Match) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import shlex
 import time
 from typing import Any
@@ -26,15 +25,6 @@ FIGURES = ("accuracy", "final_loss", "samples_per_s")
 NONE = "–"
 
 STYLES = {"done": "green", "failed": "red", "lost": "red", "stopped": "yellow"}
-
-
-def strict(value: Any) -> Any:
-    """The same value for JSON that any reader takes: figures that are not finite become None."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, dict):
-        return {key: strict(part) for key, part in value.items()}
-    return [strict(part) for part in value] if isinstance(value, (list, tuple)) else value
 
 
 # ---- many runs ----------------------------------------------------------------

@@ -75,7 +75,7 @@ def run(experiment: Experiment, as_json: bool) -> int:
     except JobFailed as error:
         return _fail(f"{error}\n\nWhat it did is kept in {job.folder}")
     if as_json:
-        print(json.dumps(listing.strict(finished.summary), indent=1))
+        print(json.dumps(finished.summary, indent=1))
     else:
         listing.print_outcome(finished)
     return 0

@@ -44,7 +44,7 @@ class Part(BaseModel):
         """Have ``workers=True`` refused, which Python takes for 1, by passing the word on."""
         if not isinstance(fields, dict):
             return fields
-        numbers = {name for name, field in cls.model_fields.items() if unwrap(field.annotation) in (int, float)}
+        numbers = {name for name, f in cls.model_fields.items() if unwrap(f.annotation) in (int, float)}
         return {k: str(v) if isinstance(v, bool) and k in numbers else v for k, v in fields.items()}
 
 
@@ -126,7 +126,8 @@ def allowed(field: FieldInfo) -> str:
                 limits.append(f"{'below' if high_open else 'at most'} {_number(high)}")
             text = " ".join([noun, " and ".join(limits)]).strip()
     else:
-        text = "text that is not empty" if any(isinstance(mark, MinLen) for mark in field.metadata) else "text"
+        needed = any(isinstance(mark, MinLen) for mark in field.metadata)
+        text = "text that is not empty" if needed else "text"
     return text + (", or nothing" if is_optional(field.annotation) else "")
 
 
@@ -151,7 +152,8 @@ def sentence(error: ValidationError, schema: type[BaseModel]) -> str:
         field, owner = _find(schema, where)
         if item["type"] == "extra_forbidden":
             fields = ", ".join(owner.model_fields)
-            said.append(f"{name}: got {shown(item['input'])}, but there is no such field; allowed are {fields}")
+            got = f"{name}: got {shown(item['input'])}"
+            said.append(f"{got}, but there is no such field; allowed are {fields}")
         elif item["type"] == "missing":
             said.append(f"{name}: missing; allowed is {allowed(field)}" if field else f"{name}: missing")
         elif item["type"] in ("value_error", "assertion_error"):

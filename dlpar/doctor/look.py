@@ -15,7 +15,7 @@ from dlpar.doctor.facts import Machine, Starter
 from dlpar.launcher.mpiexec import NoMPI, find_starter
 from dlpar.paths import runs_folder, runtime_folder
 
-BUDGET = 4.2
+BUDGET = 4.0
 """Seconds all trials together may take."""
 
 SETTINGS = ("OMPI_MCA_", "PRTE_MCA_", "DLPAR_")

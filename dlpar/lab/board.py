@@ -124,11 +124,16 @@ def labels(experiments: Sequence[Experiment]) -> list[str]:
     flat = [_flat(e.model_dump()) for e in experiments]
     told = [name for name in flat[0] if any(f.get(name) != flat[0][name] for f in flat)]
     said = [_in_words({name: f.get(name) for name in told}) or str(e) for f, e in zip(flat, experiments)]
-    return [text if said.count(text) == 1 else f"{text} ({said[: i + 1].count(text)})" for i, text in enumerate(said)]
+    return [
+        text if said.count(text) == 1 else f"{text} ({said[: i + 1].count(text)})"
+        for i, text in enumerate(said)
+    ]
 
 
 def _in_words(fields: dict[str, Any]) -> str:
-    said = [f"{name.removeprefix('sync.').removeprefix('cluster.')}={value}" for name, value in fields.items()]
+    said = [
+        f"{name.removeprefix('sync.').removeprefix('cluster.')}={value}" for name, value in fields.items()
+    ]
     return ", ".join(said[:3]) + (" …" if len(said) > 3 else "")
 
 

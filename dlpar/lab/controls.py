@@ -75,7 +75,11 @@ def control(path: str, field: FieldInfo, value: Any) -> widgets.Widget:
         shown = "" if value is None else str(value)
         return widgets.Text(value=shown, placeholder=UNSET if is_optional(field.annotation) else "", **shared)
     # Unbounded entry on purpose: a value out of range is explained, not silently moved into it.
-    return widgets.IntText(value=value, **shared) if kind is int else widgets.FloatText(value=value, step=0.01, **shared)
+    return (
+        widgets.IntText(value=value, **shared)
+        if kind is int
+        else widgets.FloatText(value=value, step=0.01, **shared)
+    )
 
 
 def value_of(widget: widgets.Widget) -> Any:

@@ -27,14 +27,24 @@ def test_line(colour: str, tested: str) -> dict[str, Any]:
     """Line of tests on held-out samples: open circles, on the lower axis if they give an accuracy."""
     own = {"yaxis": "y2", "showlegend": False} if tested == "accuracy" else {}
     marker = {"size": 6, "symbol": "circle-open", "color": colour}
-    return {"name": tested, "mode": "lines+markers", "marker": marker, "line": {"color": colour, "width": 1.5}, **own}
+    return {
+        "name": tested,
+        "mode": "lines+markers",
+        "marker": marker,
+        "line": {"color": colour, "width": 1.5},
+        **own,
+    }
 
 
 def layout(experiment: Experiment) -> dict[str, Any]:
     """Loss above, accuracy below; only the loss where there is nothing to classify."""
     regression = is_regression(experiment)
     upper = [0, 1] if regression else [0.42, 1]
-    lower = {} if regression else {"yaxis2": theme.axis("accuracy", (0, 1.04), domain=[0, 0.33], tickformat=".0%", dtick=0.25)}
+    lower = (
+        {}
+        if regression
+        else {"yaxis2": theme.axis("accuracy", (0, 1.04), domain=[0, 0.33], tickformat=".0%", dtick=0.25)}
+    )
     anchor = {"anchor": "y" if regression else "y2"}
     return theme.layout(xaxis=anchor, yaxis=theme.axis(loss_title(experiment), (0, 1), domain=upper), **lower)
 
@@ -54,10 +64,12 @@ class Convergence:
         self._top, self._end, self._latest = 1.0, 1.0, 0.0
         self._reach = {"step": 0.0, "samples": 0.0}
         # Without a trace plotly leaves the accuracy's axes out, and the figure would jump at the first point.
-        self.plot.add_trace("room for accuracy", {"yaxis": "y2", "showlegend": False}, ("step", "y"), {"x": "step", "y": "y"})
+        self.plot.add_trace(
+            "room for accuracy", {"yaxis": "y2", "showlegend": False}, ("step", "y"), {"x": "step", "y": "y"}
+        )
 
     def begin(self, experiment: Experiment, key: str, label: str, earlier: dict[str, str]) -> None:
-        """Start the curves of run `key`; `earlier` maps the keys of the runs to keep to their labels, newest first."""
+        """Start the curves of run `key`; `earlier`: keys of runs to keep -> their labels, newest first."""
         for old in [k for k in self.earlier if k not in earlier]:
             self._remove(old)
         self.experiment, self.key, self.accuracy = experiment, key, None
@@ -71,7 +83,9 @@ class Convergence:
         self.loss = self.plot.add_trace(f"{key} loss", style, (*COLUMNS, "loss"), {"x": "*", "y": "loss"})
         tested = "held-out loss" if is_regression(experiment) else "accuracy"
         style = {**test_line(colour, tested), "legendgroup": key}
-        self.tests = self.plot.add_trace(f"{key} test", style, (*COLUMNS, tested), {"x": "*", "y": tested}, limit=400)
+        self.tests = self.plot.add_trace(
+            f"{key} test", style, (*COLUMNS, tested), {"x": "*", "y": tested}, limit=400
+        )
 
     def forget_earlier(self) -> None:
         """Take the earlier runs away."""
@@ -102,7 +116,14 @@ class Convergence:
         self.plot.set_range("yaxis", 0, self._top)
         self.plot.set_range("seconds", 0, self._end)
         self.plot.say(
-            says.convergence(self.experiment, steps.done, steps.first.loss, steps.last.loss, self.accuracy, self.loss.stride)
+            says.convergence(
+                self.experiment,
+                steps.done,
+                steps.first.loss,
+                steps.last.loss,
+                self.accuracy,
+                self.loss.stride,
+            )
         )
 
     def _fit_axes(self, fresh: bool) -> None:

@@ -52,7 +52,12 @@ def _tables(figure: go.Figure) -> list[pd.DataFrame]:
         across, up = (figure.layout[_long(getattr(trace, n) or n[0])] for n in ("xaxis", "yaxis"))
         columns: dict[str, Any] = {across.title.text or "x": trace.x, up.title.text or "y": trace.y}
         if trace.type == "bar" and trace.base is not None:
-            columns = {"rank": trace.y, "step": trace.customdata, "start (ms)": trace.base, "duration (ms)": trace.x}
+            columns = {
+                "rank": trace.y,
+                "step": trace.customdata,
+                "start (ms)": trace.base,
+                "duration (ms)": trace.x,
+            }
         found.append(pd.DataFrame({"series": trace.name, **columns}))
     return found
 
@@ -69,7 +74,8 @@ def _below(figure: go.Figure) -> str:
     import pandas as pd
 
     tables = "".join(
-        pd.concat(frames).to_html(index=False, border=0, na_rep="", float_format="{:.5g}".format) for frames in groups.values()
+        pd.concat(frames).to_html(index=False, border=0, na_rep="", float_format="{:.5g}".format)
+        for frames in groups.values()
     )
     css = Path(__file__).with_name("lab.css").read_text()
     return (

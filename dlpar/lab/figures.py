@@ -13,7 +13,8 @@ import numpy as np
 import plotly.graph_objects as go
 
 from dlpar.lab import convergence as curves
-from dlpar.lab import says, theme, timeline as gantt
+from dlpar.lab import says, theme
+from dlpar.lab import timeline as gantt
 from dlpar.lab.board import labels
 from dlpar.lab.figure import Figure, say, table
 from dlpar.lab.series import Series
@@ -53,10 +54,17 @@ def convergence(runs: Run | Sequence[Run], x: str = "step") -> Figure:
         kept, colour = curve[:: max(stride, 1)], theme.scheme_colour(run.experiment.sync.scheme)
         style = {**theme.run_line(colour, number), "opacity": 1.0}
         figure.add_scatter(x=kept[x], y=kept["loss"], name=label, legendgroup=run.id, **style)
-        tests = run.evals.assign(samples=lambda e: e["step"] * run.experiment.global_batch, seconds=lambda e: e["t"])
+        tests = run.evals.assign(
+            samples=lambda e: e["step"] * run.experiment.global_batch, seconds=lambda e: e["t"]
+        )
         tested = "loss" if curves.is_regression(run.experiment) else "accuracy"
         line = curves.test_line(colour, "held-out loss" if tested == "loss" else "accuracy")
-        figure.add_scatter(x=tests[x], y=tests[tested], legendgroup=run.id, **{**line, "marker": {**line["marker"], **_symbol(style)}})
+        figure.add_scatter(
+            x=tests[x],
+            y=tests[tested],
+            legendgroup=run.id,
+            **{**line, "marker": {**line["marker"], **_symbol(style)}},
+        )
         finite = curve["loss"][np.isfinite(curve["loss"])]
         top, end = max(top, finite.max()), max(end, curve[x].max())
     figure.layout.yaxis.range = [0, theme.rounded_up(top)]
@@ -70,7 +78,9 @@ def convergence(runs: Run | Sequence[Run], x: str = "step") -> Figure:
 def throughput(runs: Run | Sequence[Run]) -> Figure:
     """Samples a second over time: of one run all workers and each, of several runs all workers together."""
     runs = _runs(runs)
-    figure = _figure(theme.layout(xaxis=theme.axis(theme.TITLES["seconds"]), yaxis=theme.axis("throughput (samples/s)")))
+    figure = _figure(
+        theme.layout(xaxis=theme.axis(theme.TITLES["seconds"]), yaxis=theme.axis("throughput (samples/s)"))
+    )
     totals: list[float] = []
     for number, (run, label) in enumerate(zip(runs, labels([r.experiment for r in runs]))):
         curve, steps = run.curve, run.steps
@@ -90,7 +100,9 @@ def throughput(runs: Run | Sequence[Run]) -> Figure:
     figure.update_xaxes(rangemode="tozero")
     if len(runs) == 1:
         return _saying(figure, says.throughput(totals[0], by_rank, runs[0].experiment))
-    each = (f"{label} {says.quantity(rate)}" for label, rate in zip(labels([r.experiment for r in runs]), totals))
+    each = (
+        f"{label} {says.quantity(rate)}" for label, rate in zip(labels([r.experiment for r in runs]), totals)
+    )
     return _saying(figure, f"Samples a second over the whole run: {says.listed(each)}.")
 
 
@@ -109,7 +121,9 @@ def timeline(run: Run, steps: range | None = None) -> Figure:
         raise ValueError(f"run {run.id}: no spans were recorded, so there is no timeline")
     last = max(r["step"] for _, r in records)
     steps = steps if steps is not None else range(max(0, last - gantt.STEPS + 1), last + 1)
-    spans = [(rank, r["step"], *s) for rank, r in records if r["step"] in steps for s in gantt.without_wait(r)]
+    spans = [
+        (rank, r["step"], *s) for rank, r in records if r["step"] in steps for s in gantt.without_wait(r)
+    ]
     if not spans:
         raise ValueError(f"steps: got {steps}, allowed is any part of 0 to {last}")
     rows, width = gantt.bars(spans)
@@ -148,20 +162,22 @@ def speedup(runs: Sequence[Run], predicted: Mapping[int, float] | None = None) -
     for run in _runs(runs):
         rates[run.experiment.workers].append(run.summary["samples_per_s"])
     if len(rates) < 2:
-        raise ValueError(f"runs: got runs of {says.listed(map(str, rates))} workers only, allowed are two or more numbers of workers")
+        only = says.listed(map(str, rates))
+        raise ValueError(f"runs: got runs of {only} workers only, allowed are two or more numbers of workers")
     workers = sorted(rates)
     base = np.mean(rates[workers[0]])
     measured = {n: float(np.mean(rates[n]) / base) for n in workers}
     ideal = [n / workers[0] for n in workers]
     ticks = {"type": "log", "tickvals": workers, "ticktext": [str(n) for n in workers]}
     up = sorted({*ideal, 1})
+    up_ticks = {"type": "log", "tickvals": up, "ticktext": [f"{t:g}" for t in up]}
+    base_is = f"{workers[0]} worker{'s' * (workers[0] > 1)}"
     figure = _figure(
         theme.layout(
             xaxis=theme.axis("workers", **ticks),
-            yaxis=theme.axis(f"speed-up over {workers[0]} worker{'s' * (workers[0] > 1)} (times)", type="log", tickvals=up,
-                             ticktext=[f"{t:g}" for t in up]),
+            yaxis=theme.axis(f"speed-up over {base_is} (times)", **up_ticks),
         )
-    )  # fmt: skip
+    )
     grey = {"color": "#7f7f7f", "width": 2, **theme.PREDICTED}
     figure.add_scatter(x=workers, y=ideal, name="ideal", mode="lines", line=grey)
     if predicted:
@@ -169,9 +185,20 @@ def speedup(runs: Sequence[Run], predicted: Mapping[int, float] | None = None) -
         at = sorted(predicted)
         line = {"color": "#BF8300", **theme.PREDICTED}
         marker = {"symbol": "diamond-open", "size": 10}
-        figure.add_scatter(x=at, y=[predicted[n] for n in at], name="predicted", mode="lines+markers", line=line, marker=marker)
+        figure.add_scatter(
+            x=at,
+            y=[predicted[n] for n in at],
+            name="predicted",
+            mode="lines+markers",
+            line=line,
+            marker=marker,
+        )
     colour = theme.scheme_colour(runs[0].experiment.sync.scheme)
-    style = {"mode": "lines+markers", "line": {"color": colour, "width": 2.5}, "marker": {"color": colour, "size": 9}}
+    style = {
+        "mode": "lines+markers",
+        "line": {"color": colour, "width": 2.5},
+        "marker": {"color": colour, "size": 9},
+    }
     figure.add_scatter(x=workers, y=list(measured.values()), name="measured", **style)
     return _saying(figure, says.speedup(measured))
 

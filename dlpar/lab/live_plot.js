@@ -2,7 +2,9 @@
 
 const SILENCE = 6000; // ms without a word about a run that goes on, after which we say so
 const GONE = "The kernel was restarted: its job has ended. Run the cell again.";
-const SILENT = "No word from the kernel: it may have been restarted or be out of reach. If so, run the cell again.";
+const SILENT = "No word from the kernel: it may have been restarted. If so, run the cell again.";
+
+const CONFIG = { displaylogo: false, modeBarButtonsToRemove: ["select2d", "lasso2d"] };
 
 /** What the page knows of one figure, whether or not it is on the screen. */
 class Figure {
@@ -67,7 +69,8 @@ class Figure {
   takeFigure(message, buffers) {
     const { layout, x_axes, height, logarithmic, says } = message;
     Object.assign(this, { layout, x_axes, height, logarithmic, says });
-    this.traces = new Map(message.traces.map((t, i) => [t.key, { ...t, data: columns(buffers[i], t.columns.length) }]));
+    const filled = message.traces.map((t, i) => ({ ...t, data: columns(buffers[i], t.columns.length) }));
+    this.traces = new Map(filled.map((trace) => [trace.key, trace]));
     for (const view of this.views) view.rebuild();
   }
 
@@ -98,7 +101,8 @@ class Figure {
     });
     const layout = { ...this.layout, uirevision: x + logarithmic, autosize: true };
     if (this.x_axes[x]) layout.xaxis = { ...layout.xaxis, ...this.x_axes[x] };
-    if (logarithmic) layout.yaxis = { ...layout.yaxis, type: "log", range: this.decades(data, layout.yaxis.range[1]) };
+    const { yaxis } = layout;
+    if (logarithmic) layout.yaxis = { ...yaxis, type: "log", range: this.decades(data, yaxis.range[1]) };
     return [data, structuredClone(layout)]; // plotly writes into the layout it is given
   }
 
@@ -131,7 +135,7 @@ class View {
     el.innerHTML = `
       <div class="dlpar-gone" role="alert" hidden></div>
       <div class="dlpar-tools"></div>
-      <div class="dlpar-plot"><div class="dlpar-loading">Loading the figure …</div></div>
+      <div class="dlpar-plot" role="img"><div class="dlpar-loading">Loading the figure …</div></div>
       <p class="dlpar-says"></p>
       <details class="dlpar-data"><summary>Data as table</summary><div></div></details>`;
     [this.gone, this.tools, this.plot, this.says, this.data] = el.children;
@@ -174,7 +178,8 @@ class View {
   axisChoice(choices) {
     const label = document.createElement("label");
     const select = document.createElement("select");
-    for (const name of choices) select.add(new Option(name, name, false, name === this.figure.model.get("x")));
+    const chosen = this.figure.model.get("x");
+    for (const name of choices) select.add(new Option(name, name, false, name === chosen));
     select.addEventListener("change", () => {
       this.figure.model.set("x", select.value);
       this.figure.model.save_changes();
@@ -212,12 +217,14 @@ class View {
     const newest = this.figure.sequence;
     if (!this.drawn) this.plot.replaceChildren();
     const [data, layout] = this.figure.plotlyArguments(this.logarithmic ?? false);
-    await plotly.react(this.plot, data, layout, { displaylogo: false, modeBarButtonsToRemove: ["select2d", "lasso2d"] });
+    await plotly.react(this.plot, data, layout, CONFIG);
     this.drawn = true;
     this.says.textContent = this.figure.says;
+    this.plot.setAttribute("aria-label", this.figure.says);
     if (this.data.open && Date.now() - (this.filled ?? 0) > 1000) this.fillTable();
     if (this.figure.sequence !== newest) this.again = true;
-    this.root.dispatchEvent(new CustomEvent("dlpar:drawn", { bubbles: true, detail: { at: Date.now(), figure: this.figure } }));
+    const detail = { at: Date.now(), figure: this.figure };
+    this.root.dispatchEvent(new CustomEvent("dlpar:drawn", { bubbles: true, detail }));
   }
 
   fillTable() {

@@ -66,14 +66,25 @@ class LivePlot(anywidget.AnyWidget):
     times a second.
     """
 
-    _esm = "\n".join((HERE / name).read_text() for name in ("plotly_once.js", "live_table.js", "live_plot.js"))
+    _esm = "\n".join(
+        (HERE / name).read_text() for name in ("plotly_once.js", "live_table.js", "live_plot.js")
+    )
     _css = (HERE / "lab.css").read_text()
     x = traitlets.Unicode("", help="Column the horizontal axis shows.").tag(sync=True)
 
     def __init__(
-        self, layout: dict[str, Any], x_axes: dict[str, dict] | None = None, height: int = 400, logarithmic: bool = False
+        self,
+        layout: dict[str, Any],
+        x_axes: dict[str, dict] | None = None,
+        height: int = 400,
+        logarithmic: bool = False,
     ) -> None:
-        self._figure = {"layout": layout, "x_axes": x_axes or {}, "height": height, "logarithmic": logarithmic}
+        self._figure = {
+            "layout": layout,
+            "x_axes": x_axes or {},
+            "height": height,
+            "logarithmic": logarithmic,
+        }
         self._traces: dict[str, tuple[dict[str, Any], Series]] = {}
         self._guard = Lock()
         self._sequence, self._stale, self._live = 0, False, False
@@ -157,7 +168,7 @@ class LivePlot(anywidget.AnyWidget):
             self._live = self._news["live"] = live
 
     def flush(self, alive: bool = False) -> bool:
-        """Send what is new as one message; with `alive`, a sign of life if nothing is. Returns whether it sent."""
+        """Send what is new in one message, or with `alive` a sign of life; returns whether it did."""
         with self._guard:
             if self._stale:
                 self._send_snapshot()
@@ -169,7 +180,10 @@ class LivePlot(anywidget.AnyWidget):
             self._sequence += 1
             traces = [{"key": key, "whole": whole, "points": len(rows)} for key, whole, rows in new]
             news, self._news = self._news, {}
-            self.send({"is": "points", "sequence": self._sequence, "traces": traces, **news}, [_packed(rows) for *_, rows in new])
+            self.send(
+                {"is": "points", "sequence": self._sequence, "traces": traces, **news},
+                [_packed(rows) for *_, rows in new],
+            )
             return True
 
     def _send_snapshot(self) -> None:
@@ -179,7 +193,14 @@ class LivePlot(anywidget.AnyWidget):
             series.take_new()
         traces = [{**spec, "points": len(series)} for spec, series in self._traces.values()]
         self.send(
-            {"is": "figure", "sequence": self._sequence, "traces": traces, "says": self._says, "live": self._live, **self._figure},
+            {
+                "is": "figure",
+                "sequence": self._sequence,
+                "traces": traces,
+                "says": self._says,
+                "live": self._live,
+                **self._figure,
+            },
             [_packed(series.rows) for _, series in self._traces.values()],
         )
 

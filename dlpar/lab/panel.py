@@ -168,13 +168,23 @@ class Panel(widgets.VBox):
         return super()._repr_mimebundle_(**kwargs)
 
     def _build_buttons(self) -> None:
-        self._run = widgets.Button(description="Run", icon="play", button_style="primary", tooltip="Start the ranks")
-        self._stop = widgets.Button(description="Stop", icon="stop", tooltip="End the job and all its ranks", disabled=True)
+        self._run = widgets.Button(
+            description="Run", icon="play", button_style="primary", tooltip="Start the ranks"
+        )
+        self._stop = widgets.Button(
+            description="Stop", icon="stop", tooltip="End the job and all its ranks", disabled=True
+        )
         self._clear = widgets.Button(
-            description="Clear earlier runs", icon="eraser", tooltip="Take the faint curves away", disabled=True
+            description="Clear earlier runs",
+            icon="eraser",
+            tooltip="Take the faint curves away",
+            disabled=True,
         )
         self._run.on_click(lambda _button: self._pressed(self.run))
-        self._stop.on_click(lambda _button: self._pressed(self.stop))
+        # Ending a job takes a moment, in which the page must still be answered.
+        self._stop.on_click(
+            lambda _button: Thread(target=self._pressed, args=(self.stop,), daemon=True).start()
+        )
         self._clear.on_click(lambda _button: self._pressed(self.clear_earlier))
         self._says = widgets.HTML().add_class("dlpar-message")
 
@@ -207,7 +217,9 @@ class Panel(widgets.VBox):
         try:
             action()
         except Exception as error:  # a callback must not raise: nobody would see it
-            self._message(str(error) if isinstance(error, BadExperiment) else f"{type(error).__name__}: {error}")
+            self._message(
+                str(error) if isinstance(error, BadExperiment) else f"{type(error).__name__}: {error}"
+            )
 
     def _check(self) -> None:
         try:
@@ -247,7 +259,9 @@ def _take_place_of_earlier(panel: Panel) -> None:
     for made_in, earlier in _of_cell[cell]:
         if made_in != execution:
             earlier.close()
-    _of_cell[cell] = [(made_in, p) for made_in, p in _of_cell[cell] if made_in == execution] + [(execution, panel)]
+    _of_cell[cell] = [(made_in, p) for made_in, p in _of_cell[cell] if made_in == execution] + [
+        (execution, panel)
+    ]
 
 
 def _prepare() -> None:

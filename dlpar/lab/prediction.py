@@ -34,14 +34,26 @@ class Answer(NamedTuple):
 class Prediction(widgets.VBox):
     """The widget :func:`predict` makes; ``value`` and ``answer`` may be read at any time."""
 
-    def __init__(self, key: str, question: str, choices: Sequence[str], unit: str, low: float | None, high: float | None) -> None:
+    def __init__(
+        self,
+        key: str,
+        question: str,
+        choices: Sequence[str],
+        unit: str,
+        low: float | None,
+        high: float | None,
+    ) -> None:
         self.key, self.question, self.choices, self.unit = key, question, list(choices), unit
         self.low, self.high = low, high
         kept = _answers.get(key, Answer())
-        self._reason = widgets.Text(value=kept.reason, placeholder="in one line", description="because", layout={"width": "36em"})
+        self._reason = widgets.Text(
+            value=kept.reason, placeholder="in one line", description="because", layout={"width": "36em"}
+        )
         self._said = widgets.HTML()
         self._input = self._choice(kept) if choices else self._number(kept)
-        super().__init__([widgets.HTML(f"<b>{html.escape(question)}</b>"), self._input, self._reason, self._said])
+        super().__init__(
+            [widgets.HTML(f"<b>{html.escape(question)}</b>"), self._input, self._reason, self._said]
+        )
         self.add_class("dlpar-predict")
         for widget in (self, self._input, *getattr(self._input, "children", ()), self._reason, self._said):
             answer_while_busy(widget)
@@ -70,16 +82,20 @@ class Prediction(widgets.VBox):
 
     def _number(self, kept: Answer) -> widgets.Widget:
         text = "" if kept.value is None else f"{kept.value:g}"
-        self._text = widgets.Text(value=text, placeholder=self._range(), description="prediction", layout={"width": "20em"})
-        self._unsure = widgets.Checkbox(value=kept.unsure, description=UNSURE, indent=False, layout={"width": "auto"})
+        self._text = widgets.Text(
+            value=text, placeholder=self._allowed(), description="prediction", layout={"width": "20em"}
+        )
+        self._unsure = widgets.Checkbox(
+            value=kept.unsure, description=UNSURE, indent=False, layout={"width": "auto"}
+        )
         for widget in (self._text, self._unsure):
             widget.observe(self._changed, names="value")
         return widgets.HBox([self._text, widgets.Label(self.unit), self._unsure])
 
-    def _range(self) -> str:
+    def _allowed(self) -> str:
         if self.low is None or self.high is None:
             return "a number"
-        return f"{self.low:g} to {self.high:g}"
+        return f"a number from {self.low:g} to {self.high:g}"
 
     def _changed(self, _change: Any) -> None:
         if self.choices:
@@ -104,9 +120,10 @@ class Prediction(widgets.VBox):
         answer = self.answer
         typed = not self.choices and self._text.value.strip()
         if typed and answer.value is None and not answer.unsure:
-            said = f"{typed!r} is not {'a number' if self._range() == 'a number' else f'a number from {self._range()}'}."
+            said = f"{typed!r} is not {self._allowed()}."
         elif answer.value is not None or answer.unsure:
-            said = f"Noted: {_with_unit(str(answer), self.unit if answer.value is not None else '')}. You may still change it."
+            unit = "" if answer.value is None else self.unit
+            said = f"Noted: {_with_unit(str(answer), unit)}. You may still change it."
         else:
             said = "No prediction yet; the lab goes on without one."
         self._said.value = html.escape(said)
@@ -129,35 +146,45 @@ class Reveal:
             return f"{said}; {found}."
         if isinstance(value, str):
             return f"You predicted “{value}”; {found}." + (" That is it." if value == measured else "")
-        return f"You predicted {_with_unit(quantity(value), self.unit)}; {found}{_apart(value, float(measured))}."
+        predicted = _with_unit(quantity(value), self.unit)
+        return f"You predicted {predicted}; {found}{_apart(value, float(measured))}."
 
     def __repr__(self) -> str:
         return self.sentence
 
     def _repr_html_(self) -> str:
         reason = f"<br>Your reason: “{html.escape(self.answer.reason)}”" if self.answer.reason else ""
-        return f'<div class="dlpar-reveal" role="status">{self._drawn()}<p>{html.escape(self.sentence)}{reason}</p></div>'
+        said = f"<p>{html.escape(self.sentence)}{reason}</p>"
+        return f'<div class="dlpar-reveal" role="status">{self._drawn()}{said}</div>'
 
     def _drawn(self) -> str:
         """A number line from 0: dashed is predicted, solid is measured."""
         if not isinstance(self.answer.value, float) or isinstance(self.measured, str):
             return ""
         values = {"predicted": self.answer.value, "measured": float(self.measured)}
-        low, high = min(0.0, *values.values()), max(0.0, *values.values()) or 1.0
+        low, high = min(0.0, *values.values()), max(0.0, *values.values())
+        place = {name: 20 + 400 * (value - low) / ((high - low) or 1.0) for name, value in values.items()}
+        zero = 20 - 400 * low / ((high - low) or 1.0)
         marks = ""
-        for row, (name, value) in enumerate(values.items()):
-            x, y = 20 + 400 * (value - low) / (high - low), 16 + 22 * row
+        for y, (name, x) in zip((16, 38), place.items()):
             dash, colour = ('stroke-dasharray="5 4"', "#BF8300") if name == "predicted" else ("", "#0072B2")
+            said = f"{name} {quantity(values[name])}"
             marks += (
-                f'<line x1="{20 - 400 * low / (high - low):.1f}" y1="{y}" x2="{x:.1f}" y2="{y}" stroke="{colour}" stroke-width="4" {dash}/>'
+                f'<path d="M{zero:.1f},{y} H{x:.1f}" stroke="{colour}" stroke-width="4" {dash}/>'
                 f'<circle cx="{x:.1f}" cy="{y}" r="5" fill="{colour}"/>'
-                f'<text x="{x + 10:.1f}" y="{y + 5}" fill="var(--jp-ui-font-color1, #222)">{name} {quantity(value)}</text>'
+                f'<text x="{x + 10:.1f}" y="{y + 5}" fill="var(--jp-ui-font-color1, #222)">{said}</text>'
             )
-        return f'<svg viewBox="0 0 620 54" width="620" style="max-width: 100%" aria-hidden="true" font-size="14">{marks}</svg>'
+        size = 'viewBox="0 0 620 54" width="620" style="max-width: 100%"'
+        return f'<svg {size} aria-hidden="true" font-size="14">{marks}</svg>'
 
 
 def predict(
-    key: str, question: str, choices: Sequence[str] = (), unit: str = "", low: float | None = None, high: float | None = None
+    key: str,
+    question: str,
+    choices: Sequence[str] = (),
+    unit: str = "",
+    low: float | None = None,
+    high: float | None = None,
 ) -> Prediction:
     """Ask for a prediction: a choice if `choices` are given, else a number.
 

@@ -33,10 +33,11 @@ def convergence(
     experiment: Experiment, done: int, first: float, last: float, accuracy: float | None, stride: int = 1
 ) -> str:
     """What the loss did in `done` steps; `stride`: one step in how many is drawn."""
+    how_far = f"{done:,} of {experiment.steps:,} steps"
     if not math.isfinite(last):
-        return f"After {done:,} of {experiment.steps:,} steps the loss is {quantity(last)}: the run diverged; a smaller lr may help."
+        return f"After {how_far} the loss is {quantity(last)}: the run diverged; a smaller lr may help."
     moved = "fell" if last < first else "rose" if last > first else "stayed"
-    text = f"In {done:,} of {experiment.steps:,} steps the training loss {moved} from {quantity(first)} to {quantity(last)}"
+    text = f"In {how_far} the training loss {moved} from {quantity(first)} to {quantity(last)}"
     if accuracy is not None:
         text += f"; {accuracy:.1%} of the held-out samples are classified correctly"
     return text + "." + (f" One step in {stride:,} is drawn." if stride > 1 else "")
@@ -48,7 +49,8 @@ def throughput(total: float, by_rank: Mapping[int, float], experiment: Experimen
     if workers == 1:
         return f"One worker trains on {quantity(total)} samples a second."
     slowest = min(by_rank, key=by_rank.__getitem__, default=None)
-    text = f"{workers} workers together train on {quantity(total)} samples a second, {quantity(total / workers)} each on average"
+    each = quantity(total / workers)
+    text = f"{workers} workers together train on {quantity(total)} samples a second, {each} each on average"
     if slowest is not None and by_rank[slowest] < 0.95 * total / workers:
         text += f"; rank {slowest} has the lowest rate, {quantity(by_rank[slowest])}"
     return text + "."
@@ -62,7 +64,9 @@ WHY_NEVER_STALE = {
 def staleness(largest: int, mean: float, experiment: Experiment) -> str:
     """How old the weights were on which gradients were computed."""
     if largest:
-        return f"A gradient met weights that were {quantity(mean)} updates newer on average, {largest} at most."
+        return (
+            f"A gradient met weights that were {quantity(mean)} updates newer on average, {largest} at most."
+        )
     scheme = experiment.sync.scheme
     why = WHY_NEVER_STALE.get(scheme, f"with {scheme}, as set here, nobody updates before all have read")
     if experiment.workers == 1:
@@ -72,17 +76,24 @@ def staleness(largest: int, mean: float, experiment: Experiment) -> str:
 
 def timeline(steps: int, step_ms: float, shares: Mapping[str, float]) -> str:
     """Where the time of the last steps went; `shares` of a step by kind of work, mean over ranks."""
-    verbs = {"compute": "computing", "communicate": "communicating", "wait": "waiting", "evaluate": "evaluating"}
+    verbs = {
+        "compute": "computing",
+        "communicate": "communicating",
+        "wait": "waiting",
+        "evaluate": "evaluating",
+    }
     parts = [f"{share:.0%} {verbs.get(kind, kind)}" for kind, share in shares.items() if share >= 0.005]
     how = "In the last step a rank" if steps == 1 else f"Over the last {steps} steps a rank"
     drawn = "; how long a rank waited is recorded, not when" if shares.get("wait", 0) >= 0.005 else ""
-    return f"{how} took {quantity(step_ms)} ms a step: {listed(parts) or 'nothing recorded'} (mean over ranks{drawn})."
+    said = listed(parts) or "nothing recorded"
+    return f"{how} took {quantity(step_ms)} ms a step: {said} (mean over ranks{drawn})."
 
 
 def speedup(measured: Mapping[int, float]) -> str:
     """How much faster more workers were; `measured`: workers -> speed-up over the fewest workers."""
-    most = max(measured)
-    return f"{most} workers are {measured[most]:.2f} times as fast as {min(measured)} ({measured[most] * min(measured) / most:.0%} of ideal)."
+    most, fewest = max(measured), min(measured)
+    ideal = measured[most] * fewest / most
+    return f"{most} workers are {measured[most]:.2f} times as fast as {fewest} ({ideal:.0%} of ideal)."
 
 
 def listed(parts: Iterable[str]) -> str:

@@ -62,7 +62,7 @@ class Series:
         self._size, self._sent, self.stride = len(self._rows), -1, 1
 
     def take_new(self) -> tuple[bool, np.ndarray]:
-        """``(whole, rows)`` for a reader that has seen all earlier calls: only new rows, or all of them anew."""
+        """``(whole, rows)`` for a reader who saw all earlier calls: only new rows, or all of them anew."""
         whole, start = self._sent < 0, max(self._sent, 0)
         self._sent = self._size
         return whole, self.rows[start:]

@@ -8,9 +8,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-
 _LAYOUT = """
-.dlpar-source { border-left: 4px solid var(--jp-border-color1, #999); padding-left: 0.6em; overflow-x: auto; }
+.dlpar-source { border-left: 4px solid var(--jp-border-color1, #999); padding-left: 0.6em; overflow: auto; }
 .dlpar-source pre { line-height: 1.35; color: var(--jp-content-font-color1, #222); background: none; }
 .dlpar-source .linenos { color: var(--jp-content-font-color2, #666); user-select: none; }
 """
@@ -37,8 +36,10 @@ class Source:
         from pygments.formatters import HtmlFormatter
         from pygments.lexers import PythonLexer
 
-        # JupyterStyle's colours are the page's own variables: light or dark, they are those of its code cells.
-        form = HtmlFormatter(style=JupyterStyle, cssclass="dlpar-source", linenos="inline", linenostart=self.first)
+        # JupyterStyle's colours are the page's own variables: those of its code cells, light or dark.
+        form = HtmlFormatter(
+            style=JupyterStyle, cssclass="dlpar-source", linenos="inline", linenostart=self.first
+        )
         code = highlight(self.code, PythonLexer(), form)
         style = f"{form.get_style_defs('.dlpar-source')} {_LAYOUT}"
         return f"<style>{style}</style><p><code>{html.escape(self.where)}</code></p>{code}"
@@ -63,7 +64,9 @@ def show(what: Any) -> Source:
         lines, first = inspect.getsourcelines(found)
         file = Path(inspect.getsourcefile(found) or "")
     except (TypeError, OSError):
-        raise TypeError(f"show: got {what!r}, allowed is a function, class or module written in Python") from None
+        raise TypeError(
+            f"show: got {what!r}, allowed is a function, class or module written in Python"
+        ) from None
     package = inspect.getmodule(found).__name__.split(".")[0]
     short = Path(*file.parts[file.parts.index(package) :]) if package in file.parts else Path(file.name)
     return Source("".join(lines), short, max(first, 1))

@@ -25,7 +25,9 @@ class Staleness:
         self.plot.refigure(self._layout(experiment))
         columns, at = ("step", "updates"), {"x": "step", "y": "updates"}
         self.by_rank = [
-            self.plot.add_trace(f"rank {r}", {**theme.rank_line(r), "name": f"rank {r}"}, columns, at, limit=500)
+            self.plot.add_trace(
+                f"rank {r}", {**theme.rank_line(r), "name": f"rank {r}"}, columns, at, limit=500
+            )
             for r in range(experiment.workers)
         ]
 

@@ -26,7 +26,13 @@ MEANS = {
     "compared": "what makes the runs in the figure comparable",
 }
 
-STYLES = {"done": "success", "failed": "danger", "lost": "danger", "unwatched": "danger", "stopped": "warning"}
+STYLES = {
+    "done": "success",
+    "failed": "danger",
+    "lost": "danger",
+    "unwatched": "danger",
+    "stopped": "warning",
+}
 
 
 class Status:
@@ -73,28 +79,37 @@ class Status:
         """Say how the run went."""
         done = board.steps.done
         self.bar.value, self.bar.bar_style = done, STYLES.get(status, "")
-        parts = [status if status != "done" else f"done: {done:,} steps"]
-        if status in ("stopped", "lost", "failed"):
-            parts.append(f"after {done:,} of {self.bar.max:,} steps")
-        if board.steps.last:
-            parts.append(f"in {duration(board.steps.last.seconds)}, loss {quantity(board.steps.last.loss)}")
-        if board.convergence.accuracy is not None:
-            parts.append(f"held-out accuracy {board.convergence.accuracy:.1%}")
-        if self.launch_s is not None:
-            parts.append(f"launched in {duration(self.launch_s)}")
-        said = " · ".join(parts)
-        self.say(f"{said} — {reason}" if reason and status != "done" else said)
+        parts = [
+            f"done: {done:,} steps"
+            if status == "done"
+            else f"{status} after {done:,} of {self.bar.max:,} steps"
+        ]
+        if status not in ("done", "stopped"):
+            self.say(f"{parts[0]} — {reason}")
+        else:
+            if board.steps.last:
+                parts.append(f"{duration(board.steps.last.seconds)}, loss {quantity(board.steps.last.loss)}")
+            if board.convergence.accuracy is not None:
+                parts.append(f"held-out accuracy {board.convergence.accuracy:.1%}")
+            if self.launch_s is not None:
+                parts.append(f"launched in {duration(self.launch_s)}")
+            self.say(" · ".join(parts))
         self._log_size = -1
         self.show_log(self.path, self.errors)
 
-    def show_facts(self, experiment: Experiment, ranks: dict[int, dict], slip: float | None, compared: str) -> None:
+    def show_facts(
+        self, experiment: Experiment, ranks: dict[int, dict], slip: float | None, compared: str
+    ) -> None:
         """What a reader must know to trust the figures: world, platform, clock, slip."""
         cluster = experiment.cluster
         facts = {"world": cluster.world, "on": _platform(ranks), "clock": _clock(ranks)}
         facts["slip"] = "none" if slip is None else f"{slip * 1e3:.0f} ms"
         if compared:
             facts["compared"] = compared
-        said = (f'<span title="{MEANS[name]}"><b>{name}</b> {html.escape(fact)}</span>' for name, fact in facts.items())
+        said = (
+            f'<span title="{MEANS[name]}"><b>{name}</b> {html.escape(fact)}</span>'
+            for name, fact in facts.items()
+        )
         self.facts.value = " ".join(said)
 
     def show_log(self, path: Path | None, errors: dict[int, dict[str, Any]]) -> None:
@@ -114,7 +129,9 @@ class Status:
             text += "\n" + "\n".join(f"[rank {rank}] {line}" for line in lines) + "\n"
         where = f"<p>Everything is kept in <code>{html.escape(str(path))}</code>.</p>" if path else ""
         body = html.escape(text.strip()) or "Nothing was printed."
-        self.log.value = f'<pre class="dlpar-log" tabindex="0" role="log" aria-label="Log of the run">{body}</pre>{where}'
+        self.log.value = (
+            f'<pre class="dlpar-log" tabindex="0" role="log" aria-label="Log of the run">{body}</pre>{where}'
+        )
 
 
 def _platform(ranks: dict[int, dict]) -> str:
@@ -122,8 +139,19 @@ def _platform(ranks: dict[int, dict]) -> str:
     if not ranks:
         return f"{platform.node()}, {cores} cores"
     hosts = sorted({r["host"] for r in ranks.values()})
-    kinds = sorted({f"{r['device']}, {r['carrier']}, {r['threads']} thread{'s' * (r['threads'] != 1)} a rank" for r in ranks.values()})
-    here = f"{hosts[0]}, {cores} cores" if hosts == [platform.node()] else f"{len(hosts)} hosts" if len(hosts) > 1 else hosts[0]
+    kinds = sorted(
+        {
+            f"{r['device']}, {r['carrier']}, {r['threads']} thread{'s' * (r['threads'] != 1)} a rank"
+            for r in ranks.values()
+        }
+    )
+    here = (
+        f"{hosts[0]}, {cores} cores"
+        if hosts == [platform.node()]
+        else f"{len(hosts)} hosts"
+        if len(hosts) > 1
+        else hosts[0]
+    )
     return f"{here} ({'; '.join(kinds)})"
 
 

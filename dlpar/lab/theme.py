@@ -10,7 +10,13 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-SCHEMES = {"ring": "#0072B2", "ps": "#D55E00", "mapreduce": "#009E73", "gossip": "#C56C9E", "hogwild": "#BF8300"}
+SCHEMES = {
+    "ring": "#0072B2",
+    "ps": "#D55E00",
+    "mapreduce": "#009E73",
+    "gossip": "#C56C9E",
+    "hogwild": "#BF8300",
+}
 """Colour of each way replicas agree, the same in every figure of every lab."""
 
 RANKS = ("#7e83d3", "#975a9b", "#c96b7b", "#a95f23", "#9d8d26", "#418646", "#00a39c", "#007eb0")
@@ -44,14 +50,18 @@ PHASES = {
     "wait": Phase("wait", "#7f7f7f", "."),
     "evaluate": Phase("evaluate", "#8c6bb1", "+"),
 }
-"""Phases a rank writes as spans; colour tells the kind of work, the pattern tells phases of one kind apart."""
+"""Phases a rank writes as spans: the colour tells the kind of work, the pattern the phase."""
 
 KINDS = ("compute", "communicate", "wait", "evaluate", "other")
 """Kinds of work, in the order in which they are told."""
 
 OTHER = Phase("other", "#7f7f7f", "-")
 
-TITLES = {"step": "global step", "samples": "samples, all workers together", "seconds": "time since all ranks were ready (s)"}
+TITLES = {
+    "step": "global step",
+    "samples": "samples, all workers together",
+    "seconds": "time since all ranks were ready (s)",
+}
 """Titles of the horizontal axes a curve can be drawn over."""
 
 
@@ -71,12 +81,12 @@ def rank_line(rank: int) -> dict[str, Any]:
 
 
 def run_line(colour: str, age: int = 0) -> dict[str, Any]:
-    """Line of a run: solid and full for the newest (`age` 0), faint with its own dash and marker for earlier ones."""
+    """Line of a run: solid for the newest (`age` 0), faint with its own dash and marker for earlier ones."""
     style = {"mode": "lines", "line": {"color": colour, "width": 2.5}, "opacity": 1.0}
     if age:
         marker = {"color": colour, "size": 8, "symbol": MARKERS[age % len(MARKERS)], "maxdisplayed": 6}
-        style = {"mode": "lines+markers", "line": {"color": colour, "width": 1.5, "dash": DASHES[age % len(DASHES)]},
-                 "marker": marker, "opacity": FAINT}  # fmt: skip
+        line = {"color": colour, "width": 1.5, "dash": DASHES[age % len(DASHES)]}
+        style = {"mode": "lines+markers", "line": line, "marker": marker, "opacity": FAINT}
     return style
 
 
@@ -86,7 +96,12 @@ def phase_bar(name: str) -> dict[str, Any]:
     hatch = {"fillmode": "overlay", "fgcolor": "#ffffff", "fgopacity": 0.75, "size": 7, "solidity": 0.3}
     pattern = {"shape": phase.pattern, **hatch} if phase.pattern else {}
     named = name if name == phase.group else f"{phase.group}: {name}"
-    return {"type": "bar", "orientation": "h", "name": named, "marker": {"color": phase.colour, "pattern": pattern}}
+    return {
+        "type": "bar",
+        "orientation": "h",
+        "name": named,
+        "marker": {"color": phase.colour, "pattern": pattern},
+    }
 
 
 def axis(title: str, limits: tuple[float, float] | None = None, **more: Any) -> dict[str, Any]:
@@ -117,8 +132,16 @@ def layout(title: str = "", **more: Any) -> dict[str, Any]:
         "plot_bgcolor": "rgba(0,0,0,0)",
         "margin": {"l": 92, "r": 16, "t": 74 if title else 50, "b": 56},
         # In room kept free for it, so that the figure stays where it is however many entries come.
-        "legend": {"orientation": "h", "x": 0, "xanchor": "left", "y": 0.9 if title else 1, "yref": "container", "yanchor": "top",
-                   "maxheight": 47, "font": {"size": 12}},
+        "legend": {
+            "orientation": "h",
+            "x": 0,
+            "xanchor": "left",
+            "y": 0.9 if title else 1,
+            "yref": "container",
+            "yanchor": "top",
+            "maxheight": 47,
+            "font": {"size": 12},
+        },
         "hovermode": "closest",
         "hoverlabel": {"bgcolor": "#ffffff", "font": {"color": "#111111"}},
         **more,
@@ -126,7 +149,7 @@ def layout(title: str = "", **more: Any) -> dict[str, Any]:
 
 
 def doubled(value: float, least: float = 1.0) -> float:
-    """The first of `least`, 2 × `least`, 4 × `least` … that is not below `value`: how an axis grows during a run."""
+    """The first of `least`, 2 × `least`, 4 × `least` … not below `value`: how an axis grows during a run."""
     top = least
     while top < value < float("inf"):
         top *= 2
@@ -134,8 +157,12 @@ def doubled(value: float, least: float = 1.0) -> float:
 
 
 def rounded_up(value: float) -> float:
-    """The first round number that is not below a positive `value`: where an axis ends that need not grow again."""
+    """The first round number not below a positive `value`: where an axis ends that need not grow again."""
     if not 0 < value < float("inf"):
         return 1.0
     scale = 10.0 ** math.floor(math.log10(value))
-    return next(step * scale for step in (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10) if step * scale >= value * (1 - 1e-9))
+    return next(
+        step * scale
+        for step in (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10)
+        if step * scale >= value * (1 - 1e-9)
+    )

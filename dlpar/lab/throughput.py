@@ -29,7 +29,7 @@ class Rate:
         self._samples = 0
 
     def add(self, seconds: float, samples: int, began: float) -> None:
-        """Take `samples` that were finished at `seconds`; `began`: when this step began, used for the first."""
+        """Take `samples` finished at `seconds`; `began`: when this step began, used for the first."""
         if self._since is None:
             self.start = self._since = began
         self._samples += samples
@@ -71,10 +71,9 @@ class Throughput:
         colour = theme.scheme_colour(experiment.sync.scheme)
         self.total = self._rate("all", {**theme.run_line(colour), "name": "all workers"})
         self.total_began: float | None = None
-        alone = experiment.workers == 1
-        self.by_rank = {} if alone else {
-            r: self._rate(f"rank {r}", {**theme.rank_line(r), "name": f"rank {r}"}) for r in range(experiment.workers)
-        }  # fmt: skip
+        self.by_rank = {}
+        for rank in range(experiment.workers if experiment.workers > 1 else 0):
+            self.by_rank[rank] = self._rate(f"rank {rank}", {**theme.rank_line(rank), "name": f"rank {rank}"})
 
     def rank_step(self, rank: int, record: dict[str, Any]) -> None:
         """Take one worker's step."""

@@ -46,7 +46,9 @@ def without_wait(record: dict[str, Any]) -> list[list]:
 def layout(workers: int, width: float) -> dict[str, Any]:
     """A row per rank, rank 0 on top; `width` in ms."""
     ranks = list(range(workers))
-    yaxis = theme.axis("", (workers - 0.5, -0.5), tickvals=ranks, ticktext=[f"rank {r}" for r in ranks], showgrid=False)
+    yaxis = theme.axis(
+        "", (workers - 0.5, -0.5), tickvals=ranks, ticktext=[f"rank {r}" for r in ranks], showgrid=False
+    )
     return theme.layout(
         xaxis=theme.axis("time since the first of these steps began (ms)", (0, width)),
         yaxis=yaxis,
@@ -84,7 +86,9 @@ def shares(spans: Spans, ranks: Iterable[int]) -> tuple[float, dict[str, float]]
         for _, _, name, start, stop in own:
             spent[theme.PHASES.get(name, theme.OTHER).group] += stop - start
     steps = len({s[1] for s in spans}) or 1
-    return total / max(len(ranks), 1) / steps * 1e3, {kind: spent[kind] / total for kind in theme.KINDS if kind in spent} if total else {}
+    return total / max(len(ranks), 1) / steps * 1e3, {
+        kind: spent[kind] / total for kind in theme.KINDS if kind in spent
+    } if total else {}
 
 
 class Timeline:
@@ -115,7 +119,12 @@ class Timeline:
         self._drawn = time.monotonic()
         newest = max(record["step"] for own in self.recent for record in own)
         first = max(0, newest - STEPS + 1)
-        recent = ((rank, record) for rank, own in enumerate(self.recent) for record in own if record["step"] >= first)
+        recent = (
+            (rank, record)
+            for rank, own in enumerate(self.recent)
+            for record in own
+            if record["step"] >= first
+        )
         spans = [(rank, record["step"], *span) for rank, record in recent for span in without_wait(record)]
         rows, width = bars(spans)
         for name in [n for n in theme.PHASES if n in rows] + [n for n in rows if n not in theme.PHASES]:

@@ -24,21 +24,32 @@ class Verdict:
         return self.status == "solved"
 
     def __repr__(self) -> str:
-        return "\n".join([f"{self.status}: {self.sentence}", *(f"hint {i}: {h}" for i, h in enumerate(self.hints, start=1))])
+        return "\n".join(
+            [
+                f"{self.status}: {self.sentence}",
+                *(f"hint {i}: {h}" for i, h in enumerate(self.hints, start=1)),
+            ]
+        )
 
     def _repr_html_(self) -> str:
-        sign, colour = {"solved": ("✔", "#009E73"), "to do": ("✎", "#0072B2")}.get(self.status, ("✘", "#D55E00"))
+        sign, colour = {"solved": ("✔", "#009E73"), "to do": ("✎", "#0072B2")}.get(
+            self.status, ("✘", "#D55E00")
+        )
         hints = "".join(f"<li>{html.escape(h)}</li>" for h in self.hints)
         return (
             f'<div role="status" style="border-left: 4px solid {colour}; padding: 0.3em 0.8em">'
-            f'<b>{sign} {self.status}</b><br><span style="white-space: pre-wrap">{html.escape(self.sentence)}</span>'
+            f"<b>{sign} {self.status}</b><br>"
+            f'<span style="white-space: pre-wrap">{html.escape(self.sentence)}</span>'
             + (f"<p>Hints so far:</p><ol>{hints}</ol>" if hints else "")
             + "</div>"
         )
 
 
 def check(
-    student: Callable | None, cases: Sequence[tuple[Any, Any]], hints: Sequence[str] = (), tolerance: float = 1e-6
+    student: Callable | None,
+    cases: Sequence[tuple[Any, Any]],
+    hints: Sequence[str] = (),
+    tolerance: float = 1e-6,
 ) -> Verdict:
     """Compare a student's function with what is expected; never raises for what the student wrote.
 
@@ -102,7 +113,8 @@ def difference(got: Any, expected: Any, tolerance: float = 1e-6, where: str = ""
         return f"{at}is {mine[()]}, expected {right[()]}"
     index = tuple(int(i) for i in np.argwhere(wrong)[0])
     place = f"value {index[0]}" if len(index) == 1 else f"value {index}"
-    return f"{where + ', ' if where else ''}{place} is {mine[index]}, expected {right[index]} ({wrong.sum()} of {wrong.size} differ)"
+    place = f"{where}, {place}" if where else place
+    return f"{place} is {mine[index]}, expected {right[index]} ({wrong.sum()} of {wrong.size} differ)"
 
 
 def _items(got: Any, expected: Any, tolerance: float, where: str) -> str:

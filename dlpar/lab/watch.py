@@ -70,7 +70,9 @@ class Watch(Thread):
         except Exception as error:  # the panel must not look as if the job still ran
             listener = self._listener()
             if listener and not self._cancelled.is_set():
-                listener.ended("unwatched", f"the panel stopped following the run: {type(error).__name__}: {error}")
+                listener.ended(
+                    "unwatched", f"the panel stopped following the run: {type(error).__name__}: {error}"
+                )
 
     def _watch(self) -> None:
         pause, sent, pending = SHORTEST, 0.0, False

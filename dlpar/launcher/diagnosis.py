@@ -73,8 +73,11 @@ def verdict(folder: Path, returncode: int, ranks: int) -> tuple[str, str, int | 
     """Status, reason and rank of a job whose mpiexec has ended by itself."""
     errors = errors_in(folder)
     if errors:
-        rank, error = errors[0]
-        others = f" (and {len(errors) - 1} more ranks)" if len(errors) > 1 else ""
+        first = errors[0][1]
+        # Of ranks that raised the same, the lowest: what is said must not depend on who was a moment sooner.
+        rank, error = min((e for e in errors if e[1]["message"] == first["message"]), key=lambda e: e[0])
+        more = len(errors) - 1
+        others = f" (and {more} more rank{'s' * (more > 1)})" if more else ""
         return "failed", f"rank {rank} raised {error['type']}: {error['message']}{others}", rank
     if returncode == 0:
         return "done", "all ranks finished", None

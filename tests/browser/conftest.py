@@ -1,4 +1,4 @@
-"""One JupyterLab and one browser page for all tests here; skipped, and said so loudly, where there is no browser."""
+"""One JupyterLab and one browser page for all tests here; loudly skipped where there is no browser."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ from typing import Callable, Iterator
 from urllib.parse import urlsplit
 
 import pytest
+
 from browser.jupyter import FLAGS, WATCH_DRAWING, Jupyter, Notebook, find_browser
 
-NO_BROWSER = "no Chrome or Chromium was found; install one (Debian: apt-get install chromium) to run the browser tests"
+NO_BROWSER = (
+    "no Chrome or Chromium was found; install one (Debian: apt-get install chromium) to run the browser tests"
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -49,14 +52,25 @@ def page(jupyter: Jupyter) -> Iterator:
         browser = playwright.chromium.launch(executable_path=find_browser(), args=list(FLAGS))
         page = browser.new_page(viewport={"width": 1280, "height": 800})
         page.hosts, page.wrong, page.received = set(), [], [0]
-        page.on("request", lambda request: page.hosts.add(urlsplit(request.url).hostname or urlsplit(request.url).scheme))
+        page.on(
+            "request",
+            lambda request: page.hosts.add(urlsplit(request.url).hostname or urlsplit(request.url).scheme),
+        )
         page.on("websocket", lambda socket: page.hosts.add(urlsplit(socket.url).hostname))
         page.on("websocket", lambda socket: socket.on("framereceived", lambda frame: _count(page, frame)))
-        page.on("console", lambda said: page.wrong.append(said.text) if "dlpar" in said.text and said.type == "error" else None)
+        page.on(
+            "console",
+            lambda said: (
+                page.wrong.append(said.text) if "dlpar" in said.text and said.type == "error" else None
+            ),
+        )
         page.on("pageerror", lambda error: page.wrong.append(str(error)))
         page.add_init_script(WATCH_DRAWING)
         page.goto(jupyter.url)
-        page.wait_for_function("window.jupyterapp?.shell && jupyterapp.commands.hasCommand('notebook:run-all-cells')", timeout=60_000)
+        page.wait_for_function(
+            "window.jupyterapp?.shell && jupyterapp.commands.hasCommand('notebook:run-all-cells')",
+            timeout=60_000,
+        )
         yield page
         browser.close()
 
@@ -65,9 +79,17 @@ def _count(page, frame: str | bytes) -> None:
     page.received[0] += len(frame)
 
 
+@pytest.fixture(autouse=True)
+def nothing_leaves_the_machine(page) -> Iterator[None]:
+    """After every test: what the page asked for came from this machine, and no script made a mistake."""
+    yield
+    assert page.hosts - {"blob", "data"} == {"127.0.0.1"}
+    assert page.wrong == []
+
+
 @pytest.fixture
 def open_notebook(jupyter: Jupyter, page) -> Iterator[Callable[..., Notebook]]:
-    """``open_notebook(*cells)`` opens a new notebook in the page; it is closed, and its kernel ended, afterwards."""
+    """``open_notebook(*cells)`` opens a new notebook in the page, to be closed when the test ends."""
     opened: list[Notebook] = []
 
     def open_one(*cells: str) -> Notebook:

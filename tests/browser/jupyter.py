@@ -17,7 +17,14 @@ if TYPE_CHECKING:
     import psutil
     from playwright.sync_api import Locator, Page
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "microsoft-edge")
+BROWSERS = (
+    "chromium",
+    "chromium-browser",
+    "google-chrome",
+    "google-chrome-stable",
+    "chrome",
+    "microsoft-edge",
+)
 FLAGS = (
     "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-quic",
     "--no-first-run", "--no-sandbox", "--disable-gpu", "--enable-precise-memory-info",
@@ -51,7 +58,11 @@ class Jupyter:
     """The server; its kernels keep their runs in ``home``, the folder of the whole test session."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.home, self.log = folder / "notebooks", Path(os.environ["DLPAR_HOME"]), folder / "jupyter.log"
+        self.folder, self.home, self.log = (
+            folder / "notebooks",
+            Path(os.environ["DLPAR_HOME"]),
+            folder / "jupyter.log",
+        )
         self.folder.mkdir()
         settings = folder / "settings" / "@jupyterlab" / "apputils-extension"
         settings.mkdir(parents=True)
@@ -68,8 +79,9 @@ class Jupyter:
         environment = {**os.environ, **{name: str(folder / sub) for name, sub in own.items()}}
         environment |= {"PYTHONPATH": f"{here.parents[1]}{os.pathsep}{here}", "JUPYTER_PREFER_ENV_PATH": "1"}
         command = [
-            sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ip=127.0.0.1", f"--port={self.port}",
-            "--ServerApp.port_retries=0", f"--IdentityProvider.token={TOKEN}", f"--ServerApp.root_dir={self.folder}",
+            sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ip=127.0.0.1",
+            f"--port={self.port}", "--ServerApp.port_retries=0", f"--IdentityProvider.token={TOKEN}",
+            f"--ServerApp.root_dir={self.folder}",
             "--LabApp.news_url=None", "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
             "--LabApp.expose_app_in_browser=True", "--LabApp.extension_manager=readonly",
             "--LanguageServerManager.autodetect=False",
@@ -112,7 +124,14 @@ class Jupyter:
     def write(self, name: str, *cells: str) -> None:
         """Write notebook `name` with code `cells`."""
         found = [
-            {"cell_type": "code", "id": f"c{i}", "source": c, "metadata": {}, "outputs": [], "execution_count": None}
+            {
+                "cell_type": "code",
+                "id": f"c{i}",
+                "source": c,
+                "metadata": {},
+                "outputs": [],
+                "execution_count": None,
+            }
             for i, c in enumerate(cells)
         ]
         kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
@@ -139,7 +158,9 @@ class Notebook:
 
     def command(self, name: str, arguments: dict[str, Any] | None = None) -> None:
         """Start one of JupyterLab's commands."""
-        self.page.evaluate("([name, args]) => void jupyterapp.commands.execute(name, args)", [name, arguments or {}])
+        self.page.evaluate(
+            "([name, args]) => void jupyterapp.commands.execute(name, args)", [name, arguments or {}]
+        )
 
     def save(self) -> None:
         """Save the notebook, outputs included."""
@@ -171,7 +192,9 @@ class Shown:
     def __init__(self, page: Page, place: Locator) -> None:
         self.page, self.place = page, place
         self.run, self.stop, self.clear = (place.locator(".dlpar-controls button").nth(i) for i in range(3))
-        self.words, self.facts, self.message = (place.locator(f".dlpar-{n}") for n in ("words", "facts", "message"))
+        self.words, self.facts, self.message = (
+            place.locator(f".dlpar-{n}") for n in ("words", "facts", "message")
+        )
         self.gone = place.locator(".dlpar-gone:visible")
 
     def field(self, name: str) -> Locator:
@@ -200,6 +223,8 @@ class Shown:
         """Wait until the panel says that at least `steps` are done; returns how many."""
         end = time.monotonic() + seconds
         while (done := self.steps()) < steps:
-            assert time.monotonic() < end, f"only {done} of {steps} steps after {seconds} s: {self.words.inner_text()!r}"
+            assert time.monotonic() < end, (
+                f"only {done} of {steps} steps after {seconds} s: {self.words.inner_text()!r}"
+            )
             self.page.wait_for_timeout(50)
         return done

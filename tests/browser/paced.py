@@ -22,13 +22,21 @@ class PacedJob:
         (folder / "experiment.json").write_text(experiment.to_json())
         script = str(Path(__file__).with_name("ranks.py"))
         arguments = [str(folder), str(experiment.workers), str(experiment.steps), str(pace)]
-        self.run, self._process = Run(folder), subprocess.Popen([sys.executable, script, *arguments])
+        self.run = Run(folder)
+        # Its own session, as a real job's: a kernel that shuts down waits for children in its process group.
+        self._process = subprocess.Popen([sys.executable, script, *arguments], start_new_session=True)
 
     def stop(self) -> None:
         """End the writer as a supervisor would, with a last word."""
         self._process.kill()
         self._process.wait()
-        end = {"k": "end", "at": time.time(), "status": "stopped", "reason": "stopped by its owner", "rank": None}
+        end = {
+            "k": "end",
+            "at": time.time(),
+            "status": "stopped",
+            "reason": "stopped by its owner",
+            "rank": None,
+        }
         with open(self.run.path / "job.jsonl", "a") as file:
             file.write(json.dumps(end) + "\n")
 

@@ -1,7 +1,7 @@
-"""A run folder written at a known pace, by the recorder real ranks use: ``python ranks.py folder workers steps steps_per_s``.
+"""A run folder written at a known pace, by the recorder real ranks use.
 
-Stands in for MPI ranks where a test needs to know when a step was written or
-wants more of them than this machine could compute.
+``python ranks.py folder workers steps steps_per_s`` stands in for MPI ranks where a test
+needs to know when a step was written, or wants more of them than this machine could compute.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ def write(folder: Path, workers: int, steps: int, pace: float) -> None:
     for rank in ranks:
         rank.header(role="worker", threads=1)
         rank.event("start", launch_s=0.4, epoch=begun)
+    owner = os.getppid()
     for step in range(steps):
+        if os.getppid() != owner:  # like a real job, it ends with its kernel
+            return
         for rank in ranks:
             _step(rank, step, 1 / pace)
         if step % max(1, steps // 20) == 0:

@@ -32,7 +32,10 @@ def finished(experiment: Experiment | None = None, **changes) -> Run:
 def end(folder: Path, status: str, reason: str = "") -> None:
     """What a supervisor writes last."""
     with open(folder / "job.jsonl", "a") as file:
-        file.write(json.dumps({"k": "end", "at": time.time(), "status": status, "reason": reason, "rank": None}) + "\n")
+        file.write(
+            json.dumps({"k": "end", "at": time.time(), "status": status, "reason": reason, "rank": None})
+            + "\n"
+        )
 
 
 class ThreadJob:
@@ -41,7 +44,9 @@ class ThreadJob:
     def __init__(self, experiment: Experiment, pace: float = 1e9) -> None:
         folder = new_folder(experiment)
         self.run, self.stopped = Run(folder), False
-        threading.Thread(target=write, args=(folder, experiment.workers, experiment.steps, pace), daemon=True).start()
+        threading.Thread(
+            target=write, args=(folder, experiment.workers, experiment.steps, pace), daemon=True
+        ).start()
 
     def stop(self) -> None:
         """End it with a last word; the thread may write on, which nobody reads."""

@@ -8,8 +8,9 @@ from dlpar.lab.global_steps import GlobalSteps
 
 
 def step(number, rank=0, loss=1.0, t=None, samples=64, staleness=0, spans=(), wait=0.0):
-    return {"k": "step", "step": number, "t": t if t is not None else number + 1.0, "loss": loss, "samples": samples, "compute": 0.5,
-            "comm": 0.2, "wait": wait, "staleness": staleness, "spans": list(spans)}  # fmt: skip
+    seconds = {"t": t if t is not None else number + 1.0, "compute": 0.5, "comm": 0.2, "wait": wait}
+    counted = {"loss": loss, "samples": samples, "staleness": staleness, "spans": list(spans)}
+    return {"k": "step", "step": number, **seconds, **counted}
 
 
 @pytest.fixture
@@ -64,10 +65,15 @@ def test_divergence_is_said_and_does_not_break_axes(board):
 def test_staleness_zero_says_why_and_other_values_are_told(board):
     board.take(0, step(0))
     board.settle(ended=False)
-    assert "Staleness is 0" in board.staleness.plot.says and "waits for the gradients" in board.staleness.plot.says
+    assert (
+        "Staleness is 0" in board.staleness.plot.says
+        and "waits for the gradients" in board.staleness.plot.says
+    )
     board.take(1, step(0, staleness=6))
     board.settle(ended=False)
-    assert board.staleness.plot.says == "A gradient met weights that were 3 updates newer on average, 6 at most."
+    assert (
+        board.staleness.plot.says == "A gradient met weights that were 3 updates newer on average, 6 at most."
+    )
 
 
 def test_timeline_shows_the_last_eight_steps_and_splits_off_waiting(board):
@@ -90,9 +96,8 @@ def test_earlier_runs_are_labelled_by_what_differs_and_can_be_cleared(board):
     assert plot.style("first loss")["name"] == "lr=0.1, workers=2"
     assert plot.style("second loss")["name"] == "workers=2"
     assert plot.style("first loss")["opacity"] < 1 and plot.style("third loss")["opacity"] == 1
-    signs = {(plot.style(f"{k} loss")["line"].get("dash"), plot.style(f"{k} loss").get("marker", {}).get("symbol"))
-             for k in ("first", "second", "third")}  # fmt: skip
-    assert len(signs) == 3
+    styles = [plot.style(f"{key} loss") for key in ("first", "second", "third")]
+    assert len({(s["line"].get("dash"), s.get("marker", {}).get("symbol")) for s in styles}) == 3
     board.forget_earlier()
     assert list(plot._traces) == ["third loss", "third test"]
 
@@ -113,11 +118,18 @@ def test_runs_of_another_kind_of_task_are_not_compared(board):
 def test_differences_and_labels():
     a, b = Experiment(), Experiment(workers=2, model={"width": 64})
     assert differences(a, b) == {"workers": 2, "model.width": 64}
-    assert labels([a, b, b]) == ["model.width=256, workers=4", "model.width=64, workers=2 (1)", "model.width=64, workers=2 (2)"]
+    assert labels([a, b, b]) == [
+        "model.width=256, workers=4",
+        "model.width=64, workers=2 (1)",
+        "model.width=64, workers=2 (2)",
+    ]
     assert run_labels(a, {"x": a, "y": a}) == {"x": "same settings", "y": "same settings (2)"}
 
 
-@pytest.mark.parametrize("change, same", [({"workers": 2}, True), ({"lr": 1}, True), ({"seed": 1}, False), ({"batch": 64}, False),
-                                          ({"shards": "uneven"}, False), ({"scaling": "weak"}, False)])  # fmt: skip
+SAME = [{"workers": 2}, {"lr": 1}]
+OTHER = [{"seed": 1}, {"batch": 64}, {"shards": "uneven"}, {"scaling": "weak"}]
+
+
+@pytest.mark.parametrize("change, same", [(c, True) for c in SAME] + [(c, False) for c in OTHER])
 def test_same_batches_is_claimed_only_if_true(change, same):
     assert same_batches(Experiment(), Experiment(**change)) is same

@@ -1,3 +1,4 @@
+import json
 import time
 
 import pytest
@@ -39,7 +40,14 @@ def test_every_field_has_a_control_that_says_what_it_means():
 
 
 def test_controls_give_back_any_experiment():
-    odd = Experiment(workers=3, model={"width": 64}, cluster={"threads": 2}, evaluate_every=7, sync={"overlap": True}, lr=0.03)
+    odd = Experiment(
+        workers=3,
+        model={"width": 64},
+        cluster={"threads": 2},
+        evaluate_every=7,
+        sync={"overlap": True},
+        lr=0.03,
+    )
     assert Controls(odd, lambda: None).experiment() == odd
 
 
@@ -79,7 +87,9 @@ def test_facts_are_always_there(launched):
     assert "cpu, mpi, 1 thread a rank" in panel._status.facts.value
 
 
-@pytest.mark.parametrize("field, value", [("workers", 0), ("lr", -1.0), ("steps", 0), ("cluster.threads", "many"), ("batch", 2)])
+@pytest.mark.parametrize(
+    "field, value", [("workers", 0), ("lr", -1.0), ("steps", 0), ("cluster.threads", "many"), ("batch", 2)]
+)
 def test_bad_value_is_explained_and_refused(launched, field, value):
     panel = Panel()
     panel._controls.widgets[field].value = value
@@ -115,7 +125,7 @@ def test_one_job_at_a_time(monkeypatch):
         panel.run()
     panel.stop()
     until(lambda: not panel.running)
-    assert words(panel).startswith("stopped · after")
+    assert words(panel).startswith("stopped after")
     panel.stop()
 
 
@@ -124,8 +134,9 @@ def test_failed_run_shows_reason_and_tracebacks_by_rank(monkeypatch):
         def __init__(self, experiment):
             folder = new_folder(experiment)
             (folder / "log.txt").write_text("[rank 0] reading <b>data</b>\n")
-            error = '{"k":"error","t":0.1,"type":"ValueError","message":"bad","traceback":"Traceback\\n  line\\nValueError: bad\\n"}'
-            (folder / "rank-1.jsonl").write_text(error + "\n")
+            traceback = "Traceback\n  line\nValueError: bad\n"
+            error = {"k": "error", "t": 0.1, "type": "ValueError", "message": "bad", "traceback": traceback}
+            (folder / "rank-1.jsonl").write_text(json.dumps(error) + "\n")
             end(folder, "failed", "rank 1 raised ValueError: bad")
             self.run = Run(folder)
 
@@ -133,8 +144,11 @@ def test_failed_run_shows_reason_and_tracebacks_by_rank(monkeypatch):
     panel = Panel(Experiment(workers=2))
     panel.run()
     until(lambda: not panel.running)
-    assert words(panel) == "failed · after 0 of 200 steps — rank 1 raised ValueError: bad"
-    assert "[rank 1] ValueError: bad" in panel._status.log.value and "[rank 0] reading &lt;b&gt;" in panel._status.log.value
+    assert words(panel) == "failed after 0 of 200 steps — rank 1 raised ValueError: bad"
+    assert (
+        "[rank 1] ValueError: bad" in panel._status.log.value
+        and "[rank 0] reading &lt;b&gt;" in panel._status.log.value
+    )
     assert panel._more_box.selected_index == 1
     assert panel._status.bar.bar_style == "danger"
     assert all(plot.says for plot in panel._board.plots.values())
@@ -149,7 +163,14 @@ def test_first_screen_has_the_question_three_controls_and_one_figure():
     panel = Panel(question="Is it <faster>?", title="Lab")
     head, first, *_, tabs, more = panel.children
     assert "Is it &lt;faster&gt;?" in head.value
-    assert [w.description for w in first.children] == ["workers", "steps", "lr", "Run", "Stop", "Clear earlier runs"]
+    assert [w.description for w in first.children] == [
+        "workers",
+        "steps",
+        "lr",
+        "Run",
+        "Stop",
+        "Clear earlier runs",
+    ]
     assert tabs.titles == ("Convergence", "Throughput", "Staleness", "Timeline")
     assert more.selected_index is None
     rest = sum(len(found) for found in panel._controls.groups(("workers", "steps", "lr")).values())

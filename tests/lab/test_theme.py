@@ -38,7 +38,9 @@ def test_dashed_is_left_to_predictions():
     assert theme.PREDICTED["dash"] not in theme.DASHES
 
 
-@pytest.mark.parametrize("value, end", [(2.31, 2.5), (0.93, 1.0), (1.0, 1.0), (61, 80), (float("nan"), 1.0), (0, 1.0)])
+@pytest.mark.parametrize(
+    "value, end", [(2.31, 2.5), (0.93, 1.0), (1.0, 1.0), (61, 80), (float("nan"), 1.0), (0, 1.0)]
+)
 def test_axes_end_on_a_round_number(value, end):
     assert theme.rounded_up(value) == pytest.approx(end)
 

@@ -1,0 +1,101 @@
+"""What `dlpar run` shows in a terminal while ranks train."""
+
+from __future__ import annotations
+
+import os
+import pty
+import select
+import sys
+import time
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from dlpar import Experiment
+from dlpar.terminal import LiveView, Progress
+
+
+def in_a_terminal(words: list[str], until: str, then: bytes) -> tuple[int, str]:
+    """Run the program in a terminal, type `then` once `until` is on its screen; its status and output."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.environ |= {"TERM": "xterm-256color", "COLUMNS": "100"}
+        os.execv(sys.executable, [sys.executable, "-m", "dlpar.cli", *words])
+    screen, typed, deadline = "", False, time.monotonic() + 40
+    while time.monotonic() < deadline:
+        if select.select([terminal], [], [], 0.1)[0]:
+            try:
+                screen += os.read(terminal, 1 << 16).decode(errors="replace")
+            except OSError:  # the program has ended
+                break
+        if not typed and until in screen:
+            os.write(terminal, then)
+            typed = True
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    os.close(terminal)
+    return status, screen
+
+
+def test_in_a_terminal_the_run_is_shown_live_and_ctrl_c_stops_it():
+    words = ["run", "--workers", "2", "--steps", "1000000", "--evaluate-every", "10"]
+    status, screen = in_a_terminal(words, until="accuracy", then=b"\x03")
+    assert status == 130 and "stopped by Ctrl-C" in screen
+    for part in ("mlp on digits, 2 workers", "of 1,000,000", "left", "samples/s", "wait", "cpu by mpi"):
+        assert part in screen
+    assert screen.rindex("\x1b[?25h") > screen.rindex("\x1b[?25l")  # the cursor is shown again
+
+
+def step(rank: int, number: int, loss: float, compute: float = 0.006) -> tuple[str, dict]:
+    record = {"k": "step", "step": number, "t": 0.01 * (number + 1), "loss": loss, "samples": 32}
+    return f"rank-{rank}", {**record, "compute": compute, "comm": 0.001, "wait": 0.009 - compute}
+
+
+def progress(steps: int = 50) -> Progress:
+    seen = Progress(Experiment(workers=2, steps=100, batch=64))
+    seen.take("job", {"k": "launch", "mode": "warm"})
+    for rank in range(2):
+        header = {"k": "rank", "rank": rank, "host": "here", "device": "cuda:1", "carrier": "nccl"}
+        seen.take(f"rank-{rank}", header)
+        for number in range(steps):
+            seen.take(*step(rank, number, loss=1.0 + rank, compute=0.006 - 0.004 * rank))
+    if steps:
+        seen.take("rank-0", {"k": "eval", "accuracy": 0.5})
+    seen.mark()
+    return seen
+
+
+def test_progress_is_right():
+    seen = progress()
+    assert seen.steps == 50 and seen.loss == 1.5 and seen.accuracy == 0.5
+    assert seen.samples_per_s == pytest.approx(6400) and seen.time_left == "0.5 s left"
+    assert seen.shares()[0] == pytest.approx([0.6, 0.1, 0.3])
+    assert seen.shares()[1] == pytest.approx([0.2, 0.1, 0.7])
+    assert seen.headline() == "mlp on digits, 2 workers, ring, real world on here, cuda by nccl"
+    assert progress(100).time_left == ""
+
+
+class Folder:
+    """As much of a run as a view needs."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.experiment = path, Experiment(workers=2, steps=100, batch=64)
+
+
+@pytest.mark.parametrize("steps", [0, 50, 100])
+def test_the_picture_shows_how_it_stands(steps, tmp_path):
+    text = StringIO()
+    console = Console(file=text, width=100, force_terminal=True, color_system=None)
+    view = LiveView(Folder(tmp_path), console)
+    view.progress = progress(steps)
+    console.print(view.picture())
+    shown = text.getvalue()
+    if steps == 0:
+        assert "starting (warm): 2 of 2 ranks are ready" in shown
+        return
+    assert f"step {steps} of 100" in shown and "loss 1.5, held-out accuracy 50.0%, 6,400 samples/s" in shown
+    bars = [line for line in shown.splitlines() if line.split() and line.split()[0] in "01"]
+    full, part, empty = view._bars
+    assert [bars[0].count(full), bars[0].count(part), bars[0].count(empty)] == [18, 3, 9]
+    assert bars[1].split()[-3:] == ["20%", "10%", "70%"]
