@@ -192,8 +192,8 @@ def test_mpich_needs_no_attach_advice():
     [
         (dict(usable_cores=1), 1, 1, "mpi", "dlpar run --workers 1", "the time of one core"),
         (dict(usable_cores=2), 2, 1, "mpi", "dlpar run --workers 2", "the labs' 4 workers run here too"),
-        (dict(quota=1.5), 1, 1, "mpi", "dlpar run --workers 1 --threads 1", "1.5 processors' worth of time"),
-        (dict(quota=4.0), 4, 1, "mpi", "dlpar run --workers 4 --threads 1", "4 processors' worth of time"),
+        (dict(quota=1.5), 1, 1, "mpi", "dlpar run --workers 1", "1.5 processors' worth of time"),
+        (dict(quota=4.0), 4, 1, "mpi", "dlpar run --workers 4", "4 processors' worth of time"),
         (dict(usable_cores=128), 64, 2, "mpi", "dlpar run --workers 64", "a core of its own"),
         (dict(gpus=(GPU("A"),) * 2, torch_cuda=True), 2, 4, "nccl", "dlpar run --workers 2", "one for each"),
         (dict(gpus=(GPU("A"),), torch_cuda=True), 1, 8, "mpi", "dlpar run --workers 1", "staged through"),

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from dlpar.control_groups import ControlGroups
 from dlpar.doctor import system, trials
 from dlpar.doctor.facts import GPU, Folder
 from dlpar.launcher import mpiexec
@@ -43,7 +44,7 @@ def test_limits_of_control_groups_version_2_are_those_of_the_tightest_group_arou
         "sys/fs/cgroup/user/job/memory.stat": "anon 1\ninactive_file 500000000\n",
         "sys/fs/cgroup/user/pids.max": "100\n", "sys/fs/cgroup/user/job/pids.max": "max\n",
     })  # fmt: skip
-    groups = system.ControlGroups(root)
+    groups = ControlGroups(root)
     assert groups.quota() == 1.5
     assert groups.memory() == (4_000_000_000, 1_500_000_000)
     assert groups.processes() == 100
@@ -60,7 +61,7 @@ def test_limits_of_control_groups_version_1_are_read_in_and_outside_a_container(
         f"sys/fs/cgroup/memory{where}/memory.stat": "inactive_file 1\ntotal_inactive_file 100000000\n",
         f"sys/fs/cgroup/pids{where}/pids.max": "512\n",
     })  # fmt: skip
-    groups = system.ControlGroups(root)
+    groups = ControlGroups(root)
     assert groups.quota() == 2.0
     assert groups.memory()[0] == 1_000_000_000 and groups.memory()[1] < 300_000_000
     assert groups.processes() == 512
@@ -73,7 +74,7 @@ def test_no_limit_is_none(tmp_path):
         "sys/fs/cgroup/cpu,cpuacct/docker/abc/cpu.cfs_period_us": "100000\n",
         "sys/fs/cgroup/memory/docker/abc/memory.limit_in_bytes": "9223372036854771712\n",
     })  # fmt: skip
-    for found in (system.ControlGroups(root), system.ControlGroups(root / "nowhere")):
+    for found in (ControlGroups(root), ControlGroups(root / "nowhere")):
         assert (found.quota(), found.memory(), found.processes()) == (None, None, None)
 
 

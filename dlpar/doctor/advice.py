@@ -49,7 +49,7 @@ def advise(m: Machine) -> Advice:
     if room < ranks:
         ranks = room
         why[0] = f"{_ranks(ranks)}: more would not fit into the free memory at {RANK / 1e6:.0f} MB each"
-    threads = max(1, int(m.processors / ranks))
+    threads = max(1, int(m.processors) // ranks)  # what a run chooses by itself
     time = f"{m.processors:g} processors' worth of time" if m.processors != 1 else "the time of one processor"
     why.append(f"{threads} thread{'s' if threads > 1 else ''} each: {time} for {_ranks(ranks)}")
     if ranks < USUAL <= room:
@@ -57,10 +57,7 @@ def advise(m: Machine) -> Advice:
             f"the labs' {USUAL} workers run here too: they take turns, so that curves over steps are right "
             "and speed-ups are not"
         )
-    # What a run chooses by itself need not be said; it counts cores, but not a control group's quota.
-    by_itself = max(1, m.usable_cores // ranks)
-    command = f"dlpar run --workers {ranks}" + (f" --threads {threads}" if threads != by_itself else "")
-    return Advice(ranks, threads, carrier, tuple(why), command)
+    return Advice(ranks, threads, carrier, tuple(why), f"dlpar run --workers {ranks}")
 
 
 def _by_gpus(gpus: int) -> tuple[int, str, str, str]:

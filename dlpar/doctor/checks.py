@@ -50,8 +50,7 @@ def processors(m: Machine) -> Findings:
             f"{m.usable_cores} are visible, but the control group grants the time of {m.quota:g}: "
             "ranks with more threads than that are halted in every period"
         )
-        few = f"say --threads {max(1, int(m.quota))}"
-        mend = f"{few}, or ask for more (docker run --cpus=4, or resources.limits.cpu)"
+        mend = "a run chooses its threads by that; for more, ask for it (docker run --cpus=4, or resources.limits.cpu)"
         yield Finding(COSTS, "cores", said, mend)
     elif m.processors < 2:
         said = "there is one: ranks take turns, so more workers are never faster here"

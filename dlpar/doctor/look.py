@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from dlpar.control_groups import ControlGroups, usable_cores
 from dlpar.doctor import system, trials
 from dlpar.doctor.facts import Machine, Starter
 from dlpar.launcher.mpiexec import NoMPI, find_starter
@@ -32,7 +33,7 @@ def look() -> Machine:
 
 
 def _facts() -> dict[str, Any]:
-    groups = system.ControlGroups()
+    groups = ControlGroups()
     total, free = system.memory()
     limit = groups.memory()
     limited = limit is not None and limit[0] < total
@@ -43,7 +44,7 @@ def _facts() -> dict[str, Any]:
         "container": system.container(),
         "slurm": "SLURM_JOB_ID" in os.environ,
         "cores": os.cpu_count() or 1,
-        "usable_cores": _usable_cores(),
+        "usable_cores": usable_cores(),
         "quota": groups.quota(),
         "memory": limit[0] if limited else total,
         "memory_free": min(free, limit[1]) if limited else free,
@@ -76,11 +77,6 @@ def _mpi(deadline: float) -> dict[str, Any]:
     if facts["ranks_meet"].worked and (left := deadline - time.monotonic()) > 0.5:
         facts["two_ranks"], facts["start"] = trials.two_ranks(left)
     return facts
-
-
-def _usable_cores() -> int:
-    affinity = getattr(os, "sched_getaffinity", None)  # Linux only
-    return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
 def _limits() -> tuple[int | None, int | None]:

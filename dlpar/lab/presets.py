@@ -5,14 +5,8 @@ Every preset refutes one belief; ``tests/labs`` runs it and asserts that it does
 
 from __future__ import annotations
 
-import os
-
+from dlpar.control_groups import cores
 from dlpar.experiment import Experiment
-
-
-def cores() -> int:
-    """Processor cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def four_times_faster() -> list[Experiment]:

@@ -30,7 +30,7 @@ MARKERS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "star", "
 PREDICTED = {"dash": "dash"}
 """Line of what was predicted; what was measured is solid."""
 
-FAINT = 0.45
+FAINT = 0.6
 """Opacity of earlier runs."""
 
 
@@ -123,23 +123,22 @@ def axis(title: str, limits: tuple[float, float] | None = None, **more: Any) -> 
     }
 
 
-def layout(title: str = "", **more: Any) -> dict[str, Any]:
+def layout(**more: Any) -> dict[str, Any]:
     """What all figures share; text and grid take the page's own colours through ``lab.css``."""
     return {
-        "title": {"text": title, "x": 0, "xanchor": "left", "font": {"size": 16}} if title else {"text": ""},
         "font": {"size": 14, "color": "#222222"},
         "paper_bgcolor": "rgba(0,0,0,0)",
         "plot_bgcolor": "rgba(0,0,0,0)",
-        "margin": {"l": 92, "r": 16, "t": 74 if title else 50, "b": 56},
+        "margin": {"l": 92, "r": 16, "t": 54, "b": 54},
         # In room kept free for it, so that the figure stays where it is however many entries come.
         "legend": {
             "orientation": "h",
             "x": 0,
             "xanchor": "left",
-            "y": 0.9 if title else 1,
+            "y": 1,
             "yref": "container",
             "yanchor": "top",
-            "maxheight": 47,
+            "maxheight": 53,
             "font": {"size": 12},
         },
         "hovermode": "closest",

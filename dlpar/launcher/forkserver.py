@@ -38,7 +38,10 @@ def main() -> None:
     listener.bind(path)
     os.umask(old)
     listener.listen(128)
-    print("ready", flush=True)
+    try:
+        print("ready", flush=True)
+    except BrokenPipeError:  # who asked is gone; the next one will be glad of us
+        pass
     devnull = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(devnull, descriptor)

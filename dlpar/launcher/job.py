@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import secrets
+import shutil
 import subprocess
 import sys
 import time
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import dlpar
+from dlpar.control_groups import cores
 from dlpar.experiment import BadExperiment, Experiment
 from dlpar.launcher.mpiexec import environment, find_starter, on_one_host
 from dlpar.paths import Scratch, private_folder, runs_folder, sweep
@@ -60,7 +62,7 @@ class Job:
 
     def _spec(self, scratch: Scratch, ranks: int, timeout: float, hostfile: str | None, threads: int | None) -> dict[str, Any]:
         starter = find_starter()
-        threads = threads or max(1, len(os.sched_getaffinity(0)) // ranks)
+        threads = threads or max(1, cores() // ranks)
         arguments = [str(self.folder), str(ranks), repr(self.launched)]
         cold = [sys.executable, "-m", "dlpar.launcher.rank", *arguments]
         warm = [sys.executable, "-S", "-E", str(Path(__file__).with_name("stub.py")), "{socket}", *arguments]
@@ -166,9 +168,12 @@ def launch(experiment: Experiment) -> Job:
     """
     _check_machine(experiment)
     find_starter()
-    folder = _new_run_folder(experiment)
-    cluster = experiment.cluster
-    return Job(folder, experiment.workers, cluster.timeout, cluster.hostfile, cluster.threads)
+    cluster, folder = experiment.cluster, _new_run_folder(experiment)
+    try:
+        return Job(folder, experiment.workers, cluster.timeout, cluster.hostfile, cluster.threads)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)  # nothing ran: there is no run to keep
+        raise
 
 
 def _new_run_folder(experiment: Experiment) -> Path:

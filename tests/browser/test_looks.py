@@ -59,7 +59,7 @@ def themed(page):
 def test_panel_is_fit_to_be_shown(open_notebook, page, themed, tmp_path):
     notebook = open_notebook(
         paced(60),
-        "Panel(dlpar.Experiment(workers=8, steps=60), question='Are eight eight times as fast?')",
+        "Panel(dlpar.Experiment(workers=8, steps=60), question='Are 8 workers 8 times as fast?')",
     )
     notebook.run_all()
     panel = notebook.panel()

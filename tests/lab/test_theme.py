@@ -14,7 +14,7 @@ def contrast(a: str, b: str) -> float:
     return (high + 0.05) / (low + 0.05)
 
 
-@pytest.mark.parametrize("page", ["#ffffff", "#111111"], ids=["light", "dark"])
+@pytest.mark.parametrize("page", ["#ffffff", "#111111", "#212121"], ids=["light", "dark", "dark tab"])
 def test_every_colour_stands_out_on_both_themes(page):
     colours = {*theme.SCHEMES.values(), *theme.RANKS, *(p.colour for p in theme.PHASES.values())}
     weak = {colour: round(contrast(colour, page), 2) for colour in colours if contrast(colour, page) < 3}
