@@ -102,7 +102,7 @@ AILMENTS = {
     "one core": (dict(cores=1, usable_cores=1), "cores", COSTS, "take turns", "more cores"),
     "a quota": (
         dict(quota=1.5),
-        "cores", COSTS, "8 are visible, but the control group grants the time of 1.5", "--threads 1",
+        "cores", COSTS, "8 are visible, but the control group grants the time of 1.5", "--cpus=4",
     ),
     "no memory": (dict(memory_free=GB // 5), "memory", BROKEN, "would be killed", "close notebooks"),
     "little memory": (
