@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from pathlib import Path
 from typing import Any
+
+try:
+    from orjson import loads
+except ImportError:  # the process that guards a job has the standard library only
+    from json import loads
 
 Record = dict[str, Any]
 
@@ -33,7 +37,7 @@ class Tail:
         for name in self._files():
             for line in self._new_lines(name):
                 try:
-                    record = json.loads(line)
+                    record = loads(line)
                 except ValueError:  # a line torn by a full disk: say nothing false, go on
                     continue
                 if record.get("loss", 0) is None:  # JSON has no NaN; a diverged loss is one

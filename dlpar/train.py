@@ -25,9 +25,9 @@ EVALUATED = 2000
 
 def train(comm: Comm, experiment: Experiment, record: Recorder) -> torch.nn.Module:
     """Train one replica on this rank; returns its model, in the same state on every rank."""
-    # 1. The same data, the same model and the same batches on every rank: all follow from the seed.
-    dtype = getattr(torch, experiment.dtype)
-    dataset = load(experiment.data, experiment.seed, dtype, experiment.model.name).to(comm.device)
+    # 1. On every rank the same data, model and batches: all follow from the seed.
+    seed, dtype = experiment.seed, getattr(torch, experiment.dtype)
+    dataset = load(experiment.data, seed, dtype, experiment.model.name).to(comm.device)
     sampler = Sampler(experiment, dataset.train_y, len(dataset.train_x))
     model = models.build(experiment, dataset).to(comm.device)
     if experiment.model.norm == "sync_batch":
@@ -45,7 +45,7 @@ def train(comm: Comm, experiment: Experiment, record: Recorder) -> torch.nn.Modu
         x, y = dataset.batch(sampler.indices(step, comm.rank))
         share = len(y) / experiment.global_batch
 
-        # 4. Forward, backward: replica.gradient becomes this rank's part of the global gradient.
+        # 4. Its part of the global gradient: what `share` weighs adds up over the ranks.
         with record.span("forward"):
             replica.zero_gradient()
             loss = comm.compute(lambda: criterion(model(x), y), cost=flops * len(y) / 3)
@@ -59,9 +59,11 @@ def train(comm: Comm, experiment: Experiment, record: Recorder) -> torch.nn.Modu
             sync.update()
 
         # 6. Write down what happened.
-        record.step(step, loss=loss.item(), samples=len(y), **comm.traffic.take(), **sync.facts())
+        facts = {**comm.traffic.take(), **sync.facts()}
+        record.step(step, loss=loss.item(), samples=len(y), **facts)
         done += 1
-        if comm.rank == 0 and done % experiment.evaluation_interval == 0 and done < experiment.steps:
+        due = done % experiment.evaluation_interval == 0 and done < experiment.steps
+        if comm.rank == 0 and due:
             evaluate(model, dataset, done, record, limit=EVALUATED)
 
     if comm.rank == 0:
