@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dlpar import BadExperiment, Experiment, flags
-from dlpar.cli import main
+from dlpar import BadExperiment, Experiment
+from dlpar.cli import flags, main
 
 QUICK = 1.0
 """Seconds a refusal may take."""

@@ -15,11 +15,11 @@ import pytest
 from conftest import eventually
 
 import dlpar
-from dlpar import Experiment, Run, flags
-from dlpar.cli import main
+from dlpar import Experiment, Run
+from dlpar.cli import flags, main
 from dlpar.launcher.processes import parent_of
 from dlpar.paths import Scratch, runs_folder, runtime_folder
-from dlpar.running import Stops
+from dlpar.cli.running import Stops
 
 KEYS = [
     "run", "workers", "steps", "samples_per_s", "final_loss", "accuracy", "staleness", "lead", "bytes_sent",

@@ -7,6 +7,8 @@ import torch
 
 import dlpar
 
+pytestmark = pytest.mark.slow
+
 CARRIERS = ["mpi", "gloo"]
 DTYPES = [
     torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16,

@@ -11,7 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import Field, ValidationError
 
-from dlpar import BadExperiment, Experiment, flags
+from dlpar import BadExperiment, Experiment
+from dlpar.cli import flags
 from dlpar.schema import Part, sentence
 
 

@@ -12,6 +12,8 @@ from jupyter_client.manager import KernelManager
 
 from dlpar import Run
 
+pytestmark = pytest.mark.slow
+
 LAUNCH = """
 import dlpar
 job = dlpar.launch(dlpar.Experiment(workers=3, steps=1_000_000, model={"width": 16}, batch=16))

@@ -20,6 +20,8 @@ from dlpar.experiment import FITS
 from dlpar.launcher import diagnosis, mpiexec, warm
 from dlpar.paths import Scratch, private_folder, runtime_folder
 
+pytestmark = pytest.mark.slow
+
 
 def fake(folder: Path, said: str, name: str = "mpiexec") -> str:
     """A program that answers --version."""

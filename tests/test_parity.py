@@ -8,6 +8,8 @@ import pytest
 import dlpar
 from dlpar import Experiment
 
+pytestmark = pytest.mark.slow
+
 SMALL = {
     "mlp": dict(model={"name": "mlp", "width": 48}, batch=60),
     "cnn": dict(model={"name": "cnn", "width": 64, "depth": 2}, batch=25),

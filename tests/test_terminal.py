@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from dlpar import Experiment
-from dlpar.terminal import LiveView, Progress
+from dlpar.cli.terminal import LiveView, Progress
 
 
 def in_a_terminal(words: list[str], until: str, then: bytes) -> tuple[int, str]:

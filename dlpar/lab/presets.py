@@ -16,7 +16,7 @@ def four_times_faster() -> list[Experiment]:
     that one process cannot use a second core.
     """
     heavy = Experiment(
-        model={"name": "mlp", "width": 1024}, batch=512, steps=16, lr=0.05, evaluate_every=1000, cluster={"threads": 1}
+        model={"name": "mlp", "width": 1024}, batch=512, steps=30, lr=0.05, evaluate_every=1000, cluster={"threads": 1}
     )
     worlds = sorted({1, 2, 4, min(cores(), 16), min(2 * cores(), 32)})
     return [heavy.replace(workers=workers) for workers in worlds]

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from dlpar import flags
+from dlpar.cli import flags
 from dlpar.lab.says import duration, quantity
 from dlpar.launcher.diagnosis import errors_in
 from dlpar.run import Run, runs

@@ -54,14 +54,14 @@ def run(as_json: AsJSON = False, experiment: FromFile = None, **given: Any) -> i
     Every flag sets one field of the experiment; without any, four workers learn handwritten digits.
     Ctrl-C stops the run and keeps what it recorded.
     """
-    from dlpar import flags
+    from dlpar.cli import flags
     from dlpar.schema import BadExperiment
 
     try:
         chosen = flags.read(given, _text(experiment) if experiment is not None else None)
     except BadExperiment as error:
         raise BadRequest(str(error)) from None
-    from dlpar import running
+    from dlpar.cli import running
 
     try:
         return running.run(chosen, as_json)
@@ -76,7 +76,7 @@ def runs(
     """List the runs kept on this machine."""
     if not limit.isdecimal() or int(limit) < 1:
         raise BadRequest(f"--limit: got {limit!r}, allowed is a whole number of at least 1")
-    from dlpar import listing
+    from dlpar.cli import listing
 
     rows, total = listing.rows(int(limit))
     if as_json:
@@ -101,7 +101,7 @@ def show(
     Its figures, why it ended, the command that repeats it, its errors, and the end of its log.
     """
     found = _found(which)
-    from dlpar import listing
+    from dlpar.cli import listing
 
     written = [str(path) for path in found.to_csv(csv)] if csv is not None else []
     written += [str(found.to_perfetto(perfetto))] if perfetto is not None else []
@@ -214,7 +214,7 @@ def _run_command(with_flags: bool) -> Callable[..., int]:
     """:func:`run` with one parameter for each flag in place of ``**given``."""
     from_schema = []
     if with_flags:
-        from dlpar import flags
+        from dlpar.cli import flags
 
         from_schema = flags.parameters()
 
@@ -249,7 +249,7 @@ def _expects(option: str, name: str, said: str) -> str:
     if "not take" in said:
         return f"got a value, allowed is {option} alone"
     if name == "dlpar run":
-        from dlpar import flags
+        from dlpar.cli import flags
 
         for flag in flags.flags():
             if flag.spelling == option:
@@ -260,7 +260,3 @@ def _expects(option: str, name: str, said: str) -> str:
 def _refuse(sentence: str) -> int:
     print(sentence, file=sys.stderr)
     return BAD_REQUEST
-
-
-if __name__ == "__main__":
-    sys.exit(main())
