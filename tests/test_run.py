@@ -48,6 +48,12 @@ def test_the_phases_of_a_step_do_not_overlap_and_fill_it(run):
     assert math.isclose(total, (spans["end"] - spans["start"]).sum(), rel_tol=1e-6)
 
 
+def test_the_ranks_times_can_be_laid_side_by_side(run):
+    """No rank has finished agreeing on a step before every rank has begun to."""
+    agreeing = run.spans.query("name == 'communicate'").groupby("step")
+    assert (agreeing["start"].max() <= agreeing["end"].min()).all()
+
+
 def test_the_summary_is_the_promised_object_and_agrees_with_the_frames(run):
     summary = run.summary
     assert list(summary) == KEYS

@@ -15,6 +15,7 @@ import torch
 from mpi4py import MPI
 
 from dlpar.comm.base import ANY, Arrival, Collective, Comm, Request, Traffic, check_peer
+from dlpar.comm.clock import common_zero
 from dlpar.comm.progress import ProgressThread
 
 PIECE = 1 << 30
@@ -37,7 +38,7 @@ class MPIComm(Comm):
     device : torch.device or str
         Where this rank's tensors live.
     zero : float, optional
-        ``time.monotonic()`` of second 0; by default a barrier's end.
+        ``time.monotonic()`` of second 0; by default all ranks agree on one.
     """
 
     carrier = "mpi"
@@ -46,10 +47,7 @@ class MPIComm(Comm):
         self.mpi = mpi or MPI.COMM_WORLD
         self.rank, self.size = self.mpi.rank, self.mpi.size
         self.device = torch.device(device)
-        if zero is None:
-            self.mpi.Barrier()
-            zero = time.monotonic()
-        self._zero = zero
+        self._zero = common_zero(self.mpi) if zero is None else zero
         self.traffic = Traffic(self.now)
         self._progress: ProgressThread | None = None
         self._windows: list[MPI.Win] = []
