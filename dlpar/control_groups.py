@@ -1,4 +1,4 @@
-"""What a control group grants this process, version 1 or 2, and how many cores that makes.  Standard library only."""
+"""What a control group grants this process, and how many cores that makes.  Standard library only."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ def runs_folder() -> Path:
     import platformdirs  # here, because processes that guard a job have the standard library only
 
     home = os.environ.get("DLPAR_HOME") or platformdirs.user_data_dir("dlpar")
-    return Path(home) / "runs"
+    return Path(home).expanduser().absolute() / "runs"
 
 
 def runtime_folder() -> Path:
@@ -35,7 +35,7 @@ def runtime_folder() -> Path:
         If somebody else owns the folder or may write to it.
     """
     base = os.environ.get("DLPAR_RUNTIME") or os.path.join(tempfile.gettempdir(), f"dlpar-{os.getuid()}")
-    return private_folder(Path(base))
+    return private_folder(Path(base).expanduser().absolute())
 
 
 class Scratch:
@@ -64,18 +64,21 @@ class Scratch:
 
     def remove(self) -> None:
         """Delete both folders with all they hold."""
-        for folder in (self.memory, self.folder):
+        elsewhere = [root / self.memory.name for root in (Path("/dev/shm"), runtime_folder() / "memory")]
+        for folder in (*elsewhere, self.folder):  # where memory goes depends on the room there was
             shutil.rmtree(folder, ignore_errors=True)
 
 
 def sweep(older_than: float = 60.0) -> None:
     """Remove what jobs left whose supervisor was killed: unlocked, and made `older_than` seconds ago or more."""
-    for folder in runtime_folder().glob("job-*"):
+    for folder in (*runtime_folder().glob("job-*"), *runtime_folder().glob("spmd-*")):
         try:
+            age = time.time() - folder.stat().st_mtime
             with open(folder / "lock", "w") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if time.time() - folder.stat().st_mtime > older_than:
-                    Scratch(folder.name.removeprefix("job-")).remove()
+                if age > older_than:
+                    kind, _, name = folder.name.partition("-")
+                    Scratch(name).remove() if kind == "job" else shutil.rmtree(folder, ignore_errors=True)
         except OSError:  # in use, or gone meanwhile
             continue
 
@@ -101,7 +104,8 @@ def private_folder(path: Path) -> Path:
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = path.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
-        raise PermissionError(f"{path}: belongs to somebody else; set DLPAR_RUNTIME to a folder of your own")
+        what = "is no folder of its own" if found.st_uid == os.getuid() else "belongs to somebody else"
+        raise PermissionError(f"{path}: {what}; point DLPAR_HOME or DLPAR_RUNTIME at a real folder of yours")
     if found.st_mode & 0o077:
         path.chmod(0o700)
     return path

@@ -56,12 +56,13 @@ class Run:
     @property
     def status(self) -> str:
         """``starting``, ``running``, ``done``, ``failed``, ``stopped`` or ``lost`` (ended without a word)."""
+        live = self.live  # before the end is looked for: it is written while the run is live
         end = self._end()
         if end:
             return end["status"]
-        if not self.live:
-            return "lost"
-        return "running" if (self.path / "rank-0.jsonl").exists() else "starting"
+        if live:
+            return "running" if (self.path / "rank-0.jsonl").exists() else "starting"
+        return "done" if self._finished_unguarded() else "lost"
 
     @property
     def reason(self) -> str:
@@ -192,6 +193,13 @@ class Run:
             if record["k"] == "end":
                 return record
         return None
+
+    def _finished_unguarded(self) -> bool:
+        """Whether ranks that were started by hand, without a launcher's record, all came to their end."""
+        if (self.path / "job.jsonl").exists():
+            return False
+        ended = sum(record["k"] == "end" for _, record in self.records())
+        return ended == self.experiment.workers
 
     def _frame(self, kind: str, index: str) -> pd.DataFrame:
         import pandas as pd

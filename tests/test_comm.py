@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import dlpar
+from dlpar.comm import Arrival
 
 pytestmark = pytest.mark.slow
 
@@ -168,14 +169,57 @@ def test_a_message_over_the_piece_size_travels_in_pieces():
             arrival = None
         else:
             arrival = comm.recv(value)
-            again = torch.empty(1001)
-            comm.irecv(again, 0, 0).wait()
-            assert torch.equal(again, value)
+            again = torch.zeros(1500)  # more room than the message needs, in pieces too
+            assert comm.recv(again, 0).nbytes == 4004
+            assert torch.equal(again[:1001], value) and not again[1001:].any()
         total = torch.ones(777)
         comm.allreduce(total)
         return torch.equal(value, torch.arange(1001.0)), total.unique().tolist(), arrival and arrival.nbytes
 
     assert dlpar.spmd(big, workers=2) == [(True, [2.0], None), (True, [2.0], 4004)]
+
+
+def test_a_piece_more_than_there_is_room_for_is_refused():
+    def cut(comm):
+        import dlpar.comm.mpi as mpi
+
+        mpi.PIECE = 1000
+        if comm.rank == 0:
+            comm.send(torch.zeros(500), 1)
+        else:
+            comm.recv(torch.zeros(250), 0)
+
+    with pytest.raises(dlpar.JobFailed, match="room for 1,000 bytes, but rank 0 sent at least 2,000"):
+        dlpar.spmd(cut, workers=2, timeout=10)
+
+
+def test_a_request_tells_the_same_however_often_it_is_asked():
+    def asked_twice(comm):
+        value = torch.zeros(3)
+        if comm.rank == 0:
+            comm.send(torch.ones(3), 1, 4)
+            return None
+        request = comm.irecv(value, 0, 4)
+        while not request.test():
+            pass
+        return request.wait() == request.wait() == Arrival(0, 4, 12), value.tolist()
+
+    assert dlpar.spmd(asked_twice, workers=2)[1] == (True, [1.0] * 3)
+
+
+@pytest.mark.parametrize("carrier", CARRIERS)
+def test_a_group_can_start_collectives_of_its_own(carrier):
+    def in_halves(_, carrier):
+        from dlpar.collectives import ring_allreduce
+
+        comm = on(carrier)
+        half, total = comm.split(comm.rank % 2), torch.tensor([float(comm.rank)])
+        half.start(ring_allreduce, total).wait()
+        half.close()
+        comm.close()
+        return total.item()
+
+    assert dlpar.spmd(in_halves, carrier, workers=4, timeout=20) == [2.0, 4.0, 2.0, 4.0]
 
 
 def test_traffic_counts_what_was_sent_and_how_long_a_rank_waited():

@@ -96,13 +96,18 @@ def test_output_is_marked_by_rank_whoever_marked_it():
     assert diagnosis.by_rank(b"plain\n") == b"plain\n"
 
 
-def test_what_ranks_print_reaches_the_log_by_rank():
+def test_what_ranks_print_reaches_the_log_by_rank(monkeypatch):
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)  # a fork server must not need it
+    warm.dismiss()
+
     def talk(comm):
         import sys
 
         print(f"out of {comm.rank}")
         print(f"err of {comm.rank}", file=sys.stderr)
         os.write(1, b"no end of line")
+        if comm.rank:
+            os.kill(os.getpid(), 9)  # no chance to flush
         raise ValueError("so that the log is kept")
 
     folder = []
@@ -151,6 +156,29 @@ def test_a_fork_server_survives_nonsense_and_forks_for_nobody_else():
             client.sendall(rubbish)
     assert dlpar.spmd(lambda comm: comm.rank, workers=2) == [0, 1]
     assert os.stat(path).st_mode & 0o077 == 0
+
+
+def test_a_launch_at_the_moment_the_server_leaves_still_works(monkeypatch):
+    monkeypatch.setenv("DLPAR_RUNTIME", str(private_folder(runtime_folder() / "leaving")))
+    monkeypatch.setenv("DLPAR_WARM_IDLE", "0.6")
+    for pause in (0.0, 0.5, 0.9, 1.3):
+        time.sleep(pause)
+        assert dlpar.spmd(lambda comm: comm.rank, workers=2) == [0, 1]
+
+
+def test_a_bad_idle_time_is_refused_before_anything_is_made(monkeypatch):
+    monkeypatch.setenv("DLPAR_WARM_IDLE", "ten")
+    runs = len(dlpar.runs())
+    with pytest.raises(ValueError, match="DLPAR_WARM_IDLE: got 'ten', allowed is a number of seconds"):
+        dlpar.launch(Experiment())
+    assert len(dlpar.runs()) == runs
+
+
+def test_relative_folders_are_taken_from_where_one_stands(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DLPAR_HOME", "kept")
+    run = dlpar.launch(Experiment(workers=1, steps=2)).wait(60)
+    assert run.path.parent == tmp_path / "kept" / "runs" and run.status == "done"
 
 
 def test_many_jobs_at_once_do_not_disturb_each_other():
@@ -229,7 +257,7 @@ def test_a_run_by_hand_under_mpiexec_writes_the_same_folder(tmp_path):
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=100)
     scratch.remove()
     assert done.returncode == 0, done.stderr
-    assert len(dlpar.Run(tmp_path).steps) == 10
+    assert len(dlpar.Run(tmp_path).steps) == 10 and dlpar.Run(tmp_path).status == "done"
 
 
 @st.composite

@@ -78,6 +78,10 @@ class DistributedComm(Comm):
     ) -> Arrival:
         if tag:
             return self.control.sendrecv(tensor, dest, into, source, tag)
+        check_peer(self, dest, "dest")
+        if source == ANY:
+            raise ValueError(f"sendrecv: got source ANY without a tag, allowed on {self.carrier} is a named source or a tag above 0")
+        check_peer(self, source, "source")
         # One launch for both directions: two NCCL calls in a row would wait for each other.
         self.traffic.sent(tensor.nbytes)
         landing = into if into.is_contiguous() else torch.empty_like(into, memory_format=torch.contiguous_format)
@@ -85,8 +89,8 @@ class DistributedComm(Comm):
             dist.P2POp(dist.isend, _bytes_of(tensor.detach().contiguous()), self._global[dest], self.group),
             dist.P2POp(dist.irecv, _bytes_of(landing), self._global[source], self.group),
         ]
-        for work in dist.batch_isend_irecv(operations):
-            work.wait()
+        works = dist.batch_isend_irecv(operations)
+        self.traffic.waiting(lambda: [work.wait() for work in works])
         if landing is not into:
             into.copy_(landing)
         return Arrival(source, 0, into.nbytes)
@@ -131,7 +135,7 @@ class DistributedComm(Comm):
             twin = DistributedComm(
                 MPIComm(self.control.mpi.Dup(), self.device, self.control._zero),
                 self.carrier,
-                dist.new_group(self._global, timeout=PATIENCE),
+                dist.new_group(self._global, timeout=PATIENCE, use_local_synchronization=True),
             )
             twin.traffic = self.traffic
             self._progress = ProgressThread(twin)

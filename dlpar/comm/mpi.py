@@ -64,22 +64,22 @@ class MPIComm(Comm):
 
     def recv(self, into: torch.Tensor, source: int = ANY, tag: int = ANY) -> Arrival:
         check_peer(self, source, "source")
-        wire = landing(into)
-        status = MPI.Status()
-        first, *rest = pieces(wire)
-        message = self.traffic.waiting(lambda: self.mpi.Mprobe(_any(source, MPI.ANY_SOURCE), _any(tag, MPI.ANY_TAG), status))
-        nbytes = status.Get_count(MPI.BYTE)
-        if nbytes > len(first):
-            raise ValueError(
-                f"recv: rank {self.rank} has room for {len(first):,} bytes, "
-                f"but rank {status.source} sent {nbytes:,} (tag {status.tag})"
-            )
-        message.Recv([first, MPI.BYTE])
-        for piece in rest:
-            self.mpi.Recv([piece, MPI.BYTE], status.source, status.tag)
-            nbytes += len(piece)
+        wire, status, nbytes = landing(into), MPI.Status(), 0
+        source, tag = _any(source, MPI.ANY_SOURCE), _any(tag, MPI.ANY_TAG)
+        for room in pieces(wire):
+            message = self.traffic.waiting(lambda: self.mpi.Mprobe(source, tag, status))
+            source, tag, size = status.source, status.tag, status.Get_count(MPI.BYTE)
+            if size > len(room):
+                raise ValueError(
+                    f"recv: rank {self.rank} has room for {wire.nbytes:,} bytes, "
+                    f"but rank {source} sent {'at least ' * (size == PIECE)}{nbytes + size:,} (tag {tag})"
+                )
+            message.Recv([room, MPI.BYTE])
+            nbytes += size
+            if size < PIECE:
+                break
         landed(wire, into)
-        return Arrival(status.source, status.tag, nbytes)
+        return Arrival(source, tag, nbytes)
 
     def isend(self, tensor: torch.Tensor, dest: int, tag: int = 0) -> Request:
         check_peer(self, dest, "dest")
@@ -90,11 +90,10 @@ class MPIComm(Comm):
     def irecv(self, into: torch.Tensor, source: int = ANY, tag: int = ANY) -> Request:
         check_peer(self, source, "source")
         wire = landing(into)
-        parts = pieces(wire)
-        if len(parts) > 1 and ANY in (source, tag):
-            raise ValueError("irecv: a message over 1 GiB comes in pieces, so source and tag must be named")
+        if wire.nbytes >= PIECE:
+            raise ValueError(f"irecv: got room for {wire.nbytes:,} bytes, allowed is below {PIECE:,}: use recv, which takes pieces")
         source, tag = _any(source, MPI.ANY_SOURCE), _any(tag, MPI.ANY_TAG)
-        return _Under(self, [self.mpi.Irecv([p, MPI.BYTE], source, tag) for p in parts], wire, into)
+        return _Under(self, [self.mpi.Irecv([memory_of(wire), MPI.BYTE], source, tag)], wire, into)
 
     def barrier(self) -> None:
         self.mpi.Barrier()
@@ -158,19 +157,30 @@ class _Under:
 
     def __init__(self, comm: MPIComm, requests: list[MPI.Request], wire: torch.Tensor, into: torch.Tensor | None = None):
         self._comm, self._requests, self._wire, self._into = comm, requests, wire, into
+        self._statuses = [MPI.Status() for _ in requests]
+        self._complete, self._arrival = False, None
 
     def wait(self) -> Arrival | None:
-        statuses = [MPI.Status() for _ in self._requests]
-        if self._into is None:
-            MPI.Request.Waitall(self._requests, statuses)
-            return None
-        self._comm.traffic.waiting(lambda: MPI.Request.Waitall(self._requests, statuses))
-        landed(self._wire, self._into)
-        nbytes = sum(s.Get_count(MPI.BYTE) for s in statuses)
-        return Arrival(statuses[0].source, statuses[0].tag, nbytes)
+        if not self._complete:
+            if self._into is None:
+                MPI.Request.Waitall(self._requests, self._statuses)
+            else:
+                self._comm.traffic.waiting(lambda: MPI.Request.Waitall(self._requests, self._statuses))
+            self._finish()
+        return self._arrival
 
     def test(self) -> bool:
-        return MPI.Request.Testall(self._requests)
+        if not self._complete and MPI.Request.Testall(self._requests, self._statuses):
+            self._finish()
+        return self._complete
+
+    def _finish(self) -> None:
+        """Once, whoever asks first: afterwards MPI has forgotten the requests."""
+        self._complete = True
+        if self._into is not None:
+            landed(self._wire, self._into)
+            status = self._statuses[0]
+            self._arrival = Arrival(status.source, status.tag, status.Get_count(MPI.BYTE))
 
 
 def staged(tensor: torch.Tensor) -> torch.Tensor:
@@ -206,9 +216,13 @@ def memory_of(tensor: torch.Tensor) -> MPI.buffer:
 
 
 def pieces(wire: torch.Tensor) -> list[MPI.buffer]:
-    """The memory of a contiguous host tensor, in buffers MPI can count; one of 0 bytes for an empty tensor."""
+    """The memory of a contiguous host tensor, in buffers MPI can count.
+
+    A piece below `PIECE` bytes, perhaps of none, is the last: so a receiver with
+    more room than the message needs knows where it ends.
+    """
     memory = memory_of(wire)
-    return [memory[i : i + PIECE] for i in range(0, wire.nbytes, PIECE)] or [memory]
+    return [memory[i : i + PIECE] for i in range(0, wire.nbytes + 1, PIECE)]
 
 
 def _any(value: int, wildcard: int) -> int:

@@ -68,7 +68,8 @@ def show(what: Any) -> Source:
             f"show: got {what!r}, allowed is a function, class or module written in Python"
         ) from None
     package = inspect.getmodule(found).__name__.split(".")[0]
-    short = Path(*file.parts[file.parts.index(package) :]) if package in file.parts else Path(file.name)
+    places = [i for i, part in enumerate(file.parts) if part == package]  # a checkout may bear the name too
+    short = Path(*file.parts[places[-1] :]) if places else Path(file.name)
     return Source("".join(lines), short, max(first, 1))
 
 

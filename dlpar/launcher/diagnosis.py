@@ -97,7 +97,8 @@ def _last_words(log: str) -> str:
     """The last line somebody meant to be read."""
     lines = [line.strip() for line in log.splitlines() if line.strip() and not set(line.strip()) <= set("-=")]
     ours = [line for line in lines if line.startswith("[rank")]
-    return (ours or lines or ["it said nothing; see log.txt"])[-1][:300]
+    own = [line for line in lines if not line.startswith(("prterun", "Exit code", "Process name", "thus causing"))]
+    return (ours or own or ["it said nothing; see log.txt"])[-1][:300]
 
 
 def where_ranks_are(folder: Path) -> str:
@@ -121,6 +122,8 @@ def _stands(folder: Path, rank: int) -> str:
     frames = re.findall(r'File "([^"]+)", line (\d+) in (\S+)', stack.rpartition("(most recent call first)")[2])
     if not frames:
         return "does not answer"
+    if any(function == "_bring_home" for _, _, function in frames):
+        return "has finished and waits for the others"
     inside = next((i for i, f in enumerate(frames) if "/comm/" not in f[0] and "/launcher/" not in f[0]), 0)
     file, line, function = frames[inside]
     waits = frames[inside - 1][2] if inside else ""  # the communicator's call, not what it is made of

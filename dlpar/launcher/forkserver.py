@@ -18,6 +18,7 @@ import socket
 import struct
 import sys
 import time
+import traceback
 
 from dlpar.launcher.processes import die_with_parent
 
@@ -37,6 +38,7 @@ def main() -> None:
     old = os.umask(0o077)
     listener.bind(path)
     os.umask(old)
+    ours = os.stat(path).st_ino
     listener.listen(128)
     try:
         print("ready", flush=True)
@@ -45,7 +47,7 @@ def main() -> None:
     devnull = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(devnull, descriptor)
-    _serve(listener, path, fingerprint, idle)
+    _serve(listener, (path, ours), fingerprint, idle)
 
 
 def _preload() -> None:
@@ -58,7 +60,7 @@ def _preload() -> None:
     gc.freeze()  # collections in a child must not touch, and so copy, the parent's pages
 
 
-def _serve(listener: socket.socket, path: str, fingerprint: str, idle: float) -> None:
+def _serve(listener: socket.socket, name: tuple[str, int], fingerprint: str, idle: float) -> None:
     """Fork a rank per request, report how each ended, kill a rank whose stub is gone."""
     wake, awake = os.pipe()
     os.set_blocking(awake, False)
@@ -75,57 +77,86 @@ def _serve(listener: socket.socket, path: str, fingerprint: str, idle: float) ->
         for stub in [s for s in ready if s in stubs]:
             _kill(stubs[stub])  # only EOF can make it readable: nobody waits for this rank any more
         if listener in ready:
-            connection, _ = listener.accept()
-            asked = _request(connection)
-            if asked is None:
-                connection.close()
-            elif "fingerprint" in asked[0]:
-                leaving = asked[0]["fingerprint"] != fingerprint
-                _leave(listener, path) if leaving else None  # first free the name, then say so
-                _answer(connection, "stale" if leaving else "fresh")
-                connection.close()
-            else:
-                stubs[connection] = _fork(asked, connection, [listener, *stubs], (wake, awake))
+            quiet_since = time.monotonic()  # whoever asks is about to send ranks
+            leaving = _receive(listener, name, fingerprint, stubs, (wake, awake))
         if stubs:
             quiet_since = time.monotonic()
         elif not leaving and time.monotonic() - quiet_since > idle:
             leaving = True
-            _leave(listener, path)
+            _leave(listener, name)
 
 
-def _leave(listener: socket.socket, path: str) -> None:
-    """Take no more requests, and make room for a newer server."""
+def _receive(listener: socket.socket, name: tuple[str, int], fingerprint: str, stubs: dict, pipe: tuple[int, int]) -> bool:
+    """Answer whoever connects, or fork a rank for it; whether the code has changed, so that the server must leave.
+
+    Lack of descriptors, processes or memory costs the one who asked, not those who run.
+    """
+    try:
+        connection, _ = listener.accept()
+    except OSError:
+        time.sleep(0.05)
+        return False
+    asked = _request(connection)
+    if asked is None:
+        connection.close()
+    elif "fingerprint" in asked[0]:
+        stale = asked[0]["fingerprint"] != fingerprint
+        if stale:
+            _leave(listener, name)  # first free the name, then say so
+        _answer(connection, "stale" if stale else "fresh")
+        connection.close()
+        return stale
+    else:
+        try:
+            stubs[connection] = _fork(asked, connection, [listener, *stubs], pipe)
+        except OSError:
+            _answer(connection, "1")
+            connection.close()
+    return False
+
+
+def _leave(listener: socket.socket, name: tuple[str, int]) -> None:
+    """Take no more requests, and free the socket's name unless a newer server has it."""
     listener.close()
-    if os.path.exists(path):
+    path, ours = name
+    if os.path.exists(path) and os.stat(path).st_ino == ours:
         os.unlink(path)
 
 
 def _request(connection: socket.socket) -> tuple[dict, list[int]] | None:
     """Read one request with its descriptors; None from anybody but ourselves, or if it is torn."""
     connection.settimeout(5.0)
+    descriptors: list[int] = []
     try:
         owner = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
         if struct.unpack("3i", owner)[1] != os.getuid():
             return None
         head, descriptors, _, _ = socket.recv_fds(connection, 8, 3)
         body = b""
-        while len(body) < int.from_bytes(head, "big"):
-            more = connection.recv(1 << 20)
-            if not more:
-                return None
+        while len(body) < int.from_bytes(head, "big") and (more := connection.recv(1 << 20)):
             body += more
-        return json.loads(body), list(descriptors)
+        request = json.loads(body)
+        if "fingerprint" in request or len(descriptors) == 3:
+            return request, list(descriptors)
     except (OSError, ValueError):
-        return None
+        pass
+    for descriptor in descriptors:
+        os.close(descriptor)
+    return None
 
 
 def _fork(asked: tuple[dict, list[int]], connection: socket.socket, others: list, pipe: tuple[int, int]) -> int:
     request, descriptors = asked
     server = os.getpid()
-    pid = os.fork()
+    try:
+        pid = os.fork()
+    except OSError:
+        pid = -1
     if pid:
         for descriptor in descriptors:
             os.close(descriptor)
+        if pid < 0:
+            raise OSError("no process to be had")
         return pid
     status = 1
     try:
@@ -140,6 +171,7 @@ def _fork(asked: tuple[dict, list[int]], connection: socket.socket, others: list
         for standard, descriptor in enumerate(descriptors):
             os.dup2(descriptor, standard)
             os.close(descriptor)
+        sys.stdout.reconfigure(line_buffering=True)  # it was a pipe's when Python started; a log wants lines
         os.environ.clear()
         os.environ.update(request["env"])
         os.chdir(request["cwd"])
@@ -147,6 +179,8 @@ def _fork(asked: tuple[dict, list[int]], connection: socket.socket, others: list
         from dlpar.launcher.rank import run_rank
 
         status = run_rank(request["argv"])
+    except BaseException:
+        traceback.print_exc()
     finally:
         sys.stdout.flush()
         sys.stderr.flush()

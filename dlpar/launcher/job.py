@@ -17,8 +17,11 @@ import dlpar
 from dlpar.control_groups import cores
 from dlpar.experiment import BadExperiment, Experiment
 from dlpar.launcher.mpiexec import environment, find_starter, on_one_host
+from dlpar.launcher.warm import idle_seconds
 from dlpar.paths import Scratch, private_folder, runs_folder, sweep
 from dlpar.run import Run
+from dlpar.summary import Summary
+from dlpar.tail import Tail
 
 _live: list[Job] = []
 """Jobs that go on even when nobody keeps their object: they end with this process."""
@@ -41,6 +44,7 @@ class Job:
 
     def __init__(self, folder: Path, ranks: int, timeout: float, hostfile: str | None = None, threads: int | None = None):
         self.folder, self.launched = folder, time.time()
+        find_starter(), idle_seconds()  # what can be refused is refused before anything is made
         sweep()
         scratch = Scratch.fresh()
         # The supervisor inherits the locks: from now until it is gone, whatever kills it, the run is live.
@@ -120,12 +124,15 @@ class Job:
 
     def wait_steps(self, steps: int, timeout: float = 60.0) -> Run:
         """Wait until that many global steps are done, or the job has ended; TimeoutError after `timeout` seconds."""
-        deadline = time.monotonic() + timeout
-        while self.run.summary["steps"] < steps and not self.ended:
+        deadline, run, tail = time.monotonic() + timeout, self.run, Tail(self.folder)
+        so_far = Summary(run.experiment.model_dump(), run.id)
+        while so_far.steps < steps and not self.ended:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"the job has not done {steps} steps after {timeout:g} s")
-            time.sleep(0.05)
-        return self.run
+            time.sleep(0.02)
+            for source, record in tail.read():
+                so_far.add(record) if source != "job" else None
+        return run
 
     def stop(self, timeout: float = 10.0) -> None:
         """End the job and wait until nothing of it is left; does nothing if it has ended."""
@@ -177,7 +184,8 @@ def launch(experiment: Experiment) -> Job:
 
 
 def _new_run_folder(experiment: Experiment) -> Path:
-    stamp = time.strftime("%Y%m%d-%H%M%S")
+    now = time.time()
+    stamp = f"{time.strftime('%Y%m%d-%H%M%S', time.localtime(now))}-{int(now % 1 * 1000):03d}"  # sorts by age
     name = f"{stamp}-{experiment.sync}{experiment.workers}-{experiment.model}-{experiment.data}-{secrets.token_hex(2)}"
     folder = private_folder(private_folder(runs_folder()) / name)
     (folder / "experiment.json").write_text(experiment.to_json())

@@ -126,7 +126,7 @@ def environment(starter: Starter, scratch: Scratch, threads: int, one_host: bool
     if one_host:
         settings |= {
             # MPI_Init in 0.1 s instead of 1.1 s: no search for fabrics that one machine does not need.
-            "OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "self,sm,tcp", "OMPI_MCA_osc": "^ucx", "OMPI_MCA_mtl": "^ofi",
+            "OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "self,sm", "OMPI_MCA_osc": "^ucx", "OMPI_MCA_mtl": "^ofi",
             "PMIX_MCA_gds": "hash",
             "OMPI_MCA_btl_sm_backing_directory": str(scratch.memory),
             "OMPI_MCA_osc_sm_backing_directory": str(scratch.memory),

@@ -19,7 +19,11 @@ from dlpar.launcher.processes import die_with_parent  # noqa: E402
 def main() -> None:
     die_with_parent(os.getppid())
     server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    server.connect(sys.argv[1])
+    try:
+        server.connect(sys.argv[1])
+    except OSError:  # it left this moment: start cold
+        python = [sys.executable, "-m", "dlpar.launcher.rank", *sys.argv[2:]]
+        os.execv(python[0], python)
     request = {"env": dict(os.environ), "cwd": os.getcwd(), "argv": sys.argv[2:]}
     body = json.dumps(request).encode()
     socket.send_fds(server, [len(body).to_bytes(8, "big")], [0, 1, 2])

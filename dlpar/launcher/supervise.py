@@ -21,11 +21,14 @@ from pathlib import Path
 from dlpar.launcher import diagnosis, warm
 from dlpar.launcher.processes import adopt_orphans, descendants, die_with_parent, kill, wait_gone
 from dlpar.paths import Scratch
-from dlpar.summary import summarise
+from dlpar.summary import Summary
 from dlpar.tail import Tail
 
 START = 120.0
 """Seconds all ranks together may take to start."""
+
+SUMMARISED = 64 << 20
+"""Bytes of records summed up before the job is over; whoever opens a longer run sums it up."""
 
 LOG_LIMIT = 64 << 20
 """Bytes of log.txt at most: a rank that prints in a loop must not fill the disk."""
@@ -55,7 +58,10 @@ class Job:
     def choose_command(self) -> None:
         """The fastest safe way to start: through the fork server, which may first have to be started itself."""
         command = self.spec["warm"]
-        socket = warm.warm_socket(self.spec["python"]) if command else None
+        try:
+            socket = warm.warm_socket(self.spec["python"]) if command else None
+        except Exception:  # whatever keeps it from starting warm, a cold start is possible
+            socket = None
         self.mode = "warm" if socket else "cold"
         self.command = [str(socket) if word == "{socket}" else word for word in command] if socket else self.spec["cold"]
 
@@ -119,16 +125,20 @@ class Job:
         Scratch(self.spec["scratch"]).remove()
 
     def finish(self) -> None:
-        experiment = self.folder / "experiment.json"
-        if experiment.exists():
-            result = summarise(json.loads(experiment.read_text()), self.folder.name, Tail(self.folder).read_all())
-            whole = self.folder / "summary.json.part"
-            whole.write_text(json.dumps(result, indent=1))
-            whole.rename(self.folder / "summary.json")
-        for stack in self.folder.glob("*.stack"):
-            stack.unlink()
         status, reason, rank = self.verdict
         self.write(k="end", at=time.time(), status=status, reason=reason, rank=rank)
+        for stack in self.folder.glob("*.stack"):
+            stack.unlink()
+        experiment = self.folder / "experiment.json"
+        size = sum(diagnosis.size_of(path) for path in self.folder.glob("rank-*.jsonl"))
+        if experiment.exists() and size < SUMMARISED:
+            summary = Summary(json.loads(experiment.read_text()), self.folder.name)
+            for records in iter(Tail(self.folder).read, []):
+                for source, record in records:
+                    summary.add(record) if source != "job" else None
+            whole = self.folder / "summary.json.part"
+            whole.write_text(json.dumps(summary.result(), indent=1))
+            whole.rename(self.folder / "summary.json")
 
 
 def guard(spec: dict) -> None:
@@ -148,10 +158,12 @@ def guard(spec: dict) -> None:
         while choosing.is_alive() and job.verdict is None:
             _hear(job, selector, signals, 0.02)
         if job.verdict is None:
-            mpiexec = job.start()
-            _watch(job, mpiexec, selector, signals)
-    except OSError as error:
-        job.end("failed", f"mpiexec: {spec['cold'][0]} does not start ({error.strerror})")
+            try:
+                mpiexec = job.start()
+            except OSError as error:
+                job.end("failed", f"mpiexec: {spec['cold'][0]} does not start ({error.strerror})")
+            else:
+                _watch(job, mpiexec, selector, signals)
     except BaseException as error:  # a fault of ours must not leave ranks behind
         job.end("failed", f"the launcher failed: {type(error).__name__}: {error}")
     job.clean_up(mpiexec)

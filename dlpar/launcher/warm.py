@@ -22,6 +22,9 @@ IDLE = 600.0
 START = 60.0
 """Seconds a fork server may take to import everything."""
 
+SOCKET_LENGTH = 107
+"""Bytes the path of a Unix socket may have."""
+
 started: list[subprocess.Popen] = []
 """Fork servers this process has started; they outlive it."""
 
@@ -32,10 +35,10 @@ def warm_socket(python: str = sys.executable) -> Path | None:
     Forking is safe on Linux only; on macOS its system libraries forbid it.
     Takes milliseconds if there is one, seconds if it must be started.
     """
-    idle = float(os.environ.get("DLPAR_WARM_IDLE", IDLE))
-    if sys.platform != "linux" or idle <= 0:
-        return None
+    idle = idle_seconds()
     path, fingerprint = _socket_path(python), _fingerprint()
+    if sys.platform != "linux" or idle <= 0 or len(os.fsencode(path)) > SOCKET_LENGTH:
+        return None
     if _ask(path, fingerprint) == "fresh":
         return path
     try:
@@ -47,6 +50,15 @@ def warm_socket(python: str = sys.executable) -> Path | None:
     except OSError:
         return None
     return path if _ask(path, fingerprint) == "fresh" else None
+
+
+def idle_seconds() -> float:
+    """``$DLPAR_WARM_IDLE`` as a number; raises `ValueError` in one sentence if it is none."""
+    given = os.environ.get("DLPAR_WARM_IDLE", str(IDLE))
+    try:
+        return float(given)
+    except ValueError:
+        raise ValueError(f"DLPAR_WARM_IDLE: got {given!r}, allowed is a number of seconds, 0 for no warm start") from None
 
 
 def _locked(file, seconds: float) -> bool:
