@@ -42,7 +42,7 @@ def limit(what: str, values: list[float], unit: str, bar: float) -> None:
     """Print one figure that must stay at or below a bar."""
     middle = statistics.median(values)
     verdict = "✓" if middle <= bar else "✗ MISSED"
-    Console(width=130).print(f"{what}: {middle:.3g} {unit} (n = {len(values)}, {_spread(values)}); aimed at ≤ {bar:g} {verdict}")
+    Console(width=130).print(f"{what}: {middle:.4g} {unit} (n = {len(values)}, {_spread(values)}); aimed at ≤ {bar:g} {verdict}")
 
 
 def _spread(values: list[float]) -> str:

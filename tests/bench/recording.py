@@ -9,7 +9,7 @@ import dlpar
 from compare import limit
 from rich.console import Console
 
-BLOCK, PAIRS = 10, 150
+BLOCK, PAIRS = 10, 500
 """Steps recorded, then as many not, and how often."""
 
 
