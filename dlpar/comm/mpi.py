@@ -57,7 +57,7 @@ class MPIComm(Comm):
 
     def send(self, tensor: torch.Tensor, dest: int, tag: int = 0) -> None:
         check_peer(self, dest, "dest")
-        wire = on_wire(tensor)
+        wire = staged(tensor)
         self.traffic.sent(wire.nbytes)
         for piece in pieces(wire):
             self.mpi.Send([piece, MPI.BYTE], dest, tag)
@@ -83,7 +83,7 @@ class MPIComm(Comm):
 
     def isend(self, tensor: torch.Tensor, dest: int, tag: int = 0) -> Request:
         check_peer(self, dest, "dest")
-        wire = on_wire(tensor)
+        wire = staged(tensor)
         self.traffic.sent(wire.nbytes)
         return _Under(self, [self.mpi.Isend([p, MPI.BYTE], dest, tag) for p in pieces(wire)], wire)
 
@@ -91,7 +91,9 @@ class MPIComm(Comm):
         check_peer(self, source, "source")
         wire = landing(into)
         if wire.nbytes >= PIECE:
-            raise ValueError(f"irecv: got room for {wire.nbytes:,} bytes, allowed is below {PIECE:,}: use recv, which takes pieces")
+            raise ValueError(
+                f"irecv: got room for {wire.nbytes:,} bytes, allowed is below {PIECE:,}: recv takes longer messages"
+            )
         source, tag = _any(source, MPI.ANY_SOURCE), _any(tag, MPI.ANY_TAG)
         return _Under(self, [self.mpi.Irecv([memory_of(wire), MPI.BYTE], source, tag)], wire, into)
 
@@ -190,11 +192,6 @@ def staged(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.contiguous()
     host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
     return host.copy_(tensor)
-
-
-def on_wire(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor to send from: contiguous, on the host, its values those of now."""
-    return staged(tensor)
 
 
 def landing(into: torch.Tensor) -> torch.Tensor:
