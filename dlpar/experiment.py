@@ -3,78 +3,42 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Union
 
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
+from dlpar.parts import Averaging, Cluster, Compression, Data, DataSplit, Delays, Model
+from dlpar.rules import FROM_FILES, RULES
 from dlpar.schema import BadExperiment, Part, sentence, shown, spelled_as_head
+from dlpar.summary import free_running
+from dlpar.sync.parts import SCHEMES, Ring, extra_ranks
 
 MAX_WORKERS = 64
 """Real processes one job may start; more belong to the simulated world."""
 
 
-class Model(Part):
-    """The network every replica holds."""
-
-    name: Literal["mlp", "linear", "logistic", "cnn", "transformer"] = Field(
-        "mlp", description="Network to train.", title="model"
-    )
-    width: int = Field(256, ge=1, le=8192, description="Hidden units; 8 times the channels of a cnn; embedding size of a transformer.")
-    depth: int = Field(2, ge=1, le=64, description="Hidden layers, convolution layers or transformer blocks.")
-    heads: int = Field(4, ge=1, le=64, description="Attention heads of a transformer.")
-    norm: Literal["none", "batch", "sync_batch"] = Field(
-        "none", description="Batch normalisation of mlp and cnn: with each worker's own statistics, or synchronised."
-    )
+def _part(*kinds: type[Part]):
+    return BeforeValidator(spelled_as_head(*kinds))
 
 
-class Data(Part):
-    """The samples, and where files of them lie."""
+def _sync(value: Any) -> Any:
+    """A function or class becomes the part that carries it; words and mappings are spelled out."""
+    if callable(value) and not isinstance(value, Part):
+        from dlpar.launcher.payload import as_part  # here: needs cloudpickle, which a plain experiment does not
 
-    name: Literal["digits", "diabetes", "docstrings", "mnist", "cifar10"] = Field(
-        "digits", description="Data set.", title="data"
-    )
-    folder: str | None = Field(
-        None, min_length=1, description="Folder with the mnist or cifar10 files; default: $DLPAR_DATA."
-    )
-    context: int = Field(32, ge=2, le=1024, description="Characters a docstrings sample shows the transformer.")
+        return as_part(value)
+    return spelled_as_head(*SCHEMES)(value)
 
 
-class DataSplit(Part):
-    """Every rank holds the whole model and a share of each batch."""
-
-    kind: Literal["data"] = Field("data", description="How one model is cut over ranks.", title="split")
+Sync = Annotated[Union[SCHEMES], Field(discriminator="scheme")]
 
 
-class Ring(Part):
-    """Ring all-reduce (Patarasuk and Yuan 2009; Horovod, arXiv 1802.05799)."""
-
-    scheme: Literal["ring"] = Field("ring", description="How replicas agree.", title="sync")
-    allreduce: Literal["ring", "library"] = Field(
-        "ring", description="Our ring in 20 lines, or the library's own (MPI_Allreduce, NCCL)."
-    )
-    overlap: bool = Field(False, description="Send a bucket while the backward pass still computes the next.")
-    bucket_mb: float = Field(
-        25.0, gt=0, le=4096, allow_inf_nan=False, description="Size of a gradient bucket, in MB (10^6 bytes)."
-    )
-
-
-class Cluster(Part):
-    """Where the ranks live and what carries their messages."""
-
-    world: Literal["real"] = Field("real", description="What ranks and time are.", title="world")
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where tensors live.")
-    carrier: Literal["auto", "mpi", "nccl", "gloo"] = Field(
-        "auto", description="What moves tensors; auto: nccl with one GPU a rank, else mpi."
-    )
-    threads: int | None = Field(None, ge=1, le=256, description="Compute threads a rank; default: a fair share of the cores.")
-    hostfile: str | None = Field(None, min_length=1, description="Open MPI hostfile for more than one machine.")
-    timeout: float = Field(
-        60.0, gt=0, le=86_400, allow_inf_nan=False, description="Seconds without progress after which the job is ended."
-    )
-
-
-def _part(kind: type[Part]):
-    return Annotated[kind, BeforeValidator(spelled_as_head(kind))]
+def _changed(part: Any, value: Any) -> Any:
+    """A part with some fields changed; another kind of part takes nothing over."""
+    if not (isinstance(part, dict) and isinstance(value, dict)):
+        return value
+    head = next(iter(part))
+    return {**part, **value} if value.get(head, part[head]) == part[head] or head != "scheme" else value
 
 
 class Experiment(Part):
@@ -95,25 +59,31 @@ class Experiment(Part):
     128
     """
 
-    model: _part(Model) = Field(Model(), description="Network to train.")
-    data: _part(Data) = Field(Data(), description="Data set.")
+    model: Annotated[Model, _part(Model)] = Field(Model(), description="Network to train.")
+    data: Annotated[Data, _part(Data)] = Field(Data(), description="Data set.")
     batch: int = Field(256, ge=1, le=1_000_000, description="Samples a step: of all workers (strong), of each (weak).")
     scaling: Literal["strong", "weak"] = Field(
         "strong", description="strong: batch is divided among workers; weak: batch is each worker's own."
     )
     shards: Literal["iid", "by_label", "uneven"] = Field("iid", description="How samples are dealt to workers.")
     steps: int = Field(200, ge=1, le=10_000_000, description="Global batches; an epoch has train size / batch of them.")
-    lr: float = Field(0.1, gt=0, le=1000, allow_inf_nan=False, description="Learning rate.")
+    lr: float = Field(0.1, ge=0, le=1000, allow_inf_nan=False, description="Learning rate.")
     optimizer: Literal["sgd", "momentum", "adagrad", "adam"] = Field("sgd", description="Update rule.")
+    momentum: float = Field(0.9, ge=0, lt=1, allow_inf_nan=False, description="Of the momentum optimizer.")
     dtype: Literal["float32", "float64"] = Field("float32", description="Type of weights and gradients.")
     seed: int = Field(0, ge=0, le=2**31 - 1, description="Fixes weights, split and batches.")
     evaluate_every: int | None = Field(
         None, ge=1, le=10_000_000, description="Steps between tests on held-out samples; default: 20 tests a run."
     )
     workers: int = Field(4, ge=1, le=MAX_WORKERS, description="Ranks that train (servers not counted).")
-    split: _part(DataSplit) = Field(DataSplit(), description="How one model is cut over ranks.")
-    sync: _part(Ring) = Field(Ring(), description="How replicas agree.")
-    cluster: _part(Cluster) = Field(Cluster(), description="Where the ranks live.")
+    split: Annotated[DataSplit, _part(DataSplit)] = Field(DataSplit(), description="How one model is cut over ranks.")
+    sync: Annotated[Sync, BeforeValidator(_sync)] = Field(Ring(), description="How replicas agree.")
+    averaging: Annotated[Averaging, _part(Averaging)] = Field(Averaging(), description="Local steps between exchanges.")
+    compression: Annotated[Compression, _part(Compression)] = Field(
+        Compression(), description="Fewer bytes for a gradient."
+    )
+    delays: Annotated[Delays, _part(Delays)] = Field(Delays(), description="Slow and unsteady workers.")
+    cluster: Annotated[Cluster, _part(Cluster)] = Field(Cluster(), description="Where the ranks live.")
 
     def __init__(self, **fields: Any) -> None:
         try:
@@ -135,6 +105,16 @@ class Experiment(Part):
             if complaint:
                 raise ValueError(complaint)
         return self
+
+    @property
+    def ranks(self) -> int:
+        """Processes of the job: workers, then servers, then leaf servers."""
+        return self.workers + extra_ranks(self.sync)
+
+    @property
+    def free_running(self) -> bool:
+        """Whether workers do as many steps as they can, in place of the same steps all of them."""
+        return free_running(self.sync.model_dump())
 
     @property
     def global_batch(self) -> int:
@@ -176,8 +156,7 @@ class Experiment(Part):
         """A validated copy; a part is changed field by field: ``replace(model={"width": 64})``."""
         fields = self.model_dump()
         for name, value in changes.items():
-            part = isinstance(value, dict) and isinstance(fields.get(name), dict)
-            fields[name] = {**fields[name], **value} if part else value
+            fields[name] = _changed(fields.get(name), value)
         return Experiment(**fields)
 
     def to_json(self) -> str:
@@ -196,72 +175,3 @@ class Experiment(Part):
         if not isinstance(fields, dict):
             raise BadExperiment(f"experiment: got {shown(fields)}, allowed is a mapping of fields to values")
         return cls(**fields)
-
-
-FITS = {
-    "linear": ("diabetes",),
-    "logistic": ("digits", "docstrings", "mnist", "cifar10"),
-    "mlp": ("digits", "diabetes", "mnist", "cifar10"),
-    "cnn": ("digits", "mnist", "cifar10"),
-    "transformer": ("docstrings",),
-}
-"""Data sets each model can read."""
-
-FROM_FILES = ("mnist", "cifar10")
-"""Data sets that do not come with dlpar or its libraries."""
-
-
-def _model_fits_data(e: Experiment) -> str | None:
-    fits = FITS[e.model.name]
-    if e.data.name not in fits:
-        return f"data: got {e.data.name!r}, allowed with model {e.model.name} is {' or '.join(fits)}"
-    if e.shards == "by_label" and (e.data.name == "diabetes" or e.model.name == "transformer"):
-        return f"shards: got 'by_label', allowed with {e.model.name} on {e.data.name} is iid or uneven: it has no labels"
-    return None
-
-
-def _batch_reaches_every_worker(e: Experiment) -> str | None:
-    if e.scaling == "strong" and e.batch < e.workers:
-        return (
-            f"batch: got {e.batch}, allowed with {e.workers} workers and strong scaling "
-            f"is at least {e.workers}: every worker needs a sample"
-        )
-    return None
-
-
-def _model_is_whole(e: Experiment) -> str | None:
-    model = e.model
-    if model.name == "transformer" and model.width % model.heads:
-        return f"model.heads: got {model.heads}, allowed is a divisor of the width {model.width}"
-    if model.norm != "none" and model.name not in ("mlp", "cnn"):
-        return f"model.norm: got {model.norm!r}, allowed with model {model.name} is none"
-    return None
-
-
-def _statistics_exist(e: Experiment) -> str | None:
-    """Batch normalisation of single numbers has no variance; an image holds many numbers, a row of an mlp one."""
-    if e.model.norm == "none" or e.model.name != "mlp":
-        return None
-    # The smallest of uneven shares is about 1 of 1 + 2 + ... + workers.
-    shares = {"uneven": e.workers * (e.workers + 1) // 2}.get(e.shards, e.workers) if e.model.norm == "batch" else 1
-    if e.global_batch >= 2 * shares:
-        return None
-    least = 2 * shares if e.scaling == "strong" else -(-2 * shares // e.workers)
-    return (
-        f"batch: got {e.batch}, allowed with norm {e.model.norm}, {e.workers} workers, {e.scaling} scaling "
-        f"and {e.shards} shards is at least {least}: a variance needs two samples"
-    )
-
-
-def _carrier_fits_device(e: Experiment) -> str | None:
-    if e.cluster.carrier == "nccl" and e.cluster.device == "cpu":
-        return "cluster.carrier: got 'nccl', allowed with device cpu is auto, mpi or gloo"
-    if e.cluster.carrier == "gloo" and e.cluster.device == "cuda":
-        return "cluster.carrier: got 'gloo', allowed with device cuda is auto, mpi or nccl"
-    return None
-
-
-RULES = (
-    _model_fits_data, _batch_reaches_every_worker, _model_is_whole, _statistics_exist, _carrier_fits_device,
-)  # fmt: skip
-"""What fields must satisfy together; each gives a sentence, or None."""

@@ -73,7 +73,9 @@ def loss(task: Task) -> Callable[[Tensor, Tensor], Tensor]:
     callable
         ``(output, target)`` to a scalar, the mean over samples and what each predicts.
     """
-    return {"classification": F.cross_entropy, "regression": F.mse_loss, "characters": _character_loss}[task]
+    mean = {"classification": F.cross_entropy, "regression": F.mse_loss, "characters": _character_loss}[task]
+    # The mean of no samples is no number; their sum, 0, weighs nothing in any gradient.
+    return lambda output, target: mean(output, target) if len(target) else output.sum()
 
 
 def score(task: Task) -> Callable[[Tensor, Tensor], Tensor] | None:

@@ -7,18 +7,18 @@ The arithmetic is torch's own.  Its functional form is used because building a
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch.optim.adagrad import adagrad
 from torch.optim.adam import adam
 from torch.optim.sgd import sgd
 
-MOMENTUM = 0.9
 BETAS = (0.9, 0.999)
 
 
 class Optimizer:
-    """One of ``sgd``, ``momentum`` (0.9), ``adagrad`` and ``adam`` (betas 0.9, 0.999), with torch's defaults.
+    """One of ``sgd``, ``momentum``, ``adagrad`` and ``adam`` (betas 0.9, 0.999), with torch's defaults.
 
     Parameters
     ----------
@@ -28,14 +28,16 @@ class Optimizer:
         Updated in place by :meth:`step`.
     lr : float
         Learning rate; may be changed between steps.
+    momentum : float
+        What ``momentum`` keeps of the last update.
     """
 
-    def __init__(self, rule: str, weights: torch.Tensor, lr: float) -> None:
+    def __init__(self, rule: str, weights: torch.Tensor, lr: float, momentum: float = 0.9) -> None:
         if rule not in RULES:
             raise ValueError(f"optimizer: got {rule!r}, allowed is one of {', '.join(RULES)}")
         self.weights, self.lr = weights, lr
         self._update = RULES[rule]
-        self._state: dict[str, torch.Tensor | None] = {}
+        self._state: dict[str, Any] = {"mu": momentum}
 
     @torch.no_grad()
     def step(self, gradient: torch.Tensor) -> None:
@@ -49,7 +51,7 @@ def _sgd(weights: torch.Tensor, gradient: torch.Tensor, lr: float, state: dict) 
 
 def _momentum(weights: torch.Tensor, gradient: torch.Tensor, lr: float, state: dict) -> None:
     buffers = [state.get("momentum")]
-    sgd([weights], [gradient], buffers, foreach=False, lr=lr, momentum=MOMENTUM, dampening=0.0,
+    sgd([weights], [gradient], buffers, foreach=False, lr=lr, momentum=state["mu"], dampening=0.0,
         weight_decay=0.0, nesterov=False, maximize=False)  # fmt: skip
     state["momentum"] = buffers[0]
 

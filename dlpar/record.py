@@ -24,8 +24,11 @@ if TYPE_CHECKING:
 TOGETHER = 0.02
 """Seconds of steps that may be written together."""
 
-COMPUTING = frozenset({"forward", "backward", "update"})
+COMPUTING = frozenset({"forward", "backward", "delay", "update"})
 """Spans counted as computing; any other but ``evaluate`` is communication."""
+
+NOTHING = 2e-6
+"""Seconds: in a shorter span nothing was done, and it is not written."""
 
 
 class Span:
@@ -42,8 +45,10 @@ class Span:
         self._start = self._record.now()
 
     def __exit__(self, *error: object) -> None:
-        record = self._record
-        record._spans.append((self._name, self._start, record.now()))
+        record, end = self._record, self._record.now()
+        if end - self._start < NOTHING:
+            return
+        record._spans.append((self._name, self._start, end))
         if self._name not in COMPUTING:
             record._waited += record.traffic.waited - self._waited
 

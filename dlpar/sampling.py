@@ -8,12 +8,12 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from dlpar.schema import BadExperiment
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from dlpar.experiment import Experiment
 
 
@@ -50,10 +50,13 @@ class Sampler:
     samples sorted by label; shards of ``uneven``, and their slices of a batch, are
     proportional to 1, 2, ..., N.
 
+    Under map-reduce with a fraction below 1 a sample of the batch is kept by a hash of
+    seed, step and its own number, so again whatever the number of workers.
+
     Parameters
     ----------
     experiment : Experiment
-        Gives seed, batch, scaling, workers and shards.
+        Gives seed, batch, scaling, workers, shards and, under map-reduce, the fraction.
     labels : Tensor or None
         Label of each training sample, shape (size,); only ``by_label`` reads them.
     size : int
@@ -76,7 +79,8 @@ class Sampler:
             )
         if e.shards == "by_label" and (labels is None or labels.shape != (size,)):
             raise BadExperiment("shards: got 'by_label', allowed without one label a sample is iid or uneven")
-        self.shards = e.shards
+        self.shards, self.seed = e.shards, e.seed
+        self.fraction = getattr(e.sync, "fraction", 1.0)
         if e.shards == "uneven":
             self._counts = proportional(e.global_batch, workers)
         else:
@@ -89,7 +93,7 @@ class Sampler:
             self._streams = [_Stream(own, e.seed, "shard", worker) for worker, own in enumerate(members)]
 
     def count(self, worker: int) -> int:
-        """Samples `worker` (0-based) takes of every step."""
+        """Samples `worker` (0-based) takes of every step; a fraction below 1 keeps some of them."""
         return self._counts[worker]
 
     def indices(self, step: int, worker: int) -> Tensor:
@@ -105,13 +109,19 @@ class Sampler:
         Returns
         -------
         Tensor
-            int64, shape ``(count(worker),)``, indices into the training samples.
+            int64, shape ``(count(worker),)``, indices into the training samples;
+            with a fraction below 1 fewer, at times none.
         """
+        import torch  # here: a notebook that draws a graph of workers need not load it
+
         count = self._counts[worker]
         if self.shards == "iid":
-            start = step * self._starts[-1] + self._starts[worker]
-            return torch.from_numpy(self._streams[0].take(start, count))
-        return torch.from_numpy(self._streams[worker].take(step * count, count))
+            taken = self._streams[0].take(step * self._starts[-1] + self._starts[worker], count)
+        else:
+            taken = self._streams[worker].take(step * count, count)
+        if self.fraction < 1:
+            taken = taken[hashed(self.seed + step, taken) < self.fraction]
+        return torch.from_numpy(taken)
 
 
 class _Stream:
@@ -135,6 +145,34 @@ class _Stream:
             start += len(pieces[-1])
             count -= len(pieces[-1])
         return np.concatenate(pieces)
+
+
+def hashed(key: int, numbers: np.ndarray) -> np.ndarray:
+    """A fixed number from 0 to below 1 for each of `numbers`, another for every key, as if drawn at random.
+
+    Two rounds of the finaliser of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014), the
+    first over the key alone: nearby keys and nearby numbers share nothing.
+
+    Parameters
+    ----------
+    key : int
+        At least 0, below 2^64.
+    numbers : ndarray of int, shape (n,)
+        Each at least 0.
+
+    Returns
+    -------
+    ndarray of float64, shape (n,)
+    """
+    return (_mixed(_mixed(np.array([key], np.uint64)) + numbers.astype(np.uint64)) >> np.uint64(11)) * 2.0**-53
+
+
+def _mixed(z: np.ndarray) -> np.ndarray:
+    """A bijection of 64-bit numbers in which every bit of one depends on every bit of the other."""
+    z = z + np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
 
 
 def _cut(e: Experiment, labels: Tensor | None, size: int) -> list[np.ndarray]:

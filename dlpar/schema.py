@@ -10,7 +10,7 @@ import enum
 import math
 import types
 import typing
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from annotated_types import Ge, Gt, Le, Lt, MinLen
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
@@ -30,6 +30,9 @@ class Part(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
 
+    listed: ClassVar[bool] = True
+    """Whether a user may choose it by the word of its head."""
+
     @classmethod
     def head(cls) -> str:
         """Name of the first field, the one that stands for the whole part."""
@@ -48,13 +51,23 @@ class Part(BaseModel):
         return {k: str(v) if isinstance(v, bool) and k in numbers else v for k, v in fields.items()}
 
 
-def spelled_as_head(part: type[Part]):
-    """A before-validator for fields of type `part`: a bare word becomes ``{head: word}``."""
+def spelled_as_head(*kinds: type[Part]):
+    """A before-validator: a bare word becomes ``{head: word}``, and a mapping without a head is of the first kind."""
+    head, usual = kinds[0].head(), choices(kinds[0].model_fields[kinds[0].head()])[0]
 
     def expand(value: Any) -> Any:
-        return {part.head(): value} if isinstance(value, str) else value
+        if isinstance(value, str):
+            return {head: value}
+        return {head: usual, **value} if len(kinds) > 1 and isinstance(value, dict) else value
 
     return expand
+
+
+def kinds(field: FieldInfo) -> list[type[Part]]:
+    """The kinds of part a field may hold: none for a plain field, several for a union."""
+    annotation = unwrap(field.annotation)
+    candidates = [annotation, *map(unwrap, typing.get_args(annotation))]
+    return [kind for kind in candidates if isinstance(kind, type) and issubclass(kind, Part)]
 
 
 def unwrap(annotation: Any) -> Any:
@@ -104,15 +117,20 @@ def _number(value: float) -> str:
 
 def allowed(field: FieldInfo) -> str:
     """What a field admits, in words: ``one of ring, ps`` or ``a whole number from 1 to 64``."""
-    kind = unwrap(field.annotation)
-    if isinstance(kind, type) and issubclass(kind, Part):
-        head = kind.model_fields[kind.head()]
-        return f"{allowed(head)} (or a mapping of {', '.join(kind.model_fields)})"
+    kind, several = unwrap(field.annotation), kinds(field)
+    if several:
+        fields = several[0].model_fields if len(several) == 1 else [several[0].head(), "its settings"]
+        heads = [str(head) for part in several if part.listed for head in choices(part.model_fields[part.head()])]
+        return f"one of {', '.join(heads)} (or a mapping of {', '.join(fields)})"
     named = choices(field)
     if named is not None:
         text = "one of " + ", ".join(str(c) for c in named)
     elif kind is bool:
         text = "true or false"
+    elif typing.get_origin(kind) is dict:
+        text = "numbers above 0 for some workers, such as 1=4.0,2=1.5"
+    elif typing.get_origin(kind) is tuple:
+        text = "pairs of workers such as 0-1,1-2, or the path of a file with one pair a line"
     elif kind in (int, float):
         low, high, low_open, high_open = bounds(field)
         noun = "a whole number" if kind is int else "a finite number"
@@ -147,10 +165,13 @@ def sentence(error: ValidationError, schema: type[BaseModel]) -> str:
     """All complaints of a pydantic error as one line, each naming field, value and allowed."""
     said = []
     for item in error.errors(include_url=False):
-        where = [str(step) for step in item["loc"]]
-        name = ".".join(step if step.isidentifier() else shown(step) for step in where)
-        field, owner = _find(schema, where)
-        if item["type"] == "extra_forbidden":
+        path, field, owner = _find(schema, item["loc"])
+        name = ".".join(step if step.isidentifier() else shown(step) for step in path)
+        if item["type"] == "union_tag_invalid":
+            head = kinds(field)[0].head()
+            got = shown(item["input"][head])
+            said.append(f"{name}.{head}: got {got}, allowed is {allowed(field).split(' (or')[0]}")
+        elif item["type"] == "extra_forbidden":
             fields = ", ".join(owner.model_fields)
             got = f"{name}: got {shown(item['input'])}"
             said.append(f"{got}, but there is no such field; allowed are {fields}")
@@ -168,16 +189,23 @@ def sentence(error: ValidationError, schema: type[BaseModel]) -> str:
     return "; ".join(dict.fromkeys(said))
 
 
-def _find(schema: type[BaseModel], where: list[str]) -> tuple[FieldInfo | None, type[BaseModel]]:
-    """The field a pydantic location points at, and the model that owns it."""
-    field, owner = None, schema
-    for step in where:
+def _find(schema: type[BaseModel], where: tuple[Any, ...]) -> tuple[list[str], FieldInfo | None, type[BaseModel]]:
+    """The names on the way to what a pydantic location points at, the field there, and the model that owns it."""
+    path, field, owner, steps = [], None, schema, [str(step) for step in where]
+    while steps:
         if field is not None:
-            kind = unwrap(field.annotation)
-            if not (isinstance(kind, type) and issubclass(kind, BaseModel)):
-                break
-            owner = kind
-        if step not in owner.model_fields:
-            return None, owner
-        field = owner.model_fields[step]
-    return field, owner
+            several = kinds(field)
+            if len(several) > 1:  # the location names the kind: it is no field
+                tag = steps.pop(0)
+                several = [kind for kind in several if tag in choices(kind.model_fields[kind.head()])]
+                if not steps:
+                    break
+            if not several:
+                break  # inside a value: the field is what one can change
+            owner = several[0]
+        name = steps.pop(0)
+        path.append(name)
+        if name not in owner.model_fields:
+            return path, None, owner
+        field = owner.model_fields[name]
+    return path, field, owner

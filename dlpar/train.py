@@ -12,6 +12,7 @@ import torch
 from dlpar import models
 from dlpar.comm import Comm
 from dlpar.data import Dataset, load
+from dlpar.delays import Delays
 from dlpar.experiment import Experiment
 from dlpar.record import Recorder
 from dlpar.sampling import Sampler
@@ -36,14 +37,15 @@ def train(comm: Comm, experiment: Experiment, record: Recorder) -> torch.nn.Modu
     flops = models.flops_per_sample(model, dataset)
 
     # 2. This rank's copy of the weights, and how the copies are kept in agreement.
-    replica = Replica(model, experiment.sync.bucket_mb * 1e6)
+    replica = Replica(model)
     sync = scheme(experiment, comm, replica)
-    done = 0
+    delays = Delays(experiment, comm)
+    own = tested = 0
 
     for step in sync.steps():
         # 3. This rank's slice of the global batch.
         x, y = dataset.batch(sampler.indices(step, comm.rank))
-        share = len(y) / experiment.global_batch
+        share, began = len(y) / experiment.global_batch, comm.now()
 
         # 4. Its part of the global gradient: what `share` weighs adds up over the ranks.
         with record.span("forward"):
@@ -51,6 +53,9 @@ def train(comm: Comm, experiment: Experiment, record: Recorder) -> torch.nn.Modu
             loss = comm.compute(lambda: criterion(model(x), y), cost=flops * len(y) / 3)
         with record.span("backward"):
             comm.compute((loss * share).backward, cost=flops * len(y) * 2 / 3)
+        replica.loss, replica.samples = loss.item(), len(y)
+        with record.span("delay"):
+            delays.after(step, began)
 
         # 5. Agree with the other replicas, then move the weights.
         with record.span("communicate"):
@@ -60,15 +65,16 @@ def train(comm: Comm, experiment: Experiment, record: Recorder) -> torch.nn.Modu
 
         # 6. Write down what happened.
         facts = {**comm.traffic.take(), **sync.facts()}
-        record.step(step, loss=loss.item(), samples=len(y), **facts)
-        done += 1
-        due = done % experiment.evaluation_interval == 0 and done < experiment.steps
-        if comm.rank == 0 and due:
+        record.step(step, loss=replica.loss, samples=len(y), **facts)
+        own += 1
+        done = sync.done(own)
+        if comm.rank == 0 and tested < done // experiment.evaluation_interval and done < experiment.steps:
+            tested = done // experiment.evaluation_interval
             evaluate(model, dataset, done, record, limit=EVALUATED)
 
     if comm.rank == 0:
-        evaluate(model, dataset, done, record)
-    record.end(done)
+        evaluate(model, dataset, sync.done(own), record)
+    record.end(own)
     return model
 
 

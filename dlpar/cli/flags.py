@@ -20,7 +20,7 @@ import typer
 from pydantic.fields import FieldInfo
 
 from dlpar.experiment import Experiment
-from dlpar.schema import BadExperiment, Part, allowed, choices, is_optional, shown, unwrap
+from dlpar.schema import BadExperiment, Part, allowed, choices, is_optional, kinds, shown, unwrap
 
 OWN_PANEL = "Training"
 """Title of the fields that belong to no part."""
@@ -83,37 +83,30 @@ def flags(schema: type[Part] = Experiment) -> tuple[Flag, ...]:
     """All flags of a schema, in the order of its fields; no two are spelled alike."""
     found: list[Flag] = []
     for name, field in schema.model_fields.items():
-        kinds = _kinds(field)
-        found += _flags_of(name, kinds) if kinds else [Flag((name,), _spelled(name), field)]
+        several = [kind for kind in kinds(field) if kind.listed]
+        found += _flags_of(name, several) if several else [Flag((name,), _spelled(name), field)]
     spellings = [flag.spelling for flag in found]
     doubled = sorted({s for s in spellings if spellings.count(s) > 1})
     assert not doubled, f"two fields of {schema.__name__} share a flag: {', '.join(doubled)}"
     return tuple(found)
 
 
-def _kinds(field: FieldInfo) -> list[type[Part]]:
-    """The kinds of part a field may hold: none for a plain field, several for a union."""
-    annotation = unwrap(field.annotation)
-    candidates = [annotation, *map(unwrap, typing.get_args(annotation))]
-    return [kind for kind in candidates if isinstance(kind, type) and issubclass(kind, Part)]
-
-
-def _flags_of(part: str, kinds: list[type[Part]]) -> list[Flag]:
+def _flags_of(part: str, several: list[type[Part]]) -> list[Flag]:
     """Flags of one part: its head, then the fields of each kind; a field of several kinds is one flag."""
-    head = kinds[0].head()
-    heads = {kind: tuple(map(str, choices(kind.model_fields[head]))) for kind in kinds}
-    every = tuple(value for kind in kinds for value in heads[kind])
-    field = kinds[0].model_fields[head]
+    head = several[0].head()
+    heads = {kind: tuple(map(str, choices(kind.model_fields[head]))) for kind in several}
+    every = tuple(value for kind in several for value in heads[kind])
+    field = several[0].model_fields[head]
     found = [Flag((part, head), _spelled(field.title or head), field, every, is_head=True)]
-    fields = {name: field for kind in kinds for name, field in kind.model_fields.items() if name != head}
+    fields = {name: field for kind in several for name, field in kind.model_fields.items() if name != head}
     for name, field in fields.items():
-        having = tuple(value for kind in kinds if name in kind.model_fields for value in heads[kind])
-        found.append(Flag((part, name), _spelled(name), field, () if having == every else having))
+        having = tuple(value for kind in several if name in kind.model_fields for value in heads[kind])
+        found.append(Flag((part, name), _spelled(field.title or name), field, () if having == every else having))
     return found
 
 
 def _spelled(name: str) -> str:
-    return "--" + name.replace("_", "-")
+    return "--" + name.replace("_", "-").replace(" ", "-")
 
 
 # ---- from flags to an experiment ---------------------------------------------
@@ -216,12 +209,12 @@ def _part(fields: dict[str, Any], flag: Flag, typed: dict[Flag, Any], schema: ty
     usual = getattr(schema.model_fields[name].get_default(), head.path[1])
     before = part.get(head.path[1], usual)
     chosen = typed.get(head, before)
-    if chosen != before and len(_kinds(schema.model_fields[name])) > 1:
+    if chosen != before and len(kinds(schema.model_fields[name])) > 1:
         part = {}  # fields of the kind before mean nothing to this one
     if flag.kinds and chosen in head.kinds and not (flag.is_head or chosen in flag.kinds):
-        kinds = " or ".join(flag.kinds)
+        having = " or ".join(flag.kinds)
         got = f"{flag.spelling}: got {typed[flag]}"
-        raise BadExperiment(f"{got}, allowed with {head.spelling} {kinds}, not {chosen}")
+        raise BadExperiment(f"{got}, allowed with {head.spelling} {having}, not {chosen}")
     fields[name] = {head.path[1]: chosen, **part}
     return fields[name]
 
@@ -289,4 +282,8 @@ def _get(experiment: Experiment, flag: Flag) -> Any:
 
 def _written(value: Any) -> str:
     """A value as it is typed; floats in the fewest digits that give them back."""
+    if isinstance(value, dict):
+        return ",".join(f"{key}={_written(number)}" for key, number in value.items())
+    if isinstance(value, tuple):
+        return ",".join(f"{a}-{b}" for a, b in value)
     return f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else str(value)

@@ -13,9 +13,11 @@ from rich.table import Table
 from rich.text import Text
 
 from dlpar.experiment import Experiment
+from dlpar.lab.labels import scheme
 from dlpar.lab.says import duration, quantity
 from dlpar.lab.theme import PHASES
 from dlpar.run import Run
+from dlpar.summary import weighted_loss
 from dlpar.tail import Tail
 
 DRAW_EVERY, LINE_EVERY = 0.125, 2.0
@@ -43,7 +45,7 @@ class Progress:
         self.accuracy: float | None = None
         self.worker_steps = self.samples = 0
         self.latest = 0.0
-        self._losses: dict[str, tuple[float, int]] = {}
+        self._losses: dict[str, tuple[float, int]] = {}  # of each rank's last step: loss × samples, samples
         self._seconds: dict[int, deque] = defaultdict(lambda: deque(maxlen=RECENT_STEPS))
         self._marks = deque([(0.0, 0, 0)], maxlen=16)  # (time, worker-steps, samples) at each look
 
@@ -54,7 +56,7 @@ class Progress:
             self.worker_steps += 1
             self.samples += record["samples"]
             self.latest = max(self.latest, record["t"])
-            self._losses[source] = record["loss"], record["samples"]
+            self._losses[source] = weighted_loss(record), record["samples"]
             self._seconds[int(source[5:])].append([record[part] for part in SECONDS])
         elif kind == "rank":
             self.ranks[record["rank"]] = record
@@ -77,7 +79,7 @@ class Progress:
     def loss(self) -> float | None:
         """Mean over the ranks' last samples."""
         total = sum(samples for _, samples in self._losses.values())
-        return sum(loss * samples for loss, samples in self._losses.values()) / total if total else None
+        return sum(loss for loss, _ in self._losses.values()) / total if total else None
 
     @property
     def samples_per_s(self) -> float | None:
@@ -110,7 +112,7 @@ class Progress:
         where = " and ".join(sorted({r["host"] for r in self.ranks.values()})[:3])
         how = {f"{r['device'].partition(':')[0]} by {r['carrier']}" for r in self.ranks.values()}
         place = f" on {where}, {', '.join(sorted(how))}" if where else ""
-        return f"{e.model} on {e.data}, {workers}, {e.sync}, {e.cluster} world{place}"
+        return f"{e.model} on {e.data}, {workers}, {scheme(e)}, {e.cluster} world{place}"
 
     def figures(self) -> str:
         """Loss, accuracy and rate as one line."""
@@ -207,7 +209,7 @@ class LiveView(Following):
         if not p.worker_steps:
             up = len(p.ranks)
             how = f" ({p.mode})" if p.mode else ""
-            return Group(headline, Text(f"starting{how}: {up} of {p.experiment.workers} ranks are ready"))
+            return Group(headline, Text(f"starting{how}: {up} of {p.experiment.ranks} ranks are ready"))
         return Group(headline, self._progress_line(), Text(p.figures()), self._ranks())
 
     def _progress_line(self) -> Table:

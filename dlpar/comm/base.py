@@ -40,6 +40,35 @@ class Request(Protocol):
         """Whether it is complete."""
 
 
+class Counter(Protocol):
+    """A number all ranks count up together."""
+
+    def take(self) -> int:
+        """The present number, from 0; whoever asks next gets the next one.  Never the same twice."""
+
+
+class Packet:
+    """A message of numbers with a few whole numbers in front of it: one send, one receive.
+
+    Attributes
+    ----------
+    head : Tensor, int64, shape (HEAD,)
+        What the message says of itself.
+    body : Tensor, shape (length,)
+        The numbers.
+    wire : Tensor, uint8
+        Both, as they are sent: ``8 * HEAD`` bytes and those of the body.
+    """
+
+    HEAD = 5
+
+    def __init__(self, length: int, dtype: torch.dtype) -> None:
+        start = 8 * self.HEAD
+        self.wire = torch.zeros(start + length * dtype.itemsize, dtype=torch.uint8)
+        self.head = self.wire[:start].view(torch.int64)
+        self.body = self.wire[start:].view(dtype)
+
+
 class Traffic:
     """What one rank has sent, and how long it stood waiting for messages to start arriving.
 
@@ -126,8 +155,8 @@ class Comm(ABC):
     def recv(self, into: torch.Tensor, source: int = ANY, tag: int = ANY) -> Arrival:
         """Receive into a tensor that has room for the message; blocks until it is there.
 
-        A carrier without any-source (NCCL, gloo) takes tagged messages by MPI:
-        pass a tag above 0 where the source may be `ANY`.
+        A carrier without any-source (NCCL, gloo) takes tagged messages by MPI: where the
+        source may be `ANY`, those alone are heard.
         """
 
     @abstractmethod
@@ -164,6 +193,22 @@ class Comm(ABC):
         """Sum over all ranks in place by the library's own fast path (MPI_Allreduce, NCCL)."""
 
     @abstractmethod
+    def reduce(self, tensor: torch.Tensor, root: int = 0) -> None:
+        """Sum over all ranks in place at `root` by the library; undefined elsewhere (MPI_Reduce)."""
+
+    @abstractmethod
+    def broadcast_tensor(self, tensor: torch.Tensor, root: int = 0) -> None:
+        """Copy `root`'s tensor into that of every rank by the library (MPI_Bcast)."""
+
+    @abstractmethod
+    def reduce_scatter(self, chunks: Sequence[torch.Tensor]) -> None:
+        """Of N chunks, sum chunk ``rank`` over all ranks in place by the library (MPI_Reduce_scatter)."""
+
+    @abstractmethod
+    def allgather(self, chunks: Sequence[torch.Tensor]) -> None:
+        """Copy chunk ``rank`` of every rank into that of all ranks by the library (MPI_Allgatherv)."""
+
+    @abstractmethod
     def gather(self, thing: Any, root: int = 0) -> list[Any] | None:
         """Any picklable object of every rank, in a list at `root`; None elsewhere.  For control, not for data."""
 
@@ -185,6 +230,18 @@ class Comm(ABC):
     @abstractmethod
     def close(self) -> None:
         """Free what was allocated; collective."""
+
+    @abstractmethod
+    def pause(self, seconds: float) -> None:
+        """Let so much time pass on this rank's clock, as if it were computing."""
+
+    @abstractmethod
+    def counter(self) -> Counter:
+        """A counter all ranks of the group share; collective.  For ranks of one machine or many."""
+
+    def packet(self, length: int, dtype: torch.dtype = torch.float32) -> Packet:
+        """A message of `length` numbers with a head; see :class:`Packet`."""
+        return Packet(length, dtype)
 
     def compute(self, work: Callable[[], T], cost: float | None = None) -> T:
         """Do `work`; `cost` is its FLOPs, for worlds whose clock is not the wall's."""

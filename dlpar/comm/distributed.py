@@ -14,7 +14,7 @@ from typing import Any, Sequence
 import torch
 import torch.distributed as dist
 
-from dlpar.comm.base import ANY, Arrival, Collective, Comm, Request, check_peer
+from dlpar.comm.base import ANY, Arrival, Collective, Comm, Counter, Request, check_peer
 from dlpar.comm.mpi import MPIComm
 from dlpar.comm.progress import ProgressThread
 
@@ -51,7 +51,7 @@ class DistributedComm(Comm):
         self.isend(tensor, dest).wait()
 
     def recv(self, into: torch.Tensor, source: int = ANY, tag: int = ANY) -> Arrival:
-        if tag > 0:
+        if tag > 0 or source == ANY:
             return self.control.recv(into, source, tag)
         return self.irecv(into, source, tag).wait()
 
@@ -64,10 +64,8 @@ class DistributedComm(Comm):
         return _Under(self, dist.P2POp(dist.isend, wire, self._global[dest], self.group), dest, tensor.nbytes)
 
     def irecv(self, into: torch.Tensor, source: int = ANY, tag: int = ANY) -> Request:
-        if tag > 0:
+        if tag > 0 or source == ANY:
             return self.control.irecv(into, source, tag)
-        if source == ANY:
-            raise ValueError(f"recv: got source ANY without a tag, allowed on {self.carrier} is a named source or a tag above 0")
         check_peer(self, source, "source")
         landing = into if into.is_contiguous() else torch.empty_like(into, memory_format=torch.contiguous_format)
         operation = dist.P2POp(dist.irecv, _bytes_of(landing), self._global[source], self.group)
@@ -121,6 +119,36 @@ class DistributedComm(Comm):
         if whole is not tensor:
             tensor.copy_(whole)
 
+    def reduce(self, tensor: torch.Tensor, root: int = 0) -> None:
+        check_peer(self, root, "root")
+        self.traffic.hidden()
+        whole = tensor.contiguous()
+        dist.reduce(whole, self._global[root], group=self.group)
+        if whole is not tensor:
+            tensor.copy_(whole)
+
+    def broadcast_tensor(self, tensor: torch.Tensor, root: int = 0) -> None:
+        check_peer(self, root, "root")
+        self.traffic.hidden()
+        whole = tensor.contiguous()
+        dist.broadcast(_bytes_of(whole), self._global[root], group=self.group)
+        if whole is not tensor:
+            tensor.copy_(whole)
+
+    def reduce_scatter(self, chunks: Sequence[torch.Tensor]) -> None:
+        self.traffic.hidden()
+        padded = _padded(chunks)
+        mine = torch.empty_like(padded[0])
+        dist.reduce_scatter_tensor(mine, padded.view(-1), group=self.group)
+        chunks[self.rank].copy_(mine[: len(chunks[self.rank])])
+
+    def allgather(self, chunks: Sequence[torch.Tensor]) -> None:
+        self.traffic.hidden()
+        padded = _padded(chunks)
+        dist.all_gather_into_tensor(padded.view(-1), padded[self.rank].clone(), group=self.group)
+        for chunk, arrived in zip(chunks, padded):
+            chunk.copy_(arrived[: len(chunk)])
+
     def gather(self, thing: Any, root: int = 0) -> list[Any] | None:
         return self.control.gather(thing, root)
 
@@ -140,6 +168,12 @@ class DistributedComm(Comm):
             twin.traffic = self.traffic
             self._progress = ProgressThread(twin)
         return self._progress.start(collective, bucket)
+
+    def pause(self, seconds: float) -> None:
+        self.control.pause(seconds)
+
+    def counter(self) -> Counter:
+        return self.control.counter()
 
     def close(self) -> None:
         if self._progress is not None:
@@ -173,6 +207,14 @@ class _Under:
 
     def test(self) -> bool:
         return all(work.is_completed() for work in self._works)
+
+
+def _padded(chunks: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The chunks as rows of one tensor, filled up to the longest: carriers take rows of one length, at least 1."""
+    rows = chunks[0].new_zeros(len(chunks), max(1, *map(len, chunks)))
+    for row, chunk in zip(rows, chunks):
+        row[: len(chunk)] = chunk
+    return rows
 
 
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import math
 import time
-from typing import Any, Sequence
+from typing import Any, Callable, Sequence
 
 import torch
 from mpi4py import MPI
 
 from dlpar.comm.base import ANY, Arrival, Collective, Comm, Request, Traffic, check_peer
 from dlpar.comm.clock import common_zero
+from dlpar.comm.counter import SharedCounter
+from dlpar.comm.patience import patiently
 from dlpar.comm.progress import ProgressThread
 
 PIECE = 1 << 30
@@ -50,7 +52,7 @@ class MPIComm(Comm):
         self._zero = common_zero(self.mpi) if zero is None else zero
         self.traffic = Traffic(self.now)
         self._progress: ProgressThread | None = None
-        self._windows: list[MPI.Win] = []
+        self._windows: list[MPI.Win | SharedCounter] = []
 
     def now(self) -> float:
         return time.monotonic() - self._zero
@@ -67,7 +69,7 @@ class MPIComm(Comm):
         wire, status, nbytes = landing(into), MPI.Status(), 0
         source, tag = _any(source, MPI.ANY_SOURCE), _any(tag, MPI.ANY_TAG)
         for room in pieces(wire):
-            message = self.traffic.waiting(lambda: self.mpi.Mprobe(source, tag, status))
+            message = self.traffic.waiting(lambda: patiently(self.mpi.Improbe, source, tag, status))
             source, tag, size = status.source, status.tag, status.Get_count(MPI.BYTE)
             if size > len(room):
                 raise ValueError(
@@ -121,16 +123,46 @@ class MPIComm(Comm):
         return tensor
 
     def allreduce(self, tensor: torch.Tensor) -> None:
+        self._added(tensor, lambda piece: self.mpi.Allreduce(MPI.IN_PLACE, piece))
+
+    def reduce(self, tensor: torch.Tensor, root: int = 0) -> None:
+        check_peer(self, root, "root")
+        here = self.rank == root
+        self._added(tensor, lambda piece: self.mpi.Reduce(MPI.IN_PLACE if here else piece, piece, root=root))
+
+    def _added(self, tensor: torch.Tensor, add: Callable[[list[Any]], None]) -> None:
+        """Let the library add the tensor, in place and in pieces it can count."""
         self.traffic.hidden()
-        wide = tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
-        if wide.dtype not in _ADDED_BY_MPI:
-            raise ValueError(f"allreduce: got a tensor of {tensor.dtype}, allowed is a number type MPI can add")
-        host = staged(wide)
-        kind = _ADDED_BY_MPI[host.dtype]
+        host, kind = _addable(tensor)
         for piece in host.view(-1).split(PIECE // max(1, host.element_size())):
-            self.mpi.Allreduce(MPI.IN_PLACE, [memory_of(piece), kind])
+            add([memory_of(piece), kind])
         if host.data_ptr() != tensor.data_ptr():
             tensor.copy_(host.view(tensor.shape))
+
+    def broadcast_tensor(self, tensor: torch.Tensor, root: int = 0) -> None:
+        check_peer(self, root, "root")
+        self.traffic.hidden()
+        wire = staged(tensor) if self.rank == root else landing(tensor)
+        for piece in pieces(wire):
+            self.mpi.Bcast([piece, MPI.BYTE], root)
+        if self.rank != root:
+            landed(wire, tensor)
+
+    def reduce_scatter(self, chunks: Sequence[torch.Tensor]) -> None:
+        self.traffic.hidden()
+        whole, kind = _addable(torch.cat(list(chunks)))
+        mine = whole.new_empty(len(chunks[self.rank]))
+        counts = [len(chunk) for chunk in chunks]
+        self.mpi.Reduce_scatter([memory_of(whole), kind], [memory_of(mine), kind], counts)
+        chunks[self.rank].copy_(mine)
+
+    def allgather(self, chunks: Sequence[torch.Tensor]) -> None:
+        self.traffic.hidden()
+        mine, whole = staged(chunks[self.rank]), staged(torch.cat(list(chunks)))
+        counts = [chunk.nbytes for chunk in chunks]
+        self.mpi.Allgatherv([memory_of(mine), MPI.BYTE], [memory_of(whole), counts, MPI.BYTE])
+        for chunk, arrived in zip(chunks, whole.split([len(chunk) for chunk in chunks])):
+            chunk.copy_(arrived)
 
     def gather(self, thing: Any, root: int = 0) -> list[Any] | None:
         return self.mpi.gather(thing, root)
@@ -145,6 +177,15 @@ class MPIComm(Comm):
             twin.traffic = self.traffic
             self._progress = ProgressThread(twin)
         return self._progress.start(collective, bucket)
+
+    def pause(self, seconds: float) -> None:
+        if seconds > 0:
+            time.sleep(seconds)
+
+    def counter(self) -> SharedCounter:
+        counter = SharedCounter(self.mpi)
+        self._windows.append(counter)
+        return counter
 
     def close(self) -> None:
         if self._progress is not None:
@@ -165,9 +206,9 @@ class _Under:
     def wait(self) -> Arrival | None:
         if not self._complete:
             if self._into is None:
-                MPI.Request.Waitall(self._requests, self._statuses)
+                patiently(MPI.Request.Testall, self._requests, self._statuses)
             else:
-                self._comm.traffic.waiting(lambda: MPI.Request.Waitall(self._requests, self._statuses))
+                self._comm.traffic.waiting(lambda: patiently(MPI.Request.Testall, self._requests, self._statuses))
             self._finish()
         return self._arrival
 
@@ -183,6 +224,14 @@ class _Under:
             landed(self._wire, self._into)
             status = self._statuses[0]
             self._arrival = Arrival(status.source, status.tag, status.Get_count(MPI.BYTE))
+
+
+def _addable(tensor: torch.Tensor) -> tuple[torch.Tensor, MPI.Datatype]:
+    """The tensor on the host in a number type MPI can add, and that type; half precision is added in float32."""
+    wide = tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
+    if wide.dtype not in _ADDED_BY_MPI:
+        raise ValueError(f"allreduce: got a tensor of {tensor.dtype}, allowed is a number type MPI can add")
+    return staged(wide), _ADDED_BY_MPI[wide.dtype]
 
 
 def staged(tensor: torch.Tensor) -> torch.Tensor:

@@ -177,7 +177,7 @@ def launch(experiment: Experiment) -> Job:
     find_starter()
     cluster, folder = experiment.cluster, _new_run_folder(experiment)
     try:
-        return Job(folder, experiment.workers, cluster.timeout, cluster.hostfile, cluster.threads)
+        return Job(folder, experiment.ranks, cluster.timeout, cluster.hostfile, cluster.threads)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)  # nothing ran: there is no run to keep
         raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import linecache
 import sys
 from pathlib import Path
@@ -12,17 +13,16 @@ import cloudpickle
 CALL = "call.pkl"
 
 
-def pack(folder: Path, function: Callable, arguments: tuple) -> None:
-    """Write ``call.pkl``: the function and its arguments, the source lines of the notebook's cells, and where
-    modules are found, so that a function from a file beside the notebook works too."""
+def pack(function: Callable, arguments: tuple = ()) -> bytes:
+    """The function and its arguments, the source lines of the notebook's cells, and where modules are found, so
+    that a function from a file beside the notebook works too."""
     cells = {
         name: entry
         for name, entry in linecache.cache.items()
         if len(entry) == 4 and (name.startswith("<") or "ipykernel" in name)
     }
     # Lines first, so that even a function that fails to unpickle is quoted.
-    parts = [sys.path, cells, cloudpickle.dumps((function, arguments))]
-    (folder / CALL).write_bytes(cloudpickle.dumps(parts))
+    return cloudpickle.dumps([sys.path, cells, cloudpickle.dumps((function, arguments))])
 
 
 def unpack(body: bytes) -> tuple[Callable, tuple]:
@@ -32,6 +32,17 @@ def unpack(body: bytes) -> tuple[Callable, tuple]:
     for name, (size, _, lines, full) in cells.items():
         linecache.cache[name] = (size, None, lines, full)  # no time stamp: never checked against a file
     return cloudpickle.loads(call)
+
+
+def as_part(scheme: Callable) -> dict[str, str]:
+    """A student's scheme as ``sync`` of an experiment, readable by :func:`from_part` on any rank."""
+    name = getattr(scheme, "__name__", type(scheme).__name__)
+    return {"scheme": "own", "name": name, "code": base64.b64encode(pack(scheme)).decode()}
+
+
+def from_part(code: str) -> Callable:
+    """What :func:`as_part` packed.  It runs what it reads: only a rank calls it, never who looks at a run."""
+    return unpack(base64.b64decode(code))[0]
 
 
 def result_path(folder: Path, rank: int) -> Path:

@@ -63,19 +63,20 @@ def _work(folder: Path, launched: float | None) -> int:
     from dlpar.comm.connect import connect
     from dlpar.experiment import Cluster
     from dlpar.record import Recorder
+    from dlpar.sync import role, serve
 
     world, record, comm = MPI.COMM_WORLD, None, None
     try:
         experiment, call = world.bcast(_read_work(folder) if world.rank == 0 else None)
         comm = connect(experiment.cluster if experiment else Cluster(device="cpu"))
         record = Recorder(folder, comm)
-        record.header(role="worker", threads=int(os.environ.get("OMP_NUM_THREADS", "1")))
+        record.header(role=role(experiment, comm.rank) if experiment else "worker", threads=int(os.environ.get("OMP_NUM_THREADS", "1")))
         if comm.rank == 0:
             record.event("start", launch_s=time.time() - launched if launched else None)
         if experiment is not None:
             from dlpar.train import train
 
-            train(comm, experiment, record)
+            (train if comm.rank < experiment.workers else serve)(comm, experiment, record)
         else:
             _call(call, comm, folder)
         comm.close()

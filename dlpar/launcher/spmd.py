@@ -10,7 +10,7 @@ from typing import Any, Callable
 
 from dlpar.experiment import MAX_WORKERS, BadExperiment
 from dlpar.launcher.job import Job
-from dlpar.launcher.payload import pack, result_path
+from dlpar.launcher.payload import CALL, pack, result_path
 from dlpar.paths import runtime_folder
 
 
@@ -44,7 +44,7 @@ def spmd(function: Callable, *arguments: Any, workers: int = 4, world: str = "re
     _check(function, workers, world, timeout)
     folder = Path(tempfile.mkdtemp(prefix="spmd-", dir=runtime_folder()))
     try:
-        pack(folder, function, arguments)
+        (folder / CALL).write_bytes(pack(function, arguments))
         Job(folder, workers, timeout).wait()
         return [pickle.loads(result_path(folder, rank).read_bytes()) for rank in range(workers)]
     finally:

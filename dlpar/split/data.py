@@ -20,8 +20,6 @@ class Replica:
     ----------
     model : nn.Module
         Its parameters are moved into the flat vectors; its shapes stay.
-    bucket_bytes : float
-        Size of a gradient bucket; a parameter larger than that is a bucket of its own.
 
     Attributes
     ----------
@@ -29,33 +27,50 @@ class Replica:
         In reverse order of registration: roughly the order in which the
         backward pass finishes gradients.
     buckets : list of Tensor
-        Contiguous pieces of `gradient`, in that order.
+        Contiguous pieces of `gradient`, in that order; one, until :meth:`cut`.
+    loss, samples : float, int
+        Of this step's share of the batch: mean loss and number of samples.
     """
 
-    def __init__(self, model: nn.Module, bucket_bytes: float = 25e6) -> None:
-        self.model = model
+    def __init__(self, model: nn.Module) -> None:
+        self.model, self.loss, self.samples = model, 0.0, 0
         parameters = [p for p in reversed(list(model.parameters())) if p.requires_grad]
         first = parameters[0]
         total = sum(p.numel() for p in parameters)
         self.weights = torch.empty(total, dtype=first.dtype, device=first.device)
         self.gradient = torch.zeros_like(self.weights)
+        self._parameters = parameters
+        offset = 0
+        for parameter in parameters:
+            piece = slice(offset, offset + parameter.numel())
+            self.weights[piece] = parameter.detach().reshape(-1)
+            parameter.data = self.weights[piece].view_as(parameter)
+            parameter.grad = self.gradient[piece].view_as(parameter)
+            offset = piece.stop
+        self.cut(float("inf"))
+
+    def cut(self, bucket_bytes: float) -> None:
+        """Cut the gradient into buckets of at most so many bytes; a larger parameter is a bucket of its own."""
         self._bucket_of: dict[nn.Parameter, int] = {}
         self.buckets: list[torch.Tensor] = []
-        self._lay_out(parameters, bucket_bytes)
-
-    def _lay_out(self, parameters: list[nn.Parameter], bucket_bytes: float) -> None:
         offset = start = 0
-        for parameter in parameters:
+        for parameter in self._parameters:
             end = offset + parameter.numel()
             if offset > start and (end - start) * parameter.element_size() > bucket_bytes:
                 self.buckets.append(self.gradient[start:offset])
                 start = offset
             self._bucket_of[parameter] = len(self.buckets)
-            self.weights[offset:end] = parameter.detach().reshape(-1)
-            parameter.data = self.weights[offset:end].view_as(parameter)
-            parameter.grad = self.gradient[offset:end].view_as(parameter)
             offset = end
         self.buckets.append(self.gradient[start:offset])
+
+    def move_to(self, weights: torch.Tensor) -> None:
+        """Keep the weights in `weights`, of the same shape and type, from now on: in shared memory, say."""
+        weights.copy_(self.weights)
+        offset = 0
+        for parameter in self._parameters:
+            parameter.data = weights[offset : offset + parameter.numel()].view_as(parameter)
+            offset += parameter.numel()
+        self.weights = weights
 
     def zero_gradient(self) -> None:
         """Forget the last step's gradient; the next backward pass adds to zeros."""

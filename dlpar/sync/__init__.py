@@ -1,43 +1,56 @@
-"""How replicas agree: one class per scheme, all with the same three calls.
-
-``steps()`` yields the global steps this worker does, ``combine()`` exchanges
-what the backward pass left in the replica's gradient, ``update()`` applies it.
-``train.py`` knows no more than that.
-"""
+"""How replicas agree: one class per scheme, all with the same few calls (:class:`Scheme`)."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Iterable, Protocol
+from typing import TYPE_CHECKING
+
+from dlpar.sync.scheme import Scheme
 
 if TYPE_CHECKING:
     from dlpar.comm import Comm
     from dlpar.experiment import Experiment
+    from dlpar.record import Recorder
     from dlpar.split.data import Replica
 
-
-class Scheme(Protocol):
-    """What a synchronisation scheme offers to the training loop.
-
-    The gradient a scheme finds in ``replica.gradient`` is this worker's
-    contribution to the gradient of the global batch's mean loss: the sum over
-    workers is that gradient.
-    """
-
-    def steps(self) -> Iterable[int]:
-        """Numbers of the global steps this worker takes part in."""
-
-    def combine(self) -> None:
-        """Exchange gradients, or weights, with whom the scheme says."""
-
-    def update(self) -> None:
-        """Move the replica's weights, where the scheme has not done so already."""
-
-    def facts(self) -> dict[str, int]:
-        """``staleness`` in updates and ``lead`` in clocks of the step just done."""
+__all__ = ["Scheme", "role", "scheme", "serve"]
 
 
 def scheme(experiment: Experiment, comm: Comm, replica: Replica) -> Scheme:
-    """The scheme an experiment names, ready on this rank."""
-    from dlpar.sync.ring import Ring
+    """The scheme an experiment names, ready on this worker."""
+    if experiment.averaging.method != "none":
+        from dlpar.sync.averaging import Averaging
 
-    return {"ring": Ring}[experiment.sync.scheme](experiment, comm, replica)
+        return Averaging(experiment, comm, replica)
+    return exchange(experiment, comm, replica)
+
+
+def exchange(experiment: Experiment, comm: Comm, replica: Replica) -> Scheme:
+    """The scheme without local steps between its exchanges."""
+    name = experiment.sync.scheme
+    if name == "ring":
+        from dlpar.sync.ring import Ring as kind
+    elif name == "mapreduce":
+        from dlpar.sync.mapreduce import MapReduce as kind
+    elif name == "ps":
+        from dlpar.sync.parameter_server import ParameterServer as kind
+    elif name == "gossip":
+        from dlpar.sync.gossip import gossip as kind
+    elif name == "hogwild":
+        from dlpar.sync.hogwild import Hogwild as kind
+    else:
+        from dlpar.sync.own import own as kind
+    return kind(experiment, comm, replica)
+
+
+def role(experiment: Experiment, rank: int) -> str:
+    """What a rank is: ``worker``, ``server`` or ``leaf``."""
+    if rank < experiment.workers:
+        return "worker"
+    return "server" if rank < experiment.workers + experiment.sync.servers else "leaf"
+
+
+def serve(comm: Comm, experiment: Experiment, record: Recorder) -> None:
+    """What a rank that is no worker runs."""
+    from dlpar.sync.server import serve
+
+    serve(comm, experiment, record)

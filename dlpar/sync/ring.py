@@ -1,4 +1,4 @@
-"""Ring all-reduce, bulk-synchronous: sum the gradients, then every replica makes the same update.
+"""All-reduce, bulk-synchronous: sum the gradients, then every replica makes the same update.
 
 Sources: Patarasuk and Yuan (JPDC 2009); Sergeev and Del Balso, "Horovod"
 (arXiv 1802.05799).  Nobody ever holds an old version: staleness is 0.
@@ -11,24 +11,21 @@ from functools import partial
 from dlpar.collectives import ALLREDUCE
 from dlpar.comm import Comm, Request
 from dlpar.experiment import Experiment
-from dlpar.optim import Optimizer
 from dlpar.split.data import Replica
+from dlpar.sync.scheme import Scheme
 
 
-class Ring:
+class Ring(Scheme):
     """Every rank is a worker; each step all of them wait for the slowest."""
 
     def __init__(self, experiment: Experiment, comm: Comm, replica: Replica) -> None:
-        self.comm, self.replica = comm, replica
-        self.total_steps = experiment.steps
-        self.allreduce = ALLREDUCE[experiment.sync.allreduce]
-        self.optimizer = Optimizer(experiment.optimizer, replica.weights, experiment.lr)
+        super().__init__(experiment, comm, replica)
+        sync = experiment.sync
+        replica.cut(sync.bucket_mb * 1e6)
+        self.allreduce = _allreduce(experiment)
         self.under_way: list[Request] = []
-        if experiment.sync.overlap:
+        if sync.overlap:
             replica.when_ready(self._start)
-
-    def steps(self) -> range:
-        return range(self.total_steps)
 
     def _start(self, bucket: int) -> None:
         self.under_way.append(self.comm.start(self.allreduce, self.replica.buckets[bucket]))
@@ -43,9 +40,13 @@ class Ring:
             for bucket in self.replica.buckets:
                 self.allreduce(self.comm, bucket)
 
-    def update(self) -> None:
-        flops = 2 * self.replica.weights.numel()
-        self.comm.compute(partial(self.optimizer.step, self.replica.gradient), cost=flops)
 
-    def facts(self) -> dict[str, int]:
-        return {"staleness": 0, "lead": 0}
+def _allreduce(experiment: Experiment):
+    sync, compression = experiment.sync, experiment.compression
+    if compression.codec != "none":
+        from dlpar.compression import CompressedAllreduce, codec
+
+        return CompressedAllreduce(lambda: codec(compression.codec, compression.keep))
+    if sync.allreduce == "hierarchical":
+        return partial(ALLREDUCE[sync.allreduce], group=sync.node_size)
+    return ALLREDUCE[sync.allreduce]

@@ -1,0 +1,156 @@
+"""What each collective must send, counted before it runs: messages and bytes, exact to the last one.
+
+Notation: N ranks, a tensor of n elements of s bytes; a tensor cut in k chunks
+gives the first ``n mod k`` of them one element more than the others.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Payload sent in one call of a collective.
+
+    Attributes
+    ----------
+    messages, bytes : int
+        By all ranks together.
+    busiest_messages, busiest_bytes : int
+        The most that any one rank sends of each.
+    """
+
+    messages: int
+    bytes: int
+    busiest_messages: int
+    busiest_bytes: int
+
+
+def closed_form(name: str, ranks: int, elements: int, itemsize: int, group: int = 2) -> Cost:
+    """Messages and bytes of the collective `name`.
+
+    =====================  ==========================  =================================  ======================
+    name                   messages                    bytes / s                          source
+    =====================  ==========================  =================================  ======================
+    star_reduce            N-1                         (N-1) n
+    star_broadcast         N-1                         (N-1) n
+    star                   2 (N-1)                     2 (N-1) n
+    tree_reduce            N-1                         (N-1) n                            Thakur 2005, 4.4
+    tree_broadcast         N-1                         (N-1) n                            Thakur 2005, 4.2
+    tree                   2 (N-1)                     2 (N-1) n
+    tree_aggregate         N-1, at any depth           (N-1) n                            Spark, treeAggregate
+    ring_reduce_scatter    N (N-1)                     (N-1) n                            Patarasuk 2009
+    ring_allgather         N (N-1)                     (N-1) n                            Patarasuk 2009
+    ring                   2 N (N-1)                   2 (N-1) n                          Patarasuk 2009
+    halving_doubling       2 p log2 p + 2 r            2 (p-1) n + 2 r n                  Thakur 2005, 4.5
+    hierarchical           2 (N-G) + 2 G (G-1)         2 (N-G) n + 2 (G-1) n              Jia 2018, 3.2
+    =====================  ==========================  =================================  ======================
+
+    p is the largest power of two not above N, r = N - p, and G = ceil(N / group)
+    the number of groups.  The busiest rank sends
+
+    - star: N-1 tensors, the root's broadcast;
+    - tree: ceil(log2 N) tensors, as many as the root has children;
+    - ring: 2 (N-1) chunks, which are 2n elements less two neighbouring chunks, the smallest
+      such pair: 2 (N-1)/N of the tensor where N divides n;
+    - halving_doubling: 2 log2 p chunks of n + ceil(n/2) + … + ceil(2n/p) elements together,
+      2 (p-1)/p of the tensor where p divides n, and one whole tensor more if r > 0;
+    - hierarchical: the first rank of a full group, group - 1 tensors and its part of the ring.
+
+    Parameters
+    ----------
+    name : str
+        As in the table; ``ring_allreduce`` is ``ring``, and so on.
+    ranks : int
+        N, from 1.
+    elements : int
+        n, from 0.  For `ring_allgather` all chunks together.
+    itemsize : int
+        s, bytes of an element.
+    group : int
+        Ranks of a group, in `hierarchical`.
+
+    Raises
+    ------
+    ValueError
+        If the name is none of these; the library's collectives do not tell what they send.
+
+    Examples
+    --------
+    >>> closed_form("ring", ranks=4, elements=1000, itemsize=4)
+    Cost(messages=24, bytes=24000, busiest_messages=6, busiest_bytes=6000)
+    """
+    name = name.removesuffix("_allreduce")
+    if name not in _FORMS:
+        raise ValueError(f"name: got {name!r}, allowed is one of {', '.join(_FORMS)}")
+    if ranks == 1:
+        return Cost(0, 0, 0, 0)
+    form = _hierarchical(ranks, elements, group) if name == "hierarchical" else _FORMS[name](ranks, elements)
+    messages, total, busiest_messages, busiest = form
+    return Cost(messages, total * itemsize, busiest_messages, busiest * itemsize)
+
+
+def _whole_tensors(total: int, busiest: int, n: int) -> tuple[int, int, int, int]:
+    return total, total * n, busiest, busiest * n
+
+
+def _depth(ranks: int) -> int:
+    """ceil(log2 N)."""
+    return (ranks - 1).bit_length()
+
+
+def _chunk(c: int, n: int, parts: int) -> int:
+    """Elements of chunk `c` of `parts`."""
+    return n // parts + (c % parts < n % parts)
+
+
+def _ring_leaves_out(rank: int, ranks: int, n: int) -> int:
+    """Elements a rank does not send in a ring all-reduce: chunk rank + 1 when adding, rank + 2 when copying."""
+    return _chunk(rank + 1, n, ranks) + _chunk(rank + 2, n, ranks)
+
+
+def _half_ring(ranks: int, n: int) -> tuple[int, int, int, int]:
+    return ranks * (ranks - 1), (ranks - 1) * n, ranks - 1, n - n // ranks
+
+
+def _ring(ranks: int, n: int) -> tuple[int, int, int, int]:
+    least = min(_ring_leaves_out(rank, ranks, n) for rank in range(ranks))
+    return 2 * ranks * (ranks - 1), 2 * (ranks - 1) * n, 2 * (ranks - 1), 2 * n - least
+
+
+def _halving_doubling(ranks: int, n: int) -> tuple[int, int, int, int]:
+    rounds = ranks.bit_length() - 1
+    p = 1 << rounds
+    r = ranks - p
+    halves = n + sum(-(-n // 2**i) for i in range(1, rounds))
+    return 2 * p * rounds + 2 * r, 2 * (p - 1) * n + 2 * r * n, 2 * rounds + (r > 0), halves + n * (r > 0)
+
+
+def _hierarchical(ranks: int, n: int, group: int = 2) -> tuple[int, int, int, int]:
+    groups = -(-ranks // group)
+    inside = 2 * (ranks - groups)
+    busiest_messages = busiest = 0
+    for number in range(groups):
+        others = min(group, ranks - number * group) - 1
+        around = 2 * n - _ring_leaves_out(number, groups, n) if groups > 1 else 0
+        busiest_messages = max(busiest_messages, others + 2 * (groups - 1))
+        busiest = max(busiest, others * n + around)
+    total = 2 * groups * (groups - 1)
+    return inside + total, (inside + 2 * (groups - 1)) * n, busiest_messages, busiest
+
+
+_FORMS = {
+    "star_reduce": lambda ranks, n: _whole_tensors(ranks - 1, 1, n),
+    "star_broadcast": lambda ranks, n: _whole_tensors(ranks - 1, ranks - 1, n),
+    "star": lambda ranks, n: _whole_tensors(2 * (ranks - 1), ranks - 1, n),
+    "tree_reduce": lambda ranks, n: _whole_tensors(ranks - 1, 1, n),
+    "tree_broadcast": lambda ranks, n: _whole_tensors(ranks - 1, _depth(ranks), n),
+    "tree": lambda ranks, n: _whole_tensors(2 * (ranks - 1), _depth(ranks), n),
+    "tree_aggregate": lambda ranks, n: _whole_tensors(ranks - 1, 1, n),
+    "ring_reduce_scatter": _half_ring,
+    "ring_allgather": _half_ring,
+    "ring": _ring,
+    "halving_doubling": _halving_doubling,
+    "hierarchical": _hierarchical,
+}

@@ -1,0 +1,26 @@
+"""Waiting without keeping a core busy: MPI's own blocking calls spin, and take the core from ranks that compute."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any, Callable
+
+EAGER = 200
+"""Looks at full speed, each giving the core away, before the first nap."""
+
+FIRST, LONGEST = 2e-5, 1e-3
+"""Seconds of the first nap and of the longest; each is half as long again as the one before."""
+
+
+def patiently(look: Callable[..., Any], *arguments: Any) -> Any:
+    """What ``look(*arguments)`` gives, as soon as that is neither None nor False."""
+    for _ in range(EAGER):
+        if found := look(*arguments):
+            return found
+        os.sched_yield()
+    nap = FIRST
+    while not (found := look(*arguments)):
+        time.sleep(nap)
+        nap = min(1.5 * nap, LONGEST)
+    return found

@@ -1,0 +1,175 @@
+"""Codecs: a flat float tensor as fewer bytes, of a size known in advance, and back.
+
+A codec forgets at once; what it lost is kept by :class:`~dlpar.compression.memory.Memory`.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+
+class Codec(ABC):
+    """What every codec can do."""
+
+    @abstractmethod
+    def nbytes(self, n: int, dtype: torch.dtype) -> int:
+        """Bytes on the wire of a tensor of shape (n,)."""
+
+    @abstractmethod
+    def encode(self, tensor: Tensor) -> Tensor:
+        """The wire of a float tensor of shape (n,): uint8, shape (``nbytes(n, dtype)``,)."""
+
+    def decode(self, wire: Tensor, into: Tensor) -> Tensor:
+        """Write what a wire says to `into`, shape (n,), of the dtype that was encoded; gives `into`.
+
+        Raises
+        ------
+        ValueError
+            If the wire is not one of n elements of that dtype.
+        """
+        expected = self.nbytes(len(into), into.dtype)
+        if len(wire) != expected:
+            raise ValueError(f"wire: got {len(wire):,} bytes, allowed is {expected:,} for {len(into):,} of {into.dtype}")
+        if len(into):
+            self._decode(wire, into)
+        return into
+
+    @abstractmethod
+    def _decode(self, wire: Tensor, into: Tensor) -> None: ...
+
+
+class OneBit(Codec):
+    """The sign of each value, and two numbers: the mean of those not below 0, and the mean of the others.
+
+    So the values of a tensor keep their mean.  A wire holds the two means in the
+    tensor's own dtype, then 8 signs a byte: ``2 itemsize + ceil(n / 8)`` bytes.
+    Needs a memory: alone it does not converge.
+
+    Source: Seide, Fu, Droppo, Li and Yu, "1-Bit Stochastic Gradient Descent"
+    (Interspeech 2014), section 3; there by column of a matrix, here by tensor.
+    """
+
+    def nbytes(self, n: int, dtype: torch.dtype) -> int:
+        return 2 * dtype.itemsize + -(-n // 8) if n else 0
+
+    def encode(self, tensor: Tensor) -> Tensor:
+        if not len(tensor):
+            return tensor.new_empty(0, dtype=torch.uint8)
+        positive = tensor >= 0
+        wide = tensor if tensor.dtype == torch.float64 else tensor.float()
+        means = torch.stack([wide.where(side, 0).sum() / side.sum().clamp(min=1) for side in (positive, ~positive)])
+        bits = pad(positive.to(torch.uint8), (0, -len(tensor) % 8)).view(-1, 8)
+        return torch.cat([means.to(tensor.dtype).view(torch.uint8), (bits << _places(tensor)).sum(1, dtype=torch.uint8)])
+
+    def _decode(self, wire: Tensor, into: Tensor) -> None:
+        head = 2 * into.element_size()
+        high, low = wire[:head].clone().view(into.dtype)  # a copy: it may lie at any byte of a larger buffer
+        positive = (wire[head:, None] >> _places(wire)).view(-1)[: len(into)] & 1
+        into.copy_(torch.where(positive.bool(), high, low))
+
+
+class TopK(Codec):
+    """The values of largest magnitude and where they stand; the others are 0.
+
+    A wire holds k values in the tensor's own dtype, then k indices of 4 bytes,
+    ``k = max(1, ceil(keep n))``.
+
+    Sources: Aji and Heafield, "Sparse Communication for Distributed Gradient
+    Descent" (EMNLP 2017); Stich, Cordonnier and Jaggi, "Sparsified SGD with
+    Memory" (NeurIPS 2018), algorithm 1.
+
+    Parameters
+    ----------
+    keep : float
+        Share of the values that is sent, above 0 and at most 1.
+
+    Raises
+    ------
+    ValueError
+        If `keep` is outside that.
+    """
+
+    def __init__(self, keep: float = 0.01) -> None:
+        if not 0 < keep <= 1:
+            raise ValueError(f"keep: got {keep}, allowed is a number above 0 and at most 1")
+        self.keep = keep
+
+    def count(self, n: int) -> int:
+        """k: how many of n values are sent."""
+        return min(n, max(1, math.ceil(self.keep * n)))
+
+    def nbytes(self, n: int, dtype: torch.dtype) -> int:
+        return self.count(n) * (dtype.itemsize + 4)
+
+    def encode(self, tensor: Tensor) -> Tensor:
+        where = tensor.abs().topk(self.count(len(tensor)), sorted=False).indices
+        return torch.cat([tensor[where].view(torch.uint8), where.to(torch.int32).view(torch.uint8)])
+
+    def _decode(self, wire: Tensor, into: Tensor) -> None:
+        split = self.count(len(into)) * into.element_size()
+        values, where = wire[:split].clone().view(into.dtype), wire[split:].clone().view(torch.int32)
+        into.zero_()
+        into[where.long()] = values
+
+
+class Half(Codec):
+    """Every value in 16 bits: 2 n bytes.
+
+    Values beyond what the format holds are sent as the largest it holds; with a
+    memory the rest follows in later steps.
+
+    Parameters
+    ----------
+    dtype : torch.dtype
+        ``torch.float16`` (11 bits of mantissa, up to 65,504) or ``torch.bfloat16``
+        (8 bits, the range of float32).
+    """
+
+    def __init__(self, dtype: torch.dtype = torch.float16) -> None:
+        self.dtype = dtype
+
+    def nbytes(self, n: int, dtype: torch.dtype) -> int:
+        return 2 * n
+
+    def encode(self, tensor: Tensor) -> Tensor:
+        largest = min(torch.finfo(self.dtype).max, torch.finfo(tensor.dtype).max)
+        return tensor.clamp(-largest, largest).to(self.dtype).view(torch.uint8)
+
+    def _decode(self, wire: Tensor, into: Tensor) -> None:
+        into.copy_(wire.clone().view(self.dtype))
+
+
+def codec(name: str, keep: float = 0.01) -> Codec:
+    """The codec called `name`.
+
+    Parameters
+    ----------
+    name : {"onebit", "topk", "fp16", "bf16"}
+        Which one.
+    keep : float
+        Share of the values that ``topk`` sends.
+
+    Raises
+    ------
+    ValueError
+        If the name is none of these, or `keep` is not above 0 and at most 1.
+    """
+    makers = {
+        "onebit": OneBit,
+        "topk": lambda: TopK(keep),
+        "fp16": lambda: Half(torch.float16),
+        "bf16": lambda: Half(torch.bfloat16),
+    }
+    if name not in makers:
+        raise ValueError(f"codec: got {name!r}, allowed is one of {', '.join(makers)}")
+    return makers[name]()
+
+
+def _places(like: Tensor) -> Tensor:
+    """The eight places of a bit in a byte."""
+    return torch.arange(8, dtype=torch.uint8, device=like.device)

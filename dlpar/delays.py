@@ -1,0 +1,53 @@
+"""Slow and unsteady workers: what turns up in every cluster, made to order.
+
+A worker's step is stretched after its gradient is computed.  Sources of the
+distributions: Dean and Barroso, "The tail at scale" (2013), for why delays vary;
+exponential and gamma are the usual models (Dutta et al., arXiv 1803.01113).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dlpar.sampling import generator
+
+if TYPE_CHECKING:
+    from dlpar.comm import Comm
+    from dlpar.experiment import Experiment
+
+
+class Delays:
+    """The delays of one worker; the same in every run of an experiment.
+
+    Parameters
+    ----------
+    experiment : Experiment
+        Its ``delays`` and seed.
+    comm : Comm
+        This worker; its clock runs on while the worker is delayed.
+    """
+
+    def __init__(self, experiment: Experiment, comm: Comm) -> None:
+        self.comm, self.delays, self.seed = comm, experiment.delays, experiment.seed
+        self.factor = self.delays.straggler.get(comm.rank, 1.0)
+        self.stall, self.halfway = self.delays.stall.get(comm.rank, 0.0), experiment.steps // 2
+        self.none = self.delays.kind == "none" and self.factor == 1 and not self.stall
+
+    def added(self, step: int) -> float:
+        """Seconds the distribution adds to a step; keyed by seed, worker and step."""
+        kind, mean = self.delays.kind, self.delays.delay_ms / 1000
+        if kind in ("none", "constant"):
+            return mean if kind == "constant" else 0.0
+        draw = generator(self.seed, "delay", self.comm.rank, step)
+        if kind == "exponential":
+            return float(draw.exponential(mean))
+        shape = self.delays.delay_cv**-2
+        return float(draw.gamma(shape, mean / shape))
+
+    def after(self, step: int, began: float) -> None:
+        """Delay the worker whose computing of `step` began at `began` (seconds of its clock)."""
+        if self.none:
+            return
+        computed = self.comm.now() - began
+        stall, self.stall = (self.stall, 0.0) if step >= self.halfway else (0.0, self.stall)
+        self.comm.pause((self.factor - 1) * computed + self.factor * self.added(step) + stall)

@@ -1,0 +1,113 @@
+"""Averaging models in place of gradients: workers take steps of their own and meet every `period` of them.
+
+What a worker moved since the last meeting, divided by the number of workers, is
+handed to the scheme inside as if it were a gradient, and that scheme's optimizer
+applies the sum with learning rate 1.  So any scheme can average models:
+
+    local            start - mean of what the workers moved: McMahan et al. (AISTATS 2017); Stich (ICLR 2019)
+    block_momentum   the same with momentum: Chen and Huo (ICASSP 2016), block learning rate 1
+    elastic          a centre follows the workers and they follow it: Zhang, Choromanska, LeCun (NIPS 2015), eq. 5-6
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, Iterator
+
+from dlpar.sync.scheme import Scheme
+
+if TYPE_CHECKING:
+    from dlpar.comm import Comm
+    from dlpar.experiment import Experiment
+    from dlpar.split.data import Replica
+
+
+def outer(experiment: Experiment) -> Experiment:
+    """What the scheme inside runs: one step a block, on differences of models; the same on workers and servers.
+
+    An experiment without averaging comes back as it is.
+    """
+    averaging = experiment.averaging
+    rule: dict[str, Any] = {"optimizer": "sgd", "lr": 1.0}
+    if averaging.method == "none":
+        return experiment
+    if averaging.method == "elastic":
+        rule["lr"] = averaging.elasticity
+    elif averaging.method == "block_momentum":
+        momentum = averaging.block_momentum
+        rule |= {"optimizer": "momentum", "momentum": 1 - 1 / experiment.workers if momentum is None else momentum}
+    return experiment.replace(steps=experiment.steps // averaging.period, averaging={"method": "none"}, **rule)
+
+
+class Averaging(Scheme):
+    """Local steps with the experiment's own optimizer, then an exchange through another scheme.
+
+    With `elastic`, a worker goes on from its own weights, drawn towards the centre;
+    with the others from what the exchange gave.  At the end every worker holds the
+    centre, or the average.
+    """
+
+    def __init__(self, experiment: Experiment, comm: Comm, replica: Replica) -> None:
+        from dlpar.sync import exchange
+        from dlpar.sync.sketch import Sketch
+
+        self.inner = exchange(outer(experiment), comm, replica)
+        super().__init__(experiment, comm, replica)  # after it: the scheme inside may have moved the weights
+        self.period, self.elastic = experiment.averaging.period, experiment.averaging.method == "elastic"
+        self.pull = experiment.averaging.elasticity / experiment.workers if self.elastic else 0.0
+        # What all agreed on last: where the block began, or the centre.
+        self.agreed, self.own = replica.weights.clone(), replica.weights.clone()
+        self.sketch = Sketch(replica.weights, experiment.seed)
+        self.ends_block = False
+
+    def steps(self) -> Iterator[int]:
+        for block in self.inner.steps():
+            for i in range(self.period):
+                self.ends_block = i == self.period - 1
+                yield block * self.period + i
+        if self.elastic:
+            self.replica.weights.copy_(self.agreed)
+
+    def combine(self) -> None:
+        if self.ends_block:
+            self._step()
+            self.comm.compute(self._offer, cost=2 * len(self.own))
+            self.inner.combine()
+
+    def update(self) -> None:
+        if self.ends_block:
+            self.inner.update()
+            self.comm.compute(self._take, cost=2 * len(self.own))
+        else:
+            self._step()
+
+    def _step(self) -> None:
+        """A step of this worker's own: the global gradient as it is seen from here."""
+        gradient, workers = self.replica.gradient, self.experiment.workers
+        # A sampled batch is the smaller by a fraction that no worker can count alone: the expected one stands in.
+        share = workers / getattr(self.experiment.sync, "fraction", 1.0)
+        self.comm.compute(partial(self.optimizer.step, gradient.mul_(share)), cost=3 * len(gradient))
+
+    def _offer(self) -> None:
+        """Put what was moved in the place of a gradient, and the last agreement in the place of the weights."""
+        replica, workers = self.replica, self.experiment.workers
+        self.own.copy_(replica.weights)
+        replica.gradient.copy_(self.agreed).sub_(self.own).div_(workers)
+        replica.weights.copy_(self.agreed)
+        replica.samples = self.experiment.global_batch / workers  # every model weighs the same
+
+    def _take(self) -> None:
+        """Go on from what was agreed; with `elastic` from this worker's own weights, drawn to the old centre."""
+        weights = self.replica.weights
+        if self.elastic:
+            self.own.lerp_(self.agreed, self.pull)
+            self.agreed.copy_(weights)
+            weights.copy_(self.own)
+        else:
+            self.agreed.copy_(weights)
+
+    def done(self, own: int) -> int:
+        return self.inner.done(own // self.period) * self.period
+
+    def facts(self) -> dict[str, Any]:
+        return {**self.inner.facts(), "sketch": self.sketch.of(self.replica.weights)}

@@ -1,0 +1,124 @@
+"""Map-reduce: partitions compute gradients, a tree adds them up, the driver updates and broadcasts the weights.
+
+Source: the mini-batch gradient descent of Apache Spark's MLlib, class
+``GradientDescent`` (mllib/optimization/GradientDescent.scala), and the updaters
+beside it.  Rank 0 is the driver and holds partition 0 as well.  Unlike Spark's
+updaters, ours do not divide the learning rate by the square root of the step.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Iterator
+
+import torch
+from torch.nn.functional import softshrink
+
+from dlpar.collectives import star_reduce, tree_aggregate, tree_broadcast
+from dlpar.comm import Comm
+from dlpar.experiment import Experiment
+from dlpar.split.data import Replica
+from dlpar.sync.scheme import Scheme
+
+DRIVER = 0
+"""The rank that updates the weights."""
+
+
+class MapReduce(Scheme):
+    """Bulk-synchronous: an iteration is one aggregation to the driver and one broadcast from it.
+
+    Every partition adds (gradient, loss, count) into one vector of parameters + 2
+    numbers.  ``reduce="sum"`` and ``"collect"`` weigh a partition by its samples, so
+    that the driver divides sums over samples by their count.  ``"mean"`` weighs every
+    partition that has samples by 1: the mean of the partitions' means, which is the
+    mean over samples only where all of them have equally many.
+    """
+
+    def __init__(self, experiment: Experiment, comm: Comm, replica: Replica) -> None:
+        super().__init__(experiment, comm, replica)
+        sync, n, dtype = experiment.sync, len(replica.weights), replica.weights.dtype
+        self.sums = comm.empty(n + 2, dtype)
+        self.gradient, self.loss_and_count = self.sums[:n], self.sums[n:]
+        self.reduce = star_reduce if sync.reduce == "collect" else partial(tree_aggregate, depth=sync.depth)
+        self.order = comm.packet(n, dtype)  # its head: is this the last iteration?
+        self.count, self.driver_loss = 0, None
+        self.converged = self.warned = False
+        self.path = _compressed(experiment, comm)
+
+    def steps(self) -> Iterator[int]:
+        for step in super().steps():
+            if self.converged:
+                return
+            yield step
+
+    def combine(self) -> None:
+        samples, batch = self.replica.samples, self.experiment.global_batch
+        weight = samples if self.experiment.sync.reduce != "mean" else min(samples, 1)
+        # The replica's gradient is weighted by samples / batch, as it adds up in an all-reduce.
+        scale = batch * weight / samples if samples else 0.0
+        scaled = partial(torch.mul, self.replica.gradient, scale, out=self.gradient)
+        self.comm.compute(scaled, cost=len(self.gradient))
+        self.loss_and_count[0], self.loss_and_count[1] = self.replica.loss * weight, weight
+        self.reduce(self.path, self.sums)
+        if self.comm.rank == DRIVER:
+            self.comm.compute(self._drive, cost=5 * len(self.gradient))
+        tree_broadcast(self.comm, self.order.wire, DRIVER)
+
+    def update(self) -> None:
+        self.converged = bool(self.order.head[0])
+        if self.comm.rank != DRIVER:
+            self.comm.compute(partial(self.replica.weights.copy_, self.order.body), cost=len(self.gradient))
+
+    def _drive(self) -> None:
+        """Divide by the count, move the weights, and see whether they still move."""
+        loss, count = self.loss_and_count.tolist()
+        self.count, self.driver_loss = round(count), None
+        weights, tolerance = self.replica.weights, self.experiment.sync.tolerance
+        if count:
+            before = weights.clone() if tolerance else None
+            self.driver_loss = loss / count + self._penalty()
+            self._move(count)
+            if tolerance:
+                self.order.head[0] = is_converged(before, weights, tolerance)
+        elif not self.warned:
+            self.warned = True
+            print("mapreduce: an iteration sampled nothing on any worker, so the weights stayed as they were", flush=True)
+        self.order.body.copy_(weights)
+
+    def _penalty(self) -> float:
+        """What the regulariser adds to the loss at the present weights."""
+        kind, strength = self.experiment.sync.regularizer, self.experiment.sync.regularization
+        if kind == "none":
+            return 0.0
+        weights = self.replica.weights
+        return strength * (weights.abs().sum() if kind == "l1" else weights.dot(weights) / 2).item()
+
+    def _move(self, count: float) -> None:
+        kind, strength = self.experiment.sync.regularizer, self.experiment.sync.regularization
+        weights, gradient = self.replica.weights, self.gradient.div_(count)
+        if kind == "l2":
+            gradient.add_(weights, alpha=strength)
+        self.optimizer.step(gradient)
+        if kind == "l1":  # proximal: the step without the penalty, then towards zero, and no further than zero
+            weights.copy_(softshrink(weights, self.optimizer.lr * strength))
+
+    def facts(self) -> dict[str, Any]:
+        facts = super().facts()
+        if self.comm.rank == DRIVER:
+            facts |= {"count": self.count, "driver_loss": self.driver_loss}
+        return facts
+
+
+def is_converged(before: torch.Tensor, after: torch.Tensor, tolerance: float) -> bool:
+    """Whether an update moved the weights by less than `tolerance` times their length, or times 1 if that is more."""
+    return (after - before).norm().item() < tolerance * max(after.norm().item(), 1.0)
+
+
+def _compressed(experiment: Experiment, comm: Comm) -> Comm:
+    """The way of the gradients; loss and count travel beside them as they are."""
+    compression = experiment.compression
+    if compression.codec == "none":
+        return comm
+    from dlpar.compression import LossyComm, codec
+
+    return LossyComm(comm, codec(compression.codec, compression.keep), exact=2)

@@ -1,0 +1,84 @@
+"""A scheme typed in a notebook cell: a class with a scheme's calls, or a function that all-reduces a tensor."""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any, Callable
+
+from dlpar.sync.scheme import Scheme
+
+if TYPE_CHECKING:
+    import torch
+
+    from dlpar.comm import Comm
+    from dlpar.experiment import Experiment
+    from dlpar.split.data import Replica
+
+CALLS = ("steps", "combine", "update", "done", "facts")
+"""What the training loop asks of a scheme; :class:`~dlpar.sync.Scheme` has all of them but `combine`."""
+
+
+def own(experiment: Experiment, comm: Comm, replica: Replica) -> Scheme:
+    """The scheme an experiment carries with it, ready on this worker.
+
+    Parameters
+    ----------
+    experiment : Experiment
+        Its ``sync.code`` holds a class, made with (experiment, comm, replica), or a
+        function of (comm, tensor) that leaves the sum over all ranks in the tensor.
+    comm, replica
+        As of any :class:`~dlpar.sync.Scheme`.
+
+    Raises
+    ------
+    TypeError
+        If it holds neither, in a sentence that says what is missing.
+    """
+    from dlpar.launcher.payload import from_part
+
+    typed, name = from_part(experiment.sync.code), experiment.sync.name
+    complaint = not_a_scheme(typed, name)
+    if complaint:
+        raise TypeError(complaint)
+    return typed(experiment, comm, replica) if isinstance(typed, type) else AllReduced(experiment, comm, replica, typed)
+
+
+def not_a_scheme(typed: Any, name: str) -> str | None:
+    """What keeps a class or a function from being used as a scheme, in one sentence; None if nothing does."""
+    if isinstance(typed, type):
+        missing = [call for call in CALLS if not callable(getattr(typed, call, None))]
+        # Scheme has a combine() that only says it is not written.
+        if typed is Scheme or (issubclass(typed, Scheme) and typed.combine is Scheme.combine):
+            missing = ["combine"]
+        if missing:
+            return f"sync: got class {name} without {', '.join(missing)}, allowed is a subclass of dlpar.sync.Scheme with combine(self)"
+        return _cannot_take(typed, name, ("experiment", "comm", "replica"))
+    if not callable(typed):
+        return f"sync: got {name}, allowed is a function of (comm, tensor) or a subclass of dlpar.sync.Scheme"
+    return _cannot_take(typed, name, ("comm", "tensor"))
+
+
+def _cannot_take(typed: Callable, name: str, arguments: tuple[str, ...]) -> str | None:
+    kind = "class" if isinstance(typed, type) else "function"
+    try:
+        signature = inspect.signature(typed)
+    except (TypeError, ValueError):  # of some built-in functions Python does not know it
+        return None
+    try:
+        signature.bind(*arguments)
+    except TypeError:
+        return f"sync: got {kind} {name}{signature}, allowed is one that takes ({', '.join(arguments)})"
+    return None
+
+
+class AllReduced(Scheme):
+    """Bulk-synchronous, with a function of one's own that sums the gradients on every rank."""
+
+    def __init__(
+        self, experiment: Experiment, comm: Comm, replica: Replica, allreduce: Callable[[Comm, torch.Tensor], Any]
+    ) -> None:
+        super().__init__(experiment, comm, replica)
+        self.allreduce = allreduce
+
+    def combine(self) -> None:
+        self.allreduce(self.comm, self.replica.gradient)

@@ -1,0 +1,59 @@
+"""What every scheme is: three calls the training loop makes each step."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, Iterable
+
+if TYPE_CHECKING:
+    from dlpar.comm import Comm
+    from dlpar.experiment import Experiment
+    from dlpar.split.data import Replica
+
+
+class Scheme:
+    """How this worker's replica agrees with the others'.
+
+    A scheme of your own needs :meth:`combine` alone; ``Experiment(sync=MyScheme)`` runs it.
+
+    Parameters
+    ----------
+    experiment : Experiment
+        What is run.
+    comm : Comm
+        All ranks: workers first (0 to N-1), then the servers of a scheme that has any.
+    replica : Replica
+        The weights and the gradient of this worker, each one flat tensor of shape (parameters,).
+
+    Notes
+    -----
+    What a scheme finds in ``replica.gradient`` is this worker's *contribution* to the
+    gradient of the global batch's mean loss: the sum over workers is that gradient.
+    """
+
+    def __init__(self, experiment: Experiment, comm: Comm, replica: Replica) -> None:
+        from dlpar.optim import Optimizer  # here: a notebook that defines a scheme need not load torch
+
+        self.experiment, self.comm, self.replica = experiment, comm, replica
+        self.optimizer = Optimizer(experiment.optimizer, replica.weights, experiment.lr, experiment.momentum)
+
+    def steps(self) -> Iterable[int]:
+        """Numbers of the steps this worker does; batches follow from them."""
+        return range(self.experiment.steps)
+
+    def combine(self) -> None:
+        """Exchange what the backward pass left in ``replica.gradient``, or weights, with whom the scheme says."""
+        raise NotImplementedError
+
+    def update(self) -> None:
+        """Move the replica's weights; by default by its gradient, with the experiment's optimizer."""
+        step = partial(self.optimizer.step, self.replica.gradient)
+        self.comm.compute(step, cost=2 * len(self.replica.gradient))
+
+    def done(self, own: int) -> int:
+        """Global steps all workers together have done, as far as this one knows, which did `own`."""
+        return own
+
+    def facts(self) -> dict[str, Any]:
+        """What is recorded of the step just done: at least ``staleness`` (updates) and ``lead`` (clocks)."""
+        return {"staleness": 0, "lead": 0}

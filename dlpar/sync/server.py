@@ -1,0 +1,177 @@
+"""Parameter server, the server's side: hold a range of the weights, answer whoever comes.
+
+Sources: Li et al. (OSDI 2014); Zhang et al. "Rudra" (arXiv 1511.05950) for leaves
+that aggregate a group; Zhang et al. (IJCAI 2016) for the staleness-aware rate.
+"""
+
+from __future__ import annotations
+
+from typing import Sequence
+
+import torch
+
+from dlpar.comm import ANY, Comm, Packet
+from dlpar.experiment import Experiment
+from dlpar.optim import Optimizer
+from dlpar.record import Recorder
+from dlpar.sync.averaging import outer
+from dlpar.sync.consistency import Consistency, consistency
+from dlpar.sync.parameter_server import DONE, GO, INITIAL, LEAD, LEAVE, PULL, PUSH, STALENESS, VERSION, WEIGHTS
+from dlpar.sync.parameter_server import Client, decoder, key_ranges, leaf_of
+
+
+class Server:
+    """Answers clients in the order in which their messages arrive.
+
+    Parameters
+    ----------
+    comm : Comm
+        All ranks.
+    clients : sequence of int
+        Ranks that push here.
+    answer : Packet
+        The weights this server holds, where they lie to be sent.
+    experiment : Experiment
+        Update rule, pull, compression, steps.
+    rule : Consistency
+        When pushes are applied and clients go on.
+    is_first : bool
+        One server says for all when the last step has started: two that counted apart would not agree.
+    """
+
+    def __init__(self, comm: Comm, clients: Sequence[int], answer: Packet, experiment: Experiment, rule: Consistency,
+                 is_first: bool = True) -> None:  # fmt: skip
+        self.comm, self.clients, self.answer, self.weights = comm, list(clients), answer, answer.body
+        self.experiment, self.rule, self.is_first = experiment, rule, is_first
+        self.separate, self.aware = experiment.sync.pull == "separate", experiment.sync.staleness_aware
+        self.decode, room = decoder(experiment.compression, self.weights)
+        self.inbox = comm.empty(max(room, self.weights.nbytes), torch.uint8)
+        self.sum = torch.zeros_like(self.weights)
+        self.optimizer = Optimizer(experiment.optimizer, self.weights, experiment.lr, experiment.momentum)
+        self.pushes = self.version = self.gathered = 0
+        self.clock, self.read = dict.fromkeys(clients, 0), dict.fromkeys(clients, 0)
+        self.staleness = dict.fromkeys(clients, 0)
+        self.waiting: list[int] = []
+        self.left: list[int] = []
+        self.total = len(self.clients) * experiment.steps // experiment.sync.push_every
+        self.started = len(self.clients)
+
+    def run(self) -> None:
+        """Serve until every client has left."""
+        act = {PUSH: self._push, PULL: self._wait, LEAVE: self._leave}
+        while self.clock:
+            arrival = self.comm.recv(self.inbox, ANY, ANY)
+            act[arrival.tag](arrival.source)
+
+    def _push(self, client: int) -> None:
+        age = self.staleness[client] = self.version - self.read[client]
+        self.comm.compute(lambda: self._add(1 / max(1, age) if self.aware else 1.0), cost=2 * len(self.sum))
+        self.pushes += 1
+        self.clock[client] += 1
+        self.gathered += 1
+        if self.gathered == self.rule.gather or self.pushes == self.total:
+            self.apply()
+            self.version += 1
+            self.gathered = 0
+        if self.separate:
+            self._let_go()
+        else:
+            self._wait(client)
+
+    def _add(self, weight: float) -> None:
+        gradient = self.decode(self.inbox)
+        if self.gathered:
+            self.sum.add_(gradient, alpha=weight)
+        else:
+            torch.mul(gradient, weight, out=self.sum)
+
+    def _wait(self, client: int) -> None:
+        self.waiting.append(client)
+        self._let_go()
+
+    def _leave(self, client: int) -> None:
+        self.left.append(client)
+        del self.clock[client]
+        self._let_go()  # nobody waits for one that pushes no more
+        if not self.clock:
+            self.conclude()  # only now are these the last weights
+            for each in self.left:
+                self._answer(each, 0)
+
+    def _let_go(self) -> None:
+        """Answer those who wait and may go on."""
+        slowest = min(self.clock.values(), default=0)
+        # Where no step is left to start, nobody waits for the slowest.
+        go = [c for c in self.waiting if not self.goes_on() or self.rule.may_start(self.clock[c], slowest)]
+        for client in go:
+            self.waiting.remove(client)
+            self._answer(client, self.clock[client] - slowest)
+
+    def _answer(self, client: int, lead: int) -> None:
+        head = self.head(client, lead)
+        self.answer.head.copy_(torch.tensor([head[field] for field in range(len(head))]))
+        self.started += head[GO]
+        self.read[client] = self.version
+        self.comm.send(self.answer.wire, client, WEIGHTS)
+
+    def apply(self) -> None:
+        """One update from the pushes gathered."""
+        self.comm.compute(lambda: self.optimizer.step(self.sum), cost=2 * len(self.sum))
+
+    def goes_on(self) -> bool:
+        """Whether a client that is answered now may start another step."""
+        return self.started < self.total or not self.is_first
+
+    def head(self, client: int, lead: int) -> dict[int, int]:
+        """What an answer says beside the weights."""
+        done = self.pushes * self.experiment.sync.push_every // len(self.clients)
+        return {VERSION: self.version, STALENESS: self.staleness[client], LEAD: lead, DONE: done, GO: self.goes_on()}
+
+    def conclude(self) -> None:
+        """All clients have pushed the last time."""
+
+
+class Leaf(Server):
+    """A server to a group of workers, and the one client that stands for them to the servers above."""
+
+    def __init__(self, comm: Comm, clients: Sequence[int], answer: Packet, experiment: Experiment, above: Client) -> None:
+        super().__init__(comm, clients, answer, experiment, Consistency(gather=len(clients), bound=0))
+        self.above = above
+
+    def apply(self) -> None:
+        self.above.push(self.sum, answered=not self.separate)
+        if self.separate:
+            self.above.ask()
+        self.above.receive()
+
+    def goes_on(self) -> bool:
+        return self.above.going_on
+
+    def head(self, client: int, lead: int) -> dict[int, int]:
+        above = self.above
+        return {VERSION: above.version, STALENESS: above.staleness, LEAD: above.next_lead, DONE: above.done,
+                GO: above.going_on}  # fmt: skip
+
+    def conclude(self) -> None:
+        self.above.leave()
+
+
+def serve(comm: Comm, experiment: Experiment, record: Recorder) -> None:
+    """Run this rank as the server or leaf it is."""
+    experiment = outer(experiment)
+    sync, workers = experiment.sync, experiment.workers
+    length, dtype = comm.broadcast(None)
+    roots, leaves = range(workers, workers + sync.servers), range(workers + sync.servers, comm.size)
+    if comm.rank in leaves:
+        group = [worker for worker in range(workers) if leaf_of(experiment, worker) == comm.rank]
+        answer = comm.packet(length, dtype)
+        server = Leaf(comm, group, answer, experiment, Client(comm, roots, answer.body, experiment))
+    else:
+        keys = key_ranges(length, sync.servers)[comm.rank - workers]
+        clients, first = list(leaves) or list(range(workers)), comm.rank == workers
+        answer, rule = comm.packet(keys.stop - keys.start, dtype), consistency(sync, len(clients))
+        server = Server(comm, clients, answer, experiment, rule, first)
+        comm.recv(server.weights, 0, INITIAL)
+    server.run()
+    record.event("served", version=server.version, pushes=server.pushes, **comm.traffic.take())
+    record.end(server.pushes)

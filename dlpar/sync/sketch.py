@@ -1,0 +1,41 @@
+"""A few numbers that stand for a long weight vector, so that distances between replicas cost no messages.
+
+Count sketch (Charikar, Chen and Farach-Colton 2002): each weight gets a random
+sign, fixed by the seed, and is added to one of 32 buckets.  The sketch is linear,
+and the squared length of a sketch is an estimate of the squared length of the
+vector: unbiased, with a relative standard deviation of sqrt(2 / 32) = 25 % (12.5 %
+of the length) where the vector is spread over the buckets.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from dlpar.sampling import generator
+
+BUCKETS = 32
+
+
+class Sketch:
+    """Sketches of vectors of one length, the same on every rank.
+
+    Parameters
+    ----------
+    like : Tensor, shape (n,)
+        Gives length, dtype and device.
+    seed : int
+        Draws the signs.
+    """
+
+    def __init__(self, like: torch.Tensor, seed: int) -> None:
+        n = len(like)
+        signs = torch.from_numpy(generator(seed, "sketch").integers(2, size=n) * 2 - 1)
+        self._signs = signs.to(like.device, like.dtype)
+        # Weight i falls into bucket i % 32; the places beyond n stay zero.
+        self._signed = torch.zeros(-(-n // BUCKETS) * BUCKETS, dtype=like.dtype, device=like.device)
+
+    @torch.no_grad()
+    def of(self, vector: torch.Tensor) -> list[float]:
+        """The sketch of a vector: 32 sums, added up in float64."""
+        torch.mul(vector, self._signs, out=self._signed[: len(vector)])
+        return self._signed.view(-1, BUCKETS).sum(0, dtype=torch.float64).tolist()

@@ -1,0 +1,213 @@
+"""Graphs of workers for gossip, the weights with which they average, and how fast that makes them agree.
+
+Sources: Xiao and Boyd (Systems & Control Letters 2004) for Metropolis weights and
+the rate; Ying et al. (arXiv 2110.13363) for the exponential graph.  Needs NumPy only.
+"""
+
+from __future__ import annotations
+
+from math import isqrt
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dlpar.sampling import generator
+
+if TYPE_CHECKING:
+    from dlpar.experiment import Experiment
+    from dlpar.sync.parts import Gossip
+
+Graph = list[tuple[int, ...]]
+"""The neighbours of each worker, ascending, itself not among them; in a directed graph those it sends to."""
+
+REDRAWS = 20
+"""Random graphs drawn, at most, until one is connected."""
+
+
+def neighbours(sync: Gossip, workers: int, seed: int) -> Graph:
+    """The undirected graph of a gossip scheme.
+
+    Parameters
+    ----------
+    sync : Gossip
+        Its ``topology``.  ``ring``; ``grid``: a mesh with borders, as square as a divisor of
+        `workers` allows (a path if that is prime), numbered row by row; ``exp2``: i and i ± 2^k;
+        ``star`` around worker 0; ``complete``; ``random``: every worker has ``degree``
+        neighbours; ``edges``: your own.
+    workers : int
+        At least 1; one worker has no neighbours.
+    seed : int
+        Draws the random graph.
+
+    Returns
+    -------
+    list of tuple of int
+        Neighbours of each worker.
+    """
+    if sync.topology == "random":
+        return _regular(workers, sync.degree, seed)
+    return _undirected(_edges(sync, workers), workers)
+
+
+def receivers(sync: Gossip, workers: int, seed: int) -> Graph:
+    """The directed graph of push-sum: to whom each worker sends.
+
+    Ring: i to i + 1; exp2: i to i + 2^k; edges: as given, a pair being (from, to);
+    the other graphs have every edge in both directions.
+    """
+    if sync.topology in ("ring", "exp2", "edges"):
+        sends = [{b for a, b in _edges(sync, workers) if a == worker != b} for worker in range(workers)]
+        return [tuple(sorted(to)) for to in sends]
+    return neighbours(sync, workers, seed)
+
+
+def senders(graph: Graph) -> Graph:
+    """From whom each worker hears in a directed graph."""
+    return [tuple(i for i, to in enumerate(graph) if worker in to) for worker in range(len(graph))]
+
+
+def _edges(sync: Gossip, n: int) -> list[tuple[int, int]]:
+    """Edges as (from, to); an edge to itself, as small graphs have, counts for nothing."""
+    if sync.topology == "ring":
+        return [(i, (i + 1) % n) for i in range(n)]
+    if sync.topology == "exp2":
+        return [(i, (i + 2**k) % n) for i in range(n) for k in range((n - 1).bit_length())]
+    if sync.topology == "star":
+        return [(0, i) for i in range(1, n)]
+    if sync.topology == "complete":
+        return [(i, j) for i in range(n) for j in range(i + 1, n)]
+    if sync.topology == "grid":
+        rows, columns = grid_shape(n)
+        right = [(i, i + 1) for i in range(n) if (i + 1) % columns]
+        return right + [(i, i + columns) for i in range(n - columns)]
+    return list(sync.edges)
+
+
+def grid_shape(workers: int) -> tuple[int, int]:
+    """Rows and columns of the most square grid of exactly so many workers.
+
+    >>> grid_shape(12)
+    (3, 4)
+    """
+    rows = next(r for r in range(isqrt(workers), 0, -1) if workers % r == 0)
+    return rows, workers // rows
+
+
+def _undirected(edges: list[tuple[int, int]], n: int) -> Graph:
+    beside: list[set[int]] = [set() for _ in range(n)]
+    for a, b in edges:
+        if a != b:
+            beside[a].add(b)
+            beside[b].add(a)
+    return [tuple(sorted(others)) for others in beside]
+
+
+def _regular(n: int, degree: int, seed: int) -> Graph:
+    """A random graph with `degree` neighbours each; of `REDRAWS` the first that is connected, else the last.
+
+    A circulant graph is shuffled by switching: two edges exchange an end wherever that
+    keeps the graph simple, and all degrees with it (Rao, Jana and Bandyopadhyay 1996).
+    """
+    if n == 1:
+        return [()]
+    near = [(i, (i + k) % n) for i in range(n) for k in range(1, degree // 2 + 1)]
+    across = [(i, i + n // 2) for i in range(n // 2)] if degree % 2 else []
+    for attempt in range(REDRAWS):
+        draw = generator(seed, "graph", attempt)
+        edges = [tuple(sorted(edge)) for edge in near + across]
+        present = set(edges)
+        for _ in range(10 * len(edges)):
+            first, second = draw.integers(len(edges), size=2)
+            (a, b), (c, d) = edges[first], edges[second]
+            c, d = (c, d) if draw.random() < 0.5 else (d, c)
+            switched = tuple(sorted((a, d))), tuple(sorted((c, b)))
+            if len({a, b, c, d}) == 4 and not present & set(switched):
+                present -= {edges[first], edges[second]}
+                present |= set(switched)
+                edges[first], edges[second] = switched
+        graph = _undirected(edges, n)
+        if len(components(graph)) == 1:
+            break
+    return graph
+
+
+def components(graph: Graph) -> list[list[int]]:
+    """The parts of a graph between which no message ever passes, each ascending; directions are ignored."""
+    both = _undirected([(a, b) for a, to in enumerate(graph) for b in to], len(graph))
+    parts, seen = [], set()
+    for worker in range(len(graph)):
+        if worker not in seen:
+            parts.append(sorted(reached(both, worker)))
+            seen |= set(parts[-1])
+    return parts
+
+
+def reached(graph: Graph, start: int) -> set[int]:
+    """All workers to whom what `start` sends gets in the end, `start` among them."""
+    found, front = {start}, [start]
+    while front:
+        front = [b for a in front for b in graph[a] if b not in found]
+        found |= set(front)
+    return found
+
+
+def mixing_matrix(graph: Graph) -> np.ndarray:
+    """Metropolis weights of an undirected graph: symmetric and doubly stochastic.
+
+    Returns
+    -------
+    numpy.ndarray
+        (workers, workers), float64.  W_ij = 1 / (1 + max(d_i, d_j)) between neighbours of
+        d_i and d_j neighbours; what is missing to 1 a worker gives itself.
+    """
+    n, degree = len(graph), [len(others) for others in graph]
+    matrix = np.zeros((n, n))
+    for i, others in enumerate(graph):
+        own = 1 / (1 + degree[i])
+        for j in others:
+            matrix[i, j] = 1 / (1 + max(degree[i], degree[j]))
+        # Summed so, not as 1 - sum: on a complete graph every weight is 1/n to the last bit.
+        matrix[i, i] = own + sum(own - matrix[i, j] for j in others)
+    return matrix
+
+
+def pushing_matrix(graph: Graph) -> np.ndarray:
+    """Weights of push-sum, (workers, workers): column i is 1 / (receivers of i + 1) for them and i itself."""
+    matrix = np.zeros((len(graph), len(graph)))
+    for i, others in enumerate(graph):
+        matrix[[i, *others], i] = 1 / (1 + len(others))
+    return matrix
+
+
+def second_eigenvalue(matrix: np.ndarray) -> float:
+    """|λ₂|, the largest modulus of an eigenvalue when one eigenvalue 1 is set aside; 0 for a single worker.
+
+    The consensus distance shrinks by this factor a step, in the long run.
+    """
+    symmetric = np.array_equal(matrix, matrix.T)
+    moduli = np.abs(np.linalg.eigvalsh(matrix) if symmetric else np.linalg.eigvals(matrix))
+    return float(np.sort(moduli)[-2]) if len(matrix) > 1 else 0.0
+
+
+def spectral_gap(matrix: np.ndarray) -> float:
+    """1 - |λ₂|: 0 where the workers can never agree, 1 where one step does it."""
+    return 1 - second_eigenvalue(matrix)
+
+
+def warning(experiment: Experiment) -> str | None:
+    """Why the replicas of a gossip experiment cannot agree, in one sentence; None where they can."""
+    sync, workers = experiment.sync, experiment.workers
+    if sync.scheme != "gossip" or sync.exchange == "random":
+        return None
+    graph = neighbours(sync, workers, experiment.seed)
+    parts = components(graph)
+    if len(parts) == 1:
+        return None
+    shown = " | ".join(" ".join(map(str, part)) for part in parts)
+    return f"sync.topology: the graph is in {len(parts)} parts (workers {shown}), so its replicas cannot agree"
+
+
+def one_way(graph: Graph) -> tuple[int, int] | None:
+    """Two workers of a directed graph of which the first reaches the second but not the other way; None: no such."""
+    reach = [reached(graph, worker) for worker in range(len(graph))]
+    return next(((a, b) for a, to in enumerate(graph) for b in to if a not in reach[b]), None)
