@@ -60,7 +60,7 @@ class Dataset:
     def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         """Inputs and targets of the training samples at `indices`, (n,), which may lie on another device."""
         indices = indices.to(self.train_x.device)
-        return self.train_x[indices], self.train_y[indices]
+        return self.train_x.index_select(0, indices), self.train_y.index_select(0, indices)
 
 
 def load(data: Data, seed: int, dtype: torch.dtype = torch.float32, model: str = "mlp") -> Dataset:

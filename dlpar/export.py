@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from dlpar.run import Run
 
-TABLES = ("steps", "curve", "evals", "spans", "events", "ranks")
+TABLES = ("steps", "curve", "evals", "spans", "events", "ranks", "consensus")
 
 
 def to_csv(run: Run, folder: str | os.PathLike) -> list[Path]:

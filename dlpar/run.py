@@ -117,7 +117,7 @@ class Run:
 
     @property
     def ranks(self) -> pd.DataFrame:
-        """One row per rank: role, host, pid, device, carrier, clock, threads."""
+        """One row per rank: role (worker, server, leaf), host, pid, device, carrier, clock, threads."""
         return self._frame("rank", index="rank")
 
     @property
@@ -130,18 +130,36 @@ class Run:
 
     @property
     def curve(self) -> pd.DataFrame:
-        """One row per global step: cumulative ``samples``, ``seconds``, ``loss`` (mean over the global batch)
-        and ``samples_per_s`` of that step.  Steps that some worker never finished are left out."""
-        steps = self.steps
-        steps = steps.assign(weighted=steps["loss"] * steps["samples"])
-        by_step = steps.groupby("step")
+        """One row per global step: cumulative ``samples`` and ``bytes``, ``seconds``, ``loss`` (mean over the
+        global batch) and ``samples_per_s`` of that step.
+
+        Where workers run free of each other (:attr:`Experiment.free_running`), a global step is N worker-steps
+        in the order in which they ended.  Steps that some worker never finished are left out.
+        """
+        steps, workers = self.steps, self.experiment.workers
+        if self.experiment.free_running:
+            steps = steps.sort_values("t", kind="stable", ignore_index=True)
+            steps["step"] = steps.index // workers
+        sent = steps["bytes"].astype(float)  # of a library that does not say: NaN
+        loss = (steps["loss"] * steps["samples"]).where(steps["samples"] > 0, 0.0)  # no samples: no loss
+        by_step = steps.assign(weighted=loss, sent=sent).groupby("step")
         curve = by_step.agg(batch=("samples", "sum"), seconds=("t", "max"))
-        curve["weighted"] = by_step["weighted"].sum(min_count=self.experiment.workers)  # of NaN it is NaN, not 0
-        curve = curve[by_step.size() == self.experiment.workers].reset_index()
+        # A minimum count: the sum of a NaN is NaN then, not 0.
+        curve[["weighted", "sent"]] = by_step[["weighted", "sent"]].sum(min_count=workers)
+        curve = curve[by_step.size() == workers].reset_index()
         curve["loss"] = curve["weighted"] / curve["batch"]
+        curve["loss"] = curve["loss"].where(curve["batch"] > 0, curve["loss"].ffill())  # an empty batch has no loss
         curve["samples"] = curve["batch"].cumsum()
+        curve["bytes"] = curve["sent"].cumsum()
         curve["samples_per_s"] = curve["batch"] / curve["seconds"].diff()
-        return curve[["step", "samples", "seconds", "loss", "samples_per_s"]]
+        return curve[["step", "samples", "bytes", "seconds", "loss", "samples_per_s"]]
+
+    @property
+    def consensus(self) -> pd.DataFrame:
+        """How far replicas are apart after each global step: ``step seconds distance``; empty if not recorded."""
+        from dlpar.consensus import consensus
+
+        return consensus(self)
 
     @property
     def evals(self) -> pd.DataFrame:
@@ -199,7 +217,7 @@ class Run:
         if (self.path / "job.jsonl").exists():
             return False
         ended = sum(record["k"] == "end" for _, record in self.records())
-        return ended == self.experiment.workers
+        return ended == self.experiment.ranks
 
     def _frame(self, kind: str, index: str) -> pd.DataFrame:
         import pandas as pd

@@ -6,12 +6,37 @@ write it without loading anything heavy.
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections import Counter
 from typing import Any, Iterable
 
 ACCURACY_GOALS = (0.8, 0.9, 0.95, 0.97)
 """Held-out accuracies whose first crossing is reported as ``time_to_accuracy`` (seconds)."""
+
+
+def free_running(sync: dict[str, Any]) -> bool:
+    """Whether workers of a scheme do as many steps as they can, in place of the same steps all of them.
+
+    Then a global step is any N worker-steps, in the order in which they were done.
+    """
+    return (
+        sync["scheme"] == "hogwild"
+        or sync.get("consistency", "bsp") != "bsp"
+        or sync.get("exchange") == "pairwise"
+    )
+
+
+def lead_bound(sync: dict[str, Any]) -> int | None:
+    """Clocks a worker may run ahead of the slowest by the rules of a scheme; None: as many as it likes."""
+    if sync.get("consistency") == "ssp":
+        return sync["staleness"]
+    return None if free_running(sync) else 0
+
+
+def weighted_loss(record: dict[str, Any]) -> float:
+    """Loss of a worker's step times its samples; a step that sampled nothing has no loss and counts nothing."""
+    return record["loss"] * record["samples"] if record["samples"] else 0.0
 
 
 class Summary:
@@ -25,7 +50,9 @@ class Summary:
         self.staleness: Counter[int] = Counter()
         self.first = self.last = self.final_loss = self.slip = None
         self.reached: dict[str, float] = {}
+        self.free_running, self.worker_steps = free_running(experiment["sync"]), 0
         self._open: dict[int, list[float]] = {}  # step -> [workers, loss × samples, samples]
+        self._newest: list[tuple[float, float, int]] = []  # (t, loss, samples) of the last N worker-steps
 
     def add(self, record: dict[str, Any]) -> None:
         """Take in one record of any rank, in any order."""
@@ -43,12 +70,16 @@ class Summary:
             self.launch_s = record["launch_s"]
         elif kind == "event" and record.get("slip") is not None:
             self.slip = max(self.slip or 0.0, record["slip"])
+        elif kind == "event" and record["name"] == "served":
+            self._sent(record.get("bytes", 0))
+
+    def _sent(self, number: int | None) -> None:
+        if self.bytes is not None:  # a library that moves the data does not say how much
+            self.bytes = None if number is None else self.bytes + number
 
     def _step(self, record: dict[str, Any]) -> None:
-        samples = record["samples"]
-        self.samples += samples
-        if self.bytes is not None:  # a library that moves the data does not say how much
-            self.bytes = None if record["bytes"] is None else self.bytes + record["bytes"]
+        self.samples += record["samples"]
+        self._sent(record["bytes"])
         self.lead = max(self.lead, record["lead"])
         self.staleness[record["staleness"]] += 1
         for part in self.seconds:
@@ -56,14 +87,30 @@ class Summary:
         began = record["t"] - record["compute"] - record["comm"] - record["wait"]
         self.first = began if self.first is None else min(self.first, began)
         self.last = record["t"] if self.last is None else max(self.last, record["t"])
+        if self.free_running:
+            self._any_step(record)
+        else:
+            self._step_of_all(record)
+
+    def _step_of_all(self, record: dict[str, Any]) -> None:
         tally = self._open.setdefault(record["step"], [0, 0.0, 0])
         tally[0] += 1
-        tally[1] += record["loss"] * samples
-        tally[2] += samples
+        tally[1] += weighted_loss(record)
+        tally[2] += record["samples"]
         if tally[0] == self.experiment["workers"]:
             self.steps += 1
-            self.final_loss = tally[1] / tally[2]
+            self.final_loss = tally[1] / tally[2] if tally[2] else self.final_loss
             del self._open[record["step"]]
+
+    def _any_step(self, record: dict[str, Any]) -> None:
+        """Any N worker-steps make a global step; the last one is the N that ended last."""
+        workers = self.experiment["workers"]
+        self.worker_steps += 1
+        self.steps = self.worker_steps // workers
+        add = heapq.heappush if len(self._newest) < workers else heapq.heappushpop
+        add(self._newest, (record["t"], weighted_loss(record), record["samples"]))
+        samples = sum(samples for *_, samples in self._newest)
+        self.final_loss = sum(loss for _, loss, _ in self._newest) / samples if samples else None
 
     def result(self) -> dict[str, Any]:
         """The summary as a JSON-ready mapping; figures that a run has not got yet are None."""
@@ -77,7 +124,7 @@ class Summary:
             "final_loss": self.final_loss if math.isfinite(self.final_loss or 0.0) else None,
             "accuracy": self.accuracy,
             "staleness": _distribution(self.staleness),
-            "lead": {"max": self.lead, "bound": 0},
+            "lead": {"max": self.lead, "bound": lead_bound(self.experiment["sync"])},
             "bytes_sent": self.bytes,
             "seconds": {part: total / workers for part, total in self.seconds.items()},
             "time_to_accuracy": self.reached,

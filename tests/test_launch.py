@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import dlpar
 from dlpar import BadExperiment, Experiment
-from dlpar.experiment import FITS
+from dlpar.rules import FITS
 from dlpar.launcher import diagnosis, mpiexec, warm
 from dlpar.paths import Scratch, private_folder, runtime_folder
 

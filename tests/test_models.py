@@ -10,7 +10,8 @@ from torch import nn
 
 from dlpar import models
 from dlpar.data import Dataset, load
-from dlpar.experiment import FITS, Experiment
+from dlpar.experiment import Experiment
+from dlpar.rules import FITS
 from dlpar.sampling import Sampler
 
 

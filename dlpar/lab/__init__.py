@@ -7,11 +7,18 @@ from typing import Any
 
 _HOME = {
     "Panel": "dlpar.lab.panel",
+    "compare": "dlpar.lab.comparison",
     "LivePlot": "dlpar.lab.live_plot",
     "predict": "dlpar.lab.prediction",
     "check": "dlpar.lab.verdict",
     "check_on_ranks": "dlpar.lab.on_ranks",
+    "check_scheme": "dlpar.lab.own_scheme",
     "show": "dlpar.lab.source",
+    "animate": "dlpar.lab.animation",
+    **dict.fromkeys(
+        ("overlay", "time_to_accuracy", "staleness", "lead", "lanes", "waiting", "bytes_per_rank", "consensus", "show_graph"),
+        "dlpar.lab.figures",
+    ),
 }
 _MODULES = ("figures", "presets")
 

@@ -2,21 +2,72 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Iterator
+import typing
+from typing import Any, Callable, Iterator, NamedTuple
 
 import ipywidgets as widgets
 from pydantic.fields import FieldInfo
 
 from dlpar.experiment import Experiment
-from dlpar.schema import Part, allowed, choices, is_optional, unwrap
+from dlpar.schema import Part, allowed, choices, is_optional, kinds, unwrap
 
 UNSET = "default"
 
-WITH_UNIT = {"bucket_mb": "bucket (MB)", "timeout": "timeout (s)"}
+WITH_UNIT = {"bucket_mb": "bucket (MB)", "timeout": "timeout (s)", "delay_ms": "mean delay (ms)", "stall": "stall (s)"}
+
+MEANT_WITH = {
+    "momentum": ("optimizer", "momentum"),
+    "model.heads": ("model.name", "transformer"),
+    "model.norm": ("model.name", "mlp", "cnn"),
+    "data.folder": ("data.name", "mnist", "cifar10"),
+    "data.context": ("data.name", "docstrings"),
+    "sync.node_size": ("sync.allreduce", "hierarchical"),
+    "sync.regularization": ("sync.regularizer", "l1", "l2"),
+    "sync.staleness": ("sync.consistency", "ssp"),
+    "sync.softsync": ("sync.consistency", "softsync"),
+    "sync.topology": ("sync.exchange", "neighbours", "pairwise", "push_sum"),
+    "sync.edges": ("sync.topology", "edges"),
+    "sync.degree": ("sync.topology", "random"),
+    "sync.peers": ("sync.exchange", "random"),
+    "averaging.period": ("averaging.method", "local", "elastic", "block_momentum"),
+    "averaging.elasticity": ("averaging.method", "elastic"),
+    "averaging.block_momentum": ("averaging.method", "block_momentum"),
+    "compression.keep": ("compression.codec", "topk"),
+    "delays.delay_ms": ("delays.kind", "constant", "exponential", "gamma"),
+    "delays.delay_cv": ("delays.kind", "gamma"),
+}
+"""Fields that mean something only beside some values of another: they are shown only then."""
+
+
+class Setting(NamedTuple):
+    """One field as it can be set.
+
+    Attributes
+    ----------
+    path : str
+        ``workers``, ``model.width``.
+    field : FieldInfo
+        Type, bounds and description.
+    value : object
+        What it is now; the default where the present kind of its part has no such field.
+    heads : tuple of str
+        Of a head: all it may say.  Of another field: the heads it belongs to, empty if to all.
+    is_head : bool
+        Whether it chooses the kind of its part.
+    """
+
+    path: str
+    field: FieldInfo
+    value: Any
+    heads: tuple[str, ...] = ()
+    is_head: bool = False
 
 
 class Controls:
     """One widget for every field, by its path: ``workers``, ``model.width``.
+
+    Of a part that comes in several kinds, only the fields of the kind chosen
+    are shown; what was set for the others is remembered.
 
     Parameters
     ----------
@@ -27,16 +78,22 @@ class Controls:
     """
 
     def __init__(self, experiment: Experiment, changed: Callable[[], None]) -> None:
-        self.widgets = {path: control(path, field, value) for path, field, value in fields(experiment)}
+        self.settings = {setting.path: setting for setting in settings(experiment)}
+        self.widgets = {path: control(setting) for path, setting in self.settings.items()}
+        self._first = experiment
+        self._show()
         for widget in self.widgets.values():
-            widget.observe(lambda _change: changed(), names="value")
+            widget.observe(lambda _change: (self._show(), changed()), names="value")
 
     def experiment(self) -> Experiment:
         """What the widgets say; raises `BadExperiment` naming the first fields that cannot be."""
         given: dict[str, Any] = {}
-        for path, widget in self.widgets.items():
+        for path, setting in self.settings.items():
             part, _, name = path.rpartition(".")
-            (given.setdefault(part, {}) if part else given)[name] = value_of(widget)
+            if self._of_chosen_kind(setting) and (path != "sync.edges" or self._is_meant(path)):
+                (given.setdefault(part, {}) if part else given)[name] = value_of(self.widgets[path], setting.field)
+        if given["sync"]["scheme"] == "own":
+            given["sync"] = self._first.sync  # its code is no text to type
         return Experiment(**given)
 
     def groups(self, without: tuple[str, ...]) -> dict[str, list[widgets.Widget]]:
@@ -47,24 +104,61 @@ class Controls:
                 found.setdefault(path.rpartition(".")[0] or "experiment", []).append(widget)
         return found
 
+    def _show(self) -> None:
+        """Hide what means nothing beside what was chosen."""
+        for path, setting in self.settings.items():
+            display = None if self._of_chosen_kind(setting) and self._is_meant(path) else "none"
+            if self.widgets[path].layout.display != display:
+                self.widgets[path].layout.display = display
 
-def fields(experiment: Experiment) -> Iterator[tuple[str, FieldInfo, Any]]:
-    """``(path, field, value)`` of everything that can be set."""
+    def _of_chosen_kind(self, setting: Setting) -> bool:
+        if setting.is_head or not setting.heads:
+            return True
+        part = setting.path.rpartition(".")[0]
+        head = next(s for s in self.settings.values() if s.is_head and s.path.rpartition(".")[0] == part)
+        return self.widgets[head.path].value in setting.heads
+
+    def _is_meant(self, path: str) -> bool:
+        beside, *values = MEANT_WITH.get(path, (None,))
+        return beside is None or (self.widgets[beside].value in values and self._is_meant(beside))
+
+
+def settings(experiment: Experiment) -> Iterator[Setting]:
+    """Everything that can be set."""
     for name, field in type(experiment).model_fields.items():
         value = getattr(experiment, name)
-        if not isinstance(value, Part):
-            yield name, field, value
+        if isinstance(value, Part):
+            yield from _of_part(name, field, value)
+        else:
+            yield Setting(name, field, value)
+
+
+def _of_part(part: str, field: FieldInfo, value: Part) -> Iterator[Setting]:
+    """The head of a part, if there is a choice of kinds, and the fields of each kind; one of several kinds once."""
+    several = [kind for kind in kinds(field) if kind.listed or isinstance(value, kind)]
+    head = several[0].head()
+    said = {kind: tuple(map(str, choices(kind.model_fields[head]))) for kind in several}
+    every = tuple(word for kind in several for word in said[kind])
+    if len(several) > 1:
+        yield Setting(f"{part}.{head}", several[0].model_fields[head], getattr(value, head), every, is_head=True)
+    names = {name: f for kind in several if kind.listed for name, f in kind.model_fields.items()}
+    for name, inner in names.items():
+        if len(several) > 1 and name == head:
             continue
-        for inner, inner_field in type(value).model_fields.items():
-            yield f"{name}.{inner}", inner_field, getattr(value, inner)
+        having = tuple(word for kind in several if name in kind.model_fields for word in said[kind])
+        yield Setting(f"{part}.{name}", inner, getattr(value, name, inner.get_default()), having if having != every else ())
 
 
-def control(path: str, field: FieldInfo, value: Any) -> widgets.Widget:
+def control(setting: Setting) -> widgets.Widget:
     """The widget that fits one field; its tooltip says what the field means and allows."""
-    name = path.rpartition(".")[2]
+    field, value = setting.field, setting.value
+    name = setting.path.rpartition(".")[2]
     label = field.title or WITH_UNIT.get(name) or name.replace("_", " ")
-    shared = {"description": label, "tooltip": f"{field.description} Allowed: {allowed(field)}.",
+    means = f"one of {', '.join(setting.heads)}" if setting.is_head else allowed(field)
+    shared = {"description": label, "tooltip": f"{field.description} Allowed: {means}.",
               "style": {"description_width": "7.5em"}, "layout": {"width": "17em"}}  # fmt: skip
+    if setting.is_head:
+        return widgets.Dropdown(options=list(setting.heads), value=value, **shared)
     kind, named = unwrap(field.annotation), choices(field)
     if named is not None:
         unset = [(UNSET, None)] if is_optional(field.annotation) else []
@@ -72,8 +166,7 @@ def control(path: str, field: FieldInfo, value: Any) -> widgets.Widget:
     if kind is bool:
         return widgets.Checkbox(value=value, **shared)
     if is_optional(field.annotation) or kind not in (int, float):
-        shown = "" if value is None else str(value)
-        return widgets.Text(value=shown, placeholder=UNSET if is_optional(field.annotation) else "", **shared)
+        return widgets.Text(value=written(value), placeholder=_placeholder(field), **shared)
     # Unbounded entry on purpose: a value out of range is explained, not silently moved into it.
     return (
         widgets.IntText(value=value, **shared)
@@ -82,8 +175,23 @@ def control(path: str, field: FieldInfo, value: Any) -> widgets.Widget:
     )
 
 
-def value_of(widget: widgets.Widget) -> Any:
+def _placeholder(field: FieldInfo) -> str:
+    kind = typing.get_origin(unwrap(field.annotation))
+    return UNSET if is_optional(field.annotation) else {dict: "none, or 1=4.0", tuple: "0-1,1-2"}.get(kind, "")
+
+
+def written(value: Any) -> str:
+    """A value as it is typed into a text box: ``1=4``, ``0-1,1-2``; empty for none."""
+    if isinstance(value, dict):
+        return ",".join(f"{key}={number:g}" for key, number in value.items())
+    if isinstance(value, tuple):
+        return ",".join(f"{a}-{b}" for a, b in value)
+    return "" if value is None else str(value)
+
+
+def value_of(widget: widgets.Widget, field: FieldInfo) -> Any:
     """What a widget says, for pydantic to judge; an empty text means unset."""
     if isinstance(widget, widgets.Text):
-        return widget.value.strip() or None
+        text = widget.value.strip()
+        return None if not text and is_optional(field.annotation) else text
     return widget.value

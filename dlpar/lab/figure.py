@@ -44,9 +44,11 @@ def table(figure: go.Figure) -> pd.DataFrame:
 
 
 def _tables(figure: go.Figure) -> list[pd.DataFrame]:
-    """One frame a trace."""
+    """One frame a trace; or the one table a figure brings along."""
     import pandas as pd
 
+    if "table" in (figure.layout.meta or {}):
+        return [pd.DataFrame(figure.layout.meta["table"])]
     found = []
     for trace in figure.data:
         across, up = (figure.layout[_long(getattr(trace, n) or n[0])] for n in ("xaxis", "yaxis"))

@@ -78,6 +78,7 @@ class Figure {
     this.says = message.says ?? this.says;
     for (const [axis, range] of Object.entries(message.ranges ?? {}))
       (this.x_axes[axis] ?? this.layout[axis]).range = range;
+    for (const [axis, text] of Object.entries(message.titles ?? {})) this.layout[axis].title.text = text;
     message.traces.forEach((news, i) => {
       const trace = this.traces.get(news.key);
       const fresh = columns(buffers[i], trace.columns.length);
@@ -99,7 +100,7 @@ class Figure {
         attributes[attribute] = trace.data[trace.columns.indexOf(column === "*" ? x : column)];
       return attributes;
     });
-    const layout = { ...this.layout, uirevision: x + logarithmic, autosize: true };
+    const layout = { ...this.layout, uirevision: x + logarithmic };
     if (this.x_axes[x]) layout.xaxis = { ...layout.xaxis, ...this.x_axes[x] };
     const { yaxis } = layout;
     if (logarithmic) layout.yaxis = { ...yaxis, type: "log", range: this.decades(data, yaxis.range[1]) };
@@ -217,6 +218,9 @@ class View {
     const newest = this.figure.sequence;
     if (!this.drawn) this.plot.replaceChildren();
     const [data, layout] = this.figure.plotlyArguments(this.logarithmic ?? false);
+    // Told, not measured by plotly: it gives up where a notebook takes a cell out of the page while it scrolls.
+    this.width = layout.width = this.plot.clientWidth;
+    layout.height = this.figure.height;
     await plotly.react(this.plot, data, layout, CONFIG);
     this.drawn = true;
     this.says.textContent = this.figure.says;
@@ -236,8 +240,8 @@ class View {
     const width = this.plot.clientWidth;
     if (!width || width === this.width) return;
     this.width = width;
-    if (this.drawn) page.plotly.Plots.resize(this.plot);
-    this.schedule();
+    if (this.freeze && this.drawn) page.plotly.relayout(this.plot, { width });
+    else this.schedule();
   }
 }
 

@@ -142,11 +142,21 @@ class LivePlot(anywidget.AnyWidget):
         """plotly attributes of a trace."""
         return self._traces[key][0]["style"]
 
-    def refigure(self, layout: dict[str, Any], x_axes: dict[str, dict] | None = None) -> None:
-        """Replace the layout and the choices of the horizontal axis; traces stay."""
+    def refigure(
+        self, layout: dict[str, Any], x_axes: dict[str, dict] | None = None, height: int | None = None
+    ) -> None:
+        """Replace the layout, the choices of the horizontal axis and, if given, the height; traces stay."""
         with self._guard:
-            self._figure.update(layout=layout, x_axes=x_axes or {})
+            self._figure.update(layout=layout, x_axes=x_axes or {}, height=height or self._figure["height"])
             self._stale = True
+
+    def set_title(self, axis: str, text: str) -> None:
+        """Name an axis of the layout (``xaxis2``) anew."""
+        with self._guard:
+            title = self._figure["layout"][axis]["title"]
+            if title["text"] != text:
+                self._figure["layout"][axis]["title"] = {**title, "text": text}
+                self._news.setdefault("titles", {})[axis] = text
 
     def set_range(self, axis: str, low: float, high: float) -> None:
         """Fix an axis (``yaxis``, ``yaxis2``, ``xaxis`` or a name in ``x_axes``) to `low` … `high`."""

@@ -19,7 +19,7 @@ Expected = Callable[[list["torch.Tensor"]], Sequence["torch.Tensor"]]
 
 def check_on_ranks(
     student: Callable[..., Any], expected: Expected, workers: Sequence[int] = (2, 3, 4), hints: Sequence[str] = (),
-    timeout: float = 5.0,
+    timeout: float = 5.0, like: str | None = None,
 ) -> Verdict:  # fmt: skip
     """Call ``student(comm, tensor)`` on real ranks; it must leave in `tensor` what `expected` says.
 
@@ -35,6 +35,13 @@ def check_on_ranks(
         From gentle to plain; a wrong answer shows one more of them each time.
     timeout : float
         Seconds after which ranks that wait for each other are ended.
+    like : str, optional
+        A collective, as :func:`dlpar.collectives.closed_form` names it, whose messages and bytes it must send.
+
+    Returns
+    -------
+    Verdict
+        Never raises for what the student wrote.
     """
     name = getattr(student, "__name__", "the function")
     for world in workers:
@@ -47,11 +54,15 @@ def check_on_ranks(
         for case, length in enumerate(LENGTHS):
             right = expected([_input(rank, length) for rank in range(world)])
             for rank in range(world):
-                differs = difference(held[rank][case], right[rank].tolist())
+                differs = difference(held[rank][case][0], right[rank].tolist())
                 if differs:
                     return wrong(name, hints, f"With {world} ranks and {length} numbers, on rank {rank} {differs}.")
+            complaint = like and _sends_otherwise([held[rank][case][1] for rank in range(world)], like, length)
+            if complaint:
+                return wrong(name, hints, f"With {world} ranks and {length} numbers {complaint}")
     tried = " and ".join([", ".join(map(str, workers[:-1])), str(workers[-1])]) if len(workers) > 1 else str(workers[0])
-    return Verdict("solved", f"{name} is right on {tried} real ranks, for tensors of {', '.join(map(str, LENGTHS))} numbers.")
+    lengths, sends = ", ".join(map(str, LENGTHS)), f", and sends what {like} sends" if like else ""
+    return Verdict("solved", f"{name} is right on {tried} real ranks, for tensors of {lengths} numbers{sends}.")
 
 
 def _input(rank: int, length: int) -> torch.Tensor:
@@ -61,10 +72,34 @@ def _input(rank: int, length: int) -> torch.Tensor:
     return (rank + 1) * torch.arange(1.0, length + 1)
 
 
-def _try(comm: Any, student: Callable[..., Any], lengths: Sequence[int]) -> list[list[float]]:
+def _sends_otherwise(traffic: list[dict[str, int | None]], like: str, length: int) -> str:
+    """How what all ranks sent differs from what a known collective sends; empty if it does not."""
+    from dlpar.collectives.closed_forms import closed_form
+
+    form = closed_form(like, len(traffic), length, itemsize=4)
+    if any(one["bytes"] is None for one in traffic):
+        return "the result is right, but the library moved the data: use send and recv."
+    sent = [(one["messages"], one["bytes"]) for one in traffic]
+    messages, nbytes = (sum(column) for column in zip(*sent))
+    if (messages, nbytes) != (form.messages, form.bytes):
+        return (f"the result is right, but the ranks send {messages} messages and {nbytes} bytes together; "
+                f"{like} sends {form.messages} and {form.bytes}.")  # fmt: skip
+    busiest = max(range(len(sent)), key=lambda rank: sent[rank][1])
+    if sent[busiest][1] > form.busiest_bytes:
+        return (f"the result is right, but rank {busiest} sends {sent[busiest][1]} bytes; "
+                f"in {like} no rank sends more than {form.busiest_bytes}.")  # fmt: skip
+    return ""
+
+
+Tried = tuple[list[float], dict[str, "int | None"]]
+"""What a rank held afterwards, and the messages and bytes it sent."""
+
+
+def _try(comm: Any, student: Callable[..., Any], lengths: Sequence[int]) -> list[Tried]:
     held = []
     for length in lengths:
         tensor = _input(comm.rank, length)
+        comm.traffic.take()
         student(comm, tensor)
-        held.append(tensor.tolist())
+        held.append((tensor.tolist(), comm.traffic.take()))
     return held

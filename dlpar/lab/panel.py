@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-from collections import defaultdict
 from threading import RLock, Thread
 from typing import TYPE_CHECKING, Any, Sequence
 
@@ -11,9 +10,11 @@ import ipywidgets as widgets
 
 import dlpar
 from dlpar.experiment import Experiment
-from dlpar.lab.board import Board, same_batches
-from dlpar.lab.cell import this_cell
+from dlpar.lab.board import Board
+from dlpar.lab.cell import all_below, prepare_in_background, take_place_of_earlier
 from dlpar.lab.controls import Controls
+from dlpar.lab.labels import same_batches
+from dlpar.lab.live.consensus import disagreement
 from dlpar.lab.live_plot import answer_while_busy
 from dlpar.lab.status import Status
 from dlpar.lab.watch import Watch
@@ -22,10 +23,6 @@ from dlpar.schema import BadExperiment
 if TYPE_CHECKING:
     from dlpar.launcher.job import Job
     from dlpar.run import Run
-
-_of_cell: dict[str, list[tuple[str, Panel]]] = defaultdict(list)
-"""Panels by the cell that made them, so that running a cell again closes what it showed before."""
-
 
 class Panel(widgets.VBox):
     """Controls, Run and Stop, and the figures of a run while it goes on.
@@ -68,9 +65,9 @@ class Panel(widgets.VBox):
         self._build_buttons()
         super().__init__([*self._first_screen(tuple(controls), question, title), self._more(tuple(controls))])
         self.add_class("dlpar-panel")
-        for widget in _all_below(self):
+        for widget in [*all_below(self), *self._board.all_plots]:
             answer_while_busy(widget)
-        _take_place_of_earlier(self)
+        take_place_of_earlier(self)
 
     @property
     def experiment(self) -> Experiment:
@@ -100,9 +97,10 @@ class Panel(widgets.VBox):
             self.job, self._busy = job, True
             self.runs.insert(0, job.run)
             self._board.begin(experiment, job.run.id)
+            self._show_tabs()
             self._status.begin(experiment, job.run.path)
             self._tell_facts()
-            self._message("")
+            self._message(disagreement(experiment))
             self._enable()
             self._watch = Watch(job.run.path, self)
             self._watch.start()
@@ -128,7 +126,7 @@ class Panel(widgets.VBox):
         self.stop()
         if self._watch:
             self._watch.cancel()
-        for widget in _all_below(self):
+        for widget in [*all_below(self), *self._board.all_plots]:
             if widget is not self:
                 widget.close()
         super().close()
@@ -150,13 +148,13 @@ class Panel(widgets.VBox):
         """Called by the watch, at most ten times a second, to show what it passed on."""
         self._board.settle(ended=False)
         self._board.flush(alive)
-        self._status.progress(self._board)
+        self._status.progress(self._board.steps)
 
     def ended(self, status: str, reason: str) -> None:
         """Called by the watch when the run is over."""
         self._board.settle(ended=True)
         self._board.flush()
-        self._status.ended(self._board, status, reason)
+        self._status.ended(self._board.steps, self._board.convergence.accuracy, status, reason)
         with self._guard:
             self._busy = False
             self._enable()
@@ -164,7 +162,7 @@ class Panel(widgets.VBox):
             self._more_box.selected_index = 1
 
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
-        Thread(target=_prepare, name="dlpar prepare", daemon=True).start()
+        prepare_in_background()
         return super()._repr_mimebundle_(**kwargs)
 
     def _build_buttons(self) -> None:
@@ -200,9 +198,20 @@ class Panel(widgets.VBox):
             widget.style.description_width, widget.layout.width = "initial", "auto"
         first = widgets.Box([*chosen, self._run, self._stop, self._clear]).add_class("dlpar-controls")
         progress = widgets.Box([self._status.bar, self._status.words, self._says]).add_class("dlpar-progress")
-        plots = self._board.plots
-        tabs = widgets.Tab(list(plots.values()), titles=tuple(plots))
-        return [head, first, progress, self._status.facts, tabs]
+        self._tabs = widgets.Tab()
+        self._show_tabs()
+        return [head, first, progress, self._status.facts, self._tabs]
+
+    def _show_tabs(self) -> None:
+        """A tab for each figure of the board; the one in front stays there if it can."""
+        plots, tabs = self._board.plots, self._tabs
+        if tabs.titles == tuple(plots):
+            return
+        front = tabs.titles[tabs.selected_index] if tabs.selected_index is not None else ""
+        with tabs.hold_sync():
+            tabs.selected_index = None
+            tabs.children, tabs.titles = tuple(plots.values()), tuple(plots)
+            tabs.selected_index = list(plots).index(front) if front in plots else 0
 
     def _more(self, shown: tuple[str, ...]) -> widgets.Accordion:
         groups = [
@@ -228,7 +237,7 @@ class Panel(widgets.VBox):
             self._message(str(error))
             self._run.disabled = True
         else:
-            self._message("")
+            self._message(disagreement(self.experiment))
             self._enable()
 
     def _enable(self) -> None:
@@ -244,30 +253,3 @@ class Panel(widgets.VBox):
         same = [e for e in earlier if same_batches(now, e)]
         compared = "all runs saw the same batches" if earlier and len(same) == len(earlier) else ""
         self._status.show_facts(now, board.ranks, board.slip, compared)
-
-
-def _all_below(widget: widgets.Widget) -> list[widgets.Widget]:
-    below = [w for child in getattr(widget, "children", ()) for w in _all_below(child)]
-    return [widget, *below]
-
-
-def _take_place_of_earlier(panel: Panel) -> None:
-    found = this_cell()
-    if found is None:
-        return
-    cell, execution = found
-    for made_in, earlier in _of_cell[cell]:
-        if made_in != execution:
-            earlier.close()
-    _of_cell[cell] = [(made_in, p) for made_in, p in _of_cell[cell] if made_in == execution] + [
-        (execution, panel)
-    ]
-
-
-def _prepare() -> None:
-    try:
-        from dlpar.launcher.warm import prepare
-
-        prepare()
-    except Exception:  # only a head start: the launch itself says what is wrong
-        pass

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Iterable, Mapping
+from typing import Iterable, Mapping, Sequence
 
 from dlpar.experiment import Experiment
 
@@ -58,20 +58,68 @@ def throughput(total: float, by_rank: Mapping[int, float], experiment: Experimen
 
 WHY_NEVER_STALE = {
     "ring": "in a ring all-reduce every worker waits for the gradients of all others before it updates",
+    "mapreduce": "the driver updates once all partitions have answered, and then sends everybody the new weights",
+    "ps": "under bsp the servers wait for the gradients of all workers before they update",
+    "gossip": "every worker updates its own weights, and averages with its neighbours before the next step",
 }
 
 
-def staleness(largest: int, mean: float, experiment: Experiment) -> str:
-    """How old the weights were on which gradients were computed."""
+def staleness(largest: int, mean: float, experiment: Experiment, predicted: int | None = None) -> str:
+    """How old the weights were on which gradients were computed; `predicted`: what the mean should be."""
     if largest:
-        return (
-            f"A gradient met weights that were {quantity(mean)} updates newer on average, {largest} at most."
-        )
+        text = f"A gradient met weights that were {quantity(mean)} updates newer on average, {largest} at most"
+        return text + (f"; theory says N − 1 = {predicted} on average." if predicted is not None else ".")
     scheme = experiment.sync.scheme
     why = WHY_NEVER_STALE.get(scheme, f"with {scheme}, as set here, nobody updates before all have read")
     if experiment.workers == 1:
         why = "a single worker has nobody to wait for or to overtake it"
+    elif experiment.free_running:
+        why = "no update of another worker came between a read and its push so far"
     return f"Staleness is 0: every gradient was computed on the newest weights, for {why}."
+
+
+def lead(most: Sequence[int], bound: int | None) -> str:
+    """How far workers ran ahead; `most`: the largest lead of each rank, in clocks."""
+    largest = max(most)
+    ahead = [f"rank {rank}" for rank, own in enumerate(most) if own == largest]
+    who = listed(ahead) if len(ahead) <= 3 else f"{len(ahead)} workers"
+    text = f"The largest lead over the slowest was {largest} clock{'s' * (largest != 1)}"
+    text += f" ({who})" if largest else ""
+    if bound is None:
+        return f"{text}; nothing bounds it."
+    return f"{text}; never above s = {bound}: {'yes' if largest <= bound else 'NO, the bound was broken'}."
+
+
+def lanes(updates: Sequence[int]) -> str:
+    """How old the weights behind the arrows shown were."""
+    mean, n = sum(updates) / len(updates), len(updates)
+    return (
+        f"Between the two ends of an arrow the weights moved on by {quantity(mean)} updates on average, {max(updates)} "
+        f"at most (the last {n} pushes); the number at each head counts the updates of others in between."
+    )
+
+
+def waiting(seconds: Sequence[Sequence[float]], megabytes: Sequence[float]) -> str:
+    """Where the workers' time went (rows of computing, communicating, waiting) and what every rank sent."""
+    shares = [(wait / total if (total := compute + comm + wait) else 0.0) for compute, comm, wait in seconds]
+    most, fewest = max(range(len(shares)), key=shares.__getitem__), min(range(len(shares)), key=shares.__getitem__)
+    mean = sum(shares) / len(shares)
+    text = f"A worker waited {mean:.0%} of its time on average"
+    if shares[most] - shares[fewest] >= 0.01:
+        text += f", rank {most} the most ({shares[most]:.0%}) and rank {fewest} the least ({shares[fewest]:.0%})"
+    total = sum(megabytes)
+    sent = "the library does not say how much was sent" if math.isnan(total) else f"{quantity(total)} MB were sent in all"
+    return f"{text}; {sent}."
+
+
+def consensus(
+    first: tuple[int, float], last: tuple[int, float], factor: float | None, warning: str = ""
+) -> str:
+    """How the distance between replicas moved from the first step to the last, each ``(step, distance)``."""
+    text = f"From step {first[0]:,} to step {last[0]:,} the consensus distance went from {quantity(first[1])} to {quantity(last[1])}"
+    if factor is not None:
+        text += f"; mixing alone would multiply it by {factor:.3f} a step"
+    return f"{text}.{f' {warning}' if warning else ''}"
 
 
 def timeline(steps: int, step_ms: float, shares: Mapping[str, float]) -> str:
@@ -94,6 +142,19 @@ def speedup(measured: Mapping[int, float]) -> str:
     most, fewest = max(measured), min(measured)
     ideal = measured[most] * fewest / most
     return f"{most} workers are {measured[most]:.2f} times as fast as {fewest} ({ideal:.0%} of ideal)."
+
+
+def time_to_accuracy(goal: float, reached: Mapping[str, tuple[int | None, float]]) -> str:
+    """Who came first to an accuracy; `reached`: name -> (step, seconds), the step None for who did not."""
+    there = {name: (step, t) for name, (step, t) in reached.items() if step}
+    if not there:
+        return f"None reached {goal:.0%} held-out accuracy."
+    soonest, fewest = min(there, key=lambda n: there[n][1]), min(there, key=lambda n: there[n][0])
+    text = f"{soonest} reached {goal:.0%} first, after {duration(there[soonest][1])}; {fewest} took the fewest steps, {there[fewest][0]:,}"
+    missed = [name for name in reached if name not in there]
+    if missed:
+        text += f"; {listed(missed)} did not reach it"
+    return f"{text}. Seconds are steps × time of a step."
 
 
 def listed(parts: Iterable[str]) -> str:

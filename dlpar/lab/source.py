@@ -24,7 +24,7 @@ class Source:
 
     @property
     def where(self) -> str:
-        """``dlpar/collectives.py, lines 12 to 40``."""
+        """``dlpar/collectives/ring.py, lines 20 to 40``."""
         return f"{self.file}, lines {self.first} to {self.first + self.code.count(chr(10))}"
 
     def __repr__(self) -> str:

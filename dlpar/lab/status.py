@@ -12,7 +12,7 @@ from typing import Any
 import ipywidgets as widgets
 
 from dlpar.experiment import Experiment
-from dlpar.lab.board import Board
+from dlpar.lab.global_steps import GlobalSteps
 from dlpar.lab.says import duration, quantity
 
 LOG_BYTES = 16_000
@@ -39,6 +39,7 @@ class Status:
     """Progress bar, the line beside it, the line of facts, and the log."""
 
     def __init__(self, experiment: Experiment) -> None:
+        self.prefix = ""
         self.bar = widgets.IntProgress(min=0, max=experiment.steps, layout={"width": "16em"})
         self.bar.tooltip = "Global steps done"
         self.words = widgets.HTML().add_class("dlpar-words")
@@ -50,47 +51,44 @@ class Status:
 
     def say(self, words: str) -> None:
         """Put `words` beside the bar."""
-        self.words.value = html.escape(words)
+        self.words.value = html.escape(self.prefix + words)
 
     def begin(self, experiment: Experiment, path: Path) -> None:
         """Forget the last run."""
         self.path, self.errors, self._log_size, self._shown = path, {}, -1, 0.0
         self.bar.value, self.bar.max, self.bar.bar_style = 0, experiment.steps, ""
         self.launch_s: float | None = None
-        several = "" if experiment.workers == 1 else "s"
-        self.say(f"Starting {experiment.workers} rank{several} …")
+        several = "" if experiment.ranks == 1 else "s"
+        self.say(f"Starting {experiment.ranks} rank{several} …")
 
-    def progress(self, board: Board) -> None:
+    def progress(self, so_far: GlobalSteps) -> None:
         """Say how far the run is; four times a second at most."""
         now = time.monotonic()
         if now - self._shown < 0.25:
             return
         self._shown = now
-        done, steps = board.steps.done, self.bar.max
+        done, steps = so_far.done, self.bar.max
         if done:
-            spent = board.steps.last.seconds
+            spent = so_far.last.seconds
             left = spent / done * (steps - done)
             self.bar.value = done
             rest = f"about {duration(left)} left" if done < steps else "finishing …"
             self.say(f"step {done:,} of {steps:,} · {duration(spent)} so far · {rest}")
         self.show_log(self.path, self.errors)
 
-    def ended(self, board: Board, status: str, reason: str) -> None:
+    def ended(self, steps: GlobalSteps, accuracy: float | None, status: str, reason: str) -> None:
         """Say how the run went."""
-        done = board.steps.done
+        done = steps.done
         self.bar.value, self.bar.bar_style = done, STYLES.get(status, "")
-        parts = [
-            f"done: {done:,} steps"
-            if status == "done"
-            else f"{status} after {done:,} of {self.bar.max:,} steps"
-        ]
+        whole = status == "done" and done == self.bar.max
+        parts = [f"done: {done:,} steps" if whole else f"{status} after {done:,} of {self.bar.max:,} steps"]
         if status not in ("done", "stopped"):
             self.say(f"{parts[0]} — {reason}")
         else:
-            if board.steps.last:
-                parts.append(f"{duration(board.steps.last.seconds)}, loss {quantity(board.steps.last.loss)}")
-            if board.convergence.accuracy is not None:
-                parts.append(f"held-out accuracy {board.convergence.accuracy:.1%}")
+            if steps.last:
+                parts.append(f"{duration(steps.last.seconds)}, loss {quantity(steps.last.loss)}")
+            if accuracy is not None:
+                parts.append(f"held-out accuracy {accuracy:.1%}")
             if self.launch_s is not None:
                 parts.append(f"launched in {duration(self.launch_s)}")
             self.say(" · ".join(parts))

@@ -25,6 +25,9 @@ RANKS = ("#7e83d3", "#975a9b", "#c96b7b", "#a95f23", "#9d8d26", "#418646", "#00a
 DASHES = ("solid", "2px,3px", "10px,3px,2px,3px", "16px,4px", "12px,3px,2px,3px,2px,3px")
 """Dashes of ranks; plotly's plain "dash" is left out, it means predicted."""
 
+PATTERNS = ("", "/", "\\", "x", "-", "|", "+", ".")
+"""Patterns of ranks where they are drawn as bars."""
+
 MARKERS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "star", "triangle-down", "pentagon")
 
 PREDICTED = {"dash": "dash"}
@@ -45,6 +48,7 @@ class Phase(NamedTuple):
 PHASES = {
     "forward": Phase("compute", "#3A97CC", ""),
     "backward": Phase("compute", "#3A97CC", "\\"),
+    "delay": Phase("compute", "#3A97CC", "|"),
     "update": Phase("compute", "#3A97CC", "x"),
     "communicate": Phase("communicate", "#948C00", "/"),
     "wait": Phase("wait", "#7f7f7f", "."),
@@ -61,8 +65,9 @@ TITLES = {
     "step": "global step",
     "samples": "samples, all workers together",
     "seconds": "time since all ranks were ready (s)",
+    "MB sent": "sent by all workers together (MB)",
 }
-"""Titles of the horizontal axes a curve can be drawn over."""
+"""Titles of the horizontal axes a curve can be drawn over, by the column they show."""
 
 
 def scheme_colour(scheme: str) -> str:
@@ -80,6 +85,11 @@ def rank_line(rank: int) -> dict[str, Any]:
     }
 
 
+def rank_bar(rank: int) -> dict[str, Any]:
+    """Bars of `rank`, its pattern another sign besides the colour."""
+    return {"type": "bar", "marker": {"color": RANKS[rank % len(RANKS)], "pattern": hatch(PATTERNS[rank % len(PATTERNS)])}}
+
+
 def run_line(colour: str, age: int = 0) -> dict[str, Any]:
     """Line of a run: solid for the newest (`age` 0), faint with its own dash and marker for earlier ones."""
     style = {"mode": "lines", "line": {"color": colour, "width": 2.5}, "opacity": 1.0}
@@ -93,15 +103,19 @@ def run_line(colour: str, age: int = 0) -> dict[str, Any]:
 def phase_bar(name: str) -> dict[str, Any]:
     """Bar of a phase, as plotly trace attributes."""
     phase = PHASES.get(name, OTHER)
-    hatch = {"fillmode": "overlay", "fgcolor": "#ffffff", "fgopacity": 0.75, "size": 7, "solidity": 0.3}
-    pattern = {"shape": phase.pattern, **hatch} if phase.pattern else {}
     named = name if name == phase.group else f"{phase.group}: {name}"
     return {
         "type": "bar",
         "orientation": "h",
         "name": named,
-        "marker": {"color": phase.colour, "pattern": pattern},
+        "marker": {"color": phase.colour, "pattern": hatch(phase.pattern)},
     }
+
+
+def hatch(shape: str) -> dict[str, Any]:
+    """plotly's pattern of a bar, by its shape."""
+    hatch = {"fillmode": "overlay", "fgcolor": "#ffffff", "fgopacity": 0.75, "size": 7, "solidity": 0.3}
+    return {"shape": shape, **hatch} if shape else {}
 
 
 def axis(title: str, limits: tuple[float, float] | None = None, **more: Any) -> dict[str, Any]:
@@ -133,6 +147,7 @@ def layout(**more: Any) -> dict[str, Any]:
         # In room kept free for it, so that the figure stays where it is however many entries come.
         "legend": {
             "orientation": "h",
+            "traceorder": "normal",
             "x": 0,
             "xanchor": "left",
             "y": 1,

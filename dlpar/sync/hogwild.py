@@ -71,11 +71,11 @@ class Hogwild(Scheme):
             self.comm.compute(lambda: self._write_at(nonzero), cost=2 * len(nonzero))
         else:
             self.comm.compute(lambda: self.optimizer.step(gradient), cost=2 * len(gradient))
-        self.seen = {
-            "staleness": int(self._others() - self.read_at), "lead": self.lead,
-            "written": len(gradient) if nonzero is None else len(nonzero), "conflicts": self.watch.wrote(nonzero),
-        }  # fmt: skip
+        conflicts = self.watch.wrote(nonzero)
+        written = len(gradient) if nonzero is None else len(nonzero)
+        stale = int(self._others() - self.read_at)  # after the look for conflicts: who conflicts is counted as a rule
         self.updates[self.comm.rank] += 1
+        self.seen = {"staleness": stale, "lead": self.lead, "written": written, "conflicts": conflicts}
 
     def facts(self) -> dict[str, Any]:
         self.more = self.tickets.take()

@@ -31,7 +31,9 @@ class MapReduce(Scheme):
     numbers.  ``reduce="sum"`` and ``"collect"`` weigh a partition by its samples, so
     that the driver divides sums over samples by their count.  ``"mean"`` weighs every
     partition that has samples by 1: the mean of the partitions' means, which is the
-    mean over samples only where all of them have equally many.
+    mean over samples only where all of them have equally many.  What the driver
+    divided by is recorded as ``count``, the loss it saw, penalty included, as
+    ``driver_loss``; both only on rank 0.
     """
 
     def __init__(self, experiment: Experiment, comm: Comm, replica: Replica) -> None:
@@ -82,7 +84,7 @@ class MapReduce(Scheme):
                 self.order.head[0] = is_converged(before, weights, tolerance)
         elif not self.warned:
             self.warned = True
-            print("mapreduce: an iteration sampled nothing on any worker, so the weights stayed as they were", flush=True)
+            print("mapreduce: an iteration sampled nothing on any worker: the weights stay as they are", flush=True)
         self.order.body.copy_(weights)
 
     def _penalty(self) -> float:

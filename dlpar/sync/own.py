@@ -51,7 +51,8 @@ def not_a_scheme(typed: Any, name: str) -> str | None:
         if typed is Scheme or (issubclass(typed, Scheme) and typed.combine is Scheme.combine):
             missing = ["combine"]
         if missing:
-            return f"sync: got class {name} without {', '.join(missing)}, allowed is a subclass of dlpar.sync.Scheme with combine(self)"
+            without = ", ".join(missing)
+            return f"sync: got class {name} without {without}, allowed is a subclass of dlpar.sync.Scheme with combine()"
         return _cannot_take(typed, name, ("experiment", "comm", "replica"))
     if not callable(typed):
         return f"sync: got {name}, allowed is a function of (comm, tensor) or a subclass of dlpar.sync.Scheme"

@@ -116,10 +116,10 @@ def _regular(n: int, degree: int, seed: int) -> Graph:
         draw = generator(seed, "graph", attempt)
         edges = [tuple(sorted(edge)) for edge in near + across]
         present = set(edges)
-        for _ in range(10 * len(edges)):
-            first, second = draw.integers(len(edges), size=2)
+        pairs, turned = draw.integers(len(edges), size=(10 * len(edges), 2)), draw.random(10 * len(edges)) < 0.5
+        for (first, second), turn in zip(pairs.tolist(), turned.tolist()):
             (a, b), (c, d) = edges[first], edges[second]
-            c, d = (c, d) if draw.random() < 0.5 else (d, c)
+            c, d = (d, c) if turn else (c, d)
             switched = tuple(sorted((a, d))), tuple(sorted((c, b)))
             if len({a, b, c, d}) == 4 and not present & set(switched):
                 present -= {edges[first], edges[second]}

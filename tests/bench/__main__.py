@@ -11,12 +11,18 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import hogwild  # noqa: E402
 import launching  # noqa: E402
+import mapreduce  # noqa: E402
 import recording  # noqa: E402
 import reducing  # noqa: E402
+import serving  # noqa: E402
 import training  # noqa: E402
 
-SECTIONS = {"launch": launching.report, "throughput": training.report, "ring": reducing.report, "recording": recording.report}
+SECTIONS = {
+    "launch": launching.report, "throughput": training.report, "ring": reducing.report, "mapreduce": mapreduce.report, "ps": serving.report,
+    "recording": recording.report, "hogwild": hogwild.report,
+}  # fmt: skip
 
 
 def main(names: list[str]) -> None:

@@ -45,5 +45,12 @@ def limit(what: str, values: list[float], unit: str, bar: float) -> None:
     Console(width=130).print(f"{what}: {middle:.4g} {unit} (n = {len(values)}, {_spread(values)}); aimed at ≤ {bar:g} {verdict}")
 
 
+def least(what: str, values: list[float], unit: str, bar: float) -> None:
+    """Print one figure that must reach a bar."""
+    middle = statistics.median(values)
+    verdict = "✓" if middle >= bar else "✗ MISSED"
+    Console(width=130).print(f"{what}: {middle:,.4g} {unit} (n = {len(values)}, {_spread(values)}); aimed at ≥ {bar:g} {verdict}")
+
+
 def _spread(values: list[float]) -> str:
     return f"{min(values):,.4g} to {max(values):,.4g}"

@@ -14,14 +14,14 @@ from dlpar import Experiment
 HERE = Path(__file__).parent
 
 
-def torchrun(experiment: Experiment, warm_up: int) -> dict:
-    """Train `experiment` by DistributedDataParallel; what ``ddp.py`` printed."""
+def torchrun(experiment: Experiment, warm_up: int, script: str = "ddp.py", ranks: int | None = None) -> dict:
+    """Train `experiment` by a peer's `script` on so many ranks (default: its workers); what it printed."""
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
         file.write(experiment.to_json())
         file.flush()
         command = [
-            sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(experiment.workers),
-            str(HERE / "ddp.py"), file.name, str(warm_up),
+            sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(ranks or experiment.workers),
+            str(HERE / script), file.name, str(warm_up),
         ]  # fmt: skip
         env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parent.parent)}
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)

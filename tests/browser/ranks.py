@@ -23,26 +23,40 @@ def write(folder: Path, workers: int, steps: int, pace: float) -> None:
     """Record `steps` steps of `workers` ranks, `pace` of them a second; the log notes when each was due."""
     lock = open(folder / "lock", "w")
     fcntl.flock(lock, fcntl.LOCK_EX)
+    sync = json.loads((folder / "experiment.json").read_bytes())["sync"]
+    servers = sync.get("servers", 0)
     begun = time.time()
-    ranks = [Recorder(folder, _Rank(r, lambda: time.time() - begun)) for r in range(workers)]
-    for rank in ranks:
-        rank.header(role="worker", threads=1)
+    ranks = [Recorder(folder, _Rank(r, lambda: time.time() - begun)) for r in range(workers + servers)]
+    for number, rank in enumerate(ranks):
+        rank.header(role="worker" if number < workers else "server", threads=1)
         rank.event("start", launch_s=0.4, epoch=begun)
     owner = os.getppid()
     for step in range(steps):
         if os.getppid() != owner:  # like a real job, it ends with its kernel
             return
-        for rank in ranks:
-            _step(rank, step, 1 / pace)
+        for rank in ranks[:workers]:
+            _step(rank, step, max(1 / pace, 2e-5), _facts(sync, rank.comm.rank, step, workers))
         if step % max(1, steps // 20) == 0:
             with ranks[0].span("evaluate"):
                 pass
             ranks[0].evaluation(step, accuracy=1 - 0.9 * math.exp(-3 * step / steps), loss=0.4, samples=360)
         time.sleep(max(0.0, begun + (step + 1) / pace - time.time()))
+    for rank in ranks[workers:]:
+        rank.event("served", version=steps * workers, pushes=steps * workers, bytes=1000 * steps * workers)
     for rank in ranks:
         rank.end(steps)
     end = {"k": "end", "at": time.time(), "status": "done", "reason": "", "rank": None}
     (folder / "job.jsonl").write_text(json.dumps(end) + "\n")
+
+
+def _facts(sync: dict, rank: int, step: int, workers: int) -> dict:
+    """Staleness, lead and sketch as a scheme might have them: asynchronous workers N - 1 updates apart on average."""
+    found = {"staleness": 0, "lead": 0}
+    if sync.get("consistency", "bsp") != "bsp":
+        found = {"staleness": max(0, workers - 1 + (rank + step) % 3 - 1), "lead": (step + rank) % 4}
+    if sync["scheme"] == "gossip":
+        found["sketch"] = [0.9**step * math.sin(rank + bucket) + bucket for bucket in range(32)]
+    return found
 
 
 class _Rank:
@@ -58,7 +72,7 @@ class _Rank:
         return self._clock() if self.at is None else self.at
 
 
-def _step(rank: Recorder, step: int, seconds: float) -> None:
+def _step(rank: Recorder, step: int, seconds: float, facts: dict) -> None:
     """One step: spans that fill the time since the last one, written now."""
     comm, end = rank.comm, rank.now()
     for part, name in enumerate(("forward", "backward", "communicate", "update")):
@@ -68,7 +82,7 @@ def _step(rank: Recorder, step: int, seconds: float) -> None:
             comm.traffic.waited += 0.05 * seconds
     comm.at = None
     loss = 2.3 * math.exp(-step / 400) + 0.02 * math.sin(step + comm.rank)
-    rank.step(step, loss=loss, samples=64, bytes=1000, messages=6, staleness=0, lead=0)
+    rank.step(step, loss=loss, samples=64, bytes=1000, messages=6, **facts)
 
 
 if __name__ == "__main__":

@@ -3,13 +3,14 @@ import math
 import pytest
 
 from dlpar.experiment import Experiment
-from dlpar.lab.board import KEPT, Board, differences, labels, run_labels, same_batches
+from dlpar.lab.board import KEPT, Board
 from dlpar.lab.global_steps import GlobalSteps
+from dlpar.lab.labels import differences, labels, run_labels, same_batches
 
 
-def step(number, rank=0, loss=1.0, t=None, samples=64, staleness=0, spans=(), wait=0.0):
+def step(number, rank=0, loss=1.0, t=None, samples=64, staleness=0, spans=(), wait=0.0, lead=0):
     seconds = {"t": t if t is not None else number + 1.0, "compute": 0.5, "comm": 0.2, "wait": wait}
-    counted = {"loss": loss, "samples": samples, "staleness": staleness, "spans": list(spans)}
+    counted = {"loss": loss, "samples": samples, "staleness": staleness, "spans": list(spans), "lead": lead, "bytes": 1000}
     return {"k": "step", "step": number, **seconds, **counted}
 
 
@@ -26,8 +27,8 @@ def rows(board, key):
 
 def test_global_step_weighs_ranks_by_their_samples():
     steps = GlobalSteps(2)
-    assert steps.add(step(0, loss=1.0, samples=1, t=1.0)) is None
-    done = steps.add(step(0, loss=4.0, samples=3, t=2.0))
+    assert steps.add(0, step(0, loss=1.0, samples=1, t=1.0)) == []
+    (done,) = steps.add(1, step(0, loss=4.0, samples=3, t=2.0))
     assert (done.loss, done.seconds, done.samples, done.batch) == (3.25, 2.0, 4, 4)
 
 
@@ -35,12 +36,16 @@ def test_only_steps_all_ranks_finished_are_drawn(board):
     for number in range(3):
         board.take(0, step(number, loss=2.0))
     board.take(1, step(0, loss=4.0))
-    assert rows(board, "first loss") == [[0, 128, 1.0, 3.0]]
+    assert rows(board, "first loss") == [[0, 128, 1.0, 0.002, 3.0]]
 
 
-def test_accuracy_is_drawn_over_the_samples_seen_before_the_test(board):
-    board.take(0, {"k": "eval", "step": 5, "t": 6.0, "accuracy": 0.9, "loss": 0.3, "samples": 360})
-    assert rows(board, "first test") == [[5, 5 * 256, 6.0, 0.9]]
+def test_accuracy_is_drawn_over_what_was_done_before_the_test(board):
+    board.take(0, {"k": "eval", "step": 2, "t": 2.5, "accuracy": 0.9, "loss": 0.3, "samples": 360})
+    for number in range(4):
+        for rank in range(2):
+            board.take(rank, step(number))
+    board.take(0, {"k": "eval", "step": 4, "t": 4.5, "accuracy": 0.95, "loss": 0.3, "samples": 360})
+    assert rows(board, "first test") == [[2, 2 * 128, 2.5, 0.004, 0.9], [4, 4 * 128, 4.5, 0.008, 0.95]]
 
 
 def test_vertical_axis_grows_but_never_shrinks_during_a_run(board):
@@ -111,7 +116,9 @@ def test_number_of_earlier_runs_is_bounded(board):
 def test_runs_of_another_kind_of_task_are_not_compared(board):
     board.begin(Experiment(workers=2, steps=10, model="linear", data="diabetes"), "squares")
     assert list(board.shown) == ["squares"]
-    board.take(0, {"k": "eval", "step": 5, "t": 6.0, "accuracy": None, "loss": 0.3, "samples": 80})
+    for rank in range(2):
+        board.take(rank, step(0))
+    board.take(0, {"k": "eval", "step": 1, "t": 6.0, "accuracy": None, "loss": 0.3, "samples": 80})
     assert rows(board, "squares test")[0][-1] == 0.3
 
 
@@ -133,3 +140,76 @@ OTHER = [{"seed": 1}, {"batch": 64}, {"shards": "uneven"}, {"scaling": "weak"}]
 @pytest.mark.parametrize("change, same", [(c, True) for c in SAME] + [(c, False) for c in OTHER])
 def test_same_batches_is_claimed_only_if_true(change, same):
     assert same_batches(Experiment(), Experiment(**change)) is same
+
+
+PS = {"scheme": "ps", "consistency": "asp"}
+ALWAYS = ["Convergence", "Throughput", "Staleness"]
+
+
+@pytest.mark.parametrize("made, tabs", [
+    ({}, ["Timeline", "Waiting"]),
+    ({"workers": 1}, ["Timeline"]),
+    ({"sync": "ps"}, ["Lanes", "Timeline", "Waiting"]),
+    ({"sync": PS}, ["Lead", "Lanes", "Timeline", "Waiting"]),
+    ({"sync": "gossip"}, ["Timeline", "Waiting", "Consensus"]),
+    ({"averaging": "local"}, ["Timeline", "Waiting", "Consensus"]),
+    ({"sync": "hogwild"}, ["Lead", "Lanes", "Timeline", "Waiting"]),
+])  # fmt: skip
+def test_only_figures_that_mean_something_are_shown(made, tabs):
+    experiment = Experiment(**{"workers": 4, "steps": 8, **made})
+    board = Board(experiment)
+    assert list(board.plots) == ALWAYS + tabs
+    board.begin(experiment, "one")
+    assert list(board.plots) == ALWAYS + tabs
+
+
+def test_free_running_workers_make_a_global_step_of_any_n_in_the_order_they_ended():
+    steps = GlobalSteps(2, free_running=True)
+    found = [done for n in range(4) for done in steps.add(0, step(n, loss=1.0, t=n + 1.0))]
+    found += [done for n in range(2) for done in steps.add(1, step(n, loss=3.0, t=n + 1.5))]
+    found += steps.catch_up(ended=True)
+    assert [(s.step, s.seconds, s.loss, s.samples) for s in found] == [
+        (0, 1.5, 2.0, 128), (1, 2.5, 2.0, 256), (2, 4.0, 1.0, 384)
+    ]  # fmt: skip
+
+
+def test_a_worker_that_stalls_does_not_hold_up_the_figure():
+    steps = GlobalSteps(2, free_running=True)
+    steps.add(1, step(0, t=0.1))
+    assert not [d for n in range(20) for d in steps.add(0, step(n, t=0.1 * n + 0.15))]
+    assert len(steps.catch_up(ended=False)) == 8
+
+
+def test_a_step_that_sampled_nothing_keeps_the_last_loss():
+    steps = GlobalSteps(1)
+    steps.add(0, step(0, loss=2.0))
+    (empty,) = steps.add(0, step(1, loss=math.nan, samples=0))
+    assert (empty.loss, empty.batch, steps.done) == (2.0, 0, 2)
+
+
+def test_staleness_of_free_running_workers_is_counted_worker_by_worker():
+    experiment = Experiment(workers=2, steps=10, sync=PS)
+    board = Board(experiment)
+    board.begin(experiment, "one")
+    for number, age in enumerate((0, 1, 1, 3)):
+        board.take(0, step(number, staleness=age, lead=number))
+        board.take(1, step(number, staleness=1, t=number + 1.2))
+    board.settle(ended=True)
+    plot = board.plots["Staleness"]
+    assert plot.series("histogram 0").rows.tolist() == [[0, 1], [1, 2], [3, 1]]
+    assert plot._figure["layout"]["xaxis2"]["title"]["text"] == "rank 0<br>mean 1.25"
+    assert plot.says == "A gradient met weights that were 1.12 updates newer on average, 3 at most; theory says N − 1 = 1 on average."
+    assert plot.series("predicted").rows[:, 1].tolist() == [1, 1]
+    assert board.plots["Lead"].says == "The largest lead over the slowest was 3 clocks (rank 0); nothing bounds it."
+
+
+def test_consensus_is_measured_from_the_sketches_of_all_workers():
+    experiment = Experiment(workers=2, steps=10, sync={"scheme": "gossip", "start": "random"})
+    board = Board(experiment)
+    board.begin(experiment, "one")
+    for number in range(3):
+        for rank in range(2):
+            sketch = [(-1) ** rank * 2.0**-number] + [0.0] * 31
+            board.take(rank, {**step(number, rank), "sketch": sketch})
+    board.settle(ended=True)
+    assert board.plots["Consensus"].series("measured").rows.tolist() == [[0, 1.0], [1, 0.5], [2, 0.25]]

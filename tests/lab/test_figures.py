@@ -50,7 +50,7 @@ def test_curve_is_the_runs_own(runs):
 
 def test_long_curve_is_thinned():
     figure = figures.convergence(finished(workers=1, steps=4500))
-    assert len(figure.data[0].x) <= figures.POINTS
+    assert len(figure.data[0].x) <= 2000
 
 
 def test_compared_runs_are_named_by_what_differs_and_told_apart_without_colour(runs):

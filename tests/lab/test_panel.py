@@ -6,8 +6,8 @@ from folders import ThreadJob, end, new_folder, until
 
 import dlpar
 from dlpar.experiment import Experiment
-from dlpar.lab import panel as module
-from dlpar.lab.controls import Controls, fields
+from dlpar.lab import cell
+from dlpar.lab.controls import Controls, settings
 from dlpar.lab.panel import Panel
 from dlpar.run import Run
 from dlpar.schema import BadExperiment
@@ -32,7 +32,7 @@ def words(panel):
 
 def test_every_field_has_a_control_that_says_what_it_means():
     controls = Controls(Experiment(), lambda: None)
-    for path, field, value in fields(Experiment()):
+    for path, field, *_ in settings(Experiment()):
         widget = controls.widgets[path]
         assert field.description in widget.tooltip and "Allowed:" in widget.tooltip, path
         assert widget.description, path
@@ -171,7 +171,7 @@ def test_first_screen_has_the_question_three_controls_and_one_figure():
         "Stop",
         "Clear earlier runs",
     ]
-    assert tabs.titles == ("Convergence", "Throughput", "Staleness", "Timeline")
+    assert tabs.titles == ("Convergence", "Throughput", "Staleness", "Timeline", "Waiting")
     assert more.selected_index is None
     rest = sum(len(found) for found in panel._controls.groups(("workers", "steps", "lr")).values())
     assert rest == len(panel._controls.widgets) - 3
@@ -180,7 +180,7 @@ def test_first_screen_has_the_question_three_controls_and_one_figure():
 def test_running_a_cell_again_closes_its_panel_and_stops_the_job(monkeypatch):
     monkeypatch.setattr(dlpar, "launch", lambda e: ThreadJob(e, pace=20), raising=False)
     execution = iter(("first", "first", "second"))
-    monkeypatch.setattr(module, "this_cell", lambda: ("cell", next(execution)))
+    monkeypatch.setattr(cell, "this_cell", lambda: ("cell", next(execution)))
     one, beside = Panel(Experiment(workers=1, steps=1000)), Panel()
     job = one.run()
     Panel()

@@ -1,31 +1,26 @@
-"""Static figures of runs, for reports and for comparing: the same looks and words as in the panel.
-
-Solid is measured, dashed is predicted.  Each function gives a plotly figure;
-``say(figure)`` is its sentence and ``table(figure)`` its data.
-"""
+"""Static figures of training: loss and accuracy, rates, speed-up, time to an accuracy."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from typing import Any, Mapping, Sequence
+from collections import Counter, defaultdict
+from typing import TYPE_CHECKING, Any, Mapping, Sequence
 
 import numpy as np
-import plotly.graph_objects as go
 
-from dlpar.lab import convergence as curves
 from dlpar.lab import says, theme
-from dlpar.lab import timeline as gantt
-from dlpar.lab.board import labels
-from dlpar.lab.figure import Figure, say, table
+from dlpar.lab.figure import Figure
+from dlpar.lab.figures.drawing import blank, finished, saying, thinned
+from dlpar.lab.labels import labels, scheme
+from dlpar.lab.live import run_curve as curves
+from dlpar.lab.live.throughput import Rate
 from dlpar.lab.series import Series
-from dlpar.lab.throughput import Rate
 from dlpar.run import Run
 
-__all__ = ["convergence", "throughput", "timeline", "staleness", "speedup", "say", "table"]
+if TYPE_CHECKING:
+    import pandas as pd
 
-POINTS = 2000
-"""Most points drawn of one curve."""
-
+X_AXES = {"step": "step", "samples": "samples", "seconds": "seconds", "bytes": "MB sent"}
+"""What curves can be drawn over, and the axis each has."""
 
 def convergence(runs: Run | Sequence[Run], x: str = "step") -> Figure:
     """Training loss of each global step and held-out accuracy, one curve a run.
@@ -34,29 +29,27 @@ def convergence(runs: Run | Sequence[Run], x: str = "step") -> Figure:
     ----------
     runs : Run or sequence of Run
         Runs of one kind of task.
-    x : {"step", "samples", "seconds"}
-        What the curves are drawn over.
+    x : {"step", "samples", "seconds", "bytes"}
+        What the curves are drawn over; "steps" is "step", too.
 
     Raises
     ------
     ValueError
         If `x` is none of these, or there is no run with a finished step.
     """
-    runs = _runs(runs)
-    if x not in theme.TITLES:
-        raise ValueError(f"x: got {x!r}, allowed is one of {', '.join(theme.TITLES)}")
+    runs, x = finished(runs), "step" if x == "steps" else x
+    if x not in X_AXES:
+        raise ValueError(f"x: got {x!r}, allowed is one of {', '.join(X_AXES)}")
     first = runs[0].experiment
-    figure = _figure(curves.layout(first))
+    figure = blank(curves.layout(first))
     top = end = 0.0
     for number, (run, label) in enumerate(zip(runs, labels([r.experiment for r in runs]))):
         curve = run.curve
-        stride = -(-len(curve) // POINTS)
-        kept, colour = curve[:: max(stride, 1)], theme.scheme_colour(run.experiment.sync.scheme)
+        curve["bytes"] /= 1e6
+        kept, colour = thinned(curve), theme.scheme_colour(run.experiment.sync.scheme)
         style = {**theme.run_line(colour, number), "opacity": 1.0}
         figure.add_scatter(x=kept[x], y=kept["loss"], name=label, legendgroup=run.id, **style)
-        tests = run.evals.assign(
-            samples=lambda e: e["step"] * run.experiment.global_batch, seconds=lambda e: e["t"]
-        )
+        tests = _placed(run.evals, curve)
         tested = "loss" if curves.is_regression(run.experiment) else "accuracy"
         line = curves.test_line(colour, "held-out loss" if tested == "loss" else "accuracy")
         figure.add_scatter(
@@ -66,19 +59,30 @@ def convergence(runs: Run | Sequence[Run], x: str = "step") -> Figure:
             **{**line, "marker": {**line["marker"], **_symbol(style)}},
         )
         finite = curve["loss"][np.isfinite(curve["loss"])]
-        top, end = max(top, finite.max()), max(end, curve[x].max())
+        top, end = max(top, finite.max()), max(end, np.nan_to_num(curve[x].max()))
     figure.layout.yaxis.range = [0, theme.rounded_up(top)]
-    figure.update_xaxes(theme.axis(theme.TITLES[x], (0, end)))
+    figure.update_xaxes(theme.axis(theme.TITLES[X_AXES[x]], (0, end or 1)))
     curve, evals = runs[0].curve, runs[0].evals
     accuracy = None if curves.is_regression(first) or evals.empty else evals["accuracy"].iloc[-1]
     text = says.convergence(first, len(curve), curve["loss"].iloc[0], curve["loss"].iloc[-1], accuracy)
-    return _saying(figure, text if len(runs) == 1 else _compared(runs))
+    return saying(figure, text if len(runs) == 1 else _compared(runs))
+
+
+overlay = convergence
+"""Several runs in one figure: another word for :func:`convergence`, as labs say it."""
+
+
+def _placed(evals: pd.DataFrame, curve: pd.DataFrame) -> pd.DataFrame:
+    """Tests with what had been done before each: samples and bytes (MB) of all workers."""
+    done = np.minimum(evals["step"], len(curve)).to_numpy(dtype=int) - 1
+    before = curve.iloc[np.maximum(done, 0)]
+    return evals.assign(samples=before["samples"].to_numpy(), bytes=before["bytes"].to_numpy(), seconds=evals["t"])
 
 
 def throughput(runs: Run | Sequence[Run]) -> Figure:
     """Samples a second over time: of one run all workers and each, of several runs all workers together."""
-    runs = _runs(runs)
-    figure = _figure(
+    runs = finished(runs)
+    figure = blank(
         theme.layout(xaxis=theme.axis(theme.TITLES["seconds"]), yaxis=theme.axis("throughput (samples/s)"))
     )
     totals: list[float] = []
@@ -99,53 +103,11 @@ def throughput(runs: Run | Sequence[Run]) -> Figure:
     figure.update_yaxes(rangemode="tozero")
     figure.update_xaxes(rangemode="tozero")
     if len(runs) == 1:
-        return _saying(figure, says.throughput(totals[0], by_rank, runs[0].experiment))
+        return saying(figure, says.throughput(totals[0], by_rank, runs[0].experiment))
     each = (
         f"{label} {says.quantity(rate)}" for label, rate in zip(labels([r.experiment for r in runs]), totals)
     )
-    return _saying(figure, f"Samples a second over the whole run: {says.listed(each)}.")
-
-
-def timeline(run: Run, steps: range | None = None) -> Figure:
-    """What every rank did, as a Gantt chart.
-
-    Parameters
-    ----------
-    run : Run
-        A run with spans.
-    steps : range, optional
-        Global steps to show; default: the last 8.
-    """
-    records = [(int(source[5:]), r) for source, r in run.records() if r.get("spans")]
-    if not records:
-        raise ValueError(f"run {run.id}: no spans were recorded, so there is no timeline")
-    last = max(r["step"] for _, r in records)
-    steps = steps if steps is not None else range(max(0, last - gantt.STEPS + 1), last + 1)
-    spans = [
-        (rank, r["step"], *s) for rank, r in records if r["step"] in steps for s in gantt.without_wait(r)
-    ]
-    if not spans:
-        raise ValueError(f"steps: got {steps}, allowed is any part of 0 to {last}")
-    rows, width = gantt.bars(spans)
-    two_lanes = run.experiment.sync.overlap
-    figure = _figure(gantt.layout(run.experiment.workers, theme.rounded_up(width)))
-    for name in [n for n in theme.PHASES if n in rows] + [n for n in rows if n not in theme.PHASES]:
-        rank, start, duration, step = rows[name].T
-        figure.add_bar(y=rank, base=start, x=duration, customdata=step, **gantt.bar(name, two_lanes))
-    step_ms, parts = gantt.shares(spans, range(run.experiment.workers))
-    return _saying(figure, says.timeline(len({s[1] for s in spans}), step_ms, parts))
-
-
-def staleness(run: Run) -> Figure:
-    """How many updates old the weights were that each gradient was computed on."""
-    steps, experiment = run.steps, run.experiment
-    largest = int(steps["staleness"].max())
-    yaxis = theme.axis("staleness (updates)", (-0.25, theme.doubled(largest, 4)))
-    figure = _figure(theme.layout(xaxis=theme.axis(theme.TITLES["step"], (0, experiment.steps)), yaxis=yaxis))
-    for rank, own in steps.groupby("rank"):
-        kept = own[:: max(1, -(-len(own) // POINTS))]
-        figure.add_scatter(x=kept["step"], y=kept["staleness"], name=f"rank {rank}", **theme.rank_line(rank))
-    return _saying(figure, says.staleness(largest, float(steps["staleness"].mean()), experiment))
+    return saying(figure, f"Samples a second over the whole run: {says.listed(each)}.")
 
 
 def speedup(runs: Sequence[Run], predicted: Mapping[int, float] | None = None) -> Figure:
@@ -159,7 +121,7 @@ def speedup(runs: Sequence[Run], predicted: Mapping[int, float] | None = None) -
         Workers -> speed-up somebody expected; drawn as a dashed line.
     """
     rates = defaultdict(list)
-    for run in _runs(runs):
+    for run in finished(runs):
         rates[run.experiment.workers].append(run.summary["samples_per_s"])
     if len(rates) < 2:
         only = says.listed(map(str, rates))
@@ -172,7 +134,7 @@ def speedup(runs: Sequence[Run], predicted: Mapping[int, float] | None = None) -
     up = sorted({*ideal, 1, *(t for t in (0.25, 0.5) if min(measured.values()) < 2 * t)})
     up_ticks = {"type": "log", "tickvals": up, "ticktext": [f"{t:g}" for t in up]}
     base_is = f"{workers[0]} worker{'s' * (workers[0] > 1)}"
-    figure = _figure(
+    figure = blank(
         theme.layout(
             xaxis=theme.axis("workers", **ticks),
             yaxis=theme.axis(f"speed-up over {base_is} (times)", **up_ticks),
@@ -200,17 +162,57 @@ def speedup(runs: Sequence[Run], predicted: Mapping[int, float] | None = None) -
         "marker": {"color": colour, "size": 9},
     }
     figure.add_scatter(x=workers, y=list(measured.values()), name="measured", **style)
-    return _saying(figure, says.speedup(measured))
+    return saying(figure, says.speedup(measured))
 
 
-def _runs(runs: Run | Sequence[Run]) -> list[Run]:
-    runs = [runs] if isinstance(runs, Run) else list(runs)
-    for run in runs:
-        if run.curve.empty:
-            raise ValueError(f"run {run.id}: has no finished step, so there is nothing to draw")
-    if not runs:
-        raise ValueError("runs: got none, allowed is one run or more")
-    return runs
+def time_to_accuracy(runs: Run | Sequence[Run], goal: float = 0.95) -> Figure:
+    """Seconds to a held-out accuracy, and the two factors of it: steps to get there, and time of a step.
+
+    Steps to the goal are the statistical efficiency of a scheme, the time of a
+    step its hardware efficiency; seconds to the goal are their product
+    (Zhang and Re, "DimmWitted", VLDB 2014).
+
+    Parameters
+    ----------
+    runs : Run or sequence of Run
+        Runs of a task with an accuracy.
+    goal : float
+        Held-out accuracy, above 0 and at most 1; its first crossing in a test counts.
+    """
+    runs = finished(runs)
+    if not 0 < goal <= 1:
+        raise ValueError(f"goal: got {goal:g}, allowed is a share above 0 and at most 1")
+    names = labels([run.experiment for run in runs]) if len(runs) > 1 else [scheme(runs[0].experiment)]
+    reached = [first_at(run, goal) for run in runs]
+    titles = (f"seconds to {goal:.0%}", f"steps to {goal:.0%}", "time of a step (ms)")
+    rows = theme.axis("", (len(runs) - 0.5, -0.5), tickvals=list(range(len(runs))), ticktext=names, showgrid=False)
+    columns = np.array([[t, step, 1e3 * t / step] if step else [0.0, 0.0, 0.0] for step, t in reached])
+    xaxes = {
+        f"xaxis{n + 1 if n else ''}": theme.axis(
+            title, (0, 1.25 * columns[:, n].max() or 1), domain=[(0.0, 0.36, 0.72)[n], (0.3, 0.66, 1.0)[n]], anchor="y", nticks=5
+        )
+        for n, title in enumerate(titles)
+    }
+    figure = blank(theme.layout(yaxis={**rows, "automargin": True}, bargap=0.35, showlegend=False, **xaxes,
+                                margin={"l": 92, "r": 16, "t": 16, "b": 54}),
+                   height=max(240, 46 * len(runs) + 120))  # fmt: skip
+    seen: Counter[str] = Counter()
+    for row, run in enumerate(runs):
+        kind = run.experiment.sync.scheme
+        style = {"color": theme.scheme_colour(kind), "pattern": theme.hatch(theme.PATTERNS[seen[kind] % len(theme.PATTERNS)])}
+        seen[kind] += 1
+        for n, (title, value) in enumerate(zip(titles, columns[row])):
+            said = says.quantity(value) if reached[row][0] else "not reached"
+            figure.add_bar(y=[row], x=[value], orientation="h", name=names[row], marker=style, text=[said],
+                           textposition="outside", cliponaxis=False, xaxis=f"x{n + 1 if n else ''}")  # fmt: skip
+    return saying(figure, says.time_to_accuracy(goal, dict(zip(names, reached))))
+
+
+def first_at(run: Run, goal: float) -> tuple[int | None, float]:
+    """Step and seconds of the first test that was at least as good as `goal`; the step is None if none was."""
+    evals = run.evals
+    good = evals[evals["accuracy"].astype(float) >= goal]
+    return (int(good["step"].iloc[0]), float(good["t"].iloc[0])) if len(good) else (None, float("nan"))
 
 
 def _rate(seconds: Any, samples: Any, began: float) -> np.ndarray:
@@ -233,14 +235,3 @@ def _compared(runs: list[Run]) -> str:
         tested = "" if accuracy is None else f", accuracy {accuracy:.1%}"
         said.append(f"{label} loss {says.quantity(run.summary['final_loss'])}{tested}")
     return f"At the end: {'; '.join(said)}."
-
-
-def _figure(layout: dict[str, Any]) -> Figure:
-    figure = Figure(layout=go.Layout(**layout))
-    figure.layout.update(height=430, template=None)
-    return figure
-
-
-def _saying(figure: Figure, sentence: str) -> Figure:
-    figure.layout.meta = {"says": sentence}
-    return figure

@@ -10,6 +10,7 @@ import numpy as np
 
 from dlpar.experiment import Experiment
 from dlpar.lab import says, theme
+from dlpar.lab.global_steps import GlobalSteps
 from dlpar.lab.live_plot import LivePlot
 
 STEPS = 8
@@ -94,6 +95,13 @@ def shares(spans: Spans, ranks: Iterable[int]) -> tuple[float, dict[str, float]]
 class Timeline:
     """Drawn anew once a second: faster, nobody could read it."""
 
+    title = "Timeline"
+
+    @staticmethod
+    def fits(_experiment: Experiment) -> bool:
+        """Always worth a look."""
+        return True
+
     def __init__(self, experiment: Experiment) -> None:
         self.plot = LivePlot(layout(experiment.workers, 100.0))
         self.names: list[str] = []
@@ -103,16 +111,16 @@ class Timeline:
         for name in self.names:
             self.plot.remove(name)
         self.experiment, self.names, self._width, self._drawn = experiment, [], 0.0, 0.0
-        self.two_lanes = experiment.sync.overlap
+        self.two_lanes = getattr(experiment.sync, "overlap", False)
         self.plot.refigure(layout(experiment.workers, 100.0))
         self.recent = [deque(maxlen=2 * STEPS) for _ in range(experiment.workers)]
 
-    def record(self, rank: int, record: dict[str, Any]) -> None:
+    def rank_step(self, rank: int, record: dict[str, Any]) -> None:
         """Take a record that may have spans."""
-        if rank < len(self.recent) and record.get("spans"):
+        if record.get("spans"):
             self.recent[rank].append(record)
 
-    def settle(self, ended: bool) -> None:
+    def settle(self, _steps: GlobalSteps, ended: bool) -> None:
         """Draw the last steps, if the last drawing is a second old or the run ended."""
         if not any(self.recent) or (time.monotonic() - self._drawn < 1 and not ended):
             return

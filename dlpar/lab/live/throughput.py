@@ -8,7 +8,7 @@ import numpy as np
 
 from dlpar.experiment import Experiment
 from dlpar.lab import says, theme
-from dlpar.lab.global_steps import GlobalStep
+from dlpar.lab.global_steps import GlobalStep, GlobalSteps
 from dlpar.lab.live_plot import LivePlot
 from dlpar.lab.series import Series
 
@@ -58,6 +58,13 @@ class Rate:
 class Throughput:
     """Rates over time; y grows by doubling."""
 
+    title = "Throughput"
+
+    @staticmethod
+    def fits(_experiment: Experiment) -> bool:
+        """Always worth a look."""
+        return True
+
     def __init__(self, experiment: Experiment) -> None:
         self.plot = LivePlot(self._layout(1.0, 1000.0))
 
@@ -89,8 +96,9 @@ class Throughput:
         """Take a finished global step."""
         self.total.add(done.seconds, done.batch, self.total_began)
 
-    def settle(self, last: GlobalStep | None, ended: bool) -> None:
+    def settle(self, steps: GlobalSteps, ended: bool) -> None:
         """Bring axes and sentence up to date."""
+        last = steps.last
         if last is None:
             return
         if ended:

@@ -1,0 +1,264 @@
+"""A collective step by step: which rank holds whose contribution to which chunk, from messages really sent."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from functools import partial
+from typing import TYPE_CHECKING, Any, Callable
+
+from dlpar.lab import says, theme
+from dlpar.lab.message_log import Message, Rounds, record
+
+if TYPE_CHECKING:
+    from dlpar.lab.figure import Figure
+
+MOST = 16
+"""Ranks, and chunks, that can be told apart in a figure and in the digits of a float64."""
+
+CELL = 0.74
+"""Width of a cell; the rest of its column is for arrows."""
+
+SENT = theme.PHASES["communicate"].colour
+UNKNOWN = "#9a9a9a"
+
+
+def animate(
+    collective: Callable[..., Any], workers: int = 4, chunks: int | None = None, scheme: str = "ring",
+    timeout: float = 20.0,
+) -> Figure:  # fmt: skip
+    """Run a collective on real ranks and show, round by round, what they sent and what they hold.
+
+    A row is a rank, a column a chunk of one element.  A cell names the ranks
+    whose contributions to its chunk it holds; the darker, the more.  In a round a
+    rank sends at most one message and receives at most one, and passes on only
+    what it had before: rounds are what a collective costs on links that carry a
+    message each way at a time, whatever happened first here.
+
+    Parameters
+    ----------
+    collective : callable
+        ``collective(comm, tensor)``, in place, made of send and receive: one of
+        :mod:`dlpar.collectives` or your own.
+    workers : int
+        Ranks, 1 to 16.
+    chunks : int, optional
+        Elements of the tensor, 1 to 16; default: one for each rank.
+    scheme : str
+        Whose colour a complete sum has.
+    timeout : float
+        Seconds after which ranks that wait for each other are ended.
+
+    Returns
+    -------
+    Figure
+        With a slider over the rounds; ``say(figure)`` is its sentence, ``table(figure)`` its messages.
+
+    Raises
+    ------
+    ValueError
+        If a number is out of range, or no message was seen, as in the library's own collectives.
+    JobFailed
+        If the collective raised or hung on a rank.
+    """
+    chunks = workers if chunks is None else chunks
+    for name, number in {"workers": workers, "chunks": chunks}.items():
+        if not 1 <= number <= MOST:
+            raise ValueError(f"{name}: got {number}, allowed is a whole number from 1 to {MOST}")
+    name = _name(collective)
+    rounds = record(collective, [[_share(rank, workers)] * chunks for rank in range(workers)], timeout)
+    if workers > 1 and not rounds.messages:
+        raise ValueError(
+            f"collective: got {name}, which sends nothing that can be seen, allowed is one made of send and receive"
+        )
+    return _figure(rounds, workers, chunks, name, scheme)
+
+
+def contributions(value: float, workers: int) -> Counter[int] | None:
+    """How often each rank's contribution is in a value, by rank; None if it is no sum of contributions.
+
+    Rank r contributed a digit of its own: ``B ** r``, so that no other ranks' sum looks the same.
+    """
+    base = int(_share(1, workers))
+    if value != value or value < 0 or value >= base**workers or value != int(value):
+        return None
+    digits = {rank: int(value) // base**rank % base for rank in range(workers)}
+    return Counter({rank: times for rank, times in digits.items() if times})
+
+
+def _share(rank: int, workers: int) -> float:
+    return float(2 ** (52 // workers)) ** rank
+
+
+def _name(collective: Callable[..., Any]) -> str:
+    while isinstance(collective, partial):
+        collective = collective.func
+    return getattr(collective, "__name__", type(collective).__name__)
+
+
+def _figure(rounds: Rounds, workers: int, chunks: int, name: str, scheme: str) -> Figure:
+    import plotly.graph_objects as go
+
+    from dlpar.lab.figure import Figure
+
+    last, colour = len(rounds.held) - 1, theme.scheme_colour(scheme)
+    views = [_view(rounds, k, workers, colour) for k in range(last + 1)]
+    steps = [
+        {"label": str(k or "start"), "method": "update", "args": [_restyled(cells), {"annotations": notes}, [0]]}
+        for k, (cells, notes) in enumerate(views)
+    ]
+    cells, notes = views[0]
+    ranks = [rank for rank in range(workers) for _ in range(chunks)]
+    figure = Figure(layout=go.Layout(**_layout(workers, chunks, steps, notes)))
+    figure.add_bar(
+        orientation="h", y=ranks, base=[*range(chunks)] * workers, x=[CELL] * len(ranks), width=0.8,
+        textposition="inside", insidetextanchor="middle", textangle=0, showlegend=False, name="contributions",
+        hovertemplate="rank %{y}, chunk %{base}: contributions of %{hovertext}<extra></extra>",
+        text=cells["text"], hovertext=cells["hovertext"],
+        insidetextfont={"size": 14, "color": cells["insidetextfont.color"]},
+        marker={"color": cells["marker.color"], "line": {"color": SENT, "width": cells["marker.line.width"]}},
+    )  # fmt: skip
+    figure.layout.meta = {"says": _says(rounds, workers, chunks, name), "table": _table(rounds)}
+    return figure
+
+
+def _view(rounds: Rounds, k: int, workers: int, colour: str) -> tuple[dict[str, list], list[dict]]:
+    """After round k: what the cells look like, and the arrows and words of that round."""
+    cells: dict[str, list] = defaultdict(list)
+    now = [m for m in rounds.messages if m.round == k]
+    arrived = {(m.dest, chunk) for m in now for chunk in m.changed}
+    for rank, values in enumerate(rounds.held[k]):
+        for chunk, value in enumerate(values):
+            held = contributions(value, workers)
+            share = len(held or ()) / workers
+            cells["text"].append("?" if held is None else _short(held, workers, room=64 // len(values)))
+            cells["hovertext"].append(f"no ranks: {value:g} is no sum of them" if held is None else _ranks(held))
+            cells["marker.color"].append(fill := UNKNOWN if held is None else _shade(colour, share))
+            cells["insidetextfont.color"].append(_ink(fill))
+            cells["marker.line.width"].append(3 if (rank, chunk) in arrived else 0)
+    return cells, [*_arrows(now), _headline(now, k, len(rounds.held) - 1)]
+
+
+def _restyled(cells: dict[str, list]) -> dict[str, list]:
+    return {name: [values] for name, values in cells.items()}  # one list for the one trace
+
+
+def _short(held: Counter[int], workers: int, room: int) -> str:
+    """What a cell holds, in at most about `room` characters."""
+    names = "+".join(f"{times}×{rank}" if times > 1 else str(rank) for rank, times in sorted(held.items()))
+    if set(held.values()) == {1} and len(held) == workers > 4:
+        return "all"
+    count = sum(held.values())  # a contribution that came twice shows: 5 of 4
+    said = [names, f"{count} of {workers}", f"{count}/{workers}"]
+    return next((words for words in said if len(words) <= room), said[-1])
+
+
+def _ranks(held: Counter[int]) -> str:
+    """All of it, neighbours together: ``rank 0–3, 2×5, 7``."""
+    runs: list[list[int]] = []
+    for rank in sorted(held):
+        if runs and rank == runs[-1][-1] + 1 and held[rank] == held[runs[-1][-1]]:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    times = [f"{held[run[0]]}×" if held[run[0]] > 1 else "" for run in runs]
+    names = [f"{run[0]}–{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs]
+    return f"rank {', '.join(map(str.__add__, times, names))}" if runs else "no rank"
+
+
+def _shade(colour: str, share: float) -> str:
+    """`colour`, the paler the smaller the share."""
+    share = 0.12 + 0.88 * share if share else 0
+    parts = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+    return "#" + "".join(f"{round(255 + (part - 255) * share):02x}" for part in parts)
+
+
+def _ink(fill: str) -> str:
+    """Black or white, whichever stands out more (WCAG 2.1, relative luminance)."""
+    red, green, blue = ((int(fill[i : i + 2], 16) / 255) ** 2.2 for i in (1, 3, 5))
+    return "#111111" if 0.2126 * red + 0.7152 * green + 0.0722 * blue > 0.18 else "#ffffff"
+
+
+def _arrows(messages: list[Message]) -> list[dict[str, Any]]:
+    """An arrow for each chunk a message changed, beside its column; side by side where they would meet."""
+    by_chunk: dict[int, list[list[Message]]] = defaultdict(list)
+    for message in messages:
+        for chunk in message.changed:
+            lanes = by_chunk[chunk]
+            free = (lane for lane in lanes if not any(_meet(message, other) for other in lane))
+            lane = next(free, None)
+            if lane is None:
+                lanes.append(lane := [])
+            lane.append(message)
+    gutter = 1 - CELL
+    return [
+        _arrow(chunk + CELL + gutter * (place + 1) / (len(lanes) + 1), message)
+        for chunk, lanes in by_chunk.items()
+        for place, lane in enumerate(lanes)
+        for message in lane
+    ]
+
+
+def _meet(a: Message, b: Message) -> bool:
+    return min(a.source, a.dest) <= max(b.source, b.dest) and min(b.source, b.dest) <= max(a.source, a.dest)
+
+
+def _arrow(x: float, message: Message) -> dict[str, Any]:
+    ends = {"ax": x, "ay": message.source, "x": x, "y": message.dest}
+    refs = {"xref": "x", "yref": "y", "axref": "x", "ayref": "y"}
+    head = {"arrowhead": 2, "arrowsize": 1.2, "arrowwidth": 2, "arrowcolor": SENT, "arrowside": "end+start"}
+    return {**ends, **refs, **head, "startarrowhead": 6, "startarrowsize": 0.6, "showarrow": True, "text": ""}
+
+
+def _headline(messages: list[Message], k: int, last: int) -> dict[str, Any]:
+    sent = [f"{m.source}→{m.dest}" for m in messages]
+    shown = ", ".join(sent[:MOST]) + (f" and {len(sent) - MOST} more" if len(sent) > MOST else "")
+    text = f"<b>Round {k} of {last}</b>: {shown}" if k else "<b>Start</b>: every rank holds its own contribution"
+    place = {"x": 0, "xref": "paper", "xanchor": "left", "y": 1, "yref": "paper", "yanchor": "bottom", "yshift": 8}
+    return {**place, "text": text, "showarrow": False, "font": {"size": 14}}
+
+
+def _layout(workers: int, chunks: int, steps: list[dict], notes: list[dict]) -> dict[str, Any]:
+    # The slider stands below the axis' title; heights are pixels, its place a share of the plot's height.
+    rows = 46 * workers
+    grey = "rgba(128,128,128,0.35)"
+    slider = {
+        "active": 0, "steps": steps, "x": 0, "len": 1, "y": -66 / rows, "yanchor": "top", "pad": {"t": 0, "b": 0},
+        "currentvalue": {"visible": False}, "bgcolor": grey, "bordercolor": grey, "tickcolor": grey,
+        "activebgcolor": SENT, "font": {"size": 13},
+    }  # fmt: skip
+    plain = {"showgrid": False, "showline": False, "ticks": "", "fixedrange": True}
+    return theme.layout(
+        xaxis=theme.axis(
+            "chunk", (-0.006 * chunks, chunks), tickvals=[c + CELL / 2 for c in range(chunks)],
+            ticktext=[*map(str, range(chunks))], **plain,
+        ),
+        yaxis=theme.axis(
+            "", (workers - 0.5, -0.5), tickvals=[*range(workers)], ticktext=[f"rank {r}" for r in range(workers)],
+            **plain,
+        ),
+        sliders=[slider], annotations=notes, barmode="overlay", height=rows + 54 + 140,
+        margin={"l": 76, "r": 16, "t": 54, "b": 140}, template=None,
+    )  # fmt: skip
+
+
+def _says(rounds: Rounds, workers: int, chunks: int, name: str) -> str:
+    sent: Counter[int] = Counter()
+    for message in rounds.messages:
+        sent[message.source] += message.nbytes
+    tensor, busiest = 8 * chunks, max(sent.values(), default=0)
+    last = len(rounds.held) - 1
+    return (
+        f"{name} on {workers} rank{'s' * (workers > 1)}, {chunks} chunk{'s' * (chunks > 1)} of 8 bytes: "
+        f"{len(rounds.messages)} messages and {sum(sent.values()):,} bytes in {last} round{'s' * (last != 1)}; "
+        f"the busiest rank sends {busiest:,} bytes, {busiest / tensor:.3g} times the tensor."
+    )
+
+
+def _table(rounds: Rounds) -> dict[str, list]:
+    return {
+        "round": [m.round for m in rounds.messages],
+        "from rank": [m.source for m in rounds.messages],
+        "to rank": [m.dest for m in rounds.messages],
+        "bytes": [m.nbytes for m in rounds.messages],
+        "chunks changed": [", ".join(map(str, m.changed)) for m in rounds.messages],
+    }

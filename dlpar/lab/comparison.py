@@ -1,0 +1,265 @@
+"""Several experiments run one after the other, in one figure and one table."""
+
+from __future__ import annotations
+
+import html
+from threading import Event, RLock, Thread
+from typing import TYPE_CHECKING, Any, Sequence
+
+import ipywidgets as widgets
+
+import dlpar
+from dlpar.experiment import Experiment
+from dlpar.lab.cell import all_below, prepare_in_background, take_place_of_earlier
+from dlpar.lab.figures.training import X_AXES
+from dlpar.lab.labels import labels
+from dlpar.lab.live.run_curve import loss_title
+from dlpar.lab.live_plot import answer_while_busy
+from dlpar.lab.race import Race
+from dlpar.lab.scores import Scores
+from dlpar.lab.status import Status
+from dlpar.lab.watch import Watch
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from dlpar.launcher.job import Job
+    from dlpar.run import Run
+
+
+class Comparison(widgets.VBox):
+    """Run and Stop, one figure and one table; made by :func:`compare`.
+
+    Attributes
+    ----------
+    runs : list of Run
+        Those started so far, in order.
+    """
+
+    def __init__(self, experiments: list[Experiment], titles: list[str], question: str, x: str, goal: float) -> None:
+        self.experiments, self.titles, self.runs = experiments, titles, []
+        self.job: Job | None = None
+        self._guard, self._over, self._stopped = RLock(), Event(), False
+        self._over.set()
+        self._complaint = ""
+        self._watch: Watch | None = None
+        self._race, self._scores = Race(experiments, titles, X_AXES[x]), Scores(experiments, titles, goal)
+        self._status = Status(experiments[0])
+        self._table = widgets.HTML(self._scores.html())
+        self._says = widgets.HTML().add_class("dlpar-message")
+        super().__init__(self._layout(question))
+        self.add_class("dlpar-panel")
+        for widget in all_below(self):
+            answer_while_busy(widget)
+        take_place_of_earlier(self)
+
+    @property
+    def running(self) -> bool:
+        """Whether a run goes on."""
+        return not self._over.is_set()
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """One row a run, in numbers; its columns have units."""
+        import pandas as pd
+
+        return pd.DataFrame(self._scores.rows, columns=self._scores.columns)
+
+    def run(self) -> Comparison:
+        """Do what Run does and return at once; RuntimeError if the comparison still goes on."""
+        with self._guard:
+            if self.running:
+                raise RuntimeError(f"comparison: {self.titles[len(self.runs) - 1]} still goes on; stop it first")
+            self._over.clear()
+            self._stopped, self.runs, self._complaint = False, [], ""
+            self._race.clear()
+            self._scores = Scores(self.experiments, self.titles, self._scores.goal)
+            self._enable()
+            try:
+                self._next()
+            except BaseException:
+                self._finish()
+                raise
+        return self
+
+    def wait(self, timeout: float = 600.0) -> list[Run]:
+        """Wait until all runs are done.
+
+        Parameters
+        ----------
+        timeout : float
+            Seconds.
+
+        Raises
+        ------
+        TimeoutError
+            If they still go on after that; they go on.
+        JobFailed
+            If one failed or was stopped.
+        """
+        from dlpar.launcher.job import JobFailed
+
+        if not self._over.wait(timeout):
+            raise TimeoutError(f"the comparison is still going on after {timeout:g} s")
+        bad = next((n for n, run in enumerate(self.runs) if run.status != "done"), None)
+        if bad is not None:
+            raise JobFailed(f"{self.titles[bad]}: {self.runs[bad].reason or self.runs[bad].status}")
+        if len(self.runs) < len(self.experiments):
+            why = self._complaint or "the comparison was stopped before"
+            raise JobFailed(f"{self.titles[len(self.runs)]} was not run: {why}")
+        return self.runs
+
+    def stop(self) -> None:
+        """Do what Stop does: end the present run, and start no other."""
+        with self._guard:
+            self._stopped = True
+            job = self.job if self.running else None
+        if job is not None:
+            self._stop.disabled = True
+            self._status.say("Stopping …")
+            job.stop()
+
+    def close(self) -> None:
+        """Stop, and take the comparison off the page."""
+        self.stop()
+        if self._watch:
+            self._watch.cancel()
+        self._over.set()
+        for widget in all_below(self):
+            if widget is not self:
+                widget.close()
+        super().close()
+
+    # ---- called by the watch -------------------------------------------------
+
+    def take(self, source: str, record: dict[str, Any]) -> None:
+        """A record of the present run."""
+        if source == "job":
+            return
+        rank = int(source[5:])
+        if record["k"] == "rank":
+            self._ranks[rank] = record
+            self._status.show_facts(self._experiment, self._ranks, None, "")
+        elif record["k"] == "error":
+            self._status.errors[rank] = record
+        else:
+            self._race.take(rank, record)
+
+    def refresh(self, alive: bool) -> None:
+        """Show what was taken."""
+        self._race.settle(ended=False)
+        self._race.plot.flush(alive)
+        self._status.progress(self._race.steps)
+
+    def ended(self, status: str, reason: str) -> None:
+        """The present run is over: fill its row, start the next."""
+        self._race.settle(ended=True)
+        self._status.ended(self._race.steps, self._race.curve.accuracy, status, reason)
+        self._scores.status[len(self.runs) - 1] = status
+        try:
+            if self._race.steps.done:
+                self._scores.fill(len(self.runs) - 1, self.runs[-1])
+            with self._guard:
+                if status == "done" and not self._stopped and len(self.runs) < len(self.experiments):
+                    return self._next()
+        except Exception as error:  # nobody would see it here
+            self._complaint = f"{type(error).__name__}: {error}"
+            self._says.value = f'<p role="alert">{html.escape(self._complaint)}</p>'
+        self._finish()
+
+    # ---- inside --------------------------------------------------------------
+
+    def _next(self) -> None:
+        """Start the next run."""
+        number = len(self.runs)
+        self._experiment, self._ranks = self.experiments[number], {}
+        self._race.begin(number)
+        self.job = dlpar.launch(self._experiment)
+        self.runs.append(self.job.run)
+        self._scores.status[number] = "runs now"
+        self._table.value = self._scores.html()
+        self._status.prefix = f"{number + 1} of {len(self.experiments)}, {self.titles[number]}: "
+        self._status.begin(self._experiment, self.job.run.path)
+        self._race.plot.set_live(True)
+        self._race.plot.flush()
+        self._watch = Watch(self.job.run.path, self)
+        self._watch.start()
+
+    def _finish(self) -> None:
+        self._table.value = self._scores.html()
+        self._race.plot.set_live(False)
+        self._race.plot.flush()
+        self._over.set()
+        self._enable()
+
+    def _layout(self, question: str) -> list[widgets.Widget]:
+        asked = f"<p>{html.escape(question)}</p>" if question else ""
+        head = widgets.HTML(f"<h3>Compare</h3>{asked}").add_class("dlpar-head")
+        self._run = widgets.Button(description="Run", icon="play", button_style="primary",
+                                   tooltip="Run all of them, one after the other")  # fmt: skip
+        self._stop = widgets.Button(description="Stop", icon="stop", disabled=True,
+                                    tooltip="End the present run and start no other")  # fmt: skip
+        self._run.on_click(lambda _button: self._pressed(self.run))
+        # Ending a job takes a moment, in which the page must still be answered.
+        self._stop.on_click(lambda _button: Thread(target=self._pressed, args=(self.stop,), daemon=True).start())
+        buttons = widgets.Box([self._run, self._stop]).add_class("dlpar-controls")
+        progress = widgets.Box([self._status.bar, self._status.words, self._says]).add_class("dlpar-progress")
+        log = widgets.Accordion([self._status.log], titles=("Log",))
+        return [head, buttons, progress, self._status.facts, self._race.plot, self._table, log]
+
+    def _pressed(self, action: Any) -> None:
+        self._says.value = ""
+        try:
+            action()
+        except Exception as error:  # a callback must not raise: nobody would see it
+            self._says.value = f'<p role="alert">{html.escape(str(error))}</p>'
+
+    def _enable(self) -> None:
+        self._run.disabled, self._stop.disabled = self.running, not self.running
+
+    def _repr_mimebundle_(self, **kwargs: Any) -> Any:
+        prepare_in_background()
+        return super()._repr_mimebundle_(**kwargs)
+
+
+def compare(
+    experiments: Sequence[Experiment],
+    titles: Sequence[str] | None = None,
+    question: str = "",
+    x: str = "seconds",
+    goal: float = 0.95,
+) -> Comparison:
+    """A panel that runs experiments one after the other and shows them in one figure and one table.
+
+    Nothing runs before Run is pressed or ``.run()`` is called; ``.wait()`` waits for the end.
+
+    Parameters
+    ----------
+    experiments : sequence of Experiment
+        Two or more of one kind of task.
+    titles : sequence of str, optional
+        What each is called; default: what tells them apart.
+    question : str
+        What the comparison is to answer.
+    x : {"step", "samples", "seconds", "bytes"}
+        What the curves are drawn over at first.
+    goal : float
+        Held-out accuracy the table times, above 0 and at most 1.
+
+    Raises
+    ------
+    ValueError
+        If there are fewer than two, they do not fit into one figure, or titles do not fit to them.
+    """
+    experiments = list(experiments)
+    if len(experiments) < 2:
+        raise ValueError(f"experiments: got {len(experiments)}, allowed are two or more")
+    if len({loss_title(e) for e in experiments}) > 1:
+        raise ValueError("experiments: got classification and regression, allowed is one kind of task")
+    if titles is not None and len(titles) != len(experiments):
+        raise ValueError(f"titles: got {len(titles)}, allowed is one for each of {len(experiments)} experiments")
+    if x not in X_AXES:
+        raise ValueError(f"x: got {x!r}, allowed is one of {', '.join(X_AXES)}")
+    if not 0 < goal <= 1:
+        raise ValueError(f"goal: got {goal:g}, allowed is a share above 0 and at most 1")
+    return Comparison(experiments, list(titles or labels(experiments)), question, x, goal)

@@ -1,0 +1,16 @@
+"""Static figures of runs, for reports and for comparing: the same looks and words as in the panel.
+
+Solid is measured, dashed is predicted.  Each function gives a plotly figure;
+``say(figure)`` is its sentence and ``table(figure)`` its data.
+"""
+
+from dlpar.lab.figure import say, table
+from dlpar.lab.figures.agreement import consensus, show_graph
+from dlpar.lab.figures.lag import lead, staleness
+from dlpar.lab.figures.steps import bytes_per_rank, lanes, timeline, waiting
+from dlpar.lab.figures.training import convergence, overlay, speedup, throughput, time_to_accuracy
+
+__all__ = [
+    "bytes_per_rank", "consensus", "convergence", "lanes", "lead", "overlay", "say", "show_graph", "speedup",
+    "staleness", "table", "throughput", "time_to_accuracy", "timeline", "waiting",
+]  # fmt: skip

@@ -1,0 +1,141 @@
+"""The live figure of how far the replicas are apart: the consensus distance, from sketches each worker writes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from dlpar.experiment import Experiment
+from dlpar.lab import says, theme
+from dlpar.lab.global_steps import GlobalSteps
+from dlpar.lab.live_plot import LivePlot
+
+FLOOR = 1e-16
+"""Distances below are drawn here: a logarithmic axis has no zero."""
+
+
+def distance(sketches: Any) -> float:
+    """Root of the mean squared distance of replicas from their mean, estimated from their sketches.
+
+    Parameters
+    ----------
+    sketches : array, shape (workers, buckets)
+        One row a replica.
+    """
+    sketches = np.asarray(sketches)
+    return float(np.sqrt(((sketches - sketches.mean(0)) ** 2).sum(1).mean()))
+
+
+def contraction(experiment: Experiment) -> float | None:
+    """Factor by which mixing alone should shrink the distance each step; None if workers also move on their own between."""
+    if experiment.sync.scheme != "gossip" or experiment.averaging.method != "none":
+        return None
+    from dlpar import consensus
+
+    return consensus.contraction(experiment)
+
+
+def layout(experiment: Experiment) -> dict[str, Any]:
+    """Distance on a logarithmic axis over steps."""
+    yaxis = theme.axis("consensus distance (length of weights)", (-4, 1), type="log", dtick=1, exponentformat="power")
+    return theme.layout(xaxis=theme.axis(theme.TITLES["step"], (0, experiment.steps)), yaxis=yaxis)
+
+
+def predicted_line(factor: float) -> dict[str, Any]:
+    """Style of the line mixing alone would follow."""
+    name = f"predicted by mixing alone: × {factor:.3f} a step"
+    return {"mode": "lines", "name": name, "line": {**theme.PREDICTED, "color": "#7f7f7f", "width": 2}}
+
+
+def decades(values: np.ndarray) -> tuple[float, float]:
+    """Ends of a logarithmic axis that shows all of `values`."""
+    seen = values[np.isfinite(values) & (values >= FLOOR)]
+    if not len(seen):
+        return -4.0, 1.0
+    return float(np.floor(np.log10(seen.min()) - 0.05)), float(np.ceil(np.log10(seen.max()) + 0.05))
+
+
+class Consensus:
+    """Consensus distance after every global step, with the contraction the graph predicts."""
+
+    title = "Consensus"
+
+    def __init__(self, experiment: Experiment) -> None:
+        self.plot = LivePlot(layout(experiment))
+
+    @staticmethod
+    def fits(experiment: Experiment) -> bool:
+        """Where replicas may differ."""
+        differ = experiment.sync.scheme == "gossip" or experiment.averaging.method != "none"
+        return differ and experiment.workers > 1
+
+    def begin(self, experiment: Experiment) -> None:
+        """Start anew for a run."""
+        self.experiment, self.factor = experiment, contraction(experiment)
+        self.plot.refigure(layout(experiment))
+        self.plot.remove("predicted")
+        style = {**theme.run_line(theme.scheme_colour(experiment.sync.scheme)), "name": "measured"}
+        self.line = self.plot.add_trace("measured", style, ("step", "distance"), {"x": "step", "y": "distance"})
+        if self.factor is not None:
+            line = predicted_line(self.factor)
+            self.predicted = self.plot.add_trace("predicted", line, ("step", "distance"), {"x": "step", "y": "distance"})
+        self._newest: dict[int, list[float]] = {}
+        self._open: dict[int, list[list[float]]] = {}
+        self.first = self.last = None
+        self.count = 0
+
+    def rank_step(self, rank: int, record: dict[str, Any]) -> None:
+        """Take one worker's step."""
+        sketch, workers = record.get("sketch"), self.experiment.workers
+        if sketch is None:
+            return
+        self.count += 1
+        if self.experiment.free_running:  # there is no common step: the newest of each, once in N worker-steps
+            self._newest[rank] = sketch
+            if len(self._newest) == workers and self.count % workers == 0:
+                self._take(self.count // workers - 1, list(self._newest.values()))
+            return
+        rows = self._open.setdefault(record["step"], [])
+        rows.append(sketch)
+        if len(rows) == workers:
+            self._take(record["step"], self._open.pop(record["step"]))
+
+    def _take(self, step: int, sketches: list[list[float]]) -> None:
+        self.last = step, distance(sketches)
+        if self.first is None or self.first[1] <= FLOOR:  # replicas that begin equal have no distance to shrink
+            self.first = self.last
+        self.line.add((step, drawn(self.last[1], self.first[1])))
+
+    def settle(self, _steps: GlobalSteps, ended: bool) -> None:
+        """Bring axis and sentence up to date."""
+        if self.last is None:
+            self.plot.say("No replica has said yet where it is.")
+            return
+        if ended:
+            self.line.finish((self.last[0], drawn(self.last[1], self.first[1])))
+        if self.factor is not None and self.first[1] > FLOOR:
+            self.predicted.replace(predicted_points(self.first, self.factor, self.last[0]))
+        self.plot.set_range("yaxis", *decades(self.line.rows[:, 1]))
+        self.plot.say(says.consensus(self.first, self.last, self.factor, disagreement(self.experiment)))
+
+
+def drawn(value: float, first: float) -> float:
+    """Where a distance is drawn: agreement at the floor, the zero of replicas that begin equal not at all."""
+    return max(value, FLOOR) if first > FLOOR else float("nan")
+
+
+def predicted_points(first: tuple[int, float], factor: float, last: int) -> np.ndarray:
+    """Points ``(step, distance)`` of first distance × factor^steps, down to the floor."""
+    steps = np.unique(np.linspace(first[0], max(last, first[0]), 200).astype(int))
+    return np.stack([steps, np.maximum(first[1] * factor ** (steps - first[0]), FLOOR)], axis=1)
+
+
+def disagreement(experiment: Experiment) -> str:
+    """The warning that a graph is in pieces, whose workers cannot agree; empty for all else."""
+    if experiment.sync.scheme != "gossip":
+        return ""
+    from dlpar.sync.topology import warning
+
+    said = warning(experiment)
+    return f"{said}." if said else ""

@@ -1,0 +1,68 @@
+"""A number of every worker over time: one line a rank, on axes that grow by doubling."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dlpar.experiment import Experiment
+from dlpar.lab import theme
+from dlpar.lab.live_plot import LivePlot
+
+POINTS = 500
+"""Most points held of one rank's line."""
+
+
+class RankLines:
+    """Lines of all workers in one plot.
+
+    Parameters
+    ----------
+    plot : LivePlot
+        Where they are drawn; the axes are its ``xaxis`` and ``yaxis``.
+    unit : str
+        What the number counts; heads its column.
+    """
+
+    def __init__(self, plot: LivePlot, unit: str) -> None:
+        self.plot, self.unit, self.lines = plot, unit, []
+
+    def begin(self, experiment: Experiment) -> None:
+        """Start anew; workers that run free of each other are drawn over seconds, others over steps."""
+        for rank in range(len(self.lines)):
+            self.plot.remove(f"rank {rank}")
+        self.over_time = experiment.free_running
+        self.largest, self.total, self.count = 0, 0, 0
+        self.end, self._latest = (1.0 if self.over_time else experiment.steps), 0.0
+        columns, at = ("seconds", "step", self.unit), {"x": "seconds" if self.over_time else "step", "y": self.unit}
+        self.lines = [
+            self.plot.add_trace(f"rank {r}", {**theme.rank_line(r), "name": f"rank {r}"}, columns, at, limit=POINTS)
+            for r in range(experiment.workers)
+        ]
+
+    def add(self, rank: int, record: dict[str, Any], value: int) -> None:
+        """Take one worker's step."""
+        self.count += 1
+        if value:
+            self.total += value
+            if value > self.largest:
+                self.largest = value
+        self._latest = max(self._latest, record["t"])
+        self.lines[rank].add((record["t"], record["step"], value))
+
+    @property
+    def mean(self) -> float:
+        """Of all values so far."""
+        return self.total / self.count if self.count else 0.0
+
+    def settle(self, ended: bool, least: float = 4.0) -> None:
+        """Bring the axes up to date; the vertical one reaches `least` at least."""
+        self.plot.set_range("yaxis", -0.25, theme.doubled(self.largest, least))
+        if self.over_time:
+            self.end = theme.rounded_up(self._latest) if ended else theme.doubled(self._latest, self.end)
+            self.plot.set_range("xaxis", 0, self.end)
+
+
+def time_axis(experiment: Experiment, **more: Any) -> dict[str, Any]:
+    """The horizontal axis these lines begin with."""
+    name, end = ("seconds", 1.0) if experiment.free_running else ("step", experiment.steps)
+    return theme.axis(theme.TITLES[name], (0, end), **more)

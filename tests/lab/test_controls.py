@@ -1,0 +1,92 @@
+"""Controls of parts that come in several kinds, and of fields that are mappings."""
+
+import pytest
+
+from dlpar.experiment import Experiment
+from dlpar.lab.controls import MEANT_WITH, Controls
+from dlpar.schema import BadExperiment
+
+SCHEMES = ["ring", "mapreduce", {"scheme": "ps", "consistency": "ssp", "staleness": 7, "servers": 2}, "gossip", "hogwild",
+           {"scheme": "gossip", "topology": "edges", "edges": [(0, 1), (1, 2), (2, 3)]}]  # fmt: skip
+
+
+def shown(controls, part):
+    return {
+        path.partition(".")[2]
+        for path, widget in controls.widgets.items()
+        if path.startswith(f"{part}.") and widget.layout.display != "none"
+    }
+
+
+@pytest.fixture
+def controls():
+    return Controls(Experiment(), lambda: None)
+
+
+def test_only_fields_of_the_chosen_scheme_are_shown(controls):
+    assert shown(controls, "sync") == {"scheme", "allreduce", "overlap", "bucket_mb"}
+    controls.widgets["sync.scheme"].value = "ps"
+    assert {"servers", "consistency", "pull"} <= shown(controls, "sync") and "overlap" not in shown(controls, "sync")
+
+
+def test_fields_that_mean_nothing_beside_others_are_hidden(controls):
+    controls.widgets["sync.scheme"].value = "ps"
+    assert "staleness" not in shown(controls, "sync")
+    controls.widgets["sync.consistency"].value = "ssp"
+    assert "staleness" in shown(controls, "sync") and "softsync" not in shown(controls, "sync")
+    assert shown(controls, "delays") == {"kind", "straggler", "stall"}
+    controls.widgets["delays.kind"].value = "gamma"
+    assert {"delay_ms", "delay_cv"} <= shown(controls, "delays")
+
+
+def test_what_was_set_for_another_scheme_is_remembered(controls):
+    controls.widgets["sync.scheme"].value = "ps"
+    controls.widgets["sync.servers"].value = 2
+    controls.widgets["sync.scheme"].value = "gossip"
+    assert controls.experiment().sync.scheme == "gossip"
+    controls.widgets["sync.scheme"].value = "ps"
+    assert controls.experiment() == Experiment(sync={"scheme": "ps", "servers": 2})
+
+
+@pytest.mark.parametrize("sync", SCHEMES, ids=str)
+def test_controls_give_back_an_experiment_of_any_scheme(sync):
+    made = Experiment(workers=4, sync=sync, delays={"straggler": {1: 4.0}, "stall": {2: 1.5}})
+    assert Controls(made, lambda: None).experiment() == made
+
+
+def test_mappings_and_edges_are_typed_as_text(controls):
+    controls.widgets["delays.straggler"].value = "1=4.0, 2=1.5"
+    controls.widgets["sync.scheme"].value = "gossip"
+    controls.widgets["sync.topology"].value = "edges"
+    controls.widgets["sync.edges"].value = "0-1,1-2,2-3"
+    made = controls.experiment()
+    assert made.delays.straggler == {1: 4.0, 2: 1.5} and made.sync.edges == ((0, 1), (1, 2), (2, 3))
+    controls.widgets["sync.topology"].value = "ring"  # its edges stay typed, and mean nothing now
+    assert controls.experiment().sync.edges == ()
+
+
+def test_a_bad_mapping_is_explained(controls):
+    controls.widgets["delays.straggler"].value = "one=4"
+    with pytest.raises(BadExperiment, match="delays.straggler: got 'one=4', allowed is numbers above 0"):
+        controls.experiment()
+
+
+def test_a_scheme_typed_in_a_cell_stays_a_choice_only_where_it_was_one(controls):
+    def mine(comm, tensor):
+        return None
+
+    assert "own" not in controls.widgets["sync.scheme"].options
+    own = Experiment(sync=mine)
+    with_own = Controls(own, lambda: None)
+    assert with_own.experiment() == own
+    with_own.widgets["sync.scheme"].value = "ring"
+    assert with_own.experiment().sync.scheme == "ring"
+    with_own.widgets["sync.scheme"].value = "own"
+    assert with_own.experiment() == own and "sync.code" not in with_own.widgets
+
+
+def test_every_condition_is_about_fields_that_exist(controls):
+    for path, (beside, *values) in MEANT_WITH.items():
+        assert path in controls.widgets
+        options = [v for _, v in controls.widgets[beside]._options_full]
+        assert set(values) <= set(options), path
