@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 import pytest
 
@@ -41,10 +43,38 @@ def test_float64_losses_are_the_same_on_1_2_3_and_4_workers(name):
         assert apart(alone, losses(workers=workers, dtype="float64", **SMALL[name])) < 1e-9
 
 
-def test_float32_losses_at_the_defaults_stay_within_1e_4():
-    alone = losses(workers=1)
-    for workers in (2, 3, 4):
-        assert apart(alone, losses(workers=workers)) < 1e-4
+BULK_SYNCHRONOUS = {
+    "ring": {"scheme": "ring"},
+    "hierarchical": {"scheme": "ring", "allreduce": "hierarchical"},
+    "halving-doubling": {"scheme": "ring", "allreduce": "halving_doubling"},
+    "one server": {"scheme": "ps"},
+    "two servers, separate pull": {"scheme": "ps", "servers": 2, "pull": "separate"},
+    "two servers below two leaves": {"scheme": "ps", "servers": 2, "groups": 2},
+}
+"""Ways to agree that must not change the answer; map-reduce and gossip are tested with their own."""
+
+
+@cache
+def alone_at_the_defaults(dtype: str) -> np.ndarray:
+    return losses(workers=1, dtype=dtype, **(SMALL["mlp"] if dtype == "float64" else {}))
+
+
+@pytest.mark.parametrize("workers", [2, 3, 4, 8])
+@pytest.mark.parametrize("sync", BULK_SYNCHRONOUS.values(), ids=BULK_SYNCHRONOUS.keys())
+def test_every_bulk_synchronous_scheme_gives_the_losses_of_one_process(sync, workers):
+    assert apart(alone_at_the_defaults("float64"), losses(workers=workers, sync=sync, dtype="float64", **SMALL["mlp"])) < 1e-9
+
+
+@pytest.mark.parametrize("workers", [2, 3, 4, 8])
+@pytest.mark.parametrize("sync", ["ring", {"scheme": "ps", "servers": 2}], ids=["ring", "ps"])
+def test_float32_losses_at_the_defaults_stay_within_1e_4(sync, workers):
+    assert apart(alone_at_the_defaults("float32"), losses(workers=workers, sync=sync, dtype="float32")) < 1e-4
+
+
+@pytest.mark.parametrize("optimizer", ["momentum", "adagrad", "adam"])
+def test_optimizers_of_the_servers_are_those_of_the_replicas(optimizer):
+    fields = dict(dtype="float64", optimizer=optimizer, lr=0.01, **SMALL["mlp"])
+    assert apart(losses(workers=1, **fields), losses(workers=3, sync={"scheme": "ps", "servers": 3}, **fields)) < 1e-9
 
 
 @pytest.mark.parametrize(

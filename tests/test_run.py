@@ -33,14 +33,15 @@ def test_frames_have_a_row_for_everything_that_was_done(run):
     assert list(run.curve["step"]) == list(range(30)) and run.curve["samples"].iloc[-1] == 2700
     assert run.curve["seconds"].is_monotonic_increasing
     assert list(run.evals["step"]) == [10, 20, 30] and run.evals["accuracy"].between(0, 1).all()
-    assert set(run.spans["name"]) == {"forward", "backward", "communicate", "update", "evaluate"}
+    assert set(run.spans["name"]) - {"delay"} == {"forward", "backward", "communicate", "update", "evaluate"}
     assert (run.spans["end"] >= run.spans["start"]).all()
     assert list(run.ranks["role"]) == ["worker"] * 3 and list(run.ranks["carrier"]) == ["mpi"] * 3
 
 
 def test_the_phases_of_a_step_do_not_overlap_and_fill_it(run):
     for _, spans in run.spans[run.spans["name"] != "evaluate"].groupby(["rank", "step"]):
-        assert list(spans["name"]) == ["forward", "backward", "communicate", "update"]
+        # A delay of nothing is written only where the system took the core away in it.
+        assert list(spans[spans["name"] != "delay"]["name"]) == ["forward", "backward", "communicate", "update"]
         assert (spans["start"].to_numpy()[1:] >= spans["end"].to_numpy()[:-1]).all()
     first = run.steps.iloc[0]
     spans = run.spans.query("rank == 0 and step == 0 and name != 'evaluate'")

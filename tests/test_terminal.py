@@ -52,6 +52,24 @@ def step(rank: int, number: int, loss: float, compute: float = 0.006) -> tuple[s
     return f"rank-{rank}", {**record, "compute": compute, "comm": 0.001, "wait": 0.009 - compute}
 
 
+def test_servers_are_waited_for_too(tmp_path):
+    folder = Folder(tmp_path)
+    folder.experiment = Experiment(workers=2, steps=100, sync={"scheme": "ps", "servers": 2, "consistency": "asp"})
+    view, text = LiveView(folder, Console(file=StringIO())), StringIO()
+    for rank in range(3):
+        view.progress.take(f"rank-{rank}", {"k": "rank", "rank": rank, "host": "h", "device": "cpu", "carrier": "mpi"})
+    Console(file=text, width=100).print(view.picture())
+    assert "2 workers, ps asp" in text.getvalue() and "3 of 4 ranks are ready" in text.getvalue()
+
+
+def test_a_step_without_samples_has_no_loss():
+    seen = Progress(Experiment(workers=2, steps=10, sync="mapreduce"))
+    for rank, (loss, samples) in enumerate([(0.5, 32), (float("nan"), 0)]):
+        source, record = step(rank, 0, loss)
+        seen.take(source, {**record, "samples": samples})
+    assert seen.loss == 0.5
+
+
 def progress(steps: int = 50) -> Progress:
     seen = Progress(Experiment(workers=2, steps=100, batch=64))
     seen.take("job", {"k": "launch", "mode": "warm"})

@@ -54,7 +54,7 @@ class Hogwild(Scheme):
         while more:
             self.read_at = self._others()
             self.watch.read()
-            self.lead = int(clock - self.updates.min())
+            self.lead = clock - min(self.updates.tolist())
             yield clock
             # Asked for before the step is recorded (in facts): the record of the last one says what was lost.
             clock, more = clock + 1, self.more
@@ -65,15 +65,16 @@ class Hogwild(Scheme):
         """Nothing to exchange: everybody's weights are these."""
 
     def update(self) -> None:
-        gradient, nonzero = self.replica.gradient, None
-        if self.experiment.sync.sparse:
-            nonzero = self.comm.compute(lambda: gradient.nonzero().squeeze(1), cost=len(gradient))
-            self.comm.compute(lambda: self._write_at(nonzero), cost=2 * len(nonzero))
+        gradient, sparse = self.replica.gradient, self.experiment.sync.sparse
+        written = size = len(gradient)
+        if sparse:
+            places = self.comm.compute(lambda: gradient.nonzero().squeeze(1), cost=size)
+            written = len(places)
+            self.comm.compute(lambda: self._write_at(places), cost=2 * written)
         else:
-            self.comm.compute(lambda: self.optimizer.step(gradient), cost=2 * len(gradient))
-        conflicts = self.watch.wrote(nonzero)
-        written = len(gradient) if nonzero is None else len(nonzero)
-        stale = int(self._others() - self.read_at)  # after the look for conflicts: who conflicts is counted as a rule
+            self.comm.compute(lambda: self.optimizer.step(gradient), cost=2 * size)
+        conflicts = self.watch.wrote(sparse)
+        stale = self._others() - self.read_at  # after the look for conflicts: who conflicts is counted as a rule
         self.updates[self.comm.rank] += 1
         self.seen = {"staleness": stale, "lead": self.lead, "written": written, "conflicts": conflicts}
 
@@ -84,13 +85,13 @@ class Hogwild(Scheme):
         return self.seen
 
     def done(self, own: int) -> int:
-        return int(self.updates.sum()) // self.experiment.workers
+        return sum(self.updates.tolist()) // self.experiment.workers
 
     def _write_at(self, places: torch.Tensor) -> None:
         self.replica.weights.index_add_(0, places, self.replica.gradient[places], alpha=-self.experiment.lr)
 
     def _others(self) -> int:
-        return self.updates.sum() - self.updates[self.comm.rank]
+        return sum(self.updates.tolist()) - int(self.updates[self.comm.rank])
 
     def _finish(self) -> float:
         """Wait until everybody's last update is made; the share of additions that were lost."""
@@ -108,47 +109,44 @@ class Watch:
     """
 
     def __init__(self, experiment: Experiment, comm: Comm, replica: Replica) -> None:
-        self.comm, self.replica, self.lr = comm, replica, experiment.lr
-        size = len(replica.weights)
-        if size <= WATCHED:
-            self.places = torch.arange(size)
-        else:
-            drawn = generator(experiment.seed, "watched").choice(size, WATCHED, replace=False)
-            self.places = torch.from_numpy(np.sort(drawn))
-        self.scale = size / len(self.places)
-        count = len(self.places)
+        self.comm, self.lr = comm, experiment.lr
+        # NumPy's view of the same memory: on so few numbers it is quicker than torch.
+        self.weights, self.gradient = replica.weights.numpy(), replica.gradient.numpy()
+        size = len(self.weights)
+        count = min(size, WATCHED)
+        self.places = np.sort(generator(experiment.seed, "watched").choice(size, count, replace=False))
+        self.scale = size / count
         self.stamps = comm.shared(count, torch.int32).numpy()
-        self.stamp = comm.rank + 1 - comm.size
-        self.first = replica.weights[self.places].double()
-        self.added = torch.zeros(count, dtype=torch.float64)
-        self.path = torch.zeros(count, dtype=torch.float64)
-        self.totals = comm.shared((comm.size, 2, count), torch.float64)
+        self.before, self.stamp = self.stamps.copy(), comm.rank + 1 - comm.size
+        self.first = self.weights[self.places].astype(np.float64)
+        self.added, self.path = np.zeros(count), np.zeros(count)
+        self.totals = comm.shared((comm.size, 2, count), torch.float64).numpy()
 
     def read(self) -> None:
         """Before the forward pass: remember who wrote last."""
-        self.before = self.stamps.copy()
+        np.copyto(self.before, self.stamps)
 
-    def wrote(self, nonzero: torch.Tensor | None) -> int:
-        """After an update of the weights at `nonzero`, or of all: how many others had written since :meth:`read`."""
-        delta = self.replica.gradient[self.places].double().mul_(-self.lr)
-        self.added += delta
-        self.path += delta.abs()
+    def wrote(self, sparse: bool) -> int:
+        """After an update: how many of the weights it wrote others had written since :meth:`read`."""
+        gradient = self.gradient.take(self.places)
+        self.added += gradient
+        self.path += np.abs(gradient)
         self.stamp += self.comm.size
         changed = self.stamps != self.before
-        if nonzero is None:
-            self.stamps[:] = self.stamp
-        else:
-            mine = delta.numpy() != 0
+        if sparse:
+            mine = gradient != 0
             changed &= mine
             self.stamps[mine] = self.stamp
-        return round(int(np.count_nonzero(changed)) * self.scale)
+        else:
+            self.stamps.fill(self.stamp)
+        return round(np.count_nonzero(changed) * self.scale)
 
     def report(self) -> None:
         """Show the others what this worker added in all."""
-        self.totals[self.comm.rank, 0], self.totals[self.comm.rank, 1] = self.added, self.path
+        self.totals[self.comm.rank] = -self.lr * self.added, self.lr * self.path
 
     def lost(self) -> float:
         """Once all have reported: the sum of what was added but is not there, over the sum of all additions' sizes."""
-        gained = self.replica.weights[self.places].double() - self.first
-        added, path = self.totals.sum(0)
-        return float((added - gained).abs().sum() / path.sum().clamp_min(1e-300))
+        gained = self.weights[self.places] - self.first
+        added, path = self.totals.sum(axis=0)
+        return float(np.abs(added - gained).sum() / max(path.sum(), 1e-300))

@@ -14,6 +14,22 @@ TABS = {
     "Throughput": {"throughput (samples/s)", "time since all ranks were ready (s)"},
     "Staleness": {"staleness (updates)", "global step"},
     "Timeline": {"time since the first of these steps began (ms)"},
+    "Waiting": {"time of a rank (s)", "sent by a rank (MB)"},
+}
+
+TABS_OF = {
+    "ps": {
+        "Staleness": {"staleness (updates)", "worker-steps", "time since all ranks were ready (s)"},
+        "Lead": {"lead over the slowest (clocks)", "time since all ranks were ready (s)"},
+        "Lanes": {"time since the first push shown (ms)"},
+    },
+    "gossip": {"Consensus": {"consensus distance (length of weights)", "global step"}},
+}
+"""Figures only some schemes have, and the titles of their axes."""
+
+SCHEMES = {
+    "ps": "{'scheme': 'ps', 'consistency': 'ssp', 'staleness': 3}",
+    "gossip": "{'scheme': 'gossip', 'topology': 'exp2', 'start': 'random'}",
 }
 
 OVERLAPS = """panel => {
@@ -73,16 +89,51 @@ def test_panel_is_fit_to_be_shown(open_notebook, page, themed, tmp_path):
         panel.wait_for("done: 60 steps")
     assert panel.place.evaluate(SHAPE) == before, "the figure jumped when the run ended"
 
+    assert faults(panel, page, themed, TABS, tmp_path) == {}
+    print("screenshots:", tmp_path)
+
+
+@pytest.mark.parametrize("scheme", TABS_OF)
+def test_figures_of_a_scheme_are_fit_to_be_shown(open_notebook, page, themed, tmp_path, scheme):
+    experiment = f"dlpar.Experiment(workers=8, steps=60, sync={SCHEMES[scheme]})"
+    notebook = open_notebook(paced(60), f"Panel({experiment}, controls=('sync.scheme', 'workers', 'lr'))")
+    notebook.run_all()
+    panel = notebook.panel()
+    panel.run.click()
+    panel.wait_for("done: 60 steps")
+    assert faults(panel, page, themed, TABS_OF[scheme], tmp_path) == {}
+    print("screenshots:", tmp_path)
+
+
+def test_a_comparison_is_fit_to_be_shown(open_notebook, page, themed, tmp_path):
+    experiments = f"[dlpar.Experiment(workers=8, steps=40, sync=s) for s in ('ring', {', '.join(SCHEMES.values())})]"
+    notebook = open_notebook(paced(60), f"from dlpar import lab; c = lab.compare({experiments}); c.run(); c")
+    notebook.run_all()
+    panel = notebook.panel()
+    panel.wait_for("3 of 3")
+    panel.wait_for("done: 40 steps")
+    assert "At the end: ring loss" in panel.says()
+    titles = {"": {"loss (nats)", "accuracy", "time since all ranks were ready (s)"}}
+    assert faults(panel, page, themed, titles, tmp_path) == {}
+    heads = panel.place.locator(".dlpar-scores thead th").all_inner_texts()
+    assert heads[:2] == ["run", "consistency"] and "MB sent" in heads
+    assert panel.place.locator(".dlpar-scores tbody th").all_inner_texts() == ["ring", "ps ssp(3)", "gossip exp2"]
+    print("screenshots:", tmp_path)
+
+
+def faults(panel, page, themed, tabs, folder) -> dict:
+    """What is wrong in any tab, light and dark, narrow and wide: texts that overlap, titles that are missing."""
     wrong = {}
     for theme in ("Light", "Dark"):
         themed(theme)
         for width in (1280, 1920):
             page.set_viewport_size({"width": width, "height": 1000})
-            for tab, titles in TABS.items():
-                panel.tab(tab)
+            for tab, titles in tabs.items():
+                if tab:
+                    panel.tab(tab)
                 page.wait_for_timeout(150)  # two frames and more: drawn at its new size
                 panel.place.scroll_into_view_if_needed()
-                page.screenshot(path=tmp_path / f"{tab}-{theme}-{width}.png")
+                page.screenshot(path=folder / f"{tab}-{theme}-{width}.png")
                 shown = set(
                     panel.place.locator(".js-plotly-plot:visible")
                     .locator("[class*='title-text'], [class$='title']")
@@ -91,6 +142,6 @@ def test_panel_is_fit_to_be_shown(open_notebook, page, themed, tmp_path):
                 overlapping = panel.place.evaluate(OVERLAPS)
                 if overlapping or not titles <= shown:
                     wrong[f"{tab}, {theme}, {width}"] = overlapping or titles - shown
-            assert panel.place.evaluate("e => e.scrollWidth <= e.clientWidth + 1")
-    assert wrong == {}
-    print("screenshots:", tmp_path)
+            if not panel.place.evaluate("e => e.scrollWidth <= e.clientWidth + 1"):
+                wrong[f"{theme}, {width}"] = "the panel is wider than its cell"
+    return wrong

@@ -136,6 +136,26 @@ def test_real_ranks_train_to_the_end(open_notebook):
         assert sentence in panel.says()
 
 
+def test_choosing_a_scheme_shows_its_fields_and_its_figures(open_notebook, page):
+    notebook = open_notebook(paced(60), "Panel(dlpar.Experiment(workers=2, steps=60), controls=('sync.scheme', 'workers'))")
+    notebook.run_all()
+    panel = notebook.panel()
+    panel.place.get_by_role("button", name="More settings").click()
+    assert panel.field("overlap").count() == 1 and panel.field("consistency").count() == 0
+    panel.field("sync").select_option("ps")
+    panel.field("consistency").select_option("ssp")
+    panel.field("staleness").fill("2")
+    page.keyboard.press("Tab")
+    assert panel.field("overlap").count() == 0
+    assert panel.place.get_by_role("tab").all_inner_texts() == ["Convergence", "Throughput", "Staleness", "Timeline", "Waiting"]
+    panel.run.click()
+    panel.wait_for("done: 60 steps")
+    panel.tab("Lead")
+    assert "s = 2" in panel.says()
+    panel.tab("Lanes")
+    assert "the number at each head" in panel.says()
+
+
 def points(page) -> int:
     """Points of the newest run in the figure in front."""
     return page.evaluate("window.drawn.length")

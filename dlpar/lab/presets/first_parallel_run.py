@@ -1,7 +1,4 @@
-"""The experiments each lab runs by itself, so that "Run All" shows what the text says.
-
-Every preset refutes one belief; ``tests/labs`` runs it and asserts that it does.
-"""
+"""Lab 00: four processes are not four times faster, and they learn the same."""
 
 from __future__ import annotations
 

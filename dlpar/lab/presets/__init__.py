@@ -1,0 +1,14 @@
+"""The experiments each lab runs by itself, so that "Run All" shows what the text says.
+
+Every preset refutes one belief; ``tests/labs`` runs it and asserts that it does.
+One file for each lab; a preset is found here by its own name.
+"""
+
+from dlpar.control_groups import cores
+from dlpar.lab.presets.first_parallel_run import first_run, four_times_faster, same_answer
+
+__all__ = [
+    "cores",
+    # 00
+    "first_run", "four_times_faster", "same_answer",
+]  # fmt: skip
