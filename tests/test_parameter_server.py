@@ -163,16 +163,6 @@ def test_a_bound_absorbs_passing_jitter():
     assert seconds_a_step(bsp) / seconds_a_step(ssp) >= 1.3
 
 
-@pytest.mark.parametrize("sync", [
-    ps(), ps(consistency="ssp"), ps(consistency="asp"), ps(consistency="softsync", softsync=2),
-    ps(consistency="asp", servers=2, groups=2), ps(consistency="asp", push_every=4), ps(consistency="asp", staleness_aware=True, ),
-], ids=lambda s: "-".join(f"{v}" for v in s.values()))  # fmt: skip
-def test_every_consistency_learns_digits(sync):
-    lr = 0.2 if sync.get("staleness_aware") else 0.1
-    finished = dlpar.launch(Experiment(workers=4, steps=200, lr=lr, sync=sync)).wait(60)
-    assert finished.summary["accuracy"] >= 0.94
-
-
 def test_asp_diverges_where_the_rate_divided_by_staleness_does_not():
     fields = dict(workers=8, steps=150, lr=1.5, seed=1, delays=STEADY)
     plain = run(sync=ps(consistency="asp"), **fields).summary

@@ -15,6 +15,8 @@ _HOME = {
     "check_scheme": "dlpar.lab.own_scheme",
     "show": "dlpar.lab.source",
     "animate": "dlpar.lab.animation",
+    "ping_pong": "dlpar.lab.timing",
+    "time_collectives": "dlpar.lab.timing",
     **dict.fromkeys(
         ("overlay", "time_to_accuracy", "staleness", "lead", "lanes", "waiting", "bytes_per_rank", "consensus", "show_graph"),
         "dlpar.lab.figures",

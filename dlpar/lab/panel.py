@@ -208,10 +208,10 @@ class Panel(widgets.VBox):
         if tabs.titles == tuple(plots):
             return
         front = tabs.titles[tabs.selected_index] if tabs.selected_index is not None else ""
-        with tabs.hold_sync():
-            tabs.selected_index = None
-            tabs.children, tabs.titles = tuple(plots.values()), tuple(plots)
-            tabs.selected_index = list(plots).index(front) if front in plots else 0
+        tabs.selected_index = None
+        tabs.children = tuple(plots.values())
+        tabs.titles = tuple(plots)  # in a message of its own: the page forgets titles that come with the children
+        tabs.selected_index = list(plots).index(front) if front in plots else 0
 
     def _more(self, shown: tuple[str, ...]) -> widgets.Accordion:
         groups = [

@@ -19,8 +19,8 @@ from typing import Callable
 from dlpar.record import Recorder
 
 
-def write(folder: Path, workers: int, steps: int, pace: float) -> None:
-    """Record `steps` steps of `workers` ranks, `pace` of them a second; the log notes when each was due."""
+def write(folder: Path, workers: int, steps: int, pace: float, stopped: Callable[[], bool] = lambda: False) -> None:
+    """Record `steps` steps of `workers` ranks, `pace` of them a second, until `stopped`."""
     lock = open(folder / "lock", "w")
     fcntl.flock(lock, fcntl.LOCK_EX)
     sync = json.loads((folder / "experiment.json").read_bytes())["sync"]
@@ -32,7 +32,7 @@ def write(folder: Path, workers: int, steps: int, pace: float) -> None:
         rank.event("start", launch_s=0.4, epoch=begun)
     owner = os.getppid()
     for step in range(steps):
-        if os.getppid() != owner:  # like a real job, it ends with its kernel
+        if stopped() or os.getppid() != owner:  # like a real job, it ends with its kernel
             return
         for rank in ranks[:workers]:
             _step(rank, step, max(1 / pace, 2e-5), _facts(sync, rank.comm.rank, step, workers))

@@ -140,7 +140,7 @@ def test_choosing_a_scheme_shows_its_fields_and_its_figures(open_notebook, page)
     notebook = open_notebook(paced(60), "Panel(dlpar.Experiment(workers=2, steps=60), controls=('sync.scheme', 'workers'))")
     notebook.run_all()
     panel = notebook.panel()
-    panel.place.get_by_role("button", name="More settings").click()
+    panel.place.get_by_text("More settings").click()
     assert panel.field("overlap").count() == 1 and panel.field("consistency").count() == 0
     panel.field("sync").select_option("ps")
     panel.field("consistency").select_option("ssp")

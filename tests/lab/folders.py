@@ -45,11 +45,13 @@ class ThreadJob:
         folder = new_folder(experiment)
         self.run, self.stopped = Run(folder), False
         threading.Thread(
-            target=write, args=(folder, experiment.workers, experiment.steps, pace), daemon=True
+            target=write,
+            args=(folder, experiment.workers, experiment.steps, pace, lambda: self.stopped),
+            daemon=True,
         ).start()
 
     def stop(self) -> None:
-        """End it with a last word; the thread may write on, which nobody reads."""
+        """End it with a last word; the thread may write another step, which nobody reads."""
         self.stopped = True
         end(self.run.path, "stopped", "stopped by its owner")
 

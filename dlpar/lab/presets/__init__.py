@@ -6,9 +6,15 @@ One file for each lab; a preset is found here by its own name.
 
 from dlpar.control_groups import cores
 from dlpar.lab.presets.first_parallel_run import first_run, four_times_faster, same_answer
+from dlpar.lab.presets.mapreduce import digits_by_mapreduce, empty_samples, mean_of_means, tree_or_star, unsteady
+from dlpar.lab.presets.ring_allreduce import copies, fewer_bytes, more_ranks, ring_always_wins, slow_rank
 
 __all__ = [
     "cores",
     # 00
     "first_run", "four_times_faster", "same_answer",
+    # 01
+    "digits_by_mapreduce", "empty_samples", "mean_of_means", "tree_or_star", "unsteady",
+    # 03
+    "copies", "fewer_bytes", "more_ranks", "ring_always_wins", "slow_rank",
 ]  # fmt: skip

@@ -1,0 +1,148 @@
+"""How long messages and collectives take on real ranks, on this machine's own link or on a slow one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING, NamedTuple, Sequence
+
+from dlpar.costmodel import Link, fitted
+from dlpar.lab.slow_link import SlowLink
+from dlpar.launcher.spmd import spmd
+
+if TYPE_CHECKING:
+    from dlpar.comm import Comm
+
+SIZES = tuple(4**k for k in range(2, 12))
+"""Bytes of a ping-pong's messages: 16 B to 4 MB."""
+
+
+class Timing(NamedTuple):
+    """A collective's time on real ranks."""
+
+    name: str
+    ranks: int
+    nbytes: int
+    """Of the whole tensor."""
+    seconds: float
+    """From the moment the last rank calls until the last rank has the result; median of some calls."""
+
+
+@dataclass(frozen=True)
+class PingPong:
+    """One-way times of messages between two ranks.
+
+    Attributes
+    ----------
+    sizes : tuple of int
+        Bytes.
+    seconds : tuple of float
+        Half a round trip, median.
+    link : Link
+        Fitted to both.
+    """
+
+    sizes: tuple[int, ...]
+    seconds: tuple[float, ...]
+
+    @property
+    def link(self) -> Link:
+        return fitted(self.sizes, self.seconds)
+
+
+def ping_pong(sizes: Sequence[int] = SIZES, repeats: int = 31, link: Link | None = None) -> PingPong:
+    """Send messages to and fro between two real ranks and time them.
+
+    Parameters
+    ----------
+    sizes : sequence of int
+        Bytes, from 1.
+    repeats : int
+        Round trips of each size; their median counts.
+    link : Link, optional
+        A slow link to send over; default: whatever carries messages here.
+    """
+    times = spmd(there_and_back, tuple(sizes), repeats, link, workers=2)[0]
+    return PingPong(tuple(sizes), tuple(times))
+
+
+def there_and_back(comm: Comm, sizes: Sequence[int], repeats: int, link: Link | None = None) -> list[float]:
+    """On two ranks: for each size the median over `repeats` of half a round trip, in seconds."""
+    import torch
+
+    comm = SlowLink(comm, link) if link else comm
+    medians = []
+    for size in sizes:
+        ball, times = torch.zeros(size, dtype=torch.uint8), []
+        for _ in range(repeats + 1):  # the first one warms up
+            began = comm.now()
+            if comm.rank == 0:
+                comm.send(ball, 1)
+                comm.recv(ball, 1)
+            else:
+                comm.recv(ball, 0)
+                comm.send(ball, 0)
+            times.append((comm.now() - began) / 2)
+        medians.append(median(times[1:]))
+    return medians
+
+
+def time_collectives(
+    names: Sequence[str], ranks: int | Sequence[int], sizes: Sequence[int], link: Link | None = None,
+    repeats: int = 3, timeout: float = 60.0,
+) -> list[Timing]:  # fmt: skip
+    """Time all-reduce algorithms on real ranks.
+
+    Parameters
+    ----------
+    names : sequence of str
+        Keys of :data:`dlpar.collectives.ALLREDUCE`.
+    ranks : int or sequence of int
+        World sizes.
+    sizes : sequence of int
+        Bytes of the tensor, multiples of 4.
+    link : Link, optional
+        A slow link to send over; default: whatever carries messages here.
+    repeats : int
+        Calls of each; their median counts.
+    timeout : float
+        Seconds after which the ranks are ended.
+
+    Raises
+    ------
+    ValueError
+        If a name is not known.
+    """
+    from dlpar.collectives import ALLREDUCE
+
+    unknown = [name for name in names if name not in ALLREDUCE]
+    if unknown:
+        raise ValueError(f"names: got {unknown[0]!r}, allowed is any of {', '.join(ALLREDUCE)}")
+    found = []
+    for world in [ranks] if isinstance(ranks, int) else ranks:
+        trials = spmd(_time, tuple(names), tuple(sizes), link, repeats, workers=world, timeout=timeout)
+        for number, (name, size) in enumerate((name, size) for name in names for size in sizes):
+            calls = zip(*(trial[number] for trial in trials))
+            times = [max(end for _, end in call) - max(began for began, _ in call) for call in calls]
+            found.append(Timing(name, world, size, median(times)))
+    return found
+
+
+def _time(comm: Comm, names: Sequence[str], sizes: Sequence[int], link: Link | None, repeats: int) -> list:
+    """On a rank: when each call of each collective began and ended, after a first one that warms up."""
+    import torch
+
+    from dlpar.collectives import ALLREDUCE
+
+    carrier = SlowLink(comm, link) if link else comm
+    found = []
+    for name in names:
+        for size in sizes:
+            tensor, calls = torch.ones(size // 4), []
+            for number in range(repeats + (link is None)):
+                comm.barrier()
+                began = comm.now()
+                ALLREDUCE[name](carrier, tensor)
+                calls.append((began, comm.now()))
+            found.append(calls[-repeats:])
+    return found
