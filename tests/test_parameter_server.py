@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
+
 import numpy as np
+import psutil
 import pytest
 
 import dlpar
@@ -177,3 +181,20 @@ def test_more_servers_than_parameters_is_refused_by_every_rank():
     e = Experiment(model="linear", data="diabetes", batch=64, workers=2, sync=ps(servers=32))
     with pytest.raises(dlpar.JobFailed, match="sync.servers: got 32, allowed with 11 parameters is at most 11"):
         dlpar.launch(e).wait(60)
+
+
+@pytest.mark.parametrize("role", ["server", "worker", "leaf"])
+def test_killing_any_rank_ends_the_job_with_a_sentence(role):
+    job = dlpar.launch(Experiment(workers=2, steps=10**6, evaluate_every=10**6, sync=ps(consistency="asp", groups=2)))
+    ranks = job.wait_steps(20).ranks
+    rank = ranks.index[ranks["role"] == role][-1]
+    os.kill(int(ranks.loc[rank, "pid"]), signal.SIGKILL)
+    with pytest.raises(dlpar.JobFailed, match=f"rank {rank} was killed by SIGKILL"):
+        job.wait(5)
+    assert not any(psutil.pid_exists(pid) for pid in ranks["pid"])
+
+
+@pytest.mark.parametrize("sync", ["ring", "mapreduce", "ps", "gossip", "hogwild"])
+def test_one_worker_is_enough_for_any_scheme(sync):
+    finished = run(workers=1, steps=10, sync=sync)
+    assert finished.summary["steps"] == 10 and finished.summary["staleness"]["max"] == 0

@@ -157,7 +157,10 @@ def _help(flag: Flag) -> str:
 def _placeholder(flag: Flag) -> str:
     if choices(flag.field):
         return "NAME"
-    return {int: "N", float: "X"}.get(unwrap(flag.field.annotation), "PATH")
+    kind = unwrap(flag.field.annotation)
+    if typing.get_origin(kind) is dict:
+        return "WORKER=X,…"
+    return {int: "N", float: "X"}.get(kind, "PATH")
 
 
 def read(given: dict[str, Any], file: str | None = None, schema: type[Part] = Experiment) -> Experiment:

@@ -60,6 +60,7 @@ def run(experiment: Experiment, as_json: bool) -> int:
     int
         Exit status: 0 done, 1 failed, 128 + the signal's number when stopped.
     """
+    _warn(experiment)
     with Stops() as stops:
         try:
             job = launch(experiment)
@@ -79,6 +80,15 @@ def run(experiment: Experiment, as_json: bool) -> int:
     else:
         listing.print_outcome(finished)
     return 0
+
+
+def _warn(experiment: Experiment) -> None:
+    """Say what is allowed and yet hardly meant: a graph in pieces, whose workers cannot agree."""
+    if experiment.sync.scheme == "gossip":
+        from dlpar.sync.topology import warning
+
+        if said := warning(experiment):
+            print(f"dlpar run: {said}", file=sys.stderr)
 
 
 def _watch(job: Job, stops: Stops, as_json: bool) -> None:

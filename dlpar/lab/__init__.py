@@ -13,10 +13,12 @@ _HOME = {
     "check": "dlpar.lab.verdict",
     "check_on_ranks": "dlpar.lab.on_ranks",
     "check_scheme": "dlpar.lab.own_scheme",
+    "check_server": "dlpar.lab.own_server",
     "show": "dlpar.lab.source",
     "animate": "dlpar.lab.animation",
     "ping_pong": "dlpar.lab.timing",
     "time_collectives": "dlpar.lab.timing",
+    "predict_collectives": "dlpar.lab.timing",
     **dict.fromkeys(
         ("overlay", "time_to_accuracy", "staleness", "lead", "lanes", "waiting", "bytes_per_rank", "consensus", "show_graph"),
         "dlpar.lab.figures",

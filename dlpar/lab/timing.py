@@ -6,26 +6,26 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, NamedTuple, Sequence
 
-from dlpar.costmodel import Link, fitted
+from dlpar.costmodel import Link, collective_seconds, fitted
 from dlpar.lab.slow_link import SlowLink
 from dlpar.launcher.spmd import spmd
 
 if TYPE_CHECKING:
     from dlpar.comm import Comm
 
-SIZES = tuple(4**k for k in range(2, 12))
-"""Bytes of a ping-pong's messages: 16 B to 4 MB."""
+SIZES = tuple(4**k for k in range(2, 11))
+"""Bytes of a ping-pong's messages: 16 B to 1 MB."""
 
 
 class Timing(NamedTuple):
-    """A collective's time on real ranks."""
+    """A collective's time, measured on real ranks or predicted."""
 
     name: str
     ranks: int
     nbytes: int
     """Of the whole tensor."""
     seconds: float
-    """From the moment the last rank calls until the last rank has the result; median of some calls."""
+    """From the moment the last rank calls until the last rank has the result; measured: median of some calls."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class PingPong:
     sizes : tuple of int
         Bytes.
     seconds : tuple of float
-        Half a round trip, median.
+        Half a round trip, the quickest of some.
     link : Link
         Fitted to both.
     """
@@ -58,7 +58,7 @@ def ping_pong(sizes: Sequence[int] = SIZES, repeats: int = 31, link: Link | None
     sizes : sequence of int
         Bytes, from 1.
     repeats : int
-        Round trips of each size; their median counts.
+        Round trips of each size; the quickest counts: others waited for a core, not for the link.
     link : Link, optional
         A slow link to send over; default: whatever carries messages here.
     """
@@ -67,11 +67,11 @@ def ping_pong(sizes: Sequence[int] = SIZES, repeats: int = 31, link: Link | None
 
 
 def there_and_back(comm: Comm, sizes: Sequence[int], repeats: int, link: Link | None = None) -> list[float]:
-    """On two ranks: for each size the median over `repeats` of half a round trip, in seconds."""
+    """On two ranks: for each size half of the quickest of `repeats` round trips, in seconds."""
     import torch
 
     comm = SlowLink(comm, link) if link else comm
-    medians = []
+    quickest = []
     for size in sizes:
         ball, times = torch.zeros(size, dtype=torch.uint8), []
         for _ in range(repeats + 1):  # the first one warms up
@@ -83,8 +83,8 @@ def there_and_back(comm: Comm, sizes: Sequence[int], repeats: int, link: Link | 
                 comm.recv(ball, 0)
                 comm.send(ball, 0)
             times.append((comm.now() - began) / 2)
-        medians.append(median(times[1:]))
-    return medians
+        quickest.append(min(times[1:]))
+    return quickest
 
 
 def time_collectives(
@@ -126,6 +126,17 @@ def time_collectives(
             times = [max(end for _, end in call) - max(began for began, _ in call) for call in calls]
             found.append(Timing(name, world, size, median(times)))
     return found
+
+
+def predict_collectives(
+    names: Sequence[str], ranks: int | Sequence[int], sizes: Sequence[float], link: Link
+) -> list[Timing]:  # fmt: skip
+    """What :func:`dlpar.costmodel.collective_seconds` says of all-reduce algorithms; arguments as above."""
+    worlds = [ranks] if isinstance(ranks, int) else ranks
+    return [
+        Timing(name, world, size, collective_seconds(name, world, size, link))
+        for world in worlds for name in names for size in sizes
+    ]  # fmt: skip
 
 
 def _time(comm: Comm, names: Sequence[str], sizes: Sequence[int], link: Link | None, repeats: int) -> list:

@@ -21,7 +21,7 @@ from dlpar.split.data import Replica
 from dlpar.sync.scheme import Scheme
 from dlpar.sync.tickets import Tickets
 
-WATCHED = 1024
+WATCHED = 256
 """Weights at most on which conflicts and lost additions are measured, drawn at random."""
 
 LINE = 8

@@ -6,11 +6,13 @@ Solid is measured, dashed is predicted.  Each function gives a plotly figure;
 
 from dlpar.lab.figure import say, table
 from dlpar.lab.figures.agreement import consensus, show_graph
+from dlpar.lab.figures.cost import collective_times, link_fit
+from dlpar.lab.figures.excess import excess
 from dlpar.lab.figures.lag import lead, staleness
 from dlpar.lab.figures.steps import bytes_per_rank, lanes, timeline, waiting
 from dlpar.lab.figures.training import convergence, overlay, speedup, throughput, time_to_accuracy
 
 __all__ = [
-    "bytes_per_rank", "consensus", "convergence", "lanes", "lead", "overlay", "say", "show_graph", "speedup",
-    "staleness", "table", "throughput", "time_to_accuracy", "timeline", "waiting",
+    "bytes_per_rank", "collective_times", "consensus", "convergence", "excess", "lanes", "lead", "link_fit", "overlay",
+    "say", "show_graph", "speedup", "staleness", "table", "throughput", "time_to_accuracy", "timeline", "waiting",
 ]  # fmt: skip

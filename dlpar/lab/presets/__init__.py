@@ -7,6 +7,10 @@ One file for each lab; a preset is found here by its own name.
 from dlpar.control_groups import cores
 from dlpar.lab.presets.first_parallel_run import first_run, four_times_faster, same_answer
 from dlpar.lab.presets.mapreduce import digits_by_mapreduce, empty_samples, mean_of_means, tree_or_star, unsteady
+from dlpar.lab.presets.parameter_server import (
+    as_the_field_did, bound_and_a_slow_worker, bound_and_passing_jitter, more_updates, pull_apart, server_that_waits,
+    servers, stale_gradients, stalled_worker,
+)  # fmt: skip
 from dlpar.lab.presets.ring_allreduce import copies, fewer_bytes, more_ranks, ring_always_wins, slow_rank
 
 __all__ = [
@@ -15,6 +19,9 @@ __all__ = [
     "first_run", "four_times_faster", "same_answer",
     # 01
     "digits_by_mapreduce", "empty_samples", "mean_of_means", "tree_or_star", "unsteady",
+    # 02
+    "as_the_field_did", "bound_and_a_slow_worker", "bound_and_passing_jitter", "more_updates", "pull_apart",
+    "server_that_waits", "servers", "stale_gradients", "stalled_worker",
     # 03
     "copies", "fewer_bytes", "more_ranks", "ring_always_wins", "slow_rank",
 ]  # fmt: skip

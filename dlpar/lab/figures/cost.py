@@ -1,0 +1,131 @@
+"""Static figures of what messages and collectives cost: solid is measured, dashed predicted."""
+
+from __future__ import annotations
+
+import math
+from typing import Sequence
+
+from dlpar.lab import says, theme
+from dlpar.lab.figure import Figure
+from dlpar.lab.figures.drawing import blank, saying
+from dlpar.lab.timing import PingPong, Timing
+
+LOOKS = {
+    "ring": (theme.SCHEMES["ring"], "circle"),
+    "star": (theme.SCHEMES["ps"], "star"),
+    "tree": (theme.SCHEMES["mapreduce"], "triangle-up"),
+    "halving_doubling": ("#7e83d3", "diamond"),
+    "hierarchical": ("#975a9b", "square"),
+    "library": ("#7f7f7f", "x"),
+}
+"""Colour and marker of each all-reduce: that of the scheme which is built on it, where there is one."""
+
+
+def link_fit(measured: PingPong) -> Figure:
+    """One-way time of a message over its bytes, and the line ``latency + bytes / bandwidth`` through it."""
+    link, sizes = measured.link, measured.sizes
+    predicted = [1e3 * link.seconds(size) for size in sizes]
+    times = [1e3 * seconds for seconds in measured.seconds]
+    figure = blank(_layout("message (bytes)", sizes, [*times, *predicted]))
+    figure.add_scatter(x=sizes, y=times, name="measured", mode="markers", marker={"color": "#0072B2", "size": 9})
+    line = {"color": "#BF8300", "width": 2.5, **theme.PREDICTED}
+    figure.add_scatter(x=sizes, y=predicted, name="predicted: latency + bytes / bandwidth", mode="lines", line=line)
+    half = link.latency * link.bandwidth
+    return saying(figure, f"A message takes {_time(link.latency)} and then a second for every "
+                          f"{says.quantity(link.bandwidth / 1e6)} MB; at {_bytes(half)} the two are equal.")  # fmt: skip
+
+
+def collective_times(measured: Sequence[Timing] = (), predicted: Sequence[Timing] = (), over: str = "bytes") -> Figure:
+    """Times of all-reduce algorithms, on logarithmic axes.
+
+    Parameters
+    ----------
+    measured, predicted : sequence of Timing
+        From :func:`dlpar.lab.time_collectives` and :func:`dlpar.lab.predict_collectives`; one may be empty.
+    over : {"bytes", "ranks"}
+        What the times are drawn over; there is a line for every value of the other.
+
+    Raises
+    ------
+    ValueError
+        If `over` is neither, or nothing is given.
+    """
+    if over not in ("bytes", "ranks"):
+        raise ValueError(f"over: got {over!r}, allowed is bytes or ranks")
+    everything = [*measured, *predicted]
+    if not everything:
+        raise ValueError("measured: got nothing, and nothing predicted; allowed is one time or more")
+    at = [_place(t, over) for t in everything]
+    title = "tensor (bytes)" if over == "bytes" else "ranks"
+    figure = blank(_layout(title, at, [1e3 * t.seconds for t in everything]))
+    if over == "ranks":
+        figure.update_xaxes(tickvals=sorted(set(at)), ticktext=[str(n) for n in sorted(set(at))])
+    several = len({_other(t, over) for t in everything}) > 1
+    for kind, timings in {"measured": measured, "predicted": predicted}.items():
+        for key in dict.fromkeys((t.name, _other(t, over)) for t in timings):
+            own = sorted((t for t in timings if (t.name, _other(t, over)) == key), key=lambda t: _place(t, over))
+            figure.add_scatter(x=[_place(t, over) for t in own], y=[1e3 * t.seconds for t in own],
+                               **_style(kind, key, over, several))  # fmt: skip
+    return saying(figure, _in_words(measured, predicted, over, several))
+
+
+def _place(timing: Timing, over: str) -> float:
+    return timing.nbytes if over == "bytes" else timing.ranks
+
+
+def _other(timing: Timing, over: str) -> float:
+    return timing.ranks if over == "bytes" else timing.nbytes
+
+
+def _style(kind: str, key: tuple[str, float], over: str, several: bool) -> dict:
+    name, other = key
+    colour, symbol = LOOKS.get(name, ("#7f7f7f", "cross"))
+    more = "" if not several else f", {_bytes(other)}" if over == "ranks" else f", {other} ranks"
+    label = f"{name.replace('_', '-')}{more}, {kind}"
+    if kind == "predicted":
+        return {"name": label, "mode": "lines", "line": {"color": colour, "width": 2, **theme.PREDICTED}}
+    line, marker = {"color": colour, "width": 2.5}, {"color": colour, "size": 10, "symbol": symbol}
+    return {"name": label, "mode": "lines+markers", "line": line, "marker": marker}
+
+
+def _in_words(measured: Sequence[Timing], predicted: Sequence[Timing], over: str, several: bool) -> str:
+    shown, kind = (measured, "measured") if measured else (predicted, "predicted")
+    said = []
+    for place in sorted({_place(t, over) for t in shown})[:: max(1, len({_place(t, over) for t in shown}) - 1)]:
+        here = [t for t in shown if _place(t, over) == place]
+        where = _bytes(place) if over == "bytes" else f"{place} ranks"
+        each = (f"{t.name.replace('_', '-')} {f'({_bytes(t.nbytes)}) ' if several and over == 'ranks' else ''}"
+                f"{_time(t.seconds)}" for t in sorted(here, key=lambda t: t.seconds))  # fmt: skip
+        said.append(f"{where}: {says.listed(each)}")
+    text = f"{kind.capitalize()} at {'; at '.join(said)}."
+    known = {(t.name, t.ranks, t.nbytes): t.seconds for t in predicted}
+    off = [abs(t.seconds / known[key] - 1) for t in measured if (key := (t.name, t.ranks, t.nbytes)) in known]
+    return text + (f" Prediction and measurement are at most {max(off):.0%} apart." if off and max(off) < 10 else "")
+
+
+def _layout(title: str, places: Sequence[float], times_ms: Sequence[float]) -> dict:
+    low, high = (math.floor(math.log10(min(times_ms))), math.ceil(math.log10(max(times_ms))))
+    ticks = [10.0**k for k in range(low, high + 1)]
+    up = {"type": "log", "tickvals": ticks, "ticktext": [f"{t:,g}" for t in ticks]}
+    across: dict = {"type": "log"}
+    if title != "ranks":
+        at = [10.0**k for k in range(math.floor(math.log10(min(places))), math.ceil(math.log10(max(places))) + 1)]
+        across |= {"tickvals": at, "ticktext": [_bytes(b) for b in at]}
+    limits = (min(low, high - 1), high)
+    return theme.layout(xaxis=theme.axis(title, **across), yaxis=theme.axis("time (ms)", limits, **up))
+
+
+def _bytes(count: float) -> str:
+    """12 B, 1.2 kB, 178 MB."""
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            return f"{says.quantity(count / size)} {unit}"
+    return f"{says.quantity(count)} B"
+
+
+def _time(seconds: float) -> str:
+    """2 s, 12.1 ms, 7 µs."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= size:
+            return f"{says.quantity(seconds / size)} {unit}"
+    return f"{says.quantity(seconds / 1e-6)} µs"

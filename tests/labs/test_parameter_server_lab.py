@@ -1,0 +1,150 @@
+"""Lab 02: its presets refute what they are there to refute, and its exercise is checked rightly."""
+
+from __future__ import annotations
+
+import pytest
+
+import dlpar
+from dlpar.lab import check_server, presets
+from dlpar.lab.figures.steps import per_rank
+
+pytestmark = pytest.mark.slow
+
+
+def runs(experiments) -> list[dlpar.Run]:
+    return [dlpar.launch(experiment).wait(90) for experiment in experiments]
+
+
+def pace(run: dlpar.Run) -> float:
+    """Seconds of a global step, from the median distance of ten."""
+    return run.curve["seconds"].diff(10).median() / 10
+
+
+def version(run: dlpar.Run) -> int:
+    """Updates the first server made."""
+    return next(r["version"] for _, r in run.records() if r["k"] == "event" and r["name"] == "served")
+
+
+def test_the_mean_staleness_counts_workers_and_the_slow_one_brings_the_old_gradients():
+    (run,) = runs([presets.stale_gradients()])
+    workers, steps = run.experiment.workers, run.experiment.steps
+    ages = run.steps.groupby("rank")["staleness"]
+    assert run.summary["staleness"]["mean"] == pytest.approx((workers - 1) * (1 - 1 / (2 * steps)))
+    fast = max(ages.median()[0], ages.median()[1])
+    assert ages.median()[2] >= 3 * fast
+    assert ages.count()[2] < ages.count()[0] / 2
+
+
+def test_asking_for_weights_apart_lowers_the_mean():
+    reply, apart = runs(presets.pull_apart())
+    assert apart.summary["staleness"]["mean"] < 0.9 * reply.summary["staleness"]["mean"]
+
+
+@pytest.mark.parametrize("dtype, within", [("float64", 1e-9), ("float32", 1e-4)])
+def test_a_server_that_waits_for_all_gives_the_losses_of_a_ring(dtype, within):
+    ring, *servers = runs(e.replace(dtype=dtype) for e in presets.server_that_waits())
+    losses = ring.curve["loss"]
+    assert len(losses) == 100 and len(servers) == 2
+    for run in servers:
+        assert set(run.steps["staleness"]) == {0}
+        assert ((run.curve["loss"] - losses).abs() / losses).max() < within
+
+
+def test_a_bound_does_not_cure_a_slow_worker():
+    bsp, ssp, asp = runs(presets.bound_and_a_slow_worker())
+    assert pace(ssp) == pytest.approx(pace(bsp), rel=0.15)
+    assert pace(asp) < pace(bsp) / 2
+    assert ssp.summary["lead"]["max"] == ssp.experiment.sync.staleness  # the fast ones wait at the bound
+
+
+def test_a_bound_absorbs_passing_jitter():
+    bsp, ssp = runs(presets.bound_and_passing_jitter())
+    assert pace(bsp) / pace(ssp) >= 1.3
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_more_updates_a_second_diverge_and_dividing_the_rate_by_staleness_saves_them(seed):
+    bsp, asp, aware = runs(e.replace(seed=seed) for e in presets.more_updates())
+    assert version(asp) == version(aware) == 8 * version(bsp)
+    assert version(asp) / asp.curve["seconds"].max() > 2 * version(bsp) / bsp.curve["seconds"].max()
+    assert bsp.summary["accuracy"] >= 0.9 and aware.summary["accuracy"] >= 0.9
+    assert asp.summary["accuracy"] < 0.7
+
+
+def test_a_stall_holds_up_all_under_bsp_and_ssp_but_not_under_asp():
+    bsp, ssp, asp = (r.steps[r.steps["rank"] == 0]["wait"].sum() for r in runs(presets.stalled_worker()))
+    assert bsp > 0.7 and ssp > 0.6 and asp < 0.3
+
+
+def test_two_servers_send_half_each_and_leaves_keep_the_root_s_share_small():
+    one, two, leaves = (per_rank(run)[4:, 3] for run in runs(presets.servers()))
+    assert two == pytest.approx([one[0] / 2] * 2, rel=0.01)
+    assert leaves[0] == pytest.approx(one[0] / 2, rel=0.01)
+
+
+def test_what_the_field_did_learns():
+    for name, experiment in presets.as_the_field_did().items():
+        assert dlpar.launch(experiment).wait(60).summary["accuracy"] >= 0.9, name
+
+
+# ---- the exercise -------------------------------------------------------------------
+
+
+def solved(server, worker, gradient):
+    age = server.version - server.read[worker]
+    server.weights -= server.lr / max(1, age) * gradient
+    server.version += 1
+    server.clock[worker] += 1
+    server.waiting.append(worker)
+    slowest = min(server.clock.values())
+    return [w for w in server.waiting if server.clock[w] - slowest <= server.bound]
+
+
+def test_a_right_answer_is_solved():
+    verdict = check_server(solved)
+    assert verdict and "no lead above s (the largest was 3)" in verdict.sentence
+
+
+def test_an_answer_not_written_yet_is_to_do():
+    def on_push(server, worker, gradient):
+        raise NotImplementedError
+
+    assert check_server(on_push).status == "to do"
+    assert check_server(None).status == "to do"
+
+
+def test_one_who_lets_everybody_go_is_told_by_how_many_clocks():
+    def asp(server, worker, gradient):
+        solved(server, worker, gradient)
+        return list(server.waiting)
+
+    verdict = check_server(asp, bounds=[1], hints=["first hint", "second hint"])
+    assert verdict.status == "not yet" and verdict.hints == ["first hint"]
+    assert "was let go 2 clocks ahead of the slowest, allowed is 1" in verdict.sentence
+
+
+def test_one_who_answers_only_who_pushed_is_told_who_still_waits():
+    def forgetful(server, worker, gradient):
+        return [w for w in solved(server, worker, gradient) if w == worker]
+
+    verdict = check_server(forgetful, bounds=[0])
+    assert "still waits, 0 clocks ahead of the slowest; up to 0 it may go on" in verdict.sentence
+
+
+def test_one_who_forgets_staleness_is_shown_the_first_weight_that_differs():
+    def plain(server, worker, gradient):
+        age = server.version - server.read[worker]
+        answer = solved(server, worker, gradient)
+        server.weights -= server.lr * (1 - 1 / max(1, age)) * gradient
+        return answer
+
+    verdict = check_server(plain, bounds=[0])
+    assert "updates ago) server.weights, value 0 is" in verdict.sentence
+
+
+def test_a_mistake_that_raises_is_shown_and_ends_at_once():
+    def broken(server, worker, gradient):
+        return server.clocks[worker]
+
+    verdict = check_server(broken)
+    assert verdict.status == "not yet" and "has no attribute 'clocks'" in verdict.sentence
