@@ -12,8 +12,9 @@ import pytest
 import dlpar
 from dlpar import Experiment
 from dlpar.sampling import generator
+from dlpar.sync.client import key_ranges
 from dlpar.sync.consistency import Consistency, consistency
-from dlpar.sync.parameter_server import key_ranges, leaf_of
+from dlpar.sync.parameter_server import leaf_of
 from dlpar.sync.parts import ParameterServer
 
 pytestmark = pytest.mark.slow
@@ -168,10 +169,12 @@ def test_a_bound_absorbs_passing_jitter():
 
 
 def test_asp_diverges_where_the_rate_divided_by_staleness_does_not():
-    fields = dict(workers=8, steps=150, lr=1.5, seed=1, delays=STEADY)
+    # Momentum: what an old gradient overshoots goes on. bsp learns at this rate, too; tried with seeds 0 to 4.
+    fields = dict(workers=8, steps=80, lr=0.7, optimizer="momentum", batch=256, delays=STEADY,
+                  model={"name": "mlp", "width": 64, "depth": 1})  # fmt: skip
     plain = run(sync=ps(consistency="asp"), **fields).summary
     aware = run(sync=ps(consistency="asp", staleness_aware=True), **fields).summary
-    assert plain["accuracy"] < 0.6 and aware["accuracy"] >= 0.9
+    assert plain["accuracy"] < 0.7 and aware["accuracy"] >= 0.9
 
 
 # ---- faults -------------------------------------------------------------------------

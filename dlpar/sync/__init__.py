@@ -51,6 +51,6 @@ def role(experiment: Experiment, rank: int) -> str:
 
 def serve(comm: Comm, experiment: Experiment, record: Recorder) -> None:
     """What a rank that is no worker runs."""
-    from dlpar.sync.server import serve
+    from dlpar.sync.leaf import serve
 
     serve(comm, experiment, record)

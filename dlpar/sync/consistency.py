@@ -1,7 +1,7 @@
 """How stale a worker may be, as a server sees it: two numbers, and nothing else differs.
 
 Sources: bsp, Valiant (CACM 1990); ssp, Ho et al. (NIPS 2013); asp, Dean et al.
-(NIPS 2012); n-softsync, Zhang et al. "Rudra" (arXiv 1511.05950, section 3.1).
+(NIPS 2012); n-softsync, Gupta, Zhang and Wang, "Rudra" (arXiv 1509.04210).
 """
 
 from __future__ import annotations

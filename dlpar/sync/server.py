@@ -1,7 +1,6 @@
 """Parameter server, the server's side: hold a range of the weights, answer whoever comes.
 
-Sources: Li et al. (OSDI 2014); Zhang et al. "Rudra" (arXiv 1511.05950) for leaves
-that aggregate a group; Zhang et al. (IJCAI 2016) for the staleness-aware rate.
+Sources: Li et al. (OSDI 2014); Zhang et al. (IJCAI 2016) for the rate divided by staleness.
 """
 
 from __future__ import annotations
@@ -13,11 +12,8 @@ import torch
 from dlpar.comm import ANY, Comm, Packet
 from dlpar.experiment import Experiment
 from dlpar.optim import Optimizer
-from dlpar.record import Recorder
-from dlpar.sync.averaging import outer
-from dlpar.sync.consistency import Consistency, consistency
-from dlpar.sync.parameter_server import DONE, GO, INITIAL, LEAD, LEAVE, PULL, PUSH, STALENESS, VERSION, WEIGHTS
-from dlpar.sync.parameter_server import Client, decoder, key_ranges, leaf_of
+from dlpar.sync.client import LEAVE, PULL, PUSH, WEIGHTS, decoder
+from dlpar.sync.consistency import Consistency
 
 
 class Server:
@@ -108,9 +104,9 @@ class Server:
             self._answer(client, self.clock[client] - slowest)
 
     def _answer(self, client: int, lead: int) -> None:
-        head = self.head(client, lead)
-        self.answer.head.copy_(torch.tensor([head[field] for field in range(len(head))]))
-        self.started += head[GO]
+        go = self.goes_on()
+        self.answer.head.copy_(torch.tensor([*self.counts(client, lead), go]))
+        self.started += go
         self.read[client] = self.version
         self.comm.send(self.answer.wire, client, WEIGHTS)
 
@@ -122,56 +118,10 @@ class Server:
         """Whether a client that is answered now may start another step."""
         return self.started < self.total or not self.is_first
 
-    def head(self, client: int, lead: int) -> dict[int, int]:
-        """What an answer says beside the weights."""
+    def counts(self, client: int, lead: int) -> tuple[int, ...]:
+        """What an answer says beside the weights: their version, the push's staleness, the lead, global steps done."""
         done = self.pushes * self.experiment.sync.push_every // len(self.clients)
-        return {VERSION: self.version, STALENESS: self.staleness[client], LEAD: lead, DONE: done, GO: self.goes_on()}
+        return self.version, self.staleness[client], lead, done
 
     def conclude(self) -> None:
         """All clients have pushed the last time."""
-
-
-class Leaf(Server):
-    """A server to a group of workers, and the one client that stands for them to the servers above."""
-
-    def __init__(self, comm: Comm, clients: Sequence[int], answer: Packet, experiment: Experiment, above: Client) -> None:
-        super().__init__(comm, clients, answer, experiment, Consistency(gather=len(clients), bound=0))
-        self.above = above
-
-    def apply(self) -> None:
-        self.above.push(self.sum, answered=not self.separate)
-        if self.separate:
-            self.above.ask()
-        self.above.receive()
-
-    def goes_on(self) -> bool:
-        return self.above.going_on
-
-    def head(self, client: int, lead: int) -> dict[int, int]:
-        above = self.above
-        return {VERSION: above.version, STALENESS: above.staleness, LEAD: above.next_lead, DONE: above.done,
-                GO: above.going_on}  # fmt: skip
-
-    def conclude(self) -> None:
-        self.above.leave()
-
-
-def serve(comm: Comm, experiment: Experiment, record: Recorder) -> None:
-    """Run this rank as the server or leaf it is."""
-    experiment = outer(experiment)
-    sync, workers = experiment.sync, experiment.workers
-    length, dtype = comm.broadcast(None)
-    roots, leaves = range(workers, workers + sync.servers), range(workers + sync.servers, comm.size)
-    if comm.rank in leaves:
-        group = [worker for worker in range(workers) if leaf_of(experiment, worker) == comm.rank]
-        answer = comm.packet(length, dtype)
-        server = Leaf(comm, group, answer, experiment, Client(comm, roots, answer.body, experiment))
-    else:
-        keys = key_ranges(length, sync.servers)[comm.rank - workers]
-        clients, first = list(leaves) or list(range(workers)), comm.rank == workers
-        answer, rule = comm.packet(keys.stop - keys.start, dtype), consistency(sync, len(clients))
-        server = Server(comm, clients, answer, experiment, rule, first)
-        comm.recv(server.weights, 0, INITIAL)
-    server.run()
-    record.event("served", version=server.version, pushes=server.pushes, **comm.traffic.take())
-    record.end(server.pushes)
