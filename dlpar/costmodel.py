@@ -74,7 +74,8 @@ def collective_seconds(name: str, ranks: int, nbytes: float, link: Link, group: 
     name                  seconds; a = latency, b = nbytes / bandwidth  source
     ====================  ============================================  =======================
     star                  2 a + 2 (N-1) b
-    tree                  2 ceil(log2 N) (a + b)                        Thakur 2005, 4.2, 4.4
+    tree                  2 log2 N (a + b) if N is a power of two,      Thakur 2005, 4.2, 4.4
+                          not more than 2 ceil(log2 N) (a + b) else
     tree_aggregate        a + k b a level, of k messages to a rank      Spark, treeAggregate
     ring                  2 (N-1) (a + b / N)                           Patarasuk 2009
     ring_reduce_scatter   (N-1) (a + b / N); all-gather likewise        Patarasuk 2009
@@ -146,7 +147,13 @@ def _star(n: int, a: float, b: float, *_: int) -> float:
 
 
 def _tree(n: int, a: float, b: float, *_: int) -> float:
-    return 2 * (n - 1).bit_length() * (a + b)
+    """Up, child after child; down takes as long, being the same backwards."""
+    ready, distance = [0.0] * n, 1
+    while distance < n:
+        for parent in range(0, n - distance, 2 * distance):
+            ready[parent] = max(ready[parent + distance] + a, ready[parent]) + b
+        distance *= 2
+    return 2 * ready[0]
 
 
 def _half(whole):

@@ -217,6 +217,7 @@ def make_run(name: str, experiment: Experiment, status: str | None) -> Path:
         figures = dict.fromkeys(KEYS) | {
             "run": name, "steps": 1, "accuracy": 0.5, "final_loss": 0.25, "samples_per_s": 1234.5,
             "seconds": {"compute": 1, "comm": 1, "wait": 1}, "staleness": {"max": 0}, "time_to_accuracy": {},
+            "lead": {"max": 0, "bound": 0},
         }  # fmt: skip
         (folder / "summary.json").write_text(json.dumps(figures))
     return folder

@@ -25,7 +25,8 @@ def folder(tmp_path):
     def write(experiment, *ranks):
         (tmp_path / "experiment.json").write_text(experiment.to_json())
         for number, records in enumerate(ranks):
-            lines = [{"k": "rank", "rank": number, "role": "worker", "clock": "wall"}, *records, {"k": "end", "steps": 0}]
+            header = {"k": "rank", "rank": number, "role": "worker", "clock": "wall"}
+            lines = [header, *records, {"k": "end", "steps": 0}]
             (tmp_path / f"rank-{number}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
         return Run(tmp_path)
 

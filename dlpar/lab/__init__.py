@@ -19,10 +19,8 @@ _HOME = {
     "ping_pong": "dlpar.lab.timing",
     "time_collectives": "dlpar.lab.timing",
     "predict_collectives": "dlpar.lab.timing",
-    **dict.fromkeys(
-        ("overlay", "time_to_accuracy", "staleness", "lead", "lanes", "waiting", "bytes_per_rank", "consensus", "show_graph"),
-        "dlpar.lab.figures",
-    ),
+    **dict.fromkeys(("overlay", "time_to_accuracy", "staleness", "lead", "lanes"), "dlpar.lab.figures"),
+    **dict.fromkeys(("waiting", "bytes_per_rank", "consensus", "show_graph"), "dlpar.lab.figures"),
 }
 _MODULES = ("figures", "presets")
 

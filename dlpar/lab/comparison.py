@@ -15,7 +15,7 @@ from dlpar.lab.figures.training import X_AXES
 from dlpar.lab.labels import labels
 from dlpar.lab.live.run_curve import loss_title
 from dlpar.lab.live_plot import answer_while_busy
-from dlpar.lab.race import Race
+from dlpar.lab.comparison_figure import ComparisonFigure
 from dlpar.lab.scores import Scores
 from dlpar.lab.status import Status
 from dlpar.lab.watch import Watch
@@ -43,7 +43,7 @@ class Comparison(widgets.VBox):
         self._over.set()
         self._complaint = ""
         self._watch: Watch | None = None
-        self._race, self._scores = Race(experiments, titles, X_AXES[x]), Scores(experiments, titles, goal)
+        self._figure, self._scores = ComparisonFigure(experiments, titles, X_AXES[x]), Scores(experiments, titles, goal)
         self._status = Status(experiments[0])
         self._table = widgets.HTML(self._scores.html())
         self._says = widgets.HTML().add_class("dlpar-message")
@@ -72,7 +72,7 @@ class Comparison(widgets.VBox):
                 raise RuntimeError(f"comparison: {self.titles[len(self.runs) - 1]} still goes on; stop it first")
             self._over.clear()
             self._stopped, self.runs, self._complaint = False, [], ""
-            self._race.clear()
+            self._figure.clear()
             self._scores = Scores(self.experiments, self.titles, self._scores.goal)
             self._enable()
             try:
@@ -143,21 +143,21 @@ class Comparison(widgets.VBox):
         elif record["k"] == "error":
             self._status.errors[rank] = record
         else:
-            self._race.take(rank, record)
+            self._figure.take(rank, record)
 
     def refresh(self, alive: bool) -> None:
         """Show what was taken."""
-        self._race.settle(ended=False)
-        self._race.plot.flush(alive)
-        self._status.progress(self._race.steps)
+        self._figure.settle(ended=False)
+        self._figure.plot.flush(alive)
+        self._status.progress(self._figure.steps)
 
     def ended(self, status: str, reason: str) -> None:
         """The present run is over: fill its row, start the next."""
-        self._race.settle(ended=True)
-        self._status.ended(self._race.steps, self._race.curve.accuracy, status, reason)
+        self._figure.settle(ended=True)
+        self._status.ended(self._figure.steps, self._figure.curve.accuracy, status, reason)
         self._scores.status[len(self.runs) - 1] = status
         try:
-            if self._race.steps.done:
+            if self._figure.steps.done:
                 self._scores.fill(len(self.runs) - 1, self.runs[-1])
             with self._guard:
                 if status == "done" and not self._stopped and len(self.runs) < len(self.experiments):
@@ -173,22 +173,22 @@ class Comparison(widgets.VBox):
         """Start the next run."""
         number = len(self.runs)
         self._experiment, self._ranks = self.experiments[number], {}
-        self._race.begin(number)
+        self._figure.begin(number)
         self.job = dlpar.launch(self._experiment)
         self.runs.append(self.job.run)
         self._scores.status[number] = "runs now"
         self._table.value = self._scores.html()
         self._status.prefix = f"{number + 1} of {len(self.experiments)}, {self.titles[number]}: "
         self._status.begin(self._experiment, self.job.run.path)
-        self._race.plot.set_live(True)
-        self._race.plot.flush()
+        self._figure.plot.set_live(True)
+        self._figure.plot.flush()
         self._watch = Watch(self.job.run.path, self)
         self._watch.start()
 
     def _finish(self) -> None:
         self._table.value = self._scores.html()
-        self._race.plot.set_live(False)
-        self._race.plot.flush()
+        self._figure.plot.set_live(False)
+        self._figure.plot.flush()
         self._over.set()
         self._enable()
 
@@ -205,7 +205,7 @@ class Comparison(widgets.VBox):
         buttons = widgets.Box([self._run, self._stop]).add_class("dlpar-controls")
         progress = widgets.Box([self._status.bar, self._status.words, self._says]).add_class("dlpar-progress")
         log = widgets.Accordion([self._status.log], titles=("Log",))
-        return [head, buttons, progress, self._status.facts, self._race.plot, self._table, log]
+        return [head, buttons, progress, self._status.facts, self._figure.plot, self._table, log]
 
     def _pressed(self, action: Any) -> None:
         self._says.value = ""

@@ -146,7 +146,8 @@ def _of_part(part: str, field: FieldInfo, value: Part) -> Iterator[Setting]:
         if len(several) > 1 and name == head:
             continue
         having = tuple(word for kind in several if name in kind.model_fields for word in said[kind])
-        yield Setting(f"{part}.{name}", inner, getattr(value, name, inner.get_default()), having if having != every else ())
+        now = getattr(value, name, inner.get_default())
+        yield Setting(f"{part}.{name}", inner, now, having if having != every else ())
 
 
 def control(setting: Setting) -> widgets.Widget:

@@ -41,7 +41,7 @@ def consistency(experiment: Experiment) -> str:
 
 
 def differences(a: Experiment, b: Experiment) -> dict[str, Any]:
-    """Fields of `b` that are not as in `a`: ``{"workers": 2, "model.width": 64}``; ``sync`` where the schemes differ."""
+    """Fields of `b` that are not as in `a`: ``{"workers": 2, "model.width": 64}``; ``sync`` if the schemes differ."""
     mine, theirs = _flat(a), _flat(b)
     if a.sync.scheme != b.sync.scheme:  # their fields cannot be compared
         mine, theirs = _without_sync(mine) | {"sync": ""}, _without_sync(theirs) | {"sync": _sync(b.sync)}

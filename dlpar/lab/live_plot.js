@@ -78,6 +78,7 @@ class Figure {
     this.says = message.says ?? this.says;
     for (const [axis, range] of Object.entries(message.ranges ?? {}))
       (this.x_axes[axis] ?? this.layout[axis]).range = range;
+    for (const [axis, every] of Object.entries(message.ticks ?? {})) this.layout[axis].dtick = every;
     for (const [axis, text] of Object.entries(message.titles ?? {})) this.layout[axis].title.text = text;
     message.traces.forEach((news, i) => {
       const trace = this.traces.get(news.key);

@@ -158,13 +158,19 @@ class LivePlot(anywidget.AnyWidget):
                 self._figure["layout"][axis]["title"] = {**title, "text": text}
                 self._news.setdefault("titles", {})[axis] = text
 
-    def set_range(self, axis: str, low: float, high: float) -> None:
-        """Fix an axis (``yaxis``, ``yaxis2``, ``xaxis`` or a name in ``x_axes``) to `low` … `high`."""
+    def set_range(self, axis: str, low: float, high: float, tick_every: float | None = None) -> None:
+        """Fix an axis (``yaxis``, ``yaxis2``, ``xaxis`` or a name in ``x_axes``) to `low` … `high`.
+
+        Of a logarithmic axis these are exponents of ten, and so is `tick_every`, from tick to tick.
+        """
         with self._guard:
             where = self._figure["x_axes"] if axis in self._figure["x_axes"] else self._figure["layout"]
             if where[axis].get("range") != [low, high]:
-                where[axis] = {**where[axis], "range": [low, high]}
+                ticks = {"dtick": tick_every} if tick_every else {}
+                where[axis] = {**where[axis], "range": [low, high], **ticks}
                 self._news.setdefault("ranges", {})[axis] = [low, high]
+                if ticks:
+                    self._news.setdefault("ticks", {})[axis] = tick_every
 
     def say(self, sentence: str) -> None:
         """Put `sentence` under the figure: what it shows, in words."""

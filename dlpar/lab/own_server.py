@@ -52,7 +52,7 @@ class Desk:
 
 
 def check_server(on_push: OnPush | None, bounds: Sequence[int] = (0, 1, 3), hints: Sequence[str] = (),
-                 workers: int = 3, timeout: float = 10.0) -> Verdict:  # fmt: skip
+                 workers: int = 3, timeout: float = 20.0) -> Verdict:  # fmt: skip
     """Run a server on real ranks whose answer to a push is ``on_push(server, worker, gradient)``.
 
     It must move ``server.weights`` by the gradient with the learning rate divided by
@@ -181,7 +181,8 @@ def _asked(on_push: OnPush, mine: Desk, worker: int, gradient: torch.Tensor, rig
         if each not in right.waiting:
             return f"worker {each!r} was to be answered, but it does not wait"
         if each not in go:
-            return f"worker {each} was let go {right.clock[each] - slowest} clocks ahead of the slowest, allowed is {right.bound}"
+            lead = right.clock[each] - slowest
+            return f"worker {each} was let go {lead} clocks ahead of the slowest, allowed is {right.bound}"
     for each in go:
         if each not in answered:
             lead = right.clock[each] - slowest

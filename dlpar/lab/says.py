@@ -108,15 +108,19 @@ def waiting(seconds: Sequence[Sequence[float]], megabytes: Sequence[float]) -> s
     if shares[most] - shares[fewest] >= 0.01:
         text += f", rank {most} the most ({shares[most]:.0%}) and rank {fewest} the least ({shares[fewest]:.0%})"
     total = sum(megabytes)
-    sent = "the library does not say how much was sent" if math.isnan(total) else f"{quantity(total)} MB were sent in all"
-    return f"{text}; {sent}."
+    if math.isnan(total):
+        return f"{text}; the library does not say how much was sent."
+    return f"{text}; {quantity(total)} MB were sent in all."
 
 
 def consensus(
-    first: tuple[int, float], last: tuple[int, float], factor: float | None, warning: str = ""
+    first: tuple[int, float], last: tuple[int, float], largest: float, factor: float | None, warning: str = ""
 ) -> str:
     """How the distance between replicas moved from the first step to the last, each ``(step, distance)``."""
-    text = f"From step {first[0]:,} to step {last[0]:,} the consensus distance went from {quantity(first[1])} to {quantity(last[1])}"
+    moved = f"went from {quantity(first[1])} to {quantity(last[1])}"
+    text = f"From step {first[0]:,} to step {last[0]:,} the consensus distance {moved}"
+    if largest > max(first[1], last[1]):
+        text += f", {quantity(largest)} at most"
     if factor is not None:
         text += f"; mixing alone would multiply it by {factor:.3f} a step"
     return f"{text}.{f' {warning}' if warning else ''}"
@@ -150,7 +154,8 @@ def time_to_accuracy(goal: float, reached: Mapping[str, tuple[int | None, float]
     if not there:
         return f"None reached {goal:.0%} held-out accuracy."
     soonest, fewest = min(there, key=lambda n: there[n][1]), min(there, key=lambda n: there[n][0])
-    text = f"{soonest} reached {goal:.0%} first, after {duration(there[soonest][1])}; {fewest} took the fewest steps, {there[fewest][0]:,}"
+    text = f"{soonest} reached {goal:.0%} first, after {duration(there[soonest][1])}"
+    text += f"; {fewest} took the fewest steps, {there[fewest][0]:,}"
     missed = [name for name in reached if name not in there]
     if missed:
         text += f"; {listed(missed)} did not reach it"

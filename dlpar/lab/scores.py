@@ -82,10 +82,13 @@ class Scores:
 
     def html(self) -> str:
         """The table, as a page shows it: mean and maximum in one column, no scheme where the run's name says it."""
-        said = {**MEANINGS, self.timed: f"seconds until a test on held-out samples gave {self.goal:.0%}", BOTH: MEANINGS["staleness mean"]}
-        head = "".join(f'<th scope="col" title="{html.escape(said[c])}">{html.escape(c)}</th>' for c in self._shown_columns())
+        timed = f"seconds until a test on held-out samples gave {self.goal:.0%}"
+        said = {**MEANINGS, self.timed: timed, BOTH: MEANINGS["staleness mean"]}
+        heads = [(html.escape(said[column]), html.escape(column)) for column in self._shown_columns()]
+        head = "".join(f'<th scope="col" title="{means}">{column}</th>' for means, column in heads)
         body = "".join(f"<tr>{self._row(number)}</tr>" for number in range(len(self.rows)))
-        return f'<div class="dlpar-data dlpar-scores"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+        table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+        return f'<div class="dlpar-data dlpar-scores">{table}</div>'
 
     def _shown_columns(self) -> list[str]:
         named = all(row["run"].startswith(row["scheme"]) for row in self.rows)

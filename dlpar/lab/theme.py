@@ -87,7 +87,8 @@ def rank_line(rank: int) -> dict[str, Any]:
 
 def rank_bar(rank: int) -> dict[str, Any]:
     """Bars of `rank`, its pattern another sign besides the colour."""
-    return {"type": "bar", "marker": {"color": RANKS[rank % len(RANKS)], "pattern": hatch(PATTERNS[rank % len(PATTERNS)])}}
+    pattern = hatch(PATTERNS[rank % len(PATTERNS)])
+    return {"type": "bar", "marker": {"color": RANKS[rank % len(RANKS)], "pattern": pattern}}
 
 
 def run_line(colour: str, age: int = 0) -> dict[str, Any]:

@@ -53,6 +53,10 @@ OVERLAPS = """panel => {
   return found;
 }"""
 
+DRAWN = """() => [...document.querySelectorAll('.dlpar-plot')].filter(p => p.clientWidth)
+  .every(p => p.querySelector('.main-svg')?.clientWidth === p.clientWidth)"""
+"""Whether every figure on the page has been drawn at its present size."""
+
 SHAPE = """panel => {
   const plot = [...panel.querySelectorAll('.js-plotly-plot')].find(p => p.clientWidth);
   const whole = plot.getBoundingClientRect(), inner = plot.querySelector('.nsewdrag').getBoundingClientRect();
@@ -110,9 +114,8 @@ def test_a_comparison_is_fit_to_be_shown(open_notebook, page, themed, tmp_path):
     notebook = open_notebook(paced(60), f"from dlpar import lab; c = lab.compare({experiments}); c.run(); c")
     notebook.run_all()
     panel = notebook.panel()
-    panel.wait_for("3 of 3")
-    panel.wait_for("done: 40 steps")
-    assert "At the end: ring loss" in panel.says()
+    panel.wait_for("3 of 3", seconds=40)
+    panel.place.locator(".dlpar-says").filter(has_text="At the end: ring loss").wait_for()
     titles = {"": {"loss (nats)", "accuracy", "time since all ranks were ready (s)"}}
     assert faults(panel, page, themed, titles, tmp_path) == {}
     heads = panel.place.locator(".dlpar-scores thead th").all_inner_texts()
@@ -131,7 +134,8 @@ def faults(panel, page, themed, tabs, folder) -> dict:
             for tab, titles in tabs.items():
                 if tab:
                     panel.tab(tab)
-                page.wait_for_timeout(150)  # two frames and more: drawn at its new size
+                page.wait_for_function(DRAWN)
+                page.wait_for_timeout(100)
                 panel.place.scroll_into_view_if_needed()
                 page.screenshot(path=folder / f"{tab}-{theme}-{width}.png")
                 shown = set(

@@ -137,7 +137,8 @@ def test_real_ranks_train_to_the_end(open_notebook):
 
 
 def test_choosing_a_scheme_shows_its_fields_and_its_figures(open_notebook, page):
-    notebook = open_notebook(paced(60), "Panel(dlpar.Experiment(workers=2, steps=60), controls=('sync.scheme', 'workers'))")
+    experiment = "dlpar.Experiment(workers=2, steps=60)"
+    notebook = open_notebook(paced(60), f"Panel({experiment}, controls=('sync.scheme', 'workers'))")
     notebook.run_all()
     panel = notebook.panel()
     panel.place.get_by_text("More settings").click()
@@ -147,7 +148,8 @@ def test_choosing_a_scheme_shows_its_fields_and_its_figures(open_notebook, page)
     panel.field("staleness").fill("2")
     page.keyboard.press("Tab")
     assert panel.field("overlap").count() == 0
-    assert panel.place.get_by_role("tab").all_inner_texts() == ["Convergence", "Throughput", "Staleness", "Timeline", "Waiting"]
+    tabs = ["Convergence", "Throughput", "Staleness", "Timeline", "Waiting"]
+    assert panel.place.get_by_role("tab").all_inner_texts() == tabs
     panel.run.click()
     panel.wait_for("done: 60 steps")
     panel.tab("Lead")

@@ -8,7 +8,8 @@ from dlpar.experiment import Experiment
 from dlpar.lab import compare, theme
 from dlpar.launcher.job import JobFailed
 
-EXPERIMENTS = [Experiment(workers=2, steps=20, sync=s) for s in ("ring", {"scheme": "ps", "consistency": "asp"}, "gossip")]
+SYNCS = ("ring", {"scheme": "ps", "consistency": "asp"}, "gossip")
+EXPERIMENTS = [Experiment(workers=2, steps=20, sync=sync) for sync in SYNCS]
 
 
 @pytest.fixture
@@ -29,7 +30,8 @@ def test_all_run_one_after_the_other_and_their_figures_are_in_the_table(launched
     runs = comparison.run().wait(30)
     assert [run.experiment for run in runs] == EXPERIMENTS == [job.run.experiment for job in launched]
     table = comparison.table
-    assert list(table["run"]) == ["ring", "ps asp", "gossip ring"] and list(table["consistency"]) == ["bsp", "asp", "bsp"]
+    assert list(table["run"]) == ["ring", "ps asp", "gossip ring"]
+    assert list(table["consistency"]) == ["bsp", "asp", "bsp"]
     for row, run in zip(table.to_dict("records"), runs):
         summary = run.summary
         assert row["final loss"] == summary["final_loss"] and row["MB sent"] == summary["bytes_sent"] / 1e6
@@ -41,7 +43,7 @@ def test_all_run_one_after_the_other_and_their_figures_are_in_the_table(launched
 def test_one_figure_has_a_curve_of_each_in_its_schemes_colour(launched):
     comparison = compare(EXPERIMENTS, x="bytes")
     comparison.run().wait(30)
-    plot = comparison._race.plot
+    plot = comparison._figure.plot
     assert plot.x == "MB sent" and plot.says.startswith("At the end: ring loss")
     styles = [plot.style(f"{n} loss") for n in range(3)]
     assert [s["line"]["color"] for s in styles] == [theme.SCHEMES[s] for s in ("ring", "ps", "gossip")]
@@ -57,7 +59,7 @@ def test_it_can_be_run_again(launched):
     comparison.run().wait(30)
     comparison.run().wait(30)
     assert len(launched) == 4 and comparison.runs[0].id == launched[2].run.id
-    assert sorted(comparison._race.plot._traces) == ["0 loss", "0 test", "1 loss", "1 test"]
+    assert sorted(comparison._figure.plot._traces) == ["0 loss", "0 test", "1 loss", "1 test"]
 
 
 def test_stop_ends_the_present_run_and_starts_no_other(monkeypatch):
@@ -67,10 +69,11 @@ def test_stop_ends_the_present_run_and_starts_no_other(monkeypatch):
         comparison.run()
     with pytest.raises(TimeoutError, match="still going on after 0.1 s"):
         comparison.wait(0.1)
-    until(lambda: comparison._race.steps.done > 2)
+    until(lambda: comparison._figure.steps.done > 2)
     comparison.stop()
     until(lambda: not comparison.running)
-    assert len(comparison.runs) == 1 and "(stopped)" in comparison._table.value and "not yet run" in comparison._table.value
+    assert len(comparison.runs) == 1
+    assert "(stopped)" in comparison._table.value and "not yet run" in comparison._table.value
     with pytest.raises(JobFailed, match="workers=1: stopped by its owner"):
         comparison.wait(1)
 

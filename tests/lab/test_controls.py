@@ -6,7 +6,8 @@ from dlpar.experiment import Experiment
 from dlpar.lab.controls import MEANT_WITH, Controls
 from dlpar.schema import BadExperiment
 
-SCHEMES = ["ring", "mapreduce", {"scheme": "ps", "consistency": "ssp", "staleness": 7, "servers": 2}, "gossip", "hogwild",
+SCHEMES = ["ring", "mapreduce", "gossip", "hogwild",
+           {"scheme": "ps", "consistency": "ssp", "staleness": 7, "servers": 2},
            {"scheme": "gossip", "topology": "edges", "edges": [(0, 1), (1, 2), (2, 3)]}]  # fmt: skip
 
 

@@ -27,7 +27,8 @@ def consensus(runs: Run | Sequence[Run], predicted: bool = True) -> Figure:
     runs : Run or sequence of Run
         Runs of gossip or with local steps.
     predicted : bool
-        Draw, dashed, how mixing alone would shrink it each step: on a fixed graph by |lambda_2| of its weights.
+        Say how mixing alone would shrink it each step, on a fixed graph by |lambda_2| of its weights; and draw
+        that, dashed, where replicas begin apart (``start="random"``).
     """
     runs = finished(runs)
     figure, seen, said = blank(distances.layout(runs[0].experiment)), [], []
@@ -46,15 +47,17 @@ def consensus(runs: Run | Sequence[Run], predicted: bool = True) -> Figure:
         figure.add_scatter(x=kept["step"], y=kept["distance"], name=name, **style)
         first, last = ((int(r["step"]), float(r["distance"])) for _, r in rows.iloc[[0, -1]].iterrows())
         factor = distances.contraction(run.experiment) if predicted else None
-        if factor is not None:
+        if factor is not None and distances.starts_apart(run.experiment):
             points = distances.predicted_points(first, factor, last[0])
             line = distances.predicted_line(factor)
             shown = {"name": f"{name}: {line['name']}"} if len(runs) > 1 else {}
             figure.add_scatter(x=points[:, 0], y=points[:, 1], **{**line, **shown})
         seen.append(drawn.to_numpy())
         warning = distances.disagreement(run.experiment)
-        said.append((f"{name}: " if len(runs) > 1 else "") + says.consensus(first, last, factor, warning))
-    figure.layout.yaxis.range = list(distances.decades(np.concatenate(seen)))
+        sentence = says.consensus(first, last, float(rows["distance"].max()), factor, warning)
+        said.append(f"{name}: {sentence}" if len(runs) > 1 else sentence)
+    figure.layout.yaxis.range = ends = distances.decades(np.concatenate(seen))
+    figure.layout.yaxis.dtick = distances.tick_every(*ends)
     figure.layout.xaxis.range = [0, max(run.experiment.steps for run in runs)]
     return saying(figure, " ".join(said))
 
@@ -126,7 +129,8 @@ def _beside(experiment: Experiment, places: np.ndarray) -> list[str]:
 def _empty() -> dict:
     """A layout without axes, its unit as long upwards as sideways."""
     none = {"visible": False, "automargin": False}
-    return theme.layout(xaxis=dict(none), yaxis={**none, "scaleanchor": "x"}, margin={"l": 40, "r": 40, "t": 30, "b": 30})
+    margin = {"l": 40, "r": 40, "t": 30, "b": 30}
+    return theme.layout(xaxis=dict(none), yaxis={**none, "scaleanchor": "x"}, margin=margin)
 
 
 def _apart(run: Run) -> np.ndarray | None:

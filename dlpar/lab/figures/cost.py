@@ -60,13 +60,13 @@ def collective_times(measured: Sequence[Timing] = (), predicted: Sequence[Timing
     figure = blank(_layout(title, at, [1e3 * t.seconds for t in everything]))
     if over == "ranks":
         figure.update_xaxes(tickvals=sorted(set(at)), ticktext=[str(n) for n in sorted(set(at))])
-    several = len({_other(t, over) for t in everything}) > 1
+    others = sorted({_other(t, over) for t in everything})
     for kind, timings in {"measured": measured, "predicted": predicted}.items():
         for key in dict.fromkeys((t.name, _other(t, over)) for t in timings):
             own = sorted((t for t in timings if (t.name, _other(t, over)) == key), key=lambda t: _place(t, over))
             figure.add_scatter(x=[_place(t, over) for t in own], y=[1e3 * t.seconds for t in own],
-                               **_style(kind, key, over, several))  # fmt: skip
-    return saying(figure, _in_words(measured, predicted, over, several))
+                               **_style(kind, key, over, others))  # fmt: skip
+    return saying(figure, _in_words(measured, predicted, over, len(others) > 1))
 
 
 def _place(timing: Timing, over: str) -> float:
@@ -77,13 +77,18 @@ def _other(timing: Timing, over: str) -> float:
     return timing.ranks if over == "bytes" else timing.nbytes
 
 
-def _style(kind: str, key: tuple[str, float], over: str, several: bool) -> dict:
+def _style(kind: str, key: tuple[str, float], over: str, others: list[float]) -> dict:
+    """The colour tells the algorithm; where there are lines for several sizes or ranks, the marker tells which."""
     name, other = key
     colour, symbol = LOOKS.get(name, ("#7f7f7f", "cross"))
-    more = "" if not several else f", {_bytes(other)}" if over == "ranks" else f", {other} ranks"
+    several, more = len(others) > 1, ""
+    if several:
+        more = f", {_bytes(other)}" if over == "ranks" else f", {other} ranks"
+        symbol = theme.MARKERS[others.index(other) % len(theme.MARKERS)]
     label = f"{name.replace('_', '-')}{more}, {kind}"
     if kind == "predicted":
-        return {"name": label, "mode": "lines", "line": {"color": colour, "width": 2, **theme.PREDICTED}}
+        line, marker = {"color": colour, "width": 2, **theme.PREDICTED}, {"color": colour, "size": 9, "symbol": f"{symbol}-open"}
+        return {"name": label, "mode": "lines+markers" if several else "lines", "line": line, "marker": marker}
     line, marker = {"color": colour, "width": 2.5}, {"color": colour, "size": 10, "symbol": symbol}
     return {"name": label, "mode": "lines+markers", "line": line, "marker": marker}
 
@@ -104,14 +109,18 @@ def _in_words(measured: Sequence[Timing], predicted: Sequence[Timing], over: str
 
 
 def _layout(title: str, places: Sequence[float], times_ms: Sequence[float]) -> dict:
-    low, high = (math.floor(math.log10(min(times_ms))), math.ceil(math.log10(max(times_ms))))
-    ticks = [10.0**k for k in range(low, high + 1)]
-    up = {"type": "log", "tickvals": ticks, "ticktext": [f"{t:,g}" for t in ticks]}
     across: dict = {"type": "log"}
     if title != "ranks":
         at = [10.0**k for k in range(math.floor(math.log10(min(places))), math.ceil(math.log10(max(places))) + 1)]
         across |= {"tickvals": at, "ticktext": [_bytes(b) for b in at]}
-    limits = (min(low, high - 1), high)
+    low, high = 0.9 * min(times_ms), 1.1 * max(times_ms)
+    round_numbers = [step * 10.0**k for k in range(-6, 9) for step in (1, 2, 5)]
+    below, above = max(n for n in round_numbers if n <= low), min(n for n in round_numbers if n >= high)
+    ticks = [n for n in round_numbers if below <= n <= above]
+    if len(ticks) > 8:
+        ticks = [n for n in ticks if math.isclose(math.log10(n), round(math.log10(n)), abs_tol=1e-6)]
+    up = {"type": "log", "tickvals": ticks, "ticktext": [f"{n:,g}" for n in ticks]}
+    limits = math.log10(below), math.log10(above)
     return theme.layout(xaxis=theme.axis(title, **across), yaxis=theme.axis("time (ms)", limits, **up))
 
 

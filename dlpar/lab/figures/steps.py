@@ -67,7 +67,7 @@ def lanes(run: Run, last: int | None = None) -> Figure:
     found = sorted(found, key=lambda a: a.push)[-last:] if last else arrows_of.window(found, experiment.workers)
     drawn = arrows_of.picture(found)
     figure = blank(arrows_of.layout(experiment, theme.rounded_up(drawn.width)), max(400, 60 * experiment.workers + 150))
-    for key, style in arrows_of.styles(experiment.workers).items():
+    for key, style in arrows_of.styles(experiment.workers, experiment.sync.scheme == "hogwild").items():
         kind, _, rank = key.partition(" ")
         rows = drawn.lanes.get(int(rank), np.empty((0, 2))) if rank else getattr(drawn, kind)
         text = {"text": rows[:, 2]} if key == "labels" else {}
@@ -110,7 +110,8 @@ def bytes_per_rank(run: Run) -> Figure:
     yaxis = theme.axis("", (len(names) - 0.5, -0.5), tickvals=ranks, ticktext=names, showgrid=False)
     xaxis = theme.axis("sent by a rank (MB)", (0, theme.rounded_up(sent.max())))
     figure = blank(theme.layout(xaxis=xaxis, yaxis=yaxis, bargap=0.3), max(260, 40 * len(names) + 140))
-    figure.add_bar(y=ranks, x=sent, orientation="h", name="sent", marker={"color": theme.scheme_colour(experiment.sync.scheme)})
+    marker = {"color": theme.scheme_colour(experiment.sync.scheme)}
+    figure.add_bar(y=ranks, x=sent, orientation="h", name="sent", marker=marker)
     most = int(np.argmax(sent))
     mean = f"{says.quantity(float(sent.mean()))} MB on average"
     return saying(figure, f"A rank sent {mean}; the most, {says.quantity(float(sent[most]))} MB, {names[most]}.")

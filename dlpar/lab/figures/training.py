@@ -51,12 +51,12 @@ def convergence(runs: Run | Sequence[Run], x: str = "step") -> Figure:
         figure.add_scatter(x=kept[x], y=kept["loss"], name=label, legendgroup=run.id, **style)
         tests = _placed(run.evals, curve)
         tested = "loss" if curves.is_regression(run.experiment) else "accuracy"
-        line = curves.test_line(colour, "held-out loss" if tested == "loss" else "accuracy")
+        line = curves.test_line(style, "held-out loss" if tested == "loss" else "accuracy")
         figure.add_scatter(
             x=tests[x],
             y=tests[tested],
             legendgroup=run.id,
-            **{**line, "marker": {**line["marker"], **_symbol(style)}},
+            **line,
         )
         finite = curve["loss"][np.isfinite(curve["loss"])]
         top, end = max(top, finite.max()), max(end, np.nan_to_num(curve[x].max()))
@@ -187,10 +187,9 @@ def time_to_accuracy(runs: Run | Sequence[Run], goal: float = 0.95) -> Figure:
     titles = (f"seconds to {goal:.0%}", f"steps to {goal:.0%}", "time of a step (ms)")
     rows = theme.axis("", (len(runs) - 0.5, -0.5), tickvals=list(range(len(runs))), ticktext=names, showgrid=False)
     columns = np.array([[t, step, 1e3 * t / step] if step else [0.0, 0.0, 0.0] for step, t in reached])
+    domains, ends = ([0.0, 0.3], [0.36, 0.66], [0.72, 1.0]), 1.25 * columns.max(0)
     xaxes = {
-        f"xaxis{n + 1 if n else ''}": theme.axis(
-            title, (0, 1.25 * columns[:, n].max() or 1), domain=[(0.0, 0.36, 0.72)[n], (0.3, 0.66, 1.0)[n]], anchor="y", nticks=5
-        )
+        f"xaxis{n + 1 if n else ''}": theme.axis(title, (0, ends[n] or 1), domain=domains[n], anchor="y", nticks=5)
         for n, title in enumerate(titles)
     }
     figure = blank(theme.layout(yaxis={**rows, "automargin": True}, bargap=0.35, showlegend=False, **xaxes,
@@ -199,7 +198,8 @@ def time_to_accuracy(runs: Run | Sequence[Run], goal: float = 0.95) -> Figure:
     seen: Counter[str] = Counter()
     for row, run in enumerate(runs):
         kind = run.experiment.sync.scheme
-        style = {"color": theme.scheme_colour(kind), "pattern": theme.hatch(theme.PATTERNS[seen[kind] % len(theme.PATTERNS)])}
+        pattern = theme.hatch(theme.PATTERNS[seen[kind] % len(theme.PATTERNS)])
+        style = {"color": theme.scheme_colour(kind), "pattern": pattern}
         seen[kind] += 1
         for n, (title, value) in enumerate(zip(titles, columns[row])):
             said = says.quantity(value) if reached[row][0] else "not reached"
@@ -221,11 +221,6 @@ def _rate(seconds: Any, samples: Any, began: float) -> np.ndarray:
         rate.add(float(t), float(n), began)
     rate.close(float(seconds.iloc[-1]))
     return rate.series.rows
-
-
-def _symbol(style: Mapping[str, Any]) -> dict[str, Any]:
-    symbol = style.get("marker", {}).get("symbol")
-    return {"symbol": f"{symbol}-open"} if symbol else {}
 
 
 def _compared(runs: list[Run]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from dlpar.lab.global_steps import GlobalSteps
 from dlpar.lab.live_plot import LivePlot
 
 FLOOR = 1e-16
-"""Distances below are drawn here: a logarithmic axis has no zero."""
+"""Where perfect agreement is drawn, below the axis: a logarithmic one has no zero."""
 
 
 def distance(sketches: Any) -> float:
@@ -28,12 +29,17 @@ def distance(sketches: Any) -> float:
 
 
 def contraction(experiment: Experiment) -> float | None:
-    """Factor by which mixing alone should shrink the distance each step; None if workers also move on their own between."""
+    """Factor by which mixing alone should shrink the distance each step; None for other schemes and local steps."""
     if experiment.sync.scheme != "gossip" or experiment.averaging.method != "none":
         return None
     from dlpar import consensus
 
     return consensus.contraction(experiment)
+
+
+def starts_apart(experiment: Experiment) -> bool:
+    """Whether there is a distance from the first step on that mixing can shrink; equal replicas first move apart."""
+    return getattr(experiment.sync, "start", "same") == "random"
 
 
 def layout(experiment: Experiment) -> dict[str, Any]:
@@ -49,11 +55,16 @@ def predicted_line(factor: float) -> dict[str, Any]:
 
 
 def decades(values: np.ndarray) -> tuple[float, float]:
-    """Ends of a logarithmic axis that shows all of `values`."""
-    seen = values[np.isfinite(values) & (values >= FLOOR)]
+    """Ends of a logarithmic axis that shows all of `values` but perfect agreement."""
+    seen = values[np.isfinite(values) & (values > FLOOR)]
     if not len(seen):
         return -4.0, 1.0
     return float(np.floor(np.log10(seen.min()) - 0.05)), float(np.ceil(np.log10(seen.max()) + 0.05))
+
+
+def tick_every(low: float, high: float) -> int:
+    """Decades between two ticks: so many that they can be read."""
+    return max(1, math.ceil((high - low) / 9))
 
 
 class Consensus:
@@ -73,17 +84,19 @@ class Consensus:
     def begin(self, experiment: Experiment) -> None:
         """Start anew for a run."""
         self.experiment, self.factor = experiment, contraction(experiment)
+        self.has_line = self.factor is not None and starts_apart(experiment)
         self.plot.refigure(layout(experiment))
         self.plot.remove("predicted")
         style = {**theme.run_line(theme.scheme_colour(experiment.sync.scheme)), "name": "measured"}
         self.line = self.plot.add_trace("measured", style, ("step", "distance"), {"x": "step", "y": "distance"})
-        if self.factor is not None:
+        if self.has_line:
             line = predicted_line(self.factor)
-            self.predicted = self.plot.add_trace("predicted", line, ("step", "distance"), {"x": "step", "y": "distance"})
+            columns, at = ("step", "distance"), {"x": "step", "y": "distance"}
+            self.predicted = self.plot.add_trace("predicted", line, columns, at)
         self._newest: dict[int, list[float]] = {}
         self._open: dict[int, list[list[float]]] = {}
         self.first = self.last = None
-        self.count = 0
+        self.count, self.largest = 0, 0.0
 
     def rank_step(self, rank: int, record: dict[str, Any]) -> None:
         """Take one worker's step."""
@@ -105,6 +118,7 @@ class Consensus:
         self.last = step, distance(sketches)
         if self.first is None or self.first[1] <= FLOOR:  # replicas that begin equal have no distance to shrink
             self.first = self.last
+        self.largest = max(self.largest, self.last[1])
         self.line.add((step, drawn(self.last[1], self.first[1])))
 
     def settle(self, _steps: GlobalSteps, ended: bool) -> None:
@@ -114,10 +128,10 @@ class Consensus:
             return
         if ended:
             self.line.finish((self.last[0], drawn(self.last[1], self.first[1])))
-        if self.factor is not None and self.first[1] > FLOOR:
+        if self.has_line and self.first[1] > FLOOR:
             self.predicted.replace(predicted_points(self.first, self.factor, self.last[0]))
-        self.plot.set_range("yaxis", *decades(self.line.rows[:, 1]))
-        self.plot.say(says.consensus(self.first, self.last, self.factor, disagreement(self.experiment)))
+        self.plot.set_range("yaxis", *(ends := decades(self.line.rows[:, 1])), tick_every=tick_every(*ends))
+        self.plot.say(says.consensus(self.first, self.last, self.largest, self.factor, disagreement(self.experiment)))
 
 
 def drawn(value: float, first: float) -> float:

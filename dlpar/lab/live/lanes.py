@@ -20,6 +20,9 @@ from dlpar.lab.live_plot import LivePlot
 PER_WORKER, LEAST = 5, 16
 """Arrows shown: so many a worker, but no fewer than this in all."""
 
+APART = 0.022
+"""Share of the width that two numbers in a lane are apart at least."""
+
 TOP = -1.0
 """Height of the lane on top; worker r's is r."""
 
@@ -80,8 +83,18 @@ def picture(arrows: list[Arrow]) -> Picture:
     links = np.array([p for r, _, push, _ in ms for p in ((push, r), (push, TOP), gap)]).reshape(-1, 2)
     reads = np.array([(max(read, 0.0), r) for r, read, _, _ in ms if read >= 0]).reshape(-1, 2)
     pushes = np.array([(push, r) for r, _, push, _ in ms]).reshape(-1, 2)
-    labels = np.array([(push, r - 0.3, updates) for r, _, push, updates in ms]).reshape(-1, 3)
-    return Picture(lanes, links, reads, pushes, labels, ms[-1][2] if ms else 0.0)
+    width = ms[-1][2] if ms else 0.0
+    return Picture(lanes, links, reads, pushes, _labels(ms, APART * width), width)
+
+
+def _labels(ms: list[tuple[int, float, float, int]], apart: float) -> np.ndarray:
+    """Where the numbers stand and what they are; one that would cover the number before it in its lane is left out."""
+    found, before = [], {}
+    for rank, _, push, updates in ms:
+        if push - before.get(rank, -np.inf) >= apart:
+            before[rank] = push
+            found.append((push, rank - 0.3, updates))
+    return np.array(found, dtype=float).reshape(-1, 3)
 
 
 def layout(experiment: Experiment, width: float) -> dict[str, Any]:
@@ -96,20 +109,21 @@ def layout(experiment: Experiment, width: float) -> dict[str, Any]:
     return theme.layout(xaxis=xaxis, yaxis=yaxis)
 
 
-def styles(workers: int) -> dict[str, dict[str, Any]]:
-    """plotly attributes of everything drawn, by the key of its trace."""
+def styles(workers: int, is_write: bool) -> dict[str, dict[str, Any]]:
+    """plotly attributes of everything drawn, by the key of its trace; `is_write`: to shared memory."""
     grey = "#7f7f7f"
     found = {"links": {"mode": "lines", "line": {"color": grey, "width": 1}, "opacity": 0.45, "showlegend": False,
                        "hoverinfo": "skip", "name": "push"}}  # fmt: skip
     for rank in range(workers):
         line = {"color": theme.RANKS[rank % len(theme.RANKS)], "width": 4}
-        found[f"lane {rank}"] = {"mode": "lines", "line": line, "showlegend": False, "name": f"rank {rank}", "hoverinfo": "skip"}
+        found[f"lane {rank}"] = {"mode": "lines", "line": line, "showlegend": False, "name": f"rank {rank}",
+                                 "hoverinfo": "skip"}  # fmt: skip
     found["reads"] = {"mode": "markers", "name": "read of the weights",
                       "marker": {"symbol": "circle-open", "size": 8, "color": grey, "line": {"width": 2}}}  # fmt: skip
-    found["pushes"] = {"mode": "markers", "name": "push of the gradient",
+    found["pushes"] = {"mode": "markers", "name": "write of the update" if is_write else "push of the gradient",
                        "marker": {"symbol": "triangle-right", "size": 13, "color": grey}}  # fmt: skip
-    found["labels"] = {"mode": "text", "name": "staleness (updates)", "texttemplate": "%{text:d}", "textfont": {"size": 13},
-                       "showlegend": False, "cliponaxis": False}  # fmt: skip
+    found["labels"] = {"mode": "text", "name": "staleness (updates)", "texttemplate": "%{text:d}",
+                       "textfont": {"size": 13}, "showlegend": False, "cliponaxis": False}  # fmt: skip
     return found
 
 
@@ -128,11 +142,11 @@ class Lanes:
 
     def begin(self, experiment: Experiment) -> None:
         """Start anew for a run."""
-        for key in styles(self.workers) if self.workers else ():
+        for key in styles(self.workers, False) if self.workers else ():
             self.plot.remove(key)
         self.experiment, self.workers, self._drawn, self._width = experiment, experiment.workers, 0.0, 1.0
         self.plot.refigure(layout(experiment, 1.0), height=max(400, 60 * experiment.workers + 150))
-        for key, style in styles(self.workers).items():
+        for key, style in styles(self.workers, experiment.sync.scheme == "hogwild").items():
             columns = ("ms", "lane", "updates") if key == "labels" else ("ms", "lane")
             at = {"x": "ms", "y": "lane"} | ({"text": "updates"} if key == "labels" else {})
             self.plot.add_trace(key, style, columns, at)

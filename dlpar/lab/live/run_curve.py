@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Mapping
 
 from dlpar.experiment import Experiment
 from dlpar.lab import theme
@@ -24,10 +24,11 @@ def loss_title(experiment: Experiment) -> str:
     return "loss (squared error)" if is_regression(experiment) else "loss (nats)"
 
 
-def test_line(colour: str, tested: str) -> dict[str, Any]:
-    """Line of tests on held-out samples: open circles, on the lower axis if they give an accuracy."""
+def test_line(style: Mapping[str, Any], tested: str) -> dict[str, Any]:
+    """Line of tests on held-out samples, on the lower axis if they give an accuracy: the loss's colour, open marks."""
     own = {"yaxis": "y2", "showlegend": False} if tested == "accuracy" else {}
-    marker = {"size": 6, "symbol": "circle-open", "color": colour}
+    colour, symbol = style["line"]["color"], style.get("marker", {}).get("symbol", "circle")
+    marker = {"size": 6, "symbol": f"{symbol}-open", "color": colour}
     return {
         "name": tested,
         "mode": "lines+markers",
@@ -79,8 +80,9 @@ class RunCurve:
     def __init__(self, plot: LivePlot, key: str, experiment: Experiment, style: dict[str, Any]) -> None:
         self.experiment, self.accuracy, self.top = experiment, None, 0.0
         tested = "held-out loss" if is_regression(experiment) else "accuracy"
-        self.loss = plot.add_trace(f"{key} loss", {**style, "legendgroup": key}, (*COLUMNS, "loss"), {"x": "*", "y": "loss"})
-        line = test_line(style["line"]["color"], tested)
+        style = {**style, "legendgroup": key}
+        self.loss = plot.add_trace(f"{key} loss", style, (*COLUMNS, "loss"), {"x": "*", "y": "loss"})
+        line = test_line(style, tested)
         self.tests = plot.add_trace(
             f"{key} test", {**line, "legendgroup": key}, (*COLUMNS, tested), {"x": "*", "y": tested}, limit=400
         )

@@ -32,8 +32,10 @@ def predicted_mean(experiment: Experiment) -> int | None:
     None where a scheme does not work like that.
     """
     sync = experiment.sync
-    simple = sync.scheme == "ps" and (sync.consistency, sync.pull, sync.push_every, sync.groups) == ("asp", "reply", 1, 0)
-    return experiment.workers - 1 if simple and experiment.averaging.method == "none" else None
+    if sync.scheme != "ps" or experiment.averaging.method != "none":
+        return None
+    simple = (sync.consistency, sync.pull, sync.push_every, sync.groups) == ("asp", "reply", 1, 0)
+    return experiment.workers - 1 if simple else None
 
 
 def axis_of(rank: int) -> str:
@@ -55,8 +57,8 @@ def layout(experiment: Experiment) -> dict[str, Any]:
     }  # fmt: skip
     predicted = predicted_mean(experiment)
     lines = [
-        {"type": "line", "xref": f"x{r + 2}", "yref": "y2 domain", "x0": predicted, "x1": predicted, "y0": 0, "y1": 1, "layer": "below",
-         "line": {**theme.PREDICTED, "color": "#7f7f7f", "width": 2}}
+        {"type": "line", "xref": f"x{r + 2}", "yref": "y2 domain", "x0": predicted, "x1": predicted, "y0": 0, "y1": 1,
+         "layer": "below", "line": {**theme.PREDICTED, "color": "#7f7f7f", "width": 2}}
         for r in range(shown) if predicted is not None
     ]  # fmt: skip
     return theme.layout(
@@ -75,12 +77,14 @@ def widest(largest: int, predicted: int | None, ended: bool) -> float:
 
 def histogram(rank: int) -> dict[str, Any]:
     """Style of a worker's histogram."""
-    return {**theme.rank_bar(rank), "name": f"rank {rank}", "showlegend": False, "width": 0.9, "xaxis": f"x{rank + 2}", "yaxis": "y2"}
+    where = {"xaxis": f"x{rank + 2}", "yaxis": "y2"}
+    return {**theme.rank_bar(rank), "name": f"rank {rank}", "showlegend": False, "width": 0.9, **where}
 
 
 def predicted_line(mean: int) -> dict[str, Any]:
     """Style of the line at the predicted mean."""
-    return {"mode": "lines", "name": f"predicted mean, N − 1 = {mean}", "line": {**theme.PREDICTED, "color": "#7f7f7f", "width": 2}}
+    line = {**theme.PREDICTED, "color": "#7f7f7f", "width": 2}
+    return {"mode": "lines", "name": f"predicted mean, N − 1 = {mean}", "line": line}
 
 
 class Staleness:

@@ -87,7 +87,8 @@ class Waiting:
         sums[:, 3] /= 1e6
         for column, key in enumerate(styles()):
             self.plot.series(key).replace(np.stack([np.arange(len(sums)), sums[:, column]], axis=1))
-        for n, (axis, most) in enumerate((("xaxis", sums[:, :3].sum(1).max()), ("xaxis2", np.nan_to_num(sums[:, 3]).max()))):
+        largest = sums[:, :3].sum(1).max(), np.nan_to_num(sums[:, 3]).max()
+        for n, (axis, most) in enumerate(zip(("xaxis", "xaxis2"), largest)):
             self._ends[n] = theme.rounded_up(most) if ended else theme.doubled(most, self._ends[n])
             self.plot.set_range(axis, 0, self._ends[n])
         workers = self.experiment.workers

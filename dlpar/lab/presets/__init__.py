@@ -6,12 +6,14 @@ One file for each lab; a preset is found here by its own name.
 
 from dlpar.control_groups import cores
 from dlpar.lab.presets.first_parallel_run import first_run, four_times_faster, same_answer
+from dlpar.lab.presets.gossip import cut_edges, gossip_run, more_neighbours, pure_mixing, slow_neighbour, two_islands
+from dlpar.lab.presets.hogwild import in_turn, lock_free_scaling, races, shared_weights, slow_writer
 from dlpar.lab.presets.mapreduce import digits_by_mapreduce, empty_samples, mean_of_means, tree_or_star, unsteady
 from dlpar.lab.presets.parameter_server import (
     as_the_field_did, bound_and_a_slow_worker, bound_and_passing_jitter, more_updates, pull_apart, server_that_waits,
     servers, stale_gradients, stalled_worker,
 )  # fmt: skip
-from dlpar.lab.presets.ring_allreduce import copies, fewer_bytes, more_ranks, ring_always_wins, slow_rank
+from dlpar.lab.presets.ring_allreduce import RACK, copies, fewer_bytes, more_ranks, ring_always_wins, slow_rank
 
 __all__ = [
     "cores",
@@ -23,5 +25,9 @@ __all__ = [
     "as_the_field_did", "bound_and_a_slow_worker", "bound_and_passing_jitter", "more_updates", "pull_apart",
     "server_that_waits", "servers", "stale_gradients", "stalled_worker",
     # 03
-    "copies", "fewer_bytes", "more_ranks", "ring_always_wins", "slow_rank",
+    "RACK", "copies", "fewer_bytes", "more_ranks", "ring_always_wins", "slow_rank",
+    # 04
+    "cut_edges", "gossip_run", "more_neighbours", "pure_mixing", "slow_neighbour", "two_islands",
+    # 05
+    "in_turn", "lock_free_scaling", "races", "shared_weights", "slow_writer",
 ]  # fmt: skip

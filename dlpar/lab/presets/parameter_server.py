@@ -36,12 +36,14 @@ def server_that_waits() -> list[Experiment]:
 
 def bound_and_a_slow_worker() -> list[Experiment]:
     """Lab 02, "a staleness bound cures a slow worker": one of four is four times slower, for good."""
-    return _bsp_ssp_asp(steps=32, delays={"kind": "constant", "delay_ms": 15.0, "straggler": {1: 4.0}})
+    return _bsp_ssp_asp(
+        steps=24, lr=0.3, evaluate_every=4, delays={"kind": "constant", "delay_ms": 25.0, "straggler": {1: 4.0}}
+    )
 
 
 def bound_and_passing_jitter() -> list[Experiment]:
-    """Lab 02, what a bound is good for: all four are now and then slow, none of them for good."""
-    return _bsp_ssp_asp(steps=60, delays={"kind": "exponential", "delay_ms": 15.0})[:2]
+    """Lab 02, what a bound is good for: all four are now and then slow, none of them for good; bsp and ssp."""
+    return _bsp_ssp_asp(steps=50, seed=2, delays={"kind": "exponential", "delay_ms": 25.0})[:2]
 
 
 def stalled_worker() -> list[Experiment]:
@@ -51,7 +53,7 @@ def stalled_worker() -> list[Experiment]:
 
 def _bsp_ssp_asp(**fields: Any) -> list[Experiment]:
     rules = (_ps(), _ps(consistency="ssp", staleness=4), _ps(consistency="asp"))
-    return [Experiment(**SMALL, **fields, workers=4, sync=rule) for rule in rules]
+    return [Experiment(**{**SMALL, **fields}, workers=4, sync=rule) for rule in rules]
 
 
 def more_updates() -> list[Experiment]:
@@ -77,11 +79,13 @@ def servers() -> list[Experiment]:
 def as_the_field_did() -> dict[str, Experiment]:
     """Lab 02: what published systems chose, as settings of one experiment."""
     common = Experiment(
-        model={"name": "mlp", "width": 64, "depth": 1}, workers=4, steps=100, lr=0.2, evaluate_every=10,
+        model={"name": "mlp", "width": 64, "depth": 1}, workers=4, steps=80, lr=0.2, evaluate_every=10,
         delays={"kind": "gamma", "delay_ms": 5.0}, sync=_ps(),
     )  # fmt: skip
     return {
-        "DistBelief (Downpour)": common.replace(optimizer="adagrad", lr=0.05, sync=_ps(consistency="asp", push_every=5)),
+        "DistBelief (Downpour)": common.replace(
+            optimizer="adagrad", lr=0.05, sync=_ps(consistency="asp", push_every=5)
+        ),
         "Petuum (ssp)": common.replace(sync=_ps(consistency="ssp", staleness=3)),
         "Li et al. (key ranges)": common.replace(sync=_ps(consistency="ssp", staleness=3, servers=2)),
         "Rudra (1-softsync)": common.replace(sync=_ps(consistency="softsync", softsync=1)),

@@ -12,7 +12,7 @@ from dlpar.lab.live.run_curve import RunCurve, ends, layout
 from dlpar.lab.live_plot import LivePlot
 
 
-class Race:
+class ComparisonFigure:
     """Curves of `experiments`, one after the other.
 
     Parameters

@@ -1,0 +1,114 @@
+"""Lab 04: its presets refute what they are there to refute, and its exercise is checked rightly."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import dlpar
+from dlpar.consensus import contraction
+from dlpar.lab import check_on_ranks, presets
+from dlpar.sync.topology import mixing_matrix
+
+pytestmark = pytest.mark.slow
+
+
+def ran(experiments):
+    return [dlpar.launch(experiment).wait(100) for experiment in experiments]
+
+
+def losses(run, first: slice):
+    """Mean loss of each worker over some of its steps."""
+    return run.steps.groupby("rank")["loss"].apply(lambda own: own.iloc[first].mean()).to_numpy()
+
+
+def test_averaging_alone_falls_by_the_second_eigenvalue_and_more_edges_make_it_faster():
+    runs = ran(presets.pure_mixing())
+    ring, exp2, complete = (run.consensus["distance"].to_numpy() for run in runs)
+    assert (ring[40] / ring[10]) ** (1 / 30) == pytest.approx(contraction(runs[0].experiment), rel=0.02)
+    assert exp2[10] < 0.01 * ring[10] and complete[1] < 1e-6 * complete[0]
+
+
+def test_a_falling_loss_does_not_mean_that_replicas_agree():
+    ring_alike, islands_alike, ring_sorted, islands_sorted = runs = ran(presets.two_islands())
+    for run in runs:  # in all four each worker sees its own loss fall, far
+        assert (losses(run, slice(-10, None)) < 0.15 * losses(run, slice(3))).all()
+    accuracy = [run.summary["accuracy"] for run in runs]
+    # With like shards the failure hides; with sorted ones an island knows half of the digits.
+    assert accuracy[0] > 0.93 and accuracy[1] > 0.93 and accuracy[2] > 0.9
+    assert accuracy[3] < 0.6
+    apart = [run.consensus["distance"].iloc[-1] for run in runs]
+    assert apart[1] > 3 * apart[0] and apart[3] > 3 * apart[2]
+    assert "so its replicas cannot agree" in islands_alike.log and not ring_sorted.log
+
+
+def test_more_neighbours_are_not_better_for_bytes_or_seconds():
+    ring, exp2, complete = ran(presets.more_neighbours())
+    sent = [run.curve["bytes"].iloc[-1] for run in (ring, exp2, complete)]
+    assert sent[1] / sent[0] == 5 / 2 and sent[2] / sent[0] == 7 / 2
+    # Against steps the curves are one, and all learn.
+    for run in (ring, exp2, complete):
+        assert run.summary["accuracy"] > 0.93
+    tail = [run.curve["loss"].tail(10).mean() for run in (ring, complete)]
+    assert tail[0] < 1.25 * tail[1]
+    assert complete.curve["seconds"].iloc[-1] > 1.1 * ring.curve["seconds"].iloc[-1]
+
+
+def test_a_cut_edge_slows_agreement_and_a_second_one_ends_it():
+    runs = ran(presets.cut_edges())
+    factors = [contraction(run.experiment) for run in runs]
+    assert factors[0] < factors[1] - 0.05 and factors[2] == pytest.approx(1)
+    ring, path, halves = (run.consensus["distance"].to_numpy() for run in runs)
+    assert ring[-1] < 0.01 * path[-1] and path[-1] < 0.2 * path[0]
+    assert halves[-1] == pytest.approx(halves[40], rel=1e-3) and halves[-1] > 0.05 * halves[0]
+
+
+def test_a_slow_worker_drags_neighbours_along_but_not_pairs():
+    rates = [len(run.steps) / run.steps["t"].max() for run in ran(presets.slow_neighbour())]
+    assert rates[1] > 1.5 * rates[0]
+
+
+def path(workers: int) -> list[tuple[int, ...]]:
+    return [tuple(j for j in (i - 1, i + 1) if 0 <= j < workers) for i in range(workers)]
+
+
+def expected(tensors):
+    weights = torch.from_numpy(mixing_matrix(path(len(tensors)))).float()
+    return list(weights @ torch.stack(tensors))
+
+
+def solved(comm, weights):
+    graph = path(comm.size)
+    peers = graph[comm.rank]
+    before, arriving = weights.clone(), torch.empty_like(weights)
+    sending = [comm.isend(before, peer) for peer in peers]
+    for peer in peers:
+        comm.recv(arriving, peer)
+        weights += (arriving - before) / (1 + max(len(peers), len(graph[peer])))
+    for request in sending:
+        request.wait()
+
+
+def test_a_right_answer_is_solved():
+    assert check_on_ranks(solved, expected, workers=(2, 3, 5))
+
+
+def test_plain_means_over_neighbours_are_found_wrong():
+    def plain_mean(comm, weights):
+        peers = path(comm.size)[comm.rank]
+        sending = [comm.isend(weights.clone(), peer) for peer in peers]
+        arrived = [torch.empty_like(weights) for _ in peers]
+        for into, peer in zip(arrived, peers):
+            comm.recv(into, peer)
+        weights.copy_((weights + sum(arrived)) / (1 + len(peers)))
+        for request in sending:
+            request.wait()
+
+    verdict = check_on_ranks(plain_mean, expected, workers=(2, 3, 5), hints=["hint"])
+    assert not verdict and verdict.sentence.startswith("With 3 ranks and 1 numbers, on rank 0") and verdict.hints
+
+
+def test_the_figures_in_the_text_are_those_of_the_matrices():
+    factors = [contraction(experiment) for experiment in presets.pure_mixing()]
+    np.testing.assert_allclose(factors, [(1 + 2 * np.cos(np.pi / 4)) / 3, 1 / 3, 0], atol=1e-12)

@@ -1,0 +1,73 @@
+"""Closed forms of time: they are those of the textbook, and real ranks on a slow link keep to them."""
+
+from __future__ import annotations
+
+import pytest
+
+from dlpar import lab
+from dlpar.costmodel import Link, collective_seconds, fitted
+
+LINK = Link(latency=1e-3, bandwidth=1e6)  # 1 ms, and 1 ms a kilobyte
+
+
+@pytest.mark.parametrize(
+    "name, ranks, ms",
+    [
+        ("star", 8, 2 * 1 + 14 * 6), ("star_reduce", 8, 1 + 7 * 6), ("tree", 8, 6 * 7), ("tree", 5, 4 * 1 + 6 * 6), ("tree", 3, 2 * 1 + 4 * 6),
+        ("tree_reduce", 8, 3 * 7), ("ring", 6, 10 * (1 + 1)), ("ring_reduce_scatter", 6, 5 * 2),
+        ("halving_doubling", 4, 4 * 1 + 2 * 0.75 * 6), ("halving_doubling", 5, 4 * 1 + 2 * 0.75 * 6 + 2 * 7),
+        ("hierarchical", 6, 2 * (1 + 6) + 4 * (1 + 2)), ("tree_aggregate", 9, (1 + 2 * 6) + (1 + 2 * 6)),
+        ("ring_allreduce", 1, 0),
+    ],
+)  # fmt: skip
+def test_times_of_6_kb_are_those_worked_out_by_hand(name, ranks, ms):
+    assert 1e3 * collective_seconds(name, ranks, 6000, LINK) == pytest.approx(ms)
+
+
+def test_two_levels_of_one_rank_a_group_are_a_ring_and_one_group_is_a_star():
+    assert collective_seconds("hierarchical", 4, 6000, LINK, group=1) == collective_seconds("ring", 4, 6000, LINK)
+    assert collective_seconds("hierarchical", 4, 6000, LINK, group=9) == collective_seconds("star", 4, 6000, LINK)
+
+
+def test_a_fit_finds_latency_and_bandwidth_again():
+    link = fitted((16, 1000, 10**6), [LINK.seconds(size) for size in (16, 1000, 10**6)])
+    assert (link.latency, link.bandwidth) == (pytest.approx(1e-3), pytest.approx(1e6))
+
+
+def test_a_fit_is_never_a_negative_latency():
+    assert fitted((1000, 2000), (1e-3, 3e-3)).latency == 0
+
+
+@pytest.mark.parametrize(
+    "call, complaint",
+    [
+        (lambda: collective_seconds("circle", 4, 1, LINK), "name: got 'circle', allowed is one of star"),
+        (lambda: collective_seconds("ring", 0, 1, LINK), "ranks: got 0"),
+        (lambda: Link(-1, 1), "latency: got -1"),
+        (lambda: Link(0, 0), "bandwidth: got 0"),
+        (lambda: fitted((8,), (1.0,)), "sizes: got 1 for 1 times"),
+        (lambda: fitted((8, 16), (1.0, 0.5)), "times that do not grow"),
+        (lambda: lab.time_collectives(["circle"], 2, [4]), "names: got 'circle'"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(call, complaint):
+    with pytest.raises(ValueError, match=complaint):
+        call()
+
+
+@pytest.mark.slow
+def test_ping_pong_on_a_slow_link_finds_that_link():
+    far = Link(latency=20e-3, bandwidth=10e6)
+    found = lab.ping_pong(sizes=(1_000, 400_000), repeats=3, link=far).link
+    assert found.latency == pytest.approx(far.latency, rel=0.25)
+    assert found.bandwidth == pytest.approx(far.bandwidth, rel=0.25)
+
+
+@pytest.mark.slow
+def test_real_ranks_on_a_slow_link_sum_rightly_and_keep_to_the_closed_form():
+    far = Link(latency=20e-3, bandwidth=10e6)
+    names, sizes = ("hierarchical", "halving_doubling", "ring", "star", "tree"), (200_000,)
+    predicted = lab.predict_collectives(names, 3, sizes, far)
+    for told, timed in zip(predicted, lab.time_collectives(names, 3, sizes, far, repeats=1)):
+        assert told[:3] == timed[:3]
+        assert 0.9 * told.seconds < timed.seconds < 1.7 * told.seconds + 0.02
