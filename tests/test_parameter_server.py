@@ -131,7 +131,7 @@ def test_n_softsync_makes_one_update_of_every_n_th_of_the_workers():
         finished = run(workers=4, steps=30, sync=ps(consistency="softsync", softsync=n), delays=STEADY)
         assert served(finished)["pushes"] == 120
         assert served(finished)["version"] == 120 // gather
-        assert finished.steps["staleness"].mean() <= 2 * n  # Rudra, section 3.1: at most 2n, n on average
+        assert finished.steps["staleness"].mean() <= 2 * n  # as Rudra (arXiv 1509.04210) finds: hardly ever above 2n
 
 
 def test_downpour_pushes_and_fetches_every_n_steps():
@@ -169,7 +169,7 @@ def test_a_bound_absorbs_passing_jitter():
 
 
 def test_asp_diverges_where_the_rate_divided_by_staleness_does_not():
-    # Momentum: what an old gradient overshoots goes on. bsp learns at this rate, too; tried with seeds 0 to 4.
+    # Momentum: what an old gradient overshoots goes on. bsp learns at this rate, too; in a sequential simulation so for seeds 0 to 4.
     fields = dict(workers=8, steps=80, lr=0.7, optimizer="momentum", batch=256, delays=STEADY,
                   model={"name": "mlp", "width": 64, "depth": 1})  # fmt: skip
     plain = run(sync=ps(consistency="asp"), **fields).summary

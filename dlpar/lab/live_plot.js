@@ -26,6 +26,8 @@ class Figure {
     this.kernel?.statusChanged?.connect(this.onStatus);
     this.timer = setInterval(() => {
       if (this.live && Date.now() - this.heard > SILENCE) this.lost(SILENT);
+      // A notebook may take a cell out of the page and back between two looks of the observer.
+      for (const view of this.views) view.resize();
     }, 1000);
     plotlyOnce(model).then(() => this.draw());
     this.askFigure();
@@ -220,14 +222,14 @@ class View {
     if (!this.drawn) this.plot.replaceChildren();
     const [data, layout] = this.figure.plotlyArguments(this.logarithmic ?? false);
     // Told, not measured by plotly: it gives up where a notebook takes a cell out of the page while it scrolls.
-    this.width = layout.width = this.plot.clientWidth;
+    const width = (this.width = layout.width = this.plot.clientWidth);
     layout.height = this.figure.height;
     await plotly.react(this.plot, data, layout, CONFIG);
     this.drawn = true;
     this.says.textContent = this.figure.says;
     this.plot.setAttribute("aria-label", this.figure.says);
     if (this.data.open && Date.now() - (this.filled ?? 0) > 1000) this.fillTable();
-    if (this.figure.sequence !== newest) this.again = true;
+    if (this.figure.sequence !== newest || this.plot.clientWidth !== width) this.again = true;
     const detail = { at: Date.now(), figure: this.figure };
     this.root.dispatchEvent(new CustomEvent("dlpar:drawn", { bubbles: true, detail }));
   }
@@ -239,9 +241,8 @@ class View {
 
   resize() {
     const width = this.plot.clientWidth;
-    if (!width || width === this.width) return;
-    this.width = width;
-    if (this.freeze && this.drawn) page.plotly.relayout(this.plot, { width });
+    if (!width || width === this.width) return; // out of the page, or drawn at this width
+    if (this.freeze && this.drawn) page.plotly.relayout(this.plot, { width: (this.width = width) });
     else this.schedule();
   }
 }

@@ -1,6 +1,6 @@
 """Two levels of parameter servers by composition: a leaf is a server below, and a client above.
 
-Source: Zhang et al. "Rudra" (arXiv 1511.05950, section 3.3).
+Source: Gupta, Zhang and Wang, "Rudra" (arXiv 1509.04210), the architecture with a tree of servers.
 """
 
 from __future__ import annotations

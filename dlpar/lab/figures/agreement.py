@@ -19,7 +19,9 @@ COLOURS = "Cividis"
 """Scale of the nodes: readable with any colour vision (Nunez, Anderton and Renslow 2018)."""
 
 
-def consensus(runs: Run | Sequence[Run], predicted: bool = True) -> Figure:
+def consensus(
+    runs: Run | Sequence[Run], predicted: bool = True, titles: Sequence[str] | None = None
+) -> Figure:
     """Consensus distance over steps, on a logarithmic axis.
 
     Parameters
@@ -29,10 +31,12 @@ def consensus(runs: Run | Sequence[Run], predicted: bool = True) -> Figure:
     predicted : bool
         Say how mixing alone would shrink it each step, on a fixed graph by |lambda_2| of its weights; and draw
         that, dashed, where replicas begin apart (``start="random"``).
+    titles : sequence of str, optional
+        What each of several runs is called; default: what tells them apart.
     """
     runs = finished(runs)
     figure, seen, said = blank(distances.layout(runs[0].experiment)), [], []
-    names = labels([run.experiment for run in runs]) if len(runs) > 1 else ["measured"]
+    names = (titles or labels([run.experiment for run in runs])) if len(runs) > 1 else ["measured"]
     for number, (run, name) in enumerate(zip(runs, names)):
         rows = run.consensus
         if rows.empty:
@@ -50,7 +54,7 @@ def consensus(runs: Run | Sequence[Run], predicted: bool = True) -> Figure:
         if factor is not None and distances.starts_apart(run.experiment):
             points = distances.predicted_points(first, factor, last[0])
             line = distances.predicted_line(factor)
-            shown = {"name": f"{name}: {line['name']}"} if len(runs) > 1 else {}
+            shown = {"name": f"{name}: predicted × {factor:.3f}"} if len(runs) > 1 else {}
             figure.add_scatter(x=points[:, 0], y=points[:, 1], **{**line, **shown})
         seen.append(drawn.to_numpy())
         warning = distances.disagreement(run.experiment)

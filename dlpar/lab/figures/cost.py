@@ -31,8 +31,9 @@ def link_fit(measured: PingPong) -> Figure:
     line = {"color": "#BF8300", "width": 2.5, **theme.PREDICTED}
     figure.add_scatter(x=sizes, y=predicted, name="predicted: latency + bytes / bandwidth", mode="lines", line=line)
     half = link.latency * link.bandwidth
-    return saying(figure, f"A message takes {_time(link.latency)} and then a second for every "
-                          f"{says.quantity(link.bandwidth / 1e6)} MB; at {_bytes(half)} the two are equal.")  # fmt: skip
+    rate = says.quantity(link.bandwidth / 1e6)
+    text = f"A message takes {_time(link.latency)} and then a second for every {rate} MB"
+    return saying(figure, f"{text}; at {_bytes(half)} the two are equal.")
 
 
 def collective_times(measured: Sequence[Timing] = (), predicted: Sequence[Timing] = (), over: str = "bytes") -> Figure:
@@ -87,7 +88,8 @@ def _style(kind: str, key: tuple[str, float], over: str, others: list[float]) ->
         symbol = theme.MARKERS[others.index(other) % len(theme.MARKERS)]
     label = f"{name.replace('_', '-')}{more}, {kind}"
     if kind == "predicted":
-        line, marker = {"color": colour, "width": 2, **theme.PREDICTED}, {"color": colour, "size": 9, "symbol": f"{symbol}-open"}
+        line = {"color": colour, "width": 2, **theme.PREDICTED}
+        marker = {"color": colour, "size": 9, "symbol": f"{symbol}-open"}
         return {"name": label, "mode": "lines+markers" if several else "lines", "line": line, "marker": marker}
     line, marker = {"color": colour, "width": 2.5}, {"color": colour, "size": 10, "symbol": symbol}
     return {"name": label, "mode": "lines+markers", "line": line, "marker": marker}

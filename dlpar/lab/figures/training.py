@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 X_AXES = {"step": "step", "samples": "samples", "seconds": "seconds", "bytes": "MB sent"}
 """What curves can be drawn over, and the axis each has."""
 
-def convergence(runs: Run | Sequence[Run], x: str = "step") -> Figure:
+def convergence(runs: Run | Sequence[Run], x: str = "step", titles: Sequence[str] | None = None) -> Figure:
     """Training loss of each global step and held-out accuracy, one curve a run.
 
     Parameters
@@ -31,6 +31,8 @@ def convergence(runs: Run | Sequence[Run], x: str = "step") -> Figure:
         Runs of one kind of task.
     x : {"step", "samples", "seconds", "bytes"}
         What the curves are drawn over; "steps" is "step", too.
+    titles : sequence of str, optional
+        What each run is called; default: what tells them apart.
 
     Raises
     ------
@@ -40,10 +42,10 @@ def convergence(runs: Run | Sequence[Run], x: str = "step") -> Figure:
     runs, x = finished(runs), "step" if x == "steps" else x
     if x not in X_AXES:
         raise ValueError(f"x: got {x!r}, allowed is one of {', '.join(X_AXES)}")
-    first = runs[0].experiment
+    first, names = runs[0].experiment, titles or labels([run.experiment for run in runs])
     figure = blank(curves.layout(first))
     top = end = 0.0
-    for number, (run, label) in enumerate(zip(runs, labels([r.experiment for r in runs]))):
+    for number, (run, label) in enumerate(zip(runs, names)):
         curve = run.curve
         curve["bytes"] /= 1e6
         kept, colour = thinned(curve), theme.scheme_colour(run.experiment.sync.scheme)
@@ -65,7 +67,7 @@ def convergence(runs: Run | Sequence[Run], x: str = "step") -> Figure:
     curve, evals = runs[0].curve, runs[0].evals
     accuracy = None if curves.is_regression(first) or evals.empty else evals["accuracy"].iloc[-1]
     text = says.convergence(first, len(curve), curve["loss"].iloc[0], curve["loss"].iloc[-1], accuracy)
-    return saying(figure, text if len(runs) == 1 else _compared(runs))
+    return saying(figure, text if len(runs) == 1 else _compared(runs, names))
 
 
 overlay = convergence
@@ -223,9 +225,9 @@ def _rate(seconds: Any, samples: Any, began: float) -> np.ndarray:
     return rate.series.rows
 
 
-def _compared(runs: list[Run]) -> str:
+def _compared(runs: list[Run], names: Sequence[str]) -> str:
     said = []
-    for run, label in zip(runs, labels([r.experiment for r in runs])):
+    for run, label in zip(runs, names):
         accuracy = run.summary["accuracy"]
         tested = "" if accuracy is None else f", accuracy {accuracy:.1%}"
         said.append(f"{label} loss {says.quantity(run.summary['final_loss'])}{tested}")

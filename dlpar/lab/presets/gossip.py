@@ -54,7 +54,7 @@ def more_neighbours() -> list[Experiment]:
     Wide layers and a small batch, so that sending and averaging weights is what takes time.
     """
     common = Experiment(
-        workers=8, model={"name": "mlp", "width": 512}, batch=256, steps=45, evaluate_every=5, cluster={"threads": 1},
+        workers=8, model={"name": "mlp", "width": 512}, batch=256, steps=45, lr=0.05, evaluate_every=5, cluster={"threads": 1},
         sync="gossip",
     )  # fmt: skip
     return [common.replace(sync={"topology": topology}) for topology in ("ring", "exp2", "complete")]

@@ -6,7 +6,7 @@ from dlpar.control_groups import cores
 from dlpar.experiment import Experiment
 
 TEXTS = Experiment(
-    model="logistic", data="docstrings", workers=4, lr=1.0, evaluate_every=100_000, cluster={"threads": 1},
+    model="logistic", data="docstrings", workers=4, lr=1.0, cluster={"threads": 1},
     sync={"scheme": "hogwild", "sparse": True},
 )  # fmt: skip
 """Which package does a docstring document?  Softmax regression on 1000 words: 10,010 weights."""
@@ -14,7 +14,7 @@ TEXTS = Experiment(
 
 def shared_weights() -> Experiment:
     """Lab 05: four processes write to one model of the texts for a second or two."""
-    return TEXTS.replace(batch=32, steps=400, evaluate_every=None)
+    return TEXTS.replace(batch=32, steps=400)
 
 
 def races() -> list[Experiment]:

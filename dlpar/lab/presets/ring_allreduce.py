@@ -25,7 +25,7 @@ def ring_always_wins() -> dict[str, Any]:
     """
     return {
         "names": ("ring", "tree", "halving_doubling"), "ranks": 8, "sizes": (4_000, 80_000, 1_600_000), "link": FAR,
-        "repeats": 1,
+        "repeats": 2,
     }  # fmt: skip
 
 
