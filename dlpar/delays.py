@@ -14,6 +14,7 @@ from dlpar.sampling import generator
 if TYPE_CHECKING:
     from dlpar.comm import Comm
     from dlpar.experiment import Experiment
+    from dlpar.record import Recorder
 
 
 class Delays:
@@ -25,10 +26,12 @@ class Delays:
         Its ``delays`` and seed.
     comm : Comm
         This worker; its clock runs on while the worker is delayed.
+    record : Recorder
+        Where a delay is written down, as a span of computing.
     """
 
-    def __init__(self, experiment: Experiment, comm: Comm) -> None:
-        self.comm, self.delays, self.seed = comm, experiment.delays, experiment.seed
+    def __init__(self, experiment: Experiment, comm: Comm, record: Recorder) -> None:
+        self.comm, self.record, self.delays, self.seed = comm, record, experiment.delays, experiment.seed
         self.factor = self.delays.straggler.get(comm.rank, 1.0)
         self.stall, self.halfway = self.delays.stall.get(comm.rank, 0.0), experiment.steps // 2
         self.none = self.delays.kind == "none" and self.factor == 1 and not self.stall
@@ -50,4 +53,5 @@ class Delays:
             return
         computed = self.comm.now() - began
         stall, self.stall = (self.stall, 0.0) if step >= self.halfway else (0.0, self.stall)
-        self.comm.pause((self.factor - 1) * computed + self.factor * self.added(step) + stall)
+        with self.record.span("delay"):
+            self.comm.pause((self.factor - 1) * computed + self.factor * self.added(step) + stall)

@@ -39,7 +39,7 @@ def train(comm: Comm, experiment: Experiment, record: Recorder) -> torch.nn.Modu
     # 2. This rank's copy of the weights, and how the copies are kept in agreement.
     replica = Replica(model)
     sync = scheme(experiment, comm, replica)
-    delays = Delays(experiment, comm)
+    delays = Delays(experiment, comm, record)
     own = tested = 0
 
     for step in sync.steps():
@@ -54,8 +54,7 @@ def train(comm: Comm, experiment: Experiment, record: Recorder) -> torch.nn.Modu
         with record.span("backward"):
             comm.compute((loss * share).backward, cost=flops * len(y) * 2 / 3)
         replica.loss, replica.samples = loss.item(), len(y)
-        with record.span("delay"):
-            delays.after(step, began)
+        delays.after(step, began)
 
         # 5. Agree with the other replicas, then move the weights.
         with record.span("communicate"):

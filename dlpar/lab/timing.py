@@ -24,7 +24,7 @@ class Timing(NamedTuple):
     nbytes: int
     """Of the whole tensor."""
     seconds: float
-    """From the moment the last rank calls until the last rank has the result; measured: the quickest of some calls."""
+    """From the moment the first rank calls until the last rank has the result; measured: the quickest of some calls."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ def time_collectives(
         trials = spmd(_time, tuple(names), tuple(sizes), link, repeats, workers=world, timeout=timeout)
         for number, (name, size) in enumerate((name, size) for name in names for size in sizes):
             calls = zip(*(trial[number] for trial in trials))
-            times = [max(end for _, end in call) - max(began for began, _ in call) for call in calls]
+            times = [max(end for _, end in call) - min(began for began, _ in call) for call in calls]
             found.append(Timing(name, world, size, min(times)))
     return found
 

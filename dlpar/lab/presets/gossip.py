@@ -43,9 +43,8 @@ def two_islands() -> list[Experiment]:
     In this order: ring iid, islands iid, ring by_label, islands by_label.
     """
     common = Experiment(workers=4, model={"name": "mlp", "width": 128}, batch=128, steps=150, sync="gossip")
-    return [
-        common.replace(shards=shards, sync=sync) for shards in ("iid", "by_label") for sync in ({"topology": "ring"}, ISLANDS)
-    ]
+    graphs = ({"topology": "ring"}, ISLANDS)
+    return [common.replace(shards=shards, sync=graph) for shards in ("iid", "by_label") for graph in graphs]
 
 
 def more_neighbours() -> list[Experiment]:
@@ -54,8 +53,8 @@ def more_neighbours() -> list[Experiment]:
     Wide layers and a small batch, so that sending and averaging weights is what takes time.
     """
     common = Experiment(
-        workers=8, model={"name": "mlp", "width": 512}, batch=256, steps=45, lr=0.05, evaluate_every=5, cluster={"threads": 1},
-        sync="gossip",
+        workers=8, model={"name": "mlp", "width": 512}, batch=256, steps=45, lr=0.05, evaluate_every=5,
+        sync="gossip", cluster={"threads": 1},
     )  # fmt: skip
     return [common.replace(sync={"topology": topology}) for topology in ("ring", "exp2", "complete")]
 
