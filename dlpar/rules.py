@@ -44,6 +44,9 @@ def _model_is_whole(e: Experiment) -> str | None:
         return f"model.heads: got {model.heads}, allowed is a divisor of the width {model.width}"
     if model.norm != "none" and model.name not in ("mlp", "cnn"):
         return f"model.norm: got {model.norm!r}, allowed with model {model.name} is none"
+    fraction = getattr(e.sync, "fraction", 1.0)
+    if model.norm != "none" and fraction < 1:
+        return f"model.norm: got {model.norm!r}, allowed with fraction {fraction:g} is none: a worker may sample nothing"
     return None
 
 
@@ -90,6 +93,10 @@ def _graph_is_of_the_workers(e: Experiment) -> str | None:
     sync = e.sync
     if sync.scheme != "gossip":
         return None
+    if sync.exchange == "random":  # who meets whom follows from no graph
+        if 1 < e.workers <= sync.peers:
+            return f"sync.peers: got {sync.peers}, allowed with {e.workers} workers is at most {e.workers - 1}"
+        return None
     if (sync.topology == "edges") != bool(sync.edges):
         return f"sync.edges: got {len(sync.edges)} edges, allowed is a list of them with topology edges, else none"
     loop = next((edge for edge in sync.edges if edge[0] == edge[1]), None)
@@ -105,8 +112,6 @@ def _graph_is_of_the_workers(e: Experiment) -> str | None:
             f"sync.degree: got {sync.degree}, allowed with {e.workers} workers is below {e.workers}, "
             f"and degree times workers even"
         )
-    if sync.exchange == "random" and sync.peers >= e.workers:
-        return f"sync.peers: got {sync.peers}, allowed with {e.workers} workers is at most {e.workers - 1}"
     if sync.exchange == "push_sum" and sync.topology == "edges":
         from dlpar.sync.topology import one_way, receivers  # here: needs NumPy, most experiments do not
 

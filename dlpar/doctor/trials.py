@@ -161,12 +161,12 @@ def add_up(comm: Comm) -> float:
 def two_ranks(seconds: float) -> tuple[Trial, str]:
     """Run :func:`add_up` on two ranks, as ``dlpar.spmd`` would; the trial, and ``warm`` or ``cold``."""
     from dlpar.launcher.job import Job, JobFailed
-    from dlpar.launcher.payload import pack
+    from dlpar.launcher.payload import CALL, pack
 
     began = time.monotonic()
     folder = Path(tempfile.mkdtemp(prefix="spmd-", dir=runtime_folder()))
     try:
-        pack(folder, add_up, ())
+        (folder / CALL).write_bytes(pack(add_up))
         job = Job(folder, ranks=2, timeout=max(1.0, seconds))
         try:
             job.wait(seconds)

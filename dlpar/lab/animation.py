@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from functools import partial
 from typing import TYPE_CHECKING, Any, Callable
 
-from dlpar.lab import says, theme
+from dlpar.lab import theme
 from dlpar.lab.message_log import Message, Rounds, record
 
 if TYPE_CHECKING:

@@ -22,6 +22,7 @@ MEANT_WITH = {
     "data.folder": ("data.name", "mnist", "cifar10"),
     "data.context": ("data.name", "docstrings"),
     "sync.node_size": ("sync.allreduce", "hierarchical"),
+    "sync.depth": ("sync.reduce", "sum", "mean"),
     "sync.regularization": ("sync.regularizer", "l1", "l2"),
     "sync.staleness": ("sync.consistency", "ssp"),
     "sync.softsync": ("sync.consistency", "softsync"),

@@ -61,12 +61,15 @@ class Averaging(Scheme):
         self.ends_block = False
 
     def steps(self) -> Iterator[int]:
+        weights = self.replica.weights
         for block in self.inner.steps():
+            if self.elastic:
+                weights.copy_(self.own)
             for i in range(self.period):
                 self.ends_block = i == self.period - 1
                 yield block * self.period + i
-        if self.elastic:
-            self.replica.weights.copy_(self.agreed)
+            if self.elastic:  # the scheme inside may end here; servers then send the last centre
+                weights.copy_(self.agreed)
 
     def combine(self) -> None:
         if self.ends_block:

@@ -41,7 +41,7 @@ class Server:
         self.experiment, self.rule, self.is_first = experiment, rule, is_first
         self.separate, self.aware = experiment.sync.pull == "separate", experiment.sync.staleness_aware
         self.decode, room = decoder(experiment.compression, self.weights)
-        self.inbox = comm.empty(max(room, self.weights.nbytes), torch.uint8)
+        self.inbox = answer.wire.new_empty(max(room, self.weights.nbytes))  # beside the weights, wherever they lie
         self.sum = torch.zeros_like(self.weights)
         self.optimizer = Optimizer(experiment.optimizer, self.weights, experiment.lr, experiment.momentum)
         self.pushes = self.version = self.gathered = 0
