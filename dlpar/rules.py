@@ -183,6 +183,8 @@ def _hogwild_shares_memory(e: Experiment) -> str | None:
         return f"optimizer: got {e.optimizer!r}, allowed with hogwild is sgd: the others keep a state that writers would share"
     if e.sync.scheme == "hogwild" and e.cluster.device == "cuda":
         return "cluster.device: got 'cuda', allowed with hogwild is auto or cpu: its workers share host memory"
+    if e.sync.scheme == "hogwild" and e.cluster.carrier == "nccl":
+        return "cluster.carrier: got 'nccl', allowed with hogwild is auto, mpi or gloo: its workers share host memory"
     if e.sync.scheme == "hogwild" and e.cluster.hostfile is not None:
         return f"cluster.hostfile: got {e.cluster.hostfile!r}, allowed with hogwild is nothing: its workers share a machine"
     return None

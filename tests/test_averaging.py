@@ -148,6 +148,24 @@ def test_replicas_drift_apart_between_two_meetings_and_agree_after_each():
         assert distance[block + 7] < 1e-12
 
 
+def last_weights(comm, e: Experiment) -> list[float] | None:
+    from dlpar.record import Unrecorded
+    from dlpar.sync import serve
+    from dlpar.train import train
+
+    if comm.rank >= e.workers:
+        return serve(comm, e, Unrecorded(comm))
+    return [weight.sum().item() for weight in train(comm, e, Unrecorded(comm)).parameters()]
+
+
+@pytest.mark.parametrize("method", ["local", "elastic"])
+def test_workers_that_never_wait_still_end_with_the_same_weights(method):
+    averaging, delays = {"method": method, "period": 4}, {"straggler": {1: 4.0}}
+    e = Experiment(**{**SMALL, "sync": {"scheme": "ps", "consistency": "asp"}, "averaging": averaging, "delays": delays})
+    first, *others = dlpar.spmd(last_weights, e, workers=e.ranks, timeout=60)[: e.workers]
+    assert others == [first, first]
+
+
 def test_the_scheme_inside_runs_one_step_a_block():
     e = Experiment(**{**SMALL, "averaging": {"method": "elastic", "period": 4, "elasticity": 0.5}})
     assert (outer(e).steps, outer(e).lr, outer(e).optimizer, outer(e).averaging.method) == (10, 0.5, "sgd", "none")

@@ -84,6 +84,8 @@ EXPERIMENTS = [
     (dict(sync={"scheme": "gossip", "topology": "random", "degree": 3}, workers=5), "sync.degree", "3", "even"),
     (dict(sync={"scheme": "gossip", "exchange": "random", "peers": 4}), "sync.peers", "4", "at most 3"),
     (dict(sync={"scheme": "hogwild"}, cluster={"device": "cuda"}), "cluster.device", "'cuda'", "auto or cpu"),
+    (dict(sync={"scheme": "hogwild"}, cluster={"carrier": "nccl"}), "cluster.carrier", "'nccl'", "auto, mpi or gloo"),
+    (dict(sync={"scheme": "mapreduce", "fraction": 0.5}, model={"norm": "batch"}), "model.norm", "'batch'", "none"),
     (dict(averaging="sometimes"), "averaging.method", "'sometimes'", "none, local, elastic, block_momentum"),
     (dict(averaging={"method": "local", "period": 7}), "averaging.period", "7", "a divisor of 200"),
     (dict(averaging={"method": "elastic", "period": 8}, sync="gossip"), "averaging.method", "'elastic'", "none or local"),

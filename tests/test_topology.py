@@ -171,7 +171,7 @@ def test_a_grid_is_as_square_as_it_can_be():
 def test_two_islands_are_warned_of_and_a_connected_graph_is_not():
     islands = Experiment(workers=4, sync={"scheme": "gossip", "topology": "edges", "edges": "0-1,2-3"})
     assert warning(islands) == (
-        "sync.topology: the graph is in 2 parts (workers 0 1 | 2 3), so its replicas cannot agree"
+        "The graph is in 2 parts (workers 0 1 | 2 3), so its replicas cannot agree"
     )
     assert warning(islands.replace(sync={"edges": "0-1,2-3,1-2"})) is None
     assert warning(Experiment()) is None

@@ -2,7 +2,7 @@
 
 NCCL knows neither any-source nor tags.  So a message with a tag above 0, every
 object and every barrier travels by MPI; an untagged message between named
-peers travels here.
+peers travels here, if it lies on this rank's device.
 """
 
 from __future__ import annotations
@@ -46,17 +46,17 @@ class DistributedComm(Comm):
         self._progress: ProgressThread | None = None
 
     def send(self, tensor: torch.Tensor, dest: int, tag: int = 0) -> None:
-        if tag:
+        if tag or self._is_foreign(tensor):
             return self.control.send(tensor, dest, tag)
         self.isend(tensor, dest).wait()
 
     def recv(self, into: torch.Tensor, source: int = ANY, tag: int = ANY) -> Arrival:
-        if tag > 0 or source == ANY:
+        if tag > 0 or source == ANY or self._is_foreign(into):
             return self.control.recv(into, source, tag)
         return self.irecv(into, source, tag).wait()
 
     def isend(self, tensor: torch.Tensor, dest: int, tag: int = 0) -> Request:
-        if tag:
+        if tag or self._is_foreign(tensor):
             return self.control.isend(tensor, dest, tag)
         check_peer(self, dest, "dest")
         self.traffic.sent(tensor.nbytes)
@@ -64,7 +64,7 @@ class DistributedComm(Comm):
         return _Under(self, dist.P2POp(dist.isend, wire, self._global[dest], self.group), dest, tensor.nbytes)
 
     def irecv(self, into: torch.Tensor, source: int = ANY, tag: int = ANY) -> Request:
-        if tag > 0 or source == ANY:
+        if tag > 0 or source == ANY or self._is_foreign(into):
             return self.control.irecv(into, source, tag)
         check_peer(self, source, "source")
         landing = into if into.is_contiguous() else torch.empty_like(into, memory_format=torch.contiguous_format)
@@ -74,7 +74,7 @@ class DistributedComm(Comm):
     def sendrecv(
         self, tensor: torch.Tensor, dest: int, into: torch.Tensor, source: int, tag: int = 0
     ) -> Arrival:
-        if tag:
+        if tag or self._is_foreign(tensor):
             return self.control.sendrecv(tensor, dest, into, source, tag)
         check_peer(self, dest, "dest")
         if source == ANY:
@@ -92,6 +92,10 @@ class DistributedComm(Comm):
         if landing is not into:
             into.copy_(landing)
         return Arrival(source, 0, into.nbytes)
+
+    def _is_foreign(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor lies where this carrier does not reach, as a packet does beside GPUs: it goes by MPI."""
+        return tensor.device.type != self.device.type
 
     def barrier(self) -> None:
         if self.device.type == "cuda":

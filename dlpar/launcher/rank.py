@@ -68,7 +68,7 @@ def _work(folder: Path, launched: float | None) -> int:
     world, record, comm = MPI.COMM_WORLD, None, None
     try:
         experiment, call = world.bcast(_read_work(folder) if world.rank == 0 else None)
-        comm = connect(experiment.cluster if experiment else Cluster(device="cpu"))
+        comm = connect(_cluster(experiment) if experiment else Cluster(device="cpu"))
         record = Recorder(folder, comm)
         record.header(role=role(experiment, comm.rank) if experiment else "worker", threads=int(os.environ.get("OMP_NUM_THREADS", "1")))
         if comm.rank == 0:
@@ -89,6 +89,11 @@ def _work(folder: Path, launched: float | None) -> int:
         sys.stderr.flush()
         time.sleep(GRACE)
         return 1
+
+
+def _cluster(experiment):
+    """Where an experiment's ranks live: the shared weights of hogwild are host memory, also beside a GPU."""
+    return experiment.cluster.model_copy(update={"device": "cpu"} if experiment.sync.scheme == "hogwild" else {})
 
 
 def _read_work(folder: Path):

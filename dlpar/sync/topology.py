@@ -204,7 +204,7 @@ def warning(experiment: Experiment) -> str | None:
     if len(parts) == 1:
         return None
     shown = " | ".join(" ".join(map(str, part)) for part in parts)
-    return f"sync.topology: the graph is in {len(parts)} parts (workers {shown}), so its replicas cannot agree"
+    return f"The graph is in {len(parts)} parts (workers {shown}), so its replicas cannot agree"
 
 
 def one_way(graph: Graph) -> tuple[int, int] | None:

@@ -99,7 +99,7 @@ def show_graph(of: Experiment | Run) -> Figure:
 
 def _graph_in_words(experiment: Experiment, graph: list, apart: np.ndarray | None) -> str:
     degree = sum(map(len, graph)) / len(graph)
-    text = f"{experiment.workers} workers with {degree:.3g} neighbours each on average"
+    text = f"{experiment.workers} workers with {degree:.3g} neighbour{'s' * (degree != 1)} each on average"
     factor = distances.contraction(experiment)
     if factor is not None:
         text += f"; mixing shrinks their distance by {factor:.3f} a step (spectral gap {1 - factor:.3f})"

@@ -59,7 +59,7 @@ def lanes(run: Run, last: int | None = None) -> Figure:
     experiment = run.experiment
     if not arrows_of.Lanes.fits(experiment):
         raise ValueError(f"run {run.id}: got sync {experiment.sync}, allowed is ps or hogwild with two workers or more")
-    find = arrows_of.Arrows()
+    find = arrows_of.Arrows(experiment.sync.scheme == "hogwild")
     steps = ((int(source[5:]), r) for source, r in run.records() if r["k"] == "step")
     found = [arrow for rank, record in steps if (arrow := find.find(rank, record))]
     if not found:

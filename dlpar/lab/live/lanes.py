@@ -37,21 +37,24 @@ class Arrow(NamedTuple):
 
 
 class Arrows:
-    """Finds arrows in the records of steps, given in each worker's order."""
+    """Finds arrows in the records of steps, given in each worker's order; `is_write`: of a run of hogwild."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_write: bool = False) -> None:
+        self.is_write = is_write
         self._read: dict[int, float] = {}
 
     def find(self, rank: int, record: dict[str, Any]) -> Arrow | None:
         """The arrow that ends in this step; None in one that pushed nothing."""
         spans = record.get("spans") or ()
         begun = {name: start for name, start, _ in reversed(spans)}  # the first of each name
-        push = begun.get("communicate", begun.get("update"))
+        # A step between two pushes communicates nothing: its weights are still those read before it.
+        pushed = self.is_write or record.get("messages") != 0
+        push = begun.get("update" if self.is_write else "communicate") if pushed else None
+        if spans:
+            self._read.setdefault(rank, spans[0][1])
         if push is None:
             return None
-        read = self._read.get(rank, spans[0][1])
-        if "communicate" in begun or "update" in begun:
-            self._read[rank] = spans[-1][2]
+        read, self._read[rank] = self._read[rank], spans[-1][2]
         return Arrow(rank, read, push, record["staleness"])
 
 
@@ -150,7 +153,7 @@ class Lanes:
             columns = ("ms", "lane", "updates") if key == "labels" else ("ms", "lane")
             at = {"x": "ms", "y": "lane"} | ({"text": "updates"} if key == "labels" else {})
             self.plot.add_trace(key, style, columns, at)
-        self._find = Arrows()
+        self._find = Arrows(experiment.sync.scheme == "hogwild")
         self.recent: deque[Arrow] = deque(maxlen=8 * max(LEAST, PER_WORKER * self.workers))
 
     def rank_step(self, rank: int, record: dict[str, Any]) -> None:
