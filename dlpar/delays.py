@@ -47,11 +47,11 @@ class Delays:
         shape = self.delays.delay_cv**-2
         return float(draw.gamma(shape, mean / shape))
 
-    def after(self, step: int, began: float) -> None:
-        """Delay the worker whose computing of `step` began at `began` (seconds of its clock)."""
+    def after(self, step: int, began: float, done: int) -> None:
+        """Delay the worker whose computing of `step` began at `began` (seconds of its clock), after `done` global steps."""
         if self.none:
             return
         computed = self.comm.now() - began
-        stall, self.stall = (self.stall, 0.0) if step >= self.halfway else (0.0, self.stall)
+        stall, self.stall = (self.stall, 0.0) if done >= self.halfway else (0.0, self.stall)
         with self.record.span("delay"):
             self.comm.pause((self.factor - 1) * computed + self.factor * self.added(step) + stall)

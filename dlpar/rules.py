@@ -79,6 +79,16 @@ def _servers_fit(e: Experiment) -> str | None:
         return None
     if sync.groups > e.workers:
         return f"sync.groups: got {sync.groups}, allowed with {e.workers} workers is at most {e.workers}"
+    if sync.groups and sync.consistency != "bsp" and e.workers % sync.groups:
+        return (
+            f"sync.groups: got {sync.groups}, allowed with {e.workers} workers and {sync.consistency} "
+            f"is a divisor of {e.workers}: groups that run free of each other count alike"
+        )
+    if sync.staleness_aware and e.optimizer not in ("sgd", "momentum"):
+        return (
+            f"optimizer: got {e.optimizer!r}, allowed with staleness_aware is sgd or momentum: "
+            f"the others undo what divides a gradient"
+        )
     if sync.consistency == "softsync" and sync.softsync > (sync.groups or e.workers):
         clients = f"{sync.groups} groups" if sync.groups else f"{e.workers} workers"
         return f"sync.softsync: got {sync.softsync}, allowed with {clients} is at most {sync.groups or e.workers}"

@@ -28,10 +28,16 @@ def free_running(sync: dict[str, Any]) -> bool:
 
 
 def lead_bound(sync: dict[str, Any]) -> int | None:
-    """Clocks a worker may run ahead of the slowest by the rules of a scheme; None: as many as it likes."""
+    """Clocks a worker may run ahead of the slowest by the rules of a scheme; None: the scheme sets no bound."""
     if sync.get("consistency") == "ssp":
         return sync["staleness"]
-    return None if free_running(sync) else 0
+    # In gossip a worker waits for neighbours only: others may be behind by as much as the graph is wide.
+    return None if free_running(sync) or sync["scheme"] == "gossip" else 0
+
+
+def counts_lead(sync: dict[str, Any]) -> bool:
+    """Whether workers of a scheme know how far they lead: in synchronous gossip nobody hears of all others."""
+    return sync["scheme"] != "gossip" or sync["exchange"] == "pairwise"
 
 
 def weighted_loss(record: dict[str, Any]) -> float:
@@ -115,7 +121,7 @@ class Summary:
     def result(self) -> dict[str, Any]:
         """The summary as a JSON-ready mapping; figures that a run has not got yet are None."""
         elapsed = self.last - self.first if self.last is not None else None
-        workers = self.experiment["workers"]
+        workers, sync = self.experiment["workers"], self.experiment["sync"]
         return {
             "run": self.run,
             "workers": workers,
@@ -124,7 +130,7 @@ class Summary:
             "final_loss": self.final_loss if math.isfinite(self.final_loss or 0.0) else None,
             "accuracy": self.accuracy,
             "staleness": _distribution(self.staleness),
-            "lead": {"max": self.lead, "bound": lead_bound(self.experiment["sync"])},
+            "lead": {"max": self.lead if counts_lead(sync) else None, "bound": lead_bound(sync)},
             "bytes_sent": self.bytes,
             "seconds": {part: total / workers for part, total in self.seconds.items()},
             "time_to_accuracy": self.reached,

@@ -40,7 +40,7 @@ def train(comm: Comm, experiment: Experiment, record: Recorder) -> torch.nn.Modu
     replica = Replica(model)
     sync = scheme(experiment, comm, replica)
     delays = Delays(experiment, comm, record)
-    own = tested = 0
+    own = done = tested = 0
 
     for step in sync.steps():
         # 3. This rank's slice of the global batch.
@@ -54,7 +54,7 @@ def train(comm: Comm, experiment: Experiment, record: Recorder) -> torch.nn.Modu
         with record.span("backward"):
             comm.compute((loss * share).backward, cost=flops * len(y) * 2 / 3)
         replica.loss, replica.samples = loss.item(), len(y)
-        delays.after(step, began)
+        delays.after(step, began, done)
 
         # 5. Agree with the other replicas, then move the weights.
         with record.span("communicate"):

@@ -73,6 +73,8 @@ EXPERIMENTS = [
     (dict(sync={"scheme": "ps", "consistency": "eventual"}), "sync.consistency", "'eventual'", "bsp, ssp, asp, softsync"),
     (dict(sync={"scheme": "ps", "groups": 5}), "sync.groups", "5", "at most 4"),
     (dict(sync={"scheme": "ps", "consistency": "softsync", "softsync": 5}), "sync.softsync", "5", "at most 4"),
+    (dict(sync={"scheme": "ps", "consistency": "asp", "groups": 3}), "sync.groups", "3", "a divisor of 4"),
+    (dict(sync={"scheme": "ps", "staleness_aware": True}, optimizer="adam"), "optimizer", "'adam'", "sgd or momentum"),
     (dict(sync={"scheme": "ps", "push_every": 7}), "sync.push_every", "7", "a divisor of 200"),
     (dict(sync={"scheme": "mapreduce", "fraction": 0}), "sync.fraction", "0", "above 0"),
     (dict(sync={"scheme": "mapreduce", "depth": 0}), "sync.depth", "0", "1 to 6"),

@@ -31,6 +31,8 @@ def finished(experiment: Experiment | None = None, **changes) -> Run:
 
 def end(folder: Path, status: str, reason: str = "") -> None:
     """What a supervisor writes last."""
+    if not folder.is_dir():
+        return  # a panel that is collected late stops a job whose folder its test has removed
     with open(folder / "job.jsonl", "a") as file:
         file.write(
             json.dumps({"k": "end", "at": time.time(), "status": status, "reason": reason, "rank": None})

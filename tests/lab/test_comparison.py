@@ -35,7 +35,9 @@ def test_all_run_one_after_the_other_and_their_figures_are_in_the_table(launched
     for row, run in zip(table.to_dict("records"), runs):
         summary = run.summary
         assert row["final loss"] == summary["final_loss"] and row["MB sent"] == summary["bytes_sent"] / 1e6
-        assert row["staleness mean"] == summary["staleness"]["mean"] and row["lead max"] == summary["lead"]["max"]
+        assert row["staleness mean"] == summary["staleness"]["mean"]
+        lead = summary["lead"]["max"]  # of synchronous gossip it is not known
+        assert row["lead max"] == lead if lead is not None else row["lead max"] != row["lead max"]
         assert row["to 90% (s)"] == summary["time_to_accuracy"]["0.9"]
     assert "ps asp" in comparison._table.value and "2 of 3" not in comparison._status.words.value
 
