@@ -59,7 +59,7 @@ def test_the_summary_agrees_with_the_curve_whatever_the_order_of_records(run):
 
 
 @pytest.mark.parametrize("sync, bound", [
-    ("ring", 0), ("ps", 0), ("gossip", 0), ("mapreduce", 0), ("hogwild", None),
+    ("ring", 0), ("ps", 0), ("gossip", None), ("mapreduce", 0), ("hogwild", None),
     ({"scheme": "ps", "consistency": "asp"}, None), ({"scheme": "ps", "consistency": "ssp", "staleness": 5}, 5),
     ({"scheme": "gossip", "exchange": "pairwise"}, None),
 ], ids=str)  # fmt: skip

@@ -151,7 +151,7 @@ def seconds_a_step(finished: dlpar.Run) -> float:
 
 
 def test_a_permanent_straggler_holds_up_bsp_and_in_the_end_ssp_but_not_asp():
-    fields = dict(workers=4, steps=40, delays={"kind": "constant", "delay_ms": 25.0, "straggler": {1: 4.0}})
+    fields = dict(workers=4, steps=25, delays={"kind": "constant", "delay_ms": 25.0, "straggler": {1: 4.0}})
     bsp = run(sync=ps(), **fields)
     own_pace = bsp.steps.query("rank == 1")["compute"].median()
     assert seconds_a_step(bsp) == pytest.approx(own_pace, rel=0.10)
@@ -159,22 +159,6 @@ def test_a_permanent_straggler_holds_up_bsp_and_in_the_end_ssp_but_not_asp():
     assert seconds_a_step(ssp) == pytest.approx(seconds_a_step(bsp), rel=0.15)
     asp = run(sync=ps(consistency="asp"), **fields)
     assert seconds_a_step(asp) < seconds_a_step(bsp) / 2
-
-
-def test_a_bound_absorbs_passing_jitter():
-    fields = dict(workers=4, steps=80, delays={"kind": "exponential", "delay_ms": 12.0})
-    bsp = run(sync=ps(), **fields)
-    ssp = run(sync=ps(consistency="ssp", staleness=4), **fields)
-    assert seconds_a_step(bsp) / seconds_a_step(ssp) >= 1.3
-
-
-def test_asp_diverges_where_the_rate_divided_by_staleness_does_not():
-    # Momentum: what an old gradient overshoots goes on. bsp learns at this rate, too; in a sequential simulation so for seeds 0 to 4.
-    fields = dict(workers=8, steps=80, lr=0.7, optimizer="momentum", batch=256, delays=STEADY,
-                  model={"name": "mlp", "width": 64, "depth": 1})  # fmt: skip
-    plain = run(sync=ps(consistency="asp"), **fields).summary
-    aware = run(sync=ps(consistency="asp", staleness_aware=True), **fields).summary
-    assert plain["accuracy"] < 0.7 and aware["accuracy"] >= 0.9
 
 
 # ---- faults -------------------------------------------------------------------------

@@ -46,7 +46,6 @@ def test_float64_losses_are_the_same_on_1_2_3_and_4_workers(name):
 BULK_SYNCHRONOUS = {
     "ring": {"scheme": "ring"},
     "hierarchical": {"scheme": "ring", "allreduce": "hierarchical"},
-    "halving-doubling": {"scheme": "ring", "allreduce": "halving_doubling"},
     "one server": {"scheme": "ps"},
     "two servers, separate pull": {"scheme": "ps", "servers": 2, "pull": "separate"},
     "two servers below two leaves": {"scheme": "ps", "servers": 2, "groups": 2},

@@ -68,11 +68,6 @@ def test_a_cut_edge_slows_agreement_and_a_second_one_ends_it():
     assert halves[-1] == pytest.approx(halves[40], rel=1e-3) and halves[-1] > 0.05 * halves[0]
 
 
-def test_a_slow_worker_drags_neighbours_along_but_not_pairs():
-    rates = [len(run.steps) / run.steps["t"].max() for run in ran(presets.slow_neighbour())]
-    assert rates[1] > 1.5 * rates[0]
-
-
 def path(workers: int) -> list[tuple[int, ...]]:
     return [tuple(j for j in (i - 1, i + 1) if 0 <= j < workers) for i in range(workers)]
 
