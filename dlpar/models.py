@@ -75,7 +75,7 @@ def loss(task: Task) -> Callable[[Tensor, Tensor], Tensor]:
     """
     mean = {"classification": F.cross_entropy, "regression": F.mse_loss, "characters": _character_loss}[task]
     # The mean of no samples is no number; their sum, 0, weighs nothing in any gradient.
-    return lambda output, target: mean(output, target) if len(target) else output.sum()
+    return lambda output, target: mean(output, target) if target.numel() else output.sum()
 
 
 def score(task: Task) -> Callable[[Tensor, Tensor], Tensor] | None:

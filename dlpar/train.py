@@ -45,15 +45,16 @@ def train(comm: Comm, experiment: Experiment, record: Recorder) -> torch.nn.Modu
     for step in sync.steps():
         # 3. This rank's slice of the global batch.
         x, y = dataset.batch(sampler.indices(step, comm.rank))
-        share, began = len(y) / experiment.global_batch, comm.now()
+        samples, began = len(y), comm.now()
+        share = samples / experiment.global_batch
 
         # 4. Its part of the global gradient: what `share` weighs adds up over the ranks.
         with record.span("forward"):
             replica.zero_gradient()
-            loss = comm.compute(lambda: criterion(model(x), y), cost=flops * len(y) / 3)
+            loss = comm.compute(lambda: criterion(model(x), y), cost=flops * samples / 3)
         with record.span("backward"):
-            comm.compute((loss * share).backward, cost=flops * len(y) * 2 / 3)
-        replica.loss, replica.samples = loss.item(), len(y)
+            comm.compute((loss * share).backward, cost=flops * samples * 2 / 3)
+        replica.loss, replica.samples = loss.item(), samples
         delays.after(step, began, done)
 
         # 5. Agree with the other replicas, then move the weights.
@@ -64,7 +65,7 @@ def train(comm: Comm, experiment: Experiment, record: Recorder) -> torch.nn.Modu
 
         # 6. Write down what happened.
         facts = {**comm.traffic.take(), **sync.facts()}
-        record.step(step, loss=replica.loss, samples=len(y), **facts)
+        record.step(step, loss=replica.loss, samples=samples, **facts)
         own += 1
         done = sync.done(own)
         if comm.rank == 0 and tested < done // experiment.evaluation_interval and done < experiment.steps:

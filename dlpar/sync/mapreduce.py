@@ -39,7 +39,7 @@ class MapReduce(Scheme):
     def __init__(self, experiment: Experiment, comm: Comm, replica: Replica) -> None:
         super().__init__(experiment, comm, replica)
         sync, n, dtype = experiment.sync, len(replica.weights), replica.weights.dtype
-        self.sums = comm.empty(n + 2, dtype)
+        self.parameters, self.sums = n, comm.empty(n + 2, dtype)
         self.gradient, self.loss_and_count = self.sums[:n], self.sums[n:]
         self.reduce = star_reduce if sync.reduce == "collect" else partial(tree_aggregate, depth=sync.depth)
         self.order = comm.packet(n, dtype)  # its head: is this the last iteration?
@@ -59,17 +59,17 @@ class MapReduce(Scheme):
         # The replica's gradient is weighted by samples / batch, as it adds up in an all-reduce.
         scale = batch * weight / samples if samples else 0.0
         scaled = partial(torch.mul, self.replica.gradient, scale, out=self.gradient)
-        self.comm.compute(scaled, cost=len(self.gradient))
+        self.comm.compute(scaled, cost=self.parameters)
         self.loss_and_count[0], self.loss_and_count[1] = self.replica.loss * weight, weight
         self.reduce(self.path, self.sums)
         if self.comm.rank == DRIVER:
-            self.comm.compute(self._drive, cost=5 * len(self.gradient))
+            self.comm.compute(self._drive, cost=5 * self.parameters)
         tree_broadcast(self.comm, self.order.wire, DRIVER)
 
     def update(self) -> None:
         self.converged = bool(self.order.head[0])
         if self.comm.rank != DRIVER:
-            self.comm.compute(partial(self.replica.weights.copy_, self.order.body), cost=len(self.gradient))
+            self.comm.compute(partial(self.replica.weights.copy_, self.order.body), cost=self.parameters)
 
     def _drive(self) -> None:
         """Divide by the count, move the weights, and see whether they still move."""

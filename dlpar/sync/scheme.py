@@ -48,7 +48,7 @@ class Scheme:
     def update(self) -> None:
         """Move the replica's weights; by default by its gradient, with the experiment's optimizer."""
         step = partial(self.optimizer.step, self.replica.gradient)
-        self.comm.compute(step, cost=2 * len(self.replica.gradient))
+        self.comm.compute(step, cost=2 * self.replica.gradient.numel())
 
     def done(self, own: int) -> int:
         """Global steps all workers together have done, as far as this one knows, which did `own`."""
