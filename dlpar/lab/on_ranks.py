@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pickle import PicklingError
 from typing import TYPE_CHECKING, Any, Callable, Sequence
 
 from dlpar.lab.verdict import Verdict, difference, wrong
@@ -51,6 +52,8 @@ def check_on_ranks(
             if "NotImplementedError" in str(failure):
                 return Verdict("to do", f"{name} is not written yet.")
             return wrong(name, hints, f"With {world} ranks: {failure}")
+        except (TypeError, AttributeError, PicklingError) as failure:
+            return wrong(name, hints, f"{name} cannot be sent to other processes: {failure}")
         for case, length in enumerate(LENGTHS):
             right = expected([_input(rank, length) for rank in range(world)])
             for rank in range(world):

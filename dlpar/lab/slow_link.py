@@ -44,6 +44,10 @@ class SlowLink:
     def isend(self, tensor: torch.Tensor, dest: int, tag: int = 0) -> Any:
         return self.inner.isend(self._stamped(tensor), dest, tag)
 
+    def irecv(self, *_: Any) -> Any:
+        """Refused: when such a message would have come is known only once it is waited for."""
+        raise ValueError("irecv: got a call on a slow link, allowed there are recv and sendrecv")
+
     def recv(self, into: torch.Tensor, source: int = -1, tag: int = -1) -> Arrival:
         from dataclasses import replace
 

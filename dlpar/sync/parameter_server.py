@@ -61,6 +61,7 @@ class ParameterServer(Scheme):
         return self.client.done
 
     def facts(self) -> dict[str, Any]:
+        # Of the last push: a step between two pushes repeats what was counted of the one before.
         client = self.client
         return {"staleness": client.staleness, "lead": client.lead, "version": client.version}
 

@@ -20,8 +20,8 @@ import serving  # noqa: E402
 import training  # noqa: E402
 
 SECTIONS = {
-    "launch": launching.report, "throughput": training.report, "ring": reducing.report, "mapreduce": mapreduce.report, "ps": serving.report,
-    "recording": recording.report, "hogwild": hogwild.report,
+    "launch": launching.report, "throughput": training.report, "ring": reducing.report,
+    "mapreduce": mapreduce.report, "ps": serving.report, "recording": recording.report, "hogwild": hogwild.report,
 }  # fmt: skip
 
 
