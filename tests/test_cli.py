@@ -12,7 +12,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from conftest import eventually
+from conftest import eventually, started
 
 import dlpar
 from dlpar import Experiment, Run
@@ -121,7 +121,7 @@ def left_of(run: Run) -> list[str]:
 def test_a_signal_stops_the_job_within_two_seconds(number, status, name, finished):
     before = newest().id
     words = [*PROGRAM, "run", "--workers", "2", "--steps", "1000000", "--json"]
-    child = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    child = started(words)
     run = eventually(lambda: (r := newest()) and r.id != before and r, 30, "ranks train")
     child.send_signal(number)
     began = time.monotonic()
@@ -136,7 +136,7 @@ def test_a_signal_stops_the_job_within_two_seconds(number, status, name, finishe
 def test_ctrl_c_while_it_starts_leaves_nothing(finished):
     words = [*PROGRAM, "run", "--workers", "2", "--steps", "1000000"]
     count = len(dlpar.runs())
-    child = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    child = started(words)
     eventually(lambda: len(dlpar.runs()) > count, 30, "the run has a folder")
     child.send_signal(signal.SIGINT)
     began = time.monotonic()

@@ -110,7 +110,7 @@ def random_ssp(case: int) -> Experiment:
     delays = {"kind": ("exponential", "gamma", "none")[draw.integers(3)], "delay_ms": 2.0}
     if draw.random() < 0.5:
         delays["straggler"] = {int(draw.integers(workers)): 4.0}
-    return Experiment(**SMALL, workers=workers, steps=12 * every, sync=sync, delays=delays)
+    return Experiment(**SMALL, workers=workers, steps=8 * every, sync=sync, delays=delays)
 
 
 @pytest.mark.parametrize("block", range(5))
