@@ -5,12 +5,17 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import subprocess
 import tempfile
 import time
 from pathlib import Path
 
 import pytest
+
+
+def pytest_configure() -> None:
+    """Heed Ctrl-C, and let what tests start heed it, also in the background, where a shell has it ignored."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -39,11 +44,3 @@ def eventually(condition, seconds: float, what: str):
             return value
         time.sleep(0.02)
     pytest.fail(f"after {seconds:g} s still not: {what}")
-
-
-def started(words: list[str]) -> subprocess.Popen:
-    """A command that heeds Ctrl-C even where these tests run in the background, which has it ignored."""
-    def heed() -> None:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=heed)

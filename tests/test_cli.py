@@ -12,7 +12,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from conftest import eventually, started
+from conftest import eventually
 
 import dlpar
 from dlpar import Experiment, Run
@@ -121,7 +121,7 @@ def left_of(run: Run) -> list[str]:
 def test_a_signal_stops_the_job_within_two_seconds(number, status, name, finished):
     before = newest().id
     words = [*PROGRAM, "run", "--workers", "2", "--steps", "1000000", "--json"]
-    child = started(words)
+    child = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     run = eventually(lambda: (r := newest()) and r.id != before and r, 30, "ranks train")
     child.send_signal(number)
     began = time.monotonic()
@@ -136,7 +136,7 @@ def test_a_signal_stops_the_job_within_two_seconds(number, status, name, finishe
 def test_ctrl_c_while_it_starts_leaves_nothing(finished):
     words = [*PROGRAM, "run", "--workers", "2", "--steps", "1000000"]
     count = len(dlpar.runs())
-    child = started(words)
+    child = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     eventually(lambda: len(dlpar.runs()) > count, 30, "the run has a folder")
     child.send_signal(signal.SIGINT)
     began = time.monotonic()
@@ -158,13 +158,11 @@ def test_a_signal_that_was_ignored_stays_ignored():
 
 
 def test_a_second_ctrl_c_interrupts_at_once():
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background it may be ignored
     with Stops() as stops:
         signal.raise_signal(signal.SIGINT)
         assert stops.asked == signal.SIGINT
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
-    signal.signal(signal.SIGINT, before)
 
 
 def test_runs_lists_what_there_is(finished, capsys):

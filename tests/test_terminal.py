@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import pty
 import select
 import sys
@@ -22,7 +21,6 @@ def in_a_terminal(words: list[str], until: str, then: bytes) -> tuple[int, str]:
     """Run the program in a terminal, type `then` once `until` is on its screen; its status and output."""
     pid, terminal = pty.fork()
     if pid == 0:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # in the background it may be ignored
         os.environ |= {"TERM": "xterm-256color", "COLUMNS": "100"}
         os.execv(sys.executable, [sys.executable, "-m", "dlpar.cli", *words])
     screen, typed, deadline = "", False, time.monotonic() + 40
