@@ -230,7 +230,7 @@ def _addable(tensor: torch.Tensor) -> tuple[torch.Tensor, MPI.Datatype]:
     """The tensor on the host in a number type MPI can add, and that type; half precision is added in float32."""
     wide = tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
     if wide.dtype not in _ADDED_BY_MPI:
-        raise ValueError(f"allreduce: got a tensor of {tensor.dtype}, allowed is a number type MPI can add")
+        raise ValueError(f"tensor: got {tensor.dtype}, allowed is a number type MPI can add")
     return staged(wide), _ADDED_BY_MPI[wide.dtype]
 
 

@@ -70,7 +70,8 @@ def _work(folder: Path, launched: float | None) -> int:
         experiment, call = world.bcast(_read_work(folder) if world.rank == 0 else None)
         comm = connect(_cluster(experiment) if experiment else Cluster(device="cpu"))
         record = Recorder(folder, comm)
-        record.header(role=role(experiment, comm.rank) if experiment else "worker", threads=int(os.environ.get("OMP_NUM_THREADS", "1")))
+        mine = role(experiment, comm.rank) if experiment else "worker"
+        record.header(role=mine, threads=int(os.environ.get("OMP_NUM_THREADS", "1")))
         if comm.rank == 0:
             record.event("start", launch_s=time.time() - launched if launched else None)
         if experiment is not None:
