@@ -34,17 +34,6 @@ def sketches(run, which: int) -> np.ndarray:
     return np.array([sorted((t, sketch) for source, t, sketch in steps if source == rank)[which][1] for rank in ranks])
 
 
-SMALL = dict(model={"name": "mlp", "width": 32}, batch=60, dtype="float64", steps=100)
-
-
-def test_on_the_complete_graph_100_losses_are_those_of_one_process():
-    alone = dlpar.launch(Experiment(workers=1, **SMALL)).wait(90).curve["loss"].to_numpy()
-    assert len(alone) == 100 and alone[-1] < alone[0] / 2
-    for workers in (1, 2, 3, 4, 8):
-        together = ran(workers=workers, sync={"topology": "complete"}, **SMALL).curve["loss"].to_numpy()
-        assert np.max(np.abs(together - alone) / alone) < 1e-9
-
-
 @pytest.mark.parametrize("topology, workers", [("ring", 8), ("grid", 9), ("exp2", 8)])
 def test_replicas_approach_each_other_by_the_second_eigenvalue_a_step(topology, workers):
     run = mixing(workers, steps=40, sync={"topology": topology})
@@ -122,8 +111,8 @@ def test_a_slow_worker_does_not_hold_pairwise_gossip_up():
 
 @pytest.mark.parametrize("exchange", ["neighbours", "random", "pairwise", "push_sum"])
 def test_every_kind_of_gossip_learns_digits(exchange):
-    run = ran(workers=4, steps=150, batch=128, lr=0.1, sync={"exchange": exchange})
-    assert len(run.steps) == 4 * 150
+    run = ran(workers=4, steps=200, batch=128, lr=0.1, sync={"exchange": exchange})
+    assert len(run.steps) == 4 * 200
     assert run.summary["accuracy"] >= 0.94
     if exchange != "pairwise":
         assert (run.steps[["staleness", "lead"]] == 0).all(axis=None)

@@ -38,7 +38,8 @@ def test_a_worker_alone_has_no_conflicts_and_loses_nothing():
 
 def test_sparse_logistic_regression_learns_docstrings():
     run, steps = ran(4, True, data="docstrings", model="logistic", batch=16, lr=1.0, steps=300)
-    assert steps["loss"].tail(200).mean() < 0.7 * steps["loss"].head(200).mean()
+    losses = steps.sort_values("t")["loss"]  # as they happened, whoever did them
+    assert losses.tail(600).mean() < 0.7 * losses.head(60).mean()
     assert run.summary["accuracy"] > 0.75
     assert 0 <= steps["lost"].dropna().iloc[0] < 0.05
 

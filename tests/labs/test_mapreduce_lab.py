@@ -2,37 +2,14 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 
 import dlpar
 from dlpar import lab
-from dlpar.data import load
 from dlpar.lab import presets
 
 pytestmark = pytest.mark.slow
-
-
-def least_loss() -> float:
-    """Of least squares on all training samples, by linear algebra."""
-    data = load(presets.mean_of_means()[0].data, 0, torch.float64, "linear")
-    x, y = np.c_[data.train_x, np.ones(len(data.train_x))], data.train_y.numpy()
-    return float(np.mean((x @ np.linalg.lstsq(x, y, rcond=None)[0] - y) ** 2))
-
-
-def test_the_mean_of_the_means_ends_elsewhere_where_parts_are_uneven():
-    runs = [dlpar.launch(e).wait(60) for e in presets.mean_of_means()]
-    told = [(run.experiment.shards, run.experiment.sync.reduce) for run in runs]
-    assert told == [("iid", "sum"), ("iid", "mean"), ("uneven", "sum"), ("uneven", "mean")]
-    shares = [sorted(run.steps.groupby("rank")["samples"].first()) for run in runs]
-    assert shares == [[118] * 3, [118] * 3, [59, 118, 177], [59, 118, 177]]
-    curves = [run.curve["loss"].to_numpy() for run in runs]
-    for curve in curves[1:3]:
-        assert np.allclose(curve, curves[0], rtol=1e-9)
-    above = [curve[-1] - least_loss() for curve in curves]
-    assert max(above[:3]) < 2e-5 and above[3] > 3e-3
-    assert curves[3][-1] == pytest.approx(curves[3][-50], abs=1e-4), "it has settled there"
 
 
 def test_a_tree_beats_a_star_for_long_tensors_only():
@@ -59,14 +36,6 @@ def test_digits_by_mapreduce_learn_the_same_on_any_number_of_workers():
     runs = [dlpar.launch(e).wait(60) for e in presets.digits_by_mapreduce()]
     assert [run.experiment.workers for run in runs] == [1, 2, 4]
     assert all(run.summary["accuracy"] > 0.93 for run in runs)
-
-
-def test_samples_that_are_empty_do_no_harm():
-    run = dlpar.launch(presets.empty_samples()).wait(60)
-    assert (run.steps["samples"] == 0).mean() > 0.5
-    assert (run.steps.groupby("step")["samples"].sum() == 0).any()
-    assert "sampled nothing on any worker" in run.log
-    assert run.summary["accuracy"] > 0.8
 
 
 def all_samples(vectors):

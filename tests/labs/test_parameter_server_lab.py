@@ -15,62 +15,6 @@ def runs(experiments) -> list[dlpar.Run]:
     return [dlpar.launch(experiment).wait(90) for experiment in experiments]
 
 
-def pace(run: dlpar.Run) -> float:
-    """Seconds of a global step, from the median distance of ten."""
-    return run.curve["seconds"].diff(10).median() / 10
-
-
-def version(run: dlpar.Run) -> int:
-    """Updates the first server made."""
-    return next(r["version"] for _, r in run.records() if r["k"] == "event" and r["name"] == "served")
-
-
-def test_the_mean_staleness_counts_workers_and_the_slow_one_brings_the_old_gradients():
-    (run,) = runs([presets.stale_gradients()])
-    workers, steps = run.experiment.workers, run.experiment.steps
-    ages = run.steps.groupby("rank")["staleness"]
-    assert run.summary["staleness"]["mean"] == pytest.approx((workers - 1) * (1 - 1 / (2 * steps)))
-    fast = max(ages.median()[0], ages.median()[1])
-    assert ages.median()[2] >= 3 * fast
-    assert ages.count()[2] < ages.count()[0] / 2
-
-
-def test_asking_for_weights_apart_lowers_the_mean():
-    reply, apart = runs(presets.pull_apart())
-    assert apart.summary["staleness"]["mean"] < 0.9 * reply.summary["staleness"]["mean"]
-
-
-@pytest.mark.parametrize("dtype, within", [("float64", 1e-9), ("float32", 1e-4)])
-def test_a_server_that_waits_for_all_gives_the_losses_of_a_ring(dtype, within):
-    ring, *servers = runs(e.replace(dtype=dtype) for e in presets.server_that_waits())
-    losses = ring.curve["loss"]
-    assert len(losses) == 100 and len(servers) == 2
-    for run in servers:
-        assert set(run.steps["staleness"]) == {0}
-        assert ((run.curve["loss"] - losses).abs() / losses).max() < within
-
-
-def test_a_bound_does_not_cure_a_slow_worker():
-    bsp, ssp, asp = runs(presets.bound_and_a_slow_worker())
-    assert pace(ssp) == pytest.approx(pace(bsp), rel=0.15)
-    assert pace(asp) < pace(bsp) / 2
-    assert ssp.summary["lead"]["max"] == ssp.experiment.sync.staleness  # the fast ones wait at the bound
-
-
-def test_a_bound_absorbs_passing_jitter():
-    bsp, ssp = runs(presets.bound_and_passing_jitter())
-    assert pace(bsp) / pace(ssp) >= 1.3
-
-
-@pytest.mark.parametrize("seed", [0])
-def test_more_updates_a_second_diverge_and_dividing_the_rate_by_staleness_saves_them(seed):
-    bsp, asp, aware = runs(e.replace(seed=seed) for e in presets.more_updates())
-    assert version(asp) == version(aware) == 8 * version(bsp)
-    assert version(asp) / asp.curve["seconds"].max() > 2 * version(bsp) / bsp.curve["seconds"].max()
-    assert bsp.summary["accuracy"] >= 0.9 and aware.summary["accuracy"] >= 0.9
-    assert asp.summary["accuracy"] < 0.7
-
-
 def test_two_servers_send_half_each_and_leaves_keep_the_root_s_share_small():
     one, two, leaves = (per_rank(run)[4:, 3] for run in runs(presets.servers()))
     assert two == pytest.approx([one[0] / 2] * 2, rel=0.01)
