@@ -13,8 +13,8 @@ from dlpar.schema import BadExperiment, Part, sentence, shown, spelled_as_head
 from dlpar.summary import free_running
 from dlpar.sync.parts import SCHEMES, Ring, extra_ranks
 
-MAX_WORKERS = 64
-"""Real processes one job may start; more belong to the simulated world."""
+MAX_WORKERS = 4096
+"""Workers of one job; real processes are fewer (:data:`dlpar.rules.MOST`)."""
 
 
 def _part(*kinds: type[Part]):
@@ -112,6 +112,11 @@ class Experiment(Part):
         return self.workers + extra_ranks(self.sync)
 
     @property
+    def processes(self) -> int:
+        """Processes of the job: one a rank, but one for all where they are simulated."""
+        return 1 if self.cluster.world == "simulated" else self.ranks
+
+    @property
     def free_running(self) -> bool:
         """Whether workers do as many steps as they can, in place of the same steps all of them."""
         return free_running(self.sync.model_dump())
@@ -139,8 +144,13 @@ class Experiment(Part):
         Raises
         ------
         BadExperiment
-            If the hostfile or the folder of the data is not there.
+            If the hostfile, the platform, the workload or the folder of the data is not there.
         """
+        if self.cluster.world != "real":
+            from dlpar.platforms import nodes_of, workload
+
+            nodes_of(self)
+            workload(self.cluster.stand_in_for) if self.cluster.stand_in_for else None
         hostfile = self.cluster.hostfile
         if hostfile is not None and not Path(hostfile).is_file():
             raise BadExperiment(f"cluster.hostfile: got {shown(hostfile)}, allowed is the path of an existing file")

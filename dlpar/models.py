@@ -16,6 +16,7 @@ from dlpar.sampling import generator
 if TYPE_CHECKING:
     from dlpar.data import Dataset, Task
     from dlpar.experiment import Experiment, Model
+    from dlpar.comm.outline import Outline
 
 SQUARED_LENGTH = 8
 """Of the last hidden layer's output, at the start of a regression, about; see :func:`build`."""
@@ -61,6 +62,16 @@ def build(experiment: Experiment, dataset: Dataset) -> nn.Sequential:
     return model.to(getattr(torch, experiment.dtype))
 
 
+def outline(experiment: Experiment, dataset: Dataset) -> nn.Module | Outline:
+    """What stands for every rank's model where no numbers are computed: the model itself, or what it stands in for."""
+    if experiment.cluster.stand_in_for is None:
+        return build(experiment, dataset)
+    from dlpar.platforms import workload
+    from dlpar.comm.outline import Outline
+
+    return Outline(workload(experiment.cluster.stand_in_for), getattr(torch, experiment.dtype))
+
+
 def loss(task: Task) -> Callable[[Tensor, Tensor], Tensor]:
     """The mean loss of a task: squared error for regression, else cross-entropy in nats.
 
@@ -98,7 +109,7 @@ def score(task: Task) -> Callable[[Tensor, Tensor], Tensor] | None:
 
 
 def flops_per_sample(model: nn.Module, dataset: Dataset) -> int:
-    """Floating-point operations of one sample's forward and backward pass.
+    """Floating-point operations of one sample's forward and backward pass; each weight's are noted as its ``flops``.
 
     Matrix products and convolutions are counted, two operations a multiply-add; the
     backward pass counts twice the forward one, as it computes two products for each.
@@ -110,6 +121,8 @@ def flops_per_sample(model: nn.Module, dataset: Dataset) -> int:
     dataset : Dataset
         One of its samples is shown to the model.
     """
+    if hasattr(model, "flops"):  # an outline knows
+        return model.flops
     forward = 0
 
     def count(module: nn.Module, given: object, output: Tensor) -> None:
@@ -117,7 +130,8 @@ def flops_per_sample(model: nn.Module, dataset: Dataset) -> int:
         if isinstance(module, Attention):  # positions with positions, for scores and for reading
             forward += 4 * output.numel() * output.shape[1]
         elif isinstance(module, (nn.Linear, nn.Conv2d, Tied)):
-            forward += 2 * output.numel() * module.weight[0].numel()
+            module.weight.flops = 6 * output.numel() * module.weight[0].numel()
+            forward += module.weight.flops // 3
 
     hooks = [module.register_forward_hook(count) for module in model.modules()]
     was_training = model.training

@@ -104,7 +104,26 @@ class Delays(Part):
 class Cluster(Part):
     """Where the ranks live and what carries their messages."""
 
-    world: Literal["real"] = Field("real", description="What ranks and time are.", title="world")
+    world: Literal["real", "paced", "simulated"] = Field(
+        "real", title="world",
+        description="real: processes and the wall clock; paced: processes that keep a platform's time; simulated: "
+        "thousands of ranks in one process.",
+    )  # fmt: skip
+    platform: str | None = Field(
+        None, min_length=1, title="platform",
+        description="Cluster that paced and simulated ranks live on: a name `dlpar platforms` lists, or a file.",
+    )  # fmt: skip
+    stand_in_for: str | None = Field(
+        None, min_length=1, title="stand_in_for",
+        description="Workload whose FLOPs and bytes are charged in place of the model's: resnet101, or a file.",
+    )  # fmt: skip
+    messages: Literal["values", "sizes"] = Field(
+        "values", title="messages",
+        description="Simulated: whether ranks really compute and messages carry values, or sizes only.",
+    )  # fmt: skip
+    placement: Literal["dedicated", "colocated"] = Field(
+        "dedicated", title="placement", description="Servers on nodes of their own, or on those of the workers."
+    )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where tensors live.")
     carrier: Literal["auto", "mpi", "nccl", "gloo"] = Field(
         "auto", description="What moves tensors; auto: nccl with one GPU a rank, else mpi."

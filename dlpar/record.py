@@ -13,7 +13,7 @@ import socket
 import traceback
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Callable
 
 import orjson
 
@@ -28,7 +28,7 @@ COMPUTING = frozenset({"forward", "backward", "delay", "update"})
 """Spans counted as computing; any other but ``evaluate`` is communication."""
 
 NOTHING = 2e-6
-"""Seconds: in a shorter span nothing was done, and it is not written."""
+"""Seconds of the wall clock: in a span no longer nothing was done, and it is not written.  Other clocks stand still then."""
 
 
 class Span:
@@ -46,32 +46,79 @@ class Span:
 
     def __exit__(self, *error: object) -> None:
         record, end = self._record, self._record.now()
-        if end - self._start < NOTHING:
+        if end - self._start <= record._nothing:
             return
         record._spans.append((self._name, self._start, end))
         if self._name not in COMPUTING:
             record._waited += record.traffic.waited - self._waited
 
 
+class RankFile:
+    """A file of records that only grows, a line each.
+
+    Parameters
+    ----------
+    path : path
+        Created with mode 0600.
+    now : callable
+        Gives seconds, by which records wait for others to be written with.
+    """
+
+    def __init__(self, path: str | os.PathLike, now: Callable[[], float]) -> None:
+        self._path, self._file = path, os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        self._now, self._written = now, 0.0
+        self._pending: list[dict[str, Any]] = []
+
+    def add(self, record: dict[str, Any], soon: bool = False) -> None:
+        """Write a record: now, with those that wait, or `soon`."""
+        self._pending.append(record)
+        if not soon or self._now() - self._written >= TOGETHER:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write those that wait."""
+        # A number nobody computed, or that is none, is null.
+        lines = b"".join([orjson.dumps(r, _nothing, orjson.OPT_APPEND_NEWLINE) for r in self._pending])
+        self._pending.clear()
+        self._written = self._now()
+        while lines:  # more than once only where a signal or a full disk cut a write short
+            lines = lines[os.write(self._file, lines) :]
+
+    def touch(self) -> None:
+        """Show that there is progress, though nothing to write: a step of thousands of ranks takes its time."""
+        os.utime(self._path)
+
+    def close(self) -> None:
+        """Write what is left, and no more."""
+        self.flush()
+        os.close(self._file)
+
+
+def _nothing(thing: Any) -> None:
+    """What stands for a thing JSON does not know."""
+
+
 class Recorder:
-    """Append-only record of one process in a run folder.
+    """Append-only record of one rank in a run folder.
 
     Parameters
     ----------
     folder : path
-        The run folder; ``rank-<rank>.jsonl`` in it is created with mode 0600.
+        The run folder; ``rank-<rank>.jsonl`` in it is created.
     comm : Comm
         The rank; its clock gives every time in the file.
+    file : RankFile, optional
+        Where many ranks of one process write; each line then says whose it is.
     """
 
-    def __init__(self, folder: str | os.PathLike, comm: Comm) -> None:
+    def __init__(self, folder: str | os.PathLike, comm: Comm, file: RankFile | None = None) -> None:
         self.comm, self.now, self.traffic = comm, comm.now, comm.traffic
-        path = Path(folder) / f"rank-{comm.rank}.jsonl"
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        self._file = file or RankFile(Path(folder) / f"rank-{comm.rank}.jsonl", comm.now)
+        self._whose = {} if file is None else {"rank": comm.rank}
+        self._nothing = NOTHING if comm.clock == "wall" else 0.0
         self._spans: list[tuple[str, float, float]] = []
-        self._waited = self._written = 0.0
+        self._waited = 0.0
         self._kinds: dict[str, Span] = {}
-        self._pending: list[dict[str, Any]] = []
 
     def header(self, **facts: Any) -> None:
         """Who this rank is: role and threads, beside what its communicator says."""
@@ -99,12 +146,10 @@ class Recorder:
                 comm += end - start
         wait, self._waited = min(self._waited, comm), 0.0
         spans, self._spans, now = self._spans, [], self.now()
-        self._add(
+        self._write(
             {"k": "step", "step": step, "t": now, **facts,
-             "compute": compute, "comm": comm - wait, "wait": wait, "spans": spans}
+             "compute": compute, "comm": comm - wait, "wait": wait, "spans": spans, **self.comm.state()}, soon=True
         )  # fmt: skip
-        if now - self._written >= TOGETHER:
-            self._flush()
 
     def evaluation(self, step: int, **facts: Any) -> None:
         """What a test on held-out samples gave after `step` steps."""
@@ -123,31 +168,21 @@ class Recorder:
 
     def end(self, steps: int) -> None:
         """The rank did all its steps."""
+        if state := self.comm.state():
+            self.event("slip", slip=state["slip"], final=state["lag"])
         self._write({"k": "end", "t": self.now(), "steps": steps})
 
     def close(self) -> None:
         """Close the file."""
-        self._flush()
-        os.close(self._file)
+        self._file.close()
 
     def _take_spans(self) -> list[tuple[str, float, float]]:
         spans = self._spans
         self._spans = []
         return spans
 
-    def _write(self, record: dict[str, Any]) -> None:
-        self._add(record)
-        self._flush()
-
-    def _add(self, record: dict[str, Any]) -> None:
-        self._pending.append(record)
-
-    def _flush(self) -> None:
-        lines = b"".join([orjson.dumps(r, option=orjson.OPT_APPEND_NEWLINE) for r in self._pending])  # NaN: null
-        self._pending.clear()
-        self._written = self.now()
-        while lines:  # more than once only where a signal or a full disk cut a write short
-            lines = lines[os.write(self._file, lines) :]
+    def _write(self, record: dict[str, Any], soon: bool = False) -> None:
+        self._file.add({**record, **self._whose}, soon)
 
 
 class Unrecorded(Recorder):
@@ -155,7 +190,6 @@ class Unrecorded(Recorder):
 
     def __init__(self, comm: Comm) -> None:
         self.comm, self.now, self.traffic, self._spans, self._waited = comm, comm.now, comm.traffic, [], 0.0
-        self._written = 0.0
 
     def span(self, name: str) -> nullcontext:
         return nullcontext()
@@ -163,8 +197,5 @@ class Unrecorded(Recorder):
     def close(self) -> None:
         pass
 
-    def _add(self, record: dict[str, Any]) -> None:
+    def _write(self, record: dict[str, Any], soon: bool = False) -> None:
         pass
-
-    def _flush(self) -> None:
-        self._written = self.now()

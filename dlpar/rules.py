@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dlpar.schema import BadExperiment
+
 if TYPE_CHECKING:
     from dlpar.experiment import Experiment
 
@@ -200,7 +202,56 @@ def _hogwild_shares_memory(e: Experiment) -> str | None:
     return None
 
 
+MOST = {"real": 64, "paced": 64, "simulated": 4096}
+"""Workers of one job in each world: processes take memory, simulated ranks next to none."""
+
+THREADS = 256
+"""Simulated workers that really compute: each has a thread."""
+
+
+def _world_holds_them(e: Experiment) -> str | None:
+    cluster, most = e.cluster, MOST[e.cluster.world]
+    if e.workers > most:
+        return f"workers: got {e.workers}, allowed in the {cluster.world} world is at most {most}"
+    if cluster.world == "simulated" and cluster.messages == "values" and e.workers > THREADS:
+        return f"workers: got {e.workers}, allowed where simulated ranks really compute is at most {THREADS}; messages sizes takes {most}"
+    if cluster.world != "simulated" and cluster.messages != "values":
+        return f"cluster.messages: got {cluster.messages!r}, allowed in the {cluster.world} world is values"
+    if cluster.messages == "sizes" and e.model.norm == "sync_batch":
+        return "model.norm: got 'sync_batch', allowed with messages sizes is none or batch: the forward pass exchanges nothing there"
+    if cluster.world == "real" and cluster.stand_in_for is not None:
+        return f"cluster.stand_in_for: got {cluster.stand_in_for!r}, allowed in the real world is nothing: what is charged there is what is done"
+    if cluster.world != "real" and (cluster.device == "cuda" or cluster.carrier not in ("auto", "mpi")):
+        name, value = ("device", "cuda") if cluster.device == "cuda" else ("carrier", cluster.carrier)
+        return f"cluster.{name}: got {value!r}, allowed in the {cluster.world} world is auto: its platform is on paper"
+    if cluster.world != "real" and cluster.hostfile is not None:
+        why = "one process holds all ranks" if cluster.world == "simulated" else "its ranks share a machine"
+        return f"cluster.hostfile: got {cluster.hostfile!r}, allowed in the {cluster.world} world is nothing: {why}"
+    if e.sync.scheme == "hogwild" and (cluster.world == "paced" or cluster.messages == "sizes"):
+        world = "paced world" if cluster.world == "paced" else "simulated world without values"
+        return f"sync.scheme: got 'hogwild', allowed in the {world} is another: what races do is not known there"
+    return None
+
+
+def _platform_holds_them(e: Experiment) -> str | None:
+    """Of platforms known by name; files are looked at when a job is launched."""
+    cluster = e.cluster
+    if cluster.world == "real":
+        return None
+    from dlpar.platforms import PLATFORMS, WORKLOADS, is_path, nodes_of, workload
+
+    try:
+        if cluster.platform is None or cluster.platform in PLATFORMS or not is_path(cluster.platform) and cluster.platform != "here":
+            nodes_of(e)
+        if cluster.stand_in_for is not None and (cluster.stand_in_for in WORKLOADS or not is_path(cluster.stand_in_for)):
+            workload(cluster.stand_in_for)
+    except BadExperiment as error:
+        return str(error)
+    return None
+
+
 RULES = (
+    _world_holds_them, _platform_holds_them,
     _model_fits_data, _batch_reaches_every_worker, _model_is_whole, _statistics_exist, _carrier_fits_device,
     _servers_fit, _graph_is_of_the_workers, _averaging_fits, _compression_fits, _delays_are_of_workers,
     _synchronised_statistics_need_lockstep, _own_brings_code, _hogwild_shares_memory,

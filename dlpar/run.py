@@ -61,7 +61,7 @@ class Run:
         if end:
             return end["status"]
         if live:
-            return "running" if (self.path / "rank-0.jsonl").exists() else "starting"
+            return "running" if any(self.path.glob("rank-*.jsonl")) else "starting"
         return "done" if self._finished_unguarded() else "lost"
 
     @property

@@ -74,10 +74,10 @@ class Summary:
             self.clock = record["clock"]
         elif kind == "event" and record.get("launch_s") is not None:
             self.launch_s = record["launch_s"]
-        elif kind == "event" and record.get("slip") is not None:
-            self.slip = max(self.slip or 0.0, record["slip"])
         elif kind == "event" and record["name"] == "served":
             self._sent(record.get("bytes", 0))
+        if record.get("slip") is not None:
+            self.slip = max(self.slip or 0.0, record["slip"])
 
     def _sent(self, number: int | None) -> None:
         if self.bytes is not None:  # a library that moves the data does not say how much

@@ -14,6 +14,9 @@ except ImportError:  # the process that guards a job has the standard library on
 
 Record = dict[str, Any]
 
+ALL_RANKS = "rank-all"
+"""Name of the file that all ranks of a simulation write to, each line saying whose it is."""
+
 
 class Tail:
     """Incremental reader of every ``rank-*.jsonl`` and ``job.jsonl`` of a run folder.
@@ -42,7 +45,8 @@ class Tail:
                     continue
                 if record.get("loss", 0) is None:  # JSON has no NaN; a diverged loss is one
                     record["loss"] = math.nan
-                found.append((name.removesuffix(".jsonl"), record))
+                source = name.removesuffix(".jsonl")
+                found.append((f"rank-{record['rank']}" if source == ALL_RANKS else source, record))
         return found
 
     def read_all(self) -> list[tuple[str, Record]]:

@@ -28,22 +28,25 @@ def train(comm: Comm, experiment: Experiment, record: Recorder) -> torch.nn.Modu
     """Train one replica on this rank; returns its model, in the same state on every rank."""
     # 1. On every rank the same data, model and batches: all follow from the seed.
     seed, dtype = experiment.seed, getattr(torch, experiment.dtype)
-    dataset = load(experiment.data, seed, dtype, experiment.model.name).to(comm.device)
-    sampler = Sampler(experiment, dataset.train_y, len(dataset.train_x))
-    model = models.build(experiment, dataset).to(comm.device)
+    dataset = comm.once("data", lambda: load(experiment.data, seed, dtype, experiment.model.name).to(comm.device))
+    sampler = comm.once("batches", lambda: Sampler(experiment, dataset.train_y, len(dataset.train_x)))
+    model = comm.build(
+        lambda: models.build(experiment, dataset).to(comm.device), outline=lambda: models.outline(experiment, dataset)
+    )
     if experiment.model.norm == "sync_batch":
         synchronise_batchnorm(model, comm)
     criterion = models.loss(dataset.task)
     flops = models.flops_per_sample(model, dataset)
 
     # 2. This rank's copy of the weights, and how the copies are kept in agreement.
-    replica = Replica(model)
+    replica = Replica(model, comm)
     sync = scheme(experiment, comm, replica)
     delays = Delays(experiment, comm, record)
     own = done = tested = 0
 
     for step in sync.steps():
         # 3. This rank's slice of the global batch.
+        comm.new_step(step)
         x, y = dataset.batch(sampler.indices(step, comm.rank))
         samples, began = len(y), comm.now()
         share = samples / experiment.global_batch
@@ -53,7 +56,7 @@ def train(comm: Comm, experiment: Experiment, record: Recorder) -> torch.nn.Modu
             replica.zero_gradient()
             loss = comm.compute(lambda: criterion(model(x), y), cost=flops * samples / 3)
         with record.span("backward"):
-            comm.compute((loss * share).backward, cost=flops * samples * 2 / 3)
+            comm.compute((loss * share).backward, cost=flops * samples * 2 / 3, marks=replica.marks)
         replica.loss, replica.samples = loss.item(), samples
         delays.after(step, began, done)
 
@@ -70,10 +73,10 @@ def train(comm: Comm, experiment: Experiment, record: Recorder) -> torch.nn.Modu
         done = sync.done(own)
         if comm.rank == 0 and tested < done // experiment.evaluation_interval and done < experiment.steps:
             tested = done // experiment.evaluation_interval
-            evaluate(model, dataset, done, record, limit=EVALUATED)
+            comm.compute(lambda: evaluate(model, dataset, done, record, limit=EVALUATED))
 
     if comm.rank == 0:
-        evaluate(model, dataset, sync.done(own), record)
+        comm.compute(lambda: evaluate(model, dataset, sync.done(own), record))
     record.end(own)
     return model
 

@@ -274,7 +274,7 @@ def test_help_documents_every_flag_in_panels(capsys, monkeypatch):
     for panel in ("Model: network to train", "Data: data set", "Training", "Sync: how", "Cluster: where"):
         assert f"─ {panel}" in text
     assert "One of mlp, linear, logistic, cnn, transformer. Default: mlp." in text
-    assert "A whole number from 1 to 64. Default: 4." in text
+    assert "A whole number from 1 to 4096. Default: 4." in text
 
 
 def test_help_and_version_are_quick():

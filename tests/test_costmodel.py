@@ -30,6 +30,28 @@ def test_two_levels_of_one_rank_a_group_are_a_ring_and_one_group_is_a_star():
     assert collective_seconds("hierarchical", 4, 6000, LINK, group=9) == collective_seconds("star", 4, 6000, LINK)
 
 
+def test_groups_may_be_joined_by_a_slower_link_than_their_ranks():
+    far = Link(latency=2e-3, bandwidth=5e5)  # 2 ms, and 2 ms a kilobyte
+    inside, between = 2 * (1 + 6), 4 * (2 + 2 * 2)
+    assert 1e3 * collective_seconds("hierarchical", 6, 6000, LINK, between=far) == pytest.approx(inside + between)
+
+
+def test_adding_is_charged_where_a_rank_adds():
+    adding = 1e-6  # a second for a megabyte, as long as the bytes take
+    plain, adds = (1e3 * collective_seconds("ring", 6, 6000, LINK, adding=g) for g in (0, adding))
+    assert adds == pytest.approx(plain + 5 * 1)
+    assert 1e3 * collective_seconds("tree", 8, 6000, LINK, adding=adding) == pytest.approx(6 * 7 + 3 * 6)
+    assert 1e3 * collective_seconds("star_reduce", 8, 6000, LINK, adding=2e-6) == pytest.approx(1 + 6 + 7 * 12)
+    assert 1e3 * collective_seconds("star_broadcast", 8, 6000, LINK, adding=adding) == pytest.approx(1 + 42)
+
+
+def test_on_a_half_duplex_link_both_directions_take_their_turn():
+    half = Link(latency=1e-3, bandwidth=1e6, duplex="half")
+    assert 1e3 * collective_seconds("ring", 6, 6000, half) == pytest.approx(10 * 2)  # a + b = 2 b = 2 ms
+    assert 1e3 * collective_seconds("ring", 6, 60_000, half) == pytest.approx(10 * 20)
+    assert collective_seconds("star", 6, 6000, half) == collective_seconds("star", 6, 6000, LINK)
+
+
 def test_a_fit_finds_latency_and_bandwidth_again():
     link = fitted((16, 1000, 10**6), [LINK.seconds(size) for size in (16, 1000, 10**6)])
     assert (link.latency, link.bandwidth) == (pytest.approx(1e-3), pytest.approx(1e6))

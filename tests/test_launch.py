@@ -227,9 +227,10 @@ def test_cuda_is_refused_before_anything_starts():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (dict(workers=0), "workers: got 0, allowed is a whole number from 1 to 64"),
+        (dict(workers=0), "workers: got 0, allowed is a whole number from 1 to 4096"),
+        (dict(workers=65), "workers: got 65, allowed in the real world is at most 64"),
         (dict(workers=2.5), "workers: got 2.5"),
-        (dict(world="mars"), "world: got 'mars', allowed is one of real"),
+        (dict(world="mars"), "world: got 'mars', allowed is one of real, paced, simulated"),
         (dict(timeout=-1), "timeout: got -1"),
     ],
 )

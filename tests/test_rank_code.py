@@ -15,7 +15,8 @@ RANK_CODE = sorted(
     + [*(ROOT / "collectives").glob("*.py"), *(ROOT / "compression").glob("*.py"),
        *(ROOT / "sync").glob("*.py"), *(ROOT / "split").glob("*.py")]
 )
-WORLDS = ("mpi4py", "torch.distributed", "dlpar.comm.mpi", "dlpar.comm.distributed", "dlpar.comm.connect", "dlpar.launcher")
+CARRIERS = [f"dlpar.comm.{p.stem}" for p in (ROOT / "comm").glob("*.py") if p.stem not in ("__init__", "base")]
+WORLDS = ("mpi4py", "torch.distributed", "dlpar.platforms", "dlpar.launcher", *CARRIERS)
 
 
 @pytest.mark.parametrize("path", RANK_CODE, ids=lambda p: str(p.relative_to(ROOT)))
@@ -30,7 +31,8 @@ def test_rank_code_knows_neither_its_world_nor_the_wall_clock(path):
             called.add(ast.unparse(node))
     assert not imported & {"time", "datetime", "random"}
     imported = {name for name in imported if not name.startswith("dlpar.launcher.payload")}  # what a cell typed
-    assert not [name for name in imported if name.startswith(WORLDS)]
+    if path.name != "models.py":  # which knows the outline that stands for a model without numbers
+        assert not [name for name in imported if name.startswith(WORLDS)]
     # A generator of one's own, keyed by (seed, step, rank), may be seeded; the global ones may not.
     assert not called & {
         "torch.manual_seed", "torch.seed", "np.random.seed", "np.random.rand", "torch.set_num_threads", "nn.Dropout",

@@ -1,4 +1,4 @@
-"""The command line: ``dlpar run | runs | show | doctor``.
+"""The command line: ``dlpar run | sweep | runs | show | platforms | doctor``.
 
 Every module a command needs is imported when the command runs, so that help
 and a refusal come at once.  Exit status: 0 done, 1 failed, 2 a bad request,
@@ -12,7 +12,6 @@ import inspect
 import json
 import os
 import sys
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Annotated, Any, Callable, Optional
 
 import typer
@@ -69,6 +68,35 @@ def run(as_json: AsJSON = False, experiment: FromFile = None, **given: Any) -> i
         raise BadRequest(flags.as_flags(str(error))) from None
 
 
+def sweep(
+    as_json: AsJSON = False,
+    experiment: FromFile = None,
+    jobs: Annotated[str, typer.Option(metavar="N", help="Simulations at work at a time.")] = "2",
+    csv: Annotated[Optional[str], typer.Option(metavar="FILE", help="Write the table there, too.")] = None,
+    figure: Annotated[Optional[str], typer.Option(metavar="FILE.html", help="Write a figure there, a page.")] = None,
+    **given: Any,
+) -> int:
+    """Train with every combination of some settings, and compare.
+
+    Every flag of `dlpar run` takes several values: --workers 2,4,8 --sync ring,ps.
+    Values with commas of their own are separated by ; or the flag is repeated.
+    A flag that only some of the schemes know is left out where the others run.
+    Real and paced runs go one after the other, simulated ones side by side.
+    """
+    from dlpar.cli import grid
+    from dlpar.schema import BadExperiment
+
+    if not jobs.isdecimal() or not 1 <= int(jobs) <= 256:
+        raise BadRequest(f"--jobs: got {jobs!r}, allowed is a whole number from 1 to 256")
+    try:
+        asked = grid.read(given, _text(experiment) if experiment is not None else None)
+    except BadExperiment as error:
+        raise BadRequest(str(error).replace("\n", "\ndlpar sweep: ")) from None
+    from dlpar.cli import sweeping
+
+    return sweeping.sweep(asked, int(jobs), as_json, csv, figure)
+
+
 def runs(
     as_json: AsJSON = False,
     limit: Annotated[str, typer.Option(metavar="N", help="How many to list, the newest first.")] = "20",
@@ -114,7 +142,29 @@ def show(
     return 0
 
 
-def doctor(as_json: AsJSON = False) -> int:
+def platforms(
+    which: Annotated[
+        Optional[str], typer.Argument(metavar="PLATFORM", help="One of them, or a file that describes one.")
+    ] = None,
+    as_json: AsJSON = False,
+) -> int:
+    """List the clusters that ranks can be paced to, or simulated on; or say all about one."""
+    from dlpar.cli import platform_listing
+    from dlpar.schema import BadExperiment
+
+    try:
+        platform_listing.show(which, as_json)
+    except BadExperiment as error:
+        raise BadRequest(str(error).replace("cluster.platform:", "PLATFORM:", 1)) from None
+    return 0
+
+
+def doctor(
+    as_json: AsJSON = False,
+    calibrate: Annotated[
+        bool, typer.Option("--calibrate", help="Measure it as the platform `here`, for predictions.", metavar="")
+    ] = False,
+) -> int:
     """Say what this machine can run.
 
     How many ranks and threads, which carrier, and why; what is broken, and how to mend it.
@@ -122,6 +172,10 @@ def doctor(as_json: AsJSON = False) -> int:
     """
     from dlpar import doctor
 
+    if calibrate:
+        from dlpar.cli import platform_listing
+
+        return platform_listing.calibrate(as_json)
     report = doctor.diagnose(doctor.look())
     if as_json:
         print(json.dumps(report.as_dict(), indent=1))
@@ -147,7 +201,9 @@ def _found(which: str | None) -> Run:
         raise BadRequest(f"RUN: got {which!r}, which this version cannot read ({error})") from None
 
 
-COMMANDS: dict[str, Callable[..., int]] = {"run": run, "runs": runs, "show": show, "doctor": doctor}
+COMMANDS: dict[str, Callable[..., int]] = {
+    "run": run, "sweep": sweep, "runs": runs, "show": show, "platforms": platforms, "doctor": doctor,
+}  # fmt: skip
 
 
 def _text(file: str) -> str:
@@ -186,7 +242,9 @@ def main(arguments: list[str] | None = None) -> int:
     except BadRequest as error:
         return _refuse(f"{name}: {error}")
     except typer.TyperException as error:
-        return _refuse(f"{name}: {_complaint(error, name)}")
+        from dlpar.cli.complaints import complaint
+
+        return _refuse(f"{name}: {complaint(error, name)}")
     except OSError as error:
         if isinstance(error, BrokenPipeError):  # whoever read our output has left: `dlpar runs | head`
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -197,7 +255,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _program(first: str) -> Any:
-    """The commands; only ``run`` pays for making its flags."""
+    """The commands; only one that has flags of the schema pays for making them."""
     panels = "rich" if first in COMMANDS else None  # loading them would double the time of `dlpar --help`
     app = typer.Typer(add_completion=False, rich_markup_mode=panels, pretty_exceptions_enable=False)
 
@@ -206,55 +264,28 @@ def _program(first: str) -> Any:
         """See parallel deep learning happen: real processes train a real model on this machine."""
 
     for name, command in COMMANDS.items():
-        app.command(name)(_run_command(with_flags=first == "run") if name == "run" else command)
+        app.command(name)(_with_flags(command, several=name == "sweep", made=name == first))
     return app
 
 
-def _run_command(with_flags: bool) -> Callable[..., int]:
-    """:func:`run` with one parameter for each flag in place of ``**given``."""
-    from_schema = []
-    if with_flags:
-        from dlpar.cli import flags
-
-        from_schema = flags.parameters()
-
-    @functools.wraps(run)
-    def command(**typed: Any) -> int:
-        return run(**typed)
-
-    parameters = inspect.signature(run, eval_str=True).parameters.values()
+def _with_flags(command: Callable[..., int], several: bool, made: bool) -> Callable[..., int]:
+    """A command with one parameter for each flag in place of ``**given``, if it has that; `made`: if it is run."""
+    parameters = inspect.signature(command, eval_str=True).parameters.values()
     own = [p for p in parameters if p.kind is not p.VAR_KEYWORD]
-    command.__signature__ = inspect.Signature([p.replace(kind=p.KEYWORD_ONLY) for p in own] + from_schema)
-    return command
-
-
-def _complaint(error: typer.TyperException, name: str) -> str:
-    """What was wrong with the words typed, as one sentence with what is allowed."""
-    option, context = getattr(error, "option_name", None), getattr(error, "ctx", None)
-    if option is None:
-        said = " ".join(error.format_message().split()).rstrip(".")
-        return f"{said[0].lower()}{said[1:]}; `{name} --help` says what is allowed"
-    if not hasattr(error, "possibilities"):
-        return f"{option}: {_expects(option, name, error.format_message())}"
-    spelled = (word for p in context.command.params for word in (*p.opts, *p.secondary_opts))
-    known = [word for word in spelled if word.startswith("-")]
-    near = get_close_matches(option, known, n=3, cutoff=0.5)
-    which = f"nearest are {', '.join(near)}" if near else f"allowed are {', '.join(known[:8])}"
-    named = option if option.isprintable() else repr(option)
-    return f"{named}: there is no such option; {which} (`{name} --help` lists all)"
-
-
-def _expects(option: str, name: str, said: str) -> str:
-    """What an option that exists lacks: its value, or to stand alone."""
-    if "not take" in said:
-        return f"got a value, allowed is {option} alone"
-    if name == "dlpar run":
+    if len(own) == len(parameters):
+        return command
+    from_schema = []
+    if made:
         from dlpar.cli import flags
 
-        for flag in flags.flags():
-            if flag.spelling == option:
-                return f"got nothing, allowed is {flag.allowed}"
-    return "got nothing, allowed is a value after it"
+        from_schema = flags.parameters(several=several)
+
+    @functools.wraps(command)
+    def with_flags(**typed: Any) -> int:
+        return command(**typed)
+
+    with_flags.__signature__ = inspect.Signature([p.replace(kind=p.KEYWORD_ONLY) for p in own] + from_schema)
+    return with_flags
 
 
 def _refuse(sentence: str) -> int:

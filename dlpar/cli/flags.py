@@ -66,6 +66,11 @@ class Flag:
         return unwrap(self.field.annotation) is bool
 
     @property
+    def has_commas(self) -> bool:
+        """Whether a value of it is a list, with commas."""
+        return typing.get_origin(unwrap(self.field.annotation)) in (dict, tuple)
+
+    @property
     def negation(self) -> str:
         """A switch turned off: ``--no-overlap``."""
         return f"--no-{self.spelling[2:]}"
@@ -112,21 +117,22 @@ def _spelled(name: str) -> str:
 # ---- from flags to an experiment ---------------------------------------------
 
 
-def parameters(schema: type[Part] = Experiment) -> list[inspect.Parameter]:
-    """Parameters that make typer offer every flag, as text: only the schema says what is allowed."""
-    return [_parameter(flag, schema) for flag in flags(schema)]
+def parameters(schema: type[Part] = Experiment, several: bool = False) -> list[inspect.Parameter]:
+    """Parameters that make typer offer every flag, as text or `several`: only the schema says what is allowed."""
+    return [_parameter(flag, schema, several) for flag in flags(schema)]
 
 
-def _parameter(flag: Flag, schema: type[Part]) -> inspect.Parameter:
+def _parameter(flag: Flag, schema: type[Part], several: bool) -> inspect.Parameter:
     spelling = f"{flag.spelling}/{flag.negation}" if flag.is_switch else flag.spelling
     option = typer.Option(
         spelling,
         help=_help(flag),
-        metavar="" if flag.is_switch else _placeholder(flag),
+        metavar="" if flag.is_switch else _placeholder(flag) + ",…" * (several and not flag.has_commas),
         rich_help_panel=_panel(flag, schema),
         show_default=False,
     )
     kind = bool if flag.is_switch else str
+    kind = list[kind] if several else kind
     return inspect.Parameter(
         flag.parameter, inspect.Parameter.KEYWORD_ONLY, default=None,
         annotation=typing.Annotated[kind | None, option],

@@ -69,7 +69,7 @@ def print_runs(rows: list[dict[str, Any]], total: int) -> None:
             Text(row["status"] or NONE, style=STYLES.get(row["status"], "")),
             _percent(row["accuracy"]), _quantity(row["final_loss"]), _quantity(row["samples_per_s"]),
         )  # fmt: skip
-    _console().print(table)
+    console().print(table)
     if total > len(rows):
         print(f"and {total - len(rows):,} older ones: dlpar runs --limit {total}")
 
@@ -100,17 +100,17 @@ def command(run: Run) -> str:
 
 def print_outcome(run: Run) -> None:
     """How a run went, and where it is kept."""
-    _print_pairs([*figures(run), ("kept in", str(run.path))])
+    print_pairs([*figures(run), ("kept in", str(run.path))])
 
 
 def print_run(run: Run) -> None:
     """Everything a reader wants to know first."""
     status = run.status
     said = "it ended without a word: was the machine switched off?" if status == "lost" else run.reason
-    _console().print(Text(run.id, style="bold"), Text(status, style=STYLES.get(status, "")))
+    console().print(Text(run.id, style="bold"), Text(status, style=STYLES.get(status, "")))
     if said:
         print(said)
-    _print_pairs([*figures(run), ("again", command(run)), ("kept in", str(run.path))])
+    print_pairs([*figures(run), ("again", command(run)), ("kept in", str(run.path))])
     for traceback, ranks in _tracebacks(run).items():
         print(f"\n--- rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))} ---\n{traceback}")
     log = run.log.splitlines()
@@ -156,16 +156,17 @@ def figures(run: Run) -> list[tuple[str, str]]:
     return said
 
 
-def _print_pairs(pairs: list[tuple[str, str]]) -> None:
+def print_pairs(pairs: list[tuple[str, str]]) -> None:
+    """Labels and words, one pair a line."""
     wide = max(len(label) for label, _ in pairs)
     for label, text in pairs:
         print(f"{label:{wide}}  {text}")
 
 
-def _console() -> Console:
+def console() -> Console:
     """Colours in a terminal only; elsewhere lines are as long as they need to be."""
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=200)
+    found = Console(highlight=False)
+    return found if found.is_terminal else Console(highlight=False, width=200)
 
 
 def _percent(share: float | None) -> str:

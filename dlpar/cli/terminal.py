@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dlpar.experiment import Experiment
-from dlpar.lab.labels import scheme
+from dlpar.lab.labels import platform_in_words, scheme
 from dlpar.lab.says import duration, quantity
 from dlpar.lab.theme import PHASES
 from dlpar.run import Run
@@ -47,7 +47,8 @@ class Progress:
         self.latest = 0.0
         self._losses: dict[str, tuple[float, int]] = {}  # of each rank's last step: loss × samples, samples
         self._seconds: dict[int, deque] = defaultdict(lambda: deque(maxlen=RECENT_STEPS))
-        self._marks = deque([(0.0, 0, 0)], maxlen=16)  # (time, worker-steps, samples) at each look
+        # (the run's time, worker-steps, samples, wall time) at each look
+        self._marks = deque([(0.0, 0, 0, time.monotonic())], maxlen=16)
 
     def take(self, source: str, record: dict[str, Any]) -> None:
         """One record as :class:`~dlpar.tail.Tail` gives it."""
@@ -57,7 +58,8 @@ class Progress:
             self.samples += record["samples"]
             self.latest = max(self.latest, record["t"])
             self._losses[source] = weighted_loss(record), record["samples"]
-            self._seconds[int(source[5:])].append([record[part] for part in SECONDS])
+            if (rank := int(source[5:])) < MOST_RANKS:
+                self._seconds[rank].append([record[part] for part in SECONDS])
         elif kind == "rank":
             self.ranks[record["rank"]] = record
         elif kind == "eval":
@@ -68,7 +70,7 @@ class Progress:
     def mark(self) -> None:
         """End a look: rates are taken between looks."""
         if self.latest > self._marks[-1][0]:
-            self._marks.append((self.latest, self.worker_steps, self.samples))
+            self._marks.append((self.latest, self.worker_steps, self.samples, time.monotonic()))
 
     @property
     def steps(self) -> int:
@@ -89,13 +91,14 @@ class Progress:
     @property
     def time_left(self) -> str:
         """Until the last step at the present rate, in words; empty while nobody knows, and at the end."""
-        rate = self._rate(1)
+        # Time in a simulation is not the reader's.
+        rate = self._rate(1, over=3 if self.experiment.cluster.world == "simulated" else 0)
         left = self.experiment.steps * self.experiment.workers - self.worker_steps
         return f"{duration(left / rate)} left" if rate and left > 0 else ""
 
-    def _rate(self, which: int) -> float | None:
+    def _rate(self, which: int, over: int = 0) -> float | None:
         first, last = self._marks[0], self._marks[-1]
-        return (last[which] - first[which]) / (last[0] - first[0]) if last[0] > first[0] else None
+        return (last[which] - first[which]) / (last[over] - first[over]) if last[over] > first[over] else None
 
     def shares(self) -> dict[int, list[float]]:
         """Of each rank's last steps: the share of time computing, communicating, waiting."""
@@ -111,12 +114,14 @@ class Progress:
         workers = f"{e.workers} worker{'s' if e.workers > 1 else ''}"
         where = " and ".join(sorted({r["host"] for r in self.ranks.values()})[:3])
         how = {f"{r['device'].partition(':')[0]} by {r['carrier']}" for r in self.ranks.values()}
-        place = f" on {where}, {', '.join(sorted(how))}" if where else ""
-        return f"{e.model} on {e.data}, {workers}, {scheme(e)}, {e.cluster} world{place}"
+        place = f" on {where}, {', '.join(sorted(how))}" if where and e.cluster.world == "real" else ""
+        as_on = f" as on {platform_in_words(e)}" if e.cluster.world != "real" else ""
+        return f"{e.model} on {e.data}, {workers}, {scheme(e)}, {e.cluster} world{as_on}{place}"
 
     def figures(self) -> str:
         """Loss, accuracy and rate as one line."""
-        said = [f"loss {quantity(self.loss)}"] if self.loss is not None else []
+        trains = self.experiment.cluster.messages == "values"
+        said = [f"loss {quantity(self.loss)}"] if trains and self.loss is not None else []
         if self.accuracy is not None:
             said.append(f"held-out accuracy {self.accuracy:.1%}")
         if self.samples_per_s:
@@ -226,10 +231,11 @@ class LiveView(Following):
         for name in NAMES:
             table.add_column(name, justify="right")
         shares = self.progress.shares()
-        for rank, parts in list(shares.items())[:MOST_RANKS]:
+        for rank, parts in shares.items():
             table.add_row(str(rank), self._bar(parts), *(f"{part:.0%}" for part in parts))
-        if len(shares) > MOST_RANKS:
-            table.add_row("", Text(f"and {len(shares) - MOST_RANKS} more"))
+        more = self.progress.experiment.workers - MOST_RANKS
+        if more > 0:
+            table.add_row("", Text(f"and {more:,} more"))
         return table
 
     def _legend(self) -> Text:

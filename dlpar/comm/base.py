@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import Any, Callable, Protocol, Sequence, TypeVar
+from typing import Any, Callable, NamedTuple, Protocol, Sequence, TypeVar
 
 import torch
 
@@ -21,8 +20,7 @@ T = TypeVar("T")
 Collective = Callable[["Comm", torch.Tensor], Any]
 
 
-@dataclass(frozen=True)
-class Arrival:
+class Arrival(NamedTuple):
     """What a receive got: who sent it, under which tag, how many bytes."""
 
     source: int
@@ -243,9 +241,42 @@ class Comm(ABC):
         """A message of `length` numbers with a head; see :class:`Packet`."""
         return Packet(length, dtype)
 
-    def compute(self, work: Callable[[], T], cost: float | None = None) -> T:
-        """Do `work`; `cost` is its FLOPs, for worlds whose clock is not the wall's."""
+    def compute(
+        self, work: Callable[[], T], cost: float | None = None, marks: Sequence[tuple[float, Callable[[], None]]] = ()
+    ) -> T:
+        """Do `work`; `cost` is its FLOPs, for worlds whose clock is not the wall's.
+
+        `marks`, pairs of a share of the cost and a call, are what has to happen when so much is
+        done.  On the wall clock `work` makes these calls itself, through :meth:`inside`.
+        """
         return work()
+
+    def inside(self, call: Callable[[], None]) -> None:
+        """Make a call in the middle of a computation: now, if this is the moment at which it is done."""
+        call()
+
+    def new_step(self, step: int) -> None:
+        """A new step of training begins: where times are drawn, this rank's is."""
+
+    def once(self, name: str, make: Callable[[], T]) -> T:
+        """``make()``, of something ranks only read and all make alike; a process that holds many makes it once."""
+        return make()
+
+    def build(self, make: Callable[[], T], outline: Callable[[], Any]) -> T:
+        """``make()``, this rank's own; where numbers are not computed ``outline()``, which stands for all ranks'."""
+        return make()
+
+    def state(self) -> dict[str, float]:
+        """What a step's record says of this world: where the wall follows another clock, its ``slip`` (the most it
+        has been behind) and its ``lag`` (now), in seconds."""
+        return {}
+
+    def while_asleep(self, call: Callable[[], None]) -> None:
+        """Make `call` now and then while this rank sleeps for long, where a world has ranks sleep."""
+
+    def lock(self) -> Any:
+        """What keeps the two activities of one rank out of each other's way: a context manager."""
+        return threading.Lock()
 
     def empty(self, shape: Sequence[int] | int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """An uninitialised buffer on this rank's device."""

@@ -7,7 +7,7 @@ from mpi4py import MPI
 
 from dlpar.comm.base import Comm
 from dlpar.comm.mpi import MPIComm
-from dlpar.experiment import Cluster
+from dlpar.experiment import Cluster, Experiment
 
 
 def connect(cluster: Cluster) -> Comm:
@@ -46,3 +46,16 @@ def connect(cluster: Cluster) -> Comm:
 
         return DistributedComm(control, "gloo" if cluster.carrier == "gloo" else "nccl")
     return control
+
+
+def join(experiment: Experiment, on_host: bool = False) -> Comm:
+    """This rank's communicator in the world of an experiment; `on_host`: tensors live in host memory, also beside a GPU."""
+    if experiment.cluster.world == "paced":
+        from dlpar.comm.paced_world import of_experiment
+
+        return of_experiment(experiment)
+    if on_host:
+        return connect(Cluster(device="cpu"))
+    # The shared weights of hogwild are host memory.
+    device = {"device": "cpu"} if experiment.sync.scheme == "hogwild" else {}
+    return connect(experiment.cluster.model_copy(update=device))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dlpar.doctor.facts import Machine
-from dlpar.experiment import MAX_WORKERS
+from dlpar.rules import MOST
 
 RANK = 200e6
 """Bytes a rank of a small model takes at most, started cold."""
@@ -67,7 +67,7 @@ def _by_gpus(gpus: int) -> tuple[int, str, str, str]:
             1, "mpi", "1 rank: one GPU does the work of one; more share it and take turns",
             "mpi: ranks that share a GPU are staged through memory, for NCCL wants a GPU for each",
         )  # fmt: skip
-    ranks = min(gpus, MAX_WORKERS)
+    ranks = min(gpus, MOST["real"])
     return (
         ranks, "nccl", f"{_ranks(ranks)}: one for each GPU",
         "nccl: each rank has a GPU of its own, and NCCL moves tensors between them directly",
@@ -76,7 +76,7 @@ def _by_gpus(gpus: int) -> tuple[int, str, str, str]:
 
 def _by_cores(processors: float) -> tuple[int, str, str, str]:
     """Ranks, carrier, and why, where ranks compute on cores."""
-    ranks = max(1, min(int(processors), MAX_WORKERS))
+    ranks = max(1, min(int(processors), MOST["real"]))
     each = "each has a core of its own" if ranks > 1 else "there is the time of one core"
     why = "mpi: without GPUs, MPI through shared memory is quickest"
     return ranks, "mpi", f"{_ranks(ranks)}: {each}", why

@@ -38,12 +38,13 @@ class Board:
 
     def choose(self, experiment: Experiment) -> None:
         """Show the figures that mean something for an experiment."""
+        self._curves = [self.convergence] if self.convergence.fits(experiment) else []
         self.active = [figure for figure in self._by_step if figure.fits(experiment)]
 
     @property
     def plots(self) -> dict[str, LivePlot]:
         """Figures shown, by the title of their tab."""
-        return {figure.title: figure.plot for figure in (self.convergence, *self.active)}
+        return {figure.title: figure.plot for figure in (*self._curves, *self.active)}
 
     @property
     def all_plots(self) -> list[LivePlot]:
@@ -52,13 +53,16 @@ class Board:
 
     def begin(self, experiment: Experiment, key: str) -> None:
         """Make room for run `key`; what was shown becomes an earlier run."""
-        comparable = {k: e for k, e in self.shown.items() if loss_title(e) == loss_title(experiment)}
+        comparable = {
+            k: e for k, e in self.shown.items() if loss_title(e) == loss_title(experiment) and self.convergence.fits(e)
+        }
         kept = dict(list(comparable.items())[:KEPT])
         self.shown = {key: experiment, **kept}
         self.choose(experiment)
         self._forget(experiment)
         labels = run_labels(experiment, kept)
-        self.convergence.begin(experiment, key, this_label(experiment, kept), labels)
+        for figure in self._curves:
+            figure.begin(experiment, key, this_label(experiment, kept), labels)
         for figure in self.active:
             figure.begin(experiment)
         for plot in self.plots.values():
@@ -69,6 +73,11 @@ class Board:
         self.steps = GlobalSteps(experiment.workers, experiment.free_running)
         self.ranks: dict[int, dict[str, Any]] = {}
         self.slip: float | None = None
+
+    @property
+    def accuracy(self) -> float | None:
+        """Of the present run's latest test; None where nothing is trained."""
+        return self.convergence.accuracy if self._curves else None
 
     def forget_earlier(self) -> None:
         """Take earlier runs out of the figure; their folders stay."""
@@ -85,25 +94,26 @@ class Board:
             for done in self.steps.add(rank, record):
                 self._step(done)
         elif kind == "eval":
-            self.convergence.test(record, self.steps.last)
+            for figure in self._curves:
+                figure.test(record, self.steps.last)
             self.timeline.rank_step(rank, record)
         elif kind == "rank":
             self.ranks[rank] = record
-        elif kind == "event":
-            if record["name"] == "served":
-                self.waiting.served(rank, record)
-            if record.get("slip") is not None:
-                self.slip = max(self.slip or 0.0, record["slip"])
+        elif kind == "event" and record["name"] == "served":
+            self.waiting.served(rank, record)
+        if record.get("slip") is not None:
+            self.slip = max(self.slip or 0.0, record["slip"])
 
     def _step(self, done: GlobalStep) -> None:
-        self.convergence.step(done)
+        for figure in self._curves:
+            figure.step(done)
         self.throughput.step(done)
 
     def settle(self, ended: bool) -> None:
         """Bring axes and sentences up to date."""
         for done in self.steps.catch_up(ended):
             self._step(done)
-        for figure in (self.convergence, *self.active):
+        for figure in (*self._curves, *self.active):
             figure.settle(self.steps, ended)
         if ended:
             for plot in self.plots.values():

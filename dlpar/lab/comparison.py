@@ -137,9 +137,10 @@ class Comparison(widgets.VBox):
         if source == "job":
             return
         rank = int(source[5:])
+        if record.get("slip") is not None:
+            self._slip, self._has_facts = max(self._slip or 0.0, record["slip"]), True
         if record["k"] == "rank":
-            self._ranks[rank] = record
-            self._status.show_facts(self._experiment, self._ranks, None, "")
+            self._ranks[rank], self._has_facts = record, True
         elif record["k"] == "error":
             self._status.errors[rank] = record
         else:
@@ -147,12 +148,14 @@ class Comparison(widgets.VBox):
 
     def refresh(self, alive: bool) -> None:
         """Show what was taken."""
+        self._tell_facts()
         self._figure.settle(ended=False)
         self._figure.plot.flush(alive)
         self._status.progress(self._figure.steps)
 
     def ended(self, status: str, reason: str) -> None:
         """The present run is over: fill its row, start the next."""
+        self._tell_facts()
         self._figure.settle(ended=True)
         self._status.ended(self._figure.steps, self._figure.curve.accuracy, status, reason)
         self._scores.status[len(self.runs) - 1] = status
@@ -167,12 +170,18 @@ class Comparison(widgets.VBox):
             self._says.value = f'<p role="alert">{html.escape(self._complaint)}</p>'
         self._finish()
 
+    def _tell_facts(self) -> None:
+        if self._has_facts:
+            self._has_facts = False
+            self._status.show_facts(self._experiment, self._ranks, self._slip, "")
+
     # ---- inside --------------------------------------------------------------
 
     def _next(self) -> None:
         """Start the next run."""
         number = len(self.runs)
         self._experiment, self._ranks = self.experiments[number], {}
+        self._slip, self._has_facts = None, True
         self._figure.begin(number)
         self.job = dlpar.launch(self._experiment)
         self.runs.append(self.job.run)
@@ -256,6 +265,10 @@ def compare(
         raise ValueError(f"experiments: got {len(experiments)}, allowed are two or more")
     if len({loss_title(e) for e in experiments}) > 1:
         raise ValueError("experiments: got classification and regression, allowed is one kind of task")
+    sizes = next((e for e in experiments if e.cluster.messages == "sizes"), None)
+    if sizes:
+        raise ValueError(f"experiments: got {sizes} with messages sizes, allowed is values: nothing is trained with "
+                         f"sizes only, so there is no loss to compare; dlpar.lab.scaling compares speeds")  # fmt: skip
     if titles is not None and len(titles) != len(experiments):
         raise ValueError(f"titles: got {len(titles)}, allowed is one for each of {len(experiments)} experiments")
     if x not in X_AXES:

@@ -7,6 +7,7 @@ from typing import Any, Sequence
 from dlpar.experiment import Experiment
 from dlpar.lab import says, theme
 from dlpar.lab.global_steps import GlobalSteps
+from dlpar.lab.labels import with_world
 from dlpar.lab.live.convergence import grow, x_axes
 from dlpar.lab.live.run_curve import RunCurve, ends, layout
 from dlpar.lab.live_plot import LivePlot
@@ -30,7 +31,8 @@ class ComparisonFigure:
         self._reach: dict[str, float] = {}
         for each in map(ends, experiments):
             self._reach |= {name: max(end, self._reach.get(name, 0.0)) for name, end in each.items()}
-        self.plot = LivePlot(layout(experiments[0]), x_axes(self._reach), height=430, logarithmic=True)
+        axes = x_axes(self._reach, {experiment.cluster.world for experiment in experiments})
+        self.plot = LivePlot(layout(experiments[0]), axes, height=430, logarithmic=True)
         self.plot.x = x
         self.plot.say("Not started. Press Run.")
         self.curves: dict[int, RunCurve] = {}
@@ -56,7 +58,8 @@ class ComparisonFigure:
         self.plot.remove("room")
         experiment = self.experiments[number]
         style = theme.run_line(theme.scheme_colour(experiment.sync.scheme), number)
-        style |= {"opacity": 1.0, "name": self.titles[number]}
+        style |= {"opacity": 1.0, "name": with_world(self.titles[number], experiment)}
+        style = theme.of_world(style, experiment.cluster.world)
         self.curves[number] = RunCurve(self.plot, str(number), experiment, style)
         self.steps = GlobalSteps(experiment.workers, experiment.free_running)
         self.curve = self.curves[number]

@@ -36,8 +36,21 @@ MEANT_WITH = {
     "compression.keep": ("compression.codec", "topk"),
     "delays.delay_ms": ("delays.kind", "constant", "exponential", "gamma"),
     "delays.delay_cv": ("delays.kind", "gamma"),
+    "cluster.platform": ("cluster.world", "paced", "simulated"),
+    "cluster.stand_in_for": ("cluster.world", "paced", "simulated"),
+    "cluster.messages": ("cluster.world", "simulated"),
+    "cluster.placement": ("cluster.world", "paced", "simulated"),
+    "cluster.device": ("cluster.world", "real"),
+    "cluster.carrier": ("cluster.world", "real"),
+    "cluster.hostfile": ("cluster.world", "real", "paced"),
+    "cluster.threads": ("cluster.world", "real", "paced"),
 }
 """Fields that mean something only beside some values of another: they are shown only then."""
+
+ONLY_MEANT = {
+    "sync.edges", "cluster.stand_in_for", "cluster.messages", "cluster.device", "cluster.carrier", "cluster.hostfile",
+}  # fmt: skip
+"""Of these, fields that may not be set beside other values: hidden, they are as if unset."""
 
 
 class Setting(NamedTuple):
@@ -91,11 +104,18 @@ class Controls:
         given: dict[str, Any] = {}
         for path, setting in self.settings.items():
             part, _, name = path.rpartition(".")
-            if self._of_chosen_kind(setting) and (path != "sync.edges" or self._is_meant(path)):
+            if self._of_chosen_kind(setting) and (path not in ONLY_MEANT or self._is_meant(path)):
                 (given.setdefault(part, {}) if part else given)[name] = value_of(self.widgets[path], setting.field)
         if given["sync"]["scheme"] == "own":
             given["sync"] = self._first.sync  # its code is no text to type
         return Experiment(**given)
+
+    def path_of(self, name: str) -> str | None:
+        """The path of a field, by that or by the name it goes by (``world``); None if there is no such field."""
+        if name in self.widgets:
+            return name
+        titled = [path for path, setting in self.settings.items() if setting.field.title == name]
+        return titled[0] if len(titled) == 1 else None
 
     def groups(self, without: tuple[str, ...]) -> dict[str, list[widgets.Widget]]:
         """The other widgets by part: ``experiment`` first, then model, data, …"""
@@ -155,7 +175,7 @@ def control(setting: Setting) -> widgets.Widget:
     """The widget that fits one field; its tooltip says what the field means and allows."""
     field, value = setting.field, setting.value
     name = setting.path.rpartition(".")[2]
-    label = field.title or WITH_UNIT.get(name) or name.replace("_", " ")
+    label = (field.title or WITH_UNIT.get(name) or name).replace("_", " ")
     means = f"one of {', '.join(setting.heads)}" if setting.is_head else allowed(field)
     shared = {"description": label, "tooltip": f"{field.description} Allowed: {means}.",
               "style": {"description_width": "7.5em"}, "layout": {"width": "17em"}}  # fmt: skip
@@ -167,6 +187,10 @@ def control(setting: Setting) -> widgets.Widget:
         return widgets.Dropdown(options=unset + [(str(c), c) for c in named], value=value, **shared)
     if kind is bool:
         return widgets.Checkbox(value=value, **shared)
+    if setting.path in NAMED:
+        unset, known = NAMED[setting.path]()
+        options = [(unset, ""), *((n, n) for n in known + [value] * (value is not None and value not in known))]
+        return widgets.Dropdown(options=options, value=value or "", **shared)
     if is_optional(field.annotation) or kind not in (int, float):
         return widgets.Text(value=written(value), placeholder=_placeholder(field), **shared)
     # Unbounded entry on purpose: a value out of range is explained, not silently moved into it.
@@ -175,6 +199,28 @@ def control(setting: Setting) -> widgets.Widget:
         if kind is int
         else widgets.FloatText(value=value, step=0.01, **shared)
     )
+
+
+def _platforms() -> tuple[str, list[str]]:
+    from dlpar.platforms import names
+    from dlpar.platforms.home import USUAL
+
+    return f"{UNSET} ({USUAL})", names()
+
+
+def _workloads() -> tuple[str, list[str]]:
+    from dlpar.platforms import WORKLOADS
+
+    return "the model itself", list(WORKLOADS)
+
+
+NAMED: dict[str, Callable[[], tuple[str, list[str]]]] = {
+    "cluster.platform": _platforms, "cluster.stand_in_for": _workloads,
+}  # fmt: skip
+"""Text fields of which the usual values have names, to choose from; what none of them is called, and the names.
+
+A file is among them if the experiment came with it.
+"""
 
 
 def _placeholder(field: FieldInfo) -> str:
@@ -193,7 +239,5 @@ def written(value: Any) -> str:
 
 def value_of(widget: widgets.Widget, field: FieldInfo) -> Any:
     """What a widget says, for pydantic to judge; an empty text means unset."""
-    if isinstance(widget, widgets.Text):
-        text = widget.value.strip()
-        return None if not text and is_optional(field.annotation) else text
-    return widget.value
+    value = widget.value.strip() if isinstance(widget, widgets.Text) else widget.value
+    return None if value == "" and is_optional(field.annotation) else value

@@ -69,7 +69,7 @@ def _long(axis: str) -> str:
 
 
 def _below(figure: go.Figure) -> str:
-    """Sentence and table as HTML, with the style that lets figures follow the page's theme."""
+    """Sentence and table (open where the figure asks for it) as HTML, with the style that follows the page's theme."""
     groups: dict[tuple, list] = {}
     for frame in _tables(figure):
         groups.setdefault(tuple(frame.columns), []).append(frame.tail(ROWS))
@@ -79,8 +79,9 @@ def _below(figure: go.Figure) -> str:
         pd.concat(frames).to_html(index=False, border=0, na_rep="", float_format="{:.5g}".format)
         for frames in groups.values()
     )
+    shown = " open" if (figure.layout.meta or {}).get("open") else ""
     css = Path(__file__).with_name("lab.css").read_text()
     return (
         f'<style>{css}</style><div class="dlpar-live"><p class="dlpar-says">{html.escape(say(figure))}</p>'
-        f'<details class="dlpar-data"><summary>Data as table</summary><div>{tables}</div></details></div>'
+        f'<details class="dlpar-data"{shown}><summary>Data as table</summary><div>{tables}</div></details></div>'
     )

@@ -50,6 +50,7 @@ class GlobalSteps:
         self._early: list[tuple[float, int, dict[str, Any]]] = []
         self._taken = self._ordered = 0
         self._newest: dict[int, float] = {}
+        self._behind: list[tuple[float, int]] = []  # a heap with a time of each rank, not later than its newest
 
     def add(self, rank: int, record: dict[str, Any]) -> list[GlobalStep]:
         """Take one worker's step record; returns the global steps that it completes, if any."""
@@ -57,10 +58,17 @@ class GlobalSteps:
             done = self._tally(record["step"], record)
             return [done] if done else []
         self._taken += 1
+        if rank not in self._newest:
+            heapq.heappush(self._behind, (record["t"], rank))
         self._newest[rank] = record["t"]
         heapq.heappush(self._early, (record["t"], self._taken, record))
+        if len(self._newest) < self.workers:
+            return []
         # Files are read one after the other: what a rank did is in order once all others were heard up to then.
-        return self._release(min(self._newest.values())) if len(self._newest) == self.workers else []
+        behind = self._behind  # with thousands of ranks, a search through all at every record would take too long
+        while behind[0][0] < (newest := self._newest[behind[0][1]]):
+            heapq.heapreplace(behind, (newest, behind[0][1]))
+        return self._release(behind[0][0])
 
     def catch_up(self, ended: bool) -> list[GlobalStep]:
         """Once all files were read: the global steps that wait for a worker that stalls, or if `ended` for any."""

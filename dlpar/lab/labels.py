@@ -60,7 +60,7 @@ def run_labels(now: Experiment, earlier: dict[str, Experiment]) -> dict[str, str
     """What tells each earlier run from the present one, in a few words."""
     found, seen = {}, {}
     for key, experiment in earlier.items():
-        label = _in_words(differences(now, experiment)) or "same settings"
+        label = with_world(_in_words(differences(now, experiment)) or "same settings", experiment)
         seen[label] = seen.get(label, 0) + 1
         found[key] = label if seen[label] == 1 else f"{label} ({seen[label]})"
     return found
@@ -71,7 +71,13 @@ def this_label(now: Experiment, earlier: dict[str, Experiment]) -> str:
     own: dict[str, Any] = {}
     for experiment in earlier.values():
         own |= differences(experiment, now)
-    return f"this run: {_in_words(own)}" if own else "this run"
+    return with_world(f"this run: {_in_words(own)}" if own else "this run", now)
+
+
+def with_world(label: str, experiment: Experiment) -> str:
+    """A label that says so where a run was not measured in the real world."""
+    world = experiment.cluster.world
+    return label if world == "real" or world in label else f"{label}, {world}"
 
 
 def labels(experiments: Sequence[Experiment]) -> list[str]:
@@ -81,10 +87,26 @@ def labels(experiments: Sequence[Experiment]) -> list[str]:
     told = [name for name in flat[0] if any(f.get(name) != flat[0][name] for f in flat)]
     told.sort(key=lambda name: name != "sync")
     said = [_in_words({name: f.get(name) for name in told}) or str(e) for f, e in zip(flat, experiments)]
+    if several:  # one scheme with other settings of its own
+        for text in [text for text in dict.fromkeys(said) if said.count(text) > 1]:
+            alike = [i for i, each in enumerate(said) if each == text]
+            if any(experiments[i] != experiments[alike[0]] for i in alike):
+                for i, setting in zip(alike, labels([experiments[i] for i in alike])):
+                    said[i] = f"{text}, {setting}"
     return [
         text if said.count(text) == 1 else f"{text} ({said[: i + 1].count(text)})"
         for i, text in enumerate(said)
     ]
+
+
+def platform_in_words(experiment: Experiment) -> str:
+    """Whose times paced and simulated runs tell: ``p100-25gbe as if the model were resnet50``."""
+    from dlpar.platforms.home import USUAL
+
+    cluster = experiment.cluster
+    text = cluster.platform or USUAL
+    text += f" as if the model were {cluster.stand_in_for}" if cluster.stand_in_for else ""
+    return text + (", messages carry sizes only" if cluster.messages == "sizes" else "")
 
 
 def _in_words(fields: dict[str, Any]) -> str:

@@ -32,7 +32,7 @@ class Panel(widgets.VBox):
     experiment : Experiment, optional
         What the controls show at first; default: ``Experiment()``.
     controls : sequence of str
-        Fields on the first screen, such as ``"workers"`` or ``"model.width"``;
+        Fields on the first screen, such as ``"workers"``, ``"model.width"`` or ``"world"``;
         all others are under "More".
     question : str
         What the run is to answer; shown above everything.
@@ -59,11 +59,12 @@ class Panel(widgets.VBox):
         experiment = experiment or Experiment()
         self.job: Job | None = None
         self.runs: list[Run] = []
-        self._guard, self._watch, self._busy = RLock(), None, False
+        self._guard, self._watch, self._busy, self._has_facts = RLock(), None, False, False
         self._controls = Controls(experiment, self._check)
         self._board, self._status = Board(experiment), Status(experiment)
         self._build_buttons()
-        super().__init__([*self._first_screen(tuple(controls), question, title), self._more(tuple(controls))])
+        names = tuple(self._controls.path_of(name) or name for name in controls)
+        super().__init__([*self._first_screen(names, question, title), self._more(names)])
         self.add_class("dlpar-panel")
         for widget in [*all_below(self), *self._board.all_plots]:
             answer_while_busy(widget)
@@ -141,20 +142,21 @@ class Panel(widgets.VBox):
         elif record["k"] == "event" and record.get("launch_s") is not None:
             self._status.launch_s = record["launch_s"]
         self._board.take(rank, record)
-        if record["k"] == "rank":
-            self._tell_facts()
+        self._has_facts = self._has_facts or record["k"] == "rank" or bool(record.get("slip"))
 
     def refresh(self, alive: bool) -> None:
         """Called by the watch, at most ten times a second, to show what it passed on."""
         self._board.settle(ended=False)
         self._board.flush(alive)
+        self._tell_new_facts()
         self._status.progress(self._board.steps)
 
     def ended(self, status: str, reason: str) -> None:
         """Called by the watch when the run is over."""
         self._board.settle(ended=True)
         self._board.flush()
-        self._status.ended(self._board.steps, self._board.convergence.accuracy, status, reason)
+        self._tell_new_facts()
+        self._status.ended(self._board.steps, self._board.accuracy, status, reason)
         with self._guard:
             self._busy = False
             self._enable()
@@ -247,9 +249,14 @@ class Panel(widgets.VBox):
     def _message(self, sentence: str) -> None:
         self._says.value = f'<p role="alert">{html.escape(sentence)}</p>' if sentence else ""
 
+    def _tell_new_facts(self) -> None:
+        if self._has_facts:
+            self._has_facts = False
+            self._tell_facts()
+
     def _tell_facts(self) -> None:
         board = self._board
         now, *earlier = board.shown.values()
         same = [e for e in earlier if same_batches(now, e)]
-        compared = "all runs saw the same batches" if earlier and len(same) == len(earlier) else ""
+        compared = "all saw the same batches" if earlier and len(same) == len(earlier) else ""
         self._status.show_facts(now, board.ranks, board.slip, compared)

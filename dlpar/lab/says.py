@@ -19,7 +19,9 @@ def quantity(value: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds as a reader says them: 0.4 s, 12 s, 3 min 20 s, 2 h 5 min."""
+    """Seconds as a reader says them: 12.5 ms, 0.4 s, 12 s, 3 min 20 s, 2 h 5 min."""
+    if 0 < seconds < 0.05:
+        return f"{1e3 * seconds:.3g} ms"
     if seconds < 10:
         return f"{seconds:.1f} s"
     if seconds < 60:
@@ -43,17 +45,21 @@ def convergence(
     return text + "." + (f" One step in {stride:,} is drawn." if stride > 1 else "")
 
 
-def throughput(total: float, by_rank: Mapping[int, float], experiment: Experiment) -> str:
-    """How many samples a second, lately."""
+def throughput(
+    total: float, by_rank: Mapping[int, float], experiment: Experiment, predicted: float | None = None
+) -> str:
+    """How many samples a second, lately, and how many were predicted."""
     workers = experiment.workers
     if workers == 1:
-        return f"One worker trains on {quantity(total)} samples a second."
+        text = f"One worker trains on {quantity(total)} samples a second"
+        return text + (f"; {quantity(predicted)} were predicted." if predicted else ".")
     slowest = min(by_rank, key=by_rank.__getitem__, default=None)
     each = quantity(total / workers)
     text = f"{workers} workers together train on {quantity(total)} samples a second, {each} each on average"
     if slowest is not None and by_rank[slowest] < 0.95 * total / workers:
-        text += f"; rank {slowest} has the lowest rate, {quantity(by_rank[slowest])}"
-    return text + "."
+        text += f"; rank {slowest} has the lowest rate{' of those drawn' * (len(by_rank) < workers)}, "
+        text += quantity(by_rank[slowest])
+    return text + (f"; {quantity(predicted)} were predicted." if predicted else ".")
 
 
 WHY_NEVER_STALE = {
@@ -146,6 +152,34 @@ def speedup(measured: Mapping[int, float]) -> str:
     most, fewest = max(measured), min(measured)
     ideal = measured[most] * fewest / most
     return f"{most} workers are {measured[most]:.2f} times as fast as {fewest} ({ideal:.0%} of ideal)."
+
+
+def scaling(kind: str, gains: Mapping[str, tuple[int, float, float]], base: int) -> str:
+    """What the most workers gained; `gains`: name -> (workers, speed-up, efficiency), over `base` workers."""
+    how = {"measured": "Measured", "paced": "Paced", "simulated": "Simulated", "predicted": "Predicted"}[kind]
+    fastest = "one" if base == 1 else f"{base}"
+    if len(gains) > 1:
+        fastest = f"the fastest {fastest}"
+    each = (f"{n:,} workers with {name} are {quantity(up)} times as fast as {fastest} ({share:.0%} of ideal)"
+            for name, (n, up, share) in gains.items())  # fmt: skip
+    return f"{how}: {listed(each)}."
+
+
+def crossing(first: str, second: str, at: Sequence[float], workers: Sequence[int], faster: str) -> str:
+    """Where two curves cross; `faster`: the one that is ahead with the most workers."""
+    where = listed(f"about {quantity(n)}" for n in at)
+    from_here = next(n for n in workers if n > at[-1])
+    return f"{first} and {second} are equally fast at {where} workers; from {from_here:,} on {faster} is the faster."
+
+
+def faster_throughout(name: str, others: Sequence[str]) -> str:
+    """That one curve is below no other of some."""
+    return f"{name} is at least as fast as {listed(others)} at every number of workers shown."
+
+
+def off(kind: str, by: float) -> str:
+    """How far a prediction or a simulation is from what was found."""
+    return f"The {kind} is at most {by:.1%} off." if by >= 5e-4 else f"The {kind} is less than 0.1% off."
 
 
 def time_to_accuracy(goal: float, reached: Mapping[str, tuple[int | None, float]]) -> str:

@@ -49,9 +49,9 @@ class SlowLink:
         raise ValueError("irecv: got a call on a slow link, allowed there are recv and sendrecv")
 
     def recv(self, into: torch.Tensor, source: int = -1, tag: int = -1) -> Arrival:
-        from dataclasses import replace
-
         import torch
+
+        from dlpar.comm import Arrival
 
         room = self.inner.empty(STAMP + into.nbytes, torch.uint8)
         arrival = self.inner.recv(room, source, tag)
@@ -61,7 +61,7 @@ class SlowLink:
         self._in_free = begins + nbytes / self.link.bandwidth
         self.inner.pause(self._in_free - self.inner.now())
         into.view(torch.uint8)[:nbytes] = room[STAMP : STAMP + nbytes]
-        return replace(arrival, nbytes=nbytes)
+        return Arrival(arrival.source, arrival.tag, nbytes)
 
     def sendrecv(self, tensor: torch.Tensor, dest: int, into: torch.Tensor, source: int, tag: int = 0) -> Arrival:
         sending = self.isend(tensor, dest, tag)

@@ -13,15 +13,18 @@ import ipywidgets as widgets
 
 from dlpar.experiment import Experiment
 from dlpar.lab.global_steps import GlobalSteps
+from dlpar.lab.labels import platform_in_words
 from dlpar.lab.says import duration, quantity
+from dlpar.lab.theme import CLOCKS
 
 LOG_BYTES = 16_000
 """End of the log that is shown; all of it is in the run folder."""
 
 MEANS = {
-    "world": "real: ranks are processes and time is measured",
-    "on": "where the ranks ran, on which device, what carried their messages",
-    "clock": "what seconds in the figures are",
+    "world": "real: ranks are processes and time is measured; paced: processes that keep a platform's time; "
+    "simulated: ranks are tasks of one process",
+    "platform": "whose times are told: of real ranks where they ran, on which device, what carried their messages",
+    "clock": "what seconds in the figures are: wall, or the platform's (logical: of each process; virtual: simulated)",
     "slip": "how far the wall clock lagged behind the clock of the figures; none where they are the same",
     "compared": "what makes the runs in the figure comparable",
 }
@@ -39,7 +42,7 @@ class Status:
     """Progress bar, the line beside it, the line of facts, and the log."""
 
     def __init__(self, experiment: Experiment) -> None:
-        self.prefix = ""
+        self.prefix, self.experiment = "", experiment
         self.bar = widgets.IntProgress(min=0, max=experiment.steps, layout={"width": "16em"})
         self.bar.tooltip = "Global steps done"
         self.words = widgets.HTML().add_class("dlpar-words")
@@ -55,6 +58,7 @@ class Status:
 
     def begin(self, experiment: Experiment, path: Path) -> None:
         """Forget the last run."""
+        self.experiment, self._seen = experiment, None
         self.path, self.errors, self._log_size, self._shown = path, {}, -1, 0.0
         self.bar.value, self.bar.max, self.bar.bar_style = 0, experiment.steps, ""
         self.launch_s: float | None = None
@@ -69,12 +73,18 @@ class Status:
         self._shown = now
         done, steps = so_far.done, self.bar.max
         if done:
-            spent = so_far.last.seconds
-            left = spent / done * (steps - done)
+            spent, world = so_far.last.seconds, self.experiment.cluster.world
             self.bar.value = done
-            rest = f"about {duration(left)} left" if done < steps else "finishing …"
-            self.say(f"step {done:,} of {steps:,} · {duration(spent)} so far · {rest}")
+            each = self._seconds_a_step(now, done) if world == "simulated" else spent / done
+            rest = f"about {duration(each * (steps - done))} left" if each is not None else "working …"
+            self.say(f"step {done:,} of {steps:,} · {duration(spent)}{_clocked(world)} so far · "
+                     f"{rest if done < steps else 'finishing …'}")  # fmt: skip
         self.show_log(self.path, self.errors)
+
+    def _seconds_a_step(self, now: float, done: int) -> float | None:
+        """Of the reader's time, since the first look at which steps were done; None at that look."""
+        self._seen = self._seen or (now, done)
+        return (now - self._seen[0]) / (done - self._seen[1]) if done > self._seen[1] else None
 
     def ended(self, steps: GlobalSteps, accuracy: float | None, status: str, reason: str) -> None:
         """Say how the run went."""
@@ -86,7 +96,9 @@ class Status:
             self.say(f"{parts[0]} — {reason}")
         else:
             if steps.last:
-                parts.append(f"{duration(steps.last.seconds)}, loss {quantity(steps.last.loss)}")
+                cluster = self.experiment.cluster
+                loss = f"loss {quantity(steps.last.loss)}" if cluster.messages == "values" else "nothing was trained"
+                parts.append(f"{duration(steps.last.seconds)}{_clocked(cluster.world)}, {loss}")
             if accuracy is not None:
                 parts.append(f"held-out accuracy {accuracy:.1%}")
             if self.launch_s is not None:
@@ -100,7 +112,8 @@ class Status:
     ) -> None:
         """What a reader must know to trust the figures: world, platform, clock, slip."""
         cluster = experiment.cluster
-        facts = {"world": cluster.world, "on": _platform(ranks), "clock": _clock(ranks)}
+        platform = _platform(ranks) if cluster.world == "real" else platform_in_words(experiment)
+        facts = {"world": cluster.world, "platform": platform, "clock": CLOCKS[cluster.world]}
         facts["slip"] = "none" if slip is None else f"{slip * 1e3:.0f} ms"
         if compared:
             facts["compared"] = compared
@@ -153,5 +166,5 @@ def _platform(ranks: dict[int, dict]) -> str:
     return f"{here} ({'; '.join(kinds)})"
 
 
-def _clock(ranks: dict[int, dict]) -> str:
-    return ", ".join(sorted({r["clock"] for r in ranks.values()})) or "wall"
+def _clocked(world: str) -> str:
+    return "" if world == "real" else f" on the {CLOCKS[world]} clock"

@@ -8,7 +8,7 @@ darkened until each stands out at 3:1 or more on a white and on a dark page alik
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any, Iterable, NamedTuple
 
 SCHEMES = {
     "ring": "#0072B2",
@@ -33,8 +33,14 @@ MARKERS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "star", "
 PREDICTED = {"dash": "dash"}
 """Line of what was predicted; what was measured is solid."""
 
+IDEAL = {"color": "#7f7f7f", "width": 2, "dash": "dot"}
+"""Line of what would be ideal."""
+
 FAINT = 0.6
-"""Opacity of earlier runs."""
+"""Opacity of earlier runs, and of simulated ones."""
+
+BROAD = 5.0
+"""Width of a simulated run's line: with its faintness it tells it from any that was measured."""
 
 
 class Phase(NamedTuple):
@@ -70,18 +76,45 @@ TITLES = {
 """Titles of the horizontal axes a curve can be drawn over, by the column they show."""
 
 
+CLOCKS = {"real": "wall", "paced": "logical", "simulated": "virtual"}
+"""The clock of each world."""
+
+
+def seconds_title(clocks: Iterable[str]) -> str:
+    """Title of an axis of seconds that are told by these clocks."""
+    clocks = set(clocks)
+    if clocks <= {"wall"}:
+        return TITLES["seconds"]
+    return f"time on the {clocks.pop()} clock (s)" if len(clocks) == 1 else "time, each run on its own clock (s)"
+
+
+def titles(worlds: Iterable[str]) -> dict[str, str]:
+    """`TITLES`, that of seconds saying on which clock runs in these worlds count them."""
+    return {**TITLES, "seconds": seconds_title(CLOCKS[world] for world in worlds)}
+
+
+def on_clock(title: str, world: str) -> str:
+    """The title of an axis of time, its clock named unless it is the wall's: ``time of a rank, virtual clock (s)``."""
+    name, unit = title.rsplit(" (", 1)
+    return title if world == "real" else f"{name}, {CLOCKS[world]} clock ({unit}"
+
+
 def scheme_colour(scheme: str) -> str:
     """Colour of a scheme; grey for one the table does not know, such as a student's own."""
     return SCHEMES.get(scheme, "#7f7f7f")
 
 
-def rank_line(rank: int) -> dict[str, Any]:
-    """Line and marker that tell `rank` apart with and without colour, as plotly trace attributes."""
+def rank_line(rank: int, crowded: bool = False) -> dict[str, Any]:
+    """Line and marker that tell `rank` apart with and without colour, as plotly trace attributes.
+
+    `crowded`: there are so many that a legend would not hold them; hovering tells which it is.
+    """
     colour = RANKS[rank % len(RANKS)]
     return {
         "mode": "lines+markers",
         "line": {"color": colour, "width": 1.5, "dash": DASHES[rank % len(DASHES)]},
         "marker": {"color": colour, "size": 7, "symbol": MARKERS[rank % len(MARKERS)], "maxdisplayed": 8},
+        **({"showlegend": False} if crowded else {}),
     }
 
 
@@ -99,6 +132,19 @@ def run_line(colour: str, age: int = 0) -> dict[str, Any]:
         line = {"color": colour, "width": 1.5, "dash": DASHES[age % len(DASHES)]}
         style = {"mode": "lines+markers", "line": line, "marker": marker, "opacity": FAINT}
     return style
+
+
+def faint(colour: str) -> str:
+    """A colour (``#rrggbb``) as faint as simulated lines are."""
+    red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+    return f"rgba({red},{green},{blue},{FAINT})"
+
+
+def of_world(style: dict[str, Any], world: str) -> dict[str, Any]:
+    """The style of a run's line in its world: faint and broad where it was simulated, else as it is."""
+    if world != "simulated":
+        return style
+    return {**style, "line": {**style["line"], "width": BROAD}, "opacity": min(FAINT, style.get("opacity", 1.0))}
 
 
 def phase_bar(name: str) -> dict[str, Any]:

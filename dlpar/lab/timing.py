@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING, NamedTuple, Sequence
 from dlpar.costmodel import Link, collective_seconds, fitted
 from dlpar.lab.slow_link import SlowLink
 from dlpar.launcher.spmd import spmd
+from dlpar.platforms.ping_pong import SIZES, there_and_back
 
 if TYPE_CHECKING:
     from dlpar.comm import Comm
-
-SIZES = tuple(4**k for k in range(2, 11))
-"""Bytes of a ping-pong's messages: 16 B to 1 MB."""
 
 
 class Timing(NamedTuple):
@@ -61,29 +59,12 @@ def ping_pong(sizes: Sequence[int] = SIZES, repeats: int = 31, link: Link | None
     link : Link, optional
         A slow link to send over; default: whatever carries messages here.
     """
-    times = spmd(there_and_back, tuple(sizes), repeats, link, workers=2)[0]
+    times = spmd(_over, tuple(sizes), repeats, link, workers=2)[0]
     return PingPong(tuple(sizes), tuple(times))
 
 
-def there_and_back(comm: Comm, sizes: Sequence[int], repeats: int, link: Link | None = None) -> list[float]:
-    """On two ranks: for each size half of the quickest of `repeats` round trips, in seconds."""
-    import torch
-
-    comm = SlowLink(comm, link) if link else comm
-    quickest = []
-    for size in sizes:
-        ball, times = torch.zeros(size, dtype=torch.uint8), []
-        for _ in range(repeats + 1):  # the first one warms up
-            began = comm.now()
-            if comm.rank == 0:
-                comm.send(ball, 1)
-                comm.recv(ball, 1)
-            else:
-                comm.recv(ball, 0)
-                comm.send(ball, 0)
-            times.append((comm.now() - began) / 2)
-        quickest.append(min(times[1:]))
-    return quickest
+def _over(comm: Comm, sizes: Sequence[int], repeats: int, link: Link | None) -> list[float]:
+    return there_and_back(SlowLink(comm, link) if link else comm, sizes, repeats)
 
 
 def time_collectives(

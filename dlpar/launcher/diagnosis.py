@@ -9,6 +9,11 @@ import signal
 import time
 from pathlib import Path
 
+from dlpar.tail import ALL_RANKS
+
+OF_ALL = ("Deadlock", "NeverYields")
+"""Exceptions of a simulation that say by themselves which ranks they are about."""
+
 _TAGS = (
     re.compile(rb"^\[[^,\]]*,(\d+)\]<std(?:out|err)>: ?"),  # Open MPI: [prterun-host-12@1,3]<stdout>: text
     re.compile(rb"^\[(\d+)\] "),  # Hydra: [3] text
@@ -27,16 +32,17 @@ def by_rank(line: bytes) -> bytes:
     return line
 
 
-def size_of(path: Path) -> int:
-    """Bytes in a file, 0 if there is none."""
+def stamp_of(path: Path) -> tuple[int, int]:
+    """Bytes in a file, and when it was last changed; (0, 0) if there is none."""
     try:
-        return path.stat().st_size
+        status = path.stat()
     except OSError:
-        return 0
+        return 0, 0
+    return status.st_size, status.st_mtime_ns
 
 
 def _rank_files(folder: Path) -> dict[int, Path]:
-    return {int(p.stem[5:]): p for p in folder.glob("rank-*.jsonl")}
+    return {0 if p.stem == ALL_RANKS else int(p.stem[5:]): p for p in folder.glob("rank-*.jsonl")}
 
 
 def pids_of(folder: Path) -> list[int]:
@@ -65,7 +71,7 @@ def errors_in(folder: Path) -> list[tuple[int, dict]]:
     for rank, path in _rank_files(folder).items():
         for line in _last_lines(path):
             if line.get("k") == "error":
-                found.append((rank, line))
+                found.append((line.get("rank", rank), line))
     return sorted(found, key=lambda pair: pair[1]["t"])
 
 
@@ -78,6 +84,8 @@ def verdict(folder: Path, returncode: int, ranks: int) -> tuple[str, str, int | 
         rank, error = min((e for e in errors if e[1]["message"] == first["message"]), key=lambda e: e[0])
         more = len(errors) - 1
         others = f" (and {more} more rank{'s' * (more > 1)})" if more else ""
+        if error["type"] in OF_ALL:
+            return "failed", error["message"], rank
         return "failed", f"rank {rank} raised {error['type']}: {error['message']}{others}", rank
     if returncode == 0:
         return "done", "all ranks finished", None

@@ -173,11 +173,11 @@ def launch(experiment: Experiment) -> Job:
     NoMPI
         If there is no MPI to start ranks with.
     """
-    _check_machine(experiment)
+    check_machine(experiment)
     find_starter()
     cluster, folder = experiment.cluster, _new_run_folder(experiment)
     try:
-        return Job(folder, experiment.ranks, cluster.timeout, cluster.hostfile, cluster.threads)
+        return Job(folder, experiment.processes, cluster.timeout, cluster.hostfile, cluster.threads)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)  # nothing ran: there is no run to keep
         raise
@@ -192,7 +192,7 @@ def _new_run_folder(experiment: Experiment) -> Path:
     return folder
 
 
-def _check_machine(experiment: Experiment) -> None:
+def check_machine(experiment: Experiment) -> None:
     """Refuse at once what the ranks would find out seconds later."""
     experiment.check_files()
     gpu = Path("/dev/nvidiactl").exists() or Path("/dev/dxg").exists()

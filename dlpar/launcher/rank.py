@@ -7,6 +7,7 @@ cluster: ``mpiexec -n 4 python -m dlpar.launcher.rank RUN_FOLDER 4``.
 from __future__ import annotations
 
 import faulthandler
+import json
 import os
 import shutil
 import signal
@@ -31,6 +32,9 @@ def run_rank(argv: list[str]) -> int:
 
     folder, ranks = Path(argv[0]), int(argv[1])
     launched = float(argv[2]) if len(argv) > 2 else None
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    if _world(folder) == "simulated":
+        return _simulate(folder, launched)
     MPI.Init_thread(MPI.THREAD_MULTIPLE)
     world = MPI.COMM_WORLD
     if world.size != ranks:
@@ -39,7 +43,6 @@ def run_rank(argv: list[str]) -> int:
               file=sys.stderr)  # fmt: skip
         MPI.Finalize()
         return 2
-    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     home, folder = folder, _folder_here(folder)
     with open(folder / f"rank-{world.rank}.stack", "w") as stacks:
         faulthandler.register(signal.SIGUSR1, file=stacks)  # the supervisor asks where we are
@@ -52,6 +55,29 @@ def run_rank(argv: list[str]) -> int:
     return status
 
 
+def _world(folder: Path) -> str | None:
+    """Which world the job's ranks live in, where its folder is seen."""
+    try:
+        return json.loads((folder / "experiment.json").read_bytes())["cluster"]["world"]
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def _simulate(folder: Path, launched: float | None) -> int:
+    """All ranks in this process; MPI is not needed."""
+    from dlpar.launcher.simulate import simulate, simulate_call
+
+    with open(folder / "rank-0.stack", "w") as stacks:
+        faulthandler.register(signal.SIGUSR1, file=stacks)
+        experiment, call = _read_work(folder)
+        if call is None:
+            status = simulate(folder, experiment, launched)
+        else:
+            status = simulate_call(folder, experiment, call)
+        faulthandler.unregister(signal.SIGUSR1)
+    return status
+
+
 def _folder_here(folder: Path) -> Path:
     """The job's folder, or a private one on a machine that does not see it."""
     return folder if folder.is_dir() else Path(tempfile.mkdtemp(prefix="dlpar-rank-"))
@@ -60,23 +86,23 @@ def _folder_here(folder: Path) -> Path:
 def _work(folder: Path, launched: float | None) -> int:
     from mpi4py import MPI
 
-    from dlpar.comm.connect import connect
-    from dlpar.experiment import Cluster
+    from dlpar.comm.connect import join
     from dlpar.record import Recorder
     from dlpar.sync import role, serve
 
     world, record, comm = MPI.COMM_WORLD, None, None
     try:
         experiment, call = world.bcast(_read_work(folder) if world.rank == 0 else None)
-        comm = connect(_cluster(experiment) if experiment else Cluster(device="cpu"))
+        comm = join(experiment, on_host=call is not None)
         record = Recorder(folder, comm)
-        mine = role(experiment, comm.rank) if experiment else "worker"
+        mine = role(experiment, comm.rank)
         record.header(role=mine, threads=int(os.environ.get("OMP_NUM_THREADS", "1")))
         if comm.rank == 0:
             record.event("start", launch_s=time.time() - launched if launched else None)
-        if experiment is not None:
+        if call is None:
             from dlpar.train import train
 
+            comm.while_asleep(lambda: record.event("asleep"))  # a file that grows says that its rank is well
             (train if comm.rank < experiment.workers else serve)(comm, experiment, record)
         else:
             _call(call, comm, folder)
@@ -92,19 +118,14 @@ def _work(folder: Path, launched: float | None) -> int:
         return 1
 
 
-def _cluster(experiment):
-    """Where an experiment's ranks live: the shared weights of hogwild are host memory, also beside a GPU."""
-    return experiment.cluster.model_copy(update={"device": "cpu"} if experiment.sync.scheme == "hogwild" else {})
-
-
 def _read_work(folder: Path):
-    """What the job is: an experiment to train, or a packed function to call."""
+    """What the job is: an experiment to train, or the world of a packed function and the function."""
     from dlpar.experiment import Experiment
     from dlpar.launcher.payload import CALL
 
-    if (folder / CALL).exists():
-        return None, (folder / CALL).read_bytes()
-    return Experiment.from_json((folder / "experiment.json").read_bytes()), None
+    call = folder / CALL
+    experiment = Experiment.from_json((folder / "experiment.json").read_bytes())
+    return experiment, call.read_bytes() if call.exists() else None
 
 
 def _call(body: bytes, comm, folder: Path) -> None:

@@ -8,13 +8,15 @@ import tempfile
 from pathlib import Path
 from typing import Any, Callable
 
-from dlpar.experiment import MAX_WORKERS, BadExperiment
+from dlpar.experiment import MAX_WORKERS, BadExperiment, Experiment
 from dlpar.launcher.job import Job
 from dlpar.launcher.payload import CALL, pack, result_path
 from dlpar.paths import runtime_folder
 
 
-def spmd(function: Callable, *arguments: Any, workers: int = 4, world: str = "real", timeout: float = 60.0) -> list[Any]:
+def spmd(
+    function: Callable, *arguments: Any, workers: int = 4, world: str = "real", timeout: float = 60.0, **cluster: Any
+) -> list[Any]:
     """Call ``function(comm, *arguments)`` on every rank and return what each rank returned, in order.
 
     Single program, multiple data: one function, as many processes, each with its
@@ -25,14 +27,19 @@ def spmd(function: Callable, *arguments: Any, workers: int = 4, world: str = "re
     function : callable
         Takes a :class:`~dlpar.comm.Comm` first; may come from a notebook cell.
     workers : int
-        Ranks, 1 to 64.
+        Ranks, 1 to 64; in the simulated world to 256, and to 4096 if messages carry sizes only.
     world : str
-        ``"real"``: MPI processes on this machine.
+        ``"real"``: MPI processes on this machine; ``"paced"``: the same, keeping a platform's time;
+        ``"simulated"``: all in one process, on a virtual clock, where a deadlock is found at once.
     timeout : float
         Seconds after which ranks that have not returned are ended; the message says where each stood.
+    **cluster
+        Further fields of an experiment's cluster: ``platform="p100-25gbe"``, ``messages="sizes"``.
 
     Raises
     ------
+    BadExperiment
+        For a bad value, in one sentence.
     JobFailed
         If a rank raised, died or hung: one message with every failed rank's own traceback.
 
@@ -41,22 +48,24 @@ def spmd(function: Callable, *arguments: Any, workers: int = 4, world: str = "re
     >>> spmd(lambda comm: comm.rank ** 2, workers=3)
     [0, 1, 4]
     """
-    _check(function, workers, world, timeout)
+    _check(function, workers, timeout)
+    # Weak scaling: any number of workers is allowed.
+    whole = Experiment(workers=workers, scaling="weak", cluster={**cluster, "world": world, "timeout": timeout})
+    whole.check_files()
     folder = Path(tempfile.mkdtemp(prefix="spmd-", dir=runtime_folder()))
     try:
         (folder / CALL).write_bytes(pack(function, arguments))
-        Job(folder, workers, timeout).wait()
+        (folder / "experiment.json").write_text(whole.to_json())
+        Job(folder, whole.processes, timeout).wait()
         return [pickle.loads(result_path(folder, rank).read_bytes()) for rank in range(workers)]
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _check(function: Any, workers: Any, world: Any, timeout: Any) -> None:
+def _check(function: Any, workers: Any, timeout: Any) -> None:
     if not callable(function):
         raise BadExperiment(f"function: got {function!r}, allowed is a function that takes a comm")
     if not isinstance(workers, int) or isinstance(workers, bool) or not 1 <= workers <= MAX_WORKERS:
         raise BadExperiment(f"workers: got {workers!r}, allowed is a whole number from 1 to {MAX_WORKERS}")
-    if world != "real":
-        raise BadExperiment(f"world: got {world!r}, allowed is one of real")
     if not isinstance(timeout, (int, float)) or not 0 < timeout <= 86_400:
         raise BadExperiment(f"timeout: got {timeout!r}, allowed is a number of seconds above 0 and at most 86,400")

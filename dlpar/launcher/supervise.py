@@ -44,7 +44,7 @@ class Job:
         self.log_left = LOG_LIMIT
         self.pending: dict = {}  # the beginning of a line whose end has not come yet, by pipe
         self.verdict: tuple[str, str, int | None] | None = None  # status, reason, rank
-        self.progress, self.moved_at, self.started = -1, time.monotonic(), False
+        self.progress, self.moved_at, self.started = [], time.monotonic(), False
 
     def write(self, **record) -> None:
         os.write(self.records, (json.dumps(record) + "\n").encode())
@@ -91,16 +91,16 @@ class Job:
         return bool(data)
 
     def watch_progress(self) -> None:
-        """End a job none of whose ranks has written a line for `timeout` seconds."""
-        sizes = [s for s in (diagnosis.size_of(p) for p in self.folder.glob("rank-*.jsonl")) if s]
+        """End a job none of whose ranks has written a line, or touched its file, for `timeout` seconds."""
+        stamps = [s for s in (diagnosis.stamp_of(p) for p in sorted(self.folder.glob("rank-*.jsonl"))) if s[0]]
         now = time.monotonic()
-        if sum(sizes) != self.progress:
-            self.progress, self.moved_at = sum(sizes), now
-        self.started = self.started or len(sizes) == self.spec["ranks"]
+        if stamps != self.progress:
+            self.progress, self.moved_at = stamps, now
+        self.started = self.started or len(stamps) == self.spec["ranks"]
         patience = self.spec["timeout"] if self.started else max(START, self.spec["timeout"])
         if now - self.moved_at > patience:
             where = diagnosis.where_ranks_are(self.folder)
-            what = "no progress" if self.started else f"only {len(sizes)} of {self.spec['ranks']} ranks started"
+            what = "no progress" if self.started else f"only {len(stamps)} of {self.spec['ranks']} ranks started"
             self.end("failed", f"{what} for {patience:g} s: {where}", diagnosis.likely_culprit(self.folder))
 
     # -- when it ends ----------------------------------------------------
@@ -130,7 +130,7 @@ class Job:
         for stack in self.folder.glob("*.stack"):
             stack.unlink()
         experiment = self.folder / "experiment.json"
-        size = sum(diagnosis.size_of(path) for path in self.folder.glob("rank-*.jsonl"))
+        size = sum(diagnosis.stamp_of(path)[0] for path in self.folder.glob("rank-*.jsonl"))
         if experiment.exists() and size < SUMMARISED:
             summary = Summary(json.loads(experiment.read_text()), self.folder.name)
             for records in iter(Tail(self.folder).read, []):

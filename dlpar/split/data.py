@@ -8,9 +8,15 @@ that agreeing takes a few large messages in place of one per layer (Li et al.,
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from itertools import accumulate
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
+
+if TYPE_CHECKING:
+    from dlpar.comm import Comm
 
 
 class Replica:
@@ -20,6 +26,8 @@ class Replica:
     ----------
     model : nn.Module
         Its parameters are moved into the flat vectors; its shapes stay.
+    comm : Comm, optional
+        Where the vectors live; default: on the CPU of a process by itself.
 
     Attributes
     ----------
@@ -28,26 +36,34 @@ class Replica:
         backward pass finishes gradients.
     buckets : list of Tensor
         Contiguous pieces of `gradient`, in that order; one, until :meth:`cut`.
+    marks : list of (float, callable)
+        For :meth:`Comm.compute`: after which share of the backward pass each bucket is finished, and what
+        announces it.
     loss, samples : float, int
         Of this step's share of the batch: mean loss and number of samples.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, comm: Comm | None = None) -> None:
         self.model, self.loss, self.samples = model, 0.0, 0
+        empty, self._inside = (comm.empty, comm.inside) if comm else (torch.empty, lambda call: call())
+        self._compute = comm.compute if comm else lambda work: work()
+        self.marks: list[tuple[float, Callable[[], None]]] = []
         parameters = [p for p in reversed(list(model.parameters())) if p.requires_grad]
         first = parameters[0]
         total = sum(p.numel() for p in parameters)
-        self.weights = torch.empty(total, dtype=first.dtype, device=first.device)
-        self.gradient = torch.zeros_like(self.weights)
+        self.weights, self.gradient = empty(total, dtype=first.dtype), empty(total, dtype=first.dtype).zero_()
         self._parameters = parameters
+        self._compute(self._move_in)
+        self.cut(float("inf"))
+
+    def _move_in(self) -> None:
         offset = 0
-        for parameter in parameters:
+        for parameter in self._parameters:
             piece = slice(offset, offset + parameter.numel())
             self.weights[piece] = parameter.detach().reshape(-1)
             parameter.data = self.weights[piece].view_as(parameter)
             parameter.grad = self.gradient[piece].view_as(parameter)
             offset = piece.stop
-        self.cut(float("inf"))
 
     def cut(self, bucket_bytes: float) -> None:
         """Cut the gradient into buckets of at most so many bytes; a larger parameter is a bucket of its own."""
@@ -84,14 +100,22 @@ class Replica:
         """
         members = [list(self._bucket_of.values()).count(b) for b in range(len(self.buckets))]
         missing, announced = list(members), [0]
+        self.marks = [(share, partial(call, bucket)) for bucket, share in enumerate(self._shares())]
 
         def finished(parameter: nn.Parameter) -> None:
             missing[self._bucket_of[parameter]] -= 1
             while announced[0] < len(members) and missing[announced[0]] == 0:
-                call(announced[0])
+                self._inside(partial(call, announced[0]))
                 announced[0] += 1
             if announced[0] == len(members):
                 missing[:], announced[0] = members, 0
 
-        for parameter in self._bucket_of:
-            parameter.register_post_accumulate_grad_hook(finished)
+        self._compute(lambda: [p.register_post_accumulate_grad_hook(finished) for p in self._bucket_of])
+
+    def _shares(self) -> list[float]:
+        """The share of the backward pass after which each bucket is finished, by the FLOPs of its parameters."""
+        flops = [0.0] * len(self.buckets)
+        for parameter in self._parameters:
+            flops[self._bucket_of[parameter]] += getattr(parameter, "flops", 0.0)
+        total = sum(flops) or 1.0
+        return [done / total for done in accumulate(flops)]

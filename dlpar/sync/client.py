@@ -49,7 +49,7 @@ class Client:
         self.comm, self.weights = comm, weights
         ranges = key_ranges(len(weights), len(servers))
         shards = [
-            (server, keys, comm.packet(keys.stop - keys.start, weights.dtype), encoder(experiment.compression))
+            (server, keys, comm.packet(keys.stop - keys.start, weights.dtype), encoder(comm, experiment.compression))
             for server, keys in zip(servers, ranges)
         ]
         # Clients begin with different servers: all at the same one would wait in one queue (22 to 44 % slower).
@@ -104,13 +104,21 @@ class Client:
             request.wait()
 
 
-def encoder(compression: Compression) -> Callable[[torch.Tensor], torch.Tensor]:
+def encoder(comm: Comm, compression: Compression) -> Callable[[torch.Tensor], torch.Tensor]:
     """How one range of the gradient is written on the wire, push after push."""
     if compression.codec == "none":
         return lambda gradient: gradient
     from dlpar.compression import Memory, codec
 
-    return Memory(codec(compression.codec, compression.keep)).encode
+    by = codec(compression.codec, compression.keep)
+    memory = Memory(by)
+
+    def encode(gradient: torch.Tensor) -> torch.Tensor:
+        wire = comm.empty(by.nbytes(len(gradient), gradient.dtype), torch.uint8)
+        comm.compute(lambda: wire.copy_(memory.encode(gradient)), cost=4 * len(gradient))
+        return wire
+
+    return encode
 
 
 def decoder(compression: Compression, like: torch.Tensor) -> tuple[Callable[[torch.Tensor], torch.Tensor], int]:

@@ -6,8 +6,9 @@ Sources: bsp, Valiant (CACM 1990); ssp, Ho et al. (NIPS 2013); asp, Dean et al.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Sequence
 
 if TYPE_CHECKING:
     from dlpar.sync.parts import ParameterServer
@@ -31,6 +32,45 @@ class Consistency:
     def may_start(self, clock: int, slowest: int) -> bool:
         """Whether a client that has pushed `clock` times may start again, the slowest having pushed `slowest`."""
         return self.bound is None or clock - slowest <= self.bound
+
+
+class Clocks:
+    """How often each client has pushed, and who is the slowest; a push costs the same whatever their number.
+
+    Parameters
+    ----------
+    clients : sequence of int
+        Ranks; all begin at 0.
+    """
+
+    def __init__(self, clients: Sequence[int]) -> None:
+        self._of = dict.fromkeys(clients, 0)
+        self._at = Counter(self._of.values())  # clients by clock
+        self.slowest = 0
+
+    def __getitem__(self, client: int) -> int:
+        return self._of[client]
+
+    def __len__(self) -> int:
+        return len(self._of)
+
+    def push(self, client: int) -> None:
+        """`client` has pushed once more."""
+        self._at[self._of[client] + 1] += 1
+        self._remove(self._of[client])
+        self._of[client] += 1
+
+    def leave(self, client: int) -> None:
+        """Nobody waits any more for `client`."""
+        self._remove(self._of.pop(client))
+
+    def _remove(self, clock: int) -> None:
+        self._at[clock] -= 1
+        if not self._at[clock]:
+            del self._at[clock]
+            while self.slowest == clock and self._at and clock not in self._at:
+                clock += 1
+                self.slowest = clock
 
 
 def consistency(sync: ParameterServer, clients: int) -> Consistency:

@@ -18,7 +18,7 @@ from dlpar.sampling import generator
 from dlpar.split.data import Replica
 from dlpar.sync.scheme import Scheme
 from dlpar.sync.sketch import Sketch
-from dlpar.sync.topology import mixing_matrix, neighbours, warning
+from dlpar.sync.topology import metropolis, neighbours, warning
 
 WEIGHTS = 1
 """Tag of weights on their way.  Tagged messages go by MPI: NCCL would have the two directions wait for each other."""
@@ -71,8 +71,8 @@ class Neighbours(Gossip):
 
     def __init__(self, experiment: Experiment, comm: Comm, replica: Replica) -> None:
         super().__init__(experiment, comm, replica)
-        graph = neighbours(experiment.sync, experiment.workers, experiment.seed)
-        self.peers, self.share = graph[comm.rank], mixing_matrix(graph)[comm.rank]
+        graph = comm.once("graph", lambda: neighbours(experiment.sync, experiment.workers, experiment.seed))
+        self.peers, self.share = graph[comm.rank], metropolis(graph, comm.rank)
         size, dtype = len(replica.weights), replica.weights.dtype
         self.arrived = {peer: comm.empty(size, dtype) for peer in self.peers}
         self.mixed = comm.empty(size, dtype)

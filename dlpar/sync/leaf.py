@@ -56,6 +56,7 @@ def serve(comm: Comm, experiment: Experiment, record: Recorder) -> None:
         answer, rule = comm.packet(keys.stop - keys.start, dtype), consistency(sync, len(clients))
         server = Server(comm, clients, answer, experiment, rule, first)
         comm.recv(server.weights, 0, INITIAL)
+    comm.barrier()
     server.run()
     record.event("served", version=server.version, pushes=server.pushes, **comm.traffic.take())
     record.end(server.pushes)

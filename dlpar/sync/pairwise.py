@@ -9,7 +9,6 @@ to the weights as they have become: what moved them in between is its staleness.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -39,10 +38,11 @@ class Pairwise(Gossip):
     def __init__(self, experiment: Experiment, comm: Comm, replica: Replica) -> None:
         super().__init__(experiment, comm, replica)
         self.tickets = Tickets(experiment, comm)
-        active, kept = partners(neighbours(experiment.sync, experiment.workers, experiment.seed))
+        sync, workers, seed = experiment.sync, experiment.workers, experiment.seed
+        active, kept = comm.once("partners", lambda: partners(neighbours(sync, workers, seed)))
         self.active, self.partners = comm.rank in active, kept[comm.rank]
         self.draw = generator(experiment.seed, "partner", comm.rank)
-        self.weights, self.guard = replica.weights.clone(), threading.Lock()
+        self.weights, self.guard = replica.weights.clone(), comm.lock()
         self.mine, self.theirs = (comm.packet(len(self.weights), self.weights.dtype) for _ in range(2))
         self.averages = self.read_at = self.stale = self.clock = self.lead = 0
         self.heard = dict.fromkeys(self.partners, 0)

@@ -31,6 +31,7 @@ class ParameterServer(Scheme):
         leaf = leaf_of(experiment, comm.rank)
         self.client = Client(comm, roots if leaf is None else [leaf], replica.weights, experiment)
         self.accrued = torch.zeros_like(replica.gradient) if self.every > 1 else replica.gradient
+        comm.barrier()  # the servers have the first weights: all begin together
 
     def steps(self) -> Iterator[int]:
         step = 0

@@ -13,7 +13,7 @@ from dlpar.comm import ANY, Comm, Packet
 from dlpar.experiment import Experiment
 from dlpar.optim import Optimizer
 from dlpar.sync.client import LEAVE, PULL, PUSH, WEIGHTS, decoder
-from dlpar.sync.consistency import Consistency
+from dlpar.sync.consistency import Clocks, Consistency
 
 
 class Server:
@@ -45,9 +45,10 @@ class Server:
         self.sum = torch.zeros_like(self.weights)
         self.optimizer = Optimizer(experiment.optimizer, self.weights, experiment.lr, experiment.momentum)
         self.pushes = self.version = self.gathered = 0
-        self.clock, self.read = dict.fromkeys(clients, 0), dict.fromkeys(clients, 0)
+        self.clock, self.read = Clocks(clients), dict.fromkeys(clients, 0)
         self.staleness = dict.fromkeys(clients, 0)
         self.waiting: list[int] = []
+        self.judged: tuple[int, bool] | None = None  # the slowest clock, and whether steps are left, when they were
         self.left: list[int] = []
         self.total = len(self.clients) * experiment.steps // experiment.sync.push_every
         self.started = len(self.clients)
@@ -63,7 +64,7 @@ class Server:
         age = self.staleness[client] = self.version - self.read[client]
         self.comm.compute(lambda: self._add(1 / max(1, age) if self.aware else 1.0), cost=2 * len(self.sum))
         self.pushes += 1
-        self.clock[client] += 1
+        self.clock.push(client)
         self.gathered += 1
         if self.gathered == self.rule.gather or self.pushes == self.total:
             self.apply()
@@ -82,25 +83,26 @@ class Server:
             torch.mul(gradient, weight, out=self.sum)
 
     def _wait(self, client: int) -> None:
-        self.waiting.append(client)
-        self._let_go()
+        self._let_go([client])
 
     def _leave(self, client: int) -> None:
         self.left.append(client)
-        del self.clock[client]
+        self.clock.leave(client)
         self._let_go()  # nobody waits for one that pushes no more
         if not self.clock:
             self.conclude()  # only now are these the last weights
             for each in self.left:
                 self._answer(each, 0)
 
-    def _let_go(self) -> None:
-        """Answer those who wait and may go on."""
-        slowest = min(self.clock.values(), default=0)
+    def _let_go(self, come: Sequence[int] = ()) -> None:
+        """Answer those who wait, or have come, and may go on."""
+        slowest, going = self.clock.slowest, self.goes_on()
+        if (slowest, going) != self.judged:  # else those who wait had to wait then, and have to now
+            come, self.waiting, self.judged = [*self.waiting, *come], [], (slowest, going)
         # Where no step is left to start, nobody waits for the slowest.
-        go = [c for c in self.waiting if not self.goes_on() or self.rule.may_start(self.clock[c], slowest)]
+        go = [c for c in come if not going or self.rule.may_start(self.clock[c], slowest)]
+        self.waiting += [c for c in come if c not in set(go)] if len(go) < len(come) else []
         for client in go:
-            self.waiting.remove(client)
             self._answer(client, self.clock[client] - slowest)
 
     def _answer(self, client: int, lead: int) -> None:

@@ -28,8 +28,11 @@ class Sketch:
     """
 
     def __init__(self, like: torch.Tensor, seed: int) -> None:
-        n = len(like)
-        signs = torch.from_numpy(generator(seed, "sketch").integers(2, size=n) * 2 - 1)
+        self._like, self._seed, self._signs = like, seed, None
+
+    def _draw(self) -> None:
+        like, n = self._like, len(self._like)
+        signs = torch.from_numpy(generator(self._seed, "sketch").integers(2, size=n) * 2 - 1)
         self._signs = signs.to(like.device, like.dtype)
         # Weight i falls into bucket i % 32; the places beyond n stay zero.
         self._signed = torch.zeros(-(-n // BUCKETS) * BUCKETS, dtype=like.dtype, device=like.device)
@@ -37,5 +40,7 @@ class Sketch:
     @torch.no_grad()
     def of(self, vector: torch.Tensor) -> list[float]:
         """The sketch of a vector: 32 sums, added up in float64."""
+        if self._signs is None:
+            self._draw()
         torch.mul(vector, self._signs, out=self._signed[: len(vector)])
         return self._signed.view(-1, BUCKETS).sum(0, dtype=torch.float64).tolist()

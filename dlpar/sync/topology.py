@@ -160,15 +160,19 @@ def mixing_matrix(graph: Graph) -> np.ndarray:
         (workers, workers), float64.  W_ij = 1 / (1 + max(d_i, d_j)) between neighbours of
         d_i and d_j neighbours; what is missing to 1 a worker gives itself.
     """
-    n, degree = len(graph), [len(others) for others in graph]
-    matrix = np.zeros((n, n))
-    for i, others in enumerate(graph):
-        own = 1 / (1 + degree[i])
-        for j in others:
-            matrix[i, j] = 1 / (1 + max(degree[i], degree[j]))
-        # Summed so, not as 1 - sum: on a complete graph every weight is 1/n to the last bit.
-        matrix[i, i] = own + sum(own - matrix[i, j] for j in others)
+    matrix = np.zeros((len(graph), len(graph)))
+    for worker in range(len(graph)):
+        for other, share in metropolis(graph, worker).items():
+            matrix[worker, other] = share
     return matrix
+
+
+def metropolis(graph: Graph, worker: int) -> dict[int, float]:
+    """One worker's row of :func:`mixing_matrix`: what it gives each neighbour's weights, and its own."""
+    degree = len(graph[worker])
+    row, own = {j: 1 / (1 + max(degree, len(graph[j]))) for j in graph[worker]}, 1 / (1 + degree)
+    # Summed so, not as 1 - sum: on a complete graph every weight is 1/n to the last bit.
+    return {**row, worker: own + sum(own - share for share in row.values())}
 
 
 def pushing_matrix(graph: Graph) -> np.ndarray:

@@ -17,11 +17,13 @@ import mapreduce  # noqa: E402
 import recording  # noqa: E402
 import reducing  # noqa: E402
 import serving  # noqa: E402
+import simulating  # noqa: E402
 import training  # noqa: E402
 
 SECTIONS = {
     "launch": launching.report, "throughput": training.report, "ring": reducing.report,
     "mapreduce": mapreduce.report, "ps": serving.report, "recording": recording.report, "hogwild": hogwild.report,
+    "simulation": simulating.report,
 }  # fmt: skip
 
 

@@ -23,10 +23,11 @@ def write(folder: Path, workers: int, steps: int, pace: float, stopped: Callable
     """Record `steps` steps of `workers` ranks, `pace` of them a second, until `stopped`."""
     lock = open(folder / "lock", "w")
     fcntl.flock(lock, fcntl.LOCK_EX)
-    sync = json.loads((folder / "experiment.json").read_bytes())["sync"]
+    experiment = json.loads((folder / "experiment.json").read_bytes())
+    sync, world = experiment["sync"], experiment["cluster"]["world"]
     servers = sync.get("servers", 0)
     begun = time.time()
-    ranks = [Recorder(folder, _Rank(r, lambda: time.time() - begun)) for r in range(workers + servers)]
+    ranks = [Recorder(folder, _Rank(r, lambda: time.time() - begun, world)) for r in range(workers + servers)]
     for number, rank in enumerate(ranks):
         rank.header(role="worker" if number < workers else "server", threads=1)
         rank.event("start", launch_s=0.4, epoch=begun)
@@ -62,11 +63,19 @@ def _facts(sync: dict, rank: int, step: int, workers: int) -> dict:
 class _Rank:
     """What a recorder asks of a communicator; `at` is the moment its clock shows while a step is made up."""
 
-    device, carrier, clock = "cpu", "mpi", "wall"
+    device = "cpu"
 
-    def __init__(self, rank: int, clock: Callable[[], float]) -> None:
-        self.rank, self._clock, self.at = rank, clock, None
+    def __init__(self, rank: int, clock: Callable[[], float], world: str) -> None:
+        self.rank, self._clock, self.at, self.world = rank, clock, None, world
         self.traffic = SimpleNamespace(waited=0.0)
+        self.carrier = "simulated" if world == "simulated" else "mpi"
+        self.clock = {"real": "wall", "paced": "logical", "simulated": "virtual"}[world]
+
+    def state(self) -> dict[str, float]:
+        return {"slip": 0.012, "lag": 0.001} if self.world == "paced" else {}
+
+    def while_asleep(self, call: Callable[[], None]) -> None:
+        """It never sleeps."""
 
     def now(self) -> float:
         return self._clock() if self.at is None else self.at

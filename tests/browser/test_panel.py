@@ -54,7 +54,7 @@ def test_bad_values_are_explained_and_refused(open_notebook, page):
     panel = notebook.panel()
     panel.field("workers").fill("0")
     page.keyboard.press("Tab")
-    panel.message.get_by_text("workers: got 0, allowed is a whole number from 1 to 64").wait_for()
+    panel.message.get_by_text("workers: got 0, allowed is a whole number from 1 to 4096").wait_for()
     assert panel.run.is_disabled()
     panel.field("workers").fill("3")
     page.keyboard.press("Tab")

@@ -60,9 +60,9 @@ def test_compared_runs_are_named_by_what_differs_and_told_apart_without_colour(r
     assert len({t.line.color for t in losses}) == 1
 
 
-def test_predicted_and_ideal_are_dashed_and_measured_is_solid(every_figure):
+def test_predicted_is_dashed_ideal_dotted_and_measured_solid(every_figure):
     dash = {trace.name: trace.line.dash for trace in every_figure["speedup"].data}
-    assert dash == {"ideal": "dash", "predicted": "dash", "measured": None}
+    assert dash == {"ideal": "dot", "predicted": "dash", "measured": None}
 
 
 def test_speedup_is_that_of_the_summaries(runs, every_figure):

@@ -31,6 +31,11 @@ def test_schemes_are_told_apart_by_name_and_others_by_fields():
     assert differences(ring, asp) == {"sync": "ps asp"}
 
 
+def test_beside_another_scheme_one_with_two_settings_is_told_by_them():
+    one, two = Experiment(sync={**PS, "servers": 1}), Experiment(sync={**PS, "servers": 2})
+    assert labels([Experiment(), one, two]) == ["ring", "ps asp, servers=1", "ps asp, servers=2"]
+
+
 def test_a_straggler_is_said_as_it_is_typed():
     slow = Experiment(delays={"straggler": {1: 4.0}})
     assert labels([Experiment(), slow]) == ["delays.straggler=none", "delays.straggler=1=4"]

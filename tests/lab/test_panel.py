@@ -73,14 +73,14 @@ def test_second_run_is_compared_with_the_first(launched):
     plot = panel._board.convergence.plot
     assert plot.style(f"{first} loss")["name"] == "workers=2"
     assert plot.style(f"{second} loss")["name"] == "this run: workers=4"
-    assert "all runs saw the same batches" in panel._status.facts.value
+    assert "all saw the same batches" in panel._status.facts.value
     panel.clear_earlier()
     assert list(plot._traces) == [f"{second} loss", f"{second} test"]
 
 
 def test_facts_are_always_there(launched):
     panel = Panel(Experiment(workers=2, steps=5))
-    for name in ("world", "on", "clock", "slip"):
+    for name in ("world", "platform", "clock", "slip"):
         assert f"<b>{name}</b>" in panel._status.facts.value
     panel.run()
     until(lambda: not panel.running)

@@ -116,6 +116,7 @@ def test_seconds_to_a_goal_are_steps_times_time_of_a_step(runs, every_figure):
     good = runs["asp"].evals.query("accuracy >= 0.9").iloc[0]
     assert (seconds, steps) == (good["t"], good["step"])
     assert figures.say(lab.time_to_accuracy(runs["asp"], goal=1.0)) == "None reached 100% held-out accuracy."
+    assert figures.say(lab.time_to_accuracy(runs["asp"], 0.9, ["mine"])).startswith("mine reached 90%")
 
 
 @pytest.mark.parametrize("ask, complaint", [

@@ -1,6 +1,6 @@
 """Static figures of runs, for reports and for comparing: the same looks and words as in the panel.
 
-Solid is measured, dashed is predicted.  Each function gives a plotly figure;
+Solid is measured, broad and faint simulated, dashed predicted.  Each function gives a plotly figure;
 ``say(figure)`` is its sentence and ``table(figure)`` its data.
 """
 

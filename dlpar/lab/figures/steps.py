@@ -11,6 +11,7 @@ from dlpar.lab.figure import Figure
 from dlpar.lab.figures.drawing import blank, finished, saying
 from dlpar.lab.labels import labels
 from dlpar.lab.live import lanes as arrows_of
+from dlpar.lab.live import shown
 from dlpar.lab.live import timeline as gantt
 from dlpar.lab.live import waiting as bars_of
 from dlpar.run import Run
@@ -26,7 +27,8 @@ def timeline(run: Run, steps: range | None = None) -> Figure:
     steps : range, optional
         Global steps to show; default: the last 8.
     """
-    records = [(int(source[5:]), r) for source, r in run.records() if r.get("spans")]
+    drawn = shown.workers(run.experiment)
+    records = [(rank, r) for source, r in run.records() if r.get("spans") and (rank := int(source[5:])) < drawn]
     if not records:
         raise ValueError(f"run {run.id}: no spans were recorded, so there is no timeline")
     last = max(r["step"] for _, r in records)
@@ -38,12 +40,12 @@ def timeline(run: Run, steps: range | None = None) -> Figure:
         raise ValueError(f"steps: got {steps}, allowed is any part of 0 to {last}")
     rows, width = gantt.bars(spans)
     two_lanes = getattr(run.experiment.sync, "overlap", False)
-    figure = blank(gantt.layout(run.experiment.workers, theme.rounded_up(width)))
+    figure = blank(gantt.layout(run.experiment, theme.rounded_up(width)))
     for name in [n for n in theme.PHASES if n in rows] + [n for n in rows if n not in theme.PHASES]:
         rank, start, duration, step = rows[name].T
         figure.add_bar(y=rank, base=start, x=duration, customdata=step, **gantt.bar(name, two_lanes))
-    step_ms, parts = gantt.shares(spans, range(run.experiment.workers))
-    return saying(figure, says.timeline(len({s[1] for s in spans}), step_ms, parts))
+    step_ms, parts = gantt.shares(spans, range(drawn))
+    return saying(figure, shown.note(run.experiment, says.timeline(len({s[1] for s in spans}), step_ms, parts)))
 
 
 def lanes(run: Run, last: int | None = None) -> Figure:
@@ -60,19 +62,20 @@ def lanes(run: Run, last: int | None = None) -> Figure:
     if not arrows_of.Lanes.fits(experiment):
         raise ValueError(f"run {run.id}: got sync {experiment.sync}, allowed is ps or hogwild with two workers or more")
     find = arrows_of.Arrows(experiment.sync.scheme == "hogwild")
+    workers = shown.workers(experiment)
     steps = ((int(source[5:]), r) for source, r in run.records() if r["k"] == "step")
-    found = [arrow for rank, record in steps if (arrow := find.find(rank, record))]
+    found = [arrow for rank, record in steps if rank < workers and (arrow := find.find(rank, record))]
     if not found:
         raise ValueError(f"run {run.id}: no spans were recorded, so there are no arrows")
-    found = sorted(found, key=lambda a: a.push)[-last:] if last else arrows_of.window(found, experiment.workers)
+    found = sorted(found, key=lambda a: a.push)[-last:] if last else arrows_of.window(found, workers)
     drawn = arrows_of.picture(found)
-    figure = blank(arrows_of.layout(experiment, theme.rounded_up(drawn.width)), max(400, 60 * experiment.workers + 150))
-    for key, style in arrows_of.styles(experiment.workers, experiment.sync.scheme == "hogwild").items():
+    figure = blank(arrows_of.layout(experiment, theme.rounded_up(drawn.width)), max(400, 60 * workers + 150))
+    for key, style in arrows_of.styles(workers, experiment.sync.scheme == "hogwild").items():
         kind, _, rank = key.partition(" ")
         rows = drawn.lanes.get(int(rank), np.empty((0, 2))) if rank else getattr(drawn, kind)
         text = {"text": rows[:, 2]} if key == "labels" else {}
         figure.add_scatter(x=rows[:, 0], y=rows[:, 1], **text, **style)
-    return saying(figure, says.lanes([a.updates for a in found]))
+    return saying(figure, shown.note(experiment, says.lanes([a.updates for a in found])))
 
 
 def waiting(runs: Run | Sequence[Run]) -> Figure:
@@ -81,19 +84,20 @@ def waiting(runs: Run | Sequence[Run]) -> Figure:
     if len(runs) == 1:
         experiment = runs[0].experiment
         sums = per_rank(runs[0])
-        names = [bars_of.name_of(experiment, rank) for rank in range(experiment.workers)]
+        names = [bars_of.name_of(experiment, rank) for rank in range(shown.workers(experiment))]
     else:
         names = labels([run.experiment for run in runs])
         sums = np.array([per_rank(run)[: run.experiment.workers].mean(0) for run in runs])
     rows = sums[: len(names)]
     ticks = list(range(len(names)))
     yaxis = theme.axis("", (len(names) - 0.5, -0.5), tickvals=ticks, ticktext=names, showgrid=False, automargin=True)
-    xaxis = theme.axis("time of a worker (s)", (0, theme.rounded_up(rows[:, :3].sum(1).max())))
+    xaxis = theme.axis(_clocked("time of a worker (s)", runs), (0, theme.rounded_up(rows[:, :3].sum(1).max())))
     figure = blank(theme.layout(xaxis=xaxis, yaxis=yaxis, barmode="stack", bargap=0.3), max(260, 40 * len(names) + 140))
     for column, (_, style) in enumerate(list(bars_of.styles().items())[:3]):
         figure.add_bar(y=ticks, x=rows[:, column], **style)
     if len(runs) == 1:
-        return saying(figure, says.waiting(rows[:, :3], sums[:, 3]))
+        workers = sums[: experiment.workers, :3]
+        return saying(figure, shown.note(experiment, says.waiting(workers, sums[:, 3])))
     shares = rows[:, 2] / rows[:, :3].sum(1)
     each = (f"{name} {share:.0%}" for name, share in zip(names, shares))
     return saying(figure, f"Of its time a worker waited: {says.listed(each)}.")
@@ -105,16 +109,24 @@ def bytes_per_rank(run: Run) -> Figure:
     experiment, sent = run.experiment, per_rank(run)[:, 3]
     if np.isnan(sent).any():
         raise ValueError(f"run {run.id}: the library moved the data and does not say how much")
-    ranks = list(range(experiment.ranks))
-    names = [bars_of.name_of(experiment, rank) for rank in ranks]
-    yaxis = theme.axis("", (len(names) - 0.5, -0.5), tickvals=ranks, ticktext=names, showgrid=False)
-    xaxis = theme.axis("sent by a rank (MB)", (0, theme.rounded_up(sent.max())))
+    ranks = shown.ranks(experiment)
+    rows, names = list(range(len(ranks))), [bars_of.name_of(experiment, rank) for rank in ranks]
+    yaxis = theme.axis("", (len(names) - 0.5, -0.5), tickvals=rows, ticktext=names, showgrid=False)
+    xaxis = theme.axis("sent by a rank (MB)", (0, theme.rounded_up(sent[ranks].max())))
     figure = blank(theme.layout(xaxis=xaxis, yaxis=yaxis, bargap=0.3), max(260, 40 * len(names) + 140))
     marker = {"color": theme.scheme_colour(experiment.sync.scheme)}
-    figure.add_bar(y=ranks, x=sent, orientation="h", name="sent", marker=marker)
+    figure.add_bar(y=rows, x=sent[ranks], orientation="h", name="sent", marker=marker)
     most = int(np.argmax(sent))
     mean = f"{says.quantity(float(sent.mean()))} MB on average"
-    return saying(figure, f"A rank sent {mean}; the most, {says.quantity(float(sent[most]))} MB, {names[most]}.")
+    name = bars_of.name_of(experiment, most)
+    sentence = f"A rank sent {mean}; the most, {says.quantity(float(sent[most]))} MB, {name}."
+    return saying(figure, shown.note(experiment, sentence))
+
+
+def _clocked(title: str, runs: Sequence[Run]) -> str:
+    """The title, with the clock that all of `runs` have; of several clocks, none is named."""
+    worlds = {run.world for run in runs}
+    return theme.on_clock(title, worlds.pop()) if len(worlds) == 1 else title
 
 
 def per_rank(run: Run) -> np.ndarray:

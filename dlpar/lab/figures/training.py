@@ -10,7 +10,8 @@ import numpy as np
 from dlpar.lab import says, theme
 from dlpar.lab.figure import Figure
 from dlpar.lab.figures.drawing import blank, finished, saying, thinned
-from dlpar.lab.labels import labels, scheme
+from dlpar.lab.labels import labels, scheme, with_world
+from dlpar.lab.live import shown
 from dlpar.lab.live import run_curve as curves
 from dlpar.lab.live.throughput import Rate
 from dlpar.lab.series import Series
@@ -39,7 +40,7 @@ def convergence(runs: Run | Sequence[Run], x: str = "step", titles: Sequence[str
     ValueError
         If `x` is none of these, or there is no run with a finished step.
     """
-    runs, x = finished(runs), "step" if x == "steps" else x
+    runs, x = _trained(finished(runs)), "step" if x == "steps" else x
     if x not in X_AXES:
         raise ValueError(f"x: got {x!r}, allowed is one of {', '.join(X_AXES)}")
     first, names = runs[0].experiment, titles or labels([run.experiment for run in runs])
@@ -49,7 +50,8 @@ def convergence(runs: Run | Sequence[Run], x: str = "step", titles: Sequence[str
         curve = run.curve
         curve["bytes"] /= 1e6
         kept, colour = thinned(curve), theme.scheme_colour(run.experiment.sync.scheme)
-        style = {**theme.run_line(colour, number), "opacity": 1.0}
+        style = theme.of_world({**theme.run_line(colour, number), "opacity": 1.0}, run.world)
+        label = with_world(label, run.experiment)
         figure.add_scatter(x=kept[x], y=kept["loss"], name=label, legendgroup=run.id, **style)
         tests = _placed(run.evals, curve)
         tested = "loss" if curves.is_regression(run.experiment) else "accuracy"
@@ -63,7 +65,7 @@ def convergence(runs: Run | Sequence[Run], x: str = "step", titles: Sequence[str
         finite = curve["loss"][np.isfinite(curve["loss"])]
         top, end = max(top, finite.max()), max(end, np.nan_to_num(curve[x].max()))
     figure.layout.yaxis.range = [0, theme.rounded_up(top)]
-    figure.update_xaxes(theme.axis(theme.TITLES[X_AXES[x]], (0, end or 1)))
+    figure.update_xaxes(theme.axis(theme.titles({run.world for run in runs})[X_AXES[x]], (0, end or 1)))
     curve, evals = runs[0].curve, runs[0].evals
     accuracy = None if curves.is_regression(first) or evals.empty else evals["accuracy"].iloc[-1]
     text = says.convergence(first, len(curve), curve["loss"].iloc[0], curve["loss"].iloc[-1], accuracy)
@@ -72,6 +74,14 @@ def convergence(runs: Run | Sequence[Run], x: str = "step", titles: Sequence[str
 
 overlay = convergence
 """Several runs in one figure: another word for :func:`convergence`, as labs say it."""
+
+
+def _trained(runs: list[Run]) -> list[Run]:
+    """The runs; ValueError if one has passed sizes only, so that it has no loss."""
+    for run in runs:
+        if run.experiment.cluster.messages == "sizes":
+            raise ValueError(f"run {run.id}: its messages carried sizes only, so nothing was trained: there is no loss")
+    return runs
 
 
 def _placed(evals: pd.DataFrame, curve: pd.DataFrame) -> pd.DataFrame:
@@ -85,27 +95,31 @@ def throughput(runs: Run | Sequence[Run]) -> Figure:
     """Samples a second over time: of one run all workers and each, of several runs all workers together."""
     runs = finished(runs)
     figure = blank(
-        theme.layout(xaxis=theme.axis(theme.TITLES["seconds"]), yaxis=theme.axis("throughput (samples/s)"))
-    )
+        theme.layout(xaxis=theme.axis(theme.titles({run.world for run in runs})["seconds"]),
+                     yaxis=theme.axis("throughput (samples/s)"))
+    )  # fmt: skip
     totals: list[float] = []
     for number, (run, label) in enumerate(zip(runs, labels([r.experiment for r in runs]))):
         curve, steps = run.curve, run.steps
         began = float((steps["t"] - steps["compute"] - steps["comm"] - steps["wait"]).min())
         rows = _rate(curve["seconds"], curve["samples"].diff().fillna(curve["samples"]), began)
-        style = theme.run_line(theme.scheme_colour(run.experiment.sync.scheme), number)
-        name = "all workers" if len(runs) == 1 else label
-        figure.add_scatter(x=rows[:, 0], y=rows[:, 1], name=name, **{**style, "opacity": 1.0})
+        style = {**theme.run_line(theme.scheme_colour(run.experiment.sync.scheme), number), "opacity": 1.0}
+        name = with_world("all workers" if len(runs) == 1 else label, run.experiment)
+        figure.add_scatter(x=rows[:, 0], y=rows[:, 1], name=name, **theme.of_world(style, run.world))
         totals.append(float(curve["samples"].iloc[-1] / (curve["seconds"].iloc[-1] - began)))
     by_rank = {}
     if len(runs) == 1 and runs[0].experiment.workers > 1:
-        for rank, own in steps.groupby("rank"):
+        for rank in range(shown.workers(runs[0].experiment)):
+            own = steps[steps["rank"] == rank]
             rows = _rate(own["t"], own["samples"], began)
-            figure.add_scatter(x=rows[:, 0], y=rows[:, 1], name=f"rank {rank}", **theme.rank_line(rank))
+            line = theme.rank_line(rank, shown.crowded(runs[0].experiment))
+            figure.add_scatter(x=rows[:, 0], y=rows[:, 1], name=f"rank {rank}", **line)
             by_rank[rank] = float(own["samples"].sum() / (own["t"].max() - began))
     figure.update_yaxes(rangemode="tozero")
     figure.update_xaxes(rangemode="tozero")
     if len(runs) == 1:
-        return saying(figure, says.throughput(totals[0], by_rank, runs[0].experiment))
+        experiment = runs[0].experiment
+        return saying(figure, shown.note(experiment, says.throughput(totals[0], by_rank, experiment)))
     each = (
         f"{label} {says.quantity(rate)}" for label, rate in zip(labels([r.experiment for r in runs]), totals)
     )
@@ -142,8 +156,7 @@ def speedup(runs: Sequence[Run], predicted: Mapping[int, float] | None = None) -
             yaxis=theme.axis(f"speed-up over {base_is} (times)", **up_ticks),
         )
     )
-    grey = {"color": "#7f7f7f", "width": 2, **theme.PREDICTED}
-    figure.add_scatter(x=workers, y=ideal, name="ideal", mode="lines", line=grey)
+    figure.add_scatter(x=workers, y=ideal, name="ideal", mode="lines", line=theme.IDEAL)
     if predicted:
         predicted = {workers[0]: 1.0, **predicted}
         at = sorted(predicted)
@@ -167,7 +180,7 @@ def speedup(runs: Sequence[Run], predicted: Mapping[int, float] | None = None) -
     return saying(figure, says.speedup(measured))
 
 
-def time_to_accuracy(runs: Run | Sequence[Run], goal: float = 0.95) -> Figure:
+def time_to_accuracy(runs: Run | Sequence[Run], goal: float = 0.95, titles: Sequence[str] | None = None) -> Figure:
     """Seconds to a held-out accuracy, and the two factors of it: steps to get there, and time of a step.
 
     Steps to the goal are the statistical efficiency of a scheme, the time of a
@@ -180,19 +193,23 @@ def time_to_accuracy(runs: Run | Sequence[Run], goal: float = 0.95) -> Figure:
         Runs of a task with an accuracy.
     goal : float
         Held-out accuracy, above 0 and at most 1; its first crossing in a test counts.
+    titles : sequence of str, optional
+        What each run is called; default: what tells them apart.
     """
     runs = finished(runs)
     if not 0 < goal <= 1:
         raise ValueError(f"goal: got {goal:g}, allowed is a share above 0 and at most 1")
-    names = labels([run.experiment for run in runs]) if len(runs) > 1 else [scheme(runs[0].experiment)]
+    names = titles or (labels([run.experiment for run in runs]) if len(runs) > 1 else [scheme(runs[0].experiment)])
     reached = [first_at(run, goal) for run in runs]
-    titles = (f"seconds to {goal:.0%}", f"steps to {goal:.0%}", "time of a step (ms)")
+    clocks = {theme.CLOCKS[run.world] for run in runs}
+    clock = f"{clocks.pop()} " if len(clocks) == 1 and "wall" not in clocks else ""
+    heads = (f"{clock}seconds to {goal:.0%}", f"steps to {goal:.0%}", "time of a step (ms)")
     rows = theme.axis("", (len(runs) - 0.5, -0.5), tickvals=list(range(len(runs))), ticktext=names, showgrid=False)
     columns = np.array([[t, step, 1e3 * t / step] if step else [0.0, 0.0, 0.0] for step, t in reached])
     domains, ends = ([0.0, 0.3], [0.36, 0.66], [0.72, 1.0]), 1.25 * columns.max(0)
     xaxes = {
         f"xaxis{n + 1 if n else ''}": theme.axis(title, (0, ends[n] or 1), domain=domains[n], anchor="y", nticks=5)
-        for n, title in enumerate(titles)
+        for n, title in enumerate(heads)
     }
     figure = blank(theme.layout(yaxis={**rows, "automargin": True}, bargap=0.35, showlegend=False, **xaxes,
                                 margin={"l": 92, "r": 16, "t": 16, "b": 54}),
@@ -203,7 +220,7 @@ def time_to_accuracy(runs: Run | Sequence[Run], goal: float = 0.95) -> Figure:
         pattern = theme.hatch(theme.PATTERNS[seen[kind] % len(theme.PATTERNS)])
         style = {"color": theme.scheme_colour(kind), "pattern": pattern}
         seen[kind] += 1
-        for n, (title, value) in enumerate(zip(titles, columns[row])):
+        for n, (title, value) in enumerate(zip(heads, columns[row])):
             said = says.quantity(value) if reached[row][0] else "not reached"
             figure.add_bar(y=[row], x=[value], orientation="h", name=names[row], marker=style, text=[said],
                            textposition="outside", cliponaxis=False, xaxis=f"x{n + 1 if n else ''}")  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Iterable
 
 from dlpar.experiment import Experiment
 from dlpar.lab import says, theme
@@ -12,9 +12,10 @@ from dlpar.lab.live.run_curve import RunCurve, ends, layout
 from dlpar.lab.live_plot import LivePlot
 
 
-def x_axes(reach: dict[str, float]) -> dict[str, dict]:
-    """What the curves can be drawn over, each from 0 to its reach."""
-    return {name: theme.axis(theme.TITLES[name], (0, end)) for name, end in reach.items()}
+def x_axes(reach: dict[str, float], worlds: Iterable[str]) -> dict[str, dict]:
+    """What the curves of runs in these worlds can be drawn over, each from 0 to its reach."""
+    titles = theme.titles(worlds)
+    return {name: theme.axis(titles[name], (0, end)) for name, end in reach.items()}
 
 
 class Convergence:
@@ -24,17 +25,18 @@ class Convergence:
 
     def __init__(self, experiment: Experiment) -> None:
         self._top, self._reach = 1.0, ends(experiment)
-        self.plot = LivePlot(layout(experiment), x_axes(self._reach), logarithmic=True)
+        self.plot = LivePlot(layout(experiment), x_axes(self._reach, [experiment.cluster.world]), logarithmic=True)
         self.earlier: list[str] = []
+        self._worlds: dict[str, str] = {}
         # Without a trace plotly leaves the accuracy's axes out, and the figure would jump at the first point.
         self.plot.add_trace(
             "room for accuracy", {"yaxis": "y2", "showlegend": False}, ("step", "y"), {"x": "step", "y": "y"}
         )
 
     @staticmethod
-    def fits(_experiment: Experiment) -> bool:
-        """Always worth a look."""
-        return True
+    def fits(experiment: Experiment) -> bool:
+        """Where something is trained."""
+        return experiment.cluster.messages == "values"
 
     @property
     def loss(self) -> Any:
@@ -50,13 +52,15 @@ class Convergence:
         """Start the curves of run `key`; `earlier`: keys of runs to keep -> their labels, newest first."""
         for old in [k for k in self.earlier if k not in earlier]:
             self._remove(old)
-        self.experiment, self.key = experiment, key
+        self.experiment, self.key, world = experiment, key, experiment.cluster.world
+        self._worlds = {old: self._worlds[old] for old in earlier} | {key: world}
         self.plot.remove("room for accuracy")
         self._fit_axes(fresh=not earlier)
         for age, (old, old_label) in enumerate(earlier.items(), start=1):
             self._fade(old, old_label, age)
         self.earlier = [key, *earlier]
         style = {**theme.run_line(theme.scheme_colour(experiment.sync.scheme)), "name": label}
+        style = theme.of_world(style, world)
         self.curve = RunCurve(self.plot, key, experiment, style)
 
     def forget_earlier(self) -> None:
@@ -64,6 +68,7 @@ class Convergence:
         for old in self.earlier[1:]:
             self._remove(old)
         self.earlier = self.earlier[:1]
+        self._worlds = {old: self._worlds[old] for old in self.earlier}
 
     def step(self, done: GlobalStep) -> None:
         """Take a finished global step."""
@@ -101,12 +106,12 @@ class Convergence:
         self._reach = {name: max(end, self._reach.get(name, 0.0)) for name, end in {**self._reach, **own}.items()}
         fitted = layout(self.experiment)
         fitted["yaxis"]["range"] = [0, self._top]
-        self.plot.refigure(fitted, x_axes(self._reach))
+        self.plot.refigure(fitted, x_axes(self._reach, self._worlds.values()))
 
     def _fade(self, key: str, label: str, age: int) -> None:
         colour = self.plot.style(f"{key} loss")["line"]["color"]
-        self.plot.restyle(f"{key} loss", **theme.run_line(colour, age), name=label)
-        line = theme.run_line(colour, age)
+        line = theme.of_world(theme.run_line(colour, age), self._worlds[key])
+        self.plot.restyle(f"{key} loss", **line, name=label)
         self.plot.restyle(f"{key} test", **{**line, "showlegend": False})
 
     def _remove(self, key: str) -> None:

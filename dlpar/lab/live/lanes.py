@@ -15,6 +15,7 @@ import numpy as np
 from dlpar.experiment import Experiment
 from dlpar.lab import says, theme
 from dlpar.lab.global_steps import GlobalSteps
+from dlpar.lab.live import shown
 from dlpar.lab.live_plot import LivePlot
 
 PER_WORKER, LEAST = 5, 16
@@ -102,13 +103,16 @@ def _labels(ms: list[tuple[int, float, float, int]], apart: float) -> np.ndarray
 
 def layout(experiment: Experiment, width: float) -> dict[str, Any]:
     """A lane per worker, the pushes of all on top; `width` in ms."""
-    lanes = [TOP, *range(experiment.workers)]
-    top = "all writes" if experiment.sync.scheme == "hogwild" else "all pushes"
+    workers = shown.workers(experiment)
+    lanes = [TOP, *range(workers)]
+    top = "writes" if experiment.sync.scheme == "hogwild" else "pushes"
+    top = f"all {top}" if workers == experiment.workers else f"their {top}"
     yaxis = theme.axis(
-        "", (experiment.workers - 0.4, TOP - 0.5), tickvals=lanes, showgrid=False, zeroline=False,
-        ticktext=[top, *(f"rank {r}" for r in range(experiment.workers))],
+        "", (workers - 0.4, TOP - 0.5), tickvals=lanes, showgrid=False, zeroline=False,
+        ticktext=[top, *(f"rank {r}" for r in range(workers))],
     )  # fmt: skip
-    xaxis = theme.axis("time since the first push shown (ms)", (-0.03 * width, 1.03 * width), showgrid=False)
+    title = theme.on_clock("time since the first push shown (ms)", experiment.cluster.world)
+    xaxis = theme.axis(title, (-0.03 * width, 1.03 * width), showgrid=False)
     return theme.layout(xaxis=xaxis, yaxis=yaxis)
 
 
@@ -147,8 +151,8 @@ class Lanes:
         """Start anew for a run."""
         for key in styles(self.workers, False) if self.workers else ():
             self.plot.remove(key)
-        self.experiment, self.workers, self._drawn, self._width = experiment, experiment.workers, 0.0, 1.0
-        self.plot.refigure(layout(experiment, 1.0), height=max(400, 60 * experiment.workers + 150))
+        self.experiment, self.workers, self._drawn, self._width = experiment, shown.workers(experiment), 0.0, 1.0
+        self.plot.refigure(layout(experiment, 1.0), height=max(400, 60 * self.workers + 150))
         for key, style in styles(self.workers, experiment.sync.scheme == "hogwild").items():
             columns = ("ms", "lane", "updates") if key == "labels" else ("ms", "lane")
             at = {"x": "ms", "y": "lane"} | ({"text": "updates"} if key == "labels" else {})
@@ -158,6 +162,8 @@ class Lanes:
 
     def rank_step(self, rank: int, record: dict[str, Any]) -> None:
         """Take one worker's step."""
+        if rank >= self.workers:
+            return
         arrow = self._find.find(rank, record)
         if arrow:
             self.recent.append(arrow)
@@ -177,4 +183,4 @@ class Lanes:
         if ended or not self._width / 3 <= drawn.width <= self._width:
             self._width = theme.rounded_up(drawn.width)
             self.plot.set_range("xaxis", -0.03 * self._width, 1.03 * self._width)
-        self.plot.say(says.lanes([a.updates for a in arrows]))
+        self.plot.say(shown.note(self.experiment, says.lanes([a.updates for a in arrows])))

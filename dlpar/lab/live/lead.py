@@ -7,6 +7,7 @@ from typing import Any
 from dlpar.experiment import Experiment
 from dlpar.lab import says, theme
 from dlpar.lab.global_steps import GlobalSteps
+from dlpar.lab.live import shown
 from dlpar.lab.live.rank_lines import RankLines, time_axis
 from dlpar.lab.live_plot import LivePlot
 from dlpar.summary import lead_bound
@@ -69,4 +70,4 @@ class Lead:
         """Bring axes and sentence up to date."""
         if self.lines.count:
             self.lines.settle(ended, least(self.bound))
-            self.plot.say(says.lead(self.most, self.bound))
+            self.plot.say(shown.note(self.experiment, says.lead(self.most, self.bound)))

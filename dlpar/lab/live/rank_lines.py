@@ -1,4 +1,4 @@
-"""A number of every worker over time: one line a rank, on axes that grow by doubling."""
+"""A number of workers over time: one line a rank, on axes that grow by doubling."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any
 
 from dlpar.experiment import Experiment
 from dlpar.lab import theme
+from dlpar.lab.live import shown
 from dlpar.lab.live_plot import LivePlot
 
 POINTS = 500
@@ -13,7 +14,7 @@ POINTS = 500
 
 
 class RankLines:
-    """Lines of all workers in one plot.
+    """Lines of the workers that are drawn one by one in one plot; counted are all.
 
     Parameters
     ----------
@@ -34,10 +35,10 @@ class RankLines:
         self.largest, self.total, self.count = 0, 0, 0
         self.end, self._latest = (1.0 if self.over_time else experiment.steps), 0.0
         columns, at = ("seconds", "step", self.unit), {"x": "seconds" if self.over_time else "step", "y": self.unit}
-        self.lines = [
-            self.plot.add_trace(f"rank {r}", {**theme.rank_line(r), "name": f"rank {r}"}, columns, at, limit=POINTS)
-            for r in range(experiment.workers)
-        ]
+        crowded = shown.crowded(experiment)
+        ranks = range(shown.workers(experiment))
+        styles = [{**theme.rank_line(rank, crowded), "name": f"rank {rank}"} for rank in ranks]
+        self.lines = [self.plot.add_trace(style["name"], style, columns, at, limit=POINTS) for style in styles]
 
     def add(self, rank: int, record: dict[str, Any], value: int) -> None:
         """Take one worker's step."""
@@ -47,7 +48,8 @@ class RankLines:
             if value > self.largest:
                 self.largest = value
         self._latest = max(self._latest, record["t"])
-        self.lines[rank].add((record["t"], record["step"], value))
+        if rank < len(self.lines):
+            self.lines[rank].add((record["t"], record["step"], value))
 
     @property
     def mean(self) -> float:
@@ -65,4 +67,4 @@ class RankLines:
 def time_axis(experiment: Experiment, **more: Any) -> dict[str, Any]:
     """The horizontal axis these lines begin with."""
     name, end = ("seconds", 1.0) if experiment.free_running else ("step", experiment.steps)
-    return theme.axis(theme.TITLES[name], (0, end), **more)
+    return theme.axis(theme.titles([experiment.cluster.world])[name], (0, end), **more)

@@ -34,6 +34,7 @@ def test_line(style: Mapping[str, Any], tested: str) -> dict[str, Any]:
         "mode": "lines+markers",
         "marker": marker,
         "line": {"color": colour, "width": 1.5},
+        "opacity": style.get("opacity", 1.0),
         **own,
     }
 

@@ -2,7 +2,8 @@
 
 Above over time, below one histogram a worker: with the weights in the answer to
 a push the mean over all workers is N - 1, however fast each is; the shape of
-each worker's own histogram tells the fast from the slow.
+each worker's own histogram tells the fast from the slow.  Of many workers there
+is one histogram, of all.
 """
 
 from __future__ import annotations
@@ -15,11 +16,14 @@ import numpy as np
 from dlpar.experiment import Experiment
 from dlpar.lab import says, theme
 from dlpar.lab.global_steps import GlobalSteps
+from dlpar.lab.live import shown
 from dlpar.lab.live.rank_lines import RankLines, time_axis
 from dlpar.lab.live_plot import LivePlot
 
 HISTOGRAMS = 8
 """Workers with a histogram of their own; more would be too narrow to read."""
+
+ALL = "all workers"
 
 COLUMNS = ("updates", "worker-steps")
 
@@ -38,28 +42,38 @@ def predicted_mean(experiment: Experiment) -> int | None:
     return experiment.workers - 1 if simple else None
 
 
-def axis_of(rank: int) -> str:
-    """Horizontal axis of a worker's histogram in the layout."""
-    return f"xaxis{rank + 2}"
+def histograms(experiment: Experiment) -> list[str]:
+    """What each histogram is of: one of the first workers, or all of them; none where there is no staleness."""
+    if not experiment.free_running:
+        return []
+    if experiment.workers > shown.WORKERS:
+        return [ALL]
+    return [f"rank {rank}" for rank in range(min(experiment.workers, HISTOGRAMS))]
+
+
+def axis_of(number: int) -> str:
+    """Horizontal axis of a histogram in the layout."""
+    return f"xaxis{number + 2}"
 
 
 def layout(experiment: Experiment) -> dict[str, Any]:
     """Time above; where there can be staleness, a row of histograms below."""
     if not experiment.free_running:
         return theme.layout(xaxis=time_axis(experiment), yaxis=theme.axis("staleness (updates)", (-0.25, 4)))
-    shown, gap = min(experiment.workers, HISTOGRAMS), 0.02
-    width = (1 + gap) / shown
+    names, gap = histograms(experiment), 0.02
+    width = (1 + gap) / len(names)
+    ticks = 5 if len(names) > 1 else 12
     small = {"font": {"size": 12}, "standoff": 4}
     below = {
-        axis_of(r): {**theme.axis("", (-0.6, 4.6), domain=[r * width, (r + 1) * width - gap], anchor="y2", nticks=5),
-                     "title": {**small, "text": f"rank {r}"}, "tickfont": {"size": 11}}
-        for r in range(shown)
+        axis_of(n): {**theme.axis("", (-0.6, 4.6), domain=[n * width, (n + 1) * width - gap], anchor="y2"),
+                     "title": {**small, "text": name}, "tickfont": {"size": 11}, "nticks": ticks}
+        for n, name in enumerate(names)
     }  # fmt: skip
     predicted = predicted_mean(experiment)
     lines = [
         {"type": "line", "xref": f"x{r + 2}", "yref": "y2 domain", "x0": predicted, "x1": predicted, "y0": 0, "y1": 1,
          "layer": "below", "line": {**theme.PREDICTED, "color": "#7f7f7f", "width": 2}}
-        for r in range(shown) if predicted is not None
+        for r in range(len(names)) if predicted is not None
     ]  # fmt: skip
     return theme.layout(
         xaxis=time_axis(experiment, anchor="y"),
@@ -75,10 +89,11 @@ def widest(largest: int, predicted: int | None, ended: bool) -> float:
     return max(float(largest), least) if ended else theme.doubled(largest, least)
 
 
-def histogram(rank: int) -> dict[str, Any]:
-    """Style of a worker's histogram."""
-    where = {"xaxis": f"x{rank + 2}", "yaxis": "y2"}
-    return {**theme.rank_bar(rank), "name": f"rank {rank}", "showlegend": False, "width": 0.9, **where}
+def histogram(number: int, name: str) -> dict[str, Any]:
+    """Style of a histogram."""
+    where = {"xaxis": f"x{number + 2}", "yaxis": "y2"}
+    looks = {"type": "bar", "marker": {"color": "#7f7f7f"}} if name == ALL else theme.rank_bar(number)
+    return {**looks, "name": name, "showlegend": False, "width": 0.9, **where}
 
 
 def predicted_line(mean: int) -> dict[str, Any]:
@@ -108,17 +123,21 @@ class Staleness:
         self.experiment, self.predicted = experiment, predicted_mean(experiment)
         self.plot.refigure(layout(experiment), height=500 if experiment.free_running else 400)
         self.lines.begin(experiment)
-        shown = min(experiment.workers, HISTOGRAMS) if experiment.free_running else 0
         at = {"x": COLUMNS[0], "y": COLUMNS[1]}
-        self.bars = [self.plot.add_trace(f"histogram {r}", histogram(r), COLUMNS, at) for r in range(shown)]
-        self.counts: list[Counter[int]] = [Counter() for _ in range(experiment.workers)]
+        self.names = histograms(experiment)
+        self.bars = [
+            self.plot.add_trace(f"histogram {n}", histogram(n, name), COLUMNS, at) for n, name in enumerate(self.names)
+        ]
+        self.counts: list[Counter[int]] = [Counter() for _ in self.names]
         if self.predicted is not None:
             line = predicted_line(self.predicted)
             self.line = self.plot.add_trace("predicted", line, ("seconds", "updates"), {"x": "seconds", "y": "updates"})
 
     def rank_step(self, rank: int, record: dict[str, Any]) -> None:
         """Take one worker's step."""
-        self.counts[rank][record["staleness"]] += 1
+        number = 0 if self.names == [ALL] else rank
+        if number < len(self.counts):
+            self.counts[number][record["staleness"]] += 1
         self.lines.add(rank, record, record["staleness"])
 
     def settle(self, _steps: GlobalSteps, ended: bool) -> None:
@@ -130,13 +149,14 @@ class Staleness:
         if self.predicted is not None:
             self.line.replace(np.array([(0.0, self.predicted), (lines.end, self.predicted)]))
         top = 16.0
-        for rank, (series, counts) in enumerate(zip(self.bars, self.counts)):
+        for number, (name, series, counts) in enumerate(zip(self.names, self.bars, self.counts)):
             if counts:
                 series.replace(np.array(sorted(counts.items()), dtype=float))
                 mean = sum(age * n for age, n in counts.items()) / counts.total()
-                self.plot.set_title(axis_of(rank), f"rank {rank}<br>mean {says.quantity(mean)}")
-                self.plot.set_range(axis_of(rank), -0.6, widest(lines.largest, self.predicted, ended) + 0.6)
+                self.plot.set_title(axis_of(number), f"{name}<br>mean {says.quantity(mean)}")
+                self.plot.set_range(axis_of(number), -0.6, widest(lines.largest, self.predicted, ended) + 0.6)
                 top = max(top, theme.doubled(1.15 * max(counts.values()), 16))
         if self.bars:
             self.plot.set_range("yaxis2", 0, top)
-        self.plot.say(says.staleness(lines.largest, lines.mean, self.experiment, self.predicted))
+        sentence = says.staleness(lines.largest, lines.mean, self.experiment, self.predicted)
+        self.plot.say(shown.note(self.experiment, sentence))

@@ -1,4 +1,4 @@
-"""The live figure of samples a second, of all workers together and of each rank."""
+"""The live figure of samples a second, of all workers together and of each rank, with what was predicted."""
 
 from __future__ import annotations
 
@@ -9,11 +9,30 @@ import numpy as np
 from dlpar.experiment import Experiment
 from dlpar.lab import says, theme
 from dlpar.lab.global_steps import GlobalStep, GlobalSteps
+from dlpar.lab.live import shown
 from dlpar.lab.live_plot import LivePlot
 from dlpar.lab.series import Series
 
 WINDOW = 0.25
 """Seconds over which a rate is first taken; doubled as a run gets longer."""
+
+
+COLUMNS = ("seconds", "samples/s")
+AT = {"x": "seconds", "y": "samples/s"}
+
+
+def predicted_rate(experiment: Experiment) -> float | None:
+    """Samples a second by the closed form, where there is one and the platform is known."""
+    from dlpar.costmodel import predict
+
+    found = predict(experiment)
+    return experiment.global_batch / found.seconds if found else None
+
+
+def predicted_line(rate: float) -> dict[str, Any]:
+    """Style of the line at the predicted rate."""
+    line = {**theme.PREDICTED, "color": "#7f7f7f", "width": 2}
+    return {"mode": "lines", "name": f"predicted: {says.quantity(rate)}", "line": line}
 
 
 class Rate:
@@ -66,21 +85,27 @@ class Throughput:
         return True
 
     def __init__(self, experiment: Experiment) -> None:
+        self.experiment = experiment
         self.plot = LivePlot(self._layout(1.0, 1000.0))
 
     def begin(self, experiment: Experiment) -> None:
         """Start anew for a run."""
-        for key in ("all", *(f"rank {r}" for r in range(getattr(self, "ranks", 0)))):
+        for key in ("predicted", "all", *(f"rank {r}" for r in range(getattr(self, "ranks", 0)))):
             self.plot.remove(key)
-        self.experiment, self.ranks = experiment, experiment.workers
+        self.experiment, self.ranks = experiment, shown.workers(experiment)
         self._end, self._top = 1.0, 1000.0
         self.plot.refigure(self._layout(self._end, self._top))
-        colour = theme.scheme_colour(experiment.sync.scheme)
-        self.total = self._rate("all", {**theme.run_line(colour), "name": "all workers"})
+        colour, world = theme.scheme_colour(experiment.sync.scheme), experiment.cluster.world
+        name = "all workers, simulated" if world == "simulated" else "all workers"
+        self.total = self._rate("all", {**theme.of_world(theme.run_line(colour), world), "name": name})
+        self.predicted = predicted_rate(experiment)
+        if self.predicted is not None:
+            self.line = self.plot.add_trace("predicted", predicted_line(self.predicted), COLUMNS, AT)
         self.total_began: float | None = None
         self.by_rank = {}
-        for rank in range(experiment.workers if experiment.workers > 1 else 0):
-            self.by_rank[rank] = self._rate(f"rank {rank}", {**theme.rank_line(rank), "name": f"rank {rank}"})
+        for rank in range(self.ranks if self.ranks > 1 else 0):
+            line = theme.rank_line(rank, shown.crowded(experiment))
+            self.by_rank[rank] = self._rate(f"rank {rank}", {**line, "name": f"rank {rank}"})
 
     def rank_step(self, rank: int, record: dict[str, Any]) -> None:
         """Take one worker's step."""
@@ -108,16 +133,17 @@ class Throughput:
             return
         newest = self.total.series.rows[-1, 1]
         self._end = theme.rounded_up(last.seconds) if ended else theme.doubled(last.seconds, self._end)
-        self._top = theme.doubled(newest, self._top)
+        self._top = theme.doubled(max(newest, self.predicted or 0.0), self._top)
+        if self.predicted is not None:
+            self.line.replace(np.array([(0.0, self.predicted), (self._end, self.predicted)]))
         self.plot.set_range("xaxis", 0, self._end)
         self.plot.set_range("yaxis", 0, self._top)
         rates = {rank: rate.series.rows[-1, 1] for rank, rate in self.by_rank.items() if len(rate.series)}
-        self.plot.say(says.throughput(newest, rates, self.experiment))
+        self.plot.say(shown.note(self.experiment, says.throughput(newest, rates, self.experiment, self.predicted)))
 
     def _rate(self, key: str, style: dict[str, Any]) -> Rate:
-        columns = ("seconds", "samples/s")
-        return Rate(self.plot.add_trace(key, style, columns, {"x": "seconds", "y": "samples/s"}, limit=300))
+        return Rate(self.plot.add_trace(key, style, COLUMNS, AT, limit=300))
 
     def _layout(self, end: float, top: float) -> dict[str, Any]:
-        xaxis = theme.axis(theme.TITLES["seconds"], (0, end))
+        xaxis = theme.axis(theme.titles([self.experiment.cluster.world])["seconds"], (0, end))
         return theme.layout(xaxis=xaxis, yaxis=theme.axis("throughput (samples/s)", (0, top)))

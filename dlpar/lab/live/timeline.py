@@ -11,10 +11,14 @@ import numpy as np
 from dlpar.experiment import Experiment
 from dlpar.lab import says, theme
 from dlpar.lab.global_steps import GlobalSteps
+from dlpar.lab.live import shown
 from dlpar.lab.live_plot import LivePlot
 
 STEPS = 8
 """Steps shown."""
+
+TITLE = "time since the first of these steps began (ms)"
+"""Of the horizontal axis."""
 
 COLUMNS = ("rank", "start (ms)", "duration (ms)", "step")
 AT = {"y": "rank", "base": "start (ms)", "x": "duration (ms)", "customdata": "step"}
@@ -44,14 +48,15 @@ def without_wait(record: dict[str, Any]) -> list[list]:
     return found
 
 
-def layout(workers: int, width: float) -> dict[str, Any]:
+def layout(experiment: Experiment, width: float) -> dict[str, Any]:
     """A row per rank, rank 0 on top; `width` in ms."""
+    workers = shown.workers(experiment)
     ranks = list(range(workers))
     yaxis = theme.axis(
         "", (workers - 0.5, -0.5), tickvals=ranks, ticktext=[f"rank {r}" for r in ranks], showgrid=False
     )
     return theme.layout(
-        xaxis=theme.axis("time since the first of these steps began (ms)", (0, width)),
+        xaxis=theme.axis(theme.on_clock(TITLE, experiment.cluster.world), (0, width)),
         yaxis=yaxis,
         barmode="overlay",
         bargap=0.2,
@@ -103,7 +108,7 @@ class Timeline:
         return True
 
     def __init__(self, experiment: Experiment) -> None:
-        self.plot = LivePlot(layout(experiment.workers, 100.0))
+        self.plot = LivePlot(layout(experiment, 100.0))
         self.names: list[str] = []
 
     def begin(self, experiment: Experiment) -> None:
@@ -112,12 +117,12 @@ class Timeline:
             self.plot.remove(name)
         self.experiment, self.names, self._width, self._drawn = experiment, [], 0.0, 0.0
         self.two_lanes = getattr(experiment.sync, "overlap", False)
-        self.plot.refigure(layout(experiment.workers, 100.0))
-        self.recent = [deque(maxlen=2 * STEPS) for _ in range(experiment.workers)]
+        self.plot.refigure(layout(experiment, 100.0))
+        self.recent = [deque(maxlen=2 * STEPS) for _ in range(shown.workers(experiment))]
 
     def rank_step(self, rank: int, record: dict[str, Any]) -> None:
         """Take a record that may have spans."""
-        if record.get("spans"):
+        if rank < len(self.recent) and record.get("spans"):
             self.recent[rank].append(record)
 
     def settle(self, _steps: GlobalSteps, ended: bool) -> None:
@@ -144,5 +149,5 @@ class Timeline:
         if ended or not self._width / 3 <= width <= self._width:
             self._width = theme.rounded_up(width * (1 if ended else 1.1))
             self.plot.set_range("xaxis", 0, self._width)
-        step_ms, parts = shares(spans, range(self.experiment.workers))
-        self.plot.say(says.timeline(newest - first + 1, step_ms, parts))
+        step_ms, parts = shares(spans, range(len(self.recent)))
+        self.plot.say(shown.note(self.experiment, says.timeline(newest - first + 1, step_ms, parts)))

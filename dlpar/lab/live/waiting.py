@@ -10,6 +10,7 @@ import numpy as np
 from dlpar.experiment import Experiment
 from dlpar.lab import says, theme
 from dlpar.lab.global_steps import GlobalSteps
+from dlpar.lab.live import shown
 from dlpar.lab.live_plot import LivePlot
 
 KINDS = {"compute": "forward", "comm": "communicate", "wait": "wait"}
@@ -18,11 +19,11 @@ KINDS = {"compute": "forward", "comm": "communicate", "wait": "wait"}
 
 def layout(experiment: Experiment, seconds: float = 1.0, megabytes: float = 1.0) -> dict[str, Any]:
     """A row per rank, twice: seconds on the left, bytes on the right."""
-    rows = experiment.ranks
-    names = [name_of(experiment, rank) for rank in range(rows)]
+    names = [name_of(experiment, rank) for rank in shown.ranks(experiment)]
+    rows = len(names)
     yaxis = theme.axis("", (rows - 0.5, -0.5), tickvals=list(range(rows)), ticktext=names, showgrid=False)
     return theme.layout(
-        xaxis=theme.axis("time of a rank (s)", (0, seconds), domain=[0, 0.6]),
+        xaxis=theme.axis(theme.on_clock("time of a rank (s)", experiment.cluster.world), (0, seconds), domain=[0, 0.6]),
         xaxis2=theme.axis("sent by a rank (MB)", (0, megabytes), domain=[0.66, 1], anchor="y"),
         yaxis=yaxis, barmode="stack", bargap=0.25,
     )  # fmt: skip
@@ -59,10 +60,10 @@ class Waiting:
     def begin(self, experiment: Experiment) -> None:
         """Start anew for a run."""
         self.experiment, self._drawn, self._ends = experiment, 0.0, [1.0, 1.0]
-        self.plot.refigure(layout(experiment), height=max(400, 34 * experiment.ranks + 140))
+        self.plot.refigure(layout(experiment), height=max(400, 34 * len(shown.ranks(experiment)) + 140))
         for key, style in styles().items():
             unit = "MB" if key == "bytes" else "seconds"
-            self.plot.add_trace(key, style, ("rank", unit), {"y": "rank", "x": unit})
+            self.plot.add_trace(key, style, ("row", "rank", unit), {"y": "row", "x": unit})
         self.sums = [[0.0, 0.0, 0.0, 0.0] for _ in range(experiment.ranks)]
 
     def rank_step(self, rank: int, record: dict[str, Any]) -> None:
@@ -85,11 +86,12 @@ class Waiting:
         if not sums[:, :3].any():
             return
         sums[:, 3] /= 1e6
+        drawn = shown.ranks(self.experiment)
         for column, key in enumerate(styles()):
-            self.plot.series(key).replace(np.stack([np.arange(len(sums)), sums[:, column]], axis=1))
-        largest = sums[:, :3].sum(1).max(), np.nan_to_num(sums[:, 3]).max()
+            self.plot.series(key).replace(np.stack([np.arange(len(drawn)), drawn, sums[drawn, column]], axis=1))
+        largest = sums[drawn, :3].sum(1).max(), np.nan_to_num(sums[drawn, 3]).max()
         for n, (axis, most) in enumerate(zip(("xaxis", "xaxis2"), largest)):
             self._ends[n] = theme.rounded_up(most) if ended else theme.doubled(most, self._ends[n])
             self.plot.set_range(axis, 0, self._ends[n])
         workers = self.experiment.workers
-        self.plot.say(says.waiting(sums[:workers, :3], sums[:, 3]))
+        self.plot.say(shown.note(self.experiment, says.waiting(sums[:workers, :3], sums[:, 3])))

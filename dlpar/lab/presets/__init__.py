@@ -14,6 +14,10 @@ from dlpar.lab.presets.parameter_server import (
     servers, stale_gradients, stalled_worker,
 )  # fmt: skip
 from dlpar.lab.presets.ring_allreduce import RACK, copies, fewer_bytes, more_ranks, ring_always_wins, slow_rank
+from dlpar.lab.presets.scaling import (
+    GPUS, horovod, more_workers, on_this_machine, paced, ring_and_servers, short_messages, this_machine, thousands,
+    three_worlds, trouble, weak_and_strong,
+)  # fmt: skip
 
 __all__ = [
     "cores",
@@ -30,4 +34,7 @@ __all__ = [
     "cut_edges", "gossip_run", "more_neighbours", "pure_mixing", "slow_neighbour", "two_islands",
     # 05
     "in_turn", "lock_free_scaling", "races", "shared_weights", "slow_writer",
+    # 06
+    "GPUS", "horovod", "more_workers", "on_this_machine", "paced", "ring_and_servers", "short_messages", "this_machine",
+    "thousands", "three_worlds", "trouble", "weak_and_strong",
 ]  # fmt: skip

@@ -1,0 +1,224 @@
+"""Matching messages with receives, as MPI does: by source and tag, in the order in which both were posted."""
+
+from __future__ import annotations
+
+from collections import deque
+from heapq import heappush
+from typing import Any, Callable, Iterator
+
+from dlpar.comm.base import ANY, Arrival
+from dlpar.comm.simulator import Activity, Simulator
+
+
+class Message:
+    """One message from the moment it was sent; who received it reads it as its :class:`Arrival`.
+
+    Attributes
+    ----------
+    left, done : float
+        Seconds at which it has left the sender's port, and at which all of it is there.
+    payload : Any
+        A copy of what was sent.
+    sender : Activity or None
+        Who waits until a matching receive is posted.
+    met : float or None
+        Seconds at which a matching receive was there.
+    """
+
+    __slots__ = ("source", "tag", "nbytes", "payload", "left", "done", "sender", "met")
+
+    def __init__(self, source: int, tag: int, nbytes: int, payload: Any, left: float, done: float) -> None:
+        self.source, self.tag, self.nbytes, self.payload = source, tag, nbytes, payload
+        self.left, self.done = left, done
+        self.sender = self.met = None
+
+    # An Arrival of its own for each message would cost more than all else that is done to receive it.
+
+    def __iter__(self) -> Iterator[int]:
+        return iter((self.source, self.tag, self.nbytes))
+
+    def __eq__(self, other: object) -> bool:
+        return tuple(self) == tuple(other) if isinstance(other, (tuple, Message)) else NotImplemented
+
+    def __repr__(self) -> str:
+        return repr(Arrival(*self))
+
+
+class Heading(Message):
+    """A message whose head is on its way to a port that others may reach before."""
+
+    __slots__ = ("port", "box")
+
+    def arrive(self, time: float) -> None:
+        """The head is there: the port is granted to it, for as long as ``done`` has said so far."""
+        port = self.port
+        port.pending -= 1
+        if self.sender is not None and self.left < time:
+            self.left = time  # whoever waits to send it cannot know before that it was met
+        port.free = self.done = (time if port.free <= time else port.free) + self.done
+        self.box.deliver(self)
+
+
+class Receive:
+    """A receive that was posted: a request, as MPI has it."""
+
+    __slots__ = ("box", "into", "source", "tag", "posted", "message", "waiting", "arrival")
+
+    def __init__(self, box: Mailbox, into: Any, source: int, tag: int) -> None:
+        self.box, self.into, self.source, self.tag, self.posted = box, into, source, tag, box.owner.clock
+        self.message, self.waiting, self.arrival = None, False, None
+
+    def __str__(self) -> str:
+        source = "any rank" if self.source == ANY else f"rank {self.source}"
+        return f"recv from {source}{'' if self.tag == ANY else f' (tag {self.tag})'}"
+
+    def matches(self, message: Message) -> bool:
+        return (self.source == message.source or self.source == ANY) and (self.tag == message.tag or self.tag == ANY)
+
+    def test(self) -> bool:
+        """Whether the message is there by now."""
+        return self.arrival is not None or self.message is not None and self.message.done <= self.box.owner.clock
+
+    def wait(self) -> Arrival:
+        """Block until it is, and take it."""
+        if self.arrival is None:
+            self.arrival = self.box.take(self)
+        return self.arrival
+
+
+class Mailbox:
+    """What was sent to one rank in one group, and the receives it has posted.
+
+    Parameters
+    ----------
+    simulator : Simulator
+        Its clock.
+    store : callable
+        ``store(message, into)`` puts what came where it belongs.
+    in_order : bool
+        Whether messages are complete in the order in which they are delivered.
+
+    Attributes
+    ----------
+    owner : Activity
+        Who receives here, from when it is ready to.
+    waited : float
+        Seconds its owner has stood waiting for messages.
+    """
+
+    __slots__ = ("simulator", "owner", "store", "inbox", "posted", "waited", "in_order", "spare")
+
+    def __init__(self, simulator: Simulator, store: Callable[[Message, Any], None], in_order: bool) -> None:
+        self.simulator, self.store = simulator, store
+        self.inbox: deque[Message] = deque()  # taken from its left end, as a rule
+        self.posted: list[Receive] = []  # those whose message has not been taken
+        self.waited, self.in_order = 0.0, in_order
+
+    def owned(self, owner: Activity) -> Mailbox:
+        """The mailbox, from now on read by `owner`."""
+        self.owner = owner
+        self.spare = Receive(self, None, ANY, ANY)  # one is enough for calls that block
+        return self
+
+    def receive(self, into: Any, source: int, tag: int) -> Arrival:
+        """Block until a message is complete, and store it: :meth:`post` and :meth:`take` in one."""
+        if source == ANY and not self.in_order or self.posted:
+            return self.take(self.post(into, source, tag))
+        owner, simulator = self.owner, self.simulator
+        since = owner.clock
+        for i, message in enumerate(self.inbox):
+            if (source == message.source or source == ANY) and (tag == message.tag or tag == ANY):
+                del self.inbox[i]
+                message.met = since
+                if message.sender is not None:
+                    self._release(message, since)
+                if message.done > since:
+                    owner.waits_for = None
+                    simulator.advance(owner, message.done)
+                break
+        else:
+            receive = self.spare
+            receive.source, receive.tag, receive.posted, receive.message = source, tag, since, None
+            receive.waiting, owner.waits_for = True, receive
+            self.posted.append(receive)
+            simulator.sleep(owner)
+            self.posted.remove(receive)
+            message = receive.message
+        self.waited += owner.clock - since
+        if message.payload is not None or message.nbytes > into.nbytes:
+            self.store(message, into)
+        return message
+
+    def post(self, into: Any, source: int, tag: int) -> Receive:
+        """A new receive, matched with what is there: of several messages the one that is complete first."""
+        receive = Receive(self, into, source, tag)
+        inbox = self.inbox
+        if inbox:
+            found = place = None
+            for i, message in enumerate(inbox):
+                if (source == message.source or source == ANY) and (tag == message.tag or tag == ANY):
+                    if found is None or message.done < found.done:
+                        found, place = message, i
+                    if self.in_order or source != ANY:
+                        break
+            if found is not None:
+                del inbox[place]
+                receive.message, found.met = found, receive.posted
+                if found.sender is not None:
+                    self._release(found, receive.posted)
+        self.posted.append(receive)
+        return receive
+
+    def deliver(self, message: Message) -> None:
+        """Its receive port has been granted: it will be complete at ``message.done``."""
+        for receive in self.posted:
+            source, tag, earlier = receive.source, receive.tag, receive.message
+            if (source == message.source or source == ANY) and (tag == message.tag or tag == ANY):
+                if earlier is None:
+                    receive.message, message.met = message, receive.posted
+                    if message.sender is not None:
+                        self._release(message, receive.posted)
+                    if receive.waiting:
+                        owner, simulator = self.owner, self.simulator
+                        heappush(simulator.heap, (message.done, simulator.order(), owner, owner.token))
+                    return
+                if message.done < earlier.done and (source == ANY or message.source == earlier.source):
+                    # Over another port it is complete before one that was granted sooner; that one looks further.
+                    receive.message, message.met = message, receive.posted
+                    if message.sender is not None:
+                        self._release(message, receive.posted)
+                    if receive.waiting:
+                        self.simulator.wake(self.owner, message.done)
+                    message = earlier
+        inbox = self.inbox
+        if message.met is None:
+            inbox.append(message)
+        else:  # once more in front of what the same rank sent later
+            later = (i for i, m in enumerate(inbox) if m.source == message.source and m.done >= message.done)
+            inbox.insert(next(later, len(inbox)), message)
+
+    def take(self, receive: Receive) -> Arrival:
+        """Block until the message of a posted receive is complete, and store it."""
+        owner, simulator, message = self.owner, self.simulator, receive.message
+        since = owner.clock
+        if message is None:
+            receive.waiting, owner.waits_for = True, receive
+            simulator.sleep(owner)
+        elif message.done > since:
+            receive.waiting, owner.waits_for = True, receive
+            simulator.advance(owner, message.done)
+        message = receive.message
+        self.waited += owner.clock - since
+        posted = self.posted
+        if posted[-1] is receive:
+            posted.pop()
+        else:
+            posted.remove(receive)
+        if message.payload is not None or message.nbytes > receive.into.nbytes:
+            self.store(message, receive.into)
+        return message
+
+    def _release(self, message: Message, met: float) -> None:
+        """Whoever waited to send it may go on once it has left."""
+        self.simulator.wake(message.sender, max(message.left, met, message.sender.clock))
+        message.sender = None

@@ -1,0 +1,86 @@
+"""From MPI ranks on one machine to ranks of a paced world."""
+
+from __future__ import annotations
+
+import socket
+from typing import Sequence
+
+import torch
+
+from dlpar.comm.frames import Link
+from dlpar.comm.line import Line
+from dlpar.comm.mpi import MPIComm
+from dlpar.comm.pace import Pace
+from dlpar.comm.paced import PacedComm, Standing
+from dlpar.comm.parcels import Parcels
+from dlpar.comm.referee import HELLO, Referee
+from dlpar.comm.wall import Wall
+from dlpar.experiment import Experiment
+from dlpar.platforms import Platform, nodes_of, platform_of
+
+
+def paced_world(
+    mpi: MPIComm, nodes: Sequence[int], platform: Platform, scale: float = 1.0, flops: float | None = None, seed: int = 0
+) -> PacedComm:
+    """This rank's communicator in a paced world; collective.
+
+    Parameters
+    ----------
+    mpi : MPIComm
+        All ranks; they share a machine.
+    nodes : sequence of int
+        Node of each rank on the platform.
+    platform : Platform
+        Its links, device and timing.
+    scale : float
+        Bytes charged for a byte sent.
+    flops : float, optional
+        FLOP/s of a device on the model; default: what the platform says of any.
+    seed : int
+        Of times that vary.
+
+    Raises
+    ------
+    ValueError
+        If ranks are on several machines, on all of them alike.
+    """
+    machines = len(set(mpi.mpi.allgather(socket.gethostname())))
+    if machines > 1:
+        raise ValueError(f"cluster.hostfile: got {machines} machines, allowed in the paced world is one")
+    speed = flops or 1 / platform.seconds(1.0)
+
+    def pace(rank: int) -> Pace:
+        return Pace(platform, speed, rank, seed)
+
+    referee = Referee(nodes, platform, scale, pace) if mpi.rank == 0 else None
+    address = mpi.broadcast(referee.address if referee else None)
+    wall, parcels = Wall(), Parcels(MPIComm(mpi.mpi.Dup(), mpi.device, zero=0.0))
+
+    def call(activity: int) -> Line:
+        end = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        end.connect(address)
+        end.sendall(b"".join(number.to_bytes(HELLO // 2, "little") for number in (mpi.rank, activity)))
+        return Line(Link(end), wall, parcels)
+
+    standing = Standing(call, mpi, pace(mpi.rank), platform.eager / scale)
+    _warm_up()
+    helped = parcels.probe()
+    if referee:
+        referee.start(helped)
+    parcels.helped = bool(standing.line.answer().key)
+    return PacedComm(standing, standing.line, mpi.rank, range(mpi.size))
+
+
+def _warm_up() -> None:
+    """What takes a process long the first time, a product and a backward pass, is done before second 0."""
+    weight = torch.ones(8, 8, requires_grad=True)
+    (weight @ weight).sum().backward()
+
+
+def of_experiment(experiment: Experiment) -> PacedComm:
+    """This rank's communicator in the paced world an experiment names; collective."""
+    from dlpar.comm.charge import charges
+
+    mpi = MPIComm()
+    scale, flops = mpi.broadcast(charges(experiment) if mpi.rank == 0 else None)
+    return paced_world(mpi, nodes_of(experiment), platform_of(experiment), scale, flops, experiment.seed)

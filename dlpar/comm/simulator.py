@@ -1,0 +1,215 @@
+"""Ranks on a virtual clock: one runs at a time, always the one whose next moment is the earliest.
+
+A discrete-event simulation of blocking programs.  Equal programs and seeds give equal
+runs, to the last bit: moments that coincide are served in the order in which they were
+asked for.
+"""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush, heappushpop
+from itertools import count
+from types import FrameType
+from typing import Any, Callable
+
+from dlpar.comm.network import Network
+from dlpar.comm.tasks import Abandoned, GreenletTask, MainGreenlet, MainThread, ThreadTask
+
+
+class Deadlock(RuntimeError):
+    """Every rank waits and no message is under way; says where each of them stands."""
+
+
+class Activity:
+    """Something that runs on the virtual clock: a rank, or what a rank runs beside its computation.
+
+    Attributes
+    ----------
+    clock : float
+        Its seconds.
+    token : int
+        How often it was woken: an appointment made under an older one is void.
+    waits_for : Any
+        What it waits for; its `str` says so in words.
+    idle : bool
+        Whether it waits for work, so that nobody minds if it waits for ever.
+    begun, done : bool
+        Whether it has run at all, and to its end.
+    """
+
+    __slots__ = ("rank", "clock", "token", "task", "switch", "waits_for", "idle", "begun", "done")
+
+    def __init__(self, rank: int, clock: float = 0.0) -> None:
+        self.rank, self.clock, self.token = rank, clock, 0
+        self.waits_for, self.idle, self.begun, self.done = None, False, False, False
+
+
+class Simulator:
+    """Runs programs on a virtual clock.
+
+    Parameters
+    ----------
+    network : Network
+        When messages arrive.
+    computes : bool
+        Whether ranks really compute (a thread each) or only pass sizes (greenlets).
+
+    Attributes
+    ----------
+    heap : list
+        What is to happen: (time, order, activity to wake, its token), or, when the head of a
+        message arrives, (time, order, None, the message).
+    running : Activity or None
+        Whose turn it is.
+    switches : int
+        Turns so far.
+    """
+
+    def __init__(self, network: Network, computes: bool) -> None:
+        self.network, self.computes = network, computes
+        self.heap: list[tuple] = []
+        self.order = count().__next__
+        self.activities: list[Activity] = []
+        self.running: Activity | None = None
+        self.error: BaseException | None = None
+        self.failed_rank: int | None = None
+        self.switches = 0
+        self._given: Activity | None = None  # for the main task to begin
+        self._main = MainThread() if computes else MainGreenlet()
+
+    # ---- for whoever starts it ---------------------------------------------------------
+
+    def add(self, activity: Activity, program: Callable[[], Any]) -> None:
+        """Have `program()` begin at the activity's clock."""
+
+        def run() -> None:
+            try:
+                program()
+            except Abandoned:
+                raise
+            except BaseException as error:  # the others cannot go on without it
+                if self.error is None:
+                    self.error, self.failed_rank = error, activity.rank
+            activity.done = True
+            activity.token += 1
+
+        activity.task = (ThreadTask if self.computes else GreenletTask)(run, self._main)
+        activity.switch = activity.task.switch
+        self.activities.append(activity)
+        self.wake(activity, activity.clock)
+
+    def run(self) -> None:
+        """Until all have ended.
+
+        Raises
+        ------
+        Deadlock
+            If they cannot.
+        BaseException
+            What the first rank that failed raised.
+        """
+        try:
+            while self.error is None and (following := self._given or self._next()) is not None:
+                self.running, self._given, following.begun = following, None, True
+                following.switch()
+                self._main.rest()
+            if self.error is not None:
+                raise self.error
+            stuck = [a for a in self.activities if not a.done and not a.idle]
+            if stuck:
+                raise Deadlock(_story(stuck))
+        finally:
+            self._hand_over = _ended
+            for activity in self.activities:
+                if not activity.done:
+                    try:
+                        activity.task.abandon()
+                    except Abandoned:  # of a greenlet it comes back here
+                        pass
+
+    # ---- for activities ------------------------------------------------------------------
+
+    def wake(self, activity: Activity, time: float) -> None:
+        """Let it go on at `time`, unless something wakes it sooner."""
+        heappush(self.heap, (time, self.order(), activity, activity.token))
+
+    def advance(self, activity: Activity, time: float) -> None:
+        """Let its clock run on until `time`; whatever happens in between happens first."""
+        heap = self.heap
+        if heap and heap[0][0] <= time:
+            self._hand_over(activity, heappushpop(heap, (time, self.order(), activity, activity.token)))
+        elif time > activity.clock:
+            activity.clock = time
+
+    def sleep(self, activity: Activity) -> None:
+        """Give the processor away until woken."""
+        heap = self.heap
+        self._hand_over(activity, heappop(heap) if heap else None)
+
+    def _hand_over(self, activity: Activity, event: tuple | None) -> None:
+        """Make happen what is next, until that is somebody's turn; return when it is this activity's."""
+        heap = self.heap
+        while event is not None:
+            time, _, other, token = event
+            if other is None:
+                token.arrive(time)
+            elif token == other.token:
+                other.token = token + 1
+                other.clock = time
+                if other is activity:
+                    return
+                break
+            event = heappop(heap) if heap else None
+        else:
+            other = None
+        self.switches += 1
+        if other is not None and other.begun:
+            self.running = other
+            other.switch()
+        else:  # a greenlet that another one begins would count that one's calls as its own
+            self._given = other
+            self._main.switch()
+        if self.computes:
+            activity.task.rest()
+
+    def _next(self) -> Activity | None:
+        """Whose turn is next; of the main task, which waits for nothing."""
+        heap = self.heap
+        while heap:
+            time, _, activity, token = heappop(heap)
+            if activity is None:
+                token.arrive(time)
+            elif token == activity.token:
+                activity.token, activity.clock = token + 1, time
+                return activity
+        return None
+
+
+def _ended(*_: Any) -> None:
+    """What is left to be cleaned up in a task waits for nobody."""
+    raise Abandoned
+
+
+def _story(stuck: list[Activity], most: int = 8) -> str:
+    """Where each of those that wait for ever stands."""
+    told = [f"rank {a.rank} in {a.waits_for or 'a call'} at {place(a.task.frame())}" for a in stuck[:most]]
+    more = f"; and {len(stuck) - most} more" if len(stuck) > most else ""
+    return (
+        f"deadlock after {max(a.clock for a in stuck):.6g} s of virtual time: nobody can go on and no message is "
+        f"under way: {'; '.join(told)}{more}"
+    )
+
+
+CARRIERS = ("dlpar.comm.", "threading", "greenlet")
+"""Beginnings of the names of modules that carry messages: what a rank waits in, not what it wants."""
+
+
+def place(frame: FrameType | None) -> str:
+    """File and line of the innermost frame that is not part of what carries messages."""
+    while frame is not None and (frame.f_globals.get("__name__") or "").startswith(CARRIERS):
+        frame = frame.f_back
+    if frame is None:
+        return "an unknown line"
+    name = frame.f_code.co_filename
+    short = name.rsplit("/", 1)[-1] if not name.startswith("<") else name
+    return f"{short}:{frame.f_lineno}"

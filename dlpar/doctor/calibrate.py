@@ -1,0 +1,146 @@
+"""This machine as a platform: its pace, its link and its eager limit, measured on real ranks."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from dlpar.control_groups import cores
+from dlpar.costmodel import Link, fitted
+from dlpar.costmodel.steps.sizes import sizes
+from dlpar.experiment import Experiment
+from dlpar.launcher.job import Job
+from dlpar.launcher.spmd import spmd
+from dlpar.paths import private_folder, runtime_folder
+from dlpar.platforms import Device, Platform, platform
+from dlpar.platforms.lookup import HERE, here_file
+from dlpar.platforms.ping_pong import SIZES, eager_limit, there_and_back
+
+if TYPE_CHECKING:
+    from dlpar.comm import Comm
+
+STEPS, WARM, RUNS = 120, 20, 3
+"""Steps of a run, how many of them pass before times settle, and how many runs there are of each kind."""
+
+SMALL, LARGE = 64, 256
+"""Samples a rank takes of a step, where steps are told from samples."""
+
+RANKS = 64
+"""Most ranks that real processes are started for."""
+
+LIMIT = 60.0
+"""Seconds a run may take."""
+
+
+def calibrate() -> Platform:
+    """Measure this machine, and keep the figures as the platform ``here``; takes some fifteen seconds.
+
+    Raises
+    ------
+    JobFailed, NoMPI, TimeoutError
+        If ranks cannot be run here.
+    """
+    times, eager = spmd(_on_two_ranks, workers=2, timeout=LIMIT)[0]
+    device, link = computing(), fitted(SIZES, times)
+    if cores() > 1:  # else ranks take turns, and an exchange shows nothing but that
+        link = in_training(link, device)
+    found = description(device, link, eager, cores(), time.strftime("%Y-%m-%d"))
+    file = private_folder(here_file().parent) / here_file().name
+    file.write_text(json.dumps(found, indent=1) + "\n")
+    return platform(HERE)
+
+
+def computing() -> Device:
+    """A core, by steps of the default model with few and with many samples, while its neighbour does the same.
+
+    They exchange nothing before the last step, so a step is an overhead and so much a sample.
+    """
+    alone = {"method": "local", "period": STEPS}
+    few, many = (
+        Experiment(workers=min(2, cores()), scaling="weak", batch=batch, averaging=alone, **_SHORT)
+        for batch in (SMALL, LARGE)
+    )
+    small, large = step_seconds(few), step_seconds(many)
+    a_sample = (large - small) / (LARGE - SMALL) if large > small else large / LARGE
+    overhead = max(0.0, large - LARGE * a_sample)
+    flops = sizes(many).flops / a_sample
+    return Device(name="a core of this machine", flops=_rounded(flops), overhead=_rounded(overhead))
+
+
+def in_training(link: Link, device: Device) -> Link:
+    """The link as two ranks that train see it, its bandwidth such that their steps take as long as they do.
+
+    In training a gradient comes from another core's cache, and is added up: that takes
+    longer than a message that goes to and fro.  Beside computing, two latencies and
+    ``k nbytes / bandwidth`` are left of a step: k is 1 on a ring, and 3 with a server,
+    which gets two gradients one after the other and answers the first while the second
+    is answered.
+    """
+    ring, server = Experiment(workers=2, **_SHORT), Experiment(workers=2, sync="ps", **_SHORT)
+    nbytes = 4 * sizes(ring).elements
+    before = device.overhead + device.seconds(sizes(ring).flops * ring.local_batch(0)) + 2 * link.latency
+    measured = [(1, step_seconds(ring)), (3, step_seconds(server))]
+    # Minimise the sum of ((before + k x) / seconds - 1)^2, where x = nbytes / bandwidth.
+    x = sum(k * (seconds - before) / seconds**2 for k, seconds in measured)
+    x /= sum((k / seconds) ** 2 for k, seconds in measured)
+    return Link(link.latency, min(link.bandwidth, nbytes / x) if x > 0 else link.bandwidth)
+
+
+def description(device: Device, link: Link, eager: int, cores: int, date: str) -> dict[str, Any]:
+    """The fields of the platform ``here``."""
+    source = (
+        f"measured on {date}: steps of the default model on two ranks, alone, in a ring and with a server, and "
+        f"messages to and fro; with more ranks than its {cores} core{'s' if cores > 1 else ''} they take turns, and "
+        f"no prediction holds"
+    )
+    return {
+        "name": HERE,
+        "source": source,
+        "device": {"name": device.name, "flops": device.flops, "overhead": device.overhead},
+        "devices": RANKS,
+        "inside": {"latency": _rounded(link.latency), "bandwidth": _rounded(link.bandwidth)},
+        "eager": eager,
+    }
+
+
+_SHORT = {"steps": STEPS, "evaluate_every": STEPS, "cluster": {"threads": 1}}
+
+
+def step_seconds(experiment: Experiment) -> float:
+    """Seconds of a step, once times have settled: the median of some runs' medians."""
+    return median(_step_seconds(experiment) for _ in range(RUNS))
+
+
+def _step_seconds(experiment: Experiment) -> float:
+    """Of one run, which is not kept."""
+    folder = Path(tempfile.mkdtemp(prefix="spmd-", dir=runtime_folder()))
+    try:
+        (folder / "experiment.json").write_text(experiment.to_json())
+        job = Job(folder, experiment.ranks, LIMIT, threads=experiment.cluster.threads)
+        try:
+            run = job.wait(LIMIT)
+        except TimeoutError:
+            job.stop()
+            raise
+        ends: dict[str, list[float]] = {}
+        for source, record in run.records():
+            if record["k"] == "step":
+                ends.setdefault(source, []).append(record["t"])
+        return median(after - before for each in ends.values() for before, after in zip(each[WARM:], each[WARM + 1 :]))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _on_two_ranks(comm: Comm) -> tuple[list[float], int]:
+    """One-way seconds of messages of `SIZES`, and the eager limit."""
+    return there_and_back(comm), eager_limit(comm)
+
+
+def _rounded(value: float) -> float:
+    """To what a measurement is worth."""
+    return float(f"{value:.3g}")

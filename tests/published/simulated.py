@@ -1,0 +1,44 @@
+"""Runs of the simulated world for tables of others: platforms and payloads are files, as a user would write them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import dlpar
+from dlpar import Experiment
+
+
+def started(
+    folder: Path, platform: dict[str, Any], payload: str | dict[str, Any], cluster: dict[str, Any] | None = None,
+    **fields: Any,
+) -> dlpar.Job:  # fmt: skip
+    """A simulation under way whose messages carry sizes only.
+
+    Parameters
+    ----------
+    folder : path
+        Where the files are written.
+    platform : dict
+        Fields of a platform.
+    payload : str or dict
+        A workload's name, or the fields of one.
+    cluster : dict, optional
+        Further fields of the cluster.
+    **fields
+        Of the experiment; scaling is weak.
+    """
+    files = {"platform": platform} | ({"payload": payload} if isinstance(payload, dict) else {})
+    for name, thing in files.items():
+        (folder / f"{name}.json").write_text(json.dumps(thing))
+    where = {
+        "world": "simulated", "messages": "sizes", "platform": str(folder / "platform.json"),
+        "stand_in_for": payload if isinstance(payload, str) else str(folder / "payload.json"),
+    }  # fmt: skip
+    return dlpar.launch(Experiment(scaling="weak", cluster={**where, **(cluster or {})}, **fields))
+
+
+def simulated(*given: Any, **fields: Any) -> dlpar.Run:
+    """The same, finished."""
+    return started(*given, **fields).wait(200)

@@ -1,0 +1,49 @@
+"""Simulations without a job: programs and experiments run in the process of the test."""
+
+from __future__ import annotations
+
+from dlpar import Experiment, Run
+from dlpar.launcher.simulate import run_program, simulate, simulated_world
+from dlpar.platforms import Device, Link, Platform
+
+MS, KB = 1e-3, 1000
+LINK = Link(latency=1 * MS, bandwidth=1e6)  # 1 ms, and 1 ms a kilobyte
+QUICK = Device(name="quick", flops=1e18)
+"""Beside messages its computing takes no time."""
+
+
+def cluster(nodes: int = 64, link: Link = LINK, **fields) -> Platform:
+    """Equal nodes, one device each, on equal links."""
+    return Platform(**{"name": "test", "device": QUICK, "nodes": nodes, "between": link, **fields})
+
+
+def run(
+    program, ranks: int | list[int], platform: Platform | None = None, computes: bool = True, seed: int = 0
+) -> list:
+    """What ``program(comm)`` returns on every rank; `ranks` is their number, or the node of each."""
+    nodes = list(range(ranks)) if isinstance(ranks, int) else ranks
+    simulator, comms = simulated_world(nodes, platform or cluster(), computes, seed=seed)
+    return run_program(simulator, comms, program, patience=20)
+
+
+def ends(program, ranks: int | list[int], platform: Platform | None = None, computes: bool = False) -> list[float]:
+    """Seconds at which each rank has done ``program(comm)``."""
+
+    def timed(comm) -> float:
+        program(comm)
+        return comm.now()
+
+    return run(timed, ranks, platform, computes)
+
+
+def trained(folder, platform: Platform | None = None, **fields) -> Run:
+    """A finished run of an experiment in the simulated world."""
+    world = {"world": "simulated", **fields.pop("cluster", {})}
+    folder.mkdir()
+    if platform is not None:
+        (folder / "platform.json").write_text(platform.model_dump_json())
+        world["platform"] = str(folder / "platform.json")
+    experiment = Experiment(cluster=world, **{"evaluate_every": 1000, **fields})
+    (folder / "experiment.json").write_text(experiment.to_json())
+    assert simulate(folder, experiment, None) == 0
+    return Run(folder)
