@@ -14,12 +14,15 @@ from dlpar.launcher.job import JobFailed
 pytestmark = pytest.mark.slow
 
 PS, ASP = {"scheme": "ps"}, {"scheme": "ps", "consistency": "asp"}
+OVERLAPPED = {"scheme": "ring", "overlap": True, "bucket_mb": 0.02}
+WORLDS = "simulated", "paced"
+
 
 def trained(world, **fields):
     """The summary of a short training, and each worker's step records."""
     cluster = {"stand_in_for": "resnet50", "world": world, **fields.pop("cluster", {})}
-    fields = {"workers": 4, "batch": 1, "scaling": "weak", "steps": 4, "dtype": "float64", "evaluate_every": 100, **fields}
-    run = dlpar.launch(Experiment(cluster=cluster, **fields)).wait(60)
+    usual = {"workers": 4, "batch": 1, "scaling": "weak", "steps": 4, "dtype": "float64", "evaluate_every": 100}
+    run = dlpar.launch(Experiment(cluster=cluster, **{**usual, **fields})).wait(60)
     steps = {}
     for source, record in run.records():
         if record["k"] == "step":
@@ -35,11 +38,11 @@ def same(field, one, other):
 
 
 @pytest.mark.parametrize("workers, sync", [
-    (4, "ring"), (4, PS), (4, ASP), (8, {"scheme": "ring", "overlap": True, "bucket_mb": 0.02}), (8, {**ASP, "servers": 2}),
+    (4, "ring"), (4, PS), (4, ASP), (8, OVERLAPPED), (8, {**ASP, "servers": 2}),
     (4, {"scheme": "gossip", "exchange": "pairwise"}),
 ], ids=["ring", "ps", "asp", "ring of 8, overlapped", "asp of 8, 2 servers", "pairwise gossip"])  # fmt: skip
 def test_a_paced_run_takes_the_time_and_finds_the_weights_of_a_simulated_one(workers, sync):
-    (simulated, theirs), (paced, ours) = (trained(world, workers=workers, sync=sync) for world in ("simulated", "paced"))
+    (simulated, theirs), (paced, ours) = (trained(world, workers=workers, sync=sync) for world in WORLDS)
     for field in ("t", "loss", "staleness", "compute", "comm", "wait"):
         same(field, ours, theirs)
     assert paced["clock"] == "logical" and paced["bytes_sent"] == simulated["bytes_sent"]
@@ -51,8 +54,8 @@ def test_unsteady_times_and_stragglers_are_those_of_the_platform(tmp_path):
     timing, device = {"kind": "gamma", "cv": 0.5}, {"overhead": 0.002}
     changes = {"extends": "p100-25gbe", "devices": 2, "device": device, "timing": timing, "stragglers": {"1": 3.0}}
     file.write_text(json.dumps(changes))
-    for sync in ({"scheme": "ring", "overlap": True, "bucket_mb": 0.02}, ASP):
-        (_, theirs), (_, ours) = (trained(w, sync=sync, cluster={"platform": str(file)}) for w in ("simulated", "paced"))
+    for sync in (OVERLAPPED, ASP):
+        (_, theirs), (_, ours) = (trained(world, sync=sync, cluster={"platform": str(file)}) for world in WORLDS)
         for field in ("t", "staleness"):
             same(field, ours, theirs)
     computing = {worker: sum(r["compute"] for r in records) / len(records) for worker, records in ours.items()}
@@ -160,7 +163,7 @@ def test_every_call_does_what_it_does_in_the_simulated_world():
         half.close()
         return [*found, comm.traffic.bytes, comm.traffic.waited, comm.now()]
 
-    simulated, paced = (dlpar.spmd(calls, workers=4, world=world, timeout=20) for world in ("simulated", "paced"))
+    simulated, paced = (dlpar.spmd(calls, workers=4, world=world, timeout=20) for world in WORLDS)
     for theirs, ours in zip(simulated, paced):
         assert ours == pytest.approx(theirs) if isinstance(ours, float) else ours[:-2] == theirs[:-2]
         assert ours[-2:] == pytest.approx(theirs[-2:])

@@ -1,4 +1,4 @@
-"""What is charged for a computation and for a byte where time is a platform's, and a small model may stand in for a larger."""
+"""What is charged for a FLOP and a byte where time is a platform's, and a model may stand in for a larger one."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def connect(cluster: Cluster) -> Comm:
 
 
 def join(experiment: Experiment, on_host: bool = False) -> Comm:
-    """This rank's communicator in the world of an experiment; `on_host`: tensors live in host memory, also beside a GPU."""
+    """This rank's communicator in the world of an experiment; `on_host`: its tensors are in host memory, GPU or not."""
     if experiment.cluster.world == "paced":
         from dlpar.comm.paced_world import of_experiment
 

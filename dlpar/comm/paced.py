@@ -36,6 +36,8 @@ class Standing:
     ----------
     call : callable
         ``call(activity)`` gives a new line to the referee for one more activity of this rank.
+    line : Line
+        Of the activity that computes.
     mpi : MPIComm
         All ranks, for what the paced world does not carry itself: memory they share.
     pace : Pace
@@ -53,12 +55,12 @@ class Standing:
         To be closed in the end: what holds shared memory, and what ran beside the computation.
     """
 
-    def __init__(self, call: Callable[[int], Line], mpi: MPIComm, pace: Pace, eager: float) -> None:
-        self.call, self.mpi, self.pace, self.eager = call, mpi, pace, eager
+    def __init__(self, call: Callable[[int], Line], line: Line, mpi: MPIComm, pace: Pace, eager: float) -> None:
+        self.call, self.line, self.mpi, self.pace, self.eager = call, line, mpi, pace, eager
         self.number = count(1).__next__
         self.current = threading.local()
-        self.current.line = self.line = call(0)
-        self.wall, self.parcels = self.line.wall, self.line.parcels
+        self.current.line = line
+        self.wall, self.parcels = line.wall, line.parcels
         self.traffic = LogicalTraffic(self)
         self.memory: list[MPIComm] = []
         self.beside: list[Beside] = []

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pickle
 import socket
-from typing import Sequence
+from typing import Callable, Sequence
 
 import torch
 
+from dlpar.comm.charge import charges
 from dlpar.comm.frames import Link
 from dlpar.comm.line import Line
 from dlpar.comm.mpi import MPIComm
@@ -19,9 +21,8 @@ from dlpar.experiment import Experiment
 from dlpar.platforms import Platform, nodes_of, platform_of
 
 
-def paced_world(
-    mpi: MPIComm, nodes: Sequence[int], platform: Platform, scale: float = 1.0, flops: float | None = None, seed: int = 0
-) -> PacedComm:
+def paced_world(mpi: MPIComm, nodes: Sequence[int], platform: Platform, scale: float = 1.0,
+                flops: float | None = None, seed: int = 0) -> PacedComm:  # fmt: skip
     """This rank's communicator in a paced world; collective.
 
     Parameters
@@ -44,15 +45,23 @@ def paced_world(
     ValueError
         If ranks are on several machines, on all of them alike.
     """
+    return _join(mpi, nodes, platform, seed, lambda: (scale, flops or 1 / platform.seconds(1.0)))
+
+
+def of_experiment(experiment: Experiment) -> PacedComm:
+    """This rank's communicator in the paced world an experiment names; collective."""
+    return _join(
+        MPIComm(), nodes_of(experiment), platform_of(experiment), experiment.seed, lambda: charges(experiment)
+    )
+
+
+def _join(mpi: MPIComm, nodes: Sequence[int], platform: Platform, seed: int,
+          charged: Callable[[], tuple[float, float]]) -> PacedComm:  # fmt: skip
+    """Find each other; rank 0 alone finds out what is charged."""
     machines = len(set(mpi.mpi.allgather(socket.gethostname())))
     if machines > 1:
         raise ValueError(f"cluster.hostfile: got {machines} machines, allowed in the paced world is one")
-    speed = flops or 1 / platform.seconds(1.0)
-
-    def pace(rank: int) -> Pace:
-        return Pace(platform, speed, rank, seed)
-
-    referee = Referee(nodes, platform, scale, pace) if mpi.rank == 0 else None
+    referee = Referee(nodes, platform, seed) if mpi.rank == 0 else None
     address = mpi.broadcast(referee.address if referee else None)
     wall, parcels = Wall(), Parcels(MPIComm(mpi.mpi.Dup(), mpi.device, zero=0.0))
 
@@ -62,25 +71,18 @@ def paced_world(
         end.sendall(b"".join(number.to_bytes(HELLO // 2, "little") for number in (mpi.rank, activity)))
         return Line(Link(end), wall, parcels)
 
-    standing = Standing(call, mpi, pace(mpi.rank), platform.eager / scale)
+    # From here on nobody waits in MPI, which would keep a core from those who have something to do.
+    line = call(0)
     _warm_up()
     helped = parcels.probe()
     if referee:
-        referee.start(helped)
-    parcels.helped = bool(standing.line.answer().key)
-    return PacedComm(standing, standing.line, mpi.rank, range(mpi.size))
+        referee.start(*charged(), helped)
+    scale, flops, parcels.helped = pickle.loads(line.answer().body)
+    standing = Standing(call, line, mpi, Pace(platform, flops, mpi.rank, seed), platform.eager / scale)
+    return PacedComm(standing, line, mpi.rank, range(mpi.size))
 
 
 def _warm_up() -> None:
     """What takes a process long the first time, a product and a backward pass, is done before second 0."""
     weight = torch.ones(8, 8, requires_grad=True)
     (weight @ weight).sum().backward()
-
-
-def of_experiment(experiment: Experiment) -> PacedComm:
-    """This rank's communicator in the paced world an experiment names; collective."""
-    from dlpar.comm.charge import charges
-
-    mpi = MPIComm()
-    scale, flops = mpi.broadcast(charges(experiment) if mpi.rank == 0 else None)
-    return paced_world(mpi, nodes_of(experiment), platform_of(experiment), scale, flops, experiment.seed)

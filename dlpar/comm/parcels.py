@@ -46,7 +46,7 @@ class Parcels:
         self._lock = threading.Lock()  # a rank may have two activities
 
     def probe(self) -> bool:
-        """On rank 0, whether rank 1 must help what it sends; rank 1 must call, too, and no MPI until 0 has an answer."""
+        """On rank 0, whether rank 1 must help what it sends; rank 1 calls, too, and keeps off MPI until 0 knows."""
         mpi, probe = self.mpi.mpi, torch.zeros(PROBED, dtype=torch.uint8)
         if self.mpi.rank == 1:
             self.send(probe, 0, 0)
@@ -72,13 +72,14 @@ class Parcels:
 
     def take(self, into: torch.Tensor, source: int, key: int) -> None:
         """Receive the one with this number."""
-        tag = key % self._tags
-        if into.nbytes < PIECE:
-            wire = landing(into)
+        tag, wire = key % self._tags, landing(into)
+        if wire.nbytes >= PIECE:
+            self.mpi.recv(wire, source, tag)
+        elif self.helped:
             patiently(self.mpi.mpi.Irecv([memory_of(wire), MPI.BYTE], source, tag).Test)
-            landed(wire, into)
-        else:
-            self.mpi.recv(into, source, tag)
+        else:  # it is there
+            self.mpi.mpi.Recv([memory_of(wire), MPI.BYTE], source, tag)
+        landed(wire, into)
 
     @property
     def moving(self) -> bool:

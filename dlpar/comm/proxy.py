@@ -68,7 +68,8 @@ class Proxy:
             for comm in self.comms:
                 comm.close()
 
-    def answer(self, clock: float, source: int = 0, tag: int = 0, nbytes: int = 0, key: int = 0, body: bytes = b"") -> None:
+    def answer(self, clock: float, source: int = 0, tag: int = 0, nbytes: int = 0, key: int = 0,
+               body: bytes = b"") -> None:  # fmt: skip
         """Tell the rank what became of its call, which ends at `clock`."""
         self.referee.answer(self.link, clock, self.activity.clock, (source, tag, nbytes, key), body)
 
@@ -78,7 +79,9 @@ class Proxy:
         self._wait_for(None, self._post(call))
 
     def _isend(self, call: Call) -> None:
-        self.requests[call.key] = None, self._post(call)
+        sending = self._post(call)
+        if call.nbytes > sending.comm.eager:  # nobody waits for a short one
+            self.requests[call.key] = None, sending
 
     def _recv(self, call: Call) -> None:
         self._wait_for(self._expect(call), None)
@@ -159,8 +162,8 @@ class Proxy:
         self.comms[0].pace.new_step(call.key)  # for what runs beside; the rank itself has said how long it takes
 
     def _traffic(self, call: Call) -> None:
-        traffic = self.comms[0].traffic
-        self.answer(self.activity.clock, body=pack(frames.TRAFFIC_BODY, traffic.bytes, traffic.messages, traffic.waited))
+        sent = self.comms[0].traffic
+        self.answer(self.activity.clock, body=pack(frames.TRAFFIC_BODY, sent.bytes, sent.messages, sent.waited))
 
     # ---- all together ----------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+import pickle
 import shutil
 import socket
 import tempfile
@@ -50,10 +51,8 @@ class Referee:
         Node of each rank.
     platform : Platform
         Its links, device and timing.
-    scale : float
-        Bytes charged for a byte sent.
-    pace : callable
-        ``pace(rank)`` gives a rank's :class:`~dlpar.comm.pace.Pace`.
+    seed : int
+        Of times that vary.
 
     Attributes
     ----------
@@ -65,8 +64,8 @@ class Referee:
         That ranks count up together.
     """
 
-    def __init__(self, nodes: Sequence[int], platform: Platform, scale: float, pace: Callable[[int], Pace]) -> None:
-        self.nodes, self.platform, self.scale, self.pace = nodes, platform, scale, pace
+    def __init__(self, nodes: Sequence[int], platform: Platform, seed: int) -> None:
+        self.nodes, self.platform, self.seed = nodes, platform, seed
         self.folder = tempfile.mkdtemp(prefix="pace-")  # nobody else may read it
         self.address = os.path.join(self.folder, "referee")
         self.door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -76,11 +75,20 @@ class Referee:
         self.links: dict[tuple[int, int], Link] = {}
         self.zero: float | None = None
         self.counters: list[Callable[[], int]] = []
-        self._held: list[tuple[Link, bytes]] = []  # answers that have to wait for second 0
+        self._held: list[tuple[Link, Callable[[], bytes]]] = []  # answers that have to wait for second 0
 
-    def start(self, greeting: int) -> None:
-        """Begin on a thread of its own; first every rank is answered with a number nobody had to ask for."""
-        self.greeting = greeting
+    def start(self, scale: float, flops: float, helped: bool) -> None:
+        """Begin, on a thread of its own.
+
+        Parameters
+        ----------
+        scale, flops : float
+            Bytes charged for a byte sent, and FLOP/s of a device on the model.
+        helped : bool
+            Whether MPI needs the help of senders; with the others it is what every rank is told first.
+        """
+        self.scale, self.flops = scale, flops
+        self.greeting = pickle.dumps((scale, flops, helped))
         threading.Thread(target=self._run, name="dlpar-referee", daemon=True).start()
 
     def link(self, rank: int, activity: int) -> Link:
@@ -149,10 +157,11 @@ class Referee:
         network = Network(self.platform, self.nodes, self.scale)
         self.simulator, group = RefereedSimulator(network), Group(ranks, network)
         for rank in ranks:
-            self.link(rank, 0).send(self._pack(0.0, (0, 0, 0, self.greeting)))
+            self.link(rank, 0).send(self._pack(0.0, body=self.greeting))
         eager = self.platform.eager / self.scale  # of bytes sent, as others are charged
         for rank in ranks:
-            comm = RefereedComm(self.simulator, group, rank, Activity(rank), self.pace(rank), eager)
+            pace = Pace(self.platform, self.flops, rank, self.seed)
+            comm = RefereedComm(self.simulator, group, rank, Activity(rank), pace, eager)
             self.simulator.add(comm.activity, partial(Proxy(self, rank, self.links[rank, 0]).play, comm))
         self.simulator.run()
 
@@ -177,9 +186,5 @@ class Referee:
 
     def _place(self, activity: Any) -> str:
         link = self.simulator.proxies[activity].link
-        try:
-            link.socket.settimeout(2.0)
-            link.send(self._pack(0.0, kind=WHERE))
-            return link.read(link.call().size).decode()
-        except OSError:
-            return "a line it does not tell"
+        link.send(self._pack(0.0, kind=WHERE))
+        return link.read(link.call().size).decode() if link.waits(2.0) else "a line it does not tell"

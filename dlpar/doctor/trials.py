@@ -10,7 +10,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -161,12 +160,12 @@ def add_up(comm: Comm) -> float:
 def two_ranks(seconds: float) -> tuple[Trial, str]:
     """Run :func:`add_up` on two ranks, as ``dlpar.spmd`` would; the trial, and ``warm`` or ``cold``."""
     from dlpar.launcher.job import Job, JobFailed
-    from dlpar.launcher.payload import CALL, pack
+    from dlpar.experiment import Experiment
+    from dlpar.launcher.spmd import called
 
     began = time.monotonic()
-    folder = Path(tempfile.mkdtemp(prefix="spmd-", dir=runtime_folder()))
+    folder = called(Experiment(workers=2), add_up)
     try:
-        (folder / CALL).write_bytes(pack(add_up))
         job = Job(folder, ranks=2, timeout=max(1.0, seconds))
         try:
             job.wait(seconds)

@@ -10,13 +10,14 @@ import time
 from pathlib import Path
 from typing import Any, Callable
 
+from dlpar.comm.charge import charges
 from dlpar.comm.network import Network
 from dlpar.comm.pace import Pace
 from dlpar.comm.group import Group
 from dlpar.comm.simulated import SimulatedComm
 from dlpar.comm.simulator import Activity, Deadlock, Simulator, place
 from dlpar.experiment import Experiment
-from dlpar.platforms import Platform, nodes_of, platform_of, workload
+from dlpar.platforms import Platform, nodes_of, platform_of
 from dlpar.record import RankFile, Recorder
 from dlpar.tail import ALL_RANKS
 
@@ -184,24 +185,10 @@ def simulate_call(folder: Path, world: Experiment, body: bytes) -> int:
 
 def of_experiment(experiment: Experiment) -> tuple[Simulator, list[SimulatedComm]]:
     """The world an experiment's ranks live in."""
-    platform, computes = platform_of(experiment), experiment.cluster.messages == "values"
-    charged = workload(experiment.cluster.stand_in_for) if experiment.cluster.stand_in_for else None
-    scale, work = (1.0, 1.0) if charged is None or not computes else _in_place_of(experiment, charged)
-    flops = 1 / (work * platform.seconds(1.0, charged))
-    return simulated_world(nodes_of(experiment), platform, computes, scale, flops, experiment.seed)
-
-
-def _in_place_of(experiment: Experiment, charged: Any) -> tuple[float, float]:
-    """How many bytes and FLOPs of the workload one of the model stands for."""
-    import torch
-
-    from dlpar import models
-    from dlpar.data import load
-
-    dataset = load(experiment.data, experiment.seed, getattr(torch, experiment.dtype), experiment.model.name)
-    model = models.build(experiment, dataset)
-    own = sum(p.numel() * p.element_size() for p in model.parameters())
-    return charged.nbytes / own, charged.flops / models.flops_per_sample(model, dataset)
+    computes = experiment.cluster.messages == "values"
+    return simulated_world(
+        nodes_of(experiment), platform_of(experiment), computes, *charges(experiment), experiment.seed
+    )
 
 
 def _guarded(simulator: Simulator, records: list[Recorder], work: Callable[[Callable[[str], None]], Any]) -> int:

@@ -52,14 +52,24 @@ def spmd(
     # Weak scaling: any number of workers is allowed.
     whole = Experiment(workers=workers, scaling="weak", cluster={**cluster, "world": world, "timeout": timeout})
     whole.check_files()
-    folder = Path(tempfile.mkdtemp(prefix="spmd-", dir=runtime_folder()))
+    folder = called(whole, function, *arguments)
     try:
-        (folder / CALL).write_bytes(pack(function, arguments))
-        (folder / "experiment.json").write_text(whole.to_json())
         Job(folder, whole.processes, timeout).wait()
         return [pickle.loads(result_path(folder, rank).read_bytes()) for rank in range(workers)]
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def called(world: Experiment, function: Callable, *arguments: Any) -> Path:
+    """A fresh folder of a job that calls ``function(comm, *arguments)`` on every rank of an experiment's world."""
+    folder = Path(tempfile.mkdtemp(prefix="spmd-", dir=runtime_folder()))
+    (folder / "experiment.json").write_text(world.to_json())
+    try:
+        (folder / CALL).write_bytes(pack(function, arguments))
+    except BaseException:  # what cannot be packed leaves nothing behind
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    return folder
 
 
 def _check(function: Any, workers: Any, timeout: Any) -> None:
