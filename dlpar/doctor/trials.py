@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from dlpar.doctor.facts import Trial
 from dlpar.launcher.mpiexec import Starter, environment
-from dlpar.paths import Scratch, runtime_folder
+from dlpar.paths import Scratch
 
 if TYPE_CHECKING:
     from dlpar.comm import Comm
