@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import os
 import socket
+import subprocess
+import sys
+import threading
 import time
 from pathlib import Path
 
@@ -164,6 +167,26 @@ def test_a_launch_at_the_moment_the_server_leaves_still_works(monkeypatch):
     for pause in (0.5, 0.9):
         time.sleep(pause)
         assert dlpar.spmd(lambda comm: comm.rank, workers=2) == [0, 1]
+
+
+def test_a_rank_that_is_slow_to_ask_keeps_nobody_waiting_and_starts_cold_if_the_server_leaves(monkeypatch):
+    monkeypatch.setenv("DLPAR_RUNTIME", str(private_folder(runtime_folder() / "slow")))
+    path = warm.warm_socket()
+    with socket.socket(socket.AF_UNIX) as slow:
+        slow.connect(str(path))  # a loaded machine may keep it from saying more for many seconds
+        assert dlpar.spmd(lambda comm: comm.rank, workers=2) == [0, 1]
+        assert warm.dismiss()
+        slow.settimeout(5)
+        assert slow.recv(1) == b"", "the server told it to go elsewhere"
+
+    listener = socket.socket(socket.AF_UNIX)  # a server that takes nobody
+    listener.bind(str(path))
+    listener.listen()
+    threading.Thread(target=lambda: listener.accept()[0].close(), daemon=True).start()
+    command = [sys.executable, "-S", "-E", str(Path(warm.__file__).with_name("stub.py")), str(path), "no folder", "1"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert "dlpar/launcher/rank.py" in ended.stderr, "the rank started, in a process of its own"
+    listener.close()
 
 
 def test_a_bad_idle_time_is_refused_before_anything_is_made(monkeypatch):

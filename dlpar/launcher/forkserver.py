@@ -47,7 +47,7 @@ def main() -> None:
     devnull = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(devnull, descriptor)
-    _serve(listener, (path, ours), fingerprint, idle)
+    Server(listener, (path, ours), fingerprint).serve(idle)
 
 
 def _preload() -> None:
@@ -60,67 +60,141 @@ def _preload() -> None:
     gc.freeze()  # collections in a child must not touch, and so copy, the parent's pages
 
 
-def _serve(listener: socket.socket, name: tuple[str, int], fingerprint: str, idle: float) -> None:
-    """Fork a rank per request, report how each ended, kill a rank whose stub is gone."""
-    wake, awake = os.pipe()
-    os.set_blocking(awake, False)
-    signal.set_wakeup_fd(awake)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    stubs: dict[socket.socket, int] = {}
-    quiet_since, leaving = time.monotonic(), False
-    while stubs or not leaving:
-        watched = [wake, *stubs] + ([] if leaving else [listener])
-        ready = select.select(watched, [], [], 1.0)[0]
-        if wake in ready:
-            os.read(wake, 4096)
-            _report_ended(stubs)
-        for stub in [s for s in ready if s in stubs]:
-            _kill(stubs[stub])  # only EOF can make it readable: nobody waits for this rank any more
-        if listener in ready:
-            quiet_since = time.monotonic()  # whoever asks is about to send ranks
-            leaving = _receive(listener, name, fingerprint, stubs, (wake, awake))
-        if stubs:
-            quiet_since = time.monotonic()
-        elif not leaving and time.monotonic() - quiet_since > idle:
-            leaving = True
-            _leave(listener, name)
+class Server:
+    """Forks a rank for each request, reports how each ended, and kills a rank whose stub is gone.
 
-
-def _receive(listener: socket.socket, name: tuple[str, int], fingerprint: str, stubs: dict, pipe: tuple[int, int]) -> bool:
-    """Answer whoever connects, or fork a rank for it; whether the code has changed, so that the server must leave.
-
-    Lack of descriptors, processes or memory costs the one who asked, not those who run.
+    Parameters
+    ----------
+    listener : socket
+        Bound, and listening.
+    name : tuple of str and int
+        The socket's path and inode.
+    fingerprint : str
+        State of dlpar's files; who asks with another gets ``stale`` and a newer server.
     """
-    try:
-        connection, _ = listener.accept()
-    except OSError:
-        time.sleep(0.05)
-        return False
-    asked = _request(connection)
-    if asked is None:
-        connection.close()
-    elif "fingerprint" in asked[0]:
-        stale = asked[0]["fingerprint"] != fingerprint
-        if stale:
-            _leave(listener, name)  # first free the name, then say so
-        _answer(connection, "stale" if stale else "fresh")
-        connection.close()
-        return stale
-    else:
+
+    def __init__(self, listener: socket.socket, name: tuple[str, int], fingerprint: str) -> None:
+        self.listener, self.name, self.fingerprint = listener, name, fingerprint
+        self.stubs: dict[socket.socket, int] = {}
+        self.asking: list[socket.socket] = []  # connected, but so busy a machine that they have not said what for
+        self.leaving = False
+        self.pipe = os.pipe()
+        os.set_blocking(self.pipe[1], False)
+        signal.set_wakeup_fd(self.pipe[1])
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+
+    def serve(self, idle: float) -> None:
+        """Until nobody has come for `idle` seconds or dlpar's files have changed, and all ranks have ended."""
+        wake, quiet_since = self.pipe[0], time.monotonic()
+        while self.stubs or not self.leaving:
+            watched = [wake, *self.stubs] + ([] if self.leaving else [self.listener, *self.asking])
+            ready = select.select(watched, [], [], 1.0)[0]
+            if wake in ready:
+                os.read(wake, 4096)
+                self._report_ended()
+            for stub in [s for s in ready if s in self.stubs]:
+                _kill(self.stubs[stub])  # only EOF can make it readable: nobody waits for this rank any more
+            for connection in ready:
+                if connection in self.asking:
+                    self.asking.remove(connection)
+                    self._receive(connection)
+            if self.listener in ready and not self.leaving:
+                self._accept()
+            if self.stubs or self.asking:
+                quiet_since = time.monotonic()
+            elif not self.leaving and time.monotonic() - quiet_since > idle:
+                self._leave()
+
+    def _accept(self) -> None:
         try:
-            stubs[connection] = _fork(asked, connection, [listener, *stubs], pipe)
+            self.asking.append(self.listener.accept()[0])
+        except OSError:  # lack of descriptors costs the one who comes, not those who run
+            time.sleep(0.05)
+
+    def _receive(self, connection: socket.socket) -> None:
+        """Say whether our code is still the user's, or fork a rank; who gets neither starts cold."""
+        asked = _request(connection)
+        if asked is not None and "fingerprint" not in asked[0]:
+            try:
+                self.stubs[connection] = self._fork(asked, connection)
+            except OSError:
+                connection.close()
+            else:
+                _answer(connection, "forked")
+            return
+        if asked is not None:
+            stale = asked[0]["fingerprint"] != self.fingerprint
+            if stale:
+                self._leave()  # first free the name, then say so
+            _answer(connection, "stale" if stale else "fresh")
+        connection.close()
+
+    def _leave(self) -> None:
+        """Take no more requests, and free the socket's name unless a newer server has it."""
+        self.leaving = True
+        for open_socket in (self.listener, *self.asking):
+            open_socket.close()
+        self.asking.clear()
+        path, ours = self.name
+        if os.path.exists(path) and os.stat(path).st_ino == ours:
+            os.unlink(path)
+
+    def _fork(self, asked: tuple[dict, list[int]], connection: socket.socket) -> int:
+        request, descriptors = asked
+        server = os.getpid()
+        try:
+            pid = os.fork()
         except OSError:
-            _answer(connection, "1")
-            connection.close()
-    return False
+            pid = -1
+        if pid:
+            for descriptor in descriptors:
+                os.close(descriptor)
+            if pid < 0:
+                raise OSError("no process to be had")
+            return pid
+        status = 1
+        try:
+            die_with_parent(server)
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            for open_socket in (connection, self.listener, *self.asking, *self.stubs):
+                open_socket.close()
+            for descriptor in self.pipe:
+                os.close(descriptor)
+            for standard, descriptor in enumerate(descriptors):
+                os.dup2(descriptor, standard)
+                os.close(descriptor)
+            sys.stdout.reconfigure(line_buffering=True)  # it was a pipe's when Python started; a log wants lines
+            os.environ.clear()
+            os.environ.update(request["env"])
+            os.chdir(request["cwd"])
+            random.seed()
+            from dlpar.launcher.rank import run_rank
 
+            status = run_rank(request["argv"])
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(status)
 
-def _leave(listener: socket.socket, name: tuple[str, int]) -> None:
-    """Take no more requests, and free the socket's name unless a newer server has it."""
-    listener.close()
-    path, ours = name
-    if os.path.exists(path) and os.stat(path).st_ino == ours:
-        os.unlink(path)
+    def _report_ended(self) -> None:
+        ended = {}
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                break
+            if not pid:
+                break
+            ended[pid] = os.waitstatus_to_exitcode(status)
+        for stub, pid in list(self.stubs.items()):
+            if pid in ended:
+                _answer(stub, str(ended[pid]))
+                stub.close()
+                del self.stubs[stub]
 
 
 def _request(connection: socket.socket) -> tuple[dict, list[int]] | None:
@@ -143,65 +217,6 @@ def _request(connection: socket.socket) -> tuple[dict, list[int]] | None:
     for descriptor in descriptors:
         os.close(descriptor)
     return None
-
-
-def _fork(asked: tuple[dict, list[int]], connection: socket.socket, others: list, pipe: tuple[int, int]) -> int:
-    request, descriptors = asked
-    server = os.getpid()
-    try:
-        pid = os.fork()
-    except OSError:
-        pid = -1
-    if pid:
-        for descriptor in descriptors:
-            os.close(descriptor)
-        if pid < 0:
-            raise OSError("no process to be had")
-        return pid
-    status = 1
-    try:
-        die_with_parent(server)
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        for open_socket in (connection, *others):
-            open_socket.close()
-        for descriptor in pipe:
-            os.close(descriptor)
-        for standard, descriptor in enumerate(descriptors):
-            os.dup2(descriptor, standard)
-            os.close(descriptor)
-        sys.stdout.reconfigure(line_buffering=True)  # it was a pipe's when Python started; a log wants lines
-        os.environ.clear()
-        os.environ.update(request["env"])
-        os.chdir(request["cwd"])
-        random.seed()
-        from dlpar.launcher.rank import run_rank
-
-        status = run_rank(request["argv"])
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
-
-
-def _report_ended(stubs: dict[socket.socket, int]) -> None:
-    ended = {}
-    while True:
-        try:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:
-            break
-        if not pid:
-            break
-        ended[pid] = os.waitstatus_to_exitcode(status)
-    for stub, pid in list(stubs.items()):
-        if pid in ended:
-            _answer(stub, str(ended[pid]))
-            stub.close()
-            del stubs[stub]
 
 
 def _answer(connection: socket.socket, text: str) -> None:

@@ -18,21 +18,29 @@ from dlpar.launcher.processes import die_with_parent  # noqa: E402
 
 def main() -> None:
     die_with_parent(os.getppid())
-    server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        server.connect(sys.argv[1])
-    except OSError:  # it left this moment: start cold
+        server = _forked(sys.argv[1], sys.argv[2:])
+    except OSError:  # the fork server left this moment, or has no process for us: start cold
         python = [sys.executable, "-m", "dlpar.launcher.rank", *sys.argv[2:]]
         os.execv(python[0], python)
-    request = {"env": dict(os.environ), "cwd": os.getcwd(), "argv": sys.argv[2:]}
-    body = json.dumps(request).encode()
-    socket.send_fds(server, [len(body).to_bytes(8, "big")], [0, 1, 2])
-    server.sendall(body)
-    answer = server.makefile().readline()
-    status = int(answer) if answer else 1  # no answer: the fork server itself is gone
+    answer = server.readline()
+    status = int(answer) if answer else 1  # no answer: the fork server itself is gone, and our rank with it
     if status < 0:
         os.kill(os.getpid(), -status)
     os._exit(status)
+
+
+def _forked(path: str, argv: list[str]):
+    """Have a rank forked; the file whose next line is its exit status.  OSError where none is forked."""
+    server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    server.connect(path)
+    body = json.dumps({"env": dict(os.environ), "cwd": os.getcwd(), "argv": argv}).encode()
+    socket.send_fds(server, [len(body).to_bytes(8, "big")], [0, 1, 2])
+    server.sendall(body)
+    answers = server.makefile()
+    if answers.readline() != "forked\n":
+        raise ConnectionAbortedError("the fork server closed the connection")
+    return answers
 
 
 main()
