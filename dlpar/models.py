@@ -16,7 +16,7 @@ from dlpar.sampling import generator
 if TYPE_CHECKING:
     from dlpar.data import Dataset, Task
     from dlpar.experiment import Experiment, Model
-    from dlpar.comm.outline import Outline
+    from dlpar.comm.simulation.outline import Outline
 
 SQUARED_LENGTH = 8
 """Of the last hidden layer's output, at the start of a regression, about; see :func:`build`."""
@@ -67,7 +67,7 @@ def outline(experiment: Experiment, dataset: Dataset) -> nn.Module | Outline:
     if experiment.cluster.stand_in_for is None:
         return build(experiment, dataset)
     from dlpar.platforms import workload
-    from dlpar.comm.outline import Outline
+    from dlpar.comm.simulation.outline import Outline
 
     return Outline(workload(experiment.cluster.stand_in_for), getattr(torch, experiment.dtype))
 

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlpar.comm.ghost import Ghost, GhostPacket, elements
+from dlpar.comm.simulation.ghost import Ghost, GhostPacket, elements
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.uint8]
 EDGE = st.one_of(st.none(), st.integers(-30, 30))

@@ -15,7 +15,7 @@ RANK_CODE = sorted(
     + [*(ROOT / "collectives").glob("*.py"), *(ROOT / "compression").glob("*.py"),
        *(ROOT / "sync").glob("*.py"), *(ROOT / "split").glob("*.py")]
 )
-CARRIERS = [f"dlpar.comm.{p.stem}" for p in (ROOT / "comm").glob("*.py") if p.stem not in ("__init__", "base")]
+CARRIERS = [f"dlpar.comm.{p.stem}" for p in (ROOT / "comm").iterdir() if p.stem not in ("__init__", "__pycache__", "base")]
 WORLDS = ("mpi4py", "torch.distributed", "dlpar.platforms", "dlpar.launcher", *CARRIERS)
 
 

@@ -10,7 +10,7 @@ import torch
 from simulations import KB, MS, cluster, run
 
 import dlpar
-from dlpar.comm.simulator import Deadlock
+from dlpar.comm.simulation.simulator import Deadlock
 from dlpar.launcher.simulate import run_program, simulated_world
 
 HERE = Path(__file__).name

@@ -7,7 +7,7 @@ import torch
 from simulations import KB, LINK, MS, cluster, ends, run
 
 from dlpar.comm import ANY
-from dlpar.comm.network import Network
+from dlpar.comm.simulation.network import Network
 from dlpar.costmodel import Link
 from dlpar.platforms import Device, Timing
 

@@ -11,7 +11,7 @@ from dlpar.costmodel import Link, predict, ps_round_seconds, two_level_ps_second
 from dlpar.platforms import Device, Workload
 from dlpar.record import Unrecorded
 from dlpar.split.data import Replica
-from dlpar.comm.outline import Outline
+from dlpar.comm.simulation.outline import Outline
 from dlpar.sync import scheme, serve
 
 LINK, EXACT = Link(1e-5, 1e9), 1e-3

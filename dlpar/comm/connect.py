@@ -51,7 +51,7 @@ def connect(cluster: Cluster) -> Comm:
 def join(experiment: Experiment, on_host: bool = False) -> Comm:
     """This rank's communicator in the world of an experiment; `on_host`: its tensors are in host memory, GPU or not."""
     if experiment.cluster.world == "paced":
-        from dlpar.comm.paced_world import of_experiment
+        from dlpar.comm.pacing.world import of_experiment
 
         return of_experiment(experiment)
     if on_host:

@@ -1,6 +1,6 @@
 """Ranks that keep the time of a platform on paper: real processes and real messages, a logical clock each.
 
-When things happen the referee says (:mod:`dlpar.comm.referee`); the tensors themselves
+When things happen the referee says (:mod:`dlpar.comm.pacing.referee`); the tensors themselves
 go by MPI.  A computation is done at once and takes the logical time the platform's
 device would; the wall clock follows by sleeping.
 """
@@ -14,16 +14,16 @@ from typing import Any, Callable, Sequence
 
 import torch
 
-from dlpar.comm import frames
+from dlpar.comm.pacing import frames
 from dlpar.comm.base import ANY, Arrival, Collective, Comm, Request, check_peer
-from dlpar.comm.beside import Beside, Guard
-from dlpar.comm.frames import Answer
-from dlpar.comm.line import Line
-from dlpar.comm.logical_traffic import LogicalTraffic
+from dlpar.comm.pacing.beside import Beside, Guard
+from dlpar.comm.pacing.frames import Answer
+from dlpar.comm.pacing.line import Line
+from dlpar.comm.pacing.traffic import LogicalTraffic
 from dlpar.comm.mpi import MPIComm
 from dlpar.comm.own_library import OwnLibrary
-from dlpar.comm.pace import Pace
-from dlpar.comm.paced_requests import PacedCounter, PacedReceiving, PacedSending
+from dlpar.comm.simulation.pace import Pace
+from dlpar.comm.pacing.requests import PacedCounter, PacedReceiving, PacedSending
 
 PROMPT = 2e-4
 """Seconds of the shortest computation the referee hears of before it is done: others need not wait for its end."""

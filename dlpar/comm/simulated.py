@@ -1,6 +1,6 @@
 """Ranks of a simulation: the same calls as on MPI, on a virtual clock.
 
-One process holds all ranks.  Messages arrive as :mod:`dlpar.comm.network` says and a
+One process holds all ranks.  Messages arrive as :mod:`dlpar.comm.simulation.network` says and a
 computation takes as long as its cost on the platform's devices; nothing else takes
 time.  Where ranks really compute, messages carry copies; else sizes only.
 """
@@ -13,14 +13,14 @@ from typing import Any, Callable, Sequence
 import torch
 
 from dlpar.comm.base import ANY, Arrival, Collective, Comm, Packet, Request, check_peer
-from dlpar.comm.ghost import NUMBER, Ghost, GhostPacket, elements
-from dlpar.comm.group import Group, packed
-from dlpar.comm.mailbox import Heading, Mailbox, Message, Receive
+from dlpar.comm.simulation.ghost import NUMBER, Ghost, GhostPacket, elements
+from dlpar.comm.simulation.group import Group, packed
+from dlpar.comm.simulation.mailbox import Heading, Mailbox, Message, Receive
 from dlpar.comm.own_library import OwnLibrary
-from dlpar.comm.pace import Pace
-from dlpar.comm.side import Lock, Side
-from dlpar.comm.simulator import Activity, Simulator
-from dlpar.comm.virtual_traffic import VirtualTraffic
+from dlpar.comm.simulation.pace import Pace
+from dlpar.comm.simulation.side import Lock, Side
+from dlpar.comm.simulation.simulator import Activity, Simulator
+from dlpar.comm.simulation.traffic import VirtualTraffic
 
 
 class SimulatedComm(OwnLibrary):

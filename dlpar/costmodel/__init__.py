@@ -5,7 +5,7 @@
 
 A message of B bytes takes ``latency + B / bandwidth`` seconds; every rank has a port that
 carries one message out and one in at a time (LogGP, Alexandrov et al. 1995, with a port at
-each end; the rules are those of :mod:`dlpar.comm.network`).
+each end; the rules are those of :mod:`dlpar.comm.simulation.network`).
 """
 
 from __future__ import annotations

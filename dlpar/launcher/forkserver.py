@@ -23,7 +23,7 @@ import traceback
 from dlpar.launcher.processes import die_with_parent
 
 PRELOADED = ("torch", "torch.distributed", "numpy", "cloudpickle", "platformdirs", "filelock", "dlpar.train",
-             "dlpar.comm.connect", "dlpar.comm.paced_world", "dlpar.launcher.rank", "dlpar.launcher.payload")  # fmt: skip
+             "dlpar.comm.connect", "dlpar.comm.pacing.world", "dlpar.launcher.rank", "dlpar.launcher.payload")  # fmt: skip
 """Modules a rank needs, in every rank from the start."""
 
 

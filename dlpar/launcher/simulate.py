@@ -10,12 +10,12 @@ import time
 from pathlib import Path
 from typing import Any, Callable
 
-from dlpar.comm.charge import charges
-from dlpar.comm.network import Network
-from dlpar.comm.pace import Pace
-from dlpar.comm.group import Group
+from dlpar.comm.simulation.charge import charges
+from dlpar.comm.simulation.network import Network
+from dlpar.comm.simulation.pace import Pace
+from dlpar.comm.simulation.group import Group
 from dlpar.comm.simulated import SimulatedComm
-from dlpar.comm.simulator import Activity, Deadlock, Simulator, place
+from dlpar.comm.simulation.simulator import Activity, Deadlock, Simulator, place
 from dlpar.experiment import Experiment
 from dlpar.platforms import Platform, nodes_of, platform_of
 from dlpar.record import RankFile, Recorder

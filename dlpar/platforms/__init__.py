@@ -3,7 +3,7 @@
     link.py device.py ─► platform.py ─► named.py (figures and their sources)
     workloads.py (models to stand in for)   lookup.py (by name, or from a file)   placement.py (who lives where)
 
-The rules of their network are in :mod:`dlpar.comm.network`.
+The rules of their network are in :mod:`dlpar.comm.simulation.network`.
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ from itertools import count
 from types import FrameType
 from typing import Any, Callable
 
-from dlpar.comm.network import Network
-from dlpar.comm.tasks import Abandoned, GreenletTask, MainGreenlet, MainThread, ThreadTask
+from dlpar.comm.simulation.network import Network
+from dlpar.comm.simulation.tasks import Abandoned, GreenletTask, MainGreenlet, MainThread, ThreadTask
 
 
 class Deadlock(RuntimeError):

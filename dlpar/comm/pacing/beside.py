@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dlpar.comm import frames
+from dlpar.comm.pacing import frames
 from dlpar.comm.base import Collective, Request
 from dlpar.comm.progress import ProgressThread
 

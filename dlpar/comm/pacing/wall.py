@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING, Callable
 
 if TYPE_CHECKING:
-    from dlpar.comm.parcels import Parcels
+    from dlpar.comm.pacing.parcels import Parcels
 
 AHEAD = 0.01
 """Seconds a rank may be ahead of the wall: it sleeps seldom and long, and one late wake-up delays nobody."""

@@ -7,7 +7,7 @@ from heapq import heappush
 from typing import Any, Callable, Iterator
 
 from dlpar.comm.base import ANY, Arrival
-from dlpar.comm.simulator import Activity, Simulator
+from dlpar.comm.simulation.simulator import Activity, Simulator
 
 
 class Message:

@@ -8,15 +8,15 @@ from typing import Callable, Sequence
 
 import torch
 
-from dlpar.comm.charge import charges
-from dlpar.comm.frames import Link
-from dlpar.comm.line import Line
+from dlpar.comm.simulation.charge import charges
+from dlpar.comm.pacing.frames import Link
+from dlpar.comm.pacing.line import Line
 from dlpar.comm.mpi import MPIComm
-from dlpar.comm.pace import Pace
+from dlpar.comm.simulation.pace import Pace
 from dlpar.comm.paced import PacedComm, Standing
-from dlpar.comm.parcels import Parcels
-from dlpar.comm.referee import HELLO, Referee
-from dlpar.comm.wall import Wall
+from dlpar.comm.pacing.parcels import Parcels
+from dlpar.comm.pacing.referee import HELLO, Referee
+from dlpar.comm.pacing.wall import Wall
 from dlpar.experiment import Experiment
 from dlpar.platforms import Platform, nodes_of, platform_of
 

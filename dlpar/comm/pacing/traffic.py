@@ -6,7 +6,7 @@ from struct import unpack
 from typing import TYPE_CHECKING
 
 from dlpar.comm.base import Traffic
-from dlpar.comm.frames import TRAFFIC, TRAFFIC_BODY
+from dlpar.comm.pacing.frames import TRAFFIC, TRAFFIC_BODY
 
 if TYPE_CHECKING:
     from dlpar.comm.paced import Standing

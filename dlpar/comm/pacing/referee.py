@@ -18,13 +18,13 @@ import time
 from functools import partial
 from typing import Any, Callable, Sequence
 
-from dlpar.comm.frames import ANSWER, DEADLOCK, FAILED, OK, WHERE, Ended, Link
-from dlpar.comm.group import Group
-from dlpar.comm.network import Network
-from dlpar.comm.pace import Pace
-from dlpar.comm.proxy import Proxy
-from dlpar.comm.refereed import RefereedComm
-from dlpar.comm.simulator import Activity, Deadlock, Simulator
+from dlpar.comm.pacing.frames import ANSWER, DEADLOCK, FAILED, OK, WHERE, Ended, Link
+from dlpar.comm.simulation.group import Group
+from dlpar.comm.simulation.network import Network
+from dlpar.comm.simulation.pace import Pace
+from dlpar.comm.pacing.proxy import Proxy
+from dlpar.comm.pacing.refereed import RefereedComm
+from dlpar.comm.simulation.simulator import Activity, Deadlock, Simulator
 from dlpar.platforms import Platform
 
 HELLO = 16

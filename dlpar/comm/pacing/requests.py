@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from dlpar.comm import frames
+from dlpar.comm.pacing import frames
 from dlpar.comm.base import Arrival
-from dlpar.comm.line import Line
+from dlpar.comm.pacing.line import Line
 
 if TYPE_CHECKING:
     from dlpar.comm.paced import PacedComm

@@ -6,10 +6,10 @@ import sys
 import time
 from typing import Callable
 
-from dlpar.comm.frames import CALL, DEADLOCK, OK, PLACE, WHERE, Answer, Ended, Link
-from dlpar.comm.parcels import Parcels
-from dlpar.comm.simulator import Deadlock, place
-from dlpar.comm.wall import AHEAD, NAP, Wall
+from dlpar.comm.pacing.frames import CALL, DEADLOCK, OK, PLACE, WHERE, Answer, Ended, Link
+from dlpar.comm.pacing.parcels import Parcels
+from dlpar.comm.simulation.simulator import Deadlock, place
+from dlpar.comm.pacing.wall import AHEAD, NAP, Wall
 
 FULL = 1 << 15
 """Bytes of calls told that may wait for the next one asked."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Iterator
 
 import torch
 
-from dlpar.comm.ghost import Ghost
+from dlpar.comm.simulation.ghost import Ghost
 
 if TYPE_CHECKING:
     from dlpar.platforms import Workload

@@ -13,16 +13,16 @@ from itertools import count
 from struct import pack
 from typing import TYPE_CHECKING, Any, Callable
 
-from dlpar.comm import frames
+from dlpar.comm.pacing import frames
 from dlpar.comm.base import ANY
-from dlpar.comm.frames import Call, Link
-from dlpar.comm.mailbox import Receive
-from dlpar.comm.refereed import Parcel, RefereedComm, Room
-from dlpar.comm.side import Lock
-from dlpar.comm.simulator import Activity
+from dlpar.comm.pacing.frames import Call, Link
+from dlpar.comm.simulation.mailbox import Receive
+from dlpar.comm.pacing.refereed import Parcel, RefereedComm, Room
+from dlpar.comm.simulation.side import Lock
+from dlpar.comm.simulation.simulator import Activity
 
 if TYPE_CHECKING:
-    from dlpar.comm.referee import Referee
+    from dlpar.comm.pacing.referee import Referee
 
 
 class Proxy:

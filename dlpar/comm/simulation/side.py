@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from dlpar.comm.simulator import Activity
+from dlpar.comm.simulation.simulator import Activity
 
 if TYPE_CHECKING:
     from dlpar.comm.base import Collective
     from dlpar.comm.simulated import SimulatedComm
-    from dlpar.comm.simulator import Simulator
+    from dlpar.comm.simulation.simulator import Simulator
 
 
 class Side:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dlpar.comm.mailbox import Mailbox, Message
+from dlpar.comm.simulation.mailbox import Mailbox, Message
 from dlpar.comm.simulated import SimulatedComm
 
 

@@ -7,8 +7,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Callable, Sequence
 
 if TYPE_CHECKING:
-    from dlpar.comm.mailbox import Mailbox
-    from dlpar.comm.network import Network
+    from dlpar.comm.simulation.mailbox import Mailbox
+    from dlpar.comm.simulation.network import Network
     from dlpar.comm.simulated import SimulatedComm
 
 
