@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union
 
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
-from dlpar.parts import Averaging, Cluster, Compression, Data, DataSplit, Delays, Model
-from dlpar.rules import FROM_FILES, RULES
+from dlpar.parts import Averaging, Cluster, Compression, Data, Delays, Model
+from dlpar.rules import FROM_FILES, RULES, RULES_OF_ALL_RANKS
 from dlpar.schema import BadExperiment, Part, sentence, shown, spelled_as_head
+from dlpar.split.parts import SPLITS, DataSplit
+from dlpar.split.rules import RULES as SPLIT_RULES
 from dlpar.summary import free_running
 from dlpar.sync.parts import SCHEMES, Ring, extra_ranks
 
@@ -30,15 +33,22 @@ def _sync(value: Any) -> Any:
     return spelled_as_head(*SCHEMES)(value)
 
 
+Split = Annotated[Union[SPLITS], Field(discriminator="kind")]
 Sync = Annotated[Union[SCHEMES], Field(discriminator="scheme")]
 
 
-def _changed(part: Any, value: Any) -> Any:
-    """A part with some fields changed; another kind of part takes nothing over."""
+OF_SEVERAL_KINDS = ("split", "sync")
+"""Parts of which another kind takes nothing over when one is replaced."""
+
+
+def _changed(name: str, part: Any, value: Any) -> Any:
+    """A part with some fields changed."""
     if not (isinstance(part, dict) and isinstance(value, dict)):
         return value
     head = next(iter(part))
-    return {**part, **value} if value.get(head, part[head]) == part[head] or head != "scheme" else value
+    if name in OF_SEVERAL_KINDS and value.get(head, part[head]) != part[head]:
+        return value
+    return {**part, **value}
 
 
 class Experiment(Part):
@@ -61,9 +71,9 @@ class Experiment(Part):
 
     model: Annotated[Model, _part(Model)] = Field(Model(), description="Network to train.")
     data: Annotated[Data, _part(Data)] = Field(Data(), description="Data set.")
-    batch: int = Field(256, ge=1, le=1_000_000, description="Samples a step: of all workers (strong), of each (weak).")
+    batch: int = Field(256, ge=1, le=1_000_000, description="Samples a step: of all replicas (strong), of each (weak).")
     scaling: Literal["strong", "weak"] = Field(
-        "strong", description="strong: batch is divided among workers; weak: batch is each worker's own."
+        "strong", description="strong: batch is divided among replicas; weak: batch is each replica's own."
     )
     shards: Literal["iid", "by_label", "uneven"] = Field("iid", description="How samples are dealt to workers.")
     steps: int = Field(200, ge=1, le=10_000_000, description="Global batches; an epoch has train size / batch of them.")
@@ -76,7 +86,7 @@ class Experiment(Part):
         None, ge=1, le=10_000_000, description="Steps between tests on held-out samples; default: 20 tests a run."
     )
     workers: int = Field(4, ge=1, le=MAX_WORKERS, description="Ranks that train (servers not counted).")
-    split: Annotated[DataSplit, _part(DataSplit)] = Field(DataSplit(), description="How one model is cut over ranks.")
+    split: Annotated[Split, _part(*SPLITS)] = Field(DataSplit(), description="How one model is cut over ranks.")
     sync: Annotated[Sync, BeforeValidator(_sync)] = Field(Ring(), description="How replicas agree.")
     averaging: Annotated[Averaging, _part(Averaging)] = Field(Averaging(), description="Local steps between exchanges.")
     compression: Annotated[Compression, _part(Compression)] = Field(
@@ -100,10 +110,14 @@ class Experiment(Part):
 
     @model_validator(mode="after")
     def _combinations(self) -> Experiment:
-        for rule in RULES:
+        for rule in (*SPLIT_RULES, *(RULES if self.replicas == self.workers else RULES_OF_ALL_RANKS)):
             complaint = rule(self)
             if complaint:
                 raise ValueError(complaint)
+        try:
+            self.of_replicas()  # the other rules hold for each part of the model and its twins
+        except BadExperiment as error:
+            raise ValueError(str(error)) from None
         return self
 
     @property
@@ -122,14 +136,30 @@ class Experiment(Part):
         return free_running(self.sync.model_dump())
 
     @property
-    def global_batch(self) -> int:
-        """Samples all workers together take a step."""
-        return self.batch if self.scaling == "strong" else self.batch * self.workers
+    def replicas(self) -> int:
+        """Copies of the model: workers over the ranks that share one."""
+        return max(1, self.workers // math.prod(self.split.axes(self.workers).values()))
 
-    def local_batch(self, worker: int) -> int:
-        """Samples `worker` (0-based) takes of every step; the first ones take the remainder."""
-        share, rest = divmod(self.global_batch, self.workers)
-        return share + (worker < rest)
+    def of_replicas(self) -> Experiment:
+        """The experiment as one of a model's ranks and its twins in the other replicas see it: split by data alone.
+
+        They are its workers, and each part of the model has its own, equal share of the servers.
+        """
+        ways = self.workers // self.replicas
+        if ways == 1:
+            return self
+        servers = {} if self.sync.scheme != "ps" else {"servers": self.sync.servers // ways, "groups": self.sync.groups // ways}
+        return self.replace(workers=self.replicas, split="data", delays="none", sync=servers)
+
+    @property
+    def global_batch(self) -> int:
+        """Samples all replicas together take a step."""
+        return self.batch if self.scaling == "strong" else self.batch * self.replicas
+
+    def local_batch(self, replica: int) -> int:
+        """Samples `replica` (0-based) takes of every step; the first ones take the remainder."""
+        share, rest = divmod(self.global_batch, self.replicas)
+        return share + (replica < rest)
 
     @property
     def evaluation_interval(self) -> int:
@@ -166,7 +196,7 @@ class Experiment(Part):
         """A validated copy; a part is changed field by field: ``replace(model={"width": 64})``."""
         fields = self.model_dump()
         for name, value in changes.items():
-            fields[name] = _changed(fields.get(name), value)
+            fields[name] = _changed(name, fields.get(name), value)
         return Experiment(**fields)
 
     def to_json(self) -> str:

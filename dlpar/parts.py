@@ -1,4 +1,7 @@
-"""The parts an experiment is made of, apart from how replicas agree (:mod:`dlpar.sync.parts`)."""
+"""The parts an experiment is made of, apart from how replicas agree and how one model is cut.
+
+For these two see :mod:`dlpar.sync.parts` and :mod:`dlpar.split.parts`.
+"""
 
 from __future__ import annotations
 
@@ -35,12 +38,6 @@ class Data(Part):
         None, min_length=1, description="Folder with the mnist or cifar10 files; default: $DLPAR_DATA."
     )
     context: int = Field(32, ge=2, le=1024, description="Characters a docstrings sample shows the transformer.")
-
-
-class DataSplit(Part):
-    """Every rank holds the whole model and a share of each batch."""
-
-    kind: Literal["data"] = Field("data", description="How one model is cut over ranks.", title="split")
 
 
 class Averaging(Part):

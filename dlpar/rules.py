@@ -250,9 +250,12 @@ def _platform_holds_them(e: Experiment) -> str | None:
     return None
 
 
+RULES_OF_ALL_RANKS = (_world_holds_them, _platform_holds_them, _model_is_whole, _delays_are_of_workers)
+"""What holds for all ranks of a job together."""
+
 RULES = (
-    _world_holds_them, _platform_holds_them,
-    _model_fits_data, _batch_reaches_every_worker, _model_is_whole, _statistics_exist, _carrier_fits_device,
-    _servers_fit, _graph_is_of_the_workers, _averaging_fits, _compression_fits, _delays_are_of_workers,
+    *RULES_OF_ALL_RANKS, _model_fits_data, _batch_reaches_every_worker, _statistics_exist, _carrier_fits_device,
+    _servers_fit, _graph_is_of_the_workers, _averaging_fits, _compression_fits,
     _synchronised_statistics_need_lockstep, _own_brings_code, _hogwild_shares_memory,
 )  # fmt: skip
+"""What holds for replicas and their servers."""

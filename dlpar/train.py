@@ -1,8 +1,9 @@
-"""What every rank runs: the training loop of data parallelism, top to bottom.
+"""What every rank runs: the training loop, top to bottom.
 
-The loop does not know which scheme, carrier or world it is in.  Each rank
-computes the gradient of its share of the batch, the scheme makes the replicas
-agree, and one line of record is written.
+The loop does not know which split, scheme, carrier or world it is in.  The ranks
+of a replica compute the gradient of its share of the batch (:mod:`dlpar.split`),
+the scheme makes the replicas agree (:mod:`dlpar.sync`), and one line of record is
+written.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ from dlpar.delays import Delays
 from dlpar.experiment import Experiment
 from dlpar.record import Recorder
 from dlpar.sampling import Sampler
+from dlpar.split import split
 from dlpar.split.batchnorm import synchronise_batchnorm
-from dlpar.split.data import Replica
+from dlpar.split.mesh import placed
+from dlpar.split.split import Split, Task
 from dlpar.sync import scheme
 
 EVALUATED = 2000
@@ -25,11 +28,11 @@ EVALUATED = 2000
 
 
 def train(comm: Comm, experiment: Experiment, record: Recorder) -> torch.nn.Module:
-    """Train one replica on this rank; returns its model, in the same state on every rank."""
+    """Train this rank's part of a replica; returns what it has of the model."""
     # 1. On every rank the same data, model and batches: all follow from the seed.
     seed, dtype = experiment.seed, getattr(torch, experiment.dtype)
     dataset = comm.once("data", lambda: load(experiment.data, seed, dtype, experiment.model.name).to(comm.device))
-    sampler = comm.once("batches", lambda: Sampler(experiment, dataset.train_y, len(dataset.train_x)))
+    sampler = comm.once("batches", lambda: Sampler(experiment.of_replicas(), dataset.train_y, len(dataset.train_x)))
     model = comm.build(
         lambda: models.build(experiment, dataset).to(comm.device), outline=lambda: models.outline(experiment, dataset)
     )
@@ -38,47 +41,48 @@ def train(comm: Comm, experiment: Experiment, record: Recorder) -> torch.nn.Modu
     criterion = models.loss(dataset.task)
     flops = models.flops_per_sample(model, dataset)
 
-    # 2. This rank's copy of the weights, and how the copies are kept in agreement.
-    replica = Replica(model, comm)
-    sync = scheme(experiment, comm, replica)
+    # 2. This rank's part of which replica, and how replicas are kept in agreement.
+    place = placed(experiment, comm)
+    batch = lambda step: dataset.batch(sampler.indices(step, place.number))  # noqa: E731
+    part = split(Task(experiment, comm, place, model, criterion, flops, batch, record))
+    sync = scheme(experiment.of_replicas(), place.twins, part.replica)
+    sync.agree = place.agree
     delays = Delays(experiment, comm, record)
     own = done = tested = 0
 
     for step in sync.steps():
-        # 3. This rank's slice of the global batch.
+        # 3. The gradient of this replica's slice of the global batch: what it contributes adds up over replicas.
         comm.new_step(step)
-        x, y = dataset.batch(sampler.indices(step, comm.rank))
-        samples, began = len(y), comm.now()
-        share = samples / experiment.global_batch
-
-        # 4. Its part of the global gradient: what `share` weighs adds up over the ranks.
-        with record.span("forward"):
-            replica.zero_gradient()
-            loss = comm.compute(lambda: criterion(model(x), y), cost=flops * samples / 3)
-        with record.span("backward"):
-            comm.compute((loss * share).backward, cost=flops * samples * 2 / 3, marks=replica.marks)
-        replica.loss, replica.samples = loss.item(), samples
+        began = comm.now()
+        part.gradient(step)
         delays.after(step, began, done)
 
-        # 5. Agree with the other replicas, then move the weights.
+        # 4. Agree with the other replicas, then move the weights.
         with record.span("communicate"):
             sync.combine()
         with record.span("update"):
             sync.update()
 
-        # 6. Write down what happened.
-        facts = {**comm.traffic.take(), **sync.facts()}
-        record.step(step, loss=replica.loss, samples=samples, **facts)
+        # 5. Write down what happened.
+        facts = {**comm.traffic.take(), **sync.facts(), **part.facts()}
+        record.step(step, loss=part.loss, samples=part.samples, **facts)
         own += 1
         done = sync.done(own)
-        if comm.rank == 0 and tested < done // experiment.evaluation_interval and done < experiment.steps:
+        if place.number == 0 and tested < done // experiment.evaluation_interval and done < experiment.steps:
             tested = done // experiment.evaluation_interval
-            comm.compute(lambda: evaluate(model, dataset, done, record, limit=EVALUATED))
+            test(part, dataset, done, record, limit=EVALUATED)
 
-    if comm.rank == 0:
-        comm.compute(lambda: evaluate(model, dataset, sync.done(own), record))
+    if place.number == 0:
+        test(part, dataset, sync.done(own), record)
     record.end(own)
     return model
+
+
+def test(part: Split, dataset: Dataset, done: int, record: Recorder, limit: int | None = None) -> None:
+    """Put the first replica's model together and test it; called on all its ranks."""
+    model = part.whole()
+    if model is not None:
+        record.comm.compute(lambda: evaluate(model, dataset, done, record, limit))
 
 
 @torch.no_grad()

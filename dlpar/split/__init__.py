@@ -1,1 +1,24 @@
-"""How one model is cut over ranks."""
+"""How one model is cut over ranks: one class per split, all with the same few calls (:class:`Split`)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dlpar.split.split import Split, Task
+
+__all__ = ["split"]
+
+
+def split(task: Task) -> Split:
+    """The split an experiment names, ready on this rank; collective over the ranks of a replica."""
+    kind = task.experiment.split.kind
+    if kind == "data":
+        from dlpar.split.split import Split as make
+    elif kind == "tensor":
+        from dlpar.split.tensor import TensorSplit as make
+    elif kind == "spatial":
+        from dlpar.split.spatial import SpatialSplit as make
+    else:
+        from dlpar.split.pipeline import PipelineSplit as make
+    return make(task)

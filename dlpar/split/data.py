@@ -41,10 +41,12 @@ class Replica:
         announces it.
     loss, samples : float, int
         Of this step's share of the batch: mean loss and number of samples.
+    last : bool
+        Whether the next backward pass is the last to add to the gradient; only that one finishes buckets.
     """
 
     def __init__(self, model: nn.Module, comm: Comm | None = None) -> None:
-        self.model, self.loss, self.samples = model, 0.0, 0
+        self.model, self.loss, self.samples, self.last = model, 0.0, 0, True
         empty, self._inside = (comm.empty, comm.inside) if comm else (torch.empty, lambda call: call())
         self._compute = comm.compute if comm else lambda work: work()
         self.marks: list[tuple[float, Callable[[], None]]] = []
@@ -103,6 +105,8 @@ class Replica:
         self.marks = [(share, partial(call, bucket)) for bucket, share in enumerate(self._shares())]
 
         def finished(parameter: nn.Parameter) -> None:
+            if not self.last:
+                return
             missing[self._bucket_of[parameter]] -= 1
             while announced[0] < len(members) and missing[announced[0]] == 0:
                 self._inside(partial(call, announced[0]))

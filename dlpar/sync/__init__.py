@@ -51,6 +51,10 @@ def role(experiment: Experiment, rank: int) -> str:
 
 def serve(comm: Comm, experiment: Experiment, record: Recorder) -> None:
     """What a rank that is no worker runs."""
+    from dlpar.split.mesh import beside_servers, twins
     from dlpar.sync.leaf import serve
 
-    serve(comm, experiment, record)
+    of_part = twins(experiment, comm)
+    if of_part is not comm:
+        beside_servers(experiment, comm)
+    serve(of_part, experiment.of_replicas(), record)

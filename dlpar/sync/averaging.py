@@ -61,7 +61,7 @@ class Averaging(Scheme):
         self.ends_block = False
 
     def steps(self) -> Iterator[int]:
-        weights = self.replica.weights
+        weights, self.inner.agree = self.replica.weights, self.agree
         for block in self.inner.steps():
             if self.elastic:
                 weights.copy_(self.own)

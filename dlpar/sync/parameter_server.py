@@ -35,7 +35,7 @@ class ParameterServer(Scheme):
 
     def steps(self) -> Iterator[int]:
         step = 0
-        while self.client.going_on:
+        while self.agree(self.client.going_on):
             for _ in range(self.every):
                 self.due = (step + 1) % self.every == 0
                 yield step
@@ -59,7 +59,7 @@ class ParameterServer(Scheme):
             self.replica.weights.add_(self.replica.gradient, alpha=-self.experiment.lr)
 
     def done(self, own: int) -> int:
-        return self.client.done
+        return self.agree(self.client.done) if self.experiment.free_running else self.client.done
 
     def facts(self) -> dict[str, Any]:
         # Of the last push: a step between two pushes repeats what was counted of the one before.

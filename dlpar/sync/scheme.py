@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, Iterable
+from typing import TYPE_CHECKING, Any, Callable, Iterable, TypeVar
 
 if TYPE_CHECKING:
     from dlpar.comm import Comm
     from dlpar.experiment import Experiment
     from dlpar.split.data import Replica
+
+T = TypeVar("T")
 
 
 class Scheme:
@@ -30,6 +32,9 @@ class Scheme:
     What a scheme finds in ``replica.gradient`` is this worker's *contribution* to the
     gradient of the global batch's mean loss: the sum over workers is that gradient.
     """
+
+    agree: Callable[[T], T] = staticmethod(lambda own: own)
+    """What all ranks of this replica do where each has decided for itself; where it is one rank, what that decided."""
 
     def __init__(self, experiment: Experiment, comm: Comm, replica: Replica) -> None:
         from dlpar.optim import Optimizer  # here: a notebook that defines a scheme need not load torch

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -25,10 +25,13 @@ class Tickets:
         self.counter, self.workers, self.all_steps = comm.counter(), experiment.workers, experiment.steps
         self.last = 0
 
-    def steps(self) -> Iterator[int]:
-        """Clocks of this worker, 0, 1, 2, ..., as long as there are worker-steps left for anybody."""
+    def steps(self, agree: Callable[[bool], bool]) -> Iterator[int]:
+        """Clocks of this worker, 0, 1, 2, ..., as long as there are worker-steps left for anybody.
+
+        `agree` is the scheme's (:attr:`Scheme.agree`): ranks of one replica do the same steps.
+        """
         clock = 0
-        while self.take():
+        while agree(self.take()):
             yield clock
             clock += 1
 

@@ -1,0 +1,101 @@
+"""What every split is: how the ranks of one replica compute its gradient together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from dlpar.split.data import Replica
+
+if TYPE_CHECKING:
+    from dlpar.comm import Comm
+    from dlpar.experiment import Experiment
+    from dlpar.record import Recorder
+    from dlpar.split.mesh import Place
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a replica has to do, and where.
+
+    Attributes
+    ----------
+    experiment : Experiment
+        What is run.
+    comm : Comm
+        All ranks.
+    place : Place
+        This rank's.
+    model : nn.Module
+        The whole model; every rank has made the same.
+    criterion : callable
+        ``(output, target)`` to the mean loss over samples.
+    flops : float
+        Of a sample's forward and backward pass through the whole model.
+    batch : callable
+        From a step to the replica's samples of it, ``(x, y)``; steps may be asked for in any order.
+    record : Recorder
+        Where spans are written.
+    """
+
+    experiment: Experiment
+    comm: Comm
+    place: Place
+    model: nn.Module
+    criterion: Callable[[Tensor, Tensor], Tensor]
+    flops: float
+    batch: Callable[[int], tuple[Tensor, Tensor]]
+    record: Recorder
+
+
+class Split:
+    """A replica that one rank computes by itself; other splits change what differs.
+
+    Parameters
+    ----------
+    task : Task
+        What to compute.
+
+    Attributes
+    ----------
+    replica : Replica
+        The weights this rank holds, and their gradient.
+    loss, samples : float or None, int
+        Of the step just computed: the replica's, on the one rank that speaks for it; elsewhere None and 0.
+    """
+
+    def __init__(self, task: Task) -> None:
+        self.task, self.comm, self.record = task, task.comm, task.record
+        self.microbatches = task.experiment.split.microbatches
+        self.replica = Replica(task.model, task.comm)
+        self.loss, self.samples = None, 0
+
+    def gradient(self, step: int) -> None:
+        """Leave in ``replica.gradient`` what the replica's samples of a step contribute to the gradient of the
+        global batch's mean loss: over replicas it adds up."""
+        task, replica, comm, record = self.task, self.replica, self.comm, self.record
+        x, y = task.batch(step)
+        loss, pieces = 0.0, list(zip(x.tensor_split(self.microbatches), y.tensor_split(self.microbatches)))
+        replica.zero_gradient()
+        for micro, (x_of, y_of) in enumerate(pieces):
+            share, cost = len(y_of) / task.experiment.global_batch, task.flops * len(y_of)
+            replica.last = micro == len(pieces) - 1  # its backward pass finishes the gradient
+            with record.span("forward"):
+                value = comm.compute(lambda: task.criterion(task.model(x_of), y_of), cost=cost / 3)
+            with record.span("backward"):
+                comm.compute((value * share).backward, cost=cost * 2 / 3, marks=replica.marks if replica.last else ())
+            loss += value.item() * len(y_of)
+        self.loss, self.samples = loss / len(y) if len(y) else loss, len(y)
+        replica.loss, replica.samples = self.loss, self.samples
+
+    def facts(self) -> dict[str, Any]:
+        """What else is recorded of the step just done."""
+        return {}
+
+    def whole(self) -> nn.Module | None:
+        """The whole model with its present weights on the replica's first rank, None on the others; collective over
+        the replica's ranks."""
+        return self.task.model
