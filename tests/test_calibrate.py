@@ -22,6 +22,10 @@ TIMES = [LINK.seconds(size) for size in calibrating.SIZES]
 FLOPS, OVERHEAD, IN_TRAINING = 5e10, 3e-4, 2e9
 
 
+def made_up_each(experiments) -> list[float]:
+    return [made_up(experiment) for experiment in experiments]
+
+
 def made_up(experiment: Experiment) -> float:
     """Seconds of a step on a machine of these figures."""
     own = sizes(experiment)
@@ -37,7 +41,7 @@ def home(monkeypatch, tmp_path):
     """A home of its own, on a machine of the figures above."""
     monkeypatch.setenv("DLPAR_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(calibrating, "spmd", lambda *_, **__: [(TIMES, 4032)])
-    monkeypatch.setattr(calibrating, "step_seconds", made_up)
+    monkeypatch.setattr(calibrating, "step_seconds", made_up_each)
     monkeypatch.setattr(calibrating, "cores", lambda: 2)
     return tmp_path / "home"
 
@@ -66,7 +70,7 @@ def test_predictions_on_the_measured_machine_are_what_was_measured(home, workers
 
 def test_where_exchanges_are_lost_in_noise_the_link_is_that_of_plain_messages(home, monkeypatch):
     noisy = lambda e: made_up(e) if e.averaging.method == "local" else 0.9 * made_up(e.replace(averaging="local"))
-    monkeypatch.setattr(calibrating, "step_seconds", noisy)
+    monkeypatch.setattr(calibrating, "step_seconds", lambda experiments: [noisy(e) for e in experiments])
     assert calibrating.calibrate().inside.bandwidth == pytest.approx(LINK.bandwidth, rel=0.01)
 
 
@@ -79,7 +83,7 @@ def test_on_one_core_only_plain_messages_are_looked_at(home, monkeypatch):
 
 def test_measuring_again_replaces_the_figures(home, monkeypatch):
     first = calibrating.calibrate()
-    monkeypatch.setattr(calibrating, "step_seconds", lambda experiment: 2 * made_up(experiment))
+    monkeypatch.setattr(calibrating, "step_seconds", lambda experiments: [2 * made_up(e) for e in experiments])
     second = calibrating.calibrate()
     assert second.device.flops == pytest.approx(first.device.flops / 2, rel=0.01)
     assert platform("here") == second
@@ -104,5 +108,5 @@ def test_this_machine_can_be_measured_and_predicts_its_own_steps(monkeypatch, tm
     assert 64 <= here["eager"] <= 1 << 20
     ring = Experiment(workers=2, steps=60, cluster={"threads": 1})
     predicted = predict(ring.replace(cluster={"world": "simulated", "platform": "here"}))
-    assert 0.4 < calibrating.step_seconds(ring) / predicted.seconds < 2.5
+    assert 0.4 < calibrating.step_seconds([ring])[0] / predicted.seconds < 2.5
     assert list((tmp_path / "runs").glob("*")) == []  # measuring leaves no run behind

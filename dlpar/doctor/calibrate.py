@@ -8,7 +8,7 @@ import tempfile
 import time
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Sequence
 
 from dlpar.control_groups import cores
 from dlpar.costmodel import Link, fitted
@@ -24,7 +24,7 @@ from dlpar.platforms.ping_pong import SIZES, eager_limit, there_and_back
 if TYPE_CHECKING:
     from dlpar.comm import Comm
 
-STEPS, WARM, RUNS = 120, 20, 3
+STEPS, WARM, RUNS = 120, 20, 6
 """Steps of a run, how many of them pass before times settle, and how many runs there are of each kind."""
 
 SMALL, LARGE = 64, 256
@@ -38,7 +38,7 @@ LIMIT = 60.0
 
 
 def calibrate() -> Platform:
-    """Measure this machine, and keep the figures as the platform ``here``; takes some fifteen seconds.
+    """Measure this machine, and keep the figures as the platform ``here``; takes some twenty seconds.
 
     Raises
     ------
@@ -46,34 +46,34 @@ def calibrate() -> Platform:
         If ranks cannot be run here.
     """
     times, eager = spmd(_on_two_ranks, workers=2, timeout=LIMIT)[0]
-    device, link = computing(), fitted(SIZES, times)
-    if cores() > 1:  # else ranks take turns, and an exchange shows nothing but that
-        link = in_training(link, device)
+    several = cores() > 1  # else ranks take turns, and an exchange shows nothing but that
+    alone = {"scaling": "weak", "averaging": {"method": "local", "period": STEPS}, **_SHORT}
+    few, many = (Experiment(workers=1 + several, batch=batch, **alone) for batch in (SMALL, LARGE))
+    ring, server = Experiment(workers=2, **_SHORT), Experiment(workers=2, sync="ps", **_SHORT)
+    seconds = step_seconds([few, many, ring, server] if several else [few, many])
+    device, link = computing(*seconds[:2]), fitted(SIZES, times)
+    if several:
+        link = in_training(link, device, *seconds[2:])
     found = description(device, link, eager, cores(), time.strftime("%Y-%m-%d"))
     file = private_folder(here_file().parent) / here_file().name
     file.write_text(json.dumps(found, indent=1) + "\n")
     return platform(HERE)
 
 
-def computing() -> Device:
-    """A core, by steps of the default model with few and with many samples, while its neighbour does the same.
+def computing(few: float, many: float) -> Device:
+    """A core, by the seconds of steps of the default model with `SMALL` and with `LARGE` samples.
 
-    They exchange nothing before the last step, so a step is an overhead and so much a sample.
+    Its neighbour does the same, and they exchange nothing before the last step; so a step is an
+    overhead and so much a sample.
     """
-    alone = {"method": "local", "period": STEPS}
-    few, many = (
-        Experiment(workers=min(2, cores()), scaling="weak", batch=batch, averaging=alone, **_SHORT)
-        for batch in (SMALL, LARGE)
-    )
-    small, large = step_seconds(few), step_seconds(many)
-    a_sample = (large - small) / (LARGE - SMALL) if large > small else large / LARGE
-    overhead = max(0.0, large - LARGE * a_sample)
-    flops = sizes(many).flops / a_sample
+    a_sample = (many - few) / (LARGE - SMALL) if many > few else many / LARGE
+    overhead = max(0.0, many - LARGE * a_sample)
+    flops = sizes(Experiment()).flops / a_sample
     return Device(name="a core of this machine", flops=_rounded(flops), overhead=_rounded(overhead))
 
 
-def in_training(link: Link, device: Device) -> Link:
-    """The link as two ranks that train see it, its bandwidth such that their steps take as long as they do.
+def in_training(link: Link, device: Device, ring: float, server: float) -> Link:
+    """The link as two ranks that train see it: its bandwidth such that their steps take the seconds they do.
 
     In training a gradient comes from another core's cache, and is added up: that takes
     longer than a message that goes to and fro.  Beside computing, two latencies and
@@ -81,14 +81,14 @@ def in_training(link: Link, device: Device) -> Link:
     which gets two gradients one after the other and answers the first while the second
     is answered.
     """
-    ring, server = Experiment(workers=2, **_SHORT), Experiment(workers=2, sync="ps", **_SHORT)
-    nbytes = 4 * sizes(ring).elements
-    before = device.overhead + device.seconds(sizes(ring).flops * ring.local_batch(0)) + 2 * link.latency
-    measured = [(1, step_seconds(ring)), (3, step_seconds(server))]
+    experiment = Experiment(workers=2)
+    own = sizes(experiment)
+    before = device.overhead + device.seconds(own.flops * experiment.local_batch(0)) + 2 * link.latency
+    measured = [(1, ring), (3, server)]
     # Minimise the sum of ((before + k x) / seconds - 1)^2, where x = nbytes / bandwidth.
     x = sum(k * (seconds - before) / seconds**2 for k, seconds in measured)
     x /= sum((k / seconds) ** 2 for k, seconds in measured)
-    return Link(link.latency, min(link.bandwidth, nbytes / x) if x > 0 else link.bandwidth)
+    return Link(link.latency, min(link.bandwidth, 4 * own.elements / x) if x > 0 else link.bandwidth)
 
 
 def description(device: Device, link: Link, eager: int, cores: int, date: str) -> dict[str, Any]:
@@ -111,9 +111,12 @@ def description(device: Device, link: Link, eager: int, cores: int, date: str) -
 _SHORT = {"steps": STEPS, "evaluate_every": STEPS, "cluster": {"threads": 1}}
 
 
-def step_seconds(experiment: Experiment) -> float:
-    """Seconds of a step, once times have settled, of the quickest of some runs: others waited for a core."""
-    return min(_step_seconds(experiment) for _ in range(RUNS))
+def step_seconds(experiments: Sequence[Experiment]) -> list[float]:
+    """Seconds of a step of each, once times have settled, of the quickest of some runs: others waited for a core.
+
+    They take turns, so that a machine that is busy for a while disturbs all of them, and none in all its runs.
+    """
+    return [min(runs) for runs in zip(*([_step_seconds(e) for e in experiments] for _ in range(RUNS)))]
 
 
 def _step_seconds(experiment: Experiment) -> float:
