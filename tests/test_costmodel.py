@@ -16,7 +16,7 @@ LINK = Link(latency=1e-3, bandwidth=1e6)  # 1 ms, and 1 ms a kilobyte
         ("star", 8, 2 * 1 + 14 * 6), ("star_reduce", 8, 1 + 7 * 6), ("tree", 8, 6 * 7), ("tree", 5, 4 * 1 + 6 * 6),
         ("tree", 3, 2 * 1 + 4 * 6),
         ("tree_reduce", 8, 3 * 7), ("ring", 6, 10 * (1 + 1)), ("ring_reduce_scatter", 6, 5 * 2),
-        ("halving_doubling", 4, 4 * 1 + 2 * 0.75 * 6), ("halving_doubling", 5, 4 * 1 + 2 * 0.75 * 6 + 2 * 7),
+        ("halving_doubling", 4, 4 * 1 + 2 * 0.75 * 6), ("halving_doubling", 5, 4 * 1 + 2 * 0.75 * 6 + 2 * 7 + 6 / 4),
         ("hierarchical", 6, 2 * (1 + 6) + 4 * (1 + 2)), ("tree_aggregate", 9, (1 + 2 * 6) + (1 + 2 * 6)),
         ("ring_allreduce", 1, 0),
     ],

@@ -27,8 +27,9 @@ def collective_seconds(
     tree_aggregate        a + k b a level, of k messages to a rank      Spark, treeAggregate
     ring                  2 (N-1) (a + b / N)                           Patarasuk 2009
     ring_reduce_scatter   (N-1) (a + b / N); all-gather likewise        Patarasuk 2009
-    halving_doubling      2 log2 p a + 2 (p-1)/p b, and 2 (a + b)       Thakur 2005, 4.5
-                          if N is not p, the power of two below
+    halving_doubling      2 log2 p a + 2 (p-1)/p b; not more than       Thakur 2005, 4.5
+                          2 (a + b) + b/4 on top if N is not p,
+                          the power of two below
     hierarchical          2 (a + (g-1) b) and a ring of ceil(N / g)     Jia 2018, 3.2
     ====================  ============================================  =======================
 
@@ -146,7 +147,9 @@ def _ring_reduce_scatter(n: int, c: _Cost, *_: object) -> float:
 def _halving_doubling(n: int, c: _Cost, *_: object) -> float:
     rounds = n.bit_length() - 1
     p = 1 << rounds
-    folded = 2 * (c.a + c.b) + c.add if n > p else 0.0
+    # Ranks that fold begin later: at their ports a message of a later round, a quarter of the tensor at most, may
+    # get in front of one that all wait for.
+    folded = 2 * (c.a + c.b) + c.add + c.b / 4 if n > p else 0.0
     return folded + 2 * sum(c.exchange(2.0**-i) for i in range(1, rounds + 1)) + (p - 1) / p * c.add
 
 

@@ -114,8 +114,8 @@ def _unless(experiment: Experiment, fabric: Fabric, messages: int) -> str:
         return "colocated servers share a port with workers: who gets it first is not followed"
     if fabric.half_duplex:
         return BOTH_WAYS
-    if not fabric.own_ports and experiment.sync.servers > 1:
-        return "ranks of a node share a port: who gets it first of those who come at once is not followed"
+    if experiment.sync.servers > 1 and (not fabric.own_ports or experiment.workers % experiment.sync.servers):
+        return "who gets a port first of those who come to several servers at once is not followed"
     return "when a question comes before an answer is due is not followed" if experiment.sync.pull == "separate" else ""
 
 
