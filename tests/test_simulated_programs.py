@@ -10,6 +10,7 @@ from simulations import MS, cluster, run
 from dlpar.collectives import halving_doubling_allreduce, ring_allreduce
 from dlpar.comm import ANY
 from dlpar.costmodel import Link
+from dlpar.platforms import Device
 
 PLATFORMS = {
     "one node each": cluster(eager=1000),
@@ -74,3 +75,16 @@ def test_what_cannot_deadlock_does_not_and_no_clock_runs_backwards(where, ranks,
     for number, each in enumerate(acts, 1):
         if each["what"] == "barrier":
             assert len({seen[number] for seen in by_rank}) == 1
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_end_of_a_computation_is_not_before_the_last_of_its_marks(ranks):
+    def marked(comm):
+        seen = []
+        comm.pause(1.53)
+        comm.compute(lambda: None, cost=0.26, marks=[(1.0, lambda: seen.append(comm.now()))])
+        return comm.now() - seen[0]
+
+    seconds = cluster(device=Device(name="a FLOP a second", flops=1.0))
+    assert 1.79 + 0.26 - 0.26 < 1.79  # rounded
+    assert run(marked, ranks, seconds, computes=False) == [0.0] * ranks

@@ -35,7 +35,10 @@ class Request(Protocol):
         """Block until it is complete; an `irecv` gives its :class:`Arrival`."""
 
     def test(self) -> bool:
-        """Whether it is complete."""
+        """Whether it is complete.
+
+        Asking takes no time: on a clock that is not the wall's, a loop that only asks waits for ever.
+        """
 
 
 class Counter(Protocol):

@@ -7,7 +7,6 @@ time.  Where ranks really compute, messages carry copies; else sizes only.
 
 from __future__ import annotations
 
-from heapq import heappush, heappushpop
 from typing import Any, Callable, Sequence
 
 import torch
@@ -15,7 +14,7 @@ import torch
 from dlpar.comm.base import ANY, Arrival, Collective, Comm, Packet, Request, check_peer
 from dlpar.comm.simulation.ghost import NUMBER, Ghost, GhostPacket, elements
 from dlpar.comm.simulation.group import Group, packed
-from dlpar.comm.simulation.mailbox import Heading, Mailbox, Message, Receive
+from dlpar.comm.simulation.mailbox import Mailbox, Message, Receive
 from dlpar.comm.own_library import OwnLibrary
 from dlpar.comm.simulation.pace import Pace
 from dlpar.comm.simulation.side import Lock, Side
@@ -49,13 +48,13 @@ class SimulatedComm(OwnLibrary):
                  traffic: VirtualTraffic | None = None) -> None:  # fmt: skip
         self.simulator, self.group, self.rank, self.size = simulator, group, rank, len(group.members)
         self.activity, self.pace, self.eager = activity, pace, eager
-        self.computes, self.network = simulator.computes, simulator.network
-        self.sizes, self.least, store = not self.computes, self.network.least, _store if self.computes else _store_head
+        self.computes, network, member = simulator.computes, simulator.network, group.members[rank]
+        self.sizes, self.least, store = not self.computes, network.least, _store if self.computes else _store_head
         self.sent_bytes = self.sent_messages = 0
         if not group.boxes:
-            group.boxes += [Mailbox(simulator, store, self.network.one_port[member]) for member in group.members]
+            group.boxes += [Mailbox(simulator, store, each) for each in group.members]
         self.box = group.boxes[rank].owned(activity)
-        self.node, self.near, self.far = group.nodes[rank], group.inside[rank], group.between[rank]
+        self.node, self.near, self.far = self.box.node, network.inside[member], network.between[member]
         self.traffic = traffic or VirtualTraffic(self.now)
         self.traffic.comms.append(self)
         self._side: Side | None = None
@@ -67,7 +66,7 @@ class SimulatedComm(OwnLibrary):
 
     def send(self, tensor: Any, dest: int, tag: int = 0) -> None:
         message = self._post(tensor, dest, tag)
-        if tensor.nbytes > self.eager:
+        if message.nbytes > self.eager:
             self._sent(message, dest)
 
     def isend(self, tensor: Any, dest: int, tag: int = 0) -> Request:
@@ -96,36 +95,38 @@ class SimulatedComm(OwnLibrary):
         """Give a message to the network; it is on its way whatever its receiver does."""
         if not 0 <= dest < self.size:
             check_peer(self, dest, "dest")
-        nbytes, now, group = tensor.nbytes, self.activity.clock, self.group
+        nbytes, now, box = tensor.nbytes, self.activity.clock, self.group.boxes[dest]
         self.sent_bytes += nbytes
         self.sent_messages += 1
-        payload, box = getattr(tensor, "head", None) if self.sizes else tensor, group.boxes[dest]
+        payload = getattr(tensor, "head", None) if self.sizes else tensor
         if payload is not None:  # the sender may change it as soon as a short message is on its way
             payload = payload.detach().clone()
-        if group.nodes[dest] == self.node:
-            mine, into = self.near, group.inside[dest].into
+        if box.node == self.node:
+            mine, into = self.near, box.near
         else:
-            mine, into = self.far, group.between[dest].into
+            mine, into = self.far, box.far
         out, busy = mine.out, nbytes * mine.per_byte
-        left = (now if out.free <= now else out.free) + busy
-        out.free = left
-        arrives = left - busy + mine.latency
+        begins = now if out.free <= now else out.free
+        out.free = left = begins + busy
+        arrives = begins + mine.latency
+        message = Message()  # filled in here: a constructor would be called too often
+        message.source, message.tag, message.nbytes, message.payload = self.rank, tag, nbytes, payload
+        message.busy, message.left = busy, left
+        message.sender = message.met = None
         if dest == self.rank:
-            message = Message(self.rank, tag, nbytes, payload, now, now)
+            message.left = message.done = now
             box.in_order = False  # it is complete before others that are on their way
             box.deliver(message)
         elif into.pending == 0 and arrives <= now + self.least:  # nobody's head can arrive before
-            into.free = done = (arrives if into.free <= arrives else into.free) + busy
-            message = Message(self.rank, tag, nbytes, payload, left, done)
+            into.free = message.done = (arrives if into.free <= arrives else into.free) + busy
             if box.posted:
                 box.deliver(message)
             else:
                 box.inbox.append(message)
         else:
-            message = Heading(self.rank, tag, nbytes, payload, left, busy)
-            message.port, message.box = into, box
             into.pending += 1
-            heappush(self.simulator.heap, (arrives, self.simulator.order(), None, message))
+            message.box, message.port = box, into
+            self.simulator.plan(arrives, None, message)
         return message
 
     def _sent(self, message: Message, dest: int) -> None:
@@ -152,12 +153,7 @@ class SimulatedComm(OwnLibrary):
             if self._side is not None and pace.overlap < 1:
                 self._compute(seconds - done)
             else:
-                simulator, time = self.simulator, activity.clock + seconds - done
-                heap = simulator.heap
-                if heap and heap[0][0] <= time:  # as `advance` does; this is called too often to call it
-                    simulator._hand_over(activity, heappushpop(heap, (time, simulator.order(), activity, activity.token)))
-                else:
-                    activity.clock = time
+                self.simulator.advance(activity, activity.clock + (seconds - done))
         return result
 
     def _compute(self, seconds: float) -> None:

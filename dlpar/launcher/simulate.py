@@ -90,12 +90,12 @@ def run_program(
 
         return run
 
-    for comm in comms:
-        simulator.add(comm.activity, of_rank(comm))
     watch = Watch(simulator, patience, on_hang, on_move)
     gc.freeze()  # thousands of ranks hold many objects, and few of them ever go in circles
     gc.disable()
     try:
+        for comm in comms:
+            simulator.add(comm.activity, of_rank(comm))
         simulator.run()
     finally:
         gc.enable()

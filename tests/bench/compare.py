@@ -27,30 +27,37 @@ def show(title: str, taken: dict[str, list[float]], unit: str, bars: dict[str, f
     first, *peers = taken
     ours = taken[first]
     table = Table("what", f"median ({unit})", "min to max", "n", f"{first} against it", "aimed at", title=title, title_justify="left")
-    table.add_row(first, f"{statistics.median(ours):,.4g}", _spread(ours), str(len(ours)), "", "")
+    table.add_row(first, _figure(statistics.median(ours)), _spread(ours), str(len(ours)), "", "")
     for peer in peers:
         theirs = taken[peer]
         ratios = [a / b if higher_is_better else b / a for a, b in zip(ours, theirs)]
         bar = (bars or {}).get(peer)
         verdict = "" if bar is None else f"≥ {bar:g} {'✓' if statistics.median(ratios) >= bar else '✗ MISSED'}"
         ratio = f"{statistics.median(ratios):.2f} × ({min(ratios):.2f} to {max(ratios):.2f})"
-        table.add_row(peer, f"{statistics.median(theirs):,.4g}", _spread(theirs), str(len(theirs)), ratio, verdict)
+        table.add_row(peer, _figure(statistics.median(theirs)), _spread(theirs), str(len(theirs)), ratio, verdict)
     Console(width=130).print(table)
 
 
 def limit(what: str, values: list[float], unit: str, bar: float) -> None:
     """Print one figure that must stay at or below a bar."""
-    middle = statistics.median(values)
-    verdict = "✓" if middle <= bar else "✗ MISSED"
-    Console(width=130).print(f"{what}: {middle:.4g} {unit} (n = {len(values)}, {_spread(values)}); aimed at ≤ {bar:g} {verdict}")
+    _judge(what, values, unit, f"≤ {_figure(bar)}", statistics.median(values) <= bar)
 
 
 def least(what: str, values: list[float], unit: str, bar: float) -> None:
     """Print one figure that must reach a bar."""
-    middle = statistics.median(values)
-    verdict = "✓" if middle >= bar else "✗ MISSED"
-    Console(width=130).print(f"{what}: {middle:,.4g} {unit} (n = {len(values)}, {_spread(values)}); aimed at ≥ {bar:g} {verdict}")
+    _judge(what, values, unit, f"≥ {_figure(bar)}", statistics.median(values) >= bar)
+
+
+def _judge(what: str, values: list[float], unit: str, aim: str, met: bool) -> None:
+    middle, verdict = _figure(statistics.median(values)), "✓" if met else "✗ MISSED"
+    told = f"{what}: {middle} {unit} (n = {len(values)}, {_spread(values)}); aimed at {aim} {verdict}"
+    Console(width=130).print(told)
 
 
 def _spread(values: list[float]) -> str:
-    return f"{min(values):,.4g} to {max(values):,.4g}"
+    return f"{_figure(min(values))} to {_figure(max(values))}"
+
+
+def _figure(value: float) -> str:
+    """Four digits at least, and no powers of ten a reader has to undo."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"

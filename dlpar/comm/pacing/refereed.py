@@ -52,7 +52,7 @@ class RefereedComm(SimulatedComm):
     def __init__(self, simulator: Any, group: Any, *rest: Any) -> None:
         if not group.boxes:
             for member in group.members:
-                box = WatchedMailbox(simulator, lambda *_: None, simulator.network.one_port[member])
+                box = WatchedMailbox(simulator, lambda *_: None, member)
                 box.proxies, box.boxes = simulator.proxies, group.boxes
                 group.boxes.append(box)
         super().__init__(simulator, group, *rest)

@@ -25,9 +25,6 @@ class Group:
 
     def __init__(self, members: Sequence[int], network: Network) -> None:
         self.members, self.network = list(members), network
-        self.nodes, self.inside, self.between = (
-            [of[member] for member in self.members] for of in (network.nodes, network.inside, network.between)
-        )
         self.boxes: list[Mailbox] = []  # made by the first that takes its own: some are sent to before they listen
         self._beside: Group | None = None
         self._made: dict[str, Any] = {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from heapq import heappush
 from typing import Any, Callable, Iterator
 
 from dlpar.comm.base import ANY, Arrival
@@ -11,26 +10,36 @@ from dlpar.comm.simulation.simulator import Activity, Simulator
 
 
 class Message:
-    """One message from the moment it was sent; who received it reads it as its :class:`Arrival`.
+    """One message from the moment it was sent, filled in by who sends it; who received it reads its :class:`Arrival`.
 
     Attributes
     ----------
     left, done : float
         Seconds at which it has left the sender's port, and at which all of it is there.
+    busy : float
+        Seconds it keeps a port.
     payload : Any
         A copy of what was sent.
     sender : Activity or None
         Who waits until a matching receive is posted.
     met : float or None
         Seconds at which a matching receive was there.
+    box : Mailbox
+        Whose it is; known of those whose head is on its way.
+    port : Port
+        The receiver's.
     """
 
-    __slots__ = ("source", "tag", "nbytes", "payload", "left", "done", "sender", "met")
+    __slots__ = ("source", "tag", "nbytes", "payload", "busy", "left", "done", "sender", "met", "box", "port")
 
-    def __init__(self, source: int, tag: int, nbytes: int, payload: Any, left: float, done: float) -> None:
-        self.source, self.tag, self.nbytes, self.payload = source, tag, nbytes, payload
-        self.left, self.done = left, done
-        self.sender = self.met = None
+    def arrive(self, time: float) -> None:
+        """Its head is there: the receiver's port is granted to it."""
+        port = self.port
+        port.pending -= 1
+        if self.sender is not None and self.left < time:
+            self.left = time  # whoever waits to send it cannot know before that it was met
+        port.free = self.done = (time if port.free <= time else port.free) + self.busy
+        self.box.deliver(self)
 
     # An Arrival of its own for each message would cost more than all else that is done to receive it.
 
@@ -42,21 +51,6 @@ class Message:
 
     def __repr__(self) -> str:
         return repr(Arrival(*self))
-
-
-class Heading(Message):
-    """A message whose head is on its way to a port that others may reach before."""
-
-    __slots__ = ("port", "box")
-
-    def arrive(self, time: float) -> None:
-        """The head is there: the port is granted to it, for as long as ``done`` has said so far."""
-        port = self.port
-        port.pending -= 1
-        if self.sender is not None and self.left < time:
-            self.left = time  # whoever waits to send it cannot know before that it was met
-        port.free = self.done = (time if port.free <= time else port.free) + self.done
-        self.box.deliver(self)
 
 
 class Receive:
@@ -95,29 +89,40 @@ class Mailbox:
         Its clock.
     store : callable
         ``store(message, into)`` puts what came where it belongs.
-    in_order : bool
-        Whether messages are complete in the order in which they are delivered.
+    member : int
+        The rank's number in the whole simulation.
 
     Attributes
     ----------
+    node : int
+        Where the rank is.
+    near, far : Port
+        Through which messages come from its own node, and from others.
+    in_order : bool
+        Whether messages are complete in the order in which they are delivered.
     owner : Activity
         Who receives here, from when it is ready to.
     waited : float
         Seconds its owner has stood waiting for messages.
     """
 
-    __slots__ = ("simulator", "owner", "store", "inbox", "posted", "waited", "in_order", "spare")
+    __slots__ = (
+        "simulator", "owner", "store", "node", "near", "far", "in_order", "inbox", "posted", "waited", "spare", "alone",
+    )  # fmt: skip
 
-    def __init__(self, simulator: Simulator, store: Callable[[Message, Any], None], in_order: bool) -> None:
-        self.simulator, self.store = simulator, store
+    def __init__(self, simulator: Simulator, store: Callable[[Message, Any], None], member: int) -> None:
+        self.simulator, self.store, network = simulator, store, simulator.network
+        self.node, self.in_order = network.nodes[member], network.one_port[member]
+        self.near, self.far = network.inside[member].into, network.between[member].into
         self.inbox: deque[Message] = deque()  # taken from its left end, as a rule
         self.posted: list[Receive] = []  # those whose message has not been taken
-        self.waited, self.in_order = 0.0, in_order
+        self.waited = 0.0
 
     def owned(self, owner: Activity) -> Mailbox:
         """The mailbox, from now on read by `owner`."""
         self.owner = owner
         self.spare = Receive(self, None, ANY, ANY)  # one is enough for calls that block
+        self.alone = [self.spare]
         return self
 
     def receive(self, into: Any, source: int, tag: int) -> Arrival:
@@ -125,25 +130,24 @@ class Mailbox:
         if source == ANY and not self.in_order or self.posted:
             return self.take(self.post(into, source, tag))
         owner, simulator = self.owner, self.simulator
-        since = owner.clock
-        for i, message in enumerate(self.inbox):
+        since, place = owner.clock, 0
+        for message in self.inbox:
             if (source == message.source or source == ANY) and (tag == message.tag or tag == ANY):
-                del self.inbox[i]
+                del self.inbox[place]
                 message.met = since
                 if message.sender is not None:
                     self._release(message, since)
                 if message.done > since:
-                    owner.waits_for = None
                     simulator.advance(owner, message.done)
                 break
+            place += 1
         else:
             receive = self.spare
             receive.source, receive.tag, receive.posted, receive.message = source, tag, since, None
             receive.waiting, owner.waits_for = True, receive
-            self.posted.append(receive)
+            posted, self.posted = self.posted, self.alone  # nobody else posts here
             simulator.sleep(owner)
-            self.posted.remove(receive)
-            message = receive.message
+            self.posted, message = posted, receive.message
         self.waited += owner.clock - since
         if message.payload is not None or message.nbytes > into.nbytes:
             self.store(message, into)
@@ -179,8 +183,8 @@ class Mailbox:
                     if message.sender is not None:
                         self._release(message, receive.posted)
                     if receive.waiting:
-                        owner, simulator = self.owner, self.simulator
-                        heappush(simulator.heap, (message.done, simulator.order(), owner, owner.token))
+                        owner = self.owner
+                        self.simulator.plan(message.done, owner, owner.token)
                     return
                 if message.done < earlier.done and (source == ANY or message.source == earlier.source):
                     # Over another port it is complete before one that was granted sooner; that one looks further.

@@ -7,8 +7,7 @@ asked for.
 
 from __future__ import annotations
 
-from heapq import heappop, heappush, heappushpop
-from itertools import count
+from heapq import heappop, heappush
 from types import FrameType
 from typing import Any, Callable
 
@@ -56,9 +55,17 @@ class Simulator:
 
     Attributes
     ----------
-    heap : list
-        What is to happen: (time, order, activity to wake, its token), or, when the head of a
-        message arrives, (time, order, None, the message).
+    events : dict
+        What is to happen, by its time, in the order in which it was asked for: (activity to
+        wake, its token), or, when the head of a message arrives, (None, the message).
+    moments : list
+        Heap of those times.
+    present : list
+        What is left to happen at the present moment, the last first.
+    time : float
+        The present moment, in seconds.
+    over : bool
+        Whether all have ended, or one has failed.
     running : Activity or None
         Whose turn it is.
     switches : int
@@ -67,8 +74,11 @@ class Simulator:
 
     def __init__(self, network: Network, computes: bool) -> None:
         self.network, self.computes = network, computes
-        self.heap: list[tuple] = []
-        self.order = count().__next__
+        # Ranks in step ask for the same moments: those go through the heap once for all of them.
+        self.events: dict[float, list[tuple]] = {}
+        self.moments: list[float] = []
+        self.present: list[tuple] = []
+        self.time, self.over = 0.0, False
         self.activities: list[Activity] = []
         self.running: Activity | None = None
         self.error: BaseException | None = None
@@ -119,7 +129,7 @@ class Simulator:
             if stuck:
                 raise Deadlock(_story(stuck))
         finally:
-            self._hand_over = _ended
+            self.over = True
             for activity in self.activities:
                 if not activity.done:
                     try:
@@ -131,41 +141,36 @@ class Simulator:
 
     def wake(self, activity: Activity, time: float) -> None:
         """Let it go on at `time`, unless something wakes it sooner."""
-        heappush(self.heap, (time, self.order(), activity, activity.token))
+        self.plan(time, activity, activity.token)
+
+    def plan(self, time: float, activity: Activity | None, token: Any) -> None:
+        """Have an event happen at `time`: see ``events``."""
+        events = self.events.get(time)
+        if events is None:
+            self.events[time] = [(activity, token)]
+            heappush(self.moments, time)
+        else:
+            events.append((activity, token))
 
     def advance(self, activity: Activity, time: float) -> None:
         """Let its clock run on until `time`; whatever happens in between happens first."""
-        heap = self.heap
-        if heap and heap[0][0] <= time:
-            self._hand_over(activity, heappushpop(heap, (time, self.order(), activity, activity.token)))
+        if self.present or self.moments and self.moments[0] <= time:
+            self.plan(time, activity, activity.token)
+            self.sleep(activity)
         elif time > activity.clock:
             activity.clock = time
 
     def sleep(self, activity: Activity) -> None:
-        """Give the processor away until woken."""
-        heap = self.heap
-        self._hand_over(activity, heappop(heap) if heap else None)
-
-    def _hand_over(self, activity: Activity, event: tuple | None) -> None:
-        """Make happen what is next, until that is somebody's turn; return when it is this activity's."""
-        heap = self.heap
-        while event is not None:
-            time, _, other, token = event
-            if other is None:
-                token.arrive(time)
-            elif token == other.token:
-                other.token = token + 1
-                other.clock = time
-                if other is activity:
-                    return
-                break
-            event = heappop(heap) if heap else None
-        else:
-            other = None
+        """Make happen what is next until that is somebody's turn; return when it is this activity's."""
+        if self.over:  # what is left to be cleaned up in a task waits for nobody
+            raise Abandoned
+        other = self._next()
+        if other is activity:
+            return
         self.switches += 1
         if other is not None and other.begun:
-            self.running = other
-            other.switch()
+            self.running, switch = other, other.switch
+            switch()
         else:  # a greenlet that another one begins would count that one's calls as its own
             self._given = other
             self._main.switch()
@@ -173,21 +178,20 @@ class Simulator:
             activity.task.rest()
 
     def _next(self) -> Activity | None:
-        """Whose turn is next; of the main task, which waits for nothing."""
-        heap = self.heap
-        while heap:
-            time, _, activity, token = heappop(heap)
+        """Make happen what is next until that is somebody's turn: whose."""
+        present = self.present
+        while present or self.moments:
+            if not present:
+                self.time = heappop(self.moments)
+                present = self.present = self.events.pop(self.time)
+                present.reverse()
+            activity, token = present.pop()
             if activity is None:
-                token.arrive(time)
+                token.arrive(self.time)
             elif token == activity.token:
-                activity.token, activity.clock = token + 1, time
+                activity.token, activity.clock = token + 1, self.time
                 return activity
         return None
-
-
-def _ended(*_: Any) -> None:
-    """What is left to be cleaned up in a task waits for nobody."""
-    raise Abandoned
 
 
 def _story(stuck: list[Activity], most: int = 8) -> str:
