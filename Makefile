@@ -50,14 +50,19 @@ lab: $(STAMP)  ## open the first lab in JupyterLab (where there is no screen: pr
 
 test: $(STAMP)  ## run every test
 	@$(FIND_BROWSER); [ -n "$$browser" ] || { $(INSTALL_BROWSER); }; [ -n "$$browser" ] || $(NO_BROWSER); \
-	status=0; ( $(RUN) pytest $(PYTEST_ARGS) ) || status=$$?; \
+	run() { ( $(RUN) pytest "$$@" $(PYTEST_ARGS) ); now=$$?; \
+	  [ $$now = 5 ] || { [ $$now = 0 ] && [ $$status != 5 ]; } || status=$$now; }; \
+	status=5; run $(TWO_AT_A_TIME) $(NO_LABS) -m "not timed"; [ $$status = 2 ] || run -m timed; \
 	[ -n "$$browser" ] || $(NO_BROWSER); exit $$status
+
+# Two at a time those that say nothing about time, then the others, one after another. (5: there were none.)
+TWO_AT_A_TIME = -n 2 --dist loadfile
 
 # This leaves the notebooks out, and the plug-in that runs them, which alone takes two seconds to start.
 NO_LABS = -o testpaths=tests -o addopts="-ra --strict-markers --strict-config" -p no:nbval
 
 quick: $(STAMP)  ## run the quick part of the tests
-	@$(RUN) pytest $(NO_LABS) -m "quick or not (slow or browser or labs)" $(PYTEST_ARGS)
+	@$(RUN) pytest $(TWO_AT_A_TIME) $(NO_LABS) -m "quick or not (slow or browser or labs)" $(PYTEST_ARGS)
 
 bench: $(STAMP)  ## measure, and compare with the bars the project sets itself
 	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(PY) tests/bench $(BENCH)

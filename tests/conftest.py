@@ -18,6 +18,16 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+ALONE = ("browser", "labs")
+"""Folders all of whose tests are timed: what is drawn, and what labs say, depends on how quick it is."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.parent.name in ALONE:
+            item.add_marker("timed")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def own_folders():
     """A private DLPAR_HOME and DLPAR_RUNTIME; the fork server in them is dismissed at the end."""

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from dlpar import BadExperiment, Experiment
 from dlpar.cli import flags, main
 
+pytestmark = pytest.mark.timed
+
 QUICK = 1.0
 """Seconds a refusal may take."""
 

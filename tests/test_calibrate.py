@@ -99,6 +99,7 @@ def test_where_ranks_cannot_run_one_line_says_so_and_nothing_is_kept(home):
 
 
 @pytest.mark.slow
+@pytest.mark.timed
 def test_this_machine_can_be_measured_and_predicts_its_own_steps(monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("DLPAR_HOME", str(tmp_path))
     monkeypatch.setattr(calibrating, "RUNS", 1)

@@ -21,6 +21,8 @@ from dlpar.launcher.processes import parent_of
 from dlpar.paths import Scratch, runs_folder, runtime_folder
 from dlpar.cli.running import Stops
 
+pytestmark = pytest.mark.timed
+
 KEYS = [
     "run", "workers", "steps", "samples_per_s", "final_loss", "accuracy", "staleness", "lead", "bytes_sent",
     "seconds", "time_to_accuracy", "launch_s", "clock", "slip",

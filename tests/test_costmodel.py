@@ -87,6 +87,7 @@ def test_ping_pong_on_a_slow_link_finds_that_link():
 
 
 @pytest.mark.slow
+@pytest.mark.timed
 def test_real_ranks_on_a_slow_link_sum_rightly_and_keep_to_the_closed_form():
     far = Link(latency=20e-3, bandwidth=10e6)
     names, sizes = ("hierarchical", "halving_doubling", "ring", "star", "tree"), (200_000,)

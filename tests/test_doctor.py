@@ -16,6 +16,8 @@ from dlpar.doctor import Machine, diagnose
 from dlpar.doctor.checks import BROKEN, COSTS, GOOD, SOCKET_NAME
 from dlpar.doctor.facts import GPU, Folder, Starter, Trial
 
+pytestmark = pytest.mark.timed
+
 GB = 10**9
 
 OPEN_MPI = Starter("/env/bin/mpiexec", "openmpi5", "mpiexec (Open MPI) 5.0.11")

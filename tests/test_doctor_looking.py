@@ -18,6 +18,8 @@ from dlpar.doctor import system, trials
 from dlpar.doctor.facts import GPU, Folder
 from dlpar.launcher import mpiexec
 
+pytestmark = pytest.mark.timed
+
 
 def tree(root: Path, files: dict[str, str]) -> Path:
     for name, text in files.items():

@@ -9,7 +9,7 @@ import dlpar
 from dlpar import Experiment
 from dlpar.experiment import BadExperiment
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timed]
 
 
 def ran(workers: int, sparse: bool = False, **fields):

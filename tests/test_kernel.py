@@ -12,7 +12,7 @@ from jupyter_client.manager import KernelManager
 
 from dlpar import Run
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timed]
 
 LAUNCH = """
 import dlpar

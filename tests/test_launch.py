@@ -23,7 +23,7 @@ from dlpar.rules import FITS
 from dlpar.launcher import diagnosis, mpiexec, warm
 from dlpar.paths import Scratch, private_folder, runtime_folder
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timed]
 
 
 def fake(folder: Path, said: str, name: str = "mpiexec") -> str:

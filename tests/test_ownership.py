@@ -19,7 +19,7 @@ from dlpar import Experiment, Run
 from dlpar.launcher.processes import parent_of
 from dlpar.paths import _memory_prefix, runtime_folder, sweep
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timed]
 
 LONG = dict(steps=1_000_000, model={"width": 16}, batch=16, evaluate_every=10_000_000)
 WITHIN = 2.0

@@ -11,7 +11,7 @@ import dlpar
 from dlpar import BadExperiment, Experiment
 from dlpar.launcher.job import JobFailed
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timed]
 
 PS, ASP = {"scheme": "ps"}, {"scheme": "ps", "consistency": "asp"}
 OVERLAPPED = {"scheme": "ring", "overlap": True, "bucket_mb": 0.02}

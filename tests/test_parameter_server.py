@@ -156,6 +156,7 @@ def seconds_a_step(finished: dlpar.Run) -> float:
     return float(np.median(ends[10:] - ends[:-10]) / 10)
 
 
+@pytest.mark.timed
 def test_a_permanent_straggler_holds_up_bsp_and_in_the_end_ssp_but_not_asp():
     fields = dict(workers=4, steps=25, delays={"kind": "constant", "delay_ms": 25.0, "straggler": {1: 4.0}})
     bsp = run(sync=ps(), **fields)
