@@ -107,7 +107,7 @@ def test_the_closed_form_of_servers_is_what_following_their_messages_gives(worke
         (9, {"scheme": "mapreduce", "depth": 2}, {}),
         (16, {"scheme": "mapreduce", "depth": 3}, {}),
         (7, {"scheme": "mapreduce", "reduce": "collect"}, {"compression": "fp16"}),
-        (8, {"scheme": "gossip"}, {}),
+        (2, {"scheme": "gossip"}, {}),
         (8, {"scheme": "gossip", "exchange": "random"}, {}),
         (4, "ring", {"compression": {"codec": "topk", "keep": 0.01}}),
         (4, "ring", {"delays": {"straggler": {1: 4.0}}}),
@@ -164,6 +164,7 @@ def test_nodes_of_four_that_share_a_port_are_exact_too(sync):
 @pytest.mark.parametrize(
     "workers, sync, cluster, within",
     [
+        (8, {"scheme": "gossip"}, {}, 0.01),
         (8, {"scheme": "gossip", "topology": "exp2"}, {}, 0.03),
         (8, {"scheme": "ps", "servers": 4, "consistency": "asp"}, {}, 0.1),
         (8, {"scheme": "ps", "servers": 8}, {"placement": "colocated"}, 0.2),

@@ -56,6 +56,8 @@ def _on_graph(experiment: Experiment, fabric: Fabric, work: Work) -> Form:
         why = BOTH_WAYS
     elif degree > 2 or pushes or not work.equal:
         why = "a neighbour that is ahead may send again before another sends at all, which is not followed"
+    elif degree > 1:
+        why = "of two neighbours' messages that come at the same moment either may be granted the port first"
     return Form(
         *found[:3], messages * nbytes / exchanges(experiment), SOURCES[sync.exchange],
         f"compute + a + {degree} b and more where several begin with the same neighbour",
