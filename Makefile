@@ -52,7 +52,7 @@ test: $(STAMP)  ## run every test
 	@$(FIND_BROWSER); [ -n "$$browser" ] || { $(INSTALL_BROWSER); }; [ -n "$$browser" ] || $(NO_BROWSER); \
 	run() { ( $(RUN) pytest "$$@" $(PYTEST_ARGS) ); now=$$?; \
 	  [ $$now = 5 ] || { [ $$now = 0 ] && [ $$status != 5 ]; } || status=$$now; }; \
-	status=5; run $(TWO_AT_A_TIME) $(NO_LABS) -m "not timed"; [ $$status = 2 ] || run -m timed; \
+	status=5; run $(TWO_AT_A_TIME) -m "not timed"; [ $$status = 2 ] || run $(NO_LABS) -m timed; \
 	[ -n "$$browser" ] || $(NO_BROWSER); exit $$status
 
 # Two at a time those that say nothing about time, then the others, one after another. (5: there were none.)

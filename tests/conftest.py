@@ -19,12 +19,12 @@ def pytest_configure() -> None:
 
 
 ALONE = ("browser", "labs")
-"""Folders all of whose tests are timed: what is drawn, and what labs say, depends on how quick it is."""
+"""Folders of tests that are all timed: of what is drawn, and of what the runs of labs refute."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if item.path.parent.name in ALONE:
+        if item.path.parent.name in ALONE and item.path.suffix == ".py":
             item.add_marker("timed")
 
 
