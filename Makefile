@@ -24,7 +24,8 @@ help:  ## this text
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' Makefile
 	@echo 'Settings, given as  make test PYTEST_ARGS="-k ring":'
 	@echo '  PYTEST_ARGS  more arguments for pytest (test, quick)'
-	@echo '  BENCH        sections to measure, any of launch throughput ring mapreduce ps recording hogwild simulation (bench)'
+	@echo '  BENCH        sections to measure (bench), any of launch throughput ring mapreduce ps recording hogwild'
+	@echo '               simulation tensor pipeline'
 	@echo '  LAB_ARGS     more arguments for JupyterLab, such as --port=9000 or --no-browser (lab)'
 	@echo '  PYTHON       the Python that $(VENV) is made from'
 	@echo '  TORCH        the PyTorch to install: auto (the default: CPU unless there is an NVIDIA GPU),'

@@ -12,6 +12,7 @@ from dlpar.parts import Averaging, Cluster, Compression, Data, Delays, Model
 from dlpar.rules import FROM_FILES, RULES, RULES_OF_ALL_RANKS
 from dlpar.schema import BadExperiment, Part, sentence, shown, spelled_as_head
 from dlpar.split.parts import SPLITS, DataSplit
+from dlpar.split.pipeline_rules import has_outline, too_few_layers
 from dlpar.split.rules import RULES as SPLIT_RULES
 from dlpar.summary import free_running
 from dlpar.sync.parts import SCHEMES, Ring, extra_ranks
@@ -147,7 +148,7 @@ class Experiment(Part):
         """
         ways = self.workers // self.replicas
         if ways == 1:
-            return self
+            return self if self.split.kind == "data" else self.replace(split="data")
         servers = {} if self.sync.scheme != "ps" else {"servers": self.sync.servers // ways, "groups": self.sync.groups // ways}
         return self.replace(workers=self.replicas, split="data", delays="none", sync=servers)
 
@@ -174,13 +175,17 @@ class Experiment(Part):
         Raises
         ------
         BadExperiment
-            If the hostfile, the platform, the workload or the folder of the data is not there.
+            If the hostfile, the platform, the workload or the folder of the data is not there, or a workload
+            has too few layers for a pipeline's stages.
         """
         if self.cluster.world != "real":
             from dlpar.platforms import nodes_of, workload
 
             nodes_of(self)
-            workload(self.cluster.stand_in_for) if self.cluster.stand_in_for else None
+            if self.cluster.stand_in_for is not None:
+                charged = workload(self.cluster.stand_in_for)
+                if has_outline(self) and (complaint := too_few_layers(self, charged.name, len(charged.layers))):
+                    raise BadExperiment(complaint)
         hostfile = self.cluster.hostfile
         if hostfile is not None and not Path(hostfile).is_file():
             raise BadExperiment(f"cluster.hostfile: got {shown(hostfile)}, allowed is the path of an existing file")

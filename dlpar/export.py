@@ -40,8 +40,9 @@ def to_perfetto(run: Run, path: str | os.PathLike) -> Path:
         pid = int(source[5:])
         if r["k"] == "rank":
             events.append({"ph": "M", "pid": pid, "tid": 0, "name": "process_name", "args": {"name": f"rank {pid} ({r['role']})"}})
-        for name, start, end in r.get("spans", ()):
-            events.append({"ph": "X", "pid": pid, "tid": 0, "name": name, "cat": r["k"], "args": {"step": r["step"]},
+        for name, start, end, *of in r.get("spans", ()):
+            args = {"step": r["step"], **dict(zip(("micro", "chunk"), of))}
+            events.append({"ph": "X", "pid": pid, "tid": 0, "name": name, "cat": r["k"], "args": args,
                            "ts": start * 1e6, "dur": (end - start) * 1e6})  # fmt: skip
         if r["k"] == "step":
             events.append({"ph": "C", "pid": pid, "name": "loss", "ts": r["t"] * 1e6, "args": {"loss": r["loss"]}})

@@ -123,6 +123,11 @@ def flops_per_sample(model: nn.Module, dataset: Dataset) -> int:
     """
     if hasattr(model, "flops"):  # an outline knows
         return model.flops
+    return flops_of(model, dataset.train_x[:1].to(next(model.parameters()).device))
+
+
+def flops_of(part: nn.Module, x: Tensor) -> int:
+    """:func:`flops_per_sample` of a model or of some of its layers; `x` is one sample's input to them."""
     forward = 0
 
     def count(module: nn.Module, given: object, output: Tensor) -> None:
@@ -133,13 +138,13 @@ def flops_per_sample(model: nn.Module, dataset: Dataset) -> int:
             module.weight.flops = 6 * output.numel() * module.weight[0].numel()
             forward += module.weight.flops // 3
 
-    hooks = [module.register_forward_hook(count) for module in model.modules()]
-    was_training = model.training
+    hooks = [module.register_forward_hook(count) for module in part.modules()]
+    was_training = part.training
     try:
         with torch.no_grad():  # batch normalisation cannot train on one sample: hence eval
-            model.eval()(dataset.train_x[:1].to(next(model.parameters()).device))
+            part.eval()(x)
     finally:
-        model.train(was_training)
+        part.train(was_training)
         for hook in hooks:
             hook.remove()
     return 3 * forward
@@ -198,7 +203,7 @@ def _cnn(model: Model, dataset: Dataset) -> Layers:
     """3 × 3 convolutions with width / 8 channels, at least 4; images are halved while 8 or more wide."""
     layers: Layers = []
     inputs, height, width = dataset.shape
-    channels = max(4, model.width // 8)
+    channels = model.channels
     for i in range(1, model.depth + 1):
         layers.append((f"conv{i}", nn.Conv2d(inputs, channels, kernel_size=3, padding=1)))
         if model.norm != "none":
@@ -257,12 +262,16 @@ class Attention(nn.Module):
         self.merge = nn.Linear(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (self._by_head(part(x)) for part in (self.query, self.key, self.value))
+        return self.merge(self.read(self.query(x), self.key(x), self.value(x)))
+
+    def read(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """What each position reads, head beside head: all of shape (n, t, heads * size of a head)."""
+        q, k, v = (self._by_head(part) for part in (query, key, value))
         scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
-        later = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).triu(1)
+        later = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool, device=q.device).triu(1)
         # Written out: fused attention kernels differ between devices and types.
         read = scores.masked_fill(later, -math.inf).softmax(-1) @ v
-        return self.merge(read.transpose(1, 2).flatten(2))
+        return read.transpose(1, 2).flatten(2)
 
     def _by_head(self, x: Tensor) -> Tensor:
         """(n, t, width) to (n, heads, t, width / heads)."""

@@ -39,6 +39,12 @@ class Optimizer:
         self._update = RULES[rule]
         self._state: dict[str, Any] = {"mu": momentum}
 
+    @property
+    def nbytes(self) -> int:
+        """Of what the rule keeps from step to step; it makes that in the first one."""
+        kept = (value for value in self._state.values() if isinstance(value, torch.Tensor))
+        return sum(tensor.untyped_storage().nbytes() for tensor in kept)
+
     @torch.no_grad()
     def step(self, gradient: torch.Tensor) -> None:
         """Apply one gradient, of the shape of the weights."""

@@ -27,6 +27,11 @@ class Model(Part):
         "none", description="Batch normalisation of mlp and cnn: with each worker's own statistics, or synchronised."
     )
 
+    @property
+    def channels(self) -> int:
+        """Of each convolution of a cnn."""
+        return max(4, self.width // 8)
+
 
 class Data(Part):
     """The samples, and where files of them lie."""

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 TOGETHER = 0.02
 """Seconds of steps that may be written together."""
 
-COMPUTING = frozenset({"forward", "backward", "delay", "update"})
+COMPUTING = frozenset({"forward", "backward", "weight", "recompute", "delay", "update"})
 """Spans counted as computing; any other but ``evaluate`` is communication."""
 
 NOTHING = 2e-6
@@ -32,12 +32,15 @@ NOTHING = 2e-6
 
 
 class Span:
-    """A phase of a step being timed; one object serves all steps, so phases of one name do not nest."""
+    """A phase of a step being timed; one object serves all steps, so phases of one name do not nest.
 
-    __slots__ = ("_record", "_name", "_start", "_waited")
+    `of` is written behind its times: of a pipeline, the numbers of micro-batch and chunk, for which it is made anew.
+    """
 
-    def __init__(self, record: Recorder, name: str) -> None:
-        self._record, self._name = record, name
+    __slots__ = ("_record", "_name", "_of", "_start", "_waited")
+
+    def __init__(self, record: Recorder, name: str, of: tuple[int, ...] = ()) -> None:
+        self._record, self._name, self._of = record, name, of
 
     def __enter__(self) -> None:
         if self._name not in COMPUTING:
@@ -48,7 +51,7 @@ class Span:
         record, end = self._record, self._record.now()
         if end - self._start <= record._nothing:
             return
-        record._spans.append((self._name, self._start, end))
+        record._spans.append((self._name, self._start, end, *self._of))
         if self._name not in COMPUTING:
             record._waited += record.traffic.waited - self._waited
 
@@ -116,7 +119,7 @@ class Recorder:
         self._file = file or RankFile(Path(folder) / f"rank-{comm.rank}.jsonl", comm.now)
         self._whose = {} if file is None else {"rank": comm.rank}
         self._nothing = NOTHING if comm.clock == "wall" else 0.0
-        self._spans: list[tuple[str, float, float]] = []
+        self._spans: list[tuple[Any, ...]] = []
         self._waited = 0.0
         self._kinds: dict[str, Span] = {}
 
@@ -128,18 +131,22 @@ class Recorder:
              "device": str(comm.device), "carrier": comm.carrier, "clock": comm.clock, **facts}
         )  # fmt: skip
 
-    def span(self, name: str) -> Span:
+    def span(self, name: str, micro: int | None = None, chunk: int = 0) -> Span:
         """Time a phase (forward, backward, communicate, update …); it is written with the next step.
+
+        Written is ``[name, start, end]``, of a micro-batch ``[name, start, end, micro, chunk]``.
 
         >>> with record.span("forward"):
         ...     loss = criterion(model(x), y)
         """
+        if micro is not None:
+            return Span(self, name, (micro, chunk))
         return self._kinds.get(name) or self._kinds.setdefault(name, Span(self, name))
 
     def step(self, step: int, **facts: Any) -> None:
         """Finish a step: one line with its loss, samples, traffic, seconds, and the spans since the last."""
         compute = comm = 0.0
-        for name, start, end in self._spans:
+        for name, start, end, *_ in self._spans:
             if name in COMPUTING:
                 compute += end - start
             else:
@@ -176,7 +183,7 @@ class Recorder:
         """Close the file."""
         self._file.close()
 
-    def _take_spans(self) -> list[tuple[str, float, float]]:
+    def _take_spans(self) -> list[tuple[Any, ...]]:
         spans = self._spans
         self._spans = []
         return spans
@@ -191,7 +198,7 @@ class Unrecorded(Recorder):
     def __init__(self, comm: Comm) -> None:
         self.comm, self.now, self.traffic, self._spans, self._waited = comm, comm.now, comm.traffic, [], 0.0
 
-    def span(self, name: str) -> nullcontext:
+    def span(self, name: str, micro: int | None = None, chunk: int = 0) -> nullcontext:
         return nullcontext()
 
     def close(self) -> None:

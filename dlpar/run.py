@@ -171,15 +171,15 @@ class Run:
 
     @property
     def spans(self) -> pd.DataFrame:
-        """Phases of every rank: ``rank step name start end`` (seconds)."""
+        """Phases of every rank: ``rank step name start end`` (seconds), in a pipeline with ``micro`` and ``chunk``."""
         import pandas as pd
 
         rows = [
-            (int(source[5:]), r["step"], *span)
+            (int(source[5:]), r["step"], *span, *[None] * (5 - len(span)))
             for source, r in self.records()
             for span in r.get("spans", ())
         ]
-        return pd.DataFrame(rows, columns=["rank", "step", "name", "start", "end"])
+        return pd.DataFrame(rows, columns=["rank", "step", "name", "start", "end", "micro", "chunk"])
 
     @property
     def events(self) -> pd.DataFrame:

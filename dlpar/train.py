@@ -15,9 +15,10 @@ from dlpar.comm import Comm
 from dlpar.data import Dataset, load
 from dlpar.delays import Delays
 from dlpar.experiment import Experiment
+from dlpar.memory import Memory
 from dlpar.record import Recorder
 from dlpar.sampling import Sampler
-from dlpar.split import split
+from dlpar.split import make_split
 from dlpar.split.batchnorm import synchronise_batchnorm
 from dlpar.split.mesh import placed
 from dlpar.split.split import Split, Task
@@ -44,17 +45,20 @@ def train(comm: Comm, experiment: Experiment, record: Recorder) -> torch.nn.Modu
     # 2. This rank's part of which replica, and how replicas are kept in agreement.
     place = placed(experiment, comm)
     batch = lambda step: dataset.batch(sampler.indices(step, place.number))  # noqa: E731
-    part = split(Task(experiment, comm, place, model, criterion, flops, batch, record))
+    memory = Memory(comm.now)
+    part = make_split(Task(experiment, comm, place, model, criterion, flops, batch, record, memory))
     sync = scheme(experiment.of_replicas(), place.twins, part.replica)
     sync.agree = place.agree
     delays = Delays(experiment, comm, record)
+    tests = place.number == 0 or part.whole_on_all
     own = done = tested = 0
 
     for step in sync.steps():
         # 3. The gradient of this replica's slice of the global batch: what it contributes adds up over replicas.
         comm.new_step(step)
         began = comm.now()
-        part.gradient(step)
+        with memory.watch(step, part.replica, sync.state_bytes()):
+            part.gradient(step)
         delays.after(step, began, done)
 
         # 4. Agree with the other replicas, then move the weights.
@@ -62,24 +66,25 @@ def train(comm: Comm, experiment: Experiment, record: Recorder) -> torch.nn.Modu
             sync.combine()
         with record.span("update"):
             sync.update()
+        sync.spread(record.span)
 
         # 5. Write down what happened.
-        facts = {**comm.traffic.take(), **sync.facts(), **part.facts()}
+        facts = {**comm.traffic.take(), **sync.facts(), **part.facts(), **memory.facts()}
         record.step(step, loss=part.loss, samples=part.samples, **facts)
         own += 1
         done = sync.done(own)
-        if place.number == 0 and tested < done // experiment.evaluation_interval and done < experiment.steps:
+        if tests and tested < done // experiment.evaluation_interval and done < experiment.steps:
             tested = done // experiment.evaluation_interval
             test(part, dataset, done, record, limit=EVALUATED)
 
-    if place.number == 0:
+    if tests:
         test(part, dataset, sync.done(own), record)
     record.end(own)
     return model
 
 
 def test(part: Split, dataset: Dataset, done: int, record: Recorder, limit: int | None = None) -> None:
-    """Put the first replica's model together and test it; called on all its ranks."""
+    """Put the first replica's model together and test it; called on all ranks that hold some of it."""
     model = part.whole()
     if model is not None:
         record.comm.compute(lambda: evaluate(model, dataset, done, record, limit))

@@ -162,7 +162,7 @@ class NoScheme:
 @pytest.mark.parametrize(
     "thing, said",
     [
-        (NoScheme, "got class NoScheme without steps, update, done, facts, allowed is a subclass of dlpar.sync.Scheme"),
+        (NoScheme, "got class NoScheme without steps, update, spread, done, facts, state_bytes, allowed is a subclass of dlpar.sync.Scheme"),
         (lambda comm: None, "got function thing(comm), allowed is one that takes (comm, tensor)"),
         (5, "got thing, allowed is a function of (comm, tensor)"),
     ],

@@ -44,13 +44,13 @@ def ring_reduce_scatter(
     comm : Comm
         N ranks, each with N chunks; chunk c has the same length on all of them.
     chunks : sequence of N Tensors
-        None longer than the first, as ``tensor_split`` gives them.
+        None longer than the first and the last, as ``tensor_split`` gives them.
     ranks : sequence of int, optional
         The ranks that form the ring; "rank" above is then the place among them.
     """
     ranks = ranks or range(comm.size)
     me, size = ranks.index(comm.rank), len(ranks)
-    arriving = comm.empty(len(chunks[0]), chunks[0].dtype)
+    arriving = comm.empty(max(len(chunks[0]), len(chunks[-1])), chunks[0].dtype)
     for step in range(size - 1):
         mine = chunks[(me - step) % size]
         theirs = chunks[(me - step - 1) % size]

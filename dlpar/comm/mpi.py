@@ -103,7 +103,9 @@ class MPIComm(Comm):
         self.mpi.Barrier()
 
     def split(self, color: int, key: int = 0) -> Comm:
-        return MPIComm(self.mpi.Split(color, key), self.device, self._zero)
+        part = MPIComm(self.mpi.Split(color, key), self.device, self._zero)
+        part.traffic = self.traffic  # one rank's, whichever group it talks to
+        return part
 
     def shared(self, shape: Sequence[int] | int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         shape = (shape,) if isinstance(shape, int) else tuple(shape)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dlpar.costmodel.collectives import collective_seconds
 from dlpar.costmodel.links import fitted
+from dlpar.costmodel.memory import ModelState, model_state, zero_bytes
 from dlpar.costmodel.overlap import (
     Overlapped, buckets, exposed_seconds, gossip_seconds, local_sgd_seconds, overlapped,
 )  # fmt: skip
@@ -22,7 +23,7 @@ from dlpar.costmodel.waiting import expected_slowest, ssp_bounds
 from dlpar.platforms.link import Link
 
 __all__ = [
-    "Link", "Overlapped", "Prediction", "bubble", "buckets", "collective_seconds", "expected_slowest",
-    "exposed_seconds", "fitted", "gossip_seconds", "local_sgd_seconds", "overlapped", "predict", "ps_asp_seconds",
-    "ps_round_seconds", "ps_step_seconds", "ssp_bounds", "two_level_ps_seconds",
+    "Link", "ModelState", "Overlapped", "Prediction", "bubble", "buckets", "collective_seconds", "expected_slowest",
+    "exposed_seconds", "fitted", "gossip_seconds", "local_sgd_seconds", "model_state", "overlapped", "predict",
+    "ps_asp_seconds", "ps_round_seconds", "ps_step_seconds", "ssp_bounds", "two_level_ps_seconds", "zero_bytes",
 ]  # fmt: skip

@@ -23,6 +23,7 @@ _HOME = {
     "predict_collectives": "dlpar.lab.timing",
     **dict.fromkeys(("overlay", "time_to_accuracy", "staleness", "lead", "lanes"), "dlpar.lab.figures"),
     **dict.fromkeys(("waiting", "bytes_per_rank", "consensus", "show_graph"), "dlpar.lab.figures"),
+    **dict.fromkeys(("memory", "pieces", "pipeline", "layer_bytes"), "dlpar.lab.figures"),
 }
 _MODULES = ("figures", "presets")
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Callable
 
-Row = tuple[str, int, int]
-"""A layer: its name, its parameters, its multiply-adds a sample forward."""
+Row = tuple[str, int, int] | tuple[str, int, int, int]
+"""A layer: its name, its parameters, its multiply-adds a sample forward; of a transformer its output as well."""
 
 Image = tuple[int, int, int]
 """Channels, height, width."""
@@ -136,17 +136,19 @@ def blocks(depth: int, width: int, tokens: int) -> list[Row]:
     """Transformer blocks (Vaswani et al. 2017): attention and a hidden layer of 4 widths, each with normalisation."""
     attention = 4 * (width**2 + width) + 2 * width, tokens * 4 * width**2 + 2 * tokens**2 * width
     hidden = 8 * width**2 + 5 * width + 2 * width, tokens * 8 * width**2
+    given = tokens * width
     return [
         row for block in range(1, depth + 1)
-        for row in ((f"block{block}.attention", *attention), (f"block{block}.hidden", *hidden))
+        for row in ((f"block{block}.attention", *attention, given), (f"block{block}.hidden", *hidden, given))
     ]  # fmt: skip
 
 
 def bert_large() -> list[Row]:
     """Devlin et al. 2018, section 3: the encoder with its pooler, without the heads of a task; 512 tokens a sample."""
     width, tokens = 1024, 512
-    embed = ("embed", (30522 + tokens + 2) * width + 2 * width, 0)  # words, positions, segments, normalisation
-    return [embed, *blocks(24, width, tokens), ("pooler", width**2 + width, width**2)]
+    words = 30522 + tokens + 2  # positions and segments among them; normalisation is added
+    embed = ("embed", words * width + 2 * width, 0, tokens * width)
+    return [embed, *blocks(24, width, tokens), ("pooler", width**2 + width, width**2, width)]
 
 
 def gpt2(depth: int, width: int) -> list[Row]:
@@ -155,8 +157,9 @@ def gpt2(depth: int, width: int) -> list[Row]:
     The output reads the embedding's weights, so their gradient is complete only when the embedding's own is.
     """
     vocabulary, tokens = 50257, 1024
-    embed = ("embed", (vocabulary + tokens) * width, 0)
-    return [embed, *blocks(depth, width, tokens), ("norm", 2 * width, 0), ("output", 0, tokens * width * vocabulary)]
+    embed, norm = ("embed", (vocabulary + tokens) * width, 0, tokens * width), ("norm", 2 * width, 0, tokens * width)
+    output = ("output", 0, tokens * width * vocabulary, tokens * vocabulary)
+    return [embed, *blocks(depth, width, tokens), norm, output]
 
 
 ARCHITECTURES: dict[str, tuple[str, Callable[[], list[Row]]]] = {

@@ -27,11 +27,14 @@ class Layer(Part):
         From 0: a layer that shares another's weights has none of its own.
     flops : float
         Floating-point operations a sample, forward and backward, a multiply-add being two.
+    outputs : int, default 0
+        Elements a sample's output has, which one stage of a pipeline sends the next; 0: not known, nothing is sent.
     """
 
     name: str = Field(min_length=1, description="Name.")
     parameters: int = Field(ge=0, description="Parameters.")
     flops: float = Field(ge=0, allow_inf_nan=False, description="FLOPs a sample, forward and backward.")
+    outputs: int = Field(0, ge=0, description="Elements a sample's output has.")
 
 
 def _layer(fields: Any, where: str) -> Layer:
@@ -125,8 +128,8 @@ def _known(name: str) -> Workload:
     source, walk = ARCHITECTURES[name]
     layers = tuple(
         # The backward pass computes two products for each of the forward one, and a multiply-add is two operations.
-        Layer(name=layer, parameters=parameters, flops=6 * multiply_adds)
-        for layer, parameters, multiply_adds in reversed(walk())
+        Layer(name=layer, parameters=parameters, flops=6 * multiply_adds, outputs=sum(outputs))
+        for layer, parameters, multiply_adds, *outputs in reversed(walk())
     )
     return Workload(name=name, source=source, layers=layers)
 

@@ -41,13 +41,15 @@ class Replica:
         announces it.
     loss, samples : float, int
         Of this step's share of the batch: mean loss and number of samples.
+    inside : callable
+        Makes a call in the middle of the backward pass, as :meth:`Comm.inside` does.
     last : bool
         Whether the next backward pass is the last to add to the gradient; only that one finishes buckets.
     """
 
     def __init__(self, model: nn.Module, comm: Comm | None = None) -> None:
         self.model, self.loss, self.samples, self.last = model, 0.0, 0, True
-        empty, self._inside = (comm.empty, comm.inside) if comm else (torch.empty, lambda call: call())
+        empty, self.inside = (comm.empty, comm.inside) if comm else (torch.empty, lambda call: call())
         self._compute = comm.compute if comm else lambda work: work()
         self.marks: list[tuple[float, Callable[[], None]]] = []
         parameters = [p for p in reversed(list(model.parameters())) if p.requires_grad]
@@ -84,11 +86,18 @@ class Replica:
     def move_to(self, weights: torch.Tensor) -> None:
         """Keep the weights in `weights`, of the same shape and type, from now on: in shared memory, say."""
         weights.copy_(self.weights)
+        self.weights = weights
+        self.look_at(weights)
+
+    def look_at(self, weights: torch.Tensor) -> None:
+        """Compute with `weights`, of the same shape and type, until told otherwise; nothing is copied."""
+        self._compute(lambda: self._look_at(weights))
+
+    def _look_at(self, weights: torch.Tensor) -> None:
         offset = 0
         for parameter in self._parameters:
             parameter.data = weights[offset : offset + parameter.numel()].view_as(parameter)
             offset += parameter.numel()
-        self.weights = weights
 
     def zero_gradient(self) -> None:
         """Forget the last step's gradient; the next backward pass adds to zeros."""
@@ -109,7 +118,7 @@ class Replica:
                 return
             missing[self._bucket_of[parameter]] -= 1
             while announced[0] < len(members) and missing[announced[0]] == 0:
-                self._inside(partial(call, announced[0]))
+                self.inside(partial(call, announced[0]))
                 announced[0] += 1
             if announced[0] == len(members):
                 missing[:], announced[0] = members, 0

@@ -6,7 +6,7 @@ axes of one model, and `data` for the replicas that are left.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
@@ -49,6 +49,12 @@ class DataSplit(Part):
         0, description="What data-parallel ranks share out among them (ZeRO): nothing, 1: optimizer state, "
         "3: weights and gradients, too.",
     )  # fmt: skip
+
+    @field_validator("zero", mode="before")
+    @classmethod
+    def _from_a_word(cls, zero: Any) -> Any:
+        """On the command line a number is a word."""
+        return int(zero) if isinstance(zero, str) and zero.isdecimal() else zero
 
     def axes(self, workers: int) -> dict[str, int]:
         """None: there is no axis but `data`."""
@@ -94,7 +100,8 @@ class PipelineSplit(ModelSplit):
     chunks: int = Field(2, ge=1, le=16, description="Parts of the model each stage holds, in the interleaved schedule.")
     partition: str = Field(
         "balanced", min_length=1,
-        description="Layers of each stage (of each chunk, in turn): balanced by cost, or numbers such as 2,1,1.",
+        description="Layers with weights of each stage (of each chunk, in turn): balanced by their FLOPs, measured: by "
+        "their seconds, or numbers such as 2,1,1.",
     )  # fmt: skip
     recompute: bool = Field(False, description="Keep a micro-batch's input alone, and compute its activations again.")
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
+from dlpar.memory import Memory
 from dlpar.split.data import Replica
 
 if TYPE_CHECKING:
@@ -39,6 +40,8 @@ class Task:
         From a step to the replica's samples of it, ``(x, y)``; steps may be asked for in any order.
     record : Recorder
         Where spans are written.
+    memory : Memory
+        Where is counted what this rank holds beside weights, gradient and what autograd keeps.
     """
 
     experiment: Experiment
@@ -49,6 +52,7 @@ class Task:
     flops: float
     batch: Callable[[int], tuple[Tensor, Tensor]]
     record: Recorder
+    memory: Memory = field(default_factory=Memory)
 
 
 class Split:
@@ -65,11 +69,15 @@ class Split:
         The weights this rank holds, and their gradient.
     loss, samples : float or None, int
         Of the step just computed: the replica's, on the one rank that speaks for it; elsewhere None and 0.
+    whole_on_all : bool
+        Whether the ranks of all replicas must call :meth:`whole`, in place of the first one's.
     """
+
+    whole_on_all = False
 
     def __init__(self, task: Task) -> None:
         self.task, self.comm, self.record = task, task.comm, task.record
-        self.microbatches = task.experiment.split.microbatches
+        self.microbatches = getattr(task.experiment.split, "microbatches", 1)
         self.replica = Replica(task.model, task.comm)
         self.loss, self.samples = None, 0
 

@@ -27,7 +27,11 @@ def scheme(experiment: Experiment, comm: Comm, replica: Replica) -> Scheme:
 def exchange(experiment: Experiment, comm: Comm, replica: Replica) -> Scheme:
     """The scheme without local steps between its exchanges."""
     name = experiment.sync.scheme
-    if name == "ring":
+    if zero := getattr(experiment.split, "zero", 0):
+        from dlpar.sync.sharded import ZERO
+
+        kind = ZERO[zero]
+    elif name == "ring":
         from dlpar.sync.ring import Ring as kind
     elif name == "mapreduce":
         from dlpar.sync.mapreduce import MapReduce as kind

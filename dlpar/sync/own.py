@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from dlpar.experiment import Experiment
     from dlpar.split.data import Replica
 
-CALLS = ("steps", "combine", "update", "done", "facts")
+CALLS = ("steps", "combine", "update", "spread", "done", "facts", "state_bytes")
 """What the training loop asks of a scheme; :class:`~dlpar.sync.Scheme` has all of them but `combine`."""
 
 

@@ -61,6 +61,10 @@ class ParameterServer(Scheme):
     def done(self, own: int) -> int:
         return self.agree(self.client.done) if self.experiment.free_running else self.client.done
 
+    def state_bytes(self) -> int:
+        """None: the servers update."""
+        return 0
+
     def facts(self) -> dict[str, Any]:
         # Of the last push: a step between two pushes repeats what was counted of the one before.
         client = self.client

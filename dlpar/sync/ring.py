@@ -22,13 +22,13 @@ class Ring(Scheme):
         super().__init__(experiment, comm, replica)
         sync = experiment.sync
         replica.cut(sync.bucket_mb * 1e6)
-        self.allreduce = _allreduce(experiment)
+        self.collective = _allreduce(experiment)
         self.under_way: list[Request] = []
         if sync.overlap:
             replica.when_ready(self._start)
 
     def _start(self, bucket: int) -> None:
-        self.under_way.append(self.comm.start(self.allreduce, self.replica.buckets[bucket]))
+        self.under_way.append(self.comm.start(self.collective, self.replica.buckets[bucket]))
 
     def combine(self) -> None:
         # Overlapped buckets are on their way since the backward pass; otherwise they start now.
@@ -38,7 +38,7 @@ class Ring(Scheme):
             self.under_way.clear()
         else:
             for bucket in self.replica.buckets:
-                self.allreduce(self.comm, bucket)
+                self.collective(self.comm, bucket)
 
 
 def _allreduce(experiment: Experiment):

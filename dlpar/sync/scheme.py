@@ -1,7 +1,8 @@
-"""What every scheme is: three calls the training loop makes each step."""
+"""What every scheme is: a few calls the training loop makes each step."""
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Callable, Iterable, TypeVar
 
@@ -55,9 +56,16 @@ class Scheme:
         step = partial(self.optimizer.step, self.replica.gradient)
         self.comm.compute(step, cost=2 * self.replica.gradient.numel())
 
+    def spread(self, span: Callable[[str], AbstractContextManager]) -> None:
+        """Give the others what only this worker has updated, in a span of the record; where each updates all, nothing."""
+
     def done(self, own: int) -> int:
         """Global steps all workers together have done, as far as this one knows, which did `own`."""
         return own
+
+    def state_bytes(self) -> int:
+        """Of what the update rule keeps on this worker from step to step."""
+        return self.optimizer.nbytes
 
     def facts(self) -> dict[str, Any]:
         """What is recorded of the step just done: at least ``staleness`` (updates) and ``lead`` (clocks)."""

@@ -14,16 +14,18 @@ sys.path.insert(0, str(Path(__file__).parent))
 import hogwild  # noqa: E402
 import launching  # noqa: E402
 import mapreduce  # noqa: E402
+import pipeline  # noqa: E402
 import recording  # noqa: E402
 import reducing  # noqa: E402
 import serving  # noqa: E402
 import simulating  # noqa: E402
+import tensor  # noqa: E402
 import training  # noqa: E402
 
 SECTIONS = {
     "launch": launching.report, "throughput": training.report, "ring": reducing.report,
     "mapreduce": mapreduce.report, "ps": serving.report, "recording": recording.report, "hogwild": hogwild.report,
-    "simulation": simulating.report,
+    "simulation": simulating.report, "tensor": tensor.report, "pipeline": pipeline.report,
 }  # fmt: skip
 
 

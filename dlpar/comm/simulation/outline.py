@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
 
 class Parameter(Ghost):
-    """A layer's weights: how many, and the FLOPs a sample costs there."""
+    """A layer's weights: how many, the FLOPs a sample costs there, and the elements of what it gives on."""
 
-    __slots__ = ("flops",)
+    __slots__ = ("flops", "outputs")
     requires_grad = True
 
-    def __init__(self, n: int, dtype: torch.dtype, flops: float) -> None:
+    def __init__(self, n: int, dtype: torch.dtype, flops: float, outputs: int = 0) -> None:
         super().__init__(n, dtype)
-        self.flops = flops
+        self.flops, self.outputs = flops, outputs
 
 
 class Outline:
@@ -33,6 +33,10 @@ class Outline:
     dtype : torch.dtype
         Of weights and gradients.
 
+    Notes
+    -----
+    Like a row of layers it has a length, can be sliced, and pieces can be added up.
+
     Attributes
     ----------
     flops : float
@@ -41,11 +45,29 @@ class Outline:
 
     def __init__(self, workload: Workload, dtype: torch.dtype) -> None:
         # A model lists its layers as they compute, a workload as the backward pass finishes them.
-        self._parameters = [Parameter(layer.parameters, dtype, layer.flops) for layer in reversed(workload.layers)]
+        self._parameters = [
+            Parameter(layer.parameters, dtype, layer.flops, layer.outputs) for layer in reversed(workload.layers)
+        ]
         self.flops = workload.flops
 
     def parameters(self) -> Iterator[Parameter]:
         return iter(self._parameters)
 
+    def __len__(self) -> int:
+        return len(self._parameters)
+
+    def __getitem__(self, layers: slice) -> Outline:
+        return _of(self._parameters[layers])
+
+    def __add__(self, other: Outline) -> Outline:
+        return _of(self._parameters + other._parameters)
+
     def __call__(self, x: torch.Tensor) -> Ghost:
         raise TypeError("an outline has no numbers to compute with")
+
+
+def _of(parameters: list[Parameter]) -> Outline:
+    """An outline of some layers."""
+    part = Outline.__new__(Outline)
+    part._parameters, part.flops = parameters, sum(parameter.flops for parameter in parameters)
+    return part

@@ -205,7 +205,10 @@ def _overlapped(experiment, fabric, work, cut, lengths, reduce) -> InStep:
     shares = list(accumulate(sum(tensors[i].flops for i in members) for members in cut))
     slowest = max(range(n), key=lambda worker: work.seconds[worker])
     training, delay = work.training[slowest] * work.slowest, work.delay[slowest] * work.slowest
-    ready = [training * (1 / 3 + 2 / 3 * share / (shares[-1] or 1.0)) for share in shares]
+    # Of micro-batches the last one's backward pass finishes the gradient; it has no more samples than any other.
+    samples = experiment.local_batch(slowest)
+    last = 2 / 3 * max(1, samples // getattr(experiment.split, "microbatches", 1)) / samples
+    ready = [training * (1 - last + last * share / (shares[-1] or 1.0)) for share in shares]
     ends = [0.0]  # of the buckets, if they were sent without a pause
     for length in lengths:
         ends.append(max(reduce([ends[-1]] * n, length)))

@@ -65,7 +65,8 @@ def predict(experiment: Experiment) -> Prediction | None:
     Returns
     -------
     Prediction or None
-        None where there is no closed form (a scheme of your own), or no platform to base it on.
+        None where there is no closed form (a scheme of your own, ZeRO, a model on several ranks), or
+        no platform to base it on.
 
     Examples
     --------
@@ -74,7 +75,7 @@ def predict(experiment: Experiment) -> Prediction | None:
     True
     """
     make = FORMS.get(experiment.sync.scheme)
-    if make is None:
+    if make is None or getattr(experiment.split, "zero", 0) or experiment.replicas < experiment.workers:
         return None
     try:
         fabric = Fabric.of(experiment)

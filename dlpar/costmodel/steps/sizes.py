@@ -88,7 +88,7 @@ def _dense(widths: list[int], norm: bool) -> list[Tensor]:
 
 def _cnn(model: Model, image: tuple[int, int, int], outputs: int) -> list[Tensor]:
     inputs, height, width = image
-    channels, rows = max(4, model.width // 8), []
+    channels, rows = model.channels, []
     for _ in range(model.depth):
         rows += _layer(9 * inputs, channels, height * width)
         rows += _norm(channels) if model.norm != "none" else []

@@ -23,6 +23,9 @@ TITLE = "time since the first of these steps began (ms)"
 COLUMNS = ("rank", "start (ms)", "duration (ms)", "step")
 AT = {"y": "rank", "base": "start (ms)", "x": "duration (ms)", "customdata": "step"}
 HOVER = "%{fullData.name}, step %{customdata}<br>rank %{y}: %{x:.3f} ms from %{base:.3f} ms<extra></extra>"
+TALKING = ("communicate", "receive", "send")
+"""Phases in which a rank may wait."""
+
 Spans = list[tuple[int, int, str, float, float]]
 """Rows ``(rank, step, name, start, end)``, seconds."""
 
@@ -33,14 +36,14 @@ def without_wait(record: dict[str, Any]) -> list[list]:
     Only how long a rank waited is measured, not when: it is drawn at the
     beginning of each communication, in proportion to its length.
     """
-    spans, wait = record["spans"], record.get("wait", 0.0)
-    talking = sum(stop - start for name, start, stop in spans if name == "communicate")
+    spans, wait = [span[:3] for span in record["spans"]], record.get("wait", 0.0)
+    talking = sum(stop - start for name, start, stop in spans if name in TALKING)
     share = min(1.0, wait / talking) if talking else 0.0
     if not share:
         return spans
     found = []
     for name, start, stop in spans:
-        if name == "communicate":
+        if name in TALKING:
             begun = start + share * (stop - start)
             found += [["wait", start, begun], [name, begun, stop]]
         else:

@@ -1,0 +1,130 @@
+"""When each action of a schedule would begin on stages that lose no time: the ideal picture of a pipeline."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from dlpar.split.schedules import SCHEDULES, Action
+
+Times = float | Sequence[float]
+
+
+class Bar(NamedTuple):
+    """An action of a stage, from `start` to `end` in seconds."""
+
+    stage: int
+    kind: str
+    micro: int
+    chunk: int
+    start: float
+    end: float
+
+
+def timeline(
+    schedule: str, stages: int, microbatches: int, chunks: int = 1, forward: Times = 1.0, backward: Times = 2.0,
+    weight: Times | None = None, message: float = 0.0,
+) -> list[Bar]:  # fmt: skip
+    """What every stage does when, in the order in which it does it.
+
+    Parameters
+    ----------
+    schedule : str
+        One of :data:`dlpar.split.schedules.SCHEDULES`.
+    stages, microbatches : int
+        From 1; of a schedule without a flush, `microbatches` is how many steps are looked at.
+    chunks : int, default 1
+        Parts of the model each stage holds; above 1 with interleaved only.
+    forward, backward : float or one for each stage, default 1 and 2
+        Seconds of a micro-batch on a stage, all its chunks together.
+    weight : float or one for each stage, optional
+        Of `backward`, the seconds the gradients of weights take, where they have passes of their own; default: half.
+    message : float, default 0
+        Seconds from the end of a pass to the beginning of the next stage's; messages do not wait for each other.
+
+    Raises
+    ------
+    ValueError
+        If the name is none of these, or a number is not allowed.
+    """
+    _check(schedule, stages, microbatches, chunks)
+    table = SCHEDULES[schedule]
+    forward, backward = _each(forward, stages), _each(backward, stages)
+    weight = [b / 2 for b in backward] if weight is None else _each(weight, stages)
+    inputs = [b - w for b, w in zip(backward, weight)] if table.has_weight_pass else backward
+    seconds = {"F": forward, "B": inputs, "W": weight}
+    last, ended, bars = stages * chunks - 1, {}, []
+    clocks = [0.0] * stages
+    waiting = [iter(table.actions(stage, stages, microbatches, chunks)) for stage in range(stages)]
+    heads = [next(actions, None) for actions in waiting]
+    while any(heads):
+        for stage, actions in enumerate(waiting):
+            while (action := heads[stage]) is not None:
+                needed = _needed(action, action.chunk * stages + stage, last)
+                if needed is not None and needed not in ended:
+                    break  # until another stage has done that
+                elsewhere = needed is not None and needed[1] % stages != stage
+                ready = ended[needed] + message * elsewhere if needed else 0.0
+                start = max(clocks[stage], ready)
+                clocks[stage] = start + seconds[action.kind][stage] / chunks
+                ended[action.kind, action.chunk * stages + stage, action.micro] = clocks[stage]
+                bars.append(Bar(stage, *action, start, clocks[stage]))
+                heads[stage] = next(actions, None)
+    return sorted(bars, key=lambda bar: (bar.stage, bar.start))
+
+
+def idle_share(bars: Iterable[Bar]) -> float:
+    """The bubble of a picture, ideal or measured: idle over computing seconds, all stages from first start to last end.
+
+    With equal stages that is the bubble's time over the ideal time of a batch, as
+    :func:`dlpar.costmodel.bubble` has it.
+    """
+    bars = list(bars)
+    busy: dict[int, float] = defaultdict(float)
+    for bar in bars:
+        busy[bar.stage] += bar.end - bar.start
+    window = max(bar.end for bar in bars) - min(bar.start for bar in bars)
+    computing = sum(busy.values())
+    return (len(busy) * window - computing) / computing
+
+
+def most_in_flight(actions: Iterable[Action], has_weight_pass: bool = False) -> int:
+    """Most micro-batches (of a chunk each) whose activations a stage holds at a time, by its list of actions."""
+    held = most = 0
+    frees = "W" if has_weight_pass else "B"
+    for action in actions:
+        held += (action.kind == "F") - (action.kind == frees)
+        most = max(most, held)
+    return most
+
+
+def _needed(action: Action, part: int, last: int) -> tuple[str, int, int] | None:
+    """What must have ended before: a kind, a part of the model, a micro-batch."""
+    if action.kind == "F":
+        return ("F", part - 1, action.micro) if part > 0 else None
+    if action.kind == "B":
+        return ("B", part + 1, action.micro) if part < last else ("F", part, action.micro)
+    return "B", part, action.micro
+
+
+def _check(schedule: str, stages: int, microbatches: int, chunks: int) -> None:
+    if schedule not in SCHEDULES:
+        raise ValueError(f"schedule: got {schedule!r}, allowed is one of {', '.join(SCHEDULES)}")
+    for field, value in {"stages": stages, "microbatches": microbatches, "chunks": chunks}.items():
+        if value < 1:
+            raise ValueError(f"{field}: got {value}, allowed is a whole number from 1")
+    if chunks > 1 and not SCHEDULES[schedule].has_chunks:
+        raise ValueError(f"chunks: got {chunks}, allowed with schedule {schedule} is 1")
+    if chunks > 1 and microbatches % stages:
+        allowed = f"allowed with schedule {schedule} is a multiple of {stages} stages"
+        raise ValueError(f"microbatches: got {microbatches}, {allowed}")
+
+
+def _each(times: Times, stages: int) -> list[float]:
+    """One time for each stage."""
+    if isinstance(times, (int, float)):
+        return [float(times)] * stages
+    if len(times) != stages:
+        raise ValueError(f"times: got {len(times)}, allowed is one, or one for each of {stages} stages")
+    return list(times)

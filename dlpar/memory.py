@@ -1,0 +1,154 @@
+"""What a rank holds: bytes of live tensors by kind, and the most of them within a step.
+
+A tensor counts with its storage, whatever it is a view of, and each storage once.
+Activations are what autograd keeps of the forward pass for the backward pass, from
+the moment it is saved to the moment it is let go.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, Callable
+
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+
+if TYPE_CHECKING:
+    from dlpar.split.data import Replica
+
+KINDS = ("weights", "gradients", "optimizer", "activations", "gathered")
+"""Of what a rank holds: ``optimizer`` is the state of the update rule, ``gathered`` what others own and lend."""
+
+WATCHED = 3
+"""First steps of a run that are watched: later ones hold the same, and watching costs some microseconds a tensor."""
+
+
+class Memory:
+    """Counts what one rank holds, and remembers the moment at which it was most.
+
+    Parameters
+    ----------
+    now : callable, optional
+        The rank's clock, in seconds.
+
+    Attributes
+    ----------
+    held : dict of str to int
+        Bytes of each kind at present.
+    peak : dict of str to int
+        The same at the moment of the present step at which their sum was largest.
+    over_time : list of [float, int]
+        Of the last step that is watched: when the sum changed, and to how many bytes.
+
+    Notes
+    -----
+    Not counted are scratch buffers within one call (what arrives in a collective, what
+    an operator takes), the data set, and what a scheme keeps beside its optimizer.
+
+    Examples
+    --------
+    >>> with memory.watch(step, replica, optimizer_bytes):
+    ...     loss = criterion(model(x), y)
+    >>> memory.facts()
+    {'memory': {'weights': 37928, 'gradients': 37928, 'optimizer': 0, 'activations': 103432, 'gathered': 0}}
+    """
+
+    def __init__(self, now: Callable[[], float] = lambda: 0.0) -> None:
+        self.held = dict.fromkeys(KINDS, 0)
+        self.peak: dict[str, int] = {}
+        self.over_time: list[list[float]] = []
+        self._now, self._tracing = now, False
+        self._counted: dict[int, _Counted] = {}  # by the storage's address
+        self._watching = False
+
+    def hold(self, kind: str, tensor: Tensor) -> None:
+        """Count a tensor's storage from now on; one that is counted already stays of its kind."""
+        storage = tensor.untyped_storage()
+        counted = self._counted.get(storage._cdata)
+        if counted is None:
+            counted = self._counted[storage._cdata] = _Counted(kind)
+            self._count(counted, storage.nbytes())
+        counted.users += 1
+
+    def drop(self, tensor: Tensor) -> None:
+        """Let go of a tensor that was held; when it was dropped as often as held it counts no more."""
+        key = tensor.untyped_storage()._cdata
+        counted = self._counted[key]
+        counted.users -= 1
+        if counted.users == 0:
+            self._count(counted, 0)
+            del self._counted[key]
+
+    def resized(self, tensor: Tensor) -> None:
+        """Look at the storage of a tensor that is held again: it has another size."""
+        storage = tensor.untyped_storage()
+        self._count(self._counted[storage._cdata], storage.nbytes())
+
+    def _count(self, counted: _Counted, nbytes: int) -> None:
+        self.held[counted.kind] += nbytes - counted.nbytes
+        counted.nbytes = nbytes
+        total = sum(self.held.values())
+        if total > sum(self.peak.values()):
+            self.peak = dict(self.held)
+        if self._tracing:
+            now = self._now()
+            if self.over_time and self.over_time[-1][0] == now:
+                self.over_time.pop()
+            self.over_time.append([now, total])
+
+    def watch(self, step: int, replica: Replica, optimizer: int) -> AbstractContextManager:
+        """Count in the gradient of a step, which is computed inside: nothing, after the first steps.
+
+        Parameters
+        ----------
+        step : int
+            0-based.
+        replica : Replica
+            Whose weights and gradient are this rank's.
+        optimizer : int
+            Bytes of the update rule's state.
+        """
+        self._watching = step < WATCHED and isinstance(replica.weights, Tensor)  # else there are no numbers
+        if not self._watching:
+            return nullcontext()
+        for kind, tensor in {"weights": replica.weights, "gradients": replica.gradient}.items():
+            if tensor.untyped_storage()._cdata not in self._counted:
+                self.hold(kind, tensor)
+        self.held["optimizer"] = optimizer
+        self.peak, self._tracing = dict(self.held), step == WATCHED - 1
+        return saved_tensors_hooks(self._save, lambda saved: saved.tensor if isinstance(saved, _Saved) else saved)
+
+    def facts(self) -> dict[str, Any]:
+        """For the record of a step that is watched: ``memory``, bytes of each kind when they were most, and once
+        ``memory_over_time``, the attribute."""
+        if not self._watching:
+            return {}
+        over_time = {"memory_over_time": self.over_time} if self._tracing else {}
+        self._tracing = False
+        return {"memory": self.peak, **over_time}
+
+    def _save(self, tensor: Tensor) -> Any:
+        """Autograd saves a tensor: what is neither weight nor gathered is held until it lets go."""
+        return _Saved(self, tensor)
+
+
+class _Counted:
+    """A storage: of which kind it is, its bytes, and how many hold it."""
+
+    __slots__ = ("kind", "nbytes", "users")
+
+    def __init__(self, kind: str) -> None:
+        self.kind, self.nbytes, self.users = kind, 0, 0
+
+
+class _Saved:
+    """A tensor autograd keeps; it is let go with this."""
+
+    __slots__ = ("memory", "tensor")
+
+    def __init__(self, memory: Memory, tensor: Tensor) -> None:
+        self.memory, self.tensor = memory, tensor.detach()
+        memory.hold("activations", self.tensor)
+
+    def __del__(self) -> None:
+        self.memory.drop(self.tensor)

@@ -1,0 +1,265 @@
+"""Cutting a row of layers over ranks: every rank gets the same layers with a piece of each weight.
+
+A layer cut by its outputs is followed by one cut by its inputs, so that a pair takes one message
+round forward and one backward (Shoeybi et al., Megatron-LM, arXiv 1909.08053, section 3).  What
+stands between, elementwise, pooling or flattening, works on pieces as it does on wholes.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dlpar.collectives import star_broadcast
+from dlpar.models import Attention, Block, Embedding, Tied
+from dlpar.split.conjugate import Ways, added, copied, gathered
+from dlpar.split.redundant import Overlapping
+
+if TYPE_CHECKING:
+    from dlpar.comm import Comm
+
+
+def cut(
+    model: nn.Module, comm: Comm, pause: Callable[[str], AbstractContextManager] | None = None, redundancy: float = 0.0
+) -> nn.Sequential:
+    """This rank's piece of a model, or of a stage of one: it takes and gives what the whole does.
+
+    Parameters
+    ----------
+    model : nn.Module
+        Its children are the layers, in the order in which they compute; left as it is.
+    comm : Comm
+        The ranks to cut over, t; all of them must call with the same model, and compute together.
+    pause : callable, optional
+        The context in which a pass stops for messages; see :class:`Ways`.
+    redundancy : float, default 0
+        Share of each rank's neurons that all ranks compute; above 0 for linear layers only (:class:`Overlapping`).
+
+    Returns
+    -------
+    nn.Sequential
+        Layers of the same names, and at the end ``whole`` where the last of them left its output in pieces.
+        Its parameters are in the order of the model's, each with ``cut_along``: the dimension along which ranks
+        have pieces of it, or None where each has a copy.
+
+    Notes
+    -----
+    t must divide the width and the heads of a block, the channels of a convolution and the outputs of a
+    linear layer with another behind it; characters and classes may be any number.
+    """
+    ways, layers, ties = Ways(comm, pause), OrderedDict(), {}
+    pieces: int | None = None  # of what the layers so far give, elements along dimension 1 of all ranks, or whole
+    children = list(model.named_children())
+    for place, (name, layer) in enumerate(children):
+        if isinstance(layer, nn.Linear) and redundancy and place < len(children) - 1:
+            layers[name] = Overlapping(piece_of(layer, ways, 0), ways, redundancy)
+        elif isinstance(layer, (nn.Linear, nn.Conv2d)) and pieces is None:
+            kind = Inner if redundancy else Columns  # overlapping neurons add up gradients themselves
+            layers[name], pieces = kind(layer, ways), layer.weight.shape[0]
+        elif isinstance(layer, (nn.Linear, nn.Conv2d)):
+            layers[name], pieces = Rows(layer, ways), None
+        elif isinstance(layer, nn.Flatten) and pieces is not None:
+            layers[name], pieces = copy.deepcopy(layer), 0
+        elif isinstance(layer, Block):
+            layers[name] = _block(layer, ways)
+        elif isinstance(layer, Embedding):
+            layers[name] = Characters(layer, ways, ties)
+        elif isinstance(layer, Tied):
+            layers[name] = Scores(layer, ways, ties)
+        else:
+            layers[name] = copy_of(layer, ways)
+    if pieces is not None:
+        layers["whole"] = Whole(ways, pieces)
+    return nn.Sequential(layers)
+
+
+def joined(part: nn.Module, comm: Comm) -> list[Tensor] | None:
+    """The whole parameters of a model that was cut over `comm`, in order, on its first rank; collective.
+
+    It is for looking at the model, not a part of any step: it is not counted as traffic.
+    """
+    ranks = comm.gather([parameter.detach().cpu() for parameter in part.parameters()])
+    if ranks is None:
+        return None
+    dims = [parameter.cut_along for parameter in part.parameters()]
+    return [pieces[0] if dim is None else torch.cat(pieces, dim) for dim, pieces in zip(dims, zip(*ranks))]
+
+
+@torch.no_grad()
+def level(part: nn.Module, comm: Comm) -> None:
+    """Give all ranks the first one's copies of what a model cut over `comm` has not cut; collective.
+
+    Copies get the same gradients.  But where replicas do not wait for each other, servers add up
+    the updates of different ranks' parts in different orders, and copies would drift apart.
+    """
+    copies = [parameter for parameter in part.parameters() if parameter.cut_along is None]
+    if copies:
+        flat = torch.cat([weight.view(-1) for weight in copies])
+        star_broadcast(comm, flat)
+        for weight, values in zip(copies, flat.split([weight.numel() for weight in copies])):
+            weight.copy_(values.view_as(weight))
+
+
+def share_of(parameter: nn.Parameter, ways: Ways, dim: int | None) -> nn.Parameter:
+    """This rank's piece along a dimension, the first ranks' longer by one if need be; all of it for None."""
+    piece = parameter.detach() if dim is None else parameter.detach().tensor_split(ways.size, dim)[ways.rank]
+    share = nn.Parameter(piece.clone(memory_format=torch.contiguous_format))
+    share.cut_along = dim
+    return share
+
+
+def piece_of(layer: nn.Module, ways: Ways, dim: int) -> nn.Module:
+    """A linear layer or convolution with some of its outputs (dim 0), or of its inputs and no bias (dim 1)."""
+    piece = copy.deepcopy(layer)
+    piece.weight = share_of(layer.weight, ways, dim)
+    piece.bias = None if dim or layer.bias is None else share_of(layer.bias, ways, 0)
+    kind = "channels" if isinstance(layer, nn.Conv2d) else "features"
+    for name, size in zip(("out", "in"), piece.weight.shape):
+        setattr(piece, f"{name}_{kind}", size)
+    return piece
+
+
+def copy_of(layer: nn.Module, ways: Ways) -> nn.Module:
+    """The layer, as every rank has it."""
+    twin = copy.deepcopy(layer)
+    for name, parameter in layer.named_parameters(recurse=False):
+        setattr(twin, name, share_of(parameter, ways, None))
+    return twin
+
+
+def product(layer: nn.Module, x: Tensor, ways: Ways) -> Tensor:
+    """The layer's output; a multiply-add counts as two operations."""
+    output = layer(x)
+    return ways.charged(output, 2 * output.numel() * layer.weight.shape[1:].numel())
+
+
+class Columns(nn.Module):
+    """A linear layer or convolution by its outputs: neurons, channels or classes."""
+
+    def __init__(self, layer: nn.Module, ways: Ways) -> None:
+        super().__init__()
+        self.ways, self.piece = ways, piece_of(layer, ways, 0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return product(self.piece, copied(x, self.ways), self.ways)
+
+
+class Inner(Columns):
+    """A layer by its outputs whose input's gradient is added up by what is before it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return product(self.piece, x, self.ways)
+
+
+class Rows(nn.Module):
+    """A linear layer or convolution by its inputs; each rank has a copy of the bias."""
+
+    def __init__(self, layer: nn.Module, ways: Ways) -> None:
+        super().__init__()
+        self.ways, self.piece = ways, piece_of(layer, ways, 1)
+        self.shift = nn.Identity() if layer.bias is None else Shift(layer, ways)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.shift(added(product(self.piece, x, self.ways), self.ways))
+
+
+class Shift(nn.Module):
+    """The bias of a linear layer or convolution, for an output that has been added up."""
+
+    def __init__(self, layer: nn.Module, ways: Ways) -> None:
+        super().__init__()
+        self.bias = share_of(layer.bias, ways, None)
+        self.shape = (-1, 1, 1) if isinstance(layer, nn.Conv2d) else (-1,)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.bias.view(self.shape)
+
+
+class Heads(Attention):
+    """Attention by heads: each rank's read for themselves, and what they merge is added up.
+
+    Queries, keys and values read one input, whose gradient is added up once for the three.
+    """
+
+    def __init__(self, attention: Attention, ways: Ways) -> None:
+        nn.Module.__init__(self)
+        self.ways, self.heads = ways, attention.heads // ways.size
+        self.query, self.key, self.value = (
+            Inner(layer, ways) for layer in (attention.query, attention.key, attention.value)
+        )
+        self.merge = Rows(attention.merge, ways)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(copied(x, self.ways))
+
+    def read(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        output = super().read(query, key, value)
+        return self.ways.charged(output, 4 * output.numel() * output.shape[1])
+
+
+def _block(block: Block, ways: Ways) -> Block:
+    """A transformer block: heads, then the neurons between `up` and `down`; normalisation is done by all."""
+    part = copy.deepcopy(block)
+    part.norm1, part.norm2 = copy_of(block.norm1, ways), copy_of(block.norm2, ways)
+    part.attention = Heads(block.attention, ways)
+    part.up, part.down = Columns(block.up, ways), Rows(block.down, ways)
+    return part
+
+
+def _tied(weight: nn.Parameter, ways: Ways, ties: dict[nn.Parameter, nn.Parameter]) -> nn.Parameter:
+    """This rank's characters of a weight that two layers use: one piece for both."""
+    return ties[weight] if weight in ties else ties.setdefault(weight, share_of(weight, ways, 0))
+
+
+class Characters(nn.Module):
+    """An embedding by characters: each rank looks up its own, and the others' are zeros that add nothing."""
+
+    def __init__(self, embedding: Embedding, ways: Ways, ties: dict[nn.Parameter, nn.Parameter]) -> None:
+        super().__init__()
+        whole = embedding.token.weight
+        self.ways, self.weight = ways, _tied(whole, ways, ties)
+        self.first = sum(lengths(len(whole), ways.size)[: ways.rank])
+        self.position = copy_of(embedding.position, ways)
+
+    def forward(self, x: Tensor) -> Tensor:
+        number = x - self.first
+        here = (number >= 0) & (number < len(self.weight))
+        found = F.embedding(torch.where(here, number, 0), self.weight) * here.unsqueeze(-1)
+        return added(found, self.ways) + self.position.weight[: x.shape[1]]
+
+
+class Scores(nn.Module):
+    """The tied output by characters: each rank scores its own, and every rank gets all scores."""
+
+    def __init__(self, tied: Tied, ways: Ways, ties: dict[nn.Parameter, nn.Parameter]) -> None:
+        super().__init__()
+        self.ways, self.weight = ways, _tied(tied.weight, ways, ties)
+        self.sizes = lengths(len(tied.weight), ways.size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = F.linear(copied(x, self.ways), self.weight)
+        return gathered(self.ways.charged(scores, 2 * scores.numel() * x.shape[-1]), self.ways, self.sizes, -1)
+
+
+class Whole(nn.Module):
+    """All ranks' pieces, where a row of layers ends between a layer by outputs and one by inputs."""
+
+    def __init__(self, ways: Ways, total: int) -> None:
+        super().__init__()
+        self.ways, self.total = ways, total
+
+    def forward(self, x: Tensor) -> Tensor:
+        total = self.total or x.shape[1] * self.ways.size  # behind Flatten, whose pieces are equal
+        return gathered(x, self.ways, lengths(total, self.ways.size), 1)
+
+
+def lengths(total: int, parts: int) -> list[int]:
+    """Elements of each piece, as ``tensor_split`` cuts."""
+    return [total // parts + (place < total % parts) for place in range(parts)]
