@@ -21,10 +21,13 @@ def pytest_configure() -> None:
 ALONE = ("browser", "labs")
 """Folders of tests that are all timed: of what is drawn, and of what the runs of labs refute."""
 
+NOT_TIMED = ("test_looks.py",)
+"""But for these."""
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if item.path.parent.name in ALONE and item.path.suffix == ".py":
+        if item.path.parent.name in ALONE and item.path.suffix == ".py" and item.path.name not in NOT_TIMED:
             item.add_marker("timed")
 
 

@@ -23,7 +23,7 @@ from dlpar.rules import FITS
 from dlpar.launcher import diagnosis, mpiexec, warm
 from dlpar.paths import Scratch, private_folder, runtime_folder
 
-pytestmark = [pytest.mark.slow, pytest.mark.timed]
+pytestmark = pytest.mark.slow
 
 
 def fake(folder: Path, said: str, name: str = "mpiexec") -> str:
@@ -189,6 +189,7 @@ def test_a_rank_that_is_slow_to_ask_keeps_nobody_waiting_and_starts_cold_if_the_
     listener.close()
 
 
+@pytest.mark.timed
 def test_a_bad_idle_time_is_refused_before_anything_is_made(monkeypatch):
     monkeypatch.setenv("DLPAR_WARM_IDLE", "ten")
     runs = len(dlpar.runs())

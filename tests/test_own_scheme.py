@@ -124,7 +124,7 @@ def test_the_check_names_the_first_step_and_worker_that_differ_and_gives_hints_o
     scheme = typed(FORGETFUL)["forgets_the_last"]
     found = check_scheme(scheme, workers=(2,), hints=["look at the end", "look at worker 1"])
     assert not found and found.hints == ["look at the end"]
-    assert "With 2 workers, at step 0, on worker 1: the gradient, value 649 is" in found.sentence
+    assert "With 2 simulated workers, at step 0, on worker 1: the gradient, value 649 is" in found.sentence
     assert "1 of 650 differ" in found.sentence
     again = check_scheme(scheme, workers=(2,), hints=["look at the end", "look at worker 1"])
     assert again.hints == ["look at the end", "look at worker 1"]
@@ -134,13 +134,13 @@ def test_the_check_sees_weights_that_drift_later():
     source = MEAN + "\n    def update(self):\n        self.seen = getattr(self, 'seen', 0) + 1\n        " \
         "self.optimizer.step(self.replica.gradient * (1 if self.seen <= 4 else 1.01))\n"  # fmt: skip
     found = check_scheme(typed(source)["Mean"], workers=(2,))
-    assert "With 2 workers, at step 4, on worker 0: the weights, value" in found.sentence
+    assert "With 2 simulated workers, at step 4, on worker 0: the weights, value" in found.sentence
 
 
 def test_a_deadlock_is_a_verdict_and_no_exception():
     source = "def waits(comm, tensor):\n    comm.recv(tensor, (comm.rank + 1) % comm.size)  # nobody sends\n"
     found = check_scheme(typed(source, 3)["waits"], workers=(2,), timeout=2.0)
-    assert found.status == "not yet" and "rank 0 is in waits (<ipython-input-3-cell>:2)" in found.sentence
+    assert found.status == "not yet" and "rank 0 in recv from rank 1 at <ipython-input-3-cell>:2" in found.sentence
 
 
 @pytest.mark.parametrize(

@@ -110,7 +110,8 @@ def random_ssp(case: int) -> Experiment:
     delays = {"kind": ("exponential", "gamma", "none")[draw.integers(3)], "delay_ms": 2.0}
     if draw.random() < 0.5:
         delays["straggler"] = {int(draw.integers(workers)): 4.0}
-    return Experiment(**SMALL, workers=workers, steps=8 * every, sync=sync, delays=delays)
+    cluster = {"world": ("real", "simulated")[case % 2]}  # where nothing but the draw decides who comes first
+    return Experiment(**SMALL, cluster=cluster, workers=workers, steps=8 * every, sync=sync, delays=delays)
 
 
 def at_a_time(number: int, experiments: list[Experiment]):
@@ -122,7 +123,7 @@ def at_a_time(number: int, experiments: list[Experiment]):
 
 @pytest.mark.parametrize("block", range(5))
 def test_ssp_bounds_lead_by_s_and_staleness_by_n_minus_1_times_2s_plus_1(block):
-    for finished in at_a_time(5, [random_ssp(case) for case in range(10 * block, 10 * block + 10)]):
+    for finished in at_a_time(2, [random_ssp(case) for case in range(10 * block, 10 * block + 10)]):
         e = finished.experiment
         s, clients = e.sync.staleness, e.sync.groups or e.workers
         assert finished.steps["lead"].max() <= s, e

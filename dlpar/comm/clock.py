@@ -13,14 +13,17 @@ import time
 
 from mpi4py import MPI
 
+from dlpar.comm.patience import meet
+
 ROUND_TRIPS = 20
 
 
 def common_zero(world: MPI.Intracomm) -> float:
     """``time.monotonic()`` of second 0 on this machine; collective, and the moment is after all ranks have called."""
+    meet(world)
     node = world.Split_type(MPI.COMM_TYPE_SHARED)
     leaders = world.Split(0 if node.rank == 0 else MPI.UNDEFINED, world.rank)
-    world.Barrier()
+    meet(world)
     zero = 0.0
     if node.rank == 0:
         zero = _across(leaders)

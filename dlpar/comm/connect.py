@@ -7,6 +7,7 @@ from mpi4py import MPI
 
 from dlpar.comm.base import Comm
 from dlpar.comm.mpi import MPIComm
+from dlpar.comm.patience import meet
 from dlpar.experiment import Cluster, Experiment
 
 
@@ -23,6 +24,7 @@ def connect(cluster: Cluster) -> Comm:
         If CUDA, or NCCL, is asked for where it cannot work; on every rank alike.
     """
     world = MPI.COMM_WORLD
+    meet(world)
     node = world.Split_type(MPI.COMM_TYPE_SHARED)
     wants_gpu = cluster.device == "cuda" or cluster.carrier == "nccl" or (
         cluster.device == "auto" and cluster.carrier != "gloo"

@@ -17,7 +17,7 @@ from mpi4py import MPI
 from dlpar.comm.base import ANY, Arrival, Collective, Comm, Request, Traffic, check_peer
 from dlpar.comm.clock import common_zero
 from dlpar.comm.counter import SharedCounter
-from dlpar.comm.patience import patiently
+from dlpar.comm.patience import meet, patiently
 from dlpar.comm.progress import ProgressThread
 
 PIECE = 1 << 30
@@ -62,7 +62,7 @@ class MPIComm(Comm):
         wire = staged(tensor)
         self.traffic.sent(wire.nbytes)
         for piece in pieces(wire):
-            self.mpi.Send([piece, MPI.BYTE], dest, tag)
+            patiently(self.mpi.Isend([piece, MPI.BYTE], dest, tag).Test)
 
     def recv(self, into: torch.Tensor, source: int = ANY, tag: int = ANY) -> Arrival:
         check_peer(self, source, "source")
@@ -100,14 +100,17 @@ class MPIComm(Comm):
         return _Under(self, [self.mpi.Irecv([memory_of(wire), MPI.BYTE], source, tag)], wire, into)
 
     def barrier(self) -> None:
-        self.mpi.Barrier()
+        meet(self.mpi)
+        self.mpi.Barrier()  # now a short one, after which all go on at the same moment
 
     def split(self, color: int, key: int = 0) -> Comm:
+        meet(self.mpi)
         part = MPIComm(self.mpi.Split(color, key), self.device, self._zero)
         part.traffic = self.traffic  # one rank's, whichever group it talks to
         return part
 
     def shared(self, shape: Sequence[int] | int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        meet(self.mpi)
         shape = (shape,) if isinstance(shape, int) else tuple(shape)
         size = torch.empty(0, dtype=dtype).element_size()
         node = self.mpi.Split_type(MPI.COMM_TYPE_SHARED)
@@ -167,9 +170,11 @@ class MPIComm(Comm):
             chunk.copy_(arrived)
 
     def gather(self, thing: Any, root: int = 0) -> list[Any] | None:
+        meet(self.mpi)
         return self.mpi.gather(thing, root)
 
     def broadcast(self, thing: Any, root: int = 0) -> Any:
+        meet(self.mpi)
         return self.mpi.bcast(thing, root)
 
     def start(self, collective: Collective, bucket: torch.Tensor) -> Request:
@@ -185,6 +190,7 @@ class MPIComm(Comm):
             time.sleep(seconds)
 
     def counter(self) -> SharedCounter:
+        meet(self.mpi)
         counter = SharedCounter(self.mpi)
         self._windows.append(counter)
         return counter
@@ -192,6 +198,8 @@ class MPIComm(Comm):
     def close(self) -> None:
         if self._progress is not None:
             self._progress.close()
+        if self._windows:
+            meet(self.mpi)
         for window in self._windows:
             window.Free()
         self._windows.clear()

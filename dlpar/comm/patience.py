@@ -1,10 +1,17 @@
-"""Waiting without keeping a core busy: MPI's own blocking calls spin, and take the core from ranks that compute."""
+"""Waiting without keeping a core busy: MPI's own blocking calls spin, and take the core from ranks that compute.
+
+Spinning that gives the core away at every turn is no better: where many ranks do so, a
+kernel may leave others, and its own threads, without a core for a minute.
+"""
 
 from __future__ import annotations
 
 import os
 import time
-from typing import Any, Callable
+from typing import TYPE_CHECKING, Any, Callable
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
 
 EAGER = 200
 """Looks at full speed, each giving the core away, before the first nap."""
@@ -24,3 +31,8 @@ def patiently(look: Callable[..., Any], *arguments: Any) -> Any:
         time.sleep(nap)
         nap = min(1.5 * nap, LONGEST)
     return found
+
+
+def meet(mpi: MPI.Intracomm) -> None:
+    """Return once every rank of `mpi` has called; in front of what blocks, it leaves nothing to spin for."""
+    patiently(mpi.Ibarrier().Test)

@@ -24,7 +24,7 @@ from dlpar.platforms.ping_pong import SIZES, eager_limit, there_and_back
 if TYPE_CHECKING:
     from dlpar.comm import Comm
 
-STEPS, WARM, RUNS = 120, 20, 4
+STEPS, WARM, RUNS = 80, 20, 4
 """Steps of a run, how many of them pass before times settle, and how many runs there are of each kind."""
 
 SMALL, LARGE = 64, 256

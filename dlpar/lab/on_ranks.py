@@ -1,4 +1,4 @@
-"""Checks an exercise that sends messages: runs it on real ranks and names the first rank that is wrong."""
+"""Checks an exercise that sends messages: on simulated ranks, where every try is alike, then on real ones."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ def check_on_ranks(
     student: Callable[..., Any], expected: Expected, workers: Sequence[int] = (2, 3, 4), hints: Sequence[str] = (),
     timeout: float = 5.0, like: str | None = None,
 ) -> Verdict:  # fmt: skip
-    """Call ``student(comm, tensor)`` on real ranks; it must leave in `tensor` what `expected` says.
+    """Call ``student(comm, tensor)`` on every rank; it must leave in `tensor` what `expected` says.
+
+    First on simulated ranks: they do the same in every try, and where all wait for each other
+    each one's line is told at once.  What is right there is run on real ranks, too.
 
     Parameters
     ----------
@@ -31,7 +34,7 @@ def check_on_ranks(
     expected : callable
         From the list of all ranks' tensors to the list of what each must hold afterwards.
     workers : sequence of int
-        World sizes to try.
+        Numbers of simulated ranks to try; the last number is that of the real ones.
     hints : sequence of str
         From gentle to plain; a wrong answer shows one more of them each time.
     timeout : float
@@ -45,27 +48,37 @@ def check_on_ranks(
         Never raises for what the student wrote.
     """
     name = getattr(student, "__name__", "the function")
-    for world in workers:
+    for world, ranks in trials(workers):
         try:
-            held = spmd(_try, student, LENGTHS, workers=world, timeout=timeout)
+            held = spmd(_try, student, LENGTHS, workers=ranks, world=world, timeout=timeout)
         except JobFailed as failure:
             if "NotImplementedError" in str(failure):
                 return Verdict("to do", f"{name} is not written yet.")
-            return wrong(name, hints, f"With {world} ranks: {failure}")
+            return wrong(name, hints, f"With {ranks} {world} ranks: {failure}")
         except (TypeError, AttributeError, PicklingError) as failure:
             return wrong(name, hints, f"{name} cannot be sent to other processes: {failure}")
         for case, length in enumerate(LENGTHS):
-            right = expected([_input(rank, length) for rank in range(world)])
-            for rank in range(world):
+            right = expected([_input(rank, length) for rank in range(ranks)])
+            for rank in range(ranks):
                 differs = difference(held[rank][case][0], right[rank].tolist())
                 if differs:
-                    return wrong(name, hints, f"With {world} ranks and {length} numbers, on rank {rank} {differs}.")
-            complaint = like and _sends_otherwise([held[rank][case][1] for rank in range(world)], like, length)
+                    return wrong(name, hints, f"With {ranks} {world} ranks and {length} numbers, on rank {rank} {differs}.")
+            complaint = like and _sends_otherwise([held[rank][case][1] for rank in range(ranks)], like, length)
             if complaint:
-                return wrong(name, hints, f"With {world} ranks and {length} numbers {complaint}")
-    tried = " and ".join([", ".join(map(str, workers[:-1])), str(workers[-1])]) if len(workers) > 1 else str(workers[0])
+                return wrong(name, hints, f"With {ranks} {world} ranks and {length} numbers {complaint}")
     lengths, sends = ", ".join(map(str, LENGTHS)), f", and sends what {like} sends" if like else ""
-    return Verdict("solved", f"{name} is right on {tried} real ranks, for tensors of {lengths} numbers{sends}.")
+    return Verdict("solved", f"{name} is right on {listed(workers)} simulated ranks and on {workers[-1]} real ones, for tensors of {lengths} numbers{sends}.")
+
+
+def trials(workers: Sequence[int]) -> list[tuple[str, int]]:
+    """World and ranks of each trial."""
+    return [*(("simulated", ranks) for ranks in workers), ("real", workers[-1])]
+
+
+def listed(numbers: Sequence[int]) -> str:
+    """``2, 3 and 4``."""
+    *first, last = map(str, numbers)
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def _input(rank: int, length: int) -> torch.Tensor:

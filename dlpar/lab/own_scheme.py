@@ -1,4 +1,4 @@
-"""Checks a scheme typed in a cell: trains with it on real ranks, beside one process that does the same alone."""
+"""Checks a scheme typed in a cell: trains with it, each rank beside a twin that does the same alone."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from pickle import PicklingError
 from typing import TYPE_CHECKING, Any, Callable, Sequence
 
 from dlpar.experiment import Experiment
+from dlpar.lab.on_ranks import listed, trials
 from dlpar.lab.verdict import Verdict, difference, wrong
 from dlpar.launcher.job import JobFailed
 from dlpar.launcher.spmd import spmd
@@ -31,13 +32,15 @@ def check_scheme(
 ) -> Verdict:
     """Train logistic regression on digits in float64 with a scheme of one's own, and compare every step.
 
+    First on simulated ranks, then, where it was right, on real ones.
+
     Parameters
     ----------
     my_scheme : callable or type
         A function of (comm, tensor) that sums a tensor over all ranks, in place; or a
         subclass of :class:`dlpar.sync.Scheme` with ``combine``.
     workers : sequence of int
-        Numbers of workers to try; shares of the batch are not all of one size.
+        Numbers of workers to try, real ones with the last; shares of the batch are not all of one size.
     hints : sequence of str
         From gentle to plain; a wrong answer shows one more of them each time.
     reference : str
@@ -61,31 +64,26 @@ def check_scheme(
     complaint = not_a_scheme(my_scheme, name)
     if complaint:
         return wrong(name, hints, complaint + ".")
-    for world in workers:
+    for world, ranks in trials(workers):
         try:
             experiment = Experiment(
-                sync=my_scheme, workers=world, model="logistic", batch=64 - world // 2,
+                sync=my_scheme, workers=ranks, model="logistic", batch=64 - ranks // 2,
                 steps=steps, lr=0.5, dtype="float64",
             )  # fmt: skip
-            trials = spmd(_trial, experiment, workers=world, timeout=timeout)
+            told = spmd(_trial, experiment, workers=ranks, world=world, timeout=timeout)
         except (BadExperiment, JobFailed, TypeError, PicklingError) as failure:  # of what cannot be sent to a rank
             if "NotImplementedError" in str(failure):
                 return Verdict("to do", f"{name} is not written yet.")
-            return wrong(name, hints, f"With {world} workers: {failure}")
-        differing = [(*trial["first"], rank) for rank, trial in enumerate(trials) if trial["first"]]
+            return wrong(name, hints, f"With {ranks} {world} workers: {failure}")
+        differing = [(*trial["first"], rank) for rank, trial in enumerate(told) if trial["first"]]
         if differing:
             step, what, rank = min(differing, key=lambda one: (one[0], one[2]))
-            return wrong(name, hints, f"With {world} workers, at step {step}, on worker {rank}: {what}.")
+            return wrong(name, hints, f"With {ranks} {world} workers, at step {step}, on worker {rank}: {what}.")
     return Verdict(
         "solved",
-        f"{name} is right: with {_listed(workers)} workers every weight is that of one process, {steps} steps long. "
-        + _traffic(trials, reference),
+        f"{name} is right: with {listed(workers)} simulated workers and with {workers[-1]} real ones every weight is "
+        f"that of one process, {steps} steps long. " + _traffic(told, reference),
     )
-
-
-def _listed(numbers: Sequence[int]) -> str:
-    *first, last = map(str, numbers)
-    return f"{', '.join(first)} and {last}" if first else last
 
 
 def _traffic(trials: list[dict], reference: str) -> str:

@@ -1,10 +1,11 @@
-"""Checks a server's answer to a push, typed in a cell: real workers push to it, and every push is looked at."""
+"""Checks a server's answer to a push, typed in a cell: workers push to it, and every push is looked at."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Callable, Iterable, Sequence
 
+from dlpar.lab.on_ranks import listed
 from dlpar.lab.verdict import Verdict, difference, wrong
 from dlpar.launcher.job import JobFailed
 from dlpar.launcher.spmd import spmd
@@ -53,7 +54,7 @@ class Desk:
 
 def check_server(on_push: OnPush | None, bounds: Sequence[int] = (0, 1, 3), hints: Sequence[str] = (),
                  workers: int = 3, timeout: float = 20.0) -> Verdict:  # fmt: skip
-    """Run a server on real ranks whose answer to a push is ``on_push(server, worker, gradient)``.
+    """Run a server whose answer to a push is ``on_push(server, worker, gradient)``: on simulated ranks, then real ones.
 
     It must move ``server.weights`` by the gradient with the learning rate divided by
     its staleness (at least 1), count the update and the worker's clock, note that the
@@ -82,20 +83,20 @@ def check_server(on_push: OnPush | None, bounds: Sequence[int] = (0, 1, 3), hint
     if not callable(on_push):
         return Verdict("to do", "The function is not written yet.")
     oldest = furthest = 0
-    for bound in bounds:
+    for world, bound in [*(("simulated", bound) for bound in bounds), ("real", bounds[-1])]:
         try:
-            found, age, lead = spmd(_trial, on_push, bound, workers=workers + 1, timeout=timeout)[0]
+            found, age, lead = spmd(_trial, on_push, bound, workers=workers + 1, world=world, timeout=timeout)[0]
         except (JobFailed, TypeError, AttributeError) as failure:  # the last two: what cannot be sent to a rank
             if "NotImplementedError" in str(failure):
                 return Verdict("to do", f"{name} is not written yet.")
-            return wrong(name, hints, f"With {workers} workers and s = {bound}: {failure}")
+            return wrong(name, hints, f"With {workers} {world} workers and s = {bound}: {failure}")
         if found:
-            return wrong(name, hints, f"With {workers} workers and s = {bound}, {found}.")
+            return wrong(name, hints, f"With {workers} {world} workers and s = {bound}, {found}.")
         oldest, furthest = max(oldest, age), max(furthest, lead)
-    told = " and ".join([", ".join(map(str, bounds[:-1])), str(bounds[-1])]) if len(bounds) > 1 else str(bounds[0])
     return Verdict(
         "solved",
-        f"{name} is right on {workers} real workers, {CLOCKS} pushes each, with s = {told}: no lead above s "
+        f"{name} is right on {workers} workers, {CLOCKS} pushes each, simulated with s = {listed(bounds)} and real with "
+        f"{bounds[-1]}: no lead above s "
         f"(the largest was {furthest}), and every gradient weighed by its staleness (the oldest: {oldest} updates).",
     )
 

@@ -16,6 +16,7 @@ from typing import Any
 import dlpar
 from dlpar.control_groups import cores
 from dlpar.experiment import BadExperiment, Experiment
+from dlpar.launcher.diagnosis import OF_ALL
 from dlpar.launcher.mpiexec import environment, find_starter, on_one_host
 from dlpar.launcher.warm import idle_seconds
 from dlpar.paths import Scratch, private_folder, runs_folder, sweep
@@ -203,8 +204,9 @@ def check_machine(experiment: Experiment) -> None:
 
 
 def _complaint(run: Run) -> str:
-    """Reason, then each failed rank's own traceback."""
+    """Reason, then each failed rank's own traceback; what is about all ranks has said where each of them stands."""
     parts = [run.reason or f"the job is {run.status}"]
-    for rank, error in sorted(run.errors.items()):
+    own = {rank: error for rank, error in run.errors.items() if error["type"] not in OF_ALL}
+    for rank, error in sorted(own.items()):
         parts.append(f"--- rank {rank} ---\n{error['traceback'].rstrip()}")
     return "\n\n".join(parts)

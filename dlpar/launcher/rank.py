@@ -87,11 +87,13 @@ def _work(folder: Path, launched: float | None) -> int:
     from mpi4py import MPI
 
     from dlpar.comm.connect import join
+    from dlpar.comm.patience import meet
     from dlpar.record import Recorder
     from dlpar.sync import role, serve
 
     world, record, comm = MPI.COMM_WORLD, None, None
     try:
+        meet(world)
         experiment, call = world.bcast(_read_work(folder) if world.rank == 0 else None)
         comm = join(experiment, on_host=call is not None)
         record = Recorder(folder, comm)
@@ -137,6 +139,9 @@ def _call(body: bytes, comm, folder: Path) -> None:
 
 def _bring_home(folder: Path, world) -> None:
     """Copy what ranks on other machines wrote into the job's own folder, which rank 0 sees."""
+    from dlpar.comm.patience import meet
+
+    meet(world)
     home = world.bcast(str(folder))
     away = {} if str(folder) == home else {p.name: p.read_bytes() for p in folder.iterdir()}
     brought = world.gather(away)

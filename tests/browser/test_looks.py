@@ -109,6 +109,26 @@ def test_figures_of_a_scheme_are_fit_to_be_shown(open_notebook, page, themed, tm
     print("screenshots:", tmp_path)
 
 
+def test_a_simulated_and_a_paced_cluster_run_from_the_panel_and_are_fit_to_be_shown(open_notebook, page, themed, tmp_path):
+    experiment = "dlpar.Experiment(workers=64, steps=20, model='logistic', cluster='simulated')"
+    controls = "('cluster.world', 'cluster.platform', 'workers')"
+    notebook = open_notebook("import dlpar; from dlpar.lab import Panel", f"Panel({experiment}, controls={controls})")
+    notebook.run_all()
+    panel = notebook.panel()
+    panel.run.click()
+    panel.wait_for("done: 20 steps", seconds=40)
+    assert "world simulated" in panel.facts.inner_text() and "clock virtual" in panel.facts.inner_text()
+    panel.field("world").select_option("paced")
+    panel.field("workers").fill("8")
+    page.keyboard.press("Tab")
+    panel.run.click()
+    panel.wait_for("done: 20 steps", seconds=40)
+    assert "clock logical" in panel.facts.inner_text() and "slip" in panel.facts.inner_text()
+    titles = {"Throughput": {"throughput (samples/s)", "time, each run on its own clock (s)"}}
+    assert faults(panel, page, themed, titles, tmp_path) == {}
+    print("screenshots:", tmp_path)
+
+
 def test_a_comparison_is_fit_to_be_shown(open_notebook, page, themed, tmp_path):
     experiments = f"[dlpar.Experiment(workers=8, steps=40, sync=s) for s in ('ring', {', '.join(SCHEMES.values())})]"
     notebook = open_notebook(paced(60), f"from dlpar import lab; c = lab.compare({experiments}); c.run(); c")

@@ -30,8 +30,9 @@ def test_ranks_are_told_apart_without_colour():
     assert len(signs) == 45
 
 
-def test_phases_are_told_apart_without_colour():
-    assert len({phase.pattern for phase in theme.PHASES.values()}) == len(theme.PHASES)
+def test_phases_of_a_kind_are_told_apart_without_colour():
+    looks = [(phase.group, phase.pattern) for phase in theme.PHASES.values()]
+    assert len(set(looks)) == len(looks), "those of a kind have one colour"
 
 
 def test_dashed_is_left_to_predictions():
