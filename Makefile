@@ -56,8 +56,9 @@ test: $(STAMP)  ## run every test
 	status=5; run $(TWO_AT_A_TIME) -m "not timed"; [ $$status = 2 ] || run $(NO_LABS) -m timed; \
 	[ -n "$$browser" ] || $(NO_BROWSER); exit $$status
 
-# Two at a time those that say nothing about time, then the others, one after another. (5: there were none.)
-TWO_AT_A_TIME = -n 2 --dist loadfile
+# Two at a time those that say nothing about time, the longest files first; then the others, one after another.
+# (5: there were none.)
+TWO_AT_A_TIME = -n 2 --dist loadfile -o testpaths="labs tests"
 
 # This leaves the notebooks out, and the plug-in that runs them, which alone takes two seconds to start.
 NO_LABS = -o testpaths=tests -o addopts="-ra --strict-markers --strict-config" -p no:nbval

@@ -178,7 +178,7 @@ def ring_of_sends(comm, n):
     return comm.now()
 
 
-def test_a_ring_of_sends_above_the_eager_limit_is_a_deadlock_and_all_ranks_are_told():
+def test_a_ring_of_sends_above_the_eager_limit_is_a_deadlock_that_names_every_rank_s_line():
     began = time.monotonic()
     with pytest.raises(JobFailed) as failed:
         dlpar.spmd(ring_of_sends, 20_000, workers=3, world="paced", timeout=60)
@@ -187,7 +187,7 @@ def test_a_ring_of_sends_above_the_eager_limit_is_a_deadlock_and_all_ranks_are_t
     assert first.startswith("deadlock after 0.000196078 s of logical time: nobody can go on")
     for rank in range(3):
         assert f"rank {rank} in send of 80,000 bytes to rank {(rank + 1) % 3} (tag 0) at test_paced.py:" in first
-    assert str(failed.value).count("Deadlock: deadlock") == 3
+    assert "Traceback" not in str(failed.value)
 
 
 def test_a_ring_of_sends_below_the_eager_limit_passes():

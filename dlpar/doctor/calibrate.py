@@ -24,7 +24,7 @@ from dlpar.platforms.ping_pong import SIZES, eager_limit, there_and_back
 if TYPE_CHECKING:
     from dlpar.comm import Comm
 
-STEPS, WARM, RUNS = 80, 20, 4
+STEPS, WARM, RUNS = 80, 20, 3
 """Steps of a run, how many of them pass before times settle, and how many runs there are of each kind."""
 
 SMALL, LARGE = 64, 256
@@ -38,7 +38,7 @@ LIMIT = 60.0
 
 
 def calibrate() -> Platform:
-    """Measure this machine, and keep the figures as the platform ``here``; takes some twenty seconds.
+    """Measure this machine, and keep the figures as the platform ``here``; takes some ten seconds.
 
     Raises
     ------
