@@ -133,8 +133,7 @@ def test_a_simulated_run_is_never_drawn_as_measured(launched):
     assert {t.name: t.line.width for t in drawn if "world" in t.name} == {"world=simulated": 5, "world=real": 1.5}
 
 
-def test_the_predicted_rate_is_a_dashed_line(monkeypatch, tmp_path):
-    monkeypatch.setenv("DLPAR_HOME", str(tmp_path))  # where no machine was measured
+def test_the_predicted_rate_is_a_dashed_line():
     board = Board(MANY)
     board.begin(MANY, "run")
     style = board.throughput.plot.style("predicted")
