@@ -55,13 +55,16 @@ class Run:
 
     @property
     def status(self) -> str:
-        """``starting``, ``running``, ``done``, ``failed``, ``stopped`` or ``lost`` (ended without a word)."""
+        """``queued``, ``starting``, ``running``, ``done``, ``failed``, ``stopped`` or ``lost`` (ended without a word)."""
         live = self.live  # before the end is looked for: it is written while the run is live
         end = self._end()
         if end:
             return end["status"]
+        if live and any(self.path.glob("rank-*.jsonl")):
+            return "running"
         if live:
-            return "running" if any(self.path.glob("rank-*.jsonl")) else "starting"
+            said = _job_records(self.path)
+            return "queued" if said and said[-1]["k"] == "queued" else "starting"
         return "done" if self._finished_unguarded() else "lost"
 
     @property

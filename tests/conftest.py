@@ -18,19 +18,6 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-ALONE = ("browser", "labs")
-"""Folders of tests that are all timed: of what is drawn, and of what the runs of labs refute."""
-
-NOT_TIMED = ("test_looks.py",)
-"""But for these."""
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if item.path.parent.name in ALONE and item.path.suffix == ".py" and item.path.name not in NOT_TIMED:
-            item.add_marker("timed")
-
-
 @pytest.fixture(scope="session", autouse=True)
 def own_folders():
     """A private DLPAR_HOME and DLPAR_RUNTIME; the fork server in them is dismissed at the end."""

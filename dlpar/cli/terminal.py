@@ -16,6 +16,7 @@ from dlpar.experiment import Experiment
 from dlpar.lab.labels import platform_in_words, scheme
 from dlpar.lab.says import duration, quantity
 from dlpar.lab.theme import PHASES
+from dlpar.launcher.slots import in_words
 from dlpar.run import Run
 from dlpar.summary import weighted_loss
 from dlpar.tail import Tail
@@ -41,7 +42,7 @@ class Progress:
     def __init__(self, experiment: Experiment) -> None:
         self.experiment = experiment
         self.ranks: dict[int, dict[str, Any]] = {}
-        self.mode = ""
+        self.mode = self.place = ""
         self.accuracy: float | None = None
         self.worker_steps = self.samples = 0
         self.latest = 0.0
@@ -64,8 +65,10 @@ class Progress:
             self.ranks[record["rank"]] = record
         elif kind == "eval":
             self.accuracy = record["accuracy"]
+        elif kind == "queued":
+            self.place = in_words(record["ahead"], record["paused"])
         elif kind == "launch":
-            self.mode = record["mode"]
+            self.mode, self.place = record["mode"], ""
 
     def mark(self) -> None:
         """End a look: rates are taken between looks."""
@@ -175,11 +178,14 @@ class PlainView(Following):
 
     def __init__(self, run: Run) -> None:
         super().__init__(run)
-        self._said = 0
+        self._said, self._place = 0, ""
         print(f"{self.progress.headline()}: run {run.id}", flush=True)
 
     def show(self) -> None:
         p = self.progress
+        if p.place and p.place != self._place:
+            self._place = p.place
+            print(p.place, flush=True)
         if p.steps > self._said:
             self._said = p.steps
             left = f", {p.time_left}" if p.time_left else ""
@@ -211,6 +217,8 @@ class LiveView(Following):
         """All of it, as rich draws it."""
         p = self.progress
         headline = Text(p.headline(), style="bold")
+        if p.place:
+            return Group(headline, Text(f"{p.place}; it starts by itself, Ctrl-C leaves the queue"))
         if not p.worker_steps:
             up = len(p.ranks)
             how = f" ({p.mode})" if p.mode else ""

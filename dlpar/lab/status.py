@@ -16,6 +16,7 @@ from dlpar.lab.global_steps import GlobalSteps
 from dlpar.lab.labels import platform_in_words
 from dlpar.lab.says import duration, quantity
 from dlpar.lab.theme import CLOCKS
+from dlpar.launcher.slots import in_words
 
 LOG_BYTES = 16_000
 """End of the log that is shown; all of it is in the run folder."""
@@ -64,6 +65,10 @@ class Status:
         self.launch_s: float | None = None
         several = "" if experiment.ranks == 1 else "s"
         self.say(f"Starting {experiment.ranks} rank{several} …")
+
+    def queued(self, ahead: int, paused: bool) -> None:
+        """Say how many jobs are ahead of this one."""
+        self.say(f"{in_words(ahead, paused)}; it starts by itself, Stop leaves the queue")
 
     def progress(self, so_far: GlobalSteps) -> None:
         """Say how far the run is; four times a second at most."""

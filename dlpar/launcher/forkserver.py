@@ -15,12 +15,11 @@ import random
 import select
 import signal
 import socket
-import struct
 import sys
 import time
 import traceback
 
-from dlpar.launcher.processes import die_with_parent
+from dlpar.launcher.processes import die_with_parent, is_ours
 
 PRELOADED = ("torch", "torch.distributed", "numpy", "cloudpickle", "platformdirs", "filelock", "dlpar.train",
              "dlpar.comm.connect", "dlpar.comm.pacing.world", "dlpar.launcher.rank", "dlpar.launcher.payload")  # fmt: skip
@@ -202,8 +201,7 @@ def _request(connection: socket.socket) -> tuple[dict, list[int]] | None:
     connection.settimeout(5.0)
     descriptors: list[int] = []
     try:
-        owner = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-        if struct.unpack("3i", owner)[1] != os.getuid():
+        if not is_ours(connection):
             return None
         head, descriptors, _, _ = socket.recv_fds(connection, 8, 3)
         body = b""

@@ -18,6 +18,7 @@ from dlpar.control_groups import cores
 from dlpar.experiment import BadExperiment, Experiment
 from dlpar.launcher.diagnosis import OF_ALL
 from dlpar.launcher.mpiexec import environment, find_starter, on_one_host
+from dlpar.launcher.slots import keeper_socket
 from dlpar.launcher.warm import idle_seconds
 from dlpar.paths import Scratch, private_folder, runs_folder, sweep
 from dlpar.run import Run
@@ -43,7 +44,10 @@ class Job:
         Where ranks write.
     """
 
-    def __init__(self, folder: Path, ranks: int, timeout: float, hostfile: str | None = None, threads: int | None = None):
+    def __init__(
+        self, folder: Path, ranks: int, timeout: float, hostfile: str | None = None, threads: int | None = None,
+        simulated: bool = False,
+    ) -> None:  # fmt: skip
         self.folder, self.launched = folder, time.time()
         find_starter(), idle_seconds()  # what can be refused is refused before anything is made
         sweep()
@@ -58,6 +62,9 @@ class Job:
         for lock in locks:
             os.close(lock)
         spec = self._spec(scratch, ranks, timeout, hostfile, threads)
+        # A simulation is the way out for who would not wait: it is one process, and takes no slot.
+        queue = None if simulated or not spec["one_host"] else keeper_socket()
+        spec["queue"] = str(queue) if queue else None
         try:
             self._supervisor.stdin.write(json.dumps(spec).encode() + b"\n")
             self._supervisor.stdin.flush()
@@ -68,7 +75,7 @@ class Job:
     def _spec(self, scratch: Scratch, ranks: int, timeout: float, hostfile: str | None, threads: int | None) -> dict[str, Any]:
         starter = find_starter()
         threads = threads or max(1, cores() // ranks)
-        arguments = [str(self.folder), str(ranks), repr(self.launched)]
+        arguments = [str(self.folder), str(ranks), "{began}"]
         cold = [sys.executable, "-m", "dlpar.launcher.rank", *arguments]
         warm = [sys.executable, "-S", "-E", str(Path(__file__).with_name("stub.py")), "{socket}", *arguments]
         one_host = on_one_host(starter, hostfile)
@@ -78,6 +85,7 @@ class Job:
             "cold": starter.command(ranks, cold, hostfile),
             "warm": starter.command(ranks, warm) if one_host and starter.dialect == "openmpi5" else None,
             "env": environment(starter, scratch, threads, one_host),
+            "one_host": one_host,
             "cwd": os.getcwd(),
             "scratch": scratch.folder.name.removeprefix("job-"),
             "timeout": timeout,
@@ -97,7 +105,7 @@ class Job:
         return self._supervisor.poll() is not None
 
     def poll(self) -> str:
-        """``starting``, ``running``, ``done``, ``failed`` or ``stopped``; never blocks."""
+        """``queued``, ``starting``, ``running``, ``done``, ``failed`` or ``stopped``; never blocks."""
         return self.run.status
 
     def wait(self, timeout: float | None = None) -> Run:
@@ -178,7 +186,8 @@ def launch(experiment: Experiment) -> Job:
     find_starter()
     cluster, folder = experiment.cluster, _new_run_folder(experiment)
     try:
-        return Job(folder, experiment.processes, cluster.timeout, cluster.hostfile, cluster.threads)
+        simulated = cluster.world == "simulated"
+        return Job(folder, experiment.processes, cluster.timeout, cluster.hostfile, cluster.threads, simulated)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)  # nothing ran: there is no run to keep
         raise

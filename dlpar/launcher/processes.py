@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import socket
+import struct
 import sys
 import time
 
@@ -17,6 +19,17 @@ def die_with_parent(parent: int | None = None) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if parent is not None and os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def is_ours(connection: socket.socket) -> bool:
+    """Whether the other end of a Unix socket belongs to this account, as the kernel says.
+
+    Where the system cannot tell (macOS), the folder of the socket, closed to others, has to do.
+    """
+    option = getattr(socket, "SO_PEERCRED", None)
+    if option is None:
+        return True
+    return struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, option, struct.calcsize("3i")))[1] == os.getuid()
 
 
 def adopt_orphans() -> None:

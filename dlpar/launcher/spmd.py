@@ -54,7 +54,7 @@ def spmd(
     whole.check_files()
     folder = called(whole, function, *arguments)
     try:
-        Job(folder, whole.processes, timeout).wait()
+        Job(folder, whole.processes, timeout, simulated=world == "simulated").wait()
         return [pickle.loads(result_path(folder, rank).read_bytes()) for rank in range(workers)]
     finally:
         shutil.rmtree(folder, ignore_errors=True)

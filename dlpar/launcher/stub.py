@@ -13,7 +13,7 @@ import sys
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
-from dlpar.launcher.processes import die_with_parent  # noqa: E402
+from dlpar.launcher.processes import die_with_parent, is_ours  # noqa: E402
 
 
 def main() -> None:
@@ -34,6 +34,8 @@ def _forked(path: str, argv: list[str]):
     """Have a rank forked; the file whose next line is its exit status.  OSError where none is forked."""
     server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     server.connect(path)
+    if not is_ours(server):  # it would get our environment and our descriptors
+        raise PermissionError(f"{path}: somebody else listens there")
     body = json.dumps({"env": dict(os.environ), "cwd": os.getcwd(), "argv": argv}).encode()
     socket.send_fds(server, [len(body).to_bytes(8, "big")], [0, 1, 2])
     server.sendall(body)

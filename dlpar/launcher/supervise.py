@@ -18,7 +18,7 @@ import threading
 import time
 from pathlib import Path
 
-from dlpar.launcher import diagnosis, warm
+from dlpar.launcher import diagnosis, slots, warm
 from dlpar.launcher.processes import adopt_orphans, descendants, die_with_parent, kill, wait_gone
 from dlpar.paths import Scratch
 from dlpar.summary import Summary
@@ -44,6 +44,8 @@ class Job:
         self.log_left = LOG_LIMIT
         self.pending: dict = {}  # the beginning of a line whose end has not come yet, by pipe
         self.verdict: tuple[str, str, int | None] | None = None  # status, reason, rank
+        self.queue: slots.Talk | None = None
+        self.began = spec["launched"]
         self.progress, self.moved_at, self.started = [], time.monotonic(), False
 
     def write(self, **record) -> None:
@@ -55,6 +57,24 @@ class Job:
 
     # -- while it runs ---------------------------------------------------
 
+    def queue_up(self) -> slots.Talk | None:
+        """Ask for job slots, where this machine has a limit."""
+        if self.spec["queue"]:
+            self.queue = slots.Talk(Path(self.spec["queue"]), {"slots": self.spec["ranks"]})
+        return self.queue
+
+    def hear_queue(self) -> None:
+        """Note how many are ahead; the time to start is counted from when nobody is."""
+        for said in self.queue.hear():
+            if "go" in said:
+                self.began = time.time()
+            else:
+                self.write(k="queued", at=time.time(), ahead=said["ahead"], paused=said["paused"])
+
+    @property
+    def may_start(self) -> bool:
+        return self.queue is None or bool(self.queue.files)
+
     def choose_command(self) -> None:
         """The fastest safe way to start: through the fork server, which may first have to be started itself."""
         command = self.spec["warm"]
@@ -63,7 +83,8 @@ class Job:
         except Exception:  # whatever keeps it from starting warm, a cold start is possible
             socket = None
         self.mode = "warm" if socket else "cold"
-        self.command = [str(socket) if word == "{socket}" else word for word in command] if socket else self.spec["cold"]
+        filled = {"{socket}": str(socket), "{began}": repr(self.began)}
+        self.command = [filled.get(word, word) for word in (command if socket else self.spec["cold"])]
 
     def start(self) -> subprocess.Popen:
         def of_its_own() -> None:
@@ -73,7 +94,9 @@ class Job:
         mpiexec = subprocess.Popen(
             self.command, env=self.spec["env"], cwd=self.spec["cwd"], stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=of_its_own,
+            pass_fds=self.queue.files if self.queue else (),
         )  # fmt: skip
+        self.moved_at = time.monotonic()
         self.write(k="launch", at=self.spec["launched"], mode=self.mode, pid=os.getpid(), command=self.command)
         return mpiexec
 
@@ -153,6 +176,10 @@ def guard(spec: dict) -> None:
     mpiexec = None
     try:
         selector = _selector(job, signals)
+        if job.queue_up():
+            selector.register(job.queue.socket, selectors.EVENT_READ, "queue")
+        while not job.may_start and job.verdict is None:
+            _hear(job, selector, signals, 1.0)
         choosing = threading.Thread(target=job.choose_command, daemon=True)
         choosing.start()
         while choosing.is_alive() and job.verdict is None:
@@ -164,6 +191,8 @@ def guard(spec: dict) -> None:
                 job.end("failed", f"mpiexec: {spec['cold'][0]} does not start ({error.strerror})")
             else:
                 _watch(job, mpiexec, selector, signals)
+    except slots.NoSlots as error:
+        job.end("failed", str(error))
     except BaseException as error:  # a fault of ours must not leave ranks behind
         job.end("failed", f"the launcher failed: {type(error).__name__}: {error}")
     job.clean_up(mpiexec)
@@ -186,6 +215,8 @@ def _hear(job: Job, selector: selectors.BaseSelector, signals: int, timeout: flo
         if key.data == "out":
             if not job.copy_output(key.fileobj):
                 selector.unregister(key.fileobj)
+        elif key.data == "queue":
+            job.hear_queue() if not job.may_start else selector.unregister(key.fileobj)  # the keeper has gone: go on
         elif key.data == "owner":
             said = os.read(0, 100)
             job.end("stopped", "stopped by its owner" if said else "who started it has ended, so it was stopped")

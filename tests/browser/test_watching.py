@@ -5,8 +5,12 @@ from __future__ import annotations
 import json
 import time
 
+import pytest
+
 from browser.jupyter import Jupyter
 from browser.test_panel import paced
+
+pytestmark = pytest.mark.timed
 
 
 def test_point_is_on_screen_within_250_ms_of_being_written(open_notebook, page, jupyter: Jupyter):
