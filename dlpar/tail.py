@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, Iterator
 
 try:
     from orjson import loads
@@ -38,13 +38,7 @@ class Tail:
         """Records appended since the last call as ``(source, record)``; the source is ``rank-3`` or ``job``."""
         found = []
         for name in self._files():
-            for line in self._new_lines(name):
-                try:
-                    record = loads(line)
-                except ValueError:  # a line torn by a full disk: say nothing false, go on
-                    continue
-                if record.get("loss", 0) is None:  # JSON has no NaN; a diverged loss is one
-                    record["loss"] = math.nan
+            for record in filter(None, map(_record, self._new_lines(name))):
                 source = name.removesuffix(".jsonl")
                 found.append((f"rank-{record['rank']}" if source == ALL_RANKS else source, record))
         return found
@@ -74,3 +68,20 @@ class Tail:
         whole = data.rfind(b"\n") + 1
         self._read_to[name] = start + whole
         return data[:whole].splitlines()
+
+
+def lines_of(path: Path) -> Iterator[Record]:
+    """The records of one file from its beginning, one at a time."""
+    with open(path, "rb") as file:
+        yield from filter(None, map(_record, file))
+
+
+def _record(line: bytes) -> Record | None:
+    """What a line says; None for one torn by a full disk: say nothing false, go on."""
+    try:
+        record = loads(line)
+    except ValueError:
+        return None
+    if record.get("loss", 0) is None:  # JSON has no NaN; a diverged loss is one
+        record["loss"] = math.nan
+    return record

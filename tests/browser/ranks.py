@@ -60,10 +60,16 @@ def _facts(sync: dict, rank: int, step: int, workers: int) -> dict:
     return found
 
 
+class _CPU(str):
+    """A device without torch, which takes seconds to import."""
+
+    type = "cpu"
+
+
 class _Rank:
     """What a recorder asks of a communicator; `at` is the moment its clock shows while a step is made up."""
 
-    device = "cpu"
+    device = _CPU("cpu")
 
     def __init__(self, rank: int, clock: Callable[[], float], world: str) -> None:
         self.rank, self._clock, self.at, self.world = rank, clock, None, world
