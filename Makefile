@@ -14,10 +14,11 @@ PYTHON      ?= python3 python3.13 python3.12 python3.11 python3.14 python
 TORCH       ?= auto
 PYTEST_ARGS ?=
 LAB_ARGS    ?=
+HUB_ARGS    ?=
 BENCH       ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help lab test quick bench setup clean FORCE
+.PHONY: help lab hub test quick bench setup clean FORCE
 
 help:  ## this text
 	@echo "dlpar, a teaching lab for parallel and distributed deep learning"
@@ -25,7 +26,8 @@ help:  ## this text
 	@echo 'Settings, given as  make test PYTEST_ARGS="-k ring":'
 	@echo '  PYTEST_ARGS  more arguments for pytest (test, quick)'
 	@echo '  BENCH        sections to measure (bench), any of launch throughput ring mapreduce ps recording hogwild'
-	@echo '               simulation tensor pipeline'
+	@echo '               simulation tensor pipeline hub gpu'
+	@echo '  HUB_ARGS     flags of `dlpar hub` (hub)'
 	@echo '  LAB_ARGS     more arguments for JupyterLab, such as --port=9000 or --no-browser (lab)'
 	@echo '  PYTHON       the Python that $(VENV) is made from'
 	@echo '  TORCH        the PyTorch to install: auto (the default: CPU unless there is an NVIDIA GPU),'
@@ -48,6 +50,9 @@ lab: $(STAMP)  ## open the first lab in JupyterLab (where there is no screen: pr
 	  --LabApp.default_url=/lab/tree/$(LAB) --LabApp.news_url=None \
 	  --LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate \
 	  --LabApp.extension_manager=readonly --LanguageServerManager.autodetect=False $(LAB_ARGS)
+
+hub: $(STAMP)  ## try a classroom's JupyterHub on this machine; dlpar/hub/README.md says how to run one
+	@$(RUN) dlpar.cli hub $(HUB_ARGS)
 
 test: $(STAMP)  ## run every test
 	@$(FIND_BROWSER); [ -n "$$browser" ] || { $(INSTALL_BROWSER); }; [ -n "$$browser" ] || $(NO_BROWSER); \
@@ -161,8 +166,10 @@ $(STAMP): pyproject.toml
 	  *) echo "TORCH=$$choice is not one of auto, cpu, cuda, any" >&2; exit 1;; \
 	esac
 	@echo "Set-up 4/4: installing dlpar and what it needs, JupyterLab included"
-	@$(UV_SETTINGS); { $(UV_INSTALL) --compile-bytecode -e '.[lab,test]'; } || $(PIP_INSTALL) -e '.[lab,test]' \
+	@$(UV_SETTINGS); { $(UV_INSTALL) --compile-bytecode -e '.[lab,test,hub]'; } \
+	  || $(PIP_INSTALL) -e '.[lab,test,hub]' \
 	  || { echo "The packages could not be installed; the lines above say why." >&2; exit 1; }
 	@$(PY) -m jupyterlab.labextensions disable --level=sys_prefix $(NEWS_QUESTION) >/dev/null 2>&1 || true
+	@$(PY) -m dlpar.hub.proxy || echo "Everything works but \`make hub\`; its tests are skipped."
 	@pwd -P >$@
 	@echo "Set-up done."

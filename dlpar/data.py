@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -12,17 +13,21 @@ from torch import Tensor
 from dlpar import docstrings, files
 from dlpar.cache import Arrays, cached
 from dlpar.files import BadData
+from dlpar.in_file import InFile, kept_by_file
 from dlpar.sampling import generator
 
 if TYPE_CHECKING:
     from dlpar.experiment import Data
 
-__all__ = ["BadData", "Dataset", "Task", "load", "split"]
+__all__ = ["BadData", "Dataset", "Task", "digits", "load", "split"]
 
 Task = Literal["classification", "regression", "characters"]
 
 HELD_OUT = 0.2
 """Share of the samples kept for testing where the source has no test set of its own."""
+
+SCALED_BY = 10_000
+"""Images at most from which the scale of pixels follows: as good as all of them, and bounded in memory."""
 
 TRAIN_CHARACTERS = 2**20
 TEST_CHARACTERS = 2**14
@@ -31,7 +36,8 @@ TEST_CHARACTERS = 2**14
 
 @dataclass(frozen=True)
 class Dataset:
-    """Samples, loaded on the CPU; `x` of the dtype asked for (characters: int64), `y` as the task wants it.
+    """Samples, loaded on the CPU, or images still in their file (:class:`~dlpar.in_file.InFile`); `x` of the dtype
+    asked for (characters: int64), `y` as the task wants it.
 
     Classification: labels, int64, (n,).  Regression: targets, (n, 1).  Characters: the
     characters that follow each of `x`, int64, (n, context), as positions in
@@ -40,12 +46,14 @@ class Dataset:
 
     name: str
     task: Task
-    train_x: Tensor
+    train_x: Tensor | InFile
     train_y: Tensor
-    test_x: Tensor
+    test_x: Tensor | InFile
     test_y: Tensor
     classes: int
     """Outputs of a model: labels, characters of the alphabet, or 1 for regression."""
+    loaded: int = 0
+    """Bytes of training images that were read from a file to have them here."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -53,14 +61,22 @@ class Dataset:
         return tuple(self.train_x.shape[1:])
 
     def to(self, device: torch.device | str) -> Dataset:
-        """The same samples on another device; those already there are not copied."""
+        """The same samples on another device; those already there are not copied, those in a file not read."""
         moved = {name: getattr(self, name).to(device) for name in ("train_x", "train_y", "test_x", "test_y")}
         return replace(self, **moved)
 
     def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         """Inputs and targets of the training samples at `indices`, (n,), which may lie on another device."""
-        indices = indices.to(self.train_x.device)
+        if self.train_y.is_cuda:  # from pinned memory a copy makes nobody wait
+            indices = indices.pin_memory()
+        indices = indices.to(self.train_y.device, non_blocking=True)
         return self.train_x.index_select(0, indices), self.train_y.index_select(0, indices)
+
+    def facts(self) -> dict[str, Any]:
+        """What a step's record says of it: ``read``, the bytes of training images that were read from a file so far;
+        of data that lie in no file, nothing."""
+        read = self.loaded + getattr(self.train_x, "read", 0)
+        return {"read": read} if read else {}
 
 
 def load(data: Data, seed: int, dtype: torch.dtype = torch.float32, model: str = "mlp") -> Dataset:
@@ -143,10 +159,17 @@ def _from_sklearn(name: str) -> Arrays:
     return cached(f"{name}-1-sklearn-{version('scikit-learn')}", make)
 
 
+def digits() -> files.Images:
+    """All of scikit-learn's handwritten digits: pixels from 0 to 16 in floats, (1797, 1, 8, 8), and labels, (1797,)."""
+    kept = _from_sklearn("digits")
+    return kept["x"].reshape(-1, 1, 8, 8), kept["y"]
+
+
 def _images(data: Data, seed: int, dtype: torch.dtype, flat: bool) -> Dataset:
+    if data.reading == "batches":
+        return _images_in_file(data, seed, dtype, flat)
     if data.name == "digits":
-        kept = _from_sklearn("digits")
-        sets = [(kept["x"].reshape(-1, 1, 8, 8), kept["y"])]
+        sets = [digits()]
     else:
         read = files.mnist if data.name == "mnist" else files.cifar10
         sets = read(files.folder_of(data.name, data.folder))
@@ -154,28 +177,49 @@ def _images(data: Data, seed: int, dtype: torch.dtype, flat: bool) -> Dataset:
         pixels, labels = sets[0]
         sets = [(pixels[part], labels[part]) for part in split(labels, seed)]
     (train_x, train_y), (test_x, test_y) = sets
-    mean, scale = _pixel_scale(train_x)
+    ready = _standardised(*_pixel_scale(train_x[:SCALED_BY]), dtype, flat)
+    found = _dataset(data.name, ready(train_x), train_y, ready(test_x), test_y)
+    return found if data.name == "digits" else replace(found, loaded=train_x.nbytes)
+
+
+def _images_in_file(data: Data, seed: int, dtype: torch.dtype, flat: bool) -> Dataset:
+    """The same samples; only labels are read now, and by one rank of a machine what the scale follows from."""
+    sets = files.mnist(files.folder_of(data.name, data.folder), mapped=True)
+    rows = [np.arange(len(labels)) for _, labels in sets] if len(sets) == 2 else split(sets[0][1], seed)
+    (train, train_y), (test, test_y) = sets if len(sets) == 2 else 2 * sets
+    some = rows[0][:SCALED_BY]
+    scale = kept_by_file("scale", train, some, lambda: dict(zip(("mean", "divisor"), _pixel_scale(train[some]))))
+    ready = _standardised(scale["mean"], scale["divisor"], dtype, flat)
+    train_x, test_x = InFile(train, rows[0], ready), InFile(test, rows[1], ready)
+    return _dataset(data.name, train_x, train_y[rows[0]], test_x, test_y[rows[1]])
+
+
+def _standardised(
+    mean: np.ndarray, divisor: np.ndarray, dtype: torch.dtype, flat: bool
+) -> Callable[[np.ndarray], Tensor]:
+    """From pixels to what a model reads."""
+    shift, scale = torch.from_numpy(mean), torch.from_numpy(divisor)
 
     def ready(pixels: np.ndarray) -> Tensor:
-        x = torch.from_numpy(pixels).to(dtype).sub_(mean).div_(scale)
+        x = torch.from_numpy(pixels).to(dtype).sub_(shift).div_(scale)
         return x.flatten(1) if flat else x
 
-    return _dataset(data.name, ready(train_x), train_y, ready(test_x), test_y)
+    return ready
 
 
-def _pixel_scale(pixels: np.ndarray) -> tuple[Tensor, Tensor]:
+def _pixel_scale(pixels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Mean and divisor of each channel, (channels, 1, 1).
 
     Divided by their standard deviation, the pixels of a sample would have a squared
     length of as many as they are, and the longer the inputs, the lower the learning
     rate at which SGD is stable.  So it is capped at 256: 0.1 suits all three sets.
     """
-    values = pixels[:10_000].astype(np.float32)  # as good as all of them, and bounded in memory
+    values = pixels.astype(np.float32)
     mean = values.mean(axis=(0, 2, 3), dtype=np.float64)
     deviation = values.std(axis=(0, 2, 3), dtype=np.float64)
     cap = max(1.0, np.sqrt(pixels[0].size / 256))
     scale = np.where(deviation > 0, deviation, 1.0) * cap
-    return torch.from_numpy(mean[:, None, None]), torch.from_numpy(scale[:, None, None])
+    return mean[:, None, None], scale[:, None, None]
 
 
 def _diabetes(seed: int, dtype: torch.dtype) -> Dataset:
@@ -218,7 +262,8 @@ def _characters(context: int, seed: int) -> Dataset:
 
 
 def _dataset(
-    name: str, train_x: Tensor, train_y: np.ndarray, test_x: Tensor, test_y: np.ndarray, classes: int = 10
-) -> Dataset:
+    name: str, train_x: Tensor | InFile, train_y: np.ndarray, test_x: Tensor | InFile, test_y: np.ndarray,
+    classes: int = 10,
+) -> Dataset:  # fmt: skip
     labels = (torch.from_numpy(part.astype(np.int64)) for part in (train_y, test_y))
     return Dataset(name, "classification", train_x, next(labels), test_x, next(labels), classes)

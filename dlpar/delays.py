@@ -51,6 +51,7 @@ class Delays:
         """Delay the worker whose computing of `step` began at `began` (seconds of its clock), after `done` global steps."""
         if self.none:
             return
+        self.comm.settle()
         computed = self.comm.now() - began
         stall, self.stall = (self.stall, 0.0) if done >= self.halfway else (0.0, self.stall)
         with self.record.span("delay"):

@@ -82,10 +82,15 @@ class Experiment(Part):
     optimizer: Literal["sgd", "momentum", "adagrad", "adam"] = Field("sgd", description="Update rule.")
     momentum: float = Field(0.9, ge=0, lt=1, allow_inf_nan=False, description="Of the momentum optimizer.")
     dtype: Literal["float32", "float64"] = Field("float32", description="Type of weights and gradients.")
+    precision: Literal["full", "bf16"] = Field(
+        "full", description="bf16: matrix products in bfloat16 (mixed precision); weights, gradients and optimizer "
+        "state stay in dtype.",
+    )  # fmt: skip
     seed: int = Field(0, ge=0, le=2**31 - 1, description="Fixes weights, split and batches.")
     evaluate_every: int | None = Field(
-        None, ge=1, le=10_000_000, description="Steps between tests on held-out samples; default: 20 tests a run."
-    )
+        None, ge=0, le=10_000_000,
+        description="Steps between tests on held-out samples, besides the one at the end; default: 20 tests a run; 0: none.",
+    )  # fmt: skip
     workers: int = Field(4, ge=1, le=MAX_WORKERS, description="Ranks that train (servers not counted).")
     split: Annotated[Split, _part(*SPLITS)] = Field(DataSplit(), description="How one model is cut over ranks.")
     sync: Annotated[Sync, BeforeValidator(_sync)] = Field(Ring(), description="How replicas agree.")

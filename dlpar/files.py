@@ -45,7 +45,7 @@ def folder_of(name: str, folder: str | None) -> Path:
     return path
 
 
-def mnist(folder: Path) -> list[Images]:
+def mnist(folder: Path, mapped: bool = False) -> list[Images]:
     """The images of an MNIST folder, also of Fashion-MNIST or any other of its form.
 
     Parameters
@@ -53,6 +53,8 @@ def mnist(folder: Path) -> list[Images]:
     folder : Path
         Holds ``train-images-idx3-ubyte`` and ``train-labels-idx1-ubyte``, the same with
         ``t10k-``, or both; each may end in ``.gz``.
+    mapped : bool
+        Whether pixels stay in their files, which then are not compressed: read is what is indexed.
 
     Returns
     -------
@@ -62,14 +64,14 @@ def mnist(folder: Path) -> list[Images]:
     Raises
     ------
     BadData
-        For a missing, truncated or corrupt file.
+        For a missing, truncated or corrupt file, and for a compressed one that is to be mapped.
     """
     sets = []
     for part in ("train", "t10k"):
         names = f"{part}-images-idx3-ubyte", f"{part}-labels-idx1-ubyte"
         images, labels = (_present(folder, name) for name in names)
         if images and labels:
-            sets.append(_pair(images, labels))
+            sets.append(_pair(images, labels, mapped))
         elif images or labels:
             found, missing = (images, names[1]) if images else (labels, names[0])
             raise BadData(f"mnist: {missing} (or .gz) is missing in {folder}, where {found.name} lies")
@@ -78,8 +80,8 @@ def mnist(folder: Path) -> list[Images]:
     return sets
 
 
-def _pair(images: Path, labels: Path) -> Images:
-    pixels, numbers = _idx(images, (28, 28)), _idx(labels, ())
+def _pair(images: Path, labels: Path, mapped: bool) -> Images:
+    pixels, numbers = _idx(images, (28, 28), mapped), _idx(labels, ())
     if len(pixels) != len(numbers):
         raise BadData(f"mnist: {images} holds {len(pixels)} images, but {labels.name} {len(numbers)} labels")
     return pixels[:, None], _labels(numbers, labels)
@@ -98,8 +100,10 @@ def _labels(numbers: np.ndarray, path: Path) -> np.ndarray:
     return numbers.astype(np.int64)
 
 
-def _idx(path: Path, sample: tuple[int, ...]) -> np.ndarray:
+def _idx(path: Path, sample: tuple[int, ...], mapped: bool = False) -> np.ndarray:
     """Unsigned bytes: two zeros, type 8, the number of dimensions, each as big-endian int32, then data."""
+    if mapped and path.suffix == ".gz":
+        raise BadData(f"data.reading: got 'batches', allowed with {path} is whole: unpack it to read parts of it")
     mark = bytes((0, 0, 8, 1 + len(sample)))
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
@@ -109,12 +113,25 @@ def _idx(path: Path, sample: tuple[int, ...]) -> np.ndarray:
             size = np.frombuffer(_exactly(file, 4 * (1 + len(sample)), path), dtype=">u4").tolist()
             if tuple(size[1:]) != sample:
                 raise BadData(f"{path} holds samples of size {tuple(size[1:])}, expected is {sample}")
-            content = np.frombuffer(_exactly(file, math.prod(size), path), dtype=np.uint8)
+            if mapped:
+                content = _mapped(file, math.prod(size), path)
+            else:
+                content = np.frombuffer(_exactly(file, math.prod(size), path), dtype=np.uint8)
             if file.read(1):
                 raise BadData(f"{path} is corrupt: it goes on after the {size[0]} samples its head announces")
     except (OSError, EOFError, zlib.error, MemoryError, OverflowError) as error:
         raise BadData(f"{path} cannot be read: {error or type(error).__name__}") from None
-    return content.reshape(size).copy()  # bytes cannot be written to, which torch warns of
+    content = content.reshape(size)
+    return content if mapped else content.copy()  # bytes cannot be written to, which torch warns of
+
+
+def _mapped(file: IO[bytes], count: int, path: Path) -> np.ndarray:
+    """The next `count` bytes, where they lie; the file goes on behind them."""
+    start, there = file.tell(), os.fstat(file.fileno()).st_size
+    if there - start < count:
+        raise BadData(f"{path} is truncated: {there - start} bytes where {count} are expected")
+    file.seek(start + count)
+    return np.memmap(path, dtype=np.uint8, mode="r", offset=start, shape=count)
 
 
 def _exactly(file: IO[bytes], count: int, path: Path) -> bytes:

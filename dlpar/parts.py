@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
 from dlpar.schema import Part
 
@@ -43,6 +43,18 @@ class Data(Part):
         None, min_length=1, description="Folder with the mnist or cifar10 files; default: $DLPAR_DATA."
     )
     context: int = Field(32, ge=2, le=1024, description="Characters a docstrings sample shows the transformer.")
+    reading: Literal["whole", "batches"] = Field(
+        "whole", description="What a rank reads of mnist: all images, at the start, or of every batch its own share."
+    )
+
+    @model_validator(mode="after")
+    def _can_be_read_in_parts(self) -> Data:
+        if self.reading != "whole" and self.name != "mnist":
+            raise ValueError(
+                f"data.reading: got {self.reading!r}, allowed with data {self.name} is whole: only mnist's files hold "
+                "image after image"
+            )
+        return self
 
 
 class Averaging(Part):
@@ -126,7 +138,9 @@ class Cluster(Part):
     placement: Literal["dedicated", "colocated"] = Field(
         "dedicated", title="placement", description="Servers on nodes of their own, or on those of the workers."
     )
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where tensors live.")
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto", description="Where tensors live; auto: on GPUs where every rank sees one."
+    )
     carrier: Literal["auto", "mpi", "nccl", "gloo"] = Field(
         "auto", description="What moves tensors; auto: nccl with one GPU a rank, else mpi."
     )

@@ -19,6 +19,7 @@ import orjson
 
 if TYPE_CHECKING:
     from dlpar.comm import Comm
+    from dlpar.device_clock import DeviceClock
 
 
 TOGETHER = 0.02
@@ -52,6 +53,22 @@ class Span:
         if end - self._start <= record._nothing:
             return
         record._spans.append((self._name, self._start, end, *self._of))
+        if self._name not in COMPUTING:
+            record._waited += record.traffic.waited - self._waited
+
+
+class DeviceSpan(Span):
+    """The same of what a GPU is told inside: from when it begins with that until it has done it (`DeviceClock`)."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        super().__enter__()
+        self._start = self._record.device.moment()
+
+    def __exit__(self, *error: object) -> None:
+        record = self._record
+        record._spans.append((self._name, self._start, record.device.moment(), *self._of))
         if self._name not in COMPUTING:
             record._waited += record.traffic.waited - self._waited
 
@@ -114,11 +131,20 @@ class Recorder:
         Where many ranks of one process write; each line then says whose it is.
     """
 
+    device: DeviceClock | None = None
+    """Of a GPU's spans."""
+
+    _span: type[Span] = Span
+
     def __init__(self, folder: str | os.PathLike, comm: Comm, file: RankFile | None = None) -> None:
         self.comm, self.now, self.traffic = comm, comm.now, comm.traffic
         self._file = file or RankFile(Path(folder) / f"rank-{comm.rank}.jsonl", comm.now)
         self._whose = {} if file is None else {"rank": comm.rank}
         self._nothing = NOTHING if comm.clock == "wall" else 0.0
+        if comm.device.type == "cuda":
+            from dlpar.device_clock import DeviceClock
+
+            self.device, self._span = DeviceClock(comm), DeviceSpan
         self._spans: list[tuple[Any, ...]] = []
         self._waited = 0.0
         self._kinds: dict[str, Span] = {}
@@ -140,19 +166,19 @@ class Recorder:
         ...     loss = criterion(model(x), y)
         """
         if micro is not None:
-            return Span(self, name, (micro, chunk))
-        return self._kinds.get(name) or self._kinds.setdefault(name, Span(self, name))
+            return self._span(self, name, (micro, chunk))
+        return self._kinds.get(name) or self._kinds.setdefault(name, self._span(self, name))
 
     def step(self, step: int, **facts: Any) -> None:
         """Finish a step: one line with its loss, samples, traffic, seconds, and the spans since the last."""
-        compute = comm = 0.0
-        for name, start, end, *_ in self._spans:
+        compute, comm, spans = 0.0, 0.0, self._take_spans()
+        for name, start, end, *_ in spans:
             if name in COMPUTING:
                 compute += end - start
             else:
                 comm += end - start
         wait, self._waited = min(self._waited, comm), 0.0
-        spans, self._spans, now = self._spans, [], self.now()
+        now = self.now()
         self._write(
             {"k": "step", "step": step, "t": now, **facts,
              "compute": compute, "comm": comm - wait, "wait": wait, "spans": spans, **self.comm.state()}, soon=True
@@ -184,9 +210,12 @@ class Recorder:
         self._file.close()
 
     def _take_spans(self) -> list[tuple[Any, ...]]:
-        spans = self._spans
-        self._spans = []
-        return spans
+        spans, self._spans, device = self._spans, [], self.device
+        if device is None:
+            return spans
+        device.set()
+        timed = [(name, device.seconds(start), device.seconds(end), *of) for name, start, end, *of in spans]
+        return [span for span in timed if span[2] - span[1] > self._nothing]
 
     def _write(self, record: dict[str, Any], soon: bool = False) -> None:
         self._file.add({**record, **self._whose}, soon)

@@ -178,7 +178,7 @@ def _mixed(z: np.ndarray) -> np.ndarray:
 def _cut(e: Experiment, labels: Tensor | None, size: int) -> list[np.ndarray]:
     """Each worker's own samples; together all of them, none twice."""
     if e.shards == "by_label":
-        order = np.argsort(labels.numpy(), kind="stable")
+        order = np.argsort(labels.numpy(force=True), kind="stable")
         return np.array_split(order, e.workers)
     order = generator(e.seed, "shards").permutation(size)
     return np.split(order, np.cumsum(proportional(size, e.workers))[:-1])

@@ -32,7 +32,7 @@ def train(comm: Comm, experiment: Experiment, record: Recorder) -> torch.nn.Modu
     """Train this rank's part of a replica; returns what it has of the model."""
     # 1. On every rank the same data, model and batches: all follow from the seed.
     seed, dtype = experiment.seed, getattr(torch, experiment.dtype)
-    dataset = comm.once("data", lambda: load(experiment.data, seed, dtype, experiment.model.name).to(comm.device))
+    dataset = comm.once("data", lambda: load(experiment.data, seed, dtype, experiment.model.name)).to(comm.device)
     sampler = comm.once("batches", lambda: Sampler(experiment.of_replicas(), dataset.train_y, len(dataset.train_x)))
     model = comm.build(
         lambda: models.build(experiment, dataset).to(comm.device), outline=lambda: models.outline(experiment, dataset)
@@ -50,7 +50,7 @@ def train(comm: Comm, experiment: Experiment, record: Recorder) -> torch.nn.Modu
     sync = scheme(experiment.of_replicas(), place.twins, part.replica)
     sync.agree = place.agree
     delays = Delays(experiment, comm, record)
-    tests = place.number == 0 or part.whole_on_all
+    tests = (place.number == 0 or part.whole_on_all) and experiment.evaluate_every != 0
     own = done = tested = 0
 
     for step in sync.steps():
@@ -68,9 +68,10 @@ def train(comm: Comm, experiment: Experiment, record: Recorder) -> torch.nn.Modu
             sync.update()
         sync.spread(record.span)
 
-        # 5. Write down what happened.
-        facts = {**comm.traffic.take(), **sync.facts(), **part.facts(), **memory.facts()}
-        record.step(step, loss=part.loss, samples=part.samples, **facts)
+        # 5. Write down what happened; to read the loss is to wait for a GPU, once a step.
+        loss = None if part.loss is None else float(part.loss)
+        facts = {**comm.traffic.take(), **sync.facts(), **part.facts(), **memory.facts(), **dataset.facts()}
+        record.step(step, loss=loss, samples=part.samples, **facts)
         own += 1
         done = sync.done(own)
         if tests and tested < done // experiment.evaluation_interval and done < experiment.steps:

@@ -1,4 +1,4 @@
-"""Closed forms of time: they are those of the textbook, and real ranks on a slow link keep to them."""
+"""Closed forms of time: they are those of the textbook, and paced and simulated ranks keep to them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import pytest
 
 from dlpar import lab
 from dlpar.costmodel import Link, collective_seconds, fitted
+from dlpar.platforms import platform
 
 LINK = Link(latency=1e-3, bandwidth=1e6)  # 1 ms, and 1 ms a kilobyte
 
@@ -79,19 +80,20 @@ def test_what_makes_no_sense_is_refused(call, complaint):
 
 
 @pytest.mark.slow
-def test_ping_pong_on_a_slow_link_finds_that_link():
-    far = Link(latency=20e-3, bandwidth=10e6)
-    found = lab.ping_pong(sizes=(1_000, 400_000), repeats=3, link=far).link
-    assert found.latency == pytest.approx(far.latency, rel=0.25)
-    assert found.bandwidth == pytest.approx(far.bandwidth, rel=0.25)
+@pytest.mark.parametrize("world", ["paced", "simulated"])
+def test_ping_pong_by_the_clock_of_a_platform_finds_its_link(world):
+    found = lab.ping_pong(sizes=(1_000, 400_000), world=world, platform="cpu-1gbe")
+    link = platform("cpu-1gbe").between
+    assert (found.how, found.where) == (world, "cpu-1gbe")
+    assert found.link.latency == pytest.approx(link.latency, rel=1e-3)
+    assert found.link.bandwidth == pytest.approx(link.bandwidth, rel=1e-3)
 
 
 @pytest.mark.slow
-@pytest.mark.timed
-def test_real_ranks_on_a_slow_link_sum_rightly_and_keep_to_the_closed_form():
-    far = Link(latency=20e-3, bandwidth=10e6)
-    names, sizes = ("hierarchical", "halving_doubling", "ring", "star", "tree"), (200_000,)
-    predicted = lab.predict_collectives(names, 3, sizes, far)
-    for told, timed in zip(predicted, lab.time_collectives(names, 3, sizes, far, repeats=1)):
-        assert told[:3] == timed[:3]
-        assert 0.9 * told.seconds < timed.seconds < 1.7 * told.seconds + 0.02
+def test_collectives_of_paced_and_of_simulated_ranks_keep_to_the_closed_form():
+    names, sizes, where = ("ring", "star", "tree"), (200_000,), "cpu-1gbe"
+    predicted = lab.predict_collectives(names, 3, sizes, platform(where).between)
+    for world in ("paced", "simulated"):
+        for told, timed in zip(predicted, lab.time_collectives(names, 3, sizes, world, where)):
+            assert told[:3] == timed[:3] and timed.how == world
+            assert timed.seconds == pytest.approx(told.seconds, rel=1e-3)

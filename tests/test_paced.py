@@ -74,16 +74,34 @@ def test_the_wall_clock_follows_the_logical_one_and_the_slip_says_how_closely():
         second = 5.1e12  # FLOPs of the usual platform's device
         comm.barrier()
         began, times = time.monotonic(), []
-        for _ in range(4):
-            comm.compute(lambda: None, cost=0.1 * second)
+        for _ in range(5):
+            logical = comm.now()
+            comm.compute(lambda: times.append((logical, time.monotonic() - began)), cost=0.1 * second)
             comm.barrier()
-            times.append((comm.now(), time.monotonic() - began))
         return times, comm.state()["slip"]
 
     for times, slip in dlpar.spmd(work, workers=2, world="paced"):
-        assert [logical for logical, _ in times] == pytest.approx([0.1, 0.2, 0.3, 0.4])
+        assert [logical for logical, _ in times] == pytest.approx([0.0, 0.1, 0.2, 0.3, 0.4])
         assert all(wall > logical - 0.02 for logical, wall in times)  # it may be ahead by what it sleeps in one piece
         assert times[-1][1] < 0.4 + slip + 0.2
+
+
+def test_messages_are_exchanged_while_the_wall_sleeps_through_the_computation_before_them():
+    def work(comm):
+        import time
+
+        import torch
+
+        comm.barrier()
+        began = time.monotonic()
+        comm.compute(lambda: None, cost=0.24 * 5.1e12)
+        comm.sendrecv(torch.zeros(1), 1 - comm.rank, torch.zeros(1), 1 - comm.rank)
+        exchanged = time.monotonic() - began
+        comm.compute(lambda: None, cost=1.0)
+        return comm.now(), exchanged, time.monotonic() - began
+
+    for logical, exchanged, wall in dlpar.spmd(work, workers=2, world="paced"):
+        assert 0.24 < logical < 0.25 and exchanged < 0.2 and wall > 0.22
 
 
 def test_a_step_longer_than_the_timeout_is_not_taken_for_a_hang():

@@ -11,6 +11,9 @@ import torch
 import dlpar
 from dlpar import BadExperiment, Experiment
 from dlpar.costmodel.pipeline import boundary_traffic
+from dlpar.platforms import Device
+from simulations import cluster
+from simulations import trained as run_of
 from trained_ranks import SMALL, Trained, apart, trained
 
 SCHEDULES = {
@@ -86,9 +89,31 @@ def test_data_times_pipeline_times_tensor_is_one_process(model):
     assert same(trained(workers=8, split=split, **fields), model)
 
 
-def test_a_hybrid_interleaves_and_recomputes_too():
-    split = {"kind": "hybrid", "schedule": "interleaved", "microbatches": 4, "recompute": True}  # two by two
-    assert same(trained(workers=4, split=split, **SMALL["mlp"]), "mlp")
+@pytest.mark.parametrize(
+    "model, split",
+    [
+        ("mlp", dict(schedule="interleaved", microbatches=4, recompute=True)),
+        ("transformer", dict(schedule="zb-h1", microbatches=3)),
+        ("cnn", dict(schedule="zb-h1", microbatches=4, recompute=True)),
+    ],
+)
+def test_a_hybrid_interleaves_recomputes_and_puts_off_its_weights_too(model, split):
+    assert same(trained(workers=4, split={"kind": "hybrid", **split}, **SMALL[model]), model)  # two by two
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
+def test_a_hybrid_s_spans_tell_computing_from_the_messages_of_cut_layers(tmp_path, schedule):
+    device = Device(name="slow", flops=1e8)
+    fields = dict(workers=2, steps=2, split={"kind": "hybrid", "stages": 1, "microbatches": 2, "schedule": schedule})
+    run = run_of(tmp_path / "run", cluster(device=device), **{**SMALL["mlp"], **fields, "lr": 0.0})
+    spans = run.spans.query("step == 1 and rank == 0")
+    layers = 30 * 2 * (64 * 32 + 2 * 32 * 32 + 32 * 10) / 2  # FLOPs of half of each layer, forward, 30 samples
+    seconds = (spans["end"] - spans["start"]).groupby(spans["name"]).sum()
+    assert seconds["forward"] == pytest.approx(layers / 1e8)
+    assert seconds["backward"] + seconds.get("weight", 0.0) == pytest.approx(2 * layers / 1e8)
+    assert ("weight" in seconds) == (schedule == "zb-h1")
+    # Of each micro-batch four all-reduces between two ranks, of two messages of 1 ms at least.
+    assert seconds["reduce"] > 2 * 4 * 2 * 1e-3
 
 
 # ---- PipeDream ------------------------------------------------------------------------------
@@ -137,6 +162,8 @@ def test_pipedream_is_its_definition(stages, replicas, recompute):
     for rank, facts in enumerate(found.facts):
         lead = stages - 1 - rank % stages
         assert [step["staleness"] for step in facts] == [min(step, lead) for step in range(20)]
+        # The present weights, and each version between the forward and the backward pass of a batch in flight.
+        assert [step["versions"] for step in facts] == [1 + min(step + 1, lead, 19 - step) for step in range(20)]
 
 
 # ---- what is sent, and what is held ---------------------------------------------------------------
@@ -284,9 +311,6 @@ DEEP = {"depth": 7}
          "batches are read ahead",
          dict(workers=4, sync={"scheme": "ps", "consistency": "asp", "servers": 2},
               split=pipeline(stages=2, schedule="pipedream", microbatches=1))),
-        ("split.schedule: got 'zb-h1', allowed with split hybrid is one of gpipe, 1f1b, interleaved, pipedream: layers "
-         "cut over ranks have no weight pass of their own",
-         dict(workers=4, split={"kind": "hybrid", "schedule": "zb-h1"})),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_refused_in_one_sentence(sentence, fields):

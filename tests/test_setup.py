@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
-TARGETS = ["help", "lab", "test", "quick", "bench", "setup", "clean"]
+TARGETS = ["help", "lab", "hub", "test", "quick", "bench", "setup", "clean"]
 CONDA_NAMES = {"pytorch": "torch"}    # conda-forge's name: the name in pyproject.toml
 LONGEST = 300    # lines of a file of the package
 

@@ -1,4 +1,4 @@
-"""The command line: ``dlpar run | sweep | runs | show | platforms | doctor``.
+"""The command line: ``dlpar run | sweep | runs | show | platforms | doctor | hub | slots``.
 
 Every module a command needs is imported when the command runs, so that help
 and a refusal come at once.  Exit status: 0 done, 1 failed, 2 a bad request,
@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Callable, Optional
 import typer
 
 import dlpar
+from dlpar.cli.hub import hub
+from dlpar.cli.slots import slots
 
 if TYPE_CHECKING:
     from dlpar.run import Run
@@ -202,7 +204,8 @@ def _found(which: str | None) -> Run:
 
 
 COMMANDS: dict[str, Callable[..., int]] = {
-    "run": run, "sweep": sweep, "runs": runs, "show": show, "platforms": platforms, "doctor": doctor,
+    "run": run, "sweep": sweep, "runs": runs, "show": show, "platforms": platforms, "doctor": doctor, "hub": hub,
+    "slots": slots,
 }  # fmt: skip
 
 

@@ -50,13 +50,16 @@ def ring_reduce_scatter(
     """
     ranks = ranks or range(comm.size)
     me, size = ranks.index(comm.rank), len(ranks)
+    left, right = ranks[me - 1], ranks[(me + 1) % size]
     arriving = comm.empty(max(len(chunks[0]), len(chunks[-1])), chunks[0].dtype)
-    for step in range(size - 1):
-        mine = chunks[(me - step) % size]
-        theirs = chunks[(me - step - 1) % size]
-        received = arriving[: len(theirs)]
-        comm.sendrecv(mine, ranks[(me + 1) % size], received, ranks[me - 1])
-        comm.compute(lambda: theirs.add_(received), cost=len(theirs))
+    mine = chunks[me]
+    for step in range(1, size):
+        theirs = chunks[me - step]  # a negative place counts from the end: so the ring closes
+        n = len(theirs)
+        received = arriving[:n]
+        comm.sendrecv(mine, right, received, left)
+        comm.compute(lambda: theirs.add_(received), cost=n)
+        mine = theirs  # what was summed here goes on to the right
 
 
 def ring_allgather(
@@ -71,7 +74,9 @@ def ring_allgather(
     """
     ranks = ranks or range(comm.size)
     me, size = ranks.index(comm.rank), len(ranks)
+    left, right = ranks[me - 1], ranks[(me + 1) % size]
+    mine = chunks[(me + 1) % size]
     for step in range(size - 1):
-        mine = chunks[(me - step + 1) % size]
-        theirs = chunks[(me - step) % size]
-        comm.sendrecv(mine, ranks[(me + 1) % size], theirs, ranks[me - 1])
+        theirs = chunks[me - step]
+        comm.sendrecv(mine, right, theirs, left)
+        mine = theirs

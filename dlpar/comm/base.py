@@ -13,6 +13,8 @@ from typing import Any, Callable, NamedTuple, Protocol, Sequence, TypeVar
 
 import torch
 
+from dlpar.comm.progress import DeviceLock
+
 ANY = -1
 """As `source` or `tag` of a receive: whichever comes first."""
 
@@ -58,14 +60,14 @@ class Packet:
     body : Tensor, shape (length,)
         The numbers.
     wire : Tensor, uint8
-        Both, as they are sent: ``8 * HEAD`` bytes and those of the body.
+        Both, as they are sent: ``8 * HEAD`` bytes and those of the body.  In host memory, `pinned` or not.
     """
 
     HEAD = 5
 
-    def __init__(self, length: int, dtype: torch.dtype) -> None:
+    def __init__(self, length: int, dtype: torch.dtype, pinned: bool = False) -> None:
         start = 8 * self.HEAD
-        self.wire = torch.zeros(start + length * dtype.itemsize, dtype=torch.uint8)
+        self.wire = torch.zeros(start + length * dtype.itemsize, dtype=torch.uint8, pin_memory=pinned)
         self.head = self.wire[:start].view(torch.int64)
         self.body = self.wire[start:].view(dtype)
 
@@ -242,7 +244,7 @@ class Comm(ABC):
 
     def packet(self, length: int, dtype: torch.dtype = torch.float32) -> Packet:
         """A message of `length` numbers with a head; see :class:`Packet`."""
-        return Packet(length, dtype)
+        return Packet(length, dtype, pinned=self.device.type == "cuda")
 
     def compute(
         self, work: Callable[[], T], cost: float | None = None, marks: Sequence[tuple[float, Callable[[], None]]] = ()
@@ -279,7 +281,12 @@ class Comm(ABC):
 
     def lock(self) -> Any:
         """What keeps the two activities of one rank out of each other's way: a context manager."""
-        return threading.Lock()
+        return DeviceLock(self.device) if self.device.type == "cuda" else threading.Lock()
+
+    def settle(self) -> None:
+        """Wait until this rank's device has done what it was told: a GPU is told ahead.  For who takes the time."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
 
     def empty(self, shape: Sequence[int] | int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """An uninitialised buffer on this rank's device."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
+
 import torch
 from mpi4py import MPI
 
@@ -14,10 +17,6 @@ from dlpar.experiment import Cluster, Experiment
 def connect(cluster: Cluster) -> Comm:
     """This rank's communicator over all ranks of the job; its clock starts when all are ready.
 
-    Tensors live on a GPU where there is one (``device="auto"``).  With a GPU for
-    each rank of the machine NCCL carries them; ranks that share a GPU are
-    staged through MPI.
-
     Raises
     ------
     ValueError
@@ -25,29 +24,77 @@ def connect(cluster: Cluster) -> Comm:
     """
     world = MPI.COMM_WORLD
     meet(world)
-    node = world.Split_type(MPI.COMM_TYPE_SHARED)
-    wants_gpu = cluster.device == "cuda" or cluster.carrier == "nccl" or (
-        cluster.device == "auto" and cluster.carrier != "gloo"
-    )  # fmt: skip
-    gpus = torch.cuda.device_count() if wants_gpu else 0
-    fewest = world.allreduce(gpus, MPI.MIN)
-    crowded = world.allreduce(int(node.size > gpus), MPI.MAX)
-    if fewest == 0 and cluster.device == "cuda":
-        raise ValueError("cluster.device: got 'cuda', allowed here is auto or cpu: no CUDA device is visible")
-    if cluster.carrier == "nccl" and (fewest == 0 or crowded):
-        raise ValueError(
-            f"cluster.carrier: got 'nccl', allowed here is auto or mpi: "
-            f"{node.size} ranks need a GPU each and {gpus} are visible"
-        )
-    device = torch.device("cuda", node.rank % gpus) if fewest else torch.device("cpu")
-    if device.type == "cuda":
+    taken, carrier = places(cluster, world.allgather(_visible(cluster)))
+    device = torch.device("cpu")
+    if taken:
+        device = torch.device("cuda", taken[world.rank])
         torch.cuda.set_device(device)
     control = MPIComm(world, device)
-    if cluster.carrier == "gloo" or (device.type == "cuda" and not crowded and cluster.carrier != "mpi"):
-        from dlpar.comm.distributed import DistributedComm
+    if carrier == "mpi":
+        return control
+    from dlpar.comm.distributed import DistributedComm
 
-        return DistributedComm(control, "gloo" if cluster.carrier == "gloo" else "nccl")
-    return control
+    return DistributedComm(control, carrier)
+
+
+def places(cluster: Cluster, visible: Sequence[Sequence[str]]) -> tuple[list[int], str]:
+    """Which GPU each rank takes, and what carries tensors.
+
+    Tensors live on GPUs where every rank sees one (``device="auto"``).  With a GPU for each rank
+    NCCL carries them.  NCCL refuses ranks that share a GPU: these are staged, through pinned host
+    memory and MPI.
+
+    Parameters
+    ----------
+    cluster : Cluster
+        Its device and carrier.
+    visible : sequence of sequence of str
+        For each rank the GPUs it sees, by names no two GPUs share.
+
+    Returns
+    -------
+    (list of int, str)
+        For each rank the number of its GPU among those it sees: that which fewest ranks before it took; no
+        numbers where tensors live on the CPU.  ``mpi``, ``nccl`` or ``gloo``.
+
+    Raises
+    ------
+    ValueError
+        If what is asked for cannot be had, in a sentence that says why.
+
+    Examples
+    --------
+    >>> places(Cluster(), [["A", "B"]] * 3)
+    ([0, 1, 0], 'mpi')
+    """
+    blind = [rank for rank, seen in enumerate(visible) if not seen]
+    if blind:
+        why = f"rank {blind[0]} sees no CUDA device"
+        if cluster.device == "cuda":
+            raise ValueError(f"cluster.device: got 'cuda', allowed here is auto or cpu: {why}")
+        if cluster.carrier == "nccl":
+            raise ValueError(f"cluster.carrier: got 'nccl', allowed here is auto, mpi or gloo: {why}")
+        return [], "gloo" if cluster.carrier == "gloo" else "mpi"
+    ranks_of: Counter[str] = Counter()
+    taken = []
+    for seen in visible:
+        number = min(range(len(seen)), key=lambda i: ranks_of[seen[i]])
+        ranks_of[seen[number]] += 1
+        taken.append(number)
+    shared = max(ranks_of.values()) > 1
+    if shared and cluster.carrier == "nccl":
+        raise ValueError(
+            f"cluster.carrier: got 'nccl', allowed here is auto or mpi: {len(visible)} ranks see {len(ranks_of)} "
+            f"GPU{'s' * (len(ranks_of) > 1)}, and NCCL refuses ranks that share one"
+        )
+    return taken, "mpi" if shared or cluster.carrier == "mpi" else "nccl"
+
+
+def _visible(cluster: Cluster) -> list[str]:
+    """Unique names of the GPUs this rank may use: none where its tensors are to live on the CPU."""
+    if cluster.device == "cpu" or cluster.device == "auto" and cluster.carrier == "gloo":
+        return []
+    return [str(torch.cuda.get_device_properties(i).uuid) for i in range(torch.cuda.device_count())]
 
 
 def join(experiment: Experiment, on_host: bool = False) -> Comm:

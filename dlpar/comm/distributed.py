@@ -43,6 +43,8 @@ class DistributedComm(Comm):
             _introduce(control, carrier)
         self.group = group or dist.group.WORLD
         self._global = dist.get_process_group_ranks(self.group)
+        # NCCL connects a group in its first call, which all must make: the first message may be between two.
+        dist.all_reduce(torch.zeros(1, device=self.device), group=self.group)
         self._progress: ProgressThread | None = None
 
     def send(self, tensor: torch.Tensor, dest: int, tag: int = 0) -> None:
@@ -78,7 +80,9 @@ class DistributedComm(Comm):
             return self.control.sendrecv(tensor, dest, into, source, tag)
         check_peer(self, dest, "dest")
         if source == ANY:
-            raise ValueError(f"sendrecv: got source ANY without a tag, allowed on {self.carrier} is a named source or a tag above 0")
+            raise ValueError(
+                f"sendrecv: got source ANY without a tag, allowed on {self.carrier} is a named source or a tag above 0"
+            )
         check_peer(self, source, "source")
         # One launch for both directions: two NCCL calls in a row would wait for each other.
         self.traffic.sent(tensor.nbytes)
@@ -98,8 +102,7 @@ class DistributedComm(Comm):
         return tensor.device.type != self.device.type
 
     def barrier(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+        self.settle()
         self.control.barrier()
 
     def split(self, color: int, key: int = 0) -> Comm:
@@ -182,6 +185,7 @@ class DistributedComm(Comm):
     def close(self) -> None:
         if self._progress is not None:
             self._progress.close()
+        self.settle()
         if self.group is dist.group.WORLD and dist.is_initialized():
             dist.destroy_process_group()
         self.control.close()
@@ -235,10 +239,8 @@ def _introduce(control: MPIComm, carrier: str) -> None:
         if control.rank == 0 else None  # fmt: skip
     port = control.broadcast(store.port if store else None)
     store = store or dist.TCPStore(host, port, control.size, is_master=False, timeout=PATIENCE)
-    device = control.device if carrier == "nccl" else None
-    dist.init_process_group(
-        carrier, store=store, rank=control.rank, world_size=control.size, timeout=PATIENCE, device_id=device
-    )
+    # Not told its device: bound to one, NCCL would make groups by splitting this one, which takes all ranks.
+    dist.init_process_group(carrier, store=store, rank=control.rank, world_size=control.size, timeout=PATIENCE)
 
 
 def _hosts(control: MPIComm) -> set[str]:

@@ -115,7 +115,9 @@ class MPIComm(Comm):
         size = torch.empty(0, dtype=dtype).element_size()
         node = self.mpi.Split_type(MPI.COMM_TYPE_SHARED)
         if node.size != self.size:
-            raise ValueError(f"shared: got ranks on several machines, allowed is one ({node.size} of {self.size} are here)")
+            raise ValueError(
+                f"shared: got ranks on several machines, allowed is one ({node.size} of {self.size} are here)"
+            )
         window = MPI.Win.Allocate_shared(math.prod(shape) * size if self.rank == 0 else 0, size, comm=node)
         self._windows.append(window)
         memory, _ = window.Shared_query(0)
@@ -208,7 +210,9 @@ class MPIComm(Comm):
 class _Under:
     """MPI requests under way, and the memory they use kept alive."""
 
-    def __init__(self, comm: MPIComm, requests: list[MPI.Request], wire: torch.Tensor, into: torch.Tensor | None = None):
+    def __init__(
+        self, comm: MPIComm, requests: list[MPI.Request], wire: torch.Tensor, into: torch.Tensor | None = None
+    ) -> None:
         self._comm, self._requests, self._wire, self._into = comm, requests, wire, into
         self._statuses = [MPI.Status() for _ in requests]
         self._complete, self._arrival = False, None
@@ -261,9 +265,9 @@ def landing(into: torch.Tensor) -> torch.Tensor:
 
 
 def landed(wire: torch.Tensor, into: torch.Tensor) -> None:
-    """Bring what arrived to where it belongs."""
+    """Bring what arrived to where it belongs; a GPU fetches it from pinned memory while the rank goes on."""
     if wire is not into:
-        into.detach().copy_(wire)
+        into.detach().copy_(wire, non_blocking=True)
 
 
 def memory_of(tensor: torch.Tensor) -> MPI.buffer:

@@ -20,6 +20,7 @@ from dlpar.comm.pacing.beside import Beside, Guard
 from dlpar.comm.pacing.frames import Answer
 from dlpar.comm.pacing.line import Line
 from dlpar.comm.pacing.traffic import LogicalTraffic
+from dlpar.comm.pacing.wall import AHEAD
 from dlpar.comm.mpi import MPIComm
 from dlpar.comm.own_library import OwnLibrary
 from dlpar.comm.simulation.pace import Pace
@@ -163,7 +164,7 @@ class PacedComm(OwnLibrary):
         if not cost and not marks:
             line.flush()  # nobody knows how long it takes
             return work()
-        line.follow()
+        line.follow(AHEAD)
         if pace.varies and line is not self.standing.line:  # how quick the step is, is the other activity's to say
             result = work()
             line.ask(frames.COMPUTE, time=cost)
@@ -182,7 +183,7 @@ class PacedComm(OwnLibrary):
 
     def pause(self, seconds: float) -> None:
         if seconds > 0:
-            self.line.follow()
+            self.line.follow(AHEAD)
             self._pass(self.line.clock + seconds, prompt=True)
 
     def new_step(self, step: int) -> None:

@@ -98,7 +98,10 @@ class SimulatedComm(OwnLibrary):
         nbytes, now, box = tensor.nbytes, self.activity.clock, self.group.boxes[dest]
         self.sent_bytes += nbytes
         self.sent_messages += 1
-        payload = getattr(tensor, "head", None) if self.sizes else tensor
+        try:
+            payload = tensor.head if self.sizes else tensor
+        except AttributeError:
+            payload = None
         if payload is not None:  # the sender may change it as soon as a short message is on its way
             payload = payload.detach().clone()
         if box.node == self.node:
@@ -106,19 +109,26 @@ class SimulatedComm(OwnLibrary):
         else:
             mine, into = self.far, box.far
         out, busy = mine.out, nbytes * mine.per_byte
-        begins = now if out.free <= now else out.free
-        out.free = left = begins + busy
+        begins = out.free
+        if begins < now:
+            begins = now
         arrives = begins + mine.latency
         message = Message()  # filled in here: a constructor would be called too often
-        message.source, message.tag, message.nbytes, message.payload = self.rank, tag, nbytes, payload
-        message.busy, message.left = busy, left
+        message.source = self.rank
+        message.tag = tag
+        message.nbytes = nbytes
+        message.payload = payload
+        message.busy = busy
+        message.left = out.free = begins + busy
         message.sender = message.met = None
         if dest == self.rank:
             message.left = message.done = now
             box.in_order = False  # it is complete before others that are on their way
             box.deliver(message)
-        elif into.pending == 0 and arrives <= now + self.least:  # nobody's head can arrive before
-            into.free = message.done = (arrives if into.free <= arrives else into.free) + busy
+        elif not into.pending and arrives <= now + self.least:  # nobody's head can arrive before
+            if arrives < into.free:
+                arrives = into.free
+            into.free = message.done = arrives + busy
             if box.posted:
                 box.deliver(message)
             else:

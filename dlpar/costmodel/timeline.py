@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from dlpar.split.schedules import SCHEDULES, Action
@@ -24,7 +24,7 @@ class Bar(NamedTuple):
 
 def timeline(
     schedule: str, stages: int, microbatches: int, chunks: int = 1, forward: Times = 1.0, backward: Times = 2.0,
-    weight: Times | None = None, message: float = 0.0,
+    weight: Times | None = None, message: float = 0.0, recompute: Times = 0.0,
 ) -> list[Bar]:  # fmt: skip
     """What every stage does when, in the order in which it does it.
 
@@ -42,6 +42,9 @@ def timeline(
         Of `backward`, the seconds the gradients of weights take, where they have passes of their own; default: half.
     message : float, default 0
         Seconds from the end of a pass to the beginning of the next stage's; messages do not wait for each other.
+    recompute : float or one for each stage, default 0
+        Seconds in which a stage makes a micro-batch's activations once more, before its backward pass: bars of
+        kind R.  They need nothing from another stage.
 
     Raises
     ------
@@ -53,24 +56,69 @@ def timeline(
     forward, backward = _each(forward, stages), _each(backward, stages)
     weight = [b / 2 for b in backward] if weight is None else _each(weight, stages)
     inputs = [b - w for b, w in zip(backward, weight)] if table.has_weight_pass else backward
-    seconds = {"F": forward, "B": inputs, "W": weight}
+    lists = [table.actions(stage, stages, microbatches, chunks) for stage in range(stages)]
+    return timed(lists, {"F": forward, "B": inputs, "W": weight, "R": _each(recompute, stages)}, chunks, message)
+
+
+class Stuck(ValueError):
+    """No stage can go on: each one's next action waits for one that comes later.
+
+    Attributes
+    ----------
+    waits : dict of int to tuple
+        By stage, the position of the action it stands before, the action, and the stage it waits for.
+    """
+
+    def __init__(self, waits: dict[int, tuple[int, Action, int]]) -> None:
+        self.waits = waits
+        stage, (position, action, other) = next(iter(waits.items()))
+        waits_for = f"stage {stage} waits for stage {other} before action {position}, {action}"
+        super().__init__(f"no stage can go on: {waits_for}")
+
+
+def timed(
+    lists: Sequence[Sequence[Action]], seconds: Mapping[str, Sequence[float]], chunks: int = 1, message: float = 0.0
+) -> list[Bar]:  # fmt: skip
+    """:func:`timeline` of any schedule, given as the list of actions of each stage.
+
+    Parameters
+    ----------
+    lists : sequence of sequence of Action
+        One for each stage.
+    seconds : mapping of str to sequence of float
+        For each kind of action (and for R, if activations are made once more), of a micro-batch on each stage,
+        all its chunks together.
+
+    Raises
+    ------
+    Stuck
+        If stages wait for each other.
+    """
+    stages = len(lists)
     last, ended, bars = stages * chunks - 1, {}, []
-    clocks = [0.0] * stages
-    waiting = [iter(table.actions(stage, stages, microbatches, chunks)) for stage in range(stages)]
-    heads = [next(actions, None) for actions in waiting]
-    while any(heads):
-        for stage, actions in enumerate(waiting):
-            while (action := heads[stage]) is not None:
+    clocks, done = [0.0] * stages, [0] * stages
+    while any(done[stage] < len(lists[stage]) for stage in range(stages)):
+        waits = {}
+        before = sum(done)
+        for stage, actions in enumerate(lists):
+            for action in actions[done[stage] :]:
                 needed = _needed(action, action.chunk * stages + stage, last)
                 if needed is not None and needed not in ended:
+                    waits[stage] = done[stage], action, needed[1] % stages
                     break  # until another stage has done that
+                again = seconds["R"][stage] / chunks if action.kind == "B" and "R" in seconds else 0.0
+                if again:
+                    bars.append(Bar(stage, *action._replace(kind="R"), clocks[stage], clocks[stage] + again))
+                    clocks[stage] += again
                 elsewhere = needed is not None and needed[1] % stages != stage
                 ready = ended[needed] + message * elsewhere if needed else 0.0
                 start = max(clocks[stage], ready)
                 clocks[stage] = start + seconds[action.kind][stage] / chunks
                 ended[action.kind, action.chunk * stages + stage, action.micro] = clocks[stage]
                 bars.append(Bar(stage, *action, start, clocks[stage]))
-                heads[stage] = next(actions, None)
+                done[stage] += 1
+        if sum(done) == before:
+            raise Stuck(waits)
     return sorted(bars, key=lambda bar: (bar.stage, bar.start))
 
 

@@ -16,14 +16,21 @@ _HOME = {
     "check_scheme": "dlpar.lab.own_scheme",
     "check_server": "dlpar.lab.own_server",
     "check_efficiency": "dlpar.lab.own_efficiency",
+    "check_zero": "dlpar.lab.own_zero",
+    "check_schedule": "dlpar.lab.own_schedule",
+    "check_grid": "dlpar.lab.own_mesh",
+    "check_layers": "dlpar.lab.own_layers",
     "show": "dlpar.lab.source",
+    "glossary": "dlpar.lab.terms",
+    "term": "dlpar.lab.terms",
     "animate": "dlpar.lab.animation",
     "ping_pong": "dlpar.lab.timing",
     "time_collectives": "dlpar.lab.timing",
     "predict_collectives": "dlpar.lab.timing",
     **dict.fromkeys(("overlay", "time_to_accuracy", "staleness", "lead", "lanes"), "dlpar.lab.figures"),
     **dict.fromkeys(("waiting", "bytes_per_rank", "consensus", "show_graph"), "dlpar.lab.figures"),
-    **dict.fromkeys(("memory", "pieces", "pipeline", "layer_bytes"), "dlpar.lab.figures"),
+    **dict.fromkeys(("schedule", "micro_batches"), "dlpar.lab.figures"),
+    **dict.fromkeys(("memory", "mesh", "pieces", "pipeline", "layer_bytes"), "dlpar.lab.figures"),
 }
 _MODULES = ("figures", "presets")
 

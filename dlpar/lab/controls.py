@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import typing
-from typing import Any, Callable, Iterator, NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import ipywidgets as widgets
 from pydantic.fields import FieldInfo
@@ -13,7 +14,14 @@ from dlpar.schema import Part, allowed, choices, is_optional, kinds, unwrap
 
 UNSET = "default"
 
-WITH_UNIT = {"bucket_mb": "bucket (MB)", "timeout": "timeout (s)", "delay_ms": "mean delay (ms)", "stall": "stall (s)"}
+WITH_UNIT = {
+    "bucket_mb": "bucket (MB)", "timeout": "timeout (s)", "delay_ms": "mean delay (ms)", "stall": "stall (s)",
+    "zero": "ZeRO stage",
+}  # fmt: skip
+"""What fields are called whose name does not tell their unit."""
+
+ZERO, ALL = "; 0: ", " (0: all)"
+"""Where a description says that 0 stands for as many as there are, and how a label says it."""
 
 MEANT_WITH = {
     "momentum": ("optimizer", "momentum"),
@@ -21,6 +29,9 @@ MEANT_WITH = {
     "model.norm": ("model.name", "mlp", "cnn"),
     "data.folder": ("data.name", "mnist", "cifar10"),
     "data.context": ("data.name", "docstrings"),
+    "data.reading": ("data.name", "mnist"),
+    "split.redundancy": ("model.name", "mlp"),
+    "split.chunks": ("split.schedule", "interleaved"),
     "sync.node_size": ("sync.allreduce", "hierarchical"),
     "sync.depth": ("sync.reduce", "sum", "mean"),
     "sync.regularization": ("sync.regularizer", "l1", "l2"),
@@ -48,7 +59,8 @@ MEANT_WITH = {
 """Fields that mean something only beside some values of another: they are shown only then."""
 
 ONLY_MEANT = {
-    "sync.edges", "cluster.stand_in_for", "cluster.messages", "cluster.device", "cluster.carrier", "cluster.hostfile",
+    "data.reading", "split.redundancy", "sync.edges", "cluster.stand_in_for", "cluster.messages", "cluster.device",
+    "cluster.carrier", "cluster.hostfile",
 }  # fmt: skip
 """Of these, fields that may not be set beside other values: hidden, they are as if unset."""
 
@@ -68,6 +80,8 @@ class Setting(NamedTuple):
         Of a head: all it may say.  Of another field: the heads it belongs to, empty if to all.
     is_head : bool
         Whether it chooses the kind of its part.
+    by_head : dict of str to FieldInfo
+        Of a field that kinds of its part define differently, such as its default: the field of each head.
     """
 
     path: str
@@ -75,13 +89,15 @@ class Setting(NamedTuple):
     value: Any
     heads: tuple[str, ...] = ()
     is_head: bool = False
+    by_head: Mapping[str, FieldInfo] = {}
 
 
 class Controls:
     """One widget for every field, by its path: ``workers``, ``model.width``.
 
     Of a part that comes in several kinds, only the fields of the kind chosen
-    are shown; what was set for the others is remembered.
+    are shown; what was set for the others is remembered.  A field that kinds
+    define differently has a value for each kind, its default at first.
 
     Parameters
     ----------
@@ -94,10 +110,14 @@ class Controls:
     def __init__(self, experiment: Experiment, changed: Callable[[], None]) -> None:
         self.settings = {setting.path: setting for setting in settings(experiment)}
         self.widgets = {path: control(setting) for path, setting in self.settings.items()}
-        self._first = experiment
+        self._first, self._changed, self._turning = experiment, changed, False
+        self._of_kind = {path: {head: field.get_default() for head, field in setting.by_head.items()}
+                         for path, setting in self.settings.items()}  # fmt: skip
         self._show()
-        for widget in self.widgets.values():
-            widget.observe(lambda _change: (self._show(), changed()), names="value")
+        for path, widget in self.widgets.items():
+            if self.settings[path].is_head:
+                widget.observe(lambda change, path=path: self._turn(path, change), names="value")
+            widget.observe(lambda _change: self._tell(), names="value")
 
     def experiment(self) -> Experiment:
         """What the widgets say; raises `BadExperiment` naming the first fields that cannot be."""
@@ -122,8 +142,27 @@ class Controls:
         found: dict[str, list[widgets.Widget]] = {"experiment": []}
         for path, widget in self.widgets.items():
             if path not in without:
-                found.setdefault(path.rpartition(".")[0] or "experiment", []).append(widget)
+                found.setdefault(_part(path) or "experiment", []).append(widget)
         return found
+
+    def _turn(self, head: str, change: dict[str, Any]) -> None:
+        """Another kind of a part is chosen: fields it defines otherwise show what they were with it."""
+        self._turning = True  # what is shown meanwhile is of no kind
+        for path, setting in self.settings.items():
+            if setting.by_head and _part(path) == _part(head):
+                widget, values = self.widgets[path], self._of_kind[path]
+                if change["old"] in values:
+                    values[change["old"]] = widget.value
+                if change["new"] in values:
+                    field = setting.by_head[change["new"]]
+                    widget.value = values[change["new"]]
+                    widget.description, widget.tooltip = _label(path, field), _tooltip(field)
+        self._turning = False
+
+    def _tell(self) -> None:
+        if not self._turning:
+            self._show()
+            self._changed()
 
     def _show(self) -> None:
         """Hide what means nothing beside what was chosen."""
@@ -135,8 +174,7 @@ class Controls:
     def _of_chosen_kind(self, setting: Setting) -> bool:
         if setting.is_head or not setting.heads:
             return True
-        part = setting.path.rpartition(".")[0]
-        head = next(s for s in self.settings.values() if s.is_head and s.path.rpartition(".")[0] == part)
+        head = next(s for s in self.settings.values() if s.is_head and _part(s.path) == _part(setting.path))
         return self.widgets[head.path].value in setting.heads
 
     def _is_meant(self, path: str) -> bool:
@@ -162,22 +200,23 @@ def _of_part(part: str, field: FieldInfo, value: Part) -> Iterator[Setting]:
     every = tuple(word for kind in several for word in said[kind])
     if len(several) > 1:
         yield Setting(f"{part}.{head}", several[0].model_fields[head], getattr(value, head), every, is_head=True)
-    names = {name: f for kind in several if kind.listed for name, f in kind.model_fields.items()}
-    for name, inner in names.items():
+    names = dict.fromkeys(name for kind in several if kind.listed for name in kind.model_fields)
+    for name in names:
         if len(several) > 1 and name == head:
             continue
-        having = tuple(word for kind in several if name in kind.model_fields for word in said[kind])
+        of = {word: kind.model_fields[name] for kind in several if name in kind.model_fields for word in said[kind]}
+        inner = of.get(str(getattr(value, head)), next(iter(of.values())))
+        differs = any(field.get_default() != inner.get_default() for field in of.values())
         now = getattr(value, name, inner.get_default())
-        yield Setting(f"{part}.{name}", inner, now, having if having != every else ())
+        having = tuple(of) if tuple(of) != every else ()
+        yield Setting(f"{part}.{name}", inner, now, having, by_head=of if differs else {})
 
 
 def control(setting: Setting) -> widgets.Widget:
     """The widget that fits one field; its tooltip says what the field means and allows."""
     field, value = setting.field, setting.value
-    name = setting.path.rpartition(".")[2]
-    label = (field.title or WITH_UNIT.get(name) or name).replace("_", " ")
-    means = f"one of {', '.join(setting.heads)}" if setting.is_head else allowed(field)
-    shared = {"description": label, "tooltip": f"{field.description} Allowed: {means}.",
+    means = f"one of {', '.join(setting.heads)}" if setting.is_head else None
+    shared = {"description": _label(setting.path, field), "tooltip": _tooltip(field, means),
               "style": {"description_width": "7.5em"}, "layout": {"width": "17em"}}  # fmt: skip
     if setting.is_head:
         return widgets.Dropdown(options=list(setting.heads), value=value, **shared)
@@ -199,6 +238,21 @@ def control(setting: Setting) -> widgets.Widget:
         if kind is int
         else widgets.FloatText(value=value, step=0.01, **shared)
     )
+
+
+def _label(path: str, field: FieldInfo) -> str:
+    name = path.rpartition(".")[2]
+    label = (field.title or WITH_UNIT.get(name) or name).replace("_", " ")
+    return label + ALL * (ZERO in (field.description or ""))
+
+
+def _tooltip(field: FieldInfo, means: str | None = None) -> str:
+    return f"{field.description} Allowed: {means or allowed(field)}."
+
+
+def _part(path: str) -> str:
+    """``split`` of ``split.kind``; empty for a field of the experiment itself."""
+    return path.rpartition(".")[0]
 
 
 def _platforms() -> tuple[str, list[str]]:

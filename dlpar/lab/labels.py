@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Sequence
 
 from dlpar.experiment import Experiment
+from dlpar.platforms.files import is_path
 
 
 def scheme(experiment: Experiment) -> str:
@@ -32,6 +34,13 @@ def _sync(sync: Any) -> str:
     return "hogwild sparse" if getattr(sync, "sparse", False) else str(sync)
 
 
+def split(experiment: Experiment) -> str:
+    """How one model is cut, in words: ``data``, ``tensor 4``, ``spatial 2 × 2``, ``pipeline 4 1f1b``."""
+    cut = experiment.split
+    sizes = " × ".join(map(str, cut.axes(experiment.workers).values()))
+    return " ".join(word for word in (cut.kind, sizes, getattr(cut, "schedule", "")) if word)
+
+
 def consistency(experiment: Experiment) -> str:
     """How stale a worker may be, as one word: ``bsp``, ``ssp(3)``, ``asp``."""
     sync = experiment.sync
@@ -41,10 +50,12 @@ def consistency(experiment: Experiment) -> str:
 
 
 def differences(a: Experiment, b: Experiment) -> dict[str, Any]:
-    """Fields of `b` that are not as in `a`: ``{"workers": 2, "model.width": 64}``; ``sync`` if the schemes differ."""
+    """Fields of `b` that are not as in `a`: ``{"workers": 2, "model.width": 64}``; or ``sync``, ``split``."""
     mine, theirs = _flat(a), _flat(b)
     if a.sync.scheme != b.sync.scheme:  # their fields cannot be compared
-        mine, theirs = _without_sync(mine) | {"sync": ""}, _without_sync(theirs) | {"sync": _sync(b.sync)}
+        mine, theirs = _without("sync", mine) | {"sync": ""}, _without("sync", theirs) | {"sync": _sync(b.sync)}
+    if a.split.kind != b.split.kind:
+        mine, theirs = _without("split", mine) | {"split": ""}, _without("split", theirs) | {"split": split(b)}
     return {name: value for name, value in theirs.items() if mine.get(name) != value}
 
 
@@ -83,9 +94,11 @@ def with_world(label: str, experiment: Experiment) -> str:
 def labels(experiments: Sequence[Experiment]) -> list[str]:
     """What tells experiments from each other: ``workers=1``, ``workers=4``; equal ones are numbered."""
     several = len({e.sync.scheme for e in experiments}) > 1
-    flat = [_without_sync(_flat(e)) | {"sync": _sync(e.sync)} if several else _flat(e) for e in experiments]
+    flat = [_without("sync", _flat(e)) | {"sync": _sync(e.sync)} if several else _flat(e) for e in experiments]
+    if len({e.split.kind for e in experiments}) > 1:
+        flat = [_without("split", fields) | {"split": split(e)} for e, fields in zip(experiments, flat)]
     told = [name for name in flat[0] if any(f.get(name) != flat[0][name] for f in flat)]
-    told.sort(key=lambda name: name != "sync")
+    told.sort(key=lambda name: ("sync", "split", name).index(name))
     said = [_in_words({name: f.get(name) for name in told}) or str(e) for f, e in zip(flat, experiments)]
     if several:  # one scheme with other settings of its own
         for text in [text for text in dict.fromkeys(said) if said.count(text) > 1]:
@@ -104,20 +117,23 @@ def platform_in_words(experiment: Experiment) -> str:
     from dlpar.platforms.home import USUAL
 
     cluster = experiment.cluster
-    text = cluster.platform or USUAL
+    text = _written(cluster.platform or USUAL)
     text += f" as if the model were {cluster.stand_in_for}" if cluster.stand_in_for else ""
     return text + (", messages carry sizes only" if cluster.messages == "sizes" else "")
 
 
 def _in_words(fields: dict[str, Any]) -> str:
     said = [
-        value if name == "sync" else f"{name.removeprefix('sync.').removeprefix('cluster.')}={_written(value)}"
+        value if name in ("sync", "split")
+        else f"{name.removeprefix('sync.').removeprefix('cluster.')}={_written(value)}"
         for name, value in fields.items()
     ]
     return ", ".join(said[:3]) + (" …" if len(said) > 3 else "")
 
 
 def _written(value: Any) -> str:
+    if isinstance(value, str) and is_path(value):
+        return Path(value).stem  # a platform or workload that comes from a file
     if isinstance(value, tuple):
         return f"{len(value)} edges"
     if isinstance(value, dict):
@@ -133,5 +149,5 @@ def _flat(experiment: Experiment) -> dict[str, Any]:
     return flat
 
 
-def _without_sync(flat: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in flat.items() if not name.startswith("sync.")}
+def _without(part: str, flat: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in flat.items() if not name.startswith(f"{part}.")}

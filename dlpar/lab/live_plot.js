@@ -226,6 +226,7 @@ class View {
     layout.height = this.figure.height;
     await plotly.react(this.plot, data, layout, CONFIG);
     this.drawn = true;
+    this.sequence = newest;
     this.says.textContent = this.figure.says;
     this.plot.setAttribute("aria-label", this.figure.says);
     if (this.data.open && Date.now() - (this.filled ?? 0) > 1000) this.fillTable();
@@ -241,7 +242,9 @@ class View {
 
   resize() {
     const width = this.plot.clientWidth;
-    if (!width || width === this.width) return; // out of the page, or drawn at this width
+    if (!width) return; // out of the page, or behind another tab
+    const missed = !this.freeze && this.sequence !== this.figure.sequence; // what came while it was there
+    if (width === this.width && !missed) return;
     if (this.freeze && this.drawn) page.plotly.relayout(this.plot, { width: (this.width = width) });
     else this.schedule();
   }

@@ -16,6 +16,7 @@ from dlpar.lab.controls import Controls
 from dlpar.lab.labels import same_batches
 from dlpar.lab.live.consensus import disagreement
 from dlpar.lab.live_plot import answer_while_busy
+from dlpar.lab.long_simulation import foreseen
 from dlpar.lab.status import Status
 from dlpar.lab.watch import Watch
 from dlpar.schema import BadExperiment
@@ -101,7 +102,7 @@ class Panel(widgets.VBox):
             self._show_tabs()
             self._status.begin(experiment, job.run.path)
             self._tell_facts()
-            self._message(disagreement(experiment))
+            self._message(_to_be_known(experiment))
             self._enable()
             self._watch = Watch(job.run.path, self)
             self._watch.start()
@@ -135,6 +136,8 @@ class Panel(widgets.VBox):
     def take(self, source: str, record: dict[str, Any]) -> None:
         """Called by the watch with every record."""
         if source == "job":
+            if record["k"] == "queued":
+                self._status.queued(record["ahead"], record["paused"])
             return
         rank = int(source[5:])
         if record["k"] == "error":
@@ -239,7 +242,7 @@ class Panel(widgets.VBox):
             self._message(str(error))
             self._run.disabled = True
         else:
-            self._message(disagreement(self.experiment))
+            self._message(_to_be_known(self.experiment))
             self._enable()
 
     def _enable(self) -> None:
@@ -260,3 +263,8 @@ class Panel(widgets.VBox):
         same = [e for e in earlier if same_batches(now, e)]
         compared = "all saw the same batches" if earlier and len(same) == len(earlier) else ""
         self._status.show_facts(now, board.ranks, board.slip, compared)
+
+
+def _to_be_known(experiment: Experiment) -> str:
+    """What a student should know of an experiment before it is run: that workers cannot agree, that it takes long."""
+    return " ".join(filter(None, (disagreement(experiment), foreseen(experiment))))

@@ -9,6 +9,7 @@ import ipywidgets as widgets
 
 from dlpar.lab.live_plot import answer_while_busy
 from dlpar.lab.says import quantity
+from dlpar.lab.theme import FAINT
 
 UNSURE = "I don't know"
 
@@ -70,9 +71,17 @@ class Prediction(widgets.VBox):
         """The number or choice predicted; None without an answer or for "I don't know"."""
         return self.answer.value
 
-    def reveal(self, measured: float | str) -> Reveal:
-        """Prediction against measurement, to be shown as the last line of a cell."""
-        return Reveal(self, measured)
+    def reveal(self, found: float | str, how: str = "measured") -> Reveal:
+        """Prediction against what was found, to be shown as the last line of a cell.
+
+        Parameters
+        ----------
+        found : float or str
+            A number, or one of the choices.
+        how : str, default ``"measured"``
+            How it was found: ``"paced"``, ``"simulated"``, ``"computed"``.
+        """
+        return Reveal(self, found, how)
 
     def _choice(self, kept: Answer) -> widgets.Widget:
         shown = UNSURE if kept.unsure else kept.value if kept.value in self.choices else None
@@ -130,24 +139,24 @@ class Prediction(widgets.VBox):
 
 
 class Reveal:
-    """Prediction against measurement: a sentence, and for numbers a line with both."""
+    """Prediction against what was found: a sentence, and for numbers a line with both."""
 
-    def __init__(self, prediction: Prediction, measured: float | str) -> None:
-        self.answer, self.unit, self.measured = prediction.answer, prediction.unit, measured
+    def __init__(self, prediction: Prediction, found: float | str, how: str) -> None:
+        self.answer, self.unit, self.found, self.how = prediction.answer, prediction.unit, found, how
 
     @property
     def sentence(self) -> str:
-        """What was predicted, what was measured, how far apart they are."""
-        value, measured = self.answer.value, self.measured
-        shown = quantity(measured) if isinstance(measured, (int, float)) else str(measured)
-        found = f"measured: {_with_unit(shown, self.unit)}"
+        """What was predicted, what was found, how far apart they are."""
+        value, figure = self.answer.value, self.found
+        shown = quantity(figure) if isinstance(figure, (int, float)) else str(figure)
+        found = f"{self.how}: {_with_unit(shown, self.unit)}"
         if value is None:
             said = "You said you don't know" if self.answer.unsure else "No prediction was made"
             return f"{said}; {found}."
         if isinstance(value, str):
-            return f"You predicted “{value}”; {found}." + (" That is it." if value == measured else "")
+            return f"You predicted “{value}”; {found}." + (" That is it." if value == figure else "")
         predicted = _with_unit(quantity(value), self.unit)
-        return f"You predicted {predicted}; {found}{_apart(value, float(measured))}."
+        return f"You predicted {predicted}; {found}{_apart(value, float(figure))}."
 
     def __repr__(self) -> str:
         return self.sentence
@@ -158,19 +167,20 @@ class Reveal:
         return f'<div class="dlpar-reveal" role="status">{self._drawn()}{said}</div>'
 
     def _drawn(self) -> str:
-        """A number line from 0: dashed is predicted, solid is measured."""
-        if not isinstance(self.answer.value, float) or isinstance(self.measured, str):
+        """A number line from 0: dashed is predicted, solid is measured, broad and faint simulated."""
+        if not isinstance(self.answer.value, float) or isinstance(self.found, str):
             return ""
-        values = {"predicted": self.answer.value, "measured": float(self.measured)}
+        values = {"predicted": self.answer.value, self.how: float(self.found)}
         low, high = min(0.0, *values.values()), max(0.0, *values.values())
         place = {name: 20 + 400 * (value - low) / ((high - low) or 1.0) for name, value in values.items()}
         zero = 20 - 400 * low / ((high - low) or 1.0)
         marks = ""
         for y, (name, x) in zip((16, 38), place.items()):
             dash, colour = ('stroke-dasharray="5 4"', "#BF8300") if name == "predicted" else ("", "#0072B2")
+            look = f'stroke-width="8" stroke-opacity="{FAINT}"' if name == "simulated" else 'stroke-width="4"'
             said = f"{name} {quantity(values[name])}"
             marks += (
-                f'<path d="M{zero:.1f},{y} H{x:.1f}" stroke="{colour}" stroke-width="4" {dash}/>'
+                f'<path d="M{zero:.1f},{y} H{x:.1f}" stroke="{colour}" {look} {dash}/>'
                 f'<circle cx="{x:.1f}" cy="{y}" r="5" fill="{colour}"/>'
                 f'<text x="{x + 10:.1f}" y="{y + 5}" fill="var(--jp-ui-font-color1, #222)">{said}</text>'
             )

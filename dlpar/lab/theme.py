@@ -86,6 +86,12 @@ TITLES = {
 CLOCKS = {"real": "wall", "paced": "logical", "simulated": "virtual"}
 """The clock of each world."""
 
+HOW = {"real": "measured", "paced": "paced", "simulated": "simulated"}
+"""What a figure from each world is called."""
+
+ORDER = ("measured", "paced", "simulated", "predicted")
+"""How a figure was found, what counts most first."""
+
 
 def seconds_title(clocks: Iterable[str]) -> str:
     """Title of an axis of seconds that are told by these clocks."""

@@ -39,6 +39,7 @@ class SyncBatchNorm(nn.Module):
         layer = self.layer
         if not self.training:
             return layer(x)
+        x = x.to(layer.weight.dtype)  # of a forward pass in bfloat16, too, statistics are in full precision
         total = _SumOverRanks.apply(_moments(x), self.comm)
         count = total[-1]
         mean, square = total[:-1].view(2, -1) / count

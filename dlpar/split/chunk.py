@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from dlpar.split.derivative import backward
+from dlpar.split.precision import narrowed
 
 if TYPE_CHECKING:
     from dlpar.split.deferred import Later
@@ -91,11 +92,13 @@ class Chunk:
 
     def weight(self, micro: int, samples: int) -> None:
         """Add to the gradients of weights what waited since the backward pass."""
-        self._compute(lambda: self.later.end(micro), samples / 3)
+        cost = self.later.flops(micro) if self.charges else self.flops * samples / 3
+        self.task.comm.compute(lambda: self.later.end(micro), cost=cost)
 
     def _through(self, x: Tensor, y: Tensor) -> Tensor:
-        output = self.layers(x)
-        return self.task.criterion(output, y) if self.is_last else output
+        with self.task.forward_pass():
+            output = self.layers(x)
+            return self.task.criterion(output, y) if self.is_last else narrowed(output)
 
     def _compute(self, work: Callable[[], Any], share: float) -> Any:
         """Do `work`, which costs as much as `share` samples."""

@@ -25,6 +25,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from dlpar.collectives import ring_allgather, ring_allreduce, ring_reduce_scatter
+from dlpar.split.precision import narrowed
 
 if TYPE_CHECKING:
     from dlpar.comm import Comm
@@ -39,10 +40,14 @@ class Ways:
         These ranks.
     pause : callable, optional
         From ``"forward"`` or ``"backward"`` to the context in which that pass stops for messages; default: none.
+    weights_wait : bool, default False
+        Whether the backward pass leaves gradients of weights to a pass of their own, which is charged for them.
     """
 
-    def __init__(self, comm: Comm, pause: Callable[[str], AbstractContextManager] | None = None) -> None:
-        self.comm, self.rank, self.size = comm, comm.rank, comm.size
+    def __init__(
+        self, comm: Comm, pause: Callable[[str], AbstractContextManager] | None = None, weights_wait: bool = False
+    ) -> None:
+        self.comm, self.rank, self.size, self.weights_wait = comm, comm.rank, comm.size, weights_wait
         self._pause = pause or (lambda during: nullcontext())
 
     def sum(self, tensor: Tensor, during: str) -> Tensor:
@@ -68,9 +73,10 @@ class Ways:
             ring_reduce_scatter(self.comm, turned([piece.view(-1) for piece in pieces]))
         return pieces[self.rank]
 
-    def charged(self, output: Tensor, flops: float) -> Tensor:
-        """The same, where the clock is not the wall's charged for: `flops` now, twice as many on the way back."""
-        return _Charged.apply(output, self.comm, flops)
+    def charged(self, output: Tensor, flops: float, back: float | None = None) -> Tensor:
+        """The same, where the clock is not the wall's charged for: `flops` now, and `back` (default: twice as many)
+        on the way back."""
+        return _Charged.apply(output, self.comm, flops, 2 * flops if back is None else back)
 
 
 def turned(chunks: list[Tensor]) -> list[Tensor]:
@@ -80,17 +86,17 @@ def turned(chunks: list[Tensor]) -> list[Tensor]:
 
 def copied(x: Tensor, ways: Ways) -> Tensor:
     """f: what every rank has, on its way into layers each rank has a piece of; their gradients add up."""
-    return _Copied.apply(x, ways)
+    return _Copied.apply(narrowed(x), ways)
 
 
 def added(part: Tensor, ways: Ways) -> Tensor:
     """g: the sum of what every rank has a part of."""
-    return _Added.apply(part, ways)
+    return _Added.apply(narrowed(part), ways)
 
 
 def gathered(piece: Tensor, ways: Ways, sizes: Sequence[int], dim: int) -> Tensor:
     """All ranks' pieces side by side along `dim`, where each is as long as `sizes` says, by rank."""
-    return _Gathered.apply(piece, ways, sizes, dim % piece.dim())
+    return _Gathered.apply(narrowed(piece), ways, sizes, dim % piece.dim())
 
 
 class _Copied(Function):
@@ -127,12 +133,12 @@ class _Gathered(Function):
 
 class _Charged(Function):
     @staticmethod
-    def forward(ctx: Any, output: Tensor, comm: Comm, flops: float) -> Tensor:
-        ctx.comm, ctx.flops = comm, flops
+    def forward(ctx: Any, output: Tensor, comm: Comm, flops: float, back: float) -> Tensor:
+        ctx.comm, ctx.back = comm, back
         comm.compute(lambda: None, cost=flops)
         return output.view_as(output)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        ctx.comm.compute(lambda: None, cost=2 * ctx.flops)
-        return gradient, None, None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        ctx.comm.compute(lambda: None, cost=ctx.back)
+        return gradient, None, None, None

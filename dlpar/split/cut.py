@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 
 
 def cut(
-    model: nn.Module, comm: Comm, pause: Callable[[str], AbstractContextManager] | None = None, redundancy: float = 0.0
-) -> nn.Sequential:
+    model: nn.Module, comm: Comm, pause: Callable[[str], AbstractContextManager] | None = None, redundancy: float = 0.0,
+    weights_wait: bool = False,
+) -> nn.Sequential:  # fmt: skip
     """This rank's piece of a model, or of a stage of one: it takes and gives what the whole does.
 
     Parameters
@@ -41,6 +42,8 @@ def cut(
         The context in which a pass stops for messages; see :class:`Ways`.
     redundancy : float, default 0
         Share of each rank's neurons that all ranks compute; above 0 for linear layers only (:class:`Overlapping`).
+    weights_wait : bool, default False
+        Whether gradients of weights have a pass of their own (:class:`dlpar.split.deferred.Later`).
 
     Returns
     -------
@@ -54,7 +57,7 @@ def cut(
     t must divide the width and the heads of a block, the channels of a convolution and the outputs of a
     linear layer with another behind it; characters and classes may be any number.
     """
-    ways, layers, ties = Ways(comm, pause), OrderedDict(), {}
+    ways, layers, ties = Ways(comm, pause, weights_wait), OrderedDict(), {}
     pieces: int | None = None  # of what the layers so far give, elements along dimension 1 of all ranks, or whole
     children = list(model.named_children())
     for place, (name, layer) in enumerate(children):
@@ -135,9 +138,10 @@ def copy_of(layer: nn.Module, ways: Ways) -> nn.Module:
 
 
 def product(layer: nn.Module, x: Tensor, ways: Ways) -> Tensor:
-    """The layer's output; a multiply-add counts as two operations."""
+    """The layer's output; a multiply-add counts as two operations, and the way back has a product or two."""
     output = layer(x)
-    return ways.charged(output, 2 * output.numel() * layer.weight.shape[1:].numel())
+    flops = 2 * output.numel() * layer.weight.shape[1:].numel()
+    return ways.charged(output, flops, back=flops if ways.weights_wait else 2 * flops)
 
 
 class Columns(nn.Module):

@@ -39,7 +39,7 @@ class Replica:
     marks : list of (float, callable)
         For :meth:`Comm.compute`: after which share of the backward pass each bucket is finished, and what
         announces it.
-    loss, samples : float, int
+    loss, samples : float or Tensor of shape (), int
         Of this step's share of the batch: mean loss and number of samples.
     inside : callable
         Makes a call in the middle of the backward pass, as :meth:`Comm.inside` does.

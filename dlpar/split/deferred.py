@@ -20,9 +20,13 @@ from torch import Tensor, nn
 from torch.autograd import Function
 
 from dlpar.models import Tied
+from dlpar.split.precision import narrowed
 
 if TYPE_CHECKING:
     from dlpar.memory import Memory
+
+Add = Callable[[nn.Module, Tensor, Tensor], None]
+"""Adds to the gradients of a layer's weights, from its input and its output's gradient."""
 
 
 class Later:
@@ -38,7 +42,7 @@ class Later:
 
     def __init__(self, layers: nn.Module, memory: Memory) -> None:
         self.memory = memory
-        self._waiting: dict[int, list[tuple[Callable[[Tensor, Tensor], None], Tensor, Tensor]]] = {}
+        self._waiting: dict[int, list[tuple[Add, nn.Module, Tensor, Tensor]]] = {}
         for layer in layers.modules():
             function = DEFERRED.get(type(layer))
             if function is not None:
@@ -48,23 +52,30 @@ class Later:
         """The backward pass of a micro-batch begins."""
         self._now = self._waiting[micro] = []
 
-    def put_off(self, add: Callable[[Tensor, Tensor], None], x: Tensor, gradient: Tensor) -> None:
-        """``add(x, gradient)``, of a layer's input and its output's gradient, can wait."""
+    def put_off(self, add: Add, layer: nn.Module, x: Tensor, gradient: Tensor) -> None:
+        """``add(layer, x, gradient)``, of the layer's input and its output's gradient, can wait."""
         for tensor in (x, gradient):
             self.memory.hold("activations", tensor)
-        self._now.append((add, x, gradient))
+        self._now.append((add, layer, x, gradient))
+
+    def flops(self, micro: int) -> int:
+        """Of what waits of a micro-batch, two a multiply-add; an embedding's gradient takes none."""
+        return sum(
+            2 * gradient.numel() * layer.weight[0].numel()
+            for add, layer, _, gradient in self._waiting[micro] if add is not _add_embedding
+        )  # fmt: skip
 
     @torch.no_grad()
     def end(self, micro: int) -> None:
         """Do what waits of a micro-batch."""
-        for add, x, gradient in self._waiting.pop(micro):
-            add(x, gradient)
+        for add, layer, x, gradient in self._waiting.pop(micro):
+            add(layer, x, gradient)
             for tensor in (x, gradient):
                 self.memory.drop(tensor)
 
 
 def _forward(function: type[Function], layer: nn.Module, later: Later, x: Tensor) -> Tensor:
-    return function.apply(x, layer.weight, getattr(layer, "bias", None), layer, later)
+    return function.apply(narrowed(x), layer.weight, getattr(layer, "bias", None), layer, later)
 
 
 class _Linear(Function):
@@ -77,13 +88,13 @@ class _Linear(Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        ctx.later.put_off(partial(_add_linear, ctx.layer), x, gradient)
-        return gradient @ weight if ctx.needs_input_grad[0] else None, None, None, None, None
+        ctx.later.put_off(_add_linear, ctx.layer, x, gradient)
+        return gradient @ weight.to(gradient.dtype) if ctx.needs_input_grad[0] else None, None, None, None, None
 
 
 def _add_linear(layer: nn.Module, x: Tensor, gradient: Tensor) -> None:
     rows = gradient.flatten(0, -2)
-    layer.weight.grad.addmm_(rows.T, x.flatten(0, -2))
+    layer.weight.grad.add_(rows.T @ x.flatten(0, -2))
     if getattr(layer, "bias", None) is not None:
         layer.bias.grad.add_(rows.sum(0))
 
@@ -98,7 +109,7 @@ class _Convolution(Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, _ = ctx.saved_tensors
-        ctx.later.put_off(partial(_add_convolution, ctx.layer), x, gradient)
+        ctx.later.put_off(_add_convolution, ctx.layer, x, gradient)
         if not ctx.needs_input_grad[0]:
             return None, None, None, None, None
         return _convolution_backward(ctx.layer, x, gradient, [True, False, False])[0], None, None, None, None
@@ -114,7 +125,7 @@ def _add_convolution(layer: nn.Conv2d, x: Tensor, gradient: Tensor) -> None:
 def _convolution_backward(layer: nn.Conv2d, x: Tensor, gradient: Tensor, wanted: list[bool]) -> list[Tensor | None]:
     """Gradients of input, weight and bias, those that are wanted."""
     return torch.ops.aten.convolution_backward(
-        gradient, x, layer.weight, [layer.out_channels], layer.stride, layer.padding, layer.dilation, False,
+        gradient, x, layer.weight.to(x.dtype), [layer.out_channels], layer.stride, layer.padding, layer.dilation, False,
         [0] * len(layer.stride), layer.groups, wanted,
     )  # fmt: skip
 
@@ -128,7 +139,7 @@ class _Embedding(Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[None, ...]:
-        ctx.later.put_off(partial(_add_embedding, ctx.layer), ctx.saved_tensors[0], gradient)
+        ctx.later.put_off(_add_embedding, ctx.layer, ctx.saved_tensors[0], gradient)
         return None, None, None, None, None
 
 

@@ -24,6 +24,9 @@ Offset = tuple[int, int]
 """Of a neighbour: rows below and columns right of this rank; (0, 0) is the rank itself."""
 
 OWN: Offset = (0, 0)
+HALO = 1
+"""Tag of its messages.  Tagged they go by MPI: with NCCL neighbours would both wait to receive before they send."""
+
 Pieces = dict[Offset, Tensor]
 """Parts of an image, by the neighbour they lie on."""
 
@@ -154,8 +157,8 @@ class Halo:
 
     def _exchange(self, sent: Pieces, came: Pieces) -> list[Request]:
         # Receives first: a message that is expected need not be stored on its way.
-        receives = [self.comm.irecv(piece, self._rank[source]) for source, piece in came.items()]
-        return receives + [self.comm.isend(piece.contiguous(), self._rank[to]) for to, piece in sent.items()]
+        receives = [self.comm.irecv(piece, self._rank[source], HALO) for source, piece in came.items()]
+        return receives + [self.comm.isend(piece.contiguous(), self._rank[to], HALO) for to, piece in sent.items()]
 
 
 def complete(requests: Iterable[Request]) -> None:

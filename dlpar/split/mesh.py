@@ -80,6 +80,19 @@ def coordinates(rank: int, sizes: dict[str, int]) -> dict[str, int]:
     return {name: at[name] for name in sizes}
 
 
+def groups(sizes: dict[str, int], *axes: str) -> list[list[int]]:
+    """The ranks of each group that :meth:`Mesh.group` makes, in its order; groups by their first rank.
+
+    >>> groups({"data": 2, "tensor": 2}, "data")
+    [[0, 2], [1, 3]]
+    """
+    found: dict[tuple[int, ...], list[int]] = {}
+    for rank in range(math.prod(sizes.values())):
+        others = tuple(place for axis, place in coordinates(rank, sizes).items() if axis not in axes)
+        found.setdefault(others, []).append(rank)
+    return list(found.values())
+
+
 def title(sizes: dict[str, int]) -> str:
     """A mesh in one word: ``DP(2)-TP(2)-PP(1)``."""
     letters = {"data": "DP", "pipeline": "PP", "tensor": "TP", "rows": "HP", "columns": "WP"}
@@ -138,16 +151,20 @@ def beside_servers(experiment: Experiment, comm: Comm) -> Comm:
 
 def twins(experiment: Experiment, comm: Comm) -> Comm:
     """The ranks that hold the same part of the model, in different replicas, and its share of the servers; collective."""
-    workers, ways = experiment.workers, experiment.workers // experiment.replicas
-    if ways == 1:
+    if experiment.replicas == experiment.workers:
         return comm
-    if comm.rank < workers:
+    return comm.split(part_of(experiment, comm.rank), comm.rank)
+
+
+def part_of(experiment: Experiment, rank: int) -> int:
+    """Which part of the model a rank has, 0-based, in the order of the mesh: a worker, a server or a leaf server."""
+    workers, part = experiment.workers, 0
+    if rank < workers:
         sizes = sizes_of(experiment)
-        at, part = coordinates(comm.rank, sizes), 0
+        at = coordinates(rank, sizes)
         for axis in sizes:
             part = part if axis == "data" else part * sizes[axis] + at[axis]
-    else:  # servers, then leaves: each part has as many
-        extra, servers = comm.rank - workers, experiment.sync.servers
-        first, number = (0, servers) if extra < servers else (servers, experiment.sync.groups)
-        part = (extra - first) * ways // number
-    return comm.split(part, comm.rank)
+        return part
+    extra, servers = rank - workers, experiment.sync.servers  # servers, then leaves: each part has as many
+    first, number = (0, servers) if extra < servers else (servers, experiment.sync.groups)
+    return (extra - first) * (workers // experiment.replicas) // number

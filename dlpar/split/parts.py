@@ -113,8 +113,8 @@ class HybridSplit(PipelineSplit):
     """Layers are spread over stages, and each layer cut: 3D parallelism (Narayanan et al., arXiv 2104.04473)."""
 
     kind: Literal["hybrid"] = Field("hybrid", description="How one model is cut over ranks.", title="split")
-    stages: int = Field(2, ge=1, le=64, description="Ranks one model's layers are spread over; 0: all workers.")
-    tensor: int = Field(2, ge=1, le=64, description="Ranks a layer is cut over; 0: all workers.")
+    stages: int = Field(2, ge=1, le=64, description="Ranks one model's layers are spread over.")
+    tensor: int = Field(2, ge=1, le=64, description="Ranks a layer is cut over.")
 
     def axes(self, workers: int) -> dict[str, int]:
         return {"pipeline": self.stages, "tensor": self.tensor}

@@ -10,12 +10,13 @@ send is waited for at the end of the step only, so that no two ranks wait for ea
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from dlpar.split.precision import of_activations
 from dlpar.split.schedules import SCHEDULES, Action, of_step
 from dlpar.split.split import Split, Task
 from dlpar.split.stage import Stage
@@ -44,7 +45,7 @@ class PipelineSplit(Split):
 
     def __init__(self, task: Task) -> None:
         self.task, self.comm, self.record = task, task.comm, task.record
-        self.stage = stage = Stage(task)
+        self.stage = stage = Stage(task, self._pause)
         self.replica, self.chunks, self.pipe = stage.replica, stage.chunks, stage.pipe
         split = task.experiment.split
         self.schedule, self.microbatches = SCHEDULES[split.schedule], split.microbatches
@@ -58,7 +59,8 @@ class PipelineSplit(Split):
 
     def gradient(self, step: int) -> None:
         self.replica.zero_gradient()
-        self.stage.level()
+        with self.record.span("communicate"):
+            self.stage.level()
         self._step, self._losses, self._most = step, 0.0, self._in_flight
         left = self._sending
         self._sending = []
@@ -66,7 +68,8 @@ class PipelineSplit(Split):
             for one in (action, following):
                 self._listen(one)
             {"F": self._forward, "B": self._backward, "W": self._weight}[action.kind](action)
-        self.stage.add_up_tied()
+        with self.record.span("communicate"):
+            self.stage.add_up_tied()
         if self.schedule.has_flush or step == self.task.experiment.steps - 1:
             left += self._sending
         with self.record.span("send"):  # without a flush, what was just sent is for another step of its receiver
@@ -90,10 +93,10 @@ class PipelineSplit(Split):
             x = self._came(action)
         if self.stash:
             self.stash.keep(micro)
-        with self._weights_of(micro), self.record.span("forward", micro, action.chunk):
+        with self._weights_of(micro), self._pass("forward", action):
             output = chunk.forward(micro, x, y)
         if chunk.is_last:
-            self._losses += output.item() * len(y)
+            self._losses += output.detach() * len(y)
         else:
             self._send(output, action, +1)
         self._in_flight += 1
@@ -102,13 +105,13 @@ class PipelineSplit(Split):
     def _backward(self, action: Action) -> None:
         chunk, micro = self.chunks[action.chunk], action.micro
         if chunk.recompute:
-            with self._weights_of(micro), self.record.span("recompute", micro, action.chunk):
+            with self._weights_of(micro), self._pass("recompute", action):
                 chunk.again(micro)
         samples = len(self._samples(action)[1])
         share = samples / self.task.experiment.global_batch
         whole = torch.full((), share, dtype=self.stage.dtype, device=self.comm.device)
         gradient = whole if chunk.is_last else self._came(action)
-        with self._weights_of(micro), self.record.span("backward", micro, action.chunk):
+        with self._weights_of(micro), self._pass("backward", action):
             result = chunk.backward(micro, gradient)
         if not chunk.is_first:
             self._send(result, action, -1)
@@ -118,9 +121,22 @@ class PipelineSplit(Split):
         self._in_flight -= not self.schedule.has_weight_pass
 
     def _weight(self, action: Action) -> None:
-        with self.record.span("weight", action.micro, action.chunk):
+        with self._pass("weight", action):
             self.chunks[action.chunk].weight(action.micro, len(self._samples(action)[1]))
         self._in_flight -= 1
+
+    def _pass(self, name: str, action: Action) -> AbstractContextManager:
+        """The span in which an action computes."""
+        self._passing, self._talking = (self.record.span(n, action.micro, action.chunk) for n in (name, "reduce"))
+        return self._passing
+
+    @contextmanager
+    def _pause(self, during: str) -> Iterator[None]:
+        """Where a layer is cut over ranks a pass stops for their messages, and goes on when these are there."""
+        self._passing.__exit__(None, None, None)
+        with self._talking:
+            yield
+        self._passing.__enter__()
 
     # ---- messages -----------------------------------------------------------------------
 
@@ -132,7 +148,7 @@ class PipelineSplit(Split):
         if chunk.is_first if forward else chunk.is_last:
             return
         shape = (len(self._samples(action)[1]), *(chunk.takes if forward else chunk.gives))
-        room = self.comm.empty(shape, self.stage.dtype)
+        room = self.comm.empty(shape, of_activations(self.task.experiment))
         source = (self.stage.number + (-1 if forward else +1)) % self.stage.stages
         self._coming[action] = self.pipe.irecv(room, source, self._tag(action)), room
 
@@ -150,7 +166,7 @@ class PipelineSplit(Split):
         if not isinstance(result, Tensor):  # where no numbers are computed a message has a size alone
             mine = self.chunks[action.chunk]
             shape = mine.gives if way > 0 else mine.takes
-            result = self.comm.empty((len(self._samples(action)[1]), *shape), self.stage.dtype)
+            result = self.comm.empty((len(self._samples(action)[1]), *shape), of_activations(self.task.experiment))
         tag = self._tag(action._replace(chunk=chunk))
         self._sending.append(self.pipe.isend(result.detach(), (number + way) % stages, tag))
 
@@ -180,13 +196,14 @@ class PipelineSplit(Split):
         self.loss, self.samples = (loss, samples) if stage.speaks else (None, 0)
         replica.samples = samples
         if self.task.experiment.sync.scheme in ("mapreduce", "own"):  # they may ask every rank for it
-            loss = stage.mates.broadcast(loss, root=stage.speaker)
+            loss = stage.mates.broadcast(float(loss), root=stage.speaker)
         replica.loss = loss
 
     def facts(self) -> dict[str, Any]:
         """``in_flight``, the most micro-batches (of a chunk each) whose activations were held in the step; without a
-        flush ``staleness``, the updates between the forward and the backward pass of the batch."""
-        stale = {} if self.schedule.has_flush else {"staleness": self._staleness}
+        flush ``staleness``, the updates between the forward and the backward pass of the batch, and ``versions`` of
+        the weights, the present one included."""
+        stale = {"staleness": self._staleness, "versions": self.stash.versions} if self.stash else {}
         return {"in_flight": self._most, **stale}
 
     def whole(self) -> nn.Module | None:

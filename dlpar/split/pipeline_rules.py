@@ -98,19 +98,9 @@ def _nothing_waits_for_the_pipeline_to_drain(e: Experiment) -> str | None:
     return None
 
 
-def _cut_layers_keep_nothing(e: Experiment) -> str | None:
-    if e.split.kind == "hybrid" and SCHEDULES[e.split.schedule].has_weight_pass:
-        allowed = ", ".join(name for name, schedule in SCHEDULES.items() if not schedule.has_weight_pass)
-        return (
-            f"split.schedule: got {e.split.schedule!r}, allowed with split {e.split} is one of {allowed}: "
-            f"layers cut over ranks have no weight pass of their own"
-        )
-    return None
-
-
 PIPELINE_RULES = (
     _every_part_has_layers, _numbers_make_up_the_model, _every_microbatch_has_a_sample, _rounds_are_whole,
-    _nothing_waits_for_the_pipeline_to_drain, _cut_layers_keep_nothing,
+    _nothing_waits_for_the_pipeline_to_drain,
 )  # fmt: skip
 
 

@@ -184,8 +184,20 @@ def _every_microbatch_has_samples(e: Experiment) -> str | None:
     return None
 
 
+def _products_in_bfloat16(e: Experiment) -> str | None:
+    if e.precision == "full":
+        return None
+    if e.dtype == "float64":
+        return f"precision: got {e.precision!r}, allowed with dtype float64 is full: mixed precision is of float32 and bfloat16"
+    if getattr(e.split, "redundancy", 0.0):
+        return f"precision: got {e.precision!r}, allowed with redundancy is full: copies of neurons travel as they are"
+    if getattr(e.split, "zero", 0) == 3:
+        return f"precision: got {e.precision!r}, allowed with zero 3 is full: weights in bfloat16 would outlive those that are let go"
+    return None
+
+
 RULES = (
-    _sizes_multiply, _parts_have_servers, _parts_agree, _tensor_divides, _layers_send_activations,
+    _products_in_bfloat16, _sizes_multiply, _parts_have_servers, _parts_agree, _tensor_divides, _layers_send_activations,
     _redundancy_is_of_neurons, _images_are_cut, _same_weights_move_alike,
     _zero_halves_an_allreduce, _every_microbatch_has_samples, of_pipelines,
 )  # fmt: skip

@@ -18,6 +18,7 @@ from dlpar.collectives import ring_allgather, ring_allreduce
 from dlpar.split.derivative import derivative
 from dlpar.split.halo import Grid, index
 from dlpar.split.mesh import coordinates
+from dlpar.split.precision import narrowed
 from dlpar.split.split import Split
 from dlpar.split.window import shares
 from dlpar.split.windowed import Spans, Windowed, forward_flops
@@ -58,19 +59,20 @@ class SpatialSplit(Split):
         images, labels = task.batch(step)
         share = len(labels) / task.experiment.global_batch
         replica.zero_gradient()
-        x = images[index(self.layers[0].owned, self.images)]
-        for layer in self.layers:
-            x = layer.forward(x)
-        with span("forward"):
-            x.requires_grad_()
-            loss = self.comm.compute(lambda: task.criterion(x, labels))
+        with task.forward_pass():
+            x = narrowed(images[index(self.layers[0].owned, self.images)])
+            for layer in self.layers:
+                x = layer.forward(x)
+            with span("forward"):
+                x.requires_grad_()
+                loss = self.comm.compute(lambda: task.criterion(x, labels))
         with span("backward"):
             (gradient,) = self.comm.compute(lambda: torch.autograd.grad(loss * share, x))
         for layer in reversed(self.layers):
             gradient = layer.backward(gradient)
         with span("reduce"):
             ring_allreduce(grid.comm, self.of_pieces, grid.ranks)
-        replica.loss, replica.samples = loss.item(), len(labels)
+        replica.loss, replica.samples = loss.detach(), len(labels)
         if self.speaks:
             self.loss, self.samples = replica.loss, replica.samples
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 from dlpar.memory import Memory
 from dlpar.split.data import Replica
+from dlpar.split.precision import forward_pass
 
 if TYPE_CHECKING:
     from dlpar.comm import Comm
@@ -54,6 +56,10 @@ class Task:
     record: Recorder
     memory: Memory = field(default_factory=Memory)
 
+    def forward_pass(self) -> AbstractContextManager:
+        """The context of a forward pass: with mixed precision its products are made in bfloat16."""
+        return forward_pass(self.experiment, self.comm.device)
+
 
 class Split:
     """A replica that one rank computes by itself; other splits change what differs.
@@ -67,8 +73,9 @@ class Split:
     ----------
     replica : Replica
         The weights this rank holds, and their gradient.
-    loss, samples : float or None, int
-        Of the step just computed: the replica's, on the one rank that speaks for it; elsewhere None and 0.
+    loss, samples : float, Tensor of shape () or None, int
+        Of the step just computed: the replica's, on the one rank that speaks for it; elsewhere None and 0.  A tensor
+        is on the rank's device: who reads it waits for what a GPU still has to do.
     whole_on_all : bool
         Whether the ranks of all replicas must call :meth:`whole`, in place of the first one's.
     """
@@ -92,12 +99,18 @@ class Split:
             share, cost = len(y_of) / task.experiment.global_batch, task.flops * len(y_of)
             replica.last = micro == len(pieces) - 1  # its backward pass finishes the gradient
             with record.span("forward"):
-                value = comm.compute(lambda: task.criterion(task.model(x_of), y_of), cost=cost / 3)
+                value = comm.compute(lambda: self._loss(x_of, y_of), cost=cost / 3)
             with record.span("backward"):
                 comm.compute((value * share).backward, cost=cost * 2 / 3, marks=replica.marks if replica.last else ())
-            loss += value.item() * len(y_of)
-        self.loss, self.samples = loss / len(y) if len(y) else loss, len(y)
+            part = value.detach() * (len(y_of) / max(1, len(y)))
+            loss = loss + part if micro else part
+        self.loss, self.samples = loss, len(y)
         replica.loss, replica.samples = self.loss, self.samples
+
+    def _loss(self, x: Tensor, y: Tensor) -> Tensor:
+        """The mean loss of some samples."""
+        with self.task.forward_pass():
+            return self.task.criterion(self.task.model(x), y)
 
     def facts(self) -> dict[str, Any]:
         """What else is recorded of the step just done."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import reduce
 from operator import add
 from typing import TYPE_CHECKING, NamedTuple
@@ -36,6 +38,8 @@ class Stage:
     ----------
     task : Task
         Its model is cut: of P stages with C chunks each, stage s holds parts s, s + P, … of P × C.
+    pause : callable
+        The context in which a pass stops for messages between the ranks of a stage.
 
     Attributes
     ----------
@@ -53,8 +57,8 @@ class Stage:
         The rank among mates that speaks for the replica: of the last stage, the first.
     """
 
-    def __init__(self, task: Task) -> None:
-        mesh, self.mates, self.task = task.place.mesh, task.place.mates, task
+    def __init__(self, task: Task, pause: Callable[[str], AbstractContextManager]) -> None:
+        mesh, self.mates, self.task, self._pause = task.place.mesh, task.place.mates, task, pause
         sizes = mesh.sizes
         self.number, self.stages = mesh.at["pipeline"], sizes["pipeline"]
         self.pipe = mesh.group("pipeline")
@@ -88,12 +92,16 @@ class Stage:
             return layers
         from dlpar.split.cut import cut as cut_layers
 
-        return cut_layers(layers, self.tensor)
+        return cut_layers(layers, self.tensor, self._pause, weights_wait=self._has_weight_pass)
+
+    @property
+    def _has_weight_pass(self) -> bool:
+        return SCHEDULES[self.task.experiment.split.schedule].has_weight_pass
 
     def _chunks(self) -> list[Chunk]:
         task, last = self.task, len(self.parts) - 1
-        has_weight_pass = SCHEDULES[task.experiment.split.schedule].has_weight_pass
-        later = task.comm.compute(lambda: Later(reduce(add, self.held), task.memory)) if has_weight_pass else None
+        waits = self._has_weight_pass
+        later = task.comm.compute(lambda: Later(reduce(add, self.held), task.memory)) if waits else None
         return [
             Chunk(
                 task, layers, self.parts[part].flops, takes=self.parts[part].shape if part > 0 else None,

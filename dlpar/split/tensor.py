@@ -46,12 +46,12 @@ class TensorSplit(Split):
         task, replica = self.task, self.replica
         x, y = task.batch(step)
         replica.zero_gradient()
-        with self._passes["forward"]:
+        with self._passes["forward"], task.forward_pass():
             self._agree()
             value = task.criterion(self.part(x), y)
         with self._passes["backward"]:
             (value * (len(y) / task.experiment.global_batch)).backward()
-        replica.loss, replica.samples = value.item(), len(y)
+        replica.loss, replica.samples = value.detach(), len(y)
         self.loss, self.samples = (replica.loss, replica.samples) if self.mates.rank == 0 else (None, 0)
 
     def _agree(self) -> None:

@@ -39,10 +39,15 @@ class WeightStash:
         self._version_of: dict[int, int] = {}  # of each micro-batch in flight
         self._kept: dict[int, Tensor] = {}
 
+    @property
+    def versions(self) -> int:
+        """Different versions of the weights that are there, the present one included."""
+        return len({self.version, *self._kept})
+
     def keep(self, micro: int) -> None:
         """The present weights are those of a micro-batch; one copy serves all that share a version."""
         self._version_of[micro] = self.version
-        if self.version not in self._kept:
+        if self.version not in self._kept:  # a copy: the present ones move in place
             kept = self._kept[self.version] = self.replica.weights.clone()
             if isinstance(kept, Tensor):
                 self.memory.hold("weights", kept)

@@ -139,7 +139,7 @@ class ZeroSplit(Split):
             shared.release()  # a test may have left them whole
         for x_of, y_of in zip(x.tensor_split(self.microbatches), y.tensor_split(self.microbatches)):
             passed = self._forward(x_of, y_of)
-            loss += passed[-1][1].item() * len(y_of)
+            loss += passed[-1][1].detach() * len(y_of)
             self._backward(passed, len(y_of))
         self.loss, self.samples = loss / len(y) if len(y) else loss, len(y)
         replica.loss, replica.samples = self.loss, self.samples

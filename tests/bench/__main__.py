@@ -11,6 +11,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import gpu  # noqa: E402
+import classroom  # noqa: E402
 import hogwild  # noqa: E402
 import launching  # noqa: E402
 import mapreduce  # noqa: E402
@@ -26,6 +28,7 @@ SECTIONS = {
     "launch": launching.report, "throughput": training.report, "ring": reducing.report,
     "mapreduce": mapreduce.report, "ps": serving.report, "recording": recording.report, "hogwild": hogwild.report,
     "simulation": simulating.report, "tensor": tensor.report, "pipeline": pipeline.report,
+    "hub": classroom.report, "gpu": gpu.report,
 }  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""The peer: the same training by torch's DistributedDataParallel over gloo, started by torchrun.
+"""The peer: the same training by torch's DistributedDataParallel, over gloo or on GPUs NCCL, started by torchrun.
 
     torchrun --nproc_per_node N ddp.py EXPERIMENT.json WARM_UP
 
@@ -8,6 +8,7 @@ Prints, from rank 0, one JSON line: when its first step ended (unix time) and it
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -25,18 +26,24 @@ from dlpar.sampling import Sampler
 def main(path: str, warm_up: int) -> None:
     experiment = Experiment.from_json(Path(path).read_text())
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+    on_gpu = experiment.cluster.device == "cuda"
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu")
+    if on_gpu:
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if on_gpu else "gloo")
     rank, size = dist.get_rank(), dist.get_world_size()
-    dataset = load(experiment.data, experiment.seed)
+    dataset = load(experiment.data, experiment.seed, model=experiment.model.name)
     sampler = Sampler(experiment, dataset.train_y, len(dataset.train_x))
-    model = DistributedDataParallel(models.build(experiment, dataset))
+    dataset = dataset.to(device)
+    model = DistributedDataParallel(models.build(experiment, dataset).to(device))
     optimizer = torch.optim.SGD(model.parameters(), lr=experiment.lr)
     criterion = models.loss(dataset.task)
 
     def step(number: int) -> float:
         x, y = dataset.batch(sampler.indices(number, rank))
         optimizer.zero_grad()
-        loss = criterion(model(x), y)
+        with torch.autocast(device.type, torch.bfloat16, enabled=experiment.precision == "bf16"):
+            loss = criterion(model(x), y)
         loss.backward()
         optimizer.step()
         return loss.item()

@@ -55,6 +55,60 @@ def test_controls_give_back_an_experiment_of_any_scheme(sync):
     assert Controls(made, lambda: None).experiment() == made
 
 
+def test_only_settings_of_the_chosen_split_are_shown_and_each_has_its_own_default(controls):
+    split, tensor = controls.widgets["split.kind"], controls.widgets["split.tensor"]
+    assert shown(controls, "split") == {"kind", "microbatches", "zero"}
+    split.value = "tensor"
+    assert shown(controls, "split") == {"kind", "order", "tensor", "redundancy"}
+    assert (tensor.description, tensor.value) == ("tensor (0: all)", 0)
+    split.value = "spatial"
+    assert shown(controls, "split") == {"kind", "order", "rows", "columns"}
+    split.value = "hybrid"
+    assert shown(controls, "split") == {
+        "kind", "order", "tensor", "stages", "schedule", "microbatches", "partition", "recompute",
+    }  # fmt: skip
+    assert (tensor.value, controls.widgets["split.stages"].value) == (2, 2) and "from 1 to 64" in tensor.tooltip
+    assert tensor.description == "tensor"
+    split.value = "pipeline"
+    assert controls.widgets["split.stages"].value == 0 and controls.widgets["split.microbatches"].value == 8
+    controls.widgets["split.schedule"].value = "interleaved"
+    assert "chunks" in shown(controls, "split")
+
+
+def test_what_was_set_for_another_split_is_remembered_although_a_default_differs(controls):
+    split, tensor = controls.widgets["split.kind"], controls.widgets["split.tensor"]
+    split.value, tensor.value = "tensor", 4
+    split.value = "data"
+    split.value = "hybrid"
+    assert tensor.value == 2
+    split.value = "tensor"
+    assert tensor.value == 4
+
+
+def test_a_change_of_kind_is_told_once_when_all_its_settings_are_there():
+    told = []
+    controls = Controls(Experiment(workers=4), lambda: told.append(controls.experiment().split.axes(4)))
+    controls.widgets["split.kind"].value = "hybrid"
+    assert told == [{"pipeline": 2, "tensor": 2}]
+
+
+def test_a_share_of_neurons_set_for_an_mlp_does_not_stand_in_the_way_of_a_cnn(controls):
+    controls.widgets["split.kind"].value = "tensor"
+    controls.widgets["split.redundancy"].value = 0.5
+    controls.widgets["model.name"].value = "cnn"
+    assert "redundancy" not in shown(controls, "split") and controls.experiment().split.redundancy == 0
+
+
+@pytest.mark.parametrize("split", [
+    "data", {"kind": "tensor", "tensor": 2, "redundancy": 0.25}, {"kind": "pipeline", "stages": 2, "partition": "2,1"},
+    {"kind": "hybrid", "microbatches": 4}, {"kind": "spatial", "rows": 2, "columns": 2},
+], ids=str)  # fmt: skip
+def test_controls_give_back_an_experiment_of_any_split(split):
+    model = {"name": "cnn" if "rows" in split else "mlp"}
+    made = Experiment(workers=4, split=split, model=model)
+    assert Controls(made, lambda: None).experiment() == made
+
+
 def test_mappings_and_edges_are_typed_as_text(controls):
     controls.widgets["delays.straggler"].value = "1=4.0, 2=1.5"
     controls.widgets["sync.scheme"].value = "gossip"

@@ -13,9 +13,13 @@ LINK = Link(latency=1e-3, bandwidth=1e6)
 SIZES = (1_000, 100_000)
 
 
-def measured() -> list[Timing]:
+def predicted() -> list[Timing]:
+    return lab.predict_collectives(("star", "tree"), 8, SIZES, LINK)
+
+
+def measured(how: str = "measured") -> list[Timing]:
     """5 % slower than predicted."""
-    return [t._replace(seconds=1.05 * t.seconds) for t in lab.predict_collectives(("star", "tree"), 8, SIZES, LINK)]
+    return [t._replace(seconds=1.05 * t.seconds, how=how) for t in predicted()]
 
 
 def test_a_fit_says_latency_bandwidth_and_where_they_are_equal():
@@ -27,7 +31,7 @@ def test_a_fit_says_latency_bandwidth_and_where_they_are_equal():
 
 
 def test_predicted_is_dashed_and_measured_solid_in_one_colour_each():
-    figure = figures.collective_times(measured(), lab.predict_collectives(("star", "tree"), 8, SIZES, LINK))
+    figure = figures.collective_times([*measured(), *predicted()])
     by_name = {trace.name: trace for trace in figure.data}
     assert set(by_name) == {"star, measured", "tree, measured", "star, predicted", "tree, predicted"}
     for name in ("star", "tree"):
@@ -37,20 +41,39 @@ def test_predicted_is_dashed_and_measured_solid_in_one_colour_each():
 
 
 def test_the_sentence_says_who_is_first_at_both_ends_and_how_far_the_prediction_is():
-    said = figures.say(figures.collective_times(measured(), lab.predict_collectives(("star", "tree"), 8, SIZES, LINK)))
+    said = figures.say(figures.collective_times([*measured(), *predicted()]))
     assert said.startswith("Measured at 1 kB: tree 12.6 ms and star 16.8 ms; at 100 kB: tree 636 ms and star 1.47 s.")
-    assert said.endswith("Prediction and measurement are at most 5% apart.")
+    assert said.endswith("The prediction is at most 4.8% off.")
+
+
+def test_simulated_is_faint_and_the_axis_names_the_clock():
+    figure = figures.collective_times([*measured("simulated"), *predicted()])
+    star = next(trace for trace in figure.data if trace.name == "star, simulated")
+    assert star.line.width == 5 and star.line.color.startswith("rgba(")
+    assert figure.layout.yaxis.title.text == "time, virtual clock (ms)"
+    both = figures.collective_times([*measured("simulated"), *measured("paced")])
+    assert both.layout.yaxis.title.text == "time, logical and virtual clock (ms)"
+    assert figures.collective_times(measured()).layout.yaxis.title.text == "time (ms)"
+
+
+def test_two_links_in_one_figure_say_whose_they_are():
+    times = tuple(LINK.seconds(size) for size in SIZES)
+    figure = figures.link_fit(PingPong(SIZES, times), PingPong(SIZES, times, "simulated", "cpu-1gbe"))
+    assert [trace.name for trace in figure.data][::2] == ["this machine, measured", "cpu-1gbe, simulated"]
+    assert "; at 1 kB the two are equal. Cpu-1gbe (simulated): a message takes 1 ms" in figures.say(figure)
+    with pytest.raises(ValueError, match="found: got 0 ping-pongs"):
+        figures.link_fit()
 
 
 def test_over_ranks_there_is_a_line_a_size():
-    figure = figures.collective_times(predicted=lab.predict_collectives(["ring"], (2, 4, 8), SIZES, LINK), over="ranks")
+    figure = figures.collective_times(lab.predict_collectives(["ring"], (2, 4, 8), SIZES, LINK), over="ranks")
     assert [trace.name for trace in figure.data] == ["ring, 1 kB, predicted", "ring, 100 kB, predicted"]
     assert list(figure.data[0].x) == [2, 4, 8]
     assert list(figure.layout.xaxis.ticktext) == ["2", "4", "8"]
 
 
 def test_nothing_and_an_unknown_axis_are_refused():
-    with pytest.raises(ValueError, match="measured: got nothing"):
-        figures.collective_times()
+    with pytest.raises(ValueError, match="times: got none"):
+        figures.collective_times([])
     with pytest.raises(ValueError, match="over: got 'time'"):
         figures.collective_times(measured(), over="time")

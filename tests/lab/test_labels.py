@@ -39,3 +39,19 @@ def test_beside_another_scheme_one_with_two_settings_is_told_by_them():
 def test_a_straggler_is_said_as_it_is_typed():
     slow = Experiment(delays={"straggler": {1: 4.0}})
     assert labels([Experiment(), slow]) == ["delays.straggler=none", "delays.straggler=1=4"]
+
+
+def test_kinds_of_splits_are_told_apart_by_their_sizes_and_one_kind_by_its_fields():
+    cuts = ("data", "tensor", {"kind": "spatial", "rows": 2, "columns": 2}, {"kind": "pipeline", "schedule": "gpipe"})
+    cnn = Experiment(workers=4, model={"name": "cnn", "depth": 3})
+    data, tensor, spatial, pipeline = (cnn.replace(split=cut) for cut in cuts)
+    assert labels([data, tensor, spatial, pipeline]) == ["data", "tensor 4", "spatial 2 × 2", "pipeline 4 gpipe"]
+    assert labels([spatial, spatial.replace(split={"rows": 4, "columns": 1})]) == [
+        "split.rows=2, split.columns=2", "split.rows=4, split.columns=1",
+    ]  # fmt: skip
+    assert differences(data, tensor) == {"split": "tensor 4"}
+
+
+def test_a_platform_that_comes_from_a_file_is_called_by_its_name():
+    slow = Experiment(cluster={"world": "simulated", "platform": "/some/folder/slow.json"})
+    assert labels([slow, slow.replace(cluster={"platform": "cpu-1gbe"})]) == ["platform=slow", "platform=cpu-1gbe"]

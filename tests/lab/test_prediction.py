@@ -12,6 +12,7 @@ def test_without_an_answer_the_lab_goes_on():
     asked = predict("speed", "How fast?", unit="times")
     assert asked.value is None and str(asked.answer) == "not answered"
     assert asked.reveal(1.7).sentence == "No prediction was made; measured: 1.7 times."
+    assert asked.reveal(1.7, "simulated").sentence == "No prediction was made; simulated: 1.7 times."
 
 
 def test_number_is_compared_with_the_measurement():

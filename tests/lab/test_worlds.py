@@ -137,7 +137,7 @@ def test_the_predicted_rate_is_a_dashed_line():
     board = Board(MANY)
     board.begin(MANY, "run")
     style = board.throughput.plot.style("predicted")
-    assert style["line"]["dash"] == "dash" and style["name"].startswith("predicted: ")
+    assert style["line"]["dash"] == "dash" and style["name"] == "predicted"
     board.begin(Experiment(), "real")  # of a machine that was not measured nothing is predicted
     assert "predicted" not in board.throughput.plot._traces
 
@@ -192,3 +192,17 @@ def test_records_of_thousands_that_run_free_are_put_in_order():
     done += steps.catch_up(ended=True)
     assert [step.batch for step in done] == [3000] * 3
     assert [step.seconds for step in done] == sorted(step.seconds for step in done)
+
+
+def test_a_run_of_milliseconds_on_the_virtual_clock_has_a_curve_of_its_rate(launched):
+    quick = Experiment(workers=2, steps=12, cluster={"world": "simulated"})
+    board = Board(quick)
+    board.begin(quick, "run")
+    for step in range(12):
+        for rank in range(2):
+            record = {"k": "step", "step": step, "t": 1e-3 * (step + 1), "samples": 8, "loss": 1.0, "bytes": 0,
+                      "compute": 1e-3, "comm": 0.0, "wait": 0.0, "staleness": 0, "lead": 0, "version": step}  # fmt: skip
+            board.take(rank, record)
+    board.settle(ended=True)
+    rates = board.throughput.plot.series("all").rows
+    assert len(rates) == 12 and rates[:, 1] == pytest.approx([16_000] * 12)

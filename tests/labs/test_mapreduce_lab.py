@@ -12,17 +12,6 @@ from dlpar.lab import presets
 pytestmark = pytest.mark.slow
 
 
-def test_a_tree_beats_a_star_for_long_tensors_only():
-    trial = presets.tree_or_star()
-    seconds = {(t.name, t.nbytes): t.seconds for t in lab.time_collectives(**trial)}
-    short, _, long = trial["sizes"]
-    assert seconds["star", short] < 0.6 * seconds["tree", short]
-    assert seconds["tree", long] < 0.85 * seconds["star", long]
-    predicted = lab.predict_collectives(trial["names"], trial["ranks"], trial["sizes"], trial["link"])
-    for t in predicted:  # never sooner than the link allows
-        assert 0.98 * t.seconds < seconds[t.name, t.nbytes] < 1.7 * t.seconds
-
-
 def test_unsteady_workers_of_the_same_mean_take_longer_together():
     paces = []
     for experiment in presets.unsteady():

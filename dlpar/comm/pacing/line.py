@@ -9,7 +9,7 @@ from typing import Callable
 from dlpar.comm.pacing.frames import CALL, DEADLOCK, OK, PLACE, WHERE, Answer, Ended, Link
 from dlpar.comm.pacing.parcels import Parcels
 from dlpar.comm.simulation.simulator import Deadlock, place
-from dlpar.comm.pacing.wall import AHEAD, NAP, Wall
+from dlpar.comm.pacing.wall import EARLY, NAP, Wall
 
 FULL = 1 << 15
 """Bytes of calls told that may wait for the next one asked."""
@@ -94,7 +94,7 @@ class Line:
         self.clock = answer.clock
         return answer
 
-    def follow(self, ahead: float = AHEAD) -> None:
+    def follow(self, ahead: float = EARLY) -> None:
         """Let the wall clock catch up, should this activity be more than `ahead` seconds ahead."""
         self.wall.follow(self.clock, ahead, self.parcels, self.asleep)
 

@@ -25,6 +25,7 @@ from dlpar.comm.simulation.pace import Pace
 from dlpar.comm.pacing.proxy import Proxy
 from dlpar.comm.pacing.refereed import RefereedComm
 from dlpar.comm.simulation.simulator import Activity, Deadlock, Simulator
+from dlpar.launcher.processes import is_ours
 from dlpar.platforms import Platform
 
 HELLO = 16
@@ -95,6 +96,9 @@ class Referee:
         """The link to an activity of a rank, as soon as it has called."""
         while (rank, activity) not in self.links:
             end, _ = self.door.accept()
+            if not is_ours(end):
+                end.close()
+                continue
             end.settimeout(None)
             link = Link(end)
             hello = link.read(HELLO)

@@ -9,7 +9,13 @@ if TYPE_CHECKING:
     from dlpar.comm.pacing.parcels import Parcels
 
 AHEAD = 0.01
-"""Seconds a rank may be ahead of the wall: it sleeps seldom and long, and one late wake-up delays nobody."""
+"""Seconds a computation may begin before its time: ranks sleep seldom and long, and one late wake-up delays nobody."""
+
+EARLY = 0.25
+"""Seconds a message may come before its time: while the wall sleeps through a computation, ranks exchange what follows.
+
+Two cores take longer to carry the messages of many ranks than the network on paper does.
+"""
 
 BEAT = 0.5
 """Seconds of the longest sleep in one piece."""

@@ -122,33 +122,37 @@ class Mailbox:
         """The mailbox, from now on read by `owner`."""
         self.owner = owner
         self.spare = Receive(self, None, ANY, ANY)  # one is enough for calls that block
-        self.alone = [self.spare]
+        self.spare.waiting = True
+        self.alone = (self.spare,)
         return self
 
     def receive(self, into: Any, source: int, tag: int) -> Arrival:
         """Block until a message is complete, and store it: :meth:`post` and :meth:`take` in one."""
         if source == ANY and not self.in_order or self.posted:
             return self.take(self.post(into, source, tag))
-        owner, simulator = self.owner, self.simulator
+        owner, inbox = self.owner, self.inbox
         since, place = owner.clock, 0
-        for message in self.inbox:
+        for message in inbox:
             if (source == message.source or source == ANY) and (tag == message.tag or tag == ANY):
-                del self.inbox[place]
+                del inbox[place]
                 message.met = since
                 if message.sender is not None:
                     self._release(message, since)
                 if message.done > since:
-                    simulator.advance(owner, message.done)
+                    self.simulator.advance(owner, message.done)
+                    self.waited += owner.clock - since
                 break
             place += 1
         else:
-            receive = self.spare
-            receive.source, receive.tag, receive.posted, receive.message = source, tag, since, None
-            receive.waiting, owner.waits_for = True, receive
+            receive = owner.waits_for = self.spare
+            receive.source = source
+            receive.tag = tag
+            receive.posted = since
+            receive.message = None
             posted, self.posted = self.posted, self.alone  # nobody else posts here
-            simulator.sleep(owner)
+            self.simulator.sleep(owner)
             self.posted, message = posted, receive.message
-        self.waited += owner.clock - since
+            self.waited += owner.clock - since
         if message.payload is not None or message.nbytes > into.nbytes:
             self.store(message, into)
         return message

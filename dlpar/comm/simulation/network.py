@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from math import inf
-from typing import TYPE_CHECKING, Sequence
+from typing import TYPE_CHECKING, Callable, Sequence
 
 if TYPE_CHECKING:
     from dlpar.platforms import Link, Platform
@@ -79,11 +79,12 @@ class Network:
         self.nodes = list(nodes)
         shared: dict[int, Route] = {}
         self.between, self.inside = [], []
+        far, near = (_kind_of_route(platform.link(same_node), scale) for same_node in (False, True))
         for node in self.nodes:
             if platform.nic == "each" or node not in shared:
-                shared[node] = _route(platform.link(same_node=False), scale)
+                shared[node] = far()
             self.between.append(shared[node])
-            self.inside.append(_route(platform.link(same_node=True), scale))
+            self.inside.append(near())
         on = Counter(self.nodes)
         links = [platform.link(False)] * (len(on) > 1) + [platform.link(True)] * (max(on.values()) > 1)
         # What goes out of a half-duplex port can get in the way of what comes in at any time.
@@ -97,6 +98,12 @@ class Network:
         return kind[source], kind[dest]
 
 
-def _route(link: Link, scale: float) -> Route:
-    out = Port()
-    return Route(out, out if link.duplex == "half" else Port(), link.latency, scale / link.bandwidth)
+def _kind_of_route(link: Link, scale: float) -> Callable[[], Route]:
+    """What makes routes over one kind of link; thousands of them hold the same two numbers, not copies."""
+    latency, per_byte = link.latency, scale / link.bandwidth
+
+    def route() -> Route:
+        out = Port()
+        return Route(out, out if link.duplex == "half" else Port(), latency, per_byte)
+
+    return route

@@ -179,19 +179,21 @@ class Simulator:
 
     def _next(self) -> Activity | None:
         """Make happen what is next until that is somebody's turn: whose."""
-        present = self.present
-        while present or self.moments:
+        present, time = self.present, self.time
+        while True:
             if not present:
-                self.time = heappop(self.moments)
-                present = self.present = self.events.pop(self.time)
+                if not self.moments:
+                    return None
+                self.time = time = heappop(self.moments)
+                present = self.present = self.events.pop(time)
                 present.reverse()
             activity, token = present.pop()
             if activity is None:
-                token.arrive(self.time)
+                token.arrive(time)
             elif token == activity.token:
-                activity.token, activity.clock = token + 1, self.time
+                activity.token = token + 1
+                activity.clock = time
                 return activity
-        return None
 
 
 def _story(stuck: list[Activity], most: int = 8) -> str:

@@ -11,7 +11,7 @@ from dlpar.experiment import Experiment
 from dlpar.lab import says, theme
 from dlpar.lab.figure import Figure
 from dlpar.lab.figures.drawing import blank, finished, saying, thinned
-from dlpar.lab.labels import labels
+from dlpar.lab.labels import labels, with_world
 from dlpar.lab.live import consensus as distances
 from dlpar.run import Run
 
@@ -36,7 +36,7 @@ def consensus(
     """
     runs = finished(runs)
     figure, seen, said = blank(distances.layout(runs[0].experiment)), [], []
-    names = (titles or labels([run.experiment for run in runs])) if len(runs) > 1 else ["measured"]
+    names = (titles or labels([run.experiment for run in runs])) if len(runs) > 1 else [theme.HOW[runs[0].world]]
     for number, (run, name) in enumerate(zip(runs, names)):
         rows = run.consensus
         if rows.empty:
@@ -47,8 +47,9 @@ def consensus(
             raise ValueError(f"run {run.id}: its replicas were equal at every step, so there is no distance to draw")
         drawn = np.maximum(rows["distance"], distances.FLOOR)
         style = {**theme.run_line(theme.scheme_colour(run.experiment.sync.scheme), number), "opacity": 1.0}
+        style = theme.of_world(style, run.world)
         kept = thinned(rows.assign(distance=drawn))
-        figure.add_scatter(x=kept["step"], y=kept["distance"], name=name, **style)
+        figure.add_scatter(x=kept["step"], y=kept["distance"], name=with_world(name, run.experiment), **style)
         first, last = ((int(r["step"]), float(r["distance"])) for _, r in rows.iloc[[0, -1]].iterrows())
         factor = distances.contraction(run.experiment) if predicted else None
         if factor is not None and distances.starts_apart(run.experiment):

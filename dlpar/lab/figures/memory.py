@@ -1,4 +1,4 @@
-"""Static figure of what ranks hold: bytes by kind at the fullest moment of a step, and micro-batches in flight."""
+"""Static figure of what ranks hold: bytes by kind at the fullest moment of a step, and how they come and go in it."""
 
 from __future__ import annotations
 
@@ -28,6 +28,12 @@ KINDS = {
 STATE = ("weights", "gradients", "optimizer")
 """Kinds of which there is a closed form."""
 
+INSTANTS = 400
+"""Parts a step is looked at in: of each, the most that was held is drawn, and what was left."""
+
+Points = list[tuple[float, float]]
+"""Of a rank: from when (ms) how many micro-batches or bytes."""
+
 
 class Row(NamedTuple):
     """A bar: what a rank held, in bytes by kind, and by the closed form weights, gradients and optimizer together."""
@@ -42,8 +48,9 @@ def memory(runs: Run | Sequence[Run]) -> Figure:
 
     The step is the last in which memory was watched.  Where the model is split by data alone, a mark
     shows weights, gradients and optimizer state by the closed form (Rajbhandari et al., arXiv
-    1910.02054, section 5).  Of a single run split by pipeline, beside it: how many micro-batches of a
-    chunk each were in flight at any time of a step, that is, forward and not yet backward.
+    1910.02054, section 5).  Beside it, of a single run: what each rank held at any time of that step
+    (unless steps overlap); of a pipeline, too, how many micro-batches of a chunk each were in flight,
+    that is, forward and not yet backward.
 
     Parameters
     ----------
@@ -65,14 +72,15 @@ def memory(runs: Run | Sequence[Run]) -> Figure:
         fullest = [max(of_run.values(), key=_total) for of_run in held]
         names = labels([run.experiment for run in runs])
         rows = [Row(name, own, _state(run.experiment)) for name, own, run in zip(names, fullest, runs)]
-    flights = _flights(runs[0]) if len(runs) == 1 and runs[0].experiment.split.kind in ("pipeline", "hybrid") else {}
     scale, unit = (1e6, "MB") if max(map(_total, (row.held for row in rows))) >= 1e6 else (1e3, "kB")
-    figure = _bars(rows, scale, _layout(runs[0].experiment, rows, scale, unit, flights))
-    for rank, points in flights.items():
-        line = {**theme.rank_line(rank), "mode": "lines"}
-        line["line"] = {**line["line"], "shape": "hv", "width": 2.5}
-        figure.add_scatter(x=[t for t, _ in points], y=[n for _, n in points], xaxis="x2", yaxis="y2",
-                           name=f"rank {rank}", legend="legend2", **line)  # fmt: skip
+    courses = _courses(runs[0], scale, unit) if len(runs) == 1 else {}
+    figure = _bars(rows, scale, _layout(runs[0].experiment, rows, scale, unit, courses))
+    for number, course in enumerate(courses.values()):
+        for rank, points in course.items():
+            line = {**theme.rank_line(rank), "mode": "lines"}
+            line["line"] = {**line["line"], "shape": "hv", "width": 2.5}
+            figure.add_scatter(x=[t for t, _ in points], y=[n for _, n in points], xaxis="x2", yaxis=f"y{number + 2}",
+                               name=f"rank {rank}", legend="legend2", showlegend=number == 0, **line)  # fmt: skip
     saying(figure, _sentence(runs, rows, scale, unit))
     figure.layout.meta = {**figure.layout.meta, "table": _table(rows, scale, unit)}
     return figure
@@ -106,20 +114,56 @@ def _state(experiment: Experiment) -> float | None:
     return model_state(sizes(experiment).elements, experiment.workers, split.zero, each).total
 
 
-def _flights(run: Run) -> dict[int, list[tuple[float, int]]]:
-    """By rank, when (ms) how many micro-batches of a chunk each were in flight, in a typical step."""
-    by_step, experiment = spans(run), run.experiment
-    if not by_step:
-        return {}
+def _courses(run: Run, scale: float, unit: str) -> dict[str, dict[int, Points]]:
+    """What is drawn over the time of a step, by its title: micro-batches in flight, and what is held."""
+    experiment, held = run.experiment, _over_time(run)
+    if experiment.split.kind not in ("pipeline", "hybrid") or not (by_step := spans(run)):
+        begin = min((points[0][0] for _, points in held.values()), default=0.0)
+        return {f"held ({unit})": _since(begin, held, scale)} if held else {}
     count = 1 if has_flush(experiment) else min(2 * stages_of(experiment), len(by_step))
     first = typical(by_step, count)
+    if count == 1 and held:
+        first = next(step for step, _ in held.values())
     bars = passes(bar for step in range(first, first + count) for bar in by_step.get(step, ()))
     begin, _ = window(bars)
     ranks = sorted({bar.rank for bar in bars})
-    return {rank: _in_flight([bar for bar in bars if bar.rank == rank], begin) for rank in ranks}
+    flights = {rank: _in_flight([bar for bar in bars if bar.rank == rank], begin) for rank in ranks}
+    if count > 1 or not held:
+        return {"in flight": flights}
+    course = _since(begin, held, scale)
+    for rank in course.keys() & flights.keys():  # up to the end of its last pass
+        course[rank].append((max(flights[rank][-1][0], course[rank][-1][0]), course[rank][-1][1]))
+    return {"in flight": flights, f"held ({unit})": course}
 
 
-def _in_flight(bars: list[Drawn], begin: float) -> list[tuple[float, int]]:
+def _over_time(run: Run) -> dict[int, tuple[int, list[list[float]]]]:
+    """By rank: a step, and from when (s) on how many bytes were held in it."""
+    drawn = shown.workers(run.experiment)
+    return {
+        rank: (record["step"], record["memory_over_time"])
+        for source, record in run.records()
+        if record["k"] == "step" and record.get("memory_over_time") and (rank := int(source[5:])) < drawn
+    }  # fmt: skip
+
+
+def _since(begin: float, held: dict[int, tuple[int, list[list[float]]]], scale: float) -> dict[int, Points]:
+    """What was held from `begin` on, in ms and so many bytes; of each of `INSTANTS` the most, and the last."""
+    each = max(points[-1][0] - begin for _, points in held.values()) / INSTANTS or 1.0
+    found = {}
+    for rank, (_, points) in sorted(held.items()):
+        by_part: dict[int, list[tuple[float, float]]] = {}
+        for t, nbytes in points:
+            by_part.setdefault(int((t - begin) / each), []).append((1e3 * (t - begin), nbytes / scale))
+        kept = [(max(part, key=_height), part[-1]) for part in by_part.values()]
+        found[rank] = [point for pair in kept for point in dict.fromkeys(pair)]
+    return found
+
+
+def _height(point: tuple[float, float]) -> float:
+    return point[1]
+
+
+def _in_flight(bars: list[Drawn], begin: float) -> Points:
     """How many micro-batches of one rank, from `begin` on: each from its forward pass to its last one."""
     last: dict[tuple[int, int], float] = {}
     for bar in bars:
@@ -130,12 +174,15 @@ def _in_flight(bars: list[Drawn], begin: float) -> list[tuple[float, int]]:
     points = [(0.0, held := len(last.keys() - starts.keys()))]  # those whose forward pass was before
     for at, change in sorted(changes):
         held += change
-        points.append((1e3 * (at - begin), held))
+        if points[-1][0] == (t := 1e3 * (at - begin)):
+            points.pop()  # one goes as the other comes
+        points.append((t, held))
     return points
 
 
 def _bars(rows: list[Row], scale: float, layout: dict[str, Any]) -> Figure:
-    figure, places = blank(layout, max(280, 44 * len(rows) + 190)), list(range(len(rows)))
+    least = 430 if "yaxis3" in layout else 280
+    figure, places = blank(layout, max(least, 44 * len(rows) + 190)), list(range(len(rows)))
     for kind, style in KINDS.items():
         values = [row.held.get(kind, 0) / scale for row in rows]
         if any(values):
@@ -150,23 +197,29 @@ def _bars(rows: list[Row], scale: float, layout: dict[str, Any]) -> Figure:
 
 
 def _layout(
-    experiment: Experiment, rows: list[Row], scale: float, unit: str, flights: dict[int, list[tuple[float, int]]]
+    experiment: Experiment, rows: list[Row], scale: float, unit: str, courses: dict[str, dict[int, Points]]
 ) -> dict[str, Any]:
     most = max(max(_total(row.held), row.predicted or 0) for row in rows) / scale
     places = {"tickvals": list(range(len(rows))), "ticktext": [row.name for row in rows]}
     title = f"held by a rank at the fullest moment of a step ({unit})"
-    left = theme.axis(title, (0, theme.rounded_up(most)), domain=[0, 0.46 if flights else 1])
+    left = theme.axis(title, (0, theme.rounded_up(most)), domain=[0, 0.46 if courses else 1])
     layout = theme.layout(
         xaxis=left, yaxis=theme.axis("", (len(rows) - 0.5, -0.5), showgrid=False, automargin=True, **places),
         barmode="stack", bargap=0.3,
     )  # fmt: skip
-    if not flights:
+    if not courses:
         return layout
-    ends = [max(of_rank[column] for points in flights.values() for of_rank in points) for column in (0, 1)]
+    end = max(t for course in courses.values() for points in course.values() for t, _ in points)
     time = theme.on_clock("time in a step (ms)", experiment.cluster.world)
-    layout["xaxis2"] = theme.axis(time, (0, theme.rounded_up(ends[0])), domain=[0.56, 1], anchor="y2")
-    ticks = {"anchor": "x2", "dtick": max(1, ends[1] // 8)}
-    layout["yaxis2"] = theme.axis("micro-batches in flight", (0, ends[1] + 0.5), **ticks)
+    layout["xaxis2"] = theme.axis(time, (0, theme.rounded_up(end)), domain=[0.56, 1], anchor=f"y{1 + len(courses)}")
+    rooms = [[0, 1]] if len(courses) == 1 else [[0.56, 1], [0, 0.48]]
+    for number, ((name, course), room) in enumerate(zip(courses.items(), rooms), start=2):
+        top = max(n for points in course.values() for _, n in points)
+        if name == "in flight":
+            more = {"dtick": max(1, top // 4), "range": [0, top + 0.5]}
+        else:
+            more = {"nticks": 5, "range": [0, theme.rounded_up(top)]}
+        layout[f"yaxis{number}"] = theme.axis(name, anchor="x2", domain=room, **more)
     layout["legend2"] = {**layout["legend"], "x": 0.56}
     layout["legend"] = {**layout["legend"], "entrywidth": 0}
     return layout

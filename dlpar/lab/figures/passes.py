@@ -15,14 +15,15 @@ from dlpar.run import Run
 from dlpar.split.mesh import coordinates, sizes_of
 from dlpar.split.schedules import SCHEDULES
 
-KINDS = {"F": "forward", "B": "backward", "W": "weight"}
+KINDS = {"F": "forward", "R": "recompute", "B": "backward", "W": "weight"}
 """What the actions of a schedule are called in records."""
 
 PASSES = ("forward", "recompute", "backward", "weight")
 """Spans in which a stage computes for a micro-batch."""
 
-TALKING = ("receive", "send")
-"""Spans in which it waits for a neighbour: a strip at the foot of its row, over the bubble."""
+TALKING = ("receive", "send", "reduce")
+"""Spans in which it waits for a neighbour, or, within a pass, for the other ranks of its stage: a strip at the foot
+of its row."""
 
 
 class Drawn(NamedTuple):
@@ -56,8 +57,17 @@ def spans(run: Run) -> dict[int, list[Drawn]]:
     drawn = shown.workers(run.experiment)
     for source, record in run.records():
         if record["k"] == "step" and (rank := int(source[5:])) < drawn:
-            found[record["step"]] += [Drawn(rank, *span) for span in record["spans"]]
+            found[record["step"]] += _joined([Drawn(rank, *span) for span in record["spans"]])
     return {step: bars for step, bars in found.items() if any(bar.name in PASSES for bar in bars)}
+
+
+def _joined(bars: list[Drawn]) -> list[Drawn]:
+    """What one rank did in a step, each pass in one piece, the messages of a hybrid's cut layers included."""
+    whole: dict[tuple[str, int, int], Drawn] = {}
+    for bar in passes(bars):
+        key = bar.name, bar.micro, bar.chunk
+        whole[key] = whole.get(key, bar)._replace(end=bar.end)
+    return [*whole.values(), *(bar for bar in bars if bar.name not in PASSES)]
 
 
 def typical(by_step: dict[int, list[Drawn]], count: int) -> int:
@@ -97,8 +107,8 @@ def ideal(experiment: Experiment, measured: list[Drawn], steps: range) -> list[D
     mean = {name: chunks * fmean(map(median, of_rank.values())) for name, of_rank in seconds.items()}
     weight = mean.get("weight", 0.0)
     times = {
-        "forward": mean.get("forward", 0.0), "weight": weight,
-        "backward": mean.get("backward", 0.0) + mean.get("recompute", 0.0) + weight,
+        "forward": mean.get("forward", 0.0), "weight": weight, "backward": mean.get("backward", 0.0) + weight,
+        "recompute": mean.get("recompute", 0.0),
     }  # fmt: skip
     first, ranks = 0, range(shown.workers(experiment))
     if not has_flush(experiment):  # a part of the list, where the pipeline is as full as it was

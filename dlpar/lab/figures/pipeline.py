@@ -68,7 +68,7 @@ def pipeline(run: Run, step: int | None = None) -> Figure:
     pictures = {"measured": since(begin, measured), "ideal": since(begin, ideal(experiment, measured, steps))}
     bubbles = {way: bubble(experiment, bars) for way, bars in pictures.items()}
     figure = saying(_picture(experiment, pictures, bubbles), _sentence(experiment, step, pictures, bubbles))
-    figure.layout.meta = {**figure.layout.meta, "table": _table(pictures)}
+    figure.layout.meta = {**figure.layout.meta, "table": _table(pictures), "bubble": bubbles}
     return figure
 
 
@@ -80,7 +80,7 @@ def _picture(experiment: Experiment, pictures: dict[str, list[Drawn]], bubbles: 
     everything = {way: [*idle(experiment, bars), *bars] for way, bars in pictures.items()}
     keys = sorted({_key(bar) for bars in everything.values() for bar in bars}, key=_order)
     for name, chunk in keys:
-        style = _style(name, chunk, max(c for n, c in keys if n == name) + 1)
+        look = style(name, chunk, max(c for n, c in keys if n == name) + 1)
         legend = True
         for row, bars in enumerate(everything.values()):
             own = [bar for bar in bars if _key(bar) == (name, chunk)]
@@ -89,7 +89,7 @@ def _picture(experiment: Experiment, pictures: dict[str, list[Drawn]], bubbles: 
                     y=[bar.rank for bar in own], base=[1e3 * bar.start for bar in own],
                     x=[1e3 * (bar.end - bar.start) for bar in own],
                     text=[str(bar.micro) if bar.name in PASSES else "" for bar in own],
-                    yaxis="y2" if row else "y", showlegend=legend, **style,
+                    yaxis="y2" if row else "y", showlegend=legend, **look,
                 )  # fmt: skip
                 legend = False
     return figure
@@ -105,7 +105,7 @@ def _order(key: tuple[str, int]) -> tuple[int, int]:
     return names.index(key[0]) if key[0] in names else len(names), key[1]
 
 
-def _style(name: str, chunk: int, chunks: int) -> dict[str, Any]:
+def style(name: str, chunk: int, chunks: int) -> dict[str, Any]:
     """Attributes of a kind of bar; later chunks are lighter."""
     phase = STYLES.get(name) or theme.PHASES.get(name, theme.OTHER)
     told = f"{name}, chunk {chunk}" if chunks > 1 else "bubble: idle" if name == "bubble" else name
@@ -136,8 +136,8 @@ def _layout(experiment: Experiment, width: float, bubbles: dict[str, float]) -> 
     limits = (workers - 0.5, -0.5)
     titles = {"measured": "measured", "ideal": f"ideal {experiment.split.schedule}"}
     notes = [
-        {"text": f"{titles[way]}: bubble {_share(bubbles[way])} of computing time", "showarrow": False,
-         "x": 0, "xref": "paper", "xanchor": "left", "y": top, "yref": "paper", "yanchor": "bottom", "font": {"size": 14}}
+        {"text": f"{titles[way]}: bubble {percent(bubbles[way])} of computing time", "showarrow": False, "x": 0,
+         "xref": "paper", "xanchor": "left", "y": top, "yref": "paper", "yanchor": "bottom", "font": {"size": 14}}
         for way, top in zip(WAYS, (1.0, 0.44))
     ]  # fmt: skip
     title = theme.on_clock("time since the first of these passes began (ms)", experiment.cluster.world)
@@ -159,14 +159,16 @@ def _row(experiment: Experiment, rank: int) -> str:
 def _sentence(experiment: Experiment, step: int, pictures: dict[str, list[Drawn]], bubbles: dict[str, float]) -> str:
     took, best = (end - start for start, end in (window(passes(bars)) for bars in pictures.values()))
     what = f"Step {step}" if has_flush(experiment) else f"What begins with step {step}"
+    measured, ideal = (percent(bubbles[way]) for way in WAYS)
     text = (
         f"{what} took {says.duration(took)} from its first pass to its last, {took / best:.2f} times the ideal: "
-        f"the bubble was {_share(bubbles['measured'])} of the time computed, ideally it is {_share(bubbles['ideal'])}."
+        f"the bubble was {measured} of the time computed, ideally it is {ideal}."
     )
     return shown.note(experiment, text)
 
 
-def _share(bubble: float) -> str:
+def percent(bubble: float) -> str:
+    """A bubble, of computing time."""
     return f"{bubble:.0%}" if bubble >= 1 else f"{bubble:.1%}"
 
 

@@ -15,12 +15,6 @@ from dlpar.lab.labels import labels, scheme
 from dlpar.scaling import crossings, gains, task
 from dlpar.sweep import Outcome
 
-KINDS = {"real": "measured", "paced": "paced", "simulated": "simulated"}
-"""What a figure from each world is called."""
-
-ORDER = ("measured", "paced", "simulated", "predicted")
-"""Kinds, the one that counts most first."""
-
 TICKS = 8
 """Most numbers on an axis."""
 
@@ -44,7 +38,7 @@ class Curve(NamedTuple):
     name : str
         What tells it from the others.
     kind : str
-        One of `ORDER`.
+        One of `theme.ORDER`.
     scheme : str
         Gives the colour.
     task : str
@@ -107,7 +101,7 @@ def _curves(
     for e, name, rate, gain in zip(experiments, names, rates, gains(experiments, rates)):
         if gain is None:
             continue
-        of = kind or KINDS[e.cluster.world]
+        of = kind or theme.HOW[e.cluster.world]
         curve = found.setdefault((name, of), Curve(name, of, e.sync.scheme, task(e), gain.base, []))
         if kind and e.workers in curve.rates:
             continue  # of a run and its simulation the prediction is the same
@@ -137,15 +131,18 @@ def scaling(drawn: Sequence[Curve]) -> Figure:
     figure = blank(_layout(drawn, workers), 470)
     base = min(curve.base for curve in drawn)
     ideal = {"mode": "lines", "line": theme.IDEAL, "name": "ideal"}
-    figure.add_scatter(x=workers, y=[n / base for n in workers], **ideal)
+    figure.add_scatter(x=workers, y=[n / base for n in workers], **ideal, legendrank=1003)
     figure.add_scatter(x=workers, y=[1.0] * len(workers), xaxis="x2", yaxis="y2", showlegend=False, **ideal)
     symbols = dict(zip(dict.fromkeys(curve.name for curve in drawn), theme.MARKERS * 9))
+    alone = len(symbols) == 1
     for curve in sorted(drawn, key=lambda c: ("simulated", "paced", "measured", "predicted").index(c.kind)):
         style = _style(curve, symbols[curve.name])
         across = [point.workers for point in curve.points]
-        figure.add_scatter(x=across, y=[p.speedup for p in curve.points], **style)
+        figure.add_scatter(x=across, y=[p.speedup for p in curve.points], **style, showlegend=alone)
         figure.add_scatter(x=across, y=[p.efficiency for p in curve.points], xaxis="x2", yaxis="y2", showlegend=False,
                            **style)  # fmt: skip
+    if not alone:
+        _name(figure, drawn, symbols)
     said = _mark_crossings(figure, drawn)
     saying(figure, " ".join([*_gained(drawn), *said, *_off(drawn)]))
     figure.layout.meta = {**figure.layout.meta, "table": _table(drawn), "open": True}
@@ -162,6 +159,18 @@ def _style(curve: Curve, symbol: str) -> dict[str, Any]:
     return {"name": name, "legendgroup": name, "mode": "lines+markers", "line": line, "marker": marker}
 
 
+def _name(figure: Figure, drawn: Sequence[Curve], symbols: dict[str, str]) -> None:
+    """Entries of a legend that stays short: one for each scheme, one for each way in which its curves were found."""
+    for name, symbol in symbols.items():
+        scheme_of = next(curve.scheme for curve in drawn if curve.name == name)
+        marker = {"symbol": symbol, "size": 8, "color": theme.scheme_colour(scheme_of)}
+        figure.add_scatter(x=[None], y=[None], name=name, mode="markers", marker=marker, legendrank=1000)
+    for kind in theme.ORDER:
+        if any(curve.kind == kind for curve in drawn):
+            style = _style(Curve("", kind, "", "", 1, []), "circle")
+            figure.add_scatter(x=[None], y=[None], name=kind, mode="lines", line=style["line"], legendrank=1001)
+
+
 def _layout(drawn: Sequence[Curve], workers: Sequence[int]) -> dict[str, Any]:
     ends = [math.log10(workers[0]) - 0.06, math.log10(workers[-1]) + 0.06]
     across = {"type": "log", "range": ends, **_ticks(workers)}
@@ -172,9 +181,9 @@ def _layout(drawn: Sequence[Curve], workers: Sequence[int]) -> dict[str, Any]:
     most = max(point.efficiency for curve in drawn for point in curve.points)
     over = "1 worker" if base == 1 else f"{base} workers"
     return theme.layout(
-        xaxis=theme.axis("workers", domain=[0, 0.46], **across),
+        xaxis=theme.axis("workers", domain=[0, 0.44], **across),
         yaxis=theme.axis(f"speed-up over {over} (times)", type="log", range=ends, **_ticks([2.0**p for p in powers])),
-        xaxis2=theme.axis("workers", domain=[0.56, 1], anchor="y2", **across),
+        xaxis2=theme.axis("workers", domain=[0.57, 1], anchor="y2", **across),
         yaxis2=theme.axis("efficiency (share of ideal)", (0, 1.05 * max(1.0, most)), anchor="x2", tickformat=".0%"),
     )  # fmt: skip
 
@@ -197,13 +206,13 @@ def _mark_crossings(figure: Figure, drawn: Sequence[Curve]) -> list[str]:
             said.append(says.crossing(first.name, second.name, at, common, faster.name))
             marker = {"symbol": "x-thin", "size": 14, "line": {"width": 3, "color": "#7f7f7f"}}
             figure.add_scatter(x=at, y=[_between(first, n) for n in at], mode="markers", marker=marker,
-                               name=f"{first.name} = {second.name}")  # fmt: skip
+                               name=f"{first.name} = {second.name}", showlegend=False)  # fmt: skip
     return said + [says.faster_throughout(name, slower) for name, slower in throughout.items()]
 
 
 def _pairs(drawn: Sequence[Curve]) -> list[tuple[Curve, Curve]]:
     """Curves of one task and different schemes, of the weightiest kind that has any."""
-    for kind in ORDER:
+    for kind in theme.ORDER:
         own = [curve for curve in drawn if curve.kind == kind]
         found = [
             (a, b) for a, b in combinations(own, 2)
@@ -224,7 +233,7 @@ def _between(curve: Curve, workers: float) -> float:
 
 
 def _gained(drawn: Sequence[Curve]) -> list[str]:
-    kind = min((curve.kind for curve in drawn), key=ORDER.index)
+    kind = min((curve.kind for curve in drawn), key=theme.ORDER.index)
     own = [curve for curve in drawn if curve.kind == kind]
     last = {curve.name: (curve.points[-1].workers, *curve.points[-1][3:]) for curve in own}
     return [says.scaling(kind, last, min(curve.base for curve in own))]
@@ -232,8 +241,8 @@ def _gained(drawn: Sequence[Curve]) -> list[str]:
 
 def _off(drawn: Sequence[Curve]) -> list[str]:
     """How far the lesser kinds are from the weightiest, in samples/s."""
-    weight = min((curve.kind for curve in drawn), key=ORDER.index)
-    rates = {kind: {(c.name, n): r for c in drawn if c.kind == kind for n, r in c.rates.items()} for kind in ORDER}
+    weight = min((curve.kind for curve in drawn), key=theme.ORDER.index)
+    rates = {k: {(c.name, n): r for c in drawn if c.kind == k for n, r in c.rates.items()} for k in theme.ORDER}
     said = []
     for kind, noun in (("simulated", "simulation"), ("predicted", "prediction")):
         known = rates[weight].keys() & rates[kind].keys() if kind != weight else ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
-from dlpar.costmodel.layers import BOUNDARY, boundary_elements, elements_by_layer
+from dlpar.costmodel.layers import BOUNDARY, SHARED, boundary_elements, elements_by_layer
 from dlpar.experiment import Experiment
 from dlpar.lab import says, theme
 from dlpar.lab.figure import Figure
@@ -81,11 +81,15 @@ def drawing(experiment: Experiment, ranks: list[Sent]) -> Figure:
 
 def _formulas(experiment: Experiment, measured: list[str]) -> dict[str, float]:
     """Bytes by the closed forms: of layers, and of the boundaries that were found."""
-    itemsize = {"float32": 4, "float64": 8}[experiment.dtype]
-    found = {name: itemsize * elements for name, elements in elements_by_layer(experiment).items()}
+    full = {"float32": 4, "float64": 8}[experiment.dtype]
+    of_activations = full if experiment.precision == "full" else 2
+    found = {
+        name: (full if name == SHARED else of_activations) * elements
+        for name, elements in elements_by_layer(experiment).items()
+    }  # fmt: skip
     for name in measured:
         if name.startswith(BOUNDARY):
-            found[name] = itemsize * boundary_elements(experiment, name.removeprefix(BOUNDARY))
+            found[name] = of_activations * boundary_elements(experiment, name.removeprefix(BOUNDARY))
     return found
 
 

@@ -7,7 +7,7 @@ from typing import Sequence
 from dlpar.lab import says, theme
 from dlpar.lab.figure import Figure
 from dlpar.lab.figures.drawing import blank, saying
-from dlpar.lab.figures.scaling import KINDS, curves, scaling
+from dlpar.lab.figures.scaling import curves, scaling
 from dlpar.lab.labels import labels, scheme
 from dlpar.sweep import Outcome
 
@@ -33,8 +33,8 @@ def rates(outcomes: Sequence[Outcome]) -> Figure:
     rows = theme.axis("", (len(outcomes) - 0.5, -0.5), tickvals=places, ticktext=names, showgrid=False, automargin=True)
     xaxis = theme.axis("throughput (samples/s)", (0, theme.rounded_up(most)))
     figure = blank(theme.layout(xaxis=xaxis, yaxis=rows, bargap=0.35), max(260, 34 * len(outcomes) + 140))
-    for kind in dict.fromkeys(KINDS[e.cluster.world] for e in experiments):
-        own = [n for n in places if KINDS[experiments[n].cluster.world] == kind]
+    for kind in dict.fromkeys(theme.HOW[e.cluster.world] for e in experiments):
+        own = [n for n in places if theme.HOW[experiments[n].cluster.world] == kind]
         colours = [theme.scheme_colour(experiments[n].sync.scheme) for n in own]
         figure.add_bar(y=own, x=[outcomes[n].samples_per_s for n in own], orientation="h", name=kind,
                        marker={"color": colours}, opacity=theme.FAINT if kind == "simulated" else 1.0)  # fmt: skip
@@ -48,7 +48,7 @@ def rates(outcomes: Sequence[Outcome]) -> Figure:
     said = f"{names[fastest]} is the fastest with {says.quantity(outcomes[fastest].samples_per_s)} samples/s"
     said += f", {ratio:.2f} times as fast as {names[slowest]}" if len(outcomes) > 1 else ""
     saying(figure, f"{said}.")
-    table = {"experiment": names, "how": [KINDS[e.cluster.world] for e in experiments],
+    table = {"experiment": names, "how": [theme.HOW[e.cluster.world] for e in experiments],
              "samples/s": [o.samples_per_s for o in outcomes],
              "predicted samples/s": [o.predicted_samples_per_s for o in outcomes]}  # fmt: skip
     figure.layout.meta = {**figure.layout.meta, "table": table, "open": True}

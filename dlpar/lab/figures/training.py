@@ -13,7 +13,7 @@ from dlpar.lab.figures.drawing import blank, finished, saying, thinned
 from dlpar.lab.labels import labels, scheme, with_world
 from dlpar.lab.live import shown
 from dlpar.lab.live import run_curve as curves
-from dlpar.lab.live.throughput import Rate
+from dlpar.lab.live.throughput import WINDOW, Rate
 from dlpar.lab.series import Series
 from dlpar.run import Run
 
@@ -102,7 +102,7 @@ def throughput(runs: Run | Sequence[Run]) -> Figure:
     for number, (run, label) in enumerate(zip(runs, labels([r.experiment for r in runs]))):
         curve, steps = run.curve, run.steps
         began = float((steps["t"] - steps["compute"] - steps["comm"] - steps["wait"]).min())
-        rows = _rate(curve["seconds"], curve["samples"].diff().fillna(curve["samples"]), began)
+        rows = _rate(curve["seconds"], curve["samples"].diff().fillna(curve["samples"]), began, run.world)
         style = {**theme.run_line(theme.scheme_colour(run.experiment.sync.scheme), number), "opacity": 1.0}
         name = with_world("all workers" if len(runs) == 1 else label, run.experiment)
         figure.add_scatter(x=rows[:, 0], y=rows[:, 1], name=name, **theme.of_world(style, run.world))
@@ -111,7 +111,7 @@ def throughput(runs: Run | Sequence[Run]) -> Figure:
     if len(runs) == 1 and runs[0].experiment.workers > 1:
         for rank in range(shown.workers(runs[0].experiment)):
             own = steps[steps["rank"] == rank]
-            rows = _rate(own["t"], own["samples"], began)
+            rows = _rate(own["t"], own["samples"], began, runs[0].world)
             line = theme.rank_line(rank, shown.crowded(runs[0].experiment))
             figure.add_scatter(x=rows[:, 0], y=rows[:, 1], name=f"rank {rank}", **line)
             by_rank[rank] = float(own["samples"].sum() / (own["t"].max() - began))
@@ -234,8 +234,8 @@ def first_at(run: Run, goal: float) -> tuple[int | None, float]:
     return (int(good["step"].iloc[0]), float(good["t"].iloc[0])) if len(good) else (None, float("nan"))
 
 
-def _rate(seconds: Any, samples: Any, began: float) -> np.ndarray:
-    rate = Rate(Series(2, 300))
+def _rate(seconds: Any, samples: Any, began: float, world: str) -> np.ndarray:
+    rate = Rate(Series(2, 300), WINDOW if world == "real" else 0.0)
     for t, n in zip(seconds.to_numpy(), samples.to_numpy()):
         rate.add(float(t), float(n), began)
     rate.close(float(seconds.iloc[-1]))

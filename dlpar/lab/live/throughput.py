@@ -14,8 +14,11 @@ from dlpar.lab.live_plot import LivePlot
 from dlpar.lab.series import Series
 
 WINDOW = 0.25
-"""Seconds over which a rate is first taken; doubled as a run gets longer."""
+"""Seconds over which a rate is first taken on the wall clock; doubled as a run gets longer."""
 
+
+NAMED = 8
+"""Workers the legend names; of more, hovering tells which line is whose, so that the legend never scrolls."""
 
 COLUMNS = ("seconds", "samples/s")
 AT = {"x": "seconds", "y": "samples/s"}
@@ -29,20 +32,27 @@ def predicted_rate(experiment: Experiment) -> float | None:
     return experiment.global_batch / found.seconds if found else None
 
 
-def predicted_line(rate: float) -> dict[str, Any]:
+def predicted_line() -> dict[str, Any]:
     """Style of the line at the predicted rate."""
     line = {**theme.PREDICTED, "color": "#7f7f7f", "width": 2}
-    return {"mode": "lines", "name": f"predicted: {says.quantity(rate)}", "line": line}
+    return {"mode": "lines", "name": "predicted", "line": line}
 
 
 class Rate:
     """Samples a second over windows that double when there are too many of them.
 
     Neighbouring windows are merged, weighted by their length: every sample stays counted.
+
+    Parameters
+    ----------
+    series : Series
+        Takes the ends of windows (seconds) and their rates.
+    window : float
+        Seconds of the first ones; 0: a window a step, as on a clock whose whole run may take a millisecond.
     """
 
-    def __init__(self, series: Series) -> None:
-        self.series, self.window = series, WINDOW
+    def __init__(self, series: Series, window: float = WINDOW) -> None:
+        self.series, self.window = series, window
         self.start: float | None = None
         self._since: float | None = None
         self._samples = 0
@@ -71,7 +81,7 @@ class Rate:
         samples = (rates * lengths)[odd:].reshape(-1, 2).sum(1)
         merged = np.stack([ends[odd:][1::2], samples / lengths[odd:].reshape(-1, 2).sum(1)], axis=1)
         self.series.replace(np.concatenate([self.series.rows[:odd], merged]))
-        self.window *= 2
+        self.window = 2 * (self.window or lengths.mean())
 
 
 class Throughput:
@@ -96,15 +106,15 @@ class Throughput:
         self._end, self._top = 1.0, 1000.0
         self.plot.refigure(self._layout(self._end, self._top))
         colour, world = theme.scheme_colour(experiment.sync.scheme), experiment.cluster.world
-        name = "all workers, simulated" if world == "simulated" else "all workers"
+        name = "all, simulated" if world == "simulated" else "all"
         self.total = self._rate("all", {**theme.of_world(theme.run_line(colour), world), "name": name})
         self.predicted = predicted_rate(experiment)
         if self.predicted is not None:
-            self.line = self.plot.add_trace("predicted", predicted_line(self.predicted), COLUMNS, AT)
+            self.line = self.plot.add_trace("predicted", predicted_line(), COLUMNS, AT)
         self.total_began: float | None = None
         self.by_rank = {}
         for rank in range(self.ranks if self.ranks > 1 else 0):
-            line = theme.rank_line(rank, shown.crowded(experiment))
+            line = theme.rank_line(rank, experiment.workers > NAMED)
             self.by_rank[rank] = self._rate(f"rank {rank}", {**line, "name": f"rank {rank}"})
 
     def rank_step(self, rank: int, record: dict[str, Any]) -> None:
@@ -142,7 +152,8 @@ class Throughput:
         self.plot.say(shown.note(self.experiment, says.throughput(newest, rates, self.experiment, self.predicted)))
 
     def _rate(self, key: str, style: dict[str, Any]) -> Rate:
-        return Rate(self.plot.add_trace(key, style, COLUMNS, AT, limit=300))
+        window = WINDOW if self.experiment.cluster.world == "real" else 0.0
+        return Rate(self.plot.add_trace(key, style, COLUMNS, AT, limit=300), window)
 
     def _layout(self, end: float, top: float) -> dict[str, Any]:
         xaxis = theme.axis(theme.titles([self.experiment.cluster.world])["seconds"], (0, end))

@@ -23,7 +23,7 @@ def races() -> list[Experiment]:
     A worker's update is of 1, 8 or 64 texts and writes the words in them; the last one
     writes all weights each time, changed or not.
     """
-    sizes = ((4, 1000), (32, 400), (256, 100))
+    sizes = ((4, 600), (32, 250), (256, 60))
     sparse = [TEXTS.replace(batch=batch, steps=steps) for batch, steps in sizes]
     return [*sparse, sparse[-1].replace(sync={"sparse": False})]
 
@@ -45,7 +45,7 @@ def lock_free_scaling() -> list[Experiment]:
         model={"name": "mlp", "width": 1024}, batch=16, scaling="weak", evaluate_every=100_000, sync="hogwild",
         cluster={"threads": 1},
     )  # fmt: skip
-    return [common.replace(workers=workers, steps=-(-160 // workers)) for workers in worlds]
+    return [common.replace(workers=workers, steps=-(-120 // workers)) for workers in worlds]
 
 
 def slow_writer() -> Experiment:

@@ -5,9 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from dlpar.experiment import Experiment
+from dlpar.lab.presets.mapreduce import CLUSTER
 
 SMALL: dict[str, Any] = dict(model={"name": "mlp", "width": 16, "depth": 1}, batch=64, evaluate_every=1000)
 """Little to compute: where time is the question, delays make it, and they are the same on every machine."""
+
+PACED: dict[str, Any] = {"world": "paced", "platform": CLUSTER}
+SIMULATED: dict[str, Any] = {"world": "simulated", "platform": CLUSTER}
 
 
 def _ps(**fields: Any) -> dict[str, Any]:
@@ -24,31 +28,31 @@ def stale_gradients() -> Experiment:
 
 def pull_apart() -> list[Experiment]:
     """Lab 02: weights in the answer to a push, or asked for in a message of their own; workers never pause."""
-    reply = Experiment(**SMALL, workers=4, steps=150, sync=_ps(consistency="asp"))
+    reply = Experiment(**SMALL, workers=4, steps=120, sync=_ps(consistency="asp"))
     return [reply, reply.replace(sync={"pull": "separate"})]
 
 
 def server_that_waits() -> list[Experiment]:
     """Lab 02, "parameter server means asynchronous": a ring, and servers that wait for all (bsp), one and two."""
-    ring = Experiment(model={"name": "mlp", "width": 64}, workers=4, steps=100, dtype="float64")
+    ring = Experiment(model={"name": "mlp", "width": 64}, workers=4, steps=60, dtype="float64")
     return [ring, ring.replace(sync=_ps()), ring.replace(sync=_ps(servers=2))]
 
 
 def bound_and_a_slow_worker() -> list[Experiment]:
-    """Lab 02, "a staleness bound cures a slow worker": one of four is four times slower, for good."""
-    return _bsp_ssp_asp(
-        steps=24, lr=0.3, evaluate_every=4, delays={"kind": "constant", "delay_ms": 25.0, "straggler": {1: 4.0}}
-    )
+    """Lab 02, "a staleness bound cures a slow worker": one of four is four times slower, for good; paced."""
+    delays = {"kind": "constant", "delay_ms": 10.0, "straggler": {1: 4.0}}
+    return _bsp_ssp_asp(steps=30, lr=0.3, evaluate_every=5, delays=delays, cluster=PACED)
 
 
 def bound_and_passing_jitter() -> list[Experiment]:
-    """Lab 02, what a bound is good for: all four are now and then slow, none of them for good; bsp and ssp."""
-    return _bsp_ssp_asp(steps=50, seed=2, delays={"kind": "exponential", "delay_ms": 25.0})[:2]
+    """Lab 02, what a bound is good for: all four are now and then slow, none for good; bsp and ssp, simulated."""
+    return _bsp_ssp_asp(steps=100, delays={"kind": "exponential", "delay_ms": 25.0}, cluster=SIMULATED)[:2]
 
 
 def stalled_worker() -> list[Experiment]:
-    """Lab 02, break it: worker 2 stalls once, for a second."""
-    return _bsp_ssp_asp(steps=30, delays={"kind": "constant", "delay_ms": 10.0, "stall": {2: 1.0}})
+    """Lab 02, break it: worker 2 stalls once, for a (virtual) second."""
+    delays = {"kind": "constant", "delay_ms": 10.0, "stall": {2: 1.0}}
+    return _bsp_ssp_asp(steps=30, delays=delays, cluster=SIMULATED)
 
 
 def _bsp_ssp_asp(**fields: Any) -> list[Experiment]:
@@ -65,14 +69,18 @@ def more_updates() -> list[Experiment]:
     common = Experiment(
         model={"name": "mlp", "width": 64, "depth": 1}, workers=8, steps=80, optimizer="momentum", lr=0.7,
         delays={"kind": "constant", "delay_ms": 10.0}, sync=_ps(), evaluate_every=10,
+        cluster=SIMULATED,
     )  # fmt: skip
     asp = common.replace(sync={"consistency": "asp"})
     return [common, asp, asp.replace(sync={"staleness_aware": True})]
 
 
 def servers() -> list[Experiment]:
-    """Lab 02: one server, two with half the weights each, and one above two leaf servers; who sends how much."""
-    one = Experiment(model={"name": "mlp", "width": 128}, workers=4, steps=25, sync=_ps(), evaluate_every=1000)
+    """Lab 02: one server, two with half the weights each, and one above two leaf servers, on 1 Gb Ethernet."""
+    one = Experiment(
+        model={"name": "mlp", "width": 128}, workers=4, steps=25, sync=_ps(), evaluate_every=1000,
+        cluster={"world": "simulated", "platform": "cpu-1gbe"},
+    )  # fmt: skip
     return [one, one.replace(sync={"servers": 2}), one.replace(sync={"groups": 2})]
 
 
@@ -80,7 +88,7 @@ def as_the_field_did() -> dict[str, Experiment]:
     """Lab 02: what published systems chose, as settings of one experiment."""
     common = Experiment(
         model={"name": "mlp", "width": 64, "depth": 1}, workers=4, steps=80, lr=0.2, evaluate_every=10,
-        delays={"kind": "gamma", "delay_ms": 5.0}, sync=_ps(),
+        delays={"kind": "gamma", "delay_ms": 5.0}, sync=_ps(), cluster=SIMULATED,
     )  # fmt: skip
     return {
         "DistBelief (Downpour)": common.replace(

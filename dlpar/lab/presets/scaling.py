@@ -78,7 +78,7 @@ def paced() -> Experiment:
 
 def ring_and_servers() -> list[Experiment]:
     """Lab 06: ResNet-50 by a ring, by one server and by eight, on nodes of their own."""
-    ring = _sizes("resnet50", steps=10)
+    ring = _sizes("resnet50", steps=6)
     return [ring, *(ring.replace(sync={"scheme": "ps", "servers": servers}) for servers in (1, 8))]
 
 
@@ -111,7 +111,7 @@ def trouble(slow_link: str, unsteady: str) -> dict[str, Experiment]:
     slow_link, unsteady : str
         Files that extend `GPUS`.
     """
-    even = _sizes("resnet50", workers=64, steps=30)
+    even = _sizes("resnet50", workers=64, steps=20)
     return {
         "64 equal GPUs": even.replace(steps=3),
         "one twice as slow": even.replace(steps=3, delays={"straggler": {17: 2.0}}),

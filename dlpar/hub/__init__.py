@@ -1,0 +1,13 @@
+"""A classroom: one JupyterHub, thirty students, one teacher.  ``dlpar hub`` starts it; README.md says the rest.
+
+    dlpar hub ─► settings.py      what was asked, and what is refused
+                 jupyterhub_config.py ─► machine.py    the part that is this machine's: login, accounts, ports
+                                    └─► classroom.py   the part that is the same on every kind of hub
+    JupyterHub ─► student.py      as the student: her own copy of the labs (copies.py), then her JupyterLab
+              │      └ jobs_api.py   her jobs (jobs.py), for the teacher, and as activity
+              ├► teacher.py       the teacher's page, a service
+              └► the idle culler
+
+What runs inside the hub imports JupyterHub and the standard library only, so that a hub can have dlpar
+without torch; this file therefore imports nothing.
+"""

@@ -1,0 +1,10 @@
+"""What JupyterHub reads when ``dlpar hub`` starts it."""
+
+from dlpar.hub.machine import configure
+from dlpar.hub.settings import Settings
+
+given = globals()  # where JupyterHub puts the functions of its configuration files
+settings = Settings.from_environment()
+configure(given["get_config"](), settings)
+if settings.more is not None:
+    given["load_subconfig"](settings.more)

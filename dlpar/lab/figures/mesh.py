@@ -1,0 +1,154 @@
+"""Static figure of who talks to whom: the ranks of a mesh on their nodes, once for each axis, by group."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from dlpar.experiment import Experiment
+from dlpar.lab import says, theme
+from dlpar.lab.figure import Figure
+from dlpar.lab.figures.drawing import blank, saying
+from dlpar.platforms import nodes_of
+from dlpar.run import Run
+from dlpar.split.mesh import coordinates, groups, part_of, sizes_of, title
+
+MOST = 64
+"""Most workers that are drawn."""
+
+CARRIES = {
+    "data": "gradients", "pipeline": "activations at boundaries", "tensor": "sums inside layers",
+    "rows": "halos", "columns": "halos",
+}  # fmt: skip
+"""What the ranks of a group send each other."""
+
+SYMBOLS = ("circle", "square", "diamond", "hexagon")
+"""Of groups: those on which a number can be read."""
+
+
+class Axis(NamedTuple):
+    """The groups along one axis, and how many of them have ranks on more than one node."""
+
+    name: str
+    groups: list[list[int]]
+    across: int
+
+
+def mesh(of: Experiment | Run) -> Figure:
+    """The ranks of an experiment on the nodes of its platform, once for each axis of its mesh.
+
+    Ranks of one colour and symbol are a group along that axis: they differ in nothing else.  With a parameter
+    server the groups along ``data`` have their part's servers, too.  Real ranks are on one node.
+
+    Parameters
+    ----------
+    of : Experiment or Run
+        With up to 64 workers.
+
+    Raises
+    ------
+    ValueError
+        If there are more.
+    BadExperiment
+        If the platform does not hold the ranks.
+    """
+    experiment = of.experiment if isinstance(of, Run) else of
+    if experiment.workers > MOST:
+        raise ValueError(f"workers: got {experiment.workers}, allowed is at most {MOST}: each rank is drawn")
+    nodes = [0] * experiment.ranks if experiment.cluster.world == "real" else nodes_of(experiment)
+    cut = [name for name, size in sizes_of(experiment).items() if size > 1] or ["data"]
+    axes = [_axis(experiment, name, nodes) for name in cut]
+    figure = saying(_picture(experiment, axes, nodes), _sentence(experiment, axes, nodes))
+    figure.layout.meta = {**figure.layout.meta, "table": _table(experiment, axes, nodes)}
+    return figure
+
+
+def _axis(experiment: Experiment, name: str, nodes: list[int]) -> Axis:
+    found = groups(sizes_of(experiment), name)
+    if name == "data":
+        part = [0] * experiment.ranks  # where replicas are one rank, all have all
+        if experiment.replicas < experiment.workers:
+            part = [part_of(experiment, rank) for rank in range(experiment.ranks)]
+        servers = range(experiment.workers, experiment.ranks)
+        found = [[*own, *(rank for rank in servers if part[rank] == part[own[0]])] for own in found]
+    return Axis(name, found, sum(len({nodes[rank] for rank in group}) > 1 for group in found))
+
+
+def _places(nodes: list[int]) -> list[tuple[int, int]]:
+    """Where each rank is drawn: nodes side by side, ranks of one below each other; of a single node, side by side."""
+    if len(set(nodes)) == 1:
+        return [(rank, 0) for rank in range(len(nodes))]
+    places, held = [], dict.fromkeys(nodes, 0)
+    for node in nodes:
+        places.append((node, held[node]))
+        held[node] += 1
+    return places
+
+
+def _picture(experiment: Experiment, axes: list[Axis], nodes: list[int]) -> Figure:
+    places = _places(nodes)
+    wide, tall = (1 + max(place[way] for place in places) for way in (0, 1))
+    figure = blank(_layout(axes, nodes, wide, tall), 150 + 52 * tall)
+    size = max(16, min(34, 300 // (wide * len(axes)) + 8))
+    for number, axis in enumerate(axes):
+        suffix = str(number + 1) if number else ""
+        for which, group in enumerate(axis.groups):
+            symbol = SYMBOLS[(which + which // len(theme.RANKS)) % len(SYMBOLS)]
+            figure.add_scatter(
+                x=[places[rank][0] for rank in group], y=[places[rank][1] for rank in group], mode="markers+text",
+                text=["S" * (rank >= experiment.workers) + str(rank) for rank in group],
+                name=f"{axis.name} group {which}", xaxis=f"x{suffix}", yaxis=f"y{suffix}",
+                textfont={"color": "#000000", "size": 13},
+                marker={"size": size, "symbol": symbol, "color": theme.RANKS[which % len(theme.RANKS)]},
+                hovertemplate=f"%{{text}}, in a group with ranks {says.listed(map(str, group))}<extra></extra>",
+            )  # fmt: skip
+    return figure
+
+
+def _layout(axes: list[Axis], nodes: list[int], wide: int, tall: int) -> dict[str, Any]:
+    """A panel for each axis, and in it a frame for each node."""
+    alone, step = len(set(nodes)) == 1, 1 / len(axes)
+    ticks = {"showgrid": False, "showline": False, "ticks": "", "zeroline": False}
+    layout: dict[str, Any] = {"shapes": [], "annotations": []}
+    for number, axis in enumerate(axes):
+        suffix = str(number + 1) if number else ""
+        domain = [number * step + 0.02 * bool(number), (number + 1) * step - 0.02 * (number + 1 < len(axes))]
+        shown = {"tickvals": [] if alone else list(range(wide)), "domain": domain, "anchor": f"y{suffix}", **ticks}
+        layout[f"xaxis{suffix}"] = theme.axis("one node" if alone else "node", (-0.6, wide - 0.4), **shown)
+        layout[f"yaxis{suffix}"] = theme.axis("", (tall - 0.4, -0.6), anchor=f"x{suffix}", visible=False)
+        text = f"<b>{axis.name}</b>: {CARRIES[axis.name]}<br>{_where(axis)}"
+        layout["annotations"].append(
+            {"text": text, "showarrow": False, "x": sum(domain) / 2, "xref": "paper", "xanchor": "center", "y": 1,
+             "yref": "paper", "yanchor": "bottom", "font": {"size": 14}}
+        )  # fmt: skip
+        frames = [(-0.5, wide - 0.5)] if alone else [(node - 0.42, node + 0.42) for node in sorted(set(nodes))]
+        layout["shapes"] += [
+            {"type": "rect", "xref": f"x{suffix}", "yref": f"y{suffix}", "x0": left, "x1": right, "y0": -0.5,
+             "y1": tall - 0.5, "line": {"color": "rgba(128,128,128,0.7)", "width": 1.5}, "layer": "below"}
+            for left, right in frames
+        ]  # fmt: skip
+    return theme.layout(showlegend=False, margin={"l": 16, "r": 16, "t": 70, "b": 44}, **layout)
+
+
+def _where(axis: Axis) -> str:
+    """How many groups, and whether they are inside nodes."""
+    number, size = len(axis.groups), len(axis.groups[0])
+    inside = {0: "inside nodes", number: "across nodes"}.get(axis.across, f"{axis.across} across nodes")
+    return f"{number} group{'s' * (number > 1)} of {size}, {inside}"
+
+
+def _sentence(experiment: Experiment, axes: list[Axis], nodes: list[int]) -> str:
+    servers, number = experiment.ranks - experiment.workers, len(set(nodes))
+    who = f"{experiment.workers} workers" + (f" and {servers} server{'s' * (servers > 1)} (S)" if servers else "")
+    parts = "; ".join(f"{axis.name}: {_where(axis)}" for axis in axes)
+    return f"{title(sizes_of(experiment))}, {who} on {number} node{'s' * (number > 1)}. {parts[0].upper()}{parts[1:]}."
+
+
+def _table(experiment: Experiment, axes: list[Axis], nodes: list[int]) -> dict[str, list]:
+    ranks, sizes = range(experiment.ranks), sizes_of(experiment)
+    at = [coordinates(rank, sizes) if rank < experiment.workers else {} for rank in ranks]
+    found: dict[str, list] = {"rank": list(ranks), "node": [nodes[rank] for rank in ranks]}
+    found |= {axis: [place.get(axis) for place in at] for axis in sizes}
+    for axis in axes:
+        group = {rank: own for own in axis.groups for rank in own}
+        found[f"{axis.name} group"] = [", ".join(map(str, group.get(rank, []))) for rank in ranks]
+    return found

@@ -1,0 +1,122 @@
+"""Checks a step of ZeRO stage 1 typed in a cell, on simulated ranks, then on real ones: parity, messages and bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pickle import PicklingError
+from typing import TYPE_CHECKING, Any
+
+from dlpar.lab.on_ranks import listed, trials
+from dlpar.lab.verdict import Verdict, difference, wrong
+from dlpar.launcher.job import JobFailed
+from dlpar.launcher.spmd import spmd
+
+if TYPE_CHECKING:
+    import torch
+
+    from dlpar.comm import Comm
+
+WEIGHTS = 10
+"""Of the model that is trained; 3 and 4 ranks get chunks of different lengths."""
+
+STEPS = 3
+"""From the second on what a rank keeps from step to step counts."""
+
+LR, MOMENTUM = 0.1, 0.5
+
+
+def check_zero(
+    student: Callable[..., Any] | None, workers: Sequence[int] = (2, 3, 4), hints: Sequence[str] = (),
+    timeout: float = 5.0,
+) -> Verdict:  # fmt: skip
+    """Do a few steps of SGD with momentum by ``student(comm, weights, gradient, velocity, lr, momentum)``.
+
+    Parameters
+    ----------
+    student : callable or None
+        Gets N chunks of the weights, all alike on all ranks, N chunks of the rank's own gradient, and what the rank
+        keeps of its chunk (``rank + 1``, modulo N) from step to step: zeros at first, as long as that chunk.
+        It must leave on every rank the weights that one process would have, which sees the sum of all gradients.
+    workers : sequence of int
+        Numbers of simulated ranks to try; the last number is that of the real ones.
+    hints : sequence of str
+        From gentle to plain; a wrong answer shows one more of them each time.
+    timeout : float
+        Seconds after which ranks that wait for each other are ended.
+
+    Returns
+    -------
+    Verdict
+        Names the first step and rank that differ; never raises for what the student wrote.
+    """
+    name = getattr(student, "__name__", "the function")
+    if not callable(student):
+        return Verdict("to do", "The function is not written yet.")
+    for world, ranks in trials(workers):
+        try:
+            told = spmd(_try, student, workers=ranks, world=world, timeout=timeout)
+        except JobFailed as failure:
+            if "NotImplementedError" in str(failure):
+                return Verdict("to do", f"{name} is not written yet.")
+            return wrong(name, hints, f"With {ranks} {world} ranks: {failure}")
+        except (TypeError, AttributeError, PicklingError) as failure:
+            return wrong(name, hints, f"{name} cannot be sent to other processes: {failure}")
+        for step, right in enumerate(_alone(ranks)):
+            for rank in range(ranks):
+                if differs := difference(told[rank][0][step], right, where="the weights"):
+                    where = f"With {ranks} {world} ranks, after step {step}, on rank {rank}"
+                    return wrong(name, hints, f"{where}: {differs}.")
+        if complaint := _sends_otherwise([traffic for _, traffic in told]):
+            return wrong(name, hints, f"With {ranks} {world} ranks {complaint}")
+    return Verdict(
+        "solved",
+        f"{name} is right on {listed(workers)} simulated ranks and on {workers[-1]} real ones: the weights are those "
+        "of one process, and it sends as many messages and bytes as a ring all-reduce.",
+    )
+
+
+def _gradient(rank: int, step: int) -> torch.Tensor:
+    """A rank's own, easy to follow by eye: (rank + 1) (step + 1) × [1, 2, 3, …]."""
+    import torch
+
+    return (rank + 1) * (step + 1) * torch.arange(1.0, WEIGHTS + 1, dtype=torch.float64)
+
+
+def _alone(ranks: int) -> list[list[float]]:
+    """The weights of one process after each step."""
+    import torch
+
+    weights, velocity, found = torch.zeros(WEIGHTS, dtype=torch.float64), 0.0, []
+    for step in range(STEPS):
+        velocity = MOMENTUM * velocity + sum(_gradient(rank, step) for rank in range(ranks))
+        weights = weights - LR * velocity
+        found.append(weights.tolist())
+    return found
+
+
+def _try(comm: Comm, student: Callable[..., Any]) -> tuple[list[list[float]], dict[str, int | None]]:
+    """On a rank: its weights after each step, and what it sent."""
+    import torch
+
+    weights = torch.zeros(WEIGHTS, dtype=torch.float64)
+    chunks = weights.tensor_split(comm.size)
+    velocity, found = torch.zeros_like(chunks[(comm.rank + 1) % comm.size]), []
+    comm.traffic.take()
+    for step in range(STEPS):
+        student(comm, chunks, _gradient(comm.rank, step).tensor_split(comm.size), velocity, LR, MOMENTUM)
+        found.append(weights.tolist())
+    return found, comm.traffic.take()
+
+
+def _sends_otherwise(traffic: Sequence[dict[str, int | None]]) -> str:
+    """How what all ranks sent differs from what ring all-reduces send; empty if it does not."""
+    from dlpar.collectives.closed_forms import closed_form
+
+    if any(one["bytes"] is None for one in traffic):
+        return "the weights are right, but the library moved the data: use ring_reduce_scatter and ring_allgather."
+    form = closed_form("ring", len(traffic), WEIGHTS, itemsize=8)
+    messages, nbytes = (sum(one[what] for one in traffic) / STEPS for what in ("messages", "bytes"))
+    if (messages, nbytes) == (form.messages, form.bytes):
+        return ""
+    return (f"the weights are right, but a step sends {messages:g} messages and {nbytes:g} bytes; "
+            f"a ring all-reduce sends {form.messages} and {form.bytes}.")  # fmt: skip

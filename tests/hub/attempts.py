@@ -1,0 +1,134 @@
+"""What one student may try against another, run in her own account: ``python -P attempts.py FACTS``.
+
+Prints ``{attempt: what came of it}`` as JSON; every attempt that got anything says ``got …``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import http.client
+import json
+import os
+import signal
+import socket
+import sys
+from typing import Any, Callable
+from urllib.parse import urlsplit
+
+
+def refused(attempt: Callable[[], Any]) -> str:
+    """``got …``, or the kernel's word for no."""
+    try:
+        return f"got {str(attempt())[:200]}"
+    except OSError as error:
+        return f"refused: {error.strerror or error}"
+
+
+def read(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read(1000)
+
+
+def write(path: str) -> str:
+    with open(path, "w"):
+        return f"to write {path}"
+
+
+def connect(path: str) -> str:
+    with socket.socket(socket.AF_UNIX) as end:
+        end.connect(path)
+        return f"a connection to {path}"
+
+
+def spoken(path: str) -> bytes:
+    """What the fork server says to a question."""
+    body = b'{"fingerprint": "leave"}'
+    with socket.socket(socket.AF_UNIX) as end:
+        end.settimeout(5)
+        end.connect(path)
+        try:
+            end.sendall(len(body).to_bytes(8, "big") + body)
+            return end.recv(100)
+        except ConnectionError:
+            return b""
+
+
+def attach(pid: int) -> str:
+    c = ctypes.CDLL(None, use_errno=True)
+    if c.ptrace(16, pid, None, None):  # PTRACE_ATTACH
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return f"a debugger's hold of {pid}"
+
+
+def status(url: str, path: str, token: str | None = None, method: str = "GET") -> str:
+    """``got 200 …``, or ``refused: 403`` and the like."""
+    where = urlsplit(url)
+    connection = http.client.HTTPConnection(where.hostname, where.port, timeout=10)
+    headers = {"Authorization": f"token {token}"} if token else {}
+    connection.request(method, path, body=b"{}" if method == "POST" else None, headers=headers)
+    answer = connection.getresponse()
+    answer.read()
+    to_login = answer.status == 302 and "/hub/" in (answer.getheader("Location") or "")
+    no = answer.status in (401, 403, 404) or to_login  # 404: the hub does not even say who there is
+    return f"refused: {answer.status}" if no else f"got {answer.status}"
+
+
+def noise(port: int) -> str:
+    """Noise at a port of her kernel or her job, which must survive it; what it answers but a greeting."""
+    with socket.create_connection(("127.0.0.1", port), timeout=2) as end:
+        end.settimeout(0.3)
+        end.sendall(os.urandom(4096))
+        try:
+            heard = end.recv(100)
+        except OSError:
+            heard = b""
+    greeting = heard.startswith(b"\xff") and heard[9:10] == b"\x7f"  # ZeroMQ's: here the pipe of a kernel's own threads
+    return "refused: no answer" if not heard or greeting else f"got {heard!r}"
+
+
+def attempts(f: dict[str, Any]) -> dict[str, str]:
+    """All of them; `f` is what a clever student has found out."""
+    mine, hers = f["token"], f["victim"]
+    found = {
+        "list her runs": refused(lambda: os.listdir(f["runs"])),
+        "read her run": refused(lambda: read(f"{f['run']}/experiment.json")),
+        "read her log": refused(lambda: read(f"{f['run']}/log.txt")),
+        "read her lab": refused(lambda: os.listdir(f["labs"])),
+        "list her sockets and jobs": refused(lambda: os.listdir(f["runtime"])),
+        "write among her sockets": refused(lambda: write(f"{f['runtime']}/mine")),
+        "take another's name among the runtime folders": refused(lambda: os.mkdir(f"{f['runtime']}-next")),
+        "write into the shared labs": refused(lambda: write(f"{f['shared']}/mine.ipynb")),
+        "read the hub's database": refused(lambda: read(f"{f['keeps']}/hub.sqlite")),
+        "read the hub's cookie secret": refused(lambda: read(f"{f['keeps']}/cookie_secret")),
+        "use her server without a token": status(f["server"], f"/user/{hers}/api/contents"),
+        "use her server with my token": status(f["server"], f"/user/{hers}/api/contents", mine),
+        "use her server through the hub": status(f["url"], f"/user/{hers}/api/contents", mine),
+        "start a kernel on her server": status(f["server"], f"/user/{hers}/api/kernels", mine, "POST"),
+        "list her jobs": status(f["server"], f"/user/{hers}/dlpar/jobs", mine),
+        "stop her job": status(f["server"], f"/user/{hers}/dlpar/jobs", mine, "POST"),
+        "open the teacher's page": status(f["url"], "/services/teacher/class", mine),
+        "list the hub's users": status(f["url"], "/hub/api/users", mine),
+        "stop her server": status(f["url"], f"/hub/api/users/{hers}/server", mine, "DELETE"),
+        "change the proxy's routes": status(f["proxy"], "/api/routes"),
+    }
+    for path in f["sockets"]:
+        found[f"connect to {path}"] = refused(lambda path=path: connect(path))
+    for path in f["memory"]:
+        found[f"open shared memory {path}"] = refused(lambda path=path: read(path))
+    for kind, pid in f["pids"].items():
+        found[f"signal her {kind}"] = refused(lambda pid=pid: os.kill(pid, signal.SIGTERM))
+        found[f"debug her {kind}"] = refused(lambda pid=pid: attach(pid))
+        found[f"read the environment of her {kind}"] = refused(lambda pid=pid: read(f"/proc/{pid}/environ"))
+        found[f"read the memory of her {kind}"] = refused(lambda pid=pid: read(f"/proc/{pid}/mem"))
+        found[f"list the files of her {kind}"] = refused(lambda pid=pid: os.listdir(f"/proc/{pid}/fd"))
+        found[f"read what her {kind} has mapped"] = refused(lambda pid=pid: read(f"/proc/{pid}/maps"))
+    for folder in f["path"]:
+        found[f"put a module into {folder}"] = refused(lambda folder=folder: write(f"{folder}/torch_mine.py"))
+    for port in f["ports"]:
+        found[f"disturb port {port}"] = noise(port)
+    return found
+
+
+if __name__ == "__main__":
+    given = json.loads(sys.argv[1])
+    print(json.dumps({"answer": spoken(given["speak"]).decode()} if "speak" in given else attempts(given)))

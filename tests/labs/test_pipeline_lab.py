@@ -1,0 +1,94 @@
+"""Lab 09: its exercise is checked rightly, and what the lab itself does not assert."""
+
+from __future__ import annotations
+
+import pytest
+
+from dlpar import lab
+from dlpar.split.schedules import SCHEDULES
+
+HINTS = ["first hint", "second hint"]
+
+
+def my_schedule(stages, microbatches):
+    lists = []
+    for stage in range(stages):
+        ahead = min(stages - 1 - stage, microbatches)
+        actions = [("F", micro) for micro in range(ahead)]
+        for micro in range(microbatches):
+            if micro + ahead < microbatches:
+                actions.append(("F", micro + ahead))
+            actions.append(("B", micro))
+        lists.append(actions)
+    return lists
+
+
+def known(name):
+    """A schedule of the library, as a student would give it."""
+
+    def student(stages, microbatches):
+        return [SCHEDULES[name].actions(stage, stages, microbatches, 1) for stage in range(stages)]
+
+    return student
+
+
+@pytest.mark.slow
+def test_1f1b_is_solved_and_trains_on_simulated_and_on_real_ranks():
+    verdict = lab.check_schedule(my_schedule)
+    assert verdict, verdict
+    assert "On 4 simulated and on as many real ranks it trained what 1F1B trains" in verdict.sentence
+
+
+def unsolved(stages, microbatches):
+    raise NotImplementedError
+
+
+@pytest.mark.parametrize("student", [unsolved, None, lambda stages, micros: None, lambda stages, micros: ...])
+def test_what_is_not_written_yet_is_to_do(student):
+    assert lab.check_schedule(student, HINTS).status == "to do"
+
+
+def late(stages, microbatches):
+    return [[(kind, micro) for micro in range(microbatches) for kind in "FB"] for _ in range(stages)]
+
+
+def backward_first(stages, microbatches):
+    lists = my_schedule(stages, microbatches)
+    lists[-1][:2] = lists[-1][1::-1]
+    return lists
+
+
+def twice(stages, microbatches):
+    lists = my_schedule(stages, microbatches)
+    lists[1][1] = ("F", 0)
+    return lists
+
+
+@pytest.mark.parametrize(
+    "student, sentence",
+    [
+        (known("gpipe"), "known(2, 4): stage 0 holds 3 micro-batches at action 2, (\"F\", 2), allowed is 2."),
+        (late, "late(2, 4): the bubble is 100.0% of the time computed, allowed is (p - 1) / m = 25.0%. The first that "
+               "is late is stage 0, action 2, (\"F\", 1): it begins at 6, and could at 1 (a forward pass takes 1, a "
+               "backward pass 2)."),
+        (backward_first, "backward_first(2, 4): no stage can go on: stage 0 waits at action 2, (\"B\", 0), for stage "
+                         "1's; stage 1 waits at action 0, (\"B\", 0), whose forward pass comes later."),
+        (twice, "twice(2, 4): stage 1, action 1, (\"F\", 0), was already action 0."),
+        (lambda stages, microbatches: [[]] * stages, "<lambda>(2, 4): stage 0, (\"F\", 0) is missing."),
+        (lambda stages, microbatches: [["F0"]] * stages,
+         "<lambda>(2, 4): stage 0, action 0 is 'F0', allowed is (\"F\", k) or (\"B\", k), k from 0 to 3."),
+        (lambda stages, microbatches: 7, "<lambda>(2, 4): got 7, expected a list for each of 2 stages."),
+        (lambda stages, microbatches: 1 / 0, "<lambda>(2, 4) raised ZeroDivisionError: division by zero"),
+    ],
+)  # fmt: skip
+def test_a_wrong_schedule_is_told_the_first_stage_and_action_that_are_wrong(student, sentence):
+    student.__name__ = student.__name__.replace("student", "known")
+    verdict = lab.check_schedule(student)
+    assert verdict.status == "not yet" and verdict.sentence == sentence
+
+
+def test_every_try_gives_one_hint_more():
+    def another(stages, microbatches):
+        return late(stages, microbatches)
+
+    assert [len(lab.check_schedule(another, HINTS).hints) for _ in range(3)] == [1, 2, 2]
