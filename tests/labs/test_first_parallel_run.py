@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 import dlpar
@@ -10,6 +11,7 @@ from dlpar.lab import check_on_ranks, presets
 MEAN = dict(expected=lambda tensors: [sum(tensors) / len(tensors)] * len(tensors), hints=["first hint", "second hint"])
 
 
+@pytest.mark.timed
 def test_n_processes_are_not_n_times_faster():
     rate = {e.workers: dlpar.launch(e).wait(60).summary["samples_per_s"] for e in presets.four_times_faster()}
     crowded = 2 * presets.cores()

@@ -20,6 +20,7 @@ def ran(experiment):
     return run, pd.DataFrame([{"rank": int(s[5:]), **r} for s, r in run.records() if r["k"] == "step"])
 
 
+@pytest.mark.timed
 def test_dense_updates_without_locks_do_not_scale_for_free():
     for _ in range(3):  # other programs give many processes a larger share of the cores than one: then once more
         rate, stale = {}, {}
@@ -35,6 +36,7 @@ def test_dense_updates_without_locks_do_not_scale_for_free():
     assert stale[1] == 0 and stale[2] < stale[4] and stale[4] == pytest.approx(3, abs=0.8)
 
 
+@pytest.mark.timed
 def test_nobody_waits_for_a_slow_writer_but_its_updates_are_old():
     experiment = presets.slow_writer()
     run, steps = ran(experiment)
@@ -53,6 +55,7 @@ def sparse_update(weights, change, stamps, seen, stamp):
     return conflicts
 
 
+@pytest.mark.timed
 def test_a_right_answer_is_solved_and_loses_more_the_denser_it_is():
     assert check_on_ranks(in_turns(sparse_update), expected=sum_of_changes)
     for _ in range(3):  # where other programs keep the cores busy, whoever runs may run alone: then once more

@@ -12,6 +12,7 @@ from dlpar.lab import presets
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.timed
 def test_unsteady_workers_of_the_same_mean_take_longer_together():
     paces = []
     for experiment in presets.unsteady():

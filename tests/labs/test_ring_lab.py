@@ -15,6 +15,7 @@ pytestmark = pytest.mark.slow
 SUM = dict(expected=lambda tensors: [sum(tensors)] * len(tensors), like="ring")
 
 
+@pytest.mark.timed
 def test_one_slow_rank_slows_all():
     paces, waits = [], []
     for run in [dlpar.launch(e).wait(60) for e in presets.slow_rank()]:
