@@ -23,6 +23,7 @@ _HOME = {
     "show": "dlpar.lab.source",
     "glossary": "dlpar.lab.terms",
     "term": "dlpar.lab.terms",
+    **dict.fromkeys(("predictions", "forget_predictions"), "dlpar.lab.ledger"),
     "animate": "dlpar.lab.animation",
     "ping_pong": "dlpar.lab.timing",
     "time_collectives": "dlpar.lab.timing",

@@ -13,17 +13,21 @@ from dlpar.experiment import Experiment
 from dlpar.lab.board import Board
 from dlpar.lab.cell import all_below, prepare_in_background, take_place_of_earlier
 from dlpar.lab.controls import Controls
+from dlpar.lab.face import button, first_screen, more
 from dlpar.lab.labels import same_batches
-from dlpar.lab.live.consensus import disagreement
 from dlpar.lab.live_plot import answer_while_busy
-from dlpar.lab.long_simulation import foreseen
+from dlpar.lab.meanwhile import Meanwhile
+from dlpar.lab.recordings import Recordings
+from dlpar.lab.replay import Replay
 from dlpar.lab.status import Status
+from dlpar.lab.warned import warning
 from dlpar.lab.watch import Watch
+from dlpar.run import Run
 from dlpar.schema import BadExperiment
 
 if TYPE_CHECKING:
     from dlpar.launcher.job import Job
-    from dlpar.run import Run
+
 
 class Panel(widgets.VBox):
     """Controls, Run and Stop, and the figures of a run while it goes on.
@@ -65,7 +69,12 @@ class Panel(widgets.VBox):
         self._board, self._status = Board(experiment), Status(experiment)
         self._build_buttons()
         names = tuple(self._controls.path_of(name) or name for name in controls)
-        super().__init__([*self._first_screen(names, question, title), self._more(names)])
+        first = first_screen(self._controls, names, question, title, (self._run, self._stop, self._clear))
+        progress = widgets.Box([self._status.bar, self._status.words, self._says]).add_class("dlpar-progress")
+        self._tabs = widgets.Tab()
+        self._show_tabs()
+        self._more_box = more(self._controls, names, {"Log": self._status.log, "Recordings": self._recordings})
+        super().__init__([*first, progress, self._meanwhile, self._status.facts, self._tabs, self._more_box])
         self.add_class("dlpar-panel")
         for widget in [*all_below(self), *self._board.all_plots]:
             answer_while_busy(widget)
@@ -92,30 +101,78 @@ class Panel(widgets.VBox):
             If a job of this panel still goes on.
         """
         with self._guard:
-            if self._busy:
-                raise RuntimeError(f"panel: run {self.job.run.id} still goes on; stop it first")
+            self._refuse_if_busy()
             experiment = self.experiment
-            job = dlpar.launch(experiment)
-            self.job, self._busy = job, True
+            self.job = job = dlpar.launch(experiment)
             self.runs.insert(0, job.run)
-            self._board.begin(experiment, job.run.id)
-            self._show_tabs()
-            self._status.begin(experiment, job.run.path)
-            self._tell_facts()
-            self._message(_to_be_known(experiment))
-            self._enable()
-            self._watch = Watch(job.run.path, self)
-            self._watch.start()
+            self._status.prefix = ""
+            self._follow(Watch(job.run.path, self), experiment, job.run)
+            self._message(warning(experiment))
         self._board.flush()
         return job
 
+    def replay(self, run: Run | str, speed: float = 1.0) -> None:
+        """Play a recorded run back, marked as a recording; Stop ends it.
+
+        Parameters
+        ----------
+        run : Run or str
+            One that has ended, or its id.
+        speed : float, default 1
+            Seconds of the run's clock in a second.
+
+        Raises
+        ------
+        NoSuchRun
+            If there is none of that id.
+        ValueError
+            For a speed below 0.001 or above 1000, or a run that still goes on.
+        RuntimeError
+            If a job of this panel still goes on.
+        """
+        with self._guard:
+            self._refuse_if_busy()
+            run = run if isinstance(run, Run) else Run(run)
+            replay = Replay(run, self, speed)
+            self.job, self._status.prefix = None, f"Recording of {run.id}, at {speed:g} times its speed: "
+            self._follow(replay, run.experiment, run)
+            self._message("")
+        self._board.flush()
+
+    def _refuse_if_busy(self) -> None:
+        if self._busy:
+            what = f"run {self.job.run.id}" if self.job else "a recording"
+            raise RuntimeError(f"panel: {what} still goes on; stop it first")
+
+    def _follow(self, watch: Watch | Replay, experiment: Experiment, run: Run) -> None:
+        self._busy, self._watch = True, watch
+        self._board.begin(experiment, run.id)
+        self._show_tabs()
+        self._status.begin(experiment, run.path)
+        self._tell_facts()
+        self._enable()
+        watch.start()
+
     def stop(self) -> None:
         """Do what Stop does; nothing happens if no job goes on."""
-        job = self.job
-        if job is not None and self._busy:
-            self._stop.disabled = True
+        if not self._busy:
+            return
+        self._stop.disabled = True
+        if self.job:
             self._status.say("Stopping …")
-            job.stop()
+            return self.job.stop()
+        self._watch.cancel()  # a recording
+        self.ended("stopped", "stopped by its owner")
+
+    def leave(self) -> None:
+        """Stop, and wait until the figures know."""
+        self.stop()
+        if self._watch:
+            self._watch.join(5)
+
+    def choose(self, field: str, value: Any) -> None:
+        """Set a control, by its path, such as ``"cluster.world"``."""
+        self._controls.widgets[field].value = value
 
     def clear_earlier(self) -> None:
         """Take earlier runs out of the figure; their folders stay."""
@@ -138,6 +195,9 @@ class Panel(widgets.VBox):
         if source == "job":
             if record["k"] == "queued":
                 self._status.queued(record["ahead"], record["paused"])
+                self._meanwhile.queued()
+            else:
+                self._meanwhile.over()
             return
         rank = int(source[5:])
         if record["k"] == "error":
@@ -153,6 +213,7 @@ class Panel(widgets.VBox):
         self._board.flush(alive)
         self._tell_new_facts()
         self._status.progress(self._board.steps)
+        self._meanwhile.look()
 
     def ended(self, status: str, reason: str) -> None:
         """Called by the watch when the run is over."""
@@ -160,8 +221,10 @@ class Panel(widgets.VBox):
         self._board.flush()
         self._tell_new_facts()
         self._status.ended(self._board.steps, self._board.accuracy, status, reason)
+        self._meanwhile.over()
         with self._guard:
             self._busy = False
+            self._recordings.list()
             self._enable()
         if status == "failed":
             self._more_box.selected_index = 1
@@ -171,41 +234,16 @@ class Panel(widgets.VBox):
         return super()._repr_mimebundle_(**kwargs)
 
     def _build_buttons(self) -> None:
-        self._run = widgets.Button(
-            description="Run", icon="play", button_style="primary", tooltip="Start the ranks"
-        )
-        self._stop = widgets.Button(
-            description="Stop", icon="stop", tooltip="End the job and all its ranks", disabled=True
-        )
-        self._clear = widgets.Button(
-            description="Clear earlier runs",
-            icon="eraser",
-            tooltip="Take the faint curves away",
-            disabled=True,
-        )
-        self._run.on_click(lambda _button: self._pressed(self.run))
-        # Ending a job takes a moment, in which the page must still be answered.
-        self._stop.on_click(
-            lambda _button: Thread(target=self._pressed, args=(self.stop,), daemon=True).start()
-        )
+        self._run = button("Run", "play", "Start the ranks", lambda: self._pressed(self.run))
+        self._run.button_style = "primary"
+        self._stop = button("Stop", "stop", "End the job and all its ranks", lambda: self._beside(self.stop))
+        clear = "Take the faint curves away"
+        self._clear = button("Clear earlier runs", "eraser", clear, lambda: self._pressed(self.clear_earlier))
+        self._stop.disabled = self._clear.disabled = True
+        self._meanwhile = Meanwhile(self, self._beside)
+        self._recordings = Recordings(lambda run, speed: self._pressed(lambda: self.replay(run, speed)))
         self._clear.on_click(lambda _button: self._pressed(self.clear_earlier))
         self._says = widgets.HTML().add_class("dlpar-message")
-
-    def _first_screen(self, names: tuple[str, ...], question: str, title: str) -> list[widgets.Widget]:
-        unknown = [name for name in names if name not in self._controls.widgets]
-        if unknown:
-            fields = ", ".join(self._controls.widgets)
-            raise ValueError(f"controls: got {unknown[0]!r}, allowed are {fields}")
-        asked = f"<p>{html.escape(question)}</p>" if question else ""
-        head = widgets.HTML(f"<h3>{html.escape(title)}</h3>{asked}").add_class("dlpar-head")
-        chosen = [self._controls.widgets[name] for name in names]
-        for widget in chosen:
-            widget.style.description_width, widget.layout.width = "initial", "auto"
-        first = widgets.Box([*chosen, self._run, self._stop, self._clear]).add_class("dlpar-controls")
-        progress = widgets.Box([self._status.bar, self._status.words, self._says]).add_class("dlpar-progress")
-        self._tabs = widgets.Tab()
-        self._show_tabs()
-        return [head, first, progress, self._status.facts, self._tabs]
 
     def _show_tabs(self) -> None:
         """A tab for each figure of the board; the one in front stays there if it can."""
@@ -218,14 +256,9 @@ class Panel(widgets.VBox):
         tabs.titles = tuple(plots)  # in a message of its own: the page forgets titles that come with the children
         tabs.selected_index = list(plots).index(front) if front in plots else 0
 
-    def _more(self, shown: tuple[str, ...]) -> widgets.Accordion:
-        groups = [
-            widgets.VBox([widgets.HTML(f"<h4>{name}</h4>"), widgets.Box(found).add_class("dlpar-fields")])
-            for name, found in self._controls.groups(shown).items()
-        ]
-        titles = ("More settings", "Log")
-        self._more_box = widgets.Accordion([widgets.VBox(groups), self._status.log], titles=titles)
-        return self._more_box
+    def _beside(self, action: Any) -> None:
+        """Ending a job takes a moment, in which the page must still be answered."""
+        Thread(target=self._pressed, args=(action,), daemon=True).start()
 
     def _pressed(self, action: Any) -> None:
         try:
@@ -242,12 +275,13 @@ class Panel(widgets.VBox):
             self._message(str(error))
             self._run.disabled = True
         else:
-            self._message(_to_be_known(self.experiment))
+            self._message(warning(self.experiment))
             self._enable()
 
     def _enable(self) -> None:
         self._run.disabled, self._stop.disabled = self._busy, not self._busy
         self._clear.disabled = len(self._board.shown) < 2
+        self._recordings.allow(not self._busy)
 
     def _message(self, sentence: str) -> None:
         self._says.value = f'<p role="alert">{html.escape(sentence)}</p>' if sentence else ""
@@ -263,8 +297,3 @@ class Panel(widgets.VBox):
         same = [e for e in earlier if same_batches(now, e)]
         compared = "all saw the same batches" if earlier and len(same) == len(earlier) else ""
         self._status.show_facts(now, board.ranks, board.slip, compared)
-
-
-def _to_be_known(experiment: Experiment) -> str:
-    """What a student should know of an experiment before it is run: that workers cannot agree, that it takes long."""
-    return " ".join(filter(None, (disagreement(experiment), foreseen(experiment))))

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Sequence
 
 import ipywidgets as widgets
 
+from dlpar.lab.ledger import note
 from dlpar.lab.live_plot import answer_while_busy
 from dlpar.lab.says import quantity
 from dlpar.lab.theme import FAINT
@@ -143,6 +144,7 @@ class Reveal:
 
     def __init__(self, prediction: Prediction, found: float | str, how: str) -> None:
         self.answer, self.unit, self.found, self.how = prediction.answer, prediction.unit, found, how
+        note(prediction.key, prediction.question, self.answer, found, how, prediction.unit)
 
     @property
     def sentence(self) -> str:

@@ -46,3 +46,15 @@ def test_a_torn_line_loses_itself_alone():
         file.write('{"key": "00-b", "pre\n[]\n')
     note("00-c", "?", Answer(1.0, False, ""), 2.0, "measured")
     assert len(predictions()) == 2
+
+
+def test_revealing_a_prediction_keeps_it():
+    from dlpar.lab import predict
+
+    asked = predict("99-kept", "How many?", unit="times", low=0, high=9)
+    asked.reveal(3.0)
+    assert predictions().empty, "nothing was predicted"
+    asked._text.value = "2"
+    asked.reveal(3.0, "simulated")
+    row = predictions().iloc[0]
+    assert (row["predicted"], row["found"], row["how"]) == (2.0, 3.0, "simulated")

@@ -2,7 +2,7 @@ import json
 import time
 
 import pytest
-from folders import ThreadJob, end, new_folder, until
+from folders import ThreadJob, end, finished, new_folder, until
 
 import dlpar
 from dlpar.experiment import Experiment
@@ -193,3 +193,64 @@ def test_panel_can_be_closed_while_nothing_runs():
     panel.close()
     time.sleep(0.01)
     assert panel.comm is None
+
+
+def test_a_recording_is_played_back_marked_as_one_and_can_be_stopped(launched):
+    kept = finished(workers=2, steps=50)
+    panel = Panel(Experiment(workers=4))
+    panel.replay(kept.id, 1000)
+    until(lambda: not panel.running)
+    assert words(panel).startswith(f"Recording of {kept.id}, at 1000 times its speed: done: 50 steps")
+    assert panel.job is None and launched == [] and len(panel._board.convergence.loss) == 50
+    panel.replay(kept, 0.001)
+    with pytest.raises(RuntimeError, match="a recording still goes on"):
+        panel.run()
+    panel.stop()
+    assert not panel.running and "stopped after" in words(panel)
+    with pytest.raises(ValueError, match="speed: got 0"):
+        panel.replay(kept, 0)
+
+
+def test_the_list_of_recordings_has_the_newest_run_first_and_plays_it():
+    kept = finished(workers=2, steps=20)
+    panel = Panel()
+    assert panel._recordings._which.value == kept.id
+    panel._recordings._speed.value = 100.0
+    panel._recordings._play.click()
+    until(lambda: "done: 20 steps" in words(panel))
+
+
+def test_who_waits_long_for_slots_is_offered_a_simulation_and_a_recording(monkeypatch):
+    kept = finished(workers=4, steps=20)
+    started = []
+
+    class Queued(ThreadJob):
+        """Waits for slots until it is stopped, or simulates."""
+
+        def __init__(self, experiment):
+            started.append(experiment)
+            if experiment.cluster.world == "simulated":
+                return super().__init__(experiment)
+            folder = new_folder(experiment)
+            self.run, self._folder = Run(folder), folder
+            queued = {"k": "queued", "at": 0, "ahead": 2, "paused": False}
+            (folder / "job.jsonl").write_text(json.dumps(queued) + "\n")
+
+        def stop(self):
+            if started[-1].cluster.world != "simulated":
+                end(self._folder, "stopped", "stopped by its owner")
+
+    monkeypatch.setattr(dlpar, "launch", Queued, raising=False)
+    monkeypatch.setattr("dlpar.lab.meanwhile.PATIENCE", 0.3)
+    panel = Panel(Experiment(workers=4, steps=30))
+    panel.run()
+    until(lambda: "queued, 2 ahead" in words(panel))
+    until(lambda: panel._meanwhile.layout.display is None)
+    _, simulate, record = panel._meanwhile.children
+    record.click()
+    until(lambda: f"Recording of {kept.id}" in words(panel) and panel._meanwhile.layout.display == "none")
+    panel.leave()
+    panel.run()
+    until(lambda: panel._meanwhile.layout.display is None)
+    simulate.click()
+    until(lambda: started[-1].cluster.world == "simulated" and "done: 30 steps" in words(panel))

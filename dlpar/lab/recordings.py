@@ -1,0 +1,61 @@
+"""Choosing a recorded run to be played back in a panel."""
+
+from __future__ import annotations
+
+from typing import Callable
+
+import ipywidgets as widgets
+
+from dlpar.run import Run, runs
+
+SPEEDS = {"a hundredth": 0.01, "a tenth": 0.1, "as it was": 1.0, "10 times": 10.0, "100 times": 100.0}
+"""Of a recording, as one chooses it."""
+
+LISTED = 20
+"""Newest runs to choose from."""
+
+
+class Recordings(widgets.VBox):
+    """A list of runs, a speed, and Play.
+
+    Parameters
+    ----------
+    play : callable
+        Called with a run's id and a speed.
+    """
+
+    def __init__(self, play: Callable[[str, float], None]) -> None:
+        self._which = widgets.Dropdown(description="run", layout={"width": "32em"})
+        self._which.tooltip = "Your newest runs; panel.replay(run) plays any"
+        self._speed = widgets.Dropdown(options=SPEEDS, value=1.0, description="speed", layout={"width": "14em"})
+        self._speed.tooltip = "Seconds of the run's clock in a second"
+        self._play = widgets.Button(description="Play", icon="film", tooltip="Play it back in this panel")
+        self._play.on_click(lambda _button: play(self._which.value, self._speed.value))
+        said = widgets.HTML("<p>A recording shows a run again as it was. Nothing is computed.</p>")
+        super().__init__([said, widgets.Box([self._which, self._speed, self._play]).add_class("dlpar-fields")])
+        self.list()
+
+    def list(self) -> None:
+        """Look which runs there are now."""
+        kept = [(f"{run.id}", run.id) for run in runs()[:LISTED] if run.status in ("done", "stopped", "failed")]
+        before = self._which.value
+        self._which.options = kept
+        if kept:
+            self._which.value = before if before in dict(kept).values() else kept[0][1]
+        self._play.disabled = not kept
+
+    def allow(self, allowed: bool) -> None:
+        """Whether Play may be pressed now."""
+        self._play.disabled = not allowed or not self._which.options
+
+
+def newest_like(experiment) -> Run | None:
+    """The newest finished run of the same scheme and split; None if there is none."""
+    for run in runs()[: 10 * LISTED]:
+        try:
+            found = run.experiment
+        except Exception:  # of another version
+            continue
+        if (found.sync.scheme, found.split.kind) == (experiment.sync.scheme, experiment.split.kind) and run.status == "done":
+            return run
+    return None
