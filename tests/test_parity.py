@@ -9,6 +9,7 @@ import pytest
 
 import dlpar
 from dlpar import Experiment
+from trained_ranks import trained
 
 pytestmark = pytest.mark.slow
 
@@ -108,7 +109,8 @@ def test_every_bulk_synchronous_scheme_gives_the_losses_of_one_process(sync):
 
 @MANY
 def test_float32_losses_at_the_defaults_stay_within_1e_4(sync):
-    for found in on_2_3_4_and_8_workers(sync=sync, dtype="float32"):
+    for workers in (2, 3, 4, 8):  # simulated: the same sums in the same order, on a fifth of the cores' time
+        found = trained(steps=100, workers=workers, sync=sync, dtype="float32").losses
         assert apart(alone_at_the_defaults(), found) < 1e-4
 
 

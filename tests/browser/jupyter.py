@@ -212,7 +212,8 @@ class Shown:
 
     def steps(self) -> int:
         """Steps done, as the panel says."""
-        digits = self.words.inner_text().removeprefix("step ").split(" ")[0].replace(",", "")
+        said = self.words.inner_text().removeprefix("done: ").removeprefix("step ")
+        digits = said.split(" ")[0].replace(",", "")
         return int(digits) if digits.isdigit() else 0
 
     def wait_for(self, words: str, seconds: float = 20) -> None:
