@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -149,6 +150,15 @@ def test_a_fork_server_leaves_when_nobody_comes_and_when_the_code_changes(monkey
     assert new is not old and new.poll() is None
     assert warm.dismiss()
     eventually(lambda: new.poll() is not None, 5, "a dismissed server leaves")
+
+
+def test_a_fork_server_that_cannot_be_found_any_more_leaves(monkeypatch):
+    folder = private_folder(runtime_folder() / "gone")
+    monkeypatch.setenv("DLPAR_RUNTIME", str(folder))
+    warm.warm_socket()
+    server = warm.started[-1]
+    shutil.rmtree(folder)
+    eventually(lambda: server.poll() is not None, 8, "the server has left")
 
 
 def test_a_fork_server_survives_nonsense_and_forks_for_nobody_else():

@@ -83,7 +83,7 @@ class Server:
         signal.signal(signal.SIGCHLD, lambda *_: None)
 
     def serve(self, idle: float) -> None:
-        """Until nobody has come for `idle` seconds or dlpar's files have changed, and all ranks have ended."""
+        """Until nobody has come for `idle` seconds or nobody can, or dlpar's files have changed, and all ranks have ended."""
         wake, quiet_since = self.pipe[0], time.monotonic()
         while self.stubs or not self.leaving:
             watched = [wake, *self.stubs] + ([] if self.leaving else [self.listener, *self.asking])
@@ -101,7 +101,7 @@ class Server:
                 self._accept()
             if self.stubs or self.asking:
                 quiet_since = time.monotonic()
-            elif not self.leaving and time.monotonic() - quiet_since > idle:
+            elif not self.leaving and (time.monotonic() - quiet_since > idle or not self._is_found()):
                 self._leave()
 
     def _accept(self) -> None:
@@ -134,9 +134,16 @@ class Server:
         for open_socket in (self.listener, *self.asking):
             open_socket.close()
         self.asking.clear()
+        if self._is_found():
+            os.unlink(self.name[0])
+
+    def _is_found(self) -> bool:
+        """Whether the socket's name still leads here: its folder may be gone, or a newer server have the name."""
         path, ours = self.name
-        if os.path.exists(path) and os.stat(path).st_ino == ours:
-            os.unlink(path)
+        try:
+            return os.stat(path).st_ino == ours
+        except OSError:
+            return False
 
     def _fork(self, asked: tuple[dict, list[int]], connection: socket.socket) -> int:
         request, descriptors = asked

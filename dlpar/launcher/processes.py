@@ -21,15 +21,17 @@ def die_with_parent(parent: int | None = None) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def is_ours(connection: socket.socket) -> bool:
-    """Whether the other end of a Unix socket belongs to this account, as the kernel says.
-
-    Where the system cannot tell (macOS), the folder of the socket, closed to others, has to do.
-    """
+def user_of(connection: socket.socket) -> int | None:
+    """Number of the account at the other end of a Unix socket, as the kernel says; None where it does not (macOS)."""
     option = getattr(socket, "SO_PEERCRED", None)
     if option is None:
-        return True
-    return struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, option, struct.calcsize("3i")))[1] == os.getuid()
+        return None
+    return struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, option, struct.calcsize("3i")))[1]
+
+
+def is_ours(connection: socket.socket) -> bool:
+    """Whether that is this account; where nobody can tell, the folder of the socket, closed to others, has to do."""
+    return user_of(connection) in (None, os.getuid())
 
 
 def adopt_orphans() -> None:

@@ -14,7 +14,8 @@ import socket
 from pathlib import Path
 from typing import Any
 
-from dlpar.launcher.slots import MOST, user_of
+from dlpar.launcher.processes import user_of
+from dlpar.launcher.slots import MOST
 
 LOOK = 0.1
 """Seconds between two looks at the slots while somebody waits: a job's last process may outlive its guardian."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-import struct
 from pathlib import Path
 from typing import Any
 
@@ -32,14 +31,6 @@ def keeper_socket() -> Path | None:
     if named is not None:
         return Path(named) if named else None
     return USUAL if USUAL.exists() else None
-
-
-def user_of(connection: socket.socket) -> int:
-    """Number of the user at the other end of a Unix socket, as the kernel knows it; -1 where it does not tell."""
-    if not hasattr(socket, "SO_PEERCRED"):  # Linux only
-        return -1
-    found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    return struct.unpack("3i", found)[1]
 
 
 def in_words(ahead: int, paused: bool) -> str:
