@@ -42,6 +42,17 @@ def own_folders():
         os.environ.pop(name, None) if value is None else os.environ.__setitem__(name, value)
 
 
+@pytest.fixture(scope="session")
+def chromium():
+    """The one browser of a process: Playwright starts no second while the first is at work."""
+    from playwright.sync_api import sync_playwright
+
+    from browser.jupyter import FLAGS, find_browser
+
+    with sync_playwright() as playwright:
+        yield playwright.chromium.launch(executable_path=find_browser(), args=list(FLAGS))
+
+
 @pytest.fixture(autouse=True)
 def unmeasured(own_folders):
     """No test finds this machine measured because another, or a lab, has done so."""

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from browser.jupyter import FLAGS, WATCH_DRAWING, Jupyter, Notebook, find_browser
+from browser.jupyter import WATCH_DRAWING, Jupyter, Notebook, find_browser
 
 NO_BROWSER = (
     "no Chrome or Chromium was found; install one (Debian: apt-get install chromium) to run the browser tests"
@@ -44,35 +44,31 @@ def jupyter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jupyter]:
 
 
 @pytest.fixture(scope="session")
-def page(jupyter: Jupyter) -> Iterator:
+def page(jupyter: Jupyter, chromium) -> Iterator:
     """A page with the lab open; ``page.hosts`` collects every host it asked for anything."""
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=find_browser(), args=list(FLAGS))
-        page = browser.new_page(viewport={"width": 1280, "height": 800})
-        page.hosts, page.wrong, page.received = set(), [], [0]
-        page.on(
-            "request",
-            lambda request: page.hosts.add(urlsplit(request.url).hostname or urlsplit(request.url).scheme),
-        )
-        page.on("websocket", lambda socket: page.hosts.add(urlsplit(socket.url).hostname))
-        page.on("websocket", lambda socket: socket.on("framereceived", lambda frame: _count(page, frame)))
-        page.on(
-            "console",
-            lambda said: (
-                page.wrong.append(said.text) if "dlpar" in said.text and said.type == "error" else None
-            ),
-        )
-        page.on("pageerror", lambda error: page.wrong.append(str(error)))
-        page.add_init_script(WATCH_DRAWING)
-        page.goto(jupyter.url)
-        page.wait_for_function(
-            "window.jupyterapp?.shell && jupyterapp.commands.hasCommand('notebook:run-all-cells')",
-            timeout=60_000,
-        )
-        yield page
-        browser.close()
+    page = chromium.new_page(viewport={"width": 1280, "height": 800})
+    page.hosts, page.wrong, page.received = set(), [], [0]
+    page.on(
+        "request",
+        lambda request: page.hosts.add(urlsplit(request.url).hostname or urlsplit(request.url).scheme),
+    )
+    page.on("websocket", lambda socket: page.hosts.add(urlsplit(socket.url).hostname))
+    page.on("websocket", lambda socket: socket.on("framereceived", lambda frame: _count(page, frame)))
+    page.on(
+        "console",
+        lambda said: (
+            page.wrong.append(said.text) if "dlpar" in said.text and said.type == "error" else None
+        ),
+    )
+    page.on("pageerror", lambda error: page.wrong.append(str(error)))
+    page.add_init_script(WATCH_DRAWING)
+    page.goto(jupyter.url)
+    page.wait_for_function(
+        "window.jupyterapp?.shell && jupyterapp.commands.hasCommand('notebook:run-all-cells')",
+        timeout=60_000,
+    )
+    yield page
+    page.close()
 
 
 def _count(page, frame: str | bytes) -> None:

@@ -10,7 +10,7 @@ from typing import Iterator
 import pytest
 from conftest import eventually
 
-from browser.jupyter import FLAGS, Shown, find_browser
+from browser.jupyter import Shown, find_browser
 from hub.classroom import Hub, Kernel
 
 pytest.importorskip("jupyterhub", reason="JupyterHub is not installed: pip install 'dlpar[hub]'")
@@ -51,14 +51,6 @@ def hub(tmp_path_factory: pytest.TempPathFactory, own_folders) -> Iterator[Hub]:
         started.stop()
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator:
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        yield playwright.chromium.launch(executable_path=find_browser(), args=list(FLAGS))
-
-
 def log_in(page, hub: Hub, name: str, to: str) -> None:
     """By the form, on the way to a page."""
     page.goto(f"{hub.url}{to}")
@@ -75,8 +67,8 @@ def panel_of(page) -> Shown:
     return Shown(page, place)
 
 
-def test_a_student_runs_the_first_lab_logs_out_comes_back_and_her_run_is_there(hub: Hub, browser) -> None:
-    page = browser.new_context(viewport={"width": 1280, "height": 900}).new_page()
+def test_a_student_runs_the_first_lab_logs_out_comes_back_and_her_run_is_there(hub: Hub, chromium) -> None:
+    page = chromium.new_context(viewport={"width": 1280, "height": 900}).new_page()
     log_in(page, hub, "ada", f"/hub/user-redirect/lab/tree/{FIRST}")
     cell = page.locator(".jp-CodeCell")
     cell.first.wait_for(timeout=60_000)
@@ -112,13 +104,13 @@ def test_a_student_runs_the_first_lab_logs_out_comes_back_and_her_run_is_there(h
     page.context.close()
 
 
-def test_the_teacher_sees_who_is_here_and_stops_a_job(hub: Hub, browser) -> None:
+def test_the_teacher_sees_who_is_here_and_stops_a_job(hub: Hub, chromium) -> None:
     if not hub.is_ready("ada"):
         hub.start_server("ada")
         eventually(lambda: hub.is_ready("ada"), 60, "ada's server is up")
     kernel = Kernel(hub, "ada")
     run = kernel.run(LONG_JOB).strip()
-    page = browser.new_context().new_page()
+    page = chromium.new_context().new_page()
     log_in(page, hub, "grace", "/services/teacher/")
     row = page.locator("tr", has=page.locator("td", has_text="ada"))
     button = row.get_by_role("button", name="Stop ada's job: mlp on digits, ring, 2 workers, real")
@@ -135,8 +127,8 @@ def test_the_teacher_sees_who_is_here_and_stops_a_job(hub: Hub, browser) -> None
     assert run
 
 
-def test_nobody_but_a_teacher_opens_the_teachers_page(hub: Hub, browser) -> None:
-    page = browser.new_context().new_page()
+def test_nobody_but_a_teacher_opens_the_teachers_page(hub: Hub, chromium) -> None:
+    page = chromium.new_context().new_page()
     log_in(page, hub, "bob", "/services/teacher/")
     page.wait_for_load_state()
     page.get_by_text("403").first.wait_for()

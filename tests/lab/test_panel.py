@@ -211,7 +211,9 @@ def test_a_recording_is_played_back_marked_as_one_and_can_be_stopped(launched):
         panel.replay(kept, 0)
 
 
-def test_the_list_of_recordings_has_the_newest_run_first_and_plays_it():
+def test_the_list_of_recordings_has_the_newest_run_first_and_plays_it(monkeypatch, tmp_path):
+    monkeypatch.setenv("DLPAR_HOME", str(tmp_path))
+    finished(workers=2, steps=10)
     kept = finished(workers=2, steps=20)
     panel = Panel()
     assert panel._recordings._which.value == kept.id
@@ -220,7 +222,8 @@ def test_the_list_of_recordings_has_the_newest_run_first_and_plays_it():
     until(lambda: "done: 20 steps" in words(panel))
 
 
-def test_who_waits_long_for_slots_is_offered_a_simulation_and_a_recording(monkeypatch):
+def test_who_waits_long_for_slots_is_offered_a_simulation_and_a_recording(monkeypatch, tmp_path):
+    monkeypatch.setenv("DLPAR_HOME", str(tmp_path))
     kept = finished(workers=4, steps=20)
     started = []
 
