@@ -74,6 +74,7 @@ class Panel(widgets.VBox):
         self._tabs = widgets.Tab()
         self._show_tabs()
         self._more_box = more(self._controls, names, {"Log": self._status.log, "Recordings": self._recordings})
+        self._more_box.observe(self._recordings.look, names="selected_index")
         super().__init__([*first, progress, self._meanwhile, self._status.facts, self._tabs, self._more_box])
         self.add_class("dlpar-panel")
         for widget in [*all_below(self), *self._board.all_plots]:
@@ -224,7 +225,6 @@ class Panel(widgets.VBox):
         self._meanwhile.over()
         with self._guard:
             self._busy = False
-            self._recordings.list()
             self._enable()
         if status == "failed":
             self._more_box.selected_index = 1

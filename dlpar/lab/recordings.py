@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Callable
+from typing import Any, Callable
 
 import ipywidgets as widgets
 
+from dlpar.experiment import Experiment
 from dlpar.run import Run, runs
 
 SPEEDS = {"a hundredth": 0.01, "a tenth": 0.1, "as it was": 1.0, "10 times": 10.0, "100 times": 100.0}
@@ -32,24 +33,25 @@ class Recordings(widgets.VBox):
         self._play = widgets.Button(description="Play", icon="film", tooltip="Play it back in this panel")
         self._play.on_click(lambda _button: play(self._which.value, self._speed.value))
         said = widgets.HTML("<p>A recording shows a run again as it was. Nothing is computed.</p>")
+        self._allowed = True
         super().__init__([said, widgets.Box([self._which, self._speed, self._play]).add_class("dlpar-fields")])
-        self.list()
+        self.allow(True)
 
-    def list(self) -> None:
-        """Look which runs there are now."""
-        kept = [(f"{run.id}", run.id) for run in runs()[:LISTED] if run.status in ("done", "stopped", "failed")]
-        before = self._which.value
+    def look(self, _change: Any = None) -> None:
+        """List the newest runs; called when a section is opened or closed, so that a panel at rest reads none."""
+        kept, before = [run.id for run in runs()[:LISTED] if not run.live], self._which.value
         self._which.options = kept
         if kept:
-            self._which.value = before if before in dict(kept).values() else kept[0][1]
-        self._play.disabled = not kept
+            self._which.value = before if before in kept else kept[0]
+        self.allow(self._allowed)
 
     def allow(self, allowed: bool) -> None:
         """Whether Play may be pressed now."""
+        self._allowed = allowed
         self._play.disabled = not allowed or not self._which.options
 
 
-def newest_like(experiment) -> Run | None:
+def newest_like(experiment: Experiment) -> Run | None:
     """The newest finished run of the same scheme and split; None if there is none."""
     for run in runs()[: 10 * LISTED]:
         try:

@@ -216,6 +216,8 @@ def test_the_list_of_recordings_has_the_newest_run_first_and_plays_it(monkeypatc
     finished(workers=2, steps=10)
     kept = finished(workers=2, steps=20)
     panel = Panel()
+    assert panel._recordings._play.disabled
+    panel._more_box.selected_index = 2
     assert panel._recordings._which.value == kept.id
     panel._recordings._speed.value = 100.0
     panel._recordings._play.click()
