@@ -85,6 +85,21 @@ def check(experiments: Iterable[Experiment]) -> None:
         check_machine(experiment)
 
 
+def all_done(experiments: Sequence[Experiment], jobs: int = 2, told: Callable[[Outcome], None] | None = None) -> list[Outcome]:
+    """The same as :func:`run_all`, where nothing can be said unless all of them are done.
+
+    Raises
+    ------
+    JobFailed
+        If one is not; the others are run first.
+    """
+    outcomes = run_all(experiments, jobs, told)
+    for outcome in outcomes:
+        if outcome.status != "done":
+            raise JobFailed(f"workers={outcome.experiment.workers}, {outcome.experiment.sync}: {outcome.reason or outcome.status}")
+    return outcomes
+
+
 def run_all(
     experiments: Sequence[Experiment], jobs: int = 2, told: Callable[[Outcome], None] | None = None,
     stop: Callable[[], bool] | None = None,

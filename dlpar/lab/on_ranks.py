@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pickle import PicklingError
-from typing import TYPE_CHECKING, Any, Callable, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Iterable, Iterator, Sequence
 
+from dlpar.collectives.closed_forms import Cost, closed_form
 from dlpar.lab.verdict import Verdict, difference, wrong
 from dlpar.launcher.job import JobFailed
 from dlpar.launcher.spmd import spmd
@@ -48,31 +50,77 @@ def check_on_ranks(
         Never raises for what the student wrote.
     """
     name = getattr(student, "__name__", "the function")
-    for world, ranks in trials(workers):
+
+    def judge(held: list[list[Tried]]) -> str:
+        for case, length in enumerate(LENGTHS):
+            right = expected([_input(rank, length) for rank in range(len(held))])
+            for rank, tensor in enumerate(right):
+                differs = difference(held[rank][case][0], tensor.tolist())
+                if differs:
+                    return f" and {length} numbers, on rank {rank} {differs}."
+            complaint = like and _not_like([held[rank][case][1] for rank in range(len(held))], like, length)
+            if complaint:
+                return f" and {length} numbers {complaint}"
+        return ""
+
+    lengths, sends = ", ".join(map(str, LENGTHS)), f", and sends what {like} sends" if like else ""
+    solved = (f"{name} is right on {listed(workers)} simulated ranks and on {workers[-1]} real ones, "
+              f"for tensors of {lengths} numbers{sends}.")  # fmt: skip
+    trials = on_both(workers, _try, student, LENGTHS, timeout=timeout)
+    return tried(name, trials, judge, hints, lambda told: solved)
+
+
+Trial = tuple[str, Callable[[], list[Any]]]
+"""How a trial is called in a sentence, and what runs it and gives what each rank has told."""
+
+
+def on_both(
+    workers: Sequence[int], program: Callable[..., Any], *arguments: Any, timeout: float, who: str = "ranks"
+) -> Iterator[Trial]:
+    """Trials of ``program(comm, *arguments)`` on these numbers of simulated ranks, and on the last number of real ones."""
+    for world, ranks in [*(("simulated", ranks) for ranks in workers), ("real", workers[-1])]:
+        yield f"With {ranks} {world} {who}", partial(spmd, program, *arguments, workers=ranks, world=world, timeout=timeout)
+
+
+def tried(
+    name: str, trials: Iterable[Trial], judge: Callable[[list[Any]], str], hints: Sequence[str],
+    praise: Callable[[list[list[Any]]], str],
+) -> Verdict:  # fmt: skip
+    """Run trials until one goes wrong.
+
+    Parameters
+    ----------
+    name : str
+        Of what the student wrote.
+    trials : iterable of Trial
+    judge : callable
+        From what the ranks of a trial have told to what is wrong with it, which goes on the sentence that
+        begins with the trial's words; empty if nothing is.
+    hints : sequence of str
+        From gentle to plain.
+    praise : callable
+        From what the ranks of each trial have told to what is said if all were right.
+
+    Returns
+    -------
+    Verdict
+        Solved, to do, or wrong in the first trial that was.
+    """
+    told: list[list[Any]] = []
+    for where, run in trials:
         try:
-            held = spmd(_try, student, LENGTHS, workers=ranks, world=world, timeout=timeout)
+            found = run()
         except JobFailed as failure:
             if "NotImplementedError" in str(failure):
                 return Verdict("to do", f"{name} is not written yet.")
-            return wrong(name, hints, f"With {ranks} {world} ranks: {failure}")
+            return wrong(name, hints, f"{where}: {failure}")
         except (TypeError, AttributeError, PicklingError) as failure:
             return wrong(name, hints, f"{name} cannot be sent to other processes: {failure}")
-        for case, length in enumerate(LENGTHS):
-            right = expected([_input(rank, length) for rank in range(ranks)])
-            for rank in range(ranks):
-                differs = difference(held[rank][case][0], right[rank].tolist())
-                if differs:
-                    return wrong(name, hints, f"With {ranks} {world} ranks and {length} numbers, on rank {rank} {differs}.")
-            complaint = like and _sends_otherwise([held[rank][case][1] for rank in range(ranks)], like, length)
-            if complaint:
-                return wrong(name, hints, f"With {ranks} {world} ranks and {length} numbers {complaint}")
-    lengths, sends = ", ".join(map(str, LENGTHS)), f", and sends what {like} sends" if like else ""
-    return Verdict("solved", f"{name} is right on {listed(workers)} simulated ranks and on {workers[-1]} real ones, for tensors of {lengths} numbers{sends}.")
-
-
-def trials(workers: Sequence[int]) -> list[tuple[str, int]]:
-    """World and ranks of each trial."""
-    return [*(("simulated", ranks) for ranks in workers), ("real", workers[-1])]
+        complaint = judge(found)
+        if complaint:
+            return wrong(name, hints, where + complaint)
+        told.append(found)
+    return Verdict("solved", praise(told))
 
 
 def listed(numbers: Sequence[int]) -> str:
@@ -88,23 +136,37 @@ def _input(rank: int, length: int) -> torch.Tensor:
     return (rank + 1) * torch.arange(1.0, length + 1)
 
 
-def _sends_otherwise(traffic: list[dict[str, int | None]], like: str, length: int) -> str:
-    """How what all ranks sent differs from what a known collective sends; empty if it does not."""
-    from dlpar.collectives.closed_forms import closed_form
+def sends_otherwise(traffic: Sequence[dict[str, int | None]], forms: Sequence[Cost], like: str, by: str) -> str:
+    """How what all ranks sent differs from what some collectives send together; empty if it does not.
 
-    form = closed_form(like, len(traffic), length, itemsize=4)
+    Parameters
+    ----------
+    traffic : sequence of dict
+        ``messages`` and ``bytes`` of each rank; unknown where the library moved the data.
+    forms : sequence of Cost
+        Of each of the collectives.
+    like, by : str
+        What they are called, and what to send by.
+    """
     if any(one["bytes"] is None for one in traffic):
-        return "the result is right, but the library moved the data: use send and recv."
-    sent = [(one["messages"], one["bytes"]) for one in traffic]
-    messages, nbytes = (sum(column) for column in zip(*sent))
-    if (messages, nbytes) != (form.messages, form.bytes):
-        return (f"the result is right, but the ranks send {messages} messages and {nbytes} bytes together; "
-                f"{like} sends {form.messages} and {form.bytes}.")  # fmt: skip
-    busiest = max(range(len(sent)), key=lambda rank: sent[rank][1])
-    if sent[busiest][1] > form.busiest_bytes:
-        return (f"the result is right, but rank {busiest} sends {sent[busiest][1]} bytes; "
-                f"in {like} no rank sends more than {form.busiest_bytes}.")  # fmt: skip
-    return ""
+        return f"the result is right, but the library moved the data, and does not say how much: use {by}."
+    messages, nbytes = (sum(one[what] for one in traffic) for what in ("messages", "bytes"))
+    right = sum(form.messages for form in forms), sum(form.bytes for form in forms)
+    if (messages, nbytes) == right:
+        return ""
+    return (f"the result is right, but the ranks send {messages} messages and {nbytes} bytes together; "
+            f"{like} sends {right[0]} and {right[1]}.")  # fmt: skip
+
+
+def _not_like(traffic: list[dict[str, int | None]], like: str, length: int) -> str:
+    """How what all ranks sent differs from what a known collective sends, in all or on the busiest rank."""
+    form = closed_form(like, len(traffic), length, itemsize=4)
+    busiest = max(range(len(traffic)), key=lambda rank: traffic[rank]["bytes"] or 0)
+    complaint = sends_otherwise(traffic, [form], like, by="send and recv")
+    if complaint or traffic[busiest]["bytes"] <= form.busiest_bytes:
+        return complaint
+    return (f"the result is right, but rank {busiest} sends {traffic[busiest]['bytes']} bytes; "
+            f"in {like} no rank sends more than {form.busiest_bytes}.")  # fmt: skip
 
 
 Tried = tuple[list[float], dict[str, "int | None"]]

@@ -7,9 +7,8 @@ from typing import Any, Callable, Sequence
 from dlpar.costmodel.steps.sizes import sizes
 from dlpar.experiment import Experiment
 from dlpar.lab.verdict import Verdict, check
-from dlpar.launcher.job import JobFailed
 from dlpar.platforms import platform_of, workload
-from dlpar.sweep import Outcome, run_all
+from dlpar.sweep import Outcome, all_done
 
 TOLERANCE = 2e-3
 """Largest relative difference from a simulation: chunks of a ring are rounded to whole numbers."""
@@ -54,11 +53,7 @@ def check_efficiency(student: Callable[..., Any] | None, hints: Sequence[str] = 
     first = check(student, [(ALONE, 1.0)], hints)
     if not first:
         return first
-    outcomes = run_all(ring_steps())
-    bad = next((outcome for outcome in outcomes if outcome.status != "done"), None)
-    if bad:
-        raise JobFailed(f"{bad.experiment.workers} workers: {bad.reason}")
-    return check(student, [(ALONE, 1.0), *map(_case, outcomes)], hints, TOLERANCE)
+    return check(student, [(ALONE, 1.0), *map(_case, all_done(ring_steps()))], hints, TOLERANCE)
 
 
 def _case(outcome: Outcome) -> tuple[dict[str, float], float]:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from pickle import PicklingError
 from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Sequence
 
 from dlpar.collectives.closed_forms import closed_form
-from dlpar.lab.on_ranks import listed, trials
-from dlpar.lab.verdict import Verdict, difference, wrong
-from dlpar.launcher.job import JobFailed
-from dlpar.launcher.spmd import spmd
+from dlpar.lab.on_ranks import listed, on_both, sends_otherwise, tried
+from dlpar.lab.verdict import Verdict, difference
 
 if TYPE_CHECKING:
     import torch
@@ -61,20 +58,18 @@ def check_layers(student: Callable[..., Any], workers: Sequence[int] = (2, 3, 4)
         Never raises for what the student wrote.
     """
     name = getattr(student, "__name__", "the function")
-    for world, ranks in trials(workers):
-        try:
-            answers = spmd(_try, student, workers=ranks, world=world, timeout=10.0)
-        except JobFailed as failure:
-            if "NotImplementedError" in str(failure):
-                return Verdict("to do", f"{name} is not written yet.")
-            return wrong(name, hints, f"With {ranks} {world} ranks: {failure}")
-        except (TypeError, AttributeError, PicklingError) as failure:
-            return wrong(name, hints, f"{name} cannot be sent to other processes: {failure}")
-        complaint = _differs(answers) or _sends_otherwise([sent for _, sent in answers])
-        if complaint:
-            return wrong(name, hints, f"With {ranks} {world} ranks {complaint}")
-    return Verdict("solved", f"{name} computes what one process does, with one all-reduce each way, "
-                   f"on {listed(workers)} simulated ranks and on {workers[-1]} real ones.")  # fmt: skip
+    solved = (f"{name} computes what one process does, with one all-reduce each way, "
+              f"on {listed(workers)} simulated ranks and on {workers[-1]} real ones.")  # fmt: skip
+    return tried(name, on_both(workers, _try, student, timeout=10.0), _judge, hints, lambda told: solved)
+
+
+def _judge(answers: list[Answer]) -> str:
+    """What is wrong with what all ranks returned or sent."""
+    sent = [sent for _, sent in answers]
+    forms = [closed_form("ring", len(sent), SAMPLES * width, itemsize=8) for width in (OUTPUTS, INPUTS)]
+    like = "one ring all-reduce of y and one of of_x"
+    complaint = _differs(answers) or sends_otherwise(sent, forms, like, by="ring_allreduce")
+    return complaint and f" {complaint}"
 
 
 def _differs(answers: list[Answer]) -> str:
@@ -87,19 +82,6 @@ def _differs(answers: list[Answer]) -> str:
             if differs:
                 return f"on rank {rank} {differs}."
     return ""
-
-
-def _sends_otherwise(sent: list[dict[str, int | None]]) -> str:
-    """How what all ranks sent differs from two ring all-reduces; empty if it does not."""
-    if any(one["bytes"] is None for one in sent):
-        return "the result is right, but the library moved the data, and does not tell how much: use ring_allreduce."
-    forms = [closed_form("ring", len(sent), SAMPLES * width, itemsize=8) for width in (OUTPUTS, INPUTS)]
-    messages, nbytes = (sum(one[what] for one in sent) for what in ("messages", "bytes"))
-    right = sum(form.messages for form in forms), sum(form.bytes for form in forms)
-    if (messages, nbytes) == right:
-        return ""
-    return (f"the result is right, but the ranks send {messages} messages and {nbytes} bytes together; "
-            f"one ring all-reduce of y and one of of_x are {right[0]} and {right[1]}.")  # fmt: skip
 
 
 Answer = tuple["list[torch.Tensor] | None", dict[str, "int | None"]]

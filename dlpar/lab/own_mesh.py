@@ -11,9 +11,8 @@ from dlpar.costmodel.tensor import transformer_exchanges
 from dlpar.experiment import Experiment
 from dlpar.lab.presets.hybrid import clusters, grid
 from dlpar.lab.verdict import Verdict, check
-from dlpar.launcher.job import JobFailed
 from dlpar.platforms import platform_of
-from dlpar.sweep import Outcome, run_all
+from dlpar.sweep import Outcome, all_done
 
 TOLERANCE = 0.08
 """Largest relative difference from a simulation: stages are not quite equal, and their boundaries send something."""
@@ -53,10 +52,7 @@ def _cases() -> list[tuple[dict[str, float], float]]:
     """What a student is given, and what the simulations say: the same every time."""
     with tempfile.TemporaryDirectory() as folder:
         path = clusters(folder)["one each"]
-        outcomes = run_all([grid(path, *axes).replace(model={"depth": 8}) for axes in GRIDS])
-        bad = next((outcome for outcome in outcomes if outcome.status != "done"), None)
-        if bad:
-            raise JobFailed(f"{bad.experiment.workers} workers: {bad.reason}")
+        outcomes = all_done([grid(path, *axes).replace(model={"depth": 8}) for axes in GRIDS])
         return [(arguments(outcome.experiment), _ms(outcome)) for outcome in outcomes]
 
 

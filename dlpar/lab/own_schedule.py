@@ -9,7 +9,7 @@ from dlpar.costmodel.pipeline import bubble
 from dlpar.costmodel.timeline import Bar, Stuck, idle_share, timed, timeline
 from dlpar.experiment import Experiment
 from dlpar.lab.on_ranks import listed
-from dlpar.lab.verdict import Verdict, wrong
+from dlpar.lab.verdict import Verdict, short, wrong
 from dlpar.launcher.job import JobFailed
 from dlpar.launcher.spmd import spmd
 from dlpar.split.schedules import SCHEDULES, Action
@@ -162,12 +162,6 @@ def _at(position: int, action: Action) -> str:
 
 def _told(action: Action) -> str:
     return f'("{action.kind}", {action.micro})'
-
-
-def short(value: Any, limit: int = 60) -> str:
-    """What was given, in one line that is not too long."""
-    text = " ".join(repr(value).split())
-    return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
 def _losses(comm: Comm, lists: list[list[Action]], experiment: Experiment) -> list[tuple[float, float]]:

@@ -6,17 +6,14 @@ from pickle import PicklingError
 from typing import TYPE_CHECKING, Any, Callable, Sequence
 
 from dlpar.experiment import Experiment
-from dlpar.lab.on_ranks import listed, trials
+from dlpar.lab.on_ranks import listed, on_both, tried
 from dlpar.lab.verdict import Verdict, difference, wrong
-from dlpar.launcher.job import JobFailed
-from dlpar.launcher.spmd import spmd
 from dlpar.schema import BadExperiment
 from dlpar.sync.own import AllReduced, not_a_scheme
 from dlpar.sync.scheme import Scheme
 
 if TYPE_CHECKING:
     from dlpar.comm import Comm
-    from dlpar.split.data import Replica
 
 ROUNDING = 1e-9
 """Largest relative difference between float64 sums of the same numbers in another order, and more than that."""
@@ -64,26 +61,27 @@ def check_scheme(
     complaint = not_a_scheme(my_scheme, name)
     if complaint:
         return wrong(name, hints, complaint + ".")
-    for world, ranks in trials(workers):
-        try:
-            experiment = Experiment(
-                sync=my_scheme, workers=ranks, model="logistic", batch=64 - ranks // 2,
-                steps=steps, lr=0.5, dtype="float64",
-            )  # fmt: skip
-            told = spmd(_trial, experiment, workers=ranks, world=world, timeout=timeout)
-        except (BadExperiment, JobFailed, TypeError, PicklingError) as failure:  # of what cannot be sent to a rank
-            if "NotImplementedError" in str(failure):
-                return Verdict("to do", f"{name} is not written yet.")
-            return wrong(name, hints, f"With {ranks} {world} workers: {failure}")
+
+    def judge(told: list[dict[str, Any]]) -> str:
         differing = [(*trial["first"], rank) for rank, trial in enumerate(told) if trial["first"]]
-        if differing:
-            step, what, rank = min(differing, key=lambda one: (one[0], one[2]))
-            return wrong(name, hints, f"With {ranks} {world} workers, at step {step}, on worker {rank}: {what}.")
-    return Verdict(
-        "solved",
-        f"{name} is right: with {listed(workers)} simulated workers and with {workers[-1]} real ones every weight is "
-        f"that of one process, {steps} steps long. " + _traffic(told, reference),
-    )
+        if not differing:
+            return ""
+        step, what, rank = min(differing, key=lambda one: (one[0], one[2]))
+        return f", at step {step}, on worker {rank}: {what}."
+
+    try:
+        trained = {
+            ranks: Experiment(
+                sync=my_scheme, workers=ranks, model="logistic", batch=64 - ranks // 2, steps=steps, lr=0.5,
+                dtype="float64",
+            ) for ranks in workers
+        }  # fmt: skip
+    except (BadExperiment, TypeError, PicklingError) as failure:
+        return wrong(name, hints, f"{failure}")
+    solved = (f"{name} is right: with {listed(workers)} simulated workers and with {workers[-1]} real ones every "
+              f"weight is that of one process, {steps} steps long. ")  # fmt: skip
+    trials = on_both(workers, _trial, trained, timeout=timeout, who="workers")
+    return tried(name, trials, judge, hints, lambda told: solved + _traffic(told[-1], reference))
 
 
 def _traffic(trials: list[dict], reference: str) -> str:
@@ -102,8 +100,11 @@ def _traffic(trials: list[dict], reference: str) -> str:
     )
 
 
-def _trial(comm: Comm, experiment: Experiment) -> dict[str, Any]:
-    """On a rank: train beside a twin that sees the whole batch alone; where they differ first, and what was sent."""
+def _trial(comm: Comm, trained: dict[int, Experiment]) -> dict[str, Any]:
+    """On a rank: train beside a twin that sees the whole batch alone; where they differ first, and what was sent.
+
+    `trained` has the experiment for each number of workers.
+    """
     import torch
 
     from dlpar import models
@@ -113,6 +114,7 @@ def _trial(comm: Comm, experiment: Experiment) -> dict[str, Any]:
     from dlpar.split.data import Replica
     from dlpar.sync import scheme
 
+    experiment = trained[comm.size]
     dataset = load(experiment.data, experiment.seed, torch.float64, experiment.model.name)
     sampler, criterion = Sampler(experiment, dataset.train_y, len(dataset.train_x)), models.loss(dataset.task)
     mine, twin = (Replica(models.build(experiment, dataset)) for _ in range(2))

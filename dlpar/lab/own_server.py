@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Callable, Iterable, Sequence
 
-from dlpar.lab.on_ranks import listed
-from dlpar.lab.verdict import Verdict, difference, wrong
-from dlpar.launcher.job import JobFailed
+from dlpar.lab.on_ranks import listed, tried
+from dlpar.lab.verdict import Verdict, difference
 from dlpar.launcher.spmd import spmd
 
 if TYPE_CHECKING:
@@ -82,23 +82,22 @@ def check_server(on_push: OnPush | None, bounds: Sequence[int] = (0, 1, 3), hint
     name = getattr(on_push, "__name__", "the function")
     if not callable(on_push):
         return Verdict("to do", "The function is not written yet.")
-    oldest = furthest = 0
-    for world, bound in [*(("simulated", bound) for bound in bounds), ("real", bounds[-1])]:
-        try:
-            found, age, lead = spmd(_trial, on_push, bound, workers=workers + 1, world=world, timeout=timeout)[0]
-        except (JobFailed, TypeError, AttributeError) as failure:  # the last two: what cannot be sent to a rank
-            if "NotImplementedError" in str(failure):
-                return Verdict("to do", f"{name} is not written yet.")
-            return wrong(name, hints, f"With {workers} {world} workers and s = {bound}: {failure}")
-        if found:
-            return wrong(name, hints, f"With {workers} {world} workers and s = {bound}, {found}.")
-        oldest, furthest = max(oldest, age), max(furthest, lead)
-    return Verdict(
-        "solved",
-        f"{name} is right on {workers} workers, {CLOCKS} pushes each, simulated with s = {listed(bounds)} and real with "
-        f"{bounds[-1]}: no lead above s "
-        f"(the largest was {furthest}), and every gradient weighed by its staleness (the oldest: {oldest} updates).",
-    )
+    both = [*(("simulated", bound) for bound in bounds), ("real", bounds[-1])]
+    trials = (
+        (f"With {workers} {world} workers and s = {bound}",
+         partial(spmd, _trial, on_push, bound, workers=workers + 1, world=world, timeout=timeout))
+        for world, bound in both
+    )  # fmt: skip
+
+    def praise(told: list[list]) -> str:
+        oldest, furthest = (max(column) for column in zip(*(found[0][1:] for found in told)))
+        return (
+            f"{name} is right on {workers} workers, {CLOCKS} pushes each, simulated with s = {listed(bounds)} and real "
+            f"with {bounds[-1]}: no lead above s (the largest was {furthest}), and every gradient weighed by its "
+            f"staleness (the oldest: {oldest} updates)."
+        )
+
+    return tried(name, trials, lambda found: found[0][0] and f", {found[0][0]}.", hints, praise)
 
 
 def _trial(comm: Comm, on_push: OnPush, bound: int) -> tuple[str, int, int] | None:

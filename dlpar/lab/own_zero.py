@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pickle import PicklingError
 from typing import TYPE_CHECKING, Any
 
-from dlpar.lab.on_ranks import listed, trials
-from dlpar.lab.verdict import Verdict, difference, wrong
-from dlpar.launcher.job import JobFailed
-from dlpar.launcher.spmd import spmd
+from dlpar.collectives.closed_forms import closed_form
+from dlpar.lab.on_ranks import listed, on_both, sends_otherwise, tried
+from dlpar.lab.verdict import Verdict, difference
 
 if TYPE_CHECKING:
     import torch
@@ -52,27 +50,21 @@ def check_zero(
     name = getattr(student, "__name__", "the function")
     if not callable(student):
         return Verdict("to do", "The function is not written yet.")
-    for world, ranks in trials(workers):
-        try:
-            told = spmd(_try, student, workers=ranks, world=world, timeout=timeout)
-        except JobFailed as failure:
-            if "NotImplementedError" in str(failure):
-                return Verdict("to do", f"{name} is not written yet.")
-            return wrong(name, hints, f"With {ranks} {world} ranks: {failure}")
-        except (TypeError, AttributeError, PicklingError) as failure:
-            return wrong(name, hints, f"{name} cannot be sent to other processes: {failure}")
-        for step, right in enumerate(_alone(ranks)):
-            for rank in range(ranks):
-                if differs := difference(told[rank][0][step], right, where="the weights"):
-                    where = f"With {ranks} {world} ranks, after step {step}, on rank {rank}"
-                    return wrong(name, hints, f"{where}: {differs}.")
-        if complaint := _sends_otherwise([traffic for _, traffic in told]):
-            return wrong(name, hints, f"With {ranks} {world} ranks {complaint}")
-    return Verdict(
-        "solved",
-        f"{name} is right on {listed(workers)} simulated ranks and on {workers[-1]} real ones: the weights are those "
-        "of one process, and it sends as many messages and bytes as a ring all-reduce.",
-    )
+    solved = (f"{name} is right on {listed(workers)} simulated ranks and on {workers[-1]} real ones: the weights are "
+              "those of one process, and it sends as many messages and bytes as a ring all-reduce.")  # fmt: skip
+    return tried(name, on_both(workers, _try, student, timeout=timeout), _judge, hints, lambda told: solved)
+
+
+def _judge(told: list[tuple[list[list[float]], dict[str, int | None]]]) -> str:
+    """What is wrong with the weights, or with what was sent for them."""
+    for step, right in enumerate(_alone(len(told))):
+        for rank, (weights, _) in enumerate(told):
+            if differs := difference(weights[step], right, where="the weights"):
+                return f", after step {step}, on rank {rank}: {differs}."
+    forms = [closed_form("ring", len(told), WEIGHTS, itemsize=8)] * STEPS
+    like, by = f"a ring all-reduce in each of {STEPS} steps", "ring_reduce_scatter and ring_allgather"
+    complaint = sends_otherwise([traffic for _, traffic in told], forms, like, by)
+    return complaint and f" {complaint}"
 
 
 def _gradient(rank: int, step: int) -> torch.Tensor:
@@ -106,17 +98,3 @@ def _try(comm: Comm, student: Callable[..., Any]) -> tuple[list[list[float]], di
         student(comm, chunks, _gradient(comm.rank, step).tensor_split(comm.size), velocity, LR, MOMENTUM)
         found.append(weights.tolist())
     return found, comm.traffic.take()
-
-
-def _sends_otherwise(traffic: Sequence[dict[str, int | None]]) -> str:
-    """How what all ranks sent differs from what ring all-reduces send; empty if it does not."""
-    from dlpar.collectives.closed_forms import closed_form
-
-    if any(one["bytes"] is None for one in traffic):
-        return "the weights are right, but the library moved the data: use ring_reduce_scatter and ring_allgather."
-    form = closed_form("ring", len(traffic), WEIGHTS, itemsize=8)
-    messages, nbytes = (sum(one[what] for one in traffic) / STEPS for what in ("messages", "bytes"))
-    if (messages, nbytes) == (form.messages, form.bytes):
-        return ""
-    return (f"the weights are right, but a step sends {messages:g} messages and {nbytes:g} bytes; "
-            f"a ring all-reduce sends {form.messages} and {form.bytes}.")  # fmt: skip

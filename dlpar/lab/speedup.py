@@ -7,10 +7,8 @@ from typing import TYPE_CHECKING, Sequence
 from dlpar.experiment import Experiment
 from dlpar.lab.figures.scaling import curve_names, curves
 from dlpar.lab.figures.scaling import scaling as drawing
-from dlpar.lab.labels import scheme
-from dlpar.launcher.job import JobFailed
 from dlpar.schema import BadExperiment
-from dlpar.sweep import Outcome, check, run_all
+from dlpar.sweep import Outcome, all_done, check
 
 if TYPE_CHECKING:
     from dlpar.lab.figure import Figure
@@ -57,10 +55,7 @@ def scaling(
     everything = [*wanted, *(experiment for experiment, _ in twins)]
     check(everything)
     with _Progress(len(everything)) as progress:
-        outcomes = run_all(everything, jobs, progress.one_more)
-    bad = next((outcome for outcome in outcomes if outcome.status != "done"), None)
-    if bad:
-        raise JobFailed(f"workers={bad.experiment.workers}, {scheme(bad.experiment)}: {bad.reason}")
+        outcomes = all_done(everything, jobs, progress.one_more)
     own, beside = outcomes[: len(wanted)], outcomes[len(wanted) :]
     return drawing([*curves(own, names, predicted), *curves(beside, [name for _, name in twins], predicted=False)])
 

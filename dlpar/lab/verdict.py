@@ -79,7 +79,7 @@ def check(
         except Exception as error:
             return wrong(name, hints, f"{where} raised {type(error).__name__}: {error}{_line(error)}")
         if (got is None or got is ...) and expected is not None:
-            return Verdict("to do", f"{name} returns nothing yet: {where} should give {_short(expected)}.")
+            return Verdict("to do", f"{name} returns nothing yet: {where} should give {short(expected)}.")
         differs = difference(got, expected, tolerance)
         if differs:
             return wrong(name, hints, f"{where}: {differs}.")
@@ -92,11 +92,11 @@ def difference(got: Any, expected: Any, tolerance: float = 1e-6, where: str = ""
     at = f"{where} " if where else "it "
     if isinstance(expected, Mapping):
         if not isinstance(got, Mapping) or set(got) != set(expected):
-            return f"{at}is {_short(got)}, expected a mapping with the keys {', '.join(map(str, expected))}"
+            return f"{at}is {short(got)}, expected a mapping with the keys {', '.join(map(str, expected))}"
         inner = (difference(got[k], expected[k], tolerance, f"{where}[{k!r}]") for k in expected)
         return next((d for d in inner if d), "")
     if isinstance(expected, str) or expected is None or isinstance(expected, bool):
-        return "" if got == expected else f"{at}is {_short(got)}, expected {_short(expected)}"
+        return "" if got == expected else f"{at}is {short(got)}, expected {short(expected)}"
     try:
         mine, right = np.asarray(got), np.asarray(expected)
         numbers = mine.dtype.kind in "biufc" and right.dtype.kind in "biufc"
@@ -124,7 +124,7 @@ def _items(got: Any, expected: Any, tolerance: float, where: str) -> str:
     try:
         mine, right = list(got), list(expected)
     except TypeError:
-        return "" if got == expected else f"{where or 'it'} is {_short(got)}, expected {_short(expected)}"
+        return "" if got == expected else f"{where or 'it'} is {short(got)}, expected {short(expected)}"
     if len(mine) != len(right):
         return f"{where or 'it'} has {len(mine)} items, expected {len(right)}"
     inner = (difference(m, r, tolerance, f"{where}[{i}]") for i, (m, r) in enumerate(zip(mine, right)))
@@ -139,11 +139,12 @@ def wrong(name: str, hints: Sequence[str], sentence: str) -> Verdict:
 
 def _call(name: str, arguments: Any) -> str:
     if isinstance(arguments, Mapping):
-        return f"{name}({', '.join(f'{k}={_short(v)}' for k, v in arguments.items())})"
-    return f"{name}({', '.join(map(_short, arguments))})"
+        return f"{name}({', '.join(f'{k}={short(v)}' for k, v in arguments.items())})"
+    return f"{name}({', '.join(map(short, arguments))})"
 
 
-def _short(value: Any, limit: int = 60) -> str:
+def short(value: Any, limit: int = 60) -> str:
+    """A value in one line that is not too long."""
     text = " ".join(repr(value).split())
     return text if len(text) <= limit else text[: limit - 1] + "…"
 

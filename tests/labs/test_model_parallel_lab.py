@@ -36,14 +36,14 @@ def test_one_not_written_yet_is_to_do():
 
 
 def test_one_without_the_backward_all_reduce_names_the_first_number_that_differs():
-    def forgets(comm, x, up, down, of_y):
+    def adds_nothing_up(comm, x, up, down, of_y):
         hidden = torch.relu(x @ up.T)
         y = hidden @ down.T
         ring_allreduce(comm, y.view(-1))
         of_hidden = of_y @ down * (hidden > 0)
         return y, of_hidden @ up, of_hidden.T @ x, of_y.T @ hidden
 
-    verdict = check_layers(forgets, workers=[2], hints=HINTS)
+    verdict = check_layers(adds_nothing_up, workers=[2], hints=HINTS)
     assert verdict.status == "not yet" and verdict.hints == HINTS[:1]
     assert verdict.sentence.startswith("With 2 simulated ranks on rank 0 of_x, value (0, 0) is")
 

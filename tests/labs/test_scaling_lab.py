@@ -38,7 +38,7 @@ def test_a_formula_not_written_yet_is_to_do_and_nothing_is_simulated(monkeypatch
     def efficiency(compute, latency, bandwidth, nbytes, n):
         raise NotImplementedError
 
-    monkeypatch.setattr("dlpar.lab.own_efficiency.run_all", None)
+    monkeypatch.setattr("dlpar.lab.own_efficiency.all_done", None)
     assert check_efficiency(efficiency).status == "to do"
 
 
