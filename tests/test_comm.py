@@ -89,6 +89,27 @@ def test_tags_keep_messages_apart():
     assert dlpar.spmd(crossed, workers=2)[1] == [3.0, 1.0, 2.0]
 
 
+def test_short_sends_do_not_wait_for_their_receiver_and_send_what_the_tensor_was():
+    def hurry(comm):
+        numbers, got = torch.zeros(1000), []
+        if comm.rank == 0:
+            for i in range(60):
+                comm.send(numbers.fill_(i), 1)
+            left = comm.now()
+            for i in range(60, 200):  # by and by the sender waits all the same
+                comm.send(numbers.fill_(i), 1)
+            return left
+        comm.pause(0.5)
+        asked = comm.now()
+        for _ in range(200):
+            comm.recv(numbers, 0)
+            got += set(numbers.tolist())
+        return asked, got
+
+    left, (asked, got) = dlpar.spmd(hurry, workers=2)
+    assert left < asked and got == list(range(200))
+
+
 def test_irecv_completes_and_tells_who():
     def later(comm):
         value = torch.zeros(4)
@@ -111,12 +132,17 @@ def test_split_makes_groups_that_do_not_hear_each_other(carrier):
         half = comm.split(comm.rank % 2, key=-comm.rank)
         total = torch.tensor([float(comm.rank)])
         half.allreduce(total)
-        answer = half.rank, half.size, total.item()
+        again = half.split(0)  # both halves at once
+        gathered = torch.full((2,), -1.0)
+        gathered[again.rank] = comm.rank
+        again.allgather(gathered.split(1))
+        answer = half.rank, half.size, total.item(), gathered.tolist()
         comm.close()
         return answer
 
     # keys run against ranks: rank 2 comes first among the even ones, rank 3 among the odd
-    assert dlpar.spmd(halves, carrier, workers=4) == [(1, 2, 2.0), (1, 2, 4.0), (0, 2, 2.0), (0, 2, 4.0)]
+    even, odd = (2, 2.0, [2, 0]), (2, 4.0, [3, 1])
+    assert dlpar.spmd(halves, carrier, workers=4, timeout=20) == [(1, *even), (1, *odd), (0, *even), (0, *odd)]
 
 
 def test_shared_memory_is_one_memory():
@@ -161,7 +187,7 @@ def test_a_message_over_the_piece_size_travels_in_pieces():
     def big(comm):
         import dlpar.comm.mpi as mpi
 
-        mpi.PIECE = 1000  # bytes: the same code path as 1 GiB
+        mpi.PIECE, mpi.EAGER = 1000, 0  # bytes: the same code path as 1 GiB
         value = torch.arange(1001.0) if comm.rank == 0 else torch.empty(1001)
         if comm.rank == 0:
             comm.send(value, 1)
@@ -183,7 +209,7 @@ def test_a_piece_more_than_there_is_room_for_is_refused():
     def cut(comm):
         import dlpar.comm.mpi as mpi
 
-        mpi.PIECE = 1000
+        mpi.PIECE, mpi.EAGER = 1000, 0
         if comm.rank == 0:
             comm.send(torch.zeros(500), 1)
         else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
@@ -85,6 +86,7 @@ class Split:
     def __init__(self, task: Task) -> None:
         self.task, self.comm, self.record = task, task.comm, task.record
         self.microbatches = getattr(task.experiment.split, "microbatches", 1)
+        self.global_batch = task.experiment.global_batch
         self.replica = Replica(task.model, task.comm)
         self.loss, self.samples = None, 0
 
@@ -93,18 +95,18 @@ class Split:
         global batch's mean loss: over replicas it adds up."""
         task, replica, comm, record = self.task, self.replica, self.comm, self.record
         x, y = task.batch(step)
-        loss, pieces = 0.0, list(zip(x.tensor_split(self.microbatches), y.tensor_split(self.microbatches)))
+        pieces = list(zip(x.tensor_split(self.microbatches), y.tensor_split(self.microbatches)))
+        losses, counts = [], [len(y_of) for _, y_of in pieces]
         replica.zero_gradient()
-        for micro, (x_of, y_of) in enumerate(pieces):
-            share, cost = len(y_of) / task.experiment.global_batch, task.flops * len(y_of)
-            replica.last = micro == len(pieces) - 1  # its backward pass finishes the gradient
+        for (x_of, y_of), count in zip(pieces, counts):
+            cost, replica.last = task.flops * count, len(losses) == len(pieces) - 1  # that one finishes the gradient
             with record.span("forward"):
-                value = comm.compute(lambda: self._loss(x_of, y_of), cost=cost / 3)
+                value = comm.compute(partial(self._loss, x_of, y_of), cost=cost / 3)
             with record.span("backward"):
-                comm.compute((value * share).backward, cost=cost * 2 / 3, marks=replica.marks if replica.last else ())
-            part = value.detach() * (len(y_of) / max(1, len(y)))
-            loss = loss + part if micro else part
-        self.loss, self.samples = loss, len(y)
+                backward = partial(propagate, value, count / self.global_batch)
+                comm.compute(backward, cost=cost * 2 / 3, marks=replica.marks if replica.last else ())
+            losses.append(value.detach())
+        self.loss, self.samples = mean(losses, counts), sum(counts)
         replica.loss, replica.samples = self.loss, self.samples
 
     def _loss(self, x: Tensor, y: Tensor) -> Tensor:
@@ -120,3 +122,16 @@ class Split:
         """The whole model with its present weights on the replica's first rank, None on the others; collective over
         the replica's ranks."""
         return self.task.model
+
+
+def propagate(loss: Tensor, share: float) -> None:
+    """Add the gradient of `share` times a loss, of shape (), to the weights'."""
+    (loss * share).backward()
+
+
+def mean(losses: list[Tensor], counts: list[int]) -> Tensor:
+    """The mean over all samples from those of pieces of so many samples."""
+    total = sum(counts)
+    if len(losses) == 1 or not total:
+        return losses[0]
+    return sum(loss * (count / total) for loss, count in zip(losses, counts))

@@ -13,7 +13,7 @@ from torch import nn
 from dlpar.split.cut import cut, joined, level
 from dlpar.split.data import Replica
 from dlpar.split.redundant import Overlapping
-from dlpar.split.split import Split, Task
+from dlpar.split.split import Split, Task, propagate
 
 
 class TensorSplit(Split):
@@ -50,7 +50,7 @@ class TensorSplit(Split):
             self._agree()
             value = task.criterion(self.part(x), y)
         with self._passes["backward"]:
-            (value * (len(y) / task.experiment.global_batch)).backward()
+            propagate(value, len(y) / task.experiment.global_batch)
         replica.loss, replica.samples = value.detach(), len(y)
         self.loss, self.samples = (replica.loss, replica.samples) if self.mates.rank == 0 else (None, 0)
 

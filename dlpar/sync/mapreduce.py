@@ -39,6 +39,7 @@ class MapReduce(Scheme):
     def __init__(self, experiment: Experiment, comm: Comm, replica: Replica) -> None:
         super().__init__(experiment, comm, replica)
         sync, n, dtype = experiment.sync, len(replica.weights), replica.weights.dtype
+        self.batch = experiment.global_batch
         self.parameters, self.sums = n, comm.empty(n + 2, dtype)
         self.gradient, self.loss_and_count = self.sums[:n], self.sums[n:]
         self.reduce = star_reduce if sync.reduce == "collect" else partial(tree_aggregate, depth=sync.depth)
@@ -54,10 +55,10 @@ class MapReduce(Scheme):
             yield step
 
     def combine(self) -> None:
-        samples, batch = self.replica.samples, self.experiment.global_batch
+        samples = self.replica.samples
         weight = samples if self.experiment.sync.reduce != "mean" else min(samples, 1)
         # The replica's gradient is weighted by samples / batch, as it adds up in an all-reduce.
-        scale = batch * weight / samples if samples else 0.0
+        scale = self.batch * weight / samples if samples else 0.0
         scaled = partial(torch.mul, self.replica.gradient, scale, out=self.gradient)
         self.comm.compute(scaled, cost=self.parameters)
         self.loss_and_count[0], self.loss_and_count[1] = self.replica.loss * weight, weight
