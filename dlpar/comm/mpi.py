@@ -20,6 +20,7 @@ from dlpar.comm.clock import common_zero
 from dlpar.comm.counter import SharedCounter
 from dlpar.comm.patience import meet, patiently
 from dlpar.comm.progress import ProgressThread
+from dlpar.comm.staging import landed, landing, memory_of, staged
 
 PIECE = 1 << 30
 """Bytes of one MPI message at most; MPI-3 counts are 32-bit."""
@@ -266,33 +267,6 @@ def _addable(tensor: torch.Tensor) -> tuple[torch.Tensor, MPI.Datatype]:
     if wide.dtype not in _ADDED_BY_MPI:
         raise ValueError(f"tensor: got {tensor.dtype}, allowed is a number type MPI can add")
     return staged(wide), _ADDED_BY_MPI[wide.dtype]
-
-
-def staged(tensor: torch.Tensor) -> torch.Tensor:
-    """The same values, contiguous in host memory: the tensor itself where it is so already."""
-    tensor = tensor.detach()
-    if tensor.device.type == "cpu":
-        return tensor.contiguous()
-    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-    return host.copy_(tensor)
-
-
-def landing(into: torch.Tensor) -> torch.Tensor:
-    """The host tensor to receive into: `into` itself where MPI can write to it."""
-    if into.device.type == "cpu" and into.is_contiguous():
-        return into
-    return torch.empty(into.shape, dtype=into.dtype, pin_memory=into.device.type == "cuda")
-
-
-def landed(wire: torch.Tensor, into: torch.Tensor) -> None:
-    """Bring what arrived to where it belongs; a GPU fetches it from pinned memory while the rank goes on."""
-    if wire is not into:
-        into.detach().copy_(wire, non_blocking=True)
-
-
-def memory_of(tensor: torch.Tensor) -> MPI.buffer:
-    """A contiguous host tensor's memory, for MPI."""
-    return MPI.buffer.fromaddress(tensor.data_ptr(), tensor.nbytes)
 
 
 def pieces(wire: torch.Tensor) -> list[MPI.buffer]:

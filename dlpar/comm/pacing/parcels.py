@@ -10,7 +10,8 @@ import torch
 from mpi4py import MPI
 
 from dlpar.comm.base import Request
-from dlpar.comm.mpi import PIECE, MPIComm, landed, landing, memory_of
+from dlpar.comm.mpi import PIECE, MPIComm
+from dlpar.comm.staging import landed, landing, memory_of
 from dlpar.comm.patience import patiently
 
 
