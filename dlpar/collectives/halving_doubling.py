@@ -21,7 +21,7 @@ def halving_doubling_allreduce(comm: Comm, tensor: torch.Tensor) -> None:
     N a power of two: each rank sends ``2 log2 N`` messages and ``2 (N-1)/N`` times
     the tensor's bytes.  Otherwise, with r ranks more than a power of two, ranks
     0, 2, …, 2r-2 first hand their tensor to the next rank, and get the sum from it
-    at the end: r ranks send the whole tensor twice as often.
+    at the end: 2r messages more, each of the whole tensor.
 
     Parameters
     ----------

@@ -44,14 +44,14 @@ def ring_reduce_scatter(
     comm : Comm
         N ranks, each with N chunks; chunk c has the same length on all of them.
     chunks : sequence of N Tensors
-        None longer than the first and the last, as ``tensor_split`` gives them.
+        Of any lengths, also 0.
     ranks : sequence of int, optional
         The ranks that form the ring; "rank" above is then the place among them.
     """
     ranks = ranks or range(comm.size)
     me, size = ranks.index(comm.rank), len(ranks)
     left, right = ranks[me - 1], ranks[(me + 1) % size]
-    arriving = comm.empty(max(len(chunks[0]), len(chunks[-1])), chunks[0].dtype)
+    arriving = comm.empty(max(map(len, chunks)), chunks[0].dtype)
     mine = chunks[me]
     for step in range(1, size):
         theirs = chunks[me - step]  # a negative place counts from the end: so the ring closes
@@ -70,7 +70,7 @@ def ring_allgather(
     Parameters
     ----------
     comm, chunks, ranks
-        As in :func:`ring_reduce_scatter`; the chunks' lengths may differ in any way.
+        As in :func:`ring_reduce_scatter`.
     """
     ranks = ranks or range(comm.size)
     me, size = ranks.index(comm.rank), len(ranks)

@@ -107,14 +107,7 @@ class DistributedComm(Comm):
 
     def split(self, color: int, key: int = 0) -> Comm:
         part = self.control.split(color, key)
-        # Every rank must make every group, in the same order.
-        members = self.control.mpi.allgather((color, key, self.rank))
-        mine = None
-        for each in sorted({c for c, _, _ in members}):
-            ranks = [self._global[r] for c, _, r in sorted(members, key=lambda m: (m[1], m[2])) if c == each]
-            group = dist.new_group(ranks, timeout=PATIENCE)
-            mine = group if each == color else mine
-        return DistributedComm(part, self.carrier, mine)
+        return DistributedComm(part, self.carrier, _group(part.mpi.allgather(self._global[self.rank])))
 
     def shared(self, shape: Sequence[int] | int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         return self.control.shared(shape, dtype)
@@ -170,7 +163,7 @@ class DistributedComm(Comm):
             twin = DistributedComm(
                 MPIComm(self.control.mpi.Dup(), self.device, self.control._zero),
                 self.carrier,
-                dist.new_group(self._global, timeout=PATIENCE, use_local_synchronization=True),
+                _group(self._global),
             )
             twin.traffic = self.traffic
             self._progress = ProgressThread(twin)
@@ -230,6 +223,11 @@ def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.numel() == 0:
         return torch.zeros(1, dtype=torch.uint8, device=tensor.device)
     return tensor.reshape(-1).view(torch.uint8)
+
+
+def _group(ranks: list[int]) -> dist.ProcessGroup:
+    """Ranks of the world as a group, in this order; collective over them alone: others may make theirs meanwhile."""
+    return dist.new_group(ranks, timeout=PATIENCE, use_local_synchronization=True, sort_ranks=False)
 
 
 def _introduce(control: MPIComm, carrier: str) -> None:

@@ -25,9 +25,6 @@ from dlpar.split.weight_stash import WeightStash
 if TYPE_CHECKING:
     from dlpar.comm import Request
 
-SPAN = {"F": "forward", "B": "backward", "W": "weight"}
-"""What an action's computing is called in a rank's record."""
-
 
 class PipelineSplit(Split):
     """This rank's stage of a replica's pipeline.

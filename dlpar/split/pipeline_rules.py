@@ -98,9 +98,20 @@ def _nothing_waits_for_the_pipeline_to_drain(e: Experiment) -> str | None:
     return None
 
 
+def _shared_weight_moves_alike(e: Experiment) -> str | None:
+    """A transformer's first and last stage hold one weight: what happens to it must not depend on their others."""
+    codec = e.compression.codec
+    if e.model.name != "transformer" or has_outline(e) or parts_of(e) == 1 or codec not in ("onebit", "topk"):
+        return None
+    return (
+        f"compression.codec: got {codec!r}, allowed with split {e.split} of a transformer is none, fp16 or bf16: "
+        f"its first and last stage share a weight, and would lose different digits of its gradient"
+    )
+
+
 PIPELINE_RULES = (
     _every_part_has_layers, _numbers_make_up_the_model, _every_microbatch_has_a_sample, _rounds_are_whole,
-    _nothing_waits_for_the_pipeline_to_drain,
+    _nothing_waits_for_the_pipeline_to_drain, _shared_weight_moves_alike,
 )  # fmt: skip
 
 

@@ -58,6 +58,16 @@ def _parts_agree(e: Experiment) -> str | None:
     return None
 
 
+def _parts_begin_alike(e: Experiment) -> str | None:
+    """A random start is drawn rank by rank: that suits ranks that hold all weights."""
+    if getattr(e.sync, "start", "same") == "same" or ways(e) == 1 or e.split.kind == "spatial":
+        return None
+    return (
+        f"sync.start: got {e.sync.start!r}, allowed with split {e.split} is same: parts of a model would draw the same "
+        f"numbers, and copies of a weight different ones"
+    )
+
+
 def _tensor_divides(e: Experiment) -> str | None:
     """What a tensor split cuts in equal pieces, it must divide."""
     ranks = e.split.axes(e.workers).get("tensor", 1)
@@ -197,7 +207,7 @@ def _products_in_bfloat16(e: Experiment) -> str | None:
 
 
 RULES = (
-    _products_in_bfloat16, _sizes_multiply, _parts_have_servers, _parts_agree, _tensor_divides, _layers_send_activations,
+    _products_in_bfloat16, _sizes_multiply, _parts_have_servers, _parts_agree, _parts_begin_alike, _tensor_divides, _layers_send_activations,
     _redundancy_is_of_neurons, _images_are_cut, _same_weights_move_alike,
     _zero_halves_an_allreduce, _every_microbatch_has_samples, of_pipelines,
 )  # fmt: skip

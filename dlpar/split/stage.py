@@ -19,8 +19,8 @@ from dlpar.split.schedules import SCHEDULES
 if TYPE_CHECKING:
     from dlpar.split.split import Task
 
-TIED = 1 << 30
-"""Tag of gradients of a weight that two stages have; no micro-batch has that."""
+TIED = 0
+"""Tag of a weight that two stages have, and of its gradients; no micro-batch has that."""
 
 
 class Part(NamedTuple):
@@ -121,11 +121,23 @@ class Stage:
         return [(others[id(of_model)], own) for of_model, own in pairs if id(of_model) in others]
 
     def level(self) -> None:
-        """Of a hybrid whose replicas run free: let the ranks of a stage have equal copies of what is not cut."""
-        if self.tensor is not None and self.task.experiment.free_running:
+        """Where replicas run free, and parts' servers update in different orders: let ranks have equal copies, those
+        of a stage of what is not cut, and the last stage of what it shares with the first."""
+        if not self.task.experiment.free_running:
+            return
+        if self.tensor is not None:
             from dlpar.split.cut import level
 
             level(self.replica.model, self.tensor)
+        comm = self.task.comm
+        for stage, parameter in self._tied:
+            copy = comm.empty(parameter.shape, self.dtype)
+            if self.number < stage:
+                comm.compute(lambda: copy.copy_(parameter.detach()))
+                self.pipe.send(copy, stage, TIED)
+            else:
+                self.pipe.recv(copy, stage, TIED)
+                comm.compute(lambda: parameter.detach().copy_(copy))
 
     def add_up_tied(self) -> None:
         """Add to the gradients of weights another stage has, too, what it found; it does the same."""
