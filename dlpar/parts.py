@@ -144,7 +144,9 @@ class Cluster(Part):
     carrier: Literal["auto", "mpi", "nccl", "gloo"] = Field(
         "auto", description="What moves tensors; auto: nccl with one GPU a rank, else mpi."
     )
-    threads: int | None = Field(None, ge=1, le=256, description="Compute threads a rank; default: a fair share of the cores.")
+    threads: int | None = Field(
+        None, ge=1, le=256, description="Compute threads a rank; default: a fair share of the cores, simulated one."
+    )
     hostfile: str | None = Field(None, min_length=1, description="Open MPI hostfile for more than one machine.")
     timeout: float = Field(
         60.0, gt=0, le=86_400, allow_inf_nan=False, description="Seconds without progress after which the job is ended."

@@ -44,9 +44,9 @@ def keep(tmp_path, monkeypatch):
         keeper.close()
 
 
-def asked(keeper: Keeper, slots: int) -> Talk:
+def asked(keeper: Keeper, slots: int, name: str = "") -> Talk:
     """Somebody who waits, and has been told so."""
-    talk = Talk(keeper.path, {"slots": slots})
+    talk = Talk(keeper.path, {"slots": slots, "as": name})
     talk.told = talk.hear()
     return talk
 
@@ -105,10 +105,16 @@ def test_whatever_kills_a_job_its_slots_are_free(keep):
     eventually(lambda: state(keeper)["taken"] == 0, 5, "both are free")
 
 
-def test_a_job_larger_than_the_machine_s_limit_is_refused_at_once(keep):
-    keep(2)
-    with pytest.raises(JobFailed, match="ranks: got 3, allowed on this machine is 1 to 2"):
-        dlpar.launch(Experiment(workers=3, steps=2)).wait(10)
+def test_a_job_of_more_ranks_than_there_are_slots_runs_alone(keep):
+    keeper = keep(2)
+    small = asked(keeper, 1)
+    assert begins(small)
+    large, behind = asked(keeper, 64), asked(keeper, 1)
+    assert not begins(large) and behind.told[-1]["ahead"] == 1
+    small.close()
+    assert begins(large) and not begins(behind) and state(keeper)["taken"] == 2
+    for talk in (large, behind):
+        talk.close()
 
 
 def test_who_holds_fewest_slots_is_next_and_nobody_overtakes(keep, monkeypatch):
@@ -146,7 +152,25 @@ def test_a_pause_lets_nobody_begin_and_is_for_teachers_alone(keep, monkeypatch):
     waits.close()
 
 
-def test_nonsense_and_crowds_harm_nobody_else(keep):
+def test_who_shares_the_keepers_account_has_turns_of_their_own(keep):
+    keeper = keep(2)
+    ada = asked(keeper, 2, "ada")
+    assert begins(ada)
+    again, more, bob = (asked(keeper, 2, name) for name in ("ada", "ada", "bob"))
+    assert bob.told[-1]["ahead"] == 0, "ada has slots, and bob none"
+    ada.close()
+    assert begins(bob) and not begins(again), "ada has had her turn"
+    bob.close()
+    assert begins(again)
+    cleo = asked(keeper, 1, "cleo")
+    again.close()
+    assert begins(cleo) and not begins(more)
+    for talk in (more, cleo):
+        talk.close()
+
+
+def test_nonsense_and_crowds_harm_nobody_else(keep, monkeypatch):
+    monkeypatch.setattr(slot_keeper, "user_of", lambda _: 12345)
     keeper = keep(2)
     for rubbish in ([], "x" * 10_000, {"slots": "two"}, {"slots": True}):
         with Talk(keeper.path, rubbish):
@@ -155,6 +179,7 @@ def test_nonsense_and_crowds_harm_nobody_else(keep):
     assert sum(_left_out(talk) for talk in crowd) >= 5
     for talk in crowd:
         talk.close()
+    monkeypatch.undo()
     assert begins(asked(keeper, 2))
 
 

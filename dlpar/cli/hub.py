@@ -24,11 +24,18 @@ def hub(
     certificate: Annotated[Optional[str], typer.Option(metavar="FILE", help="For TLS, in PEM.")] = None,
     key: Annotated[Optional[str], typer.Option(metavar="FILE", help="For TLS, in PEM.")] = None,
     labs: Annotated[
-        Optional[str], typer.Option(metavar="FOLDER", help="The shared labs; default: this checkout's.")
+        Optional[str],
+        typer.Option(metavar="FOLDER", help="The shared labs; default: this checkout's. Of labs with solutions "
+                     "students get the version without."),
     ] = None,
     idle: Annotated[
         str, typer.Option(metavar="MINUTES", help="After which a server without activity or a running job ends.")
     ] = "60",
+    slots: Annotated[
+        Optional[str],
+        typer.Option(metavar="N", help="Ranks of all users together that may run at the same time; 0: no limit; "
+                     "default: 2 for each core."),
+    ] = None,
     folder: Annotated[
         Optional[str],
         typer.Option(metavar="FOLDER", help="The hub's own, private; default: dlpar/hub in your data folder, "
@@ -44,18 +51,21 @@ def hub(
     Ctrl-C stops it. dlpar/hub/README.md says how to run it for a class, and what else it needs.
     """
     from dlpar.cli import BadRequest
+    from dlpar.control_groups import cores
     from dlpar.hub.settings import BadSettings, Settings, usual_labs
 
     if not port.isdecimal():
         raise BadRequest(f"--port: got {port!r}, allowed is a whole number from 1 to 65535")
     if not idle.isdecimal():
         raise BadRequest(f"--idle: got {idle!r}, allowed is a whole number of minutes from 1 to 10,080")
+    if slots is not None and not slots.isdecimal():
+        raise BadRequest(f"--slots: got {slots!r}, allowed is a whole number from 1 to 200, or 0: no limit")
     try:
         settings = Settings(
             accounts, _names(users), _names(teachers), address, int(port),
             os.path.abspath(labs or usual_labs()), os.path.abspath(folder or _usual_folder()),
             certificate and os.path.abspath(certificate), key and os.path.abspath(key), int(idle),
-            config and os.path.abspath(config),
+            2 * cores() if slots is None else int(slots), config and os.path.abspath(config),
         )  # fmt: skip
     except BadSettings as error:
         raise BadRequest(str(error)) from None
@@ -68,7 +78,7 @@ def _start(settings) -> int:
     from pathlib import Path
 
     from dlpar.hub import proxy
-    from dlpar.hub.settings import LISTED, VARIABLE
+    from dlpar.hub.settings import LISTED, VARIABLE, without_solutions
     from dlpar.paths import private_folder
 
     if find_spec("jupyterhub") is None:
@@ -80,6 +90,7 @@ def _start(settings) -> int:
         print(f"dlpar hub: {error}", file=sys.stderr)
         return 1
     own = private_folder(Path(settings.folder))
+    settings = without_solutions(settings)
     print(f"labs: {settings.labs}; the hub's own folder: {own}")
     if settings.accounts == LISTED:
         from dlpar.hub import login

@@ -26,6 +26,7 @@ def slots(
     """Give out this machine's job slots in fair turns, until Ctrl-C; or ask who does, or pause it.
 
     Real and paced jobs of all users then wait in one queue; simulated ones take no slot.
+    A job of more ranks than there are slots takes them all, and runs alone.
     """
     from dlpar.cli import BadRequest
     from dlpar.control_groups import cores

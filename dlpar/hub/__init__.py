@@ -4,8 +4,10 @@
                  jupyterhub_config.py ─► machine.py    the part that is this machine's: login, accounts, ports
                                     └─► classroom.py   the part that is the same on every kind of hub
     JupyterHub ─► student.py      as the student: her own copy of the labs (copies.py), then her JupyterLab
-              │      └ jobs_api.py   her jobs (jobs.py), for the teacher, and as activity
-              ├► teacher.py       the teacher's page, a service
+              │      ├ trust.py      labs nobody has touched are trusted
+              │      └ jobs_api.py   for the teacher's page: her jobs (jobs.py), what is sent to her (offers.py)
+              ├► teacher.py       the teacher's page, a service: students.py asks, answers.py counts predictions
+              ├► the keeper of job slots, where the machine is ours (dlpar.launcher.slot_keeper)
               └► the idle culler
 
 What runs inside the hub imports JupyterHub and the standard library only, so that a hub can have dlpar

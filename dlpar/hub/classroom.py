@@ -9,7 +9,8 @@ import sys
 from typing import Any, Iterable
 
 MAY_SEE_JOBS = "custom:dlpar:jobs"
-"""The scope that lets the teacher's service list and stop jobs, and do nothing else in a student's server."""
+"""The scope that lets the teacher's service list and stop jobs, lay an experiment before a student and read what
+she shares of her predictions; nothing else in her server."""
 
 AT_REST = 300
 """Seconds between a notebook server's reports of activity."""
@@ -17,7 +18,7 @@ AT_REST = 300
 
 def classroom(
     c: Any, labs: str, teachers: Iterable[str], idle: float = 60.0, proxy: str = "http://127.0.0.1",
-    page: str = "http://127.0.0.1:10101", account: str | None = None,
+    page: str = "http://127.0.0.1:10101", account: str | None = None, slots: str | None = None,
 ) -> None:  # fmt: skip
     """Configure students' servers, the idle culler and the teacher's page.
 
@@ -37,6 +38,8 @@ def classroom(
         Address of the teacher's service as the proxy sees it.
     account : str, optional
         Unix account for the services, which need no rights of their own; default: the hub's.
+    slots : str, optional
+        Socket of the keeper of job slots, where students' servers and the teacher's service find it.
     """
     python = [sys.executable, "-P", "-m"]  # -P: never import from the folder one happens to be in
     c.Spawner.cmd = [*python, "dlpar.hub.student"]
@@ -45,13 +48,16 @@ def classroom(
         "DLPAR_LABS": labs,
         "JUPYTERHUB_ACTIVITY_INTERVAL": str(int(min(AT_REST, 60 * idle / 4))),
     })  # fmt: skip
-    c.JupyterHub.custom_scopes.update({MAY_SEE_JOBS: {"description": "List and stop the jobs of students"}})
+    limit = {} if slots is None else {"DLPAR_SLOTS": slots}
+    c.Spawner.environment.update(limit)
+    means = "List and stop students' jobs, offer them an experiment, read what they share"
+    c.JupyterHub.custom_scopes.update({MAY_SEE_JOBS: {"description": means}})
     culler = ["jupyterhub_idle_culler", f"--timeout={60 * idle:.0f}", f"--cull-every={min(60 * idle / 2, 300):.0f}"]
     services = [
         {"name": "idle-culler", "command": [*python, *culler]},
         {
             "name": "teacher", "command": [*python, "dlpar.hub.teacher"], "url": page,
-            "display": True, "oauth_no_confirm": True, "environment": {"DLPAR_HUB_PROXY": proxy},
+            "display": True, "oauth_no_confirm": True, "environment": {"DLPAR_HUB_PROXY": proxy, **limit},
         },
     ]  # fmt: skip
     if account is not None:

@@ -54,6 +54,13 @@ def bring(labs: Path, own: Path) -> list[str]:
     return written
 
 
+def untouched(own: Path) -> list[str]:
+    """Names of the files in a student's folder that are as they were delivered."""
+    delivered = _read(own / DELIVERED)
+    return [name for name, digest in delivered.items()
+            if (own / name).is_file() and _digest((own / name).read_bytes()) == digest]  # fmt: skip
+
+
 def _place(own: Path, name: Path, content: bytes, delivered: dict[str, str]) -> str | None:
     """Where a version of a lab is to be written, noted in `delivered`; None if it need not be."""
     digest = _digest(content)

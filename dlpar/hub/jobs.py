@@ -76,8 +76,20 @@ def _held(folder: Path) -> bool:
     return False
 
 
-def _told(folder: Path) -> dict[str, Any]:
-    """What a teacher needs to know of a job."""
+def newest_runs(most: int = 20) -> list[dict[str, Any]]:
+    """This account's newest runs: ``{id, says, experiment}``, the newest first."""
+    found = []
+    for folder in sorted(_folders(runs_folder(), "*"), reverse=True)[:most]:
+        try:
+            experiment = json.loads((folder / "experiment.json").read_bytes())
+        except (OSError, ValueError):
+            continue
+        found.append({"id": folder.name, "says": _says(folder), "experiment": experiment})
+    return found
+
+
+def _says(folder: Path) -> str:
+    """A job in words."""
     try:
         experiment = json.loads((folder / "experiment.json").read_bytes())
         what = f"{experiment['model']['name']} on {experiment['data']['name']}, {experiment['sync']['scheme']}"
@@ -86,11 +98,16 @@ def _told(folder: Path) -> dict[str, Any]:
         what, world, workers = "a job", "unknown", 0
     if folder.name.startswith("spmd-"):
         what = "a function of hers"
+    return f"{what}, {workers} worker{'s' * (workers != 1)}, {world}"
+
+
+def _told(folder: Path) -> dict[str, Any]:
+    """What a teacher needs to know of a job."""
     ranks = still_ranks(pids_of(folder))
     supervisor = _supervisor(folder)
     ours = {*ranks, *(descendants(supervisor) if supervisor else ())}
-    says = f"{what}, {workers} worker{'s' * (workers != 1)}, {world}"
-    return {"id": folder.name, "says": says, "ranks": len(ranks), "memory": sum(_resident(pid) for pid in ours)}
+    memory = sum(_resident(pid) for pid in ours)
+    return {"id": folder.name, "says": _says(folder), "ranks": len(ranks), "memory": memory}
 
 
 def _supervisor(folder: Path) -> int | None:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 import secrets
 import socket
+import sqlite3
+import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from dlpar.hub import accounts, proxy
 from dlpar.hub.classroom import classroom
 from dlpar.hub.login import ListedLogin
-from dlpar.hub.settings import LISTED, Settings
-from dlpar.paths import private_folder
+from dlpar.hub.settings import LISTED, SYSTEM, Settings
+from dlpar.launcher.slots import USUAL, is_kept
+from dlpar.paths import private_folder, runtime_folder
 
 PATIENCE = 300
 """Seconds a student may wait for her server, in line with the others."""
@@ -22,7 +27,7 @@ def configure(c: Any, settings: Settings) -> None:
     """Fill JupyterHub's configuration `c`."""
     folder = private_folder(Path(settings.folder))
     _listen(c, settings)
-    c.JupyterHub.db_url = f"sqlite:///{folder / 'hub.sqlite'}"
+    c.JupyterHub.db_url = f"sqlite:///{_database(folder / 'hub.sqlite')}"
     c.JupyterHub.cookie_secret_file = str(folder / "cookie_secret")
     c.ConfigurableHTTPProxy.pid_file = str(folder / "proxy.pid")
     c.ConfigurableHTTPProxy.auth_token = secrets.token_hex(32)
@@ -33,7 +38,8 @@ def configure(c: Any, settings: Settings) -> None:
     to_proxy = f"{secure}://{_reached_at(settings.address)}:{settings.port}"
     page = f"http://127.0.0.1:{_free_port()}"
     whose = None if settings.accounts == LISTED else "nobody"
-    classroom(c, settings.labs, settings.teachers, settings.idle, to_proxy, page, whose)
+    slots = _give_out_slots(c, settings)
+    classroom(c, settings.labs, settings.teachers, settings.idle, to_proxy, page, whose, slots)
     everybody = {*settings.users, *settings.teachers}
     if settings.accounts == LISTED:
         c.JupyterHub.authenticator_class = ListedLogin
@@ -47,6 +53,29 @@ def configure(c: Any, settings: Settings) -> None:
         c.PAMAuthenticator.allowed_users = {name for name in everybody if not name.startswith("@")}
         c.PAMAuthenticator.allowed_groups = {name[1:] for name in everybody if name.startswith("@")}
         c.JupyterHub.spawner_class = accounts.OwnAccount
+
+
+def _database(file: Path) -> Path:
+    """The hub's database, with its changes in a log beside it: the hub does nothing else while it waits for a disk."""
+    with closing(sqlite3.connect(file)) as database:
+        database.execute("PRAGMA journal_mode=WAL")
+    return file
+
+
+def _give_out_slots(c: Any, settings: Settings) -> str | None:
+    """A keeper of job slots beside the hub, unless one is at work here already; its socket, None without a limit."""
+    if settings.slots == 0:
+        return None
+    usual = USUAL if settings.accounts == SYSTEM else runtime_folder() / "slots"
+    path = Path(os.environ.get("DLPAR_SLOTS") or usual)
+    if is_kept(path):
+        return str(path)
+    teachers = ["nobody", *(name for name in settings.teachers if not name.startswith("@"))]
+    command = [sys.executable, "-P", "-m", "dlpar.cli", "slots", f"--socket={path}", f"--ranks={settings.slots}"]
+    if settings.accounts == SYSTEM:
+        command.append(f"--teachers={','.join(teachers)}")  # nobody: the teacher's page
+    c.JupyterHub.services.append({"name": "job-slots", "command": command, "display": False})
+    return str(path)
 
 
 def _listen(c: Any, settings: Settings) -> None:

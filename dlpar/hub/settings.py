@@ -8,10 +8,11 @@ import json
 import os
 import pwd
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import dlpar
+from dlpar.launcher.slots import MOST
 
 VARIABLE = "DLPAR_HUB"
 """Environment variable in which the settings travel to JupyterHub's configuration."""
@@ -45,6 +46,8 @@ class Settings:
         TLS, in PEM files.
     idle : int
         Minutes after which a notebook server without activity ends, at least 1; a running job is activity.
+    slots : int
+        Ranks of all users together that may run at the same time, 1 to 200; 0: no limit.
     more : str or None
         A jupyterhub_config.py read last, for what a site wants otherwise.
     """
@@ -59,6 +62,7 @@ class Settings:
     certificate: str | None = None
     key: str | None = None
     idle: int = 60
+    slots: int = 0
     more: str | None = None
 
     def __post_init__(self) -> None:
@@ -69,6 +73,8 @@ class Settings:
             raise BadSettings(f"--port: got {self.port}, allowed is a whole number from 1 to 65535")
         if not 1 <= self.idle <= 10_080:
             raise BadSettings(f"--idle: got {self.idle}, allowed is a whole number of minutes from 1 to 10,080")
+        if not 0 <= self.slots <= MOST:
+            raise BadSettings(f"--slots: got {self.slots}, allowed is a whole number from 1 to {MOST}, or 0: no limit")
         if not Path(self.labs).is_dir():
             raise BadSettings(f"--labs: got {self.labs!r}, allowed is an existing folder of notebooks")
         for flag, file in (("--certificate", self.certificate), ("--key", self.key), ("--config", self.more)):
@@ -137,6 +143,22 @@ def is_address(text: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def without_solutions(settings: Settings) -> Settings:
+    """The same hub; if its labs are masters, on the students' version of them, made or updated beside its folder.
+
+    Not inside, which nobody but the hub may read.
+    """
+    from dlpar.grading.release import is_master, release
+
+    labs = Path(settings.labs)
+    if not is_master(labs):
+        return settings
+    released = Path(f"{settings.folder}-labs")
+    release(labs, released)
+    released.chmod(0o755)
+    return replace(settings, labs=str(released))
 
 
 def usual_labs() -> Path:

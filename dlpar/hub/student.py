@@ -10,11 +10,15 @@ import os
 import sys
 from pathlib import Path
 
+from dlpar.grading.release import is_master
 from dlpar.hub.copies import bring
 from dlpar.paths import private_folder, runtime_folder
 
 FOLDER = "dlpar-labs"
 """Her copy, in her home."""
+
+POLITE = 10
+"""By how much her server, kernels and jobs let the hub go first: it must answer while thirty students compute."""
 
 LONGEST_RUNTIME = 107 - len("/kernel-00000000-0000-0000-0000-000000000000-ipc-5")
 """Bytes of the folder of kernels' sockets, so that a socket's path has at most 107."""
@@ -23,18 +27,26 @@ LONGEST_RUNTIME = 107 - len("/kernel-00000000-0000-0000-0000-000000000000-ipc-5"
 def main() -> None:
     """Never returns."""
     os.umask(0o077)  # whatever she makes is hers alone
+    os.nice(POLITE)
     own = Path.home() / FOLDER
-    try:
-        bring(Path(os.environ["DLPAR_LABS"]), own)
-    except OSError as error:  # a full disk must not lock her out of what she has
-        print(f"the labs could not be copied to {own}: {error}", file=sys.stderr)
-        own.mkdir(mode=0o700, exist_ok=True)
+    hand_out(Path(os.environ["DLPAR_LABS"]), own)
     os.environ |= environment()
     arguments = [f"--ServerApp.root_dir={own}", f"--KernelManager.transport={transport()}"]
     if os.getuid() == 0:
         arguments.append("--allow-root")  # a try of root's own; nobody logs in as root
     os.chdir(own)
     os.execv(sys.executable, [sys.executable, "-P", "-m", "jupyterhub.singleuser", *arguments, *sys.argv[1:]])
+
+
+def hand_out(labs: Path, own: Path) -> None:
+    """Bring her copy up to date, but from no labs that hold solutions; what goes wrong goes into her server's log."""
+    try:
+        if is_master(labs):
+            raise PermissionError(f"{labs} holds solutions; `dlpar release FOLDER` makes what students may have")
+        bring(labs, own)
+    except OSError as error:  # a full disk must not lock her out of what she has
+        print(f"the labs could not be copied to {own}: {error}", file=sys.stderr)
+        own.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
 def environment() -> dict[str, str]:

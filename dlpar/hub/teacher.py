@@ -1,8 +1,8 @@
-"""The teacher's page: who is here, what runs and what it takes; stop a job.  A service of JupyterHub.
+"""The teacher's page: who is here and what runs; stop a job, pause all, send an experiment, see what was predicted.
 
-It holds a token that lets it list users and their servers, and list and stop their jobs; nothing else.
-Every student's own server tells about her jobs, in her account: the page works alike with local accounts,
-The Littlest JupyterHub and Kubernetes, and needs no rights on the machine.
+A service of JupyterHub.  It holds a token that lets it list users and their servers, and ask these for what
+:mod:`dlpar.hub.jobs_api` tells and does; nothing else.  Every student's own server answers in her account: the
+page works alike with local accounts, The Littlest JupyterHub and Kubernetes, and needs no rights on the machine.
 """
 
 from __future__ import annotations
@@ -13,74 +13,39 @@ import os
 import signal
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import urlsplit
 
 from jupyterhub.services.auth import HubOAuthCallbackHandler, HubOAuthenticated
-from tornado.httpclient import AsyncHTTPClient, HTTPClientError
+from tornado.httpclient import HTTPClientError
 from tornado.httpserver import HTTPServer
 from tornado.web import Application, HTTPError, RequestHandler, authenticated
 
-PATIENCE = 3.0
-"""Seconds one student's server may take to answer."""
+from dlpar.hub.students import Students
+from dlpar.launcher.slots import NoSlots, Talk
 
-AT_ONCE = 20
-"""Requests on their way at a time."""
-
-
-class Hub:
-    """What the service may ask: the hub for people and servers, a server for its jobs."""
-
-    def __init__(self) -> None:
-        self.api, self.proxy = os.environ["JUPYTERHUB_API_URL"], os.environ["DLPAR_HUB_PROXY"].rstrip("/")
-        self.headers = {"Authorization": f"token {os.environ['JUPYTERHUB_API_TOKEN']}"}
-        self.client = AsyncHTTPClient(max_clients=AT_ONCE)
-        # On this machine the certificate, made out to the hub's public name, would not fit.
-        self.check = urlsplit(self.proxy).hostname not in ("127.0.0.1", "::1")
-
-    async def _ask(self, url: str, **given: Any) -> Any:
-        answer = await self.client.fetch(
-            url, headers=self.headers, request_timeout=PATIENCE, validate_cert=self.check, **given
-        )
-        return json.loads(answer.body)
-
-    async def users(self) -> list[dict[str, Any]]:
-        """Everybody the hub knows, a thousand at most."""
-        return await self._ask(f"{self.api}/users?limit=1000")
-
-    async def jobs(self, server: str) -> dict[str, Any] | None:
-        """``{jobs, memory}`` of the server at a path; None if it does not answer."""
-        try:
-            return await self._ask(f"{self.proxy}{server}dlpar/jobs")
-        except (OSError, HTTPClientError, ValueError):
-            return None
-
-    async def stop(self, server: str, job: str) -> None:
-        """Stop a job; raises `HTTPClientError`."""
-        await self._ask(f"{self.proxy}{server}dlpar/jobs", method="POST", body=json.dumps({"stop": job}))
-
-
-async def look(hub: Hub) -> list[dict[str, Any]]:
-    """A row for every user: ``{name, here, active, answers, jobs, memory}``."""
-
-    async def row(user: dict[str, Any]) -> dict[str, Any]:
-        server = (user.get("servers") or {}).get("")
-        here = bool(server and server["ready"])
-        told = await hub.jobs(server["url"]) if here else None
-        return {
-            "name": user["name"], "here": here, "active": server["last_activity"] if here else None,
-            "answers": told is not None, **(told or {"jobs": [], "memory": 0}),
-        }  # fmt: skip
-
-    return await asyncio.gather(*(row(user) for user in sorted(await hub.users(), key=lambda user: user["name"])))
+NO_SERVER = "your own notebook server must run for this: start it from the hub's home page"
 
 
 class Guarded(HubOAuthenticated, RequestHandler):
     """For those only whom the hub's roles give access to this service."""
 
     @property
-    def hub(self) -> Hub:
-        """What the service may ask."""
-        return self.settings["hub"]
+    def students(self) -> Students:
+        """The class."""
+        return self.settings["students"]
+
+    @property
+    def teacher(self) -> str:
+        """Who is asking."""
+        return self.current_user["name"]
+
+    def asked(self, *names: str) -> list[Any]:
+        """Fields of the request's body."""
+        try:
+            body = json.loads(self.request.body)
+            return [body[name] for name in names]
+        except (ValueError, LookupError, TypeError):
+            raise HTTPError(400, reason=f"the body must be JSON with the fields {' and '.join(names)}") from None
 
 
 class Page(Guarded):
@@ -97,12 +62,14 @@ class Page(Guarded):
 
 
 class Class(Guarded):
-    """The rows of the table."""
+    """All that the page shows."""
 
     @authenticated
     async def get(self) -> None:
-        """``{students: [row…]}``."""
-        self.finish({"students": await look(self.hub)})
+        """``{students: [row…], slots: {slots, taken, waiting, paused} or null, predictions: [row…], sent}``."""
+        rows, slots = await asyncio.gather(self.students.look(), ask_keeper({}))
+        sent = self.students.offer is not None
+        self.finish({"students": rows, "slots": slots, "predictions": self.students.answers.table(), "sent": sent})
 
 
 class Stop(Guarded):
@@ -111,12 +78,9 @@ class Stop(Guarded):
     @authenticated
     async def post(self) -> None:
         """``{name, job}``."""
+        name, job = self.asked("name", "job")
         try:
-            asked = json.loads(self.request.body)
-            server = f"{os.environ.get('JUPYTERHUB_BASE_URL', '/')}user/{quote(asked['name'], safe='')}/"
-            await self.hub.stop(server, asked["job"])
-        except (ValueError, LookupError, TypeError):
-            raise HTTPError(400, reason="the body must be JSON with the fields name and job") from None
+            await self.students.of(str(name), "jobs", {"stop": job}, "POST")
         except HTTPClientError as error:
             raise HTTPError(409, reason=error.message or "the student's server refused") from None
         except OSError:
@@ -124,17 +88,69 @@ class Stop(Guarded):
         self.finish({})
 
 
+class Pause(Guarded):
+    """Lets no further job begin, or lets them again."""
+
+    @authenticated
+    async def post(self) -> None:
+        """``{pause}``."""
+        (pause,) = self.asked("pause")
+        if await ask_keeper({"pause": bool(pause)}) is None:
+            raise HTTPError(409, reason="nobody gives out job slots here, so nothing can be paused")
+        self.finish({})
+
+
+class Send(Guarded):
+    """Offers an experiment to everybody's panels."""
+
+    @authenticated
+    async def get(self) -> None:
+        """``{runs: [{id, says, experiment}…]}``: the teacher's own newest runs, to choose from."""
+        try:
+            self.finish(await self.students.of(self.teacher, "experiments"))
+        except (OSError, HTTPClientError):
+            raise HTTPError(409, reason=NO_SERVER) from None
+
+    @authenticated
+    async def post(self) -> None:
+        """``{experiment}``, checked by the teacher's own server, which may answer ``{refused}``; null takes it back."""
+        (experiment,) = self.asked("experiment")
+        if experiment is not None:
+            try:
+                checked = await self.students.of(self.teacher, "experiments", {"experiment": experiment}, "POST")
+            except (OSError, HTTPClientError):
+                raise HTTPError(409, reason=NO_SERVER) from None
+            if "refused" in checked:
+                return self.finish(checked)
+            experiment = checked["experiment"]
+        self.students.send(self.teacher, experiment)
+        self.finish({})
+
+
+async def ask_keeper(question: dict[str, Any]) -> dict[str, Any] | None:
+    """What the keeper of job slots says; None where there is none, or it refuses."""
+    path = os.environ.get("DLPAR_SLOTS")
+
+    def ask() -> dict[str, Any] | None:
+        try:
+            with Talk(Path(path), question) as talk:
+                return talk.hear()[0]
+        except NoSlots:
+            return None
+
+    return await asyncio.to_thread(ask) if path else None
+
+
 def application() -> Application:
     """The service."""
     prefix = os.environ["JUPYTERHUB_SERVICE_PREFIX"]
+    ours = {"": Page, "class": Class, "stop": Stop, "pause": Pause, "send": Send}
     return Application(
         [
-            (prefix, Page),
-            (f"{prefix}class", Class),
-            (f"{prefix}stop", Stop),
+            *((f"{prefix}{name}", handler) for name, handler in ours.items()),
             (f"{prefix}oauth_callback", HubOAuthCallbackHandler),
         ],
-        hub=Hub(), cookie_secret=os.urandom(32), xsrf_cookies=True,
+        students=Students(), cookie_secret=os.urandom(32), xsrf_cookies=True,
     )  # fmt: skip
 
 

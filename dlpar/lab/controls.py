@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-import typing
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import ipywidgets as widgets
 from pydantic.fields import FieldInfo
 
 from dlpar.experiment import Experiment
-from dlpar.schema import Part, allowed, choices, is_optional, kinds, unwrap
-
-UNSET = "default"
-
-WITH_UNIT = {
-    "bucket_mb": "bucket (MB)", "timeout": "timeout (s)", "delay_ms": "mean delay (ms)", "stall": "stall (s)",
-    "zero": "ZeRO stage",
-}  # fmt: skip
-"""What fields are called whose name does not tell their unit."""
-
-ZERO, ALL = "; 0: ", " (0: all)"
-"""Where a description says that 0 stands for as many as there are, and how a label says it."""
+from dlpar.lab.setting import Setting, control, label, show, tooltip, value_of
+from dlpar.schema import Part, choices, kinds
 
 MEANT_WITH = {
     "momentum": ("optimizer", "momentum"),
@@ -65,33 +54,6 @@ ONLY_MEANT = {
 """Of these, fields that may not be set beside other values: hidden, they are as if unset."""
 
 
-class Setting(NamedTuple):
-    """One field as it can be set.
-
-    Attributes
-    ----------
-    path : str
-        ``workers``, ``model.width``.
-    field : FieldInfo
-        Type, bounds and description.
-    value : object
-        What it is now; the default where the present kind of its part has no such field.
-    heads : tuple of str
-        Of a head: all it may say.  Of another field: the heads it belongs to, empty if to all.
-    is_head : bool
-        Whether it chooses the kind of its part.
-    by_head : dict of str to FieldInfo
-        Of a field that kinds of its part define differently, such as its default: the field of each head.
-    """
-
-    path: str
-    field: FieldInfo
-    value: Any
-    heads: tuple[str, ...] = ()
-    is_head: bool = False
-    by_head: Mapping[str, FieldInfo] = {}
-
-
 class Controls:
     """One widget for every field, by its path: ``workers``, ``model.width``.
 
@@ -130,6 +92,29 @@ class Controls:
             given["sync"] = self._first.sync  # its code is no text to type
         return Experiment(**given)
 
+    def show(self, experiment: Experiment) -> None:
+        """Let the widgets say what another experiment does; those of kinds it has not chosen stay."""
+        self._turning = True
+        try:
+            for setting in sorted(settings(experiment), key=lambda setting: not setting.is_head):
+                if setting.path in self.widgets and self._of_chosen_kind(setting):
+                    show(self.widgets[setting.path], setting.path, setting.value)
+        finally:
+            self._turning = False
+        self._tell()
+
+    def values(self) -> dict[str, Any]:
+        """What every widget says, for :meth:`restore`."""
+        return {path: widget.value for path, widget in self.widgets.items()}
+
+    def restore(self, values: dict[str, Any]) -> None:
+        """Let every widget say what it said before."""
+        self._turning = True
+        for path in sorted(values, key=lambda path: not self.settings[path].is_head):
+            self.widgets[path].value = values[path]
+        self._turning = False
+        self._tell()
+
     def path_of(self, name: str) -> str | None:
         """The path of a field, by that or by the name it goes by (``world``); None if there is no such field."""
         if name in self.widgets:
@@ -147,7 +132,7 @@ class Controls:
 
     def _turn(self, head: str, change: dict[str, Any]) -> None:
         """Another kind of a part is chosen: fields it defines otherwise show what they were with it."""
-        self._turning = True  # what is shown meanwhile is of no kind
+        before, self._turning = self._turning, True  # what is shown meanwhile is of no kind
         for path, setting in self.settings.items():
             if setting.by_head and _part(path) == _part(head):
                 widget, values = self.widgets[path], self._of_kind[path]
@@ -156,8 +141,8 @@ class Controls:
                 if change["new"] in values:
                     field = setting.by_head[change["new"]]
                     widget.value = values[change["new"]]
-                    widget.description, widget.tooltip = _label(path, field), _tooltip(field)
-        self._turning = False
+                    widget.description, widget.tooltip = label(path, field), tooltip(field)
+        self._turning = before
 
     def _tell(self) -> None:
         if not self._turning:
@@ -212,86 +197,6 @@ def _of_part(part: str, field: FieldInfo, value: Part) -> Iterator[Setting]:
         yield Setting(f"{part}.{name}", inner, now, having, by_head=of if differs else {})
 
 
-def control(setting: Setting) -> widgets.Widget:
-    """The widget that fits one field; its tooltip says what the field means and allows."""
-    field, value = setting.field, setting.value
-    means = f"one of {', '.join(setting.heads)}" if setting.is_head else None
-    shared = {"description": _label(setting.path, field), "tooltip": _tooltip(field, means),
-              "style": {"description_width": "7.5em"}, "layout": {"width": "17em"}}  # fmt: skip
-    if setting.is_head:
-        return widgets.Dropdown(options=list(setting.heads), value=value, **shared)
-    kind, named = unwrap(field.annotation), choices(field)
-    if named is not None:
-        unset = [(UNSET, None)] if is_optional(field.annotation) else []
-        return widgets.Dropdown(options=unset + [(str(c), c) for c in named], value=value, **shared)
-    if kind is bool:
-        return widgets.Checkbox(value=value, **shared)
-    if setting.path in NAMED:
-        unset, known = NAMED[setting.path]()
-        options = [(unset, ""), *((n, n) for n in known + [value] * (value is not None and value not in known))]
-        return widgets.Dropdown(options=options, value=value or "", **shared)
-    if is_optional(field.annotation) or kind not in (int, float):
-        return widgets.Text(value=written(value), placeholder=_placeholder(field), **shared)
-    # Unbounded entry on purpose: a value out of range is explained, not silently moved into it.
-    return (
-        widgets.IntText(value=value, **shared)
-        if kind is int
-        else widgets.FloatText(value=value, step=0.01, **shared)
-    )
-
-
-def _label(path: str, field: FieldInfo) -> str:
-    name = path.rpartition(".")[2]
-    label = (field.title or WITH_UNIT.get(name) or name).replace("_", " ")
-    return label + ALL * (ZERO in (field.description or ""))
-
-
-def _tooltip(field: FieldInfo, means: str | None = None) -> str:
-    return f"{field.description} Allowed: {means or allowed(field)}."
-
-
 def _part(path: str) -> str:
     """``split`` of ``split.kind``; empty for a field of the experiment itself."""
     return path.rpartition(".")[0]
-
-
-def _platforms() -> tuple[str, list[str]]:
-    from dlpar.platforms import names
-    from dlpar.platforms.home import USUAL
-
-    return f"{UNSET} ({USUAL})", names()
-
-
-def _workloads() -> tuple[str, list[str]]:
-    from dlpar.platforms import WORKLOADS
-
-    return "the model itself", list(WORKLOADS)
-
-
-NAMED: dict[str, Callable[[], tuple[str, list[str]]]] = {
-    "cluster.platform": _platforms, "cluster.stand_in_for": _workloads,
-}  # fmt: skip
-"""Text fields of which the usual values have names, to choose from; what none of them is called, and the names.
-
-A file is among them if the experiment came with it.
-"""
-
-
-def _placeholder(field: FieldInfo) -> str:
-    kind = typing.get_origin(unwrap(field.annotation))
-    return UNSET if is_optional(field.annotation) else {dict: "none, or 1=4.0", tuple: "0-1,1-2"}.get(kind, "")
-
-
-def written(value: Any) -> str:
-    """A value as it is typed into a text box: ``1=4``, ``0-1,1-2``; empty for none."""
-    if isinstance(value, dict):
-        return ",".join(f"{key}={number:g}" for key, number in value.items())
-    if isinstance(value, tuple):
-        return ",".join(f"{a}-{b}" for a, b in value)
-    return "" if value is None else str(value)
-
-
-def value_of(widget: widgets.Widget, field: FieldInfo) -> Any:
-    """What a widget says, for pydantic to judge; an empty text means unset."""
-    value = widget.value.strip() if isinstance(widget, widgets.Text) else widget.value
-    return None if value == "" and is_optional(field.annotation) else value

@@ -1,4 +1,8 @@
-"""What a student predicted, and what was found: kept in her own folder, for her alone, and hers to delete."""
+"""What a student predicted, and what was found: kept in her own folder, for her alone, and hers to delete.
+
+On a hub she may agree that the class sees how predictions spread: her answers then count, without her name and
+her reasons (:mod:`dlpar.hub.answers`), until she takes that back.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,9 @@ from dlpar.paths import private_folder, runs_folder
 
 if TYPE_CHECKING:
     import pandas as pd
+
+SHARED = {"key", "question", "predicted", "found", "how", "unit"}
+"""What of an entry the class may see."""
 
 COLUMNS = ["lab", "question", "predicted", "found", "how", "unit", "because", "at"]
 
@@ -81,3 +88,25 @@ def predictions() -> pd.DataFrame:
 def forget_predictions() -> None:
     """Delete all of them."""
     ledger().unlink(missing_ok=True)
+
+
+def _agreement() -> Path:
+    return ledger().with_name("predictions-are-shared")
+
+
+def is_shared() -> bool:
+    """Whether she has agreed."""
+    return _agreement().exists()
+
+
+def share(agrees: bool) -> None:
+    """Note whether she agrees that her answers count in the class's figures."""
+    private_folder(ledger().parent)
+    _agreement().touch(0o600) if agrees else _agreement().unlink(missing_ok=True)
+
+
+def shared_answers() -> list[dict[str, Any]] | None:
+    """What counts in the class's figures: no reasons, no times; None if she does not agree."""
+    if not is_shared():
+        return None
+    return [{name: entry[name] for name in SHARED} for entry in entries().values() if SHARED <= entry.keys()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import TYPE_CHECKING, Callable
 
@@ -13,12 +14,15 @@ from dlpar.lab.recordings import newest_like
 if TYPE_CHECKING:
     from dlpar.lab.panel import Panel
 
-PATIENCE = 15.0
-"""Seconds in the queue after which something else is offered."""
+PATIENCE = 12.0
+"""Seconds after Run until something else is offered to who waits in the queue: less than 15 on a busy machine, too."""
+
+LONGEST = 30.0
+"""Seconds that the recording takes: a run whose clock went on for longer is played back faster."""
 
 
 class Meanwhile(widgets.HBox):
-    """Two buttons, shown after `PATIENCE` seconds in the queue.
+    """Two buttons, shown to who still waits in the queue `PATIENCE` seconds after Run.
 
     Parameters
     ----------
@@ -29,7 +33,7 @@ class Meanwhile(widgets.HBox):
     """
 
     def __init__(self, panel: Panel, do: Callable[[Callable[[], None]], None]) -> None:
-        self._panel, self._since = panel, 0.0
+        self._panel, self._pressed, self._waits = panel, 0.0, False
         simulate = "Leave the queue; run the same in the simulated world, where nobody waits"
         recording = "Leave the queue; play back your newest run of this kind"
         super().__init__([
@@ -39,18 +43,22 @@ class Meanwhile(widgets.HBox):
         ])  # fmt: skip
         self.over()
 
+    def pressed(self) -> None:
+        """A job is on its way."""
+        self._pressed = time.monotonic()
+
     def queued(self) -> None:
-        """The job waits; the offer comes in a while."""
-        self._since = self._since or time.monotonic()
+        """It waits; the offer comes in a while."""
+        self._waits = True
 
     def look(self) -> None:
         """Called every now and then: show the offer when it is time."""
-        if self._since and time.monotonic() - self._since >= PATIENCE and self.layout.display == "none":
+        if self._waits and time.monotonic() - self._pressed >= PATIENCE and self.layout.display == "none":
             self.layout.display = None
 
     def over(self) -> None:
         """It waits no more."""
-        self._since, self.layout.display = 0.0, "none"
+        self._waits, self.layout.display = False, "none"
 
     def _simulate(self) -> None:
         self._panel.leave()
@@ -62,4 +70,4 @@ class Meanwhile(widgets.HBox):
         if like is None:
             raise LookupError("you have no recording of a run of this kind yet")
         self._panel.leave()
-        self._panel.replay(like)
+        self._panel.replay(like, speed=max(1.0, math.ceil(float(like.curve["seconds"].iloc[-1]) / LONGEST)))

@@ -17,9 +17,11 @@ from dlpar.lab.face import button, first_screen, more
 from dlpar.lab.labels import same_batches
 from dlpar.lab.live_plot import answer_while_busy
 from dlpar.lab.meanwhile import Meanwhile
+from dlpar.lab.offer import Offer
 from dlpar.lab.recordings import Recordings
 from dlpar.lab.replay import Replay
 from dlpar.lab.status import Status
+from dlpar.lab.tabs import Tabs
 from dlpar.lab.warned import warning
 from dlpar.lab.watch import Watch
 from dlpar.run import Run
@@ -71,11 +73,12 @@ class Panel(widgets.VBox):
         names = tuple(self._controls.path_of(name) or name for name in controls)
         first = first_screen(self._controls, names, question, title, (self._run, self._stop, self._clear))
         progress = widgets.Box([self._status.bar, self._status.words, self._says]).add_class("dlpar-progress")
-        self._tabs = widgets.Tab()
-        self._show_tabs()
+        self._tabs = Tabs()
+        self._tabs.show(self._board.plots)
         self._more_box = more(self._controls, names, {"Log": self._status.log, "Recordings": self._recordings})
         self._more_box.observe(self._recordings.look, names="selected_index")
-        super().__init__([*first, progress, self._meanwhile, self._status.facts, self._tabs, self._more_box])
+        told = [Offer(self._controls), progress, self._meanwhile, self._status.facts]
+        super().__init__([*first, *told, self._tabs, self._more_box])
         self.add_class("dlpar-panel")
         for widget in [*all_below(self), *self._board.all_plots]:
             answer_while_busy(widget)
@@ -104,6 +107,7 @@ class Panel(widgets.VBox):
         with self._guard:
             self._refuse_if_busy()
             experiment = self.experiment
+            self._meanwhile.pressed()
             self.job = job = dlpar.launch(experiment)
             self.runs.insert(0, job.run)
             self._status.prefix = ""
@@ -148,7 +152,7 @@ class Panel(widgets.VBox):
     def _follow(self, watch: Watch | Replay, experiment: Experiment, run: Run) -> None:
         self._busy, self._watch = True, watch
         self._board.begin(experiment, run.id)
-        self._show_tabs()
+        self._tabs.show(self._board.plots)
         self._status.begin(experiment, run.path)
         self._tell_facts()
         self._enable()
@@ -242,19 +246,7 @@ class Panel(widgets.VBox):
         self._stop.disabled = self._clear.disabled = True
         self._meanwhile = Meanwhile(self, self._beside)
         self._recordings = Recordings(lambda run, speed: self._pressed(lambda: self.replay(run, speed)))
-        self._clear.on_click(lambda _button: self._pressed(self.clear_earlier))
         self._says = widgets.HTML().add_class("dlpar-message")
-
-    def _show_tabs(self) -> None:
-        """A tab for each figure of the board; the one in front stays there if it can."""
-        plots, tabs = self._board.plots, self._tabs
-        if tabs.titles == tuple(plots):
-            return
-        front = tabs.titles[tabs.selected_index] if tabs.selected_index is not None else ""
-        tabs.selected_index = None
-        tabs.children = tuple(plots.values())
-        tabs.titles = tuple(plots)  # in a message of its own: the page forgets titles that come with the children
-        tabs.selected_index = list(plots).index(front) if front in plots else 0
 
     def _beside(self, action: Any) -> None:
         """Ending a job takes a moment, in which the page must still be answered."""

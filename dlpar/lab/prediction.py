@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Sequence
 
 import ipywidgets as widgets
 
+from dlpar.lab.agreement import Agreement
 from dlpar.lab.ledger import note
 from dlpar.lab.live_plot import answer_while_busy
 from dlpar.lab.says import quantity
@@ -54,10 +55,10 @@ class Prediction(widgets.VBox):
         self._said = widgets.HTML()
         self._input = self._choice(kept) if choices else self._number(kept)
         super().__init__(
-            [widgets.HTML(f"<b>{html.escape(question)}</b>"), self._input, self._reason, self._said]
+            [widgets.HTML(f"<b>{html.escape(question)}</b>"), self._input, self._reason, self._said, Agreement()]
         )
         self.add_class("dlpar-predict")
-        for widget in (self, self._input, *getattr(self._input, "children", ()), self._reason, self._said):
+        for widget in (self, self._input, *getattr(self._input, "children", ()), *self.children[2:]):
             answer_while_busy(widget)
         self._reason.observe(self._changed, names="value")
         self._say()

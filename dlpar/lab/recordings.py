@@ -52,12 +52,19 @@ class Recordings(widgets.VBox):
 
 
 def newest_like(experiment: Experiment) -> Run | None:
-    """The newest finished run of the same scheme and split; None if there is none."""
+    """The finished run most like it, of the same scheme and split; None if there is none.
+
+    Who has the same settings comes first, then who has the same world; among these the newest.
+    """
+    nearest, found = -1, None
     for run in runs()[: 10 * LISTED]:
         try:
-            found = run.experiment
+            other = run.experiment
         except Exception:  # of another version
             continue
-        if (found.sync.scheme, found.split.kind) == (experiment.sync.scheme, experiment.split.kind) and run.status == "done":
-            return run
-    return None
+        if (other.sync.scheme, other.split.kind) != (experiment.sync.scheme, experiment.split.kind):
+            continue
+        near = (other.cluster.world == experiment.cluster.world) + (other == experiment)
+        if near > nearest and run.status == "done":
+            nearest, found = near, run
+    return found

@@ -18,6 +18,7 @@ from dlpar.control_groups import cores
 from dlpar.experiment import BadExperiment, Experiment
 from dlpar.launcher.diagnosis import OF_ALL
 from dlpar.launcher.mpiexec import environment, find_starter, on_one_host
+from dlpar.launcher.room import check_room
 from dlpar.launcher.slots import keeper_socket
 from dlpar.launcher.warm import idle_seconds
 from dlpar.paths import Scratch, private_folder, runs_folder, sweep
@@ -61,7 +62,8 @@ class Job:
         )  # fmt: skip
         for lock in locks:
             os.close(lock)
-        spec = self._spec(scratch, ranks, timeout, hostfile, threads)
+        # Simulated ranks take turns, each with the one thread its record names.
+        spec = self._spec(scratch, ranks, timeout, hostfile, threads or (1 if simulated else None))
         # A simulation is the way out for who would not wait: it is one process, and takes no slot.
         queue = None if simulated or not spec["one_host"] else keeper_socket()
         spec["queue"] = str(queue) if queue else None
@@ -91,6 +93,7 @@ class Job:
             "timeout": timeout,
             "ranks": ranks,
             "owner": os.getpid(),
+            "who": os.environ.get("JUPYTERHUB_USER", ""),
             "launched": self.launched,
         }
 
@@ -178,12 +181,13 @@ def launch(experiment: Experiment) -> Job:
     Raises
     ------
     BadExperiment
-        If this machine cannot run it.
+        If this machine cannot run it, or has not the memory for it.
     NoMPI
         If there is no MPI to start ranks with.
     """
     check_machine(experiment)
     find_starter()
+    check_room(experiment)
     cluster, folder = experiment.cluster, _new_run_folder(experiment)
     try:
         simulated = cluster.world == "simulated"

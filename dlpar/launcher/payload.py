@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import linecache
+import pickle
 import sys
 from pathlib import Path
 from typing import Any, Callable
@@ -11,6 +12,9 @@ from typing import Any, Callable
 import cloudpickle
 
 CALL = "call.pkl"
+
+load = pickle.loads
+"""How results are read; who does not trust the ranks puts something narrower in its place."""
 
 
 def pack(function: Callable, arguments: tuple = ()) -> bytes:
@@ -48,6 +52,11 @@ def from_part(code: str) -> Callable:
 def result_path(folder: Path, rank: int) -> Path:
     """Where a rank leaves what the function returned."""
     return folder / f"result-{rank}.pkl"
+
+
+def load_result(folder: Path, rank: int) -> Any:
+    """What a rank returned."""
+    return load(result_path(folder, rank).read_bytes())
 
 
 def save_result(folder: Path, rank: int, result: Any) -> None:

@@ -35,7 +35,11 @@ def run_rank(argv: list[str]) -> int:
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     if _world(folder) == "simulated":
         return _simulate(folder, launched)
-    MPI.Init_thread(MPI.THREAD_MULTIPLE)
+    if MPI.Init_thread(MPI.THREAD_MULTIPLE) < MPI.THREAD_MULTIPLE:  # overlap and gossip send from two threads
+        print(f"this MPI has no MPI_THREAD_MULTIPLE, which ranks need: {MPI.Get_library_version().splitlines()[0]}",
+              file=sys.stderr)  # fmt: skip
+        MPI.Finalize()
+        return 2
     world = MPI.COMM_WORLD
     if world.size != ranks:
         print(f"workers: got a world of {world.size} ranks, allowed is {ranks}: this launcher and this MPI do not "

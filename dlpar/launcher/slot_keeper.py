@@ -1,7 +1,9 @@
 """Gives out a machine's job slots in fair turns.  Standard library only.
 
-Who holds fewest slots is next; among equals, who came first.  Nobody overtakes whose turn it
-is, however few slots he wants, so nobody waits for ever.
+Who holds fewest slots is next; among equals, whose last turn is longest ago; then, who came
+first.  Nobody overtakes whose turn it is, however few slots he wants: whoever queues for one job
+waits for one job at most of each of the others.  Who asks is told by the kernel; where
+several share the keeper's own account (a hub's list of names), each says who he is.
 """
 
 from __future__ import annotations
@@ -24,14 +26,15 @@ LONGEST = 4096
 """Bytes of a question at most."""
 
 MOST_EACH = 32
-"""Connections of a user at most: nobody may keep the others out."""
+"""Connections of a user at most, but of the keeper's own account: nobody may keep the others out."""
 
 
 class Asker:
     """A connection: a job that waits or runs, or somebody with a question."""
 
-    def __init__(self, connection: socket.socket, number: int) -> None:
-        self.socket, self.number, self.user = connection, number, user_of(connection)
+    def __init__(self, connection: socket.socket) -> None:
+        self.socket, self.number, self.user = connection, 0, user_of(connection)
+        self.person: Any = self.user
         self.heard, self.told = b"", None
         self.wants, self.holds = 0, 0
 
@@ -44,7 +47,7 @@ class Keeper:
     path : Path
         Socket to listen at; made for all users.  Beside it a private folder holds the slots' files.
     slots : int
-        Ranks that may run at the same time.
+        Ranks that may run at the same time; a job of more takes them all, and runs alone.
     teachers : sequence of int
         Numbers of users who may pause all, besides root and whoever runs the keeper.
 
@@ -62,7 +65,7 @@ class Keeper:
         self.path, self.slots, self.paused = path, slots, False
         self.teachers = {0, os.getuid(), *teachers}
         self.askers: dict[socket.socket, Asker] = {}
-        self.came = 0
+        self.came, self.turn_of, self.turns = 0, {}, 0  # of a person: number of the last turn
         path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         self.folder = path.with_name(path.name + ".files")
         self.folder.mkdir(mode=0o700, exist_ok=True)
@@ -98,15 +101,15 @@ class Keeper:
 
     def waiting(self) -> list[Asker]:
         """Jobs in the order of their turns."""
-        holds: dict[int, int] = {}
+        holds: dict[Any, int] = {}
         for asker in self.askers.values():
-            holds[asker.user] = holds.get(asker.user, 0) + asker.holds
+            holds[asker.person] = holds.get(asker.person, 0) + asker.holds
         queue = sorted((a for a in self.askers.values() if a.wants), key=lambda a: a.number)
         turns = []
         for asker in queue:  # whoever has another job ahead of this one counts as if that had begun
-            turns.append((holds[asker.user], asker.number, asker))
-            holds[asker.user] += asker.wants
-        return [asker for *_, asker in sorted(turns, key=lambda turn: turn[:2])]
+            turns.append((holds[asker.person], self.turn_of.get(asker.person, 0), asker.number, asker))
+            holds[asker.person] += asker.wants
+        return [asker for *_, asker in sorted(turns, key=lambda turn: turn[:3])]
 
     def _give(self) -> None:
         """Let those begin whose turn has come and whose slots are free."""
@@ -118,6 +121,8 @@ class Keeper:
             try:
                 socket.send_fds(asker.socket, [b'{"go": true}\n'], files)
                 asker.holds, asker.wants = asker.wants, 0
+                self.turns += 1
+                self.turn_of[asker.person] = self.turns
             except OSError:
                 self._forget(asker)
             _close(files)  # they stay locked as long as the job has them
@@ -147,9 +152,9 @@ class Keeper:
     def _accept(self) -> None:
         connection, _ = self.listener.accept()
         connection.setblocking(False)
-        self.came += 1
-        asker = Asker(connection, self.came)
-        if sum(other.user == asker.user for other in self.askers.values()) >= MOST_EACH:
+        asker = Asker(connection)
+        others = sum(other.user == asker.user for other in self.askers.values())
+        if others >= MOST_EACH and asker.user != os.getuid():
             connection.close()
             return
         self.askers[connection] = asker
@@ -175,11 +180,13 @@ class Keeper:
     def _answer(self, asker: Asker, question: dict[str, Any]) -> None:
         wants = question.get("slots")
         if type(wants) is int and not asker.wants and not asker.holds:  # a bool is none
-            if 1 <= wants <= self.slots:
-                asker.wants = wants
-            else:
-                self._say(asker, {"refused": f"ranks: got {wants}, allowed on this machine is 1 to {self.slots}, which "
-                                             "all its users share; the simulated world has no such limit"})  # fmt: skip
+            if wants < 1:
+                return self._say(asker, {"refused": f"slots: got {wants}, allowed is a whole number from 1"})
+            self.came += 1
+            asker.number = self.came
+            asker.wants = min(wants, self.slots)  # a job of more ranks than there are slots runs alone
+            if asker.user == os.getuid():
+                asker.person = asker.user, str(question.get("as"))
         elif "pause" in question:
             if asker.user in self.teachers:
                 self.paused = bool(question["pause"])

@@ -33,6 +33,15 @@ def keeper_socket() -> Path | None:
     return USUAL if USUAL.exists() else None
 
 
+def is_kept(path: Path) -> bool:
+    """Whether somebody gives out slots there."""
+    try:
+        with Talk(path, {}) as talk:
+            return bool(talk.hear())
+    except NoSlots:
+        return False
+
+
 def in_words(ahead: int, paused: bool) -> str:
     """A place in the queue, as panel and terminal say it."""
     if paused:
@@ -48,7 +57,8 @@ class Talk:
     path : Path
         The keeper's socket.
     question : dict
-        ``{"slots": 4}``: to wait for so many; ``{"pause": True}``; ``{}``: how many are taken.
+        ``{"slots": 4, "as": "ada"}``: to wait for so many, and who of those that share an account waits;
+        ``{"pause": True}``; ``{}``: how many are taken.
 
     Raises
     ------

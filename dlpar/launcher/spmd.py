@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import pickle
 import shutil
 import tempfile
 from pathlib import Path
 from typing import Any, Callable
 
 from dlpar.experiment import MAX_WORKERS, BadExperiment, Experiment
-from dlpar.launcher.job import Job
-from dlpar.launcher.payload import CALL, pack, result_path
+from dlpar.launcher.job import Job, JobFailed
+from dlpar.launcher.payload import CALL, load_result, pack
+from dlpar.launcher.room import check_room
 from dlpar.paths import runtime_folder
 
 
@@ -52,10 +52,13 @@ def spmd(
     # Weak scaling: any number of workers is allowed.
     whole = Experiment(workers=workers, scaling="weak", cluster={**cluster, "world": world, "timeout": timeout})
     whole.check_files()
+    check_room(whole)
     folder = called(whole, function, *arguments)
     try:
         Job(folder, whole.processes, timeout, simulated=world == "simulated").wait()
-        return [pickle.loads(result_path(folder, rank).read_bytes()) for rank in range(workers)]
+        return [load_result(folder, rank) for rank in range(workers)]
+    except FileNotFoundError:
+        raise JobFailed("a rank ended its process before it returned anything") from None
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

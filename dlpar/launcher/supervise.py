@@ -60,7 +60,10 @@ class Job:
     def queue_up(self) -> slots.Talk | None:
         """Ask for job slots, where this machine has a limit."""
         if self.spec["queue"]:
-            self.queue = slots.Talk(Path(self.spec["queue"]), {"slots": self.spec["ranks"]})
+            question = {"slots": self.spec["ranks"], "as": self.spec["who"]}
+            self.queue = slots.Talk(Path(self.spec["queue"]), question)
+            if self.spec["warm"]:
+                warm.prepare()  # or the others would wait for it, once it is our turn
         return self.queue
 
     def hear_queue(self) -> None:

@@ -53,6 +53,18 @@ def spoken(path: str) -> bytes:
             return b""
 
 
+def told(path: str, **question: Any) -> str:
+    """What the keeper of job slots answers; numbers alone tell nobody who works here."""
+    with socket.socket(socket.AF_UNIX) as end:
+        end.settimeout(5)
+        end.connect(path)
+        end.sendall(json.dumps(question).encode() + b"\n")
+        answer = json.loads(end.recv(4096))
+    if "refused" in answer:
+        return f"refused: {answer['refused']}"
+    return "refused: numbers only" if all(type(value) in (int, bool) for value in answer.values()) else f"got {answer}"
+
+
 def attach(pid: int) -> str:
     c = ctypes.CDLL(None, use_errno=True)
     if c.ptrace(16, pid, None, None):  # PTRACE_ATTACH
@@ -110,6 +122,11 @@ def attempts(f: dict[str, Any]) -> dict[str, str]:
         "list the hub's users": status(f["url"], "/hub/api/users", mine),
         "stop her server": status(f["url"], f"/hub/api/users/{hers}/server", mine, "DELETE"),
         "change the proxy's routes": status(f["proxy"], "/api/routes"),
+    }
+    found |= {
+        "pause all jobs": told(f["slots"], pause=True),
+        "learn who has job slots": told(f["slots"]),
+        "open the files of job slots": refused(lambda: os.listdir(f"{f['slots']}.files")),
     }
     for path in f["sockets"]:
         found[f"connect to {path}"] = refused(lambda path=path: connect(path))

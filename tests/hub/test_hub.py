@@ -1,4 +1,4 @@
-"""A hub in a real browser: a student comes, works, leaves and comes back; the teacher looks, and stops a job."""
+"""A hub in a real browser: a student comes, works, leaves and comes back; the teacher looks, stops, pauses, sends."""
 
 from __future__ import annotations
 
@@ -11,6 +11,10 @@ import pytest
 from conftest import eventually
 
 from browser.jupyter import Shown, find_browser
+from dlpar.experiment import Experiment
+from dlpar.launcher.slots import Talk
+from dlpar.paths import runtime_folder
+from dlpar.grading.release import release
 from hub.classroom import Hub, Kernel
 
 pytest.importorskip("jupyterhub", reason="JupyterHub is not installed: pip install 'dlpar[hub]'")
@@ -35,20 +39,46 @@ import dlpar
 job = dlpar.launch(dlpar.Experiment(workers=2, steps=1_000_000))
 print(job.wait_steps(1).id)
 """
+WATCH_OFFER = """
+import dlpar, time
+from dlpar import lab
+panel = lab.Panel(dlpar.Experiment(workers=4))
+offer = panel.children[[type(child).__name__ for child in panel.children].index("Offer")]
+
+def until(condition):
+    end = time.monotonic() + 20
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.1)
+    return condition()
+"""
 
 
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory: pytest.TempPathFactory, own_folders) -> Iterator[Hub]:
-    """A hub of ada and a teacher, with the first lab."""
+    """A hub of ada, bob who never comes, and a teacher, with the first lab and four job slots."""
     folder = tmp_path_factory.mktemp("hub")
-    (folder / "labs").mkdir()
-    shutil.copy(LABS / FIRST, folder / "labs")
-    started = Hub(folder, "--users=ada,bob", "--teachers=grace")
+    (folder / "masters").mkdir()
+    shutil.copy(LABS / FIRST, folder / "masters")
+    release(folder / "masters", folder / "labs")
+    started = Hub(folder, "--users=ada,bob", "--teachers=grace", "--slots=4")
     try:
         started.wait_until_up()
         yield started
     finally:
         started.stop()
+
+
+def start(hub: Hub, name: str) -> None:
+    """Somebody's server, if it is not there."""
+    if not hub.is_ready(name):
+        hub.start_server(name)
+        eventually(lambda: hub.is_ready(name), 60, f"{name}'s server is up")
+
+
+def kernel_of(hub: Hub, name: str) -> Kernel:
+    """A kernel of somebody whose server is started if it is not there."""
+    start(hub, name)
+    return Kernel(hub, name)
 
 
 def log_in(page, hub: Hub, name: str, to: str) -> None:
@@ -67,7 +97,9 @@ def panel_of(page) -> Shown:
     return Shown(page, place)
 
 
-def test_a_student_runs_the_first_lab_logs_out_comes_back_and_her_run_is_there(hub: Hub, chromium) -> None:
+def test_a_student_queues_behind_another_logs_out_comes_back_and_her_run_is_there(hub: Hub, chromium) -> None:
+    bob = Talk(runtime_folder() / "slots", {"slots": 2, "as": "bob"})
+    eventually(lambda: bob.files or bob.hear() and bob.files, 5, "bob has two of the four slots")
     page = chromium.new_context(viewport={"width": 1280, "height": 900}).new_page()
     log_in(page, hub, "ada", f"/hub/user-redirect/lab/tree/{FIRST}")
     cell = page.locator(".jp-CodeCell")
@@ -85,7 +117,7 @@ def test_a_student_runs_the_first_lab_logs_out_comes_back_and_her_run_is_there(h
         idle.wait_for(timeout=40_000)
     shown = panel_of(page)
     shown.run.click()
-    shown.wait_for("done", 40)
+    shown.wait_for("queued, next to start", 20)
     page.keyboard.press("Control+s")
     own = hub.folder / "hub" / "users" / "ada"
     mine, shared = own / "dlpar-labs" / FIRST, hub.folder / "labs" / FIRST
@@ -96,19 +128,20 @@ def test_a_student_runs_the_first_lab_logs_out_comes_back_and_her_run_is_there(h
     page.goto(f"{hub.url}/hub/logout")
     page.goto(f"{hub.url}/user/ada/lab")
     page.locator("#username_input").wait_for()  # without her password she is nobody
+    bob.close()
 
     log_in(page, hub, "ada", f"/user/ada/lab/tree/{FIRST}")
     cell.filter(has_text="import dlpar").first.wait_for(timeout=40_000)
+    shown = panel_of(page)
+    shown.wait_for("done: 200 steps", 30)
+    assert "200 of 200 steps" in shown.says(), "the figure has drawn itself again, too"
     asked = "import dlpar; print(*(f'{run.id} {run.status}' for run in dlpar.runs()))"
     assert Kernel(hub, "ada").run(asked) == f"{runs[0]} done\n"
     page.context.close()
 
 
 def test_the_teacher_sees_who_is_here_and_stops_a_job(hub: Hub, chromium) -> None:
-    if not hub.is_ready("ada"):
-        hub.start_server("ada")
-        eventually(lambda: hub.is_ready("ada"), 60, "ada's server is up")
-    kernel = Kernel(hub, "ada")
+    kernel = kernel_of(hub, "ada")
     run = kernel.run(LONG_JOB).strip()
     page = chromium.new_context().new_page()
     log_in(page, hub, "grace", "/services/teacher/")
@@ -123,8 +156,40 @@ def test_the_teacher_sees_who_is_here_and_stops_a_job(hub: Hub, chromium) -> Non
     assert said == "0 stopped the launcher got SIGTERM, so it was stopped\n"
     button.wait_for(state="detached", timeout=15_000)
     assert page.locator("#trouble").inner_text() == ""
-    page.context.close()
     assert run
+    page.get_by_role("button", name="Pause everyone").click()
+    page.locator("#sum", has_text="PAUSED").wait_for(timeout=10_000)
+    waits = "job = dlpar.launch(dlpar.Experiment(workers=1, steps=3))\nimport time; time.sleep(1.5); print(job.poll())"
+    assert kernel.run(waits) == "queued\n"
+    page.get_by_role("button", name="Let everyone go on").click()
+    assert kernel.run("print(job.wait(30).status)") == "done\n"
+    page.context.close()
+
+
+def test_what_the_teacher_sends_is_offered_in_every_panel_and_can_be_taken_back(hub: Hub, chromium) -> None:
+    start(hub, "grace")
+    run = hub.folder / "hub" / "users" / "grace" / ".local" / "share" / "dlpar" / "runs" / "20260101-120000-hers"
+    run.mkdir(parents=True, exist_ok=True)
+    (run / "experiment.json").write_text(Experiment(workers=3, cluster={"world": "simulated"}).to_json())
+    kernel = kernel_of(hub, "ada")
+    kernel.run(WATCH_OFFER)
+    page = chromium.new_context().new_page()
+    log_in(page, hub, "grace", "/services/teacher/")
+    page.get_by_role("button", name="List my runs").click()
+    page.locator("#runs option", has_text="mlp on digits, ring, 3 workers, simulated").wait_for(state="attached")
+    page.locator("#text").fill('{"workers": 3, "colour": "blue"}')
+    page.get_by_role("button", name="Send to everybody").click()
+    page.locator("#trouble", has_text="colour").wait_for()
+    page.locator("#runs").select_option(index=1)
+    page.get_by_role("button", name="Send to everybody").click()
+    page.locator("#sent", has_text="offered to").wait_for()
+    said = kernel.run("print(until(lambda: offer.layout.display is None), offer._says.value, panel.experiment.workers)")
+    sent = "Your teacher (grace) sent: <b>mlp on digits, ring, 3 workers, simulated</b>"
+    assert said == f"True {sent} 4\n", "she has pressed nothing, so nothing is set"
+    assert kernel.run("offer.take(); print(panel.experiment.workers, panel.running)") == "3 False\n"
+    page.get_by_role("button", name="Take it back").click()
+    assert kernel.run("print(until(lambda: offer.layout.display == 'none'))") == "True\n"
+    page.context.close()
 
 
 def test_nobody_but_a_teacher_opens_the_teachers_page(hub: Hub, chromium) -> None:
@@ -139,16 +204,16 @@ def test_nobody_but_a_teacher_opens_the_teachers_page(hub: Hub, chromium) -> Non
 
 
 def test_an_update_of_the_course_reaches_a_student_and_leaves_her_edited_lab_alone(hub: Hub) -> None:
-    own = hub.folder / "hub" / "users" / "bob" / "dlpar-labs"
-    hub.start_server("bob")
-    eventually(lambda: hub.is_ready("bob"), 60, "bob's server is up")
+    # A teacher gets the labs as students do, and another test has started her server.
+    own = hub.folder / "hub" / "users" / "grace" / "dlpar-labs"
+    start(hub, "grace")
     assert stat.S_IMODE(own.stat().st_mode) == 0o700
-    (own / FIRST).write_text("bob's work")
+    (own / FIRST).write_text("grace's work")
     (hub.folder / "labs" / FIRST).write_text("second version")
     (hub.folder / "labs" / "01.ipynb").write_text("another lab")
-    hub.ask("/hub/api/users/bob/server", "DELETE")
-    eventually(lambda: not hub.ask("/hub/api/users/bob")["servers"], 20, "bob's server is gone")
-    hub.start_server("bob")
+    hub.ask("/hub/api/users/grace/server", "DELETE")
+    eventually(lambda: not hub.ask("/hub/api/users/grace")["servers"], 20, "grace's server is gone")
+    hub.start_server("grace")
     eventually(lambda: (own / "01.ipynb").exists(), 20, "the new lab has come")
-    assert (own / FIRST).read_text() == "bob's work"
+    assert (own / FIRST).read_text() == "grace's work"
     assert (own / FIRST.replace(".ipynb", " (new).ipynb")).read_text() == "second version"

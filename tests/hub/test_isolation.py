@@ -21,6 +21,7 @@ import pytest
 from conftest import eventually
 
 from hub import attempts, two_accounts
+from dlpar.launcher.slots import Talk
 from hub.classroom import Hub, Kernel
 
 pytest.importorskip("jupyterhub", reason="JupyterHub is not installed: pip install 'dlpar[hub]'")
@@ -52,7 +53,8 @@ def scene(own_folders) -> Iterator[dict[str, Any]]:
         for name in names:
             two_accounts.make(name, folder / name, f"word-{name}")
         flags = ["--accounts=system", f"--users={','.join(names)}", "--teachers="]
-        hub = Hub(folder, *flags, within=two_accounts.in_namespace)
+        slots = f"DLPAR_SLOTS={folder / 'slots'}"  # at the usual place it would hold up other tests
+        hub = Hub(folder, *flags, within=lambda *words: two_accounts.in_namespace("env", slots, *words))
         hub.wait_until_up()
         yield {"hub": hub, "folder": folder, "ada": names[0], "bob": names[1], **_facts(hub, folder, *names)}
     finally:
@@ -80,6 +82,7 @@ def _facts(hub: Hub, folder: Path, ada: str, bob: str) -> dict[str, Any]:
         "url": hub.url, "server": f"http://127.0.0.1:{ports.pop(server.pid)[0]}",
         "run": told["run"], "runs": told["runs"], "labs": str(folder / ada / "dlpar-labs"), "runtime": str(runtime),
         "shared": str(folder / "labs"), "keeps": str(folder / "hub"), "proxy": _proxy_api(hub),
+        "slots": str(folder / "slots"),
         "sockets": [str(p) for p in runtime.rglob("*") if p.is_socket()],
         "memory": [str(p) for p in Path("/dev/shm").rglob("*") if p.is_file() and p.stat().st_uid == uid],
         "pids": {"rank": rank, "supervisor": told["supervisor"], "kernel": told["kernel"], "server": server.pid},
@@ -108,6 +111,8 @@ def test_everything_one_student_tries_against_another_is_refused(scene: dict[str
     kinds = "\n".join(scene["sockets"])
     assert "warm-" in kinds and "referee" in kinds and "kernel-" in kinds, f"a socket is missing: {kinds}"
     assert scene["memory"], "ada's ranks share no memory"
+    with Talk(Path(scene["slots"]), {}) as talk:
+        assert talk.hear()[0]["taken"] == 4, "ada's job has no slots"
     found = as_bob(scene, **facts)
     assert len(found) > 50
     assert {what: came for what, came in found.items() if not came.startswith("refused: ")} == {}

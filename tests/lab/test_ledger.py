@@ -6,7 +6,8 @@ import stat
 
 import pytest
 
-from dlpar.lab.ledger import forget_predictions, ledger, note, predictions
+from dlpar.lab.agreement import Agreement
+from dlpar.lab.ledger import forget_predictions, ledger, note, predictions, shared_answers
 from dlpar.lab.prediction import Answer
 
 
@@ -58,3 +59,22 @@ def test_revealing_a_prediction_keeps_it():
     asked.reveal(3.0, "simulated")
     row = predictions().iloc[0]
     assert (row["predicted"], row["found"], row["how"]) == (2.0, 3.0, "simulated")
+
+
+def test_nothing_is_shared_before_she_agrees_and_nothing_after_she_takes_it_back(monkeypatch):
+    monkeypatch.setenv("JUPYTERHUB_USER", "ada")
+    note("02-stale", "How old?", Answer(3.0, False, "because I say so"), 2.9, "measured", "updates")
+    assert shared_answers() is None
+    first, second = Agreement(), Agreement()
+    assert not first.value and first.layout.display is None
+    first.value = True
+    assert second.value and Agreement().value
+    assert shared_answers() == [{"key": "02-stale", "question": "How old?", "predicted": 3.0, "found": 2.9,
+                                 "how": "measured", "unit": "updates"}]  # fmt: skip
+    second.value = False
+    assert not first.value and shared_answers() is None
+
+
+def test_where_there_is_no_class_nobody_is_asked(monkeypatch):
+    monkeypatch.delenv("JUPYTERHUB_USER", raising=False)
+    assert Agreement().layout.display == "none"

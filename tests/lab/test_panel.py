@@ -9,6 +9,7 @@ from dlpar.experiment import Experiment
 from dlpar.lab import cell
 from dlpar.lab.controls import Controls, settings
 from dlpar.lab.panel import Panel
+from dlpar.lab.recordings import newest_like
 from dlpar.run import Run
 from dlpar.schema import BadExperiment
 
@@ -222,6 +223,15 @@ def test_the_list_of_recordings_has_the_newest_run_first_and_plays_it(monkeypatc
     panel._recordings._speed.value = 100.0
     panel._recordings._play.click()
     until(lambda: "done: 20 steps" in words(panel))
+
+
+def test_a_recording_of_the_same_settings_comes_before_a_newer_one_of_others(monkeypatch, tmp_path):
+    monkeypatch.setenv("DLPAR_HOME", str(tmp_path))
+    same = finished(workers=2, steps=10)
+    finished(workers=2, steps=20)
+    newest = finished(workers=2, steps=30)
+    assert newest_like(same.experiment).id == same.id
+    assert newest_like(same.experiment.replace(steps=40)).id == newest.id
 
 
 def test_who_waits_long_for_slots_is_offered_a_simulation_and_a_recording(monkeypatch, tmp_path):
