@@ -6,7 +6,8 @@
 VENV  := .venv
 PY    := $(VENV)/bin/python
 STAMP := $(VENV)/set-up
-LAB   := labs/00_first_parallel_run.ipynb
+OWN   := my-labs
+LAB   := $(OWN)/00_first_parallel_run.ipynb
 UV    := uv==0.13.8
 
 # What a caller may set, as in  make test PYTEST_ARGS="-k ring -x"
@@ -15,10 +16,11 @@ TORCH       ?= auto
 PYTEST_ARGS ?=
 LAB_ARGS    ?=
 HUB_ARGS    ?=
+GRADE_ARGS  ?=
 BENCH       ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help lab hub test quick bench setup clean FORCE
+.PHONY: help lab hub release grade slides test quick bench setup clean FORCE
 
 help:  ## this text
 	@echo "dlpar, a teaching lab for parallel and distributed deep learning"
@@ -28,6 +30,7 @@ help:  ## this text
 	@echo '  BENCH        sections to measure (bench), any of launch throughput ring mapreduce ps recording hogwild'
 	@echo '               simulation tensor pipeline hub gpu'
 	@echo '  HUB_ARGS     flags of `dlpar hub` (hub)'
+	@echo '  GRADE_ARGS   what `dlpar grade` is to grade, and how (grade)'
 	@echo '  LAB_ARGS     more arguments for JupyterLab, such as --port=9000 or --no-browser (lab)'
 	@echo '  PYTHON       the Python that $(VENV) is made from'
 	@echo '  TORCH        the PyTorch to install: auto (the default: CPU unless there is an NVIDIA GPU),'
@@ -42,7 +45,13 @@ RUN = PATH="$(CURDIR)/$(VENV)/bin:$$PATH" JUPYTER_PREFER_ENV_PATH=1 exec $(PY) -
 # JupyterLab as a lab wants it: on loopback only, and nothing that asks another machine for news or updates.
 # The set-up also takes out the part that would ask each newcomer whether she wants such news.
 NEWS_QUESTION = @jupyterlab/apputils-extension:announcements
+# What nbgrader and its dependencies would add to every JupyterLab; grading needs none of it.
+GRADING_PARTS = @jupyter/nbgrader @jupyter-notebook/lab-extension
+GRADING_SERVERS = notebook \
+    $(addprefix nbgrader.server_extensions.,formgrader validate_assignment assignment_list course_list)
+# It opens the reader's own copies, in $(OWN), without solutions; what she has changed there no update overwrites.
 lab: $(STAMP)  ## open the first lab in JupyterLab (where there is no screen: print its address)
+	@$(PY) -m dlpar.grading.release labs release $(OWN)
 	@echo "Starting JupyterLab on $(LAB); Ctrl-C twice stops it."
 	@if [ "$$(id -u)" = 0 ]; then set -- --allow-root; fi; \
 	if [ "$$(uname)" != Darwin ] && [ -z "$$DISPLAY$$WAYLAND_DISPLAY" ]; then set -- "$$@" --no-browser; fi; \
@@ -53,6 +62,15 @@ lab: $(STAMP)  ## open the first lab in JupyterLab (where there is no screen: pr
 
 hub: $(STAMP)  ## try a classroom's JupyterHub on this machine; dlpar/hub/README.md says how to run one
 	@$(RUN) dlpar.cli hub $(HUB_ARGS)
+
+release: $(STAMP)  ## make the students' version of the labs, without solutions, in release
+	@$(RUN) dlpar.cli release release
+
+grade: $(STAMP)  ## grade exercises: make grade GRADE_ARGS="SUBMISSIONS"; dlpar/grading/README.md says how
+	@$(RUN) dlpar.cli grade $(GRADE_ARGS)
+
+slides: $(STAMP)  ## export the slides of all labs, HTML and PDF, to slides/build
+	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(PY) slides/export.py
 
 test: $(STAMP)  ## run every test
 	@$(FIND_BROWSER); [ -n "$$browser" ] || { $(INSTALL_BROWSER); }; [ -n "$$browser" ] || $(NO_BROWSER); \
@@ -75,7 +93,7 @@ bench: $(STAMP)  ## measure, and compare with the bars the project sets itself
 	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(PY) tests/bench $(BENCH)
 
 clean:  ## remove the environment and all that was built; runs and notebooks stay
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .hypothesis
+	rm -rf $(VENV) build dist release *.egg-info .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # ---- a browser for the browser tests ---------------------------------------------------------------------
@@ -166,10 +184,12 @@ $(STAMP): pyproject.toml
 	  *) echo "TORCH=$$choice is not one of auto, cpu, cuda, any" >&2; exit 1;; \
 	esac
 	@echo "Set-up 4/4: installing dlpar and what it needs, JupyterLab included"
-	@$(UV_SETTINGS); { $(UV_INSTALL) --compile-bytecode -e '.[lab,test,hub]'; } \
-	  || $(PIP_INSTALL) -e '.[lab,test,hub]' \
+	@$(UV_SETTINGS); { $(UV_INSTALL) --compile-bytecode -e '.[lab,test,hub,grading]'; } \
+	  || $(PIP_INSTALL) -e '.[lab,test,hub,grading]' \
 	  || { echo "The packages could not be installed; the lines above say why." >&2; exit 1; }
 	@$(PY) -m jupyterlab.labextensions disable --level=sys_prefix $(NEWS_QUESTION) >/dev/null 2>&1 || true
+	@$(PY) -m jupyterlab.labextensions disable --level=sys_prefix $(GRADING_PARTS) >/dev/null 2>&1 || true
+	@$(PY) -m jupyter_server.extension.serverextension disable --sys-prefix $(GRADING_SERVERS) >/dev/null 2>&1 || true
 	@$(PY) -m dlpar.hub.proxy || echo "Everything works but \`make hub\`; its tests are skipped."
 	@pwd -P >$@
 	@echo "Set-up done."

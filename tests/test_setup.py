@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
-TARGETS = ["help", "lab", "hub", "test", "quick", "bench", "setup", "clean"]
+TARGETS = ["help", "lab", "hub", "release", "grade", "slides", "test", "quick", "bench", "setup", "clean"]
 CONDA_NAMES = {"pytorch": "torch"}    # conda-forge's name: the name in pyproject.toml
 LONGEST = 300    # lines of a file of the package
 
@@ -88,7 +88,7 @@ def pins_of(requirements: list[str]) -> dict[str, str]:
 
 def test_environment_and_pyproject_hold_the_same_pins(project: dict, conda: list) -> None:
     extras = project["optional-dependencies"]
-    wanted = pins_of(project["dependencies"] + extras["lab"] + extras["test"])
+    wanted = pins_of(project["dependencies"] + extras["lab"] + extras["test"] + extras["grading"])
     from_pip = next(entry["pip"] for entry in conda if isinstance(entry, dict))
     assert "-e ." in from_pip, "environment.yml must install the project itself"
     got = pins_of([entry for entry in from_pip if entry != "-e ."])
@@ -100,7 +100,7 @@ def test_environment_and_pyproject_hold_the_same_pins(project: dict, conda: list
 
 
 def test_every_extra_is_pinned(project: dict) -> None:
-    assert set(project["optional-dependencies"]) == {"lab", "test", "hub"}
+    assert set(project["optional-dependencies"]) == {"lab", "test", "hub", "grading"}
     assert pins_of(project["optional-dependencies"]["hub"])["jupyterhub"].startswith("6.")
 
 

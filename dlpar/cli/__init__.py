@@ -1,4 +1,4 @@
-"""The command line: ``dlpar run | sweep | runs | show | platforms | doctor | hub | slots``.
+"""The command line: ``dlpar run | sweep | runs | show | platforms | doctor | rehearse | hub | slots | release | grade``.
 
 Every module a command needs is imported when the command runs, so that help
 and a refusal come at once.  Exit status: 0 done, 1 failed, 2 a bad request,
@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Callable, Optional
 import typer
 
 import dlpar
+from dlpar.cli.grade import grade, release
 from dlpar.cli.hub import hub
+from dlpar.cli.rehearse import rehearse
 from dlpar.cli.slots import slots
 
 if TYPE_CHECKING:
@@ -204,8 +206,8 @@ def _found(which: str | None) -> Run:
 
 
 COMMANDS: dict[str, Callable[..., int]] = {
-    "run": run, "sweep": sweep, "runs": runs, "show": show, "platforms": platforms, "doctor": doctor, "hub": hub,
-    "slots": slots,
+    "run": run, "sweep": sweep, "runs": runs, "show": show, "platforms": platforms, "doctor": doctor,
+    "rehearse": rehearse, "hub": hub, "slots": slots, "release": release, "grade": grade,
 }  # fmt: skip
 
 

@@ -83,5 +83,6 @@ def _below(figure: go.Figure) -> str:
     css = Path(__file__).with_name("lab.css").read_text()
     return (
         f'<style>{css}</style><div class="dlpar-live"><p class="dlpar-says">{html.escape(say(figure))}</p>'
-        f'<details class="dlpar-data"{shown}><summary>Data as table</summary><div>{tables}</div></details></div>'
+        f'<details class="dlpar-data"{shown}><summary>Data as table</summary>'
+        f'<div tabindex="0" role="region" aria-label="Data of the figure">{tables}</div></details></div>'
     )

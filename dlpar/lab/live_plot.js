@@ -141,8 +141,11 @@ class View {
       <div class="dlpar-tools"></div>
       <div class="dlpar-plot" role="img"><div class="dlpar-loading">Loading the figure …</div></div>
       <p class="dlpar-says"></p>
-      <details class="dlpar-data"><summary>Data as table</summary><div></div></details>`;
-    [this.gone, this.tools, this.plot, this.says, this.data] = el.children;
+      <details class="dlpar-data"><summary>Data as table</summary>
+        <div tabindex="0" role="region" aria-label="Data of the figure"></div></details>
+      <div class="dlpar-spoken" role="status"></div>`;
+    [this.gone, this.tools, this.plot, this.says, this.data, this.spoken] = el.children;
+    this.saysLive = figure.live;
     this.data.addEventListener("toggle", () => this.fillTable());
     this.resized = new ResizeObserver(() => this.resize());
     this.resized.observe(el);
@@ -230,9 +233,18 @@ class View {
     this.says.textContent = this.figure.says;
     this.plot.setAttribute("aria-label", this.figure.says);
     if (this.data.open && Date.now() - (this.filled ?? 0) > 1000) this.fillTable();
+    if (this.saysLive !== this.figure.live) this.speak();
     if (this.figure.sequence !== newest || this.plot.clientWidth !== width) this.again = true;
     const detail = { at: Date.now(), figure: this.figure };
     this.root.dispatchEvent(new CustomEvent("dlpar:drawn", { bubbles: true, detail }));
+  }
+
+  /** To who listens: that a run began, and how it ended; all between would be noise. */
+  speak() {
+    this.saysLive = this.figure.live;
+    const words = () => this.root.closest(".dlpar-panel")?.querySelector(".dlpar-words")?.textContent ?? "";
+    const say = () => (this.spoken.textContent = this.saysLive ? "A run has begun." : `${words()}. ${this.figure.says}`);
+    setTimeout(say, 500); // the last words come in a message of their own
   }
 
   fillTable() {

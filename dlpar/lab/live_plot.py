@@ -11,7 +11,7 @@ import gzip
 from functools import lru_cache
 from pathlib import Path
 from threading import Lock
-from typing import Any, Sequence
+from typing import TYPE_CHECKING, Any, Sequence
 
 import anywidget
 import numpy as np
@@ -19,6 +19,9 @@ import traitlets
 from ipywidgets import Widget
 
 from dlpar.lab.series import Series
+
+if TYPE_CHECKING:
+    from dlpar.lab.figure import Figure
 
 HERE = Path(__file__).parent
 
@@ -182,6 +185,21 @@ class LivePlot(anywidget.AnyWidget):
         """Say whether a run goes on; the page then expects to :meth:`flush` word every second."""
         with self._guard:
             self._live = self._news["live"] = live
+
+    def picture(self) -> Figure:
+        """What the page draws now, as a static figure that carries the sentence."""
+        from dlpar.lab.figure import Figure
+
+        with self._guard:
+            layout = {**self._figure["layout"], "height": self._figure["height"], "meta": {"says": self._says}}
+            if self.x in self._figure["x_axes"]:
+                layout["xaxis"] = {**layout.get("xaxis", {}), **self._figure["x_axes"][self.x]}
+            traces = []
+            for spec, series in self._traces.values():
+                columns = {name: series.rows[:, i].copy() for i, name in enumerate(spec["columns"])}
+                points = {where: columns[self.x if name == "*" else name] for where, name in spec["at"].items()}
+                traces.append({**spec["style"], **points})
+        return Figure({"data": traces, "layout": layout})
 
     def flush(self, alive: bool = False) -> bool:
         """Send what is new in one message, or with `alive` a sign of life; returns whether it did."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import partial
 from pickle import PicklingError
 from typing import TYPE_CHECKING, Any, Callable, Iterable, Iterator, Sequence
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
 
 LENGTHS = (1, 4, 7)
 """Tensor lengths every exercise is tried on."""
+
+SIMULATED_ONLY = "DLPAR_SIMULATED_ONLY"
+"""Environment variable: where it is set, as where exercises are graded, nothing is run on real ranks."""
 
 Expected = Callable[[list["torch.Tensor"]], Sequence["torch.Tensor"]]
 
@@ -64,7 +68,7 @@ def check_on_ranks(
         return ""
 
     lengths, sends = ", ".join(map(str, LENGTHS)), f", and sends what {like} sends" if like else ""
-    solved = (f"{name} is right on {listed(workers)} simulated ranks and on {workers[-1]} real ones, "
+    solved = (f"{name} is right on {ranks_tried(workers)}, "
               f"for tensors of {lengths} numbers{sends}.")  # fmt: skip
     trials = on_both(workers, _try, student, LENGTHS, timeout=timeout)
     return tried(name, trials, judge, hints, lambda told: solved)
@@ -77,9 +81,11 @@ Trial = tuple[str, Callable[[], list[Any]]]
 def on_both(
     workers: Sequence[int], program: Callable[..., Any], *arguments: Any, timeout: float, who: str = "ranks"
 ) -> Iterator[Trial]:
-    """Trials of ``program(comm, *arguments)`` on these numbers of simulated ranks, and on the last number of real ones."""
-    for world, ranks in [*(("simulated", ranks) for ranks in workers), ("real", workers[-1])]:
-        yield f"With {ranks} {world} {who}", partial(spmd, program, *arguments, workers=ranks, world=world, timeout=timeout)
+    """Trials of ``program(comm, *arguments)`` on so many simulated ranks, and on the last number of real ones."""
+    real = [("real", workers[-1])] if real_too() else []
+    for world, ranks in [*(("simulated", ranks) for ranks in workers), *real]:
+        run = partial(spmd, program, *arguments, workers=ranks, world=world, timeout=timeout)
+        yield f"With {ranks} {world} {who}", run
 
 
 def tried(
@@ -121,6 +127,16 @@ def tried(
             return wrong(name, hints, where + complaint)
         told.append(found)
     return Verdict("solved", praise(told))
+
+
+def real_too() -> bool:
+    """Whether what is right on simulated ranks is run on real ones, too."""
+    return not os.environ.get(SIMULATED_ONLY)
+
+
+def ranks_tried(workers: Sequence[int]) -> str:
+    """``2, 3 and 4 simulated ranks and on 4 real ones``."""
+    return f"{listed(workers)} simulated ranks" + (f" and on {workers[-1]} real ones" if real_too() else "")
 
 
 def listed(numbers: Sequence[int]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Sequence
 
 from dlpar.collectives.closed_forms import closed_form
-from dlpar.lab.on_ranks import listed, on_both, sends_otherwise, tried
+from dlpar.lab.on_ranks import on_both, ranks_tried, sends_otherwise, tried
 from dlpar.lab.verdict import Verdict, difference
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def check_layers(student: Callable[..., Any], workers: Sequence[int] = (2, 3, 4)
     """
     name = getattr(student, "__name__", "the function")
     solved = (f"{name} computes what one process does, with one all-reduce each way, "
-              f"on {listed(workers)} simulated ranks and on {workers[-1]} real ones.")  # fmt: skip
+              f"on {ranks_tried(workers)}.")  # fmt: skip
     return tried(name, on_both(workers, _try, student, timeout=10.0), _judge, hints, lambda told: solved)
 
 

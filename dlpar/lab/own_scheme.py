@@ -6,7 +6,7 @@ from pickle import PicklingError
 from typing import TYPE_CHECKING, Any, Callable, Sequence
 
 from dlpar.experiment import Experiment
-from dlpar.lab.on_ranks import listed, on_both, tried
+from dlpar.lab.on_ranks import listed, on_both, real_too, tried
 from dlpar.lab.verdict import Verdict, difference, wrong
 from dlpar.schema import BadExperiment
 from dlpar.sync.own import AllReduced, not_a_scheme
@@ -78,7 +78,8 @@ def check_scheme(
         }  # fmt: skip
     except (BadExperiment, TypeError, PicklingError) as failure:
         return wrong(name, hints, f"{failure}")
-    solved = (f"{name} is right: with {listed(workers)} simulated workers and with {workers[-1]} real ones every "
+    real = f" and with {workers[-1]} real ones" if real_too() else ""
+    solved = (f"{name} is right: with {listed(workers)} simulated workers{real} every "
               f"weight is that of one process, {steps} steps long. ")  # fmt: skip
     trials = on_both(workers, _trial, trained, timeout=timeout, who="workers")
     return tried(name, trials, judge, hints, lambda told: solved + _traffic(told[-1], reference))

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Callable, Iterable, Sequence
 
-from dlpar.lab.on_ranks import listed, tried
+from dlpar.lab.on_ranks import listed, real_too, tried
 from dlpar.lab.verdict import Verdict, difference
 from dlpar.launcher.spmd import spmd
 
@@ -82,7 +82,7 @@ def check_server(on_push: OnPush | None, bounds: Sequence[int] = (0, 1, 3), hint
     name = getattr(on_push, "__name__", "the function")
     if not callable(on_push):
         return Verdict("to do", "The function is not written yet.")
-    both = [*(("simulated", bound) for bound in bounds), ("real", bounds[-1])]
+    both = [*(("simulated", bound) for bound in bounds), *([("real", bounds[-1])] if real_too() else [])]
     trials = (
         (f"With {workers} {world} workers and s = {bound}",
          partial(spmd, _trial, on_push, bound, workers=workers + 1, world=world, timeout=timeout))
@@ -92,9 +92,9 @@ def check_server(on_push: OnPush | None, bounds: Sequence[int] = (0, 1, 3), hint
     def praise(told: list[list]) -> str:
         oldest, furthest = (max(column) for column in zip(*(found[0][1:] for found in told)))
         return (
-            f"{name} is right on {workers} workers, {CLOCKS} pushes each, simulated with s = {listed(bounds)} and real "
-            f"with {bounds[-1]}: no lead above s (the largest was {furthest}), and every gradient weighed by its "
-            f"staleness (the oldest: {oldest} updates)."
+            f"{name} is right on {workers} workers, {CLOCKS} pushes each, simulated with s = {listed(bounds)}"
+            f"{f' and real with {bounds[-1]}' if real_too() else ''}: no lead above s (the largest was {furthest}), "
+            f"and every gradient weighed by its staleness (the oldest: {oldest} updates)."
         )
 
     return tried(name, trials, lambda found: found[0][0] and f", {found[0][0]}.", hints, praise)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dlpar.collectives.closed_forms import closed_form
-from dlpar.lab.on_ranks import listed, on_both, sends_otherwise, tried
+from dlpar.lab.on_ranks import on_both, ranks_tried, sends_otherwise, tried
 from dlpar.lab.verdict import Verdict, difference
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def check_zero(
     name = getattr(student, "__name__", "the function")
     if not callable(student):
         return Verdict("to do", "The function is not written yet.")
-    solved = (f"{name} is right on {listed(workers)} simulated ranks and on {workers[-1]} real ones: the weights are "
+    solved = (f"{name} is right on {ranks_tried(workers)}: the weights are "
               "those of one process, and it sends as many messages and bytes as a ring all-reduce.")  # fmt: skip
     return tried(name, on_both(workers, _try, student, timeout=timeout), _judge, hints, lambda told: solved)
 

@@ -1,4 +1,4 @@
-"""The labs' terms in English and Chinese, as a table and as tooltips.
+"""The labs' terms in English and Chinese: as a table, and explained where a notebook's text uses them.
 
 The systems the labs teach are described in Chinese articles, too; who reads both needs one name
 for one thing.
@@ -12,24 +12,48 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+import anywidget
+import traitlets
+
 if TYPE_CHECKING:
     from IPython.display import HTML
 
+HERE = Path(__file__).parent
+
 
 class Term(NamedTuple):
-    """One entry."""
+    """One entry; an `everyday` word means something else, too, so it is explained only where a text emphasises it."""
 
     name: str
     zh: str
     means: str
     lab: str
+    everyday: bool = False
+
+
+class Tooltips(anywidget.AnyWidget):
+    """Dots each term's first place in the notebook it is shown in: pointed at, tapped or in focus, it is explained.
+
+    All is done in the page; the kernel is not asked again.
+    """
+
+    _esm, _css = ((HERE / name).read_text(encoding="utf-8") for name in ("terms.js", "terms.css"))
+    terms = traitlets.List(help="Entries of the glossary, as mappings.").tag(sync=True)
+    says = traitlets.Unicode(
+        "Dotted words say what they mean, in English and Chinese: point at one, tap it, or reach it by Tab."
+    ).tag(sync=True)
 
 
 @cache
 def terms() -> dict[str, Term]:
     """All of them, by their English names."""
-    kept = tomllib.loads(Path(__file__).with_name("terms.toml").read_text(encoding="utf-8"))
+    kept = tomllib.loads((HERE / "terms.toml").read_text(encoding="utf-8"))
     return {name: Term(name, **entry) for name, entry in sorted(kept.items(), key=lambda item: item[0].lower())}
+
+
+def tooltips() -> Tooltips:
+    """Explain terms in this notebook's text and panels; to be shown near its top."""
+    return Tooltips(terms=[entry._asdict() for entry in terms().values()])
 
 
 def tooltip(name: str) -> str:

@@ -22,12 +22,13 @@ SMALL = {"name": "transformer", "depth": 2, "width": 16, "heads": 4}
 NAMES = {"F": "forward", "B": "backward", "W": "weight"}
 
 
-def run_of(bars, schedule="1f1b", chunks=2, facts=None, **split):
+def run_of(bars, schedule="1f1b", chunks=2, facts=None, world="real", **split):
     """A run whose ranks did these bars in step 1, and half as quickly in steps 0 and 2."""
     stages = 1 + max(bar.stage for bar in bars)
     micros = 1 + max(bar.micro for bar in bars)
     split = {"kind": "pipeline", "schedule": schedule, "microbatches": micros, "chunks": chunks, **split}
-    experiment = Experiment(workers=stages, steps=3, model={"name": "mlp", "depth": 15}, split=split)
+    model, cluster = {"name": "mlp", "depth": 15}, {"world": world}
+    experiment = Experiment(workers=stages, steps=3, model=model, split=split, cluster=cluster)
     folder = new_folder(experiment)
     for stage in range(stages):
         records = []
@@ -68,6 +69,13 @@ def test_a_stage_that_is_late_is_seen_in_the_measured_bubble_alone():
     late = [bar if bar.kind == "F" else bar._replace(start=bar.start + 12, end=bar.end + 12) for bar in on_time]
     measured, ideal = (note.text for note in lab.pipeline(run_of(late, "gpipe")).layout.annotations)
     assert "bubble 125% of" in measured and "bubble 25.0% of" in ideal  # 12 s more on 12 s of computing
+
+
+@pytest.mark.parametrize("world, how", [("real", "measured"), ("paced", "paced"), ("simulated", "simulated")])
+def test_what_was_not_measured_is_not_called_so(world, how):
+    figure = lab.pipeline(run_of(timeline("gpipe", 2, 4), "gpipe", world=world))
+    assert figure.layout.annotations[0].text.startswith(f"{how}: bubble ")
+    assert set(figures.table(figure)["picture"]) == {how, "ideal"}
 
 
 def test_passes_carry_their_micro_batch_chunks_differ_and_the_bubble_fills_what_is_left():
@@ -148,6 +156,7 @@ def test_memory_of_sharded_runs_stands_beside_the_closed_form():
     (marks,) = [trace for trace in figure.data if trace.type == "scatter"]
     assert list(marks.x) == pytest.approx([48.16, 24.08])
     assert list(figure.layout.yaxis.ticktext) == ["split.zero=0", "split.zero=3"]
+    assert list(lab.memory(runs, titles=["whole", "ZeRO 3"]).layout.yaxis.ticktext) == ["whole", "ZeRO 3"]
     assert "less than 0.1% off the closed form" in figures.say(figure)
 
 

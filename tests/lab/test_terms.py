@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 import pytest
 
-from dlpar.lab.terms import glossary, term, terms, tooltip
+from dlpar.lab.terms import glossary, term, terms, tooltip, tooltips
 
 LABS = Path(__file__).parents[2] / "labs"
 
@@ -35,3 +36,14 @@ def test_the_table_can_be_that_of_one_lab():
     assert "气泡" in whole and "气泡" not in second and "陈旧度" in second
     with pytest.raises(ValueError, match="lab: got '99', allowed is one of 00, "):
         glossary("99")
+
+
+def test_every_notebook_explains_its_terms_from_the_top_and_the_page_is_told_all_of_them_once():
+    notebooks = sorted(LABS.glob("*.ipynb"))
+    assert len(notebooks) >= 12
+    for path in notebooks:
+        assert json.loads(path.read_text())["cells"][1]["source"][-1] == "lab.tooltips()", path.name
+    shown = tooltips()
+    told = {entry["name"]: entry for entry in shown.terms}
+    assert set(told) == set(terms()) and told["lead"]["everyday"] and not told["staleness"]["everyday"]
+    assert len(json.dumps(shown.terms)) < 30_000

@@ -1,9 +1,6 @@
-"""Lab 07: its exercise is checked rightly, and a step that is right trains; the lab itself asserts what it refutes."""
+"""Lab 07: its exercise is checked rightly; the lab itself asserts what it refutes, and that a right step trains."""
 
 from __future__ import annotations
-
-import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,7 +13,6 @@ from dlpar.lab import presets
 
 pytestmark = pytest.mark.slow
 
-LAB = Path(__file__).parents[2] / "labs" / "07_data_parallel.ipynb"
 HINTS = ["first hint", "second hint"]
 
 
@@ -28,27 +24,11 @@ def zero_step(comm, weights, gradient, velocity, lr, momentum):
     ring_allgather(comm, weights)
 
 
-def cell_with(words: str) -> str:
-    cells = json.loads(LAB.read_text())["cells"]
-    return next("".join(c["source"]) for c in cells if c["cell_type"] == "code" and words in "".join(c["source"]))
-
-
-def test_a_right_step_is_solved_and_trains_in_the_scheme_the_lab_gives(capsys):
-    """The cell itself, as a student who is done runs it."""
-    imports = "import dlpar, torch\nfrom dlpar import lab\nfrom dlpar.sync import Scheme\n"
-    given = {"__name__": "__main__", "zero_step": zero_step}
-    exec(imports + cell_with("class MyZero"), given)
-    assert given["solved"] and "4 real ones" in given["solved"].sentence
-    state, plain = given["kept"]
-    assert 0.25 * plain == pytest.approx(state, rel=0.01)
-    apart = (given["mine"].curve["loss"] - given["plain"].curve["loss"]).abs().max()
-    assert apart < 1e-9 and "in place of" in capsys.readouterr().out
-
-
 def test_a_step_not_written_yet_is_to_do():
-    given = {}
-    exec(cell_with("def zero_step"), given)
-    assert lab.check_zero(given["zero_step"]).status == "to do"
+    def unwritten(comm, weights, gradient, velocity, lr, momentum):
+        raise NotImplementedError
+
+    assert lab.check_zero(unwritten).status == "to do"
     assert lab.check_zero(None).status == "to do"
 
 

@@ -6,16 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-import dlpar
 from dlpar.consensus import contraction
 from dlpar.lab import check_on_ranks, presets
 from dlpar.sync.topology import mixing_matrix
 
 pytestmark = pytest.mark.slow
-
-
-def ran(experiments):
-    return [dlpar.launch(experiment).wait(100) for experiment in experiments]
 
 
 def path(workers: int) -> list[tuple[int, ...]]:
@@ -25,22 +20,6 @@ def path(workers: int) -> list[tuple[int, ...]]:
 def expected(tensors):
     weights = torch.from_numpy(mixing_matrix(path(len(tensors)))).float()
     return list(weights @ torch.stack(tensors))
-
-
-def solved(comm, weights):
-    graph = path(comm.size)
-    peers = graph[comm.rank]
-    before, arriving = weights.clone(), torch.empty_like(weights)
-    sending = [comm.isend(before, peer) for peer in peers]
-    for peer in peers:
-        comm.recv(arriving, peer)
-        weights += (arriving - before) / (1 + max(len(peers), len(graph[peer])))
-    for request in sending:
-        request.wait()
-
-
-def test_a_right_answer_is_solved():
-    assert check_on_ranks(solved, expected, workers=(2, 3, 5))
 
 
 def test_plain_means_over_neighbours_are_found_wrong():

@@ -32,11 +32,6 @@ def whole_batch_summed(data, pipeline, summed, **given):
     return solved(data=data, pipeline=pipeline, summed=summed * data * pipeline, **given)
 
 
-def test_a_right_formula_agrees_with_every_simulation():
-    verdict = check_grid(solved)
-    assert verdict and "right in all 4 cases" in verdict.sentence
-
-
 @pytest.mark.parametrize(
     "wrong, where", [(without_bubble, "pipeline=4"), (whole_gradient, "data=4"), (whole_batch_summed, "data=4")]
 )

@@ -34,25 +34,6 @@ def all_samples(vectors):
     return [whole] * len(vectors)
 
 
-def combine(comm, vector):
-    arriving = torch.empty_like(vector)
-    vector[:-1] *= vector[-1]
-    if comm.rank:
-        comm.send(vector, 0)
-        comm.recv(vector, 0)
-    else:
-        for source in range(1, comm.size):
-            comm.recv(arriving, source)
-            vector += arriving
-        vector[:-1] /= vector[-1]
-        for dest in range(1, comm.size):
-            comm.send(vector, dest)
-
-
-def test_sums_and_counts_are_right():
-    assert lab.check_on_ranks(combine, expected=all_samples)
-
-
 def test_the_mean_of_the_means_is_found_wrong():
     def mean_of_means(comm, vector):
         comm.allreduce(vector)

@@ -23,11 +23,6 @@ def perceptron(comm, x, up, down, of_y):
     return y, of_x, of_hidden.T @ x, of_y.T @ hidden
 
 
-def test_a_right_perceptron_is_solved_on_simulated_and_on_real_ranks():
-    verdict = check_layers(perceptron)
-    assert verdict and "on 2, 3 and 4 simulated ranks and on 4 real ones" in verdict.sentence
-
-
 def test_one_not_written_yet_is_to_do():
     def perceptron(comm, x, up, down, of_y):
         raise NotImplementedError

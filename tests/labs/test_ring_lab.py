@@ -26,28 +26,6 @@ def test_one_slow_rank_slows_all():
     assert waits[1].idxmin() == 2
 
 
-def reduce_scatter(comm, chunks):
-    r, n = comm.rank, comm.size
-    for k in range(n - 1):
-        theirs = chunks[(r - k - 1) % n]
-        arriving = torch.empty_like(theirs)
-        comm.sendrecv(chunks[(r - k) % n], (r + 1) % n, arriving, (r - 1) % n)
-        theirs += arriving
-
-
-def my_ring(comm, tensor):
-    chunks = tensor.tensor_split(comm.size)
-    reduce_scatter(comm, chunks)
-    ring_allgather(comm, chunks)
-
-
-def test_a_right_ring_is_solved_and_trains():
-    verdict = lab.check_on_ranks(my_ring, **SUM)
-    assert verdict and "sends what ring sends" in verdict.sentence
-    run = dlpar.launch(presets.ring_run().replace(sync=my_ring, steps=20)).wait(60)
-    assert run.curve["loss"].iloc[-1] < run.curve["loss"].iloc[0]
-
-
 def test_a_ring_whose_all_gather_alone_works_names_what_is_wrong():
     def adds_nothing(comm, tensor):
         ring_allgather(comm, tensor.tensor_split(comm.size))

@@ -43,7 +43,7 @@ class Row(NamedTuple):
     predicted: float | None
 
 
-def memory(runs: Run | Sequence[Run]) -> Figure:
+def memory(runs: Run | Sequence[Run], titles: Sequence[str] | None = None) -> Figure:
     """What each rank held at the fullest moment of a step, by kind; of several runs, the rank that held most.
 
     The step is the last in which memory was watched.  Where the model is split by data alone, a mark
@@ -56,6 +56,8 @@ def memory(runs: Run | Sequence[Run]) -> Figure:
     ----------
     runs : Run or sequence of Run
         In a world in which ranks compute.
+    titles : sequence of str, optional
+        What each of several runs is called; default: what tells them apart.
 
     Raises
     ------
@@ -70,7 +72,7 @@ def memory(runs: Run | Sequence[Run]) -> Figure:
         rows = [Row(f"rank {rank}", own, _state(runs[0].experiment)) for rank, own in held[0].items()]
     else:
         fullest = [max(of_run.values(), key=_total) for of_run in held]
-        names = labels([run.experiment for run in runs])
+        names = titles or labels([run.experiment for run in runs])
         rows = [Row(name, own, _state(run.experiment)) for name, own, run in zip(names, fullest, runs)]
     scale, unit = (1e6, "MB") if max(map(_total, (row.held for row in rows))) >= 1e6 else (1e3, "kB")
     courses = _courses(runs[0], scale, unit) if len(runs) == 1 else {}

@@ -42,7 +42,8 @@ def micro_batches(runs: Sequence[Run], predicted: Mapping[str, Seconds] = {}) ->
     figure = _picture(found, predicted, world)
     best = {name: min(points, key=points.__getitem__) for name, points in found.items()}
     told = [
-        f"{name} is quickest with {best[name]} micro-batches, {says.quantity(1e3 * points[best[name]])} ms a step"
+        f"{name} is quickest with {best[name]} micro-batch{'es' * (best[name] > 1)}, "
+        f"{says.quantity(1e3 * points[best[name]])} ms a step"
         + f", and takes {points[max(points)] / points[best[name]]:.1f} times as long with {max(points)}"
         * (max(points) > best[name])
         for name, points in found.items()

@@ -25,7 +25,8 @@ STYLES = {
 }
 """How passes are drawn; the chunks of a stage are lighter and lighter.  All else looks as in the timeline."""
 
-WAYS = ("measured", "ideal")
+WAYS = ("run", "ideal")
+"""What is compared: what was done, above, and what the schedule would do, below."""
 
 AFTER = 1.2
 """Times the duration of all passes that is shown at most: how replicas agree afterwards may take much longer."""
@@ -34,7 +35,7 @@ AFTER = 1.2
 def pipeline(run: Run, step: int | None = None) -> Figure:
     """What every rank of a pipeline did in a step, micro-batch by micro-batch, and the schedule's ideal below it.
 
-    The ideal has passes as long as the measured ones are on average (of each rank's median), on every
+    The ideal has passes as long as the run's are on average (of each rank's median), on every
     stage the same, and messages that take no time.  Of a hybrid, passes include the messages between the
     ranks of a stage.  A bubble is idle over computing seconds, from the first pass of a
     step to its last (Narayanan et al., arXiv 2104.04473, section 2.2.1).
@@ -63,12 +64,12 @@ def pipeline(run: Run, step: int | None = None) -> Figure:
     if step not in by_step:
         raise ValueError(f"step: got {step}, allowed is a step with spans: {min(by_step)} to {max(by_step)}")
     steps = range(step, min(step + count, max(by_step) + 1))
-    measured = [bar for each in steps for bar in by_step.get(each, ())]
-    begin, _ = window(passes(measured))
-    pictures = {"measured": since(begin, measured), "ideal": since(begin, ideal(experiment, measured, steps))}
+    done = [bar for each in steps for bar in by_step.get(each, ())]
+    begin, _ = window(passes(done))
+    pictures = {"run": since(begin, done), "ideal": since(begin, ideal(experiment, done, steps))}
     bubbles = {way: bubble(experiment, bars) for way, bars in pictures.items()}
     figure = saying(_picture(experiment, pictures, bubbles), _sentence(experiment, step, pictures, bubbles))
-    figure.layout.meta = {**figure.layout.meta, "table": _table(pictures), "bubble": bubbles}
+    figure.layout.meta = {**figure.layout.meta, "table": _table(experiment, pictures), "bubble": bubbles}
     return figure
 
 
@@ -129,12 +130,12 @@ def lighter(colour: str, share: float) -> str:
 
 
 def _layout(experiment: Experiment, width: float, bubbles: dict[str, float]) -> dict[str, Any]:
-    """Measured above, ideal below; `width` in ms."""
+    """The run above, the ideal below; `width` in ms."""
     workers = shown.workers(experiment)
     names = [_row(experiment, rank) for rank in range(workers)]
     rows = {"tickvals": list(range(workers)), "ticktext": names, "showgrid": False}
     limits = (workers - 0.5, -0.5)
-    titles = {"measured": "measured", "ideal": f"ideal {experiment.split.schedule}"}
+    titles = {"run": theme.HOW[experiment.cluster.world], "ideal": f"ideal {experiment.split.schedule}"}
     notes = [
         {"text": f"{titles[way]}: bubble {percent(bubbles[way])} of computing time", "showarrow": False, "x": 0,
          "xref": "paper", "xanchor": "left", "y": top, "yref": "paper", "yanchor": "bottom", "font": {"size": 14}}
@@ -158,11 +159,12 @@ def _row(experiment: Experiment, rank: int) -> str:
 
 def _sentence(experiment: Experiment, step: int, pictures: dict[str, list[Drawn]], bubbles: dict[str, float]) -> str:
     took, best = (end - start for start, end in (window(passes(bars)) for bars in pictures.values()))
+    length = says.duration(took) if took >= 1 else f"{1e3 * took:.3g} ms"
     what = f"Step {step}" if has_flush(experiment) else f"What begins with step {step}"
-    measured, ideal = (percent(bubbles[way]) for way in WAYS)
+    found, ideal = (percent(bubbles[way]) for way in WAYS)
     text = (
-        f"{what} took {says.duration(took)} from its first pass to its last, {took / best:.2f} times the ideal: "
-        f"the bubble was {measured} of the time computed, ideally it is {ideal}."
+        f"{what} took {length} from its first pass to its last, {took / best:.2f} times the ideal: "
+        f"the bubble was {found} of the time computed, ideally it is {ideal}."
     )
     return shown.note(experiment, text)
 
@@ -172,8 +174,9 @@ def percent(bubble: float) -> str:
     return f"{bubble:.0%}" if bubble >= 1 else f"{bubble:.1%}"
 
 
-def _table(pictures: dict[str, list[Drawn]]) -> dict[str, list]:
-    rows = [(way, bar) for way, bars in pictures.items() for bar in bars]
+def _table(experiment: Experiment, pictures: dict[str, list[Drawn]]) -> dict[str, list]:
+    names = {"run": theme.HOW[experiment.cluster.world], "ideal": "ideal"}
+    rows = [(names[way], bar) for way, bars in pictures.items() for bar in bars]
     return {
         "picture": [way for way, _ in rows],
         "rank": [bar.rank for _, bar in rows],

@@ -1,0 +1,131 @@
+"""``dlpar grade`` and ``dlpar release``: exercises handed out, and graded."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+Labs = Annotated[Optional[str], typer.Option(metavar="FOLDER", help="The masters; default: this checkout's labs.")]
+
+
+def release(
+    into: Annotated[str, typer.Argument(metavar="FOLDER", help="Where students' labs go.")] = "release",
+    labs: Labs = None,
+) -> int:
+    """Make the students' version of the labs, without solutions, hidden tests and results."""
+    from dlpar.cli import BadRequest
+    from dlpar.grading.release import release as make
+
+    masters = _masters(labs)
+    if Path(into).resolve() == masters.resolve():
+        raise BadRequest(f"FOLDER: got {into!r}, allowed is any but that of the masters")
+    changed = make(masters, Path(into))
+    print(f"{into}: {len(changed)} files changed" if changed else f"{into}: nothing new")
+    return 0
+
+
+def grade(
+    where: Annotated[
+        str,
+        typer.Argument(metavar="SUBMISSIONS", help="A folder with a folder of notebooks for each student, or a path "
+                       "with {student} in it: '/home/{student}/dlpar-labs'."),
+    ],
+    course: Annotated[
+        str, typer.Option(metavar="FOLDER", help="nbgrader's course: points, feedback; private, made if missing.")
+    ] = "course",
+    labs: Labs = None,
+    lab: Annotated[str, typer.Option(metavar="NAMES", help="Labs to grade, with commas: 00,03; default: all.")] = "",
+    account: Annotated[
+        str, typer.Option(metavar="NAME", help="Unix account, without rights, that answers run in; needs root.")
+    ] = "dlpar-grader",
+    not_isolated: Annotated[
+        bool,
+        typer.Option("--not-isolated", metavar="", help="Run answers in your own account, with your files and network: "
+                     "only for answers you have read."),
+    ] = False,
+    seconds: Annotated[str, typer.Option(metavar="N", help="For one check, 1 to 600.")] = "60",
+    memory: Annotated[str, typer.Option(metavar="N", help="GiB for one answer, 1 to 64.")] = "4",
+    at_a_time: Annotated[Optional[str], typer.Option(metavar="N", help="Answers; default: one for each core.")] = None,
+) -> int:  # fmt: skip
+    """Grade the exercises that students handed in.
+
+    Answers are judged on simulated ranks, shut in an account of their own without network. What hangs, crashes
+    or is missing earns nothing, and harms nobody else's. dlpar/grading/README.md says more.
+    """
+    from importlib.util import find_spec
+
+    from dlpar.control_groups import cores
+
+    limits = _number("--seconds", seconds, 600), _number("--memory", memory, 64)
+    side_by_side = 1 if not_isolated else _number("--at-a-time", at_a_time or str(cores()), 64)
+    masters = _chosen(_masters(labs), lab)
+    if find_spec("nbgrader") is None:
+        print("dlpar grade: nbgrader is not installed; `pip install 'dlpar[grading]'` brings it", file=sys.stderr)
+        return 1
+    from dlpar.grading.box import Box, CannotGrade
+    from dlpar.grading.course import CourseFailed
+
+    try:
+        box = Box(None if not_isolated else account, *limits)
+        return _graded(where, Path(course), masters, box, side_by_side)
+    except (CannotGrade, CourseFailed) as error:
+        print(f"dlpar grade: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("dlpar grade: stopped; what was graded stays in the gradebook", file=sys.stderr)
+        return 130
+
+
+def _graded(where: str, folder: Path, masters: list[Path], box, at_a_time: int) -> int:
+    """Do it, a line for each answer."""
+    from dlpar.cli import BadRequest
+    from dlpar.grading.course import Course
+    from dlpar.grading.grade import grade as grade_all
+    from dlpar.grading.grade import submissions, take
+    from dlpar.grading.hand_in import students
+
+    if not students(where):
+        raise BadRequest(f"SUBMISSIONS: got {where!r}, allowed is a folder with a folder for each student")
+    if box.account is None:
+        print("NOT ISOLATED: answers run in your account, with your files and your network.", file=sys.stderr)
+    course = Course(folder)
+    found = submissions(where, take(course, masters))
+    for one, verdicts in grade_all(course, found, box, at_a_time):
+        said = " · ".join(verdict["said"].splitlines()[0] for verdict in verdicts.values())
+        print(f"{one.student}  {one.lab.name}  {said}", flush=True)
+    print(f"points: {course.write_grades()}; feedback: {course.folder / 'feedback'}")
+    return 0
+
+
+def _masters(labs: str | None) -> Path:
+    from dlpar.cli import BadRequest
+    from dlpar.grading.release import is_master
+    from dlpar.hub.settings import usual_labs
+
+    folder = Path(labs) if labs else usual_labs()
+    if not folder.is_dir() or not is_master(folder):
+        raise BadRequest(f"--labs: got {str(folder)!r}, allowed is a folder of labs with their solutions")
+    return folder
+
+
+def _chosen(masters: Path, names: str) -> list[Path]:
+    """Of the masters those that begin with one of the names."""
+    from dlpar.cli import BadRequest
+
+    found = sorted(masters.glob("*.ipynb"))
+    for name in filter(None, (name.strip() for name in names.split(","))):
+        if not any(path.stem.startswith(name) for path in found):
+            raise BadRequest(f"--lab: got {name!r}, allowed are {', '.join(path.stem for path in found)}")
+    wanted = tuple(filter(None, (name.strip() for name in names.split(",")))) or ("",)
+    return [path for path in found if path.stem.startswith(wanted)]
+
+
+def _number(flag: str, text: str, most: int) -> int:
+    from dlpar.cli import BadRequest
+
+    if not text.isdecimal() or not 1 <= int(text) <= most:
+        raise BadRequest(f"{flag}: got {text!r}, allowed is a whole number from 1 to {most}")
+    return int(text)

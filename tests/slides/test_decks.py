@@ -1,0 +1,79 @@
+"""A deck for each lab, in one shape, whose questions, panel and sources are the lab's own; nothing is executed here."""
+
+from __future__ import annotations
+
+import ast
+import re
+
+import pytest
+
+from slides.decks import NAMES, ROOT, cells, code, asked, kind, of_lab, of_section, of_slides, sections
+
+SHAPE = ["title", "why", "picture", "live", "result", "field", "exercise"]
+
+each_deck = pytest.mark.parametrize("name", NAMES)
+
+
+def test_every_lab_has_its_deck():
+    assert NAMES == sorted(path.name for path in (ROOT / "labs").glob("[0-9]*.ipynb"))
+
+
+@each_deck
+def test_a_deck_has_all_sections_in_order_on_six_to_nine_slides(name):
+    slides = of_slides(name)
+    assert sections(slides) == SHAPE and 6 <= len(slides) <= 9
+    assert slides[0][1][0]["source"].splitlines()[0] == of_lab(name)[0]["source"].splitlines()[0]
+
+
+@each_deck
+def test_one_key_press_goes_from_slide_to_slide(name):
+    """What stands below a heading is a layer of its slide, which deck mode does not stop at."""
+    for cell in cells(ROOT / "slides" / name):
+        layer = cell["metadata"].get("jupyterlab-slideshow", {}).get("layer")
+        assert (kind(cell), layer) in {("skip", None), ("slide", None), (None, "slide")}, cell["id"]
+
+
+@each_deck
+def test_a_deck_is_kept_without_results(name):
+    kept = [cell for cell in cells(ROOT / "slides" / name) if cell.get("outputs") or cell.get("execution_count")]
+    assert kept == []
+
+
+@each_deck
+def test_the_question_put_to_the_class_is_a_prediction_of_the_lab(name):
+    (slide,) = of_section(name, "why")
+    quoted = re.findall(r"^(?:- |\*\*)(.+?)(?:\*\*)?$", slide["source"], flags=re.M)
+    assert quoted and not [line for line in quoted if line not in asked(name)]
+
+
+@each_deck
+def test_the_panel_is_the_labs_own_and_heads_its_slide_with_its_question(name):
+    heading, panel = of_section(name, "live")
+    assert panel["source"] == next(source for source in code(of_lab(name)) if "lab.Panel(" in source)
+    assert panel["metadata"]["tags"] == ["panel"]
+    question = next(k.value.value for k in ast.walk(ast.parse(panel["source"])) if getattr(k, "arg", "") == "question")
+    assert heading["source"] == f"## {question}"
+
+
+@each_deck
+def test_what_a_result_says_is_computed(name):
+    """Of pictures and results only the heading is written down."""
+    for section, (heading, *below) in of_slides(name):
+        if section in ("picture", "result"):
+            assert re.fullmatch(r"## .+", heading["source"])
+            assert below and {cell["cell_type"] for cell in below} == {"code"}
+
+
+@each_deck
+def test_what_the_field_did_stands_in_the_lab_word_for_word(name):
+    (slide,) = of_section(name, "field")
+    text = "\n".join(cell["source"] for cell in of_lab(name) if cell["cell_type"] == "markdown").splitlines()
+    rows = [line for line in slide["source"].splitlines() if line.startswith("|")]
+    assert len(rows) >= 4 and not [row for row in rows if row not in text]
+
+
+@each_deck
+def test_the_exercise_is_the_labs(name):
+    (slide,) = of_section(name, "exercise")
+    function = re.search(r"\*\*Build\*\* `(\w+)\(", slide["source"]).group(1)
+    assert any(f"def {function}(" in source for source in code(of_lab(name)))
