@@ -12,11 +12,30 @@ from pathlib import Path
 
 import pytest
 
+# Tests start hundreds of processes: what one has compiled the next need not compile again.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 
 def pytest_configure() -> None:
     """Heed Ctrl-C, and let what tests start heed it, also in the background, where a shell has it ignored."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log):
+    """Where files are dealt out, those of the browser tests go together: one JupyterLab is enough for them."""
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class OneJupyterLab(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = super()._split_scope(nodeid)
+            return "tests/browser" if file.startswith("tests/browser/") else file
+
+    return OneJupyterLab(config, log)
 
 
 def pytest_runtest_setup() -> None:

@@ -43,7 +43,13 @@ def trained(folder, platform: Platform | None = None, **fields) -> Run:
     if platform is not None:
         (folder / "platform.json").write_text(platform.model_dump_json())
         world["platform"] = str(folder / "platform.json")
-    experiment = Experiment(cluster=world, **{"evaluate_every": 1000, **fields})
+    return simulation_of(Experiment(cluster=world, **{"evaluate_every": 1000, **fields}), folder)
+
+
+def simulation_of(experiment: Experiment, folder) -> Run:
+    """A finished run in the simulated world, whatever the experiment's own."""
+    folder.mkdir(exist_ok=True)
+    experiment = experiment.replace(cluster={"world": "simulated"})
     (folder / "experiment.json").write_text(experiment.to_json())
     assert simulate(folder, experiment, None) == 0
     return Run(folder)

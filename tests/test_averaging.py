@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 import pytest
 import torch
@@ -14,7 +16,8 @@ from dlpar.optim import Optimizer
 from dlpar.sampling import Sampler
 from dlpar.split.data import Replica
 from dlpar.sync.averaging import outer
-from trained_ranks import trained as simulated
+from trained_ranks import Trained
+from trained_ranks import trained as trained_on
 
 pytestmark = pytest.mark.slow
 
@@ -22,13 +25,14 @@ SMALL = dict(model={"name": "mlp", "width": 32}, batch=61, steps=40, evaluate_ev
 """61 samples on three workers: shares of 21, 20 and 20."""
 
 
-def trained(**fields) -> dlpar.Run:
-    return dlpar.launch(Experiment(**{**SMALL, **fields})).wait(60)
+def trained(**fields) -> Trained:
+    return trained_on(**{**SMALL, **fields})
 
 
-def by_worker(run: dlpar.Run) -> np.ndarray:
-    """Loss of every worker's share at every step, shape (steps, workers)."""
-    return run.steps.pivot(index="step", columns="rank", values="loss").to_numpy()
+@cache
+def by_ring() -> Trained:
+    """Averages gradients."""
+    return trained(sync="ring")
 
 
 class Twin:
@@ -112,46 +116,44 @@ CASES = [
 def test_every_worker_does_what_replicas_in_one_process_do(scheme, method, meet, fields):
     averaging = {"method": method, "period": 5, **fields.get("averaging", {})}
     given = {**SMALL, "sync": scheme, **fields, "averaging": averaging}
-    ranks = simulated(**given).facts
+    ranks = trained_on(**given).facts
     found = np.array([[own[step]["loss"] for own in ranks] for step in range(SMALL["steps"])])
     twin = Twin(Experiment(**given))
     assert found == pytest.approx(twin.losses(meet(twin)), rel=1e-9)
 
 
 def test_real_processes_do_the_same():
-    run = trained(averaging={"method": "elastic", "period": 5})
-    twin = Twin(run.experiment)
-    assert by_worker(run) == pytest.approx(twin.losses(elastic(twin)), rel=1e-9)
+    e = Experiment(**SMALL, averaging={"method": "elastic", "period": 5})
+    found = dlpar.launch(e).wait(60).steps.pivot(index="step", columns="rank", values="loss").to_numpy()
+    twin = Twin(e)
+    assert found == pytest.approx(twin.losses(elastic(twin)), rel=1e-9)
 
 
 @pytest.mark.parametrize("sync", ["ring", "mapreduce", "ps", {"scheme": "mapreduce", "reduce": "mean"}], ids=str)
 def test_averaging_models_after_every_step_is_averaging_gradients(sync):
-    plain = trained(sync="ring").curve["loss"].to_numpy()
-    every_step = trained(sync=sync, averaging={"method": "local", "period": 1}).curve["loss"].to_numpy()
-    assert every_step == pytest.approx(plain, rel=1e-9)
+    every_step = trained(sync=sync, averaging={"method": "local", "period": 1}).losses
+    assert every_step == pytest.approx(by_ring().losses, rel=1e-9)
 
 
 def test_several_local_steps_or_momentum_of_ones_own_are_something_else():
-    plain = trained(sync="ring").curve["loss"].to_numpy()
-    seldom = trained(sync="ring", averaging={"method": "local", "period": 4}).curve["loss"].to_numpy()
+    plain = by_ring().losses
+    seldom = trained(sync="ring", averaging={"method": "local", "period": 4}).losses
     assert seldom[0] == pytest.approx(plain[0], rel=1e-12)
     assert not np.allclose(seldom[4:], plain[4:], rtol=1e-4)
 
 
 def test_models_travel_once_a_period():
-    plain, seldom = (trained(sync="ring", averaging=a) for a in ("none", {"method": "local", "period": 8}))
-    assert seldom.summary["bytes_sent"] == plain.summary["bytes_sent"] / 8
-    sends = seldom.steps.groupby("step")["bytes"].sum()
-    assert [step for step, nbytes in sends.items() if nbytes] == [7, 15, 23, 31, 39]
+    plain, seldom = by_ring(), trained(sync="ring", averaging={"method": "local", "period": 8})
+    runs = [[[facts["bytes"] for facts in rank] for rank in run.facts] for run in (plain, seldom)]
+    sent, sends = np.sum(runs, axis=1)
+    assert sends.sum() == sent.sum() / 8
+    assert np.flatnonzero(sends).tolist() == [7, 15, 23, 31, 39]
 
 
 def test_replicas_drift_apart_between_two_meetings_and_agree_after_each():
     run = trained(averaging={"method": "local", "period": 8})
-    sketches = {}
-    for _, record in run.records():
-        if record["k"] == "step":
-            sketches.setdefault(record["step"], []).append(record["sketch"])
-    distance = [np.var(sketches[step], axis=0).sum() ** 0.5 for step in range(run.experiment.steps)]
+    sketches = np.array([[facts["sketch"] for facts in rank] for rank in run.facts])
+    distance = sketches.var(axis=0).sum(axis=1) ** 0.5
     for block in range(0, 40, 8):
         assert 1e-3 < distance[block] < distance[block + 6]
         assert distance[block + 7] < 1e-12
@@ -187,13 +189,14 @@ def test_the_scheme_inside_runs_one_step_a_block():
 def test_one_worker_alone_averages_with_itself():
     for method in ("local", "elastic", "block_momentum"):
         run = trained(workers=1, averaging={"method": method, "period": 4})
-        assert len(run.curve) == 40 and run.curve["loss"].iloc[-1] < run.curve["loss"].iloc[0]
+        assert len(run.losses) == 40 and run.losses[-1] < run.losses[0]
 
 
-@pytest.mark.parametrize("method", ["local", "elastic", "block_momentum"])
-def test_digits_are_learned_to_94_percent(method):
-    run = trained(
-        workers=4, model="mlp", batch=256, dtype="float32", steps=320, sync="mapreduce",
-        averaging={"method": method, "period": 4},
-    )  # fmt: skip
-    assert run.summary["accuracy"] >= 0.94
+@pytest.mark.parametrize(
+    "method, world", [("local", "real"), ("elastic", "simulated"), ("block_momentum", "simulated")]
+)
+def test_digits_are_learned_to_94_percent(method, world):
+    averaging = {"method": method, "period": 4}
+    e = Experiment(workers=4, steps=320, sync="mapreduce", averaging=averaging, evaluate_every=1000,
+                   cluster={"world": world, "threads": 1})  # fmt: skip
+    assert dlpar.launch(e).wait(60).summary["accuracy"] >= 0.94

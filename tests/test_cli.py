@@ -21,8 +21,6 @@ from dlpar.launcher.processes import parent_of
 from dlpar.paths import Scratch, runs_folder, runtime_folder
 from dlpar.cli.running import Stops
 
-pytestmark = pytest.mark.timed
-
 KEYS = [
     "run", "workers", "steps", "samples_per_s", "final_loss", "accuracy", "staleness", "lead", "bytes_sent",
     "seconds", "time_to_accuracy", "launch_s", "clock", "slip",
@@ -55,6 +53,7 @@ def test_run_prints_one_json_object_with_the_promised_keys(finished):
     assert finished == Run(finished["run"]).summary
 
 
+@pytest.mark.timed
 def test_the_defaults_learn_digits_in_ten_seconds(finished):
     """After another run, so that torch is not imported within the ten seconds."""
     began = time.monotonic()
@@ -117,6 +116,7 @@ def left_of(run: Run) -> list[str]:
     return [str(pid) for pid in pids if parent_of(pid) is not None] + jobs + memory
 
 
+@pytest.mark.timed
 @pytest.mark.parametrize(
     ("number", "status", "name"), [(signal.SIGINT, 130, "Ctrl-C"), (signal.SIGTERM, 143, "SIGTERM")]
 )
@@ -135,6 +135,7 @@ def test_a_signal_stops_the_job_within_two_seconds(number, status, name, finishe
     assert run.status == "stopped"
 
 
+@pytest.mark.timed
 def test_ctrl_c_while_it_starts_leaves_nothing(finished):
     words = [*PROGRAM, "run", "--workers", "2", "--steps", "1000000"]
     count = len(dlpar.runs())
@@ -222,6 +223,7 @@ def make_run(name: str, experiment: Experiment, status: str | None) -> Path:
     return folder
 
 
+@pytest.mark.timed
 def test_a_thousand_runs_are_listed_in_a_moment(capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("DLPAR_HOME", str(tmp_path))
     experiment = Experiment()
@@ -279,6 +281,7 @@ def test_help_documents_every_flag_in_panels(capsys, monkeypatch):
     assert "A whole number from 1 to 4096. Default: 4." in text
 
 
+@pytest.mark.timed
 def test_help_and_version_are_quick():
     for words in (["--help"], ["--version"], []):
         seconds = []

@@ -85,7 +85,7 @@ def every_collective(comm, cases):
 @settings(max_examples=2, deadline=None, suppress_health_check=list(HealthCheck))  # the first is all zeros
 @given(cases=CASES)
 def test_every_collective_is_right_on_every_rank_and_sends_what_its_closed_form_says(workers, cases):
-    cases = [*EDGES, *cases]
+    cases = cases if any(case["count"] for case in cases) else EDGES
     by_rank = dlpar.spmd(every_collective, cases, workers=workers)
     for number, case in enumerate(cases):
         results = [ranks[number] for ranks in by_rank]

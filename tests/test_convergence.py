@@ -1,6 +1,6 @@
 """Whatever the scheme and the consistency, four workers learn to read digits: 94 % or more, at stated settings.
 
-Hogwild, map-reduce, pairwise and random gossip and averaging are tried in their own tests.  Where workers run free
+Hogwild, map-reduce, gossip and averaging are tried in their own tests.  Where workers run free
 of each other they are real processes; where they go in step, what is learnt does not depend on the world.
 """
 
@@ -17,15 +17,11 @@ WAYS = {
     "ring": {},
     "ring, 1 bit": {"compression": "onebit"},
     "ring, top 5 %": {"compression": {"codec": "topk", "keep": 0.05}},
-    "map-reduce": {"sync": "mapreduce"},
     "ps, bsp": {"sync": "ps"},
     "ps, ssp": {"sync": {"scheme": "ps", "consistency": "ssp"}},
     "ps, asp": {"sync": {"scheme": "ps", "consistency": "asp"}},
     "ps, softsync": {"sync": {"scheme": "ps", "consistency": "softsync", "softsync": 2}},
     "ps, Downpour": {"sync": {"scheme": "ps", "consistency": "asp", "push_every": 4}},
-    "gossip": {"sync": "gossip"},
-    "gossip, push-sum": {"sync": {"scheme": "gossip", "exchange": "push_sum", "topology": "exp2"}},
-    "block momentum": {"averaging": {"method": "block_momentum", "block_momentum": 0.5}},
 }
 
 

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from image_files import write_mnist
-from kept_runs import apart, kept, weights_apart
+from trained_ranks import apart, trained
 
 from dlpar import BadExperiment, Experiment
 from dlpar.data import BadData, Dataset, load, split
@@ -127,12 +127,12 @@ def test_ranks_that_read_their_own_share_of_each_batch_read_all_of_them_once_and
     write_mnist(tmp_path, train=120, test=40, compress=False)
     fields = dict(workers=3, batch=40, steps=6, model={"name": "mlp", "width": 16})
     data = [{"name": "mnist", "folder": str(tmp_path), "reading": how} for how in ("whole", "batches")]
-    whole, parts = (kept(data=each, **fields) for each in data)
+    whole, parts = (trained(data=each, **fields) for each in data)
     assert apart(whole.losses, parts.losses) < 1e-12  # how numbers lie in memory may change the last bit of a sum
-    assert weights_apart(whole, parts) < 1e-12
-    read = [[ranks[step]["read"] // 784 for ranks in parts.steps] for step in range(6)]
+    assert (whole.weights - parts.weights).abs().max() < 1e-12
+    read = [[ranks[step]["read"] // 784 for ranks in parts.facts] for step in range(6)]
     assert read[0] == [14, 13, 13] and [sum(step) for step in read] == [40, 80, 120, 160, 200, 240]
-    assert [ranks[-1]["read"] // 784 for ranks in whole.steps] == [120] * 3
+    assert [ranks[-1]["read"] // 784 for ranks in whole.facts] == [120] * 3
 
 
 def test_what_the_scale_follows_from_is_read_once_for_each_state_of_a_file(tmp_path, monkeypatch):

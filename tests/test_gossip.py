@@ -2,29 +2,41 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 
 import dlpar
-from dlpar import Experiment
+from dlpar import Experiment, Run
 from dlpar.consensus import consensus, contraction, from_the_mean
 from dlpar.sync.sketch import BUCKETS, Sketch
+from simulations import trained
 
 pytestmark = pytest.mark.slow
 
 
-def ran(**fields):
-    """A real run that came to its end; `sync` are fields of gossip."""
-    fields["sync"] = {"scheme": "gossip", **fields.get("sync", {})}
-    return dlpar.launch(Experiment(**{"evaluate_every": 10_000, **fields})).wait(90)
+def gossip(**fields) -> dict:
+    """Fields of an experiment; `sync` are those of gossip."""
+    return {"evaluate_every": 10_000, **fields, "sync": {"scheme": "gossip", **fields.get("sync", {})}}
 
 
-def mixing(workers: int, **fields):
+def ran(**fields) -> Run:
+    """A real run that came to its end."""
+    return dlpar.launch(Experiment(**gossip(**fields))).wait(90)
+
+
+def simulated(folder: Path, **fields) -> Run:
+    """The same in the simulated world: what is in lockstep finds the same there, in less time."""
+    return trained(folder / "run", **gossip(**fields))
+
+
+def mixing(workers: int, **fields) -> dict:
     """A run that learns nothing: each worker starts with weights of its own, and only averages."""
     sync = {"start": "random", **fields.pop("sync", {})}
-    fields = dict(lr=0, batch=workers, data="diabetes", model="linear", dtype="float64", sync=sync) | fields
-    return ran(workers=workers, **fields)
+    still = dict(lr=0, batch=workers, data="diabetes", model="linear", dtype="float64")
+    return dict(workers=workers, sync=sync) | still | fields
 
 
 def sketches(run, which: int) -> np.ndarray:
@@ -35,8 +47,8 @@ def sketches(run, which: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("topology, workers", [("ring", 8), ("grid", 9), ("exp2", 8)])
-def test_replicas_approach_each_other_by_the_second_eigenvalue_a_step(topology, workers):
-    run = mixing(workers, steps=40, sync={"topology": topology})
+def test_replicas_approach_each_other_by_the_second_eigenvalue_a_step(topology, workers, tmp_path):
+    run = simulated(tmp_path, **mixing(workers, steps=40, sync={"topology": topology}))
     distance = consensus(run)["distance"].to_numpy()
     above = np.flatnonzero(distance > 1e-13 * distance[0])[-1]  # below lies the rounding of float64
     first = above // 3  # by then the slowest mode is left
@@ -45,13 +57,13 @@ def test_replicas_approach_each_other_by_the_second_eigenvalue_a_step(topology, 
 
 
 def test_on_the_complete_graph_one_step_is_enough():
-    distance = consensus(mixing(8, steps=2, sync={"topology": "complete"}))["distance"]
+    distance = consensus(ran(**mixing(8, steps=2, sync={"topology": "complete"})))["distance"]
     assert distance[0] > 0.1 and distance[1] < 1e-6 * distance[0]
 
 
-def test_push_sum_conserves_mass_and_finds_the_mean():
+def test_push_sum_conserves_mass_and_finds_the_mean(tmp_path):
     # A star is the hard case: what reaches its centre weighs more than what reaches the others.
-    run = mixing(4, steps=60, sync={"exchange": "push_sum", "topology": "star"})
+    run = simulated(tmp_path, **mixing(4, steps=60, sync={"exchange": "push_sum", "topology": "star"}))
     steps = [(r["step"], r["mass"], np.array(r["sketch"])) for _, r in run.records() if r["k"] == "step"]
     masses = np.array([sum(mass for s, mass, _ in steps if s == step) for step in range(60)])
     sums = np.array([sum(mass * sketch for s, mass, sketch in steps if s == step) for step in range(60)])
@@ -63,14 +75,14 @@ def test_push_sum_conserves_mass_and_finds_the_mean():
             np.testing.assert_allclose(sketch, sums[0] / 4, atol=1e-9)
 
 
-def test_push_sum_on_a_directed_ring_contracts_as_predicted():
-    run = mixing(5, steps=40, sync={"exchange": "push_sum"})
+def test_push_sum_on_a_directed_ring_contracts_as_predicted(tmp_path):
+    run = simulated(tmp_path, **mixing(5, steps=40, sync={"exchange": "push_sum"}))
     distance = consensus(run)["distance"].to_numpy()
     assert (distance[39] / distance[9]) ** (1 / 30) == pytest.approx(contraction(run.experiment), rel=0.05)
 
 
 def test_two_islands_run_and_never_agree_and_a_warning_says_so():
-    run = mixing(4, steps=30, sync={"topology": "edges", "edges": "0-1,2-3"})
+    run = ran(**mixing(4, steps=30, sync={"topology": "edges", "edges": "0-1,2-3"}))
     distance = consensus(run)["distance"]
     assert distance.iloc[-1] == pytest.approx(distance[1], rel=1e-9) and distance[1] > 0.1 * distance[0]
     last = from_the_mean(run).query("step == 29")["distance"].tolist()
@@ -78,22 +90,22 @@ def test_two_islands_run_and_never_agree_and_a_warning_says_so():
     assert "so its replicas cannot agree" in run.log
 
 
-def test_random_peers_contract_on_average_as_predicted():
-    run = mixing(8, steps=30, sync={"exchange": "random", "peers": 2})
+def test_random_peers_contract_on_average_as_predicted(tmp_path):
+    run = simulated(tmp_path, **mixing(8, steps=30, sync={"exchange": "random", "peers": 2}))
     distance = consensus(run)["distance"].to_numpy()
     assert (distance[25] / distance[0]) ** (1 / 25) == pytest.approx(contraction(run.experiment), rel=0.2)
 
 
-def test_pairwise_workers_do_all_steps_and_come_together():
+def test_pairwise_workers_do_all_steps_and_come_together(tmp_path):
     # Delays leave time for an average a step, as gradients of a bigger model would.
     delays = {"kind": "constant", "delay_ms": 8}
-    run = mixing(4, steps=60, sync={"exchange": "pairwise"}, delays=delays)
+    run = ran(**mixing(4, steps=60, sync={"exchange": "pairwise"}, delays=delays))
     assert len(run.steps) == 60 * 4
     assert not run.steps.duplicated(["rank", "step"]).any()
     found = consensus(run)
     assert run.steps["staleness"].max() > 0
     # They meet at the mean of where they began, which the first sketches of another kind of gossip show.
-    began, ended = sketches(mixing(4, steps=1), 0), sketches(run, -1)
+    began, ended = sketches(simulated(tmp_path, **mixing(4, steps=1)), 0), sketches(run, -1)
     apart = np.linalg.norm(began - began.mean(axis=0), axis=1).mean()
     assert found["distance"].iloc[-1] < 0.01 * apart
     assert np.linalg.norm(ended.mean(axis=0) - began.mean(axis=0)) < 0.02 * apart
@@ -110,8 +122,9 @@ def test_a_slow_worker_does_not_hold_pairwise_gossip_up():
 
 
 @pytest.mark.parametrize("exchange", ["neighbours", "random", "pairwise", "push_sum"])
-def test_every_kind_of_gossip_learns_digits(exchange):
-    run = ran(workers=4, steps=200, batch=128, lr=0.1, sync={"exchange": exchange})
+def test_every_kind_of_gossip_learns_digits(exchange, tmp_path):
+    fields = dict(workers=4, steps=200, batch=128, lr=0.1, sync={"exchange": exchange})
+    run = ran(**fields) if exchange in ("random", "pairwise") else simulated(tmp_path, **fields)
     assert len(run.steps) == 4 * 200
     assert run.summary["accuracy"] >= 0.94
     if exchange != "pairwise":
@@ -121,16 +134,16 @@ def test_every_kind_of_gossip_learns_digits(exchange):
 
 
 @pytest.mark.parametrize("exchange", ["neighbours", "pairwise"])
-def test_models_of_local_steps_can_be_gossiped(exchange):
-    run = ran(
-        workers=4, steps=160, batch=128, averaging={"method": "local", "period": 4}, sync={"exchange": exchange},
-    )  # fmt: skip
+def test_models_of_local_steps_can_be_gossiped(exchange, tmp_path):
+    averaging = {"method": "local", "period": 4}
+    fields = dict(workers=4, steps=160, batch=128, averaging=averaging, sync={"exchange": exchange})
+    run = ran(**fields) if exchange == "pairwise" else simulated(tmp_path, **fields)
     assert len(run.steps) == 4 * 160 and run.summary["accuracy"] >= 0.94
 
 
 @pytest.mark.parametrize("exchange", ["neighbours", "random", "pairwise", "push_sum"])
-def test_a_worker_alone_has_nobody_to_gossip_with(exchange):
-    run = ran(workers=1, steps=5, batch=16, model={"width": 8}, sync={"exchange": exchange})
+def test_a_worker_alone_has_nobody_to_gossip_with(exchange, tmp_path):
+    run = simulated(tmp_path, workers=1, steps=5, batch=16, model={"width": 8}, sync={"exchange": exchange})
     assert (run.steps["messages"] == 0).all() and (run.steps["staleness"] == 0).all()
     assert consensus(run)["distance"].tolist() == [0] * 5 and contraction(run.experiment) == 0
 

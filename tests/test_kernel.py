@@ -53,8 +53,16 @@ class Notebook:
         self.manager.shutdown_kernel(now=True)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def notebook():
+    """For tests that leave a kernel fit for work."""
+    kernel = Notebook()
+    yield kernel
+    kernel.close()
+
+
+@pytest.fixture
+def fresh():
     kernel = Notebook()
     yield kernel
     kernel.close()
@@ -82,9 +90,10 @@ def test_interrupting_a_cell_that_waits_stops_the_job(notebook):
     assert notebook.run("print(job.poll())").strip() == "stopped"
 
 
-def test_interrupting_spmd_stops_its_ranks(notebook):
-    request = notebook.client.execute("import dlpar, time\ndlpar.spmd(lambda comm: time.sleep(50), workers=2)")
-    time.sleep(3)
+def test_interrupting_spmd_stops_its_ranks(notebook, tmp_path):
+    at_work = f"open(f'{tmp_path}/{{comm.rank}}', 'w'), time.sleep(50)"
+    request = notebook.client.execute(f"import dlpar, time\ndlpar.spmd(lambda comm: ({at_work}), workers=2)")
+    eventually(lambda: len(list(tmp_path.iterdir())) == 2, 30, "both ranks are at work")
     since = time.monotonic()
     notebook.manager.interrupt_kernel()
     assert "KeyboardInterrupt" in notebook.collect(request, timeout=5)
@@ -99,9 +108,9 @@ def test_restarting_the_kernel_ends_its_jobs(notebook):
     assert notebook.run(f"import dlpar; print(dlpar.Run('{run.id}').status)").strip() == "stopped"
 
 
-def test_sigkill_of_the_kernel_ends_its_jobs(notebook):
-    run = started(notebook)
-    os.kill(notebook.manager.provisioner.process.pid, signal.SIGKILL)
+def test_sigkill_of_the_kernel_ends_its_jobs(fresh):
+    run = started(fresh)
+    os.kill(fresh.manager.provisioner.process.pid, signal.SIGKILL)
     gone(run)
 
 
@@ -116,8 +125,8 @@ def test_a_function_typed_into_a_cell_runs_and_its_own_lines_are_quoted(notebook
     assert "return shares[0] / comm.rank  # not for rank 0" in error.split("--- rank 0 ---")[-1]
 
 
-def test_importing_dlpar_is_light(notebook):
-    seconds, heavy = notebook.run(
+def test_importing_dlpar_is_light(fresh):
+    seconds, heavy = fresh.run(
         "import time, sys; t = time.perf_counter()\nimport dlpar; dlpar.Experiment\nt = time.perf_counter() - t\n"
         "print(t, [m for m in ('torch', 'pandas', 'plotly', 'mpi4py', 'sklearn') if m in sys.modules], sep='|')"
     ).split("|")

@@ -131,8 +131,9 @@ def test_what_ranks_print_reaches_the_log_by_rank(monkeypatch):
     assert "no end of line" in folder[0]
 
 
-def test_a_fork_server_leaves_when_nobody_comes_and_when_the_code_changes(monkeypatch, tmp_path):
-    monkeypatch.setenv("DLPAR_RUNTIME", str(private_folder(runtime_folder() / "own")))
+def test_a_fork_server_leaves_when_nobody_comes_the_code_changes_or_it_cannot_be_found_any_more(monkeypatch):
+    folder = private_folder(runtime_folder() / "own")
+    monkeypatch.setenv("DLPAR_RUNTIME", str(folder))
     monkeypatch.setenv("DLPAR_WARM_IDLE", "1.5")
     path = warm.warm_socket()
     server = warm.started[-1]
@@ -148,17 +149,8 @@ def test_a_fork_server_leaves_when_nobody_comes_and_when_the_code_changes(monkey
     new = warm.started[-1]
     eventually(lambda: old.poll() is not None, 5, "the server of yesterday's code has left")
     assert new is not old and new.poll() is None
-    assert warm.dismiss()
-    eventually(lambda: new.poll() is not None, 5, "a dismissed server leaves")
-
-
-def test_a_fork_server_that_cannot_be_found_any_more_leaves(monkeypatch):
-    folder = private_folder(runtime_folder() / "gone")
-    monkeypatch.setenv("DLPAR_RUNTIME", str(folder))
-    warm.warm_socket()
-    server = warm.started[-1]
     shutil.rmtree(folder)
-    eventually(lambda: server.poll() is not None, 8, "the server has left")
+    eventually(lambda: new.poll() is not None, 8, "the server whose socket is gone has left")
 
 
 def test_a_fork_server_survives_nonsense_and_forks_for_nobody_else():
@@ -182,12 +174,14 @@ def test_a_launch_at_the_moment_the_server_leaves_still_works(monkeypatch):
 def test_a_rank_that_is_slow_to_ask_keeps_nobody_waiting_and_starts_cold_if_the_server_leaves(monkeypatch):
     monkeypatch.setenv("DLPAR_RUNTIME", str(private_folder(runtime_folder() / "slow")))
     path = warm.warm_socket()
+    server = warm.started[-1]
     with socket.socket(socket.AF_UNIX) as slow:
         slow.connect(str(path))  # a loaded machine may keep it from saying more for many seconds
         assert dlpar.spmd(lambda comm: comm.rank, workers=2) == [0, 1]
         assert warm.dismiss()
         slow.settimeout(5)
         assert slow.recv(1) == b"", "the server told it to go elsewhere"
+    eventually(lambda: server.poll() is not None, 5, "a dismissed server leaves")
 
     listener = socket.socket(socket.AF_UNIX)  # a server that takes nobody
     listener.bind(str(path))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from kept_runs import Trained, kept
 from torch import nn
+from trained_ranks import Trained
+from trained_ranks import trained as train
 
 from dlpar.costmodel.memory import bytes_of, gathered, model_state
 from dlpar.memory import KINDS, WATCHED, Memory
@@ -19,12 +20,12 @@ LAYERS = [64 * WIDTH + WIDTH, *[WIDTH * WIDTH + WIDTH] * (DEPTH - 1), WIDTH * 10
 def trained(zero: int = 0, microbatches: int = 1, **fields) -> Trained:
     split = {"kind": "data", "zero": zero, "microbatches": microbatches}
     mlp = {"name": "mlp", "width": WIDTH, "depth": DEPTH}
-    return kept(**{"model": mlp, "batch": BATCH, "steps": WATCHED + 2, "split": split, **fields})
+    return train(**{"model": mlp, "batch": BATCH, "steps": WATCHED + 2, "split": split, **fields})
 
 
 def held(run: Trained, step: int = WATCHED - 1) -> list[dict[str, int]]:
     """Of each rank, when it was most."""
-    return [steps[step]["memory"] for steps in run.steps]
+    return [steps[step]["memory"] for steps in run.facts]
 
 
 def activations(samples: int) -> int:
@@ -44,7 +45,7 @@ def test_data_parallel_ranks_hold_the_whole_model_and_the_activations_of_their_s
 
 
 def test_only_the_first_steps_are_watched():
-    steps = trained(workers=1).steps[0]
+    steps = trained(workers=1).facts[0]
     assert ["memory" in record for record in steps] == [True] * WATCHED + [False] * 2
     assert tuple(steps[0]["memory"]) == KINDS
 
@@ -52,7 +53,7 @@ def test_only_the_first_steps_are_watched():
 def test_memory_over_time_rises_in_the_forward_pass_and_falls_in_the_backward_pass():
     """On the virtual clock each layer of stage 3 computes at a moment of its own."""
     run = trained(3, workers=2)
-    (over_time,) = [record["memory_over_time"] for record in run.steps[0] if "memory_over_time" in record]
+    (over_time,) = [record["memory_over_time"] for record in run.facts[0] if "memory_over_time" in record]
     seconds, held_then = zip(*over_time)
     assert list(seconds) == sorted(set(seconds))
     assert max(held_then) <= sum(held(run)[0].values())
@@ -64,7 +65,7 @@ def test_memory_over_time_rises_in_the_forward_pass_and_falls_in_the_backward_pa
 
 def test_nothing_is_measured_where_there_are_no_numbers():
     run = trained(workers=2, cluster={"messages": "sizes"})
-    assert not any("memory" in record for steps in run.steps for record in steps)
+    assert not any("memory" in record for steps in run.facts for record in steps)
 
 
 def test_microbatches_leave_a_share_of_the_activations():

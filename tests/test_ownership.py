@@ -64,14 +64,63 @@ def assert_nothing_left(run: Run, ranks: list[int], before: set[str], since: flo
     assert run.summary["steps"] > 0, "what was recorded is kept"
 
 
-@pytest.fixture
-def bystander():
-    """Somebody else's job, which must go on undisturbed."""
+# ---- with nobody else at work ----------------------------------------------------------
+
+
+def test_every_failing_rank_shows_its_own_traceback():
+    with pytest.raises(dlpar.JobFailed) as caught:
+        dlpar.spmd(lambda comm: [1, 2, 3][comm.rank + 2], workers=4)
+    assert [f"--- rank {r} ---" in str(caught.value) for r in range(4)] == [False, True, True, True]
+
+
+def test_thirty_launches_leak_nothing():
+    before = leftovers()
+    dlpar.spmd(lambda comm: None, workers=2)  # the fork server is there
+    us = psutil.Process()
+    for _ in range(30):
+        assert dlpar.spmd(lambda comm: comm.size, workers=2) == [2, 2]
+    assert leftovers() <= before
+    descriptors, children = us.num_fds(), len(us.children(recursive=True))
+    for _ in range(3):
+        dlpar.spmd(lambda comm: comm.size, workers=2)
+    assert us.num_fds() <= descriptors + 2
+    assert len([c for c in us.children(recursive=True) if c.status() != "zombie"]) <= children
+
+
+def test_a_cold_start_does_the_same(monkeypatch):
+    monkeypatch.setenv("DLPAR_WARM_IDLE", "0")
+    before = leftovers()
     job = running_job(workers=2)
+    assert json.loads((job.run.path / "job.jsonl").read_text().splitlines()[0])["mode"] == "cold"
+    ranks, since = pids_of(job.run), time.monotonic()
+    os.kill(ranks[1], signal.SIGKILL)
+    assert_nothing_left(job.run, ranks, before, since)
+    assert "rank 1 was killed by SIGKILL" in job.run.reason
+
+
+def test_a_job_that_was_started_by_nobody_waiting_ends_with_its_process():
+    code = "import dlpar; print(dlpar.launch(dlpar.Experiment(steps=1000000)).folder, flush=True)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    run = Run(done.stdout.strip())
+    eventually(lambda: run.status in ("stopped", "failed"), WITHIN, "it has ended with its owner")
+
+
+# ---- beside somebody else's job ---------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def other_job():
+    job = running_job(workers=2, delays={"kind": "constant", "delay_ms": 5})  # it leaves the cores to others
     yield job
-    steps = len(job.run.steps)
-    eventually(lambda: len(job.run.steps) > steps, 5, "the other job still takes steps")
     job.stop()
+
+
+@pytest.fixture
+def bystander(other_job):
+    """Somebody else's job, which must go on undisturbed."""
+    yield
+    steps = len(other_job.run.steps)
+    eventually(lambda: len(other_job.run.steps) > steps, 5, "the other job still takes steps")
 
 
 def test_stop(bystander):
@@ -112,12 +161,6 @@ def test_an_exception_in_one_rank_reaches_the_caller_with_its_traceback(bystande
     assert "--- rank 2 ---" in message and 'raise RuntimeError("only I am broken")' in message
     assert "--- rank 0 ---" not in message
     eventually(lambda: leftovers() <= before, 1, "nothing is left")
-
-
-def test_every_failing_rank_shows_its_own_traceback():
-    with pytest.raises(dlpar.JobFailed) as caught:
-        dlpar.spmd(lambda comm: [1, 2, 3][comm.rank + 2], workers=4)
-    assert [f"--- rank {r} ---" in str(caught.value) for r in range(4)] == [False, True, True, True]
 
 
 def test_a_rank_that_hangs_in_a_collective_is_named_with_its_line(bystander):
@@ -209,35 +252,3 @@ def test_ctrl_c_while_waiting_stops_the_job_first(bystander):
     owner.send_signal(signal.SIGINT)
     assert_nothing_left(run, ranks, before, since)
     assert owner.wait(5) != 0 and "KeyboardInterrupt" in owner.communicate()[1]
-
-
-def test_thirty_launches_leak_nothing():
-    before = leftovers()
-    dlpar.spmd(lambda comm: None, workers=2)  # the fork server is there
-    us = psutil.Process()
-    for _ in range(30):
-        assert dlpar.spmd(lambda comm: comm.size, workers=2) == [2, 2]
-    assert leftovers() <= before
-    descriptors, children = us.num_fds(), len(us.children(recursive=True))
-    for _ in range(3):
-        dlpar.spmd(lambda comm: comm.size, workers=2)
-    assert us.num_fds() <= descriptors + 2
-    assert len([c for c in us.children(recursive=True) if c.status() != "zombie"]) <= children
-
-
-def test_a_cold_start_does_the_same(monkeypatch):
-    monkeypatch.setenv("DLPAR_WARM_IDLE", "0")
-    before = leftovers()
-    job = running_job(workers=2)
-    assert json.loads((job.run.path / "job.jsonl").read_text().splitlines()[0])["mode"] == "cold"
-    ranks, since = pids_of(job.run), time.monotonic()
-    os.kill(ranks[1], signal.SIGKILL)
-    assert_nothing_left(job.run, ranks, before, since)
-    assert "rank 1 was killed by SIGKILL" in job.run.reason
-
-
-def test_a_job_that_was_started_by_nobody_waiting_ends_with_its_process():
-    code = "import dlpar; print(dlpar.launch(dlpar.Experiment(steps=1000000)).folder, flush=True)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    run = Run(done.stdout.strip())
-    eventually(lambda: run.status in ("stopped", "failed"), WITHIN, "it has ended with its owner")

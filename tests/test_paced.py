@@ -11,7 +11,7 @@ import dlpar
 from dlpar import BadExperiment, Experiment
 from dlpar.launcher.job import JobFailed
 
-pytestmark = [pytest.mark.slow, pytest.mark.timed]
+pytestmark = pytest.mark.slow
 
 PS, ASP = {"scheme": "ps"}, {"scheme": "ps", "consistency": "asp"}
 OVERLAPPED = {"scheme": "ring", "overlap": True, "bucket_mb": 0.02}
@@ -67,6 +67,7 @@ def test_paced_and_real_training_give_the_same_losses():
     same("loss", paced, real)
 
 
+@pytest.mark.timed
 def test_the_wall_clock_follows_the_logical_one_and_the_slip_says_how_closely():
     def work(comm):
         import time
@@ -86,6 +87,7 @@ def test_the_wall_clock_follows_the_logical_one_and_the_slip_says_how_closely():
         assert times[-1][1] < 0.4 + slip + 0.2
 
 
+@pytest.mark.timed
 def test_messages_are_exchanged_while_the_wall_sleeps_through_the_computation_before_them():
     def work(comm):
         import time
@@ -126,6 +128,7 @@ def test_any_source_takes_who_is_first_by_the_logical_clock():
     assert dlpar.spmd(funnel, workers=4, world="paced")[0] == [1, 2, 1, 3, 2, 3]
 
 
+@pytest.mark.timed
 def test_ranks_that_have_received_go_on_side_by_side():
     def fan_out(comm):
         import time

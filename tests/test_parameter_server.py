@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 
 import numpy as np
 import psutil
@@ -16,6 +17,7 @@ from dlpar.sync.client import key_ranges
 from dlpar.sync.consistency import Consistency, consistency
 from dlpar.sync.parameter_server import leaf_of
 from dlpar.sync.parts import ParameterServer
+from simulations import simulation_of, trained
 
 pytestmark = pytest.mark.slow
 
@@ -29,6 +31,11 @@ def ps(**fields) -> dict:
 
 def run(**fields) -> dlpar.Run:
     return dlpar.launch(Experiment(**{**SMALL, **fields})).wait(60)
+
+
+def simulated(folder: Path, **fields) -> dlpar.Run:
+    """The same in the simulated world, in this process."""
+    return trained(folder, **{**SMALL, **fields})
 
 
 def served(finished: dlpar.Run) -> dict:
@@ -90,9 +97,10 @@ def test_asking_for_the_weights_apart_lowers_staleness():
     assert separate < 0.9 * reply
 
 
-def test_bsp_is_never_stale_and_its_version_counts_steps():
-    for sync in (ps(), ps(servers=2), ps(servers=2, groups=2), ps(pull="separate")):
-        finished = run(workers=4, steps=25, sync=sync)
+def test_bsp_is_never_stale_and_its_version_counts_steps(tmp_path):
+    ways = [ps(), ps(servers=2), ps(pull="separate"), ps(servers=2, groups=2)]
+    runs = [simulated(tmp_path / str(number), workers=4, steps=25, sync=sync) for number, sync in enumerate(ways)]
+    for finished in (*runs, run(workers=4, steps=25, sync=ways[-1])):
         assert set(finished.steps["staleness"]) == {0} and set(finished.steps["lead"]) == {0}
         assert served(finished)["version"] == 25
         assert (finished.steps.groupby("rank").size() == 25).all()
@@ -110,20 +118,16 @@ def random_ssp(case: int) -> Experiment:
     delays = {"kind": ("exponential", "gamma", "none")[draw.integers(3)], "delay_ms": 2.0}
     if draw.random() < 0.5:
         delays["straggler"] = {int(draw.integers(workers)): 4.0}
-    cluster = {"world": ("real", "simulated")[case % 2]}  # where nothing but the draw decides who comes first
-    return Experiment(**SMALL, cluster=cluster, workers=workers, steps=8 * every, sync=sync, delays=delays)
-
-
-def at_a_time(number: int, experiments: list[Experiment]):
-    """Finished runs; what is asserted of them does not depend on the time they take."""
-    for first in range(0, len(experiments), number):
-        for job in [dlpar.launch(e) for e in experiments[first : first + number]]:
-            yield job.wait(90)
+    return Experiment(**SMALL, workers=workers, steps=8 * every, sync=sync, delays=delays)
 
 
 @pytest.mark.parametrize("block", range(5))
-def test_ssp_bounds_lead_by_s_and_staleness_by_n_minus_1_times_2s_plus_1(block):
-    for finished in at_a_time(2, [random_ssp(case) for case in range(10 * block, 10 * block + 10)]):
+def test_ssp_bounds_lead_by_s_and_staleness_by_n_minus_1_times_2s_plus_1(block, tmp_path):
+    cases = [random_ssp(case) for case in range(10 * block, 10 * block + 10)]
+    real = [dlpar.launch(e) for e in cases[:2]]
+    # In the simulated world nothing but the draw decides who comes first.
+    drawn = [simulation_of(e, tmp_path / str(number)) for number, e in enumerate(cases[2:])]
+    for finished in (*drawn, *(job.wait(90) for job in real)):
         e = finished.experiment
         s, clients = e.sync.staleness, e.sync.groups or e.workers
         assert finished.steps["lead"].max() <= s, e
@@ -190,6 +194,7 @@ def test_killing_any_rank_ends_the_job_with_a_sentence(role):
 
 
 @pytest.mark.parametrize("sync", ["ring", "mapreduce", "ps", "gossip", "hogwild"])
-def test_one_worker_is_enough_for_any_scheme(sync):
-    finished = run(workers=1, steps=10, sync=sync)
+def test_one_worker_is_enough_for_any_scheme(sync, tmp_path):
+    fields = dict(workers=1, steps=10, sync=sync)
+    finished = run(**fields) if sync in ("ps", "hogwild") else simulated(tmp_path / "run", **fields)
     assert finished.summary["steps"] == 10 and finished.summary["staleness"]["max"] == 0

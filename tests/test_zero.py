@@ -7,8 +7,9 @@ from functools import cache
 
 import pytest
 import torch
-from kept_runs import Trained, apart, kept, weights_apart
-from simulations import cluster, trained
+from simulations import cluster
+from simulations import trained as run_of
+from trained_ranks import Trained, apart, trained
 
 import dlpar
 from dlpar import BadExperiment, Experiment
@@ -34,27 +35,27 @@ def split(zero: int = 0, microbatches: int = 1) -> dict:
 
 @cache
 def alone(name: str) -> Trained:
-    return kept(workers=1, **SMALL[name])
+    return trained(workers=1, **SMALL[name])
 
 
 @cache
 def on_four(name: str, zero: int) -> Trained:
-    return kept(workers=4, split=split(zero), **SMALL[name])
+    return trained(workers=4, split=split(zero), **SMALL[name])
 
 
 @pytest.mark.parametrize("zero", [1, 3])
 @pytest.mark.parametrize("name", SMALL)
 def test_losses_and_weights_are_those_of_one_process(name, zero):
     assert alone(name).losses[-3:].mean() < alone(name).losses[:3].mean()  # it does learn
-    for run in (kept(workers=2, split=split(zero), **SMALL[name]), on_four(name, zero)):
+    for run in (trained(workers=2, split=split(zero), **SMALL[name]), on_four(name, zero)):
         assert apart(alone(name).losses, run.losses) < 1e-9
-        assert weights_apart(alone(name), run) < 1e-8
+        assert (alone(name).weights - run.weights).abs().max() < 1e-8
 
 
 @pytest.mark.parametrize("zero", [1, 3])
 def test_float32_losses_stay_within_1e_4(zero):
     fields = {**SMALL["mlp"], "dtype": "float32", "optimizer": "sgd", "lr": 0.1}
-    assert apart(kept(workers=1, **fields).losses, kept(workers=4, split=split(zero), **fields).losses) < 1e-4
+    assert apart(trained(workers=1, **fields).losses, trained(workers=4, split=split(zero), **fields).losses) < 1e-4
 
 
 VARIANTS = {
@@ -74,18 +75,18 @@ VARIANTS = {
 def test_no_way_to_share_out_or_to_accumulate_changes_the_losses(name):
     """A worker's share of 10 is cut into micro-batches of 3, 3, 2 and 2."""
     variant = {"workers": 3, **SMALL["mlp"], **VARIANTS[name]}
-    one = kept(workers=1, **SMALL["mlp"]) if "uneven" not in name else kept(**{**variant, "split": split()})
-    assert apart(one.losses, kept(**variant).losses) < 1e-9
+    one = trained(workers=1, **SMALL["mlp"]) if "uneven" not in name else trained(**{**variant, "split": split()})
+    assert apart(one.losses, trained(**variant).losses) < 1e-9
 
 
 def test_synchronised_batch_normalisation_goes_with_stage_3():
     fields = {**SMALL["cnn"], "model": {**SMALL["cnn"]["model"], "norm": "sync_batch"}}
-    assert apart(kept(workers=1, **fields).losses, kept(workers=2, split=split(3), **fields).losses) < 1e-9
+    assert apart(trained(workers=1, **fields).losses, trained(workers=2, split=split(3), **fields).losses) < 1e-9
 
 
 def sent(run: Trained) -> tuple[list[int], list[int]]:
     """Bytes and messages of each rank in the last step."""
-    last = [steps[-1] for steps in run.steps]
+    last = [steps[-1] for steps in run.facts]
     return [r["bytes"] for r in last], [r["messages"] for r in last]
 
 
@@ -101,7 +102,7 @@ def test_stage_1_sends_what_an_allreduce_sends_and_stage_3_half_as_much_again(na
 def test_stage_3_sends_3_messages_a_neighbour_and_layer_and_again_for_every_microbatch():
     run = on_four("mlp", 3)
     assert sent(run)[1] == [3 * 3 * 3] * 4  # three halves, three neighbours, three layers
-    again = kept(workers=4, split=split(3, 2), **{**SMALL["mlp"], "steps": 1})
+    again = trained(workers=4, split=split(3, 2), **{**SMALL["mlp"], "steps": 1})
     assert sent(again)[1] == [2 * 27] * 4 and sum(sent(again)[0]) == 2 * sum(sent(run)[0])
     # Tied weights are used by the first layer and by the last, but are gathered and added up once a pass.
     tied = sent(on_four("transformer", 3))[1]
@@ -111,7 +112,7 @@ def test_stage_3_sends_3_messages_a_neighbour_and_layer_and_again_for_every_micr
 def test_gradients_that_accumulate_are_sent_once():
     """Hooks that announce finished buckets are silent until the last micro-batch."""
     fields = {**SMALL["mlp"], "workers": 3, "steps": 2, "sync": {"overlap": True, "bucket_mb": 0.002}}
-    assert sent(kept(split=split(0, 5), **fields)) == sent(kept(split=split(0, 1), **fields))
+    assert sent(trained(split=split(0, 5), **fields)) == sent(trained(split=split(0, 1), **fields))
 
 
 def test_weights_that_are_not_gathered_cannot_be_read():
@@ -121,16 +122,16 @@ def test_weights_that_are_not_gathered_cannot_be_read():
 
 def test_stage_1_takes_the_same_time_with_values_and_with_sizes():
     slow = dict(cluster={"platform": "p100-1gbe"}, workers=4, split=split(1), steps=3, **SMALL["mlp"])
-    values, sizes = kept(**slow), kept(**{**slow, "cluster": {**slow["cluster"], "messages": "sizes"}})
+    values, sizes = trained(**slow), trained(**{**slow, "cluster": {**slow["cluster"], "messages": "sizes"}})
     assert sent(values) == sent(sizes)
-    assert [[r["t"] for r in steps] for steps in values.steps] == [[r["t"] for r in steps] for steps in sizes.steps]
+    assert [[r["t"] for r in steps] for steps in values.facts] == [[r["t"] for r in steps] for steps in sizes.facts]
 
 
 def test_stage_3_takes_time_where_it_sends(tmp_path):
     """Three halves of an all-reduce in place of two; three quarters less is updated, all else is computed as ever."""
     slow = cluster(4, Link(1e-4, 1e6), device=Device(name="slow", flops=1e8))
     fields = dict(workers=4, steps=3, dtype="float64", optimizer="sgd", batch=32, model={"name": "mlp", "width": 32})
-    runs = [trained(tmp_path / str(zero), slow, split=split(zero), **fields).steps for zero in (0, 3)]
+    runs = [run_of(tmp_path / str(zero), slow, split=split(zero), **fields).steps for zero in (0, 3)]
     plain, stage3 = (steps[steps["step"] == 2][["compute", "comm", "wait"]].mean() for steps in runs)
     n = (64 * 32 + 32) + (32 * 32 + 32) + (32 * 10 + 10)
     assert stage3["compute"] == pytest.approx(plain["compute"] - 3 / 4 * 2 * n / 1e8, rel=1e-3)
@@ -146,7 +147,7 @@ def test_accumulation_is_predicted_as_it_is_simulated(overlap):
         cluster={"world": "simulated", "messages": "sizes", "platform": "p100-1gbe"},
     )  # fmt: skip
     fields = experiment.model_dump(include={"workers", "steps", "scaling", "batch", "split", "sync", "cluster"})
-    ends = [record["t"] for record in kept(**fields, dtype="float32").steps[0]]
+    ends = [record["t"] for record in trained(**fields, dtype="float32").facts[0]]
     prediction = predict(experiment)
     assert prediction.exact
     assert ends[-1] - ends[-2] == pytest.approx(prediction.seconds, rel=1e-9)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import nn
 
 from dlpar import Experiment
+from dlpar.launcher.simulate import of_experiment, run_program
 from dlpar.record import Unrecorded
+from dlpar.sync import serve
 from dlpar.train import train
-from simulations import run
 
 SMALL = {
     "mlp": dict(model={"name": "mlp", "width": 32, "depth": 3}, batch=30),
@@ -23,47 +25,56 @@ SMALL = {
 
 
 class Kept(Unrecorded):
-    """Keeps the facts of steps where they can be looked at."""
+    """Keeps what is said of every step where it can be looked at."""
 
     def __init__(self, comm) -> None:
         super().__init__(comm)
-        self.steps: list[dict] = []
+        self.steps: list[dict[str, Any]] = []
 
-    def step(self, step: int, **facts) -> None:
-        self.steps.append(facts)
+    def step(self, step: int, **facts: Any) -> None:
+        self.steps.append({"step": step, "t": self.now(), **facts})
 
 
 class Trained(NamedTuple):
-    """``losses``, one a step, of the global batch; ``weights`` of the whole model in the end; ``facts[rank][step]``."""
+    """What came of a run: each worker's model, and ``facts[rank][step]``."""
 
-    losses: np.ndarray
-    weights: torch.Tensor
-    facts: list[list[dict]]
+    models: list[nn.Module]
+    facts: list[list[dict[str, Any]]]
 
+    @property
+    def losses(self) -> np.ndarray:
+        """Of each step, over the global batch."""
+        steps = zip(*self.facts, strict=True)
+        return np.array([of_global_batch([(facts["loss"], facts["samples"]) for facts in step]) for step in steps])
 
-def trained(steps: int = 20, **fields) -> Trained:
-    """What an experiment comes to, in float64 unless told otherwise."""
-    experiment = Experiment(**{"steps": steps, "dtype": "float64", "evaluate_every": 1000, **fields})
-
-    def program(comm):
-        if comm.rank >= experiment.workers:
-            from dlpar.sync import serve
-
-            return serve(comm, experiment, Unrecorded(comm))
-        record = Kept(comm)
-        model = train(comm, experiment, record)
-        weights = torch.cat([p.detach().flatten() for p in model.parameters()]) if comm.rank == 0 else None
-        return record.steps, weights
-
-    ranks = run(program, experiment.ranks)[: experiment.workers]
-    facts = [steps for steps, _ in ranks]
-    losses = [
-        sum(own[step]["loss"] * own[step]["samples"] for own in facts if own[step]["samples"]) / experiment.global_batch
-        for step in range(steps)
-    ]
-    return Trained(np.array(losses), ranks[0][1], facts)
+    @property
+    def weights(self) -> torch.Tensor:
+        """Of the first rank's whole model in the end, running statistics included."""
+        return torch.cat([value.flatten() for value in self.models[0].state_dict().values()])
 
 
-def apart(a, b) -> float:
+def trained(steps: int = 20, **fields: Any) -> Trained:
+    """What an experiment comes to in the simulated world, in this process; in float64 unless told otherwise."""
+    world = {"world": "simulated", **fields.pop("cluster", {})}
+    given = {"steps": steps, "dtype": "float64", "evaluate_every": 1000, **fields}
+    experiment = Experiment(cluster=world, **given)
+    simulator, comms = of_experiment(experiment)
+    records = [Kept(comm) for comm in comms]
+    models = run_program(simulator, comms, lambda comm: take_part(comm, experiment, records[comm.rank]), patience=30)
+    return Trained(models[: experiment.workers], [record.steps for record in records[: experiment.workers]])
+
+
+def take_part(comm, experiment: Experiment, record: Kept) -> nn.Module | None:
+    """What a rank does: a worker trains, a server serves."""
+    return (train if comm.rank < experiment.workers else serve)(comm, experiment, record)
+
+
+def of_global_batch(ranks: list[tuple[float | None, int]]) -> float:
+    """The loss over all ranks' samples of a step, from each rank's loss and samples; not a number if there are none."""
+    samples = sum(number for _, number in ranks)
+    return sum(loss * number for loss, number in ranks if number) / samples if samples else float("nan")
+
+
+def apart(a: np.ndarray, b: np.ndarray) -> float:
     """Largest relative difference of losses."""
     return float(np.max(np.abs(a - b) / np.abs(a)))

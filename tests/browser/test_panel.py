@@ -11,7 +11,7 @@ def paced(steps_per_s: float) -> str:
 
 
 def test_run_reload_stop_and_run_again(open_notebook, page):
-    notebook = open_notebook(paced(20), "Panel(dlpar.Experiment(workers=4, steps=400), question='Does it?')")
+    notebook = open_notebook(paced(50), "Panel(dlpar.Experiment(workers=4, steps=2000), question='Does it?')")
     notebook.run_all()
     panel = notebook.panel()
     page.evaluate("window.drawn.length = 0")
@@ -49,7 +49,7 @@ def test_run_reload_stop_and_run_again(open_notebook, page):
 
 
 def test_bad_values_are_explained_and_refused(open_notebook, page):
-    notebook = open_notebook(paced(20), "Panel()")
+    notebook = open_notebook(paced(50), "Panel()")
     notebook.run_all()
     panel = notebook.panel()
     panel.field("workers").fill("0")
@@ -64,7 +64,7 @@ def test_bad_values_are_explained_and_refused(open_notebook, page):
 
 def test_two_panels_are_independent_and_tell_of_a_kernel_restart(open_notebook, page):
     notebook = open_notebook(
-        paced(20), "Panel(dlpar.Experiment(steps=2000))", "Panel(dlpar.Experiment(workers=2, steps=1000))"
+        paced(50), "Panel(dlpar.Experiment(steps=2000))", "Panel(dlpar.Experiment(workers=2, steps=2000))"
     )
     notebook.run_all()
     first, second = notebook.panel(0), notebook.panel(1)
@@ -87,7 +87,7 @@ def test_two_panels_are_independent_and_tell_of_a_kernel_restart(open_notebook, 
 
 
 def test_a_kernel_that_is_killed_is_noticed(open_notebook, page, jupyter):
-    notebook = open_notebook(paced(20), "Panel(dlpar.Experiment(steps=2000))")
+    notebook = open_notebook(paced(50), "Panel(dlpar.Experiment(steps=2000))")
     notebook.run_all()
     panel = notebook.panel()
     panel.run.click()
@@ -100,7 +100,7 @@ def test_a_kernel_that_is_killed_is_noticed(open_notebook, page, jupyter):
 
 def test_panel_draws_and_stops_while_a_cell_blocks_the_kernel(open_notebook, page):
     notebook = open_notebook(
-        paced(20),
+        paced(50),
         "panel = Panel(dlpar.Experiment(steps=2000))\npanel",
         "import time\njob = panel.run()\nend = time.time() + 60\n"
         "while panel.running and time.time() < end: time.sleep(0.05)\nprint('waited')",

@@ -6,15 +6,15 @@ import json
 from pathlib import Path
 from typing import Any
 
-import dlpar
-from dlpar import Experiment
+from dlpar import Experiment, Run
+from simulations import simulation_of
 
 
-def started(
+def of_sizes(
     folder: Path, platform: dict[str, Any], payload: str | dict[str, Any], cluster: dict[str, Any] | None = None,
     **fields: Any,
-) -> dlpar.Job:  # fmt: skip
-    """A simulation under way whose messages carry sizes only.
+) -> Experiment:  # fmt: skip
+    """A simulation whose messages carry sizes only.
 
     Parameters
     ----------
@@ -36,9 +36,9 @@ def started(
         "world": "simulated", "messages": "sizes", "platform": str(folder / "platform.json"),
         "stand_in_for": payload if isinstance(payload, str) else str(folder / "payload.json"),
     }  # fmt: skip
-    return dlpar.launch(Experiment(scaling="weak", cluster={**where, **(cluster or {})}, **fields))
+    return Experiment(scaling="weak", cluster={**where, **(cluster or {})}, **fields)
 
 
-def simulated(*given: Any, **fields: Any) -> dlpar.Run:
+def simulated(folder: Path, *given: Any, **fields: Any) -> Run:
     """The same, finished."""
-    return started(*given, **fields).wait(200)
+    return simulation_of(of_sizes(folder, *given, **fields), folder / "run")

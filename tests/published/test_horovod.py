@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 import dlpar
+from dlpar import Experiment, Run
 from dlpar.platforms import platform, workload
-from published.simulated import started
+from published.simulated import of_sizes
+from simulations import simulation_of
 
 pytestmark = pytest.mark.slow
 
@@ -18,24 +20,22 @@ PLATFORM = {"extends": "p100-25gbe-roce", "overlap": TABLE["overlap"]}
 RING = {"scheme": "ring", "overlap": True, "bucket_mb": TABLE["bucket_mb"]}
 
 
-def job(folder: Path, model: str, gpus: int, sync: dict, **cluster) -> dlpar.Job:
+def a_step(folder: Path, model: str, gpus: int, sync: dict, **cluster) -> Experiment:
     """A step of so many GPUs; three where servers take part, whose first is not like the others."""
     steps = 1 if sync is RING else 3
-    own = folder / f"{model} {sync['scheme']}"
-    own.mkdir()
-    return started(own, PLATFORM, model, cluster, workers=gpus, batch=TABLE["batch"], steps=steps, sync=sync)
+    return of_sizes(folder, PLATFORM, model, cluster, workers=gpus, batch=TABLE["batch"], steps=steps, sync=sync)
 
 
-def efficiency(job: dlpar.Job, model: str) -> float:
+def efficiency(run: Run, model: str) -> float:
     """Seconds of a GPU alone over seconds of a step of all of them."""
-    run, charged = job.wait(200), workload(model)
+    charged = workload(model)
     alone = platform(PLATFORM["extends"]).seconds(charged.flops * TABLE["batch"], charged)
     return alone * run.experiment.steps / run.curve["seconds"].iloc[-1]
 
 
 def test_efficiency_on_512_gpus(tmp_path):
-    jobs = {model: job(tmp_path, model, TABLE["gpus"], RING) for model in TABLE["efficiency"]}
-    found = {model: efficiency(each, model) for model, each in jobs.items()}
+    jobs = {model: dlpar.launch(a_step(tmp_path, model, TABLE["gpus"], RING)) for model in TABLE["efficiency"]}
+    found = {model: efficiency(job.wait(200), model) for model, job in jobs.items()}
     assert found == pytest.approx(TABLE["efficiency"], abs=TABLE["within"])
 
 
@@ -44,5 +44,8 @@ def test_efficiency_on_512_gpus(tmp_path):
 def test_the_ring_is_quicker_than_parameter_servers(gpus, model, tmp_path):
     assert gpus >= TABLE["ring_above_ps_from"]
     servers = {"scheme": "ps", "servers": gpus // 4}  # one on each machine
-    of_servers = efficiency(job(tmp_path, model, gpus, servers, placement="colocated"), model)
-    assert efficiency(job(tmp_path, model, gpus, RING), model) > of_servers
+    of_ring, of_servers = (
+        efficiency(simulation_of(a_step(tmp_path, model, gpus, sync, **where), tmp_path / sync["scheme"]), model)
+        for sync, where in ((RING, {}), (servers, {"placement": "colocated"}))
+    )
+    assert of_ring > of_servers
