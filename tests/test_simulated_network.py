@@ -283,8 +283,8 @@ def test_a_lock_keeps_the_two_activities_of_a_rank_apart():
 
 def test_bytes_charged_are_those_of_the_model_stood_in_for():
     network = Network(cluster(), [0, 1], scale=1000.0)
-    mine, theirs = network.routes(0, 1)
-    assert mine.per_byte * 1 * KB == pytest.approx(1.0) and theirs.latency == LINK.latency
+    mine, theirs = network.between
+    assert mine.out.per_byte * 1 * KB == pytest.approx(1.0) and theirs.out.latency == LINK.latency
 
 
 def test_two_messages_over_one_port_take_twice_the_time_of_one():

@@ -46,7 +46,7 @@ class SimulatedComm(OwnLibrary):
 
     def __init__(self, simulator: Simulator, group: Group, rank: int, activity: Activity, pace: Pace, eager: float,
                  traffic: VirtualTraffic | None = None) -> None:  # fmt: skip
-        self.simulator, self.group, self.rank, self.size = simulator, group, rank, len(group.members)
+        self.simulator, self.group, self.rank, self.size = simulator, group, rank, group.size
         self.activity, self.pace, self.eager = activity, pace, eager
         self.computes, network, member = simulator.computes, simulator.network, group.members[rank]
         self.sizes, self.least, store = not self.computes, network.least, _store if self.computes else _store_head
@@ -54,7 +54,7 @@ class SimulatedComm(OwnLibrary):
         if not group.boxes:
             group.boxes += [Mailbox(simulator, store, each) for each in group.members]
         self.box = group.boxes[rank].owned(activity)
-        self.node, self.near, self.far = self.box.node, network.inside[member], network.between[member]
+        self.node, self.near, self.far = self.box.node, network.inside[member].out, network.between[member].out
         self.traffic = traffic or VirtualTraffic(self.now)
         self.traffic.comms.append(self)
         self._side: Side | None = None
@@ -108,8 +108,8 @@ class SimulatedComm(OwnLibrary):
             mine, into = self.near, box.near
         else:
             mine, into = self.far, box.far
-        out, busy = mine.out, nbytes * mine.per_byte
-        begins = out.free
+        busy = nbytes * mine.per_byte
+        begins = mine.free
         if begins < now:
             begins = now
         arrives = begins + mine.latency
@@ -118,8 +118,7 @@ class SimulatedComm(OwnLibrary):
         message.tag = tag
         message.nbytes = nbytes
         message.payload = payload
-        message.busy = busy
-        message.left = out.free = begins + busy
+        message.left = mine.free = begins + busy
         message.sender = message.met = None
         if dest == self.rank:
             message.left = message.done = now
@@ -129,14 +128,14 @@ class SimulatedComm(OwnLibrary):
             if arrives < into.free:
                 arrives = into.free
             into.free = message.done = arrives + busy
-            if box.posted:
+            if box.blocked or box.posted:
                 box.deliver(message)
             else:
                 box.inbox.append(message)
         else:
             into.pending += 1
-            message.box, message.port = box, into
-            self.simulator.plan(arrives, None, message)
+            message.box, message.port, message.busy = box, into, busy
+            self.simulator.plan(arrives, message)
         return message
 
     def _sent(self, message: Message, dest: int) -> None:

@@ -51,9 +51,9 @@ def simulated_world(
     """
     network = Network(platform, nodes, scale)
     simulator, group = Simulator(network, computes), Group(range(len(nodes)), network)
-    speed = flops or 1 / platform.seconds(1.0)
+    speed, eager = flops or 1 / platform.seconds(1.0), platform.eager / scale
     comms = [
-        SimulatedComm(simulator, group, rank, Activity(rank), Pace(platform, speed, rank, seed), platform.eager / scale)
+        SimulatedComm(simulator, group, rank, Activity(rank), Pace(platform, speed, rank, seed), eager)
         for rank in range(len(nodes))
     ]
     return simulator, comms

@@ -25,6 +25,7 @@ class Group:
 
     def __init__(self, members: Sequence[int], network: Network) -> None:
         self.members, self.network = list(members), network
+        self.size = len(self.members)
         self.boxes: list[Mailbox] = []  # made by the first that takes its own: some are sent to before they listen
         self._beside: Group | None = None
         self._made: dict[str, Any] = {}

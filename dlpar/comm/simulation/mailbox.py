@@ -16,8 +16,6 @@ class Message:
     ----------
     left, done : float
         Seconds at which it has left the sender's port, and at which all of it is there.
-    busy : float
-        Seconds it keeps a port.
     payload : Any
         A copy of what was sent.
     sender : Activity or None
@@ -25,12 +23,13 @@ class Message:
     met : float or None
         Seconds at which a matching receive was there.
     box : Mailbox
-        Whose it is; known of those whose head is on its way.
-    port : Port
-        The receiver's.
+        Whose it is; like the next two known of those whose head is on its way.
+    port, busy : Port, float
+        The receiver's, and seconds it keeps that.
     """
 
-    __slots__ = ("source", "tag", "nbytes", "payload", "busy", "left", "done", "sender", "met", "box", "port")
+    __slots__ = ("source", "tag", "nbytes", "payload", "left", "done", "sender", "met", "box", "port", "busy")
+    due = None  # what tells it from an activity among the events of a simulator
 
     def arrive(self, time: float) -> None:
         """Its head is there: the receiver's port is granted to it."""
@@ -63,8 +62,7 @@ class Receive:
         self.message, self.waiting, self.arrival = None, False, None
 
     def __str__(self) -> str:
-        source = "any rank" if self.source == ANY else f"rank {self.source}"
-        return f"recv from {source}{'' if self.tag == ANY else f' (tag {self.tag})'}"
+        return _in_words(self.source, self.tag)
 
     def matches(self, message: Message) -> bool:
         return (self.source == message.source or self.source == ANY) and (self.tag == message.tag or self.tag == ANY)
@@ -102,12 +100,17 @@ class Mailbox:
         Whether messages are complete in the order in which they are delivered.
     owner : Activity
         Who receives here, from when it is ready to.
+    blocked : bool
+        Whether it stands in a call that receives, of `source` and `tag`, and nothing has come that fits.
+    message : Message
+        What came last for such a call.
     waited : float
         Seconds its owner has stood waiting for messages.
     """
 
     __slots__ = (
-        "simulator", "owner", "store", "node", "near", "far", "in_order", "inbox", "posted", "waited", "spare", "alone",
+        "simulator", "owner", "store", "node", "near", "far", "in_order", "inbox", "posted", "waited",
+        "blocked", "source", "tag", "message",
     )  # fmt: skip
 
     def __init__(self, simulator: Simulator, store: Callable[[Message, Any], None], member: int) -> None:
@@ -116,14 +119,14 @@ class Mailbox:
         self.near, self.far = network.inside[member].into, network.between[member].into
         self.inbox: deque[Message] = deque()  # taken from its left end, as a rule
         self.posted: list[Receive] = []  # those whose message has not been taken
-        self.waited = 0.0
+        self.waited, self.blocked = 0.0, False
+
+    def __str__(self) -> str:
+        return _in_words(self.source, self.tag)
 
     def owned(self, owner: Activity) -> Mailbox:
         """The mailbox, from now on read by `owner`."""
         self.owner = owner
-        self.spare = Receive(self, None, ANY, ANY)  # one is enough for calls that block
-        self.spare.waiting = True
-        self.alone = (self.spare,)
         return self
 
     def receive(self, into: Any, source: int, tag: int) -> Arrival:
@@ -144,14 +147,12 @@ class Mailbox:
                 break
             place += 1
         else:
-            receive = owner.waits_for = self.spare
-            receive.source = source
-            receive.tag = tag
-            receive.posted = since
-            receive.message = None
-            posted, self.posted = self.posted, self.alone  # nobody else posts here
+            self.source = source
+            self.tag = tag
+            self.blocked = True
+            owner.waits_for = self
             self.simulator.sleep(owner)
-            self.posted, message = posted, receive.message
+            message = self.message
             self.waited += owner.clock - since
         if message.payload is not None or message.nbytes > into.nbytes:
             self.store(message, into)
@@ -179,6 +180,15 @@ class Mailbox:
 
     def deliver(self, message: Message) -> None:
         """Its receive port has been granted: it will be complete at ``message.done``."""
+        if self.blocked:  # it takes the first that fits, and has posted nothing else
+            source, tag = self.source, self.tag
+            if (source == message.source or source == ANY) and (tag == message.tag or tag == ANY):
+                owner = self.owner
+                self.message, self.blocked, message.met = message, False, owner.clock
+                if message.sender is not None:
+                    self._release(message, owner.clock)
+                self.simulator.wake(owner, message.done)
+                return
         for receive in self.posted:
             source, tag, earlier = receive.source, receive.tag, receive.message
             if (source == message.source or source == ANY) and (tag == message.tag or tag == ANY):
@@ -187,8 +197,7 @@ class Mailbox:
                     if message.sender is not None:
                         self._release(message, receive.posted)
                     if receive.waiting:
-                        owner = self.owner
-                        self.simulator.plan(message.done, owner, owner.token)
+                        self.simulator.wake(self.owner, message.done)
                     return
                 if message.done < earlier.done and (source == ANY or message.source == earlier.source):
                     # Over another port it is complete before one that was granted sooner; that one looks further.
@@ -230,3 +239,8 @@ class Mailbox:
         """Whoever waited to send it may go on once it has left."""
         self.simulator.wake(message.sender, max(message.left, met, message.sender.clock))
         message.sender = None
+
+
+def _in_words(source: int, tag: int) -> str:
+    """A call that receives."""
+    return f"recv from {'any rank' if source == ANY else f'rank {source}'}{'' if tag == ANY else f' (tag {tag})'}"

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from math import inf
-from typing import TYPE_CHECKING, Callable, Sequence
+from typing import TYPE_CHECKING, Callable, NamedTuple, Sequence
 
 if TYPE_CHECKING:
     from dlpar.platforms import Link, Platform
@@ -26,31 +26,23 @@ class Port:
         Seconds on the clock at which it has carried all it was given.
     pending : int
         Messages whose heads have not arrived yet, but which will need it.
-    """
-
-    __slots__ = ("free", "pending")
-
-    def __init__(self) -> None:
-        self.free, self.pending = 0.0, 0
-
-
-class Route:
-    """How a rank reaches others over one kind of link: its two ports, and the link's two numbers.
-
-    Attributes
-    ----------
-    out, into : Port
-        The same port where the link is half duplex.
     latency : float
-        Seconds.
+        Seconds of what leaves here.
     per_byte : float
-        Seconds a byte keeps a port.
+        Seconds a byte keeps it.
     """
 
-    __slots__ = ("out", "into", "latency", "per_byte")
+    __slots__ = ("free", "pending", "latency", "per_byte")
 
-    def __init__(self, out: Port, into: Port, latency: float, per_byte: float) -> None:
-        self.out, self.into, self.latency, self.per_byte = out, into, latency, per_byte
+    def __init__(self, latency: float, per_byte: float) -> None:
+        self.free, self.pending, self.latency, self.per_byte = 0.0, 0, latency, per_byte
+
+
+class Route(NamedTuple):
+    """How a rank reaches others over one kind of link, and they it: the same port where the link is half duplex."""
+
+    out: Port
+    into: Port
 
 
 class Network:
@@ -92,18 +84,13 @@ class Network:
         self.least = min((link.latency for link in links), default=0.0) if full else -inf
         self.one_port = [on[node] == 1 or len(on) == 1 for node in self.nodes]
 
-    def routes(self, source: int, dest: int) -> tuple[Route, Route]:
-        """The sender's and the receiver's route for a message."""
-        kind = self.inside if self.nodes[source] == self.nodes[dest] else self.between
-        return kind[source], kind[dest]
-
 
 def _kind_of_route(link: Link, scale: float) -> Callable[[], Route]:
     """What makes routes over one kind of link; thousands of them hold the same two numbers, not copies."""
     latency, per_byte = link.latency, scale / link.bandwidth
 
     def route() -> Route:
-        out = Port()
-        return Route(out, out if link.duplex == "half" else Port(), latency, per_byte)
+        out = Port(latency, per_byte)
+        return Route(out, out if link.duplex == "half" else Port(latency, per_byte))
 
     return route

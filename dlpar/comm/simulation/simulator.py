@@ -8,11 +8,13 @@ asked for.
 from __future__ import annotations
 
 from heapq import heappop, heappush
+from math import inf
 from types import FrameType
 from typing import Any, Callable
 
 from dlpar.comm.simulation.network import Network
-from dlpar.comm.simulation.tasks import Abandoned, GreenletTask, MainGreenlet, MainThread, ThreadTask
+from dlpar.comm.simulation.tasks import Abandoned, GreenletTask, MainThread, ThreadTask
+from greenlet import getcurrent
 
 
 class Deadlock(RuntimeError):
@@ -26,8 +28,8 @@ class Activity:
     ----------
     clock : float
         Its seconds.
-    token : int
-        How often it was woken: an appointment made under an older one is void.
+    due : float
+        Seconds at which it is to go on: an appointment for any other moment is void.
     waits_for : Any
         What it waits for; its `str` says so in words.
     idle : bool
@@ -36,10 +38,10 @@ class Activity:
         Whether it has run at all, and to its end.
     """
 
-    __slots__ = ("rank", "clock", "token", "task", "switch", "waits_for", "idle", "begun", "done")
+    __slots__ = ("clock", "due", "begun", "task", "waits_for", "rank", "idle", "done")
 
     def __init__(self, rank: int, clock: float = 0.0) -> None:
-        self.rank, self.clock, self.token = rank, clock, 0
+        self.rank, self.clock, self.due = rank, clock, inf
         self.waits_for, self.idle, self.begun, self.done = None, False, False, False
 
 
@@ -56,8 +58,8 @@ class Simulator:
     Attributes
     ----------
     events : dict
-        What is to happen, by its time, in the order in which it was asked for: (activity to
-        wake, its token), or, when the head of a message arrives, (None, the message).
+        What is to happen, by its time, in the order in which it was asked for: an activity
+        goes on, or the head of a message arrives.
     moments : list
         Heap of those times.
     present : list
@@ -75,9 +77,9 @@ class Simulator:
     def __init__(self, network: Network, computes: bool) -> None:
         self.network, self.computes = network, computes
         # Ranks in step ask for the same moments: those go through the heap once for all of them.
-        self.events: dict[float, list[tuple]] = {}
+        self.events: dict[float, list[Any]] = {}
         self.moments: list[float] = []
-        self.present: list[tuple] = []
+        self.present: list[Any] = []
         self.time, self.over = 0.0, False
         self.activities: list[Activity] = []
         self.running: Activity | None = None
@@ -85,7 +87,7 @@ class Simulator:
         self.failed_rank: int | None = None
         self.switches = 0
         self._given: Activity | None = None  # for the main task to begin
-        self._main = MainThread() if computes else MainGreenlet()
+        self._main = MainThread() if computes else getcurrent()
 
     # ---- for whoever starts it ---------------------------------------------------------
 
@@ -100,11 +102,9 @@ class Simulator:
             except BaseException as error:  # the others cannot go on without it
                 if self.error is None:
                     self.error, self.failed_rank = error, activity.rank
-            activity.done = True
-            activity.token += 1
+            activity.done, activity.due = True, inf
 
         activity.task = (ThreadTask if self.computes else GreenletTask)(run, self._main)
-        activity.switch = activity.task.switch
         self.activities.append(activity)
         self.wake(activity, activity.clock)
 
@@ -121,8 +121,9 @@ class Simulator:
         try:
             while self.error is None and (following := self._given or self._next()) is not None:
                 self.running, self._given, following.begun = following, None, True
-                following.switch()
-                self._main.rest()
+                following.task.switch()
+                if self.computes:
+                    self._main.rest()
             if self.error is not None:
                 raise self.error
             stuck = [a for a in self.activities if not a.done and not a.idle]
@@ -141,21 +142,24 @@ class Simulator:
 
     def wake(self, activity: Activity, time: float) -> None:
         """Let it go on at `time`, unless something wakes it sooner."""
-        self.plan(time, activity, activity.token)
+        if time < activity.due:
+            activity.due = time
+            self.plan(time, activity)
 
-    def plan(self, time: float, activity: Activity | None, token: Any) -> None:
+    def plan(self, time: float, event: Any) -> None:
         """Have an event happen at `time`: see ``events``."""
-        events = self.events.get(time)
-        if events is None:
-            self.events[time] = [(activity, token)]
-            heappush(self.moments, time)
+        events = self.events
+        if time in events:
+            events[time].append(event)
         else:
-            events.append((activity, token))
+            events[time] = [event]
+            heappush(self.moments, time)
 
     def advance(self, activity: Activity, time: float) -> None:
         """Let its clock run on until `time`; whatever happens in between happens first."""
         if self.present or self.moments and self.moments[0] <= time:
-            self.plan(time, activity, activity.token)
+            activity.due = time
+            self.plan(time, activity)
             self.sleep(activity)
         elif time > activity.clock:
             activity.clock = time
@@ -169,8 +173,8 @@ class Simulator:
             return
         self.switches += 1
         if other is not None and other.begun:
-            self.running, switch = other, other.switch
-            switch()
+            self.running = other
+            other.task.switch()
         else:  # a greenlet that another one begins would count that one's calls as its own
             self._given = other
             self._main.switch()
@@ -187,13 +191,13 @@ class Simulator:
                 self.time = time = heappop(self.moments)
                 present = self.present = self.events.pop(time)
                 present.reverse()
-            activity, token = present.pop()
-            if activity is None:
-                token.arrive(time)
-            elif token == activity.token:
-                activity.token = token + 1
-                activity.clock = time
-                return activity
+            event = present.pop()
+            due = event.due
+            if due == time:
+                event.clock, event.due = time, inf
+                return event
+            if due is None:
+                event.arrive(time)
 
 
 def _story(stuck: list[Activity], most: int = 8) -> str:

@@ -12,47 +12,34 @@ import threading
 from types import FrameType
 from typing import Callable
 
-from greenlet import getcurrent, greenlet
+from greenlet import greenlet
 
 
 class Abandoned(BaseException):
     """Raised within a task whose simulation has ended without it."""
 
 
-class GreenletTask:
-    """Runs ``program()`` on a greenlet that the main one begins.
+class GreenletTask(greenlet):
+    """Runs ``program()`` in place of whoever calls ``switch()``; that one goes on when it is switched to.
 
-    Attributes
+    Parameters
     ----------
-    switch : callable
-        Run it, in place of whoever calls; that one goes on when it is switched to.
+    program : callable
+        What it runs.
+    main : greenlet
+        Where it hands over when it ends.
     """
 
-    __slots__ = ("greenlet", "switch")
-
-    def __init__(self, program: Callable[[], None], main: GreenletTask) -> None:
-        self.greenlet = greenlet(program, parent=main.greenlet)  # where it hands over when it ends
-        self.switch = self.greenlet.switch
-
-    def rest(self) -> None:
-        """Wait to be switched to: the switch to another one has done that."""
+    __slots__ = ()
 
     def frame(self) -> FrameType | None:
         """Where it stands."""
-        return self.greenlet.gr_frame
+        return self.gr_frame
 
     def abandon(self) -> None:
         """Unwind it where it stands."""
-        if self.greenlet:  # has begun, and has not ended
-            self.greenlet.throw(Abandoned)
-
-
-class MainGreenlet(GreenletTask):
-    """The greenlet that waits for the simulation to end."""
-
-    def __init__(self) -> None:
-        self.greenlet = getcurrent()
-        self.switch = self.greenlet.switch
+        if self:  # has begun, and has not ended
+            self.throw(Abandoned)
 
 
 class ThreadTask:
