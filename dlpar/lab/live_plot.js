@@ -232,6 +232,7 @@ class View {
     this.sequence = newest;
     this.says.textContent = this.figure.says;
     this.plot.setAttribute("aria-label", this.figure.says);
+    for (const icon of this.plot.querySelectorAll(".modebar svg")) icon.setAttribute("aria-hidden", "true");
     if (this.data.open && Date.now() - (this.filled ?? 0) > 1000) this.fillTable();
     if (this.saysLive !== this.figure.live) this.speak();
     if (this.figure.sequence !== newest || this.plot.clientWidth !== width) this.again = true;
