@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import sys
@@ -14,7 +13,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dlpar.hub.copies import bring
+from dlpar.hub.copies import bring, digest_of, read_record
 
 if TYPE_CHECKING:
     from dlpar.grading.exercise import Notebook
@@ -52,8 +51,8 @@ def release(labs: Path, into: Path) -> list[str]:
     into.mkdir(parents=True, exist_ok=True)
     sources = {str(path.relative_to(labs)): path for path in _released(labs)}
     contents = {name: path.read_bytes() for name, path in sources.items()}
-    digests = {name: _digest(content) for name, content in contents.items()}
-    before = _read(into / RECORD)
+    digests = {name: digest_of(content) for name, content in contents.items()}
+    before = read_record(into / RECORD)
     changed = [n for n, digest in digests.items() if before.get(n) != digest or not (into / n).exists()]
     for name in changed:
         content = contents[name]
@@ -99,18 +98,6 @@ def students(master: Notebook) -> Notebook:
     for name in steps:
         master, resources = getattr(preprocessors, name)(config=config).preprocess(master, resources)
     return master
-
-
-def _digest(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
-
-
-def _read(record: Path) -> dict[str, str]:
-    try:
-        found = json.loads(record.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -39,7 +39,7 @@ def bring(labs: Path, own: Path) -> list[str]:
     """
     own.mkdir(mode=0o700, parents=True, exist_ok=True)
     record, written = own / DELIVERED, []
-    delivered = _read(record)
+    delivered = read_record(record)
     for source in sorted(labs.rglob("*")):
         name = source.relative_to(labs)
         if not source.is_file() or any(part.startswith((".", "__")) for part in name.parts):
@@ -56,19 +56,19 @@ def bring(labs: Path, own: Path) -> list[str]:
 
 def untouched(own: Path) -> list[str]:
     """Names of the files in a student's folder that are as they were delivered."""
-    delivered = _read(own / DELIVERED)
+    delivered = read_record(own / DELIVERED)
     return [name for name, digest in delivered.items()
-            if (own / name).is_file() and _digest((own / name).read_bytes()) == digest]  # fmt: skip
+            if (own / name).is_file() and digest_of((own / name).read_bytes()) == digest]  # fmt: skip
 
 
 def _place(own: Path, name: Path, content: bytes, delivered: dict[str, str]) -> str | None:
     """Where a version of a lab is to be written, noted in `delivered`; None if it need not be."""
-    digest = _digest(content)
+    digest = digest_of(content)
     if delivered.get(str(name)) == digest and (own / name).exists():
         return None  # nothing new since
     place, number = name, 0
     while (own / place).exists():
-        has = _digest((own / place).read_bytes())
+        has = digest_of((own / place).read_bytes())
         if has == digest:
             delivered[str(place)] = delivered[str(name)] = digest
             return None
@@ -82,11 +82,13 @@ def _place(own: Path, name: Path, content: bytes, delivered: dict[str, str]) -> 
     return str(place)
 
 
-def _digest(content: bytes) -> str:
+def digest_of(content: bytes) -> str:
+    """What tells one version of a file from another."""
     return hashlib.sha256(content).hexdigest()
 
 
-def _read(record: Path) -> dict[str, str]:
+def read_record(record: Path) -> dict[str, str]:
+    """Names and digests in a record; none where it is missing or damaged."""
     try:
         found = json.loads(record.read_bytes())
     except (OSError, ValueError):
