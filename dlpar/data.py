@@ -75,7 +75,7 @@ class Dataset:
     def facts(self) -> dict[str, Any]:
         """What a step's record says of it: ``read``, the bytes of training images that were read from a file so far;
         of data that lie in no file, nothing."""
-        read = self.loaded + getattr(self.train_x, "read", 0)
+        read = self.loaded + (self.train_x.read if isinstance(self.train_x, InFile) else 0)
         return {"read": read} if read else {}
 
 

@@ -45,9 +45,8 @@ class Optimizer:
         kept = (value for value in self._state.values() if isinstance(value, torch.Tensor))
         return sum(tensor.untyped_storage().nbytes() for tensor in kept)
 
-    @torch.no_grad()
     def step(self, gradient: torch.Tensor) -> None:
-        """Apply one gradient, of the shape of the weights."""
+        """Apply one gradient, of the shape of the weights; neither is a tensor autograd looks at."""
         self._update(self.weights, gradient, self.lr, self._state)
 
 

@@ -137,14 +137,14 @@ class _Stream:
         return generator(*self._key, epoch).permutation(self.members)
 
     def take(self, start: int, count: int) -> np.ndarray:
-        """Positions ``start`` to ``start + count`` of the stream."""
+        """Positions ``start`` to ``start + count`` of the stream; not to be written to."""
         pieces = []
         while count:
             epoch, offset = divmod(start, len(self.members))
             pieces.append(self._epoch(epoch)[offset : offset + count])
             start += len(pieces[-1])
             count -= len(pieces[-1])
-        return np.concatenate(pieces)
+        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
 
 def hashed(key: int, numbers: np.ndarray) -> np.ndarray:

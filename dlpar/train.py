@@ -51,6 +51,7 @@ def train(comm: Comm, experiment: Experiment, record: Recorder) -> torch.nn.Modu
     sync.agree = place.agree
     delays = Delays(experiment, comm, record)
     tests = (place.number == 0 or part.whole_on_all) and experiment.evaluate_every != 0
+    interval = experiment.evaluation_interval
     own = done = tested = 0
 
     for step in sync.steps():
@@ -74,8 +75,8 @@ def train(comm: Comm, experiment: Experiment, record: Recorder) -> torch.nn.Modu
         record.step(step, loss=loss, samples=part.samples, **facts)
         own += 1
         done = sync.done(own)
-        if tests and tested < done // experiment.evaluation_interval and done < experiment.steps:
-            tested = done // experiment.evaluation_interval
+        if tests and tested < done // interval and done < experiment.steps:
+            tested = done // interval
             test(part, dataset, done, record, limit=EVALUATED)
 
     if tests:

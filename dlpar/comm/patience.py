@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Callable
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-EAGER = 200
+LOOKS = 200
 """Looks at full speed, each giving the core away, before the first nap."""
 
 FIRST, LONGEST = 2e-5, 1e-3
@@ -22,7 +22,7 @@ FIRST, LONGEST = 2e-5, 1e-3
 
 def patiently(look: Callable[..., Any], *arguments: Any) -> Any:
     """What ``look(*arguments)`` gives, as soon as that is neither None nor False."""
-    for _ in range(EAGER):
+    for _ in range(LOOKS):
         if found := look(*arguments):
             return found
         os.sched_yield()

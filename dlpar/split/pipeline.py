@@ -105,7 +105,7 @@ class PipelineSplit(Split):
             with self._weights_of(micro), self._pass("recompute", action):
                 chunk.again(micro)
         samples = len(self._samples(action)[1])
-        share = samples / self.task.experiment.global_batch
+        share = self.task.share(samples)
         whole = torch.full((), share, dtype=self.stage.dtype, device=self.comm.device)
         gradient = whole if chunk.is_last else self._came(action)
         with self._weights_of(micro), self._pass("backward", action):

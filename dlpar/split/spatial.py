@@ -57,7 +57,7 @@ class SpatialSplit(Split):
     def gradient(self, step: int) -> None:
         task, replica, span, grid = self.task, self.replica, self.record.span, self.grid
         images, labels = task.batch(step)
-        share = len(labels) / task.experiment.global_batch
+        share = task.share(len(labels))
         replica.zero_gradient()
         with task.forward_pass():
             x = narrowed(images[index(self.layers[0].owned, self.images)])

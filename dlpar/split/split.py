@@ -61,6 +61,10 @@ class Task:
         """The context of a forward pass: with mixed precision its products are made in bfloat16."""
         return forward_pass(self.experiment, self.comm.device)
 
+    def share(self, samples: int) -> float:
+        """What so many samples are of the global batch: by so much their mean loss counts."""
+        return samples / self.experiment.global_batch
+
 
 class Split:
     """A replica that one rank computes by itself; other splits change what differs.
@@ -86,7 +90,6 @@ class Split:
     def __init__(self, task: Task) -> None:
         self.task, self.comm, self.record = task, task.comm, task.record
         self.microbatches = getattr(task.experiment.split, "microbatches", 1)
-        self.global_batch = task.experiment.global_batch
         self.replica = Replica(task.model, task.comm)
         self.loss, self.samples = None, 0
 
@@ -95,15 +98,18 @@ class Split:
         global batch's mean loss: over replicas it adds up."""
         task, replica, comm, record = self.task, self.replica, self.comm, self.record
         x, y = task.batch(step)
-        pieces = list(zip(x.tensor_split(self.microbatches), y.tensor_split(self.microbatches)))
+        pieces = [(x, y)]
+        if self.microbatches > 1:
+            pieces = list(zip(x.tensor_split(self.microbatches), y.tensor_split(self.microbatches)))
         losses, counts = [], [len(y_of) for _, y_of in pieces]
         replica.zero_gradient()
-        for (x_of, y_of), count in zip(pieces, counts):
-            cost, replica.last = task.flops * count, len(losses) == len(pieces) - 1  # that one finishes the gradient
+        for micro, (x_of, y_of) in enumerate(pieces):
+            cost = task.flops * counts[micro]
+            replica.last = micro == len(pieces) - 1  # its backward pass finishes the gradient
             with record.span("forward"):
                 value = comm.compute(partial(self._loss, x_of, y_of), cost=cost / 3)
             with record.span("backward"):
-                backward = partial(propagate, value, count / self.global_batch)
+                backward = partial(propagate, value, task.share(counts[micro]))
                 comm.compute(backward, cost=cost * 2 / 3, marks=replica.marks if replica.last else ())
             losses.append(value.detach())
         self.loss, self.samples = mean(losses, counts), sum(counts)

@@ -50,7 +50,7 @@ class TensorSplit(Split):
             self._agree()
             value = task.criterion(self.part(x), y)
         with self._passes["backward"]:
-            propagate(value, len(y) / task.experiment.global_batch)
+            propagate(value, task.share(len(y)))
         replica.loss, replica.samples = value.detach(), len(y)
         self.loss, self.samples = (replica.loss, replica.samples) if self.mates.rank == 0 else (None, 0)
 

@@ -165,7 +165,7 @@ class ZeroSplit(Split):
 
     def _backward(self, passed: list[tuple[Tensor, Tensor]], samples: int) -> None:
         """Layer by layer from the last; what a layer kept goes with it."""
-        gradient = torch.full_like(passed[-1][1], samples / self.task.experiment.global_batch)
+        gradient = torch.full_like(passed[-1][1], self.task.share(samples))
         for number in reversed(range(len(self.layers))):
             with self.record.span("communicate"):
                 for shared in self.ends[number]:

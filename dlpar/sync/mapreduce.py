@@ -42,6 +42,7 @@ class MapReduce(Scheme):
         self.batch = experiment.global_batch
         self.parameters, self.sums = n, comm.empty(n + 2, dtype)
         self.gradient, self.loss_and_count = self.sums[:n], self.sums[n:]
+        self.loss_here, self.count_here = self.sums[n : n + 1], self.sums[n + 1 :]
         self.reduce = star_reduce if sync.reduce == "collect" else partial(tree_aggregate, depth=sync.depth)
         self.order = comm.packet(n, dtype)  # its head: is this the last iteration?
         self.count, self.driver_loss = 0, None
@@ -61,7 +62,8 @@ class MapReduce(Scheme):
         scale = self.batch * weight / samples if samples else 0.0
         scaled = partial(torch.mul, self.replica.gradient, scale, out=self.gradient)
         self.comm.compute(scaled, cost=self.parameters)
-        self.loss_and_count[0], self.loss_and_count[1] = self.replica.loss * weight, weight
+        self.loss_here.copy_(self.replica.loss).mul_(weight)
+        self.count_here.fill_(weight)
         self.reduce(self.path, self.sums)
         if self.comm.rank == DRIVER:
             self.comm.compute(self._drive, cost=5 * self.parameters)

@@ -20,7 +20,7 @@ WARM_UP = 100
 def training(workers: int, **sync) -> Experiment:
     """mlp 64-256-256-10 on digits, 16 samples a worker."""
     return Experiment(
-        workers=workers, batch=16, scaling="weak", steps=600, evaluate_every=10**7,
+        workers=workers, batch=16, scaling="weak", steps=2400, evaluate_every=10**7,
         sync={"scheme": "hogwild", **sync}, cluster={"threads": 1},
     )  # fmt: skip
 
