@@ -17,8 +17,10 @@ from dlpar.comm.simulation.group import Group, packed
 from dlpar.comm.simulation.mailbox import Mailbox, Message, Receive
 from dlpar.comm.own_library import OwnLibrary
 from dlpar.comm.simulation.pace import Pace
+from dlpar.comm.simulation.sending import Sending
 from dlpar.comm.simulation.side import Lock, Side
 from dlpar.comm.simulation.simulator import Activity, Simulator
+from dlpar.comm.simulation.store import store, store_head
 from dlpar.comm.simulation.traffic import VirtualTraffic
 
 
@@ -37,23 +39,23 @@ class SimulatedComm(OwnLibrary):
         What runs the calls.
     pace : Pace
         Seconds of a computation on this rank's device.
-    eager : float
+    eager : int
         Bytes up to which a send returns at once; of those sent, where others are charged in their place.
     """
 
     carrier, clock = "simulated", "virtual"
     device = torch.device("cpu")
 
-    def __init__(self, simulator: Simulator, group: Group, rank: int, activity: Activity, pace: Pace, eager: float,
+    def __init__(self, simulator: Simulator, group: Group, rank: int, activity: Activity, pace: Pace, eager: int,
                  traffic: VirtualTraffic | None = None) -> None:  # fmt: skip
         self.simulator, self.group, self.rank, self.size = simulator, group, rank, group.size
         self.activity, self.pace, self.eager = activity, pace, eager
         self.computes, network, member = simulator.computes, simulator.network, group.members[rank]
-        self.sizes, self.least, store = not self.computes, network.least, _store if self.computes else _store_head
+        self.sizes, self.least, keep = not self.computes, network.least, store if self.computes else store_head
         self.sent_bytes = self.sent_messages = 0
         if not group.boxes:
-            group.boxes += [Mailbox(simulator, store, each) for each in group.members]
-        self.box = group.boxes[rank].owned(activity)
+            group.boxes += [Mailbox(simulator, keep, each) for each in group.members]
+        self.boxes, self.box = group.boxes, group.boxes[rank].owned(activity)
         self.node, self.near, self.far = self.box.node, network.inside[member].out, network.between[member].out
         self.traffic = traffic or VirtualTraffic(self.now)
         self.traffic.comms.append(self)
@@ -67,15 +69,41 @@ class SimulatedComm(OwnLibrary):
     def send(self, tensor: Any, dest: int, tag: int = 0) -> None:
         message = self._post(tensor, dest, tag)
         if message.nbytes > self.eager:
-            self._sent(message, dest)
+            Sending(self, message, dest).wait()
 
     def isend(self, tensor: Any, dest: int, tag: int = 0) -> Request:
-        return _Sending(self, self._post(tensor, dest, tag), dest)
+        return Sending(self, self._post(tensor, dest, tag), dest)
 
     def recv(self, into: Any, source: int = ANY, tag: int = ANY) -> Arrival:
-        if not -1 <= source < self.size:
-            check_peer(self, source, "source")
-        return self.box.receive(into, source, tag)
+        """What ``irecv(into, source, tag).wait()`` does, in one: posting and taking, unless others are posted."""
+        box, activity = self.box, self.activity
+        if box.posted or source == ANY and not box.in_order:
+            return self.irecv(into, source, tag).wait()
+        since, inbox, place = activity.clock, box.inbox, 0
+        for message in inbox:
+            if (source == message.source or source == ANY) and (tag == message.tag or tag == ANY):
+                del inbox[place]
+                message.met = since
+                if message.sender is not None:
+                    box.release(message, since)
+                if message.done > since:
+                    self.simulator.advance(activity, message.done)
+                    box.waited += activity.clock - since
+                break
+            place += 1
+        else:
+            if not -1 <= source < self.size:
+                check_peer(self, source, "source")
+            box.source = source
+            box.tag = tag
+            box.blocked = True
+            activity.waits_for = box
+            self.simulator.next().switch()
+            message = box.message
+            box.waited += activity.clock - since
+        if message.payload is not None or message.nbytes > into.nbytes:
+            box.store(message, into)
+        return message
 
     def irecv(self, into: Any, source: int = ANY, tag: int = ANY) -> Receive:
         if not -1 <= source < self.size:
@@ -83,19 +111,17 @@ class SimulatedComm(OwnLibrary):
         return self.box.post(into, source, tag)
 
     def sendrecv(self, tensor: Any, dest: int, into: Any, source: int, tag: int = 0) -> Arrival:
-        if not -1 <= source < self.size:
-            check_peer(self, source, "source")
         message = self._post(tensor, dest, tag)
-        arrival = self.box.receive(into, source, tag)
+        arrival = self.recv(into, source, tag)
         if message.nbytes > self.eager and (message.met is None or message.left > self.activity.clock):
-            self._sent(message, dest)
+            Sending(self, message, dest).wait()
         return arrival
 
     def _post(self, tensor: Any, dest: int, tag: int) -> Message:
         """Give a message to the network; it is on its way whatever its receiver does."""
         if not 0 <= dest < self.size:
             check_peer(self, dest, "dest")
-        nbytes, now, box = tensor.nbytes, self.activity.clock, self.group.boxes[dest]
+        nbytes, now, box = tensor.nbytes, self.activity.clock, self.boxes[dest]
         self.sent_bytes += nbytes
         self.sent_messages += 1
         try:
@@ -104,27 +130,25 @@ class SimulatedComm(OwnLibrary):
             payload = None
         if payload is not None:  # the sender may change it as soon as a short message is on its way
             payload = payload.detach().clone()
-        if box.node == self.node:
-            mine, into = self.near, box.near
-        else:
-            mine, into = self.far, box.far
-        busy = nbytes * mine.per_byte
-        begins = mine.free
-        if begins < now:
-            begins = now
-        arrives = begins + mine.latency
         message = Message()  # filled in here: a constructor would be called too often
         message.source = self.rank
         message.tag = tag
         message.nbytes = nbytes
         message.payload = payload
-        message.left = mine.free = begins + busy
         message.sender = message.met = None
-        if dest == self.rank:
-            message.left = message.done = now
-            box.in_order = False  # it is complete before others that are on their way
-            box.deliver(message)
-        elif not into.pending and arrives <= now + self.least:  # nobody's head can arrive before
+        if box.node != self.node:
+            mine, into = self.far, box.far
+        elif box is not self.box:
+            mine, into = self.near, box.near
+        else:
+            return self._keep(message)
+        begins = mine.free
+        if begins < now:
+            begins = now
+        arrives = begins + mine.latency
+        busy = nbytes * mine.per_byte
+        message.left = mine.free = begins + busy
+        if not into.pending and arrives <= now + self.least:  # nobody's head can arrive before
             if arrives < into.free:
                 arrives = into.free
             into.free = message.done = arrives + busy
@@ -138,32 +162,39 @@ class SimulatedComm(OwnLibrary):
             self.simulator.plan(arrives, message)
         return message
 
-    def _sent(self, message: Message, dest: int) -> None:
-        """Block until a long message has left and its receive is posted."""
-        activity, simulator = self.activity, self.simulator
-        if message.met is None:
-            message.sender = activity
-            activity.waits_for = f"send of {message.nbytes:,} bytes to rank {dest} (tag {message.tag})"
-            simulator.sleep(activity)
-        elif message.left > activity.clock:
-            simulator.advance(activity, message.left)
+    def _keep(self, message: Message) -> Message:
+        """A message to oneself keeps the port like any other, but is there at once."""
+        near, box = self.near, self.box
+        message.left = message.done = now = self.activity.clock
+        near.free = max(near.free, now) + message.nbytes * near.per_byte
+        box.in_order = False  # it is complete before others that are on their way
+        box.deliver(message)
+        return message
 
     # ---- time ----------------------------------------------------------------------------
 
     def compute(self, work: Callable[[], Any], cost: float | None = None, marks: Sequence = ()) -> Any:
         result = work() if self.computes else NUMBER
         if cost or marks:
-            activity, pace, done = self.activity, self.pace, 0.0
+            activity, pace = self.activity, self.pace
             seconds = (cost or 0.0) * pace.per_flop * pace.factor
-            for share, call in marks:
-                self._compute(share * seconds - done)
-                done = share * seconds
-                call()
-            if self._side is not None and pace.overlap < 1:
-                self._compute(seconds - done)
+            if marks or self._side is not None and pace.overlap < 1:
+                self._compute_beside(seconds, marks)
             else:
-                self.simulator.advance(activity, activity.clock + (seconds - done))
+                self.simulator.advance(activity, activity.clock + seconds)
         return result
+
+    def _compute_beside(self, seconds: float, marks: Sequence) -> None:
+        """Compute for so long, making the calls of marks at their moments; they may start something beside."""
+        done = 0.0
+        for share, call in marks:
+            self._compute(share * seconds - done)
+            done = share * seconds
+            call()
+        if self._side is not None and self.pace.overlap < 1:
+            self._compute(seconds - done)
+        else:
+            self.simulator.advance(self.activity, self.activity.clock + (seconds - done))
 
     def _compute(self, seconds: float) -> None:
         """Compute for so long; what is communicated beside that may slow it down."""
@@ -239,23 +270,6 @@ class SimulatedComm(OwnLibrary):
             self._side.close()
 
 
-class _Sending:
-    """A send under way."""
-
-    __slots__ = ("comm", "message", "dest")
-
-    def __init__(self, comm: SimulatedComm, message: Message, dest: int) -> None:
-        self.comm, self.message, self.dest = comm, message, dest
-
-    def wait(self) -> None:
-        if self.message.nbytes > self.comm.eager:
-            self.comm._sent(self.message, self.dest)
-
-    def test(self) -> bool:
-        message, now = self.message, self.comm.activity.clock
-        return message.nbytes <= self.comm.eager or message.met is not None and max(message.left, message.met) <= now
-
-
 class _Counter:
     def __init__(self) -> None:
         self.number = -1
@@ -263,30 +277,3 @@ class _Counter:
     def take(self) -> int:
         self.number += 1
         return self.number
-
-
-def _store(message: Message, into: torch.Tensor) -> None:
-    """Copy what came into a buffer that has room for it."""
-    _check_room(message, into)
-    payload, into = message.payload, into.detach()
-    if payload.dtype == into.dtype and payload.shape == into.shape:
-        into.copy_(payload)
-    elif into.is_contiguous():
-        into.view(-1).view(torch.uint8)[: message.nbytes] = payload.contiguous().view(-1).view(torch.uint8)
-    else:
-        whole = into.contiguous()
-        _store(message, whole)
-        into.copy_(whole)
-
-
-def _store_head(message: Message, into: Ghost) -> None:
-    """Of a message that carries sizes only, its head is all there is to keep."""
-    _check_room(message, into)
-    if getattr(into, "head", None) is not None:
-        into.head.copy_(message.payload)
-
-
-def _check_room(message: Message, into: Any) -> None:
-    if message.nbytes > into.nbytes:
-        raise ValueError(f"recv: there is room for {into.nbytes:,} bytes, but rank {message.source} sent "
-                         f"{message.nbytes:,} (tag {message.tag})")  # fmt: skip

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dlpar.comm.pacing import frames
 from dlpar.comm.base import Collective, Request
+from dlpar.comm.pacing import frames
 from dlpar.comm.progress import ProgressThread
 
 if TYPE_CHECKING:

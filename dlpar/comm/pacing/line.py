@@ -8,8 +8,8 @@ from typing import Callable
 
 from dlpar.comm.pacing.frames import CALL, DEADLOCK, OK, PLACE, WHERE, Answer, Ended, Link
 from dlpar.comm.pacing.parcels import Parcels
-from dlpar.comm.simulation.simulator import Deadlock, place
 from dlpar.comm.pacing.wall import EARLY, NAP, Wall
+from dlpar.comm.simulation.simulator import Deadlock, place
 
 FULL = 1 << 15
 """Bytes of calls told that may wait for the next one asked."""

@@ -11,9 +11,8 @@ from mpi4py import MPI
 
 from dlpar.comm.base import Request
 from dlpar.comm.mpi import PIECE, MPIComm
-from dlpar.comm.staging import landed, landing, memory_of
 from dlpar.comm.patience import patiently
-
+from dlpar.comm.staging import landed, landing, memory_of
 
 KEPT = 16
 """Parcels that may be under way before a send looks which of them are; so few are in the receiver's hands."""

@@ -13,11 +13,11 @@ from itertools import count
 from struct import pack
 from typing import TYPE_CHECKING, Any, Callable
 
-from dlpar.comm.pacing import frames
 from dlpar.comm.base import ANY
+from dlpar.comm.pacing import frames
 from dlpar.comm.pacing.frames import Call, Link
-from dlpar.comm.simulation.mailbox import Receive
 from dlpar.comm.pacing.refereed import Parcel, RefereedComm, Room
+from dlpar.comm.simulation.mailbox import Receive
 from dlpar.comm.simulation.side import Lock
 from dlpar.comm.simulation.simulator import Activity
 

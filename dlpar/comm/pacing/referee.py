@@ -19,11 +19,11 @@ from functools import partial
 from typing import Any, Callable, Sequence
 
 from dlpar.comm.pacing.frames import ANSWER, DEADLOCK, FAILED, OK, WHERE, Ended, Link
+from dlpar.comm.pacing.proxy import Proxy
+from dlpar.comm.pacing.refereed import RefereedComm
 from dlpar.comm.simulation.group import Group
 from dlpar.comm.simulation.network import Network
 from dlpar.comm.simulation.pace import Pace
-from dlpar.comm.pacing.proxy import Proxy
-from dlpar.comm.pacing.refereed import RefereedComm
 from dlpar.comm.simulation.simulator import Activity, Deadlock, Simulator
 from dlpar.launcher.processes import is_ours
 from dlpar.platforms import Platform

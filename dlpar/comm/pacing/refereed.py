@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from dlpar.comm.simulation.mailbox import Mailbox, Message
 from dlpar.comm.simulated import SimulatedComm
+from dlpar.comm.simulation.mailbox import Mailbox, Message
 
 
 class Parcel:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from dlpar.comm.pacing import frames
 from dlpar.comm.base import Arrival
+from dlpar.comm.pacing import frames
 from dlpar.comm.pacing.line import Line
 
 if TYPE_CHECKING:

@@ -4,64 +4,35 @@ from __future__ import annotations
 
 import pickle
 import socket
-from typing import Callable, Sequence
 
 import torch
 
-from dlpar.comm.simulation.charge import charges
+from dlpar.comm.mpi import MPIComm
+from dlpar.comm.paced import PacedComm, Standing
 from dlpar.comm.pacing.frames import Link
 from dlpar.comm.pacing.line import Line
-from dlpar.comm.mpi import MPIComm
-from dlpar.comm.simulation.pace import Pace
-from dlpar.comm.paced import PacedComm, Standing
 from dlpar.comm.pacing.parcels import Parcels
 from dlpar.comm.pacing.referee import HELLO, Referee
 from dlpar.comm.pacing.wall import Wall
+from dlpar.comm.simulation.charge import charges
+from dlpar.comm.simulation.pace import Pace
 from dlpar.experiment import Experiment
-from dlpar.platforms import Platform, nodes_of, platform_of
+from dlpar.platforms import nodes_of, platform_of
 
 
-def paced_world(mpi: MPIComm, nodes: Sequence[int], platform: Platform, scale: float = 1.0,
-                flops: float | None = None, seed: int = 0) -> PacedComm:  # fmt: skip
-    """This rank's communicator in a paced world; collective.
-
-    Parameters
-    ----------
-    mpi : MPIComm
-        All ranks; they share a machine.
-    nodes : sequence of int
-        Node of each rank on the platform.
-    platform : Platform
-        Its links, device and timing.
-    scale : float
-        Bytes charged for a byte sent.
-    flops : float, optional
-        FLOP/s of a device on the model; default: what the platform says of any.
-    seed : int
-        Of times that vary.
+def of_experiment(experiment: Experiment) -> PacedComm:
+    """This rank's communicator in the paced world an experiment names; collective.
 
     Raises
     ------
     ValueError
         If ranks are on several machines, on all of them alike.
     """
-    return _join(mpi, nodes, platform, seed, lambda: (scale, flops or 1 / platform.seconds(1.0)))
-
-
-def of_experiment(experiment: Experiment) -> PacedComm:
-    """This rank's communicator in the paced world an experiment names; collective."""
-    return _join(
-        MPIComm(), nodes_of(experiment), platform_of(experiment), experiment.seed, lambda: charges(experiment)
-    )
-
-
-def _join(mpi: MPIComm, nodes: Sequence[int], platform: Platform, seed: int,
-          charged: Callable[[], tuple[float, float]]) -> PacedComm:  # fmt: skip
-    """Find each other; rank 0 alone finds out what is charged."""
+    mpi, platform, seed = MPIComm(), platform_of(experiment), experiment.seed
     machines = len(set(mpi.mpi.allgather(socket.gethostname())))
     if machines > 1:
         raise ValueError(f"cluster.hostfile: got {machines} machines, allowed in the paced world is one")
-    referee = Referee(nodes, platform, seed) if mpi.rank == 0 else None
+    referee = Referee(nodes_of(experiment), platform, seed) if mpi.rank == 0 else None
     address = mpi.broadcast(referee.address if referee else None)
     wall, parcels = Wall(), Parcels(MPIComm(mpi.mpi.Dup(), mpi.device, zero=0.0))
 
@@ -76,7 +47,7 @@ def _join(mpi: MPIComm, nodes: Sequence[int], platform: Platform, seed: int,
     _warm_up()
     helped = parcels.probe()
     if referee:
-        referee.start(*charged(), helped)
+        referee.start(*charges(experiment), helped)  # rank 0 alone finds out what is charged
     scale, flops, parcels.helped = pickle.loads(line.answer().body)
     standing = Standing(call, line, mpi, Pace(platform, flops, mpi.rank, seed), platform.eager / scale)
     return PacedComm(standing, line, mpi.rank, range(mpi.size))

@@ -55,7 +55,7 @@ class Group:
                 comm.simulator.wake(other, activity.clock)
         else:
             since, activity.waits_for = activity.clock, "a meeting of all ranks (barrier, gather or broadcast)"
-            comm.simulator.sleep(activity)
+            comm.simulator.next().switch()
             comm.box.waited += activity.clock - since
         return meeting.result
 

@@ -129,35 +129,6 @@ class Mailbox:
         self.owner = owner
         return self
 
-    def receive(self, into: Any, source: int, tag: int) -> Arrival:
-        """Block until a message is complete, and store it: :meth:`post` and :meth:`take` in one."""
-        if source == ANY and not self.in_order or self.posted:
-            return self.take(self.post(into, source, tag))
-        owner, inbox = self.owner, self.inbox
-        since, place = owner.clock, 0
-        for message in inbox:
-            if (source == message.source or source == ANY) and (tag == message.tag or tag == ANY):
-                del inbox[place]
-                message.met = since
-                if message.sender is not None:
-                    self._release(message, since)
-                if message.done > since:
-                    self.simulator.advance(owner, message.done)
-                    self.waited += owner.clock - since
-                break
-            place += 1
-        else:
-            self.source = source
-            self.tag = tag
-            self.blocked = True
-            owner.waits_for = self
-            self.simulator.sleep(owner)
-            message = self.message
-            self.waited += owner.clock - since
-        if message.payload is not None or message.nbytes > into.nbytes:
-            self.store(message, into)
-        return message
-
     def post(self, into: Any, source: int, tag: int) -> Receive:
         """A new receive, matched with what is there: of several messages the one that is complete first."""
         receive = Receive(self, into, source, tag)
@@ -172,9 +143,7 @@ class Mailbox:
                         break
             if found is not None:
                 del inbox[place]
-                receive.message, found.met = found, receive.posted
-                if found.sender is not None:
-                    self._release(found, receive.posted)
+                self._match(receive, found)
         self.posted.append(receive)
         return receive
 
@@ -186,24 +155,21 @@ class Mailbox:
                 owner = self.owner
                 self.message, self.blocked, message.met = message, False, owner.clock
                 if message.sender is not None:
-                    self._release(message, owner.clock)
-                self.simulator.wake(owner, message.done)
+                    self.release(message, owner.clock)
+                owner.due = message.done
+                self.simulator.plan(message.done, owner)
                 return
         for receive in self.posted:
-            source, tag, earlier = receive.source, receive.tag, receive.message
-            if (source == message.source or source == ANY) and (tag == message.tag or tag == ANY):
+            if receive.matches(message):
+                earlier = receive.message
                 if earlier is None:
-                    receive.message, message.met = message, receive.posted
-                    if message.sender is not None:
-                        self._release(message, receive.posted)
+                    self._match(receive, message)
                     if receive.waiting:
                         self.simulator.wake(self.owner, message.done)
                     return
-                if message.done < earlier.done and (source == ANY or message.source == earlier.source):
+                if message.done < earlier.done and (receive.source == ANY or message.source == earlier.source):
                     # Over another port it is complete before one that was granted sooner; that one looks further.
-                    receive.message, message.met = message, receive.posted
-                    if message.sender is not None:
-                        self._release(message, receive.posted)
+                    self._match(receive, message)
                     if receive.waiting:
                         self.simulator.wake(self.owner, message.done)
                     message = earlier
@@ -220,7 +186,7 @@ class Mailbox:
         since = owner.clock
         if message is None:
             receive.waiting, owner.waits_for = True, receive
-            simulator.sleep(owner)
+            simulator.next().switch()
         elif message.done > since:
             receive.waiting, owner.waits_for = True, receive
             simulator.advance(owner, message.done)
@@ -235,7 +201,12 @@ class Mailbox:
             self.store(message, receive.into)
         return message
 
-    def _release(self, message: Message, met: float) -> None:
+    def _match(self, receive: Receive, message: Message) -> None:
+        receive.message, message.met = message, receive.posted
+        if message.sender is not None:
+            self.release(message, receive.posted)
+
+    def release(self, message: Message, met: float) -> None:
         """Whoever waited to send it may go on once it has left."""
         self.simulator.wake(message.sender, max(message.left, met, message.sender.clock))
         message.sender = None

@@ -63,7 +63,7 @@ class Side:
             if not self.open:
                 return
             self.activity.idle = True
-            self.simulator.sleep(self.activity)
+            self.simulator.next().switch()
 
 
 class _Started:
@@ -86,7 +86,7 @@ class _Started:
         if not self._done:
             activity = self._waiter = self._side.computing
             activity.waits_for = "the end of what it started beside its computation"
-            self._side.simulator.sleep(activity)
+            self._side.simulator.next().switch()
         if self._error is not None:
             raise self._error
         return self._result
@@ -106,7 +106,7 @@ class Lock:
         if self.owner is not None:
             self.waiting.append(activity)
             activity.waits_for = "a lock"
-            self.simulator.sleep(activity)
+            self.simulator.next().switch()
         self.owner = activity
 
     def __exit__(self, *error: object) -> None:

@@ -10,10 +10,10 @@ from __future__ import annotations
 from heapq import heappop, heappush
 from math import inf
 from types import FrameType
-from typing import Any, Callable
+from typing import Any, Callable, Iterator
 
 from dlpar.comm.simulation.network import Network
-from dlpar.comm.simulation.tasks import Abandoned, GreenletTask, MainThread, ThreadTask
+from dlpar.comm.simulation.tasks import Abandoned, GreenletTask, MainThread, Task, ThreadTask
 from greenlet import getcurrent
 
 
@@ -30,19 +30,21 @@ class Activity:
         Its seconds.
     due : float
         Seconds at which it is to go on: an appointment for any other moment is void.
+    task : GreenletTask or ThreadTask
+        What it runs on.
     waits_for : Any
         What it waits for; its `str` says so in words.
     idle : bool
         Whether it waits for work, so that nobody minds if it waits for ever.
-    begun, done : bool
-        Whether it has run at all, and to its end.
+    done : bool
+        Whether it has run to its end.
     """
 
-    __slots__ = ("clock", "due", "begun", "task", "waits_for", "rank", "idle", "done")
+    __slots__ = ("clock", "due", "task", "waits_for", "rank", "idle", "done")
 
     def __init__(self, rank: int, clock: float = 0.0) -> None:
         self.rank, self.clock, self.due = rank, clock, inf
-        self.waits_for, self.idle, self.begun, self.done = None, False, False, False
+        self.waits_for, self.idle, self.done = None, False, False
 
 
 class Simulator:
@@ -62,16 +64,18 @@ class Simulator:
         goes on, or the head of a message arrives.
     moments : list
         Heap of those times.
-    present : list
-        What is left to happen at the present moment, the last first.
     time : float
         The present moment, in seconds.
-    over : bool
-        Whether all have ended, or one has failed.
+    present : iterator
+        What is left to happen at the present moment.
+    last : Activity or Message
+        What happens last at the present moment.
+    passed : int
+        Moments so far.
     running : Activity or None
         Whose turn it is.
-    switches : int
-        Turns so far.
+    over : bool
+        Whether all have ended, or one has failed.
     """
 
     def __init__(self, network: Network, computes: bool) -> None:
@@ -79,14 +83,13 @@ class Simulator:
         # Ranks in step ask for the same moments: those go through the heap once for all of them.
         self.events: dict[float, list[Any]] = {}
         self.moments: list[float] = []
-        self.present: list[Any] = []
-        self.time, self.over = 0.0, False
+        self.present: Iterator[Any] = iter(())
+        self.last: Any = None
+        self.time, self.passed, self.over = 0.0, 0, False
         self.activities: list[Activity] = []
         self.running: Activity | None = None
         self.error: BaseException | None = None
         self.failed_rank: int | None = None
-        self.switches = 0
-        self._given: Activity | None = None  # for the main task to begin
         self._main = MainThread() if computes else getcurrent()
 
     # ---- for whoever starts it ---------------------------------------------------------
@@ -119,18 +122,15 @@ class Simulator:
             What the first rank that failed raised.
         """
         try:
-            while self.error is None and (following := self._given or self._next()) is not None:
-                self.running, self._given, following.begun = following, None, True
-                following.task.switch()
-                if self.computes:
-                    self._main.rest()
+            while self.error is None and (task := self.next()) is not self._main:
+                task.switch()
             if self.error is not None:
                 raise self.error
             stuck = [a for a in self.activities if not a.done and not a.idle]
             if stuck:
                 raise Deadlock(_story(stuck))
         finally:
-            self.over = True
+            self.over, self.present, self.last = True, iter(()), None
             for activity in self.activities:
                 if not activity.done:
                     try:
@@ -157,47 +157,40 @@ class Simulator:
 
     def advance(self, activity: Activity, time: float) -> None:
         """Let its clock run on until `time`; whatever happens in between happens first."""
-        if self.present or self.moments and self.moments[0] <= time:
-            activity.due = time
-            self.plan(time, activity)
-            self.sleep(activity)
+        if activity is not self.last or self.moments and self.moments[0] <= time:
+            activity.due, events = time, self.events
+            if time in events:  # plan(time, activity), a call less
+                events[time].append(activity)
+            else:
+                events[time] = [activity]
+                heappush(self.moments, time)
+            self.next().switch()
         elif time > activity.clock:
             activity.clock = time
 
-    def sleep(self, activity: Activity) -> None:
-        """Make happen what is next until that is somebody's turn; return when it is this activity's."""
-        if self.over:  # what is left to be cleaned up in a task waits for nobody
-            raise Abandoned
-        other = self._next()
-        if other is activity:
-            return
-        self.switches += 1
-        if other is not None and other.begun:
-            self.running = other
-            other.task.switch()
-        else:  # a greenlet that another one begins would count that one's calls as its own
-            self._given = other
-            self._main.switch()
-        if self.computes:
-            activity.task.rest()
+    def next(self) -> Task:
+        """Make happen what is next until that is somebody's turn: what to switch to, the main task if nothing is left.
 
-    def _next(self) -> Activity | None:
-        """Make happen what is next until that is somebody's turn: whose."""
-        present, time = self.present, self.time
+        An activity that waits for another's deed calls ``simulator.next().switch()``; that returns when it is to go on.
+        """
+        time = self.time
         while True:
-            if not present:
-                if not self.moments:
-                    return None
-                self.time = time = heappop(self.moments)
-                present = self.present = self.events.pop(time)
-                present.reverse()
-            event = present.pop()
-            due = event.due
-            if due == time:
-                event.clock, event.due = time, inf
-                return event
-            if due is None:
-                event.arrive(time)
+            for event in self.present:
+                due = event.due
+                if due == time:
+                    event.clock, event.due = time, inf
+                    self.running = event
+                    return event.task
+                if due is None:
+                    event.arrive(time)
+            if self.over:  # what is left to be cleaned up in a task waits for nobody
+                raise Abandoned
+            if not self.moments:
+                return self._main
+            self.time = time = heappop(self.moments)
+            events = self.events.pop(time)
+            self.present, self.last = iter(events), events[-1]
+            self.passed += 1
 
 
 def _story(stuck: list[Activity], most: int = 8) -> str:

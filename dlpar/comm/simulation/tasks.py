@@ -12,7 +12,7 @@ import threading
 from types import FrameType
 from typing import Callable
 
-from greenlet import greenlet
+from greenlet import getcurrent, greenlet
 
 
 class Abandoned(BaseException):
@@ -32,44 +32,67 @@ class GreenletTask(greenlet):
 
     __slots__ = ()
 
+    def __init__(self, program: Callable[[], None], main: greenlet) -> None:
+        maker = getcurrent()
+
+        def run() -> None:
+            maker.switch()  # begun here and now: by another one it would count that one's calls as its own
+            program()
+
+        super().__init__(run, main)
+        self.switch()
+
     def frame(self) -> FrameType | None:
         """Where it stands."""
         return self.gr_frame
 
     def abandon(self) -> None:
         """Unwind it where it stands."""
-        if self:  # has begun, and has not ended
-            self.throw(Abandoned)
+        self.throw(Abandoned)
 
 
 class ThreadTask:
-    """Runs ``program()`` on a thread of its own, but only while it holds the baton."""
+    """The same on a thread of its own, which runs only while it holds the baton.
 
-    __slots__ = ("thread", "baton", "switch", "abandoned")
+    Parameters
+    ----------
+    program : callable
+        What it runs.
+    main : MainThread
+        Where it hands over when it ends.
+    """
 
-    def __init__(self, program: Callable[[], None], main: ThreadTask) -> None:
-        self._stand()
+    __slots__ = ("thread", "main", "baton", "abandoned")
+
+    def __init__(self, program: Callable[[], None], main: MainThread) -> None:
+        self._stand(main)
 
         def run() -> None:
             try:
-                self.rest()
+                self._rest()
                 program()
             except Abandoned:
                 return
-            main.switch()
+            main.running = main
+            main.baton.release()
 
         self.thread = threading.Thread(target=run, daemon=True)
         self.thread.start()
 
-    def _stand(self) -> None:
-        self.baton, self.abandoned = threading.Lock(), False
+    def _stand(self, main: MainThread) -> None:
+        self.main, self.baton, self.abandoned = main, threading.Lock(), False
         self.baton.acquire()
-        self.switch = self.baton.release
 
-    def rest(self) -> None:
+    def _rest(self) -> None:
         self.baton.acquire()
         if self.abandoned:
             raise Abandoned
+
+    def switch(self) -> None:
+        """Hand the baton over, and return when it comes back."""
+        here, self.main.running = self.main.running, self
+        self.baton.release()
+        here._rest()
 
     def frame(self) -> FrameType | None:
         return sys._current_frames().get(self.thread.ident)
@@ -77,13 +100,24 @@ class ThreadTask:
     def abandon(self) -> None:
         if self.thread.is_alive():
             self.abandoned = True
-            self.switch()
+            self.baton.release()
             self.thread.join(5.0)
 
 
 class MainThread(ThreadTask):
-    """The thread that waits for the simulation to end."""
+    """The thread that waits for the simulation to end.
+
+    Attributes
+    ----------
+    running : ThreadTask
+        Who holds the baton.
+    """
+
+    __slots__ = ("running",)
 
     def __init__(self) -> None:
-        self._stand()
-        self.thread = threading.current_thread()
+        self._stand(self)
+        self.thread, self.running = threading.current_thread(), self
+
+
+Task = greenlet | ThreadTask
