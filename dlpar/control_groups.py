@@ -1,10 +1,11 @@
-"""What a control group grants this process, and how many cores that makes.  Standard library only."""
+"""What a control group and the machine grant this process: cores and memory.  Standard library only, on Linux."""
 
 from __future__ import annotations
 
 import os
 import re
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path("/")
 UNLIMITED = 1 << 60
@@ -21,6 +22,37 @@ def cores() -> int:
     """Whole cores' worth of time this process may use, at least 1: of a container's 1.5 CPUs, one."""
     quota = ControlGroups().quota()
     return max(1, min(usable_cores(), int(quota) if quota is not None else usable_cores()))
+
+
+class Memory(NamedTuple):
+    """Memory this process may use, in bytes.
+
+    Attributes
+    ----------
+    total, free : int
+        All of it, and what is left; of its control group, if that has less.
+    limited : bool
+        Whether it is the control group's.
+    """
+
+    total: int
+    free: int
+    limited: bool
+
+
+def memory(root: Path = ROOT) -> Memory:
+    """What the system has, or the control group if that is less."""
+    found = dict(re.findall(r"^(\w+):\s+(\d+) kB", text_of(root / "proc/meminfo"), re.M))
+    if found:
+        total, free = 1024 * int(found["MemTotal"]), 1024 * int(found.get("MemAvailable", found["MemFree"]))
+    else:
+        import psutil
+
+        total, free = psutil.virtual_memory().total, psutil.virtual_memory().available
+    limit = ControlGroups(root).memory()
+    if limit is None or limit[0] >= total:
+        return Memory(total, free, False)
+    return Memory(limit[0], min(free, limit[1]), True)
 
 
 class ControlGroups:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from dlpar.control_groups import ControlGroups, memory
 from dlpar.data import load
 from dlpar.experiment import Experiment
-from dlpar.launcher import room
-from dlpar.launcher.room import bytes_left, check_room, hidden_weights
+from dlpar.launcher.room import check_room, hidden_weights
 from dlpar.models import build
 from dlpar.schema import BadExperiment
 
@@ -45,6 +45,19 @@ def test_what_ranks_share_out_counts_once():
         check_room(Experiment(**mine), left=room_for_one)
 
 
+def test_hogwild_s_workers_share_one_copy_of_the_weights():
+    mine = Experiment(workers=8, model={"width": 4096, "depth": 3}, sync={"scheme": "hogwild"})  # 134 MB of weights
+    check_room(mine, left=1_500_000_000)  # those once, gradients eight times
+    with pytest.raises(BadExperiment, match="8 need about 1.4 GB"):
+        check_room(mine, left=1_000_000_000)
+
+
+def test_only_a_number_of_workers_that_is_allowed_would_fit():
+    mine = Experiment(workers=8, model={"width": 4096, "depth": 9}, split={"kind": "hybrid"}, batch=64)
+    with pytest.raises(BadExperiment, match="4 would fit$"):  # 5 would, if 2 x 2 parts could be spread over them
+        check_room(mine, left=1_500_000_000)
+
+
 def test_a_simulation_is_one_process_and_sizes_need_no_models():
     large = {"workers": 64, "batch": 64, "model": {"width": 4096, "depth": 3}}
     with pytest.raises(BadExperiment, match="64 need about 17.2 GB"):
@@ -54,10 +67,9 @@ def test_a_simulation_is_one_process_and_sizes_need_no_models():
 
 
 def test_a_control_group_s_limit_counts_where_it_is_tighter(monkeypatch):
-    whole = bytes_left()
-    assert whole > 0
-    monkeypatch.setattr(room.ControlGroups, "memory", lambda self: (1 << 62, 1 << 62))
-    assert bytes_left() < 1 << 62
-    monkeypatch.setattr(room.ControlGroups, "memory", lambda self: (1 << 30, 5_000_000))
+    monkeypatch.setattr(ControlGroups, "memory", lambda self: (1 << 62, 1 << 62))
+    assert 0 < memory().free < memory().total < 1 << 62 and not memory().limited
+    monkeypatch.setattr(ControlGroups, "memory", lambda self: (1 << 30, 5_000_000))
+    assert memory() == (1 << 30, 5_000_000, True)
     with pytest.raises(BadExperiment, match="4 need about 82 MB of memory, 5 MB is left: not even 1"):
         check_room(Experiment(workers=4))

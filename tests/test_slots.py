@@ -14,10 +14,10 @@ import pytest
 import dlpar
 from conftest import eventually
 from dlpar import Experiment
-from dlpar.launcher import slot_keeper
+from dlpar.launcher import slot_keeper, slots
 from dlpar.launcher.job import JobFailed
 from dlpar.launcher.slot_keeper import Keeper
-from dlpar.launcher.slots import NoSlots, Talk
+from dlpar.launcher.slots import MOST, NoSlots, Talk, ask, usual_slots
 
 LONG = Experiment(workers=2, steps=1_000_000, evaluate_every=10_000_000)
 
@@ -143,8 +143,8 @@ def test_a_pause_lets_nobody_begin_and_is_for_teachers_alone(keep, monkeypatch):
     waits = asked(keeper, 1)
     assert waits.told == [{"ahead": 0, "paused": True}] and not begins(waits)
     monkeypatch.setattr(slot_keeper, "user_of", lambda _: 12345)
-    with Talk(keeper.path, {"pause": False}) as talk, pytest.raises(NoSlots, match="teachers alone"):
-        talk.hear()
+    with pytest.raises(NoSlots, match="pause: allowed is this to teachers alone"):
+        ask(keeper.path, {"pause": False})
     monkeypatch.undo()
     with Talk(keeper.path, {"pause": False}) as talk:
         assert talk.hear() == [{"paused": False}]
@@ -207,6 +207,12 @@ def test_without_its_keeper_a_job_says_so(monkeypatch, tmp_path):
     monkeypatch.setenv("DLPAR_SLOTS", str(tmp_path / "nobody"))
     with pytest.raises(JobFailed, match="job slots: nobody gives them out at"):
         dlpar.launch(Experiment(workers=1, steps=1)).wait(10)
+
+
+def test_a_machine_of_many_cores_has_as_many_slots_as_are_allowed(monkeypatch):
+    for cores, expected in ((2, 4), (256, MOST)):
+        monkeypatch.setattr(slots, "cores", lambda cores=cores: cores)
+        assert usual_slots() == expected
 
 
 def test_the_command_gives_out_slots_pauses_and_tells(tmp_path):

@@ -34,7 +34,7 @@ def hub(
     slots: Annotated[
         Optional[str],
         typer.Option(metavar="N", help="Ranks of all users together that may run at the same time; 0: no limit; "
-                     "default: 2 for each core."),
+                     "default: 2 for each core, at most 200."),
     ] = None,
     folder: Annotated[
         Optional[str],
@@ -51,8 +51,8 @@ def hub(
     Ctrl-C stops it. dlpar/hub/README.md says how to run it for a class, and what else it needs.
     """
     from dlpar.cli import BadRequest
-    from dlpar.control_groups import cores
     from dlpar.hub.settings import BadSettings, Settings, usual_labs
+    from dlpar.launcher.slots import usual_slots
 
     if not port.isdecimal():
         raise BadRequest(f"--port: got {port!r}, allowed is a whole number from 1 to 65535")
@@ -65,7 +65,7 @@ def hub(
             accounts, _names(users), _names(teachers), address, int(port),
             os.path.abspath(labs or usual_labs()), os.path.abspath(folder or _usual_folder()),
             certificate and os.path.abspath(certificate), key and os.path.abspath(key), int(idle),
-            2 * cores() if slots is None else int(slots), config and os.path.abspath(config),
+            usual_slots() if slots is None else int(slots), config and os.path.abspath(config),
         )  # fmt: skip
     except BadSettings as error:
         raise BadRequest(str(error)) from None
@@ -109,8 +109,6 @@ def _start(settings) -> int:
 
 def _names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
-
-
 
 
 def _usual_folder() -> str:

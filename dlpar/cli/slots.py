@@ -13,7 +13,8 @@ import typer
 
 def slots(
     ranks: Annotated[
-        Optional[str], typer.Option(metavar="N", help="How many may run at the same time; default: 2 for each core.")
+        Optional[str], typer.Option(metavar="N", help="How many may run at the same time; default: 2 for each "
+                                "core, at most 200.")
     ] = None,
     pause: Annotated[bool, typer.Option("--pause", help="Let no further job begin.", metavar="")] = False,
     go_on: Annotated[bool, typer.Option("--go-on", help="End a pause.", metavar="")] = False,
@@ -29,8 +30,7 @@ def slots(
     A job of more ranks than there are slots takes them all, and runs alone.
     """
     from dlpar.cli import BadRequest
-    from dlpar.control_groups import cores
-    from dlpar.launcher.slots import USUAL, NoSlots, keeper_socket
+    from dlpar.launcher.slots import USUAL, NoSlots, ask, keeper_socket, usual_slots
 
     if ranks is not None and not ranks.isdecimal():
         raise BadRequest(f"--ranks: got {ranks!r}, allowed is a whole number from 1 to 200")
@@ -38,9 +38,9 @@ def slots(
         raise BadRequest("--pause, --go-on, --look: got more than one, allowed is one of them")
     path = Path(socket) if socket else keeper_socket() or USUAL
     if not (pause or go_on or look):
-        return _serve(path, int(ranks) if ranks else 2 * cores(), _numbers(teachers))
+        return _serve(path, int(ranks) if ranks else usual_slots(), _numbers(teachers))
     try:
-        said = _ask(path, {"pause": pause} if pause or go_on else {})
+        said = ask(path, {"pause": pause} if pause or go_on else {})
     except NoSlots as error:
         print(f"dlpar slots: {error}", file=sys.stderr)
         return 1
@@ -68,13 +68,6 @@ def _serve(path: Path, ranks: int, teachers: tuple[int, ...]) -> int:
     finally:
         keeper.close()
     return 128 + asked_to_end[0]
-
-
-def _ask(path: Path, question: dict) -> dict:
-    from dlpar.launcher.slots import Talk
-
-    with Talk(path, question) as talk:
-        return talk.hear()[0]
 
 
 def _numbers(names: str) -> tuple[int, ...]:

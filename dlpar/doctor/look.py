@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from dlpar.control_groups import ControlGroups, usable_cores
+from dlpar.control_groups import ControlGroups, memory, usable_cores
 from dlpar.doctor import system, trials
 from dlpar.doctor.facts import Machine, Starter
 from dlpar.launcher.mpiexec import NoMPI, find_starter
@@ -34,9 +34,7 @@ def look() -> Machine:
 
 def _facts() -> dict[str, Any]:
     groups = ControlGroups()
-    total, free = system.memory()
-    limit = groups.memory()
-    limited = limit is not None and limit[0] < total
+    there = memory()
     open_files, processes = _limits()
     allowed = [n for n in (processes, groups.processes()) if n is not None]
     return {
@@ -46,9 +44,9 @@ def _facts() -> dict[str, Any]:
         "cores": os.cpu_count() or 1,
         "usable_cores": usable_cores(),
         "quota": groups.quota(),
-        "memory": limit[0] if limited else total,
-        "memory_free": min(free, limit[1]) if limited else free,
-        "memory_limited": limited,
+        "memory": there.total,
+        "memory_free": there.free,
+        "memory_limited": there.limited,
         "gpus": system.gpus(),
         "versions": {"python": platform.python_version(), **system.versions()},
         "torch_cuda": system.torch_cuda(),

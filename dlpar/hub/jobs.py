@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dlpar.launcher.diagnosis import pids_of, still_ranks
-from dlpar.launcher.processes import descendants
+from dlpar.launcher.processes import descendants, resident
 from dlpar.paths import runs_folder, runtime_folder
 
 
@@ -57,7 +57,7 @@ def memory() -> int:
     ours = {os.getpid(), *descendants(os.getpid())}
     for server in _fork_servers():
         ours |= {server, *descendants(server)}
-    return sum(_resident(pid) for pid in ours)
+    return sum(resident(pid) for pid in ours)
 
 
 def _folders(root: Path, pattern: str) -> list[Path]:
@@ -80,21 +80,25 @@ def newest_runs(most: int = 20) -> list[dict[str, Any]]:
     """This account's newest runs: ``{id, says, experiment}``, the newest first."""
     found = []
     for folder in sorted(_folders(runs_folder(), "*"), reverse=True)[:most]:
-        try:
-            experiment = json.loads((folder / "experiment.json").read_bytes())
-        except (OSError, ValueError):
-            continue
-        found.append({"id": folder.name, "says": _says(folder), "experiment": experiment})
+        if (experiment := _experiment(folder)) is not None:
+            found.append({"id": folder.name, "says": _says(folder, experiment), "experiment": experiment})
     return found
 
 
-def _says(folder: Path) -> str:
+def _experiment(folder: Path) -> Any:
+    """What is in its experiment.json; None if that cannot be read."""
+    try:
+        return json.loads((folder / "experiment.json").read_bytes())
+    except (OSError, ValueError):
+        return None
+
+
+def _says(folder: Path, experiment: Any) -> str:
     """A job in words."""
     try:
-        experiment = json.loads((folder / "experiment.json").read_bytes())
         what = f"{experiment['model']['name']} on {experiment['data']['name']}, {experiment['sync']['scheme']}"
         world, workers = experiment["cluster"]["world"], experiment["workers"]
-    except (OSError, ValueError, LookupError, TypeError):
+    except (LookupError, TypeError):
         what, world, workers = "a job", "unknown", 0
     if folder.name.startswith("spmd-"):
         what = "a function of hers"
@@ -106,8 +110,8 @@ def _told(folder: Path) -> dict[str, Any]:
     ranks = still_ranks(pids_of(folder))
     supervisor = _supervisor(folder)
     ours = {*ranks, *(descendants(supervisor) if supervisor else ())}
-    memory = sum(_resident(pid) for pid in ours)
-    return {"id": folder.name, "says": _says(folder), "ranks": len(ranks), "memory": memory}
+    memory = sum(resident(pid) for pid in ours)
+    return {"id": folder.name, "says": _says(folder, _experiment(folder)), "ranks": len(ranks), "memory": memory}
 
 
 def _supervisor(folder: Path) -> int | None:
@@ -133,13 +137,3 @@ def _fork_servers() -> list[int]:
         if b"dlpar.launcher.forkserver" in words and any(word.startswith(sockets) for word in words):
             found.append(int(name))
     return found
-
-
-def _resident(pid: int) -> int:
-    """Bytes of a process, its share of shared pages (PSS); 0 if it has ended."""
-    try:
-        text = Path(f"/proc/{pid}/smaps_rollup").read_text()
-    except OSError:
-        return 0
-    found = re.search(r"^Pss:\s+(\d+) kB", text, re.M)
-    return 1024 * int(found[1]) if found else 0

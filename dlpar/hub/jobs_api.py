@@ -78,8 +78,10 @@ class Jobs(ForThePage):
         try:
             if "offer" in asked:
                 offers.put(asked["offer"])
+            elif "stop" in asked:
+                jobs.stop(str(asked["stop"]))
             else:
-                jobs.stop(str(asked.get("stop")))
+                raise ValueError("stop or offer: got neither, allowed is one of them")
         except jobs.CannotStop as error:
             raise HTTPError(409, reason=str(error)) from None
         except (ValueError, OSError) as error:

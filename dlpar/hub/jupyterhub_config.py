@@ -1,8 +1,10 @@
 """What JupyterHub reads when ``dlpar hub`` starts it."""
 
 from dlpar.hub.machine import configure
+from dlpar.hub.priority import go_first
 from dlpar.hub.settings import Settings
 
+go_first()
 given = globals()  # where JupyterHub puts the functions of its configuration files
 settings = Settings.from_environment()
 configure(given["get_config"](), settings)

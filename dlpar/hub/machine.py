@@ -15,6 +15,7 @@ from typing import Any
 from dlpar.hub import accounts, proxy
 from dlpar.hub.classroom import classroom
 from dlpar.hub.login import ListedLogin
+from dlpar.hub.priority import Proxy
 from dlpar.hub.settings import LISTED, SYSTEM, Settings
 from dlpar.launcher.slots import USUAL, is_kept
 from dlpar.paths import private_folder, runtime_folder
@@ -62,12 +63,13 @@ def _database(file: Path) -> Path:
     return file
 
 
-def _give_out_slots(c: Any, settings: Settings) -> str | None:
-    """A keeper of job slots beside the hub, unless one is at work here already; its socket, None without a limit."""
-    if settings.slots == 0:
-        return None
+def _give_out_slots(c: Any, settings: Settings) -> str:
+    """A keeper of job slots beside the hub, unless one is at work here already; its socket, empty without a limit."""
+    named = os.environ.get("DLPAR_SLOTS")
+    if settings.slots == 0 or named == "":
+        return ""
     usual = USUAL if settings.accounts == SYSTEM else runtime_folder() / "slots"
-    path = Path(os.environ.get("DLPAR_SLOTS") or usual)
+    path = Path(named or usual)
     if is_kept(path):
         return str(path)
     teachers = ["nobody", *(name for name in settings.teachers if not name.startswith("@"))]
@@ -85,6 +87,7 @@ def _listen(c: Any, settings: Settings) -> None:
     c.JupyterHub.hub_bind_url = f"http://127.0.0.1:{_free_port()}"
     c.ConfigurableHTTPProxy.api_url = f"http://127.0.0.1:{_free_port()}"
     c.ConfigurableHTTPProxy.command = proxy.command()
+    c.JupyterHub.proxy_class = Proxy
     if settings.certificate:
         c.JupyterHub.ssl_cert, c.JupyterHub.ssl_key = settings.certificate, settings.key
 

@@ -17,8 +17,9 @@ from dlpar.paths import private_folder, runtime_folder
 FOLDER = "dlpar-labs"
 """Her copy, in her home."""
 
-POLITE = 10
-"""By how much her server, kernels and jobs let the hub go first: it must answer while thirty students compute."""
+POLITE = 19
+"""By how much her server, kernels and jobs let the hub go first: it must answer while thirty students compute.
+It counts where sessions are no scheduling groups (:mod:`dlpar.hub.priority`)."""
 
 LONGEST_RUNTIME = 107 - len("/kernel-00000000-0000-0000-0000-000000000000-ipc-5")
 """Bytes of the folder of kernels' sockets, so that a socket's path has at most 107."""

@@ -12,6 +12,7 @@ from urllib.parse import quote, urlsplit
 
 from tornado.httpclient import AsyncHTTPClient, HTTPClientError
 
+from dlpar.hub import offers
 from dlpar.hub.answers import Answers
 
 PATIENCE = 3.0
@@ -61,6 +62,8 @@ class Students:
 
     async def look(self) -> list[dict[str, Any]]:
         """A row for every user: ``{name, here, active, answers, jobs, memory, offered}``; brings the offer to them."""
+        if self.offer is not None and time.time() - self.offer["at"] >= offers.LASTS:
+            self.offer = None
         users = await self._ask(f"{self.api}/users?limit=1000")
         return await asyncio.gather(*(self._row(user) for user in sorted(users, key=lambda user: user["name"])))
 
@@ -71,14 +74,20 @@ class Students:
         row = {"name": name, "here": here, "active": server["last_activity"] if here else None, "answers": bool(told)}
         if not told:
             return row | {"jobs": [], "memory": 0, "offered": False}
-        self.answers.heard(name, told["predictions"])
-        return row | {"jobs": told["jobs"], "memory": told["memory"], "offered": await self._bring(name, told["offer"])}
+        jobs, memory, has = told
+        return row | {"jobs": jobs, "memory": memory, "offered": await self._bring(name, has)}
 
-    async def _told(self, name: str) -> dict[str, Any] | None:
+    async def _told(self, name: str) -> tuple[list[dict[str, Any]], int, str | None] | None:
+        """Her running jobs, their memory and the offer she has; what she shares is heard.  None: no sound answer."""
         try:
-            return await self.of(name, "jobs")
-        except (OSError, HTTPClientError, ValueError):
+            told = await self.of(name, "jobs")
+            kinds = {"id": str, "says": str, "ranks": int, "memory": int}
+            jobs = [{field: kind(job[field]) for field, kind in kinds.items()} for job in told["jobs"]]
+            memory, has = int(told["memory"]), told["offer"]
+            self.answers.heard(name, told["predictions"])
+        except Exception:  # whatever a server says that is its owner's to change, the others are shown
             return None
+        return jobs, memory, has
 
     async def _bring(self, name: str, has: str | None) -> bool:
         """Whether she has the present offer, which is brought to her if she has not."""

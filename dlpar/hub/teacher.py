@@ -21,7 +21,7 @@ from tornado.httpserver import HTTPServer
 from tornado.web import Application, HTTPError, RequestHandler, authenticated
 
 from dlpar.hub.students import Students
-from dlpar.launcher.slots import NoSlots, Talk
+from dlpar.launcher.slots import NoSlots, ask
 
 NO_SERVER = "your own notebook server must run for this: start it from the hub's home page"
 
@@ -67,7 +67,7 @@ class Class(Guarded):
     @authenticated
     async def get(self) -> None:
         """``{students: [row…], slots: {slots, taken, waiting, paused} or null, predictions: [row…], sent}``."""
-        rows, slots = await asyncio.gather(self.students.look(), ask_keeper({}))
+        rows, slots = await asyncio.gather(self.students.look(), queue())
         sent = self.students.offer is not None
         self.finish({"students": rows, "slots": slots, "predictions": self.students.answers.table(), "sent": sent})
 
@@ -95,8 +95,10 @@ class Pause(Guarded):
     async def post(self) -> None:
         """``{pause}``."""
         (pause,) = self.asked("pause")
-        if await ask_keeper({"pause": bool(pause)}) is None:
-            raise HTTPError(409, reason="nobody gives out job slots here, so nothing can be paused")
+        try:
+            await ask_keeper({"pause": bool(pause)})
+        except NoSlots as error:
+            raise HTTPError(409, reason=str(error)) from None
         self.finish({})
 
 
@@ -127,18 +129,20 @@ class Send(Guarded):
         self.finish({})
 
 
-async def ask_keeper(question: dict[str, Any]) -> dict[str, Any] | None:
-    """What the keeper of job slots says; None where there is none, or it refuses."""
+async def ask_keeper(question: dict[str, Any]) -> dict[str, Any]:
+    """What the keeper of job slots says; raises `NoSlots` where there is none, or it refuses."""
     path = os.environ.get("DLPAR_SLOTS")
+    if not path:
+        raise NoSlots("job slots: nobody gives them out here, so nothing can be paused")
+    return await asyncio.to_thread(ask, Path(path), question)
 
-    def ask() -> dict[str, Any] | None:
-        try:
-            with Talk(Path(path), question) as talk:
-                return talk.hear()[0]
-        except NoSlots:
-            return None
 
-    return await asyncio.to_thread(ask) if path else None
+async def queue() -> dict[str, Any] | None:
+    """How many job slots are taken; None where nobody gives them out."""
+    try:
+        return await ask_keeper({})
+    except NoSlots:
+        return None
 
 
 def application() -> Application:

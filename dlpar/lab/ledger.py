@@ -1,4 +1,4 @@
-"""What a student predicted, and what was found: kept in her own folder, for her alone, and hers to delete.
+"""What a student predicted, and what was found: kept in her own folder, and hers to delete.
 
 On a hub she may agree that the class sees how predictions spread: her answers then count, without her name and
 her reasons (:mod:`dlpar.hub.answers`), until she takes that back.
@@ -73,7 +73,8 @@ def entries() -> dict[str, dict[str, Any]]:
 def predictions() -> pd.DataFrame:
     """Your predictions, a row for each question: what you said, and what was found.
 
-    Nobody else sees them; :func:`forget_predictions` deletes them.
+    Nobody else sees them, unless you tick that they count in the class's figures; :func:`forget_predictions`
+    deletes them.
     """
     import pandas as pd
 

@@ -10,6 +10,7 @@ import ipywidgets as widgets
 
 from dlpar.lab.face import button
 from dlpar.lab.recordings import newest_like
+from dlpar.lab.replay import AT_MOST
 
 if TYPE_CHECKING:
     from dlpar.lab.panel import Panel
@@ -69,5 +70,7 @@ class Meanwhile(widgets.HBox):
         like = newest_like(self._panel.experiment)
         if like is None:
             raise LookupError("you have no recording of a run of this kind yet")
+        seconds = float(like.curve["seconds"].iloc[-1])
+        speed = min(AT_MOST, max(1.0, math.ceil(seconds / LONGEST)))
         self._panel.leave()
-        self._panel.replay(like, speed=max(1.0, math.ceil(float(like.curve["seconds"].iloc[-1]) / LONGEST)))
+        self._panel.replay(like, speed)

@@ -33,7 +33,8 @@ class Offer(widgets.HBox):
     """
 
     def __init__(self, controls: Controls) -> None:
-        self._controls, self._before, self._id = controls, {}, None
+        self._controls, self._id = controls, None
+        self._taken, self._before = False, {}
         self._says = widgets.HTML()
         self._take = button("Take it", "download", "Set the controls as your teacher has; nothing runs yet", self.take)
         self._undo = button("Undo", "undo", "Set the controls as you had them", self.undo)
@@ -48,37 +49,52 @@ class Offer(widgets.HBox):
         if (offer and offer["id"]) == self._id:
             return
         self._id = offer and offer["id"]
-        if offer is None:
-            return self.away()
-        try:
-            self._experiment = Experiment(**offer["experiment"])
-        except Exception:  # of another version of dlpar
-            return self.away()
-        who = html.escape(offer["by"])
-        self._says.value = f"Your teacher ({who}) sent: <b>{html.escape(_in_short(self._experiment))}</b>"
-        self._show(self._take, self._no)
+        self._experiment = _experiment_of(offer)
+        if self._experiment is not None:
+            who = html.escape(offer["by"])
+            self._says.value = f"Your teacher ({who}) sent: <b>{html.escape(_in_short(self._experiment))}</b>"
+            self._show(self._take, *([self._undo] if self._taken else []), self._no)
+        elif self._taken:
+            self._says_taken()
+        else:
+            self.away()
 
     def take(self) -> None:
         """Set the panel's controls."""
-        self._before = self._controls.values()
+        if not self._taken:
+            self._taken, self._before = True, self._controls.values()
         self._controls.show(self._experiment)
-        self._says.value = "The controls are as your teacher sent them. Press Run to run it."
-        self._show(self._undo, self._no)
+        self._says_taken()
 
     def undo(self) -> None:
-        """Set the controls as they were; the offer is there again."""
+        """Set the controls as they were before the first press of "Take it"; a present offer is there again."""
         self._controls.restore(self._before)
-        self._says.value = f"As before. Your teacher sent: <b>{html.escape(_in_short(self._experiment))}</b>"
-        self._show(self._take, self._no)
+        self.away()
+        if self._experiment is not None:
+            self._says.value = f"As before. Your teacher sent: <b>{html.escape(_in_short(self._experiment))}</b>"
+            self._show(self._take, self._no)
 
     def away(self) -> None:
-        """Hide it."""
+        """Hide it; what was taken stays."""
+        self._taken = False
         self.layout.display = "none"
+
+    def _says_taken(self) -> None:
+        self._says.value = "The controls are as your teacher sent them. Press Run to run it."
+        self._show(self._undo, self._no)
 
     def _show(self, *buttons: widgets.Button) -> None:
         for one in (self._take, self._undo, self._no):
             one.layout.display = None if one in buttons else "none"
         self.layout.display = None
+
+
+def _experiment_of(offer: dict[str, Any] | None) -> Experiment | None:
+    """What is offered; None without an offer, or for one of another version of dlpar."""
+    try:
+        return Experiment(**offer["experiment"]) if offer else None
+    except Exception:
+        return None
 
 
 def _in_short(e: Experiment) -> str:

@@ -31,6 +31,10 @@ if TYPE_CHECKING:
     from dlpar.launcher.job import Job
 
 
+LOG, RECORDINGS = 1, 2
+"""Sections of "More"; 0 are all other settings."""
+
+
 class Panel(widgets.VBox):
     """Controls, Run and Stop, and the figures of a run while it goes on.
 
@@ -45,11 +49,13 @@ class Panel(widgets.VBox):
         What the run is to answer; shown above everything.
     title : str
         Heading.
+    first : str, optional
+        Figure in front, by the title of its tab, such as ``"Timeline"``; default: the first.
 
     Raises
     ------
     ValueError
-        If a name in `controls` is no field.
+        If a name in `controls` is no field, or no tab is called `first`.
 
     Notes
     -----
@@ -62,6 +68,7 @@ class Panel(widgets.VBox):
         controls: Sequence[str] = ("workers", "steps", "lr"),
         question: str = "",
         title: str = "Train",
+        first: str = "",
     ) -> None:
         experiment = experiment or Experiment()
         self.job: Job | None = None
@@ -71,14 +78,13 @@ class Panel(widgets.VBox):
         self._board, self._status = Board(experiment), Status(experiment)
         self._build_buttons()
         names = tuple(self._controls.path_of(name) or name for name in controls)
-        first = first_screen(self._controls, names, question, title, (self._run, self._stop, self._clear))
+        head = first_screen(self._controls, names, question, title, (self._run, self._stop, self._clear))
         progress = widgets.Box([self._status.bar, self._status.words, self._says]).add_class("dlpar-progress")
-        self._tabs = Tabs()
-        self._tabs.show(self._board.plots)
+        self._tabs = Tabs(self._board.plots, first)
         self._more_box = more(self._controls, names, {"Log": self._status.log, "Recordings": self._recordings})
         self._more_box.observe(self._recordings.look, names="selected_index")
         told = [Offer(self._controls), progress, self._meanwhile, self._status.facts]
-        super().__init__([*first, *told, self._tabs, self._more_box])
+        super().__init__([*head, *told, self._tabs, self._more_box])
         self.add_class("dlpar-panel")
         for widget in [*all_below(self), *self._board.all_plots]:
             answer_while_busy(widget)
@@ -231,7 +237,9 @@ class Panel(widgets.VBox):
             self._busy = False
             self._enable()
         if status == "failed":
-            self._more_box.selected_index = 1
+            self._more_box.selected_index = LOG
+        elif self._more_box.selected_index == RECORDINGS:  # the run that has ended is one
+            self._recordings.look()
 
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
         prepare_in_background()
@@ -256,9 +264,7 @@ class Panel(widgets.VBox):
         try:
             action()
         except Exception as error:  # a callback must not raise: nobody would see it
-            self._message(
-                str(error) if isinstance(error, BadExperiment) else f"{type(error).__name__}: {error}"
-            )
+            self._message(str(error) if isinstance(error, BadExperiment) else f"{type(error).__name__}: {error}")
 
     def _check(self) -> None:
         try:

@@ -7,6 +7,7 @@ from typing import Any, Callable
 import ipywidgets as widgets
 
 from dlpar.experiment import Experiment
+from dlpar.lab.replay import has_ended
 from dlpar.run import Run, runs
 
 SPEEDS = {"a hundredth": 0.01, "a tenth": 0.1, "as it was": 1.0, "10 times": 10.0, "100 times": 100.0}
@@ -39,7 +40,8 @@ class Recordings(widgets.VBox):
 
     def look(self, _change: Any = None) -> None:
         """List the newest runs; called when a section is opened or closed, so that a panel at rest reads none."""
-        kept, before = [run.id for run in runs()[:LISTED] if not run.live], self._which.value
+        newest, before = runs()[:LISTED], self._which.value
+        kept = [run.id for run in newest if has_ended(run)]
         self._which.options = kept
         if kept:
             self._which.value = before if before in kept else kept[0]

@@ -38,7 +38,7 @@ class Replay(Thread):
     def __init__(self, run: Run, listener: Listener, speed: float = 1.0) -> None:
         if not 1 / AT_MOST <= speed <= AT_MOST:
             raise ValueError(f"speed: got {speed:g}, allowed is {1 / AT_MOST:g} to {AT_MOST:g}")
-        if run.live:
+        if not has_ended(run):
             raise ValueError(f"run: got {run.id}, which still goes on; allowed is one that has ended")
         super().__init__(name=f"dlpar replay {run.id}", daemon=True)
         self._run, self._speed, self._listener = run, speed, weakref.ref(listener)
@@ -70,6 +70,11 @@ class Replay(Thread):
         if left > -SEND_EVERY:  # the page must not hold up a replay that is behind
             listener.refresh(alive=True)
         return True
+
+
+def has_ended(run: Run) -> bool:
+    """Whether its records are whole; from when its end is written, a job still holds its folder for a moment."""
+    return not run.live or run.status not in ("queued", "starting", "running")
 
 
 def in_order(run: Run) -> Iterator[tuple[float, str, dict[str, Any]]]:

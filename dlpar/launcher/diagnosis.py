@@ -14,11 +14,15 @@ from dlpar.tail import ALL_RANKS
 OF_ALL = ("Deadlock", "NeverYields")
 """Exceptions of a simulation that say by themselves which ranks they are about."""
 
+LEFT = "ended its process before its work was done"
+"""What is said of a rank that called ``os._exit(0)`` or the like."""
+
 _TAGS = (
     re.compile(rb"^\[[^,\]]*,(\d+)\]<std(?:out|err)>: ?"),  # Open MPI: [prterun-host-12@1,3]<stdout>: text
     re.compile(rb"^\[(\d+)\] "),  # Hydra: [3] text
     re.compile(rb"^(\d+): "),  # srun: 3: text
 )
+_LEFT = re.compile(r"due to process rank (\d+) with PID \d+ .{0,100}?exiting\s+improperly", re.S)
 _SIGNAL = re.compile(r"process rank (\d+).{0,200}?exited on\s+signal (\d+)", re.S)
 _STATUS = re.compile(r"Process name: \[[^,\]]*,(\d+)\]\s+Exit code:\s+(\d+)", re.S)
 
@@ -88,9 +92,9 @@ def verdict(folder: Path, returncode: int, ranks: int) -> tuple[str, str, int | 
             return "failed", error["message"], rank
         return "failed", f"rank {rank} raised {error['type']}: {error['message']}{others}", rank
     if returncode == 0:
-        return "done", "all ranks finished", None
+        return _unfinished(folder) or ("done", "all ranks finished", None)
     log = (folder / "log.txt").read_text(errors="replace")[-100_000:]
-    killed, exited = _SIGNAL.search(log), _STATUS.search(log)
+    killed, exited, left = _SIGNAL.search(log), _STATUS.search(log), _LEFT.search(log)
     if killed:
         number = int(killed[2])
         name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
@@ -98,7 +102,20 @@ def verdict(folder: Path, returncode: int, ranks: int) -> tuple[str, str, int | 
         return "failed", f"rank {killed[1]} was killed by {name}{hint}", int(killed[1])
     if exited:
         return "failed", f"rank {exited[1]} ended with status {exited[2]}: {_last_words(log)}", int(exited[1])
+    if left:
+        return "failed", f"rank {left[1]} {LEFT}", int(left[1])
     return "failed", f"mpiexec ended with status {returncode}: {_last_words(log)}", None
+
+
+def _unfinished(folder: Path) -> tuple[str, str, int | None] | None:
+    """What became of a training one of whose ranks left with status 0; None if all said that they did their steps."""
+    if (folder / "call.pkl").exists():  # a function's ranks leave results instead
+        return None
+    for rank, path in sorted(_rank_files(folder).items()):
+        if not any(record.get("k") == "end" for record in _last_lines(path, 1 << 12)):
+            simulated = path.stem == ALL_RANKS
+            return "failed", f"{'a rank' if simulated else f'rank {rank}'} {LEFT}", None if simulated else rank
+    return None
 
 
 def _last_words(log: str) -> str:

@@ -60,6 +60,15 @@ def descendants(root: int, spared: set[int] = frozenset()) -> list[int]:
     return found
 
 
+def resident(pid: int) -> int:
+    """Bytes of memory of a process, its share of shared pages (PSS); 0 if it has ended, or may not be asked."""
+    try:
+        with open(f"/proc/{pid}/smaps_rollup") as file:
+            return sum(1024 * int(line.split()[1]) for line in file if line.startswith("Pss:"))
+    except OSError:
+        return 0
+
+
 def kill(pids: list[int], number: int = signal.SIGKILL) -> None:
     """Signal every process that is still there."""
     for pid in pids:

@@ -8,9 +8,8 @@ on top: a job that fits is never refused, and one that does not fit by little ma
 from __future__ import annotations
 
 import math
-import re
 
-from dlpar.control_groups import ROOT, ControlGroups, text_of
+from dlpar.control_groups import memory
 from dlpar.costmodel.memory import bytes_of, model_state
 from dlpar.experiment import Experiment
 from dlpar.launcher.mpiexec import find_starter, on_one_host
@@ -32,30 +31,32 @@ def check_room(experiment: Experiment, left: int | None = None) -> None:
     experiment : Experiment
         The job.
     left : int, optional
-        Bytes that are left; default: what the system and this process's control group say.
+        Bytes that are left; default: what :func:`dlpar.control_groups.memory` finds.
 
     Raises
     ------
     BadExperiment
         If it needs more; the sentence says how many workers would fit.
     """
-    left = bytes_left() if left is None else left
+    left = memory().free if left is None else left
     here = experiment.cluster.world == "simulated" or on_one_host(find_starter(), experiment.cluster.hostfile)
-    if left is None or not here or (need := _need(experiment, experiment.workers)) <= left:
+    if not here or (need := _need(experiment, experiment.workers)) <= left:
         return
-    fit = max((n for n in range(1, experiment.workers) if _need(experiment, n) <= left), default=0)
+    fewer = (n for n in range(experiment.workers - 1, 0, -1) if _need(experiment, n) <= left)
+    fit = next((n for n in fewer if _is_allowed(experiment, n)), 0)
     would = f"{fit} would fit" if fit else "not even 1 would fit: stop another job, or shut a notebook's kernel down"
     raise BadExperiment(
         f"workers: {experiment.workers} need about {_in_words(need)} of memory, {_in_words(left)} is left: {would}"
     )
 
 
-def bytes_left() -> int | None:
-    """Memory this process may still take: the system's, or its control group's if less; None where nobody says."""
-    found = re.search(r"^MemAvailable:\s+(\d+) kB", text_of(ROOT / "proc/meminfo"), re.M)
-    group = ControlGroups().memory()
-    known = [1024 * int(found[1])] if found else []
-    return min([*known, group[1]] if group else known, default=None)
+def _is_allowed(e: Experiment, workers: int) -> bool:
+    """Whether the same can be run by so many; a split may ask for a multiple of something."""
+    try:
+        e.replace(workers=workers)
+    except BadExperiment:
+        return False
+    return True
 
 
 def _need(e: Experiment, workers: int) -> float:
@@ -63,6 +64,8 @@ def _need(e: Experiment, workers: int) -> float:
     if e.cluster.messages == "sizes":
         return OF_A_SIMULATION
     models = workers * _model(e, workers)
+    if e.sync.scheme == "hogwild":  # one copy of the weights for all
+        models -= (workers - 1) * hidden_weights(e) * _bytes_of(e)[0]
     if e.cluster.world == "simulated":
         return OF_A_SIMULATION + models
     return (workers + e.ranks - e.workers) * OF_A_RANK + models
@@ -73,8 +76,11 @@ def _model(e: Experiment, workers: int) -> float:
     cut = e.split.axes(workers)
     parts = math.prod(cut.get(axis, 1) for axis in ("tensor", "pipeline"))
     zero = getattr(e.split, "zero", 0)
-    each = bytes_of(e.optimizer, 8 if e.dtype == "float64" else 4)
-    return model_state(hidden_weights(e) / parts, max(1, workers // parts), zero, each).total
+    return model_state(hidden_weights(e) / parts, max(1, workers // parts), zero, _bytes_of(e)).total
+
+
+def _bytes_of(e: Experiment) -> tuple[int, int, int]:
+    return bytes_of(e.optimizer, 8 if e.dtype == "float64" else 4)
 
 
 def hidden_weights(e: Experiment) -> int:

@@ -51,7 +51,7 @@ def simulated_world(
     """
     network = Network(platform, nodes, scale)
     simulator, group = Simulator(network, computes), Group(range(len(nodes)), network)
-    speed, eager = flops or 1 / platform.seconds(1.0), platform.eager / scale
+    speed, eager = flops or 1 / platform.seconds(1.0), int(platform.eager / scale)
     comms = [
         SimulatedComm(simulator, group, rank, Activity(rank), Pace(platform, speed, rank, seed), eager)
         for rank in range(len(nodes))
@@ -120,7 +120,7 @@ class Watch:
         seen, since = None, time.monotonic()
         while not self.stopped.wait(min(1.0, self.patience / 4)):
             simulator, running = self.simulator, self.simulator.running
-            now = simulator.switches, running, running and running.clock  # a rank by itself has nobody to switch to
+            now = simulator.passed, running, running and running.clock  # for a rank by itself no moment passes
             if running is None or now != seen:
                 seen, since = now, time.monotonic()
                 self.on_move()

@@ -192,7 +192,8 @@ class Keeper:
                 self.paused = bool(question["pause"])
                 self._say(asker, {"paused": self.paused})
             else:
-                self._say(asker, {"refused": "pause: allowed is this to teachers alone"})
+                whom = "teachers alone, whom `dlpar slots --teachers` names"
+                self._say(asker, {"refused": f"pause: allowed is this to {whom}"})
         else:  # in numbers only: who else works here is nobody's business
             jobs = self.askers.values()
             self._say(asker, {"slots": self.slots, "taken": sum(a.holds for a in jobs),

@@ -14,6 +14,8 @@ import socket
 from pathlib import Path
 from typing import Any
 
+from dlpar.control_groups import cores
+
 USUAL = Path("/run/dlpar/slots")
 """Socket of the machine's keeper, unless ``$DLPAR_SLOTS`` names another; empty: no limit."""
 
@@ -33,11 +35,21 @@ def keeper_socket() -> Path | None:
     return USUAL if USUAL.exists() else None
 
 
+def usual_slots() -> int:
+    """How many a machine has unless somebody says: two for each core, :data:`MOST` at most."""
+    return min(MOST, 2 * cores())
+
+
+def ask(path: Path, question: dict[str, Any]) -> dict[str, Any]:
+    """A keeper's answer to one question of :class:`Talk`; raises :class:`NoSlots`."""
+    with Talk(path, question) as talk:
+        return talk.hear()[0]
+
+
 def is_kept(path: Path) -> bool:
     """Whether somebody gives out slots there."""
     try:
-        with Talk(path, {}) as talk:
-            return bool(talk.hear())
+        return bool(ask(path, {}))
     except NoSlots:
         return False
 
@@ -77,7 +89,8 @@ class Talk:
             self.socket.sendall(json.dumps(question).encode() + b"\n")
         except OSError as error:
             self.socket.close()
-            raise NoSlots(f"job slots: nobody gives them out at {path} ({error.strerror}); `dlpar slots` does") from None
+            why = error.strerror
+            raise NoSlots(f"job slots: nobody gives them out at {path} ({why}); `dlpar slots` does") from None
 
     def hear(self) -> list[dict[str, Any]]:
         """What the keeper has said since; waits 5 s at most for something.

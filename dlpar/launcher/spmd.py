@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any, Callable
 
 from dlpar.experiment import MAX_WORKERS, BadExperiment, Experiment
+from dlpar.launcher.diagnosis import LEFT
 from dlpar.launcher.job import Job, JobFailed
-from dlpar.launcher.payload import CALL, load_result, pack
+from dlpar.launcher.payload import CALL, load_result, pack, result_path
 from dlpar.launcher.room import check_room
 from dlpar.paths import runtime_folder
 
@@ -56,9 +57,10 @@ def spmd(
     folder = called(whole, function, *arguments)
     try:
         Job(folder, whole.processes, timeout, simulated=world == "simulated").wait()
+        for rank in range(workers):
+            if not result_path(folder, rank).exists():
+                raise JobFailed(f"rank {rank} {LEFT}")
         return [load_result(folder, rank) for rank in range(workers)]
-    except FileNotFoundError:
-        raise JobFailed("a rank ended its process before it returned anything") from None
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -16,7 +16,7 @@ import urllib.request
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any, Callable, Coroutine
 
 ADMIN = """
 c = get_config()
@@ -24,6 +24,12 @@ c.JupyterHub.services.append({"name": "check", "api_token": "%s"})
 c.JupyterHub.load_roles.append({"name": "check", "services": ["check"],
     "scopes": ["admin:users", "admin:servers", "access:servers", "tokens"]})
 """
+
+
+def run_apart(work: Coroutine[Any, Any, Any]) -> Any:
+    """`asyncio.run` on another thread: a browser's tests leave an event loop running on theirs."""
+    with ThreadPoolExecutor(1) as apart:
+        return apart.submit(asyncio.run, work).result()
 
 
 class Hub:
@@ -117,8 +123,7 @@ class Kernel:
 
     def run(self, code: str, timeout: float = 60.0) -> str:
         """Run a cell and return what it printed; raises `RuntimeError` with what the cell raised."""
-        with ThreadPoolExecutor(1) as apart:  # the browser's thread has an event loop of its own
-            return apart.submit(asyncio.run, self._run(code, timeout)).result()
+        return run_apart(self._run(code, timeout))
 
     async def _run(self, code: str, timeout: float) -> str:
         from tornado.httpclient import HTTPRequest

@@ -38,6 +38,29 @@ def test_nobodys_answer_is_seen_to_come_or_go():
     assert answers.table()[0]["predicted"] == [["b", 4], ["c", 1]]
     answers.heard("student1", None)
     assert answers.table() == [], "four are too few"
+    answers.heard("student0", [answer("d")])
+    assert answers.table()[0]["predicted"] == [["b", 4], ["c", 1]], "the one who came is not told from those who were"
+
+
+def test_what_is_no_answer_does_not_count():
+    answers = Answers()
+    for n in range(LOT):
+        answers.heard(f"student{n}", [answer(float(n))])
+    shown = answers.table()
+    good = answer(1.0)
+    missing = {field: good[field] for field in good if field != "predicted"}
+    bad = [answer(["a", "list"]), answer(float("nan")), answer(True), answer(1.0, found=10**400),
+           answer(1.0, unit=None), good | {"key": 7}, missing, "a word", None]  # fmt: skip
+    for n in range(2 * LOT):
+        answers.heard(f"joker{n}", bad)
+    assert answers.table() == shown
+
+
+def test_numbers_that_hardly_differ_are_one_bar():
+    answers = Answers()
+    for n in range(LOT):
+        answers.heard(f"student{n}", [answer(5e-324 * (n == 0))])
+    assert answers.table()[0]["predicted"] == [["about 0 updates", LOT]]
 
 
 def test_names_are_not_kept_and_the_order_of_coming_is_not_told():

@@ -20,8 +20,8 @@ import psutil
 import pytest
 from conftest import eventually
 
-from hub import attempts, two_accounts
 from dlpar.launcher.slots import Talk
+from hub import attempts, two_accounts
 from hub.classroom import Hub, Kernel
 
 pytest.importorskip("jupyterhub", reason="JupyterHub is not installed: pip install 'dlpar[hub]'")

@@ -2,15 +2,45 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from conftest import eventually
 
 import dlpar
+from hub.classroom import run_apart
 
 pytest.importorskip("jupyterhub", reason="JupyterHub is not installed: pip install 'dlpar[hub]'")
+from tornado.httpclient import AsyncHTTPClient  # noqa: E402
+from tornado.httpserver import HTTPServer  # noqa: E402
+from tornado.netutil import bind_sockets  # noqa: E402
+from tornado.web import Application  # noqa: E402
+
 from dlpar.hub import jobs, jobs_api  # noqa: E402
 
 pytestmark = pytest.mark.slow
+
+
+def test_a_post_of_neither_job_nor_offer_is_refused_by_name() -> None:
+    class Hub:
+        async def user_for_token(self, token: str, sync: bool) -> dict[str, Any]:
+            return {"scopes": [jobs_api.MAY_SEE_JOBS]}
+
+    async def post(body: str) -> Any:
+        server = HTTPServer(Application([("/jobs", jobs_api.Jobs)], dlpar_hub=Hub()))
+        sockets = bind_sockets(0, "127.0.0.1")
+        server.add_sockets(sockets)
+        url = f"http://127.0.0.1:{sockets[0].getsockname()[1]}/jobs"
+        headers = {"Authorization": "token t"}
+        try:
+            return await AsyncHTTPClient().fetch(url, method="POST", body=body, headers=headers, raise_error=False)
+        finally:
+            server.stop()
+
+    refused = run_apart(post("{}"))
+    assert (refused.code, refused.reason) == (400, "stop or offer: got neither, allowed is one of them")
+    refused = run_apart(post('{"stop": "another"}'))
+    assert (refused.code, refused.reason) == (409, "job: got 'another', which is not running")
 
 
 def test_a_running_job_is_activity_is_listed_and_can_be_stopped() -> None:

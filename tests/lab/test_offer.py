@@ -50,6 +50,22 @@ def test_an_offer_changes_nothing_until_it_is_taken_and_can_be_undone():
     assert shown.layout.display == "none" and panel.experiment == SENT
 
 
+def test_undo_stays_when_the_offer_is_taken_back_or_another_comes():
+    panel = Panel(Experiment(workers=2))
+    hers, shown = panel.experiment, offer_of(panel)
+    shown.see(sent(SENT))
+    shown.take()
+    shown.see(None)
+    assert shown.layout.display is shown._undo.layout.display is None and shown._take.layout.display == "none"
+    shown.see(sent(SENT.replace(steps=40), id="2"))
+    assert shown._undo.layout.display is shown._take.layout.display is None
+    shown.take()
+    assert panel.experiment.steps == 40
+    shown.see(None)
+    shown.undo()
+    assert panel.experiment == hers and shown.layout.display == "none"
+
+
 def test_what_was_half_typed_comes_back_too():
     panel = Panel(Experiment(workers=2))
     panel.choose("workers", -5)
