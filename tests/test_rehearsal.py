@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import json
+import math
 import signal
 import subprocess
-import sys
 import time
+from pathlib import Path
+from types import SimpleNamespace
 
+import pandas as pd
 import pytest
 from conftest import eventually
+from test_cli import PROGRAM, left_of
 
-from dlpar import Experiment
+from dlpar import Experiment, Run
 from dlpar.cli import main
 from dlpar.cli.rehearse import slow
 from dlpar.lab import presets
 from dlpar.launcher.job import JobFailed
 from dlpar.paths import runs_folder
-from dlpar.rehearsal import Result, Trial, rehearse, trials
-from dlpar.rehearsal import machine
+from dlpar.rehearsal import Result, Trial, machine, rehearse, trials
+from dlpar.rehearsal.stage import apart
 
 WITH_OTHERS = {"cores", "in_turn", "platform_file", "digits_as_mnist", "clusters"}
 """Functions of the presets that no lab runs by themselves: what others are made with."""
@@ -41,6 +45,10 @@ def trained(stage):
     return run.status == "done", "3 steps"
 
 
+def true(stage):
+    return True, "2 is 2"
+
+
 def not_true(stage):
     return False, "2 is not 3"
 
@@ -58,16 +66,16 @@ def endless(stage):
 
 
 def test_whatever_happens_in_one_trial_is_a_sentence_and_the_next_is_tried():
-    attempts = (not_true, mistaken, failing, endless, trained)
+    attempts = (not_true, mistaken, failing, endless, true)
     found = list(rehearse([Trial("00", f.__name__, "a belief", f) for f in attempts], limit=2))
     assert [(each.held, each.said) for each in found] == [
         (False, "2 is not 3"),
         (False, "AttributeError: 'Stage' object has no attribute 'no_such_thing'"),
         (False, "the job failed: rank 1 died"),
         (False, "given up after 2 s"),
-        (True, "3 steps"),
+        (True, "2 is 2"),
     ]
-    assert [each.world for each in found] == [*["computed"] * 3, "simulated", "simulated"]
+    assert [each.world for each in found] == [*["computed"] * 3, "simulated", "computed"]
     assert 2 <= found[3].seconds < 8
 
 
@@ -99,6 +107,17 @@ def test_what_is_missing_or_slow_is_said(monkeypatch):
     assert slow([Result("06", "it", "", "real", 30.0, True, "")] * 2)[0].startswith("lab 06 took 60 s here")
 
 
+def run_of(*losses):
+    return SimpleNamespace(curve=pd.DataFrame({"loss": losses}))
+
+
+def test_runs_are_apart_where_a_loss_differs_is_none_or_is_missing():
+    right = run_of(4.0, 2.0, 1.0)
+    assert apart(right, right) == 0 and apart(right, right, run_of(4.0, 2.5, 1.0)) == 0.25
+    for other in (run_of(4.0, float("nan"), 1.0), run_of(4.0, 2.0)):
+        assert math.isnan(apart(right, right, other)) and math.isnan(apart(right, other, right))
+
+
 def test_an_unknown_lab_is_refused(capsys):
     assert main(["rehearse", "11"]) == 2
     assert "LAB: got '11', allowed is any of 00, 01, " in capsys.readouterr().err
@@ -106,12 +125,19 @@ def test_an_unknown_lab_is_refused(capsys):
 
 @pytest.mark.slow
 def test_ctrl_c_ends_it_and_leaves_no_process():
-    process = subprocess.Popen([sys.executable, "-m", "dlpar.cli", "rehearse", "05"], stdout=-1, stderr=-1, text=True)
     before = set(runs_folder().glob("*"))
-    job = eventually(lambda: [f for f in set(runs_folder().glob("*")) - before if list(f.glob("rank-*"))], 30, "a job")[0]
-    process.send_signal(signal.SIGINT)
-    began = time.monotonic()
-    _, said = process.communicate(timeout=20)
+
+    def at_work() -> list[Path]:
+        return [folder for folder in set(runs_folder().glob("*")) - before if list(folder.glob("rank-*"))]
+
+    process = subprocess.Popen([*PROGRAM, "rehearse", "05"], stdout=-1, stderr=-1, text=True)
+    try:
+        job = Run(str(eventually(at_work, 30, "a job")[0]))
+        process.send_signal(signal.SIGINT)
+        began = time.monotonic()
+        _, said = process.communicate(timeout=20)
+    finally:
+        process.kill()
     assert process.returncode == 128 + signal.SIGINT and said == "dlpar rehearse: stopped by Ctrl-C\n"
     assert time.monotonic() - began < 5
-    assert json.loads((job / "job.jsonl").read_text().splitlines()[-1])["status"] == "stopped"
+    assert job.status == "stopped" and left_of(job) == []

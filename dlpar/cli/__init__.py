@@ -1,4 +1,4 @@
-"""The command line: ``dlpar run | sweep | runs | show | platforms | doctor | rehearse | hub | slots | release | grade``.
+"""The command line: ``dlpar run``, ``dlpar sweep`` and the other `COMMANDS`.
 
 Every module a command needs is imported when the command runs, so that help
 and a refusal come at once.  Exit status: 0 done, 1 failed, 2 a bad request,
@@ -88,17 +88,17 @@ def sweep(
     Real and paced runs go one after the other, simulated ones side by side.
     """
     from dlpar.cli import grid
+    from dlpar.cli.complaints import number
     from dlpar.schema import BadExperiment
 
-    if not jobs.isdecimal() or not 1 <= int(jobs) <= 256:
-        raise BadRequest(f"--jobs: got {jobs!r}, allowed is a whole number from 1 to 256")
+    at_a_time = number("--jobs", jobs, 1, 256)
     try:
         asked = grid.read(given, _text(experiment) if experiment is not None else None)
     except BadExperiment as error:
         raise BadRequest(str(error).replace("\n", "\ndlpar sweep: ")) from None
     from dlpar.cli import sweeping
 
-    return sweeping.sweep(asked, int(jobs), as_json, csv, figure)
+    return sweeping.sweep(asked, at_a_time, as_json, csv, figure)
 
 
 def runs(

@@ -23,6 +23,21 @@ def complaint(error: typer.TyperException, name: str) -> str:
     return f"{named}: there is no such option; {which} (`{name} --help` lists all)"
 
 
+def number(flag: str, text: str, least: int, most: int) -> int:
+    """The whole number that was typed for a flag.
+
+    Raises
+    ------
+    BadRequest
+        If it is none, or out of bounds.
+    """
+    from dlpar.cli import BadRequest
+
+    if not text.isdecimal() or not least <= int(text) <= most:
+        raise BadRequest(f"{flag}: got {text!r}, allowed is a whole number from {least} to {most}")
+    return int(text)
+
+
 def _expects(option: str, name: str, said: str) -> str:
     """What an option that exists lacks: its value, or to stand alone."""
     if "not take" in said:

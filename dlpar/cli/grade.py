@@ -20,8 +20,8 @@ def release(
     from dlpar.grading.release import release as make
 
     masters = _masters(labs)
-    if Path(into).resolve() == masters.resolve():
-        raise BadRequest(f"FOLDER: got {into!r}, allowed is any but that of the masters")
+    if Path(into).resolve().is_relative_to(masters.resolve()):
+        raise BadRequest(f"FOLDER: got {into!r}, allowed is any but that of the masters and those in it")
     changed = make(masters, Path(into))
     print(f"{into}: {len(changed)} files changed" if changed else f"{into}: nothing new")
     return 0
@@ -57,10 +57,11 @@ def grade(
     """
     from importlib.util import find_spec
 
+    from dlpar.cli.complaints import number
     from dlpar.control_groups import cores
 
-    limits = _number("--seconds", seconds, 600), _number("--memory", memory, 64)
-    side_by_side = 1 if not_isolated else _number("--at-a-time", at_a_time or str(cores()), 64)
+    limits = number("--seconds", seconds, 1, 600), number("--memory", memory, 1, 64)
+    side_by_side = 1 if not_isolated else number("--at-a-time", at_a_time or str(cores()), 1, 64)
     masters = _chosen(_masters(labs), lab)
     if find_spec("nbgrader") is None:
         print("dlpar grade: nbgrader is not installed; `pip install 'dlpar[grading]'` brings it", file=sys.stderr)
@@ -116,16 +117,8 @@ def _chosen(masters: Path, names: str) -> list[Path]:
     from dlpar.cli import BadRequest
 
     found = sorted(masters.glob("*.ipynb"))
-    for name in filter(None, (name.strip() for name in names.split(","))):
+    wanted = tuple(name.strip() for name in names.split(",") if name.strip()) or ("",)
+    for name in wanted:
         if not any(path.stem.startswith(name) for path in found):
             raise BadRequest(f"--lab: got {name!r}, allowed are {', '.join(path.stem for path in found)}")
-    wanted = tuple(filter(None, (name.strip() for name in names.split(",")))) or ("",)
     return [path for path in found if path.stem.startswith(wanted)]
-
-
-def _number(flag: str, text: str, most: int) -> int:
-    from dlpar.cli import BadRequest
-
-    if not text.isdecimal() or not 1 <= int(text) <= most:
-        raise BadRequest(f"{flag}: got {text!r}, allowed is a whole number from 1 to {most}")
-    return int(text)

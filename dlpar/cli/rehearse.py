@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import signal
 import sys
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any, Optional, Sequence
 
 import typer
@@ -18,10 +16,6 @@ A_LAB = 45.0
 """Seconds a whole lab may take on two cores; of presets that take longer a class should see recordings."""
 
 
-class Stopped(KeyboardInterrupt):
-    """A signal asked to end: whatever is at work is ended on the way out."""
-
-
 def rehearse(
     labs: Annotated[Optional[list[str]], typer.Argument(metavar="LAB", help="Such as 00 03; default: all.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.", metavar="")] = False,
@@ -29,34 +23,22 @@ def rehearse(
     """Run every preset of the labs before a class does, and say whether it shows what the lab says.
 
     First what this machine lacks; then a line for each preset: its world, seconds, and what was found or went wrong.
-    Some four minutes on two quiet cores. Ctrl-C ends it and leaves nothing. Status 1 if anything failed.
+    Some three minutes on two quiet cores. Ctrl-C ends it and leaves nothing. Status 1 if anything failed.
     """
     from dlpar.cli import BadRequest
-    from dlpar.cli.running import STOPS
+    from dlpar.cli.running import STOPS, Interrupts
     from dlpar.rehearsal import trials
 
     try:
         chosen = trials([name.zfill(2) for name in labs or ()])
     except ValueError as error:
         raise BadRequest(f"LAB: {error}") from None
-    before = {number: signal.signal(number, _stop) for number in STOPS if signal.getsignal(number) != signal.SIG_IGN}
-    try:
-        return _rehearsed(chosen, as_json)
-    except Stopped as stopped:
-        number = stopped.args[0]
-        print(f"dlpar rehearse: stopped by {STOPS[number]}", file=sys.stderr)
-        return 128 + number
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _stop(number: int, _frame: Any) -> None:
-    from dlpar.cli.running import STOPS
-
-    for each in STOPS:  # once is enough: ending what is at work takes a second
-        signal.signal(each, signal.SIG_IGN)
-    raise Stopped(signal.Signals(number))
+    with Interrupts() as stops:
+        try:
+            return _rehearsed(chosen, as_json)
+        except KeyboardInterrupt:
+            print(f"dlpar rehearse: stopped by {STOPS[stops.asked]}", file=sys.stderr)
+            return 128 + stops.asked
 
 
 def _rehearsed(chosen: Sequence[Trial], as_json: bool) -> int:
@@ -112,5 +94,5 @@ def as_object(told: Sequence[Note], results: Sequence[Result]) -> dict[str, Any]
         "failed": sum(not each.held for each in results),
         "seconds": round(sum(each.seconds for each in results), 1),
         "machine": [note._asdict() for note in told],
-        "presets": [asdict(each) for each in results],
+        "presets": [each._asdict() for each in results],
     }

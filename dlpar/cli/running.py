@@ -46,6 +46,15 @@ class Stops:
         self.asked = signal.Signals(number)
 
 
+class Interrupts(Stops):
+    """The first signal that asks to stop interrupts; further ones change nothing, for to end jobs takes a second."""
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.asked is None:
+            self.asked = signal.Signals(number)
+            raise KeyboardInterrupt
+
+
 def run(experiment: Experiment, as_json: bool) -> int:
     """Run an experiment in the foreground.
 

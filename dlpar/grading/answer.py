@@ -63,8 +63,13 @@ class OnRank:
     def _function(self) -> Any:
         space: dict[str, Any] = {"__name__": "__main__"}
         for file, source in (("<given>", self.given), ("<answer>", self.source)):
-            linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
-            exec(compile(source, file, "exec"), space)
+            run(source, file, space)
         if not callable(space.get(self.__name__)):
             raise NameError(f"there is no function {self.__name__} in the answer")
         return space[self.__name__]
+
+
+def run(source: str, file: str, space: dict[str, Any]) -> None:
+    """Run source among the names of `space`; tracebacks quote its lines as those of `file`, which is none."""
+    linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
+    exec(compile(source, file, "exec"), space)

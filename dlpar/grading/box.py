@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from dlpar.lab.on_ranks import SIMULATED_ONLY
-from dlpar.launcher.processes import adopt_orphans, descendants, kill, parent_of, wait_gone
+from dlpar.launcher.processes import adopt_orphans, descendants, kill, parent_of, resident, wait_gone
 
 NEEDED = ("unshare", "setpriv", "mount")
 START = 120.0
@@ -89,7 +89,7 @@ class Box:
     seconds : float
         For one check.
     memory : float
-        GiB of data, of each process and of all together.
+        GiB of data of each process, and of all their memory together.
     """
 
     account: str | None
@@ -243,21 +243,18 @@ class _Judge:
         return found if isinstance(found, dict) and found.get("secret") == self.trial["secret"] else None
 
     def _memory(self) -> int:
-        """Bytes of all processes in the box together; pages they share count more than once."""
-        page, total = os.sysconf("SC_PAGE_SIZE"), 0
-        for pid in descendants(self.process.pid):
-            try:
-                total += page * int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-            except OSError:
-                pass  # it has ended
-        return total
+        """Bytes of all processes in the box together; pages they share count once."""
+        return sum(map(resident, descendants(self.process.pid)))
 
     def __exit__(self, *_: object) -> None:
         below = descendants(self.process.pid)  # in a box they end with the judge, its process number 1
         kill([self.process.pid, *below])
-        self.process.wait()
         os.close(self.channel)
-        end = time.monotonic() + GONE
+        try:
+            self.process.wait(GONE)
+        except subprocess.TimeoutExpired:
+            raise CannotGrade(f"the judge, process {self.process.pid}, does not end") from None
+        end = time.monotonic() + GONE  # not by wait_gone, which collects children: other threads have judges, too
         while any(parent_of(pid) is not None for pid in below) and time.monotonic() < end:
             time.sleep(0.01)
         if self.box.account is None:
@@ -267,4 +264,4 @@ class _Judge:
 
     def _strays(self) -> list[int]:
         """What has come below this process since the judge began."""
-        return [pid for pid in descendants(os.getpid()) if pid not in self.spared]
+        return descendants(os.getpid(), self.spared)

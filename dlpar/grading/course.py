@@ -110,7 +110,7 @@ class Course:
         self._write("source", name, name, solved)
         _done(self._api().generate_assignment(name), f"releasing {name}")
         blank = copy.deepcopy(solved)
-        ClearSolutions(config=Config({"ClearSolutions": {"code_stub": {"python": STUB}}})).preprocess(blank, {})
+        ClearSolutions(code_stub={"python": STUB}).preprocess(blank, {})
         return Lab(name, solved, blank)
 
     def grade(self, student: str, lab: Lab, notebook: Notebook, verdicts: Verdicts) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import json
-import linecache
 import os
 import resource
 import socket
@@ -70,10 +69,10 @@ def _writable() -> list[str]:
 
 def _prepared(trial: dict[str, Any]) -> dict[str, Any]:
     """Names a check may use: what the lab imports and gives, and the student's functions."""
-    from dlpar.grading.answer import Answer
+    from dlpar.grading.answer import Answer, run
 
     space: dict[str, Any] = {"__name__": "__main__"}
-    _run(trial["given"], "<given>", space)
+    run(trial["given"], "<given>", space)
     for name in trial["names"]:
         space[name] = Answer(trial["given"], trial["answer"], name)
     return space
@@ -81,11 +80,12 @@ def _prepared(trial: dict[str, Any]) -> dict[str, Any]:
 
 def _judged(space: dict[str, Any], check: str) -> tuple[bool, str]:
     """Run a check; solved only if it ran to its end and its verdict says so."""
+    from dlpar.grading.answer import run
     from dlpar.lab.verdict import Verdict
 
     space.pop("solved", None)
     try:
-        _run(check, "<check>", space)
+        run(check, "<check>", space)
     except BaseException as error:
         found = space.get("solved")
         text = repr(found) if isinstance(found, Verdict) else f"not yet: {type(error).__name__}: {error}"
@@ -94,11 +94,6 @@ def _judged(space: dict[str, Any], check: str) -> tuple[bool, str]:
     if not isinstance(found, Verdict):
         return False, "not yet: the check came to no verdict"
     return found.status == "solved", repr(found)
-
-
-def _run(source: str, file: str, space: dict[str, Any]) -> None:
-    linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
-    exec(compile(source, file, "exec"), space)
 
 
 if __name__ == "__main__":

@@ -7,13 +7,11 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dlpar.hub.copies import bring, digest_of, read_record
+from dlpar.hub.copies import bring, digest_of, read_record, write
 
 if TYPE_CHECKING:
     from dlpar.grading.exercise import Notebook
@@ -41,7 +39,7 @@ def release(labs: Path, into: Path) -> list[str]:
     labs : Path
         Folder of the masters.  Its notebooks are released, and what lies in its subfolders is copied.
     into : Path
-        Made if missing.  What was released there and is in `labs` no more is removed.
+        Made if missing, for everybody to read.  What was released there and is in `labs` no more is removed.
 
     Returns
     -------
@@ -56,12 +54,12 @@ def release(labs: Path, into: Path) -> list[str]:
     changed = [n for n, digest in digests.items() if before.get(n) != digest or not (into / n).exists()]
     for name in changed:
         content = contents[name]
-        _write(into / name, _students(content) if name.endswith(".ipynb") else content)
+        write(into / name, _students(content) if name.endswith(".ipynb") else content, 0o644, 0o755)
     gone = [name for name in before if name not in digests]
     for name in gone:
         (into / name).unlink(missing_ok=True)
     if changed or gone:
-        _write(into / RECORD, json.dumps(digests, indent=1).encode())
+        write(into / RECORD, json.dumps(digests, indent=1).encode(), 0o644, 0o755)
     return changed + gone
 
 
@@ -98,16 +96,6 @@ def students(master: Notebook) -> Notebook:
     for name in steps:
         master, resources = getattr(preprocessors, name)(config=config).preprocess(master, resources)
     return master
-
-
-def _write(path: Path, content: bytes) -> None:
-    """All or nothing, readable for everybody."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".new-")
-    with os.fdopen(handle, "wb") as file:
-        os.fchmod(handle, 0o644)
-        file.write(content)
-    os.replace(temporary, path)
 
 
 if __name__ == "__main__":

@@ -82,8 +82,7 @@ def on_both(
     workers: Sequence[int], program: Callable[..., Any], *arguments: Any, timeout: float, who: str = "ranks"
 ) -> Iterator[Trial]:
     """Trials of ``program(comm, *arguments)`` on so many simulated ranks, and on the last number of real ones."""
-    real = [("real", workers[-1])] if real_too() else []
-    for world, ranks in [*(("simulated", ranks) for ranks in workers), *real]:
+    for world, ranks in worlds(workers):
         run = partial(spmd, program, *arguments, workers=ranks, world=world, timeout=timeout)
         yield f"With {ranks} {world} {who}", run
 
@@ -127,6 +126,11 @@ def tried(
             return wrong(name, hints, where + complaint)
         told.append(found)
     return Verdict("solved", praise(told))
+
+
+def worlds(values: Sequence[Any]) -> list[tuple[str, Any]]:
+    """``("simulated", value)`` for each of some values, and ``("real", value)`` for the last."""
+    return [*(("simulated", value) for value in values), *([("real", values[-1])] if real_too() else [])]
 
 
 def real_too() -> bool:

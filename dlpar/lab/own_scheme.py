@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pickle import PicklingError
 from typing import TYPE_CHECKING, Any, Callable, Sequence
 
 from dlpar.experiment import Experiment
 from dlpar.lab.on_ranks import listed, on_both, real_too, tried
 from dlpar.lab.verdict import Verdict, difference, wrong
-from dlpar.schema import BadExperiment
 from dlpar.sync.own import AllReduced, not_a_scheme
 from dlpar.sync.scheme import Scheme
 
@@ -69,19 +67,10 @@ def check_scheme(
         step, what, rank = min(differing, key=lambda one: (one[0], one[2]))
         return f", at step {step}, on worker {rank}: {what}."
 
-    try:
-        trained = {
-            ranks: Experiment(
-                sync=my_scheme, workers=ranks, model="logistic", batch=64 - ranks // 2, steps=steps, lr=0.5,
-                dtype="float64",
-            ) for ranks in workers
-        }  # fmt: skip
-    except (BadExperiment, TypeError, PicklingError) as failure:
-        return wrong(name, hints, f"{failure}")
     real = f" and with {workers[-1]} real ones" if real_too() else ""
     solved = (f"{name} is right: with {listed(workers)} simulated workers{real} every "
               f"weight is that of one process, {steps} steps long. ")  # fmt: skip
-    trials = on_both(workers, _trial, trained, timeout=timeout, who="workers")
+    trials = on_both(workers, _trial, my_scheme, steps, timeout=timeout, who="workers")
     return tried(name, trials, judge, hints, lambda told: solved + _traffic(told[-1], reference))
 
 
@@ -101,11 +90,8 @@ def _traffic(trials: list[dict], reference: str) -> str:
     )
 
 
-def _trial(comm: Comm, trained: dict[int, Experiment]) -> dict[str, Any]:
-    """On a rank: train beside a twin that sees the whole batch alone; where they differ first, and what was sent.
-
-    `trained` has the experiment for each number of workers.
-    """
+def _trial(comm: Comm, my_scheme: Callable[..., Any] | type[Scheme], steps: int) -> dict[str, Any]:
+    """On a rank: train beside a twin that sees the whole batch alone; where they differ first, and what was sent."""
     import torch
 
     from dlpar import models
@@ -115,7 +101,10 @@ def _trial(comm: Comm, trained: dict[int, Experiment]) -> dict[str, Any]:
     from dlpar.split.data import Replica
     from dlpar.sync import scheme
 
-    experiment = trained[comm.size]
+    experiment = Experiment(
+        sync=my_scheme, workers=comm.size, model="logistic", batch=64 - comm.size // 2, steps=steps, lr=0.5,
+        dtype="float64",
+    )  # fmt: skip
     dataset = load(experiment.data, experiment.seed, torch.float64, experiment.model.name)
     sampler, criterion = Sampler(experiment, dataset.train_y, len(dataset.train_x)), models.loss(dataset.task)
     mine, twin = (Replica(models.build(experiment, dataset)) for _ in range(2))

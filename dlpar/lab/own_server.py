@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Callable, Iterable, Sequence
 
-from dlpar.lab.on_ranks import listed, real_too, tried
+from dlpar.lab.on_ranks import listed, real_too, tried, worlds
 from dlpar.lab.verdict import Verdict, difference
 from dlpar.launcher.spmd import spmd
 
@@ -82,11 +82,10 @@ def check_server(on_push: OnPush | None, bounds: Sequence[int] = (0, 1, 3), hint
     name = getattr(on_push, "__name__", "the function")
     if not callable(on_push):
         return Verdict("to do", "The function is not written yet.")
-    both = [*(("simulated", bound) for bound in bounds), *([("real", bounds[-1])] if real_too() else [])]
     trials = (
         (f"With {workers} {world} workers and s = {bound}",
          partial(spmd, _trial, on_push, bound, workers=workers + 1, world=world, timeout=timeout))
-        for world, bound in both
+        for world, bound in worlds(bounds)
     )  # fmt: skip
 
     def praise(told: list[list]) -> str:

@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 from dlpar.lab import presets
-from dlpar.rehearsal.stage import Stage, step_s, trial
-from dlpar.run import Run
+from dlpar.rehearsal.stage import Stage, apart, most_held, step_s, trial
 
 
 def _one_gpu_each(stage: Stage) -> str:
     return presets.platform_file(stage.folder, "one-gpu-each", **presets.ONE_GPU_EACH)
-
-
-def _most(run: Run, kind: str) -> int:
-    """Bytes of a kind that a rank held when it held most."""
-    return max(record["memory"][kind] for _, record in run.records() if "memory" in record)
 
 
 @trial("07")
@@ -75,9 +69,9 @@ def sharding_is_free(stage: Stage) -> tuple[bool, str]:
 @trial("07")
 def accumulation(stage: Stage) -> tuple[bool, str]:
     """Gradient accumulation changes memory, and nothing else."""
-    once, *others = runs = stage.run(presets.accumulation())
-    off = max(float((run.curve["loss"] - once.curve["loss"]).abs().max()) for run in others)
-    share = _most(runs[-1], "activations") / _most(once, "activations")
+    runs = stage.run(presets.accumulation())
+    off = apart(*runs)
+    share = most_held(runs[-1], "activations") / most_held(runs[0], "activations")
     return off < 1e-9 and share < 0.25, f"losses differ by {off:.0e}; in 8 pieces {share:.0%} of the activations"
 
 

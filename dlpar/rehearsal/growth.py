@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 from dlpar.costmodel import predict
 from dlpar.lab import presets
 from dlpar.platforms import platform, workload
-from dlpar.rehearsal.stage import Stage, step_s, trial
+from dlpar.rehearsal.stage import Stage, apart, step_s, trial
 from dlpar.run import Run
-
-
-def _changed(stage: Stage, name: str, **fields: object) -> str:
-    """The lab's cluster with some fields changed, as a file."""
-    file = Path(stage.folder) / f"{name}.json"
-    file.write_text(json.dumps({"extends": presets.GPUS, **fields}))
-    return str(file)
 
 
 def _computing() -> float:
@@ -29,9 +19,8 @@ def _computing() -> float:
 def three_worlds(stage: Stage) -> tuple[bool, str]:
     """What is learnt does not depend on the world."""
     here = presets.three_worlds()
-    simulated, real = stage.run([here, here.replace(cluster={"world": "real"})])
-    most = (simulated.curve["loss"] - real.curve["loss"]).abs().max()
-    return most < 1e-3, f"losses of simulated and of real ranks differ by {most:.0e} at most"
+    worst = apart(*stage.run([here, here.replace(cluster={"world": "real"})]))
+    return worst < 1e-3, f"losses of simulated and of real ranks differ by {worst:.0e} at most"
 
 
 @trial("06")
@@ -108,7 +97,8 @@ def horovod(stage: Stage) -> tuple[bool, str]:
     """Horovod's three efficiencies come out."""
     published = {"inception3": 0.90, "resnet101": 0.90, "vgg16": 0.68}  # its README, 512 GPUs
     share = {}
-    for model, run in stage.run(presets.horovod(_changed(stage, "horovod", overlap=0.5))).items():
+    file = presets.platform_file(stage.folder, "horovod", extends=presets.GPUS, overlap=0.5)
+    for model, run in stage.run(presets.horovod(file)).items():
         charged = workload(model)
         share[model] = platform(presets.GPUS).seconds(64 * charged.flops, charged) / run.curve["seconds"].iloc[-1]
     held = all(abs(share[model] - reported) < 0.1 for model, reported in published.items())
@@ -119,8 +109,8 @@ def horovod(stage: Stage) -> tuple[bool, str]:
 def trouble(stage: Stage) -> tuple[bool, str]:
     """Who waits for all waits for the slowest."""
     slow = platform(presets.GPUS).between.bandwidth / 10
-    slow_link = _changed(stage, "slow", between={"bandwidth": slow})
-    unsteady = _changed(stage, "unsteady", timing={"kind": "exponential"})
+    slow_link = presets.platform_file(stage.folder, "slow", extends=presets.GPUS, between={"bandwidth": slow})
+    unsteady = presets.platform_file(stage.folder, "unsteady", extends=presets.GPUS, timing={"kind": "exponential"})
     took = {what: step_s(run) for what, run in stage.run(presets.trouble(slow_link, unsteady)).items()}
     even, straggler, links, tail = (each / took["64 equal GPUs"] for each in took.values())
     held = straggler > 1.5 and links > 2.5 and tail > 3 and even == 1

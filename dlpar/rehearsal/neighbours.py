@@ -25,7 +25,7 @@ def pure_mixing(stage: Stage) -> tuple[bool, str]:
     from dlpar.consensus import contraction
 
     experiments = presets.pure_mixing()
-    ring, complete = (stage.run(experiments)[i].consensus["distance"] for i in (0, 2))
+    ring, _, complete = (run.consensus["distance"] for run in stage.run(experiments))
     found, told = (ring[40] / ring[10]) ** (1 / 30), contraction(experiments[0])
     held = abs(found / told - 1) < 0.02 and complete[1] < 1e-6 * complete[0]
     return held, f"a step on a ring of 8 leaves {found:.4f} of the distance, the eigenvalue is {told:.4f}"
@@ -89,7 +89,7 @@ def races(stage: Stage) -> tuple[bool, str]:
     racing = stage.run(presets.races())
     in_turn = stage.run([presets.in_turn(run.experiment) for run in racing[:3]])
     worse = max(abs(a.summary["accuracy"] - b.summary["accuracy"]) for a, b in zip(racing, [*in_turn, in_turn[-1]]))
-    lost = max(_steps(run)["lost"].max() for run in racing)
+    lost = max(record["lost"] for run in racing for _, record in run.records() if "lost" in record)
     held = worse < 0.05 and lost < 0.1
     return held, f"racing and in turn differ by {100 * worse:.1f} points at most; {lost:.2%} of what was added is lost"
 
@@ -108,13 +108,8 @@ def lock_free_scaling(stage: Stage) -> tuple[bool, str]:
 @trial("05")
 def slow_writer(stage: Stage) -> tuple[bool, str]:
     """Nobody waits for a slow writer, but its updates are old."""
-    by_worker = _steps(stage.run(presets.slow_writer())).groupby("rank")["staleness"].agg(["size", "mean"])
+    by_worker = stage.run(presets.slow_writer()).steps.groupby("rank")["staleness"].agg(["size", "mean"])
     quick = by_worker.drop(index=1)
     slow, most = by_worker.loc[1], quick["mean"].max()
     held = slow["size"] < 0.6 * quick["size"].min() and slow["mean"] > 2 * most
     return held, f"its gradients are {slow['mean']:.1f} updates old, the others' {most:.1f} at most"
-
-
-def _steps(run: Run) -> pd.DataFrame:
-    """All that was recorded of each step."""
-    return pd.DataFrame([{"rank": int(s[5:]), **record} for s, record in run.records() if record["k"] == "step"])

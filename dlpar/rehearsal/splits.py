@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from dlpar.lab import figures, presets
-from dlpar.rehearsal.stage import Stage, apart, trial
+from dlpar.rehearsal.stage import Stage, apart, most_held, trial
 from dlpar.run import Run
 
 # ---- 08 -----------------------------------------------------------------------------
@@ -15,8 +15,8 @@ from dlpar.run import Run
 def split_in_two(stage: Stage) -> tuple[bool, str]:
     """Two ranks that share a network learn what one process learns."""
     cut = presets.split_in_two()
-    two, one = stage.run([cut, cut.replace(workers=1, split="data")])
-    return apart(two, one) < 1e-14, f"losses differ by {apart(two, one):.0e} at most"
+    worst = apart(*stage.run([cut.replace(workers=1, split="data"), cut]))
+    return worst < 1e-14, f"losses differ by {worst:.0e} at most"
 
 
 @trial("08")
@@ -46,8 +46,7 @@ def faster(stage: Stage) -> tuple[bool, str]:
 @trial("08")
 def pieces_of_images(stage: Stage) -> tuple[bool, str]:
     """"Halos approximate"."""
-    whole, *cuts = stage.run(presets.pieces_of_images())
-    worst = max(apart(run, whole) for run in cuts)
+    worst = apart(*stage.run(presets.pieces_of_images()))
     return worst < 20 * 2.3e-16, f"losses of cut and of whole images differ by {worst:.0e} at most"
 
 
@@ -73,11 +72,6 @@ def _seconds(run: Run) -> float:
     return float(run.curve["seconds"].diff().median())
 
 
-def _activations(run: Run) -> int:
-    """Bytes on the rank that held most."""
-    return max(record["memory"]["activations"] for _, record in run.records() if record["k"] == "step")
-
-
 @trial("09")
 def live_pipeline(stage: Stage) -> tuple[bool, str]:
     """Four processes keep a pipeline's schedule."""
@@ -92,7 +86,7 @@ def schedules(stage: Stage) -> tuple[bool, str]:
     runs = stage.run(presets.schedules())
     gpipe, ours = runs["GPipe"], runs["1F1B"]
     quicker = max(_seconds(runs[name]) for name in ("interleaved, 2 chunks", "ZB-H1")) < 0.9 * _seconds(ours)
-    share = _activations(ours) / _activations(gpipe)
+    share = most_held(ours, "activations") / most_held(gpipe, "activations")
     held = math.isclose(_seconds(gpipe), _seconds(ours), rel_tol=1e-6) and share < 0.6 and quicker
     return held, f"a step takes {_seconds(gpipe):.2f} s by both; 1F1B holds {share:.0%} of GPipe's activations"
 

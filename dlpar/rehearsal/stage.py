@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import tempfile
 import time
-from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping, NamedTuple, Sequence
+
+import numpy as np
 
 from dlpar.launcher.job import JobFailed
 from dlpar.sweep import run_all
@@ -20,7 +21,7 @@ LIMIT = 90.0
 """Seconds after which a preset is given up: a whole lab is to run in half of that."""
 
 LABS = ("agreement", "servers", "neighbours", "growth", "data_parallel", "splits", "grids")
-"""Modules that hold the trials, in the order of the labs."""
+"""Modules that hold the trials."""
 
 _all: list[Trial] = []
 
@@ -29,39 +30,33 @@ class GivenUp(RuntimeError):
     """A preset took too long."""
 
 
-@dataclass(frozen=True)
-class Trial:
-    """One preset and what it must show.
-
-    Attributes
-    ----------
-    lab : str
-        ``00`` to ``10``.
-    preset : str
-        Its name in :mod:`dlpar.lab.presets`.
-    belief : str
-        What it refutes, or is there to show.
-    attempt : callable
-        ``attempt(stage)``: runs the preset; whether it held, and the figures in a sentence.
-    """
+class Trial(NamedTuple):
+    """One preset and what it must show."""
 
     lab: str
+    """``00`` to ``10``."""
     preset: str
+    """Its name in :mod:`dlpar.lab.presets`."""
     belief: str
+    """What it refutes, or is there to show."""
     attempt: Callable[[Stage], tuple[bool, str]]
+    """``attempt(stage)``: runs the preset; whether it held, and the figures in a sentence."""
 
 
-@dataclass(frozen=True)
-class Result:
-    """How a trial went: `said` has the figures, or what went wrong; `seconds` of the wall clock."""
+class Result(NamedTuple):
+    """How a trial went."""
 
     lab: str
     preset: str
     belief: str
+    """As of the trial."""
     world: str
+    """Worlds that were used, or ``computed``."""
     seconds: float
+    """Of the wall clock."""
     held: bool
     said: str
+    """The figures, or what went wrong."""
 
 
 def trial(lab: str) -> Callable[[Callable], Callable]:
@@ -201,9 +196,15 @@ def pace(run: Run) -> float:
     return (seconds.iloc[-1] - seconds.iloc[0]) / (len(seconds) - 1)
 
 
-def apart(run: Run, other: Run) -> float:
-    """The largest relative difference of two runs' losses."""
-    return float(((run.curve["loss"] - other.curve["loss"]).abs() / other.curve["loss"]).max())
+def apart(first: Run, *others: Run) -> float:
+    """The largest relative difference of some runs' losses from the first's; NaN if one is NaN, or a run is shorter."""
+    right = first.curve["loss"]
+    return float(np.max([(run.curve["loss"] / right - 1).abs().to_numpy().max() for run in others]))
+
+
+def most_held(run: Run, kind: str) -> int:
+    """Bytes of a kind that a rank held when it held most."""
+    return max(record["memory"][kind] for _, record in run.records() if "memory" in record)
 
 
 def step_s(run: Run) -> float:

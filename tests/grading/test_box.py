@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -47,6 +49,33 @@ def test_a_judge_that_does_not_start_is_nobody_s_fault_and_grades_nobody(monkeyp
         Box(None).judge({"given": "", "answer": "", "names": [], "check": ""})
 
 
+FORKS = """
+import json, os, sys, time
+secret, memory = json.load(sys.stdin)["secret"], b"x" * 2**26
+for child in range(5):
+    if os.fork() == 0:
+        time.sleep(60)
+for facts in ({}, {"solved": True, "said": ""}):
+    os.write(int(sys.argv[1]), json.dumps({"secret": secret, **facts}).encode() + b"\\n")
+    time.sleep(0.6)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_shared_memory_counts_once_and_whoever_came_of_something_else_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Box, "command", lambda self, channel: [sys.executable, "-c", FORKS, str(channel)])
+    bystander = subprocess.Popen(["sh", "-c", "sleep 0.3; sleep 60 & wait"], start_new_session=True)
+    try:
+        trial = {"given": "", "answer": "", "names": [], "check": ""}
+        assert Box(None, memory=0.2).judge(trial) == {"solved": True, "said": ""}
+        assert bystander.poll() is None
+    finally:
+        os.killpg(bystander.pid, signal.SIGKILL)
+        bystander.wait(10)
+
+
 def test_bad_requests_are_refused_in_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     small_master(tmp_path)
     (tmp_path / "empty").mkdir()
@@ -57,6 +86,7 @@ def test_bad_requests_are_refused_in_a_sentence(tmp_path: Path, capsys: pytest.C
         (["grade", "x", "--lab", "99", *labs], "--lab: got '99', allowed are 01_double"),
         (["grade", "x", "--seconds", "0", *labs], "--seconds: got '0', allowed is a whole number from 1 to 600"),
         (["release", str(tmp_path), *labs], "allowed is any but that of the masters"),
+        (["release", str(tmp_path / "inside"), *labs], "allowed is any but that of the masters"),
     ):
         assert cli.main(words) == 2
         complaint = capsys.readouterr().err

@@ -102,7 +102,7 @@ def graded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[tuple[s
     account = box_of_this_machine()
     how = ["--not-isolated"] if account is None else ["--account", account]
     command = [sys.executable, "-m", "dlpar.cli", "grade", handed, "--course", folder / "course", "--labs", masters,
-               "--seconds", "8", *how]  # fmt: skip
+               "--seconds", "10", *how]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, timeout=110)
     assert done.returncode == 0, done.stderr
     with open(folder / "course" / "grades.csv", newline="") as file:
@@ -127,12 +127,14 @@ def test_a_wrong_answer_earns_nothing_and_is_told_why(graded) -> None:
 
 def test_one_that_hangs_and_ignores_signals_is_ended_and_leaves_nothing(graded) -> None:
     assert points(graded, "eve", FIRST) == (0, 10)
+    said = graded[1]["eve", FIRST]["said"]
+    assert "no progress for" in said or "was not done after" in said
     assert not [p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == ["sleep", "4711"]]
 
 
 def test_one_that_ends_its_process_with_status_0_earns_nothing(graded) -> None:
     assert points(graded, "bob", SMALL) == (0, 4)
-    assert "a rank ended its process" in graded[1]["bob", SMALL]["said"]
+    assert "ended its process" in graded[1]["bob", SMALL]["said"]
 
 
 def test_a_missing_answer_or_notebook_earns_nothing_and_is_told(graded) -> None:

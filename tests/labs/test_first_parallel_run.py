@@ -54,3 +54,12 @@ def test_an_answer_that_deadlocks_is_told_at_once_where_each_rank_waits():
     for rank in (0, 1):
         assert f"rank {rank} in recv from rank {1 - rank} at test_first_parallel_run.py:" in verdict.sentence
     assert "Traceback" not in verdict.sentence
+
+
+def test_what_is_right_in_a_simulation_alone_is_found_wrong_on_real_ranks():
+    def only_simulated(comm, gradient):
+        comm.allreduce(gradient)
+        gradient /= comm.size if hasattr(comm, "simulator") else 1
+
+    verdict = check_on_ranks(only_simulated, workers=[2], **MEAN)
+    assert verdict.sentence.startswith("With 2 real ranks and 1 numbers, on rank 0 value 0 is 3.0, expected 1.5")

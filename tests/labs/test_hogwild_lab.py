@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+
+import cloudpickle
 import pandas as pd
 import pytest
 
@@ -10,6 +13,8 @@ from dlpar.lab import check_on_ranks, presets
 from dlpar.lab.races import in_turns, race, sum_of_changes
 
 pytestmark = pytest.mark.slow
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # as from a notebook: ranks import no test module
 
 HINTS = ["first hint", "second hint"]
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+
+import cloudpickle
 import pytest
 
 import dlpar
@@ -9,6 +12,8 @@ from dlpar.lab import check_server, presets
 from dlpar.lab.figures.steps import per_rank
 
 pytestmark = pytest.mark.slow
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # as from a notebook: ranks import no test module
 
 
 def runs(experiments) -> list[dlpar.Run]:
@@ -32,6 +37,11 @@ def solved(server, worker, gradient):
     server.waiting.append(worker)
     slowest = min(server.clock.values())
     return [w for w in server.waiting if server.clock[w] - slowest <= server.bound]
+
+
+def test_a_right_server_is_tried_on_simulated_workers_and_on_real_ones():
+    verdict = check_server(solved, bounds=[1])
+    assert verdict and "simulated with s = 1 and real with 1: no lead above s (the largest was 1)" in verdict.sentence
 
 
 def test_an_answer_not_written_yet_is_to_do():

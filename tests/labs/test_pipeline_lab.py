@@ -32,6 +32,11 @@ def known(name):
     return student
 
 
+def test_a_right_schedule_trains_on_simulated_and_on_real_ranks_what_1f1b_trains():
+    verdict = lab.check_schedule(my_schedule)
+    assert verdict.sentence.endswith("On 4 simulated ranks and on 4 real ones it trained what 1F1B trains.")
+
+
 def unsolved(stages, microbatches):
     raise NotImplementedError
 
