@@ -20,10 +20,11 @@ from nbclient.exceptions import CellExecutionError
 from nbformat.v4 import new_code_cell
 from pages import HERE, Slide, figures, page, slides_of
 
+from dlpar.rehearsal.machine import BROWSERS
+
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "microsoft-edge")
 CELL = 120
 """Seconds a cell may take."""
 
@@ -56,8 +57,7 @@ def executed(deck: Path) -> Any:
     for cell in notebook.cells:
         cells.append(cell)
         if cell.cell_type == "code" and "panel" in cell.metadata.get("tags", ()):
-            tab = cell.metadata.get("shows", "")
-            cells.append(new_code_cell(f"from dlpar.lab import slides\nslides.still(panel, {tab!r})"))
+            cells.append(new_code_cell("from dlpar.lab import slides\nslides.still(panel)"))
     notebook.cells = cells
     where = {"metadata": {"path": str(deck.parent)}}
     quiet = ["--log-level=ERROR"]

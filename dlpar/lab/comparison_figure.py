@@ -57,9 +57,8 @@ class ComparisonFigure:
             self.plot.remove(f"{number} loss"), self.plot.remove(f"{number} test")
         self.plot.remove("room")
         experiment = self.experiments[number]
-        style = theme.run_line(theme.scheme_colour(experiment.sync.scheme), number)
-        style |= {"opacity": 1.0, "name": with_world(self.titles[number], experiment)}
-        style = theme.of_world(style, experiment.cluster.world)
+        style = theme.beside(theme.scheme_colour(experiment.sync.scheme), number, experiment.cluster.world)
+        style["name"] = with_world(self.titles[number], experiment)
         self.curves[number] = RunCurve(self.plot, str(number), experiment, style)
         self.steps = GlobalSteps(experiment.workers, experiment.free_running)
         self.curve = self.curves[number]

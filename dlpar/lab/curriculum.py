@@ -50,7 +50,7 @@ def labs() -> dict[str, Lab]:
 
 
 def course() -> HTML:
-    """The labs in order as a table: minutes, what each needs and shows, and which predictions you have seen revealed."""
+    """The labs in order as a table: minutes, what each needs and shows, how many predictions you have seen revealed."""
     from IPython.display import HTML
 
     revealed = Counter(key.partition("-")[0] for key in entries())

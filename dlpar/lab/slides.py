@@ -45,14 +45,12 @@ def at(figure: Figure, step: int) -> Figure:
     return figure
 
 
-def still(panel: Panel, tab: str = "", timeout: float = 60.0) -> Figure:
-    """Do what Run does, wait, and give a figure of the panel as it is drawn at the end.
+def still(panel: Panel, timeout: float = 60.0) -> Figure:
+    """Do what Run does, wait, and give the figure in front as it is drawn at the end.
 
     Parameters
     ----------
     panel : Panel
-    tab : str
-        Title of the figure's tab; default: the one in front.
     timeout : float
         Seconds.
 
@@ -62,12 +60,9 @@ def still(panel: Panel, tab: str = "", timeout: float = 60.0) -> Figure:
         If the run fails.
     TimeoutError
         If it still goes on after `timeout` seconds.
-    ValueError
-        If the panel has no such tab.
     """
-    from ipywidgets import Tab
-
     from dlpar.lab.cell import all_below
+    from dlpar.lab.tabs import Tabs
 
     end = time.monotonic() + timeout
     panel.run().wait(timeout)
@@ -75,8 +70,5 @@ def still(panel: Panel, tab: str = "", timeout: float = 60.0) -> Figure:
         if time.monotonic() > end:
             raise TimeoutError(f"the panel's run still goes on after {timeout:g} s")
         time.sleep(0.02)
-    tabs = next(widget for widget in all_below(panel) if isinstance(widget, Tab))
-    plots = dict(zip(tabs.titles, tabs.children))
-    if tab and tab not in plots:
-        raise ValueError(f"tab: got {tab!r}, allowed is one of {', '.join(plots)}")
-    return plots[tab or next(iter(plots))].picture()
+    tabs = next(widget for widget in all_below(panel) if isinstance(widget, Tabs))
+    return tabs.children[tabs.selected_index].picture()

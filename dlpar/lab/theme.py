@@ -147,6 +147,20 @@ def run_line(colour: str, age: int = 0) -> dict[str, Any]:
     return style
 
 
+def mark(colour: str, number: int) -> dict[str, Any]:
+    """Marker of one of several runs: its own symbol, edged so that it stands out of a line of its colour."""
+    edge = {"width": 1.5, "color": "#ffffff"}
+    return {"color": colour, "size": 11, "symbol": MARKERS[number % len(MARKERS)], "line": edge}
+
+
+def beside(colour: str, number: int, world: str = "real") -> dict[str, Any]:
+    """Line of one of several runs, none behind another: its own dash and symbols, which no simulation makes faint."""
+    line = {"color": colour, "width": 2.0, "dash": DASHES[number % len(DASHES)]}
+    if world == "simulated":
+        line |= {"color": faint(colour), "width": BROAD}
+    return {"mode": "lines+markers", "line": line, "marker": {**mark(colour, number), "maxdisplayed": 6}}
+
+
 def faint(colour: str) -> str:
     """A colour (``#rrggbb``) as faint as simulated lines are."""
     red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))

@@ -13,18 +13,12 @@ import urllib.request
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dlpar.rehearsal.machine import BROWSERS
+
 if TYPE_CHECKING:
     import psutil
     from playwright.sync_api import Locator, Page
 
-BROWSERS = (
-    "chromium",
-    "chromium-browser",
-    "google-chrome",
-    "google-chrome-stable",
-    "chrome",
-    "microsoft-edge",
-)
 FLAGS = (
     "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-quic",
     "--no-first-run", "--no-sandbox", "--disable-gpu", "--enable-precise-memory-info",

@@ -49,11 +49,23 @@ def test_one_figure_has_a_curve_of_each_in_its_schemes_colour(launched):
     assert plot.x == "MB sent" and plot.says.startswith("At the end: ring loss")
     styles = [plot.style(f"{n} loss") for n in range(3)]
     assert [s["line"]["color"] for s in styles] == [theme.SCHEMES[s] for s in ("ring", "ps", "gossip")]
-    assert [s["name"] for s in styles] == ["ring", "ps asp", "gossip ring"] and {s["opacity"] for s in styles} == {1.0}
+    assert [s["name"] for s in styles] == ["ring", "ps asp", "gossip ring"]
     for n, run in enumerate(comparison.runs):
         rows = plot.series(f"{n} loss").rows
         assert rows[:, 0].tolist() == list(range(20))
         assert rows[-1, -1] == pytest.approx(run.curve["loss"].iloc[-1])
+
+
+def test_runs_of_one_scheme_differ_in_dash_and_symbol_and_simulation_makes_no_symbol_faint(launched):
+    worlds = ("real", "simulated")
+    alike = [Experiment(workers=n, steps=5, cluster={"world": world}) for n in (1, 2) for world in worlds]
+    comparison = compare(alike)
+    comparison.run().wait(30)
+    styles = [comparison._figure.plot.style(f"{n} loss") for n in range(4)]
+    assert len({s["line"]["dash"] for s in styles}) == len({s["marker"]["symbol"] for s in styles}) == 4
+    assert theme.PREDICTED["dash"] not in {s["line"]["dash"] for s in styles}
+    assert {s["marker"]["color"] for s in styles} == {theme.SCHEMES["ring"]}
+    assert [s["line"]["width"] for s in styles] == [2, 5, 2, 5]
 
 
 def test_it_can_be_run_again(launched):

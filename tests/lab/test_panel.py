@@ -9,7 +9,6 @@ from dlpar.experiment import Experiment
 from dlpar.lab import cell
 from dlpar.lab.controls import Controls, settings
 from dlpar.lab.panel import Panel
-from dlpar.lab.recordings import newest_like
 from dlpar.run import Run
 from dlpar.schema import BadExperiment
 
@@ -178,6 +177,17 @@ def test_first_screen_has_the_question_three_controls_and_one_figure():
     assert rest == len(panel._controls.widgets) - 3
 
 
+def test_the_figure_in_front_is_the_one_the_question_is_about_and_stays_there(launched):
+    panel = Panel(Experiment(workers=2, steps=5), first="Timeline")
+    assert panel._tabs.titles[panel._tabs.selected_index] == "Timeline"
+    panel.choose("sync.scheme", "gossip")
+    panel.run()
+    until(lambda: not panel.running)
+    assert "Consensus" in panel._tabs.titles and panel._tabs.titles[panel._tabs.selected_index] == "Timeline"
+    with pytest.raises(ValueError, match="first: got 'Consensus', allowed is one of Convergence, .*Waiting"):
+        Panel(first="Consensus")
+
+
 def test_running_a_cell_again_closes_its_panel_and_stops_the_job(monkeypatch):
     monkeypatch.setattr(dlpar, "launch", lambda e: ThreadJob(e, pace=20), raising=False)
     execution = iter(("first", "first", "second"))
@@ -210,28 +220,6 @@ def test_a_recording_is_played_back_marked_as_one_and_can_be_stopped(launched):
     assert not panel.running and "stopped after" in words(panel)
     with pytest.raises(ValueError, match="speed: got 0"):
         panel.replay(kept, 0)
-
-
-def test_the_list_of_recordings_has_the_newest_run_first_and_plays_it(monkeypatch, tmp_path):
-    monkeypatch.setenv("DLPAR_HOME", str(tmp_path))
-    finished(workers=2, steps=10)
-    kept = finished(workers=2, steps=20)
-    panel = Panel()
-    assert panel._recordings._play.disabled
-    panel._more_box.selected_index = 2
-    assert panel._recordings._which.value == kept.id
-    panel._recordings._speed.value = 100.0
-    panel._recordings._play.click()
-    until(lambda: "done: 20 steps" in words(panel))
-
-
-def test_a_recording_of_the_same_settings_comes_before_a_newer_one_of_others(monkeypatch, tmp_path):
-    monkeypatch.setenv("DLPAR_HOME", str(tmp_path))
-    same = finished(workers=2, steps=10)
-    finished(workers=2, steps=20)
-    newest = finished(workers=2, steps=30)
-    assert newest_like(same.experiment).id == same.id
-    assert newest_like(same.experiment.replace(steps=40)).id == newest.id
 
 
 def test_who_waits_long_for_slots_is_offered_a_simulation_and_a_recording(monkeypatch, tmp_path):

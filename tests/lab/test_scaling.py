@@ -52,6 +52,15 @@ def test_measured_is_solid_simulated_faint_and_predicted_dashed():
     assert "The simulation is at most 10.0% off" in figures.say(scaling(both))
 
 
+def test_curves_of_one_scheme_have_one_colour_and_symbols_that_the_legend_explains():
+    figure = scaling(curves([*of(BASE, RING), *of(BASE, PS, batch=64)]))
+    marks = {t.name: t.marker for t in figure.data if t.mode == "markers"}
+    assert {name: mark.symbol for name, mark in marks.items()} == {"batch=32": "circle", "batch=64": "square"}
+    assert {mark.color for mark in marks.values()} == {"#0072B2"}
+    drawn = {t.name: t.marker.symbol for t in figure.data if t.mode == "lines+markers"}
+    assert drawn["batch=64, simulated"] == "square" and drawn["batch=64, predicted"] == "square-open"
+
+
 def test_where_two_schemes_are_equally_fast_is_marked_and_said(figure):
     mark = next(t for t in figure.data if t.name == "ring = ps bsp")
     (at,) = mark.x

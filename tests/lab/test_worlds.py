@@ -130,7 +130,7 @@ def test_a_simulated_run_is_never_drawn_as_measured(launched):
     assert measured["line"]["width"] < 3 and measured["name"] == "world=real"
     assert plot._figure["x_axes"]["seconds"]["title"]["text"] == "time, each run on its own clock (s)"
     drawn = figures.convergence([now, before]).data
-    assert {t.name: t.line.width for t in drawn if "world" in t.name} == {"world=simulated": 5, "world=real": 1.5}
+    assert {t.name: t.line.width for t in drawn if "world" in t.name} == {"world=simulated": 5, "world=real": 2}
 
 
 def test_the_predicted_rate_is_a_dashed_line():

@@ -46,8 +46,7 @@ def consensus(
         if rows.empty:
             raise ValueError(f"run {run.id}: its replicas were equal at every step, so there is no distance to draw")
         drawn = np.maximum(rows["distance"], distances.FLOOR)
-        style = {**theme.run_line(theme.scheme_colour(run.experiment.sync.scheme), number), "opacity": 1.0}
-        style = theme.of_world(style, run.world)
+        style = theme.beside(theme.scheme_colour(run.experiment.sync.scheme), number, run.world)
         kept = thinned(rows.assign(distance=drawn))
         figure.add_scatter(x=kept["step"], y=kept["distance"], name=with_world(name, run.experiment), **style)
         first, last = ((int(r["step"]), float(r["distance"])) for _, r in rows.iloc[[0, -1]].iterrows())

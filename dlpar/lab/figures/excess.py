@@ -36,7 +36,7 @@ def excess(runs: Run | Sequence[Run], least: float, titles: Sequence[str] | None
     for number, (run, name) in enumerate(zip(runs, names)):
         rows = thinned(run.curve)
         above = (rows["loss"] - least).clip(lower=FLOOR)
-        style = {**theme.run_line(theme.scheme_colour(run.experiment.sync.scheme), number), "opacity": 1.0}
+        style = theme.beside(theme.scheme_colour(run.experiment.sync.scheme), number, run.world)
         figure.add_scatter(x=rows["step"], y=above, name=name, **style)
         said.append(f"{name} {says.quantity(float(run.curve['loss'].iloc[-1] - least))}")
     return saying(figure, f"At the end the loss is above the least by: {'; '.join(said)}.")

@@ -133,41 +133,42 @@ def scaling(drawn: Sequence[Curve]) -> Figure:
     ideal = {"mode": "lines", "line": theme.IDEAL, "name": "ideal"}
     figure.add_scatter(x=workers, y=[n / base for n in workers], **ideal, legendrank=1003)
     figure.add_scatter(x=workers, y=[1.0] * len(workers), xaxis="x2", yaxis="y2", showlegend=False, **ideal)
-    symbols = dict(zip(dict.fromkeys(curve.name for curve in drawn), theme.MARKERS * 9))
-    alone = len(symbols) == 1
+    numbers = {name: n for n, name in enumerate(dict.fromkeys(curve.name for curve in drawn))}
+    alone = len(numbers) == 1
     for curve in sorted(drawn, key=lambda c: ("simulated", "paced", "measured", "predicted").index(c.kind)):
-        style = _style(curve, symbols[curve.name])
+        style = _style(curve, numbers[curve.name])
         across = [point.workers for point in curve.points]
         figure.add_scatter(x=across, y=[p.speedup for p in curve.points], **style, showlegend=alone)
         figure.add_scatter(x=across, y=[p.efficiency for p in curve.points], xaxis="x2", yaxis="y2", showlegend=False,
                            **style)  # fmt: skip
     if not alone:
-        _name(figure, drawn, symbols)
+        _name(figure, drawn, numbers)
     said = _mark_crossings(figure, drawn)
     saying(figure, " ".join([*_gained(drawn), *said, *_off(drawn)]))
     figure.layout.meta = {**figure.layout.meta, "table": _table(drawn), "open": True}
     return figure
 
 
-def _style(curve: Curve, symbol: str) -> dict[str, Any]:
+def _style(curve: Curve, number: int) -> dict[str, Any]:
     colour, name = theme.scheme_colour(curve.scheme), f"{curve.name}, {curve.kind}"
-    line, marker = {"width": 2.5, "color": colour}, {"symbol": symbol, "size": 8, "color": colour}
+    line, marker = {"width": 2.5, "color": colour}, theme.mark(colour, number)
     if curve.kind == "predicted":
-        line, marker = {**line, "width": 1.5, **theme.PREDICTED}, {**marker, "symbol": f"{symbol}-open", "size": 13}
+        line = {**line, "width": 1.5, **theme.PREDICTED}
+        marker = {"color": colour, "symbol": f"{marker['symbol']}-open", "size": 17}  # around what it foretells
     if curve.kind == "simulated":  # the points stand out: only the line between them is faint
         line = {"width": theme.BROAD, "color": theme.faint(colour)}
     return {"name": name, "legendgroup": name, "mode": "lines+markers", "line": line, "marker": marker}
 
 
-def _name(figure: Figure, drawn: Sequence[Curve], symbols: dict[str, str]) -> None:
+def _name(figure: Figure, drawn: Sequence[Curve], numbers: dict[str, int]) -> None:
     """Entries of a legend that stays short: one for each scheme, one for each way in which its curves were found."""
-    for name, symbol in symbols.items():
+    for name, number in numbers.items():
         scheme_of = next(curve.scheme for curve in drawn if curve.name == name)
-        marker = {"symbol": symbol, "size": 8, "color": theme.scheme_colour(scheme_of)}
+        marker = theme.mark(theme.scheme_colour(scheme_of), number)
         figure.add_scatter(x=[None], y=[None], name=name, mode="markers", marker=marker, legendrank=1000)
     for kind in theme.ORDER:
         if any(curve.kind == kind for curve in drawn):
-            style = _style(Curve("", kind, "", "", 1, []), "circle")
+            style = _style(Curve("", kind, "", "", 1, []), 0)
             figure.add_scatter(x=[None], y=[None], name=kind, mode="lines", line=style["line"], legendrank=1001)
 
 

@@ -50,7 +50,7 @@ def convergence(runs: Run | Sequence[Run], x: str = "step", titles: Sequence[str
         curve = run.curve
         curve["bytes"] /= 1e6
         kept, colour = thinned(curve), theme.scheme_colour(run.experiment.sync.scheme)
-        style = theme.of_world({**theme.run_line(colour, number), "opacity": 1.0}, run.world)
+        style = theme.beside(colour, number, run.world)
         label = with_world(label, run.experiment)
         figure.add_scatter(x=kept[x], y=kept["loss"], name=label, legendgroup=run.id, **style)
         tests = _placed(run.evals, curve)

@@ -27,8 +27,9 @@ def loss_title(experiment: Experiment) -> str:
 def test_line(style: Mapping[str, Any], tested: str) -> dict[str, Any]:
     """Line of tests on held-out samples, on the lower axis if they give an accuracy: the loss's colour, open marks."""
     own = {"yaxis": "y2", "showlegend": False} if tested == "accuracy" else {}
-    colour, symbol = style["line"]["color"], style.get("marker", {}).get("symbol", "circle")
-    marker = {"size": 6, "symbol": f"{symbol}-open", "color": colour}
+    colour = style["line"]["color"]
+    own_mark = {"symbol": "circle", "color": colour, **style.get("marker", {})}
+    marker = {"size": 8, "symbol": f"{own_mark['symbol']}-open", "color": own_mark["color"], "maxdisplayed": 20}
     return {
         "name": tested,
         "mode": "lines+markers",
