@@ -22,7 +22,7 @@ TIMES = [LINK.seconds(size) for size in calibrating.SIZES]
 FLOPS, OVERHEAD, IN_TRAINING = 5e10, 3e-4, 2e9
 
 
-def made_up_each(experiments) -> list[float]:
+def made_up_each(experiments, runs=1) -> list[float]:
     return [made_up(experiment) for experiment in experiments]
 
 
@@ -70,7 +70,7 @@ def test_predictions_on_the_measured_machine_are_what_was_measured(home, workers
 
 def test_where_exchanges_are_lost_in_noise_the_link_is_that_of_plain_messages(home, monkeypatch):
     noisy = lambda e: made_up(e) if e.averaging.method == "local" else 0.9 * made_up(e.replace(averaging="local"))
-    monkeypatch.setattr(calibrating, "step_seconds", lambda experiments: [noisy(e) for e in experiments])
+    monkeypatch.setattr(calibrating, "step_seconds", lambda experiments, runs: [noisy(e) for e in experiments])
     assert calibrating.calibrate().inside.bandwidth == pytest.approx(LINK.bandwidth, rel=0.01)
 
 
@@ -83,7 +83,7 @@ def test_on_one_core_only_plain_messages_are_looked_at(home, monkeypatch):
 
 def test_measuring_again_replaces_the_figures(home, monkeypatch):
     first = calibrating.calibrate()
-    monkeypatch.setattr(calibrating, "step_seconds", lambda experiments: [2 * made_up(e) for e in experiments])
+    monkeypatch.setattr(calibrating, "step_seconds", lambda experiments, runs: [2 * made_up(e) for e in experiments])
     second = calibrating.calibrate()
     assert second.device.flops == pytest.approx(first.device.flops / 2, rel=0.01)
     assert platform("here") == second
@@ -102,7 +102,7 @@ def test_where_ranks_cannot_run_one_line_says_so_and_nothing_is_kept(home):
 @pytest.mark.timed
 def test_this_machine_can_be_measured_and_predicts_its_own_steps(monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("DLPAR_HOME", str(tmp_path))
-    monkeypatch.setattr(calibrating, "RUNS", 1)
+    monkeypatch.setattr(calibrating, "THOROUGH", 1)
     assert main(["doctor", "--calibrate", "--json"]) == 0
     here = json.loads(capsys.readouterr().out)
     assert 1e-7 < here["inside"]["latency"] < 5e-3 and here["inside"]["bandwidth"] > 2e7

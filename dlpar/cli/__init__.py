@@ -166,7 +166,7 @@ def platforms(
 def doctor(
     as_json: AsJSON = False,
     calibrate: Annotated[
-        bool, typer.Option("--calibrate", help="Measure it as the platform `here`, for predictions.", metavar="")
+        bool, typer.Option("--calibrate", help="Measure it as the platform `here`, in half a minute.", metavar="")
     ] = False,
 ) -> int:
     """Say what this machine can run.

@@ -32,7 +32,7 @@ def calibrate(as_json: bool) -> int:
     from dlpar.launcher.mpiexec import NoMPI
 
     try:
-        measuring.calibrate()
+        measuring.calibrate(measuring.THOROUGH)
     except (JobFailed, NoMPI, TimeoutError) as error:
         print(f"dlpar doctor: this machine could not be measured: {error}", file=sys.stderr)
         return 1

@@ -24,8 +24,11 @@ from dlpar.platforms.ping_pong import SIZES, eager_limit, there_and_back
 if TYPE_CHECKING:
     from dlpar.comm import Comm
 
-STEPS, WARM, RUNS = 80, 20, 3
-"""Steps of a run, how many of them pass before times settle, and how many runs there are of each kind."""
+STEPS, WARM = 80, 20
+"""Steps of a run, and how many of them pass before times settle."""
+
+QUICK, THOROUGH = 3, 9
+"""Runs of each kind: where a reader waits for the figures, and where somebody asked to measure."""
 
 SMALL, LARGE = 64, 256
 """Samples a rank takes of a step, where steps are told from samples."""
@@ -37,8 +40,14 @@ LIMIT = 60.0
 """Seconds a run may take."""
 
 
-def calibrate() -> Platform:
-    """Measure this machine, and keep the figures as the platform ``here``; takes some ten seconds.
+def calibrate(runs: int = QUICK) -> Platform:
+    """Measure this machine, and keep the figures as the platform ``here``.
+
+    Parameters
+    ----------
+    runs : int
+        Of each kind of training, at least 1.  The quickest counts, so that more of them are steadier: 3 take some
+        ten seconds, 9 half a minute.
 
     Raises
     ------
@@ -50,7 +59,7 @@ def calibrate() -> Platform:
     alone = {"scaling": "weak", "averaging": {"method": "local", "period": STEPS}, **_SHORT}
     few, many = (Experiment(workers=1 + several, batch=batch, **alone) for batch in (SMALL, LARGE))
     ring, server = Experiment(workers=2, **_SHORT), Experiment(workers=2, sync="ps", **_SHORT)
-    seconds = step_seconds([few, many, ring, server] if several else [few, many])
+    seconds = step_seconds([few, many, ring, server] if several else [few, many], runs)
     device, link = computing(*seconds[:2]), fitted(SIZES, times)
     if several:
         link = in_training(link, device, *seconds[2:])
@@ -111,12 +120,12 @@ def description(device: Device, link: Link, eager: int, cores: int, date: str) -
 _SHORT = {"steps": STEPS, "evaluate_every": STEPS, "cluster": {"threads": 1}}
 
 
-def step_seconds(experiments: Sequence[Experiment]) -> list[float]:
+def step_seconds(experiments: Sequence[Experiment], runs: int = QUICK) -> list[float]:
     """Seconds of a step of each, once times have settled, of the quickest of some runs: others waited for a core.
 
     They take turns, so that a machine that is busy for a while disturbs all of them, and none in all its runs.
     """
-    return [min(runs) for runs in zip(*([_step_seconds(e) for e in experiments] for _ in range(RUNS)))]
+    return [min(taken) for taken in zip(*([_step_seconds(e) for e in experiments] for _ in range(runs)))]
 
 
 def _step_seconds(experiment: Experiment) -> float:

@@ -65,7 +65,8 @@ def course() -> HTML:
 
 def _row(each: Lab, revealed: int) -> str:
     left = 'style="text-align:left;white-space:normal"'
-    star = ' <span title="part of the short course" aria-label="part of the short course">★</span>' if each.core else ""
+    means = "part of the short course"
+    star = f' <span title="{means}" aria-label="{means}">★</span>' if each.core else ""
     link = f'<a href="{each.file}.ipynb">{each.number} · {html.escape(each.title)}</a>{star}'
     done = f"{revealed} revealed" if revealed else "none yet"
     return (

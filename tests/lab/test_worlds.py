@@ -201,7 +201,8 @@ def test_a_run_of_milliseconds_on_the_virtual_clock_has_a_curve_of_its_rate(laun
     for step in range(12):
         for rank in range(2):
             record = {"k": "step", "step": step, "t": 1e-3 * (step + 1), "samples": 8, "loss": 1.0, "bytes": 0,
-                      "compute": 1e-3, "comm": 0.0, "wait": 0.0, "staleness": 0, "lead": 0, "version": step}  # fmt: skip
+                      "compute": 1e-3, "comm": 0.0, "wait": 0.0, "staleness": 0, "lead": 0,
+                      "version": step}  # fmt: skip
             board.take(rank, record)
     board.settle(ended=True)
     rates = board.throughput.plot.series("all").rows

@@ -31,7 +31,9 @@ def excess(runs: Run | Sequence[Run], least: float, titles: Sequence[str] | None
     names = titles or labels([run.experiment for run in runs])
     figure, said = blank(theme.layout(
         xaxis=theme.axis("global step", (0, max(run.experiment.steps for run in runs))),
-        yaxis=theme.axis(f"{loss_title(runs[0].experiment)} above the least", type="log", exponentformat="power", dtick=1),
+        yaxis=theme.axis(
+            f"{loss_title(runs[0].experiment)} above the least", type="log", exponentformat="power", dtick=1
+        ),
     )), []  # fmt: skip
     for number, (run, name) in enumerate(zip(runs, names)):
         rows = thinned(run.curve)
