@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
+from functools import partial
 from typing import Any, Callable, Sequence
 
 import torch
@@ -90,7 +91,8 @@ class MPIComm(Comm):
         wire, status, nbytes = landing(into), MPI.Status(), 0
         source, tag = _any(source, MPI.ANY_SOURCE), _any(tag, MPI.ANY_TAG)
         for room in pieces(wire):
-            message = self.traffic.waiting(lambda: patiently(self.mpi.Improbe, source, tag, status))
+            look = partial(self.mpi.Improbe, source, tag, status)
+            message = look() or self.traffic.waiting(partial(patiently, look))
             source, tag, size = status.source, status.tag, status.Get_count(MPI.BYTE)
             if size > len(room):
                 raise ValueError(
@@ -276,6 +278,8 @@ def pieces(wire: torch.Tensor) -> list[MPI.buffer]:
     more room than the message needs knows where it ends.
     """
     memory = memory_of(wire)
+    if wire.nbytes < PIECE:
+        return [memory]
     return [memory[i : i + PIECE] for i in range(0, wire.nbytes + 1, PIECE)]
 
 

@@ -12,10 +12,10 @@ from peer import torchrun
 WARM_UP = 100
 
 
-def training(workers: int, width: int, **sync) -> Experiment:
+def training(workers: int, width: int, steps: int, **sync) -> Experiment:
     """mlp 64-width-width-10 on digits, 16 samples a worker."""
     return Experiment(
-        workers=workers, model={"width": width, "depth": 2}, batch=16, scaling="weak", steps=600,
+        workers=workers, model={"width": width, "depth": 2}, batch=16, scaling="weak", steps=steps,
         evaluate_every=10_000, sync={"scheme": "ps", "consistency": "asp", **sync}, cluster={"threads": 1},
     )  # fmt: skip
 
@@ -32,12 +32,12 @@ def theirs(experiment: Experiment) -> float:
 
 
 def report() -> None:
-    for workers, width, bar in ((4, 64, 1.0), (4, 512, None)):
-        experiment = training(workers, width)
+    for workers, width, steps, bar in ((4, 64, 600, 1.0), (4, 512, 200, None)):  # a wide push takes ten times as long
+        experiment = training(workers, width, steps)
         measures = {
             "dlpar ps, asp": partial(ours, experiment),
             "torch.distributed.rpc": partial(theirs, experiment),
-            "dlpar ps, asp, 2 servers": partial(ours, training(workers, width, servers=2)),
+            "dlpar ps, asp, 2 servers": partial(ours, training(workers, width, steps, servers=2)),
         }
         title = f"Asynchronous parameter server, mlp 64-{width}-{width}-10, {workers} workers"
         bars = {} if bar is None else {"torch.distributed.rpc": bar}

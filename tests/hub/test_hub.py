@@ -14,8 +14,6 @@ from conftest import eventually
 from browser.jupyter import Shown, find_browser
 from dlpar.experiment import Experiment
 from dlpar.grading.release import release
-from dlpar.launcher.slots import Talk
-from dlpar.paths import runtime_folder
 from hub.classroom import Hub, Kernel
 
 pytest.importorskip("jupyterhub", reason="JupyterHub is not installed: pip install 'dlpar[hub]'")
@@ -38,7 +36,8 @@ LABS = Path(__file__).resolve().parents[2] / "labs"
 FIRST = "00_first_parallel_run.ipynb"
 LONG_JOB = """
 import dlpar
-job = dlpar.launch(dlpar.Experiment(workers=2, steps=1_000_000))
+delays = {"kind": "constant", "delay_ms": 50}  # it sleeps, and leaves the cores to the browser
+job = dlpar.launch(dlpar.Experiment(workers=2, steps=1_000_000, delays=delays))
 print(job.wait_steps(1).id)
 """
 WATCH_OFFER = """
@@ -57,12 +56,12 @@ def until(condition):
 
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory: pytest.TempPathFactory, own_folders) -> Iterator[Hub]:
-    """A hub of ada, bob who never comes, and a teacher, with the first lab and four job slots."""
+    """A hub of ada, eve, bob who never comes, and a teacher, with the first lab and four job slots."""
     folder = tmp_path_factory.mktemp("hub")
     (folder / "masters").mkdir()
     shutil.copy(LABS / FIRST, folder / "masters")
     release(folder / "masters", folder / "labs")
-    started = Hub(folder, "--users=ada,bob", "--teachers=grace", "--slots=4")
+    started = Hub(folder, "--users=ada,bob,eve", "--teachers=grace", "--slots=4")
     try:
         started.wait_until_up()
         yield started
@@ -100,8 +99,8 @@ def panel_of(page) -> Shown:
 
 
 def test_a_student_queues_behind_another_logs_out_comes_back_and_her_run_is_there(hub: Hub, chromium) -> None:
-    bob = Talk(runtime_folder() / "slots", {"slots": 2, "as": "bob"})
-    eventually(lambda: bob.files or bob.hear() and bob.files, 5, "bob has two of the four slots")
+    eve = kernel_of(hub, "eve")
+    eve.run(LONG_JOB)  # in two of the four slots
     page = chromium.new_context(viewport={"width": 1280, "height": 900}).new_page()
     log_in(page, hub, "ada", f"/hub/user-redirect/lab/tree/{FIRST}")
     cell = page.locator(".jp-CodeCell")
@@ -130,7 +129,7 @@ def test_a_student_queues_behind_another_logs_out_comes_back_and_her_run_is_ther
     page.goto(f"{hub.url}/hub/logout")
     page.goto(f"{hub.url}/user/ada/lab")
     page.locator("#username_input").wait_for()  # without her password she is nobody
-    bob.close()
+    eve.run("job.stop()")
 
     log_in(page, hub, "ada", f"/user/ada/lab/tree/{FIRST}")
     cell.filter(has_text="import dlpar").first.wait_for(timeout=40_000)
