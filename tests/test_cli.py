@@ -107,13 +107,17 @@ def newest() -> Run | None:
     return found[0] if found and (found[0].path / "rank-1.jsonl").exists() else None
 
 
-def left_of(run: Run) -> list[str]:
-    """Processes and folders of a job that has ended."""
+def job_folders() -> list[str]:
+    """Those of all jobs, for sockets and in shared memory; they go with the job."""
+    memory = Scratch("x").memory
+    return [*map(str, runtime_folder().glob("job-*")), *map(str, memory.parent.glob(memory.name[:-1] + "*"))]
+
+
+def left_of(run: Run, there: list[str] = ()) -> list[str]:
+    """Processes of a job that has ended, and folders of any job but those that were there."""
     header = [json.loads(path.read_text().splitlines()[0]) for path in run.path.glob("rank-*.jsonl")]
-    pids = [record["pid"] for record in header]
-    jobs = [str(path) for path in runtime_folder().glob("job-*")]
-    memory = [str(p) for p in Scratch("x").memory.parent.glob(Scratch("x").memory.name[:-1] + "*")]
-    return [str(pid) for pid in pids if parent_of(pid) is not None] + jobs + memory
+    alive = [str(record["pid"]) for record in header if parent_of(record["pid"]) is not None]
+    return alive + [folder for folder in job_folders() if folder not in there]
 
 
 @pytest.mark.timed

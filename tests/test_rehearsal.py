@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 from conftest import eventually
-from test_cli import PROGRAM, left_of
+from test_cli import PROGRAM, job_folders, left_of
 
 from dlpar import Experiment, Run
 from dlpar.cli import main
@@ -125,7 +125,7 @@ def test_an_unknown_lab_is_refused(capsys):
 
 @pytest.mark.slow
 def test_ctrl_c_ends_it_and_leaves_no_process():
-    before = set(runs_folder().glob("*"))
+    before, there = set(runs_folder().glob("*")), job_folders()  # tests before this one may have killed a supervisor
 
     def at_work() -> list[Path]:
         return [folder for folder in set(runs_folder().glob("*")) - before if list(folder.glob("rank-*"))]
@@ -141,4 +141,4 @@ def test_ctrl_c_ends_it_and_leaves_no_process():
     assert process.returncode == 128 + signal.SIGINT and said == "dlpar rehearse: stopped by Ctrl-C\n"
     assert time.monotonic() - began < 5
     assert job.status == "stopped"
-    eventually(lambda: left_of(job) == [], 5, "its supervisor has cleared up and gone")
+    eventually(lambda: left_of(job, there) == [], 5, "its supervisor has cleared up and gone")
