@@ -121,7 +121,7 @@ class Staleness:
         for key in [*(f"histogram {r}" for r in range(len(self.bars))), "predicted"]:
             self.plot.remove(key)
         self.experiment, self.predicted = experiment, predicted_mean(experiment)
-        self.plot.refigure(layout(experiment), height=500 if experiment.free_running else 400)
+        self.plot.refigure(layout(experiment), height=440 if experiment.free_running else 400)
         self.lines.begin(experiment)
         at = {"x": COLUMNS[0], "y": COLUMNS[1]}
         self.names = histograms(experiment)
