@@ -12,10 +12,10 @@ from typing import Any, Callable, Sequence
 import torch
 
 from dlpar.comm.base import ANY, Arrival, Collective, Comm, Packet, Request, check_peer
+from dlpar.comm.own_library import OwnLibrary
 from dlpar.comm.simulation.ghost import NUMBER, Ghost, GhostPacket, elements
 from dlpar.comm.simulation.group import Group, packed
 from dlpar.comm.simulation.mailbox import Mailbox, Message, Receive
-from dlpar.comm.own_library import OwnLibrary
 from dlpar.comm.simulation.pace import Pace
 from dlpar.comm.simulation.sending import Sending
 from dlpar.comm.simulation.side import Lock, Side

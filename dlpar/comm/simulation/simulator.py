@@ -12,9 +12,10 @@ from math import inf
 from types import FrameType
 from typing import Any, Callable, Iterator
 
+from greenlet import getcurrent
+
 from dlpar.comm.simulation.network import Network
 from dlpar.comm.simulation.tasks import Abandoned, GreenletTask, MainThread, Task, ThreadTask
-from greenlet import getcurrent
 
 
 class Deadlock(RuntimeError):
