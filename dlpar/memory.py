@@ -96,7 +96,7 @@ class Memory:
                 self.over_time.pop()
             self.over_time.append([now, total])
 
-    def watch(self, step: int, replica: Replica, optimizer: int) -> AbstractContextManager:
+    def watch(self, step: int, replica: Replica, optimizer: Callable[[], int]) -> AbstractContextManager:
         """Count in the gradient of a step, which is computed inside: nothing, after the first steps.
 
         Parameters
@@ -105,8 +105,8 @@ class Memory:
             0-based.
         replica : Replica
             Whose weights and gradient are this rank's.
-        optimizer : int
-            Bytes of the update rule's state.
+        optimizer : callable
+            Gives the bytes of the update rule's state.
         """
         self._watching = step < WATCHED and isinstance(replica.weights, Tensor)  # else there are no numbers
         if not self._watching:
@@ -114,7 +114,7 @@ class Memory:
         for kind, tensor in {"weights": replica.weights, "gradients": replica.gradient}.items():
             if tensor.untyped_storage()._cdata not in self._counted:
                 self.hold(kind, tensor)
-        self.held["optimizer"] = optimizer
+        self.held["optimizer"] = optimizer()
         self.peak, self._tracing = dict(self.held), step == WATCHED - 1
         return saved_tensors_hooks(self._save, lambda saved: saved.tensor if isinstance(saved, _Saved) else saved)
 

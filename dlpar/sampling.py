@@ -17,6 +17,11 @@ if TYPE_CHECKING:
     from dlpar.experiment import Experiment
 
 
+EPOCHS, SAMPLES = 8, 2**14
+"""Epochs whose orders are drawn together, at most, and of how many samples: alone, between short steps, each would
+take five times as long."""
+
+
 def generator(seed: int, purpose: str, *key: int) -> np.random.Generator:
     """A random stream of its own for every purpose, so that no draw shifts another.
 
@@ -130,18 +135,21 @@ class _Stream:
     def __init__(self, members: np.ndarray, seed: int, purpose: str, *key: int) -> None:
         self.members = members
         self._key = (seed, purpose, *key)
-        # Two epochs are kept: a batch may begin in one and end in the next.
-        self._epoch = lru_cache(maxsize=2)(self._shuffled)
+        self._epochs = max(1, min(EPOCHS, SAMPLES // len(members)))
+        self._long = self._epochs * len(members)
+        # Two stretches are kept: a batch may begin in one and end in the next.
+        self._stretch = lru_cache(maxsize=2)(self._drawn)
 
-    def _shuffled(self, epoch: int) -> np.ndarray:
-        return generator(*self._key, epoch).permutation(self.members)
+    def _drawn(self, stretch: int) -> np.ndarray:
+        epochs = range(stretch * self._epochs, (stretch + 1) * self._epochs)
+        return np.concatenate([generator(*self._key, epoch).permutation(self.members) for epoch in epochs])
 
     def take(self, start: int, count: int) -> np.ndarray:
         """Positions ``start`` to ``start + count`` of the stream; not to be written to."""
         pieces = []
         while count:
-            epoch, offset = divmod(start, len(self.members))
-            pieces.append(self._epoch(epoch)[offset : offset + count])
+            stretch, offset = divmod(start, self._long)
+            pieces.append(self._stretch(stretch)[offset : offset + count])
             start += len(pieces[-1])
             count -= len(pieces[-1])
         return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)

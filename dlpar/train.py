@@ -58,7 +58,7 @@ def train(comm: Comm, experiment: Experiment, record: Recorder) -> torch.nn.Modu
         # 3. The gradient of this replica's slice of the global batch: what it contributes adds up over replicas.
         comm.new_step(step)
         began = comm.now()
-        with memory.watch(step, part.replica, sync.state_bytes()):
+        with memory.watch(step, part.replica, sync.state_bytes):
             part.gradient(step)
         delays.after(step, began, done)
 

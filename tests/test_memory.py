@@ -127,7 +127,7 @@ def test_a_storage_counts_once_and_until_its_last_holder_lets_go():
 def test_activations_are_let_go_as_the_backward_pass_uses_them():
     memory, model = Memory(), nn.Sequential(nn.Linear(10, 20), nn.ReLU(), nn.Linear(20, 5))
     replica = Replica(model)
-    with memory.watch(0, replica, optimizer=0):
+    with memory.watch(0, replica, optimizer=lambda: 0):
         value = model(torch.ones(3, 10)).square().sum()
         assert memory.held["activations"] == 3 * (10 + 20 + 5) * 4
         value.backward()

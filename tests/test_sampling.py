@@ -147,10 +147,18 @@ def test_an_epoch_is_shuffled_once(monkeypatch):
     shuffled = []
     monkeypatch.setattr("dlpar.sampling.generator", lambda *key: shuffled.append(key) or generator(*key))
     dealer = sampler(1000, batch=100, workers=4)
-    for step in range(20):
+    for step in range(200):
         for worker in range(4):
             dealer.indices(step, worker)
-    assert len(shuffled) == 2
+    assert len(shuffled) == len(set(shuffled)) == 24  # 20 were read, three stretches of 8 drawn
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000, 3000, 20_000])
+def test_the_order_of_an_epoch_follows_from_its_number(size):
+    dealer = sampler(size, batch=size, workers=1)
+    for epoch in (17, 0, 8, 7):
+        expected = generator(0, "epoch", epoch).permutation(size)
+        assert dealer.indices(epoch, 0).tolist() == expected.tolist()
 
 
 def test_streams_differ_by_every_part_of_their_key():

@@ -122,13 +122,19 @@ def tree_aggregate(comm: Comm, tensor: torch.Tensor, depth: int = 2, root: int =
     while partitions > scale + math.ceil(partitions / scale):
         partitions //= scale
         level.append(partitions)
-    arriving = comm.empty(len(tensor), tensor.dtype)
     for before, after in zip(level, [*level[1:], 1]):
         if after <= me < before:
             comm.send(tensor, (me % after + root) % size)
-        for source in range(me + after, before, after) if me < after else ():
-            comm.recv(arriving, (source + root) % size, tag=0)
-            comm.compute(lambda: tensor.add_(arriving), cost=len(tensor))
+        elif me < after:
+            _add_all(comm, tensor, [(source + root) % size for source in range(me + after, before, after)])
+
+
+def _add_all(comm: Comm, tensor: torch.Tensor, sources: list[int]) -> None:
+    """Add what these ranks send to a tensor, in this order."""
+    arriving = comm.empty(len(tensor), tensor.dtype)
+    for source in sources:
+        comm.recv(arriving, source, tag=0)
+        comm.compute(lambda: tensor.add_(arriving), cost=len(tensor))
 
 
 def _counted_from(root: int, comm: Comm) -> int:

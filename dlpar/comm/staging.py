@@ -8,18 +8,17 @@ from mpi4py import MPI
 
 def staged(tensor: torch.Tensor) -> torch.Tensor:
     """The same values, contiguous in host memory: the tensor itself where it is so already."""
-    tensor = tensor.detach()
-    if tensor.device.type == "cpu":
+    if tensor.is_cpu:
         return tensor.contiguous()
     host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-    return host.copy_(tensor)
+    return host.copy_(tensor.detach())
 
 
 def landing(into: torch.Tensor) -> torch.Tensor:
     """The host tensor to receive into: `into` itself where MPI can write to it."""
-    if into.device.type == "cpu" and into.is_contiguous():
+    if into.is_cpu and into.is_contiguous():
         return into
-    return torch.empty(into.shape, dtype=into.dtype, pin_memory=into.device.type == "cuda")
+    return torch.empty(into.shape, dtype=into.dtype, pin_memory=into.is_cuda)
 
 
 def landed(wire: torch.Tensor, into: torch.Tensor) -> None:

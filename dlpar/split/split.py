@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from dlpar.memory import Memory
 from dlpar.split.data import Replica
+from dlpar.split.derivative import propagate
 from dlpar.split.precision import forward_pass
 
 if TYPE_CHECKING:
@@ -128,11 +129,6 @@ class Split:
         """The whole model with its present weights on the replica's first rank, None on the others; collective over
         the replica's ranks."""
         return self.task.model
-
-
-def propagate(loss: Tensor, share: float) -> None:
-    """Add the gradient of `share` times a loss, of shape (), to the weights'."""
-    (loss * share).backward()
 
 
 def mean(losses: list[Tensor], counts: list[int]) -> Tensor:

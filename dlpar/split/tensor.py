@@ -12,8 +12,9 @@ from torch import nn
 
 from dlpar.split.cut import cut, joined, level
 from dlpar.split.data import Replica
+from dlpar.split.derivative import propagate
 from dlpar.split.redundant import Overlapping
-from dlpar.split.split import Split, Task, propagate
+from dlpar.split.split import Split, Task
 
 
 class TensorSplit(Split):

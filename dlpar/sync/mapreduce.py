@@ -42,7 +42,7 @@ class MapReduce(Scheme):
         self.batch = experiment.global_batch
         self.parameters, self.sums = n, comm.empty(n + 2, dtype)
         self.gradient, self.loss_and_count = self.sums[:n], self.sums[n:]
-        self.loss_here, self.count_here = self.sums[n : n + 1], self.sums[n + 1 :]
+        self.loss_here, self.count_here = self.sums[n], self.sums[n + 1]
         self.reduce = star_reduce if sync.reduce == "collect" else partial(tree_aggregate, depth=sync.depth)
         self.order = comm.packet(n, dtype)  # its head: is this the last iteration?
         self.count, self.driver_loss = 0, None
@@ -60,19 +60,23 @@ class MapReduce(Scheme):
         weight = samples if self.experiment.sync.reduce != "mean" else min(samples, 1)
         # The replica's gradient is weighted by samples / batch, as it adds up in an all-reduce.
         scale = self.batch * weight / samples if samples else 0.0
-        scaled = partial(torch.mul, self.replica.gradient, scale, out=self.gradient)
-        self.comm.compute(scaled, cost=self.parameters)
-        self.loss_here.copy_(self.replica.loss).mul_(weight)
-        self.count_here.fill_(weight)
+        self.comm.compute(partial(self._weigh, weight, scale), cost=self.parameters)
         self.reduce(self.path, self.sums)
         if self.comm.rank == DRIVER:
             self.comm.compute(self._drive, cost=5 * self.parameters)
         tree_broadcast(self.comm, self.order.wire, DRIVER)
 
     def update(self) -> None:
-        self.converged = bool(self.order.head[0])
+        if self.experiment.sync.tolerance:
+            self.converged = bool(self.order.head[0])
         if self.comm.rank != DRIVER:
             self.comm.compute(partial(self.replica.weights.copy_, self.order.body), cost=self.parameters)
+
+    def _weigh(self, weight: int, scale: float) -> None:
+        """Write this partition's summand."""
+        torch.mul(self.replica.gradient, scale, out=self.gradient)
+        torch.mul(self.replica.loss, weight, out=self.loss_here)
+        self.count_here.fill_(weight)
 
     def _drive(self) -> None:
         """Divide by the count, move the weights, and see whether they still move."""
