@@ -57,10 +57,10 @@ class Hogwild(Scheme):
     def steps(self) -> Iterator[int]:
         clock, more = 0, self.tickets.take()
         while more:
-            self.read_at = self._others()
+            made = self.updates.tolist()
+            self.read_at, self.lead = sum(made) - made[self.comm.rank], clock - min(made)
             if self.sparse:
                 self.watch.read()
-            self.lead = clock - min(self.updates.tolist())
             yield clock
             # Asked for before the step is recorded (in facts): the record of the last one says what was lost.
             clock, more = clock + 1, self.more
@@ -81,7 +81,8 @@ class Hogwild(Scheme):
             self.comm.compute(lambda: self.optimizer.step(gradient), cost=2 * size)
         self.watch.added()
         conflicts = self.watch.wrote() if self.sparse else 0
-        stale = self._others() - self.read_at  # after the look for conflicts: who conflicts is counted as a rule
+        made = self.updates.tolist()
+        stale = sum(made) - made[self.comm.rank] - self.read_at  # after the look for conflicts: who conflicts is counted as a rule
         if stale and not self.sparse:
             conflicts = written  # others' updates wrote every weight, and so did this one
         self.updates[self.comm.rank] += 1
@@ -98,9 +99,6 @@ class Hogwild(Scheme):
 
     def _write_at(self, places: torch.Tensor) -> None:
         self.replica.weights.index_add_(0, places, self.replica.gradient[places], alpha=-self.experiment.lr)
-
-    def _others(self) -> int:
-        return sum(self.updates.tolist()) - int(self.updates[self.comm.rank])
 
     def _finish(self) -> float:
         """Wait until everybody's last update is made; the share of additions that were lost."""

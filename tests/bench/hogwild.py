@@ -54,4 +54,4 @@ def report() -> None:
             "dlpar hogwild, sparse": partial(ours, training(workers, sparse=True)),
         }
         title = f"Hogwild, mlp 64-256-256-10 on digits, 16 samples a worker, {workers} processes"
-        show(title, in_turns(measures, n=5), "updates/s", {"torch.multiprocessing": 1.0})
+        show(title, in_turns(measures, n=9), "updates/s", {"torch.multiprocessing": 1.0})
