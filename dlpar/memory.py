@@ -47,7 +47,7 @@ class Memory:
 
     Examples
     --------
-    >>> with memory.watch(step, replica, optimizer_bytes):
+    >>> with memory.watch(step, replica, sync.state_bytes):
     ...     loss = criterion(model(x), y)
     >>> memory.facts()
     {'memory': {'weights': 37928, 'gradients': 37928, 'optimizer': 0, 'activations': 103432, 'gathered': 0}}

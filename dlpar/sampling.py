@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 
 EPOCHS, SAMPLES = 8, 2**14
-"""Epochs whose orders are drawn together, at most, and of how many samples: alone, between short steps, each would
-take five times as long."""
+"""Epochs whose orders are drawn together, at most, and of how many samples: alone, between short steps, each takes
+more than twice as long."""
 
 
 def generator(seed: int, purpose: str, *key: int) -> np.random.Generator:

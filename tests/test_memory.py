@@ -133,3 +133,10 @@ def test_activations_are_let_go_as_the_backward_pass_uses_them():
         value.backward()
         assert memory.held["activations"] == 0
     assert memory.facts()["memory"]["activations"] == 3 * (10 + 20 + 5) * 4
+
+
+def test_later_steps_are_not_watched():
+    memory, replica = Memory(), Replica(nn.Linear(2, 1))
+    with memory.watch(WATCHED, replica, optimizer=lambda: pytest.fail("asked for the state of the update rule")):
+        replica.model(torch.ones(3, 2)).sum().backward()
+    assert memory.facts() == {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
+import numpy as np
 import pytest
 
 import dlpar
@@ -78,6 +79,11 @@ def test_replicas_of_a_pipeline_agree_by_any_scheme(fields):
     several = trained(**small)
     assert apart(one.losses, several.losses) < 1e-9
     assert (one.weights - several.weights).abs().max() < 1e-8
+
+
+def test_the_driver_of_a_map_reduce_between_pipelines_sees_the_loss_in_full():
+    found = trained(workers=4, dtype="float64", split=pipeline(stages=2), sync="mapreduce", **SMALL["mlp"])
+    assert apart(found.losses, np.array([step["driver_loss"] for step in found.facts[0]])) < 1e-12
 
 
 @pytest.mark.parametrize("model", ["mlp", "transformer"])

@@ -125,8 +125,8 @@ def tree_aggregate(comm: Comm, tensor: torch.Tensor, depth: int = 2, root: int =
     for before, after in zip(level, [*level[1:], 1]):
         if after <= me < before:
             comm.send(tensor, (me % after + root) % size)
-        elif me < after:
-            _add_all(comm, tensor, [(source + root) % size for source in range(me + after, before, after)])
+        elif sources := range(me + after, before, after):
+            _add_all(comm, tensor, [(source + root) % size for source in sources])
 
 
 def _add_all(comm: Comm, tensor: torch.Tensor, sources: list[int]) -> None:

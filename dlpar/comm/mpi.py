@@ -188,7 +188,7 @@ class MPIComm(Comm):
 
     def allgather(self, chunks: Sequence[torch.Tensor]) -> None:
         self.traffic.hidden()
-        mine, whole = staged(chunks[self.rank]), staged(torch.cat(list(chunks)))
+        mine, whole = staged(chunks[self.rank]), staged(torch.cat(list(chunks)).detach())
         counts = [chunk.nbytes for chunk in chunks]
         self.mpi.Allgatherv([memory_of(mine), MPI.BYTE], [memory_of(whole), counts, MPI.BYTE])
         for chunk, arrived in zip(chunks, whole.split([len(chunk) for chunk in chunks])):

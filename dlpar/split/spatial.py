@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from dlpar.collectives import ring_allgather, ring_allreduce
-from dlpar.split.derivative import derivative, number
+from dlpar.split.derivative import derivative
 from dlpar.split.halo import Grid, index
 from dlpar.split.mesh import coordinates
 from dlpar.split.precision import narrowed
@@ -67,7 +67,7 @@ class SpatialSplit(Split):
                 x.requires_grad_()
                 loss = self.comm.compute(lambda: task.criterion(x, labels))
         with span("backward"):
-            (gradient,) = self.comm.compute(lambda: derivative(loss, [x], number(share, loss.dtype, loss.device)))
+            (gradient,) = self.comm.compute(lambda: derivative(loss, [x], torch.full_like(loss, share)))
         for layer in reversed(self.layers):
             gradient = layer.backward(gradient)
         with span("reduce"):

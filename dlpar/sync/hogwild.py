@@ -81,8 +81,8 @@ class Hogwild(Scheme):
             self.comm.compute(lambda: self.optimizer.step(gradient), cost=2 * size)
         self.watch.added()
         conflicts = self.watch.wrote() if self.sparse else 0
-        made = self.updates.tolist()
-        stale = sum(made) - made[self.comm.rank] - self.read_at  # after the look for conflicts: who conflicts is counted as a rule
+        made = self.updates.tolist()  # after the look for conflicts: who conflicts is counted as a rule
+        stale = sum(made) - made[self.comm.rank] - self.read_at
         if stale and not self.sparse:
             conflicts = written  # others' updates wrote every weight, and so did this one
         self.updates[self.comm.rank] += 1

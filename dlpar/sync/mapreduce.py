@@ -75,7 +75,7 @@ class MapReduce(Scheme):
     def _weigh(self, weight: int, scale: float) -> None:
         """Write this partition's summand."""
         torch.mul(self.replica.gradient, scale, out=self.gradient)
-        torch.mul(self.replica.loss, weight, out=self.loss_here)
+        self.loss_here.copy_(self.replica.loss).mul_(weight)  # of a pipeline it is a float
         self.count_here.fill_(weight)
 
     def _drive(self) -> None:
