@@ -78,14 +78,14 @@ def paced() -> Experiment:
 
 def ring_and_servers() -> list[Experiment]:
     """Lab 06: ResNet-50 by a ring, by one server and by eight, on nodes of their own."""
-    ring = _sizes("resnet50", steps=6)
+    ring = _sizes("resnet50", steps=30)
     return [ring, *(ring.replace(sync={"scheme": "ps", "servers": servers}) for servers in (1, 8))]
 
 
 def short_messages() -> list[Experiment]:
     """Lab 06, "the ring is always ahead": a network of 14,698 weights on 10 GbE, by a ring and by four servers."""
     small = {"name": "cnn", "width": 256, "depth": 2}
-    ring = _sizes(None, "cpu-10gbe", model=small, batch=1024, steps=10)
+    ring = _sizes(None, "cpu-10gbe", model=small, batch=1024, steps=50)
     return [ring, ring.replace(sync={"scheme": "ps", "servers": 4})]
 
 
