@@ -61,6 +61,15 @@ def test_on_the_complete_graph_one_step_is_enough():
     assert distance[0] > 0.1 and distance[1] < 1e-6 * distance[0]
 
 
+def test_push_sum_conserves_mass_in_float32_too(tmp_path):
+    run = simulated(tmp_path, **mixing(5, steps=60, dtype="float32", sync={"exchange": "push_sum", "topology": "star"}))
+    masses = np.zeros(60)
+    for _, record in run.records():
+        if record["k"] == "step":
+            masses[record["step"]] += record["mass"]
+    assert np.abs(masses - 5).max() < 1e-6
+
+
 def test_push_sum_conserves_mass_and_finds_the_mean(tmp_path):
     # A star is the hard case: what reaches its centre weighs more than what reaches the others.
     run = simulated(tmp_path, **mixing(4, steps=60, sync={"exchange": "push_sum", "topology": "star"}))

@@ -38,9 +38,9 @@ def same(field, one, other):
 
 
 @pytest.mark.parametrize("workers, sync", [
-    (4, "ring"), (4, PS), (4, ASP), (8, OVERLAPPED), (8, {**ASP, "servers": 2}),
+    (16, "ring"), (4, PS), (4, ASP), (8, OVERLAPPED), (8, {**ASP, "servers": 2}),
     (4, {"scheme": "gossip", "exchange": "pairwise"}),
-], ids=["ring", "ps", "asp", "ring of 8, overlapped", "asp of 8, 2 servers", "pairwise gossip"])  # fmt: skip
+], ids=["ring of 16", "ps", "asp", "ring of 8, overlapped", "asp of 8, 2 servers", "pairwise gossip"])  # fmt: skip
 def test_a_paced_run_takes_the_time_and_finds_the_weights_of_a_simulated_one(workers, sync):
     (simulated, theirs), (paced, ours) = (trained(world, workers=workers, sync=sync) for world in WORLDS)
     for field in ("t", "loss", "staleness", "compute", "comm", "wait"):

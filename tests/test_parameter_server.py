@@ -173,6 +173,13 @@ def test_a_permanent_straggler_holds_up_bsp_and_in_the_end_ssp_but_not_asp():
     assert seconds_a_step(asp) < seconds_a_step(bsp) / 2
 
 
+def test_of_equal_workers_with_exponential_delays_a_bound_lets_through_what_bsp_holds_up(tmp_path):
+    fields = dict(workers=4, steps=150, delays={"kind": "exponential", "delay_ms": 20.0})
+    bsp = simulated(tmp_path / "bsp", sync=ps(), **fields)
+    ssp = simulated(tmp_path / "ssp", sync=ps(consistency="ssp", staleness=4), **fields)
+    assert seconds_a_step(bsp) > 1.3 * seconds_a_step(ssp)
+
+
 # ---- faults -------------------------------------------------------------------------
 
 

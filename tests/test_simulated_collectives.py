@@ -51,6 +51,30 @@ def test_every_collective_is_right_on_every_rank_and_sends_what_its_closed_form_
         assert (sum(sent), max(sent)) == (cost.bytes, cost.busiest_bytes), name
 
 
+@pytest.mark.parametrize("workers", range(1, 10))
+@ORDINARY
+@given(lengths=st.lists(st.integers(0, 300), min_size=9, max_size=9), seed=st.integers(0, 2**31))
+def test_the_halves_of_a_ring_work_on_their_own_with_chunks_of_any_lengths(workers, lengths, seed):
+    lengths = lengths[:workers]
+    draw = torch.Generator().manual_seed(seed)
+    inputs = torch.randn(workers, sum(lengths), generator=draw, dtype=torch.float64)
+
+    def halves(comm):
+        chunks, own = inputs[comm.rank].clone().split(lengths), (comm.rank + 1) % workers
+        c.ring_reduce_scatter(comm, chunks)
+        parts = [torch.full((n,), float(comm.rank == (i - 1) % workers) * i) for i, n in enumerate(lengths)]
+        c.ring_allgather(comm, parts)
+        return chunks[own], parts, comm.traffic.take()
+
+    sums = inputs.sum(0).split(lengths)
+    for rank, (summed, parts, traffic) in enumerate(run(halves, workers)):
+        torch.testing.assert_close(summed, sums[(rank + 1) % workers])
+        assert all((part == i).all() for i, part in enumerate(parts))
+        # Each half sends all chunks but one: of float64 all but the one summed here, of float32 but the next.
+        left_out = 8 * lengths[(rank + 1) % workers] + 4 * lengths[(rank + 2) % workers]
+        assert traffic == {"messages": 2 * (workers - 1), "bytes": 12 * sum(lengths) - left_out if workers > 1 else 0}
+
+
 @pytest.mark.parametrize("case", EDGES, ids=lambda case: f"{case['count']} {case['dtype']}")
 def test_sizes_alone_take_the_seconds_the_same_messages_with_values_take(case):
     def each(comm):

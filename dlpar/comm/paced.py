@@ -10,6 +10,7 @@ from __future__ import annotations
 import pickle
 import threading
 from itertools import count
+from struct import unpack
 from typing import Any, Callable, Sequence
 
 import torch
@@ -147,7 +148,8 @@ class PacedComm(OwnLibrary):
         line = self.line
         since = line.clock
         came = line.ask(op, self.handle, peer, source, tag, nbytes, key)
-        self.traffic.add(line.clock - since)
+        there = unpack(frames.CAME_BODY, came.body)[0] if came.body else line.clock
+        self.traffic.add(max(there - since, 0.0))
         if came.nbytes > into.nbytes:
             raise ValueError(
                 f"recv: rank {self.rank} has room for {into.nbytes:,} bytes, but rank {came.source} sent "

@@ -51,6 +51,9 @@ CALL, ANSWER = Struct("<8qd"), Struct("<5q2dq")
 TRAFFIC_BODY = "<2qd"
 """What a rank has sent, in bytes and messages, and seconds it has waited."""
 
+CAME_BODY = "<d"
+"""Where a call also sends: the second at which its message was there; what it took longer, it sent."""
+
 
 class Ended(ConnectionError):
     """Nobody is at the other end any more."""

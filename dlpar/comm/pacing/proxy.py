@@ -139,12 +139,13 @@ class Proxy:
         self._complete(end)
 
     def _complete(self, end: float) -> None:
-        receive, self.waits = self.waits[0], None
+        (receive, sending), self.waits = self.waits, None
         if receive is None:
             self.answer(end)
         else:
             message = receive.message
-            self.answer(end, message.source, message.tag, message.nbytes, message.payload.key)
+            body = b"" if sending is None else pack(frames.CAME_BODY, message.done)
+            self.answer(end, message.source, message.tag, message.nbytes, message.payload.key, body=body)
 
     # ---- time ----------------------------------------------------------------------------
 

@@ -24,7 +24,7 @@ from dlpar.comm.pacing.refereed import RefereedComm
 from dlpar.comm.simulation.group import Group
 from dlpar.comm.simulation.network import Network
 from dlpar.comm.simulation.pace import Pace
-from dlpar.comm.simulation.simulator import Activity, Deadlock, Simulator
+from dlpar.comm.simulation.simulator import Activity, Deadlock, Simulator, story
 from dlpar.launcher.processes import is_ours
 from dlpar.platforms import Platform
 
@@ -142,7 +142,7 @@ class Referee:
             self._play()
             self._tell_all(OK, "")
         except Deadlock:
-            self._tell_all(DEADLOCK, self._story())
+            self._tell_all(DEADLOCK, story(self.simulator.activities, "logical", self._place))
         except Ended:
             pass  # a rank has died: whoever guards the job ends the others, and knows better why
         except BaseException as error:
@@ -178,17 +178,8 @@ class Referee:
             except Ended:
                 pass
 
-    def _story(self, most: int = 8) -> str:
-        """Where each of those that wait for ever stands; they are asked, and have nothing else to do."""
-        stuck = [a for a in self.simulator.activities if not a.done and not a.idle]
-        told = [f"rank {a.rank} in {a.waits_for or 'a call'} at {self._place(a)}" for a in stuck[:most]]
-        more = f"; and {len(stuck) - most} more" if len(stuck) > most else ""
-        return (
-            f"deadlock after {max(a.clock for a in stuck):.6g} s of logical time: nobody can go on and no message is "
-            f"under way: {'; '.join(told)}{more}"
-        )
-
     def _place(self, activity: Any) -> str:
+        """The line of one that waits for ever: it is asked, and has nothing else to do."""
         link = self.simulator.proxies[activity].link
         link.send(self._pack(0.0, kind=WHERE))
         return link.read(link.call().size).decode() if link.waits(2.0) else "a line it does not tell"
