@@ -79,7 +79,8 @@ class Compression(Part):
     """Fewer bytes for a gradient; what is lost is remembered and sent later (error feedback)."""
 
     codec: Literal["none", "onebit", "topk", "fp16", "bf16"] = Field(
-        "none", description="How gradients are compressed on the wire.", title="compression"
+        "none", title="compression",
+        description="How gradients are compressed on the wire; in a ring each code goes to all others, for codes do not add up.",
     )
     keep: float = Field(
         0.01, gt=0, le=1, allow_inf_nan=False, description="Share of the elements topk sends."
