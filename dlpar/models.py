@@ -69,7 +69,7 @@ def outline(experiment: Experiment, dataset: Dataset) -> nn.Module | Outline:
     from dlpar.platforms import workload
     from dlpar.comm.simulation.outline import Outline
 
-    return Outline(workload(experiment.cluster.stand_in_for), getattr(torch, experiment.dtype))
+    return Outline(workload(experiment.cluster.stand_in_for))
 
 
 def loss(task: Task) -> Callable[[Tensor, Tensor], Tensor]:

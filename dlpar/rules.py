@@ -114,9 +114,9 @@ def _graph_is_of_the_workers(e: Experiment) -> str | None:
     loop = next((edge for edge in sync.edges if edge[0] == edge[1]), None)
     if loop:
         return f"sync.edges: got {loop[0]}-{loop[1]}, allowed is two different workers"
-    beyond = max((worker for edge in sync.edges for worker in edge), default=0)
-    if beyond >= e.workers:
-        return f"sync.edges: got worker {beyond}, allowed with {e.workers} workers is 0 to {e.workers - 1}"
+    stranger = next((worker for edge in sync.edges for worker in edge if not 0 <= worker < e.workers), None)
+    if stranger is not None:
+        return f"sync.edges: got worker {stranger}, allowed with {e.workers} workers is 0 to {e.workers - 1}"
     if e.workers == 1:
         return None
     if sync.topology == "random" and (sync.degree >= e.workers or sync.degree * e.workers % 2):
@@ -205,6 +205,9 @@ def _hogwild_shares_memory(e: Experiment) -> str | None:
 MOST = {"real": 64, "paced": 64, "simulated": 4096}
 """Workers of one job in each world: processes take memory, simulated ranks next to none."""
 
+SERVERS = 32
+"""Of them, and leaves, where each is a process."""
+
 THREADS = 256
 """Simulated workers that really compute: each has a thread."""
 
@@ -213,6 +216,9 @@ def _world_holds_them(e: Experiment) -> str | None:
     cluster, most = e.cluster, MOST[e.cluster.world]
     if e.workers > most:
         return f"workers: got {e.workers}, allowed in the {cluster.world} world is at most {most}"
+    for name in ("servers", "groups") if e.sync.scheme == "ps" and cluster.world != "simulated" else ():
+        if (count := getattr(e.sync, name)) > SERVERS:
+            return f"sync.{name}: got {count}, allowed in the {cluster.world} world is at most {SERVERS}"
     if cluster.world == "simulated" and cluster.messages == "values" and e.workers > THREADS:
         return f"workers: got {e.workers}, allowed where simulated ranks really compute is at most {THREADS}; messages sizes takes {most}"
     if cluster.world != "simulated" and cluster.messages != "values":

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dlpar import BadExperiment, Experiment
+from dlpar import BadExperiment, Experiment, launch
 from dlpar.cli import flags, main
 
 pytestmark = pytest.mark.timed
@@ -76,7 +76,8 @@ EXPERIMENTS = [
     (dict(sync=5), "sync", "5", "one of ring, mapreduce"),
     (dict(sync="own"), "sync.scheme", "'own'", "Experiment(sync=my_scheme)"),
     (dict(sync={"servers": 2}), "sync.servers", "2", "scheme, allreduce"),
-    (dict(sync={"scheme": "ps", "servers": 0}), "sync.servers", "0", "1 to 32"),
+    (dict(sync={"scheme": "ps", "servers": 0}), "sync.servers", "0", "1 to 1024"),
+    (dict(sync={"scheme": "ps", "servers": 33}, batch=256), "sync.servers", "33", "in the real world is at most 32"),
     (dict(sync={"scheme": "ps", "staleness": -1}), "sync.staleness", "-1", "from 0"),
     (dict(sync={"scheme": "ps", "consistency": "eventual"}), "sync.consistency", "'eventual'", "bsp, ssp, asp, softsync"),
     (dict(sync={"scheme": "ps", "groups": 5}), "sync.groups", "5", "at most 4"),
@@ -90,7 +91,8 @@ EXPERIMENTS = [
     (dict(sync={"scheme": "gossip", "topology": "edges"}), "sync.edges", "0 edges", "with topology edges"),
     (dict(sync={"scheme": "gossip", "topology": "edges", "edges": "0-1,2-7"}), "sync.edges", "worker 7", "0 to 3"),
     (dict(sync={"scheme": "gossip", "topology": "edges", "edges": "no-such-file"}), "sync.edges", "no-such-file", "0-1,1-2"),
-    (dict(sync={"scheme": "gossip", "topology": "edges", "edges": "README.md"}), "sync.edges", "line", "two worker numbers"),
+    (dict(sync={"scheme": "gossip", "topology": "edges", "edges": "README.md"}), "sync.edges", "line", "two worker numbers such as 0 1"),
+    (dict(sync={"scheme": "gossip", "topology": "edges", "edges": [(-1, 0)]}), "sync.edges", "worker -1", "0 to 3"),
     (dict(sync={"scheme": "gossip", "topology": "random", "degree": 3}, workers=5), "sync.degree", "3", "even"),
     (dict(sync={"scheme": "gossip", "exchange": "random", "peers": 4}), "sync.peers", "4", "at most 3"),
     (dict(sync={"scheme": "hogwild"}, cluster={"device": "cuda"}), "cluster.device", "'cuda'", "auto or cpu"),
@@ -129,6 +131,11 @@ def test_a_bad_experiment_is_refused_in_one_sentence(fields, name, value, allowe
     assert time.monotonic() - began < QUICK
     assert message.startswith(f"{name}: got ") and "\n" not in message
     assert value in message and any(part in message for part in allowed.split("|"))
+
+
+def test_a_mapping_is_launched_as_no_experiment_and_refused_in_one_sentence():
+    with pytest.raises(BadExperiment, match=r"^experiment: got {'workers': 2}, allowed is an Experiment"):
+        launch({"workers": 2})
 
 
 COMMANDS = [

@@ -193,9 +193,31 @@ def test_spmd_refuses_by_name(arguments, message):
 
 @pytest.mark.parametrize("world", ["real", "simulated"])
 def test_a_rank_that_leaves_with_status_0_has_not_done_its_work(world):
-    who = 1 if world == "real" else 0  # in a simulation they are one process
-    with pytest.raises(dlpar.JobFailed, match=f"^rank {who} ended its process before its work was done"):
+    who = "rank 1" if world == "real" else "a rank"  # in a simulation they are one process
+    with pytest.raises(dlpar.JobFailed, match=f"^{who} ended its process before its work was done"):
         dlpar.spmd(lambda comm: comm.rank == 1 and os._exit(0), workers=2, world=world)
+
+
+def test_a_rank_that_leaves_a_simulation_with_another_status_is_told_without_words_of_mpiexec():
+    with pytest.raises(dlpar.JobFailed, match="^a rank ended the process of all ranks with status 3: it said nothing"):
+        dlpar.spmd(lambda comm: comm.rank == 1 and os._exit(3), workers=2, world="simulated")
+
+
+def test_a_killed_server_is_told_to_be_one(tmp_path):
+    (tmp_path / "log.txt").write_text("mpiexec noticed that process rank 2 with PID 7 exited on signal 15 (Terminated)")
+    (tmp_path / "rank-2.jsonl").write_text('{"k": "rank", "rank": 2, "role": "server"}\n')
+    assert diagnosis.verdict(tmp_path, 143, 3) == ("failed", "rank 2 (server) was killed by SIGTERM", 2)
+
+
+def test_of_a_rank_that_stands_in_a_line_of_dlpar_the_line_that_called_it_is_told(tmp_path):
+    package = os.path.dirname(dlpar.__file__)
+    stack = [(f"{package}/comm/mpi.py", 70, "recv"), (f"{package}/collectives/ring.py", 60, "ring_allreduce"),
+             ("<cell>", 3, "mine"), (f"{package}/launcher/rank.py", 141, "_call")]  # fmt: skip
+    lines = [f'  File "{file}", line {line} in {function}\n' for file, line, function in stack]
+    (tmp_path / "rank-0.stack").write_text("Current thread 0x01 (most recent call first):\n" + "".join(lines))
+    (tmp_path / "rank-0.jsonl").write_text('{"k": "rank", "rank": 0, "host": "another"}\n')
+    said = "rank 0 is in ring_allreduce (ring.py:60, called at <cell>:3), waiting in recv"
+    assert diagnosis.where_ranks_are(tmp_path) == said
 
 
 def test_a_training_is_done_only_if_every_rank_says_so(tmp_path):

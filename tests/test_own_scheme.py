@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+import re
 import textwrap
 
 import numpy as np
@@ -12,7 +13,7 @@ import dlpar
 from dlpar import BadExperiment, Experiment
 from dlpar.lab import check_on_ranks, check_scheme, verdict
 from dlpar.sync import Scheme
-from dlpar.sync.own import not_a_scheme
+from dlpar.sync.own import NotFacts, not_a_scheme, own
 
 pytestmark = pytest.mark.slow
 
@@ -178,6 +179,51 @@ def test_a_run_with_what_is_no_scheme_says_so():
         dlpar.launch(Experiment(sync=lambda comm: None, workers=2, **SMALL)).wait(60)
     with pytest.raises(BadExperiment, match="sync"):
         Experiment(sync=5)
+
+
+FACTS = "facts: got {}, allowed is a mapping with staleness and lead, whole numbers of 0 or more"
+
+
+def with_facts(given) -> type[Scheme]:
+    class Mine(Scheme):
+        def __init__(self, *arguments):
+            if arguments[1]:
+                super().__init__(*arguments)
+
+        def combine(self):
+            self.comm.allreduce(self.replica.gradient)
+
+        def facts(self):
+            return given
+
+    return Mine
+
+
+@pytest.mark.parametrize(
+    "given, but",
+    [
+        (None, ""), ({"norm": 1.0}, ""), ({"lead": 0, "staleness": 1.5}, ""), ({"lead": -1, "staleness": 0}, ""),
+        ({"lead": 0, "staleness": np.int64(1)}, ""), ({1: 2, "lead": 0, "staleness": 0}, ""),
+        ({"lead": 0, "loss": 1.0, "staleness": 0}, ", without loss, which the record says by itself"),
+    ],
+)  # fmt: skip
+def test_facts_that_cannot_be_recorded_are_refused_in_one_sentence(given, but):
+    with pytest.raises(NotFacts) as told:
+        own(Experiment(sync=with_facts(given)), None, None).facts()
+    assert str(told.value) == FACTS.format(given) + but
+
+
+def test_facts_of_ones_own_beside_those_needed_are_recorded():
+    given = {"lead": 0, "staleness": 1, "norm": 2.0}
+    assert own(Experiment(sync=with_facts(given)), None, None).facts() == given
+
+
+def test_a_run_whose_facts_cannot_be_recorded_fails_and_the_check_says_why():
+    scheme = with_facts({"norm": 1.0})
+    said = FACTS.format({"norm": 1.0})
+    with pytest.raises(dlpar.JobFailed, match=re.escape(f"rank 0 raised NotFacts: {said}")):
+        dlpar.launch(Experiment(sync=scheme, workers=2, cluster={"world": "simulated"}, **SMALL)).wait(60)
+    assert check_scheme(scheme, workers=(2,)).sentence == f"With 2 simulated workers, at step 0, on worker 0: {said}."
 
 
 def expected(tensors):

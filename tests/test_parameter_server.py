@@ -195,7 +195,8 @@ def test_killing_any_rank_ends_the_job_with_a_sentence(role):
     ranks = job.wait_steps(20).ranks
     rank = ranks.index[ranks["role"] == role][-1]
     os.kill(int(ranks.loc[rank, "pid"]), signal.SIGKILL)
-    with pytest.raises(dlpar.JobFailed, match=f"rank {rank} was killed by SIGKILL"):
+    whose = "" if role == "worker" else rf" \({role}\)"
+    with pytest.raises(dlpar.JobFailed, match=rf"rank {rank}{whose} was killed by SIGKILL"):
         job.wait(5)
     assert not any(psutil.pid_exists(pid) for pid in ranks["pid"])
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import torch
 from simulations import cluster, run, trained
 
 from dlpar import Experiment
@@ -30,7 +29,7 @@ def rounds(platform=NODES, nodes=None, **fields) -> tuple[list[float], float, fl
         group, times = comm.split(comm.rank >= workers), []
         if comm.rank >= workers:
             return serve(comm, experiment, Unrecorded(comm))
-        replica = Replica(Outline(whole, torch.float32), comm)
+        replica = Replica(Outline(whole), comm)
         sync = scheme(experiment, comm, replica)
         for _ in sync.steps():
             group.barrier()

@@ -186,6 +186,11 @@ def test_push_sum_refuses_an_edge_with_no_way_back():
     assert one_way([(1,), (2,), (0,)]) is None
 
 
+def test_edges_may_be_typed_with_spaces():
+    sync = {"scheme": "gossip", "topology": "edges"}
+    assert Experiment(sync={**sync, "edges": " 0-1, 1 - 2,"}).sync.edges == ((0, 1), (1, 2))
+
+
 def test_an_edge_from_a_worker_to_itself_is_refused():
     with pytest.raises(BadExperiment, match="sync.edges: got 1-1, allowed is two different workers"):
         Experiment(workers=3, sync={"scheme": "gossip", "topology": "edges", "edges": "0-1,1-1"})

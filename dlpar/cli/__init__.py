@@ -64,8 +64,9 @@ def run(as_json: AsJSON = False, experiment: FromFile = None, **given: Any) -> i
         chosen = flags.read(given, _text(experiment) if experiment is not None else None)
     except BadExperiment as error:
         raise BadRequest(str(error)) from None
-    from dlpar.cli import running
+    from dlpar.cli import idle, running
 
+    idle.tell("run", given, [chosen])
     try:
         return running.run(chosen, as_json)
     except BadExperiment as error:  # this machine cannot run it
@@ -96,8 +97,9 @@ def sweep(
         asked = grid.read(given, _text(experiment) if experiment is not None else None)
     except BadExperiment as error:
         raise BadRequest(str(error).replace("\n", "\ndlpar sweep: ")) from None
-    from dlpar.cli import sweeping
+    from dlpar.cli import idle, sweeping
 
+    idle.tell("sweep", given, [one.experiment for one in asked])
     return sweeping.sweep(asked, at_a_time, as_json, csv, figure)
 
 
@@ -220,8 +222,7 @@ def _text(file: str) -> str:
             return opened.read()
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or "it is not text"
-        sentence = f"--experiment: got {file!r}, allowed is a JSON file that can be read ({why})"
-        raise BadRequest(sentence) from None
+        raise BadRequest(f"--experiment: got {file!r}, allowed is a JSON file that can be read ({why})") from None
 
 
 # ---- the program --------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from functools import partial
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, Callable
 
 from dlpar.lab import theme
@@ -56,14 +57,18 @@ def animate(
     Raises
     ------
     ValueError
-        If a number is out of range, or no message was seen, as in the library's own collectives.
+        If `collective` is no function, a number is out of range, or no message was seen, as in the library's own
+        collectives.
     JobFailed
         If the collective raised or hung on a rank.
     """
+    if not callable(collective):
+        raise ValueError(f"collective: got {collective!r:.60}, allowed is a function of (comm, tensor), "
+                         f"as dlpar.collectives.ring_allreduce is")  # fmt: skip
     chunks = workers if chunks is None else chunks
     for name, number in {"workers": workers, "chunks": chunks}.items():
-        if not 1 <= number <= MOST:
-            raise ValueError(f"{name}: got {number}, allowed is a whole number from 1 to {MOST}")
+        if not isinstance(number, Integral) or not 1 <= number <= MOST:
+            raise ValueError(f"{name}: got {number!r}, allowed is a whole number from 1 to {MOST}")
     name = _name(collective)
     rounds = record(collective, [[_share(rank, workers)] * chunks for rank in range(workers)], timeout)
     if workers > 1 and not rounds.messages:

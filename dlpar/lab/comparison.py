@@ -11,9 +11,8 @@ import ipywidgets as widgets
 import dlpar
 from dlpar.experiment import Experiment
 from dlpar.lab.cell import all_below, prepare_in_background, take_place_of_earlier
-from dlpar.lab.figures.training import X_AXES
+from dlpar.lab.figures.training import X_AXES, of_one_kind
 from dlpar.lab.labels import labels
-from dlpar.lab.live.run_curve import loss_title
 from dlpar.lab.live_plot import answer_while_busy
 from dlpar.lab.comparison_figure import ComparisonFigure
 from dlpar.lab.scores import Scores
@@ -260,11 +259,13 @@ def compare(
     ValueError
         If there are fewer than two, they do not fit into one figure, or titles do not fit to them.
     """
-    experiments = list(experiments)
+    experiments = [experiments] if isinstance(experiments, Experiment) else list(experiments)
+    other = next((each for each in experiments if not isinstance(each, Experiment)), None)
+    if other is not None:
+        raise ValueError(f"experiments: got {other!r:.60}, allowed are experiments only")
     if len(experiments) < 2:
         raise ValueError(f"experiments: got {len(experiments)}, allowed are two or more")
-    if len({loss_title(e) for e in experiments}) > 1:
-        raise ValueError("experiments: got classification and regression, allowed is one kind of task")
+    of_one_kind(experiments, "experiments")
     sizes = next((e for e in experiments if e.cluster.messages == "sizes"), None)
     if sizes:
         raise ValueError(f"experiments: got {sizes} with messages sizes, allowed is values: nothing is trained with "

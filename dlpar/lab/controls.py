@@ -10,48 +10,14 @@ from pydantic.fields import FieldInfo
 
 from dlpar.experiment import Experiment
 from dlpar.lab.setting import Setting, control, label, show, tooltip, value_of
+from dlpar.meaning import missing
 from dlpar.schema import Part, choices, kinds
 
-MEANT_WITH = {
-    "momentum": ("optimizer", "momentum"),
-    "model.heads": ("model.name", "transformer"),
-    "model.norm": ("model.name", "mlp", "cnn"),
-    "data.folder": ("data.name", "mnist", "cifar10"),
-    "data.context": ("data.name", "docstrings"),
-    "data.reading": ("data.name", "mnist"),
-    "split.redundancy": ("model.name", "mlp"),
-    "split.chunks": ("split.schedule", "interleaved"),
-    "sync.node_size": ("sync.allreduce", "hierarchical"),
-    "sync.depth": ("sync.reduce", "sum", "mean"),
-    "sync.regularization": ("sync.regularizer", "l1", "l2"),
-    "sync.staleness": ("sync.consistency", "ssp"),
-    "sync.softsync": ("sync.consistency", "softsync"),
-    "sync.topology": ("sync.exchange", "neighbours", "pairwise", "push_sum"),
-    "sync.edges": ("sync.topology", "edges"),
-    "sync.degree": ("sync.topology", "random"),
-    "sync.peers": ("sync.exchange", "random"),
-    "averaging.period": ("averaging.method", "local", "elastic", "block_momentum"),
-    "averaging.elasticity": ("averaging.method", "elastic"),
-    "averaging.block_momentum": ("averaging.method", "block_momentum"),
-    "compression.keep": ("compression.codec", "topk"),
-    "delays.delay_ms": ("delays.kind", "constant", "exponential", "gamma"),
-    "delays.delay_cv": ("delays.kind", "gamma"),
-    "cluster.platform": ("cluster.world", "paced", "simulated"),
-    "cluster.stand_in_for": ("cluster.world", "paced", "simulated"),
-    "cluster.messages": ("cluster.world", "simulated"),
-    "cluster.placement": ("cluster.world", "paced", "simulated"),
-    "cluster.device": ("cluster.world", "real"),
-    "cluster.carrier": ("cluster.world", "real"),
-    "cluster.hostfile": ("cluster.world", "real", "paced"),
-    "cluster.threads": ("cluster.world", "real", "paced"),
-}
-"""Fields that mean something only beside some values of another: they are shown only then."""
-
 ONLY_MEANT = {
-    "data.reading", "split.redundancy", "sync.edges", "cluster.stand_in_for", "cluster.messages", "cluster.device",
-    "cluster.carrier", "cluster.hostfile",
+    "data.reading", "split.redundancy", "sync.staleness_aware", "sync.edges", "cluster.stand_in_for",
+    "cluster.messages", "cluster.device", "cluster.carrier", "cluster.hostfile",
 }  # fmt: skip
-"""Of these, fields that may not be set beside other values: hidden, they are as if unset."""
+"""Fields that may not be set beside values with which they mean nothing: hidden, they are as if unset."""
 
 
 class Controls:
@@ -163,8 +129,7 @@ class Controls:
         return self.widgets[head.path].value in setting.heads
 
     def _is_meant(self, path: str) -> bool:
-        beside, *values = MEANT_WITH.get(path, (None,))
-        return beside is None or (self.widgets[beside].value in values and self._is_meant(beside))
+        return missing(path, lambda beside: self.widgets[beside].value) is None
 
 
 def settings(experiment: Experiment) -> Iterator[Setting]:

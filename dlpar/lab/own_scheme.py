@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Callable, Sequence
 from dlpar.experiment import Experiment
 from dlpar.lab.on_ranks import listed, on_both, real_too, tried
 from dlpar.lab.verdict import Verdict, difference, wrong
-from dlpar.sync.own import AllReduced, not_a_scheme
+from dlpar.sync.own import AllReduced, NotFacts, not_a_scheme
 from dlpar.sync.scheme import Scheme
 
 if TYPE_CHECKING:
@@ -129,6 +129,10 @@ def _trial(comm: Comm, my_scheme: Callable[..., Any] | type[Scheme], steps: int)
             first = (step, differs) if differs else None
         sync.update()
         rule.step(twin.gradient)
+        try:
+            sync.facts()
+        except NotFacts as refused:
+            first = first or (step, str(refused))
         if not first:
             differs = difference(mine.weights, twin.weights, ROUNDING, "the weights")
             first = (step, differs) if differs else None

@@ -32,14 +32,17 @@ def duration(seconds: float) -> str:
 
 
 def convergence(
-    experiment: Experiment, done: int, first: float, last: float, accuracy: float | None, stride: int = 1
+    experiment: Experiment, done: int, samples: int, first: float, last: float, accuracy: float | None, stride: int = 1
 ) -> str:
-    """What the loss did in `done` steps; `stride`: one step in how many is drawn."""
+    """What the loss did in `done` steps with so many samples; `stride`: one step in how many is drawn."""
     how_far = f"{done:,} of {experiment.steps:,} steps"
+    if not samples:
+        return f"In {how_far} no sample was drawn, so there is no loss; a larger fraction draws some."
     if not math.isfinite(last):
         return f"After {how_far} the loss is {quantity(last)}: the run diverged; a smaller lr may help."
     moved = "fell" if last < first else "rose" if last > first else "stayed"
-    text = f"In {how_far} the training loss {moved} from {quantity(first)} to {quantity(last)}"
+    moved = f"came to {quantity(last)}" if math.isnan(first) else f"{moved} from {quantity(first)} to {quantity(last)}"
+    text = f"In {how_far} the training loss {moved}"
     if accuracy is not None:
         text += f"; {accuracy:.1%} of the held-out samples are classified correctly"
     return text + "." + (f" One step in {stride:,} is drawn." if stride > 1 else "")
@@ -119,16 +122,29 @@ def waiting(seconds: Sequence[Sequence[float]], megabytes: Sequence[float]) -> s
     return f"{text}; {quantity(total)} MB were sent in all."
 
 
+def mixing(factor: float, experiment: Experiment, what: str = "it") -> str:
+    """What gossip does in a step to the distance, called `what`.
+
+    Only a graph whose edges are all used each step has a spectral gap.
+    """
+    text = f"mixing alone would multiply {what} by {factor:.3f} a step"
+    fixed = experiment.sync.exchange in ("neighbours", "push_sum")
+    return text + (f" (spectral gap {1 - factor:.3f})" if fixed else " in expectation")
+
+
 def consensus(
-    first: tuple[int, float], last: tuple[int, float], largest: float, factor: float | None, warning: str = ""
+    first: tuple[int, float], last: tuple[int, float], largest: float, mixed: str = "", warning: str = ""
 ) -> str:
-    """How the distance between replicas moved from the first step to the last, each ``(step, distance)``."""
+    """How the distance between replicas moved from the first step to the last, each ``(step, distance)``.
+
+    `mixed`: what :func:`mixing` says of the graph, empty where none is predicted.
+    """
     moved = f"went from {quantity(first[1])} to {quantity(last[1])}"
     text = f"From step {first[0]:,} to step {last[0]:,} the consensus distance {moved}"
     if largest > max(first[1], last[1]):
         text += f", {quantity(largest)} at most"
-    if factor is not None:
-        text += f"; mixing alone would multiply it by {factor:.3f} a step"
+    if mixed:
+        text += f"; {mixed}"
     return f"{text}.{f' {warning}' if warning else ''}"
 
 
@@ -182,18 +198,30 @@ def off(kind: str, by: float) -> str:
     return f"The {kind} is at most {by:.1%} off." if by >= 5e-4 else f"The {kind} is less than 0.1% off."
 
 
-def time_to_accuracy(goal: float, reached: Mapping[str, tuple[int | None, float]]) -> str:
-    """Who came first to an accuracy; `reached`: name -> (step, seconds), the step None for who did not."""
-    there = {name: (step, t) for name, (step, t) in reached.items() if step}
+def time_to_accuracy(goal: float, reached: Sequence[tuple[str, str, int | None, float]]) -> str:
+    """Who came first to an accuracy on each clock.
+
+    `reached`: of each run its name, its clock, and the step and the second at which it was there; the step is None
+    for one that never was.
+    """
+    there = [each for each in reached if each[2]]
     if not there:
         return f"None reached {goal:.0%} held-out accuracy."
-    soonest, fewest = min(there, key=lambda n: there[n][1]), min(there, key=lambda n: there[n][0])
-    text = f"{soonest} reached {goal:.0%} first, after {duration(there[soonest][1])}"
-    text += f"; {fewest} took the fewest steps, {there[fewest][0]:,}"
-    missed = [name for name in reached if name not in there]
+    if len(reached) == 1:
+        name, _, step, seconds = there[0]
+        return f"{name} reached {goal:.0%} after {duration(seconds)}, which are {step:,} steps."
+    clocks, first = {clock for _, clock, _, _ in reached}, {}
+    for name, clock, _, seconds in sorted(there, key=lambda each: each[3]):
+        first.setdefault(clock, f"{name} reached {goal:.0%} first, after {duration(seconds)}")
+    text = "; ".join(f"on the {clock} clock {said}" if len(clocks) > 1 else said for clock, said in first.items())
+    least = min(step for _, _, step, _ in there)
+    fewest = listed(name for name, _, step, _ in there if step == least)
+    text += f"; {fewest} took the fewest steps, {least:,}"
+    missed = [name for name, _, step, _ in reached if not step]
     if missed:
         text += f"; {listed(missed)} did not reach it"
-    return f"{text}. Seconds are steps × time of a step."
+    apart = "; those of different clocks do not compare" * (len(clocks) > 1)
+    return f"{text[0].upper() if len(clocks) > 1 else text[0]}{text[1:]}. Seconds are steps × time of a step{apart}."
 
 
 def listed(parts: Iterable[str]) -> str:

@@ -10,12 +10,16 @@ import time
 from pathlib import Path
 
 from dlpar.tail import ALL_RANKS
+from dlpar.whose import is_installed
 
 OF_ALL = ("Deadlock", "NeverYields")
 """Exceptions of a simulation that say by themselves which ranks they are about."""
 
 LEFT = "ended its process before its work was done"
 """What is said of a rank that called ``os._exit(0)`` or the like."""
+
+CARRIERS = ("/comm/", "/launcher/", "/lab/message_log.py")
+"""Of the files of what carries messages: what a rank waits in, not what it wants."""
 
 _TAGS = (
     re.compile(rb"^\[[^,\]]*,(\d+)\]<std(?:out|err)>: ?"),  # Open MPI: [prterun-host-12@1,3]<stdout>: text
@@ -95,16 +99,28 @@ def verdict(folder: Path, returncode: int, ranks: int) -> tuple[str, str, int | 
         return _unfinished(folder) or ("done", "all ranks finished", None)
     log = (folder / "log.txt").read_text(errors="replace")[-100_000:]
     killed, exited, left = _SIGNAL.search(log), _STATUS.search(log), _LEFT.search(log)
+    simulated = (folder / f"{ALL_RANKS}.jsonl").exists()
     if killed:
         number = int(killed[2])
         name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
         hint = " (perhaps memory ran out)" if number == signal.SIGKILL else ""
-        return "failed", f"rank {killed[1]} was killed by {name}{hint}", int(killed[1])
+        whom = "the process of all ranks" if simulated else _called(folder, killed[1])
+        return "failed", f"{whom} was killed by {name}{hint}", None if simulated else int(killed[1])
+    if simulated:
+        ended = LEFT if left else f"ended the process of all ranks with status {returncode}: {_last_words(log)}"
+        return "failed", f"a rank {ended}", None
     if exited:
-        return "failed", f"rank {exited[1]} ended with status {exited[2]}: {_last_words(log)}", int(exited[1])
+        whom = _called(folder, exited[1])
+        return "failed", f"{whom} ended with status {exited[2]}: {_last_words(log)}", int(exited[1])
     if left:
-        return "failed", f"rank {left[1]} {LEFT}", int(left[1])
+        return "failed", f"{_called(folder, left[1])} {LEFT}", int(left[1])
     return "failed", f"mpiexec ended with status {returncode}: {_last_words(log)}", None
+
+
+def _called(folder: Path, rank: str) -> str:
+    """``rank 3``, or ``rank 3 (server)``: a rank that is no worker is told by its role."""
+    role = (_first(folder / f"rank-{rank}.jsonl") or {}).get("role", "worker")
+    return f"rank {rank}" if role == "worker" else f"rank {rank} ({role})"
 
 
 def _unfinished(folder: Path) -> tuple[str, str, int | None] | None:
@@ -149,12 +165,15 @@ def _stands(folder: Path, rank: int) -> str:
         return "does not answer"
     if any(function == "_bring_home" for _, _, function in frames):
         return "has finished and waits for the others"
-    inside = next((i for i, f in enumerate(frames) if "/comm/" not in f[0] and "/launcher/" not in f[0]), 0)
+    inside = next((i for i, frame in enumerate(frames) if not any(part in frame[0] for part in CARRIERS)), 0)
     file, line, function = frames[inside]
     waits = frames[inside - 1][2] if inside else ""  # the communicator's call, not what it is made of
     steps = [r["step"] for r in _last_lines(folder / f"rank-{rank}.jsonl") if r.get("k") == "step"]
     after = f" after step {steps[-1]}" if steps else ""
-    return f"is in {function} ({os.path.basename(file)}:{line}){', waiting in ' + waits if waits else ''}{after}"
+    caller = next((f for f in frames[inside:] if not is_installed(f[0])), frames[inside])
+    called = f", called at {os.path.basename(caller[0])}:{caller[1]}" if caller != frames[inside] else ""
+    waiting = f", waiting in {waits}" if waits else ""
+    return f"is in {function} ({os.path.basename(file)}:{line}{called}){waiting}{after}"
 
 
 def likely_culprit(folder: Path) -> int | None:

@@ -23,6 +23,7 @@ from dlpar.launcher.slots import keeper_socket
 from dlpar.launcher.warm import idle_seconds
 from dlpar.paths import Scratch, private_folder, runs_folder, sweep
 from dlpar.run import Run
+from dlpar.schema import shown
 from dlpar.summary import Summary
 from dlpar.tail import Tail
 
@@ -181,7 +182,7 @@ def launch(experiment: Experiment) -> Job:
     Raises
     ------
     BadExperiment
-        If this machine cannot run it, or has not the memory for it.
+        If it is no experiment, this machine cannot run it, or has not the memory for it.
     NoMPI
         If there is no MPI to start ranks with.
     """
@@ -208,6 +209,9 @@ def _new_run_folder(experiment: Experiment) -> Path:
 
 def check_machine(experiment: Experiment) -> None:
     """Refuse at once what the ranks would find out seconds later."""
+    if not isinstance(experiment, Experiment):
+        got = shown(experiment)
+        raise BadExperiment(f"experiment: got {got}, allowed is an Experiment, such as Experiment(workers=2)")
     experiment.check_files()
     gpu = Path("/dev/nvidiactl").exists() or Path("/dev/dxg").exists()
     if experiment.cluster.device == "cuda" and not gpu:

@@ -59,7 +59,7 @@ def spmd(
         Job(folder, whole.processes, timeout, simulated=world == "simulated").wait()
         for rank in range(workers):
             if not result_path(folder, rank).exists():
-                raise JobFailed(f"rank {rank} {LEFT}")
+                raise JobFailed(f"{'a rank' if world == 'simulated' else f'rank {rank}'} {LEFT}")
         return [load_result(folder, rank) for rank in range(workers)]
     finally:
         shutil.rmtree(folder, ignore_errors=True)

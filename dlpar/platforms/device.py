@@ -55,7 +55,7 @@ class Device(Part):
             What is trained; a measured rate of it says how many operations a second are sustained.
         """
         rate = self.rates.get(workload.name) if workload is not None else None
-        return flops / (rate * workload.flops if rate else self.flops)
+        return flops / (rate * workload.flops if rate and workload.flops else self.flops)
 
 
 def _factors(value: Any) -> Any:
@@ -65,7 +65,7 @@ def _factors(value: Any) -> Any:
 
 
 class Timing(Part):
-    """How the times of equal computations vary: a factor for every rank and computation.
+    """How the times of equal computations vary: a factor for every rank and step.
 
     Attributes
     ----------
@@ -92,14 +92,14 @@ class Timing(Part):
         return self
 
     def factor(self, seed: int, rank: int, number: int) -> float:
-        """What the mean time of a computation is multiplied by.
+        """What the mean time of each computation of a step is multiplied by.
 
         Parameters
         ----------
         seed, rank : int
             Of the experiment, and who computes.
         number : int
-            Of the computation on that rank, from 0; equal arguments give equal factors.
+            Of the step on that rank, from 0; equal arguments give equal factors.
         """
         if self.kind == "constant":
             return 1.0

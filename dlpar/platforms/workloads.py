@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -61,7 +61,7 @@ class Workload(Part):
     layers : tuple of Layer
         In the order in which a backward pass finishes their gradients: the last of the network first.
     itemsize : int, default 4
-        Bytes of an element of a gradient.
+        Bytes of an element of a gradient, and of the weights: 1, 2, 4 or 8.
     parameters : int
         Of all layers together.
     flops : float
@@ -78,7 +78,7 @@ class Workload(Part):
     name: str = Field(min_length=1, description="Name.")
     source: str = Field("", description="Where the architecture is described.")
     layers: tuple[Layer, ...] = Field(min_length=1, description="Layers in the order of the backward pass.")
-    itemsize: int = Field(4, ge=1, le=16, description="Bytes of an element of a gradient.")
+    itemsize: Literal[1, 2, 4, 8] = Field(4, description="Bytes of an element of a gradient.")
 
     def __init__(self, **fields: Any) -> None:
         try:
@@ -113,6 +113,21 @@ class Workload(Part):
     @property
     def nbytes(self) -> int:
         return self.parameters * self.itemsize
+
+    def in_place_of(self, nbytes: int, flops: float) -> tuple[float, float]:
+        """How many of its bytes and FLOPs one of a small model's stands for; raises `BadExperiment` if it has no bytes.
+
+        Parameters
+        ----------
+        nbytes : int
+            Of the small model's gradient.
+        flops : float
+            Of a sample.
+        """
+        if not self.parameters:
+            got = f"{shown(self.name)}, which has no parameters"
+            raise BadExperiment(f"cluster.stand_in_for: got {got}, allowed with messages values is one that has some")
+        return self.nbytes / nbytes, self.flops / flops
 
 
 WORKLOADS = (

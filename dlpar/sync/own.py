@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import reprlib
+from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Callable
 
 from dlpar.sync.scheme import Scheme
@@ -16,6 +19,19 @@ if TYPE_CHECKING:
 
 CALLS = ("steps", "combine", "update", "spread", "done", "facts", "state_bytes")
 """What the training loop asks of a scheme; :class:`~dlpar.sync.Scheme` has all of them but `combine`."""
+
+RECORDED = frozenset(
+    {"k", "rank", "step", "t", "loss", "samples", "compute", "comm", "wait", "spans", "bytes", "messages", "memory",
+     "memory_over_time", "read", "slip", "lag"}
+)  # fmt: skip
+"""What the record of a step says by itself; facts of these names would take its place."""
+
+_SHORT = reprlib.Repr()
+_SHORT.maxdict = 12
+
+
+class NotFacts(TypeError):
+    """A scheme's ``facts()`` gave what cannot be recorded; the message is one sentence that says so."""
 
 
 def own(experiment: Experiment, comm: Comm, replica: Replica) -> Scheme:
@@ -33,6 +49,8 @@ def own(experiment: Experiment, comm: Comm, replica: Replica) -> Scheme:
     ------
     TypeError
         If it holds neither, in a sentence that says what is missing.
+    NotFacts
+        From the scheme's ``facts()``, at the first step that cannot be recorded with what they give.
     """
     from dlpar.launcher.payload import from_part
 
@@ -40,7 +58,10 @@ def own(experiment: Experiment, comm: Comm, replica: Replica) -> Scheme:
     complaint = not_a_scheme(typed, name)
     if complaint:
         raise TypeError(complaint)
-    return typed(experiment, comm, replica) if isinstance(typed, type) else AllReduced(experiment, comm, replica, typed)
+    made = typed if isinstance(typed, type) else partial(AllReduced, allreduce=typed)
+    scheme = made(experiment, comm, replica)
+    scheme.facts = partial(_recordable, scheme.facts)
+    return scheme
 
 
 def not_a_scheme(typed: Any, name: str) -> str | None:
@@ -51,12 +72,25 @@ def not_a_scheme(typed: Any, name: str) -> str | None:
         if typed is Scheme or (issubclass(typed, Scheme) and typed.combine is Scheme.combine):
             missing = ["combine"]
         if missing:
-            without = ", ".join(missing)
-            return f"sync: got class {name} without {without}, allowed is a subclass of dlpar.sync.Scheme with combine()"
+            those = ", ".join(missing)
+            return f"sync: got class {name} without {those}, allowed is a subclass of dlpar.sync.Scheme with combine()"
         return _cannot_take(typed, name, ("experiment", "comm", "replica"))
     if not callable(typed):
         return f"sync: got {name}, allowed is a function of (comm, tensor) or a subclass of dlpar.sync.Scheme"
     return _cannot_take(typed, name, ("comm", "tensor"))
+
+
+def _recordable(facts: Callable[[], Any]) -> Mapping[str, Any]:
+    """What `facts()` gives, if a step can be recorded with it: a run without it could never be summed up."""
+    found = facts()
+    named = isinstance(found, Mapping) and all(isinstance(name, str) for name in found)
+    counts = [found.get(name) for name in ("staleness", "lead")] if named else [None]
+    taken = sorted(RECORDED.intersection(found)) if named else []
+    if taken or not all(type(count) is int and count >= 0 for count in counts):
+        but = f", without {', '.join(taken)}, which the record says by itself" if taken else ""
+        allowed = f"a mapping with staleness and lead, whole numbers of 0 or more{but}"
+        raise NotFacts(f"facts: got {_SHORT.repr(found)}, allowed is {allowed}")
+    return found
 
 
 def _cannot_take(typed: Callable, name: str, arguments: tuple[str, ...]) -> str | None:

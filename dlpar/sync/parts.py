@@ -52,7 +52,7 @@ class ParameterServer(Part):
     """Servers hold the weights, workers push gradients (Li et al., OSDI 2014; DistBelief, Petuum, Rudra)."""
 
     scheme: Literal["ps"] = Field("ps", description="How replicas agree.", title="sync")
-    servers: int = Field(1, ge=1, le=32, description="Server ranks; each holds a range of the weights.")
+    servers: int = Field(1, ge=1, le=1024, description="Server ranks; each holds a range of the weights.")
     consistency: Literal["bsp", "ssp", "asp", "softsync"] = Field(
         "bsp", description="How stale a worker may be: not at all, bounded, unbounded, or every 1/n of the workers."
     )
@@ -62,7 +62,7 @@ class ParameterServer(Part):
         "reply", description="How weights come back: in the answer to a push, or asked for when they are needed."
     )
     push_every: int = Field(1, ge=1, le=10_000, description="Steps between two pushes and fetches (Downpour).")
-    groups: int = Field(0, ge=0, le=32, description="Leaf servers, each aggregating a group of workers; 0: none.")
+    groups: int = Field(0, ge=0, le=1024, description="Leaf servers, each aggregating a group of workers; 0: none.")
     staleness_aware: bool = Field(False, description="Divide the learning rate of a push by its staleness.")
 
     @property
@@ -75,8 +75,9 @@ def _edges(value: Any) -> Any:
     """A text is edges such as ``0-1,1-2``, or the path of a file with an edge a line: two worker numbers."""
     if not isinstance(value, str):
         return value
-    if re.fullmatch(r"(\d+-\d+,?)*", value):
-        return [tuple(map(int, pair.split("-"))) for pair in value.split(",") if pair]
+    pairs = [pair.strip() for pair in value.split(",") if pair.strip()]
+    if all(re.fullmatch(r"\d+\s*-\s*\d+", pair) for pair in pairs):
+        return [tuple(map(int, pair.split("-"))) for pair in pairs]
     try:
         lines = [line.split("#")[0].split() for line in Path(value).read_text().splitlines()]
     except (OSError, ValueError):
@@ -86,7 +87,7 @@ def _edges(value: Any) -> Any:
     for number, words in enumerate(lines, 1):
         if words and not (len(words) == 2 and all(word.isdecimal() for word in words)):
             said = shown(" ".join(words))
-            raise ValueError(f"sync.edges: got {said} in line {number} of {value}, allowed is two worker numbers")
+            raise ValueError(f"sync.edges: got {said} in line {number} of {value}, allowed is two worker numbers such as 0 1")
     return [tuple(map(int, words)) for words in lines if words]
 
 

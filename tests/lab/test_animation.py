@@ -127,6 +127,8 @@ def test_every_digit_is_one_ranks_contribution():
 @pytest.mark.parametrize("ask, complaint", [
     (lambda: animate(c.ring_allreduce, workers=17), "workers: got 17, allowed is a whole number from 1 to 16"),
     (lambda: animate(c.ring_allreduce, chunks=0), "chunks: got 0, allowed is a whole number from 1 to 16"),
+    (lambda: animate(c.ring_allreduce, workers=2.5), "workers: got 2.5, allowed is a whole number from 1 to 16"),
+    (lambda: animate("ring"), "collective: got 'ring', allowed is a function of"),
     (lambda: animate(c.library_allreduce, workers=2), "got library_allreduce, which sends nothing that can be seen"),
 ])  # fmt: skip
 def test_what_cannot_be_animated_is_refused_in_a_sentence(ask, complaint):

@@ -3,7 +3,7 @@
 import pytest
 
 from dlpar.experiment import Experiment
-from dlpar.lab.controls import MEANT_WITH, Controls
+from dlpar.lab.controls import Controls
 from dlpar.schema import BadExperiment
 
 SCHEMES = ["ring", "mapreduce", "gossip", "hogwild",
@@ -140,8 +140,7 @@ def test_a_scheme_typed_in_a_cell_stays_a_choice_only_where_it_was_one(controls)
     assert with_own.experiment() == own and "sync.code" not in with_own.widgets
 
 
-def test_every_condition_is_about_fields_that_exist(controls):
-    for path, (beside, *values) in MEANT_WITH.items():
-        assert path in controls.widgets
-        options = [v for _, v in controls.widgets[beside]._options_full]
-        assert set(values) <= set(options), path
+def test_width_is_hidden_where_the_model_has_no_hidden_layers(controls):
+    assert {"width", "depth"} <= shown(controls, "model")
+    controls.widgets["model.name"].value = "logistic"
+    assert shown(controls, "model") == {"name"}

@@ -1,5 +1,7 @@
 """Static figures of what differs between schemes: staleness, lead, arrows, waiting, agreement."""
 
+import json
+
 import numpy as np
 import pytest
 from folders import finished, new_folder
@@ -119,12 +121,88 @@ def test_seconds_to_a_goal_are_steps_times_time_of_a_step(runs, every_figure):
     assert figures.say(lab.time_to_accuracy(runs["asp"], 0.9, ["mine"])).startswith("mine reached 90%")
 
 
+def test_who_was_first_to_an_accuracy_is_said_of_each_clock_alone(runs):
+    virtual = finished(workers=2, steps=40, cluster={"world": "simulated"})
+    figure = lab.time_to_accuracy([virtual, runs["ring"]], 0.8, ["a", "b"])
+    said = figures.say(figure)
+    for clock, name in {"virtual": "a, simulated", "wall": "b"}.items():
+        assert f"n the {clock} clock {name} reached 80% first" in said
+    assert "a, simulated and b took the fewest steps" in said and "different clocks do not compare" in said
+    assert figure.layout.xaxis.title.text == "seconds to 80%<br>each on its own clock"
+
+
+def test_runs_of_two_kinds_of_task_share_no_figure_and_a_regression_has_no_accuracy(runs):
+    diabetes = finished(workers=2, steps=5, model="linear", data="diabetes")
+    with pytest.raises(ValueError, match="runs: got classification and regression, allowed is one kind of task"):
+        lab.overlay([runs["ring"], diabetes])
+    with pytest.raises(ValueError, match="got data diabetes, a regression, allowed is a task with classes"):
+        lab.time_to_accuracy(diabetes)
+
+
+def rewritten(run, **changed):
+    """The run with these values in every record that has them."""
+    for path in run.path.glob("rank-*.jsonl"):
+        records = [json.loads(line) for line in open(path)]
+        changes = [{name: value for name, value in changed.items() if name in record} for record in records]
+        path.write_text("".join(json.dumps(record | change) + "\n" for record, change in zip(records, changes)))
+    return run
+
+
+def test_a_run_that_does_not_say_what_it_sent_is_not_drawn_over_bytes(runs):
+    silent = rewritten(finished(workers=1, steps=5), bytes=None)
+    with pytest.raises(ValueError, match="the library moved the data and does not say how much"):
+        lab.overlay([runs["ring"], silent], x="bytes")
+
+
+def test_a_run_that_drew_no_sample_has_not_diverged():
+    empty = rewritten(finished(workers=2, steps=3, sync={"scheme": "mapreduce", "fraction": 1e-6}), samples=0, loss=0.0)
+    diverged = rewritten(finished(workers=2, steps=3), loss=None)  # as JSON tells a NaN
+    assert figures.say(lab.overlay(empty)).startswith("In 3 of 3 steps no sample was drawn, so there is no loss;")
+    assert "the run diverged" in figures.say(lab.overlay(diverged))
+    both = figures.say(lab.overlay([empty, diverged], titles=["empty", "diverged"]))
+    assert "empty no sample, so no loss" in both and "diverged loss not a number" in both
+
+
+def graph(workers=8, **sync):
+    return lab.show_graph(Experiment(workers=workers, sync={"scheme": "gossip", **sync}))
+
+
+def test_a_graph_of_push_sum_has_arrows_to_those_each_worker_sends_to():
+    shown = graph(5, exchange="push_sum", topology="exp2")
+    edges, nodes = shown.data
+    ends = np.array([edges.x, edges.y]).T.reshape(-1, 3, 2)
+    places = [tuple(place) for place in zip(nodes.x, nodes.y)]
+    arrows = {(places.index(tuple(a)), places.index(tuple(b))) for a, b, _ in ends}
+    assert arrows == {(i, (i + hop) % 5) for i in range(5) for hop in (1, 2, 4)}
+    assert edges.marker.symbol == "arrow" and "each sends to 3 others, along the arrows" in figures.say(shown)
+
+
+def test_a_graph_has_only_edges_that_are_used():
+    peers = graph(exchange="random", topology="star", peers=2)
+    assert not len(peers.data[0].x) and "each sends to 2 others, picked anew" in figures.say(peers)
+    pairs = graph(4, exchange="pairwise", topology="complete")  # active workers average with passive ones only
+    assert len(pairs.data[0].x) == 3 * 4 and "4 workers with 2 partners each" in figures.say(pairs)
+
+
+def test_the_spectral_gap_stands_beside_the_measured_distance_where_the_graph_is_fixed(runs, every_figure):
+    assert "multiply it by 0.333 a step (spectral gap 0.667)" in figures.say(every_figure["consensus"])
+    assert "spectral gap" in figures.say(graph()) and "spectral gap" not in figures.say(graph(exchange="random"))
+
+
 @pytest.mark.parametrize("ask, complaint", [
     (lambda runs: lab.lanes(runs["ring"]), "allowed is ps or hogwild"),
     (lambda runs: lab.consensus(runs["ring"]), "allowed is gossip, or averaging"),
+    (lambda runs: lab.lanes(finished(workers=1, sync=ASP)), "got sync ps with 1 worker, allowed is ps or hogwild with"),
+    (lambda runs: lab.consensus(finished(workers=1)), "with 1 worker, allowed is gossip, or averaging, with two"),
     (lambda runs: lab.show_graph(runs["ring"]), "allowed is gossip"),
     (lambda runs: lab.time_to_accuracy(runs["ring"], goal=2), "goal: got 2"),
     (lambda runs: lab.lead(Run(new_folder(Experiment()))), "has no finished step"),
+    (lambda runs: lab.lanes([runs["asp"], runs["ssp"]]), "run: got 2 runs, allowed is one"),
+    (lambda runs: lab.lanes("asp"), "runs: got 'a', allowed is a run or several"),
+    (lambda runs: lab.lanes(runs["asp"], last=-3), "last: got -3, allowed is a whole number from 1"),
+    (lambda runs: lab.overlay([runs["asp"], runs["ssp"]], titles=["one"]), "titles: got 1, allowed is one for"),
+    (lambda runs: lab.consensus([runs["gossip"]] * 2, titles=["one"]), "titles: got 1, allowed is one for"),
+    (lambda runs: lab.time_to_accuracy([runs["asp"]] * 2, titles=["one"]), "titles: got 1, allowed is one for"),
 ])  # fmt: skip
 def test_what_cannot_be_drawn_is_refused_in_a_sentence(runs, ask, complaint):
     with pytest.raises(ValueError, match=complaint):

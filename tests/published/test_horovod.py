@@ -40,7 +40,7 @@ def test_efficiency_on_512_gpus(tmp_path):
 
 
 @pytest.mark.parametrize("model", TABLE["efficiency"])
-@pytest.mark.parametrize("gpus", [8, 32])
+@pytest.mark.parametrize("gpus", [8, 32, 128])
 def test_the_ring_is_quicker_than_parameter_servers(gpus, model, tmp_path):
     assert gpus >= TABLE["ring_above_ps_from"]
     servers = {"scheme": "ps", "servers": gpus // 4}  # one on each machine

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import TYPE_CHECKING
 
 from dlpar.platforms import Workload, platform_of, workload
@@ -20,7 +21,8 @@ def charges(experiment: Experiment) -> tuple[float, float]:
     cluster, platform = experiment.cluster, platform_of(experiment)
     charged = workload(cluster.stand_in_for) if cluster.stand_in_for else None
     scale, work = (1.0, 1.0) if charged is None or cluster.messages == "sizes" else _in_place_of(experiment, charged)
-    return scale, 1 / (work * platform.seconds(1.0, charged))
+    seconds = work * platform.seconds(1.0, charged)
+    return scale, 1 / seconds if seconds else inf
 
 
 def _in_place_of(experiment: Experiment, charged: Workload) -> tuple[float, float]:
@@ -33,4 +35,4 @@ def _in_place_of(experiment: Experiment, charged: Workload) -> tuple[float, floa
     dataset = load(experiment.data, experiment.seed, getattr(torch, experiment.dtype), experiment.model.name)
     model = models.build(experiment, dataset)
     own = sum(p.numel() * p.element_size() for p in model.parameters())
-    return charged.nbytes / own, charged.flops / models.flops_per_sample(model, dataset)
+    return charged.in_place_of(own, models.flops_per_sample(model, dataset))

@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from dlpar.platforms import Workload
 
 
+DTYPES = {1: torch.float8_e4m3fn, 2: torch.bfloat16, 4: torch.float32, 8: torch.float64}
+"""By the bytes of an element."""
+
+
 class Parameter(Ghost):
     """A layer's weights: how many, the FLOPs a sample costs there, and the elements of what it gives on."""
 
@@ -29,9 +33,7 @@ class Outline:
     Parameters
     ----------
     workload : Workload
-        Its layers.
-    dtype : torch.dtype
-        Of weights and gradients.
+        Its layers, and the bytes of an element of weights and gradients.
 
     Notes
     -----
@@ -43,7 +45,8 @@ class Outline:
         Of a sample, forward and backward.
     """
 
-    def __init__(self, workload: Workload, dtype: torch.dtype) -> None:
+    def __init__(self, workload: Workload) -> None:
+        dtype = DTYPES[workload.itemsize]
         # A model lists its layers as they compute, a workload as the backward pass finishes them.
         self._parameters = [
             Parameter(layer.parameters, dtype, layer.flops, layer.outputs) for layer in reversed(workload.layers)

@@ -16,6 +16,7 @@ from greenlet import getcurrent
 
 from dlpar.comm.simulation.network import Network
 from dlpar.comm.simulation.tasks import Abandoned, GreenletTask, MainThread, Task, ThreadTask
+from dlpar.whose import is_installed
 
 
 class Deadlock(RuntimeError):
@@ -127,9 +128,8 @@ class Simulator:
                 task.switch()
             if self.error is not None:
                 raise self.error
-            stuck = [a for a in self.activities if not a.done and not a.idle]
-            if stuck:
-                raise Deadlock(_story(stuck))
+            if any(not a.done and not a.idle for a in self.activities):
+                raise Deadlock(story(self.activities))
         finally:
             self.over, self.present, self.last = True, iter(()), None
             for activity in self.activities:
@@ -194,26 +194,42 @@ class Simulator:
             self.passed += 1
 
 
-def _story(stuck: list[Activity], most: int = 8) -> str:
-    """Where each of those that wait for ever stands."""
-    told = [f"rank {a.rank} in {a.waits_for or 'a call'} at {place(a.task.frame())}" for a in stuck[:most]]
-    more = f"; and {len(stuck) - most} more" if len(stuck) > most else ""
+def story(
+    activities: list[Activity], clock: str = "virtual", where: Callable[[Activity], str] | None = None, most: int = 8
+) -> str:
+    """Where each of those that wait for ever stands, as `where` tells it, and which ranks have ended."""
+    where = where or (lambda activity: place(activity.task.frame()))
+    stuck = [a for a in activities if not a.done and not a.idle]
+    told = [f"rank {a.rank} in {a.waits_for or 'a call'} at {where(a)}" for a in stuck[:most]]
+    if len(stuck) > most:
+        told.append(f"and {len(stuck) - most} more")
+    ended = sorted({a.rank for a in activities if a.done} - {a.rank for a in activities if not a.done})
+    if ended:
+        more = f" and {len(ended) - most} more" if len(ended) > most else ""
+        told.append(f"rank{'s' * (len(ended) > 1)} {', '.join(map(str, ended[:most]))}{more} "
+                    f"{'have' if len(ended) > 1 else 'has'} ended")  # fmt: skip
     return (
-        f"deadlock after {max(a.clock for a in stuck):.6g} s of virtual time: nobody can go on and no message is "
-        f"under way: {'; '.join(told)}{more}"
+        f"deadlock after {max(a.clock for a in stuck):.6g} s of {clock} time: nobody can go on and no message is "
+        f"under way: {'; '.join(told)}"
     )
 
 
-CARRIERS = ("dlpar.comm.", "threading", "greenlet")
+CARRIERS = ("dlpar.comm.", "dlpar.lab.message_log", "threading", "greenlet")
 """Beginnings of the names of modules that carry messages: what a rank waits in, not what it wants."""
 
 
 def place(frame: FrameType | None) -> str:
-    """File and line of the innermost frame that is not part of what carries messages."""
+    """File and line of the innermost frame that is not part of what carries messages; of dlpar's own, who called it."""
     while frame is not None and (frame.f_globals.get("__name__") or "").startswith(CARRIERS):
         frame = frame.f_back
+    caller = frame
+    while caller is not None and is_installed(caller.f_code.co_filename):
+        caller = caller.f_back
     if frame is None:
         return "an unknown line"
+    return _line(frame) if caller in (frame, None) else f"{_line(frame)}, called at {_line(caller)}"
+
+
+def _line(frame: FrameType) -> str:
     name = frame.f_code.co_filename
-    short = name.rsplit("/", 1)[-1] if not name.startswith("<") else name
-    return f"{short}:{frame.f_lineno}"
+    return f"{name if name.startswith('<') else name.rsplit('/', 1)[-1]}:{frame.f_lineno}"

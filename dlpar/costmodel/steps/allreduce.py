@@ -66,7 +66,7 @@ def form(experiment: Experiment, fabric: Fabric, work: Work) -> Form | None:
         how = f"{how}, as far as the backward pass does not hide it"
     if every > 1:
         how = f"{how}, every {every} steps"
-    unless = reduce.unless(work, behind) or found.unless if workers > 1 else ""
+    unless = reduce.unless(work, behind, lengths) or found.unless if workers > 1 else ""
     return Form(*found[:3], _bytes(experiment, fabric, lengths, every), source, how, unless)
 
 
@@ -84,17 +84,18 @@ class _Allreduce:
         if n == 1:
             return moments
         if self.name in ("ring", "library"):
-            return _ring(moments, range(n), elements, self.fabric, self.adding)
+            return _ring(moments, range(n), elements, self.fabric, self.ports, self.adding)
         if self.name == "halving_doubling" and not self._follows(moments):
             whole, link = nbytes * self.fabric.scale * self.fabric.crowd, self.fabric.slowest
-            return [max(moments) + collective_seconds(self.name, n, whole, link, adding=adding / whole)] * n
+            a_byte = adding / whole if whole else 0.0
+            return [max(moments) + collective_seconds(self.name, n, whole, link, adding=a_byte)] * n
         if self.name == "halving_doubling":
             return halved_and_doubled(moments, elements, self.fabric, self.adding, self.ports)
         if self.name == "hierarchical":
             return self._hierarchical(moments, elements, nbytes, adding)
         children = star_children(n) if self.name == "star" else binomial_children(n)
-        root = up(children, moments, nbytes, self.fabric, adding)[0]
-        return down(_backwards(children) if self.name == "tree" else children, root, nbytes, self.fabric)
+        root = up(children, moments, nbytes, self.fabric, self.ports, adding)[0]
+        return down(_backwards(children) if self.name == "tree" else children, root, nbytes, self.fabric, self.ports)
 
     def _follows(self, moments: Moments) -> bool:
         """Whether halving and doubling is followed message by message: not where its closed form says as much."""
@@ -107,35 +108,40 @@ class _Allreduce:
         views = [_View(self.fabric, group) for group in groups]
         children = [star_children(len(group)) for group in groups]
         have = [
-            up(below, [moments[i] for i in group], nbytes, view, adding)[0]
+            up(below, [moments[i] for i in group], nbytes, view, self.ports, adding)[0]
             for below, group, view in zip(children, groups, views)
         ]
-        have = _ring(have, [group[0] for group in groups], elements, self.fabric, self.adding)
+        have = _ring(have, [group[0] for group in groups], elements, self.fabric, self.ports, self.adding)
         return [
             moment
             for below, begins, view in zip(children, have, views)
-            for moment in down(below, begins, nbytes, view)
+            for moment in down(below, begins, nbytes, view, self.ports)
         ]
 
-    def unless(self, work: Work, behind: bool) -> str:
-        """Why the form is not exact, or nothing."""
+    def unless(self, work: Work, behind: bool, lengths: list[int]) -> str:
+        """Why the form is not exact with buckets of so many elements, or nothing."""
         n, name = self.workers, self.name
-        if self.fabric.half_duplex and name not in ("ring", "library"):
+        if self.fabric.half_duplex and not (name in ("ring", "library") and self.fabric.uniform):
             return BOTH_WAYS
         alike = work.equal and self.fabric.uniform
+        parts = {"ring": (n,), "library": (n,), "hierarchical": (1, -(-n // self.group)),
+                 "halving_doubling": [1 << k for k in range(n.bit_length())]}.get(name, (1,))  # fmt: skip
         if name == "hierarchical" and self.fabric.one_link and (n % self.group or not work.equal):
             return "messages of a group that is early queue with those of others, which is not followed"
         if name == "halving_doubling" and not self._follows([0.0, 1.0]) and (n & (n - 1) or not alike):
             return "so many ranks that differ are not followed message by message: the form is a bound"
+        if name == "halving_doubling" and n & (n - 1) and len(lengths) > 1:
+            return "ranks that fold are early with their next bucket: who gets a port first is not followed"
         if name == "halving_doubling" and not self.fabric.own_ports:
             return "ranks of a node share a port: who gets it first in the next round is not followed"
         if behind and (name not in ("ring", "library") or not self.fabric.uniform):
-            return "buckets are taken one after the other, although ranks that are done begin the next"
+            bound = ", which bounds it from above" if self.fabric.uniform else ""
+            return f"buckets are taken one after the other, although ranks that are done begin the next{bound}"
         if behind and not work.equal:
             return "workers differ: each step is as long as the slowest's, though the others save some latency"
         if n > RING_FOLLOWED and not alike and name in ("ring", "library"):
             return f"a ring of more than {RING_FOLLOWED} unequal ranks or links is not followed message by message"
-        return ""
+        return self.fabric.unless_they_meet(*(self.fabric.bytes(length) / part for length in lengths for part in parts))
 
 
 class _View:
@@ -162,9 +168,11 @@ class _Compressed:
         ends = max(begins) + (collective_seconds("ring_allgather", n, whole, fabric.slowest) if n > 1 else 0.0)
         return [ends + fabric.seconds(2 * n * elements, rank) for rank in range(n)]
 
-    def unless(self, work: Work, behind: bool) -> str:
+    def unless(self, work: Work, behind: bool, lengths: list[int]) -> str:
         if not work.equal:
             return "workers differ: each step is as long as the slowest's, though the others save some latency"
+        if behind and self.fabric.half_duplex:
+            return BOTH_WAYS
         return "" if self.fabric.uniform else "links differ: each round is taken to be as slow as its slowest message"
 
 
@@ -172,7 +180,9 @@ def _equal(moments: Moments) -> bool:
     return max(moments) - min(moments) <= 1e-12 * max(moments)
 
 
-def _ring(moments: Moments, members: Sequence[int], elements: int, fabric: Fabric, adding: float) -> Moments:
+def _ring(
+    moments: Moments, members: Sequence[int], elements: int, fabric: Fabric, ports: Ports, adding: float
+) -> Moments:  # fmt: skip
     """Message by message; from a common start on equal links, or on very many ranks, by the closed form."""
     n = len(members)
     if n == 1:
@@ -180,7 +190,7 @@ def _ring(moments: Moments, members: Sequence[int], elements: int, fabric: Fabri
     equal = _equal(moments)
     links = {fabric.link(a, b) for a, b in zip(members, [*members[1:], members[0]])}
     if n <= RING_FOLLOWED and not (equal and len(links) == 1):
-        return around(moments, members, elements, fabric, adding)
+        return around(moments, members, elements, fabric, ports, adding)
     chunk = -(-elements // n)
     nbytes = n * fabric.bytes(chunk) * fabric.scale
     link = next(iter(links)) if len(links) == 1 else fabric.slowest
@@ -208,14 +218,16 @@ def _overlapped(experiment, fabric, work, cut, lengths, reduce) -> InStep:
     # Of micro-batches the last one's backward pass finishes the gradient; it has no more samples than any other.
     samples = experiment.local_batch(slowest)
     last = 2 / 3 * max(1, samples // getattr(experiment.split, "microbatches", 1)) / samples
-    ready = [training * (1 - last + last * share / (shares[-1] or 1.0)) for share in shares]
+    begins = work.overhead[slowest]
+    ready = [begins + training * (1 - last + last * share / (shares[-1] or 1.0)) for share in shares]
     ends = [0.0]  # of the buckets, if they were sent without a pause
     for length in lengths:
         ends.append(max(reduce([ends[-1]] * n, length)))
     taking = [then - before for before, then in zip(ends, ends[1:])]
     after = max(fabric.seconds(2 * fabric.sizes.elements, worker) for worker in range(n))
-    computed, sent = overlapped(ready, taking, training, fabric.platform.overlap)
-    return InStep(max(computed + delay, sent) + after, after, max(0.0, training + delay - sum(work.seconds) / n))
+    computed, sent = overlapped(ready, taking, begins + training, fabric.platform.overlap)
+    waiting = max(0.0, begins + training + delay - sum(work.seconds) / n)
+    return InStep(max(computed + delay, sent) + after, after, waiting)
 
 
 def _bytes(experiment: Experiment, fabric: Fabric, lengths: list[int], every: int) -> float | None:

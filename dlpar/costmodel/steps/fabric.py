@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import TYPE_CHECKING
 
 from dlpar.costmodel.steps.sizes import Sizes, Tensor, sizes
@@ -15,6 +16,10 @@ PACKET_HEAD = 40
 
 BOTH_WAYS = "both directions share a port: how messages that cross take turns is not followed"
 """Why a form is not exact on half-duplex links."""
+
+
+MEETING = "short messages wait for their receivers on links that differ: who comes first is not followed"
+"""Why a form is not exact where messages above the eager limit are shorter than a latency."""
 
 
 class Fabric:
@@ -49,7 +54,7 @@ class Fabric:
 
     @classmethod
     def of(cls, experiment: Experiment) -> Fabric:
-        """As the simulated world has it; raises `BadExperiment` where there is no such platform."""
+        """As the simulated world has it; raises `BadExperiment` where there is no such platform, or nothing to send."""
         from dlpar.platforms import nodes_of, platform_of, workload
 
         cluster, own, itemsize = experiment.cluster, sizes(experiment), int(experiment.dtype[-2:]) // 8
@@ -57,8 +62,10 @@ class Fabric:
         big = workload(cluster.stand_in_for) if cluster.stand_in_for else None
         flops = _sustained(platform, big)
         if big is not None and cluster.messages == "values":  # the small model's costs and bytes, times so many
-            scale, flops = big.nbytes / (own.elements * itemsize), flops * own.flops / big.flops
+            scale, work = big.in_place_of(own.elements * itemsize, own.flops)
+            flops = flops / work if work else inf
         elif big is not None:
+            itemsize = big.itemsize
             own = Sizes(tuple(Tensor(layer.parameters, layer.flops) for layer in big.layers), big.flops)
         return cls(platform, nodes_of(experiment), own, itemsize, flops, scale)
 
@@ -101,6 +108,12 @@ class Fabric:
     def blocks(self, nbytes: float) -> bool:
         """Whether a sender waits until the message has left."""
         return nbytes * self.scale > self.platform.eager
+
+    def unless_they_meet(self, *nbytes: float) -> str:
+        """Why messages of these sizes are not followed exactly, or nothing."""
+        link = self.slowest
+        brief = any(self.blocks(size) and size * self.scale < link.latency * link.bandwidth for size in nbytes)
+        return MEETING if brief and not self.uniform else ""
 
     def seconds(self, flops: float, rank: int | None = None) -> float:
         """Mean seconds of a computation, on `rank` or on one that is no straggler."""

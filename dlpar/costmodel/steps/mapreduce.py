@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from dlpar.costmodel.steps.fabric import BOTH_WAYS, PACKET_HEAD, Fabric
 from dlpar.costmodel.steps.form import Form, in_step, wire_bytes
-from dlpar.costmodel.steps.rounds import Moments, aggregate_children, binomial_children, down, star_children, up
+from dlpar.costmodel.steps.rounds import Moments, Ports, aggregate_children, binomial_children, down, star_children, up
 from dlpar.costmodel.steps.work import Work, exchanges
 
 if TYPE_CHECKING:
@@ -24,11 +24,11 @@ def form(experiment: Experiment, fabric: Fabric, work: Work) -> Form:
     weights = PACKET_HEAD + n * fabric.itemsize
     below = star_children(workers) if sync.reduce == "collect" else aggregate_children(workers, sync.depth)
     above = [list(reversed(others)) for others in binomial_children(workers)]
-    adding = fabric.seconds(n + COUNTS + (2 * n if coded else 0))
+    adding, ports = fabric.seconds(n + COUNTS + (2 * n if coded else 0)), Ports(fabric)
 
     def combine(moments: Moments) -> Moments:
-        have = up(below, moments, gradient, fabric, adding, packing=fabric.seconds(4 * n) if coded else 0.0)
-        return down(above, have[0] + fabric.seconds(5 * n, 0), weights, fabric)
+        have = up(below, moments, gradient, fabric, ports, adding, packing=fabric.seconds(4 * n) if coded else 0.0)
+        return down(above, have[0] + fabric.seconds(5 * n, 0), weights, fabric, ports)
 
     # The others copy their weights, the driver's are there: its next gradient is not waited for.
     found = in_step(experiment, fabric, work, combine, n, n, messages=2 * workers)
@@ -39,5 +39,5 @@ def form(experiment: Experiment, fabric: Fabric, work: Work) -> Form:
         "Spark's treeAggregate; Thakur et al. (IJHPCA 2005), 4.2, for the broadcast",
         f"compute + a + k b a level of {sync.depth}, of k messages to a rank, + log2 N (a + b)"
         if sync.reduce != "collect" else "compute + a + (N-1) b + log2 N (a + b)",
-        BOTH_WAYS if fabric.half_duplex else found.unless,
+        BOTH_WAYS if fabric.half_duplex else found.unless or fabric.unless_they_meet(gradient, weights),
     )  # fmt: skip

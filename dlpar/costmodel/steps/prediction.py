@@ -20,6 +20,14 @@ FORMS: dict[str, Callable[[Experiment, Fabric, Work], Form | None]] = {
 """By scheme."""
 
 
+VARYING = {
+    "bsp": "it is as if all waited for the slowest of each step",
+    "ssp": "it is as if all met at the bound, which bounds their waiting from above",
+    "asp": "their mean is taken, and queues are left out",
+}
+"""What the form makes of times that vary, by consistency."""
+
+
 @dataclass(frozen=True)
 class Prediction:
     """Seconds of a step in the long run, and where they go; averages over workers.
@@ -90,7 +98,7 @@ def _spelled_out(experiment: Experiment, fabric: Fabric, work: Work, form: Form)
     """The parts of a step, and what stands between the form and an exact prediction."""
     why = [form.unless] if form.unless else []
     if not work.steady:
-        why.append("times vary from step to step: it is as if all waited for the slowest of each step")
+        why.append(f"times vary from step to step: {VARYING[getattr(experiment.sync, 'consistency', 'bsp')]}")
     if fabric.platform.stragglers:
         why.append("stragglers of the platform add up slowly, too, which is left out")
     if experiment.cluster.world == "real":

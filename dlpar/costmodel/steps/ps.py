@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from dlpar.experiment import Experiment
 
 
+ASKED = "when a question comes before an answer is due is not followed"
+"""Why a form is not exact where weights are asked for apart."""
+
+
 def form(experiment: Experiment, fabric: Fabric, work: Work) -> Form:
     """The form of an experiment whose scheme is a parameter server."""
     servers = _Servers(experiment, fabric)
@@ -44,6 +48,12 @@ class _Servers:
         n = fabric.sizes.elements
         self.leaf_push, self.leaf_answer = wire_bytes(experiment, n, fabric.itemsize), PACKET_HEAD + n * fabric.itemsize
         self.leaf_adding = fabric.seconds(2 * n)
+
+    @property
+    def sizes(self) -> list[float]:
+        """Bytes of every kind of message."""
+        leaves = [self.leaf_push, self.leaf_answer] if self.groups else []
+        return [*self.push, *self.answer, *leaves]
 
     @property
     def sent(self) -> float:
@@ -103,7 +113,7 @@ def _lockstep(experiment: Experiment, fabric: Fabric, work: Work, servers: _Serv
         how = f"{how}, N being {servers.groups} leaves; and 2 a + (m + 1) b in each group of m workers"
     return Form(
         *found[:3], servers.sent / exchanges(experiment), "Li et al. (OSDI 2014), 4; the network model",
-        how, _unless(experiment, fabric, messages) or found.unless,
+        how, _unless(experiment, fabric, messages) or found.unless or fabric.unless_they_meet(*servers.sizes),
     )  # fmt: skip
 
 
@@ -116,7 +126,15 @@ def _unless(experiment: Experiment, fabric: Fabric, messages: int) -> str:
         return BOTH_WAYS
     if experiment.sync.servers > 1 and (not fabric.own_ports or experiment.workers % experiment.sync.servers):
         return "who gets a port first of those who come to several servers at once is not followed"
-    return "when a question comes before an answer is due is not followed" if experiment.sync.pull == "separate" else ""
+    return ASKED if experiment.sync.pull == "separate" else ""
+
+
+def _unless_free(experiment: Experiment, fabric: Fabric) -> str:
+    if not fabric.uniform:
+        return "ranks of a node share a port: who gets it first is not followed"
+    if fabric.half_duplex:
+        return BOTH_WAYS
+    return ASKED if experiment.sync.pull == "separate" else ""
 
 
 def _free_running(experiment: Experiment, fabric: Fabric, work: Work, servers: _Servers) -> Form:
@@ -142,6 +160,9 @@ def _free_running(experiment: Experiment, fabric: Fabric, work: Work, servers: _
     saturated = ps_asp_seconds(clients, min(servers.count, clients), push, port, 0.0, back, serving, blocking)
     # What all workers of a node send, and what they receive, goes through one port.
     saturated = max(saturated, fabric.crowd * max(push, back) / port.bandwidth)
+    if fabric.half_duplex:  # both go through one port, of a server and of a node
+        most = max(clients / min(servers.count, clients), fabric.crowd)
+        saturated = max(saturated, most * (push + back) / port.bandwidth)
     free = len(alone) / sum(1 / seconds for seconds in alone)
     if sync.consistency == "ssp":
         # Whoever is quicker waits at the bound, and is answered before the slowest, which asked last.
@@ -149,8 +170,9 @@ def _free_running(experiment: Experiment, fabric: Fabric, work: Work, servers: _
         free = max(alone) + quicker * back / servers.count / port.bandwidth
     seconds = max(free, saturated)
     mean = sum(alone) / len(alone) / factor
-    why = "" if work.equal and servers.count == 1 and not servers.groups else "queues at the servers are not followed"
-    why = why or ("" if fabric.uniform else "ranks of a node share a port: who gets it first is not followed")
+    why = _unless_free(experiment, fabric)
+    if not work.equal or servers.count > 1 or servers.groups:
+        why = "queues at the servers are not followed"
     how = "the longer of compute + 2 a + push + answer, and N pushes at a server that is always busy"
     return Form(
         seconds / every, fabric.seconds(extra) / every, max(0.0, seconds - mean) / every, servers.sent / every,

@@ -90,8 +90,9 @@ def aggregate_children(ranks: int, depth: int) -> list[Sequence[int]]:
 
 
 def up(
-    children: list[Sequence[int]], ready: Moments, nbytes: float, fabric: Fabric, adding: float, packing: float = 0.0
-) -> Moments:
+    children: list[Sequence[int]], ready: Moments, nbytes: float, fabric: Fabric, ports: Ports, adding: float,
+    packing: float = 0.0,
+) -> Moments:  # fmt: skip
     """Reduce along a tree to rank 0; when each rank has the sum of those below it.
 
     Parameters
@@ -102,12 +103,14 @@ def up(
         When each rank begins.
     nbytes : float
         Of a message.
+    ports : Ports
+        As the last round has left them; carried on.
     adding, packing : float
         Seconds to add one message, and to make one ready to be sent.
     """
     have, missing = list(ready), list(map(len, children))
     parents = {child: parent for parent, heard in enumerate(children) for child in heard}
-    out, into, done = defaultdict(float), defaultdict(float), {}
+    out, into, done = ports.out, ports.into, {}
     events = [(have[rank] + packing, rank, True) for rank in range(len(ready)) if rank and not missing[rank]]
     heapify(events)
     while events:
@@ -131,12 +134,12 @@ def up(
     return have
 
 
-def down(children: list[Sequence[int]], begins: float, nbytes: float, fabric: Fabric) -> Moments:
+def down(children: list[Sequence[int]], begins: float, nbytes: float, fabric: Fabric, ports: Ports) -> Moments:
     """Broadcast along a tree from rank 0, which begins then; when each rank goes on.
 
-    `children` are by rank, in the order in which it sends.
+    `children` are by rank, in the order in which it sends; `ports` are carried on.
     """
-    at, out, into = [begins] * len(children), defaultdict(float), defaultdict(float)
+    at, out, into = [begins] * len(children), ports.out, ports.into
     events = [(begins, 0, 0, True)]
     while events:
         now, rank, turn, sends = heappop(events)
@@ -158,10 +161,13 @@ def down(children: list[Sequence[int]], begins: float, nbytes: float, fabric: Fa
     return at
 
 
-def around(ready: Moments, members: Sequence[int], elements: int, fabric: Fabric, adding: float) -> Moments:
+def around(
+    ready: Moments, members: Sequence[int], elements: int, fabric: Fabric, ports: Ports, adding: float
+) -> Moments:  # fmt: skip
     """Ring all-reduce among `members`; when each of them has the sum.
 
-    `ready` and what comes back are in their order; `adding` is the seconds to add one element.
+    `ready` and what comes back are in their order; `ports` are as the last round has left them, and are carried on;
+    `adding` is the seconds to add one element.
     """
     import numpy as np  # here: an import of the closed forms need not load it
 
@@ -174,7 +180,9 @@ def around(ready: Moments, members: Sequence[int], elements: int, fabric: Fabric
     latency = np.array([fabric.link(a, b).latency for a, b in pairs])
     half = np.array([fabric.link(a, b).duplex == "half" for a, b in pairs])
     blocks = fabric.blocks(fabric.bytes(chunk))
-    now, out, into = np.array(ready, dtype=float), np.zeros(n), np.zeros(n)
+    leaving, coming = [fabric.port(a, b) for a, b in pairs], [fabric.port(b, a) for a, b in [pairs[-1], *pairs[:-1]]]
+    now = np.array(ready, dtype=float)
+    out, into = np.array([ports.out[port] for port in leaving]), np.array([ports.into[port] for port in coming])
     for number in range(2 * (n - 1)):
         leaves = np.maximum(now, out)
         out = leaves + busy
@@ -185,6 +193,8 @@ def around(ready: Moments, members: Sequence[int], elements: int, fabric: Fabric
         # Above the eager limit a rank also waits until its neighbour has come to this round.
         then = np.maximum(received, np.maximum(leaves + busy, np.roll(now, -1))) if blocks else received
         now = then + (adding * chunk if number < n - 1 else 0.0)
+    ports.out.update(zip(leaving, out.tolist()))
+    ports.into.update(zip(coming, into.tolist()))
     return now.tolist()
 
 

@@ -20,8 +20,10 @@ class Work:
     ----------
     training : list of float
         Forward and backward pass of each worker's share of a batch.
+    overhead : list of float
+        The device's, before it.
     delay : list of float
-        What `delays` add to it, and the device's overhead of a step.
+        What `delays` add, after it.
     slowest : float
         Factor by which the slowest of all workers' steps is longer than the mean, where times vary.
     steady : bool
@@ -29,6 +31,7 @@ class Work:
     """
 
     training: list[float]
+    overhead: list[float]
     delay: list[float]
     slowest: float
     steady: bool
@@ -36,27 +39,33 @@ class Work:
     @classmethod
     def of(cls, experiment: Experiment, fabric: Fabric) -> Work:
         delays, timing = experiment.delays, fabric.platform.timing
+        # Drawn factors have mean 1; those of a trace have any.
+        factor = sum(timing.trace) / len(timing.trace) if timing.kind == "trace" else 1.0
         training = [
-            fabric.seconds(fabric.sizes.flops * samples, worker) for worker, samples in enumerate(_samples(experiment))
+            factor * fabric.seconds(fabric.sizes.flops * samples, worker)
+            for worker, samples in enumerate(_samples(experiment))
         ]
         added = delays.delay_ms / 1000 if delays.kind != "none" else 0.0
         factors = [delays.straggler.get(worker, 1.0) for worker in range(experiment.workers)]
         device, slower = fabric.platform.device, fabric.platform.stragglers
         overhead = [device.overhead * slower.get(worker, 1.0) for worker in range(experiment.workers)]
-        delay = [(f - 1) * trains + f * added + once for f, trains, once in zip(factors, training, overhead)]
+        delay = [(f - 1) * trains + f * added for f, trains in zip(factors, training)]
         # Of two things that vary the one that makes workers differ more is taken.
         meetings = _meetings(experiment)
         mean = sum(training) / len(training)
-        varying = [(mean, timing), *([(added, _timing(delays))] if added else [])]
-        beyond = max(part * (expected_slowest(experiment.workers, how, meetings) - 1) for part, how in varying)
+        varying = [(mean / factor, timing, factor), *([(added, _timing(delays), 1.0)] if added else [])]
+        beyond = max(
+            part * (expected_slowest(experiment.workers, how, meetings) - usual) for part, how, usual in varying
+        )
         steady = timing.kind == "constant" and delays.kind in ("none", "constant") and not delays.stall
         steady = steady and getattr(experiment.sync, "fraction", 1.0) == 1
-        return cls(training, delay, 1 + beyond / (mean + added), steady)
+        whole = mean + added + sum(overhead) / len(overhead)
+        return cls(training, overhead, delay, 1 + beyond / whole if whole else 1.0, steady)
 
     @property
     def seconds(self) -> list[float]:
         """Of each worker from the beginning of a step until it has its gradient."""
-        return [trains + waits for trains, waits in zip(self.training, self.delay)]
+        return [sum(parts) for parts in zip(self.overhead, self.training, self.delay)]
 
     @property
     def equal(self) -> bool:

@@ -5,12 +5,13 @@ Solid is measured, broad and faint simulated, dashed predicted.  Each function g
 """
 
 from dlpar.lab.figure import say, table
-from dlpar.lab.figures.agreement import consensus, show_graph
+from dlpar.lab.figures.agreement import consensus
 from dlpar.lab.figures.buckets import bucket_sizes
 from dlpar.lab.figures.cost import collective_times, link_fit
 from dlpar.lab.figures.differences import differences
 from dlpar.lab.figures.excess import excess
 from dlpar.lab.figures.exposed import exposed
+from dlpar.lab.figures.graph import show_graph
 from dlpar.lab.figures.lag import lead, staleness
 from dlpar.lab.figures.memory import memory
 from dlpar.lab.figures.micro_batches import micro_batches

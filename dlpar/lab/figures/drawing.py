@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Sequence
+from typing import Any, Iterable, Sequence
 
 import pandas as pd
 import plotly.graph_objects as go
@@ -28,15 +28,34 @@ def saying(figure: Figure, sentence: str) -> Figure:
     return figure
 
 
-def finished(runs: Run | Sequence[Run]) -> list[Run]:
-    """One run or several as a list; ValueError unless each has a finished step."""
-    runs = [runs] if isinstance(runs, Run) else list(runs)
+def listed(runs: Run | Sequence[Run]) -> list[Run]:
+    """One run or several as a list; ValueError if there is none, or something else among them."""
+    runs = [runs] if isinstance(runs, Run) or not isinstance(runs, Iterable) else list(runs)
     for run in runs:
-        if run.curve.empty:
-            raise ValueError(f"run {run.id}: has no finished step, so there is nothing to draw")
+        if not isinstance(run, Run):
+            raise ValueError(f"runs: got {run!r:.60}, allowed is a run or several")
     if not runs:
         raise ValueError("runs: got none, allowed is one run or more")
     return runs
+
+
+def finished(runs: Run | Sequence[Run], titles: Sequence[str] | None = None) -> list[Run]:
+    """One run or several as a list; ValueError unless each has a finished step, and a title if there are any."""
+    runs = listed(runs)
+    if titles is not None and len(titles) != len(runs):
+        raise ValueError(f"titles: got {len(titles)}, allowed is one for each of {len(runs)} runs")
+    for run in runs:
+        if run.curve.empty:
+            raise ValueError(f"run {run.id}: has no finished step, so there is nothing to draw")
+    return runs
+
+
+def single(run: Run | Sequence[Run]) -> Run:
+    """The run of a figure of one run's ranks, bare or alone in a list; ValueError if there are more."""
+    runs = listed(run)
+    if len(runs) > 1:
+        raise ValueError(f"run: got {len(runs)} runs, allowed is one: this figure shows the ranks of a single run")
+    return runs[0]
 
 
 def thinned(rows: pd.DataFrame) -> pd.DataFrame:

@@ -27,7 +27,7 @@ def excess(runs: Run | Sequence[Run], least: float, titles: Sequence[str] | None
     titles : sequence of str, optional
         What each run is called; default: what tells them apart.
     """
-    runs = finished(runs)
+    runs = finished(runs, titles)
     names = titles or labels([run.experiment for run in runs])
     figure, said = blank(theme.layout(
         xaxis=theme.axis("global step", (0, max(run.experiment.steps for run in runs))),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dlpar.lab import says, theme
 from dlpar.lab.figure import Figure
-from dlpar.lab.figures.drawing import blank, finished, over, saying, thinned
+from dlpar.lab.figures.drawing import blank, finished, over, saying, single, thinned
 from dlpar.lab.live import lead as leads
 from dlpar.lab.live import shown
 from dlpar.lab.live import staleness as ages
@@ -13,7 +13,7 @@ from dlpar.run import Run
 
 def staleness(run: Run) -> Figure:
     """How many updates old the weights were that each gradient was computed on, over time and as histograms."""
-    (run,) = finished(run)
+    (run,) = finished(single(run))
     steps, experiment = run.steps, run.experiment
     largest, predicted = int(steps["staleness"].max()), ages.predicted_mean(experiment)
     figure = blank(ages.layout(experiment), 520 if experiment.free_running else 430)
@@ -45,7 +45,7 @@ def staleness(run: Run) -> Figure:
 
 def lead(run: Run) -> Figure:
     """How many clocks each worker was ahead of the slowest whenever it started one, and the bound on it."""
-    (run,) = finished(run)
+    (run,) = finished(single(run))
     steps, experiment = run.steps, run.experiment
     bound = leads.bound_of(experiment)
     most = steps.groupby("rank")["lead"].max()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from numbers import Integral
 from typing import Sequence
 
 import numpy as np
 
 from dlpar.lab import says, theme
 from dlpar.lab.figure import Figure
-from dlpar.lab.figures.drawing import blank, finished, saying
+from dlpar.lab.figures.drawing import blank, finished, saying, single
 from dlpar.lab.labels import labels
 from dlpar.lab.live import lanes as arrows_of
 from dlpar.lab.live import shown
@@ -27,6 +28,7 @@ def timeline(run: Run, steps: range | None = None) -> Figure:
     steps : range, optional
         Global steps to show; default: the last 8.
     """
+    run = single(run)
     drawn = shown.workers(run.experiment)
     records = [(rank, r) for source, r in run.records() if r.get("spans") and (rank := int(source[5:])) < drawn]
     if not records:
@@ -58,9 +60,14 @@ def lanes(run: Run, last: int | None = None) -> Figure:
     last : int, optional
         Pushes shown, counted from the end; default: five a worker.
     """
+    run = single(run)
     experiment = run.experiment
+    if last is not None and (not isinstance(last, Integral) or last < 1):
+        raise ValueError(f"last: got {last!r}, allowed is a whole number from 1")
     if not arrows_of.Lanes.fits(experiment):
-        raise ValueError(f"run {run.id}: got sync {experiment.sync}, allowed is ps or hogwild with two workers or more")
+        n = experiment.workers
+        raise ValueError(f"run {run.id}: got sync {experiment.sync} with {n} worker{'s' * (n != 1)}, "
+                         f"allowed is ps or hogwild with two workers or more")  # fmt: skip
     find = arrows_of.Arrows(experiment.sync.scheme == "hogwild")
     workers = shown.workers(experiment)
     steps = ((int(source[5:]), r) for source, r in run.records() if r["k"] == "step")
@@ -105,7 +112,7 @@ def waiting(runs: Run | Sequence[Run]) -> Figure:
 
 def bytes_per_rank(run: Run) -> Figure:
     """Megabytes each rank sent, servers too."""
-    (run,) = finished(run)
+    (run,) = finished(single(run))
     experiment, sent = run.experiment, per_rank(run)[:, 3]
     if np.isnan(sent).any():
         raise ValueError(f"run {run.id}: the library moved the data and does not say how much")

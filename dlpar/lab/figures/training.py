@@ -20,6 +20,8 @@ from dlpar.run import Run
 if TYPE_CHECKING:
     import pandas as pd
 
+    from dlpar.experiment import Experiment
+
 X_AXES = {"step": "step", "samples": "samples", "seconds": "seconds", "bytes": "MB sent"}
 """What curves can be drawn over, and the axis each has."""
 
@@ -38,16 +40,21 @@ def convergence(runs: Run | Sequence[Run], x: str = "step", titles: Sequence[str
     Raises
     ------
     ValueError
-        If `x` is none of these, or there is no run with a finished step.
+        If `x` is none of these, a run has no finished step or does not say what it sent where that is asked
+        for, tasks are not of one kind, or titles do not fit to the runs.
     """
-    runs, x = _trained(finished(runs)), "step" if x == "steps" else x
+    runs, x = _trained(finished(runs, titles)), "step" if x == "steps" else x
     if x not in X_AXES:
         raise ValueError(f"x: got {x!r}, allowed is one of {', '.join(X_AXES)}")
+    of_one_kind([run.experiment for run in runs], "runs")
     first, names = runs[0].experiment, titles or labels([run.experiment for run in runs])
     figure = blank(curves.layout(first))
     top = end = 0.0
     for number, (run, label) in enumerate(zip(runs, names)):
         curve = run.curve
+        if x == "bytes" and curve["bytes"].isna().all():
+            raise ValueError(f"run {run.id}: the library moved the data and does not say how much, so x bytes has no "
+                             f"place for it; allowed is step, samples or seconds")  # fmt: skip
         curve["bytes"] /= 1e6
         kept, colour = thinned(curve), theme.scheme_colour(run.experiment.sync.scheme)
         style = theme.beside(colour, number, run.world)
@@ -68,12 +75,19 @@ def convergence(runs: Run | Sequence[Run], x: str = "step", titles: Sequence[str
     figure.update_xaxes(theme.axis(theme.titles({run.world for run in runs})[X_AXES[x]], (0, end or 1)))
     curve, evals = runs[0].curve, runs[0].evals
     accuracy = None if curves.is_regression(first) or evals.empty else evals["accuracy"].iloc[-1]
-    text = says.convergence(first, len(curve), curve["loss"].iloc[0], curve["loss"].iloc[-1], accuracy)
+    loss, samples = curve["loss"], curve["samples"].iloc[-1]
+    text = says.convergence(first, len(curve), samples, loss.iloc[0], loss.iloc[-1], accuracy)
     return saying(figure, text if len(runs) == 1 else _compared(runs, names))
 
 
 overlay = convergence
 """Several runs in one figure: another word for :func:`convergence`, as labs say it."""
+
+
+def of_one_kind(experiments: Sequence[Experiment], name: str) -> None:
+    """ValueError, naming the argument, unless all have the same loss and all or none an accuracy."""
+    if len({curves.loss_title(experiment) for experiment in experiments}) > 1:
+        raise ValueError(f"{name}: got classification and regression, allowed is one kind of task")
 
 
 def _trained(runs: list[Run]) -> list[Run]:
@@ -195,15 +209,27 @@ def time_to_accuracy(runs: Run | Sequence[Run], goal: float = 0.95, titles: Sequ
         Held-out accuracy, above 0 and at most 1; its first crossing in a test counts.
     titles : sequence of str, optional
         What each run is called; default: what tells them apart.
+
+    Notes
+    -----
+    Seconds of different clocks, as of a real and a simulated run, do not compare: who was first is said of
+    each clock alone.
     """
-    runs = finished(runs)
+    runs = _trained(finished(runs, titles))
+    for run in runs:
+        if curves.is_regression(run.experiment):
+            raise ValueError(f"run {run.id}: got data {run.experiment.data.name}, a regression, allowed is a task "
+                             f"with classes: others have no accuracy")  # fmt: skip
     if not 0 < goal <= 1:
         raise ValueError(f"goal: got {goal:g}, allowed is a share above 0 and at most 1")
     names = titles or (labels([run.experiment for run in runs]) if len(runs) > 1 else [scheme(runs[0].experiment)])
-    reached = [first_at(run, goal) for run in runs]
-    clocks = {theme.CLOCKS[run.world] for run in runs}
-    clock = f"{clocks.pop()} " if len(clocks) == 1 and "wall" not in clocks else ""
-    heads = (f"{clock}seconds to {goal:.0%}", f"steps to {goal:.0%}", "time of a step (ms)")
+    reached, clocks = [first_at(run, goal) for run in runs], [theme.CLOCKS[run.world] for run in runs]
+    several = len(set(clocks)) > 1
+    if several:
+        names = [with_world(name, run.experiment) for name, run in zip(names, runs)]
+    clock = f"{clocks[0]} " if not several and clocks[0] != "wall" else ""
+    own = "<br>each on its own clock" * several
+    heads = (f"{clock}seconds to {goal:.0%}{own}", f"steps to {goal:.0%}", f"time of a step (ms){own}")
     rows = theme.axis("", (len(runs) - 0.5, -0.5), tickvals=list(range(len(runs))), ticktext=names, showgrid=False)
     columns = np.array([[t, step, 1e3 * t / step] if step else [0.0, 0.0, 0.0] for step, t in reached])
     domains, ends = ([0.0, 0.3], [0.36, 0.66], [0.72, 1.0]), 1.25 * columns.max(0)
@@ -212,8 +238,8 @@ def time_to_accuracy(runs: Run | Sequence[Run], goal: float = 0.95, titles: Sequ
         for n, title in enumerate(heads)
     }
     figure = blank(theme.layout(yaxis={**rows, "automargin": True}, bargap=0.35, showlegend=False, **xaxes,
-                                margin={"l": 92, "r": 16, "t": 16, "b": 54}),
-                   height=max(240, 46 * len(runs) + 120))  # fmt: skip
+                                margin={"l": 92, "r": 16, "t": 16, "b": 54 + 20 * several}),
+                   height=max(240, 46 * len(runs) + 120) + 20 * several)  # fmt: skip
     seen: Counter[str] = Counter()
     for row, run in enumerate(runs):
         kind = run.experiment.sync.scheme
@@ -224,7 +250,7 @@ def time_to_accuracy(runs: Run | Sequence[Run], goal: float = 0.95, titles: Sequ
             said = says.quantity(value) if reached[row][0] else "not reached"
             figure.add_bar(y=[row], x=[value], orientation="h", name=names[row], marker=style, text=[said],
                            textposition="outside", cliponaxis=False, xaxis=f"x{n + 1 if n else ''}")  # fmt: skip
-    return saying(figure, says.time_to_accuracy(goal, dict(zip(names, reached))))
+    return saying(figure, says.time_to_accuracy(goal, [(*each, *at) for *each, at in zip(names, clocks, reached)]))
 
 
 def first_at(run: Run, goal: float) -> tuple[int | None, float]:
@@ -245,7 +271,8 @@ def _rate(seconds: Any, samples: Any, began: float, world: str) -> np.ndarray:
 def _compared(runs: list[Run], names: Sequence[str]) -> str:
     said = []
     for run, label in zip(runs, names):
-        accuracy = run.summary["accuracy"]
+        accuracy, loss = run.summary["accuracy"], run.summary["final_loss"]  # None: it diverged, or drew no sample
         tested = "" if accuracy is None else f", accuracy {accuracy:.1%}"
-        said.append(f"{label} loss {says.quantity(run.summary['final_loss'])}{tested}")
+        loss = f"loss {says.quantity(run.curve['loss'].iloc[-1] if loss is None else loss)}"
+        said.append(f"{label} {loss if run.curve['samples'].iloc[-1] else 'no sample, so no loss'}{tested}")
     return f"At the end: {'; '.join(said)}."

@@ -131,7 +131,8 @@ class Consensus:
         if self.has_line and self.first[1] > FLOOR:
             self.predicted.replace(predicted_points(self.first, self.factor, self.last[0]))
         self.plot.set_range("yaxis", *(ends := decades(self.line.rows[:, 1])), tick_every=tick_every(*ends))
-        self.plot.say(says.consensus(self.first, self.last, self.largest, self.factor, disagreement(self.experiment)))
+        mixed = "" if self.factor is None else says.mixing(self.factor, self.experiment)
+        self.plot.say(says.consensus(self.first, self.last, self.largest, mixed, disagreement(self.experiment)))
 
 
 def drawn(value: float, first: float) -> float:

@@ -91,6 +91,7 @@ class Convergence:
             says.convergence(
                 self.experiment,
                 steps.done,
+                steps.samples,
                 steps.first.loss,
                 steps.last.loss,
                 self.accuracy,
