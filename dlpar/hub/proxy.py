@@ -76,8 +76,8 @@ def fetch() -> None:
     except subprocess.TimeoutExpired:
         raise NoProxy(f"{PACKAGE}: npm has not fetched it within 90 s") from None
     if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
-        raise NoProxy(f"{PACKAGE}: npm could not fetch it ({last})")
+        said = [line for line in done.stderr.strip().splitlines() if " warn " not in line]
+        raise NoProxy(f"{PACKAGE}: npm could not fetch it ({said[-1] if said else 'it said nothing'})")
 
 
 if __name__ == "__main__":

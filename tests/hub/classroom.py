@@ -32,6 +32,17 @@ def run_apart(work: Coroutine[Any, Any, Any]) -> Any:
         return apart.submit(asyncio.run, work).result()
 
 
+def no_proxy() -> str:
+    """Why no hub can be started here for want of a proxy; empty where there is one."""
+    from dlpar.hub import proxy
+
+    try:
+        proxy.command()
+    except proxy.NoProxy as error:
+        return str(error)
+    return ""
+
+
 class Hub:
     """``dlpar hub`` with an administrator's token.
 

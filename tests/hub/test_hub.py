@@ -14,21 +14,13 @@ from conftest import eventually
 from browser.jupyter import Shown, find_browser
 from dlpar.experiment import Experiment
 from dlpar.grading.release import release
-from hub.classroom import Hub, Kernel
+from hub.classroom import Hub, Kernel, no_proxy
 
 pytest.importorskip("jupyterhub", reason="JupyterHub is not installed: pip install 'dlpar[hub]'")
-proxy = pytest.importorskip("dlpar.hub.proxy")
-
-try:
-    proxy.command()
-    NO_PROXY = ""
-except proxy.NoProxy as error:
-    NO_PROXY = str(error)
-
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.browser,
-    pytest.mark.skipif(bool(NO_PROXY), reason=NO_PROXY or "there is one"),
+    pytest.mark.skipif(bool(no_proxy()), reason=no_proxy()),
     pytest.mark.skipif(find_browser() is None, reason="no Chrome or Chromium was found"),
 ]
 AUTOGROUP = Path("/proc/self/autogroup")

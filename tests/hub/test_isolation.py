@@ -22,12 +22,13 @@ from conftest import eventually
 
 from dlpar.launcher.slots import Talk
 from hub import attempts, two_accounts
-from hub.classroom import Hub, Kernel
+from hub.classroom import Hub, Kernel, no_proxy
 
 pytest.importorskip("jupyterhub", reason="JupyterHub is not installed: pip install 'dlpar[hub]'")
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(two_accounts.missing() is not None, reason=str(two_accounts.missing())),
+    pytest.mark.skipif(bool(no_proxy()), reason=no_proxy()),
 ]
 
 VICTIM = """
