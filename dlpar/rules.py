@@ -206,7 +206,7 @@ MOST = {"real": 64, "paced": 64, "simulated": 4096}
 """Workers of one job in each world: processes take memory, simulated ranks next to none."""
 
 SERVERS = 32
-"""Of them, and leaves, where each is a process."""
+"""Servers of one job, and leaves, where each is a process."""
 
 THREADS = 256
 """Simulated workers that really compute: each has a thread."""
