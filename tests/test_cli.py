@@ -114,8 +114,9 @@ def job_folders() -> list[str]:
 
 def left_of(run: Run, there: list[str] = ()) -> list[str]:
     """Processes of a job that has ended, and folders of any job but those that were there."""
-    header = [json.loads(path.read_text().splitlines()[0]) for path in run.path.glob("rank-*.jsonl")]
-    alive = [str(record["pid"]) for record in header if parent_of(record["pid"]) is not None]
+    told = [path.read_text().splitlines() for path in run.path.glob("rank-*.jsonl")]
+    headers = [json.loads(lines[0]) for lines in told if lines]  # who was stopped at its very first line has told nothing
+    alive = [str(record["pid"]) for record in headers if parent_of(record["pid"]) is not None]
     return alive + [folder for folder in job_folders() if folder not in there]
 
 
