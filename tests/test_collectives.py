@@ -22,8 +22,8 @@ CASES = st.lists(
         "depth": st.integers(1, 5),
         "group": st.integers(1, 10),
     }),
-    min_size=5,
-    max_size=5,
+    min_size=8,
+    max_size=8,
 )  # fmt: skip
 EDGES = [
     {"count": count, "dtype": dtype, "seed": 1, "root": 1, "depth": depth, "group": group}
