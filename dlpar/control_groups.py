@@ -63,7 +63,7 @@ class ControlGroups:
         self._paths = {}  # controller ("" for version 2) -> path inside the hierarchy
         for line in text_of(root / "proc/self/cgroup").splitlines():
             _, controllers, path = line.split(":", 2)
-            self._paths |= {name: path for name in controllers.split(",")}
+            self._paths |= dict.fromkeys(controllers.split(","), path)
 
     def folders(self, controller: str) -> list[Path]:
         """This process's folder for a controller, then those around it, up to the mount."""

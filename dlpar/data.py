@@ -188,7 +188,9 @@ def _images_in_file(data: Data, seed: int, dtype: torch.dtype, flat: bool) -> Da
     rows = [np.arange(len(labels)) for _, labels in sets] if len(sets) == 2 else split(sets[0][1], seed)
     (train, train_y), (test, test_y) = sets if len(sets) == 2 else 2 * sets
     some = rows[0][:SCALED_BY]
-    scale = kept_by_file("scale", train, some, lambda: dict(zip(("mean", "divisor"), _pixel_scale(train[some]))))
+    scale = kept_by_file(
+        "scale", train, some, lambda: dict(zip(("mean", "divisor"), _pixel_scale(train[some])))
+    )
     ready = _standardised(scale["mean"], scale["divisor"], dtype, flat)
     train_x, test_x = InFile(train, rows[0], ready), InFile(test, rows[1], ready)
     return _dataset(data.name, train_x, train_y[rows[0]], test_x, test_y[rows[1]])
@@ -230,9 +232,7 @@ def _diabetes(seed: int, dtype: torch.dtype) -> Dataset:
     def standardised(columns: np.ndarray) -> np.ndarray:
         return (columns - columns[train].mean(axis=0)) / columns[train].std(axis=0)
 
-    x, y = (
-        torch.from_numpy(standardised(part)).to(dtype) for part in (kept["x"], kept["y"][:, None])
-    )
+    x, y = (torch.from_numpy(standardised(part)).to(dtype) for part in (kept["x"], kept["y"][:, None]))
     return Dataset("diabetes", "regression", x[train], y[train], x[test], y[test], classes=1)
 
 
@@ -262,8 +262,12 @@ def _characters(context: int, seed: int) -> Dataset:
 
 
 def _dataset(
-    name: str, train_x: Tensor | InFile, train_y: np.ndarray, test_x: Tensor | InFile, test_y: np.ndarray,
+    name: str,
+    train_x: Tensor | InFile,
+    train_y: np.ndarray,
+    test_x: Tensor | InFile,
+    test_y: np.ndarray,
     classes: int = 10,
-) -> Dataset:  # fmt: skip
+) -> Dataset:
     labels = (torch.from_numpy(part.astype(np.int64)) for part in (train_y, test_y))
     return Dataset(name, "classification", train_x, next(labels), test_x, next(labels), classes)

@@ -102,9 +102,13 @@ def words() -> Words:
     """Word counts of the docstrings of the `PACKAGES` packages that have most of them."""
     corpus = _corpus()
     return Words(
-        corpus["rows"], corpus["columns"], corpus["counts"], corpus["labels"],
-        corpus["words"].tolist(), corpus["packages"].tolist(),
-    )  # fmt: skip
+        corpus["rows"],
+        corpus["columns"],
+        corpus["counts"],
+        corpus["labels"],
+        corpus["words"].tolist(),
+        corpus["packages"].tolist(),
+    )
 
 
 def encode(text: str) -> np.ndarray:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Annotated, Any, Literal, Union
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
@@ -28,14 +28,16 @@ def _part(*kinds: type[Part]):
 def _sync(value: Any) -> Any:
     """A function or class becomes the part that carries it; words and mappings are spelled out."""
     if callable(value) and not isinstance(value, Part):
-        from dlpar.launcher.payload import as_part  # here: needs cloudpickle, which a plain experiment does not
+        from dlpar.launcher.payload import (
+            as_part,
+        )  # here: needs cloudpickle, which a plain experiment does not
 
         return as_part(value)
     return spelled_as_head(*SCHEMES)(value)
 
 
-Split = Annotated[Union[SPLITS], Field(discriminator="kind")]
-Sync = Annotated[Union[SCHEMES], Field(discriminator="scheme")]
+Split = Annotated[SPLITS, Field(discriminator="kind")]
+Sync = Annotated[SCHEMES, Field(discriminator="scheme")]
 
 
 OF_SEVERAL_KINDS = ("split", "sync")
@@ -72,29 +74,42 @@ class Experiment(Part):
 
     model: Annotated[Model, _part(Model)] = Field(Model(), description="Network to train.")
     data: Annotated[Data, _part(Data)] = Field(Data(), description="Data set.")
-    batch: int = Field(256, ge=1, le=1_000_000, description="Samples a step: of all replicas (strong), of each (weak).")
+    batch: int = Field(
+        256, ge=1, le=1_000_000, description="Samples a step: of all replicas (strong), of each (weak)."
+    )
     scaling: Literal["strong", "weak"] = Field(
         "strong", description="strong: batch is divided among replicas; weak: batch is each replica's own."
     )
-    shards: Literal["iid", "by_label", "uneven"] = Field("iid", description="How samples are dealt to workers.")
-    steps: int = Field(200, ge=1, le=10_000_000, description="Global batches; an epoch has train size / batch of them.")
+    shards: Literal["iid", "by_label", "uneven"] = Field(
+        "iid", description="How samples are dealt to workers."
+    )
+    steps: int = Field(
+        200, ge=1, le=10_000_000, description="Global batches; an epoch has train size / batch of them."
+    )
     lr: float = Field(0.1, ge=0, le=1000, allow_inf_nan=False, description="Learning rate.")
     optimizer: Literal["sgd", "momentum", "adagrad", "adam"] = Field("sgd", description="Update rule.")
     momentum: float = Field(0.9, ge=0, lt=1, allow_inf_nan=False, description="Of the momentum optimizer.")
     dtype: Literal["float32", "float64"] = Field("float32", description="Type of weights and gradients.")
     precision: Literal["full", "bf16"] = Field(
-        "full", description="bf16: matrix products in bfloat16 (mixed precision); weights, gradients and optimizer "
+        "full",
+        description="bf16: matrix products in bfloat16 (mixed precision); weights, gradients and optimizer "
         "state stay in dtype.",
-    )  # fmt: skip
+    )
     seed: int = Field(0, ge=0, le=2**31 - 1, description="Fixes weights, split and batches.")
     evaluate_every: int | None = Field(
-        None, ge=0, le=10_000_000,
+        None,
+        ge=0,
+        le=10_000_000,
         description="Steps between tests on held-out samples, besides the one at the end; default: 20 tests a run; 0: none.",
-    )  # fmt: skip
+    )
     workers: int = Field(4, ge=1, le=MAX_WORKERS, description="Ranks that train (servers not counted).")
-    split: Annotated[Split, _part(*SPLITS)] = Field(DataSplit(), description="How one model is cut over ranks.")
+    split: Annotated[Split, _part(*SPLITS)] = Field(
+        DataSplit(), description="How one model is cut over ranks."
+    )
     sync: Annotated[Sync, BeforeValidator(_sync)] = Field(Ring(), description="How replicas agree.")
-    averaging: Annotated[Averaging, _part(Averaging)] = Field(Averaging(), description="Local steps between exchanges.")
+    averaging: Annotated[Averaging, _part(Averaging)] = Field(
+        Averaging(), description="Local steps between exchanges."
+    )
     compression: Annotated[Compression, _part(Compression)] = Field(
         Compression(), description="Fewer bytes for a gradient."
     )
@@ -154,7 +169,11 @@ class Experiment(Part):
         ways = self.workers // self.replicas
         if ways == 1:
             return self if self.split.kind == "data" else self.replace(split="data")
-        servers = {} if self.sync.scheme != "ps" else {"servers": self.sync.servers // ways, "groups": self.sync.groups // ways}
+        servers = (
+            {}
+            if self.sync.scheme != "ps"
+            else {"servers": self.sync.servers // ways, "groups": self.sync.groups // ways}
+        )
         return self.replace(workers=self.replicas, split="data", delays="none", sync=servers)
 
     @property
@@ -189,11 +208,15 @@ class Experiment(Part):
             nodes_of(self)
             if self.cluster.stand_in_for is not None:
                 charged = workload(self.cluster.stand_in_for)
-                if has_outline(self) and (complaint := too_few_layers(self, charged.name, len(charged.layers))):
+                if has_outline(self) and (
+                    complaint := too_few_layers(self, charged.name, len(charged.layers))
+                ):
                     raise BadExperiment(complaint)
         hostfile = self.cluster.hostfile
         if hostfile is not None and not Path(hostfile).is_file():
-            raise BadExperiment(f"cluster.hostfile: got {shown(hostfile)}, allowed is the path of an existing file")
+            raise BadExperiment(
+                f"cluster.hostfile: got {shown(hostfile)}, allowed is the path of an existing file"
+            )
         if self.data.name in FROM_FILES:
             from dlpar import files  # here: reading files needs NumPy, an experiment does not
 

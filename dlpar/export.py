@@ -39,15 +39,37 @@ def to_perfetto(run: Run, path: str | os.PathLike) -> Path:
             continue
         pid = int(source[5:])
         if r["k"] == "rank":
-            events.append({"ph": "M", "pid": pid, "tid": 0, "name": "process_name", "args": {"name": f"rank {pid} ({r['role']})"}})
+            events.append(
+                {
+                    "ph": "M",
+                    "pid": pid,
+                    "tid": 0,
+                    "name": "process_name",
+                    "args": {"name": f"rank {pid} ({r['role']})"},
+                }
+            )
         for name, start, end, *of in r.get("spans", ()):
             args = {"step": r["step"], **dict(zip(("micro", "chunk"), of))}
-            events.append({"ph": "X", "pid": pid, "tid": 0, "name": name, "cat": r["k"], "args": args,
-                           "ts": start * 1e6, "dur": (end - start) * 1e6})  # fmt: skip
+            events.append(
+                {
+                    "ph": "X",
+                    "pid": pid,
+                    "tid": 0,
+                    "name": name,
+                    "cat": r["k"],
+                    "args": args,
+                    "ts": start * 1e6,
+                    "dur": (end - start) * 1e6,
+                }
+            )
         if r["k"] == "step":
-            events.append({"ph": "C", "pid": pid, "name": "loss", "ts": r["t"] * 1e6, "args": {"loss": r["loss"]}})
+            events.append(
+                {"ph": "C", "pid": pid, "name": "loss", "ts": r["t"] * 1e6, "args": {"loss": r["loss"]}}
+            )
         elif r["k"] in ("event", "error"):
-            events.append({"ph": "i", "pid": pid, "tid": 0, "s": "p", "ts": r["t"] * 1e6, "name": r.get("name", r["k"])})
+            events.append(
+                {"ph": "i", "pid": pid, "tid": 0, "s": "p", "ts": r["t"] * 1e6, "name": r.get("name", r["k"])}
+            )
     path = Path(path)
     path.write_text(json.dumps({"traceEvents": events, "otherData": {"run": run.id, "clock": run.clock}}))
     return path

@@ -103,7 +103,9 @@ def _labels(numbers: np.ndarray, path: Path) -> np.ndarray:
 def _idx(path: Path, sample: tuple[int, ...], mapped: bool = False) -> np.ndarray:
     """Unsigned bytes: two zeros, type 8, the number of dimensions, each as big-endian int32, then data."""
     if mapped and path.suffix == ".gz":
-        raise BadData(f"data.reading: got 'batches', allowed with {path} is whole: unpack it to read parts of it")
+        raise BadData(
+            f"data.reading: got 'batches', allowed with {path} is whole: unpack it to read parts of it"
+        )
     mark = bytes((0, 0, 8, 1 + len(sample)))
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:

@@ -37,9 +37,12 @@ class InFile:
     """
 
     def __init__(
-        self, pixels: np.memmap, rows: np.ndarray, ready: Callable[[np.ndarray], Tensor],
+        self,
+        pixels: np.memmap,
+        rows: np.ndarray,
+        ready: Callable[[np.ndarray], Tensor],
         device: torch.device | str = "cpu",
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.pixels, self.rows, self.ready = pixels, rows, ready
         self.device, self.read = torch.device(device), 0
 
@@ -82,5 +85,7 @@ def kept_by_file(what: str, pixels: np.memmap, rows: np.ndarray, make: Callable[
     """
     path = Path(pixels.filename)
     state = path.stat()
-    which = f"{path.resolve()} {state.st_size} {state.st_mtime_ns} {hashlib.sha256(rows.tobytes()).hexdigest()}"
+    which = (
+        f"{path.resolve()} {state.st_size} {state.st_mtime_ns} {hashlib.sha256(rows.tobytes()).hexdigest()}"
+    )
     return cached(f"{what}-1-{hashlib.sha256(which.encode()).hexdigest()[:24]}", make)

@@ -7,8 +7,9 @@ the moment it is saved to the moment it is let go.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, Callable
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
@@ -116,7 +117,9 @@ class Memory:
                 self.hold(kind, tensor)
         self.held["optimizer"] = optimizer()
         self.peak, self._tracing = dict(self.held), step == WATCHED - 1
-        return saved_tensors_hooks(self._save, lambda saved: saved.tensor if isinstance(saved, _Saved) else saved)
+        return saved_tensors_hooks(
+            self._save, lambda saved: saved.tensor if isinstance(saved, _Saved) else saved
+        )
 
     def facts(self) -> dict[str, Any]:
         """For the record of a step that is watched: ``memory``, bytes of each kind when they were most, and once

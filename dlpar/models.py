@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from dlpar.sampling import generator
 
 if TYPE_CHECKING:
+    from dlpar.comm.simulation.outline import Outline
     from dlpar.data import Dataset, Task
     from dlpar.experiment import Experiment, Model
-    from dlpar.comm.simulation.outline import Outline
 
 SQUARED_LENGTH = 8
 """Of the last hidden layer's output, at the start of a regression, about; see :func:`build`."""
@@ -48,13 +48,9 @@ def build(experiment: Experiment, dataset: Dataset) -> nn.Sequential:
         Named layers in the order in which they compute, on the CPU, in training mode.
         From (n, *dataset.shape) to (n, classes), for characters to (n, context, classes).
     """
-    layers = {
-        "linear": _linear,
-        "logistic": _linear,
-        "mlp": _mlp,
-        "cnn": _cnn,
-        "transformer": _transformer,
-    }[experiment.model.name]
+    layers = {"linear": _linear, "logistic": _linear, "mlp": _mlp, "cnn": _cnn, "transformer": _transformer}[
+        experiment.model.name
+    ]
     # Layers draw default weights when they are made; the global generator must not move.
     with torch.random.fork_rng(devices=[]):
         model = nn.Sequential(OrderedDict(layers(experiment.model, dataset)))
@@ -66,8 +62,8 @@ def outline(experiment: Experiment, dataset: Dataset) -> nn.Module | Outline:
     """What stands for every rank's model where no numbers are computed: the model itself, or what it stands in for."""
     if experiment.cluster.stand_in_for is None:
         return build(experiment, dataset)
-    from dlpar.platforms import workload
     from dlpar.comm.simulation.outline import Outline
+    from dlpar.platforms import workload
 
     return Outline(workload(experiment.cluster.stand_in_for))
 

@@ -56,24 +56,58 @@ def _sgd(weights: torch.Tensor, gradient: torch.Tensor, lr: float, state: dict) 
 
 def _momentum(weights: torch.Tensor, gradient: torch.Tensor, lr: float, state: dict) -> None:
     buffers = [state.get("momentum")]
-    sgd([weights], [gradient], buffers, foreach=False, lr=lr, momentum=state["mu"], dampening=0.0,
-        weight_decay=0.0, nesterov=False, maximize=False)  # fmt: skip
+    sgd(
+        [weights],
+        [gradient],
+        buffers,
+        foreach=False,
+        lr=lr,
+        momentum=state["mu"],
+        dampening=0.0,
+        weight_decay=0.0,
+        nesterov=False,
+        maximize=False,
+    )
     state["momentum"] = buffers[0]
 
 
 def _adagrad(weights: torch.Tensor, gradient: torch.Tensor, lr: float, state: dict) -> None:
     sums = state.setdefault("sum", torch.zeros_like(weights))
     count = state.setdefault("step", torch.zeros(()))
-    adagrad([weights], [gradient], [sums], [count], foreach=False, lr=lr, lr_decay=0.0, weight_decay=0.0,
-            eps=1e-10, maximize=False)  # fmt: skip
+    adagrad(
+        [weights],
+        [gradient],
+        [sums],
+        [count],
+        foreach=False,
+        lr=lr,
+        lr_decay=0.0,
+        weight_decay=0.0,
+        eps=1e-10,
+        maximize=False,
+    )
 
 
 def _adam(weights: torch.Tensor, gradient: torch.Tensor, lr: float, state: dict) -> None:
     mean = state.setdefault("mean", torch.zeros_like(weights))
     square = state.setdefault("square", torch.zeros_like(weights))
     count = state.setdefault("step", torch.zeros(()))
-    adam([weights], [gradient], [mean], [square], [], [count], foreach=False, lr=lr, beta1=BETAS[0],
-         beta2=BETAS[1], eps=1e-8, weight_decay=0.0, amsgrad=False, maximize=False)  # fmt: skip
+    adam(
+        [weights],
+        [gradient],
+        [mean],
+        [square],
+        [],
+        [count],
+        foreach=False,
+        lr=lr,
+        beta1=BETAS[0],
+        beta2=BETAS[1],
+        eps=1e-8,
+        weight_decay=0.0,
+        amsgrad=False,
+        maximize=False,
+    )
 
 
 RULES: dict[str, Callable[[torch.Tensor, torch.Tensor, float, dict], None]] = {

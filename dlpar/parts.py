@@ -20,11 +20,17 @@ class Model(Part):
     name: Literal["mlp", "linear", "logistic", "cnn", "transformer"] = Field(
         "mlp", description="Network to train.", title="model"
     )
-    width: int = Field(256, ge=1, le=8192, description="Hidden units; 8 times the channels of a cnn; embedding size of a transformer.")
+    width: int = Field(
+        256,
+        ge=1,
+        le=8192,
+        description="Hidden units; 8 times the channels of a cnn; embedding size of a transformer.",
+    )
     depth: int = Field(2, ge=1, le=64, description="Hidden layers, convolution layers or transformer blocks.")
     heads: int = Field(4, ge=1, le=64, description="Attention heads of a transformer.")
     norm: Literal["none", "batch", "sync_batch"] = Field(
-        "none", description="Batch normalisation of mlp and cnn: with each worker's own statistics, or synchronised."
+        "none",
+        description="Batch normalisation of mlp and cnn: with each worker's own statistics, or synchronised.",
     )
 
     @property
@@ -42,9 +48,12 @@ class Data(Part):
     folder: str | None = Field(
         None, min_length=1, description="Folder with the mnist or cifar10 files; default: $DLPAR_DATA."
     )
-    context: int = Field(32, ge=2, le=1024, description="Characters a docstrings sample shows the transformer.")
+    context: int = Field(
+        32, ge=2, le=1024, description="Characters a docstrings sample shows the transformer."
+    )
     reading: Literal["whole", "batches"] = Field(
-        "whole", description="What a rank reads of mnist: all images, at the start, or of every batch its own share."
+        "whole",
+        description="What a rank reads of mnist: all images, at the start, or of every batch its own share.",
     )
 
     @model_validator(mode="after")
@@ -61,25 +70,30 @@ class Averaging(Part):
     """Several local steps between two exchanges; any scheme then carries what the workers moved, not gradients."""
 
     method: Literal["none", "local", "elastic", "block_momentum"] = Field(
-        "none", title="averaging",
+        "none",
+        title="averaging",
         description="What is exchanged: gradients every step (none), or models every period: local SGD, "
         "elastic averaging, block momentum.",
-    )  # fmt: skip
+    )
     period: int = Field(8, ge=1, le=100_000, description="Local steps between two exchanges.")
     elasticity: float = Field(
-        0.9, gt=0, le=1, allow_inf_nan=False,
+        0.9,
+        gt=0,
+        le=1,
+        allow_inf_nan=False,
         description="Elastic averaging: how far the centre moves to the workers' mean; a worker moves 1/N of it.",
-    )  # fmt: skip
+    )
     block_momentum: float | None = Field(
-        None, ge=0, lt=1, allow_inf_nan=False, description="Momentum from block to block; default: 1 - 1/N.",
-    )  # fmt: skip
+        None, ge=0, lt=1, allow_inf_nan=False, description="Momentum from block to block; default: 1 - 1/N."
+    )
 
 
 class Compression(Part):
     """Fewer bytes for a gradient; what is lost is remembered and sent later (error feedback)."""
 
     codec: Literal["none", "onebit", "topk", "fp16", "bf16"] = Field(
-        "none", title="compression",
+        "none",
+        title="compression",
         description="How gradients are compressed on the wire; in a ring each code goes to all others, for codes do not add up.",
     )
     keep: float = Field(
@@ -108,11 +122,15 @@ class Delays(Part):
     kind: Literal["none", "constant", "exponential", "gamma"] = Field(
         "none", description="Distribution of a delay added to every worker's every step.", title="delay"
     )
-    delay_ms: float = Field(10.0, gt=0, le=60_000, allow_inf_nan=False, description="Mean of that delay, in ms.")
+    delay_ms: float = Field(
+        10.0, gt=0, le=60_000, allow_inf_nan=False, description="Mean of that delay, in ms."
+    )
     delay_cv: float = Field(
         0.5, gt=0, le=10, allow_inf_nan=False, description="Standard deviation over mean of a gamma delay."
     )
-    straggler: ByRank = Field({}, description="Workers that are slower by a factor: 1=4.0 is worker 1, four times slower.")
+    straggler: ByRank = Field(
+        {}, description="Workers that are slower by a factor: 1=4.0 is worker 1, four times slower."
+    )
     stall: ByRank = Field({}, description="Workers that stall once, halfway, for so many seconds: 2=1.5.")
 
 
@@ -120,24 +138,32 @@ class Cluster(Part):
     """Where the ranks live and what carries their messages."""
 
     world: Literal["real", "paced", "simulated"] = Field(
-        "real", title="world",
+        "real",
+        title="world",
         description="real: processes and the wall clock; paced: processes that keep a platform's time; simulated: "
         "thousands of ranks in one process.",
-    )  # fmt: skip
+    )
     platform: str | None = Field(
-        None, min_length=1, title="platform",
+        None,
+        min_length=1,
+        title="platform",
         description="Cluster that paced and simulated ranks live on: a name `dlpar platforms` lists, or a file.",
-    )  # fmt: skip
+    )
     stand_in_for: str | None = Field(
-        None, min_length=1, title="stand_in_for",
+        None,
+        min_length=1,
+        title="stand_in_for",
         description="Workload whose FLOPs and bytes are charged in place of the model's: resnet101, or a file.",
-    )  # fmt: skip
+    )
     messages: Literal["values", "sizes"] = Field(
-        "values", title="messages",
+        "values",
+        title="messages",
         description="Simulated: whether ranks really compute and messages carry values, or sizes only.",
-    )  # fmt: skip
+    )
     placement: Literal["dedicated", "colocated"] = Field(
-        "dedicated", title="placement", description="Servers on nodes of their own, or on those of the workers."
+        "dedicated",
+        title="placement",
+        description="Servers on nodes of their own, or on those of the workers.",
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto", description="Where tensors live; auto: on GPUs where every rank sees one."
@@ -146,11 +172,18 @@ class Cluster(Part):
         "auto", description="What moves tensors; auto: nccl with one GPU a rank, else mpi."
     )
     threads: int | None = Field(
-        None, ge=1, le=256, description="Compute threads a rank; default: a fair share of the cores, simulated one."
+        None,
+        ge=1,
+        le=256,
+        description="Compute threads a rank; default: a fair share of the cores, simulated one.",
     )
-    hostfile: str | None = Field(None, min_length=1, description="Open MPI hostfile for more than one machine.")
+    hostfile: str | None = Field(
+        None, min_length=1, description="Open MPI hostfile for more than one machine."
+    )
     timeout: float = Field(
-        60.0, gt=0, le=86_400, allow_inf_nan=False, description="Seconds without progress after which the job is ended."
+        60.0,
+        gt=0,
+        le=86_400,
+        allow_inf_nan=False,
+        description="Seconds without progress after which the job is ended.",
     )
-
-

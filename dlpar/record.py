@@ -11,9 +11,10 @@ from __future__ import annotations
 import os
 import socket
 import traceback
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
@@ -38,7 +39,7 @@ class Span:
     `of` is written behind its times: of a pipeline, the numbers of micro-batch and chunk, for which it is made anew.
     """
 
-    __slots__ = ("_record", "_name", "_of", "_start", "_waited")
+    __slots__ = ("_name", "_of", "_record", "_start", "_waited")
 
     def __init__(self, record: Recorder, name: str, of: tuple[int, ...] = ()) -> None:
         self._record, self._name, self._of = record, name, of
@@ -153,9 +154,17 @@ class Recorder:
         """Who this rank is: role and threads, beside what its communicator says."""
         comm = self.comm
         self._write(
-            {"k": "rank", "rank": comm.rank, "host": socket.gethostname(), "pid": os.getpid(),
-             "device": str(comm.device), "carrier": comm.carrier, "clock": comm.clock, **facts}
-        )  # fmt: skip
+            {
+                "k": "rank",
+                "rank": comm.rank,
+                "host": socket.gethostname(),
+                "pid": os.getpid(),
+                "device": str(comm.device),
+                "carrier": comm.carrier,
+                "clock": comm.clock,
+                **facts,
+            }
+        )
 
     def span(self, name: str, micro: int | None = None, chunk: int = 0) -> Span:
         """Time a phase (forward, backward, communicate, update …); it is written with the next step.
@@ -180,9 +189,19 @@ class Recorder:
         wait, self._waited = min(self._waited, comm), 0.0
         now = self.now()
         self._write(
-            {"k": "step", "step": step, "t": now, **facts,
-             "compute": compute, "comm": comm - wait, "wait": wait, "spans": spans, **self.comm.state()}, soon=True
-        )  # fmt: skip
+            {
+                "k": "step",
+                "step": step,
+                "t": now,
+                **facts,
+                "compute": compute,
+                "comm": comm - wait,
+                "wait": wait,
+                "spans": spans,
+                **self.comm.state(),
+            },
+            soon=True,
+        )
 
     def evaluation(self, step: int, **facts: Any) -> None:
         """What a test on held-out samples gave after `step` steps."""
@@ -195,9 +214,14 @@ class Recorder:
     def error(self, error: BaseException) -> None:
         """An exception with its traceback, so that it outlives the process."""
         self._write(
-            {"k": "error", "t": self.now(), "type": type(error).__name__, "message": str(error),
-             "traceback": "".join(traceback.format_exception(error))}
-        )  # fmt: skip
+            {
+                "k": "error",
+                "t": self.now(),
+                "type": type(error).__name__,
+                "message": str(error),
+                "traceback": "".join(traceback.format_exception(error)),
+            }
+        )
 
     def end(self, steps: int) -> None:
         """The rank did all its steps."""

@@ -57,7 +57,11 @@ def _statistics_exist(e: Experiment) -> str | None:
     if e.model.norm == "none" or e.model.name != "mlp":
         return None
     # The smallest of uneven shares is about 1 of 1 + 2 + ... + workers.
-    shares = {"uneven": e.workers * (e.workers + 1) // 2}.get(e.shards, e.workers) if e.model.norm == "batch" else 1
+    shares = (
+        {"uneven": e.workers * (e.workers + 1) // 2}.get(e.shards, e.workers)
+        if e.model.norm == "batch"
+        else 1
+    )
     if e.global_batch >= 2 * shares:
         return None
     least = 2 * shares if e.scaling == "strong" else -(-2 * shares // e.workers)
@@ -95,7 +99,9 @@ def _servers_fit(e: Experiment) -> str | None:
         clients = f"{sync.groups} groups" if sync.groups else f"{e.workers} workers"
         return f"sync.softsync: got {sync.softsync}, allowed with {clients} is at most {sync.groups or e.workers}"
     if e.steps % sync.push_every:
-        return f"sync.push_every: got {sync.push_every}, allowed with {e.steps} steps is a divisor of {e.steps}"
+        return (
+            f"sync.push_every: got {sync.push_every}, allowed with {e.steps} steps is a divisor of {e.steps}"
+        )
     if sync.push_every > 1 and e.averaging.method != "none":
         return f"sync.push_every: got {sync.push_every}, allowed with averaging {e.averaging.method} is 1: its period does that"
     return None
@@ -107,7 +113,9 @@ def _graph_is_of_the_workers(e: Experiment) -> str | None:
         return None
     if sync.exchange == "random":  # who meets whom follows from no graph
         if 1 < e.workers <= sync.peers:
-            return f"sync.peers: got {sync.peers}, allowed with {e.workers} workers is at most {e.workers - 1}"
+            return (
+                f"sync.peers: got {sync.peers}, allowed with {e.workers} workers is at most {e.workers - 1}"
+            )
         return None
     if (sync.topology == "edges") != bool(sync.edges):
         return f"sync.edges: got {len(sync.edges)} edges, allowed is a list of them with topology edges, else none"
@@ -194,7 +202,9 @@ def _hogwild_shares_memory(e: Experiment) -> str | None:
     if e.sync.scheme == "hogwild" and e.optimizer != "sgd":
         return f"optimizer: got {e.optimizer!r}, allowed with hogwild is sgd: the others keep a state that writers would share"
     if e.sync.scheme == "hogwild" and e.cluster.device == "cuda":
-        return "cluster.device: got 'cuda', allowed with hogwild is auto or cpu: its workers share host memory"
+        return (
+            "cluster.device: got 'cuda', allowed with hogwild is auto or cpu: its workers share host memory"
+        )
     if e.sync.scheme == "hogwild" and e.cluster.carrier == "nccl":
         return "cluster.carrier: got 'nccl', allowed with hogwild is auto, mpi or gloo: its workers share host memory"
     if e.sync.scheme == "hogwild" and e.cluster.hostfile is not None:
@@ -235,7 +245,9 @@ def _world_holds_them(e: Experiment) -> str | None:
         return f"cluster.hostfile: got {cluster.hostfile!r}, allowed in the {cluster.world} world is nothing: {why}"
     if e.sync.scheme == "hogwild" and (cluster.world == "paced" or cluster.messages == "sizes"):
         world = "paced world" if cluster.world == "paced" else "simulated world without values"
-        return f"sync.scheme: got 'hogwild', allowed in the {world} is another: what races do is not known there"
+        return (
+            f"sync.scheme: got 'hogwild', allowed in the {world} is another: what races do is not known there"
+        )
     return None
 
 
@@ -247,9 +259,15 @@ def _platform_holds_them(e: Experiment) -> str | None:
     from dlpar.platforms import PLATFORMS, WORKLOADS, is_path, nodes_of, workload
 
     try:
-        if cluster.platform is None or cluster.platform in PLATFORMS or not is_path(cluster.platform) and cluster.platform != "here":
+        if (
+            cluster.platform is None
+            or cluster.platform in PLATFORMS
+            or (not is_path(cluster.platform) and cluster.platform != "here")
+        ):
             nodes_of(e)
-        if cluster.stand_in_for is not None and (cluster.stand_in_for in WORKLOADS or not is_path(cluster.stand_in_for)):
+        if cluster.stand_in_for is not None and (
+            cluster.stand_in_for in WORKLOADS or not is_path(cluster.stand_in_for)
+        ):
             workload(cluster.stand_in_for)
     except BadExperiment as error:
         return str(error)

@@ -151,7 +151,9 @@ class Run:
         curve[["weighted", "sent"]] = by_step[["weighted", "sent"]].sum(min_count=workers)
         curve = curve[by_step.size() == workers].reset_index()
         curve["loss"] = curve["weighted"] / curve["batch"]
-        curve["loss"] = curve["loss"].where(curve["batch"] > 0, curve["loss"].ffill())  # an empty batch has no loss
+        curve["loss"] = curve["loss"].where(
+            curve["batch"] > 0, curve["loss"].ffill()
+        )  # an empty batch has no loss
         curve["samples"] = curve["batch"].cumsum()
         curve["bytes"] = curve["sent"].cumsum()
         curve["samples_per_s"] = curve["batch"] / curve["seconds"].diff()
@@ -248,7 +250,9 @@ def _find(which: str | os.PathLike) -> Path:
     if len(found) == 1:
         return found[0]
     how_many = "no run" if not found else f"{len(found)} runs"
-    raise NoSuchRun(f"run: got {name!r}, allowed is a run folder or one of the ids `dlpar runs` lists ({how_many} match)")
+    raise NoSuchRun(
+        f"run: got {name!r}, allowed is a run folder or one of the ids `dlpar runs` lists ({how_many} match)"
+    )
 
 
 def _job_records(path: Path) -> list[Record]:

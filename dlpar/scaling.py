@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from typing import TYPE_CHECKING, Mapping, NamedTuple, Sequence
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from dlpar.experiment import Experiment
@@ -84,5 +85,6 @@ def crossings(first: Mapping[int, float], second: Mapping[int, float]) -> list[f
     seen = [(n, a) for n, a in zip(common, ahead) if abs(a) > TIE]
     return [
         math.exp(math.log(n) + a / (a - b) * math.log(m / n))
-        for (n, a), (m, b) in zip(seen, seen[1:]) if (a < 0) != (b < 0)
-    ]  # fmt: skip
+        for (n, a), (m, b) in zip(seen, seen[1:])
+        if (a < 0) != (b < 0)
+    ]

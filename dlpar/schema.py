@@ -120,7 +120,9 @@ def allowed(field: FieldInfo) -> str:
     kind, several = unwrap(field.annotation), kinds(field)
     if several:
         fields = several[0].model_fields if len(several) == 1 else [several[0].head(), "its settings"]
-        heads = [str(head) for part in several if part.listed for head in choices(part.model_fields[part.head()])]
+        heads = [
+            str(head) for part in several if part.listed for head in choices(part.model_fields[part.head()])
+        ]
         return f"one of {', '.join(heads)} (or a mapping of {', '.join(fields)})"
     named = choices(field)
     if named is not None:
@@ -189,7 +191,9 @@ def sentence(error: ValidationError, schema: type[BaseModel]) -> str:
     return "; ".join(dict.fromkeys(said))
 
 
-def _find(schema: type[BaseModel], where: tuple[Any, ...]) -> tuple[list[str], FieldInfo | None, type[BaseModel]]:
+def _find(
+    schema: type[BaseModel], where: tuple[Any, ...]
+) -> tuple[list[str], FieldInfo | None, type[BaseModel]]:
     """The names on the way to what a pydantic location points at, the field there, and the model that owns it."""
     path, field, owner, steps = [], None, schema, [str(step) for step in where]
     while steps:

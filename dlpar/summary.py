@@ -9,7 +9,8 @@ from __future__ import annotations
 import heapq
 import math
 from collections import Counter
-from typing import Any, Iterable
+from collections.abc import Iterable
+from typing import Any
 
 ACCURACY_GOALS = (0.8, 0.9, 0.95, 0.97)
 """Held-out accuracies whose first crossing is reported as ``time_to_accuracy`` (seconds)."""

@@ -1,15 +1,16 @@
 """Many experiments: every combination of some choices, run one after the other or, simulated, side by side.
 
-    grid ─► run_all ─► outcomes ─► dlpar.scaling (speed-up, efficiency, crossings)
+grid ─► run_all ─► outcomes ─► dlpar.scaling (speed-up, efficiency, crossings)
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
-from typing import TYPE_CHECKING, Any, Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from dlpar.costmodel import Prediction, predict
 from dlpar.launcher.job import Job, JobFailed, check_machine, launch
@@ -85,7 +86,9 @@ def check(experiments: Iterable[Experiment]) -> None:
         check_machine(experiment)
 
 
-def all_done(experiments: Sequence[Experiment], jobs: int = 2, told: Callable[[Outcome], None] | None = None) -> list[Outcome]:
+def all_done(
+    experiments: Sequence[Experiment], jobs: int = 2, told: Callable[[Outcome], None] | None = None
+) -> list[Outcome]:
     """The same as :func:`run_all`, where nothing can be said unless all of them are done.
 
     Raises
@@ -96,14 +99,18 @@ def all_done(experiments: Sequence[Experiment], jobs: int = 2, told: Callable[[O
     outcomes = run_all(experiments, jobs, told)
     for outcome in outcomes:
         if outcome.status != "done":
-            raise JobFailed(f"workers={outcome.experiment.workers}, {outcome.experiment.sync}: {outcome.reason or outcome.status}")
+            raise JobFailed(
+                f"workers={outcome.experiment.workers}, {outcome.experiment.sync}: {outcome.reason or outcome.status}"
+            )
     return outcomes
 
 
 def run_all(
-    experiments: Sequence[Experiment], jobs: int = 2, told: Callable[[Outcome], None] | None = None,
+    experiments: Sequence[Experiment],
+    jobs: int = 2,
+    told: Callable[[Outcome], None] | None = None,
     stop: Callable[[], bool] | None = None,
-) -> list[Outcome]:  # fmt: skip
+) -> list[Outcome]:
     """Run experiments and wait for all of them.
 
     Real and paced ones have the machine for themselves, or they would measure each other; one that

@@ -32,10 +32,15 @@ def train(comm: Comm, experiment: Experiment, record: Recorder) -> torch.nn.Modu
     """Train this rank's part of a replica; returns what it has of the model."""
     # 1. On every rank the same data, model and batches: all follow from the seed.
     seed, dtype = experiment.seed, getattr(torch, experiment.dtype)
-    dataset = comm.once("data", lambda: load(experiment.data, seed, dtype, experiment.model.name)).to(comm.device)
-    sampler = comm.once("batches", lambda: Sampler(experiment.of_replicas(), dataset.train_y, len(dataset.train_x)))
+    dataset = comm.once("data", lambda: load(experiment.data, seed, dtype, experiment.model.name)).to(
+        comm.device
+    )
+    sampler = comm.once(
+        "batches", lambda: Sampler(experiment.of_replicas(), dataset.train_y, len(dataset.train_x))
+    )
     model = comm.build(
-        lambda: models.build(experiment, dataset).to(comm.device), outline=lambda: models.outline(experiment, dataset)
+        lambda: models.build(experiment, dataset).to(comm.device),
+        outline=lambda: models.outline(experiment, dataset),
     )
     if experiment.model.norm == "sync_batch":
         synchronise_batchnorm(model, comm)
@@ -44,7 +49,7 @@ def train(comm: Comm, experiment: Experiment, record: Recorder) -> torch.nn.Modu
 
     # 2. This rank's part of which replica, and how replicas are kept in agreement.
     place = placed(experiment, comm)
-    batch = lambda step: dataset.batch(sampler.indices(step, place.number))  # noqa: E731
+    batch = lambda step: dataset.batch(sampler.indices(step, place.number))
     memory = Memory(comm.now)
     part = make_split(Task(experiment, comm, place, model, criterion, flops, batch, record, memory))
     sync = scheme(experiment.of_replicas(), place.twins, part.replica)

@@ -114,12 +114,16 @@ def _drawn(title: str, slides: list[Slide], browser: Browser) -> list[str]:
 def main(arguments: list[str] | None = None) -> int:
     """The command line; 2 if something cannot be exported."""
     parser = argparse.ArgumentParser(description="Export decks to HTML and PDF that need no network.")
-    parser.add_argument("decks", nargs="*", metavar="DECK", help="beginning of a deck's name, as 03 (default: all)")
+    parser.add_argument(
+        "decks", nargs="*", metavar="DECK", help="beginning of a deck's name, as 03 (default: all)"
+    )
     parser.add_argument("--into", type=Path, default=HERE / "build", help="folder (default: slides/build)")
     chosen = parser.parse_args(arguments)
     every = sorted(HERE.glob("[0-9]*.ipynb"))
     if unknown := [name for name in chosen.decks if not any(deck.name.startswith(name) for deck in every)]:
-        return _refuse(f"DECK: got {unknown[0]}, allowed is the beginning of one of {', '.join(d.stem for d in every)}")
+        return _refuse(
+            f"DECK: got {unknown[0]}, allowed is the beginning of one of {', '.join(d.stem for d in every)}"
+        )
     decks = [deck for deck in every if not chosen.decks or deck.name.startswith(tuple(chosen.decks))]
     browser = next((path for name in BROWSERS if (path := shutil.which(name))), None)
     if browser is None:

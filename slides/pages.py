@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import html
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Mapping
+from typing import Any
 
 from nbconvert.filters import markdown2html
 
 HERE = Path(__file__).parent
 PLOTLY = "application/vnd.plotly.v1+json"
 WIDGET = "application/vnd.jupyter.widget-view+json"
-WAS_LIVE = '<p class="was-live">A picture of the panel after its run. In JupyterLab it can be changed and run.</p>'
-NOTHING_FROM_OUTSIDE = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
+WAS_LIVE = (
+    '<p class="was-live">A picture of the panel after its run. In JupyterLab it can be changed and run.</p>'
+)
+NOTHING_FROM_OUTSIDE = (
+    "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
+)
 
 
 @dataclass
@@ -42,7 +47,9 @@ def slides_of(notebook: Mapping[str, Any]) -> list[Slide]:
         if cell["cell_type"] == "markdown":
             slides[-1].parts.append(markdown2html(cell["source"]))
         else:
-            slides[-1].parts += [part for output in cell["outputs"] if (part := _part(output, cell["id"])) is not None]
+            slides[-1].parts += [
+                part for output in cell["outputs"] if (part := _part(output, cell["id"])) is not None
+            ]
     return slides
 
 
@@ -52,9 +59,13 @@ def _part(output: Mapping[str, Any], cell: str) -> str | tuple[dict[str, Any], s
         return _at_rest(data[PLOTLY]), data.get("text/plain", "")
     if "text/markdown" in data:
         return f'<div class="found">{markdown2html(data["text/markdown"])}</div>'
-    if WIDGET in data or "dlpar-says" in data.get("text/html", ""):  # a panel's picture follows; a figure's own words
+    if WIDGET in data or "dlpar-says" in data.get(
+        "text/html", ""
+    ):  # a panel's picture follows; a figure's own words
         return None
-    raise ValueError(f"cell {cell}: shows {', '.join(data) or output['output_type']}, allowed are figures and Markdown")
+    raise ValueError(
+        f"cell {cell}: shows {', '.join(data) or output['output_type']}, allowed are figures and Markdown"
+    )
 
 
 def _at_rest(figure: dict[str, Any]) -> dict[str, Any]:
@@ -76,7 +87,9 @@ def page(title: str, slides: list[Slide], drawn: list[str] | None = None) -> str
     """
     pictures, sections = iter(drawn or ()), []
     for number, slide in enumerate(slides, 1):
-        parts = [part if isinstance(part, str) else _figure(part[1], next(pictures, "")) for part in slide.parts]
+        parts = [
+            part if isinstance(part, str) else _figure(part[1], next(pictures, "")) for part in slide.parts
+        ]
         if slide.section == "live":
             parts.append(WAS_LIVE)
         where = f'class="{slide.section}" data-number="{number} / {len(slides)}"'

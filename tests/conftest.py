@@ -64,9 +64,8 @@ def own_folders():
 @pytest.fixture(scope="session")
 def chromium():
     """The one browser of a process: Playwright starts no second while the first is at work."""
-    from playwright.sync_api import sync_playwright
-
     from browser.jupyter import FLAGS, find_browser
+    from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
         yield playwright.chromium.launch(executable_path=find_browser(), args=list(FLAGS))

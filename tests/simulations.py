@@ -26,7 +26,9 @@ def run(
     return run_program(simulator, comms, program, patience=20)
 
 
-def ends(program, ranks: int | list[int], platform: Platform | None = None, computes: bool = False) -> list[float]:
+def ends(
+    program, ranks: int | list[int], platform: Platform | None = None, computes: bool = False
+) -> list[float]:
     """Seconds at which each rank has done ``program(comm)``."""
 
     def timed(comm) -> float:

@@ -7,6 +7,8 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
+from trained_ranks import Trained
+from trained_ranks import trained as trained_on
 
 import dlpar
 from dlpar import Experiment
@@ -16,12 +18,12 @@ from dlpar.optim import Optimizer
 from dlpar.sampling import Sampler
 from dlpar.split.data import Replica
 from dlpar.sync.averaging import outer
-from trained_ranks import Trained
-from trained_ranks import trained as trained_on
 
 pytestmark = pytest.mark.slow
 
-SMALL = dict(model={"name": "mlp", "width": 32}, batch=61, steps=40, evaluate_every=1000, dtype="float64", workers=3)
+SMALL = dict(
+    model={"name": "mlp", "width": 32}, batch=61, steps=40, evaluate_every=1000, dtype="float64", workers=3
+)
 """61 samples on three workers: shares of 21, 20 and 20."""
 
 
@@ -112,7 +114,9 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("scheme, method, meet, fields", CASES, ids=[f"{case[0]} {case[1]}" for case in CASES])
+@pytest.mark.parametrize(
+    "scheme, method, meet, fields", CASES, ids=[f"{case[0]} {case[1]}" for case in CASES]
+)
 def test_every_worker_does_what_replicas_in_one_process_do(scheme, method, meet, fields):
     averaging = {"method": method, "period": 5, **fields.get("averaging", {})}
     given = {**SMALL, "sync": scheme, **fields, "averaging": averaging}
@@ -129,7 +133,9 @@ def test_real_processes_do_the_same():
     assert found == pytest.approx(twin.losses(elastic(twin)), rel=1e-9)
 
 
-@pytest.mark.parametrize("sync", ["ring", "mapreduce", "ps", {"scheme": "mapreduce", "reduce": "mean"}], ids=str)
+@pytest.mark.parametrize(
+    "sync", ["ring", "mapreduce", "ps", {"scheme": "mapreduce", "reduce": "mean"}], ids=str
+)
 def test_averaging_models_after_every_step_is_averaging_gradients(sync):
     every_step = trained(sync=sync, averaging={"method": "local", "period": 1}).losses
     assert every_step == pytest.approx(by_ring().losses, rel=1e-9)
@@ -172,14 +178,21 @@ def last_weights(comm, e: Experiment) -> list[float] | None:
 @pytest.mark.parametrize("method", ["local", "elastic"])
 def test_workers_that_never_wait_still_end_with_the_same_weights(method):
     averaging, delays = {"method": method, "period": 4}, {"straggler": {1: 4.0}}
-    e = Experiment(**{**SMALL, "sync": {"scheme": "ps", "consistency": "asp"}, "averaging": averaging, "delays": delays})
+    e = Experiment(
+        **{**SMALL, "sync": {"scheme": "ps", "consistency": "asp"}, "averaging": averaging, "delays": delays}
+    )
     first, *others = dlpar.spmd(last_weights, e, workers=e.ranks, timeout=60)[: e.workers]
     assert others == [first, first]
 
 
 def test_the_scheme_inside_runs_one_step_a_block():
     e = Experiment(**{**SMALL, "averaging": {"method": "elastic", "period": 4, "elasticity": 0.5}})
-    assert (outer(e).steps, outer(e).lr, outer(e).optimizer, outer(e).averaging.method) == (10, 0.5, "sgd", "none")
+    assert (outer(e).steps, outer(e).lr, outer(e).optimizer, outer(e).averaging.method) == (
+        10,
+        0.5,
+        "sgd",
+        "none",
+    )
     momentum = outer(e.replace(averaging={"method": "block_momentum"}))
     assert momentum.optimizer == "momentum" and momentum.momentum == pytest.approx(2 / 3)
     plain = e.replace(averaging={"method": "none"})
@@ -197,6 +210,12 @@ def test_one_worker_alone_averages_with_itself():
 )
 def test_digits_are_learned_to_94_percent(method, world):
     averaging = {"method": method, "period": 4}
-    e = Experiment(workers=4, steps=320, sync="mapreduce", averaging=averaging, evaluate_every=1000,
-                   cluster={"world": world, "threads": 1})  # fmt: skip
+    e = Experiment(
+        workers=4,
+        steps=320,
+        sync="mapreduce",
+        averaging=averaging,
+        evaluate_every=1000,
+        cluster={"world": world, "threads": 1},
+    )
     assert dlpar.launch(e).wait(60).summary["accuracy"] >= 0.94

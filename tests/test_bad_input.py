@@ -53,7 +53,9 @@ EXPERIMENTS = [
     (dict(model={"a\nb": 3}), r"model.'a\nb'", "3", "name, width, depth"),
     (
         dict(model={"name": "transformer", "width": 10}, data="docstrings"),
-        "model.heads", "4", "a divisor of the width 10",
+        "model.heads",
+        "4",
+        "a divisor of the width 10",
     ),
     (dict(model={"name": "linear", "norm": "batch"}, data="diabetes"), "model.norm", "'batch'", "none"),
     (dict(model={"norm": "batch"}, batch=4), "batch", "4", "at least 8"),
@@ -68,7 +70,12 @@ EXPERIMENTS = [
     (dict(split="layers"), "split.kind", "'layers'", "data"),
     (dict(split={"kind": "tensor", "tensor": 3}), "split.tensor", "3", "4 workers"),
     (dict(split="hybrid", workers=6), "split.stages", "2", "6 workers"),
-    (dict(split={"kind": "tensor", "order": "tensor,pipeline"}), "split.order", "'tensor,pipeline'", "data, tensor"),
+    (
+        dict(split={"kind": "tensor", "order": "tensor,pipeline"}),
+        "split.order",
+        "'tensor,pipeline'",
+        "data, tensor",
+    ),
     (dict(split={"kind": "tensor", "order": "tensor,layers"}), "split.order", "'tensor,layers'", "pipeline"),
     (dict(split="tensor", sync={"scheme": "ps", "servers": 3}), "sync.servers", "3", "multiple of 4"),
     (dict(split="tensor", sync="hogwild"), "sync.scheme", "'hogwild'", "another"),
@@ -77,30 +84,95 @@ EXPERIMENTS = [
     (dict(sync="own"), "sync.scheme", "'own'", "Experiment(sync=my_scheme)"),
     (dict(sync={"servers": 2}), "sync.servers", "2", "scheme, allreduce"),
     (dict(sync={"scheme": "ps", "servers": 0}), "sync.servers", "0", "1 to 1024"),
-    (dict(sync={"scheme": "ps", "servers": 33}, batch=256), "sync.servers", "33", "in the real world is at most 32"),
+    (
+        dict(sync={"scheme": "ps", "servers": 33}, batch=256),
+        "sync.servers",
+        "33",
+        "in the real world is at most 32",
+    ),
     (dict(sync={"scheme": "ps", "staleness": -1}), "sync.staleness", "-1", "from 0"),
-    (dict(sync={"scheme": "ps", "consistency": "eventual"}), "sync.consistency", "'eventual'", "bsp, ssp, asp, softsync"),
+    (
+        dict(sync={"scheme": "ps", "consistency": "eventual"}),
+        "sync.consistency",
+        "'eventual'",
+        "bsp, ssp, asp, softsync",
+    ),
     (dict(sync={"scheme": "ps", "groups": 5}), "sync.groups", "5", "at most 4"),
-    (dict(sync={"scheme": "ps", "consistency": "softsync", "softsync": 5}), "sync.softsync", "5", "at most 4"),
+    (
+        dict(sync={"scheme": "ps", "consistency": "softsync", "softsync": 5}),
+        "sync.softsync",
+        "5",
+        "at most 4",
+    ),
     (dict(sync={"scheme": "ps", "consistency": "asp", "groups": 3}), "sync.groups", "3", "a divisor of 4"),
-    (dict(sync={"scheme": "ps", "staleness_aware": True}, optimizer="adam"), "optimizer", "'adam'", "sgd or momentum"),
+    (
+        dict(sync={"scheme": "ps", "staleness_aware": True}, optimizer="adam"),
+        "optimizer",
+        "'adam'",
+        "sgd or momentum",
+    ),
     (dict(sync={"scheme": "ps", "push_every": 7}), "sync.push_every", "7", "a divisor of 200"),
     (dict(sync={"scheme": "mapreduce", "fraction": 0}), "sync.fraction", "0", "above 0"),
     (dict(sync={"scheme": "mapreduce", "depth": 0}), "sync.depth", "0", "1 to 6"),
-    (dict(sync={"scheme": "gossip", "topology": "moebius"}), "sync.topology", "'moebius'", "ring, grid, exp2"),
+    (
+        dict(sync={"scheme": "gossip", "topology": "moebius"}),
+        "sync.topology",
+        "'moebius'",
+        "ring, grid, exp2",
+    ),
     (dict(sync={"scheme": "gossip", "topology": "edges"}), "sync.edges", "0 edges", "with topology edges"),
-    (dict(sync={"scheme": "gossip", "topology": "edges", "edges": "0-1,2-7"}), "sync.edges", "worker 7", "0 to 3"),
-    (dict(sync={"scheme": "gossip", "topology": "edges", "edges": "no-such-file"}), "sync.edges", "no-such-file", "0-1,1-2"),
-    (dict(sync={"scheme": "gossip", "topology": "edges", "edges": "README.md"}), "sync.edges", "line", "two worker numbers such as 0 1"),
-    (dict(sync={"scheme": "gossip", "topology": "edges", "edges": [(-1, 0)]}), "sync.edges", "worker -1", "0 to 3"),
-    (dict(sync={"scheme": "gossip", "topology": "random", "degree": 3}, workers=5), "sync.degree", "3", "even"),
+    (
+        dict(sync={"scheme": "gossip", "topology": "edges", "edges": "0-1,2-7"}),
+        "sync.edges",
+        "worker 7",
+        "0 to 3",
+    ),
+    (
+        dict(sync={"scheme": "gossip", "topology": "edges", "edges": "no-such-file"}),
+        "sync.edges",
+        "no-such-file",
+        "0-1,1-2",
+    ),
+    (
+        dict(sync={"scheme": "gossip", "topology": "edges", "edges": "README.md"}),
+        "sync.edges",
+        "line",
+        "two worker numbers such as 0 1",
+    ),
+    (
+        dict(sync={"scheme": "gossip", "topology": "edges", "edges": [(-1, 0)]}),
+        "sync.edges",
+        "worker -1",
+        "0 to 3",
+    ),
+    (
+        dict(sync={"scheme": "gossip", "topology": "random", "degree": 3}, workers=5),
+        "sync.degree",
+        "3",
+        "even",
+    ),
     (dict(sync={"scheme": "gossip", "exchange": "random", "peers": 4}), "sync.peers", "4", "at most 3"),
     (dict(sync={"scheme": "hogwild"}, cluster={"device": "cuda"}), "cluster.device", "'cuda'", "auto or cpu"),
-    (dict(sync={"scheme": "hogwild"}, cluster={"carrier": "nccl"}), "cluster.carrier", "'nccl'", "auto, mpi or gloo"),
-    (dict(sync={"scheme": "mapreduce", "fraction": 0.5}, model={"norm": "batch"}), "model.norm", "'batch'", "none"),
+    (
+        dict(sync={"scheme": "hogwild"}, cluster={"carrier": "nccl"}),
+        "cluster.carrier",
+        "'nccl'",
+        "auto, mpi or gloo",
+    ),
+    (
+        dict(sync={"scheme": "mapreduce", "fraction": 0.5}, model={"norm": "batch"}),
+        "model.norm",
+        "'batch'",
+        "none",
+    ),
     (dict(averaging="sometimes"), "averaging.method", "'sometimes'", "none, local, elastic, block_momentum"),
     (dict(averaging={"method": "local", "period": 7}), "averaging.period", "7", "a divisor of 200"),
-    (dict(averaging={"method": "elastic", "period": 8}, sync="gossip"), "averaging.method", "'elastic'", "none or local"),
+    (
+        dict(averaging={"method": "elastic", "period": 8}, sync="gossip"),
+        "averaging.method",
+        "'elastic'",
+        "none or local",
+    ),
     (dict(compression="zip"), "compression.codec", "'zip'", "none, onebit, topk, fp16, bf16"),
     (dict(compression="topk", sync="gossip"), "compression.codec", "'topk'", "none"),
     (dict(compression="onebit", sync={"allreduce": "tree"}), "sync.allreduce", "'tree'", "ring"),
@@ -117,7 +189,7 @@ EXPERIMENTS = [
     (dict(cluster={"carrier": "nccl", "device": "cpu"}), "cluster.carrier", "'nccl'", "auto, mpi or gloo"),
     (dict(cluster={"carrier": "gloo", "device": "cuda"}), "cluster.carrier", "'gloo'", "auto, mpi or nccl"),
     (dict(wrokers=4), "wrokers", "4", "model, data, batch"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(
@@ -232,9 +304,14 @@ def test_a_refusal_by_the_real_program_is_quick_and_loads_nothing_heavy(words):
 # ---- any experiment at all ------------------------------------------------------
 
 WILD = (
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
-    | st.lists(st.integers(), max_size=2) | st.dictionaries(st.text(max_size=3), st.integers(), max_size=2)
-)  # fmt: skip
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=5)
+    | st.lists(st.integers(), max_size=2)
+    | st.dictionaries(st.text(max_size=3), st.integers(), max_size=2)
+)
 
 
 def plausible(flag: flags.Flag):

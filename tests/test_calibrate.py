@@ -16,7 +16,6 @@ from dlpar.costmodel.steps.sizes import sizes
 from dlpar.doctor import calibrate as calibrating
 from dlpar.platforms import Link, platform
 
-
 LINK = Link(8e-6, 6e9)
 TIMES = [LINK.seconds(size) for size in calibrating.SIZES]
 FLOPS, OVERHEAD, IN_TRAINING = 5e10, 3e-4, 2e9
@@ -69,8 +68,12 @@ def test_predictions_on_the_measured_machine_are_what_was_measured(home, workers
 
 
 def test_where_exchanges_are_lost_in_noise_the_link_is_that_of_plain_messages(home, monkeypatch):
-    noisy = lambda e: made_up(e) if e.averaging.method == "local" else 0.9 * made_up(e.replace(averaging="local"))
-    monkeypatch.setattr(calibrating, "step_seconds", lambda experiments, runs: [noisy(e) for e in experiments])
+    noisy = lambda e: (
+        made_up(e) if e.averaging.method == "local" else 0.9 * made_up(e.replace(averaging="local"))
+    )
+    monkeypatch.setattr(
+        calibrating, "step_seconds", lambda experiments, runs: [noisy(e) for e in experiments]
+    )
     assert calibrating.calibrate().inside.bandwidth == pytest.approx(LINK.bandwidth, rel=0.01)
 
 
@@ -83,7 +86,9 @@ def test_on_one_core_only_plain_messages_are_looked_at(home, monkeypatch):
 
 def test_measuring_again_replaces_the_figures(home, monkeypatch):
     first = calibrating.calibrate()
-    monkeypatch.setattr(calibrating, "step_seconds", lambda experiments, runs: [2 * made_up(e) for e in experiments])
+    monkeypatch.setattr(
+        calibrating, "step_seconds", lambda experiments, runs: [2 * made_up(e) for e in experiments]
+    )
     second = calibrating.calibrate()
     assert second.device.flops == pytest.approx(first.device.flops / 2, rel=0.01)
     assert platform("here") == second
@@ -94,7 +99,9 @@ def test_where_ranks_cannot_run_one_line_says_so_and_nothing_is_kept(home):
     command = [sys.executable, "-m", "dlpar.cli", "doctor", "--calibrate"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
     assert done.returncode == 1 and done.stdout == ""
-    assert done.stderr.startswith("dlpar doctor: this machine could not be measured: DLPAR_MPIEXEC: got '/nowhere/")
+    assert done.stderr.startswith(
+        "dlpar doctor: this machine could not be measured: DLPAR_MPIEXEC: got '/nowhere/"
+    )
     assert done.stderr.count("\n") == 1 and not (home / "here.json").exists()
 
 

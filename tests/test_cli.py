@@ -16,9 +16,9 @@ from conftest import eventually
 import dlpar
 from dlpar import Experiment, Run
 from dlpar.cli import flags, main
+from dlpar.cli.running import Stops
 from dlpar.launcher.processes import parent_of
 from dlpar.paths import Scratch, runs_folder, runtime_folder
-from dlpar.cli.running import Stops
 
 KEYS = [
     "run", "workers", "steps", "samples_per_s", "final_loss", "accuracy", "staleness", "lead", "bytes_sent",
@@ -115,7 +115,9 @@ def job_folders() -> list[str]:
 def left_of(run: Run, there: list[str] = ()) -> list[str]:
     """Processes of a job that has ended, and folders of any job but those that were there."""
     told = [path.read_text().splitlines() for path in run.path.glob("rank-*.jsonl")]
-    headers = [json.loads(lines[0]) for lines in told if lines]  # who was stopped at its very first line has told nothing
+    headers = [
+        json.loads(lines[0]) for lines in told if lines
+    ]  # who was stopped at its very first line has told nothing
     alive = [str(record["pid"]) for record in headers if parent_of(record["pid"]) is not None]
     return alive + [folder for folder in job_folders() if folder not in there]
 
@@ -219,10 +221,16 @@ def make_run(name: str, experiment: Experiment, status: str | None) -> Path:
         end = {"k": "end", "at": 1.0, "status": status, "reason": "a reason", "rank": None}
         (folder / "job.jsonl").write_text(json.dumps(end) + "\n")
         figures = dict.fromkeys(KEYS) | {
-            "run": name, "steps": 1, "accuracy": 0.5, "final_loss": 0.25, "samples_per_s": 1234.5,
-            "seconds": {"compute": 1, "comm": 1, "wait": 1}, "staleness": {"max": 0}, "time_to_accuracy": {},
+            "run": name,
+            "steps": 1,
+            "accuracy": 0.5,
+            "final_loss": 0.25,
+            "samples_per_s": 1234.5,
+            "seconds": {"compute": 1, "comm": 1, "wait": 1},
+            "staleness": {"max": 0},
+            "time_to_accuracy": {},
             "lead": {"max": 0, "bound": 0},
-        }  # fmt: skip
+        }
         (folder / "summary.json").write_text(json.dumps(figures))
     return folder
 

@@ -16,7 +16,9 @@ from dlpar.cli import flags, main
 
 def program(*words: str) -> subprocess.CompletedProcess:
     """`dlpar` run with these words."""
-    return subprocess.run([sys.executable, "-m", "dlpar.cli", *words], capture_output=True, text=True, timeout=60)
+    return subprocess.run(
+        [sys.executable, "-m", "dlpar.cli", *words], capture_output=True, text=True, timeout=60
+    )
 
 
 def test_help_documents_every_flag_in_panels(capsys, monkeypatch):

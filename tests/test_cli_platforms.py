@@ -26,7 +26,14 @@ def test_one_platform_is_shown_whole(capsys, tmp_path):
     file.write_text('{"extends": "p100-10gbe", "stragglers": {"3": 4}, "timing": "exponential"}')
     assert main(["platforms", str(file)]) == 0
     said = capsys.readouterr().out
-    for words in ("slow", "5.1 TFLOP/s sustained, 16 GiB", "resnet50 219", "rank 3 × 4", "exponential", "changed in"):
+    for words in (
+        "slow",
+        "5.1 TFLOP/s sustained, 16 GiB",
+        "resnet50 219",
+        "rank 3 × 4",
+        "exponential",
+        "changed in",
+    ):
         assert words in said
 
 

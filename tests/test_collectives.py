@@ -14,31 +14,38 @@ pytestmark = pytest.mark.slow
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16]
 CASES = st.lists(
-    st.fixed_dictionaries({
-        "count": st.one_of(st.integers(0, 40), st.integers(0, 10_007)),
-        "dtype": st.sampled_from(DTYPES),
-        "seed": st.integers(0, 2**31),
-        "root": st.integers(0, 100),
-        "depth": st.integers(1, 5),
-        "group": st.integers(1, 10),
-    }),
+    st.fixed_dictionaries(
+        {
+            "count": st.one_of(st.integers(0, 40), st.integers(0, 10_007)),
+            "dtype": st.sampled_from(DTYPES),
+            "seed": st.integers(0, 2**31),
+            "root": st.integers(0, 100),
+            "depth": st.integers(1, 5),
+            "group": st.integers(1, 10),
+        }
+    ),
     min_size=8,
     max_size=8,
-)  # fmt: skip
+)
 EDGES = [
     {"count": count, "dtype": dtype, "seed": 1, "root": 1, "depth": depth, "group": group}
     for count, dtype, depth, group in [
-        (0, torch.float32, 1, 1), (1, torch.float64, 2, 2), (7, torch.bfloat16, 2, 3), (10_007, torch.float32, 3, 4)
+        (0, torch.float32, 1, 1),
+        (1, torch.float64, 2, 2),
+        (7, torch.bfloat16, 2, 3),
+        (10_007, torch.float32, 3, 4),
     ]
-]  # fmt: skip
+]
 
 
 def inputs_of(case, size):
     """What every rank starts with."""
     return [
-        torch.randn(case["count"], generator=torch.Generator().manual_seed(case["seed"] + rank), dtype=torch.float64)
-        .to(case["dtype"]) for rank in range(size)
-    ]  # fmt: skip
+        torch.randn(
+            case["count"], generator=torch.Generator().manual_seed(case["seed"] + rank), dtype=torch.float64
+        ).to(case["dtype"])
+        for rank in range(size)
+    ]
 
 
 def every_collective(comm, cases):
@@ -52,7 +59,9 @@ def every_collective(comm, cases):
     for case in cases:
         inputs, root = inputs_of(case, comm.size), case["root"] % comm.size
         # Added in more than float64, or the reference would be off by as many roundings as what is looked at.
-        exact = torch.from_numpy(sum(i.double().numpy().astype("longdouble") for i in inputs).astype("float64"))
+        exact = torch.from_numpy(
+            sum(i.double().numpy().astype("longdouble") for i in inputs).astype("float64")
+        )
         # one rounding: half the distance to the next number, at the largest partial sum there can be
         rounding = torch.finfo(case["dtype"]).eps * torch.stack([i.double().abs() for i in inputs]).sum(0) / 2
         spread = inputs[root].double()
@@ -115,8 +124,9 @@ def test_reduce_scatter_and_allgather_work_on_their_own_and_as_the_library_does_
         comm = connect(Cluster(device="cpu", carrier=carrier))
         own, answers = (comm.rank + 1) % comm.size, []
         for scatter, gather in [
-            (c.ring_reduce_scatter, c.ring_allgather), (c.library_reduce_scatter, c.library_allgather)
-        ]:  # fmt: skip
+            (c.ring_reduce_scatter, c.ring_allgather),
+            (c.library_reduce_scatter, c.library_allgather),
+        ]:
             for dtype in (torch.float32, torch.bfloat16):
                 chunks = torch.full((7,), float(comm.rank + 1), dtype=dtype).tensor_split(comm.size)
                 comm.traffic.take()
@@ -135,8 +145,11 @@ def test_reduce_scatter_and_allgather_work_on_their_own_and_as_the_library_does_
         sums = [6.0] * length
         sent = [7 - length + 5 - (3, 0, 2)[(rank + 2) % 3]] * 2  # all chunks but one, twice
         assert by_rank[rank] == [
-            (sums, gathered, sent[0] * 4), (sums, gathered, sent[1] * 2), (sums, gathered, None), (sums, gathered, None)
-        ]  # fmt: skip
+            (sums, gathered, sent[0] * 4),
+            (sums, gathered, sent[1] * 2),
+            (sums, gathered, None),
+            (sums, gathered, None),
+        ]
 
 
 def test_library_reduce_and_broadcast_work_without_mpi():
@@ -199,21 +212,29 @@ def test_what_no_collective_can_do_is_refused_in_a_sentence():
 
         said = []
         for collective, wrong in [
-            (c.tree_reduce, {"root": 2}), (c.tree_aggregate, {"depth": 0}), (c.hierarchical_allreduce, {"group": 0}),
+            (c.tree_reduce, {"root": 2}),
+            (c.tree_aggregate, {"depth": 0}),
+            (c.hierarchical_allreduce, {"group": 0}),
             (c.library_reduce, {"root": -1}),
-        ]:  # fmt: skip
+        ]:
             try:
                 collective(comm, torch.zeros(3), **wrong)
             except ValueError as error:
                 said.append(str(error))
         return said
 
-    assert dlpar.spmd(complaints, workers=2, timeout=10) == [[
-        "root: got 2, allowed is a rank from 0 to 1",
-        "depth: got 0, allowed is a whole number from 1",
-        "group: got 0, allowed is a whole number from 1",
-        "root: got -1, allowed is a rank from 0 to 1",
-    ]] * 2  # fmt: skip
+    assert (
+        dlpar.spmd(complaints, workers=2, timeout=10)
+        == [
+            [
+                "root: got 2, allowed is a rank from 0 to 1",
+                "depth: got 0, allowed is a whole number from 1",
+                "group: got 0, allowed is a whole number from 1",
+                "root: got -1, allowed is a rank from 0 to 1",
+            ]
+        ]
+        * 2
+    )
 
 
 def test_closed_forms_are_the_textbooks():

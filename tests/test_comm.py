@@ -142,7 +142,12 @@ def test_split_makes_groups_that_do_not_hear_each_other(carrier):
 
     # keys run against ranks: rank 2 comes first among the even ones, rank 3 among the odd
     even, odd = (2, 2.0, [2, 0]), (2, 4.0, [3, 1])
-    assert dlpar.spmd(halves, carrier, workers=4, timeout=20) == [(1, *even), (1, *odd), (0, *even), (0, *odd)]
+    assert dlpar.spmd(halves, carrier, workers=4, timeout=20) == [
+        (1, *even),
+        (1, *odd),
+        (0, *even),
+        (0, *odd),
+    ]
 
 
 def test_shared_memory_is_one_memory():
@@ -271,7 +276,9 @@ def test_a_started_collective_runs_beside_the_computation(carrier):
 
         comm = on(carrier)
         buckets = [torch.full((n,), float(comm.rank + 1)) for n in (5, 1000, 0, 17)]
-        requests = [comm.start(ALLREDUCE[name], b) for b, name in zip(buckets, ("ring", "library", "ring", "ring"))]
+        requests = [
+            comm.start(ALLREDUCE[name], b) for b, name in zip(buckets, ("ring", "library", "ring", "ring"))
+        ]
         comm.barrier()  # the main thread's own messages do not meet the progress thread's
         for request in requests:
             request.wait()

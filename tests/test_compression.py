@@ -19,9 +19,11 @@ tensors = st.builds(
     lambda n, seed, dtype, scale: (
         torch.randn(n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * scale
     ).to(dtype),
-    st.one_of(st.integers(0, 20), st.integers(0, 3000)), st.integers(0, 2**31), st.sampled_from(DTYPES),
+    st.one_of(st.integers(0, 20), st.integers(0, 3000)),
+    st.integers(0, 2**31),
+    st.sampled_from(DTYPES),
     st.sampled_from([1e-3, 1.0, 1000.0]),
-)  # fmt: skip
+)
 codecs = st.builds(codec, st.sampled_from(CODECS), st.sampled_from([0.001, 0.01, 0.3, 1.0]))
 
 
@@ -94,7 +96,9 @@ def test_a_wire_may_lie_at_any_byte_of_a_larger_buffer(name):
     tensor = torch.randn(33, generator=torch.Generator().manual_seed(0))
     wire = codec(name, 0.1).encode(tensor)
     buffer = torch.cat([torch.zeros(3, dtype=torch.uint8), wire])
-    assert torch.equal(codec(name, 0.1).decode(buffer[3:], torch.empty(33)), decoded(codec(name, 0.1), tensor))
+    assert torch.equal(
+        codec(name, 0.1).decode(buffer[3:], torch.empty(33)), decoded(codec(name, 0.1), tensor)
+    )
 
 
 @pytest.mark.parametrize("name", ["onebit", "topk"])
@@ -102,7 +106,12 @@ def test_with_memory_what_is_delivered_adds_up_and_without_it_does_not(name):
     """200 noisy gradients about a fixed one: with memory the mean of what is delivered comes near it."""
     generator, n, steps = torch.Generator().manual_seed(3), 400, 200
     true = torch.randn(n, generator=generator)
-    memory, meant, with_memory, without = Memory(codec(name, 0.05)), torch.zeros(n), torch.zeros(n), torch.zeros(n)
+    memory, meant, with_memory, without = (
+        Memory(codec(name, 0.05)),
+        torch.zeros(n),
+        torch.zeros(n),
+        torch.zeros(n),
+    )
     for _ in range(steps):
         gradient = true + torch.randn(n, generator=generator)
         meant += gradient
@@ -117,12 +126,21 @@ def test_with_memory_what_is_delivered_adds_up_and_without_it_does_not(name):
     assert off(without) > 0.3
 
 
-@pytest.mark.parametrize("ask, complaint", [
-    (lambda: codec("zip"), "codec: got 'zip', allowed is one of onebit, topk, fp16, bf16"),
-    (lambda: codec("topk", keep=0), "keep: got 0, allowed is a number above 0 and at most 1"),
-    (lambda: Half().decode(torch.zeros(3, dtype=torch.uint8), torch.zeros(2)), "wire: got 3 bytes, allowed is 4 for 2"),
-    (lambda: [m := Memory(Half()), *(m.encode(torch.zeros(n)) for n in (2, 3))], "tensor: got 3 elements"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "ask, complaint",
+    [
+        (lambda: codec("zip"), "codec: got 'zip', allowed is one of onebit, topk, fp16, bf16"),
+        (lambda: codec("topk", keep=0), "keep: got 0, allowed is a number above 0 and at most 1"),
+        (
+            lambda: Half().decode(torch.zeros(3, dtype=torch.uint8), torch.zeros(2)),
+            "wire: got 3 bytes, allowed is 4 for 2",
+        ),
+        (
+            lambda: [m := Memory(Half()), *(m.encode(torch.zeros(n)) for n in (2, 3))],
+            "tensor: got 3 elements",
+        ),
+    ],
+)
 def test_what_cannot_be_encoded_is_refused_in_a_sentence(ask, complaint):
     with pytest.raises(ValueError, match=complaint):
         ask()
@@ -165,7 +183,9 @@ def test_replicas_stay_equal_to_the_last_bit_and_bytes_are_as_foretold():
         bits, traffic, off = zip(*(found[name] for found in by_rank))
         assert bits[0] == bits[1] == bits[2]
         sent = sum(codec(name, 0.05).nbytes(n, torch.float32) for n in (1000, 37, 0))
-        assert all(t == {"bytes": steps * (ranks - 1) * sent, "messages": steps * 3 * (ranks - 1)} for t in traffic)
+        assert all(
+            t == {"bytes": steps * (ranks - 1) * sent, "messages": steps * 3 * (ranks - 1)} for t in traffic
+        )
         assert max(off) < {"onebit": 0.1, "topk": 0.5}.get(name, 1e-4), "over many steps nothing is lost"
 
 
@@ -175,7 +195,10 @@ def test_a_tree_aggregate_over_a_lossy_comm_delivers_the_sum_in_the_long_run():
         from dlpar.collectives import tree_aggregate
         from dlpar.compression import LossyComm, codec
 
-        lossy, generator = LossyComm(comm, codec(name, 0.1), exact=2), torch.Generator().manual_seed(comm.rank)
+        lossy, generator = (
+            LossyComm(comm, codec(name, 0.1), exact=2),
+            torch.Generator().manual_seed(comm.rank),
+        )
         true, delivered, counts = torch.randn(100, generator=generator), torch.zeros(100), []
         for _ in range(steps):
             tensor = torch.cat([true, torch.tensor([comm.rank + 0.1, 1.0])])
@@ -214,8 +237,14 @@ def test_a_lossy_comm_passes_on_what_is_no_float_and_every_way_of_sending():
         lossy.start(star_allreduce, total).wait()
         rounded = values.bfloat16().float()
         return (
-            torch.equal(got[0], rounded), (got[1] - values).abs().max().item() < 0.02, count.item(), arrival.nbytes,
-            told.nbytes, total.tolist(), lossy.split(0).size, math.isclose(comm.traffic.take()["bytes"], 8 + 8 + 8 + 8),
-        )  # fmt: skip
+            torch.equal(got[0], rounded),
+            (got[1] - values).abs().max().item() < 0.02,
+            count.item(),
+            arrival.nbytes,
+            told.nbytes,
+            total.tolist(),
+            lossy.split(0).size,
+            math.isclose(comm.traffic.take()["bytes"], 8 + 8 + 8 + 8),
+        )
 
     assert dlpar.spmd(exchange, workers=2) == [(True, True, 1 + 2**40, 16, 16, [2.25] * 4, 2, True)] * 2

@@ -14,27 +14,40 @@ LINK = Link(latency=1e-3, bandwidth=1e6)  # 1 ms, and 1 ms a kilobyte
 @pytest.mark.parametrize(
     "name, ranks, ms",
     [
-        ("star", 8, 2 * 1 + 14 * 6), ("star_reduce", 8, 1 + 7 * 6), ("tree", 8, 6 * 7), ("tree", 5, 4 * 1 + 6 * 6),
+        ("star", 8, 2 * 1 + 14 * 6),
+        ("star_reduce", 8, 1 + 7 * 6),
+        ("tree", 8, 6 * 7),
+        ("tree", 5, 4 * 1 + 6 * 6),
         ("tree", 3, 2 * 1 + 4 * 6),
-        ("tree_reduce", 8, 3 * 7), ("ring", 6, 10 * (1 + 1)), ("ring_reduce_scatter", 6, 5 * 2),
-        ("halving_doubling", 4, 4 * 1 + 2 * 0.75 * 6), ("halving_doubling", 5, 4 * 1 + 2 * 0.75 * 6 + 2 * 7 + 6 / 4),
-        ("hierarchical", 6, 2 * (1 + 6) + 4 * (1 + 2)), ("tree_aggregate", 9, (1 + 2 * 6) + (1 + 2 * 6)),
+        ("tree_reduce", 8, 3 * 7),
+        ("ring", 6, 10 * (1 + 1)),
+        ("ring_reduce_scatter", 6, 5 * 2),
+        ("halving_doubling", 4, 4 * 1 + 2 * 0.75 * 6),
+        ("halving_doubling", 5, 4 * 1 + 2 * 0.75 * 6 + 2 * 7 + 6 / 4),
+        ("hierarchical", 6, 2 * (1 + 6) + 4 * (1 + 2)),
+        ("tree_aggregate", 9, (1 + 2 * 6) + (1 + 2 * 6)),
         ("ring_allreduce", 1, 0),
     ],
-)  # fmt: skip
+)
 def test_times_of_6_kb_are_those_worked_out_by_hand(name, ranks, ms):
     assert 1e3 * collective_seconds(name, ranks, 6000, LINK) == pytest.approx(ms)
 
 
 def test_two_levels_of_one_rank_a_group_are_a_ring_and_one_group_is_a_star():
-    assert collective_seconds("hierarchical", 4, 6000, LINK, group=1) == collective_seconds("ring", 4, 6000, LINK)
-    assert collective_seconds("hierarchical", 4, 6000, LINK, group=9) == collective_seconds("star", 4, 6000, LINK)
+    assert collective_seconds("hierarchical", 4, 6000, LINK, group=1) == collective_seconds(
+        "ring", 4, 6000, LINK
+    )
+    assert collective_seconds("hierarchical", 4, 6000, LINK, group=9) == collective_seconds(
+        "star", 4, 6000, LINK
+    )
 
 
 def test_groups_may_be_joined_by_a_slower_link_than_their_ranks():
     far = Link(latency=2e-3, bandwidth=5e5)  # 2 ms, and 2 ms a kilobyte
     inside, between = 2 * (1 + 6), 4 * (2 + 2 * 2)
-    assert 1e3 * collective_seconds("hierarchical", 6, 6000, LINK, between=far) == pytest.approx(inside + between)
+    assert 1e3 * collective_seconds("hierarchical", 6, 6000, LINK, between=far) == pytest.approx(
+        inside + between
+    )
 
 
 def test_adding_is_charged_where_a_rank_adds():
@@ -42,7 +55,9 @@ def test_adding_is_charged_where_a_rank_adds():
     plain, adds = (1e3 * collective_seconds("ring", 6, 6000, LINK, adding=g) for g in (0, adding))
     assert adds == pytest.approx(plain + 5 * 1)
     assert 1e3 * collective_seconds("tree", 8, 6000, LINK, adding=adding) == pytest.approx(6 * 7 + 3 * 6)
-    assert 1e3 * collective_seconds("star_reduce", 8, 6000, LINK, adding=2e-6) == pytest.approx(1 + 6 + 7 * 12)
+    assert 1e3 * collective_seconds("star_reduce", 8, 6000, LINK, adding=2e-6) == pytest.approx(
+        1 + 6 + 7 * 12
+    )
     assert 1e3 * collective_seconds("star_broadcast", 8, 6000, LINK, adding=adding) == pytest.approx(1 + 42)
 
 

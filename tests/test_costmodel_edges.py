@@ -25,7 +25,12 @@ def ours(tmp_path):
         cluster = {"messages": messages}
         whole = {} if "layers" in (work or {}) else {"parameters": 1_000_000, "flops": 1e9}
         tables = {
-            "platform": {"device": {"name": "d", "flops": 1e12}, "nodes": 64, "between": BETWEEN, **(platform or {})},
+            "platform": {
+                "device": {"name": "d", "flops": 1e12},
+                "nodes": 64,
+                "between": BETWEEN,
+                **(platform or {}),
+            },
             "stand_in_for": {**whole, **(work or {})},
         }
         for field, table in tables.items():
@@ -55,7 +60,9 @@ def test_a_workload_that_only_sends_has_a_time_too(ours, messages):
 
 
 def test_a_small_model_cannot_send_in_place_of_one_without_parameters(ours):
-    with pytest.raises(BadExperiment, match="^cluster.stand_in_for: got .*, which has no parameters, allowed with"):
+    with pytest.raises(
+        BadExperiment, match="^cluster.stand_in_for: got .*, which has no parameters, allowed with"
+    ):
         charges(ours(2, "ring", work={"parameters": 0}, messages="values"))
 
 
@@ -82,7 +89,9 @@ def test_pushes_and_answers_share_the_port_of_a_server_that_is_half_duplex(ours,
     assert not told.exact and told.seconds == pytest.approx(simulated(mine)[0], rel=1e-3)
 
 
-@pytest.mark.parametrize("workers, sync", [(16, "ring"), (12, {"scheme": "ring", "allreduce": "hierarchical"})])
+@pytest.mark.parametrize(
+    "workers, sync", [(16, "ring"), (12, {"scheme": "ring", "allreduce": "hierarchical"})]
+)
 def test_what_a_port_has_not_sent_yet_is_in_the_way_of_the_next_step(workers, sync):
     """A small model on quick devices: messages below the eager limit pile up at the one port of a node."""
     mine = experiment(workers, sync, {"platform": "h100-10gbe"})
@@ -97,7 +106,9 @@ def test_short_broadcasts_of_mapreduce_are_in_the_way_of_the_next_ones(ours):
     assert told.exact and told.seconds == pytest.approx(simulated(mine)[0], rel=1e-3)
 
 
-TWO_BUCKETS = [{"name": name, "parameters": n, "flops": 1e9} for name, n in (("a", 6_000_000), ("b", 1_000_000))]
+TWO_BUCKETS = [
+    {"name": name, "parameters": n, "flops": 1e9} for name, n in (("a", 6_000_000), ("b", 1_000_000))
+]
 NODES_OF_TWO = {"devices": 2, "inside": {"latency": 1e-6, "bandwidth": 1e10}, "nic": "each", "eager": 0}
 
 
@@ -111,7 +122,7 @@ NODES_OF_TWO = {"devices": 2, "inside": {"latency": 1e-6, "bandwidth": 1e10}, "n
         (17, {"scheme": "ring", "allreduce": "star"}, NODES_OF_TWO, {"parameters": 300}),
         (16, {"scheme": "ps"}, NODES_OF_TWO, {"parameters": 3000}),
     ],
-)  # fmt: skip
+)
 def test_what_a_form_does_not_follow_it_does_not_call_exact(ours, workers, sync, platform, work):
     mine = ours(workers, sync, platform, work)
     told = predict(mine)

@@ -10,9 +10,22 @@ import pytest
 
 from dlpar import Experiment
 from dlpar.costmodel import (
-    Link, bubble, buckets, collective_seconds, expected_slowest, exposed_seconds, gossip_seconds, local_sgd_seconds,
-    overlapped, predict, ps_asp_seconds, ps_round_seconds, ps_step_seconds, ssp_bounds, two_level_ps_seconds,
-)  # fmt: skip
+    Link,
+    bubble,
+    buckets,
+    collective_seconds,
+    expected_slowest,
+    exposed_seconds,
+    gossip_seconds,
+    local_sgd_seconds,
+    overlapped,
+    predict,
+    ps_asp_seconds,
+    ps_round_seconds,
+    ps_step_seconds,
+    ssp_bounds,
+    two_level_ps_seconds,
+)
 from dlpar.platforms import Timing
 
 LINK = Link(latency=1e-3, bandwidth=1e6)  # 1 ms, and 1 ms a kilobyte
@@ -21,7 +34,9 @@ LINK = Link(latency=1e-3, bandwidth=1e6)  # 1 ms, and 1 ms a kilobyte
 # ---- parameter servers ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("workers, servers, ms", [(1, 1, 2 + 16), (4, 1, 2 + 64), (4, 2, 2 + 32), (8, 8, 2 + 16)])
+@pytest.mark.parametrize(
+    "workers, servers, ms", [(1, 1, 2 + 16), (4, 1, 2 + 64), (4, 2, 2 + 32), (8, 8, 2 + 16)]
+)
 def test_a_round_of_dedicated_servers_of_8_kb_takes_as_long_as_worked_out_by_hand(workers, servers, ms):
     assert 1e3 * ps_round_seconds(workers, servers, 8000, LINK) == pytest.approx(ms)
 
@@ -74,13 +89,15 @@ def test_a_computation_that_is_disturbed_goes_on_more_slowly_while_buckets_are_s
     assert overlapped([1], [1], computed=3, beside=0.5) == (3.5, 2)  # a second at half speed
     assert overlapped([1], [1], computed=3, beside=0) == (4, 2)  # it stands still meanwhile
     assert overlapped([1, 2], [2, 1], computed=2, beside=0.5) == (3, 4)  # all the rest at half speed
-    assert exposed_seconds([1, 2, 3], [0.5, 0.5, 0.5], computed=3, beside=0) == 1.5  # as if nothing overlapped
+    assert (
+        exposed_seconds([1, 2, 3], [0.5, 0.5, 0.5], computed=3, beside=0) == 1.5
+    )  # as if nothing overlapped
 
 
 def test_buckets_hold_what_fits_and_a_tensor_that_does_not_is_one_of_its_own():
-    assert buckets([5, 5, 5], most=10) == [range(0, 2), range(2, 3)]
-    assert buckets([50, 5], most=10) == [range(0, 1), range(1, 2)]
-    assert buckets([1, 2, 3], most=math.inf) == [range(0, 3)]
+    assert buckets([5, 5, 5], most=10) == [range(2), range(2, 3)]
+    assert buckets([50, 5], most=10) == [range(1), range(1, 2)]
+    assert buckets([1, 2, 3], most=math.inf) == [range(3)]
 
 
 def test_local_steps_share_one_exchange():
@@ -109,7 +126,9 @@ def test_the_slowest_of_gamma_workers_is_what_many_draws_say(workers, cv):
     shape = cv**-2
     draws = np.random.default_rng(0).gamma(shape, 1 / shape, (20_000, workers)).max(axis=1)
     error = draws.std() / math.sqrt(len(draws))
-    assert expected_slowest(workers, Timing(kind="gamma", cv=cv)) == pytest.approx(draws.mean(), abs=4 * error)
+    assert expected_slowest(workers, Timing(kind="gamma", cv=cv)) == pytest.approx(
+        draws.mean(), abs=4 * error
+    )
 
 
 @pytest.mark.parametrize("cv", (0.01, 0.1, 1.0, 3.0, 10.0))
@@ -205,10 +224,14 @@ def pascal(tmp_path) -> str:
 def test_one_overlap_gives_the_efficiencies_of_horovod_on_512_gpus(model, efficiency, pascal):
     """Horovod's README: 128 servers of 4 Pascal GPUs, 25 GbE RoCE; tensors fused to 64 MB."""
     sync = {"scheme": "ring", "overlap": True, "bucket_mb": 64.0}
-    assert horovod(model, 1, sync, pascal) / horovod(model, 512, sync, pascal) == pytest.approx(efficiency, abs=0.08)
+    assert horovod(model, 1, sync, pascal) / horovod(model, 512, sync, pascal) == pytest.approx(
+        efficiency, abs=0.08
+    )
 
 
 @pytest.mark.parametrize("gpus", (8, 32, 128, 512))
 def test_a_ring_is_above_a_parameter_server_from_8_gpus_on(gpus):
     for servers in {1, gpus // 4}:
-        assert horovod("resnet101", gpus, "ring") < horovod("resnet101", gpus, {"scheme": "ps", "servers": servers})
+        assert horovod("resnet101", gpus, "ring") < horovod(
+            "resnet101", gpus, {"scheme": "ps", "servers": servers}
+        )

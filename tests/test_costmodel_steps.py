@@ -62,7 +62,9 @@ def simulated(experiment: Experiment, every: int = 1) -> tuple[float, float]:
 
 def experiment(workers: int, sync, cluster=None, steps: int = 40, **fields) -> Experiment:
     cluster = {**CLUSTER, **(cluster or {})}
-    return Experiment(workers=workers, sync=sync, cluster=cluster, steps=steps, evaluate_every=steps, **fields)
+    return Experiment(
+        workers=workers, sync=sync, cluster=cluster, steps=steps, evaluate_every=steps, **fields
+    )
 
 
 # ---- exact ---------------------------------------------------------------------------------------------------
@@ -80,11 +82,15 @@ def test_a_step_of_every_all_reduce_takes_what_the_simulation_takes(allreduce, w
     assert told.bytes == sent
 
 
-@pytest.mark.parametrize("workers, servers", [(1, 1), (2, 1), (8, 1), (4, 2), (5, 2), (6, 4), (8, 8), (16, 4)])
+@pytest.mark.parametrize(
+    "workers, servers", [(1, 1), (2, 1), (8, 1), (4, 2), (5, 2), (6, 4), (8, 8), (16, 4)]
+)
 def test_a_bsp_step_of_servers_takes_what_the_simulation_takes(workers, servers):
     ours = experiment(workers, {"scheme": "ps", "servers": servers})
     told = predict(ours)
-    assert told.exact == (workers % servers == 0) and told.seconds == pytest.approx(simulated(ours)[0], rel=1e-3)
+    assert told.exact == (workers % servers == 0) and told.seconds == pytest.approx(
+        simulated(ours)[0], rel=1e-3
+    )
 
 
 @pytest.mark.parametrize("workers, servers", [(8, 1), (8, 2), (8, 4), (16, 8)])
@@ -94,7 +100,9 @@ def test_the_closed_form_of_servers_is_what_following_their_messages_gives(worke
     sync, cluster = {"scheme": "ps", "servers": servers}, {"stand_in_for": "resnet50"}
     told = predict(experiment(workers, sync, cluster, batch=workers))
     compute = platform("cpu-10gbe").seconds(big.flops, big)
-    assert ps_step_seconds(workers, servers, big.nbytes, link, compute) == pytest.approx(told.seconds, rel=1e-3)
+    assert ps_step_seconds(workers, servers, big.nbytes, link, compute) == pytest.approx(
+        told.seconds, rel=1e-3
+    )
 
 
 @pytest.mark.parametrize(
@@ -116,7 +124,7 @@ def test_the_closed_form_of_servers_is_what_following_their_messages_gives(worke
         (4, "ring", {"dtype": "float64", "scaling": "weak"}),
         (4, "ring", {"model": {"name": "cnn", "width": 64}}),
     ],
-)  # fmt: skip
+)
 def test_other_schemes_and_fields_are_exact_where_the_prediction_says_so(workers, sync, fields):
     ours = experiment(workers, sync, **fields)
     told = predict(ours)
@@ -124,7 +132,9 @@ def test_other_schemes_and_fields_are_exact_where_the_prediction_says_so(workers
     assert told.seconds == pytest.approx(simulated(ours)[0], rel=1e-3)
 
 
-@pytest.mark.parametrize("sync", ("ring", "ps", {"scheme": "ps", "consistency": "asp"}, "mapreduce", "gossip"))
+@pytest.mark.parametrize(
+    "sync", ("ring", "ps", {"scheme": "ps", "consistency": "asp"}, "mapreduce", "gossip")
+)
 def test_local_steps_share_an_exchange(sync):
     ours = experiment(4, sync, averaging={"method": "local", "period": 4})
     told = predict(ours)
@@ -147,10 +157,13 @@ def test_buckets_behind_the_backward_pass_of_vgg_are_exact(overlap, speed, bucke
 @pytest.mark.parametrize(
     "sync",
     (
-        "ring", "ps", "mapreduce", {"scheme": "ring", "allreduce": "tree"},
+        "ring",
+        "ps",
+        "mapreduce",
+        {"scheme": "ring", "allreduce": "tree"},
         {"scheme": "ring", "allreduce": "hierarchical", "node_size": 4},
     ),
-)  # fmt: skip
+)
 def test_nodes_of_four_that_share_a_port_are_exact_too(sync):
     cluster = {"platform": "p100-25gbe", "stand_in_for": "resnet101"}
     ours = experiment(16, sync, cluster, steps=12, batch=64, scaling="weak")
@@ -180,7 +193,9 @@ def test_what_is_no_exact_prediction_says_why_and_is_close(workers, sync, cluste
 
 def test_the_slowest_of_workers_whose_times_vary_sets_the_pace_of_a_ring(tmp_path):
     path = tmp_path / "unsteady.json"
-    path.write_text(json.dumps({"extends": "cpu-10gbe", "name": "unsteady", "timing": {"kind": "gamma", "cv": 0.3}}))
+    path.write_text(
+        json.dumps({"extends": "cpu-10gbe", "name": "unsteady", "timing": {"kind": "gamma", "cv": 0.3}})
+    )
     cluster = {"platform": str(path), "stand_in_for": "resnet50"}
     ours = experiment(8, "ring", cluster, steps=300, batch=8, scaling="weak")
     told = predict(ours)
@@ -189,7 +204,9 @@ def test_the_slowest_of_workers_whose_times_vary_sets_the_pace_of_a_ring(tmp_pat
 
 
 def test_under_ssp_the_slowest_worker_sets_the_pace_and_the_others_wait():
-    ours = experiment(4, {"scheme": "ps", "consistency": "ssp"}, steps=100, batch=8192, delays={"straggler": {1: 8.0}})
+    ours = experiment(
+        4, {"scheme": "ps", "consistency": "ssp"}, steps=100, batch=8192, delays={"straggler": {1: 8.0}}
+    )
     told = predict(ours)
     assert told.seconds == pytest.approx(simulated(ours)[0], rel=0.01)
     assert told.waiting > told.seconds / 2
@@ -218,12 +235,16 @@ def test_there_is_none_without_a_form_or_a_platform(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     "model, data",
     [
-        ("logistic", "digits"), ("linear", "diabetes"), ("mlp", "diabetes"), ("logistic", "docstrings"),
-        ({"name": "mlp", "depth": 3, "norm": "batch"}, "digits"), ({"name": "cnn", "width": 64, "depth": 3}, "digits"),
+        ("logistic", "digits"),
+        ("linear", "diabetes"),
+        ("mlp", "diabetes"),
+        ("logistic", "docstrings"),
+        ({"name": "mlp", "depth": 3, "norm": "batch"}, "digits"),
+        ({"name": "cnn", "width": 64, "depth": 3}, "digits"),
         ({"name": "cnn", "norm": "batch"}, "digits"),
         ({"name": "transformer", "width": 32, "heads": 2}, {"name": "docstrings", "context": 16}),
     ],
-)  # fmt: skip
+)
 def test_sizes_are_those_of_the_model_that_is_built(model, data):
     ours = Experiment(model=model, data=data, workers=1)
     dataset = load(ours.data, 0, torch.float32, ours.model.name)

@@ -9,10 +9,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from test_devices import SCHEMES, SPLITS
 
 import dlpar
 from dlpar import Experiment
-from test_devices import SCHEMES, SPLITS
 
 GPUS = torch.cuda.device_count()
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(GPUS == 0, reason="no CUDA device")]
@@ -24,7 +24,9 @@ FREE = ("pairwise", "ps, two servers")
 def losses(device: str, carrier: str = "auto", **fields) -> np.ndarray:
     """Of each step of a short real run."""
     small = {"steps": 12, "evaluate_every": 1000, "batch": 12, "model": {"width": 16}, "dtype": "float64"}
-    run = dlpar.launch(Experiment(**{**small, **fields}, cluster={"device": device, "carrier": carrier})).wait(120)
+    run = dlpar.launch(
+        Experiment(**{**small, **fields}, cluster={"device": device, "carrier": carrier})
+    ).wait(120)
     assert all(each.startswith(device) for each in run.ranks["device"])
     return run.curve["loss"].to_numpy()
 
@@ -74,7 +76,9 @@ def test_digits_are_learnt_in_bfloat16():
 
 
 def test_nccl_between_ranks_that_share_a_gpu_is_refused_with_the_reason():
-    with pytest.raises(RuntimeError, match=rf"{GPUS + 1} ranks see {GPUS} GPUs?, and NCCL refuses ranks that share one"):
+    with pytest.raises(
+        RuntimeError, match=rf"{GPUS + 1} ranks see {GPUS} GPUs?, and NCCL refuses ranks that share one"
+    ):
         dlpar.launch(Experiment(workers=GPUS + 1, batch=256, cluster={"carrier": "nccl"})).wait(60)
 
 

@@ -112,7 +112,9 @@ IN_PARTS = {"mnist": dict(train=100, test=40), "only its training set": dict(tra
 @pytest.mark.parametrize(("model", "shape"), [("mlp", (784,)), ("cnn", (1, 28, 28))])
 def test_images_that_stay_in_their_file_are_those_that_are_loaded(tmp_path, sizes, model, shape):
     write_mnist(tmp_path, **sizes, compress=False)
-    whole, parts = (load_of("mnist", model=model, folder=str(tmp_path), reading=how) for how in ("whole", "batches"))
+    whole, parts = (
+        load_of("mnist", model=model, folder=str(tmp_path), reading=how) for how in ("whole", "batches")
+    )
     assert parts.shape == whole.shape == shape and len(parts.train_x) == len(whole.train_x)
     some = torch.tensor([7, 3, 3, 60])
     for read, held in zip(parts.batch(some), whole.batch(some)):
@@ -128,7 +130,9 @@ def test_ranks_that_read_their_own_share_of_each_batch_read_all_of_them_once_and
     fields = dict(workers=3, batch=40, steps=6, model={"name": "mlp", "width": 16})
     data = [{"name": "mnist", "folder": str(tmp_path), "reading": how} for how in ("whole", "batches")]
     whole, parts = (trained(data=each, **fields) for each in data)
-    assert apart(whole.losses, parts.losses) < 1e-12  # how numbers lie in memory may change the last bit of a sum
+    assert (
+        apart(whole.losses, parts.losses) < 1e-12
+    )  # how numbers lie in memory may change the last bit of a sum
     assert (whole.weights - parts.weights).abs().max() < 1e-12
     read = [[ranks[step]["read"] // 784 for ranks in parts.facts] for step in range(6)]
     assert read[0] == [14, 13, 13] and [sum(step) for step in read] == [40, 80, 120, 160, 200, 240]
@@ -158,7 +162,10 @@ def test_files_that_cannot_be_read_in_parts_are_refused(tmp_path):
         packed.unlink()
     write_mnist(tmp_path, compress=False)
     images = tmp_path / "train-images-idx3-ubyte"
-    for damaged, complaint in ((images.read_bytes()[:-1], "truncated"), (images.read_bytes() + b"1", "goes on after")):
+    for damaged, complaint in (
+        (images.read_bytes()[:-1], "truncated"),
+        (images.read_bytes() + b"1", "goes on after"),
+    ):
         images.write_bytes(damaged)
         with pytest.raises(BadData, match=complaint):
             load_of("mnist", folder=str(tmp_path), reading="batches")

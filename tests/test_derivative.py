@@ -17,7 +17,9 @@ types = pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def network(dtype: torch.dtype) -> tuple[nn.Module, torch.Tensor]:
     """A network and inputs, the same at every call."""
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3)).to(dtype), torch.randn(7, 5, dtype=dtype)
+    return nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3)).to(dtype), torch.randn(
+        7, 5, dtype=dtype
+    )
 
 
 def gradients(model: nn.Module) -> list[torch.Tensor]:
@@ -40,7 +42,9 @@ def test_derivatives_of_a_part_of_a_network(dtype):
     of_output = torch.ones(7, 3, dtype=dtype) / 3
     x.requires_grad_()
     expected = torch.autograd.grad(theirs(x), [x, *theirs.parameters()], of_output)
-    assert all(torch.equal(a, b) for a, b in zip(derivative(ours(x), [x, *ours.parameters()], of_output), expected))
+    assert all(
+        torch.equal(a, b) for a, b in zip(derivative(ours(x), [x, *ours.parameters()], of_output), expected)
+    )
     backward(ours(x), of_output)
     assert torch.equal(x.grad, expected[0])
 

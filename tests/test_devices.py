@@ -12,7 +12,9 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
+from simulations import run
 from torch.utils._python_dispatch import TorchDispatchMode
+from trained_ranks import Kept, trained
 
 import dlpar
 from dlpar import Experiment
@@ -24,8 +26,6 @@ from dlpar.experiment import Cluster
 from dlpar.record import Recorder, Unrecorded
 from dlpar.sync import serve
 from dlpar.train import train
-from simulations import run
-from trained_ranks import Kept, trained
 
 GPU = torch.device("meta")
 
@@ -33,7 +33,8 @@ GPU = torch.device("meta")
 
 
 @pytest.mark.parametrize(
-    ("visible", "taken", "carrier"), [
+    ("visible", "taken", "carrier"),
+    [
         ([["A", "B"], ["A", "B"]], [0, 1], "nccl"),
         ([["A", "B"], ["A", "B"], ["C", "D"], ["C", "D"]], [0, 1, 0, 1], "nccl"),  # two machines
         ([["A"], ["B"], ["C"]], [0, 0, 0], "nccl"),  # a launcher gave each rank one
@@ -43,7 +44,7 @@ GPU = torch.device("meta")
         ([[], []], [], "mpi"),
         ([["A"], []], [], "mpi"),  # tensors of one job live in one kind of memory
     ],
-)  # fmt: skip
+)
 def test_ranks_spread_over_the_gpus_they_see_and_nccl_carries_where_none_is_shared(visible, taken, carrier):
     assert places(Cluster(), visible) == (taken, carrier)
 
@@ -57,16 +58,30 @@ def test_a_carrier_that_is_asked_for_is_taken_where_it_can_work():
 @pytest.mark.parametrize(
     ("cluster", "visible", "sentence"),
     [
-        ({"device": "cuda"}, [["A"], []],
-         "cluster.device: got 'cuda', allowed here is auto or cpu: rank 1 sees no CUDA device"),
-        ({"carrier": "nccl"}, [[], []],
-         "cluster.carrier: got 'nccl', allowed here is auto, mpi or gloo: rank 0 sees no CUDA device"),
-        ({"carrier": "nccl"}, [["A"]] * 2, "cluster.carrier: got 'nccl', allowed here is auto or mpi: 2 ranks see 1 GPU, "
-         "and NCCL refuses ranks that share one"),
-        ({"device": "cuda", "carrier": "nccl"}, [["A", "B"]] * 3, "cluster.carrier: got 'nccl', allowed here is auto or "
-         "mpi: 3 ranks see 2 GPUs, and NCCL refuses ranks that share one"),
+        (
+            {"device": "cuda"},
+            [["A"], []],
+            "cluster.device: got 'cuda', allowed here is auto or cpu: rank 1 sees no CUDA device",
+        ),
+        (
+            {"carrier": "nccl"},
+            [[], []],
+            "cluster.carrier: got 'nccl', allowed here is auto, mpi or gloo: rank 0 sees no CUDA device",
+        ),
+        (
+            {"carrier": "nccl"},
+            [["A"]] * 2,
+            "cluster.carrier: got 'nccl', allowed here is auto or mpi: 2 ranks see 1 GPU, "
+            "and NCCL refuses ranks that share one",
+        ),
+        (
+            {"device": "cuda", "carrier": "nccl"},
+            [["A", "B"]] * 3,
+            "cluster.carrier: got 'nccl', allowed here is auto or "
+            "mpi: 3 ranks see 2 GPUs, and NCCL refuses ranks that share one",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_had_is_refused_with_the_reason(cluster, visible, sentence):
     with pytest.raises(ValueError) as refused:
         places(Cluster(**cluster), visible)
@@ -102,7 +117,9 @@ class Watch(TorchDispatchMode):
         return function(*args, **kwargs)
 
     def _copied(self, function, args, kwargs):
-        into, source = (args[0], args[1]) if function is aten.copy_.default else (kwargs.get("device"), args[0])
+        into, source = (
+            (args[0], args[1]) if function is aten.copy_.default else (kwargs.get("device"), args[0])
+        )
         target = into.device if isinstance(into, torch.Tensor) else into or source.device
         if source.device == GPU and target != GPU:
             self.waits["to host"] += 1
@@ -138,7 +155,9 @@ def meta(monkeypatch):
             beside(side)
 
     monkeypatch.setattr(Side, "_run", watched)
-    torch.__future__.set_swap_module_params_on_conversion(True)  # tied weights stay one on their way to another device
+    torch.__future__.set_swap_module_params_on_conversion(
+        True
+    )  # tied weights stay one on their way to another device
     yield
     torch.__future__.set_swap_module_params_on_conversion(False)
 
@@ -163,7 +182,10 @@ def waits(**fields) -> list[Counter]:
     return run(program, experiment.ranks)[: experiment.workers]
 
 
-TEXT = {"model": {"name": "transformer", "width": 16, "depth": 2}, "data": {"name": "docstrings", "context": 8}}
+TEXT = {
+    "model": {"name": "transformer", "width": 16, "depth": 2},
+    "data": {"name": "docstrings", "context": 8},
+}
 SPLITS = {
     "data": dict(workers=2),
     "micro-batches": dict(workers=2, split={"microbatches": 3}),
@@ -207,10 +229,14 @@ SCHEMES = {
     "push-sum": (dict(sync={"scheme": "gossip", "exchange": "push_sum"}), 3),
     "pairwise": (dict(sync={"scheme": "gossip", "exchange": "pairwise"}), 2),
     "ps": (dict(sync="ps"), 2),
-    "ps, two servers": (dict(sync={"scheme": "ps", "servers": 2, "consistency": "asp", "pull": "separate"}), 3),
+    "ps, two servers": (
+        dict(sync={"scheme": "ps", "servers": 2, "consistency": "asp", "pull": "separate"}),
+        3,
+    ),
     "ps, 1 bit": (dict(sync="ps", compression="onebit"), 2),
 }
 """And the most waits of a worker in a step."""
+
 
 @pytest.mark.parametrize(("fields", "most"), SCHEMES.values(), ids=SCHEMES.keys())
 def test_every_scheme_keeps_to_its_device(meta, fields, most):
@@ -282,7 +308,12 @@ def test_spans_on_a_gpu_are_of_what_it_did_and_cost_one_wait_a_step(monkeypatch,
     record.close()
     lines = [json.loads(line) for line in (tmp_path / "rank-0.jsonl").read_text().splitlines()]
     times = {name: times for name, *times in lines[0]["spans"]}
-    assert times == {"forward": [100, 102], "backward": [102, 106], "communicate": [106, 107], "update": [107, 107.5]}
+    assert times == {
+        "forward": [100, 102],
+        "backward": [102, 106],
+        "communicate": [106, 107],
+        "update": [107, 107.5],
+    }
     assert lines[1]["spans"][0] == ["forward", 107.5, 109.5]
     assert (lines[1]["compute"], lines[1]["comm"], lines[1]["t"]) == (6.5, 1.0, 115.0)
 

@@ -82,9 +82,13 @@ def test_word_counts_are_those_of_the_text():
 
 def test_rare_words_weigh_more_and_absent_ones_nothing():
     three = docstrings.Words(
-        starts=np.array([0, 2, 4, 5, 5]), columns=np.array([0, 1, 0, 2, 0]), counts=np.array([1, 1, 1, 1, 5]),
-        labels=np.zeros(4, dtype=int), words=["common", "rare", "other"], packages=["p"],
-    )  # fmt: skip
+        starts=np.array([0, 2, 4, 5, 5]),
+        columns=np.array([0, 1, 0, 2, 0]),
+        counts=np.array([1, 1, 1, 1, 5]),
+        labels=np.zeros(4, dtype=int),
+        words=["common", "rare", "other"],
+        packages=["p"],
+    )
     dense = three.dense(three.tf_idf(np.array([0, 1, 3])))
     assert dense[0, 1] > dense[0, 0] > 0
     assert np.linalg.norm(dense[:3], axis=1) == pytest.approx(docstrings.LENGTH)

@@ -46,7 +46,13 @@ def test_a_fork_server_leaves_when_nobody_comes_the_code_changes_or_it_cannot_be
 
 def test_a_fork_server_survives_nonsense_and_forks_for_nobody_else():
     path = warm.warm_socket()
-    for rubbish in (b"", b"x", b"\0" * 8, (1 << 40).to_bytes(8, "big") + b"{}", (4).to_bytes(8, "big") + b"nope"):
+    for rubbish in (
+        b"",
+        b"x",
+        b"\0" * 8,
+        (1 << 40).to_bytes(8, "big") + b"{}",
+        (4).to_bytes(8, "big") + b"nope",
+    ):
         with socket.socket(socket.AF_UNIX) as client:
             client.connect(str(path))
             client.sendall(rubbish)
@@ -78,7 +84,15 @@ def test_a_rank_that_is_slow_to_ask_keeps_nobody_waiting_and_starts_cold_if_the_
     listener.bind(str(path))
     listener.listen()
     threading.Thread(target=lambda: listener.accept()[0].close(), daemon=True).start()
-    command = [sys.executable, "-S", "-E", str(Path(warm.__file__).with_name("stub.py")), str(path), "no folder", "1"]
+    command = [
+        sys.executable,
+        "-S",
+        "-E",
+        str(Path(warm.__file__).with_name("stub.py")),
+        str(path),
+        "no folder",
+        "1",
+    ]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert "dlpar/launcher/rank.py" in ended.stderr, "the rank started, in a process of its own"
     listener.close()

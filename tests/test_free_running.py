@@ -12,7 +12,14 @@ from dlpar.summary import summarise
 
 def step(number, t, loss, staleness=0, lead=0, samples=10, sent=100):
     seconds = {"t": t, "compute": 0.5, "comm": 0.2, "wait": 0.1}
-    counted = {"loss": loss, "samples": samples, "staleness": staleness, "lead": lead, "bytes": sent, "messages": 1}
+    counted = {
+        "loss": loss,
+        "samples": samples,
+        "staleness": staleness,
+        "lead": lead,
+        "bytes": sent,
+        "messages": 1,
+    }
     return {"k": "step", "step": number, **seconds, **counted, "spans": []}
 
 
@@ -35,7 +42,15 @@ def folder(tmp_path):
 
 @pytest.fixture
 def run(folder):
-    served = {"k": "event", "t": 8.0, "name": "served", "version": 8, "pushes": 8, "bytes": 5000, "messages": 8}
+    served = {
+        "k": "event",
+        "t": 8.0,
+        "name": "served",
+        "version": 8,
+        "pushes": 8,
+        "bytes": 5000,
+        "messages": 8,
+    }
     asp = {"scheme": "ps", "consistency": "ssp", "staleness": 3}
     return folder(Experiment(workers=2, steps=4, batch=20, sync=asp), FAST, SLOW, [served])
 
@@ -58,11 +73,20 @@ def test_the_summary_agrees_with_the_curve_whatever_the_order_of_records(run):
     assert run.status == "done", "two workers and a server came to their end"
 
 
-@pytest.mark.parametrize("sync, bound", [
-    ("ring", 0), ("ps", 0), ("gossip", None), ("mapreduce", 0), ("hogwild", None),
-    ({"scheme": "ps", "consistency": "asp"}, None), ({"scheme": "ps", "consistency": "ssp", "staleness": 5}, 5),
-    ({"scheme": "gossip", "exchange": "pairwise"}, None),
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "sync, bound",
+    [
+        ("ring", 0),
+        ("ps", 0),
+        ("gossip", None),
+        ("mapreduce", 0),
+        ("hogwild", None),
+        ({"scheme": "ps", "consistency": "asp"}, None),
+        ({"scheme": "ps", "consistency": "ssp", "staleness": 5}, 5),
+        ({"scheme": "gossip", "exchange": "pairwise"}, None),
+    ],
+    ids=str,
+)
 def test_the_bound_on_lead_follows_from_the_scheme(sync, bound):
     summary = summarise(Experiment(workers=2, sync=sync).model_dump(), "run", [])
     knows = sync != "gossip"  # in synchronous gossip nobody hears of all others
@@ -71,15 +95,20 @@ def test_the_bound_on_lead_follows_from_the_scheme(sync, bound):
 
 def test_a_step_that_sampled_nothing_keeps_the_last_loss(folder):
     nothing = {"loss": None, "samples": 0}
-    ranks = [[step(0, 1.0, loss=4.0), {**step(1, 2.0, 0), **nothing}, {**step(2, 3.0, 0), **nothing}],
-             [step(0, 1.0, loss=2.0), step(1, 2.0, loss=1.0), {**step(2, 3.0, 0), **nothing}]]  # fmt: skip
+    ranks = [
+        [step(0, 1.0, loss=4.0), {**step(1, 2.0, 0), **nothing}, {**step(2, 3.0, 0), **nothing}],
+        [step(0, 1.0, loss=2.0), step(1, 2.0, loss=1.0), {**step(2, 3.0, 0), **nothing}],
+    ]
     run = folder(Experiment(workers=2, steps=5, sync={"scheme": "mapreduce", "fraction": 0.1}), *ranks)
     assert list(run.curve["loss"]) == [3.0, 1.0, 1.0] and list(run.curve["samples"]) == [20, 30, 30]
     assert run.summary["steps"] == 3 and run.summary["final_loss"] == 1.0, "it may end before all its steps"
 
 
 def test_a_table_of_consensus_is_exported(folder, tmp_path):
-    ranks = [[{**step(n, n + 1.0, 1.0), "sketch": [(-1.0) ** rank * 0.5**n]} for n in range(3)] for rank in range(2)]
+    ranks = [
+        [{**step(n, n + 1.0, 1.0), "sketch": [(-1.0) ** rank * 0.5**n]} for n in range(3)]
+        for rank in range(2)
+    ]
     run = folder(Experiment(workers=2, steps=3, sync="gossip"), *ranks)
     assert list(run.consensus["distance"]) == [1.0, 0.5, 0.25]
     assert "consensus" in {path.stem for path in run.to_csv(tmp_path / "csv")}

@@ -22,12 +22,19 @@ def test_pieces_are_as_long_as_those_of_a_tensor(n, dtype, start, stop, parts):
     pairs = [(ghost, tensor), (ghost[start:stop], tensor[start:stop])]
     pairs += zip(ghost.tensor_split(parts), tensor.tensor_split(parts), strict=True)
     pairs += zip(ghost.split(parts), tensor.split(parts), strict=True)
-    pairs += [(ghost.to(torch.float16), tensor.to(torch.float16)), (ghost.new_empty(parts), tensor.new_empty(parts))]
+    pairs += [
+        (ghost.to(torch.float16), tensor.to(torch.float16)),
+        (ghost.new_empty(parts), tensor.new_empty(parts)),
+    ]
     pairs += [(torch.zeros_like(ghost), torch.zeros_like(tensor)), (ghost.clone(), tensor.clone())]
     pairs += [(ghost.view(torch.uint8), tensor.view(torch.uint8)), (ghost.reshape(-1), tensor.reshape(-1))]
     for less, more in pairs:
         assert (len(less), less.numel(), less.shape) == (len(more), more.numel(), tuple(more.shape))
-        assert (less.dtype, less.nbytes, less.element_size()) == (more.dtype, more.nbytes, more.element_size())
+        assert (less.dtype, less.nbytes, less.element_size()) == (
+            more.dtype,
+            more.nbytes,
+            more.element_size(),
+        )
         assert less.is_floating_point() == more.is_floating_point()
 
 

@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from simulations import trained
 
 import dlpar
 from dlpar import Experiment, Run
 from dlpar.consensus import consensus, contraction, from_the_mean
 from dlpar.sync.sketch import BUCKETS, Sketch
-from simulations import trained
 
 pytestmark = pytest.mark.slow
 
@@ -43,7 +43,9 @@ def sketches(run, which: int) -> np.ndarray:
     """What each worker's first (0) or last (-1) step says of its weights, (workers, 32)."""
     steps = [(source, r["step"], r["sketch"]) for source, r in run.records() if r["k"] == "step"]
     ranks = sorted({source for source, *_ in steps})
-    return np.array([sorted((t, sketch) for source, t, sketch in steps if source == rank)[which][1] for rank in ranks])
+    return np.array(
+        [sorted((t, sketch) for source, t, sketch in steps if source == rank)[which][1] for rank in ranks]
+    )
 
 
 @pytest.mark.parametrize("topology, workers", [("ring", 8), ("grid", 9), ("exp2", 8)])
@@ -62,7 +64,9 @@ def test_on_the_complete_graph_one_step_is_enough():
 
 
 def test_push_sum_conserves_mass_in_float32_too(tmp_path):
-    run = simulated(tmp_path, **mixing(5, steps=60, dtype="float32", sync={"exchange": "push_sum", "topology": "star"}))
+    run = simulated(
+        tmp_path, **mixing(5, steps=60, dtype="float32", sync={"exchange": "push_sum", "topology": "star"})
+    )
     masses = np.zeros(60)
     for _, record in run.records():
         if record["k"] == "step":
@@ -78,7 +82,9 @@ def test_push_sum_conserves_mass_and_finds_the_mean(tmp_path):
     sums = np.array([sum(mass * sketch for s, mass, sketch in steps if s == step) for step in range(60)])
     assert np.abs(masses - 4).max() < 1e-6
     assert np.abs(sums - sums[0]).max() < 1e-6 * np.abs(sums[0]).max()
-    assert max(mass for step, mass, _ in steps if step == 59) > 1.5  # so the weights alone would not be the mean
+    assert (
+        max(mass for step, mass, _ in steps if step == 59) > 1.5
+    )  # so the weights alone would not be the mean
     for step, _, sketch in steps:
         if step == 59:
             np.testing.assert_allclose(sketch, sums[0] / 4, atol=1e-9)
@@ -122,9 +128,13 @@ def test_pairwise_workers_do_all_steps_and_come_together(tmp_path):
 
 def test_a_slow_worker_does_not_hold_pairwise_gossip_up():
     run = ran(
-        workers=4, steps=60, batch=64, model={"width": 32}, sync={"exchange": "pairwise"},
+        workers=4,
+        steps=60,
+        batch=64,
+        model={"width": 32},
+        sync={"exchange": "pairwise"},
         delays={"kind": "constant", "delay_ms": 5, "straggler": "1=8"},
-    )  # fmt: skip
+    )
     done = run.steps.groupby("rank").size()
     assert done.sum() == 240 and done[1] < 0.6 * done[[0, 2, 3]].min()
     assert run.steps["lead"].max() > 10

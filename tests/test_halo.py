@@ -58,7 +58,9 @@ def check_against_whole_images(make, x, rows, columns):
     output.backward(of_output)
     ranks = in_pieces(make, x, of_output, rows, columns)
     for outputs, piece, owned, gradient, *_ in ranks:
-        assert apart(piece, output.detach()[index(outputs, of_image(output))]) < 1e-12 * max(1, output.abs().max())
+        assert apart(piece, output.detach()[index(outputs, of_image(output))]) < 1e-12 * max(
+            1, output.abs().max()
+        )
         assert apart(gradient, whole.grad[index(owned, of_image(x))]) < 1e-12 * max(1, whole.grad.abs().max())
     for p, *shares in zip(layer.parameters(), *(weights for *_, weights, _, _ in ranks)):
         assert apart(sum(shares), p.grad) < 1e-12 * max(1, p.grad.abs().max())
@@ -67,7 +69,7 @@ def check_against_whole_images(make, x, rows, columns):
 @st.composite
 def layers(draw):
     """A layer's maker; kernel, stride and padding differ along the two axes."""
-    pair = lambda least, most: (draw(st.integers(least, most)), draw(st.integers(least, most)))  # noqa: E731
+    pair = lambda least, most: (draw(st.integers(least, most)), draw(st.integers(least, most)))
     kernel, stride, kind = pair(1, 5), pair(1, 3), draw(st.sampled_from(["conv", "max", "avg"]))
     if kind == "conv":
         padding, dilation, bias = pair(0, 3), pair(1, 2), draw(st.booleans())
@@ -80,7 +82,9 @@ def layers(draw):
 
 @settings(max_examples=100, deadline=None)
 @given(make=layers(), height=st.integers(3, 14), width=st.integers(3, 14), grid=st.sampled_from(GRIDS))
-def test_any_layer_of_any_image_is_the_same_in_pieces_or_says_which_pieces_are_too_small(make, height, width, grid):
+def test_any_layer_of_any_image_is_the_same_in_pieces_or_says_which_pieces_are_too_small(
+    make, height, width, grid
+):
     axes = list(zip(windows(make()), (height, width), grid))
     if any(window.outputs(size) == 0 for window, size, _ in axes):
         return  # torch has no output there either
@@ -129,7 +133,7 @@ def test_a_layer_that_pieces_cannot_compute_is_refused(layer):
 def test_bytes_and_messages_of_a_halo_are_the_closed_form_in_both_directions(grid, radius):
     samples, channels, height, width = 2, 3, 13, 12  # 13 rows are 5, 4 and 4
     x = torch.ones(samples, channels, height, width, dtype=torch.float64)
-    make = lambda: nn.Conv2d(channels, channels, 2 * radius + 1, padding=radius)  # noqa: E731
+    make = lambda: nn.Conv2d(channels, channels, 2 * radius + 1, padding=radius)
     rows, columns = grid
     for rank, (_, _, owned, _, _, forward, backward) in enumerate(in_pieces(make, x, x, *grid)):
         row, column = divmod(rank, columns)

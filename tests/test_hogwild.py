@@ -15,7 +15,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timed]
 def ran(workers: int, sparse: bool = False, **fields):
     """A real run that came to its end, and a row for every step it recorded."""
     sync = {"scheme": "hogwild", "sparse": sparse}
-    run = dlpar.launch(Experiment(workers=workers, sync=sync, **{"evaluate_every": 10_000, **fields})).wait(90)
+    run = dlpar.launch(Experiment(workers=workers, sync=sync, **{"evaluate_every": 10_000, **fields})).wait(
+        90
+    )
     return run, pd.DataFrame([{"source": s, **r} for s, r in run.records() if r["k"] == "step"])
 
 
@@ -32,7 +34,9 @@ def test_a_worker_alone_has_no_conflicts_and_loses_nothing():
     run, steps = ran(1, steps=40, batch=32, dtype="float64")
     assert (steps[["staleness", "conflicts", "lead"]] == 0).all(axis=None)
     assert steps["lost"].dropna().tolist() == [pytest.approx(0, abs=1e-10)]
-    same = dlpar.launch(Experiment(workers=1, steps=40, batch=32, dtype="float64", evaluate_every=10_000)).wait(60)
+    same = dlpar.launch(
+        Experiment(workers=1, steps=40, batch=32, dtype="float64", evaluate_every=10_000)
+    ).wait(60)
     assert same.curve["loss"].tolist() == run.curve["loss"].tolist()
 
 

@@ -115,7 +115,9 @@ def test_sigkill_of_the_kernel_ends_its_jobs(fresh):
 
 
 def test_a_function_typed_into_a_cell_runs_and_its_own_lines_are_quoted(notebook):
-    notebook.run("import dlpar\nfactor = 3\ndef triple(comm, offset):\n    return factor * comm.rank + offset")
+    notebook.run(
+        "import dlpar\nfactor = 3\ndef triple(comm, offset):\n    return factor * comm.rank + offset"
+    )
     assert notebook.run("print(dlpar.spmd(triple, 1, workers=3))").strip() == "[1, 4, 7]"
     error = notebook.run(
         "def divides(comm):\n    shares = [1, 2]\n    return shares[0] / comm.rank  # not for rank 0\n"

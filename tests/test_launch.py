@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 import dlpar
 from dlpar import BadExperiment, Experiment
-from dlpar.rules import FITS
 from dlpar.launcher import diagnosis, mpiexec, warm
 from dlpar.paths import Scratch
+from dlpar.rules import FITS
 
 pytestmark = pytest.mark.slow
 
@@ -199,20 +199,28 @@ def test_a_rank_that_leaves_with_status_0_has_not_done_its_work(world):
 
 
 def test_a_rank_that_leaves_a_simulation_with_another_status_is_told_without_words_of_mpiexec():
-    with pytest.raises(dlpar.JobFailed, match="^a rank ended the process of all ranks with status 3: it said nothing"):
+    with pytest.raises(
+        dlpar.JobFailed, match="^a rank ended the process of all ranks with status 3: it said nothing"
+    ):
         dlpar.spmd(lambda comm: comm.rank == 1 and os._exit(3), workers=2, world="simulated")
 
 
 def test_a_killed_server_is_told_to_be_one(tmp_path):
-    (tmp_path / "log.txt").write_text("mpiexec noticed that process rank 2 with PID 7 exited on signal 15 (Terminated)")
+    (tmp_path / "log.txt").write_text(
+        "mpiexec noticed that process rank 2 with PID 7 exited on signal 15 (Terminated)"
+    )
     (tmp_path / "rank-2.jsonl").write_text('{"k": "rank", "rank": 2, "role": "server"}\n')
     assert diagnosis.verdict(tmp_path, 143, 3) == ("failed", "rank 2 (server) was killed by SIGTERM", 2)
 
 
 def test_of_a_rank_that_stands_in_a_line_of_dlpar_the_line_that_called_it_is_told(tmp_path):
     package = os.path.dirname(dlpar.__file__)
-    stack = [(f"{package}/comm/mpi.py", 70, "recv"), (f"{package}/collectives/ring.py", 60, "ring_allreduce"),
-             ("<cell>", 3, "mine"), (f"{package}/launcher/rank.py", 141, "_call")]  # fmt: skip
+    stack = [
+        (f"{package}/comm/mpi.py", 70, "recv"),
+        (f"{package}/collectives/ring.py", 60, "ring_allreduce"),
+        ("<cell>", 3, "mine"),
+        (f"{package}/launcher/rank.py", 141, "_call"),
+    ]
     lines = [f'  File "{file}", line {line} in {function}\n' for file, line, function in stack]
     (tmp_path / "rank-0.stack").write_text("Current thread 0x01 (most recent call first):\n" + "".join(lines))
     (tmp_path / "rank-0.jsonl").write_text('{"k": "rank", "rank": 0, "host": "another"}\n')
@@ -222,8 +230,14 @@ def test_of_a_rank_that_stands_in_a_line_of_dlpar_the_line_that_called_it_is_tol
 
 def test_a_training_is_done_only_if_every_rank_says_so(tmp_path):
     for rank in range(2):
-        (tmp_path / f"rank-{rank}.jsonl").write_text('{"k": "step", "step": 0}\n' + '{"k": "end"}\n' * (rank == 0))
-    assert diagnosis.verdict(tmp_path, 0, 2) == ("failed", "rank 1 ended its process before its work was done", 1)
+        (tmp_path / f"rank-{rank}.jsonl").write_text(
+            '{"k": "step", "step": 0}\n' + '{"k": "end"}\n' * (rank == 0)
+        )
+    assert diagnosis.verdict(tmp_path, 0, 2) == (
+        "failed",
+        "rank 1 ended its process before its work was done",
+        1,
+    )
     (tmp_path / "rank-1.jsonl").write_text('{"k": "end"}\n')
     assert diagnosis.verdict(tmp_path, 0, 2)[0] == "done"
 
@@ -255,17 +269,29 @@ def small_experiments(draw) -> Experiment:
     model = draw(st.sampled_from(sorted(FITS)))
     data = draw(st.sampled_from([d for d in FITS[model] if d not in ("mnist", "cifar10")]))
     fields = dict(
-        model={"name": model, "width": draw(st.sampled_from([8, 16])), "depth": draw(st.integers(1, 3)),
-               "norm": draw(st.sampled_from(["none", "batch", "sync_batch"]))},
-        data={"name": data, "context": 8}, batch=draw(st.integers(1, 64)), steps=draw(st.integers(1, 6)),
-        scaling=draw(st.sampled_from(["strong", "weak"])), shards=draw(st.sampled_from(["iid", "by_label", "uneven"])),
-        lr=draw(st.floats(1e-4, 10)), optimizer=draw(st.sampled_from(["sgd", "momentum", "adagrad", "adam"])),
-        dtype=draw(st.sampled_from(["float32", "float64"])), seed=draw(st.integers(0, 99)),
+        model={
+            "name": model,
+            "width": draw(st.sampled_from([8, 16])),
+            "depth": draw(st.integers(1, 3)),
+            "norm": draw(st.sampled_from(["none", "batch", "sync_batch"])),
+        },
+        data={"name": data, "context": 8},
+        batch=draw(st.integers(1, 64)),
+        steps=draw(st.integers(1, 6)),
+        scaling=draw(st.sampled_from(["strong", "weak"])),
+        shards=draw(st.sampled_from(["iid", "by_label", "uneven"])),
+        lr=draw(st.floats(1e-4, 10)),
+        optimizer=draw(st.sampled_from(["sgd", "momentum", "adagrad", "adam"])),
+        dtype=draw(st.sampled_from(["float32", "float64"])),
+        seed=draw(st.integers(0, 99)),
         workers=draw(st.integers(1, 5)),
-        sync={"overlap": draw(st.booleans()), "allreduce": draw(st.sampled_from(["ring", "library"])),
-              "bucket_mb": draw(st.sampled_from([0.001, 0.01, 25.0]))},
+        sync={
+            "overlap": draw(st.booleans()),
+            "allreduce": draw(st.sampled_from(["ring", "library"])),
+            "bucket_mb": draw(st.sampled_from([0.001, 0.01, 25.0])),
+        },
         cluster={"carrier": draw(st.sampled_from(["auto", "mpi", "gloo"])), "timeout": 30},
-    )  # fmt: skip
+    )
     return fields
 
 

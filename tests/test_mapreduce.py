@@ -7,6 +7,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from trained_ranks import Trained, apart
+from trained_ranks import trained as trained_on
 
 import dlpar
 from dlpar import Experiment
@@ -14,8 +16,6 @@ from dlpar.data import load
 from dlpar.models import build, loss
 from dlpar.sampling import Sampler, hashed
 from dlpar.split.data import Replica
-from trained_ranks import Trained, apart
-from trained_ranks import trained as trained_on
 
 pytestmark = pytest.mark.slow
 
@@ -135,14 +135,19 @@ def test_the_tolerance_ends_all_ranks_at_the_same_step():
     (alone,) = (len(rank) for rank in trained(workers=1, sync=sync).facts)
     run = ran(workers=3, sync=sync)
     assert run.status == "done"
-    assert [r["steps"] for source, r in run.records() if r["k"] == "end" and source.startswith("rank")] == [alone] * 3
+    assert [r["steps"] for source, r in run.records() if r["k"] == "end" and source.startswith("rank")] == [
+        alone
+    ] * 3
     assert 1 < alone < 100
 
 
 def penalised(kind: str, strength: float, experiment: Experiment) -> tuple[list[float], torch.Tensor]:
     """One process: losses with their penalty, and the weights at the end (Spark's updaters, learning rate constant)."""
     dataset = load(experiment.data, experiment.seed, torch.float64, experiment.model.name)
-    replica, sampler = Replica(build(experiment, dataset)), Sampler(experiment, dataset.train_y, len(dataset.train_x))
+    replica, sampler = (
+        Replica(build(experiment, dataset)),
+        Sampler(experiment, dataset.train_y, len(dataset.train_x)),
+    )
     seen, w, lr = [], replica.weights, experiment.lr
     for step in range(experiment.steps):
         x, y = dataset.batch(sampler.indices(step, 0))

@@ -105,9 +105,9 @@ def test_closed_forms_give_the_papers_figures():
     assert found == pytest.approx([120, 31.4, 16.6, 1.9], abs=0.05)
 
 
-@pytest.mark.parametrize("call", [
-    lambda: model_state(1, zero=4), lambda: model_state(1, ranks=0), lambda: bytes_of("lion", 4),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "call", [lambda: model_state(1, zero=4), lambda: model_state(1, ranks=0), lambda: bytes_of("lion", 4)]
+)
 def test_closed_forms_say_what_is_allowed(call):
     with pytest.raises(ValueError, match="got .*, allowed is"):
         call()
@@ -137,6 +137,8 @@ def test_activations_are_let_go_as_the_backward_pass_uses_them():
 
 def test_later_steps_are_not_watched():
     memory, replica = Memory(), Replica(nn.Linear(2, 1))
-    with memory.watch(WATCHED, replica, optimizer=lambda: pytest.fail("asked for the state of the update rule")):
+    with memory.watch(
+        WATCHED, replica, optimizer=lambda: pytest.fail("asked for the state of the update rule")
+    ):
         replica.model(torch.ones(3, 2)).sum().backward()
     assert memory.facts() == {}

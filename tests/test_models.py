@@ -59,8 +59,10 @@ def test_every_model_learns_from_every_set_it_fits(model, name, dtype, folders):
     experiment = Experiment(
         model={"name": model, "width": 32},
         data={"name": name, "context": 16, "folder": str(folders[name]) if name in folders else None},
-        batch=64, steps=30, dtype=dtype,
-    )  # fmt: skip
+        batch=64,
+        steps=30,
+        dtype=dtype,
+    )
     dataset = dataset_of(experiment)
     trained, losses = train(experiment, dataset)
     assert np.isfinite(losses).all()
@@ -181,9 +183,11 @@ def test_a_cnn_has_an_eighth_of_the_width_in_channels(width, channels):
 
 def transformer(**fields: object) -> tuple[nn.Module, Dataset]:
     experiment = Experiment(
-        model={"name": "transformer", "width": 32, "heads": 4}, data={"name": "docstrings", "context": 12},
-        dtype="float64", **fields,
-    )  # fmt: skip
+        model={"name": "transformer", "width": 32, "heads": 4},
+        data={"name": "docstrings", "context": 12},
+        dtype="float64",
+        **fields,
+    )
     dataset = dataset_of(experiment)
     return models.build(experiment, dataset), dataset
 

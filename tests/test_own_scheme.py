@@ -78,7 +78,9 @@ def test_a_function_or_a_class_from_a_cell_trains_as_one_process_does(source, na
 
 def test_a_scheme_of_ones_own_averages_models_too():
     fields = dict(workers=3, averaging={"method": "local", "period": 5})
-    assert losses(sync=typed(STAR)["my_star"], **fields) == pytest.approx(losses(sync="ring", **fields), rel=1e-9)
+    assert losses(sync=typed(STAR)["my_star"], **fields) == pytest.approx(
+        losses(sync="ring", **fields), rel=1e-9
+    )
 
 
 def test_a_collective_from_a_cell_runs_in_spmd():
@@ -102,9 +104,15 @@ def test_an_exception_in_a_cells_scheme_quotes_the_cells_line():
 def test_the_check_accepts_what_is_right_and_says_what_it_sends():
     found = check_scheme(typed(STAR)["my_star"], workers=(2, 3))
     assert found, found.sentence
-    assert "with 2 and 3 simulated workers and with 3 real ones every weight is that of one process" in found.sentence
+    assert (
+        "with 2 and 3 simulated workers and with 3 real ones every weight is that of one process"
+        in found.sentence
+    )
     # Of 650 float64 weights: a star sends as many bytes as a ring in fewer messages, two thirds of them from one rank.
-    assert "A step of 3 workers sends 4 messages and 20,800 bytes, 10,400 of them the busiest worker" in found.sentence
+    assert (
+        "A step of 3 workers sends 4 messages and 20,800 bytes, 10,400 of them the busiest worker"
+        in found.sentence
+    )
     assert "ring sends 12 and 20,800 bytes, 6,936 the busiest worker" in found.sentence
 
 
@@ -133,8 +141,10 @@ def test_the_check_names_the_first_step_and_worker_that_differ_and_gives_hints_o
 
 
 def test_the_check_sees_weights_that_drift_later():
-    source = MEAN + "\n    def update(self):\n        self.seen = getattr(self, 'seen', 0) + 1\n        " \
-        "self.optimizer.step(self.replica.gradient * (1 if self.seen <= 4 else 1.01))\n"  # fmt: skip
+    source = (
+        MEAN + "\n    def update(self):\n        self.seen = getattr(self, 'seen', 0) + 1\n        "
+        "self.optimizer.step(self.replica.gradient * (1 if self.seen <= 4 else 1.01))\n"
+    )
     found = check_scheme(typed(source)["Mean"], workers=(2,))
     assert "With 2 simulated workers, at step 4, on worker 0: the weights, value" in found.sentence
 
@@ -142,7 +152,10 @@ def test_the_check_sees_weights_that_drift_later():
 def test_a_deadlock_is_a_verdict_and_no_exception():
     source = "def waits(comm, tensor):\n    comm.recv(tensor, (comm.rank + 1) % comm.size)  # nobody sends\n"
     found = check_scheme(typed(source, 3)["waits"], workers=(2,), timeout=2.0)
-    assert found.status == "not yet" and "rank 0 in recv from rank 1 at <ipython-input-3-cell>:2" in found.sentence
+    assert (
+        found.status == "not yet"
+        and "rank 0 in recv from rank 1 at <ipython-input-3-cell>:2" in found.sentence
+    )
 
 
 @pytest.mark.parametrize(
@@ -164,8 +177,11 @@ class NoScheme:
 @pytest.mark.parametrize(
     "thing, said",
     [
-        (NoScheme, "got class NoScheme without steps, update, spread, done, facts, state_bytes, "
-                   "allowed is a subclass of dlpar.sync.Scheme"),
+        (
+            NoScheme,
+            "got class NoScheme without steps, update, spread, done, facts, state_bytes, "
+            "allowed is a subclass of dlpar.sync.Scheme",
+        ),
         (lambda comm: None, "got function thing(comm), allowed is one that takes (comm, tensor)"),
         (5, "got thing, allowed is a function of (comm, tensor)"),
     ],
@@ -202,11 +218,15 @@ def with_facts(given) -> type[Scheme]:
 @pytest.mark.parametrize(
     "given, but",
     [
-        (None, ""), ({"norm": 1.0}, ""), ({"lead": 0, "staleness": 1.5}, ""), ({"lead": -1, "staleness": 0}, ""),
-        ({"lead": 0, "staleness": np.int64(1)}, ""), ({1: 2, "lead": 0, "staleness": 0}, ""),
+        (None, ""),
+        ({"norm": 1.0}, ""),
+        ({"lead": 0, "staleness": 1.5}, ""),
+        ({"lead": -1, "staleness": 0}, ""),
+        ({"lead": 0, "staleness": np.int64(1)}, ""),
+        ({1: 2, "lead": 0, "staleness": 0}, ""),
         ({"lead": 0, "loss": 1.0, "staleness": 0}, ", without loss, which the record says by itself"),
     ],
-)  # fmt: skip
+)
 def test_facts_that_cannot_be_recorded_are_refused_in_one_sentence(given, but):
     with pytest.raises(NotFacts) as told:
         own(Experiment(sync=with_facts(given)), None, None).facts()
@@ -223,7 +243,10 @@ def test_a_run_whose_facts_cannot_be_recorded_fails_and_the_check_says_why():
     said = FACTS.format({"norm": 1.0})
     with pytest.raises(dlpar.JobFailed, match=re.escape(f"rank 0 raised NotFacts: {said}")):
         dlpar.launch(Experiment(sync=scheme, workers=2, cluster={"world": "simulated"}, **SMALL)).wait(60)
-    assert check_scheme(scheme, workers=(2,)).sentence == f"With 2 simulated workers, at step 0, on worker 0: {said}."
+    assert (
+        check_scheme(scheme, workers=(2,)).sentence
+        == f"With 2 simulated workers, at step 0, on worker 0: {said}."
+    )
 
 
 def expected(tensors):
@@ -243,7 +266,10 @@ def test_the_librarys_collective_is_no_answer():
     def by_library(comm, tensor):
         comm.allreduce(tensor)
 
-    assert "the library moved the data" in check_on_ranks(by_library, expected, workers=(2,), like="ring").sentence
+    assert (
+        "the library moved the data"
+        in check_on_ranks(by_library, expected, workers=(2,), like="ring").sentence
+    )
     assert check_on_ranks(by_library, expected, workers=(2,))
 
 

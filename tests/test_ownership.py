@@ -40,7 +40,9 @@ def guardians(folder: Path) -> list[int]:
     """Supervisors and starters that still serve a run folder."""
     found = []
     for process in psutil.process_iter(["cmdline", "status", "pid"]):
-        if process.info["status"] != psutil.STATUS_ZOMBIE and str(folder) in " ".join(process.info["cmdline"] or []):
+        if process.info["status"] != psutil.STATUS_ZOMBIE and str(folder) in " ".join(
+            process.info["cmdline"] or []
+        ):
             found.append(process.info["pid"])
     return found
 
@@ -53,14 +55,20 @@ def running_job(workers: int = 3, **fields) -> dlpar.Job:
 
 
 def assert_nothing_left(run: Run, ranks: list[int], before: set[str], since: float) -> None:
-    eventually(lambda: run.status not in ("running", "starting"), WITHIN - (time.monotonic() - since), "it has ended")
+    eventually(
+        lambda: run.status not in ("running", "starting"), WITHIN - (time.monotonic() - since), "it has ended"
+    )
     eventually(
         lambda: not any(parent_of(pid) for pid in ranks),
         max(0.1, WITHIN - (time.monotonic() - since)),
         "its ranks are gone",
     )
-    eventually(lambda: not guardians(run.path), max(0.1, WITHIN - (time.monotonic() - since)), "its launcher is gone")
-    eventually(lambda: leftovers() <= before, max(0.1, WITHIN - (time.monotonic() - since)), "its files are gone")
+    eventually(
+        lambda: not guardians(run.path), max(0.1, WITHIN - (time.monotonic() - since)), "its launcher is gone"
+    )
+    eventually(
+        lambda: leftovers() <= before, max(0.1, WITHIN - (time.monotonic() - since)), "its files are gone"
+    )
     assert run.summary["steps"] > 0, "what was recorded is kept"
 
 
@@ -211,7 +219,9 @@ def test_sigkill_to_the_launcher_and_to_mpiexec_leave_no_rank(bystander):
     job = running_job()
     ranks, since = pids_of(job.run), time.monotonic()
     supervisor = json.loads((job.run.path / "job.jsonl").read_text().splitlines()[0])["pid"]
-    mpiexec = [p for p in psutil.Process(supervisor).children() if "mpiexec" in p.name() or "prte" in p.name()]
+    mpiexec = [
+        p for p in psutil.Process(supervisor).children() if "mpiexec" in p.name() or "prte" in p.name()
+    ]
     mpiexec[0].kill()
     assert_nothing_left(job.run, ranks, before, since)
     assert job.run.status == "failed" and "mpiexec" in job.run.reason
@@ -228,7 +238,9 @@ job.wait() if sys.argv[2] == "wait" else time.sleep(600)
 def owned_elsewhere(how: str) -> tuple[subprocess.Popen, Run, list[int]]:
     """A job started by another Python process."""
     text = Experiment(workers=3, **LONG).to_json()
-    owner = subprocess.Popen([sys.executable, "-c", OWNER, text, how], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    owner = subprocess.Popen(
+        [sys.executable, "-c", OWNER, text, how], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     run = Run(owner.stdout.readline().strip())
     eventually(lambda: len(run.steps) > 15, 30, "the job is running")
     return owner, run, pids_of(run)

@@ -21,7 +21,14 @@ WORLDS = "simulated", "paced"
 def trained(world, **fields):
     """The summary of a short training, and each worker's step records."""
     cluster = {"stand_in_for": "resnet50", "world": world, **fields.pop("cluster", {})}
-    usual = {"workers": 4, "batch": 1, "scaling": "weak", "steps": 4, "dtype": "float64", "evaluate_every": 100}
+    usual = {
+        "workers": 4,
+        "batch": 1,
+        "scaling": "weak",
+        "steps": 4,
+        "dtype": "float64",
+        "evaluate_every": 100,
+    }
     run = dlpar.launch(Experiment(cluster=cluster, **{**usual, **fields})).wait(60)
     steps = {}
     for source, record in run.records():
@@ -37,10 +44,18 @@ def same(field, one, other):
         assert [r[field] for r in records] == pytest.approx([r[field] for r in other[worker]], rel=1e-9)
 
 
-@pytest.mark.parametrize("workers, sync", [
-    (16, "ring"), (4, PS), (4, ASP), (8, OVERLAPPED), (8, {**ASP, "servers": 2}),
-    (4, {"scheme": "gossip", "exchange": "pairwise"}),
-], ids=["ring of 16", "ps", "asp", "ring of 8, overlapped", "asp of 8, 2 servers", "pairwise gossip"])  # fmt: skip
+@pytest.mark.parametrize(
+    "workers, sync",
+    [
+        (16, "ring"),
+        (4, PS),
+        (4, ASP),
+        (8, OVERLAPPED),
+        (8, {**ASP, "servers": 2}),
+        (4, {"scheme": "gossip", "exchange": "pairwise"}),
+    ],
+    ids=["ring of 16", "ps", "asp", "ring of 8, overlapped", "asp of 8, 2 servers", "pairwise gossip"],
+)
 def test_a_paced_run_takes_the_time_and_finds_the_weights_of_a_simulated_one(workers, sync):
     (simulated, theirs), (paced, ours) = (trained(world, workers=workers, sync=sync) for world in WORLDS)
     for field in ("t", "loss", "staleness", "compute", "comm", "wait"):
@@ -52,18 +67,30 @@ def test_a_paced_run_takes_the_time_and_finds_the_weights_of_a_simulated_one(wor
 def test_unsteady_times_and_stragglers_are_those_of_the_platform(tmp_path):
     file = tmp_path / "unsteady.json"
     timing, device = {"kind": "gamma", "cv": 0.5}, {"overhead": 0.002}
-    changes = {"extends": "p100-25gbe", "devices": 2, "device": device, "timing": timing, "stragglers": {"1": 3.0}}
+    changes = {
+        "extends": "p100-25gbe",
+        "devices": 2,
+        "device": device,
+        "timing": timing,
+        "stragglers": {"1": 3.0},
+    }
     file.write_text(json.dumps(changes))
     for sync in (OVERLAPPED, ASP):
-        (_, theirs), (_, ours) = (trained(world, sync=sync, cluster={"platform": str(file)}) for world in WORLDS)
+        (_, theirs), (_, ours) = (
+            trained(world, sync=sync, cluster={"platform": str(file)}) for world in WORLDS
+        )
         for field in ("t", "staleness"):
             same(field, ours, theirs)
-    computing = {worker: sum(r["compute"] for r in records) / len(records) for worker, records in ours.items()}
+    computing = {
+        worker: sum(r["compute"] for r in records) / len(records) for worker, records in ours.items()
+    }
     assert max(computing, key=computing.get) == "rank-1"
 
 
 def test_paced_and_real_training_give_the_same_losses():
-    (_, paced), (_, real) = (trained(world, sync="ring", cluster={"stand_in_for": None}) for world in ("paced", "real"))
+    (_, paced), (_, real) = (
+        trained(world, sync="ring", cluster={"stand_in_for": None}) for world in ("paced", "real")
+    )
     same("loss", paced, real)
 
 
@@ -83,7 +110,9 @@ def test_the_wall_clock_follows_the_logical_one_and_the_slip_says_how_closely():
 
     for times, slip in dlpar.spmd(work, workers=2, world="paced"):
         assert [logical for logical, _ in times] == pytest.approx([0.0, 0.1, 0.2, 0.3, 0.4])
-        assert all(wall > logical - 0.02 for logical, wall in times)  # it may be ahead by what it sleeps in one piece
+        assert all(
+            wall > logical - 0.02 for logical, wall in times
+        )  # it may be ahead by what it sleeps in one piece
         assert times[-1][1] < 0.4 + slip + 0.2
 
 
@@ -107,8 +136,14 @@ def test_messages_are_exchanged_while_the_wall_sleeps_through_the_computation_be
 
 
 def test_a_step_longer_than_the_timeout_is_not_taken_for_a_hang():
-    summary, _ = trained("paced", workers=2, sync="ring", steps=1, cluster={"timeout": 1.0},
-                         delays={"kind": "constant", "delay_ms": 2500})  # fmt: skip
+    summary, _ = trained(
+        "paced",
+        workers=2,
+        sync="ring",
+        steps=1,
+        cluster={"timeout": 1.0},
+        delays={"kind": "constant", "delay_ms": 2500},
+    )
     assert summary["steps"] == 1 and summary["seconds"]["compute"] > 2.5
 
 
@@ -122,7 +157,9 @@ def test_any_source_takes_who_is_first_by_the_logical_clock():
         if comm.rank == 0:
             return [comm.recv(one).source for _ in range(6)]
         for _ in range(2):
-            comm.compute(lambda: time.sleep(0.2 if comm.rank == 1 else 0.0), cost=1e9 * comm.rank)  # 1 is slow in truth
+            comm.compute(
+                lambda: time.sleep(0.2 if comm.rank == 1 else 0.0), cost=1e9 * comm.rank
+            )  # 1 is slow in truth
             comm.send(one, 0)
 
     assert dlpar.spmd(funnel, workers=4, world="paced")[0] == [1, 2, 1, 3, 2, 3]
@@ -207,7 +244,9 @@ def test_a_ring_of_sends_above_the_eager_limit_is_a_deadlock_that_names_every_ra
     first = str(failed.value).splitlines()[0]
     assert first.startswith("deadlock after 0.000196078 s of logical time: nobody can go on")
     for rank in range(3):
-        assert f"rank {rank} in send of 80,000 bytes to rank {(rank + 1) % 3} (tag 0) at test_paced.py:" in first
+        assert (
+            f"rank {rank} in send of 80,000 bytes to rank {(rank + 1) % 3} (tag 0) at test_paced.py:" in first
+        )
     assert "Traceback" not in str(failed.value)
 
 
@@ -216,7 +255,9 @@ def test_a_ring_of_sends_below_the_eager_limit_passes():
 
 
 def test_ranks_on_several_machines_are_refused():
-    with pytest.raises(BadExperiment, match="cluster.hostfile: got 'hosts', allowed in the paced world is nothing"):
+    with pytest.raises(
+        BadExperiment, match="cluster.hostfile: got 'hosts', allowed in the paced world is nothing"
+    ):
         Experiment(cluster={"world": "paced", "hostfile": "hosts"})
 
 

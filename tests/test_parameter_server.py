@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+from simulations import simulation_of, trained
 
 import dlpar
 from dlpar import Experiment
@@ -17,7 +18,6 @@ from dlpar.sync.client import key_ranges
 from dlpar.sync.consistency import Consistency, consistency
 from dlpar.sync.parameter_server import leaf_of
 from dlpar.sync.parts import ParameterServer
-from simulations import simulation_of, trained
 
 pytestmark = pytest.mark.slow
 
@@ -99,7 +99,9 @@ def test_asking_for_the_weights_apart_lowers_staleness():
 
 def test_bsp_is_never_stale_and_its_version_counts_steps(tmp_path):
     ways = [ps(), ps(servers=2), ps(pull="separate"), ps(servers=2, groups=2)]
-    runs = [simulated(tmp_path / str(number), workers=4, steps=25, sync=sync) for number, sync in enumerate(ways)]
+    runs = [
+        simulated(tmp_path / str(number), workers=4, steps=25, sync=sync) for number, sync in enumerate(ways)
+    ]
     for finished in (*runs, run(workers=4, steps=25, sync=ways[-1])):
         assert set(finished.steps["staleness"]) == {0} and set(finished.steps["lead"]) == {0}
         assert served(finished)["version"] == 25
@@ -112,9 +114,13 @@ def random_ssp(case: int) -> Experiment:
     divisors = [groups for groups in range(1, workers + 1) if workers % groups == 0]
     groups = int(draw.choice(divisors)) if draw.random() < 0.3 else 0
     sync = ps(
-        consistency="ssp", staleness=int(draw.integers(0, 5)), servers=int(draw.integers(1, 4)), groups=groups,
-        pull=("reply", "separate")[draw.integers(2)], push_every=every,
-    )  # fmt: skip
+        consistency="ssp",
+        staleness=int(draw.integers(0, 5)),
+        servers=int(draw.integers(1, 4)),
+        groups=groups,
+        pull=("reply", "separate")[draw.integers(2)],
+        push_every=every,
+    )
     delays = {"kind": ("exponential", "gamma", "none")[draw.integers(3)], "delay_ms": 2.0}
     if draw.random() < 0.5:
         delays["straggler"] = {int(draw.integers(workers)): 4.0}
@@ -142,7 +148,9 @@ def test_n_softsync_makes_one_update_of_every_n_th_of_the_workers():
         finished = run(workers=4, steps=30, sync=ps(consistency="softsync", softsync=n), delays=STEADY)
         assert served(finished)["pushes"] == 120
         assert served(finished)["version"] == 120 // gather
-        assert finished.steps["staleness"].mean() <= 2 * n  # as Rudra (arXiv 1509.04210) finds: hardly ever above 2n
+        assert (
+            finished.steps["staleness"].mean() <= 2 * n
+        )  # as Rudra (arXiv 1509.04210) finds: hardly ever above 2n
 
 
 def test_downpour_pushes_and_fetches_every_n_steps():
@@ -185,13 +193,17 @@ def test_of_equal_workers_with_exponential_delays_a_bound_lets_through_what_bsp_
 
 def test_more_servers_than_parameters_is_refused_by_every_rank():
     e = Experiment(model="linear", data="diabetes", batch=64, workers=2, sync=ps(servers=12))
-    with pytest.raises(dlpar.JobFailed, match="sync.servers: got 12, allowed with 11 parameters is at most 11"):
+    with pytest.raises(
+        dlpar.JobFailed, match="sync.servers: got 12, allowed with 11 parameters is at most 11"
+    ):
         dlpar.launch(e).wait(60)
 
 
 @pytest.mark.parametrize("role", ["server", "worker", "leaf"])
 def test_killing_any_rank_ends_the_job_with_a_sentence(role):
-    job = dlpar.launch(Experiment(workers=2, steps=10**6, evaluate_every=10**6, sync=ps(consistency="asp", groups=2)))
+    job = dlpar.launch(
+        Experiment(workers=2, steps=10**6, evaluate_every=10**6, sync=ps(consistency="asp", groups=2))
+    )
     ranks = job.wait_steps(20).ranks
     rank = ranks.index[ranks["role"] == role][-1]
     os.kill(int(ranks.loc[rank, "pid"]), signal.SIGKILL)

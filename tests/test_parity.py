@@ -6,10 +6,10 @@ from functools import cache
 
 import numpy as np
 import pytest
+from trained_ranks import apart, trained
 
 import dlpar
 from dlpar import Experiment
-from trained_ranks import apart, trained
 
 pytestmark = pytest.mark.slow
 
@@ -17,7 +17,9 @@ SMALL = {
     "mlp": dict(model={"name": "mlp", "width": 48}, batch=60),
     "cnn": dict(model={"name": "cnn", "width": 64, "depth": 2}, batch=25),
     "transformer": dict(
-        model={"name": "transformer", "width": 32, "depth": 2}, data={"name": "docstrings", "context": 16}, batch=14
+        model={"name": "transformer", "width": 32, "depth": 2},
+        data={"name": "docstrings", "context": 16},
+        batch=14,
     ),
 }
 """Odd batches on purpose: 3 and 4 workers get shares of different sizes."""
@@ -84,7 +86,9 @@ def test_float32_losses_at_the_defaults_stay_within_1e_4(sync):
         assert apart(alone_at_the_defaults(), simulated(workers=workers, sync=sync, dtype="float32")) < 1e-4
 
 
-@pytest.mark.parametrize("optimizer, run", [("momentum", simulated), ("adagrad", simulated), ("adam", losses)])
+@pytest.mark.parametrize(
+    "optimizer, run", [("momentum", simulated), ("adagrad", simulated), ("adam", losses)]
+)
 def test_optimizers_of_servers_and_of_replicas_give_the_losses_of_one_process(optimizer, run):
     fields = dict(optimizer=optimizer, lr=0.01, **SMALL["mlp"])
     one = simulated(workers=1, **fields)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from trained_ranks import SMALL, apart, trained
 
 from dlpar import Experiment
-from trained_ranks import SMALL, apart, trained
 
 
 def by_definition(experiment: Experiment, layers: list[int]) -> tuple[np.ndarray, torch.Tensor]:
@@ -42,8 +42,14 @@ def by_definition(experiment: Experiment, layers: list[int]) -> tuple[np.ndarray
 @pytest.mark.parametrize("stages, replicas, recompute", [(2, 1, False), (4, 1, True), (2, 2, False)])
 def test_pipedream_is_its_definition(stages, replicas, recompute):
     layers = {2: [2, 2], 4: [1, 1, 1, 1]}[stages]
-    split = {"kind": "pipeline", "stages": stages, "schedule": "pipedream", "microbatches": 1, "recompute": recompute,
-             "partition": ",".join(map(str, layers))}  # fmt: skip
+    split = {
+        "kind": "pipeline",
+        "stages": stages,
+        "schedule": "pipedream",
+        "microbatches": 1,
+        "recompute": recompute,
+        "partition": ",".join(map(str, layers)),
+    }
     fields = dict(workers=stages * replicas, steps=20, dtype="float64", split=split, **SMALL["mlp"])
     losses, weights = by_definition(Experiment(**fields), layers)
     found = trained(**{**fields, "evaluate_every": 7})
@@ -55,4 +61,6 @@ def test_pipedream_is_its_definition(stages, replicas, recompute):
         lead = stages - 1 - rank % stages
         assert [step["staleness"] for step in facts] == [min(step, lead) for step in range(20)]
         # The present weights, and each version between the forward and the backward pass of a batch in flight.
-        assert [step["versions"] for step in facts] == [1 + min(step + 1, lead, 19 - step) for step in range(20)]
+        assert [step["versions"] for step in facts] == [
+            1 + min(step + 1, lead, 19 - step) for step in range(20)
+        ]

@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 
 import pytest
+from simulations import trained
 
 import dlpar
 from dlpar import BadExperiment, Experiment, Run
 from dlpar.costmodel import bubble
 from dlpar.costmodel.timeline import Bar, idle_share, timeline
 from dlpar.platforms import Device, Link, Platform
-from simulations import trained
 
-FREE = Platform(name="free", device=Device(name="one", flops=1e12), nodes=64, between=Link(latency=0.0, bandwidth=1e30))
+FREE = Platform(
+    name="free", device=Device(name="one", flops=1e12), nodes=64, between=Link(latency=0.0, bandwidth=1e30)
+)
 """Messages take no time."""
 
 KINDS = {"forward": "F", "backward": "B", "weight": "W"}
@@ -22,7 +24,9 @@ KINDS = {"forward": "F", "backward": "B", "weight": "W"}
 def bars(run: Run, step: int) -> list[Bar]:
     """What stages computed in a step."""
     spans = run.spans.query("step == @step and name in @KINDS")
-    return [Bar(s.rank, KINDS[s.name], s.micro, s.chunk, s.start, s.end) for s in spans.itertuples(index=False)]
+    return [
+        Bar(s.rank, KINDS[s.name], s.micro, s.chunk, s.start, s.end) for s in spans.itertuples(index=False)
+    ]
 
 
 def simulated(folder, layers: int, platform: Platform = FREE, outputs: int = 1000, **fields) -> Run:
@@ -40,12 +44,21 @@ def pipeline(schedule: str, microbatches: int, chunks: int = 2, **more) -> dict:
 
 @pytest.mark.parametrize(
     "schedule, stages, microbatches, chunks",
-    [("gpipe", 4, 8, 1), ("1f1b", 4, 8, 1), ("1f1b", 8, 16, 1), ("interleaved", 4, 8, 2), ("interleaved", 4, 16, 4),
-     ("zb-h1", 4, 8, 1), ("zb-h1", 8, 32, 1)],
-)  # fmt: skip
+    [
+        ("gpipe", 4, 8, 1),
+        ("1f1b", 4, 8, 1),
+        ("1f1b", 8, 16, 1),
+        ("interleaved", 4, 8, 2),
+        ("interleaved", 4, 16, 4),
+        ("zb-h1", 4, 8, 1),
+        ("zb-h1", 8, 32, 1),
+    ],
+)
 def test_simulated_bubbles_are_the_closed_form(schedule, stages, microbatches, chunks, tmp_path):
     run = simulated(tmp_path, stages * chunks, workers=stages, split=pipeline(schedule, microbatches, chunks))
-    assert idle_share(bars(run, step=1)) == pytest.approx(bubble(schedule, stages, microbatches, chunks), rel=1e-9)
+    assert idle_share(bars(run, step=1)) == pytest.approx(
+        bubble(schedule, stages, microbatches, chunks), rel=1e-9
+    )
 
 
 def test_a_pipeline_without_a_flush_has_no_bubble_once_it_is_full(tmp_path):
@@ -71,7 +84,9 @@ def test_a_message_travels_while_the_next_micro_batch_is_computed(tmp_path):
     # A boundary's message takes half as long as a forward pass: hidden, but where the pipeline fills and drains.
     seconds = 1e9 / 3 * 8 / 1e12
     link = Link(latency=0.0, bandwidth=8 * 1000 * 4 / (seconds / 2))
-    run = simulated(tmp_path, 4, FREE.model_copy(update={"between": link}), workers=4, split=pipeline("gpipe", 8))
+    run = simulated(
+        tmp_path, 4, FREE.model_copy(update={"between": link}), workers=4, split=pipeline("gpipe", 8)
+    )
     found = bars(run, step=0)
     window = max(bar.end for bar in found) - min(bar.start for bar in found)
     assert window == pytest.approx((8 + 3) * 3 * seconds + 2 * 3 * seconds / 2)
@@ -92,10 +107,17 @@ def test_a_paced_bubble_is_within_three_points_of_ideal(tmp_path):
     file = tmp_path / "slow.json"
     file.write_text(slow.model_dump_json())
     layers = [64 * 64, 64 * 64, 64 * 64, 64 * 10]
-    job = dlpar.launch(Experiment(
-        workers=4, batch=64, steps=4, evaluate_every=1000, model={"width": 64, "depth": 3},
-        split=pipeline("1f1b", 8, partition="1,1,1,1"), cluster={"world": "paced", "platform": str(file)},
-    ))  # fmt: skip
+    job = dlpar.launch(
+        Experiment(
+            workers=4,
+            batch=64,
+            steps=4,
+            evaluate_every=1000,
+            model={"width": 64, "depth": 3},
+            split=pipeline("1f1b", 8, partition="1,1,1,1"),
+            cluster={"world": "paced", "platform": str(file)},
+        )
+    )
     run = job.wait(60)
     assert run.status == "done", run.log
     ideal = idle_share(timeline("1f1b", 4, 8, forward=layers, backward=[2 * n for n in layers]))

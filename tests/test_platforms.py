@@ -10,8 +10,17 @@ from statistics import fmean, pstdev
 import pytest
 
 from dlpar.platforms import (
-    DEVICES, PLATFORMS, Device, Link, Platform, Timing, names, placement, platform, workload,
-)  # fmt: skip
+    DEVICES,
+    PLATFORMS,
+    Device,
+    Link,
+    Platform,
+    Timing,
+    names,
+    placement,
+    platform,
+    workload,
+)
 from dlpar.schema import BadExperiment
 
 ETHERNET = Link(latency=50e-6, bandwidth=100e6)
@@ -112,7 +121,9 @@ def test_every_generation_of_gpus_comes_with_every_network(device):
 def test_a_platform_holds_so_many_ranks_and_no_more():
     nvlink = platform("h100-nvlink")
     nvlink.check(8)
-    with pytest.raises(BadExperiment, match="^cluster.platform: got 'h100-nvlink' for 9 ranks, allowed there is"):
+    with pytest.raises(
+        BadExperiment, match="^cluster.platform: got 'h100-nvlink' for 9 ranks, allowed there is"
+    ):
         nvlink.check(9)
 
 
@@ -133,25 +144,49 @@ def test_a_single_node_needs_no_network():
         (dict(device="abacus"), "device: got 'abacus', allowed is one of cpu, k80, p100, v100, h100, or"),
         (dict(device=["k80"]), r"device: got \['k80'\]"),
         (dict(device=dict(name="x", flops=-1)), "device.flops: got -1, allowed is a finite number above 0"),
-        (dict(device=dict(name="x", flops=1, rates={"resnet51": 5})), r"device.rates: got {'resnet51': 5}, allowed"),
+        (
+            dict(device=dict(name="x", flops=1, rates={"resnet51": 5})),
+            r"device.rates: got {'resnet51': 5}, allowed",
+        ),
         (dict(device=dict(name="x", flops=1, rates={"vgg16": -5})), r"device.rates: got {'vgg16': -5}"),
-        (dict(device=dict(name="x", flops=1, memory_gib=0)), "device.memory_gib: got 0, allowed is a finite number"),
+        (
+            dict(device=dict(name="x", flops=1, memory_gib=0)),
+            "device.memory_gib: got 0, allowed is a finite number",
+        ),
         (dict(devices=0), "devices: got 0, allowed is a whole number from 1 to 1024"),
         (dict(devices=True), "devices: got 'True', allowed is a whole number"),
         (dict(nodes=-1), "nodes: got -1, allowed is a whole number from 1"),
         (dict(between=None), "between: got nothing, allowed with 2 nodes is a link"),
         (dict(inside=None), "inside: got nothing, allowed with 2 devices a node is a link"),
-        (dict(devices=1, nodes=1, inside=None, between=None), "inside: got nothing, allowed without between is a link"),
-        (dict(between=dict(latency=0, bandwidth=-1)), "between.bandwidth: got -1, allowed is a number of bytes"),
+        (
+            dict(devices=1, nodes=1, inside=None, between=None),
+            "inside: got nothing, allowed without between is a link",
+        ),
+        (
+            dict(between=dict(latency=0, bandwidth=-1)),
+            "between.bandwidth: got -1, allowed is a number of bytes",
+        ),
         (dict(between=dict(latency=0)), "between.bandwidth: missing; allowed is a number"),
-        (dict(between=dict(latency=0, bandwidth=1, mtu=9000)), "between.mtu: got 9000, but there is no such field"),
+        (
+            dict(between=dict(latency=0, bandwidth=1, mtu=9000)),
+            "between.mtu: got 9000, but there is no such field",
+        ),
         (dict(between=25), "between: got 25, allowed is a mapping of latency, bandwidth, duplex"),
         (dict(nic="two"), "nic: got 'two', allowed is one of shared, each"),
         (dict(eager=-1), "eager: got -1, allowed is a whole number from 0"),
-        (dict(timing="normal"), "timing.kind: got 'normal', allowed is one of constant, gamma, exponential, trace"),
+        (
+            dict(timing="normal"),
+            "timing.kind: got 'normal', allowed is one of constant, gamma, exponential, trace",
+        ),
         (dict(timing=dict(kind="gamma", cv=0)), "timing.cv: got 0, allowed is a finite number above 0"),
-        (dict(timing=dict(kind="trace")), "timing.trace: got none, allowed with kind trace is at least one factor"),
-        (dict(timing=dict(kind="trace", trace=[1, 0])), r"timing.trace: got \[1, 0\], allowed is a list of factors"),
+        (
+            dict(timing=dict(kind="trace")),
+            "timing.trace: got none, allowed with kind trace is at least one factor",
+        ),
+        (
+            dict(timing=dict(kind="trace", trace=[1, 0])),
+            r"timing.trace: got \[1, 0\], allowed is a list of factors",
+        ),
         (dict(timing=dict(trace=[1])), "timing.trace: got 1 factors, allowed with kind constant is none"),
         (dict(stragglers={4: 2.0}), "stragglers: got rank 4, allowed is 0 to 3"),
         (dict(stragglers={1: -2.0}), "stragglers: got -2, allowed is numbers above 0"),
@@ -203,7 +238,9 @@ def test_a_file_describes_a_whole_platform(tmp_path):
 
 def test_a_file_extends_one_beside_it(tmp_path):
     (tmp_path / "slow.toml").write_text(TOML)
-    (tmp_path / "slower.json").write_text('{"extends": "slow.toml", "device": "k80", "between": {"bandwidth": 1e6}}')
+    (tmp_path / "slower.json").write_text(
+        '{"extends": "slow.toml", "device": "k80", "between": {"bandwidth": 1e6}}'
+    )
     slower = platform(str(tmp_path / "slower.json"))
     assert slower.between == Link(1e-3, 1e6) and slower.device == DEVICES["k80"] and slower.nodes == 16
 
@@ -211,7 +248,10 @@ def test_a_file_extends_one_beside_it(tmp_path):
 @pytest.mark.parametrize(
     "text, complaint",
     [
-        ('{"extends": "p100-25gbe", "between": {"bandwidth": -1}}', "got 'bad.json', where between.bandwidth: got -1"),
+        (
+            '{"extends": "p100-25gbe", "between": {"bandwidth": -1}}',
+            "got 'bad.json', where between.bandwidth: got -1",
+        ),
         ('{"extends": "p100-25gbe", "nodes": 0}', "got 'bad.json', where nodes: got 0"),
         ('{"extends": "p101"}', "got 'p101', allowed is one of here, k80-1gbe"),
         ('{"extends": 3}', "got 'bad.json', where extends: got 3, allowed is a name or a path"),
@@ -222,9 +262,12 @@ def test_a_file_extends_one_beside_it(tmp_path):
         ("{", "got '.*bad.json', allowed is a file of JSON"),
         ("[" * 100_000, "got '.*bad.json', allowed is a file of JSON"),
         (b"\xff\xfe", r"got '.*bad.json', allowed is a file that can be read \(it is not text\)"),
-        (" " * (2 << 20), "got '.*bad.json', allowed is a file that can be read .it has more than 1,048,576 bytes"),
+        (
+            " " * (2 << 20),
+            "got '.*bad.json', allowed is a file that can be read .it has more than 1,048,576 bytes",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_bad_file_is_one_sentence(text, complaint, tmp_path):
     file = tmp_path / "here" / "bad.json"
     file.parent.mkdir()
@@ -234,16 +277,22 @@ def test_a_bad_file_is_one_sentence(text, complaint, tmp_path):
 
 
 def test_a_file_that_is_not_there_and_a_name_nobody_knows_are_told_apart(tmp_path):
-    with pytest.raises(BadExperiment, match=r"/none.toml', allowed is a file that can be read \(there is none\)"):
+    with pytest.raises(
+        BadExperiment, match=r"/none.toml', allowed is a file that can be read \(there is none\)"
+    ):
         platform(str(tmp_path / "none.toml"))
-    with pytest.raises(BadExperiment, match=r"got 'p100', allowed is one of here, k80-1gbe, .* or the path of a .json"):
+    with pytest.raises(
+        BadExperiment, match=r"got 'p100', allowed is one of here, k80-1gbe, .* or the path of a .json"
+    ):
         platform("p100")
 
 
 def test_this_machine_is_a_platform_once_it_was_measured(monkeypatch, tmp_path):
     monkeypatch.setenv("DLPAR_HOME", str(tmp_path))
     assert names()[0] == "here" and set(names()) == {"here", *PLATFORMS}
-    with pytest.raises(BadExperiment, match="^cluster.platform: got 'here', which is allowed once `dlpar doctor"):
+    with pytest.raises(
+        BadExperiment, match="^cluster.platform: got 'here', which is allowed once `dlpar doctor"
+    ):
         platform("here")
     found = {"device": "cpu", "inside": {"latency": 1e-6, "bandwidth": 2e9}, "devices": 2}
     (tmp_path / "here.json").write_text(json.dumps(found))
@@ -272,7 +321,9 @@ def test_on_a_single_node_servers_share_it():
 
 
 def test_servers_that_find_no_node_are_refused():
-    with pytest.raises(BadExperiment, match="got 'small' for 2 nodes of workers and 1 of servers, allowed there is at"):
+    with pytest.raises(
+        BadExperiment, match="got 'small' for 2 nodes of workers and 1 of servers, allowed there is at"
+    ):
         placement(3, 1, small())
 
 
@@ -281,4 +332,7 @@ def test_servers_that_find_no_node_are_refused():
 
 def test_importing_platforms_loads_neither_torch_nor_numpy():
     heavy = "import sys, dlpar.platforms; print([name for name in ('torch', 'numpy', 'mpi4py') if name in sys.modules])"
-    assert subprocess.run([sys.executable, "-c", heavy], capture_output=True, text=True, timeout=30).stdout == "[]\n"
+    assert (
+        subprocess.run([sys.executable, "-c", heavy], capture_output=True, text=True, timeout=30).stdout
+        == "[]\n"
+    )

@@ -7,14 +7,14 @@ from collections import defaultdict
 
 import pytest
 import torch
+from simulations import run
+from simulations import trained as simulated
+from trained_ranks import SMALL, apart, trained
 
 from dlpar import BadExperiment, Experiment
 from dlpar.cli import main
 from dlpar.costmodel.layers import BOUNDARY, SHARED, boundary_elements, elements_by_layer
 from dlpar.split.sent import sent
-from simulations import run
-from simulations import trained as simulated
-from trained_ranks import SMALL, apart, trained
 
 CLOSE = 1e-2
 """Relative, of losses: bfloat16 rounds to 8 bits, 0.4 %."""
@@ -33,9 +33,14 @@ SPLITS = {
 }
 SPATIAL = dict(workers=2, split="spatial")
 CASES = [
-    *(("mlp", name) for name in SPLITS), ("cnn", "tensor"), ("cnn", "zb-h1"), ("cnn", "spatial"),
-    ("transformer", "tensor"), ("transformer", "zb-h1"), ("transformer", "hybrid"),
-]  # fmt: skip
+    *(("mlp", name) for name in SPLITS),
+    ("cnn", "tensor"),
+    ("cnn", "zb-h1"),
+    ("cnn", "spatial"),
+    ("transformer", "tensor"),
+    ("transformer", "zb-h1"),
+    ("transformer", "hybrid"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -43,8 +48,9 @@ def alone():
     """Losses of one process: in full, and with products in bfloat16."""
     return {
         (model, precision): trained(workers=1, **SMALL[model], **{**MIXED, "precision": precision}).losses
-        for model in SMALL for precision in ("full", "bf16")
-    }  # fmt: skip
+        for model in SMALL
+        for precision in ("full", "bf16")
+    }
 
 
 @pytest.mark.parametrize("model", SMALL)
@@ -66,12 +72,22 @@ def test_synchronised_batch_normalisation_keeps_its_statistics_in_full():
 
 
 @pytest.mark.filterwarnings("ignore:Full backward hook is firing")
-@pytest.mark.parametrize(("model", "name"), [
-    ("mlp", "tensor"), ("mlp", "gpipe"), ("cnn", "tensor"), ("cnn", "spatial"), ("transformer", "tensor"),
-    ("transformer", "gpipe"), ("transformer", "hybrid"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ("mlp", "tensor"),
+        ("mlp", "gpipe"),
+        ("cnn", "tensor"),
+        ("cnn", "spatial"),
+        ("transformer", "tensor"),
+        ("transformer", "gpipe"),
+        ("transformer", "hybrid"),
+    ],
+)
 def test_passes_send_two_bytes_an_element_and_gradients_of_weights_four(model, name):
-    experiment = Experiment(**SMALL[model], precision="bf16", **(SPATIAL if name == "spatial" else SPLITS[name]))
+    experiment = Experiment(
+        **SMALL[model], precision="bf16", **(SPATIAL if name == "spatial" else SPLITS[name])
+    )
     ranks = run(lambda comm: sent(comm, experiment), experiment.workers)
     found = defaultdict(int)
     for rank in ranks:
@@ -89,10 +105,20 @@ def test_digits_are_learnt_as_well(tmp_path):
 
 
 def test_pipelines_without_numbers_send_as_many_bytes(tmp_path):
-    fields = dict(workers=4, model={"depth": 4}, steps=2, precision="bf16", split={"kind": "pipeline", "microbatches": 4})
-    found = [simulated(tmp_path / kind, cluster={"messages": kind}, **fields).steps for kind in ("values", "sizes")]
+    fields = dict(
+        workers=4,
+        model={"depth": 4},
+        steps=2,
+        precision="bf16",
+        split={"kind": "pipeline", "microbatches": 4},
+    )
+    found = [
+        simulated(tmp_path / kind, cluster={"messages": kind}, **fields).steps for kind in ("values", "sizes")
+    ]
     values, sizes = (steps.sort_values(["step", "rank"])["bytes"].tolist() for steps in found)
-    assert values == sizes and sum(values) == 2 * 3 * 2 * 256 * 256 * 2  # steps, boundaries, ways, samples, width, bytes
+    assert (
+        values == sizes and sum(values) == 2 * 3 * 2 * 256 * 256 * 2
+    )  # steps, boundaries, ways, samples, width, bytes
 
 
 @pytest.mark.slow

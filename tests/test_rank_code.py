@@ -12,10 +12,18 @@ import dlpar
 ROOT = Path(dlpar.__file__).parent
 RANK_CODE = sorted(
     [ROOT / name for name in ("train.py", "models.py", "data.py", "sampling.py", "optim.py", "record.py")]
-    + [*(ROOT / "collectives").glob("*.py"), *(ROOT / "compression").glob("*.py"),
-       *(ROOT / "sync").glob("*.py"), *(ROOT / "split").glob("*.py")]
+    + [
+        *(ROOT / "collectives").glob("*.py"),
+        *(ROOT / "compression").glob("*.py"),
+        *(ROOT / "sync").glob("*.py"),
+        *(ROOT / "split").glob("*.py"),
+    ]
 )
-CARRIERS = [f"dlpar.comm.{p.stem}" for p in (ROOT / "comm").iterdir() if p.stem not in ("__init__", "__pycache__", "base")]
+CARRIERS = [
+    f"dlpar.comm.{p.stem}"
+    for p in (ROOT / "comm").iterdir()
+    if p.stem not in ("__init__", "__pycache__", "base")
+]
 WORLDS = ("mpi4py", "torch.distributed", "dlpar.platforms", "dlpar.launcher", *CARRIERS)
 
 
@@ -30,11 +38,22 @@ def test_rank_code_knows_neither_its_world_nor_the_wall_clock(path):
         elif isinstance(node, (ast.Attribute, ast.Name)):
             called.add(ast.unparse(node))
     assert not imported & {"time", "datetime", "random"}
-    imported = {name for name in imported if not name.startswith("dlpar.launcher.payload")}  # what a cell typed
+    imported = {
+        name for name in imported if not name.startswith("dlpar.launcher.payload")
+    }  # what a cell typed
     if path.name != "models.py":  # which knows the outline that stands for a model without numbers
         assert not [name for name in imported if name.startswith(WORLDS)]
     # A generator of one's own, keyed by (seed, step, rank), may be seeded; the global ones may not.
     assert not called & {
-        "torch.manual_seed", "torch.seed", "np.random.seed", "np.random.rand", "torch.set_num_threads", "nn.Dropout",
-        "F.dropout", "nn.functional.dropout", "functional.dropout", "torch.dropout", "perf_counter",
-    }  # fmt: skip
+        "torch.manual_seed",
+        "torch.seed",
+        "np.random.seed",
+        "np.random.rand",
+        "torch.set_num_threads",
+        "nn.Dropout",
+        "F.dropout",
+        "nn.functional.dropout",
+        "functional.dropout",
+        "torch.dropout",
+        "perf_counter",
+    }

@@ -84,10 +84,13 @@ def quiet(monkeypatch):
     monkeypatch.setattr(machine, "notes", lambda: [machine.Note(machine.COSTS, "memory", "0.9 GB free")])
 
 
-@pytest.mark.parametrize("attempt, status, last", [
-    (trained, 0, "1 of 1 presets show what their labs say."),
-    (not_true, 1, "0 of 1 presets show what their labs say."),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "attempt, status, last",
+    [
+        (trained, 0, "1 of 1 presets show what their labs say."),
+        (not_true, 1, "0 of 1 presets show what their labs say."),
+    ],
+)
 def test_the_status_says_whether_all_held(monkeypatch, quiet, capsys, attempt, status, last):
     monkeypatch.setattr("dlpar.rehearsal.trials", lambda labs: [Trial("00", "it", "a belief", attempt)])
     assert main(["rehearse", "00"]) == status
@@ -95,7 +98,11 @@ def test_the_status_says_whether_all_held(monkeypatch, quiet, capsys, attempt, s
     assert first == "costs   memory: 0.9 GB free" and "00 it" in line and "a belief: " in line and end == last
     assert main(["rehearse", "--json"]) == status
     told = json.loads(capsys.readouterr().out)
-    assert told["failed"] == status and told["presets"][0]["preset"] == "it" and told["machine"][0]["level"] == "costs"
+    assert (
+        told["failed"] == status
+        and told["presets"][0]["preset"] == "it"
+        and told["machine"][0]["level"] == "costs"
+    )
 
 
 def test_what_is_missing_or_slow_is_said(monkeypatch):
@@ -125,7 +132,10 @@ def test_an_unknown_lab_is_refused(capsys):
 
 @pytest.mark.slow
 def test_ctrl_c_ends_it_and_leaves_no_process():
-    before, there = set(runs_folder().glob("*")), job_folders()  # tests before this one may have killed a supervisor
+    before, there = (
+        set(runs_folder().glob("*")),
+        job_folders(),
+    )  # tests before this one may have killed a supervisor
 
     def at_work() -> list[Path]:
         return [folder for folder in set(runs_folder().glob("*")) - before if list(folder.glob("rank-*"))]

@@ -28,8 +28,12 @@ def test_a_model_is_never_counted_larger_than_it_is(fields):
 
 
 def test_the_message_says_what_would_fit():
-    experiment = Experiment(workers=8, model={"width": 4096, "depth": 3})  # 2 x 4096^2 weights and as many gradients
-    with pytest.raises(BadExperiment, match=r"^workers: 8 need about 2.3 GB of memory, 1.0 GB is left: 3 would fit$"):
+    experiment = Experiment(
+        workers=8, model={"width": 4096, "depth": 3}
+    )  # 2 x 4096^2 weights and as many gradients
+    with pytest.raises(
+        BadExperiment, match=r"^workers: 8 need about 2.3 GB of memory, 1.0 GB is left: 3 would fit$"
+    ):
         check_room(experiment, left=1_000_000_000)
     check_room(experiment.replace(workers=3), left=1_000_000_000)
     with pytest.raises(BadExperiment, match="not even 1 would fit"):
@@ -46,7 +50,9 @@ def test_what_ranks_share_out_counts_once():
 
 
 def test_hogwild_s_workers_share_one_copy_of_the_weights():
-    mine = Experiment(workers=8, model={"width": 4096, "depth": 3}, sync={"scheme": "hogwild"})  # 134 MB of weights
+    mine = Experiment(
+        workers=8, model={"width": 4096, "depth": 3}, sync={"scheme": "hogwild"}
+    )  # 134 MB of weights
     check_room(mine, left=1_500_000_000)  # those once, gradients eight times
     with pytest.raises(BadExperiment, match="8 need about 1.4 GB"):
         check_room(mine, left=1_000_000_000)
@@ -54,7 +60,9 @@ def test_hogwild_s_workers_share_one_copy_of_the_weights():
 
 def test_only_a_number_of_workers_that_is_allowed_would_fit():
     mine = Experiment(workers=8, model={"width": 4096, "depth": 9}, split={"kind": "hybrid"}, batch=64)
-    with pytest.raises(BadExperiment, match="4 would fit$"):  # 5 would, if 2 x 2 parts could be spread over them
+    with pytest.raises(
+        BadExperiment, match="4 would fit$"
+    ):  # 5 would, if 2 x 2 parts could be spread over them
         check_room(mine, left=1_500_000_000)
 
 

@@ -41,7 +41,12 @@ def test_frames_have_a_row_for_everything_that_was_done(run):
 def test_the_phases_of_a_step_do_not_overlap_and_fill_it(run):
     for _, spans in run.spans[run.spans["name"] != "evaluate"].groupby(["rank", "step"]):
         # A delay of nothing is written only where the system took the core away in it.
-        assert list(spans[spans["name"] != "delay"]["name"]) == ["forward", "backward", "communicate", "update"]
+        assert list(spans[spans["name"] != "delay"]["name"]) == [
+            "forward",
+            "backward",
+            "communicate",
+            "update",
+        ]
         assert (spans["start"].to_numpy()[1:] >= spans["end"].to_numpy()[:-1]).all()
     first = run.steps.iloc[0]
     spans = run.spans.query("rank == 0 and step == 0 and name != 'evaluate'")

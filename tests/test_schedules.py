@@ -49,7 +49,9 @@ def test_no_two_stages_wait_for_each_other(schedule):
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb-h1"])
 def test_the_bubble_of_equal_stages_is_the_closed_form(schedule):
     for stages, micros in FULL:
-        assert idle_share(timeline(schedule, stages, micros)) == pytest.approx(bubble(schedule, stages, micros))
+        assert idle_share(timeline(schedule, stages, micros)) == pytest.approx(
+            bubble(schedule, stages, micros)
+        )
 
 
 def test_interleaving_divides_the_bubble_by_the_chunks():
@@ -62,7 +64,9 @@ def test_interleaving_divides_the_bubble_by_the_chunks():
 def test_interleaving_needs_the_stages_to_divide_the_micro_batches():
     with pytest.raises(ValueError) as error:
         timeline("interleaved", 4, 6, chunks=2)
-    assert str(error.value) == "microbatches: got 6, allowed with schedule interleaved is a multiple of 4 stages"
+    assert (
+        str(error.value) == "microbatches: got 6, allowed with schedule interleaved is a multiple of 4 stages"
+    )
 
 
 @pytest.mark.parametrize(
@@ -89,20 +93,27 @@ def test_pipedream_never_drains_once_it_is_full():
     bars = timeline("pipedream", 4, 20)
     steady = [bar for bar in bars if 8 <= bar.micro < 12]
     for stage in range(4):
-        own = sorted((bar for bar in steady if bar.stage == stage and bar.kind == "B"), key=lambda bar: bar.start)
+        own = sorted(
+            (bar for bar in steady if bar.stage == stage and bar.kind == "B"), key=lambda bar: bar.start
+        )
         assert [after.start - before.start for before, after in zip(own, own[1:])] == [3.0, 3.0, 3.0]
 
 
 def test_the_steps_of_pipedream_are_its_list_of_actions_cut_behind_backward_passes():
     for stages, steps in SIZES:
         for stage, whole in enumerate(lists("pipedream", stages, steps)):
-            assert [action for step in range(steps) for action in of_step(stage, stages, step, steps)] == whole
+            assert [
+                action for step in range(steps) for action in of_step(stage, stages, step, steps)
+            ] == whole
 
 
 @pytest.mark.parametrize(
     "given, sentence",
     [
-        (("2f2b", 4, 8), "schedule: got '2f2b', allowed is one of gpipe, 1f1b, interleaved, zb-h1, pipedream"),
+        (
+            ("2f2b", 4, 8),
+            "schedule: got '2f2b', allowed is one of gpipe, 1f1b, interleaved, zb-h1, pipedream",
+        ),
         (("gpipe", 0, 8), "stages: got 0, allowed is a whole number from 1"),
         (("gpipe", 4, 8, 2), "chunks: got 2, allowed with schedule gpipe is 1"),
         (("gpipe", 4, 8, 1, [1.0, 2.0]), "times: got 2, allowed is one, or one for each of 4 stages"),

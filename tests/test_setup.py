@@ -1,4 +1,5 @@
 """What has to hold of the project's own files: one set of pins, no addresses, nothing left in notebooks."""
+
 from __future__ import annotations
 
 import functools
@@ -14,13 +15,22 @@ import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
 TARGETS = ["help", "lab", "hub", "release", "grade", "slides", "test", "quick", "bench", "setup", "clean"]
-CONDA_NAMES = {"pytorch": "torch"}    # conda-forge's name: the name in pyproject.toml
-LONGEST = 300    # lines of a file of the package
+CONDA_NAMES = {"pytorch": "torch"}  # conda-forge's name: the name in pyproject.toml
+LONGEST = 300  # lines of a file of the package
 
 # Written in pieces, so that this file is not found by its own search.
-REGISTRIES = ["pypi|org/simple", "pypi|python.org", "files|pythonhosted.org", "download|pytorch.org",
-              "conda|anaconda.org", "repo|anaconda.com", "registry|npmjs.org", "registry|yarnpkg.com",
-              "deb|debian.org", "archive|ubuntu.com"]
+REGISTRIES = [
+    "pypi|org/simple",
+    "pypi|python.org",
+    "files|pythonhosted.org",
+    "download|pytorch.org",
+    "conda|anaconda.org",
+    "repo|anaconda.com",
+    "registry|npmjs.org",
+    "registry|yarnpkg.com",
+    "deb|debian.org",
+    "archive|ubuntu.com",
+]
 REGISTRY = re.compile("|".join(re.escape(host.replace("|", ".")) for host in REGISTRIES))
 OWN_PATH = re.compile(r"(?<![\w./~-])/(home|Users|root|work)/\w|\.\./" + "shared")
 
@@ -52,8 +62,13 @@ def texts() -> tuple[tuple[str, str], ...]:
 
 def lines_with(pattern: re.Pattern[str]) -> list[str]:
     """file:line of every line of the project in which the pattern is found."""
-    return [f"{name}:{number}: {line.strip()[:100]}" for name, text in texts() if pattern.search(text)
-            for number, line in enumerate(text.splitlines(), 1) if pattern.search(line)]
+    return [
+        f"{name}:{number}: {line.strip()[:100]}"
+        for name, text in texts()
+        if pattern.search(text)
+        for number, line in enumerate(text.splitlines(), 1)
+        if pattern.search(line)
+    ]
 
 
 def notebook_faults(notebook: dict) -> list[str]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from simulations import run
+from trained_ranks import SMALL, trained
 
 from dlpar import BadExperiment, Experiment
 from dlpar.comm.simulated import SimulatedComm
@@ -11,15 +13,15 @@ from dlpar.record import Unrecorded
 from dlpar.split.held import prepared
 from dlpar.split.pipeline import PipelineSplit
 from dlpar.train import train
-from simulations import run
-from trained_ranks import SMALL, trained
 
 SPLIT = {"kind": "pipeline", "stages": 2, "microbatches": 5}
 
 
 def shared(layers: torch.nn.Module) -> torch.nn.Parameter:
     """The weight, in what a stage holds of the model."""
-    (weight,) = (p for name, p in layers.named_parameters() if name in ("embed.token.weight", "output.weight"))
+    (weight,) = (
+        p for name, p in layers.named_parameters() if name in ("embed.token.weight", "output.weight")
+    )
     return weight
 
 
@@ -46,14 +48,22 @@ def test_a_codec_of_single_numbers_leaves_copies_equal():
     assert torch.equal(first, last)
 
 
-@pytest.mark.parametrize("fields, sentence", [
-    (dict(compression="onebit"),
-     "compression.codec: got 'onebit', allowed with split pipeline of a transformer is none, fp16 or bf16: its first "
-     "and last stage share a weight, and would lose different digits of its gradient"),
-    (dict(sync={"scheme": "gossip", "start": "random"}),
-     "sync.start: got 'random', allowed with split pipeline is same: parts of a model would draw the same numbers, and "
-     "copies of a weight different ones"),
-], ids=["codec", "start"])  # fmt: skip
+@pytest.mark.parametrize(
+    "fields, sentence",
+    [
+        (
+            dict(compression="onebit"),
+            "compression.codec: got 'onebit', allowed with split pipeline of a transformer is none, fp16 or bf16: its first "
+            "and last stage share a weight, and would lose different digits of its gradient",
+        ),
+        (
+            dict(sync={"scheme": "gossip", "start": "random"}),
+            "sync.start: got 'random', allowed with split pipeline is same: parts of a model would draw the same numbers, and "
+            "copies of a weight different ones",
+        ),
+    ],
+    ids=["codec", "start"],
+)
 def test_what_would_part_the_copies_is_refused_in_one_sentence(fields, sentence):
     with pytest.raises(BadExperiment) as refused:
         Experiment(workers=4, split=SPLIT, **SMALL["transformer"], **fields)
@@ -63,6 +73,7 @@ def test_what_would_part_the_copies_is_refused_in_one_sentence(fields, sentence)
 def test_tags_of_a_pipeline_are_such_as_every_mpi_has(monkeypatch):
     tags = set()
     for name, place in {"isend": 2, "sendrecv": 4}.items():
+
         def noted(comm, *arguments, call=getattr(SimulatedComm, name), place=place):
             tags.add(arguments[place])
             return call(comm, *arguments)

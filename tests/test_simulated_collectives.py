@@ -14,21 +14,24 @@ from dlpar.collectives import closed_form
 from dlpar.costmodel import Link
 
 ORDINARY = settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
-CASES = st.fixed_dictionaries({
-    "count": st.one_of(st.integers(0, 40), st.integers(0, 10_007)),
-    "dtype": st.sampled_from([torch.float32, torch.float64]),
-    "seed": st.integers(0, 2**31),
-    "root": st.integers(0, 100),
-    "depth": st.integers(1, 5),
-    "group": st.integers(1, 10),
-})  # fmt: skip
+CASES = st.fixed_dictionaries(
+    {
+        "count": st.one_of(st.integers(0, 40), st.integers(0, 10_007)),
+        "dtype": st.sampled_from([torch.float32, torch.float64]),
+        "seed": st.integers(0, 2**31),
+        "root": st.integers(0, 100),
+        "depth": st.integers(1, 5),
+        "group": st.integers(1, 10),
+    }
+)
 PLATFORMS = {
     "one node each": lambda ranks: (cluster(), list(range(ranks))),
     "three a node, one card for all": lambda ranks: (
-        cluster(devices=3, inside=Link(1e-5, 1e9)), [rank // 3 for rank in range(ranks)]
+        cluster(devices=3, inside=Link(1e-5, 1e9)),
+        [rank // 3 for rank in range(ranks)],
     ),
     "half duplex": lambda ranks: (cluster(link=Link(1e-3, 1e6, "half"), eager=1000), list(range(ranks))),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("where", PLATFORMS)
@@ -72,7 +75,10 @@ def test_the_halves_of_a_ring_work_on_their_own_with_chunks_of_any_lengths(worke
         assert all((part == i).all() for i, part in enumerate(parts))
         # Each half sends all chunks but one: of float64 all but the one summed here, of float32 but the next.
         left_out = 8 * lengths[(rank + 1) % workers] + 4 * lengths[(rank + 2) % workers]
-        assert traffic == {"messages": 2 * (workers - 1), "bytes": 12 * sum(lengths) - left_out if workers > 1 else 0}
+        assert traffic == {
+            "messages": 2 * (workers - 1),
+            "bytes": 12 * sum(lengths) - left_out if workers > 1 else 0,
+        }
 
 
 @pytest.mark.parametrize("case", EDGES, ids=lambda case: f"{case['count']} {case['dtype']}")
@@ -80,7 +86,11 @@ def test_sizes_alone_take_the_seconds_the_same_messages_with_values_take(case):
     def each(comm):
         times = []
         for collective in [*c.ALLREDUCE.values(), c.tree_aggregate, c.star_reduce, c.tree_broadcast]:
-            own = inputs_of(case, comm.size)[comm.rank] if comm.computes else comm.empty(case["count"], case["dtype"])
+            own = (
+                inputs_of(case, comm.size)[comm.rank]
+                if comm.computes
+                else comm.empty(case["count"], case["dtype"])
+            )
             collective(comm, own)
             comm.barrier()
             times.append(comm.now())
@@ -125,8 +135,10 @@ def test_reduce_scatter_and_allgather_share_out_chunks_of_any_length():
 
     gathered = [[0.0] * 3, [], [2.0] * 2]
     assert run(halves, 3) == [
-        ([0.0, 3.0], gathered, None), ([6.0, 9.0, 12.0], gathered, None), ([15.0, 18.0], gathered, None)
-    ]  # fmt: skip
+        ([0.0, 3.0], gathered, None),
+        ([6.0, 9.0, 12.0], gathered, None),
+        ([15.0, 18.0], gathered, None),
+    ]
 
 
 def test_a_ring_of_chosen_ranks_leaves_the_others_alone():

@@ -13,9 +13,11 @@ from dlpar.costmodel import Link, collective_seconds
 SIZES = [*range(2, 18), 24, 31, 32, 33, 48, 63, 64]
 POWERS = [2, 4, 8, 16, 32, 64]
 LINKS = {
-    "short messages": Link(50e-6, 1.25e9), "long messages": Link(2e-6, 1e8), "half duplex": Link(10e-6, 1e9, "half"),
+    "short messages": Link(50e-6, 1.25e9),
+    "long messages": Link(2e-6, 1e8),
+    "half duplex": Link(10e-6, 1e9, "half"),
     "nothing but bytes": Link(0.0, 1e9),
-}  # fmt: skip
+}
 EXACT = 1e-3
 """The bar: a thousandth."""
 
@@ -66,7 +68,9 @@ def test_two_levels_on_nodes_of_four_use_both_links_as_their_closed_form_says(be
     platform = cluster(16, between, devices=4, inside=inside)
     for nodes in (2, 3, 7, 16):
         where = [rank // 4 for rank in range(4 * nodes)]
-        took = max(ends(lambda comm: c.hierarchical_allreduce(comm, comm.empty(elements), 4), where, platform))
+        took = max(
+            ends(lambda comm: c.hierarchical_allreduce(comm, comm.empty(elements), 4), where, platform)
+        )
         said = collective_seconds("hierarchical", 4 * nodes, 4 * elements, inside, group=4, between=between)
         assert took == pytest.approx(said, rel=EXACT), nodes
 
@@ -77,17 +81,21 @@ def test_sparks_tree_takes_what_its_closed_form_says(depth):
     scales = {1: SIZES, 2: [4, 9, 16, 25, 36, 64], 3: [8, 27, 64], 4: [16]}  # levels are full
     for ranks in scales[depth]:
         said = collective_seconds("tree_aggregate", ranks, 4 * 64_000, link, depth=depth)
-        assert measured(partial(c.tree_aggregate, depth=depth), ranks, 64_000, link) == pytest.approx(said, rel=EXACT)
+        assert measured(partial(c.tree_aggregate, depth=depth), ranks, 64_000, link) == pytest.approx(
+            said, rel=EXACT
+        )
 
 
 def test_half_a_collective_takes_the_time_of_that_half():
     link = LINKS["long messages"]
     halves = {
-        "star_reduce": c.star_reduce, "star_broadcast": c.star_broadcast, "tree_reduce": c.tree_reduce,
+        "star_reduce": c.star_reduce,
+        "star_broadcast": c.star_broadcast,
+        "tree_reduce": c.tree_reduce,
         "tree_broadcast": c.tree_broadcast,
         "ring_reduce_scatter": lambda comm, whole: c.ring_reduce_scatter(comm, whole.tensor_split(comm.size)),
         "ring_allgather": lambda comm, whole: c.ring_allgather(comm, whole.tensor_split(comm.size)),
-    }  # fmt: skip
+    }
     for name, half in halves.items():
         said = collective_seconds(name, 16, 4 * 64_000, link)
         assert measured(half, 16, 64_000, link) == pytest.approx(said, rel=EXACT), name

@@ -21,11 +21,15 @@ def test_what_is_gathered_and_broadcast_is_a_copy_of_ones_own():
         mine["values"].fill_(-1)
         told["values"] += comm.rank
         comm.barrier()
-        return told["values"].tolist(), gathered and [(each["rank"], each["values"].tolist()) for each in gathered]
+        return told["values"].tolist(), gathered and [
+            (each["rank"], each["values"].tolist()) for each in gathered
+        ]
 
     assert run(copies, 3) == [
-        ([1.0, 1.0], None), ([2.0, 2.0], None), ([3.0, 3.0], [(0, [0.0] * 2), (1, [1.0] * 2), (2, [2.0] * 2)])
-    ]  # fmt: skip
+        ([1.0, 1.0], None),
+        ([2.0, 2.0], None),
+        ([3.0, 3.0], [(0, [0.0] * 2), (1, [1.0] * 2), (2, [2.0] * 2)]),
+    ]
 
 
 def test_split_makes_groups_that_do_not_hear_each_other():
@@ -38,8 +42,11 @@ def test_split_makes_groups_that_do_not_hear_each_other():
 
     # keys run against ranks: rank 2 comes first among the even ones, rank 3 among the odd
     assert run(halves, 4) == [
-        (1, 2, 2.0, 2.0, 9.0), (1, 2, 4.0, 3.0, 9.0), (0, 2, 2.0, 0.0, 9.0), (0, 2, 4.0, 1.0, 9.0)
-    ]  # fmt: skip
+        (1, 2, 2.0, 2.0, 9.0),
+        (1, 2, 4.0, 3.0, 9.0),
+        (0, 2, 2.0, 0.0, 9.0),
+        (0, 2, 4.0, 1.0, 9.0),
+    ]
 
 
 def test_shared_memory_is_one_memory_and_a_counter_gives_no_number_twice():

@@ -74,7 +74,13 @@ def test_messages_of_one_tag_come_in_the_order_of_sending_and_tags_keep_them_apa
                 comm.send(torch.tensor([float(value)]), 1, tag)
             return None
         comm.pause(1.0)
-        return [number(comm, 0, 2), number(comm, 0, 1), number(comm, ANY, 1), number(comm, 0, ANY), number(comm)]
+        return [
+            number(comm, 0, 2),
+            number(comm, 0, 1),
+            number(comm, ANY, 1),
+            number(comm, 0, ANY),
+            number(comm),
+        ]
 
     assert run(ordered, 2)[1] == [20.0, 10.0, 11.0, 21.0, 12.0]
     assert run(ordered, [0, 0], TWO_LINKS)[1] == [20.0, 10.0, 11.0, 21.0, 12.0]
@@ -165,7 +171,9 @@ def test_receives_are_matched_in_the_order_in_which_they_were_posted():
                 comm.send(torch.tensor([float(value)]), 1, tag=value % 2)
             return None
         slots = [torch.full((1,), -1.0) for _ in range(4)]
-        requests = [comm.irecv(slot, *which) for slot, which in zip(slots, [(0, 1), (ANY, ANY), (0, ANY), (0, 1)])]
+        requests = [
+            comm.irecv(slot, *which) for slot, which in zip(slots, [(0, 1), (ANY, ANY), (0, ANY), (0, 1)])
+        ]
         tags = [request.wait().tag for request in reversed(requests)]  # waited for in another order
         return [slot.item() for slot in slots], tags[::-1]
 

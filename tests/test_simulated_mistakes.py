@@ -45,7 +45,10 @@ def test_a_ring_of_sends_above_the_eager_limit_is_told_by_every_rank_call_and_li
 
 @BOTH
 def test_the_same_ring_passes_below_the_limit(computes):
-    assert run(lambda comm: send_then_receive(comm, 16_384), 3, computes=computes) == [pytest.approx(66.536 * MS)] * 3
+    assert (
+        run(lambda comm: send_then_receive(comm, 16_384), 3, computes=computes)
+        == [pytest.approx(66.536 * MS)] * 3
+    )
 
 
 def test_each_rank_is_told_by_what_it_waits_for():
@@ -66,10 +69,12 @@ def test_each_rank_is_told_by_what_it_waits_for():
     with pytest.raises(Deadlock) as told:
         run(mixed, 6)
     for words in (
-        "rank 0 in recv from any rank at", "rank 1 in recv from rank 0 (tag 5) at",
-        "rank 2 in a meeting of all ranks (barrier, gather or broadcast) at", "rank 3 in recv from rank 2 at",
+        "rank 0 in recv from any rank at",
+        "rank 1 in recv from rank 0 (tag 5) at",
+        "rank 2 in a meeting of all ranks (barrier, gather or broadcast) at",
+        "rank 3 in recv from rank 2 at",
         "rank 4 in the end of what it started beside its computation at",
-    ):  # fmt: skip
+    ):
         assert words in str(told.value)
     assert str(told.value).endswith("; rank 5 has ended")
 
@@ -160,9 +165,10 @@ def test_no_thread_is_left_behind_whatever_happened(computes):
     before = threading.active_count()
     run(overlapped, 8, computes=computes)
     for mistake in (
-        send_then_receive, lambda comm: 1 / comm.rank,
+        send_then_receive,
+        lambda comm: 1 / comm.rank,
         lambda comm: comm.start(lambda comm, bucket: comm.recv(bucket), comm.empty(1)),
-    ):  # fmt: skip
+    ):
         with pytest.raises((Deadlock, ArithmeticError)):
             run(mistake, 8, computes=computes)
     assert threading.active_count() == before
@@ -219,7 +225,9 @@ def test_a_rank_that_never_yields_ends_the_job_and_is_named():
             pass
         comm.barrier()
 
-    with pytest.raises(dlpar.JobFailed, match=r"rank 1 has kept all others waiting for 1\.4 s .* at test_sim"):
+    with pytest.raises(
+        dlpar.JobFailed, match=r"rank 1 has kept all others waiting for 1\.4 s .* at test_sim"
+    ):
         dlpar.spmd(stubborn, workers=3, world="simulated", timeout=2)
 
 

@@ -14,7 +14,10 @@ from dlpar.platforms import Device, Timing
 
 def times(program, *where) -> list:
     """Milliseconds a program gives on each rank, on buffers without values."""
-    return [told if told is None else [round(t / MS, 6) for t in told] for told in run(program, *where, computes=False)]
+    return [
+        told if told is None else [round(t / MS, 6) for t in told]
+        for told in run(program, *where, computes=False)
+    ]
 
 
 @pytest.mark.parametrize("order", [(1, 2, 3), (3, 2, 1), (ANY, ANY, ANY)])
@@ -92,7 +95,9 @@ def test_inside_a_node_every_rank_has_a_port_of_its_own_on_the_inner_link():
 
     inside = Link(0.1 * MS, 1e8)
     assert times(inner, [0] * 4, cluster(devices=4, inside=inside)) == [[1.1]] * 4
-    assert times(inner, [0] * 4, cluster(1, None, devices=4, inside=inside)) == [[1.1]] * 4  # a platform of one node
+    assert (
+        times(inner, [0] * 4, cluster(1, None, devices=4, inside=inside)) == [[1.1]] * 4
+    )  # a platform of one node
     assert times(inner, [0] * 4, cluster(2, inside, devices=4, inside=inside)) == [[1.1]] * 4
 
 
@@ -147,15 +152,20 @@ def test_who_waits_to_send_goes_on_once_it_can_know_and_no_clock_runs_backwards(
 
     platform = cluster(devices=2, inside=Link(1e-6, 1e8), between=Link(50 * MS, 1e6), eager=1000)
     assert times(met_late, [0, 0, 1, 1], platform) == [
-        [50.0, 50.0, 0.0], [10.0, 50.0, 0.0], [10.0, 50.0, 51.2], [10.0, 50.0, 0.0]
-    ]  # fmt: skip
+        [50.0, 50.0, 0.0],
+        [10.0, 50.0, 0.0],
+        [10.0, 50.0, 51.2],
+        [10.0, 50.0, 0.0],
+    ]
 
 
 def test_a_message_on_its_way_is_not_overtaken_by_one_whose_head_arrives_later():
     def late(comm):
         if comm.rank == 1:
             comm.isend(comm.empty(1 * KB), 0, 1)
-            comm.isend(comm.empty(1 * KB), 0, 2)  # leaves at 4 ms, when the first has left: its head is there at 5
+            comm.isend(
+                comm.empty(1 * KB), 0, 2
+            )  # leaves at 4 ms, when the first has left: its head is there at 5
         elif comm.rank == 2:
             comm.pause(4.5 * MS)
             comm.isend(comm.empty(1 * KB), 0, 3)  # there at 5.5
@@ -172,7 +182,9 @@ def test_a_computation_takes_what_its_device_needs_and_a_straggler_so_many_times
         return comm.now()
 
     device = Device(name="slow", flops=1e9)
-    assert run(work, 3, cluster(device=device, stragglers={1: 4.0})) == pytest.approx([5 * MS, 20 * MS, 5 * MS])
+    assert run(work, 3, cluster(device=device, stragglers={1: 4.0})) == pytest.approx(
+        [5 * MS, 20 * MS, 5 * MS]
+    )
 
 
 def test_times_that_vary_are_drawn_by_seed_rank_and_step_and_have_the_mean_of_the_platform():
@@ -189,7 +201,9 @@ def test_times_that_vary_are_drawn_by_seed_rank_and_step_and_have_the_mean_of_th
     first, again, other = (run(steps, 8, platform, computes=False, seed=seed) for seed in (1, 1, 2))
     assert first == again != other
     drawn = torch.tensor(first)
-    assert drawn.mean().item() == pytest.approx(1, rel=0.05) and drawn.std().item() == pytest.approx(0.3, rel=0.15)
+    assert drawn.mean().item() == pytest.approx(1, rel=0.05) and drawn.std().item() == pytest.approx(
+        0.3, rel=0.15
+    )
     trace = cluster(device=platform.device, timing=Timing(kind="trace", trace=[1, 2, 4]))
     assert run(steps, 2, trace, computes=False)[1][:4] == pytest.approx([2, 4, 1, 2])
 
@@ -209,7 +223,9 @@ def test_a_started_collective_hides_behind_the_computation(computes):
         return comm.now(), bucket.sum().item() if computes else 4000.0
 
     def took(*how) -> float:
-        (seconds, total), *others = run(lambda comm: overlapped(comm, *how), 4, cluster(device=device), computes)
+        (seconds, total), *others = run(
+            lambda comm: overlapped(comm, *how), 4, cluster(device=device), computes
+        )
         assert total == 4000.0
         return max([seconds, *(t for t, _ in others)]) / MS
 
@@ -244,7 +260,11 @@ def test_collectives_started_by_a_rank_reach_those_that_start_theirs_later():
         done = [request.test() for request in requests]
         for request in requests:
             request.wait()
-        return done[0], all(request.test() for request in requests), [bucket.unique().tolist() for bucket in buckets]
+        return (
+            done[0],
+            all(request.test() for request in requests),
+            [bucket.unique().tolist() for bucket in buckets],
+        )
 
     assert run(staggered, 3) == [(False, True, [[6.0], [6.0], [], [6.0]])] * 3
 

@@ -19,13 +19,15 @@ PLATFORMS = {
     "three a node, slow inside": cluster(
         devices=3, inside=Link(1e-5, 1e5), between=Link(10 * MS, 1e9), nic="each", eager=1000
     ),
-}  # fmt: skip
-ACT = st.fixed_dictionaries({
-    "what": st.sampled_from(["incast", "in turn", "ring", "all-reduce", "beside", "barrier"]),
-    "length": st.sampled_from([0, 10, 300, 5000]),  # float32: below and above the eager limit
-    "root": st.integers(0, 6),
-    "late": st.lists(st.sampled_from([0, 0, 1, 3]), min_size=7, max_size=7),  # ms, by rank
-})  # fmt: skip
+}
+ACT = st.fixed_dictionaries(
+    {
+        "what": st.sampled_from(["incast", "in turn", "ring", "all-reduce", "beside", "barrier"]),
+        "length": st.sampled_from([0, 10, 300, 5000]),  # float32: below and above the eager limit
+        "root": st.integers(0, 6),
+        "late": st.lists(st.sampled_from([0, 0, 1, 3]), min_size=7, max_size=7),  # ms, by rank
+    }
+)
 
 
 def act(comm, what: str, length: int, root: int, tag: int) -> None:

@@ -16,19 +16,28 @@ SIZES = {"world": "simulated", "messages": "sizes"}
 @pytest.mark.slow
 def test_512_workers_leave_a_run_that_is_read_like_any_other():
     experiment = Experiment(
-        workers=512, steps=3, scaling="weak",
+        workers=512,
+        steps=3,
+        scaling="weak",
         cluster={**SIZES, "platform": "p100-25gbe-roce", "stand_in_for": "resnet101"},
-        sync={"allreduce": "halving_doubling", "bucket_mb": 200}, batch=32,
+        sync={"allreduce": "halving_doubling", "bucket_mb": 200},
+        batch=32,
     )
     job = dlpar.launch(experiment)
     eventually(lambda: job.run.status == "running", 60, "a simulated run is seen to run")
     run = Run(job.wait(100).id)
     assert (run.status, run.world, run.clock) == ("done", "simulated", "virtual")
     assert sorted(path.name for path in run.path.glob("rank-*.jsonl")) == ["rank-all.jsonl"]
-    assert len(run.ranks) == 512 and set(run.ranks["clock"]) == {"virtual"} and set(run.ranks["role"]) == {"worker"}
+    assert (
+        len(run.ranks) == 512
+        and set(run.ranks["clock"]) == {"virtual"}
+        and set(run.ranks["role"]) == {"worker"}
+    )
     assert len(run.steps) == 3 * 512 and list(run.steps["rank"].unique()) == list(range(512))
     assert run.steps["loss"].isna().all()  # nobody computed one
-    assert list(run.curve["step"]) == [0, 1, 2] and run.curve["samples"].iloc[-1] == 3 * experiment.global_batch
+    assert (
+        list(run.curve["step"]) == [0, 1, 2] and run.curve["samples"].iloc[-1] == 3 * experiment.global_batch
+    )
     # 178 MB of gradient halved and doubled: each sends 511/512 of it twice, to a chunk's rounding
     nbytes = 2 * 511 * 4 * 44_549_160
     assert run.curve["bytes"].iloc[-1] == pytest.approx(3 * nbytes, rel=1e-3)
@@ -67,7 +76,9 @@ def test_spmd_takes_thousands_of_ranks_whose_messages_carry_sizes_and_a_platform
         heard = [comm.recv(comm.empty(250)).source for _ in range(comm.size - 1)]
         return heard == list(range(1, comm.size)), comm.now()
 
-    told = dlpar.spmd(funnel, workers=2000, world="simulated", messages="sizes", platform=str(tmp_path / "mine.json"))
+    told = dlpar.spmd(
+        funnel, workers=2000, world="simulated", messages="sizes", platform=str(tmp_path / "mine.json")
+    )
     assert told[0] == (True, pytest.approx(1e-3 + 1999e-3))
 
 
@@ -130,20 +141,30 @@ def test_what_cannot_be_simulated_is_refused_in_one_sentence(fields, sentence):
 @pytest.mark.parametrize(
     "text, sentence",
     [
-        ('{"name": "p", "device": "v100", "nodes": 4, "between": {"latency": 1e-5, "bandwidth": -1}}',
-         r"where between\.bandwidth: got -1, allowed is a number of bytes a second above 0"),
-        ('{"name": "p", "device": "v900", "nodes": 4, "between": {"latency": 1e-5, "bandwidth": 1e9}}',
-         "where device: got 'v900', allowed is one of"),
-        ('{"name": "p", "device": "v100", "nodes": 3, "between": {"latency": 1e-5, "bandwidth": 1e9}}',
-         "for 4 ranks, allowed there is at most 3"),
+        (
+            '{"name": "p", "device": "v100", "nodes": 4, "between": {"latency": 1e-5, "bandwidth": -1}}',
+            r"where between\.bandwidth: got -1, allowed is a number of bytes a second above 0",
+        ),
+        (
+            '{"name": "p", "device": "v900", "nodes": 4, "between": {"latency": 1e-5, "bandwidth": 1e9}}',
+            "where device: got 'v900', allowed is one of",
+        ),
+        (
+            '{"name": "p", "device": "v100", "nodes": 3, "between": {"latency": 1e-5, "bandwidth": 1e9}}',
+            "for 4 ranks, allowed there is at most 3",
+        ),
         ("not JSON", r"cluster\.platform: got "),
     ],
     ids=["negative bandwidth", "unknown device", "too few nodes", "no JSON"],
-)  # fmt: skip
-def test_a_platform_file_that_will_not_do_is_refused_in_one_sentence_before_anything_starts(tmp_path, text, sentence):
+)
+def test_a_platform_file_that_will_not_do_is_refused_in_one_sentence_before_anything_starts(
+    tmp_path, text, sentence
+):
     (tmp_path / "p.json").write_text(text)
     with pytest.raises(BadExperiment, match=sentence) as said:
-        dlpar.launch(Experiment(workers=4, cluster={"world": "simulated", "platform": str(tmp_path / "p.json")}))
+        dlpar.launch(
+            Experiment(workers=4, cluster={"world": "simulated", "platform": str(tmp_path / "p.json")})
+        )
     assert "\n" not in str(said.value)
 
 

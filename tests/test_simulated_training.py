@@ -33,7 +33,11 @@ SCHEMES = {
 """Ways to agree that must not change the answer."""
 
 UNSTEADY = cluster(
-    64, Link(1e-4, 1e8), device=Device(name="slow", flops=1e9), timing=Timing(kind="gamma", cv=0.5), stragglers={1: 3.0}
+    64,
+    Link(1e-4, 1e8),
+    device=Device(name="slow", flops=1e9),
+    timing=Timing(kind="gamma", cv=0.5),
+    stragglers={1: 3.0},
 )
 
 
@@ -84,7 +88,9 @@ REPEATED = {
 def written(run: dlpar.Run) -> list:
     """What the ranks of a run wrote down, but for who they were on which host and when the launcher called."""
     records = [(source, r) for source, r in run.records() if r["k"] != "rank"]
-    return sorted([(source, {k: v for k, v in r.items() if k != "launch_s"}) for source, r in records], key=repr)
+    return sorted(
+        [(source, {k: v for k, v in r.items() if k != "launch_s"}) for source, r in records], key=repr
+    )
 
 
 @pytest.mark.parametrize(
@@ -93,10 +99,19 @@ def written(run: dlpar.Run) -> list:
 )
 def test_equal_experiments_give_equal_runs_to_the_last_bit_and_another_seed_another(tmp_path, name, messages):
     first, again, other = (
-        written(trained(tmp_path / str(number), UNSTEADY, workers=6, seed=seed, cluster={"messages": messages},
-                        **{**SMALL, "steps": 12, "batch": 66}, **REPEATED[name]))
+        written(
+            trained(
+                tmp_path / str(number),
+                UNSTEADY,
+                workers=6,
+                seed=seed,
+                cluster={"messages": messages},
+                **{**SMALL, "steps": 12, "batch": 66},
+                **REPEATED[name],
+            )
+        )
         for number, seed in enumerate((1, 1, 2))
-    )  # fmt: skip
+    )
     assert first == again and len(first) >= 6 * 12
     assert first != other
 
@@ -116,7 +131,7 @@ CHARGED = {
     "convolutions": dict(model={"name": "cnn", "width": 16, "depth": 1, "norm": "batch"}),
     "delays": dict(delays={"kind": "exponential", "delay_ms": 5.0, "straggler": {1: 3.0}}),
     "servers beside workers": dict(sync={**PS, "servers": 2}, cluster={"placement": "colocated"}),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", CHARGED)
@@ -131,23 +146,41 @@ def test_a_run_sends_the_same_bytes_in_the_same_time_with_values_and_with_sizes(
     assert told[0] == told[1] and told[0][0] == 24
 
 
-@pytest.mark.parametrize("sync", [{"scheme": "ring", "bucket_mb": 4000}, {**PS, "servers": 2}, {"scheme": "gossip"}])
+@pytest.mark.parametrize(
+    "sync", [{"scheme": "ring", "bucket_mb": 4000}, {**PS, "servers": 2}, {"scheme": "gossip"}]
+)
 def test_a_small_model_in_place_of_a_large_one_takes_the_time_of_the_large_one(tmp_path, sync):
     """Its messages are charged as ResNet-50's, and so wait for their receivers as those would, short as they are."""
     seconds = [
         trained(
-            tmp_path / messages, workers=8, steps=6, scaling="weak", batch=16, sync=sync, model={"width": 16},
+            tmp_path / messages,
+            workers=8,
+            steps=6,
+            scaling="weak",
+            batch=16,
+            sync=sync,
+            model={"width": 16},
             cluster={"messages": messages, "stand_in_for": "resnet50", "platform": "p100-10gbe"},
-        ).steps["t"].max() for messages in ("values", "sizes")
-    ]  # fmt: skip
+        )
+        .steps["t"]
+        .max()
+        for messages in ("values", "sizes")
+    ]
     assert seconds[0] == pytest.approx(seconds[1], rel=0.04)
 
 
 def test_asynchronous_training_of_many_workers_learns(tmp_path):
     run = trained(
-        tmp_path / "run", UNSTEADY, workers=32, steps=20, scaling="weak", batch=16, lr=0.5, model={"name": "logistic"},
+        tmp_path / "run",
+        UNSTEADY,
+        workers=32,
+        steps=20,
+        scaling="weak",
+        batch=16,
+        lr=0.5,
+        model={"name": "logistic"},
         sync={"scheme": "ps", "consistency": "asp"},
-    )  # fmt: skip
+    )
     loss = losses(run)
     assert loss[-3:].mean() < 0.5 * loss[0]
     assert run.evals["accuracy"].iloc[-1] > 0.7
@@ -160,11 +193,17 @@ def test_a_straggler_holds_up_all_in_lockstep_and_none_that_run_free(tmp_path):
     slowed = steady.model_copy(update={"stragglers": {1: 5.0}})
     seconds = {
         (how, where): trained(
-            tmp_path / f"{how} {where}", platform, sync={"scheme": "ps", "consistency": how},
-            cluster={"messages": "sizes"}, **fields,
-        ).steps["t"].max()
-        for how in ("bsp", "asp") for where, platform in (("steady", steady), ("slowed", slowed))
-    }  # fmt: skip
+            tmp_path / f"{how} {where}",
+            platform,
+            sync={"scheme": "ps", "consistency": how},
+            cluster={"messages": "sizes"},
+            **fields,
+        )
+        .steps["t"]
+        .max()
+        for how in ("bsp", "asp")
+        for where, platform in (("steady", steady), ("slowed", slowed))
+    }
     assert 4.5 < seconds["bsp", "slowed"] / seconds["bsp", "steady"] < 5  # servers compute a little, too
     assert seconds["asp", "slowed"] < 1.5 * seconds["asp", "steady"]
 
@@ -174,10 +213,14 @@ def test_overlap_hides_communication_behind_the_backward_pass(tmp_path):
     times = {}
     for overlap in (False, True):
         steps = trained(
-            tmp_path / str(overlap), workers=8, steps=4, scaling="weak", batch=16,
+            tmp_path / str(overlap),
+            workers=8,
+            steps=4,
+            scaling="weak",
+            batch=16,
             sync={"scheme": "ring", "overlap": overlap, "bucket_mb": 10},
             cluster={"platform": "p100-25gbe", "messages": "sizes", "stand_in_for": "resnet50"},
-        ).steps  # fmt: skip
+        ).steps
         times[overlap] = steps.groupby("step")["t"].max().diff().iloc[-1]
         computed = steps["compute"].iloc[-1]
     communicated = times[False] - computed

@@ -10,9 +10,9 @@ import sys
 import threading
 
 import pytest
+from conftest import eventually
 
 import dlpar
-from conftest import eventually
 from dlpar import Experiment
 from dlpar.launcher import slot_keeper, slots
 from dlpar.launcher.job import JobFailed
@@ -74,7 +74,10 @@ def test_a_job_waits_for_slots_says_how_many_are_ahead_and_starts_by_itself(keep
     assert state(keeper) == {"slots": 2, "taken": 2, "waiting": 2, "paused": False}
     first.stop()
     assert len(second.wait(30).curve) == len(third.wait(30).curve) == 5
-    said = [[json.loads(line) for line in (job.folder / "job.jsonl").read_text().splitlines()] for job in (second, third)]
+    said = [
+        [json.loads(line) for line in (job.folder / "job.jsonl").read_text().splitlines()]
+        for job in (second, third)
+    ]
     ahead = [[record["ahead"] for record in of_job if record["k"] == "queued"] for of_job in said]
     assert max(map(max, ahead)) == 1 and all(places[-1] == 0 for places in ahead)
     launch_s = next(r["launch_s"] for _, r in third.run.records() if r.get("launch_s") is not None)

@@ -24,7 +24,9 @@ from dlpar.split.spatial import cut
 from dlpar.sync import serve
 from dlpar.train import train
 
-CNN = dict(model={"name": "cnn", "width": 64, "depth": 2}, batch=25, steps=20, evaluate_every=1000, dtype="float64")
+CNN = dict(
+    model={"name": "cnn", "width": 64, "depth": 2}, batch=25, steps=20, evaluate_every=1000, dtype="float64"
+)
 SPATIAL = {"kind": "spatial", "rows": 2, "columns": 2}
 
 
@@ -64,9 +66,10 @@ def alone(dtype: str = "float64") -> tuple[np.ndarray, torch.Tensor]:
     return losses, weights
 
 
-@pytest.mark.parametrize("rows, columns, replicas", [
-    (1, 1, 1), (2, 1, 1), (1, 2, 1), (2, 2, 1), (4, 1, 1), (3, 1, 1), (2, 1, 2), (2, 2, 2),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "rows, columns, replicas",
+    [(1, 1, 1), (2, 1, 1), (1, 2, 1), (2, 2, 1), (4, 1, 1), (3, 1, 1), (2, 1, 2), (2, 2, 2)],
+)
 def test_training_in_pieces_is_training_in_one_process(rows, columns, replicas):
     expected, weights = alone()
     split = {"kind": "spatial", "rows": rows, "columns": columns}
@@ -76,10 +79,16 @@ def test_training_in_pieces_is_training_in_one_process(rows, columns, replicas):
     assert all(torch.equal(own, ranks[0]) for own in ranks)  # to the last bit
 
 
-@pytest.mark.parametrize("fields", [
-    dict(split={"order": "columns,data,rows"}), dict(sync={"scheme": "ps", "servers": 4}),
-    dict(sync={"scheme": "gossip", "topology": "complete"}), dict(sync="mapreduce"),
-], ids=lambda fields: str(next(iter(fields.values()))))  # fmt: skip
+@pytest.mark.parametrize(
+    "fields",
+    [
+        dict(split={"order": "columns,data,rows"}),
+        dict(sync={"scheme": "ps", "servers": 4}),
+        dict(sync={"scheme": "gossip", "topology": "complete"}),
+        dict(sync="mapreduce"),
+    ],
+    ids=lambda fields: str(next(iter(fields.values()))),
+)
 def test_replicas_in_pieces_agree_by_any_scheme_and_lie_in_any_order(fields):
     expected, weights = alone()
     split = {**SPATIAL, **fields.pop("split", {})}
@@ -94,16 +103,20 @@ def test_a_replica_without_samples_waits_for_nobody_and_adds_nothing():
     weights = []
     for split in ({"split": "data", "workers": 2}, {"split": {"kind": "spatial", "rows": 2}, "workers": 4}):
         experiment = Experiment(**fields, **split)
-        program = lambda comm: nn.utils.parameters_to_vector(  # noqa: E731
-            train(comm, experiment, Unrecorded(comm)).parameters()
-        ).detach().clone()
+        program = lambda comm: (
+            nn.utils.parameters_to_vector(train(comm, experiment, Unrecorded(comm)).parameters())
+            .detach()
+            .clone()
+        )
         weights += run_program(*of_experiment(experiment), program, patience=60)[:1]
     assert (weights[0] - weights[1]).abs().max() < 1e-8
 
 
 def test_bytes_and_messages_of_a_step_are_the_sum_of_their_closed_forms(tmp_path):
     """Two layers of 4 channels: halos of 1 × 8 × 8 images forward, of 4 × 4 × 4 ones forward and backward."""
-    made = trained(tmp_path / "run", workers=4, split=SPATIAL, **{**CNN, "model": {"name": "cnn", "width": 32}})
+    made = trained(
+        tmp_path / "run", workers=4, split=SPATIAL, **{**CNN, "model": {"name": "cnn", "width": 32}}
+    )
     corner = dict(radius=1, above=False, left=False)
     halos = [halo(25, 1, 4, 4, **corner), halo(25, 4, 2, 2, **corner), halo(25, 4, 2, 2, **corner)]
     gathered = closed_form("ring_allgather", 4, 25 * 4 * 4 * 4, 8)
@@ -119,7 +132,10 @@ def test_the_flops_of_a_step_are_shared_out_but_for_those_of_the_last_layer(tmp_
         mine = spans[spans["name"].isin(["forward", "backward"]) & (spans["rank"] == 0)]
         return (mine["end"] - mine["start"]).sum()
 
-    in_pieces, last = 6 * 64 * 9 * 8 + 6 * 16 * 8 * 9 * 8, 6 * 10 * 8 * 16  # a sample's; the last sees whole images
+    in_pieces, last = (
+        6 * 64 * 9 * 8 + 6 * 16 * 8 * 9 * 8,
+        6 * 10 * 8 * 16,
+    )  # a sample's; the last sees whole images
     share = computing("shared", workers=4, split=SPATIAL) / computing("whole", workers=1)
     assert share == pytest.approx((in_pieces / 4 + last) / (in_pieces + last), rel=1e-6)
 
@@ -142,23 +158,41 @@ def test_processes_train_in_pieces_as_one_does(world, dtype, bound):
     assert set(made.steps["messages"]) == {3 + 3 + 3 + 3 + 6}
 
 
-@pytest.mark.parametrize("fields, sentence", [
-    (dict(model="mlp"), "model.name: got 'mlp', allowed with split spatial is cnn: it cuts images"),
-    (dict(model={"name": "cnn", "norm": "batch"}), "model.norm: got 'batch', allowed with split spatial is none"),
-    (dict(split={"kind": "spatial", "rows": 8}, workers=8),
-     "split.rows: got 8, allowed with a cnn of depth 2 on digits is at most 4"),
-    (dict(split={"kind": "spatial", "columns": 8}, workers=8),
-     "split.columns: got 8, allowed with a cnn of depth 2 on digits is at most 4"),
-    (dict(sync={"overlap": True}), "sync.overlap: got True, allowed with split spatial is False"),
-    (dict(workers=8, split=SPATIAL, sync={"scheme": "ps", "servers": 4, "consistency": "asp"}),
-     "sync.consistency: got 'asp', allowed with split spatial is bsp: its ranks hold the same weights"),
-    (dict(workers=8, split=SPATIAL, sync={"scheme": "gossip", "exchange": "pairwise"}),
-     "sync.exchange: got 'pairwise', allowed with split spatial is neighbours"),
-    (dict(cluster={"world": "simulated", "messages": "sizes"}),
-     "cluster.messages: got 'sizes', allowed with split spatial is values"),
-    (dict(cluster={"world": "simulated", "stand_in_for": "resnet101"}),
-     "cluster.stand_in_for: got 'resnet101', allowed with split spatial is nothing"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "fields, sentence",
+    [
+        (dict(model="mlp"), "model.name: got 'mlp', allowed with split spatial is cnn: it cuts images"),
+        (
+            dict(model={"name": "cnn", "norm": "batch"}),
+            "model.norm: got 'batch', allowed with split spatial is none",
+        ),
+        (
+            dict(split={"kind": "spatial", "rows": 8}, workers=8),
+            "split.rows: got 8, allowed with a cnn of depth 2 on digits is at most 4",
+        ),
+        (
+            dict(split={"kind": "spatial", "columns": 8}, workers=8),
+            "split.columns: got 8, allowed with a cnn of depth 2 on digits is at most 4",
+        ),
+        (dict(sync={"overlap": True}), "sync.overlap: got True, allowed with split spatial is False"),
+        (
+            dict(workers=8, split=SPATIAL, sync={"scheme": "ps", "servers": 4, "consistency": "asp"}),
+            "sync.consistency: got 'asp', allowed with split spatial is bsp: its ranks hold the same weights",
+        ),
+        (
+            dict(workers=8, split=SPATIAL, sync={"scheme": "gossip", "exchange": "pairwise"}),
+            "sync.exchange: got 'pairwise', allowed with split spatial is neighbours",
+        ),
+        (
+            dict(cluster={"world": "simulated", "messages": "sizes"}),
+            "cluster.messages: got 'sizes', allowed with split spatial is values",
+        ),
+        (
+            dict(cluster={"world": "simulated", "stand_in_for": "resnet101"}),
+            "cluster.stand_in_for: got 'resnet101', allowed with split spatial is nothing",
+        ),
+    ],
+)
 def test_what_cannot_be_cut_is_refused_in_a_sentence(fields, sentence):
     with pytest.raises(BadExperiment) as refused:
         Experiment(**{"model": "cnn", "workers": 2, "split": "spatial", **fields})
@@ -174,7 +208,7 @@ def test_an_experiment_allows_as_many_pieces_as_the_network_it_builds(size, chan
 
     def works(pieces: int) -> bool:
         try:
-            layers = lambda comm: cut(model, Grid(comm, pieces, 1), size, size)  # noqa: E731
+            layers = lambda comm: cut(model, Grid(comm, pieces, 1), size, size)
             return all(run(layers, pieces, cluster(), computes=False))
         except ValueError:
             return False

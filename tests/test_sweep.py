@@ -22,7 +22,11 @@ from dlpar.schema import BadExperiment
 
 def test_a_grid_has_every_combination_and_the_last_name_varies_fastest():
     found = sweep.grid({"sync": ["ring", "ps"], "workers": [2, 4, 8]})
-    assert len(found) == 6 and found[1] == {"sync": "ring", "workers": 4} and found[-1] == {"sync": "ps", "workers": 8}
+    assert (
+        len(found) == 6
+        and found[1] == {"sync": "ring", "workers": 4}
+        and found[-1] == {"sync": "ps", "workers": 8}
+    )
     assert sweep.grid({}) == [{}]
 
 
@@ -60,19 +64,32 @@ def test_a_file_gives_what_no_flag_does():
     assert {(one.experiment.steps, one.experiment.sync.scheme) for one in asked} == {(7, "ps")}
 
 
-@pytest.mark.parametrize(("words", "lines"), [
-    (["--workers", "2,0,many"],
-     ["--workers: got 0, allowed .* (workers 0)", "--workers: got 'many', .* (workers many)"]),
-    (["--sync", "ring,gosip"], ["--sync: got 'gosip', allowed is one of ring.* (sync gosip)"]),
-    (["--batch", "8", "--workers", "4,16", "--sync", "ring,ps"],
-     [r"--batch: got 8, .*at least 16.* (sync ring workers 16; sync ps workers 16)"]),
-    (["--workers", "2,128"], ["--workers: got 128, allowed in the real world is at most 64 (workers 128)"]),
-    (["--seed", ",".join(map(str, range(1001)))], ["--seed: got 1,001 combinations, allowed are at most 1,000"]),
-    (["--jobs", "0"], ["--jobs: got '0', allowed is a whole number from 1 to 256"]),
-    (["--worker", "2"], ["--worker: there is no such option; nearest are --workers"]),
-    (["--platform", "p100", "--world", "simulated"], ["--platform: got 'p100', allowed is one of here"]),
-    (["--data", "mnist", "--folder", "/nowhere"], ["--folder: got '/nowhere'"]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("words", "lines"),
+    [
+        (
+            ["--workers", "2,0,many"],
+            ["--workers: got 0, allowed .* (workers 0)", "--workers: got 'many', .* (workers many)"],
+        ),
+        (["--sync", "ring,gosip"], ["--sync: got 'gosip', allowed is one of ring.* (sync gosip)"]),
+        (
+            ["--batch", "8", "--workers", "4,16", "--sync", "ring,ps"],
+            [r"--batch: got 8, .*at least 16.* (sync ring workers 16; sync ps workers 16)"],
+        ),
+        (
+            ["--workers", "2,128"],
+            ["--workers: got 128, allowed in the real world is at most 64 (workers 128)"],
+        ),
+        (
+            ["--seed", ",".join(map(str, range(1001)))],
+            ["--seed: got 1,001 combinations, allowed are at most 1,000"],
+        ),
+        (["--jobs", "0"], ["--jobs: got '0', allowed is a whole number from 1 to 256"]),
+        (["--worker", "2"], ["--worker: there is no such option; nearest are --workers"]),
+        (["--platform", "p100", "--world", "simulated"], ["--platform: got 'p100', allowed is one of here"]),
+        (["--data", "mnist", "--folder", "/nowhere"], ["--folder: got '/nowhere'"]),
+    ],
+)
 def test_what_cannot_be_is_refused_before_anything_runs_one_line_each(words, lines, capsys, monkeypatch):
     monkeypatch.setattr(sweep, "launch", lambda experiment: pytest.fail("something ran"))
     monkeypatch.delenv("DLPAR_DATA", raising=False)
@@ -136,7 +153,13 @@ def test_simulations_run_side_by_side_and_real_ranks_alone(jobs):
     assert max(map(len, jobs.together)) == 2
     assert all(len(worlds) == 1 or set(worlds) == {"simulated"} for worlds in jobs.together)
     assert [outcome.experiment.cluster.world for outcome in outcomes] == [
-        "real", "simulated", "simulated", "simulated", "real", "simulated"]  # fmt: skip
+        "real",
+        "simulated",
+        "simulated",
+        "simulated",
+        "real",
+        "simulated",
+    ]
 
 
 def test_one_that_fails_does_not_keep_the_others_from_running(jobs):
@@ -179,7 +202,12 @@ def test_an_interrupt_ends_what_is_at_work(jobs):
 def test_speed_up_is_over_the_fastest_with_the_fewest_workers():
     ring, ps = Experiment(workers=1), Experiment(workers=1, sync="ps")
     found = gains([ring, ps, ring.replace(workers=4), ps.replace(workers=4)], [100.0, 50.0, 300.0, None])
-    assert found[0] == (1.0, 1.0, 1) and found[1] == (0.5, 0.5, 1) and found[2] == (3.0, 0.75, 1) and found[3] is None
+    assert (
+        found[0] == (1.0, 1.0, 1)
+        and found[1] == (0.5, 0.5, 1)
+        and found[2] == (3.0, 0.75, 1)
+        and found[3] is None
+    )
 
 
 def test_experiments_that_differ_in_more_than_how_replicas_agree_have_bases_of_their_own():
@@ -204,12 +232,30 @@ def test_a_small_simulated_sweep_from_the_command_line(tmp_path):
              "--stand-in-for", "resnet50", "--messages", "sizes", "--batch", "32", "--scaling", "weak",
              "--steps", "3"]  # fmt: skip
     done = subprocess.run(
-        [sys.executable, "-m", "dlpar.cli", "sweep", *words, "--json", "--csv", str(table), "--figure", str(page)],
-        capture_output=True, text=True, timeout=90,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "dlpar.cli",
+            "sweep",
+            *words,
+            "--json",
+            "--csv",
+            str(table),
+            "--figure",
+            str(page),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=90,
+    )
     assert (done.returncode, done.stderr) == (0, "")
     rows = json.loads(done.stdout)
-    assert [(row["sync"], row["workers"]) for row in rows] == [("ring", "2"), ("ring", "4"), ("ps", "2"), ("ps", "4")]
+    assert [(row["sync"], row["workers"]) for row in rows] == [
+        ("ring", "2"),
+        ("ring", "4"),
+        ("ps", "2"),
+        ("ps", "4"),
+    ]
     assert all(row["clock"] == "virtual" and row["status"] == "done" for row in rows)
     for row in rows[:2]:  # the closed form of a ring is exact
         assert row["step_s"] == pytest.approx(row["predicted_step_s"], rel=1e-3)
@@ -217,7 +263,9 @@ def test_a_small_simulated_sweep_from_the_command_line(tmp_path):
     assert rows[1]["efficiency"] == pytest.approx(rows[1]["speedup"] / 2)
     with open(table, newline="") as file:
         kept = list(csv.DictReader(file))
-    assert [float(row["samples_per_s"]) for row in kept] == pytest.approx([row["samples_per_s"] for row in rows])
+    assert [float(row["samples_per_s"]) for row in kept] == pytest.approx(
+        [row["samples_per_s"] for row in rows]
+    )
     text = page.read_text()
     assert "ring, simulated" in text and "ps bsp, predicted" in text and "<table" in text
     assert not re.search(r"<(script|link|img)[^>]+(src|href)=", text), "the page fetches nothing"
@@ -227,8 +275,12 @@ def test_a_small_simulated_sweep_from_the_command_line(tmp_path):
 def test_ctrl_c_stops_all_and_prints_what_is_done():
     words = ["--world", "simulated", "--messages", "sizes", "--steps", "2,1000000,999999", "--workers", "16"]
     before = set(dlpar.runs())
-    program = subprocess.Popen([sys.executable, "-m", "dlpar.cli", "sweep", *words],
-                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)  # fmt: skip
+    program = subprocess.Popen(
+        [sys.executable, "-m", "dlpar.cli", "sweep", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     assert "1 of 3, steps 2" in program.stderr.readline()
     program.send_signal(signal.SIGINT)
     out, err = program.communicate(timeout=20)
@@ -244,7 +296,9 @@ def test_the_table_shows_what_varies_and_what_is_known(jobs, monkeypatch, capsys
     assert main(["sweep", "--workers", "1,2,3", "--world", "simulated", "--seed", "0", "--jobs", "1"]) == 0
     shown = capsys.readouterr()
     heads, first, second, third, note = shown.out.splitlines()
-    assert heads.split()[:3] == ["workers", "samples/s", "speed-up"] and "clock" in heads and "accuracy" in heads
+    assert (
+        heads.split()[:3] == ["workers", "samples/s", "speed-up"] and "clock" in heads and "accuracy" in heads
+    )
     assert second.split()[:4] == ["2", "180", "1.8", "90.0%"] and third.split()[1:4] == ["–", "–", "–"]
     assert shown.err.splitlines()[0] == "dlpar sweep: 1 of 3, workers 1: 100 samples/s"
 

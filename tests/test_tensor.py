@@ -8,6 +8,7 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
+from simulations import run
 from torch import nn
 
 import dlpar
@@ -22,7 +23,6 @@ from dlpar.split.held import prepared
 from dlpar.split.tensor import TensorSplit
 from dlpar.sync import serve
 from dlpar.train import train
-from simulations import run
 
 STEPS = 20
 TEXT = {"name": "docstrings", "context": 8}
@@ -50,12 +50,16 @@ class Lines:
 def simulated(**fields) -> tuple[np.ndarray, list[np.ndarray], list[dict]]:
     """Loss of every step, final weights, and records of steps of a training in the simulated world."""
     world = {"world": "simulated", **fields.pop("cluster", {})}
-    experiment = Experiment(**{"steps": STEPS, "evaluate_every": 1000, "dtype": "float64", **fields}, cluster=world)
+    experiment = Experiment(
+        **{"steps": STEPS, "evaluate_every": 1000, "dtype": "float64", **fields}, cluster=world
+    )
     simulator, comms = of_experiment(experiment)
     lines = Lines()
 
     def program(comm) -> nn.Module:
-        return (train if comm.rank < experiment.workers else serve)(comm, experiment, Recorder("", comm, lines))
+        return (train if comm.rank < experiment.workers else serve)(
+            comm, experiment, Recorder("", comm, lines)
+        )
 
     trained = run_program(simulator, comms, program, patience=20)
     steps = [line for line in lines.all if line["k"] == "step" and "loss" in line]
@@ -115,7 +119,8 @@ def test_float32_losses_stay_within_1e_4(name):
 def test_one_more_block_costs_each_device_what_megatron_says():
     fields = dict(data=TEXT, batch=6, workers=4, split="tensor", steps=2)
     blocks = {
-        depth: simulated(model={"name": "transformer", "width": 16, "depth": depth}, **fields)[2] for depth in (1, 2)
+        depth: simulated(model={"name": "transformer", "width": 16, "depth": depth}, **fields)[2]
+        for depth in (1, 2)
     }
     one, two = ({line["rank"]: line for line in steps if line["step"] == 1} for steps in blocks.values())
     for rank in range(4):
@@ -132,11 +137,15 @@ def test_characters_that_do_not_divide_among_ranks_are_dealt_out():
     assert sent(steps) == exchanges(Experiment(workers=5, split="tensor", **fields)).sent(5, itemsize=8)
 
 
-@pytest.mark.parametrize("order, sync", [
-    ("data,tensor", {"scheme": "ring", "overlap": True, "bucket_mb": 0.002}),
-    ("tensor,data", {"scheme": "ps", "servers": 2}),
-    ("data,tensor", {"scheme": "mapreduce"}),
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "order, sync",
+    [
+        ("data,tensor", {"scheme": "ring", "overlap": True, "bucket_mb": 0.002}),
+        ("tensor,data", {"scheme": "ps", "servers": 2}),
+        ("data,tensor", {"scheme": "mapreduce"}),
+    ],
+    ids=str,
+)
 def test_replicas_of_a_cut_model_agree_by_any_scheme(order, sync):
     same_as_alone("transformer", workers=4, split={"kind": "tensor", "tensor": 2, "order": order}, sync=sync)
 
@@ -161,7 +170,9 @@ def test_copies_of_a_weight_are_made_equal_where_servers_add_updates_up_in_any_o
 
 def test_asynchronous_replicas_of_a_cut_model_learn():
     sync = {"scheme": "ps", "servers": 2, "consistency": "asp"}
-    *_, steps = simulated(workers=4, split={"kind": "tensor", "tensor": 2}, sync=sync, **MODELS["transformer"])
+    *_, steps = simulated(
+        workers=4, split={"kind": "tensor", "tensor": 2}, sync=sync, **MODELS["transformer"]
+    )
     losses = [line["loss"] for line in sorted(steps, key=lambda line: line["t"]) if line["samples"]]
     assert np.mean(losses[-10:]) < np.mean(losses[:10])
 
@@ -174,7 +185,9 @@ def test_overlapping_neurons_change_the_bytes_and_nothing_else(ranks, redundancy
     split = {"kind": "tensor", "redundancy": redundancy}
     name = "mlp, output by classes"
     steps = same_as_alone(name, workers=ranks, split=split)
-    assert sent(steps) == exchanges(Experiment(**MODELS[name], workers=ranks, split=split)).sent(ranks, itemsize=8)
+    assert sent(steps) == exchanges(Experiment(**MODELS[name], workers=ranks, split=split)).sent(
+        ranks, itemsize=8
+    )
 
 
 def test_redundancy_pays_where_a_batch_has_more_samples_than_a_neuron_has_weights():
@@ -193,7 +206,9 @@ def computed(name: str, span: str, ranks: int, **split) -> float:
     fields = {**MODELS[name], "steps": 2}
     cluster = {"platform": "p100-25gbe"}
     *_, steps = simulated(workers=ranks, split={"kind": "tensor", **split}, cluster=cluster, **fields)
-    experiment = Experiment(**fields, workers=ranks, split="tensor", cluster={"world": "simulated", **cluster})
+    experiment = Experiment(
+        **fields, workers=ranks, split="tensor", cluster={"world": "simulated", **cluster}
+    )
     per_flop = of_experiment(experiment)[1][0].pace.per_flop
     spans = [s for line in steps if line["step"] == 1 for s in line["spans"]]
     return sum(end - start for name, start, end, *_ in spans if name == span) / per_flop
@@ -256,7 +271,9 @@ def test_any_row_of_layers_can_be_cut_by_itself(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("world", ["real", "paced"])
 def test_real_processes_train_a_cut_model_and_count_the_same_bytes(world):
-    fields = dict(MODELS["transformer"], dtype="float64", steps=STEPS, workers=4, split={"kind": "tensor", "tensor": 2})
+    fields = dict(
+        MODELS["transformer"], dtype="float64", steps=STEPS, workers=4, split={"kind": "tensor", "tensor": 2}
+    )
     run = dlpar.launch(Experiment(**fields, evaluate_every=10, cluster={"world": world})).wait(60)
     assert apart(alone("transformer")[0], run.curve["loss"].to_numpy()) < 1e-9
     *_, steps = simulated(**fields)
@@ -270,24 +287,45 @@ def test_real_processes_train_a_cut_model_and_count_the_same_bytes(world):
 # ---- what is refused
 
 
-@pytest.mark.parametrize("fields, sentence", [
-    (dict(workers=3, model={"width": 256}), "split.tensor: got 3, allowed is a divisor of the model's width, 256"),
-    (dict(workers=8, model="transformer", data="docstrings"),
-     "split.tensor: got 8, allowed is a divisor of the model's heads, 4"),
-    (dict(workers=3, model={"name": "cnn", "width": 64}),
-     "split.tensor: got 3, allowed is a divisor of the model's channels, 8"),
-    (dict(workers=2, model="logistic"), "split.tensor: got 2, allowed with model logistic is 1: it is a single layer"),
-    (dict(workers=2, model="cnn", split={"kind": "tensor", "redundancy": 0.5}),
-     "split.redundancy: got 0.5, allowed with model cnn is 0: neurons of an mlp overlap"),
-    (dict(workers=2, compression="topk"),
-     "compression.codec: got 'topk', allowed with split tensor is none: ranks that hold copies of a weight would lose "
-     "different digits of its gradient"),
-    (dict(workers=2, cluster={"world": "simulated", "messages": "sizes"}),
-     "cluster.messages: got 'sizes', allowed with split tensor is values: layers send what they compute"),
-    (dict(workers=2, cluster={"world": "simulated", "stand_in_for": "gpt2"}),
-     "cluster.stand_in_for: got 'gpt2', allowed with split tensor is nothing: it sends activations, and a workload "
-     "lists parameters"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "fields, sentence",
+    [
+        (
+            dict(workers=3, model={"width": 256}),
+            "split.tensor: got 3, allowed is a divisor of the model's width, 256",
+        ),
+        (
+            dict(workers=8, model="transformer", data="docstrings"),
+            "split.tensor: got 8, allowed is a divisor of the model's heads, 4",
+        ),
+        (
+            dict(workers=3, model={"name": "cnn", "width": 64}),
+            "split.tensor: got 3, allowed is a divisor of the model's channels, 8",
+        ),
+        (
+            dict(workers=2, model="logistic"),
+            "split.tensor: got 2, allowed with model logistic is 1: it is a single layer",
+        ),
+        (
+            dict(workers=2, model="cnn", split={"kind": "tensor", "redundancy": 0.5}),
+            "split.redundancy: got 0.5, allowed with model cnn is 0: neurons of an mlp overlap",
+        ),
+        (
+            dict(workers=2, compression="topk"),
+            "compression.codec: got 'topk', allowed with split tensor is none: ranks that hold copies of a weight would lose "
+            "different digits of its gradient",
+        ),
+        (
+            dict(workers=2, cluster={"world": "simulated", "messages": "sizes"}),
+            "cluster.messages: got 'sizes', allowed with split tensor is values: layers send what they compute",
+        ),
+        (
+            dict(workers=2, cluster={"world": "simulated", "stand_in_for": "gpt2"}),
+            "cluster.stand_in_for: got 'gpt2', allowed with split tensor is nothing: it sends activations, and a workload "
+            "lists parameters",
+        ),
+    ],
+)
 def test_what_a_tensor_split_cannot_do_is_refused_in_one_sentence(fields, sentence):
     with pytest.raises(BadExperiment) as refused:
         Experiment(**{"split": "tensor", **fields})

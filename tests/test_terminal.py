@@ -54,10 +54,14 @@ def step(rank: int, number: int, loss: float, compute: float = 0.006) -> tuple[s
 
 def test_servers_are_waited_for_too(tmp_path):
     folder = Folder(tmp_path)
-    folder.experiment = Experiment(workers=2, steps=100, sync={"scheme": "ps", "servers": 2, "consistency": "asp"})
+    folder.experiment = Experiment(
+        workers=2, steps=100, sync={"scheme": "ps", "servers": 2, "consistency": "asp"}
+    )
     view, text = LiveView(folder, Console(file=StringIO())), StringIO()
     for rank in range(3):
-        view.progress.take(f"rank-{rank}", {"k": "rank", "rank": rank, "host": "h", "device": "cpu", "carrier": "mpi"})
+        view.progress.take(
+            f"rank-{rank}", {"k": "rank", "rank": rank, "host": "h", "device": "cpu", "carrier": "mpi"}
+        )
     Console(file=text, width=100).print(view.picture())
     assert "2 workers, ps asp" in text.getvalue() and "3 of 4 ranks are ready" in text.getvalue()
 

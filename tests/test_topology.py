@@ -17,9 +17,18 @@ from dlpar.sync.gossip import circle
 from dlpar.sync.parts import Gossip
 from dlpar.sync.sides import partners
 from dlpar.sync.topology import (
-    components, grid_shape, mixing_matrix, neighbours, one_way, pushing_matrix, receivers, second_eigenvalue,
-    senders, spectral_gap, warning,
-)  # fmt: skip
+    components,
+    grid_shape,
+    mixing_matrix,
+    neighbours,
+    one_way,
+    pushing_matrix,
+    receivers,
+    second_eigenvalue,
+    senders,
+    spectral_gap,
+    warning,
+)
 
 in_time = settings(deadline=None)
 """A busy machine is no failure."""
@@ -33,7 +42,9 @@ def graphs(draw):
     workers = draw(st.integers(1, 24))
     topology = draw(st.sampled_from((*NAMED, "random", "edges")))
     if topology == "random" and workers > 1:
-        degree = draw(st.integers(1, workers - 1).filter(lambda d: d * workers % 2 == 0)) if workers > 2 else 1
+        degree = (
+            draw(st.integers(1, workers - 1).filter(lambda d: d * workers % 2 == 0)) if workers > 2 else 1
+        )
         return Gossip(topology=topology, degree=degree), workers
     if topology == "edges" and workers > 1:
         ends = st.integers(0, workers - 1)
@@ -72,7 +83,9 @@ def test_push_sum_gives_all_it_has_and_who_sends_is_heard(given, seed):
     graph = receivers(*given, seed)
     np.testing.assert_allclose(pushing_matrix(graph).sum(axis=0), 1, rtol=1e-14)
     heard = senders(graph)
-    assert {(i, j) for i, to in enumerate(graph) for j in to} == {(i, j) for j, own in enumerate(heard) for i in own}
+    assert {(i, j) for i, to in enumerate(graph) for j in to} == {
+        (i, j) for j, own in enumerate(heard) for i in own
+    }
 
 
 @in_time
@@ -85,7 +98,9 @@ def test_active_and_passive_workers_keep_everybody_in_touch(given, seed):
     assert all((i in active) != (j in active) and j in graph[i] for i, own in enumerate(kept) for j in own)
 
 
-@pytest.mark.parametrize("topology, workers, lost", [("ring", 8, 0), ("grid", 12, 0), ("star", 5, 0), ("ring", 5, 1)])
+@pytest.mark.parametrize(
+    "topology, workers, lost", [("ring", 8, 0), ("grid", 12, 0), ("star", 5, 0), ("ring", 5, 1)]
+)
 def test_a_bipartite_graph_loses_no_edge_and_an_odd_ring_one(topology, workers, lost):
     graph = neighbours(Gossip(topology=topology), workers, 0)
     _, kept = partners(graph)
@@ -170,9 +185,7 @@ def test_a_grid_is_as_square_as_it_can_be():
 
 def test_two_islands_are_warned_of_and_a_connected_graph_is_not():
     islands = Experiment(workers=4, sync={"scheme": "gossip", "topology": "edges", "edges": "0-1,2-3"})
-    assert warning(islands) == (
-        "The graph is in 2 parts (workers 0 1 | 2 3), so its replicas cannot agree"
-    )
+    assert warning(islands) == ("The graph is in 2 parts (workers 0 1 | 2 3), so its replicas cannot agree")
     assert warning(islands.replace(sync={"edges": "0-1,2-3,1-2"})) is None
     assert warning(Experiment()) is None
     assert contraction(islands) == 1

@@ -49,11 +49,14 @@ def test_the_operations_of_a_sample_are_those_of_the_paper(name):
 def test_a_transformer_costs_six_operations_a_parameter_and_token_and_its_attention(name):
     """Kaplan et al. 2020 (arXiv 2001.08361), table 1: 6 N a token, N without embeddings, plus attention's 12 l n d."""
     tokens, depth, width, embedded = {
-        "bert-large": (512, 24, 1024, 0), "gpt2": (1024, 12, 768, 50257 * 768),
+        "bert-large": (512, 24, 1024, 0),
+        "gpt2": (1024, 12, 768, 50257 * 768),
         "gpt2-xl": (1024, 48, 1600, 50257 * 1600),
-    }[name]  # fmt: skip
+    }[name]
     weights = 12 * depth * width**2 + embedded  # GPT-2's output multiplies by the embedding
-    assert workload(name).flops == pytest.approx(tokens * (6 * weights + 12 * depth * tokens * width), rel=1e-3)
+    assert workload(name).flops == pytest.approx(
+        tokens * (6 * weights + 12 * depth * tokens * width), rel=1e-3
+    )
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
@@ -68,8 +71,15 @@ def test_layers_add_up_and_carry_names_of_their_own(name):
 
 def test_layers_come_in_the_order_of_the_backward_pass():
     assert [layer.name for layer in workload("alexnet").layers] == [
-        "fc8", "fc7", "fc6", "conv5", "conv4", "conv3", "conv2", "conv1",
-    ]  # fmt: skip
+        "fc8",
+        "fc7",
+        "fc6",
+        "conv5",
+        "conv4",
+        "conv3",
+        "conv2",
+        "conv1",
+    ]
     vgg = workload("vgg16").layers
     assert (vgg[0].name, vgg[-1].name) == ("fc8", "conv1_1")
 
@@ -90,7 +100,10 @@ def test_gpt2s_shared_embedding_is_ready_last_and_counted_once():
 
 def test_a_file_describes_a_workload_by_its_layers_or_its_totals(tmp_path):
     by_layers, by_totals = tmp_path / "mine.json", tmp_path / "payload.toml"
-    layers = [{"name": "top", "parameters": 5, "flops": 100}, {"name": "bottom", "parameters": 7, "flops": 1e3}]
+    layers = [
+        {"name": "top", "parameters": 5, "flops": 100},
+        {"name": "bottom", "parameters": 7, "flops": 1e3},
+    ]
     by_layers.write_text(json.dumps({"layers": layers, "itemsize": 2}))
     by_totals.write_text("parameters = 100_000_000\nflops = 0")
     mine, payload = workload(str(by_layers)), workload(str(by_totals))
@@ -121,5 +134,7 @@ def test_a_bad_workload_is_refused_in_one_sentence(fields, complaint, tmp_path):
 
 
 def test_an_unknown_workload_is_refused_with_those_there_are():
-    with pytest.raises(BadExperiment, match="^cluster.stand_in_for: got 'resnet51', allowed is one of alexnet, vgg16"):
+    with pytest.raises(
+        BadExperiment, match="^cluster.stand_in_for: got 'resnet51', allowed is one of alexnet, vgg16"
+    ):
         workload("resnet51")

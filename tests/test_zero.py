@@ -55,7 +55,10 @@ def test_losses_and_weights_are_those_of_one_process(name, zero):
 @pytest.mark.parametrize("zero", [1, 3])
 def test_float32_losses_stay_within_1e_4(zero):
     fields = {**SMALL["mlp"], "dtype": "float32", "optimizer": "sgd", "lr": 0.1}
-    assert apart(trained(workers=1, **fields).losses, trained(workers=4, split=split(zero), **fields).losses) < 1e-4
+    assert (
+        apart(trained(workers=1, **fields).losses, trained(workers=4, split=split(zero), **fields).losses)
+        < 1e-4
+    )
 
 
 VARIANTS = {
@@ -75,13 +78,19 @@ VARIANTS = {
 def test_no_way_to_share_out_or_to_accumulate_changes_the_losses(name):
     """A worker's share of 10 is cut into micro-batches of 3, 3, 2 and 2."""
     variant = {"workers": 3, **SMALL["mlp"], **VARIANTS[name]}
-    one = trained(workers=1, **SMALL["mlp"]) if "uneven" not in name else trained(**{**variant, "split": split()})
+    one = (
+        trained(workers=1, **SMALL["mlp"])
+        if "uneven" not in name
+        else trained(**{**variant, "split": split()})
+    )
     assert apart(one.losses, trained(**variant).losses) < 1e-9
 
 
 def test_synchronised_batch_normalisation_goes_with_stage_3():
     fields = {**SMALL["cnn"], "model": {**SMALL["cnn"]["model"], "norm": "sync_batch"}}
-    assert apart(trained(workers=1, **fields).losses, trained(workers=2, split=split(3), **fields).losses) < 1e-9
+    assert (
+        apart(trained(workers=1, **fields).losses, trained(workers=2, split=split(3), **fields).losses) < 1e-9
+    )
 
 
 def sent(run: Trained) -> tuple[list[int], list[int]]:
@@ -124,13 +133,17 @@ def test_stage_1_takes_the_same_time_with_values_and_with_sizes():
     slow = dict(cluster={"platform": "p100-1gbe"}, workers=4, split=split(1), steps=3, **SMALL["mlp"])
     values, sizes = trained(**slow), trained(**{**slow, "cluster": {**slow["cluster"], "messages": "sizes"}})
     assert sent(values) == sent(sizes)
-    assert [[r["t"] for r in steps] for steps in values.facts] == [[r["t"] for r in steps] for steps in sizes.facts]
+    assert [[r["t"] for r in steps] for steps in values.facts] == [
+        [r["t"] for r in steps] for steps in sizes.facts
+    ]
 
 
 def test_stage_3_takes_time_where_it_sends(tmp_path):
     """Three halves of an all-reduce in place of two; three quarters less is updated, all else is computed as ever."""
     slow = cluster(4, Link(1e-4, 1e6), device=Device(name="slow", flops=1e8))
-    fields = dict(workers=4, steps=3, dtype="float64", optimizer="sgd", batch=32, model={"name": "mlp", "width": 32})
+    fields = dict(
+        workers=4, steps=3, dtype="float64", optimizer="sgd", batch=32, model={"name": "mlp", "width": 32}
+    )
     runs = [run_of(tmp_path / str(zero), slow, split=split(zero), **fields).steps for zero in (0, 3)]
     plain, stage3 = (steps[steps["step"] == 2][["compute", "comm", "wait"]].mean() for steps in runs)
     n = (64 * 32 + 32) + (32 * 32 + 32) + (32 * 10 + 10)
@@ -142,11 +155,18 @@ def test_stage_3_takes_time_where_it_sends(tmp_path):
 @pytest.mark.parametrize("overlap", [False, True])
 def test_accumulation_is_predicted_as_it_is_simulated(overlap):
     experiment = Experiment(
-        workers=4, steps=6, scaling="weak", batch=15, split=split(0, 4), evaluate_every=1000,
+        workers=4,
+        steps=6,
+        scaling="weak",
+        batch=15,
+        split=split(0, 4),
+        evaluate_every=1000,
         sync={"overlap": overlap, "bucket_mb": 0.01},
         cluster={"world": "simulated", "messages": "sizes", "platform": "p100-1gbe"},
-    )  # fmt: skip
-    fields = experiment.model_dump(include={"workers", "steps", "scaling", "batch", "split", "sync", "cluster"})
+    )
+    fields = experiment.model_dump(
+        include={"workers", "steps", "scaling", "batch", "split", "sync", "cluster"}
+    )
     ends = [record["t"] for record in trained(**fields, dtype="float32").facts[0]]
     prediction = predict(experiment)
     assert prediction.exact
@@ -162,7 +182,9 @@ REFUSED = {
     "sync.allreduce: got 'tree', allowed with zero 1 is ring or library": dict(
         split=split(1), sync={"allreduce": "tree"}
     ),
-    "averaging.method: got 'local', allowed with zero 1 is none": dict(split=split(1), averaging={"method": "local"}),
+    "averaging.method: got 'local', allowed with zero 1 is none": dict(
+        split=split(1), averaging={"method": "local"}
+    ),
     "compression.codec: got 'topk', allowed with zero 3 is none": dict(split=split(3), compression="topk"),
     "sync.overlap: got True, allowed with zero 3 is False": dict(split=split(3), sync={"overlap": True}),
     "cluster.messages: got 'sizes', allowed with zero 3 is values": dict(
@@ -195,7 +217,9 @@ def test_the_stage_can_be_said_on_the_command_line():
 def test_real_and_paced_ranks_do_the_same():
     fields = dict(steps=20, evaluate_every=1000, dtype="float64", **SMALL["mlp"])
     jobs = [
-        dlpar.launch(Experiment(workers=2, split=split(1), sync={"allreduce": "library", "overlap": True}, **fields)),
+        dlpar.launch(
+            Experiment(workers=2, split=split(1), sync={"allreduce": "library", "overlap": True}, **fields)
+        ),
         dlpar.launch(Experiment(workers=4, split=split(3, 2), **fields)),
         dlpar.launch(Experiment(workers=2, split=split(3), cluster={"world": "paced"}, **fields)),
     ]

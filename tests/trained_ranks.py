@@ -18,7 +18,9 @@ SMALL = {
     "mlp": dict(model={"name": "mlp", "width": 32, "depth": 3}, batch=30),
     "cnn": dict(model={"name": "cnn", "width": 32, "depth": 3}, batch=22),
     "transformer": dict(
-        model={"name": "transformer", "width": 16, "depth": 2}, data={"name": "docstrings", "context": 8}, batch=10
+        model={"name": "transformer", "width": 16, "depth": 2},
+        data={"name": "docstrings", "context": 8},
+        batch=10,
     ),
 }
 """Of each model a small one; batches that micro-batches do not divide evenly."""
@@ -45,7 +47,9 @@ class Trained(NamedTuple):
     def losses(self) -> np.ndarray:
         """Of each step, over the global batch."""
         steps = zip(*self.facts, strict=True)
-        return np.array([of_global_batch([(facts["loss"], facts["samples"]) for facts in step]) for step in steps])
+        return np.array(
+            [of_global_batch([(facts["loss"], facts["samples"]) for facts in step]) for step in steps]
+        )
 
     @property
     def weights(self) -> torch.Tensor:
@@ -60,7 +64,9 @@ def trained(steps: int = 20, **fields: Any) -> Trained:
     experiment = Experiment(cluster=world, **given)
     simulator, comms = of_experiment(experiment)
     records = [Kept(comm) for comm in comms]
-    models = run_program(simulator, comms, lambda comm: take_part(comm, experiment, records[comm.rank]), patience=30)
+    models = run_program(
+        simulator, comms, lambda comm: take_part(comm, experiment, records[comm.rank]), patience=30
+    )
     return Trained(models[: experiment.workers], [record.steps for record in records[: experiment.workers]])
 
 

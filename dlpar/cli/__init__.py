@@ -12,7 +12,8 @@ import inspect
 import json
 import os
 import sys
-from typing import TYPE_CHECKING, Annotated, Any, Callable, Optional
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 
@@ -39,10 +40,10 @@ Version = Annotated[
 ]
 AsJSON = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.", metavar="")]
 RunId = Annotated[
-    Optional[str], typer.Argument(metavar="RUN", help="A run's id, its unique beginning, or its folder.")
+    str | None, typer.Argument(metavar="RUN", help="A run's id, its unique beginning, or its folder.")
 ]
 FromFile = Annotated[
-    Optional[str],
+    str | None,
     typer.Option(metavar="FILE", help="Experiment in JSON, which flags change; - is standard input."),
 ]
 
@@ -77,8 +78,10 @@ def sweep(
     as_json: AsJSON = False,
     experiment: FromFile = None,
     jobs: Annotated[str, typer.Option(metavar="N", help="Simulations at work at a time.")] = "2",
-    csv: Annotated[Optional[str], typer.Option(metavar="FILE", help="Write the table there, too.")] = None,
-    figure: Annotated[Optional[str], typer.Option(metavar="FILE.html", help="Write a figure there, a page.")] = None,
+    csv: Annotated[str | None, typer.Option(metavar="FILE", help="Write the table there, too.")] = None,
+    figure: Annotated[
+        str | None, typer.Option(metavar="FILE.html", help="Write a figure there, a page.")
+    ] = None,
     **given: Any,
 ) -> int:
     """Train with every combination of some settings, and compare.
@@ -124,10 +127,10 @@ def show(
     which: RunId = None,
     as_json: AsJSON = False,
     csv: Annotated[
-        Optional[str], typer.Option(metavar="FOLDER", help="Write the run's tables there as CSV files.")
+        str | None, typer.Option(metavar="FOLDER", help="Write the run's tables there as CSV files.")
     ] = None,
     perfetto: Annotated[
-        Optional[str], typer.Option(metavar="FILE", help="Write a trace for ui.perfetto.dev there.")
+        str | None, typer.Option(metavar="FILE", help="Write a trace for ui.perfetto.dev there.")
     ] = None,
 ) -> int:
     """Show one run.
@@ -150,7 +153,7 @@ def show(
 
 def platforms(
     which: Annotated[
-        Optional[str], typer.Argument(metavar="PLATFORM", help="One of them, or a file that describes one.")
+        str | None, typer.Argument(metavar="PLATFORM", help="One of them, or a file that describes one.")
     ] = None,
     as_json: AsJSON = False,
 ) -> int:
@@ -168,7 +171,8 @@ def platforms(
 def doctor(
     as_json: AsJSON = False,
     calibrate: Annotated[
-        bool, typer.Option("--calibrate", help="Measure it as the platform `here`, in half a minute.", metavar="")
+        bool,
+        typer.Option("--calibrate", help="Measure it as the platform `here`, in half a minute.", metavar=""),
     ] = False,
 ) -> int:
     """Say what this machine can run.
@@ -222,7 +226,9 @@ def _text(file: str) -> str:
             return opened.read()
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or "it is not text"
-        raise BadRequest(f"--experiment: got {file!r}, allowed is a JSON file that can be read ({why})") from None
+        raise BadRequest(
+            f"--experiment: got {file!r}, allowed is a JSON file that can be read ({why})"
+        ) from None
 
 
 # ---- the program --------------------------------------------------------------

@@ -106,7 +106,9 @@ def _flags_of(part: str, several: list[type[Part]]) -> list[Flag]:
     fields = {name: field for kind in several for name, field in kind.model_fields.items() if name != head}
     for name, field in fields.items():
         having = tuple(value for kind in several if name in kind.model_fields for value in heads[kind])
-        found.append(Flag((part, name), _spelled(field.title or name), field, () if having == every else having))
+        found.append(
+            Flag((part, name), _spelled(field.title or name), field, () if having == every else having)
+        )
     return found
 
 
@@ -134,9 +136,11 @@ def _parameter(flag: Flag, schema: type[Part], several: bool) -> inspect.Paramet
     kind = bool if flag.is_switch else str
     kind = list[kind] if several else kind
     return inspect.Parameter(
-        flag.parameter, inspect.Parameter.KEYWORD_ONLY, default=None,
+        flag.parameter,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=None,
         annotation=typing.Annotated[kind | None, option],
-    )  # fmt: skip
+    )
 
 
 def _panel(flag: Flag, schema: type[Part]) -> str:

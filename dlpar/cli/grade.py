@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
-Labs = Annotated[Optional[str], typer.Option(metavar="FOLDER", help="The masters; default: this checkout's labs.")]
+Labs = Annotated[
+    str | None, typer.Option(metavar="FOLDER", help="The masters; default: this checkout's labs.")
+]
 
 
 def release(
@@ -30,26 +32,39 @@ def release(
 def grade(
     where: Annotated[
         str,
-        typer.Argument(metavar="SUBMISSIONS", help="A folder with a folder of notebooks for each student, or a path "
-                       "with {student} in it: '/home/{student}/dlpar-labs'."),
+        typer.Argument(
+            metavar="SUBMISSIONS",
+            help="A folder with a folder of notebooks for each student, or a path "
+            "with {student} in it: '/home/{student}/dlpar-labs'.",
+        ),
     ],
     course: Annotated[
-        str, typer.Option(metavar="FOLDER", help="nbgrader's course: points, feedback; private, made if missing.")
+        str,
+        typer.Option(metavar="FOLDER", help="nbgrader's course: points, feedback; private, made if missing."),
     ] = "course",
     labs: Labs = None,
-    lab: Annotated[str, typer.Option(metavar="NAMES", help="Labs to grade, with commas: 00,03; default: all.")] = "",
+    lab: Annotated[
+        str, typer.Option(metavar="NAMES", help="Labs to grade, with commas: 00,03; default: all.")
+    ] = "",
     account: Annotated[
-        str, typer.Option(metavar="NAME", help="Unix account, without rights, that answers run in; needs root.")
+        str,
+        typer.Option(metavar="NAME", help="Unix account, without rights, that answers run in; needs root."),
     ] = "dlpar-grader",
     not_isolated: Annotated[
         bool,
-        typer.Option("--not-isolated", metavar="", help="Run answers in your own account, with your files and network: "
-                     "only for answers you have read."),
+        typer.Option(
+            "--not-isolated",
+            metavar="",
+            help="Run answers in your own account, with your files and network: "
+            "only for answers you have read.",
+        ),
     ] = False,
     seconds: Annotated[str, typer.Option(metavar="N", help="For one check, 1 to 600.")] = "60",
     memory: Annotated[str, typer.Option(metavar="N", help="GiB for one answer, 1 to 64.")] = "4",
-    at_a_time: Annotated[Optional[str], typer.Option(metavar="N", help="Answers; default: one for each core.")] = None,
-) -> int:  # fmt: skip
+    at_a_time: Annotated[
+        str | None, typer.Option(metavar="N", help="Answers; default: one for each core.")
+    ] = None,
+) -> int:
     """Grade the exercises that students handed in.
 
     Answers are judged on simulated ranks, shut in an account of their own without network. What hangs, crashes
@@ -64,7 +79,10 @@ def grade(
     side_by_side = 1 if not_isolated else number("--at-a-time", at_a_time or str(cores()), 1, 64)
     masters = _chosen(_masters(labs), lab)
     if find_spec("nbgrader") is None:
-        print("dlpar grade: nbgrader is not installed; `pip install 'dlpar[grading]'` brings it", file=sys.stderr)
+        print(
+            "dlpar grade: nbgrader is not installed; `pip install 'dlpar[grading]'` brings it",
+            file=sys.stderr,
+        )
         return 1
     from dlpar.grading.box import Box, CannotGrade
     from dlpar.grading.course import CourseFailed

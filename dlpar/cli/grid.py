@@ -70,7 +70,9 @@ def read(given: dict[str, list[Any] | None], file: str | None = None) -> list[As
             _check(experiment)
             found[key] = Asked(words, experiment)
         except BadExperiment as error:
-            refused.setdefault(str(error), []).append(" ".join(f"{name} {v}" for name, v in words.items() if v))
+            refused.setdefault(str(error), []).append(
+                " ".join(f"{name} {v}" for name, v in words.items() if v)
+            )
     if refused:
         raise BadExperiment("\n".join(_line(message, where) for message, where in refused.items()))
     return list(found.values())

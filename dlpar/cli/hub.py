@@ -4,47 +4,62 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
 
 def hub(
     users: Annotated[
-        str, typer.Option(metavar="NAMES", help="Who may log in: names with commas; @GROUP with system accounts.")
+        str,
+        typer.Option(metavar="NAMES", help="Who may log in: names with commas; @GROUP with system accounts."),
     ] = "student",
-    teachers: Annotated[str, typer.Option(metavar="NAMES", help="Who may open the teacher's page.")] = "teacher",
+    teachers: Annotated[
+        str, typer.Option(metavar="NAMES", help="Who may open the teacher's page.")
+    ] = "teacher",
     accounts: Annotated[
         str,
-        typer.Option(metavar="KIND", help="listed: a list of passwords, to try it on loopback; system: this "
-                     "machine's accounts, each isolated from the others, which needs root."),
+        typer.Option(
+            metavar="KIND",
+            help="listed: a list of passwords, to try it on loopback; system: this "
+            "machine's accounts, each isolated from the others, which needs root.",
+        ),
     ] = "listed",
     address: Annotated[str, typer.Option(metavar="IP", help="Where to listen.")] = "127.0.0.1",
     port: Annotated[str, typer.Option(metavar="N", help="1 to 65535.")] = "8000",
-    certificate: Annotated[Optional[str], typer.Option(metavar="FILE", help="For TLS, in PEM.")] = None,
-    key: Annotated[Optional[str], typer.Option(metavar="FILE", help="For TLS, in PEM.")] = None,
+    certificate: Annotated[str | None, typer.Option(metavar="FILE", help="For TLS, in PEM.")] = None,
+    key: Annotated[str | None, typer.Option(metavar="FILE", help="For TLS, in PEM.")] = None,
     labs: Annotated[
-        Optional[str],
-        typer.Option(metavar="FOLDER", help="The shared labs; default: this checkout's. Of labs with solutions "
-                     "students get the version without."),
+        str | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="The shared labs; default: this checkout's. Of labs with solutions "
+            "students get the version without.",
+        ),
     ] = None,
     idle: Annotated[
-        str, typer.Option(metavar="MINUTES", help="After which a server without activity or a running job ends.")
+        str,
+        typer.Option(metavar="MINUTES", help="After which a server without activity or a running job ends."),
     ] = "60",
     slots: Annotated[
-        Optional[str],
-        typer.Option(metavar="N", help="Ranks of all users together that may run at the same time; 0: no limit; "
-                     "default: 2 for each core, at most 200."),
+        str | None,
+        typer.Option(
+            metavar="N",
+            help="Ranks of all users together that may run at the same time; 0: no limit; "
+            "default: 2 for each core, at most 200.",
+        ),
     ] = None,
     folder: Annotated[
-        Optional[str],
-        typer.Option(metavar="FOLDER", help="The hub's own, private; default: dlpar/hub in your data folder, "
-                     "root's is below /var/lib."),
+        str | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="The hub's own, private; default: dlpar/hub in your data folder, root's is below /var/lib.",
+        ),
     ] = None,
     config: Annotated[
-        Optional[str], typer.Option(metavar="FILE", help="A jupyterhub_config.py to read last.")
+        str | None, typer.Option(metavar="FILE", help="A jupyterhub_config.py to read last.")
     ] = None,
-) -> int:  # fmt: skip
+) -> int:
     """Start a JupyterHub for a class.
 
     Each user gets her own copy of the labs, which no update overwrites. On loopback unless told otherwise.
@@ -62,11 +77,19 @@ def hub(
         raise BadRequest(f"--slots: got {slots!r}, allowed is a whole number from 1 to 200, or 0: no limit")
     try:
         settings = Settings(
-            accounts, _names(users), _names(teachers), address, int(port),
-            os.path.abspath(labs or usual_labs()), os.path.abspath(folder or _usual_folder()),
-            certificate and os.path.abspath(certificate), key and os.path.abspath(key), int(idle),
-            usual_slots() if slots is None else int(slots), config and os.path.abspath(config),
-        )  # fmt: skip
+            accounts,
+            _names(users),
+            _names(teachers),
+            address,
+            int(port),
+            os.path.abspath(labs or usual_labs()),
+            os.path.abspath(folder or _usual_folder()),
+            certificate and os.path.abspath(certificate),
+            key and os.path.abspath(key),
+            int(idle),
+            usual_slots() if slots is None else int(slots),
+            config and os.path.abspath(config),
+        )
     except BadSettings as error:
         raise BadRequest(str(error)) from None
     return _start(settings)
@@ -100,7 +123,9 @@ def _start(settings) -> int:
         for name in everybody:
             print(f"  {name}: {known[name]}{'  (teacher)' if name in settings.teachers else ''}")
         print("All notebooks run in your own account: nothing keeps users from each other's files.")
-    print(f"open {'https' if settings.certificate else 'http'}://{settings.address}:{settings.port}", flush=True)
+    print(
+        f"open {'https' if settings.certificate else 'http'}://{settings.address}:{settings.port}", flush=True
+    )
     program = os.path.join(os.path.dirname(proxy.__file__), "jupyterhub_config.py")
     os.chdir(own)  # the hub imports nothing from here (-P)
     os.environ[VARIABLE] = settings.to_json()

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from functools import reduce
-from typing import Any, Sequence
+from typing import Any
 
 from dlpar.cli import flags
 from dlpar.cli.flags import Flag
 from dlpar.experiment import Experiment
 from dlpar.meaning import missing
 
-NOT_TOLD = {"run": ("cluster.threads",), "sweep": ("cluster.threads", "cluster.platform", "cluster.placement")}
+NOT_TOLD = {
+    "run": ("cluster.threads",),
+    "sweep": ("cluster.threads", "cluster.platform", "cluster.placement"),
+}
 """Fields that do something all the same: a simulation takes less time with threads, and a sweep's prediction of real
 ranks is for their platform."""
 

@@ -65,10 +65,15 @@ def print_runs(rows: list[dict[str, Any]], total: int) -> None:
         table.add_column(name, justify="left" if name == "status" else "right", no_wrap=True)
     for row in rows:
         table.add_row(
-            row["run"], row["when"], row["what"], str(row["workers"] or NONE),
+            row["run"],
+            row["when"],
+            row["what"],
+            str(row["workers"] or NONE),
             Text(row["status"] or NONE, style=STYLES.get(row["status"], "")),
-            _percent(row["accuracy"]), _quantity(row["final_loss"]), _quantity(row["samples_per_s"]),
-        )  # fmt: skip
+            _percent(row["accuracy"]),
+            _quantity(row["final_loss"]),
+            _quantity(row["samples_per_s"]),
+        )
     console().print(table)
     if total > len(rows):
         print(f"and {total - len(rows):,} older ones: dlpar runs --limit {total}")

@@ -23,7 +23,9 @@ th:first-child, td:first-child { text-align: left; }
 
 def write(file: str, figure: Figure, title: str) -> None:
     """Write a figure to an HTML file; `title` heads the page."""
-    plot = figure.to_html(full_html=False, include_plotlyjs=True, config={"responsive": True, "displaylogo": False})
+    plot = figure.to_html(
+        full_html=False, include_plotlyjs=True, config={"responsive": True, "displaylogo": False}
+    )
     rows: pd.DataFrame = table(figure)
     numbers = rows.to_html(index=False, border=0, na_rep="", float_format="{:.5g}".format)
     Path(file).write_text(

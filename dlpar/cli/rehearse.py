@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import TYPE_CHECKING, Annotated, Any, Optional, Sequence
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,7 +18,9 @@ A_LAB = 45.0
 
 
 def rehearse(
-    labs: Annotated[Optional[list[str]], typer.Argument(metavar="LAB", help="Such as 00 03; default: all.")] = None,
+    labs: Annotated[
+        list[str] | None, typer.Argument(metavar="LAB", help="Such as 00 03; default: all.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.", metavar="")] = False,
 ) -> int:
     """Run every preset of the labs before a class does, and say whether it shows what the lab says.
@@ -77,13 +80,16 @@ def slow(results: Sequence[Result]) -> list[str]:
         took[each.lab] = took.get(each.lab, 0.0) + each.seconds
     return [
         f"lab {lab} took {seconds:.0f} s here, more than {A_LAB:.0f}: show recordings, or use a machine with more cores"
-        for lab, seconds in took.items() if seconds > A_LAB
-    ]  # fmt: skip
+        for lab, seconds in took.items()
+        if seconds > A_LAB
+    ]
 
 
 def verdict(tried: int, failed: int, broken: int) -> str:
     """The last line."""
-    machine = f"; {broken} thing{'s' * (broken != 1)} on this machine must be mended, see above" if broken else ""
+    machine = (
+        f"; {broken} thing{'s' * (broken != 1)} on this machine must be mended, see above" if broken else ""
+    )
     return f"{tried - failed} of {tried} presets show what their labs say{machine}."
 
 

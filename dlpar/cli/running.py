@@ -10,10 +10,10 @@ from types import FrameType
 from typing import Any
 
 from dlpar.cli import listing
+from dlpar.cli.terminal import view
 from dlpar.experiment import Experiment
 from dlpar.launcher.job import Job, JobFailed, launch
 from dlpar.launcher.mpiexec import NoMPI
-from dlpar.cli.terminal import view
 
 STOPS = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGHUP: "SIGHUP"}
 """Signals that stop a run, and what people call them."""

@@ -6,22 +6,28 @@ import json
 import signal
 import sys
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
 
 def slots(
     ranks: Annotated[
-        Optional[str], typer.Option(metavar="N", help="How many may run at the same time; default: 2 for each "
-                                "core, at most 200.")
+        str | None,
+        typer.Option(
+            metavar="N", help="How many may run at the same time; default: 2 for each core, at most 200."
+        ),
     ] = None,
     pause: Annotated[bool, typer.Option("--pause", help="Let no further job begin.", metavar="")] = False,
     go_on: Annotated[bool, typer.Option("--go-on", help="End a pause.", metavar="")] = False,
-    look: Annotated[bool, typer.Option("--look", help="Say how many are taken, as JSON.", metavar="")] = False,
-    teachers: Annotated[str, typer.Option(metavar="NAMES", help="System accounts that may pause, besides root.")] = "",
+    look: Annotated[
+        bool, typer.Option("--look", help="Say how many are taken, as JSON.", metavar="")
+    ] = False,
+    teachers: Annotated[
+        str, typer.Option(metavar="NAMES", help="System accounts that may pause, besides root.")
+    ] = "",
     socket: Annotated[
-        Optional[str], typer.Option(metavar="PATH", help="Default: $DLPAR_SLOTS, or /run/dlpar/slots.")
+        str | None, typer.Option(metavar="PATH", help="Default: $DLPAR_SLOTS, or /run/dlpar/slots.")
     ] = None,
 ) -> int:
     """Give out this machine's job slots in fair turns, until Ctrl-C; or ask who does, or pause it.

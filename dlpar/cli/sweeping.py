@@ -5,8 +5,9 @@ from __future__ import annotations
 import csv
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Sequence
+from typing import Any
 
 from rich.table import Table
 from rich.text import Text
@@ -68,7 +69,9 @@ class Told:
         rate = f"{quantity(outcome.samples_per_s)} samples/s" if outcome.samples_per_s else outcome.reason
         if not self.silent or outcome.status == "failed":
             words = self.words[id(outcome.experiment)]
-            print(f"dlpar sweep: {self.done} of {self.total}{words and f', {words}'}: {rate}", file=sys.stderr)
+            print(
+                f"dlpar sweep: {self.done} of {self.total}{words and f', {words}'}: {rate}", file=sys.stderr
+            )
 
 
 def _words(one: Asked) -> str:
@@ -92,7 +95,7 @@ def rows(asked: Sequence[Asked], outcomes: Sequence[Outcome]) -> list[dict[str, 
             "run": outcome.run and outcome.run.id,
         }
         for one, outcome, gain in zip(asked, outcomes, measured)
-    ]  # fmt: skip
+    ]
 
 
 def print_rows(asked: Sequence[Asked], found: Sequence[dict[str, Any]]) -> None:

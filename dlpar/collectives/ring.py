@@ -6,7 +6,8 @@ clusters of workstations" (JPDC 2009).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Sequence
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
@@ -62,9 +63,7 @@ def ring_reduce_scatter(
         mine = theirs  # what was summed here goes on to the right
 
 
-def ring_allgather(
-    comm: Comm, chunks: Sequence[torch.Tensor], ranks: Sequence[int] | None = None
-) -> None:
+def ring_allgather(comm: Comm, chunks: Sequence[torch.Tensor], ranks: Sequence[int] | None = None) -> None:
     """Pass the finished chunk ``rank + 1`` (mod N) of every rank round, until all ranks hold all chunks.
 
     Parameters

@@ -6,7 +6,8 @@ large tensors on many ranks.  A parameter server with one shard is a star.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Sequence
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
@@ -41,7 +42,9 @@ def star_reduce(comm: Comm, tensor: torch.Tensor, root: int = 0, ranks: Sequence
             comm.compute(lambda: tensor.add_(arriving), cost=len(tensor))
 
 
-def star_broadcast(comm: Comm, tensor: torch.Tensor, root: int = 0, ranks: Sequence[int] | None = None) -> None:
+def star_broadcast(
+    comm: Comm, tensor: torch.Tensor, root: int = 0, ranks: Sequence[int] | None = None
+) -> None:
     """Copy `root`'s `tensor` to all ranks: the root sends N-1 messages, one after the other.
 
     Parameters

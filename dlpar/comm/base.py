@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from typing import Any, Callable, NamedTuple, Protocol, Sequence, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 
@@ -247,7 +248,10 @@ class Comm(ABC):
         return Packet(length, dtype, pinned=self.device.type == "cuda")
 
     def compute(
-        self, work: Callable[[], T], cost: float | None = None, marks: Sequence[tuple[float, Callable[[], None]]] = ()
+        self,
+        work: Callable[[], T],
+        cost: float | None = None,
+        marks: Sequence[tuple[float, Callable[[], None]]] = (),
     ) -> T:
         """Do `work`; `cost` is its FLOPs, for worlds whose clock is not the wall's.
 

@@ -92,7 +92,7 @@ def places(cluster: Cluster, visible: Sequence[Sequence[str]]) -> tuple[list[int
 
 def _visible(cluster: Cluster) -> list[str]:
     """Unique names of the GPUs this rank may use: none where its tensors are to live on the CPU."""
-    if cluster.device == "cpu" or cluster.device == "auto" and cluster.carrier == "gloo":
+    if cluster.device == "cpu" or (cluster.device == "auto" and cluster.carrier == "gloo"):
         return []
     return [str(torch.cuda.get_device_properties(i).uuid) for i in range(torch.cuda.device_count())]
 

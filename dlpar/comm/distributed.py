@@ -8,8 +8,9 @@ peers travels here, if it lies on this rank's device.
 from __future__ import annotations
 
 import socket
+from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -69,7 +70,9 @@ class DistributedComm(Comm):
         if tag > 0 or source == ANY or self._is_foreign(into):
             return self.control.irecv(into, source, tag)
         check_peer(self, source, "source")
-        landing = into if into.is_contiguous() else torch.empty_like(into, memory_format=torch.contiguous_format)
+        landing = (
+            into if into.is_contiguous() else torch.empty_like(into, memory_format=torch.contiguous_format)
+        )
         operation = dist.P2POp(dist.irecv, _bytes_of(landing), self._global[source], self.group)
         return _Under(self, operation, source, into.nbytes, landing, into)
 
@@ -86,7 +89,9 @@ class DistributedComm(Comm):
         check_peer(self, source, "source")
         # One launch for both directions: two NCCL calls in a row would wait for each other.
         self.traffic.sent(tensor.nbytes)
-        landing = into if into.is_contiguous() else torch.empty_like(into, memory_format=torch.contiguous_format)
+        landing = (
+            into if into.is_contiguous() else torch.empty_like(into, memory_format=torch.contiguous_format)
+        )
         operations = [
             dist.P2POp(dist.isend, _bytes_of(tensor.detach().contiguous()), self._global[dest], self.group),
             dist.P2POp(dist.irecv, _bytes_of(landing), self._global[source], self.group),
@@ -187,8 +192,15 @@ class DistributedComm(Comm):
 class _Under:
     """One direction of a message under way."""
 
-    def __init__(self, comm: DistributedComm, operation: dist.P2POp, peer: int, nbytes: int,
-                 landing: torch.Tensor | None = None, into: torch.Tensor | None = None) -> None:  # fmt: skip
+    def __init__(
+        self,
+        comm: DistributedComm,
+        operation: dist.P2POp,
+        peer: int,
+        nbytes: int,
+        landing: torch.Tensor | None = None,
+        into: torch.Tensor | None = None,
+    ) -> None:
         self._comm, self._peer, self._nbytes = comm, peer, nbytes
         self._landing, self._into = landing, into
         self._works = dist.batch_isend_irecv([operation])
@@ -233,12 +245,17 @@ def _group(ranks: list[int]) -> dist.ProcessGroup:
 def _introduce(control: MPIComm, carrier: str) -> None:
     """Let all ranks meet at a store on rank 0, whose address travels by MPI."""
     host = control.broadcast(socket.gethostname() if len(_hosts(control)) > 1 else "127.0.0.1")
-    store = dist.TCPStore(host, 0, control.size, is_master=True, timeout=PATIENCE, wait_for_workers=False) \
-        if control.rank == 0 else None  # fmt: skip
+    store = (
+        dist.TCPStore(host, 0, control.size, is_master=True, timeout=PATIENCE, wait_for_workers=False)
+        if control.rank == 0
+        else None
+    )
     port = control.broadcast(store.port if store else None)
     store = store or dist.TCPStore(host, port, control.size, is_master=False, timeout=PATIENCE)
     # Not told its device: bound to one, NCCL would make groups by splitting this one, which takes all ranks.
-    dist.init_process_group(carrier, store=store, rank=control.rank, world_size=control.size, timeout=PATIENCE)
+    dist.init_process_group(
+        carrier, store=store, rank=control.rank, world_size=control.size, timeout=PATIENCE
+    )
 
 
 def _hosts(control: MPIComm) -> set[str]:

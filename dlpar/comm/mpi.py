@@ -10,8 +10,9 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Callable, Sequence
+from typing import Any
 
 import torch
 from mpi4py import MPI
@@ -55,7 +56,9 @@ class MPIComm(Comm):
 
     carrier = "mpi"
 
-    def __init__(self, mpi: MPI.Intracomm | None = None, device: str | torch.device = "cpu", zero: float | None = None):
+    def __init__(
+        self, mpi: MPI.Intracomm | None = None, device: str | torch.device = "cpu", zero: float | None = None
+    ):
         self.mpi = mpi or MPI.COMM_WORLD
         self.rank, self.size = self.mpi.rank, self.mpi.size
         self.device = torch.device(device)
@@ -245,7 +248,9 @@ class _Under:
             if self._into is None:
                 patiently(MPI.Request.Testall, self._requests, self._statuses)
             else:
-                self._comm.traffic.waiting(lambda: patiently(MPI.Request.Testall, self._requests, self._statuses))
+                self._comm.traffic.waiting(
+                    lambda: patiently(MPI.Request.Testall, self._requests, self._statuses)
+                )
             self._finish()
         return self._arrival
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -32,7 +33,9 @@ class OwnLibrary(Comm):
     def reduce_scatter(self, chunks: Sequence[torch.Tensor]) -> None:
         from dlpar.collectives import ring_reduce_scatter
 
-        ring_reduce_scatter(self, chunks, [*range(1, self.size), 0])  # each rank's place is one less: it sums its own
+        ring_reduce_scatter(
+            self, chunks, [*range(1, self.size), 0]
+        )  # each rank's place is one less: it sums its own
         self.traffic.hidden()
 
     def allgather(self, chunks: Sequence[torch.Tensor]) -> None:

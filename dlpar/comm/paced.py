@@ -9,23 +9,24 @@ from __future__ import annotations
 
 import pickle
 import threading
+from collections.abc import Callable, Sequence
 from itertools import count
 from struct import unpack
-from typing import Any, Callable, Sequence
+from typing import Any
 
 import torch
 
-from dlpar.comm.pacing import frames
 from dlpar.comm.base import ANY, Arrival, Collective, Comm, Request, check_peer
+from dlpar.comm.mpi import MPIComm
+from dlpar.comm.own_library import OwnLibrary
+from dlpar.comm.pacing import frames
 from dlpar.comm.pacing.beside import Beside, Guard
 from dlpar.comm.pacing.frames import Answer
 from dlpar.comm.pacing.line import Line
+from dlpar.comm.pacing.requests import PacedCounter, PacedReceiving, PacedSending
 from dlpar.comm.pacing.traffic import LogicalTraffic
 from dlpar.comm.pacing.wall import AHEAD
-from dlpar.comm.mpi import MPIComm
-from dlpar.comm.own_library import OwnLibrary
 from dlpar.comm.simulation.pace import Pace
-from dlpar.comm.pacing.requests import PacedCounter, PacedReceiving, PacedSending
 
 PROMPT = 2e-4
 """Seconds of the shortest computation the referee hears of before it is done: others need not wait for its end."""
@@ -57,7 +58,9 @@ class Standing:
         To be closed in the end: what holds shared memory, and what ran beside the computation.
     """
 
-    def __init__(self, call: Callable[[int], Line], line: Line, mpi: MPIComm, pace: Pace, eager: float) -> None:
+    def __init__(
+        self, call: Callable[[int], Line], line: Line, mpi: MPIComm, pace: Pace, eager: float
+    ) -> None:
         self.call, self.line, self.mpi, self.pace, self.eager = call, line, mpi, pace, eager
         self.number = count(1).__next__
         self.current = threading.local()
@@ -88,7 +91,9 @@ class PacedComm(OwnLibrary):
     carrier, clock = "mpi", "logical"
     device = torch.device("cpu")
 
-    def __init__(self, standing: Standing, line: Line, rank: int, members: Sequence[int], handle: int = 0) -> None:
+    def __init__(
+        self, standing: Standing, line: Line, rank: int, members: Sequence[int], handle: int = 0
+    ) -> None:
         self.standing, self.line, self.handle = standing, line, handle
         self.rank, self.members, self.size = rank, list(members), len(members)
         self.eager, self.pace, self.traffic = standing.eager, standing.pace, standing.traffic
@@ -108,7 +113,9 @@ class PacedComm(OwnLibrary):
 
     def send(self, tensor: torch.Tensor, dest: int, tag: int = 0) -> None:
         key, nbytes = self._ship(tensor, dest), tensor.nbytes
-        self.line.tell(frames.SEND if nbytes > self.eager else frames.ISEND, self.handle, dest, 0, tag, nbytes, key)
+        self.line.tell(
+            frames.SEND if nbytes > self.eager else frames.ISEND, self.handle, dest, 0, tag, nbytes, key
+        )
         if nbytes > self.eager:
             self.line.answer()
             self.line.follow()
@@ -128,7 +135,9 @@ class PacedComm(OwnLibrary):
         self.line.tell(frames.IRECV, self.handle, 0, source, tag, 0, key)
         return PacedReceiving(self, key, into)
 
-    def sendrecv(self, tensor: torch.Tensor, dest: int, into: torch.Tensor, source: int, tag: int = 0) -> Arrival:
+    def sendrecv(
+        self, tensor: torch.Tensor, dest: int, into: torch.Tensor, source: int, tag: int = 0
+    ) -> Arrival:
         check_peer(self, source, "source")
         key = self._ship(tensor, dest)
         return self._took(into, frames.SENDRECV, dest, source, tag, tensor.nbytes, key)
@@ -142,8 +151,16 @@ class PacedComm(OwnLibrary):
         standing.parcels.send(tensor, self.members[dest], key)
         return key
 
-    def _took(self, into: torch.Tensor, op: int, peer: int = 0, source: int = 0, tag: int = 0, nbytes: int = 0,
-              key: int = 0) -> Arrival:  # fmt: skip
+    def _took(
+        self,
+        into: torch.Tensor,
+        op: int,
+        peer: int = 0,
+        source: int = 0,
+        tag: int = 0,
+        nbytes: int = 0,
+        key: int = 0,
+    ) -> Arrival:
         """Ask for a call that receives, and take what it got."""
         line = self.line
         since = line.clock
@@ -167,7 +184,9 @@ class PacedComm(OwnLibrary):
             line.flush()  # nobody knows how long it takes
             return work()
         line.follow(AHEAD)
-        if pace.varies and line is not self.standing.line:  # how quick the step is, is the other activity's to say
+        if (
+            pace.varies and line is not self.standing.line
+        ):  # how quick the step is, is the other activity's to say
             result = work()
             line.ask(frames.COMPUTE, time=cost)
             return result

@@ -7,7 +7,8 @@ time.  Where ranks really compute, messages carry copies; else sizes only.
 
 from __future__ import annotations
 
-from typing import Any, Callable, Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -46,17 +47,33 @@ class SimulatedComm(OwnLibrary):
     carrier, clock = "simulated", "virtual"
     device = torch.device("cpu")
 
-    def __init__(self, simulator: Simulator, group: Group, rank: int, activity: Activity, pace: Pace, eager: int,
-                 traffic: VirtualTraffic | None = None) -> None:  # fmt: skip
+    def __init__(
+        self,
+        simulator: Simulator,
+        group: Group,
+        rank: int,
+        activity: Activity,
+        pace: Pace,
+        eager: int,
+        traffic: VirtualTraffic | None = None,
+    ) -> None:
         self.simulator, self.group, self.rank, self.size = simulator, group, rank, group.size
         self.activity, self.pace, self.eager = activity, pace, eager
         self.computes, network, member = simulator.computes, simulator.network, group.members[rank]
-        self.sizes, self.least, keep = not self.computes, network.least, store if self.computes else store_head
+        self.sizes, self.least, keep = (
+            not self.computes,
+            network.least,
+            store if self.computes else store_head,
+        )
         self.sent_bytes = self.sent_messages = 0
         if not group.boxes:
             group.boxes += [Mailbox(simulator, keep, each) for each in group.members]
         self.boxes, self.box = group.boxes, group.boxes[rank].owned(activity)
-        self.node, self.near, self.far = self.box.node, network.inside[member].out, network.between[member].out
+        self.node, self.near, self.far = (
+            self.box.node,
+            network.inside[member].out,
+            network.between[member].out,
+        )
         self.traffic = traffic or VirtualTraffic(self.now)
         self.traffic.comms.append(self)
         self._side: Side | None = None
@@ -77,7 +94,7 @@ class SimulatedComm(OwnLibrary):
     def recv(self, into: Any, source: int = ANY, tag: int = ANY) -> Arrival:
         """What ``irecv(into, source, tag).wait()`` does, in one: posting and taking, unless others are posted."""
         box, activity = self.box, self.activity
-        if box.posted or source == ANY and not box.in_order:
+        if box.posted or (source == ANY and not box.in_order):
             return self.irecv(into, source, tag).wait()
         since, inbox, place = activity.clock, box.inbox, 0
         for message in inbox:
@@ -178,7 +195,7 @@ class SimulatedComm(OwnLibrary):
         if cost or marks:
             activity, pace = self.activity, self.pace
             seconds = (cost or 0.0) * pace.per_flop * pace.factor
-            if marks or self._side is not None and pace.overlap < 1:
+            if marks or (self._side is not None and pace.overlap < 1):
                 self._compute_beside(seconds, marks)
             else:
                 self.simulator.advance(activity, activity.clock + seconds)

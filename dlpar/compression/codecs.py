@@ -63,7 +63,9 @@ class OneBit(Codec):
             return tensor.new_empty(0, dtype=torch.uint8)
         positive = tensor >= 0
         wide = tensor if tensor.dtype == torch.float64 else tensor.float()
-        means = torch.stack([wide.where(side, 0).sum() / side.sum().clamp(min=1) for side in (positive, ~positive)])
+        means = torch.stack(
+            [wide.where(side, 0).sum() / side.sum().clamp(min=1) for side in (positive, ~positive)]
+        )
         bits = pad(positive.to(torch.uint8), (0, -len(tensor) % 8)).view(-1, 8)
         signs = (bits << _places(tensor)).sum(1, dtype=torch.uint8)
         return torch.cat([means.to(tensor.dtype).view(torch.uint8), signs])

@@ -100,7 +100,9 @@ class LossyComm:
         if not lossy:
             return arrival
         if arrival.nbytes != wire.nbytes:
-            raise ValueError(f"recv: got {arrival.nbytes:,} bytes, allowed is {wire.nbytes:,}: a code fills its tensor")
+            raise ValueError(
+                f"recv: got {arrival.nbytes:,} bytes, allowed is {wire.nbytes:,}: a code fills its tensor"
+            )
         head = self.codec.nbytes(lossy, into.dtype)
 
         def unpack() -> None:

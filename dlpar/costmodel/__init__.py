@@ -14,8 +14,13 @@ from dlpar.costmodel.collectives import collective_seconds
 from dlpar.costmodel.links import fitted
 from dlpar.costmodel.memory import ModelState, model_state, zero_bytes
 from dlpar.costmodel.overlap import (
-    Overlapped, buckets, exposed_seconds, gossip_seconds, local_sgd_seconds, overlapped,
-)  # fmt: skip
+    Overlapped,
+    buckets,
+    exposed_seconds,
+    gossip_seconds,
+    local_sgd_seconds,
+    overlapped,
+)
 from dlpar.costmodel.pipeline import bubble
 from dlpar.costmodel.servers import ps_asp_seconds, ps_round_seconds, ps_step_seconds, two_level_ps_seconds
 from dlpar.costmodel.steps import Prediction, predict

@@ -13,9 +13,15 @@ from dlpar.platforms.link import Link
 
 
 def collective_seconds(
-    name: str, ranks: int, nbytes: float, link: Link, group: int = 2, depth: int = 2,
-    between: Link | None = None, adding: float = 0.0,
-) -> float:  # fmt: skip
+    name: str,
+    ranks: int,
+    nbytes: float,
+    link: Link,
+    group: int = 2,
+    depth: int = 2,
+    between: Link | None = None,
+    adding: float = 0.0,
+) -> float:
     """Seconds from the moment all ranks call a collective until the last of them has the result.
 
     ====================  ============================================  =======================

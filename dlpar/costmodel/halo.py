@@ -19,9 +19,16 @@ class HaloCost(NamedTuple):
 
 
 def halo(
-    samples: int, channels: int, height: int, width: int, radius: int,
-    above: bool = True, below: bool = True, left: bool = True, right: bool = True,
-) -> HaloCost:  # fmt: skip
+    samples: int,
+    channels: int,
+    height: int,
+    width: int,
+    radius: int,
+    above: bool = True,
+    below: bool = True,
+    left: bool = True,
+    right: bool = True,
+) -> HaloCost:
     """Of a convolution with stride 1 that keeps the size of its images: kernel 2r + 1, padding r.
 
     With N samples and C channels an interior rank, which has a piece of h = H / p_h rows and

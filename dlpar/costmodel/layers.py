@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Sequence
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from dlpar.collectives.closed_forms import closed_form
 from dlpar.costmodel.halo import halo
@@ -44,12 +45,18 @@ def elements_by_layer(experiment: Experiment) -> dict[str, float]:
     if kind == "spatial":
         return _spatial(experiment, ranks["rows"], ranks["columns"])
     is_transformer, tensor = experiment.model.name == "transformer", ranks.get("tensor", 1)
-    tied = {SHARED: 2 * CHARACTERS * experiment.model.width} if is_transformer and ranks.get("pipeline", 1) > 1 else {}
+    tied = (
+        {SHARED: 2 * CHARACTERS * experiment.model.width}
+        if is_transformer and ranks.get("pipeline", 1) > 1
+        else {}
+    )
     if tensor == 1 or getattr(experiment.split, "recompute", False):
         return tied
     if is_transformer:
         return _transformer(experiment, tensor) | tied
-    return _in_turns(experiment, tensor) if kind == "tensor" else {}  # a stage's layers take turns by themselves
+    return (
+        _in_turns(experiment, tensor) if kind == "tensor" else {}
+    )  # a stage's layers take turns by themselves
 
 
 def boundary_elements(experiment: Experiment, layer: str) -> int:
@@ -98,8 +105,10 @@ def _transformer(experiment: Experiment, ranks: int) -> dict[str, float]:
     summed = _ring("ring", ranks, batch * context * model.width)
     scores = _ring("ring_allgather", ranks, batch * context * CHARACTERS)
     return {
-        "embed": summed, **{f"block{i}": block for i in range(1, model.depth + 1)}, "output": summed + scores,
-    }  # fmt: skip
+        "embed": summed,
+        **{f"block{i}": block for i in range(1, model.depth + 1)},
+        "output": summed + scores,
+    }
 
 
 def _in_turns(experiment: Experiment, ranks: int) -> dict[str, float]:
@@ -146,8 +155,9 @@ def _spatial(experiment: Experiment, rows: int, columns: int) -> dict[str, float
             ways = 1 if name == "conv1" else 2
             found[name] = ways * sum(
                 halo(batch, channels, tall, wide, 1, r > 0, r < rows - 1, c > 0, c < columns - 1).elements
-                for r, tall in enumerate(_shares(height, rows)) for c, wide in enumerate(_shares(width, columns))
-            )  # fmt: skip
+                for r, tall in enumerate(_shares(height, rows))
+                for c, wide in enumerate(_shares(width, columns))
+            )
         if name == "flatten":
             found[name] = _ring("ring_allgather", rows * columns, batch * shape[0])
             found[SHARED] = _ring("ring", rows * columns, weights)

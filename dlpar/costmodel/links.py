@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Sequence
+from collections.abc import Sequence
 
 from dlpar.platforms.link import Link
 
@@ -19,8 +19,10 @@ def fitted(sizes: Sequence[float], seconds: Sequence[float]) -> Link:
         Unless there are two sizes or more and a positive time for each, longer for more bytes.
     """
     if len(sizes) != len(seconds) or len(set(sizes)) < 2 or not min(seconds) > 0:
-        raise ValueError(f"sizes: got {len(sizes)} for {len(seconds)} times, allowed are two different ones or more, "
-                         f"and a time above 0 for each")  # fmt: skip
+        raise ValueError(
+            f"sizes: got {len(sizes)} for {len(seconds)} times, allowed are two different ones or more, "
+            f"and a time above 0 for each"
+        )
     # Minimise the sum of (latency / t + slope B / t - 1)^2.
     rows = [(1 / t, size / t) for size, t in zip(sizes, seconds)]
     aa, ab, bb = (sum(r[i] * r[j] for r in rows) for i, j in ((0, 0), (0, 1), (1, 1)))

@@ -6,7 +6,8 @@ trillion parameter models" (arXiv 1910.02054), sections 3.1 and 5.
 
 from __future__ import annotations
 
-from typing import NamedTuple, Sequence
+from collections.abc import Sequence
+from typing import NamedTuple
 
 STATE = {"sgd": 0, "momentum": 1, "adagrad": 1, "adam": 2}
 """Numbers an update rule keeps for each parameter."""

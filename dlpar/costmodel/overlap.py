@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Sequence
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from dlpar.platforms.link import Link
 
@@ -14,7 +15,9 @@ class Overlapped(NamedTuple):
     sent: float
 
 
-def overlapped(ready: Sequence[float], taking: Sequence[float], computed: float, beside: float = 1.0) -> Overlapped:
+def overlapped(
+    ready: Sequence[float], taking: Sequence[float], computed: float, beside: float = 1.0
+) -> Overlapped:
     """A computation that gives buckets away on its way, which one progress thread sends in order.
 
     Bucket k begins when its gradients are there and bucket k-1 has been sent,
@@ -57,7 +60,9 @@ def overlapped(ready: Sequence[float], taking: Sequence[float], computed: float,
     return Overlapped(now, sent)
 
 
-def exposed_seconds(ready: Sequence[float], taking: Sequence[float], computed: float, beside: float = 1.0) -> float:
+def exposed_seconds(
+    ready: Sequence[float], taking: Sequence[float], computed: float, beside: float = 1.0
+) -> float:
     """By how many seconds communication that hides behind a computation makes it longer.
 
     Source, parameters and errors as of :func:`overlapped`.

@@ -59,7 +59,7 @@ class Sent(NamedTuple):
 
 def boundary_traffic(
     elements: Sequence[int], stages: int, samples: int, microbatches: int, itemsize: int = 4
-) -> list[Sent]:  # fmt: skip
+) -> list[Sent]:
     """What each stage sends a step: over each boundary activations one way and as many gradients back.
 
     A boundary between transformer blocks carries b s h elements each way for a micro-batch

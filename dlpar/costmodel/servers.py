@@ -12,9 +12,14 @@ from dlpar.platforms.link import Link
 
 
 def ps_round_seconds(
-    workers: int, servers: int, nbytes: float, link: Link, answer: float | None = None,
-    colocated: bool = False, serving: float = 0.0,
-) -> float:  # fmt: skip
+    workers: int,
+    servers: int,
+    nbytes: float,
+    link: Link,
+    answer: float | None = None,
+    colocated: bool = False,
+    serving: float = 0.0,
+) -> float:
     """Seconds from the moment all workers push until the last of them has the new weights (bsp).
 
     Dedicated servers: a + N b, for N shards come in at each server one after the other
@@ -76,9 +81,15 @@ def ps_step_seconds(
 
 
 def ps_asp_seconds(
-    workers: int, servers: int, nbytes: float, link: Link, compute: float, answer: float | None = None,
-    serving: float = 0.0, blocking: bool = True,
-) -> float:  # fmt: skip
+    workers: int,
+    servers: int,
+    nbytes: float,
+    link: Link,
+    compute: float,
+    answer: float | None = None,
+    serving: float = 0.0,
+    blocking: bool = True,
+) -> float:
     """Seconds in which N worker-steps are done if nobody waits for anybody (asp).
 
     A worker that is never in a queue takes compute + 2 a + S b + c + serving; a server

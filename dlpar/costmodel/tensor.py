@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Sequence
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from dlpar.collectives.closed_forms import closed_form
 from dlpar.costmodel.steps.sizes import CHARACTERS, IMAGES, ROWS
@@ -143,9 +144,12 @@ def redundant_layer(batch: int, inputs: int, neurons: int, ranks: int, redundanc
     own = neurons // ranks
     common = round(redundancy * own)
     return RedundantLayer(
-        forward=2 * batch * inputs * (own + (ranks - 1) * common), backward=4 * batch * inputs * own,
-        activations=batch * (own - common), gradients=batch * own, weights=common * (inputs + 1),
-    )  # fmt: skip
+        forward=2 * batch * inputs * (own + (ranks - 1) * common),
+        backward=4 * batch * inputs * own,
+        activations=batch * (own - common),
+        gradients=batch * own,
+        weights=common * (inputs + 1),
+    )
 
 
 def _pixels(image: tuple[int, int, int]) -> int:

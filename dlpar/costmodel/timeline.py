@@ -23,9 +23,16 @@ class Bar(NamedTuple):
 
 
 def timeline(
-    schedule: str, stages: int, microbatches: int, chunks: int = 1, forward: Times = 1.0, backward: Times = 2.0,
-    weight: Times | None = None, message: float = 0.0, recompute: Times = 0.0,
-) -> list[Bar]:  # fmt: skip
+    schedule: str,
+    stages: int,
+    microbatches: int,
+    chunks: int = 1,
+    forward: Times = 1.0,
+    backward: Times = 2.0,
+    weight: Times | None = None,
+    message: float = 0.0,
+    recompute: Times = 0.0,
+) -> list[Bar]:
     """What every stage does when, in the order in which it does it.
 
     Parameters
@@ -57,7 +64,9 @@ def timeline(
     weight = [b / 2 for b in backward] if weight is None else _each(weight, stages)
     inputs = [b - w for b, w in zip(backward, weight)] if table.has_weight_pass else backward
     lists = [table.actions(stage, stages, microbatches, chunks) for stage in range(stages)]
-    return timed(lists, {"F": forward, "B": inputs, "W": weight, "R": _each(recompute, stages)}, chunks, message)
+    return timed(
+        lists, {"F": forward, "B": inputs, "W": weight, "R": _each(recompute, stages)}, chunks, message
+    )
 
 
 class Stuck(ValueError):
@@ -77,8 +86,11 @@ class Stuck(ValueError):
 
 
 def timed(
-    lists: Sequence[Sequence[Action]], seconds: Mapping[str, Sequence[float]], chunks: int = 1, message: float = 0.0
-) -> list[Bar]:  # fmt: skip
+    lists: Sequence[Sequence[Action]],
+    seconds: Mapping[str, Sequence[float]],
+    chunks: int = 1,
+    message: float = 0.0,
+) -> list[Bar]:
     """:func:`timeline` of any schedule, given as the list of actions of each stage.
 
     Parameters

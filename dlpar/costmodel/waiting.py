@@ -90,7 +90,9 @@ def _slowest_of_trace(workers: int, trace: list[float], steps: int) -> float:
     length = len(trace)
     rounds = math.lcm(length, steps) // steps
     sums = [sum(trace[(i + k) % length] for k in range(steps)) for i in range(length)]
-    longest = (max(sums[(t * steps + r) % length] for r in range(min(workers, length))) for t in range(rounds))
+    longest = (
+        max(sums[(t * steps + r) % length] for r in range(min(workers, length))) for t in range(rounds)
+    )
     return sum(longest) / rounds / steps
 
 

@@ -64,14 +64,18 @@ def _by_gpus(gpus: int) -> tuple[int, str, str, str]:
     """Ranks, carrier, and why, where torch can use GPUs."""
     if gpus == 1:
         return (
-            1, "mpi", "1 rank: one GPU does the work of one; more share it and take turns",
+            1,
+            "mpi",
+            "1 rank: one GPU does the work of one; more share it and take turns",
             "mpi: ranks that share a GPU are staged through memory, for NCCL wants a GPU for each",
-        )  # fmt: skip
+        )
     ranks = min(gpus, MOST["real"])
     return (
-        ranks, "nccl", f"{_ranks(ranks)}: one for each GPU",
+        ranks,
+        "nccl",
+        f"{_ranks(ranks)}: one for each GPU",
         "nccl: each rank has a GPU of its own, and NCCL moves tensors between them directly",
-    )  # fmt: skip
+    )
 
 
 def _by_cores(processors: float) -> tuple[int, str, str, str]:

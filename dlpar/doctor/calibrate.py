@@ -6,9 +6,10 @@ import json
 import shutil
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any, Sequence
+from typing import TYPE_CHECKING, Any
 
 from dlpar.control_groups import cores
 from dlpar.costmodel import Link, fitted
@@ -143,7 +144,9 @@ def _step_seconds(experiment: Experiment) -> float:
         for source, record in run.records():
             if record["k"] == "step":
                 ends.setdefault(source, []).append(record["t"])
-        return median(after - before for each in ends.values() for before, after in zip(each[WARM:], each[WARM + 1 :]))
+        return median(
+            after - before for each in ends.values() for before, after in zip(each[WARM:], each[WARM + 1 :])
+        )
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

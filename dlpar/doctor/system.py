@@ -100,7 +100,9 @@ def torch_cuda() -> bool | None:
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return None
-    return bool(re.search(r"^cuda\b[^=\n]*=\s*['\"]", text_of(Path(spec.origin).with_name("version.py")), re.M))
+    return bool(
+        re.search(r"^cuda\b[^=\n]*=\s*['\"]", text_of(Path(spec.origin).with_name("version.py")), re.M)
+    )
 
 
 def container(root: Path = ROOT) -> str | None:
@@ -109,8 +111,11 @@ def container(root: Path = ROOT) -> str | None:
         return "Docker"
     if (root / "run/.containerenv").exists():
         return "Podman"
-    for variable, name in (("KUBERNETES_SERVICE_HOST", "Kubernetes"), ("APPTAINER_CONTAINER", "Apptainer"),
-                           ("SINGULARITY_CONTAINER", "Singularity")):  # fmt: skip
+    for variable, name in (
+        ("KUBERNETES_SERVICE_HOST", "Kubernetes"),
+        ("APPTAINER_CONTAINER", "Apptainer"),
+        ("SINGULARITY_CONTAINER", "Singularity"),
+    ):
         if variable in os.environ:
             return name
     return None

@@ -125,9 +125,15 @@ def _run(command: list[str], env: dict[str, str], seconds: float) -> tuple[int |
     """Run a command in its own process group; its status (None: cut off) and all it said."""
     try:
         process = subprocess.Popen(
-            command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            text=True, errors="replace", start_new_session=True,
-        )  # fmt: skip
+            command,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
     except OSError as error:
         return -1, str(error)
     try:
@@ -159,8 +165,8 @@ def add_up(comm: Comm) -> float:
 
 def two_ranks(seconds: float) -> tuple[Trial, str]:
     """Run :func:`add_up` on two ranks, as ``dlpar.spmd`` would; the trial, and ``warm`` or ``cold``."""
-    from dlpar.launcher.job import Job, JobFailed
     from dlpar.experiment import Experiment
+    from dlpar.launcher.job import Job, JobFailed
     from dlpar.launcher.spmd import called
 
     began = time.monotonic()

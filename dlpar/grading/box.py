@@ -128,7 +128,12 @@ class Box:
         """
         seconds = self.seconds if seconds is None else min(seconds, self.seconds)
         secret = secrets.token_hex()
-        trial = {**trial, "secret": secret, "memory": self.memory, "processes": PROCESSES if self.account else None}
+        trial = {
+            **trial,
+            "secret": secret,
+            "memory": self.memory,
+            "processes": PROCESSES if self.account else None,
+        }
         with tempfile.TemporaryDirectory(prefix="dlpar-box-", ignore_cleanup_errors=True) as home:
             os.chmod(home, 0o711 if self.account else 0o700)
             with tempfile.TemporaryFile() as said, _Judge(self, home, trial, said) as judge:
@@ -151,7 +156,9 @@ class Box:
         wanted = {"account": pwd.getpwnam(self.account).pw_uid, "networks": ["lo"], "writable": ["/dev/shm"]}
         wrong = [f"{name} {ready.get(name)}" for name, value in wanted.items() if ready.get(name) != value]
         if wrong:
-            raise CannotGrade(f"answers are not shut in as they should be: the judge finds {', '.join(wrong)}")
+            raise CannotGrade(
+                f"answers are not shut in as they should be: the judge finds {', '.join(wrong)}"
+            )
 
     def command(self, channel: int) -> list[str]:
         """What starts a judge."""
@@ -165,10 +172,16 @@ class Box:
     def environment(self, home: str) -> dict[str, str]:
         """A judge's, with nothing of who grades in it."""
         own = {
-            "HOME": home, "TMPDIR": home, "DLPAR_HOME": f"{home}/h", "DLPAR_RUNTIME": f"{home}/r",
+            "HOME": home,
+            "TMPDIR": home,
+            "DLPAR_HOME": f"{home}/h",
+            "DLPAR_RUNTIME": f"{home}/r",
             "PATH": os.pathsep.join([str(Path(sys.executable).parent), "/usr/sbin:/usr/bin:/sbin:/bin"]),
-            SIMULATED_ONLY: "1", "PYTHONDONTWRITEBYTECODE": "1", "LC_ALL": "C.UTF-8", "OMP_NUM_THREADS": "1",
-        }  # fmt: skip
+            SIMULATED_ONLY: "1",
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "LC_ALL": "C.UTF-8",
+            "OMP_NUM_THREADS": "1",
+        }
         if path := os.environ.get("PYTHONPATH"):
             own["PYTHONPATH"] = path
         if self.account is not None:
@@ -189,7 +202,9 @@ def _impossible(account: str) -> str | None:
     try:
         user = pwd.getpwnam(account)
     except KeyError:
-        return f"there is no account {account} (useradd --system --shell /usr/sbin/nologin {account} makes it)"
+        return (
+            f"there is no account {account} (useradd --system --shell /usr/sbin/nologin {account} makes it)"
+        )
     return "the account must not be root" if user.pw_uid == 0 else None
 
 
@@ -205,9 +220,15 @@ class _Judge:
         self.channel, theirs = os.pipe()
         try:
             self.process = subprocess.Popen(
-                box.command(theirs), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=said, pass_fds=[theirs],
-                env=box.environment(home), cwd="/", start_new_session=True,
-            )  # fmt: skip
+                box.command(theirs),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=said,
+                pass_fds=[theirs],
+                env=box.environment(home),
+                cwd="/",
+                start_new_session=True,
+            )
         finally:
             os.close(theirs)
 
@@ -254,7 +275,9 @@ class _Judge:
             self.process.wait(GONE)
         except subprocess.TimeoutExpired:
             raise CannotGrade(f"the judge, process {self.process.pid}, does not end") from None
-        end = time.monotonic() + GONE  # not by wait_gone, which collects children: other threads have judges, too
+        end = (
+            time.monotonic() + GONE
+        )  # not by wait_gone, which collects children: other threads have judges, too
         while any(parent_of(pid) is not None for pid in below) and time.monotonic() < end:
             time.sleep(0.01)
         if self.box.account is None:

@@ -20,8 +20,12 @@ import nbformat
 from nbgrader.api import Gradebook, MissingEntry
 from nbgrader.apps import NbGraderAPI
 from nbgrader.preprocessors import (
-    AssignLatePenalties, CheckCellMetadata, ClearSolutions, NbGraderPreprocessor, SaveAutoGrades,
-)  # fmt: skip
+    AssignLatePenalties,
+    CheckCellMetadata,
+    ClearSolutions,
+    NbGraderPreprocessor,
+    SaveAutoGrades,
+)
 from sqlalchemy.exc import SAWarning
 from traitlets import Dict
 from traitlets.config import Config
@@ -29,7 +33,9 @@ from traitlets.config import Config
 from dlpar.grading.exercise import Notebook, exercise, grade_id, role
 from dlpar.grading.release import STUB
 
-warnings.filterwarnings("ignore", category=SAWarning, module="nbgrader")  # of its own queries; nothing to be done
+warnings.filterwarnings(
+    "ignore", category=SAWarning, module="nbgrader"
+)  # of its own queries; nothing to be done
 
 Verdicts = dict[str, dict[str, Any]]
 """By the grade id of a check: ``solved`` and ``said``."""
@@ -47,7 +53,9 @@ class CourseFailed(RuntimeError):
 class Judged(NbGraderPreprocessor):
     """Gives every check the output that its verdict earns."""
 
-    verdicts = Dict(help="What the judge found, by student and lab, then by the check's grade id.").tag(config=True)
+    verdicts = Dict(help="What the judge found, by student and lab, then by the check's grade id.").tag(
+        config=True
+    )
 
     def preprocess(self, nb: Notebook, resources: Any) -> tuple[Notebook, Any]:
         of = resources["nbgrader"]
@@ -98,7 +106,12 @@ class Course:
         config.CourseDirectory.db_url = self.database
         config.ClearSolutions.code_stub = {"python": STUB}
         config.HTMLExporter.sanitize_html = True
-        config.Autograde.autograde_preprocessors = [Judged, SaveAutoGrades, AssignLatePenalties, CheckCellMetadata]
+        config.Autograde.autograde_preprocessors = [
+            Judged,
+            SaveAutoGrades,
+            AssignLatePenalties,
+            CheckCellMetadata,
+        ]
         return NbGraderAPI(config=config)
 
     def take(self, master: Path) -> Lab | None:
@@ -150,8 +163,9 @@ class Course:
         with Gradebook(self.database) as book:
             found = sorted(
                 (one.student.id, one.assignment.name, one.score, one.max_score)
-                for assignment in book.assignments for one in assignment.submissions
-            )  # fmt: skip
+                for assignment in book.assignments
+                for one in assignment.submissions
+            )
         for student, lab, score, most in found:
             yield student, lab, score, most, self._said(student, lab)
 

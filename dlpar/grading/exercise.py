@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import ast
 import copy
-from typing import Any, Iterator
+from collections.abc import Iterator
+from typing import Any
 
 import nbformat
 
@@ -16,6 +17,7 @@ Notebook = nbformat.NotebookNode
 
 IMPORTS = "imports"
 """Grade id of the cell that holds every import of the lab."""
+
 
 def role(cell: Notebook) -> str | None:
     """``"answer"``, ``"check"``, ``"given"``, or None for a cell that is no part of an exercise."""
@@ -99,6 +101,12 @@ def trials(graded: Notebook, asked: Notebook) -> Iterator[tuple[str, dict[str, A
             answers.append(cell.source)
             names += wanted[grade_id(cell)]
         elif part == "check":
-            yield grade_id(cell), dict(
-                given="\n\n".join(given), answer="\n\n".join(answers), names=list(names), check=cell.source
+            yield (
+                grade_id(cell),
+                dict(
+                    given="\n\n".join(given),
+                    answer="\n\n".join(answers),
+                    names=list(names),
+                    check=cell.source,
+                ),
             )

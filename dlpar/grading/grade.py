@@ -53,7 +53,10 @@ def judged(one: Submission, box: Box) -> Verdicts:
         elif not _written(one):
             verdicts[check] = {"solved": False, "said": "to do: the answer is as it was released"}
         elif left <= 0:
-            verdicts[check] = {"solved": False, "said": "not yet: the checks before took the notebook's whole time"}
+            verdicts[check] = {
+                "solved": False,
+                "said": "not yet: the checks before took the notebook's whole time",
+            }
         else:
             verdicts[check] = box.judge(trial, left)
     return verdicts
@@ -62,10 +65,14 @@ def judged(one: Submission, box: Box) -> Verdicts:
 def _written(one: Submission) -> bool:
     """Whether any answer differs from what was released."""
     released = {grade_id(cell): cell.source for cell in one.lab.blank.cells if role(cell) == "answer"}
-    return any(role(cell) == "answer" and cell.source != released[grade_id(cell)] for cell in one.notebook.cells)
+    return any(
+        role(cell) == "answer" and cell.source != released[grade_id(cell)] for cell in one.notebook.cells
+    )
 
 
-def grade(course: Course, found: list[Submission], box: Box, at_a_time: int) -> Iterator[tuple[Submission, Verdicts]]:
+def grade(
+    course: Course, found: list[Submission], box: Box, at_a_time: int
+) -> Iterator[tuple[Submission, Verdicts]]:
     """Judge submissions, a few at a time, and write each down when it is judged.
 
     Parameters

@@ -127,7 +127,9 @@ def answered(blank: Notebook, cells: list[Any]) -> tuple[Notebook, list[str]]:
             continue
         found = [text for one in cells if (text := _answer(one, grade_id(cell))) is not None]
         if len(found) != 1:
-            missing.append(f"{len(found) or 'no'} cells of the notebook are marked {grade_id(cell)}; there must be one")
+            missing.append(
+                f"{len(found) or 'no'} cells of the notebook are marked {grade_id(cell)}; there must be one"
+            )
         elif len(found[0]) > LONGEST:
             missing.append(f"the answer {grade_id(cell)} is longer than {LONGEST:,} characters")
         else:

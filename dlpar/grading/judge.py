@@ -53,7 +53,11 @@ def _close_to_others() -> None:
 
 def _limit(memory: float, processes: int | None) -> None:
     """Of each process from here on: bytes of data and of a file; of the account: processes and threads."""
-    limits = [(resource.RLIMIT_DATA, int(memory * GIB)), (resource.RLIMIT_FSIZE, FILE_SIZE), (resource.RLIMIT_CORE, 0)]
+    limits = [
+        (resource.RLIMIT_DATA, int(memory * GIB)),
+        (resource.RLIMIT_FSIZE, FILE_SIZE),
+        (resource.RLIMIT_CORE, 0),
+    ]
     if processes is not None:
         limits.append((resource.RLIMIT_NPROC, processes))
     for kind, most in limits:

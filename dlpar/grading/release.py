@@ -91,7 +91,14 @@ def students(master: Notebook) -> Notebook:
         raise OSError("nbgrader is not installed; `pip install 'dlpar[grading]'` brings it") from None
 
     config = Config({"ClearSolutions": {"code_stub": {"python": STUB}}})
-    steps = ("LockCells", "ClearSolutions", "ClearOutput", "CheckCellMetadata", "ClearHiddenTests", "ComputeChecksums")
+    steps = (
+        "LockCells",
+        "ClearSolutions",
+        "ClearOutput",
+        "CheckCellMetadata",
+        "ClearHiddenTests",
+        "ComputeChecksums",
+    )
     resources: dict = {}
     for name in steps:
         master, resources = getattr(preprocessors, name)(config=config).preprocess(master, resources)

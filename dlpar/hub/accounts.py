@@ -6,9 +6,10 @@ import asyncio
 import os
 import pwd
 import resource
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any
 
 from jupyterhub.spawner import LocalProcessSpawner, SimpleLocalProcessSpawner
 from jupyterhub.utils import wait_for_http_server

@@ -48,7 +48,9 @@ class Answers:
     def _lot(self, key: str) -> dict[bytes, dict[str, Any]]:
         """Answers of a question that may be shown."""
         now = {who: answers[key] for who, answers in self._of.items() if key in answers}
-        if len(now) < LOT:  # what was shown is kept: against nothing, the next to come could be told from the others
+        if (
+            len(now) < LOT
+        ):  # what was shown is kept: against nothing, the next to come could be told from the others
             return {}
         before = self._shown.get(key, {})
         if sum(now.get(who) != before.get(who) for who in {*now, *before}) >= LOT:
@@ -67,7 +69,7 @@ def _is_answer(found: Any) -> bool:
 
 
 def _is_value(found: Any) -> bool:
-    return isinstance(found, str) or type(found) in (int, float) and abs(found) < LARGEST  # NaN is not
+    return isinstance(found, str) or (type(found) in (int, float) and abs(found) < LARGEST)  # NaN is not
 
 
 def _row(key: str, answers: list[dict[str, Any]]) -> dict[str, Any]:
@@ -75,14 +77,22 @@ def _row(key: str, answers: list[dict[str, Any]]) -> dict[str, Any]:
     known = [answer["predicted"] for answer in answers if answer["predicted"] is not None]
     numbers = [value for value in known if isinstance(value, (int, float))]
     unit = f" {first['unit']}" if first["unit"] else ""
-    counted = _ranges(numbers, unit) if numbers else [[str(label), n] for label, n in sorted(Counter(known).items())]
+    counted = (
+        _ranges(numbers, unit)
+        if numbers
+        else [[str(label), n] for label, n in sorted(Counter(known).items())]
+    )
     unsure = len(answers) - len(known)
     found = [answer["found"] for answer in answers if isinstance(answer["found"], (int, float))]
     return {
-        "key": key, "question": first["question"], "answers": len(answers),
+        "key": key,
+        "question": first["question"],
+        "answers": len(answers),
         "predicted": counted + ([["I don't know", unsure]] if unsure else []),
-        "found": f"{statistics.median(found):.3g}{unit}, {first['how']} (median)" if found else str(first["found"]),
-    }  # fmt: skip
+        "found": f"{statistics.median(found):.3g}{unit}, {first['how']} (median)"
+        if found
+        else str(first["found"]),
+    }
 
 
 def _ranges(numbers: list[float], unit: str) -> list[list[Any]]:
@@ -93,5 +103,7 @@ def _ranges(numbers: list[float], unit: str) -> list[list[Any]]:
         return [[f"about {low:.2g}{unit}", len(numbers)]]
     first = int(low // step)
     counts = Counter(int(value // step) - first for value in numbers)
-    return [[f"{(first + i) * step:.4g} to {(first + i + 1) * step:.4g}{unit}", counts[i]]
-            for i in range(max(counts) + 1)]  # fmt: skip
+    return [
+        [f"{(first + i) * step:.4g} to {(first + i + 1) * step:.4g}{unit}", counts[i]]
+        for i in range(max(counts) + 1)
+    ]

@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import sys
-from typing import Any, Iterable
+from collections.abc import Iterable
+from typing import Any
 
 MAY_SEE_JOBS = "custom:dlpar:jobs"
 """The scope that lets the teacher's service list and stop jobs, lay an experiment before a student and read what
@@ -17,9 +18,15 @@ AT_REST = 300
 
 
 def classroom(
-    c: Any, labs: str, teachers: Iterable[str], idle: float = 60.0, proxy: str = "http://127.0.0.1",
-    page: str = "http://127.0.0.1:10101", account: str | None = None, slots: str | None = None,
-) -> None:  # fmt: skip
+    c: Any,
+    labs: str,
+    teachers: Iterable[str],
+    idle: float = 60.0,
+    proxy: str = "http://127.0.0.1",
+    page: str = "http://127.0.0.1:10101",
+    account: str | None = None,
+    slots: str | None = None,
+) -> None:
     """Configure students' servers, the idle culler and the teacher's page.
 
     Parameters
@@ -45,15 +52,18 @@ def classroom(
     python = [sys.executable, "-P", "-m"]  # -P: never import from the folder one happens to be in
     c.Spawner.cmd = [*python, "dlpar.hub.student"]
     c.Spawner.default_url = "/lab"
-    c.Spawner.environment.update({
-        "DLPAR_LABS": labs,
-        "JUPYTERHUB_ACTIVITY_INTERVAL": str(int(min(AT_REST, 60 * idle / 4))),
-    })  # fmt: skip
+    c.Spawner.environment.update(
+        {"DLPAR_LABS": labs, "JUPYTERHUB_ACTIVITY_INTERVAL": str(int(min(AT_REST, 60 * idle / 4)))}
+    )
     limit = {} if slots is None else {"DLPAR_SLOTS": slots}
     c.Spawner.environment.update(limit)
     means = "List and stop students' jobs, offer them an experiment, read what they share"
     c.JupyterHub.custom_scopes.update({MAY_SEE_JOBS: {"description": means}})
-    culler = ["jupyterhub_idle_culler", f"--timeout={60 * idle:.0f}", f"--cull-every={min(60 * idle / 2, 300):.0f}"]
+    culler = [
+        "jupyterhub_idle_culler",
+        f"--timeout={60 * idle:.0f}",
+        f"--cull-every={min(60 * idle / 2, 300):.0f}",
+    ]
     services = [
         {"name": "idle-culler", "command": [*python, *culler]},
         {
@@ -65,14 +75,22 @@ def classroom(
         services = [{**service, "user": account} for service in services]
     c.JupyterHub.services.extend(services)
     c.JupyterHub.load_groups.update({"teachers": {"users": sorted(teachers)}})
-    c.JupyterHub.load_roles.extend([
-        {
-            "name": "idle-culler", "services": ["idle-culler"],
-            "scopes": ["list:users", "read:users:activity", "read:servers", "delete:servers"],
-        },
-        {"name": "teacher-page", "services": ["teacher"], "scopes": ["list:users", "read:servers", MAY_SEE_JOBS]},
-        {
-            "name": "teacher", "groups": ["teachers"],
-            "scopes": ["self", "access:services!service=teacher", "admin-ui", "list:users", "servers"],
-        },
-    ])  # fmt: skip
+    c.JupyterHub.load_roles.extend(
+        [
+            {
+                "name": "idle-culler",
+                "services": ["idle-culler"],
+                "scopes": ["list:users", "read:users:activity", "read:servers", "delete:servers"],
+            },
+            {
+                "name": "teacher-page",
+                "services": ["teacher"],
+                "scopes": ["list:users", "read:servers", MAY_SEE_JOBS],
+            },
+            {
+                "name": "teacher",
+                "groups": ["teachers"],
+                "scopes": ["self", "access:services!service=teacher", "admin-ui", "list:users", "servers"],
+            },
+        ]
+    )

@@ -57,8 +57,11 @@ def bring(labs: Path, own: Path) -> list[str]:
 def untouched(own: Path) -> list[str]:
     """Names of the files in a student's folder that are as they were delivered."""
     delivered = read_record(own / DELIVERED)
-    return [name for name, digest in delivered.items()
-            if (own / name).is_file() and digest_of((own / name).read_bytes()) == digest]  # fmt: skip
+    return [
+        name
+        for name, digest in delivered.items()
+        if (own / name).is_file() and digest_of((own / name).read_bytes()) == digest
+    ]
 
 
 def _place(own: Path, name: Path, content: bytes, delivered: dict[str, str]) -> str | None:

@@ -96,7 +96,9 @@ def _experiment(folder: Path) -> Any:
 def _says(folder: Path, experiment: Any) -> str:
     """A job in words."""
     try:
-        what = f"{experiment['model']['name']} on {experiment['data']['name']}, {experiment['sync']['scheme']}"
+        what = (
+            f"{experiment['model']['name']} on {experiment['data']['name']}, {experiment['sync']['scheme']}"
+        )
         world, workers = experiment["cluster"]["world"], experiment["workers"]
     except (LookupError, TypeError):
         what, world, workers = "a job", "unknown", 0
@@ -111,7 +113,12 @@ def _told(folder: Path) -> dict[str, Any]:
     supervisor = _supervisor(folder)
     ours = {*ranks, *(descendants(supervisor) if supervisor else ())}
     memory = sum(resident(pid) for pid in ours)
-    return {"id": folder.name, "says": _says(folder, _experiment(folder)), "ranks": len(ranks), "memory": memory}
+    return {
+        "id": folder.name,
+        "says": _says(folder, _experiment(folder)),
+        "ranks": len(ranks),
+        "memory": memory,
+    }
 
 
 def _supervisor(folder: Path) -> int | None:

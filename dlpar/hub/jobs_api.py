@@ -39,7 +39,9 @@ class ForThePage(RequestHandler):
     async def admit(self) -> None:
         """Refuse all others."""
         kind, _, token = self.request.headers.get("Authorization", "").partition(" ")
-        caller = await self.settings["dlpar_hub"].user_for_token(token, sync=False) if kind == "token" else None
+        caller = (
+            await self.settings["dlpar_hub"].user_for_token(token, sync=False) if kind == "token" else None
+        )
         if caller is None or MAY_SEE_JOBS not in caller.get("scopes", ()):
             raise HTTPError(403)
 
@@ -67,8 +69,14 @@ class Jobs(ForThePage):
         if time.monotonic() - measured > MEASURED:
             type(self)._memory = time.monotonic(), jobs.memory()
         offer = offers.present()
-        self.finish({"jobs": jobs.running(), "memory": self._memory[1], "offer": offer and offer["id"],
-                     "predictions": shared_answers()})  # fmt: skip
+        self.finish(
+            {
+                "jobs": jobs.running(),
+                "memory": self._memory[1],
+                "offer": offer and offer["id"],
+                "predictions": shared_answers(),
+            }
+        )
 
     @allow_unauthenticated
     async def post(self) -> None:
@@ -112,7 +120,9 @@ def _checked(fields: Any) -> dict[str, Any]:
     try:
         experiment = Experiment.from_json(json.dumps(fields))
         if experiment.sync.scheme == "own":
-            raise BadExperiment("sync.scheme: got 'own', allowed is one of dlpar's: nobody's code is sent to others")
+            raise BadExperiment(
+                "sync.scheme: got 'own', allowed is one of dlpar's: nobody's code is sent to others"
+            )
     except BadExperiment as error:
         return {"refused": str(error)}
     return {"experiment": json.loads(experiment.to_json())}
@@ -129,7 +139,9 @@ def _load_jupyter_server_extension(server: Any) -> None:
     settings = server.web_app.settings
     settings["dlpar_hub"] = HubAuth(parent=server)
     ours = {"jobs": Jobs, "experiments": Experiments}
-    handlers = [(url_path_join(settings["base_url"], "dlpar", name), handler) for name, handler in ours.items()]
+    handlers = [
+        (url_path_join(settings["base_url"], "dlpar", name), handler) for name, handler in ours.items()
+    ]
     server.web_app.add_handlers(".*$", handlers)
     PeriodicCallback(lambda: note_activity(settings), 1000 * LOOK).start()
 

@@ -73,7 +73,15 @@ def _give_out_slots(c: Any, settings: Settings) -> str:
     if is_kept(path):
         return str(path)
     teachers = ["nobody", *(name for name in settings.teachers if not name.startswith("@"))]
-    command = [sys.executable, "-P", "-m", "dlpar.cli", "slots", f"--socket={path}", f"--ranks={settings.slots}"]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "dlpar.cli",
+        "slots",
+        f"--socket={path}",
+        f"--ranks={settings.slots}",
+    ]
     if settings.accounts == SYSTEM:
         command.append(f"--teachers={','.join(teachers)}")  # nobody: the teacher's page
     c.JupyterHub.services.append({"name": "job-slots", "command": command, "display": False})

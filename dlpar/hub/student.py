@@ -43,7 +43,9 @@ def hand_out(labs: Path, own: Path) -> None:
     """Bring her copy up to date, but from no labs that hold solutions; what goes wrong goes into her server's log."""
     try:
         if is_master(labs):
-            raise PermissionError(f"{labs} holds solutions; `dlpar release FOLDER` makes what students may have")
+            raise PermissionError(
+                f"{labs} holds solutions; `dlpar release FOLDER` makes what students may have"
+            )
         bring(labs, own)
     except OSError as error:  # a full disk must not lock her out of what she has
         print(f"the labs could not be copied to {own}: {error}", file=sys.stderr)

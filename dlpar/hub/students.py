@@ -44,9 +44,13 @@ class Students:
 
     async def _ask(self, url: str, body: Any = None, method: str = "GET") -> Any:
         answer = await self.client.fetch(
-            url, method=method, body=None if method == "GET" else json.dumps(body), headers=self.headers,
-            request_timeout=PATIENCE, validate_cert=self.check,
-        )  # fmt: skip
+            url,
+            method=method,
+            body=None if method == "GET" else json.dumps(body),
+            headers=self.headers,
+            request_timeout=PATIENCE,
+            validate_cert=self.check,
+        )
         return json.loads(answer.body)
 
     async def of(self, name: str, what: str, body: Any = None, method: str = "GET") -> Any:
@@ -58,20 +62,32 @@ class Students:
         """Offer an experiment to everybody who is here or comes; None takes back what was sent."""
         self.has_sent, self.offer = True, None
         if experiment is not None:
-            self.offer = {"id": secrets.token_hex(8), "by": teacher, "at": time.time(), "experiment": experiment}
+            self.offer = {
+                "id": secrets.token_hex(8),
+                "by": teacher,
+                "at": time.time(),
+                "experiment": experiment,
+            }
 
     async def look(self) -> list[dict[str, Any]]:
         """A row for every user: ``{name, here, active, answers, jobs, memory, offered}``; brings the offer to them."""
         if self.offer is not None and time.time() - self.offer["at"] >= offers.LASTS:
             self.offer = None
         users = await self._ask(f"{self.api}/users?limit=1000")
-        return await asyncio.gather(*(self._row(user) for user in sorted(users, key=lambda user: user["name"])))
+        return await asyncio.gather(
+            *(self._row(user) for user in sorted(users, key=lambda user: user["name"]))
+        )
 
     async def _row(self, user: dict[str, Any]) -> dict[str, Any]:
         name, server = user["name"], (user.get("servers") or {}).get("")
         here = bool(server and server["ready"])
         told = await self._told(name) if here else None
-        row = {"name": name, "here": here, "active": server["last_activity"] if here else None, "answers": bool(told)}
+        row = {
+            "name": name,
+            "here": here,
+            "active": server["last_activity"] if here else None,
+            "answers": bool(told),
+        }
         if not told:
             return row | {"jobs": [], "memory": 0, "offered": False}
         jobs, memory, has = told

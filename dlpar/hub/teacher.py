@@ -45,7 +45,9 @@ class Guarded(HubOAuthenticated, RequestHandler):
             body = json.loads(self.request.body)
             return [body[name] for name in names]
         except (ValueError, LookupError, TypeError):
-            raise HTTPError(400, reason=f"the body must be JSON with the fields {' and '.join(names)}") from None
+            raise HTTPError(
+                400, reason=f"the body must be JSON with the fields {' and '.join(names)}"
+            ) from None
 
 
 class Page(Guarded):
@@ -54,7 +56,9 @@ class Page(Guarded):
     @authenticated
     def get(self) -> None:
         """Show it; its script asks for the rest."""
-        self.set_header("Content-Security-Policy", "default-src 'self' 'unsafe-inline'; frame-ancestors 'none'")
+        self.set_header(
+            "Content-Security-Policy", "default-src 'self' 'unsafe-inline'; frame-ancestors 'none'"
+        )
         token = self.xsrf_token
         admin = f"{os.environ.get('JUPYTERHUB_BASE_URL', '/')}hub/admin"
         page = str(Path(__file__).with_name("teacher.html"))
@@ -69,7 +73,9 @@ class Class(Guarded):
         """``{students: [row…], slots: {slots, taken, waiting, paused} or null, predictions: [row…], sent}``."""
         rows, slots = await asyncio.gather(self.students.look(), queue())
         sent = self.students.offer is not None
-        self.finish({"students": rows, "slots": slots, "predictions": self.students.answers.table(), "sent": sent})
+        self.finish(
+            {"students": rows, "slots": slots, "predictions": self.students.answers.table(), "sent": sent}
+        )
 
 
 class Stop(Guarded):
@@ -119,7 +125,9 @@ class Send(Guarded):
         (experiment,) = self.asked("experiment")
         if experiment is not None:
             try:
-                checked = await self.students.of(self.teacher, "experiments", {"experiment": experiment}, "POST")
+                checked = await self.students.of(
+                    self.teacher, "experiments", {"experiment": experiment}, "POST"
+                )
             except (OSError, HTTPClientError):
                 raise HTTPError(409, reason=NO_SERVER) from None
             if "refused" in checked:
@@ -154,8 +162,10 @@ def application() -> Application:
             *((f"{prefix}{name}", handler) for name, handler in ours.items()),
             (f"{prefix}oauth_callback", HubOAuthCallbackHandler),
         ],
-        students=Students(), cookie_secret=os.urandom(32), xsrf_cookies=True,
-    )  # fmt: skip
+        students=Students(),
+        cookie_secret=os.urandom(32),
+        xsrf_cookies=True,
+    )
 
 
 async def main() -> None:

@@ -24,9 +24,12 @@ class Agreement(widgets.Checkbox):
     def __init__(self) -> None:
         here = "JUPYTERHUB_USER" in os.environ
         super().__init__(
-            value=is_shared(), description="count my predictions in the class's figures, without my name",
-            tooltip=MEANS, indent=False, layout={"width": "auto", "display": None if here else "none"},
-        )  # fmt: skip
+            value=is_shared(),
+            description="count my predictions in the class's figures, without my name",
+            tooltip=MEANS,
+            indent=False,
+            layout={"width": "auto", "display": None if here else "none"},
+        )
         _ticks.add(self)
         self.observe(self._ticked, names="value")
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from functools import partial
 from numbers import Integral
-from typing import TYPE_CHECKING, Any, Callable
+from typing import TYPE_CHECKING, Any
 
 from dlpar.lab import theme
 from dlpar.lab.message_log import Message, Rounds, record
@@ -24,9 +25,12 @@ UNKNOWN = "#9a9a9a"
 
 
 def animate(
-    collective: Callable[..., Any], workers: int = 4, chunks: int | None = None, scheme: str = "ring",
+    collective: Callable[..., Any],
+    workers: int = 4,
+    chunks: int | None = None,
+    scheme: str = "ring",
     timeout: float = 20.0,
-) -> Figure:  # fmt: skip
+) -> Figure:
     """Run a collective on real ranks and show, round by round, what they sent and what they hold.
 
     A row is a rank, a column a chunk of one element.  A cell names the ranks
@@ -63,8 +67,10 @@ def animate(
         If the collective raised or hung on a rank.
     """
     if not callable(collective):
-        raise ValueError(f"collective: got {collective!r:.60}, allowed is a function of (comm, tensor), "
-                         f"as dlpar.collectives.ring_allreduce is")  # fmt: skip
+        raise ValueError(
+            f"collective: got {collective!r:.60}, allowed is a function of (comm, tensor), "
+            f"as dlpar.collectives.ring_allreduce is"
+        )
     chunks = workers if chunks is None else chunks
     for name, number in {"workers": workers, "chunks": chunks}.items():
         if not isinstance(number, Integral) or not 1 <= number <= MOST:
@@ -108,20 +114,33 @@ def _figure(rounds: Rounds, workers: int, chunks: int, name: str, scheme: str) -
     last, colour = len(rounds.held) - 1, theme.scheme_colour(scheme)
     views = [_view(rounds, k, workers, colour) for k in range(last + 1)]
     steps = [
-        {"label": str(k or "start"), "method": "update", "args": [_restyled(cells), {"annotations": notes}, [0]]}
+        {
+            "label": str(k or "start"),
+            "method": "update",
+            "args": [_restyled(cells), {"annotations": notes}, [0]],
+        }
         for k, (cells, notes) in enumerate(views)
     ]
     cells, notes = views[0]
     ranks = [rank for rank in range(workers) for _ in range(chunks)]
     figure = Figure(layout=go.Layout(**_layout(workers, chunks, steps, notes)))
     figure.add_bar(
-        orientation="h", y=ranks, base=[*range(chunks)] * workers, x=[CELL] * len(ranks), width=0.8,
-        textposition="inside", insidetextanchor="middle", textangle=0, showlegend=False, name="contributions",
+        orientation="h",
+        y=ranks,
+        base=[*range(chunks)] * workers,
+        x=[CELL] * len(ranks),
+        width=0.8,
+        textposition="inside",
+        insidetextanchor="middle",
+        textangle=0,
+        showlegend=False,
+        name="contributions",
         hovertemplate="rank %{y}, chunk %{base}: contributions of %{hovertext}<extra></extra>",
-        text=cells["text"], hovertext=cells["hovertext"],
+        text=cells["text"],
+        hovertext=cells["hovertext"],
         insidetextfont={"size": 14, "color": cells["insidetextfont.color"]},
         marker={"color": cells["marker.color"], "line": {"color": SENT, "width": cells["marker.line.width"]}},
-    )  # fmt: skip
+    )
     figure.layout.meta = {"says": _says(rounds, workers, chunks, name), "table": _table(rounds)}
     return figure
 
@@ -136,7 +155,9 @@ def _view(rounds: Rounds, k: int, workers: int, colour: str) -> tuple[dict[str, 
             held = contributions(value, workers)
             share = len(held or ()) / workers
             cells["text"].append("?" if held is None else _short(held, workers, room=64 // len(values)))
-            cells["hovertext"].append(f"no ranks: {value:g} is no sum of them" if held is None else _ranks(held))
+            cells["hovertext"].append(
+                f"no ranks: {value:g} is no sum of them" if held is None else _ranks(held)
+            )
             cells["marker.color"].append(fill := UNKNOWN if held is None else _shade(colour, share))
             cells["insidetextfont.color"].append(_ink(fill))
             cells["marker.line.width"].append(3 if (rank, chunk) in arrived else 0)
@@ -217,8 +238,18 @@ def _arrow(x: float, message: Message) -> dict[str, Any]:
 def _headline(messages: list[Message], k: int, last: int) -> dict[str, Any]:
     sent = [f"{m.source}→{m.dest}" for m in messages]
     shown = ", ".join(sent[:MOST]) + (f" and {len(sent) - MOST} more" if len(sent) > MOST else "")
-    text = f"<b>Round {k} of {last}</b>: {shown}" if k else "<b>Start</b>: every rank holds its own contribution"
-    place = {"x": 0, "xref": "paper", "xanchor": "left", "y": 1, "yref": "paper", "yanchor": "bottom", "yshift": 8}
+    text = (
+        f"<b>Round {k} of {last}</b>: {shown}" if k else "<b>Start</b>: every rank holds its own contribution"
+    )
+    place = {
+        "x": 0,
+        "xref": "paper",
+        "xanchor": "left",
+        "y": 1,
+        "yref": "paper",
+        "yanchor": "bottom",
+        "yshift": 8,
+    }
     return {**place, "text": text, "showarrow": False, "font": {"size": 14}}
 
 
@@ -234,16 +265,26 @@ def _layout(workers: int, chunks: int, steps: list[dict], notes: list[dict]) -> 
     plain = {"showgrid": False, "showline": False, "ticks": "", "fixedrange": True}
     return theme.layout(
         xaxis=theme.axis(
-            "chunk", (-0.006 * chunks, chunks), tickvals=[c + CELL / 2 for c in range(chunks)],
-            ticktext=[*map(str, range(chunks))], **plain,
-        ),
-        yaxis=theme.axis(
-            "", (workers - 0.5, -0.5), tickvals=[*range(workers)], ticktext=[f"rank {r}" for r in range(workers)],
+            "chunk",
+            (-0.006 * chunks, chunks),
+            tickvals=[c + CELL / 2 for c in range(chunks)],
+            ticktext=[*map(str, range(chunks))],
             **plain,
         ),
-        sliders=[slider], annotations=notes, barmode="overlay", height=rows + 54 + 140,
-        margin={"l": 76, "r": 16, "t": 54, "b": 140}, template=None,
-    )  # fmt: skip
+        yaxis=theme.axis(
+            "",
+            (workers - 0.5, -0.5),
+            tickvals=[*range(workers)],
+            ticktext=[f"rank {r}" for r in range(workers)],
+            **plain,
+        ),
+        sliders=[slider],
+        annotations=notes,
+        barmode="overlay",
+        height=rows + 54 + 140,
+        margin={"l": 76, "r": 16, "t": 54, "b": 140},
+        template=None,
+    )
 
 
 def _says(rounds: Rounds, workers: int, chunks: int, name: str) -> str:

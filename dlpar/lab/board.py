@@ -27,11 +27,20 @@ class Board:
 
     def __init__(self, experiment: Experiment) -> None:
         self.convergence, self.throughput = Convergence(experiment), Throughput(experiment)
-        self.staleness, self.timeline, self.waiting = Staleness(experiment), Timeline(experiment), Waiting(experiment)
+        self.staleness, self.timeline, self.waiting = (
+            Staleness(experiment),
+            Timeline(experiment),
+            Waiting(experiment),
+        )
         self._by_step = (
-            self.throughput, self.staleness, Lead(experiment), Lanes(experiment), self.timeline, self.waiting,
+            self.throughput,
+            self.staleness,
+            Lead(experiment),
+            Lanes(experiment),
+            self.timeline,
+            self.waiting,
             Consensus(experiment),
-        )  # fmt: skip
+        )
         self.shown: dict[str, Experiment] = {}
         self.choose(experiment)
         self._forget(experiment)
@@ -54,7 +63,9 @@ class Board:
     def begin(self, experiment: Experiment, key: str) -> None:
         """Make room for run `key`; what was shown becomes an earlier run."""
         comparable = {
-            k: e for k, e in self.shown.items() if loss_title(e) == loss_title(experiment) and self.convergence.fits(e)
+            k: e
+            for k, e in self.shown.items()
+            if loss_title(e) == loss_title(experiment) and self.convergence.fits(e)
         }
         kept = dict(list(comparable.items())[:KEPT])
         self.shown = {key: experiment, **kept}

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import html
+from collections.abc import Sequence
 from threading import Event, RLock, Thread
-from typing import TYPE_CHECKING, Any, Sequence
+from typing import TYPE_CHECKING, Any
 
 import ipywidgets as widgets
 
 import dlpar
 from dlpar.experiment import Experiment
 from dlpar.lab.cell import all_below, prepare_in_background, take_place_of_earlier
+from dlpar.lab.comparison_figure import ComparisonFigure
 from dlpar.lab.figures.training import X_AXES, of_one_kind
 from dlpar.lab.labels import labels
 from dlpar.lab.live_plot import answer_while_busy
-from dlpar.lab.comparison_figure import ComparisonFigure
 from dlpar.lab.scores import Scores
 from dlpar.lab.status import Status
 from dlpar.lab.watch import Watch
@@ -35,14 +36,19 @@ class Comparison(widgets.VBox):
         Those started so far, in order.
     """
 
-    def __init__(self, experiments: list[Experiment], titles: list[str], question: str, x: str, goal: float) -> None:
+    def __init__(
+        self, experiments: list[Experiment], titles: list[str], question: str, x: str, goal: float
+    ) -> None:
         self.experiments, self.titles, self.runs = experiments, titles, []
         self.job: Job | None = None
         self._guard, self._over, self._stopped = RLock(), Event(), False
         self._over.set()
         self._complaint = ""
         self._watch: Watch | None = None
-        self._figure, self._scores = ComparisonFigure(experiments, titles, X_AXES[x]), Scores(experiments, titles, goal)
+        self._figure, self._scores = (
+            ComparisonFigure(experiments, titles, X_AXES[x]),
+            Scores(experiments, titles, goal),
+        )
         self._status = Status(experiments[0])
         self._table = widgets.HTML(self._scores.html())
         self._says = widgets.HTML().add_class("dlpar-message")
@@ -68,7 +74,9 @@ class Comparison(widgets.VBox):
         """Do what Run does and return at once; RuntimeError if the comparison still goes on."""
         with self._guard:
             if self.running:
-                raise RuntimeError(f"comparison: {self.titles[len(self.runs) - 1]} still goes on; stop it first")
+                raise RuntimeError(
+                    f"comparison: {self.titles[len(self.runs) - 1]} still goes on; stop it first"
+                )
             self._over.clear()
             self._stopped, self.runs, self._complaint = False, [], ""
             self._figure.clear()
@@ -203,13 +211,20 @@ class Comparison(widgets.VBox):
     def _layout(self, question: str) -> list[widgets.Widget]:
         asked = f"<p>{html.escape(question)}</p>" if question else ""
         head = widgets.HTML(f"<h3>Compare</h3>{asked}").add_class("dlpar-head")
-        self._run = widgets.Button(description="Run", icon="play", button_style="primary",
-                                   tooltip="Run all of them, one after the other")  # fmt: skip
-        self._stop = widgets.Button(description="Stop", icon="stop", disabled=True,
-                                    tooltip="End the present run and start no other")  # fmt: skip
+        self._run = widgets.Button(
+            description="Run",
+            icon="play",
+            button_style="primary",
+            tooltip="Run all of them, one after the other",
+        )
+        self._stop = widgets.Button(
+            description="Stop", icon="stop", disabled=True, tooltip="End the present run and start no other"
+        )
         self._run.on_click(lambda _button: self._pressed(self.run))
         # Ending a job takes a moment, in which the page must still be answered.
-        self._stop.on_click(lambda _button: Thread(target=self._pressed, args=(self.stop,), daemon=True).start())
+        self._stop.on_click(
+            lambda _button: Thread(target=self._pressed, args=(self.stop,), daemon=True).start()
+        )
         buttons = widgets.Box([self._run, self._stop]).add_class("dlpar-controls")
         progress = widgets.Box([self._status.bar, self._status.words, self._says]).add_class("dlpar-progress")
         log = widgets.Accordion([self._status.log], titles=("Log",))
@@ -268,10 +283,14 @@ def compare(
     of_one_kind(experiments, "experiments")
     sizes = next((e for e in experiments if e.cluster.messages == "sizes"), None)
     if sizes:
-        raise ValueError(f"experiments: got {sizes} with messages sizes, allowed is values: nothing is trained with "
-                         f"sizes only, so there is no loss to compare; dlpar.lab.scaling compares speeds")  # fmt: skip
+        raise ValueError(
+            f"experiments: got {sizes} with messages sizes, allowed is values: nothing is trained with "
+            f"sizes only, so there is no loss to compare; dlpar.lab.scaling compares speeds"
+        )
     if titles is not None and len(titles) != len(experiments):
-        raise ValueError(f"titles: got {len(titles)}, allowed is one for each of {len(experiments)} experiments")
+        raise ValueError(
+            f"titles: got {len(titles)}, allowed is one for each of {len(experiments)} experiments"
+        )
     if x not in X_AXES:
         raise ValueError(f"x: got {x!r}, allowed is one of {', '.join(X_AXES)}")
     if not 0 < goal <= 1:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 from dlpar.experiment import Experiment
 from dlpar.lab import says, theme
@@ -41,7 +42,9 @@ class ComparisonFigure:
 
     def _room(self) -> None:
         # Without a trace plotly leaves the accuracy's axes out, and the figure would jump at the first point.
-        self.plot.add_trace("room", {"yaxis": "y2", "showlegend": False}, ("step", "y"), {"x": "step", "y": "y"})
+        self.plot.add_trace(
+            "room", {"yaxis": "y2", "showlegend": False}, ("step", "y"), {"x": "step", "y": "y"}
+        )
 
     def clear(self) -> None:
         """Take all curves away."""

@@ -39,8 +39,10 @@ class Controls:
         self.settings = {setting.path: setting for setting in settings(experiment)}
         self.widgets = {path: control(setting) for path, setting in self.settings.items()}
         self._first, self._changed, self._turning = experiment, changed, False
-        self._of_kind = {path: {head: field.get_default() for head, field in setting.by_head.items()}
-                         for path, setting in self.settings.items()}  # fmt: skip
+        self._of_kind = {
+            path: {head: field.get_default() for head, field in setting.by_head.items()}
+            for path, setting in self.settings.items()
+        }
         self._show()
         for path, widget in self.widgets.items():
             if self.settings[path].is_head:
@@ -53,7 +55,9 @@ class Controls:
         for path, setting in self.settings.items():
             part, _, name = path.rpartition(".")
             if self._of_chosen_kind(setting) and (path not in ONLY_MEANT or self._is_meant(path)):
-                (given.setdefault(part, {}) if part else given)[name] = value_of(self.widgets[path], setting.field)
+                (given.setdefault(part, {}) if part else given)[name] = value_of(
+                    self.widgets[path], setting.field
+                )
         if given["sync"]["scheme"] == "own":
             given["sync"] = self._first.sync  # its code is no text to type
         return Experiment(**given)
@@ -149,12 +153,19 @@ def _of_part(part: str, field: FieldInfo, value: Part) -> Iterator[Setting]:
     said = {kind: tuple(map(str, choices(kind.model_fields[head]))) for kind in several}
     every = tuple(word for kind in several for word in said[kind])
     if len(several) > 1:
-        yield Setting(f"{part}.{head}", several[0].model_fields[head], getattr(value, head), every, is_head=True)
+        yield Setting(
+            f"{part}.{head}", several[0].model_fields[head], getattr(value, head), every, is_head=True
+        )
     names = dict.fromkeys(name for kind in several if kind.listed for name in kind.model_fields)
     for name in names:
         if len(several) > 1 and name == head:
             continue
-        of = {word: kind.model_fields[name] for kind in several if name in kind.model_fields for word in said[kind]}
+        of = {
+            word: kind.model_fields[name]
+            for kind in several
+            if name in kind.model_fields
+            for word in said[kind]
+        }
         inner = of.get(str(getattr(value, head)), next(iter(of.values())))
         differs = any(field.get_default() != inner.get_default() for field in of.values())
         now = getattr(value, name, inner.get_default())

@@ -60,7 +60,9 @@ def course() -> HTML:
     short = sum(each.minutes for each in labs().values() if each.core)
     whole = sum(each.minutes for each in labs().values())
     caption = f"★ short course, {short / 60:g} hours; all labs: {whole / 60:g} hours"
-    return HTML(f"<table><caption>{caption}</caption><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>")
+    return HTML(
+        f"<table><caption>{caption}</caption><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+    )
 
 
 def _row(each: Lab, revealed: int) -> str:
@@ -101,10 +103,16 @@ class SelfTest(widgets.VBox):
         for ask, answer, says in zip(self.lab.asks, self.answers, self._says):
             if answer.index is not None:
                 how = "Right." if answer.index == ask.right else "Not so; try another."
-                why = f" {ask.because}" if answer.index == ask.right else f" Before this lab you need {self.lab.needs}."
+                why = (
+                    f" {ask.because}"
+                    if answer.index == ask.right
+                    else f" Before this lab you need {self.lab.needs}."
+                )
                 says.value = f'<p role="status">{how}{html.escape(why)}</p>'
         if self.right == len(self.lab.asks):
-            self._score.value = f'<p role="status">All {self.right} right: you are ready for lab {self.lab.number}.</p>'
+            self._score.value = (
+                f'<p role="status">All {self.right} right: you are ready for lab {self.lab.number}.</p>'
+            )
         else:
             self._score.value = f"<p>{self.right} of {len(self.lab.asks)} right.</p>"
 

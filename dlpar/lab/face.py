@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from typing import Callable, Sequence
+from collections.abc import Callable, Sequence
 
 import ipywidgets as widgets
 

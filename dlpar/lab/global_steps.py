@@ -50,7 +50,9 @@ class GlobalSteps:
         self._early: list[tuple[float, int, dict[str, Any]]] = []
         self._taken = self._ordered = 0
         self._newest: dict[int, float] = {}
-        self._behind: list[tuple[float, int]] = []  # a heap with a time of each rank, not later than its newest
+        self._behind: list[
+            tuple[float, int]
+        ] = []  # a heap with a time of each rank, not later than its newest
 
     def add(self, rank: int, record: dict[str, Any]) -> list[GlobalStep]:
         """Take one worker's step record; returns the global steps that it completes, if any."""
@@ -65,7 +67,9 @@ class GlobalSteps:
         if len(self._newest) < self.workers:
             return []
         # Files are read one after the other: what a rank did is in order once all others were heard up to then.
-        behind = self._behind  # with thousands of ranks, a search through all at every record would take too long
+        behind = (
+            self._behind
+        )  # with thousands of ranks, a search through all at every record would take too long
         while behind[0][0] < (newest := self._newest[behind[0][1]]):
             heapq.heapreplace(behind, (newest, behind[0][1]))
         return self._release(behind[0][0])

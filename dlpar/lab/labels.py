@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Sequence
+from typing import Any
 
 from dlpar.experiment import Experiment
 from dlpar.platforms.files import is_path
@@ -14,7 +15,9 @@ def scheme(experiment: Experiment) -> str:
     words = [_sync(experiment.sync)]
     averaging = experiment.averaging
     if averaging.method != "none":
-        name = {"local": "local SGD", "block_momentum": "block momentum"}.get(averaging.method, averaging.method)
+        name = {"local": "local SGD", "block_momentum": "block momentum"}.get(
+            averaging.method, averaging.method
+        )
         words.insert(0, f"{name}({averaging.period})")
     if experiment.compression.codec != "none":
         words.append(experiment.compression.codec)
@@ -53,9 +56,15 @@ def differences(a: Experiment, b: Experiment) -> dict[str, Any]:
     """Fields of `b` that are not as in `a`: ``{"workers": 2, "model.width": 64}``; or ``sync``, ``split``."""
     mine, theirs = _flat(a), _flat(b)
     if a.sync.scheme != b.sync.scheme:  # their fields cannot be compared
-        mine, theirs = _without("sync", mine) | {"sync": ""}, _without("sync", theirs) | {"sync": _sync(b.sync)}
+        mine, theirs = (
+            _without("sync", mine) | {"sync": ""},
+            _without("sync", theirs) | {"sync": _sync(b.sync)},
+        )
     if a.split.kind != b.split.kind:
-        mine, theirs = _without("split", mine) | {"split": ""}, _without("split", theirs) | {"split": split(b)}
+        mine, theirs = (
+            _without("split", mine) | {"split": ""},
+            _without("split", theirs) | {"split": split(b)},
+        )
     return {name: value for name, value in theirs.items() if mine.get(name) != value}
 
 
@@ -94,7 +103,9 @@ def with_world(label: str, experiment: Experiment) -> str:
 def labels(experiments: Sequence[Experiment]) -> list[str]:
     """What tells experiments from each other: ``workers=1``, ``workers=4``; equal ones are numbered."""
     several = len({e.sync.scheme for e in experiments}) > 1
-    flat = [_without("sync", _flat(e)) | {"sync": _sync(e.sync)} if several else _flat(e) for e in experiments]
+    flat = [
+        _without("sync", _flat(e)) | {"sync": _sync(e.sync)} if several else _flat(e) for e in experiments
+    ]
     if len({e.split.kind for e in experiments}) > 1:
         flat = [_without("split", fields) | {"split": split(e)} for e, fields in zip(experiments, flat)]
     told = [name for name in flat[0] if any(f.get(name) != flat[0][name] for f in flat)]
@@ -124,7 +135,8 @@ def platform_in_words(experiment: Experiment) -> str:
 
 def _in_words(fields: dict[str, Any]) -> str:
     said = [
-        value if name in ("sync", "split")
+        value
+        if name in ("sync", "split")
         else f"{name.removeprefix('sync.').removeprefix('cluster.')}={_written(value)}"
         for name, value in fields.items()
     ]

@@ -45,8 +45,17 @@ def note(key: str, question: str, answer: Any, found: float | str, how: str, uni
     if answer.value is None and not answer.unsure:
         return
     private_folder(ledger().parent)
-    line = {"key": key, "question": question, "predicted": answer.value, "unsure": answer.unsure, "found": found,
-            "how": how, "unit": unit, "because": answer.reason, "at": time.time()}  # fmt: skip
+    line = {
+        "key": key,
+        "question": question,
+        "predicted": answer.value,
+        "unsure": answer.unsure,
+        "found": found,
+        "how": how,
+        "unit": unit,
+        "because": answer.reason,
+        "at": time.time(),
+    }
     file = os.open(ledger(), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
     try:
         os.write(file, json.dumps(line, ensure_ascii=False).encode() + b"\n")
@@ -79,10 +88,14 @@ def predictions() -> pd.DataFrame:
     import pandas as pd
 
     rows = [
-        {**entry, "lab": key.partition("-")[0], "predicted": "I don't know" if entry["unsure"] else entry["predicted"],
-         "at": pd.Timestamp(entry["at"], unit="s")}
+        {
+            **entry,
+            "lab": key.partition("-")[0],
+            "predicted": "I don't know" if entry["unsure"] else entry["predicted"],
+            "at": pd.Timestamp(entry["at"], unit="s"),
+        }
         for key, entry in sorted(entries().items())
-    ]  # fmt: skip
+    ]
     return pd.DataFrame(rows, columns=COLUMNS)
 
 

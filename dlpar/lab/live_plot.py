@@ -8,10 +8,11 @@ plotly package, sent once a page: nothing is fetched from anywhere.
 from __future__ import annotations
 
 import gzip
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Sequence
+from typing import TYPE_CHECKING, Any
 
 import anywidget
 import numpy as np
@@ -191,13 +192,19 @@ class LivePlot(anywidget.AnyWidget):
         from dlpar.lab.figure import Figure
 
         with self._guard:
-            layout = {**self._figure["layout"], "height": self._figure["height"], "meta": {"says": self._says}}
+            layout = {
+                **self._figure["layout"],
+                "height": self._figure["height"],
+                "meta": {"says": self._says},
+            }
             if self.x in self._figure["x_axes"]:
                 layout["xaxis"] = {**layout.get("xaxis", {}), **self._figure["x_axes"][self.x]}
             traces = []
             for spec, series in self._traces.values():
                 columns = {name: series.rows[:, i].copy() for i, name in enumerate(spec["columns"])}
-                points = {where: columns[self.x if name == "*" else name] for where, name in spec["at"].items()}
+                points = {
+                    where: columns[self.x if name == "*" else name] for where, name in spec["at"].items()
+                }
                 traces.append({**spec["style"], **points})
         return Figure({"data": traces, "layout": layout})
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from typing import TYPE_CHECKING, Callable
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import ipywidgets as widgets
 
@@ -37,11 +38,13 @@ class Meanwhile(widgets.HBox):
         self._panel, self._pressed, self._waits = panel, 0.0, False
         simulate = "Leave the queue; run the same in the simulated world, where nobody waits"
         recording = "Leave the queue; play back your newest run of this kind"
-        super().__init__([
-            widgets.Label("Rather than wait:"),
-            button("Simulate it now", "forward", simulate, lambda: do(self._simulate)),
-            button("Watch a recording", "film", recording, lambda: do(self._play)),
-        ])  # fmt: skip
+        super().__init__(
+            [
+                widgets.Label("Rather than wait:"),
+                button("Simulate it now", "forward", simulate, lambda: do(self._simulate)),
+                button("Watch a recording", "film", recording, lambda: do(self._play)),
+            ]
+        )
         self.over()
 
     def pressed(self) -> None:

@@ -8,8 +8,9 @@ received before it sent.
 from __future__ import annotations
 
 from collections import defaultdict, deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Callable
+from typing import TYPE_CHECKING, Any
 
 from dlpar.launcher.spmd import spmd
 
@@ -82,7 +83,9 @@ class LoggingComm:
         The one whose values are followed.
     """
 
-    def __init__(self, comm: Comm, tensor: torch.Tensor, ranks: list[int] | None = None, events: list | None = None):
+    def __init__(
+        self, comm: Comm, tensor: torch.Tensor, ranks: list[int] | None = None, events: list | None = None
+    ):
         self.inner, self._tensor = comm, tensor
         self._ranks = ranks or list(range(comm.size))  # a group's ranks are numbered anew
         self.events: list[_Event] = [] if events is None else events
@@ -105,7 +108,9 @@ class LoggingComm:
     def irecv(self, into: torch.Tensor, *where: Any, **named: Any) -> Request:
         return _Receiving(self, self.inner.irecv(into, *where, **named))
 
-    def sendrecv(self, tensor: torch.Tensor, dest: int, into: torch.Tensor, source: int, tag: int = 0) -> Arrival:
+    def sendrecv(
+        self, tensor: torch.Tensor, dest: int, into: torch.Tensor, source: int, tag: int = 0
+    ) -> Arrival:
         self._sent(tensor, dest, tag)
         before = self.look()
         return self._received(before, self.inner.sendrecv(tensor, dest, into, source, tag))

@@ -36,7 +36,9 @@ class Offer(widgets.HBox):
         self._controls, self._id = controls, None
         self._taken, self._before = False, {}
         self._says = widgets.HTML()
-        self._take = button("Take it", "download", "Set the controls as your teacher has; nothing runs yet", self.take)
+        self._take = button(
+            "Take it", "download", "Set the controls as your teacher has; nothing runs yet", self.take
+        )
         self._undo = button("Undo", "undo", "Set the controls as you had them", self.undo)
         self._no = button("Not now", "times", "Put it away", self.away)
         super().__init__([self._says, self._take, self._undo, self._no])
@@ -71,7 +73,9 @@ class Offer(widgets.HBox):
         self._controls.restore(self._before)
         self.away()
         if self._experiment is not None:
-            self._says.value = f"As before. Your teacher sent: <b>{html.escape(_in_short(self._experiment))}</b>"
+            self._says.value = (
+                f"As before. Your teacher sent: <b>{html.escape(_in_short(self._experiment))}</b>"
+            )
             self._show(self._take, self._no)
 
     def away(self) -> None:
@@ -100,7 +104,9 @@ def _experiment_of(offer: dict[str, Any] | None) -> Experiment | None:
 def _in_short(e: Experiment) -> str:
     cut = "" if e.split.kind == "data" else f"{split(e)}, "
     several = "" if e.workers == 1 else "s"
-    return f"{e.model.name} on {e.data.name}, {cut}{scheme(e)}, {e.workers} worker{several}, {e.cluster.world}"
+    return (
+        f"{e.model.name} on {e.data.name}, {cut}{scheme(e)}, {e.workers} worker{several}, {e.cluster.world}"
+    )
 
 
 _waiting: WeakSet[Offer] = WeakSet()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pickle import PicklingError
-from typing import TYPE_CHECKING, Any, Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 from dlpar.collectives.closed_forms import Cost, closed_form
 from dlpar.lab.verdict import Verdict, difference, wrong
@@ -25,9 +26,13 @@ Expected = Callable[[list["torch.Tensor"]], Sequence["torch.Tensor"]]
 
 
 def check_on_ranks(
-    student: Callable[..., Any], expected: Expected, workers: Sequence[int] = (2, 3, 4), hints: Sequence[str] = (),
-    timeout: float = 5.0, like: str | None = None,
-) -> Verdict:  # fmt: skip
+    student: Callable[..., Any],
+    expected: Expected,
+    workers: Sequence[int] = (2, 3, 4),
+    hints: Sequence[str] = (),
+    timeout: float = 5.0,
+    like: str | None = None,
+) -> Verdict:
     """Call ``student(comm, tensor)`` on every rank; it must leave in `tensor` what `expected` says.
 
     First on simulated ranks: they do the same in every try, and where all wait for each other
@@ -68,8 +73,7 @@ def check_on_ranks(
         return ""
 
     lengths, sends = ", ".join(map(str, LENGTHS)), f", and sends what {like} sends" if like else ""
-    solved = (f"{name} is right on {ranks_tried(workers)}, "
-              f"for tensors of {lengths} numbers{sends}.")  # fmt: skip
+    solved = f"{name} is right on {ranks_tried(workers)}, for tensors of {lengths} numbers{sends}."
     trials = on_both(workers, _try, student, LENGTHS, timeout=timeout)
     return tried(name, trials, judge, hints, lambda told: solved)
 
@@ -88,9 +92,12 @@ def on_both(
 
 
 def tried(
-    name: str, trials: Iterable[Trial], judge: Callable[[list[Any]], str], hints: Sequence[str],
+    name: str,
+    trials: Iterable[Trial],
+    judge: Callable[[list[Any]], str],
+    hints: Sequence[str],
     praise: Callable[[list[list[Any]]], str],
-) -> Verdict:  # fmt: skip
+) -> Verdict:
     """Run trials until one goes wrong.
 
     Parameters
@@ -156,7 +163,9 @@ def _input(rank: int, length: int) -> torch.Tensor:
     return (rank + 1) * torch.arange(1.0, length + 1)
 
 
-def sends_otherwise(traffic: Sequence[dict[str, int | None]], forms: Sequence[Cost], like: str, by: str) -> str:
+def sends_otherwise(
+    traffic: Sequence[dict[str, int | None]], forms: Sequence[Cost], like: str, by: str
+) -> str:
     """How what all ranks sent differs from what some collectives send together; empty if it does not.
 
     Parameters
@@ -174,8 +183,10 @@ def sends_otherwise(traffic: Sequence[dict[str, int | None]], forms: Sequence[Co
     right = sum(form.messages for form in forms), sum(form.bytes for form in forms)
     if (messages, nbytes) == right:
         return ""
-    return (f"the result is right, but the ranks send {messages} messages and {nbytes} bytes together; "
-            f"{like} sends {right[0]} and {right[1]}.")  # fmt: skip
+    return (
+        f"the result is right, but the ranks send {messages} messages and {nbytes} bytes together; "
+        f"{like} sends {right[0]} and {right[1]}."
+    )
 
 
 def _not_like(traffic: list[dict[str, int | None]], like: str, length: int) -> str:
@@ -185,8 +196,10 @@ def _not_like(traffic: list[dict[str, int | None]], like: str, length: int) -> s
     complaint = sends_otherwise(traffic, [form], like, by="send and recv")
     if complaint or traffic[busiest]["bytes"] <= form.busiest_bytes:
         return complaint
-    return (f"the result is right, but rank {busiest} sends {traffic[busiest]['bytes']} bytes; "
-            f"in {like} no rank sends more than {form.busiest_bytes}.")  # fmt: skip
+    return (
+        f"the result is right, but rank {busiest} sends {traffic[busiest]['bytes']} bytes; "
+        f"in {like} no rank sends more than {form.busiest_bytes}."
+    )
 
 
 Tried = tuple[list[float], dict[str, "int | None"]]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from dlpar.costmodel.steps.sizes import sizes
 from dlpar.experiment import Experiment
@@ -27,11 +28,15 @@ def ring_steps() -> list[Experiment]:
     """A step of each of `CLUSTERS`, whose nodes hold one device each."""
     return [
         Experiment(
-            workers=n, batch=64, scaling="weak", steps=1, sync={"scheme": "ring", "bucket_mb": 4096},
+            workers=n,
+            batch=64,
+            scaling="weak",
+            steps=1,
+            sync={"scheme": "ring", "bucket_mb": 4096},
             cluster={"world": "simulated", "messages": "sizes", "platform": name, "stand_in_for": charged},
         )
         for charged, name, n in CLUSTERS
-    ]  # fmt: skip
+    ]
 
 
 def check_efficiency(student: Callable[..., Any] | None, hints: Sequence[str] = ()) -> Verdict:

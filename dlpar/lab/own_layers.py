@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Sequence
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dlpar.collectives.closed_forms import closed_form
 from dlpar.lab.on_ranks import on_both, ranks_tried, sends_otherwise, tried
@@ -36,7 +37,9 @@ class Problem(NamedTuple):
     of_y: torch.Tensor
 
 
-def check_layers(student: Callable[..., Any], workers: Sequence[int] = (2, 3, 4), hints: Sequence[str] = ()) -> Verdict:
+def check_layers(
+    student: Callable[..., Any], workers: Sequence[int] = (2, 3, 4), hints: Sequence[str] = ()
+) -> Verdict:
     """Call ``student(comm, x, up, down, of_y)`` on every rank, with its pieces of two layers.
 
     It must return ``y, of_x, of_up, of_down``: the whole output, the gradient of the whole input, and
@@ -58,8 +61,9 @@ def check_layers(student: Callable[..., Any], workers: Sequence[int] = (2, 3, 4)
         Never raises for what the student wrote.
     """
     name = getattr(student, "__name__", "the function")
-    solved = (f"{name} computes what one process does, with one all-reduce each way, "
-              f"on {ranks_tried(workers)}.")  # fmt: skip
+    solved = (
+        f"{name} computes what one process does, with one all-reduce each way, on {ranks_tried(workers)}."
+    )
     return tried(name, on_both(workers, _try, student, timeout=10.0), _judge, hints, lambda told: solved)
 
 
@@ -117,6 +121,8 @@ def _problem() -> Problem:
         return (pitch * arange(1, rows * columns + 1, dtype=float64)).sin().view(rows, columns)
 
     return Problem(
-        x=waves(SAMPLES, INPUTS, 1.1), up=waves(HIDDEN, INPUTS, 2.3),
-        down=waves(OUTPUTS, HIDDEN, 0.7), of_y=waves(SAMPLES, OUTPUTS, 1.9),
-    )  # fmt: skip
+        x=waves(SAMPLES, INPUTS, 1.1),
+        up=waves(HIDDEN, INPUTS, 2.3),
+        down=waves(OUTPUTS, HIDDEN, 0.7),
+        of_y=waves(SAMPLES, OUTPUTS, 1.9),
+    )

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any, Callable, Sequence
+from typing import Any
 
 from dlpar.costmodel.steps.sizes import CHARACTERS, sizes
 from dlpar.costmodel.tensor import transformer_exchanges
@@ -20,7 +21,9 @@ TOLERANCE = 0.08
 GRIDS = ((4, 2, 1), (1, 1, 4), (2, 2, 2))
 """Data, tensor, pipeline."""
 
-ALONE = dict(data=1, tensor=1, pipeline=1, microbatches=8, compute=1000.0, summed=500.0, gradient=400.0, bandwidth=10.0)
+ALONE = dict(
+    data=1, tensor=1, pipeline=1, microbatches=8, compute=1000.0, summed=500.0, gradient=400.0, bandwidth=10.0
+)
 """One device: what it takes is known without a simulation."""
 
 
@@ -63,10 +66,15 @@ def arguments(experiment: Experiment) -> dict[str, float]:
     sent = transformer_exchanges(batch, experiment.data.context, model.width, model.depth, CHARACTERS)
     elements = sum(sent.reduced) + sum(sent.gathered) / 2  # an all-gather is half of an all-reduce
     return dict(
-        data=experiment.replicas, tensor=split.tensor, pipeline=split.stages, microbatches=split.microbatches,
-        compute=1e3 * platform.seconds(batch * own.flops), summed=4 * elements / 1e3, gradient=4 * own.elements / 1e3,
+        data=experiment.replicas,
+        tensor=split.tensor,
+        pipeline=split.stages,
+        microbatches=split.microbatches,
+        compute=1e3 * platform.seconds(batch * own.flops),
+        summed=4 * elements / 1e3,
+        gradient=4 * own.elements / 1e3,
         bandwidth=platform.link(same_node=False).bandwidth / 1e6,
-    )  # fmt: skip
+    )
 
 
 def _ms(outcome: Outcome) -> float:

@@ -23,9 +23,14 @@ SECONDS = {"F": 1.0, "B": 2.0}
 """Of a pass, on every stage."""
 
 TRAINED = Experiment(
-    workers=4, batch=32, steps=3, evaluate_every=1000, dtype="float64", model={"name": "mlp", "width": 16, "depth": 3},
+    workers=4,
+    batch=32,
+    steps=3,
+    evaluate_every=1000,
+    dtype="float64",
+    model={"name": "mlp", "width": 16, "depth": 3},
     split={"kind": "pipeline", "schedule": "1f1b", "microbatches": 8},
-)  # fmt: skip
+)
 """What a right schedule trains, on simulated and on real ranks."""
 
 
@@ -61,13 +66,18 @@ def check_schedule(student: Callable[[int, int], Any] | None, hints: Sequence[st
         except Exception as error:
             return wrong(name, hints, f"{call} raised {type(error).__name__}: {error}")
         if given is None or given is ...:
-            return Verdict("to do", f"{name} returns nothing yet: {call} should give {stages} lists of actions.")
+            return Verdict(
+                "to do", f"{name} returns nothing yet: {call} should give {stages} lists of actions."
+            )
         complaint = _wrong_with(given, stages, microbatches)
         if complaint:
             return wrong(name, hints, f"{call}: {complaint}.")
         if (stages, microbatches) == (TRAINED.workers, TRAINED.split.microbatches):
             lists = _actions(given)
-    sizes, workers = listed([f"{stages} × {microbatches}" for stages, microbatches in SIZES]), [TRAINED.workers]
+    sizes, workers = (
+        listed([f"{stages} × {microbatches}" for stages, microbatches in SIZES]),
+        [TRAINED.workers],
+    )
     solved = (
         f"{name} is right for {sizes} stages × micro-batches: every action once, no deadlock, a bubble of "
         f"(p - 1) / m, and never more micro-batches in flight than stages. On {ranks_tried(workers)} it trained what "
@@ -103,9 +113,10 @@ def _wrong_with(given: Any, stages: int, microbatches: int) -> str:
     except Stuck as stuck:
         return "no stage can go on: " + "; ".join(
             f"stage {stage} waits at {_at(position, action)}, for stage {other}'s"
-            if other != stage else f"stage {stage} waits at {_at(position, action)}, whose forward pass comes later"
+            if other != stage
+            else f"stage {stage} waits at {_at(position, action)}, whose forward pass comes later"
             for stage, (position, action, other) in stuck.waits.items()
-        )  # fmt: skip
+        )
     return _too_many(lists) or _too_slow(bars, stages, microbatches)
 
 

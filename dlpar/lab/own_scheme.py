@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Callable, Sequence
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from dlpar.experiment import Experiment
 from dlpar.lab.on_ranks import listed, on_both, real_too, tried
@@ -68,8 +69,10 @@ def check_scheme(
         return f", at step {step}, on worker {rank}: {what}."
 
     real = f" and with {workers[-1]} real ones" if real_too() else ""
-    solved = (f"{name} is right: with {listed(workers)} simulated workers{real} every "
-              f"weight is that of one process, {steps} steps long. ")  # fmt: skip
+    solved = (
+        f"{name} is right: with {listed(workers)} simulated workers{real} every "
+        f"weight is that of one process, {steps} steps long. "
+    )
     trials = on_both(workers, _trial, my_scheme, steps, timeout=timeout, who="workers")
     return tried(name, trials, judge, hints, lambda told: solved + _traffic(told[-1], reference))
 
@@ -102,9 +105,14 @@ def _trial(comm: Comm, my_scheme: Callable[..., Any] | type[Scheme], steps: int)
     from dlpar.sync import scheme
 
     experiment = Experiment(
-        sync=my_scheme, workers=comm.size, model="logistic", batch=64 - comm.size // 2, steps=steps, lr=0.5,
+        sync=my_scheme,
+        workers=comm.size,
+        model="logistic",
+        batch=64 - comm.size // 2,
+        steps=steps,
+        lr=0.5,
         dtype="float64",
-    )  # fmt: skip
+    )
     dataset = load(experiment.data, experiment.seed, torch.float64, experiment.model.name)
     sampler, criterion = Sampler(experiment, dataset.train_y, len(dataset.train_x)), models.loss(dataset.task)
     mine, twin = (Replica(models.build(experiment, dataset)) for _ in range(2))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from dlpar.lab.on_ranks import listed, real_too, tried, worlds
 from dlpar.lab.verdict import Verdict, difference
@@ -52,8 +53,13 @@ class Desk:
     waiting: list[int] = field(default_factory=list)
 
 
-def check_server(on_push: OnPush | None, bounds: Sequence[int] = (0, 1, 3), hints: Sequence[str] = (),
-                 workers: int = 3, timeout: float = 20.0) -> Verdict:  # fmt: skip
+def check_server(
+    on_push: OnPush | None,
+    bounds: Sequence[int] = (0, 1, 3),
+    hints: Sequence[str] = (),
+    workers: int = 3,
+    timeout: float = 20.0,
+) -> Verdict:
     """Run a server whose answer to a push is ``on_push(server, worker, gradient)``: on simulated ranks, then real ones.
 
     It must move ``server.weights`` by the gradient with the learning rate divided by
@@ -83,10 +89,12 @@ def check_server(on_push: OnPush | None, bounds: Sequence[int] = (0, 1, 3), hint
     if not callable(on_push):
         return Verdict("to do", "The function is not written yet.")
     trials = (
-        (f"With {workers} {world} workers and s = {bound}",
-         partial(spmd, _trial, on_push, bound, workers=workers + 1, world=world, timeout=timeout))
+        (
+            f"With {workers} {world} workers and s = {bound}",
+            partial(spmd, _trial, on_push, bound, workers=workers + 1, world=world, timeout=timeout),
+        )
         for world, bound in worlds(bounds)
-    )  # fmt: skip
+    )
 
     def praise(told: list[list]) -> str:
         oldest, furthest = (max(column) for column in zip(*(found[0][1:] for found in told)))
@@ -137,7 +145,9 @@ def _serve(comm: Comm, on_push: OnPush, bound: int) -> tuple[str, int, int]:
         go = _by_the_rule(right, worker, gradient)
         if not found:
             differs = _asked(on_push, mine, worker, gradient.clone(), right, go)
-            found = differs and f"after push {push + 1} (worker {worker}, computed {age} updates ago) {differs}"
+            found = (
+                differs and f"after push {push + 1} (worker {worker}, computed {age} updates ago) {differs}"
+            )
         oldest = max(oldest, age)
         for each in go:
             furthest = max(furthest, right.clock[each] - min(right.clock.values()))
@@ -159,7 +169,9 @@ def _by_the_rule(desk: Desk, worker: int, gradient: torch.Tensor) -> list[int]:
     return [each for each in desk.waiting if desk.clock[each] - slowest <= desk.bound]
 
 
-def _asked(on_push: OnPush, mine: Desk, worker: int, gradient: torch.Tensor, right: Desk, go: list[int]) -> str:
+def _asked(
+    on_push: OnPush, mine: Desk, worker: int, gradient: torch.Tensor, right: Desk, go: list[int]
+) -> str:
     """Ask the student's function; what is not as it must be, in words, or an empty text."""
     answered = on_push(mine, worker, gradient)
     if mine.version != right.version:

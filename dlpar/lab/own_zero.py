@@ -24,9 +24,11 @@ LR, MOMENTUM = 0.1, 0.5
 
 
 def check_zero(
-    student: Callable[..., Any] | None, workers: Sequence[int] = (2, 3, 4), hints: Sequence[str] = (),
+    student: Callable[..., Any] | None,
+    workers: Sequence[int] = (2, 3, 4),
+    hints: Sequence[str] = (),
     timeout: float = 5.0,
-) -> Verdict:  # fmt: skip
+) -> Verdict:
     """Do a few steps of SGD with momentum by ``student(comm, weights, gradient, velocity, lr, momentum)``.
 
     Parameters
@@ -50,8 +52,10 @@ def check_zero(
     name = getattr(student, "__name__", "the function")
     if not callable(student):
         return Verdict("to do", "The function is not written yet.")
-    solved = (f"{name} is right on {ranks_tried(workers)}: the weights are "
-              "those of one process, and it sends as many messages and bytes as a ring all-reduce.")  # fmt: skip
+    solved = (
+        f"{name} is right on {ranks_tried(workers)}: the weights are "
+        "those of one process, and it sends as many messages and bytes as a ring all-reduce."
+    )
     return tried(name, on_both(workers, _try, student, timeout=timeout), _judge, hints, lambda told: solved)
 
 

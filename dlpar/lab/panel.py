@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import html
+from collections.abc import Sequence
 from threading import RLock, Thread
-from typing import TYPE_CHECKING, Any, Sequence
+from typing import TYPE_CHECKING, Any
 
 import ipywidgets as widgets
 
@@ -81,7 +82,9 @@ class Panel(widgets.VBox):
         head = first_screen(self._controls, names, question, title, (self._run, self._stop, self._clear))
         progress = widgets.Box([self._status.bar, self._status.words, self._says]).add_class("dlpar-progress")
         self._tabs = Tabs(self._board.plots, first)
-        self._more_box = more(self._controls, names, {"Log": self._status.log, "Recordings": self._recordings})
+        self._more_box = more(
+            self._controls, names, {"Log": self._status.log, "Recordings": self._recordings}
+        )
         self._more_box.observe(self._recordings.look, names="selected_index")
         told = [Offer(self._controls), progress, self._meanwhile, self._status.facts]
         super().__init__([*head, *told, self._tabs, self._more_box])
@@ -264,7 +267,9 @@ class Panel(widgets.VBox):
         try:
             action()
         except Exception as error:  # a callback must not raise: nobody would see it
-            self._message(str(error) if isinstance(error, BadExperiment) else f"{type(error).__name__}: {error}")
+            self._message(
+                str(error) if isinstance(error, BadExperiment) else f"{type(error).__name__}: {error}"
+            )
 
     def _check(self) -> None:
         try:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import html
-from typing import Any, NamedTuple, Sequence
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import ipywidgets as widgets
 
@@ -55,7 +56,13 @@ class Prediction(widgets.VBox):
         self._said = widgets.HTML()
         self._input = self._choice(kept) if choices else self._number(kept)
         super().__init__(
-            [widgets.HTML(f"<b>{html.escape(question)}</b>"), self._input, self._reason, self._said, Agreement()]
+            [
+                widgets.HTML(f"<b>{html.escape(question)}</b>"),
+                self._input,
+                self._reason,
+                self._said,
+                Agreement(),
+            ]
         )
         self.add_class("dlpar-predict")
         for widget in (self, self._input, *getattr(self._input, "children", ()), *self.children[2:]):

@@ -7,8 +7,9 @@ conflicts: how many of those places others have stamped since it looked (`seen`)
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import wraps
-from typing import TYPE_CHECKING, Any, Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -72,12 +73,19 @@ def _check(
             raise ValueError(f"stamps[{place}] is {now}, expected {stamp if mine else old}: {why}")
     expected = int((written & (before != 0)).sum())  # when all looked, no place had a stamp
     if conflicts != expected:
-        raise ValueError(f"{name} returned {conflicts!r} conflicts, expected {expected}: "
-                         f"the stamps were {before.tolist()} and the change is {change.tolist()}")  # fmt: skip
+        raise ValueError(
+            f"{name} returned {conflicts!r} conflicts, expected {expected}: "
+            f"the stamps were {before.tolist()} and the change is {change.tolist()}"
+        )
 
 
 def race(
-    comm: Comm, update: Update, densities: Sequence[float], size: int = 10_000, rounds: int = 300, seed: int = 0
+    comm: Comm,
+    update: Update,
+    densities: Sequence[float],
+    size: int = 10_000,
+    rounds: int = 300,
+    seed: int = 0,
 ) -> list[tuple[float, float, float]]:
     """Let `update` race on all ranks; nobody takes turns.
 
@@ -113,7 +121,9 @@ def race(
         for turn in range(rounds):
             seen = stamps.clone()
             change = torch.zeros(size, dtype=torch.float64)
-            change[torch.from_numpy(draw.choice(size, count, replace=False))] = torch.from_numpy(1 + draw.random(count))
+            change[torch.from_numpy(draw.choice(size, count, replace=False))] = torch.from_numpy(
+                1 + draw.random(count)
+            )
             conflicts += update(weights, change, stamps, seen, 1 + turn * comm.size + comm.rank)
             private += change
             path += float(change.sum())

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable
+from collections.abc import Callable
+from typing import Any
 
 import ipywidgets as widgets
 
@@ -29,13 +30,17 @@ class Recordings(widgets.VBox):
     def __init__(self, play: Callable[[str, float], None]) -> None:
         self._which = widgets.Dropdown(description="run", layout={"width": "32em"})
         self._which.tooltip = "Your newest runs; panel.replay(run) plays any"
-        self._speed = widgets.Dropdown(options=SPEEDS, value=1.0, description="speed", layout={"width": "14em"})
+        self._speed = widgets.Dropdown(
+            options=SPEEDS, value=1.0, description="speed", layout={"width": "14em"}
+        )
         self._speed.tooltip = "Seconds of the run's clock in a second"
         self._play = widgets.Button(description="Play", icon="film", tooltip="Play it back in this panel")
         self._play.on_click(lambda _button: play(self._which.value, self._speed.value))
         said = widgets.HTML("<p>A recording shows a run again as it was. Nothing is computed.</p>")
         self._allowed = True
-        super().__init__([said, widgets.Box([self._which, self._speed, self._play]).add_class("dlpar-fields")])
+        super().__init__(
+            [said, widgets.Box([self._which, self._speed, self._play]).add_class("dlpar-fields")]
+        )
         self.allow(True)
 
     def look(self, _change: Any = None) -> None:

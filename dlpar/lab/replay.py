@@ -5,9 +5,10 @@ from __future__ import annotations
 import heapq
 import time
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from threading import Event, Thread
-from typing import Any, Iterator
+from typing import Any
 
 from dlpar.lab.watch import SEND_EVERY, Listener
 from dlpar.run import Run

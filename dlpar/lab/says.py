@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from dlpar.experiment import Experiment
 
@@ -32,7 +32,13 @@ def duration(seconds: float) -> str:
 
 
 def convergence(
-    experiment: Experiment, done: int, samples: int, first: float, last: float, accuracy: float | None, stride: int = 1
+    experiment: Experiment,
+    done: int,
+    samples: int,
+    first: float,
+    last: float,
+    accuracy: float | None,
+    stride: int = 1,
 ) -> str:
     """What the loss did in `done` steps with so many samples; `stride`: one step in how many is drawn."""
     how_far = f"{done:,} of {experiment.steps:,} steps"
@@ -41,7 +47,11 @@ def convergence(
     if not math.isfinite(last):
         return f"After {how_far} the loss is {quantity(last)}: the run diverged; a smaller lr may help."
     moved = "fell" if last < first else "rose" if last > first else "stayed"
-    moved = f"came to {quantity(last)}" if math.isnan(first) else f"{moved} from {quantity(first)} to {quantity(last)}"
+    moved = (
+        f"came to {quantity(last)}"
+        if math.isnan(first)
+        else f"{moved} from {quantity(first)} to {quantity(last)}"
+    )
     text = f"In {how_far} the training loss {moved}"
     if accuracy is not None:
         text += f"; {accuracy:.1%} of the held-out samples are classified correctly"
@@ -76,7 +86,9 @@ WHY_NEVER_STALE = {
 def staleness(largest: int, mean: float, experiment: Experiment, predicted: int | None = None) -> str:
     """How old the weights were on which gradients were computed; `predicted`: what the mean should be."""
     if largest:
-        text = f"A gradient met weights that were {quantity(mean)} updates newer on average, {largest} at most"
+        text = (
+            f"A gradient met weights that were {quantity(mean)} updates newer on average, {largest} at most"
+        )
         return text + (f"; theory says N − 1 = {predicted} on average." if predicted is not None else ".")
     scheme = experiment.sync.scheme
     why = WHY_NEVER_STALE.get(scheme, f"with {scheme}, as set here, nobody updates before all have read")
@@ -111,11 +123,16 @@ def lanes(updates: Sequence[int]) -> str:
 def waiting(seconds: Sequence[Sequence[float]], megabytes: Sequence[float]) -> str:
     """Where the workers' time went (rows of computing, communicating, waiting) and what every rank sent."""
     shares = [(wait / total if (total := compute + comm + wait) else 0.0) for compute, comm, wait in seconds]
-    most, fewest = max(range(len(shares)), key=shares.__getitem__), min(range(len(shares)), key=shares.__getitem__)
+    most, fewest = (
+        max(range(len(shares)), key=shares.__getitem__),
+        min(range(len(shares)), key=shares.__getitem__),
+    )
     mean = sum(shares) / len(shares)
     text = f"A worker waited {mean:.0%} of its time on average"
     if shares[most] - shares[fewest] >= 0.01:
-        text += f", rank {most} the most ({shares[most]:.0%}) and rank {fewest} the least ({shares[fewest]:.0%})"
+        text += (
+            f", rank {most} the most ({shares[most]:.0%}) and rank {fewest} the least ({shares[fewest]:.0%})"
+        )
     total = sum(megabytes)
     if math.isnan(total):
         return f"{text}; the library does not say how much was sent."
@@ -176,8 +193,10 @@ def scaling(kind: str, gains: Mapping[str, tuple[int, float, float]], base: int)
     fastest = "one" if base == 1 else f"{base}"
     if len(gains) > 1:
         fastest = f"the fastest {fastest}"
-    each = (f"{n:,} workers with {name} are {quantity(up)} times as fast as {fastest} ({share:.0%} of ideal)"
-            for name, (n, up, share) in gains.items())  # fmt: skip
+    each = (
+        f"{n:,} workers with {name} are {quantity(up)} times as fast as {fastest} ({share:.0%} of ideal)"
+        for name, (n, up, share) in gains.items()
+    )
     return f"{how}: {listed(each)}."
 
 
@@ -213,7 +232,9 @@ def time_to_accuracy(goal: float, reached: Sequence[tuple[str, str, int | None, 
     clocks, first = {clock for _, clock, _, _ in reached}, {}
     for name, clock, _, seconds in sorted(there, key=lambda each: each[3]):
         first.setdefault(clock, f"{name} reached {goal:.0%} first, after {duration(seconds)}")
-    text = "; ".join(f"on the {clock} clock {said}" if len(clocks) > 1 else said for clock, said in first.items())
+    text = "; ".join(
+        f"on the {clock} clock {said}" if len(clocks) > 1 else said for clock, said in first.items()
+    )
     least = min(step for _, _, step, _ in there)
     fewest = listed(name for name, _, step, _ in there if step == least)
     text += f"; {fewest} took the fewest steps, {least:,}"

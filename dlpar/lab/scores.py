@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import html
-from typing import Any, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 from dlpar.experiment import Experiment
 from dlpar.lab.labels import consistency, scheme
@@ -49,10 +50,13 @@ class Scores:
         self.goal, self.timed = goal, f"to {goal:.0%} (s)"
         self.experiments = experiments
         self.rows = [
-            {"run": title, "scheme": scheme(e).split()[0] if e.averaging.method == "none" else scheme(e),
-             "consistency": consistency(e)}
+            {
+                "run": title,
+                "scheme": scheme(e).split()[0] if e.averaging.method == "none" else scheme(e),
+                "consistency": consistency(e),
+            }
             for title, e in zip(titles, experiments)
-        ]  # fmt: skip
+        ]
         self.status = ["not yet run"] * len(self.rows)
 
     @property

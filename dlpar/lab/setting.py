@@ -54,8 +54,12 @@ def control(setting: Setting) -> widgets.Widget:
     """The widget that fits one field; its tooltip says what the field means and allows."""
     field, value = setting.field, setting.value
     means = f"one of {', '.join(setting.heads)}" if setting.is_head else None
-    shared = {"description": label(setting.path, field), "tooltip": tooltip(field, means),
-              "style": {"description_width": "7.5em"}, "layout": {"width": "17em"}}  # fmt: skip
+    shared = {
+        "description": label(setting.path, field),
+        "tooltip": tooltip(field, means),
+        "style": {"description_width": "7.5em"},
+        "layout": {"width": "17em"},
+    }
     if setting.is_head:
         return widgets.Dropdown(options=list(setting.heads), value=value, **shared)
     kind, named = unwrap(field.annotation), choices(field)
@@ -66,7 +70,10 @@ def control(setting: Setting) -> widgets.Widget:
         return widgets.Checkbox(value=value, **shared)
     if setting.path in NAMED:
         unset, known = NAMED[setting.path]()
-        options = [(unset, ""), *((n, n) for n in known + [value] * (value is not None and value not in known))]
+        options = [
+            (unset, ""),
+            *((n, n) for n in known + [value] * (value is not None and value not in known)),
+        ]
         return widgets.Dropdown(options=options, value=value or "", **shared)
     if is_optional(field.annotation) or kind not in (int, float):
         return widgets.Text(value=written(value), placeholder=_placeholder(field), **shared)
@@ -114,7 +121,9 @@ A file is among them if the experiment came with it.
 
 def _placeholder(field: FieldInfo) -> str:
     kind = typing.get_origin(unwrap(field.annotation))
-    return UNSET if is_optional(field.annotation) else {dict: "none, or 1=4.0", tuple: "0-1,1-2"}.get(kind, "")
+    return (
+        UNSET if is_optional(field.annotation) else {dict: "none, or 1=4.0", tuple: "0-1,1-2"}.get(kind, "")
+    )
 
 
 def written(value: Any) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Sequence
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from dlpar.experiment import Experiment
 from dlpar.lab.figures.scaling import curve_names, curves
@@ -15,9 +16,12 @@ if TYPE_CHECKING:
 
 
 def scaling(
-    experiments: Experiment | Sequence[Experiment], workers: Sequence[int] = (1, 2, 4, 8), simulated: bool = True,
-    predicted: bool = True, jobs: int = 2,
-) -> Figure:  # fmt: skip
+    experiments: Experiment | Sequence[Experiment],
+    workers: Sequence[int] = (1, 2, 4, 8),
+    simulated: bool = True,
+    predicted: bool = True,
+    jobs: int = 2,
+) -> Figure:
     """Run experiments with several numbers of workers, and draw their speed-up and efficiency.
 
     Returns when all runs are done; a table of them is under the figure, and in ``figures.table``.
@@ -57,7 +61,9 @@ def scaling(
     with _Progress(len(everything)) as progress:
         outcomes = all_done(everything, jobs, progress.one_more)
     own, beside = outcomes[: len(wanted)], outcomes[len(wanted) :]
-    return drawing([*curves(own, names, predicted), *curves(beside, [name for _, name in twins], predicted=False)])
+    return drawing(
+        [*curves(own, names, predicted), *curves(beside, [name for _, name in twins], predicted=False)]
+    )
 
 
 def twin(experiment: Experiment) -> Experiment | None:
@@ -66,7 +72,13 @@ def twin(experiment: Experiment) -> Experiment | None:
     if cluster.world == "simulated":
         return None
     platform = cluster.platform or ("here" if cluster.world == "real" else None)
-    changes = {"world": "simulated", "platform": platform, "device": "auto", "carrier": "auto", "hostfile": None}
+    changes = {
+        "world": "simulated",
+        "platform": platform,
+        "device": "auto",
+        "carrier": "auto",
+        "hostfile": None,
+    }
     try:
         found = experiment.replace(cluster=changes)
         found.check_files()

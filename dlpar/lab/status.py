@@ -82,8 +82,10 @@ class Status:
             self.bar.value = done
             each = self._seconds_a_step(now, done) if world == "simulated" else spent / done
             rest = f"about {duration(each * (steps - done))} left" if each is not None else "working …"
-            self.say(f"step {done:,} of {steps:,} · {duration(spent)}{_clocked(world)} so far · "
-                     f"{rest if done < steps else 'finishing …'}")  # fmt: skip
+            self.say(
+                f"step {done:,} of {steps:,} · {duration(spent)}{_clocked(world)} so far · "
+                f"{rest if done < steps else 'finishing …'}"
+            )
         self.show_log(self.path, self.errors)
 
     def _seconds_a_step(self, now: float, done: int) -> float | None:
@@ -102,7 +104,11 @@ class Status:
         else:
             if steps.last:
                 cluster = self.experiment.cluster
-                loss = f"loss {quantity(steps.last.loss)}" if cluster.messages == "values" else "nothing was trained"
+                loss = (
+                    f"loss {quantity(steps.last.loss)}"
+                    if cluster.messages == "values"
+                    else "nothing was trained"
+                )
                 parts.append(f"{duration(steps.last.seconds)}{_clocked(cluster.world)}, {loss}")
             if accuracy is not None:
                 parts.append(f"held-out accuracy {accuracy:.1%}")

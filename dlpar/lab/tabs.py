@@ -22,5 +22,7 @@ class Tabs(widgets.Tab):
         front = self.titles[self.selected_index] if self.selected_index is not None else self._first
         self.selected_index = None
         self.children = tuple(plots.values())
-        self.titles = tuple(plots)  # in a message of its own: the page forgets titles that come with the children
+        self.titles = tuple(
+            plots
+        )  # in a message of its own: the page forgets titles that come with the children
         self.selected_index = list(plots).index(front) if front in plots else 0

@@ -48,7 +48,9 @@ class Tooltips(anywidget.AnyWidget):
 def terms() -> dict[str, Term]:
     """All of them, by their English names."""
     kept = tomllib.loads((HERE / "terms.toml").read_text(encoding="utf-8"))
-    return {name: Term(name, **entry) for name, entry in sorted(kept.items(), key=lambda item: item[0].lower())}
+    return {
+        name: Term(name, **entry) for name, entry in sorted(kept.items(), key=lambda item: item[0].lower())
+    }
 
 
 def tooltips() -> Tooltips:
@@ -96,5 +98,9 @@ def glossary(lab: str = "") -> HTML:
         f'{t.zh}</td><td style="text-align:left;white-space:normal">{html.escape(t.means)}</td><td>{t.lab}</td></tr>'
         for t in chosen
     )
-    head = "".join(f'<th scope="col" style="text-align:left">{name}</th>' for name in ("term", "中文", "meaning", "lab"))
-    return HTML(f"<table><caption>Terms of the labs</caption><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>")
+    head = "".join(
+        f'<th scope="col" style="text-align:left">{name}</th>' for name in ("term", "中文", "meaning", "lab")
+    )
+    return HTML(
+        f"<table><caption>Terms of the labs</caption><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+    )

@@ -8,7 +8,8 @@ darkened until each stands out at 3:1 or more on a white and on a dark page alik
 from __future__ import annotations
 
 import math
-from typing import Any, Iterable, NamedTuple
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 SCHEMES = {
     "ring": "#0072B2",
@@ -98,7 +99,9 @@ def seconds_title(clocks: Iterable[str]) -> str:
     clocks = set(clocks)
     if clocks <= {"wall"}:
         return TITLES["seconds"]
-    return f"time on the {clocks.pop()} clock (s)" if len(clocks) == 1 else "time, each run on its own clock (s)"
+    return (
+        f"time on the {clocks.pop()} clock (s)" if len(clocks) == 1 else "time, each run on its own clock (s)"
+    )
 
 
 def titles(worlds: Iterable[str]) -> dict[str, str]:
@@ -171,7 +174,11 @@ def of_world(style: dict[str, Any], world: str) -> dict[str, Any]:
     """The style of a run's line in its world: faint and broad where it was simulated, else as it is."""
     if world != "simulated":
         return style
-    return {**style, "line": {**style["line"], "width": BROAD}, "opacity": min(FAINT, style.get("opacity", 1.0))}
+    return {
+        **style,
+        "line": {**style["line"], "width": BROAD},
+        "opacity": min(FAINT, style.get("opacity", 1.0)),
+    }
 
 
 def phase_bar(name: str) -> dict[str, Any]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from dlpar.costmodel import Link, collective_seconds, fitted
 from dlpar.lab import theme
@@ -80,9 +81,14 @@ def ping_pong(
 
 
 def time_collectives(
-    names: Sequence[str], ranks: int | Sequence[int], sizes: Sequence[float], world: str = "real",
-    platform: str | None = None, repeats: int = 3, timeout: float = 60.0,
-) -> list[Timing]:  # fmt: skip
+    names: Sequence[str],
+    ranks: int | Sequence[int],
+    sizes: Sequence[float],
+    world: str = "real",
+    platform: str | None = None,
+    repeats: int = 3,
+    timeout: float = 60.0,
+) -> list[Timing]:
     """Time all-reduce algorithms.
 
     Parameters
@@ -129,7 +135,7 @@ def time_collectives(
 
 def predict_collectives(
     names: Sequence[str], ranks: int | Sequence[int], sizes: Sequence[float], link: Link
-) -> list[Timing]:  # fmt: skip
+) -> list[Timing]:
     """What :func:`dlpar.costmodel.collective_seconds` says of all-reduce algorithms; arguments as above.
 
     Parameters
@@ -140,8 +146,10 @@ def predict_collectives(
     worlds = [ranks] if isinstance(ranks, int) else ranks
     return [
         Timing(name, world, size, collective_seconds(name, world, size, link), "predicted")
-        for world in worlds for name in names for size in sizes
-    ]  # fmt: skip
+        for world in worlds
+        for name in names
+        for size in sizes
+    ]
 
 
 def _cluster(world: str, platform: str | None) -> dict[str, str]:

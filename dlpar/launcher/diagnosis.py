@@ -107,7 +107,9 @@ def verdict(folder: Path, returncode: int, ranks: int) -> tuple[str, str, int | 
         whom = "the process of all ranks" if simulated else _called(folder, killed[1])
         return "failed", f"{whom} was killed by {name}{hint}", None if simulated else int(killed[1])
     if simulated:
-        ended = LEFT if left else f"ended the process of all ranks with status {returncode}: {_last_words(log)}"
+        ended = (
+            LEFT if left else f"ended the process of all ranks with status {returncode}: {_last_words(log)}"
+        )
         return "failed", f"a rank {ended}", None
     if exited:
         whom = _called(folder, exited[1])
@@ -130,7 +132,11 @@ def _unfinished(folder: Path) -> tuple[str, str, int | None] | None:
     for rank, path in sorted(_rank_files(folder).items()):
         if not any(record.get("k") == "end" for record in _last_lines(path, 1 << 12)):
             simulated = path.stem == ALL_RANKS
-            return "failed", f"{'a rank' if simulated else f'rank {rank}'} {LEFT}", None if simulated else rank
+            return (
+                "failed",
+                f"{'a rank' if simulated else f'rank {rank}'} {LEFT}",
+                None if simulated else rank,
+            )
     return None
 
 
@@ -138,7 +144,11 @@ def _last_words(log: str) -> str:
     """The last line somebody meant to be read."""
     lines = [line.strip() for line in log.splitlines() if line.strip() and not set(line.strip()) <= set("-=")]
     ours = [line for line in lines if line.startswith("[rank")]
-    own = [line for line in lines if not line.startswith(("prterun", "Exit code", "Process name", "thus causing"))]
+    own = [
+        line
+        for line in lines
+        if not line.startswith(("prterun", "Exit code", "Process name", "thus causing"))
+    ]
     return (ours or own or ["it said nothing; see log.txt"])[-1][:300]
 
 
@@ -160,7 +170,9 @@ def where_ranks_are(folder: Path) -> str:
 def _stands(folder: Path, rank: int) -> str:
     path = folder / f"rank-{rank}.stack"
     stack = path.read_text(errors="replace") if path.exists() else ""
-    frames = re.findall(r'File "([^"]+)", line (\d+) in (\S+)', stack.rpartition("(most recent call first)")[2])
+    frames = re.findall(
+        r'File "([^"]+)", line (\d+) in (\S+)', stack.rpartition("(most recent call first)")[2]
+    )
     if not frames:
         return "does not answer"
     if any(function == "_bring_home" for _, _, function in frames):

@@ -75,7 +75,9 @@ class Server:
     def __init__(self, listener: socket.socket, name: tuple[str, int], fingerprint: str) -> None:
         self.listener, self.name, self.fingerprint = listener, name, fingerprint
         self.stubs: dict[socket.socket, int] = {}
-        self.asking: list[socket.socket] = []  # connected, but so busy a machine that they have not said what for
+        self.asking: list[
+            socket.socket
+        ] = []  # connected, but so busy a machine that they have not said what for
         self.leaving = False
         self.pipe = os.pipe()
         os.set_blocking(self.pipe[1], False)
@@ -171,7 +173,9 @@ class Server:
             for standard, descriptor in enumerate(descriptors):
                 os.dup2(descriptor, standard)
                 os.close(descriptor)
-            sys.stdout.reconfigure(line_buffering=True)  # it was a pipe's when Python started; a log wants lines
+            sys.stdout.reconfigure(
+                line_buffering=True
+            )  # it was a pipe's when Python started; a log wants lines
             os.environ.clear()
             os.environ.update(request["env"])
             os.chdir(request["cwd"])

@@ -47,9 +47,14 @@ class Job:
     """
 
     def __init__(
-        self, folder: Path, ranks: int, timeout: float, hostfile: str | None = None, threads: int | None = None,
+        self,
+        folder: Path,
+        ranks: int,
+        timeout: float,
+        hostfile: str | None = None,
+        threads: int | None = None,
         simulated: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.folder, self.launched = folder, time.time()
         find_starter(), idle_seconds()  # what can be refused is refused before anything is made
         sweep()
@@ -58,9 +63,13 @@ class Job:
         locks = [_locked(folder / "lock"), _locked(scratch.lock)]
         self._supervisor = subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", _SUPERVISE, str(Path(dlpar.__file__).parent.parent)],
-            stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-            cwd="/", start_new_session=True, pass_fds=locks,
-        )  # fmt: skip
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            cwd="/",
+            start_new_session=True,
+            pass_fds=locks,
+        )
         for lock in locks:
             os.close(lock)
         # Simulated ranks take turns, each with the one thread its record names.
@@ -75,7 +84,9 @@ class Job:
             raise JobFailed("the launcher ended before the job began; is the disk full?") from None
         _live[:] = [job for job in _live if not job.ended] + [self]
 
-    def _spec(self, scratch: Scratch, ranks: int, timeout: float, hostfile: str | None, threads: int | None) -> dict[str, Any]:
+    def _spec(
+        self, scratch: Scratch, ranks: int, timeout: float, hostfile: str | None, threads: int | None
+    ) -> dict[str, Any]:
         starter = find_starter()
         threads = threads or max(1, cores() // ranks)
         arguments = [str(self.folder), str(ranks), "{began}"]
@@ -192,7 +203,9 @@ def launch(experiment: Experiment) -> Job:
     cluster, folder = experiment.cluster, _new_run_folder(experiment)
     try:
         simulated = cluster.world == "simulated"
-        return Job(folder, experiment.processes, cluster.timeout, cluster.hostfile, cluster.threads, simulated)
+        return Job(
+            folder, experiment.processes, cluster.timeout, cluster.hostfile, cluster.threads, simulated
+        )
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)  # nothing ran: there is no run to keep
         raise
@@ -215,9 +228,13 @@ def check_machine(experiment: Experiment) -> None:
     experiment.check_files()
     gpu = Path("/dev/nvidiactl").exists() or Path("/dev/dxg").exists()
     if experiment.cluster.device == "cuda" and not gpu:
-        raise BadExperiment("cluster.device: got 'cuda', allowed here is auto or cpu: this machine has no NVIDIA GPU")
+        raise BadExperiment(
+            "cluster.device: got 'cuda', allowed here is auto or cpu: this machine has no NVIDIA GPU"
+        )
     if experiment.cluster.carrier == "nccl" and not gpu:
-        raise BadExperiment("cluster.carrier: got 'nccl', allowed here is auto, mpi or gloo: this machine has no NVIDIA GPU")
+        raise BadExperiment(
+            "cluster.carrier: got 'nccl', allowed here is auto, mpi or gloo: this machine has no NVIDIA GPU"
+        )
 
 
 def _complaint(run: Run) -> str:

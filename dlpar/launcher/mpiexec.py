@@ -49,7 +49,9 @@ class Starter:
         hosts: list[str] = []
         if hostfile is not None:
             if self.dialect in ("srun", "plain"):
-                raise NoMPI(f"cluster.hostfile: {self.path} takes no hostfile; it starts ranks where its scheduler says")
+                raise NoMPI(
+                    f"cluster.hostfile: {self.path} takes no hostfile; it starts ranks where its scheduler says"
+                )
             hosts = ["--hostfile" if self.dialect.startswith("openmpi") else "-f", hostfile]
         return [self.path, *flags, *hosts, "-n", str(ranks), *program]
 
@@ -67,7 +69,9 @@ def find_starter() -> Starter:
     if chosen:
         path = shutil.which(chosen)
         if path is None:
-            raise NoMPI(f"DLPAR_MPIEXEC: got {chosen!r}, allowed is the path of a program that starts MPI ranks")
+            raise NoMPI(
+                f"DLPAR_MPIEXEC: got {chosen!r}, allowed is the path of a program that starts MPI ranks"
+            )
         return _identify(path)
     own = Path(sys.executable).parent / "mpiexec"
     if "SLURM_JOB_ID" in os.environ and shutil.which("srun"):
@@ -121,17 +125,24 @@ def environment(starter: Starter, scratch: Scratch, threads: int, one_host: bool
         "OPENBLAS_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "PRTE_MCA_prte_silence_shared_fs": "1",
     }  # fmt: skip
     if os.getuid() == 0:
-        settings |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-                     "PRTE_ALLOW_RUN_AS_ROOT": "1", "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}  # fmt: skip
+        settings |= {
+            "OMPI_ALLOW_RUN_AS_ROOT": "1",
+            "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+            "PRTE_ALLOW_RUN_AS_ROOT": "1",
+            "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        }
     if one_host:
         settings |= {
             # MPI_Init in 0.1 s instead of 1.1 s: no search for fabrics that one machine does not need.
-            "OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "self,sm", "OMPI_MCA_osc": "^ucx", "OMPI_MCA_mtl": "^ofi",
+            "OMPI_MCA_pml": "ob1",
+            "OMPI_MCA_btl": "self,sm",
+            "OMPI_MCA_osc": "^ucx",
+            "OMPI_MCA_mtl": "^ofi",
             "PMIX_MCA_gds": "hash",
             "OMPI_MCA_btl_sm_backing_directory": str(scratch.memory),
             "OMPI_MCA_osc_sm_backing_directory": str(scratch.memory),
             "PRTE_MCA_prte_tmpdir_base": str(scratch.folder),
-        }  # fmt: skip
+        }
     own = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}  # what the experiment says
     if one_host:
         own["TMPDIR"] = str(scratch.folder)

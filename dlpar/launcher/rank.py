@@ -36,15 +36,19 @@ def run_rank(argv: list[str]) -> int:
     if _world(folder) == "simulated":
         return _simulate(folder, launched)
     if MPI.Init_thread(MPI.THREAD_MULTIPLE) < MPI.THREAD_MULTIPLE:  # overlap and gossip send from two threads
-        print(f"this MPI has no MPI_THREAD_MULTIPLE, which ranks need: {MPI.Get_library_version().splitlines()[0]}",
-              file=sys.stderr)  # fmt: skip
+        print(
+            f"this MPI has no MPI_THREAD_MULTIPLE, which ranks need: {MPI.Get_library_version().splitlines()[0]}",
+            file=sys.stderr,
+        )
         MPI.Finalize()
         return 2
     world = MPI.COMM_WORLD
     if world.size != ranks:
-        print(f"workers: got a world of {world.size} ranks, allowed is {ranks}: this launcher and this MPI do not "
-              f"know each other; start ranks with the mpiexec that belongs to {MPI.Get_library_version().split(',')[0]}",
-              file=sys.stderr)  # fmt: skip
+        print(
+            f"workers: got a world of {world.size} ranks, allowed is {ranks}: this launcher and this MPI do not "
+            f"know each other; start ranks with the mpiexec that belongs to {MPI.Get_library_version().split(',')[0]}",
+            file=sys.stderr,
+        )
         MPI.Finalize()
         return 2
     home, folder = folder, _folder_here(folder)

@@ -44,7 +44,11 @@ def check_room(experiment: Experiment, left: int | None = None) -> None:
         return
     fewer = (n for n in range(experiment.workers - 1, 0, -1) if _need(experiment, n) <= left)
     fit = next((n for n in fewer if _is_allowed(experiment, n)), 0)
-    would = f"{fit} would fit" if fit else "not even 1 would fit: stop another job, or shut a notebook's kernel down"
+    would = (
+        f"{fit} would fit"
+        if fit
+        else "not even 1 would fit: stop another job, or shut a notebook's kernel down"
+    )
     raise BadExperiment(
         f"workers: {experiment.workers} need about {_in_words(need)} of memory, {_in_words(left)} is left: {would}"
     )

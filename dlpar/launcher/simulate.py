@@ -7,14 +7,15 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any
 
+from dlpar.comm.simulated import SimulatedComm
 from dlpar.comm.simulation.charge import charges
+from dlpar.comm.simulation.group import Group
 from dlpar.comm.simulation.network import Network
 from dlpar.comm.simulation.pace import Pace
-from dlpar.comm.simulation.group import Group
-from dlpar.comm.simulated import SimulatedComm
 from dlpar.comm.simulation.simulator import Activity, Deadlock, Simulator, place
 from dlpar.experiment import Experiment
 from dlpar.platforms import Platform, nodes_of, platform_of
@@ -30,7 +31,12 @@ class NeverYields(RuntimeError):
 
 
 def simulated_world(
-    nodes: list[int], platform: Platform, computes: bool, scale: float = 1.0, flops: float | None = None, seed: int = 0
+    nodes: list[int],
+    platform: Platform,
+    computes: bool,
+    scale: float = 1.0,
+    flops: float | None = None,
+    seed: int = 0,
 ) -> tuple[Simulator, list[SimulatedComm]]:
     """A simulator and the communicators of its ranks.
 
@@ -65,9 +71,13 @@ def say(story: str) -> None:
 
 
 def run_program(
-    simulator: Simulator, comms: list[SimulatedComm], program: Callable[[SimulatedComm], Any], patience: float,
-    on_hang: Callable[[str], None] = say, on_move: Callable[[], None] = lambda: None,
-) -> list[Any]:  # fmt: skip
+    simulator: Simulator,
+    comms: list[SimulatedComm],
+    program: Callable[[SimulatedComm], Any],
+    patience: float,
+    on_hang: Callable[[str], None] = say,
+    on_move: Callable[[], None] = lambda: None,
+) -> list[Any]:
     """Run ``program(comm)`` on every rank; what each returned.
 
     If one rank keeps all others waiting for `patience` seconds of the wall clock, nothing in
@@ -108,7 +118,11 @@ class Watch:
     """Notices a rank that never lets the others run."""
 
     def __init__(
-        self, simulator: Simulator, patience: float, on_hang: Callable[[str], None], on_move: Callable[[], None]
+        self,
+        simulator: Simulator,
+        patience: float,
+        on_hang: Callable[[str], None],
+        on_move: Callable[[], None],
     ) -> None:
         self.simulator, self.patience, self.stopped = simulator, patience, threading.Event()
         self.on_hang, self.on_move = on_hang, on_move
@@ -120,7 +134,11 @@ class Watch:
         seen, since = None, time.monotonic()
         while not self.stopped.wait(min(1.0, self.patience / 4)):
             simulator, running = self.simulator, self.simulator.running
-            now = simulator.passed, running, running and running.clock  # for a rank by itself no moment passes
+            now = (
+                simulator.passed,
+                running,
+                running and running.clock,
+            )  # for a rank by itself no moment passes
             if running is None or now != seen:
                 seen, since = now, time.monotonic()
                 self.on_move()
@@ -133,8 +151,10 @@ class Watch:
         running = self.simulator.running
         thread = running.task.thread.ident if self.simulator.computes else self.main
         where = place(sys._current_frames().get(thread))
-        return (f"rank {running.rank} has kept all others waiting for {self.patience:g} s and let no time "
-                f"pass, at {where}")  # fmt: skip
+        return (
+            f"rank {running.rank} has kept all others waiting for {self.patience:g} s and let no time "
+            f"pass, at {where}"
+        )
 
     def stop(self) -> None:
         self.stopped.set()
@@ -157,7 +177,9 @@ def simulate(folder: Path, experiment: Experiment, launched: float | None) -> in
         (train if comm.rank < experiment.workers else serve)(comm, experiment, records[comm.rank])
 
     def work(on_hang: Callable[[str], None]) -> None:
-        run_program(simulator, comms, program, PATIENCE * experiment.cluster.timeout, on_hang, on_move=file.touch)
+        run_program(
+            simulator, comms, program, PATIENCE * experiment.cluster.timeout, on_hang, on_move=file.touch
+        )
 
     return _guarded(simulator, records, work)
 
@@ -174,7 +196,7 @@ def simulate_call(folder: Path, world: Experiment, body: bytes) -> int:
 
     def work(on_hang: Callable[[str], None]) -> None:
         function, arguments = unpack(body)  # here: what cannot be read is an error of the ranks'
-        program = lambda comm: function(comm, *arguments)  # noqa: E731
+        program = lambda comm: function(comm, *arguments)
         results = run_program(simulator, comms, program, PATIENCE * world.cluster.timeout, on_hang)
         for rank, result in enumerate(results):
             simulator.failed_rank = rank  # if it cannot be written
@@ -191,7 +213,9 @@ def of_experiment(experiment: Experiment) -> tuple[Simulator, list[SimulatedComm
     )
 
 
-def _guarded(simulator: Simulator, records: list[Recorder], work: Callable[[Callable[[str], None]], Any]) -> int:
+def _guarded(
+    simulator: Simulator, records: list[Recorder], work: Callable[[Callable[[str], None]], Any]
+) -> int:
     """Do it; whatever goes wrong is recorded by the rank it went wrong on."""
 
     def hangs(story: str) -> None:

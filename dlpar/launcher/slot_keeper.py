@@ -196,8 +196,15 @@ class Keeper:
                 self._say(asker, {"refused": f"pause: allowed is this to {whom}"})
         else:  # in numbers only: who else works here is nobody's business
             jobs = self.askers.values()
-            self._say(asker, {"slots": self.slots, "taken": sum(a.holds for a in jobs),
-                              "waiting": len(self.waiting()), "paused": self.paused})  # fmt: skip
+            self._say(
+                asker,
+                {
+                    "slots": self.slots,
+                    "taken": sum(a.holds for a in jobs),
+                    "waiting": len(self.waiting()),
+                    "paused": self.paused,
+                },
+            )
 
     def _say(self, asker: Asker, words: dict[str, Any]) -> None:
         try:

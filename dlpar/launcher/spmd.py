@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any
 
 from dlpar.experiment import MAX_WORKERS, BadExperiment, Experiment
 from dlpar.launcher.diagnosis import LEFT
@@ -16,7 +17,12 @@ from dlpar.paths import runtime_folder
 
 
 def spmd(
-    function: Callable, *arguments: Any, workers: int = 4, world: str = "real", timeout: float = 60.0, **cluster: Any
+    function: Callable,
+    *arguments: Any,
+    workers: int = 4,
+    world: str = "real",
+    timeout: float = 60.0,
+    **cluster: Any,
 ) -> list[Any]:
     """Call ``function(comm, *arguments)`` on every rank and return what each rank returned, in order.
 
@@ -51,7 +57,9 @@ def spmd(
     """
     _check(function, workers, timeout)
     # Weak scaling: any number of workers is allowed.
-    whole = Experiment(workers=workers, scaling="weak", cluster={**cluster, "world": world, "timeout": timeout})
+    whole = Experiment(
+        workers=workers, scaling="weak", cluster={**cluster, "world": world, "timeout": timeout}
+    )
     whole.check_files()
     check_room(whole)
     folder = called(whole, function, *arguments)
@@ -83,4 +91,6 @@ def _check(function: Any, workers: Any, timeout: Any) -> None:
     if not isinstance(workers, int) or isinstance(workers, bool) or not 1 <= workers <= MAX_WORKERS:
         raise BadExperiment(f"workers: got {workers!r}, allowed is a whole number from 1 to {MAX_WORKERS}")
     if not isinstance(timeout, (int, float)) or not 0 < timeout <= 86_400:
-        raise BadExperiment(f"timeout: got {timeout!r}, allowed is a number of seconds above 0 and at most 86,400")
+        raise BadExperiment(
+            f"timeout: got {timeout!r}, allowed is a number of seconds above 0 and at most 86,400"
+        )

@@ -13,7 +13,7 @@ import sys
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
-from dlpar.launcher.processes import die_with_parent, is_ours  # noqa: E402
+from dlpar.launcher.processes import die_with_parent, is_ours
 
 
 def main() -> None:

@@ -95,12 +95,19 @@ class Job:
             os.setpgid(0, 0)
 
         mpiexec = subprocess.Popen(
-            self.command, env=self.spec["env"], cwd=self.spec["cwd"], stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=of_its_own,
+            self.command,
+            env=self.spec["env"],
+            cwd=self.spec["cwd"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            preexec_fn=of_its_own,
             pass_fds=self.queue.files if self.queue else (),
-        )  # fmt: skip
+        )
         self.moved_at = time.monotonic()
-        self.write(k="launch", at=self.spec["launched"], mode=self.mode, pid=os.getpid(), command=self.command)
+        self.write(
+            k="launch", at=self.spec["launched"], mode=self.mode, pid=os.getpid(), command=self.command
+        )
         return mpiexec
 
     def copy_output(self, pipe) -> bool:
@@ -118,7 +125,9 @@ class Job:
 
     def watch_progress(self) -> None:
         """End a job none of whose ranks has written a line, or touched its file, for `timeout` seconds."""
-        stamps = [s for s in (diagnosis.stamp_of(p) for p in sorted(self.folder.glob("rank-*.jsonl"))) if s[0]]
+        stamps = [
+            s for s in (diagnosis.stamp_of(p) for p in sorted(self.folder.glob("rank-*.jsonl"))) if s[0]
+        ]
         now = time.monotonic()
         if stamps != self.progress:
             self.progress, self.moved_at = stamps, now
@@ -126,7 +135,9 @@ class Job:
         patience = self.spec["timeout"] if self.started else max(START, self.spec["timeout"])
         if now - self.moved_at > patience:
             where = diagnosis.where_ranks_are(self.folder)
-            what = "no progress" if self.started else f"only {len(stamps)} of {self.spec['ranks']} ranks started"
+            what = (
+                "no progress" if self.started else f"only {len(stamps)} of {self.spec['ranks']} ranks started"
+            )
             self.end("failed", f"{what} for {patience:g} s: {where}", diagnosis.likely_culprit(self.folder))
 
     # -- when it ends ----------------------------------------------------
@@ -219,10 +230,14 @@ def _hear(job: Job, selector: selectors.BaseSelector, signals: int, timeout: flo
             if not job.copy_output(key.fileobj):
                 selector.unregister(key.fileobj)
         elif key.data == "queue":
-            job.hear_queue() if not job.may_start else selector.unregister(key.fileobj)  # the keeper has gone: go on
+            job.hear_queue() if not job.may_start else selector.unregister(
+                key.fileobj
+            )  # the keeper has gone: go on
         elif key.data == "owner":
             said = os.read(0, 100)
-            job.end("stopped", "stopped by its owner" if said else "who started it has ended, so it was stopped")
+            job.end(
+                "stopped", "stopped by its owner" if said else "who started it has ended, so it was stopped"
+            )
         elif key.data == "owner's process":
             job.end("stopped", "the process that started it has ended, so it was stopped")
         else:

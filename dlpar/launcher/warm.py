@@ -58,7 +58,9 @@ def idle_seconds() -> float:
     try:
         return float(given)
     except ValueError:
-        raise ValueError(f"DLPAR_WARM_IDLE: got {given!r}, allowed is a number of seconds, 0 for no warm start") from None
+        raise ValueError(
+            f"DLPAR_WARM_IDLE: got {given!r}, allowed is a number of seconds, 0 for no warm start"
+        ) from None
 
 
 def _locked(file, seconds: float) -> bool:
@@ -113,12 +115,26 @@ def _ask(path: Path, fingerprint: str) -> str | None:
 
 def _start(python: str, path: Path, fingerprint: str, idle: float) -> None:
     # One thread in every library: the server must not hold a thread pool when it forks.
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1",
-           "PYTHONPATH": os.pathsep.join([str(Path(dlpar.__file__).parent.parent), os.environ.get("PYTHONPATH", "")])}  # fmt: skip
+    env = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+        "MKL_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join(
+            [str(Path(dlpar.__file__).parent.parent), os.environ.get("PYTHONPATH", "")]
+        ),
+    }
     command = [python, "-m", "dlpar.launcher.forkserver", str(path), fingerprint, str(idle)]
     with open(path.with_suffix(".log"), "wb") as log:
-        server = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log,
-                                  env=env, cwd="/", start_new_session=True)  # fmt: skip
+        server = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            env=env,
+            cwd="/",
+            start_new_session=True,
+        )
     started.append(server)
     reader = threading.Thread(target=server.stdout.readline, daemon=True)
     reader.start()

@@ -6,7 +6,7 @@ cost next to nothing beside them, and their parameters are those of the layer be
 
 from __future__ import annotations
 
-from typing import Callable
+from collections.abc import Callable
 
 Row = tuple[str, int, int] | tuple[str, int, int, int]
 """A layer: its name, its parameters, its multiply-adds a sample forward; of a transformer its output as well."""
@@ -22,9 +22,16 @@ class Convolutional:
         self.rows: list[Row] = []
 
     def conv(
-        self, name: str, image: Image, channels: int, kernel: int | tuple[int, int], stride: int = 1,
-        pad: int | None = None, groups: int = 1, norm: bool = True,
-    ) -> Image:  # fmt: skip
+        self,
+        name: str,
+        image: Image,
+        channels: int,
+        kernel: int | tuple[int, int],
+        stride: int = 1,
+        pad: int | None = None,
+        groups: int = 1,
+        norm: bool = True,
+    ) -> Image:
         """A convolution, padded to keep the size unless told otherwise; with batch normalisation, else with a bias."""
         high, wide = kernel if isinstance(kernel, tuple) else (kernel, kernel)
         padding = (high // 2, wide // 2) if pad is None else (pad, pad)
@@ -114,7 +121,9 @@ def inception3() -> list[Row]:
         channels = branch(f"{m}.1x1", (64, 1)) + branch(f"{m}.5x5", (48, 1), (64, 5))
         channels += branch(f"{m}.double", (64, 1), (96, 3), (96, 3)) + branch(f"{m}.pool", (pool, 1))
         x = (channels, *x[1:])
-    channels = branch("6a.3x3", (384, 3), halving=True) + branch("6a.double", (64, 1), (96, 3), (96, 3), halving=True)
+    channels = branch("6a.3x3", (384, 3), halving=True) + branch(
+        "6a.double", (64, 1), (96, 3), (96, 3), halving=True
+    )
     x = (channels + x[0], *pooled(x)[1:])
     for m, c in (("6b", 128), ("6c", 160), ("6d", 160), ("6e", 192)):
         channels = branch(f"{m}.1x1", (192, 1)) + branch(f"{m}.7x7", (c, 1), (c, (1, 7)), (192, (7, 1)))
@@ -138,9 +147,10 @@ def blocks(depth: int, width: int, tokens: int) -> list[Row]:
     hidden = 8 * width**2 + 5 * width + 2 * width, tokens * 8 * width**2
     given = tokens * width
     return [
-        row for block in range(1, depth + 1)
+        row
+        for block in range(1, depth + 1)
         for row in ((f"block{block}.attention", *attention, given), (f"block{block}.hidden", *hidden, given))
-    ]  # fmt: skip
+    ]
 
 
 def bert_large() -> list[Row]:
@@ -157,7 +167,10 @@ def gpt2(depth: int, width: int) -> list[Row]:
     The output reads the embedding's weights, so their gradient is complete only when the embedding's own is.
     """
     vocabulary, tokens = 50257, 1024
-    embed, norm = ("embed", (vocabulary + tokens) * width, 0, tokens * width), ("norm", 2 * width, 0, tokens * width)
+    embed, norm = (
+        ("embed", (vocabulary + tokens) * width, 0, tokens * width),
+        ("norm", 2 * width, 0, tokens * width),
+    )
     output = ("output", 0, tokens * width * vocabulary, tokens * vocabulary)
     return [embed, *blocks(depth, width, tokens), norm, output]
 

@@ -37,7 +37,9 @@ class Device(Part):
     """
 
     name: str = Field(min_length=1, description="Name.")
-    flops: float = Field(gt=0, allow_inf_nan=False, description="Floating-point operations a second, sustained.")
+    flops: float = Field(
+        gt=0, allow_inf_nan=False, description="Floating-point operations a second, sustained."
+    )
     rates: Annotated[dict[str, float], BeforeValidator(_rates)] = Field(
         {}, description="Training samples a second, by workload."
     )
@@ -80,7 +82,9 @@ class Timing(Part):
     kind: Literal["constant", "gamma", "exponential", "trace"] = Field(
         "constant", description="Distribution of a computation's time over its mean."
     )
-    cv: float = Field(0.1, gt=0, le=10, allow_inf_nan=False, description="Standard deviation over mean of gamma.")
+    cv: float = Field(
+        0.1, gt=0, le=10, allow_inf_nan=False, description="Standard deviation over mean of gamma."
+    )
     trace: Annotated[tuple[float, ...], BeforeValidator(_factors)] = Field((), description="Factors above 0.")
 
     @model_validator(mode="after")

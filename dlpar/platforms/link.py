@@ -34,7 +34,9 @@ class Link:
         if not (_is_number(self.latency) and 0 <= self.latency < math.inf):
             raise ValueError(f"latency: got {self.latency!r}, allowed is a number of seconds from 0")
         if not (_is_number(self.bandwidth) and self.bandwidth > 0):
-            raise ValueError(f"bandwidth: got {self.bandwidth!r}, allowed is a number of bytes a second above 0")
+            raise ValueError(
+                f"bandwidth: got {self.bandwidth!r}, allowed is a number of bytes a second above 0"
+            )
         if self.duplex not in ("full", "half"):
             raise ValueError(f"duplex: got {self.duplex!r}, allowed is full or half")
 

@@ -68,7 +68,9 @@ def _found(which: str, extending: tuple[str, ...]) -> Platform:
 def _read(path: str, extending: tuple[str, ...]) -> Platform:
     fields, real = fields_of(path, FIELD), os.path.realpath(os.path.expanduser(path))
     if real in extending:
-        raise BadExperiment(f"{FIELD}: got {shown(Path(path).name)}, which extends itself; allowed is another platform")
+        raise BadExperiment(
+            f"{FIELD}: got {shown(Path(path).name)}, which extends itself; allowed is another platform"
+        )
     base = fields.pop("extends", None)
     if base is None:
         fields.setdefault("source", f"read from {path}")
@@ -76,7 +78,9 @@ def _read(path: str, extending: tuple[str, ...]) -> Platform:
         if not isinstance(base, str):
             got = f"{shown(Path(path).name)}, where extends: got {shown(base)}"
             raise BadExperiment(f"{FIELD}: got {got}, allowed is a name or a path")
-        beside = os.path.join(os.path.dirname(real), os.path.expanduser(base))  # a path is as seen from its file
+        beside = os.path.join(
+            os.path.dirname(real), os.path.expanduser(base)
+        )  # a path is as seen from its file
         extended = _found(beside if is_path(base) else base, (*extending, real))
         fields = _changed(extended, {"source": f"{extended.source}{SEPARATOR}changed in {path}", **fields})
     try:

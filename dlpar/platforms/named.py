@@ -25,14 +25,18 @@ _DEVICES = {
     ),
     "k80": (
         Device(
-            name="K80, one of its two GPUs", flops=1.2e12, memory_gib=12,
+            name="K80, one of its two GPUs",
+            flops=1.2e12,
+            memory_gib=12,
             rates={"inception3": 30.5, "resnet50": 51.9, "resnet152": 20.0, "alexnet": 656, "vgg16": 35.4},
         ),
         f"K80: {_TF} AlexNet 512, ResNet-152 and VGG-16 32, Compute Engine), FLOP/s as ResNet-50 sustains them",
     ),
     "p100": (
         Device(
-            name="P100", flops=5.1e12, memory_gib=16,
+            name="P100",
+            flops=5.1e12,
+            memory_gib=16,
             rates={"inception3": 142, "resnet50": 219, "resnet152": 91.8, "alexnet": 2987, "vgg16": 154},
         ),
         f"P100: {_TF} AlexNet 512, DGX-1), FLOP/s as ResNet-50 sustains them",
@@ -46,7 +50,7 @@ _DEVICES = {
         Device(name="H100 SXM", flops=405e12, memory_gib=80),
         "H100: 41 % of the 989 TFLOP/s of dense bf16, which Megatron-LM's README reports of its smallest model",
     ),
-}  # fmt: skip
+}
 
 DEVICES: dict[str, Device] = {name: device for name, (device, _) in _DEVICES.items()}
 """Devices by name."""
@@ -58,7 +62,13 @@ _NVLINK2 = Link(3.4e-6, 120e9), "NVLink 2: six links of 20 GB/s, and 3.4 us (NCC
 _NVLINK4 = Link(3.4e-6, 370e9), "NVLink 4: 18 links of 20.6 GB/s (NCCL 2.18), 3.4 us assumed as of NVLink 2"
 _MEMORY = Link(1e-6, 5e9), "shared memory: 5 GB/s and 1 us assumed"
 
-_NODES = {"cpu": (1, _MEMORY), "k80": (8, _PCIE), "p100": (4, _PCIE), "v100": (8, _NVLINK2), "h100": (8, _NVLINK4)}
+_NODES = {
+    "cpu": (1, _MEMORY),
+    "k80": (8, _PCIE),
+    "p100": (4, _PCIE),
+    "v100": (8, _NVLINK2),
+    "h100": (8, _NVLINK4),
+}
 """Devices a node holds, and what joins them: as in p2.8xlarge, Horovod's benchmark, DGX-1V and DGX H100."""
 
 _NETWORKS = {
@@ -71,7 +81,10 @@ _NETWORKS = {
     ),
     "25gbe-roce": (Link(9.6e-6, 2.8e9), "25 GbE, RoCE: 90 % of the line assumed, 9.6 us (NCCL)"),
     "100gb-ib": (Link(9.6e-6, 12e9), "100 Gb InfiniBand EDR, one card a node: 12 GB/s and 9.6 us (NCCL)"),
-    "400gb-ib": (Link(9.6e-6, 48e9), "400 Gb InfiniBand NDR, a card a GPU: 96 % of the line assumed, 9.6 us (NCCL)"),
+    "400gb-ib": (
+        Link(9.6e-6, 48e9),
+        "400 Gb InfiniBand NDR, a card a GPU: 96 % of the line assumed, 9.6 us (NCCL)",
+    ),
 }
 
 
@@ -81,9 +94,15 @@ def _cluster(device: str, network: str | None, nic: str = "shared") -> Platform:
     devices, (inside, joined) = _NODES[device]
     between, *wired = _NETWORKS[network] if network else (None,)
     return Platform(
-        name=f"{device}-{network or 'nvlink'}", source=SEPARATOR.join((measured, joined, *wired)), device=spec, nic=nic,
-        devices=devices, nodes=MOST_RANKS // devices if network else 1, inside=inside, between=between,
-    )  # fmt: skip
+        name=f"{device}-{network or 'nvlink'}",
+        source=SEPARATOR.join((measured, joined, *wired)),
+        device=spec,
+        nic=nic,
+        devices=devices,
+        nodes=MOST_RANKS // devices if network else 1,
+        inside=inside,
+        between=between,
+    )
 
 
 _ALL_GPUS_HAVE = ("1gbe", "10gbe", "25gbe", "25gbe-roce", "100gb-ib")
@@ -91,9 +110,16 @@ _ALL_GPUS_HAVE = ("1gbe", "10gbe", "25gbe", "25gbe-roce", "100gb-ib")
 PLATFORMS: dict[str, Platform] = {
     known.name: known
     for known in (
-        *(_cluster(device, network) for device in ("k80", "p100", "v100", "h100") for network in _ALL_GPUS_HAVE),
-        _cluster("h100", "400gb-ib", nic="each"), _cluster("v100", None), _cluster("h100", None),
-        _cluster("cpu", "1gbe"), _cluster("cpu", "10gbe"),
+        *(
+            _cluster(device, network)
+            for device in ("k80", "p100", "v100", "h100")
+            for network in _ALL_GPUS_HAVE
+        ),
+        _cluster("h100", "400gb-ib", nic="each"),
+        _cluster("v100", None),
+        _cluster("h100", None),
+        _cluster("cpu", "1gbe"),
+        _cluster("cpu", "10gbe"),
     )
-}  # fmt: skip
+}
 """Platforms by name; ``here``, this machine, is not among them: see :func:`dlpar.platforms.platform`."""

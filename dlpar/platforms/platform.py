@@ -20,11 +20,15 @@ def _link(value: Any, info: ValidationInfo) -> Any:
     if value is None or isinstance(value, Link):
         return value
     if not isinstance(value, dict):
-        raise ValueError(f"{info.field_name}: got {shown(value)}, allowed is a mapping of {', '.join(LINK_FIELDS)}")
+        raise ValueError(
+            f"{info.field_name}: got {shown(value)}, allowed is a mapping of {', '.join(LINK_FIELDS)}"
+        )
     for name in value:
         if name not in LINK_FIELDS:
-            raise ValueError(f"{info.field_name}.{name}: got {shown(value[name])}, but there is no such field; "
-                             f"allowed are {', '.join(LINK_FIELDS)}")  # fmt: skip
+            raise ValueError(
+                f"{info.field_name}.{name}: got {shown(value[name])}, but there is no such field; "
+                f"allowed are {', '.join(LINK_FIELDS)}"
+            )
     for name in ("latency", "bandwidth"):
         if name not in value:
             raise ValueError(f"{info.field_name}.{name}: missing; allowed is a number")
@@ -86,16 +90,24 @@ class Platform(Part):
     device: Annotated[Device, BeforeValidator(_device)] = Field(description="What each rank computes on.")
     devices: int = Field(1, ge=1, le=1024, description="Ranks' devices a node holds.")
     nodes: int = Field(1, ge=1, le=65_536, description="Most nodes a job may have.")
-    inside: Annotated[Link | None, BeforeValidator(_link)] = Field(None, description="Link of ranks of one node.")
-    between: Annotated[Link | None, BeforeValidator(_link)] = Field(None, description="Link of ranks of two nodes.")
-    nic: Literal["shared", "each"] = Field("shared", description="Whether ranks of a node share its port to others.")
+    inside: Annotated[Link | None, BeforeValidator(_link)] = Field(
+        None, description="Link of ranks of one node."
+    )
+    between: Annotated[Link | None, BeforeValidator(_link)] = Field(
+        None, description="Link of ranks of two nodes."
+    )
+    nic: Literal["shared", "each"] = Field(
+        "shared", description="Whether ranks of a node share its port to others."
+    )
     eager: int = Field(65_536, ge=0, le=1 << 40, description="Bytes up to which a send does not wait.")
     timing: Annotated[Timing, BeforeValidator(spelled_as_head(Timing))] = Field(
         Timing(), description="How compute times vary."
     )
     stragglers: ByRank = Field({}, description="Ranks whose computing takes longer by a factor: 1=4.0.")
 
-    overlap: float = Field(1.0, ge=0, le=1, allow_inf_nan=False, description="Speed of computing beside communication.")
+    overlap: float = Field(
+        1.0, ge=0, le=1, allow_inf_nan=False, description="Speed of computing beside communication."
+    )
 
     def __init__(self, **fields: Any) -> None:
         try:
@@ -112,7 +124,10 @@ class Platform(Part):
 
     @model_validator(mode="after")
     def _is_joined(self) -> Platform:
-        for link, count, what in (("inside", self.devices, "devices a node"), ("between", self.nodes, "nodes")):
+        for link, count, what in (
+            ("inside", self.devices, "devices a node"),
+            ("between", self.nodes, "nodes"),
+        ):
             if count > 1 and getattr(self, link) is None:
                 raise ValueError(f"{link}: got nothing, allowed with {count:,} {what} is a link")
         if self.inside is None and self.between is None:

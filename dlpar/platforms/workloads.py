@@ -42,7 +42,9 @@ def _layer(fields: Any, where: str) -> Layer:
     if isinstance(fields, Layer):
         return fields
     if not isinstance(fields, dict):
-        raise ValueError(f"{where[:-1]}: got {shown(fields)}, allowed is a mapping of {', '.join(Layer.model_fields)}")
+        raise ValueError(
+            f"{where[:-1]}: got {shown(fields)}, allowed is a mapping of {', '.join(Layer.model_fields)}"
+        )
     try:
         return Layer(**fields)
     except ValidationError as error:
@@ -126,7 +128,9 @@ class Workload(Part):
         """
         if not self.parameters:
             got = f"{shown(self.name)}, which has no parameters"
-            raise BadExperiment(f"cluster.stand_in_for: got {got}, allowed with messages values is one that has some")
+            raise BadExperiment(
+                f"cluster.stand_in_for: got {got}, allowed with messages values is one that has some"
+            )
         return self.nbytes / nbytes, self.flops / flops
 
 

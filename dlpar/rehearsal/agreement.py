@@ -17,11 +17,16 @@ def first_run(stage: Stage) -> tuple[bool, str]:
 
 @trial("00")
 def four_times_faster(stage: Stage) -> tuple[bool, str]:
-    """"Four processes are four times faster"."""
-    rate = {run.experiment.workers: run.summary["samples_per_s"] for run in stage.run(presets.four_times_faster())}
+    """ "Four processes are four times faster"."""
+    rate = {
+        run.experiment.workers: run.summary["samples_per_s"] for run in stage.run(presets.four_times_faster())
+    }
     most = max(rate)
     gained = rate[most] / rate[1]
-    return gained < 0.75 * most, f"{most} processes on {presets.cores()} cores are {gained:.1f} times as fast as one"
+    return (
+        gained < 0.75 * most,
+        f"{most} processes on {presets.cores()} cores are {gained:.1f} times as fast as one",
+    )
 
 
 @trial("00")
@@ -34,7 +39,7 @@ def four_gpus(stage: Stage) -> tuple[bool, str]:
 
 @trial("00")
 def same_answer(stage: Stage) -> tuple[bool, str]:
-    """"Parallel training changes the answer"."""
+    """ "Parallel training changes the answer"."""
     worst = apart(*stage.run(presets.same_answer()))
     return worst < 1e-9, f"losses of 1 to 4 processes differ by {worst:.0e} at most"
 
@@ -44,18 +49,23 @@ def same_answer(stage: Stage) -> tuple[bool, str]:
 
 @trial("01")
 def mean_of_means(stage: Stage) -> tuple[bool, str]:
-    """"The mean of the workers' means is the mean"."""
+    """ "The mean of the workers' means is the mean"."""
     *right, wrong = (run.curve["loss"].iloc[-1] for run in stage.run(presets.mean_of_means()))
     same = max(right) - min(right) < 1e-6 * min(right)
-    return same and wrong > 1.001 * max(right), f"uneven parts end at {wrong:.4f}, all others at {right[0]:.4f}"
+    return same and wrong > 1.001 * max(
+        right
+    ), f"uneven parts end at {wrong:.4f}, all others at {right[0]:.4f}"
 
 
 @trial("01")
 def tree_or_star(stage: Stage) -> tuple[bool, str]:
-    """"A tree always beats a star"."""
+    """ "A tree always beats a star"."""
     took = {(t.name, t.nbytes): t.seconds for t in stage.collectives(presets.tree_or_star())}
     short, long = (took["tree", size] / took["star", size] for size in (1_000, 400_000))
-    return short > 2 and long < 0.5, f"the tree takes {short:.1f} times the star's time for 1 kB, {long:.2f} for 400"
+    return (
+        short > 2 and long < 0.5,
+        f"the tree takes {short:.1f} times the star's time for 1 kB, {long:.2f} for 400",
+    )
 
 
 @trial("01")
@@ -78,7 +88,10 @@ def empty_samples(stage: Stage) -> tuple[bool, str]:
     run = stage.run(presets.empty_samples())
     none = float((run.steps["samples"] == 0).mean())
     good = run.curve["loss"].notna().all() and run.summary["accuracy"] > 0.8
-    return good and none > 0.1, f"no sample in {none:.0%} of steps, {run.summary['accuracy']:.0%} right in the end"
+    return (
+        good and none > 0.1,
+        f"no sample in {none:.0%} of steps, {run.summary['accuracy']:.0%} right in the end",
+    )
 
 
 # ---- 03 -----------------------------------------------------------------------------
@@ -93,7 +106,7 @@ def ring_run(stage: Stage) -> tuple[bool, str]:
 
 @trial("03")
 def copies(stage: Stage) -> tuple[bool, str]:
-    """"A ring sends N copies"."""
+    """ "A ring sends N copies"."""
     from dlpar.collectives import closed_form
     from dlpar.costmodel.steps.sizes import sizes
 
@@ -108,7 +121,7 @@ def copies(stage: Stage) -> tuple[bool, str]:
 
 @trial("03")
 def more_ranks(stage: Stage) -> tuple[bool, str]:
-    """"A ring's time does not depend on N"."""
+    """ "A ring's time does not depend on N"."""
     took = {(t.ranks, t.nbytes): t.seconds for each in presets.more_ranks() for t in stage.collectives(each)}
     short, long = took[512, 4_000] / took[2, 4_000], took[128, 16_000_000] / took[2, 16_000_000]
     return short > 300 and 2 < long < 3, f"4 kB take {short:.0f} times as long on 512 ranks as on 2"
@@ -116,7 +129,7 @@ def more_ranks(stage: Stage) -> tuple[bool, str]:
 
 @trial("03")
 def ring_always_wins(stage: Stage) -> tuple[bool, str]:
-    """"A ring always wins"."""
+    """ "A ring always wins"."""
     own = _in_order(stage, presets.OWN_CARDS, 1_200_000)
     shared = _in_order(stage, presets.SHARED_CARDS, 178_000_000)
     held = own[-1] == "ring" and shared[0] == "ring"
@@ -134,7 +147,11 @@ def fewer_bytes(stage: Stage) -> tuple[bool, str]:
     """Compressed gradients train as well, and bf16 saves nothing on four ranks."""
     runs = stage.run(presets.fewer_bytes())
     whole, half, onebit, topk = (run.summary["bytes_sent"] for run in runs)
-    held = min(run.summary["accuracy"] for run in runs) > 0.92 and half == whole and max(onebit, topk) < 0.07 * whole
+    held = (
+        min(run.summary["accuracy"] for run in runs) > 0.92
+        and half == whole
+        and max(onebit, topk) < 0.07 * whole
+    )
     share = f"bf16 {half / whole:.0%}, one bit {onebit / whole:.1%}, top 1 % {topk / whole:.1%}"
     return held, f"of float32's bytes: {share}"
 

@@ -15,12 +15,15 @@ def overlapped_training(stage: Stage) -> tuple[bool, str]:
     """Sending while computing makes a step shorter."""
     on = presets.overlapped_training()
     with_it, without = (step_s(run) for run in stage.run([on, on.replace(sync={"overlap": False})]))
-    return with_it < without, f"a step takes {1e3 * without:.0f} ms without overlap, {1e3 * with_it:.0f} ms with it"
+    return (
+        with_it < without,
+        f"a step takes {1e3 * without:.0f} ms without overlap, {1e3 * with_it:.0f} ms with it",
+    )
 
 
 @trial("07")
 def overlap_hides_everything(stage: Stage) -> tuple[bool, str]:
-    """"Overlap hides everything"."""
+    """ "Overlap hides everything"."""
     from dlpar.platforms import platform, workload
 
     file, exposed = _one_gpu_each(stage), {}
@@ -30,13 +33,18 @@ def overlap_hides_everything(stage: Stage) -> tuple[bool, str]:
         exposed[title] = step_s(run) / computing - 1
     on = {title.partition(",")[0]: share for title, share in exposed.items() if title.endswith("on")}
     held = on["VGG-16"] > 0.2 and all(share < exposed[f"{name}, overlap off"] for name, share in on.items())
-    return held, "messages lengthen a step by: " + ", ".join(f"{name} {share:.0%}" for name, share in on.items())
+    return held, "messages lengthen a step by: " + ", ".join(
+        f"{name} {share:.0%}" for name, share in on.items()
+    )
 
 
 @trial("07")
 def faster_links(stage: Stage) -> tuple[bool, str]:
     """A faster link exposes less."""
-    took = {title.split(", ")[1]: step_s(run) for title, run in stage.run(presets.faster_links(stage.folder)).items()}
+    took = {
+        title.split(", ")[1]: step_s(run)
+        for title, run in stage.run(presets.faster_links(stage.folder)).items()
+    }
     said = "VGG-16, a step: " + ", ".join(f"{title} {1e3 * each:.0f} ms" for title, each in took.items())
     return list(took.values()) == sorted(took.values(), reverse=True), said
 
@@ -50,7 +58,7 @@ def paced_overlap(stage: Stage) -> tuple[bool, str]:
 
 @trial("07")
 def smaller_buckets(stage: Stage) -> tuple[bool, str]:
-    """"Smaller buckets are better"."""
+    """ "Smaller buckets are better"."""
     cloud = presets.platform_file(stage.folder, "cloud", **presets.CLOUD)
     took = {run.experiment.sync.bucket_mb: step_s(run) for run in stage.run(presets.smaller_buckets(cloud))}
     best, least, most = min(took, key=took.get), min(took), max(took)
@@ -60,7 +68,7 @@ def smaller_buckets(stage: Stage) -> tuple[bool, str]:
 
 @trial("07")
 def sharding_is_free(stage: Stage) -> tuple[bool, str]:
-    """"Sharding is free"."""
+    """ "Sharding is free"."""
     whole, first, third = (run.summary["bytes_sent"] for run in stage.run(presets.sharding_is_free()))
     held = first == whole and third == 1.5 * whole
     return held, f"ZeRO 1 sends {first / whole:g} times the bytes, ZeRO 3 {third / whole:g}"
@@ -72,7 +80,10 @@ def accumulation(stage: Stage) -> tuple[bool, str]:
     runs = stage.run(presets.accumulation())
     off = apart(*runs)
     share = most_held(runs[-1], "activations") / most_held(runs[0], "activations")
-    return off < 1e-9 and share < 0.25, f"losses differ by {off:.0e}; in 8 pieces {share:.0%} of the activations"
+    return (
+        off < 1e-9 and share < 0.25,
+        f"losses differ by {off:.0e}; in 8 pieces {share:.0%} of the activations",
+    )
 
 
 @trial("07")
@@ -80,7 +91,10 @@ def small_batches(stage: Stage) -> tuple[bool, str]:
     """A small batch a step sends eight times as much for a sample."""
     runs = stage.run([presets.accumulation()[-1], presets.small_batches()])
     pieces, small = (run.summary["bytes_sent"] / run.curve["samples"].iloc[-1] for run in runs)
-    return small == 8 * pieces, f"{small / 1e3:.1f} kB for a sample, {pieces / 1e3:.1f} kB where gradients are added up"
+    return (
+        small == 8 * pieces,
+        f"{small / 1e3:.1f} kB for a sample, {pieces / 1e3:.1f} kB where gradients are added up",
+    )
 
 
 @trial("07")
@@ -111,4 +125,7 @@ def own_samples(stage: Stage) -> tuple[bool, str]:
     _, *lost = (100 * (right["dealt out of all samples"] - each) for each in right.values())
     summed, statistics, dealt, cured, local = lost
     held = max(summed, dealt, cured) < 2 and min(statistics, local) > 5
-    return held, f"points lost: sums {summed:.1f}, own statistics {statistics:.1f}, 20 local steps {local:.1f}"
+    return (
+        held,
+        f"points lost: sums {summed:.1f}, own statistics {statistics:.1f}, 20 local steps {local:.1f}",
+    )

@@ -25,16 +25,19 @@ def one_process(stage: Stage) -> tuple[bool, str]:
 
 @trial("10")
 def alone_and_together(stage: Stage) -> tuple[bool, str]:
-    """"Speed-ups multiply"."""
+    """ "Speed-ups multiply"."""
     runs = stage.run(presets.alone_and_together(_cluster(stage)))
     alone, data, tensor, pipeline, together = (_ms(run) for run in runs.values())
     product, gained = alone**3 / (data * tensor * pipeline), alone / together
-    return gained < 0.8 * product, f"the product is {product:.2f}, all together are {gained:.2f} times as fast as one"
+    return (
+        gained < 0.8 * product,
+        f"the product is {product:.2f}, all together are {gained:.2f} times as fast as one",
+    )
 
 
 @trial("10")
 def orders(stage: Stage) -> tuple[bool, str]:
-    """"The order of axes does not matter"."""
+    """ "The order of axes does not matter"."""
     took = {name.split(",")[-1]: _ms(run) for name, run in stage.run(presets.orders(_cluster(stage))).items()}
     held = min(took["data"], took["pipeline"]) > 1.25 * took["tensor"]
     said = ", ".join(f"{axis} {each:.0f} ms" for axis, each in took.items())
@@ -45,11 +48,17 @@ def orders(stage: Stage) -> tuple[bool, str]:
 def factorizations(stage: Stage) -> tuple[bool, str]:
     """Of grids that fit, 2 × 2 × 2 is best here."""
     runs = stage.run(presets.factorizations(_cluster(stage)))
-    held = {axes: max(sum(record["memory"].values()) for _, record in run.records() if "memory" in record)
-            for axes, run in runs.items()}  # fmt: skip
+    held = {
+        axes: max(sum(record["memory"].values()) for _, record in run.records() if "memory" in record)
+        for axes, run in runs.items()
+    }
     fits = {axes: _ms(run) for axes, run in runs.items() if held[axes] < 1.5e6}
     best = min(fits, key=fits.get)
-    return best == (2, 2, 2), f"{' × '.join(map(str, best))}, {fits[best]:.0f} ms; {len(fits)} of {len(runs)} fit"
+    return best == (
+        2,
+        2,
+        2,
+    ), f"{' × '.join(map(str, best))}, {fits[best]:.0f} ms; {len(fits)} of {len(runs)} fit"
 
 
 @trial("10")

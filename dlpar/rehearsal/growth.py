@@ -46,7 +46,10 @@ def paced(stage: Stage) -> tuple[bool, str]:
     """Eight processes keep a cluster's time, and the closed form tells it."""
     run = stage.run(presets.paced().replace(workers=8))
     off = abs(step_s(run) / predict(run.experiment).seconds - 1)
-    return off < 0.02, f"{off:.1%} off the closed form; the wall clock was {1e3 * run.summary['slip']:.0f} ms behind"
+    return (
+        off < 0.02,
+        f"{off:.1%} off the closed form; the wall clock was {1e3 * run.summary['slip']:.0f} ms behind",
+    )
 
 
 @trial("06")
@@ -57,12 +60,15 @@ def weak_and_strong(stage: Stage) -> tuple[bool, str]:
         one, many = stage.run([each.replace(workers=n) for n in (1, 64)])
         gained.append(many.summary["samples_per_s"] / one.summary["samples_per_s"])
     weak, strong = gained
-    return weak > 3 * strong, f"64 GPUs are {weak:.1f} times as fast as one (weak), {strong:.1f} times (strong)"
+    return (
+        weak > 3 * strong,
+        f"64 GPUs are {weak:.1f} times as fast as one (weak), {strong:.1f} times (strong)",
+    )
 
 
 @trial("06")
 def more_workers(stage: Stage) -> tuple[bool, str]:
-    """"90 % efficiency means ten times sooner to the same accuracy"."""
+    """ "90 % efficiency means ten times sooner to the same accuracy"."""
     from dlpar.lab.figures.training import first_at
 
     runs = {run.experiment.workers: run for run in stage.run(presets.more_workers())}
@@ -86,7 +92,7 @@ def ring_and_servers(stage: Stage) -> tuple[bool, str]:
 
 @trial("06")
 def short_messages(stage: Stage) -> tuple[bool, str]:
-    """"A ring is always ahead of servers"."""
+    """ "A ring is always ahead of servers"."""
     of_64 = [each.replace(workers=64) for each in presets.short_messages()]
     ring, servers = (1e3 * step_s(run) for run in stage.run(of_64))
     return servers < ring, f"59 kB on 64 machines, a step: ring {ring:.1f} ms, four servers {servers:.1f} ms"
@@ -100,7 +106,9 @@ def horovod(stage: Stage) -> tuple[bool, str]:
     file = presets.platform_file(stage.folder, "horovod", extends=presets.GPUS, overlap=0.5)
     for model, run in stage.run(presets.horovod(file)).items():
         charged = workload(model)
-        share[model] = platform(presets.GPUS).seconds(64 * charged.flops, charged) / run.curve["seconds"].iloc[-1]
+        share[model] = (
+            platform(presets.GPUS).seconds(64 * charged.flops, charged) / run.curve["seconds"].iloc[-1]
+        )
     held = all(abs(share[model] - reported) < 0.1 for model, reported in published.items())
     return held, "of ideal with 64: " + ", ".join(f"{model} {each:.0%}" for model, each in share.items())
 
@@ -110,11 +118,16 @@ def trouble(stage: Stage) -> tuple[bool, str]:
     """Who waits for all waits for the slowest."""
     slow = platform(presets.GPUS).between.bandwidth / 10
     slow_link = presets.platform_file(stage.folder, "slow", extends=presets.GPUS, between={"bandwidth": slow})
-    unsteady = presets.platform_file(stage.folder, "unsteady", extends=presets.GPUS, timing={"kind": "exponential"})
+    unsteady = presets.platform_file(
+        stage.folder, "unsteady", extends=presets.GPUS, timing={"kind": "exponential"}
+    )
     took = {what: step_s(run) for what, run in stage.run(presets.trouble(slow_link, unsteady)).items()}
     even, straggler, links, tail = (each / took["64 equal GPUs"] for each in took.values())
     held = straggler > 1.5 and links > 2.5 and tail > 3 and even == 1
-    return held, f"times a step: one slow GPU {straggler:.1f}, slow links {links:.1f}, unsteady GPUs {tail:.1f}"
+    return (
+        held,
+        f"times a step: one slow GPU {straggler:.1f}, slow links {links:.1f}, unsteady GPUs {tail:.1f}",
+    )
 
 
 @trial("06")

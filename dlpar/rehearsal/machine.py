@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterator
 from importlib.util import find_spec
-from typing import Iterator, NamedTuple
+from typing import NamedTuple
 
 from dlpar.control_groups import cores
 from dlpar.doctor.checks import BROKEN, COSTS, GOOD
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "microsoft-edge")
+BROWSERS = (
+    "chromium",
+    "chromium-browser",
+    "google-chrome",
+    "google-chrome-stable",
+    "chrome",
+    "microsoft-edge",
+)
 """Programs that can take pictures of slides and run the browser tests."""
 
 NOTEBOOK = ("jupyterlab", "ipykernel", "ipywidgets", "anywidget")
@@ -30,16 +38,24 @@ def notes() -> list[Note]:
     from dlpar import doctor
 
     found = doctor.diagnose(doctor.look()).findings
-    told = [Note(f.level, f.subject, f"{f.said}; {f.mend}" if f.mend else f.said) for f in found if f.level != GOOD]
+    told = [
+        Note(f.level, f.subject, f"{f.said}; {f.mend}" if f.mend else f.said)
+        for f in found
+        if f.level != GOOD
+    ]
     return [*told, *parts(), *load()]
 
 
 def parts() -> Iterator[Note]:
     """Parts that not every class needs, and the notebook that every one does."""
     if missing := [name for name in NOTEBOOK if find_spec(name) is None]:
-        yield Note(BROKEN, "notebook", f"{', '.join(missing)}: not installed; `make setup`, or pip install '.[lab]'")
+        yield Note(
+            BROKEN, "notebook", f"{', '.join(missing)}: not installed; `make setup`, or pip install '.[lab]'"
+        )
     if find_spec("jupyterhub") is None:
-        yield Note(COSTS, "hub", "jupyterhub: not installed, so there is no `dlpar hub`; pip install '.[hub]'")
+        yield Note(
+            COSTS, "hub", "jupyterhub: not installed, so there is no `dlpar hub`; pip install '.[hub]'"
+        )
     else:
         from dlpar.hub import proxy
 
@@ -48,7 +64,9 @@ def parts() -> Iterator[Note]:
         except proxy.NoProxy as error:
             yield Note(COSTS, "hub", str(error))
     if not any(map(shutil.which, BROWSERS)):
-        yield Note(COSTS, "browser", "no Chrome or Chromium here: slides get no pictures, browser tests are skipped")
+        yield Note(
+            COSTS, "browser", "no Chrome or Chromium here: slides get no pictures, browser tests are skipped"
+        )
 
 
 def load() -> Iterator[Note]:

@@ -33,11 +33,14 @@ def pure_mixing(stage: Stage) -> tuple[bool, str]:
 
 @trial("04")
 def two_islands(stage: Stage) -> tuple[bool, str]:
-    """"A falling loss means the replicas agree"."""
+    """ "A falling loss means the replicas agree"."""
     runs = stage.run(presets.two_islands())
     fell = all((loss.tail(10).mean() < 0.2 * loss.head(3).mean()).all() for loss in map(_losses, runs))
     ring, islands = (run.summary["accuracy"] for run in runs[2:])
-    return fell and ring > 0.9 > 0.6 > islands, f"every loss falls; right: a ring {ring:.0%}, two islands {islands:.0%}"
+    return (
+        fell and ring > 0.9 > 0.6 > islands,
+        f"every loss falls; right: a ring {ring:.0%}, two islands {islands:.0%}",
+    )
 
 
 def _losses(run: Run) -> pd.DataFrame:
@@ -47,7 +50,7 @@ def _losses(run: Run) -> pd.DataFrame:
 
 @trial("04")
 def more_neighbours(stage: Stage) -> tuple[bool, str]:
-    """"More neighbours is better"."""
+    """ "More neighbours is better"."""
     cost = []
     for run in stage.run(presets.more_neighbours()):
         good = run.evals[run.evals["accuracy"].astype(float) >= 0.93]
@@ -85,24 +88,32 @@ def shared_weights(stage: Stage) -> tuple[bool, str]:
 
 @trial("05")
 def races(stage: Stage) -> tuple[bool, str]:
-    """"Races corrupt the model"."""
+    """ "Races corrupt the model"."""
     racing = stage.run(presets.races())
     in_turn = stage.run([presets.in_turn(run.experiment) for run in racing[:3]])
-    worse = max(abs(a.summary["accuracy"] - b.summary["accuracy"]) for a, b in zip(racing, [*in_turn, in_turn[-1]]))
+    worse = max(
+        abs(a.summary["accuracy"] - b.summary["accuracy"]) for a, b in zip(racing, [*in_turn, in_turn[-1]])
+    )
     lost = max(record["lost"] for run in racing for _, record in run.records() if "lost" in record)
     held = worse < 0.05 and lost < 0.1
-    return held, f"racing and in turn differ by {100 * worse:.1f} points at most; {lost:.2%} of what was added is lost"
+    return (
+        held,
+        f"racing and in turn differ by {100 * worse:.1f} points at most; {lost:.2%} of what was added is lost",
+    )
 
 
 @trial("05")
 def lock_free_scaling(stage: Stage) -> tuple[bool, str]:
-    """"Lock-free scales for free"."""
+    """ "Lock-free scales for free"."""
     runs = {run.experiment.workers: run for run in stage.run(presets.lock_free_scaling())}
     most = max(runs)
     gained = runs[most].summary["samples_per_s"] / runs[1].summary["samples_per_s"]
     stale = {n: run.steps["staleness"].mean() for n, run in runs.items()}
     held = gained < 0.75 * most and stale[1] == 0 and stale[2] < stale[4]
-    return held, f"{most} writers are {gained:.1f} times as fast as one; of 4 each is {stale[4]:.1f} updates behind"
+    return (
+        held,
+        f"{most} writers are {gained:.1f} times as fast as one; of 4 each is {stale[4]:.1f} updates behind",
+    )
 
 
 @trial("05")

@@ -18,26 +18,32 @@ def stale_gradients(stage: Stage) -> tuple[bool, str]:
     ages = (run := stage.run(presets.stale_gradients())).steps.groupby("rank")["staleness"]
     mean, middle = run.steps["staleness"].mean(), ages.median()
     held = abs(mean - 2) < 0.1 and middle[2] >= 3 * max(middle[0], middle[1])
-    return held, f"{mean:.2f} updates on average; in the middle {middle[0]:.0f}, {middle[1]:.0f} and {middle[2]:.0f}"
+    return (
+        held,
+        f"{mean:.2f} updates on average; in the middle {middle[0]:.0f}, {middle[1]:.0f} and {middle[2]:.0f}",
+    )
 
 
 @trial("02")
 def pull_apart(stage: Stage) -> tuple[bool, str]:
     """A pull of its own makes weights fresher."""
     reply, separate = (run.steps["staleness"].mean() for run in stage.run(presets.pull_apart()))
-    return separate < 0.9 * reply, f"staleness {reply:.2f} with weights in the answer, {separate:.2f} with a pull"
+    return (
+        separate < 0.9 * reply,
+        f"staleness {reply:.2f} with weights in the answer, {separate:.2f} with a pull",
+    )
 
 
 @trial("02")
 def server_that_waits(stage: Stage) -> tuple[bool, str]:
-    """"Parameter server means asynchronous"."""
+    """ "Parameter server means asynchronous"."""
     worst = apart(*stage.run(presets.server_that_waits()))
     return worst < 1e-9, f"losses of a server that waits and of a ring differ by {worst:.0e} at most"
 
 
 @trial("02")
 def bound_and_a_slow_worker(stage: Stage) -> tuple[bool, str]:
-    """"A staleness bound cures a slow worker"."""
+    """ "A staleness bound cures a slow worker"."""
     bsp, ssp, asp = (_pace(run) for run in stage.run(presets.bound_and_a_slow_worker()))
     held = abs(ssp / bsp - 1) < 0.15 and asp < bsp / 2
     return held, f"a step: bsp {1e3 * bsp:.0f} ms, ssp(4) {1e3 * ssp:.0f} ms, asp {1e3 * asp:.0f} ms"
@@ -52,7 +58,7 @@ def bound_and_passing_jitter(stage: Stage) -> tuple[bool, str]:
 
 @trial("02")
 def more_updates(stage: Stage) -> tuple[bool, str]:
-    """"More updates a second is better"."""
+    """ "More updates a second is better"."""
     bsp, asp, aware = (run.summary["accuracy"] for run in stage.run(presets.more_updates()))
     held = min(bsp, aware) >= 0.9 and asp < 0.7
     return held, f"right: bsp {bsp:.0%}, asp {asp:.0%}, asp with rates divided by staleness {aware:.0%}"
@@ -74,7 +80,10 @@ def servers(stage: Stage) -> tuple[bool, str]:
 
     one, two, leaves = (per_rank(run)[4:, 3] for run in stage.run(presets.servers()))
     held = max(abs(each / one[0] - 0.5) for each in (*two, leaves[0])) < 0.01
-    return held, f"one server sends {one[0]:.1f} MB, each of two {two[0]:.1f}, a root over leaves {leaves[0]:.1f}"
+    return (
+        held,
+        f"one server sends {one[0]:.1f} MB, each of two {two[0]:.1f}, a root over leaves {leaves[0]:.1f}",
+    )
 
 
 @trial("02")

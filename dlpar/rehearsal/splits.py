@@ -31,21 +31,27 @@ def heads_and_characters(stage: Stage) -> tuple[bool, str]:
 
 @trial("08")
 def faster(stage: Stage) -> tuple[bool, str]:
-    """"We split a model to go faster"."""
+    """ "We split a model to go faster"."""
     names = ("100gb-ib", "10gbe")
-    files = [presets.platform_file(stage.folder, f"each-{n}", extends=f"v100-{n}", devices=1, nodes=8) for n in names]
+    files = [
+        presets.platform_file(stage.folder, f"each-{n}", extends=f"v100-{n}", devices=1, nodes=8)
+        for n in names
+    ]
     gained = []
     for each, n in zip(presets.faster(presets.NVLINK, *files), (4, 4, 8)):
         one, many = stage.run([each.replace(workers=workers) for workers in (1, n)])
         gained.append(many.summary["samples_per_s"] / one.summary["samples_per_s"])
     nvlink, infiniband, ethernet = gained
     held = nvlink > 2 and infiniband < 1 and ethernet < 0.2
-    return held, f"times one GPU: NVLink, 4 {nvlink:.1f}; InfiniBand, 4 {infiniband:.2f}; 10 GbE, 8 {ethernet:.2f}"
+    return (
+        held,
+        f"times one GPU: NVLink, 4 {nvlink:.1f}; InfiniBand, 4 {infiniband:.2f}; 10 GbE, 8 {ethernet:.2f}",
+    )
 
 
 @trial("08")
 def pieces_of_images(stage: Stage) -> tuple[bool, str]:
-    """"Halos approximate"."""
+    """ "Halos approximate"."""
     worst = apart(*stage.run(presets.pieces_of_images()))
     return worst < 20 * 2.3e-16, f"losses of cut and of whole images differ by {worst:.0e} at most"
 
@@ -82,20 +88,26 @@ def live_pipeline(stage: Stage) -> tuple[bool, str]:
 
 @trial("09")
 def schedules(stage: Stage) -> tuple[bool, str]:
-    """"1F1B has a smaller bubble than GPipe"."""
+    """ "1F1B has a smaller bubble than GPipe"."""
     runs = stage.run(presets.schedules())
     gpipe, ours = runs["GPipe"], runs["1F1B"]
     quicker = max(_seconds(runs[name]) for name in ("interleaved, 2 chunks", "ZB-H1")) < 0.9 * _seconds(ours)
     share = most_held(ours, "activations") / most_held(gpipe, "activations")
     held = math.isclose(_seconds(gpipe), _seconds(ours), rel_tol=1e-6) and share < 0.6 and quicker
-    return held, f"a step takes {_seconds(gpipe):.2f} s by both; 1F1B holds {share:.0%} of GPipe's activations"
+    return (
+        held,
+        f"a step takes {_seconds(gpipe):.2f} s by both; 1F1B holds {share:.0%} of GPipe's activations",
+    )
 
 
 @trial("09")
 def more_micro_batches(stage: Stage) -> tuple[bool, str]:
-    """"More micro-batches always help"."""
-    took = {run.experiment.split.microbatches: _seconds(run) for run in stage.run(presets.more_micro_batches())
-            if run.experiment.split.schedule == "1f1b"}  # fmt: skip
+    """ "More micro-batches always help"."""
+    took = {
+        run.experiment.split.microbatches: _seconds(run)
+        for run in stage.run(presets.more_micro_batches())
+        if run.experiment.split.schedule == "1f1b"
+    }
     best = min(took, key=took.get)
     held = 1 < best < 256 and took[256] > 2 * took[16]
     return held, f"{best} are quickest; 256 take {took[256] / took[best]:.1f} times as long"
@@ -104,7 +116,9 @@ def more_micro_batches(stage: Stage) -> tuple[bool, str]:
 @trial("09")
 def small_micro_batches(stage: Stage) -> tuple[bool, str]:
     """Nor do they on this machine."""
-    took = {run.experiment.split.microbatches: _seconds(run) for run in stage.run(presets.small_micro_batches())}
+    took = {
+        run.experiment.split.microbatches: _seconds(run) for run in stage.run(presets.small_micro_batches())
+    }
     return took[64] > 1.2 * took[4], f"64 micro-batches take {took[64] / took[4]:.1f} times as long as 4"
 
 
@@ -116,7 +130,10 @@ def without_a_flush(stage: Stage) -> tuple[bool, str]:
     late, usual = (run.curve["loss"].tail(20).mean() for run in (stream_fast, flush_fast))
     learn = min(run.summary["accuracy"] for run in (flush, stream)) > 0.92
     held = 0.70 < share < 0.85 and learn and late > 5 * usual
-    return held, f"it takes {share:.0%} of the time; at four times the rate its loss is {late / usual:.0f} times 1F1B's"
+    return (
+        held,
+        f"it takes {share:.0%} of the time; at four times the rate its loss is {late / usual:.0f} times 1F1B's",
+    )
 
 
 @trial("09")

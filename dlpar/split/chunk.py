@@ -46,9 +46,15 @@ class Chunk:
     """
 
     def __init__(
-        self, task: Task, layers: nn.Sequential, flops: float, takes: tuple[int, ...] | None,
-        gives: tuple[int, ...] | None, later: Later | None = None, charges: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        task: Task,
+        layers: nn.Sequential,
+        flops: float,
+        takes: tuple[int, ...] | None,
+        gives: tuple[int, ...] | None,
+        later: Later | None = None,
+        charges: bool = False,
+    ) -> None:
         self.task, self.layers, self.flops, self.takes, self.gives = task, layers, flops, takes, gives
         self.is_first, self.is_last, self.later = takes is None, gives is None, later
         self.recompute, self.charges = task.experiment.split.recompute, charges

@@ -45,7 +45,10 @@ class Ways:
     """
 
     def __init__(
-        self, comm: Comm, pause: Callable[[str], AbstractContextManager] | None = None, weights_wait: bool = False
+        self,
+        comm: Comm,
+        pause: Callable[[str], AbstractContextManager] | None = None,
+        weights_wait: bool = False,
     ) -> None:
         self.comm, self.rank, self.size, self.weights_wait = comm, comm.rank, comm.size, weights_wait
         self._pause = pause or (lambda during: nullcontext())
@@ -68,7 +71,9 @@ class Ways:
 
     def scatter(self, tensor: Tensor, dim: int, during: str) -> Tensor:
         """This rank's piece, one of equal ones along `dim`, of the sum of all ranks' tensors."""
-        pieces = [piece.clone(memory_format=torch.contiguous_format) for piece in tensor.chunk(self.size, dim)]
+        pieces = [
+            piece.clone(memory_format=torch.contiguous_format) for piece in tensor.chunk(self.size, dim)
+        ]
         with self._pause(during):
             ring_reduce_scatter(self.comm, turned([piece.view(-1) for piece in pieces]))
         return pieces[self.rank]

@@ -27,9 +27,12 @@ if TYPE_CHECKING:
 
 
 def cut(
-    model: nn.Module, comm: Comm, pause: Callable[[str], AbstractContextManager] | None = None, redundancy: float = 0.0,
+    model: nn.Module,
+    comm: Comm,
+    pause: Callable[[str], AbstractContextManager] | None = None,
+    redundancy: float = 0.0,
     weights_wait: bool = False,
-) -> nn.Sequential:  # fmt: skip
+) -> nn.Sequential:
     """This rank's piece of a model, or of a stage of one: it takes and gives what the whole does.
 
     Parameters
@@ -58,7 +61,9 @@ def cut(
     linear layer with another behind it; characters and classes may be any number.
     """
     ways, layers, ties = Ways(comm, pause, weights_wait), OrderedDict(), {}
-    pieces: int | None = None  # of what the layers so far give, elements along dimension 1 of all ranks, or whole
+    pieces: int | None = (
+        None  # of what the layers so far give, elements along dimension 1 of all ranks, or whole
+    )
     children = list(model.named_children())
     for place, (name, layer) in enumerate(children):
         if isinstance(layer, nn.Linear) and redundancy and place < len(children) - 1:
@@ -249,7 +254,9 @@ class Scores(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         scores = F.linear(copied(x, self.ways), self.weight)
-        return gathered(self.ways.charged(scores, 2 * scores.numel() * x.shape[-1]), self.ways, self.sizes, -1)
+        return gathered(
+            self.ways.charged(scores, 2 * scores.numel() * x.shape[-1]), self.ways, self.sizes, -1
+        )
 
 
 class Whole(nn.Module):

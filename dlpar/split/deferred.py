@@ -62,8 +62,9 @@ class Later:
         """Of what waits of a micro-batch, two a multiply-add; an embedding's gradient takes none."""
         return sum(
             2 * gradient.numel() * layer.weight[0].numel()
-            for add, layer, _, gradient in self._waiting[micro] if add is not _add_embedding
-        )  # fmt: skip
+            for add, layer, _, gradient in self._waiting[micro]
+            if add is not _add_embedding
+        )
 
     @torch.no_grad()
     def end(self, micro: int) -> None:
@@ -80,7 +81,9 @@ def _forward(function: type[Function], layer: nn.Module, later: Later, x: Tensor
 
 class _Linear(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, layer: nn.Module, later: Later) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, layer: nn.Module, later: Later
+    ) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.layer, ctx.later = layer, later
         return F.linear(x, weight, bias)
@@ -89,7 +92,13 @@ class _Linear(Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         ctx.later.put_off(_add_linear, ctx.layer, x, gradient)
-        return gradient @ weight.to(gradient.dtype) if ctx.needs_input_grad[0] else None, None, None, None, None
+        return (
+            gradient @ weight.to(gradient.dtype) if ctx.needs_input_grad[0] else None,
+            None,
+            None,
+            None,
+            None,
+        )
 
 
 def _add_linear(layer: nn.Module, x: Tensor, gradient: Tensor) -> None:
@@ -101,7 +110,9 @@ def _add_linear(layer: nn.Module, x: Tensor, gradient: Tensor) -> None:
 
 class _Convolution(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, layer: nn.Conv2d, later: Later) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, layer: nn.Conv2d, later: Later
+    ) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.layer, ctx.later = layer, later
         return F.conv2d(x, weight, bias, layer.stride, layer.padding, layer.dilation, layer.groups)
@@ -122,12 +133,23 @@ def _add_convolution(layer: nn.Conv2d, x: Tensor, gradient: Tensor) -> None:
         layer.bias.grad.add_(bias)
 
 
-def _convolution_backward(layer: nn.Conv2d, x: Tensor, gradient: Tensor, wanted: list[bool]) -> list[Tensor | None]:
+def _convolution_backward(
+    layer: nn.Conv2d, x: Tensor, gradient: Tensor, wanted: list[bool]
+) -> list[Tensor | None]:
     """Gradients of input, weight and bias, those that are wanted."""
     return torch.ops.aten.convolution_backward(
-        gradient, x, layer.weight.to(x.dtype), [layer.out_channels], layer.stride, layer.padding, layer.dilation, False,
-        [0] * len(layer.stride), layer.groups, wanted,
-    )  # fmt: skip
+        gradient,
+        x,
+        layer.weight.to(x.dtype),
+        [layer.out_channels],
+        layer.stride,
+        layer.padding,
+        layer.dilation,
+        False,
+        [0] * len(layer.stride),
+        layer.groups,
+        wanted,
+    )
 
 
 class _Embedding(Function):

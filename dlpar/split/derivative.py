@@ -8,7 +8,7 @@ is one more product: 40 of the 190 µs of a short step.
 
 from __future__ import annotations
 
-from typing import Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -21,7 +21,9 @@ def derivative(output: Tensor, inputs: Sequence[Tensor], gradient: Tensor) -> tu
 
     The same as ``torch.autograd.grad(output, inputs, gradient)``.
     """
-    return _run((output,), (gradient,), False, False, tuple(inputs), allow_unreachable=False, accumulate_grad=False)
+    return _run(
+        (output,), (gradient,), False, False, tuple(inputs), allow_unreachable=False, accumulate_grad=False
+    )
 
 
 def backward(output: Tensor, gradient: Tensor) -> None:

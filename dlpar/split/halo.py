@@ -57,7 +57,9 @@ class Grid:
         self.ranks = list(range(comm.size) if ranks is None else ranks)
         if rows * columns != len(self.ranks):
             ranks = len(self.ranks)
-            raise ValueError(f"grid: got {rows} × {columns}, allowed is sizes that multiply to the {ranks} ranks")
+            raise ValueError(
+                f"grid: got {rows} × {columns}, allowed is sizes that multiply to the {ranks} ranks"
+            )
         self.row, self.column = divmod(self.ranks.index(comm.rank), columns)
 
     def at(self, row: int, column: int) -> int:
@@ -86,8 +88,12 @@ class Halo:
         around = [(down, right) for down in BESIDE for right in BESIDE]
         met = [(d, r) for d, r in around if d in rows.take and r in columns.take]
         self._rank = {(d, r): grid.at(grid.row + d, grid.column + r) for d, r in met}
-        self._take = {(d, r): (rows.take[d], columns.take[r]) for d, r in met if rows.take[d] and columns.take[r]}
-        self._give = {(d, r): (rows.give[d], columns.give[r]) for d, r in met if rows.give[d] and columns.give[r]}
+        self._take = {
+            (d, r): (rows.take[d], columns.take[r]) for d, r in met if rows.take[d] and columns.take[r]
+        }
+        self._give = {
+            (d, r): (rows.give[d], columns.give[r]) for d, r in met if rows.give[d] and columns.give[r]
+        }
         self._take[OWN] = rows.owned, columns.owned  # all of it lies here, also what the layer does not need
         self._give.pop(OWN, None)
         self.exchanges = len(self._take) > 1 or bool(self._give)
@@ -158,7 +164,9 @@ class Halo:
     def _exchange(self, sent: Pieces, came: Pieces) -> list[Request]:
         # Receives first: a message that is expected need not be stored on its way.
         receives = [self.comm.irecv(piece, self._rank[source], HALO) for source, piece in came.items()]
-        return receives + [self.comm.isend(piece.contiguous(), self._rank[to], HALO) for to, piece in sent.items()]
+        return receives + [
+            self.comm.isend(piece.contiguous(), self._rank[to], HALO) for to, piece in sent.items()
+        ]
 
 
 def complete(requests: Iterable[Request]) -> None:

@@ -82,9 +82,11 @@ def prepared(comm: Comm, experiment: Experiment) -> Task:
     """What a split is made from, as training makes it; nothing is recorded."""
     seed, dtype = experiment.seed, getattr(torch, experiment.dtype)
     dataset = comm.once("data", lambda: load(experiment.data, seed, dtype, experiment.model.name))
-    sampler = comm.once("batches", lambda: Sampler(experiment.of_replicas(), dataset.train_y, len(dataset.train_x)))
+    sampler = comm.once(
+        "batches", lambda: Sampler(experiment.of_replicas(), dataset.train_y, len(dataset.train_x))
+    )
     model, place = models.build(experiment, dataset), placed(experiment, comm)
-    batch = lambda step: dataset.batch(sampler.indices(step, place.number))  # noqa: E731
+    batch = lambda step: dataset.batch(sampler.indices(step, place.number))
     flops = models.flops_per_sample(model, dataset)
     return Task(experiment, comm, place, model, models.loss(dataset.task), flops, batch, Unrecorded(comm))
 
@@ -105,7 +107,9 @@ def _numbers_held(task: Task, part: Split) -> np.ndarray:
     if getattr(task.experiment.split, "zero", 0) != 1:
         return part.replica.weights.detach().numpy()
     sharded = scheme(task.experiment.of_replicas(), task.place.twins, part.replica)
-    return np.concatenate([chunks[own_chunk(task.place.twins)].detach().numpy() for chunks in sharded.weights])
+    return np.concatenate(
+        [chunks[own_chunk(task.place.twins)].detach().numpy() for chunks in sharded.weights]
+    )
 
 
 def _images(task: Task, part: Split) -> tuple[dict[str, tuple[int, int]], list[Piece], list[Piece]]:

@@ -7,7 +7,8 @@ differ along one axis only form a group, and each kind of message stays in one.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple, Sequence, TypeVar
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
     from dlpar.comm import Comm
@@ -48,7 +49,9 @@ class Mesh:
     def __init__(self, comm: Comm, sizes: dict[str, int]) -> None:
         if math.prod(sizes.values()) != comm.size:
             product = " × ".join(f"{name} {size}" for name, size in sizes.items())
-            raise ValueError(f"mesh: got {product}, allowed with {comm.size} ranks is sizes that multiply to {comm.size}")
+            raise ValueError(
+                f"mesh: got {product}, allowed with {comm.size} ranks is sizes that multiply to {comm.size}"
+            )
         self.comm, self.sizes, self.at = comm, dict(sizes), coordinates(comm.rank, sizes)
 
     def group(self, *axes: str) -> Comm:

@@ -78,8 +78,12 @@ def cut(costs: Sequence[float], parts: int, how: str = "balanced") -> list[range
         the most even one is looked for.
     """
     counts = [int(n) for n in how.split(",")] if how[0].isdigit() else _most_even(costs, parts)
-    if len(counts) != parts or sum(counts) != len(costs) or 0 in counts:  # of a workload in a file, known here only
-        raise ValueError(f"split.partition: got {how!r} for {parts} parts, allowed is a cut of {len(costs)} layers")
+    if (
+        len(counts) != parts or sum(counts) != len(costs) or 0 in counts
+    ):  # of a workload in a file, known here only
+        raise ValueError(
+            f"split.partition: got {how!r} for {parts} parts, allowed is a cut of {len(costs)} layers"
+        )
     ends = list(accumulate(counts))
     return [range(end - count, end) for count, end in zip(counts, ends)]
 

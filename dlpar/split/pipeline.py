@@ -69,7 +69,9 @@ class PipelineSplit(Split):
             self.stage.add_up_tied()
         if self.schedule.has_flush or step == self.task.experiment.steps - 1:
             left += self._sending
-        with self.record.span("send"):  # without a flush, what was just sent is for another step of its receiver
+        with self.record.span(
+            "send"
+        ):  # without a flush, what was just sent is for another step of its receiver
             for request in left:
                 request.wait()
         self._tell(sum(len(y) for _, y in self._batches.pop(step)))
@@ -124,7 +126,9 @@ class PipelineSplit(Split):
 
     def _pass(self, name: str, action: Action) -> AbstractContextManager:
         """The span in which an action computes."""
-        self._passing, self._talking = (self.record.span(n, action.micro, action.chunk) for n in (name, "reduce"))
+        self._passing, self._talking = (
+            self.record.span(n, action.micro, action.chunk) for n in (name, "reduce")
+        )
         return self._passing
 
     @contextmanager
@@ -159,11 +163,15 @@ class PipelineSplit(Split):
     def _send(self, result: Tensor, action: Action, way: int) -> None:
         """Start sending what an action gave to the next part of the model, or (way -1) to the one before."""
         number, stages = self.stage.number, self.stage.stages
-        chunk = action.chunk + (number + way) // stages  # the last stage's neighbour is the first with its next chunk
+        chunk = (
+            action.chunk + (number + way) // stages
+        )  # the last stage's neighbour is the first with its next chunk
         if not isinstance(result, Tensor):  # where no numbers are computed a message has a size alone
             mine = self.chunks[action.chunk]
             shape = mine.gives if way > 0 else mine.takes
-            result = self.comm.empty((len(self._samples(action)[1]), *shape), of_activations(self.task.experiment))
+            result = self.comm.empty(
+                (len(self._samples(action)[1]), *shape), of_activations(self.task.experiment)
+            )
         tag = self._tag(action._replace(chunk=chunk))
         self._sending.append(self.pipe.isend(result.detach(), (number + way) % stages, tag))
 

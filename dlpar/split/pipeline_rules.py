@@ -15,7 +15,9 @@ def layers_of(e: Experiment) -> int | None:
     if has_outline(e):
         return None
     depth = e.model.depth
-    return {"linear": 1, "logistic": 1, "mlp": depth + 1, "cnn": depth + 1, "transformer": depth + 3}[e.model.name]
+    return {"linear": 1, "logistic": 1, "mlp": depth + 1, "cnn": depth + 1, "transformer": depth + 3}[
+        e.model.name
+    ]
 
 
 def has_outline(e: Experiment) -> bool:
@@ -38,10 +40,15 @@ def too_few_layers(e: Experiment, model: str, layers: int) -> str | None:
     """A complaint if a pipeline has more parts than a model has layers with weights."""
     if e.split.kind not in ("pipeline", "hybrid") or parts_of(e) <= layers:
         return None
-    stages, of = e.split.axes(e.workers)["pipeline"], f"with model {model}, which has {layers} layers with weights,"
+    stages, of = (
+        e.split.axes(e.workers)["pipeline"],
+        f"with model {model}, which has {layers} layers with weights,",
+    )
     if stages > layers:
         return f"split.stages: got {stages}, allowed {of} is at most {layers}"
-    return f"split.chunks: got {e.split.chunks}, allowed {of} and {stages} stages is at most {layers // stages}"
+    return (
+        f"split.chunks: got {e.split.chunks}, allowed {of} and {stages} stages is at most {layers // stages}"
+    )
 
 
 def _numbers_make_up_the_model(e: Experiment) -> str | None:
@@ -52,9 +59,7 @@ def _numbers_make_up_the_model(e: Experiment) -> str | None:
     if len(numbers) == parts and min(numbers) > 0 and (layers is None or sum(numbers) == layers):
         return None
     total = "all layers" if layers is None else f"{layers}, the model's layers with weights"
-    return (
-        f"split.partition: got {how!r}, allowed is balanced, measured, or {parts} numbers from 1 that add up to {total}"
-    )
+    return f"split.partition: got {how!r}, allowed is balanced, measured, or {parts} numbers from 1 that add up to {total}"
 
 
 def _every_microbatch_has_a_sample(e: Experiment) -> str | None:

@@ -31,6 +31,8 @@ def of_activations(experiment: Experiment) -> torch.dtype:
 def narrowed(x: torch.Tensor) -> torch.Tensor:
     """A tensor of floats as products take it at present: in a forward pass of mixed precision, in bfloat16."""
     kind = x.device.type
-    if not (x.is_floating_point() and torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)):
+    if not (
+        x.is_floating_point() and torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+    ):
         return x
     return x.to(torch.get_autocast_dtype(kind))

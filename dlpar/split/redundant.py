@@ -65,8 +65,10 @@ class Overlapping(nn.Module):
         mine = self.own(x)
         mine = ways.charged(mine, 2 * mine.numel() * inputs)
         with torch.no_grad():
-            computed = [mine if rank == ways.rank else F.linear(x, copy[:, :-1], copy[:, -1])
-                        for rank, copy in enumerate(self.copies)]  # fmt: skip
+            computed = [
+                mine if rank == ways.rank else F.linear(x, copy[:, :-1], copy[:, -1])
+                for rank, copy in enumerate(self.copies)
+            ]
         ways.comm.compute(lambda: None, cost=2 * len(x) * inputs * self.common * (ways.size - 1))
         return _Exchanged.apply(mine, computed, self.common, ways)
 

@@ -167,13 +167,17 @@ def _zero_halves_an_allreduce(e: Experiment) -> str | None:
     if e.sync.scheme != "ring":
         return f"sync.scheme: got {e.sync.scheme!r}, {allowed} ring: its all-reduce comes in two halves"
     if e.sync.allreduce not in ("ring", "library"):
-        return f"sync.allreduce: got {e.sync.allreduce!r}, {allowed} ring or library: others have no two halves"
+        return (
+            f"sync.allreduce: got {e.sync.allreduce!r}, {allowed} ring or library: others have no two halves"
+        )
     if e.averaging.method != "none":
         return f"averaging.method: got {e.averaging.method!r}, {allowed} none: no worker can step by itself"
     if e.compression.codec != "none":
         return f"compression.codec: got {e.compression.codec!r}, {allowed} none: codes do not add up on their way"
     if zero == 3 and e.sync.overlap:
-        return f"sync.overlap: got True, {allowed} False: gradients are summed between layers, not beside them"
+        return (
+            f"sync.overlap: got True, {allowed} False: gradients are summed between layers, not beside them"
+        )
     if zero == 3 and e.cluster.messages == "sizes":
         return f"cluster.messages: got 'sizes', {allowed} values: weights travel between layers that compute"
     return None

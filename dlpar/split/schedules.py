@@ -70,12 +70,16 @@ def interleaved(stage: int, stages: int, microbatches: int, chunks: int) -> list
     """1F1B over chunks: as many micro-batches as stages go through one chunk after the other (section 2.2.2)."""
     rounds = range(0, microbatches, stages)
     forwards, backwards = (
-        iter([
-            Action(kind, micro, chunk)
-            for first in rounds for chunk in order for micro in range(first, min(first + stages, microbatches))
-        ])
+        iter(
+            [
+                Action(kind, micro, chunk)
+                for first in rounds
+                for chunk in order
+                for micro in range(first, min(first + stages, microbatches))
+            ]
+        )
         for kind, order in (("F", range(chunks)), ("B", range(chunks)[::-1]))
-    )  # fmt: skip
+    )
     ahead = (chunks - 1) * stages + 2 * (stages - 1 - stage)
     return _in_turns(forwards, backwards, ahead=min(ahead, chunks * microbatches))
 

@@ -133,7 +133,9 @@ class Local:
         """The layer's output."""
         self._given = x.detach().requires_grad_()
         with self.span("forward"):
-            self._made = self.comm.compute(lambda: self.layer(self._given), cost=forward_flops(self.layer, len(x)))
+            self._made = self.comm.compute(
+                lambda: self.layer(self._given), cost=forward_flops(self.layer, len(x))
+            )
         return self._made.detach()
 
     def backward(self, gradient: Tensor) -> Tensor:
@@ -165,7 +167,9 @@ class Gather:
         """Features in the order in which one process has them."""
         with self.span("gather"):
             self._shape = (*x.shape[:2], *map(len, self.whole))
-            pieces = [self.grid.comm.empty(x.shape[:2].numel() * len(r) * len(c), x.dtype) for r, c in self.places]
+            pieces = [
+                self.grid.comm.empty(x.shape[:2].numel() * len(r) * len(c), x.dtype) for r, c in self.places
+            ]
             pieces[self.own].view_as(x).copy_(x)
             # The ring begins with the piece of the rank before as what each rank lacks.
             ring_allgather(self.grid.comm, [*pieces[-1:], *pieces[:-1]], self.grid.ranks)

@@ -72,7 +72,9 @@ class Stage:
         self._tied = self._find_tied(reduce(add, whole))
         inner = [axis for axis in sizes if axis != "data"]  # the order of mates
         self.speaker = reduce(
-            lambda number, axis: number * sizes[axis] + (self.stages - 1 if axis == "pipeline" else 0), inner, 0
+            lambda number, axis: number * sizes[axis] + (self.stages - 1 if axis == "pipeline" else 0),
+            inner,
+            0,
         )
         if self.mates.rank > 0:
             task.comm.compute(lambda: _forget(task.model, keep=whole if self.tensor is None else []))
@@ -104,19 +106,25 @@ class Stage:
         later = task.comm.compute(lambda: Later(reduce(add, self.held), task.memory)) if waits else None
         return [
             Chunk(
-                task, layers, self.parts[part].flops, takes=self.parts[part].shape if part > 0 else None,
-                gives=self.parts[part + 1].shape if part < last else None, later=later, charges=self.tensor is not None,
+                task,
+                layers,
+                self.parts[part].flops,
+                takes=self.parts[part].shape if part > 0 else None,
+                gives=self.parts[part + 1].shape if part < last else None,
+                later=later,
+                charges=self.tensor is not None,
             )
             for part, layers in zip(self._of(self.number), self.held)
-        ]  # fmt: skip
+        ]
 
     def _find_tied(self, whole: nn.Sequential) -> list[tuple[int, nn.Parameter]]:
         """This rank's parameters that another stage has, too, with that stage."""
         others = {
             id(parameter): part % self.stages
-            for part in range(len(self.parts)) if part % self.stages != self.number
+            for part in range(len(self.parts))
+            if part % self.stages != self.number
             for parameter in self.task.model[self.parts[part].layers].parameters()
-        }  # fmt: skip
+        }
         pairs = zip(whole.parameters(), self.replica.model.parameters())
         return [(others[id(of_model)], own) for of_model, own in pairs if id(of_model) in others]
 
@@ -183,10 +191,11 @@ def _parts(task: Task, stages: int) -> list[Part]:
     return [
         Part(
             slice(found[part.start].layers.start, found[part.stop - 1].layers.stop),
-            sum(found[unit].flops for unit in part), found[part.start].shape,
+            sum(found[unit].flops for unit in part),
+            found[part.start].shape,
         )
         for part in cut(costs, number, split.partition)
-    ]  # fmt: skip
+    ]
 
 
 def _forget(model: nn.Sequential, keep: list[nn.Sequential]) -> None:

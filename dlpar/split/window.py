@@ -125,7 +125,11 @@ class Cut:
         self.inner = self._inner()
 
     def _inner(self) -> range:
-        own = [o for o in self.outputs if self._needs_no_other(inside(self.window.reads(range(o, o + 1)), self.size))]
+        own = [
+            o
+            for o in self.outputs
+            if self._needs_no_other(inside(self.window.reads(range(o, o + 1)), self.size))
+        ]
         return range(own[0], own[-1] + 1) if own else range(self.outputs.stop, self.outputs.stop)
 
     def _needs_no_other(self, needed: range) -> bool:

@@ -52,12 +52,22 @@ class Windowed:
         If the layer is another or pads in another way, or a piece is too small: see :class:`~dlpar.split.window.Cut`.
     """
 
-    def __init__(self, layer: nn.Module, grid: Grid, height: int, width: int, first: bool = False,
-                 span: Spans = nullcontext) -> None:  # fmt: skip
+    def __init__(
+        self,
+        layer: nn.Module,
+        grid: Grid,
+        height: int,
+        width: int,
+        first: bool = False,
+        span: Spans = nullcontext,
+    ) -> None:
         self.layer, self.comm, self.span, self.first = layer, grid.comm, span, first
         self._compute_block, self._padded_with = _function(layer)
         vertical, horizontal = windows(layer)
-        rows, columns = Cut(vertical, height, grid.rows, grid.row), Cut(horizontal, width, grid.columns, grid.column)
+        rows, columns = (
+            Cut(vertical, height, grid.rows, grid.row),
+            Cut(horizontal, width, grid.columns, grid.column),
+        )
         self.height, self.width = vertical.outputs(height), horizontal.outputs(width)
         self.owned, self.outputs = (rows.owned, columns.owned), (rows.outputs, columns.outputs)
         self.halo = Halo(grid, rows, columns)
@@ -104,7 +114,11 @@ class Windowed:
 
         def make() -> None:
             for block in blocks:
-                given = self.halo.block(pieces, block.inputs, self._padded_with).detach().requires_grad_(not self.first)
+                given = (
+                    self.halo.block(pieces, block.inputs, self._padded_with)
+                    .detach()
+                    .requires_grad_(not self.first)
+                )
                 self._made[block] = given, self._compute_block(given, block.padding)
 
         if blocks:
@@ -190,9 +204,15 @@ def _function(layer: nn.Module) -> tuple[Callable[[Tensor, tuple[int, int]], Ten
         return lambda x, pad: F.conv2d(x, layer.weight, layer.bias, layer.stride, pad, *fixed), 0.0
     if isinstance(layer, nn.MaxPool2d) and not (layer.ceil_mode or layer.return_indices):
         return lambda x, pad: F.max_pool2d(x, layer.kernel_size, layer.stride, pad, layer.dilation), -math.inf
-    if isinstance(layer, nn.AvgPool2d) and not layer.ceil_mode and (layer.count_include_pad or not layer.padding):
+    if (
+        isinstance(layer, nn.AvgPool2d)
+        and not layer.ceil_mode
+        and (layer.count_include_pad or not layer.padding)
+    ):
         divisor = layer.divisor_override
-        return lambda x, pad: F.avg_pool2d(x, layer.kernel_size, layer.stride, pad, divisor_override=divisor), 0.0
+        return lambda x, pad: F.avg_pool2d(
+            x, layer.kernel_size, layer.stride, pad, divisor_override=divisor
+        ), 0.0
     raise ValueError(
         f"layer: got {layer}, allowed is Conv2d, MaxPool2d or AvgPool2d with rounding down, and padding by numbers, "
         f"of zeros, that count in a mean"

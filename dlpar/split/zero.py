@@ -8,8 +8,9 @@ bytes of an all-reduce (Rajbhandari et al., "ZeRO", arXiv 1910.02054, 5.3 and 7.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -122,7 +123,8 @@ class ZeroSplit(Split):
         self.layers = layers_of(task.model)
         self.flops = flops_by_layer(self.layers, task.batch(0)[0][:1])
         self.shared = [
-            Shared(parameters, first, last, task) for (first, last), parameters in by_users(self.layers).items()
+            Shared(parameters, first, last, task)
+            for (first, last), parameters in by_users(self.layers).items()
         ]
         numbers = range(len(self.layers))
         self.begins = [[shared for shared in self.shared if shared.first == number] for number in numbers]
@@ -173,7 +175,9 @@ class ZeroSplit(Split):
                     shared.expect_gradient()
             entering, leaving = passed.pop()
             with self.record.span("backward"):
-                self.comm.compute(partial(backward, leaving, gradient), cost=self.flops[number] * samples * 2 / 3)
+                self.comm.compute(
+                    partial(backward, leaving, gradient), cost=self.flops[number] * samples * 2 / 3
+                )
             gradient = entering.grad
             del entering, leaving
             with self.record.span("communicate"):

@@ -11,8 +11,9 @@ applies the sum with learning rate 1.  So any scheme can average models:
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any, Iterator
+from typing import TYPE_CHECKING, Any
 
 from dlpar.sync.scheme import Scheme
 
@@ -35,8 +36,13 @@ def outer(experiment: Experiment) -> Experiment:
         rule["lr"] = averaging.elasticity
     elif averaging.method == "block_momentum":
         momentum = averaging.block_momentum
-        rule |= {"optimizer": "momentum", "momentum": 1 - 1 / experiment.workers if momentum is None else momentum}
-    return experiment.replace(steps=experiment.steps // averaging.period, averaging={"method": "none"}, **rule)
+        rule |= {
+            "optimizer": "momentum",
+            "momentum": 1 - 1 / experiment.workers if momentum is None else momentum,
+        }
+    return experiment.replace(
+        steps=experiment.steps // averaging.period, averaging={"method": "none"}, **rule
+    )
 
 
 class Averaging(Scheme):
@@ -113,5 +119,7 @@ class Averaging(Scheme):
         return self.inner.done(own // self.period) * self.period
 
     def facts(self) -> dict[str, Any]:
-        sketch = self.comm.compute(lambda: self.sketch.of(self.replica.weights))  # not charged: it is for us who look on
+        sketch = self.comm.compute(
+            lambda: self.sketch.of(self.replica.weights)
+        )  # not charged: it is for us who look on
         return {**self.inner.facts(), "sketch": sketch}

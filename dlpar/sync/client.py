@@ -5,7 +5,7 @@ Source: Li et al. (OSDI 2014), sections 3.1 (pushing and pulling ranges of keys)
 
 from __future__ import annotations
 
-from typing import Callable, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -24,7 +24,9 @@ its push; how many clocks it is ahead of the slowest; global steps done; whether
 def key_ranges(parameters: int, servers: int) -> list[slice]:
     """The range of the flat weights each server holds; the first ones are longer by one where it does not divide."""
     if servers > parameters:
-        raise ValueError(f"sync.servers: got {servers}, allowed with {parameters} parameters is at most {parameters}")
+        raise ValueError(
+            f"sync.servers: got {servers}, allowed with {parameters} parameters is at most {parameters}"
+        )
     share, rest = divmod(parameters, servers)
     starts = [server * share + min(server, rest) for server in range(servers + 1)]
     return [slice(*pair) for pair in zip(starts, starts[1:])]
@@ -45,11 +47,18 @@ class Client:
         Its ``compression`` is how gradients are written on the wire.
     """
 
-    def __init__(self, comm: Comm, servers: Sequence[int], weights: torch.Tensor, experiment: Experiment) -> None:
+    def __init__(
+        self, comm: Comm, servers: Sequence[int], weights: torch.Tensor, experiment: Experiment
+    ) -> None:
         self.comm, self.weights = comm, weights
         ranges = key_ranges(len(weights), len(servers))
         shards = [
-            (server, keys, comm.packet(keys.stop - keys.start, weights.dtype), encoder(comm, experiment.compression))
+            (
+                server,
+                keys,
+                comm.packet(keys.stop - keys.start, weights.dtype),
+                encoder(comm, experiment.compression),
+            )
             for server, keys in zip(servers, ranges)
         ]
         # Clients begin with different servers: all at the same one would wait in one queue (22 to 44 % slower).
@@ -85,7 +94,12 @@ class Client:
         heads = [answer.head.tolist() for _, _, answer, _ in self.shards]
         self.staleness, self.lead = max(head[STALENESS] for head in heads), self.next_lead
         first = self.authority[2].head.tolist()
-        self.version, self.next_lead, self.done, self.going_on = first[VERSION], first[LEAD], first[DONE], bool(first[GO])
+        self.version, self.next_lead, self.done, self.going_on = (
+            first[VERSION],
+            first[LEAD],
+            first[DONE],
+            bool(first[GO]),
+        )
 
     def leave(self) -> None:
         """Push no more, and take the last weights, once everybody has pushed the last time."""
@@ -98,7 +112,8 @@ class Client:
     def _send(self, vector: torch.Tensor, tag: int) -> None:
         # All at once, and only then the answers: a client that waited to send could keep a server from another.
         encoded = [
-            (server, encode(vector[keys]) if tag == PUSH else vector[keys]) for server, keys, _, encode in self.shards
+            (server, encode(vector[keys]) if tag == PUSH else vector[keys])
+            for server, keys, _, encode in self.shards
         ]
         for request in [self.comm.isend(shard, server, tag) for server, shard in encoded]:
             request.wait()
@@ -121,7 +136,9 @@ def encoder(comm: Comm, compression: Compression) -> Callable[[torch.Tensor], to
     return encode
 
 
-def decoder(compression: Compression, like: torch.Tensor) -> tuple[Callable[[torch.Tensor], torch.Tensor], int]:
+def decoder(
+    compression: Compression, like: torch.Tensor
+) -> tuple[Callable[[torch.Tensor], torch.Tensor], int]:
     """How a server reads what came into a buffer of bytes as numbers like its weights; and the bytes it needs."""
     if compression.codec == "none":
         return lambda wire: wire[: like.nbytes].view(like.dtype), like.nbytes

@@ -7,8 +7,9 @@ Sources: bsp, Valiant (CACM 1990); ssp, Ho et al. (NIPS 2013); asp, Dean et al.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Sequence
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from dlpar.sync.parts import ParameterServer

@@ -144,7 +144,9 @@ class Watch:
 
     def added(self) -> None:
         """After an update: remember what it added."""
-        self.gradient.take(self.places, out=self.recent[self.held], mode="clip")  # "raise" would make a copy first
+        self.gradient.take(
+            self.places, out=self.recent[self.held], mode="clip"
+        )  # "raise" would make a copy first
         self.held += 1
         if self.held == TOGETHER:
             self._sum_up()

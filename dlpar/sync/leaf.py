@@ -5,7 +5,7 @@ Source: Gupta, Zhang and Wang, "Rudra" (arXiv 1509.04210), the architecture with
 
 from __future__ import annotations
 
-from typing import Sequence
+from collections.abc import Sequence
 
 from dlpar.comm import Comm, Packet
 from dlpar.experiment import Experiment
@@ -20,7 +20,9 @@ from dlpar.sync.server import Server
 class Leaf(Server):
     """A server to a group of workers, and the one client that stands for them to the servers above."""
 
-    def __init__(self, comm: Comm, clients: Sequence[int], answer: Packet, experiment: Experiment, above: Client) -> None:
+    def __init__(
+        self, comm: Comm, clients: Sequence[int], answer: Packet, experiment: Experiment, above: Client
+    ) -> None:
         super().__init__(comm, clients, answer, experiment, Consistency(gather=len(clients), bound=0))
         self.above = above
 

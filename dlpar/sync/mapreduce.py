@@ -8,8 +8,9 @@ updaters, ours do not divide the learning rate by the square root of the step.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
-from typing import Any, Iterator
+from typing import Any
 
 import torch
 from torch.nn.functional import softshrink
@@ -91,7 +92,10 @@ class MapReduce(Scheme):
                 self.order.head[0] = is_converged(before, weights, tolerance)
         elif not self.warned:
             self.warned = True
-            print("mapreduce: an iteration sampled nothing on any worker: the weights stay as they are", flush=True)
+            print(
+                "mapreduce: an iteration sampled nothing on any worker: the weights stay as they are",
+                flush=True,
+            )
         self.order.body.copy_(weights)
 
     def _penalty(self) -> float:
@@ -108,7 +112,9 @@ class MapReduce(Scheme):
         if kind == "l2":
             gradient.add_(weights, alpha=strength)
         self.optimizer.step(gradient)
-        if kind == "l1":  # proximal: the step without the penalty, then towards zero, and no further than zero
+        if (
+            kind == "l1"
+        ):  # proximal: the step without the penalty, then towards zero, and no further than zero
             weights.copy_(softshrink(weights, self.optimizer.lr * strength))
 
     def facts(self) -> dict[str, Any]:

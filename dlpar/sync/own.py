@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import inspect
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Callable
+from typing import TYPE_CHECKING, Any
 
 from dlpar.sync.scheme import Scheme
 
@@ -110,7 +110,11 @@ class AllReduced(Scheme):
     """Bulk-synchronous, with a function of one's own that sums the gradients on every rank."""
 
     def __init__(
-        self, experiment: Experiment, comm: Comm, replica: Replica, allreduce: Callable[[Comm, torch.Tensor], Any]
+        self,
+        experiment: Experiment,
+        comm: Comm,
+        replica: Replica,
+        allreduce: Callable[[Comm, torch.Tensor], Any],
     ) -> None:
         super().__init__(experiment, comm, replica)
         self.allreduce = allreduce

@@ -87,7 +87,9 @@ class Pairwise(Gossip):
         with self.guard:
             self._write(comm, weights)
         sending = comm.isend(self.mine.wire, partner, AVERAGE)
-        comm.recv(self.theirs.wire, ANY, ANSWER)  # from any, though only one can: such a receive leaves the core alone
+        comm.recv(
+            self.theirs.wire, ANY, ANSWER
+        )  # from any, though only one can: such a receive leaves the core alone
         sending.wait()
         with self.guard:
             self._meet(comm, weights, partner)
@@ -121,5 +123,7 @@ class Pairwise(Gossip):
         """
         self.heard[partner] = int(self.theirs.head[0])
         mine, theirs = self.mine.body, self.theirs.body
-        comm.compute(lambda: weights.add_((theirs - mine).to(weights.device), alpha=0.5), cost=3 * len(weights))
+        comm.compute(
+            lambda: weights.add_((theirs - mine).to(weights.device), alpha=0.5), cost=3 * len(weights)
+        )
         self.averages += 1

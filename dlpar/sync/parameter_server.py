@@ -7,7 +7,8 @@ The servers' side is in ``server.py``, what both say to each other in ``client.p
 
 from __future__ import annotations
 
-from typing import Any, Iterator
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 

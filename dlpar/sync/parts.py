@@ -30,22 +30,36 @@ class MapReduce(Part):
 
     scheme: Literal["mapreduce"] = Field("mapreduce", description="How replicas agree.", title="sync")
     fraction: float = Field(
-        1.0, gt=0, le=1, allow_inf_nan=False, description="Share of the global batch that an iteration samples."
+        1.0,
+        gt=0,
+        le=1,
+        allow_inf_nan=False,
+        description="Share of the global batch that an iteration samples.",
     )
     depth: int = Field(
-        2, ge=1, le=6, title="tree depth", description="Levels of the tree that aggregates; 1: straight to the driver."
+        2,
+        ge=1,
+        le=6,
+        title="tree depth",
+        description="Levels of the tree that aggregates; 1: straight to the driver.",
     )
     reduce: Literal["sum", "mean", "collect"] = Field(
-        "sum", description="Sum over samples; mean of the partitions' means; or collect all and sum at the driver."
+        "sum",
+        description="Sum over samples; mean of the partitions' means; or collect all and sum at the driver.",
     )
-    regularizer: Literal["none", "l1", "l2"] = Field("none", description="Penalty the driver adds to the loss.")
+    regularizer: Literal["none", "l1", "l2"] = Field(
+        "none", description="Penalty the driver adds to the loss."
+    )
     regularization: float = Field(
         0.01, ge=0, le=1000, allow_inf_nan=False, description="Weight of that penalty."
     )
     tolerance: float = Field(
-        0.0, ge=0, le=1, allow_inf_nan=False,
+        0.0,
+        ge=0,
+        le=1,
+        allow_inf_nan=False,
         description="Stop when an update moves the weights by less than this share of their length; 0: never.",
-    )  # fmt: skip
+    )
 
 
 class ParameterServer(Part):
@@ -54,15 +68,23 @@ class ParameterServer(Part):
     scheme: Literal["ps"] = Field("ps", description="How replicas agree.", title="sync")
     servers: int = Field(1, ge=1, le=1024, description="Server ranks; each holds a range of the weights.")
     consistency: Literal["bsp", "ssp", "asp", "softsync"] = Field(
-        "bsp", description="How stale a worker may be: not at all, bounded, unbounded, or every 1/n of the workers."
+        "bsp",
+        description="How stale a worker may be: not at all, bounded, unbounded, or every 1/n of the workers.",
     )
-    staleness: int = Field(3, ge=0, le=1_000_000, description="Clocks a worker may run ahead of the slowest, under ssp.")
+    staleness: int = Field(
+        3, ge=0, le=1_000_000, description="Clocks a worker may run ahead of the slowest, under ssp."
+    )
     softsync: int = Field(1, ge=1, le=64, description="n of n-softsync: an update takes N/n gradients.")
     pull: Literal["reply", "separate"] = Field(
-        "reply", description="How weights come back: in the answer to a push, or asked for when they are needed."
+        "reply",
+        description="How weights come back: in the answer to a push, or asked for when they are needed.",
     )
-    push_every: int = Field(1, ge=1, le=10_000, description="Steps between two pushes and fetches (Downpour).")
-    groups: int = Field(0, ge=0, le=1024, description="Leaf servers, each aggregating a group of workers; 0: none.")
+    push_every: int = Field(
+        1, ge=1, le=10_000, description="Steps between two pushes and fetches (Downpour)."
+    )
+    groups: int = Field(
+        0, ge=0, le=1024, description="Leaf servers, each aggregating a group of workers; 0: none."
+    )
     staleness_aware: bool = Field(False, description="Divide the learning rate of a push by its staleness.")
 
     @property
@@ -87,7 +109,9 @@ def _edges(value: Any) -> Any:
     for number, words in enumerate(lines, 1):
         if words and not (len(words) == 2 and all(word.isdecimal() for word in words)):
             said = shown(" ".join(words))
-            raise ValueError(f"sync.edges: got {said} in line {number} of {value}, allowed is two worker numbers such as 0 1")
+            raise ValueError(
+                f"sync.edges: got {said} in line {number} of {value}, allowed is two worker numbers such as 0 1"
+            )
     return [tuple(map(int, words)) for words in lines if words]
 
 
@@ -106,10 +130,14 @@ class Gossip(Part):
     topology: Literal["ring", "grid", "exp2", "star", "complete", "random", "edges"] = Field(
         "ring", description="The graph; random: random-regular, edges: your own."
     )
-    edges: Edges = Field((), description="Your own graph: pairs of workers, or the path of a file with one pair a line.")
+    edges: Edges = Field(
+        (), description="Your own graph: pairs of workers, or the path of a file with one pair a line."
+    )
     degree: int = Field(3, ge=1, le=63, description="Neighbours of each worker in the random graph.")
     peers: int = Field(3, ge=1, le=63, description="Random peers a step, for exchange random.")
-    start: Literal["same", "random"] = Field("same", description="Weights workers begin with: all the same, or each its own.")
+    start: Literal["same", "random"] = Field(
+        "same", description="Weights workers begin with: all the same, or each its own."
+    )
 
 
 class Hogwild(Part):

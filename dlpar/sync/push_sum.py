@@ -27,7 +27,10 @@ class PushSum(Gossip):
         self.mass = self.pushed = 1.0
         size, dtype = len(replica.weights), replica.weights.dtype
         # The push weight travels as one more number: the same arithmetic is done to it.
-        self.share, self.arrived = comm.empty(size + 1, dtype), [comm.empty(size + 1, dtype) for _ in self.sources]
+        self.share, self.arrived = (
+            comm.empty(size + 1, dtype),
+            [comm.empty(size + 1, dtype) for _ in self.sources],
+        )
         self.before = comm.empty(size, dtype)
 
     def combine(self) -> None:

@@ -5,7 +5,7 @@ Sources: Li et al. (OSDI 2014); Zhang et al. (IJCAI 2016) for the rate divided b
 
 from __future__ import annotations
 
-from typing import Sequence
+from collections.abc import Sequence
 
 import torch
 
@@ -35,20 +35,31 @@ class Server:
         One server says for all when the last step has started: two that counted apart would not agree.
     """
 
-    def __init__(self, comm: Comm, clients: Sequence[int], answer: Packet, experiment: Experiment, rule: Consistency,
-                 is_first: bool = True) -> None:  # fmt: skip
+    def __init__(
+        self,
+        comm: Comm,
+        clients: Sequence[int],
+        answer: Packet,
+        experiment: Experiment,
+        rule: Consistency,
+        is_first: bool = True,
+    ) -> None:
         self.comm, self.clients, self.answer, self.weights = comm, list(clients), answer, answer.body
         self.experiment, self.rule, self.is_first = experiment, rule, is_first
         self.separate, self.aware = experiment.sync.pull == "separate", experiment.sync.staleness_aware
         self.decode, room = decoder(experiment.compression, self.weights)
-        self.inbox = answer.wire.new_empty(max(room, self.weights.nbytes))  # beside the weights, wherever they lie
+        self.inbox = answer.wire.new_empty(
+            max(room, self.weights.nbytes)
+        )  # beside the weights, wherever they lie
         self.sum = torch.zeros_like(self.weights)
         self.optimizer = Optimizer(experiment.optimizer, self.weights, experiment.lr, experiment.momentum)
         self.pushes = self.version = self.gathered = 0
         self.clock, self.read = Clocks(clients), dict.fromkeys(clients, 0)
         self.staleness = dict.fromkeys(clients, 0)
         self.waiting: list[int] = []
-        self.judged: tuple[int, bool] | None = None  # the slowest clock, and whether steps are left, when they were
+        self.judged: tuple[int, bool] | None = (
+            None  # the slowest clock, and whether steps are left, when they were
+        )
         self.left: list[int] = []
         self.total = len(self.clients) * experiment.steps // experiment.sync.push_every
         self.started = len(self.clients)

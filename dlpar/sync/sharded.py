@@ -8,9 +8,10 @@ arXiv 1910.02054, sections 5.1 and 7.2.1).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import TYPE_CHECKING, Callable
+from typing import TYPE_CHECKING
 
 from dlpar.collectives import library_allgather, library_reduce_scatter, ring_allgather, ring_reduce_scatter
 from dlpar.optim import Optimizer
@@ -48,7 +49,9 @@ class ShardedOptimizer(Ring):
         self.collective = self._add_up
         own = own_chunk(comm)
         self.weights: list[list[torch.Tensor]] = []  # of each bucket, in chunks
-        self.shards: list[tuple[Optimizer, torch.Tensor]] = []  # of each bucket, the own chunk of the gradient
+        self.shards: list[
+            tuple[Optimizer, torch.Tensor]
+        ] = []  # of each bucket, the own chunk of the gradient
         start = 0
         for bucket in replica.buckets:
             end = start + len(bucket)

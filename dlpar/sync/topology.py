@@ -116,7 +116,10 @@ def _regular(n: int, degree: int, seed: int) -> Graph:
         draw = generator(seed, "graph", attempt)
         edges = [tuple(sorted(edge)) for edge in near + across]
         present = set(edges)
-        pairs, turned = draw.integers(len(edges), size=(10 * len(edges), 2)), draw.random(10 * len(edges)) < 0.5
+        pairs, turned = (
+            draw.integers(len(edges), size=(10 * len(edges), 2)),
+            draw.random(10 * len(edges)) < 0.5,
+        )
         for (first, second), turn in zip(pairs.tolist(), turned.tolist()):
             (a, b), (c, d) = edges[first], edges[second]
             c, d = (d, c) if turn else (c, d)

@@ -11,18 +11,18 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-import gpu  # noqa: E402
-import classroom  # noqa: E402
-import hogwild  # noqa: E402
-import launching  # noqa: E402
-import mapreduce  # noqa: E402
-import pipeline  # noqa: E402
-import recording  # noqa: E402
-import reducing  # noqa: E402
-import serving  # noqa: E402
-import simulating  # noqa: E402
-import tensor  # noqa: E402
-import training  # noqa: E402
+import classroom
+import gpu
+import hogwild
+import launching
+import mapreduce
+import pipeline
+import recording
+import reducing
+import serving
+import simulating
+import tensor
+import training
 
 SECTIONS = {
     "launch": launching.report, "throughput": training.report, "ring": reducing.report,

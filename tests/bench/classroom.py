@@ -77,7 +77,12 @@ class Watch:
     """Asks the hub every half second how it is, from another process, and adds up what its processes take."""
 
     def __init__(self, hub: Hub) -> None:
-        self.hub, self.most, self.done, self.phases = hub, 0, threading.Event(), [(time.time(), "servers started")]
+        self.hub, self.most, self.done, self.phases = (
+            hub,
+            0,
+            threading.Event(),
+            [(time.time(), "servers started")],
+        )
         words = [sys.executable, "-c", ASK, f"{hub.url}/hub/api/users?limit=100", hub.token]
         self.asking = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
         self.weighing = threading.Thread(target=self._weigh, daemon=True)
@@ -98,7 +103,9 @@ class Watch:
         self.asking.terminate()
         found: dict[str, list[float]] = {what: [] for _, what in self.phases}
         for began, seconds in map(json.loads, self.asking.communicate()[0].splitlines()):
-            found[max(phase for phase in self.phases if phase[0] <= max(began, self.phases[0][0]))[1]].append(seconds)
+            found[max(phase for phase in self.phases if phase[0] <= max(began, self.phases[0][0]))[1]].append(
+                seconds
+            )
         return found
 
 
@@ -136,10 +143,14 @@ def report() -> None:
         finally:
             answered = watch.stop()
         for what, answers in answered.items():
-            print(f"while {what}, the hub answered {len(answers)} times: median {statistics.median(answers):.3f} s, "
-                  f"slowest {max(answers):.3f} s (bar {ANSWER:g} s{'' if max(answers) < ANSWER else ': MISSED'})")
-        print(f"memory at most {watch.most / 2**30:.2f} GiB "
-              f"(bar {MEMORY / 2**30:g}{'' if watch.most < MEMORY else ': MISSED'})")
+            print(
+                f"while {what}, the hub answered {len(answers)} times: median {statistics.median(answers):.3f} s, "
+                f"slowest {max(answers):.3f} s (bar {ANSWER:g} s{'' if max(answers) < ANSWER else ': MISSED'})"
+            )
+        print(
+            f"memory at most {watch.most / 2**30:.2f} GiB "
+            f"(bar {MEMORY / 2**30:g}{'' if watch.most < MEMORY else ': MISSED'})"
+        )
     finally:
         hub.stop()
         shutil.rmtree(folder, ignore_errors=True)
@@ -160,8 +171,11 @@ def _class(hub: Hub, names: list[str], everybody: ThreadPoolExecutor, watch: Wat
     watch.now("kernels started")
     kernels = list(everybody.map(lambda name: Kernel(hub, name), names))
     list(everybody.map(lambda kernel: kernel.run(OPEN, 300), kernels))
-    print(f"  with an idle kernel each, its panel shown and its fork server ready: "
-          f"{weight(hub.process.pid) / 2**30:.2f} GiB", flush=True)
+    print(
+        f"  with an idle kernel each, its panel shown and its fork server ready: "
+        f"{weight(hub.process.pid) / 2**30:.2f} GiB",
+        flush=True,
+    )
 
     def work(kernel: Kernel) -> dict[str, Any]:
         try:
@@ -173,17 +187,22 @@ def _class(hub: Hub, names: list[str], everybody: ThreadPoolExecutor, watch: Wat
     watch.now("jobs ran")
     told = list(everybody.map(work, kernels))
     done, failed = ([job for job in told if (job["status"] == "done") is good] for good in (True, False))
-    print(f"a 4-rank job each, all pressed at once: done after {_spread([j['ended'] - j['came'] for j in done])} s, "
-          f"each {_spread([j['ended'] - j['began'] for j in done])} s of it at work; {len(failed)} failed"
-          f"{': ' + json.dumps(sorted({j['reason'] for j in failed})) if failed else ''}")
+    print(
+        f"a 4-rank job each, all pressed at once: done after {_spread([j['ended'] - j['came'] for j in done])} s, "
+        f"each {_spread([j['ended'] - j['began'] for j in done])} s of it at work; {len(failed)} failed"
+        f"{': ' + json.dumps(sorted({j['reason'] for j in failed})) if failed else ''}"
+    )
     late = [max(0.0, (j["offered"] or math.inf) - OFFER) for j in done if j["began"] - j["came"] > OFFER]
     went = {a["joined"]: sum(a["joined"] < b["began"] < a["began"] for b in done) - a["ahead"] for a in done}
     beyond = max(went.values(), default=0)
-    print(f"{len(late)} waited more than {OFFER:g} s; another way was offered after "
-          f"{_spread([j['offered'] for j in done if j['offered']])} s{': TOO LATE' if any(late) else ''}; "
-          f"in the queue after {_spread([j['joined'] - j['came'] for j in done])} s; "
-          f"nobody waited for more than {beyond} jobs beyond those said to be ahead "
-          f"(bar 1{'' if beyond <= 1 else ': MISSED'})", flush=True)
+    print(
+        f"{len(late)} waited more than {OFFER:g} s; another way was offered after "
+        f"{_spread([j['offered'] for j in done if j['offered']])} s{': TOO LATE' if any(late) else ''}; "
+        f"in the queue after {_spread([j['joined'] - j['came'] for j in done])} s; "
+        f"nobody waited for more than {beyond} jobs beyond those said to be ahead "
+        f"(bar 1{'' if beyond <= 1 else ': MISSED'})",
+        flush=True,
+    )
 
 
 def _spread(seconds: list[float]) -> str:

@@ -18,23 +18,41 @@ def in_turns(measures: dict[str, Callable[[], float]], n: int) -> dict[str, list
     return taken
 
 
-def show(title: str, taken: dict[str, list[float]], unit: str, bars: dict[str, float] | None = None,
-         higher_is_better: bool = True) -> None:  # fmt: skip
+def show(
+    title: str,
+    taken: dict[str, list[float]],
+    unit: str,
+    bars: dict[str, float] | None = None,
+    higher_is_better: bool = True,
+) -> None:
     """Print a table: median and spread of each, and the median of pairwise ratios of the first to each other.
 
     `bars` gives, by the name of a peer, the ratio in our favour that is aimed at.
     """
     first, *peers = taken
     ours = taken[first]
-    table = Table("what", f"median ({unit})", "min to max", "n", f"{first} against it", "aimed at", title=title, title_justify="left")
+    table = Table(
+        "what",
+        f"median ({unit})",
+        "min to max",
+        "n",
+        f"{first} against it",
+        "aimed at",
+        title=title,
+        title_justify="left",
+    )
     table.add_row(first, _figure(statistics.median(ours)), _spread(ours), str(len(ours)), "", "")
     for peer in peers:
         theirs = taken[peer]
         ratios = [a / b if higher_is_better else b / a for a, b in zip(ours, theirs)]
         bar = (bars or {}).get(peer)
-        verdict = "" if bar is None else f"≥ {bar:g} {'✓' if statistics.median(ratios) >= bar else '✗ MISSED'}"
+        verdict = (
+            "" if bar is None else f"≥ {bar:g} {'✓' if statistics.median(ratios) >= bar else '✗ MISSED'}"
+        )
         ratio = f"{statistics.median(ratios):.2f} × ({min(ratios):.2f} to {max(ratios):.2f})"
-        table.add_row(peer, _figure(statistics.median(theirs)), _spread(theirs), str(len(theirs)), ratio, verdict)
+        table.add_row(
+            peer, _figure(statistics.median(theirs)), _spread(theirs), str(len(theirs)), ratio, verdict
+        )
     Console(width=130).print(table)
 
 

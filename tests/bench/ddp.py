@@ -59,7 +59,11 @@ def main(path: str, warm_up: int) -> None:
     dist.barrier()
     seconds = time.perf_counter() - began
     if rank == 0:
-        rate = (experiment.steps - warm_up) * experiment.global_batch / seconds if experiment.steps > warm_up else 0.0
+        rate = (
+            (experiment.steps - warm_up) * experiment.global_batch / seconds
+            if experiment.steps > warm_up
+            else 0.0
+        )
         print(json.dumps({"first": first, "samples_per_s": rate, "workers": size}), flush=True)
     dist.destroy_process_group()
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from functools import partial
 
 import torch
+from compare import in_turns, show
+from peer import torchrun
 
 import dlpar
-from compare import in_turns, show
 from dlpar import Experiment, models
 from dlpar.data import load
-from peer import torchrun
 
 WARM_UP = 50
 
@@ -43,9 +43,16 @@ SIZES = {
 def training(workers: int, precision: str, **size) -> Experiment:
     """So many samples a worker, float32 or mixed precision."""
     return Experiment(
-        workers=workers, scaling="weak", steps=250, lr=0.01, precision=precision, evaluate_every=10_000,
-        sync={"allreduce": "library", "overlap": workers > 1}, cluster={"device": "cuda"}, **size,
-    )  # fmt: skip
+        workers=workers,
+        scaling="weak",
+        steps=250,
+        lr=0.01,
+        precision=precision,
+        evaluate_every=10_000,
+        sync={"allreduce": "library", "overlap": workers > 1},
+        cluster={"device": "cuda"},
+        **size,
+    )
 
 
 def ours(experiment: Experiment) -> float:
@@ -64,7 +71,11 @@ def peak(device: str, precision: str) -> float | None:
 def share_of_peak(experiment: Experiment, samples_per_s: float, device: str) -> str:
     """What of the GPUs is used, in words: FLOPs of the model's products by the rate, over the data sheet's."""
     dataset = load(experiment.data, experiment.seed, model=experiment.model.name)
-    flops = models.flops_per_sample(models.build(experiment, dataset), dataset) * samples_per_s / experiment.workers
+    flops = (
+        models.flops_per_sample(models.build(experiment, dataset), dataset)
+        * samples_per_s
+        / experiment.workers
+    )
     most = peak(device, experiment.precision)
     share = f", {flops / most:.0%} of {most / 1e12:g} TFLOP/s" if most else ", whose peak we do not know"
     return f"{flops / 1e12:.3g} TFLOP/s a GPU, {experiment.precision} precision, on {device}{share}"

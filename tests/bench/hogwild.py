@@ -9,10 +9,11 @@ import sys
 import tempfile
 from functools import partial
 
-import dlpar
 from compare import in_turns, show
-from dlpar import Experiment
 from peer import HERE
+
+import dlpar
+from dlpar import Experiment
 
 WARM_UP = 100
 
@@ -20,9 +21,14 @@ WARM_UP = 100
 def training(workers: int, **sync) -> Experiment:
     """mlp 64-256-256-10 on digits, 16 samples a worker."""
     return Experiment(
-        workers=workers, batch=16, scaling="weak", steps=2400, evaluate_every=10**7,
-        sync={"scheme": "hogwild", **sync}, cluster={"threads": 1},
-    )  # fmt: skip
+        workers=workers,
+        batch=16,
+        scaling="weak",
+        steps=2400,
+        evaluate_every=10**7,
+        sync={"scheme": "hogwild", **sync},
+        cluster={"threads": 1},
+    )
 
 
 def ours(experiment: Experiment) -> float:

@@ -7,10 +7,11 @@ import re
 import time
 from pathlib import Path
 
-import dlpar
 from compare import in_turns, limit, show
-from dlpar import Experiment
 from peer import torchrun
+
+import dlpar
+from dlpar import Experiment
 
 TRAINING = Experiment(workers=4, steps=20, evaluate_every=1000)
 

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from functools import partial
 
-import dlpar
 from compare import in_turns, least, show
+
+import dlpar
 from dlpar import Experiment
 
 WARM_UP = 200
@@ -17,9 +18,15 @@ WARM_UP = 200
 def training(workers: int = 4, scheme: str = "mapreduce", **sync) -> Experiment:
     """Logistic regression, 64 samples a worker, everything recorded."""
     return Experiment(
-        model="logistic", workers=workers, batch=64, scaling="weak", steps=2000, evaluate_every=10**7,
-        sync={"scheme": scheme, **sync}, cluster={"threads": 1},
-    )  # fmt: skip
+        model="logistic",
+        workers=workers,
+        batch=64,
+        scaling="weak",
+        steps=2000,
+        evaluate_every=10**7,
+        sync={"scheme": scheme, **sync},
+        cluster={"threads": 1},
+    )
 
 
 def iterations(experiment: Experiment) -> float:

@@ -20,9 +20,16 @@ def torchrun(experiment: Experiment, warm_up: int, script: str = "ddp.py", ranks
         file.write(experiment.to_json())
         file.flush()
         command = [
-            sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(ranks or experiment.workers),
-            str(HERE / script), file.name, str(warm_up),
-        ]  # fmt: skip
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc_per_node",
+            str(ranks or experiment.workers),
+            str(HERE / script),
+            file.name,
+            str(warm_up),
+        ]
         env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parent.parent)}
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]

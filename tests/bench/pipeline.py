@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from functools import partial
 
-import dlpar
 from compare import in_turns, show
-from dlpar import Experiment
 from peer import torchrun
+
+import dlpar
+from dlpar import Experiment
 
 WARM_UP, STAGES = 30, 4
 
@@ -15,9 +16,14 @@ WARM_UP, STAGES = 30, 4
 def training(schedule: str) -> Experiment:
     """mlp 64-256-…-256-10 of eight layers on digits, 64 samples a step in 8 micro-batches, two layers a stage."""
     return Experiment(
-        workers=STAGES, model={"width": 256, "depth": 7}, batch=64, steps=230, evaluate_every=10_000,
-        split={"kind": "pipeline", "schedule": schedule, "microbatches": 8}, cluster={"threads": 1},
-    )  # fmt: skip
+        workers=STAGES,
+        model={"width": 256, "depth": 7},
+        batch=64,
+        steps=230,
+        evaluate_every=10_000,
+        split={"kind": "pipeline", "schedule": schedule, "microbatches": 8},
+        cluster={"threads": 1},
+    )
 
 
 def ours(experiment: Experiment) -> float:
@@ -30,10 +36,7 @@ def report() -> None:
     for schedule in ("gpipe", "1f1b"):
         experiment = training(schedule)
         peer = "torch pipelining, gloo"
-        measures = {
-            f"dlpar {schedule}": partial(ours, experiment),
-            peer: partial(theirs, experiment),
-        }
+        measures = {f"dlpar {schedule}": partial(ours, experiment), peer: partial(theirs, experiment)}
         title = f"Pipeline, mlp of eight layers, {STAGES} stages, 8 micro-batches of 8 samples, {schedule}"
         show(title, in_turns(measures, n=5), "steps/s", {peer: 1.4})
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import statistics
 import tempfile
 
-import dlpar
 from compare import limit
 from rich.console import Console
+
+import dlpar
 
 BLOCK, PAIRS = 10, 500
 """Steps recorded, then as many not, and how often."""
@@ -40,7 +41,10 @@ def paired(comm, folder: str) -> tuple[list[float], float]:
     )
     record = InTurns()
     train(comm, experiment, record)
-    taken = [(b - a, step // BLOCK % 2 == 0) for step, (a, b) in enumerate(zip(record.ends, record.ends[1:]), start=1)]
+    taken = [
+        (b - a, step // BLOCK % 2 == 0)
+        for step, (a, b) in enumerate(zip(record.ends, record.ends[1:]), start=1)
+    ]
     stretches = [taken[i : i + steps // 10] for i in range(0, len(taken), steps // 10)]
     ratios = [_median(s, True) / _median(s, False) for s in stretches if len(s) > BLOCK * 2]
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import dlpar
 from compare import show
+
+import dlpar
 
 SIZES = {4_096: 200, 1_000_000: 20, 26_000_000: 4}
 """Bytes, and how many times each is reduced per measurement."""
@@ -64,8 +65,14 @@ def report() -> None:
     for workers in (2, 4):
         for nbytes, repeat in SIZES.items():
             taken = dlpar.spmd(seconds_per_call, nbytes, repeat, 9, workers=workers, timeout=300)[0]
-            bars = {"MPI_Allreduce": 0.7, "gloo's all-reduce": 1.0} if workers == 4 and nbytes == 26_000_000 else {}
-            show(f"All-reduce of {nbytes:,} bytes, {workers} ranks", taken, "ms", bars, higher_is_better=False)
+            bars = (
+                {"MPI_Allreduce": 0.7, "gloo's all-reduce": 1.0}
+                if workers == 4 and nbytes == 26_000_000
+                else {}
+            )
+            show(
+                f"All-reduce of {nbytes:,} bytes, {workers} ranks", taken, "ms", bars, higher_is_better=False
+            )
     for nbytes, repeat in SIZES.items():
         taken = dlpar.spmd(each_of_ours, nbytes, repeat // 2, 5, workers=4, timeout=300)[0]
         show(f"Every all-reduce by name, {nbytes:,} bytes, 4 ranks", taken, "ms", higher_is_better=False)

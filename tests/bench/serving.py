@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from functools import partial
 
-import dlpar
 from compare import in_turns, show
-from dlpar import Experiment
 from peer import torchrun
+
+import dlpar
+from dlpar import Experiment
 
 WARM_UP = 100
 
@@ -15,9 +16,15 @@ WARM_UP = 100
 def training(workers: int, width: int, steps: int, **sync) -> Experiment:
     """mlp 64-width-width-10 on digits, 16 samples a worker."""
     return Experiment(
-        workers=workers, model={"width": width, "depth": 2}, batch=16, scaling="weak", steps=steps,
-        evaluate_every=10_000, sync={"scheme": "ps", "consistency": "asp", **sync}, cluster={"threads": 1},
-    )  # fmt: skip
+        workers=workers,
+        model={"width": width, "depth": 2},
+        batch=16,
+        scaling="weak",
+        steps=steps,
+        evaluate_every=10_000,
+        sync={"scheme": "ps", "consistency": "asp", **sync},
+        cluster={"threads": 1},
+    )
 
 
 def ours(experiment: Experiment) -> float:
@@ -32,7 +39,10 @@ def theirs(experiment: Experiment) -> float:
 
 
 def report() -> None:
-    for workers, width, steps, bar in ((4, 64, 600, 1.0), (4, 512, 200, None)):  # a wide push takes ten times as long
+    for workers, width, steps, bar in (
+        (4, 64, 600, 1.0),
+        (4, 512, 200, None),
+    ):  # a wide push takes ten times as long
         experiment = training(workers, width, steps)
         measures = {
             "dlpar ps, asp": partial(ours, experiment),

@@ -56,7 +56,10 @@ def main(path: str, warm_up: int) -> None:
         process.start()
     for process in processes:
         process.join()
-    print(json.dumps({"updates_per_s": experiment.workers * (experiment.steps - warm_up) / seconds.value}), flush=True)
+    print(
+        json.dumps({"updates_per_s": experiment.workers * (experiment.steps - warm_up) / seconds.value}),
+        flush=True,
+    )
 
 
 if __name__ == "__main__":

@@ -11,12 +11,13 @@ import time
 from functools import partial
 
 from compare import in_turns, least, limit, show
+from greenlet import getcurrent, greenlet
+
 from dlpar import Experiment, launch
 from dlpar.collectives import ring_allreduce
 from dlpar.comm import ANY
 from dlpar.launcher.simulate import run_program, simulated_world
 from dlpar.platforms import Device, Link, Platform
-from greenlet import getcurrent, greenlet
 
 PLATFORM = Platform(
     name="bench", device=Device(name="any", flops=1e13), nodes=8192, between=Link(50e-6, 25e9 / 8)
@@ -106,13 +107,22 @@ def report() -> None:
     runs = in_turns(
         {
             "ring of 512": lambda: simulated(allreduce, 512)[1],
-            "4,096 workers": partial(whole_run, workers=4096, steps=50, batch=32, scaling="weak", sync=asp,
-                                     cluster=cluster),
-            "256 that train": partial(whole_run, workers=256, steps=79, batch=512, model="logistic", lr=2.0, sync=asp,
-                                      cluster={"world": "simulated", "platform": "cpu-10gbe"}),
+            "4,096 workers": partial(
+                whole_run, workers=4096, steps=50, batch=32, scaling="weak", sync=asp, cluster=cluster
+            ),
+            "256 that train": partial(
+                whole_run,
+                workers=256,
+                steps=79,
+                batch=512,
+                model="logistic",
+                lr=2.0,
+                sync=asp,
+                cluster={"world": "simulated", "platform": "cpu-10gbe"},
+            ),
         },
         n=3,
-    )  # fmt: skip
+    )
     show("Whole simulations", runs, "s")
     limit("a ring all-reduce of 512 ranks", runs["ring of 512"], "s", bar=2)
     limit("4,096 workers of a server, 50 steps", runs["4,096 workers"], "s", bar=60)

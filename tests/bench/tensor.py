@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from functools import partial
 
-import dlpar
 from compare import in_turns, show
-from dlpar import Experiment
 from peer import torchrun
+
+import dlpar
+from dlpar import Experiment
 
 WARM_UP = 10
 
@@ -15,9 +16,15 @@ WARM_UP = 10
 def training(**split) -> Experiment:
     """Two blocks, 128 wide, on 8 samples of 32 characters."""
     return Experiment(
-        workers=2, model={"name": "transformer", "width": 128, "depth": 2}, data={"name": "docstrings", "context": 32},
-        batch=8, steps=110, evaluate_every=10_000, split={"kind": "tensor", **split}, cluster={"threads": 1},
-    )  # fmt: skip
+        workers=2,
+        model={"name": "transformer", "width": 128, "depth": 2},
+        data={"name": "docstrings", "context": 32},
+        batch=8,
+        steps=110,
+        evaluate_every=10_000,
+        split={"kind": "tensor", **split},
+        cluster={"threads": 1},
+    )
 
 
 def ours(experiment: Experiment) -> float:

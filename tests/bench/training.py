@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from functools import partial
 
-import dlpar
 from compare import in_turns, show
-from dlpar import Experiment
 from peer import torchrun
+
+import dlpar
+from dlpar import Experiment
 
 WARM_UP = 50
 
@@ -15,9 +16,15 @@ WARM_UP = 50
 def training(workers: int, **sync) -> Experiment:
     """mlp 64-512-512-10 on digits, 64 samples a worker."""
     return Experiment(
-        workers=workers, model={"width": 512, "depth": 2}, batch=64, scaling="weak", steps=350,
-        evaluate_every=10_000, sync={"scheme": "ring", **sync}, cluster={"threads": 1},
-    )  # fmt: skip
+        workers=workers,
+        model={"width": 512, "depth": 2},
+        batch=64,
+        scaling="weak",
+        steps=350,
+        evaluate_every=10_000,
+        sync={"scheme": "ring", **sync},
+        cluster={"threads": 1},
+    )
 
 
 def ours(experiment: Experiment) -> float:

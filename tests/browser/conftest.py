@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import Callable, Iterator
+from collections.abc import Callable, Iterator
 from urllib.parse import urlsplit
 
 import pytest
@@ -56,16 +56,13 @@ def page(jupyter: Jupyter, chromium) -> Iterator:
     page.on("websocket", lambda socket: socket.on("framereceived", lambda frame: _count(page, frame)))
     page.on(
         "console",
-        lambda said: (
-            page.wrong.append(said.text) if "dlpar" in said.text and said.type == "error" else None
-        ),
+        lambda said: page.wrong.append(said.text) if "dlpar" in said.text and said.type == "error" else None,
     )
     page.on("pageerror", lambda error: page.wrong.append(str(error)))
     page.add_init_script(WATCH_DRAWING)
     page.goto(jupyter.url)
     page.wait_for_function(
-        "window.jupyterapp?.shell && jupyterapp.commands.hasCommand('notebook:run-all-cells')",
-        timeout=60_000,
+        "window.jupyterapp?.shell && jupyterapp.commands.hasCommand('notebook:run-all-cells')", timeout=60_000
     )
     yield page
     page.close()

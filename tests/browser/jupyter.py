@@ -73,13 +73,22 @@ class Jupyter:
         environment = {**os.environ, **{name: str(folder / sub) for name, sub in own.items()}}
         environment |= {"PYTHONPATH": f"{here.parents[1]}{os.pathsep}{here}", "JUPYTER_PREFER_ENV_PATH": "1"}
         command = [
-            sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ip=127.0.0.1",
-            f"--port={self.port}", "--ServerApp.port_retries=0", f"--IdentityProvider.token={TOKEN}",
+            sys.executable,
+            "-m",
+            "jupyterlab",
+            "--no-browser",
+            "--allow-root",
+            "--ip=127.0.0.1",
+            f"--port={self.port}",
+            "--ServerApp.port_retries=0",
+            f"--IdentityProvider.token={TOKEN}",
             f"--ServerApp.root_dir={self.folder}",
-            "--LabApp.news_url=None", "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
-            "--LabApp.expose_app_in_browser=True", "--LabApp.extension_manager=readonly",
+            "--LabApp.news_url=None",
+            "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
+            "--LabApp.expose_app_in_browser=True",
+            "--LabApp.extension_manager=readonly",
             "--LanguageServerManager.autodetect=False",
-        ]  # fmt: skip
+        ]
         with open(self.log, "w") as log:
             self.process = subprocess.Popen(
                 command, env=environment, stdout=log, stderr=log, cwd=self.folder, start_new_session=True

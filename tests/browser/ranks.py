@@ -12,14 +12,16 @@ import math
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Callable
 
 from dlpar.record import Recorder
 
 
-def write(folder: Path, workers: int, steps: int, pace: float, stopped: Callable[[], bool] = lambda: False) -> None:
+def write(
+    folder: Path, workers: int, steps: int, pace: float, stopped: Callable[[], bool] = lambda: False
+) -> None:
     """Record `steps` steps of `workers` ranks, `pace` of them a second, until `stopped`."""
     lock = open(folder / "lock", "w")
     fcntl.flock(lock, fcntl.LOCK_EX)

@@ -60,7 +60,17 @@ FOCUS = """() => {
   return [(e.textContent || e.title || e.type || e.tagName).trim().slice(0, 30), shown];
 }"""
 
-MUST_HAVE_NAMES = {"button", "textbox", "combobox", "checkbox", "radio", "spinbutton", "tab", "progressbar", "image"}
+MUST_HAVE_NAMES = {
+    "button",
+    "textbox",
+    "combobox",
+    "checkbox",
+    "radio",
+    "spinbutton",
+    "tab",
+    "progressbar",
+    "image",
+}
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +120,11 @@ def test_everything_one_can_press_or_set_has_a_name(shown, page):
             for each in session.send("Accessibility.queryAXTree", {"nodeId": node})["nodes"]:
                 role = each.get("role", {}).get("value")
                 seen.add(role)
-                if role in MUST_HAVE_NAMES and not each["ignored"] and not each.get("name", {}).get("value", "").strip():
+                if (
+                    role in MUST_HAVE_NAMES
+                    and not each["ignored"]
+                    and not each.get("name", {}).get("value", "").strip()
+                ):
                     nameless.append(role)
     session.detach()
     assert nameless == [] and {"button", "combobox", "radio", "tab", "textbox"} <= seen

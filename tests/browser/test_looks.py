@@ -81,8 +81,7 @@ def themed(page):
 
 def test_panel_is_fit_to_be_shown(open_notebook, page, themed, tmp_path):
     notebook = open_notebook(
-        paced(60),
-        "Panel(dlpar.Experiment(workers=8, steps=60), question='Are 8 workers 8 times as fast?')",
+        paced(60), "Panel(dlpar.Experiment(workers=8, steps=60), question='Are 8 workers 8 times as fast?')"
     )
     notebook.run_all()
     panel = notebook.panel()
@@ -112,10 +111,14 @@ def test_figures_of_a_scheme_are_fit_to_be_shown(open_notebook, page, themed, tm
     print("screenshots:", tmp_path)
 
 
-def test_a_simulated_and_a_paced_cluster_run_from_the_panel_and_are_fit_to_be_shown(open_notebook, page, themed, tmp_path):
+def test_a_simulated_and_a_paced_cluster_run_from_the_panel_and_are_fit_to_be_shown(
+    open_notebook, page, themed, tmp_path
+):
     experiment = "dlpar.Experiment(workers=16, steps=20, model='logistic', cluster='simulated')"
     controls = "('cluster.world', 'cluster.platform', 'workers')"
-    notebook = open_notebook("import dlpar; from dlpar.lab import Panel", f"Panel({experiment}, controls={controls})")
+    notebook = open_notebook(
+        "import dlpar; from dlpar.lab import Panel", f"Panel({experiment}, controls={controls})"
+    )
     notebook.run_all()
     panel = notebook.panel()
     panel.run.click()
@@ -127,14 +130,18 @@ def test_a_simulated_and_a_paced_cluster_run_from_the_panel_and_are_fit_to_be_sh
     panel.run.click()
     panel.facts.filter(has_text="clock logical").wait_for(timeout=40_000)
     panel.wait_for("done: 20 steps", seconds=40)
-    assert "slip none" not in panel.facts.inner_text(), "the wall follows another clock, never to the microsecond"
+    assert "slip none" not in panel.facts.inner_text(), (
+        "the wall follows another clock, never to the microsecond"
+    )
     titles = {"Throughput": {"throughput (samples/s)", "time on the logical clock (s)"}}
     assert faults(panel, page, themed, titles, tmp_path) == {}
     print("screenshots:", tmp_path)
 
 
 def test_a_comparison_is_fit_to_be_shown(open_notebook, page, themed, tmp_path):
-    experiments = f"[dlpar.Experiment(workers=8, steps=40, sync=s) for s in ('ring', {', '.join(SCHEMES.values())})]"
+    experiments = (
+        f"[dlpar.Experiment(workers=8, steps=40, sync=s) for s in ('ring', {', '.join(SCHEMES.values())})]"
+    )
     notebook = open_notebook(paced(60), f"from dlpar import lab; c = lab.compare({experiments}); c.run(); c")
     notebook.run_all()
     panel = notebook.panel()
@@ -144,7 +151,11 @@ def test_a_comparison_is_fit_to_be_shown(open_notebook, page, themed, tmp_path):
     assert faults(panel, page, themed, titles, tmp_path) == {}
     heads = panel.place.locator(".dlpar-scores thead th").all_inner_texts()
     assert heads[:2] == ["run", "consistency"] and "MB sent" in heads
-    assert panel.place.locator(".dlpar-scores tbody th").all_inner_texts() == ["ring", "ps ssp(3)", "gossip exp2"]
+    assert panel.place.locator(".dlpar-scores tbody th").all_inner_texts() == [
+        "ring",
+        "ps ssp(3)",
+        "gossip exp2",
+    ]
     print("screenshots:", tmp_path)
 
 

@@ -43,8 +43,12 @@ def test_a_judge_that_finds_itself_elsewhere_than_in_the_box_grades_nobody() -> 
         box._check(inside | {"writable": ["/tmp", "/dev/shm"]})
 
 
-def test_a_judge_that_does_not_start_is_nobody_s_fault_and_grades_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Box, "command", lambda self, channel: [sys.executable, "-c", "raise SystemExit('no torch')"])
+def test_a_judge_that_does_not_start_is_nobody_s_fault_and_grades_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        Box, "command", lambda self, channel: [sys.executable, "-c", "raise SystemExit('no torch')"]
+    )
     with pytest.raises(CannotGrade, match="the judge did not start: no torch"):
         Box(None).judge({"given": "", "answer": "", "names": [], "check": ""})
 
@@ -82,9 +86,15 @@ def test_bad_requests_are_refused_in_a_sentence(tmp_path: Path, capsys: pytest.C
     labs = ["--labs", str(tmp_path)]
     for words, said in (
         (["grade", str(tmp_path / "empty"), "--not-isolated", *labs], "SUBMISSIONS: got"),
-        (["grade", "x", "--labs", str(tmp_path / "empty")], "allowed is a folder of labs with their solutions"),
+        (
+            ["grade", "x", "--labs", str(tmp_path / "empty")],
+            "allowed is a folder of labs with their solutions",
+        ),
         (["grade", "x", "--lab", "99", *labs], "--lab: got '99', allowed are 01_double"),
-        (["grade", "x", "--seconds", "0", *labs], "--seconds: got '0', allowed is a whole number from 1 to 600"),
+        (
+            ["grade", "x", "--seconds", "0", *labs],
+            "--seconds: got '0', allowed is a whole number from 1 to 600",
+        ),
         (["release", str(tmp_path), *labs], "allowed is any but that of the masters"),
         (["release", str(tmp_path / "inside"), *labs], "allowed is any but that of the masters"),
     ):

@@ -81,7 +81,9 @@ def test_under_sudo_the_notebooks_a_teacher_has_collected_are_read(
     assert answer_cell({"cells": read(str(tmp_path), "ada", SMALL)})["source"] == "pass"
 
 
-def test_an_answer_counts_only_where_it_is_marked_once_and_nothing_else_is_taken(tmp_path: Path, lab: Path) -> None:
+def test_an_answer_counts_only_where_it_is_marked_once_and_nothing_else_is_taken(
+    tmp_path: Path, lab: Path
+) -> None:
     master = exercise(nbformat.read(tmp_path / "masters" / f"{SMALL}.ipynb", 4))
 
     def found(change) -> tuple[list[str], list[str]]:
@@ -113,7 +115,12 @@ def test_results_of_ranks_are_read_without_running_anything() -> None:
 
     good = [{"a": (1, 2.5, "x", None, {3})}, torch.arange(6.0).view(2, 3), np.arange(3), np.float64(2)]
     same = plain.load(pickle.dumps(good))
-    assert same[0] == good[0] and torch.equal(same[1], good[1]) and same[2].tolist() == [0, 1, 2] and same[3] == 2
+    assert (
+        same[0] == good[0]
+        and torch.equal(same[1], good[1])
+        and same[2].tolist() == [0, 1, 2]
+        and same[3] == 2
+    )
     for bad in (os.system, Path("/"), exec):
         with pytest.raises(ValueError, match="allowed are numbers"):
             plain.load(pickle.dumps(bad))

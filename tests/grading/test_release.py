@@ -70,10 +70,16 @@ def test_a_release_writes_only_what_changed_and_removes_what_was_withdrawn(tmp_p
     assert not (into / EXERCISES[0]).exists()
 
 
-def test_a_hub_of_masters_hands_out_the_release_and_one_of_released_labs_those(tmp_path: Path, released: Path) -> None:
-    shutil.copytree(LABS, tmp_path / "masters", ignore=lambda _, names: [n for n in names if n not in EXERCISES[:1]])
+def test_a_hub_of_masters_hands_out_the_release_and_one_of_released_labs_those(
+    tmp_path: Path, released: Path
+) -> None:
+    shutil.copytree(
+        LABS, tmp_path / "masters", ignore=lambda _, names: [n for n in names if n not in EXERCISES[:1]]
+    )
     common = (LISTED, ("ada",), (), "127.0.0.1", 8000)
-    handed_out = Path(without_solutions(Settings(*common, str(tmp_path / "masters"), str(tmp_path / "hub"))).labs)
+    handed_out = Path(
+        without_solutions(Settings(*common, str(tmp_path / "masters"), str(tmp_path / "hub"))).labs
+    )
     assert [path.name for path in handed_out.glob("*.ipynb")] == EXERCISES[:1] and not is_master(handed_out)
     assert without_solutions(Settings(*common, str(released), str(tmp_path / "hub"))).labs == str(released)
 

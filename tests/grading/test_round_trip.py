@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 LABS = Path(__file__).parents[2] / "labs"
 FIRST = "00_first_parallel_run"
 
-RIGHT = '''
+RIGHT = """
 def average(comm, gradient):
     whole = gradient.clone()
     for _ in range(comm.size - 1):
@@ -30,8 +30,8 @@ def average(comm, gradient):
         gradient.copy_(arriving)
         whole += arriving
     gradient.copy_(whole / comm.size)
-'''
-HANGS = '''
+"""
+HANGS = """
 import ctypes, os, signal
 def average(comm, gradient):
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
@@ -40,9 +40,9 @@ def average(comm, gradient):
         os.setsid()
         os.execlp("sleep", "sleep", "4711")
     ctypes.PyDLL(None).pause()    # in C, and nobody else in this process can run
-'''
+"""
 CRASHES = "import os\ndef double(x):\n    os._exit(0)\n"
-FORGES = '''
+FORGES = """
 import os
 import dlpar.lab, dlpar.lab.verdict
 dlpar.lab.check = lambda *_, **__: dlpar.lab.verdict.Verdict("solved", "all is right")
@@ -60,7 +60,7 @@ def double(x):
     except OSError:
         pass
     return Claim()
-'''
+"""
 
 
 def claim_points(notebook: dict) -> None:
@@ -78,8 +78,14 @@ def box_of_this_machine() -> str | None:
         Box("nobody")
     except CannotGrade:
         return None
-    return "nobody" if subprocess.run(["unshare", "--mount", "--pid", "--net", "--fork", "true"],
-                                      capture_output=True).returncode == 0 else None  # fmt: skip
+    return (
+        "nobody"
+        if subprocess.run(
+            ["unshare", "--mount", "--pid", "--net", "--fork", "true"], capture_output=True
+        ).returncode
+        == 0
+        else None
+    )
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +122,9 @@ def points(graded, student: str, lab: str) -> tuple[float, float]:
 
 def test_a_right_answer_earns_its_points_whatever_the_others_do(graded) -> None:
     assert points(graded, "ada", FIRST) == (10, 10) and points(graded, "ada", SMALL) == (4, 4)
-    assert "right on 2, 3 and 4 simulated ranks, for" in graded[1]["ada", FIRST]["said"]  # and on no real ones
+    assert (
+        "right on 2, 3 and 4 simulated ranks, for" in graded[1]["ada", FIRST]["said"]
+    )  # and on no real ones
 
 
 def test_a_wrong_answer_earns_nothing_and_is_told_why(graded) -> None:

@@ -12,7 +12,8 @@ import os
 import signal
 import socket
 import sys
-from typing import Any, Callable
+from collections.abc import Callable
+from typing import Any
 from urllib.parse import urlsplit
 
 
@@ -62,7 +63,11 @@ def told(path: str, **question: Any) -> str:
         answer = json.loads(end.recv(4096))
     if "refused" in answer:
         return f"refused: {answer['refused']}"
-    return "refused: numbers only" if all(type(value) in (int, bool) for value in answer.values()) else f"got {answer}"
+    return (
+        "refused: numbers only"
+        if all(type(value) in (int, bool) for value in answer.values())
+        else f"got {answer}"
+    )
 
 
 def attach(pid: int) -> str:
@@ -94,7 +99,9 @@ def noise(port: int) -> str:
             heard = end.recv(100)
         except OSError:
             heard = b""
-    greeting = heard.startswith(b"\xff") and heard[9:10] == b"\x7f"  # ZeroMQ's: here the pipe of a kernel's own threads
+    greeting = (
+        heard.startswith(b"\xff") and heard[9:10] == b"\x7f"
+    )  # ZeroMQ's: here the pipe of a kernel's own threads
     return "refused: no answer" if not heard or greeting else f"got {heard!r}"
 
 

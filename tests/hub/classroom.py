@@ -14,9 +14,10 @@ import time
 import urllib.error
 import urllib.request
 import uuid
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Callable, Coroutine
+from typing import Any
 
 ADMIN = """
 c = get_config()
@@ -56,16 +57,25 @@ class Hub:
         Makes of a command one that runs it in other circumstances.
     """
 
-    def __init__(self, folder: Path, *flags: str, within: Callable[..., list[str]] = lambda *words: [*words]) -> None:
+    def __init__(
+        self, folder: Path, *flags: str, within: Callable[..., list[str]] = lambda *words: [*words]
+    ) -> None:
         self.folder, self.log, self.token = folder, folder / "hub.log", secrets.token_hex(16)
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.url = f"http://127.0.0.1:{free.getsockname()[1]}"
         (folder / "more.py").write_text(ADMIN % self.token)
         command = [
-            sys.executable, "-m", "dlpar.cli", "hub", f"--port={self.url.rpartition(':')[2]}",
-            f"--labs={folder / 'labs'}", f"--folder={folder / 'hub'}", f"--config={folder / 'more.py'}", *flags,
-        ]  # fmt: skip
+            sys.executable,
+            "-m",
+            "dlpar.cli",
+            "hub",
+            f"--port={self.url.rpartition(':')[2]}",
+            f"--labs={folder / 'labs'}",
+            f"--folder={folder / 'hub'}",
+            f"--config={folder / 'more.py'}",
+            *flags,
+        ]
         with open(self.log, "w") as log:
             self.process = subprocess.Popen(within(*command), stdout=log, stderr=log, start_new_session=True)
 
@@ -144,9 +154,27 @@ class Kernel:
         asked = HTTPRequest(address, headers={"Authorization": f"token {self.hub.token}"})
         socket_ = await websocket_connect(asked, ping_interval=20)
         ours, printed = uuid.uuid4().hex, []
-        header = {"msg_id": ours, "msg_type": "execute_request", "version": "5.3", "username": "", "session": ours}
-        content = {"code": code, "silent": False, "store_history": False, "user_expressions": {}, "allow_stdin": False}
-        message = {"header": header, "parent_header": {}, "metadata": {}, "content": content, "channel": "shell"}
+        header = {
+            "msg_id": ours,
+            "msg_type": "execute_request",
+            "version": "5.3",
+            "username": "",
+            "session": ours,
+        }
+        content = {
+            "code": code,
+            "silent": False,
+            "store_history": False,
+            "user_expressions": {},
+            "allow_stdin": False,
+        }
+        message = {
+            "header": header,
+            "parent_header": {},
+            "metadata": {},
+            "content": content,
+            "channel": "shell",
+        }
         await socket_.write_message(json.dumps(message))
         try:
             async with asyncio.timeout(timeout):

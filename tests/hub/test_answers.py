@@ -6,7 +6,14 @@ from dlpar.hub.answers import LOT, Answers
 
 
 def answer(predicted, key="02-stale", found=2.9, unit="updates") -> dict:
-    return {"key": key, "question": "How old?", "predicted": predicted, "found": found, "how": "measured", "unit": unit}
+    return {
+        "key": key,
+        "question": "How old?",
+        "predicted": predicted,
+        "found": found,
+        "how": "measured",
+        "unit": unit,
+    }
 
 
 def test_a_question_is_shown_from_five_answers_on():
@@ -39,7 +46,9 @@ def test_nobodys_answer_is_seen_to_come_or_go():
     answers.heard("student1", None)
     assert answers.table() == [], "four are too few"
     answers.heard("student0", [answer("d")])
-    assert answers.table()[0]["predicted"] == [["b", 4], ["c", 1]], "the one who came is not told from those who were"
+    assert answers.table()[0]["predicted"] == [["b", 4], ["c", 1]], (
+        "the one who came is not told from those who were"
+    )
 
 
 def test_what_is_no_answer_does_not_count():
@@ -49,8 +58,17 @@ def test_what_is_no_answer_does_not_count():
     shown = answers.table()
     good = answer(1.0)
     missing = {field: good[field] for field in good if field != "predicted"}
-    bad = [answer(["a", "list"]), answer(float("nan")), answer(True), answer(1.0, found=10**400),
-           answer(1.0, unit=None), good | {"key": 7}, missing, "a word", None]  # fmt: skip
+    bad = [
+        answer(["a", "list"]),
+        answer(float("nan")),
+        answer(True),
+        answer(1.0, found=10**400),
+        answer(1.0, unit=None),
+        good | {"key": 7},
+        missing,
+        "a word",
+        None,
+    ]
     for n in range(2 * LOT):
         answers.heard(f"joker{n}", bad)
     assert answers.table() == shown

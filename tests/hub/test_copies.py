@@ -40,7 +40,9 @@ def test_the_first_visit_brings_everything_and_closes_it_to_others(labs: Path, o
     assert bring(labs, own) == []
 
 
-def test_an_edited_lab_survives_an_update_and_the_new_version_arrives_beside_it_once(labs: Path, own: Path) -> None:
+def test_an_edited_lab_survives_an_update_and_the_new_version_arrives_beside_it_once(
+    labs: Path, own: Path
+) -> None:
     bring(labs, own)
     (own / "00.ipynb").write_text("zero, and my solution")
     (labs / "00.ipynb").write_text("zero, second version")
@@ -56,7 +58,11 @@ def test_an_edited_lab_survives_an_update_and_the_new_version_arrives_beside_it_
 
 def test_a_new_version_that_was_edited_too_is_left_alone(labs: Path, own: Path) -> None:
     bring(labs, own)
-    for version, mine in (("second", "00.ipynb"), ("third", "00 (new).ipynb"), ("fourth", "00 (new 2).ipynb")):
+    for version, mine in (
+        ("second", "00.ipynb"),
+        ("third", "00 (new).ipynb"),
+        ("fourth", "00 (new 2).ipynb"),
+    ):
         (own / mine).write_text(f"mine before the {version}")
         (labs / "00.ipynb").write_text(f"zero, {version} version")
         bring(labs, own)
@@ -75,7 +81,9 @@ def test_an_untouched_lab_is_brought_up_to_date_and_a_new_one_is_added(labs: Pat
     assert names(own) == {"00.ipynb", "01.ipynb", "02.ipynb", "images/panel.png"}
 
 
-def test_a_deleted_lab_comes_back_fresh_and_a_withdrawn_one_stays_with_those_who_have_it(labs: Path, own: Path) -> None:
+def test_a_deleted_lab_comes_back_fresh_and_a_withdrawn_one_stays_with_those_who_have_it(
+    labs: Path, own: Path
+) -> None:
     bring(labs, own)
     (own / "00.ipynb").unlink()
     (labs / "01.ipynb").unlink()

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 import stat
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Iterator
 
 import pytest
+from browser.jupyter import Shown, find_browser
 from conftest import eventually
 
-from browser.jupyter import Shown, find_browser
 from dlpar.experiment import Experiment
 from dlpar.grading.release import release
 from hub.classroom import Hub, Kernel, no_proxy
@@ -161,7 +161,17 @@ def test_the_teacher_sees_who_is_here_and_stops_a_job(hub: Hub, chromium) -> Non
 
 def test_what_the_teacher_sends_is_offered_in_every_panel_and_can_be_taken_back(hub: Hub, chromium) -> None:
     start(hub, "grace")
-    run = hub.folder / "hub" / "users" / "grace" / ".local" / "share" / "dlpar" / "runs" / "20260101-120000-hers"
+    run = (
+        hub.folder
+        / "hub"
+        / "users"
+        / "grace"
+        / ".local"
+        / "share"
+        / "dlpar"
+        / "runs"
+        / "20260101-120000-hers"
+    )
     run.mkdir(parents=True, exist_ok=True)
     (run / "experiment.json").write_text(Experiment(workers=3, cluster={"world": "simulated"}).to_json())
     kernel = kernel_of(hub, "ada")
@@ -169,14 +179,18 @@ def test_what_the_teacher_sends_is_offered_in_every_panel_and_can_be_taken_back(
     page = chromium.new_context().new_page()
     log_in(page, hub, "grace", "/services/teacher/")
     page.get_by_role("button", name="List my runs").click()
-    page.locator("#runs option", has_text="mlp on digits, ring, 3 workers, simulated").wait_for(state="attached")
+    page.locator("#runs option", has_text="mlp on digits, ring, 3 workers, simulated").wait_for(
+        state="attached"
+    )
     page.locator("#text").fill('{"workers": 3, "colour": "blue"}')
     page.get_by_role("button", name="Send to everybody").click()
     page.locator("#trouble", has_text="colour").wait_for()
     page.locator("#runs").select_option(index=1)
     page.get_by_role("button", name="Send to everybody").click()
     page.locator("#sent", has_text="offered to").wait_for()
-    said = kernel.run("print(until(lambda: offer.layout.display is None), offer._says.value, panel.experiment.workers)")
+    said = kernel.run(
+        "print(until(lambda: offer.layout.display is None), offer._says.value, panel.experiment.workers)"
+    )
     sent = "Your teacher (grace) sent: <b>mlp on digits, ring, 3 workers, simulated</b>"
     assert said == f"True {sent} 4\n", "she has pressed nothing, so nothing is set"
     assert kernel.run("offer.take(); print(panel.experiment.workers, panel.running)") == "3 False\n"
@@ -186,7 +200,9 @@ def test_what_the_teacher_sends_is_offered_in_every_panel_and_can_be_taken_back(
     page.context.close()
 
 
-@pytest.mark.skipif(os.getuid() != 0 or not AUTOGROUP.exists(), reason="only root, with autogroups, may go first")
+@pytest.mark.skipif(
+    os.getuid() != 0 or not AUTOGROUP.exists(), reason="only root, with autogroups, may go first"
+)
 def test_hub_and_proxy_go_before_what_students_compute(hub: Hub) -> None:
     start(hub, "ada")
     pids = [hub.process.pid, int((hub.folder / "hub" / "proxy.pid").read_text())]

@@ -13,8 +13,9 @@ import sys
 import tempfile
 import urllib.parse
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Iterator
+from typing import Any
 
 import psutil
 import pytest
@@ -79,22 +80,38 @@ def _facts(hub: Hub, folder: Path, ada: str, bob: str) -> dict[str, Any]:
     ports = {p.pid: [c.laddr.port for c in p.net_connections("tcp") if c.status == "LISTEN"] for p in hers}
     runtime = Path(told["runtime"])
     return {
-        "victim": ada, "token": hub.token_of(bob),
-        "url": hub.url, "server": f"http://127.0.0.1:{ports.pop(server.pid)[0]}",
-        "run": told["run"], "runs": told["runs"], "labs": str(folder / ada / "dlpar-labs"), "runtime": str(runtime),
-        "shared": str(folder / "labs"), "keeps": str(folder / "hub"), "proxy": _proxy_api(hub),
+        "victim": ada,
+        "token": hub.token_of(bob),
+        "url": hub.url,
+        "server": f"http://127.0.0.1:{ports.pop(server.pid)[0]}",
+        "run": told["run"],
+        "runs": told["runs"],
+        "labs": str(folder / ada / "dlpar-labs"),
+        "runtime": str(runtime),
+        "shared": str(folder / "labs"),
+        "keeps": str(folder / "hub"),
+        "proxy": _proxy_api(hub),
         "slots": str(folder / "slots"),
         "sockets": [str(p) for p in runtime.rglob("*") if p.is_socket()],
         "memory": [str(p) for p in Path("/dev/shm").rglob("*") if p.is_file() and p.stat().st_uid == uid],
-        "pids": {"rank": rank, "supervisor": told["supervisor"], "kernel": told["kernel"], "server": server.pid},
-        "path": [entry or told["cwd"] for entry in told["path"]], "ports": sum(ports.values(), []),
-        "uid": uid, "cell": cell,
-    }  # fmt: skip
+        "pids": {
+            "rank": rank,
+            "supervisor": told["supervisor"],
+            "kernel": told["kernel"],
+            "server": server.pid,
+        },
+        "path": [entry or told["cwd"] for entry in told["path"]],
+        "ports": sum(ports.values(), []),
+        "uid": uid,
+        "cell": cell,
+    }
 
 
 def _proxy_api(hub: Hub) -> str:
     """The address where the hub tells its proxy what to do."""
-    words = next(p for p in psutil.Process(hub.process.pid).children() if "--api-port" in p.cmdline()).cmdline()
+    words = next(
+        p for p in psutil.Process(hub.process.pid).children() if "--api-port" in p.cmdline()
+    ).cmdline()
     return f"http://127.0.0.1:{words[words.index('--api-port') + 1]}"
 
 
@@ -108,7 +125,11 @@ def as_bob(scene: dict[str, Any], **facts: Any) -> dict[str, str]:
 
 
 def test_everything_one_student_tries_against_another_is_refused(scene: dict[str, Any]) -> None:
-    facts = {key: value for key, value in scene.items() if key not in ("hub", "folder", "ada", "bob", "uid", "cell")}
+    facts = {
+        key: value
+        for key, value in scene.items()
+        if key not in ("hub", "folder", "ada", "bob", "uid", "cell")
+    }
     kinds = "\n".join(scene["sockets"])
     assert "warm-" in kinds and "referee" in kinds and "kernel-" in kinds, f"a socket is missing: {kinds}"
     assert scene["memory"], "ada's ranks share no memory"
@@ -146,7 +167,9 @@ def test_behind_the_curtain_a_student_sees_no_process_but_her_own(scene: dict[st
     inside = two_accounts.become(scene["pids"]["kernel"], scene["ada"], "ls", "/proc")
     seen = subprocess.run(inside, capture_output=True, text=True, check=True).stdout.split()
     seen = [int(name) for name in seen if name.isdecimal()]
-    assert scene["pids"]["kernel"] in seen and os.getpid() not in seen and scene["hub"].process.pid not in seen
+    assert (
+        scene["pids"]["kernel"] in seen and os.getpid() not in seen and scene["hub"].process.pid not in seen
+    )
 
 
 def test_a_folder_planted_under_a_predictable_name_is_not_used(scene: dict[str, Any]) -> None:
@@ -156,14 +179,21 @@ def test_a_folder_planted_under_a_predictable_name_is_not_used(scene: dict[str, 
     runtime = planted / f"dlpar-{scene['uid']}"
     trap = f"rmdir {runtime}; mkdir -m 777 {planted}/trap; ln -s {planted}/trap {runtime}"
     for plant in (f"mkdir -m 777 {runtime}", trap):
-        subprocess.run(two_accounts.become(scene["hub"].process.pid, scene["bob"], "sh", "-c", plant), check=True)
+        subprocess.run(
+            two_accounts.become(scene["hub"].process.pid, scene["bob"], "sh", "-c", plant), check=True
+        )
         asks = "import dlpar.paths; print(dlpar.paths.runtime_folder())"
         words = ["env", f"TMPDIR={planted}", sys.executable, "-P", "-c", asks]
         used = subprocess.run(
             two_accounts.become(scene["hub"].process.pid, scene["ada"], *words),
-            capture_output=True, text=True, env={"PATH": os.environ["PATH"]}, cwd="/tmp",
-        )  # fmt: skip
-        assert used.returncode != 0 and f"PermissionError: {runtime}: " in used.stderr, used.stdout + used.stderr
+            capture_output=True,
+            text=True,
+            env={"PATH": os.environ["PATH"]},
+            cwd="/tmp",
+        )
+        assert used.returncode != 0 and f"PermissionError: {runtime}: " in used.stderr, (
+            used.stdout + used.stderr
+        )
         assert "Traceback" in used.stderr and not list(runtime.iterdir())
 
 
@@ -173,7 +203,9 @@ def test_an_account_of_the_machine_logs_in_with_its_own_password_only(scene: dic
         browser = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(jar))
         browser.open(f"{scene['url']}/hub/login", timeout=10).read()
         xsrf = next(cookie.value for cookie in jar if cookie.name == "_xsrf")
-        form = urllib.parse.urlencode({"username": scene["bob"], "password": password, "_xsrf": xsrf}).encode()
+        form = urllib.parse.urlencode(
+            {"username": scene["bob"], "password": password, "_xsrf": xsrf}
+        ).encode()
         try:
             return browser.open(f"{scene['url']}/hub/login?next=/hub/home", form, timeout=20).url
         except urllib.error.HTTPError as error:

@@ -11,12 +11,12 @@ import dlpar
 from hub.classroom import run_apart
 
 pytest.importorskip("jupyterhub", reason="JupyterHub is not installed: pip install 'dlpar[hub]'")
-from tornado.httpclient import AsyncHTTPClient  # noqa: E402
-from tornado.httpserver import HTTPServer  # noqa: E402
-from tornado.netutil import bind_sockets  # noqa: E402
-from tornado.web import Application  # noqa: E402
+from tornado.httpclient import AsyncHTTPClient
+from tornado.httpserver import HTTPServer
+from tornado.netutil import bind_sockets
+from tornado.web import Application
 
-from dlpar.hub import jobs, jobs_api  # noqa: E402
+from dlpar.hub import jobs, jobs_api
 
 pytestmark = pytest.mark.slow
 
@@ -33,7 +33,9 @@ def test_a_post_of_neither_job_nor_offer_is_refused_by_name() -> None:
         url = f"http://127.0.0.1:{sockets[0].getsockname()[1]}/jobs"
         headers = {"Authorization": "token t"}
         try:
-            return await AsyncHTTPClient().fetch(url, method="POST", body=body, headers=headers, raise_error=False)
+            return await AsyncHTTPClient().fetch(
+                url, method="POST", body=body, headers=headers, raise_error=False
+            )
         finally:
             server.stop()
 
@@ -57,7 +59,9 @@ def test_a_running_job_is_activity_is_listed_and_can_be_stopped() -> None:
         job.wait_steps(1)
         jobs_api.note_activity(settings)
         assert "dlpar" in settings["last_activity_times"]
-        found = eventually(lambda: [told for told in jobs.running() if told["ranks"] == 2], 5, "both ranks are seen")
+        found = eventually(
+            lambda: [told for told in jobs.running() if told["ranks"] == 2], 5, "both ranks are seen"
+        )
         assert [told["id"] for told in found] == [job.folder.name]
         assert found[0]["says"] == "mlp on digits, ring, 2 workers, real" and found[0]["memory"] > 10 << 20
         jobs.stop(job.folder.name)

@@ -9,10 +9,10 @@ from hub.classroom import run_apart
 from hub.test_settings import settings
 
 pytest.importorskip("jupyterhub", reason="JupyterHub is not installed: pip install 'dlpar[hub]'")
-from traitlets.config import Config  # noqa: E402
+from traitlets.config import Config
 
-from dlpar.hub import machine, teacher  # noqa: E402
-from dlpar.hub.classroom import classroom  # noqa: E402
+from dlpar.hub import machine, teacher
+from dlpar.hub.classroom import classroom
 
 
 @pytest.mark.parametrize(("slots", "named"), [(0, "/run/dlpar/slots"), (4, "")])

@@ -16,9 +16,14 @@ from dlpar.hub.settings import BadSettings, Settings
 
 def settings(tmp_path: Path, **given) -> Settings:
     asked = {
-        "accounts": "listed", "users": ("ada",), "teachers": (), "address": "127.0.0.1", "port": 8000,
-        "labs": str(tmp_path), "folder": str(tmp_path / "hub"),
-    }  # fmt: skip
+        "accounts": "listed",
+        "users": ("ada",),
+        "teachers": (),
+        "address": "127.0.0.1",
+        "port": 8000,
+        "labs": str(tmp_path),
+        "folder": str(tmp_path / "hub"),
+    }
     return Settings(**asked | given)
 
 
@@ -27,7 +32,9 @@ def test_nobody_logs_in_weakly_from_another_machine(tmp_path: Path) -> None:
     file.touch()
     tls = {"certificate": str(file), "key": str(file)}
     for address in ("0.0.0.0", "::", "192.168.1.5"):
-        with pytest.raises(BadSettings, match="^--address: got .*, allowed with a list of passwords is loopback"):
+        with pytest.raises(
+            BadSettings, match="^--address: got .*, allowed with a list of passwords is loopback"
+        ):
             settings(tmp_path, address=address)
         with pytest.raises(BadSettings, match="list of passwords"):  # encrypted or not
             settings(tmp_path, address=address, **tls)
@@ -61,12 +68,18 @@ def test_accounts_of_the_machine_need_root(tmp_path: Path) -> None:
         (["--port=0"], "--port: got 0, allowed is a whole number from 1 to 65535"),
         (["--slots=500"], "--slots: got 500, allowed is a whole number from 1 to 200, or 0: no limit"),
         (["--idle=soon"], "--idle: got 'soon', allowed is a whole number of minutes from 1 to 10,080"),
-        (["--users=Ada Lovelace"], "--users: got 'Ada Lovelace', allowed are names of small letters, digits, - and _"),
+        (
+            ["--users=Ada Lovelace"],
+            "--users: got 'Ada Lovelace', allowed are names of small letters, digits, - and _",
+        ),
         (["--users=../ada"], "--users: got '../ada', allowed are names of small letters"),
         (["--users=", "--teachers="], "--users: got nobody, allowed are names, such as ada,bob"),
         (["--accounts=open"], "--accounts: got 'open', allowed is one of listed, system"),
         (["--labs=/nowhere"], "--labs: got '/nowhere', allowed is an existing folder of notebooks"),
-        (["--certificate=/dev/null"], "--certificate: got one of certificate and key, allowed is both or none"),
+        (
+            ["--certificate=/dev/null"],
+            "--certificate: got one of certificate and key, allowed is both or none",
+        ),
         (["--address=here"], "--address: got 'here', allowed is an IP address of this machine"),
     ],
 )
@@ -77,7 +90,9 @@ def test_a_bad_request_is_one_sentence_and_status_2(flags, sentence, capsys, tmp
 
 
 def test_every_name_gets_a_password_of_its_own_and_keeps_it(tmp_path: Path) -> None:
-    login = pytest.importorskip("dlpar.hub.login", reason="JupyterHub is not installed: pip install 'dlpar[hub]'")
+    login = pytest.importorskip(
+        "dlpar.hub.login", reason="JupyterHub is not installed: pip install 'dlpar[hub]'"
+    )
     file = tmp_path / "passwords"
     first = login.complete(file, ["ada", "bob"])
     assert first["ada"] != first["bob"] and min(map(len, first.values())) >= 12

@@ -12,7 +12,9 @@ from dlpar.hub.answers import LOT
 from hub.classroom import run_apart
 from hub.test_answers import answer
 
-students = pytest.importorskip("dlpar.hub.students", reason="tornado is not installed: pip install 'dlpar[hub]'")
+students = pytest.importorskip(
+    "dlpar.hub.students", reason="tornado is not installed: pip install 'dlpar[hub]'"
+)
 
 
 class Class(students.Students):
@@ -24,7 +26,9 @@ class Class(students.Students):
 
     async def _ask(self, url: str, body: Any = None, method: str = "GET") -> Any:
         if url.startswith(self.api):
-            return [{"name": name, "servers": {"": {"ready": True, "last_activity": "now"}}} for name in self.says]
+            return [
+                {"name": name, "servers": {"": {"ready": True, "last_activity": "now"}}} for name in self.says
+            ]
         name = url.split("/user/")[1].split("/")[0]
         if method == "POST":
             self.brought.append((name, body["offer"]))
@@ -34,7 +38,11 @@ class Class(students.Students):
 
 @pytest.fixture(autouse=True)
 def a_service(monkeypatch):
-    told = {"JUPYTERHUB_API_URL": "http://hub/api", "DLPAR_HUB_PROXY": "http://proxy", "JUPYTERHUB_API_TOKEN": "secret"}
+    told = {
+        "JUPYTERHUB_API_URL": "http://hub/api",
+        "DLPAR_HUB_PROXY": "http://proxy",
+        "JUPYTERHUB_API_TOKEN": "secret",
+    }
     for name, value in told.items():
         monkeypatch.setenv(name, value)
 

@@ -25,14 +25,17 @@ def starts(workers):
     return [[4.0**rank] * workers for rank in range(workers)]
 
 
-@pytest.mark.parametrize("collective, workers, rounds, messages", [
-    (c.ring_allreduce, 4, 6, 24),               # 2 (N-1)
-    (c.star_allreduce, 4, 6, 6),                # 2 (N-1): one link to the root
-    (c.tree_allreduce, 8, 6, 14),               # 2 log2 N
-    (c.halving_doubling_allreduce, 8, 6, 48),   # 2 log2 N
-    (c.halving_doubling_allreduce, 6, 6, 20),   # 2 log2 4, and two more to fold
-    (partial(c.hierarchical_allreduce, group=2), 6, 6, 18),  # 1 + 2 (G-1) + 1
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "collective, workers, rounds, messages",
+    [
+        (c.ring_allreduce, 4, 6, 24),  # 2 (N-1)
+        (c.star_allreduce, 4, 6, 6),  # 2 (N-1): one link to the root
+        (c.tree_allreduce, 8, 6, 14),  # 2 log2 N
+        (c.halving_doubling_allreduce, 8, 6, 48),  # 2 log2 N
+        (c.halving_doubling_allreduce, 6, 6, 20),  # 2 log2 4, and two more to fold
+        (partial(c.hierarchical_allreduce, group=2), 6, 6, 18),  # 1 + 2 (G-1) + 1
+    ],
+)
 def test_rounds_are_those_of_theory_and_at_the_end_all_hold_everything(collective, workers, rounds, messages):
     figure = animate(collective, workers=workers)
     texts, table = frames(figure), figures.table(figure)
@@ -121,16 +124,35 @@ def test_every_digit_is_one_ranks_contribution():
     base = 2.0 ** (52 // 4)
     assert contributions(1 + base**3, 4) == Counter({0: 1, 3: 1})
     assert contributions(2.0, 4) == Counter({0: 2})
-    assert contributions(0.5, 4) is None and contributions(float("nan"), 4) is None and contributions(-1.0, 4) is None
+    assert (
+        contributions(0.5, 4) is None
+        and contributions(float("nan"), 4) is None
+        and contributions(-1.0, 4) is None
+    )
 
 
-@pytest.mark.parametrize("ask, complaint", [
-    (lambda: animate(c.ring_allreduce, workers=17), "workers: got 17, allowed is a whole number from 1 to 16"),
-    (lambda: animate(c.ring_allreduce, chunks=0), "chunks: got 0, allowed is a whole number from 1 to 16"),
-    (lambda: animate(c.ring_allreduce, workers=2.5), "workers: got 2.5, allowed is a whole number from 1 to 16"),
-    (lambda: animate("ring"), "collective: got 'ring', allowed is a function of"),
-    (lambda: animate(c.library_allreduce, workers=2), "got library_allreduce, which sends nothing that can be seen"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "ask, complaint",
+    [
+        (
+            lambda: animate(c.ring_allreduce, workers=17),
+            "workers: got 17, allowed is a whole number from 1 to 16",
+        ),
+        (
+            lambda: animate(c.ring_allreduce, chunks=0),
+            "chunks: got 0, allowed is a whole number from 1 to 16",
+        ),
+        (
+            lambda: animate(c.ring_allreduce, workers=2.5),
+            "workers: got 2.5, allowed is a whole number from 1 to 16",
+        ),
+        (lambda: animate("ring"), "collective: got 'ring', allowed is a function of"),
+        (
+            lambda: animate(c.library_allreduce, workers=2),
+            "got library_allreduce, which sends nothing that can be seen",
+        ),
+    ],
+)
 def test_what_cannot_be_animated_is_refused_in_a_sentence(ask, complaint):
     with pytest.raises(ValueError, match=complaint):
         ask()

@@ -146,15 +146,18 @@ PS = {"scheme": "ps", "consistency": "asp"}
 ALWAYS = ["Convergence", "Throughput", "Staleness"]
 
 
-@pytest.mark.parametrize("made, tabs", [
-    ({}, ["Timeline", "Waiting"]),
-    ({"workers": 1}, ["Timeline"]),
-    ({"sync": "ps"}, ["Lanes", "Timeline", "Waiting"]),
-    ({"sync": PS}, ["Lead", "Lanes", "Timeline", "Waiting"]),
-    ({"sync": "gossip"}, ["Timeline", "Waiting", "Consensus"]),
-    ({"averaging": "local"}, ["Timeline", "Waiting", "Consensus"]),
-    ({"sync": "hogwild"}, ["Lead", "Lanes", "Timeline", "Waiting"]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "made, tabs",
+    [
+        ({}, ["Timeline", "Waiting"]),
+        ({"workers": 1}, ["Timeline"]),
+        ({"sync": "ps"}, ["Lanes", "Timeline", "Waiting"]),
+        ({"sync": PS}, ["Lead", "Lanes", "Timeline", "Waiting"]),
+        ({"sync": "gossip"}, ["Timeline", "Waiting", "Consensus"]),
+        ({"averaging": "local"}, ["Timeline", "Waiting", "Consensus"]),
+        ({"sync": "hogwild"}, ["Lead", "Lanes", "Timeline", "Waiting"]),
+    ],
+)
 def test_only_figures_that_mean_something_are_shown(made, tabs):
     experiment = Experiment(**{"workers": 4, "steps": 8, **made})
     board = Board(experiment)
@@ -169,8 +172,10 @@ def test_free_running_workers_make_a_global_step_of_any_n_in_the_order_they_ende
     found += [done for n in range(2) for done in steps.add(1, step(n, loss=3.0, t=n + 1.5))]
     found += steps.catch_up(ended=True)
     assert [(s.step, s.seconds, s.loss, s.samples) for s in found] == [
-        (0, 1.5, 2.0, 128), (1, 2.5, 2.0, 256), (2, 4.0, 1.0, 384)
-    ]  # fmt: skip
+        (0, 1.5, 2.0, 128),
+        (1, 2.5, 2.0, 256),
+        (2, 4.0, 1.0, 384),
+    ]
 
 
 def test_a_worker_that_stalls_does_not_hold_up_the_figure():
@@ -201,7 +206,10 @@ def test_staleness_of_free_running_workers_is_counted_worker_by_worker():
     assert plot.says.startswith("A gradient met weights that were 1.12 updates newer on average, 3 at most")
     assert plot.says.endswith("theory says N − 1 = 1 on average.")
     assert plot.series("predicted").rows[:, 1].tolist() == [1, 1]
-    assert board.plots["Lead"].says == "The largest lead over the slowest was 3 clocks (rank 0); nothing bounds it."
+    assert (
+        board.plots["Lead"].says
+        == "The largest lead over the slowest was 3 clocks (rank 0); nothing bounds it."
+    )
 
 
 def test_consensus_is_measured_from_the_sketches_of_all_workers():

@@ -101,14 +101,20 @@ def test_a_launch_that_fails_halfway_is_told(monkeypatch, launched):
     assert "ZeroDivisionError" in comparison._says.value and not comparison._run.disabled
 
 
-@pytest.mark.parametrize("arguments, complaint", [
-    (([Experiment()],), "experiments: got 1, allowed are two or more"),
-    (([Experiment(), Experiment(model="linear", data="diabetes")],), "allowed is one kind of task"),
-    (([Experiment(), {"workers": 2}],), "experiments: got {'workers': 2}, allowed are experiments only"),
-    (([Experiment()] * 2, ["a"]), "titles: got 1, allowed is one for each of 2"),
-    (([Experiment()] * 2, None, "", "hours"), "x: got 'hours', allowed is one of step, samples, seconds, bytes"),
-    (([Experiment()] * 2, None, "", "step", 95), "goal: got 95"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "arguments, complaint",
+    [
+        (([Experiment()],), "experiments: got 1, allowed are two or more"),
+        (([Experiment(), Experiment(model="linear", data="diabetes")],), "allowed is one kind of task"),
+        (([Experiment(), {"workers": 2}],), "experiments: got {'workers': 2}, allowed are experiments only"),
+        (([Experiment()] * 2, ["a"]), "titles: got 1, allowed is one for each of 2"),
+        (
+            ([Experiment()] * 2, None, "", "hours"),
+            "x: got 'hours', allowed is one of step, samples, seconds, bytes",
+        ),
+        (([Experiment()] * 2, None, "", "step", 95), "goal: got 95"),
+    ],
+)
 def test_what_cannot_be_compared_is_refused(arguments, complaint):
     with pytest.raises(ValueError, match=complaint):
         compare(*arguments)

@@ -27,7 +27,9 @@ def controls():
 def test_only_fields_of_the_chosen_scheme_are_shown(controls):
     assert shown(controls, "sync") == {"scheme", "allreduce", "overlap", "bucket_mb"}
     controls.widgets["sync.scheme"].value = "ps"
-    assert {"servers", "consistency", "pull"} <= shown(controls, "sync") and "overlap" not in shown(controls, "sync")
+    assert {"servers", "consistency", "pull"} <= shown(controls, "sync") and "overlap" not in shown(
+        controls, "sync"
+    )
 
 
 def test_fields_that_mean_nothing_beside_others_are_hidden(controls):
@@ -65,9 +67,19 @@ def test_only_settings_of_the_chosen_split_are_shown_and_each_has_its_own_defaul
     assert shown(controls, "split") == {"kind", "order", "rows", "columns"}
     split.value = "hybrid"
     assert shown(controls, "split") == {
-        "kind", "order", "tensor", "stages", "schedule", "microbatches", "partition", "recompute",
-    }  # fmt: skip
-    assert (tensor.value, controls.widgets["split.stages"].value) == (2, 2) and "from 1 to 64" in tensor.tooltip
+        "kind",
+        "order",
+        "tensor",
+        "stages",
+        "schedule",
+        "microbatches",
+        "partition",
+        "recompute",
+    }
+    assert (tensor.value, controls.widgets["split.stages"].value) == (
+        2,
+        2,
+    ) and "from 1 to 64" in tensor.tooltip
     assert tensor.description == "tensor"
     split.value = "pipeline"
     assert controls.widgets["split.stages"].value == 0 and controls.widgets["split.microbatches"].value == 8
@@ -99,10 +111,17 @@ def test_a_share_of_neurons_set_for_an_mlp_does_not_stand_in_the_way_of_a_cnn(co
     assert "redundancy" not in shown(controls, "split") and controls.experiment().split.redundancy == 0
 
 
-@pytest.mark.parametrize("split", [
-    "data", {"kind": "tensor", "tensor": 2, "redundancy": 0.25}, {"kind": "pipeline", "stages": 2, "partition": "2,1"},
-    {"kind": "hybrid", "microbatches": 4}, {"kind": "spatial", "rows": 2, "columns": 2},
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "split",
+    [
+        "data",
+        {"kind": "tensor", "tensor": 2, "redundancy": 0.25},
+        {"kind": "pipeline", "stages": 2, "partition": "2,1"},
+        {"kind": "hybrid", "microbatches": 4},
+        {"kind": "spatial", "rows": 2, "columns": 2},
+    ],
+    ids=str,
+)
 def test_controls_give_back_an_experiment_of_any_split(split):
     model = {"name": "cnn" if "rows" in split else "mlp"}
     made = Experiment(workers=4, split=split, model=model)

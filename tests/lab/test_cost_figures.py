@@ -24,7 +24,10 @@ def measured(how: str = "measured") -> list[Timing]:
 
 def test_a_fit_says_latency_bandwidth_and_where_they_are_equal():
     figure = figures.link_fit(PingPong(SIZES, tuple(LINK.seconds(size) for size in SIZES)))
-    assert figures.say(figure) == "A message takes 1 ms and then a second for every 1 MB; at 1 kB the two are equal."
+    assert (
+        figures.say(figure)
+        == "A message takes 1 ms and then a second for every 1 MB; at 1 kB the two are equal."
+    )
     solid, dashed = figure.data
     assert solid.mode == "markers" and dashed.line.dash == "dash"
     assert list(dashed.y) == pytest.approx([2.0, 101.0])
@@ -42,7 +45,9 @@ def test_predicted_is_dashed_and_measured_solid_in_one_colour_each():
 
 def test_the_sentence_says_who_is_first_at_both_ends_and_how_far_the_prediction_is():
     said = figures.say(figures.collective_times([*measured(), *predicted()]))
-    assert said.startswith("Measured at 1 kB: tree 12.6 ms and star 16.8 ms; at 100 kB: tree 636 ms and star 1.47 s.")
+    assert said.startswith(
+        "Measured at 1 kB: tree 12.6 ms and star 16.8 ms; at 100 kB: tree 636 ms and star 1.47 s."
+    )
     assert said.endswith("The prediction is at most 4.8% off.")
 
 

@@ -37,12 +37,16 @@ def test_the_index_links_every_lab_and_tests_what_it_needs():
     cells = json.loads((LABS / "index.ipynb").read_text())["cells"]
     text = "\n".join("".join(cell["source"]) for cell in cells)
     for each in labs().values():
-        assert f"]({each.file}.ipynb){' ★' * each.core}\n" in text and f'lab.self_test("{each.number}")' in text
+        assert (
+            f"]({each.file}.ipynb){' ★' * each.core}\n" in text and f'lab.self_test("{each.number}")' in text
+        )
 
 
 def test_the_map_says_which_predictions_were_revealed():
     shown = lab.course().data
-    assert shown.count("none yet") >= 10 and 'href="00_first_parallel_run.ipynb"' in shown and "9 hours" in shown
+    assert (
+        shown.count("none yet") >= 10 and 'href="00_first_parallel_run.ipynb"' in shown and "9 hours" in shown
+    )
     note("07-hidden", "How much?", Answer(3.0), 4.0, "simulated")
     assert "1 revealed" in lab.course().data
     lab.forget_predictions()
@@ -55,7 +59,11 @@ def test_an_answer_is_checked_at_once_and_may_be_changed():
     first.index = 0
     assert "Not so; try another. Before this lab you need labs 00 and 01." in test._says[0].value
     first.index, second.index = 1, 1
-    assert test.right == 2 and "Right. α + B/β" in test._says[0].value and "you are ready for lab 03" in test._score.value
+    assert (
+        test.right == 2
+        and "Right. α + B/β" in test._says[0].value
+        and "you are ready for lab 03" in test._score.value
+    )
     with pytest.raises(ValueError, match="lab: got '99', allowed is one of 00, 01, "):
         lab.self_test("99")
 
@@ -83,5 +91,9 @@ def test_every_question_has_one_right_choice_among_real_ones_and_says_why():
     for each in labs().values():
         assert 2 <= len(each.asks) <= 3
         for ask in each.asks:
-            assert 0 <= ask.right < len(ask.choices) == len(set(ask.choices)) >= 3 and ask.because.endswith(".")
-    assert len({ask.right for each in labs().values() for ask in each.asks}) == 3, "the right one is not always the same"
+            assert 0 <= ask.right < len(ask.choices) == len(set(ask.choices)) >= 3 and ask.because.endswith(
+                "."
+            )
+    assert len({ask.right for each in labs().values() for ask in each.asks}) == 3, (
+        "the right one is not always the same"
+    )

@@ -27,7 +27,9 @@ def test_each_image_has_its_title_above_its_middle():
 
 
 def test_what_cannot_be_compared_is_refused():
-    with pytest.raises(ValueError, match=r"got: got shape \(1, 2, 4, 3\), allowed is the expected one, \(1, 2, 4, 4\)"):
+    with pytest.raises(
+        ValueError, match=r"got: got shape \(1, 2, 4, 3\), allowed is the expected one, \(1, 2, 4, 4\)"
+    ):
         figures.differences([RIGHT[..., :3]], [RIGHT], ["a"])
     with pytest.raises(ValueError, match="got: got 0, allowed is as many as expected"):
         figures.differences([], [], [])

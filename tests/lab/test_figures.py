@@ -89,13 +89,16 @@ def test_shown_figure_is_kept_with_sentence_and_table(runs, monkeypatch):
     )
 
 
-@pytest.mark.parametrize("ask, complaint", [
-    (lambda run: figures.convergence(run, x="hours"), "x: got 'hours', allowed is one of step"),
-    (lambda run: figures.convergence([]), "runs: got none"),
-    (lambda run: figures.speedup([run]), "runs: got runs of 2 workers only"),
-    (lambda run: figures.timeline(run, steps=range(900, 910)), "steps: got range"),
-    (lambda run: figures.convergence(Run(new_folder(Experiment()))), "has no finished step"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "ask, complaint",
+    [
+        (lambda run: figures.convergence(run, x="hours"), "x: got 'hours', allowed is one of step"),
+        (lambda run: figures.convergence([]), "runs: got none"),
+        (lambda run: figures.speedup([run]), "runs: got runs of 2 workers only"),
+        (lambda run: figures.timeline(run, steps=range(900, 910)), "steps: got range"),
+        (lambda run: figures.convergence(Run(new_folder(Experiment()))), "has no finished step"),
+    ],
+)
 def test_what_cannot_be_drawn_is_refused_in_a_sentence(runs, ask, complaint):
     with pytest.raises(ValueError, match=complaint):
         ask(runs[1])

@@ -6,19 +6,22 @@ from dlpar.lab.labels import consistency, differences, labels, scheme
 PS = {"scheme": "ps", "consistency": "asp"}
 
 
-@pytest.mark.parametrize("made, words, stale", [
-    ({}, "ring", "bsp"),
-    ({"sync": "ps"}, "ps bsp", "bsp"),
-    ({"sync": PS}, "ps asp", "asp"),
-    ({"sync": {"scheme": "ps", "consistency": "ssp", "staleness": 2}}, "ps ssp(2)", "ssp(2)"),
-    ({"sync": {"scheme": "gossip", "topology": "exp2"}}, "gossip exp2", "bsp"),
-    ({"sync": {"scheme": "gossip", "exchange": "pairwise"}}, "gossip pairwise ring", "asp"),
-    ({"sync": {"scheme": "gossip", "exchange": "random"}}, "gossip random", "bsp"),
-    ({"sync": {"allreduce": "halving_doubling"}}, "halving-doubling all-reduce", "bsp"),
-    ({"sync": "hogwild"}, "hogwild", "asp"),
-    ({"averaging": "local"}, "local SGD(8) ring", "bsp"),
-    ({"compression": "onebit"}, "ring onebit", "bsp"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "made, words, stale",
+    [
+        ({}, "ring", "bsp"),
+        ({"sync": "ps"}, "ps bsp", "bsp"),
+        ({"sync": PS}, "ps asp", "asp"),
+        ({"sync": {"scheme": "ps", "consistency": "ssp", "staleness": 2}}, "ps ssp(2)", "ssp(2)"),
+        ({"sync": {"scheme": "gossip", "topology": "exp2"}}, "gossip exp2", "bsp"),
+        ({"sync": {"scheme": "gossip", "exchange": "pairwise"}}, "gossip pairwise ring", "asp"),
+        ({"sync": {"scheme": "gossip", "exchange": "random"}}, "gossip random", "bsp"),
+        ({"sync": {"allreduce": "halving_doubling"}}, "halving-doubling all-reduce", "bsp"),
+        ({"sync": "hogwild"}, "hogwild", "asp"),
+        ({"averaging": "local"}, "local SGD(8) ring", "bsp"),
+        ({"compression": "onebit"}, "ring onebit", "bsp"),
+    ],
+)
 def test_a_scheme_is_named_in_a_few_words(made, words, stale):
     assert (scheme(Experiment(**made)), consistency(Experiment(**made))) == (words, stale)
 
@@ -42,16 +45,30 @@ def test_a_straggler_is_said_as_it_is_typed():
 
 
 def test_kinds_of_splits_are_told_apart_by_their_sizes_and_one_kind_by_its_fields():
-    cuts = ("data", "tensor", {"kind": "spatial", "rows": 2, "columns": 2}, {"kind": "pipeline", "schedule": "gpipe"})
+    cuts = (
+        "data",
+        "tensor",
+        {"kind": "spatial", "rows": 2, "columns": 2},
+        {"kind": "pipeline", "schedule": "gpipe"},
+    )
     cnn = Experiment(workers=4, model={"name": "cnn", "depth": 3})
     data, tensor, spatial, pipeline = (cnn.replace(split=cut) for cut in cuts)
-    assert labels([data, tensor, spatial, pipeline]) == ["data", "tensor 4", "spatial 2 × 2", "pipeline 4 gpipe"]
+    assert labels([data, tensor, spatial, pipeline]) == [
+        "data",
+        "tensor 4",
+        "spatial 2 × 2",
+        "pipeline 4 gpipe",
+    ]
     assert labels([spatial, spatial.replace(split={"rows": 4, "columns": 1})]) == [
-        "split.rows=2, split.columns=2", "split.rows=4, split.columns=1",
-    ]  # fmt: skip
+        "split.rows=2, split.columns=2",
+        "split.rows=4, split.columns=1",
+    ]
     assert differences(data, tensor) == {"split": "tensor 4"}
 
 
 def test_a_platform_that_comes_from_a_file_is_called_by_its_name():
     slow = Experiment(cluster={"world": "simulated", "platform": "/some/folder/slow.json"})
-    assert labels([slow, slow.replace(cluster={"platform": "cpu-1gbe"})]) == ["platform=slow", "platform=cpu-1gbe"]
+    assert labels([slow, slow.replace(cluster={"platform": "cpu-1gbe"})]) == [
+        "platform=slow",
+        "platform=cpu-1gbe",
+    ]

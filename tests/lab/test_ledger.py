@@ -22,7 +22,11 @@ def test_a_prediction_is_kept_beside_what_was_found_and_the_last_word_counts():
     note("02-stale", "How old?", Answer(2.0, False, "a guess"), 2.95, "measured", "updates")
     table = predictions()
     assert table["lab"].tolist() == ["00", "02"] and table["predicted"].tolist() == [4.0, 2.0]
-    assert table.loc[1, "found"] == 2.95 and table.loc[1, "because"] == "a guess" and table.loc[1, "unit"] == "updates"
+    assert (
+        table.loc[1, "found"] == 2.95
+        and table.loc[1, "because"] == "a guess"
+        and table.loc[1, "unit"] == "updates"
+    )
 
 
 def test_i_do_not_know_is_an_answer_and_no_answer_is_none():
@@ -34,7 +38,10 @@ def test_i_do_not_know_is_an_answer_and_no_answer_is_none():
 def test_nobody_else_can_read_them_and_they_can_be_deleted():
     assert predictions().empty
     note("00-a", "怎么样？", Answer("yes", False, "因为"), "no", "simulated")
-    assert stat.S_IMODE(ledger().stat().st_mode) == 0o600 and stat.S_IMODE(ledger().parent.stat().st_mode) == 0o700
+    assert (
+        stat.S_IMODE(ledger().stat().st_mode) == 0o600
+        and stat.S_IMODE(ledger().parent.stat().st_mode) == 0o700
+    )
     assert predictions().loc[0, "because"] == "因为"
     forget_predictions()
     forget_predictions()
@@ -69,8 +76,16 @@ def test_nothing_is_shared_before_she_agrees_and_nothing_after_she_takes_it_back
     assert not first.value and first.layout.display is None
     first.value = True
     assert second.value and Agreement().value
-    assert shared_answers() == [{"key": "02-stale", "question": "How old?", "predicted": 3.0, "found": 2.9,
-                                 "how": "measured", "unit": "updates"}]  # fmt: skip
+    assert shared_answers() == [
+        {
+            "key": "02-stale",
+            "question": "How old?",
+            "predicted": 3.0,
+            "found": 2.9,
+            "how": "measured",
+            "unit": "updates",
+        }
+    ]
     second.value = False
     assert not first.value and shared_answers() is None
 

@@ -33,11 +33,19 @@ def test_of_short_and_of_real_runs_nothing_is_said():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "sync", ["ring", {"scheme": "ring", "allreduce": "tree"}, "mapreduce", {"scheme": "gossip", "topology": "exp2"}]
+    "sync",
+    ["ring", {"scheme": "ring", "allreduce": "tree"}, "mapreduce", {"scheme": "gossip", "topology": "exp2"}],
 )
 def test_as_many_messages_are_sent_as_were_foreseen(sync):
-    experiment = Experiment(workers=8, steps=2, sync=sync, model={"name": "linear"}, data="diabetes", batch=64,
-                            cluster={"world": "simulated", "messages": "sizes"})  # fmt: skip
+    experiment = Experiment(
+        workers=8,
+        steps=2,
+        sync=sync,
+        model={"name": "linear"},
+        data="diabetes",
+        batch=64,
+        cluster={"world": "simulated", "messages": "sizes"},
+    )
     run = dlpar.launch(experiment).wait(60)
     sent = sum(record["messages"] for _, record in run.records() if record["k"] == "step")
     assert sent == messages(experiment)

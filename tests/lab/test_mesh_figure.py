@@ -5,12 +5,12 @@ from __future__ import annotations
 from itertools import permutations
 
 import pytest
+from simulations import run
 
 from dlpar import Experiment
 from dlpar.lab import figures
 from dlpar.platforms import nodes_of
 from dlpar.split.mesh import Mesh, groups, twins
-from simulations import run
 
 SIMULATED = {"world": "simulated", "platform": "p100-25gbe"}  # four devices a node
 
@@ -41,15 +41,24 @@ def test_the_innermost_axes_are_inside_nodes(order, inside):
     split = {"kind": "hybrid", "stages": 4, "tensor": 2, "order": order}
     experiment = Experiment(workers=16, model={"depth": 4}, split=split, cluster=SIMULATED)
     figure = figures.mesh(experiment)
-    assert all(len(drawn(figure, axis)) == number for axis, number in {"data": 8, "pipeline": 4, "tensor": 8}.items())
+    assert all(
+        len(drawn(figure, axis)) == number for axis, number in {"data": 8, "pipeline": 4, "tensor": 8}.items()
+    )
     nodes = nodes_of(experiment)
     assert all(len({nodes[rank] for rank in group}) == 1 for group in drawn(figure, inside))
     said = figures.say(figure).lower()
-    assert f"{inside}: 8 groups of 2, inside nodes" in said and "pipeline: 4 groups of 4, across nodes" in said
+    assert (
+        f"{inside}: 8 groups of 2, inside nodes" in said and "pipeline: 4 groups of 4, across nodes" in said
+    )
     looks = [(t.name.split()[0], t.marker.color, t.marker.symbol) for t in figure.data]
     assert len(set(looks)) == len(looks), "groups of an axis are told apart"
     table = figures.table(figure)
-    assert list(table["rank"]) == list(range(16)) and set(table.columns) >= {"node", "data", "tensor", "tensor group"}
+    assert list(table["rank"]) == list(range(16)) and set(table.columns) >= {
+        "node",
+        "data",
+        "tensor",
+        "tensor group",
+    }
 
 
 def test_each_part_s_servers_are_with_the_workers_that_hold_it():

@@ -13,7 +13,9 @@ from dlpar.lab import offer as module
 from dlpar.lab.offer import Offer
 from dlpar.lab.panel import Panel
 
-SENT = Experiment(workers=8, steps=30, split={"kind": "pipeline"}, model={"depth": 8}, cluster={"world": "simulated"})
+SENT = Experiment(
+    workers=8, steps=30, split={"kind": "pipeline"}, model={"depth": 8}, cluster={"world": "simulated"}
+)
 
 
 @pytest.fixture(autouse=True)
@@ -22,7 +24,12 @@ def empty(tmp_path, monkeypatch):
 
 
 def sent(experiment: Experiment, **changes) -> dict:
-    return {"id": "1", "by": "grace", "at": time.time(), "experiment": json.loads(experiment.to_json())} | changes
+    return {
+        "id": "1",
+        "by": "grace",
+        "at": time.time(),
+        "experiment": json.loads(experiment.to_json()),
+    } | changes
 
 
 def offer_of(panel: Panel) -> Offer:

@@ -33,7 +33,9 @@ def test_what_stands_out_is_a_share_of_computing(one_gpu_each):
     assert list(predicted.x) == pytest.approx([1 + x for x in beside.x])
     assert figures.say(figure).endswith("The prediction is less than 0.1% off.")
     row = figures.table(figure).iloc[1]
-    assert row[""] == "VGG-16, overlap on" and row["exposed (share of computing)"] == pytest.approx(beside.x[1])
+    assert row[""] == "VGG-16, overlap on" and row["exposed (share of computing)"] == pytest.approx(
+        beside.x[1]
+    )
     with pytest.raises(ValueError, match="got one that is failed"):
         figures.exposed([Outcome(experiments["VGG-16, overlap on"], "failed", "no reason")])
     with pytest.raises(ValueError, match="got none"):
@@ -51,7 +53,9 @@ def test_a_u_of_bucket_sizes_names_its_lowest_point_and_both_ends(tmp_path):
         figures.bucket_sizes([done(experiments[0]), done(experiments[1].replace(workers=8))])
 
 
-@pytest.mark.parametrize(("name", "most"), [("VGG-16", "fc6 with 411 MB"), ("BERT-large", "embed with 127 MB")])
+@pytest.mark.parametrize(
+    ("name", "most"), [("VGG-16", "fc6 with 411 MB"), ("BERT-large", "embed with 127 MB")]
+)
 def test_the_schedule_ends_when_the_predicted_step_does(one_gpu_each, name, most):
     experiment = presets.overlap_hides_everything(one_gpu_each)[f"{name}, overlap on"]
     figure = figures.sending(experiment)

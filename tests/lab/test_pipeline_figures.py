@@ -18,13 +18,20 @@ MLP3 = {"name": "mlp", "depth": 3, "width": 24}
 
 @pytest.mark.parametrize(
     "name, end, idle, held",
-    [("gpipe", 33, "37.5%", 8), ("1f1b", 33, "37.5%", 4), ("interleaved", 28.5, "18.8%", 11),
-     ("zb-h1", 27, "12.5%", 4)],
-)  # fmt: skip
+    [
+        ("gpipe", 33, "37.5%", 8),
+        ("1f1b", 33, "37.5%", 4),
+        ("interleaved", 28.5, "18.8%", 11),
+        ("zb-h1", 27, "12.5%", 4),
+    ],
+)
 def test_a_schedule_is_drawn_without_a_run(name, end, idle, held):
     figure = lab.schedule(name, stages=4, microbatches=8)
     said = figures.say(figure)
-    assert f"{end:g} forward passes long, the bubble is {idle} of the time computed, and at most {held} micro-b" in said
+    assert (
+        f"{end:g} forward passes long, the bubble is {idle} of the time computed, and at most {held} micro-b"
+        in said
+    )
     assert figures.table(figure)["end"].max() == end
 
 
@@ -34,7 +41,9 @@ def test_a_schedule_of_one_s_own_is_drawn_from_its_actions():
     assert figures.table(drawn).equals(figures.table(known))
     with pytest.raises(Stuck, match="stage 0 waits for stage 1 before action 1"):
         lab.schedule([[("F", 1), ("B", 0)], [("F", 0), ("B", 0)]])
-    with pytest.raises(ValueError, match=f"which: got '2f2b', allowed is one of {', '.join(SCHEDULES)}, or a list"):
+    with pytest.raises(
+        ValueError, match=f"which: got '2f2b', allowed is one of {', '.join(SCHEDULES)}, or a list"
+    ):
         lab.schedule("2f2b")
 
 
@@ -75,16 +84,24 @@ def test_what_is_held_over_time_is_drawn_under_what_is_in_flight():
     memory = {"weights": 2000, "gradients": 2000, "optimizer": 0, "activations": 3000, "gathered": 0}
     one = {
         "spans": passes(
-            ("forward", 5.0, 6.0, 0), ("forward", 6.0, 7.0, 1), ("backward", 8.0, 9.0, 0), ("backward", 9.0, 10.0, 1)
+            ("forward", 5.0, 6.0, 0),
+            ("forward", 6.0, 7.0, 1),
+            ("backward", 8.0, 9.0, 0),
+            ("backward", 9.0, 10.0, 1),
         ),
-        "memory": memory, "memory_over_time": [[5.5, 5500], [6.5, 7000], [8.5, 5500], [9.5, 4000]],
-    }  # fmt: skip
+        "memory": memory,
+        "memory_over_time": [[5.5, 5500], [6.5, 7000], [8.5, 5500], [9.5, 4000]],
+    }
     other = {
         "spans": passes(
-            ("forward", 6.0, 7.0, 0), ("backward", 7.0, 8.0, 0), ("forward", 8.0, 9.0, 1), ("backward", 9.0, 10.0, 1)
+            ("forward", 6.0, 7.0, 0),
+            ("backward", 7.0, 8.0, 0),
+            ("forward", 8.0, 9.0, 1),
+            ("backward", 9.0, 10.0, 1),
         ),
-        "memory": memory, "memory_over_time": [[6.5, 5500], [7.5, 4000], [8.5, 5500], [9.5, 4000]],
-    }  # fmt: skip
+        "memory": memory,
+        "memory_over_time": [[6.5, 5500], [7.5, 4000], [8.5, 5500], [9.5, 4000]],
+    }
     figure = lab.memory(run_of([1.0, 5.0, 10.0], 2, rank0=one, rank1=other))
     by_axis = {axis: [t for t in figure.data if t.yaxis == axis] for axis in ("y2", "y3")}
     assert figure.layout.yaxis2.title.text == "in flight" and figure.layout.yaxis3.title.text == "held (kB)"

@@ -35,7 +35,9 @@ def test_an_open_list_of_recordings_has_the_run_that_just_ended(monkeypatch, tmp
     def launch(experiment):
         run = finished(experiment)
         end(run.path, "done", "all ranks finished")
-        locks.append(open(run.path / "lock", "w"))  # held by the job's guardian, which writes the end before it goes
+        locks.append(
+            open(run.path / "lock", "w")
+        )  # held by the job's guardian, which writes the end before it goes
         fcntl.flock(locks[-1], fcntl.LOCK_EX)
         return SimpleNamespace(run=run)
 

@@ -71,7 +71,9 @@ def test_where_two_schemes_are_equally_fast_is_marked_and_said(figure):
 
 
 def test_curves_that_do_not_cross_are_said_to_be_ahead_throughout():
-    figure = scaling(curves([*of(BASE, RING, sync="ring"), *of(BASE, {n: r / 2 for n, r in RING.items()}, sync="ps")]))
+    figure = scaling(
+        curves([*of(BASE, RING, sync="ring"), *of(BASE, {n: r / 2 for n, r in RING.items()}, sync="ps")])
+    )
     assert "ring is at least as fast as ps bsp at every number of workers shown." in figures.say(figure)
     assert not [t for t in figure.data if "=" in t.name]
 
@@ -79,12 +81,23 @@ def test_curves_that_do_not_cross_are_said_to_be_ahead_throughout():
 def test_what_is_compared_is_named_by_what_differs_but_workers_and_world():
     batches = curves([*of(BASE, RING), *of(BASE, RING, batch=64), *of(REAL, RING)])
     assert {(curve.name, curve.kind) for curve in batches if curve.kind != "predicted"} == {
-        ("batch=32", "simulated"), ("batch=64", "simulated"), ("batch=32", "measured")}  # fmt: skip
+        ("batch=32", "simulated"),
+        ("batch=64", "simulated"),
+        ("batch=32", "measured"),
+    }
 
 
 def test_the_table_under_the_figure_has_a_row_for_each_point(figure):
     rows = figures.table(figure)
-    assert list(rows.columns) == ["scheme", "how", "workers", "samples/s", "step (ms)", "speed-up", "efficiency"]
+    assert list(rows.columns) == [
+        "scheme",
+        "how",
+        "workers",
+        "samples/s",
+        "step (ms)",
+        "speed-up",
+        "efficiency",
+    ]
     assert set(rows["how"]) == {"simulated", "predicted"} and len(rows) == 16
     ring = rows[(rows["scheme"] == "ring") & (rows["how"] == "simulated")]
     assert list(ring["step (ms)"]) == pytest.approx([1e3 * 32 * n / rate for n, rate in RING.items()])
@@ -99,7 +112,9 @@ def test_a_sweep_over_anything_else_is_drawn_as_bars():
     figure = sweep_figure([outcome(BASE.replace(batch=n), 100.0 * n) for n in (16, 32)])
     bars, diamonds = figure.data
     assert list(bars.x) == [1600.0, 3200.0] and bars.opacity == 0.6 and diamonds.name == "predicted"
-    assert figures.say(figure) == "batch=32 is the fastest with 3,200 samples/s, 2.00 times as fast as batch=16."
+    assert (
+        figures.say(figure) == "batch=32 is the fastest with 3,200 samples/s, 2.00 times as fast as batch=16."
+    )
 
 
 def test_one_number_of_workers_makes_no_curve():
@@ -111,7 +126,9 @@ def test_one_number_of_workers_makes_no_curve():
 
 
 def test_a_twin_is_the_same_simulated_and_there_is_none_where_there_is_no_platform():
-    paced = Experiment(workers=4, cluster={"world": "paced", "platform": "k80-1gbe", "stand_in_for": "resnet50"})
+    paced = Experiment(
+        workers=4, cluster={"world": "paced", "platform": "k80-1gbe", "stand_in_for": "resnet50"}
+    )
     found = twin(paced)
     assert found.cluster.world == "simulated" and found.model == paced.model
     assert (found.workers, found.cluster.platform, found.cluster.stand_in_for) == (4, "k80-1gbe", "resnet50")

@@ -73,7 +73,9 @@ def test_an_arrow_leads_from_a_read_to_its_push(runs, every_figure):
     pushes = spans[spans["name"] == "communicate"]["start"].to_numpy()
     traces = {t.name: t for t in every_figure["lanes"].data}
     lane = np.array([traces["rank 2"].x, traces["rank 2"].y]).T.reshape(-1, 3, 2)
-    assert (lane[:, 0, 0] < lane[:, 1, 0]).all() and (lane[:, :2, 1] == 2).all() and np.isnan(lane[:, 2]).all()
+    assert (
+        (lane[:, 0, 0] < lane[:, 1, 0]).all() and (lane[:, :2, 1] == 2).all() and np.isnan(lane[:, 2]).all()
+    )
     lengths = np.diff(lane[:, 1, 0])
     assert lengths == pytest.approx(np.diff(pushes[-len(lane) :]) * 1e3)
     labels = traces["staleness (updates)"]
@@ -97,7 +99,9 @@ def test_contraction_of_the_graph_is_dashed_beside_what_was_measured(runs, every
     measured, predicted = every_figure["consensus"].data
     assert list(measured.y) == pytest.approx(list(runs["gossip"].consensus["distance"]))
     assert predicted.line.dash == "dash" and predicted.y[0] == measured.y[0]
-    assert predicted.y[-1] / predicted.y[0] == pytest.approx((1 / 3) ** 39, rel=1e-6) or predicted.y[-1] == 1e-16
+    assert (
+        predicted.y[-1] / predicted.y[0] == pytest.approx((1 / 3) ** 39, rel=1e-6) or predicted.y[-1] == 1e-16
+    )
 
 
 def test_a_disconnected_graph_is_warned_of_in_the_figures_sentence():
@@ -133,7 +137,9 @@ def test_who_was_first_to_an_accuracy_is_said_of_each_clock_alone(runs):
 
 def test_runs_of_two_kinds_of_task_share_no_figure_and_a_regression_has_no_accuracy(runs):
     diabetes = finished(workers=2, steps=5, model="linear", data="diabetes")
-    with pytest.raises(ValueError, match="runs: got classification and regression, allowed is one kind of task"):
+    with pytest.raises(
+        ValueError, match="runs: got classification and regression, allowed is one kind of task"
+    ):
         lab.overlay([runs["ring"], diabetes])
     with pytest.raises(ValueError, match="got data diabetes, a regression, allowed is a task with classes"):
         lab.time_to_accuracy(diabetes)
@@ -144,7 +150,9 @@ def rewritten(run, **changed):
     for path in run.path.glob("rank-*.jsonl"):
         records = [json.loads(line) for line in open(path)]
         changes = [{name: value for name, value in changed.items() if name in record} for record in records]
-        path.write_text("".join(json.dumps(record | change) + "\n" for record, change in zip(records, changes)))
+        path.write_text(
+            "".join(json.dumps(record | change) + "\n" for record, change in zip(records, changes))
+        )
     return run
 
 
@@ -155,9 +163,13 @@ def test_a_run_that_does_not_say_what_it_sent_is_not_drawn_over_bytes(runs):
 
 
 def test_a_run_that_drew_no_sample_has_not_diverged():
-    empty = rewritten(finished(workers=2, steps=3, sync={"scheme": "mapreduce", "fraction": 1e-6}), samples=0, loss=0.0)
+    empty = rewritten(
+        finished(workers=2, steps=3, sync={"scheme": "mapreduce", "fraction": 1e-6}), samples=0, loss=0.0
+    )
     diverged = rewritten(finished(workers=2, steps=3), loss=None)  # as JSON tells a NaN
-    assert figures.say(lab.overlay(empty)).startswith("In 3 of 3 steps no sample was drawn, so there is no loss;")
+    assert figures.say(lab.overlay(empty)).startswith(
+        "In 3 of 3 steps no sample was drawn, so there is no loss;"
+    )
     assert "the run diverged" in figures.say(lab.overlay(diverged))
     both = figures.say(lab.overlay([empty, diverged], titles=["empty", "diverged"]))
     assert "empty no sample, so no loss" in both and "diverged loss not a number" in both
@@ -180,30 +192,52 @@ def test_a_graph_of_push_sum_has_arrows_to_those_each_worker_sends_to():
 def test_a_graph_has_only_edges_that_are_used():
     peers = graph(exchange="random", topology="star", peers=2)
     assert not len(peers.data[0].x) and "each sends to 2 others, picked anew" in figures.say(peers)
-    pairs = graph(4, exchange="pairwise", topology="complete")  # active workers average with passive ones only
+    pairs = graph(
+        4, exchange="pairwise", topology="complete"
+    )  # active workers average with passive ones only
     assert len(pairs.data[0].x) == 3 * 4 and "4 workers with 2 partners each" in figures.say(pairs)
 
 
 def test_the_spectral_gap_stands_beside_the_measured_distance_where_the_graph_is_fixed(runs, every_figure):
     assert "multiply it by 0.333 a step (spectral gap 0.667)" in figures.say(every_figure["consensus"])
-    assert "spectral gap" in figures.say(graph()) and "spectral gap" not in figures.say(graph(exchange="random"))
+    assert "spectral gap" in figures.say(graph()) and "spectral gap" not in figures.say(
+        graph(exchange="random")
+    )
 
 
-@pytest.mark.parametrize("ask, complaint", [
-    (lambda runs: lab.lanes(runs["ring"]), "allowed is ps or hogwild"),
-    (lambda runs: lab.consensus(runs["ring"]), "allowed is gossip, or averaging"),
-    (lambda runs: lab.lanes(finished(workers=1, sync=ASP)), "got sync ps with 1 worker, allowed is ps or hogwild with"),
-    (lambda runs: lab.consensus(finished(workers=1)), "with 1 worker, allowed is gossip, or averaging, with two"),
-    (lambda runs: lab.show_graph(runs["ring"]), "allowed is gossip"),
-    (lambda runs: lab.time_to_accuracy(runs["ring"], goal=2), "goal: got 2"),
-    (lambda runs: lab.lead(Run(new_folder(Experiment()))), "has no finished step"),
-    (lambda runs: lab.lanes([runs["asp"], runs["ssp"]]), "run: got 2 runs, allowed is one"),
-    (lambda runs: lab.lanes("asp"), "runs: got 'a', allowed is a run or several"),
-    (lambda runs: lab.lanes(runs["asp"], last=-3), "last: got -3, allowed is a whole number from 1"),
-    (lambda runs: lab.overlay([runs["asp"], runs["ssp"]], titles=["one"]), "titles: got 1, allowed is one for"),
-    (lambda runs: lab.consensus([runs["gossip"]] * 2, titles=["one"]), "titles: got 1, allowed is one for"),
-    (lambda runs: lab.time_to_accuracy([runs["asp"]] * 2, titles=["one"]), "titles: got 1, allowed is one for"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "ask, complaint",
+    [
+        (lambda runs: lab.lanes(runs["ring"]), "allowed is ps or hogwild"),
+        (lambda runs: lab.consensus(runs["ring"]), "allowed is gossip, or averaging"),
+        (
+            lambda runs: lab.lanes(finished(workers=1, sync=ASP)),
+            "got sync ps with 1 worker, allowed is ps or hogwild with",
+        ),
+        (
+            lambda runs: lab.consensus(finished(workers=1)),
+            "with 1 worker, allowed is gossip, or averaging, with two",
+        ),
+        (lambda runs: lab.show_graph(runs["ring"]), "allowed is gossip"),
+        (lambda runs: lab.time_to_accuracy(runs["ring"], goal=2), "goal: got 2"),
+        (lambda runs: lab.lead(Run(new_folder(Experiment()))), "has no finished step"),
+        (lambda runs: lab.lanes([runs["asp"], runs["ssp"]]), "run: got 2 runs, allowed is one"),
+        (lambda runs: lab.lanes("asp"), "runs: got 'a', allowed is a run or several"),
+        (lambda runs: lab.lanes(runs["asp"], last=-3), "last: got -3, allowed is a whole number from 1"),
+        (
+            lambda runs: lab.overlay([runs["asp"], runs["ssp"]], titles=["one"]),
+            "titles: got 1, allowed is one for",
+        ),
+        (
+            lambda runs: lab.consensus([runs["gossip"]] * 2, titles=["one"]),
+            "titles: got 1, allowed is one for",
+        ),
+        (
+            lambda runs: lab.time_to_accuracy([runs["asp"]] * 2, titles=["one"]),
+            "titles: got 1, allowed is one for",
+        ),
+    ],
+)
 def test_what_cannot_be_drawn_is_refused_in_a_sentence(runs, ask, complaint):
     with pytest.raises(ValueError, match=complaint):
         ask(runs)

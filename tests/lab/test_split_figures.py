@@ -34,21 +34,42 @@ def run_of(bars, schedule="1f1b", chunks=2, facts=None, world="real", **split):
         records = []
         for step, pace in enumerate((2.0, 1.0, 0.5)):
             spans = [
-                [NAMES[bar.kind], step * 1000 + pace * bar.start, step * 1000 + pace * bar.end, bar.micro, bar.chunk]
-                for bar in bars if bar.stage == stage
-            ]  # fmt: skip
+                [
+                    NAMES[bar.kind],
+                    step * 1000 + pace * bar.start,
+                    step * 1000 + pace * bar.end,
+                    bar.micro,
+                    bar.chunk,
+                ]
+                for bar in bars
+                if bar.stage == stage
+            ]
             end = step * 1000 + pace * max(bar.end for bar in bars)
-            spans += [["receive", step * 1000, spans[0][1], 0, 0]] * (stage > 0) + [["update", end, end + 0.1]]
-            records.append({"k": "step", "step": step, "t": end, "spans": spans, "loss": 1.0, "samples": 8,
-                            **(facts(stage) if facts else {})})  # fmt: skip
+            spans += [["receive", step * 1000, spans[0][1], 0, 0]] * (stage > 0) + [
+                ["update", end, end + 0.1]
+            ]
+            records.append(
+                {
+                    "k": "step",
+                    "step": step,
+                    "t": end,
+                    "spans": spans,
+                    "loss": 1.0,
+                    "samples": 8,
+                    **(facts(stage) if facts else {}),
+                }
+            )
         (folder / f"rank-{stage}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     return Run(folder)
 
 
 @pytest.mark.parametrize(
-    ("schedule", "chunks", "weight"), [("gpipe", 1, None), ("1f1b", 1, None), ("interleaved", 2, None), ("zb-h1", 1, 1.0)]
+    ("schedule", "chunks", "weight"),
+    [("gpipe", 1, None), ("1f1b", 1, None), ("interleaved", 2, None), ("zb-h1", 1, 1.0)],
 )
-def test_a_run_without_delays_is_drawn_as_its_ideal_and_has_the_bubble_of_the_closed_form(schedule, chunks, weight):
+def test_a_run_without_delays_is_drawn_as_its_ideal_and_has_the_bubble_of_the_closed_form(
+    schedule, chunks, weight
+):
     times = {"forward": 1.0, "backward": 2.0, "weight": weight}
     figure = lab.pipeline(run_of(timeline(schedule, 4, 8, chunks, **times), schedule, chunks))
     table = figures.table(figure)
@@ -59,14 +80,17 @@ def test_a_run_without_delays_is_drawn_as_its_ideal_and_has_the_bubble_of_the_cl
     assert measured["start (ms)"].to_numpy() == pytest.approx(ideal["start (ms)"].to_numpy())
     expected = f"{bubble(schedule, 4, 8, chunks):.1%}"
     assert [note.text for note in figure.layout.annotations] == [
-        f"measured: bubble {expected} of computing time", f"ideal {schedule}: bubble {expected} of computing time"
-    ]  # fmt: skip
+        f"measured: bubble {expected} of computing time",
+        f"ideal {schedule}: bubble {expected} of computing time",
+    ]
     assert "1.00 times the ideal" in figures.say(figure)
 
 
 def test_a_stage_that_is_late_is_seen_in_the_measured_bubble_alone():
     on_time = timeline("gpipe", 2, 4)
-    late = [bar if bar.kind == "F" else bar._replace(start=bar.start + 12, end=bar.end + 12) for bar in on_time]
+    late = [
+        bar if bar.kind == "F" else bar._replace(start=bar.start + 12, end=bar.end + 12) for bar in on_time
+    ]
     measured, ideal = (note.text for note in lab.pipeline(run_of(late, "gpipe")).layout.annotations)
     assert "bubble 125% of" in measured and "bubble 25.0% of" in ideal  # 12 s more on 12 s of computing
 
@@ -83,8 +107,12 @@ def test_passes_carry_their_micro_batch_chunks_differ_and_the_bubble_fills_what_
     named = defaultdict(list)
     for trace in figure.data:
         named[trace.name].append(trace)
-    assert set(named) == {*(f"{p}, chunk {c}" for p in ("forward", "backward") for c in (0, 1)),
-                          "bubble: idle", "receive", "update"}  # fmt: skip
+    assert set(named) == {
+        *(f"{p}, chunk {c}" for p in ("forward", "backward") for c in (0, 1)),
+        "bubble: idle",
+        "receive",
+        "update",
+    }
     assert sorted(named["forward, chunk 0"][0].text) == sorted(["0", "1", "2", "3"] * 2)
     assert len({named[f"forward, chunk {c}"][0].marker.color for c in (0, 1)}) == 2
     assert len({named[f"{p}, chunk 0"][0].marker.pattern.shape for p in ("forward", "backward")}) == 2
@@ -94,8 +122,12 @@ def test_passes_carry_their_micro_batch_chunks_differ_and_the_bubble_fills_what_
 
 def test_a_schedule_without_a_flush_is_drawn_over_several_steps():
     bars = timeline("pipedream", 2, 12)
-    experiment = Experiment(workers=2, steps=12, model=MLP3,
-                            split={"kind": "pipeline", "schedule": "pipedream", "microbatches": 1})  # fmt: skip
+    experiment = Experiment(
+        workers=2,
+        steps=12,
+        model=MLP3,
+        split={"kind": "pipeline", "schedule": "pipedream", "microbatches": 1},
+    )
     folder = new_folder(experiment)
     for stage in (0, 1):
         of_step = defaultdict(list)
@@ -122,14 +154,21 @@ def test_what_cannot_be_drawn_is_refused_in_one_sentence():
     data = Run(new_folder(Experiment(workers=2)))
     with pytest.raises(ValueError, match="got split data, allowed is pipeline or hybrid"):
         lab.pipeline(data)
-    with pytest.raises(ValueError, match="split: got data, allowed is one of tensor, spatial, pipeline, hybrid"):
+    with pytest.raises(
+        ValueError, match="split: got data, allowed is one of tensor, spatial, pipeline, hybrid"
+    ):
         lab.layer_bytes(data)
     with pytest.raises(ValueError, match="workers: got 128, allowed is at most 64"):
         lab.pieces(Experiment(workers=128, cluster={"world": "simulated"}))
 
 
 def memory_of(stage):
-    held = {"weights": 2_000_000, "gradients": 2_000_000, "optimizer": 0, "activations": 1_000_000 * (4 - stage)}
+    held = {
+        "weights": 2_000_000,
+        "gradients": 2_000_000,
+        "optimizer": 0,
+        "activations": 1_000_000 * (4 - stage),
+    }
     return {"memory": held | {"gathered": 0}, "in_flight": min(4 - stage, 4)}
 
 
@@ -138,7 +177,9 @@ def test_memory_is_stacked_by_kind_and_flights_follow_the_schedule():
     bars = {trace.name: list(trace.x) for trace in figure.data if trace.type == "bar"}
     assert bars == {"weights": [2] * 4, "gradients": [2] * 4, "activations": [4, 3, 2, 1]}
     flights = [max(trace.y) for trace in figure.data if trace.type == "scatter"]
-    assert flights == [4, 3, 2, 1] and all(trace.y[-1] == 0 for trace in figure.data if trace.type == "scatter")
+    assert flights == [4, 3, 2, 1] and all(
+        trace.y[-1] == 0 for trace in figure.data if trace.type == "scatter"
+    )
     assert "rank 0 held 8 MB, 50% of it activations; rank 3 held the least, 5 MB" in figures.say(figure)
     assert "at most 4 micro-batches were in flight" in figures.say(figure)
 
@@ -150,7 +191,9 @@ def test_memory_of_sharded_runs_stands_beside_the_closed_form():
         folder, n = new_folder(experiment), 3010 * 4 // parts
         held = {"weights": n, "gradients": n, "optimizer": 2 * n, "activations": 100, "gathered": 50}
         for rank in range(2):
-            (folder / f"rank-{rank}.jsonl").write_text(json.dumps({"k": "step", "step": 0, "memory": held}) + "\n")
+            (folder / f"rank-{rank}.jsonl").write_text(
+                json.dumps({"k": "step", "step": 0, "memory": held}) + "\n"
+            )
         runs.append(Run(folder))
     figure = lab.memory(runs)
     (marks,) = [trace for trace in figure.data if trace.type == "scatter"]
@@ -167,7 +210,9 @@ HELD = {
     "tensor": Experiment(workers=4, model=MLP3, split={"kind": "tensor", "tensor": 2}),
     "spatial": Experiment(workers=4, model="cnn", split={"kind": "spatial", "rows": 2, "columns": 2}),
     "pipeline": Experiment(workers=4, model=MLP3, split="pipeline", batch=32),
-    "hybrid": Experiment(workers=4, model=SMALL, data="docstrings", batch=8, split={"kind": "hybrid", "microbatches": 2}),
+    "hybrid": Experiment(
+        workers=4, model=SMALL, data="docstrings", batch=8, split={"kind": "hybrid", "microbatches": 2}
+    ),
 }
 """Experiments on four ranks, all asked in one job."""
 
@@ -176,7 +221,9 @@ HELD = {
 def held():
     experiments = [plain(e, dtype="float64") for e in HELD.values()]
     # A group each: what ranks make once, they make once a group.
-    ranks = spmd(lambda comm, all_of: [_look(comm.split(0), e) for e in all_of], experiments, world="simulated")
+    ranks = spmd(
+        lambda comm, all_of: [_look(comm.split(0), e) for e in all_of], experiments, world="simulated"
+    )
     return {name: [rank[number] for rank in ranks] for number, name in enumerate(HELD)}
 
 
@@ -190,13 +237,18 @@ def copies(ranks):
 
 
 def test_every_element_is_held_as_often_as_the_split_says(held):
-    once = {name: set(np.unique(np.concatenate([c.ravel() for c in copies(held[name]).values()]))) for name in held}
+    once = {
+        name: set(np.unique(np.concatenate([c.ravel() for c in copies(held[name]).values()])))
+        for name in held
+    }
     assert once["data"] == {4} and once["zero 1"] == once["zero 3"] == once["pipeline"] == {1}
     assert once["tensor"] == {2, 4}  # two replicas; every rank of one has the bias of a layer cut by inputs
     spatial = copies(held["spatial"])
     assert {int(n) for name, c in spatial.items() for n in c.ravel() if name.startswith("image.")} == {1}
     assert {int(n) for name, c in spatial.items() for n in c.ravel() if not name.startswith("image.")} == {4}
-    assert (copies(held["hybrid"])["embed.token.weight"] == 2).all()  # tied: on the first stage and on the last
+    assert (
+        copies(held["hybrid"])["embed.token.weight"] == 2
+    ).all()  # tied: on the first stage and on the last
 
 
 def test_tensor_ranks_hold_rows_of_one_layer_and_columns_of_the_next(held):
@@ -236,11 +288,17 @@ SENT = {
     "redundant": Experiment(workers=4, model=MLP3, batch=10, split={"kind": "tensor", "redundancy": 0.5}),
     "cnn": Experiment(workers=4, model="cnn", batch=10, split="tensor", dtype="float64"),
     "transformer": Experiment(workers=4, model=SMALL, data="docstrings", batch=6, split="tensor"),
-    "spatial": Experiment(workers=4, model="cnn", batch=6, split={"kind": "spatial", "rows": 2, "columns": 2}),
+    "spatial": Experiment(
+        workers=4, model="cnn", batch=6, split={"kind": "spatial", "rows": 2, "columns": 2}
+    ),
     "strips": Experiment(workers=4, model="cnn", batch=6, split="spatial"),
     "pipeline": Experiment(workers=4, model=MLP3, batch=32, split={"kind": "pipeline", "schedule": "zb-h1"}),
-    "chunks": Experiment(workers=2, model=MLP3, batch=32, split={"kind": "pipeline", "schedule": "interleaved"}),
-    "hybrid": Experiment(workers=4, model=SMALL, data="docstrings", batch=8, split={"kind": "hybrid", "microbatches": 3}),
+    "chunks": Experiment(
+        workers=2, model=MLP3, batch=32, split={"kind": "pipeline", "schedule": "interleaved"}
+    ),
+    "hybrid": Experiment(
+        workers=4, model=SMALL, data="docstrings", batch=8, split={"kind": "hybrid", "microbatches": 3}
+    ),
 }
 """Experiments whose layers send, in one job; one is on two ranks, and asked on two pairs."""
 
@@ -251,14 +309,19 @@ def sent():
         return [_count(comm.split(comm.rank // e.workers), e) for e in all_of]
 
     ranks = spmd(ask, [plain(e) for e in SENT.values()], world="simulated")
-    return {name: [rank[number] for rank in ranks][: e.workers] for number, (name, e) in enumerate(SENT.items())}
+    return {
+        name: [rank[number] for rank in ranks][: e.workers] for number, (name, e) in enumerate(SENT.items())
+    }
 
 
 @pytest.mark.parametrize("name", SENT)
 def test_bytes_of_every_layer_are_those_of_the_closed_form(sent, name):
     figure = drawn_bytes(SENT[name], sent[name])
     table = figures.table(figure).set_index("layer")
-    assert list(table["both (bytes)"]) == list(table["closed form (bytes)"]) and (table["both (bytes)"] > 0).all()
+    assert (
+        list(table["both (bytes)"]) == list(table["closed form (bytes)"])
+        and (table["both (bytes)"] > 0).all()
+    )
     assert "each is what the closed form says, to the byte" in figures.say(figure)
 
 

@@ -21,7 +21,9 @@ def test_every_term_has_a_chinese_name_of_its_own_a_sentence_and_a_lab_that_uses
         assert re.search("[\u4e00-\u9fff]", entry.zh) and entry.means.endswith(".") and len(entry.means) < 120
         if entry.lab in texts:
             words = entry.name.lower().replace("-", "").split()
-            assert all(word[:6] in texts[entry.lab] for word in words), f"lab {entry.lab} does not speak of {entry.name}"
+            assert all(word[:6] in texts[entry.lab] for word in words), (
+                f"lab {entry.lab} does not speak of {entry.name}"
+            )
 
 
 def test_a_term_says_what_it_means_where_one_points_at_it():

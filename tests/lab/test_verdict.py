@@ -71,17 +71,24 @@ def test_arguments_are_the_students_to_change():
     assert check(mine, [((given,), [1, 2, 3])]) and given == [3, 1, 2]
 
 
-@pytest.mark.parametrize("got, expected, said", [
-    (np.arange(3.0), np.arange(4.0), "it has shape (3,), expected (4,)"),
-    (torch.ones(2, requires_grad=True), 1 + torch.eye(2)[1], "value 1 is 1.0, expected 2.0 (1 of 2 differ)"),
-    ({"a": 1}, {"a": 2}, "['a'] is 1, expected 2"),
-    ([[1], [2, 3]], [[1], [2, 4]], "[1], value 1 is 3, expected 4 (1 of 2 differ)"),
-    ("ring", "tree", "it is 'ring', expected 'tree'"),
-    (1.0, 1.0 + 1e-9, ""),
-    (float("nan"), float("nan"), ""),
-    (5, [5], "it has shape (), expected (1,)"),
-    ("five", 5, "it is 'five', expected 5"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "got, expected, said",
+    [
+        (np.arange(3.0), np.arange(4.0), "it has shape (3,), expected (4,)"),
+        (
+            torch.ones(2, requires_grad=True),
+            1 + torch.eye(2)[1],
+            "value 1 is 1.0, expected 2.0 (1 of 2 differ)",
+        ),
+        ({"a": 1}, {"a": 2}, "['a'] is 1, expected 2"),
+        ([[1], [2, 3]], [[1], [2, 4]], "[1], value 1 is 3, expected 4 (1 of 2 differ)"),
+        ("ring", "tree", "it is 'ring', expected 'tree'"),
+        (1.0, 1.0 + 1e-9, ""),
+        (float("nan"), float("nan"), ""),
+        (5, [5], "it has shape (), expected (1,)"),
+        ("five", 5, "it is 'five', expected 5"),
+    ],
+)
 def test_difference_names_the_place(got, expected, said):
     assert verdict.difference(got, expected) == said
 

@@ -14,8 +14,14 @@ from dlpar.lab.panel import Panel
 from dlpar.platforms import names
 
 SIZES = {"world": "simulated", "platform": "k80-1gbe", "stand_in_for": "vgg16", "messages": "sizes"}
-MANY = Experiment(workers=64, batch=4, scaling="weak", steps=6, cluster=SIZES,
-                  sync={"scheme": "ps", "servers": 8, "consistency": "asp"})  # fmt: skip
+MANY = Experiment(
+    workers=64,
+    batch=4,
+    scaling="weak",
+    steps=6,
+    cluster=SIZES,
+    sync={"scheme": "ps", "servers": 8, "consistency": "asp"},
+)
 
 
 @pytest.fixture
@@ -31,7 +37,9 @@ def launched(monkeypatch):
 def shown(controls) -> set[str]:
     """Fields of the cluster that are on the page."""
     widgets = controls.widgets.items()
-    return {p.partition(".")[2] for p, w in widgets if p.startswith("cluster.") and w.layout.display != "none"}
+    return {
+        p.partition(".")[2] for p, w in widgets if p.startswith("cluster.") and w.layout.display != "none"
+    }
 
 
 # ---- controls -------------------------------------------------------------------
@@ -39,7 +47,9 @@ def shown(controls) -> set[str]:
 
 def test_only_what_applies_in_a_world_is_shown(controls):
     world = controls.widgets["cluster.world"]
-    assert {"device", "carrier"} <= shown(controls) and not {"platform", "stand_in_for", "messages"} & shown(controls)
+    assert {"device", "carrier"} <= shown(controls) and not {"platform", "stand_in_for", "messages"} & shown(
+        controls
+    )
     world.value = "paced"
     assert {"platform", "stand_in_for", "placement"} <= shown(controls)
     assert not {"messages", "device", "carrier"} & shown(controls)
@@ -49,7 +59,9 @@ def test_only_what_applies_in_a_world_is_shown(controls):
 
 def test_a_platform_and_a_workload_are_chosen_by_name(controls):
     platform, workload = controls.widgets["cluster.platform"], controls.widgets["cluster.stand_in_for"]
-    assert [label for label in platform._options_labels][1:] == names() and "p100-25gbe" in platform._options_labels[0]
+    assert [label for label in platform._options_labels][
+        1:
+    ] == names() and "p100-25gbe" in platform._options_labels[0]
     assert workload.description == "stand in for"
     controls.widgets["cluster.world"].value = "simulated"
     assert controls.experiment().cluster.platform is None
@@ -98,7 +110,11 @@ def fact(panel, name: str) -> str:
 def test_world_platform_clock_and_slip_are_always_told(launched):
     panel = Panel(Experiment(workers=2, steps=4, cluster={"world": "paced", "platform": "p100-10gbe"}))
     assert [fact(panel, name) for name in ("world", "platform", "clock", "slip")] == [
-        "paced", "p100-10gbe", "logical", "none"]  # fmt: skip
+        "paced",
+        "p100-10gbe",
+        "logical",
+        "none",
+    ]
     panel.run()
     until(lambda: not panel.running)
     assert fact(panel, "slip") == "12 ms"
@@ -108,8 +124,12 @@ def test_world_platform_clock_and_slip_are_always_told(launched):
 
 def test_axes_of_time_name_the_clock():
     board = Board(MANY.replace(cluster={"world": "simulated", "messages": "values"}))
-    for figure, axis in ((board.throughput, "xaxis"), (board.staleness, "xaxis"), (board.timeline, "xaxis"),
-                         (board.waiting, "xaxis")):  # fmt: skip
+    for figure, axis in (
+        (board.throughput, "xaxis"),
+        (board.staleness, "xaxis"),
+        (board.timeline, "xaxis"),
+        (board.waiting, "xaxis"),
+    ):
         assert "virtual clock" in figure.plot._figure["layout"][axis]["title"]["text"], figure.title
     seconds = board.convergence.plot._figure["x_axes"]["seconds"]
     assert seconds["title"]["text"] == "time on the virtual clock (s)"
@@ -130,7 +150,10 @@ def test_a_simulated_run_is_never_drawn_as_measured(launched):
     assert measured["line"]["width"] < 3 and measured["name"] == "world=real"
     assert plot._figure["x_axes"]["seconds"]["title"]["text"] == "time, each run on its own clock (s)"
     drawn = figures.convergence([now, before]).data
-    assert {t.name: t.line.width for t in drawn if "world" in t.name} == {"world=simulated": 5, "world=real": 2}
+    assert {t.name: t.line.width for t in drawn if "world" in t.name} == {
+        "world=simulated": 5,
+        "world=real": 2,
+    }
 
 
 def test_the_predicted_rate_is_a_dashed_line():
@@ -150,7 +173,10 @@ def test_a_run_without_values_has_no_loss_to_show(launched):
     assert "Convergence" not in panel._tabs.titles
     panel.run()
     until(lambda: not panel.running)
-    assert panel._status.words.value.startswith("done: 6 steps") and "nothing was trained" in panel._status.words.value
+    assert (
+        panel._status.words.value.startswith("done: 6 steps")
+        and "nothing was trained" in panel._status.words.value
+    )
     panel._controls.widgets["cluster.world"].value = "real"
     panel.run()
     until(lambda: not panel.running)
@@ -176,8 +202,15 @@ def test_of_many_workers_a_few_are_drawn_and_all_are_counted(launched):
 
 def test_static_figures_draw_a_few_of_many_workers(launched):
     run = finished(MANY)
-    for draw in (figures.timeline, figures.lanes, figures.waiting, figures.bytes_per_rank, figures.staleness,
-                 figures.lead, figures.throughput):  # fmt: skip
+    for draw in (
+        figures.timeline,
+        figures.lanes,
+        figures.waiting,
+        figures.bytes_per_rank,
+        figures.staleness,
+        figures.lead,
+        figures.throughput,
+    ):
         figure = draw(run)
         assert figures.say(figure).endswith("Drawn are the first 16 of 64 workers."), draw.__name__
         assert len(figure.data) <= 24

@@ -8,7 +8,9 @@ import torch
 import dlpar
 from dlpar.lab import check_on_ranks, presets
 
-MEAN = dict(expected=lambda tensors: [sum(tensors) / len(tensors)] * len(tensors), hints=["first hint", "second hint"])
+MEAN = dict(
+    expected=lambda tensors: [sum(tensors) / len(tensors)] * len(tensors), hints=["first hint", "second hint"]
+)
 
 
 @pytest.mark.timed
@@ -39,7 +41,9 @@ def test_a_wrong_answer_names_the_first_rank_and_value_and_hints_grow():
             gradient /= comm.size
 
     verdict = check_on_ranks(only_rank_0_knows, **MEAN)
-    assert verdict.sentence.startswith("With 2 simulated ranks and 1 numbers, on rank 1 value 0 is 2.0, expected 1.5")
+    assert verdict.sentence.startswith(
+        "With 2 simulated ranks and 1 numbers, on rank 1 value 0 is 2.0, expected 1.5"
+    )
     assert verdict.hints == ["first hint"]
     assert check_on_ranks(only_rank_0_knows, **MEAN).hints == ["first hint", "second hint"]
 
@@ -62,4 +66,6 @@ def test_what_is_right_in_a_simulation_alone_is_found_wrong_on_real_ranks():
         gradient /= comm.size if hasattr(comm, "simulator") else 1
 
     verdict = check_on_ranks(only_simulated, workers=[2], **MEAN)
-    assert verdict.sentence.startswith("With 2 real ranks and 1 numbers, on rank 0 value 0 is 3.0, expected 1.5")
+    assert verdict.sentence.startswith(
+        "With 2 real ranks and 1 numbers, on rank 0 value 0 is 3.0, expected 1.5"
+    )

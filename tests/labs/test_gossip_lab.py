@@ -34,7 +34,11 @@ def test_plain_means_over_neighbours_are_found_wrong():
             request.wait()
 
     verdict = check_on_ranks(plain_mean, expected, workers=(2, 3, 5), hints=["hint"])
-    assert not verdict and verdict.sentence.startswith("With 3 simulated ranks and 1 numbers, on rank 0") and verdict.hints
+    assert (
+        not verdict
+        and verdict.sentence.startswith("With 3 simulated ranks and 1 numbers, on rank 0")
+        and verdict.hints
+    )
 
 
 def test_the_figures_in_the_text_are_those_of_the_matrices():

@@ -27,7 +27,9 @@ def ran(experiment):
 
 @pytest.mark.timed
 def test_dense_updates_without_locks_do_not_scale_for_free():
-    for _ in range(3):  # other programs give many processes a larger share of the cores than one: then once more
+    for _ in range(
+        3
+    ):  # other programs give many processes a larger share of the cores than one: then once more
         rate, stale = {}, {}
         for experiment in presets.lock_free_scaling():
             run, steps = ran(experiment)

@@ -17,7 +17,9 @@ def ring(ranks, kb, bandwidth):
 
 def solved(data, tensor, pipeline, microbatches, compute, summed, gradient, bandwidth):
     passes = compute / (data * tensor * pipeline) + ring(tensor, summed / (data * pipeline), bandwidth)
-    return passes * (1 + (pipeline - 1) / microbatches) + ring(data, gradient / (tensor * pipeline), bandwidth)
+    return passes * (1 + (pipeline - 1) / microbatches) + ring(
+        data, gradient / (tensor * pipeline), bandwidth
+    )
 
 
 def without_bubble(data, tensor, pipeline, microbatches, **given):
@@ -33,7 +35,8 @@ def whole_batch_summed(data, pipeline, summed, **given):
 
 
 @pytest.mark.parametrize(
-    "wrong, where", [(without_bubble, "pipeline=4"), (whole_gradient, "data=4"), (whole_batch_summed, "data=4")]
+    "wrong, where",
+    [(without_bubble, "pipeline=4"), (whole_gradient, "data=4"), (whole_batch_summed, "data=4")],
 )
 def test_each_forgotten_term_is_found_on_a_grid_where_it_counts(wrong, where):
     verdict = check_grid(wrong, hints=HINTS)

@@ -41,7 +41,10 @@ def solved(server, worker, gradient):
 
 def test_a_right_server_is_tried_on_simulated_workers_and_on_real_ones():
     verdict = check_server(solved, bounds=[1])
-    assert verdict and "simulated with s = 1 and real with 1: no lead above s (the largest was 1)" in verdict.sentence
+    assert (
+        verdict
+        and "simulated with s = 1 and real with 1: no lead above s (the largest was 1)" in verdict.sentence
+    )
 
 
 def test_an_answer_not_written_yet_is_to_do():

@@ -65,20 +65,28 @@ def twice(stages, microbatches):
 @pytest.mark.parametrize(
     "student, sentence",
     [
-        (known("gpipe"), "known(2, 4): stage 0 holds 3 micro-batches at action 2, (\"F\", 2), allowed is 2."),
-        (late, "late(2, 4): the bubble is 100.0% of the time computed, allowed is (p - 1) / m = 25.0%. The first that "
-               "is late is stage 0, action 2, (\"F\", 1): it begins at 6, and could at 1 (a forward pass takes 1, a "
-               "backward pass 2)."),
-        (backward_first, "backward_first(2, 4): no stage can go on: stage 0 waits at action 2, (\"B\", 0), for stage "
-                         "1's; stage 1 waits at action 0, (\"B\", 0), whose forward pass comes later."),
-        (twice, "twice(2, 4): stage 1, action 1, (\"F\", 0), was already action 0."),
-        (lambda stages, microbatches: [[]] * stages, "<lambda>(2, 4): stage 0, (\"F\", 0) is missing."),
-        (lambda stages, microbatches: [["F0"]] * stages,
-         "<lambda>(2, 4): stage 0, action 0 is 'F0', allowed is (\"F\", k) or (\"B\", k), k from 0 to 3."),
+        (known("gpipe"), 'known(2, 4): stage 0 holds 3 micro-batches at action 2, ("F", 2), allowed is 2.'),
+        (
+            late,
+            "late(2, 4): the bubble is 100.0% of the time computed, allowed is (p - 1) / m = 25.0%. The first that "
+            'is late is stage 0, action 2, ("F", 1): it begins at 6, and could at 1 (a forward pass takes 1, a '
+            "backward pass 2).",
+        ),
+        (
+            backward_first,
+            'backward_first(2, 4): no stage can go on: stage 0 waits at action 2, ("B", 0), for stage '
+            '1\'s; stage 1 waits at action 0, ("B", 0), whose forward pass comes later.',
+        ),
+        (twice, 'twice(2, 4): stage 1, action 1, ("F", 0), was already action 0.'),
+        (lambda stages, microbatches: [[]] * stages, '<lambda>(2, 4): stage 0, ("F", 0) is missing.'),
+        (
+            lambda stages, microbatches: [["F0"]] * stages,
+            '<lambda>(2, 4): stage 0, action 0 is \'F0\', allowed is ("F", k) or ("B", k), k from 0 to 3.',
+        ),
         (lambda stages, microbatches: 7, "<lambda>(2, 4): got 7, expected a list for each of 2 stages."),
         (lambda stages, microbatches: 1 / 0, "<lambda>(2, 4) raised ZeroDivisionError: division by zero"),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_schedule_is_told_the_first_stage_and_action_that_are_wrong(student, sentence):
     student.__name__ = student.__name__.replace("student", "known")
     verdict = lab.check_schedule(student)

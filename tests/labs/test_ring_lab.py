@@ -31,7 +31,9 @@ def test_a_ring_whose_all_gather_alone_works_names_what_is_wrong():
         ring_allgather(comm, tensor.tensor_split(comm.size))
 
     verdict = lab.check_on_ranks(adds_nothing, workers=[2], hints=["a hint"], **SUM)
-    assert verdict.status == "not yet" and verdict.sentence.startswith("With 2 simulated ranks and 1 numbers, on rank")
+    assert verdict.status == "not yet" and verdict.sentence.startswith(
+        "With 2 simulated ranks and 1 numbers, on rank"
+    )
     assert verdict.hints == ["a hint"]
 
 

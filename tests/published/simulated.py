@@ -6,14 +6,18 @@ import json
 from pathlib import Path
 from typing import Any
 
-from dlpar import Experiment, Run
 from simulations import simulation_of
+
+from dlpar import Experiment, Run
 
 
 def of_sizes(
-    folder: Path, platform: dict[str, Any], payload: str | dict[str, Any], cluster: dict[str, Any] | None = None,
+    folder: Path,
+    platform: dict[str, Any],
+    payload: str | dict[str, Any],
+    cluster: dict[str, Any] | None = None,
     **fields: Any,
-) -> Experiment:  # fmt: skip
+) -> Experiment:
     """A simulation whose messages carry sizes only.
 
     Parameters
@@ -33,9 +37,11 @@ def of_sizes(
     for name, thing in files.items():
         (folder / f"{name}.json").write_text(json.dumps(thing))
     where = {
-        "world": "simulated", "messages": "sizes", "platform": str(folder / "platform.json"),
+        "world": "simulated",
+        "messages": "sizes",
+        "platform": str(folder / "platform.json"),
         "stand_in_for": payload if isinstance(payload, str) else str(folder / "payload.json"),
-    }  # fmt: skip
+    }
     return Experiment(scaling="weak", cluster={**where, **(cluster or {})}, **fields)
 
 

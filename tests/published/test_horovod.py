@@ -6,12 +6,12 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from simulations import simulation_of
 
 import dlpar
 from dlpar import Experiment, Run
 from dlpar.platforms import platform, workload
 from published.simulated import of_sizes
-from simulations import simulation_of
 
 pytestmark = pytest.mark.slow
 
@@ -23,7 +23,9 @@ RING = {"scheme": "ring", "overlap": True, "bucket_mb": TABLE["bucket_mb"]}
 def a_step(folder: Path, model: str, gpus: int, sync: dict, **cluster) -> Experiment:
     """A step of so many GPUs; three where servers take part, whose first is not like the others."""
     steps = 1 if sync is RING else 3
-    return of_sizes(folder, PLATFORM, model, cluster, workers=gpus, batch=TABLE["batch"], steps=steps, sync=sync)
+    return of_sizes(
+        folder, PLATFORM, model, cluster, workers=gpus, batch=TABLE["batch"], steps=steps, sync=sync
+    )
 
 
 def efficiency(run: Run, model: str) -> float:
@@ -34,7 +36,9 @@ def efficiency(run: Run, model: str) -> float:
 
 
 def test_efficiency_on_512_gpus(tmp_path):
-    jobs = {model: dlpar.launch(a_step(tmp_path, model, TABLE["gpus"], RING)) for model in TABLE["efficiency"]}
+    jobs = {
+        model: dlpar.launch(a_step(tmp_path, model, TABLE["gpus"], RING)) for model in TABLE["efficiency"]
+    }
     found = {model: efficiency(job.wait(200), model) for model, job in jobs.items()}
     assert found == pytest.approx(TABLE["efficiency"], abs=TABLE["within"])
 
@@ -45,7 +49,9 @@ def test_the_ring_is_quicker_than_parameter_servers(gpus, model, tmp_path):
     assert gpus >= TABLE["ring_above_ps_from"]
     servers = {"scheme": "ps", "servers": gpus // 4}  # one on each machine
     of_ring, of_servers = (
-        efficiency(simulation_of(a_step(tmp_path, model, gpus, sync, **where), tmp_path / sync["scheme"]), model)
+        efficiency(
+            simulation_of(a_step(tmp_path, model, gpus, sync, **where), tmp_path / sync["scheme"]), model
+        )
         for sync, where in ((RING, {}), (servers, {"placement": "colocated"}))
     )
     assert of_ring > of_servers

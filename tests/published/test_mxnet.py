@@ -32,7 +32,11 @@ def test_seconds_of_an_exchange(row, tmp_path):
     platform = {"device": {"name": "fitted", "flops": 1e12}, "nodes": 64,
                 "between": {"latency": 50e-6, "bandwidth": bandwidth}}  # fmt: skip
     payload = {"parameters": int(PAYLOAD / 4), "flops": besides * 1e12}
-    sync = {"scheme": "ps", "servers": row["servers"]} if row["servers"] else {"scheme": "ring", "bucket_mb": 1000}
+    sync = (
+        {"scheme": "ps", "servers": row["servers"]}
+        if row["servers"]
+        else {"scheme": "ring", "bucket_mb": 1000}
+    )
     # The first of two steps: all workers begin it together, and nobody ends sooner because it is the last.
     run = simulated(tmp_path, platform, payload, workers=WORKERS, batch=1, steps=2, sync=sync)
     seconds = run.steps.query("step == 0")[["compute", "comm", "wait"]].sum(axis=1).max()

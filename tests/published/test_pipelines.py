@@ -11,25 +11,34 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from simulations import trained
 
 from dlpar import Run
 from dlpar.platforms import Device, Link, Platform
-from simulations import trained
 
 TABLE = tomllib.loads(Path(__file__).with_name("pipelines.toml").read_text())
-FREE = Platform(name="free", device=Device(name="one", flops=1e12), nodes=8, between=Link(latency=0.0, bandwidth=1e30))
+FREE = Platform(
+    name="free", device=Device(name="one", flops=1e12), nodes=8, between=Link(latency=0.0, bandwidth=1e30)
+)
 
 
-def simulated(folder: Path, layers: list[float], microbatches: int, stages: int, schedule: str, chunks: int = 1) -> Run:
+def simulated(
+    folder: Path, layers: list[float], microbatches: int, stages: int, schedule: str, chunks: int = 1
+) -> Run:
     """Two steps of a model whose layers cost so much, `microbatches` samples each."""
     workload = folder / f"layers-{stages}.json"
     rows = [{"name": f"layer{i}", "parameters": 0, "flops": flops} for i, flops in enumerate(layers)]
     workload.write_text(json.dumps({"name": "layers", "layers": rows}))
     split = {"kind": "pipeline", "schedule": schedule, "microbatches": microbatches, "chunks": chunks}
     return trained(
-        folder / f"run-{stages}-{microbatches}", FREE, workers=stages, batch=microbatches, steps=2, split=split,
+        folder / f"run-{stages}-{microbatches}",
+        FREE,
+        workers=stages,
+        batch=microbatches,
+        steps=2,
+        split=split,
         cluster={"messages": "sizes", "stand_in_for": str(workload)},
-    )  # fmt: skip
+    )
 
 
 def seconds(run: Run) -> float:

@@ -54,7 +54,9 @@ def code(found: list[Cell]) -> list[str]:
 def asked(name: str) -> str:
     """All that a lab's predictions ask and offer, one line each."""
     calls = [
-        call for source in code(of_lab(name)) for call in ast.walk(ast.parse(source))
+        call
+        for source in code(of_lab(name))
+        for call in ast.walk(ast.parse(source))
         if isinstance(call, ast.Call) and ast.unparse(call.func) == "lab.predict"
-    ]  # fmt: skip
+    ]
     return "\n".join(str(n.value) for call in calls for n in ast.walk(call) if isinstance(n, ast.Constant))

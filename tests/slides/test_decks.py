@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from slides.decks import NAMES, ROOT, cells, code, asked, kind, of_lab, of_section, of_slides, sections
+from slides.decks import NAMES, ROOT, asked, cells, code, kind, of_lab, of_section, of_slides, sections
 
 SHAPE = ["title", "why", "picture", "live", "result", "field", "exercise"]
 
@@ -35,7 +35,9 @@ def test_one_key_press_goes_from_slide_to_slide(name):
 
 @each_deck
 def test_a_deck_is_kept_without_results(name):
-    kept = [cell for cell in cells(ROOT / "slides" / name) if cell.get("outputs") or cell.get("execution_count")]
+    kept = [
+        cell for cell in cells(ROOT / "slides" / name) if cell.get("outputs") or cell.get("execution_count")
+    ]
     assert kept == []
 
 
@@ -51,7 +53,9 @@ def test_the_panel_is_the_labs_own_and_heads_its_slide_with_its_question(name):
     heading, panel = of_section(name, "live")
     assert panel["source"] == next(source for source in code(of_lab(name)) if "lab.Panel(" in source)
     assert panel["metadata"]["tags"] == ["panel"]
-    question = next(k.value.value for k in ast.walk(ast.parse(panel["source"])) if getattr(k, "arg", "") == "question")
+    question = next(
+        k.value.value for k in ast.walk(ast.parse(panel["source"])) if getattr(k, "arg", "") == "question"
+    )
     assert heading["source"] == f"## {question}"
 
 

@@ -9,8 +9,8 @@ from html import unescape
 from importlib import import_module
 
 import pytest
-
 from browser.jupyter import find_browser
+
 from slides.decks import ROOT, of_slides
 
 DECK = "03_ring_allreduce"
@@ -51,7 +51,9 @@ def page(exported, chromium):
 
 def test_a_page_asks_for_nothing_but_itself_and_each_slide_fits_its_frame(page):
     for number in range(1, page.locator("section").count() + 1):
-        assert page.locator("section:visible").count() == 1 and page.url.endswith(f"#{number}" if number > 1 else "l")
+        assert page.locator("section:visible").count() == 1 and page.url.endswith(
+            f"#{number}" if number > 1 else "l"
+        )
         assert page.evaluate(NOT_WHOLE) == [], number
         page.keyboard.press("ArrowRight")
     assert {url.split(":")[0] for url in page.asked} <= {"file", "data"} and page.wrong == []
@@ -61,7 +63,9 @@ def test_a_page_asks_for_nothing_but_itself_and_each_slide_fits_its_frame(page):
 def test_a_panel_has_left_a_picture_of_its_run_that_says_what_it_shows(page):
     picture = page.locator("section.live img")
     assert picture.evaluate("image => image.naturalWidth") > 500
-    assert re.match(r"In 100 of 100 steps the training loss fell from", unescape(picture.get_attribute("alt")))
+    assert re.match(
+        r"In 100 of 100 steps the training loss fell from", unescape(picture.get_attribute("alt"))
+    )
 
 
 def test_the_pdf_has_a_page_for_each_slide(exported):

@@ -12,7 +12,9 @@ from dlpar.lab.live_plot import LivePlot
 
 def with_slider() -> Figure:
     figure = Figure({"data": [{"type": "bar", "y": [0], "text": ["0"]}]})
-    steps = [{"args": [{"text": [[f"{k}"]]}, {"annotations": [{"text": f"Round {k}"}]}, [0]]} for k in range(3)]
+    steps = [
+        {"args": [{"text": [[f"{k}"]]}, {"annotations": [{"text": f"Round {k}"}]}, [0]]} for k in range(3)
+    ]
     figure.layout.sliders = [{"steps": steps}]
     return figure
 
@@ -31,7 +33,9 @@ def test_a_step_that_is_not_there_is_refused():
 
 
 def test_a_picture_of_a_live_figure_has_its_curves_its_axes_and_its_sentence():
-    plot = LivePlot({"yaxis": {"range": [0, 3]}}, {"step": {"range": [0, 9]}, "seconds": {"range": [0, 1]}}, height=300)
+    plot = LivePlot(
+        {"yaxis": {"range": [0, 3]}}, {"step": {"range": [0, 9]}, "seconds": {"range": [0, 1]}}, height=300
+    )
     series = plot.add_trace("a", {"name": "loss"}, ("step", "seconds", "loss"), {"x": "*", "y": "loss"})
     series.add((1, 0.5, 2.0)), series.add((2, 0.9, 1.0))
     plot.x = "seconds"

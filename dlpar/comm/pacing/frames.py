@@ -7,8 +7,34 @@ import socket
 from struct import Struct
 from typing import NamedTuple
 
-(SEND, ISEND, RECV, IRECV, SENDRECV, WAIT, TEST, BEGIN, ADVANCE, COMPUTE, NEW_STEP, GATHER, BROADCAST, BARRIER, SPLIT,
- COUNTER, TAKE, START, JOIN, JOINED, LOCK, UNLOCK, TRAFFIC, PLACE, RETURN, END) = range(26)  # fmt: skip
+(
+    SEND,
+    ISEND,
+    RECV,
+    IRECV,
+    SENDRECV,
+    WAIT,
+    TEST,
+    BEGIN,
+    ADVANCE,
+    COMPUTE,
+    NEW_STEP,
+    GATHER,
+    BROADCAST,
+    BARRIER,
+    SPLIT,
+    COUNTER,
+    TAKE,
+    START,
+    JOIN,
+    JOINED,
+    LOCK,
+    UNLOCK,
+    TRAFFIC,
+    PLACE,
+    RETURN,
+    END,
+) = range(26)
 """What a rank calls for, in the words of :class:`~dlpar.comm.base.Comm`; RETURN ends what runs beside, END the rank."""
 
 OK, WHERE, DEADLOCK, FAILED = range(4)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import Callable
+from collections.abc import Callable
 
 from dlpar.comm.pacing.frames import CALL, DEADLOCK, OK, PLACE, WHERE, Answer, Ended, Link
 from dlpar.comm.pacing.parcels import Parcels
@@ -44,8 +44,18 @@ class Line:
         self.asleep: Callable[[], None] = lambda: None
         self._over: Exception | None = None
 
-    def tell(self, op: int, comm: int = 0, peer: int = 0, source: int = 0, tag: int = 0, nbytes: int = 0, key: int = 0,
-             time: float = 0.0, body: bytes = b"") -> None:  # fmt: skip
+    def tell(
+        self,
+        op: int,
+        comm: int = 0,
+        peer: int = 0,
+        source: int = 0,
+        tag: int = 0,
+        nbytes: int = 0,
+        key: int = 0,
+        time: float = 0.0,
+        body: bytes = b"",
+    ) -> None:
         """Say what this activity does, soon: with the next :meth:`flush`."""
         self._told += CALL.pack(op, comm, peer, source, tag, nbytes, key, len(body), time)
         self._told += body
@@ -58,8 +68,18 @@ class Line:
             told, self._told = self._told, bytearray()
             self.link.send(told)
 
-    def ask(self, op: int, comm: int = 0, peer: int = 0, source: int = 0, tag: int = 0, nbytes: int = 0, key: int = 0,
-            time: float = 0.0, body: bytes = b"") -> Answer:  # fmt: skip
+    def ask(
+        self,
+        op: int,
+        comm: int = 0,
+        peer: int = 0,
+        source: int = 0,
+        tag: int = 0,
+        nbytes: int = 0,
+        key: int = 0,
+        time: float = 0.0,
+        body: bytes = b"",
+    ) -> Answer:
         """Say what this activity does and wait for what comes of it; its clock is then the answer's."""
         self.tell(op, comm, peer, source, tag, nbytes, key, time, body)
         return self.answer()

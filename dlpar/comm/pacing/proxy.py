@@ -9,9 +9,10 @@ soon as it is certain, not when its moment comes: so ranks go on side by side.
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
 from itertools import count
 from struct import pack
-from typing import TYPE_CHECKING, Any, Callable
+from typing import TYPE_CHECKING, Any
 
 from dlpar.comm.base import ANY
 from dlpar.comm.pacing import frames
@@ -68,8 +69,9 @@ class Proxy:
             for comm in self.comms:
                 comm.close()
 
-    def answer(self, clock: float, source: int = 0, tag: int = 0, nbytes: int = 0, key: int = 0,
-               body: bytes = b"") -> None:  # fmt: skip
+    def answer(
+        self, clock: float, source: int = 0, tag: int = 0, nbytes: int = 0, key: int = 0, body: bytes = b""
+    ) -> None:
         """Tell the rank what became of its call, which ends at `clock`."""
         self.referee.answer(self.link, clock, self.activity.clock, (source, tag, nbytes, key), body)
 
@@ -128,7 +130,7 @@ class Proxy:
         end, (receive, sending) = self.activity.clock, self.waits
         if receive is not None:
             message = receive.message
-            if message is None or receive.source == ANY and not receive.box.in_order:
+            if message is None or (receive.source == ANY and not receive.box.in_order):
                 return
             end = max(end, message.done)
         if sending is not None and sending.message.nbytes > sending.comm.eager:
@@ -160,11 +162,15 @@ class Proxy:
         self.answer(self.activity.clock)
 
     def _new_step(self, call: Call) -> None:
-        self.comms[0].pace.new_step(call.key)  # for what runs beside; the rank itself has said how long it takes
+        self.comms[0].pace.new_step(
+            call.key
+        )  # for what runs beside; the rank itself has said how long it takes
 
     def _traffic(self, call: Call) -> None:
         sent = self.comms[0].traffic
-        self.answer(self.activity.clock, body=pack(frames.TRAFFIC_BODY, sent.bytes, sent.messages, sent.waited))
+        self.answer(
+            self.activity.clock, body=pack(frames.TRAFFIC_BODY, sent.bytes, sent.messages, sent.waited)
+        )
 
     # ---- all together ----------------------------------------------------------------------
 
@@ -206,7 +212,9 @@ class Proxy:
                 group = parts[color]
                 place = group.members.index(whole.group.members[rank])
                 root = proxy.comms[0]
-                part = RefereedComm(root.simulator, group, place, proxy.activity, root.pace, root.eager, root.traffic)
+                part = RefereedComm(
+                    root.simulator, group, place, proxy.activity, root.pace, root.eager, root.traffic
+                )
                 proxy.comms.append(part)
                 body = pickle.dumps((place, group.members))
                 proxy.answer(self.activity.clock, key=len(proxy.comms) - 1, body=body)

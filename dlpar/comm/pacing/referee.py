@@ -15,8 +15,9 @@ import socket
 import tempfile
 import threading
 import time
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Callable, Sequence
+from typing import Any
 
 from dlpar.comm.pacing.frames import ANSWER, DEADLOCK, FAILED, OK, WHERE, Ended, Link
 from dlpar.comm.pacing.proxy import Proxy
@@ -107,8 +108,15 @@ class Referee:
 
     # ---- answers --------------------------------------------------------------------------
 
-    def answer(self, link: Link, clock: float, now: float, facts: tuple[int, ...] = (0, 0, 0, 0), body: bytes = b"",
-               kind: int = OK) -> None:  # fmt: skip
+    def answer(
+        self,
+        link: Link,
+        clock: float,
+        now: float,
+        facts: tuple[int, ...] = (0, 0, 0, 0),
+        body: bytes = b"",
+        kind: int = OK,
+    ) -> None:
         """Answer a call that ends at `clock`, which is certain since `now`."""
         if self.zero is None and now > 0:
             self.begin()
@@ -131,8 +139,12 @@ class Referee:
             link.send(pack())
         self._held.clear()
 
-    def _pack(self, clock: float, facts: tuple[int, ...] = (0, 0, 0, 0), body: bytes = b"", kind: int = OK) -> bytes:
-        return ANSWER.pack(kind, *facts, clock, math.nan if self.zero is None else self.zero, len(body)) + body
+    def _pack(
+        self, clock: float, facts: tuple[int, ...] = (0, 0, 0, 0), body: bytes = b"", kind: int = OK
+    ) -> bytes:
+        return (
+            ANSWER.pack(kind, *facts, clock, math.nan if self.zero is None else self.zero, len(body)) + body
+        )
 
     # ---- the simulation ---------------------------------------------------------------------
 

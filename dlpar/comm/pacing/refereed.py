@@ -11,7 +11,7 @@ from dlpar.comm.simulation.mailbox import Mailbox, Message
 class Parcel:
     """A tensor by its bytes, which travels with the number its values are sent under: both ghost and head."""
 
-    __slots__ = ("nbytes", "key")
+    __slots__ = ("key", "nbytes")
 
     def __init__(self, nbytes: int, key: int) -> None:
         self.nbytes, self.key = nbytes, key
@@ -32,7 +32,7 @@ class Room:
 class WatchedMailbox(Mailbox):
     """Tells proxies when a message has met a receive."""
 
-    __slots__ = ("proxies", "boxes")
+    __slots__ = ("boxes", "proxies")
 
     def deliver(self, message: Message) -> None:
         super().deliver(message)

@@ -22,7 +22,9 @@ class LogicalTraffic(Traffic):
     def __init__(self, standing: Standing) -> None:
         super().__init__(lambda: standing.line.clock)
         self.standing = standing
-        self._taken: tuple[int, int] | None = None  # bytes and messages of all calls of take, by the referee's count
+        self._taken: tuple[int, int] | None = (
+            None  # bytes and messages of all calls of take, by the referee's count
+        )
 
     def add(self, seconds: float) -> None:
         """Count seconds waited."""

@@ -20,7 +20,9 @@ def charges(experiment: Experiment) -> tuple[float, float]:
     """
     cluster, platform = experiment.cluster, platform_of(experiment)
     charged = workload(cluster.stand_in_for) if cluster.stand_in_for else None
-    scale, work = (1.0, 1.0) if charged is None or cluster.messages == "sizes" else _in_place_of(experiment, charged)
+    scale, work = (
+        (1.0, 1.0) if charged is None or cluster.messages == "sizes" else _in_place_of(experiment, charged)
+    )
     seconds = work * platform.seconds(1.0, charged)
     return scale, 1 / seconds if seconds else inf
 

@@ -27,7 +27,7 @@ class Ghost:
         Numbers that do travel with it: what a :class:`GhostPacket` says of itself.
     """
 
-    __slots__ = ("n", "dtype", "nbytes", "head")
+    __slots__ = ("dtype", "head", "n", "nbytes")
     device = torch.device("cpu")
     requires_grad = False
 
@@ -76,7 +76,10 @@ class Ghost:
 
     def tensor_split(self, parts: int) -> list[Ghost]:
         share, rest = divmod(self.n, parts)
-        longer, shorter = Ghost(share + 1, self.dtype), Ghost(share, self.dtype)  # nothing tells equal pieces apart
+        longer, shorter = (
+            Ghost(share + 1, self.dtype),
+            Ghost(share, self.dtype),
+        )  # nothing tells equal pieces apart
         return [longer] * rest + [shorter] * (parts - rest)
 
     def split(self, size: int) -> list[Ghost]:
@@ -101,7 +104,9 @@ class Ghost:
         pass
 
     @classmethod
-    def __torch_function__(cls, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+    def __torch_function__(
+        cls, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
         """``torch.zeros_like(ghost)`` and the like give a ghost of the same length."""
         out = (kwargs or {}).get("out")
         return out if out is not None else next(a for a in args if isinstance(a, Ghost)).clone()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from dlpar.comm.simulated import SimulatedComm
     from dlpar.comm.simulation.mailbox import Mailbox
     from dlpar.comm.simulation.network import Network
-    from dlpar.comm.simulated import SimulatedComm
 
 
 class Group:
@@ -26,7 +27,9 @@ class Group:
     def __init__(self, members: Sequence[int], network: Network) -> None:
         self.members, self.network = list(members), network
         self.size = len(self.members)
-        self.boxes: list[Mailbox] = []  # made by the first that takes its own: some are sent to before they listen
+        self.boxes: list[
+            Mailbox
+        ] = []  # made by the first that takes its own: some are sent to before they listen
         self._beside: Group | None = None
         self._made: dict[str, Any] = {}
         self._meeting = _Meeting(len(self.members))
@@ -54,7 +57,10 @@ class Group:
             for other in meeting.present[:-1]:
                 comm.simulator.wake(other, activity.clock)
         else:
-            since, activity.waits_for = activity.clock, "a meeting of all ranks (barrier, gather or broadcast)"
+            since, activity.waits_for = (
+                activity.clock,
+                "a meeting of all ranks (barrier, gather or broadcast)",
+            )
             comm.simulator.next().switch()
             comm.box.waited += activity.clock - since
         return meeting.result
@@ -64,7 +70,10 @@ class Group:
         colors = dict.fromkeys(color for color, _ in asked)
         return {
             color: Group(
-                [self.members[rank] for _, rank in sorted((k, r) for r, (c, k) in enumerate(asked) if c == color)],
+                [
+                    self.members[rank]
+                    for _, rank in sorted((k, r) for r, (c, k) in enumerate(asked) if c == color)
+                ],
                 self.network,
             )
             for color in colors

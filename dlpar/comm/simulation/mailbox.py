@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Any, Callable, Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from dlpar.comm.base import ANY, Arrival
 from dlpar.comm.simulation.simulator import Activity, Simulator
@@ -28,7 +29,7 @@ class Message:
         The receiver's, and seconds it keeps that.
     """
 
-    __slots__ = ("source", "tag", "nbytes", "payload", "left", "done", "sender", "met", "box", "port", "busy")
+    __slots__ = ("box", "busy", "done", "left", "met", "nbytes", "payload", "port", "sender", "source", "tag")
     due = None  # what tells it from an activity among the events of a simulator
 
     def arrive(self, time: float) -> None:
@@ -55,7 +56,7 @@ class Message:
 class Receive:
     """A receive that was posted: a request, as MPI has it."""
 
-    __slots__ = ("box", "into", "source", "tag", "posted", "message", "waiting", "arrival")
+    __slots__ = ("arrival", "box", "into", "message", "posted", "source", "tag", "waiting")
 
     def __init__(self, box: Mailbox, into: Any, source: int, tag: int) -> None:
         self.box, self.into, self.source, self.tag, self.posted = box, into, source, tag, box.owner.clock
@@ -65,11 +66,15 @@ class Receive:
         return _in_words(self.source, self.tag)
 
     def matches(self, message: Message) -> bool:
-        return (self.source == message.source or self.source == ANY) and (self.tag == message.tag or self.tag == ANY)
+        return (self.source == message.source or self.source == ANY) and (
+            self.tag == message.tag or self.tag == ANY
+        )
 
     def test(self) -> bool:
         """Whether the message is there by now."""
-        return self.arrival is not None or self.message is not None and self.message.done <= self.box.owner.clock
+        return self.arrival is not None or (
+            self.message is not None and self.message.done <= self.box.owner.clock
+        )
 
     def wait(self) -> Arrival:
         """Block until it is, and take it."""
@@ -109,8 +114,20 @@ class Mailbox:
     """
 
     __slots__ = (
-        "simulator", "owner", "store", "node", "near", "far", "in_order", "inbox", "posted", "waited",
-        "blocked", "source", "tag", "message",
+        "blocked",
+        "far",
+        "in_order",
+        "inbox",
+        "message",
+        "near",
+        "node",
+        "owner",
+        "posted",
+        "simulator",
+        "source",
+        "store",
+        "tag",
+        "waited",
     )  # fmt: skip
 
     def __init__(self, simulator: Simulator, store: Callable[[Message, Any], None], member: int) -> None:
@@ -167,7 +184,9 @@ class Mailbox:
                     if receive.waiting:
                         self.simulator.wake(self.owner, message.done)
                     return
-                if message.done < earlier.done and (receive.source == ANY or message.source == earlier.source):
+                if message.done < earlier.done and (
+                    receive.source == ANY or message.source == earlier.source
+                ):
                     # Over another port it is complete before one that was granted sooner; that one looks further.
                     self._match(receive, message)
                     if receive.waiting:

@@ -10,8 +10,9 @@ a result, not an assumption (LogGP, Alexandrov et al. 1995, with a port at each 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Sequence
 from math import inf
-from typing import TYPE_CHECKING, Callable, NamedTuple, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from dlpar.platforms import Link, Platform
@@ -32,7 +33,7 @@ class Port:
         Seconds a byte keeps it.
     """
 
-    __slots__ = ("free", "pending", "latency", "per_byte")
+    __slots__ = ("free", "latency", "pending", "per_byte")
 
     def __init__(self, latency: float, per_byte: float) -> None:
         self.free, self.pending, self.latency, self.per_byte = 0.0, 0, latency, per_byte

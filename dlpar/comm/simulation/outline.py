@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Iterator
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -49,7 +50,8 @@ class Outline:
         dtype = DTYPES[workload.itemsize]
         # A model lists its layers as they compute, a workload as the backward pass finishes them.
         self._parameters = [
-            Parameter(layer.parameters, dtype, layer.flops, layer.outputs) for layer in reversed(workload.layers)
+            Parameter(layer.parameters, dtype, layer.flops, layer.outputs)
+            for layer in reversed(workload.layers)
         ]
         self.flops = workload.flops
 

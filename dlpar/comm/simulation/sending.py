@@ -22,7 +22,7 @@ class Sending:
         To whom.
     """
 
-    __slots__ = ("comm", "message", "dest")
+    __slots__ = ("comm", "dest", "message")
 
     def __init__(self, comm: SimulatedComm, message: Message, dest: int) -> None:
         self.comm, self.message, self.dest = comm, message, dest
@@ -44,4 +44,6 @@ class Sending:
 
     def test(self) -> bool:
         message, now = self.message, self.comm.activity.clock
-        return message.nbytes <= self.comm.eager or message.met is not None and max(message.left, message.met) <= now
+        return message.nbytes <= self.comm.eager or (
+            message.met is not None and max(message.left, message.met) <= now
+        )

@@ -30,7 +30,10 @@ class Side:
         )
         self.queue: deque[_Started] = deque()
         self.open = True
-        self._busy, self._since = 0.0, None  # seconds of collectives that have ended; when the present one began
+        self._busy, self._since = (
+            0.0,
+            None,
+        )  # seconds of collectives that have ended; when the present one began
         self.simulator.add(self.activity, self._run)
 
     def start(self, collective: Collective, bucket: Any) -> _Started:

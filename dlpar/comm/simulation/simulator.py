@@ -7,10 +7,11 @@ asked for.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from heapq import heappop, heappush
 from math import inf
 from types import FrameType
-from typing import Any, Callable, Iterator
+from typing import Any
 
 from greenlet import getcurrent
 
@@ -42,7 +43,7 @@ class Activity:
         Whether it has run to its end.
     """
 
-    __slots__ = ("clock", "due", "task", "waits_for", "rank", "idle", "done")
+    __slots__ = ("clock", "done", "due", "idle", "rank", "task", "waits_for")
 
     def __init__(self, rank: int, clock: float = 0.0) -> None:
         self.rank, self.clock, self.due = rank, clock, inf
@@ -158,7 +159,7 @@ class Simulator:
 
     def advance(self, activity: Activity, time: float) -> None:
         """Let its clock run on until `time`; whatever happens in between happens first."""
-        if activity is not self.last or self.moments and self.moments[0] <= time:
+        if activity is not self.last or (self.moments and self.moments[0] <= time):
             activity.due, events = time, self.events
             if time in events:  # plan(time, activity), a call less
                 events[time].append(activity)
@@ -195,7 +196,10 @@ class Simulator:
 
 
 def story(
-    activities: list[Activity], clock: str = "virtual", where: Callable[[Activity], str] | None = None, most: int = 8
+    activities: list[Activity],
+    clock: str = "virtual",
+    where: Callable[[Activity], str] | None = None,
+    most: int = 8,
 ) -> str:
     """Where each of those that wait for ever stands, as `where` tells it, and which ranks have ended."""
     where = where or (lambda activity: place(activity.task.frame()))
@@ -206,8 +210,10 @@ def story(
     ended = sorted({a.rank for a in activities if a.done} - {a.rank for a in activities if not a.done})
     if ended:
         more = f" and {len(ended) - most} more" if len(ended) > most else ""
-        told.append(f"rank{'s' * (len(ended) > 1)} {', '.join(map(str, ended[:most]))}{more} "
-                    f"{'have' if len(ended) > 1 else 'has'} ended")  # fmt: skip
+        told.append(
+            f"rank{'s' * (len(ended) > 1)} {', '.join(map(str, ended[:most]))}{more} "
+            f"{'have' if len(ended) > 1 else 'has'} ended"
+        )
     return (
         f"deadlock after {max(a.clock for a in stuck):.6g} s of {clock} time: nobody can go on and no message is "
         f"under way: {'; '.join(told)}"

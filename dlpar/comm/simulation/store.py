@@ -34,5 +34,7 @@ def store_head(message: Message, into: Ghost) -> None:
 
 def _check_room(message: Message, into: Any) -> None:
     if message.nbytes > into.nbytes:
-        raise ValueError(f"recv: there is room for {into.nbytes:,} bytes, but rank {message.source} sent "
-                         f"{message.nbytes:,} (tag {message.tag})")  # fmt: skip
+        raise ValueError(
+            f"recv: there is room for {into.nbytes:,} bytes, but rank {message.source} sent "
+            f"{message.nbytes:,} (tag {message.tag})"
+        )

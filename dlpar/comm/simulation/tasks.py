@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Callable
 from types import FrameType
-from typing import Callable
 
 from greenlet import getcurrent, greenlet
 
@@ -62,7 +62,7 @@ class ThreadTask:
         Where it hands over when it ends.
     """
 
-    __slots__ = ("thread", "main", "baton", "abandoned")
+    __slots__ = ("abandoned", "baton", "main", "thread")
 
     def __init__(self, program: Callable[[], None], main: MainThread) -> None:
         self._stand(main)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from itertools import accumulate
-from typing import TYPE_CHECKING, Sequence
+from typing import TYPE_CHECKING
 
 from dlpar.collectives import closed_form
 from dlpar.costmodel.collectives import collective_seconds
@@ -12,8 +13,15 @@ from dlpar.costmodel.overlap import buckets, overlapped
 from dlpar.costmodel.steps.fabric import BOTH_WAYS, Fabric
 from dlpar.costmodel.steps.form import FOLLOWED, Form, InStep, in_step, wire_bytes
 from dlpar.costmodel.steps.rounds import (
-    Moments, Ports, around, binomial_children, down, halved_and_doubled, star_children, up,
-)  # fmt: skip
+    Moments,
+    Ports,
+    around,
+    binomial_children,
+    down,
+    halved_and_doubled,
+    star_children,
+    up,
+)
 from dlpar.costmodel.steps.work import Work, exchanges
 
 if TYPE_CHECKING:
@@ -38,7 +46,9 @@ def form(experiment: Experiment, fabric: Fabric, work: Work) -> Form | None:
     sync, workers, n = experiment.sync, experiment.workers, fabric.sizes.elements
     if sync.allreduce == "library" and experiment.cluster.world != "simulated":
         return None  # nobody knows what it does
-    cut = buckets([tensor.elements * fabric.itemsize for tensor in fabric.sizes.tensors], sync.bucket_mb * 1e6)
+    cut = buckets(
+        [tensor.elements * fabric.itemsize for tensor in fabric.sizes.tensors], sync.bucket_mb * 1e6
+    )
     lengths = [sum(fabric.sizes.tensors[i].elements for i in members) for members in cut]
     reduce = (_Allreduce if experiment.compression.codec == "none" else _Compressed)(experiment, fabric)
 
@@ -60,7 +70,10 @@ def form(experiment: Experiment, fabric: Fabric, work: Work) -> Form | None:
     every = exchanges(experiment)
     how, source = FORMS[sync.allreduce]
     if experiment.compression.codec != "none":
-        how, source = "(N-1) (a + w/N), w being the coded bytes of all ranks", "Seide et al. (Interspeech 2014)"
+        how, source = (
+            "(N-1) (a + w/N), w being the coded bytes of all ranks",
+            "Seide et al. (Interspeech 2014)",
+        )
     how = f"compute + {how}, for each of {len(lengths)} buckets" if len(lengths) > 1 else f"compute + {how}"
     if behind:
         how = f"{how}, as far as the backward pass does not hide it"
@@ -95,7 +108,9 @@ class _Allreduce:
             return self._hierarchical(moments, elements, nbytes, adding)
         children = star_children(n) if self.name == "star" else binomial_children(n)
         root = up(children, moments, nbytes, self.fabric, self.ports, adding)[0]
-        return down(_backwards(children) if self.name == "tree" else children, root, nbytes, self.fabric, self.ports)
+        return down(
+            _backwards(children) if self.name == "tree" else children, root, nbytes, self.fabric, self.ports
+        )
 
     def _follows(self, moments: Moments) -> bool:
         """Whether halving and doubling is followed message by message: not where its closed form says as much."""
@@ -104,7 +119,10 @@ class _Allreduce:
         return not alike and n * n.bit_length() <= FOLLOWED // 100
 
     def _hierarchical(self, moments: Moments, elements: int, nbytes: float, adding: float) -> Moments:
-        groups = [range(start, min(start + self.group, self.workers)) for start in range(0, self.workers, self.group)]
+        groups = [
+            range(start, min(start + self.group, self.workers))
+            for start in range(0, self.workers, self.group)
+        ]
         views = [_View(self.fabric, group) for group in groups]
         children = [star_children(len(group)) for group in groups]
         have = [
@@ -124,8 +142,12 @@ class _Allreduce:
         if self.fabric.half_duplex and not (name in ("ring", "library") and self.fabric.uniform):
             return BOTH_WAYS
         alike = work.equal and self.fabric.uniform
-        parts = {"ring": (n,), "library": (n,), "hierarchical": (1, -(-n // self.group)),
-                 "halving_doubling": [1 << k for k in range(n.bit_length())]}.get(name, (1,))  # fmt: skip
+        parts = {
+            "ring": (n,),
+            "library": (n,),
+            "hierarchical": (1, -(-n // self.group)),
+            "halving_doubling": [1 << k for k in range(n.bit_length())],
+        }.get(name, (1,))
         if name == "hierarchical" and self.fabric.one_link and (n % self.group or not work.equal):
             return "messages of a group that is early queue with those of others, which is not followed"
         if name == "halving_doubling" and not self._follows([0.0, 1.0]) and (n & (n - 1) or not alike):
@@ -136,12 +158,18 @@ class _Allreduce:
             return "ranks of a node share a port: who gets it first in the next round is not followed"
         if behind and (name not in ("ring", "library") or not self.fabric.uniform):
             bound = ", which bounds it from above" if self.fabric.uniform else ""
-            return f"buckets are taken one after the other, although ranks that are done begin the next{bound}"
+            return (
+                f"buckets are taken one after the other, although ranks that are done begin the next{bound}"
+            )
         if behind and not work.equal:
-            return "workers differ: each step is as long as the slowest's, though the others save some latency"
+            return (
+                "workers differ: each step is as long as the slowest's, though the others save some latency"
+            )
         if n > RING_FOLLOWED and not alike and name in ("ring", "library"):
             return f"a ring of more than {RING_FOLLOWED} unequal ranks or links is not followed message by message"
-        return self.fabric.unless_they_meet(*(self.fabric.bytes(length) / part for length in lengths for part in parts))
+        return self.fabric.unless_they_meet(
+            *(self.fabric.bytes(length) / part for length in lengths for part in parts)
+        )
 
 
 class _View:
@@ -165,15 +193,23 @@ class _Compressed:
         n, fabric = self.workers, self.fabric
         begins = [moment + fabric.seconds(4 * elements, rank) for rank, moment in enumerate(moments)]
         whole = n * self.wire(elements) * fabric.scale
-        ends = max(begins) + (collective_seconds("ring_allgather", n, whole, fabric.slowest) if n > 1 else 0.0)
+        ends = max(begins) + (
+            collective_seconds("ring_allgather", n, whole, fabric.slowest) if n > 1 else 0.0
+        )
         return [ends + fabric.seconds(2 * n * elements, rank) for rank in range(n)]
 
     def unless(self, work: Work, behind: bool, lengths: list[int]) -> str:
         if not work.equal:
-            return "workers differ: each step is as long as the slowest's, though the others save some latency"
+            return (
+                "workers differ: each step is as long as the slowest's, though the others save some latency"
+            )
         if behind and self.fabric.half_duplex:
             return BOTH_WAYS
-        return "" if self.fabric.uniform else "links differ: each round is taken to be as slow as its slowest message"
+        return (
+            ""
+            if self.fabric.uniform
+            else "links differ: each round is taken to be as slow as its slowest message"
+        )
 
 
 def _equal(moments: Moments) -> bool:
@@ -182,7 +218,7 @@ def _equal(moments: Moments) -> bool:
 
 def _ring(
     moments: Moments, members: Sequence[int], elements: int, fabric: Fabric, ports: Ports, adding: float
-) -> Moments:  # fmt: skip
+) -> Moments:
     """Message by message; from a common start on equal links, or on very many ranks, by the closed form."""
     n = len(members)
     if n == 1:
@@ -194,7 +230,9 @@ def _ring(
     chunk = -(-elements // n)
     nbytes = n * fabric.bytes(chunk) * fabric.scale
     link = next(iter(links)) if len(links) == 1 else fabric.slowest
-    seconds = collective_seconds("ring", n, nbytes, link, adding=adding * chunk * n / nbytes if nbytes else 0.0)
+    seconds = collective_seconds(
+        "ring", n, nbytes, link, adding=adding * chunk * n / nbytes if nbytes else 0.0
+    )
     if len(links) > 1:
         seconds = _ring_on_nodes(members, chunk, fabric) + (n - 1) * adding * chunk
     return [max(moments) + seconds] * n
@@ -235,7 +273,9 @@ def _bytes(experiment: Experiment, fabric: Fabric, lengths: list[int], every: in
     if sync.allreduce == "library":
         return None
     if experiment.compression.codec != "none":
-        return n * (n - 1) * sum(wire_bytes(experiment, length, fabric.itemsize) for length in lengths) / every
+        return (
+            n * (n - 1) * sum(wire_bytes(experiment, length, fabric.itemsize) for length in lengths) / every
+        )
     costs = (closed_form(sync.allreduce, n, length, fabric.itemsize, sync.node_size) for length in lengths)
     return sum(cost.bytes for cost in costs) / every
 

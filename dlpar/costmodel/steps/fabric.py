@@ -42,7 +42,13 @@ class Fabric:
     """
 
     def __init__(
-        self, platform: Platform, nodes: list[int], sizes: Sizes, itemsize: int, flops: float, scale: float = 1.0
+        self,
+        platform: Platform,
+        nodes: list[int],
+        sizes: Sizes,
+        itemsize: int,
+        flops: float,
+        scale: float = 1.0,
     ) -> None:
         self.platform, self.nodes, self.sizes, self.itemsize = platform, nodes, sizes, itemsize
         self.scale, self.flops = scale, flops
@@ -61,7 +67,9 @@ class Fabric:
         platform, scale = platform_of(experiment), 1.0
         big = workload(cluster.stand_in_for) if cluster.stand_in_for else None
         flops = _sustained(platform, big)
-        if big is not None and cluster.messages == "values":  # the small model's costs and bytes, times so many
+        if (
+            big is not None and cluster.messages == "values"
+        ):  # the small model's costs and bytes, times so many
             scale, work = big.in_place_of(own.elements * itemsize, own.flops)
             flops = flops / work if work else inf
         elif big is not None:
@@ -112,7 +120,9 @@ class Fabric:
     def unless_they_meet(self, *nbytes: float) -> str:
         """Why messages of these sizes are not followed exactly, or nothing."""
         link = self.slowest
-        brief = any(self.blocks(size) and size * self.scale < link.latency * link.bandwidth for size in nbytes)
+        brief = any(
+            self.blocks(size) and size * self.scale < link.latency * link.bandwidth for size in nbytes
+        )
         return MEETING if brief and not self.uniform else ""
 
     def seconds(self, flops: float, rank: int | None = None) -> float:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Callable, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from dlpar.costmodel.steps.fabric import Fabric
 from dlpar.costmodel.steps.rounds import Moments, pace
@@ -64,9 +65,15 @@ class InStep(NamedTuple):
 
 
 def in_step(
-    experiment: Experiment, fabric: Fabric, work: Work, combine: Callable[[Moments], Moments],
-    before: float, after: float, messages: int, least: float = 0.0,
-) -> InStep:  # fmt: skip
+    experiment: Experiment,
+    fabric: Fabric,
+    work: Work,
+    combine: Callable[[Moments], Moments],
+    before: float,
+    after: float,
+    messages: int,
+    least: float = 0.0,
+) -> InStep:
     """A step of workers that all take part in every exchange.
 
     Parameters
@@ -85,7 +92,8 @@ def in_step(
         # A step of one's own after each gradient; then what was moved is offered, and what was agreed is taken.
         before, after = before + 3 * n * every + 2 * n, after + 2 * n
     entering = [
-        (every * seconds + fabric.seconds(before, worker)) * work.slowest for worker, seconds in enumerate(work.seconds)
+        (every * seconds + fabric.seconds(before, worker)) * work.slowest
+        for worker, seconds in enumerate(work.seconds)
     ]
     leaving = [fabric.seconds(after, worker) for worker in range(workers)]
 

@@ -27,11 +27,17 @@ SOURCES = {
 
 def form(experiment: Experiment, fabric: Fabric, work: Work) -> Form:
     """The form of an experiment whose scheme is gossip."""
-    return {"pairwise": _pairwise, "random": _random}.get(experiment.sync.exchange, _on_graph)(experiment, fabric, work)
+    return {"pairwise": _pairwise, "random": _random}.get(experiment.sync.exchange, _on_graph)(
+        experiment, fabric, work
+    )
 
 
 def _on_graph(experiment: Experiment, fabric: Fabric, work: Work) -> Form:
-    from dlpar.sync.topology import neighbours, receivers, senders  # here: needs NumPy, the closed forms do not
+    from dlpar.sync.topology import (
+        neighbours,
+        receivers,
+        senders,
+    )  # here: needs NumPy, the closed forms do not
 
     sync, n, pushes = experiment.sync, fabric.sizes.elements, experiment.sync.exchange == "push_sum"
     sends = (receivers if pushes else neighbours)(sync, experiment.workers, experiment.seed)
@@ -59,10 +65,12 @@ def _on_graph(experiment: Experiment, fabric: Fabric, work: Work) -> Form:
     elif degree > 1:
         why = "of two neighbours' messages that come at the same moment either may be granted the port first"
     return Form(
-        *found[:3], messages * nbytes / exchanges(experiment), SOURCES[sync.exchange],
+        *found[:3],
+        messages * nbytes / exchanges(experiment),
+        SOURCES[sync.exchange],
         f"compute + a + {degree} b and more where several begin with the same neighbour",
         why or found.unless,
-    )  # fmt: skip
+    )
 
 
 def _random(experiment: Experiment, fabric: Fabric, work: Work) -> Form:
@@ -76,8 +84,13 @@ def _random(experiment: Experiment, fabric: Fabric, work: Work) -> Form:
     found = in_step(experiment, fabric, work, combine, ADAPTING * n, n * (peers + 1), 1)
     why = "" if work.equal else "workers differ, and wait for those they happen to meet, not for the slowest"
     sent = experiment.workers * peers * fabric.bytes(n) / exchanges(experiment)
-    return Form(*found[:3], sent, SOURCES["random"], f"compute + a + {peers} b",
-                why or ("" if fabric.uniform else "links differ: the slowest is taken"))  # fmt: skip
+    return Form(
+        *found[:3],
+        sent,
+        SOURCES["random"],
+        f"compute + a + {peers} b",
+        why or ("" if fabric.uniform else "links differ: the slowest is taken"),
+    )
 
 
 def _pairwise(experiment: Experiment, fabric: Fabric, work: Work) -> Form:
@@ -86,11 +99,18 @@ def _pairwise(experiment: Experiment, fabric: Fabric, work: Work) -> Form:
     extra = [fabric.seconds((ADAPTING + 2) * n, worker) for worker in range(workers)]
     rate = sum(1 / (seconds + more) for seconds, more in zip(work.seconds, extra))
     return Form(
-        workers / rate, sum(extra) / workers, 0.0, None, SOURCES["pairwise"], "compute: nobody waits",
+        workers / rate,
+        sum(extra) / workers,
+        0.0,
+        None,
+        SOURCES["pairwise"],
+        "compute: nobody waits",
         "averages go on beside it, how many is not known",
-    )  # fmt: skip
+    )
 
 
 def _port(fabric: Fabric) -> Link:
     """The slowest link as one of several ranks has it that send over it at once."""
-    return Link(fabric.slowest.latency, fabric.slowest.bandwidth / fabric.scale / fabric.crowd, fabric.slowest.duplex)
+    return Link(
+        fabric.slowest.latency, fabric.slowest.bandwidth / fabric.scale / fabric.crowd, fabric.slowest.duplex
+    )

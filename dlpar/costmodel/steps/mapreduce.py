@@ -6,7 +6,15 @@ from typing import TYPE_CHECKING
 
 from dlpar.costmodel.steps.fabric import BOTH_WAYS, PACKET_HEAD, Fabric
 from dlpar.costmodel.steps.form import Form, in_step, wire_bytes
-from dlpar.costmodel.steps.rounds import Moments, Ports, aggregate_children, binomial_children, down, star_children, up
+from dlpar.costmodel.steps.rounds import (
+    Moments,
+    Ports,
+    aggregate_children,
+    binomial_children,
+    down,
+    star_children,
+    up,
+)
 from dlpar.costmodel.steps.work import Work, exchanges
 
 if TYPE_CHECKING:
@@ -27,7 +35,9 @@ def form(experiment: Experiment, fabric: Fabric, work: Work) -> Form:
     adding, ports = fabric.seconds(n + COUNTS + (2 * n if coded else 0)), Ports(fabric)
 
     def combine(moments: Moments) -> Moments:
-        have = up(below, moments, gradient, fabric, ports, adding, packing=fabric.seconds(4 * n) if coded else 0.0)
+        have = up(
+            below, moments, gradient, fabric, ports, adding, packing=fabric.seconds(4 * n) if coded else 0.0
+        )
         return down(above, have[0] + fabric.seconds(5 * n, 0), weights, fabric, ports)
 
     # The others copy their weights, the driver's are there: its next gradient is not waited for.
@@ -35,9 +45,11 @@ def form(experiment: Experiment, fabric: Fabric, work: Work) -> Form:
     every = exchanges(experiment)
     messages = (workers - 1) / every
     return Form(
-        *found[:3], messages * (gradient + weights),
+        *found[:3],
+        messages * (gradient + weights),
         "Spark's treeAggregate; Thakur et al. (IJHPCA 2005), 4.2, for the broadcast",
         f"compute + a + k b a level of {sync.depth}, of k messages to a rank, + log2 N (a + b)"
-        if sync.reduce != "collect" else "compute + a + (N-1) b + log2 N (a + b)",
+        if sync.reduce != "collect"
+        else "compute + a + (N-1) b + log2 N (a + b)",
         BOTH_WAYS if fabric.half_duplex else found.unless or fabric.unless_they_meet(gradient, weights),
-    )  # fmt: skip
+    )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Callable
+from typing import TYPE_CHECKING
 
 from dlpar.costmodel.steps import allreduce, gossip, mapreduce, ps
 from dlpar.costmodel.steps.fabric import Fabric
@@ -107,6 +108,12 @@ def _spelled_out(experiment: Experiment, fabric: Fabric, work: Work, form: Form)
     compute = min(form.seconds, seconds + form.computes)
     waiting = min(form.seconds - compute, form.waiting)
     return Prediction(
-        seconds=form.seconds, compute=compute, communicate=form.seconds - compute - waiting, waiting=waiting,
-        bytes=form.bytes, exact=not why, source=form.source, how="; ".join([form.how, *why]),
-    )  # fmt: skip
+        seconds=form.seconds,
+        compute=compute,
+        communicate=form.seconds - compute - waiting,
+        waiting=waiting,
+        bytes=form.bytes,
+        exact=not why,
+        source=form.source,
+        how="; ".join([form.how, *why]),
+    )

@@ -39,14 +39,20 @@ class _Servers:
         self.push = [wire_bytes(experiment, length, fabric.itemsize) for length in self.lengths]
         self.answer = [PACKET_HEAD + length * fabric.itemsize for length in self.lengths]
         self.shards = [
-            Shard(self.workers + number, push, back) for number, (push, back) in enumerate(zip(self.push, self.answer))
+            Shard(self.workers + number, push, back)
+            for number, (push, back) in enumerate(zip(self.push, self.answer))
         ]
         self.coding = 4 * fabric.sizes.elements if experiment.compression.codec != "none" else 0
         # Two FLOPs a weight to add a gradient, and two to move the weights.
-        self.adding = [fabric.seconds(2 * length, shard.server) for length, shard in zip(self.lengths, self.shards)]
+        self.adding = [
+            fabric.seconds(2 * length, shard.server) for length, shard in zip(self.lengths, self.shards)
+        ]
         self.leaves = range(self.workers + self.count, self.workers + self.count + self.groups)
         n = fabric.sizes.elements
-        self.leaf_push, self.leaf_answer = wire_bytes(experiment, n, fabric.itemsize), PACKET_HEAD + n * fabric.itemsize
+        self.leaf_push, self.leaf_answer = (
+            wire_bytes(experiment, n, fabric.itemsize),
+            PACKET_HEAD + n * fabric.itemsize,
+        )
         self.leaf_adding = fabric.seconds(2 * n)
 
     @property
@@ -97,24 +103,35 @@ def _lockstep(experiment: Experiment, fabric: Fabric, work: Work, servers: _Serv
             group = servers.group(number)
             shard = Shard(leaf, servers.leaf_push, servers.leaf_answer)
             ready = {worker: moments[worker] for worker in group}
-            below[leaf] = shard, gather(group, [shard], ready, fabric, [servers.leaf_adding], until, separate)[0]
+            below[leaf] = (
+                shard,
+                gather(group, [shard], ready, fabric, [servers.leaf_adding], until, separate)[0],
+            )
             added[leaf] = below[leaf][1].at + fabric.seconds(servers.coding, leaf)
         back, ends = top(list(servers.leaves), added), {}
         for leaf, (shard, state) in below.items():
             ends |= answer([shard], [state._replace(at=back[leaf])], fabric, until)
         return [ends[worker] for worker in range(workers)]
 
-    messages, least = 2 * (servers.groups or workers) * servers.count + 2 * workers * bool(servers.groups), 0.0
+    messages, least = (
+        2 * (servers.groups or workers) * servers.count + 2 * workers * bool(servers.groups),
+        0.0,
+    )
     if fabric.half_duplex and not servers.groups:  # pushes and answers go through one port
-        least = workers * max(fabric.busy(0, shard.server, shard.push + shard.answer) for shard in servers.shards)
+        least = workers * max(
+            fabric.busy(0, shard.server, shard.push + shard.answer) for shard in servers.shards
+        )
     found = in_step(experiment, fabric, work, combine, servers.coding, 0, messages, least)
     how = f"compute + 2 a + (N/S + 1) b with S = {servers.count}, each step overlapping with the next"
     if servers.groups:
         how = f"{how}, N being {servers.groups} leaves; and 2 a + (m + 1) b in each group of m workers"
     return Form(
-        *found[:3], servers.sent / exchanges(experiment), "Li et al. (OSDI 2014), 4; the network model",
-        how, _unless(experiment, fabric, messages) or found.unless or fabric.unless_they_meet(*servers.sizes),
-    )  # fmt: skip
+        *found[:3],
+        servers.sent / exchanges(experiment),
+        "Li et al. (OSDI 2014), 4; the network model",
+        how,
+        _unless(experiment, fabric, messages) or found.unless or fabric.unless_they_meet(*servers.sizes),
+    )
 
 
 def _unless(experiment: Experiment, fabric: Fabric, messages: int) -> str:
@@ -142,7 +159,10 @@ def _free_running(experiment: Experiment, fabric: Fabric, work: Work, servers: _
     sync, every, n = experiment.sync, exchanges(experiment), fabric.sizes.elements
     extra = servers.coding + (3 * n * every + 4 * n if experiment.averaging.method != "none" else 0)
     factor = work.slowest if sync.consistency == "ssp" else 1.0
-    cycles = [factor * (every * seconds + fabric.seconds(extra, worker)) for worker, seconds in enumerate(work.seconds)]
+    cycles = [
+        factor * (every * seconds + fabric.seconds(extra, worker))
+        for worker, seconds in enumerate(work.seconds)
+    ]
     link, back, push = fabric.slowest, sum(servers.answer), sum(servers.push)
     port = Link(link.latency, link.bandwidth / fabric.scale, link.duplex)
     clients = experiment.workers
@@ -175,7 +195,11 @@ def _free_running(experiment: Experiment, fabric: Fabric, work: Work, servers: _
         why = "queues at the servers are not followed"
     how = "the longer of compute + 2 a + push + answer, and N pushes at a server that is always busy"
     return Form(
-        seconds / every, fabric.seconds(extra) / every, max(0.0, seconds - mean) / every, servers.sent / every,
+        seconds / every,
+        fabric.seconds(extra) / every,
+        max(0.0, seconds - mean) / every,
+        servers.sent / every,
         "Lazowska et al. (1984), 5.2" + ("; Ho et al. (NIPS 2013)" if sync.consistency == "ssp" else ""),
-        how + (", and the slowest worker's cycle" if sync.consistency == "ssp" else ""), why,
-    )  # fmt: skip
+        how + (", and the slowest worker's cycle" if sync.consistency == "ssp" else ""),
+        why,
+    )

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Callable, Sequence
 from heapq import heapify, heappop, heappush
-from typing import Callable, NamedTuple, Sequence
+from typing import NamedTuple
 
 from dlpar.costmodel.steps.fabric import Fabric
 
@@ -90,9 +91,14 @@ def aggregate_children(ranks: int, depth: int) -> list[Sequence[int]]:
 
 
 def up(
-    children: list[Sequence[int]], ready: Moments, nbytes: float, fabric: Fabric, ports: Ports, adding: float,
+    children: list[Sequence[int]],
+    ready: Moments,
+    nbytes: float,
+    fabric: Fabric,
+    ports: Ports,
+    adding: float,
     packing: float = 0.0,
-) -> Moments:  # fmt: skip
+) -> Moments:
     """Reduce along a tree to rank 0; when each rank has the sum of those below it.
 
     Parameters
@@ -134,7 +140,9 @@ def up(
     return have
 
 
-def down(children: list[Sequence[int]], begins: float, nbytes: float, fabric: Fabric, ports: Ports) -> Moments:
+def down(
+    children: list[Sequence[int]], begins: float, nbytes: float, fabric: Fabric, ports: Ports
+) -> Moments:
     """Broadcast along a tree from rank 0, which begins then; when each rank goes on.
 
     `children` are by rank, in the order in which it sends; `ports` are carried on.
@@ -163,7 +171,7 @@ def down(children: list[Sequence[int]], begins: float, nbytes: float, fabric: Fa
 
 def around(
     ready: Moments, members: Sequence[int], elements: int, fabric: Fabric, ports: Ports, adding: float
-) -> Moments:  # fmt: skip
+) -> Moments:
     """Ring all-reduce among `members`; when each of them has the sum.
 
     `ready` and what comes back are in their order; `ports` are as the last round has left them, and are carried on;
@@ -180,9 +188,15 @@ def around(
     latency = np.array([fabric.link(a, b).latency for a, b in pairs])
     half = np.array([fabric.link(a, b).duplex == "half" for a, b in pairs])
     blocks = fabric.blocks(fabric.bytes(chunk))
-    leaving, coming = [fabric.port(a, b) for a, b in pairs], [fabric.port(b, a) for a, b in [pairs[-1], *pairs[:-1]]]
+    leaving, coming = (
+        [fabric.port(a, b) for a, b in pairs],
+        [fabric.port(b, a) for a, b in [pairs[-1], *pairs[:-1]]],
+    )
     now = np.array(ready, dtype=float)
-    out, into = np.array([ports.out[port] for port in leaving]), np.array([ports.into[port] for port in coming])
+    out, into = (
+        np.array([ports.out[port] for port in leaving]),
+        np.array([ports.into[port] for port in coming]),
+    )
     for number in range(2 * (n - 1)):
         leaves = np.maximum(now, out)
         out = leaves + busy
@@ -207,7 +221,12 @@ class Ports:
 
 
 def with_neighbours(
-    sends: list[Sequence[int]], hears: list[Sequence[int]], ready: Moments, nbytes: float, fabric: Fabric, ports: Ports
+    sends: list[Sequence[int]],
+    hears: list[Sequence[int]],
+    ready: Moments,
+    nbytes: float,
+    fabric: Fabric,
+    ports: Ports,
 ) -> Moments:
     """Every rank sends to some and hears from some; when each of them has done both.
 
@@ -229,7 +248,9 @@ def with_neighbours(
             leaves = max(ready[me], ports.out[port])
             ports.out[port] = leaves + busy
             left[me] = max(left[me], leaves + busy)
-            arriving[fabric.port(other, me)].append(((me, other), leaves + fabric.link(me, other).latency, busy))
+            arriving[fabric.port(other, me)].append(
+                ((me, other), leaves + fabric.link(me, other).latency, busy)
+            )
     done: dict[tuple[int, int], float] = {}
     for port, messages in arriving.items():
         at = granted([(head, busy) for _, head, busy in messages], ports.into[port])
@@ -246,7 +267,9 @@ def with_neighbours(
     return [max(received[me], left[me], *(met[me, other] for other in sends[me])) for me in range(len(ready))]
 
 
-def halved_and_doubled(moments: Moments, elements: int, fabric: Fabric, adding: float, ports: Ports) -> Moments:
+def halved_and_doubled(
+    moments: Moments, elements: int, fabric: Fabric, adding: float, ports: Ports
+) -> Moments:
     """Recursive halving and doubling; when each rank has the sum.  `adding` is the seconds to add one element.
 
     Where N is no power of two, ranks 0, 2, ... first give what they have to the next rank.
@@ -262,10 +285,14 @@ def halved_and_doubled(moments: Moments, elements: int, fabric: Fabric, adding: 
         for a, b in pairs:
             sends[a], hears[b] = (b,), (a,)
         moments = with_neighbours(sends, hears, moments, fabric.bytes(length), fabric, ports)
-        moments = [moment + adding * length * (adds and bool(hears[rank])) for rank, moment in enumerate(moments)]
+        moments = [
+            moment + adding * length * (adds and bool(hears[rank])) for rank, moment in enumerate(moments)
+        ]
 
     exchange([(even, even + 1) for even in range(0, folded, 2)], elements, True)
-    for number, adds in [(k, True) for k in range(1, rounds + 1)] + [(k, False) for k in range(rounds, 0, -1)]:
+    for number, adds in [(k, True) for k in range(1, rounds + 1)] + [
+        (k, False) for k in range(rounds, 0, -1)
+    ]:
         distance = len(ranks) >> number
         pairs = [(rank, ranks[place ^ distance]) for place, rank in enumerate(ranks)]
         exchange(pairs, math.ceil(elements / (1 << number)), adds)

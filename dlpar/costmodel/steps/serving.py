@@ -6,12 +6,14 @@ As in :mod:`dlpar.costmodel.steps.rounds`, one moment for each rank is carried t
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Sequence
 from heapq import heapify, heappop, heapreplace
 from itertools import accumulate
-from typing import NamedTuple, Sequence
+from typing import NamedTuple
 
 from dlpar.costmodel.steps.fabric import Fabric
 from dlpar.costmodel.steps.rounds import granted
+
 
 class Shard(NamedTuple):
     """A server's range of the weights: its rank, and the bytes of a push to it and of its answer."""
@@ -29,9 +31,14 @@ class Gathered(NamedTuple):
 
 
 def gather(
-    clients: Sequence[int], shards: Sequence[Shard], ready: dict[int, float], fabric: Fabric, adding: Sequence[float],
-    until: dict[int, float], separate: bool = False,
-) -> list[Gathered]:  # fmt: skip
+    clients: Sequence[int],
+    shards: Sequence[Shard],
+    ready: dict[int, float],
+    fabric: Fabric,
+    adding: Sequence[float],
+    until: dict[int, float],
+    separate: bool = False,
+) -> list[Gathered]:
     """All clients push to all servers, each beginning with another.
 
     Parameters

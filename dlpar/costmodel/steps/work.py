@@ -55,7 +55,8 @@ class Work:
         mean = sum(training) / len(training)
         varying = [(mean / factor, timing, factor), *([(added, _timing(delays), 1.0)] if added else [])]
         beyond = max(
-            part * (expected_slowest(experiment.workers, how, meetings) - usual) for part, how, usual in varying
+            part * (expected_slowest(experiment.workers, how, meetings) - usual)
+            for part, how, usual in varying
         )
         steady = timing.kind == "constant" and delays.kind in ("none", "constant") and not delays.stall
         steady = steady and getattr(experiment.sync, "fraction", 1.0) == 1

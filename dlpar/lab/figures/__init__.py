@@ -14,8 +14,8 @@ from dlpar.lab.figures.exposed import exposed
 from dlpar.lab.figures.graph import show_graph
 from dlpar.lab.figures.lag import lead, staleness
 from dlpar.lab.figures.memory import memory
-from dlpar.lab.figures.micro_batches import micro_batches
 from dlpar.lab.figures.mesh import mesh
+from dlpar.lab.figures.micro_batches import micro_batches
 from dlpar.lab.figures.pieces import pieces
 from dlpar.lab.figures.pipeline import pipeline
 from dlpar.lab.figures.schedule import schedule

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -31,16 +31,24 @@ def consensus(
     """
     runs = finished(runs, titles)
     figure, seen, said = blank(distances.layout(runs[0].experiment)), [], []
-    names = (titles or labels([run.experiment for run in runs])) if len(runs) > 1 else [theme.HOW[runs[0].world]]
+    names = (
+        (titles or labels([run.experiment for run in runs])) if len(runs) > 1 else [theme.HOW[runs[0].world]]
+    )
     for number, (run, name) in enumerate(zip(runs, names)):
         rows = run.consensus
         if rows.empty:
             n = run.experiment.workers
-            raise ValueError(f"run {run.id}: got sync {run.experiment.sync} with {n} worker{'s' * (n != 1)}, allowed is "
-                             f"gossip, or averaging, with two or more: its replicas are equal at every step")  # fmt: skip
-        rows = rows[(rows["distance"] > distances.FLOOR).cummax()]  # the zero of replicas that begin equal is left out
+            raise ValueError(
+                f"run {run.id}: got sync {run.experiment.sync} with {n} worker{'s' * (n != 1)}, allowed is "
+                f"gossip, or averaging, with two or more: its replicas are equal at every step"
+            )
+        rows = rows[
+            (rows["distance"] > distances.FLOOR).cummax()
+        ]  # the zero of replicas that begin equal is left out
         if rows.empty:
-            raise ValueError(f"run {run.id}: its replicas were equal at every step, so there is no distance to draw")
+            raise ValueError(
+                f"run {run.id}: its replicas were equal at every step, so there is no distance to draw"
+            )
         drawn = np.maximum(rows["distance"], distances.FLOOR)
         style = theme.beside(theme.scheme_colour(run.experiment.sync.scheme), number, run.world)
         kept = thinned(rows.assign(distance=drawn))

@@ -34,13 +34,18 @@ def bucket_sizes(outcomes: Sequence[Outcome]) -> Figure:
     """
     done = sorted((o for o in outcomes if o.status == "done"), key=lambda o: o.experiment.sync.bucket_mb)
     if len(done) < 2 or len({_but_buckets(o) for o in done}) > 1:
-        raise ValueError("outcomes: got other than buckets of several sizes in one experiment, allowed are two or more")
+        raise ValueError(
+            "outcomes: got other than buckets of several sizes in one experiment, allowed are two or more"
+        )
     experiment = done[0].experiment
     sizes, times = [o.experiment.sync.bucket_mb for o in done], [1e3 * o.step_s for o in done]
     computing = 1e3 * done[0].summary["seconds"]["compute"] / done[0].summary["steps"]
     between = np.geomspace(sizes[0], sizes[-1], POINTS).tolist()
-    known = [(mb, 1e3 * found.seconds) for mb in between
-             if (found := predict(experiment.replace(sync={"bucket_mb": mb})))]  # fmt: skip
+    known = [
+        (mb, 1e3 * found.seconds)
+        for mb in between
+        if (found := predict(experiment.replace(sync={"bucket_mb": mb})))
+    ]
     how, colour = theme.HOW[experiment.cluster.world], theme.scheme_colour(experiment.sync.scheme)
     figure = blank(_layout(sizes, [computing, *times, *(ms for _, ms in known)], experiment.cluster.world))
     alone = {"mode": "lines", "line": theme.IDEAL, "name": "computing alone"}
@@ -50,11 +55,21 @@ def bucket_sizes(outcomes: Sequence[Outcome]) -> Figure:
     marker = {"symbol": "circle", "size": 9, "color": colour}
     figure.add_scatter(x=sizes, y=times, mode="lines+markers", line=line, marker=marker, name=how)
     if known:
-        dashed = {"mode": "lines", "line": {"color": colour, "width": 1.5, **theme.PREDICTED}, "name": "predicted"}
+        dashed = {
+            "mode": "lines",
+            "line": {"color": colour, "width": 1.5, **theme.PREDICTED},
+            "name": "predicted",
+        }
         figure.add_scatter(x=[mb for mb, _ in known], y=[ms for _, ms in known], **dashed)
-    saying(figure, _sentence(how, sizes, times, computing, [o.prediction and 1e3 * o.prediction.seconds for o in done]))
-    table = {"bucket (MB)": sizes, "step (ms)": times,
-             "predicted step (ms)": [o.prediction and 1e3 * o.prediction.seconds for o in done]}  # fmt: skip
+    saying(
+        figure,
+        _sentence(how, sizes, times, computing, [o.prediction and 1e3 * o.prediction.seconds for o in done]),
+    )
+    table = {
+        "bucket (MB)": sizes,
+        "step (ms)": times,
+        "predicted step (ms)": [o.prediction and 1e3 * o.prediction.seconds for o in done],
+    }
     figure.layout.meta = {**figure.layout.meta, "table": table, "open": True}
     return figure
 
@@ -63,7 +78,9 @@ def _but_buckets(outcome: Outcome) -> str:
     sync = outcome.experiment.sync
     if sync.scheme != "ring":
         raise ValueError(f"outcomes: got sync {sync.scheme}, allowed is ring: others send no buckets")
-    return outcome.experiment.model_copy(update={"sync": sync.model_copy(update={"bucket_mb": 1.0})}).to_json()
+    return outcome.experiment.model_copy(
+        update={"sync": sync.model_copy(update={"bucket_mb": 1.0})}
+    ).to_json()
 
 
 def _layout(sizes: Sequence[float], times: Sequence[float], world: str) -> dict:
@@ -72,7 +89,9 @@ def _layout(sizes: Sequence[float], times: Sequence[float], world: str) -> dict:
     ends = [math.log10(sizes[0]) - 0.1, math.log10(sizes[-1]) + 0.1]
     across = {"type": "log", "range": ends, "tickvals": ticks, "ticktext": [f"{mb:g}" for mb in ticks]}
     low, high = min(times), max(times)
-    up = theme.axis(theme.on_clock("time of a step (ms)", world), (low - 0.1 * (high - low), high + 0.1 * (high - low)))
+    up = theme.axis(
+        theme.on_clock("time of a step (ms)", world), (low - 0.1 * (high - low), high + 0.1 * (high - low))
+    )
     return theme.layout(xaxis=theme.axis("bucket (MB)", **across), yaxis=up)
 
 

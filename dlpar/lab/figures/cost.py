@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Sequence
+from collections.abc import Sequence
 
 from dlpar.lab import says, theme
 from dlpar.lab.figure import Figure
@@ -46,10 +46,16 @@ def link_fit(*found: PingPong) -> Figure:
     sizes = [size for one in found for size in one.sizes]
     figure = blank(_layout("message (bytes)", sizes, everything, [one.how for one in found]))
     for one, row, fit, (colour, fitted, symbol) in zip(found, times, fits, LINKS):
-        marker = {"color": theme.faint(colour) if one.how == "simulated" else colour, "size": 9, "symbol": symbol}
+        marker = {
+            "color": theme.faint(colour) if one.how == "simulated" else colour,
+            "size": 9,
+            "symbol": symbol,
+        }
         figure.add_scatter(x=one.sizes, y=row, name=f"{one.where}, {one.how}", mode="markers", marker=marker)
         line = {"color": fitted, "width": 2.5, **theme.PREDICTED}
-        figure.add_scatter(x=one.sizes, y=fit, name="fit: latency + bytes / bandwidth", mode="lines", line=line)
+        figure.add_scatter(
+            x=one.sizes, y=fit, name="fit: latency + bytes / bandwidth", mode="lines", line=line
+        )
     return saying(figure, " ".join(_of_link(one, len(found) > 1) for one in found))
 
 
@@ -90,9 +96,14 @@ def collective_times(times: Sequence[Timing], over: str = "bytes") -> Figure:
     for how in ("simulated", "paced", "measured", "predicted"):
         drawn = [t for t in times if t.how == how]
         for key in dict.fromkeys((t.name, _other(t, over)) for t in drawn):
-            own = sorted((t for t in drawn if (t.name, _other(t, over)) == key), key=lambda t: _place(t, over))
-            figure.add_scatter(x=[_place(t, over) for t in own], y=[1e3 * t.seconds for t in own],
-                               **_style(how, key, over, others))  # fmt: skip
+            own = sorted(
+                (t for t in drawn if (t.name, _other(t, over)) == key), key=lambda t: _place(t, over)
+            )
+            figure.add_scatter(
+                x=[_place(t, over) for t in own],
+                y=[1e3 * t.seconds for t in own],
+                **_style(how, key, over, others),
+            )
     return saying(figure, " ".join([_ends(times, over, len(others) > 1), *_off(times)]))
 
 
@@ -116,7 +127,12 @@ def _style(how: str, key: tuple[str, float], over: str, others: list[float]) -> 
     if how == "predicted":
         line = {"color": colour, "width": 2, **theme.PREDICTED}
         marker = {"color": colour, "size": 9, "symbol": f"{symbol}-open"}
-        return {"name": label, "mode": "lines+markers" if several else "lines", "line": line, "marker": marker}
+        return {
+            "name": label,
+            "mode": "lines+markers" if several else "lines",
+            "line": line,
+            "marker": marker,
+        }
     line, marker = {"color": colour, "width": 2.5}, {"color": colour, "size": 10, "symbol": symbol}
     if how == "simulated":  # the points stand out: only the line between them is faint
         line = {"color": theme.faint(colour), "width": theme.BROAD}
@@ -126,13 +142,20 @@ def _style(how: str, key: tuple[str, float], over: str, others: list[float]) -> 
 def _ends(times: Sequence[Timing], over: str, several: bool) -> str:
     """Who takes how long at both ends of the longest lines; of equally long ones, of those that count most."""
     places = {how: [_place(t, over) for t in times if t.how == how] for how in theme.ORDER}
-    how = max((how for how in theme.ORDER if places[how]), key=lambda how: max(places[how]) / min(places[how]))
+    how = max(
+        (how for how in theme.ORDER if places[how]), key=lambda how: max(places[how]) / min(places[how])
+    )
     said = []
     for place in dict.fromkeys((min(places[how]), max(places[how]))):
-        here = sorted((t for t in times if t.how == how and _place(t, over) == place), key=lambda t: t.seconds)
+        here = sorted(
+            (t for t in times if t.how == how and _place(t, over) == place), key=lambda t: t.seconds
+        )
         where = _bytes(place) if over == "bytes" else f"{place} ranks"
-        each = (f"{t.name.replace('_', '-')} {f'({_bytes(t.nbytes)}) ' if several and over == 'ranks' else ''}"
-                f"{_time(t.seconds)}" for t in here)  # fmt: skip
+        each = (
+            f"{t.name.replace('_', '-')} {f'({_bytes(t.nbytes)}) ' if several and over == 'ranks' else ''}"
+            f"{_time(t.seconds)}"
+            for t in here
+        )
         said.append(f"{where}: {says.listed(each)}")
     return f"{how.capitalize()} at {'; at '.join(said)}."
 
@@ -158,7 +181,10 @@ def _clock(hows: Sequence[str]) -> str:
 def _layout(title: str, places: Sequence[float], times_ms: Sequence[float], hows: Sequence[str]) -> dict:
     across: dict = {"type": "log"}
     if title != "ranks":
-        at = [10.0**k for k in range(math.floor(math.log10(min(places))), math.ceil(math.log10(max(places))) + 1)]
+        at = [
+            10.0**k
+            for k in range(math.floor(math.log10(min(places))), math.ceil(math.log10(max(places))) + 1)
+        ]
         across |= {"tickvals": at, "ticktext": [_bytes(b) for b in at]}
     low, high = 0.9 * min(times_ms), 1.1 * max(times_ms)
     round_numbers = [step * 10.0**k for k in range(-6, 9) for step in (1, 2, 5)]

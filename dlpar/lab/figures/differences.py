@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Sequence
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from dlpar.lab import says, theme
 from dlpar.lab.figure import Figure
@@ -21,7 +22,9 @@ GAP = 0.06
 """Between two images, of the figure's width."""
 
 
-def differences(got: Sequence[torch.Tensor], expected: Sequence[torch.Tensor], titles: Sequence[str]) -> Figure:
+def differences(
+    got: Sequence[torch.Tensor], expected: Sequence[torch.Tensor], titles: Sequence[str]
+) -> Figure:
     """Where images differ, and by what share of the largest number expected; what is rounding stays empty.
 
     Parameters
@@ -37,31 +40,45 @@ def differences(got: Sequence[torch.Tensor], expected: Sequence[torch.Tensor], t
         If there is none, or the lengths or shapes differ.
     """
     if not len(got) == len(expected) == len(titles) > 0:
-        raise ValueError(f"got: got {len(got)}, allowed is as many as expected, {len(expected)}, and titles, from 1")
+        raise ValueError(
+            f"got: got {len(got)}, allowed is as many as expected, {len(expected)}, and titles, from 1"
+        )
     shares = [_share(mine, right) for mine, right in zip(got, expected)]
     figure, number = blank(_layout(shares, titles), 430), len(shares)
     most = max(float(share.max()) for share in shares)
     for place, share in enumerate(shares, start=1):
         figure.add_heatmap(
-            z=share.where(share > ROUNDING, float("nan")).tolist(), zmin=0, zmax=most or 1.0, colorscale=SCALE,
-            showscale=place == number, hoverongaps=False, name=titles[place - 1],
-            xaxis=f"x{place}", yaxis=f"y{place}", hovertemplate="row %{y}, column %{x}: %{z:.1%}<extra></extra>",
+            z=share.where(share > ROUNDING, float("nan")).tolist(),
+            zmin=0,
+            zmax=most or 1.0,
+            colorscale=SCALE,
+            showscale=place == number,
+            hoverongaps=False,
+            name=titles[place - 1],
+            xaxis=f"x{place}",
+            yaxis=f"y{place}",
+            hovertemplate="row %{y}, column %{x}: %{z:.1%}<extra></extra>",
             colorbar={"title": {"text": "difference", "side": "right"}, "tickformat": ".0%", "thickness": 14},
-        )  # fmt: skip
+        )
     saying(figure, _sentence(shares, titles))
-    figure.layout.meta = {**figure.layout.meta, "table": {
-        "image": list(titles),
-        "elements that differ": [int((share > ROUNDING).sum()) for share in shares],
-        "of": [share.numel() for share in shares],
-        "largest difference / largest number": [float(share.max()) for share in shares],
-    }}  # fmt: skip
+    figure.layout.meta = {
+        **figure.layout.meta,
+        "table": {
+            "image": list(titles),
+            "elements that differ": [int((share > ROUNDING).sum()) for share in shares],
+            "of": [share.numel() for share in shares],
+            "largest difference / largest number": [float(share.max()) for share in shares],
+        },
+    }
     return figure
 
 
 def _share(got: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
     """Shape (height, width): the largest difference of all channels, over the largest number expected."""
     if got.shape != expected.shape:
-        raise ValueError(f"got: got shape {tuple(got.shape)}, allowed is the expected one, {tuple(expected.shape)}")
+        raise ValueError(
+            f"got: got shape {tuple(got.shape)}, allowed is the expected one, {tuple(expected.shape)}"
+        )
     apart = (got.detach() - expected.detach()).abs().flatten(0, -3).amax(0)
     return apart / expected.detach().abs().max()
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import pandas as pd
 import plotly.graph_objects as go
@@ -54,7 +55,9 @@ def single(run: Run | Sequence[Run]) -> Run:
     """The run of a figure of one run's ranks, bare or alone in a list; ValueError if there are more."""
     runs = listed(run)
     if len(runs) > 1:
-        raise ValueError(f"run: got {len(runs)} runs, allowed is one: this figure shows the ranks of a single run")
+        raise ValueError(
+            f"run: got {len(runs)} runs, allowed is one: this figure shows the ranks of a single run"
+        )
     return runs[0]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Sequence
+from collections.abc import Sequence
 
 from dlpar.lab import says, theme
 from dlpar.lab.figure import Figure
@@ -29,12 +29,20 @@ def excess(runs: Run | Sequence[Run], least: float, titles: Sequence[str] | None
     """
     runs = finished(runs, titles)
     names = titles or labels([run.experiment for run in runs])
-    figure, said = blank(theme.layout(
-        xaxis=theme.axis("global step", (0, max(run.experiment.steps for run in runs))),
-        yaxis=theme.axis(
-            f"{loss_title(runs[0].experiment)} above the least", type="log", exponentformat="power", dtick=1
+    figure, said = (
+        blank(
+            theme.layout(
+                xaxis=theme.axis("global step", (0, max(run.experiment.steps for run in runs))),
+                yaxis=theme.axis(
+                    f"{loss_title(runs[0].experiment)} above the least",
+                    type="log",
+                    exponentformat="power",
+                    dtick=1,
+                ),
+            )
         ),
-    )), []  # fmt: skip
+        [],
+    )
     for number, (run, name) in enumerate(zip(runs, names)):
         rows = thinned(run.curve)
         above = (rows["loss"] - least).clip(lower=FLOOR)

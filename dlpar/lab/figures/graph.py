@@ -44,11 +44,30 @@ def show_graph(of: Experiment | Run) -> Figure:
     apart = _apart(of) if isinstance(of, Run) else None
     marker = {"size": node, "color": theme.scheme_colour("gossip"), "line": {"color": EDGE, "width": 1}}
     if apart is not None:
-        bar = {"title": {"text": "distance from the mean", "side": "right"}, "exponentformat": "power", "thickness": 14}
-        marker |= {"color": apart, "colorscale": COLOURS, "cmin": 0, "cmax": max(apart) or 1.0, "colorbar": bar}
+        bar = {
+            "title": {"text": "distance from the mean", "side": "right"},
+            "exponentformat": "power",
+            "thickness": 14,
+        }
+        marker |= {
+            "color": apart,
+            "colorscale": COLOURS,
+            "cmin": 0,
+            "cmax": max(apart) or 1.0,
+            "colorbar": bar,
+        }
     names = [f"{rank}" for rank in range(experiment.workers)]
-    figure.add_scatter(x=places[:, 0], y=places[:, 1], mode="markers+text", name="workers", text=names, marker=marker,
-                       textfont={"size": 15}, textposition=_beside(experiment, places), showlegend=False)  # fmt: skip
+    figure.add_scatter(
+        x=places[:, 0],
+        y=places[:, 1],
+        mode="markers+text",
+        name="workers",
+        text=names,
+        marker=marker,
+        textfont={"size": 15},
+        textposition=_beside(experiment, places),
+        showlegend=False,
+    )
     return saying(figure, _graph_in_words(experiment, graph, apart))
 
 
@@ -114,7 +133,9 @@ def _places(experiment: Experiment) -> np.ndarray:
         _, columns = grid_shape(n)
         return np.array([(i % columns, -(i // columns)) for i in range(n)], dtype=float)
     rim = range(1, n) if kind == "star" else range(n)
-    around = [(math.sin(2 * math.pi * k / len(rim)), math.cos(2 * math.pi * k / len(rim))) for k in range(len(rim))]
+    around = [
+        (math.sin(2 * math.pi * k / len(rim)), math.cos(2 * math.pi * k / len(rim))) for k in range(len(rim))
+    ]
     return np.array(([(0.0, 0.0)] if kind == "star" else []) + around)
 
 
@@ -144,4 +165,8 @@ def _apart(run: Run) -> np.ndarray | None:
     from dlpar.consensus import from_the_mean
 
     rows = from_the_mean(run)
-    return None if rows.empty else rows[rows["step"] == rows["step"].max()].sort_values("rank")["distance"].to_numpy()
+    return (
+        None
+        if rows.empty
+        else rows[rows["step"] == rows["step"].max()].sort_values("rank")["distance"].to_numpy()
+    )

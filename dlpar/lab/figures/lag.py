@@ -51,7 +51,10 @@ def lead(run: Run) -> Figure:
     most = steps.groupby("rank")["lead"].max()
     figure = blank(leads.layout(experiment))
     figure.layout.yaxis.range = [-0.25, theme.doubled(int(most.max()), leads.least(bound))]
-    figure.layout.xaxis.range = [0, theme.rounded_up(steps["t"].max()) if experiment.free_running else experiment.steps]
+    figure.layout.xaxis.range = [
+        0,
+        theme.rounded_up(steps["t"].max()) if experiment.free_running else experiment.steps,
+    ]
     for rank in range(shown.workers(experiment)):
         kept = thinned(steps[steps["rank"] == rank])
         line = theme.rank_line(rank, shown.crowded(experiment))

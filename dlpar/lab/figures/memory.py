@@ -81,8 +81,16 @@ def memory(runs: Run | Sequence[Run], titles: Sequence[str] | None = None) -> Fi
         for rank, points in course.items():
             line = {**theme.rank_line(rank), "mode": "lines"}
             line["line"] = {**line["line"], "shape": "hv", "width": 2.5}
-            figure.add_scatter(x=[t for t, _ in points], y=[n for _, n in points], xaxis="x2", yaxis=f"y{number + 2}",
-                               name=f"rank {rank}", legend="legend2", showlegend=number == 0, **line)  # fmt: skip
+            figure.add_scatter(
+                x=[t for t, _ in points],
+                y=[n for _, n in points],
+                xaxis="x2",
+                yaxis=f"y{number + 2}",
+                name=f"rank {rank}",
+                legend="legend2",
+                showlegend=number == 0,
+                **line,
+            )
     saying(figure, _sentence(runs, rows, scale, unit))
     figure.layout.meta = {**figure.layout.meta, "table": _table(rows, scale, unit)}
     return figure
@@ -94,9 +102,13 @@ def _held(run: Run) -> dict[int, dict[str, int]]:
     drawn = shown.workers(run.experiment)
     for source, record in run.records():
         if record["k"] == "step" and "memory" in record and (rank := int(source[5:])) < drawn:
-            found[rank] = max(found.get(rank, (-1, {})), (record["step"], record["memory"]), key=lambda each: each[0])
+            found[rank] = max(
+                found.get(rank, (-1, {})), (record["step"], record["memory"]), key=lambda each: each[0]
+            )
     if not found:
-        raise ValueError(f"run {run.id}: no memory was recorded, allowed is a run whose ranks compute with numbers")
+        raise ValueError(
+            f"run {run.id}: no memory was recorded, allowed is a run whose ranks compute with numbers"
+        )
     return {rank: found[rank][1] for rank in sorted(found)}
 
 
@@ -145,7 +157,7 @@ def _over_time(run: Run) -> dict[int, tuple[int, list[list[float]]]]:
         rank: (record["step"], record["memory_over_time"])
         for source, record in run.records()
         if record["k"] == "step" and record.get("memory_over_time") and (rank := int(source[5:])) < drawn
-    }  # fmt: skip
+    }
 
 
 def _since(begin: float, held: dict[int, tuple[int, list[list[float]]]], scale: float) -> dict[int, Points]:
@@ -193,8 +205,13 @@ def _bars(rows: list[Row], scale: float, layout: dict[str, Any]) -> Figure:
     if any(row.predicted for row in rows):
         symbol = {"symbol": "line-ns", "size": 26, "line": {"width": 3, "color": "#7f7f7f"}}
         known = [(row.predicted / scale, place) for place, row in enumerate(rows) if row.predicted]
-        figure.add_scatter(x=[x for x, _ in known], y=[y for _, y in known], mode="markers", marker=symbol,
-                           name="closed form of weights, gradients and optimizer")  # fmt: skip
+        figure.add_scatter(
+            x=[x for x, _ in known],
+            y=[y for _, y in known],
+            mode="markers",
+            marker=symbol,
+            name="closed form of weights, gradients and optimizer",
+        )
     return figure
 
 
@@ -206,14 +223,18 @@ def _layout(
     title = f"held by a rank at the fullest moment of a step ({unit})"
     left = theme.axis(title, (0, theme.rounded_up(most)), domain=[0, 0.46 if courses else 1])
     layout = theme.layout(
-        xaxis=left, yaxis=theme.axis("", (len(rows) - 0.5, -0.5), showgrid=False, automargin=True, **places),
-        barmode="stack", bargap=0.3,
-    )  # fmt: skip
+        xaxis=left,
+        yaxis=theme.axis("", (len(rows) - 0.5, -0.5), showgrid=False, automargin=True, **places),
+        barmode="stack",
+        bargap=0.3,
+    )
     if not courses:
         return layout
     end = max(t for course in courses.values() for points in course.values() for t, _ in points)
     time = theme.on_clock("time in a step (ms)", experiment.cluster.world)
-    layout["xaxis2"] = theme.axis(time, (0, theme.rounded_up(end)), domain=[0.56, 1], anchor=f"y{1 + len(courses)}")
+    layout["xaxis2"] = theme.axis(
+        time, (0, theme.rounded_up(end)), domain=[0.56, 1], anchor=f"y{1 + len(courses)}"
+    )
     rooms = [[0, 1]] if len(courses) == 1 else [[0.56, 1], [0, 0.48]]
     for number, ((name, course), room) in enumerate(zip(courses.items(), rooms), start=2):
         top = max(n for points in course.values() for _, n in points)
@@ -248,7 +269,11 @@ def _sentence(runs: list[Run], rows: list[Row], scale: float, unit: str) -> str:
 
 def _table(rows: list[Row], scale: float, unit: str) -> dict[str, list]:
     columns = {f"{kind} ({unit})": [row.held.get(kind, 0) / scale for row in rows] for kind in KINDS}
-    found = {"": [row.name for row in rows], **columns, f"total ({unit})": [_total(row.held) / scale for row in rows]}
+    found = {
+        "": [row.name for row in rows],
+        **columns,
+        f"total ({unit})": [_total(row.held) / scale for row in rows],
+    }
     if any(row.predicted for row in rows):
         predicted = [row.predicted / scale if row.predicted else None for row in rows]
         found[f"closed form of weights, gradients, optimizer ({unit})"] = predicted

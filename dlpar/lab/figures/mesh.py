@@ -94,13 +94,17 @@ def _picture(experiment: Experiment, axes: list[Axis], nodes: list[int]) -> Figu
         for which, group in enumerate(axis.groups):
             symbol = SYMBOLS[(which + which // len(theme.RANKS)) % len(SYMBOLS)]
             figure.add_scatter(
-                x=[places[rank][0] for rank in group], y=[places[rank][1] for rank in group], mode="markers+text",
+                x=[places[rank][0] for rank in group],
+                y=[places[rank][1] for rank in group],
+                mode="markers+text",
                 text=["S" * (rank >= experiment.workers) + str(rank) for rank in group],
-                name=f"{axis.name} group {which}", xaxis=f"x{suffix}", yaxis=f"y{suffix}",
+                name=f"{axis.name} group {which}",
+                xaxis=f"x{suffix}",
+                yaxis=f"y{suffix}",
                 textfont={"color": "#000000", "size": 13},
                 marker={"size": size, "symbol": symbol, "color": theme.RANKS[which % len(theme.RANKS)]},
                 hovertemplate=f"%{{text}}, in a group with ranks {says.listed(map(str, group))}<extra></extra>",
-            )  # fmt: skip
+            )
     return figure
 
 
@@ -112,20 +116,45 @@ def _layout(axes: list[Axis], nodes: list[int], wide: int, tall: int) -> dict[st
     for number, axis in enumerate(axes):
         suffix = str(number + 1) if number else ""
         domain = [number * step + 0.02 * bool(number), (number + 1) * step - 0.02 * (number + 1 < len(axes))]
-        shown = {"tickvals": [] if alone else list(range(wide)), "domain": domain, "anchor": f"y{suffix}", **ticks}
+        shown = {
+            "tickvals": [] if alone else list(range(wide)),
+            "domain": domain,
+            "anchor": f"y{suffix}",
+            **ticks,
+        }
         layout[f"xaxis{suffix}"] = theme.axis("one node" if alone else "node", (-0.6, wide - 0.4), **shown)
         layout[f"yaxis{suffix}"] = theme.axis("", (tall - 0.4, -0.6), anchor=f"x{suffix}", visible=False)
         text = f"<b>{axis.name}</b>: {CARRIES[axis.name]}<br>{_where(axis)}"
         layout["annotations"].append(
-            {"text": text, "showarrow": False, "x": sum(domain) / 2, "xref": "paper", "xanchor": "center", "y": 1,
-             "yref": "paper", "yanchor": "bottom", "font": {"size": 14}}
-        )  # fmt: skip
-        frames = [(-0.5, wide - 0.5)] if alone else [(node - 0.42, node + 0.42) for node in sorted(set(nodes))]
+            {
+                "text": text,
+                "showarrow": False,
+                "x": sum(domain) / 2,
+                "xref": "paper",
+                "xanchor": "center",
+                "y": 1,
+                "yref": "paper",
+                "yanchor": "bottom",
+                "font": {"size": 14},
+            }
+        )
+        frames = (
+            [(-0.5, wide - 0.5)] if alone else [(node - 0.42, node + 0.42) for node in sorted(set(nodes))]
+        )
         layout["shapes"] += [
-            {"type": "rect", "xref": f"x{suffix}", "yref": f"y{suffix}", "x0": left, "x1": right, "y0": -0.5,
-             "y1": tall - 0.5, "line": {"color": "rgba(128,128,128,0.7)", "width": 1.5}, "layer": "below"}
+            {
+                "type": "rect",
+                "xref": f"x{suffix}",
+                "yref": f"y{suffix}",
+                "x0": left,
+                "x1": right,
+                "y0": -0.5,
+                "y1": tall - 0.5,
+                "line": {"color": "rgba(128,128,128,0.7)", "width": 1.5},
+                "layer": "below",
+            }
             for left, right in frames
-        ]  # fmt: skip
+        ]
     return theme.layout(showlegend=False, margin={"l": 16, "r": 16, "t": 70, "b": 44}, **layout)
 
 
@@ -138,7 +167,9 @@ def _where(axis: Axis) -> str:
 
 def _sentence(experiment: Experiment, axes: list[Axis], nodes: list[int]) -> str:
     servers, number = experiment.ranks - experiment.workers, len(set(nodes))
-    who = f"{experiment.workers} workers" + (f" and {servers} server{'s' * (servers > 1)} (S)" if servers else "")
+    who = f"{experiment.workers} workers" + (
+        f" and {servers} server{'s' * (servers > 1)} (S)" if servers else ""
+    )
     parts = "; ".join(f"{axis.name}: {_where(axis)}" for axis in axes)
     return f"{title(sizes_of(experiment))}, {who} on {number} node{'s' * (number > 1)}. {parts[0].upper()}{parts[1:]}."
 

@@ -36,7 +36,11 @@ def micro_batches(runs: Sequence[Run], predicted: Mapping[str, Seconds] = {}) ->
     world = runs[0].experiment.cluster.world
     for run in runs:
         cut = run.experiment.split
-        if cut.kind not in ("pipeline", "hybrid") or run.experiment.cluster.world != world or len(run.curve) < 2:
+        if (
+            cut.kind not in ("pipeline", "hybrid")
+            or run.experiment.cluster.world != world
+            or len(run.curve) < 2
+        ):
             raise ValueError(f"run {run.id}: allowed is a pipeline of two steps or more in the {world} world")
         found.setdefault(cut.schedule, {})[cut.microbatches] = float(run.curve["seconds"].diff().median())
     figure = _picture(found, predicted, world)
@@ -49,8 +53,12 @@ def micro_batches(runs: Sequence[Run], predicted: Mapping[str, Seconds] = {}) ->
         for name, points in found.items()
     ]
     saying(figure, "; ".join(told) + ".")
-    rows = [(theme.HOW[world], name, m, s) for name, points in found.items() for m, s in sorted(points.items())]
-    rows += [("predicted", name, m, s) for name, points in predicted.items() for m, s in sorted(points.items())]
+    rows = [
+        (theme.HOW[world], name, m, s) for name, points in found.items() for m, s in sorted(points.items())
+    ]
+    rows += [
+        ("predicted", name, m, s) for name, points in predicted.items() for m, s in sorted(points.items())
+    ]
     columns = zip(("how", "schedule", "micro-batches", "step (s)"), zip(*rows))
     figure.layout.meta = {**figure.layout.meta, "table": {name: list(values) for name, values in columns}}
     return figure
@@ -72,10 +80,21 @@ def _picture(found: dict[str, dict[int, float]], predicted: Mapping[str, Seconds
         )
         if name in predicted:
             x, y = zip(*sorted(predicted[name].items()))
-            figure.add_scatter(x=x, y=[1e3 * s for s in y], name=f"{name}, predicted", mode="lines",
-                               line={"color": colour, "width": 2, **theme.PREDICTED})  # fmt: skip
+            figure.add_scatter(
+                x=x,
+                y=[1e3 * s for s in y],
+                name=f"{name}, predicted",
+                mode="lines",
+                line={"color": colour, "width": 2, **theme.PREDICTED},
+            )
         least = min(points, key=points.__getitem__)
         ring = {"symbol": "circle-open", "size": 17, "color": colour, "line": {"width": 2.5}}
-        figure.add_scatter(x=[least], y=[1e3 * points[least]], mode="markers", marker=ring, showlegend=False,
-                           name=f"{name}, quickest")  # fmt: skip
+        figure.add_scatter(
+            x=[least],
+            y=[1e3 * points[least]],
+            mode="markers",
+            marker=ring,
+            showlegend=False,
+            name=f"{name}, quickest",
+        )
     return figure

@@ -107,9 +107,11 @@ def ideal(experiment: Experiment, measured: list[Drawn], steps: range) -> list[D
     mean = {name: chunks * fmean(map(median, of_rank.values())) for name, of_rank in seconds.items()}
     weight = mean.get("weight", 0.0)
     times = {
-        "forward": mean.get("forward", 0.0), "weight": weight, "backward": mean.get("backward", 0.0) + weight,
+        "forward": mean.get("forward", 0.0),
+        "weight": weight,
+        "backward": mean.get("backward", 0.0) + weight,
         "recompute": mean.get("recompute", 0.0),
-    }  # fmt: skip
+    }
     first, ranks = 0, range(shown.workers(experiment))
     if not has_flush(experiment):  # a part of the list, where the pipeline is as full as it was
         first = min(steps.start, 2 * stages)
@@ -121,8 +123,10 @@ def ideal(experiment: Experiment, measured: list[Drawn], steps: range) -> list[D
     later = 0 if has_flush(experiment) else steps.start - first
     return [
         Drawn(rank, KINDS[bar.kind], begins + bar.start, begins + bar.end, bar.micro + later, bar.chunk)
-        for rank in ranks for bar in bars if bar.stage == stage_of(experiment, rank)
-    ]  # fmt: skip
+        for rank in ranks
+        for bar in bars
+        if bar.stage == stage_of(experiment, rank)
+    ]
 
 
 def _step_of(bar: Bar, stages: int) -> int:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any, NamedTuple, Sequence
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dlpar.experiment import Experiment
 from dlpar.lab import says, theme
@@ -72,7 +73,9 @@ def plain(experiment: Experiment, **changes: Any) -> Experiment:
         If there are more workers than can be looked at, or a workload stands in for the model.
     """
     if experiment.workers > MOST:
-        raise ValueError(f"workers: got {experiment.workers}, allowed is at most {MOST}: each rank is looked at")
+        raise ValueError(
+            f"workers: got {experiment.workers}, allowed is at most {MOST}: each rank is looked at"
+        )
     if experiment.cluster.stand_in_for is not None:
         raise ValueError(
             f"cluster.stand_in_for: got {experiment.cluster.stand_in_for!r}, allowed is nothing: it has no weights"
@@ -95,18 +98,36 @@ def drawing(experiment: Experiment, held: Sequence[Holdings]) -> Figure:
     with_bias = {_layer(name) for name in shapes if name.endswith(".bias")}
     figure = blank(_layout(experiment, layers, shapes, held), 150 + _row_height(layers) * len(layers))
     frames = [
-        _box(rank, layers.index(_layer(name)), name, shapes, with_bias, (0, shapes[name][0]), (0, shapes[name][1]))
-        for rank in range(len(held)) for name in shapes
-    ]  # fmt: skip
+        _box(
+            rank,
+            layers.index(_layer(name)),
+            name,
+            shapes,
+            with_bias,
+            (0, shapes[name][0]),
+            (0, shapes[name][1]),
+        )
+        for rank in range(len(held))
+        for name in shapes
+    ]
     _add(figure, frames, name="not held", marker={"color": WHOLE}, hoverinfo="skip")
     for number, ranks in enumerate(_alike(held)):
         colour = theme.RANKS[number % len(theme.RANKS)]
         pattern = theme.PATTERNS[(number + number // len(theme.RANKS)) % len(theme.PATTERNS)]
         for kind in ("halos", "pieces"):
             boxes = [
-                _box(rank, layers.index(_layer(piece.name)), piece.name, shapes, with_bias, piece.rows, piece.columns)
-                for rank in ranks for piece in getattr(held[rank], kind)
-            ]  # fmt: skip
+                _box(
+                    rank,
+                    layers.index(_layer(piece.name)),
+                    piece.name,
+                    shapes,
+                    with_bias,
+                    piece.rows,
+                    piece.columns,
+                )
+                for rank in ranks
+                for piece in getattr(held[rank], kind)
+            ]
             hatch = {**theme.hatch(pattern), "fgopacity": 0.5} if pattern else {}
             style = {"marker": {"color": colour, "pattern": hatch}}
             if kind == "halos":
@@ -136,9 +157,14 @@ def _alike(held: Sequence[Holdings]) -> list[list[int]]:
 
 
 def _box(
-    rank: int, row: int, name: str, shapes: dict[str, tuple[int, int]], with_bias: set[str],
-    rows: tuple[int, int], columns: tuple[int, int],
-) -> Box:  # fmt: skip
+    rank: int,
+    row: int,
+    name: str,
+    shapes: dict[str, tuple[int, int]],
+    with_bias: set[str],
+    rows: tuple[int, int],
+    columns: tuple[int, int],
+) -> Box:
     """Where a block of a parameter is drawn."""
     left, right = CELL
     if name.endswith(".bias"):
@@ -159,11 +185,15 @@ def _span(part: tuple[int, int], of: int) -> str:
 def _add(figure: Figure, boxes: list[Box], **style: Any) -> None:
     if boxes:
         figure.add_bar(
-            orientation="h", base=[b.x for b in boxes], x=[b.width for b in boxes],
-            y=[b.y + b.height / 2 for b in boxes], width=[b.height for b in boxes],
-            text=[b.hover for b in boxes], textposition="none",
+            orientation="h",
+            base=[b.x for b in boxes],
+            x=[b.width for b in boxes],
+            y=[b.y + b.height / 2 for b in boxes],
+            width=[b.height for b in boxes],
+            text=[b.hover for b in boxes],
+            textposition="none",
             **{"hovertemplate": "%{text}<extra></extra>", **style},
-        )  # fmt: skip
+        )
 
 
 def _layout(
@@ -171,12 +201,24 @@ def _layout(
 ) -> dict[str, Any]:
     ranks, rows = list(range(len(held))), list(range(len(layers)))
     crowded = len(held) > 8
-    names = ["<br>".join([f"rank {rank}"[5 * crowded :], *_place(experiment, held[rank], crowded)]) for rank in ranks]
+    names = [
+        "<br>".join([f"rank {rank}"[5 * crowded :], *_place(experiment, held[rank], crowded)])
+        for rank in ranks
+    ]
     yaxis = theme.axis(
-        "", (len(layers) - 0.5, -0.5), tickvals=rows, ticktext=[_titled(layer, shapes) for layer in layers],
-        showgrid=False, automargin=True,
-    )  # fmt: skip
-    across = {"tickvals": [rank + 0.5 for rank in ranks], "ticktext": names, "showgrid": False, "tickangle": 0}
+        "",
+        (len(layers) - 0.5, -0.5),
+        tickvals=rows,
+        ticktext=[_titled(layer, shapes) for layer in layers],
+        showgrid=False,
+        automargin=True,
+    )
+    across = {
+        "tickvals": [rank + 0.5 for rank in ranks],
+        "ticktext": names,
+        "showgrid": False,
+        "tickangle": 0,
+    }
     axes = [axis for axis in held[0].place if _is_cut(experiment, axis)]
     title = f"rank{'; ' * bool(axes)}{', '.join(f'{axis[0]}: {axis}' for axis in axes)}" if crowded else ""
     xaxis = theme.axis(title, (0, len(held)), **across, automargin=True)
@@ -185,7 +227,9 @@ def _layout(
 
 def _place(experiment: Experiment, held: Holdings, crowded: bool) -> list[str]:
     """The rank's coordinates, a line each, of axes that are longer than 1."""
-    return [f"{axis[0] if crowded else axis} {at}" for axis, at in held.place.items() if _is_cut(experiment, axis)]
+    return [
+        f"{axis[0] if crowded else axis} {at}" for axis, at in held.place.items() if _is_cut(experiment, axis)
+    ]
 
 
 def _is_cut(experiment: Experiment, axis: str) -> bool:
@@ -197,14 +241,18 @@ def _titled(layer: str, shapes: dict[str, tuple[int, int]]) -> str:
     """A layer and its size."""
     if layer.startswith("image."):
         return f"image into {layer[6:]}  {shapes[layer][0]} × {shapes[layer][1]}"
-    shape = shapes.get(f"{layer}.weight") or next(shape for name, shape in shapes.items() if _layer(name) == layer)
+    shape = shapes.get(f"{layer}.weight") or next(
+        shape for name, shape in shapes.items() if _layer(name) == layer
+    )
     return f"{layer}  {shape[0]:,}" + (f" × {shape[1]:,}" if shape[1] > 1 else "")
 
 
 def _elements(pieces: Sequence[Piece], images: bool) -> int:
     """Of weights and biases, or of images."""
     return sum(
-        (p.rows[1] - p.rows[0]) * (p.columns[1] - p.columns[0]) for p in pieces if p.name.startswith("image.") == images
+        (p.rows[1] - p.rows[0]) * (p.columns[1] - p.columns[0])
+        for p in pieces
+        if p.name.startswith("image.") == images
     )
 
 
@@ -220,7 +268,11 @@ def _sentence(experiment: Experiment, held: Sequence[Holdings]) -> str:
         share = _shares([_elements(each.pieces, images=True) / image for each in held])
         text += f", and {share} of each image; what it borrows as halo is faint"
     alike = _alike(held)
-    same = f"; of {len(alike)} different parts, those of one colour are equal" if 1 < len(alike) < len(held) else ""
+    same = (
+        f"; of {len(alike)} different parts, those of one colour are equal"
+        if 1 < len(alike) < len(held)
+        else ""
+    )
     return shown.note(experiment, f"{text}{same}.")
 
 
@@ -233,9 +285,11 @@ def _shares(shares: Sequence[float]) -> str:
 
 def _table(held: Sequence[Holdings]) -> dict[str, list]:
     rows = [
-        (rank, piece, kind) for rank, own in enumerate(held)
-        for kind in ("pieces", "halos") for piece in getattr(own, kind)
-    ]  # fmt: skip
+        (rank, piece, kind)
+        for rank, own in enumerate(held)
+        for kind in ("pieces", "halos")
+        for piece in getattr(own, kind)
+    ]
     return {
         "rank": [rank for rank, _, _ in rows],
         "layer": [piece.name if kind == "pieces" else f"{piece.name} with halo" for _, piece, kind in rows],

@@ -9,8 +9,21 @@ from dlpar.lab import says, theme
 from dlpar.lab.figure import Figure
 from dlpar.lab.figures.drawing import blank, saying
 from dlpar.lab.figures.passes import (
-    PASSES, TALKING, Drawn, bubble, has_flush, ideal, idle, passes, since, spans, stage_of, stages_of, typical, window,
-)  # fmt: skip
+    PASSES,
+    TALKING,
+    Drawn,
+    bubble,
+    has_flush,
+    ideal,
+    idle,
+    passes,
+    since,
+    spans,
+    stage_of,
+    stages_of,
+    typical,
+    window,
+)
 from dlpar.lab.live import shown
 from dlpar.run import Run
 
@@ -77,7 +90,9 @@ def _picture(experiment: Experiment, pictures: dict[str, list[Drawn]], bubbles: 
     """Both pictures over one axis of time."""
     ends = [max(bar.end for bar in bars) for each in pictures.values() for bars in (each, passes(each))]
     width = 1e3 * min(max(ends), AFTER * max(ends[1::2]))
-    figure = blank(_layout(experiment, theme.rounded_up(width), bubbles), 70 * shown.workers(experiment) + 190)
+    figure = blank(
+        _layout(experiment, theme.rounded_up(width), bubbles), 70 * shown.workers(experiment) + 190
+    )
     everything = {way: [*idle(experiment, bars), *bars] for way, bars in pictures.items()}
     keys = sorted({_key(bar) for bars in everything.values() for bar in bars}, key=_order)
     for name, chunk in keys:
@@ -87,11 +102,14 @@ def _picture(experiment: Experiment, pictures: dict[str, list[Drawn]], bubbles: 
             own = [bar for bar in bars if _key(bar) == (name, chunk)]
             if own:
                 figure.add_bar(
-                    y=[bar.rank for bar in own], base=[1e3 * bar.start for bar in own],
+                    y=[bar.rank for bar in own],
+                    base=[1e3 * bar.start for bar in own],
                     x=[1e3 * (bar.end - bar.start) for bar in own],
                     text=[str(bar.micro) if bar.name in PASSES else "" for bar in own],
-                    yaxis="y2" if row else "y", showlegend=legend, **look,
-                )  # fmt: skip
+                    yaxis="y2" if row else "y",
+                    showlegend=legend,
+                    **look,
+                )
                 legend = False
     return figure
 
@@ -113,14 +131,19 @@ def style(name: str, chunk: int, chunks: int) -> dict[str, Any]:
     hover = "%{fullData.name}, micro-batch %{text}" if name in PASSES else "%{fullData.name}"
     pattern = {**theme.hatch(phase.pattern), "fgopacity": 0.45} if phase.pattern else {}
     return {
-        "orientation": "h", "name": told, "legendgroup": told,
+        "orientation": "h",
+        "name": told,
+        "legendgroup": told,
         "marker": {"color": lighter(phase.colour, 0.6 * chunk / max(chunks - 1, 1)), "pattern": pattern},
         "opacity": 0.45 if name == "bubble" else 1.0,
-        "textposition": "inside", "insidetextanchor": "middle", "textangle": 0, "constraintext": "inside",
+        "textposition": "inside",
+        "insidetextanchor": "middle",
+        "textangle": 0,
+        "constraintext": "inside",
         "insidetextfont": {"color": "#000000", "size": 13},
         **({"width": 0.18, "offset": 0.24} if name in TALKING else {}),
         "hovertemplate": f"{hover}<br>rank %{{y}}: %{{x:.3f}} ms from %{{base:.3f}} ms<extra></extra>",
-    }  # fmt: skip
+    }
 
 
 def lighter(colour: str, share: float) -> str:
@@ -137,18 +160,30 @@ def _layout(experiment: Experiment, width: float, bubbles: dict[str, float]) -> 
     limits = (workers - 0.5, -0.5)
     titles = {"run": theme.HOW[experiment.cluster.world], "ideal": f"ideal {experiment.split.schedule}"}
     notes = [
-        {"text": f"{titles[way]}: bubble {percent(bubbles[way])} of computing time", "showarrow": False, "x": 0,
-         "xref": "paper", "xanchor": "left", "y": top, "yref": "paper", "yanchor": "bottom", "font": {"size": 14}}
+        {
+            "text": f"{titles[way]}: bubble {percent(bubbles[way])} of computing time",
+            "showarrow": False,
+            "x": 0,
+            "xref": "paper",
+            "xanchor": "left",
+            "y": top,
+            "yref": "paper",
+            "yanchor": "bottom",
+            "font": {"size": 14},
+        }
         for way, top in zip(WAYS, (1.0, 0.44))
-    ]  # fmt: skip
+    ]
     title = theme.on_clock("time since the first of these passes began (ms)", experiment.cluster.world)
     return theme.layout(
         xaxis=theme.axis(title, (0, width), anchor="y2"),
         yaxis=theme.axis("", limits, domain=[0.56, 1], anchor="x", automargin=True, **rows),
         yaxis2=theme.axis("", limits, domain=[0, 0.44], anchor="x", automargin=True, **rows),
-        barmode="overlay", bargap=0.15, annotations=notes, uniformtext={"minsize": 9, "mode": "hide"},
+        barmode="overlay",
+        bargap=0.15,
+        annotations=notes,
+        uniformtext={"minsize": 9, "mode": "hide"},
         margin={"l": 92, "r": 16, "t": 84, "b": 54},
-    )  # fmt: skip
+    )
 
 
 def _row(experiment: Experiment, rank: int) -> str:
@@ -157,7 +192,9 @@ def _row(experiment: Experiment, rank: int) -> str:
     return f"rank {rank}" if alone else f"rank {rank}, stage {stage_of(experiment, rank)}"
 
 
-def _sentence(experiment: Experiment, step: int, pictures: dict[str, list[Drawn]], bubbles: dict[str, float]) -> str:
+def _sentence(
+    experiment: Experiment, step: int, pictures: dict[str, list[Drawn]], bubbles: dict[str, float]
+) -> str:
     took, best = (end - start for start, end in (window(passes(bars)) for bars in pictures.values()))
     length = says.duration(took) if took >= 1 else f"{1e3 * took:.3g} ms"
     what = f"Step {step}" if has_flush(experiment) else f"What begins with step {step}"

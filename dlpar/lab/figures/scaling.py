@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Sequence
 from itertools import combinations
-from typing import Any, NamedTuple, Sequence
+from typing import Any, NamedTuple
 
 from dlpar.experiment import Experiment
 from dlpar.lab import says, theme
@@ -62,7 +63,9 @@ class Curve(NamedTuple):
         return {point.workers: point.rate for point in self.points}
 
 
-def curves(outcomes: Sequence[Outcome], names: Sequence[str] | None = None, predicted: bool = True) -> list[Curve]:
+def curves(
+    outcomes: Sequence[Outcome], names: Sequence[str] | None = None, predicted: bool = True
+) -> list[Curve]:
     """A curve for each name and world, and with `predicted` one beside it from the closed form.
 
     Parameters
@@ -84,7 +87,9 @@ def curves(outcomes: Sequence[Outcome], names: Sequence[str] | None = None, pred
 def curve_names(experiments: Sequence[Experiment]) -> list[str]:
     """What tells the curve of each experiment from others: neither its workers nor its world do."""
     clusters = [e.cluster.model_copy(update=_NO_WORLD) for e in experiments]
-    alike = [e.model_copy(update={"workers": 1, "cluster": cluster}) for e, cluster in zip(experiments, clusters)]
+    alike = [
+        e.model_copy(update={"workers": 1, "cluster": cluster}) for e, cluster in zip(experiments, clusters)
+    ]
     kinds = {e.model_dump_json(): e for e in alike}
     told = labels(list(kinds.values())) if len(kinds) > 1 else [scheme(e) for e in kinds.values()]
     by_kind = dict(zip(kinds, told))
@@ -105,7 +110,9 @@ def _curves(
         curve = found.setdefault((name, of), Curve(name, of, e.sync.scheme, task(e), gain.base, []))
         if kind and e.workers in curve.rates:
             continue  # of a run and its simulation the prediction is the same
-        curve.points.append(Point(e.workers, rate, 1e3 * e.global_batch / rate, gain.speedup, gain.efficiency))
+        curve.points.append(
+            Point(e.workers, rate, 1e3 * e.global_batch / rate, gain.speedup, gain.efficiency)
+        )
     return [curve._replace(points=sorted(curve.points)) for curve in found.values()]
 
 
@@ -139,8 +146,14 @@ def scaling(drawn: Sequence[Curve]) -> Figure:
         style = _style(curve, numbers[curve.name])
         across = [point.workers for point in curve.points]
         figure.add_scatter(x=across, y=[p.speedup for p in curve.points], **style, showlegend=alone)
-        figure.add_scatter(x=across, y=[p.efficiency for p in curve.points], xaxis="x2", yaxis="y2", showlegend=False,
-                           **style)  # fmt: skip
+        figure.add_scatter(
+            x=across,
+            y=[p.efficiency for p in curve.points],
+            xaxis="x2",
+            yaxis="y2",
+            showlegend=False,
+            **style,
+        )
     if not alone:
         _name(figure, drawn, numbers)
     said = _mark_crossings(figure, drawn)
@@ -154,7 +167,11 @@ def _style(curve: Curve, number: int) -> dict[str, Any]:
     line, marker = {"width": 2.5, "color": colour}, theme.mark(colour, number)
     if curve.kind == "predicted":
         line = {**line, "width": 1.5, **theme.PREDICTED}
-        marker = {"color": colour, "symbol": f"{marker['symbol']}-open", "size": 17}  # around what it foretells
+        marker = {
+            "color": colour,
+            "symbol": f"{marker['symbol']}-open",
+            "size": 17,
+        }  # around what it foretells
     if curve.kind == "simulated":  # the points stand out: only the line between them is faint
         line = {"width": theme.BROAD, "color": theme.faint(colour)}
     return {"name": name, "legendgroup": name, "mode": "lines+markers", "line": line, "marker": marker}
@@ -169,7 +186,9 @@ def _name(figure: Figure, drawn: Sequence[Curve], numbers: dict[str, int]) -> No
     for kind in theme.ORDER:
         if any(curve.kind == kind for curve in drawn):
             style = _style(Curve("", kind, "", "", 1, []), 0)
-            figure.add_scatter(x=[None], y=[None], name=kind, mode="lines", line=style["line"], legendrank=1001)
+            figure.add_scatter(
+                x=[None], y=[None], name=kind, mode="lines", line=style["line"], legendrank=1001
+            )
 
 
 def _layout(drawn: Sequence[Curve], workers: Sequence[int]) -> dict[str, Any]:
@@ -183,16 +202,23 @@ def _layout(drawn: Sequence[Curve], workers: Sequence[int]) -> dict[str, Any]:
     over = "1 worker" if base == 1 else f"{base} workers"
     return theme.layout(
         xaxis=theme.axis("workers", domain=[0, 0.44], **across),
-        yaxis=theme.axis(f"speed-up over {over} (times)", type="log", range=ends, **_ticks([2.0**p for p in powers])),
+        yaxis=theme.axis(
+            f"speed-up over {over} (times)", type="log", range=ends, **_ticks([2.0**p for p in powers])
+        ),
         xaxis2=theme.axis("workers", domain=[0.57, 1], anchor="y2", **across),
-        yaxis2=theme.axis("efficiency (share of ideal)", (0, 1.05 * max(1.0, most)), anchor="x2", tickformat=".0%"),
-    )  # fmt: skip
+        yaxis2=theme.axis(
+            "efficiency (share of ideal)", (0, 1.05 * max(1.0, most)), anchor="x2", tickformat=".0%"
+        ),
+    )
 
 
 def _ticks(values: Sequence[float]) -> dict[str, Any]:
     """Few enough of `values` to be read, as plotly's ticks."""
     shown = values[:: -(-len(values) // TICKS)]
-    return {"tickvals": list(shown), "ticktext": [f"{n:,.0f}" if n >= 1 else f"1/{1 / n:,.0f}" for n in shown]}
+    return {
+        "tickvals": list(shown),
+        "ticktext": [f"{n:,.0f}" if n >= 1 else f"1/{1 / n:,.0f}" for n in shown],
+    }
 
 
 def _mark_crossings(figure: Figure, drawn: Sequence[Curve]) -> list[str]:
@@ -206,8 +232,14 @@ def _mark_crossings(figure: Figure, drawn: Sequence[Curve]) -> list[str]:
         else:
             said.append(says.crossing(first.name, second.name, at, common, faster.name))
             marker = {"symbol": "x-thin", "size": 14, "line": {"width": 3, "color": "#7f7f7f"}}
-            figure.add_scatter(x=at, y=[_between(first, n) for n in at], mode="markers", marker=marker,
-                               name=f"{first.name} = {second.name}", showlegend=False)  # fmt: skip
+            figure.add_scatter(
+                x=at,
+                y=[_between(first, n) for n in at],
+                mode="markers",
+                marker=marker,
+                name=f"{first.name} = {second.name}",
+                showlegend=False,
+            )
     return said + [says.faster_throughout(name, slower) for name, slower in throughout.items()]
 
 
@@ -216,9 +248,10 @@ def _pairs(drawn: Sequence[Curve]) -> list[tuple[Curve, Curve]]:
     for kind in theme.ORDER:
         own = [curve for curve in drawn if curve.kind == kind]
         found = [
-            (a, b) for a, b in combinations(own, 2)
+            (a, b)
+            for a, b in combinations(own, 2)
             if a.task == b.task and a.scheme != b.scheme and len(a.rates.keys() & b.rates.keys()) > 1
-        ]  # fmt: skip
+        ]
         if found:
             return found
     return []
@@ -243,7 +276,9 @@ def _gained(drawn: Sequence[Curve]) -> list[str]:
 def _off(drawn: Sequence[Curve]) -> list[str]:
     """How far the lesser kinds are from the weightiest, in samples/s."""
     weight = min((curve.kind for curve in drawn), key=theme.ORDER.index)
-    rates = {k: {(c.name, n): r for c in drawn if c.kind == k for n, r in c.rates.items()} for k in theme.ORDER}
+    rates = {
+        k: {(c.name, n): r for c in drawn if c.kind == k for n, r in c.rates.items()} for k in theme.ORDER
+    }
     said = []
     for kind, noun in (("simulated", "simulation"), ("predicted", "prediction")):
         known = rates[weight].keys() & rates[kind].keys() if kind != weight else ()

@@ -55,17 +55,22 @@ def schedule(
         f"and at most {held} micro-batches{' of a chunk each' * (chunks > 1)} are in flight on a stage.",
     )
     table = {
-        "stage": [bar.stage for bar in bars], "what": [KINDS[bar.kind] for bar in bars],
-        "micro-batch": [bar.micro for bar in bars], "chunk": [bar.chunk for bar in bars],
-        "start": [bar.start for bar in bars], "end": [bar.end for bar in bars],
-    }  # fmt: skip
+        "stage": [bar.stage for bar in bars],
+        "what": [KINDS[bar.kind] for bar in bars],
+        "micro-batch": [bar.micro for bar in bars],
+        "chunk": [bar.chunk for bar in bars],
+        "start": [bar.start for bar in bars],
+        "end": [bar.end for bar in bars],
+    }
     figure.layout.meta = {**figure.layout.meta, "table": table, "bubble": idle, "in flight": held}
     return figure
 
 
 def _lists(name: str, stages: int, microbatches: int, chunks: int) -> list[list[Action]]:
     if name not in SCHEDULES:
-        raise ValueError(f"which: got {name!r}, allowed is one of {', '.join(SCHEDULES)}, or a list of actions a stage")
+        raise ValueError(
+            f"which: got {name!r}, allowed is one of {', '.join(SCHEDULES)}, or a list of actions a stage"
+        )
     chunks = chunks if SCHEDULES[name].has_chunks else 1
     return [SCHEDULES[name].actions(stage, stages, microbatches, chunks) for stage in range(stages)]
 
@@ -77,16 +82,23 @@ def _picture(bars: list[Bar], chunks: int, end: float) -> Figure:
     layout = theme.layout(
         xaxis=theme.axis("time (forward passes of a micro-batch)", (0, end)),
         yaxis=theme.axis("", (stages - 0.5, -0.5), automargin=True, **rows),
-        barmode="overlay", bargap=0.15, uniformtext={"minsize": 9, "mode": "hide"},
-    )  # fmt: skip
-    figure, hover = blank(layout, 42 * stages + 130), "micro-batch %{text}<br>stage %{y}: %{x:g} from %{base:g}"
+        barmode="overlay",
+        bargap=0.15,
+        uniformtext={"minsize": 9, "mode": "hide"},
+    )
+    figure, hover = (
+        blank(layout, 42 * stages + 130),
+        "micro-batch %{text}<br>stage %{y}: %{x:g} from %{base:g}",
+    )
     for chunk in range(chunks):
         for kind, name in KINDS.items():
             own = [bar for bar in bars if (bar.kind, bar.chunk) == (kind, chunk)]
             if own:
                 figure.add_bar(
-                    y=[bar.stage for bar in own], base=[bar.start for bar in own],
-                    x=[bar.end - bar.start for bar in own], text=[str(bar.micro) for bar in own],
+                    y=[bar.stage for bar in own],
+                    base=[bar.start for bar in own],
+                    x=[bar.end - bar.start for bar in own],
+                    text=[str(bar.micro) for bar in own],
                     **{**style(name, chunk, chunks), "hovertemplate": hover},
-                )  # fmt: skip
+                )
     return figure

@@ -44,22 +44,30 @@ def sending(experiment: Experiment) -> Figure:
     """
     sync, name = experiment.sync, experiment.cluster.stand_in_for
     if sync.scheme != "ring" or sync.allreduce != "ring" or not sync.overlap or name is None:
-        raise ValueError("experiment: got other than an overlapped ring that stands in for a workload, allowed is that")
+        raise ValueError(
+            "experiment: got other than an overlapped ring that stands in for a workload, allowed is that"
+        )
     charged = workload(name)
     computing = 1e3 * platform_of(experiment).seconds(experiment.local_batch(0) * charged.flops, charged)
     sent = schedule(experiment, computing)
     figure = _drawn(computing, sent)
     largest = max(sent, key=lambda bucket: bucket.megabytes)
     after, busy = max(0.0, sent[-1].ends - computing), sum(bucket.ends - bucket.begins for bucket in sent)
-    saying(figure, (
-        f"Predicted for {name}: {len(sent)} buckets keep the link busy for {says.quantity(busy)} ms; the largest, "
-        f"{largest.name} with {says.quantity(largest.megabytes)} MB, "
-        f"for {says.quantity(largest.ends - largest.begins)} ms. "
-        f"{says.quantity(after)} ms of it come after the backward pass."
-    ))  # fmt: skip
+    saying(
+        figure,
+        (
+            f"Predicted for {name}: {len(sent)} buckets keep the link busy for {says.quantity(busy)} ms; the largest, "
+            f"{largest.name} with {says.quantity(largest.megabytes)} MB, "
+            f"for {says.quantity(largest.ends - largest.begins)} ms. "
+            f"{says.quantity(after)} ms of it come after the backward pass."
+        ),
+    )
     columns = zip(*sent)
     titles = ("largest layer", "MB", "ready (ms)", "begins (ms)", "ends (ms)")
-    figure.layout.meta = {**figure.layout.meta, "table": {title: list(c) for title, c in zip(titles, columns)}}
+    figure.layout.meta = {
+        **figure.layout.meta,
+        "table": {title: list(c) for title, c in zip(titles, columns)},
+    }
     return figure
 
 
@@ -90,9 +98,15 @@ def _drawn(computing: float, sent: list[Sent]) -> Figure:
     edge = {**theme.phase_bar("communicate")["marker"], "line": {"width": 2, "color": "#ffffff"}}
     told = [f"{bucket.name}: {bucket.megabytes:.3g} MB" for bucket in sent]
     figure.add_bar(
-        y=[1] * len(sent), base=[bucket.begins for bucket in sent], x=[bucket.ends - bucket.begins for bucket in sent],
-        **{**theme.phase_bar("communicate"), "name": "a bucket", "marker": edge}, hovertext=told, hoverinfo="text",
-    )  # fmt: skip
+        y=[1] * len(sent),
+        base=[bucket.begins for bucket in sent],
+        x=[bucket.ends - bucket.begins for bucket in sent],
+        **{**theme.phase_bar("communicate"), "name": "a bucket", "marker": edge},
+        hovertext=told,
+        hoverinfo="text",
+    )
     ready = {"mode": "markers", "marker": {"symbol": "triangle-down", "size": 9, "color": "#7f7f7f"}}
-    figure.add_scatter(x=[bucket.ready for bucket in sent], y=[0.52] * len(sent), name="a bucket is ready", **ready)
+    figure.add_scatter(
+        x=[bucket.ready for bucket in sent], y=[0.52] * len(sent), name="a bucket is ready", **ready
+    )
     return figure

@@ -67,15 +67,23 @@ def drawing(experiment: Experiment, ranks: list[Sent]) -> Figure:
     if not names:
         split, workers = experiment.split, experiment.workers
         raise ValueError(f"workers: got {workers}, allowed with split {split} is more: nothing is sent")
-    rows = {name: (measured[name]["forward"], measured[name]["backward"], formula.get(name)) for name in names}
+    rows = {
+        name: (measured[name]["forward"], measured[name]["backward"], formula.get(name)) for name in names
+    }
     figure = _bars(rows)
     saying(figure, _sentence(rows, len(ranks)))
-    figure.layout.meta = {**figure.layout.meta, "table": {
-        "layer": names,
-        **{f"{during} (bytes)": [row[column] for row in rows.values()] for column, during in enumerate(PASSES)},
-        "both (bytes)": [row[0] + row[1] for row in rows.values()],
-        "closed form (bytes)": [row[2] for row in rows.values()],
-    }}  # fmt: skip
+    figure.layout.meta = {
+        **figure.layout.meta,
+        "table": {
+            "layer": names,
+            **{
+                f"{during} (bytes)": [row[column] for row in rows.values()]
+                for column, during in enumerate(PASSES)
+            },
+            "both (bytes)": [row[0] + row[1] for row in rows.values()],
+            "closed form (bytes)": [row[2] for row in rows.values()],
+        },
+    }
     return figure
 
 
@@ -86,7 +94,7 @@ def _formulas(experiment: Experiment, measured: list[str]) -> dict[str, float]:
     found = {
         name: (full if name == SHARED else of_activations) * elements
         for name, elements in elements_by_layer(experiment).items()
-    }  # fmt: skip
+    }
     for name in measured:
         if name.startswith(BOUNDARY):
             found[name] = of_activations * boundary_elements(experiment, name.removeprefix(BOUNDARY))
@@ -99,8 +107,12 @@ def _bars(rows: dict[str, tuple[int, int, float | None]]) -> Figure:
     places = list(range(len(rows)))
     ticks = {"tickvals": places, "ticktext": list(rows), "showgrid": False, "automargin": True}
     yaxis = theme.axis("", (len(rows) - 0.5, -0.5), **ticks)
-    xaxis = theme.axis(f"sent by the ranks of one replica in a step ({unit})", (0, theme.rounded_up(most / scale)))
-    figure = blank(theme.layout(xaxis=xaxis, yaxis=yaxis, barmode="stack", bargap=0.3), max(260, 34 * len(rows) + 140))
+    xaxis = theme.axis(
+        f"sent by the ranks of one replica in a step ({unit})", (0, theme.rounded_up(most / scale))
+    )
+    figure = blank(
+        theme.layout(xaxis=xaxis, yaxis=yaxis, barmode="stack", bargap=0.3), max(260, 34 * len(rows) + 140)
+    )
     for column, (during, (colour, pattern)) in enumerate(PASSES.items()):
         marker = {"color": colour, "pattern": theme.hatch(pattern)}
         lengths = [row[column] / scale for row in rows.values()]
@@ -108,15 +120,24 @@ def _bars(rows: dict[str, tuple[int, int, float | None]]) -> Figure:
     mark = {"symbol": "line-ns", "size": 24, "line": {"width": 3, "color": "#7f7f7f"}}
     known = [(place, row[2]) for place, row in zip(places, rows.values()) if row[2] is not None]
     if known:
-        figure.add_scatter(y=[place for place, _ in known], x=[bytes_ / scale for _, bytes_ in known], mode="markers",
-                           marker=mark, name="closed form, both passes")  # fmt: skip
+        figure.add_scatter(
+            y=[place for place, _ in known],
+            x=[bytes_ / scale for _, bytes_ in known],
+            mode="markers",
+            marker=mark,
+            name="closed form, both passes",
+        )
     return figure
 
 
 def _sentence(rows: dict[str, tuple[int, int, float | None]], ranks: int) -> str:
     totals = {name: row[0] + row[1] for name, row in rows.items()}
     most, everything = max(totals, key=totals.__getitem__), sum(totals.values())
-    amount = f"{says.quantity(everything / 1e6)} MB" if everything >= 1e6 else f"{says.quantity(everything / 1e3)} kB"
+    amount = (
+        f"{says.quantity(everything / 1e6)} MB"
+        if everything >= 1e6
+        else f"{says.quantity(everything / 1e3)} kB"
+    )
     text = f"In a step the {ranks} ranks of a replica send each other {amount}"
     text += f", {totals[most] / everything:.0%} of it for {most}" if everything else ""
     off = [name for name, row in rows.items() if row[2] is not None and row[2] != totals[name]]

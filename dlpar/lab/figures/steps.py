@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from numbers import Integral
-from typing import Sequence
 
 import numpy as np
 
@@ -30,7 +30,9 @@ def timeline(run: Run, steps: range | None = None) -> Figure:
     """
     run = single(run)
     drawn = shown.workers(run.experiment)
-    records = [(rank, r) for source, r in run.records() if r.get("spans") and (rank := int(source[5:])) < drawn]
+    records = [
+        (rank, r) for source, r in run.records() if r.get("spans") and (rank := int(source[5:])) < drawn
+    ]
     if not records:
         raise ValueError(f"run {run.id}: no spans were recorded, so there is no timeline")
     last = max(r["step"] for _, r in records)
@@ -47,7 +49,9 @@ def timeline(run: Run, steps: range | None = None) -> Figure:
         rank, start, duration, step = rows[name].T
         figure.add_bar(y=rank, base=start, x=duration, customdata=step, **gantt.bar(name, two_lanes))
     step_ms, parts = gantt.shares(spans, range(drawn))
-    return saying(figure, shown.note(run.experiment, says.timeline(len({s[1] for s in spans}), step_ms, parts)))
+    return saying(
+        figure, shown.note(run.experiment, says.timeline(len({s[1] for s in spans}), step_ms, parts))
+    )
 
 
 def lanes(run: Run, last: int | None = None) -> Figure:
@@ -66,8 +70,10 @@ def lanes(run: Run, last: int | None = None) -> Figure:
         raise ValueError(f"last: got {last!r}, allowed is a whole number from 1")
     if not arrows_of.Lanes.fits(experiment):
         n = experiment.workers
-        raise ValueError(f"run {run.id}: got sync {experiment.sync} with {n} worker{'s' * (n != 1)}, "
-                         f"allowed is ps or hogwild with two workers or more")  # fmt: skip
+        raise ValueError(
+            f"run {run.id}: got sync {experiment.sync} with {n} worker{'s' * (n != 1)}, "
+            f"allowed is ps or hogwild with two workers or more"
+        )
     find = arrows_of.Arrows(experiment.sync.scheme == "hogwild")
     workers = shown.workers(experiment)
     steps = ((int(source[5:]), r) for source, r in run.records() if r["k"] == "step")
@@ -97,9 +103,15 @@ def waiting(runs: Run | Sequence[Run]) -> Figure:
         sums = np.array([per_rank(run)[: run.experiment.workers].mean(0) for run in runs])
     rows = sums[: len(names)]
     ticks = list(range(len(names)))
-    yaxis = theme.axis("", (len(names) - 0.5, -0.5), tickvals=ticks, ticktext=names, showgrid=False, automargin=True)
-    xaxis = theme.axis(_clocked("time of a worker (s)", runs), (0, theme.rounded_up(rows[:, :3].sum(1).max())))
-    figure = blank(theme.layout(xaxis=xaxis, yaxis=yaxis, barmode="stack", bargap=0.3), max(260, 40 * len(names) + 140))
+    yaxis = theme.axis(
+        "", (len(names) - 0.5, -0.5), tickvals=ticks, ticktext=names, showgrid=False, automargin=True
+    )
+    xaxis = theme.axis(
+        _clocked("time of a worker (s)", runs), (0, theme.rounded_up(rows[:, :3].sum(1).max()))
+    )
+    figure = blank(
+        theme.layout(xaxis=xaxis, yaxis=yaxis, barmode="stack", bargap=0.3), max(260, 40 * len(names) + 140)
+    )
     for column, (_, style) in enumerate(list(bars_of.styles().items())[:3]):
         figure.add_bar(y=ticks, x=rows[:, column], **style)
     if len(runs) == 1:

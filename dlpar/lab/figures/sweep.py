@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Sequence
+from collections.abc import Sequence
 
 from dlpar.lab import says, theme
 from dlpar.lab.figure import Figure
@@ -30,26 +30,42 @@ def rates(outcomes: Sequence[Outcome]) -> Figure:
     names = labels(experiments) if len(outcomes) > 1 else [scheme(experiments[0])]
     places = list(range(len(outcomes)))
     most = max(max(o.samples_per_s, o.predicted_samples_per_s or 0.0) for o in outcomes)
-    rows = theme.axis("", (len(outcomes) - 0.5, -0.5), tickvals=places, ticktext=names, showgrid=False, automargin=True)
+    rows = theme.axis(
+        "", (len(outcomes) - 0.5, -0.5), tickvals=places, ticktext=names, showgrid=False, automargin=True
+    )
     xaxis = theme.axis("throughput (samples/s)", (0, theme.rounded_up(most)))
     figure = blank(theme.layout(xaxis=xaxis, yaxis=rows, bargap=0.35), max(260, 34 * len(outcomes) + 140))
     for kind in dict.fromkeys(theme.HOW[e.cluster.world] for e in experiments):
         own = [n for n in places if theme.HOW[experiments[n].cluster.world] == kind]
         colours = [theme.scheme_colour(experiments[n].sync.scheme) for n in own]
-        figure.add_bar(y=own, x=[outcomes[n].samples_per_s for n in own], orientation="h", name=kind,
-                       marker={"color": colours}, opacity=theme.FAINT if kind == "simulated" else 1.0)  # fmt: skip
+        figure.add_bar(
+            y=own,
+            x=[outcomes[n].samples_per_s for n in own],
+            orientation="h",
+            name=kind,
+            marker={"color": colours},
+            opacity=theme.FAINT if kind == "simulated" else 1.0,
+        )
     known = [n for n in places if outcomes[n].predicted_samples_per_s]
     if known:
         marker = {"symbol": "diamond-open", "size": 11, "color": "#7f7f7f", "line": {"width": 2}}
-        figure.add_scatter(y=known, x=[outcomes[n].predicted_samples_per_s for n in known], mode="markers",
-                           name="predicted", marker=marker)  # fmt: skip
+        figure.add_scatter(
+            y=known,
+            x=[outcomes[n].predicted_samples_per_s for n in known],
+            mode="markers",
+            name="predicted",
+            marker=marker,
+        )
     fastest, slowest = (f(places, key=lambda n: outcomes[n].samples_per_s) for f in (max, min))
     ratio = outcomes[fastest].samples_per_s / outcomes[slowest].samples_per_s
     said = f"{names[fastest]} is the fastest with {says.quantity(outcomes[fastest].samples_per_s)} samples/s"
     said += f", {ratio:.2f} times as fast as {names[slowest]}" if len(outcomes) > 1 else ""
     saying(figure, f"{said}.")
-    table = {"experiment": names, "how": [theme.HOW[e.cluster.world] for e in experiments],
-             "samples/s": [o.samples_per_s for o in outcomes],
-             "predicted samples/s": [o.predicted_samples_per_s for o in outcomes]}  # fmt: skip
+    table = {
+        "experiment": names,
+        "how": [theme.HOW[e.cluster.world] for e in experiments],
+        "samples/s": [o.samples_per_s for o in outcomes],
+        "predicted samples/s": [o.predicted_samples_per_s for o in outcomes],
+    }
     figure.layout.meta = {**figure.layout.meta, "table": table, "open": True}
     return figure

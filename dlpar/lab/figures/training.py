@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from typing import TYPE_CHECKING, Any, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -11,8 +12,8 @@ from dlpar.lab import says, theme
 from dlpar.lab.figure import Figure
 from dlpar.lab.figures.drawing import blank, finished, saying, thinned
 from dlpar.lab.labels import labels, scheme, with_world
-from dlpar.lab.live import shown
 from dlpar.lab.live import run_curve as curves
+from dlpar.lab.live import shown
 from dlpar.lab.live.throughput import WINDOW, Rate
 from dlpar.lab.series import Series
 from dlpar.run import Run
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 X_AXES = {"step": "step", "samples": "samples", "seconds": "seconds", "bytes": "MB sent"}
 """What curves can be drawn over, and the axis each has."""
+
 
 def convergence(runs: Run | Sequence[Run], x: str = "step", titles: Sequence[str] | None = None) -> Figure:
     """Training loss of each global step and held-out accuracy, one curve a run.
@@ -53,8 +55,10 @@ def convergence(runs: Run | Sequence[Run], x: str = "step", titles: Sequence[str
     for number, (run, label) in enumerate(zip(runs, names)):
         curve = run.curve
         if x == "bytes" and curve["bytes"].isna().all():
-            raise ValueError(f"run {run.id}: the library moved the data and does not say how much, so x bytes has no "
-                             f"place for it; allowed is step, samples or seconds")  # fmt: skip
+            raise ValueError(
+                f"run {run.id}: the library moved the data and does not say how much, so x bytes has no "
+                f"place for it; allowed is step, samples or seconds"
+            )
         curve["bytes"] /= 1e6
         kept, colour = thinned(curve), theme.scheme_colour(run.experiment.sync.scheme)
         style = theme.beside(colour, number, run.world)
@@ -63,12 +67,7 @@ def convergence(runs: Run | Sequence[Run], x: str = "step", titles: Sequence[str
         tests = _placed(run.evals, curve)
         tested = "loss" if curves.is_regression(run.experiment) else "accuracy"
         line = curves.test_line(style, "held-out loss" if tested == "loss" else "accuracy")
-        figure.add_scatter(
-            x=tests[x],
-            y=tests[tested],
-            legendgroup=run.id,
-            **line,
-        )
+        figure.add_scatter(x=tests[x], y=tests[tested], legendgroup=run.id, **line)
         finite = curve["loss"][np.isfinite(curve["loss"])]
         top, end = max(top, finite.max()), max(end, np.nan_to_num(curve[x].max()))
     figure.layout.yaxis.range = [0, theme.rounded_up(top)]
@@ -94,7 +93,9 @@ def _trained(runs: list[Run]) -> list[Run]:
     """The runs; ValueError if one has passed sizes only, so that it has no loss."""
     for run in runs:
         if run.experiment.cluster.messages == "sizes":
-            raise ValueError(f"run {run.id}: its messages carried sizes only, so nothing was trained: there is no loss")
+            raise ValueError(
+                f"run {run.id}: its messages carried sizes only, so nothing was trained: there is no loss"
+            )
     return runs
 
 
@@ -102,16 +103,20 @@ def _placed(evals: pd.DataFrame, curve: pd.DataFrame) -> pd.DataFrame:
     """Tests with what had been done before each: samples and bytes (MB) of all workers."""
     done = np.minimum(evals["step"], len(curve)).to_numpy(dtype=int) - 1
     before = curve.iloc[np.maximum(done, 0)]
-    return evals.assign(samples=before["samples"].to_numpy(), bytes=before["bytes"].to_numpy(), seconds=evals["t"])
+    return evals.assign(
+        samples=before["samples"].to_numpy(), bytes=before["bytes"].to_numpy(), seconds=evals["t"]
+    )
 
 
 def throughput(runs: Run | Sequence[Run]) -> Figure:
     """Samples a second over time: of one run all workers and each, of several runs all workers together."""
     runs = finished(runs)
     figure = blank(
-        theme.layout(xaxis=theme.axis(theme.titles({run.world for run in runs})["seconds"]),
-                     yaxis=theme.axis("throughput (samples/s)"))
-    )  # fmt: skip
+        theme.layout(
+            xaxis=theme.axis(theme.titles({run.world for run in runs})["seconds"]),
+            yaxis=theme.axis("throughput (samples/s)"),
+        )
+    )
     totals: list[float] = []
     for number, (run, label) in enumerate(zip(runs, labels([r.experiment for r in runs]))):
         curve, steps = run.curve, run.steps
@@ -194,7 +199,9 @@ def speedup(runs: Sequence[Run], predicted: Mapping[int, float] | None = None) -
     return saying(figure, says.speedup(measured))
 
 
-def time_to_accuracy(runs: Run | Sequence[Run], goal: float = 0.95, titles: Sequence[str] | None = None) -> Figure:
+def time_to_accuracy(
+    runs: Run | Sequence[Run], goal: float = 0.95, titles: Sequence[str] | None = None
+) -> Figure:
     """Seconds to a held-out accuracy, and the two factors of it: steps to get there, and time of a step.
 
     Steps to the goal are the statistical efficiency of a scheme, the time of a
@@ -218,11 +225,15 @@ def time_to_accuracy(runs: Run | Sequence[Run], goal: float = 0.95, titles: Sequ
     runs = _trained(finished(runs, titles))
     for run in runs:
         if curves.is_regression(run.experiment):
-            raise ValueError(f"run {run.id}: got data {run.experiment.data.name}, a regression, allowed is a task "
-                             f"with classes: others have no accuracy")  # fmt: skip
+            raise ValueError(
+                f"run {run.id}: got data {run.experiment.data.name}, a regression, allowed is a task "
+                f"with classes: others have no accuracy"
+            )
     if not 0 < goal <= 1:
         raise ValueError(f"goal: got {goal:g}, allowed is a share above 0 and at most 1")
-    names = titles or (labels([run.experiment for run in runs]) if len(runs) > 1 else [scheme(runs[0].experiment)])
+    names = titles or (
+        labels([run.experiment for run in runs]) if len(runs) > 1 else [scheme(runs[0].experiment)]
+    )
     reached, clocks = [first_at(run, goal) for run in runs], [theme.CLOCKS[run.world] for run in runs]
     several = len(set(clocks)) > 1
     if several:
@@ -230,16 +241,27 @@ def time_to_accuracy(runs: Run | Sequence[Run], goal: float = 0.95, titles: Sequ
     clock = f"{clocks[0]} " if not several and clocks[0] != "wall" else ""
     own = "<br>each on its own clock" * several
     heads = (f"{clock}seconds to {goal:.0%}{own}", f"steps to {goal:.0%}", f"time of a step (ms){own}")
-    rows = theme.axis("", (len(runs) - 0.5, -0.5), tickvals=list(range(len(runs))), ticktext=names, showgrid=False)
+    rows = theme.axis(
+        "", (len(runs) - 0.5, -0.5), tickvals=list(range(len(runs))), ticktext=names, showgrid=False
+    )
     columns = np.array([[t, step, 1e3 * t / step] if step else [0.0, 0.0, 0.0] for step, t in reached])
     domains, ends = ([0.0, 0.3], [0.36, 0.66], [0.72, 1.0]), 1.25 * columns.max(0)
     xaxes = {
-        f"xaxis{n + 1 if n else ''}": theme.axis(title, (0, ends[n] or 1), domain=domains[n], anchor="y", nticks=5)
+        f"xaxis{n + 1 if n else ''}": theme.axis(
+            title, (0, ends[n] or 1), domain=domains[n], anchor="y", nticks=5
+        )
         for n, title in enumerate(heads)
     }
-    figure = blank(theme.layout(yaxis={**rows, "automargin": True}, bargap=0.35, showlegend=False, **xaxes,
-                                margin={"l": 92, "r": 16, "t": 16, "b": 54 + 20 * several}),
-                   height=max(240, 46 * len(runs) + 120) + 20 * several)  # fmt: skip
+    figure = blank(
+        theme.layout(
+            yaxis={**rows, "automargin": True},
+            bargap=0.35,
+            showlegend=False,
+            **xaxes,
+            margin={"l": 92, "r": 16, "t": 16, "b": 54 + 20 * several},
+        ),
+        height=max(240, 46 * len(runs) + 120) + 20 * several,
+    )
     seen: Counter[str] = Counter()
     for row, run in enumerate(runs):
         kind = run.experiment.sync.scheme
@@ -248,9 +270,20 @@ def time_to_accuracy(runs: Run | Sequence[Run], goal: float = 0.95, titles: Sequ
         seen[kind] += 1
         for n, (title, value) in enumerate(zip(heads, columns[row])):
             said = says.quantity(value) if reached[row][0] else "not reached"
-            figure.add_bar(y=[row], x=[value], orientation="h", name=names[row], marker=style, text=[said],
-                           textposition="outside", cliponaxis=False, xaxis=f"x{n + 1 if n else ''}")  # fmt: skip
-    return saying(figure, says.time_to_accuracy(goal, [(*each, *at) for *each, at in zip(names, clocks, reached)]))
+            figure.add_bar(
+                y=[row],
+                x=[value],
+                orientation="h",
+                name=names[row],
+                marker=style,
+                text=[said],
+                textposition="outside",
+                cliponaxis=False,
+                xaxis=f"x{n + 1 if n else ''}",
+            )
+    return saying(
+        figure, says.time_to_accuracy(goal, [(*each, *at) for *each, at in zip(names, clocks, reached)])
+    )
 
 
 def first_at(run: Run, goal: float) -> tuple[int | None, float]:
@@ -271,7 +304,10 @@ def _rate(seconds: Any, samples: Any, began: float, world: str) -> np.ndarray:
 def _compared(runs: list[Run], names: Sequence[str]) -> str:
     said = []
     for run, label in zip(runs, names):
-        accuracy, loss = run.summary["accuracy"], run.summary["final_loss"]  # None: it diverged, or drew no sample
+        accuracy, loss = (
+            run.summary["accuracy"],
+            run.summary["final_loss"],
+        )  # None: it diverged, or drew no sample
         tested = "" if accuracy is None else f", accuracy {accuracy:.1%}"
         loss = f"loss {says.quantity(run.curve['loss'].iloc[-1] if loss is None else loss)}"
         said.append(f"{label} {loss if run.curve['samples'].iloc[-1] else 'no sample, so no loss'}{tested}")

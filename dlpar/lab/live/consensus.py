@@ -44,7 +44,9 @@ def starts_apart(experiment: Experiment) -> bool:
 
 def layout(experiment: Experiment) -> dict[str, Any]:
     """Distance on a logarithmic axis over steps."""
-    yaxis = theme.axis("consensus distance (length of weights)", (-4, 1), type="log", dtick=1, exponentformat="power")
+    yaxis = theme.axis(
+        "consensus distance (length of weights)", (-4, 1), type="log", dtick=1, exponentformat="power"
+    )
     return theme.layout(xaxis=theme.axis(theme.TITLES["step"], (0, experiment.steps)), yaxis=yaxis)
 
 
@@ -88,7 +90,9 @@ class Consensus:
         self.plot.refigure(layout(experiment))
         self.plot.remove("predicted")
         style = {**theme.run_line(theme.scheme_colour(experiment.sync.scheme)), "name": "measured"}
-        self.line = self.plot.add_trace("measured", style, ("step", "distance"), {"x": "step", "y": "distance"})
+        self.line = self.plot.add_trace(
+            "measured", style, ("step", "distance"), {"x": "step", "y": "distance"}
+        )
         if self.has_line:
             line = predicted_line(self.factor)
             columns, at = ("step", "distance"), {"x": "step", "y": "distance"}
@@ -104,7 +108,9 @@ class Consensus:
         if sketch is None:
             return
         self.count += 1
-        if self.experiment.free_running:  # there is no common step: the newest of each, once in N worker-steps
+        if (
+            self.experiment.free_running
+        ):  # there is no common step: the newest of each, once in N worker-steps
             self._newest[rank] = sketch
             if len(self._newest) == workers and self.count % workers == 0:
                 self._take(self.count // workers - 1, list(self._newest.values()))
@@ -116,7 +122,9 @@ class Consensus:
 
     def _take(self, step: int, sketches: list[list[float]]) -> None:
         self.last = step, distance(sketches)
-        if self.first is None or self.first[1] <= FLOOR:  # replicas that begin equal have no distance to shrink
+        if (
+            self.first is None or self.first[1] <= FLOOR
+        ):  # replicas that begin equal have no distance to shrink
             self.first = self.last
         self.largest = max(self.largest, self.last[1])
         self.line.add((step, drawn(self.last[1], self.first[1])))
@@ -132,7 +140,9 @@ class Consensus:
             self.predicted.replace(predicted_points(self.first, self.factor, self.last[0]))
         self.plot.set_range("yaxis", *(ends := decades(self.line.rows[:, 1])), tick_every=tick_every(*ends))
         mixed = "" if self.factor is None else says.mixing(self.factor, self.experiment)
-        self.plot.say(says.consensus(self.first, self.last, self.largest, mixed, disagreement(self.experiment)))
+        self.plot.say(
+            says.consensus(self.first, self.last, self.largest, mixed, disagreement(self.experiment))
+        )
 
 
 def drawn(value: float, first: float) -> float:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Iterable
+from collections.abc import Iterable
+from typing import Any
 
 from dlpar.experiment import Experiment
 from dlpar.lab import says, theme
@@ -25,7 +26,9 @@ class Convergence:
 
     def __init__(self, experiment: Experiment) -> None:
         self._top, self._reach = 1.0, ends(experiment)
-        self.plot = LivePlot(layout(experiment), x_axes(self._reach, [experiment.cluster.world]), logarithmic=True)
+        self.plot = LivePlot(
+            layout(experiment), x_axes(self._reach, [experiment.cluster.world]), logarithmic=True
+        )
         self.earlier: list[str] = []
         self._worlds: dict[str, str] = {}
         # Without a trace plotly leaves the accuracy's axes out, and the figure would jump at the first point.
@@ -104,7 +107,9 @@ class Convergence:
         own = ends(self.experiment)
         if fresh:
             self._top, self._reach, self._latest = 1.0, own, {}
-        self._reach = {name: max(end, self._reach.get(name, 0.0)) for name, end in {**self._reach, **own}.items()}
+        self._reach = {
+            name: max(end, self._reach.get(name, 0.0)) for name, end in {**self._reach, **own}.items()
+        }
         fitted = layout(self.experiment)
         fitted["yaxis"]["range"] = [0, self._top]
         self.plot.refigure(fitted, x_axes(self._reach, self._worlds.values()))
@@ -125,7 +130,9 @@ def grow(
 ) -> dict[str, float]:
     """Lengthen the axes of seconds and bytes, whose end nobody knows; returns the farthest points so far."""
     now = {"seconds": last.seconds, "MB sent": last.bytes / 1e6}
-    latest = {n: max(latest.get(n, 0.0), v) if math.isfinite(v) else latest.get(n, 0.0) for n, v in now.items()}
+    latest = {
+        n: max(latest.get(n, 0.0), v) if math.isfinite(v) else latest.get(n, 0.0) for n, v in now.items()
+    }
     for name in [n for n in latest if n in reach]:
         reach[name] = theme.rounded_up(latest[name]) if ended else theme.doubled(latest[name], reach[name])
         plot.set_range(name, 0, reach[name])

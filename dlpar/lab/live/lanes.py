@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from typing import Any, Iterable, NamedTuple
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -108,9 +109,13 @@ def layout(experiment: Experiment, width: float) -> dict[str, Any]:
     top = "writes" if experiment.sync.scheme == "hogwild" else "pushes"
     top = f"all {top}" if workers == experiment.workers else f"their {top}"
     yaxis = theme.axis(
-        "", (workers - 0.4, TOP - 0.5), tickvals=lanes, showgrid=False, zeroline=False,
+        "",
+        (workers - 0.4, TOP - 0.5),
+        tickvals=lanes,
+        showgrid=False,
+        zeroline=False,
         ticktext=[top, *(f"rank {r}" for r in range(workers))],
-    )  # fmt: skip
+    )
     title = theme.on_clock("time since the first push shown (ms)", experiment.cluster.world)
     xaxis = theme.axis(title, (-0.03 * width, 1.03 * width), showgrid=False)
     return theme.layout(xaxis=xaxis, yaxis=yaxis)
@@ -123,12 +128,20 @@ def styles(workers: int, is_write: bool) -> dict[str, dict[str, Any]]:
                        "hoverinfo": "skip", "name": "push"}}  # fmt: skip
     for rank in range(workers):
         line = {"color": theme.RANKS[rank % len(theme.RANKS)], "width": 4}
-        found[f"lane {rank}"] = {"mode": "lines", "line": line, "showlegend": False, "name": f"rank {rank}",
-                                 "hoverinfo": "skip"}  # fmt: skip
+        found[f"lane {rank}"] = {
+            "mode": "lines",
+            "line": line,
+            "showlegend": False,
+            "name": f"rank {rank}",
+            "hoverinfo": "skip",
+        }
     found["reads"] = {"mode": "markers", "name": "read of the weights",
                       "marker": {"symbol": "circle-open", "size": 8, "color": grey, "line": {"width": 2}}}  # fmt: skip
-    found["pushes"] = {"mode": "markers", "name": "write of the update" if is_write else "push of the gradient",
-                       "marker": {"symbol": "triangle-right", "size": 13, "color": grey}}  # fmt: skip
+    found["pushes"] = {
+        "mode": "markers",
+        "name": "write of the update" if is_write else "push of the gradient",
+        "marker": {"symbol": "triangle-right", "size": 13, "color": grey},
+    }
     found["labels"] = {"mode": "text", "name": "staleness (updates)", "texttemplate": "%{text:d}",
                        "textfont": {"size": 13}, "showlegend": False, "cliponaxis": False}  # fmt: skip
     return found
@@ -151,7 +164,12 @@ class Lanes:
         """Start anew for a run."""
         for key in styles(self.workers, False) if self.workers else ():
             self.plot.remove(key)
-        self.experiment, self.workers, self._drawn, self._width = experiment, shown.workers(experiment), 0.0, 1.0
+        self.experiment, self.workers, self._drawn, self._width = (
+            experiment,
+            shown.workers(experiment),
+            0.0,
+            1.0,
+        )
         self.plot.refigure(layout(experiment, 1.0), height=max(400, 60 * self.workers + 150))
         for key, style in styles(self.workers, experiment.sync.scheme == "hogwild").items():
             columns = ("ms", "lane", "updates") if key == "labels" else ("ms", "lane")

@@ -28,8 +28,16 @@ def layout(experiment: Experiment) -> dict[str, Any]:
             "fillcolor": "rgba(127,127,127,0.25)", "line": {"width": 0}, "layer": "below"}  # fmt: skip
     line = {"type": "line", "xref": "paper", "yref": "y", "x0": 0, "x1": 1, "y0": bound + 0.25, "y1": bound + 0.25,
             "line": {"color": "#7f7f7f", "width": 2}}  # fmt: skip
-    words = {"text": f"above the bound s = {bound}: no worker may start a clock here", "xref": "paper", "yref": "y",
-             "x": 0.5, "y": bound + 0.25, "yanchor": "bottom", "showarrow": False, "font": {"size": 13}}  # fmt: skip
+    words = {
+        "text": f"above the bound s = {bound}: no worker may start a clock here",
+        "xref": "paper",
+        "yref": "y",
+        "x": 0.5,
+        "y": bound + 0.25,
+        "yanchor": "bottom",
+        "showarrow": False,
+        "font": {"size": 13},
+    }
     return theme.layout(xaxis=time_axis(experiment), yaxis=yaxis, shapes=[zone, line], annotations=[words])
 
 

@@ -34,11 +34,16 @@ class RankLines:
         self.over_time = experiment.free_running
         self.largest, self.total, self.count = 0, 0, 0
         self.end, self._latest = (1.0 if self.over_time else experiment.steps), 0.0
-        columns, at = ("seconds", "step", self.unit), {"x": "seconds" if self.over_time else "step", "y": self.unit}
+        columns, at = (
+            ("seconds", "step", self.unit),
+            {"x": "seconds" if self.over_time else "step", "y": self.unit},
+        )
         crowded = shown.crowded(experiment)
         ranks = range(shown.workers(experiment))
         styles = [{**theme.rank_line(rank, crowded), "name": f"rank {rank}"} for rank in ranks]
-        self.lines = [self.plot.add_trace(style["name"], style, columns, at, limit=POINTS) for style in styles]
+        self.lines = [
+            self.plot.add_trace(style["name"], style, columns, at, limit=POINTS) for style in styles
+        ]
 
     def add(self, rank: int, record: dict[str, Any], value: int) -> None:
         """Take one worker's step."""

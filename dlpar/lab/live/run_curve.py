@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Mapping
+from collections.abc import Mapping
+from typing import Any
 
 from dlpar.experiment import Experiment
 from dlpar.lab import theme
@@ -29,7 +30,12 @@ def test_line(style: Mapping[str, Any], tested: str) -> dict[str, Any]:
     own = {"yaxis": "y2", "showlegend": False} if tested == "accuracy" else {}
     colour = style["line"]["color"]
     own_mark = {"symbol": "circle", "color": colour, **style.get("marker", {})}
-    marker = {"size": 8, "symbol": f"{own_mark['symbol']}-open", "color": own_mark["color"], "maxdisplayed": 20}
+    marker = {
+        "size": 8,
+        "symbol": f"{own_mark['symbol']}-open",
+        "color": own_mark["color"],
+        "maxdisplayed": 20,
+    }
     return {
         "name": tested,
         "mode": "lines+markers",
@@ -86,7 +92,11 @@ class RunCurve:
         self.loss = plot.add_trace(f"{key} loss", style, (*COLUMNS, "loss"), {"x": "*", "y": "loss"})
         line = test_line(style, tested)
         self.tests = plot.add_trace(
-            f"{key} test", {**line, "legendgroup": key}, (*COLUMNS, tested), {"x": "*", "y": tested}, limit=400
+            f"{key} test",
+            {**line, "legendgroup": key},
+            (*COLUMNS, tested),
+            {"x": "*", "y": tested},
+            limit=400,
         )
         self._pending: list[dict[str, Any]] = []
 

@@ -65,22 +65,39 @@ def layout(experiment: Experiment) -> dict[str, Any]:
     ticks = 5 if len(names) > 1 else 12
     small = {"font": {"size": 12}, "standoff": 4}
     below = {
-        axis_of(n): {**theme.axis("", (-0.6, 4.6), domain=[n * width, (n + 1) * width - gap], anchor="y2"),
-                     "title": {**small, "text": name}, "tickfont": {"size": 11}, "nticks": ticks}
+        axis_of(n): {
+            **theme.axis("", (-0.6, 4.6), domain=[n * width, (n + 1) * width - gap], anchor="y2"),
+            "title": {**small, "text": name},
+            "tickfont": {"size": 11},
+            "nticks": ticks,
+        }
         for n, name in enumerate(names)
-    }  # fmt: skip
+    }
     predicted = predicted_mean(experiment)
     lines = [
-        {"type": "line", "xref": f"x{r + 2}", "yref": "y2 domain", "x0": predicted, "x1": predicted, "y0": 0, "y1": 1,
-         "layer": "below", "line": {**theme.PREDICTED, "color": "#7f7f7f", "width": 2}}
-        for r in range(len(names)) if predicted is not None
-    ]  # fmt: skip
+        {
+            "type": "line",
+            "xref": f"x{r + 2}",
+            "yref": "y2 domain",
+            "x0": predicted,
+            "x1": predicted,
+            "y0": 0,
+            "y1": 1,
+            "layer": "below",
+            "line": {**theme.PREDICTED, "color": "#7f7f7f", "width": 2},
+        }
+        for r in range(len(names))
+        if predicted is not None
+    ]
     return theme.layout(
         xaxis=time_axis(experiment, anchor="y"),
         yaxis=theme.axis("staleness (updates)", (-0.25, 4), domain=[0.52, 1]),
         yaxis2=theme.axis("worker-steps", (0, 16), domain=[0, 0.3], anchor="x2"),
-        shapes=lines, barmode="overlay", bargap=0.1, **below,
-    )  # fmt: skip
+        shapes=lines,
+        barmode="overlay",
+        bargap=0.1,
+        **below,
+    )
 
 
 def widest(largest: int, predicted: int | None, ended: bool) -> float:
@@ -126,12 +143,15 @@ class Staleness:
         at = {"x": COLUMNS[0], "y": COLUMNS[1]}
         self.names = histograms(experiment)
         self.bars = [
-            self.plot.add_trace(f"histogram {n}", histogram(n, name), COLUMNS, at) for n, name in enumerate(self.names)
+            self.plot.add_trace(f"histogram {n}", histogram(n, name), COLUMNS, at)
+            for n, name in enumerate(self.names)
         ]
         self.counts: list[Counter[int]] = [Counter() for _ in self.names]
         if self.predicted is not None:
             line = predicted_line(self.predicted)
-            self.line = self.plot.add_trace("predicted", line, ("seconds", "updates"), {"x": "seconds", "y": "updates"})
+            self.line = self.plot.add_trace(
+                "predicted", line, ("seconds", "updates"), {"x": "seconds", "y": "updates"}
+            )
 
     def rank_step(self, rank: int, record: dict[str, Any]) -> None:
         """Take one worker's step."""

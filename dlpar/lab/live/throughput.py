@@ -149,7 +149,9 @@ class Throughput:
         self.plot.set_range("xaxis", 0, self._end)
         self.plot.set_range("yaxis", 0, self._top)
         rates = {rank: rate.series.rows[-1, 1] for rank, rate in self.by_rank.items() if len(rate.series)}
-        self.plot.say(shown.note(self.experiment, says.throughput(newest, rates, self.experiment, self.predicted)))
+        self.plot.say(
+            shown.note(self.experiment, says.throughput(newest, rates, self.experiment, self.predicted))
+        )
 
     def _rate(self, key: str, style: dict[str, Any]) -> Rate:
         window = WINDOW if self.experiment.cluster.world == "real" else 0.0

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict, deque
-from typing import Any, Iterable
+from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 

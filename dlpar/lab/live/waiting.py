@@ -23,10 +23,14 @@ def layout(experiment: Experiment, seconds: float = 1.0, megabytes: float = 1.0)
     rows = len(names)
     yaxis = theme.axis("", (rows - 0.5, -0.5), tickvals=list(range(rows)), ticktext=names, showgrid=False)
     return theme.layout(
-        xaxis=theme.axis(theme.on_clock("time of a rank (s)", experiment.cluster.world), (0, seconds), domain=[0, 0.6]),
+        xaxis=theme.axis(
+            theme.on_clock("time of a rank (s)", experiment.cluster.world), (0, seconds), domain=[0, 0.6]
+        ),
         xaxis2=theme.axis("sent by a rank (MB)", (0, megabytes), domain=[0.66, 1], anchor="y"),
-        yaxis=yaxis, barmode="stack", bargap=0.25,
-    )  # fmt: skip
+        yaxis=yaxis,
+        barmode="stack",
+        bargap=0.25,
+    )
 
 
 def name_of(experiment: Experiment, rank: int) -> str:
@@ -38,7 +42,9 @@ def name_of(experiment: Experiment, rank: int) -> str:
 
 def styles() -> dict[str, dict[str, Any]]:
     """plotly attributes of the bars, by the key of the trace."""
-    found = {kind: {**theme.phase_bar(phase), "name": theme.PHASES[phase].group} for kind, phase in KINDS.items()}
+    found = {
+        kind: {**theme.phase_bar(phase), "name": theme.PHASES[phase].group} for kind, phase in KINDS.items()
+    }
     sent = {"type": "bar", "orientation": "h", "name": "sent", "marker": {"color": "#7f7f7f"}, "xaxis": "x2",
             "showlegend": False}  # fmt: skip
     return {**found, "bytes": sent}
@@ -88,7 +94,9 @@ class Waiting:
         sums[:, 3] /= 1e6
         drawn = shown.ranks(self.experiment)
         for column, key in enumerate(styles()):
-            self.plot.series(key).replace(np.stack([np.arange(len(drawn)), drawn, sums[drawn, column]], axis=1))
+            self.plot.series(key).replace(
+                np.stack([np.arange(len(drawn)), drawn, sums[drawn, column]], axis=1)
+            )
         largest = sums[drawn, :3].sum(1).max(), np.nan_to_num(sums[drawn, 3]).max()
         for n, (axis, most) in enumerate(zip(("xaxis", "xaxis2"), largest)):
             self._ends[n] = theme.rounded_up(most) if ended else theme.doubled(most, self._ends[n])

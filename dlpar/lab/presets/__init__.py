@@ -6,36 +6,104 @@ One file for each lab; a preset is found here by its own name.
 
 from dlpar.control_groups import cores
 from dlpar.lab.presets.data_parallel import (
-    CLOUD, ONE_GPU_EACH, accumulated_statistics, accumulation, digits_as_mnist, faster_links,
-    overlap_hides_everything, overlapped_training, own_samples, paced_overlap, platform_file, sharded_reading,
-    sharding_is_free, small_batches, smaller_buckets,
-)  # fmt: skip
+    CLOUD,
+    ONE_GPU_EACH,
+    accumulated_statistics,
+    accumulation,
+    digits_as_mnist,
+    faster_links,
+    overlap_hides_everything,
+    overlapped_training,
+    own_samples,
+    paced_overlap,
+    platform_file,
+    sharded_reading,
+    sharding_is_free,
+    small_batches,
+    smaller_buckets,
+)
 from dlpar.lab.presets.first_parallel_run import first_run, four_gpus, four_times_faster, same_answer
-from dlpar.lab.presets.gossip import cut_edges, gossip_run, more_neighbours, pure_mixing, slow_neighbour, two_islands
+from dlpar.lab.presets.gossip import (
+    cut_edges,
+    gossip_run,
+    more_neighbours,
+    pure_mixing,
+    slow_neighbour,
+    two_islands,
+)
 from dlpar.lab.presets.hogwild import in_turn, lock_free_scaling, races, shared_weights, slow_writer
 from dlpar.lab.presets.hybrid import (
-    CLUSTERS, alone_and_together, clusters, distbelief, factorizations, grid, one_process, orders, paced_grid,
-)  # fmt: skip
+    CLUSTERS,
+    alone_and_together,
+    clusters,
+    distbelief,
+    factorizations,
+    grid,
+    one_process,
+    orders,
+    paced_grid,
+)
 from dlpar.lab.presets.mapreduce import (
-    CLUSTER, digits_by_mapreduce, empty_samples, mean_of_means, tree_or_star, unsteady,
-)  # fmt: skip
+    CLUSTER,
+    digits_by_mapreduce,
+    empty_samples,
+    mean_of_means,
+    tree_or_star,
+    unsteady,
+)
 from dlpar.lab.presets.model_parallel import (
-    NVLINK, faster, heads_and_characters, pieces_of_images, redundant, split_in_two,
-)  # fmt: skip
+    NVLINK,
+    faster,
+    heads_and_characters,
+    pieces_of_images,
+    redundant,
+    split_in_two,
+)
 from dlpar.lab.presets.parameter_server import (
-    as_the_field_did, bound_and_a_slow_worker, bound_and_passing_jitter, more_updates, pull_apart, server_that_waits,
-    servers, stale_gradients, stalled_worker,
-)  # fmt: skip
+    as_the_field_did,
+    bound_and_a_slow_worker,
+    bound_and_passing_jitter,
+    more_updates,
+    pull_apart,
+    server_that_waits,
+    servers,
+    stale_gradients,
+    stalled_worker,
+)
 from dlpar.lab.presets.pipeline import (
-    MICRO_BATCHES, RACK, bad_cut, live_pipeline, more_micro_batches, schedules, small_micro_batches, without_a_flush,
-)  # fmt: skip
+    MICRO_BATCHES,
+    RACK,
+    bad_cut,
+    live_pipeline,
+    more_micro_batches,
+    schedules,
+    small_micro_batches,
+    without_a_flush,
+)
 from dlpar.lab.presets.ring_allreduce import (
-    OWN_CARDS, SHARED_CARDS, copies, fewer_bytes, more_ranks, ring_always_wins, ring_run, slow_rank,
-)  # fmt: skip
+    OWN_CARDS,
+    SHARED_CARDS,
+    copies,
+    fewer_bytes,
+    more_ranks,
+    ring_always_wins,
+    ring_run,
+    slow_rank,
+)
 from dlpar.lab.presets.scaling import (
-    GPUS, horovod, more_workers, on_this_machine, paced, ring_and_servers, short_messages, this_machine, thousands,
-    three_worlds, trouble, weak_and_strong,
-)  # fmt: skip
+    GPUS,
+    horovod,
+    more_workers,
+    on_this_machine,
+    paced,
+    ring_and_servers,
+    short_messages,
+    this_machine,
+    thousands,
+    three_worlds,
+    trouble,
+    weak_and_strong,
+)
 
 __all__ = [
     "cores",

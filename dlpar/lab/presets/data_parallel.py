@@ -33,10 +33,15 @@ def overlapped_training() -> Experiment:
     What VGG-16 sends and computes is spread over the layers of a small network, and each of these is a bucket.
     """
     return Experiment(
-        model={"name": "mlp", "width": 64, "depth": 8}, workers=8, batch=64, scaling="weak", steps=12,
-        evaluate_every=1000, sync={"scheme": "ring", "overlap": True, "bucket_mb": 0.02},
+        model={"name": "mlp", "width": 64, "depth": 8},
+        workers=8,
+        batch=64,
+        scaling="weak",
+        steps=12,
+        evaluate_every=1000,
+        sync={"scheme": "ring", "overlap": True, "bucket_mb": 0.02},
         cluster={"world": "simulated", "platform": "p100-25gbe-roce", "stand_in_for": "vgg16", "threads": 1},
-    )  # fmt: skip
+    )
 
 
 def paced_overlap(platform: str) -> list[Experiment]:
@@ -47,7 +52,9 @@ def paced_overlap(platform: str) -> list[Experiment]:
     platform : str
         The file of `ONE_GPU_EACH`.
     """
-    paced = overlapped_training().replace(workers=4, steps=2, cluster={"world": "paced", "platform": platform})
+    paced = overlapped_training().replace(
+        workers=4, steps=2, cluster={"world": "paced", "platform": platform}
+    )
     return [paced.replace(sync={"overlap": False}), paced]
 
 
@@ -64,18 +71,22 @@ def overlap_hides_everything(platform: str) -> dict[str, Experiment]:
             workload, platform, batch=batch, sync={"overlap": overlap}
         )
         for title, workload, batch in (
-            ("VGG-16", "vgg16", 64), ("Inception V3", "inception3", 64), ("ResNet-101", "resnet101", 64),
+            ("VGG-16", "vgg16", 64),
+            ("Inception V3", "inception3", 64),
+            ("ResNet-101", "resnet101", 64),
             ("BERT-large", "bert-large", 8),
         )
         for overlap in (False, True)
-    }  # fmt: skip
+    }
 
 
 def faster_links(folder: str | Path) -> dict[str, Experiment]:
     """Lab 07, "overlap hides everything": VGG-16, overlapped, on three links."""
     speeds = {"10 GbE": "p100-10gbe", "25 GbE": "p100-25gbe-roce", "100 Gb InfiniBand": "p100-100gb-ib"}
     files = {title: platform_file(folder, name, extends=name, devices=1) for title, name in speeds.items()}
-    return {f"VGG-16, {title}": _sizes("vgg16", file, sync={"overlap": True}) for title, file in files.items()}
+    return {
+        f"VGG-16, {title}": _sizes("vgg16", file, sync={"overlap": True}) for title, file in files.items()
+    }
 
 
 def smaller_buckets(platform: str) -> list[Experiment]:
@@ -93,17 +104,29 @@ def smaller_buckets(platform: str) -> list[Experiment]:
 def _sizes(workload: str, platform: str, **fields: Any) -> Experiment:
     """Two steps of 16 simulated GPUs, 64 samples each; messages carry sizes only."""
     cluster = {"world": "simulated", "messages": "sizes", "platform": platform, "stand_in_for": workload}
-    return Experiment(**{"workers": 16, "batch": 64, "scaling": "weak", "steps": 2, "cluster": cluster, **fields})
+    return Experiment(
+        **{"workers": 16, "batch": 64, "scaling": "weak", "steps": 2, "cluster": cluster, **fields}
+    )
 
 
 def _trained(**fields: Any) -> Experiment:
     """Four workers that really train, on a simulated network of 1 GbE."""
     model = {"name": "mlp", "width": 256, "depth": 4, **fields.pop("model", {})}
     cluster = {"world": "simulated", "platform": "cpu-1gbe", "threads": 1}
-    return Experiment(**{
-        "model": model, "workers": 4, "batch": 256, "steps": 20, "optimizer": "adam", "lr": 0.003, "dtype": "float64",
-        "evaluate_every": 1000, "cluster": cluster, **fields,
-    })  # fmt: skip
+    return Experiment(
+        **{
+            "model": model,
+            "workers": 4,
+            "batch": 256,
+            "steps": 20,
+            "optimizer": "adam",
+            "lr": 0.003,
+            "dtype": "float64",
+            "evaluate_every": 1000,
+            "cluster": cluster,
+            **fields,
+        }
+    )
 
 
 IMAGES = {"model": {"name": "cnn", "width": 256, "depth": 2}, "steps": 10}
@@ -122,7 +145,9 @@ def small_batches() -> Experiment:
 
 def accumulated_statistics() -> list[Experiment]:
     """Lab 07, break it: with batch normalisation, at once and in 8 micro-batches."""
-    return [_trained(model={"norm": "batch"}, split={"kind": "data", "microbatches": pieces}) for pieces in (1, 8)]
+    return [
+        _trained(model={"norm": "batch"}, split={"kind": "data", "microbatches": pieces}) for pieces in (1, 8)
+    ]
 
 
 def sharding_is_free() -> list[Experiment]:
@@ -144,25 +169,37 @@ def digits_as_mnist(folder: str | Path) -> Path:
         head = struct.pack(">HBB3I", 0, 8, 3, len(part), MNIST_SIDE, MNIST_SIDE)
         (Path(folder) / f"{name}-images-idx3-ubyte").write_bytes(head + pixels[part].tobytes())
         head = struct.pack(">HBBI", 0, 8, 1, len(part))
-        (Path(folder) / f"{name}-labels-idx1-ubyte").write_bytes(head + labels[part].astype(np.uint8).tobytes())
+        (Path(folder) / f"{name}-labels-idx1-ubyte").write_bytes(
+            head + labels[part].astype(np.uint8).tobytes()
+        )
     return Path(folder)
 
 
 def sharded_reading(folder: str | Path) -> list[Experiment]:
     """Lab 07, sharded reading: an epoch, twice 719 images, on four real ranks: each reads all, or its own share."""
     whole = Experiment(
-        model={"name": "mlp", "width": 64, "depth": 1}, workers=4, batch=719, steps=2, evaluate_every=1000,
-        data={"name": "mnist", "folder": str(folder)}, cluster={"threads": 1},
-    )  # fmt: skip
+        model={"name": "mlp", "width": 64, "depth": 1},
+        workers=4,
+        batch=719,
+        steps=2,
+        evaluate_every=1000,
+        data={"name": "mnist", "folder": str(folder)},
+        cluster={"threads": 1},
+    )
     return [whole, whole.replace(data={"reading": "batches"})]
 
 
 def own_samples() -> dict[str, Experiment]:
     """Lab 07, break it: four workers with two or three digits each, whose statistics or steps are their own."""
     common = Experiment(
-        model={"name": "mlp", "width": 64}, workers=4, batch=128, steps=100, evaluate_every=1000, shards="by_label",
+        model={"name": "mlp", "width": 64},
+        workers=4,
+        batch=128,
+        steps=100,
+        evaluate_every=1000,
+        shards="by_label",
         cluster={"world": "simulated", "platform": "cpu-10gbe", "threads": 1},
-    )  # fmt: skip
+    )
     own = {"model": {"norm": "batch"}}
     return {
         "dealt out of all samples": common.replace(shards="iid"),

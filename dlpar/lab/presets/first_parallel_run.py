@@ -13,7 +13,12 @@ def four_times_faster() -> list[Experiment]:
     that one process cannot use a second core.
     """
     heavy = Experiment(
-        model={"name": "mlp", "width": 1024}, batch=512, steps=15, lr=0.05, evaluate_every=1000, cluster={"threads": 1}
+        model={"name": "mlp", "width": 1024},
+        batch=512,
+        steps=15,
+        lr=0.05,
+        evaluate_every=1000,
+        cluster={"threads": 1},
     )
     worlds = sorted({1, 2, 4, min(cores(), 16), min(2 * cores(), 32)})
     return [heavy.replace(workers=workers) for workers in worlds]
@@ -22,10 +27,13 @@ def four_times_faster() -> list[Experiment]:
 def four_gpus() -> Experiment:
     """Lab 00: the same four processes by the clock of four GPUs in one box; a small network stands in for ResNet-50."""
     return Experiment(
-        model={"name": "mlp", "width": 64, "depth": 1}, batch=32, steps=6, evaluate_every=1000,
+        model={"name": "mlp", "width": 64, "depth": 1},
+        batch=32,
+        steps=6,
+        evaluate_every=1000,
         sync={"scheme": "ring", "bucket_mb": 4096},
         cluster={"world": "paced", "platform": "v100-nvlink", "stand_in_for": "resnet50", "threads": 1},
-    )  # fmt: skip
+    )
 
 
 def same_answer() -> list[Experiment]:

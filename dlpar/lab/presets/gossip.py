@@ -35,9 +35,17 @@ def cut_edges() -> list[Experiment]:
 def _mixing(**sync) -> Experiment:
     sync = {"scheme": "gossip", "start": "random", **sync}
     return Experiment(
-        workers=8, model="linear", data="diabetes", batch=8, lr=0.0, steps=60, dtype="float64", evaluate_every=1000,
-        sync=sync, cluster=SIMULATED,
-    )  # fmt: skip
+        workers=8,
+        model="linear",
+        data="diabetes",
+        batch=8,
+        lr=0.0,
+        steps=60,
+        dtype="float64",
+        evaluate_every=1000,
+        sync=sync,
+        cluster=SIMULATED,
+    )
 
 
 def two_islands() -> list[Experiment]:
@@ -58,9 +66,15 @@ def more_neighbours() -> list[Experiment]:
     The same batches for all; simulated.
     """
     common = Experiment(
-        workers=16, model={"name": "mlp", "width": 128, "depth": 1}, batch=256, steps=60, lr=0.2, evaluate_every=5,
-        sync="gossip", cluster=SIMULATED,
-    )  # fmt: skip
+        workers=16,
+        model={"name": "mlp", "width": 128, "depth": 1},
+        batch=256,
+        steps=60,
+        lr=0.2,
+        evaluate_every=5,
+        sync="gossip",
+        cluster=SIMULATED,
+    )
     return [common.replace(sync={"topology": topology}) for topology in ("ring", "exp2", "complete")]
 
 
@@ -70,7 +84,12 @@ def slow_neighbour() -> list[Experiment]:
     The delays do not need a core, so that it shows on any machine.
     """
     common = Experiment(
-        workers=4, model={"name": "mlp", "width": 64}, batch=128, steps=30, evaluate_every=1000, sync="gossip",
+        workers=4,
+        model={"name": "mlp", "width": 64},
+        batch=128,
+        steps=30,
+        evaluate_every=1000,
+        sync="gossip",
         delays={"kind": "constant", "delay_ms": 10.0, "straggler": {1: 4.0}},
-    )  # fmt: skip
+    )
     return [common.replace(sync={"exchange": exchange}) for exchange in ("neighbours", "pairwise")]

@@ -6,9 +6,13 @@ from dlpar.control_groups import cores
 from dlpar.experiment import Experiment
 
 TEXTS = Experiment(
-    model="logistic", data="docstrings", workers=4, lr=1.0, cluster={"threads": 1},
+    model="logistic",
+    data="docstrings",
+    workers=4,
+    lr=1.0,
+    cluster={"threads": 1},
     sync={"scheme": "hogwild", "sparse": True},
-)  # fmt: skip
+)
 """Which package does a docstring document?  Softmax regression on 1000 words: 10,010 weights."""
 
 
@@ -42,9 +46,13 @@ def lock_free_scaling() -> list[Experiment]:
     """
     worlds = sorted({1, 2, 4, min(2 * cores(), 16)})
     common = Experiment(
-        model={"name": "mlp", "width": 1024}, batch=16, scaling="weak", evaluate_every=100_000, sync="hogwild",
+        model={"name": "mlp", "width": 1024},
+        batch=16,
+        scaling="weak",
+        evaluate_every=100_000,
+        sync="hogwild",
         cluster={"threads": 1},
-    )  # fmt: skip
+    )
     return [common.replace(workers=workers, steps=-(-120 // workers)) for workers in worlds]
 
 
@@ -53,4 +61,6 @@ def slow_writer() -> Experiment:
 
     The delays do not need a core, so that it shows on any machine.
     """
-    return TEXTS.replace(batch=32, steps=120, delays={"kind": "constant", "delay_ms": 10.0, "straggler": {1: 4.0}})
+    return TEXTS.replace(
+        batch=32, steps=120, delays={"kind": "constant", "delay_ms": 10.0, "straggler": {1: 4.0}}
+    )

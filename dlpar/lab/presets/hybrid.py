@@ -38,20 +38,29 @@ def clusters(folder: str | Path) -> dict[str, str]:
     paths = {}
     for name, fields in CLUSTERS.items():
         path = Path(folder) / f"{name.replace(' ', '-')}.json"
-        path.write_text(json.dumps({"name": name, "source": "assumed, for lab 10", "device": device, **fields}))
+        path.write_text(
+            json.dumps({"name": name, "source": "assumed, for lab 10", "device": device, **fields})
+        )
         paths[name] = str(path)
     return paths
 
 
 def grid(
     platform: str, data: int = 1, tensor: int = 1, pipeline: int = 1, order: str = "", **changes: Any
-) -> Experiment:  # fmt: skip
+) -> Experiment:
     """Lab 10: one step of a transformer of four blocks, 16 samples, on data × tensor × pipeline devices, simulated."""
     split = {"tensor": tensor, "stages": pipeline, "microbatches": BATCH // MICRO // data, "order": order}
     experiment = Experiment(
-        model={"name": "transformer", "width": 64, "depth": 4, "heads": 4}, data={"name": "docstrings", "context": 32},
-        batch=BATCH, steps=1, optimizer="adam", lr=1e-3, evaluate_every=0, workers=data * tensor * pipeline,
-        split={"kind": "hybrid", **split}, cluster={"world": "simulated", "platform": platform, "threads": 1},
+        model={"name": "transformer", "width": 64, "depth": 4, "heads": 4},
+        data={"name": "docstrings", "context": 32},
+        batch=BATCH,
+        steps=1,
+        optimizer="adam",
+        lr=1e-3,
+        evaluate_every=0,
+        workers=data * tensor * pipeline,
+        split={"kind": "hybrid", **split},
+        cluster={"world": "simulated", "platform": platform, "threads": 1},
     )
     return experiment.replace(**changes)
 
@@ -78,23 +87,34 @@ def orders(platform: str) -> dict[str, Experiment]:
 def factorizations(platform: str) -> dict[tuple[int, int, int], Experiment]:
     """Lab 10, the planner: eight devices as data × tensor × pipeline, neither of the last two above four."""
     return {
-        (8 // (tensor * pipeline), tensor, pipeline): grid(platform, 8 // (tensor * pipeline), tensor, pipeline)
-        for tensor in (1, 2, 4) for pipeline in (1, 2, 4) if tensor * pipeline <= 8
-    }  # fmt: skip
+        (8 // (tensor * pipeline), tensor, pipeline): grid(
+            platform, 8 // (tensor * pipeline), tensor, pipeline
+        )
+        for tensor in (1, 2, 4)
+        for pipeline in (1, 2, 4)
+        if tensor * pipeline <= 8
+    }
 
 
 def one_process() -> dict[str, Experiment]:
     """Lab 10, parity: ten steps in float64 on one rank, and on 2 × 2 × 2 by a ring and by each part's own server."""
     small = Experiment(
-        model={"name": "transformer", "width": 16, "depth": 2, "heads": 2}, data={"name": "docstrings", "context": 8},
-        batch=8, steps=10, dtype="float64", workers=1, evaluate_every=0,
+        model={"name": "transformer", "width": 16, "depth": 2, "heads": 2},
+        data={"name": "docstrings", "context": 8},
+        batch=8,
+        steps=10,
+        dtype="float64",
+        workers=1,
+        evaluate_every=0,
         cluster={"world": "simulated", "threads": 1},
-    )  # fmt: skip
+    )
     split = {"kind": "hybrid", "microbatches": 2}
     return {
         "one process": small,
         "2 × 2 × 2, ring": small.replace(workers=8, split=split),
-        "2 × 2 × 2, a server for each part": small.replace(workers=8, split=split, sync={"scheme": "ps", "servers": 4}),
+        "2 × 2 × 2, a server for each part": small.replace(
+            workers=8, split=split, sync={"scheme": "ps", "servers": 4}
+        ),
     }
 
 
@@ -104,10 +124,17 @@ def distbelief(push_every: int = 1) -> Experiment:
     Downpour SGD (Dean et al. 2012, section 4.1): nobody waits for anybody, and the servers update by Adagrad.
     """
     return Experiment(
-        model={"name": "mlp", "width": 64, "depth": 3}, batch=64, steps=120, workers=4, optimizer="adagrad", lr=0.02,
-        split={"kind": "tensor", "tensor": 2}, cluster={"threads": 1}, evaluate_every=60,
+        model={"name": "mlp", "width": 64, "depth": 3},
+        batch=64,
+        steps=120,
+        workers=4,
+        optimizer="adagrad",
+        lr=0.02,
+        split={"kind": "tensor", "tensor": 2},
+        cluster={"threads": 1},
+        evaluate_every=60,
         sync={"scheme": "ps", "servers": 2, "consistency": "asp", "push_every": push_every},
-    )  # fmt: skip
+    )
 
 
 def paced_grid(platform: str) -> Experiment:

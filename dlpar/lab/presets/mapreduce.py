@@ -17,9 +17,16 @@ def mean_of_means() -> list[Experiment]:
     random: 118 samples each on three workers, or 59, 118 and 177.
     """
     common = Experiment(
-        model="linear", data="diabetes", batch=354, steps=200, lr=0.2, optimizer="momentum", dtype="float64",
-        workers=3, evaluate_every=20,
-    )  # fmt: skip
+        model="linear",
+        data="diabetes",
+        batch=354,
+        steps=200,
+        lr=0.2,
+        optimizer="momentum",
+        dtype="float64",
+        workers=3,
+        evaluate_every=20,
+    )
     return [
         common.replace(shards=shards, sync={"scheme": "mapreduce", "reduce": reduce})
         for shards in ("iid", "uneven")
@@ -33,15 +40,24 @@ def tree_or_star() -> dict[str, Any]:
     Arguments of :func:`dlpar.lab.time_collectives`.
     """
     return {
-        "names": ("star", "tree"), "ranks": 8, "sizes": (1_000, 4_000, 20_000, 100_000, 400_000),
-        "world": "paced", "platform": CLUSTER,
-    }  # fmt: skip
+        "names": ("star", "tree"),
+        "ranks": 8,
+        "sizes": (1_000, 4_000, 20_000, 100_000, 400_000),
+        "world": "paced",
+        "platform": CLUSTER,
+    }
 
 
 def digits_by_mapreduce() -> list[Experiment]:
     """Lab 01: softmax regression on digits by map-reduce, on 1, 2 and 4 workers."""
     common = Experiment(
-        model="logistic", batch=512, steps=150, lr=0.5, sync="mapreduce", cluster={"threads": 1}, evaluate_every=75
+        model="logistic",
+        batch=512,
+        steps=150,
+        lr=0.5,
+        sync="mapreduce",
+        cluster={"threads": 1},
+        evaluate_every=75,
     )
     return [common.replace(workers=workers) for workers in (1, 2, 4)]
 
@@ -58,6 +74,10 @@ def unsteady() -> list[Experiment]:
 def empty_samples() -> Experiment:
     """Lab 01: so small a fraction that most partitions sample nothing in most iterations."""
     return Experiment(
-        model="logistic", workers=4, batch=40, steps=150, lr=0.1,
+        model="logistic",
+        workers=4,
+        batch=40,
+        steps=150,
+        lr=0.1,
         sync={"scheme": "mapreduce", "fraction": 0.03},
-    )  # fmt: skip
+    )

@@ -21,9 +21,12 @@ def _ps(**fields: Any) -> dict[str, Any]:
 def stale_gradients() -> Experiment:
     """Lab 02: two fast workers and one four times slower push to one server whenever they are ready."""
     return Experiment(
-        **SMALL, workers=3, steps=60, sync=_ps(consistency="asp"),
+        **SMALL,
+        workers=3,
+        steps=60,
+        sync=_ps(consistency="asp"),
         delays={"kind": "constant", "delay_ms": 10.0, "straggler": {2: 4.0}},
-    )  # fmt: skip
+    )
 
 
 def pull_apart() -> list[Experiment]:
@@ -67,10 +70,16 @@ def more_updates() -> list[Experiment]:
     updates where bsp makes one and does not, and dividing saves it.
     """
     common = Experiment(
-        model={"name": "mlp", "width": 64, "depth": 1}, workers=8, steps=80, optimizer="momentum", lr=0.7,
-        delays={"kind": "constant", "delay_ms": 10.0}, sync=_ps(), evaluate_every=10,
+        model={"name": "mlp", "width": 64, "depth": 1},
+        workers=8,
+        steps=80,
+        optimizer="momentum",
+        lr=0.7,
+        delays={"kind": "constant", "delay_ms": 10.0},
+        sync=_ps(),
+        evaluate_every=10,
         cluster=SIMULATED,
-    )  # fmt: skip
+    )
     asp = common.replace(sync={"consistency": "asp"})
     return [common, asp, asp.replace(sync={"staleness_aware": True})]
 
@@ -78,18 +87,28 @@ def more_updates() -> list[Experiment]:
 def servers() -> list[Experiment]:
     """Lab 02: one server, two with half the weights each, and one above two leaf servers, on 1 Gb Ethernet."""
     one = Experiment(
-        model={"name": "mlp", "width": 128}, workers=4, steps=25, sync=_ps(), evaluate_every=1000,
+        model={"name": "mlp", "width": 128},
+        workers=4,
+        steps=25,
+        sync=_ps(),
+        evaluate_every=1000,
         cluster={"world": "simulated", "platform": "cpu-1gbe"},
-    )  # fmt: skip
+    )
     return [one, one.replace(sync={"servers": 2}), one.replace(sync={"groups": 2})]
 
 
 def as_the_field_did() -> dict[str, Experiment]:
     """Lab 02: what published systems chose, as settings of one experiment."""
     common = Experiment(
-        model={"name": "mlp", "width": 64, "depth": 1}, workers=4, steps=80, lr=0.2, evaluate_every=10,
-        delays={"kind": "gamma", "delay_ms": 5.0}, sync=_ps(), cluster=SIMULATED,
-    )  # fmt: skip
+        model={"name": "mlp", "width": 64, "depth": 1},
+        workers=4,
+        steps=80,
+        lr=0.2,
+        evaluate_every=10,
+        delays={"kind": "gamma", "delay_ms": 5.0},
+        sync=_ps(),
+        cluster=SIMULATED,
+    )
     return {
         "DistBelief (Downpour)": common.replace(
             optimizer="adagrad", lr=0.05, sync=_ps(consistency="asp", push_every=5)

@@ -21,7 +21,12 @@ MICRO_BATCHES = (1, 4, 16, 64, 256)
 
 def _stages(model: dict[str, Any], schedule: str, microbatches: int = 8, **fields: Any) -> Experiment:
     """Four stages in the simulated world."""
-    split = {"kind": "pipeline", "schedule": schedule, "microbatches": microbatches, **fields.pop("split", {})}
+    split = {
+        "kind": "pipeline",
+        "schedule": schedule,
+        "microbatches": microbatches,
+        **fields.pop("split", {}),
+    }
     cluster = {"world": "simulated", "platform": RACK, "threads": 1, **fields.pop("cluster", {})}
     fields = {"workers": 4, "batch": 256, "steps": 3, "evaluate_every": 1000, **fields}
     return Experiment(model=model, split=split, cluster=cluster, **fields)
@@ -52,7 +57,11 @@ def schedules() -> dict[str, Experiment]:
 def more_micro_batches() -> list[Experiment]:
     """Lab 09, "more micro-batches always help": 256 samples in 1 to 256, by 1F1B and GPipe; messages of sizes only."""
     flush = {"1f1b": MICRO_BATCHES, "gpipe": (4, 16, 256)}  # with one micro-batch they are the same
-    return [_stages(WIDE, name, m, cluster={"messages": "sizes"}) for name, counts in flush.items() for m in counts]
+    return [
+        _stages(WIDE, name, m, cluster={"messages": "sizes"})
+        for name, counts in flush.items()
+        for m in counts
+    ]
 
 
 def small_micro_batches() -> list[Experiment]:

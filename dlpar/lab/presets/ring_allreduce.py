@@ -27,9 +27,12 @@ def ring_always_wins(platform: str, ranks: int = 64) -> dict[str, Any]:
     Arguments of :func:`dlpar.lab.time_collectives`.
     """
     return {
-        "names": ("ring", "tree", "halving_doubling"), "ranks": ranks, "sizes": (1.2e6, 12e6, 178e6),
-        "world": "simulated", "platform": platform,
-    }  # fmt: skip
+        "names": ("ring", "tree", "halving_doubling"),
+        "ranks": ranks,
+        "sizes": (1.2e6, 12e6, 178e6),
+        "world": "simulated",
+        "platform": platform,
+    }
 
 
 def more_ranks() -> list[dict[str, Any]]:
@@ -38,7 +41,13 @@ def more_ranks() -> list[dict[str, Any]]:
     Arguments of :func:`dlpar.lab.time_collectives`; 4 kB and 16 MB, of 512 ranks 4 kB.
     """
     short, long = 4_000, 16_000_000
-    paced = {"names": ("ring",), "ranks": (2, 4, 8), "sizes": (short, long), "world": "paced", "platform": CLUSTER}
+    paced = {
+        "names": ("ring",),
+        "ranks": (2, 4, 8),
+        "sizes": (short, long),
+        "world": "paced",
+        "platform": CLUSTER,
+    }
     simulated = {**paced, "ranks": (2, 4, 8, 32, 128), "world": "simulated"}
     return [paced, simulated, {**simulated, "ranks": 512, "sizes": (short,)}]
 
@@ -46,9 +55,12 @@ def more_ranks() -> list[dict[str, Any]]:
 def fewer_bytes() -> list[Experiment]:
     """Lab 03: the same training with whole gradients, 1 bit a number, the largest 1 %, and bfloat16; simulated."""
     common = Experiment(
-        model={"name": "mlp", "width": 64}, workers=4, batch=256, steps=100,
+        model={"name": "mlp", "width": 64},
+        workers=4,
+        batch=256,
+        steps=100,
         cluster={"world": "simulated", "platform": "cpu-1gbe"},
-    )  # fmt: skip
+    )
     codecs = ({"codec": "none"}, {"codec": "bf16"}, {"codec": "onebit"}, {"codec": "topk", "keep": 0.01})
     return [common.replace(compression=codec) for codec in codecs]
 
@@ -56,7 +68,10 @@ def fewer_bytes() -> list[Experiment]:
 def slow_rank() -> list[Experiment]:
     """Lab 03: four workers of 10 ms a step; then one of them four times slower."""
     even = Experiment(
-        workers=4, steps=25, model={"name": "mlp", "width": 64}, evaluate_every=1000,
+        workers=4,
+        steps=25,
+        model={"name": "mlp", "width": 64},
+        evaluate_every=1000,
         delays={"kind": "constant", "delay_ms": 10.0},
-    )  # fmt: skip
+    )
     return [even, even.replace(delays={"straggler": {2: 4.0}})]

@@ -41,9 +41,12 @@ def more_workers() -> list[Experiment]:
     learning rate grows with the global batch as far as that helps.
     """
     common = Experiment(
-        model={"name": "mlp", "width": 64, "depth": 1}, batch=32, scaling="weak", seed=1,
+        model={"name": "mlp", "width": 64, "depth": 1},
+        batch=32,
+        scaling="weak",
+        seed=1,
         cluster={"world": "simulated", "platform": "p100-100gb-ib", "stand_in_for": "resnet50", "threads": 1},
-    )  # fmt: skip
+    )
     samples = 28 * 1024
     return [
         common.replace(workers=n, lr=lr, steps=samples // (32 * n), evaluate_every=max(1, 256 // (32 * n)))
@@ -59,7 +62,9 @@ def weak_and_strong() -> list[Experiment]:
 
 def three_worlds() -> Experiment:
     """Lab 06: four workers of the default model, simulated on 1 GbE; the same may be paced or real."""
-    return Experiment(workers=4, steps=100, cluster={"world": "simulated", "platform": "cpu-1gbe", "threads": 1})
+    return Experiment(
+        workers=4, steps=100, cluster={"world": "simulated", "platform": "cpu-1gbe", "threads": 1}
+    )
 
 
 def on_this_machine() -> Experiment:
@@ -100,7 +105,7 @@ def horovod(platform: str) -> dict[str, Experiment]:
     return {
         model: _sizes(model, platform, workers=64, steps=1, sync=_ring(overlap=True, bucket_mb=64))
         for model in ("inception3", "resnet101", "vgg16")
-    }  # fmt: skip
+    }
 
 
 def trouble(slow_link: str, unsteady: str) -> dict[str, Experiment]:
