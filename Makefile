@@ -51,7 +51,7 @@ GRADING_SERVERS = notebook \
     $(addprefix nbgrader.server_extensions.,formgrader validate_assignment assignment_list course_list)
 # It opens the reader's own copies, in $(OWN), without solutions; what she has changed there no update overwrites.
 lab: $(STAMP)  ## open the first lab in JupyterLab (where there is no screen: print its address)
-	@$(PY) -m dlpar.grading.release labs release $(OWN)
+	@$(PY) -m dlpar.classroom.grading.release labs release $(OWN)
 	@echo "Starting JupyterLab on $(LAB); Ctrl-C twice stops it."
 	@if [ "$$(id -u)" = 0 ]; then set -- --allow-root; fi; \
 	if [ "$$(uname)" != Darwin ] && [ -z "$$DISPLAY$$WAYLAND_DISPLAY" ]; then set -- "$$@" --no-browser; fi; \
@@ -60,13 +60,13 @@ lab: $(STAMP)  ## open the first lab in JupyterLab (where there is no screen: pr
 	  --LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate \
 	  --LabApp.extension_manager=readonly --LanguageServerManager.autodetect=False $(LAB_ARGS)
 
-hub: $(STAMP)  ## try a classroom's JupyterHub on this machine; dlpar/hub/README.md says how to run one
+hub: $(STAMP)  ## try a classroom's JupyterHub on this machine; dlpar/classroom/hub/README.md says how to run one
 	@$(RUN) dlpar.cli hub $(HUB_ARGS)
 
 release: $(STAMP)  ## make the students' version of the labs, without solutions, in release
 	@$(RUN) dlpar.cli release release
 
-grade: $(STAMP)  ## grade exercises: make grade GRADE_ARGS="SUBMISSIONS"; dlpar/grading/README.md says how
+grade: $(STAMP)  ## grade exercises: make grade GRADE_ARGS="SUBMISSIONS"; dlpar/classroom/grading/README.md says how
 	@$(RUN) dlpar.cli grade $(GRADE_ARGS)
 
 slides: $(STAMP)  ## export the slides of all labs, HTML and PDF, to slides/build
@@ -190,6 +190,6 @@ $(STAMP): pyproject.toml
 	@$(PY) -m jupyterlab.labextensions disable --level=sys_prefix $(NEWS_QUESTION) >/dev/null 2>&1 || true
 	@$(PY) -m jupyterlab.labextensions disable --level=sys_prefix $(GRADING_PARTS) >/dev/null 2>&1 || true
 	@$(PY) -m jupyter_server.extension.serverextension disable --sys-prefix $(GRADING_SERVERS) >/dev/null 2>&1 || true
-	@$(PY) -m dlpar.hub.proxy || echo "Everything works but \`make hub\`; its tests are skipped."
+	@$(PY) -m dlpar.classroom.hub.proxy || echo "Everything works but \`make hub\`; its tests are skipped."
 	@pwd -P >$@
 	@echo "Set-up done."

@@ -1,6 +1,6 @@
 """dlpar: see parallel deep learning happen.
 
-The names a notebook needs; each is loaded when first used, so that importing
+The names a notebook needs.  Each is loaded when it is first used, so that importing
 ``dlpar`` costs next to nothing and loads no torch.
 """
 
@@ -9,28 +9,23 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
-
-_HOME = {
-    "Experiment": "dlpar.experiment",
-    "BadExperiment": "dlpar.schema",
-    "launch": "dlpar.launcher.job",
-    "Job": "dlpar.launcher.job",
-    "JobFailed": "dlpar.launcher.job",
-    "spmd": "dlpar.launcher.spmd",
-    "Run": "dlpar.run",
-    "runs": "dlpar.run",
-}
-
-__all__ = [*_HOME, "lab"]
-
 if TYPE_CHECKING:
     from dlpar import lab
-    from dlpar.experiment import Experiment
-    from dlpar.launcher.job import Job, JobFailed, launch
-    from dlpar.launcher.spmd import spmd
-    from dlpar.run import Run, runs
-    from dlpar.schema import BadExperiment
+    from dlpar.config.experiment import Experiment
+    from dlpar.config.schema import BadExperiment
+    from dlpar.jobs.launch import Job, JobFailed, launch, spmd
+    from dlpar.jobs.run import Run, runs
+
+__version__ = "0.1.0"
+
+__all__ = ["BadExperiment", "Experiment", "Job", "JobFailed", "Run", "lab", "launch", "runs", "spmd"]
+
+_HOME = {
+    "Experiment": "config.experiment",
+    "BadExperiment": "config.schema",
+    **dict.fromkeys(("launch", "spmd", "Job", "JobFailed"), "jobs.launch"),
+    **dict.fromkeys(("Run", "runs"), "jobs.run"),
+}
 
 
 def __getattr__(name: str) -> Any:
@@ -38,8 +33,7 @@ def __getattr__(name: str) -> Any:
         return import_module("dlpar.lab")
     if name not in _HOME:
         raise AttributeError(f"module 'dlpar' has no attribute {name!r}")
-    value = getattr(import_module(_HOME[name]), name)
-    globals()[name] = value
+    value = globals()[name] = getattr(import_module(f"dlpar.{_HOME[name]}"), name)
     return value
 
 

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dlpar.sampling import generator
+from dlpar.data.generator import generator
 
 if TYPE_CHECKING:
-    from dlpar.comm import Comm
-    from dlpar.experiment import Experiment
-    from dlpar.record import Recorder
+    from dlpar.comm import Comm, Recorder
+    from dlpar.config.experiment import Experiment
 
 
 class Delays:

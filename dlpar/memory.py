@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 if TYPE_CHECKING:
-    from dlpar.split.data import Replica
+    from dlpar.replica import Replica
 
 KINDS = ("weights", "gradients", "optimizer", "activations", "gathered")
 """Of what a rank holds: ``optimizer`` is the state of the update rule, ``gathered`` what others own and lend."""

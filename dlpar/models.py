@@ -11,12 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dlpar.sampling import generator
+from dlpar.data.generator import generator
 
 if TYPE_CHECKING:
-    from dlpar.comm.simulation.outline import Outline
+    from dlpar.config.experiment import Experiment, Model
     from dlpar.data import Dataset, Task
-    from dlpar.experiment import Experiment, Model
 
 SQUARED_LENGTH = 8
 """Of the last hidden layer's output, at the start of a regression, about; see :func:`build`."""
@@ -56,16 +55,6 @@ def build(experiment: Experiment, dataset: Dataset) -> nn.Sequential:
         model = nn.Sequential(OrderedDict(layers(experiment.model, dataset)))
     _draw(model, experiment.seed, experiment.model, dataset.task)
     return model.to(getattr(torch, experiment.dtype))
-
-
-def outline(experiment: Experiment, dataset: Dataset) -> nn.Module | Outline:
-    """What stands for every rank's model where no numbers are computed: the model itself, or what it stands in for."""
-    if experiment.cluster.stand_in_for is None:
-        return build(experiment, dataset)
-    from dlpar.comm.simulation.outline import Outline
-    from dlpar.platforms import workload
-
-    return Outline(workload(experiment.cluster.stand_in_for))
 
 
 def loss(task: Task) -> Callable[[Tensor, Tensor], Tensor]:

@@ -11,18 +11,17 @@ from __future__ import annotations
 import torch
 
 from dlpar import models
-from dlpar.comm import Comm
+from dlpar.comm import Comm, Recorder
+from dlpar.config.experiment import Experiment
 from dlpar.data import Dataset, load
+from dlpar.data.sampler import Sampler
 from dlpar.delays import Delays
-from dlpar.experiment import Experiment
 from dlpar.memory import Memory
-from dlpar.record import Recorder
-from dlpar.sampling import Sampler
 from dlpar.split import make_split
 from dlpar.split.batchnorm import synchronise_batchnorm
-from dlpar.split.mesh import placed
+from dlpar.split.mesh import beside_servers, placed, twins
 from dlpar.split.split import Split, Task
-from dlpar.sync import scheme
+from dlpar.sync import scheme, server
 
 EVALUATED = 2000
 """Held-out samples tested during a run; at its end all are."""
@@ -38,10 +37,7 @@ def train(comm: Comm, experiment: Experiment, record: Recorder) -> torch.nn.Modu
     sampler = comm.once(
         "batches", lambda: Sampler(experiment.of_replicas(), dataset.train_y, len(dataset.train_x))
     )
-    model = comm.build(
-        lambda: models.build(experiment, dataset).to(comm.device),
-        outline=lambda: models.outline(experiment, dataset),
-    )
+    model = comm.build(lambda: models.build(experiment, dataset).to(comm.device))
     if experiment.model.norm == "sync_batch":
         synchronise_batchnorm(model, comm)
     criterion = models.loss(dataset.task)
@@ -113,3 +109,18 @@ def evaluate(
             seen += len(y)
     model.train()
     record.evaluation(done, accuracy=correct / seen if score else None, loss=losses / seen, samples=seen)
+
+
+def role(experiment: Experiment, rank: int) -> str:
+    """Say what a rank is: ``worker``, ``server`` or ``leaf``."""
+    if rank < experiment.workers:
+        return "worker"
+    return "server" if rank < experiment.workers + experiment.sync.servers else "leaf"
+
+
+def serve(comm: Comm, experiment: Experiment, record: Recorder) -> None:
+    """Run a rank that is no worker: one of the parameter servers of its part of the model."""
+    part = twins(experiment, comm)
+    if part is not comm:
+        beside_servers(experiment, comm)
+    server.serve(part, experiment.of_replicas(), record)

@@ -51,8 +51,8 @@ def own_folders():
     before = {name: os.environ.get(name) for name in ("DLPAR_HOME", "DLPAR_RUNTIME")}
     os.environ |= {"DLPAR_HOME": str(root / "home"), "DLPAR_RUNTIME": str(root / "r")}
     yield root
-    from dlpar.launcher.warm import dismiss
-    from dlpar.paths import sweep
+    from dlpar.config.paths import sweep
+    from dlpar.jobs.warm import dismiss
 
     dismiss()
     sweep(older_than=0)  # what tests left on purpose by killing a supervisor

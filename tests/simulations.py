@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dlpar import Experiment, Run
-from dlpar.launcher.simulate import run_program, simulate, simulated_world
-from dlpar.platforms import Device, Link, Platform
+from dlpar.jobs.simulate import run_program, simulate, simulated_world
+from dlpar.worlds.platforms import Device, Link, Platform
 
 MS, KB = 1e-3, 1000
 LINK = Link(latency=1 * MS, bandwidth=1e6)  # 1 ms, and 1 ms a kilobyte

@@ -8,9 +8,9 @@ from torch import nn
 from trained_ranks import Trained
 from trained_ranks import trained as train
 
-from dlpar.costmodel.memory import bytes_of, gathered, model_state
+from dlpar.jobs.memory_check import bytes_of, gathered, model_state
 from dlpar.memory import KINDS, WATCHED, Memory
-from dlpar.split.data import Replica
+from dlpar.replica import Replica
 
 WIDTH, DEPTH, BATCH, ITEM = 64, 7, 24, 8
 LAYERS = [64 * WIDTH + WIDTH, *[WIDTH * WIDTH + WIDTH] * (DEPTH - 1), WIDTH * 10 + 10]

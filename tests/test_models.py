@@ -9,10 +9,10 @@ from image_files import write_cifar10, write_mnist
 from torch import nn
 
 from dlpar import models
+from dlpar.config.experiment import Experiment
+from dlpar.config.rules import FITS
 from dlpar.data import Dataset, load
-from dlpar.experiment import Experiment
-from dlpar.rules import FITS
-from dlpar.sampling import Sampler
+from dlpar.data.sampler import Sampler
 
 
 def dataset_of(experiment: Experiment) -> Dataset:

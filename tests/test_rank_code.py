@@ -11,20 +11,14 @@ import dlpar
 
 ROOT = Path(dlpar.__file__).parent
 RANK_CODE = sorted(
-    [ROOT / name for name in ("train.py", "models.py", "data.py", "sampling.py", "optim.py", "record.py")]
+    [*ROOT.glob("*.py")]
     + [
-        *(ROOT / "collectives").glob("*.py"),
-        *(ROOT / "compression").glob("*.py"),
-        *(ROOT / "sync").glob("*.py"),
-        *(ROOT / "split").glob("*.py"),
+        path
+        for room in ("data", "comm", "collectives", "compression", "sync", "split")
+        for path in (ROOT / room).glob("*.py")
     ]
 )
-CARRIERS = [
-    f"dlpar.comm.{p.stem}"
-    for p in (ROOT / "comm").iterdir()
-    if p.stem not in ("__init__", "__pycache__", "base")
-]
-WORLDS = ("mpi4py", "torch.distributed", "dlpar.platforms", "dlpar.launcher", *CARRIERS)
+WORLDS = ("mpi4py", "torch.distributed", "dlpar.worlds", "dlpar.jobs")
 
 
 @pytest.mark.parametrize("path", RANK_CODE, ids=lambda p: str(p.relative_to(ROOT)))
@@ -38,11 +32,7 @@ def test_rank_code_knows_neither_its_world_nor_the_wall_clock(path):
         elif isinstance(node, (ast.Attribute, ast.Name)):
             called.add(ast.unparse(node))
     assert not imported & {"time", "datetime", "random"}
-    imported = {
-        name for name in imported if not name.startswith("dlpar.launcher.payload")
-    }  # what a cell typed
-    if path.name != "models.py":  # which knows the outline that stands for a model without numbers
-        assert not [name for name in imported if name.startswith(WORLDS)]
+    assert not [name for name in imported if name.startswith(WORLDS)]
     # A generator of one's own, keyed by (seed, step, rank), may be seeded; the global ones may not.
     assert not called & {
         "torch.manual_seed",

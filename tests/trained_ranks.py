@@ -9,10 +9,9 @@ import torch
 from torch import nn
 
 from dlpar import Experiment
-from dlpar.launcher.simulate import of_experiment, run_program
-from dlpar.record import Unrecorded
-from dlpar.sync import serve
-from dlpar.train import train
+from dlpar.jobs.record import Unrecorded
+from dlpar.jobs.simulate import of_experiment, run_program
+from dlpar.train import serve, train
 
 SMALL = {
     "mlp": dict(model={"name": "mlp", "width": 32, "depth": 3}, batch=30),

@@ -13,7 +13,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -24,7 +24,7 @@ from dlpar.cli.rehearse import rehearse
 from dlpar.cli.slots import slots
 
 if TYPE_CHECKING:
-    from dlpar.run import Run
+    from dlpar.jobs.run import Run
 
 BAD_REQUEST, FAILED = 2, 1
 
@@ -59,7 +59,7 @@ def run(as_json: AsJSON = False, experiment: FromFile = None, **given: Any) -> i
     Ctrl-C stops the run and keeps what it recorded.
     """
     from dlpar.cli import flags
-    from dlpar.schema import BadExperiment
+    from dlpar.config.schema import BadExperiment
 
     try:
         chosen = flags.read(given, _text(experiment) if experiment is not None else None)
@@ -93,7 +93,7 @@ def sweep(
     """
     from dlpar.cli import grid
     from dlpar.cli.complaints import number
-    from dlpar.schema import BadExperiment
+    from dlpar.config.schema import BadExperiment
 
     at_a_time = number("--jobs", jobs, 1, 256)
     try:
@@ -159,7 +159,7 @@ def platforms(
 ) -> int:
     """List the clusters that ranks can be paced to, or simulated on; or say all about one."""
     from dlpar.cli import platform_listing
-    from dlpar.schema import BadExperiment
+    from dlpar.config.schema import BadExperiment
 
     try:
         platform_listing.show(which, as_json)
@@ -180,7 +180,7 @@ def doctor(
     How many ranks and threads, which carrier, and why; what is broken, and how to mend it.
     Ends with status 1 if anything is.
     """
-    from dlpar import doctor
+    from dlpar.cli import doctor
 
     if calibrate:
         from dlpar.cli import platform_listing
@@ -196,8 +196,8 @@ def doctor(
 
 def _found(which: str | None) -> Run:
     """The run that is meant, its experiment readable."""
-    from dlpar.run import NoSuchRun, Run
-    from dlpar.schema import BadExperiment
+    from dlpar.config.schema import BadExperiment
+    from dlpar.jobs.run import NoSuchRun, Run
 
     if which is None:
         raise BadRequest("RUN: missing; allowed is a run folder or one of the ids `dlpar runs` lists")

@@ -19,8 +19,8 @@ from typing import Any
 import typer
 from pydantic.fields import FieldInfo
 
-from dlpar.experiment import Experiment
-from dlpar.schema import BadExperiment, Part, allowed, choices, is_optional, kinds, shown, unwrap
+from dlpar.config.experiment import Experiment
+from dlpar.config.schema import BadExperiment, Part, allowed, choices, is_optional, kinds, shown, unwrap
 
 OWN_PANEL = "Training"
 """Title of the fields that belong to no part."""

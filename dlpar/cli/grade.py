@@ -18,8 +18,8 @@ def release(
     labs: Labs = None,
 ) -> int:
     """Make the students' version of the labs, without solutions, hidden tests and results."""
+    from dlpar.classroom.grading.release import release as make
     from dlpar.cli import BadRequest
-    from dlpar.grading.release import release as make
 
     masters = _masters(labs)
     if Path(into).resolve().is_relative_to(masters.resolve()):
@@ -68,12 +68,12 @@ def grade(
     """Grade the exercises that students handed in.
 
     Answers are judged on simulated ranks, shut in an account of their own without network. What hangs, crashes
-    or is missing earns nothing, and harms nobody else's. dlpar/grading/README.md says more.
+    or is missing earns nothing, and harms nobody else's. dlpar/classroom/grading/README.md says more.
     """
     from importlib.util import find_spec
 
     from dlpar.cli.complaints import number
-    from dlpar.control_groups import cores
+    from dlpar.jobs.control_groups import cores
 
     limits = number("--seconds", seconds, 1, 600), number("--memory", memory, 1, 64)
     side_by_side = 1 if not_isolated else number("--at-a-time", at_a_time or str(cores()), 1, 64)
@@ -84,8 +84,8 @@ def grade(
             file=sys.stderr,
         )
         return 1
-    from dlpar.grading.box import Box, CannotGrade
-    from dlpar.grading.course import CourseFailed
+    from dlpar.classroom.grading.box import Box, CannotGrade
+    from dlpar.classroom.grading.course import CourseFailed
 
     try:
         box = Box(None if not_isolated else account, *limits)
@@ -100,11 +100,11 @@ def grade(
 
 def _graded(where: str, folder: Path, masters: list[Path], box, at_a_time: int) -> int:
     """Do it, a line for each answer."""
+    from dlpar.classroom.grading.course import Course
+    from dlpar.classroom.grading.grade import grade as grade_all
+    from dlpar.classroom.grading.grade import submissions, take
+    from dlpar.classroom.grading.hand_in import students
     from dlpar.cli import BadRequest
-    from dlpar.grading.course import Course
-    from dlpar.grading.grade import grade as grade_all
-    from dlpar.grading.grade import submissions, take
-    from dlpar.grading.hand_in import students
 
     if not students(where):
         raise BadRequest(f"SUBMISSIONS: got {where!r}, allowed is a folder with a folder for each student")
@@ -120,9 +120,9 @@ def _graded(where: str, folder: Path, masters: list[Path], box, at_a_time: int) 
 
 
 def _masters(labs: str | None) -> Path:
+    from dlpar.classroom.grading.release import is_master
+    from dlpar.classroom.hub.settings import usual_labs
     from dlpar.cli import BadRequest
-    from dlpar.grading.release import is_master
-    from dlpar.hub.settings import usual_labs
 
     folder = Path(labs) if labs else usual_labs()
     if not folder.is_dir() or not is_master(folder):

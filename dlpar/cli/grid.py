@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 from dlpar.cli import flags
 from dlpar.cli.flags import Flag
-from dlpar.experiment import Experiment
-from dlpar.schema import BadExperiment
-from dlpar.sweep import check, grid
+from dlpar.config.experiment import Experiment
+from dlpar.config.schema import BadExperiment
+from dlpar.lab.sweep import check, grid
 
 MOST = 1000
 """Experiments of a sweep."""

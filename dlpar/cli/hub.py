@@ -63,11 +63,11 @@ def hub(
     """Start a JupyterHub for a class.
 
     Each user gets her own copy of the labs, which no update overwrites. On loopback unless told otherwise.
-    Ctrl-C stops it. dlpar/hub/README.md says how to run it for a class, and what else it needs.
+    Ctrl-C stops it. dlpar/classroom/hub/README.md says how to run it for a class, and what else it needs.
     """
+    from dlpar.classroom.hub.settings import BadSettings, Settings, usual_labs
     from dlpar.cli import BadRequest
-    from dlpar.hub.settings import BadSettings, Settings, usual_labs
-    from dlpar.launcher.slots import usual_slots
+    from dlpar.jobs.slots import usual_slots
 
     if not port.isdecimal():
         raise BadRequest(f"--port: got {port!r}, allowed is a whole number from 1 to 65535")
@@ -100,9 +100,9 @@ def _start(settings) -> int:
     from importlib.util import find_spec
     from pathlib import Path
 
-    from dlpar.hub import proxy
-    from dlpar.hub.settings import LISTED, VARIABLE, without_solutions
-    from dlpar.paths import private_folder
+    from dlpar.classroom.hub import proxy
+    from dlpar.classroom.hub.settings import LISTED, VARIABLE, without_solutions
+    from dlpar.config.paths import private_folder
 
     if find_spec("jupyterhub") is None:
         print("dlpar hub: JupyterHub is not installed; `pip install 'dlpar[hub]'` brings it", file=sys.stderr)
@@ -116,7 +116,7 @@ def _start(settings) -> int:
     settings = without_solutions(settings)
     print(f"labs: {settings.labs}; the hub's own folder: {own}")
     if settings.accounts == LISTED:
-        from dlpar.hub import login
+        from dlpar.classroom.hub import login
 
         everybody = sorted({*settings.users, *settings.teachers})
         known = login.complete(own / "passwords", everybody)

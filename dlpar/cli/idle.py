@@ -9,8 +9,8 @@ from typing import Any
 
 from dlpar.cli import flags
 from dlpar.cli.flags import Flag
-from dlpar.experiment import Experiment
-from dlpar.meaning import missing
+from dlpar.config.applicable import missing
+from dlpar.config.experiment import Experiment
 
 NOT_TOLD = {
     "run": ("cluster.threads",),

@@ -12,9 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from dlpar.cli import flags
-from dlpar.lab.says import duration, quantity
-from dlpar.launcher.diagnosis import errors_in
-from dlpar.run import Run, runs
+from dlpar.jobs.diagnosis import errors_in
+from dlpar.jobs.run import Run, runs
+from dlpar.lab.captions import duration, quantity
 
 LOG_LINES = 20
 """Last lines of a run's log that are shown."""

@@ -9,9 +9,9 @@ from typing import Any
 from rich.table import Table
 
 from dlpar.cli.listing import NONE, console, print_pairs
-from dlpar.platforms import PLATFORMS, Link, Platform, platform
-from dlpar.platforms.lookup import HERE, here_file
-from dlpar.platforms.named import SEPARATOR
+from dlpar.worlds.platforms import PLATFORMS, Link, Platform, platform
+from dlpar.worlds.platforms.lookup import HERE, here_file
+from dlpar.worlds.platforms.named import SEPARATOR
 
 
 def show(which: str | None, as_json: bool) -> None:
@@ -27,9 +27,9 @@ def show(which: str | None, as_json: bool) -> None:
 
 def calibrate(as_json: bool) -> int:
     """Measure this machine, keep the figures, and print them; returns the exit status."""
-    from dlpar.doctor import calibrate as measuring
-    from dlpar.launcher.job import JobFailed
-    from dlpar.launcher.mpiexec import NoMPI
+    from dlpar.jobs.launch import JobFailed
+    from dlpar.jobs.mpiexec import NoMPI
+    from dlpar.theory import calibrate as measuring
 
     try:
         measuring.calibrate(measuring.THOROUGH)

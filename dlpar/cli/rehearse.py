@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from dlpar.rehearsal import Result, Trial
-    from dlpar.rehearsal.machine import Note
+    from dlpar.cli.machine import Note
+    from dlpar.course.rehearsal import Result, Trial
 
 A_LAB = 45.0
 """Seconds a whole lab may take on two cores; of presets that take longer a class should see recordings."""
@@ -30,7 +30,7 @@ def rehearse(
     """
     from dlpar.cli import BadRequest
     from dlpar.cli.running import STOPS, Interrupts
-    from dlpar.rehearsal import trials
+    from dlpar.course.rehearsal import trials
 
     try:
         chosen = trials([name.zfill(2) for name in labs or ()])
@@ -45,8 +45,8 @@ def rehearse(
 
 
 def _rehearsed(chosen: Sequence[Trial], as_json: bool) -> int:
-    from dlpar.rehearsal import rehearse as every
-    from dlpar.rehearsal.machine import BROKEN, notes
+    from dlpar.cli.machine import BROKEN, notes
+    from dlpar.course.rehearsal import rehearse as every
 
     told = notes()
     if not as_json:

@@ -11,9 +11,9 @@ from typing import Any
 
 from dlpar.cli import listing
 from dlpar.cli.terminal import view
-from dlpar.experiment import Experiment
-from dlpar.launcher.job import Job, JobFailed, launch
-from dlpar.launcher.mpiexec import NoMPI
+from dlpar.config.experiment import Experiment
+from dlpar.jobs.launch import Job, JobFailed, launch
+from dlpar.jobs.mpiexec import NoMPI
 
 STOPS = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGHUP: "SIGHUP"}
 """Signals that stop a run, and what people call them."""
@@ -94,7 +94,7 @@ def run(experiment: Experiment, as_json: bool) -> int:
 def _warn(experiment: Experiment) -> None:
     """Say what is allowed and yet hardly meant: a graph in pieces, whose workers cannot agree."""
     if experiment.sync.scheme == "gossip":
-        from dlpar.sync.topology import warning
+        from dlpar.graphs import warning
 
         if said := warning(experiment):
             print(f"dlpar run: {said}", file=sys.stderr)

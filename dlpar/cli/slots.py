@@ -36,7 +36,7 @@ def slots(
     A job of more ranks than there are slots takes them all, and runs alone.
     """
     from dlpar.cli import BadRequest
-    from dlpar.launcher.slots import USUAL, NoSlots, ask, keeper_socket, usual_slots
+    from dlpar.jobs.slots import USUAL, NoSlots, ask, keeper_socket, usual_slots
 
     if ranks is not None and not ranks.isdecimal():
         raise BadRequest(f"--ranks: got {ranks!r}, allowed is a whole number from 1 to 200")
@@ -56,7 +56,7 @@ def slots(
 
 def _serve(path: Path, ranks: int, teachers: tuple[int, ...]) -> int:
     from dlpar.cli import BadRequest
-    from dlpar.launcher.slot_keeper import Keeper
+    from dlpar.jobs.slot_keeper import Keeper
 
     asked_to_end: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

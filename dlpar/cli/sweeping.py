@@ -15,9 +15,9 @@ from rich.text import Text
 from dlpar.cli.grid import Asked
 from dlpar.cli.listing import NONE, STYLES, console
 from dlpar.cli.running import STOPS, Stops
-from dlpar.lab.says import quantity
-from dlpar.scaling import gains
-from dlpar.sweep import Outcome, run_all
+from dlpar.lab.captions import quantity
+from dlpar.lab.sweep import Outcome, run_all
+from dlpar.theory.scaling import gains
 
 HEADS = {
     "samples_per_s": "samples/s", "speedup": "speed-up", "efficiency": "efficiency", "step_s": "step (ms)",
@@ -143,7 +143,7 @@ def write_csv(file: str, asked: Sequence[Asked], found: Sequence[dict[str, Any]]
 def _write_page(file: str, outcomes: Sequence[Outcome]) -> int:
     """The figure as a page; the exit status."""
     from dlpar.cli.page import write
-    from dlpar.lab.figures.sweep import sweep as drawing
+    from dlpar.lab.figures.scaling import sweep as drawing
 
     done = [outcome for outcome in outcomes if outcome.samples_per_s]
     if not done:

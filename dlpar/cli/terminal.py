@@ -12,14 +12,14 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from dlpar.experiment import Experiment
+from dlpar.config.experiment import Experiment
+from dlpar.jobs.run import Run
+from dlpar.jobs.slots import in_words
+from dlpar.jobs.summary import weighted_loss
+from dlpar.jobs.tail import Tail
+from dlpar.lab.captions import duration, quantity
 from dlpar.lab.labels import platform_in_words, scheme
-from dlpar.lab.says import duration, quantity
 from dlpar.lab.theme import PHASES
-from dlpar.launcher.slots import in_words
-from dlpar.run import Run
-from dlpar.summary import weighted_loss
-from dlpar.tail import Tail
 
 DRAW_EVERY, LINE_EVERY = 0.125, 2.0
 """Seconds between two pictures of the live view, and between two plain lines."""
@@ -52,7 +52,7 @@ class Progress:
         self._marks = deque([(0.0, 0, 0, time.monotonic())], maxlen=16)
 
     def take(self, source: str, record: dict[str, Any]) -> None:
-        """One record as :class:`~dlpar.tail.Tail` gives it."""
+        """One record as :class:`~dlpar.jobs.tail.Tail` gives it."""
         kind = record["k"]
         if kind == "step":
             self.worker_steps += 1

@@ -1,13 +1,14 @@
 """Collectives made of ``send`` and ``recv`` alone, each short enough to project on a wall.
 
 Every one works in place on a flat tensor of any length, on any number of ranks.
-Beside each stands the library's own (``library_…``), and what it must send is
-known in advance: :func:`closed_form`.
+Beside each stands the library's own (``library_…``).  What each must send is known in advance
+(:func:`dlpar.theory.counts.closed_form`).
 """
 
 from __future__ import annotations
 
-from dlpar.collectives.closed_forms import Cost, closed_form
+from typing import TYPE_CHECKING
+
 from dlpar.collectives.halving_doubling import halving_doubling_allreduce
 from dlpar.collectives.hierarchical import hierarchical_allreduce
 from dlpar.collectives.library import (
@@ -21,6 +22,9 @@ from dlpar.collectives.ring import ring_allgather, ring_allreduce, ring_reduce_s
 from dlpar.collectives.star import star_allreduce, star_broadcast, star_reduce
 from dlpar.collectives.tree import tree_aggregate, tree_allreduce, tree_broadcast, tree_reduce
 
+if TYPE_CHECKING:
+    from dlpar.comm import Comm
+
 ALLREDUCE = {
     "ring": ring_allreduce,
     "library": library_allreduce,
@@ -31,10 +35,21 @@ ALLREDUCE = {
 }
 """All-reduce algorithms by the name an experiment gives them."""
 
+HALVES = {
+    "ring": (ring_reduce_scatter, ring_allgather),
+    "library": (library_reduce_scatter, library_allgather),
+}
+"""Reduce-scatter and all-gather of each all-reduce that has halves; chunk ``rank + 1`` (mod N) is a rank's own."""
+
+
+def own_chunk(comm: Comm) -> int:
+    """Which of N chunks is this rank's."""
+    return (comm.rank + 1) % comm.size
+
+
 __all__ = [
     "ALLREDUCE",
-    "Cost",
-    "closed_form",
+    "HALVES",
     "halving_doubling_allreduce",
     "hierarchical_allreduce",
     "library_allgather",
@@ -42,6 +57,7 @@ __all__ = [
     "library_broadcast",
     "library_reduce",
     "library_reduce_scatter",
+    "own_chunk",
     "ring_allgather",
     "ring_allreduce",
     "ring_reduce_scatter",

@@ -10,11 +10,10 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
-
-from dlpar.comm.progress import DeviceLock
 
 ANY = -1
 """As `source` or `tag` of a receive: whichever comes first."""
@@ -271,8 +270,8 @@ class Comm(ABC):
         """``make()``, of something ranks only read and all make alike; a process that holds many makes it once."""
         return make()
 
-    def build(self, make: Callable[[], T], outline: Callable[[], Any]) -> T:
-        """``make()``, this rank's own; where numbers are not computed ``outline()``, which stands for all ranks'."""
+    def build(self, make: Callable[[], T]) -> T:
+        """``make()``, this rank's own model; where no numbers are computed, one outline for all ranks."""
         return make()
 
     def state(self) -> dict[str, float]:
@@ -285,7 +284,7 @@ class Comm(ABC):
 
     def lock(self) -> Any:
         """What keeps the two activities of one rank out of each other's way: a context manager."""
-        return DeviceLock(self.device) if self.device.type == "cuda" else threading.Lock()
+        return threading.Lock()
 
     def settle(self) -> None:
         """Wait until this rank's device has done what it was told: a GPU is told ahead.  For who takes the time."""
@@ -295,6 +294,25 @@ class Comm(ABC):
     def empty(self, shape: Sequence[int] | int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """An uninitialised buffer on this rank's device."""
         return torch.empty(shape, dtype=dtype, device=self.device)
+
+
+class Recorder(Protocol):
+    """What rank code tells of itself; :class:`dlpar.jobs.record.Recorder` writes it to the run folder."""
+
+    def span(self, name: str, micro: int | None = None, chunk: int = 0) -> AbstractContextManager[None]:
+        """Time a phase of a step: ``forward``, ``backward``, ``communicate``, ``update`` …"""
+
+    def step(self, step: int, **facts: Any) -> None:
+        """End a step with its loss, samples, traffic and whatever else is known of it."""
+
+    def evaluation(self, step: int, **facts: Any) -> None:
+        """Tell what a test on held-out samples gave after `step` steps."""
+
+    def event(self, name: str, **facts: Any) -> None:
+        """Tell of something that happened once."""
+
+    def end(self, steps: int) -> None:
+        """Tell that the rank did all its steps."""
 
 
 def check_peer(comm: Comm, peer: int, what: str) -> None:

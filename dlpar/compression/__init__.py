@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from dlpar.compression.codecs import Codec, Half, OneBit, TopK, codec
-from dlpar.compression.exchange import CompressedAllreduce
-from dlpar.compression.lossy_comm import LossyComm
-from dlpar.compression.memory import Memory
+from dlpar.compression.codecs import Codec, ErrorFeedback, Half, OneBit, TopK, codec
+from dlpar.compression.exchange import CompressedAllreduce, LossyComm
 
-__all__ = ["Codec", "CompressedAllreduce", "Half", "LossyComm", "Memory", "OneBit", "TopK", "codec"]
+__all__ = ["Codec", "CompressedAllreduce", "ErrorFeedback", "Half", "LossyComm", "OneBit", "TopK", "codec"]

@@ -1,6 +1,6 @@
 """Codecs: a flat float tensor as fewer bytes, of a size known in advance, and back.
 
-A codec forgets at once; what it lost is kept by :class:`~dlpar.compression.memory.Memory`.
+A codec forgets at once; what it lost is kept by :class:`~dlpar.compression.codecs.ErrorFeedback`.
 """
 
 from __future__ import annotations
@@ -177,3 +177,42 @@ def codec(name: str, keep: float = 0.01) -> Codec:
 def _places(like: Tensor) -> Tensor:
     """The eight places of a bit in a byte."""
     return torch.arange(8, dtype=torch.uint8, device=like.device)
+
+
+class ErrorFeedback:
+    """A codec with a memory, for one place in a program that sends a tensor of one length again and again.
+
+    Parameters
+    ----------
+    codec : Codec
+        What encodes.
+
+    Attributes
+    ----------
+    residual : Tensor or None, shape (n,)
+        What was meant and not yet delivered; None before the first call.
+    """
+
+    def __init__(self, codec: Codec) -> None:
+        self.codec = codec
+        self.residual: Tensor | None = None
+
+    def encode(self, tensor: Tensor) -> Tensor:
+        """The wire of `tensor`, shape (n,), plus what earlier wires left out.
+
+        ``decode(wire) + residual`` afterwards is ``tensor + residual`` before, to rounding.
+
+        Raises
+        ------
+        ValueError
+            If n is not that of the first call.
+        """
+        if self.residual is None:
+            self.residual = tensor.new_zeros(len(tensor))
+        n, first = len(tensor), len(self.residual)
+        if n != first:
+            raise ValueError(f"tensor: got {n:,} elements, allowed is {first:,} as in the first call")
+        meant = tensor + self.residual
+        wire = self.codec.encode(meant)
+        self.residual = meant - self.codec.decode(wire, self.residual)
+        return wire

@@ -8,16 +8,15 @@ once more; this exchange needs no second memory).
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from dlpar.collectives import ring_allgather
-from dlpar.compression.codecs import Codec
-from dlpar.compression.memory import Memory
-
-if TYPE_CHECKING:
-    from dlpar.comm import Comm
+from dlpar.comm import ANY, Arrival, Comm, Request
+from dlpar.comm.base import Collective
+from dlpar.compression.codecs import Codec, ErrorFeedback
 
 
 class CompressedAllreduce:
@@ -40,7 +39,7 @@ class CompressedAllreduce:
 
     def __init__(self, codec_factory: Callable[[], Codec]) -> None:
         self._codec_factory = codec_factory
-        self._memories: dict[tuple[int, int], Memory] = {}
+        self._memories: dict[tuple[int, int], ErrorFeedback] = {}
 
     def __call__(self, comm: Comm, bucket: torch.Tensor) -> None:
         """Replace `bucket`, shape (n,), by the sum over ranks of what is delivered of it.
@@ -59,8 +58,126 @@ class CompressedAllreduce:
         for wire in by_rank:
             comm.compute(lambda: bucket.add_(codec.decode(wire, decoded)), cost=2 * n)
 
-    def _memory_of(self, bucket: torch.Tensor) -> Memory:
+    def _memory_of(self, bucket: torch.Tensor) -> ErrorFeedback:
         key = bucket.data_ptr(), len(bucket)
         if key not in self._memories:
-            self._memories[key] = Memory(self._codec_factory())
+            self._memories[key] = ErrorFeedback(self._codec_factory())
         return self._memories[key]
+
+
+class LossyComm:
+    """`comm`, but float tensors travel as a codec's bytes, with error feedback where they are sent.
+
+    Every other call, and every tensor that is not of floats, is the inner
+    communicator's.  A sender has one memory for each (destination, tag, length);
+    send a tensor of one meaning under each.  What sums hops of an all-reduce pass
+    on is compressed again at every hop, so ranks may end with different sums: use
+    it where one rank's result counts, as in a tree-aggregate.
+
+    Parameters
+    ----------
+    comm : Comm
+        What carries the bytes.
+    codec : Codec
+        Encodes and decodes on every rank.
+    exact : int
+        That many last elements of a tensor travel as they are: counts, a loss.
+    """
+
+    def __init__(self, comm: Comm, codec: Codec, exact: int = 0) -> None:
+        self.inner, self.codec, self.exact = comm, codec, exact
+        self._memories: dict[tuple[int, int, int], ErrorFeedback] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def send(self, tensor: Tensor, dest: int, tag: int = 0) -> None:
+        self.inner.send(self._packed(tensor, dest, tag), dest, tag)
+
+    def isend(self, tensor: Tensor, dest: int, tag: int = 0) -> Request:
+        return self.inner.isend(self._packed(tensor, dest, tag), dest, tag)
+
+    def recv(self, into: Tensor, source: int = ANY, tag: int = ANY) -> Arrival:
+        room = self._room(into)
+        return self._unpacked(room, into, self.inner.recv(room, source, tag))
+
+    def irecv(self, into: Tensor, source: int = ANY, tag: int = ANY) -> Request:
+        room = self._room(into)
+        return _Receiving(self, room, into, self.inner.irecv(room, source, tag))
+
+    def sendrecv(self, tensor: Tensor, dest: int, into: Tensor, source: int, tag: int = 0) -> Arrival:
+        room = self._room(into)
+        arrival = self.inner.sendrecv(self._packed(tensor, dest, tag), dest, room, source, tag)
+        return self._unpacked(room, into, arrival)
+
+    def start(self, collective: Collective, bucket: Tensor) -> Request:
+        return self.inner.start(lambda comm, bucket: collective(self._around(comm), bucket), bucket)
+
+    def split(self, color: int, key: int = 0) -> LossyComm:
+        return LossyComm(self.inner.split(color, key), self.codec, self.exact)
+
+    def _around(self, comm: Comm) -> LossyComm:
+        """Another carrier between the same ranks, with the same memories."""
+        other = LossyComm(comm, self.codec, self.exact)
+        other._memories = self._memories
+        return other
+
+    def _lossy(self, tensor: Tensor) -> int:
+        """How many first elements of a tensor are encoded."""
+        return max(0, tensor.numel() - self.exact) if tensor.is_floating_point() else 0
+
+    def _room(self, tensor: Tensor) -> Tensor:
+        """A buffer for a tensor's bytes on the wire; the tensor itself where nothing is encoded."""
+        lossy = self._lossy(tensor)
+        if not lossy:
+            return tensor
+        exact = (tensor.numel() - lossy) * tensor.element_size()
+        return self.inner.empty(self.codec.nbytes(lossy, tensor.dtype) + exact, torch.uint8)
+
+    def _packed(self, tensor: Tensor, dest: int, tag: int) -> Tensor:
+        wire, lossy = self._room(tensor), self._lossy(tensor)
+        if not lossy:
+            return tensor
+        memory = self._memories.setdefault((dest, tag, lossy), ErrorFeedback(self.codec))
+        flat = tensor.detach().reshape(-1)
+
+        def pack() -> None:
+            wire.copy_(torch.cat([memory.encode(flat[:lossy]), flat[lossy:].clone().view(torch.uint8)]))
+
+        self.inner.compute(pack, cost=4 * lossy)
+        return wire
+
+    def _unpacked(self, wire: Tensor, into: Tensor, arrival: Arrival) -> Arrival:
+        lossy = self._lossy(into)
+        if not lossy:
+            return arrival
+        if arrival.nbytes != wire.nbytes:
+            raise ValueError(
+                f"recv: got {arrival.nbytes:,} bytes, allowed is {wire.nbytes:,}: a code fills its tensor"
+            )
+        head = self.codec.nbytes(lossy, into.dtype)
+
+        def unpack() -> None:
+            values = self.codec.decode(wire[:head], into.new_empty(lossy))
+            into.copy_(torch.cat([values, wire[head:].clone().view(into.dtype)]).view(into.shape))
+
+        self.inner.compute(unpack, cost=2 * lossy)
+        return Arrival(arrival.source, arrival.tag, into.nbytes)
+
+
+class _Receiving:
+    """A receive under way, decoded once it is complete."""
+
+    def __init__(self, comm: LossyComm, wire: Tensor, into: Tensor, request: Request) -> None:
+        self._comm, self._wire, self._into, self._request = comm, wire, into, request
+        self._arrival: Arrival | None = None
+
+    def wait(self) -> Arrival:
+        if self._arrival is None:
+            self._arrival = self._comm._unpacked(self._wire, self._into, self._request.wait())
+        return self._arrival
+
+    def test(self) -> bool:
+        if self._arrival is None and self._request.test():
+            self.wait()
+        return self._arrival is not None

@@ -11,19 +11,19 @@ _HOME = {
     "scaling": "dlpar.lab.speedup",
     "LivePlot": "dlpar.lab.live_plot",
     "predict": "dlpar.lab.prediction",
-    "check": "dlpar.lab.verdict",
-    "check_on_ranks": "dlpar.lab.on_ranks",
-    "check_scheme": "dlpar.lab.own_scheme",
-    "check_server": "dlpar.lab.own_server",
-    "check_efficiency": "dlpar.lab.own_efficiency",
-    "check_zero": "dlpar.lab.own_zero",
-    "check_schedule": "dlpar.lab.own_schedule",
-    "check_grid": "dlpar.lab.own_mesh",
-    "check_layers": "dlpar.lab.own_layers",
+    "check": "dlpar.course.judge",
+    "check_on_ranks": "dlpar.course.judge",
+    "check_scheme": "dlpar.course.exercises.scheme",
+    "check_server": "dlpar.course.exercises.server",
+    "check_efficiency": "dlpar.course.exercises.efficiency",
+    "check_zero": "dlpar.course.exercises.zero",
+    "check_schedule": "dlpar.course.exercises.schedule",
+    "check_grid": "dlpar.course.exercises.mesh",
+    "check_layers": "dlpar.course.exercises.layers",
     "show": "dlpar.lab.source",
-    "glossary": "dlpar.lab.terms",
-    **dict.fromkeys(("term", "tooltips"), "dlpar.lab.terms"),
-    **dict.fromkeys(("course", "self_test"), "dlpar.lab.curriculum"),
+    "glossary": "dlpar.course.glossary",
+    **dict.fromkeys(("term", "tooltips"), "dlpar.course.glossary"),
+    **dict.fromkeys(("course", "self_test"), "dlpar.course.curriculum"),
     **dict.fromkeys(("predictions", "forget_predictions"), "dlpar.lab.ledger"),
     "animate": "dlpar.lab.animation",
     "ping_pong": "dlpar.lab.timing",
@@ -34,14 +34,14 @@ _HOME = {
     **dict.fromkeys(("schedule", "micro_batches"), "dlpar.lab.figures"),
     **dict.fromkeys(("memory", "mesh", "pieces", "pipeline", "layer_bytes"), "dlpar.lab.figures"),
 }
-_MODULES = ("figures", "presets")
+_MODULES = {"figures": "dlpar.lab.figures", "presets": "dlpar.course.presets"}
 
 __all__ = [*_HOME, *_MODULES]
 
 
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
-        return import_module(f"dlpar.lab.{name}")
+        return import_module(_MODULES[name])
     if name not in _HOME:
         raise AttributeError(f"module 'dlpar.lab' has no attribute {name!r}")
     value = getattr(import_module(_HOME[name]), name)

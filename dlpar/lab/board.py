@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from dlpar.experiment import Experiment
+from dlpar.config.experiment import Experiment
 from dlpar.lab.global_steps import GlobalStep, GlobalSteps
 from dlpar.lab.labels import run_labels, this_label
 from dlpar.lab.live.consensus import Consensus
-from dlpar.lab.live.convergence import Convergence
+from dlpar.lab.live.convergence import Convergence, loss_title
 from dlpar.lab.live.lanes import Lanes
 from dlpar.lab.live.lead import Lead
-from dlpar.lab.live.run_curve import loss_title
 from dlpar.lab.live.staleness import Staleness
 from dlpar.lab.live.throughput import Throughput
 from dlpar.lab.live.timeline import Timeline

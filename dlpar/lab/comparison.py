@@ -10,21 +10,24 @@ from typing import TYPE_CHECKING, Any
 import ipywidgets as widgets
 
 import dlpar
-from dlpar.experiment import Experiment
+from dlpar.config.experiment import Experiment
+from dlpar.jobs.run import Run
+from dlpar.lab import captions as says
+from dlpar.lab import theme
+from dlpar.lab.captions import quantity
 from dlpar.lab.cell import all_below, prepare_in_background, take_place_of_earlier
-from dlpar.lab.comparison_figure import ComparisonFigure
 from dlpar.lab.figures.training import X_AXES, of_one_kind
-from dlpar.lab.labels import labels
-from dlpar.lab.live_plot import answer_while_busy
-from dlpar.lab.scores import Scores
+from dlpar.lab.global_steps import GlobalSteps
+from dlpar.lab.labels import consistency, labels, scheme, with_world
+from dlpar.lab.live.convergence import RunCurve, ends, grow, layout, x_axes
+from dlpar.lab.live_plot import LivePlot, answer_while_busy
 from dlpar.lab.status import Status
 from dlpar.lab.watch import Watch
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from dlpar.launcher.job import Job
-    from dlpar.run import Run
+    from dlpar.jobs.launch import Job
 
 
 class Comparison(widgets.VBox):
@@ -104,7 +107,7 @@ class Comparison(widgets.VBox):
         JobFailed
             If one failed or was stopped.
         """
-        from dlpar.launcher.job import JobFailed
+        from dlpar.jobs.launch import JobFailed
 
         if not self._over.wait(timeout):
             raise TimeoutError(f"the comparison is still going on after {timeout:g} s")
@@ -296,3 +299,204 @@ def compare(
     if not 0 < goal <= 1:
         raise ValueError(f"goal: got {goal:g}, allowed is a share above 0 and at most 1")
     return Comparison(experiments, list(titles or labels(experiments)), question, x, goal)
+
+
+class ComparisonFigure:
+    """Curves of `experiments`, one after the other.
+
+    Parameters
+    ----------
+    experiments : sequence of Experiment
+        Of one kind of task.
+    titles : sequence of str
+        What each is called.
+    x : str
+        Column of the horizontal axis at first.
+    """
+
+    def __init__(self, experiments: Sequence[Experiment], titles: Sequence[str], x: str) -> None:
+        self.experiments, self.titles = experiments, titles
+        self._reach: dict[str, float] = {}
+        for each in map(ends, experiments):
+            self._reach |= {name: max(end, self._reach.get(name, 0.0)) for name, end in each.items()}
+        axes = x_axes(self._reach, {experiment.cluster.world for experiment in experiments})
+        self.plot = LivePlot(layout(experiments[0]), axes, height=430, logarithmic=True)
+        self.plot.x = x
+        self.plot.say("Not started. Press Run.")
+        self.curves: dict[int, RunCurve] = {}
+        self._latest: dict[str, float] = {}
+        self._room()
+
+    def _room(self) -> None:
+        # Without a trace plotly leaves the accuracy's axes out, and the figure would jump at the first point.
+        self.plot.add_trace(
+            "room", {"yaxis": "y2", "showlegend": False}, ("step", "y"), {"x": "step", "y": "y"}
+        )
+
+    def clear(self) -> None:
+        """Take all curves away."""
+        for number in self.curves:
+            for kind in ("loss", "test"):
+                self.plot.remove(f"{number} {kind}")
+        self.curves.clear()
+        self._room()
+
+    def begin(self, number: int) -> None:
+        """Start the curve of experiment `number`."""
+        if number in self.curves:
+            self.plot.remove(f"{number} loss"), self.plot.remove(f"{number} test")
+        self.plot.remove("room")
+        experiment = self.experiments[number]
+        style = theme.beside(theme.scheme_colour(experiment.sync.scheme), number, experiment.cluster.world)
+        style["name"] = with_world(self.titles[number], experiment)
+        self.curves[number] = RunCurve(self.plot, str(number), experiment, style)
+        self.steps = GlobalSteps(experiment.workers, experiment.free_running)
+        self.curve = self.curves[number]
+
+    def take(self, rank: int, record: dict[str, Any]) -> None:
+        """A record of a step or a test of the present run."""
+        if record["k"] == "step":
+            for done in self.steps.add(rank, record):
+                self.curve.step(done)
+        elif record["k"] == "eval":
+            self.curve.test(record, self.steps.last)
+
+    def settle(self, ended: bool) -> None:
+        """Bring axes and sentence up to date; `ended`: the present run has."""
+        self._all_ended = ended and len(self.curves) == len(self.experiments)
+        for done in self.steps.catch_up(ended):
+            self.curve.step(done)
+        if ended:
+            self.curve.finish(self.steps)
+        if self.steps.last:
+            top = max(curve.top for curve in self.curves.values())
+            self.plot.set_range("yaxis", 0, max(theme.rounded_up(top), 1.0))
+            self._latest = grow(self.plot, self._reach, self._latest, self.steps.last, ended)
+        self.plot.say(self._sentence())
+
+    def _sentence(self) -> str:
+        said = []
+        for number, curve in self.curves.items():
+            if len(curve.loss):
+                loss = f"loss {says.quantity(curve.loss.rows[-1, -1])}"
+                tested = "" if curve.accuracy is None else f", accuracy {curve.accuracy:.1%}"
+                said.append(f"{self.titles[number]} {loss}{tested}")
+        when = "At the end" if self._all_ended else "So far"
+        return f"{when}: {'; '.join(said)}." if said else "Starting …"
+
+
+NONE = "–"
+
+BOTH = "staleness"
+"""Mean and maximum of it, as a page shows them."""
+
+MEANINGS = {
+    "run": "what is compared",
+    "scheme": "how replicas agree",
+    "consistency": "how stale a worker may be: bsp not at all, ssp(s) bounded, asp unbounded",
+    "steps": "global steps done: N worker-steps each",
+    "samples/s": "of all workers together",
+    "final loss": "training loss of the last global step",
+    "accuracy": "on held-out samples, at the end",
+    "staleness mean": "updates between a worker's read and its push, on average",
+    "staleness max": "the most updates between a worker's read and its push",
+    "lead max": "the most clocks a worker was ahead of the slowest",
+    "MB sent": "by all ranks together",
+    "waiting (s)": "of a worker, on average",
+}
+"""Columns, and what each means; one more says when the goal was reached."""
+
+
+class Scores:
+    """Rows of figures by run.
+
+    Parameters
+    ----------
+    experiments : sequence of Experiment
+        What is compared.
+    titles : sequence of str
+        What each is called.
+    goal : float
+        Held-out accuracy whose first crossing is timed.
+    """
+
+    def __init__(self, experiments: Sequence[Experiment], titles: Sequence[str], goal: float) -> None:
+        self.goal, self.timed = goal, f"to {goal:.0%} (s)"
+        self.experiments = experiments
+        self.rows = [
+            {
+                "run": title,
+                "scheme": scheme(e).split()[0] if e.averaging.method == "none" else scheme(e),
+                "consistency": consistency(e),
+            }
+            for title, e in zip(titles, experiments)
+        ]
+        self.status = ["not yet run"] * len(self.rows)
+
+    @property
+    def columns(self) -> list[str]:
+        """Heads of the columns."""
+        timed = [] if self.experiments[0].data.name == "diabetes" else [self.timed]
+        return [*MEANINGS, *timed]
+
+    def fill(self, number: int, run: Run) -> None:
+        """Put the figures of a finished run into row `number`."""
+        summary, evals = run.summary, run.evals
+        good = evals[evals["accuracy"].astype(float) >= self.goal]
+        sent = summary["bytes_sent"]
+        self.rows[number] |= {
+            "steps": summary["steps"],
+            "samples/s": summary["samples_per_s"],
+            "final loss": summary["final_loss"],
+            "accuracy": summary["accuracy"],
+            "staleness mean": summary["staleness"]["mean"],
+            "staleness max": summary["staleness"]["max"],
+            "lead max": summary["lead"]["max"],
+            "MB sent": None if sent is None else sent / 1e6,
+            "waiting (s)": summary["seconds"]["wait"],
+            self.timed: float(good["t"].iloc[0]) if len(good) else None,
+        }
+        self.status[number] = run.status
+
+    def html(self) -> str:
+        """The table, as a page shows it: mean and maximum in one column, no scheme where the run's name says it."""
+        timed = f"seconds until a test on held-out samples gave {self.goal:.0%}"
+        said = {**MEANINGS, self.timed: timed, BOTH: MEANINGS["staleness mean"]}
+        heads = [(html.escape(said[column]), html.escape(column)) for column in self._shown_columns()]
+        head = "".join(f'<th scope="col" title="{means}">{column}</th>' for means, column in heads)
+        body = "".join(f"<tr>{self._row(number)}</tr>" for number in range(len(self.rows)))
+        table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+        return f'<div class="dlpar-data dlpar-scores">{table}</div>'
+
+    def _shown_columns(self) -> list[str]:
+        named = all(row["run"].startswith(row["scheme"]) for row in self.rows)
+        hidden = {"staleness max", *(["scheme"] if named else [])}
+        return [BOTH if c == "staleness mean" else c for c in self.columns if c not in hidden]
+
+    def _row(self, number: int) -> str:
+        row, status = self.rows[number], self.status[number]
+        first, *others = self._shown_columns()
+        row = row | {BOTH: _both(row.get("staleness mean"), row.get("staleness max"))}
+        cells = [f'<th scope="row">{html.escape(row[first])}</th>']
+        if "steps" not in row:
+            known = others[: others.index("steps")]
+            cells += [f"<td>{html.escape(row[c])}</td>" for c in known]
+            return "".join(cells) + f'<td colspan="{len(others) - len(known)}">{html.escape(status)}</td>'
+        shown = [_shown(column, row.get(column)) for column in others]
+        if status != "done":
+            shown[others.index("steps")] += f" ({status})"
+        return "".join(cells) + "".join(f"<td>{html.escape(text)}</td>" for text in shown)
+
+
+def _both(mean: float | None, most: int | None) -> str:
+    return NONE if mean is None else "0" if not most else f"{quantity(mean)}, at most {most:,}"
+
+
+def _shown(column: str, value: Any) -> str:
+    if value is None:
+        return NONE
+    if isinstance(value, str):
+        return value
+    if column == "accuracy":
+        return f"{value:.1%}"
+    return f"{value:,}" if isinstance(value, int) else quantity(value)

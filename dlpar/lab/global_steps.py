@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from typing import Any, NamedTuple
 
-from dlpar.summary import weighted_loss
+from dlpar.jobs.summary import weighted_loss
 
 
 class GlobalStep(NamedTuple):

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dlpar.experiment import Experiment
-from dlpar.platforms.files import is_path
+from dlpar.config.experiment import Experiment
+from dlpar.worlds.platforms.workloads import is_path
 
 
 def scheme(experiment: Experiment) -> str:
@@ -125,7 +125,7 @@ def labels(experiments: Sequence[Experiment]) -> list[str]:
 
 def platform_in_words(experiment: Experiment) -> str:
     """Whose times paced and simulated runs tell: ``p100-25gbe as if the model were resnet50``."""
-    from dlpar.platforms.home import USUAL
+    from dlpar.worlds.platforms.lookup import USUAL
 
     cluster = experiment.cluster
     text = _written(cluster.platform or USUAL)

@@ -1,7 +1,7 @@
 """What a student predicted, and what was found: kept in her own folder, and hers to delete.
 
 On a hub she may agree that the class sees how predictions spread: her answers then count, without her name and
-her reasons (:mod:`dlpar.hub.answers`), until she takes that back.
+her reasons (:mod:`dlpar.classroom.hub.answers`), until she takes that back.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dlpar.paths import private_folder, runs_folder
+from dlpar.config.paths import private_folder, runs_folder
 
 if TYPE_CHECKING:
     import pandas as pd

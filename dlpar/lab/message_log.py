@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from dlpar.launcher.spmd import spmd
+from dlpar.jobs.launch import spmd
 
 if TYPE_CHECKING:
     import torch

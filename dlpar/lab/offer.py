@@ -11,9 +11,9 @@ from weakref import WeakSet
 
 import ipywidgets as widgets
 
-from dlpar.experiment import Experiment
-from dlpar.hub import offers
-from dlpar.lab.face import button
+from dlpar.config.experiment import Experiment
+from dlpar.lab import offers
+from dlpar.lab.controls import button
 from dlpar.lab.labels import scheme, split
 
 if TYPE_CHECKING:

@@ -3,33 +3,31 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Sequence
+import math
+import time
+from collections.abc import Callable, Sequence
 from threading import RLock, Thread
 from typing import TYPE_CHECKING, Any
 
 import ipywidgets as widgets
 
 import dlpar
-from dlpar.experiment import Experiment
+from dlpar.config.experiment import Experiment
+from dlpar.config.schema import BadExperiment
+from dlpar.jobs.run import Run
 from dlpar.lab.board import Board
 from dlpar.lab.cell import all_below, prepare_in_background, take_place_of_earlier
-from dlpar.lab.controls import Controls
-from dlpar.lab.face import button, first_screen, more
+from dlpar.lab.controls import Controls, button, first_screen, more
 from dlpar.lab.labels import same_batches
+from dlpar.lab.live.consensus import disagreement
 from dlpar.lab.live_plot import answer_while_busy
-from dlpar.lab.meanwhile import Meanwhile
 from dlpar.lab.offer import Offer
-from dlpar.lab.recordings import Recordings
-from dlpar.lab.replay import Replay
+from dlpar.lab.recordings import Recordings, newest_like
 from dlpar.lab.status import Status
-from dlpar.lab.tabs import Tabs
-from dlpar.lab.warned import warning
-from dlpar.lab.watch import Watch
-from dlpar.run import Run
-from dlpar.schema import BadExperiment
+from dlpar.lab.watch import AT_MOST, Replay, Watch
 
 if TYPE_CHECKING:
-    from dlpar.launcher.job import Job
+    from dlpar.jobs.launch import Job
 
 
 LOG, RECORDINGS = 1, 2
@@ -300,3 +298,163 @@ class Panel(widgets.VBox):
         same = [e for e in earlier if same_batches(now, e)]
         compared = "all saw the same batches" if earlier and len(same) == len(earlier) else ""
         self._status.show_facts(now, board.ranks, board.slip, compared)
+
+
+def warning(experiment: Experiment) -> str:
+    """That workers cannot agree, that it takes long; empty where there is nothing to say."""
+    return " ".join(filter(None, (disagreement(experiment), foreseen(experiment))))
+
+
+class Tabs(widgets.Tab):
+    """Figures by name, one in front: at the beginning `first`, or the first of them; ValueError if it is none."""
+
+    def __init__(self, plots: dict[str, widgets.Widget], first: str = "") -> None:
+        if first and first not in plots:
+            raise ValueError(f"first: got {first!r}, allowed is one of {', '.join(plots)}")
+        super().__init__()
+        self._first = first
+        self.show(plots)
+
+    def show(self, plots: dict[str, widgets.Widget]) -> None:
+        """Show these; the one in front stays there if it can."""
+        if self.titles == tuple(plots):
+            return
+        front = self.titles[self.selected_index] if self.selected_index is not None else self._first
+        self.selected_index = None
+        self.children = tuple(plots.values())
+        self.titles = tuple(
+            plots
+        )  # in a message of its own: the page forgets titles that come with the children
+        self.selected_index = list(plots).index(front) if front in plots else 0
+
+
+PATIENCE = 12.0
+"""Seconds after Run until something else is offered to who waits in the queue: less than 15 on a busy machine, too."""
+
+LONGEST = 30.0
+"""Seconds that the recording takes: a run whose clock went on for longer is played back faster."""
+
+
+class Meanwhile(widgets.HBox):
+    """Two buttons, shown to who still waits in the queue `PATIENCE` seconds after Run.
+
+    Parameters
+    ----------
+    panel : Panel
+        Whose job waits.
+    do : callable
+        Does what it is given on another thread: leaving the queue takes a moment.
+    """
+
+    def __init__(self, panel: Panel, do: Callable[[Callable[[], None]], None]) -> None:
+        self._panel, self._pressed, self._waits = panel, 0.0, False
+        simulate = "Leave the queue; run the same in the simulated world, where nobody waits"
+        recording = "Leave the queue; play back your newest run of this kind"
+        super().__init__(
+            [
+                widgets.Label("Rather than wait:"),
+                button("Simulate it now", "forward", simulate, lambda: do(self._simulate)),
+                button("Watch a recording", "film", recording, lambda: do(self._play)),
+            ]
+        )
+        self.over()
+
+    def pressed(self) -> None:
+        """A job is on its way."""
+        self._pressed = time.monotonic()
+
+    def queued(self) -> None:
+        """It waits; the offer comes in a while."""
+        self._waits = True
+
+    def look(self) -> None:
+        """Called every now and then: show the offer when it is time."""
+        if self._waits and time.monotonic() - self._pressed >= PATIENCE and self.layout.display == "none":
+            self.layout.display = None
+
+    def over(self) -> None:
+        """It waits no more."""
+        self._waits, self.layout.display = False, "none"
+
+    def _simulate(self) -> None:
+        self._panel.leave()
+        self._panel.choose("cluster.world", "simulated")
+        self._panel.run()
+
+    def _play(self) -> None:
+        like = newest_like(self._panel.experiment)
+        if like is None:
+            raise LookupError("you have no recording of a run of this kind yet")
+        seconds = float(like.curve["seconds"].iloc[-1])
+        speed = min(AT_MOST, max(1.0, math.ceil(seconds / LONGEST)))
+        self._panel.leave()
+        self._panel.replay(like, speed)
+
+
+MESSAGES_A_SECOND = {"sizes": 300_000, "values": 30_000}
+"""That one core simulates, a little below what ``make bench`` finds; with values the mathematics comes on top."""
+
+LONG = 10.0
+"""Seconds from which there is a word."""
+
+
+def foreseen(experiment: Experiment) -> str:
+    """How many messages a simulation has to pass on, and how long that takes; empty if not long, or not known."""
+    if experiment.cluster.world != "simulated":
+        return ""
+    count = messages(experiment)
+    seconds = (count or 0) / MESSAGES_A_SECOND[experiment.cluster.messages]
+    if seconds < LONG:
+        return ""
+    rounded = round(seconds, -1) if seconds < 120 else round(seconds / 60) * 60
+    time = f"{rounded:.0f} s" if rounded < 120 else f"{rounded / 60:,.0f} min"
+    return f"This simulation passes on about {count / 1e6:,.1f} million messages: some {time}."
+
+
+def messages(experiment: Experiment) -> int | None:
+    """Messages of a whole run of replicas that are not split; None for schemes whose messages nobody counts here."""
+    from dlpar.theory.steps.work import exchanges
+
+    a_step = {"ring": _allreduce, "mapreduce": _mapreduce, "ps": _servers, "gossip": _gossip}
+    if experiment.split.kind != "data" or experiment.sync.scheme not in a_step:
+        return None
+    count = a_step[experiment.sync.scheme](experiment)
+    return count and count * experiment.steps // exchanges(experiment)
+
+
+def _allreduce(experiment: Experiment) -> int:
+    from dlpar.theory import buckets
+    from dlpar.theory.counts import closed_form
+    from dlpar.theory.steps.sizes import sizes
+    from dlpar.worlds.platforms import workload
+
+    n, sync, big = experiment.workers, experiment.sync, experiment.cluster.stand_in_for
+    if big and experiment.cluster.messages == "sizes":
+        bytes_of = [4 * layer.parameters for layer in workload(big).layers]
+    else:
+        itemsize = 8 if experiment.dtype == "float64" else 4
+        bytes_of = [tensor.elements * itemsize for tensor in sizes(experiment).tensors]
+    cut = len(buckets(bytes_of, sync.bucket_mb * 1e6))
+    if experiment.compression.codec != "none":
+        return cut * n * (n - 1)  # each code goes once around
+    name = "ring" if sync.allreduce == "library" else sync.allreduce
+    return cut * closed_form(name, n, 0, 4, group=sync.node_size).messages
+
+
+def _mapreduce(experiment: Experiment) -> int:
+    return 2 * (experiment.workers - 1)
+
+
+def _servers(experiment: Experiment) -> int:
+    sync, n = experiment.sync, experiment.workers
+    a_push = 2 if sync.pull == "reply" else 3
+    return a_push * (n + sync.groups * sync.servers if sync.groups else n * sync.servers)
+
+
+def _gossip(experiment: Experiment) -> int | None:
+    from dlpar.graphs import neighbours
+
+    sync, n = experiment.sync, experiment.workers
+    if sync.exchange == "neighbours":
+        return sum(map(len, neighbours(sync, n, experiment.seed)))
+    return n * sync.peers if sync.exchange == "random" else None

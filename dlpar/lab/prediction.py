@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import html
+import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple
+from weakref import WeakSet
 
 import ipywidgets as widgets
 
-from dlpar.lab.agreement import Agreement
-from dlpar.lab.ledger import note
+from dlpar.lab.captions import quantity
+from dlpar.lab.ledger import is_shared, note, share
 from dlpar.lab.live_plot import answer_while_busy
-from dlpar.lab.says import quantity
 from dlpar.lab.theme import FAINT
 
 UNSURE = "I don't know"
@@ -235,3 +236,32 @@ def _apart(predicted: float, measured: float) -> str:
     if 0.9 <= ratio <= 1.1:
         return ", within 10 %"
     return f": {quantity(ratio if ratio > 1 else 1 / ratio)} times too {'high' if ratio > 1 else 'low'}"
+
+
+MEANS = (
+    "Your prediction and what you measured then count in the figures your teacher shows, without your name and "
+    "your reasons, together with at least four others. For all labs; untick it to take it back."
+)
+
+_ticks: WeakSet[Agreement] = WeakSet()
+
+
+class Agreement(widgets.Checkbox):
+    """The tick; shown on a hub only, where there is a class.  All of a notebook say the same."""
+
+    def __init__(self) -> None:
+        here = "JUPYTERHUB_USER" in os.environ
+        super().__init__(
+            value=is_shared(),
+            description="count my predictions in the class's figures, without my name",
+            tooltip=MEANS,
+            indent=False,
+            layout={"width": "auto", "display": None if here else "none"},
+        )
+        _ticks.add(self)
+        self.observe(self._ticked, names="value")
+
+    def _ticked(self, change: dict[str, Any]) -> None:
+        share(change["new"])
+        for tick in list(_ticks):
+            tick.value = change["new"]

@@ -7,9 +7,9 @@ from typing import Any
 
 import ipywidgets as widgets
 
-from dlpar.experiment import Experiment
-from dlpar.lab.replay import has_ended
-from dlpar.run import Run, runs
+from dlpar.config.experiment import Experiment
+from dlpar.jobs.run import Run, runs
+from dlpar.lab.watch import has_ended
 
 SPEEDS = {"a hundredth": 0.01, "a tenth": 0.1, "as it was": 1.0, "10 times": 10.0, "100 times": 100.0}
 """Of a recording, as one chooses it."""

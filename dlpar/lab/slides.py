@@ -64,7 +64,7 @@ def still(panel: Panel, timeout: float = 60.0) -> Figure:
         If it still goes on after `timeout` seconds.
     """
     from dlpar.lab.cell import all_below
-    from dlpar.lab.tabs import Tabs
+    from dlpar.lab.panel import Tabs
 
     end = time.monotonic() + timeout
     panel.run().wait(timeout)

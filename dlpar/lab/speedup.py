@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from dlpar.experiment import Experiment
+from dlpar.config.experiment import Experiment
+from dlpar.config.schema import BadExperiment
 from dlpar.lab.figures.scaling import curve_names, curves
 from dlpar.lab.figures.scaling import scaling as drawing
-from dlpar.schema import BadExperiment
-from dlpar.sweep import Outcome, all_done, check
+from dlpar.lab.sweep import Outcome, all_done, check
 
 if TYPE_CHECKING:
     from dlpar.lab.figure import Figure
@@ -36,7 +36,7 @@ def scaling(
         Beside real and paced runs simulate the same on the same platform: of real ones, on
         this machine as ``dlpar doctor --calibrate`` has measured it, if it has.
     predicted : bool
-        Draw what :func:`dlpar.costmodel.predict` says, too.
+        Draw what :func:`dlpar.theory.predict` says, too.
     jobs : int
         Simulations at work at a time.
 

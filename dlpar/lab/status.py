@@ -11,12 +11,12 @@ from typing import Any
 
 import ipywidgets as widgets
 
-from dlpar.experiment import Experiment
+from dlpar.config.experiment import Experiment
+from dlpar.jobs.slots import in_words
+from dlpar.lab.captions import duration, quantity
 from dlpar.lab.global_steps import GlobalSteps
 from dlpar.lab.labels import platform_in_words
-from dlpar.lab.says import duration, quantity
 from dlpar.lab.theme import CLOCKS
-from dlpar.launcher.slots import in_words
 
 LOG_BYTES = 16_000
 """End of the log that is shown; all of it is in the run folder."""

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from dlpar.costmodel import Link, collective_seconds, fitted
+from dlpar.jobs.launch import spmd
 from dlpar.lab import theme
-from dlpar.launcher.spmd import spmd
-from dlpar.platforms.home import USUAL
-from dlpar.platforms.ping_pong import SIZES, there_and_back
+from dlpar.theory import Link, collective_seconds, fitted
+from dlpar.worlds.platforms.lookup import USUAL
+from dlpar.worlds.platforms.ping_pong import SIZES, there_and_back
 
 if TYPE_CHECKING:
     from dlpar.comm import Comm
@@ -136,12 +136,12 @@ def time_collectives(
 def predict_collectives(
     names: Sequence[str], ranks: int | Sequence[int], sizes: Sequence[float], link: Link
 ) -> list[Timing]:
-    """What :func:`dlpar.costmodel.collective_seconds` says of all-reduce algorithms; arguments as above.
+    """What :func:`dlpar.theory.collective_seconds` says of all-reduce algorithms; arguments as above.
 
     Parameters
     ----------
     link : Link
-        Every rank has one of its own, such as ``dlpar.platforms.platform("cpu-10gbe").between``.
+        Every rank has one of its own, such as ``dlpar.worlds.platforms.platform("cpu-10gbe").between``.
     """
     worlds = [ranks] if isinstance(ranks, int) else ranks
     return [

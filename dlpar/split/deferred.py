@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 
 from dlpar.models import Tied
-from dlpar.split.precision import narrowed
+from dlpar.split.split import narrowed
 
 if TYPE_CHECKING:
     from dlpar.memory import Memory

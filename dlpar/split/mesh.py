@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
     from dlpar.comm import Comm
-    from dlpar.experiment import Experiment
+    from dlpar.config.experiment import Experiment
 
 T = TypeVar("T")
 

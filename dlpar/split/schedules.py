@@ -1,7 +1,7 @@
 """Schedules of a pipeline: what each stage does, in which order, as data.
 
 A schedule is a list of actions for each stage.  One executor runs them all
-(:mod:`dlpar.split.pipeline`), and :mod:`dlpar.costmodel.timeline` says when each
+(:mod:`dlpar.split.pipeline`), and :mod:`dlpar.theory.pipeline` says when each
 would begin on a machine without delays.
 """
 

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
 from dlpar.memory import Memory
-from dlpar.split.data import Replica
-from dlpar.split.derivative import propagate
-from dlpar.split.precision import forward_pass
+from dlpar.replica import Replica
 
 if TYPE_CHECKING:
-    from dlpar.comm import Comm
-    from dlpar.experiment import Experiment
-    from dlpar.record import Recorder
+    from dlpar.comm import Comm, Recorder
+    from dlpar.config.experiment import Experiment
     from dlpar.split.mesh import Place
 
 
@@ -137,3 +135,46 @@ def mean(losses: list[Tensor], counts: list[int]) -> Tensor:
     if len(losses) == 1 or not total:
         return losses[0]
     return sum(loss * (count / total) for loss, count in zip(losses, counts))
+
+
+_run = torch.autograd.Variable._execution_engine.run_backward
+
+
+def derivative(output: Tensor, inputs: Sequence[Tensor], gradient: Tensor) -> tuple[Tensor, ...]:
+    """The loss's gradient with respect to `inputs`, from that with respect to `output`, which has its shape.
+
+    The same as ``torch.autograd.grad(output, inputs, gradient)``.
+    """
+    return _run(
+        (output,), (gradient,), False, False, tuple(inputs), allow_unreachable=False, accumulate_grad=False
+    )
+
+
+def backward(output: Tensor, gradient: Tensor) -> None:
+    """Add up derivatives where they belong: ``output.backward(gradient)``."""
+    _run((output,), (gradient,), False, False, (), allow_unreachable=True, accumulate_grad=True)
+
+
+def propagate(loss: Tensor, share: float) -> None:
+    """Add the gradient of `share` times a loss to the weights': ``(loss * share).backward()``."""
+    backward(loss, torch.full_like(loss, share))
+
+
+def forward_pass(experiment: Experiment, device: torch.device) -> AbstractContextManager:
+    """The context of a forward pass."""
+    return nullcontext() if experiment.precision == "full" else torch.autocast(device.type, torch.bfloat16)
+
+
+def of_activations(experiment: Experiment) -> torch.dtype:
+    """The type in which activations, and their gradients, travel between the ranks of a replica."""
+    return getattr(torch, experiment.dtype) if experiment.precision == "full" else torch.bfloat16
+
+
+def narrowed(x: torch.Tensor) -> torch.Tensor:
+    """A tensor of floats as products take it at present: in a forward pass of mixed precision, in bfloat16."""
+    kind = x.device.type
+    if not (
+        x.is_floating_point() and torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+    ):
+        return x
+    return x.to(torch.get_autocast_dtype(kind))

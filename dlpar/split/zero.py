@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from dlpar.collectives import HALVES, own_chunk
 from dlpar.models import flops_of
-from dlpar.split.data import Replica
-from dlpar.split.derivative import backward
-from dlpar.split.split import Split, Task
-from dlpar.sync.sharded import HALVES, own_chunk
+from dlpar.replica import Replica
+from dlpar.split.split import Split, Task, backward
 
 if TYPE_CHECKING:
     from dlpar.comm import Comm

@@ -8,11 +8,10 @@ from dlpar.sync.scheme import Scheme
 
 if TYPE_CHECKING:
     from dlpar.comm import Comm
-    from dlpar.experiment import Experiment
-    from dlpar.record import Recorder
-    from dlpar.split.data import Replica
+    from dlpar.config.experiment import Experiment
+    from dlpar.replica import Replica
 
-__all__ = ["Scheme", "role", "scheme", "serve"]
+__all__ = ["Scheme", "scheme"]
 
 
 def scheme(experiment: Experiment, comm: Comm, replica: Replica) -> Scheme:
@@ -28,7 +27,7 @@ def exchange(experiment: Experiment, comm: Comm, replica: Replica) -> Scheme:
     """The scheme without local steps between its exchanges."""
     name = experiment.sync.scheme
     if zero := getattr(experiment.split, "zero", 0):
-        from dlpar.sync.sharded import ZERO
+        from dlpar.sync.ring import ZERO
 
         kind = ZERO[zero]
     elif name == "ring":
@@ -42,23 +41,5 @@ def exchange(experiment: Experiment, comm: Comm, replica: Replica) -> Scheme:
     elif name == "hogwild":
         from dlpar.sync.hogwild import Hogwild as kind
     else:
-        from dlpar.sync.own import own as kind
+        from dlpar.sync.user_code import own as kind
     return kind(experiment, comm, replica)
-
-
-def role(experiment: Experiment, rank: int) -> str:
-    """What a rank is: ``worker``, ``server`` or ``leaf``."""
-    if rank < experiment.workers:
-        return "worker"
-    return "server" if rank < experiment.workers + experiment.sync.servers else "leaf"
-
-
-def serve(comm: Comm, experiment: Experiment, record: Recorder) -> None:
-    """What a rank that is no worker runs."""
-    from dlpar.split.mesh import beside_servers, twins
-    from dlpar.sync.leaf import serve
-
-    of_part = twins(experiment, comm)
-    if of_part is not comm:
-        beside_servers(experiment, comm)
-    serve(of_part, experiment.of_replicas(), record)

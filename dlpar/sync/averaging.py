@@ -19,8 +19,8 @@ from dlpar.sync.scheme import Scheme
 
 if TYPE_CHECKING:
     from dlpar.comm import Comm
-    from dlpar.experiment import Experiment
-    from dlpar.split.data import Replica
+    from dlpar.config.experiment import Experiment
+    from dlpar.replica import Replica
 
 
 def outer(experiment: Experiment) -> Experiment:

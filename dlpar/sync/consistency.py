@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dlpar.sync.parts import ParameterServer
+    from dlpar.config.sync import ParameterServer
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,11 @@ import numpy as np
 import torch
 
 from dlpar.comm import Comm
-from dlpar.experiment import Experiment
+from dlpar.config.experiment import Experiment
+from dlpar.data.generator import generator
 from dlpar.optim import Optimizer
-from dlpar.sampling import generator
-from dlpar.split.data import Replica
-from dlpar.sync.scheme import Scheme
-from dlpar.sync.tickets import Tickets
+from dlpar.replica import Replica
+from dlpar.sync.scheme import Scheme, Tickets
 
 WATCHED = 256
 """Weights at most on which conflicts and lost additions are measured, drawn at random."""

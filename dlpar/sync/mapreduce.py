@@ -17,8 +17,8 @@ from torch.nn.functional import softshrink
 
 from dlpar.collectives import star_reduce, tree_aggregate, tree_broadcast
 from dlpar.comm import Comm
-from dlpar.experiment import Experiment
-from dlpar.split.data import Replica
+from dlpar.config.experiment import Experiment
+from dlpar.replica import Replica
 from dlpar.sync.scheme import Scheme
 
 DRIVER = 0

@@ -25,7 +25,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests"))
 
-from hub.classroom import Hub, Kernel  # noqa: E402
+from classroom.hub.classroom import Hub, Kernel  # noqa: E402
 
 STUDENTS = int(os.environ.get("DLPAR_BENCH_STUDENTS", "30"))
 ANSWER, MEMORY, OFFER = 1.0, 12 << 30, 15.0
@@ -37,7 +37,7 @@ import dlpar
 from dlpar import lab
 panel = lab.Panel(dlpar.Experiment(workers=4, steps=100))
 display(panel)
-from dlpar.launcher.warm import warm_socket
+from dlpar.jobs.warm import warm_socket
 print(warm_socket() is not None)  # shown a panel, a student reads before she presses Run
 """
 JOB = """
@@ -111,7 +111,7 @@ class Watch:
 
 def weight(root: int) -> int:
     """Bytes of a process, of all below it and of the class's fork servers and ranks, shared pages counted once."""
-    from dlpar.launcher.processes import descendants
+    from dlpar.jobs.processes import descendants
 
     total = 0
     everybody = set(descendants(root)) | {root}

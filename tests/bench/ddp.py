@@ -18,9 +18,9 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from dlpar import models
+from dlpar.config.experiment import Experiment
 from dlpar.data import load
-from dlpar.experiment import Experiment
-from dlpar.sampling import Sampler
+from dlpar.data.sampler import Sampler
 
 
 def main(path: str, warm_up: int) -> None:

@@ -19,9 +19,9 @@ from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from dlpar import models
+from dlpar.config.experiment import Experiment
 from dlpar.data import load
-from dlpar.experiment import Experiment
-from dlpar.sampling import Sampler
+from dlpar.data.sampler import Sampler
 
 
 def plan(depth: int) -> dict:

@@ -17,9 +17,9 @@ import torch.distributed as dist
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
 from dlpar import models
+from dlpar.config.experiment import Experiment
 from dlpar.data import load
-from dlpar.experiment import Experiment
-from dlpar.sampling import Sampler
+from dlpar.data.sampler import Sampler
 from dlpar.split.partition import cut, units
 
 SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}

@@ -17,7 +17,7 @@ BLOCK, PAIRS = 10, 500
 def paired(comm, folder: str) -> tuple[list[float], float]:
     """Median seconds of recorded over those of unrecorded steps, of ten stretches; and microseconds a line."""
     from dlpar import Experiment
-    from dlpar.record import Recorder, Unrecorded
+    from dlpar.jobs.record import Recorder, Unrecorded
     from dlpar.train import train
 
     class InTurns(Recorder):

@@ -15,8 +15,8 @@ def seconds_per_call(comm, nbytes: int, repeat: int, n: int) -> dict[str, list[f
     import torch
 
     from dlpar.collectives import library_allreduce, ring_allreduce
-    from dlpar.comm.connect import connect
-    from dlpar.experiment import Cluster
+    from dlpar.config.experiment import Cluster
+    from dlpar.worlds.connect import connect
 
     gloo = connect(Cluster(device="cpu", carrier="gloo"))
     tensor = torch.ones(nbytes // 4)

@@ -20,10 +20,10 @@ import torch.distributed as dist
 from torch.distributed import rpc
 
 from dlpar import models
+from dlpar.config.experiment import Experiment
 from dlpar.data import load
-from dlpar.experiment import Experiment
-from dlpar.sampling import Sampler
-from dlpar.split.data import Replica
+from dlpar.data.sampler import Sampler
+from dlpar.replica import Replica
 
 weights = torch.zeros(0)
 lock = threading.Lock()

@@ -17,9 +17,9 @@ import torch
 import torch.multiprocessing as mp
 
 from dlpar import models
+from dlpar.config.experiment import Experiment
 from dlpar.data import load
-from dlpar.experiment import Experiment
-from dlpar.sampling import Sampler
+from dlpar.data.sampler import Sampler
 
 
 def work(rank: int, text: str, warm_up: int, model: torch.nn.Module, barrier, seconds) -> None:

@@ -9,9 +9,9 @@ import time
 from pathlib import Path
 
 import dlpar
-from dlpar.experiment import Experiment
-from dlpar.paths import private_folder, runs_folder
-from dlpar.run import Run
+from dlpar.config.experiment import Experiment
+from dlpar.config.paths import private_folder, runs_folder
+from dlpar.jobs.run import Run
 
 
 class PacedJob:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
-from dlpar.record import Recorder
+from dlpar.jobs.record import Recorder
 
 
 def write(

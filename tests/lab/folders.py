@@ -9,9 +9,9 @@ from pathlib import Path
 
 from browser.ranks import write
 
-from dlpar.experiment import Experiment
-from dlpar.paths import private_folder, runs_folder
-from dlpar.run import Run
+from dlpar.config.experiment import Experiment
+from dlpar.config.paths import private_folder, runs_folder
+from dlpar.jobs.run import Run
 
 
 def new_folder(experiment: Experiment) -> Path:

@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from dlpar.experiment import Experiment
+from dlpar.config.experiment import Experiment
 from dlpar.lab.board import KEPT, Board
 from dlpar.lab.global_steps import GlobalSteps
 from dlpar.lab.labels import differences, labels, run_labels, same_batches

@@ -1,12 +1,12 @@
 """The panel that runs several experiments and draws one figure and one table."""
 
 import pytest
-from folders import ThreadJob, until
 
 import dlpar
-from dlpar.experiment import Experiment
+from dlpar.config.experiment import Experiment
+from dlpar.jobs.launch import JobFailed
 from dlpar.lab import compare, theme
-from dlpar.launcher.job import JobFailed
+from lab.folders import ThreadJob, until
 
 SYNCS = ("ring", {"scheme": "ps", "consistency": "asp"}, "gossip")
 EXPERIMENTS = [Experiment(workers=2, steps=20, sync=sync) for sync in SYNCS]

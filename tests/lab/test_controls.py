@@ -2,9 +2,9 @@
 
 import pytest
 
-from dlpar.experiment import Experiment
+from dlpar.config.experiment import Experiment
+from dlpar.config.schema import BadExperiment
 from dlpar.lab.controls import Controls
-from dlpar.schema import BadExperiment
 
 SCHEMES = ["ring", "mapreduce", "gossip", "hogwild",
            {"scheme": "ps", "consistency": "ssp", "staleness": 7, "servers": 2},

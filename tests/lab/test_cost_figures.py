@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from dlpar import lab
-from dlpar.costmodel import Link
 from dlpar.lab import figures
 from dlpar.lab.timing import PingPong, Timing
+from dlpar.theory import Link
 
 LINK = Link(latency=1e-3, bandwidth=1e6)
 SIZES = (1_000, 100_000)

@@ -2,11 +2,11 @@ import json
 
 import plotly.graph_objects as go
 import pytest
-from folders import finished, new_folder
 
-from dlpar.experiment import Experiment
+from dlpar.config.experiment import Experiment
+from dlpar.jobs.run import Run
 from dlpar.lab import figures
-from dlpar.run import Run
+from lab.folders import finished, new_folder
 
 
 @pytest.fixture(scope="module")

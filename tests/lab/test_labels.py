@@ -1,6 +1,6 @@
 import pytest
 
-from dlpar.experiment import Experiment
+from dlpar.config.experiment import Experiment
 from dlpar.lab.labels import consistency, differences, labels, scheme
 
 PS = {"scheme": "ps", "consistency": "asp"}

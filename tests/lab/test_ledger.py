@@ -6,9 +6,8 @@ import stat
 
 import pytest
 
-from dlpar.lab.agreement import Agreement
 from dlpar.lab.ledger import forget_predictions, ledger, note, predictions, shared_answers
-from dlpar.lab.prediction import Answer
+from dlpar.lab.prediction import Agreement, Answer
 
 
 @pytest.fixture(autouse=True)

@@ -3,9 +3,8 @@
 import pytest
 
 import dlpar
-from dlpar.experiment import Experiment
-from dlpar.lab.long_simulation import foreseen, messages
-from dlpar.lab.panel import Panel
+from dlpar.config.experiment import Experiment
+from dlpar.lab.panel import Panel, foreseen, messages
 
 SIZES = {"world": "simulated", "messages": "sizes", "platform": "k80-1gbe"}
 MANY = Experiment(workers=512, scaling="weak", steps=20, cluster=SIZES)

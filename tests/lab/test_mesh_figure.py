@@ -9,8 +9,8 @@ from simulations import run
 
 from dlpar import Experiment
 from dlpar.lab import figures
-from dlpar.platforms import nodes_of
 from dlpar.split.mesh import Mesh, groups, twins
+from dlpar.worlds.platforms import nodes_of
 
 SIMULATED = {"world": "simulated", "platform": "p100-25gbe"}  # four devices a node
 

@@ -7,9 +7,9 @@ import time
 
 import pytest
 
-from dlpar.experiment import Experiment
-from dlpar.hub import offers
+from dlpar.config.experiment import Experiment
 from dlpar.lab import offer as module
+from dlpar.lab import offers
 from dlpar.lab.offer import Offer
 from dlpar.lab.panel import Panel
 

@@ -7,9 +7,10 @@ import json
 import pytest
 
 from dlpar import Experiment
-from dlpar.costmodel import predict
-from dlpar.lab import figures, presets
-from dlpar.sweep import Outcome
+from dlpar.course import presets
+from dlpar.lab import figures
+from dlpar.lab.sweep import Outcome
+from dlpar.theory import predict
 
 
 @pytest.fixture

@@ -2,15 +2,15 @@ import json
 import time
 
 import pytest
-from folders import ThreadJob, end, finished, new_folder, until
 
 import dlpar
-from dlpar.experiment import Experiment
+from dlpar.config.experiment import Experiment
+from dlpar.config.schema import BadExperiment
+from dlpar.jobs.run import Run
 from dlpar.lab import cell
 from dlpar.lab.controls import Controls, settings
 from dlpar.lab.panel import Panel
-from dlpar.run import Run
-from dlpar.schema import BadExperiment
+from lab.folders import ThreadJob, end, finished, new_folder, until
 
 
 @pytest.fixture
@@ -244,7 +244,7 @@ def test_who_waits_long_for_slots_is_offered_a_simulation_and_a_recording(monkey
                 end(self._folder, "stopped", "stopped by its owner")
 
     monkeypatch.setattr(dlpar, "launch", Queued, raising=False)
-    monkeypatch.setattr("dlpar.lab.meanwhile.PATIENCE", 0.3)
+    monkeypatch.setattr("dlpar.lab.panel.PATIENCE", 0.3)
     panel = Panel(Experiment(workers=4, steps=30))
     panel.run()
     until(lambda: "queued, 2 ahead" in words(panel))

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 
 import pytest
-from folders import new_folder
 
 from dlpar import Experiment, lab
-from dlpar.costmodel.timeline import Stuck
+from dlpar.jobs.run import Run
 from dlpar.lab import figures
-from dlpar.run import Run
 from dlpar.split.schedules import SCHEDULES
+from dlpar.theory.pipeline import Stuck
+from lab.folders import new_folder
 
 MLP3 = {"name": "mlp", "depth": 3, "width": 24}
 

@@ -7,11 +7,11 @@ import time
 import weakref
 
 import pytest
-from folders import finished, new_folder
 
-from dlpar.experiment import Experiment
-from dlpar.lab.replay import Replay, in_order
-from dlpar.run import Run
+from dlpar.config.experiment import Experiment
+from dlpar.jobs.run import Run
+from dlpar.lab.watch import Replay, in_order
+from lab.folders import finished, new_folder
 
 
 class Listener:

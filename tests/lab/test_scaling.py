@@ -2,15 +2,15 @@
 
 import pytest
 
-from dlpar import lab, sweep
-from dlpar.experiment import Experiment
-from dlpar.lab import figures
+from dlpar import lab
+from dlpar.config.experiment import Experiment
+from dlpar.config.schema import BadExperiment
+from dlpar.jobs.launch import JobFailed
+from dlpar.lab import figures, sweep
 from dlpar.lab.figures.scaling import curves, scaling
-from dlpar.lab.figures.sweep import sweep as sweep_figure
+from dlpar.lab.figures.scaling import sweep as sweep_figure
 from dlpar.lab.speedup import twin
-from dlpar.launcher.job import JobFailed
-from dlpar.schema import BadExperiment
-from dlpar.sweep import Outcome
+from dlpar.lab.sweep import Outcome
 
 REAL = Experiment(batch=32, scaling="weak", cluster={"platform": "p100-25gbe"})
 BASE = REAL.replace(cluster={"world": "simulated", "messages": "sizes"})

@@ -4,12 +4,12 @@ import json
 
 import numpy as np
 import pytest
-from folders import finished, new_folder
 
 from dlpar import lab
-from dlpar.experiment import Experiment
+from dlpar.config.experiment import Experiment
+from dlpar.jobs.run import Run
 from dlpar.lab import figures
-from dlpar.run import Run
+from lab.folders import finished, new_folder
 
 ASP = {"scheme": "ps", "consistency": "asp"}
 SSP = {"scheme": "ps", "consistency": "ssp", "staleness": 3}

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from dlpar.lab.live.throughput import Rate
-from dlpar.lab.series import Series
+from dlpar.lab.live_plot import Series
 
 
 def test_long_curve_keeps_measured_rows_at_a_stride_that_is_a_power_of_two():

@@ -1,13 +1,13 @@
 import pytest
 
 from dlpar.lab import show
-from dlpar.lab.series import Series
+from dlpar.lab.live_plot import Series
 
 
 def test_source_has_its_place_and_its_lines():
-    shown = show("dlpar.lab.series.Series")
+    shown = show("dlpar.lab.live_plot.Series")
     assert shown.code.startswith("class Series:") and shown.where.startswith("dlpar/lab/series.py, lines ")
-    lines = open(__import__("dlpar.lab.series", fromlist=["x"]).__file__).read().splitlines()
+    lines = open(__import__("dlpar.lab.live_plot", fromlist=["x"]).__file__).read().splitlines()
     assert lines[shown.first - 1] == "class Series:"
     assert show(Series).code == shown.code
 

@@ -5,17 +5,17 @@ from collections import defaultdict
 
 import numpy as np
 import pytest
-from folders import new_folder
 
 from dlpar import Experiment, lab, spmd
-from dlpar.costmodel import bubble
-from dlpar.costmodel.timeline import timeline
+from dlpar.jobs.run import Run
 from dlpar.lab import figures
 from dlpar.lab.figures.pieces import _look, plain
 from dlpar.lab.figures.pieces import drawing as drawn_pieces
 from dlpar.lab.figures.split_bytes import _count
 from dlpar.lab.figures.split_bytes import drawing as drawn_bytes
-from dlpar.run import Run
+from dlpar.theory import bubble
+from dlpar.theory.pipeline import timeline
+from lab.folders import new_folder
 
 MLP3 = {"name": "mlp", "depth": 3, "width": 24}
 SMALL = {"name": "transformer", "depth": 2, "width": 16, "heads": 4}

@@ -4,11 +4,11 @@ import time
 import weakref
 
 import pytest
-from folders import end, finished, new_folder
 
-from dlpar.experiment import Experiment
+from dlpar.config.experiment import Experiment
 from dlpar.lab import watch
 from dlpar.lab.watch import Watch
+from lab.folders import end, finished, new_folder
 
 
 class Listener:

@@ -1,17 +1,17 @@
 """What the panel shows of the three worlds: controls that apply, the clock of every figure, thousands of workers."""
 
 import pytest
-from folders import ThreadJob, finished, until
 
 import dlpar
-from dlpar.experiment import Experiment
+from dlpar.config.experiment import Experiment
 from dlpar.lab import figures
 from dlpar.lab.board import Board
 from dlpar.lab.comparison import compare
 from dlpar.lab.controls import Controls
 from dlpar.lab.global_steps import GlobalSteps
 from dlpar.lab.panel import Panel
-from dlpar.platforms import names
+from dlpar.worlds.platforms import names
+from lab.folders import ThreadJob, finished, until
 
 SIZES = {"world": "simulated", "platform": "k80-1gbe", "stand_in_for": "vgg16", "messages": "sizes"}
 MANY = Experiment(

@@ -10,7 +10,7 @@ from simulations import simulation_of
 
 import dlpar
 from dlpar import Experiment, Run
-from dlpar.platforms import platform, workload
+from dlpar.worlds.platforms import platform, workload
 from published.simulated import of_sizes
 
 pytestmark = pytest.mark.slow

@@ -14,7 +14,7 @@ import pytest
 from simulations import trained
 
 from dlpar import Run
-from dlpar.platforms import Device, Link, Platform
+from dlpar.worlds.platforms import Device, Link, Platform
 
 TABLE = tomllib.loads(Path(__file__).with_name("pipelines.toml").read_text())
 FREE = Platform(

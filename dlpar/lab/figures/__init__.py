@@ -5,24 +5,17 @@ Solid is measured, broad and faint simulated, dashed predicted.  Each function g
 """
 
 from dlpar.lab.figure import say, table
-from dlpar.lab.figures.agreement import consensus
-from dlpar.lab.figures.buckets import bucket_sizes
+from dlpar.lab.figures.agreement import consensus, show_graph
 from dlpar.lab.figures.cost import collective_times, link_fit
-from dlpar.lab.figures.differences import differences
-from dlpar.lab.figures.excess import excess
-from dlpar.lab.figures.exposed import exposed
-from dlpar.lab.figures.graph import show_graph
-from dlpar.lab.figures.lag import lead, staleness
 from dlpar.lab.figures.memory import memory
 from dlpar.lab.figures.mesh import mesh
-from dlpar.lab.figures.micro_batches import micro_batches
-from dlpar.lab.figures.pieces import pieces
-from dlpar.lab.figures.pipeline import pipeline
-from dlpar.lab.figures.schedule import schedule
-from dlpar.lab.figures.sending import sending
+from dlpar.lab.figures.overlap import exposed, sending
+from dlpar.lab.figures.pieces import differences, pieces
+from dlpar.lab.figures.pipeline import pipeline, schedule
+from dlpar.lab.figures.sizes import bucket_sizes, micro_batches
 from dlpar.lab.figures.split_bytes import layer_bytes
-from dlpar.lab.figures.steps import bytes_per_rank, lanes, timeline, waiting
-from dlpar.lab.figures.training import convergence, overlay, speedup, throughput, time_to_accuracy
+from dlpar.lab.figures.steps import bytes_per_rank, lanes, lead, staleness, timeline, waiting
+from dlpar.lab.figures.training import convergence, excess, overlay, speedup, throughput, time_to_accuracy
 
 __all__ = [
     "bucket_sizes", "bytes_per_rank", "collective_times", "consensus", "convergence", "differences", "excess",

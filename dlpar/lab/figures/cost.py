@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from dlpar.lab import says, theme
-from dlpar.lab.figure import Figure
-from dlpar.lab.figures.drawing import blank, saying
+from dlpar.lab import captions as says
+from dlpar.lab import theme
+from dlpar.lab.figure import Figure, blank, saying
 from dlpar.lab.timing import PingPong, Timing
 
 LOOKS = {

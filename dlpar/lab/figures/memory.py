@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from dlpar.costmodel.memory import bytes_of, model_state
-from dlpar.costmodel.steps.sizes import sizes
-from dlpar.experiment import Experiment
-from dlpar.lab import says, theme
-from dlpar.lab.figure import Figure
-from dlpar.lab.figures.drawing import blank, saying
-from dlpar.lab.figures.passes import Drawn, has_flush, passes, spans, stages_of, typical, window
+from dlpar.config.experiment import Experiment
+from dlpar.jobs.memory_check import bytes_of, model_state
+from dlpar.jobs.run import Run
+from dlpar.lab import captions as says
+from dlpar.lab import theme
+from dlpar.lab.figure import Figure, blank, saying
+from dlpar.lab.figures.pipeline import Drawn, has_flush, passes, spans, stages_of, typical, window
 from dlpar.lab.labels import labels
-from dlpar.lab.live import shown
-from dlpar.run import Run
+from dlpar.lab.live import rank_lines as shown
+from dlpar.theory.steps.sizes import sizes
 
 KINDS = {
     "weights": theme.Phase("", "#3A97CC", ""),

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from dlpar.experiment import Experiment
-from dlpar.lab import says, theme
-from dlpar.lab.figure import Figure
-from dlpar.lab.figures.drawing import blank, saying
-from dlpar.platforms import nodes_of
-from dlpar.run import Run
+from dlpar.config.experiment import Experiment
+from dlpar.jobs.run import Run
+from dlpar.lab import captions as says
+from dlpar.lab import theme
+from dlpar.lab.figure import Figure, blank, saying
 from dlpar.split.mesh import coordinates, groups, part_of, sizes_of, title
+from dlpar.worlds.platforms import nodes_of
 
 MOST = 64
 """Most workers that are drawn."""

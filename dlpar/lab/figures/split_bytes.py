@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
-from dlpar.costmodel.layers import BOUNDARY, SHARED, boundary_elements, elements_by_layer
-from dlpar.experiment import Experiment
-from dlpar.lab import says, theme
-from dlpar.lab.figure import Figure
-from dlpar.lab.figures.drawing import blank, saying
+from dlpar.config.experiment import Experiment
+from dlpar.jobs.launch import spmd
+from dlpar.jobs.run import Run
+from dlpar.lab import captions as says
+from dlpar.lab import theme
+from dlpar.lab.figure import Figure, blank, saying
 from dlpar.lab.figures.pieces import plain
-from dlpar.launcher.spmd import spmd
-from dlpar.run import Run
+from dlpar.theory.layers import BOUNDARY, SHARED, boundary_elements, elements_by_layer
 
 if TYPE_CHECKING:
-    from dlpar.split.sent import Sent
+    from dlpar.lab.probes import Sent
 
 KINDS = ("tensor", "spatial", "pipeline", "hybrid")
 """Splits whose ranks send in the forward and the backward pass."""
@@ -50,7 +50,7 @@ def layer_bytes(of: Experiment | Run) -> Figure:
 
 def _count(comm: Any, experiment: Experiment) -> Sent:
     """What a rank answers."""
-    from dlpar.split.sent import sent  # here: imports torch
+    from dlpar.lab.probes import sent  # here: imports torch
 
     return sent(comm, experiment)
 

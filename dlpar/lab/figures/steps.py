@@ -7,15 +7,17 @@ from numbers import Integral
 
 import numpy as np
 
-from dlpar.lab import says, theme
-from dlpar.lab.figure import Figure
-from dlpar.lab.figures.drawing import blank, finished, saying, single
+from dlpar.jobs.run import Run
+from dlpar.lab import captions as says
+from dlpar.lab import theme
+from dlpar.lab.figure import Figure, blank, finished, over, saying, single, thinned
 from dlpar.lab.labels import labels
 from dlpar.lab.live import lanes as arrows_of
-from dlpar.lab.live import shown
+from dlpar.lab.live import lead as leads
+from dlpar.lab.live import rank_lines as shown
+from dlpar.lab.live import staleness as ages
 from dlpar.lab.live import timeline as gantt
 from dlpar.lab.live import waiting as bars_of
-from dlpar.run import Run
 
 
 def timeline(run: Run, steps: range | None = None) -> Figure:
@@ -158,3 +160,54 @@ def per_rank(run: Run) -> np.ndarray:
         elif record["k"] == "event" and record["name"] == "served":
             sums[int(source[5:]), 3] += record.get("bytes", 0) / 1e6
     return sums
+
+
+def staleness(run: Run) -> Figure:
+    """How many updates old the weights were that each gradient was computed on, over time and as histograms."""
+    (run,) = finished(single(run))
+    steps, experiment = run.steps, run.experiment
+    largest, predicted = int(steps["staleness"].max()), ages.predicted_mean(experiment)
+    figure = blank(ages.layout(experiment), 520 if experiment.free_running else 430)
+    top = theme.doubled(largest, max(4.0, 2.0 * (predicted or 0)))
+    figure.layout.yaxis.range = [-0.25, top]
+    end = theme.rounded_up(steps["t"].max()) if experiment.free_running else experiment.steps
+    figure.layout.xaxis.range = [0, end]
+    most, by_rank = 1, dict(list(steps.groupby("rank")))
+    for rank in range(shown.workers(experiment)):
+        kept = thinned(by_rank[rank])
+        line = theme.rank_line(rank, shown.crowded(experiment))
+        figure.add_scatter(x=over(experiment, kept), y=kept["staleness"], name=f"rank {rank}", **line)
+    for number, name in enumerate(ages.histograms(experiment)):
+        own = steps if name == ages.ALL else by_rank[number]
+        counts = own["staleness"].value_counts().sort_index()
+        looks = {key: value for key, value in ages.histogram(number, name).items() if key != "type"}
+        figure.add_bar(x=counts.index, y=counts, **looks)
+        axis = figure.layout[ages.axis_of(number)]
+        axis.title.text = f"{name}<br>mean {says.quantity(own['staleness'].mean())}"
+        axis.range = [-0.6, ages.widest(largest, predicted, ended=True) + 0.6]
+        most = max(most, int(counts.max()))
+    if experiment.free_running:
+        figure.layout.yaxis2.range = [0, theme.rounded_up(1.15 * most)]
+    if predicted is not None:
+        figure.add_scatter(x=[0, end], y=[predicted, predicted], **ages.predicted_line(predicted))
+    sentence = says.staleness(largest, float(steps["staleness"].mean()), experiment, predicted)
+    return saying(figure, shown.note(experiment, sentence))
+
+
+def lead(run: Run) -> Figure:
+    """How many clocks each worker was ahead of the slowest whenever it started one, and the bound on it."""
+    (run,) = finished(single(run))
+    steps, experiment = run.steps, run.experiment
+    bound = leads.bound_of(experiment)
+    most = steps.groupby("rank")["lead"].max()
+    figure = blank(leads.layout(experiment))
+    figure.layout.yaxis.range = [-0.25, theme.doubled(int(most.max()), leads.least(bound))]
+    figure.layout.xaxis.range = [
+        0,
+        theme.rounded_up(steps["t"].max()) if experiment.free_running else experiment.steps,
+    ]
+    for rank in range(shown.workers(experiment)):
+        kept = thinned(steps[steps["rank"] == rank])
+        line = theme.rank_line(rank, shown.crowded(experiment))
+        figure.add_scatter(x=over(experiment, kept), y=kept["lead"], name=f"rank {rank}", **line)
+    return saying(figure, shown.note(experiment, says.lead([int(n) for n in most], bound)))

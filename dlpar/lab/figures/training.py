@@ -8,20 +8,22 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dlpar.lab import says, theme
-from dlpar.lab.figure import Figure
-from dlpar.lab.figures.drawing import blank, finished, saying, thinned
+from dlpar.jobs.run import Run
+from dlpar.lab import captions as says
+from dlpar.lab import theme
+from dlpar.lab.figure import Figure, blank, finished, saying, thinned
 from dlpar.lab.labels import labels, scheme, with_world
-from dlpar.lab.live import run_curve as curves
-from dlpar.lab.live import shown
+from dlpar.lab.live import convergence as curves
+from dlpar.lab.live import rank_lines as shown
+from dlpar.lab.live.convergence import loss_title
 from dlpar.lab.live.throughput import WINDOW, Rate
-from dlpar.lab.series import Series
-from dlpar.run import Run
+from dlpar.lab.live_plot import Series
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from dlpar.experiment import Experiment
+    from dlpar.config.experiment import Experiment
+
 
 X_AXES = {"step": "step", "samples": "samples", "seconds": "seconds", "bytes": "MB sent"}
 """What curves can be drawn over, and the axis each has."""
@@ -312,3 +314,44 @@ def _compared(runs: list[Run], names: Sequence[str]) -> str:
         loss = f"loss {says.quantity(run.curve['loss'].iloc[-1] if loss is None else loss)}"
         said.append(f"{label} {loss if run.curve['samples'].iloc[-1] else 'no sample, so no loss'}{tested}")
     return f"At the end: {'; '.join(said)}."
+
+
+FLOOR = 1e-12
+"""Least distance drawn: below it is rounding."""
+
+
+def excess(runs: Run | Sequence[Run], least: float, titles: Sequence[str] | None = None) -> Figure:
+    """Training loss minus `least`, over steps, on a logarithmic axis.
+
+    Parameters
+    ----------
+    runs : Run or sequence of Run
+        Runs of one kind of task.
+    least : float
+        The least loss any weights have.
+    titles : sequence of str, optional
+        What each run is called; default: what tells them apart.
+    """
+    runs = finished(runs, titles)
+    names = titles or labels([run.experiment for run in runs])
+    figure, said = (
+        blank(
+            theme.layout(
+                xaxis=theme.axis("global step", (0, max(run.experiment.steps for run in runs))),
+                yaxis=theme.axis(
+                    f"{loss_title(runs[0].experiment)} above the least",
+                    type="log",
+                    exponentformat="power",
+                    dtick=1,
+                ),
+            )
+        ),
+        [],
+    )
+    for number, (run, name) in enumerate(zip(runs, names)):
+        rows = thinned(run.curve)
+        above = (rows["loss"] - least).clip(lower=FLOOR)
+        style = theme.beside(theme.scheme_colour(run.experiment.sync.scheme), number, run.world)
+        figure.add_scatter(x=rows["step"], y=above, name=name, **style)
+        said.append(f"{name} {says.quantity(float(run.curve['loss'].iloc[-1] - least))}")
+    return saying(figure, f"At the end the loss is above the least by: {'; '.join(said)}.")

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from dlpar.experiment import Experiment
-from dlpar.lab import says, theme
+from dlpar.config.experiment import Experiment
+from dlpar.lab import captions as says
+from dlpar.lab import theme
 from dlpar.lab.global_steps import GlobalSteps
 from dlpar.lab.live_plot import LivePlot
 
@@ -32,7 +33,7 @@ def contraction(experiment: Experiment) -> float | None:
     """Factor by which mixing alone should shrink the distance each step; None for other schemes and local steps."""
     if experiment.sync.scheme != "gossip" or experiment.averaging.method != "none":
         return None
-    from dlpar import consensus
+    from dlpar.jobs import consensus
 
     return consensus.contraction(experiment)
 
@@ -160,7 +161,7 @@ def disagreement(experiment: Experiment) -> str:
     """The warning that a graph is in pieces, whose workers cannot agree; empty for all else."""
     if experiment.sync.scheme != "gossip":
         return ""
-    from dlpar.sync.topology import warning
+    from dlpar.graphs import warning
 
     said = warning(experiment)
     return f"{said}." if said else ""

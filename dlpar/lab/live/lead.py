@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from dlpar.experiment import Experiment
-from dlpar.lab import says, theme
+from dlpar.config.experiment import Experiment
+from dlpar.jobs.summary import lead_bound
+from dlpar.lab import captions as says
+from dlpar.lab import theme
 from dlpar.lab.global_steps import GlobalSteps
-from dlpar.lab.live import shown
+from dlpar.lab.live import rank_lines as shown
 from dlpar.lab.live.rank_lines import RankLines, time_axis
 from dlpar.lab.live_plot import LivePlot
-from dlpar.summary import lead_bound
 
 
 def bound_of(experiment: Experiment) -> int | None:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from dlpar.experiment import Experiment
+from dlpar.config.experiment import Experiment
 from dlpar.lab import theme
-from dlpar.lab.live import shown
 from dlpar.lab.live_plot import LivePlot
 
 POINTS = 500
@@ -38,9 +37,9 @@ class RankLines:
             ("seconds", "step", self.unit),
             {"x": "seconds" if self.over_time else "step", "y": self.unit},
         )
-        crowded = shown.crowded(experiment)
-        ranks = range(shown.workers(experiment))
-        styles = [{**theme.rank_line(rank, crowded), "name": f"rank {rank}"} for rank in ranks]
+        many = crowded(experiment)
+        ranks = range(workers(experiment))
+        styles = [{**theme.rank_line(rank, many), "name": f"rank {rank}"} for rank in ranks]
         self.lines = [
             self.plot.add_trace(style["name"], style, columns, at, limit=POINTS) for style in styles
         ]
@@ -73,3 +72,33 @@ def time_axis(experiment: Experiment, **more: Any) -> dict[str, Any]:
     """The horizontal axis these lines begin with."""
     name, end = ("seconds", 1.0) if experiment.free_running else ("step", experiment.steps)
     return theme.axis(theme.titles([experiment.cluster.world])[name], (0, end), **more)
+
+
+WORKERS = 16
+"""Workers with a line, a lane or a row of their own; more could not be told apart."""
+
+OTHERS = 4
+"""Servers and leaves drawn beside them."""
+
+
+def workers(experiment: Experiment) -> int:
+    """How many workers are drawn: ranks 0 to that."""
+    return min(experiment.workers, WORKERS)
+
+
+def crowded(experiment: Experiment) -> bool:
+    """Whether not all workers are drawn."""
+    return experiment.workers > WORKERS
+
+
+def ranks(experiment: Experiment) -> list[int]:
+    """Ranks drawn where servers are drawn, too."""
+    first = range(experiment.workers, experiment.ranks)
+    return [*range(workers(experiment)), *(first if experiment.workers <= WORKERS else first[:OTHERS])]
+
+
+def note(experiment: Experiment, sentence: str) -> str:
+    """`sentence`, and that not all workers are drawn, if so."""
+    if not crowded(experiment):
+        return sentence
+    return f"{sentence} Drawn are the first {WORKERS} of {experiment.workers:,} workers."

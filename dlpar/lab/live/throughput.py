@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from dlpar.experiment import Experiment
-from dlpar.lab import says, theme
+from dlpar.config.experiment import Experiment
+from dlpar.lab import captions as says
+from dlpar.lab import theme
 from dlpar.lab.global_steps import GlobalStep, GlobalSteps
-from dlpar.lab.live import shown
-from dlpar.lab.live_plot import LivePlot
-from dlpar.lab.series import Series
+from dlpar.lab.live import rank_lines as shown
+from dlpar.lab.live_plot import LivePlot, Series
 
 WINDOW = 0.25
 """Seconds over which a rate is first taken on the wall clock; doubled as a run gets longer."""
@@ -26,7 +26,7 @@ AT = {"x": "seconds", "y": "samples/s"}
 
 def predicted_rate(experiment: Experiment) -> float | None:
     """Samples a second by the closed form, where there is one and the platform is known."""
-    from dlpar.costmodel import predict
+    from dlpar.theory import predict
 
     found = predict(experiment)
     return experiment.global_batch / found.seconds if found else None

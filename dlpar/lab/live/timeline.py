@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from dlpar.experiment import Experiment
-from dlpar.lab import says, theme
+from dlpar.config.experiment import Experiment
+from dlpar.lab import captions as says
+from dlpar.lab import theme
 from dlpar.lab.global_steps import GlobalSteps
-from dlpar.lab.live import shown
+from dlpar.lab.live import rank_lines as shown
 from dlpar.lab.live_plot import LivePlot
 
 STEPS = 8

@@ -1,0 +1,1 @@
+"""A classroom: a JupyterHub for a class, and exercises released and graded."""

@@ -1,0 +1,290 @@
+"""A box to judge one answer in: an account of its own, no network, a file system it cannot change, and limits.
+
+On Linux as root: namespaces of its own for processes, network, mounts and shared memory.  When the judge ends,
+or its time does, the kernel ends every process in the box, whatever signals it ignores.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import secrets
+import select
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dlpar.course.judge import SIMULATED_ONLY
+from dlpar.jobs.processes import adopt_orphans, descendants, kill, parent_of, resident, wait_gone
+
+NEEDED = ("unshare", "setpriv", "mount")
+START = 120.0
+"""Seconds a judge may take to be ready on a busy machine; none of the student's code runs before."""
+
+GONE = 10.0
+"""Seconds until what was ended is gone; no wait is without end."""
+
+PROCESSES = 512
+"""Processes and threads of the account together."""
+
+LONGEST = 100_000
+"""Bytes of a judge's lines."""
+
+SHUT_IN = """
+own="size=256m,mode=700,uid=$BOX_USER,gid=$BOX_GROUP"
+mount -t tmpfs -o "$own" box "$HOME" && mkdir "$HOME/kept" && {opened} && rmdir "$HOME/kept" || exit 1
+while read -r _ where _ how _; do
+  case $how in rw*) [ "$where" = "$HOME" ] || mount -o remount,bind,ro "$where" 2>/dev/null;; esac
+done </proc/self/mounts
+mount -t tmpfs -o "$own" box /dev/shm && cd "$HOME" && "$1" -I -S -c "$LOOPBACK" || exit 1
+exec setpriv --reuid "$BOX_USER" --regid "$BOX_GROUP" --clear-groups --no-new-privs --inh-caps=-all \\
+  --bounding-set=-all "$@"
+"""
+
+
+LOOPBACK = (  # SIOCSIFFLAGS: up and running
+    "import fcntl, socket, struct; fcntl.ioctl(socket.socket(), 0x8914, struct.pack('16sH14x', b'lo', 0x41))"
+)
+"""Takes up the only network of the box: itself.  mpiexec wants one, even for a single process."""
+
+
+def _opened() -> str:
+    """Shell commands that open the way to this Python and to dlpar, in the box alone.
+
+    Root's Python often lies in root's home, which is closed to others.  Such a folder is covered by an empty
+    one that holds nothing but what is needed.
+    """
+    needed = {Path(path).resolve() for path in (sys.base_prefix, sys.prefix, Path(__file__).parents[2])}
+    closed = {folder for path in needed for folder in path.parents if not folder.stat().st_mode & 0o001}
+    commands = ["true"]
+    for folder in sorted(closed):
+        kept = sorted({folder / p.relative_to(folder).parts[0] for p in needed if p.is_relative_to(folder)})
+        spare = [(shlex.quote(str(path)), f'"$HOME/kept/{number}"') for number, path in enumerate(kept)]
+        commands += [f"mkdir {place} && mount --bind {path} {place}" for path, place in spare]
+        commands += [f"mount -t tmpfs -o mode=755 box {shlex.quote(str(folder))}"]
+        commands += [f"mkdir {path} && mount --move {place} {path} && rmdir {place}" for path, place in spare]
+    return " && ".join(commands)
+
+
+class CannotGrade(RuntimeError):
+    """No answer can be judged here, or not as it must be; one sentence."""
+
+
+@dataclass(frozen=True)
+class Box:
+    """How answers are shut in.
+
+    Attributes
+    ----------
+    account : str or None
+        Unix account the answers run in.  None: they run in the account of whoever grades, with nothing between
+        them and her files; only time, memory and processes left behind are taken care of.
+    seconds : float
+        For one check.
+    memory : float
+        GiB of data of each process, and of all their memory together.
+    """
+
+    account: str | None
+    seconds: float = 60.0
+    memory: float = 4.0
+
+    def __post_init__(self) -> None:
+        """Raises :class:`CannotGrade`."""
+        if self.account is None:
+            return
+        why = _impossible(self.account)
+        if why:
+            raise CannotGrade(
+                f"answers cannot be shut in: {why}. --not-isolated grades without: for answers you have read."
+            )
+
+    def judge(self, trial: dict[str, Any], seconds: float | None = None) -> dict[str, Any]:
+        """Judge one answer.
+
+        Parameters
+        ----------
+        trial : dict
+            ``given``, ``answer``, ``names`` and ``check``, as :func:`dlpar.classroom.grading.exercise.trials` tells them.
+        seconds : float, optional
+            Fewer than the box's, where less is left for the notebook.
+
+        Returns
+        -------
+        dict
+            ``solved`` and ``said``; what does not come to a verdict is not solved.
+
+        Raises
+        ------
+        CannotGrade
+            If the judge does not start, or finds itself elsewhere than in this box.
+        """
+        seconds = self.seconds if seconds is None else min(seconds, self.seconds)
+        secret = secrets.token_hex()
+        trial = {
+            **trial,
+            "secret": secret,
+            "memory": self.memory,
+            "processes": PROCESSES if self.account else None,
+        }
+        with tempfile.TemporaryDirectory(prefix="dlpar-box-", ignore_cleanup_errors=True) as home:
+            os.chmod(home, 0o711 if self.account else 0o700)
+            with tempfile.TemporaryFile() as said, _Judge(self, home, trial, said) as judge:
+                ready = judge.line(START)
+                if ready is None:
+                    said.seek(0)
+                    why = said.read(2000).decode(errors="replace").strip().splitlines()
+                    raise CannotGrade(f"the judge did not start: {why[-1] if why else 'it said nothing'}")
+                self._check(ready)
+                verdict = judge.line(seconds)
+        if verdict is None:
+            return {"solved": False, "said": f"not yet: {judge.why}"}
+        said = "".join(c if c.isprintable() or c == "\n" else "?" for c in str(verdict.get("said")))
+        return {"solved": verdict.get("solved") is True, "said": said}
+
+    def _check(self, ready: dict[str, Any]) -> None:
+        """Refuse to go on where a box has a hole."""
+        if self.account is None:
+            return
+        wanted = {"account": pwd.getpwnam(self.account).pw_uid, "networks": ["lo"], "writable": ["/dev/shm"]}
+        wrong = [f"{name} {ready.get(name)}" for name, value in wanted.items() if ready.get(name) != value]
+        if wrong:
+            raise CannotGrade(
+                f"answers are not shut in as they should be: the judge finds {', '.join(wrong)}"
+            )
+
+    def command(self, channel: int) -> list[str]:
+        """What starts a judge."""
+        judge = [sys.executable, "-P", "-m", "dlpar.classroom.grading.judge", str(channel)]
+        if self.account is None:
+            return judge
+        apart = ["--mount", "--pid", "--net", "--ipc", "--fork", "--kill-child", "--mount-proc"]
+        script = SHUT_IN.replace("{opened}", _opened())
+        return ["setpriv", "--pdeathsig=KILL", "unshare", *apart, "sh", "-c", script, "sh", *judge]
+
+    def environment(self, home: str) -> dict[str, str]:
+        """A judge's, with nothing of who grades in it."""
+        own = {
+            "HOME": home,
+            "TMPDIR": home,
+            "DLPAR_HOME": f"{home}/h",
+            "DLPAR_RUNTIME": f"{home}/r",
+            "PATH": os.pathsep.join([str(Path(sys.executable).parent), "/usr/sbin:/usr/bin:/sbin:/bin"]),
+            SIMULATED_ONLY: "1",
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "LC_ALL": "C.UTF-8",
+            "OMP_NUM_THREADS": "1",
+        }
+        if path := os.environ.get("PYTHONPATH"):
+            own["PYTHONPATH"] = path
+        if self.account is not None:
+            user = pwd.getpwnam(self.account)
+            own |= {"BOX_USER": str(user.pw_uid), "BOX_GROUP": str(user.pw_gid), "LOOPBACK": LOOPBACK}
+        return own
+
+
+def _impossible(account: str) -> str | None:
+    """Why answers cannot be shut in on this machine; None if they can."""
+    if sys.platform != "linux":
+        return "that needs Linux"
+    if os.getuid() != 0:
+        return "that needs root"
+    lacking = [name for name in NEEDED if shutil.which(name) is None]
+    if lacking:
+        return f"this machine has no {', '.join(lacking)}"
+    try:
+        user = pwd.getpwnam(account)
+    except KeyError:
+        return (
+            f"there is no account {account} (useradd --system --shell /usr/sbin/nologin {account} makes it)"
+        )
+    return "the account must not be root" if user.pw_uid == 0 else None
+
+
+class _Judge:
+    """A judge at work; when the block ends, so do it and all that came of it."""
+
+    def __init__(self, box: Box, home: str, trial: dict[str, Any], said: Any) -> None:
+        self.box, self.trial, self.received = box, trial, b""
+        self.why = "it ended without a verdict: the process was ended, or ended itself"
+        if box.account is None:
+            adopt_orphans()
+        self.spared = set(descendants(os.getpid()))
+        self.channel, theirs = os.pipe()
+        try:
+            self.process = subprocess.Popen(
+                box.command(theirs),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=said,
+                pass_fds=[theirs],
+                env=box.environment(home),
+                cwd="/",
+                start_new_session=True,
+            )
+        finally:
+            os.close(theirs)
+
+    def __enter__(self) -> _Judge:
+        try:
+            self.process.stdin.write(json.dumps(self.trial).encode())
+            self.process.stdin.close()
+        except BrokenPipeError:
+            pass  # it did not start; what it said tells why
+        return self
+
+    def line(self, seconds: float) -> dict[str, Any] | None:
+        """Its next line; None if it ended, or took longer or more memory than it may."""
+        end = time.monotonic() + seconds
+        while b"\n" not in self.received and len(self.received) < LONGEST:
+            left = end - time.monotonic()
+            if left <= 0:
+                self.why = f"it was not done after {seconds:.0f} s"
+                return None
+            if select.select([self.channel], [], [], min(left, 0.25))[0]:
+                more = os.read(self.channel, LONGEST)
+                if not more:
+                    return None
+                self.received += more
+            elif self._memory() > self.box.memory * 2**30:
+                self.why = f"it took more than {self.box.memory:g} GiB of memory"
+                return None
+        first, _, self.received = self.received.partition(b"\n")
+        try:
+            found = json.loads(first)
+        except ValueError:
+            return None
+        return found if isinstance(found, dict) and found.get("secret") == self.trial["secret"] else None
+
+    def _memory(self) -> int:
+        """Bytes of all processes in the box together; pages they share count once."""
+        return sum(map(resident, descendants(self.process.pid)))
+
+    def __exit__(self, *_: object) -> None:
+        below = descendants(self.process.pid)  # in a box they end with the judge, its process number 1
+        kill([self.process.pid, *below])
+        os.close(self.channel)
+        try:
+            self.process.wait(GONE)
+        except subprocess.TimeoutExpired:
+            raise CannotGrade(f"the judge, process {self.process.pid}, does not end") from None
+        end = (
+            time.monotonic() + GONE
+        )  # not by wait_gone, which collects children: other threads have judges, too
+        while any(parent_of(pid) is not None for pid in below) and time.monotonic() < end:
+            time.sleep(0.01)
+        if self.box.account is None:
+            while (left := self._strays()) and time.monotonic() < end:
+                kill(left)
+                wait_gone(left, 1.0)
+
+    def _strays(self) -> list[int]:
+        """What has come below this process since the judge began."""
+        return descendants(os.getpid(), self.spared)

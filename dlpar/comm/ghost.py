@@ -1,0 +1,209 @@
+"""A tensor without numbers: it has a length and a type, can be cut and sent, and weighs nothing.
+
+Where messages carry sizes only, buffers are ghosts, so that the rank code's
+slicing, counting and sending goes on as ever while no memory is taken.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from dlpar.comm.base import Packet
+
+if TYPE_CHECKING:
+    from dlpar.worlds.platforms import Workload
+
+
+class Ghost:
+    """One-dimensional; arithmetic in place does nothing, and any single number it is asked for is NaN.
+
+    Parameters
+    ----------
+    n : int
+        Elements.
+    dtype : torch.dtype
+        What they would be.
+    head : Tensor, int64, optional
+        Numbers that do travel with it: what a :class:`GhostPacket` says of itself.
+    """
+
+    __slots__ = ("dtype", "head", "n", "nbytes")
+    device = torch.device("cpu")
+    requires_grad = False
+
+    def __init__(self, n: int, dtype: torch.dtype = torch.float32, head: torch.Tensor | None = None) -> None:
+        self.n, self.dtype, self.nbytes, self.head = n, dtype, n * dtype.itemsize, head
+
+    def __repr__(self) -> str:
+        return f"Ghost({self.n}, {self.dtype})"
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, key: Any) -> Ghost:
+        if isinstance(key, slice):
+            if key.start is None and key.step is None and key.stop == self.n:
+                return self
+            return Ghost(len(range(*key.indices(self.n))), self.dtype)
+        return NUMBER
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        pass
+
+    @property
+    def shape(self) -> tuple[int]:
+        return (self.n,)
+
+    def numel(self) -> int:
+        return self.n
+
+    def element_size(self) -> int:
+        return self.dtype.itemsize
+
+    def is_floating_point(self) -> bool:
+        return self.dtype.is_floating_point
+
+    def data_ptr(self) -> int:
+        return id(self)
+
+    def new_empty(self, *shape: Any) -> Ghost:
+        return Ghost(elements(shape[0] if len(shape) == 1 else shape), self.dtype)
+
+    def view(self, *shape: Any) -> Ghost:
+        if len(shape) == 1 and isinstance(shape[0], torch.dtype):
+            return Ghost(self.nbytes // shape[0].itemsize, shape[0])
+        return self
+
+    def tensor_split(self, parts: int) -> list[Ghost]:
+        share, rest = divmod(self.n, parts)
+        longer, shorter = (
+            Ghost(share + 1, self.dtype),
+            Ghost(share, self.dtype),
+        )  # nothing tells equal pieces apart
+        return [longer] * rest + [shorter] * (parts - rest)
+
+    def split(self, size: int) -> list[Ghost]:
+        return [self[start : start + size] for start in range(0, max(self.n, 1), size)]
+
+    def to(self, *target: Any) -> Ghost:
+        dtype = next((t for t in target if isinstance(t, torch.dtype)), self.dtype)
+        return Ghost(self.n, dtype)
+
+    def clone(self) -> Ghost:
+        return Ghost(self.n, self.dtype)
+
+    def tolist(self) -> list[float]:
+        return []
+
+    def item(self) -> float:
+        return math.nan
+
+    __float__ = item
+
+    def backward(self) -> None:
+        pass
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
+        """``torch.zeros_like(ghost)`` and the like give a ghost of the same length."""
+        out = (kwargs or {}).get("out")
+        return out if out is not None else next(a for a in args if isinstance(a, Ghost)).clone()
+
+
+def _itself(self: Ghost, *_: Any, **__: Any) -> Ghost:
+    return self
+
+
+for _name in (
+    "zero_ copy_ add_ sub_ mul_ div_ fill_ lerp_ detach contiguous flatten reshape "
+    "__add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __truediv__ __neg__ __iadd__ __isub__ __imul__ __itruediv__"
+).split():
+    setattr(Ghost, _name, _itself)
+
+NUMBER = Ghost(1)
+"""A single number nobody knows: what a computation that was not made gives back."""
+
+
+class GhostPacket(Packet):
+    """A packet whose head is real and whose body is a ghost."""
+
+    def __init__(self, length: int, dtype: torch.dtype) -> None:
+        self.head = torch.zeros(self.HEAD, dtype=torch.int64)
+        self.body = Ghost(length, dtype)
+        self.wire = Ghost(8 * self.HEAD + self.body.nbytes, torch.uint8, self.head)
+
+
+def elements(shape: Any) -> int:
+    """Of a shape, given as a number or a sequence of them."""
+    return shape if isinstance(shape, int) else math.prod(shape)
+
+
+DTYPES = {1: torch.float8_e4m3fn, 2: torch.bfloat16, 4: torch.float32, 8: torch.float64}
+"""By the bytes of an element."""
+
+
+class Parameter(Ghost):
+    """A layer's weights: how many, the FLOPs a sample costs there, and the elements of what it gives on."""
+
+    __slots__ = ("flops", "outputs")
+    requires_grad = True
+
+    def __init__(self, n: int, dtype: torch.dtype, flops: float, outputs: int = 0) -> None:
+        super().__init__(n, dtype)
+        self.flops, self.outputs = flops, outputs
+
+
+class Outline:
+    """The layers of a workload, in the place of a model.
+
+    Parameters
+    ----------
+    workload : Workload
+        Its layers, and the bytes of an element of weights and gradients.
+
+    Notes
+    -----
+    Like a row of layers it has a length, can be sliced, and pieces can be added up.
+
+    Attributes
+    ----------
+    flops : float
+        Of a sample, forward and backward.
+    """
+
+    def __init__(self, workload: Workload) -> None:
+        dtype = DTYPES[workload.itemsize]
+        # A model lists its layers as they compute, a workload as the backward pass finishes them.
+        self._parameters = [
+            Parameter(layer.parameters, dtype, layer.flops, layer.outputs)
+            for layer in reversed(workload.layers)
+        ]
+        self.flops = workload.flops
+
+    def parameters(self) -> Iterator[Parameter]:
+        return iter(self._parameters)
+
+    def __len__(self) -> int:
+        return len(self._parameters)
+
+    def __getitem__(self, layers: slice) -> Outline:
+        return _of(self._parameters[layers])
+
+    def __add__(self, other: Outline) -> Outline:
+        return _of(self._parameters + other._parameters)
+
+    def __call__(self, x: torch.Tensor) -> Ghost:
+        raise TypeError("an outline has no numbers to compute with")
+
+
+def _of(parameters: list[Parameter]) -> Outline:
+    """An outline of some layers."""
+    part = Outline.__new__(Outline)
+    part._parameters, part.flops = parameters, sum(parameter.flops for parameter in parameters)
+    return part

@@ -1,0 +1,1 @@
+"""Exercises of the labs: each module checks one, typed in a cell."""

@@ -1,0 +1,197 @@
+"""Checks a pipeline's schedule, typed in a cell: as data, by its times on equal stages, and on ranks that train."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from dlpar.config.experiment import Experiment
+from dlpar.course.judge import Verdict, listed, on_both, ranks_tried, short, tried, wrong
+from dlpar.split.schedules import SCHEDULES, Action
+from dlpar.theory.pipeline import Bar, Stuck, bubble, idle_share, timed, timeline
+
+if TYPE_CHECKING:
+    from dlpar.comm import Comm
+
+
+SIZES = ((2, 4), (4, 8), (3, 7), (4, 2))
+"""Stages and micro-batches every schedule is tried with; the last has fewer micro-batches than stages."""
+
+SECONDS = {"F": 1.0, "B": 2.0}
+"""Of a pass, on every stage."""
+
+TRAINED = Experiment(
+    workers=4,
+    batch=32,
+    steps=3,
+    evaluate_every=1000,
+    dtype="float64",
+    model={"name": "mlp", "width": 16, "depth": 3},
+    split={"kind": "pipeline", "schedule": "1f1b", "microbatches": 8},
+)
+"""What a right schedule trains, on simulated and on real ranks."""
+
+
+def check_schedule(student: Callable[[int, int], Any] | None, hints: Sequence[str] = ()) -> Verdict:
+    """Check ``student(stages, microbatches)``, the list of actions of each stage of a pipeline: 1F1B or as good.
+
+    Every stage must do the forward and the backward pass of every micro-batch once, no two stages may wait
+    for each other, no stage may hold more micro-batches than there are stages, and the bubble must be
+    (p - 1) / m.  What is right is run, on simulated ranks and on real ones, and must train what 1F1B trains.
+
+    Parameters
+    ----------
+    student : callable or None
+        Gives for each stage a list of ``("F", micro)`` and ``("B", micro)``, or of
+        :class:`~dlpar.split.schedules.Action`; raises ``NotImplementedError`` while it is not written.
+    hints : sequence of str
+        From gentle to plain; a wrong answer shows one more of them each time.
+
+    Returns
+    -------
+    Verdict
+        Names the first stage and action that are wrong; never raises for what the student wrote.
+    """
+    name, lists = getattr(student, "__name__", "the function"), []
+    if not callable(student):
+        return Verdict("to do", "The function is not written yet.")
+    for stages, microbatches in SIZES:
+        call = f"{name}({stages}, {microbatches})"
+        try:
+            given = student(stages, microbatches)
+        except NotImplementedError:
+            return Verdict("to do", f"{name} is not written yet.")
+        except Exception as error:
+            return wrong(name, hints, f"{call} raised {type(error).__name__}: {error}")
+        if given is None or given is ...:
+            return Verdict(
+                "to do", f"{name} returns nothing yet: {call} should give {stages} lists of actions."
+            )
+        complaint = _wrong_with(given, stages, microbatches)
+        if complaint:
+            return wrong(name, hints, f"{call}: {complaint}.")
+        if (stages, microbatches) == (TRAINED.workers, TRAINED.split.microbatches):
+            lists = _actions(given)
+    sizes, workers = (
+        listed([f"{stages} × {microbatches}" for stages, microbatches in SIZES]),
+        [TRAINED.workers],
+    )
+    solved = (
+        f"{name} is right for {sizes} stages × micro-batches: every action once, no deadlock, a bubble of "
+        f"(p - 1) / m, and never more micro-batches in flight than stages. On {ranks_tried(workers)} it trained what "
+        f"1F1B trains."
+    )
+    trials = on_both(workers, _losses, lists, TRAINED, timeout=20.0)
+    return tried(name, trials, _trained_otherwise, hints, lambda told: solved)
+
+
+def _trained_otherwise(told: list[list[tuple[float, float]]]) -> str:
+    """The first step whose loss, which the last stage knows, is not that of 1F1B; empty if there is none."""
+    for step, (mine, right) in enumerate(told[-1]):
+        if not math.isclose(mine, right, rel_tol=1e-9):
+            return f", in step {step}, the loss is {mine:.6g}, with 1F1B {right:.6g}."
+    return ""
+
+
+def _actions(given: Any) -> list[list[Action]]:
+    return [[Action(*action) for action in own] for own in given]
+
+
+def _wrong_with(given: Any, stages: int, microbatches: int) -> str:
+    """What is wrong first with a student's lists, or an empty text."""
+    if not isinstance(given, (list, tuple)) or len(given) != stages:
+        return f"got {short(given)}, expected a list for each of {stages} stages"
+    for stage, own in enumerate(given):
+        complaint = _not_each_once(own, microbatches)
+        if complaint:
+            return f"stage {stage}, {complaint}"
+    lists = _actions(given)
+    try:
+        bars = timed(lists, {kind: [seconds] * stages for kind, seconds in SECONDS.items()})
+    except Stuck as stuck:
+        return "no stage can go on: " + "; ".join(
+            f"stage {stage} waits at {_at(position, action)}, for stage {other}'s"
+            if other != stage
+            else f"stage {stage} waits at {_at(position, action)}, whose forward pass comes later"
+            for stage, (position, action, other) in stuck.waits.items()
+        )
+    return _too_many(lists) or _too_slow(bars, stages, microbatches)
+
+
+def _not_each_once(own: Any, microbatches: int) -> str:
+    """The first entry of a stage's list that is no action, or comes again; or an action that is missing."""
+    wanted = [Action(kind, micro) for kind in SECONDS for micro in range(microbatches)]
+    if not isinstance(own, (list, tuple)):
+        return f"got {short(own)}, expected a list of actions"
+    seen: dict[Action, int] = {}
+    for position, given in enumerate(own):
+        if not isinstance(given, (tuple, list)) or len(given) not in (2, 3) or Action(*given) not in wanted:
+            allowed = f'("F", k) or ("B", k), k from 0 to {microbatches - 1}'
+            return f"action {position} is {short(given)}, allowed is {allowed}"
+        action = Action(*given)
+        if action in seen:
+            return f"{_at(position, action)}, was already action {seen[action]}"
+        seen[action] = position
+    missing = next((action for action in wanted if action not in seen), None)
+    return f"{_told(missing)} is missing" if missing else ""
+
+
+def _too_many(lists: list[list[Action]]) -> str:
+    """The first action at which a stage holds more micro-batches than there are stages."""
+    for stage, own in enumerate(lists):
+        held = 0
+        for position, action in enumerate(own):
+            held += 1 if action.kind == "F" else -1
+            if held > len(lists):
+                return f"stage {stage} holds {held} micro-batches at {_at(position, action)}, allowed is {len(lists)}"
+    return ""
+
+
+def _too_slow(bars: list[Bar], stages: int, microbatches: int) -> str:
+    """The earliest action that begins later than in 1F1B, if the bubble is larger."""
+    allowed, found = bubble("1f1b", stages, microbatches), idle_share(bars)
+    if found < allowed + 1e-9:
+        return ""
+    times = {"forward": SECONDS["F"], "backward": SECONDS["B"]}
+    best = {bar[:4]: bar.start for bar in timeline("1f1b", stages, microbatches, **times)}
+    late = min((bar for bar in bars if bar.start > best[bar[:4]]), key=lambda bar: (best[bar[:4]], bar.stage))
+    position = sum(bar.stage == late.stage and bar.start < late.start for bar in bars)
+    begins, could = late.start, best[late[:4]]
+    return (
+        f"the bubble is {found:.1%} of the time computed, allowed is (p - 1) / m = {allowed:.1%}. "
+        f"The first that is late is stage {late.stage}, {_at(position, Action(late.kind, late.micro))}: it begins at "
+        f"{begins:g}, and could at {could:g} (a forward pass takes {SECONDS['F']:g}, a backward pass {SECONDS['B']:g})"
+    )
+
+
+def _at(position: int, action: Action) -> str:
+    return f"action {position}, {_told(action)}"
+
+
+def _told(action: Action) -> str:
+    return f'("{action.kind}", {action.micro})'
+
+
+def _losses(comm: Comm, lists: list[list[Action]], experiment: Experiment) -> list[tuple[float, float]]:
+    """On a rank: the loss of each step, trained by these lists and by 1F1B; empty where another rank knows it."""
+    from dlpar.jobs.record import Unrecorded
+    from dlpar.train import train
+
+    class Kept(Unrecorded):
+        """Keeps losses where they can be looked at."""
+
+        def step(self, step: int, loss: Any = None, **facts: Any) -> None:
+            losses.append(loss)
+
+    told = []
+    usual = SCHEDULES["1f1b"]
+    try:
+        for schedule in (usual._replace(actions=lambda stage, *_: lists[stage]), usual):
+            losses: list[Any] = []
+            SCHEDULES["1f1b"] = schedule  # in the process of this job alone, which ends with it
+            train(comm, experiment, Kept(comm))
+            told.append([float(loss) for loss in losses if loss is not None])
+    finally:
+        SCHEDULES["1f1b"] = usual
+    return list(zip(*told))

@@ -1,0 +1,152 @@
+"""Checks a scheme typed in a cell: trains with it, each rank beside a twin that does the same alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from dlpar.config.experiment import Experiment
+from dlpar.course.judge import Verdict, difference, listed, on_both, real_too, tried, wrong
+from dlpar.sync.scheme import Scheme
+from dlpar.sync.user_code import AllReduced, NotFacts, not_a_scheme
+
+if TYPE_CHECKING:
+    from dlpar.comm import Comm
+
+
+ROUNDING = 1e-9
+"""Largest relative difference between float64 sums of the same numbers in another order, and more than that."""
+
+
+def check_scheme(
+    my_scheme: Callable[..., Any] | type[Scheme] | None,
+    workers: Sequence[int] = (2, 3, 4),
+    hints: Sequence[str] = (),
+    reference: str = "ring",
+    steps: int = 20,
+    timeout: float = 20.0,
+) -> Verdict:
+    """Train logistic regression on digits in float64 with a scheme of one's own, and compare every step.
+
+    First on simulated ranks, then, where it was right, on real ones.
+
+    Parameters
+    ----------
+    my_scheme : callable or type
+        A function of (comm, tensor) that sums a tensor over all ranks, in place; or a
+        subclass of :class:`dlpar.sync.Scheme` with ``combine``.
+    workers : sequence of int
+        Numbers of workers to try, real ones with the last; shares of the batch are not all of one size.
+    hints : sequence of str
+        From gentle to plain; a wrong answer shows one more of them each time.
+    reference : str
+        The collective whose messages and bytes are set beside this one's, as
+        :func:`dlpar.theory.counts.closed_form` names it.
+    steps : int
+        Steps of each trial.
+    timeout : float
+        Seconds after which ranks that wait for each other are ended.
+
+    Returns
+    -------
+    Verdict
+        Names the first step and worker that differ; never raises for what the student wrote.
+    """
+    name = getattr(my_scheme, "__name__", type(my_scheme).__name__)
+    if my_scheme is None or my_scheme is ...:
+        return Verdict("to do", "The scheme is not written yet.")
+    if getattr(my_scheme, "combine", None) is Scheme.combine:
+        return Verdict("to do", f"{name} has no combine yet.")
+    complaint = not_a_scheme(my_scheme, name)
+    if complaint:
+        return wrong(name, hints, complaint + ".")
+
+    def judge(told: list[dict[str, Any]]) -> str:
+        differing = [(*trial["first"], rank) for rank, trial in enumerate(told) if trial["first"]]
+        if not differing:
+            return ""
+        step, what, rank = min(differing, key=lambda one: (one[0], one[2]))
+        return f", at step {step}, on worker {rank}: {what}."
+
+    real = f" and with {workers[-1]} real ones" if real_too() else ""
+    solved = (
+        f"{name} is right: with {listed(workers)} simulated workers{real} every "
+        f"weight is that of one process, {steps} steps long. "
+    )
+    trials = on_both(workers, _trial, my_scheme, steps, timeout=timeout, who="workers")
+    return tried(name, trials, judge, hints, lambda told: solved + _traffic(told[-1], reference))
+
+
+def _traffic(trials: list[dict], reference: str) -> str:
+    """What a step sends, beside what the reference sends."""
+    from dlpar.theory.counts import closed_form
+
+    form = closed_form(reference, len(trials), trials[0]["elements"], itemsize=8)
+    theirs = f"{reference} sends {form.messages:,} and {form.bytes:,} bytes, {form.busiest_bytes:,} the busiest worker"
+    if trials[0]["bytes"] is None:
+        return f"The library moved the data and does not say how much; {theirs}."
+    messages, nbytes = (sum(trial[what] for trial in trials) for what in ("messages", "bytes"))
+    busiest = max(trial["bytes"] for trial in trials)
+    return (
+        f"A step of {len(trials)} workers sends {messages:,.10g} messages and {nbytes:,.10g} bytes, "
+        f"{busiest:,.10g} of them the busiest worker; {theirs}."
+    )
+
+
+def _trial(comm: Comm, my_scheme: Callable[..., Any] | type[Scheme], steps: int) -> dict[str, Any]:
+    """On a rank: train beside a twin that sees the whole batch alone; where they differ first, and what was sent."""
+    import torch
+
+    from dlpar import models
+    from dlpar.data import load
+    from dlpar.data.sampler import Sampler
+    from dlpar.optim import Optimizer
+    from dlpar.replica import Replica
+    from dlpar.sync import scheme
+
+    experiment = Experiment(
+        sync=my_scheme,
+        workers=comm.size,
+        model="logistic",
+        batch=64 - comm.size // 2,
+        steps=steps,
+        lr=0.5,
+        dtype="float64",
+    )
+    dataset = load(experiment.data, experiment.seed, torch.float64, experiment.model.name)
+    sampler, criterion = Sampler(experiment, dataset.train_y, len(dataset.train_x)), models.loss(dataset.task)
+    mine, twin = (Replica(models.build(experiment, dataset)) for _ in range(2))
+    rule = Optimizer(experiment.optimizer, twin.weights, experiment.lr, experiment.momentum)
+
+    def gradient(replica: Replica, step: int, workers: Sequence[int]) -> None:
+        replica.zero_gradient()
+        for worker in workers:
+            x, y = dataset.batch(sampler.indices(step, worker))
+            loss = criterion(replica.model(x), y)
+            (loss * len(y) / experiment.global_batch).backward()
+            replica.loss, replica.samples = loss.item(), len(y)
+
+    sync, first, done = scheme(experiment, comm, mine), None, 0
+    comm.traffic.take()
+    for step in sync.steps():
+        gradient(mine, step, [comm.rank])
+        gradient(twin, step, range(comm.size))
+        sync.combine()
+        if isinstance(sync, AllReduced) and not first:
+            differs = difference(mine.gradient, twin.gradient, ROUNDING, "the gradient")
+            first = (step, differs) if differs else None
+        sync.update()
+        rule.step(twin.gradient)
+        try:
+            sync.facts()
+        except NotFacts as refused:
+            first = first or (step, str(refused))
+        if not first:
+            differs = difference(mine.weights, twin.weights, ROUNDING, "the weights")
+            first = (step, differs) if differs else None
+        done += 1
+    sent = comm.traffic.take()
+    if done != experiment.steps and not first:
+        first = (done, f"the scheme ended after {done} of {experiment.steps} steps")
+    per_step = {what: None if total is None else total / max(1, done) for what, total in sent.items()}
+    return {"first": first, "elements": len(mine.weights), **per_step}

@@ -1,0 +1,137 @@
+"""Updates of shared weights typed in a notebook: made by turns, where all is known, and in a free race.
+
+An update is ``update(weights, change, stamps, seen, stamp)``: it adds `change` to the
+shared `weights` where it is not zero, leaves its `stamp` there, and returns its
+conflicts: how many of those places others have stamped since it looked (`seen`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dlpar.data.generator import generator
+
+if TYPE_CHECKING:
+    import torch
+
+    from dlpar.comm import Comm
+
+
+Update = Callable[..., Any]
+
+
+def in_turns(update: Update) -> Callable[[Comm, torch.Tensor], None]:
+    """`update` on real ranks: all look at the same time, then write one after the other, so that conflicts are known.
+
+    For :func:`dlpar.lab.check_on_ranks`: each rank's tensor, with a few zeros in it, is its
+    change; afterwards all hold the shared weights, :func:`sum_of_changes`.
+    """
+
+    @wraps(update)
+    def turns(comm: Comm, tensor: torch.Tensor) -> None:
+        import torch
+
+        size = len(tensor)
+        weights, stamps = comm.shared(size, tensor.dtype), comm.shared(size, torch.int64)
+        change, seen = sparse(tensor, comm.rank), stamps.clone()
+        comm.barrier()  # all have looked before anybody writes
+        for turn in range(comm.size):
+            if turn == comm.rank:
+                before = stamps.clone()
+                conflicts = update(weights, change, stamps, seen, comm.rank + 1)
+                _check(update.__name__, conflicts, change, before, stamps, comm.rank + 1)
+            comm.barrier()
+        tensor.copy_(weights)
+        comm.barrier()
+
+    return turns
+
+
+def sparse(tensor: torch.Tensor, rank: int) -> torch.Tensor:
+    """A copy of a rank's tensor with every third value put to zero, others on every rank."""
+    change = tensor.clone()
+    change[(rank + 1) % 3 :: 3] = 0
+    return change
+
+
+def sum_of_changes(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """What every rank must hold after :func:`in_turns`."""
+    return [sum(sparse(tensor, rank) for rank, tensor in enumerate(tensors))] * len(tensors)
+
+
+def _check(
+    name: str, conflicts: Any, change: torch.Tensor, before: torch.Tensor, stamps: torch.Tensor, stamp: int
+) -> None:
+    """ValueError, in a sentence, unless the stamps and the number of conflicts are right."""
+    written = change != 0
+    for place, (mine, old, now) in enumerate(zip(written.tolist(), before.tolist(), stamps.tolist())):
+        if now != (stamp if mine else old):
+            why = f"change[{place}] is {'not ' * mine}zero"
+            raise ValueError(f"stamps[{place}] is {now}, expected {stamp if mine else old}: {why}")
+    expected = int((written & (before != 0)).sum())  # when all looked, no place had a stamp
+    if conflicts != expected:
+        raise ValueError(
+            f"{name} returned {conflicts!r} conflicts, expected {expected}: "
+            f"the stamps were {before.tolist()} and the change is {change.tolist()}"
+        )
+
+
+def race(
+    comm: Comm,
+    update: Update,
+    densities: Sequence[float],
+    size: int = 10_000,
+    rounds: int = 300,
+    seed: int = 0,
+) -> list[tuple[float, float, float]]:
+    """Let `update` race on all ranks; nobody takes turns.
+
+    Parameters
+    ----------
+    comm : Comm
+        Ranks of one machine.
+    update : callable
+        As this module says.
+    densities : sequence of float
+        Shares of the weights an update writes, above 0, at most 1; a race for each.
+    size : int
+        Weights.
+    rounds : int
+        Updates of each rank in each race.
+    seed : int
+        Draws places and changes.
+
+    Returns
+    -------
+    list of (float, float, float)
+        Of each race: density; conflicts a weight written; share of what was added that the weights do not hold.
+    """
+    import torch
+
+    found = []
+    for number, density in enumerate(densities):
+        weights, stamps = comm.shared(size, torch.float64), comm.shared(size, torch.int64)
+        private, path = torch.zeros(size, dtype=torch.float64), 0.0
+        draw = generator(seed, "race", number, comm.rank)
+        count, conflicts = max(1, round(density * size)), 0
+        comm.barrier()
+        for turn in range(rounds):
+            seen = stamps.clone()
+            change = torch.zeros(size, dtype=torch.float64)
+            change[torch.from_numpy(draw.choice(size, count, replace=False))] = torch.from_numpy(
+                1 + draw.random(count)
+            )
+            conflicts += update(weights, change, stamps, seen, 1 + turn * comm.size + comm.rank)
+            private += change
+            path += float(change.sum())
+        comm.barrier()
+        parts = comm.gather((private.numpy(), path, conflicts))
+        if comm.rank == 0:
+            added, paths, conflicting = (sum(column) for column in zip(*parts))
+            lost = float(np.abs(added - weights.numpy()).sum() / paths)
+            found.append((density, conflicting / (count * rounds * comm.size), lost))
+    return found

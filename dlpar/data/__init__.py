@@ -1,0 +1,274 @@
+"""The data sets: tensors ready to train on, split and scaled, the same on every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dlpar.data import files
+from dlpar.data import text as docstrings
+from dlpar.data.cache import Arrays, cached
+from dlpar.data.files import BadData, InFile, kept_by_file
+from dlpar.data.generator import generator
+
+if TYPE_CHECKING:
+    from dlpar.config.experiment import Data
+
+
+__all__ = ["BadData", "Dataset", "Task", "digits", "load", "split"]
+
+Task = Literal["classification", "regression", "characters"]
+
+HELD_OUT = 0.2
+"""Share of the samples kept for testing where the source has no test set of its own."""
+
+SCALED_BY = 10_000
+"""Images at most from which the scale of pixels follows: as good as all of them, and bounded in memory."""
+
+TRAIN_CHARACTERS = 2**20
+TEST_CHARACTERS = 2**14
+"""Characters of docstrings used at most: they bound memory (8 bytes each) and a test's time."""
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Samples, loaded on the CPU, or images still in their file (:class:`~dlpar.data.files.InFile`); `x` of the dtype
+    asked for (characters: int64), `y` as the task wants it.
+
+    Classification: labels, int64, (n,).  Regression: targets, (n, 1).  Characters: the
+    characters that follow each of `x`, int64, (n, context), as positions in
+    :data:`dlpar.data.text.ALPHABET`.
+    """
+
+    name: str
+    task: Task
+    train_x: Tensor | InFile
+    train_y: Tensor
+    test_x: Tensor | InFile
+    test_y: Tensor
+    classes: int
+    """Outputs of a model: labels, characters of the alphabet, or 1 for regression."""
+    loaded: int = 0
+    """Bytes of training images that were read from a file to have them here."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one sample: (features,), (channels, height, width) or (context,)."""
+        return tuple(self.train_x.shape[1:])
+
+    def to(self, device: torch.device | str) -> Dataset:
+        """The same samples on another device; those already there are not copied, those in a file not read."""
+        moved = {name: getattr(self, name).to(device) for name in ("train_x", "train_y", "test_x", "test_y")}
+        return replace(self, **moved)
+
+    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """Inputs and targets of the training samples at `indices`, (n,), which may lie on another device."""
+        if self.train_y.is_cuda:  # from pinned memory a copy makes nobody wait
+            indices = indices.pin_memory()
+        indices = indices.to(self.train_y.device, non_blocking=True)
+        return self.train_x.index_select(0, indices), self.train_y.index_select(0, indices)
+
+    def facts(self) -> dict[str, Any]:
+        """What a step's record says of it: ``read``, the bytes of training images that were read from a file so far;
+        of data that lie in no file, nothing."""
+        read = self.loaded + (self.train_x.read if isinstance(self.train_x, InFile) else 0)
+        return {"read": read} if read else {}
+
+
+def load(data: Data, seed: int, dtype: torch.dtype = torch.float32, model: str = "mlp") -> Dataset:
+    """Read a data set as `model` wants to see it.
+
+    Parameters
+    ----------
+    data : Data
+        ``experiment.data``: which one, and where its files lie.
+    seed : int
+        Fixes which samples are held out.  Sets with a test set of their own (mnist,
+        cifar10) keep it; of others 20 % are held out, of every label alike.
+    dtype : torch.dtype
+        Type of inputs and of regression targets.
+    model : str
+        Name of the model: a cnn gets images, others rows of pixels; a transformer gets
+        docstrings as characters, logistic as word counts.
+
+    Returns
+    -------
+    Dataset
+        The same on every rank; scales are fitted on training samples alone.
+
+    Raises
+    ------
+    BadData
+        If a file is missing or corrupt, or there are too few samples to hold any out.
+    """
+    if data.name == "diabetes":
+        return _diabetes(seed, dtype)
+    if data.name == "docstrings" and model == "transformer":
+        return _characters(data.context, seed)
+    if data.name == "docstrings":
+        return _words(seed, dtype)
+    return _images(data, seed, dtype, flat=model != "cnn")
+
+
+def split(labels: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Indices of training and of held-out samples, both in random order.
+
+    Parameters
+    ----------
+    labels : numpy.ndarray
+        From 0, one a sample, (n,); `HELD_OUT` of each label are held out, rounded.  All equal: no strata.
+    seed : int
+        Equal seeds give equal splits.
+
+    Returns
+    -------
+    (numpy.ndarray, numpy.ndarray)
+        int64; together every sample once.
+
+    Raises
+    ------
+    BadData
+        If a part would be empty.
+    """
+    draw = generator(seed, "split")
+    train, test = [], []
+    for label in np.flatnonzero(np.bincount(labels)):  # np.unique imports a lot
+        members = draw.permutation(np.flatnonzero(labels == label))
+        cut = round(HELD_OUT * len(members))
+        test.append(members[:cut])
+        train.append(members[cut:])
+    if not sum(map(len, test)):
+        raise BadData(f"data: {len(labels)} samples are too few to hold any out for testing")
+    return draw.permutation(np.concatenate(train)), draw.permutation(np.concatenate(test))
+
+
+def _from_sklearn(name: str) -> Arrays:
+    """A set that comes with scikit-learn; kept, as importing scikit-learn takes as long as torch."""
+    from importlib.metadata import version
+
+    def make() -> Arrays:
+        from sklearn import datasets
+
+        bunch = getattr(datasets, f"load_{name}")()
+        return {"x": bunch.data, "y": bunch.target}
+
+    return cached(f"{name}-1-sklearn-{version('scikit-learn')}", make)
+
+
+def digits() -> files.Images:
+    """All of scikit-learn's handwritten digits: pixels from 0 to 16 in floats, (1797, 1, 8, 8), and labels, (1797,)."""
+    kept = _from_sklearn("digits")
+    return kept["x"].reshape(-1, 1, 8, 8), kept["y"]
+
+
+def _images(data: Data, seed: int, dtype: torch.dtype, flat: bool) -> Dataset:
+    if data.reading == "batches":
+        return _images_in_file(data, seed, dtype, flat)
+    if data.name == "digits":
+        sets = [digits()]
+    else:
+        read = files.mnist if data.name == "mnist" else files.cifar10
+        sets = read(files.folder_of(data.name, data.folder))
+    if len(sets) == 1:
+        pixels, labels = sets[0]
+        sets = [(pixels[part], labels[part]) for part in split(labels, seed)]
+    (train_x, train_y), (test_x, test_y) = sets
+    ready = _standardised(*_pixel_scale(train_x[:SCALED_BY]), dtype, flat)
+    found = _dataset(data.name, ready(train_x), train_y, ready(test_x), test_y)
+    return found if data.name == "digits" else replace(found, loaded=train_x.nbytes)
+
+
+def _images_in_file(data: Data, seed: int, dtype: torch.dtype, flat: bool) -> Dataset:
+    """The same samples; only labels are read now, and by one rank of a machine what the scale follows from."""
+    sets = files.mnist(files.folder_of(data.name, data.folder), mapped=True)
+    rows = [np.arange(len(labels)) for _, labels in sets] if len(sets) == 2 else split(sets[0][1], seed)
+    (train, train_y), (test, test_y) = sets if len(sets) == 2 else 2 * sets
+    some = rows[0][:SCALED_BY]
+    scale = kept_by_file(
+        "scale", train, some, lambda: dict(zip(("mean", "divisor"), _pixel_scale(train[some])))
+    )
+    ready = _standardised(scale["mean"], scale["divisor"], dtype, flat)
+    train_x, test_x = InFile(train, rows[0], ready), InFile(test, rows[1], ready)
+    return _dataset(data.name, train_x, train_y[rows[0]], test_x, test_y[rows[1]])
+
+
+def _standardised(
+    mean: np.ndarray, divisor: np.ndarray, dtype: torch.dtype, flat: bool
+) -> Callable[[np.ndarray], Tensor]:
+    """From pixels to what a model reads."""
+    shift, scale = torch.from_numpy(mean), torch.from_numpy(divisor)
+
+    def ready(pixels: np.ndarray) -> Tensor:
+        x = torch.from_numpy(pixels).to(dtype).sub_(shift).div_(scale)
+        return x.flatten(1) if flat else x
+
+    return ready
+
+
+def _pixel_scale(pixels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and divisor of each channel, (channels, 1, 1).
+
+    Divided by their standard deviation, the pixels of a sample would have a squared
+    length of as many as they are, and the longer the inputs, the lower the learning
+    rate at which SGD is stable.  So it is capped at 256: 0.1 suits all three sets.
+    """
+    values = pixels.astype(np.float32)
+    mean = values.mean(axis=(0, 2, 3), dtype=np.float64)
+    deviation = values.std(axis=(0, 2, 3), dtype=np.float64)
+    cap = max(1.0, np.sqrt(pixels[0].size / 256))
+    scale = np.where(deviation > 0, deviation, 1.0) * cap
+    return mean[:, None, None], scale[:, None, None]
+
+
+def _diabetes(seed: int, dtype: torch.dtype) -> Dataset:
+    """Progression of diabetes after a year from ten measurements (Efron et al. 2004)."""
+    kept = _from_sklearn("diabetes")
+    train, test = split(np.zeros(len(kept["y"]), dtype=np.int64), seed)
+
+    def standardised(columns: np.ndarray) -> np.ndarray:
+        return (columns - columns[train].mean(axis=0)) / columns[train].std(axis=0)
+
+    x, y = (torch.from_numpy(standardised(part)).to(dtype) for part in (kept["x"], kept["y"][:, None]))
+    return Dataset("diabetes", "regression", x[train], y[train], x[test], y[test], classes=1)
+
+
+def _words(seed: int, dtype: torch.dtype) -> Dataset:
+    """Which package a docstring documents, from its words."""
+    words = docstrings.words()
+    train, test = split(words.labels, seed)
+    x = torch.from_numpy(words.dense(words.tf_idf(train))).to(dtype)
+    labels = words.labels[train], words.labels[test]
+    return _dataset("docstrings", x[train], labels[0], x[test], labels[1], len(words.packages))
+
+
+def _characters(context: int, seed: int) -> Dataset:
+    """Windows of `context` characters side by side, cut from whole docstrings in random order.
+
+    Docstrings, not windows, are held out: neighbouring windows share words and sentences.
+    """
+    texts = docstrings.characters()
+    train, test = split(np.zeros(len(texts), dtype=np.int64), seed)
+    views = []
+    for part, limit in ((train, TRAIN_CHARACTERS), (test, TEST_CHARACTERS)):
+        stream = torch.from_numpy(np.concatenate([texts[i] for i in part])[: limit + 1].astype(np.int64))
+        windows = (len(stream) - 1) // context
+        # Both are views of the stream, one character apart: no second copy.
+        views += [stream[shift : shift + windows * context].view(windows, context) for shift in (0, 1)]
+    return Dataset("docstrings", "characters", *views, classes=len(docstrings.ALPHABET))
+
+
+def _dataset(
+    name: str,
+    train_x: Tensor | InFile,
+    train_y: np.ndarray,
+    test_x: Tensor | InFile,
+    test_y: np.ndarray,
+    classes: int = 10,
+) -> Dataset:
+    labels = (torch.from_numpy(part.astype(np.int64)) for part in (train_y, test_y))
+    return Dataset(name, "classification", train_x, next(labels), test_x, next(labels), classes)

@@ -1,0 +1,292 @@
+"""Readers of the files MNIST and CIFAR-10 are published as.
+
+MNIST: the IDX format (Y. LeCun, C. Cortes and C. Burges, "The MNIST database of
+handwritten digits"), as it is or gzipped.  CIFAR-10: pickles of Python (A. Krizhevsky,
+"Learning multiple layers of features from tiny images", 2009).
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import math
+import os
+import pickle
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dlpar.data.cache import Arrays, cached
+
+Images = tuple[np.ndarray, np.ndarray]
+"""uint8 pixels, (samples, channels, height, width), and int64 labels, (samples,)."""
+
+
+class BadData(ValueError):
+    """Data that cannot be read; the message says which file, where it was looked for, what is expected."""
+
+
+def folder_of(name: str, folder: str | None) -> Path:
+    """The folder with the files of data set `name`: `folder`, or else ``$DLPAR_DATA``.
+
+    Raises
+    ------
+    BadData
+        If neither is given or there is no such folder.
+    """
+    given = folder or os.environ.get("DLPAR_DATA")
+    if not given:
+        raise BadData(
+            f"data.folder: got nothing, nor is $DLPAR_DATA set; allowed for {name} is the folder of its files"
+        )
+    path = Path(given).expanduser()
+    if not path.is_dir():
+        field = "data.folder" if folder else "$DLPAR_DATA"
+        raise BadData(f"{field}: got {given!r}, allowed for {name} is an existing folder with its files")
+    return path
+
+
+def mnist(folder: Path, mapped: bool = False) -> list[Images]:
+    """The images of an MNIST folder, also of Fashion-MNIST or any other of its form.
+
+    Parameters
+    ----------
+    folder : Path
+        Holds ``train-images-idx3-ubyte`` and ``train-labels-idx1-ubyte``, the same with
+        ``t10k-``, or both; each may end in ``.gz``.
+    mapped : bool
+        Whether pixels stay in their files, which then are not compressed: read is what is indexed.
+
+    Returns
+    -------
+    list of Images
+        Training and test images; one entry where only one of the two is there.
+
+    Raises
+    ------
+    BadData
+        For a missing, truncated or corrupt file, and for a compressed one that is to be mapped.
+    """
+    sets = []
+    for part in ("train", "t10k"):
+        names = f"{part}-images-idx3-ubyte", f"{part}-labels-idx1-ubyte"
+        images, labels = (_present(folder, name) for name in names)
+        if images and labels:
+            sets.append(_pair(images, labels, mapped))
+        elif images or labels:
+            found, missing = (images, names[1]) if images else (labels, names[0])
+            raise BadData(f"mnist: {missing} (or .gz) is missing in {folder}, where {found.name} lies")
+    if not sets:
+        raise BadData(f"mnist: no train-images-idx3-ubyte or t10k-images-idx3-ubyte (or .gz) in {folder}")
+    return sets
+
+
+def _pair(images: Path, labels: Path, mapped: bool) -> Images:
+    pixels, numbers = _idx(images, (28, 28), mapped), _idx(labels, ())
+    if len(pixels) != len(numbers):
+        raise BadData(f"mnist: {images} holds {len(pixels)} images, but {labels.name} {len(numbers)} labels")
+    return pixels[:, None], _labels(numbers, labels)
+
+
+def _present(folder: Path, name: str) -> Path | None:
+    return next((path for path in (folder / name, folder / f"{name}.gz") if path.is_file()), None)
+
+
+def _labels(numbers: np.ndarray, path: Path) -> np.ndarray:
+    if len(numbers) == 0:
+        raise BadData(f"{path} is corrupt: it holds no samples")
+    wrong = numbers[(numbers < 0) | (numbers > 9)]
+    if len(wrong):
+        raise BadData(f"{path} is corrupt: a label is {wrong[0]}, expected are 0 to 9")
+    return numbers.astype(np.int64)
+
+
+def _idx(path: Path, sample: tuple[int, ...], mapped: bool = False) -> np.ndarray:
+    """Unsigned bytes: two zeros, type 8, the number of dimensions, each as big-endian int32, then data."""
+    if mapped and path.suffix == ".gz":
+        raise BadData(
+            f"data.reading: got 'batches', allowed with {path} is whole: unpack it to read parts of it"
+        )
+    mark = bytes((0, 0, 8, 1 + len(sample)))
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            found = file.read(4)
+            if found != mark:
+                raise BadData(f"{path} is corrupt: its mark is 0x{found.hex()}, expected is 0x{mark.hex()}")
+            size = np.frombuffer(_exactly(file, 4 * (1 + len(sample)), path), dtype=">u4").tolist()
+            if tuple(size[1:]) != sample:
+                raise BadData(f"{path} holds samples of size {tuple(size[1:])}, expected is {sample}")
+            if mapped:
+                content = _mapped(file, math.prod(size), path)
+            else:
+                content = np.frombuffer(_exactly(file, math.prod(size), path), dtype=np.uint8)
+            if file.read(1):
+                raise BadData(f"{path} is corrupt: it goes on after the {size[0]} samples its head announces")
+    except (OSError, EOFError, zlib.error, MemoryError, OverflowError) as error:
+        raise BadData(f"{path} cannot be read: {error or type(error).__name__}") from None
+    content = content.reshape(size)
+    return content if mapped else content.copy()  # bytes cannot be written to, which torch warns of
+
+
+def _mapped(file: IO[bytes], count: int, path: Path) -> np.ndarray:
+    """The next `count` bytes, where they lie; the file goes on behind them."""
+    start, there = file.tell(), os.fstat(file.fileno()).st_size
+    if there - start < count:
+        raise BadData(f"{path} is truncated: {there - start} bytes where {count} are expected")
+    file.seek(start + count)
+    return np.memmap(path, dtype=np.uint8, mode="r", offset=start, shape=count)
+
+
+def _exactly(file: IO[bytes], count: int, path: Path) -> bytes:
+    content = file.read(count)
+    if len(content) < count:
+        raise BadData(f"{path} is truncated: {len(content)} bytes where {count} are expected")
+    return content
+
+
+def cifar10(folder: Path) -> list[Images]:
+    """The images of CIFAR-10 for Python.
+
+    Parameters
+    ----------
+    folder : Path
+        Holds ``data_batch_1`` to ``data_batch_5`` and ``test_batch``, or the folder
+        ``cifar-10-batches-py`` with them.
+
+    Returns
+    -------
+    list of Images
+        Training and test images.
+
+    Raises
+    ------
+    BadData
+        For a missing, truncated or corrupt file, or a pickle that asks for more than arrays.
+    """
+    inner = folder / "cifar-10-batches-py"
+    folder = inner if inner.is_dir() else folder
+    names = [*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]
+    missing = [name for name in names if not (folder / name).is_file()]
+    if missing:
+        raise BadData(
+            f"cifar10: {', '.join(missing)} missing in {folder}; "
+            "expected are the files of cifar-10-python.tar.gz, unpacked"
+        )
+    *train, test = (_cifar_batch(folder / name) for name in names)
+    return [tuple(np.concatenate(arrays) for arrays in zip(*train, strict=True)), test]
+
+
+def _cifar_batch(path: Path) -> Images:
+    try:
+        with path.open("rb") as file:
+            content = _Arrays(file, encoding="bytes").load()
+        pixels = np.asarray(content[b"data"])
+        numbers = np.asarray(content[b"labels"], dtype=np.int64)
+    except Exception as error:  # a damaged pickle may raise nearly anything
+        raise BadData(f"{path} is truncated or corrupt: {error or type(error).__name__}") from None
+    if pixels.dtype != np.uint8 or pixels.shape != (len(numbers), 3072):
+        raise BadData(
+            f"{path} is corrupt: {len(numbers)} labels with {pixels.dtype} data of shape {pixels.shape}, "
+            "expected are rows of 3072 bytes, one a label"
+        )
+    return pixels.reshape(-1, 3, 32, 32), _labels(numbers, path)
+
+
+class _Arrays(pickle.Unpickler):
+    """Builds arrays, numbers and text only: a pickle from a stranger must not run code."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module in ("numpy.core.multiarray", "numpy._core.multiarray") and name == "_reconstruct":
+            return np.array(0).__reduce__()[0]
+        if module == "numpy" and name in ("ndarray", "dtype"):
+            return getattr(np, name)
+        if (module, name) == ("_codecs", "encode"):
+            return _latin1  # how Python 3 writes bytes for Python 2
+        raise pickle.UnpicklingError(f"it asks for {module}.{name}, allowed are arrays only")
+
+
+def _latin1(text: str, encoding: str) -> bytes:
+    return text.encode("latin1")
+
+
+class InFile:
+    """Samples of a file that is mapped into memory, in place of a tensor of them.
+
+    Reading is left to the operating system, which fetches a page of a file (mostly 4 kB) when a
+    byte of it is asked for, and keeps it for all processes of the machine while there is room.
+
+    Parameters
+    ----------
+    pixels : numpy.memmap, shape (images, channels, height, width)
+        The file.
+    rows : ndarray of int64, shape (n,)
+        Which of its images, in which order.
+    ready : callable
+        From pixels to what a model reads, sample by sample.
+    device : torch.device or str
+        Where samples are wanted.
+
+    Attributes
+    ----------
+    read : int
+        Bytes of the images given out by :meth:`index_select` so far.
+    """
+
+    def __init__(
+        self,
+        pixels: np.memmap,
+        rows: np.ndarray,
+        ready: Callable[[np.ndarray], Tensor],
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.pixels, self.rows, self.ready = pixels, rows, ready
+        self.device, self.read = torch.device(device), 0
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """As of the tensor."""
+        return len(self), *self.ready(self.pixels[self.rows[:0]]).shape[1:]
+
+    def __getitem__(self, which: slice) -> Tensor:
+        """Some samples, for a look or a test: they are not counted."""
+        return self.ready(self.pixels[self.rows[which]]).to(self.device)
+
+    def index_select(self, dim: int, indices: Tensor) -> Tensor:
+        """The samples at `indices`, (n,); `dim` is 0, as of a tensor of which one wants samples."""
+        pixels = self.pixels[self.rows[indices.numpy(force=True)]]
+        self.read += pixels.nbytes
+        return self.ready(pixels).to(self.device)
+
+    def to(self, device: torch.device | str) -> InFile:
+        """A reader of its own for the same samples, which has read nothing yet."""
+        return InFile(self.pixels, self.rows, self.ready, device)
+
+
+def kept_by_file(what: str, pixels: np.memmap, rows: np.ndarray, make: Callable[[], Arrays]) -> Arrays:
+    """``make()``, which reads `rows` of a file: done by one rank of a machine, once for this state of the file.
+
+    Parameters
+    ----------
+    what : str
+        Tells apart what is kept of a file.
+    pixels : numpy.memmap
+        The file.
+    rows : ndarray of int64
+        What of it is read.
+    make : callable
+        Named arrays.
+    """
+    path = Path(pixels.filename)
+    state = path.stat()
+    which = (
+        f"{path.resolve()} {state.st_size} {state.st_mtime_ns} {hashlib.sha256(rows.tobytes()).hexdigest()}"
+    )
+    return cached(f"{what}-1-{hashlib.sha256(which.encode()).hexdigest()[:24]}", make)

@@ -1,0 +1,193 @@
+"""Which samples a worker sees at which step: a function of the seed and the step alone."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dlpar.config.schema import BadExperiment
+from dlpar.data.generator import generator
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from dlpar.config.experiment import Experiment
+
+
+EPOCHS, SAMPLES = 8, 2**14
+"""Epochs whose orders are drawn together, at most, and of how many samples: alone, between short steps, each takes
+more than twice as long."""
+
+
+class Sampler:
+    """Deals the samples of each global batch to the workers.
+
+    ``iid``: all workers read one endless stream, epoch after epoch in a new random
+    order.  Step t takes the next global batch of it and a worker its contiguous
+    slice, so the union over workers is the same however many there are.
+    ``by_label`` and ``uneven``: each worker owns a shard of the samples and reads
+    its own stream of them.  Shards of ``by_label`` are equal cuts through the
+    samples sorted by label; shards of ``uneven``, and their slices of a batch, are
+    proportional to 1, 2, ..., N.
+
+    Under map-reduce with a fraction below 1 a sample of the batch is kept by a hash of
+    seed, step and its own number, so again whatever the number of workers.
+
+    Parameters
+    ----------
+    experiment : Experiment
+        Gives seed, batch, scaling, workers, shards and, under map-reduce, the fraction.
+    labels : Tensor or None
+        Label of each training sample, shape (size,); only ``by_label`` reads them.
+    size : int
+        Number of training samples.
+
+    Raises
+    ------
+    BadExperiment
+        If the samples cannot be dealt: fewer than workers, or ``by_label`` without labels.
+    """
+
+    def __init__(self, experiment: Experiment, labels: Tensor | None, size: int) -> None:
+        e, workers = experiment, experiment.workers
+        # An iid worker needs no sample of its own: a batch may be bigger than the data set.
+        needed = 1 if e.shards == "iid" else workers
+        if size < needed:
+            raise BadExperiment(
+                f"workers: got {workers}, allowed with shards {e.shards} of {size} training samples "
+                f"is at most {size}"
+            )
+        if e.shards == "by_label" and (labels is None or labels.shape != (size,)):
+            raise BadExperiment("shards: got 'by_label', allowed without one label a sample is iid or uneven")
+        self.shards, self.seed = e.shards, e.seed
+        self.fraction = getattr(e.sync, "fraction", 1.0)
+        if e.shards == "uneven":
+            self._counts = proportional(e.global_batch, workers)
+        else:
+            self._counts = [e.local_batch(worker) for worker in range(workers)]
+        self._starts = [0, *accumulate(self._counts)]
+        if e.shards == "iid":
+            self._streams = [_Stream(np.arange(size), e.seed, "epoch")]
+        else:
+            members = _cut(e, labels, size)
+            self._streams = [_Stream(own, e.seed, "shard", worker) for worker, own in enumerate(members)]
+
+    def count(self, worker: int) -> int:
+        """Samples `worker` (0-based) takes of every step; a fraction below 1 keeps some of them."""
+        return self._counts[worker]
+
+    def indices(self, step: int, worker: int) -> Tensor:
+        """Training samples of one worker at one step.
+
+        Parameters
+        ----------
+        step : int
+            Global step, 0-based; steps may be asked for in any order.
+        worker : int
+            0-based.
+
+        Returns
+        -------
+        Tensor
+            int64, shape ``(count(worker),)``, indices into the training samples;
+            with a fraction below 1 fewer, at times none.
+        """
+        import torch  # here: a notebook that draws a graph of workers need not load it
+
+        count = self._counts[worker]
+        if self.shards == "iid":
+            taken = self._streams[0].take(step * self._starts[-1] + self._starts[worker], count)
+        else:
+            taken = self._streams[worker].take(step * count, count)
+        if self.fraction < 1:
+            taken = taken[hashed(self.seed + step, taken) < self.fraction]
+        return torch.from_numpy(taken)
+
+
+class _Stream:
+    """`members`, endlessly: every epoch holds each once, in an order drawn by the key and the epoch."""
+
+    def __init__(self, members: np.ndarray, seed: int, purpose: str, *key: int) -> None:
+        self.members = members
+        self._key = (seed, purpose, *key)
+        self._epochs = max(1, min(EPOCHS, SAMPLES // len(members)))
+        self._long = self._epochs * len(members)
+        # Two stretches are kept: a batch may begin in one and end in the next.
+        self._stretch = lru_cache(maxsize=2)(self._drawn)
+
+    def _drawn(self, stretch: int) -> np.ndarray:
+        epochs = range(stretch * self._epochs, (stretch + 1) * self._epochs)
+        return np.concatenate([generator(*self._key, epoch).permutation(self.members) for epoch in epochs])
+
+    def take(self, start: int, count: int) -> np.ndarray:
+        """Positions ``start`` to ``start + count`` of the stream; not to be written to."""
+        pieces = []
+        while count:
+            stretch, offset = divmod(start, self._long)
+            pieces.append(self._stretch(stretch)[offset : offset + count])
+            start += len(pieces[-1])
+            count -= len(pieces[-1])
+        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+
+
+def hashed(key: int, numbers: np.ndarray) -> np.ndarray:
+    """A fixed number from 0 to below 1 for each of `numbers`, another for every key, as if drawn at random.
+
+    Two rounds of the finaliser of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014), the
+    first over the key alone: nearby keys and nearby numbers share nothing.
+
+    Parameters
+    ----------
+    key : int
+        At least 0, below 2^64.
+    numbers : ndarray of int, shape (n,)
+        Each at least 0.
+
+    Returns
+    -------
+    ndarray of float64, shape (n,)
+    """
+    return (
+        _mixed(_mixed(np.array([key], np.uint64)) + numbers.astype(np.uint64)) >> np.uint64(11)
+    ) * 2.0**-53
+
+
+def _mixed(z: np.ndarray) -> np.ndarray:
+    """A bijection of 64-bit numbers in which every bit of one depends on every bit of the other."""
+    z = z + np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+def _cut(e: Experiment, labels: Tensor | None, size: int) -> list[np.ndarray]:
+    """Each worker's own samples; together all of them, none twice."""
+    if e.shards == "by_label":
+        order = np.argsort(labels.numpy(force=True), kind="stable")
+        return np.array_split(order, e.workers)
+    order = generator(e.seed, "shards").permutation(size)
+    return np.split(order, np.cumsum(proportional(size, e.workers))[:-1])
+
+
+def proportional(total: int, parts: int) -> list[int]:
+    """`total` cut in whole numbers that are nearly proportional to 1, 2, ..., `parts`.
+
+    Every part is at least 1, so `total` must not be below `parts`; otherwise a part
+    is off its exact share by less than 1.
+
+    >>> proportional(100, 4)
+    [10, 20, 30, 40]
+    """
+    weights = np.arange(1, parts + 1)
+    sizes = np.maximum(total * weights // weights.sum(), 1)
+    while (missing := total - sizes.sum()) != 0:
+        # How far each part lies below its share, in units of 1 / weights.sum().
+        lack = total * weights - sizes * weights.sum()
+        if missing > 0:
+            sizes[np.argmax(lack)] += 1
+        else:
+            sizes[np.argmin(np.where(sizes > 1, lack, lack.max() + 1))] -= 1
+    return sizes.tolist()

@@ -1,0 +1,195 @@
+"""English text at hand on every machine: the docstrings of Python's own standard library.
+
+Two views of it: a stream of characters for a language model, and word counts of
+each docstring, labelled with the package it documents.
+"""
+
+from __future__ import annotations
+
+import ast
+import platform
+import sys
+import sysconfig
+import warnings
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from dlpar.data.cache import Arrays, cached
+from dlpar.data.files import BadData
+
+ALPHABET = "\n" + "".join(map(chr, range(32, 127)))
+"""The 96 characters there are; any other is written as ``?``."""
+
+PACKAGES = 10
+"""Labels of the word view: the packages with most docstrings."""
+
+WORDS = 1000
+"""Words counted: the most frequent ones."""
+
+LENGTH = 8.0
+"""Length of a weighed row of words: softmax regression learns quickly, and stably, at a rate of 0.1."""
+
+LEFT_OUT = {
+    "test", "tests", "idle_test", "idlelib", "lib2to3", "turtledemo", "ensurepip", "pydoc_data",
+    "site-packages", "dist-packages", "__pycache__",
+}  # fmt: skip
+"""Folders of the standard library that are tests, applications, generated or not part of it."""
+
+
+@dataclass(frozen=True)
+class Words:
+    """Word counts of docstrings as a sparse matrix in compressed rows (CSR).
+
+    Row i holds ``counts[starts[i]:starts[i + 1]]`` in the columns
+    ``columns[starts[i]:starts[i + 1]]``, ascending; all else is zero.
+    """
+
+    starts: np.ndarray
+    """int64, (docstrings + 1,)."""
+    columns: np.ndarray
+    """int64, (entries,): which word."""
+    counts: np.ndarray
+    """int64, (entries,): how often."""
+    labels: np.ndarray
+    """int64, (docstrings,): which package."""
+    words: list[str]
+    packages: list[str]
+
+    @property
+    def rows(self) -> np.ndarray:
+        """Which docstring each entry belongs to, int64, (entries,)."""
+        return np.repeat(np.arange(len(self.labels)), np.diff(self.starts))
+
+    def tf_idf(self, train: np.ndarray) -> np.ndarray:
+        """The counts weighed: rare words count more, and every docstring has length `LENGTH`.
+
+        Parameters
+        ----------
+        train : numpy.ndarray
+            Rows by which a word's rarity is judged, int64.
+
+        Returns
+        -------
+        numpy.ndarray
+            float64, (entries,), in the place of `counts`: log(1 + count) times
+            log(docstrings / docstrings with the word), each row scaled.
+        """
+        rows, seen = self.rows, np.zeros(len(self.labels), dtype=bool)
+        seen[train] = True
+        holders = np.bincount(self.columns[seen[rows]], minlength=len(self.words))
+        rarity = np.log(len(train) / np.maximum(holders, 1))
+        values = np.log1p(self.counts) * rarity[self.columns]
+        length = np.sqrt(np.bincount(rows, values**2, minlength=len(self.labels)))
+        return LENGTH * values / np.maximum(length, 1e-12)[rows]
+
+    def dense(self, values: np.ndarray) -> np.ndarray:
+        """One value an entry as a float64 matrix with zeros elsewhere, (docstrings, words)."""
+        matrix = np.zeros((len(self.labels), len(self.words)))
+        matrix[self.rows, self.columns] = values
+        return matrix
+
+
+def characters() -> list[np.ndarray]:
+    """Every docstring as uint8 positions in `ALPHABET`, in the order of the source files."""
+    corpus = _corpus()
+    return np.split(corpus["codes"], corpus["starts"][1:-1])
+
+
+def words() -> Words:
+    """Word counts of the docstrings of the `PACKAGES` packages that have most of them."""
+    corpus = _corpus()
+    return Words(
+        corpus["rows"],
+        corpus["columns"],
+        corpus["counts"],
+        corpus["labels"],
+        corpus["words"].tolist(),
+        corpus["packages"].tolist(),
+    )
+
+
+def encode(text: str) -> np.ndarray:
+    """`text` as uint8 positions in `ALPHABET`, one a character."""
+    table = np.full(128, ALPHABET.index("?"), dtype=np.uint8)
+    table[[ord(character) for character in ALPHABET]] = range(len(ALPHABET))
+    return table[np.frombuffer(text.encode("ascii", "replace"), dtype=np.uint8)]
+
+
+def decode(codes: np.ndarray) -> str:
+    """The text that :func:`encode` turned into `codes` (any integers, of any shape; a tensor too)."""
+    return np.frombuffer(ALPHABET.encode(), dtype=np.uint8)[np.asarray(codes)].tobytes().decode()
+
+
+def _corpus() -> Arrays:
+    source = Path(sysconfig.get_path("stdlib"))
+    version = f"{sys.implementation.name}-{platform.python_version()}"
+    return cached(f"docstrings-1-{version}", lambda: _arrays(read(source)))
+
+
+def read(source: Path) -> list[tuple[str, str]]:
+    """All docstrings under a folder of Python sources, each text once.
+
+    Parameters
+    ----------
+    source : Path
+        Folder such as the standard library's.
+
+    Returns
+    -------
+    list of (str, str)
+        Top-level package or module, and the docstring; in the order of the files' paths,
+        which does not depend on the file system.
+
+    Raises
+    ------
+    BadData
+        If no docstring is there: some Pythons are installed without their sources.
+    """
+    found: dict[str, str] = {}
+    for path in sorted(source.rglob("*.py"), key=lambda path: path.relative_to(source).parts):
+        parts = path.relative_to(source).parts
+        if LEFT_OUT.intersection(parts) or parts[0].startswith(("config-", "_sysconfigdata")):
+            continue
+        for text in _of_file(path):
+            found.setdefault(text, parts[0].removesuffix(".py"))
+    if not found:
+        raise BadData(f"data: got 'docstrings', but {source} holds no Python sources to read docstrings from")
+    return [(package, text) for text, package in found.items()]
+
+
+def _of_file(path: Path) -> list[str]:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # old escapes in strings, not ours to mend
+            tree = ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError):  # templates and files for other versions
+        return []
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    texts = [ast.get_docstring(node) for node in ast.walk(tree) if isinstance(node, documented)]
+    return [text for text in texts if text]
+
+
+def _arrays(docstrings: list[tuple[str, str]]) -> Arrays:
+    """What is kept: characters and word counts, both without Python objects."""
+    # Imported here: it takes longer than everything else, and once a machine is enough.
+    from sklearn.feature_extraction.text import CountVectorizer
+
+    codes = [encode(text + "\n\n") for _, text in docstrings]
+    number = Counter(package for package, _ in docstrings)
+    packages = sorted(number, key=lambda package: (-number[package], package))[:PACKAGES]
+    chosen = [(packages.index(package), text) for package, text in docstrings if package in packages]
+    counter = CountVectorizer(max_features=WORDS, token_pattern=r"[a-z]{2,}")
+    matrix = counter.fit_transform(text for _, text in chosen).sorted_indices()
+    return {
+        "codes": np.concatenate(codes),
+        "starts": np.cumsum([0, *map(len, codes)]),
+        "rows": matrix.indptr.astype(np.int64),
+        "columns": matrix.indices.astype(np.int64),
+        "counts": matrix.data.astype(np.int64),
+        "labels": np.array([label for label, _ in chosen]),
+        "words": counter.get_feature_names_out().astype(str),
+        "packages": np.array(packages),
+    }

@@ -1,0 +1,330 @@
+"""A job in the hands of whoever started it: a notebook, the command line, a test."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import dlpar
+from dlpar.config.experiment import MAX_WORKERS, BadExperiment, Experiment
+from dlpar.config.paths import Scratch, private_folder, runs_folder, runtime_folder, sweep
+from dlpar.config.schema import shown
+from dlpar.config.user_code import pack
+from dlpar.jobs.control_groups import cores
+from dlpar.jobs.diagnosis import LEFT, OF_ALL
+from dlpar.jobs.memory_check import check_room
+from dlpar.jobs.mpiexec import environment, find_starter, on_one_host
+from dlpar.jobs.payload import CALL, load_result, result_path
+from dlpar.jobs.run import Run
+from dlpar.jobs.slots import keeper_socket
+from dlpar.jobs.summary import Summary
+from dlpar.jobs.tail import Tail
+from dlpar.jobs.warm import idle_seconds
+
+_live: list[Job] = []
+"""Jobs that go on even when nobody keeps their object: they end with this process."""
+
+
+class JobFailed(RuntimeError):
+    """A job that did not finish; the message has the reason and every failed rank's traceback."""
+
+
+class Job:
+    """Ranks at work in a folder, guarded by a process of their own.
+
+    The job ends with the process that started it, whatever kills that.
+
+    Attributes
+    ----------
+    folder : Path
+        Where ranks write.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        ranks: int,
+        timeout: float,
+        hostfile: str | None = None,
+        threads: int | None = None,
+        simulated: bool = False,
+    ) -> None:
+        self.folder, self.launched = folder, time.time()
+        find_starter(), idle_seconds()  # what can be refused is refused before anything is made
+        sweep()
+        scratch = Scratch.fresh()
+        # The supervisor inherits the locks: from now until it is gone, whatever kills it, the run is live.
+        locks = [_locked(folder / "lock"), _locked(scratch.lock)]
+        self._supervisor = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", _SUPERVISE, str(Path(dlpar.__file__).parent.parent)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            cwd="/",
+            start_new_session=True,
+            pass_fds=locks,
+        )
+        for lock in locks:
+            os.close(lock)
+        # Simulated ranks take turns, each with the one thread its record names.
+        spec = self._spec(scratch, ranks, timeout, hostfile, threads or (1 if simulated else None))
+        # A simulation is the way out for who would not wait: it is one process, and takes no slot.
+        queue = None if simulated or not spec["one_host"] else keeper_socket()
+        spec["queue"] = str(queue) if queue else None
+        try:
+            self._supervisor.stdin.write(json.dumps(spec).encode() + b"\n")
+            self._supervisor.stdin.flush()
+        except BrokenPipeError:
+            raise JobFailed("the launcher ended before the job began; is the disk full?") from None
+        _live[:] = [job for job in _live if not job.ended] + [self]
+
+    def _spec(
+        self, scratch: Scratch, ranks: int, timeout: float, hostfile: str | None, threads: int | None
+    ) -> dict[str, Any]:
+        starter = find_starter()
+        threads = threads or max(1, cores() // ranks)
+        arguments = [str(self.folder), str(ranks), "{began}"]
+        cold = [sys.executable, "-m", "dlpar.jobs.rank", *arguments]
+        warm = [sys.executable, "-S", "-E", str(Path(__file__).with_name("stub.py")), "{socket}", *arguments]
+        one_host = on_one_host(starter, hostfile)
+        return {
+            "folder": str(self.folder),
+            "python": sys.executable,
+            "cold": starter.command(ranks, cold, hostfile),
+            "warm": starter.command(ranks, warm) if one_host and starter.dialect == "openmpi5" else None,
+            "env": environment(starter, scratch, threads, one_host),
+            "one_host": one_host,
+            "cwd": os.getcwd(),
+            "scratch": scratch.folder.name.removeprefix("job-"),
+            "timeout": timeout,
+            "ranks": ranks,
+            "owner": os.getpid(),
+            "who": os.environ.get("JUPYTERHUB_USER", ""),
+            "launched": self.launched,
+        }
+
+    @property
+    def run(self) -> Run:
+        """The run this job writes; readable while it goes on."""
+        return Run(self.folder)
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing of the job is left."""
+        return self._supervisor.poll() is not None
+
+    def poll(self) -> str:
+        """``queued``, ``starting``, ``running``, ``done``, ``failed`` or ``stopped``; never blocks."""
+        return self.run.status
+
+    def wait(self, timeout: float | None = None) -> Run:
+        """Wait for the end.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds; without one, a job that makes no progress is still ended
+            after the experiment's ``cluster.timeout``.
+
+        Raises
+        ------
+        JobFailed
+            If a rank failed or the job was stopped.
+        TimeoutError
+            If it is still going on after `timeout`; it goes on.
+        KeyboardInterrupt
+            When interrupted: the job is stopped first.
+        """
+        self._wait_ended(timeout)
+        if self.poll() != "done":
+            raise JobFailed(_complaint(self.run))
+        return self.run
+
+    def wait_steps(self, steps: int, timeout: float = 60.0) -> Run:
+        """Wait until that many global steps are done, or the job has ended; TimeoutError after `timeout` seconds."""
+        deadline, run, tail = time.monotonic() + timeout, self.run, Tail(self.folder)
+        so_far = Summary(run.experiment.model_dump(), run.id)
+        while so_far.steps < steps and not self.ended:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"the job has not done {steps} steps after {timeout:g} s")
+            time.sleep(0.02)
+            for source, record in tail.read():
+                so_far.add(record) if source != "job" else None
+        return run
+
+    def stop(self, timeout: float = 10.0) -> None:
+        """End the job and wait until nothing of it is left; does nothing if it has ended."""
+        try:
+            self._supervisor.stdin.write(b"stop\n")
+            self._supervisor.stdin.close()
+        except (OSError, ValueError):
+            pass
+        self._wait_ended(timeout)
+
+    def _wait_ended(self, timeout: float | None) -> None:
+        try:
+            self._supervisor.wait(timeout)
+        except subprocess.TimeoutExpired:
+            raise TimeoutError(f"the job is still going on after {timeout:g} s") from None
+        except KeyboardInterrupt:
+            self.stop()
+            raise
+
+
+_SUPERVISE = "import sys; sys.path.insert(0, sys.argv[1]); from dlpar.jobs.guard import main; main()"
+
+
+def _locked(path: Path) -> int:
+    """Descriptor of a file, locked as long as any process has it open."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    return descriptor
+
+
+def launch(experiment: Experiment) -> Job:
+    """Start training and return at once; watch ``job.run``, ``job.wait()`` for the end, ``job.stop()`` it.
+
+    Raises
+    ------
+    BadExperiment
+        If it is no experiment, this machine cannot run it, or has not the memory for it.
+    NoMPI
+        If there is no MPI to start ranks with.
+    """
+    check_machine(experiment)
+    find_starter()
+    check_room(experiment)
+    cluster, folder = experiment.cluster, _new_run_folder(experiment)
+    try:
+        simulated = cluster.world == "simulated"
+        return Job(
+            folder, experiment.processes, cluster.timeout, cluster.hostfile, cluster.threads, simulated
+        )
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)  # nothing ran: there is no run to keep
+        raise
+
+
+def _new_run_folder(experiment: Experiment) -> Path:
+    now = time.time()
+    stamp = f"{time.strftime('%Y%m%d-%H%M%S', time.localtime(now))}-{int(now % 1 * 1000):03d}"  # sorts by age
+    name = f"{stamp}-{experiment.sync}{experiment.workers}-{experiment.model}-{experiment.data}-{secrets.token_hex(2)}"
+    folder = private_folder(private_folder(runs_folder()) / name)
+    (folder / "experiment.json").write_text(experiment.to_json())
+    return folder
+
+
+def check_machine(experiment: Experiment) -> None:
+    """Refuse at once what the ranks would find out seconds later."""
+    if not isinstance(experiment, Experiment):
+        got = shown(experiment)
+        raise BadExperiment(f"experiment: got {got}, allowed is an Experiment, such as Experiment(workers=2)")
+    experiment.check_files()
+    gpu = Path("/dev/nvidiactl").exists() or Path("/dev/dxg").exists()
+    if experiment.cluster.device == "cuda" and not gpu:
+        raise BadExperiment(
+            "cluster.device: got 'cuda', allowed here is auto or cpu: this machine has no NVIDIA GPU"
+        )
+    if experiment.cluster.carrier == "nccl" and not gpu:
+        raise BadExperiment(
+            "cluster.carrier: got 'nccl', allowed here is auto, mpi or gloo: this machine has no NVIDIA GPU"
+        )
+
+
+def _complaint(run: Run) -> str:
+    """Reason, then each failed rank's own traceback; what is about all ranks has said where each of them stands."""
+    parts = [run.reason or f"the job is {run.status}"]
+    own = {rank: error for rank, error in run.errors.items() if error["type"] not in OF_ALL}
+    for rank, error in sorted(own.items()):
+        parts.append(f"--- rank {rank} ---\n{error['traceback'].rstrip()}")
+    return "\n\n".join(parts)
+
+
+def spmd(
+    function: Callable,
+    *arguments: Any,
+    workers: int = 4,
+    world: str = "real",
+    timeout: float = 60.0,
+    **cluster: Any,
+) -> list[Any]:
+    """Call ``function(comm, *arguments)`` on every rank and return what each rank returned, in order.
+
+    Single program, multiple data: one function, as many processes, each with its
+    own ``comm.rank``.
+
+    Parameters
+    ----------
+    function : callable
+        Takes a :class:`~dlpar.comm.Comm` first; may come from a notebook cell.
+    workers : int
+        Ranks, 1 to 64; in the simulated world to 256, and to 4096 if messages carry sizes only.
+    world : str
+        ``"real"``: MPI processes on this machine; ``"paced"``: the same, keeping a platform's time;
+        ``"simulated"``: all in one process, on a virtual clock, where a deadlock is found at once.
+    timeout : float
+        Seconds after which ranks that have not returned are ended; the message says where each stood.
+    **cluster
+        Further fields of an experiment's cluster: ``platform="p100-25gbe"``, ``messages="sizes"``.
+
+    Raises
+    ------
+    BadExperiment
+        For a bad value, in one sentence.
+    JobFailed
+        If a rank raised, died or hung: one message with every failed rank's own traceback.
+
+    Examples
+    --------
+    >>> spmd(lambda comm: comm.rank ** 2, workers=3)
+    [0, 1, 4]
+    """
+    _check(function, workers, timeout)
+    # Weak scaling: any number of workers is allowed.
+    whole = Experiment(
+        workers=workers, scaling="weak", cluster={**cluster, "world": world, "timeout": timeout}
+    )
+    whole.check_files()
+    check_room(whole)
+    folder = called(whole, function, *arguments)
+    try:
+        Job(folder, whole.processes, timeout, simulated=world == "simulated").wait()
+        for rank in range(workers):
+            if not result_path(folder, rank).exists():
+                raise JobFailed(f"{'a rank' if world == 'simulated' else f'rank {rank}'} {LEFT}")
+        return [load_result(folder, rank) for rank in range(workers)]
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def called(world: Experiment, function: Callable, *arguments: Any) -> Path:
+    """A fresh folder of a job that calls ``function(comm, *arguments)`` on every rank of an experiment's world."""
+    folder = Path(tempfile.mkdtemp(prefix="spmd-", dir=runtime_folder()))
+    (folder / "experiment.json").write_text(world.to_json())
+    try:
+        (folder / CALL).write_bytes(pack(function, arguments))
+    except BaseException:  # what cannot be packed leaves nothing behind
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    return folder
+
+
+def _check(function: Any, workers: Any, timeout: Any) -> None:
+    if not callable(function):
+        raise BadExperiment(f"function: got {function!r}, allowed is a function that takes a comm")
+    if not isinstance(workers, int) or isinstance(workers, bool) or not 1 <= workers <= MAX_WORKERS:
+        raise BadExperiment(f"workers: got {workers!r}, allowed is a whole number from 1 to {MAX_WORKERS}")
+    if not isinstance(timeout, (int, float)) or not 0 < timeout <= 86_400:
+        raise BadExperiment(
+            f"timeout: got {timeout!r}, allowed is a number of seconds above 0 and at most 86,400"
+        )

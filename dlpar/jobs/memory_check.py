@@ -1,0 +1,206 @@
+"""Whether a job fits into the memory that is left; asked before it starts, so that nothing is killed half-way.
+
+What is counted is what a job needs at least: what a rank has for itself (measured), and the weights between a
+model's hidden layers with their gradients and optimizer state.  Input and output layers, activations and data come
+on top: a job that fits is never refused, and one that does not fit by little may still start.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from dlpar.config.experiment import Experiment
+from dlpar.config.schema import BadExperiment
+from dlpar.jobs.control_groups import memory
+from dlpar.jobs.mpiexec import find_starter, on_one_host
+
+OF_A_RANK = 20e6
+"""Bytes of a rank at least, without its model; forked from a warm server it has 19 MB for itself, and mpiexec 5 MB
+for each."""
+
+OF_A_SIMULATION = 30e6
+"""Bytes of the one process of a simulation at least, without its ranks' models; measured: 40 MB."""
+
+
+def check_room(experiment: Experiment, left: int | None = None) -> None:
+    """Refuse a job that cannot fit into this machine's memory; of what runs on several, nothing is known here.
+
+    Parameters
+    ----------
+    experiment : Experiment
+        The job.
+    left : int, optional
+        Bytes that are left; default: what :func:`dlpar.jobs.control_groups.memory` finds.
+
+    Raises
+    ------
+    BadExperiment
+        If it needs more; the sentence says how many workers would fit.
+    """
+    left = memory().free if left is None else left
+    here = experiment.cluster.world == "simulated" or on_one_host(find_starter(), experiment.cluster.hostfile)
+    if not here or (need := _need(experiment, experiment.workers)) <= left:
+        return
+    fewer = (n for n in range(experiment.workers - 1, 0, -1) if _need(experiment, n) <= left)
+    fit = next((n for n in fewer if _is_allowed(experiment, n)), 0)
+    would = (
+        f"{fit} would fit"
+        if fit
+        else "not even 1 would fit: stop another job, or shut a notebook's kernel down"
+    )
+    raise BadExperiment(
+        f"workers: {experiment.workers} need about {_in_words(need)} of memory, {_in_words(left)} is left: {would}"
+    )
+
+
+def _is_allowed(e: Experiment, workers: int) -> bool:
+    """Whether the same can be run by so many; a split may ask for a multiple of something."""
+    try:
+        e.replace(workers=workers)
+    except BadExperiment:
+        return False
+    return True
+
+
+def _need(e: Experiment, workers: int) -> float:
+    """Bytes the experiment takes at least with so many workers; of a server's share of the model, nothing."""
+    if e.cluster.messages == "sizes":
+        return OF_A_SIMULATION
+    models = workers * _model(e, workers)
+    if e.sync.scheme == "hogwild":  # one copy of the weights for all
+        models -= (workers - 1) * hidden_weights(e) * _bytes_of(e)[0]
+    if e.cluster.world == "simulated":
+        return OF_A_SIMULATION + models
+    return (workers + e.ranks - e.workers) * OF_A_RANK + models
+
+
+def _model(e: Experiment, workers: int) -> float:
+    """Bytes a rank holds of the model at least; the mean over the ranks one model is cut over."""
+    cut = e.split.axes(workers)
+    parts = math.prod(cut.get(axis, 1) for axis in ("tensor", "pipeline"))
+    zero = getattr(e.split, "zero", 0)
+    return model_state(hidden_weights(e) / parts, max(1, workers // parts), zero, _bytes_of(e)).total
+
+
+def _bytes_of(e: Experiment) -> tuple[int, int, int]:
+    return bytes_of(e.optimizer, 8 if e.dtype == "float64" else 4)
+
+
+def hidden_weights(e: Experiment) -> int:
+    """Weights between hidden layers: of these, a model has at least so many, whatever data it reads."""
+    width, depth = e.model.width, e.model.depth
+    return {
+        "mlp": (depth - 1) * width**2,
+        "cnn": (depth - 1) * 9 * e.model.channels**2,
+        "transformer": depth * 12 * width**2,
+    }.get(e.model.name, 0)
+
+
+def _in_words(nbytes: float) -> str:
+    return f"{nbytes / 1e9:.1f} GB" if nbytes >= 1e8 else f"{nbytes / 1e6:.0f} MB"
+
+
+STATE = {"sgd": 0, "momentum": 1, "adagrad": 1, "adam": 2}
+"""Numbers an update rule keeps for each parameter."""
+
+LEAST_STAGE = {"optimizer": 1, "gradients": 2, "weights": 3}
+"""From which stage of ZeRO on each of them is shared out."""
+
+
+class ModelState(NamedTuple):
+    """Bytes one rank holds from step to step."""
+
+    weights: float
+    gradients: float
+    optimizer: float
+
+    @property
+    def total(self) -> float:
+        """Of all three."""
+        return sum(self)
+
+
+def model_state(
+    parameters: float, ranks: int = 1, zero: int = 0, bytes_each: Sequence[float] = (2, 2, 12)
+) -> ModelState:
+    """What one of N data-parallel ranks holds of a model of n parameters.
+
+    =====  ==========================  =============================================
+    stage  shared out among N ranks    bytes of a rank, of w, g and k a parameter
+    =====  ==========================  =============================================
+    0      nothing                     (w + g + k) n
+    1      optimizer state             (w + g) n + k n / N
+    2      and gradients               w n + (g + k) n / N
+    3      and weights                 (w + g + k) n / N
+    =====  ==========================  =============================================
+
+    Parameters
+    ----------
+    parameters : float
+        n, from 0.
+    ranks : int
+        N, from 1.
+    zero : int
+        0, 1, 2 or 3.
+    bytes_each : sequence of 3 floats
+        Of a weight, of its gradient, and of what the optimizer keeps for it; by default those of
+        Adam in mixed precision (section 3.1): 16-bit weights and gradients, and in 32 bits a copy
+        of the weights and two moments.  Ours: :func:`bytes_of`.
+
+    Raises
+    ------
+    ValueError
+        If a number is not allowed.
+
+    Examples
+    --------
+    >>> round(model_state(7.5e9, ranks=64, zero=3).total / 1e9, 1)
+    1.9
+    """
+    if zero not in (0, 1, 2, 3):
+        raise ValueError(f"zero: got {zero!r}, allowed is 0, 1, 2 or 3")
+    if ranks < 1:
+        raise ValueError(f"ranks: got {ranks}, allowed is a whole number from 1")
+    shares = (parameters / (ranks if zero >= LEAST_STAGE[kind] else 1) for kind in ModelState._fields)
+    return ModelState(*(share * size for share, size in zip(shares, bytes_each)))
+
+
+def bytes_of(optimizer: str, itemsize: int) -> tuple[int, int, int]:
+    """Bytes of a weight, of its gradient and of what an update rule of :mod:`dlpar.optim` keeps for it.
+
+    Parameters
+    ----------
+    optimizer : str
+        One of :data:`STATE`.
+    itemsize : int
+        Bytes of a number: 4 or 8.
+    """
+    if optimizer not in STATE:
+        raise ValueError(f"optimizer: got {optimizer!r}, allowed is one of {', '.join(STATE)}")
+    return itemsize, itemsize, STATE[optimizer] * itemsize
+
+
+def gathered(layers: Sequence[int], itemsize: int) -> int:
+    """Most bytes stage 3 borrows at a time: the largest layer's weights and, before it is shared out, its gradient.
+
+    Parameters
+    ----------
+    layers : sequence of int
+        Parameters of each; none belongs to two.
+    itemsize : int
+        Bytes of a number.
+    """
+    return 2 * max(layers) * itemsize
+
+
+def zero_bytes(parameters: float, ranks: int, zero: int, itemsize: int, microbatches: int = 1) -> float:
+    """Bytes all ranks together send a step (section 7.2).
+
+    A reduce-scatter and an all-gather take (N-1) n numbers each; stages up to 2 need one of both,
+    once a step.  Stage 3 gathers weights for every forward and every backward pass, and adds
+    gradients up after it: one and a half times as much, for each micro-batch.
+    """
+    halves = 3 * microbatches if zero == 3 else 2
+    return halves * (ranks - 1) * parameters * itemsize

@@ -1,0 +1,61 @@
+"""What a teacher has sent, as it lies in a student's own folder until she takes it.  Standard library only.
+
+An offer is ``{"id", "by", "at", "experiment"}``: a name of its own, the teacher's name, when it was sent in
+seconds since 1970, and the fields of an :class:`~dlpar.config.experiment.Experiment`.  Nothing happens by itself: panels
+offer it, and what is set in them stays until she presses.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from dlpar.config.paths import private_folder, runs_folder
+
+LASTS = 3 * 3600
+"""Seconds after which an offer is one of the last class."""
+
+LONGEST = 64 << 10
+"""Bytes of an offer at most."""
+
+
+def place() -> Path:
+    """The file of the present offer."""
+    return runs_folder().with_name("offer.json")
+
+
+def put(offer: dict[str, Any] | None) -> None:
+    """Replace the present offer; None takes it back.
+
+    Raises
+    ------
+    ValueError
+        If it is no offer, or too long.
+    """
+    if offer is None:
+        place().unlink(missing_ok=True)
+        return
+    text = json.dumps(offer)
+    if not _is_offer(offer) or len(text) > LONGEST:
+        raise ValueError(f"offer: allowed are id, by, at and experiment, in {LONGEST >> 10} kB at most")
+    private_folder(place().parent)
+    new = place().with_suffix(".new")
+    new.write_text(text)
+    os.replace(new, place())
+
+
+def present() -> dict[str, Any] | None:
+    """The offer of this class; None without one."""
+    try:
+        offer = json.loads(place().read_bytes())
+    except (OSError, ValueError):
+        return None
+    return offer if _is_offer(offer) and abs(time.time() - offer["at"]) < LASTS else None
+
+
+def _is_offer(found: Any) -> bool:
+    kinds = {"id": str, "by": str, "at": (int, float), "experiment": dict}
+    return isinstance(found, dict) and all(isinstance(found.get(key), kind) for key, kind in kinds.items())

@@ -1,0 +1,286 @@
+"""What each rank of a split holds, asked of the weights themselves.
+
+Before a model is cut, every weight is set to a number of its own; what a rank has
+afterwards tells where in the whole model it comes from.  So the answer is the split's
+own, whatever it does inside.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+
+from dlpar import models
+from dlpar.collectives import own_chunk
+from dlpar.data import load
+from dlpar.data.sampler import Sampler
+from dlpar.jobs.record import Unrecorded
+from dlpar.split import make_split
+from dlpar.split.halo import inside
+from dlpar.split.mesh import placed
+from dlpar.split.pipeline import PipelineSplit
+from dlpar.split.spatial import SpatialSplit, Windowed, windows
+from dlpar.split.split import Split, Task
+from dlpar.split.tensor import Overlapping
+from dlpar.sync import scheme
+from dlpar.theory.layers import BOUNDARY, SHARED
+
+if TYPE_CHECKING:
+    from dlpar.comm import Comm
+    from dlpar.comm.base import Traffic
+    from dlpar.config.experiment import Experiment
+
+
+class Piece(NamedTuple):
+    """A block of one weight, or of its bias, that a rank holds.
+
+    Attributes
+    ----------
+    name : str
+        Of the parameter in the whole model: ``block1.up.weight``.
+    rows, columns : (int, int)
+        First, and one after the last, of the parameter as a matrix: outputs by all else.
+    """
+
+    name: str
+    rows: tuple[int, int]
+    columns: tuple[int, int]
+
+
+class Holdings(NamedTuple):
+    """What one rank holds, and of what.
+
+    Attributes
+    ----------
+    place : dict of str to int
+        The rank on its mesh; empty where a replica is one rank.
+    shapes : dict of str to (int, int)
+        Every parameter of the whole model as a matrix, in the order of layers, a tied one once; of a spatial
+        split, before them, height and width of the images that come into a layer: ``image.conv1``.
+    pieces, halos : list of Piece
+        This rank's, and what it is lent of the images around its piece.
+    """
+
+    place: dict[str, int]
+    shapes: dict[str, tuple[int, int]]
+    pieces: list[Piece]
+    halos: list[Piece]
+
+
+def holdings(comm: Comm, experiment: Experiment) -> Holdings:
+    """What this rank holds after its experiment's split has cut the model; collective over all workers."""
+    task = prepared(comm, experiment)
+    shapes = numbered(task.model)
+    part = make_split(task)
+    weights = _found(_numbers_held(task, part), shapes)
+    sizes, images, halos = _images(task, part)
+    place = task.place.mesh.at if task.place.mesh else {}
+    return Holdings(place, {**sizes, **shapes}, [*images, *weights], halos)
+
+
+def prepared(comm: Comm, experiment: Experiment) -> Task:
+    """What a split is made from, as training makes it; nothing is recorded."""
+    seed, dtype = experiment.seed, getattr(torch, experiment.dtype)
+    dataset = comm.once("data", lambda: load(experiment.data, seed, dtype, experiment.model.name))
+    sampler = comm.once(
+        "batches", lambda: Sampler(experiment.of_replicas(), dataset.train_y, len(dataset.train_x))
+    )
+    model, place = models.build(experiment, dataset), placed(experiment, comm)
+    batch = lambda step: dataset.batch(sampler.indices(step, place.number))
+    flops = models.flops_per_sample(model, dataset)
+    return Task(experiment, comm, place, model, models.loss(dataset.task), flops, batch, Unrecorded(comm))
+
+
+def numbered(model: nn.Module) -> dict[str, tuple[int, int]]:
+    """Number the elements of a model's parameters from 1, in place; gives the parameters' shapes as matrices."""
+    shapes, first = {}, 1
+    for name, parameter in model.named_parameters():
+        numbers = torch.arange(first, first + parameter.numel(), dtype=parameter.dtype)
+        parameter.data = numbers.view_as(parameter)
+        shapes[name] = (parameter.shape[0], parameter.numel() // parameter.shape[0])
+        first += parameter.numel()
+    return shapes
+
+
+def _numbers_held(task: Task, part: Split) -> np.ndarray:
+    """The weights this rank has between steps; where it has all, but updates some, those."""
+    if getattr(task.experiment.split, "zero", 0) != 1:
+        return part.replica.weights.detach().numpy()
+    sharded = scheme(task.experiment.of_replicas(), task.place.twins, part.replica)
+    return np.concatenate(
+        [chunks[own_chunk(task.place.twins)].detach().numpy() for chunks in sharded.weights]
+    )
+
+
+def _images(task: Task, part: Split) -> tuple[dict[str, tuple[int, int]], list[Piece], list[Piece]]:
+    """Of images that are cut: the size of those that come into each layer, this rank's pieces, and their halos."""
+    sizes, pieces, halos = {}, [], []
+    if isinstance(part, SpatialSplit):
+        size = tuple(task.batch(0)[0].shape[-2:])
+        for (name, _), layer in zip(task.model.named_children(), part.layers):
+            if not isinstance(layer, Windowed):
+                continue
+            sizes[name := f"image.{name}"] = size
+            pieces.append(Piece(name, *(_ends(owned) for owned in layer.owned)))
+            needed = zip(windows(layer.layer), layer.outputs, size)
+            needed = [inside(window.reads(outputs), length) for window, outputs, length in needed]
+            halos.append(Piece(name, *(_ends(both) for both in map(_around, needed, layer.owned))))
+            size = layer.height, layer.width
+    return sizes, pieces, halos
+
+
+def _around(needed: range, owned: range) -> range:
+    """From the first to the last position of both."""
+    return range(min(needed.start, owned.start), max(needed.stop, owned.stop))
+
+
+def _ends(positions: range) -> tuple[int, int]:
+    return positions.start, positions.stop
+
+
+def _found(numbers: np.ndarray, shapes: dict[str, tuple[int, int]]) -> list[Piece]:
+    """The blocks that numbered elements are; zeros, with which a split may fill up, belong to none."""
+    held = np.zeros(1 + sum(rows * columns for rows, columns in shapes.values()), dtype=bool)
+    held[numbers.astype(np.int64)] = True
+    pieces, first = [], 1
+    for name, (rows, columns) in shapes.items():
+        own = held[first : first + rows * columns].reshape(rows, columns)
+        pieces += [Piece(name, *block) for block in blocks(own)]
+        first += rows * columns
+    return pieces
+
+
+def blocks(held: np.ndarray) -> list[tuple[tuple[int, int], tuple[int, int]]]:
+    """The fewest rectangles, each as wide as the rows it is made of agree, that cover what is true of a matrix."""
+    changes = np.flatnonzero((held[1:] != held[:-1]).any(1)) + 1
+    bands = zip([0, *changes.tolist()], [*changes.tolist(), len(held)])
+    return [((start, stop), columns) for start, stop in bands for columns in _runs(held[start])]
+
+
+def _runs(held: np.ndarray) -> list[tuple[int, int]]:
+    """First, and one after the last, of each run of true elements."""
+    edges = np.flatnonzero(np.diff(held.astype(np.int8), prepend=0, append=0)).tolist()
+    return list(zip(edges[::2], edges[1::2]))
+
+
+PASSES = ("forward", "backward")
+
+OUTSIDE = (SHARED, "backward")
+"""What is sent in no layer."""
+
+
+class Sent(NamedTuple):
+    """What one rank sent in a step.
+
+    Attributes
+    ----------
+    replica : int
+        Whose rank it is.
+    layers : list of str
+        Of the whole model, in the order in which they compute.
+    bytes : dict of (str, str) to int
+        By layer, boundary or other place and by pass; only where something was sent.
+    """
+
+    replica: int
+    layers: list[str]
+    bytes: dict[tuple[str, str], int]
+
+
+class Watch:
+    """Splits up a rank's count of bytes by what it is doing."""
+
+    def __init__(self, traffic: Traffic) -> None:
+        self._traffic, self._doing, self._before = traffic, [OUTSIDE], traffic.bytes
+        self._found: dict[tuple[str, str], int] = defaultdict(int)
+
+    def begin(self, what: str, during: str) -> None:
+        """From now on this is being done."""
+        self._note()
+        self._doing.append((what, during))
+
+    def end(self) -> None:
+        """What was begun last is done."""
+        self._note()
+        self._doing.pop()
+
+    def found(self) -> dict[tuple[str, str], int]:
+        """Bytes by what was done."""
+        self._note()
+        return {doing: sent for doing, sent in self._found.items() if sent}
+
+    def module(self, module: nn.Module, name: str) -> None:
+        """Watch a module whose messages autograd makes."""
+        module.register_forward_pre_hook(lambda *_: self.begin(name, "forward"))
+        module.register_forward_hook(lambda *_: self.end())
+        module.register_full_backward_pre_hook(lambda *_: self._turn_to(name, "backward"))
+
+    def call(self, thing: Any, method: str, what: str, during: str) -> None:
+        """Watch a method of an object."""
+        self.calls(thing, method, lambda *_: (what, during))
+
+    def calls(self, thing: Any, method: str, named: Callable[..., tuple[str, str]]) -> None:
+        """Watch a method; `named` says by its arguments what it does."""
+        inner = getattr(thing, method)
+
+        def watched(*arguments: Any) -> Any:
+            self.begin(*named(*arguments))
+            try:
+                return inner(*arguments)
+            finally:
+                self.end()
+
+        setattr(thing, method, watched)
+
+    def _turn_to(self, what: str, during: str) -> None:
+        """The same until something else is turned to: of a layer whose input has no gradient, autograd tells no end."""
+        self._note()
+        self._doing[0] = what, during
+
+    def _note(self) -> None:
+        now = self._traffic.bytes
+        self._found[self._doing[-1]] += now - self._before
+        self._before = now
+
+
+def sent(comm: Comm, experiment: Experiment) -> Sent:
+    """What this rank sends for one step's gradient, before replicas agree; collective over all workers."""
+    task = prepared(comm, experiment)
+    layers = [name for name, _ in task.model.named_children()]
+    part = make_split(task)
+    watch = Watch(comm.traffic)
+    _attach(watch, part, layers)
+    part.gradient(0)
+    return Sent(task.place.number, layers, watch.found())
+
+
+def _attach(watch: Watch, part: Split, layers: list[str]) -> None:
+    if isinstance(part, SpatialSplit):
+        for name, layer in zip(layers, part.layers):
+            for during in PASSES:
+                watch.call(layer, during, name, during)
+    elif isinstance(part, PipelineSplit):
+        for chunk in part.chunks if part.stage.tensor else ():
+            _attach_modules(watch, chunk.layers)
+        parts, stages = part.stage.parts, part.stage.stages
+
+        def boundary(_: Any, action: Any, way: int) -> tuple[str, str]:
+            before = action.chunk * stages + part.stage.number - (way < 0)
+            return BOUNDARY + layers[parts[before].layers.stop - 1], "forward" if way > 0 else "backward"
+
+        watch.calls(part, "_send", boundary)
+        watch.call(part.stage, "add_up_tied", *OUTSIDE)
+    else:
+        _attach_modules(watch, part.replica.model)
+
+
+def _attach_modules(watch: Watch, layers: nn.Module) -> None:
+    for name, layer in layers.named_children():
+        watch.module(layer, name)
+        if isinstance(layer, Overlapping):
+            watch.call(layer, "refresh", name, "forward")

@@ -1,0 +1,181 @@
+"""Many experiments: every combination of some choices, run one after the other or, simulated, side by side.
+
+grid ─► run_all ─► outcomes ─► dlpar.theory.scaling (speed-up, efficiency, crossings)
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+from dlpar.config.schema import BadExperiment
+from dlpar.jobs.launch import Job, JobFailed, check_machine, launch
+from dlpar.jobs.mpiexec import NoMPI
+from dlpar.theory import Prediction, predict
+
+if TYPE_CHECKING:
+    from dlpar.config.experiment import Experiment
+    from dlpar.jobs.run import Run
+
+
+LOOK = 0.05
+"""Seconds between two looks at whether a job has ended."""
+
+
+def grid(choices: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    """Every combination of one value for each name; the last name varies fastest.
+
+    >>> grid({"sync": ["ring", "ps"], "workers": [2, 4]})[1]
+    {'sync': 'ring', 'workers': 4}
+    """
+    return [dict(zip(choices, values)) for values in product(*choices.values())]
+
+
+@dataclass(eq=False)
+class Outcome:
+    """An experiment of a sweep, and how it went.
+
+    Attributes
+    ----------
+    experiment : Experiment
+    status : str
+        ``done``, ``failed``, ``stopped`` or ``not run``.
+    reason : str
+        Why it failed, in one sentence.
+    run : Run or None
+        None where nothing was started.
+    """
+
+    experiment: Experiment
+    status: str = "not run"
+    reason: str = ""
+    run: Run | None = None
+
+    @cached_property
+    def summary(self) -> dict[str, Any]:
+        """What ``dlpar run --json`` prints of it; empty unless it is done."""
+        return self.run.summary if self.status == "done" else {}
+
+    @property
+    def samples_per_s(self) -> float | None:
+        """Samples all workers together train on in a second of the run's clock; None unless it is done."""
+        return self.summary.get("samples_per_s")
+
+    @property
+    def step_s(self) -> float | None:
+        """Seconds of a global step; None unless it is done."""
+        return self.experiment.global_batch / self.samples_per_s if self.samples_per_s else None
+
+    @cached_property
+    def prediction(self) -> Prediction | None:
+        """What the closed form says of it, where there is one."""
+        return predict(self.experiment)
+
+    @property
+    def predicted_samples_per_s(self) -> float | None:
+        """Samples a second by the closed form, where there is one."""
+        return self.experiment.global_batch / self.prediction.seconds if self.prediction else None
+
+
+def check(experiments: Iterable[Experiment]) -> None:
+    """Raise `BadExperiment` if this machine cannot run one of them."""
+    for experiment in experiments:
+        check_machine(experiment)
+
+
+def all_done(
+    experiments: Sequence[Experiment], jobs: int = 2, told: Callable[[Outcome], None] | None = None
+) -> list[Outcome]:
+    """The same as :func:`run_all`, where nothing can be said unless all of them are done.
+
+    Raises
+    ------
+    JobFailed
+        If one is not; the others are run first.
+    """
+    outcomes = run_all(experiments, jobs, told)
+    for outcome in outcomes:
+        if outcome.status != "done":
+            raise JobFailed(
+                f"workers={outcome.experiment.workers}, {outcome.experiment.sync}: {outcome.reason or outcome.status}"
+            )
+    return outcomes
+
+
+def run_all(
+    experiments: Sequence[Experiment],
+    jobs: int = 2,
+    told: Callable[[Outcome], None] | None = None,
+    stop: Callable[[], bool] | None = None,
+) -> list[Outcome]:
+    """Run experiments and wait for all of them.
+
+    Real and paced ones have the machine for themselves, or they would measure each other; one that
+    fails does not keep the others from running.
+
+    Parameters
+    ----------
+    experiments : sequence of Experiment
+        Started in this order.
+    jobs : int
+        Simulations at work at a time, at least 1.
+    told : callable, optional
+        Called with each outcome as soon as it is known.
+    stop : callable, optional
+        Asked now and then whether to stop: then jobs at work are ended, and no other is started.
+
+    Returns
+    -------
+    list of Outcome
+        In the order of `experiments`.
+
+    Raises
+    ------
+    KeyboardInterrupt
+        When interrupted; jobs at work are ended first.
+    """
+    outcomes = [Outcome(experiment) for experiment in experiments]
+    waiting, at_work = list(outcomes)[::-1], {}
+    tell = told or (lambda outcome: None)
+    try:
+        while (waiting or at_work) and not (stop and stop()):
+            while waiting and _has_room(waiting[-1], at_work, jobs):
+                _start(outcome := waiting.pop(), at_work)
+                if outcome.status == "failed":
+                    tell(outcome)
+            for outcome in [each for each, job in at_work.items() if job.ended]:
+                _note(outcome, at_work.pop(outcome))
+                tell(outcome)
+            if at_work:
+                time.sleep(LOOK)
+    finally:  # whatever is still at work was asked to stop
+        for outcome, job in at_work.items():
+            job.stop()
+            _note(outcome, job)
+    return outcomes
+
+
+def _has_room(outcome: Outcome, at_work: Mapping[Outcome, Job], jobs: int) -> bool:
+    """Whether it may start beside those at work."""
+    worlds = {each.experiment.cluster.world for each in (outcome, *at_work)}
+    return not at_work or (worlds == {"simulated"} and len(at_work) < jobs)
+
+
+def _start(outcome: Outcome, at_work: dict[Outcome, Job]) -> None:
+    try:
+        job = at_work[outcome] = launch(outcome.experiment)
+    except (BadExperiment, NoMPI, JobFailed) as error:
+        outcome.status, outcome.reason = "failed", str(error)
+    else:
+        outcome.run = job.run
+
+
+def _note(outcome: Outcome, job: Job) -> None:
+    """How a job ended."""
+    status = job.poll()
+    outcome.status = status if status in ("done", "stopped") else "failed"
+    outcome.reason = "" if status == "done" else job.run.reason or f"the job is {status}"

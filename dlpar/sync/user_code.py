@@ -1,0 +1,123 @@
+"""A scheme typed in a notebook cell: a class with a scheme's calls, or a function that all-reduces a tensor."""
+
+from __future__ import annotations
+
+import inspect
+import reprlib
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from dlpar.config.user_code import from_part
+from dlpar.sync.scheme import Scheme
+
+if TYPE_CHECKING:
+    import torch
+
+    from dlpar.comm import Comm
+    from dlpar.config.experiment import Experiment
+    from dlpar.replica import Replica
+
+
+CALLS = ("steps", "combine", "update", "spread", "done", "facts", "state_bytes")
+"""What the training loop asks of a scheme; :class:`~dlpar.sync.Scheme` has all of them but `combine`."""
+
+RECORDED = frozenset(
+    {"k", "rank", "step", "t", "loss", "samples", "compute", "comm", "wait", "spans", "bytes", "messages", "memory",
+     "memory_over_time", "read", "slip", "lag"}
+)  # fmt: skip
+"""What the record of a step says by itself; facts of these names would take its place."""
+
+_SHORT = reprlib.Repr()
+_SHORT.maxdict = 12
+
+
+class NotFacts(TypeError):
+    """A scheme's ``facts()`` gave what cannot be recorded; the message is one sentence that says so."""
+
+
+def own(experiment: Experiment, comm: Comm, replica: Replica) -> Scheme:
+    """The scheme an experiment carries with it, ready on this worker.
+
+    Parameters
+    ----------
+    experiment : Experiment
+        Its ``sync.code`` holds a class, made with (experiment, comm, replica), or a
+        function of (comm, tensor) that leaves the sum over all ranks in the tensor.
+    comm, replica
+        As of any :class:`~dlpar.sync.Scheme`.
+
+    Raises
+    ------
+    TypeError
+        If it holds neither, in a sentence that says what is missing.
+    NotFacts
+        From the scheme's ``facts()``, at the first step that cannot be recorded with what they give.
+    """
+    typed, name = from_part(experiment.sync.code), experiment.sync.name
+    complaint = not_a_scheme(typed, name)
+    if complaint:
+        raise TypeError(complaint)
+    made = typed if isinstance(typed, type) else partial(AllReduced, allreduce=typed)
+    scheme = made(experiment, comm, replica)
+    scheme.facts = partial(_recordable, scheme.facts)
+    return scheme
+
+
+def not_a_scheme(typed: Any, name: str) -> str | None:
+    """What keeps a class or a function from being used as a scheme, in one sentence; None if nothing does."""
+    if isinstance(typed, type):
+        missing = [call for call in CALLS if not callable(getattr(typed, call, None))]
+        # Scheme has a combine() that only says it is not written.
+        if typed is Scheme or (issubclass(typed, Scheme) and typed.combine is Scheme.combine):
+            missing = ["combine"]
+        if missing:
+            those = ", ".join(missing)
+            return f"sync: got class {name} without {those}, allowed is a subclass of dlpar.sync.Scheme with combine()"
+        return _cannot_take(typed, name, ("experiment", "comm", "replica"))
+    if not callable(typed):
+        return f"sync: got {name}, allowed is a function of (comm, tensor) or a subclass of dlpar.sync.Scheme"
+    return _cannot_take(typed, name, ("comm", "tensor"))
+
+
+def _recordable(facts: Callable[[], Any]) -> Mapping[str, Any]:
+    """What `facts()` gives, if a step can be recorded with it: a run without it could never be summed up."""
+    found = facts()
+    named = isinstance(found, Mapping) and all(isinstance(name, str) for name in found)
+    counts = [found.get(name) for name in ("staleness", "lead")] if named else [None]
+    taken = sorted(RECORDED.intersection(found)) if named else []
+    if taken or not all(type(count) is int and count >= 0 for count in counts):
+        but = f", without {', '.join(taken)}, which the record says by itself" if taken else ""
+        allowed = f"a mapping with staleness and lead, whole numbers of 0 or more{but}"
+        raise NotFacts(f"facts: got {_SHORT.repr(found)}, allowed is {allowed}")
+    return found
+
+
+def _cannot_take(typed: Callable, name: str, arguments: tuple[str, ...]) -> str | None:
+    kind = "class" if isinstance(typed, type) else "function"
+    try:
+        signature = inspect.signature(typed)
+    except (TypeError, ValueError):  # of some built-in functions Python does not know it
+        return None
+    try:
+        signature.bind(*arguments)
+    except TypeError:
+        return f"sync: got {kind} {name}{signature}, allowed is one that takes ({', '.join(arguments)})"
+    return None
+
+
+class AllReduced(Scheme):
+    """Bulk-synchronous, with a function of one's own that sums the gradients on every rank."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        comm: Comm,
+        replica: Replica,
+        allreduce: Callable[[Comm, torch.Tensor], Any],
+    ) -> None:
+        super().__init__(experiment, comm, replica)
+        self.allreduce = allreduce
+
+    def combine(self) -> None:
+        self.allreduce(self.comm, self.replica.gradient)

@@ -1,0 +1,270 @@
+"""Closed forms of a pipeline: its bubble, the time stages stand idle over the time they compute, and its messages."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from dlpar.split.schedules import SCHEDULES, Action
+
+BUBBLES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2")
+"""Schedules with a closed form, by the names they are published under."""
+
+
+def bubble(schedule: str, stages: int, microbatches: int, chunks: int = 1) -> float:
+    """Idle over ideal seconds of a batch: 0.25 makes it take 1.25 times as long as without a bubble.
+
+    ===============  =====================  ===========================================
+    schedule         bubble                 source
+    ===============  =====================  ===========================================
+    gpipe, 1f1b      (p - 1) / m            Narayanan et al., arXiv 2104.04473, 2.2.1
+    interleaved      (p - 1) / (v m)        Narayanan et al., arXiv 2104.04473, 2.2.2
+    zb-h1            (p - 1) / (3 m)        Qi et al., arXiv 2401.10241, table 2
+    zb-h2            0                      Qi et al., arXiv 2401.10241, table 2
+    ===============  =====================  ===========================================
+
+    Stages are equal and messages take no time.  The zero-bubble schedules cut the backward
+    pass in two, with respect to inputs and to weights, each as long as the forward pass;
+    H1 keeps the memory of 1f1b, H2 takes up to twice as much.
+
+    Parameters
+    ----------
+    schedule : str
+        One of :data:`SCHEDULES`.
+    stages, microbatches : int
+        p and m, from 1.
+    chunks : int, default 1
+        v, the parts of the model that each stage holds; above 1 with interleaved only.
+
+    Raises
+    ------
+    ValueError
+        If the name is none of these, or a number is not allowed.
+    """
+    if schedule not in BUBBLES:
+        raise ValueError(f"schedule: got {schedule!r}, allowed is one of {', '.join(BUBBLES)}")
+    for field, value in {"stages": stages, "microbatches": microbatches, "chunks": chunks}.items():
+        if value < 1:
+            raise ValueError(f"{field}: got {value}, allowed is a whole number from 1")
+    if chunks > 1 and schedule != "interleaved":
+        raise ValueError(f"chunks: got {chunks}, allowed with schedule {schedule} is 1")
+    share = (stages - 1) / microbatches
+    return {"interleaved": share / chunks, "zb-h1": share / 3, "zb-h2": 0.0}.get(schedule, share)
+
+
+class Sent(NamedTuple):
+    """What a stage sends in a step."""
+
+    messages: int
+    nbytes: int
+
+
+def boundary_traffic(
+    elements: Sequence[int], stages: int, samples: int, microbatches: int, itemsize: int = 4
+) -> list[Sent]:
+    """What each stage sends a step: over each boundary activations one way and as many gradients back.
+
+    A boundary between transformer blocks carries b s h elements each way for a micro-batch
+    of b sequences of s tokens in h dimensions (Narayanan et al., arXiv 2104.04473, 3.2).
+    What stages with a weight in common add up is not counted.
+
+    Parameters
+    ----------
+    elements : sequence of int
+        Of a sample's activations at each boundary between parts of the model, one less than parts.
+    stages : int
+        Part k is on stage ``k % stages``.
+    samples, microbatches : int
+        Of a replica's step, and how many pieces they go in.
+    itemsize : int, default 4
+        Bytes of an element.
+    """
+    sent = [Sent(0, 0)] * stages
+    for boundary, width in enumerate(elements):
+        for stage in (boundary % stages, (boundary + 1) % stages):
+            messages, nbytes = sent[stage]
+            sent[stage] = Sent(messages + microbatches, nbytes + samples * width * itemsize)
+    return sent
+
+
+Times = float | Sequence[float]
+
+
+class Bar(NamedTuple):
+    """An action of a stage, from `start` to `end` in seconds."""
+
+    stage: int
+    kind: str
+    micro: int
+    chunk: int
+    start: float
+    end: float
+
+
+def timeline(
+    schedule: str,
+    stages: int,
+    microbatches: int,
+    chunks: int = 1,
+    forward: Times = 1.0,
+    backward: Times = 2.0,
+    weight: Times | None = None,
+    message: float = 0.0,
+    recompute: Times = 0.0,
+) -> list[Bar]:
+    """What every stage does when, in the order in which it does it.
+
+    Parameters
+    ----------
+    schedule : str
+        One of :data:`dlpar.split.schedules.SCHEDULES`.
+    stages, microbatches : int
+        From 1; of a schedule without a flush, `microbatches` is how many steps are looked at.
+    chunks : int, default 1
+        Parts of the model each stage holds; above 1 with interleaved only.
+    forward, backward : float or one for each stage, default 1 and 2
+        Seconds of a micro-batch on a stage, all its chunks together.
+    weight : float or one for each stage, optional
+        Of `backward`, the seconds the gradients of weights take, where they have passes of their own; default: half.
+    message : float, default 0
+        Seconds from the end of a pass to the beginning of the next stage's; messages do not wait for each other.
+    recompute : float or one for each stage, default 0
+        Seconds in which a stage makes a micro-batch's activations once more, before its backward pass: bars of
+        kind R.  They need nothing from another stage.
+
+    Raises
+    ------
+    ValueError
+        If the name is none of these, or a number is not allowed.
+    """
+    _check(schedule, stages, microbatches, chunks)
+    table = SCHEDULES[schedule]
+    forward, backward = _each(forward, stages), _each(backward, stages)
+    weight = [b / 2 for b in backward] if weight is None else _each(weight, stages)
+    inputs = [b - w for b, w in zip(backward, weight)] if table.has_weight_pass else backward
+    lists = [table.actions(stage, stages, microbatches, chunks) for stage in range(stages)]
+    return timed(
+        lists, {"F": forward, "B": inputs, "W": weight, "R": _each(recompute, stages)}, chunks, message
+    )
+
+
+class Stuck(ValueError):
+    """No stage can go on: each one's next action waits for one that comes later.
+
+    Attributes
+    ----------
+    waits : dict of int to tuple
+        By stage, the position of the action it stands before, the action, and the stage it waits for.
+    """
+
+    def __init__(self, waits: dict[int, tuple[int, Action, int]]) -> None:
+        self.waits = waits
+        stage, (position, action, other) = next(iter(waits.items()))
+        waits_for = f"stage {stage} waits for stage {other} before action {position}, {action}"
+        super().__init__(f"no stage can go on: {waits_for}")
+
+
+def timed(
+    lists: Sequence[Sequence[Action]],
+    seconds: Mapping[str, Sequence[float]],
+    chunks: int = 1,
+    message: float = 0.0,
+) -> list[Bar]:
+    """:func:`timeline` of any schedule, given as the list of actions of each stage.
+
+    Parameters
+    ----------
+    lists : sequence of sequence of Action
+        One for each stage.
+    seconds : mapping of str to sequence of float
+        For each kind of action (and for R, if activations are made once more), of a micro-batch on each stage,
+        all its chunks together.
+
+    Raises
+    ------
+    Stuck
+        If stages wait for each other.
+    """
+    stages = len(lists)
+    last, ended, bars = stages * chunks - 1, {}, []
+    clocks, done = [0.0] * stages, [0] * stages
+    while any(done[stage] < len(lists[stage]) for stage in range(stages)):
+        waits = {}
+        before = sum(done)
+        for stage, actions in enumerate(lists):
+            for action in actions[done[stage] :]:
+                needed = _needed(action, action.chunk * stages + stage, last)
+                if needed is not None and needed not in ended:
+                    waits[stage] = done[stage], action, needed[1] % stages
+                    break  # until another stage has done that
+                again = seconds["R"][stage] / chunks if action.kind == "B" and "R" in seconds else 0.0
+                if again:
+                    bars.append(Bar(stage, *action._replace(kind="R"), clocks[stage], clocks[stage] + again))
+                    clocks[stage] += again
+                elsewhere = needed is not None and needed[1] % stages != stage
+                ready = ended[needed] + message * elsewhere if needed else 0.0
+                start = max(clocks[stage], ready)
+                clocks[stage] = start + seconds[action.kind][stage] / chunks
+                ended[action.kind, action.chunk * stages + stage, action.micro] = clocks[stage]
+                bars.append(Bar(stage, *action, start, clocks[stage]))
+                done[stage] += 1
+        if sum(done) == before:
+            raise Stuck(waits)
+    return sorted(bars, key=lambda bar: (bar.stage, bar.start))
+
+
+def idle_share(bars: Iterable[Bar]) -> float:
+    """The bubble of a picture, ideal or measured: idle over computing seconds, all stages from first start to last end.
+
+    With equal stages that is the bubble's time over the ideal time of a batch, as
+    :func:`dlpar.theory.bubble` has it.
+    """
+    bars = list(bars)
+    busy: dict[int, float] = defaultdict(float)
+    for bar in bars:
+        busy[bar.stage] += bar.end - bar.start
+    window = max(bar.end for bar in bars) - min(bar.start for bar in bars)
+    computing = sum(busy.values())
+    return (len(busy) * window - computing) / computing
+
+
+def most_in_flight(actions: Iterable[Action], has_weight_pass: bool = False) -> int:
+    """Most micro-batches (of a chunk each) whose activations a stage holds at a time, by its list of actions."""
+    held = most = 0
+    frees = "W" if has_weight_pass else "B"
+    for action in actions:
+        held += (action.kind == "F") - (action.kind == frees)
+        most = max(most, held)
+    return most
+
+
+def _needed(action: Action, part: int, last: int) -> tuple[str, int, int] | None:
+    """What must have ended before: a kind, a part of the model, a micro-batch."""
+    if action.kind == "F":
+        return ("F", part - 1, action.micro) if part > 0 else None
+    if action.kind == "B":
+        return ("B", part + 1, action.micro) if part < last else ("F", part, action.micro)
+    return "B", part, action.micro
+
+
+def _check(schedule: str, stages: int, microbatches: int, chunks: int) -> None:
+    if schedule not in SCHEDULES:
+        raise ValueError(f"schedule: got {schedule!r}, allowed is one of {', '.join(SCHEDULES)}")
+    for field, value in {"stages": stages, "microbatches": microbatches, "chunks": chunks}.items():
+        if value < 1:
+            raise ValueError(f"{field}: got {value}, allowed is a whole number from 1")
+    if chunks > 1 and not SCHEDULES[schedule].has_chunks:
+        raise ValueError(f"chunks: got {chunks}, allowed with schedule {schedule} is 1")
+    if chunks > 1 and microbatches % stages:
+        allowed = f"allowed with schedule {schedule} is a multiple of {stages} stages"
+        raise ValueError(f"microbatches: got {microbatches}, {allowed}")
+
+
+def _each(times: Times, stages: int) -> list[float]:
+    """One time for each stage."""
+    if isinstance(times, (int, float)):
+        return [float(times)] * stages
+    if len(times) != stages:
+        raise ValueError(f"times: got {len(times)}, allowed is one, or one for each of {stages} stages")
+    return list(times)

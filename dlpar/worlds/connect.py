@@ -1,0 +1,109 @@
+"""From "where the ranks live" to a communicator on this rank."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import torch
+from mpi4py import MPI
+
+from dlpar.comm.base import Comm
+from dlpar.config.experiment import Cluster, Experiment
+from dlpar.worlds.mpi import MPIComm, meet
+
+
+def connect(cluster: Cluster) -> Comm:
+    """This rank's communicator over all ranks of the job; its clock starts when all are ready.
+
+    Raises
+    ------
+    ValueError
+        If CUDA, or NCCL, is asked for where it cannot work; on every rank alike.
+    """
+    world = MPI.COMM_WORLD
+    meet(world)
+    taken, carrier = places(cluster, world.allgather(_visible(cluster)))
+    device = torch.device("cpu")
+    if taken:
+        device = torch.device("cuda", taken[world.rank])
+        torch.cuda.set_device(device)
+    control = MPIComm(world, device)
+    if carrier == "mpi":
+        return control
+    from dlpar.worlds.nccl import DistributedComm
+
+    return DistributedComm(control, carrier)
+
+
+def places(cluster: Cluster, visible: Sequence[Sequence[str]]) -> tuple[list[int], str]:
+    """Which GPU each rank takes, and what carries tensors.
+
+    Tensors live on GPUs where every rank sees one (``device="auto"``).  With a GPU for each rank
+    NCCL carries them.  NCCL refuses ranks that share a GPU: these are staged, through pinned host
+    memory and MPI.
+
+    Parameters
+    ----------
+    cluster : Cluster
+        Its device and carrier.
+    visible : sequence of sequence of str
+        For each rank the GPUs it sees, by names no two GPUs share.
+
+    Returns
+    -------
+    (list of int, str)
+        For each rank the number of its GPU among those it sees: that which fewest ranks before it took; no
+        numbers where tensors live on the CPU.  ``mpi``, ``nccl`` or ``gloo``.
+
+    Raises
+    ------
+    ValueError
+        If what is asked for cannot be had, in a sentence that says why.
+
+    Examples
+    --------
+    >>> places(Cluster(), [["A", "B"]] * 3)
+    ([0, 1, 0], 'mpi')
+    """
+    blind = [rank for rank, seen in enumerate(visible) if not seen]
+    if blind:
+        why = f"rank {blind[0]} sees no CUDA device"
+        if cluster.device == "cuda":
+            raise ValueError(f"cluster.device: got 'cuda', allowed here is auto or cpu: {why}")
+        if cluster.carrier == "nccl":
+            raise ValueError(f"cluster.carrier: got 'nccl', allowed here is auto, mpi or gloo: {why}")
+        return [], "gloo" if cluster.carrier == "gloo" else "mpi"
+    ranks_of: Counter[str] = Counter()
+    taken = []
+    for seen in visible:
+        number = min(range(len(seen)), key=lambda i: ranks_of[seen[i]])
+        ranks_of[seen[number]] += 1
+        taken.append(number)
+    shared = max(ranks_of.values()) > 1
+    if shared and cluster.carrier == "nccl":
+        raise ValueError(
+            f"cluster.carrier: got 'nccl', allowed here is auto or mpi: {len(visible)} ranks see {len(ranks_of)} "
+            f"GPU{'s' * (len(ranks_of) > 1)}, and NCCL refuses ranks that share one"
+        )
+    return taken, "mpi" if shared or cluster.carrier == "mpi" else "nccl"
+
+
+def _visible(cluster: Cluster) -> list[str]:
+    """Unique names of the GPUs this rank may use: none where its tensors are to live on the CPU."""
+    if cluster.device == "cpu" or (cluster.device == "auto" and cluster.carrier == "gloo"):
+        return []
+    return [str(torch.cuda.get_device_properties(i).uuid) for i in range(torch.cuda.device_count())]
+
+
+def join(experiment: Experiment, on_host: bool = False) -> Comm:
+    """This rank's communicator in the world of an experiment; `on_host`: its tensors are in host memory, GPU or not."""
+    if experiment.cluster.world == "paced":
+        from dlpar.worlds.paced.world import of_experiment
+
+        return of_experiment(experiment)
+    if on_host:
+        return connect(Cluster(device="cpu"))
+    # The shared weights of hogwild are host memory.
+    device = {"device": "cpu"} if experiment.sync.scheme == "hogwild" else {}
+    return connect(experiment.cluster.model_copy(update=device))

@@ -1,0 +1,405 @@
+"""Messages by MPI: CPU tensors in place, device tensors staged through pinned memory.
+
+MPI sees bytes.  It knows no bfloat16 and counts in 32-bit integers, so payloads
+travel as raw memory in pieces of at most 1 GiB, and only the library's
+all-reduce, which must add, is told a number type.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from mpi4py import MPI
+
+from dlpar.comm.base import ANY, Arrival, Collective, Comm, Request, Traffic, check_peer
+from dlpar.worlds.progress import DeviceLock, ProgressThread
+
+PIECE = 1 << 30
+"""Bytes of one MPI message at most; MPI-3 counts are 32-bit."""
+
+EAGER = 4032
+"""Bytes of a message that need not wait for its receiver: a copy is sent.  Open MPI's shared memory takes as many in
+one go (4,096 with a header), so they arrive without the sender's help; by itself it frees the sender of some 500."""
+
+BEHIND = 64
+"""Copies under way at most; the next send waits for the oldest."""
+
+_ADDED_BY_MPI = {
+    torch.float32: MPI.FLOAT, torch.float64: MPI.DOUBLE, torch.int64: MPI.INT64_T, torch.int32: MPI.INT32_T,
+    torch.int16: MPI.INT16_T, torch.int8: MPI.INT8_T, torch.uint8: MPI.UINT8_T,
+    torch.complex64: MPI.C_FLOAT_COMPLEX, torch.complex128: MPI.C_DOUBLE_COMPLEX,
+}  # fmt: skip
+
+
+class MPIComm(Comm):
+    """Ranks of an MPI communicator.
+
+    Parameters
+    ----------
+    mpi : MPI.Intracomm
+        The communicator; `MPI.COMM_WORLD` by default.
+    device : torch.device or str
+        Where this rank's tensors live.
+    zero : float, optional
+        ``time.monotonic()`` of second 0; by default all ranks agree on one.
+    """
+
+    carrier = "mpi"
+
+    def __init__(
+        self, mpi: MPI.Intracomm | None = None, device: str | torch.device = "cpu", zero: float | None = None
+    ):
+        self.mpi = mpi or MPI.COMM_WORLD
+        self.rank, self.size = self.mpi.rank, self.mpi.size
+        self.device = torch.device(device)
+        self._zero = common_zero(self.mpi) if zero is None else zero
+        self.traffic = Traffic(self.now)
+        self._progress: ProgressThread | None = None
+        self._windows: list[MPI.Win | SharedCounter] = []
+        self._copies: deque[MPI.Request] = deque()
+
+    def now(self) -> float:
+        return time.monotonic() - self._zero
+
+    def send(self, tensor: torch.Tensor, dest: int, tag: int = 0) -> None:
+        check_peer(self, dest, "dest")
+        wire = staged(tensor)
+        self.traffic.sent(wire.nbytes)
+        if wire.nbytes <= EAGER:
+            self._send_copy(wire, dest, tag)
+            return
+        for piece in pieces(wire):
+            patiently(self.mpi.Isend([piece, MPI.BYTE], dest, tag).Test)
+
+    def _send_copy(self, wire: torch.Tensor, dest: int, tag: int) -> None:
+        copies = self._copies  # a request keeps its memory alive
+        copies.append(self.mpi.Isend([bytes(memory_of(wire)), MPI.BYTE], dest, tag))
+        while copies and copies[0].Test():
+            copies.popleft()
+        if len(copies) > BEHIND:
+            patiently(copies.popleft().Test)
+
+    def recv(self, into: torch.Tensor, source: int = ANY, tag: int = ANY) -> Arrival:
+        check_peer(self, source, "source")
+        wire, status, nbytes = landing(into), MPI.Status(), 0
+        source, tag = _any(source, MPI.ANY_SOURCE), _any(tag, MPI.ANY_TAG)
+        for room in pieces(wire):
+            look = partial(self.mpi.Improbe, source, tag, status)
+            message = look() or self.traffic.waiting(partial(patiently, look))
+            source, tag, size = status.source, status.tag, status.Get_count(MPI.BYTE)
+            if size > len(room):
+                raise ValueError(
+                    f"recv: rank {self.rank} has room for {wire.nbytes:,} bytes, "
+                    f"but rank {source} sent {'at least ' * (size == PIECE)}{nbytes + size:,} (tag {tag})"
+                )
+            message.Recv([room, MPI.BYTE])
+            nbytes += size
+            if size < PIECE:
+                break
+        landed(wire, into)
+        return Arrival(source, tag, nbytes)
+
+    def isend(self, tensor: torch.Tensor, dest: int, tag: int = 0) -> Request:
+        check_peer(self, dest, "dest")
+        wire = staged(tensor)
+        self.traffic.sent(wire.nbytes)
+        return _Under(self, [self.mpi.Isend([p, MPI.BYTE], dest, tag) for p in pieces(wire)], wire)
+
+    def irecv(self, into: torch.Tensor, source: int = ANY, tag: int = ANY) -> Request:
+        check_peer(self, source, "source")
+        wire = landing(into)
+        if wire.nbytes >= PIECE:
+            raise ValueError(
+                f"irecv: got room for {wire.nbytes:,} bytes, allowed is below {PIECE:,}: recv takes longer messages"
+            )
+        source, tag = _any(source, MPI.ANY_SOURCE), _any(tag, MPI.ANY_TAG)
+        return _Under(self, [self.mpi.Irecv([memory_of(wire), MPI.BYTE], source, tag)], wire, into)
+
+    def barrier(self) -> None:
+        meet(self.mpi)
+        self.mpi.Barrier()  # now a short one, after which all go on at the same moment
+
+    def split(self, color: int, key: int = 0) -> Comm:
+        meet(self.mpi)
+        part = MPIComm(self.mpi.Split(color, key), self.device, self._zero)
+        part.traffic, part._copies = self.traffic, self._copies  # one rank's, whichever group it talks to
+        return part
+
+    def shared(self, shape: Sequence[int] | int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        meet(self.mpi)
+        shape = (shape,) if isinstance(shape, int) else tuple(shape)
+        size = torch.empty(0, dtype=dtype).element_size()
+        node = self.mpi.Split_type(MPI.COMM_TYPE_SHARED)
+        if node.size != self.size:
+            raise ValueError(
+                f"shared: got ranks on several machines, allowed is one ({node.size} of {self.size} are here)"
+            )
+        window = MPI.Win.Allocate_shared(math.prod(shape) * size if self.rank == 0 else 0, size, comm=node)
+        self._windows.append(window)
+        memory, _ = window.Shared_query(0)
+        if not math.prod(shape):
+            return torch.empty(shape, dtype=dtype)
+        tensor = torch.frombuffer(memory, dtype=dtype, count=math.prod(shape)).view(shape)
+        if self.rank == 0:
+            tensor.zero_()
+        node.Barrier()
+        return tensor
+
+    def allreduce(self, tensor: torch.Tensor) -> None:
+        self._added(tensor, lambda piece: self.mpi.Allreduce(MPI.IN_PLACE, piece))
+
+    def reduce(self, tensor: torch.Tensor, root: int = 0) -> None:
+        check_peer(self, root, "root")
+        here = self.rank == root
+        self._added(tensor, lambda piece: self.mpi.Reduce(MPI.IN_PLACE if here else piece, piece, root=root))
+
+    def _added(self, tensor: torch.Tensor, add: Callable[[list[Any]], None]) -> None:
+        """Let the library add the tensor, in place and in pieces it can count."""
+        self.traffic.hidden()
+        host, kind = _addable(tensor)
+        for piece in host.view(-1).split(PIECE // max(1, host.element_size())):
+            add([memory_of(piece), kind])
+        if host.data_ptr() != tensor.data_ptr():
+            tensor.copy_(host.view(tensor.shape))
+
+    def broadcast_tensor(self, tensor: torch.Tensor, root: int = 0) -> None:
+        check_peer(self, root, "root")
+        self.traffic.hidden()
+        wire = staged(tensor) if self.rank == root else landing(tensor)
+        for piece in pieces(wire):
+            self.mpi.Bcast([piece, MPI.BYTE], root)
+        if self.rank != root:
+            landed(wire, tensor)
+
+    def reduce_scatter(self, chunks: Sequence[torch.Tensor]) -> None:
+        self.traffic.hidden()
+        whole, kind = _addable(torch.cat(list(chunks)))
+        mine = whole.new_empty(len(chunks[self.rank]))
+        counts = [len(chunk) for chunk in chunks]
+        self.mpi.Reduce_scatter([memory_of(whole), kind], [memory_of(mine), kind], counts)
+        chunks[self.rank].copy_(mine)
+
+    def allgather(self, chunks: Sequence[torch.Tensor]) -> None:
+        self.traffic.hidden()
+        mine, whole = staged(chunks[self.rank]), staged(torch.cat(list(chunks)).detach())
+        counts = [chunk.nbytes for chunk in chunks]
+        self.mpi.Allgatherv([memory_of(mine), MPI.BYTE], [memory_of(whole), counts, MPI.BYTE])
+        for chunk, arrived in zip(chunks, whole.split([len(chunk) for chunk in chunks])):
+            chunk.copy_(arrived)
+
+    def gather(self, thing: Any, root: int = 0) -> list[Any] | None:
+        meet(self.mpi)
+        return self.mpi.gather(thing, root)
+
+    def broadcast(self, thing: Any, root: int = 0) -> Any:
+        meet(self.mpi)
+        return self.mpi.bcast(thing, root)
+
+    def start(self, collective: Collective, bucket: torch.Tensor) -> Request:
+        if self._progress is None:
+            # A communicator of its own: the computing thread's messages never meet the bucket's.
+            twin = MPIComm(self.mpi.Dup(), self.device, self._zero)
+            twin.traffic = self.traffic
+            self._progress = ProgressThread(twin)
+        return self._progress.start(collective, bucket)
+
+    def lock(self) -> Any:
+        return DeviceLock(self.device) if self.device.type == "cuda" else super().lock()
+
+    def pause(self, seconds: float) -> None:
+        if seconds > 0:
+            time.sleep(seconds)
+
+    def counter(self) -> SharedCounter:
+        meet(self.mpi)
+        counter = SharedCounter(self.mpi)
+        self._windows.append(counter)
+        return counter
+
+    def close(self) -> None:
+        if self._progress is not None:
+            self._progress.close()
+        if self._windows:
+            meet(self.mpi)
+        for window in self._windows:
+            window.Free()
+        self._windows.clear()
+
+
+class _Under:
+    """MPI requests under way, and the memory they use kept alive."""
+
+    def __init__(
+        self, comm: MPIComm, requests: list[MPI.Request], wire: torch.Tensor, into: torch.Tensor | None = None
+    ) -> None:
+        self._comm, self._requests, self._wire, self._into = comm, requests, wire, into
+        self._statuses = [MPI.Status() for _ in requests]
+        self._complete, self._arrival = False, None
+
+    def wait(self) -> Arrival | None:
+        if not self._complete:
+            if self._into is None:
+                patiently(MPI.Request.Testall, self._requests, self._statuses)
+            else:
+                self._comm.traffic.waiting(
+                    lambda: patiently(MPI.Request.Testall, self._requests, self._statuses)
+                )
+            self._finish()
+        return self._arrival
+
+    def test(self) -> bool:
+        if not self._complete and MPI.Request.Testall(self._requests, self._statuses):
+            self._finish()
+        return self._complete
+
+    def _finish(self) -> None:
+        """Once, whoever asks first: afterwards MPI has forgotten the requests."""
+        self._complete = True
+        if self._into is not None:
+            landed(self._wire, self._into)
+            status = self._statuses[0]
+            self._arrival = Arrival(status.source, status.tag, status.Get_count(MPI.BYTE))
+
+
+def _addable(tensor: torch.Tensor) -> tuple[torch.Tensor, MPI.Datatype]:
+    """The tensor on the host in a number type MPI can add, and that type; half precision is added in float32."""
+    wide = tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
+    if wide.dtype not in _ADDED_BY_MPI:
+        raise ValueError(f"tensor: got {tensor.dtype}, allowed is a number type MPI can add")
+    return staged(wide), _ADDED_BY_MPI[wide.dtype]
+
+
+def pieces(wire: torch.Tensor) -> list[MPI.buffer]:
+    """The memory of a contiguous host tensor, in buffers MPI can count.
+
+    A piece below `PIECE` bytes, perhaps of none, is the last: so a receiver with
+    more room than the message needs knows where it ends.
+    """
+    memory = memory_of(wire)
+    if wire.nbytes < PIECE:
+        return [memory]
+    return [memory[i : i + PIECE] for i in range(0, wire.nbytes + 1, PIECE)]
+
+
+def _any(value: int, wildcard: int) -> int:
+    return wildcard if value == ANY else value
+
+
+ROUND_TRIPS = 20
+
+
+def common_zero(world: MPI.Intracomm) -> float:
+    """``time.monotonic()`` of second 0 on this machine; collective, and the moment is after all ranks have called."""
+    meet(world)
+    node = world.Split_type(MPI.COMM_TYPE_SHARED)
+    leaders = world.Split(0 if node.rank == 0 else MPI.UNDEFINED, world.rank)
+    meet(world)
+    zero = 0.0
+    if node.rank == 0:
+        zero = _across(leaders)
+        leaders.Free()
+    zero = node.bcast(zero)
+    node.Free()
+    return zero
+
+
+def _across(leaders: MPI.Intracomm) -> float:
+    """Second 0 by this leader's clock, from round trips between leader 0 and each other."""
+    if leaders.rank == 0:
+        zero = time.monotonic()
+        for other in range(1, leaders.size):
+            for _ in range(ROUND_TRIPS):
+                leaders.recv(source=other)
+                leaders.send(time.monotonic() - zero, dest=other)
+        return zero
+    best, zero = float("inf"), 0.0
+    for _ in range(ROUND_TRIPS):
+        asked = time.monotonic()
+        leaders.send(None, dest=0)
+        since = leaders.recv(source=0)
+        answered = time.monotonic()
+        if answered - asked < best:
+            best, zero = answered - asked, (asked + answered) / 2 - since
+    return zero
+
+
+class SharedCounter:
+    """A number in the memory of rank 0 that any rank fetches and adds one to (MPI-3, section 11.3.4)."""
+
+    def __init__(self, mpi: MPI.Intracomm) -> None:
+        self.window = MPI.Win.Allocate(8 if mpi.rank == 0 else 0, 8, comm=mpi)
+        if mpi.rank == 0:
+            self.window.tomemory()[:] = bytes(8)
+        mpi.Barrier()
+        self.window.Lock_all()
+        self._one, self._got = np.ones(1, dtype=np.int64), np.zeros(1, dtype=np.int64)
+
+    def take(self) -> int:
+        """The present number, from 0; whoever asks next gets the next one."""
+        self.window.Fetch_and_op(self._one, self._got, 0, 0, MPI.SUM)
+        self.window.Flush(0)
+        return int(self._got[0])
+
+    def Free(self) -> None:
+        """Give the window back; collective.  Named as MPI's own windows have it."""
+        self.window.Unlock_all()
+        self.window.Free()
+
+
+LOOKS = 200
+"""Looks at full speed, each giving the core away, before the first nap."""
+
+FIRST, LONGEST = 2e-5, 1e-3
+"""Seconds of the first nap and of the longest; each is half as long again as the one before."""
+
+
+def patiently(look: Callable[..., Any], *arguments: Any) -> Any:
+    """What ``look(*arguments)`` gives, as soon as that is neither None nor False."""
+    for _ in range(LOOKS):
+        if found := look(*arguments):
+            return found
+        os.sched_yield()
+    nap = FIRST
+    while not (found := look(*arguments)):
+        time.sleep(nap)
+        nap = min(1.5 * nap, LONGEST)
+    return found
+
+
+def meet(mpi: MPI.Intracomm) -> None:
+    """Return once every rank of `mpi` has called; in front of what blocks, it leaves nothing to spin for."""
+    patiently(mpi.Ibarrier().Test)
+
+
+def staged(tensor: torch.Tensor) -> torch.Tensor:
+    """The same values, contiguous in host memory: the tensor itself where it is so already."""
+    if tensor.is_cpu:
+        return tensor.contiguous()
+    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return host.copy_(tensor.detach())
+
+
+def landing(into: torch.Tensor) -> torch.Tensor:
+    """The host tensor to receive into: `into` itself where MPI can write to it."""
+    if into.is_cpu and into.is_contiguous():
+        return into
+    return torch.empty(into.shape, dtype=into.dtype, pin_memory=into.is_cuda)
+
+
+def landed(wire: torch.Tensor, into: torch.Tensor) -> None:
+    """Bring what arrived to where it belongs; a GPU fetches it from pinned memory while the rank goes on."""
+    if wire is not into:
+        into.detach().copy_(wire, non_blocking=True)
+
+
+def memory_of(tensor: torch.Tensor) -> MPI.buffer:
+    """A contiguous host tensor's memory, for MPI."""
+    return MPI.buffer.fromaddress(tensor.data_ptr(), tensor.nbytes)

@@ -1,0 +1,265 @@
+"""Messages by torch.distributed: NCCL between GPUs; gloo is how it is tested without any.
+
+NCCL knows neither any-source nor tags.  So a message with a tag above 0, every
+object and every barrier travels by MPI; an untagged message between named
+peers travels here, if it lies on this rank's device.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from dlpar.comm.base import ANY, Arrival, Collective, Comm, Counter, Request, check_peer
+from dlpar.worlds.mpi import MPIComm
+from dlpar.worlds.progress import DeviceLock, ProgressThread
+
+PATIENCE = timedelta(minutes=5)
+"""How long a carrier waits for a peer before it gives up; the supervisor is quicker."""
+
+
+class DistributedComm(Comm):
+    """Ranks of a torch.distributed group, with an MPI communicator for control.
+
+    Parameters
+    ----------
+    control : MPIComm
+        The same ranks, by MPI.
+    carrier : str
+        ``nccl`` or ``gloo``.
+    group : ProcessGroup, optional
+        The ranks' group; by default all of them, which are then introduced to each other.
+    """
+
+    def __init__(self, control: MPIComm, carrier: str, group: dist.ProcessGroup | None = None) -> None:
+        self.control, self.carrier = control, carrier
+        self.rank, self.size, self.device = control.rank, control.size, control.device
+        self.traffic = control.traffic
+        if not dist.is_initialized():
+            _introduce(control, carrier)
+        self.group = group or dist.group.WORLD
+        self._global = dist.get_process_group_ranks(self.group)
+        # NCCL connects a group in its first call, which all must make: the first message may be between two.
+        dist.all_reduce(torch.zeros(1, device=self.device), group=self.group)
+        self._progress: ProgressThread | None = None
+
+    def send(self, tensor: torch.Tensor, dest: int, tag: int = 0) -> None:
+        if tag or self._is_foreign(tensor):
+            return self.control.send(tensor, dest, tag)
+        self.isend(tensor, dest).wait()
+
+    def recv(self, into: torch.Tensor, source: int = ANY, tag: int = ANY) -> Arrival:
+        if tag > 0 or source == ANY or self._is_foreign(into):
+            return self.control.recv(into, source, tag)
+        return self.irecv(into, source, tag).wait()
+
+    def isend(self, tensor: torch.Tensor, dest: int, tag: int = 0) -> Request:
+        if tag or self._is_foreign(tensor):
+            return self.control.isend(tensor, dest, tag)
+        check_peer(self, dest, "dest")
+        self.traffic.sent(tensor.nbytes)
+        wire = _bytes_of(tensor.detach().contiguous())
+        return _Under(self, dist.P2POp(dist.isend, wire, self._global[dest], self.group), dest, tensor.nbytes)
+
+    def irecv(self, into: torch.Tensor, source: int = ANY, tag: int = ANY) -> Request:
+        if tag > 0 or source == ANY or self._is_foreign(into):
+            return self.control.irecv(into, source, tag)
+        check_peer(self, source, "source")
+        landing = (
+            into if into.is_contiguous() else torch.empty_like(into, memory_format=torch.contiguous_format)
+        )
+        operation = dist.P2POp(dist.irecv, _bytes_of(landing), self._global[source], self.group)
+        return _Under(self, operation, source, into.nbytes, landing, into)
+
+    def sendrecv(
+        self, tensor: torch.Tensor, dest: int, into: torch.Tensor, source: int, tag: int = 0
+    ) -> Arrival:
+        if tag or self._is_foreign(tensor):
+            return self.control.sendrecv(tensor, dest, into, source, tag)
+        check_peer(self, dest, "dest")
+        if source == ANY:
+            raise ValueError(
+                f"sendrecv: got source ANY without a tag, allowed on {self.carrier} is a named source or a tag above 0"
+            )
+        check_peer(self, source, "source")
+        # One launch for both directions: two NCCL calls in a row would wait for each other.
+        self.traffic.sent(tensor.nbytes)
+        landing = (
+            into if into.is_contiguous() else torch.empty_like(into, memory_format=torch.contiguous_format)
+        )
+        operations = [
+            dist.P2POp(dist.isend, _bytes_of(tensor.detach().contiguous()), self._global[dest], self.group),
+            dist.P2POp(dist.irecv, _bytes_of(landing), self._global[source], self.group),
+        ]
+        works = dist.batch_isend_irecv(operations)
+        self.traffic.waiting(lambda: [work.wait() for work in works])
+        if landing is not into:
+            into.copy_(landing)
+        return Arrival(source, 0, into.nbytes)
+
+    def _is_foreign(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor lies where this carrier does not reach, as a packet does beside GPUs: it goes by MPI."""
+        return tensor.device.type != self.device.type
+
+    def barrier(self) -> None:
+        self.settle()
+        self.control.barrier()
+
+    def split(self, color: int, key: int = 0) -> Comm:
+        part = self.control.split(color, key)
+        return DistributedComm(part, self.carrier, _group(part.mpi.allgather(self._global[self.rank])))
+
+    def shared(self, shape: Sequence[int] | int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        return self.control.shared(shape, dtype)
+
+    def allreduce(self, tensor: torch.Tensor) -> None:
+        self.traffic.hidden()
+        whole = tensor if tensor.is_contiguous() else tensor.contiguous()
+        dist.all_reduce(whole, group=self.group)
+        if whole is not tensor:
+            tensor.copy_(whole)
+
+    def reduce(self, tensor: torch.Tensor, root: int = 0) -> None:
+        check_peer(self, root, "root")
+        self.traffic.hidden()
+        whole = tensor.contiguous()
+        dist.reduce(whole, self._global[root], group=self.group)
+        if whole is not tensor:
+            tensor.copy_(whole)
+
+    def broadcast_tensor(self, tensor: torch.Tensor, root: int = 0) -> None:
+        check_peer(self, root, "root")
+        self.traffic.hidden()
+        whole = tensor.contiguous()
+        dist.broadcast(_bytes_of(whole), self._global[root], group=self.group)
+        if whole is not tensor:
+            tensor.copy_(whole)
+
+    def reduce_scatter(self, chunks: Sequence[torch.Tensor]) -> None:
+        self.traffic.hidden()
+        padded = _padded(chunks)
+        mine = torch.empty_like(padded[0])
+        dist.reduce_scatter_tensor(mine, padded.view(-1), group=self.group)
+        chunks[self.rank].copy_(mine[: len(chunks[self.rank])])
+
+    def allgather(self, chunks: Sequence[torch.Tensor]) -> None:
+        self.traffic.hidden()
+        padded = _padded(chunks)
+        dist.all_gather_into_tensor(padded.view(-1), padded[self.rank].clone(), group=self.group)
+        for chunk, arrived in zip(chunks, padded):
+            chunk.copy_(arrived[: len(chunk)])
+
+    def gather(self, thing: Any, root: int = 0) -> list[Any] | None:
+        return self.control.gather(thing, root)
+
+    def broadcast(self, thing: Any, root: int = 0) -> Any:
+        return self.control.broadcast(thing, root)
+
+    def now(self) -> float:
+        return self.control.now()
+
+    def start(self, collective: Collective, bucket: torch.Tensor) -> Request:
+        if self._progress is None:
+            twin = DistributedComm(
+                MPIComm(self.control.mpi.Dup(), self.device, self.control._zero),
+                self.carrier,
+                _group(self._global),
+            )
+            twin.traffic = self.traffic
+            self._progress = ProgressThread(twin)
+        return self._progress.start(collective, bucket)
+
+    def lock(self) -> Any:
+        return DeviceLock(self.device) if self.device.type == "cuda" else super().lock()
+
+    def pause(self, seconds: float) -> None:
+        self.control.pause(seconds)
+
+    def counter(self) -> Counter:
+        return self.control.counter()
+
+    def close(self) -> None:
+        if self._progress is not None:
+            self._progress.close()
+        self.settle()
+        if self.group is dist.group.WORLD and dist.is_initialized():
+            dist.destroy_process_group()
+        self.control.close()
+
+
+class _Under:
+    """One direction of a message under way."""
+
+    def __init__(
+        self,
+        comm: DistributedComm,
+        operation: dist.P2POp,
+        peer: int,
+        nbytes: int,
+        landing: torch.Tensor | None = None,
+        into: torch.Tensor | None = None,
+    ) -> None:
+        self._comm, self._peer, self._nbytes = comm, peer, nbytes
+        self._landing, self._into = landing, into
+        self._works = dist.batch_isend_irecv([operation])
+
+    def wait(self) -> Arrival | None:
+        if self._into is None:
+            self._finish()
+            return None
+        self._comm.traffic.waiting(self._finish)
+        if self._landing is not self._into:
+            self._into.copy_(self._landing)
+        return Arrival(self._peer, 0, self._nbytes)
+
+    def _finish(self) -> None:
+        for work in self._works:
+            work.wait()
+
+    def test(self) -> bool:
+        return all(work.is_completed() for work in self._works)
+
+
+def _padded(chunks: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The chunks as rows of one tensor, filled up to the longest: carriers take rows of one length, at least 1."""
+    rows = chunks[0].new_zeros(len(chunks), max(1, *map(len, chunks)))
+    for row, chunk in zip(rows, chunks):
+        row[: len(chunk)] = chunk
+    return rows
+
+
+def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """A contiguous tensor as bytes, at least one: carriers differ in dtypes, and drop empty messages."""
+    if tensor.numel() == 0:
+        return torch.zeros(1, dtype=torch.uint8, device=tensor.device)
+    return tensor.reshape(-1).view(torch.uint8)
+
+
+def _group(ranks: list[int]) -> dist.ProcessGroup:
+    """Ranks of the world as a group, in this order; collective over them alone: others may make theirs meanwhile."""
+    return dist.new_group(ranks, timeout=PATIENCE, use_local_synchronization=True, sort_ranks=False)
+
+
+def _introduce(control: MPIComm, carrier: str) -> None:
+    """Let all ranks meet at a store on rank 0, whose address travels by MPI."""
+    host = control.broadcast(socket.gethostname() if len(_hosts(control)) > 1 else "127.0.0.1")
+    store = (
+        dist.TCPStore(host, 0, control.size, is_master=True, timeout=PATIENCE, wait_for_workers=False)
+        if control.rank == 0
+        else None
+    )
+    port = control.broadcast(store.port if store else None)
+    store = store or dist.TCPStore(host, port, control.size, is_master=False, timeout=PATIENCE)
+    # Not told its device: bound to one, NCCL would make groups by splitting this one, which takes all ranks.
+    dist.init_process_group(
+        carrier, store=store, rank=control.rank, world_size=control.size, timeout=PATIENCE
+    )
+
+
+def _hosts(control: MPIComm) -> set[str]:
+    return set(control.mpi.allgather(socket.gethostname()))

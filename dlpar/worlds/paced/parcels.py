@@ -1,0 +1,95 @@
+"""The tensors of paced messages: by MPI, each under a number of its own, whenever its receiver is told to take it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+
+import torch
+from mpi4py import MPI
+
+from dlpar.comm.base import Request
+from dlpar.worlds.mpi import PIECE, MPIComm, landed, landing, memory_of, patiently
+
+KEPT = 16
+"""Parcels that may be under way before a send looks which of them are; so few are in the receiver's hands."""
+
+PROBED, PATIENCE = 1 << 18, 0.05
+"""Bytes of a parcel that is to show whether MPI copies it without its sender's help, and seconds it may take."""
+
+
+class Parcels:
+    """What this process has sent that may still be on its way.
+
+    Where MPI copies between processes by itself, a parcel needs no help once it was
+    sent; elsewhere its sender must look after it, which costs more than sending it.
+
+    Parameters
+    ----------
+    mpi : MPIComm
+        All ranks; nobody else uses it.
+
+    Attributes
+    ----------
+    helped : bool
+        Whether senders must help; found out by :meth:`probe`.
+    """
+
+    helped = False
+
+    def __init__(self, mpi: MPIComm) -> None:
+        self.mpi, self._tags = mpi, mpi.mpi.Get_attr(MPI.TAG_UB)
+        self._under_way: deque[tuple[Request, bytes | torch.Tensor]] = deque()
+        self._lock = threading.Lock()  # a rank may have two activities
+
+    def probe(self) -> bool:
+        """On rank 0, whether rank 1 must help what it sends; rank 1 calls, too, and keeps off MPI until 0 knows."""
+        mpi, probe = self.mpi.mpi, torch.zeros(PROBED, dtype=torch.uint8)
+        if self.mpi.rank == 1:
+            self.send(probe, 0, 0)
+        if self.mpi.rank or self.mpi.size == 1:
+            return False
+        coming, deadline = mpi.Irecv([memory_of(probe), MPI.BYTE], 1, 0), time.monotonic() + PATIENCE
+        patiently(lambda: coming.Test() or time.monotonic() > deadline)
+        self._under_way.append((coming, probe))  # it may still be coming, and needs its memory
+        return not coming.Test()
+
+    def send(self, tensor: torch.Tensor, dest: int, key: int) -> None:
+        """Start sending a copy: when a rank may change its tensor is a matter of its own clock."""
+        tag = key % self._tags
+        if tensor.nbytes < PIECE:
+            copy = memory_of(tensor.contiguous()).tobytes()
+            request = self.mpi.mpi.Isend([copy, MPI.BYTE], dest, tag)
+        else:
+            copy = tensor.detach().clone(memory_format=torch.contiguous_format)
+            request = self.mpi.isend(copy, dest, tag)
+        self._under_way.append((request, copy))
+        if len(self._under_way) > KEPT:
+            self.move()
+
+    def take(self, into: torch.Tensor, source: int, key: int) -> None:
+        """Receive the one with this number."""
+        tag, wire = key % self._tags, landing(into)
+        if wire.nbytes >= PIECE:
+            self.mpi.recv(wire, source, tag)
+        elif self.helped:
+            patiently(self.mpi.mpi.Irecv([memory_of(wire), MPI.BYTE], source, tag).Test)
+        else:  # it is there
+            self.mpi.mpi.Recv([memory_of(wire), MPI.BYTE], source, tag)
+        landed(wire, into)
+
+    @property
+    def moving(self) -> bool:
+        """Whether any may be under way that need help."""
+        return len(self._under_way) > (0 if self.helped else KEPT)
+
+    def move(self) -> None:
+        """Help those along that need their sender's help, and forget those that have arrived."""
+        with self._lock:
+            while self._under_way and _is_complete(self._under_way[0][0]):
+                self._under_way.popleft()
+
+
+def _is_complete(request: Request | MPI.Request) -> bool:
+    return request.Test() if isinstance(request, MPI.Request) else request.test()

@@ -1,0 +1,306 @@
+"""What paced ranks and their referee say to each other: calls and answers of one size, some with bytes behind them."""
+
+from __future__ import annotations
+
+import select
+import socket
+import sys
+import time
+from collections.abc import Callable
+from struct import Struct
+from typing import NamedTuple
+
+from dlpar.worlds.paced.parcels import Parcels
+from dlpar.worlds.simulated.simulator import Deadlock, place
+
+(
+    SEND,
+    ISEND,
+    RECV,
+    IRECV,
+    SENDRECV,
+    WAIT,
+    TEST,
+    BEGIN,
+    ADVANCE,
+    COMPUTE,
+    NEW_STEP,
+    GATHER,
+    BROADCAST,
+    BARRIER,
+    SPLIT,
+    COUNTER,
+    TAKE,
+    START,
+    JOIN,
+    JOINED,
+    LOCK,
+    UNLOCK,
+    TRAFFIC,
+    PLACE,
+    RETURN,
+    END,
+) = range(26)
+"""What a rank calls for, in the words of :class:`~dlpar.comm.base.Comm`; RETURN ends what runs beside, END the rank."""
+
+OK, WHERE, DEADLOCK, FAILED = range(4)
+"""Kinds of answers: to the call; tell where you stand; nobody can go on; the referee itself went wrong."""
+
+PIECE = 1 << 16
+"""Bytes read from a socket at a time."""
+
+
+class Call(NamedTuple):
+    """What a rank calls for; each operation reads the fields it needs."""
+
+    op: int
+    comm: int
+    peer: int
+    source: int
+    tag: int
+    nbytes: int
+    key: int
+    size: int
+    time: float
+
+
+class Answer(NamedTuple):
+    """What became of a call, the rank's clock then, and the wall's second 0 (NaN until it is known)."""
+
+    kind: int
+    source: int
+    tag: int
+    nbytes: int
+    key: int
+    clock: float
+    zero: float
+    body: bytes
+
+
+CALL, ANSWER = Struct("<8qd"), Struct("<5q2dq")
+"""How they travel; last but one or last, the bytes that follow."""
+
+TRAFFIC_BODY = "<2qd"
+"""What a rank has sent, in bytes and messages, and seconds it has waited."""
+
+CAME_BODY = "<d"
+"""Where a call also sends: the second at which its message was there; what it took longer, it sent."""
+
+
+class Ended(ConnectionError):
+    """Nobody is at the other end any more."""
+
+
+class Link:
+    """One end of a socket.
+
+    Parameters
+    ----------
+    end : socket.socket
+        Of a stream.
+    """
+
+    def __init__(self, end: socket.socket) -> None:
+        self.socket, self._came, self._at = end, b"", 0
+        self._poll = select.poll()
+        self._poll.register(end, select.POLLIN)
+
+    def read(self, size: int) -> bytes:
+        """So many bytes; blocks until they are there, raises :class:`Ended` if they never will be."""
+        at, end = self._at, self._at + size
+        while len(self._came) < end:
+            self._poll.poll()  # who sleeps in recv is woken also when the other end reads what was sent
+            try:
+                more = self.socket.recv(PIECE)
+            except ConnectionResetError:
+                more = b""
+            if not more:
+                raise Ended("the other end of a link has gone")
+            self._came, at, end = self._came[at:] + more, 0, size
+        self._at = end
+        return self._came[at:end]
+
+    def waits(self, seconds: float) -> bool:
+        """Whether something can be read, or comes within so many seconds."""
+        return self._at < len(self._came) or bool(self._poll.poll(1000 * seconds))
+
+    def call(self) -> Call:
+        """The next call of a rank; blocks until it comes."""
+        return Call._make(CALL.unpack(self.read(CALL.size)))
+
+    def answer(self) -> Answer:
+        """The next answer to a rank."""
+        *facts, size = ANSWER.unpack(self.read(ANSWER.size))
+        return Answer(*facts, self.read(size) if size else b"")
+
+    def send(self, data: bytes) -> None:
+        """Write whole frames; raises :class:`Ended` where nobody reads any more."""
+        try:
+            self.socket.sendall(data)
+        except (BrokenPipeError, ConnectionResetError):
+            raise Ended("the other end of a link has gone") from None
+
+
+AHEAD = 0.01
+"""Seconds a computation may begin before its time: ranks sleep seldom and long, and one late wake-up delays nobody."""
+
+EARLY = 0.25
+"""Seconds a message may come before its time: while the wall sleeps through a computation, ranks exchange what follows.
+
+Two cores take longer to carry the messages of many ranks than the network on paper does.
+"""
+
+BEAT = 0.5
+"""Seconds of the longest sleep in one piece."""
+
+NAP = 4e-3
+"""Seconds between looks at parcels that are under way."""
+
+
+class Wall:
+    """The wall clock as all activities of one rank see it.
+
+    Attributes
+    ----------
+    zero : float or None
+        ``time.monotonic()`` of second 0; None until the first rank's time goes on.
+    slip, lag : float
+        Seconds by which the wall was behind the logical clock: the most so far, and now.
+    """
+
+    def __init__(self) -> None:
+        self.zero: float | None = None
+        self.slip = self.lag = 0.0
+
+    def follow(self, clock: float, ahead: float, parcels: Parcels, asleep: Callable[[], None]) -> None:
+        """Sleep until it is `clock`, if that is more than `ahead` seconds off.
+
+        Meanwhile keep `parcels` moving; ``asleep()`` is called every :data:`BEAT`.
+        """
+        if self.zero is None:
+            return
+        lag = time.monotonic() - self.zero - clock
+        if lag <= -ahead:
+            beat = lag + BEAT
+            while lag < 0:
+                time.sleep(min(-lag, NAP if parcels.moving else BEAT))
+                parcels.move()
+                lag = time.monotonic() - self.zero - clock
+                if lag > beat:
+                    asleep()
+                    beat += BEAT
+        self.lag = max(lag, 0.0)
+        self.slip = max(self.slip, lag)
+
+
+FULL = 1 << 15
+"""Bytes of calls told that may wait for the next one asked."""
+
+ORPHANED = 5.0
+"""Seconds within which a rank without a referee is ended by whoever guards the job; its own complaint would mislead."""
+
+
+class Line:
+    """One activity's end of the line.
+
+    Parameters
+    ----------
+    link : Link
+        To the referee.
+    wall : Wall
+        What follows the clock.
+    parcels : Parcels
+        What must be kept moving while the activity waits.
+
+    Attributes
+    ----------
+    clock : float
+        Logical seconds of this activity.
+    asleep : callable
+        Called now and then while it sleeps for long.
+    """
+
+    def __init__(self, link: Link, wall: Wall, parcels: Parcels) -> None:
+        self.link, self.wall, self.parcels = link, wall, parcels
+        self.clock, self._told = 0.0, bytearray()
+        self.asleep: Callable[[], None] = lambda: None
+        self._over: Exception | None = None
+
+    def tell(
+        self,
+        op: int,
+        comm: int = 0,
+        peer: int = 0,
+        source: int = 0,
+        tag: int = 0,
+        nbytes: int = 0,
+        key: int = 0,
+        time: float = 0.0,
+        body: bytes = b"",
+    ) -> None:
+        """Say what this activity does, soon: with the next :meth:`flush`."""
+        self._told += CALL.pack(op, comm, peer, source, tag, nbytes, key, len(body), time)
+        self._told += body
+        if len(self._told) > FULL:
+            self.flush()
+
+    def flush(self) -> None:
+        """Let the referee know what was told."""
+        if self._told:
+            told, self._told = self._told, bytearray()
+            self.link.send(told)
+
+    def ask(
+        self,
+        op: int,
+        comm: int = 0,
+        peer: int = 0,
+        source: int = 0,
+        tag: int = 0,
+        nbytes: int = 0,
+        key: int = 0,
+        time: float = 0.0,
+        body: bytes = b"",
+    ) -> Answer:
+        """Say what this activity does and wait for what comes of it; its clock is then the answer's."""
+        self.tell(op, comm, peer, source, tag, nbytes, key, time, body)
+        return self.answer()
+
+    def answer(self) -> Answer:
+        """Wait for the answer to what was told last.
+
+        Raises
+        ------
+        Deadlock
+            If there will be none because no rank can go on.
+        """
+        if self._over is not None:  # there are no more answers
+            raise self._over
+        self.flush()
+        if self.parcels.moving:
+            self._keep_moving()
+        try:
+            answer = self.link.answer()
+            while answer.kind == WHERE:
+                self.tell(PLACE, body=place(sys._getframe(1)).encode())
+                self.flush()
+                answer = self.link.answer()
+        except Ended:
+            time.sleep(ORPHANED)
+            raise
+        if answer.kind != OK:
+            self._over = (Deadlock if answer.kind == DEADLOCK else RuntimeError)(answer.body.decode())
+            raise self._over
+        if answer.zero == answer.zero:  # no NaN
+            self.wall.zero = answer.zero
+        self.clock = answer.clock
+        return answer
+
+    def follow(self, ahead: float = EARLY) -> None:
+        """Let the wall clock catch up, should this activity be more than `ahead` seconds ahead."""
+        self.wall.follow(self.clock, ahead, self.parcels, self.asleep)
+
+    def _keep_moving(self) -> None:
+        """Until an answer can be read, see to it that what was sent gets on."""
+        while self.parcels.moving and not self.link.waits(NAP):
+            self.parcels.move()

@@ -1,0 +1,199 @@
+"""From a name or a file to a platform."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict, is_dataclass
+from math import inf
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dlpar.config.paths import runs_folder
+from dlpar.config.schema import BadExperiment, shown
+from dlpar.worlds.platforms.named import PLATFORMS, SEPARATOR
+from dlpar.worlds.platforms.platform import Platform
+from dlpar.worlds.platforms.workloads import Workload, fields_of, is_path, workload
+
+if TYPE_CHECKING:
+    from dlpar.config.experiment import Experiment
+
+
+FIELD = "cluster.platform"
+
+HERE = "here"
+"""Name of this machine as a platform."""
+
+CHANGED_PIECEWISE = ("device", "inside", "between", "timing")
+"""Fields of which a file that extends a platform may give a part."""
+
+
+def names() -> list[str]:
+    """Every name :func:`platform` knows; ``here`` is this machine, known once it was measured."""
+    return [HERE, *PLATFORMS]
+
+
+def here_file() -> Path:
+    """Where the figures of this machine are kept: beside the runs."""
+    return runs_folder().parent / "here.json"
+
+
+def platform(which: str) -> Platform:
+    """A platform by its name, or from a JSON or TOML file with the fields of :class:`Platform`.
+
+    In a file, ``extends`` names a platform or another file, beside which only what differs need be given.
+
+    Parameters
+    ----------
+    which : str
+        One of :func:`names`, or a path: it ends in .json or .toml, or has a slash.
+
+    Raises
+    ------
+    BadExperiment
+        ``cluster.platform: …``, if there is none, or the file says something that is not allowed.
+    """
+    return _found(which, ())
+
+
+def _found(which: str, extending: tuple[str, ...]) -> Platform:
+    """The platform; `extending` are the files on the way to it."""
+    if which in PLATFORMS:
+        return PLATFORMS[which]
+    if which == HERE:
+        if not here_file().is_file():
+            done = "once `dlpar doctor --calibrate` has measured this machine"
+            raise BadExperiment(f"{FIELD}: got {HERE!r}, which is allowed {done}")
+        return _read(str(here_file()), extending)
+    if not is_path(which):
+        allowed = f"one of {', '.join(names())}, or the path of a .json or .toml file"
+        raise BadExperiment(f"{FIELD}: got {shown(which)}, allowed is {allowed}")
+    return _read(which, extending)
+
+
+def _read(path: str, extending: tuple[str, ...]) -> Platform:
+    fields, real = fields_of(path, FIELD), os.path.realpath(os.path.expanduser(path))
+    if real in extending:
+        raise BadExperiment(
+            f"{FIELD}: got {shown(Path(path).name)}, which extends itself; allowed is another platform"
+        )
+    base = fields.pop("extends", None)
+    if base is None:
+        fields.setdefault("source", f"read from {path}")
+    else:
+        if not isinstance(base, str):
+            got = f"{shown(Path(path).name)}, where extends: got {shown(base)}"
+            raise BadExperiment(f"{FIELD}: got {got}, allowed is a name or a path")
+        beside = os.path.join(
+            os.path.dirname(real), os.path.expanduser(base)
+        )  # a path is as seen from its file
+        extended = _found(beside if is_path(base) else base, (*extending, real))
+        fields = _changed(extended, {"source": f"{extended.source}{SEPARATOR}changed in {path}", **fields})
+    try:
+        return Platform(**fields)
+    except BadExperiment as error:
+        raise BadExperiment(f"{FIELD}: got {shown(Path(path).name)}, where {error}") from None
+
+
+def _changed(base: Platform, changes: dict[str, Any]) -> dict[str, Any]:
+    """The fields of `base` with `changes`; of links, device and timing a part may be given."""
+    fields = {name: getattr(base, name) for name in Platform.model_fields}
+    for name, value in changes.items():
+        before = fields.get(name)
+        if name in CHANGED_PIECEWISE and isinstance(value, dict) and before is not None:
+            value = {**(asdict(before) if is_dataclass(before) else before.model_dump()), **value}
+        fields[name] = value
+    return fields
+
+
+USUAL = "p100-25gbe"
+"""The platform of paced and simulated ranks, unless the experiment names another."""
+
+
+def platform_of(experiment: Experiment) -> Platform:
+    """The platform an experiment runs on; of real ranks, this machine as it was measured.
+
+    Raises
+    ------
+    BadExperiment
+        If there is no such platform, or this machine has not been measured.
+    """
+    cluster = experiment.cluster
+    return platform(cluster.platform or (HERE if cluster.world == "real" else USUAL))
+
+
+def nodes_of(experiment: Experiment) -> list[int]:
+    """The node of every rank; raises `BadExperiment` where the platform does not hold them."""
+    extra = experiment.ranks - experiment.workers
+    return placement(
+        experiment.workers, extra, platform_of(experiment), experiment.cluster.placement == "colocated"
+    )
+
+
+def placement(workers: int, extra: int, platform: Platform, colocated: bool = False) -> list[int]:
+    """The node of every rank: workers fill one node after the other, a device each.
+
+    Parameters
+    ----------
+    workers : int
+        Ranks 0 to ``workers - 1``.
+    extra : int
+        Servers and leaf servers, the ranks after them.  They need no device.
+    platform : Platform
+        Where they live.
+    colocated : bool, default False
+        False: each has a node of its own, and so a port of its own; where the platform is
+        a single node, they share it, a device each.  True: they share the workers' nodes,
+        dealt out one by one.
+
+    Returns
+    -------
+    list of int, length ``workers + extra``
+
+    Raises
+    ------
+    BadExperiment
+        If the platform has too few devices or nodes.
+    """
+    used = -(-workers // platform.devices)
+    nodes = [platform.node_of(worker) for worker in range(workers)]
+    if colocated:
+        platform.check(workers)
+        return nodes + [server % used for server in range(extra)]
+    platform.check(workers + extra)
+    if platform.nodes == 1:
+        return nodes + [0] * extra
+    if used + extra > platform.nodes:
+        raise BadExperiment(
+            f"cluster.platform: got {platform.name!r} for {used:,} nodes of workers and {extra:,} of servers, "
+            f"allowed there is at most {platform.nodes:,}"
+        )
+    return nodes + list(range(used, used + extra))
+
+
+def charges(experiment: Experiment) -> tuple[float, float]:
+    """Bytes charged for each byte sent, and FLOP/s the devices of an experiment's platform sustain on its model.
+
+    Where ranks compute a small model in place of ``cluster.stand_in_for``, each of its
+    FLOPs and bytes stands for as many as make up the workload's; where messages carry
+    sizes only, they carry the workload's own.
+    """
+    cluster, platform = experiment.cluster, platform_of(experiment)
+    charged = workload(cluster.stand_in_for) if cluster.stand_in_for else None
+    scale, work = (
+        (1.0, 1.0) if charged is None or cluster.messages == "sizes" else _in_place_of(experiment, charged)
+    )
+    seconds = work * platform.seconds(1.0, charged)
+    return scale, 1 / seconds if seconds else inf
+
+
+def _in_place_of(experiment: Experiment, charged: Workload) -> tuple[float, float]:
+    """How many bytes and FLOPs of the workload one of the model stands for."""
+    import torch
+
+    from dlpar import models
+    from dlpar.data import load
+
+    dataset = load(experiment.data, experiment.seed, getattr(torch, experiment.dtype), experiment.model.name)
+    model = models.build(experiment, dataset)
+    own = sum(p.numel() * p.element_size() for p in model.parameters())
+    return charged.in_place_of(own, models.flops_per_sample(model, dataset))

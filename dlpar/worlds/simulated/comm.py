@@ -1,0 +1,587 @@
+"""Ranks of a simulation: the same calls as on MPI, on a virtual clock.
+
+One process holds all ranks.  Messages arrive as :mod:`dlpar.worlds.simulated.network` says and a
+computation takes as long as its cost on the platform's devices; nothing else takes
+time.  Where ranks really compute, messages carry copies; else sizes only.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from dlpar.comm.base import ANY, Arrival, Collective, Comm, Packet, Request, T, Traffic, check_peer
+from dlpar.comm.ghost import NUMBER, Ghost, GhostPacket, elements
+from dlpar.worlds.library import OwnLibrary
+from dlpar.worlds.simulated.mailbox import Mailbox, Message, Receive
+from dlpar.worlds.simulated.network import Pace
+from dlpar.worlds.simulated.simulator import Activity, Simulator
+
+if TYPE_CHECKING:
+    from dlpar.worlds.simulated.network import Network
+
+
+class SimulatedComm(OwnLibrary):
+    """One rank of a group, on one activity of a simulator.
+
+    Parameters
+    ----------
+    simulator : Simulator
+        Its clock, and whether ranks really compute.
+    group : Group
+        Who belongs together.
+    rank : int
+        In the group.
+    activity : Activity
+        What runs the calls.
+    pace : Pace
+        Seconds of a computation on this rank's device.
+    eager : int
+        Bytes up to which a send returns at once; of those sent, where others are charged in their place.
+    """
+
+    carrier, clock = "simulated", "virtual"
+    device = torch.device("cpu")
+
+    def __init__(
+        self,
+        simulator: Simulator,
+        group: Group,
+        rank: int,
+        activity: Activity,
+        pace: Pace,
+        eager: int,
+        traffic: VirtualTraffic | None = None,
+    ) -> None:
+        self.simulator, self.group, self.rank, self.size = simulator, group, rank, group.size
+        self.activity, self.pace, self.eager = activity, pace, eager
+        self.computes, network, member = simulator.computes, simulator.network, group.members[rank]
+        self.sizes, self.least, keep = (
+            not self.computes,
+            network.least,
+            store if self.computes else store_head,
+        )
+        self.sent_bytes = self.sent_messages = 0
+        if not group.boxes:
+            group.boxes += [Mailbox(simulator, keep, each) for each in group.members]
+        self.boxes, self.box = group.boxes, group.boxes[rank].owned(activity)
+        self.node, self.near, self.far = (
+            self.box.node,
+            network.inside[member].out,
+            network.between[member].out,
+        )
+        self.traffic = traffic or VirtualTraffic(self.now)
+        self.traffic.comms.append(self)
+        self._side: Side | None = None
+
+    def now(self) -> float:
+        return self.activity.clock
+
+    # ---- messages -----------------------------------------------------------------------
+
+    def send(self, tensor: Any, dest: int, tag: int = 0) -> None:
+        message = self._post(tensor, dest, tag)
+        if message.nbytes > self.eager:
+            Sending(self, message, dest).wait()
+
+    def isend(self, tensor: Any, dest: int, tag: int = 0) -> Request:
+        return Sending(self, self._post(tensor, dest, tag), dest)
+
+    def recv(self, into: Any, source: int = ANY, tag: int = ANY) -> Arrival:
+        """What ``irecv(into, source, tag).wait()`` does, in one: posting and taking, unless others are posted."""
+        box, activity = self.box, self.activity
+        if box.posted or (source == ANY and not box.in_order):
+            return self.irecv(into, source, tag).wait()
+        since, inbox, place = activity.clock, box.inbox, 0
+        for message in inbox:
+            if (source == message.source or source == ANY) and (tag == message.tag or tag == ANY):
+                del inbox[place]
+                message.met = since
+                if message.sender is not None:
+                    box.release(message, since)
+                if message.done > since:
+                    self.simulator.advance(activity, message.done)
+                    box.waited += activity.clock - since
+                break
+            place += 1
+        else:
+            if not -1 <= source < self.size:
+                check_peer(self, source, "source")
+            box.source = source
+            box.tag = tag
+            box.blocked = True
+            activity.waits_for = box
+            self.simulator.next().switch()
+            message = box.message
+            box.waited += activity.clock - since
+        if message.payload is not None or message.nbytes > into.nbytes:
+            box.store(message, into)
+        return message
+
+    def irecv(self, into: Any, source: int = ANY, tag: int = ANY) -> Receive:
+        if not -1 <= source < self.size:
+            check_peer(self, source, "source")
+        return self.box.post(into, source, tag)
+
+    def sendrecv(self, tensor: Any, dest: int, into: Any, source: int, tag: int = 0) -> Arrival:
+        message = self._post(tensor, dest, tag)
+        arrival = self.recv(into, source, tag)
+        if message.nbytes > self.eager and (message.met is None or message.left > self.activity.clock):
+            Sending(self, message, dest).wait()
+        return arrival
+
+    def _post(self, tensor: Any, dest: int, tag: int) -> Message:
+        """Give a message to the network; it is on its way whatever its receiver does."""
+        if not 0 <= dest < self.size:
+            check_peer(self, dest, "dest")
+        nbytes, now, box = tensor.nbytes, self.activity.clock, self.boxes[dest]
+        self.sent_bytes += nbytes
+        self.sent_messages += 1
+        try:
+            payload = tensor.head if self.sizes else tensor
+        except AttributeError:
+            payload = None
+        if payload is not None:  # the sender may change it as soon as a short message is on its way
+            payload = payload.detach().clone()
+        message = Message()  # filled in here: a constructor would be called too often
+        message.source = self.rank
+        message.tag = tag
+        message.nbytes = nbytes
+        message.payload = payload
+        message.sender = message.met = None
+        if box.node != self.node:
+            mine, into = self.far, box.far
+        elif box is not self.box:
+            mine, into = self.near, box.near
+        else:
+            return self._keep(message)
+        begins = mine.free
+        if begins < now:
+            begins = now
+        arrives = begins + mine.latency
+        busy = nbytes * mine.per_byte
+        message.left = mine.free = begins + busy
+        if not into.pending and arrives <= now + self.least:  # nobody's head can arrive before
+            if arrives < into.free:
+                arrives = into.free
+            into.free = message.done = arrives + busy
+            if box.blocked or box.posted:
+                box.deliver(message)
+            else:
+                box.inbox.append(message)
+        else:
+            into.pending += 1
+            message.box, message.port, message.busy = box, into, busy
+            self.simulator.plan(arrives, message)
+        return message
+
+    def _keep(self, message: Message) -> Message:
+        """A message to oneself keeps the port like any other, but is there at once."""
+        near, box = self.near, self.box
+        message.left = message.done = now = self.activity.clock
+        near.free = max(near.free, now) + message.nbytes * near.per_byte
+        box.in_order = False  # it is complete before others that are on their way
+        box.deliver(message)
+        return message
+
+    # ---- time ----------------------------------------------------------------------------
+
+    def compute(self, work: Callable[[], Any], cost: float | None = None, marks: Sequence = ()) -> Any:
+        result = work() if self.computes else NUMBER
+        if cost or marks:
+            activity, pace = self.activity, self.pace
+            seconds = (cost or 0.0) * pace.per_flop * pace.factor
+            if marks or (self._side is not None and pace.overlap < 1):
+                self._compute_beside(seconds, marks)
+            else:
+                self.simulator.advance(activity, activity.clock + seconds)
+        return result
+
+    def _compute_beside(self, seconds: float, marks: Sequence) -> None:
+        """Compute for so long, making the calls of marks at their moments; they may start something beside."""
+        done = 0.0
+        for share, call in marks:
+            self._compute(share * seconds - done)
+            done = share * seconds
+            call()
+        if self._side is not None and self.pace.overlap < 1:
+            self._compute(seconds - done)
+        else:
+            self.simulator.advance(self.activity, self.activity.clock + (seconds - done))
+
+    def _compute(self, seconds: float) -> None:
+        """Compute for so long; what is communicated beside that may slow it down."""
+        activity, side, overlap = self.activity, self._side, self.pace.overlap
+        while seconds > 0:
+            busy = side.busy() if side else 0.0
+            self.simulator.advance(activity, activity.clock + seconds)
+            # What is missing: the share that was lost while the other activity communicated.
+            seconds = (1 - overlap) * (side.busy() - busy) if side and overlap < 1 else 0.0
+            seconds = seconds if seconds > 1e-12 else 0.0
+
+    def inside(self, call: Callable[[], None]) -> None:
+        """Nothing: the marks of :meth:`compute` make the calls, at their moments of the virtual clock."""
+
+    def pause(self, seconds: float) -> None:
+        if seconds > 0:
+            self.simulator.advance(self.activity, self.activity.clock + seconds)
+
+    def new_step(self, step: int) -> None:
+        self.pace.new_step(step)
+        self.pause(self.pace.overhead)
+
+    # ---- buffers ---------------------------------------------------------------------------
+
+    def empty(self, shape: Sequence[int] | int, dtype: torch.dtype = torch.float32) -> Any:
+        return torch.empty(shape, dtype=dtype) if self.computes else Ghost(elements(shape), dtype)
+
+    def packet(self, length: int, dtype: torch.dtype = torch.float32) -> Packet:
+        return Packet(length, dtype) if self.computes else GhostPacket(length, dtype)
+
+    def once(self, name: str, make: Callable[[], Any]) -> Any:
+        return self.group.once(name, make)
+
+    def build(self, make: Callable[[], Any]) -> Any:
+        return make() if self.computes else self.group.once("outline", self.simulator.outline or make)
+
+    def lock(self) -> Lock:
+        return Lock(self.simulator)
+
+    def shared(self, shape: Sequence[int] | int, dtype: torch.dtype = torch.float32) -> Any:
+        zeros = torch.zeros if self.computes else lambda shape, dtype: Ghost(elements(shape), dtype)
+        return self.group.together(self, None, lambda _: zeros(shape, dtype=dtype))
+
+    # ---- all together ----------------------------------------------------------------------
+
+    def barrier(self) -> None:
+        self.group.together(self, None)
+
+    def gather(self, thing: Any, root: int = 0) -> list[Any] | None:
+        check_peer(self, root, "root")
+        things = self.group.together(self, packed(thing), list)
+        return [copy() for copy in things] if self.rank == root else None
+
+    def broadcast(self, thing: Any, root: int = 0) -> Any:
+        check_peer(self, root, "root")
+        return self.group.together(self, packed(thing) if self.rank == root else None)[root]()
+
+    def counter(self) -> Any:
+        return self.group.together(self, None, lambda _: _Counter())
+
+    def split(self, color: int, key: int = 0) -> Comm:
+        group = self.group.together(self, (color, key), self.group.parts)[color]
+        rank = group.members.index(self.group.members[self.rank])
+        return SimulatedComm(self.simulator, group, rank, self.activity, self.pace, self.eager, self.traffic)
+
+    def start(self, collective: Collective, bucket: Any) -> Request:
+        if self._side is None:
+            self._side = Side(self)
+        return self._side.start(collective, bucket)
+
+    def close(self) -> None:
+        if self._side is not None:
+            self._side.close()
+
+
+class _Counter:
+    def __init__(self) -> None:
+        self.number = -1
+
+    def take(self) -> int:
+        self.number += 1
+        return self.number
+
+
+class Group:
+    """Ranks that count from 0 among themselves, and hear nobody else.
+
+    Parameters
+    ----------
+    members : sequence of int
+        Their numbers in the whole simulation.
+    network : Network
+        What joins them.
+    """
+
+    def __init__(self, members: Sequence[int], network: Network) -> None:
+        self.members, self.network = list(members), network
+        self.size = len(self.members)
+        self.boxes: list[
+            Mailbox
+        ] = []  # made by the first that takes its own: some are sent to before they listen
+        self._beside: Group | None = None
+        self._made: dict[str, Any] = {}
+        self._meeting = _Meeting(len(self.members))
+
+    def beside(self) -> Group:
+        """The same ranks once more: messages of what runs beside their computation never meet the others."""
+        if self._beside is None:
+            self._beside = Group(self.members, self.network)
+        return self._beside
+
+    def once(self, name: str, make: Callable[[], Any]) -> Any:
+        """Something that is alike on every rank, made by the first that asks."""
+        if name not in self._made:
+            self._made[name] = make()
+        return self._made[name]
+
+    def together(self, comm: SimulatedComm, thing: Any, result: Callable[[list[Any]], Any] = list) -> Any:
+        """Wait for all; every rank gets ``result(things)``, computed once, of the things in the order of ranks."""
+        meeting, activity = self._meeting, comm.activity
+        meeting.things[comm.rank] = thing
+        meeting.present.append(activity)
+        if len(meeting.present) == len(self.members):
+            self._meeting = _Meeting(len(self.members))
+            meeting.result = result(meeting.things)
+            for other in meeting.present[:-1]:
+                comm.simulator.wake(other, activity.clock)
+        else:
+            since, activity.waits_for = (
+                activity.clock,
+                "a meeting of all ranks (barrier, gather or broadcast)",
+            )
+            comm.simulator.next().switch()
+            comm.box.waited += activity.clock - since
+        return meeting.result
+
+    def parts(self, asked: list[tuple[int, int]]) -> dict[int, Group]:
+        """The groups that ranks form which asked for (color, key): MPI_Comm_split."""
+        colors = dict.fromkeys(color for color, _ in asked)
+        return {
+            color: Group(
+                [
+                    self.members[rank]
+                    for _, rank in sorted((k, r) for r, (c, k) in enumerate(asked) if c == color)
+                ],
+                self.network,
+            )
+            for color in colors
+        }
+
+
+PLAIN = (type(None), bool, int, float, str)
+"""Types of which a rank cannot change the value another holds."""
+
+
+def packed(thing: Any) -> Callable[[], Any]:
+    """What gives a copy of its own to each rank that calls it, as a message would."""
+    return (lambda: thing) if type(thing) in PLAIN else partial(pickle.loads, pickle.dumps(thing))
+
+
+class _Meeting:
+    def __init__(self, size: int) -> None:
+        self.things: list[Any] = [None] * size
+        self.present: list[Any] = []
+        self.result: Any = None
+
+
+class Sending:
+    """A request, as MPI has it; in words it is what a rank waits for.
+
+    Parameters
+    ----------
+    comm : SimulatedComm
+        Who sends.
+    message : Message
+        What is under way.
+    dest : int
+        To whom.
+    """
+
+    __slots__ = ("comm", "dest", "message")
+
+    def __init__(self, comm: SimulatedComm, message: Message, dest: int) -> None:
+        self.comm, self.message, self.dest = comm, message, dest
+
+    def __str__(self) -> str:
+        return f"send of {self.message.nbytes:,} bytes to rank {self.dest} (tag {self.message.tag})"
+
+    def wait(self) -> None:
+        """Block until a long message has left and its receive is posted."""
+        comm, message = self.comm, self.message
+        if message.nbytes <= comm.eager:
+            return
+        activity = comm.activity
+        if message.met is None:
+            message.sender, activity.waits_for = activity, self
+            comm.simulator.next().switch()
+        elif message.left > activity.clock:
+            comm.simulator.advance(activity, message.left)
+
+    def test(self) -> bool:
+        message, now = self.message, self.comm.activity.clock
+        return message.nbytes <= self.comm.eager or (
+            message.met is not None and max(message.left, message.met) <= now
+        )
+
+
+class Side:
+    """Runs collectives one after the other, in the order in which they were started.
+
+    Parameters
+    ----------
+    comm : SimulatedComm
+        Whose ports it uses.
+    """
+
+    def __init__(self, comm: SimulatedComm) -> None:
+        self.computing, self.simulator = comm.activity, comm.simulator
+        self.activity = Activity(comm.activity.rank, comm.activity.clock)
+        self.comm = type(comm)(
+            comm.simulator, comm.group.beside(), comm.rank, self.activity, comm.pace, comm.eager, comm.traffic
+        )
+        self.queue: deque[_Started] = deque()
+        self.open = True
+        self._busy, self._since = (
+            0.0,
+            None,
+        )  # seconds of collectives that have ended; when the present one began
+        self.simulator.add(self.activity, self._run)
+
+    def start(self, collective: Collective, bucket: Any) -> _Started:
+        """Queue ``collective(comm, bucket)``; it begins now, or when those before it have ended."""
+        started = _Started(self, collective, bucket)
+        self.queue.append(started)
+        self._rouse()
+        return started
+
+    def close(self) -> None:
+        """Nothing more will come."""
+        self.open = False
+        self._rouse()
+
+    def busy(self) -> float:
+        """Seconds it has communicated so far."""
+        return self._busy if self._since is None else self._busy + self.computing.clock - self._since
+
+    def _rouse(self) -> None:
+        if self.activity.idle:
+            self.activity.idle = False
+            self.simulator.wake(self.activity, self.computing.clock)
+
+    def _run(self) -> None:
+        while True:
+            while self.queue:
+                self._since = self.activity.clock
+                self.queue.popleft().run(self.comm)
+                self._busy, self._since = self._busy + self.activity.clock - self._since, None
+            if not self.open:
+                return
+            self.activity.idle = True
+            self.simulator.next().switch()
+
+
+class _Started:
+    """A collective under way; it carries its result, or its exception, back to who waits."""
+
+    def __init__(self, side: Side, collective: Collective, bucket: Any) -> None:
+        self._side, self._collective, self._bucket = side, collective, bucket
+        self._done, self._result, self._error, self._waiter = False, None, None, None
+
+    def run(self, comm: SimulatedComm) -> None:
+        try:
+            self._result = self._collective(comm, self._bucket)
+        except Exception as error:  # re-raised in wait(), where it can be handled
+            self._error = error
+        self._done = True
+        if self._waiter is not None:
+            self._side.simulator.wake(self._waiter, comm.activity.clock)
+
+    def wait(self) -> Any:
+        if not self._done:
+            activity = self._waiter = self._side.computing
+            activity.waits_for = "the end of what it started beside its computation"
+            self._side.simulator.next().switch()
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+    def test(self) -> bool:
+        return self._done
+
+
+class Lock:
+    """Mutual exclusion between activities, on the virtual clock: who must wait lets others run."""
+
+    def __init__(self, simulator: Simulator) -> None:
+        self.simulator, self.owner, self.waiting = simulator, None, deque()
+
+    def __enter__(self) -> None:
+        activity = self.simulator.running
+        if self.owner is not None:
+            self.waiting.append(activity)
+            activity.waits_for = "a lock"
+            self.simulator.next().switch()
+        self.owner = activity
+
+    def __exit__(self, *error: object) -> None:
+        self.owner = self.waiting.popleft() if self.waiting else None
+        if self.owner is not None:
+            self.simulator.wake(self.owner, self.simulator.running.clock)
+
+
+def store(message: Message, into: torch.Tensor) -> None:
+    """Copy what came into a buffer that has room for it."""
+    _check_room(message, into)
+    payload, into = message.payload, into.detach()
+    if payload.dtype == into.dtype and payload.shape == into.shape:
+        into.copy_(payload)
+    elif into.is_contiguous():
+        into.view(-1).view(torch.uint8)[: message.nbytes] = payload.contiguous().view(-1).view(torch.uint8)
+    else:
+        whole = into.contiguous()
+        store(message, whole)
+        into.copy_(whole)
+
+
+def store_head(message: Message, into: Ghost) -> None:
+    """Of a message that carries sizes only, its head is all there is to keep."""
+    _check_room(message, into)
+    if getattr(into, "head", None) is not None:
+        into.head.copy_(message.payload)
+
+
+def _check_room(message: Message, into: Any) -> None:
+    if message.nbytes > into.nbytes:
+        raise ValueError(
+            f"recv: there is room for {into.nbytes:,} bytes, but rank {message.source} sent "
+            f"{message.nbytes:,} (tag {message.tag})"
+        )
+
+
+class VirtualTraffic(Traffic):
+    """Of one rank in all groups it belongs to; counted where messages are sent and received, which is quicker."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now, self._hidden = now, False
+        self.comms: list[SimulatedComm] = []
+
+    @property
+    def bytes(self) -> int | None:
+        return None if self._hidden else sum(comm.sent_bytes for comm in self.comms)
+
+    @property
+    def messages(self) -> int | None:
+        return None if self._hidden else sum(comm.sent_messages for comm in self.comms)
+
+    @property
+    def waited(self) -> float:
+        return sum(comm.box.waited for comm in self.comms)
+
+    def waiting(self, blocked: Callable[[], T]) -> T:
+        """Run a call that blocks; what it waits is counted where it waits."""
+        return blocked()
+
+    def hidden(self) -> None:
+        self._hidden = True
+
+    def take(self) -> dict[str, int | None]:
+        taken, self._hidden = {"bytes": self.bytes, "messages": self.messages}, False
+        for comm in self.comms:
+            comm.sent_bytes = comm.sent_messages = 0
+        return taken

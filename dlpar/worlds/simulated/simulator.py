@@ -1,0 +1,354 @@
+"""Ranks on a virtual clock: one runs at a time, always the one whose next moment is the earliest.
+
+A discrete-event simulation of blocking programs.  Equal programs and seeds give equal
+runs, to the last bit: moments that coincide are served in the order in which they were
+asked for.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from heapq import heappop, heappush
+from math import inf
+from types import FrameType
+from typing import Any
+
+from greenlet import getcurrent, greenlet
+
+from dlpar.config.user_code import is_installed
+from dlpar.worlds.simulated.network import Network
+
+
+class Deadlock(RuntimeError):
+    """Every rank waits and no message is under way; says where each of them stands."""
+
+
+class Activity:
+    """Something that runs on the virtual clock: a rank, or what a rank runs beside its computation.
+
+    Attributes
+    ----------
+    clock : float
+        Its seconds.
+    due : float
+        Seconds at which it is to go on: an appointment for any other moment is void.
+    task : GreenletTask or ThreadTask
+        What it runs on.
+    waits_for : Any
+        What it waits for; its `str` says so in words.
+    idle : bool
+        Whether it waits for work, so that nobody minds if it waits for ever.
+    done : bool
+        Whether it has run to its end.
+    """
+
+    __slots__ = ("clock", "done", "due", "idle", "rank", "task", "waits_for")
+
+    def __init__(self, rank: int, clock: float = 0.0) -> None:
+        self.rank, self.clock, self.due = rank, clock, inf
+        self.waits_for, self.idle, self.done = None, False, False
+
+
+class Simulator:
+    """Runs programs on a virtual clock.
+
+    Parameters
+    ----------
+    network : Network
+        When messages arrive.
+    computes : bool
+        Whether ranks really compute (a thread each) or only pass sizes (greenlets).
+
+    Attributes
+    ----------
+    events : dict
+        What is to happen, by its time, in the order in which it was asked for: an activity
+        goes on, or the head of a message arrives.
+    moments : list
+        Heap of those times.
+    time : float
+        The present moment, in seconds.
+    present : iterator
+        What is left to happen at the present moment.
+    last : Activity or Message
+        What happens last at the present moment.
+    passed : int
+        Moments so far.
+    running : Activity or None
+        Whose turn it is.
+    over : bool
+        Whether all have ended, or one has failed.
+    outline : Outline or None
+        Where no numbers are computed, the model that stands for every rank's; None: each builds its own.
+    """
+
+    outline: Any = None
+
+    def __init__(self, network: Network, computes: bool) -> None:
+        self.network, self.computes = network, computes
+        # Ranks in step ask for the same moments: those go through the heap once for all of them.
+        self.events: dict[float, list[Any]] = {}
+        self.moments: list[float] = []
+        self.present: Iterator[Any] = iter(())
+        self.last: Any = None
+        self.time, self.passed, self.over = 0.0, 0, False
+        self.activities: list[Activity] = []
+        self.running: Activity | None = None
+        self.error: BaseException | None = None
+        self.failed_rank: int | None = None
+        self._main = MainThread() if computes else getcurrent()
+
+    # ---- for whoever starts it ---------------------------------------------------------
+
+    def add(self, activity: Activity, program: Callable[[], Any]) -> None:
+        """Have `program()` begin at the activity's clock."""
+
+        def run() -> None:
+            try:
+                program()
+            except Abandoned:
+                raise
+            except BaseException as error:  # the others cannot go on without it
+                if self.error is None:
+                    self.error, self.failed_rank = error, activity.rank
+            activity.done, activity.due = True, inf
+
+        activity.task = (ThreadTask if self.computes else GreenletTask)(run, self._main)
+        self.activities.append(activity)
+        self.wake(activity, activity.clock)
+
+    def run(self) -> None:
+        """Until all have ended.
+
+        Raises
+        ------
+        Deadlock
+            If they cannot.
+        BaseException
+            What the first rank that failed raised.
+        """
+        try:
+            while self.error is None and (task := self.next()) is not self._main:
+                task.switch()
+            if self.error is not None:
+                raise self.error
+            if any(not a.done and not a.idle for a in self.activities):
+                raise Deadlock(story(self.activities))
+        finally:
+            self.over, self.present, self.last = True, iter(()), None
+            for activity in self.activities:
+                if not activity.done:
+                    try:
+                        activity.task.abandon()
+                    except Abandoned:  # of a greenlet it comes back here
+                        pass
+
+    # ---- for activities ------------------------------------------------------------------
+
+    def wake(self, activity: Activity, time: float) -> None:
+        """Let it go on at `time`, unless something wakes it sooner."""
+        if time < activity.due:
+            activity.due = time
+            self.plan(time, activity)
+
+    def plan(self, time: float, event: Any) -> None:
+        """Have an event happen at `time`: see ``events``."""
+        events = self.events
+        if time in events:
+            events[time].append(event)
+        else:
+            events[time] = [event]
+            heappush(self.moments, time)
+
+    def advance(self, activity: Activity, time: float) -> None:
+        """Let its clock run on until `time`; whatever happens in between happens first."""
+        if activity is not self.last or (self.moments and self.moments[0] <= time):
+            activity.due, events = time, self.events
+            if time in events:  # plan(time, activity), a call less
+                events[time].append(activity)
+            else:
+                events[time] = [activity]
+                heappush(self.moments, time)
+            self.next().switch()
+        elif time > activity.clock:
+            activity.clock = time
+
+    def next(self) -> Task:
+        """Make happen what is next until that is somebody's turn: what to switch to, the main task if nothing is left.
+
+        An activity that waits for another's deed calls ``simulator.next().switch()``; that returns when it is to go on.
+        """
+        time = self.time
+        while True:
+            for event in self.present:
+                due = event.due
+                if due == time:
+                    event.clock, event.due = time, inf
+                    self.running = event
+                    return event.task
+                if due is None:
+                    event.arrive(time)
+            if self.over:  # what is left to be cleaned up in a task waits for nobody
+                raise Abandoned
+            if not self.moments:
+                return self._main
+            self.time = time = heappop(self.moments)
+            events = self.events.pop(time)
+            self.present, self.last = iter(events), events[-1]
+            self.passed += 1
+
+
+def story(
+    activities: list[Activity],
+    clock: str = "virtual",
+    where: Callable[[Activity], str] | None = None,
+    most: int = 8,
+) -> str:
+    """Where each of those that wait for ever stands, as `where` tells it, and which ranks have ended."""
+    where = where or (lambda activity: place(activity.task.frame()))
+    stuck = [a for a in activities if not a.done and not a.idle]
+    told = [f"rank {a.rank} in {a.waits_for or 'a call'} at {where(a)}" for a in stuck[:most]]
+    if len(stuck) > most:
+        told.append(f"and {len(stuck) - most} more")
+    ended = sorted({a.rank for a in activities if a.done} - {a.rank for a in activities if not a.done})
+    if ended:
+        more = f" and {len(ended) - most} more" if len(ended) > most else ""
+        told.append(
+            f"rank{'s' * (len(ended) > 1)} {', '.join(map(str, ended[:most]))}{more} "
+            f"{'have' if len(ended) > 1 else 'has'} ended"
+        )
+    return (
+        f"deadlock after {max(a.clock for a in stuck):.6g} s of {clock} time: nobody can go on and no message is "
+        f"under way: {'; '.join(told)}"
+    )
+
+
+CARRIERS = ("dlpar.comm.", "dlpar.worlds.", "dlpar.lab.message_log", "threading", "greenlet")
+"""Beginnings of the names of modules that carry messages: what a rank waits in, not what it wants."""
+
+
+def place(frame: FrameType | None) -> str:
+    """File and line of the innermost frame that is not part of what carries messages; of dlpar's own, who called it."""
+    while frame is not None and (frame.f_globals.get("__name__") or "").startswith(CARRIERS):
+        frame = frame.f_back
+    caller = frame
+    while caller is not None and is_installed(caller.f_code.co_filename):
+        caller = caller.f_back
+    if frame is None:
+        return "an unknown line"
+    return _line(frame) if caller in (frame, None) else f"{_line(frame)}, called at {_line(caller)}"
+
+
+def _line(frame: FrameType) -> str:
+    name = frame.f_code.co_filename
+    return f"{name if name.startswith('<') else name.rsplit('/', 1)[-1]}:{frame.f_lineno}"
+
+
+class Abandoned(BaseException):
+    """Raised within a task whose simulation has ended without it."""
+
+
+class GreenletTask(greenlet):
+    """Runs ``program()`` in place of whoever calls ``switch()``; that one goes on when it is switched to.
+
+    Parameters
+    ----------
+    program : callable
+        What it runs.
+    main : greenlet
+        Where it hands over when it ends.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, program: Callable[[], None], main: greenlet) -> None:
+        maker = getcurrent()
+
+        def run() -> None:
+            maker.switch()  # begun here and now: by another one it would count that one's calls as its own
+            program()
+
+        super().__init__(run, main)
+        self.switch()
+
+    def frame(self) -> FrameType | None:
+        """Where it stands."""
+        return self.gr_frame
+
+    def abandon(self) -> None:
+        """Unwind it where it stands."""
+        self.throw(Abandoned)
+
+
+class ThreadTask:
+    """The same on a thread of its own, which runs only while it holds the baton.
+
+    Parameters
+    ----------
+    program : callable
+        What it runs.
+    main : MainThread
+        Where it hands over when it ends.
+    """
+
+    __slots__ = ("abandoned", "baton", "main", "thread")
+
+    def __init__(self, program: Callable[[], None], main: MainThread) -> None:
+        self._stand(main)
+
+        def run() -> None:
+            try:
+                self._rest()
+                program()
+            except Abandoned:
+                return
+            main.running = main
+            main.baton.release()
+
+        self.thread = threading.Thread(target=run, daemon=True)
+        self.thread.start()
+
+    def _stand(self, main: MainThread) -> None:
+        self.main, self.baton, self.abandoned = main, threading.Lock(), False
+        self.baton.acquire()
+
+    def _rest(self) -> None:
+        self.baton.acquire()
+        if self.abandoned:
+            raise Abandoned
+
+    def switch(self) -> None:
+        """Hand the baton over, and return when it comes back."""
+        here, self.main.running = self.main.running, self
+        self.baton.release()
+        here._rest()
+
+    def frame(self) -> FrameType | None:
+        return sys._current_frames().get(self.thread.ident)
+
+    def abandon(self) -> None:
+        if self.thread.is_alive():
+            self.abandoned = True
+            self.baton.release()
+            self.thread.join(5.0)
+
+
+class MainThread(ThreadTask):
+    """The thread that waits for the simulation to end.
+
+    Attributes
+    ----------
+    running : ThreadTask
+        Who holds the baton.
+    """
+
+    __slots__ = ("running",)
+
+    def __init__(self) -> None:
+        self._stand(self)
+        self.thread, self.running = threading.current_thread(), self
+
+
+Task = greenlet | ThreadTask

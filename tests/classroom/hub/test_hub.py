@@ -1,0 +1,237 @@
+"""A hub in a real browser: a student comes, works, leaves and comes back; the teacher looks, stops, pauses, sends."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from browser.jupyter import Shown, find_browser
+from conftest import eventually
+
+from classroom.hub.classroom import Hub, Kernel, no_proxy
+from dlpar.classroom.grading.release import release
+from dlpar.config.experiment import Experiment
+
+pytest.importorskip("jupyterhub", reason="JupyterHub is not installed: pip install 'dlpar[hub]'")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.browser,
+    pytest.mark.skipif(bool(no_proxy()), reason=no_proxy()),
+    pytest.mark.skipif(find_browser() is None, reason="no Chrome or Chromium was found"),
+]
+AUTOGROUP = Path("/proc/self/autogroup")
+LABS = Path(__file__).resolve().parents[3] / "labs"
+FIRST = "00_first_parallel_run.ipynb"
+LONG_JOB = """
+import dlpar
+delays = {"kind": "constant", "delay_ms": 50}  # it sleeps, and leaves the cores to the browser
+job = dlpar.launch(dlpar.Experiment(workers=2, steps=1_000_000, delays=delays))
+print(job.wait_steps(1).id)
+"""
+WATCH_OFFER = """
+import dlpar, time
+from dlpar import lab
+panel = lab.Panel(dlpar.Experiment(workers=4))
+offer = panel.children[[type(child).__name__ for child in panel.children].index("Offer")]
+
+def until(condition):
+    end = time.monotonic() + 20
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.1)
+    return condition()
+"""
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory: pytest.TempPathFactory, own_folders) -> Iterator[Hub]:
+    """A hub of ada, eve, bob who never comes, and a teacher, with the first lab and four job slots."""
+    folder = tmp_path_factory.mktemp("hub")
+    (folder / "masters").mkdir()
+    shutil.copy(LABS / FIRST, folder / "masters")
+    release(folder / "masters", folder / "labs")
+    started = Hub(folder, "--users=ada,bob,eve", "--teachers=grace", "--slots=4")
+    try:
+        started.wait_until_up()
+        yield started
+    finally:
+        started.stop()
+
+
+def start(hub: Hub, name: str) -> None:
+    """Somebody's server, if it is not there."""
+    if not hub.is_ready(name):
+        hub.start_server(name)
+        eventually(lambda: hub.is_ready(name), 60, f"{name}'s server is up")
+
+
+def kernel_of(hub: Hub, name: str) -> Kernel:
+    """A kernel of somebody whose server is started if it is not there."""
+    start(hub, name)
+    return Kernel(hub, name)
+
+
+def log_in(page, hub: Hub, name: str, to: str) -> None:
+    """By the form, on the way to a page."""
+    page.goto(f"{hub.url}{to}")
+    page.locator("#username_input").fill(name)
+    page.locator("#password_input").fill(hub.password(name))
+    page.locator("#login_submit").click()
+
+
+def panel_of(page) -> Shown:
+    """The lab's panel, drawn."""
+    place = page.locator(".dlpar-panel", has=page.locator(".dlpar-controls")).first
+    place.scroll_into_view_if_needed(timeout=20_000)
+    place.locator(".js-plotly-plot:visible .main-svg").first.wait_for(timeout=20_000)
+    return Shown(page, place)
+
+
+def test_a_student_queues_behind_another_logs_out_comes_back_and_her_run_is_there(hub: Hub, chromium) -> None:
+    eve = kernel_of(hub, "eve")
+    eve.run(LONG_JOB)  # in two of the four slots
+    page = chromium.new_context(viewport={"width": 1280, "height": 900}).new_page()
+    log_in(page, hub, "ada", f"/hub/user-redirect/lab/tree/{FIRST}")
+    cell = page.locator(".jp-CodeCell")
+    cell.first.wait_for(timeout=60_000)
+    idle = page.get_by_text("Python 3 (ipykernel) | Idle")
+    idle.wait_for(timeout=40_000)
+    cell.filter(has_text="import dlpar").first.locator(".cm-content").click()
+    active, here = page.locator(".jp-Notebook .jp-Cell.jp-mod-active"), ""
+    for _ in range(12):
+        if "lab.Panel(" in here:
+            break
+        here = active.inner_text()
+        page.keyboard.press("Shift+Enter")
+        page.wait_for_timeout(300)
+        idle.wait_for(timeout=40_000)
+    shown = panel_of(page)
+    shown.run.click()
+    shown.wait_for("queued, next to start", 20)
+    page.keyboard.press("Control+s")
+    own = hub.folder / "hub" / "users" / "ada"
+    mine, shared = own / "dlpar-labs" / FIRST, hub.folder / "labs" / FIRST
+    eventually(lambda: mine.read_bytes() != shared.read_bytes(), 10, "the notebook is saved")
+    runs = [folder.name for folder in (own / ".local" / "share" / "dlpar" / "runs").iterdir()]
+    assert len(runs) == 1
+
+    page.goto(f"{hub.url}/hub/logout")
+    page.goto(f"{hub.url}/user/ada/lab")
+    page.locator("#username_input").wait_for()  # without her password she is nobody
+    eve.run("job.stop()")
+
+    log_in(page, hub, "ada", f"/user/ada/lab/tree/{FIRST}")
+    cell.filter(has_text="import dlpar").first.wait_for(timeout=40_000)
+    shown = panel_of(page)
+    shown.wait_for("done: 200 steps", 30)
+    assert "200 of 200 steps" in shown.says(), "the figure has drawn itself again, too"
+    asked = "import dlpar; print(*(f'{run.id} {run.status}' for run in dlpar.runs()))"
+    assert Kernel(hub, "ada").run(asked) == f"{runs[0]} done\n"
+    page.context.close()
+
+
+def test_the_teacher_sees_who_is_here_and_stops_a_job(hub: Hub, chromium) -> None:
+    kernel = kernel_of(hub, "ada")
+    run = kernel.run(LONG_JOB).strip()
+    page = chromium.new_context().new_page()
+    log_in(page, hub, "grace", "/services/teacher/")
+    row = page.locator("tr", has=page.locator("td", has_text="ada"))
+    button = row.get_by_role("button", name="Stop ada's job: mlp on digits, ring, 2 workers, real")
+    button.wait_for(timeout=20_000)
+    assert row.locator("td").nth(3).inner_text() == "2"
+    assert int(row.locator("td").nth(4).inner_text().removesuffix(" MiB")) > 100
+    assert page.locator("tr", has_text="bob").locator("td").nth(1).inner_text() == "not here"
+    button.click()
+    said = kernel.run("print(job._supervisor.wait(5), job.poll(), job.run.reason)")
+    assert said == "0 stopped the launcher got SIGTERM, so it was stopped\n"
+    button.wait_for(state="detached", timeout=15_000)
+    assert page.locator("#trouble").inner_text() == ""
+    assert run
+    page.get_by_role("button", name="Pause everyone").click()
+    page.locator("#sum", has_text="PAUSED").wait_for(timeout=10_000)
+    waits = "job = dlpar.launch(dlpar.Experiment(workers=1, steps=3))\nimport time; time.sleep(1.5); print(job.poll())"
+    assert kernel.run(waits) == "queued\n"
+    page.get_by_role("button", name="Let everyone go on").click()
+    assert kernel.run("print(job.wait(30).status)") == "done\n"
+    page.context.close()
+
+
+def test_what_the_teacher_sends_is_offered_in_every_panel_and_can_be_taken_back(hub: Hub, chromium) -> None:
+    start(hub, "grace")
+    run = (
+        hub.folder
+        / "hub"
+        / "users"
+        / "grace"
+        / ".local"
+        / "share"
+        / "dlpar"
+        / "runs"
+        / "20260101-120000-hers"
+    )
+    run.mkdir(parents=True, exist_ok=True)
+    (run / "experiment.json").write_text(Experiment(workers=3, cluster={"world": "simulated"}).to_json())
+    kernel = kernel_of(hub, "ada")
+    kernel.run(WATCH_OFFER)
+    page = chromium.new_context().new_page()
+    log_in(page, hub, "grace", "/services/teacher/")
+    page.get_by_role("button", name="List my runs").click()
+    page.locator("#runs option", has_text="mlp on digits, ring, 3 workers, simulated").wait_for(
+        state="attached"
+    )
+    page.locator("#text").fill('{"workers": 3, "colour": "blue"}')
+    page.get_by_role("button", name="Send to everybody").click()
+    page.locator("#trouble", has_text="colour").wait_for()
+    page.locator("#runs").select_option(index=1)
+    page.get_by_role("button", name="Send to everybody").click()
+    page.locator("#sent", has_text="offered to").wait_for()
+    said = kernel.run(
+        "print(until(lambda: offer.layout.display is None), offer._says.value, panel.experiment.workers)"
+    )
+    sent = "Your teacher (grace) sent: <b>mlp on digits, ring, 3 workers, simulated</b>"
+    assert said == f"True {sent} 4\n", "she has pressed nothing, so nothing is set"
+    assert kernel.run("offer.take(); print(panel.experiment.workers, panel.running)") == "3 False\n"
+    page.get_by_role("button", name="Take it back").click()
+    assert kernel.run("print(until(lambda: offer._id is None), offer._undo.layout.display)") == "True None\n"
+    assert kernel.run("offer.undo(); print(panel.experiment.workers, offer.layout.display)") == "4 none\n"
+    page.context.close()
+
+
+@pytest.mark.skipif(
+    os.getuid() != 0 or not AUTOGROUP.exists(), reason="only root, with autogroups, may go first"
+)
+def test_hub_and_proxy_go_before_what_students_compute(hub: Hub) -> None:
+    start(hub, "ada")
+    pids = [hub.process.pid, int((hub.folder / "hub" / "proxy.pid").read_text())]
+    pids.append(hub.ask("/hub/api/users/ada?include_stopped_servers=0")["servers"][""]["state"]["pid"])
+    niceness = [Path(f"/proc/{pid}/autogroup").read_text().split()[-1] for pid in pids]
+    assert niceness == ["-15", "-15", "0"]
+
+
+def test_nobody_but_a_teacher_opens_the_teachers_page(hub: Hub, chromium) -> None:
+    page = chromium.new_context().new_page()
+    log_in(page, hub, "bob", "/services/teacher/")
+    page.wait_for_load_state()
+    page.get_by_text("403").first.wait_for()
+    assert not page.get_by_text("running jobs").count()
+    assert hub.status("/services/teacher/class", token=hub.token_of("bob")) == 403
+    assert hub.status("/services/teacher/class", token=hub.token_of("grace")) == 200
+    page.context.close()
+
+
+def test_an_update_of_the_course_reaches_a_student_and_leaves_her_edited_lab_alone(hub: Hub) -> None:
+    own = hub.folder / "hub" / "users" / "ada" / "dlpar-labs"
+    start(hub, "ada")
+    assert stat.S_IMODE(own.stat().st_mode) == 0o700
+    (own / FIRST).write_text("ada's work")
+    (hub.folder / "labs" / FIRST).write_text("second version")
+    (hub.folder / "labs" / "01.ipynb").write_text("another lab")
+    hub.ask("/hub/api/users/ada/server", "DELETE")
+    eventually(lambda: not hub.ask("/hub/api/users/ada")["servers"], 20, "ada's server is gone")
+    hub.start_server("ada")
+    eventually(lambda: (own / "01.ipynb").exists(), 20, "the new lab has come")
+    assert (own / FIRST).read_text() == "ada's work"
+    assert (own / FIRST.replace(".ipynb", " (new).ipynb")).read_text() == "second version"

@@ -1,0 +1,111 @@
+"""What `dlpar hub` refuses, and the list of passwords of a try."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dlpar.classroom.hub.settings import BadSettings, Settings
+from dlpar.cli import main
+
+
+def settings(tmp_path: Path, **given) -> Settings:
+    asked = {
+        "accounts": "listed",
+        "users": ("ada",),
+        "teachers": (),
+        "address": "127.0.0.1",
+        "port": 8000,
+        "labs": str(tmp_path),
+        "folder": str(tmp_path / "hub"),
+    }
+    return Settings(**asked | given)
+
+
+def test_nobody_logs_in_weakly_from_another_machine(tmp_path: Path) -> None:
+    file = tmp_path / "pem"
+    file.touch()
+    tls = {"certificate": str(file), "key": str(file)}
+    for address in ("0.0.0.0", "::", "192.168.1.5"):
+        with pytest.raises(
+            BadSettings, match="^--address: got .*, allowed with a list of passwords is loopback"
+        ):
+            settings(tmp_path, address=address)
+        with pytest.raises(BadSettings, match="list of passwords"):  # encrypted or not
+            settings(tmp_path, address=address, **tls)
+    for address in ("127.0.0.1", "::1"):
+        settings(tmp_path, address=address)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="system accounts need root")
+def test_accounts_of_the_machine_need_encryption_off_loopback(tmp_path: Path) -> None:
+    file = tmp_path / "pem"
+    file.touch()
+    asked = {"accounts": "system", "users": ("nobody",), "address": "0.0.0.0"}
+    with pytest.raises(BadSettings, match="without --certificate and --key is loopback"):
+        settings(tmp_path, **asked)
+    settings(tmp_path, **asked, certificate=str(file), key=str(file))
+    with pytest.raises(BadSettings, match="'root', allowed are accounts other than root"):
+        settings(tmp_path, accounts="system", users=("root",))
+    with pytest.raises(BadSettings, match="accounts of this machine"):
+        settings(tmp_path, accounts="system", users=("nobody-of-that-name",))
+
+
+@pytest.mark.skipif(os.getuid() == 0, reason="root may")
+def test_accounts_of_the_machine_need_root(tmp_path: Path) -> None:
+    with pytest.raises(BadSettings, match="allowed without root is listed"):
+        settings(tmp_path, accounts="system")
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["--port=0"], "--port: got 0, allowed is a whole number from 1 to 65535"),
+        (["--slots=500"], "--slots: got 500, allowed is a whole number from 1 to 200, or 0: no limit"),
+        (["--idle=soon"], "--idle: got 'soon', allowed is a whole number of minutes from 1 to 10,080"),
+        (
+            ["--users=Ada Lovelace"],
+            "--users: got 'Ada Lovelace', allowed are names of small letters, digits, - and _",
+        ),
+        (["--users=../ada"], "--users: got '../ada', allowed are names of small letters"),
+        (["--users=", "--teachers="], "--users: got nobody, allowed are names, such as ada,bob"),
+        (["--accounts=open"], "--accounts: got 'open', allowed is one of listed, system"),
+        (["--labs=/nowhere"], "--labs: got '/nowhere', allowed is an existing folder of notebooks"),
+        (
+            ["--certificate=/dev/null"],
+            "--certificate: got one of certificate and key, allowed is both or none",
+        ),
+        (["--address=here"], "--address: got 'here', allowed is an IP address of this machine"),
+    ],
+)
+def test_a_bad_request_is_one_sentence_and_status_2(flags, sentence, capsys, tmp_path) -> None:
+    assert main(["hub", f"--folder={tmp_path}", f"--labs={tmp_path}", *flags]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"dlpar hub: {sentence}") and said.count("\n") == 1
+
+
+def test_every_name_gets_a_password_of_its_own_and_keeps_it(tmp_path: Path) -> None:
+    login = pytest.importorskip(
+        "dlpar.classroom.hub.login", reason="JupyterHub is not installed: pip install 'dlpar[hub]'"
+    )
+    file = tmp_path / "passwords"
+    first = login.complete(file, ["ada", "bob"])
+    assert first["ada"] != first["bob"] and min(map(len, first.values())) >= 12
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert login.complete(file, ["ada", "cleo"]) == first | {"cleo": login.read(file)["cleo"]}
+    file.chmod(0o644)
+    with pytest.raises(PermissionError, match="others can read it"):
+        login.read(file)
+
+
+def test_what_runs_in_a_hub_loads_neither_torch_nor_numpy() -> None:
+    pytest.importorskip("jupyterhub")
+    modules = "dlpar.classroom.hub.machine, dlpar.classroom.hub.student, dlpar.classroom.hub.teacher, dlpar.classroom.hub.jobs"
+    program = f"import sys, {modules}; print({{'torch', 'numpy', 'pydantic'}} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "set()\n", done.stderr

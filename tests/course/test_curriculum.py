@@ -1,0 +1,99 @@
+"""The course's map tells what the labs say of themselves, and its self-tests have the right keys."""
+
+from __future__ import annotations
+
+import json
+import re
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dlpar import lab
+from dlpar.course.curriculum import labs
+from dlpar.lab.ledger import note
+from dlpar.lab.prediction import Answer
+from dlpar.theory import Link, bubble
+
+LABS = Path(__file__).parents[2] / "labs"
+
+
+def first_cell(each) -> str:
+    return "".join(json.loads((LABS / f"{each.file}.ipynb").read_text())["cells"][0]["source"])
+
+
+def test_the_map_and_the_readme_have_every_lab_with_the_minutes_and_needs_it_states_itself():
+    assert [each.file for each in labs().values()] == sorted(path.stem for path in LABS.glob("[0-9]*.ipynb"))
+    readme = (LABS.parent / "README.md").read_text()
+    for each in labs().values():
+        said = re.search(r"\*(\d+) minutes\. You need: ([^.]*)\.", first_cell(each))
+        assert (int(said[1]), said[2]) == (each.minutes, each.needs)
+        row = next(line for line in readme.splitlines() if f"](labs/{each.file}.ipynb)" in line)
+        assert f"| {each.minutes} |" in row and ("★" in row) == each.core
+
+
+def test_the_index_links_every_lab_and_tests_what_it_needs():
+    cells = json.loads((LABS / "index.ipynb").read_text())["cells"]
+    text = "\n".join("".join(cell["source"]) for cell in cells)
+    for each in labs().values():
+        assert (
+            f"]({each.file}.ipynb){' ★' * each.core}\n" in text and f'lab.self_test("{each.number}")' in text
+        )
+
+
+def test_the_map_says_which_predictions_were_revealed():
+    shown = lab.course().data
+    assert (
+        shown.count("none yet") >= 10 and 'href="00_first_parallel_run.ipynb"' in shown and "9 hours" in shown
+    )
+    note("07-hidden", "How much?", Answer(3.0), 4.0, "simulated")
+    assert "1 revealed" in lab.course().data
+    lab.forget_predictions()
+
+
+def test_an_answer_is_checked_at_once_and_may_be_changed():
+    test = lab.self_test("03")
+    assert test.right == 0 and test._score.value == "<p>0 of 2 right.</p>"
+    first, second = test.answers
+    first.index = 0
+    assert "Not so; try another. Before this lab you need labs 00 and 01." in test._says[0].value
+    first.index, second.index = 1, 1
+    assert (
+        test.right == 2
+        and "Right. α + B/β" in test._says[0].value
+        and "you are ready for lab 03" in test._score.value
+    )
+    with pytest.raises(ValueError, match="lab: got '99', allowed is one of 00, 01, "):
+        lab.self_test("99")
+
+
+def keyed(number: str, about: str) -> str:
+    """The choice that counts as right, of the question that contains some words."""
+    ask = next(ask for ask in labs()[number].asks if about in ask.question)
+    return ask.choices[ask.right]
+
+
+def test_numbers_among_the_right_choices_are_right():
+    assert float(keyed("02", "the learning rate 0.1")) == pytest.approx(1.0 - 0.1 * 2.0)
+    seconds = Link(latency=30e-6, bandwidth=1.1e9).latency + 1.1e6 / 1.1e9
+    assert seconds == pytest.approx(1e-3, rel=0.05) and "1 ms" in keyed("03", "latency")
+    assert 0.5**10 == pytest.approx(0.001, rel=0.05) and "0.001" in keyed("04", "eigenvalues")
+    assert np.allclose(np.full((2, 2), 0.5) @ [1, 1], [1, 1]) and keyed("04", "Which vector") == "(1, 1)"
+    assert int(keyed("05", "How stale").split()[0]) == 13 - 1 - 7
+    assert keyed("06", "eight do 640") == f"{640 / 100:g} and {640 / 100 / 8:.0%}".replace("%", " %")
+    assert Fraction(keyed("10", "Idle")) == pytest.approx(bubble("gpipe", 4, 8))
+    shape = (np.ones((64, 256)) @ np.ones((256, 1024))).shape
+    assert keyed("08", "How large") == f"{shape[0]} × {shape[1]:,}"
+
+
+def test_every_question_has_one_right_choice_among_real_ones_and_says_why():
+    for each in labs().values():
+        assert 2 <= len(each.asks) <= 3
+        for ask in each.asks:
+            assert 0 <= ask.right < len(ask.choices) == len(set(ask.choices)) >= 3 and ask.because.endswith(
+                "."
+            )
+    assert len({ask.right for each in labs().values() for ask in each.asks}) == 3, (
+        "the right one is not always the same"
+    )

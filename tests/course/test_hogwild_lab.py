@@ -1,0 +1,104 @@
+"""Lab 05: its presets refute what they are there to refute, and its exercise is checked rightly."""
+
+from __future__ import annotations
+
+import sys
+
+import cloudpickle
+import pandas as pd
+import pytest
+
+import dlpar
+from dlpar.course import presets
+from dlpar.course.races import in_turns, race, sum_of_changes
+from dlpar.lab import check_on_ranks
+
+pytestmark = pytest.mark.slow
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # as from a notebook: ranks import no test module
+
+HINTS = ["first hint", "second hint"]
+
+
+def ran(experiment):
+    """A finished run and a row for each of its steps."""
+    run = dlpar.launch(experiment).wait(100)
+    return run, pd.DataFrame([{"rank": int(s[5:]), **r} for s, r in run.records() if r["k"] == "step"])
+
+
+@pytest.mark.timed
+def test_dense_updates_without_locks_do_not_scale_for_free():
+    for _ in range(
+        3
+    ):  # other programs give many processes a larger share of the cores than one: then once more
+        rate, stale = {}, {}
+        for experiment in presets.lock_free_scaling():
+            run, steps = ran(experiment)
+            rate[experiment.workers] = run.summary["samples_per_s"]
+            stale[experiment.workers] = steps["staleness"].mean()
+        most = max(rate)
+        if rate[most] / rate[1] < 0.75 * most:
+            break
+    assert rate[most] / rate[1] < 0.75 * most
+    # And every further writer makes all updates older.
+    assert stale[1] == 0 and stale[2] < stale[4] and stale[4] == pytest.approx(3, abs=0.8)
+
+
+@pytest.mark.timed
+def test_nobody_waits_for_a_slow_writer_but_its_updates_are_old():
+    experiment = presets.slow_writer()
+    run, steps = ran(experiment)
+    done = steps.groupby("rank").size()
+    assert len(steps) == experiment.steps * experiment.workers and done[1] < 0.6 * done[[0, 2, 3]].min()
+    stale = steps.groupby("rank")["staleness"].mean()
+    assert stale[1] > 2 * stale[[0, 2, 3]].max()
+    assert run.summary["accuracy"] > 0.75
+
+
+def sparse_update(weights, change, stamps, seen, stamp):
+    places = change.nonzero().squeeze(1)
+    conflicts = int((stamps[places] != seen[places]).sum())
+    weights[places] += change[places]
+    stamps[places] = stamp
+    return conflicts
+
+
+@pytest.mark.timed
+def test_a_right_answer_is_solved_and_loses_more_the_denser_it_is():
+    assert check_on_ranks(in_turns(sparse_update), expected=sum_of_changes)
+    for _ in range(3):  # where other programs keep the cores busy, whoever runs may run alone: then once more
+        sparse, dense = dlpar.spmd(race, sparse_update, (0.001, 1.0), workers=4, timeout=60)[0]
+        if sparse[1] < 0.1 * dense[1] and sparse[2] < 0.01 + 0.1 * dense[2]:
+            break
+    assert sparse[1] < 0.1 * dense[1] and sparse[2] < 0.01 + 0.1 * dense[2]
+    assert 0 < dense[1] <= 1
+
+
+def test_one_process_alone_loses_nothing():
+    for _, conflicts, lost in dlpar.spmd(race, sparse_update, (0.01, 1.0), workers=1)[0]:
+        assert conflicts == 0 and lost < 1e-12
+
+
+def test_an_answer_not_written_yet_is_to_do():
+    def unwritten(weights, change, stamps, seen, stamp):
+        raise NotImplementedError
+
+    verdict = check_on_ranks(in_turns(unwritten), expected=sum_of_changes, hints=HINTS)
+    assert verdict.status == "to do" and verdict.sentence == "unwritten is not written yet."
+
+
+def test_a_dense_update_and_an_uncounted_conflict_are_found_and_named():
+    def dense_update(weights, change, stamps, seen, stamp):
+        weights += change
+        conflicts = int((stamps != seen).sum())
+        stamps.fill_(stamp)
+        return conflicts
+
+    def without_count(weights, change, stamps, seen, stamp):
+        sparse_update(weights, change, stamps, seen, stamp)
+        return 0
+
+    verdict = check_on_ranks(in_turns(dense_update), expected=sum_of_changes, hints=HINTS)
+    assert "stamps[1] is 1, expected 0: change[1] is zero" in verdict.sentence and verdict.hints == HINTS[:1]
+    verdict = check_on_ranks(in_turns(without_count), expected=sum_of_changes, hints=HINTS)
+    assert "without_count returned 0 conflicts, expected 1" in verdict.sentence

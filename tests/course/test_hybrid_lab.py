@@ -1,0 +1,51 @@
+"""Lab 10: its exercise is checked rightly; what its presets refute the lab itself asserts."""
+
+from __future__ import annotations
+
+import pytest
+
+from dlpar.lab import check_grid
+
+pytestmark = pytest.mark.slow
+
+HINTS = ["first hint", "second hint"]
+
+
+def ring(ranks, kb, bandwidth):
+    return 2 * (ranks - 1) / ranks * kb / bandwidth
+
+
+def solved(data, tensor, pipeline, microbatches, compute, summed, gradient, bandwidth):
+    passes = compute / (data * tensor * pipeline) + ring(tensor, summed / (data * pipeline), bandwidth)
+    return passes * (1 + (pipeline - 1) / microbatches) + ring(
+        data, gradient / (tensor * pipeline), bandwidth
+    )
+
+
+def without_bubble(data, tensor, pipeline, microbatches, **given):
+    return solved(data, tensor, pipeline, float("inf"), **given)
+
+
+def whole_gradient(tensor, pipeline, gradient, **given):
+    return solved(tensor=tensor, pipeline=pipeline, gradient=gradient * tensor * pipeline, **given)
+
+
+def whole_batch_summed(data, pipeline, summed, **given):
+    return solved(data=data, pipeline=pipeline, summed=summed * data * pipeline, **given)
+
+
+@pytest.mark.parametrize(
+    "wrong, where",
+    [(without_bubble, "pipeline=4"), (whole_gradient, "data=4"), (whole_batch_summed, "data=4")],
+)
+def test_each_forgotten_term_is_found_on_a_grid_where_it_counts(wrong, where):
+    verdict = check_grid(wrong, hints=HINTS)
+    assert verdict.status == "not yet" and where in verdict.sentence and verdict.hints == HINTS[:1]
+
+
+def test_a_formula_not_written_yet_is_to_do_and_nothing_is_simulated(monkeypatch):
+    def step_ms(data, tensor, pipeline, microbatches, compute, summed, gradient, bandwidth):
+        raise NotImplementedError
+
+    monkeypatch.setattr("dlpar.course.exercises.mesh._cases", None)
+    assert check_grid(step_ms).status == "to do"

@@ -1,0 +1,93 @@
+"""Lab 02: its presets refute what they are there to refute, and its exercise is checked rightly."""
+
+from __future__ import annotations
+
+import sys
+
+import cloudpickle
+import pytest
+
+import dlpar
+from dlpar.course import presets
+from dlpar.lab import check_server
+from dlpar.lab.figures.steps import per_rank
+
+pytestmark = pytest.mark.slow
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # as from a notebook: ranks import no test module
+
+
+def runs(experiments) -> list[dlpar.Run]:
+    return [dlpar.launch(experiment).wait(90) for experiment in experiments]
+
+
+def test_two_servers_send_half_each_and_leaves_keep_the_root_s_share_small():
+    one, two, leaves = (per_rank(run)[4:, 3] for run in runs(presets.servers()))
+    assert two == pytest.approx([one[0] / 2] * 2, rel=0.01)
+    assert leaves[0] == pytest.approx(one[0] / 2, rel=0.01)
+
+
+# ---- the exercise -------------------------------------------------------------------
+
+
+def solved(server, worker, gradient):
+    age = server.version - server.read[worker]
+    server.weights -= server.lr / max(1, age) * gradient
+    server.version += 1
+    server.clock[worker] += 1
+    server.waiting.append(worker)
+    slowest = min(server.clock.values())
+    return [w for w in server.waiting if server.clock[w] - slowest <= server.bound]
+
+
+def test_a_right_server_is_tried_on_simulated_workers_and_on_real_ones():
+    verdict = check_server(solved, bounds=[1])
+    assert (
+        verdict
+        and "simulated with s = 1 and real with 1: no lead above s (the largest was 1)" in verdict.sentence
+    )
+
+
+def test_an_answer_not_written_yet_is_to_do():
+    def on_push(server, worker, gradient):
+        raise NotImplementedError
+
+    assert check_server(on_push).status == "to do"
+    assert check_server(None).status == "to do"
+
+
+def test_one_who_lets_everybody_go_is_told_by_how_many_clocks():
+    def asp(server, worker, gradient):
+        solved(server, worker, gradient)
+        return list(server.waiting)
+
+    verdict = check_server(asp, bounds=[1], hints=["first hint", "second hint"])
+    assert verdict.status == "not yet" and verdict.hints == ["first hint"]
+    assert "was let go 2 clocks ahead of the slowest, allowed is 1" in verdict.sentence
+
+
+def test_one_who_answers_only_who_pushed_is_told_who_still_waits():
+    def forgetful(server, worker, gradient):
+        return [w for w in solved(server, worker, gradient) if w == worker]
+
+    verdict = check_server(forgetful, bounds=[0])
+    assert "still waits, 0 clocks ahead of the slowest; up to 0 it may go on" in verdict.sentence
+
+
+def test_one_who_forgets_staleness_is_shown_the_first_weight_that_differs():
+    def plain(server, worker, gradient):
+        age = server.version - server.read[worker]
+        answer = solved(server, worker, gradient)
+        server.weights -= server.lr * (1 - 1 / max(1, age)) * gradient
+        return answer
+
+    verdict = check_server(plain, bounds=[0])
+    assert "updates ago) server.weights, value 0 is" in verdict.sentence
+
+
+def test_a_mistake_that_raises_is_shown_and_ends_at_once():
+    def broken(server, worker, gradient):
+        return server.clocks[worker]
+
+    verdict = check_server(broken)
+    assert verdict.status == "not yet" and "has no attribute 'clocks'" in verdict.sentence

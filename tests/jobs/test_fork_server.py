@@ -1,0 +1,107 @@
+"""The fork server that starts ranks warm: when it leaves, whom it forks for, and what happens without it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from conftest import eventually
+
+import dlpar
+from dlpar import Experiment
+from dlpar.config.paths import private_folder, runtime_folder
+from dlpar.jobs import warm
+
+pytestmark = pytest.mark.slow
+
+
+def test_a_fork_server_leaves_when_nobody_comes_the_code_changes_or_it_cannot_be_found_any_more(monkeypatch):
+    folder = private_folder(runtime_folder() / "own")
+    monkeypatch.setenv("DLPAR_RUNTIME", str(folder))
+    monkeypatch.setenv("DLPAR_WARM_IDLE", "1.5")
+    path = warm.warm_socket()
+    server = warm.started[-1]
+    assert warm.warm_socket() == path and warm.started[-1] is server, "a second asker gets the same server"
+    eventually(lambda: server.poll() is not None, 8, "the idle server has left")
+    assert not path.exists()
+
+    monkeypatch.setenv("DLPAR_WARM_IDLE", "60")
+    warm.warm_socket()
+    old = warm.started[-1]
+    monkeypatch.setattr(warm, "_fingerprint", lambda: "changed")
+    warm.warm_socket()
+    new = warm.started[-1]
+    eventually(lambda: old.poll() is not None, 5, "the server of yesterday's code has left")
+    assert new is not old and new.poll() is None
+    shutil.rmtree(folder)
+    eventually(lambda: new.poll() is not None, 8, "the server whose socket is gone has left")
+
+
+def test_a_fork_server_survives_nonsense_and_forks_for_nobody_else():
+    path = warm.warm_socket()
+    for rubbish in (
+        b"",
+        b"x",
+        b"\0" * 8,
+        (1 << 40).to_bytes(8, "big") + b"{}",
+        (4).to_bytes(8, "big") + b"nope",
+    ):
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(path))
+            client.sendall(rubbish)
+    assert dlpar.spmd(lambda comm: comm.rank, workers=2) == [0, 1]
+    assert os.stat(path).st_mode & 0o077 == 0
+
+
+def test_a_launch_at_the_moment_the_server_leaves_still_works(monkeypatch):
+    monkeypatch.setenv("DLPAR_RUNTIME", str(private_folder(runtime_folder() / "leaving")))
+    monkeypatch.setenv("DLPAR_WARM_IDLE", "0.6")
+    for pause in (0.5, 0.9):
+        time.sleep(pause)
+        assert dlpar.spmd(lambda comm: comm.rank, workers=2) == [0, 1]
+
+
+def test_a_rank_that_is_slow_to_ask_keeps_nobody_waiting_and_starts_cold_if_the_server_leaves(monkeypatch):
+    monkeypatch.setenv("DLPAR_RUNTIME", str(private_folder(runtime_folder() / "slow")))
+    path = warm.warm_socket()
+    server = warm.started[-1]
+    with socket.socket(socket.AF_UNIX) as slow:
+        slow.connect(str(path))  # a loaded machine may keep it from saying more for many seconds
+        assert dlpar.spmd(lambda comm: comm.rank, workers=2) == [0, 1]
+        assert warm.dismiss()
+        slow.settimeout(5)
+        assert slow.recv(1) == b"", "the server told it to go elsewhere"
+    eventually(lambda: server.poll() is not None, 5, "a dismissed server leaves")
+
+    listener = socket.socket(socket.AF_UNIX)  # a server that takes nobody
+    listener.bind(str(path))
+    listener.listen()
+    threading.Thread(target=lambda: listener.accept()[0].close(), daemon=True).start()
+    command = [
+        sys.executable,
+        "-S",
+        "-E",
+        str(Path(warm.__file__).with_name("stub.py")),
+        str(path),
+        "no folder",
+        "1",
+    ]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert "dlpar/jobs/rank.py" in ended.stderr, "the rank started, in a process of its own"
+    listener.close()
+
+
+@pytest.mark.timed
+def test_a_bad_idle_time_is_refused_before_anything_is_made(monkeypatch):
+    monkeypatch.setenv("DLPAR_WARM_IDLE", "ten")
+    runs = len(dlpar.runs())
+    with pytest.raises(ValueError, match="DLPAR_WARM_IDLE: got 'ten', allowed is a number of seconds"):
+        dlpar.launch(Experiment())
+    assert len(dlpar.runs()) == runs

@@ -1,0 +1,266 @@
+"""However a job ends, within 2 seconds nothing of it is left, and the message says which rank and why."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from conftest import eventually
+
+import dlpar
+from dlpar import Experiment, Run
+from dlpar.config.paths import _memory_prefix, runtime_folder, sweep
+from dlpar.jobs.processes import parent_of
+
+pytestmark = [pytest.mark.slow, pytest.mark.timed]
+
+LONG = dict(steps=1_000_000, model={"width": 16}, batch=16, evaluate_every=10_000_000)
+WITHIN = 2.0
+
+
+def pids_of(run: Run) -> list[int]:
+    return run.ranks["pid"].tolist()
+
+
+def leftovers() -> set[str]:
+    """Job folders, sockets and shared-memory files of dlpar that exist now, the fork server's own apart."""
+    runtime = {str(p) for p in runtime_folder().iterdir() if not p.name.startswith("warm-")}
+    memory = {str(p) for p in Path("/dev/shm").glob(f"{_memory_prefix()}*")}
+    return runtime | memory
+
+
+def guardians(folder: Path) -> list[int]:
+    """Supervisors and starters that still serve a run folder."""
+    found = []
+    for process in psutil.process_iter(["cmdline", "status", "pid"]):
+        if process.info["status"] != psutil.STATUS_ZOMBIE and str(folder) in " ".join(
+            process.info["cmdline"] or []
+        ):
+            found.append(process.info["pid"])
+    return found
+
+
+def running_job(workers: int = 3, **fields) -> dlpar.Job:
+    """A job that has taken steps on every rank."""
+    job = dlpar.launch(Experiment(workers=workers, **{**LONG, **fields}))
+    eventually(lambda: len(job.run.steps) > 5 * workers, 30, "the job is running")
+    return job
+
+
+def assert_nothing_left(run: Run, ranks: list[int], before: set[str], since: float) -> None:
+    eventually(
+        lambda: run.status not in ("running", "starting"), WITHIN - (time.monotonic() - since), "it has ended"
+    )
+    eventually(
+        lambda: not any(parent_of(pid) for pid in ranks),
+        max(0.1, WITHIN - (time.monotonic() - since)),
+        "its ranks are gone",
+    )
+    eventually(
+        lambda: not guardians(run.path), max(0.1, WITHIN - (time.monotonic() - since)), "its launcher is gone"
+    )
+    eventually(
+        lambda: leftovers() <= before, max(0.1, WITHIN - (time.monotonic() - since)), "its files are gone"
+    )
+    assert run.summary["steps"] > 0, "what was recorded is kept"
+
+
+# ---- with nobody else at work ----------------------------------------------------------
+
+
+def test_every_failing_rank_shows_its_own_traceback():
+    with pytest.raises(dlpar.JobFailed) as caught:
+        dlpar.spmd(lambda comm: [1, 2, 3][comm.rank + 2], workers=4)
+    assert [f"--- rank {r} ---" in str(caught.value) for r in range(4)] == [False, True, True, True]
+
+
+def test_thirty_launches_leak_nothing():
+    before = leftovers()
+    dlpar.spmd(lambda comm: None, workers=2)  # the fork server is there
+    us = psutil.Process()
+    for _ in range(30):
+        assert dlpar.spmd(lambda comm: comm.size, workers=2) == [2, 2]
+    assert leftovers() <= before
+    descriptors, children = us.num_fds(), len(us.children(recursive=True))
+    for _ in range(3):
+        dlpar.spmd(lambda comm: comm.size, workers=2)
+    assert us.num_fds() <= descriptors + 2
+    assert len([c for c in us.children(recursive=True) if c.status() != "zombie"]) <= children
+
+
+def test_a_cold_start_does_the_same(monkeypatch):
+    monkeypatch.setenv("DLPAR_WARM_IDLE", "0")
+    before = leftovers()
+    job = running_job(workers=2)
+    assert json.loads((job.run.path / "job.jsonl").read_text().splitlines()[0])["mode"] == "cold"
+    ranks, since = pids_of(job.run), time.monotonic()
+    os.kill(ranks[1], signal.SIGKILL)
+    assert_nothing_left(job.run, ranks, before, since)
+    assert "rank 1 was killed by SIGKILL" in job.run.reason
+
+
+def test_a_job_that_was_started_by_nobody_waiting_ends_with_its_process():
+    code = "import dlpar; print(dlpar.launch(dlpar.Experiment(steps=1000000)).folder, flush=True)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    run = Run(done.stdout.strip())
+    eventually(lambda: run.status in ("stopped", "failed"), WITHIN, "it has ended with its owner")
+
+
+# ---- beside somebody else's job ---------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def other_job():
+    job = running_job(workers=2, delays={"kind": "constant", "delay_ms": 5})  # it leaves the cores to others
+    yield job
+    job.stop()
+
+
+@pytest.fixture
+def bystander(other_job):
+    """Somebody else's job, which must go on undisturbed."""
+    yield
+    steps = len(other_job.run.steps)
+    eventually(lambda: len(other_job.run.steps) > steps, 5, "the other job still takes steps")
+
+
+def test_stop(bystander):
+    before = leftovers()
+    job = running_job()
+    ranks, since = pids_of(job.run), time.monotonic()
+    job.stop()
+    assert_nothing_left(job.run, ranks, before, since)
+    assert job.run.status == "stopped" and job.run.reason == "stopped by its owner"
+    with pytest.raises(dlpar.JobFailed, match="stopped by its owner"):
+        job.wait(5)
+
+
+def test_a_killed_rank_ends_the_job_and_is_named(bystander):
+    before = leftovers()
+    job = running_job()
+    ranks, since = pids_of(job.run), time.monotonic()
+    os.kill(ranks[1], signal.SIGKILL)
+    assert_nothing_left(job.run, ranks, before, since)
+    with pytest.raises(dlpar.JobFailed, match="rank 1 was killed by SIGKILL"):
+        job.wait(5)
+
+
+def test_an_exception_in_one_rank_reaches_the_caller_with_its_traceback(bystander):
+    def fails(comm):
+        import torch
+
+        if comm.rank == 2:
+            raise RuntimeError("only I am broken")
+        comm.recv(torch.zeros(1), 2)
+
+    before, since = leftovers(), time.monotonic()
+    with pytest.raises(dlpar.JobFailed) as caught:
+        dlpar.spmd(fails, workers=3)
+    assert time.monotonic() - since < WITHIN + 2.0  # its start included
+    message = str(caught.value)
+    assert message.startswith("rank 2 raised RuntimeError: only I am broken")
+    assert "--- rank 2 ---" in message and 'raise RuntimeError("only I am broken")' in message
+    assert "--- rank 0 ---" not in message
+    eventually(lambda: leftovers() <= before, 1, "nothing is left")
+
+
+def test_a_rank_that_hangs_in_a_collective_is_named_with_its_line(bystander):
+    def hangs(comm):
+        import torch
+
+        from dlpar.collectives import ring_allreduce
+
+        if comm.rank == 1:
+            time.sleep(60)
+        ring_allreduce(comm, torch.zeros(10))
+
+    before, since = leftovers(), time.monotonic()
+    with pytest.raises(dlpar.JobFailed) as caught:
+        dlpar.spmd(hangs, workers=3, timeout=2.0)
+    assert time.monotonic() - since < 2.0 + WITHIN + 2.0
+    message = str(caught.value)
+    assert "no progress for 2 s" in message
+    assert "rank 0 is in ring_reduce_scatter (ring.py:" in message and "waiting in" in message
+    assert "rank 1 is in hangs (test_ownership.py:" in message
+    eventually(lambda: leftovers() <= before, 1, "nothing is left")
+
+
+def test_sigterm_to_the_launcher(bystander):
+    before = leftovers()
+    job = running_job()
+    ranks = pids_of(job.run)
+    supervisor = json.loads((job.run.path / "job.jsonl").read_text().splitlines()[0])["pid"]
+    since = time.monotonic()
+    os.kill(supervisor, signal.SIGTERM)
+    assert_nothing_left(job.run, ranks, before, since)
+    assert job.run.reason == "the launcher got SIGTERM, so it was stopped"
+
+
+def test_sigkill_to_the_launcher_and_to_mpiexec_leave_no_rank(bystander):
+    before = leftovers()
+    job = running_job()
+    ranks = pids_of(job.run)
+    supervisor = json.loads((job.run.path / "job.jsonl").read_text().splitlines()[0])["pid"]
+    os.kill(supervisor, signal.SIGKILL)
+    eventually(lambda: not any(parent_of(pid) for pid in ranks), WITHIN, "ranks die with their launcher")
+    assert job.run.status == "lost"
+    assert leftovers() - before
+    sweep(older_than=0)
+    assert leftovers() <= before, "the next launch sweeps up after it"
+
+    before = leftovers()
+    job = running_job()
+    ranks, since = pids_of(job.run), time.monotonic()
+    supervisor = json.loads((job.run.path / "job.jsonl").read_text().splitlines()[0])["pid"]
+    mpiexec = [
+        p for p in psutil.Process(supervisor).children() if "mpiexec" in p.name() or "prte" in p.name()
+    ]
+    mpiexec[0].kill()
+    assert_nothing_left(job.run, ranks, before, since)
+    assert job.run.status == "failed" and "mpiexec" in job.run.reason
+
+
+OWNER = """
+import sys, time, dlpar
+job = dlpar.launch(dlpar.Experiment.from_json(sys.argv[1]))
+print(job.folder, flush=True)
+job.wait() if sys.argv[2] == "wait" else time.sleep(600)
+"""
+
+
+def owned_elsewhere(how: str) -> tuple[subprocess.Popen, Run, list[int]]:
+    """A job started by another Python process."""
+    text = Experiment(workers=3, **LONG).to_json()
+    owner = subprocess.Popen(
+        [sys.executable, "-c", OWNER, text, how], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    run = Run(owner.stdout.readline().strip())
+    eventually(lambda: len(run.steps) > 15, 30, "the job is running")
+    return owner, run, pids_of(run)
+
+
+@pytest.mark.parametrize("how", ["sleep", "wait"])
+def test_sigkill_of_the_process_that_started_it(how, bystander):
+    before = leftovers()
+    owner, run, ranks = owned_elsewhere(how)
+    since = time.monotonic()
+    owner.kill()
+    assert_nothing_left(run, ranks, before, since)
+    assert run.status == "stopped" and "has ended, so it was stopped" in run.reason
+    owner.communicate()
+
+
+def test_ctrl_c_while_waiting_stops_the_job_first(bystander):
+    before = leftovers()
+    owner, run, ranks = owned_elsewhere("wait")
+    since = time.monotonic()
+    owner.send_signal(signal.SIGINT)
+    assert_nothing_left(run, ranks, before, since)
+    assert owner.wait(5) != 0 and "KeyboardInterrupt" in owner.communicate()[1]

@@ -1,0 +1,309 @@
+"""Launching: the words of each MPI, the fork server's life, and experiments of every kind that all end."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from conftest import eventually
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import dlpar
+from dlpar import BadExperiment, Experiment
+from dlpar.config.paths import Scratch
+from dlpar.config.rules import FITS
+from dlpar.jobs import diagnosis, mpiexec, warm
+
+pytestmark = pytest.mark.slow
+
+
+def fake(folder: Path, said: str, name: str = "mpiexec") -> str:
+    """A program that answers --version."""
+    path = folder / name
+    path.write_text(f"#!/bin/sh\ncat <<'EOF'\n{said}\nEOF\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("said", "dialect", "flag"),
+    [
+        ("mpirun (Open MPI) 5.0.11\n\nReport bugs to", "openmpi5", "--oversubscribe"),
+        ("prterun (PRRTE) 3.0.13\nOpen MPI 5.0.11", "openmpi5", "--output"),
+        ("mpirun (Open MPI) 4.1.4", "openmpi4", "--tag-output"),
+        ("HYDRA build details:\n    Version: 4.2.0", "hydra", "-prepend-rank"),
+        ("Intel(R) MPI Library for Linux* OS, Version 2021.9", "hydra", "-prepend-rank"),
+        ("something else 1.0", "plain", "-n"),
+    ],
+)
+def test_each_mpi_is_spoken_to_in_its_own_words(tmp_path, monkeypatch, said, dialect, flag):
+    monkeypatch.setenv("DLPAR_MPIEXEC", fake(tmp_path, said))
+    mpiexec.find_starter.cache_clear()
+    try:
+        starter = mpiexec.find_starter()
+    finally:
+        mpiexec.find_starter.cache_clear()
+    command = starter.command(3, ["python", "x.py"])
+    assert starter.dialect == dialect and flag in command
+    assert command[-4:] == ["-n", "3", "python", "x.py"]
+
+
+def test_inside_a_slurm_allocation_the_sites_own_starter_wins(tmp_path, monkeypatch):
+    fake(tmp_path, "slurm 24.05", name="srun")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("SLURM_JOB_ID", "1")
+    mpiexec.find_starter.cache_clear()
+    try:
+        command = mpiexec.find_starter().command(8, ["python"])
+    finally:
+        mpiexec.find_starter.cache_clear()
+    assert command == [str(tmp_path / "srun"), "--label", "--mpi=pmix", "--overlap", "-n", "8", "python"]
+
+
+def test_a_missing_mpi_is_one_clear_sentence(monkeypatch):
+    monkeypatch.setenv("DLPAR_MPIEXEC", "/no/such/mpiexec")
+    mpiexec.find_starter.cache_clear()
+    with pytest.raises(mpiexec.NoMPI, match="DLPAR_MPIEXEC: got '/no/such/mpiexec', allowed is"):
+        dlpar.launch(Experiment())
+    mpiexec.find_starter.cache_clear()
+
+
+def test_an_mpiexec_that_starts_singletons_is_caught(tmp_path, monkeypatch):
+    """Two MPIs that do not know each other give N worlds of one rank: the ranks notice."""
+    path = tmp_path / "mpiexec"
+    path.write_text('#!/bin/sh\n[ "$1" = --version ] && { echo other 1.0; exit; }\nshift 2\nexec "$@"\n')
+    path.chmod(0o755)
+    monkeypatch.setenv("DLPAR_MPIEXEC", str(path))
+    mpiexec.find_starter.cache_clear()
+    try:
+        with pytest.raises(dlpar.JobFailed, match="got a world of 1 ranks, allowed is 2"):
+            dlpar.spmd(lambda comm: None, workers=2)
+    finally:
+        mpiexec.find_starter.cache_clear()
+
+
+def test_output_is_marked_by_rank_whoever_marked_it():
+    assert diagnosis.by_rank(b"[prterun-host-12@1,3]<stdout>: hello\n") == b"[rank 3] hello\n"
+    assert diagnosis.by_rank(b"[prterun-host-12@1,0]<stderr>: \n") == b"[rank 0] \n"
+    assert diagnosis.by_rank(b"[2] hello\n") == b"[rank 2] hello\n"
+    assert diagnosis.by_rank(b"11: hello\n") == b"[rank 11] hello\n"
+    assert diagnosis.by_rank(b"plain\n") == b"plain\n"
+
+
+def test_what_ranks_print_reaches_the_log_by_rank(monkeypatch):
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)  # a fork server must not need it
+    warm.dismiss()
+
+    def talk(comm):
+        import sys
+
+        print(f"out of {comm.rank}")
+        print(f"err of {comm.rank}", file=sys.stderr)
+        os.write(1, b"no end of line")
+        if comm.rank:
+            os.kill(os.getpid(), 9)  # no chance to flush
+        raise ValueError("so that the log is kept")
+
+    folder = []
+    original = dlpar.Job.wait
+
+    def keep_log(job, *a):
+        try:
+            return original(job, *a)
+        finally:
+            folder.append((job.folder / "log.txt").read_text())
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(dlpar.JobFailed):
+        patch.setattr(dlpar.Job, "wait", keep_log)
+        dlpar.spmd(talk, workers=2)
+    for rank in range(2):
+        assert f"[rank {rank}] out of {rank}" in folder[0] and f"[rank {rank}] err of {rank}" in folder[0]
+    assert "no end of line" in folder[0]
+
+
+def test_relative_folders_are_taken_from_where_one_stands(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DLPAR_HOME", "kept")
+    run = dlpar.launch(Experiment(workers=1, steps=2)).wait(60)
+    assert run.path.parent == tmp_path / "kept" / "runs" and run.status == "done"
+
+
+def test_many_jobs_at_once_do_not_disturb_each_other():
+    jobs = [dlpar.launch(Experiment(workers=2, steps=20, seed=seed)) for seed in range(4)]
+    runs = [job.wait(60) for job in jobs]
+    assert [r.status for r in runs] == ["done"] * 4
+    assert len({r.summary["final_loss"] for r in runs}) == 4
+
+
+def test_launch_returns_at_once_and_a_job_can_be_stopped_before_it_starts():
+    began = time.monotonic()
+    job = dlpar.launch(Experiment(steps=100_000))
+    assert time.monotonic() - began < 0.5
+    job.stop()
+    assert job.poll() == "stopped"
+    job.stop()  # twice does no harm
+
+
+def test_a_wait_that_ends_early_leaves_the_job_running():
+    job = dlpar.launch(Experiment(steps=100_000))
+    with pytest.raises(TimeoutError, match="still going on after 0.5 s"):
+        job.wait(0.5)
+    assert job.poll() in ("starting", "running")
+    job.stop()
+
+
+def test_ranks_share_the_cores_and_run_in_their_own_process_group():
+    job = dlpar.launch(Experiment(workers=2, steps=100_000))
+    eventually(lambda: len(job.run.steps) > 4, 30, "it runs")
+    threads = job.run.ranks["threads"].tolist()
+    groups = {os.getpgid(pid) for pid in job.run.ranks["pid"]}
+    job.stop()
+    assert threads == [max(1, len(os.sched_getaffinity(0)) // 2)] * 2
+    assert os.getpgrp() not in groups
+
+
+def test_cuda_is_refused_before_anything_starts():
+    if Path("/dev/nvidiactl").exists():
+        pytest.skip("there is a GPU here")
+    with pytest.raises(BadExperiment, match="cluster.device: got 'cuda', allowed here is auto or cpu"):
+        dlpar.launch(Experiment(cluster={"device": "cuda"}))
+    with pytest.raises(BadExperiment, match="cluster.carrier: got 'nccl', allowed here is auto, mpi or gloo"):
+        dlpar.launch(Experiment(cluster={"carrier": "nccl"}))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (dict(workers=0), "workers: got 0, allowed is a whole number from 1 to 4096"),
+        (dict(workers=65), "workers: got 65, allowed in the real world is at most 64"),
+        (dict(workers=2.5), "workers: got 2.5"),
+        (dict(world="mars"), "world: got 'mars', allowed is one of real, paced, simulated"),
+        (dict(timeout=-1), "timeout: got -1"),
+    ],
+)
+def test_spmd_refuses_by_name(arguments, message):
+    with pytest.raises(BadExperiment, match=message):
+        dlpar.spmd(lambda comm: None, **arguments)
+
+
+@pytest.mark.parametrize("world", ["real", "simulated"])
+def test_a_rank_that_leaves_with_status_0_has_not_done_its_work(world):
+    who = "rank 1" if world == "real" else "a rank"  # in a simulation they are one process
+    with pytest.raises(dlpar.JobFailed, match=f"^{who} ended its process before its work was done"):
+        dlpar.spmd(lambda comm: comm.rank == 1 and os._exit(0), workers=2, world=world)
+
+
+def test_a_rank_that_leaves_a_simulation_with_another_status_is_told_without_words_of_mpiexec():
+    with pytest.raises(
+        dlpar.JobFailed, match="^a rank ended the process of all ranks with status 3: it said nothing"
+    ):
+        dlpar.spmd(lambda comm: comm.rank == 1 and os._exit(3), workers=2, world="simulated")
+
+
+def test_a_killed_server_is_told_to_be_one(tmp_path):
+    (tmp_path / "log.txt").write_text(
+        "mpiexec noticed that process rank 2 with PID 7 exited on signal 15 (Terminated)"
+    )
+    (tmp_path / "rank-2.jsonl").write_text('{"k": "rank", "rank": 2, "role": "server"}\n')
+    assert diagnosis.verdict(tmp_path, 143, 3) == ("failed", "rank 2 (server) was killed by SIGTERM", 2)
+
+
+def test_of_a_rank_that_stands_in_a_line_of_dlpar_the_line_that_called_it_is_told(tmp_path):
+    package = os.path.dirname(dlpar.__file__)
+    stack = [
+        (f"{package}/worlds/mpi.py", 70, "recv"),
+        (f"{package}/collectives/ring.py", 60, "ring_allreduce"),
+        ("<cell>", 3, "mine"),
+        (f"{package}/jobs/rank.py", 141, "_call"),
+    ]
+    lines = [f'  File "{file}", line {line} in {function}\n' for file, line, function in stack]
+    (tmp_path / "rank-0.stack").write_text("Current thread 0x01 (most recent call first):\n" + "".join(lines))
+    (tmp_path / "rank-0.jsonl").write_text('{"k": "rank", "rank": 0, "host": "another"}\n')
+    said = "rank 0 is in ring_allreduce (ring.py:60, called at <cell>:3), waiting in recv"
+    assert diagnosis.where_ranks_are(tmp_path) == said
+
+
+def test_a_training_is_done_only_if_every_rank_says_so(tmp_path):
+    for rank in range(2):
+        (tmp_path / f"rank-{rank}.jsonl").write_text(
+            '{"k": "step", "step": 0}\n' + '{"k": "end"}\n' * (rank == 0)
+        )
+    assert diagnosis.verdict(tmp_path, 0, 2) == (
+        "failed",
+        "rank 1 ended its process before its work was done",
+        1,
+    )
+    (tmp_path / "rank-1.jsonl").write_text('{"k": "end"}\n')
+    assert diagnosis.verdict(tmp_path, 0, 2)[0] == "done"
+
+
+def test_a_result_that_cannot_be_pickled_is_said():
+    with pytest.raises(dlpar.JobFailed, match="rank 0 raised TypeError: cannot pickle"):
+        dlpar.spmd(lambda comm: (i for i in ()), workers=1)
+
+
+def test_a_run_by_hand_under_mpiexec_writes_the_same_folder(tmp_path):
+    """What a cluster's batch script does: no supervisor, the site's own launcher."""
+    import subprocess
+    import sys
+
+    experiment = Experiment(workers=2, steps=5)
+    (tmp_path / "experiment.json").write_text(experiment.to_json())
+    starter = mpiexec.find_starter()
+    scratch = Scratch.fresh()
+    command = starter.command(2, [sys.executable, "-m", "dlpar.jobs.rank", str(tmp_path), "2"])
+    env = mpiexec.environment(starter, scratch, threads=1, one_host=True)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=100)
+    scratch.remove()
+    assert done.returncode == 0, done.stderr
+    assert len(dlpar.Run(tmp_path).steps) == 10 and dlpar.Run(tmp_path).status == "done"
+
+
+@st.composite
+def small_experiments(draw) -> Experiment:
+    model = draw(st.sampled_from(sorted(FITS)))
+    data = draw(st.sampled_from([d for d in FITS[model] if d not in ("mnist", "cifar10")]))
+    fields = dict(
+        model={
+            "name": model,
+            "width": draw(st.sampled_from([8, 16])),
+            "depth": draw(st.integers(1, 3)),
+            "norm": draw(st.sampled_from(["none", "batch", "sync_batch"])),
+        },
+        data={"name": data, "context": 8},
+        batch=draw(st.integers(1, 64)),
+        steps=draw(st.integers(1, 6)),
+        scaling=draw(st.sampled_from(["strong", "weak"])),
+        shards=draw(st.sampled_from(["iid", "by_label", "uneven"])),
+        lr=draw(st.floats(1e-4, 10)),
+        optimizer=draw(st.sampled_from(["sgd", "momentum", "adagrad", "adam"])),
+        dtype=draw(st.sampled_from(["float32", "float64"])),
+        seed=draw(st.integers(0, 99)),
+        workers=draw(st.integers(1, 5)),
+        sync={
+            "overlap": draw(st.booleans()),
+            "allreduce": draw(st.sampled_from(["ring", "library"])),
+            "bucket_mb": draw(st.sampled_from([0.001, 0.01, 25.0])),
+        },
+        cluster={"carrier": draw(st.sampled_from(["auto", "mpi", "gloo"])), "timeout": 30},
+    )
+    return fields
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@given(small_experiments())
+def test_no_experiment_hangs_it_is_refused_or_it_finishes(fields):
+    try:
+        experiment = Experiment(**fields)
+    except BadExperiment as refusal:
+        assert "got" in str(refusal) and "allowed" in str(refusal) and "\n" not in str(refusal)
+        return
+    run = dlpar.launch(experiment).wait(60)
+    assert run.status == "done", json.dumps(fields)
+    assert run.summary["steps"] == experiment.steps
+    assert not any(psutil.pid_exists(pid) for pid in run.ranks["pid"])

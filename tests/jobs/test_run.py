@@ -1,0 +1,148 @@
+"""A run folder as its reader sees it: frames, summary, exports, and the truth about runs that ended badly."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import os
+import stat
+
+import pytest
+
+import dlpar
+from dlpar import Experiment, Run
+from dlpar.jobs.run import NoSuchRun
+from dlpar.jobs.tail import Tail
+
+KEYS = [
+    "run", "workers", "steps", "samples_per_s", "final_loss", "accuracy", "staleness", "lead", "bytes_sent",
+    "seconds", "time_to_accuracy", "launch_s", "clock", "slip",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def run() -> Run:
+    return dlpar.launch(Experiment(workers=3, steps=30, batch=90, evaluate_every=10)).wait(60)
+
+
+def test_frames_have_a_row_for_everything_that_was_done(run):
+    assert len(run.steps) == 90 and list(run.steps["rank"][:3]) == [0, 1, 2]
+    assert (run.steps[["compute", "comm", "wait"]] >= 0).all().all()
+    assert run.steps["samples"].sum() == 30 * 90
+    assert list(run.curve["step"]) == list(range(30)) and run.curve["samples"].iloc[-1] == 2700
+    assert run.curve["seconds"].is_monotonic_increasing
+    assert list(run.evals["step"]) == [10, 20, 30] and run.evals["accuracy"].between(0, 1).all()
+    assert set(run.spans["name"]) - {"delay"} == {"forward", "backward", "communicate", "update", "evaluate"}
+    assert (run.spans["end"] >= run.spans["start"]).all()
+    assert list(run.ranks["role"]) == ["worker"] * 3 and list(run.ranks["carrier"]) == ["mpi"] * 3
+
+
+def test_the_phases_of_a_step_do_not_overlap_and_fill_it(run):
+    for _, spans in run.spans[run.spans["name"] != "evaluate"].groupby(["rank", "step"]):
+        # A delay of nothing is written only where the system took the core away in it.
+        assert list(spans[spans["name"] != "delay"]["name"]) == [
+            "forward",
+            "backward",
+            "communicate",
+            "update",
+        ]
+        assert (spans["start"].to_numpy()[1:] >= spans["end"].to_numpy()[:-1]).all()
+    first = run.steps.iloc[0]
+    spans = run.spans.query("rank == 0 and step == 0 and name != 'evaluate'")
+    total = first["compute"] + first["comm"] + first["wait"]
+    assert math.isclose(total, (spans["end"] - spans["start"]).sum(), rel_tol=1e-6)
+
+
+def test_the_ranks_times_can_be_laid_side_by_side(run):
+    """No rank has finished agreeing on a step before every rank has begun to."""
+    agreeing = run.spans.query("name == 'communicate'").groupby("step")
+    assert (agreeing["start"].max() <= agreeing["end"].min()).all()
+
+
+def test_the_summary_is_the_promised_object_and_agrees_with_the_frames(run):
+    summary = run.summary
+    assert list(summary) == KEYS
+    assert summary["workers"] == 3 and summary["steps"] == 30 and summary["clock"] == "wall"
+    assert summary["final_loss"] == pytest.approx(run.curve["loss"].iloc[-1])
+    assert summary["accuracy"] == run.evals["accuracy"].iloc[-1]
+    assert summary["staleness"] == {"mean": 0, "p99": 0, "max": 0}
+    assert summary["bytes_sent"] == run.steps["bytes"].sum() > 0
+    assert 0 < summary["launch_s"] < 60
+    json.dumps(summary, allow_nan=False)
+
+
+def test_bytes_on_the_wire_are_those_of_a_ring(run):
+    parameters = 64 * 256 + 256 + 256 * 256 + 256 + 256 * 10 + 10
+    per_step = run.steps.groupby("step")["bytes"].sum()
+    assert (per_step == 2 * (3 - 1) * parameters * 4).all()
+
+
+def test_bytes_a_library_moved_are_unknown_rather_than_zero():
+    run = dlpar.launch(Experiment(workers=2, steps=5, sync={"allreduce": "library"})).wait(60)
+    assert run.summary["bytes_sent"] is None and run.steps["bytes"].isna().all()
+
+
+def test_runs_are_listed_newest_first_and_reopened_by_their_id(run):
+    newer = dlpar.launch(Experiment(workers=1, steps=2)).wait(60)
+    listed = [r.id for r in dlpar.runs()]
+    assert listed.index(newer.id) < listed.index(run.id)
+    assert Run(run.id).experiment == run.experiment and Run(run.path).id == run.id
+    with pytest.raises(NoSuchRun, match="got 'nothing', allowed is a run folder or one of the ids"):
+        Run("nothing")
+
+
+def test_a_run_folder_is_closed_to_others(run):
+    assert stat.S_IMODE(run.path.stat().st_mode) == 0o700
+    assert stat.S_IMODE((run.path / "rank-0.jsonl").stat().st_mode) == 0o600
+
+
+def test_csv_and_perfetto_hold_the_same_figures(run, tmp_path):
+    files = {p.stem: p for p in run.to_csv(tmp_path / "csv")}
+    assert {"steps", "curve", "evals", "spans", "ranks"} <= set(files)
+    rows = list(csv.DictReader(files["steps"].open()))
+    assert len(rows) == 90 and float(rows[0]["loss"]) == run.steps["loss"][0]
+    trace = json.loads(run.to_perfetto(tmp_path / "trace.json").read_text())["traceEvents"]
+    spans = [e for e in trace if e["ph"] == "X"]
+    assert len(spans) == len(run.spans)
+    assert sum(e["dur"] for e in spans) / 1e6 == pytest.approx((run.spans["end"] - run.spans["start"]).sum())
+    assert {e["pid"] for e in spans} == {0, 1, 2}
+
+
+def test_a_run_that_ended_without_a_word_is_lost_not_running(run, tmp_path):
+    folder = tmp_path / "orphan"
+    folder.mkdir()
+    (folder / "experiment.json").write_text(run.experiment.to_json())
+    (folder / "rank-0.jsonl").write_bytes((run.path / "rank-0.jsonl").read_bytes())
+    (folder / "lock").touch()
+    assert Run(folder).status == "lost" and not Run(folder).live
+
+
+def test_a_tail_reads_whole_lines_once(tmp_path):
+    path, tail = tmp_path / "rank-0.jsonl", Tail(tmp_path)
+    assert tail.read() == []
+    path.write_bytes(b'{"k":"step","step":0}\n{"k":"st')
+    assert tail.read() == [("rank-0", {"k": "step", "step": 0})]
+    with path.open("ab") as file:
+        file.write(b'ep","step":1,"loss":null}\nbroken\n{"k":"end"}\n')
+    step, end = tail.read()
+    assert step[1]["step"] == 1 and math.isnan(step[1]["loss"]) and end[1]["k"] == "end"
+    assert tail.read() == []
+
+
+def test_a_diverged_run_says_so_without_breaking_its_readers():
+    run = dlpar.launch(Experiment(workers=2, steps=1000, lr=100, model="linear", data="diabetes")).wait(60)
+    assert run.status == "done" and not math.isfinite(run.curve["loss"].iloc[-1])
+    assert run.summary["final_loss"] is None
+    json.dumps(run.summary, allow_nan=False)
+
+
+def test_deleting_is_refused_while_the_run_lives():
+    job = dlpar.launch(Experiment(steps=100_000))
+    try:
+        with pytest.raises(RuntimeError, match="still going on"):
+            job.run.delete()
+    finally:
+        job.stop()
+    job.run.delete()
+    assert not os.path.exists(job.folder)

@@ -1,0 +1,235 @@
+"""Job slots: a limit on ranks that all share, in fair turns, and that no death can keep."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+from conftest import eventually
+
+import dlpar
+from dlpar import Experiment
+from dlpar.jobs import slot_keeper, slots
+from dlpar.jobs.launch import JobFailed
+from dlpar.jobs.slot_keeper import Keeper
+from dlpar.jobs.slots import MOST, NoSlots, Talk, ask, usual_slots
+
+LONG = Experiment(workers=2, steps=1_000_000, evaluate_every=10_000_000)
+
+
+@pytest.fixture
+def keep(tmp_path, monkeypatch):
+    """``keep(slots)`` starts a keeper for all jobs of this test, and returns it."""
+    ends = []
+
+    def start(slots: int, **fields) -> Keeper:
+        keeper, over = Keeper(tmp_path / "slots", slots, **fields), threading.Event()
+        thread = threading.Thread(target=keeper.serve, args=(over.is_set,))
+        thread.start()
+        ends.append((keeper, over, thread))
+        monkeypatch.setenv("DLPAR_SLOTS", str(keeper.path))
+        return keeper
+
+    monkeypatch.setattr(slot_keeper, "LOOK", 0.02)
+    yield start
+    for keeper, over, thread in ends:
+        over.set()
+        with Talk(keeper.path, {}):  # wakes it
+            thread.join(5)
+        keeper.close()
+
+
+def asked(keeper: Keeper, slots: int, name: str = "") -> Talk:
+    """Somebody who waits, and has been told so."""
+    talk = Talk(keeper.path, {"slots": slots, "as": name})
+    talk.told = talk.hear()
+    return talk
+
+
+def begins(talk: Talk) -> bool:
+    """Whether it is this one's turn within a moment."""
+    talk.socket.settimeout(0.3)
+    try:
+        return bool(talk.files) or any("go" in word for word in talk.hear())
+    except NoSlots:
+        return False
+
+
+def state(keeper: Keeper) -> dict:
+    with Talk(keeper.path, {}) as talk:
+        return talk.hear()[0]
+
+
+def test_a_job_waits_for_slots_says_how_many_are_ahead_and_starts_by_itself(keep):
+    keeper = keep(2)
+    first = dlpar.launch(LONG)
+    eventually(lambda: first.poll() == "running", 20, "the first job runs")
+    second, third = (dlpar.launch(Experiment(workers=2, steps=5)) for _ in range(2))
+    eventually(lambda: second.poll() == third.poll() == "queued", 5, "the others wait")
+    assert state(keeper) == {"slots": 2, "taken": 2, "waiting": 2, "paused": False}
+    first.stop()
+    assert len(second.wait(30).curve) == len(third.wait(30).curve) == 5
+    said = [
+        [json.loads(line) for line in (job.folder / "job.jsonl").read_text().splitlines()]
+        for job in (second, third)
+    ]
+    ahead = [[record["ahead"] for record in of_job if record["k"] == "queued"] for of_job in said]
+    assert max(map(max, ahead)) == 1 and all(places[-1] == 0 for places in ahead)
+    launch_s = next(r["launch_s"] for _, r in third.run.records() if r.get("launch_s") is not None)
+    waited = said[1][-1]["at"] - third.launched
+    assert launch_s < waited, "waiting in the queue is no part of starting"
+    eventually(lambda: state(keeper)["taken"] == 0, 5, "all slots are free again")
+
+
+def test_stop_leaves_the_queue_and_a_simulation_does_not_enter_it(keep):
+    keeper = keep(2)
+    holder = asked(keeper, 2)
+    assert begins(holder)
+    waits = dlpar.launch(LONG)
+    eventually(lambda: waits.poll() == "queued", 5, "it waits")
+    simulated = dlpar.launch(Experiment(workers=4, steps=3, cluster={"world": "simulated"})).wait(30)
+    assert simulated.status == "done"
+    waits.stop()
+    assert waits.poll() == "stopped" and state(keeper)["waiting"] == 0
+    holder.close()
+
+
+def test_whatever_kills_a_job_its_slots_are_free(keep):
+    keeper = keep(2)
+    job = dlpar.launch(LONG)
+    eventually(lambda: job.poll() == "running", 20, "it runs")
+    os.kill(job._supervisor.pid, signal.SIGKILL)
+    assert dlpar.spmd(lambda comm: comm.rank, workers=2) == [0, 1]
+    eventually(lambda: state(keeper)["taken"] == 0, 5, "both are free")
+
+
+def test_a_job_of_more_ranks_than_there_are_slots_runs_alone(keep):
+    keeper = keep(2)
+    small = asked(keeper, 1)
+    assert begins(small)
+    large, behind = asked(keeper, 64), asked(keeper, 1)
+    assert not begins(large) and behind.told[-1]["ahead"] == 1
+    small.close()
+    assert begins(large) and not begins(behind) and state(keeper)["taken"] == 2
+    for talk in (large, behind):
+        talk.close()
+
+
+def test_who_holds_fewest_slots_is_next_and_nobody_overtakes(keep, monkeypatch):
+    users = iter([7, 8, 7, 9])  # as the kernel would tell of three accounts
+    monkeypatch.setattr(slot_keeper, "user_of", lambda _: next(users, 0))
+    keeper = keep(4)
+    running = asked(keeper, 2)
+    assert begins(running)
+    large, again, small = asked(keeper, 4), asked(keeper, 1), asked(keeper, 1)
+    # Two slots are free, but 8, who has none and came first, wants four, and is not passed by.
+    assert large.told[-1]["ahead"] == 0 and again.told[-1]["ahead"] == 1
+    assert small.told[-1]["ahead"] == 1, "7 holds two, and 9 none: the later one is ahead"
+    assert not begins(large) and not begins(again) and not begins(small)
+    running.close()
+    assert begins(large) and not begins(again) and not begins(small)
+    large.close()
+    assert begins(again) and begins(small)
+    for talk in (again, small):
+        talk.close()
+
+
+def test_a_pause_lets_nobody_begin_and_is_for_teachers_alone(keep, monkeypatch):
+    keeper = keep(2)
+    with Talk(keeper.path, {"pause": True}) as talk:
+        assert talk.hear() == [{"paused": True}]
+    waits = asked(keeper, 1)
+    assert waits.told == [{"ahead": 0, "paused": True}] and not begins(waits)
+    monkeypatch.setattr(slot_keeper, "user_of", lambda _: 12345)
+    with pytest.raises(NoSlots, match="pause: allowed is this to teachers alone"):
+        ask(keeper.path, {"pause": False})
+    monkeypatch.undo()
+    with Talk(keeper.path, {"pause": False}) as talk:
+        assert talk.hear() == [{"paused": False}]
+    assert begins(waits)
+    waits.close()
+
+
+def test_who_shares_the_keepers_account_has_turns_of_their_own(keep):
+    keeper = keep(2)
+    ada = asked(keeper, 2, "ada")
+    assert begins(ada)
+    again, more, bob = (asked(keeper, 2, name) for name in ("ada", "ada", "bob"))
+    assert bob.told[-1]["ahead"] == 0, "ada has slots, and bob none"
+    ada.close()
+    assert begins(bob) and not begins(again), "ada has had her turn"
+    bob.close()
+    assert begins(again)
+    cleo = asked(keeper, 1, "cleo")
+    again.close()
+    assert begins(cleo) and not begins(more)
+    for talk in (more, cleo):
+        talk.close()
+
+
+def test_nonsense_and_crowds_harm_nobody_else(keep, monkeypatch):
+    monkeypatch.setattr(slot_keeper, "user_of", lambda _: 12345)
+    keeper = keep(2)
+    for rubbish in ([], "x" * 10_000, {"slots": "two"}, {"slots": True}):
+        with Talk(keeper.path, rubbish):
+            pass
+    crowd = [Talk(keeper.path, {"slots": 2}) for _ in range(slot_keeper.MOST_EACH + 5)]
+    assert sum(_left_out(talk) for talk in crowd) >= 5
+    for talk in crowd:
+        talk.close()
+    monkeypatch.undo()
+    assert begins(asked(keeper, 2))
+
+
+def _left_out(talk: Talk) -> bool:
+    try:
+        return not talk.hear()
+    except NoSlots:
+        return True
+
+
+def test_a_new_keeper_knows_which_slots_are_taken(keep, tmp_path):
+    keeper = keep(2)
+    job = dlpar.launch(LONG)
+    eventually(lambda: job.poll() == "running", 20, "it runs")
+    with pytest.raises(OSError, match="another keeper"):
+        Keeper(keeper.path, 2)
+    other = Keeper(tmp_path / "second", 2)
+    other.folder = keeper.folder  # as after a restart
+    assert other._free(1) == []
+    other.close()
+    job.stop()
+
+
+def test_without_its_keeper_a_job_says_so(monkeypatch, tmp_path):
+    monkeypatch.setenv("DLPAR_SLOTS", str(tmp_path / "nobody"))
+    with pytest.raises(JobFailed, match="job slots: nobody gives them out at"):
+        dlpar.launch(Experiment(workers=1, steps=1)).wait(10)
+
+
+def test_a_machine_of_many_cores_has_as_many_slots_as_are_allowed(monkeypatch):
+    for cores, expected in ((2, 4), (256, MOST)):
+        monkeypatch.setattr(slots, "cores", lambda cores=cores: cores)
+        assert usual_slots() == expected
+
+
+def test_the_command_gives_out_slots_pauses_and_tells(tmp_path):
+    path = str(tmp_path / "slots")
+    command = [sys.executable, "-m", "dlpar.cli", "slots", "--socket", path]
+    keeper = subprocess.Popen([*command, "--ranks", "3"], stdout=subprocess.PIPE, text=True)
+    try:
+        assert keeper.stdout.readline() == f"3 job slots at {path}\n"
+        said = subprocess.run([*command, "--pause"], capture_output=True, text=True, timeout=20)
+        assert json.loads(said.stdout) == {"paused": True}
+        said = subprocess.run([*command, "--look"], capture_output=True, text=True, timeout=20)
+        assert json.loads(said.stdout) == {"slots": 3, "taken": 0, "waiting": 0, "paused": True}
+    finally:
+        keeper.send_signal(signal.SIGTERM)
+        assert keeper.wait(5) == 128 + signal.SIGTERM
+    said = subprocess.run([*command, "--look"], capture_output=True, text=True, timeout=20)
+    assert said.returncode == 1 and "nobody gives them out" in said.stderr

@@ -1,0 +1,125 @@
+"""Schedules as data: what each stage does in which order, and the bubble that follows from it."""
+
+from __future__ import annotations
+
+import pytest
+
+from dlpar.split.schedules import SCHEDULES, of_step
+from dlpar.theory import bubble
+from dlpar.theory.pipeline import idle_share, most_in_flight, timeline
+
+SIZES = [(p, m) for p in (1, 2, 3, 4, 8) for m in (1, 2, 4, 8, 24)]
+FULL = [(p, m) for p, m in SIZES if m >= p]
+"""Micro-batches enough for every stage to be busy at some time: closed forms are of these."""
+
+
+def lists(schedule: str, stages: int, microbatches: int, chunks: int = 1):
+    """Every stage's actions."""
+    return [SCHEDULES[schedule].actions(stage, stages, microbatches, chunks) for stage in range(stages)]
+
+
+def chunks_of(schedule: str, stages: int, microbatches: int) -> tuple[int, ...]:
+    return (1, 2, 4) if schedule == "interleaved" and microbatches % stages == 0 else (1,)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_every_stage_does_every_pass_of_every_micro_batch_once(schedule):
+    for stages, micros in SIZES:
+        for chunks in chunks_of(schedule, stages, micros):
+            kinds = "FBW" if SCHEDULES[schedule].has_weight_pass else "FB"
+            wanted = sorted((kind, m, c) for kind in kinds for m in range(micros) for c in range(chunks))
+            assert all(sorted(actions) == wanted for actions in lists(schedule, stages, micros, chunks))
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_no_two_stages_wait_for_each_other(schedule):
+    for stages, micros in SIZES:
+        for chunks in chunks_of(schedule, stages, micros):
+            bars = timeline(schedule, stages, micros, chunks)  # would never end, if two did
+            passes = 3 if SCHEDULES[schedule].has_weight_pass else 2
+            assert len(bars) == passes * stages * micros * chunks
+            ended = {(bar.kind, bar.micro, bar.chunk * stages + bar.stage): bar for bar in bars}
+            for (kind, micro, part), bar in ended.items():
+                if kind == "F" and part:
+                    assert bar.start >= ended["F", micro, part - 1].end
+                if kind == "B" and part < stages * chunks - 1:
+                    assert bar.start >= ended["B", micro, part + 1].end
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb-h1"])
+def test_the_bubble_of_equal_stages_is_the_closed_form(schedule):
+    for stages, micros in FULL:
+        assert idle_share(timeline(schedule, stages, micros)) == pytest.approx(
+            bubble(schedule, stages, micros)
+        )
+
+
+def test_interleaving_divides_the_bubble_by_the_chunks():
+    for stages, micros in FULL:
+        for chunks in chunks_of("interleaved", stages, micros):
+            bars = timeline("interleaved", stages, micros, chunks)
+            assert idle_share(bars) == pytest.approx(bubble("interleaved", stages, micros, chunks))
+
+
+def test_interleaving_needs_the_stages_to_divide_the_micro_batches():
+    with pytest.raises(ValueError) as error:
+        timeline("interleaved", 4, 6, chunks=2)
+    assert (
+        str(error.value) == "microbatches: got 6, allowed with schedule interleaved is a multiple of 4 stages"
+    )
+
+
+@pytest.mark.parametrize(
+    "schedule, held",
+    [("gpipe", [8, 8, 8, 8]), ("1f1b", [4, 3, 2, 1]), ("zb-h1", [4, 4, 4, 4]), ("pipedream", [4, 3, 2, 1])],
+)
+def test_activations_in_flight_are_all_in_gpipe_and_at_most_as_many_as_stages_in_the_others(schedule, held):
+    has_weight_pass = SCHEDULES[schedule].has_weight_pass
+    assert [most_in_flight(actions, has_weight_pass) for actions in lists(schedule, 4, 8)] == held
+
+
+def test_unequal_stages_go_at_the_pace_of_the_slowest():
+    forward, micros = [1.0, 2.0, 4.0, 1.0], 6
+    bars = timeline("gpipe", 4, micros, forward=forward, backward=[2 * f for f in forward])
+    assert max(bar.end for bar in bars) == 3 * (sum(forward) + (micros - 1) * max(forward))
+
+
+def test_messages_are_waited_for_at_the_first_and_the_last_micro_batch_alone():
+    free, dear = (max(bar.end for bar in timeline("gpipe", 4, 8, message=cost)) for cost in (0.0, 0.5))
+    assert dear - free == pytest.approx(2 * 3 * 0.5)
+
+
+def test_pipedream_never_drains_once_it_is_full():
+    bars = timeline("pipedream", 4, 20)
+    steady = [bar for bar in bars if 8 <= bar.micro < 12]
+    for stage in range(4):
+        own = sorted(
+            (bar for bar in steady if bar.stage == stage and bar.kind == "B"), key=lambda bar: bar.start
+        )
+        assert [after.start - before.start for before, after in zip(own, own[1:])] == [3.0, 3.0, 3.0]
+
+
+def test_the_steps_of_pipedream_are_its_list_of_actions_cut_behind_backward_passes():
+    for stages, steps in SIZES:
+        for stage, whole in enumerate(lists("pipedream", stages, steps)):
+            assert [
+                action for step in range(steps) for action in of_step(stage, stages, step, steps)
+            ] == whole
+
+
+@pytest.mark.parametrize(
+    "given, sentence",
+    [
+        (
+            ("2f2b", 4, 8),
+            "schedule: got '2f2b', allowed is one of gpipe, 1f1b, interleaved, zb-h1, pipedream",
+        ),
+        (("gpipe", 0, 8), "stages: got 0, allowed is a whole number from 1"),
+        (("gpipe", 4, 8, 2), "chunks: got 2, allowed with schedule gpipe is 1"),
+        (("gpipe", 4, 8, 1, [1.0, 2.0]), "times: got 2, allowed is one, or one for each of 4 stages"),
+    ],
+)
+def test_bad_arguments_are_refused_in_one_sentence(given, sentence):
+    with pytest.raises(ValueError) as error:
+        timeline(*given)
+    assert str(error.value) == sentence

@@ -1,0 +1,334 @@
+"""Tensor parallelism: layers cut over ranks compute what one process does, and send what the formulas say."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from simulations import run
+from torch import nn
+
+import dlpar
+from dlpar import Experiment, models
+from dlpar.config.experiment import BadExperiment
+from dlpar.data import load
+from dlpar.jobs.record import Recorder
+from dlpar.jobs.simulate import of_experiment, run_program
+from dlpar.lab.probes import prepared
+from dlpar.split.tensor import TensorSplit, cut_layers
+from dlpar.theory.layers import exchanges, redundant_layer, transformer_layer_elements
+from dlpar.train import serve, train
+
+STEPS = 20
+TEXT = {"name": "docstrings", "context": 8}
+MODELS = {
+    "mlp, output by inputs": dict(model={"width": 24, "depth": 1}, batch=13),
+    "mlp, output by classes": dict(model={"width": 24, "depth": 2}, batch=13),
+    "mlp, one target": dict(model={"width": 24, "depth": 2}, data="diabetes", batch=13),
+    "cnn, output by classes": dict(model={"name": "cnn", "width": 64, "depth": 2}, batch=9),
+    "cnn, output by channels": dict(model={"name": "cnn", "width": 64, "depth": 3}, batch=9),
+    "transformer": dict(model={"name": "transformer", "width": 16, "depth": 2}, data=TEXT, batch=6),
+}
+EVERY = pytest.mark.parametrize("name", MODELS)
+
+
+class Lines:
+    """What ranks would write to their file."""
+
+    def __init__(self) -> None:
+        self.all: list[dict] = []
+
+    def add(self, record: dict, soon: bool = False) -> None:
+        self.all.append(record)
+
+
+def simulated(**fields) -> tuple[np.ndarray, list[np.ndarray], list[dict]]:
+    """Loss of every step, final weights, and records of steps of a training in the simulated world."""
+    world = {"world": "simulated", **fields.pop("cluster", {})}
+    experiment = Experiment(
+        **{"steps": STEPS, "evaluate_every": 1000, "dtype": "float64", **fields}, cluster=world
+    )
+    simulator, comms = of_experiment(experiment)
+    lines = Lines()
+
+    def program(comm) -> nn.Module:
+        return (train if comm.rank < experiment.workers else serve)(
+            comm, experiment, Recorder("", comm, lines)
+        )
+
+    trained = run_program(simulator, comms, program, patience=20)
+    steps = [line for line in lines.all if line["k"] == "step" and "loss" in line]
+    loss = np.zeros(experiment.steps)
+    for line in steps:
+        if line["samples"]:
+            loss[line["step"]] += line["loss"] * line["samples"] / experiment.global_batch
+    return loss, [parameter.detach().numpy() for parameter in trained[0].parameters()], steps
+
+
+@cache
+def alone(name: str, dtype: str = "float64") -> tuple[np.ndarray, list[np.ndarray]]:
+    loss, weights, _ = simulated(workers=1, dtype=dtype, **MODELS[name])
+    assert loss[-5:].mean() < loss[:5].mean()  # it does learn
+    return loss, weights
+
+
+def apart(a: np.ndarray, b: np.ndarray) -> float:
+    """Largest relative difference."""
+    return float(np.max(np.abs(a - b) / np.abs(a)))
+
+
+def same_as_alone(name: str, **fields) -> list[dict]:
+    """Train and compare with one process, losses and final weights; records of steps."""
+    loss, weights, steps = simulated(**{**MODELS[name], **fields})
+    assert apart(alone(name)[0], loss) < 1e-9
+    for ours, theirs in zip(weights, alone(name)[1], strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-8)
+    return steps
+
+
+def sent(steps: list[dict]) -> tuple[int, int]:
+    """Messages and bytes of all ranks in a step, which must be the same in all steps."""
+    totals = set()
+    for step in range(STEPS):
+        lines = [line for line in steps if line["step"] == step]
+        totals.add((sum(line["messages"] for line in lines), sum(line["bytes"] for line in lines)))
+    assert len(totals) == 1
+    return totals.pop()
+
+
+@EVERY
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_cut_model_gives_the_losses_and_weights_of_one_process_and_sends_what_the_formula_says(name, ranks):
+    split = {"kind": "tensor"}
+    steps = same_as_alone(name, workers=ranks, split=split)
+    experiment = Experiment(**MODELS[name], workers=ranks, split=split)
+    assert sent(steps) == exchanges(experiment).sent(ranks, itemsize=8)
+
+
+@pytest.mark.parametrize("name", ["mlp, output by classes", "cnn, output by channels", "transformer"])
+def test_float32_losses_stay_within_1e_4(name):
+    loss, _, _ = simulated(workers=2, split="tensor", dtype="float32", **MODELS[name])
+    assert apart(alone(name, "float32")[0], loss) < 1e-4
+
+
+def test_one_more_block_costs_each_device_what_megatron_says():
+    fields = dict(data=TEXT, batch=6, workers=4, split="tensor", steps=2)
+    blocks = {
+        depth: simulated(model={"name": "transformer", "width": 16, "depth": depth}, **fields)[2]
+        for depth in (1, 2)
+    }
+    one, two = ({line["rank"]: line for line in steps if line["step"] == 1} for steps in blocks.values())
+    for rank in range(4):
+        assert two[rank]["bytes"] - one[rank]["bytes"] == 8 * transformer_layer_elements(6, 8, 16, ranks=4)
+        assert two[rank]["messages"] - one[rank]["messages"] == 4 * 2 * (4 - 1)
+
+
+def test_characters_that_do_not_divide_among_ranks_are_dealt_out():
+    fields = dict(model={"name": "transformer", "width": 20, "depth": 1, "heads": 5}, data=TEXT, batch=6)
+    loss, weights, _ = simulated(workers=1, **fields)
+    cut_loss, cut_weights, steps = simulated(workers=5, split="tensor", **fields)
+    assert apart(loss, cut_loss) < 1e-9
+    assert all(np.allclose(a, b, rtol=0, atol=1e-8) for a, b in zip(weights, cut_weights, strict=True))
+    assert sent(steps) == exchanges(Experiment(workers=5, split="tensor", **fields)).sent(5, itemsize=8)
+
+
+@pytest.mark.parametrize(
+    "order, sync",
+    [
+        ("data,tensor", {"scheme": "ring", "overlap": True, "bucket_mb": 0.002}),
+        ("tensor,data", {"scheme": "ps", "servers": 2}),
+        ("data,tensor", {"scheme": "mapreduce"}),
+    ],
+    ids=str,
+)
+def test_replicas_of_a_cut_model_agree_by_any_scheme(order, sync):
+    same_as_alone("transformer", workers=4, split={"kind": "tensor", "tensor": 2, "order": order}, sync=sync)
+
+
+def copies_after_a_step(comm, experiment: Experiment) -> list[np.ndarray]:
+    """What a rank has of the weights all ranks hold copies of, after they were made to differ."""
+    part = TensorSplit(prepared(comm, experiment))
+    copies = [parameter for parameter in part.part.parameters() if parameter.cut_along is None]
+    for copy in copies:
+        copy.data += comm.rank
+    part.gradient(0)
+    return [copy.detach().numpy() for copy in copies]
+
+
+def test_copies_of_a_weight_are_made_equal_where_servers_add_updates_up_in_any_order():
+    for consistency, equal in (("asp", True), ("bsp", False)):
+        sync = {"scheme": "ps", "servers": 2, "consistency": consistency}
+        experiment = Experiment(workers=2, split="tensor", sync=sync, **MODELS["transformer"])
+        first, second = run(lambda comm: copies_after_a_step(comm, experiment), 2)
+        assert first and all(np.array_equal(a, b) for a, b in zip(first, second, strict=True)) is equal
+
+
+def test_asynchronous_replicas_of_a_cut_model_learn():
+    sync = {"scheme": "ps", "servers": 2, "consistency": "asp"}
+    *_, steps = simulated(
+        workers=4, split={"kind": "tensor", "tensor": 2}, sync=sync, **MODELS["transformer"]
+    )
+    losses = [line["loss"] for line in sorted(steps, key=lambda line: line["t"]) if line["samples"]]
+    assert np.mean(losses[-10:]) < np.mean(losses[:10])
+
+
+# ---- overlapping neurons
+
+
+@pytest.mark.parametrize("ranks, redundancy", [(2, 0.5), (4, 0.01), (4, 0.5), (4, 1.0)])
+def test_overlapping_neurons_change_the_bytes_and_nothing_else(ranks, redundancy):
+    split = {"kind": "tensor", "redundancy": redundancy}
+    name = "mlp, output by classes"
+    steps = same_as_alone(name, workers=ranks, split=split)
+    assert sent(steps) == exchanges(Experiment(**MODELS[name], workers=ranks, split=split)).sent(
+        ranks, itemsize=8
+    )
+
+
+def test_redundancy_pays_where_a_batch_has_more_samples_than_a_neuron_has_weights():
+    def cost(batch: int, redundancy: float):
+        return redundant_layer(batch, inputs=63, neurons=80, ranks=4, redundancy=redundancy)
+
+    for batch, sign in ((32, 1), (64, 0), (128, -1)):
+        assert np.sign(cost(batch, 0.5).elements(4) - cost(batch, 0).elements(4)) == sign
+    assert cost(128, 0.5).activations == cost(128, 0).activations / 2
+    assert cost(128, 0.5).forward == 2.5 * cost(128, 0).forward  # own, and half of three others'
+    assert cost(128, 1).activations == 0 and cost(128, 1).backward == cost(128, 0).backward
+
+
+def computed(name: str, span: str, ranks: int, **split) -> float:
+    """FLOPs of all ranks within a span of one step, as the simulated clock was charged."""
+    fields = {**MODELS[name], "steps": 2}
+    cluster = {"platform": "p100-25gbe"}
+    *_, steps = simulated(workers=ranks, split={"kind": "tensor", **split}, cluster=cluster, **fields)
+    experiment = Experiment(
+        **fields, workers=ranks, split="tensor", cluster={"world": "simulated", **cluster}
+    )
+    per_flop = of_experiment(experiment)[1][0].pace.per_flop
+    spans = [s for line in steps if line["step"] == 1 for s in line["spans"]]
+    return sum(end - start for name, start, end, *_ in spans if name == span) / per_flop
+
+
+def per_step(name: str) -> float:
+    """FLOPs of the whole model for a batch, forward and backward."""
+    experiment = Experiment(**MODELS[name])
+    dataset = load(experiment.data, 0, torch.float32, experiment.model.name)
+    return models.flops_per_sample(models.build(experiment, dataset), dataset) * experiment.batch
+
+
+@EVERY
+def test_ranks_share_the_operations_of_the_model_and_do_none_twice(name):
+    assert computed(name, "forward", 2) == pytest.approx(per_step(name) / 3, rel=1e-6)
+    assert computed(name, "backward", 2) == pytest.approx(per_step(name) * 2 / 3, rel=1e-6)
+
+
+def test_redundant_operations_are_charged():
+    name = "mlp, output by classes"
+    layers = [redundant_layer(13, inputs, 24, 2, 0.5) for inputs in (64, 24)]
+    output = 2 * 13 * 24 * 10
+    forward = 2 * sum(layer.forward for layer in layers) + output
+    assert computed(name, "forward", 2, redundancy=0.5) == pytest.approx(forward)
+    assert computed(name, "backward", 2, redundancy=0.5) == pytest.approx(per_step(name) * 2 / 3)
+
+
+# ---- a part of a model
+
+
+def outputs_and_gradients(comm, experiment: Experiment) -> float:
+    """The largest difference between a model and itself cut in two stages, each over all ranks, for every place."""
+    dataset = load(experiment.data, 0, torch.float64, experiment.model.name)
+    model = models.build(experiment, dataset)
+    layers, x, worst = list(model.named_children()), dataset.train_x[:3], 0.0
+    for place in range(1, len(layers)):
+        whole, pieces = [nn.Sequential(OrderedDict(part)) for part in (layers[:place], layers[place:])], []
+        between = whole[0](x).detach()
+        for stage, given in zip(whole, (x, between)):
+            ends = []
+            for one in (stage, cut_layers(stage, comm)):
+                into = given.clone().requires_grad_(given.is_floating_point())
+                output = one(into)
+                (output * torch.linspace(0, 1, output.shape[-1])).sum().backward()
+                ends.append((output, into.grad))
+            pieces += [(a - b).abs().max().item() for a, b in zip(*ends) if a is not None]
+        worst = max(worst, *pieces)
+    return worst
+
+
+@pytest.mark.parametrize("name", ["mlp, output by classes", "cnn, output by channels", "transformer"])
+def test_any_row_of_layers_can_be_cut_by_itself(name):
+    experiment = Experiment(**MODELS[name], dtype="float64")
+    assert max(run(lambda comm: outputs_and_gradients(comm, experiment), 2)) < 1e-9
+
+
+# ---- other worlds
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world", ["real", "paced"])
+def test_real_processes_train_a_cut_model_and_count_the_same_bytes(world):
+    fields = dict(
+        MODELS["transformer"], dtype="float64", steps=STEPS, workers=4, split={"kind": "tensor", "tensor": 2}
+    )
+    run = dlpar.launch(Experiment(**fields, evaluate_every=10, cluster={"world": world})).wait(60)
+    assert apart(alone("transformer")[0], run.curve["loss"].to_numpy()) < 1e-9
+    *_, steps = simulated(**fields)
+    by_rank = run.steps[run.steps["step"] == 5].set_index("rank").sort_index()
+    expected = {line["rank"]: line for line in steps if line["step"] == 5}
+    assert by_rank["bytes"].tolist() == [expected[rank]["bytes"] for rank in range(4)]
+    assert by_rank["messages"].tolist() == [expected[rank]["messages"] for rank in range(4)]
+    assert (by_rank["comm"] + by_rank["wait"] > 0).all()  # messages within a pass are no computing
+
+
+# ---- what is refused
+
+
+@pytest.mark.parametrize(
+    "fields, sentence",
+    [
+        (
+            dict(workers=3, model={"width": 256}),
+            "split.tensor: got 3, allowed is a divisor of the model's width, 256",
+        ),
+        (
+            dict(workers=8, model="transformer", data="docstrings"),
+            "split.tensor: got 8, allowed is a divisor of the model's heads, 4",
+        ),
+        (
+            dict(workers=3, model={"name": "cnn", "width": 64}),
+            "split.tensor: got 3, allowed is a divisor of the model's channels, 8",
+        ),
+        (
+            dict(workers=2, model="logistic"),
+            "split.tensor: got 2, allowed with model logistic is 1: it is a single layer",
+        ),
+        (
+            dict(workers=2, model="cnn", split={"kind": "tensor", "redundancy": 0.5}),
+            "split.redundancy: got 0.5, allowed with model cnn is 0: neurons of an mlp overlap",
+        ),
+        (
+            dict(workers=2, compression="topk"),
+            "compression.codec: got 'topk', allowed with split tensor is none: ranks that hold copies of a weight would lose "
+            "different digits of its gradient",
+        ),
+        (
+            dict(workers=2, cluster={"world": "simulated", "messages": "sizes"}),
+            "cluster.messages: got 'sizes', allowed with split tensor is values: layers send what they compute",
+        ),
+        (
+            dict(workers=2, cluster={"world": "simulated", "stand_in_for": "gpt2"}),
+            "cluster.stand_in_for: got 'gpt2', allowed with split tensor is nothing: it sends activations, and a workload "
+            "lists parameters",
+        ),
+    ],
+)
+def test_what_a_tensor_split_cannot_do_is_refused_in_one_sentence(fields, sentence):
+    with pytest.raises(BadExperiment) as refused:
+        Experiment(**{"split": "tensor", **fields})
+    assert str(refused.value) == sentence
+
+
+def test_one_rank_has_nothing_to_cut():
+    same_as_alone("transformer", workers=2, split={"kind": "tensor", "tensor": 1})

@@ -1,0 +1,219 @@
+"""Parameter servers: how stale workers get, how far they lead, and what a straggler costs."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from simulations import simulation_of, trained
+
+import dlpar
+from dlpar import Experiment
+from dlpar.config.sync import ParameterServer
+from dlpar.data.generator import generator
+from dlpar.sync.consistency import Consistency, consistency
+from dlpar.sync.parameter_server import key_ranges, leaf_of
+
+pytestmark = pytest.mark.slow
+
+SMALL = dict(model={"name": "mlp", "width": 16, "depth": 1}, batch=64, evaluate_every=10_000)
+STEADY = {"kind": "constant", "delay_ms": 5.0}
+
+
+def ps(**fields) -> dict:
+    return {"scheme": "ps", **fields}
+
+
+def run(**fields) -> dlpar.Run:
+    return dlpar.launch(Experiment(**{**SMALL, **fields})).wait(60)
+
+
+def simulated(folder: Path, **fields) -> dlpar.Run:
+    """The same in the simulated world, in this process."""
+    return trained(folder, **{**SMALL, **fields})
+
+
+def served(finished: dlpar.Run) -> dict:
+    """What the first server counted."""
+    return next(r for _, r in finished.records() if r["k"] == "event" and r["name"] == "served")
+
+
+# ---- without ranks ----------------------------------------------------------------
+
+
+@pytest.mark.quick
+def test_key_ranges_cover_the_parameters_in_nearly_equal_parts():
+    for parameters in (1, 5, 17, 1000):
+        for servers in range(1, min(parameters, 9) + 1):
+            ranges = key_ranges(parameters, servers)
+            assert [k for r in ranges for k in range(parameters)[r]] == list(range(parameters))
+            sizes = [r.stop - r.start for r in ranges]
+            assert max(sizes) - min(sizes) <= 1
+
+
+@pytest.mark.quick
+def test_a_consistency_is_two_numbers():
+    assert consistency(ParameterServer(), 4) == Consistency(gather=4, bound=0)
+    assert consistency(ParameterServer(consistency="asp"), 4) == Consistency(gather=1, bound=None)
+    assert consistency(ParameterServer(consistency="ssp", staleness=2), 4) == Consistency(gather=1, bound=2)
+    assert consistency(ParameterServer(consistency="softsync", softsync=2), 4).gather == 2
+    bounded = Consistency(bound=2)
+    assert bounded.may_start(5, 3) and not bounded.may_start(6, 3)
+    assert Consistency().may_start(10**6, 0)
+
+
+@pytest.mark.quick
+def test_leaves_share_the_workers_evenly():
+    for workers in (1, 2, 5, 8):
+        for groups in range(1, workers + 1):
+            e = Experiment(workers=workers, batch=64, sync=ps(servers=2, groups=groups))
+            leaves = [leaf_of(e, worker) for worker in range(workers)]
+            assert sorted(set(leaves)) == list(range(workers + 2, workers + 2 + groups))
+            counts = [leaves.count(leaf) for leaf in set(leaves)]
+            assert max(counts) - min(counts) <= 1
+
+
+# ---- staleness and lead ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [2, 4, 8])
+def test_with_equal_workers_and_weights_in_the_answer_staleness_is_n_minus_1_on_average(workers):
+    steps = 60
+    finished = run(workers=workers, steps=steps, sync=ps(consistency="asp"), delays=STEADY)
+    ages = finished.steps["staleness"]
+    assert len(ages) == steps * workers == served(finished)["version"] == served(finished)["pushes"]
+    assert ages.mean() == pytest.approx(workers - 1, rel=0.15)
+
+
+def test_asking_for_the_weights_apart_lowers_staleness():
+    fields = dict(workers=4, steps=150)
+    reply = run(sync=ps(consistency="asp"), **fields).steps["staleness"].mean()
+    separate = run(sync=ps(consistency="asp", pull="separate"), **fields).steps["staleness"].mean()
+    assert separate < 0.9 * reply
+
+
+def test_bsp_is_never_stale_and_its_version_counts_steps(tmp_path):
+    ways = [ps(), ps(servers=2), ps(pull="separate"), ps(servers=2, groups=2)]
+    runs = [
+        simulated(tmp_path / str(number), workers=4, steps=25, sync=sync) for number, sync in enumerate(ways)
+    ]
+    for finished in (*runs, run(workers=4, steps=25, sync=ways[-1])):
+        assert set(finished.steps["staleness"]) == {0} and set(finished.steps["lead"]) == {0}
+        assert served(finished)["version"] == 25
+        assert (finished.steps.groupby("rank").size() == 25).all()
+
+
+def random_ssp(case: int) -> Experiment:
+    draw = generator(7, "ssp cases", case)
+    workers, every = int(draw.integers(2, 6)), int(draw.integers(1, 3))
+    divisors = [groups for groups in range(1, workers + 1) if workers % groups == 0]
+    groups = int(draw.choice(divisors)) if draw.random() < 0.3 else 0
+    sync = ps(
+        consistency="ssp",
+        staleness=int(draw.integers(0, 5)),
+        servers=int(draw.integers(1, 4)),
+        groups=groups,
+        pull=("reply", "separate")[draw.integers(2)],
+        push_every=every,
+    )
+    delays = {"kind": ("exponential", "gamma", "none")[draw.integers(3)], "delay_ms": 2.0}
+    if draw.random() < 0.5:
+        delays["straggler"] = {int(draw.integers(workers)): 4.0}
+    return Experiment(**SMALL, workers=workers, steps=8 * every, sync=sync, delays=delays)
+
+
+@pytest.mark.parametrize("block", range(5))
+def test_ssp_bounds_lead_by_s_and_staleness_by_n_minus_1_times_2s_plus_1(block, tmp_path):
+    cases = [random_ssp(case) for case in range(10 * block, 10 * block + 10)]
+    real = [dlpar.launch(e) for e in cases[:3]]
+    # In the simulated world nothing but the draw decides who comes first.
+    drawn = [simulation_of(e, tmp_path / str(number)) for number, e in enumerate(cases[3:])]
+    for finished in (*drawn, *(job.wait(90) for job in real)):
+        e = finished.experiment
+        s, clients = e.sync.staleness, e.sync.groups or e.workers
+        assert finished.steps["lead"].max() <= s, e
+        assert finished.steps["staleness"].max() <= (clients - 1) * (2 * s + 1), e
+        assert len(finished.steps) == e.steps * e.workers, e
+        pushes = e.steps * clients // e.sync.push_every
+        assert (served(finished)["pushes"], served(finished)["version"]) == (pushes, pushes)
+
+
+def test_n_softsync_makes_one_update_of_every_n_th_of_the_workers():
+    for n, gather in ((1, 4), (2, 2), (4, 1)):
+        finished = run(workers=4, steps=30, sync=ps(consistency="softsync", softsync=n), delays=STEADY)
+        assert served(finished)["pushes"] == 120
+        assert served(finished)["version"] == 120 // gather
+        assert (
+            finished.steps["staleness"].mean() <= 2 * n
+        )  # as Rudra (arXiv 1509.04210) finds: hardly ever above 2n
+
+
+def test_downpour_pushes_and_fetches_every_n_steps():
+    finished = run(workers=2, steps=40, sync=ps(consistency="asp", push_every=5))
+    assert served(finished)["pushes"] == 2 * 40 // 5
+    sent = finished.steps.groupby("rank")["bytes"].apply(lambda b: (b > 0).sum())
+    assert sent.sum() == 2 * 40 // 5 + 1  # one push in five steps of each worker, and once the first weights
+
+
+# ---- what it costs ------------------------------------------------------------------
+
+
+def seconds_a_step(finished: dlpar.Run) -> float:
+    """Of global steps, from the median distance of ten."""
+    ends = finished.curve["seconds"].to_numpy()
+    return float(np.median(ends[10:] - ends[:-10]) / 10)
+
+
+@pytest.mark.timed
+def test_a_permanent_straggler_holds_up_bsp_and_in_the_end_ssp_but_not_asp():
+    fields = dict(workers=4, steps=25, delays={"kind": "constant", "delay_ms": 25.0, "straggler": {1: 4.0}})
+    bsp = run(sync=ps(), **fields)
+    own_pace = bsp.steps.query("rank == 1")["compute"].median()
+    assert seconds_a_step(bsp) == pytest.approx(own_pace, rel=0.10)
+    ssp = run(sync=ps(consistency="ssp", staleness=4), **fields)
+    assert seconds_a_step(ssp) == pytest.approx(seconds_a_step(bsp), rel=0.15)
+    asp = run(sync=ps(consistency="asp"), **fields)
+    assert seconds_a_step(asp) < seconds_a_step(bsp) / 2
+
+
+def test_of_equal_workers_with_exponential_delays_a_bound_lets_through_what_bsp_holds_up(tmp_path):
+    fields = dict(workers=4, steps=150, delays={"kind": "exponential", "delay_ms": 20.0})
+    bsp = simulated(tmp_path / "bsp", sync=ps(), **fields)
+    ssp = simulated(tmp_path / "ssp", sync=ps(consistency="ssp", staleness=4), **fields)
+    assert seconds_a_step(bsp) > 1.3 * seconds_a_step(ssp)
+
+
+# ---- faults -------------------------------------------------------------------------
+
+
+def test_more_servers_than_parameters_is_refused_by_every_rank():
+    e = Experiment(model="linear", data="diabetes", batch=64, workers=2, sync=ps(servers=12))
+    with pytest.raises(
+        dlpar.JobFailed, match="sync.servers: got 12, allowed with 11 parameters is at most 11"
+    ):
+        dlpar.launch(e).wait(60)
+
+
+@pytest.mark.parametrize("role", ["server", "worker", "leaf"])
+def test_killing_any_rank_ends_the_job_with_a_sentence(role):
+    job = dlpar.launch(
+        Experiment(workers=2, steps=10**6, evaluate_every=10**6, sync=ps(consistency="asp", groups=2))
+    )
+    ranks = job.wait_steps(20).ranks
+    rank = ranks.index[ranks["role"] == role][-1]
+    os.kill(int(ranks.loc[rank, "pid"]), signal.SIGKILL)
+    whose = "" if role == "worker" else rf" \({role}\)"
+    with pytest.raises(dlpar.JobFailed, match=rf"rank {rank}{whose} was killed by SIGKILL"):
+        job.wait(5)
+    assert not any(psutil.pid_exists(pid) for pid in ranks["pid"])
+
+
+@pytest.mark.parametrize("sync", ["ring", "mapreduce", "ps", "gossip", "hogwild"])
+def test_one_worker_is_enough_for_any_scheme(sync, tmp_path):
+    fields = dict(workers=1, steps=10, sync=sync)
+    finished = run(**fields) if sync in ("ps", "hogwild") else simulated(tmp_path / "run", **fields)
+    assert finished.summary["steps"] == 10 and finished.summary["staleness"]["max"] == 0

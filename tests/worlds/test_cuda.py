@@ -1,0 +1,132 @@
+"""Everything on a GPU, for whoever has one: ``pytest tests/test_cuda.py``.
+
+The same code runs on the CPU and on the GPU, so the one must give what the other does.  Ranks that
+share a GPU are staged through MPI; one rank by itself has NCCL, and two where there are two GPUs.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import dlpar
+from dlpar import Experiment
+from worlds.test_devices import SCHEMES, SPLITS
+
+GPUS = torch.cuda.device_count()
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(GPUS == 0, reason="no CUDA device")]
+
+FREE = ("pairwise", "ps, two servers")
+"""Of the schemes those in which who comes first decides."""
+
+
+def losses(device: str, carrier: str = "auto", **fields) -> np.ndarray:
+    """Of each step of a short real run."""
+    small = {"steps": 12, "evaluate_every": 1000, "batch": 12, "model": {"width": 16}, "dtype": "float64"}
+    run = dlpar.launch(
+        Experiment(**{**small, **fields}, cluster={"device": device, "carrier": carrier})
+    ).wait(120)
+    assert all(each.startswith(device) for each in run.ranks["device"])
+    return run.curve["loss"].to_numpy()
+
+
+def check(carrier: str, scheme: str = "ring", **fields) -> None:
+    """That a run on GPUs gives the losses of one on the CPU."""
+    found = losses("cuda", carrier, **fields)
+    if scheme in FREE:
+        assert np.isfinite(found).all() and found[-3:].mean() < found[0]
+    else:
+        np.testing.assert_allclose(found, losses("cpu", **fields), rtol=1e-9)
+
+
+@pytest.mark.parametrize("name", SPLITS)
+def test_every_split_gives_the_losses_of_the_cpu_where_ranks_share_a_gpu(name):
+    check("mpi", **SPLITS[name])
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_every_scheme_gives_the_losses_of_the_cpu_where_ranks_share_a_gpu(name):
+    check("mpi", name, workers=2, **SCHEMES[name][0])
+
+
+@pytest.mark.parametrize("name", ["library", "overlapped", "adam", "local SGD", "1 bit", "mapreduce"])
+def test_one_rank_has_nccl(name):
+    check("nccl", workers=1, **SCHEMES[name][0])
+
+
+@pytest.mark.skipif(GPUS < 2, reason="one CUDA device")
+@pytest.mark.parametrize("name", [*SPLITS, *SCHEMES])
+def test_nccl_carries_every_split_and_scheme_between_two_gpus(name):
+    fields = SPLITS.get(name) or {"workers": 2, **SCHEMES[name][0]}
+    if Experiment(**fields).ranks > GPUS:
+        pytest.skip("fewer GPUs than ranks")
+    check("nccl", name, **fields)
+
+
+@pytest.mark.parametrize("name", ["data", "cnn", "tensor, transformer", "spatial", "gpipe", "zb-h1"])
+def test_mixed_precision_gives_nearly_the_losses_of_full_precision(name):
+    fields = {**SPLITS[name], "dtype": "float32", "lr": 0.02}
+    np.testing.assert_allclose(losses("cuda", precision="bf16", **fields), losses("cpu", **fields), rtol=2e-2)
+
+
+def test_digits_are_learnt_in_bfloat16():
+    run = dlpar.launch(Experiment(workers=2, precision="bf16", cluster={"device": "cuda"})).wait(120)
+    assert run.summary["accuracy"] >= 0.94
+
+
+def test_nccl_between_ranks_that_share_a_gpu_is_refused_with_the_reason():
+    with pytest.raises(
+        RuntimeError, match=rf"{GPUS + 1} ranks see {GPUS} GPUs?, and NCCL refuses ranks that share one"
+    ):
+        dlpar.launch(Experiment(workers=GPUS + 1, batch=256, cluster={"carrier": "nccl"})).wait(60)
+
+
+# ---- messages and time ---------------------------------------------------------------------
+
+
+def test_messages_between_gpus_hold_what_was_sent():
+    def exchange(_) -> list[str]:
+        from dlpar.config.experiment import Cluster
+        from dlpar.worlds.connect import connect
+
+        comm = connect(Cluster(device="cuda", carrier="mpi"))
+        wrong, peer = [], 1 - comm.rank
+        for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.uint8, torch.bool):
+            sent = ((torch.arange(20_000, device=comm.device).view(100, 200) + comm.rank) % 2).to(dtype).t()
+            room = torch.empty(100, 200, dtype=dtype, device=comm.device).t()
+            comm.sendrecv(sent, peer, room, peer)
+            if not torch.equal(room, 1 - sent if dtype is not torch.bool else ~sent):
+                wrong.append(str(dtype))
+        # What a GPU is told before a collective is started is done before it, and what is told after its end, after.
+        bucket = torch.ones(1_000_000, device=comm.device)
+        for _ in range(20):
+            bucket.mul_(2).div_(2)
+        comm.start(lambda comm, bucket: comm.allreduce(bucket), bucket.mul_(comm.rank + 1)).wait()
+        if bucket.add_(1).mean().item() != 4:
+            wrong.append("started beside")
+        comm.close()
+        return wrong
+
+    assert dlpar.spmd(exchange, workers=2) == [[], []]
+
+
+def test_a_gpu_is_told_ahead_and_settles_when_asked_to():
+    def timed(_) -> tuple[float, float]:
+        from dlpar.config.experiment import Cluster
+        from dlpar.worlds.connect import connect
+
+        comm = connect(Cluster(device="cuda"))
+        square = torch.randn(4096, 4096, device=comm.device)
+        (square @ square).sum().item()
+        began = comm.now()
+        for _ in range(200):
+            square = torch.nn.functional.normalize(square @ square)
+        told = comm.now() - began
+        comm.settle()
+        done = comm.now() - began
+        comm.close()
+        return told, done
+
+    told, done = dlpar.spmd(timed, workers=1)[0]
+    assert done > 2 * told

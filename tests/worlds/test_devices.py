@@ -1,0 +1,328 @@
+"""Tensors live where they should: a rank's on its GPU, and the host waits for that as seldom as can be.
+
+There need not be a GPU: its place is taken by torch's meta device, whose tensors have no numbers.
+What mixes them with tensors of the host, or asks for a number, is seen as it happens.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from simulations import run
+from torch.utils._python_dispatch import TorchDispatchMode
+from trained_ranks import Kept, trained
+
+import dlpar
+from dlpar import Experiment
+from dlpar.comm.base import Comm, Traffic
+from dlpar.config.experiment import Cluster
+from dlpar.jobs.record import Recorder, Unrecorded
+from dlpar.train import serve, train
+from dlpar.worlds.connect import places
+from dlpar.worlds.simulated.comm import Side, SimulatedComm
+
+GPU = torch.device("meta")
+
+# ---- which GPU a rank takes ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("visible", "taken", "carrier"),
+    [
+        ([["A", "B"], ["A", "B"]], [0, 1], "nccl"),
+        ([["A", "B"], ["A", "B"], ["C", "D"], ["C", "D"]], [0, 1, 0, 1], "nccl"),  # two machines
+        ([["A"], ["B"], ["C"]], [0, 0, 0], "nccl"),  # a launcher gave each rank one
+        ([["A"]] * 3, [0, 0, 0], "mpi"),
+        ([["A", "B"]] * 5, [0, 1, 0, 1, 0], "mpi"),
+        ([["A"], ["A", "B"]], [0, 1], "nccl"),
+        ([[], []], [], "mpi"),
+        ([["A"], []], [], "mpi"),  # tensors of one job live in one kind of memory
+    ],
+)
+def test_ranks_spread_over_the_gpus_they_see_and_nccl_carries_where_none_is_shared(visible, taken, carrier):
+    assert places(Cluster(), visible) == (taken, carrier)
+
+
+def test_a_carrier_that_is_asked_for_is_taken_where_it_can_work():
+    assert places(Cluster(carrier="mpi"), [["A"], ["B"]]) == ([0, 0], "mpi")
+    assert places(Cluster(carrier="nccl"), [["A"], ["B"]]) == ([0, 0], "nccl")
+    assert places(Cluster(carrier="gloo"), [[], []]) == ([], "gloo")
+
+
+@pytest.mark.parametrize(
+    ("cluster", "visible", "sentence"),
+    [
+        (
+            {"device": "cuda"},
+            [["A"], []],
+            "cluster.device: got 'cuda', allowed here is auto or cpu: rank 1 sees no CUDA device",
+        ),
+        (
+            {"carrier": "nccl"},
+            [[], []],
+            "cluster.carrier: got 'nccl', allowed here is auto, mpi or gloo: rank 0 sees no CUDA device",
+        ),
+        (
+            {"carrier": "nccl"},
+            [["A"]] * 2,
+            "cluster.carrier: got 'nccl', allowed here is auto or mpi: 2 ranks see 1 GPU, "
+            "and NCCL refuses ranks that share one",
+        ),
+        (
+            {"device": "cuda", "carrier": "nccl"},
+            [["A", "B"]] * 3,
+            "cluster.carrier: got 'nccl', allowed here is auto or "
+            "mpi: 3 ranks see 2 GPUs, and NCCL refuses ranks that share one",
+        ),
+    ],
+)
+def test_what_cannot_be_had_is_refused_with_the_reason(cluster, visible, sentence):
+    with pytest.raises(ValueError) as refused:
+        places(Cluster(**cluster), visible)
+    assert str(refused.value) == sentence
+
+
+# ---- where tensors live --------------------------------------------------------------------
+
+aten = torch.ops.aten
+COPIES = (aten.copy_.default, aten._to_copy.default)
+"""What may have one device's tensors in and another's out."""
+
+
+class Watch(TorchDispatchMode):
+    """Has the meta device behave like a GPU: refuses to mix, and counts how often the host waits for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        tensors = [a for a in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(a, torch.Tensor)]
+        on_gpu = [t.device == GPU for t in tensors]
+        if function is aten._local_scalar_dense.default and on_gpu[0]:
+            self.waits["number"] += 1
+            return 1.0
+        if function in COPIES:
+            return self._copied(function, args, kwargs)
+        # A GPU takes a single number of the host's as an argument of its kernel.
+        mixed = any(on_gpu) and any(not on and t.dim() for on, t in zip(on_gpu, tensors))
+        assert not mixed, f"{function} mixes devices: {[(str(t.device), tuple(t.shape)) for t in tensors]}"
+        return function(*args, **kwargs)
+
+    def _copied(self, function, args, kwargs):
+        into, source = (
+            (args[0], args[1]) if function is aten.copy_.default else (kwargs.get("device"), args[0])
+        )
+        target = into.device if isinstance(into, torch.Tensor) else into or source.device
+        if source.device == GPU and target != GPU:
+            self.waits["to host"] += 1
+            dtype = kwargs.get("dtype") or source.dtype
+            return into if isinstance(into, torch.Tensor) else torch.zeros(source.shape, dtype=dtype)
+        at_leisure = kwargs.get("non_blocking") or args[2:] == (True,)
+        if source.device != GPU and target == GPU and source.dim() and not at_leisure:
+            self.waits["to GPU"] += 1
+        return function(*args, **kwargs)
+
+
+class KeptWaits(Kept):
+    """Keeps how often the host had waited by the end of each step."""
+
+    def __init__(self, comm, watch: Watch) -> None:
+        super().__init__(comm)
+        self.watch, self.waits = watch, []
+
+    def step(self, step: int, **facts) -> None:
+        super().step(step, **facts)
+        self.waits.append(Counter(self.watch.waits))
+
+
+@pytest.fixture
+def meta(monkeypatch):
+    """Simulated ranks whose tensors live on the meta device."""
+    monkeypatch.setattr(SimulatedComm, "device", GPU)
+    monkeypatch.setattr(SimulatedComm, "empty", Comm.empty)
+    beside = Side._run
+
+    def watched(side):
+        with Watch():
+            beside(side)
+
+    monkeypatch.setattr(Side, "_run", watched)
+    torch.__future__.set_swap_module_params_on_conversion(
+        True
+    )  # tied weights stay one on their way to another device
+    yield
+    torch.__future__.set_swap_module_params_on_conversion(False)
+
+
+SHORT = {"steps": 6, "evaluate_every": 1000, "batch": 12, "model": {"width": 16}}
+
+
+def waits(**fields) -> list[Counter]:
+    """How often each worker's host waited for its GPU in the last step of a short run, by what for."""
+    experiment = Experiment(**{**SHORT, **fields})
+
+    def program(comm):
+        if comm.rank >= experiment.workers:
+            with Watch():
+                return serve(comm, experiment, Unrecorded(comm))
+        watch = Watch()
+        record = KeptWaits(comm, watch)
+        with watch:
+            train(comm, experiment, record)
+        return record.waits[-1] - record.waits[-2]
+
+    return run(program, experiment.ranks)[: experiment.workers]
+
+
+TEXT = {
+    "model": {"name": "transformer", "width": 16, "depth": 2},
+    "data": {"name": "docstrings", "context": 8},
+}
+SPLITS = {
+    "data": dict(workers=2),
+    "micro-batches": dict(workers=2, split={"microbatches": 3}),
+    "cnn": dict(workers=2, model="cnn", shards="by_label"),
+    "batch normalisation": dict(workers=2, model={"name": "mlp", "norm": "sync_batch"}),
+    "zero 1": dict(workers=2, split={"zero": 1}),
+    "zero 3": dict(workers=2, split={"zero": 3}),
+    "tensor, mlp": dict(workers=2, split="tensor"),
+    "tensor, overlapping": dict(workers=2, split={"kind": "tensor", "redundancy": 0.5}),
+    "tensor, cnn": dict(workers=2, model={"name": "cnn", "width": 32}, split="tensor"),
+    "tensor, transformer": dict(workers=2, split="tensor", **TEXT),
+    "spatial": dict(workers=2, model="cnn", split="spatial"),
+    "gpipe": dict(workers=2, split={"kind": "pipeline", "schedule": "gpipe", "microbatches": 3}, **TEXT),
+    "zb-h1": dict(workers=2, split={"kind": "pipeline", "schedule": "zb-h1", "microbatches": 3}, **TEXT),
+    "pipedream": dict(workers=2, split={"kind": "pipeline", "schedule": "pipedream", "microbatches": 1}),
+    "recomputed": dict(workers=2, split={"kind": "pipeline", "microbatches": 3, "recompute": True}),
+    "hybrid": dict(workers=4, split={"kind": "hybrid", "microbatches": 3}, **TEXT),
+}
+
+
+@pytest.mark.parametrize("fields", SPLITS.values(), ids=SPLITS.keys())
+def test_every_split_computes_on_its_device_and_waits_for_it_once_a_step(meta, fields):
+    found = waits(**fields)
+    assert max(sum(each.values()) for each in found) == 1, found  # to write down the loss
+
+
+SCHEMES = {
+    "library": (dict(sync={"allreduce": "library"}), 1),
+    "overlapped": (dict(sync={"overlap": True, "bucket_mb": 0.001}), 1),
+    "momentum": (dict(optimizer="momentum"), 1),
+    "adagrad": (dict(optimizer="adagrad"), 1),
+    "adam": (dict(optimizer="adam"), 1),
+    "local SGD": (dict(averaging={"method": "local", "period": 2}), 2),
+    "elastic": (dict(averaging={"method": "elastic", "period": 2}), 2),
+    "1 bit": (dict(compression="onebit"), 1),
+    "top k": (dict(compression="topk"), 1),
+    "bf16 on the wire": (dict(compression="bf16"), 1),
+    "mapreduce": (dict(sync="mapreduce"), 3),
+    "gossip": (dict(sync="gossip"), 2),
+    "random peers": (dict(sync={"scheme": "gossip", "exchange": "random", "peers": 1}), 2),
+    "push-sum": (dict(sync={"scheme": "gossip", "exchange": "push_sum"}), 3),
+    "pairwise": (dict(sync={"scheme": "gossip", "exchange": "pairwise"}), 2),
+    "ps": (dict(sync="ps"), 2),
+    "ps, two servers": (
+        dict(sync={"scheme": "ps", "servers": 2, "consistency": "asp", "pull": "separate"}),
+        3,
+    ),
+    "ps, 1 bit": (dict(sync="ps", compression="onebit"), 2),
+}
+"""And the most waits of a worker in a step."""
+
+
+@pytest.mark.parametrize(("fields", "most"), SCHEMES.values(), ids=SCHEMES.keys())
+def test_every_scheme_keeps_to_its_device(meta, fields, most):
+    found = waits(workers=2, **fields)
+    assert max(sum(each.values()) for each in found) == most, found
+
+
+# ---- when a GPU has done what it was told ----------------------------------------------------
+
+
+class Stream:
+    """Does one thing after the other, and is told ahead."""
+
+    def __init__(self) -> None:
+        self.idle_at = 0.0
+
+    def work(self, seconds: float) -> None:
+        self.idle_at = max(self.idle_at, self.host.now()) + seconds
+
+
+class Event:
+    """As torch.cuda's."""
+
+    def __init__(self, enable_timing: bool) -> None:
+        assert enable_timing
+
+    def record(self, stream: Stream) -> None:
+        self.stream, self.at = stream, max(stream.idle_at, stream.host.now())
+
+    def synchronize(self) -> None:
+        self.stream.host.time = max(self.stream.host.time, self.at)
+
+    def elapsed_time(self, later: Event) -> float:
+        assert later.at >= self.at
+        return 1000 * (later.at - self.at)
+
+
+class Host:
+    """A rank with a GPU, and a clock that stands still unless told."""
+
+    rank, device, clock, time = 0, torch.device("cuda", 0), "wall", 100.0
+
+    def __init__(self) -> None:
+        self.traffic, self.state = Traffic(self.now), dict
+
+    def now(self) -> float:
+        return self.time
+
+
+def test_spans_on_a_gpu_are_of_what_it_did_and_cost_one_wait_a_step(monkeypatch, tmp_path):
+    host, stream = Host(), Stream()
+    stream.host = host
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    record = Recorder(tmp_path, host)
+    for step in range(2):
+        begins = host.time
+        with record.span("forward"):
+            stream.work(2.0)
+        with record.span("backward"):
+            stream.work(4.0)
+        with record.span("communicate"):
+            host.time = stream.idle_at + 1.0  # a message that the host waits for
+        with record.span("update"):
+            stream.work(0.5)
+        assert host.time == begins + 7.0
+        record.step(step, loss=0.0)
+        assert host.time == begins + 7.5
+    record.close()
+    lines = [json.loads(line) for line in (tmp_path / "rank-0.jsonl").read_text().splitlines()]
+    times = {name: times for name, *times in lines[0]["spans"]}
+    assert times == {
+        "forward": [100, 102],
+        "backward": [102, 106],
+        "communicate": [106, 107],
+        "update": [107, 107.5],
+    }
+    assert lines[1]["spans"][0] == ["forward", 107.5, 109.5]
+    assert (lines[1]["compute"], lines[1]["comm"], lines[1]["t"]) == (6.5, 1.0, 115.0)
+
+
+# ---- torch.distributed, without a GPU --------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["zero 1", "zero 3", "tensor, transformer", "spatial", "hybrid"])
+def test_gloo_stands_in_for_nccl_in_every_split(name):
+    fields = {**SHORT, "dtype": "float64", **SPLITS[name]}
+    found = dlpar.launch(Experiment(**fields, cluster={"carrier": "gloo"})).wait(60)
+    assert set(found.ranks["carrier"]) == {"gloo"}
+    np.testing.assert_allclose(found.curve["loss"], trained(**fields).losses, rtol=1e-9)

@@ -1,0 +1,300 @@
+"""Messages between real ranks: every dtype, layout and size arrives as it was sent."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import dlpar
+from dlpar.comm import Arrival
+
+pytestmark = pytest.mark.slow
+
+CARRIERS = ["mpi", "gloo"]
+DTYPES = [
+    torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16,
+    torch.int8, torch.uint8, torch.bool, torch.complex64, torch.complex128,
+]  # fmt: skip
+
+
+def on(carrier):
+    """The communicator a job with this carrier would get."""
+    from dlpar.config.experiment import Cluster
+    from dlpar.worlds.connect import connect
+
+    return connect(Cluster(device="cpu", carrier=carrier))
+
+
+@pytest.mark.parametrize("carrier", CARRIERS)
+def test_every_dtype_layout_and_size_arrives(carrier):
+    def exchange(_, carrier, dtypes):
+        comm = on(carrier)
+        right, left, wrong = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size, []
+        for dtype in dtypes:
+            for shape in [(), (0,), (1,), (3, 5), (1000,)]:
+                generator = torch.Generator().manual_seed(7)
+                whole = torch.randint(0, 2 if dtype is torch.bool else 100, shape, generator=generator)
+                sent, got = (whole + comm.rank).to(dtype), torch.zeros(shape, dtype=dtype)
+                arrival = comm.sendrecv(sent, right, got, left)
+                expected = (whole + left).to(dtype)
+                if not torch.equal(got, expected) or arrival.source != left:
+                    wrong.append((str(dtype), shape))
+            # neither end contiguous
+            sent = torch.arange(24).to(dtype).view(4, 6).t()
+            got = torch.zeros(4, 6, dtype=dtype).t()
+            if comm.rank == 0:
+                comm.send(sent, right)
+            elif comm.rank == 1:
+                comm.recv(got, 0, 0)
+                if not torch.equal(got, sent):
+                    wrong.append((str(dtype), "transposed"))
+        comm.close()
+        return wrong
+
+    assert dlpar.spmd(exchange, carrier, DTYPES, workers=3) == [[], [], []]
+
+
+@pytest.mark.parametrize("carrier", CARRIERS)
+def test_any_source_takes_whoever_comes(carrier):
+    def funnel(_, carrier):
+        comm = on(carrier)
+        if comm.rank:
+            comm.send(torch.full((2,), float(comm.rank)), 0, tag=5)
+            comm.close()
+            return None
+        got = []
+        for _ in range(comm.size - 1):
+            value = torch.empty(2)
+            arrival = comm.recv(value, tag=5)
+            got.append((arrival.source, value[0].item(), arrival.tag, arrival.nbytes))
+        comm.close()
+        return sorted(got)
+
+    assert dlpar.spmd(funnel, carrier, workers=4)[0] == [(1, 1.0, 5, 8), (2, 2.0, 5, 8), (3, 3.0, 5, 8)]
+
+
+def test_tags_keep_messages_apart():
+    def crossed(comm):
+        if comm.rank == 0:
+            requests = [comm.isend(torch.tensor([float(tag)]), 1, tag) for tag in (1, 2, 3)]
+            [request.wait() for request in requests]
+            return None
+        got = []
+        for tag in (3, 1, 2):
+            value = torch.empty(1)
+            comm.recv(value, 0, tag)
+            got.append(value.item())
+        return got
+
+    assert dlpar.spmd(crossed, workers=2)[1] == [3.0, 1.0, 2.0]
+
+
+def test_short_sends_do_not_wait_for_their_receiver_and_send_what_the_tensor_was():
+    def hurry(comm):
+        numbers, got = torch.zeros(1000), []
+        if comm.rank == 0:
+            for i in range(60):
+                comm.send(numbers.fill_(i), 1)
+            left = comm.now()
+            for i in range(60, 200):  # by and by the sender waits all the same
+                comm.send(numbers.fill_(i), 1)
+            return left
+        comm.pause(0.5)
+        asked = comm.now()
+        for _ in range(200):
+            comm.recv(numbers, 0)
+            got += set(numbers.tolist())
+        return asked, got
+
+    left, (asked, got) = dlpar.spmd(hurry, workers=2)
+    assert left < asked and got == list(range(200))
+
+
+def test_irecv_completes_and_tells_who():
+    def later(comm):
+        value = torch.zeros(4)
+        if comm.rank == 0:
+            request = comm.irecv(value, 1, 9)
+            before = request.test()
+            comm.barrier()
+            arrival = request.wait()
+            return before, value.tolist(), arrival.source, arrival.tag, arrival.nbytes
+        comm.barrier()
+        comm.send(torch.ones(4), 0, 9)
+
+    assert dlpar.spmd(later, workers=2)[0] == (False, [1.0] * 4, 1, 9, 16)
+
+
+@pytest.mark.parametrize("carrier", CARRIERS)
+def test_split_makes_groups_that_do_not_hear_each_other(carrier):
+    def halves(_, carrier):
+        comm = on(carrier)
+        half = comm.split(comm.rank % 2, key=-comm.rank)
+        total = torch.tensor([float(comm.rank)])
+        half.allreduce(total)
+        again = half.split(0)  # both halves at once
+        gathered = torch.full((2,), -1.0)
+        gathered[again.rank] = comm.rank
+        again.allgather(gathered.split(1))
+        answer = half.rank, half.size, total.item(), gathered.tolist()
+        comm.close()
+        return answer
+
+    # keys run against ranks: rank 2 comes first among the even ones, rank 3 among the odd
+    even, odd = (2, 2.0, [2, 0]), (2, 4.0, [3, 1])
+    assert dlpar.spmd(halves, carrier, workers=4, timeout=20) == [
+        (1, *even),
+        (1, *odd),
+        (0, *even),
+        (0, *odd),
+    ]
+
+
+def test_shared_memory_is_one_memory():
+    def write(comm):
+        board = comm.shared((comm.size, 2), torch.int64)
+        started_at_zero = int(board.sum())
+        comm.barrier()
+        board[comm.rank] = comm.rank + 1
+        comm.barrier()
+        return started_at_zero, board.tolist()
+
+    assert dlpar.spmd(write, workers=3) == [(0, [[1, 1], [2, 2], [3, 3]])] * 3
+
+
+def test_library_sum_of_bfloat16_is_added_in_float32():
+    def total(comm):
+        value = torch.full((300,), 1.0 + comm.rank / 128, dtype=torch.bfloat16)
+        comm.allreduce(value)
+        return value[0].item(), value.dtype == torch.bfloat16
+
+    exact = sum(1.0 + rank / 128 for rank in range(4))
+    assert dlpar.spmd(total, workers=4) == [(torch.tensor(exact).bfloat16().item(), True)] * 4
+
+
+def test_a_message_longer_than_its_room_is_refused_by_name():
+    def too_long(comm):
+        if comm.rank == 0:
+            comm.send(torch.zeros(10), 1)
+        else:
+            comm.recv(torch.zeros(3), 0)
+
+    with pytest.raises(dlpar.JobFailed, match="rank 1 has room for 12 bytes, but rank 0 sent 40"):
+        dlpar.spmd(too_long, workers=2, timeout=10)
+
+
+def test_a_peer_that_does_not_exist_is_refused_by_name():
+    with pytest.raises(dlpar.JobFailed, match="dest: got 7, allowed is a rank from 0 to 1"):
+        dlpar.spmd(lambda comm: comm.send(torch.zeros(1), 7), workers=2)
+
+
+def test_a_message_over_the_piece_size_travels_in_pieces():
+    def big(comm):
+        import dlpar.worlds.mpi as mpi
+
+        mpi.PIECE, mpi.EAGER = 1000, 0  # bytes: the same code path as 1 GiB
+        value = torch.arange(1001.0) if comm.rank == 0 else torch.empty(1001)
+        if comm.rank == 0:
+            comm.send(value, 1)
+            comm.isend(value, 1).wait()
+            arrival = None
+        else:
+            arrival = comm.recv(value)
+            again = torch.zeros(1500)  # more room than the message needs, in pieces too
+            assert comm.recv(again, 0).nbytes == 4004
+            assert torch.equal(again[:1001], value) and not again[1001:].any()
+        total = torch.ones(777)
+        comm.allreduce(total)
+        return torch.equal(value, torch.arange(1001.0)), total.unique().tolist(), arrival and arrival.nbytes
+
+    assert dlpar.spmd(big, workers=2) == [(True, [2.0], None), (True, [2.0], 4004)]
+
+
+def test_a_piece_more_than_there_is_room_for_is_refused():
+    def cut(comm):
+        import dlpar.worlds.mpi as mpi
+
+        mpi.PIECE, mpi.EAGER = 1000, 0
+        if comm.rank == 0:
+            comm.send(torch.zeros(500), 1)
+        else:
+            comm.recv(torch.zeros(250), 0)
+
+    with pytest.raises(dlpar.JobFailed, match="room for 1,000 bytes, but rank 0 sent at least 2,000"):
+        dlpar.spmd(cut, workers=2, timeout=10)
+
+
+def test_a_request_tells_the_same_however_often_it_is_asked():
+    def asked_twice(comm):
+        value = torch.zeros(3)
+        if comm.rank == 0:
+            comm.send(torch.ones(3), 1, 4)
+            return None
+        request = comm.irecv(value, 0, 4)
+        while not request.test():
+            pass
+        return request.wait() == request.wait() == Arrival(0, 4, 12), value.tolist()
+
+    assert dlpar.spmd(asked_twice, workers=2)[1] == (True, [1.0] * 3)
+
+
+@pytest.mark.parametrize("carrier", CARRIERS)
+def test_a_group_can_start_collectives_of_its_own(carrier):
+    def in_halves(_, carrier):
+        from dlpar.collectives import ring_allreduce
+
+        comm = on(carrier)
+        half, total = comm.split(comm.rank % 2), torch.tensor([float(comm.rank)])
+        half.start(ring_allreduce, total).wait()
+        half.close()
+        comm.close()
+        return total.item()
+
+    assert dlpar.spmd(in_halves, carrier, workers=4, timeout=20) == [2.0, 4.0, 2.0, 4.0]
+
+
+def test_traffic_counts_what_was_sent_and_how_long_a_rank_waited():
+    def counted(comm):
+        import time
+
+        if comm.rank == 0:
+            time.sleep(0.2)  # the other one must wait for this
+            comm.send(torch.zeros(100), 1)
+        else:
+            comm.recv(torch.zeros(100), 0)
+        return comm.traffic.waited, comm.traffic.take()
+
+    (idle, sent), (waited, nothing) = dlpar.spmd(counted, workers=2)
+    assert sent == {"bytes": 400, "messages": 1} and nothing == {"bytes": 0, "messages": 0}
+    assert idle < 0.05 and 0.1 < waited < 1.0
+
+
+@pytest.mark.parametrize("carrier", CARRIERS)
+def test_a_started_collective_runs_beside_the_computation(carrier):
+    def overlapped(_, carrier):
+        from dlpar.collectives import ALLREDUCE
+
+        comm = on(carrier)
+        buckets = [torch.full((n,), float(comm.rank + 1)) for n in (5, 1000, 0, 17)]
+        requests = [
+            comm.start(ALLREDUCE[name], b) for b, name in zip(buckets, ("ring", "library", "ring", "ring"))
+        ]
+        comm.barrier()  # the main thread's own messages do not meet the progress thread's
+        for request in requests:
+            request.wait()
+        done = all(request.test() for request in requests)
+        comm.close()
+        return done, [b.unique().tolist() for b in buckets]
+
+    assert dlpar.spmd(overlapped, carrier, workers=3) == [(True, [[6.0], [6.0], [], [6.0]])] * 3
+
+
+def test_an_error_in_a_started_collective_reaches_whoever_waits():
+    def broken(comm):
+        def collective(comm, bucket):
+            raise ArithmeticError("inside the progress thread")
+
+        comm.start(collective, torch.zeros(1)).wait()
+
+    with pytest.raises(dlpar.JobFailed, match="ArithmeticError: inside the progress thread"):
+        dlpar.spmd(broken, workers=2)
