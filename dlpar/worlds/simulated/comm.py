@@ -247,7 +247,9 @@ class SimulatedComm(OwnLibrary):
         return self.group.once(name, make)
 
     def build(self, make: Callable[[], Any]) -> Any:
-        return make() if self.computes else self.group.once("outline", self.simulator.outline or make)
+        return (
+            make() if self.computes else self.group.once("outline", lambda: self.simulator.outline or make())
+        )
 
     def lock(self) -> Lock:
         return Lock(self.simulator)
