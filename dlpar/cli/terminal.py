@@ -13,9 +13,9 @@ from rich.table import Table
 from rich.text import Text
 
 from dlpar.config.experiment import Experiment
+from dlpar.jobs.global_steps import GlobalSteps
 from dlpar.jobs.run import Run
 from dlpar.jobs.slots import in_words
-from dlpar.jobs.summary import weighted_loss
 from dlpar.jobs.tail import Tail
 from dlpar.lab.captions import duration, quantity
 from dlpar.lab.labels import platform_in_words, scheme
@@ -44,9 +44,8 @@ class Progress:
         self.ranks: dict[int, dict[str, Any]] = {}
         self.mode = self.place = ""
         self.accuracy: float | None = None
-        self.worker_steps = self.samples = 0
-        self.latest = 0.0
-        self._losses: dict[str, tuple[float, int]] = {}  # of each rank's last step: loss × samples, samples
+        self.samples, self.latest = 0, 0.0
+        self._together = GlobalSteps(experiment.workers, experiment.free_running)
         self._seconds: dict[int, deque] = defaultdict(lambda: deque(maxlen=RECENT_STEPS))
         # (the run's time, worker-steps, samples, wall time) at each look
         self._marks = deque([(0.0, 0, 0, time.monotonic())], maxlen=16)
@@ -55,11 +54,11 @@ class Progress:
         """One record as :class:`~dlpar.jobs.tail.Tail` gives it."""
         kind = record["k"]
         if kind == "step":
-            self.worker_steps += 1
+            rank = int(source[5:])
             self.samples += record["samples"]
             self.latest = max(self.latest, record["t"])
-            self._losses[source] = weighted_loss(record), record["samples"]
-            if (rank := int(source[5:])) < MOST_RANKS:
+            self._together.add(rank, record)
+            if rank < MOST_RANKS:
                 self._seconds[rank].append([record[part] for part in SECONDS])
         elif kind == "rank":
             self.ranks[record["rank"]] = record
@@ -70,21 +69,26 @@ class Progress:
         elif kind == "launch":
             self.mode, self.place = record["mode"], ""
 
-    def mark(self) -> None:
-        """End a look: rates are taken between looks."""
+    def mark(self, ended: bool = False) -> None:
+        """End a look: put global steps together, and remember how far the run is, for its rates."""
+        self._together.ready(ended)
         if self.latest > self._marks[-1][0]:
             self._marks.append((self.latest, self.worker_steps, self.samples, time.monotonic()))
 
     @property
+    def worker_steps(self) -> int:
+        """Steps of single workers."""
+        return self._together.worker_steps
+
+    @property
     def steps(self) -> int:
-        """Global steps' worth of work done."""
-        return self.worker_steps // self.experiment.workers
+        """Global steps done."""
+        return self._together.done
 
     @property
     def loss(self) -> float | None:
-        """Mean over the ranks' last samples."""
-        total = sum(samples for _, samples in self._losses.values())
-        return sum(loss for loss, _ in self._losses.values()) / total if total else None
+        """Training loss of the last global step."""
+        return self._together.last.loss if self._together.last else None
 
     @property
     def samples_per_s(self) -> float | None:
@@ -162,7 +166,7 @@ class Following(View):
         new = self._tail.read_all() if last else self._tail.read()
         for source, record in new:
             self.progress.take(source, record)
-        self.progress.mark()
+        self.progress.mark(ended=last)
         if new or first:
             self.show()
 

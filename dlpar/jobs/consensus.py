@@ -87,25 +87,9 @@ def _apart(held: np.ndarray) -> np.ndarray:
 
 def _moments(run: Run) -> list[tuple[int, float, np.ndarray]]:
     """Global steps with their time (s) and the sketches of all workers, (workers, 32)."""
-    workers = run.experiment.workers
-    steps = [(int(source[5:]), r) for source, r in run.records() if r["k"] == "step" and r.get("sketch")]
-    moments = []
-    if run.experiment.free_running:
-        latest: dict[int, list[float]] = {}
-        for count, (rank, record) in enumerate(sorted(steps, key=lambda s: s[1]["t"])):
-            latest[rank] = record["sketch"]
-            if count % workers == workers - 1 and len(latest) == workers:
-                moments.append((count // workers, record["t"], _stack(latest)))
-        return moments
-    by_step: dict[int, dict[int, dict]] = {}
-    for rank, record in steps:
-        by_step.setdefault(record["step"], {})[rank] = record
-    for step, records in sorted(by_step.items()):
-        if len(records) == workers:
-            last = max(record["t"] for record in records.values())
-            moments.append((step, last, _stack({rank: record["sketch"] for rank, record in records.items()})))
+    moments, latest = [], {}
+    for done in run.global_steps():
+        latest |= done.sketches
+        if len(latest) == run.experiment.workers:
+            moments.append((done.step, done.seconds, np.array([latest[rank] for rank in sorted(latest)])))
     return moments
-
-
-def _stack(sketches: dict[int, list[float]]) -> np.ndarray:
-    return np.array([sketches[rank] for rank in sorted(sketches)])

@@ -166,13 +166,11 @@ class GuardedJob:
         self.write(k="end", at=time.time(), status=status, reason=reason, rank=rank)
         for stack in self.folder.glob("*.stack"):
             stack.unlink()
-        experiment = self.folder / "experiment.json"
         size = sum(diagnosis.stamp_of(path)[0] for path in self.folder.glob("rank-*.jsonl"))
-        if experiment.exists() and size < SUMMARISED:
-            summary = Summary(json.loads(experiment.read_text()), self.folder.name)
+        if self.folder.exists() and size < SUMMARISED:
+            summary = Summary(self.folder.name, **self.spec["summary"])
             for records in iter(Tail(self.folder).read, []):
-                for source, record in records:
-                    summary.add(record) if source != "job" else None
+                summary.add(records)
             whole = self.folder / "summary.json.part"
             whole.write_text(json.dumps(summary.result(), indent=1))
             whole.rename(self.folder / "summary.json")

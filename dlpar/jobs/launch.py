@@ -27,7 +27,7 @@ from dlpar.jobs.mpiexec import environment, find_starter, on_one_host
 from dlpar.jobs.payload import CALL, load_result, result_path
 from dlpar.jobs.run import Run
 from dlpar.jobs.slots import keeper_socket
-from dlpar.jobs.summary import Summary
+from dlpar.jobs.summary import Summary, facts_of
 from dlpar.jobs.tail import Tail
 from dlpar.jobs.warm import idle_seconds
 
@@ -50,17 +50,9 @@ class Job:
         Where ranks write.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        ranks: int,
-        timeout: float,
-        hostfile: str | None = None,
-        threads: int | None = None,
-        simulated: bool = False,
-    ) -> None:
+    def __init__(self, folder: Path, experiment: Experiment) -> None:
         self.folder, self.launched = folder, time.time()
-        find_starter(), idle_seconds()  # what can be refused is refused before anything is made
+        find_starter(), idle_seconds()  # both refuse a bad setting before anything is made
         sweep()
         scratch = Scratch.fresh()
         # The supervisor inherits the locks: from now until it is gone, whatever kills it, the run is live.
@@ -76,41 +68,40 @@ class Job:
         )
         for lock in locks:
             os.close(lock)
-        # Simulated ranks take turns, each with the one thread its record names.
-        spec = self._spec(scratch, ranks, timeout, hostfile, threads or (1 if simulated else None))
-        # A simulation is the way out for who would not wait: it is one process, and takes no slot.
-        queue = None if simulated or not spec["one_host"] else keeper_socket()
-        spec["queue"] = str(queue) if queue else None
         try:
-            self._supervisor.stdin.write(json.dumps(spec).encode() + b"\n")
+            self._supervisor.stdin.write(json.dumps(self._spec(scratch, experiment)).encode() + b"\n")
             self._supervisor.stdin.flush()
         except BrokenPipeError:
             raise JobFailed("the launcher ended before the job began; is the disk full?") from None
         _live[:] = [job for job in _live if not job.ended] + [self]
 
-    def _spec(
-        self, scratch: Scratch, ranks: int, timeout: float, hostfile: str | None, threads: int | None
-    ) -> dict[str, Any]:
-        starter = find_starter()
-        threads = threads or max(1, cores() // ranks)
+    def _spec(self, scratch: Scratch, experiment: Experiment) -> dict[str, Any]:
+        """Return the facts that the guardian needs, ready for JSON."""
+        starter, ranks, cluster = find_starter(), experiment.processes, experiment.cluster
+        simulated = cluster.world == "simulated"
+        # Simulated ranks take turns, each with the one thread its record names.
+        threads = cluster.threads or (1 if simulated else max(1, cores() // ranks))
         arguments = [str(self.folder), str(ranks), "{began}"]
         cold = [sys.executable, "-m", "dlpar.jobs.rank", *arguments]
         warm = [sys.executable, "-S", "-E", str(Path(__file__).with_name("stub.py")), "{socket}", *arguments]
-        one_host = on_one_host(starter, hostfile)
+        one_host = on_one_host(starter, cluster.hostfile)
+        # A simulation is one process and takes no slot, so a student need not wait for it.
+        queue = None if simulated or not one_host else keeper_socket()
         return {
             "folder": str(self.folder),
             "python": sys.executable,
-            "cold": starter.command(ranks, cold, hostfile),
+            "cold": starter.command(ranks, cold, cluster.hostfile),
             "warm": starter.command(ranks, warm) if one_host and starter.dialect == "openmpi5" else None,
             "env": environment(starter, scratch, threads, one_host),
-            "one_host": one_host,
+            "queue": str(queue) if queue else None,
             "cwd": os.getcwd(),
             "scratch": scratch.folder.name.removeprefix("job-"),
-            "timeout": timeout,
+            "timeout": cluster.timeout,
             "ranks": ranks,
             "owner": os.getpid(),
             "who": os.environ.get("JUPYTERHUB_USER", ""),
             "launched": self.launched,
+            "summary": facts_of(experiment),
         }
 
     @property
@@ -153,13 +144,12 @@ class Job:
     def wait_steps(self, steps: int, timeout: float = 60.0) -> Run:
         """Wait until that many global steps are done, or the job has ended; TimeoutError after `timeout` seconds."""
         deadline, run, tail = time.monotonic() + timeout, self.run, Tail(self.folder)
-        so_far = Summary(run.experiment.model_dump(), run.id)
-        while so_far.steps < steps and not self.ended:
+        so_far = Summary(run.id, **facts_of(run.experiment))
+        while so_far.steps.done < steps and not self.ended:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"the job has not done {steps} steps after {timeout:g} s")
             time.sleep(0.02)
-            for source, record in tail.read():
-                so_far.add(record) if source != "job" else None
+            so_far.add(tail.read())
         return run
 
     def stop(self, timeout: float = 10.0) -> None:
@@ -204,12 +194,9 @@ def launch(experiment: Experiment) -> Job:
     check_machine(experiment)
     find_starter()
     check_room(experiment)
-    cluster, folder = experiment.cluster, _new_run_folder(experiment)
+    folder = _new_run_folder(experiment)
     try:
-        simulated = cluster.world == "simulated"
-        return Job(
-            folder, experiment.processes, cluster.timeout, cluster.hostfile, cluster.threads, simulated
-        )
+        return Job(folder, experiment)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)  # nothing ran: there is no run to keep
         raise
@@ -298,7 +285,7 @@ def spmd(
     check_room(whole)
     folder = called(whole, function, *arguments)
     try:
-        Job(folder, whole.processes, timeout, simulated=world == "simulated").wait()
+        Job(folder, whole).wait()
         for rank in range(workers):
             if not result_path(folder, rank).exists():
                 raise JobFailed(f"{'a rank' if world == 'simulated' else f'rank {rank}'} {LEFT}")

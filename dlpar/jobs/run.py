@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from dlpar.config.experiment import Experiment
 from dlpar.config.paths import runs_folder
-from dlpar.jobs.summary import summarise
+from dlpar.jobs.global_steps import GlobalStep, GlobalSteps
+from dlpar.jobs.summary import Summary, facts_of
 from dlpar.jobs.tail import Record, Tail
 
 if TYPE_CHECKING:
@@ -113,11 +114,21 @@ class Run:
         path = self.path / "summary.json"
         if path.exists():
             return json.loads(path.read_text())
-        return summarise(self.experiment.model_dump(), self.id, self.records())
+        summary = Summary(self.id, **facts_of(self.experiment))
+        summary.add(self.records())
+        return summary.result()
 
     def records(self) -> list[tuple[str, Record]]:
         """Every record written so far as ``(source, record)``."""
         return Tail(self.path).read_all()
+
+    def global_steps(self) -> list[GlobalStep]:
+        """Combine the steps of all workers into global steps."""
+        steps = GlobalSteps(self.experiment.workers, self.experiment.sync.runs_free)
+        for source, record in self.records():
+            if record["k"] == "step":
+                steps.add(int(source[5:]), record)
+        return steps.ready(ended=True)
 
     @property
     def ranks(self) -> pd.DataFrame:
@@ -134,31 +145,17 @@ class Run:
 
     @property
     def curve(self) -> pd.DataFrame:
-        """One row per global step: cumulative ``samples`` and ``bytes``, ``seconds``, ``loss`` (mean over the
-        global batch) and ``samples_per_s`` of that step.
+        """One row per global step (:class:`~dlpar.jobs.global_steps.GlobalSteps`).
 
-        Where workers run free of each other (:attr:`Experiment.free_running`), a global step is N worker-steps
-        in the order in which they ended.  Steps that some worker never finished are left out.
+        Columns: ``step``; ``samples`` and ``bytes`` so far; ``seconds``, when its last worker ended it; ``loss``,
+        the mean over its global batch; ``samples_per_s`` of that step.  Steps that some worker never finished
+        are left out.
         """
-        steps, workers = self.steps, self.experiment.workers
-        if self.experiment.free_running:
-            steps = steps.sort_values("t", kind="stable", ignore_index=True)
-            steps["step"] = steps.index // workers
-        sent = steps["bytes"].astype(float)  # of a library that does not say: NaN
-        loss = (steps["loss"] * steps["samples"]).where(steps["samples"] > 0, 0.0)  # no samples: no loss
-        by_step = steps.assign(weighted=loss, sent=sent).groupby("step")
-        curve = by_step.agg(batch=("samples", "sum"), seconds=("t", "max"))
-        # A minimum count: the sum of a NaN is NaN then, not 0.
-        curve[["weighted", "sent"]] = by_step[["weighted", "sent"]].sum(min_count=workers)
-        curve = curve[by_step.size() == workers].reset_index()
-        curve["loss"] = curve["weighted"] / curve["batch"]
-        curve["loss"] = curve["loss"].where(
-            curve["batch"] > 0, curve["loss"].ffill()
-        )  # an empty batch has no loss
-        curve["samples"] = curve["batch"].cumsum()
-        curve["bytes"] = curve["sent"].cumsum()
+        import pandas as pd
+
+        curve = pd.DataFrame(self.global_steps(), columns=GlobalStep._fields)
         curve["samples_per_s"] = curve["batch"] / curve["seconds"].diff()
-        return curve[["step", "samples", "bytes", "seconds", "loss", "samples_per_s"]]
+        return curve.drop(columns=["batch", "sketches"])
 
     @property
     def consensus(self) -> pd.DataFrame:

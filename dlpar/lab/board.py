@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dlpar.config.experiment import Experiment
-from dlpar.lab.global_steps import GlobalStep, GlobalSteps
+from dlpar.jobs.global_steps import GlobalSteps
 from dlpar.lab.labels import run_labels, this_label
 from dlpar.lab.live.consensus import Consensus
 from dlpar.lab.live.convergence import Convergence, loss_title
@@ -31,7 +31,7 @@ class Board:
             Timeline(experiment),
             Waiting(experiment),
         )
-        self._by_step = (
+        self._below = (
             self.throughput,
             self.staleness,
             Lead(experiment),
@@ -47,7 +47,9 @@ class Board:
     def choose(self, experiment: Experiment) -> None:
         """Show the figures that mean something for an experiment."""
         self._curves = [self.convergence] if self.convergence.fits(experiment) else []
-        self.active = [figure for figure in self._by_step if figure.fits(experiment)]
+        self.active = [figure for figure in self._below if figure.fits(experiment)]
+        self._by_worker = [figure for figure in self.active if hasattr(figure, "rank_step")]
+        self._by_step = [figure for figure in (*self._curves, *self.active) if hasattr(figure, "step")]
 
     @property
     def plots(self) -> dict[str, LivePlot]:
@@ -57,7 +59,7 @@ class Board:
     @property
     def all_plots(self) -> list[LivePlot]:
         """Every figure, shown or not."""
-        return [figure.plot for figure in (self.convergence, *self._by_step)]
+        return [figure.plot for figure in (self.convergence, *self._below)]
 
     def begin(self, experiment: Experiment, key: str) -> None:
         """Make room for run `key`; what was shown becomes an earlier run."""
@@ -99,10 +101,9 @@ class Board:
         """One record of one rank."""
         kind = record["k"]
         if kind == "step":
-            for figure in self.active:
+            for figure in self._by_worker:
                 figure.rank_step(rank, record)
-            for done in self.steps.add(rank, record):
-                self._step(done)
+            self.steps.add(rank, record)
         elif kind == "eval":
             for figure in self._curves:
                 figure.test(record, self.steps.last)
@@ -114,15 +115,11 @@ class Board:
         if record.get("slip") is not None:
             self.slip = max(self.slip or 0.0, record["slip"])
 
-    def _step(self, done: GlobalStep) -> None:
-        for figure in self._curves:
-            figure.step(done)
-        self.throughput.step(done)
-
     def settle(self, ended: bool) -> None:
         """Bring axes and sentences up to date."""
-        for done in self.steps.catch_up(ended):
-            self._step(done)
+        for done in self.steps.ready(ended):
+            for figure in self._by_step:
+                figure.step(done)
         for figure in (*self._curves, *self.active):
             figure.settle(self.steps, ended)
         if ended:

@@ -17,7 +17,7 @@ from dlpar.lab import theme
 from dlpar.lab.captions import quantity
 from dlpar.lab.cell import all_below, prepare_in_background, take_place_of_earlier
 from dlpar.lab.figures.training import X_AXES, of_one_kind
-from dlpar.lab.global_steps import GlobalSteps
+from dlpar.jobs.global_steps import GlobalSteps
 from dlpar.lab.labels import consistency, labels, scheme, with_world
 from dlpar.lab.live.convergence import RunCurve, ends, grow, layout, x_axes
 from dlpar.lab.live_plot import LivePlot, answer_while_busy
@@ -356,15 +356,14 @@ class ComparisonFigure:
     def take(self, rank: int, record: dict[str, Any]) -> None:
         """A record of a step or a test of the present run."""
         if record["k"] == "step":
-            for done in self.steps.add(rank, record):
-                self.curve.step(done)
+            self.steps.add(rank, record)
         elif record["k"] == "eval":
             self.curve.test(record, self.steps.last)
 
     def settle(self, ended: bool) -> None:
         """Bring axes and sentence up to date; `ended`: the present run has."""
         self._all_ended = ended and len(self.curves) == len(self.experiments)
-        for done in self.steps.catch_up(ended):
+        for done in self.steps.ready(ended):
             self.curve.step(done)
         if ended:
             self.curve.finish(self.steps)

@@ -134,7 +134,7 @@ def _step_seconds(experiment: Experiment) -> float:
     folder = Path(tempfile.mkdtemp(prefix="spmd-", dir=runtime_folder()))
     try:
         (folder / "experiment.json").write_text(experiment.to_json())
-        job = Job(folder, experiment.ranks, LIMIT, threads=experiment.cluster.threads)
+        job = Job(folder, experiment)
         try:
             run = job.wait(LIMIT)
         except TimeoutError:

@@ -71,6 +71,7 @@ def test_a_step_without_samples_has_no_loss():
     for rank, (loss, samples) in enumerate([(0.5, 32), (float("nan"), 0)]):
         source, record = step(rank, 0, loss)
         seen.take(source, {**record, "samples": samples})
+    seen.mark()
     assert seen.loss == 0.5
 
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from dlpar import Experiment, Run
-from dlpar.jobs.summary import summarise
+from dlpar.jobs.summary import Summary, facts_of
 
 
 def step(number, t, loss, staleness=0, lead=0, samples=10, sent=100):
@@ -21,6 +21,13 @@ def step(number, t, loss, staleness=0, lead=0, samples=10, sent=100):
         "messages": 1,
     }
     return {"k": "step", "step": number, **seconds, **counted, "spans": []}
+
+
+def summarise(experiment: Experiment, records: list) -> dict:
+    """The summary of records as :meth:`Run.records` gives them."""
+    summary = Summary("run", **facts_of(experiment))
+    summary.add(records)
+    return summary.result()
 
 
 FAST = [step(n, 1.0 + n, loss=8.0 - n, staleness=1, lead=max(0, n - 1)) for n in range(5)]
@@ -65,7 +72,7 @@ def test_a_global_step_is_any_n_worker_steps_in_the_order_they_ended(run):
 
 def test_the_summary_agrees_with_the_curve_whatever_the_order_of_records(run):
     for records in (run.records(), run.records()[::-1]):
-        summary = summarise(run.experiment.model_dump(), run.id, records)
+        summary = summarise(run.experiment, records)
         assert summary["steps"] == 4 and summary["final_loss"] == run.curve["loss"].iloc[-1] == 3.0
         assert summary["staleness"] == {"mean": 1.25, "p99": 3, "max": 3}
         assert summary["lead"] == {"max": 3, "bound": 3}
@@ -88,7 +95,7 @@ def test_the_summary_agrees_with_the_curve_whatever_the_order_of_records(run):
     ids=str,
 )
 def test_the_bound_on_lead_follows_from_the_scheme(sync, bound):
-    summary = summarise(Experiment(workers=2, sync=sync).model_dump(), "run", [])
+    summary = summarise(Experiment(workers=2, sync=sync), [])
     knows = sync != "gossip"  # in synchronous gossip nobody hears of all others
     assert summary["lead"] == {"max": 0 if knows else None, "bound": bound}
 

@@ -4,7 +4,7 @@ import pytest
 
 from dlpar.config.experiment import Experiment
 from dlpar.lab.board import KEPT, Board
-from dlpar.lab.global_steps import GlobalSteps
+from dlpar.jobs.global_steps import GlobalSteps
 from dlpar.lab.labels import differences, labels, run_labels, same_batches
 
 
@@ -27,8 +27,10 @@ def rows(board, key):
 
 def test_global_step_weighs_ranks_by_their_samples():
     steps = GlobalSteps(2)
-    assert steps.add(0, step(0, loss=1.0, samples=1, t=1.0)) == []
-    (done,) = steps.add(1, step(0, loss=4.0, samples=3, t=2.0))
+    steps.add(0, step(0, loss=1.0, samples=1, t=1.0))
+    assert steps.ready() == []
+    steps.add(1, step(0, loss=4.0, samples=3, t=2.0))
+    (done,) = steps.ready()
     assert (done.loss, done.seconds, done.samples, done.batch) == (3.25, 2.0, 4, 4)
 
 
@@ -36,6 +38,7 @@ def test_only_steps_all_ranks_finished_are_drawn(board):
     for number in range(3):
         board.take(0, step(number, loss=2.0))
     board.take(1, step(0, loss=4.0))
+    board.settle(ended=False)
     assert rows(board, "first loss") == [[0, 128, 1.0, 0.002, 3.0]]
 
 
@@ -45,6 +48,7 @@ def test_accuracy_is_drawn_over_what_was_done_before_the_test(board):
         for rank in range(2):
             board.take(rank, step(number))
     board.take(0, {"k": "eval", "step": 4, "t": 4.5, "accuracy": 0.95, "loss": 0.3, "samples": 360})
+    board.settle(ended=False)
     assert rows(board, "first test") == [[2, 2 * 128, 2.5, 0.004, 0.9], [4, 4 * 128, 4.5, 0.008, 0.95]]
 
 
@@ -119,6 +123,7 @@ def test_runs_of_another_kind_of_task_are_not_compared(board):
     for rank in range(2):
         board.take(rank, step(0))
     board.take(0, {"k": "eval", "step": 1, "t": 6.0, "accuracy": None, "loss": 0.3, "samples": 80})
+    board.settle(ended=False)
     assert rows(board, "squares test")[0][-1] == 0.3
 
 
@@ -167,10 +172,13 @@ def test_only_figures_that_mean_something_are_shown(made, tabs):
 
 
 def test_free_running_workers_make_a_global_step_of_any_n_in_the_order_they_ended():
-    steps = GlobalSteps(2, free_running=True)
-    found = [done for n in range(4) for done in steps.add(0, step(n, loss=1.0, t=n + 1.0))]
-    found += [done for n in range(2) for done in steps.add(1, step(n, loss=3.0, t=n + 1.5))]
-    found += steps.catch_up(ended=True)
+    steps = GlobalSteps(2, runs_free=True)
+    for n in range(4):
+        steps.add(0, step(n, loss=1.0, t=n + 1.0))
+    found = steps.ready(late=math.inf)
+    for n in range(2):
+        steps.add(1, step(n, loss=3.0, t=n + 1.5))
+    found += steps.ready(ended=True)
     assert [(s.step, s.seconds, s.loss, s.samples) for s in found] == [
         (0, 1.5, 2.0, 128),
         (1, 2.5, 2.0, 256),
@@ -179,16 +187,19 @@ def test_free_running_workers_make_a_global_step_of_any_n_in_the_order_they_ende
 
 
 def test_a_worker_that_stalls_does_not_hold_up_the_figure():
-    steps = GlobalSteps(2, free_running=True)
+    steps = GlobalSteps(2, runs_free=True)
     steps.add(1, step(0, t=0.1))
-    assert not [d for n in range(20) for d in steps.add(0, step(n, t=0.1 * n + 0.15))]
-    assert len(steps.catch_up(ended=False)) == 8
+    for n in range(20):
+        steps.add(0, step(n, t=0.1 * n + 0.15))
+    assert not steps.ready(late=math.inf)
+    assert len(steps.ready()) == 8
 
 
 def test_a_step_that_sampled_nothing_keeps_the_last_loss():
     steps = GlobalSteps(1)
     steps.add(0, step(0, loss=2.0))
-    (empty,) = steps.add(0, step(1, loss=math.nan, samples=0))
+    steps.add(0, step(1, loss=math.nan, samples=0))
+    _, empty = steps.ready()
     assert (empty.loss, empty.batch, steps.done) == (2.0, 0, 2)
 
 

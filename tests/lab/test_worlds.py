@@ -8,7 +8,7 @@ from dlpar.lab import figures
 from dlpar.lab.board import Board
 from dlpar.lab.comparison import compare
 from dlpar.lab.controls import Controls
-from dlpar.lab.global_steps import GlobalSteps
+from dlpar.jobs.global_steps import GlobalSteps
 from dlpar.lab.panel import Panel
 from dlpar.worlds.platforms import names
 from lab.folders import ThreadJob, finished, until
@@ -217,12 +217,13 @@ def test_static_figures_draw_a_few_of_many_workers(launched):
 
 
 def test_records_of_thousands_that_run_free_are_put_in_order():
-    steps, done = GlobalSteps(3000, free_running=True), []
+    steps, done = GlobalSteps(3000, runs_free=True), []
     for number in range(3):
         for rank in range(3000):
             record = {"step": number, "t": number + rank / 3000, "samples": 1, "loss": 1.0, "bytes": 0}
-            done += steps.add(rank, record)
-    done += steps.catch_up(ended=True)
+            steps.add(rank, record)
+        done += steps.ready()
+    done += steps.ready(ended=True)
     assert [step.batch for step in done] == [3000] * 3
     assert [step.seconds for step in done] == sorted(step.seconds for step in done)
 

@@ -170,9 +170,10 @@ def two_ranks(seconds: float) -> tuple[Trial, str]:
     from dlpar.jobs.launch import Job, JobFailed, called
 
     began = time.monotonic()
-    folder = called(Experiment(workers=2), add_up)
+    experiment = Experiment(workers=2, cluster={"timeout": max(1.0, seconds)})
+    folder = called(experiment, add_up)
     try:
-        job = Job(folder, ranks=2, timeout=max(1.0, seconds))
+        job = Job(folder, experiment)
         try:
             job.wait(seconds)
             trial = Trial(True, time.monotonic() - began)

@@ -10,7 +10,7 @@ import numpy as np
 from dlpar.config.experiment import Experiment
 from dlpar.lab import captions as says
 from dlpar.lab import theme
-from dlpar.lab.global_steps import GlobalSteps
+from dlpar.jobs.global_steps import GlobalStep, GlobalSteps
 from dlpar.lab.live_plot import LivePlot
 
 FLOOR = 1e-16
@@ -99,36 +99,21 @@ class Consensus:
             columns, at = ("step", "distance"), {"x": "step", "y": "distance"}
             self.predicted = self.plot.add_trace("predicted", line, columns, at)
         self._newest: dict[int, list[float]] = {}
-        self._open: dict[int, list[list[float]]] = {}
         self.first = self.last = None
-        self.count, self.largest = 0, 0.0
+        self.largest = 0.0
 
-    def rank_step(self, rank: int, record: dict[str, Any]) -> None:
-        """Take one worker's step."""
-        sketch, workers = record.get("sketch"), self.experiment.workers
-        if sketch is None:
+    def step(self, done: GlobalStep) -> None:
+        """Take a finished global step; a worker that did no part of it stands where it stood before."""
+        self._newest |= done.sketches
+        if len(self._newest) < self.experiment.workers:
             return
-        self.count += 1
-        if (
-            self.experiment.free_running
-        ):  # there is no common step: the newest of each, once in N worker-steps
-            self._newest[rank] = sketch
-            if len(self._newest) == workers and self.count % workers == 0:
-                self._take(self.count // workers - 1, list(self._newest.values()))
-            return
-        rows = self._open.setdefault(record["step"], [])
-        rows.append(sketch)
-        if len(rows) == workers:
-            self._take(record["step"], self._open.pop(record["step"]))
-
-    def _take(self, step: int, sketches: list[list[float]]) -> None:
-        self.last = step, distance(sketches)
+        self.last = done.step, distance(list(self._newest.values()))
         if (
             self.first is None or self.first[1] <= FLOOR
         ):  # replicas that begin equal have no distance to shrink
             self.first = self.last
         self.largest = max(self.largest, self.last[1])
-        self.line.add((step, drawn(self.last[1], self.first[1])))
+        self.line.add((done.step, drawn(self.last[1], self.first[1])))
 
     def settle(self, _steps: GlobalSteps, ended: bool) -> None:
         """Bring axis and sentence up to date."""

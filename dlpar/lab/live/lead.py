@@ -5,23 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from dlpar.config.experiment import Experiment
-from dlpar.jobs.summary import lead_bound
 from dlpar.lab import captions as says
 from dlpar.lab import theme
-from dlpar.lab.global_steps import GlobalSteps
+from dlpar.jobs.global_steps import GlobalSteps
 from dlpar.lab.live import rank_lines as shown
 from dlpar.lab.live.rank_lines import RankLines, time_axis
 from dlpar.lab.live_plot import LivePlot
 
 
-def bound_of(experiment: Experiment) -> int | None:
-    """Clocks a worker may be ahead by the rules of its scheme; None: any number."""
-    return lead_bound(experiment.sync.model_dump())
-
-
 def layout(experiment: Experiment) -> dict[str, Any]:
     """Lead over time; beyond a bound the figure is shaded, for nothing may ever be drawn there."""
-    bound = bound_of(experiment)
+    bound = experiment.sync.lead_bound
     yaxis = theme.axis("lead over the slowest (clocks)", (-0.25, least(bound)))
     if bound is None:
         return theme.layout(xaxis=time_axis(experiment), yaxis=yaxis)
@@ -63,7 +57,7 @@ class Lead:
 
     def begin(self, experiment: Experiment) -> None:
         """Start anew for a run."""
-        self.experiment, self.bound = experiment, bound_of(experiment)
+        self.experiment, self.bound = experiment, experiment.sync.lead_bound
         self.plot.refigure(layout(experiment))
         self.lines.begin(experiment)
         self.most = [0] * experiment.workers

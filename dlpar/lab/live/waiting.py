@@ -10,7 +10,7 @@ import numpy as np
 from dlpar.config.experiment import Experiment
 from dlpar.lab import captions as says
 from dlpar.lab import theme
-from dlpar.lab.global_steps import GlobalSteps
+from dlpar.jobs.global_steps import GlobalSteps
 from dlpar.lab.live import rank_lines as shown
 from dlpar.lab.live_plot import LivePlot
 

@@ -1,0 +1,143 @@
+"""Combine the steps of single workers into global steps.  Standard library only."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from typing import Any, NamedTuple
+
+LATE = 0.5
+"""Seconds of a run by which one rank's records may come after another's before they are no longer waited for."""
+
+
+class GlobalStep(NamedTuple):
+    """One step's worth of work of all workers."""
+
+    step: int
+    samples: int
+    """Of all workers, all steps so far."""
+    bytes: float
+    """Sent by all workers, all steps so far; NaN if a library moved them and does not say."""
+    seconds: float
+    """Time at which its last worker ended it."""
+    loss: float
+    """Mean over the global batch; of an empty batch, that of the step before."""
+    batch: int
+    """Samples of this step alone."""
+    sketches: dict[int, list[float]]
+    """Sketch of the weights of each rank that recorded one; the latest where a rank did several worker-steps."""
+
+
+class WorkerStep(NamedTuple):
+    """The part of one worker in a global step."""
+
+    seconds: float
+    number: int
+    """Order of reading, which separates steps that ended at the same time."""
+    rank: int
+    samples: int
+    loss: float
+    """Mean loss times samples: 0 where nothing was sampled."""
+    bytes: float
+    sketch: list[float] | None
+
+
+class GlobalSteps:
+    """Combine worker-steps as they are read; only steps that some worker has not finished are kept.
+
+    Parameters
+    ----------
+    workers : int
+        Worker-steps in a global step.
+    runs_free : bool, default False
+        Whether workers do as many steps as they can.  Then any N worker-steps make a global step, in the
+        order in which they ended.  Otherwise a global step is the same step of all workers.
+
+    Attributes
+    ----------
+    worker_steps : int
+        Worker-steps read.
+    done, samples : int
+        Global steps that :meth:`ready` has given, and their samples.
+    bytes : float
+        Sent in these; NaN if unknown.
+    first, last : GlobalStep or None
+        The first and the last of these.
+    """
+
+    def __init__(self, workers: int, runs_free: bool = False) -> None:
+        self.workers, self.runs_free = workers, runs_free
+        self.worker_steps = self.done = self.samples = 0
+        self.bytes = 0.0
+        self.first: GlobalStep | None = None
+        self.last: GlobalStep | None = None
+        self._open: dict[int, list[WorkerStep]] = {}
+        # Of workers that run free: a heap of steps not yet in order, how many were, and each rank's newest time.
+        self._early: list[WorkerStep] = []
+        self._ordered = 0
+        self._newest: dict[int, float] = {}
+
+    def add(self, rank: int, record: dict[str, Any]) -> None:
+        """Take one worker's step record; those of different ranks may come in any order."""
+        self.worker_steps += 1
+        samples, sent = record["samples"], record.get("bytes")
+        done = WorkerStep(
+            record["t"],
+            self.worker_steps,
+            rank,
+            samples,
+            record["loss"] * samples if samples else 0.0,
+            math.nan if sent is None else sent,
+            record.get("sketch"),
+        )
+        if self.runs_free:
+            self._newest[rank] = done.seconds
+            heapq.heappush(self._early, done)
+        else:
+            self._open.setdefault(record["step"], []).append(done)
+
+    def ready(self, ended: bool = False, late: float = LATE) -> list[GlobalStep]:
+        """Return the global steps completed since the last call, in order; call it once all files were read.
+
+        Parameters
+        ----------
+        ended : bool, default False
+            Whether no further record will come.
+        late : float, default :data:`LATE`
+            Seconds after which a free-running worker that stalls is no longer waited for.
+        """
+        until = math.inf if ended else self._in_order_until(late)
+        while self._early and self._early[0].seconds <= until:
+            self._open.setdefault(self._ordered // self.workers, []).append(heapq.heappop(self._early))
+            self._ordered += 1
+        complete = sorted(step for step, parts in self._open.items() if len(parts) == self.workers)
+        return [self._combine(step, self._open.pop(step)) for step in complete]
+
+    def _in_order_until(self, late: float) -> float:
+        """Return the time up to which the order of worker-steps is known."""
+        if not self._newest:
+            return -math.inf
+        newest = self._newest.values()
+        # Files are read one after the other: a rank's steps are in order once all others were heard up to then.
+        heard = min(newest) if len(newest) == self.workers else -math.inf
+        return max(heard, max(newest) - late)
+
+    def _combine(self, number: int, parts: list[WorkerStep]) -> GlobalStep:
+        if not self.runs_free:
+            parts.sort(key=lambda part: part.rank)  # the same sum, whatever the order of reading
+        batch = sum(part.samples for part in parts)
+        before = self.last.loss if self.last else math.nan
+        self.done += 1
+        self.samples += batch
+        self.bytes += sum(part.bytes for part in parts)
+        self.last = GlobalStep(
+            number,
+            self.samples,
+            self.bytes,
+            max(part.seconds for part in parts),
+            sum(part.loss for part in parts) / batch if batch else before,
+            batch,
+            {part.rank: part.sketch for part in parts if part.sketch},
+        )
+        self.first = self.first or self.last
+        return self.last
