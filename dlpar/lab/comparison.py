@@ -11,13 +11,13 @@ import ipywidgets as widgets
 
 import dlpar
 from dlpar.config.experiment import Experiment
+from dlpar.jobs.global_steps import GlobalSteps
 from dlpar.jobs.run import Run
 from dlpar.lab import captions as says
 from dlpar.lab import theme
 from dlpar.lab.captions import quantity
 from dlpar.lab.cell import all_below, prepare_in_background, take_place_of_earlier
 from dlpar.lab.figures.training import X_AXES, of_one_kind
-from dlpar.jobs.global_steps import GlobalSteps
 from dlpar.lab.labels import consistency, labels, scheme, with_world
 from dlpar.lab.live.convergence import RunCurve, ends, grow, layout, x_axes
 from dlpar.lab.live_plot import LivePlot, answer_while_busy

@@ -12,9 +12,9 @@ from typing import Any
 import ipywidgets as widgets
 
 from dlpar.config.experiment import Experiment
+from dlpar.jobs.global_steps import GlobalSteps
 from dlpar.jobs.slots import in_words
 from dlpar.lab.captions import duration, quantity
-from dlpar.jobs.global_steps import GlobalSteps
 from dlpar.lab.labels import platform_in_words
 from dlpar.lab.theme import CLOCKS
 

@@ -3,8 +3,8 @@ import math
 import pytest
 
 from dlpar.config.experiment import Experiment
-from dlpar.lab.board import KEPT, Board
 from dlpar.jobs.global_steps import GlobalSteps
+from dlpar.lab.board import KEPT, Board
 from dlpar.lab.labels import differences, labels, run_labels, same_batches
 
 

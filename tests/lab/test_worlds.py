@@ -4,11 +4,11 @@ import pytest
 
 import dlpar
 from dlpar.config.experiment import Experiment
+from dlpar.jobs.global_steps import GlobalSteps
 from dlpar.lab import figures
 from dlpar.lab.board import Board
 from dlpar.lab.comparison import compare
 from dlpar.lab.controls import Controls
-from dlpar.jobs.global_steps import GlobalSteps
 from dlpar.lab.panel import Panel
 from dlpar.worlds.platforms import names
 from lab.folders import ThreadJob, finished, until

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from dlpar.config.experiment import Experiment
+from dlpar.jobs.global_steps import GlobalStep, GlobalSteps
 from dlpar.lab import captions as says
 from dlpar.lab import theme
-from dlpar.jobs.global_steps import GlobalStep, GlobalSteps
 from dlpar.lab.live_plot import LivePlot
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from dlpar.config.experiment import Experiment
+from dlpar.jobs.global_steps import GlobalSteps
 from dlpar.lab import captions as says
 from dlpar.lab import theme
-from dlpar.jobs.global_steps import GlobalSteps
 from dlpar.lab.live import rank_lines as shown
 from dlpar.lab.live.rank_lines import RankLines, time_axis
 from dlpar.lab.live_plot import LivePlot

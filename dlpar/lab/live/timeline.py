@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from dlpar.config.experiment import Experiment
+from dlpar.jobs.global_steps import GlobalSteps
 from dlpar.lab import captions as says
 from dlpar.lab import theme
-from dlpar.jobs.global_steps import GlobalSteps
 from dlpar.lab.live import rank_lines as shown
 from dlpar.lab.live_plot import LivePlot
 
