@@ -198,7 +198,7 @@ def lead(run: Run) -> Figure:
     """How many clocks each worker was ahead of the slowest whenever it started one, and the bound on it."""
     (run,) = finished(single(run))
     steps, experiment = run.steps, run.experiment
-    bound = experiment.sync.lead_bound
+    bound = leads.bound_of(experiment)
     most = steps.groupby("rank")["lead"].max()
     figure = blank(leads.layout(experiment))
     figure.layout.yaxis.range = [-0.25, theme.doubled(int(most.max()), leads.least(bound))]

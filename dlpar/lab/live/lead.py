@@ -6,6 +6,7 @@ from typing import Any
 
 from dlpar.config.experiment import Experiment
 from dlpar.jobs.global_steps import GlobalSteps
+from dlpar.jobs.summary import lead_bound
 from dlpar.lab import captions as says
 from dlpar.lab import theme
 from dlpar.lab.live import rank_lines as shown
@@ -13,9 +14,14 @@ from dlpar.lab.live.rank_lines import RankLines, time_axis
 from dlpar.lab.live_plot import LivePlot
 
 
+def bound_of(experiment: Experiment) -> int | None:
+    """Clocks a worker may be ahead by the rules of its scheme; None: any number."""
+    return lead_bound(experiment.sync.model_dump())
+
+
 def layout(experiment: Experiment) -> dict[str, Any]:
     """Lead over time; beyond a bound the figure is shaded, for nothing may ever be drawn there."""
-    bound = experiment.sync.lead_bound
+    bound = bound_of(experiment)
     yaxis = theme.axis("lead over the slowest (clocks)", (-0.25, least(bound)))
     if bound is None:
         return theme.layout(xaxis=time_axis(experiment), yaxis=yaxis)
@@ -57,7 +63,7 @@ class Lead:
 
     def begin(self, experiment: Experiment) -> None:
         """Start anew for a run."""
-        self.experiment, self.bound = experiment, experiment.sync.lead_bound
+        self.experiment, self.bound = experiment, bound_of(experiment)
         self.plot.refigure(layout(experiment))
         self.lines.begin(experiment)
         self.most = [0] * experiment.workers
