@@ -16,10 +16,9 @@ from dlpar.config.experiment import Experiment
 from dlpar.data import Dataset, load
 from dlpar.data.sampler import Sampler
 from dlpar.delays import Delays
-from dlpar.memory import Memory
 from dlpar.split import make_split
 from dlpar.split.batchnorm import synchronise_batchnorm
-from dlpar.split.mesh import beside_servers, placed, twins
+from dlpar.split.mesh import placed
 from dlpar.split.split import Split, Task
 from dlpar.sync import scheme, server
 
@@ -40,18 +39,15 @@ def train(comm: Comm, experiment: Experiment, record: Recorder) -> torch.nn.Modu
     model = comm.build(lambda: models.build(experiment, dataset).to(comm.device))
     if experiment.model.norm == "sync_batch":
         synchronise_batchnorm(model, comm)
-    criterion = models.loss(dataset.task)
-    flops = models.flops_per_sample(model, dataset)
 
     # 2. This rank's part of which replica, and how replicas are kept in agreement.
     place = placed(experiment, comm)
-    batch = lambda step: dataset.batch(sampler.indices(step, place.number))
-    memory = Memory(comm.now)
-    part = make_split(Task(experiment, comm, place, model, criterion, flops, batch, record, memory))
-    sync = scheme(experiment.of_replicas(), place.twins, part.replica)
+    task = Task(experiment, comm, place, model, dataset, sampler, record)
+    part = make_split(task)
+    sync = scheme(experiment.of_replicas(), place.dp_group, part.replica)
     sync.agree = place.agree
     delays = Delays(experiment, comm, record)
-    tests = (place.number == 0 or part.whole_on_all) and experiment.evaluate_every != 0
+    tests = (place.replica == 0 or part.whole_on_all) and experiment.evaluate_every != 0
     interval = experiment.evaluation_interval
     own = done = tested = 0
 
@@ -59,7 +55,7 @@ def train(comm: Comm, experiment: Experiment, record: Recorder) -> torch.nn.Modu
         # 3. The gradient of this replica's slice of the global batch: what it contributes adds up over replicas.
         comm.new_step(step)
         began = comm.now()
-        with memory.watch(step, part.replica, sync.state_bytes):
+        with task.memory.watch(step, part.replica, sync.state_bytes):
             part.gradient(step)
         delays.after(step, began, done)
 
@@ -72,7 +68,13 @@ def train(comm: Comm, experiment: Experiment, record: Recorder) -> torch.nn.Modu
 
         # 5. Write down what happened; to read the loss is to wait for a GPU, once a step.
         loss = None if part.loss is None else float(part.loss)
-        facts = {**comm.traffic.take(), **sync.facts(), **part.facts(), **memory.facts(), **dataset.facts()}
+        facts = {
+            **comm.traffic.take(),
+            **sync.facts(),
+            **part.facts(),
+            **task.memory.facts(),
+            **dataset.facts(),
+        }
         record.step(step, loss=loss, samples=part.samples, **facts)
         own += 1
         done = sync.done(own)
@@ -120,7 +122,4 @@ def role(experiment: Experiment, rank: int) -> str:
 
 def serve(comm: Comm, experiment: Experiment, record: Recorder) -> None:
     """Run a rank that is no worker: one of the parameter servers of its part of the model."""
-    part = twins(experiment, comm)
-    if part is not comm:
-        beside_servers(experiment, comm)
-    server.serve(part, experiment.of_replicas(), record)
+    server.serve(placed(experiment, comm).dp_group, experiment.of_replicas(), record)

@@ -91,9 +91,7 @@ def prepared(comm: Comm, experiment: Experiment) -> Task:
         "batches", lambda: Sampler(experiment.of_replicas(), dataset.train_y, len(dataset.train_x))
     )
     model, place = models.build(experiment, dataset), placed(experiment, comm)
-    batch = lambda step: dataset.batch(sampler.indices(step, place.number))
-    flops = models.flops_per_sample(model, dataset)
-    return Task(experiment, comm, place, model, models.loss(dataset.task), flops, batch, Unrecorded(comm))
+    return Task(experiment, comm, place, model, dataset, sampler, Unrecorded(comm))
 
 
 def numbered(model: nn.Module) -> dict[str, tuple[int, int]]:
@@ -111,9 +109,9 @@ def _numbers_held(task: Task, part: Split) -> np.ndarray:
     """The weights this rank has between steps; where it has all, but updates some, those."""
     if getattr(task.experiment.split, "zero", 0) != 1:
         return part.replica.weights.detach().numpy()
-    sharded = scheme(task.experiment.of_replicas(), task.place.twins, part.replica)
+    sharded = scheme(task.experiment.of_replicas(), task.place.dp_group, part.replica)
     return np.concatenate(
-        [chunks[own_chunk(task.place.twins)].detach().numpy() for chunks in sharded.weights]
+        [chunks[own_chunk(task.place.dp_group)].detach().numpy() for chunks in sharded.weights]
     )
 
 
@@ -256,7 +254,7 @@ def sent(comm: Comm, experiment: Experiment) -> Sent:
     watch = Watch(comm.traffic)
     _attach(watch, part, layers)
     part.gradient(0)
-    return Sent(task.place.number, layers, watch.found())
+    return Sent(task.place.replica, layers, watch.found())
 
 
 def _attach(watch: Watch, part: Split, layers: list[str]) -> None:
@@ -265,7 +263,7 @@ def _attach(watch: Watch, part: Split, layers: list[str]) -> None:
             for during in PASSES:
                 watch.call(layer, during, name, during)
     elif isinstance(part, PipelineSplit):
-        for chunk in part.chunks if part.stage.tensor else ():
+        for chunk in part.chunks if part.stage.tp_group else ():
             _attach_modules(watch, chunk.layers)
         parts, stages = part.stage.parts, part.stage.stages
 

@@ -1,14 +1,16 @@
-"""Ranks on a grid with named axes: which part of which replica each one is.
+"""The mesh: ranks on a grid with named axes, and which part of which replica each of them is.
 
-After the rank grids of Narayanan et al. (arXiv 2104.04473, figure 2): ranks that
-differ along one axis only form a group, and each kind of message stays in one.
+Follows the rank grids of Narayanan et al. (arXiv 2104.04473, figure 2): ranks that
+differ along one axis only form a group, and each kind of message stays in one group.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+import numpy as np
 
 if TYPE_CHECKING:
     from dlpar.comm import Comm
@@ -18,21 +20,21 @@ T = TypeVar("T")
 
 
 class Mesh:
-    """This rank's place on the grid; collective.
+    """A grid of ranks with named axes, seen from one of them.
 
     Parameters
     ----------
     comm : Comm
-        All ranks of the grid, in row-major order: neighbours on the last axis are neighbours in `comm`.
+        All ranks of the mesh, in row-major order: neighbours on the last axis are neighbours in `comm`.
     sizes : mapping of str to int
         Ranks along each axis, the outermost first: ``{"data": 2, "pipeline": 2, "tensor": 2}``.
 
     Attributes
     ----------
     sizes : dict of str to int
-        As given.
+        The same as the parameter.
     at : dict of str to int
-        This rank's coordinates, 0-based.
+        Coordinates of this rank, 0-based.
 
     Raises
     ------
@@ -46,7 +48,7 @@ class Mesh:
     rank 3: DP(2)-TP(2), data 1, tensor 1
     """
 
-    def __init__(self, comm: Comm, sizes: dict[str, int]) -> None:
+    def __init__(self, comm: Comm, sizes: Mapping[str, int]) -> None:
         if math.prod(sizes.values()) != comm.size:
             product = " × ".join(f"{name} {size}" for name, size in sizes.items())
             raise ValueError(
@@ -55,55 +57,57 @@ class Mesh:
         self.comm, self.sizes, self.at = comm, dict(sizes), coordinates(comm.rank, sizes)
 
     def group(self, *axes: str) -> Comm:
-        """The ranks that differ from this one along these axes only, in the order of the axes of the mesh; collective."""
+        """Form the group of the ranks that differ from this one along `axes` only; collective.
+
+        Ranks of the group are in row-major order of the axes as they are named.
+        """
         for axis in axes:
             if axis not in self.sizes:
                 raise ValueError(f"mesh: got axis {axis!r}, allowed is one of {', '.join(self.sizes)}")
         others = [axis for axis in self.sizes if axis not in axes]
-        return self.comm.split(self._number(others), self._number(axes))
+        return self.comm.split(_number(self.at, self.sizes, others), _number(self.at, self.sizes, axes))
 
-    def _number(self, axes: Sequence[str]) -> int:
-        """This rank's number among those that differ along `axes`."""
-        number = 0
-        for axis in self.sizes:
-            if axis in axes:
-                number = number * self.sizes[axis] + self.at[axis]
-        return number
+    def rank(self, **at: int) -> int:
+        """Return the rank at some coordinates; along axes that are not named, at this rank's own."""
+        return _number({**self.at, **at}, self.sizes, self.sizes)
 
     def __str__(self) -> str:
         places = ", ".join(f"{name} {place}" for name, place in self.at.items())
         return f"rank {self.comm.rank}: {title(self.sizes)}, {places}"
 
 
-def coordinates(rank: int, sizes: dict[str, int]) -> dict[str, int]:
-    """Where a rank stands on each axis, in row-major order."""
-    at = {}
-    for name, size in reversed(sizes.items()):
-        rank, at[name] = divmod(rank, size)
-    return {name: at[name] for name in sizes}
+def _number(at: Mapping[str, int], sizes: Mapping[str, int], axes: Iterable[str]) -> int:
+    """Number coordinates along some of the axes in row-major order."""
+    number = 0
+    for axis in axes:
+        number = number * sizes[axis] + at[axis]
+    return number
 
 
-def groups(sizes: dict[str, int], *axes: str) -> list[list[int]]:
-    """The ranks of each group that :meth:`Mesh.group` makes, in its order; groups by their first rank.
+def coordinates(rank: int, sizes: Mapping[str, int]) -> dict[str, int]:
+    """Return the coordinates of a rank on each axis, in row-major order."""
+    return dict(zip(sizes, map(int, np.unravel_index(rank, tuple(sizes.values())))))
+
+
+def groups(sizes: Mapping[str, int], *axes: str) -> list[list[int]]:
+    """List the ranks of each group that :meth:`Mesh.group` forms, in its order; groups by their first rank.
 
     >>> groups({"data": 2, "tensor": 2}, "data")
     [[0, 2], [1, 3]]
     """
-    found: dict[tuple[int, ...], list[int]] = {}
-    for rank in range(math.prod(sizes.values())):
-        others = tuple(place for axis, place in coordinates(rank, sizes).items() if axis not in axes)
-        found.setdefault(others, []).append(rank)
-    return list(found.values())
+    ranks = np.arange(math.prod(sizes.values())).reshape(tuple(sizes.values()))
+    last = np.moveaxis(ranks, [list(sizes).index(axis) for axis in axes], range(-len(axes), 0))
+    return last.reshape(-1, math.prod(sizes[axis] for axis in axes)).tolist()
 
 
-def title(sizes: dict[str, int]) -> str:
-    """A mesh in one word: ``DP(2)-TP(2)-PP(1)``."""
+def title(sizes: Mapping[str, int]) -> str:
+    """Name a mesh in one word: ``DP(2)-TP(2)-PP(1)``."""
     letters = {"data": "DP", "pipeline": "PP", "tensor": "TP", "rows": "HP", "columns": "WP"}
     return "-".join(f"{letters.get(name, name)}({size})" for name, size in sizes.items())
 
 
 def sizes_of(experiment: Experiment) -> dict[str, int]:
-    """The axes of an experiment's workers, the outermost first; `data` takes what the model's axes leave."""
+    """Return the axes of an experiment's workers, the outermost first; `data` counts the replicas."""
     model = experiment.split.axes(experiment.workers)
     sizes = {"data": experiment.replicas, **model}
     order = [axis for axis in getattr(experiment.split, "order", "").split(",") if axis]
@@ -111,63 +115,51 @@ def sizes_of(experiment: Experiment) -> dict[str, int]:
 
 
 class Place(NamedTuple):
-    """Where a worker stands in its job.
+    """The place of a rank in its job.
 
     Attributes
     ----------
-    number : int
-        Of its replica, 0-based: which slice of each batch is its.
-    twins : Comm
-        The workers that hold the same part of the model, in the order of replicas, and that part's servers after them.
+    replica : int
+        Number of a worker's replica, 0-based: it decides which slice of each batch the worker computes.
+    dp_group : Comm
+        Data-parallel group: workers with the same part of the model, by replica, and behind them that part's servers.
     mesh : Mesh or None
-        All workers; None where every replica is one rank.
-    mates : Comm or None
-        The ranks of this replica, in the order of the mesh; None where it is one rank.
+        All workers; None where every replica is one rank, and on servers.
+    mp_group : Comm or None
+        Model-parallel group: the ranks of this replica, in row-major order of the split's axes; None where it is
+        one rank.
     """
 
-    number: int
-    twins: Comm
+    replica: int
+    dp_group: Comm
     mesh: Mesh | None = None
-    mates: Comm | None = None
+    mp_group: Comm | None = None
 
     def agree(self, own: T) -> T:
-        """What the replica's first rank says: its ranks take the same decisions; collective over them."""
-        return own if self.mates is None else self.mates.broadcast(own)
+        """Broadcast the decision of the replica's first rank to all its ranks; collective over them."""
+        return own if self.mp_group is None else self.mp_group.broadcast(own)
 
 
 def placed(experiment: Experiment, comm: Comm) -> Place:
-    """This worker's place; collective over workers and servers, which call :func:`twins`."""
+    """Find this rank's place; collective over workers and servers."""
     if experiment.replicas == experiment.workers:
         return Place(comm.rank, comm)
-    of_part = twins(experiment, comm)
-    workers = beside_servers(experiment, comm)
+    dp_group = comm.split(part_of(experiment, comm.rank), comm.rank)
+    is_server, workers = comm.rank >= experiment.workers, comm
+    if comm.size > experiment.workers:
+        workers = comm.split(int(is_server), comm.rank)
+    if is_server:
+        return Place(0, dp_group)
     mesh = Mesh(workers, sizes_of(experiment))
-    return Place(mesh.at["data"], of_part, mesh, mesh.group(*(axis for axis in mesh.sizes if axis != "data")))
-
-
-def beside_servers(experiment: Experiment, comm: Comm) -> Comm:
-    """The workers by themselves; collective over workers and servers."""
-    if comm.size == experiment.workers:
-        return comm
-    return comm.split(int(comm.rank >= experiment.workers), comm.rank)
-
-
-def twins(experiment: Experiment, comm: Comm) -> Comm:
-    """The ranks that hold the same part of the model, in different replicas, and its share of the servers; collective."""
-    if experiment.replicas == experiment.workers:
-        return comm
-    return comm.split(part_of(experiment, comm.rank), comm.rank)
+    return Place(mesh.at["data"], dp_group, mesh, mesh.group(*experiment.split.axes(experiment.workers)))
 
 
 def part_of(experiment: Experiment, rank: int) -> int:
-    """Which part of the model a rank has, 0-based, in the order of the mesh: a worker, a server or a leaf server."""
-    workers, part = experiment.workers, 0
+    """Number the part of the model that a worker or server holds, 0-based, in the order of the mesh."""
+    workers, sizes = experiment.workers, sizes_of(experiment)
     if rank < workers:
-        sizes = sizes_of(experiment)
-        at = coordinates(rank, sizes)
-        for axis in sizes:
-            part = part if axis == "data" else part * sizes[axis] + at[axis]
-        return part
-    extra, servers = rank - workers, experiment.sync.servers  # servers, then leaves: each part has as many
+        return _number(coordinates(rank, sizes), sizes, [axis for axis in sizes if axis != "data"])
+    # Servers come first, then leaves; each part of the model has the same number of them.
+    extra, servers = rank - workers, experiment.sync.servers
     first, number = (0, servers) if extra < servers else (servers, experiment.sync.groups)
     return (extra - first) * (workers // experiment.replicas) // number

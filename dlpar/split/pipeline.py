@@ -44,18 +44,20 @@ class PipelineSplit(Split):
     """
 
     def __init__(self, task: Task) -> None:
-        self.task, self.comm, self.record = task, task.comm, task.record
-        self.stage = stage = Stage(task, self._pause)
-        self.replica, self.chunks, self.pipe = stage.replica, stage.chunks, stage.pipe
-        split = task.experiment.split
-        self.schedule, self.microbatches = SCHEDULES[split.schedule], split.microbatches
+        super().__init__(task)
+        stage = self.stage
+        self.speaks, self.chunks, self.pp_group = stage.speaks, stage.chunks, stage.pp_group
+        self.schedule = SCHEDULES[task.experiment.split.schedule]
         self.actions = self.schedule.actions(stage.number, stage.stages, self.microbatches, len(stage.chunks))
         self.stash = None if self.schedule.has_flush else WeightStash(self.replica, task.memory)
-        self.loss, self.samples = None, 0
         self._batches: dict[int, list[tuple[Tensor, Tensor]]] = {}  # of steps under way, in micro-batches
         self._coming: dict[Action, tuple[Request, Tensor]] = {}
         self._sending: list[Request] = []
         self._in_flight = self._most = self._staleness = 0
+
+    def cut(self, model: nn.Module) -> nn.Module:
+        self.stage = Stage(self.task, self.pause)
+        return self.stage.layers
 
     def gradient(self, step: int) -> None:
         self.replica.zero_gradient()
@@ -95,7 +97,7 @@ class PipelineSplit(Split):
             x = self._came(action)
         if self.stash:
             self.stash.keep(micro)
-        with self._weights_of(micro), self._pass("forward", action):
+        with self._weights_of(micro), self._pass("forward", "reduce", action.micro, action.chunk):
             output = chunk.forward(micro, x, y)
         if chunk.is_last:
             self._losses += output.detach() * len(y)
@@ -107,13 +109,13 @@ class PipelineSplit(Split):
     def _backward(self, action: Action) -> None:
         chunk, micro = self.chunks[action.chunk], action.micro
         if chunk.recompute:
-            with self._weights_of(micro), self._pass("recompute", action):
+            with self._weights_of(micro), self._pass("recompute", "reduce", action.micro, action.chunk):
                 chunk.again(micro)
         samples = len(self._samples(action)[1])
         share = self.task.share(samples)
         whole = torch.full((), share, dtype=self.stage.dtype, device=self.comm.device)
         gradient = whole if chunk.is_last else self._came(action)
-        with self._weights_of(micro), self._pass("backward", action):
+        with self._weights_of(micro), self._pass("backward", "reduce", action.micro, action.chunk):
             result = chunk.backward(micro, gradient)
         if not chunk.is_first:
             self._send(result, action, -1)
@@ -123,24 +125,9 @@ class PipelineSplit(Split):
         self._in_flight -= not self.schedule.has_weight_pass
 
     def _weight(self, action: Action) -> None:
-        with self._pass("weight", action):
+        with self._pass("weight", "reduce", action.micro, action.chunk):
             self.chunks[action.chunk].weight(action.micro, len(self._samples(action)[1]))
         self._in_flight -= 1
-
-    def _pass(self, name: str, action: Action) -> AbstractContextManager:
-        """The span in which an action computes."""
-        self._passing, self._talking = (
-            self.record.span(n, action.micro, action.chunk) for n in (name, "reduce")
-        )
-        return self._passing
-
-    @contextmanager
-    def _pause(self, during: str) -> Iterator[None]:
-        """Where a layer is cut over ranks a pass stops for their messages, and goes on when these are there."""
-        self._passing.__exit__(None, None, None)
-        with self._talking:
-            yield
-        self._passing.__enter__()
 
     # ---- messages -----------------------------------------------------------------------
 
@@ -154,7 +141,7 @@ class PipelineSplit(Split):
         shape = (len(self._samples(action)[1]), *(chunk.takes if forward else chunk.gives))
         room = self.comm.empty(shape, of_activations(self.task.experiment))
         source = (self.stage.number + (-1 if forward else +1)) % self.stage.stages
-        self._coming[action] = self.pipe.irecv(room, source, self._tag(action)), room
+        self._coming[action] = self.pp_group.irecv(room, source, self._tag(action)), room
 
     def _came(self, action: Action) -> Tensor:
         """The message an action needs."""
@@ -176,7 +163,7 @@ class PipelineSplit(Split):
                 (len(self._samples(action)[1]), *shape), of_activations(self.task.experiment)
             )
         tag = self._tag(action._replace(chunk=chunk))
-        self._sending.append(self.pipe.isend(result.detach(), (number + way) % stages, tag))
+        self._sending.append(self.pp_group.isend(result.detach(), (number + way) % stages, tag))
 
     def _tag(self, action: Action) -> int:
         """Of the message an action needs, from 1: no two are under way with one."""
@@ -189,9 +176,7 @@ class PipelineSplit(Split):
         flush = self.schedule.has_flush
         step = self._step if flush else action.micro
         if step not in self._batches:
-            x, y = self.task.batch(step)
-            pieces = self.microbatches if flush else 1
-            self._batches[step] = list(zip(x.tensor_split(pieces), y.tensor_split(pieces)))
+            self._batches[step] = self.task.microbatches(step, self.microbatches if flush else 1)
         return self._batches[step][action.micro if flush else 0]
 
     def _weights_of(self, micro: int) -> AbstractContextManager:
@@ -199,13 +184,10 @@ class PipelineSplit(Split):
 
     def _tell(self, samples: int) -> None:
         """Say what is known of the step: the loss, by the rank that knows it."""
-        stage, replica = self.stage, self.replica
         loss = self._losses / samples if samples else self._losses
-        self.loss, self.samples = (loss, samples) if stage.speaks else (None, 0)
-        replica.samples = samples
         if self.task.experiment.sync.scheme in ("mapreduce", "own"):  # they may ask every rank for it
-            loss = stage.mates.broadcast(float(loss), root=stage.speaker)
-        replica.loss = loss
+            loss = self.stage.mp_group.broadcast(float(loss), root=self.stage.speaker)
+        self._report(loss, samples)
 
     def facts(self) -> dict[str, Any]:
         """``in_flight``, the most micro-batches (of a chunk each) whose activations were held in the step; without a
@@ -244,44 +226,39 @@ class Stage:
     ----------
     number, stages : int
         This stage, 0-based, and how many there are.
-    pipe : Comm
+    pp_group : Comm
         The ranks of this replica with the same piece of every layer, by stage.
-    mates : Comm
+    mp_group : Comm
         All ranks of this replica.
     chunks : list of Chunk
         In the order in which a micro-batch passes them.
-    replica : Replica
-        Their weights.
+    layers : nn.Sequential
+        All of theirs.
     speaker : int
-        The rank among mates that speaks for the replica: of the last stage, the first.
+        The rank in mp_group that speaks for the replica: of the last stage, the first.
     """
 
-    def __init__(self, task: Task, pause: Callable[[str], AbstractContextManager]) -> None:
-        mesh, self.mates, self.task, self._pause = task.place.mesh, task.place.mates, task, pause
+    def __init__(self, task: Task, pause: Callable[[], AbstractContextManager]) -> None:
+        mesh, self.mp_group, self.task, self._pause = task.place.mesh, task.place.mp_group, task, pause
         sizes = mesh.sizes
         self.number, self.stages = mesh.at["pipeline"], sizes["pipeline"]
-        self.pipe = mesh.group("pipeline")
-        self.tensor = mesh.group("tensor") if sizes.get("tensor", 1) > 1 else None
+        self.pp_group = mesh.group("pipeline")
+        self.tp_group = mesh.group("tensor") if sizes.get("tensor", 1) > 1 else None
         self.dtype = next(iter(task.model.parameters())).dtype
         self.parts = _parts(task, self.stages)
         whole = [task.model[self.parts[part].layers] for part in self._of(self.number)]
         self.held = [self._piece(layers) for layers in whole]
-        self.replica = Replica(reduce(add, self.held), task.comm)
+        self.layers = reduce(add, self.held)
         self.chunks = self._chunks()
         self._tied = self._find_tied(reduce(add, whole))
-        inner = [axis for axis in sizes if axis != "data"]  # the order of mates
-        self.speaker = reduce(
-            lambda number, axis: number * sizes[axis] + (self.stages - 1 if axis == "pipeline" else 0),
-            inner,
-            0,
-        )
-        if self.mates.rank > 0:
-            task.comm.compute(lambda: _forget(task.model, keep=whole if self.tensor is None else []))
+        self.speaker = (self.stages - 1) * sizes.get("tensor", 1)
+        if self.mp_group.rank > 0:
+            task.comm.compute(lambda: _forget(task.model, keep=whole if self.tp_group is None else []))
 
     @property
     def speaks(self) -> bool:
         """Whether this rank speaks for the replica."""
-        return self.mates.rank == self.speaker
+        return self.mp_group.rank == self.speaker
 
     def _of(self, stage: int) -> range:
         """Numbers of the parts a stage holds."""
@@ -289,11 +266,11 @@ class Stage:
 
     def _piece(self, layers: nn.Sequential) -> nn.Sequential:
         """What this rank has of some layers: of a hybrid a piece of each, else all."""
-        if self.tensor is None:
+        if self.tp_group is None:
             return layers
         from dlpar.split.tensor import cut_layers
 
-        return cut_layers(layers, self.tensor, self._pause, weights_wait=self._has_weight_pass)
+        return cut_layers(layers, self.tp_group, self._pause, weights_wait=self._has_weight_pass)
 
     @property
     def _has_weight_pass(self) -> bool:
@@ -302,7 +279,7 @@ class Stage:
     def _chunks(self) -> list[Chunk]:
         task, last = self.task, len(self.parts) - 1
         waits = self._has_weight_pass
-        later = task.comm.compute(lambda: Later(reduce(add, self.held), task.memory)) if waits else None
+        later = task.comm.compute(lambda: Later(self.layers, task.memory)) if waits else None
         return [
             Chunk(
                 task,
@@ -311,7 +288,7 @@ class Stage:
                 takes=self.parts[part].shape if part > 0 else None,
                 gives=self.parts[part + 1].shape if part < last else None,
                 later=later,
-                charges=self.tensor is not None,
+                charges=self.tp_group is not None,
             )
             for part, layers in zip(self._of(self.number), self.held)
         ]
@@ -324,7 +301,7 @@ class Stage:
             if part % self.stages != self.number
             for parameter in self.task.model[self.parts[part].layers].parameters()
         }
-        pairs = zip(whole.parameters(), self.replica.model.parameters())
+        pairs = zip(whole.parameters(), self.layers.parameters())
         return [(others[id(of_model)], own) for of_model, own in pairs if id(of_model) in others]
 
     def level(self) -> None:
@@ -332,18 +309,18 @@ class Stage:
         of a stage of what is not cut, and the last stage of what it shares with the first."""
         if not self.task.experiment.free_running:
             return
-        if self.tensor is not None:
+        if self.tp_group is not None:
             from dlpar.split.tensor import level
 
-            level(self.replica.model, self.tensor)
+            level(self.layers, self.tp_group)
         comm = self.task.comm
         for stage, parameter in self._tied:
             copy = comm.empty(parameter.shape, self.dtype)
             if self.number < stage:
                 comm.compute(lambda: copy.copy_(parameter.detach()))
-                self.pipe.send(copy, stage, TIED)
+                self.pp_group.send(copy, stage, TIED)
             else:
-                self.pipe.recv(copy, stage, TIED)
+                self.pp_group.recv(copy, stage, TIED)
                 comm.compute(lambda: parameter.detach().copy_(copy))
 
     def add_up_tied(self) -> None:
@@ -352,7 +329,7 @@ class Stage:
         for stage, parameter in self._tied:
             mine, theirs = comm.compute(lambda: parameter.grad), comm.empty(parameter.shape, self.dtype)
             sent = mine if isinstance(mine, Tensor) else theirs.clone()
-            self.pipe.sendrecv(sent, stage, theirs, stage, TIED)
+            self.pp_group.sendrecv(sent, stage, theirs, stage, TIED)
             comm.compute(lambda: mine.add_(theirs), cost=parameter.numel())
 
     def whole(self) -> nn.Module | None:
@@ -362,13 +339,13 @@ class Stage:
     def _whole(self) -> nn.Module | None:
         from dlpar.split.tensor import joined
 
-        if self.tensor is None:
-            own = [parameter.detach().cpu() for parameter in self.replica.model.parameters()]
+        if self.tp_group is None:
+            own = [parameter.detach().cpu() for parameter in self.layers.parameters()]
         else:
-            own = joined(self.replica.model, self.tensor)
+            own = joined(self.layers, self.tp_group)
         if own is None:
             return None
-        stages = self.pipe.gather(own)
+        stages = self.pp_group.gather(own)
         if stages is None:
             return None
         for stage in reversed(range(self.stages)):  # the first has the last word on what it shares

@@ -19,12 +19,10 @@ from torch import Tensor, nn
 
 from dlpar.collectives import ring_allgather, ring_allreduce
 from dlpar.split.halo import OWN, Cut, Grid, Halo, Pieces, Window, complete, index, padding, shares
-from dlpar.split.mesh import coordinates
 from dlpar.split.split import Split, derivative, narrowed
 
 if TYPE_CHECKING:
     from dlpar.comm import Comm
-    from dlpar.split.mesh import Place
     from dlpar.split.split import Task
 
 
@@ -43,7 +41,7 @@ class SpatialSplit(Split):
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
-        self.grid = grid_of(task.place, task.comm)
+        self.grid = Grid(task.place.mp_group, *task.experiment.split.axes(task.experiment.workers).values())
         height, width = task.batch(0)[0].shape[-2:]
         self.images = range(height), range(width)
         self.layers = cut_images(task.model, self.grid, height, width, task.record.span)
@@ -71,22 +69,10 @@ class SpatialSplit(Split):
             gradient = layer.backward(gradient)
         with span("reduce"):
             ring_allreduce(grid.comm, self.of_pieces, grid.ranks)
-        replica.loss, replica.samples = loss.detach(), len(labels)
-        if self.speaks:
-            self.loss, self.samples = replica.loss, replica.samples
+        self._report(loss.detach(), len(labels))
 
     def whole(self) -> nn.Module | None:
         return self.task.model if self.speaks else None
-
-
-def grid_of(place: Place, comm: Comm) -> Grid:
-    """The ranks of a replica by the row and column of their pieces, in whatever order the mesh has its axes."""
-    if place.mates is None:
-        return Grid(comm, 1, 1, [comm.rank])
-    sizes = {axis: size for axis, size in place.mesh.sizes.items() if axis != "data"}
-    at = [coordinates(rank, sizes) for rank in range(place.mates.size)]
-    ranks = sorted(range(place.mates.size), key=lambda rank: (at[rank]["rows"], at[rank]["columns"]))
-    return Grid(place.mates, sizes["rows"], sizes["columns"], ranks)
 
 
 def cut_images(

@@ -1,67 +1,85 @@
-"""What every split is: how the ranks of one replica compute its gradient together."""
+"""A split: how the ranks of one replica compute its gradient together."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from dlpar import models
 from dlpar.memory import Memory
 from dlpar.replica import Replica
 
 if TYPE_CHECKING:
     from dlpar.comm import Comm, Recorder
     from dlpar.config.experiment import Experiment
+    from dlpar.data import Dataset
+    from dlpar.data.sampler import Sampler
     from dlpar.split.mesh import Place
 
 
-@dataclass(frozen=True)
+@dataclass
 class Task:
-    """What a replica has to do, and where.
+    """The work of one rank: the experiment, the rank's place in it, and what it trains on which samples.
 
     Attributes
     ----------
     experiment : Experiment
-        What is run.
+        The settings.
     comm : Comm
         All ranks.
     place : Place
-        This rank's.
+        This rank's place among them.
     model : nn.Module
-        The whole model; every rank has made the same.
+        The whole model; every rank has built the same.
+    dataset : Dataset
+        All samples.
+    sampler : Sampler
+        Chooses the samples of each replica in each step.
+    record : Recorder
+        Writes down spans and steps.
     criterion : callable
         ``(output, target)`` to the mean loss over samples.
     flops : float
-        Of a sample's forward and backward pass through the whole model.
-    batch : callable
-        From a step to the replica's samples of it, ``(x, y)``; steps may be asked for in any order.
-    record : Recorder
-        Where spans are written.
+        Floating-point operations of a sample's forward and backward pass through the whole model.
     memory : Memory
-        Where is counted what this rank holds beside weights, gradient and what autograd keeps.
+        Counts what this rank holds.
     """
 
     experiment: Experiment
     comm: Comm
     place: Place
     model: nn.Module
-    criterion: Callable[[Tensor, Tensor], Tensor]
-    flops: float
-    batch: Callable[[int], tuple[Tensor, Tensor]]
+    dataset: Dataset
+    sampler: Sampler
     record: Recorder
-    memory: Memory = field(default_factory=Memory)
+
+    def __post_init__(self) -> None:
+        self.criterion = models.loss(self.dataset.task)
+        self.flops = models.flops_per_sample(self.model, self.dataset)
+        self.memory = Memory(self.comm.now)
+
+    def batch(self, step: int) -> tuple[Tensor, Tensor]:
+        """Return the replica's samples of a step, ``(x, y)``; steps may be asked for in any order."""
+        return self.dataset.batch(self.sampler.indices(step, self.place.replica))
+
+    def microbatches(self, step: int, number: int) -> list[tuple[Tensor, Tensor]]:
+        """Cut the replica's samples of a step into micro-batches, the first ones larger by one where need be."""
+        return list(zip(*(samples.tensor_split(number) for samples in self.batch(step))))
 
     def forward_pass(self) -> AbstractContextManager:
-        """The context of a forward pass: with mixed precision its products are made in bfloat16."""
-        return forward_pass(self.experiment, self.comm.device)
+        """Return the context of a forward pass: mixed precision computes its products in bfloat16."""
+        if self.experiment.precision == "full":
+            return nullcontext()
+        return torch.autocast(self.comm.device.type, torch.bfloat16)
 
     def share(self, samples: int) -> float:
-        """What so many samples are of the global batch: by so much their mean loss counts."""
+        """Weight of so many samples in the mean over the global batch: samples / global_batch."""
         return samples / self.experiment.global_batch
 
 
@@ -71,77 +89,102 @@ class Split:
     Parameters
     ----------
     task : Task
-        What to compute.
+        The work of this rank.
 
     Attributes
     ----------
     replica : Replica
         The weights this rank holds, and their gradient.
+    speaks : bool
+        Whether this rank reports the replica's loss; one rank of each replica does.
     loss, samples : float, Tensor of shape () or None, int
-        Of the step just computed: the replica's, on the one rank that speaks for it; elsewhere None and 0.  A tensor
-        is on the rank's device: who reads it waits for what a GPU still has to do.
+        Loss and samples of the replica's step just computed; None and 0 on ranks that do not report.  A tensor is on
+        the rank's device: to read it is to wait for its GPU.
     whole_on_all : bool
-        Whether the ranks of all replicas must call :meth:`whole`, in place of the first one's.
+        Whether the ranks of all replicas must call :meth:`whole`, instead of the first replica's ranks.
     """
 
+    speaks = True
     whole_on_all = False
 
     def __init__(self, task: Task) -> None:
         self.task, self.comm, self.record = task, task.comm, task.record
         self.microbatches = getattr(task.experiment.split, "microbatches", 1)
-        self.replica = Replica(task.model, task.comm)
         self.loss, self.samples = None, 0
+        self.replica = Replica(self.cut(task.model), task.comm)
+
+    def cut(self, model: nn.Module) -> nn.Module:
+        """Return this rank's part of the model; collective over the ranks of the replica."""
+        return model
 
     def gradient(self, step: int) -> None:
         """Leave in ``replica.gradient`` what the replica's samples of a step contribute to the gradient of the
         global batch's mean loss: over replicas it adds up."""
-        task, replica, comm, record = self.task, self.replica, self.comm, self.record
-        x, y = task.batch(step)
-        pieces = [(x, y)]
-        if self.microbatches > 1:
-            pieces = list(zip(x.tensor_split(self.microbatches), y.tensor_split(self.microbatches)))
-        losses, counts = [], [len(y_of) for _, y_of in pieces]
+        task, replica, comm = self.task, self.replica, self.comm
+        pieces = task.microbatches(step, self.microbatches)
+        losses, counts = [], [len(y) for _, y in pieces]
         replica.zero_gradient()
-        for micro, (x_of, y_of) in enumerate(pieces):
-            cost = task.flops * counts[micro]
+        for micro, ((x, y), count) in enumerate(zip(pieces, counts)):
+            cost = task.flops * count
             replica.last = micro == len(pieces) - 1  # its backward pass finishes the gradient
-            with record.span("forward"):
-                value = comm.compute(partial(self._loss, x_of, y_of), cost=cost / 3)
-            with record.span("backward"):
-                backward = partial(propagate, value, task.share(counts[micro]))
-                comm.compute(backward, cost=cost * 2 / 3, marks=replica.marks if replica.last else ())
-            losses.append(value.detach())
-        self.loss, self.samples = mean(losses, counts), sum(counts)
-        replica.loss, replica.samples = self.loss, self.samples
+            with self.record.span("forward"):
+                loss = comm.compute(partial(self._loss, x, y), cost=cost / 3)
+            with self.record.span("backward"):
+                work = partial(propagate, loss, task.share(count))
+                comm.compute(work, cost=cost * 2 / 3, marks=replica.marks if replica.last else ())
+            losses.append(loss.detach())
+        self._report(mean(losses, counts), sum(counts))
 
     def _loss(self, x: Tensor, y: Tensor) -> Tensor:
-        """The mean loss of some samples."""
         with self.task.forward_pass():
             return self.task.criterion(self.task.model(x), y)
 
+    def _report(self, loss: Tensor | float, samples: int) -> None:
+        """Note loss and samples of the step: for the scheme on every rank, for the record on one."""
+        self.replica.loss, self.replica.samples = loss, samples
+        if self.speaks:
+            self.loss, self.samples = loss, samples
+
+    @contextmanager
+    def _pass(self, name: str, pause: str, *micro_and_chunk: int) -> Iterator[None]:
+        """Time a pass, which :meth:`pause` interrupts by messages that are timed as `pause`."""
+        self._computing, self._talking = (self.record.span(n, *micro_and_chunk) for n in (name, pause))
+        with self._computing:
+            yield
+
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        """Interrupt the present pass for messages between the ranks of a layer; it goes on when they are there."""
+        self._computing.__exit__(None, None, None)
+        with self._talking:
+            yield
+        self._computing.__enter__()
+
     def facts(self) -> dict[str, Any]:
-        """What else is recorded of the step just done."""
+        """Return further facts for the record of the step just done."""
         return {}
 
     def whole(self) -> nn.Module | None:
-        """The whole model with its present weights on the replica's first rank, None on the others; collective over
-        the replica's ranks."""
+        """Put the model together with its present weights on the replica's first rank, and return None on the others;
+        collective over the replica's ranks."""
         return self.task.model
 
 
 def mean(losses: list[Tensor], counts: list[int]) -> Tensor:
-    """The mean over all samples from those of pieces of so many samples."""
+    """Return the mean loss over all samples, from that of each micro-batch and its number of samples."""
     total = sum(counts)
     if len(losses) == 1 or not total:
         return losses[0]
     return sum(loss * (count / total) for loss, count in zip(losses, counts))
 
 
+# The engine is called directly, because torch's own calls check the gradient they are given with a library for
+# symbolic mathematics: loading it would take seconds of a rank's first step.
 _run = torch.autograd.Variable._execution_engine.run_backward
 
 
 def derivative(output: Tensor, inputs: Sequence[Tensor], gradient: Tensor) -> tuple[Tensor, ...]:
-    """The loss's gradient with respect to `inputs`, from that with respect to `output`, which has its shape.
+    """Return the loss's gradient with respect to `inputs`, from that with respect to `output`, of the same shape.
 
     The same as ``torch.autograd.grad(output, inputs, gradient)``.
     """
@@ -151,27 +194,22 @@ def derivative(output: Tensor, inputs: Sequence[Tensor], gradient: Tensor) -> tu
 
 
 def backward(output: Tensor, gradient: Tensor) -> None:
-    """Add up derivatives where they belong: ``output.backward(gradient)``."""
+    """Add derivatives to ``grad`` of weights and inputs: the same as ``output.backward(gradient)``."""
     _run((output,), (gradient,), False, False, (), allow_unreachable=True, accumulate_grad=True)
 
 
 def propagate(loss: Tensor, share: float) -> None:
-    """Add the gradient of `share` times a loss to the weights': ``(loss * share).backward()``."""
+    """Add the gradient of `share` times a loss to that of the weights: ``(loss * share).backward()``."""
     backward(loss, torch.full_like(loss, share))
 
 
-def forward_pass(experiment: Experiment, device: torch.device) -> AbstractContextManager:
-    """The context of a forward pass."""
-    return nullcontext() if experiment.precision == "full" else torch.autocast(device.type, torch.bfloat16)
-
-
 def of_activations(experiment: Experiment) -> torch.dtype:
-    """The type in which activations, and their gradients, travel between the ranks of a replica."""
+    """Return the type in which activations and their gradients travel between the ranks of a replica."""
     return getattr(torch, experiment.dtype) if experiment.precision == "full" else torch.bfloat16
 
 
-def narrowed(x: torch.Tensor) -> torch.Tensor:
-    """A tensor of floats as products take it at present: in a forward pass of mixed precision, in bfloat16."""
+def narrowed(x: Tensor) -> Tensor:
+    """Convert floats to the type in which products take them: bfloat16 in a forward pass of mixed precision."""
     kind = x.device.type
     if not (
         x.is_floating_point() and torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)

@@ -1,87 +1,67 @@
 """Tensor parallelism: every layer cut over the ranks of a replica, which compute each sample together.
 
-The cut itself is in :mod:`dlpar.split.tensor`, what ranks say to each other in :mod:`dlpar.split.tensor_ops`.
+The operators that send messages are in :mod:`dlpar.split.tensor_ops`.
 """
 
 from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd import Function
 
 from dlpar.collectives import star_broadcast
 from dlpar.models import Attention, Block, Embedding, Tied
-from dlpar.replica import Replica
+from dlpar.split.halo import shares
 from dlpar.split.split import Split, Task, propagate
-from dlpar.split.tensor_ops import Ways, added, copied, gathered
+from dlpar.split.tensor_ops import TensorGroup, added, charged, copied, gathered, pair
 
 if TYPE_CHECKING:
     from dlpar.comm import Comm
 
 
 class TensorSplit(Split):
-    """A replica whose every layer is cut over its ranks (Shoeybi et al., Megatron-LM, arXiv 1909.08053).
-
-    Parameters
-    ----------
-    task : Task
-        What to compute.
-
-    Attributes
-    ----------
-    part : nn.Sequential
-        This rank's pieces of all layers.
-    """
+    """A replica whose every layer is cut over its ranks (Shoeybi et al., Megatron-LM, arXiv 1909.08053)."""
 
     def __init__(self, task: Task) -> None:
-        self.task, self.comm, self.record, self.mates = task, task.comm, task.record, task.place.mates
-        self._passes = {name: task.record.span(name) for name in ("forward", "backward")}
-        self.part = cut_layers(task.model, self.mates, self._pause, task.experiment.split.redundancy)
-        self.replica = Replica(self.part, task.comm)
-        # Time is charged layer by layer as gradients come, in every world: what they finish can be told at once.
+        self.group = task.place.mp_group
+        self.speaks = self.group.rank == 0
+        super().__init__(task)
+        # Layers charge for time as they compute, in every world: a finished gradient can be announced at once.
         self.replica.inside = lambda call: call()
-        self.loss, self.samples = None, 0
-        self._overlapping = [layer for layer in self.part if isinstance(layer, Overlapping)]
+        self._overlapping = [layer for layer in self.replica.model if isinstance(layer, Overlapping)]
         for layer in self._overlapping:
             task.memory.hold("gathered", layer.copies)
+
+    def cut(self, model: nn.Module) -> nn.Sequential:
+        return cut_layers(model, self.group, self.pause, self.task.experiment.split.redundancy)
 
     def gradient(self, step: int) -> None:
         task, replica = self.task, self.replica
         x, y = task.batch(step)
         replica.zero_gradient()
-        with self._passes["forward"], task.forward_pass():
-            self._agree()
-            value = task.criterion(self.part(x), y)
-        with self._passes["backward"]:
-            propagate(value, task.share(len(y)))
-        replica.loss, replica.samples = value.detach(), len(y)
-        self.loss, self.samples = (replica.loss, replica.samples) if self.mates.rank == 0 else (None, 0)
+        with self._pass("forward", "communicate"), task.forward_pass():
+            self._equalise_copies()
+            loss = task.criterion(replica.model(x), y)
+        with self._pass("backward", "communicate"):
+            propagate(loss, task.share(len(y)))
+        self._report(loss.detach(), len(y))
 
-    def _agree(self) -> None:
-        """Where ranks hold copies of a weight, let them be equal."""
+    def _equalise_copies(self) -> None:
+        """Make ranks' copies of the same weights equal."""
         for layer in self._overlapping:
             layer.refresh()
         if self.task.experiment.free_running:
-            with self._pause("forward"):
-                level(self.part, self.mates)
-
-    @contextmanager
-    def _pause(self, during: str) -> Iterator[None]:
-        """A pass stops, and goes on when messages are there."""
-        self._passes[during].__exit__(None, None, None)
-        with self.record.span("communicate"):
-            yield
-        self._passes[during].__enter__()
+            with self.pause():
+                level(self.replica.model, self.group)
 
     def whole(self) -> nn.Module | None:
-        parameters = joined(self.part, self.mates)
+        parameters = joined(self.replica.model, self.group)
         if parameters is None:
             return None
         for whole, present in zip(self.task.model.parameters(), parameters, strict=True):
@@ -92,11 +72,11 @@ class TensorSplit(Split):
 def cut_layers(
     model: nn.Module,
     comm: Comm,
-    pause: Callable[[str], AbstractContextManager] | None = None,
+    pause: Callable[[], AbstractContextManager] = nullcontext,
     redundancy: float = 0.0,
     weights_wait: bool = False,
 ) -> nn.Sequential:
-    """This rank's piece of a model, or of a stage of one: it takes and gives what the whole does.
+    """Return this rank's piece of a model, or of some of its layers: input and output are those of the whole.
 
     Parameters
     ----------
@@ -105,7 +85,7 @@ def cut_layers(
     comm : Comm
         The ranks to cut over, t; all of them must call with the same model, and compute together.
     pause : callable, optional
-        The context in which a pass stops for messages; see :class:`Ways`.
+        The context in which a pass stops for messages; see :class:`TensorGroup`.
     redundancy : float, default 0
         Share of each rank's neurons that all ranks compute; above 0 for linear layers only (:class:`Overlapping`).
     weights_wait : bool, default False
@@ -123,38 +103,39 @@ def cut_layers(
     t must divide the width and the heads of a block, the channels of a convolution and the outputs of a
     linear layer with another behind it; characters and classes may be any number.
     """
-    ways, layers, ties = Ways(comm, pause, weights_wait), OrderedDict(), {}
-    pieces: int | None = (
-        None  # of what the layers so far give, elements along dimension 1 of all ranks, or whole
-    )
+    group, layers = TensorGroup(comm, pause, weights_wait), OrderedDict()
+    ties: dict[nn.Parameter, nn.Parameter] = {}  # pieces of weights that two layers use
+    # The layers so far give whole outputs (None), or pieces: elements along dimension 1 of all ranks together.
+    pieces: int | None = None
     children = list(model.named_children())
     for place, (name, layer) in enumerate(children):
         if isinstance(layer, nn.Linear) and redundancy and place < len(children) - 1:
-            layers[name] = Overlapping(piece_of(layer, ways, 0), ways, redundancy)
+            layers[name] = Overlapping(piece_of(layer, group, 0), group, redundancy)
         elif isinstance(layer, (nn.Linear, nn.Conv2d)) and pieces is None:
-            kind = Inner if redundancy else Columns  # overlapping neurons add up gradients themselves
-            layers[name], pieces = kind(layer, ways), layer.weight.shape[0]
+            # Overlapping neurons add up gradients themselves.
+            layers[name] = ColumnParallel(layer, group, sums_gradient=not redundancy)
+            pieces = layer.weight.shape[0]
         elif isinstance(layer, (nn.Linear, nn.Conv2d)):
-            layers[name], pieces = Rows(layer, ways), None
+            layers[name], pieces = RowParallel(layer, group), None
         elif isinstance(layer, nn.Flatten) and pieces is not None:
             layers[name], pieces = copy.deepcopy(layer), 0
         elif isinstance(layer, Block):
-            layers[name] = _block(layer, ways)
+            layers[name] = _block(layer, group)
         elif isinstance(layer, Embedding):
-            layers[name] = Characters(layer, ways, ties)
+            layers[name] = ParallelEmbedding(layer, group, ties)
         elif isinstance(layer, Tied):
-            layers[name] = Scores(layer, ways, ties)
+            layers[name] = ParallelOutput(layer, group, ties)
         else:
-            layers[name] = copy_of(layer, ways)
+            layers[name] = copy_of(layer, group)
     if pieces is not None:
-        layers["whole"] = Whole(ways, pieces)
+        layers["whole"] = Gathered(group, pieces)
     return nn.Sequential(layers)
 
 
 def joined(part: nn.Module, comm: Comm) -> list[Tensor] | None:
-    """The whole parameters of a model that was cut over `comm`, in order, on its first rank; collective.
+    """Return the whole parameters of a model that was cut over `comm`, in order, on its first rank; collective.
 
-    It is for looking at the model, not a part of any step: it is not counted as traffic.
+    This is for looking at the model, not a part of any step: it is not counted as traffic.
     """
     ranks = comm.gather([parameter.detach().cpu() for parameter in part.parameters()])
     if ranks is None:
@@ -165,178 +146,174 @@ def joined(part: nn.Module, comm: Comm) -> list[Tensor] | None:
 
 @torch.no_grad()
 def level(part: nn.Module, comm: Comm) -> None:
-    """Give all ranks the first one's copies of what a model cut over `comm` has not cut; collective.
+    """Give all ranks the first one's copies of the weights that are not cut; collective.
 
     Copies get the same gradients.  But where replicas do not wait for each other, servers add up
     the updates of different ranks' parts in different orders, and copies would drift apart.
     """
     copies = [parameter for parameter in part.parameters() if parameter.cut_along is None]
     if copies:
-        flat = torch.cat([weight.view(-1) for weight in copies])
+        flat = nn.utils.parameters_to_vector(copies)
         star_broadcast(comm, flat)
         for weight, values in zip(copies, flat.split([weight.numel() for weight in copies])):
             weight.copy_(values.view_as(weight))
 
 
-def share_of(parameter: nn.Parameter, ways: Ways, dim: int | None) -> nn.Parameter:
-    """This rank's piece along a dimension, the first ranks' longer by one if need be; all of it for None."""
-    piece = parameter.detach() if dim is None else parameter.detach().tensor_split(ways.size, dim)[ways.rank]
+def share_of(parameter: nn.Parameter, group: TensorGroup, dim: int | None) -> nn.Parameter:
+    """Return this rank's piece along a dimension, the first ranks' longer by one if need be; all of it for None."""
+    piece = parameter.detach()
+    if dim is not None:
+        piece = piece.tensor_split(group.size, dim)[group.rank]
     share = nn.Parameter(piece.clone(memory_format=torch.contiguous_format))
     share.cut_along = dim
     return share
 
 
-def piece_of(layer: nn.Module, ways: Ways, dim: int) -> nn.Module:
-    """A linear layer or convolution with some of its outputs (dim 0), or of its inputs and no bias (dim 1)."""
+def piece_of(layer: nn.Module, group: TensorGroup, dim: int) -> nn.Module:
+    """Return a layer with some of its outputs (dim 0), or with some of its inputs and no bias (dim 1)."""
     piece = copy.deepcopy(layer)
-    piece.weight = share_of(layer.weight, ways, dim)
-    piece.bias = None if dim or layer.bias is None else share_of(layer.bias, ways, 0)
+    piece.weight = share_of(layer.weight, group, dim)
+    piece.bias = None if dim or layer.bias is None else share_of(layer.bias, group, 0)
     kind = "channels" if isinstance(layer, nn.Conv2d) else "features"
     for name, size in zip(("out", "in"), piece.weight.shape):
         setattr(piece, f"{name}_{kind}", size)
     return piece
 
 
-def copy_of(layer: nn.Module, ways: Ways) -> nn.Module:
-    """The layer, as every rank has it."""
-    twin = copy.deepcopy(layer)
+def copy_of(layer: nn.Module, group: TensorGroup) -> nn.Module:
+    """Return a copy of a layer that every rank has whole."""
+    whole = copy.deepcopy(layer)
     for name, parameter in layer.named_parameters(recurse=False):
-        setattr(twin, name, share_of(parameter, ways, None))
-    return twin
+        setattr(whole, name, share_of(parameter, group, None))
+    return whole
 
 
-def product(layer: nn.Module, x: Tensor, ways: Ways) -> Tensor:
-    """The layer's output; a multiply-add counts as two operations, and the way back has a product or two."""
+def product(layer: nn.Module, x: Tensor, group: TensorGroup) -> Tensor:
+    """Compute a layer's output, and charge for it: two operations a multiply-add, a product or two backward."""
     output = layer(x)
     flops = 2 * output.numel() * layer.weight.shape[1:].numel()
-    return ways.charged(output, flops, back=flops if ways.weights_wait else 2 * flops)
+    return charged(output, group, flops, back=flops if group.weights_wait else 2 * flops)
 
 
-class Columns(nn.Module):
-    """A linear layer or convolution by its outputs: neurons, channels or classes."""
+class ColumnParallel(nn.Module):
+    """A linear layer or convolution cut by its outputs: neurons, channels or classes.
 
-    def __init__(self, layer: nn.Module, ways: Ways) -> None:
+    Parameters
+    ----------
+    sums_gradient : bool, default True
+        Whether the ranks' gradients of the input are added up here, and not before this layer.
+    """
+
+    def __init__(self, layer: nn.Module, group: TensorGroup, sums_gradient: bool = True) -> None:
         super().__init__()
-        self.ways, self.piece = ways, piece_of(layer, ways, 0)
+        self.group, self.piece, self.sums_gradient = group, piece_of(layer, group, 0), sums_gradient
 
     def forward(self, x: Tensor) -> Tensor:
-        return product(self.piece, copied(x, self.ways), self.ways)
+        return product(self.piece, copied(x, self.group) if self.sums_gradient else x, self.group)
 
 
-class Inner(Columns):
-    """A layer by its outputs whose input's gradient is added up by what is before it."""
+class RowParallel(nn.Module):
+    """A linear layer or convolution cut by its inputs; each rank has a copy of the bias."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        return product(self.piece, x, self.ways)
-
-
-class Rows(nn.Module):
-    """A linear layer or convolution by its inputs; each rank has a copy of the bias."""
-
-    def __init__(self, layer: nn.Module, ways: Ways) -> None:
+    def __init__(self, layer: nn.Module, group: TensorGroup) -> None:
         super().__init__()
-        self.ways, self.piece = ways, piece_of(layer, ways, 1)
-        self.shift = nn.Identity() if layer.bias is None else Shift(layer, ways)
+        self.group, self.piece = group, piece_of(layer, group, 1)
+        self.shift = nn.Identity() if layer.bias is None else Shift(layer, group)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.shift(added(product(self.piece, x, self.ways), self.ways))
+        return self.shift(added(product(self.piece, x, self.group), self.group))
 
 
 class Shift(nn.Module):
     """The bias of a linear layer or convolution, for an output that has been added up."""
 
-    def __init__(self, layer: nn.Module, ways: Ways) -> None:
+    def __init__(self, layer: nn.Module, group: TensorGroup) -> None:
         super().__init__()
-        self.bias = share_of(layer.bias, ways, None)
+        self.bias = share_of(layer.bias, group, None)
         self.shape = (-1, 1, 1) if isinstance(layer, nn.Conv2d) else (-1,)
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.bias.view(self.shape)
 
 
-class Heads(Attention):
-    """Attention by heads: each rank's read for themselves, and what they merge is added up.
+class ParallelAttention(Attention):
+    """Attention cut by heads: each rank computes its own, and their merged outputs are added up.
 
     Queries, keys and values read one input, whose gradient is added up once for the three.
     """
 
-    def __init__(self, attention: Attention, ways: Ways) -> None:
+    def __init__(self, attention: Attention, group: TensorGroup) -> None:
         nn.Module.__init__(self)
-        self.ways, self.heads = ways, attention.heads // ways.size
-        self.query, self.key, self.value = (
-            Inner(layer, ways) for layer in (attention.query, attention.key, attention.value)
-        )
-        self.merge = Rows(attention.merge, ways)
+        self.group, self.heads = group, attention.heads // group.size
+        for name in ("query", "key", "value"):
+            setattr(self, name, ColumnParallel(getattr(attention, name), group, sums_gradient=False))
+        self.merge = RowParallel(attention.merge, group)
 
     def forward(self, x: Tensor) -> Tensor:
-        return super().forward(copied(x, self.ways))
+        return super().forward(copied(x, self.group))
 
     def read(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         output = super().read(query, key, value)
-        return self.ways.charged(output, 4 * output.numel() * output.shape[1])
+        return charged(output, self.group, 4 * output.numel() * output.shape[1])
 
 
-def _block(block: Block, ways: Ways) -> Block:
-    """A transformer block: heads, then the neurons between `up` and `down`; normalisation is done by all."""
+def _block(block: Block, group: TensorGroup) -> Block:
+    """Cut a transformer block: heads, then the neurons between `up` and `down`; all ranks normalise."""
     part = copy.deepcopy(block)
-    part.norm1, part.norm2 = copy_of(block.norm1, ways), copy_of(block.norm2, ways)
-    part.attention = Heads(block.attention, ways)
-    part.up, part.down = Columns(block.up, ways), Rows(block.down, ways)
+    part.norm1, part.norm2 = copy_of(block.norm1, group), copy_of(block.norm2, group)
+    part.attention = ParallelAttention(block.attention, group)
+    part.up, part.down = ColumnParallel(block.up, group), RowParallel(block.down, group)
     return part
 
 
-def _tied(weight: nn.Parameter, ways: Ways, ties: dict[nn.Parameter, nn.Parameter]) -> nn.Parameter:
-    """This rank's characters of a weight that two layers use: one piece for both."""
-    return ties[weight] if weight in ties else ties.setdefault(weight, share_of(weight, ways, 0))
+class ParallelEmbedding(nn.Module):
+    """An embedding cut by characters: each rank looks up its own, and adds zeros for the others'."""
 
-
-class Characters(nn.Module):
-    """An embedding by characters: each rank looks up its own, and the others' are zeros that add nothing."""
-
-    def __init__(self, embedding: Embedding, ways: Ways, ties: dict[nn.Parameter, nn.Parameter]) -> None:
+    def __init__(
+        self, embedding: Embedding, group: TensorGroup, ties: dict[nn.Parameter, nn.Parameter]
+    ) -> None:
         super().__init__()
         whole = embedding.token.weight
-        self.ways, self.weight = ways, _tied(whole, ways, ties)
-        self.first = sum(lengths(len(whole), ways.size)[: ways.rank])
-        self.position = copy_of(embedding.position, ways)
+        self.group, self.weight = group, ties.setdefault(whole, share_of(whole, group, 0))
+        self.first = shares(len(whole), group.size)[group.rank].start
+        self.position = copy_of(embedding.position, group)
 
     def forward(self, x: Tensor) -> Tensor:
         number = x - self.first
         here = (number >= 0) & (number < len(self.weight))
         found = F.embedding(torch.where(here, number, 0), self.weight) * here.unsqueeze(-1)
-        return added(found, self.ways) + self.position.weight[: x.shape[1]]
+        return added(found, self.group) + self.position.weight[: x.shape[1]]
 
 
-class Scores(nn.Module):
-    """The tied output by characters: each rank scores its own, and every rank gets all scores."""
+class ParallelOutput(nn.Module):
+    """The tied output cut by characters: each rank computes the scores of its own, and every rank gets all scores."""
 
-    def __init__(self, tied: Tied, ways: Ways, ties: dict[nn.Parameter, nn.Parameter]) -> None:
+    def __init__(self, tied: Tied, group: TensorGroup, ties: dict[nn.Parameter, nn.Parameter]) -> None:
         super().__init__()
-        self.ways, self.weight = ways, _tied(tied.weight, ways, ties)
-        self.sizes = lengths(len(tied.weight), ways.size)
+        self.group, self.weight = group, ties.setdefault(tied.weight, share_of(tied.weight, group, 0))
+        self.sizes = _lengths(len(tied.weight), group)
 
     def forward(self, x: Tensor) -> Tensor:
-        scores = F.linear(copied(x, self.ways), self.weight)
-        return gathered(
-            self.ways.charged(scores, 2 * scores.numel() * x.shape[-1]), self.ways, self.sizes, -1
-        )
+        scores = F.linear(copied(x, self.group), self.weight)
+        scores = charged(scores, self.group, 2 * scores.numel() * x.shape[-1])
+        return gathered(scores, self.group, self.sizes, dim=scores.dim() - 1)
 
 
-class Whole(nn.Module):
+class Gathered(nn.Module):
     """All ranks' pieces, where a row of layers ends between a layer by outputs and one by inputs."""
 
-    def __init__(self, ways: Ways, total: int) -> None:
+    def __init__(self, group: TensorGroup, total: int) -> None:
         super().__init__()
-        self.ways, self.total = ways, total
+        self.group, self.total = group, total
 
     def forward(self, x: Tensor) -> Tensor:
-        total = self.total or x.shape[1] * self.ways.size  # behind Flatten, whose pieces are equal
-        return gathered(x, self.ways, lengths(total, self.ways.size), 1)
+        total = self.total or x.shape[1] * self.group.size  # behind Flatten, whose pieces are equal
+        return gathered(x, self.group, _lengths(total, self.group), dim=1)
 
 
-def lengths(total: int, parts: int) -> list[int]:
-    """Elements of each piece, as ``tensor_split`` cuts."""
-    return [total // parts + (place < total % parts) for place in range(parts)]
+def _lengths(total: int, group: TensorGroup) -> list[int]:
+    """Count the elements of each rank's piece."""
+    return [len(share) for share in shares(total, group.size)]
 
 
 class Overlapping(nn.Module):
@@ -346,7 +323,7 @@ class Overlapping(nn.Module):
     ----------
     own : nn.Linear
         This rank's neurons, the same number on each.
-    ways : Ways
+    group : TensorGroup
         The ranks.
     redundancy : float
         Share of each rank's neurons, from 0 to 1, that all ranks compute; rounded to whole neurons.
@@ -354,18 +331,18 @@ class Overlapping(nn.Module):
     Attributes
     ----------
     own : nn.Linear
-        As given.
+        The same as the parameter.
     common : int
-        Of each rank's neurons, those that all compute.
+        Neurons of each rank that all ranks compute.
     copies : Tensor, shape (ranks, common, inputs + 1)
         Their weights, and biases behind them, as they were at the last :meth:`refresh`.
     """
 
-    def __init__(self, own: nn.Linear, ways: Ways, redundancy: float) -> None:
+    def __init__(self, own: nn.Linear, group: TensorGroup, redundancy: float) -> None:
         super().__init__()
-        self.ways, self.own = ways, own
+        self.group, self.own = group, own
         self.common = round(redundancy * len(own.weight))
-        self.copies = own.weight.detach().new_empty(ways.size, self.common, own.weight.shape[1] + 1)
+        self.copies = own.weight.detach().new_empty(group.size, self.common, own.weight.shape[1] + 1)
 
     @torch.no_grad()
     def refresh(self) -> None:
@@ -373,33 +350,29 @@ class Overlapping(nn.Module):
         if not self.common:
             return
         own = torch.cat([self.own.weight[: self.common], self.own.bias[: self.common, None]], 1)
-        torch.stack(self.ways.gather(own, [self.common] * self.ways.size, 0, "forward"), out=self.copies)
+        torch.stack(self.group.gather(own, [self.common] * self.group.size, 0), out=self.copies)
 
     def forward(self, x: Tensor) -> Tensor:
-        ways, inputs = self.ways, x.shape[1]
+        group, inputs = self.group, x.shape[1]
         mine = self.own(x)
-        mine = ways.charged(mine, 2 * mine.numel() * inputs)
+        mine = charged(mine, group, 2 * mine.numel() * inputs)
         with torch.no_grad():
             computed = [
-                mine if rank == ways.rank else F.linear(x, copy[:, :-1], copy[:, -1])
+                mine if rank == group.rank else F.linear(x, copy[:, :-1], copy[:, -1])
                 for rank, copy in enumerate(self.copies)
             ]
-        ways.comm.compute(lambda: None, cost=2 * len(x) * inputs * self.common * (ways.size - 1))
-        return _Exchanged.apply(mine, computed, self.common, ways)
+        group.charge(2 * len(x) * inputs * self.common * (group.size - 1))
+        # Neurons that only their owner has computed are gathered; every rank's gradients of all neurons add up.
+        return pair(
+            mine,
+            forward=lambda own: self._exchanged(own, computed),
+            backward=lambda gradient: group.scatter(gradient, 1),
+        )
 
-
-class _Exchanged(Function):
-    """Forward an all-gather of what only its owner has computed; backward a reduce-scatter."""
-
-    @staticmethod
-    def forward(ctx: Any, mine: Tensor, computed: list[Tensor], common: int, ways: Ways) -> Tensor:
-        ctx.ways = ways
-        alone = mine.shape[1] - common
+    def _exchanged(self, own: Tensor, computed: list[Tensor]) -> Tensor:
+        alone = own.shape[1] - self.common
         if not alone:
             return torch.cat(computed, 1)
-        sent = ways.gather(mine[:, common:], [alone] * ways.size, 1, "forward")
-        return torch.cat([part for each, rest in zip(computed, sent) for part in (each[:, :common], rest)], 1)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-        return ctx.ways.scatter(gradient, 1, "backward"), None, None, None
+        sent = self.group.gather(own[:, self.common :], [alone] * self.group.size, 1)
+        pieces = zip((part[:, : self.common] for part in computed), sent)
+        return torch.cat([piece for of_rank in pieces for piece in of_rank], 1)

@@ -1,6 +1,6 @@
-"""What the ranks of a cut layer say to each other: operators in pairs, each the other's backward pass.
+"""Messages of a cut layer: operators that exchange tensors forward, and their gradients backward.
 
-After Shoeybi et al. (Megatron-LM, arXiv 1909.08053, section 3): `copied` is their f, `added` their g.
+Follows Shoeybi et al. (Megatron-LM, arXiv 1909.08053, section 3): `copied` is their f, `added` their g.
 
 ============  =====================================  =====================================
 operator      forward                                backward
@@ -10,8 +10,7 @@ operator      forward                                backward
 `gathered`    all-gather                             this rank's piece
 ============  =====================================  =====================================
 
-Behind `added` and `gathered` every rank computes the same from there on, so each has the whole
-gradient without being told.
+Behind `added` and `gathered` every rank computes the same, so each has the whole gradient without a message.
 """
 
 from __future__ import annotations
@@ -31,15 +30,15 @@ if TYPE_CHECKING:
     from dlpar.comm import Comm
 
 
-class Ways:
-    """The ranks a layer is cut over, as its operators see them.
+class TensorGroup:
+    """The ranks a layer is cut over (the tensor-parallel group), as its operators use them.
 
     Parameters
     ----------
     comm : Comm
         These ranks.
     pause : callable, optional
-        From ``"forward"`` or ``"backward"`` to the context in which that pass stops for messages; default: none.
+        Gives the context in which a pass stops for messages; default: none.
     weights_wait : bool, default False
         Whether the backward pass leaves gradients of weights to a pass of their own, which is charged for them.
     """
@@ -47,103 +46,96 @@ class Ways:
     def __init__(
         self,
         comm: Comm,
-        pause: Callable[[str], AbstractContextManager] | None = None,
+        pause: Callable[[], AbstractContextManager] = nullcontext,
         weights_wait: bool = False,
     ) -> None:
         self.comm, self.rank, self.size, self.weights_wait = comm, comm.rank, comm.size, weights_wait
-        self._pause = pause or (lambda during: nullcontext())
+        self._pause = pause
 
-    def sum(self, tensor: Tensor, during: str) -> Tensor:
-        """The sum of all ranks' tensors, of any shape."""
+    def sum(self, tensor: Tensor) -> Tensor:
+        """Return the sum of all ranks' tensors, of any shape."""
         total = tensor.detach().clone(memory_format=torch.contiguous_format)
-        with self._pause(during):
+        with self._pause():
             ring_allreduce(self.comm, total.view(-1))
         return total
 
-    def gather(self, piece: Tensor, sizes: Sequence[int], dim: int, during: str) -> list[Tensor]:
-        """Every rank's piece, in the order of ranks; along `dim` each is as long as `sizes` says."""
+    def gather(self, piece: Tensor, sizes: Sequence[int], dim: int) -> list[Tensor]:
+        """Return every rank's piece, in the order of ranks; `sizes` are their lengths along `dim`."""
         shape = list(piece.shape)
         pieces = [self.comm.empty([*shape[:dim], size, *shape[dim + 1 :]], piece.dtype) for size in sizes]
         pieces[self.rank].copy_(piece.detach())
-        with self._pause(during):
+        with self._pause():
             ring_allgather(self.comm, turned([piece.view(-1) for piece in pieces]))
         return pieces
 
-    def scatter(self, tensor: Tensor, dim: int, during: str) -> Tensor:
-        """This rank's piece, one of equal ones along `dim`, of the sum of all ranks' tensors."""
+    def scatter(self, tensor: Tensor, dim: int) -> Tensor:
+        """Return this rank's piece, one of equal ones along `dim`, of the sum of all ranks' tensors."""
         pieces = [
             piece.clone(memory_format=torch.contiguous_format) for piece in tensor.chunk(self.size, dim)
         ]
-        with self._pause(during):
+        with self._pause():
             ring_reduce_scatter(self.comm, turned([piece.view(-1) for piece in pieces]))
         return pieces[self.rank]
 
-    def charged(self, output: Tensor, flops: float, back: float | None = None) -> Tensor:
-        """The same, where the clock is not the wall's charged for: `flops` now, and `back` (default: twice as many)
-        on the way back."""
-        return _Charged.apply(output, self.comm, flops, 2 * flops if back is None else back)
+    def charge(self, flops: float) -> None:
+        """Charge for FLOPs where the clock is not the wall's."""
+        self.comm.compute(lambda: None, cost=flops)
 
 
 def turned(chunks: list[Tensor]) -> list[Tensor]:
-    """Chunks for a ring, in which rank r owns chunk r + 1."""
+    """Order chunks for a ring, in which rank r owns chunk r + 1."""
     return [chunks[-1], *chunks[:-1]]
 
 
-def copied(x: Tensor, ways: Ways) -> Tensor:
-    """f: what every rank has, on its way into layers each rank has a piece of; their gradients add up."""
-    return _Copied.apply(narrowed(x), ways)
-
-
-def added(part: Tensor, ways: Ways) -> Tensor:
-    """g: the sum of what every rank has a part of."""
-    return _Added.apply(narrowed(part), ways)
-
-
-def gathered(piece: Tensor, ways: Ways, sizes: Sequence[int], dim: int) -> Tensor:
-    """All ranks' pieces side by side along `dim`, where each is as long as `sizes` says, by rank."""
-    return _Gathered.apply(narrowed(piece), ways, sizes, dim % piece.dim())
-
-
-class _Copied(Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, ways: Ways) -> Tensor:
-        ctx.ways = ways
-        return x.view_as(x)
+class _Pair(Function):
+    """Two functions, of which one computes forward and the other one backward."""
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return ctx.ways.sum(gradient, "backward"), None
-
-
-class _Added(Function):
-    @staticmethod
-    def forward(ctx: Any, part: Tensor, ways: Ways) -> Tensor:
-        return ways.sum(part, "forward")
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return gradient, None
-
-
-class _Gathered(Function):
-    @staticmethod
-    def forward(ctx: Any, piece: Tensor, ways: Ways, sizes: Sequence[int], dim: int) -> Tensor:
-        ctx.dim, ctx.start, ctx.length = dim, sum(sizes[: ways.rank]), sizes[ways.rank]
-        return torch.cat(ways.gather(piece, sizes, dim, "forward"), dim)
+    def forward(ctx: Any, x: Tensor, forward: Callable, backward: Callable) -> Tensor:
+        ctx.back = backward
+        return forward(x)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        return gradient.narrow(ctx.dim, ctx.start, ctx.length), None, None, None
+        return ctx.back(gradient), None, None
 
 
-class _Charged(Function):
-    @staticmethod
-    def forward(ctx: Any, output: Tensor, comm: Comm, flops: float, back: float) -> Tensor:
-        ctx.comm, ctx.back = comm, back
-        comm.compute(lambda: None, cost=flops)
-        return output.view_as(output)
+def pair(x: Tensor, forward: Callable[[Tensor], Tensor], backward: Callable[[Tensor], Tensor]) -> Tensor:
+    """Compute ``forward(x)``, whose gradient is turned into that of `x` by `backward`."""
+    return _Pair.apply(x, forward, backward)
 
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        ctx.comm.compute(lambda: None, cost=ctx.back)
-        return gradient, None, None, None
+
+def unchanged(x: Tensor) -> Tensor:
+    """Return the same tensor: nothing is sent in this direction."""
+    return x.view_as(x)
+
+
+def copied(x: Tensor, group: TensorGroup) -> Tensor:
+    """Hand what every rank has to layers each rank has a piece of; their gradients add up (f)."""
+    return pair(narrowed(x), forward=unchanged, backward=group.sum)
+
+
+def added(part: Tensor, group: TensorGroup) -> Tensor:
+    """Add up all ranks' parts (g)."""
+    return pair(narrowed(part), forward=group.sum, backward=unchanged)
+
+
+def gathered(piece: Tensor, group: TensorGroup, sizes: Sequence[int], dim: int) -> Tensor:
+    """Put all ranks' pieces side by side along `dim`, where `sizes` are their lengths by rank."""
+    start, length = sum(sizes[: group.rank]), sizes[group.rank]
+    return pair(
+        narrowed(piece),
+        forward=lambda own: torch.cat(group.gather(own, sizes, dim), dim),
+        backward=lambda gradient: gradient.narrow(dim, start, length),
+    )
+
+
+def charged(output: Tensor, group: TensorGroup, flops: float, back: float | None = None) -> Tensor:
+    """Charge for `flops` forward, and for `back` (default: twice as many) backward."""
+
+    def charge(x: Tensor, cost: float) -> Tensor:
+        group.charge(cost)
+        return unchanged(x)
+
+    back = 2 * flops if back is None else back
+    return pair(output, forward=lambda x: charge(x, flops), backward=lambda x: charge(x, back))

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from dlpar.collectives import HALVES, own_chunk
 from dlpar.models import flops_of
-from dlpar.replica import Replica
 from dlpar.split.split import Split, Task, backward
 
 if TYPE_CHECKING:
@@ -71,7 +70,7 @@ class Shared:
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], first: int, last: int, task: Task) -> None:
-        self.parameters, self.first, self.last, self.comm = parameters, first, last, task.place.twins
+        self.parameters, self.first, self.last, self.comm = parameters, first, last, task.place.dp_group
         self.reduce_scatter, self.allgather = HALVES[task.experiment.sync.allreduce]
         self.weights, self.gradient = (Lent(parameters, self.comm, task.memory) for _ in range(2))
         self.gradient.let_go()
@@ -117,8 +116,6 @@ class ZeroSplit(Split):
     whole_on_all = True
 
     def __init__(self, task: Task) -> None:
-        self.task, self.comm, self.record = task, task.comm, task.record
-        self.microbatches = task.experiment.split.microbatches
         self.layers = layers_of(task.model)
         self.flops = flops_by_layer(self.layers, task.batch(0)[0][:1])
         self.shared = [
@@ -128,22 +125,23 @@ class ZeroSplit(Split):
         numbers = range(len(self.layers))
         self.begins = [[shared for shared in self.shared if shared.first == number] for number in numbers]
         self.ends = [[shared for shared in self.shared if shared.last == number] for number in numbers]
-        self.replica = Replica(nn.ParameterList([shared.own for shared in self.shared]), task.comm)
-        self.loss, self.samples = None, 0
+        super().__init__(task)
+
+    def cut(self, model: nn.Module) -> nn.ParameterList:
+        return nn.ParameterList([shared.own for shared in self.shared])
 
     def gradient(self, step: int) -> None:
         task, replica = self.task, self.replica
-        x, y = task.batch(step)
-        loss = 0.0
+        pieces = task.microbatches(step, self.microbatches)
+        samples, loss = sum(len(y) for _, y in pieces), 0.0
         replica.zero_gradient()
         for shared in self.shared:
             shared.release()  # a test may have left them whole
-        for x_of, y_of in zip(x.tensor_split(self.microbatches), y.tensor_split(self.microbatches)):
-            passed = self._forward(x_of, y_of)
-            loss += passed[-1][1].detach() * len(y_of)
-            self._backward(passed, len(y_of))
-        self.loss, self.samples = loss / len(y) if len(y) else loss, len(y)
-        replica.loss, replica.samples = self.loss, self.samples
+        for x, y in pieces:
+            passed = self._forward(x, y)
+            loss += passed[-1][1].detach() * len(y)
+            self._backward(passed, len(y))
+        self._report(loss / samples if samples else loss, samples)
 
     def _forward(self, x: Tensor, y: Tensor) -> list[tuple[Tensor, Tensor]]:
         """What entered each layer, cut off from what was before it, and what left it: the last one, the loss."""
@@ -185,7 +183,7 @@ class ZeroSplit(Split):
                     shared.release()
 
     def whole(self) -> nn.Module | None:
-        here = self.task.place.number == 0
+        here = self.task.place.replica == 0
         for shared in self.shared:
             shared.gather()
             if not here:

@@ -9,7 +9,7 @@ from simulations import run
 
 from dlpar import Experiment
 from dlpar.lab import figures
-from dlpar.split.mesh import Mesh, groups, twins
+from dlpar.split.mesh import Mesh, groups, placed
 from dlpar.worlds.platforms import nodes_of
 
 SIMULATED = {"world": "simulated", "platform": "p100-25gbe"}  # four devices a node
@@ -66,7 +66,7 @@ def test_each_part_s_servers_are_with_the_workers_that_hold_it():
     experiment = Experiment(workers=8, split={"kind": "tensor", "tensor": 2}, sync=sync)
 
     def made(comm):
-        part = twins(experiment, comm)
+        part = placed(experiment, comm).dp_group
         return part.broadcast(part.gather(comm.rank))
 
     found = run(made, experiment.ranks)

@@ -151,7 +151,7 @@ def test_replicas_of_a_cut_model_agree_by_any_scheme(order, sync):
 def copies_after_a_step(comm, experiment: Experiment) -> list[np.ndarray]:
     """What a rank has of the weights all ranks hold copies of, after they were made to differ."""
     part = TensorSplit(prepared(comm, experiment))
-    copies = [parameter for parameter in part.part.parameters() if parameter.cut_along is None]
+    copies = [parameter for parameter in part.replica.model.parameters() if parameter.cut_along is None]
     for copy in copies:
         copy.data += comm.rank
     part.gradient(0)
