@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dlpar.collectives import ring_allgather, ring_allreduce
-from dlpar.split.halo import OWN, Cut, Grid, Halo, Pieces, Window, complete, index, padding, shares
+from dlpar.split.halo import OWN, Cut, Grid, Halo, Pieces, Region, Window, complete, index, padding, shares
 from dlpar.split.split import Split, derivative, narrowed
 
 if TYPE_CHECKING:
@@ -319,8 +319,8 @@ class Block(NamedTuple):
         Further rows above and below, and columns on both sides, which the layer pads by itself.
     """
 
-    outputs: Place
-    inputs: Place
+    outputs: Region
+    inputs: Region
     padding: tuple[int, int]
 
 
