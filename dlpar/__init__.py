@@ -31,6 +31,8 @@ _HOME = {
 def __getattr__(name: str) -> Any:
     if name == "lab":
         return import_module("dlpar.lab")
+    if name == "Experiment":
+        import_module("dlpar.worlds.platforms")  # adds its rule
     if name not in _HOME:
         raise AttributeError(f"module 'dlpar' has no attribute {name!r}")
     value = globals()[name] = getattr(import_module(f"dlpar.{_HOME[name]}"), name)

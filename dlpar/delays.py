@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dlpar.data.generator import generator
+from dlpar.config.generator import generator
 
 if TYPE_CHECKING:
     from dlpar.comm import Comm, Recorder

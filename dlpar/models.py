@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dlpar.data.generator import generator
+from dlpar.config.generator import generator
 
 if TYPE_CHECKING:
     from dlpar.config.experiment import Experiment, Model

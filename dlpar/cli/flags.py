@@ -21,6 +21,7 @@ from pydantic.fields import FieldInfo
 
 from dlpar.config.experiment import Experiment
 from dlpar.config.schema import BadExperiment, Part, allowed, choices, is_optional, kinds, shown, unwrap
+from dlpar.worlds import platforms  # noqa: F401 (adds the rule of platforms)
 
 OWN_PANEL = "Training"
 """Title of the fields that belong to no part."""

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
+
+from dlpar.config import parts
 
 
 class Codec(ABC):
@@ -148,13 +151,28 @@ class Half(Codec):
         into.copy_(wire.clone().view(self.dtype))
 
 
+CODECS: dict[str, Callable[[float], Codec]] = {
+    "onebit": lambda keep: OneBit(),
+    "topk": TopK,
+    "fp16": lambda keep: Half(torch.float16),
+    "bf16": lambda keep: Half(torch.bfloat16),
+}
+"""Makers of the codecs, by name; each takes the share of the values to keep, which ``topk`` needs."""
+
+
+def register(name: str, make: Callable[[float], Codec]) -> None:
+    """Let experiments name a codec of your own; ``make(keep)`` makes it."""
+    CODECS[name] = make
+    parts.CODECS.append(name)
+
+
 def codec(name: str, keep: float = 0.01) -> Codec:
-    """The codec called `name`.
+    """Make the codec called `name`.
 
     Parameters
     ----------
-    name : {"onebit", "topk", "fp16", "bf16"}
-        Which one.
+    name : str
+        One of :data:`CODECS`.
     keep : float
         Share of the values that ``topk`` sends.
 
@@ -163,15 +181,9 @@ def codec(name: str, keep: float = 0.01) -> Codec:
     ValueError
         If the name is none of these, or `keep` is not above 0 and at most 1.
     """
-    makers = {
-        "onebit": OneBit,
-        "topk": lambda: TopK(keep),
-        "fp16": lambda: Half(torch.float16),
-        "bf16": lambda: Half(torch.bfloat16),
-    }
-    if name not in makers:
-        raise ValueError(f"codec: got {name!r}, allowed is one of {', '.join(makers)}")
-    return makers[name]()
+    if name not in CODECS:
+        raise ValueError(f"codec: got {name!r}, allowed is one of {', '.join(CODECS)}")
+    return CODECS[name](keep)
 
 
 def _places(like: Tensor) -> Tensor:

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-import math
-from pathlib import Path
+import json
 from typing import Annotated, Any, Literal, Union
 
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
+from dlpar.config import rules
 from dlpar.config.parts import Averaging, Cluster, Compression, Data, Delays, Model
-from dlpar.config.rules import FROM_FILES, RULES, RULES_OF_ALL_RANKS, SPLIT_RULES, has_outline, too_few_layers
 from dlpar.config.schema import BadExperiment, Part, sentence, shown, spelled_as_head
 from dlpar.config.split import SPLITS, DataSplit
-from dlpar.config.sync import SCHEMES, Ring, extra_ranks
+from dlpar.config.sync import SCHEMES, Ring, SyncPart
 from dlpar.config.user_code import as_part
-from dlpar.jobs.summary import free_running
 
 MAX_WORKERS = 4096
 """Workers of one job; real processes are fewer (:data:`dlpar.config.rules.MOST`)."""
 
+OF_SEVERAL_KINDS = ("split", "sync")
+"""Parts of which another kind takes nothing over when one is replaced."""
 
-def _part(*kinds: type[Part]):
+
+def _part(*kinds: type[Part]) -> BeforeValidator:
     return BeforeValidator(spelled_as_head(*kinds))
 
 
@@ -29,14 +30,6 @@ def _sync(value: Any) -> Any:
     if callable(value) and not isinstance(value, Part):
         return as_part(value)
     return spelled_as_head(*SCHEMES)(value)
-
-
-Split = Annotated[Union[SPLITS], Field(discriminator="kind")]  # noqa: UP007 (a tuple of kinds)
-Sync = Annotated[Union[SCHEMES], Field(discriminator="scheme")]  # noqa: UP007
-
-
-OF_SEVERAL_KINDS = ("split", "sync")
-"""Parts of which another kind takes nothing over when one is replaced."""
 
 
 def _changed(name: str, part: Any, value: Any) -> Any:
@@ -67,49 +60,50 @@ class Experiment(Part):
     128
     """
 
-    model: Annotated[Model, _part(Model)] = Field(Model(), description="Network to train.")
-    data: Annotated[Data, _part(Data)] = Field(Data(), description="Data set.")
-    batch: int = Field(
-        256, ge=1, le=1_000_000, description="Samples a step: of all replicas (strong), of each (weak)."
+    model: Annotated[Model, _part(Model)] = Field(Model())
+    """Network to train."""
+    data: Annotated[Data, _part(Data)] = Field(Data())
+    """Data set."""
+    batch: int = Field(256, ge=1, le=1000000)
+    """Samples a step: of all replicas (strong), of each (weak)."""
+    scaling: Literal["strong", "weak"] = Field("strong")
+    """strong: batch is divided among replicas; weak: batch is each replica's own."""
+    shards: Literal["iid", "by_label", "uneven"] = Field("iid")
+    """How samples are dealt to workers."""
+    steps: int = Field(200, ge=1, le=10000000)
+    """Global batches; an epoch has train size / batch of them."""
+    lr: float = Field(0.1, ge=0, le=1000)
+    """Learning rate."""
+    optimizer: Literal["sgd", "momentum", "adagrad", "adam"] = Field("sgd")
+    """Update rule."""
+    momentum: float = Field(0.9, ge=0, lt=1)
+    """Of the momentum optimizer."""
+    dtype: Literal["float32", "float64"] = Field("float32")
+    """Type of weights and gradients."""
+    precision: Literal["full", "bf16"] = Field("full")
+    """bf16: matrix products in bfloat16 (mixed precision); weights, gradients and optimizer state stay in
+    dtype."""
+    seed: int = Field(0, ge=0, le=2**31 - 1)
+    """Fixes weights, split and batches."""
+    evaluate_every: int | None = Field(None, ge=0, le=10000000)
+    """Steps between tests on held-out samples, besides the one at the end; default: 20 tests a run; 0: none.
+    """
+    workers: int = Field(4, ge=1, le=MAX_WORKERS)
+    """Ranks that train (servers not counted)."""
+    split: Annotated[Union[tuple(SPLITS)], Field(discriminator="kind"), _part(*SPLITS)] = Field(DataSplit())
+    """How one model is cut over ranks."""
+    sync: Annotated[Union[tuple(SCHEMES)], Field(discriminator="scheme"), BeforeValidator(_sync)] = Field(
+        Ring()
     )
-    scaling: Literal["strong", "weak"] = Field(
-        "strong", description="strong: batch is divided among replicas; weak: batch is each replica's own."
-    )
-    shards: Literal["iid", "by_label", "uneven"] = Field(
-        "iid", description="How samples are dealt to workers."
-    )
-    steps: int = Field(
-        200, ge=1, le=10_000_000, description="Global batches; an epoch has train size / batch of them."
-    )
-    lr: float = Field(0.1, ge=0, le=1000, allow_inf_nan=False, description="Learning rate.")
-    optimizer: Literal["sgd", "momentum", "adagrad", "adam"] = Field("sgd", description="Update rule.")
-    momentum: float = Field(0.9, ge=0, lt=1, allow_inf_nan=False, description="Of the momentum optimizer.")
-    dtype: Literal["float32", "float64"] = Field("float32", description="Type of weights and gradients.")
-    precision: Literal["full", "bf16"] = Field(
-        "full",
-        description="bf16: matrix products in bfloat16 (mixed precision); weights, gradients and optimizer "
-        "state stay in dtype.",
-    )
-    seed: int = Field(0, ge=0, le=2**31 - 1, description="Fixes weights, split and batches.")
-    evaluate_every: int | None = Field(
-        None,
-        ge=0,
-        le=10_000_000,
-        description="Steps between tests on held-out samples, besides the one at the end; default: 20 tests a run; 0: none.",
-    )
-    workers: int = Field(4, ge=1, le=MAX_WORKERS, description="Ranks that train (servers not counted).")
-    split: Annotated[Split, _part(*SPLITS)] = Field(
-        DataSplit(), description="How one model is cut over ranks."
-    )
-    sync: Annotated[Sync, BeforeValidator(_sync)] = Field(Ring(), description="How replicas agree.")
-    averaging: Annotated[Averaging, _part(Averaging)] = Field(
-        Averaging(), description="Local steps between exchanges."
-    )
-    compression: Annotated[Compression, _part(Compression)] = Field(
-        Compression(), description="Fewer bytes for a gradient."
-    )
-    delays: Annotated[Delays, _part(Delays)] = Field(Delays(), description="Slow and unsteady workers.")
-    cluster: Annotated[Cluster, _part(Cluster)] = Field(Cluster(), description="Where the ranks live.")
+    """How replicas agree."""
+    averaging: Annotated[Averaging, _part(Averaging)] = Field(Averaging())
+    """Local steps between exchanges."""
+    compression: Annotated[Compression, _part(Compression)] = Field(Compression())
+    """Fewer bytes for a gradient."""
+    delays: Annotated[Delays, _part(Delays)] = Field(Delays())
+    """Slow and unsteady workers."""
+    cluster: Annotated[Cluster, _part(Cluster)] = Field(Cluster())
+    """Where the ranks live."""
 
     def __init__(self, **fields: Any) -> None:
         try:
@@ -126,12 +120,10 @@ class Experiment(Part):
 
     @model_validator(mode="after")
     def _combinations(self) -> Experiment:
-        for rule in (*SPLIT_RULES, *(RULES if self.replicas == self.workers else RULES_OF_ALL_RANKS)):
-            complaint = rule(self)
-            if complaint:
-                raise ValueError(complaint)
+        if complaint := rules.first_complaint(self):
+            raise ValueError(complaint)
         try:
-            self.of_replicas()  # the other rules hold for each part of the model and its twins
+            self.of_replicas()  # the other rules hold for each part of the model
         except BadExperiment as error:
             raise ValueError(str(error)) from None
         return self
@@ -139,7 +131,7 @@ class Experiment(Part):
     @property
     def ranks(self) -> int:
         """Processes of the job: workers, then servers, then leaf servers."""
-        return self.workers + extra_ranks(self.sync)
+        return self.workers + self.sync.ranks
 
     @property
     def processes(self) -> int:
@@ -148,28 +140,29 @@ class Experiment(Part):
 
     @property
     def free_running(self) -> bool:
-        """Whether workers do as many steps as they can, in place of the same steps all of them."""
-        return free_running(self.sync.model_dump())
+        """Whether workers do as many steps as they can, instead of the same steps all of them."""
+        return self.sync.runs_free
 
     @property
     def replicas(self) -> int:
         """Copies of the model: workers over the ranks that share one."""
-        return max(1, self.workers // math.prod(self.split.axes(self.workers).values()))
+        return max(1, self.workers // self.split.ways(self.workers))
+
+    @property
+    def has_outline(self) -> bool:
+        """Whether nothing is computed, and a workload's layers stand for the model's."""
+        return self.cluster.stand_in_for is not None and self.cluster.messages == "sizes"
 
     def of_replicas(self) -> Experiment:
-        """The experiment as one of a model's ranks and its twins in the other replicas see it: split by data alone.
+        """The experiment as the ranks of one part of the model see it: its replicas, split by data alone.
 
-        They are its workers, and each part of the model has its own, equal share of the servers.
+        Each part of the model has an equal share of the servers.
         """
         ways = self.workers // self.replicas
         if ways == 1:
             return self if self.split.kind == "data" else self.replace(split="data")
-        servers = (
-            {}
-            if self.sync.scheme != "ps"
-            else {"servers": self.sync.servers // ways, "groups": self.sync.groups // ways}
-        )
-        return self.replace(workers=self.replicas, split="data", delays="none", sync=servers)
+        sync = self.sync.of_one_part(ways)
+        return self.replace(workers=self.replicas, split="data", delays="none", sync=sync)
 
     @property
     def global_batch(self) -> int:
@@ -186,40 +179,6 @@ class Experiment(Part):
         """Steps between two tests on held-out samples."""
         return self.evaluate_every or max(1, self.steps // 20)
 
-    def check_files(self) -> None:
-        """Refuse an experiment whose files are not on this machine.
-
-        The constructor does not look: a run is read again, elsewhere and later, when they are gone.
-
-        Raises
-        ------
-        BadExperiment
-            If the hostfile, the platform, the workload or the folder of the data is not there, or a workload
-            has too few layers for a pipeline's stages.
-        """
-        if self.cluster.world != "real":
-            from dlpar.worlds.platforms import nodes_of, workload
-
-            nodes_of(self)
-            if self.cluster.stand_in_for is not None:
-                charged = workload(self.cluster.stand_in_for)
-                if has_outline(self) and (
-                    complaint := too_few_layers(self, charged.name, len(charged.layers))
-                ):
-                    raise BadExperiment(complaint)
-        hostfile = self.cluster.hostfile
-        if hostfile is not None and not Path(hostfile).is_file():
-            raise BadExperiment(
-                f"cluster.hostfile: got {shown(hostfile)}, allowed is the path of an existing file"
-            )
-        if self.data.name in FROM_FILES:
-            from dlpar.data import files  # here: reading files needs NumPy, an experiment does not
-
-            try:
-                files.folder_of(self.data.name, self.data.folder)
-            except files.BadData as error:
-                raise BadExperiment(str(error)) from None
-
     def replace(self, **changes: Any) -> Experiment:
         """A validated copy; a part is changed field by field: ``replace(model={"width": 64})``."""
         fields = self.model_dump()
@@ -234,8 +193,6 @@ class Experiment(Part):
     @classmethod
     def from_json(cls, text: str | bytes) -> Experiment:
         """Read what :meth:`to_json` wrote; raises `BadExperiment` like the constructor."""
-        import json
-
         try:
             fields = json.loads(text)
         except ValueError as error:
@@ -243,3 +200,10 @@ class Experiment(Part):
         if not isinstance(fields, dict):
             raise BadExperiment(f"experiment: got {shown(fields)}, allowed is a mapping of fields to values")
         return cls(**fields)
+
+
+def register(kind: type[SyncPart]) -> None:
+    """Let experiments name a scheme of your own: its part, whose ``implementation`` says where the scheme is."""
+    SCHEMES.append(kind)
+    Experiment.model_fields["sync"].annotation = Union[tuple(SCHEMES)]
+    Experiment.model_rebuild(force=True)

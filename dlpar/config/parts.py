@@ -5,33 +5,31 @@ For these two see :mod:`dlpar.config.sync` and :mod:`dlpar.config.split`.
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from dlpar.config.schema import Part
+from dlpar.config.schema import BadData, OneOf, Part, Positive, Share
 
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+FROM_FILES = ("mnist", "cifar10")
+"""Data sets that do not come with dlpar or its libraries."""
 
 
 class Model(Part):
     """The network every replica holds."""
 
-    name: Literal["mlp", "linear", "logistic", "cnn", "transformer"] = Field(
-        "mlp", description="Network to train.", title="model"
-    )
-    width: int = Field(
-        256,
-        ge=1,
-        le=8192,
-        description="Hidden units; 8 times the channels of a cnn; embedding size of a transformer.",
-    )
-    depth: int = Field(2, ge=1, le=64, description="Hidden layers, convolution layers or transformer blocks.")
-    heads: int = Field(4, ge=1, le=64, description="Attention heads of a transformer.")
-    norm: Literal["none", "batch", "sync_batch"] = Field(
-        "none",
-        description="Batch normalisation of mlp and cnn: with each worker's own statistics, or synchronised.",
-    )
+    name: Literal["mlp", "linear", "logistic", "cnn", "transformer"] = Field("mlp", title="model")
+    """Network to train."""
+    width: int = Field(256, ge=1, le=8192)
+    """Hidden units; 8 times the channels of a cnn; embedding size of a transformer."""
+    depth: int = Field(2, ge=1, le=64)
+    """Hidden layers, convolution layers or transformer blocks."""
+    heads: int = Field(4, ge=1, le=64)
+    """Attention heads of a transformer."""
+    norm: Literal["none", "batch", "sync_batch"] = Field("none")
+    """Batch normalisation of mlp and cnn: with each worker's own statistics, or synchronised."""
 
     @property
     def channels(self) -> int:
@@ -42,19 +40,14 @@ class Model(Part):
 class Data(Part):
     """The samples, and where files of them lie."""
 
-    name: Literal["digits", "diabetes", "docstrings", "mnist", "cifar10"] = Field(
-        "digits", description="Data set.", title="data"
-    )
-    folder: str | None = Field(
-        None, min_length=1, description="Folder with the mnist or cifar10 files; default: $DLPAR_DATA."
-    )
-    context: int = Field(
-        32, ge=2, le=1024, description="Characters a docstrings sample shows the transformer."
-    )
-    reading: Literal["whole", "batches"] = Field(
-        "whole",
-        description="What a rank reads of mnist: all images, at the start, or of every batch its own share.",
-    )
+    name: Literal["digits", "diabetes", "docstrings", "mnist", "cifar10"] = Field("digits", title="data")
+    """Data set."""
+    folder: str | None = Field(None, min_length=1)
+    """Folder with the mnist or cifar10 files; default: $DLPAR_DATA."""
+    context: int = Field(32, ge=2, le=1024)
+    """Characters a docstrings sample shows the transformer."""
+    reading: Literal["whole", "batches"] = Field("whole")
+    """What a rank reads of mnist: all images, at the start, or of every batch its own share."""
 
     @model_validator(mode="after")
     def _can_be_read_in_parts(self) -> Data:
@@ -65,40 +58,54 @@ class Data(Part):
             )
         return self
 
+    def path(self) -> Path | None:
+        """The folder with the data set's files, ``folder`` or ``$DLPAR_DATA``; None if it needs none.
+
+        Raises
+        ------
+        BadData
+            If neither is given or there is no such folder.
+        """
+        if self.name not in FROM_FILES:
+            return None
+        given = self.folder or os.environ.get("DLPAR_DATA")
+        if not given:
+            nothing = "data.folder: got nothing, nor is $DLPAR_DATA set"
+            raise BadData(f"{nothing}; allowed for {self.name} is the folder of its files")
+        path = Path(given).expanduser()
+        if not path.is_dir():
+            field = "data.folder" if self.folder else "$DLPAR_DATA"
+            allowed = f"allowed for {self.name} is an existing folder with its files"
+            raise BadData(f"{field}: got {given!r}, {allowed}")
+        return path
+
 
 class Averaging(Part):
     """Several local steps between two exchanges; any scheme then carries what the workers moved, not gradients."""
 
-    method: Literal["none", "local", "elastic", "block_momentum"] = Field(
-        "none",
-        title="averaging",
-        description="What is exchanged: gradients every step (none), or models every period: local SGD, "
-        "elastic averaging, block momentum.",
-    )
-    period: int = Field(8, ge=1, le=100_000, description="Local steps between two exchanges.")
-    elasticity: float = Field(
-        0.9,
-        gt=0,
-        le=1,
-        allow_inf_nan=False,
-        description="Elastic averaging: how far the centre moves to the workers' mean; a worker moves 1/N of it.",
-    )
-    block_momentum: float | None = Field(
-        None, ge=0, lt=1, allow_inf_nan=False, description="Momentum from block to block; default: 1 - 1/N."
-    )
+    method: Literal["none", "local", "elastic", "block_momentum"] = Field("none", title="averaging")
+    """What is exchanged: gradients every step (none), or models every period: local SGD, elastic averaging,
+    block momentum."""
+    period: int = Field(8, ge=1, le=100000)
+    """Local steps between two exchanges."""
+    elasticity: Share = Field(0.9)
+    """Elastic averaging: how far the centre moves to the workers' mean; a worker moves 1/N of it."""
+    block_momentum: float | None = Field(None, ge=0, lt=1)
+    """Momentum from block to block; default: 1 - 1/N."""
+
+
+CODECS = ["none", "onebit", "topk", "fp16", "bf16"]
+"""Codecs by name; :func:`dlpar.compression.codecs.register` adds one."""
 
 
 class Compression(Part):
     """Fewer bytes for a gradient; what is lost is remembered and sent later (error feedback)."""
 
-    codec: Literal["none", "onebit", "topk", "fp16", "bf16"] = Field(
-        "none",
-        title="compression",
-        description="How gradients are compressed on the wire; in a ring each code goes to all others, for codes do not add up.",
-    )
-    keep: float = Field(
-        0.01, gt=0, le=1, allow_inf_nan=False, description="Share of the elements topk sends."
-    )
+    codec: Annotated[str, OneOf(CODECS)] = Field("none", title="compression")
+    """How gradients are compressed on the wire; in a ring each code goes to all others, for codes do not add
+    up."""
+    keep: Share = Field(0.01)
+    """Share of the elements topk sends."""
 
 
 def _by_rank(value: Any) -> Any:
@@ -119,71 +126,39 @@ ByRank = Annotated[dict[int, Positive], BeforeValidator(_by_rank)]
 class Delays(Part):
     """Slow and unsteady workers: what a step takes beyond its computing."""
 
-    kind: Literal["none", "constant", "exponential", "gamma"] = Field(
-        "none", description="Distribution of a delay added to every worker's every step.", title="delay"
-    )
-    delay_ms: float = Field(
-        10.0, gt=0, le=60_000, allow_inf_nan=False, description="Mean of that delay, in ms."
-    )
-    delay_cv: float = Field(
-        0.5, gt=0, le=10, allow_inf_nan=False, description="Standard deviation over mean of a gamma delay."
-    )
-    straggler: ByRank = Field(
-        {}, description="Workers that are slower by a factor: 1=4.0 is worker 1, four times slower."
-    )
-    stall: ByRank = Field({}, description="Workers that stall once, halfway, for so many seconds: 2=1.5.")
+    kind: Literal["none", "constant", "exponential", "gamma"] = Field("none", title="delay")
+    """Distribution of a delay added to every worker's every step."""
+    delay_ms: float = Field(10.0, gt=0, le=60000)
+    """Mean of that delay, in ms."""
+    delay_cv: float = Field(0.5, gt=0, le=10)
+    """Standard deviation over mean of a gamma delay."""
+    straggler: ByRank = Field({})
+    """Workers that are slower by a factor: 1=4.0 is worker 1, four times slower."""
+    stall: ByRank = Field({})
+    """Workers that stall once, halfway, for so many seconds: 2=1.5."""
 
 
 class Cluster(Part):
     """Where the ranks live and what carries their messages."""
 
-    world: Literal["real", "paced", "simulated"] = Field(
-        "real",
-        title="world",
-        description="real: processes and the wall clock; paced: processes that keep a platform's time; simulated: "
-        "thousands of ranks in one process.",
-    )
-    platform: str | None = Field(
-        None,
-        min_length=1,
-        title="platform",
-        description="Cluster that paced and simulated ranks live on: a name `dlpar platforms` lists, or a file.",
-    )
-    stand_in_for: str | None = Field(
-        None,
-        min_length=1,
-        title="stand_in_for",
-        description="Workload whose FLOPs and bytes are charged in place of the model's: resnet101, or a file.",
-    )
-    messages: Literal["values", "sizes"] = Field(
-        "values",
-        title="messages",
-        description="Simulated: whether ranks really compute and messages carry values, or sizes only.",
-    )
-    placement: Literal["dedicated", "colocated"] = Field(
-        "dedicated",
-        title="placement",
-        description="Servers on nodes of their own, or on those of the workers.",
-    )
-    device: Literal["auto", "cpu", "cuda"] = Field(
-        "auto", description="Where tensors live; auto: on GPUs where every rank sees one."
-    )
-    carrier: Literal["auto", "mpi", "nccl", "gloo"] = Field(
-        "auto", description="What moves tensors; auto: nccl with one GPU a rank, else mpi."
-    )
-    threads: int | None = Field(
-        None,
-        ge=1,
-        le=256,
-        description="Compute threads a rank; default: a fair share of the cores, simulated one.",
-    )
-    hostfile: str | None = Field(
-        None, min_length=1, description="Open MPI hostfile for more than one machine."
-    )
-    timeout: float = Field(
-        60.0,
-        gt=0,
-        le=86_400,
-        allow_inf_nan=False,
-        description="Seconds without progress after which the job is ended.",
-    )
+    world: Literal["real", "paced", "simulated"] = Field("real", title="world")
+    """real: processes and the wall clock; paced: processes that keep a platform's time; simulated: thousands
+    of ranks in one process."""
+    platform: str | None = Field(None, min_length=1, title="platform")
+    """Cluster that paced and simulated ranks live on: a name `dlpar platforms` lists, or a file."""
+    stand_in_for: str | None = Field(None, min_length=1, title="stand_in_for")
+    """Workload whose FLOPs and bytes are charged in place of the model's: resnet101, or a file."""
+    messages: Literal["values", "sizes"] = Field("values", title="messages")
+    """Simulated: whether ranks really compute and messages carry values, or sizes only."""
+    placement: Literal["dedicated", "colocated"] = Field("dedicated", title="placement")
+    """Servers on nodes of their own, or on those of the workers."""
+    device: Literal["auto", "cpu", "cuda"] = Field("auto")
+    """Where tensors live; auto: on GPUs where every rank sees one."""
+    carrier: Literal["auto", "mpi", "nccl", "gloo"] = Field("auto")
+    """What moves tensors; auto: nccl with one GPU a rank, else mpi."""
+    threads: int | None = Field(None, ge=1, le=256)
+    """Compute threads a rank; default: a fair share of the cores, simulated one."""
+    hostfile: str | None = Field(None, min_length=1)
+    """Open MPI hostfile for more than one machine."""
+    timeout: float = Field(60.0, gt=0, le=86400)
+    """Seconds without progress after which the job is ended."""

@@ -7,18 +7,60 @@ panel's tooltips all use it.
 from __future__ import annotations
 
 import enum
+import importlib
 import math
+import os
 import types
 import typing
-from typing import Any, ClassVar, Literal
+from collections.abc import Collection
+from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge, Gt, Le, Lt, MinLen
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic.fields import FieldInfo
+from pydantic_core import PydanticCustomError, core_schema
+
+Positive = Annotated[float, Field(gt=0)]
+Share = Annotated[float, Field(gt=0, le=1)]
 
 
 class BadExperiment(ValueError):
     """An experiment that cannot be run; the message names field, value and what is allowed."""
+
+
+Complaint = tuple[Any, ...] | BadExperiment
+"""A field, what is allowed, and what was given where that is not the field's value; or a whole sentence."""
+
+
+class BadData(ValueError):
+    """Data that cannot be read; the message says which file, where it was looked for and what is expected."""
+
+
+class OneOf:
+    """Marks a text field that admits the words of a collection, to which plug-ins may add.
+
+    ``$DLPAR_PLUGINS`` names modules, separated by commas, that are imported before a word is refused: so the
+    processes of a job know what the one that launched it has added.
+
+    Parameters
+    ----------
+    words : collection of str
+        Read whenever a value is checked.
+    """
+
+    def __init__(self, words: Collection[str]) -> None:
+        self.words = words
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> core_schema.CoreSchema:
+        return core_schema.no_info_after_validator_function(self._check, handler(source))
+
+    def _check(self, word: str) -> str:
+        if word not in self.words:
+            for module in filter(None, os.environ.get("DLPAR_PLUGINS", "").split(",")):
+                importlib.import_module(module)
+        if word not in self.words:
+            raise PydanticCustomError("one_of", "not one of those allowed")
+        return word
 
 
 class Part(BaseModel):
@@ -28,7 +70,9 @@ class Part(BaseModel):
     ``sync={"scheme": "ring"}``.  The head is the first field of the class.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
 
     listed: ClassVar[bool] = True
     """Whether a user may choose it by the word of its head."""
@@ -63,6 +107,12 @@ def spelled_as_head(*kinds: type[Part]):
     return expand
 
 
+def implementation(part: Part) -> Any:
+    """Import what a part names as its ``implementation``, ``module:name``."""
+    module, _, name = part.implementation.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
 def kinds(field: FieldInfo) -> list[type[Part]]:
     """The kinds of part a field may hold: none for a plain field, several for a union."""
     annotation = unwrap(field.annotation)
@@ -86,7 +136,10 @@ def is_optional(annotation: Any) -> bool:
 
 
 def choices(field: FieldInfo) -> list[Any] | None:
-    """The values a ``Literal`` or enum field admits; None for any other field."""
+    """The values a ``Literal``, enum or :class:`OneOf` field admits; None for any other field."""
+    for mark in field.metadata:
+        if isinstance(mark, OneOf):
+            return list(mark.words)
     kind = unwrap(field.annotation)
     if typing.get_origin(kind) is Literal:
         return list(typing.get_args(kind))

@@ -1,96 +1,176 @@
-"""How replicas agree, as one chooses it: a kind of part for every scheme, with its settings."""
+"""How replicas agree: one part of an experiment for each scheme, with its settings, its capabilities and its rules.
+
+The rest of the code asks a part for its capabilities, never for its name.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
-from dlpar.config.schema import Part, shown
+from dlpar.config.schema import Complaint, OneOf, Part, Share, shown
+
+if TYPE_CHECKING:
+    from dlpar.config.experiment import Experiment
 
 
-class Ring(Part):
-    """All-reduce, bulk-synchronous (Patarasuk and Yuan 2009; Horovod, arXiv 1802.05799)."""
+class SyncPart(Part):
+    """What every scheme's part has.
 
-    scheme: Literal["ring"] = Field("ring", description="How replicas agree.", title="sync")
-    allreduce: Literal["ring", "library", "star", "tree", "halving_doubling", "hierarchical"] = Field(
-        "ring", description="Which all-reduce: one of ours, or the library's own (MPI_Allreduce, NCCL)."
-    )
-    node_size: int = Field(2, ge=1, le=64, description="Ranks of a node, in the hierarchical all-reduce.")
-    overlap: bool = Field(False, description="Send a bucket while the backward pass still computes the next.")
-    bucket_mb: float = Field(
-        25.0, gt=0, le=4096, allow_inf_nan=False, description="Size of a gradient bucket, in MB (10^6 bytes)."
-    )
+    Attributes
+    ----------
+    implementation : str
+        Module and class of the scheme, such as ``dlpar.sync.ring:Ring``.
+    shares_memory : bool
+        Whether all workers write to one copy of the weights, in the memory of one machine.
+    sends_gradients : bool
+        Whether gradients travel that a codec may compress.
+    needs_loss_everywhere : bool
+        Whether the scheme may ask every rank of a replica for its loss.
+    counts_lead : bool
+        Whether workers know how far they lead.
+    has_graph : bool
+        Whether workers average with their neighbours in a graph.
+    runs_free : bool
+        Whether workers do as many steps as they can, instead of the same steps all of them.
+    server_ranks, leaf_ranks : int
+        Ranks that hold the weights, and servers of a group of workers below those.
+    """
 
+    implementation: ClassVar[str]
+    shares_memory: ClassVar[bool] = False
+    sends_gradients: ClassVar[bool] = True
+    needs_loss_everywhere: ClassVar[bool] = False
+    counts_lead: ClassVar[bool] = True
+    has_graph: ClassVar[bool] = False
+    runs_free: ClassVar[bool] = False
+    server_ranks: ClassVar[int] = 0
+    leaf_ranks: ClassVar[int] = 0
 
-class MapReduce(Part):
-    """Broadcast weights, sample, tree-aggregate gradients, update at the driver (Spark MLlib)."""
-
-    scheme: Literal["mapreduce"] = Field("mapreduce", description="How replicas agree.", title="sync")
-    fraction: float = Field(
-        1.0,
-        gt=0,
-        le=1,
-        allow_inf_nan=False,
-        description="Share of the global batch that an iteration samples.",
-    )
-    depth: int = Field(
-        2,
-        ge=1,
-        le=6,
-        title="tree depth",
-        description="Levels of the tree that aggregates; 1: straight to the driver.",
-    )
-    reduce: Literal["sum", "mean", "collect"] = Field(
-        "sum",
-        description="Sum over samples; mean of the partitions' means; or collect all and sum at the driver.",
-    )
-    regularizer: Literal["none", "l1", "l2"] = Field(
-        "none", description="Penalty the driver adds to the loss."
-    )
-    regularization: float = Field(
-        0.01, ge=0, le=1000, allow_inf_nan=False, description="Weight of that penalty."
-    )
-    tolerance: float = Field(
-        0.0,
-        ge=0,
-        le=1,
-        allow_inf_nan=False,
-        description="Stop when an update moves the weights by less than this share of their length; 0: never.",
-    )
-
-
-class ParameterServer(Part):
-    """Servers hold the weights, workers push gradients (Li et al., OSDI 2014; DistBelief, Petuum, Rudra)."""
-
-    scheme: Literal["ps"] = Field("ps", description="How replicas agree.", title="sync")
-    servers: int = Field(1, ge=1, le=1024, description="Server ranks; each holds a range of the weights.")
-    consistency: Literal["bsp", "ssp", "asp", "softsync"] = Field(
-        "bsp",
-        description="How stale a worker may be: not at all, bounded, unbounded, or every 1/n of the workers.",
-    )
-    staleness: int = Field(
-        3, ge=0, le=1_000_000, description="Clocks a worker may run ahead of the slowest, under ssp."
-    )
-    softsync: int = Field(1, ge=1, le=64, description="n of n-softsync: an update takes N/n gradients.")
-    pull: Literal["reply", "separate"] = Field(
-        "reply",
-        description="How weights come back: in the answer to a push, or asked for when they are needed.",
-    )
-    push_every: int = Field(
-        1, ge=1, le=10_000, description="Steps between two pushes and fetches (Downpour)."
-    )
-    groups: int = Field(
-        0, ge=0, le=1024, description="Leaf servers, each aggregating a group of workers; 0: none."
-    )
-    staleness_aware: bool = Field(False, description="Divide the learning rate of a push by its staleness.")
+    @property
+    def lead_bound(self) -> int | None:
+        """Clocks a worker may run ahead of the slowest; None if the scheme sets no bound."""
+        return None if self.runs_free else 0
 
     @property
     def ranks(self) -> int:
         """Ranks beside the workers: servers, then leaves."""
-        return self.servers + self.groups
+        return self.server_ranks + self.leaf_ranks
+
+    def of_one_part(self, parts: int) -> dict[str, Any]:
+        """Fields of the scheme as one of a model's `parts` has it."""
+        return {}
+
+    def complaints(self, e: Experiment) -> Iterator[Complaint]:
+        """Say what else of an experiment does not fit this scheme."""
+        yield from ()
+
+
+class Ring(SyncPart):
+    """All-reduce, bulk-synchronous (Patarasuk and Yuan 2009; Horovod, arXiv 1802.05799)."""
+
+    implementation = "dlpar.sync.ring:Ring"
+
+    scheme: Literal["ring"] = Field("ring", title="sync")
+    """How replicas agree."""
+    allreduce: Literal["ring", "library", "star", "tree", "halving_doubling", "hierarchical"] = Field("ring")
+    """Which all-reduce: one of ours, or the library's own (MPI_Allreduce, NCCL)."""
+    node_size: int = Field(2, ge=1, le=64)
+    """Ranks of a node, in the hierarchical all-reduce."""
+    overlap: bool = Field(False)
+    """Send a bucket while the backward pass still computes the next."""
+    bucket_mb: float = Field(25.0, gt=0, le=4096)
+    """Size of a gradient bucket, in MB (10^6 bytes)."""
+
+
+class MapReduce(SyncPart):
+    """Broadcast weights, sample, tree-aggregate gradients, update at the driver (Spark MLlib)."""
+
+    implementation = "dlpar.sync.mapreduce:MapReduce"
+    needs_loss_everywhere = True
+
+    scheme: Literal["mapreduce"] = Field("mapreduce", title="sync")
+    """How replicas agree."""
+    fraction: Share = Field(1.0)
+    """Share of the global batch that an iteration samples."""
+    depth: int = Field(2, ge=1, le=6, title="tree depth")
+    """Levels of the tree that aggregates; 1: straight to the driver."""
+    reduce: Literal["sum", "mean", "collect"] = Field("sum")
+    """Sum over samples; mean of the partitions' means; or collect all and sum at the driver."""
+    regularizer: Literal["none", "l1", "l2"] = Field("none")
+    """Penalty the driver adds to the loss."""
+    regularization: float = Field(0.01, ge=0, le=1000)
+    """Weight of that penalty."""
+    tolerance: float = Field(0.0, ge=0, le=1)
+    """Stop when an update moves the weights by less than this share of their length; 0: never."""
+
+
+class ParameterServer(SyncPart):
+    """Servers hold the weights, workers push gradients (Li et al., OSDI 2014; DistBelief, Petuum, Rudra)."""
+
+    implementation = "dlpar.sync.parameter_server:ParameterServer"
+
+    scheme: Literal["ps"] = Field("ps", title="sync")
+    """How replicas agree."""
+    servers: int = Field(1, ge=1, le=1024)
+    """Server ranks; each holds a range of the weights."""
+    consistency: Literal["bsp", "ssp", "asp", "softsync"] = Field("bsp")
+    """How stale a worker may be: not at all, bounded, unbounded, or every 1/n of the workers."""
+    staleness: int = Field(3, ge=0, le=1000000)
+    """Clocks a worker may run ahead of the slowest, under ssp."""
+    softsync: int = Field(1, ge=1, le=64)
+    """n of n-softsync: an update takes N/n gradients."""
+    pull: Literal["reply", "separate"] = Field("reply")
+    """How weights come back: in the answer to a push, or asked for when they are needed."""
+    push_every: int = Field(1, ge=1, le=10000)
+    """Steps between two pushes and fetches (Downpour)."""
+    groups: int = Field(0, ge=0, le=1024)
+    """Leaf servers, each aggregating a group of workers; 0: none."""
+    staleness_aware: bool = Field(False)
+    """Divide the learning rate of a push by its staleness."""
+
+    @property
+    def runs_free(self) -> bool:
+        return self.consistency != "bsp"
+
+    @property
+    def lead_bound(self) -> int | None:
+        return {"bsp": 0, "ssp": self.staleness}.get(self.consistency)
+
+    @property
+    def server_ranks(self) -> int:
+        return self.servers
+
+    @property
+    def leaf_ranks(self) -> int:
+        return self.groups
+
+    def of_one_part(self, parts: int) -> dict[str, Any]:
+        return {"servers": self.servers // parts, "groups": self.groups // parts}
+
+    def complaints(self, e: Experiment) -> Iterator[Complaint]:
+        n = e.workers
+        if self.groups > n:
+            yield "sync.groups", f"with {n} workers is at most {n}"
+        if self.groups and self.runs_free and n % self.groups:
+            why = "groups that run free of each other count alike"
+            yield "sync.groups", f"with {n} workers and {self.consistency} is a divisor of {n}: {why}"
+        if self.staleness_aware and e.optimizer not in ("sgd", "momentum"):
+            yield (
+                "optimizer",
+                "with staleness_aware is sgd or momentum: the others undo what divides a gradient",
+            )
+        if self.consistency == "softsync" and self.softsync > (self.groups or n):
+            clients = f"{self.groups} groups" if self.groups else f"{n} workers"
+            yield "sync.softsync", f"with {clients} is at most {self.groups or n}"
+        if e.steps % self.push_every:
+            yield "sync.push_every", f"with {e.steps} steps is a divisor of {e.steps}"
+        if self.push_every > 1 and e.averaging.method != "none":
+            yield "sync.push_every", f"with averaging {e.averaging.method} is 1: its period does that"
 
 
 def _edges(value: Any) -> Any:
@@ -118,52 +198,140 @@ def _edges(value: Any) -> Any:
 Edges = Annotated[tuple[tuple[int, int], ...], BeforeValidator(_edges)]
 
 
-class Gossip(Part):
+TOPOLOGIES = ["ring", "grid", "exp2", "star", "complete", "random", "edges"]
+"""Graphs by name; :func:`dlpar.graphs.register` adds one."""
+
+
+class Gossip(SyncPart):
     """No centre: each replica averages with neighbours in a graph (D-PSGD, Lian et al. 2017)."""
 
-    scheme: Literal["gossip"] = Field("gossip", description="How replicas agree.", title="sync")
-    exchange: Literal["neighbours", "random", "pairwise", "push_sum"] = Field(
-        "neighbours",
-        description="With whom: all neighbours every step (D-PSGD), random peers every step, one neighbour at a time "
-        "and asynchronously (AD-PSGD), or along directed edges (push-sum).",
-    )
-    topology: Literal["ring", "grid", "exp2", "star", "complete", "random", "edges"] = Field(
-        "ring", description="The graph; random: random-regular, edges: your own."
-    )
-    edges: Edges = Field(
-        (), description="Your own graph: pairs of workers, or the path of a file with one pair a line."
-    )
-    degree: int = Field(3, ge=1, le=63, description="Neighbours of each worker in the random graph.")
-    peers: int = Field(3, ge=1, le=63, description="Random peers a step, for exchange random.")
-    start: Literal["same", "random"] = Field(
-        "same", description="Weights workers begin with: all the same, or each its own."
-    )
+    implementation = "dlpar.sync.gossip:gossip"
+    sends_gradients = False
+
+    scheme: Literal["gossip"] = Field("gossip", title="sync")
+    """How replicas agree."""
+    exchange: Literal["neighbours", "random", "pairwise", "push_sum"] = Field("neighbours")
+    """With whom: all neighbours every step (D-PSGD), random peers every step, one neighbour at a time and
+    asynchronously (AD-PSGD), or along directed edges (push-sum)."""
+    topology: Annotated[str, OneOf(TOPOLOGIES)] = Field("ring")
+    """The graph; random: random-regular, edges: your own."""
+    edges: Edges = Field(())
+    """Your own graph: pairs of workers, or the path of a file with one pair a line."""
+    degree: int = Field(3, ge=1, le=63)
+    """Neighbours of each worker in the random graph."""
+    peers: int = Field(3, ge=1, le=63)
+    """Random peers a step, for exchange random."""
+    start: Literal["same", "random"] = Field("same")
+    """Weights workers begin with: all the same, or each its own."""
+
+    @property
+    def runs_free(self) -> bool:
+        return self.exchange == "pairwise"
+
+    @property
+    def lead_bound(self) -> int | None:
+        return (
+            None  # a worker waits for its neighbours only: others may be as far behind as the graph is wide
+        )
+
+    @property
+    def counts_lead(self) -> bool:
+        return self.runs_free  # in synchronous steps nobody hears of all others
+
+    @property
+    def has_graph(self) -> bool:
+        return self.exchange != "random"
+
+    def complaints(self, e: Experiment) -> Iterator[Complaint]:
+        n = e.workers
+        if e.averaging.method not in ("none", "local"):
+            yield "averaging.method", "with gossip is none or local: it has no centre"
+        if not self.has_graph:
+            if 1 < n <= self.peers:
+                yield "sync.peers", f"with {n} workers is at most {n - 1}"
+            return
+        if (self.topology == "edges") != bool(self.edges):
+            allowed = "is a list of them with topology edges, else none"
+            yield "sync.edges", allowed, f"{len(self.edges)} edges"
+        for a, b in self.edges:
+            if a == b:
+                yield "sync.edges", "is two different workers", f"{a}-{b}"
+            if stranger := next((str(worker) for worker in (a, b) if not 0 <= worker < n), None):
+                yield "sync.edges", f"with {n} workers is 0 to {n - 1}", f"worker {stranger}"
+        if n > 1 and self.topology == "random" and (self.degree >= n or self.degree * n % 2):
+            yield "sync.degree", f"with {n} workers is below {n}, and degree times workers even"
+        if self.exchange == "push_sum" and (pair := _without_return(self.edges)):
+            why = "a worker that only gives runs out of weight"
+            got = f"{pair[0]}-{pair[1]} and no way back"
+            yield "sync.edges", f"with push_sum is edges with a way back: {why}", got
 
 
-class Hogwild(Part):
+def _without_return(edges: tuple[tuple[int, int], ...]) -> tuple[int, int] | None:
+    """Find an edge from whose end no path leads back to its start."""
+    for start, end in edges:
+        reached, front = {end}, {end}
+        while front:
+            front = {b for a, b in edges if a in front} - reached
+            reached |= front
+        if start not in reached:
+            return start, end
+    return None
+
+
+class Hogwild(SyncPart):
     """Workers of one machine write to shared weights without locks (Recht, Ré, Wright and Niu 2011)."""
 
-    scheme: Literal["hogwild"] = Field("hogwild", description="How replicas agree.", title="sync")
-    sparse: bool = Field(False, description="Write only the weights whose gradient is not zero.")
+    implementation = "dlpar.sync.hogwild:Hogwild"
+    shares_memory = True
+    sends_gradients = False
+    runs_free = True
+
+    scheme: Literal["hogwild"] = Field("hogwild", title="sync")
+    """How replicas agree."""
+    sparse: bool = Field(False)
+    """Write only the weights whose gradient is not zero."""
+
+    def complaints(self, e: Experiment) -> Iterator[Complaint]:
+        cluster = e.cluster
+        if e.averaging.method != "none":
+            yield "averaging.method", "with hogwild is none: its workers share one model"
+        if e.optimizer != "sgd":
+            yield "optimizer", "with hogwild is sgd: the others keep a state that writers would share"
+        if cluster.device == "cuda":
+            yield "cluster.device", "with hogwild is auto or cpu: its workers share host memory"
+        if cluster.carrier == "nccl":
+            yield "cluster.carrier", "with hogwild is auto, mpi or gloo: its workers share host memory"
+        if cluster.hostfile is not None:
+            yield "cluster.hostfile", "with hogwild is nothing: its workers share a machine"
+        if cluster.world == "paced" or cluster.messages == "sizes":
+            world = "paced world" if cluster.world == "paced" else "simulated world without values"
+            yield "sync.scheme", f"in the {world} is another: what races do is not known there"
+        if e.replicas < e.workers:
+            yield "sync.scheme", f"with split {e.split} is another: its workers share one whole model"
 
 
-class Own(Part):
+class Own(SyncPart):
     """A scheme or a collective typed in a cell; ``Experiment(sync=my_scheme)`` makes it."""
 
     listed: ClassVar[bool] = False
+    implementation = "dlpar.sync.user_code:own"
+    sends_gradients = False
+    needs_loss_everywhere = True
 
-    scheme: Literal["own"] = Field("own", description="How replicas agree.", title="sync")
-    name: str = Field("", description="What the function or class is called.")
-    code: str = Field("", repr=False, description="It, pickled with cloudpickle, in base64.")
+    scheme: Literal["own"] = Field("own", title="sync")
+    """How replicas agree."""
+    name: str = Field("")
+    """What the function or class is called."""
+    code: str = Field("", repr=False)
+    """It, pickled with cloudpickle, in base64."""
 
     def __str__(self) -> str:
         return self.name or "own"
 
+    def complaints(self, e: Experiment) -> Iterator[Complaint]:
+        if not self.code:
+            yield "sync.scheme", "is a function or class: Experiment(sync=my_scheme)"
 
-SCHEMES: tuple[type[Part], ...] = (Ring, MapReduce, ParameterServer, Gossip, Hogwild, Own)
-"""Every kind of agreement there is, in teaching order of their names in an experiment."""
 
-
-def extra_ranks(sync: Part) -> int:
-    """Ranks a scheme needs beside the workers."""
-    return getattr(sync, "ranks", 0)
+SCHEMES: list[type[SyncPart]] = [Ring, MapReduce, ParameterServer, Gossip, Hogwild, Own]
+"""Every kind of agreement, in teaching order; :func:`dlpar.config.experiment.register` adds one."""

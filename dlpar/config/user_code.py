@@ -1,4 +1,7 @@
-"""Code that a student typed: packed so that a rank can run it and quote its lines.  At rest the standard library only."""
+"""Pack code that a student typed, so that a rank can run it and quote its lines.
+
+The processes that guard a job import this, so cloudpickle is loaded only when something is packed.
+"""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dlpar.data.generator import generator
+from dlpar.config.generator import generator
 
 if TYPE_CHECKING:
     import torch

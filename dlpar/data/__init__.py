@@ -10,11 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dlpar.config.generator import generator
+from dlpar.config.schema import BadData
 from dlpar.data import files
 from dlpar.data import text as docstrings
 from dlpar.data.cache import Arrays, cached
-from dlpar.data.files import BadData, InFile, kept_by_file
-from dlpar.data.generator import generator
+from dlpar.data.files import InFile, kept_by_file
 
 if TYPE_CHECKING:
     from dlpar.config.experiment import Data
@@ -173,7 +174,7 @@ def _images(data: Data, seed: int, dtype: torch.dtype, flat: bool) -> Dataset:
         sets = [digits()]
     else:
         read = files.mnist if data.name == "mnist" else files.cifar10
-        sets = read(files.folder_of(data.name, data.folder))
+        sets = read(data.path())
     if len(sets) == 1:
         pixels, labels = sets[0]
         sets = [(pixels[part], labels[part]) for part in split(labels, seed)]
@@ -185,7 +186,7 @@ def _images(data: Data, seed: int, dtype: torch.dtype, flat: bool) -> Dataset:
 
 def _images_in_file(data: Data, seed: int, dtype: torch.dtype, flat: bool) -> Dataset:
     """The same samples; only labels are read now, and by one rank of a machine what the scale follows from."""
-    sets = files.mnist(files.folder_of(data.name, data.folder), mapped=True)
+    sets = files.mnist(data.path(), mapped=True)
     rows = [np.arange(len(labels)) for _, labels in sets] if len(sets) == 2 else split(sets[0][1], seed)
     (train, train_y), (test, test_y) = sets if len(sets) == 2 else 2 * sets
     some = rows[0][:SCALED_BY]

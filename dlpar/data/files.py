@@ -21,34 +21,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dlpar.config.schema import BadData
 from dlpar.data.cache import Arrays, cached
 
 Images = tuple[np.ndarray, np.ndarray]
 """uint8 pixels, (samples, channels, height, width), and int64 labels, (samples,)."""
-
-
-class BadData(ValueError):
-    """Data that cannot be read; the message says which file, where it was looked for, what is expected."""
-
-
-def folder_of(name: str, folder: str | None) -> Path:
-    """The folder with the files of data set `name`: `folder`, or else ``$DLPAR_DATA``.
-
-    Raises
-    ------
-    BadData
-        If neither is given or there is no such folder.
-    """
-    given = folder or os.environ.get("DLPAR_DATA")
-    if not given:
-        raise BadData(
-            f"data.folder: got nothing, nor is $DLPAR_DATA set; allowed for {name} is the folder of its files"
-        )
-    path = Path(given).expanduser()
-    if not path.is_dir():
-        field = "data.folder" if folder else "$DLPAR_DATA"
-        raise BadData(f"{field}: got {given!r}, allowed for {name} is an existing folder with its files")
-    return path
 
 
 def mnist(folder: Path, mapped: bool = False) -> list[Images]:

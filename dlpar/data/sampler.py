@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dlpar.config.generator import generator
 from dlpar.config.schema import BadExperiment
-from dlpar.data.generator import generator
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
+from dlpar.config.schema import BadData
 from dlpar.data.cache import Arrays, cached
-from dlpar.data.files import BadData
 
 ALPHABET = "\n" + "".join(map(chr, range(32, 127)))
 """The 96 characters there are; any other is written as ``?``."""

@@ -18,7 +18,8 @@ from typing import Any
 import dlpar
 from dlpar.config.experiment import MAX_WORKERS, BadExperiment, Experiment
 from dlpar.config.paths import Scratch, private_folder, runs_folder, runtime_folder, sweep
-from dlpar.config.schema import shown
+from dlpar.config.rules import in_words
+from dlpar.config.schema import BadData, shown
 from dlpar.config.user_code import pack
 from dlpar.jobs.control_groups import cores
 from dlpar.jobs.diagnosis import LEFT, OF_ALL
@@ -30,6 +31,7 @@ from dlpar.jobs.slots import keeper_socket
 from dlpar.jobs.summary import Summary, facts_of
 from dlpar.jobs.tail import Tail
 from dlpar.jobs.warm import idle_seconds
+from dlpar.worlds.platforms import nodes_of, workload
 
 _live: list[Job] = []
 """Jobs that go on even when nobody keeps their object: they end with this process."""
@@ -216,7 +218,7 @@ def check_machine(experiment: Experiment) -> None:
     if not isinstance(experiment, Experiment):
         got = shown(experiment)
         raise BadExperiment(f"experiment: got {got}, allowed is an Experiment, such as Experiment(workers=2)")
-    experiment.check_files()
+    check_files(experiment)
     gpu = Path("/dev/nvidiactl").exists() or Path("/dev/dxg").exists()
     if experiment.cluster.device == "cuda" and not gpu:
         raise BadExperiment(
@@ -226,6 +228,33 @@ def check_machine(experiment: Experiment) -> None:
         raise BadExperiment(
             "cluster.carrier: got 'nccl', allowed here is auto, mpi or gloo: this machine has no NVIDIA GPU"
         )
+
+
+def check_files(experiment: Experiment) -> None:
+    """Refuse an experiment whose files are not on this machine; constructing one does not look.
+
+    Raises
+    ------
+    BadExperiment
+        If the hostfile, the platform, the workload or the folder of the data is not there, or a workload
+        has too few layers for a pipeline's stages.
+    """
+    cluster, hostfile = experiment.cluster, experiment.cluster.hostfile
+    if cluster.world != "real":
+        nodes_of(experiment)
+        if cluster.stand_in_for is not None:
+            charged = workload(cluster.stand_in_for)
+            few = experiment.split.too_few_layers(experiment, charged.name, len(charged.layers))
+            if experiment.has_outline and (complaint := in_words(experiment, few)):
+                raise BadExperiment(complaint)
+    if hostfile is not None and not Path(hostfile).is_file():
+        raise BadExperiment(
+            f"cluster.hostfile: got {shown(hostfile)}, allowed is the path of an existing file"
+        )
+    try:
+        experiment.data.path()
+    except BadData as error:
+        raise BadExperiment(str(error)) from None
 
 
 def _complaint(run: Run) -> str:
@@ -281,7 +310,7 @@ def spmd(
     whole = Experiment(
         workers=workers, scaling="weak", cluster={**cluster, "world": world, "timeout": timeout}
     )
-    whole.check_files()
+    check_files(whole)
     check_room(whole)
     folder = called(whole, function, *arguments)
     try:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from dlpar.config.experiment import Experiment
 from dlpar.config.schema import BadExperiment
+from dlpar.jobs.launch import check_files
 from dlpar.lab.figures.scaling import curve_names, curves
 from dlpar.lab.figures.scaling import scaling as drawing
 from dlpar.lab.sweep import Outcome, all_done, check
@@ -81,7 +82,7 @@ def twin(experiment: Experiment) -> Experiment | None:
     }
     try:
         found = experiment.replace(cluster=changes)
-        found.check_files()
+        check_files(found)
     except BadExperiment:
         return None
     return found

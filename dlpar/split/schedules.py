@@ -11,6 +11,9 @@ from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import NamedTuple
 
+from dlpar.config.split import SCHEDULES as TRAITS
+from dlpar.config.split import Traits
+
 
 class Action(NamedTuple):
     """One thing a stage does.
@@ -49,9 +52,9 @@ class Schedule(NamedTuple):
 
     actions: Callable[[int, int, int, int], list[Action]]
     source: str
-    has_chunks: bool = False
-    has_weight_pass: bool = False
-    has_flush: bool = True
+    has_chunks: bool
+    has_weight_pass: bool
+    has_flush: bool
 
 
 def gpipe(stage: int, stages: int, microbatches: int, chunks: int = 1) -> list[Action]:
@@ -94,14 +97,26 @@ def zero_bubble_h1(stage: int, stages: int, microbatches: int, chunks: int = 1) 
     return [*found, *weights]
 
 
-SCHEDULES = {
-    "gpipe": Schedule(gpipe, "Huang et al., arXiv 1811.06965"),
-    "1f1b": Schedule(one_forward_one_backward, "Narayanan et al., arXiv 2104.04473, 2.2.1"),
-    "interleaved": Schedule(interleaved, "Narayanan et al., arXiv 2104.04473, 2.2.2", has_chunks=True),
-    "zb-h1": Schedule(zero_bubble_h1, "Qi et al., arXiv 2401.10241", has_weight_pass=True),
-    "pipedream": Schedule(one_forward_one_backward, "Harlap et al., arXiv 1806.03377", has_flush=False),
-}
+SCHEDULES: dict[str, Schedule] = {}
 """All schedules, by name."""
+
+
+def register(
+    name: str,
+    actions: Callable[[int, int, int, int], list[Action]],
+    source: str,
+    traits: Traits | None = None,
+) -> None:
+    """Let experiments name a schedule; `traits` say what a new one asks of the rest of an experiment."""
+    TRAITS.setdefault(name, traits or Traits())
+    SCHEDULES[name] = Schedule(actions, source, *TRAITS[name])
+
+
+register("gpipe", gpipe, "Huang et al., arXiv 1811.06965")
+register("1f1b", one_forward_one_backward, "Narayanan et al., arXiv 2104.04473, 2.2.1")
+register("interleaved", interleaved, "Narayanan et al., arXiv 2104.04473, 2.2.2")
+register("zb-h1", zero_bubble_h1, "Qi et al., arXiv 2401.10241")
+register("pipedream", one_forward_one_backward, "Harlap et al., arXiv 1806.03377")
 
 
 def of_step(stage: int, stages: int, step: int, steps: int) -> list[Action]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dlpar.config.schema import implementation
 from dlpar.sync.scheme import Scheme
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ __all__ = ["Scheme", "scheme"]
 
 
 def scheme(experiment: Experiment, comm: Comm, replica: Replica) -> Scheme:
-    """The scheme an experiment names, ready on this worker."""
+    """Make the scheme an experiment names, ready on this worker."""
     if experiment.averaging.method != "none":
         from dlpar.sync.averaging import Averaging
 
@@ -24,22 +25,10 @@ def scheme(experiment: Experiment, comm: Comm, replica: Replica) -> Scheme:
 
 
 def exchange(experiment: Experiment, comm: Comm, replica: Replica) -> Scheme:
-    """The scheme without local steps between its exchanges."""
-    name = experiment.sync.scheme
-    if zero := getattr(experiment.split, "zero", 0):
+    """Make the scheme without local steps between its exchanges."""
+    zero = getattr(experiment.split, "zero", 0)
+    if zero:
         from dlpar.sync.ring import ZERO
 
-        kind = ZERO[zero]
-    elif name == "ring":
-        from dlpar.sync.ring import Ring as kind
-    elif name == "mapreduce":
-        from dlpar.sync.mapreduce import MapReduce as kind
-    elif name == "ps":
-        from dlpar.sync.parameter_server import ParameterServer as kind
-    elif name == "gossip":
-        from dlpar.sync.gossip import gossip as kind
-    elif name == "hogwild":
-        from dlpar.sync.hogwild import Hogwild as kind
-    else:
-        from dlpar.sync.user_code import own as kind
-    return kind(experiment, comm, replica)
+        return ZERO[zero](experiment, comm, replica)
+    return implementation(experiment.sync)(experiment, comm, replica)

@@ -15,7 +15,7 @@ import torch
 
 from dlpar.comm import ANY, Comm
 from dlpar.config.experiment import Experiment
-from dlpar.data.generator import generator
+from dlpar.config.generator import generator
 from dlpar.graphs import metropolis, neighbours, partners, receivers, senders, warning
 from dlpar.replica import Replica
 from dlpar.sync.scheme import Scheme, Tickets

@@ -15,7 +15,7 @@ import torch
 
 from dlpar.comm import Comm
 from dlpar.config.experiment import Experiment
-from dlpar.data.generator import generator
+from dlpar.config.generator import generator
 from dlpar.optim import Optimizer
 from dlpar.replica import Replica
 from dlpar.sync.scheme import Scheme, Tickets

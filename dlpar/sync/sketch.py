@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import torch
 
-from dlpar.data.generator import generator
+from dlpar.config.generator import generator
 
 BUCKETS = 32
 

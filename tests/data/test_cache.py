@@ -6,8 +6,7 @@ import time
 import numpy as np
 import pytest
 
-from dlpar.data import cache
-from dlpar.data.files import BadData
+from dlpar.data import BadData, cache
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlpar.config.experiment import Experiment
+from dlpar.config.generator import generator
 from dlpar.config.schema import BadExperiment
-from dlpar.data.generator import generator
 from dlpar.data.sampler import Sampler, proportional
 
 trials = settings(deadline=None, max_examples=60)

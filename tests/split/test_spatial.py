@@ -14,7 +14,7 @@ from torch import nn
 import dlpar
 from dlpar import Experiment, models
 from dlpar.config.experiment import BadExperiment
-from dlpar.config.rules import most_pieces
+from dlpar.config.split import most_pieces
 from dlpar.jobs.record import Unrecorded
 from dlpar.jobs.simulate import of_experiment, run_program
 from dlpar.split.halo import Grid

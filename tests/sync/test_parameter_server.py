@@ -13,8 +13,8 @@ from simulations import simulation_of, trained
 
 import dlpar
 from dlpar import Experiment
+from dlpar.config.generator import generator
 from dlpar.config.sync import ParameterServer
-from dlpar.data.generator import generator
 from dlpar.sync.consistency import Consistency, consistency
 from dlpar.sync.parameter_server import key_ranges, leaf_of
 

@@ -1,13 +1,18 @@
 """Platforms: clusters on paper, by which paced and simulated ranks live.
 
-    link.py device.py ─► platform.py ─► named.py (figures and their sources)
-    workloads.py (models to stand in for)   lookup.py (by name, or from a file)   placement.py (who lives where)
+    platform.py ─► named.py (figures and their sources) ─► lookup.py (by name or from a file; who lives where)
+    workloads.py (models that a small one may stand in for)      ping_pong.py (what a real link does)
 
 The rules of their network are in :mod:`dlpar.worlds.simulated.network`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+from dlpar.config import rules
+from dlpar.config.experiment import Experiment
+from dlpar.config.schema import BadExperiment, Complaint
 from dlpar.worlds.platforms.lookup import names, nodes_of, placement, platform, platform_of
 from dlpar.worlds.platforms.named import DEVICES, PLATFORMS
 from dlpar.worlds.platforms.platform import Device, Link, Platform, Timing
@@ -17,3 +22,22 @@ __all__ = [
     "DEVICES", "PLATFORMS", "WORKLOADS", "Device", "Layer", "Link", "Platform", "Timing", "Workload",
     "is_path", "names", "nodes_of", "placement", "platform", "platform_of", "workload",
 ]  # fmt: skip
+
+
+def _platform_holds_them(e: Experiment) -> Iterator[Complaint]:
+    """Check platforms and workloads known by name; files are read when a job is launched."""
+    cluster = e.cluster
+    if cluster.world == "real":
+        return
+    try:
+        if cluster.platform in (None, *PLATFORMS) or not (
+            is_path(cluster.platform) or cluster.platform == "here"
+        ):
+            nodes_of(e)
+        if cluster.stand_in_for is not None and not is_path(cluster.stand_in_for):
+            workload(cluster.stand_in_for)
+    except BadExperiment as error:
+        yield error
+
+
+rules.ADDED.append(_platform_holds_them)

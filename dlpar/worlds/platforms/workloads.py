@@ -145,8 +145,6 @@ WORKLOADS = (
 
 @cache
 def _known(name: str) -> Workload:
-    # self import
-
     source, walk = ARCHITECTURES[name]
     layers = tuple(
         # The backward pass computes two products for each of the forward one, and a multiply-add is two operations.
