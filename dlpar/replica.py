@@ -10,13 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import nn
 
 if TYPE_CHECKING:
     from dlpar.comm import Comm
+
+T = TypeVar("T")
 
 
 class Replica:
@@ -28,6 +30,8 @@ class Replica:
         Its parameters are moved into the flat vectors; its shapes stay.
     comm : Comm, optional
         Where the vectors live; default: on the CPU of a process by itself.
+    agree : callable, optional
+        Makes the ranks of one replica take the same decision; default: this rank is the whole replica.
 
     Attributes
     ----------
@@ -47,7 +51,10 @@ class Replica:
         Whether the next backward pass is the last to add to the gradient; only that one finishes buckets.
     """
 
-    def __init__(self, model: nn.Module, comm: Comm | None = None) -> None:
+    def __init__(
+        self, model: nn.Module, comm: Comm | None = None, agree: Callable[[T], T] = lambda own: own
+    ) -> None:
+        self.agree = agree
         self.model, self.loss, self.samples, self.last = model, 0.0, 0, True
         empty, self.inside = (comm.empty, comm.inside) if comm else (torch.empty, lambda call: call())
         self._compute = comm.compute if comm else lambda work: work()

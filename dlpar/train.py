@@ -45,11 +45,8 @@ def train(comm: Comm, experiment: Experiment, record: Recorder) -> torch.nn.Modu
     task = Task(experiment, comm, place, model, dataset, sampler, record)
     part = make_split(task)
     sync = scheme(experiment.of_replicas(), place.dp_group, part.replica)
-    sync.agree = place.agree
-    delays = Delays(experiment, comm, record)
-    tests = (place.replica == 0 or part.whole_on_all) and experiment.evaluate_every != 0
-    interval = experiment.evaluation_interval
-    own = done = tested = 0
+    delays, held_out = Delays(experiment, comm, record), HeldOut(comm, experiment, part, dataset, record)
+    own = done = 0
 
     for step in sync.steps():
         # 3. The gradient of this replica's slice of the global batch: what it contributes adds up over replicas.
@@ -78,21 +75,41 @@ def train(comm: Comm, experiment: Experiment, record: Recorder) -> torch.nn.Modu
         record.step(step, loss=loss, samples=part.samples, **facts)
         own += 1
         done = sync.done(own)
-        if tests and tested < done // interval and done < experiment.steps:
-            tested = done // interval
-            test(part, dataset, done, record, limit=EVALUATED)
+        held_out.test(done)
 
-    if tests:
-        test(part, dataset, sync.done(own), record)
+    held_out.test(sync.done(own), at_end=True)
     record.end(own)
     return model
 
 
-def test(part: Split, dataset: Dataset, done: int, record: Recorder, limit: int | None = None) -> None:
-    """Put the first replica's model together and test it; called on all ranks that hold some of it."""
-    model = part.whole()
-    if model is not None:
-        record.comm.compute(lambda: evaluate(model, dataset, done, record, limit))
+class HeldOut:
+    """Tests the first replica's model on held-out samples, now and then and at the end.
+
+    Parameters
+    ----------
+    comm, experiment, part, dataset, record
+        As in :func:`train`; all ranks that hold some of the first replica's model take part.
+    """
+
+    def __init__(
+        self, comm: Comm, experiment: Experiment, part: Split, dataset: Dataset, record: Recorder
+    ) -> None:
+        self.comm, self.experiment, self.part, self.record = comm, experiment, part, record
+        self.dataset, self.tested = dataset, 0
+        takes_part = part.task.place.replica == 0 or part.whole_on_all
+        self.wanted = takes_part and experiment.evaluate_every != 0
+
+    def test(self, done: int, at_end: bool = False) -> None:
+        """Test the model if it is time after `done` global steps: on some samples, at the end on all."""
+        interval = self.experiment.evaluation_interval
+        due = at_end or (self.tested < done // interval and done < self.experiment.steps)
+        if not (self.wanted and due):
+            return
+        self.tested = done // interval
+        model = self.part.whole()
+        if model is not None:
+            limit = None if at_end else EVALUATED
+            self.comm.compute(lambda: evaluate(model, self.dataset, done, self.record, limit))
 
 
 @torch.no_grad()
@@ -117,7 +134,7 @@ def role(experiment: Experiment, rank: int) -> str:
     """Say what a rank is: ``worker``, ``server`` or ``leaf``."""
     if rank < experiment.workers:
         return "worker"
-    return "server" if rank < experiment.workers + experiment.sync.servers else "leaf"
+    return "server" if rank < experiment.workers + experiment.sync.server_ranks else "leaf"
 
 
 def serve(comm: Comm, experiment: Experiment, record: Recorder) -> None:

@@ -111,7 +111,7 @@ class Split:
         self.task, self.comm, self.record = task, task.comm, task.record
         self.microbatches = getattr(task.experiment.split, "microbatches", 1)
         self.loss, self.samples = None, 0
-        self.replica = Replica(self.cut(task.model), task.comm)
+        self.replica = Replica(self.cut(task.model), task.comm, task.place.agree)
 
     def cut(self, model: nn.Module) -> nn.Module:
         """Return this rank's part of the model; collective over the ranks of the replica."""

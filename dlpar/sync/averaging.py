@@ -67,7 +67,7 @@ class Averaging(Scheme):
         self.ends_block = False
 
     def steps(self) -> Iterator[int]:
-        weights, self.inner.agree = self.replica.weights, self.agree
+        weights = self.replica.weights
         for block in self.inner.steps():
             if self.elastic:
                 weights.copy_(self.own)

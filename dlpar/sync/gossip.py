@@ -159,7 +159,7 @@ class Pairwise(Gossip):
         self.under_way = comm.start(self._average if self.active else self._answer, self.weights)
 
     def steps(self) -> Iterator[int]:
-        yield from self.tickets.steps(self.agree)
+        yield from self.tickets.steps(self.replica.agree)
         self.under_way.wait()  # for the last average; a passive worker stays until its active partners have left
         if self.active:
             self.comm.start(self._leave, self.weights).wait()
@@ -184,7 +184,7 @@ class Pairwise(Gossip):
         """Done in :meth:`combine`, where nobody else moves the weights."""
 
     def done(self, own: int) -> int:
-        return self.agree(self.tickets.done)
+        return self.replica.agree(self.tickets.done)
 
     def facts(self) -> dict[str, Any]:
         return {**super().facts(), "staleness": self.stale, "lead": self.lead}

@@ -36,7 +36,7 @@ class ParameterServer(Scheme):
 
     def steps(self) -> Iterator[int]:
         step = 0
-        while self.agree(self.client.going_on):
+        while self.replica.agree(self.client.going_on):
             for _ in range(self.every):
                 self.due = (step + 1) % self.every == 0
                 yield step
@@ -60,7 +60,7 @@ class ParameterServer(Scheme):
             self.replica.weights.add_(self.replica.gradient, alpha=-self.experiment.lr)
 
     def done(self, own: int) -> int:
-        return self.agree(self.client.done) if self.experiment.free_running else self.client.done
+        return self.replica.agree(self.client.done) if self.experiment.free_running else self.client.done
 
     def state_bytes(self) -> int:
         """None: the servers update."""

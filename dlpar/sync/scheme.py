@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dlpar.comm import Comm
     from dlpar.config.experiment import Experiment
     from dlpar.replica import Replica
-
-
-T = TypeVar("T")
 
 
 class Scheme:
@@ -35,9 +32,6 @@ class Scheme:
     What a scheme finds in ``replica.gradient`` is this worker's *contribution* to the
     gradient of the global batch's mean loss: the sum over workers is that gradient.
     """
-
-    agree: Callable[[T], T] = staticmethod(lambda own: own)
-    """What all ranks of this replica do where each has decided for itself; where it is one rank, what that decided."""
 
     def __init__(self, experiment: Experiment, comm: Comm, replica: Replica) -> None:
         from dlpar.optim import Optimizer  # here: a notebook that defines a scheme need not load torch
@@ -92,7 +86,7 @@ class Tickets:
     def steps(self, agree: Callable[[bool], bool]) -> Iterator[int]:
         """Clocks of this worker, 0, 1, 2, ..., as long as there are worker-steps left for anybody.
 
-        `agree` is the scheme's (:attr:`Scheme.agree`): ranks of one replica do the same steps.
+        `agree` makes the ranks of one replica do the same steps.
         """
         clock = 0
         while agree(self.take()):
