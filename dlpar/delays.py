@@ -50,8 +50,8 @@ class Delays:
         """Delay the worker whose computing of `step` began at `began` (seconds of its clock), after `done` global steps."""
         if self.none:
             return
-        self.comm.settle()
+        self.comm.world.settle()
         computed = self.comm.now() - began
         stall, self.stall = (self.stall, 0.0) if done >= self.halfway else (0.0, self.stall)
         with self.record.span("delay"):
-            self.comm.pause((self.factor - 1) * computed + self.factor * self.added(step) + stall)
+            self.comm.world.pause((self.factor - 1) * computed + self.factor * self.added(step) + stall)

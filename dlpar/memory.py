@@ -31,6 +31,8 @@ class Memory:
     ----------
     now : callable, optional
         The rank's clock, in seconds.
+    counts : bool, default True
+        Whether there is anything to count: ranks that compute no numbers hold no memory.
 
     Attributes
     ----------
@@ -54,11 +56,11 @@ class Memory:
     {'memory': {'weights': 37928, 'gradients': 37928, 'optimizer': 0, 'activations': 103432, 'gathered': 0}}
     """
 
-    def __init__(self, now: Callable[[], float] = lambda: 0.0) -> None:
+    def __init__(self, now: Callable[[], float] = lambda: 0.0, counts: bool = True) -> None:
         self.held = dict.fromkeys(KINDS, 0)
         self.peak: dict[str, int] = {}
         self.over_time: list[list[float]] = []
-        self._now, self._tracing = now, False
+        self._now, self._watched, self._tracing = now, WATCHED if counts else 0, False
         self._counted: dict[int, _Counted] = {}  # by the storage's address
         self._watching = False
 
@@ -109,7 +111,7 @@ class Memory:
         optimizer : callable
             Gives the bytes of the update rule's state.
         """
-        self._watching = step < WATCHED and isinstance(replica.weights, Tensor)  # else there are no numbers
+        self._watching = step < self._watched
         if not self._watching:
             return nullcontext()
         for kind, tensor in {"weights": replica.weights, "gradients": replica.gradient}.items():

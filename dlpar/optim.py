@@ -42,8 +42,7 @@ class Optimizer:
     @property
     def nbytes(self) -> int:
         """Of what the rule keeps from step to step; it makes that in the first one."""
-        kept = (value for value in self._state.values() if isinstance(value, torch.Tensor))
-        return sum(tensor.untyped_storage().nbytes() for tensor in kept)
+        return sum(getattr(value, "nbytes", 0) for value in self._state.values())
 
     def step(self, gradient: torch.Tensor) -> None:
         """Apply one gradient, of the shape of the weights; neither is a tensor autograd looks at."""

@@ -41,12 +41,12 @@ class Replica:
     buckets : list of Tensor
         Contiguous pieces of `gradient`, in that order; one, until :meth:`cut`.
     marks : list of (float, callable)
-        For :meth:`Comm.compute`: after which share of the backward pass each bucket is finished, and what
-        announces it.
+        For :meth:`World.backward`: the share of the backward pass after which each bucket is finished, and
+        the call that announces it.
     loss, samples : float or Tensor of shape (), int
         Of this step's share of the batch: mean loss and number of samples.
     inside : callable
-        Makes a call in the middle of the backward pass, as :meth:`Comm.inside` does.
+        Makes a call in the middle of the backward pass, as :meth:`World.inside` does.
     last : bool
         Whether the next backward pass is the last to add to the gradient; only that one finishes buckets.
     """
@@ -56,7 +56,7 @@ class Replica:
     ) -> None:
         self.agree = agree
         self.model, self.loss, self.samples, self.last = model, 0.0, 0, True
-        empty, self.inside = (comm.empty, comm.inside) if comm else (torch.empty, lambda call: call())
+        empty, self.inside = (comm.empty, comm.world.inside) if comm else (torch.empty, lambda call: call())
         self._compute = comm.compute if comm else lambda work: work()
         self.marks: list[tuple[float, Callable[[], None]]] = []
         parameters = [p for p in reversed(list(model.parameters())) if p.requires_grad]

@@ -30,13 +30,13 @@ def train(comm: Comm, experiment: Experiment, record: Recorder) -> torch.nn.Modu
     """Train this rank's part of a replica; returns what it has of the model."""
     # 1. On every rank the same data, model and batches: all follow from the seed.
     seed, dtype = experiment.seed, getattr(torch, experiment.dtype)
-    dataset = comm.once("data", lambda: load(experiment.data, seed, dtype, experiment.model.name)).to(
+    dataset = comm.world.once("data", lambda: load(experiment.data, seed, dtype, experiment.model.name)).to(
         comm.device
     )
-    sampler = comm.once(
+    sampler = comm.world.once(
         "batches", lambda: Sampler(experiment.of_replicas(), dataset.train_y, len(dataset.train_x))
     )
-    model = comm.build(lambda: models.build(experiment, dataset).to(comm.device))
+    model = comm.world.build(lambda: models.build(experiment, dataset).to(comm.device))
     if experiment.model.norm == "sync_batch":
         synchronise_batchnorm(model, comm)
 
@@ -50,7 +50,7 @@ def train(comm: Comm, experiment: Experiment, record: Recorder) -> torch.nn.Modu
 
     for step in sync.steps():
         # 3. The gradient of this replica's slice of the global batch: what it contributes adds up over replicas.
-        comm.new_step(step)
+        comm.world.new_step(step)
         began = comm.now()
         with task.memory.watch(step, part.replica, sync.state_bytes):
             part.gradient(step)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dlpar import Experiment, Run
-from dlpar.jobs.simulate import run_program, simulate, simulated_world
+from dlpar.jobs.simulate import simulate
 from dlpar.worlds.platforms import Device, Link, Platform
+from dlpar.worlds.simulated.run import run_program, simulated_world
 
 MS, KB = 1e-3, 1000
 LINK = Link(latency=1 * MS, bandwidth=1e6)  # 1 ms, and 1 ms a kilobyte

@@ -10,8 +10,8 @@ from torch import nn
 
 from dlpar import Experiment
 from dlpar.jobs.record import Unrecorded
-from dlpar.jobs.simulate import of_experiment, run_program
 from dlpar.train import serve, train
+from dlpar.worlds.simulated.run import of_experiment, run_program
 
 SMALL = {
     "mlp": dict(model={"name": "mlp", "width": 32, "depth": 3}, batch=30),

@@ -1,5 +1,5 @@
 """How tensors move between ranks: one interface, several carriers."""
 
-from dlpar.comm.base import ANY, Arrival, Comm, Packet, Recorder, Request
+from dlpar.comm.base import ANY, Arrival, Comm, Packet, Recorder, Request, World
 
-__all__ = ["ANY", "Arrival", "Comm", "Packet", "Recorder", "Request"]
+__all__ = ["ANY", "Arrival", "Comm", "Packet", "Recorder", "Request", "World"]

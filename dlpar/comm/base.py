@@ -126,6 +126,102 @@ class Traffic:
         return taken
 
 
+class DeviceLock:
+    """A lock between threads with a CUDA stream each; it is free once the GPU has finished the work begun inside."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._lock = device, threading.Lock()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *error: object) -> None:
+        torch.cuda.current_stream(self._device).synchronize()
+        self._lock.release()
+
+
+class World:
+    """The surroundings of a rank: its carrier, its clock, and all that only some worlds need.
+
+    This class is the real world, where everything takes the time it takes.  The paced
+    and the simulated world are subclasses.
+
+    Parameters
+    ----------
+    device : torch.device
+        Home of the rank's tensors.
+    carrier : str
+        Carrier of tensors: ``mpi``, ``nccl``, ``gloo`` or ``simulated``.
+
+    Attributes
+    ----------
+    clock : str
+        Unit of :meth:`Comm.now`: ``wall``, ``logical`` or ``virtual`` seconds.
+    computes : bool
+        Whether ranks compute numbers; otherwise buffers are ghosts: sizes without data.
+    """
+
+    clock, computes = "wall", True
+
+    def __init__(self, device: torch.device, carrier: str) -> None:
+        self.device, self.carrier = device, carrier
+
+    def once(self, name: str, make: Callable[[], T]) -> T:
+        """Make a read-only thing that is equal on all ranks; a process that holds many ranks makes it once."""
+        return make()
+
+    def build(self, make: Callable[[], T]) -> T:
+        """Make this rank's own model; where no numbers are computed, one outline serves all ranks."""
+        return make()
+
+    def backward(
+        self,
+        comm: Comm,
+        work: Callable[[], T],
+        cost: float | None = None,
+        marks: Sequence[tuple[float, Callable[[], None]]] = (),
+    ) -> T:
+        """Compute as :meth:`Comm.compute` does, with calls in the middle.
+
+        `marks` are pairs of a share of the cost and a call due after that share.  In the real
+        world `work` makes these calls itself, through :meth:`inside`; other worlds make them
+        at their moments of the logical clock.
+        """
+        return work()
+
+    def inside(self, call: Callable[[], None]) -> None:
+        """Make a call in the middle of `work`; worlds that follow the marks of :meth:`backward` skip it."""
+        call()
+
+    def new_step(self, step: int) -> None:
+        """Begin a step of training; worlds with random computing times draw this rank's."""
+
+    def pause(self, seconds: float) -> None:
+        """Let time pass on this rank's clock, as if it were computing."""
+        if seconds > 0:
+            threading.Event().wait(seconds)
+
+    def settle(self) -> None:
+        """Wait until this rank's GPU has finished its queue, so that the time can be read."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def state(self) -> dict[str, float]:
+        """Facts of this world for a step's record.
+
+        Where the wall follows another clock: ``slip``, the most it has been behind, and ``lag``,
+        its present delay, in seconds.
+        """
+        return {}
+
+    def while_asleep(self, call: Callable[[], None]) -> None:
+        """Make `call` now and then during long sleeps, where a world has ranks sleep."""
+
+    def lock(self) -> AbstractContextManager:
+        """Give a lock between the two activities of one rank."""
+        return DeviceLock(self.device) if self.device.type == "cuda" else threading.Lock()
+
+
 class Comm(ABC):
     """A group of ranks, seen from one of them.
 
@@ -134,21 +230,18 @@ class Comm(ABC):
     rank, size : int
         This rank's number, 0-based, and how many there are.
     device : torch.device
-        Where :meth:`empty` allocates.
-    carrier : str
-        What moves tensors: ``mpi``, ``nccl`` or ``gloo``.
-    clock : str
-        What :meth:`now` counts: ``wall`` seconds here.
+        Place where :meth:`empty` allocates.
     traffic : Traffic
-        What this rank has sent and waited for.
+        Counts of this rank's messages and waiting.
+    world : World
+        All that only some worlds need; all groups of a rank share it.
     """
 
     rank: int
     size: int
     device: torch.device
-    carrier: str
-    clock: str = "wall"
     traffic: Traffic
+    world: World
 
     @abstractmethod
     def send(self, tensor: torch.Tensor, dest: int, tag: int = 0) -> None:
@@ -235,10 +328,6 @@ class Comm(ABC):
         """Free what was allocated; collective."""
 
     @abstractmethod
-    def pause(self, seconds: float) -> None:
-        """Let so much time pass on this rank's clock, as if it were computing."""
-
-    @abstractmethod
     def counter(self) -> Counter:
         """A counter all ranks of the group share; collective.  For ranks of one machine or many."""
 
@@ -246,50 +335,9 @@ class Comm(ABC):
         """A message of `length` numbers with a head; see :class:`Packet`."""
         return Packet(length, dtype, pinned=self.device.type == "cuda")
 
-    def compute(
-        self,
-        work: Callable[[], T],
-        cost: float | None = None,
-        marks: Sequence[tuple[float, Callable[[], None]]] = (),
-    ) -> T:
-        """Do `work`; `cost` is its FLOPs, for worlds whose clock is not the wall's.
-
-        `marks`, pairs of a share of the cost and a call, are what has to happen when so much is
-        done.  On the wall clock `work` makes these calls itself, through :meth:`inside`.
-        """
+    def compute(self, work: Callable[[], T], cost: float | None = None) -> T:
+        """Do `work`; `cost` is its FLOPs, for worlds whose clock is not the wall's."""
         return work()
-
-    def inside(self, call: Callable[[], None]) -> None:
-        """Make a call in the middle of a computation: now, if this is the moment at which it is done."""
-        call()
-
-    def new_step(self, step: int) -> None:
-        """A new step of training begins: where times are drawn, this rank's is."""
-
-    def once(self, name: str, make: Callable[[], T]) -> T:
-        """``make()``, of something ranks only read and all make alike; a process that holds many makes it once."""
-        return make()
-
-    def build(self, make: Callable[[], T]) -> T:
-        """``make()``, this rank's own model; where no numbers are computed, one outline for all ranks."""
-        return make()
-
-    def state(self) -> dict[str, float]:
-        """What a step's record says of this world: where the wall follows another clock, its ``slip`` (the most it
-        has been behind) and its ``lag`` (now), in seconds."""
-        return {}
-
-    def while_asleep(self, call: Callable[[], None]) -> None:
-        """Make `call` now and then while this rank sleeps for long, where a world has ranks sleep."""
-
-    def lock(self) -> Any:
-        """What keeps the two activities of one rank out of each other's way: a context manager."""
-        return threading.Lock()
-
-    def settle(self) -> None:
-        """Wait until this rank's device has done what it was told: a GPU is told ahead.  For who takes the time."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
 
     def empty(self, shape: Sequence[int] | int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """An uninitialised buffer on this rank's device."""

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 
 from dlpar.comm.base import Packet
 
-if TYPE_CHECKING:
-    from dlpar.worlds.platforms import Workload
+NO_MEMORY = torch.UntypedStorage(0)
 
 
 class Ghost:
@@ -67,8 +66,14 @@ class Ghost:
     def is_floating_point(self) -> bool:
         return self.dtype.is_floating_point
 
+    def untyped_storage(self) -> torch.UntypedStorage:
+        return NO_MEMORY
+
     def data_ptr(self) -> int:
         return id(self)
+
+    def expand(self, *shape: Any) -> Ghost:
+        return Ghost(elements(shape[0] if len(shape) == 1 else shape), self.dtype)
 
     def new_empty(self, *shape: Any) -> Ghost:
         return Ghost(elements(shape[0] if len(shape) == 1 else shape), self.dtype)
@@ -159,17 +164,22 @@ class Parameter(Ghost):
         self.flops, self.outputs = flops, outputs
 
 
+class Workload(Protocol):
+    """A big model by its layers, as :class:`dlpar.worlds.platforms.Workload` describes it."""
+
+    layers: tuple[Any, ...]
+    itemsize: int
+
+
 class Outline:
-    """The layers of a workload, in the place of a model.
+    """The layers of a workload, used as a model.
+
+    Like a row of layers it has a length, can be sliced, and pieces can be added up.
 
     Parameters
     ----------
-    workload : Workload
-        Its layers, and the bytes of an element of weights and gradients.
-
-    Notes
-    -----
-    Like a row of layers it has a length, can be sliced, and pieces can be added up.
+    parameters : list of Parameter
+        Of each layer, in the order in which they compute.
 
     Attributes
     ----------
@@ -177,14 +187,15 @@ class Outline:
         Of a sample, forward and backward.
     """
 
-    def __init__(self, workload: Workload) -> None:
+    def __init__(self, parameters: list[Parameter]) -> None:
+        self._parameters, self.flops = parameters, sum(parameter.flops for parameter in parameters)
+
+    @classmethod
+    def of(cls, workload: Workload) -> Outline:
+        """The outline of a workload, which lists its layers as the backward pass finishes them."""
         dtype = DTYPES[workload.itemsize]
-        # A model lists its layers as they compute, a workload as the backward pass finishes them.
-        self._parameters = [
-            Parameter(layer.parameters, dtype, layer.flops, layer.outputs)
-            for layer in reversed(workload.layers)
-        ]
-        self.flops = workload.flops
+        layers = reversed(workload.layers)
+        return cls([Parameter(layer.parameters, dtype, layer.flops, layer.outputs) for layer in layers])
 
     def parameters(self) -> Iterator[Parameter]:
         return iter(self._parameters)
@@ -193,17 +204,10 @@ class Outline:
         return len(self._parameters)
 
     def __getitem__(self, layers: slice) -> Outline:
-        return _of(self._parameters[layers])
+        return Outline(self._parameters[layers])
 
     def __add__(self, other: Outline) -> Outline:
-        return _of(self._parameters + other._parameters)
+        return Outline(self._parameters + other._parameters)
 
     def __call__(self, x: torch.Tensor) -> Ghost:
         raise TypeError("an outline has no numbers to compute with")
-
-
-def _of(parameters: list[Parameter]) -> Outline:
-    """An outline of some layers."""
-    part = Outline.__new__(Outline)
-    part._parameters, part.flops = parameters, sum(parameter.flops for parameter in parameters)
-    return part

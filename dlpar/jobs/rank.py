@@ -112,7 +112,9 @@ def _work(folder: Path, launched: float | None) -> int:
         if call is None:
             from dlpar.train import train
 
-            comm.while_asleep(lambda: record.event("asleep"))  # a file that grows says that its rank is well
+            comm.world.while_asleep(
+                lambda: record.event("asleep")
+            )  # a file that grows says that its rank is well
             (train if comm.rank < experiment.workers else serve)(comm, experiment, record)
         else:
             _call(call, comm, folder)

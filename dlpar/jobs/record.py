@@ -141,7 +141,7 @@ class Recorder:
         self.comm, self.now, self.traffic = comm, comm.now, comm.traffic
         self._file = file or RankFile(Path(folder) / f"rank-{comm.rank}.jsonl", comm.now)
         self._whose = {} if file is None else {"rank": comm.rank}
-        self._nothing = NOTHING if comm.clock == "wall" else 0.0
+        self._nothing = NOTHING if comm.world.clock == "wall" else 0.0
         if comm.device.type == "cuda":
             # self import
 
@@ -160,8 +160,8 @@ class Recorder:
                 "host": socket.gethostname(),
                 "pid": os.getpid(),
                 "device": str(comm.device),
-                "carrier": comm.carrier,
-                "clock": comm.clock,
+                "carrier": comm.world.carrier,
+                "clock": comm.world.clock,
                 **facts,
             }
         )
@@ -198,7 +198,7 @@ class Recorder:
                 "comm": comm - wait,
                 "wait": wait,
                 "spans": spans,
-                **self.comm.state(),
+                **self.comm.world.state(),
             },
             soon=True,
         )
@@ -225,7 +225,7 @@ class Recorder:
 
     def end(self, steps: int) -> None:
         """The rank did all its steps."""
-        if state := self.comm.state():
+        if state := self.comm.world.state():
             self.event("slip", slip=state["slip"], final=state["lag"])
         self._write({"k": "end", "t": self.now(), "steps": steps})
 

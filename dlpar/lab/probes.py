@@ -86,8 +86,8 @@ def holdings(comm: Comm, experiment: Experiment) -> Holdings:
 def prepared(comm: Comm, experiment: Experiment) -> Task:
     """What a split is made from, as training makes it; nothing is recorded."""
     seed, dtype = experiment.seed, getattr(torch, experiment.dtype)
-    dataset = comm.once("data", lambda: load(experiment.data, seed, dtype, experiment.model.name))
-    sampler = comm.once(
+    dataset = comm.world.once("data", lambda: load(experiment.data, seed, dtype, experiment.model.name))
+    sampler = comm.world.once(
         "batches", lambda: Sampler(experiment.of_replicas(), dataset.train_y, len(dataset.train_x))
     )
     model, place = models.build(experiment, dataset), placed(experiment, comm)

@@ -125,7 +125,7 @@ def measured(model: nn.Sequential, parts: Sequence[Unit], x: Tensor, comm: Comm)
         for _ in range(TRIALS):
             began = comm.now()
             comm.compute(lambda: _both_passes(model[unit.layers], inputs), cost=unit.flops * len(x))
-            comm.settle()
+            comm.world.settle()
             trials.append(comm.now() - began)
         seconds.append(min(trials))
     return comm.broadcast(seconds)

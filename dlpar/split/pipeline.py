@@ -156,14 +156,12 @@ class PipelineSplit(Split):
         chunk = (
             action.chunk + (number + way) // stages
         )  # the last stage's neighbour is the first with its next chunk
-        if not isinstance(result, Tensor):  # where no numbers are computed a message has a size alone
-            mine = self.chunks[action.chunk]
-            shape = mine.gives if way > 0 else mine.takes
-            result = self.comm.empty(
-                (len(self._samples(action)[1]), *shape), of_activations(self.task.experiment)
-            )
+        mine, samples = self.chunks[action.chunk], len(self._samples(action)[1])
+        shape = (samples, *(mine.gives if way > 0 else mine.takes))
+        # A result has this shape and type already, except for the single number of a world that computes none.
+        message = result.detach().expand(shape).to(of_activations(self.task.experiment))
         tag = self._tag(action._replace(chunk=chunk))
-        self._sending.append(self.pp_group.isend(result.detach(), (number + way) % stages, tag))
+        self._sending.append(self.pp_group.isend(message, (number + way) % stages, tag))
 
     def _tag(self, action: Action) -> int:
         """Of the message an action needs, from 1: no two are under way with one."""
@@ -328,7 +326,7 @@ class Stage:
         comm = self.task.comm
         for stage, parameter in self._tied:
             mine, theirs = comm.compute(lambda: parameter.grad), comm.empty(parameter.shape, self.dtype)
-            sent = mine if isinstance(mine, Tensor) else theirs.clone()
+            sent = mine.expand(parameter.shape).to(self.dtype)  # no change, where numbers are computed
             self.pp_group.sendrecv(sent, stage, theirs, stage, TIED)
             comm.compute(lambda: mine.add_(theirs), cost=parameter.numel())
 
@@ -359,7 +357,7 @@ def _parts(task: Task, stages: int) -> list[Part]:
     """The model, cut as its experiment asks for."""
     split, model = task.experiment.split, task.model
     x, _ = task.batch(0)
-    found = task.comm.once("units", lambda: units(model, x.new_zeros((1, *x.shape[1:]))))
+    found = task.comm.world.once("units", lambda: units(model, x.new_zeros((1, *x.shape[1:]))))
     costs = [unit.flops for unit in found]
     if split.partition == "measured":
         costs = measured(model, found, x[: -(-len(x) // split.microbatches)], task.place.mesh.comm)
@@ -437,7 +435,7 @@ class Chunk:
 
         output = self._compute(work, len(y) / 3)
         if self.recompute:
-            self._hold("activations", x)
+            self.task.memory.hold("activations", x)
         self._held[micro] = Held(x, y, None if self.recompute else output, len(y))
         return output
 
@@ -459,7 +457,7 @@ class Chunk:
 
         result = self._compute(work, held.samples * (1 if self.later else 2) / 3)
         if self.recompute:
-            self._drop(held.x)
+            self.task.memory.drop(held.x)
         return result
 
     def weight(self, micro: int, samples: int) -> None:
@@ -475,14 +473,6 @@ class Chunk:
     def _compute(self, work: Callable[[], Any], share: float) -> Any:
         """Do `work`, which costs as much as `share` samples."""
         return work() if self.charges else self.task.comm.compute(work, cost=self.flops * share)
-
-    def _hold(self, kind: str, tensor: Tensor) -> None:
-        if isinstance(tensor, Tensor):
-            self.task.memory.hold(kind, tensor)
-
-    def _drop(self, tensor: Tensor) -> None:
-        if isinstance(tensor, Tensor):
-            self.task.memory.drop(tensor)
 
 
 class WeightStash:
@@ -516,16 +506,13 @@ class WeightStash:
         self._version_of[micro] = self.version
         if self.version not in self._kept:  # a copy: the present ones move in place
             kept = self._kept[self.version] = self.replica.weights.clone()
-            if isinstance(kept, Tensor):
-                self.memory.hold("weights", kept)
+            self.memory.hold("weights", kept)
 
     def let_go(self, micro: int) -> int:
         """A micro-batch is back; how many updates were made since it came."""
         version = self._version_of.pop(micro)
         if version not in self._version_of.values():
-            kept = self._kept.pop(version)
-            if isinstance(kept, Tensor):
-                self.memory.drop(kept)
+            self.memory.drop(self._kept.pop(version))
         return self.version - version
 
     @contextmanager

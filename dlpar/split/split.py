@@ -131,7 +131,8 @@ class Split:
                 loss = comm.compute(partial(self._loss, x, y), cost=cost / 3)
             with self.record.span("backward"):
                 work = partial(propagate, loss, task.share(count))
-                comm.compute(work, cost=cost * 2 / 3, marks=replica.marks if replica.last else ())
+                marks = replica.marks if replica.last else ()
+                comm.world.backward(comm, work, cost=cost * 2 / 3, marks=marks)
             losses.append(loss.detach())
         self._report(mean(losses, counts), sum(counts))
 

@@ -67,7 +67,9 @@ class Neighbours(Gossip):
 
     def __init__(self, experiment: Experiment, comm: Comm, replica: Replica) -> None:
         super().__init__(experiment, comm, replica)
-        graph = comm.once("graph", lambda: neighbours(experiment.sync, experiment.workers, experiment.seed))
+        graph = comm.world.once(
+            "graph", lambda: neighbours(experiment.sync, experiment.workers, experiment.seed)
+        )
         self.peers, self.share = graph[comm.rank], metropolis(graph, comm.rank)
         size, dtype = len(replica.weights), replica.weights.dtype
         self.arrived = {peer: comm.empty(size, dtype) for peer in self.peers}
@@ -149,10 +151,10 @@ class Pairwise(Gossip):
         super().__init__(experiment, comm, replica)
         self.tickets = Tickets(experiment, comm)
         sync, workers, seed = experiment.sync, experiment.workers, experiment.seed
-        active, kept = comm.once("partners", lambda: partners(neighbours(sync, workers, seed)))
+        active, kept = comm.world.once("partners", lambda: partners(neighbours(sync, workers, seed)))
         self.active, self.partners = comm.rank in active, kept[comm.rank]
         self.draw = generator(experiment.seed, "partner", comm.rank)
-        self.weights, self.guard = replica.weights.clone(), comm.lock()
+        self.weights, self.guard = replica.weights.clone(), comm.world.lock()
         self.mine, self.theirs = (comm.packet(len(self.weights), self.weights.dtype) for _ in range(2))
         self.averages = self.read_at = self.stale = self.clock = self.lead = 0
         self.heard = dict.fromkeys(self.partners, 0)

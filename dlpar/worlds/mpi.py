@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from mpi4py import MPI
 
-from dlpar.comm.base import ANY, Arrival, Collective, Comm, Request, Traffic, check_peer
-from dlpar.worlds.progress import DeviceLock, ProgressThread
+from dlpar.comm.base import ANY, Arrival, Collective, Comm, Request, Traffic, World, check_peer
+from dlpar.worlds.progress import ProgressThread
 
 PIECE = 1 << 30
 """Bytes of one MPI message at most; MPI-3 counts are 32-bit."""
@@ -52,14 +52,13 @@ class MPIComm(Comm):
         ``time.monotonic()`` of second 0; by default all ranks agree on one.
     """
 
-    carrier = "mpi"
-
     def __init__(
         self, mpi: MPI.Intracomm | None = None, device: str | torch.device = "cpu", zero: float | None = None
     ):
         self.mpi = mpi or MPI.COMM_WORLD
         self.rank, self.size = self.mpi.rank, self.mpi.size
         self.device = torch.device(device)
+        self.world = World(self.device, "mpi")
         self._zero = common_zero(self.mpi) if zero is None else zero
         self.traffic = Traffic(self.now)
         self._progress: ProgressThread | None = None
@@ -210,13 +209,6 @@ class MPIComm(Comm):
             twin.traffic = self.traffic
             self._progress = ProgressThread(twin)
         return self._progress.start(collective, bucket)
-
-    def lock(self) -> Any:
-        return DeviceLock(self.device) if self.device.type == "cuda" else super().lock()
-
-    def pause(self, seconds: float) -> None:
-        if seconds > 0:
-            time.sleep(seconds)
 
     def counter(self) -> SharedCounter:
         meet(self.mpi)

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dlpar.comm.base import ANY, Arrival, Collective, Comm, Counter, Request, check_peer
+from dlpar.comm.base import ANY, Arrival, Collective, Comm, Counter, Request, World, check_peer
 from dlpar.worlds.mpi import MPIComm
-from dlpar.worlds.progress import DeviceLock, ProgressThread
+from dlpar.worlds.progress import ProgressThread
 
 PATIENCE = timedelta(minutes=5)
 """How long a carrier waits for a peer before it gives up; the supervisor is quicker."""
@@ -37,7 +37,7 @@ class DistributedComm(Comm):
     """
 
     def __init__(self, control: MPIComm, carrier: str, group: dist.ProcessGroup | None = None) -> None:
-        self.control, self.carrier = control, carrier
+        self.control, self.world = control, World(control.device, carrier)
         self.rank, self.size, self.device = control.rank, control.size, control.device
         self.traffic = control.traffic
         if not dist.is_initialized():
@@ -84,7 +84,8 @@ class DistributedComm(Comm):
         check_peer(self, dest, "dest")
         if source == ANY:
             raise ValueError(
-                f"sendrecv: got source ANY without a tag, allowed on {self.carrier} is a named source or a tag above 0"
+                f"sendrecv: got source ANY without a tag, allowed on {self.world.carrier} is a named source "
+                "or a tag above 0"
             )
         check_peer(self, source, "source")
         # One launch for both directions: two NCCL calls in a row would wait for each other.
@@ -107,12 +108,12 @@ class DistributedComm(Comm):
         return tensor.device.type != self.device.type
 
     def barrier(self) -> None:
-        self.settle()
+        self.world.settle()
         self.control.barrier()
 
     def split(self, color: int, key: int = 0) -> Comm:
         part = self.control.split(color, key)
-        return DistributedComm(part, self.carrier, _group(part.mpi.allgather(self._global[self.rank])))
+        return DistributedComm(part, self.world.carrier, _group(part.mpi.allgather(self._global[self.rank])))
 
     def shared(self, shape: Sequence[int] | int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         return self.control.shared(shape, dtype)
@@ -167,18 +168,12 @@ class DistributedComm(Comm):
         if self._progress is None:
             twin = DistributedComm(
                 MPIComm(self.control.mpi.Dup(), self.device, self.control._zero),
-                self.carrier,
+                self.world.carrier,
                 _group(self._global),
             )
             twin.traffic = self.traffic
             self._progress = ProgressThread(twin)
         return self._progress.start(collective, bucket)
-
-    def lock(self) -> Any:
-        return DeviceLock(self.device) if self.device.type == "cuda" else super().lock()
-
-    def pause(self, seconds: float) -> None:
-        self.control.pause(seconds)
 
     def counter(self) -> Counter:
         return self.control.counter()
@@ -186,7 +181,7 @@ class DistributedComm(Comm):
     def close(self) -> None:
         if self._progress is not None:
             self._progress.close()
-        self.settle()
+        self.world.settle()
         if self.group is dist.group.WORLD and dist.is_initialized():
             dist.destroy_process_group()
         self.control.close()

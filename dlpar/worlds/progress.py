@@ -90,20 +90,6 @@ class _Started:
             torch.cuda.current_stream(self._device).wait_event(event)
 
 
-class DeviceLock:
-    """A lock between threads with a stream each: it is free again when the GPU has done what it was told inside."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device, self._lock = device, threading.Lock()
-
-    def __enter__(self) -> None:
-        self._lock.acquire()
-
-    def __exit__(self, *error: object) -> None:
-        torch.cuda.current_stream(self._device).synchronize()
-        self._lock.release()
-
-
 def _own_stream(device: torch.device) -> AbstractContextManager:
     """The context of a thread with a stream of its own, on its rank's GPU: a new thread would begin on the first."""
     if device.type != "cuda":

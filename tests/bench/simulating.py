@@ -16,8 +16,8 @@ from greenlet import getcurrent, greenlet
 from dlpar import Experiment, launch
 from dlpar.collectives import ring_allreduce
 from dlpar.comm import ANY
-from dlpar.jobs.simulate import run_program, simulated_world
 from dlpar.worlds.platforms import Device, Link, Platform
+from dlpar.worlds.simulated.run import run_program, simulated_world
 
 PLATFORM = Platform(
     name="bench", device=Device(name="any", flops=1e13), nodes=8192, between=Link(50e-6, 25e9 / 8)

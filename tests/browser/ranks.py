@@ -74,16 +74,14 @@ class _Rank:
     device = _CPU("cpu")
 
     def __init__(self, rank: int, clock: Callable[[], float], world: str) -> None:
-        self.rank, self._clock, self.at, self.world = rank, clock, None, world
+        self.rank, self._clock, self.at = rank, clock, None
         self.traffic = SimpleNamespace(waited=0.0)
-        self.carrier = "simulated" if world == "simulated" else "mpi"
-        self.clock = {"real": "wall", "paced": "logical", "simulated": "virtual"}[world]
-
-    def state(self) -> dict[str, float]:
-        return {"slip": 0.012, "lag": 0.001} if self.world == "paced" else {}
-
-    def while_asleep(self, call: Callable[[], None]) -> None:
-        """It never sleeps."""
+        self.world = SimpleNamespace(
+            carrier="simulated" if world == "simulated" else "mpi",
+            clock={"real": "wall", "paced": "logical", "simulated": "virtual"}[world],
+            state=lambda: {"slip": 0.012, "lag": 0.001} if world == "paced" else {},
+            while_asleep=lambda call: None,
+        )
 
     def now(self) -> float:
         return self._clock() if self.at is None else self.at

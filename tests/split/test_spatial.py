@@ -16,12 +16,12 @@ from dlpar import Experiment, models
 from dlpar.config.experiment import BadExperiment
 from dlpar.config.split import most_pieces
 from dlpar.jobs.record import Unrecorded
-from dlpar.jobs.simulate import of_experiment, run_program
 from dlpar.split.halo import Grid
 from dlpar.split.spatial import cut_images
 from dlpar.theory.counts import closed_form
 from dlpar.theory.layers import halo
 from dlpar.train import serve, train
+from dlpar.worlds.simulated.run import of_experiment, run_program
 
 CNN = dict(
     model={"name": "cnn", "width": 64, "depth": 2}, batch=25, steps=20, evaluate_every=1000, dtype="float64"

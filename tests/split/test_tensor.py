@@ -16,11 +16,11 @@ from dlpar import Experiment, models
 from dlpar.config.experiment import BadExperiment
 from dlpar.data import load
 from dlpar.jobs.record import Recorder
-from dlpar.jobs.simulate import of_experiment, run_program
 from dlpar.lab.probes import prepared
 from dlpar.split.tensor import TensorSplit, cut_layers
 from dlpar.theory.layers import exchanges, redundant_layer, transformer_layer_elements
 from dlpar.train import serve, train
+from dlpar.worlds.simulated.run import of_experiment, run_program
 
 STEPS = 20
 TEXT = {"name": "docstrings", "context": 8}

@@ -12,11 +12,11 @@ import torch
 
 from dlpar import Experiment, models
 from dlpar.data import load
-from dlpar.jobs.simulate import of_experiment, run_program
 from dlpar.theory import predict, ps_step_seconds
 from dlpar.theory.steps.sizes import sizes
 from dlpar.train import serve, train
 from dlpar.worlds.platforms import platform, workload
+from dlpar.worlds.simulated.run import of_experiment, run_program
 
 pytestmark = pytest.mark.slow
 

@@ -123,7 +123,7 @@ def test_a_gpu_is_told_ahead_and_settles_when_asked_to():
         for _ in range(200):
             square = torch.nn.functional.normalize(square @ square)
         told = comm.now() - began
-        comm.settle()
+        comm.world.settle()
         done = comm.now() - began
         comm.close()
         return told, done

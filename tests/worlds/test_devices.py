@@ -18,7 +18,7 @@ from trained_ranks import Kept, trained
 
 import dlpar
 from dlpar import Experiment
-from dlpar.comm.base import Comm, Traffic
+from dlpar.comm.base import Comm, Traffic, World
 from dlpar.config.experiment import Cluster
 from dlpar.jobs.record import Recorder, Unrecorded
 from dlpar.train import serve, train
@@ -275,10 +275,10 @@ class Event:
 class Host:
     """A rank with a GPU, and a clock that stands still unless told."""
 
-    rank, device, clock, time = 0, torch.device("cuda", 0), "wall", 100.0
+    rank, device, time = 0, torch.device("cuda", 0), 100.0
 
     def __init__(self) -> None:
-        self.traffic, self.state = Traffic(self.now), dict
+        self.traffic, self.world = Traffic(self.now), World(self.device, "mpi")
 
     def now(self) -> float:
         return self.time

@@ -99,7 +99,7 @@ def test_short_sends_do_not_wait_for_their_receiver_and_send_what_the_tensor_was
             for i in range(60, 200):  # by and by the sender waits all the same
                 comm.send(numbers.fill_(i), 1)
             return left
-        comm.pause(0.5)
+        comm.world.pause(0.5)
         asked = comm.now()
         for _ in range(200):
             comm.recv(numbers, 0)

@@ -117,7 +117,7 @@ def _trial(comm: Comm, on_push: OnPush, bound: int) -> tuple[str, int, int] | No
 def _work(comm: Comm) -> None:
     weights = comm.empty(LENGTH)
     for clock in range(CLOCKS):
-        comm.pause(0.008 if comm.rank == comm.size - 1 else 0.002)
+        comm.world.pause(0.008 if comm.rank == comm.size - 1 else 0.002)
         comm.send(_gradient(comm.rank, clock), 0)
         comm.recv(weights, 0)
 

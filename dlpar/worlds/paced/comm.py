@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from dlpar.comm.base import ANY, Arrival, Collective, Comm, Request, Traffic, check_peer
+from dlpar.comm.base import ANY, Arrival, Collective, Comm, Request, Traffic, World, check_peer
 from dlpar.worlds.library import OwnLibrary
 from dlpar.worlds.mpi import MPIComm
 from dlpar.worlds.paced import protocol as frames
@@ -28,8 +28,8 @@ PROMPT = 2e-4
 """Seconds of the shortest computation the referee hears of before it is done: others need not wait for its end."""
 
 
-class Standing:
-    """What all communicators of one paced rank share.
+class PacedWorld(World):
+    """The surroundings of one paced rank; all its communicators share them.
 
     Parameters
     ----------
@@ -54,9 +54,12 @@ class Standing:
         To be closed in the end: what holds shared memory, and what ran beside the computation.
     """
 
+    clock = "logical"
+
     def __init__(
         self, call: Callable[[int], Line], line: Line, mpi: MPIComm, pace: Pace, eager: float
     ) -> None:
+        super().__init__(torch.device("cpu"), "mpi")
         self.call, self.line, self.mpi, self.pace, self.eager = call, line, mpi, pace, eager
         self.number = count(1).__next__
         self.current = threading.local()
@@ -66,14 +69,43 @@ class Standing:
         self.memory: list[MPIComm] = []
         self.beside: list[Beside] = []
 
+    def backward(
+        self, comm: Comm, work: Callable[[], Any], cost: float | None = None, marks: Sequence = ()
+    ) -> Any:
+        return comm.compute_with(marks, work, cost)
+
+    def inside(self, call: Callable[[], None]) -> None:
+        pass
+
+    def new_step(self, step: int) -> None:
+        self.pace.new_step(step)
+        if self.pace.varies:
+            self.current.line.tell(frames.NEW_STEP, key=step)
+        self.pause(self.pace.overhead)
+
+    def pause(self, seconds: float) -> None:
+        if seconds > 0:
+            line = self.current.line
+            line.follow(AHEAD)
+            line.advance(line.clock + seconds, prompt=True)
+
+    def state(self) -> dict[str, float]:
+        return {"slip": self.wall.slip, "lag": self.wall.lag}
+
+    def while_asleep(self, call: Callable[[], None]) -> None:
+        self.line.asleep = call
+
+    def lock(self) -> Guard:
+        return Guard(self)
+
 
 class PacedComm(OwnLibrary):
     """One rank of a group in a paced world.
 
     Parameters
     ----------
-    standing : Standing
-        Of this rank.
+    world : PacedWorld
+        Surroundings of this rank.
     line : Line
         Of the activity that makes the calls.
     rank : int
@@ -84,26 +116,18 @@ class PacedComm(OwnLibrary):
         The group's number, as the referee knows it on this line.
     """
 
-    carrier, clock = "mpi", "logical"
     device = torch.device("cpu")
 
     def __init__(
-        self, standing: Standing, line: Line, rank: int, members: Sequence[int], handle: int = 0
+        self, world: PacedWorld, line: Line, rank: int, members: Sequence[int], handle: int = 0
     ) -> None:
-        self.standing, self.line, self.handle = standing, line, handle
+        self.world, self.line, self.handle = world, line, handle
         self.rank, self.members, self.size = rank, list(members), len(members)
-        self.eager, self.pace, self.traffic = standing.eager, standing.pace, standing.traffic
+        self.eager, self.pace, self.traffic = world.eager, world.pace, world.traffic
         self._beside: Beside | None = None
 
     def now(self) -> float:
         return self.line.clock
-
-    def state(self) -> dict[str, float]:
-        wall = self.standing.wall
-        return {"slip": wall.slip, "lag": wall.lag}
-
-    def while_asleep(self, call: Callable[[], None]) -> None:
-        self.line.asleep = call
 
     # ---- messages -----------------------------------------------------------------------
 
@@ -127,7 +151,7 @@ class PacedComm(OwnLibrary):
 
     def irecv(self, into: torch.Tensor, source: int = ANY, tag: int = ANY) -> Request:
         check_peer(self, source, "source")
-        key = self.standing.number()
+        key = self.world.number()
         self.line.tell(frames.IRECV, self.handle, 0, source, tag, 0, key)
         return PacedReceiving(self, key, into)
 
@@ -141,10 +165,9 @@ class PacedComm(OwnLibrary):
     def _ship(self, tensor: torch.Tensor, dest: int) -> int:
         """Let the tensor itself go; its receiver is told the number to ask for."""
         check_peer(self, dest, "dest")
-        standing = self.standing
         self.traffic.sent(tensor.nbytes)
-        key = standing.number()
-        standing.parcels.send(tensor, self.members[dest], key)
+        key = self.world.number()
+        self.world.parcels.send(tensor, self.members[dest], key)
         return key
 
     def _took(
@@ -168,59 +191,36 @@ class PacedComm(OwnLibrary):
                 f"recv: rank {self.rank} has room for {into.nbytes:,} bytes, but rank {came.source} sent "
                 f"{came.nbytes:,} (tag {came.tag})"
             )
-        self.standing.parcels.take(into, self.members[came.source], came.key)
+        self.world.parcels.take(into, self.members[came.source], came.key)
         line.follow()
         return Arrival(came.source, came.tag, came.nbytes)
 
     # ---- time ----------------------------------------------------------------------------
 
-    def compute(self, work: Callable[[], Any], cost: float | None = None, marks: Sequence = ()) -> Any:
+    def compute(self, work: Callable[[], Any], cost: float | None = None) -> Any:
+        return self.compute_with((), work, cost)
+
+    def compute_with(self, marks: Sequence, work: Callable[[], Any], cost: float | None) -> Any:
+        """Compute, and make each call of `marks` after its share of the cost: see :meth:`World.backward`."""
         line, pace = self.line, self.pace
         if not cost and not marks:
             line.flush()  # nobody knows how long it takes
             return work()
         line.follow(AHEAD)
         if (
-            pace.varies and line is not self.standing.line
+            pace.varies and line is not self.world.line
         ):  # how quick the step is, is the other activity's to say
             result = work()
             line.ask(frames.COMPUTE, time=cost)
             return result
         began, seconds = line.clock, pace.seconds(cost or 0.0)
         ends = [began + share * seconds for share, _ in marks] + [began + seconds]
-        self._pass(ends[0], prompt=seconds > PROMPT)
+        line.advance(ends[0], prompt=seconds > PROMPT)
         result = work()
         for (_, call), end in zip(marks, ends[1:]):
             call()
-            self._pass(end)
+            line.advance(end)
         return result
-
-    def inside(self, call: Callable[[], None]) -> None:
-        """Nothing: the marks of :meth:`compute` make the calls, at their moments of the logical clock."""
-
-    def pause(self, seconds: float) -> None:
-        if seconds > 0:
-            self.line.follow(AHEAD)
-            self._pass(self.line.clock + seconds, prompt=True)
-
-    def new_step(self, step: int) -> None:
-        self.pace.new_step(step)
-        if self.pace.varies:
-            self.line.tell(frames.NEW_STEP, key=step)
-        self.pause(self.pace.overhead)
-
-    def _pass(self, end: float, prompt: bool = False) -> None:
-        """Let the clock go on until `end`; the first to do so waits until all others have made ready."""
-        line = self.line
-        first = end > 0 and self.standing.wall.zero is None
-        if first:
-            line.tell(frames.BEGIN)
-        line.tell(frames.ADVANCE, time=end)
-        if first:
-            line.answer()
-        elif prompt:
-            line.flush()
-        line.clock = end
 
     # ---- all together ----------------------------------------------------------------------
 
@@ -242,13 +242,13 @@ class PacedComm(OwnLibrary):
 
     def split(self, color: int, key: int = 0) -> Comm:
         part = self._meet(frames.SPLIT, peer=color, key=key)
-        return PacedComm(self.standing, self.line, *pickle.loads(part.body), part.key)
+        return PacedComm(self.world, self.line, *pickle.loads(part.body), part.key)
 
     def shared(self, shape: Sequence[int] | int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         self.barrier()
-        world = self.standing.mpi.mpi
+        world = self.world.mpi.mpi
         mpi = MPIComm(world.Create_group(world.Get_group().Incl(self.members)), zero=0.0)
-        self.standing.memory.append(mpi)
+        self.world.memory.append(mpi)
         return mpi.shared(shape, dtype)
 
     def _meet(self, op: int, **fields: Any) -> Answer:
@@ -264,20 +264,17 @@ class PacedComm(OwnLibrary):
     def start(self, collective: Collective, bucket: torch.Tensor) -> Request:
         if self._beside is None:
             self.traffic.two_activities()
-            activity = self.standing.number()
-            line = self.standing.call(activity)
-            self._beside = Beside(PacedComm(self.standing, line, self.rank, self.members), activity)
-            self.standing.beside.append(self._beside)
+            activity = self.world.number()
+            line = self.world.call(activity)
+            self._beside = Beside(PacedComm(self.world, line, self.rank, self.members), activity)
+            self.world.beside.append(self._beside)
         return self._beside.start(self, collective, bucket)
-
-    def lock(self) -> Guard:
-        return Guard(self.standing)
 
     def close(self) -> None:
         # What MPI does together it does outside logical time: only when nobody has anything to wait for any more.
-        if self.handle == 0 and self.line is self.standing.line:
+        if self.handle == 0 and self.line is self.world.line:
             self._leave()
-            for memory in self.standing.memory:
+            for memory in self.world.memory:
                 memory.close()
 
     def _leave(self) -> None:
@@ -286,7 +283,7 @@ class PacedComm(OwnLibrary):
         clock = line.clock
         line.tell(frames.END)
         line.flush()
-        for thread in self.standing.beside:
+        for thread in self.world.beside:
             thread.close()
         line.answer()
         line.clock = clock
@@ -310,11 +307,11 @@ class Beside:
 
     def start(self, computing: PacedComm, collective: Collective, bucket: torch.Tensor) -> _Started:
         """Queue ``collective(comm, bucket)``, started by `computing`."""
-        key = computing.standing.number()
+        key = computing.world.number()
         computing.line.tell(frames.START, computing.handle, peer=self.activity, key=key)
 
         def run(comm: PacedComm, bucket: torch.Tensor) -> Any:
-            comm.standing.current.line = comm.line
+            comm.world.current.line = comm.line
             comm.line.answer()  # it begins
             try:
                 return collective(comm, bucket)
@@ -350,14 +347,14 @@ class _Started:
 class Guard:
     """Keeps a rank's activities out of each other's way, in the order of their clocks."""
 
-    def __init__(self, standing: Standing) -> None:
-        self.standing, self.key = standing, standing.number()
+    def __init__(self, world: PacedWorld) -> None:
+        self.world, self.key = world, world.number()
 
     def __enter__(self) -> None:
-        self.standing.current.line.ask(frames.LOCK, key=self.key)
+        self.world.current.line.ask(frames.LOCK, key=self.key)
 
     def __exit__(self, *error: object) -> None:
-        self.standing.current.line.tell(frames.UNLOCK, key=self.key)
+        self.world.current.line.tell(frames.UNLOCK, key=self.key)
 
 
 class PacedSending:
@@ -409,9 +406,9 @@ class LogicalTraffic(Traffic):
     knows what they had sent and waited at a moment of the logical one.
     """
 
-    def __init__(self, standing: Standing) -> None:
-        super().__init__(lambda: standing.line.clock)
-        self.standing = standing
+    def __init__(self, world: PacedWorld) -> None:
+        super().__init__(lambda: world.line.clock)
+        self.world = world
         self._taken: tuple[int, int] | None = (
             None  # bytes and messages of all calls of take, by the referee's count
         )
@@ -439,4 +436,4 @@ class LogicalTraffic(Traffic):
         return taken
 
     def _asked(self) -> tuple[int, int, float]:
-        return unpack(TRAFFIC_BODY, self.standing.current.line.ask(TRAFFIC).body)
+        return unpack(TRAFFIC_BODY, self.world.current.line.ask(TRAFFIC).body)

@@ -296,6 +296,18 @@ class Line:
         self.clock = answer.clock
         return answer
 
+    def advance(self, end: float, prompt: bool = False) -> None:
+        """Let the logical clock go on until `end`; the first rank to do so waits until all others are ready."""
+        first = end > 0 and self.wall.zero is None
+        if first:
+            self.tell(BEGIN)
+        self.tell(ADVANCE, time=end)
+        if first:
+            self.answer()
+        elif prompt:
+            self.flush()
+        self.clock = end
+
     def follow(self, ahead: float = EARLY) -> None:
         """Let the wall clock catch up, should this activity be more than `ahead` seconds ahead."""
         self.wall.follow(self.clock, ahead, self.parcels, self.asleep)

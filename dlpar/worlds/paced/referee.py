@@ -25,7 +25,7 @@ from dlpar.comm.base import ANY
 from dlpar.worlds.paced import protocol as frames
 from dlpar.worlds.paced.protocol import ANSWER, DEADLOCK, FAILED, OK, WHERE, Call, Ended, Link
 from dlpar.worlds.platforms import Platform
-from dlpar.worlds.simulated.comm import Group, Lock, SimulatedComm
+from dlpar.worlds.simulated.comm import Group, Lock, SimulatedComm, SimulatedWorld
 from dlpar.worlds.simulated.mailbox import Mailbox, Message, Receive
 from dlpar.worlds.simulated.network import Network, Pace
 from dlpar.worlds.simulated.simulator import Activity, Deadlock, Simulator, story
@@ -175,7 +175,7 @@ class Referee:
         eager = self.platform.eager / self.scale  # of bytes sent, as others are charged
         for rank in ranks:
             pace = Pace(self.platform, self.flops, rank, self.seed)
-            comm = RefereedComm(self.simulator, group, rank, Activity(rank), pace, eager)
+            comm = RefereedComm(SimulatedWorld(self.simulator, pace, eager), group, rank, Activity(rank))
             self.simulator.add(comm.activity, partial(Proxy(self, rank, self.links[rank, 0]).play, comm))
         self.simulator.run()
 
@@ -380,11 +380,7 @@ class Proxy:
             for rank, (proxy, (color, _)) in enumerate(zip(proxies, asked)):
                 group = parts[color]
                 place = group.members.index(whole.group.members[rank])
-                root = proxy.comms[0]
-                part = RefereedComm(
-                    root.simulator, group, place, proxy.activity, root.pace, root.eager, root.traffic
-                )
-                proxy.comms.append(part)
+                proxy.comms.append(RefereedComm(proxy.comms[0].world, group, place, proxy.activity))
                 body = pickle.dumps((place, group.members))
                 proxy.answer(self.activity.clock, key=len(proxy.comms) - 1, body=body)
 
@@ -472,10 +468,11 @@ class WatchedMailbox(Mailbox):
 class RefereedComm(SimulatedComm):
     """A simulated rank whose messages carry the numbers of parcels."""
 
-    def __init__(self, simulator: Any, group: Any, *rest: Any) -> None:
+    def __init__(self, world: SimulatedWorld, group: Group, rank: int, activity: Activity) -> None:
         if not group.boxes:
+            simulator = world.simulator
             for member in group.members:
                 box = WatchedMailbox(simulator, lambda *_: None, member)
                 box.proxies, box.boxes = simulator.proxies, group.boxes
                 group.boxes.append(box)
-        super().__init__(simulator, group, *rest)
+        super().__init__(world, group, rank, activity)

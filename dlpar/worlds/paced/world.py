@@ -9,7 +9,7 @@ import torch
 
 from dlpar.config.experiment import Experiment
 from dlpar.worlds.mpi import MPIComm
-from dlpar.worlds.paced.comm import PacedComm, Standing
+from dlpar.worlds.paced.comm import PacedComm, PacedWorld
 from dlpar.worlds.paced.parcels import Parcels
 from dlpar.worlds.paced.protocol import Line, Link, Wall
 from dlpar.worlds.paced.referee import HELLO, Referee
@@ -47,8 +47,8 @@ def of_experiment(experiment: Experiment) -> PacedComm:
     if referee:
         referee.start(*charges(experiment), helped)  # rank 0 alone finds out what is charged
     scale, flops, parcels.helped = pickle.loads(line.answer().body)
-    standing = Standing(call, line, mpi, Pace(platform, flops, mpi.rank, seed), platform.eager / scale)
-    return PacedComm(standing, line, mpi.rank, range(mpi.size))
+    world = PacedWorld(call, line, mpi, Pace(platform, flops, mpi.rank, seed), platform.eager / scale)
+    return PacedComm(world, line, mpi.rank, range(mpi.size))
 
 
 def _warm_up() -> None:

@@ -65,7 +65,7 @@ def _is_eager(comm: Comm, size: int) -> bool:
     if comm.rank == 0:
         sending, began = comm.isend(ball, 1), comm.now()
         while not (over := sending.test()) and comm.now() - began < PATIENCE:
-            comm.pause(NAP)  # and the other rank has a core: it has to take the message in
+            comm.world.pause(NAP)  # and the other rank has a core: it has to take the message in
     over = comm.broadcast(over)  # after which rank 1 receives
     if comm.rank == 0:
         sending.wait()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from dlpar.comm.base import ANY, Arrival, Collective, Comm, Packet, Request, T, Traffic, check_peer
+from dlpar.comm.base import ANY, Arrival, Collective, Comm, Packet, Request, T, Traffic, World, check_peer
 from dlpar.comm.ghost import NUMBER, Ghost, GhostPacket, elements
 from dlpar.worlds.library import OwnLibrary
 from dlpar.worlds.simulated.mailbox import Mailbox, Message, Receive
@@ -26,40 +26,79 @@ if TYPE_CHECKING:
     from dlpar.worlds.simulated.network import Network
 
 
+class SimulatedWorld(World):
+    """The surroundings of one simulated rank.
+
+    Parameters
+    ----------
+    simulator : Simulator
+        Keeper of the virtual clock; it knows whether ranks really compute.
+    pace : Pace
+        Seconds of a computation on this rank's device.
+    eager : int
+        Bytes up to which a send returns at once, counted as sent, not as charged.
+    """
+
+    clock = "virtual"
+
+    def __init__(self, simulator: Simulator, pace: Pace, eager: int) -> None:
+        super().__init__(torch.device("cpu"), "simulated")
+        self.simulator, self.computes, self.pace, self.eager = simulator, simulator.computes, pace, eager
+        self.traffic = VirtualTraffic()
+
+    def once(self, name: str, make: Callable[[], T]) -> T:
+        made = self.simulator.made
+        if name not in made:
+            made[name] = make()
+        return made[name]
+
+    def build(self, make: Callable[[], T]) -> T:
+        if self.computes:
+            return make()
+        return self.simulator.outline or self.once("outline", make)
+
+    def backward(
+        self, comm: Comm, work: Callable[[], Any], cost: float | None = None, marks: Sequence = ()
+    ) -> Any:
+        return comm.compute_with(marks, work, cost)
+
+    def inside(self, call: Callable[[], None]) -> None:
+        pass
+
+    def new_step(self, step: int) -> None:
+        self.pace.new_step(step)
+        self.pause(self.pace.overhead)
+
+    def pause(self, seconds: float) -> None:
+        if seconds > 0:
+            activity = self.simulator.running
+            self.simulator.advance(activity, activity.clock + seconds)
+
+    def lock(self) -> Lock:
+        return Lock(self.simulator)
+
+
 class SimulatedComm(OwnLibrary):
     """One rank of a group, on one activity of a simulator.
 
     Parameters
     ----------
-    simulator : Simulator
-        Its clock, and whether ranks really compute.
+    world : SimulatedWorld
+        Surroundings of the rank.
     group : Group
-        Who belongs together.
+        The ranks that count together.
     rank : int
-        In the group.
+        Number in the group.
     activity : Activity
-        What runs the calls.
-    pace : Pace
-        Seconds of a computation on this rank's device.
-    eager : int
-        Bytes up to which a send returns at once; of those sent, where others are charged in their place.
+        Task that makes the calls.
     """
 
-    carrier, clock = "simulated", "virtual"
     device = torch.device("cpu")
 
-    def __init__(
-        self,
-        simulator: Simulator,
-        group: Group,
-        rank: int,
-        activity: Activity,
-        pace: Pace,
-        eager: int,
-        traffic: VirtualTraffic | None = None,
-    ) -> None:
-        self.simulator, self.group, self.rank, self.size = simulator, group, rank, group.size
-        self.activity, self.pace, self.eager = activity, pace, eager
+    def __init__(self, world: SimulatedWorld, group: Group, rank: int, activity: Activity) -> None:
+        self.world, self.group, self.rank, self.size = world, group, rank, group.size
+        simulator = self.simulator = world.simulator
+        self.activity, self.pace, self.eager = activity, world.pace, world.eager
         self.computes, network, member = simulator.computes, simulator.network, group.members[rank]
         self.sizes, self.least, keep = (
             not self.computes,
@@ -75,7 +114,7 @@ class SimulatedComm(OwnLibrary):
             network.inside[member].out,
             network.between[member].out,
         )
-        self.traffic = traffic or VirtualTraffic(self.now)
+        self.traffic = world.traffic
         self.traffic.comms.append(self)
         self._side: Side | None = None
 
@@ -191,30 +230,36 @@ class SimulatedComm(OwnLibrary):
 
     # ---- time ----------------------------------------------------------------------------
 
-    def compute(self, work: Callable[[], Any], cost: float | None = None, marks: Sequence = ()) -> Any:
+    def compute(self, work: Callable[[], Any], cost: float | None = None) -> Any:
         result = work() if self.computes else NUMBER
-        if cost or marks:
+        if cost:
             activity, pace = self.activity, self.pace
-            seconds = (cost or 0.0) * pace.per_flop * pace.factor
-            if marks or (self._side is not None and pace.overlap < 1):
-                self._compute_beside(seconds, marks)
+            seconds = cost * pace.per_flop * pace.factor
+            if self._side is not None and pace.overlap < 1:
+                self._slowed(seconds)
             else:
                 self.simulator.advance(activity, activity.clock + seconds)
         return result
 
-    def _compute_beside(self, seconds: float, marks: Sequence) -> None:
-        """Compute for so long, making the calls of marks at their moments; they may start something beside."""
-        done = 0.0
+    def compute_with(
+        self, marks: Sequence[tuple[float, Callable[[], None]]], work: Callable[[], Any], cost: float | None
+    ) -> Any:
+        """Compute, and make each call of `marks` after its share of the cost: see :meth:`World.backward`."""
+        if not marks:
+            return self.compute(work, cost)
+        result, done = work() if self.computes else NUMBER, 0.0
+        seconds = (cost or 0.0) * self.pace.per_flop * self.pace.factor
         for share, call in marks:
-            self._compute(share * seconds - done)
+            self._slowed(share * seconds - done)
             done = share * seconds
             call()
         if self._side is not None and self.pace.overlap < 1:
-            self._compute(seconds - done)
+            self._slowed(seconds - done)
         else:
             self.simulator.advance(self.activity, self.activity.clock + (seconds - done))
+        return result
 
-    def _compute(self, seconds: float) -> None:
+    def _slowed(self, seconds: float) -> None:
         """Compute for so long; what is communicated beside that may slow it down."""
         activity, side, overlap = self.activity, self._side, self.pace.overlap
         while seconds > 0:
@@ -224,17 +269,6 @@ class SimulatedComm(OwnLibrary):
             seconds = (1 - overlap) * (side.busy() - busy) if side and overlap < 1 else 0.0
             seconds = seconds if seconds > 1e-12 else 0.0
 
-    def inside(self, call: Callable[[], None]) -> None:
-        """Nothing: the marks of :meth:`compute` make the calls, at their moments of the virtual clock."""
-
-    def pause(self, seconds: float) -> None:
-        if seconds > 0:
-            self.simulator.advance(self.activity, self.activity.clock + seconds)
-
-    def new_step(self, step: int) -> None:
-        self.pace.new_step(step)
-        self.pause(self.pace.overhead)
-
     # ---- buffers ---------------------------------------------------------------------------
 
     def empty(self, shape: Sequence[int] | int, dtype: torch.dtype = torch.float32) -> Any:
@@ -242,17 +276,6 @@ class SimulatedComm(OwnLibrary):
 
     def packet(self, length: int, dtype: torch.dtype = torch.float32) -> Packet:
         return Packet(length, dtype) if self.computes else GhostPacket(length, dtype)
-
-    def once(self, name: str, make: Callable[[], Any]) -> Any:
-        return self.group.once(name, make)
-
-    def build(self, make: Callable[[], Any]) -> Any:
-        return (
-            make() if self.computes else self.group.once("outline", lambda: self.simulator.outline or make())
-        )
-
-    def lock(self) -> Lock:
-        return Lock(self.simulator)
 
     def shared(self, shape: Sequence[int] | int, dtype: torch.dtype = torch.float32) -> Any:
         zeros = torch.zeros if self.computes else lambda shape, dtype: Ghost(elements(shape), dtype)
@@ -278,7 +301,7 @@ class SimulatedComm(OwnLibrary):
     def split(self, color: int, key: int = 0) -> Comm:
         group = self.group.together(self, (color, key), self.group.parts)[color]
         rank = group.members.index(self.group.members[self.rank])
-        return SimulatedComm(self.simulator, group, rank, self.activity, self.pace, self.eager, self.traffic)
+        return SimulatedComm(self.world, group, rank, self.activity)
 
     def start(self, collective: Collective, bucket: Any) -> Request:
         if self._side is None:
@@ -317,7 +340,6 @@ class Group:
             Mailbox
         ] = []  # made by the first that takes its own: some are sent to before they listen
         self._beside: Group | None = None
-        self._made: dict[str, Any] = {}
         self._meeting = _Meeting(len(self.members))
 
     def beside(self) -> Group:
@@ -325,12 +347,6 @@ class Group:
         if self._beside is None:
             self._beside = Group(self.members, self.network)
         return self._beside
-
-    def once(self, name: str, make: Callable[[], Any]) -> Any:
-        """Something that is alike on every rank, made by the first that asks."""
-        if name not in self._made:
-            self._made[name] = make()
-        return self._made[name]
 
     def together(self, comm: SimulatedComm, thing: Any, result: Callable[[list[Any]], Any] = list) -> Any:
         """Wait for all; every rank gets ``result(things)``, computed once, of the things in the order of ranks."""
@@ -434,9 +450,7 @@ class Side:
     def __init__(self, comm: SimulatedComm) -> None:
         self.computing, self.simulator = comm.activity, comm.simulator
         self.activity = Activity(comm.activity.rank, comm.activity.clock)
-        self.comm = type(comm)(
-            comm.simulator, comm.group.beside(), comm.rank, self.activity, comm.pace, comm.eager, comm.traffic
-        )
+        self.comm = type(comm)(comm.world, comm.group.beside(), comm.rank, self.activity)
         self.queue: deque[_Started] = deque()
         self.open = True
         self._busy, self._since = (
@@ -559,8 +573,8 @@ def _check_room(message: Message, into: Any) -> None:
 class VirtualTraffic(Traffic):
     """Of one rank in all groups it belongs to; counted where messages are sent and received, which is quicker."""
 
-    def __init__(self, now: Callable[[], float]) -> None:
-        self._now, self._hidden = now, False
+    def __init__(self) -> None:
+        self._hidden = False
         self.comms: list[SimulatedComm] = []
 
     @property

@@ -80,6 +80,8 @@ class Simulator:
         Whose turn it is.
     over : bool
         Whether all have ended, or one has failed.
+    made : dict
+        Things that are equal on all ranks, by name: made once.
     outline : Outline or None
         Where no numbers are computed, the model that stands for every rank's; None: each builds its own.
     """
@@ -87,7 +89,7 @@ class Simulator:
     outline: Any = None
 
     def __init__(self, network: Network, computes: bool) -> None:
-        self.network, self.computes = network, computes
+        self.network, self.computes, self.made = network, computes, {}
         # Ranks in step ask for the same moments: those go through the heap once for all of them.
         self.events: dict[float, list[Any]] = {}
         self.moments: list[float] = []

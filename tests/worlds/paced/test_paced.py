@@ -106,7 +106,7 @@ def test_the_wall_clock_follows_the_logical_one_and_the_slip_says_how_closely():
             logical = comm.now()
             comm.compute(lambda: times.append((logical, time.monotonic() - began)), cost=0.1 * second)
             comm.barrier()
-        return times, comm.state()["slip"]
+        return times, comm.world.state()["slip"]
 
     for times, slip in dlpar.spmd(work, workers=2, world="paced"):
         assert [logical for logical, _ in times] == pytest.approx([0.0, 0.1, 0.2, 0.3, 0.4])
@@ -198,14 +198,14 @@ def test_every_call_does_what_it_does_in_the_simulated_world():
         sums = torch.full((3, 1000), float(comm.rank)).t()
         half.allreduce(sums)
         counter = comm.counter()
-        comm.pause(0.001 * comm.rank)
+        comm.world.pause(0.001 * comm.rank)
         found += [half.rank, half.size, sums[0, 0].item(), counter.take(), counter.take()]
         memory = half.shared(2)
         memory[half.rank] = 1.0
         half.barrier()
         buckets = [torch.full((30_000,), float(comm.rank + i)) for i in range(3)]  # above the eager limit
         under_way = [comm.start(ring_allreduce, bucket) for bucket in buckets]
-        early, guard = under_way[2].test(), comm.lock()
+        early, guard = under_way[2].test(), comm.world.lock()
         comm.compute(lambda: None, cost=1e9)
         for request in under_way:
             request.wait()

@@ -65,7 +65,7 @@ def test_shared_memory_is_one_memory_and_a_counter_gives_no_number_twice():
 
 def test_nobody_leaves_a_barrier_before_everybody_has_come_and_it_takes_no_more_time():
     def meet(comm):
-        comm.pause(comm.rank * MS)
+        comm.world.pause(comm.rank * MS)
         comm.barrier()
         return comm.now()
 
@@ -75,7 +75,7 @@ def test_nobody_leaves_a_barrier_before_everybody_has_come_and_it_takes_no_more_
 def test_traffic_counts_what_was_sent_and_how_long_a_rank_waited():
     def counted(comm):
         if comm.rank == 0:
-            comm.pause(200 * MS)  # the other one must wait for this
+            comm.world.pause(200 * MS)  # the other one must wait for this
             comm.send(torch.zeros(250), 1)
         else:
             comm.recv(torch.zeros(250), 0)

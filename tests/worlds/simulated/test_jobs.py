@@ -54,7 +54,7 @@ def test_spmd_runs_a_cell_in_the_simulated_world():
 
         value = torch.full((8,), comm.rank + 1.0)
         ring_allreduce(comm, value)
-        return value.unique().tolist(), comm.now(), comm.clock, comm.carrier
+        return value.unique().tolist(), comm.now(), comm.world.clock, comm.world.carrier
 
     told = dlpar.spmd(ring, workers=8, world="simulated", platform="p100-10gbe")
     assert [values for values, *_ in told] == [[36.0]] * 8
@@ -90,7 +90,7 @@ def test_a_long_step_of_many_ranks_counts_as_progress(tmp_path):
 
     from dlpar.jobs import diagnosis
     from dlpar.jobs.record import RankFile
-    from dlpar.jobs.simulate import run_program, simulated_world
+    from dlpar.worlds.simulated.run import run_program, simulated_world
 
     file = RankFile(tmp_path / "rank-all.jsonl", time.monotonic)
     file.add({"k": "rank"})

@@ -61,7 +61,7 @@ def test_a_message_is_what_was_there_when_it_was_sent():
             comm.send(value, 1)
             value.fill_(2.0)
             return None
-        comm.pause(1.0)
+        comm.world.pause(1.0)
         return number(comm)
 
     assert run(overwritten, 2)[1] == 1.0
@@ -73,7 +73,7 @@ def test_messages_of_one_tag_come_in_the_order_of_sending_and_tags_keep_them_apa
             for tag, value in [(1, 10), (2, 20), (1, 11), (2, 21), (1, 12)]:
                 comm.send(torch.tensor([float(value)]), 1, tag)
             return None
-        comm.pause(1.0)
+        comm.world.pause(1.0)
         return [
             number(comm, 0, 2),
             number(comm, 0, 1),
@@ -89,10 +89,10 @@ def test_messages_of_one_tag_come_in_the_order_of_sending_and_tags_keep_them_apa
 def test_any_source_takes_the_message_that_is_complete_first():
     def funnel(comm, tardy):
         if comm.rank:
-            comm.pause((comm.size - comm.rank) * 10 * MS)  # the highest sends first
+            comm.world.pause((comm.size - comm.rank) * 10 * MS)  # the highest sends first
             comm.send(torch.tensor([float(comm.rank)]), 0)
             return None
-        comm.pause(1.0 if tardy else 0.0)
+        comm.world.pause(1.0 if tardy else 0.0)
         return [number(comm) for _ in range(comm.size - 1)]
 
     for tardy in (False, True):
@@ -108,13 +108,13 @@ def test_any_source_takes_the_first_complete_also_where_messages_come_over_two_l
         if comm.rank == 2:  # on the other node; above the eager limit its send waits, too
             comm.send(torch.full((long // 4,), 2.0), 0)
         elif comm.rank == 1:
-            comm.pause(2 * MS)
+            comm.world.pause(2 * MS)
             comm.send(torch.full((25 * KB,), 1.0), 0)
         elif comm.rank == 0:
             into, heard = torch.empty(25 * KB), []
             for _ in range(2):
                 request = None if call == "recv" else comm.irecv(into)
-                comm.pause(0.2 if "wait" in call else 0.0)
+                comm.world.pause(0.2 if "wait" in call else 0.0)
                 arrival = request.wait() if request else comm.recv(into)
                 heard.append((arrival.source, into[0].item(), round(comm.now() / MS, 3)))
             return heard
@@ -134,7 +134,7 @@ def test_a_long_message_that_overtakes_another_releases_its_sender():
         if comm.rank == 1:
             comm.send(torch.zeros(250), 0)
         if comm.rank == 2:
-            comm.pause(2 * MS)
+            comm.world.pause(2 * MS)
             comm.send(torch.zeros(25 * KB), 0)  # above the eager limit
         heard = [comm.recv(torch.zeros(25 * KB)).source for _ in range(2)] if comm.rank == 0 else None
         return heard, round(comm.now() / MS, 3)
@@ -150,11 +150,11 @@ def test_order_of_one_sender_is_kept_though_another_overtakes_it():
         if comm.rank == 3:
             comm.send(torch.empty(10 * KB), 0, tag=9)  # keeps the port of rank 0's node until 41 ms
         elif comm.rank == 2:
-            comm.pause(1 * MS)
+            comm.world.pause(1 * MS)
             comm.send(torch.tensor([2.0]), 0)
             comm.send(torch.tensor([2.5]), 0)
         elif comm.rank == 1:
-            comm.pause(10 * MS)
+            comm.world.pause(10 * MS)
             comm.send(torch.tensor([1.0]), 0)
         else:
             first, at = number(comm, ANY, 0), comm.now()
@@ -166,7 +166,7 @@ def test_order_of_one_sender_is_kept_though_another_overtakes_it():
 def test_receives_are_matched_in_the_order_in_which_they_were_posted():
     def posted(comm, late):
         if comm.rank == 0:
-            comm.pause(late)
+            comm.world.pause(late)
             for value in range(4):
                 comm.send(torch.tensor([float(value)]), 1, tag=value % 2)
             return None
@@ -186,15 +186,15 @@ def test_receives_are_matched_in_the_order_in_which_they_were_posted():
 def test_a_request_tells_when_its_message_is_there_and_the_same_however_often_it_is_asked(first):
     def later(comm):
         if comm.rank == 0:
-            comm.pause(0.0 if first == "message" else 10 * MS)
+            comm.world.pause(0.0 if first == "message" else 10 * MS)
             comm.send(torch.ones(250), 1, 9)  # 1 ms and 1 ms on its way
             return None
-        comm.pause(0.0 if first == "receive" else 10 * MS)
+        comm.world.pause(0.0 if first == "receive" else 10 * MS)
         into = torch.zeros(250)
         request, seen = comm.irecv(into, 0, 9), []
         for _ in range(13):
             seen.append(request.test())
-            comm.pause(1 * MS)
+            comm.world.pause(1 * MS)
         arrival = request.wait()
         return seen.index(True), seen[-1], request.wait() == arrival == Arrival(0, 9, 1000), into.sum().item()
 
@@ -206,7 +206,7 @@ def test_a_rank_hears_itself_before_others_that_are_on_their_way():
         if comm.rank == 1:
             comm.send(torch.tensor([1.0]), 0)
             return None
-        comm.pause(0.5 * MS)  # the other's is on its way
+        comm.world.pause(0.5 * MS)  # the other's is on its way
         comm.send(torch.tensor([0.0]), 0)
         heard = number(comm), comm.now(), number(comm), comm.now() > 1 * MS
         mine, into = torch.tensor([5.0]), torch.zeros(1)

@@ -10,7 +10,7 @@ import torch
 from simulations import KB, MS, cluster, run
 
 import dlpar
-from dlpar.jobs.simulate import run_program, simulated_world
+from dlpar.worlds.simulated.run import run_program, simulated_world
 from dlpar.worlds.simulated.simulator import Deadlock
 
 HERE = Path(__file__).name
@@ -107,7 +107,7 @@ def test_what_logs_messages_is_not_where_a_rank_stands():
 
 def test_a_deadlock_after_a_while_says_when():
     def late(comm):
-        comm.pause(1.5)
+        comm.world.pause(1.5)
         comm.recv(torch.empty(1))
 
     with pytest.raises(Deadlock, match="deadlock after 1.5 s of virtual time"):
@@ -117,7 +117,7 @@ def test_a_deadlock_after_a_while_says_when():
 @BOTH
 def test_a_rank_that_raises_ends_all_and_is_named(computes):
     def broken(comm):
-        comm.pause(comm.rank * MS)
+        comm.world.pause(comm.rank * MS)
         if comm.rank == 2:
             raise ArithmeticError("of rank 2")
         comm.recv(comm.empty(1))
@@ -136,7 +136,7 @@ def test_ranks_that_clean_up_when_another_fails_wait_for_nobody_and_take_no_blam
         try:
             if comm.rank != 1:
                 comm.barrier()
-            comm.pause(1 * MS)
+            comm.world.pause(1 * MS)
             raise ArithmeticError("of rank 1")
         finally:
             try:
@@ -225,9 +225,7 @@ def test_a_rank_that_never_yields_ends_the_job_and_is_named():
             pass
         comm.barrier()
 
-    with pytest.raises(
-        dlpar.JobFailed, match=r"rank 1 has kept all others waiting for 1\.4 s .* at test_sim"
-    ):
+    with pytest.raises(dlpar.JobFailed, match=rf"rank 1 has kept all others waiting for 1\.4 s .* at {HERE}"):
         dlpar.spmd(stubborn, workers=3, world="simulated", timeout=2)
 
 

@@ -24,7 +24,7 @@ def times(program, *where) -> list:
 def test_an_incast_is_served_in_order_of_arrival_whatever_is_received_first(order):
     def incast(comm):
         if comm.rank:
-            comm.pause(comm.rank * 2 * MS)
+            comm.world.pause(comm.rank * 2 * MS)
             comm.send(comm.empty(1 * KB), 0)  # 4 ms of the port
             return None
         at = {}
@@ -62,7 +62,7 @@ def test_on_a_half_duplex_link_what_comes_in_waits_for_what_goes_out():
         if comm.rank == 0:
             comm.send(comm.empty(1 * KB), 1)
         if comm.rank == 1:
-            comm.pause(2 * MS)
+            comm.world.pause(2 * MS)
             comm.send(comm.empty(1 * KB), 2)
         if comm.rank == 2:
             comm.recv(comm.empty(1 * KB))
@@ -113,7 +113,7 @@ def test_a_send_above_the_eager_limit_waits_for_its_receiver_and_the_transfer_fo
             request.wait()
             assert request.test()
             return [sent]
-        comm.pause(165.54 * MS)
+        comm.world.pause(165.54 * MS)
         comm.recv(buffer)
         received = comm.now()
         comm.recv(buffer)
@@ -127,10 +127,10 @@ def test_a_send_that_waits_ends_when_its_message_has_left_if_the_receiver_was_th
     def early(comm):
         if comm.rank == 1:
             request = comm.irecv(comm.empty(25 * KB))
-            comm.pause(1.0)
+            comm.world.pause(1.0)
             request.wait()
         else:
-            comm.pause(10 * MS)
+            comm.world.pause(10 * MS)
             comm.send(comm.empty(25 * KB), 1)
         return [comm.now()]
 
@@ -145,7 +145,7 @@ def test_who_waits_to_send_goes_on_once_it_can_know_and_no_clock_runs_backwards(
         if comm.rank == 0:
             comm.send(comm.empty(300), 2)  # above the limit; it has left after 1.2 ms
         else:
-            comm.pause(10 * MS)
+            comm.world.pause(10 * MS)
         before = comm.now()
         comm.barrier()
         return [before, comm.now(), request.wait() and comm.now() if request else 0.0]
@@ -167,7 +167,7 @@ def test_a_message_on_its_way_is_not_overtaken_by_one_whose_head_arrives_later()
                 comm.empty(1 * KB), 0, 2
             )  # leaves at 4 ms, when the first has left: its head is there at 5
         elif comm.rank == 2:
-            comm.pause(4.5 * MS)
+            comm.world.pause(4.5 * MS)
             comm.isend(comm.empty(1 * KB), 0, 3)  # there at 5.5
         else:
             return [at for _ in range(3) for at in (comm.recv(comm.empty(1 * KB)).tag * MS, comm.now())]
@@ -191,7 +191,7 @@ def test_times_that_vary_are_drawn_by_seed_rank_and_step_and_have_the_mean_of_th
     def steps(comm):
         took = []
         for step in range(50):
-            comm.new_step(step)
+            comm.world.new_step(step)
             began = comm.now()
             comm.compute(lambda: None, cost=1e6)
             took.append((comm.now() - began) / MS)
@@ -241,8 +241,10 @@ def test_marks_are_called_at_their_moments_of_a_computation(computes):
     def marked(comm):
         seen = []
         marks = [(share, lambda: seen.append(comm.now() / MS)) for share in (0.0, 0.25, 1.0)]
-        comm.compute(lambda: None, cost=4e6, marks=marks)
-        comm.compute(lambda: None, cost=0, marks=marks)  # a rank without samples announces its buckets, too
+        comm.world.backward(comm, lambda: None, cost=4e6, marks=marks)
+        comm.world.backward(
+            comm, lambda: None, cost=0, marks=marks
+        )  # a rank without samples announces its buckets, too
         return seen
 
     platform = cluster(device=Device(name="slow", flops=1e9))
@@ -253,7 +255,7 @@ def test_collectives_started_by_a_rank_reach_those_that_start_theirs_later():
     from dlpar.collectives import ring_allreduce
 
     def staggered(comm):
-        comm.pause(comm.rank * 100 * MS)
+        comm.world.pause(comm.rank * 100 * MS)
         buckets = [torch.full((n,), comm.rank + 1.0) for n in (5, 1000, 0, 17)]
         requests = [comm.start(ring_allreduce, bucket) for bucket in buckets]
         comm.barrier()  # the rank's own messages do not meet those of what runs beside
@@ -284,15 +286,15 @@ def test_an_error_in_a_started_collective_reaches_whoever_waits():
 
 def test_a_lock_keeps_the_two_activities_of_a_rank_apart():
     def guarded(comm):
-        guard, inside = comm.lock(), []
+        guard, inside = comm.world.lock(), []
 
         def beside(comm, bucket):
             with guard:
                 inside.append(("beside", comm.now()))
-                comm.pause(10 * MS)
+                comm.world.pause(10 * MS)
 
         request = comm.start(beside, torch.zeros(1))
-        comm.pause(1 * MS)
+        comm.world.pause(1 * MS)
         with guard:
             inside.append(("rank", comm.now()))
         request.wait()

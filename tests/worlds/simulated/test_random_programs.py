@@ -65,7 +65,7 @@ def test_what_cannot_deadlock_does_not_and_no_clock_runs_backwards(where, ranks,
     def program(comm):
         seen = [comm.now()]
         for number, each in enumerate(acts, 1):
-            comm.pause(each["late"][comm.rank] * MS)
+            comm.world.pause(each["late"][comm.rank] * MS)
             act(comm, each["what"], each["length"], each["root"], tag=number)
             seen.append(comm.now())
         return seen
@@ -83,8 +83,8 @@ def test_what_cannot_deadlock_does_not_and_no_clock_runs_backwards(where, ranks,
 def test_the_end_of_a_computation_is_not_before_the_last_of_its_marks(ranks):
     def marked(comm):
         seen = []
-        comm.pause(1.53)
-        comm.compute(lambda: None, cost=0.26, marks=[(1.0, lambda: seen.append(comm.now()))])
+        comm.world.pause(1.53)
+        comm.world.backward(comm, lambda: None, cost=0.26, marks=[(1.0, lambda: seen.append(comm.now()))])
         return comm.now() - seen[0]
 
     seconds = cluster(device=Device(name="a FLOP a second", flops=1.0))

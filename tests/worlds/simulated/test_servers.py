@@ -30,7 +30,7 @@ def rounds(platform=NODES, nodes=None, **fields) -> tuple[list[float], float, fl
         group, times = comm.split(comm.rank >= workers), []
         if comm.rank >= workers:
             return serve(comm, experiment, Unrecorded(comm))
-        replica = Replica(Outline(whole), comm)
+        replica = Replica(Outline.of(whole), comm)
         sync = scheme(experiment, comm, replica)
         for _ in sync.steps():
             group.barrier()
