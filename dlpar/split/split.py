@@ -62,7 +62,7 @@ class Task:
     def __post_init__(self) -> None:
         self.criterion = models.loss(self.dataset.task)
         self.flops = models.flops_per_sample(self.model, self.dataset)
-        self.memory = Memory(self.comm.now)
+        self.memory = Memory(self.comm.now, counts=self.comm.world.computes)
 
     def batch(self, step: int) -> tuple[Tensor, Tensor]:
         """Return the replica's samples of a step, ``(x, y)``; steps may be asked for in any order."""
