@@ -52,7 +52,7 @@ def own_folders():
     os.environ |= {"DLPAR_HOME": str(root / "home"), "DLPAR_RUNTIME": str(root / "r")}
     yield root
     from dlpar.config.paths import sweep
-    from dlpar.jobs.warm import dismiss
+    from dlpar.jobs.fork_server import dismiss
 
     dismiss()
     sweep(older_than=0)  # what tests left on purpose by killing a supervisor

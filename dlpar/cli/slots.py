@@ -56,7 +56,7 @@ def slots(
 
 def _serve(path: Path, ranks: int, teachers: tuple[int, ...]) -> int:
     from dlpar.cli import BadRequest
-    from dlpar.jobs.slot_keeper import Keeper
+    from dlpar.jobs.slots import Keeper
 
     asked_to_end: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

@@ -1,33 +1,172 @@
-"""A process that has imported torch and MPI already, and forks fresh ranks in milliseconds.
+"""The fork server: a process that has imported torch and MPI already, and forks fresh ranks in milliseconds.
 
-It imports and computes nothing: a thread started here would be lost in every
-child.  Ranks share its memory until they write to it, so that a rank costs some
-10 MB instead of 150.  One server serves one user, one Python and one state of
-dlpar's files; it leaves when those change or when nobody has come for a while.
+It imports and computes nothing more: a thread started here would be lost in every child.
+Ranks share its memory until they write to it, so a rank costs some 10 MB instead of 150.
+One server serves one user, one Python and one state of dlpar's files.  It leaves when those
+change, or when nobody has come for a while.  At rest the standard library only, because a
+job's guardian finds or starts the server with the functions below.
 """
 
 from __future__ import annotations
 
+import fcntl
 import gc
+import hashlib
 import json
 import os
 import random
 import select
 import signal
 import socket
+import subprocess
 import sys
+import threading
 import time
 import traceback
+from pathlib import Path
+from typing import TextIO
 
+import dlpar
+from dlpar.config.paths import runtime_folder
 from dlpar.jobs.processes import die_with_parent, is_ours
 
 PRELOADED = ("torch", "torch.distributed", "numpy", "cloudpickle", "platformdirs", "filelock", "dlpar.train",
              "dlpar.worlds.connect", "dlpar.worlds.paced.world", "dlpar.jobs.rank", "dlpar.jobs.payload")  # fmt: skip
 """Modules a rank needs, in every rank from the start."""
 
+NOT_RUN = {"lab", "course", "classroom", "cli"}
+"""Folders of the package whose files no rank runs."""
+
+IDLE = 600.0
+"""Seconds a fork server stays without a job; ``$DLPAR_WARM_IDLE`` overrides it, 0 forbids warm starts."""
+
+START = 60.0
+"""Seconds a fork server may take to import everything."""
+
+SOCKET_LENGTH = 107
+"""Bytes the path of a Unix socket may have."""
+
+started: list[subprocess.Popen] = []
+"""Fork servers this process has started; they outlive it."""
+
+
+# ---- finding or starting the server ------------------------------------------------
+
+
+def warm_socket(python: str = sys.executable) -> Path | None:
+    """Return the socket of a fork server that runs the present code; start one if needed.
+
+    It takes milliseconds if there is one, seconds if it must be started.
+
+    Returns
+    -------
+    Path or None
+        None where a cold start is safer.  Forking is safe on Linux only; system libraries of macOS forbid it.
+    """
+    idle = idle_seconds()
+    path, fingerprint = _socket_path(python), _fingerprint()
+    if sys.platform != "linux" or idle <= 0 or len(os.fsencode(path)) > SOCKET_LENGTH:
+        return None
+    if _ask(path, fingerprint) == "fresh":
+        return path
+    try:
+        with open(path.with_suffix(".lock"), "w") as lock:
+            if not _locked(lock, START):
+                return None
+            if _ask(path, fingerprint) != "fresh":
+                _start(python, path, fingerprint, idle)
+    except OSError:
+        return None
+    return path if _ask(path, fingerprint) == "fresh" else None
+
+
+def idle_seconds() -> float:
+    """Return ``$DLPAR_WARM_IDLE`` as a number; raises `ValueError` in one sentence if it is none."""
+    given = os.environ.get("DLPAR_WARM_IDLE", str(IDLE))
+    try:
+        return float(given)
+    except ValueError:
+        raise ValueError(
+            f"DLPAR_WARM_IDLE: got {given!r}, allowed is a number of seconds, 0 for no warm start"
+        ) from None
+
+
+def prepare() -> None:
+    """Have a fork server ready soon, without waiting for it: called when a panel is shown."""
+    threading.Thread(target=warm_socket, name="dlpar-prepare", daemon=True).start()
+
+
+def dismiss() -> bool:
+    """Ask the fork server to leave once its ranks have ended; returns whether there was one."""
+    path = _socket_path(sys.executable)
+    return path.exists() and _ask(path, "leave") is not None
+
+
+def _locked(file: TextIO, seconds: float) -> bool:
+    """Take the lock, so that two jobs do not start two servers; False if another holds it for `seconds`."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            time.sleep(0.05)
+    return False
+
+
+def _socket_path(python: str) -> Path:
+    where = f"{python}:{Path(dlpar.__file__).parent}"
+    return runtime_folder() / f"warm-{hashlib.sha1(where.encode()).hexdigest()[:10]}.sock"
+
+
+def _fingerprint() -> str:
+    """Return a text that changes with every file that ranks run, so that no rank runs yesterday's code."""
+    root = Path(dlpar.__file__).parent
+    files = sorted(f for f in root.rglob("*.py") if f.relative_to(root).parts[0] not in NOT_RUN)
+    state = [(str(f), s.st_mtime_ns, s.st_size) for f in files for s in [f.stat()]]
+    return hashlib.sha1(repr(state).encode()).hexdigest()
+
+
+def _ask(path: Path, fingerprint: str) -> str | None:
+    server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    server.settimeout(5.0)
+    body = json.dumps({"fingerprint": fingerprint}).encode()
+    try:
+        server.connect(str(path))
+        server.sendall(len(body).to_bytes(8, "big") + body)
+        return server.makefile().readline().strip()
+    except OSError:
+        return None
+    finally:
+        server.close()
+
+
+def _start(python: str, path: Path, fingerprint: str, idle: float) -> None:
+    # One thread in every library: the server must not hold a thread pool when it forks.
+    one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    found = os.pathsep.join([str(Path(dlpar.__file__).parent.parent), os.environ.get("PYTHONPATH", "")])
+    with open(path.with_suffix(".log"), "wb") as log:
+        server = subprocess.Popen(
+            [python, "-m", "dlpar.jobs.fork_server", str(path), fingerprint, str(idle)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            env={**os.environ, **one_thread, "PYTHONPATH": found},
+            cwd="/",
+            start_new_session=True,
+        )
+    started.append(server)
+    reader = threading.Thread(target=server.stdout.readline, daemon=True)
+    reader.start()
+    reader.join(START)
+    server.stdout.close() if not reader.is_alive() else server.kill()
+
+
+# ---- the server's own process -------------------------------------------------------
+
 
 def main() -> None:
-    """``python -m dlpar.jobs.fork_server SOCKET FINGERPRINT IDLE``; says ``ready`` on standard output."""
+    """Serve: ``python -m dlpar.jobs.fork_server SOCKET FINGERPRINT IDLE`` prints ``ready``."""
     path, fingerprint, idle = sys.argv[1], sys.argv[2], float(sys.argv[3])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C belongs to the job, not to the server
     _preload()
@@ -41,7 +180,7 @@ def main() -> None:
     listener.listen(128)
     try:
         print("ready", flush=True)
-    except BrokenPipeError:  # who asked is gone; the next one will be glad of us
+    except BrokenPipeError:  # the process that started this one is gone; the next job needs a server too
         pass
     devnull = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
@@ -60,7 +199,7 @@ def _preload() -> None:
 
 
 class Server:
-    """Forks a rank for each request, reports how each ended, and kills a rank whose stub is gone.
+    """Fork a rank for each request, report how each ended, and kill a rank whose stub is gone.
 
     Parameters
     ----------
@@ -69,15 +208,13 @@ class Server:
     name : tuple of str and int
         The socket's path and inode.
     fingerprint : str
-        State of dlpar's files; who asks with another gets ``stale`` and a newer server.
+        State of dlpar's files; a job with another gets ``stale``, and starts a newer server.
     """
 
     def __init__(self, listener: socket.socket, name: tuple[str, int], fingerprint: str) -> None:
         self.listener, self.name, self.fingerprint = listener, name, fingerprint
         self.stubs: dict[socket.socket, int] = {}
-        self.asking: list[
-            socket.socket
-        ] = []  # connected, but so busy a machine that they have not said what for
+        self.asking: list[socket.socket] = []  # connected, but their request has not come yet
         self.leaving = False
         self.pipe = os.pipe()
         os.set_blocking(self.pipe[1], False)
@@ -85,7 +222,7 @@ class Server:
         signal.signal(signal.SIGCHLD, lambda *_: None)
 
     def serve(self, idle: float) -> None:
-        """Until nobody has come for `idle` seconds or nobody can, or dlpar's files have changed, and all ranks have ended."""
+        """Serve until all ranks have ended and nobody came for `idle` seconds, or nobody can, or dlpar changed."""
         wake, quiet_since = self.pipe[0], time.monotonic()
         while self.stubs or not self.leaving:
             watched = [wake, *self.stubs] + ([] if self.leaving else [self.listener, *self.asking])
@@ -94,7 +231,7 @@ class Server:
                 os.read(wake, 4096)
                 self._report_ended()
             for stub in [s for s in ready if s in self.stubs]:
-                _kill(self.stubs[stub])  # only EOF can make it readable: nobody waits for this rank any more
+                _kill(self.stubs[stub])  # only its end makes it readable: nobody waits for this rank
             for connection in ready:
                 if connection in self.asking:
                     self.asking.remove(connection)
@@ -109,11 +246,11 @@ class Server:
     def _accept(self) -> None:
         try:
             self.asking.append(self.listener.accept()[0])
-        except OSError:  # lack of descriptors costs the one who comes, not those who run
+        except OSError:  # a lack of descriptors stops the new rank, not those that run
             time.sleep(0.05)
 
     def _receive(self, connection: socket.socket) -> None:
-        """Say whether our code is still the user's, or fork a rank; who gets neither starts cold."""
+        """Answer whether our code is still the user's, or fork a rank; a stub that gets neither starts cold."""
         asked = _request(connection)
         if asked is not None and "fingerprint" not in asked[0]:
             try:
@@ -140,7 +277,7 @@ class Server:
             os.unlink(self.name[0])
 
     def _is_found(self) -> bool:
-        """Whether the socket's name still leads here: its folder may be gone, or a newer server have the name."""
+        """Return whether the socket's name leads here: its folder may be gone, or a newer server have the name."""
         path, ours = self.name
         try:
             return os.stat(path).st_ino == ours
@@ -158,7 +295,7 @@ class Server:
             for descriptor in descriptors:
                 os.close(descriptor)
             if pid < 0:
-                raise OSError("no process to be had")
+                raise OSError("no more processes")
             return pid
         status = 1
         try:
@@ -173,9 +310,7 @@ class Server:
             for standard, descriptor in enumerate(descriptors):
                 os.dup2(descriptor, standard)
                 os.close(descriptor)
-            sys.stdout.reconfigure(
-                line_buffering=True
-            )  # it was a pipe's when Python started; a log wants lines
+            sys.stdout.reconfigure(line_buffering=True)  # Python started with a pipe; a log needs whole lines
             os.environ.clear()
             os.environ.update(request["env"])
             os.chdir(request["cwd"])

@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 
 from dlpar.config.paths import Scratch
-from dlpar.jobs import diagnosis, slots, warm
+from dlpar.jobs import diagnosis, fork_server, slots
 from dlpar.jobs.processes import adopt_orphans, descendants, die_with_parent, kill, wait_gone
 from dlpar.jobs.summary import Summary
 from dlpar.jobs.tail import Tail
@@ -63,7 +63,7 @@ class GuardedJob:
             question = {"slots": self.spec["ranks"], "as": self.spec["who"]}
             self.queue = slots.Talk(Path(self.spec["queue"]), question)
             if self.spec["warm"]:
-                warm.prepare()  # or the others would wait for it, once it is our turn
+                fork_server.prepare()  # or the others would wait for it, once it is our turn
         return self.queue
 
     def hear_queue(self) -> None:
@@ -82,7 +82,7 @@ class GuardedJob:
         """The fastest safe way to start: through the fork server, which may first have to be started itself."""
         command = self.spec["warm"]
         try:
-            socket = warm.warm_socket(self.spec["python"]) if command else None
+            socket = fork_server.warm_socket(self.spec["python"]) if command else None
         except Exception:  # whatever keeps it from starting warm, a cold start is possible
             socket = None
         self.mode = "warm" if socket else "cold"
@@ -144,7 +144,7 @@ class GuardedJob:
 
     def below(self) -> list[int]:
         """Every process of the job that descends from us; a fork server we started belongs to the user."""
-        return descendants(os.getpid(), spared={server.pid for server in warm.started})
+        return descendants(os.getpid(), spared={server.pid for server in fork_server.started})
 
     def clean_up(self, mpiexec: subprocess.Popen | None) -> None:
         """Leave no process and no file of the job outside its run folder."""

@@ -23,6 +23,7 @@ from dlpar.config.schema import BadData, shown
 from dlpar.config.user_code import pack
 from dlpar.jobs.control_groups import cores
 from dlpar.jobs.diagnosis import LEFT, OF_ALL
+from dlpar.jobs.fork_server import idle_seconds
 from dlpar.jobs.memory_check import check_room
 from dlpar.jobs.mpiexec import environment, find_starter, on_one_host
 from dlpar.jobs.payload import CALL, load_result, result_path
@@ -30,7 +31,6 @@ from dlpar.jobs.run import Run
 from dlpar.jobs.slots import keeper_socket
 from dlpar.jobs.summary import Summary, facts_of
 from dlpar.jobs.tail import Tail
-from dlpar.jobs.warm import idle_seconds
 from dlpar.worlds.platforms import nodes_of, workload
 
 _live: list[Job] = []

@@ -1,20 +1,29 @@
-"""A place in the queue of a machine's job slots: a limit on ranks that all its users share.
+"""Job slots: a limit on ranks that all users of a machine share, given out in fair turns.  Standard library only.
 
-A keeper (:mod:`dlpar.jobs.slot_keeper`) has one file for each slot, locked while the slot
-is taken.  It hands the locked files themselves to a job's guardian, which passes them on to
-mpiexec: whatever kills the job, the kernel frees its slots with its last process.  Where there
-is no keeper there is no limit.  Standard library only.
+The keeper has one file for each slot, locked while the slot is taken.  It hands the locked
+files themselves to a job's guardian, which passes them on to mpiexec.  Whatever kills the job,
+the kernel frees its slots with its last process.  Without a keeper there is no limit.
+
+The next turn is that of the user who holds fewest slots; among equals, of the one whose last
+turn is longest ago; then, of the one who came first.  Nobody overtakes the user whose turn it is,
+however few slots he wants.  So a user who queues for one job waits for at most one job of each of
+the others.  The kernel names the user of a connection; where several share the keeper's own
+account (a hub's list of names), each gives a name.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import selectors
 import socket
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from dlpar.jobs.control_groups import cores
+from dlpar.jobs.processes import user_of
 
 USUAL = Path("/run/dlpar/slots")
 """Socket of the machine's keeper, unless ``$DLPAR_SLOTS`` names another; empty: no limit."""
@@ -22,13 +31,22 @@ USUAL = Path("/run/dlpar/slots")
 MOST = 200
 """Slots of a machine at most: one message passes that many files."""
 
+LOOK = 0.1
+"""Seconds between two looks at the slots while a job waits: a job's last process may outlive its guardian."""
+
+LONGEST = 4096
+"""Bytes of a question at most."""
+
+MOST_EACH = 32
+"""Connections of a user at most, except of the keeper's own account: nobody may keep the others out."""
+
 
 class NoSlots(RuntimeError):
     """The keeper has refused the job, or has gone; the message says what is allowed."""
 
 
 def keeper_socket() -> Path | None:
-    """Where this machine's keeper listens; None where it has none."""
+    """Return the socket of this machine's keeper; None if it has no keeper."""
     named = os.environ.get("DLPAR_SLOTS")
     if named is not None:
         return Path(named) if named else None
@@ -36,18 +54,18 @@ def keeper_socket() -> Path | None:
 
 
 def usual_slots() -> int:
-    """How many a machine has unless somebody says: two for each core, :data:`MOST` at most."""
+    """Return the default number of slots of this machine: two for each core, at most :data:`MOST`."""
     return min(MOST, 2 * cores())
 
 
 def ask(path: Path, question: dict[str, Any]) -> dict[str, Any]:
-    """A keeper's answer to one question of :class:`Talk`; raises :class:`NoSlots`."""
+    """Return the keeper's answer to one question of :class:`Talk`; raises :class:`NoSlots`."""
     with Talk(path, question) as talk:
         return talk.hear()[0]
 
 
 def is_kept(path: Path) -> bool:
-    """Whether somebody gives out slots there."""
+    """Return whether a keeper gives out slots there."""
     try:
         return bool(ask(path, {}))
     except NoSlots:
@@ -55,22 +73,27 @@ def is_kept(path: Path) -> bool:
 
 
 def in_words(ahead: int, paused: bool) -> str:
-    """A place in the queue, as panel and terminal say it."""
+    """Return a place in the queue as panel and terminal show it."""
     if paused:
         return "queued: the teacher has paused all jobs"
     return f"queued, {ahead} ahead" if ahead else "queued, next to start"
 
 
 class Talk:
-    """A question to the keeper, and what it says.
+    """One question to the keeper, and its answers.
 
     Parameters
     ----------
     path : Path
         The keeper's socket.
     question : dict
-        ``{"slots": 4, "as": "ada"}``: to wait for so many, and who of those that share an account waits;
-        ``{"pause": True}``; ``{}``: how many are taken.
+        ``{"slots": 4, "as": "ada"}`` waits for 4 slots, under a name that tells apart users of one account;
+        ``{"pause": True}`` pauses all jobs; ``{}`` asks how many slots are taken.
+
+    Attributes
+    ----------
+    files : list of int
+        Locked files of the slots, once it is the job's turn.
 
     Raises
     ------
@@ -80,7 +103,6 @@ class Talk:
 
     def __init__(self, path: Path, question: dict[str, Any]) -> None:
         self.files: list[int] = []
-        """Locked files of the slots, once it is the job's turn."""
         self._heard = b""
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.socket.settimeout(5.0)
@@ -93,14 +115,15 @@ class Talk:
             raise NoSlots(f"job slots: nobody gives them out at {path} ({why}); `dlpar slots` does") from None
 
     def hear(self) -> list[dict[str, Any]]:
-        """What the keeper has said since; waits 5 s at most for something.
+        """Return the keeper's new messages; waits for one at most 5 s.
 
-        Who waits hears ``{"ahead": 2, "paused": False}``, and at last ``{"go": True}``, which brings :attr:`files`.
+        A job in the queue hears ``{"ahead": 2, "paused": False}``, and finally ``{"go": True}``, which brings
+        :attr:`files`.
 
         Raises
         ------
         NoSlots
-            If it refuses, says nothing, or has gone.
+            If the keeper refuses, says nothing, or has gone.
         """
         try:
             said, files, _, _ = socket.recv_fds(self.socket, 4096, MOST)
@@ -118,8 +141,7 @@ class Talk:
 
     def close(self) -> None:
         """Leave the queue, or give the slots back."""
-        for file in self.files:
-            os.close(file)
+        _close(self.files)
         self.files = []
         self.socket.close()
 
@@ -128,3 +150,193 @@ class Talk:
 
     def __exit__(self, *_: Any) -> None:
         self.close()
+
+
+class Asker:
+    """One connection to the keeper: a job that waits or runs, or a question."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.socket, self.number, self.user = connection, 0, user_of(connection)
+        self.person: Any = self.user
+        self.heard, self.told = b"", None
+        self.wants, self.holds = 0, 0
+
+
+class Keeper:
+    """Give out the slots of one machine.
+
+    Parameters
+    ----------
+    path : Path
+        Socket to listen at; made for all users.  Beside it a private folder holds the slots' files.
+    slots : int
+        Ranks that may run at the same time; a larger job takes all slots, and runs alone.
+    teachers : sequence of int
+        Numbers of users who may pause all jobs, besides root and the keeper's own user.
+
+    Raises
+    ------
+    ValueError
+        If there are fewer than 1 or more than 200 slots.
+    OSError
+        If another keeper listens there.
+    """
+
+    def __init__(self, path: Path, slots: int, teachers: tuple[int, ...] = ()) -> None:
+        if not 1 <= slots <= MOST:
+            raise ValueError(f"slots: got {slots}, allowed is 1 to {MOST}")
+        self.path, self.slots, self.paused = path, slots, False
+        self.teachers = {0, os.getuid(), *teachers}
+        self.askers: dict[socket.socket, Asker] = {}
+        self.came, self.turn_of, self.turns = 0, {}, 0  # of a person: number of the last turn
+        path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        self.folder = path.with_name(path.name + ".files")
+        self.folder.mkdir(mode=0o700, exist_ok=True)
+        self.lock = self._lock("keeper")
+        if self.lock is None:
+            raise OSError(f"{path}: another keeper gives out slots there")
+        path.unlink(missing_ok=True)
+        self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.listener.bind(str(path))
+        path.chmod(0o666)  # any user may ask; the kernel names the user
+        self.listener.listen(128)
+        self.selector = selectors.DefaultSelector()
+        self.selector.register(self.listener, selectors.EVENT_READ)
+
+    def serve(self, until: Callable[[], bool] = lambda: False) -> None:
+        """Answer until `until()`; jobs that run keep their slots after that."""
+        while not until():
+            for key, _ in self.selector.select(LOOK if self.waiting() else 1.0):
+                self._accept() if key.fileobj is self.listener else self._hear(self.askers[key.fileobj])
+            self._give()
+            self._tell()
+
+    def close(self) -> None:
+        """Leave no socket; jobs in the queue notice that it closes."""
+        self.path.unlink(missing_ok=True)
+        for asker in list(self.askers.values()):
+            self._forget(asker)
+        self.selector.close()
+        self.listener.close()
+        os.close(self.lock)
+
+    def waiting(self) -> list[Asker]:
+        """Return the jobs in the queue, in the order of their turns."""
+        holds: dict[Any, int] = {}
+        for asker in self.askers.values():
+            holds[asker.person] = holds.get(asker.person, 0) + asker.holds
+        queue = sorted((a for a in self.askers.values() if a.wants), key=lambda a: a.number)
+        turns = []
+        for asker in queue:  # a person's earlier job counts as begun for the later one
+            turns.append((holds[asker.person], self.turn_of.get(asker.person, 0), asker.number, asker))
+            holds[asker.person] += asker.wants
+        return [asker for *_, asker in sorted(turns, key=lambda turn: turn[:3])]
+
+    def _give(self) -> None:
+        """Start the jobs whose turn has come and whose slots are free."""
+        for asker in [] if self.paused else self.waiting():
+            files = self._free(asker.wants)
+            if len(files) < asker.wants:
+                _close(files)
+                return
+            try:
+                socket.send_fds(asker.socket, [b'{"go": true}\n'], files)
+                asker.holds, asker.wants = asker.wants, 0
+                self.turns += 1
+                self.turn_of[asker.person] = self.turns
+            except OSError:
+                self._forget(asker)
+            _close(files)  # they stay locked as long as the job has them
+
+    def _free(self, wanted: int) -> list[int]:
+        """Lock the files of `wanted` free slots; fewer if fewer are free."""
+        found: list[int] = []
+        for number in range(self.slots):
+            if len(found) == wanted:
+                break
+            if (file := self._lock(f"slot-{number}")) is not None:
+                found.append(file)
+        return found
+
+    def _lock(self, name: str) -> int | None:
+        """Open and lock a file of the keeper's folder; None if a process holds it."""
+        file = os.open(self.folder / name, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(file)
+            return None
+        return file
+
+    def _tell(self) -> None:
+        """Tell each job in the queue how many are ahead, if that has changed."""
+        for ahead, asker in enumerate(self.waiting()):
+            news = {"ahead": ahead, "paused": self.paused}
+            if news != asker.told:
+                asker.told = news
+                self._say(asker, news)
+
+    def _accept(self) -> None:
+        connection, _ = self.listener.accept()
+        connection.setblocking(False)
+        asker = Asker(connection)
+        others = sum(other.user == asker.user for other in self.askers.values())
+        if others >= MOST_EACH and asker.user != os.getuid():
+            connection.close()
+            return
+        self.askers[connection] = asker
+        self.selector.register(connection, selectors.EVENT_READ)
+
+    def _hear(self, asker: Asker) -> None:
+        try:
+            said = asker.socket.recv(LONGEST)
+        except BlockingIOError:
+            return
+        except OSError:
+            said = b""
+        *lines, asker.heard = (asker.heard + said).split(b"\n")
+        if not said or len(asker.heard) > LONGEST:
+            return self._forget(asker)
+        for line in lines:
+            try:
+                question = json.loads(line)
+                self._answer(asker, question if isinstance(question, dict) else {})
+            except ValueError:
+                return self._forget(asker)
+
+    def _answer(self, asker: Asker, question: dict[str, Any]) -> None:
+        wants = question.get("slots")
+        if type(wants) is int and not asker.wants and not asker.holds:  # a bool is none
+            if wants < 1:
+                return self._say(asker, {"refused": f"slots: got {wants}, allowed is a whole number from 1"})
+            self.came += 1
+            asker.number = self.came
+            asker.wants = min(wants, self.slots)  # a job of more ranks than there are slots runs alone
+            if asker.user == os.getuid():
+                asker.person = asker.user, str(question.get("as"))
+        elif "pause" not in question:  # in numbers only: the names of others are private
+            taken = sum(a.holds for a in self.askers.values())
+            counts = {"slots": self.slots, "taken": taken, "waiting": len(self.waiting())}
+            self._say(asker, {**counts, "paused": self.paused})
+        elif asker.user in self.teachers:
+            self.paused = bool(question["pause"])
+            self._say(asker, {"paused": self.paused})
+        else:
+            whom = "teachers alone, whom `dlpar slots --teachers` names"
+            self._say(asker, {"refused": f"pause: allowed is this to {whom}"})
+
+    def _say(self, asker: Asker, words: dict[str, Any]) -> None:
+        try:
+            asker.socket.send(json.dumps(words).encode() + b"\n")
+        except OSError:  # gone, or so far behind that it does not listen
+            self._forget(asker)
+
+    def _forget(self, asker: Asker) -> None:
+        if self.askers.pop(asker.socket, None):
+            self.selector.unregister(asker.socket)
+            asker.socket.close()
+
+
+def _close(files: list[int]) -> None:
+    for file in files:
+        os.close(file)

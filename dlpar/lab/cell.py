@@ -52,7 +52,7 @@ def prepare_in_background() -> None:
 
 def _prepare() -> None:
     try:
-        from dlpar.jobs.warm import prepare
+        from dlpar.jobs.fork_server import prepare
 
         prepare()
     except Exception:  # only a head start: the launch itself says what is wrong

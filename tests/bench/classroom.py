@@ -37,7 +37,7 @@ import dlpar
 from dlpar import lab
 panel = lab.Panel(dlpar.Experiment(workers=4, steps=100))
 display(panel)
-from dlpar.jobs.warm import warm_socket
+from dlpar.jobs.fork_server import warm_socket
 print(warm_socket() is not None)  # shown a panel, a student reads before she presses Run
 """
 JOB = """

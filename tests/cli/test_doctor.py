@@ -325,7 +325,7 @@ def test_doctor_prints_the_diagnosis_in_process(monkeypatch, capsys):
 
 
 def test_the_socket_names_checked_for_are_those_in_use():
-    from dlpar.jobs.warm import _socket_path
+    from dlpar.jobs.fork_server import _socket_path
 
     path = _socket_path(sys.executable)
     assert len(str(path)) - len(str(path.parent)) == SOCKET_NAME

@@ -17,7 +17,7 @@ from conftest import eventually
 import dlpar
 from dlpar import Experiment
 from dlpar.config.paths import private_folder, runtime_folder
-from dlpar.jobs import warm
+from dlpar.jobs import fork_server
 
 pytestmark = pytest.mark.slow
 
@@ -26,18 +26,20 @@ def test_a_fork_server_leaves_when_nobody_comes_the_code_changes_or_it_cannot_be
     folder = private_folder(runtime_folder() / "own")
     monkeypatch.setenv("DLPAR_RUNTIME", str(folder))
     monkeypatch.setenv("DLPAR_WARM_IDLE", "1.5")
-    path = warm.warm_socket()
-    server = warm.started[-1]
-    assert warm.warm_socket() == path and warm.started[-1] is server, "a second asker gets the same server"
+    path = fork_server.warm_socket()
+    server = fork_server.started[-1]
+    assert fork_server.warm_socket() == path and fork_server.started[-1] is server, (
+        "a second asker gets the same server"
+    )
     eventually(lambda: server.poll() is not None, 8, "the idle server has left")
     assert not path.exists()
 
     monkeypatch.setenv("DLPAR_WARM_IDLE", "60")
-    warm.warm_socket()
-    old = warm.started[-1]
-    monkeypatch.setattr(warm, "_fingerprint", lambda: "changed")
-    warm.warm_socket()
-    new = warm.started[-1]
+    fork_server.warm_socket()
+    old = fork_server.started[-1]
+    monkeypatch.setattr(fork_server, "_fingerprint", lambda: "changed")
+    fork_server.warm_socket()
+    new = fork_server.started[-1]
     eventually(lambda: old.poll() is not None, 5, "the server of yesterday's code has left")
     assert new is not old and new.poll() is None
     shutil.rmtree(folder)
@@ -45,7 +47,7 @@ def test_a_fork_server_leaves_when_nobody_comes_the_code_changes_or_it_cannot_be
 
 
 def test_a_fork_server_survives_nonsense_and_forks_for_nobody_else():
-    path = warm.warm_socket()
+    path = fork_server.warm_socket()
     for rubbish in (
         b"",
         b"x",
@@ -70,12 +72,12 @@ def test_a_launch_at_the_moment_the_server_leaves_still_works(monkeypatch):
 
 def test_a_rank_that_is_slow_to_ask_keeps_nobody_waiting_and_starts_cold_if_the_server_leaves(monkeypatch):
     monkeypatch.setenv("DLPAR_RUNTIME", str(private_folder(runtime_folder() / "slow")))
-    path = warm.warm_socket()
-    server = warm.started[-1]
+    path = fork_server.warm_socket()
+    server = fork_server.started[-1]
     with socket.socket(socket.AF_UNIX) as slow:
         slow.connect(str(path))  # a loaded machine may keep it from saying more for many seconds
         assert dlpar.spmd(lambda comm: comm.rank, workers=2) == [0, 1]
-        assert warm.dismiss()
+        assert fork_server.dismiss()
         slow.settimeout(5)
         assert slow.recv(1) == b"", "the server told it to go elsewhere"
     eventually(lambda: server.poll() is not None, 5, "a dismissed server leaves")
@@ -88,7 +90,7 @@ def test_a_rank_that_is_slow_to_ask_keeps_nobody_waiting_and_starts_cold_if_the_
         sys.executable,
         "-S",
         "-E",
-        str(Path(warm.__file__).with_name("stub.py")),
+        str(Path(fork_server.__file__).with_name("stub.py")),
         str(path),
         "no folder",
         "1",

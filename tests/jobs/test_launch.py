@@ -17,7 +17,7 @@ import dlpar
 from dlpar import BadExperiment, Experiment
 from dlpar.config.paths import Scratch
 from dlpar.config.rules import FITS
-from dlpar.jobs import diagnosis, mpiexec, warm
+from dlpar.jobs import diagnosis, fork_server, mpiexec
 
 pytestmark = pytest.mark.slow
 
@@ -97,7 +97,7 @@ def test_output_is_marked_by_rank_whoever_marked_it():
 
 def test_what_ranks_print_reaches_the_log_by_rank(monkeypatch):
     monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)  # a fork server must not need it
-    warm.dismiss()
+    fork_server.dismiss()
 
     def talk(comm):
         import sys

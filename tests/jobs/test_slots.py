@@ -14,10 +14,9 @@ from conftest import eventually
 
 import dlpar
 from dlpar import Experiment
-from dlpar.jobs import slot_keeper, slots
+from dlpar.jobs import slots
 from dlpar.jobs.launch import JobFailed
-from dlpar.jobs.slot_keeper import Keeper
-from dlpar.jobs.slots import MOST, NoSlots, Talk, ask, usual_slots
+from dlpar.jobs.slots import MOST, Keeper, NoSlots, Talk, ask, usual_slots
 
 LONG = Experiment(workers=2, steps=1_000_000, evaluate_every=10_000_000)
 
@@ -35,7 +34,7 @@ def keep(tmp_path, monkeypatch):
         monkeypatch.setenv("DLPAR_SLOTS", str(keeper.path))
         return keeper
 
-    monkeypatch.setattr(slot_keeper, "LOOK", 0.02)
+    monkeypatch.setattr(slots, "LOOK", 0.02)
     yield start
     for keeper, over, thread in ends:
         over.set()
@@ -122,7 +121,7 @@ def test_a_job_of_more_ranks_than_there_are_slots_runs_alone(keep):
 
 def test_who_holds_fewest_slots_is_next_and_nobody_overtakes(keep, monkeypatch):
     users = iter([7, 8, 7, 9])  # as the kernel would tell of three accounts
-    monkeypatch.setattr(slot_keeper, "user_of", lambda _: next(users, 0))
+    monkeypatch.setattr(slots, "user_of", lambda _: next(users, 0))
     keeper = keep(4)
     running = asked(keeper, 2)
     assert begins(running)
@@ -145,7 +144,7 @@ def test_a_pause_lets_nobody_begin_and_is_for_teachers_alone(keep, monkeypatch):
         assert talk.hear() == [{"paused": True}]
     waits = asked(keeper, 1)
     assert waits.told == [{"ahead": 0, "paused": True}] and not begins(waits)
-    monkeypatch.setattr(slot_keeper, "user_of", lambda _: 12345)
+    monkeypatch.setattr(slots, "user_of", lambda _: 12345)
     with pytest.raises(NoSlots, match="pause: allowed is this to teachers alone"):
         ask(keeper.path, {"pause": False})
     monkeypatch.undo()
@@ -173,12 +172,12 @@ def test_who_shares_the_keepers_account_has_turns_of_their_own(keep):
 
 
 def test_nonsense_and_crowds_harm_nobody_else(keep, monkeypatch):
-    monkeypatch.setattr(slot_keeper, "user_of", lambda _: 12345)
+    monkeypatch.setattr(slots, "user_of", lambda _: 12345)
     keeper = keep(2)
     for rubbish in ([], "x" * 10_000, {"slots": "two"}, {"slots": True}):
         with Talk(keeper.path, rubbish):
             pass
-    crowd = [Talk(keeper.path, {"slots": 2}) for _ in range(slot_keeper.MOST_EACH + 5)]
+    crowd = [Talk(keeper.path, {"slots": 2}) for _ in range(slots.MOST_EACH + 5)]
     assert sum(_left_out(talk) for talk in crowd) >= 5
     for talk in crowd:
         talk.close()

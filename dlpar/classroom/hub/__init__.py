@@ -8,7 +8,7 @@
               │      ├ trust.py      labs nobody has touched are trusted
               │      └ jobs_api.py   for the teacher's page: her jobs (jobs.py), what is sent to her (offers.py)
               ├► teacher.py       the teacher's page, a service: students.py asks, answers.py counts predictions
-              ├► the keeper of job slots, where the machine is ours (dlpar.jobs.slot_keeper)
+              ├► the keeper of job slots, where the machine is ours (dlpar.jobs.slots)
               └► the idle culler
 
 What runs inside the hub imports JupyterHub and the standard library only, so that a hub can have dlpar
