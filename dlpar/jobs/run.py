@@ -124,7 +124,7 @@ class Run:
 
     def global_steps(self) -> list[GlobalStep]:
         """Combine the steps of all workers into global steps."""
-        steps = GlobalSteps(self.experiment.workers, self.experiment.free_running)
+        steps = GlobalSteps(self.experiment.workers, self.experiment.sync.runs_free)
         for source, record in self.records():
             if record["k"] == "step":
                 steps.add(int(source[5:]), record)

@@ -20,39 +20,14 @@ ACCURACY_GOALS = (0.8, 0.9, 0.95, 0.97)
 """Held-out accuracies whose first crossing is reported as ``time_to_accuracy`` (seconds)."""
 
 
-def free_running(sync: dict[str, Any]) -> bool:
-    """Whether workers of a scheme do as many steps as they can, in place of the same steps all of them.
-
-    Then a global step is any N worker-steps, in the order in which they were done.
-    """
-    return (
-        sync["scheme"] == "hogwild"
-        or sync.get("consistency", "bsp") != "bsp"
-        or sync.get("exchange") == "pairwise"
-    )
-
-
-def lead_bound(sync: dict[str, Any]) -> int | None:
-    """Clocks a worker may run ahead of the slowest by the rules of a scheme; None: the scheme sets no bound."""
-    if sync.get("consistency") == "ssp":
-        return sync["staleness"]
-    # In gossip a worker waits for neighbours only: others may be behind by as much as the graph is wide.
-    return None if free_running(sync) or sync["scheme"] == "gossip" else 0
-
-
-def counts_lead(sync: dict[str, Any]) -> bool:
-    """Whether workers of a scheme know how far they lead: in synchronous gossip nobody hears of all others."""
-    return sync["scheme"] != "gossip" or sync["exchange"] == "pairwise"
-
-
 def facts_of(experiment: Experiment) -> dict[str, Any]:
     """Return the facts of an experiment that its :class:`Summary` needs, ready for JSON."""
-    sync = experiment.sync.model_dump()
+    sync = experiment.sync
     return {
         "workers": experiment.workers,
-        "runs_free": experiment.free_running,
-        "lead_bound": lead_bound(sync),
-        "counts_lead": counts_lead(sync),
+        "runs_free": sync.runs_free,
+        "lead_bound": sync.lead_bound,
+        "counts_lead": sync.counts_lead,
     }
 
 

@@ -6,7 +6,6 @@ from typing import Any
 
 from dlpar.config.experiment import Experiment
 from dlpar.jobs.global_steps import GlobalSteps
-from dlpar.jobs.summary import lead_bound
 from dlpar.lab import captions as says
 from dlpar.lab import theme
 from dlpar.lab.live import rank_lines as shown
@@ -16,7 +15,7 @@ from dlpar.lab.live_plot import LivePlot
 
 def bound_of(experiment: Experiment) -> int | None:
     """Clocks a worker may be ahead by the rules of its scheme; None: any number."""
-    return lead_bound(experiment.sync.model_dump())
+    return experiment.sync.lead_bound
 
 
 def layout(experiment: Experiment) -> dict[str, Any]:
