@@ -11,7 +11,7 @@ import typer
 
 if TYPE_CHECKING:
     from dlpar.cli.machine import Note
-    from dlpar.course.rehearsal import Result, Trial
+    from dlpar.course.rehearse import Result, Row
 
 A_LAB = 45.0
 """Seconds a whole lab may take on two cores; of presets that take longer a class should see recordings."""
@@ -30,10 +30,10 @@ def rehearse(
     """
     from dlpar.cli import BadRequest
     from dlpar.cli.running import STOPS, Interrupts
-    from dlpar.course.rehearsal import trials
+    from dlpar.course.labs import rows
 
     try:
-        chosen = trials([name.zfill(2) for name in labs or ()])
+        chosen = rows([name.zfill(2) for name in labs or ()])
     except ValueError as error:
         raise BadRequest(f"LAB: {error}") from None
     with Interrupts() as stops:
@@ -44,9 +44,9 @@ def rehearse(
             return 128 + stops.asked
 
 
-def _rehearsed(chosen: Sequence[Trial], as_json: bool) -> int:
+def _rehearsed(chosen: Sequence[tuple[str, Row]], as_json: bool) -> int:
     from dlpar.cli.machine import BROKEN, notes
-    from dlpar.course.rehearsal import rehearse as every
+    from dlpar.course.rehearse import rehearse as every
 
     told = notes()
     if not as_json:

@@ -34,7 +34,7 @@ _HOME = {
     **dict.fromkeys(("schedule", "micro_batches"), "dlpar.lab.figures"),
     **dict.fromkeys(("memory", "mesh", "pieces", "pipeline", "layer_bytes"), "dlpar.lab.figures"),
 }
-_MODULES = {"figures": "dlpar.lab.figures", "presets": "dlpar.course.presets"}
+_MODULES = {"figures": "dlpar.lab.figures", "presets": "dlpar.course.labs"}
 
 __all__ = [*_HOME, *_MODULES]
 

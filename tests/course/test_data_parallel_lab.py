@@ -8,8 +8,8 @@ import torch
 from dlpar import lab
 from dlpar.collectives import ring_allgather, ring_allreduce, ring_reduce_scatter
 from dlpar.config.experiment import Data
-from dlpar.course import presets
 from dlpar.data import load
+from dlpar.lab import presets
 
 pytestmark = pytest.mark.slow
 
@@ -70,8 +70,8 @@ def test_a_whole_all_reduce_of_the_gradients_is_told_what_it_sends_too_much():
     )
 
 
-def test_the_digits_in_files_are_those_that_come_with_the_library(tmp_path):
-    in_files = load(Data(name="mnist", folder=str(presets.digits_as_mnist(tmp_path))), seed=0, model="cnn")
+def test_the_digits_in_files_are_those_that_come_with_the_library():
+    in_files = load(Data(name="mnist", folder=presets.digits_as_mnist().name), seed=0, model="cnn")
     own = load(Data(), seed=0, model="cnn")
     assert (
         in_files.train_y.tolist() == own.train_y.tolist() and in_files.test_y.tolist() == own.test_y.tolist()

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 import dlpar
-from dlpar.course import presets
-from dlpar.lab import check_on_ranks
+from dlpar.lab import check_on_ranks, presets
 
 MEAN = dict(
     expected=lambda tensors: [sum(tensors) / len(tensors)] * len(tensors), hints=["first hint", "second hint"]

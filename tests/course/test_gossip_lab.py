@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from dlpar.course import presets
 from dlpar.graphs import mixing_matrix
 from dlpar.jobs.consensus import contraction
-from dlpar.lab import check_on_ranks
+from dlpar.lab import check_on_ranks, presets
 
 pytestmark = pytest.mark.slow
 

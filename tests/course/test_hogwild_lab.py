@@ -9,9 +9,8 @@ import pandas as pd
 import pytest
 
 import dlpar
-from dlpar.course import presets
 from dlpar.course.races import in_turns, race, sum_of_changes
-from dlpar.lab import check_on_ranks
+from dlpar.lab import check_on_ranks, presets
 
 pytestmark = pytest.mark.slow
 

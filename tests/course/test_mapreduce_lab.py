@@ -7,7 +7,7 @@ import torch
 
 import dlpar
 from dlpar import lab
-from dlpar.course import presets
+from dlpar.lab import presets
 
 pytestmark = pytest.mark.slow
 

@@ -8,8 +8,7 @@ import cloudpickle
 import pytest
 
 import dlpar
-from dlpar.course import presets
-from dlpar.lab import check_server
+from dlpar.lab import check_server, presets
 from dlpar.lab.figures.steps import per_rank
 
 pytestmark = pytest.mark.slow

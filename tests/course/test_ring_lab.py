@@ -8,7 +8,7 @@ import torch
 import dlpar
 from dlpar import lab
 from dlpar.collectives import ring_allgather
-from dlpar.course import presets
+from dlpar.lab import presets
 
 pytestmark = pytest.mark.slow
 

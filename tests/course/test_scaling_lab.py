@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 import dlpar
-from dlpar.course import presets
-from dlpar.lab import check_efficiency
+from dlpar.lab import check_efficiency, presets
 
 pytestmark = pytest.mark.slow
 

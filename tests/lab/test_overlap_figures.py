@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from dlpar import Experiment
-from dlpar.course import presets
-from dlpar.lab import figures
+from dlpar.lab import figures, presets
 from dlpar.lab.sweep import Outcome
 from dlpar.theory import predict
-
-
-@pytest.fixture
-def one_gpu_each(tmp_path):
-    return presets.platform_file(tmp_path, "one", **presets.ONE_GPU_EACH)
 
 
 def done(experiment: Experiment, slower: float = 1.0) -> Outcome:
@@ -26,8 +18,8 @@ def done(experiment: Experiment, slower: float = 1.0) -> Outcome:
     return outcome
 
 
-def test_what_stands_out_is_a_share_of_computing(one_gpu_each):
-    experiments = presets.overlap_hides_everything(one_gpu_each)
+def test_what_stands_out_is_a_share_of_computing():
+    experiments = presets.overlap_hides_everything()
     figure = figures.exposed([done(e) for e in experiments.values()], list(experiments))
     computing, beside, predicted = figure.data
     assert set(computing.x) == {1.0} and all(x > 0 for x in beside.x)
@@ -43,8 +35,8 @@ def test_what_stands_out_is_a_share_of_computing(one_gpu_each):
         figures.exposed([])
 
 
-def test_a_u_of_bucket_sizes_names_its_lowest_point_and_both_ends(tmp_path):
-    experiments = presets.smaller_buckets(presets.platform_file(tmp_path, "cloud", **presets.CLOUD))
+def test_a_u_of_bucket_sizes_names_its_lowest_point_and_both_ends():
+    experiments = presets.smaller_buckets()
     figure = figures.bucket_sizes([done(e, slower=1.1) for e in experiments])
     alone, simulated, predicted = figure.data
     assert list(simulated.x) == [e.sync.bucket_mb for e in experiments]
@@ -57,8 +49,8 @@ def test_a_u_of_bucket_sizes_names_its_lowest_point_and_both_ends(tmp_path):
 @pytest.mark.parametrize(
     ("name", "most"), [("VGG-16", "fc6 with 411 MB"), ("BERT-large", "embed with 127 MB")]
 )
-def test_the_schedule_ends_when_the_predicted_step_does(one_gpu_each, name, most):
-    experiment = presets.overlap_hides_everything(one_gpu_each)[f"{name}, overlap on"]
+def test_the_schedule_ends_when_the_predicted_step_does(name, most):
+    experiment = presets.overlap_hides_everything()[f"{name}, overlap on"]
     figure = figures.sending(experiment)
     rows = figures.table(figure)
     assert rows["ends (ms)"].iloc[-1] == pytest.approx(1e3 * predict(experiment).seconds, rel=1e-3)
@@ -68,8 +60,3 @@ def test_the_schedule_ends_when_the_predicted_step_does(one_gpu_each, name, most
     for other in ({"overlap": False}, {"allreduce": "tree"}):
         with pytest.raises(ValueError, match="allowed is that"):
             figures.sending(experiment.replace(sync=other))
-
-
-def test_a_platform_file_says_what_it_changes(tmp_path):
-    file = presets.platform_file(tmp_path, "mine", extends="p100-10gbe", devices=1)
-    assert json.loads(open(file).read()) == {"extends": "p100-10gbe", "devices": 1}

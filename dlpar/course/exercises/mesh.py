@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
 from dlpar.config.experiment import Experiment
 from dlpar.course.judge import Verdict, check
-from dlpar.course.presets.hybrid import clusters, grid
+from dlpar.course.labs.hybrid import CLUSTERS, grid
 from dlpar.lab.sweep import Outcome, all_done
 from dlpar.theory.layers import transformer_exchanges
 from dlpar.theory.steps.sizes import CHARACTERS, sizes
@@ -53,10 +52,9 @@ def check_grid(student: Callable[..., Any] | None, hints: Sequence[str] = ()) ->
 @cache
 def _cases() -> list[tuple[dict[str, float], float]]:
     """What a student is given, and what the simulations say: the same every time."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = clusters(folder)["one each"]
-        outcomes = all_done([grid(path, *axes).replace(model={"depth": 8}) for axes in GRIDS])
-        return [(arguments(outcome.experiment), _ms(outcome)) for outcome in outcomes]
+    cluster = CLUSTERS["one each"]
+    outcomes = all_done([grid(cluster, *axes).replace(model={"depth": 8}) for axes in GRIDS])
+    return [(arguments(outcome.experiment), _ms(outcome)) for outcome in outcomes]
 
 
 def arguments(experiment: Experiment) -> dict[str, float]:

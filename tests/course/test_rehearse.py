@@ -1,4 +1,4 @@
-"""``dlpar rehearse``: every preset has its trial, a line says how it went, and nothing is left when it is stopped."""
+"""``dlpar rehearse``: every preset has its row, a line tells how it went, and nothing is left when it is stopped."""
 
 from __future__ import annotations
 
@@ -19,58 +19,56 @@ from dlpar import Experiment, Run
 from dlpar.cli import machine, main
 from dlpar.cli.rehearse import slow
 from dlpar.config.paths import runs_folder
-from dlpar.course import presets
-from dlpar.course.rehearsal import Result, Trial, rehearse, trials
-from dlpar.course.rehearsal.stage import apart
+from dlpar.course.rehearse import Result, Row, Stage, apart, rehearse
 from dlpar.jobs.launch import JobFailed
 
-WITH_OTHERS = {"cores", "in_turn", "platform_file", "digits_as_mnist", "clusters"}
-"""Functions of the presets that no lab runs by themselves: what others are made with."""
+
+def experiment() -> Experiment:
+    return Experiment(workers=2, steps=3, evaluate_every=0, cluster="simulated")
 
 
-def test_every_preset_of_every_lab_has_a_trial_and_says_what_it_refutes():
-    tried = {each.preset: each for each in trials()}
-    known = {name for name in presets.__all__ if callable(getattr(presets, name))}
-    assert set(tried) == known - WITH_OTHERS
-    for name, each in tried.items():
-        assert f"Lab {each.lab}" in (getattr(presets, name).__doc__ or "") or name == "this_machine"
-        assert each.belief and "\n" not in each.belief
-    assert [each.lab for each in trials()] == sorted(each.lab for each in trials())
-    assert {each.lab for each in trials(["03", "00"])} == {"00", "03"}
-
-
-def trained(stage):
-    run = stage.run(Experiment(workers=2, steps=3, evaluate_every=0, cluster="simulated"))
-    assert run is stage.run(run.experiment), "the same experiment is run once"
+def trained(run):
     return run.status == "done", "3 steps"
 
 
-def true(stage):
+def true(_):
     return True, "2 is 2"
 
 
-def not_true(stage):
+def not_true(_):
     return False, "2 is not 3"
 
 
-def mistaken(stage):
-    return stage.no_such_thing
+def mistaken(runs):
+    return runs.no_such_thing
 
 
-def failing(stage):
+def failing(_):
     raise JobFailed("rank 1 died\nits traceback")
 
 
-def endless(stage):
-    stage.run(Experiment(workers=2, steps=10**6, cluster="simulated"))
+def nothing() -> list[Experiment]:
+    return []
 
 
-def test_whatever_happens_in_one_trial_is_a_sentence_and_the_next_is_tried():
-    attempts = (not_true, mistaken, failing, endless, true)
-    found = list(rehearse([Trial("00", f.__name__, "a belief", f) for f in attempts], limit=2))
+def endless() -> Experiment:
+    return Experiment(workers=2, steps=10**6, cluster="simulated")
+
+
+def test_the_same_experiment_is_run_once_and_runs_have_the_form_of_the_experiments():
+    stage = Stage()
+    run = stage.run(experiment())
+    assert stage.run({"a": experiment(), "b": [experiment()]}) == {"a": run, "b": [run]}
+    assert stage.world == "simulated"
+
+
+def test_whatever_happens_in_one_row_is_a_sentence_and_the_next_is_tried():
+    presets = {not_true: nothing, mistaken: nothing, failing: nothing, trained: endless, true: nothing}
+    rows = [("00", Row(preset, "a belief", shows)) for shows, preset in presets.items()]
+    found = list(rehearse(rows, limit=2))
     assert [(each.held, each.said) for each in found] == [
         (False, "2 is not 3"),
-        (False, "AttributeError: 'Stage' object has no attribute 'no_such_thing'"),
+        (False, "AttributeError: 'list' object has no attribute 'no_such_thing'"),
         (False, "the job failed: rank 1 died"),
         (False, "given up after 2 s"),
         (True, "2 is 2"),
@@ -85,26 +83,22 @@ def quiet(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "attempt, status, last",
+    "shows, status, last",
     [
         (trained, 0, "1 of 1 presets show what their labs say."),
         (not_true, 1, "0 of 1 presets show what their labs say."),
     ],
 )
-def test_the_status_says_whether_all_held(monkeypatch, quiet, capsys, attempt, status, last):
-    monkeypatch.setattr(
-        "dlpar.course.rehearsal.trials", lambda labs: [Trial("00", "it", "a belief", attempt)]
-    )
+def test_the_status_says_whether_all_held(monkeypatch, quiet, capsys, shows, status, last):
+    monkeypatch.setattr("dlpar.course.labs.rows", lambda labs: [("00", Row(experiment, "a belief", shows))])
     assert main(["rehearse", "00"]) == status
     first, line, *_, end = capsys.readouterr().out.splitlines()
-    assert first == "costs   memory: 0.9 GB free" and "00 it" in line and "a belief: " in line and end == last
+    assert first == "costs   memory: 0.9 GB free" and "00 experiment" in line and "a belief: " in line
+    assert end == last
     assert main(["rehearse", "--json"]) == status
     told = json.loads(capsys.readouterr().out)
-    assert (
-        told["failed"] == status
-        and told["presets"][0]["preset"] == "it"
-        and told["machine"][0]["level"] == "costs"
-    )
+    assert told["failed"] == status and told["presets"][0]["preset"] == "experiment"
+    assert told["machine"][0]["level"] == "costs"
 
 
 def test_what_is_missing_or_slow_is_said(monkeypatch):
@@ -134,10 +128,8 @@ def test_an_unknown_lab_is_refused(capsys):
 
 @pytest.mark.slow
 def test_ctrl_c_ends_it_and_leaves_no_process():
-    before, there = (
-        set(runs_folder().glob("*")),
-        job_folders(),
-    )  # tests before this one may have killed a supervisor
+    # Tests before this one may have killed a supervisor.
+    before, there = set(runs_folder().glob("*")), job_folders()
 
     def at_work() -> list[Path]:
         return [folder for folder in set(runs_folder().glob("*")) - before if list(folder.glob("rank-*"))]

@@ -1,0 +1,69 @@
+"""The labs' experiments, each with the belief it tests and what must show.
+
+One module for each lab ends in its table of rows.  Notebooks call an experiment by its name, as
+`lab.presets.mean_of_means()`; `dlpar rehearse` and the tests run whole tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dlpar.course.labs import (
+    data_parallel,
+    first_parallel_run,
+    gossip,
+    hogwild,
+    hybrid,
+    mapreduce,
+    model_parallel,
+    parameter_server,
+    pipeline,
+    ring_allreduce,
+    scaling,
+)
+from dlpar.course.labs.data_parallel import CLOUD, ONE_GPU_EACH, digits_as_mnist
+from dlpar.course.labs.hogwild import in_turn
+from dlpar.course.labs.hybrid import CLUSTERS
+from dlpar.course.labs.mapreduce import CLUSTER
+from dlpar.course.labs.model_parallel import LINKS
+from dlpar.course.labs.pipeline import MICRO_BATCHES, RACK
+from dlpar.course.labs.ring_allreduce import OWN_CARDS, SHARED_CARDS
+from dlpar.course.labs.scaling import GPUS, HOROVOD
+from dlpar.course.rehearse import Row
+from dlpar.jobs.control_groups import cores
+
+TABLES: dict[str, tuple[Row, ...]] = {
+    "00": first_parallel_run.TABLE,
+    "01": mapreduce.TABLE,
+    "02": parameter_server.TABLE,
+    "03": ring_allreduce.TABLE,
+    "04": gossip.TABLE,
+    "05": hogwild.TABLE,
+    "06": scaling.TABLE,
+    "07": data_parallel.TABLE,
+    "08": model_parallel.TABLE,
+    "09": pipeline.TABLE,
+    "10": hybrid.TABLE,
+}
+"""Rows of each lab, by its number."""
+
+
+def rows(labs: Sequence[str] = ()) -> list[tuple[str, Row]]:
+    """Rows of some labs, such as ``["00", "03"]``, each with the lab's number; by default of all.
+
+    Raises
+    ------
+    ValueError
+        If there is no such lab.
+    """
+    if unknown := [lab for lab in labs if lab not in TABLES]:
+        raise ValueError(f"got {unknown[0]!r}, allowed is any of {', '.join(TABLES)}")
+    return [(lab, row) for lab, table in TABLES.items() for row in table if not labs or lab in labs]
+
+
+globals().update({row.name: row.preset for _, row in rows()})
+
+__all__ = [
+    "CLOUD", "CLUSTER", "CLUSTERS", "GPUS", "HOROVOD", "LINKS", "MICRO_BATCHES", "ONE_GPU_EACH", "OWN_CARDS", "RACK",
+    "SHARED_CARDS", "TABLES", "cores", "digits_as_mnist", "in_turn", "rows",
+]  # fmt: skip

@@ -1,0 +1,285 @@
+"""Lab 07: the communication that a data-parallel step hides, the state it shares out, and the data each rank reads."""
+
+from __future__ import annotations
+
+import struct
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+from dlpar.config.experiment import Experiment
+from dlpar.course.labs.scaling import computing_s, sizes_only
+from dlpar.course.platforms import platform_file
+from dlpar.course.rehearse import Row, Shown, apart, most_held, step_s
+from dlpar.data import digits, split
+from dlpar.jobs.run import Run
+
+ONE_GPU_EACH = platform_file("one-gpu-each")
+"""A P100 in each machine, 25 GbE with RoCE: every rank has a link of its own, so that closed forms are exact."""
+
+CLOUD = platform_file("cloud")
+"""A P100 in each machine, 10 GbE, and 100 us for a message: assumed, as in a rented network."""
+
+MNIST_SIDE = 28
+
+
+def overlapped_training() -> Experiment:
+    """Eight GPUs on two machines keep VGG-16's time, and send while they compute.
+
+    The bytes and FLOPs of VGG-16 are spread over the layers of a small network, and each of these is a bucket.
+    """
+    return Experiment(
+        model={"name": "mlp", "width": 64, "depth": 8},
+        workers=8,
+        batch=64,
+        scaling="weak",
+        steps=12,
+        evaluate_every=1000,
+        sync={"scheme": "ring", "overlap": True, "bucket_mb": 0.02},
+        cluster={"world": "simulated", "platform": "p100-25gbe-roce", "stand_in_for": "vgg16", "threads": 1},
+    )
+
+
+def _without_and_with(experiment: Experiment) -> list[Experiment]:
+    """The same without overlap, and with it."""
+    return [experiment.replace(sync={"overlap": overlap}) for overlap in (False, True)]
+
+
+def _step_is_shorter(runs: list[Run]) -> Shown:
+    off, on = map(step_s, runs)
+    return on < off, f"a step takes {1e3 * off:.0f} ms without overlap, {1e3 * on:.0f} ms with it"
+
+
+def paced_overlap() -> list[Experiment]:
+    """Four real processes that keep the GPUs' time, without overlap and with it."""
+    cluster = {"world": "paced", "platform": ONE_GPU_EACH}
+    return _without_and_with(overlapped_training().replace(workers=4, steps=2, cluster=cluster))
+
+
+def _much_shorter(runs: list[Run]) -> Shown:
+    return step_s(runs[1]) < 0.8 * step_s(runs[0]), _step_is_shorter(runs)[1]
+
+
+def _on_16(workload: str, platform: str, **fields: Any) -> Experiment:
+    """Two steps of 16 simulated GPUs; messages carry sizes only."""
+    return sizes_only(workload, platform, **{"workers": 16, "steps": 2, "sync": "ring", **fields})
+
+
+def overlap_hides_everything() -> dict[str, Experiment]:
+    """Four networks on 16 GPUs, without overlap and with it."""
+    networks = (
+        ("VGG-16", "vgg16", 64),
+        ("Inception V3", "inception3", 64),
+        ("ResNet-101", "resnet101", 64),
+        ("BERT-large", "bert-large", 8),
+    )
+    return {
+        f"{title}, overlap {how}": each
+        for title, name, batch in networks
+        for how, each in zip(("off", "on"), _without_and_with(_on_16(name, ONE_GPU_EACH, batch=batch)))
+    }
+
+
+def _some_stays_exposed(runs: dict[str, Run]) -> Shown:
+    exposed = {}
+    for title, run in runs.items():
+        asked = run.experiment
+        exposed[title] = step_s(run) / computing_s(asked.cluster.stand_in_for, asked.batch, ONE_GPU_EACH) - 1
+    on = {title.partition(",")[0]: share for title, share in exposed.items() if title.endswith("on")}
+    held = on["VGG-16"] > 0.2 and all(share < exposed[f"{name}, overlap off"] for name, share in on.items())
+    return held, "messages lengthen a step by: " + ", ".join(f"{name} {on[name]:.0%}" for name in on)
+
+
+def faster_links() -> dict[str, Experiment]:
+    """VGG-16, overlapped, on three links."""
+    links = {
+        "10 GbE": platform_file("p100-each-10gbe"),
+        "25 GbE": ONE_GPU_EACH,
+        "100 Gb InfiniBand": platform_file("p100-each-100gb-ib"),
+    }
+    return {
+        f"VGG-16, {title}": _on_16("vgg16", link, sync={"overlap": True}) for title, link in links.items()
+    }
+
+
+def _faster_exposes_less(runs: dict[str, Run]) -> Shown:
+    took = {title.split(", ")[1]: step_s(run) for title, run in runs.items()}
+    said = ", ".join(f"{title} {1e3 * each:.0f} ms" for title, each in took.items())
+    return list(took.values()) == sorted(took.values(), reverse=True), f"VGG-16, a step: {said}"
+
+
+def smaller_buckets() -> list[Experiment]:
+    """Inception V3 on 16 GPUs, from a bucket for every layer to one for all."""
+    sizes = (0.02, 0.25, 1, 2, 8, 32, 64, 128)
+    return [_on_16("inception3", CLOUD, sync={"overlap": True, "bucket_mb": mb}) for mb in sizes]
+
+
+def _some_mb_are_best(runs: list[Run]) -> Shown:
+    took = {run.experiment.sync.bucket_mb: step_s(run) for run in runs}
+    best, least, most = min(took, key=took.get), min(took), max(took)
+    held = took[least] > 1.25 * took[best] < took[most] and 1 <= best <= 32
+    return held, f"best {best:g} MB; a bucket a layer takes {took[least] / took[best]:.2f} times as long"
+
+
+TRAINED = Experiment(
+    model={"name": "mlp", "width": 256, "depth": 4},
+    workers=4,
+    batch=256,
+    steps=20,
+    optimizer="adam",
+    lr=0.003,
+    dtype="float64",
+    evaluate_every=1000,
+    cluster={"world": "simulated", "platform": "cpu-1gbe", "threads": 1},
+)
+"""Four workers that really train, on a simulated network of 1 GbE."""
+
+IMAGES = TRAINED.replace(model={"name": "cnn", "depth": 2}, steps=10)
+"""A network whose activations outweigh its weights."""
+
+
+def sharding_is_free() -> list[Experiment]:
+    """The same training whole, and by ZeRO stages 1 and 3."""
+    return [TRAINED.replace(split={"kind": "data", "zero": stage}) for stage in (0, 1, 3)]
+
+
+def _stage_3_sends_more(runs: list[Run]) -> Shown:
+    whole, first, third = (run.summary["bytes_sent"] for run in runs)
+    held = first == whole and third == 1.5 * whole
+    return held, f"ZeRO 1 sends {first / whole:g} times the bytes, ZeRO 3 {third / whole:g}"
+
+
+def accumulation() -> list[Experiment]:
+    """A worker's 64 samples at once, and in 2, 4 and 8 micro-batches."""
+    return [IMAGES.replace(split={"kind": "data", "microbatches": pieces}) for pieces in (1, 2, 4, 8)]
+
+
+def _only_memory_changes(runs: list[Run]) -> Shown:
+    off, share = apart(*runs), most_held(runs[-1], "activations") / most_held(runs[0], "activations")
+    held = off < 1e-9 and share < 0.25
+    return held, f"losses differ by {off:.0e}; in 8 pieces {share:.0%} of the activations"
+
+
+def small_batches() -> Experiment:
+    """A micro-batch of `accumulation` by itself: 8 samples a worker, and an exchange for them."""
+    return IMAGES.replace(batch=32)
+
+
+def _eight_times_the_bytes(runs: list[Run]) -> Shown:
+    pieces, small = (run.summary["bytes_sent"] / run.curve["samples"].iloc[-1] for run in runs)
+    said = f"{small / 1e3:.1f} kB for a sample, {pieces / 1e3:.1f} kB where gradients are added up"
+    return small == 8 * pieces, said
+
+
+def accumulated_statistics() -> list[Experiment]:
+    """Batch normalisation with all samples at once and in 8 micro-batches."""
+    norm = {"norm": "batch"}
+    return [TRAINED.replace(model=norm, split={"kind": "data", "microbatches": pieces}) for pieces in (1, 8)]
+
+
+def _another_training(runs: list[Run]) -> Shown:
+    differ = (runs[0].curve["loss"] - runs[1].curve["loss"]).abs().max()
+    return differ > 0.01, f"losses differ by up to {differ:.2f}"
+
+
+@cache
+def digits_as_mnist() -> TemporaryDirectory:
+    """Write the 8 x 8 digits as MNIST's files, each pixel three by three with a border of two.
+
+    1,438 training and 359 test images, in the order in which a run with seed 0 has them.  The folder goes with the
+    process.
+    """
+    folder = TemporaryDirectory(prefix="digits-as-mnist-")
+    images, labels = digits()
+    wide = np.kron(images.reshape(-1, 8, 8), np.ones((3, 3)))
+    pixels = np.pad(np.minimum(16 * wide, 255), ((0, 0), (2, 2), (2, 2))).astype(np.uint8)
+    for name, part in zip(("train", "t10k"), split(labels, seed=0)):
+        head = struct.pack(">HBB3I", 0, 8, 3, len(part), MNIST_SIDE, MNIST_SIDE)
+        Path(folder.name, f"{name}-images-idx3-ubyte").write_bytes(head + pixels[part].tobytes())
+        head, told = struct.pack(">HBBI", 0, 8, 1, len(part)), labels[part].astype(np.uint8)
+        Path(folder.name, f"{name}-labels-idx1-ubyte").write_bytes(head + told.tobytes())
+    return folder
+
+
+def sharded_reading() -> list[Experiment]:
+    """An epoch, twice 719 images, on four real ranks: each reads all, or its own share."""
+    whole = Experiment(
+        model={"name": "mlp", "width": 64, "depth": 1},
+        workers=4,
+        batch=719,
+        steps=2,
+        evaluate_every=1000,
+        data={"name": "mnist", "folder": digits_as_mnist().name},
+        cluster={"threads": 1},
+    )
+    return [whole, whole.replace(data={"reading": "batches"})]
+
+
+def _data_is_read_once(runs: list[Run]) -> Shown:
+    read = []
+    for run in runs:  # the last record of a rank holds all that it has read
+        last = {source: record["read"] for source, record in run.records() if record["k"] == "step"}
+        read.append(sum(last.values()) / 1e6)
+    same = runs[0].curve["loss"].tolist() == runs[1].curve["loss"].tolist()
+    held = same and abs(read[0] / read[1] - 4) < 1e-9
+    return held, f"four ranks read {read[0]:.2f} MB, and by shares {read[1]:.2f} MB"
+
+
+def own_samples() -> dict[str, Experiment]:
+    """Four workers with two or three digits each, whose statistics or steps are their own."""
+    common = Experiment(
+        model={"name": "mlp", "width": 64},
+        workers=4,
+        batch=128,
+        steps=100,
+        evaluate_every=1000,
+        shards="by_label",
+        cluster={"world": "simulated", "platform": "cpu-10gbe", "threads": 1},
+    )
+    own = {"model": {"norm": "batch"}}
+    return {
+        "dealt out of all samples": common.replace(shards="iid"),
+        "own digits, gradients summed every step": common,
+        "own digits, own batch statistics": common.replace(**own),
+        "dealt out of all, own batch statistics": common.replace(shards="iid", **own),
+        "own digits, synchronised statistics": common.replace(model={"norm": "sync_batch"}),
+        "own digits, 20 local steps": common.replace(averaging={"method": "local", "period": 20}),
+    }
+
+
+def _own_statistics_harm(runs: dict[str, Run]) -> Shown:
+    dealt, *others = (run.summary["accuracy"] for run in runs.values())
+    summed, statistics, mixed, cured, local = (100 * (dealt - each) for each in others)
+    held = max(summed, mixed, cured) < 2 and min(statistics, local) > 5
+    said = f"sums {summed:.1f}, own statistics {statistics:.1f}, 20 local steps {local:.1f}"
+    return held, f"points lost: {said}"
+
+
+TABLE = (
+    Row(
+        overlapped_training,
+        "Sending while computing makes a step shorter",
+        _step_is_shorter,
+        lambda: _without_and_with(overlapped_training()),
+    ),
+    Row(overlap_hides_everything, '"Overlap hides everything"', _some_stays_exposed),
+    Row(faster_links, "A faster link exposes less", _faster_exposes_less),
+    Row(paced_overlap, "Four processes that keep the GPUs' time overlap, too", _much_shorter),
+    Row(smaller_buckets, '"Smaller buckets are better"', _some_mb_are_best),
+    Row(sharding_is_free, '"Sharding is free"', _stage_3_sends_more),
+    Row(accumulation, "Gradient accumulation changes memory, and nothing else", _only_memory_changes),
+    Row(
+        small_batches,
+        "A small batch a step sends eight times as much for a sample",
+        _eight_times_the_bytes,
+        lambda: [accumulation()[-1], small_batches()],
+    ),
+    Row(sharded_reading, "Ranks can read a data set once, and learn the same", _data_is_read_once),
+    Row(
+        accumulated_statistics, "Accumulation with batch normalisation is another training", _another_training
+    ),
+    Row(own_samples, "Own shards harm what is computed from a rank's own batch", _own_statistics_harm),
+)

@@ -1,0 +1,78 @@
+"""Lab 00: four processes are not four times faster, and they learn the same."""
+
+from __future__ import annotations
+
+from dlpar.config.experiment import Experiment
+from dlpar.course.rehearse import Row, Shown, apart, speedup
+from dlpar.jobs.control_groups import cores
+from dlpar.jobs.run import Run
+
+
+def first_run() -> Experiment:
+    """Four processes train on handwritten digits for a few seconds."""
+    return Experiment(workers=4, steps=200)
+
+
+def _reads_digits(run: Run) -> Shown:
+    accuracy = run.summary["accuracy"]
+    return accuracy >= 0.95, f"{accuracy:.1%} of held-out digits are right"
+
+
+def four_times_faster() -> list[Experiment]:
+    """One process, as many as there are cores, and twice as many.
+
+    Layers are large, so that computing outweighs messages.  A process has one thread, so that it cannot use a
+    second core.
+    """
+    heavy = Experiment(
+        model={"name": "mlp", "width": 1024}, batch=512, steps=15, lr=0.05, evaluate_every=1000
+    )
+    worlds = sorted({1, 2, 4, min(cores(), 16), min(2 * cores(), 32)})
+    return [heavy.replace(workers=workers, cluster={"threads": 1}) for workers in worlds]
+
+
+def _cores_limit(runs: list[Run]) -> Shown:
+    most, gained = runs[-1].experiment.workers, speedup(runs[0], runs[-1])
+    said = f"{most} processes on {cores()} cores are {gained:.1f} times as fast as one"
+    return gained < 0.75 * most, said
+
+
+def four_gpus() -> Experiment:
+    """Four processes on the clock of four GPUs in one box; a small network stands in for ResNet-50."""
+    return Experiment(
+        model={"name": "mlp", "width": 64, "depth": 1},
+        batch=32,
+        steps=6,
+        evaluate_every=1000,
+        sync={"scheme": "ring", "bucket_mb": 4096},
+        cluster={"world": "paced", "platform": "v100-nvlink", "stand_in_for": "resnet50", "threads": 1},
+    )
+
+
+def _nearly_four_times(runs: list[Run]) -> Shown:
+    gained = speedup(*runs)
+    return 3.4 < gained < 4, f"four ranks with a GPU each are {gained:.1f} times as fast as one"
+
+
+def same_answer() -> list[Experiment]:
+    """1, 2, 3 and 4 workers with the same seed and the same batches."""
+    common = Experiment(model={"name": "mlp", "width": 64}, batch=250, steps=100, dtype="float64")
+    return [common.replace(workers=workers) for workers in (1, 2, 3, 4)]
+
+
+def _same_losses(runs: list[Run]) -> Shown:
+    worst = apart(*runs)
+    return worst < 1e-9, f"losses of 1 to 4 processes differ by {worst:.0e} at most"
+
+
+TABLE = (
+    Row(first_run, "Four processes learn to read digits", _reads_digits),
+    Row(four_times_faster, '"Four processes are four times faster"', _cores_limit),
+    Row(
+        four_gpus,
+        "With a processor each they nearly are",
+        _nearly_four_times,
+        lambda: [four_gpus().replace(workers=n) for n in (1, 4)],
+    ),
+    Row(same_answer, '"Parallel training changes the answer"', _same_losses),
+)

@@ -1,0 +1,144 @@
+"""Lab 04: whether replicas agree, how fast their graph lets them, and what that costs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dlpar.config.experiment import Experiment
+from dlpar.course.rehearse import Row, Shown
+from dlpar.jobs.consensus import contraction
+from dlpar.jobs.run import Run
+
+ISLANDS = {"topology": "edges", "edges": "0-1,2-3"}
+"""Four workers in two pairs, with no edge between the pairs."""
+
+SIMULATED = {"world": "simulated", "platform": "cpu-1gbe"}
+"""For questions of mathematics, or many machines on a slow network: one process plays all ranks."""
+
+GOSSIP = Experiment(workers=4, model={"name": "mlp", "width": 64}, batch=128, sync="gossip")
+
+
+def gossip_run() -> Experiment:
+    """Four workers on a ring train on handwritten digits for a second or two."""
+    return Experiment(workers=4, model={"name": "mlp", "width": 64}, steps=150, sync="gossip")
+
+
+def _learn_apart(run: Run) -> Shown:
+    accuracy, distance = run.summary["accuracy"], run.consensus["distance"].iloc[-1]
+    return accuracy >= 0.93 and distance > 0, f"{accuracy:.1%} right, {distance:.1e} apart"
+
+
+def _mixing(**sync: Any) -> Experiment:
+    """Eight workers with weights of their own that only average: at a learning rate of 0, in float64."""
+    return Experiment(
+        workers=8,
+        model="linear",
+        data="diabetes",
+        batch=8,
+        lr=0.0,
+        steps=60,
+        dtype="float64",
+        evaluate_every=1000,
+        sync={"scheme": "gossip", "start": "random", **sync},
+        cluster=SIMULATED,
+    )
+
+
+def pure_mixing() -> list[Experiment]:
+    """Eight workers that only average, on a ring, on exp2 and all with all.
+
+    A learning rate of 0 leaves nothing but mixing; float64 leaves room to fall.
+    """
+    return [_mixing(topology=topology) for topology in ("ring", "exp2", "complete")]
+
+
+def _at_the_eigenvalue(runs: list[Run]) -> Shown:
+    ring, _, complete = (run.consensus["distance"] for run in runs)
+    found, told = (ring[40] / ring[10]) ** (1 / 30), contraction(runs[0].experiment)
+    held = abs(found / told - 1) < 0.02 and complete[1] < 1e-6 * complete[0]
+    return held, f"a step on a ring of 8 leaves {found:.4f} of the distance, the eigenvalue is {told:.4f}"
+
+
+def two_islands() -> list[Experiment]:
+    """Ring and islands, with like and with sorted shards.
+
+    In this order: ring iid, islands iid, ring by_label, islands by_label.
+    """
+    graphs = ({"topology": "ring"}, ISLANDS)
+    return [
+        GOSSIP.replace(steps=120, shards=shards, sync=graph, cluster=SIMULATED)
+        for shards in ("iid", "by_label")
+        for graph in graphs
+    ]
+
+
+def _losses_fall_anyway(runs: list[Run]) -> Shown:
+    losses = [run.steps.pivot(index="step", columns="rank", values="loss") for run in runs]
+    fell = all((loss.tail(10).mean() < 0.2 * loss.head(3).mean()).all() for loss in losses)
+    ring, islands = (run.summary["accuracy"] for run in runs[2:])
+    said = f"every loss falls; right: a ring {ring:.0%}, two islands {islands:.0%}"
+    return fell and ring > 0.9 > 0.6 > islands, said
+
+
+def more_neighbours() -> list[Experiment]:
+    """16 machines on 1 Gb Ethernet with 2, 7 and 15 neighbours each, and the same batches; simulated."""
+    common = Experiment(
+        workers=16,
+        model={"name": "mlp", "width": 128, "depth": 1},
+        batch=256,
+        steps=60,
+        lr=0.2,
+        evaluate_every=5,
+        sync="gossip",
+        cluster=SIMULATED,
+    )
+    return [common.replace(sync={"topology": topology}) for topology in ("ring", "exp2", "complete")]
+
+
+def _fewer_cost_less(runs: list[Run]) -> Shown:
+    cost = []
+    for run in runs:
+        good = run.evals[run.evals["accuracy"].astype(float) >= 0.93]
+        cost.append(run.curve["bytes"].iloc[good["step"].iloc[0] - 1] / 1e6 if len(good) else float("inf"))
+    said = ", ".join(f"{each:.0f}" for each in cost)
+    return cost == sorted(cost) and cost[0] < cost[2] / 2, f"MB to 93 % with 2, 7 and 15 neighbours: {said}"
+
+
+def cut_edges() -> list[Experiment]:
+    """Eight workers on a ring that only average; with one edge cut, and with two."""
+    whole = [(i, (i + 1) % 8) for i in range(8)]
+    path = [edge for edge in whole if edge != (7, 0)]
+    halves = [edge for edge in path if edge != (3, 4)]
+    return [_mixing(topology="edges", edges=tuple(edges)) for edges in (whole, path, halves)]
+
+
+def _islands_never_agree(runs: list[Run]) -> Shown:
+    ring, path, halves = (run.consensus["distance"].to_numpy() for run in runs)
+    held = ring[-1] < 0.01 * path[-1] and path[-1] < 0.2 * path[0] and halves[-1] > 0.05 * halves[0]
+    left = ", ".join(f"{each[-1] / each[0]:.0e}" for each in (ring, path, halves))
+    return held, f"of the distance is left on the ring, with one cut, with two: {left}"
+
+
+def slow_neighbour() -> list[Experiment]:
+    """Steps of 10 ms, one worker four times slower; all neighbours each step, then pairs (AD-PSGD).
+
+    The delays do not need a core, so that it shows on any machine.
+    """
+    delays = {"kind": "constant", "delay_ms": 10.0, "straggler": {1: 4.0}}
+    common = GOSSIP.replace(steps=30, evaluate_every=1000, delays=delays)
+    return [common.replace(sync={"exchange": exchange}) for exchange in ("neighbours", "pairwise")]
+
+
+def _pairs_do_not_wait(runs: list[Run]) -> Shown:
+    rate, other = (len(run.steps) / run.steps["t"].max() for run in runs)
+    return other > 1.3 * rate, f"{rate:.0f} worker-steps/s with all neighbours, {other:.0f} in pairs"
+
+
+TABLE = (
+    Row(gossip_run, "Four workers that gossip learn, each a model of its own", _learn_apart),
+    Row(pure_mixing, "Replicas agree as fast as the graph's second eigenvalue says", _at_the_eigenvalue),
+    Row(two_islands, '"A falling loss means the replicas agree"', _losses_fall_anyway),
+    Row(more_neighbours, '"More neighbours is better"', _fewer_cost_less),
+    Row(cut_edges, "Two cuts make islands that never agree", _islands_never_agree),
+    Row(slow_neighbour, "Waiting for neighbours is still waiting; pairs do not wait", _pairs_do_not_wait),
+)

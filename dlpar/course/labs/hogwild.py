@@ -1,0 +1,114 @@
+"""Lab 05: the effect of races on shared weights, and the cost that remains without locks."""
+
+from __future__ import annotations
+
+from dlpar.config.experiment import Experiment
+from dlpar.course.rehearse import Row, Shown, speedup
+from dlpar.jobs.control_groups import cores
+from dlpar.jobs.run import Run
+
+TEXTS = Experiment(
+    model="logistic",
+    data="docstrings",
+    workers=4,
+    lr=1.0,
+    cluster={"threads": 1},
+    sync={"scheme": "hogwild", "sparse": True},
+)
+"""Which package does a docstring document?  Softmax regression on 1000 words: 10,010 weights."""
+
+
+def shared_weights() -> Experiment:
+    """Four processes write to one model of the texts for a second or two."""
+    return TEXTS.replace(batch=32, steps=400)
+
+
+def _one_model_learns(run: Run) -> Shown:
+    accuracy = run.summary["accuracy"]
+    return accuracy >= 0.75, f"{accuracy:.0%} of held-out texts are classified correctly"
+
+
+def races() -> list[Experiment]:
+    """Four writers, from sparse updates to dense ones.
+
+    A worker's update is of 1, 8 or 64 texts and writes the words in them.  The last one writes all weights each
+    time, changed or not.
+    """
+    sizes = ((4, 600), (32, 250), (256, 60))
+    sparse = [TEXTS.replace(batch=batch, steps=steps) for batch, steps in sizes]
+    return [*sparse, sparse[-1].replace(sync={"sparse": False})]
+
+
+def in_turn(racing: Experiment) -> Experiment:
+    """Make as many updates of the same size as `racing` does, by one process: one after the other, without races."""
+    n = racing.workers
+    return racing.replace(workers=1, batch=racing.batch // n, steps=racing.steps * n, lr=racing.lr / n)
+
+
+def _little_is_lost(runs: list[Run]) -> Shown:
+    racing, alone = (
+        runs[:4],
+        [*runs[4:], runs[-1]],
+    )  # in turn it makes no difference whether zeros are written
+    right = [(a.summary["accuracy"], b.summary["accuracy"]) for a, b in zip(racing, alone, strict=True)]
+    worse = max(abs(a - b) for a, b in right)
+    lost = max(record["lost"] for run in racing for _, record in run.records() if "lost" in record)
+    said = (
+        f"racing and in turn differ by {100 * worse:.1f} points at most; {lost:.2%} of what was added is lost"
+    )
+    return worse < 0.05 and lost < 0.1, said
+
+
+def lock_free_scaling() -> list[Experiment]:
+    """Dense updates of 1.1 million weights by 1, 2, 4 processes and more.
+
+    Up to twice as many as there are cores, each with a batch of its own and one thread, and the same number of
+    updates in all.
+    """
+    common = Experiment(
+        model={"name": "mlp", "width": 1024},
+        batch=16,
+        scaling="weak",
+        evaluate_every=100_000,
+        sync="hogwild",
+        cluster={"threads": 1},
+    )
+    worlds = sorted({1, 2, 4, min(2 * cores(), 16)})
+    return [common.replace(workers=workers, steps=-(-120 // workers)) for workers in worlds]
+
+
+def _cores_limit_and_updates_age(runs: list[Run]) -> Shown:
+    most, gained = runs[-1].experiment.workers, speedup(runs[0], runs[-1])
+    stale = {run.experiment.workers: run.steps["staleness"].mean() for run in runs}
+    held = gained < 0.75 * most and stale[1] == 0 and stale[2] < stale[4] < 4
+    said = f"{most} writers are {gained:.1f} times as fast as one"
+    return held, f"{said}; of 4 each is {stale[4]:.1f} updates behind"
+
+
+def slow_writer() -> Experiment:
+    """Steps of 10 ms, one worker four times slower, and nobody waits for it.
+
+    The delays do not need a core, so that it shows on any machine.
+    """
+    delays = {"kind": "constant", "delay_ms": 10.0, "straggler": {1: 4.0}}
+    return TEXTS.replace(batch=32, steps=120, delays=delays)
+
+
+def _its_updates_are_old(run: Run) -> Shown:
+    by_worker = run.steps.groupby("rank")["staleness"].agg(["size", "mean"])
+    slow, quick = by_worker.loc[1], by_worker.drop(index=1)
+    most = quick["mean"].max()
+    held = slow["size"] < 0.6 * quick["size"].min() and slow["mean"] > 2 * most
+    learns = run.summary["accuracy"] > 0.75
+    return (
+        held and learns,
+        f"its gradients are {slow['mean']:.1f} updates old, the others' {most:.1f} at most",
+    )
+
+
+TABLE = (
+    Row(shared_weights, "Four writers without locks train one model", _one_model_learns),
+    Row(races, '"Races corrupt the model"', _little_is_lost, lambda: [*races(), *map(in_turn, races()[:3])]),
+    Row(lock_free_scaling, '"Lock-free scales for free"', _cores_limit_and_updates_age),
+    Row(slow_writer, "Nobody waits for a slow writer, but its updates are old", _its_updates_are_old),
+)

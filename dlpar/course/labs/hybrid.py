@@ -1,0 +1,183 @@
+"""Lab 10: data, tensor and pipeline parallelism at once: the gain, the order of axes, and the memory of each rank."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dlpar.config.experiment import Experiment
+from dlpar.course.platforms import platform_file
+from dlpar.course.rehearse import Row, Shown, apart, most_held
+from dlpar.jobs.run import Run
+
+CLUSTERS = {
+    name: platform_file(name.replace(" ", "-"))
+    for name in ("one box", "nodes of two", "slow network", "one each", "device 5 slow")
+}
+"""Clusters of a small device, 1 GFLOP/s, that keep the proportions of large ones, as `one-box.toml` computes."""
+
+PAIRS = CLUSTERS["nodes of two"]
+
+BATCH, MICRO = 16, 2
+"""Samples of a batch, and of a micro-batch, whatever the split is."""
+
+
+def _ms(run: Run) -> float:
+    """Milliseconds of a step."""
+    return 1e3 * run.curve["seconds"].iloc[-1] / run.experiment.steps
+
+
+def grid(
+    platform: str, data: int = 1, tensor: int = 1, pipeline: int = 1, order: str = "", **changes: Any
+) -> Experiment:
+    """One step of a transformer of four blocks, 16 samples, on data × tensor × pipeline devices, simulated."""
+    split = {"tensor": tensor, "stages": pipeline, "microbatches": BATCH // MICRO // data, "order": order}
+    experiment = Experiment(
+        model={"name": "transformer", "width": 64, "depth": 4, "heads": 4},
+        data={"name": "docstrings", "context": 32},
+        batch=BATCH,
+        steps=1,
+        optimizer="adam",
+        lr=1e-3,
+        evaluate_every=0,
+        workers=data * tensor * pipeline,
+        split={"kind": "hybrid", **split},
+        cluster={"world": "simulated", "platform": platform, "threads": 1},
+    )
+    return experiment.replace(**changes)
+
+
+def _one_slows_all(runs: list[Run]) -> Shown:
+    hurt, even = map(_ms, runs)
+    return hurt > 1.4 * even, f"a step takes {even:.0f} ms, with one device twice as slow {hurt:.0f} ms"
+
+
+def one_process() -> dict[str, Experiment]:
+    """Ten steps in float64 on one rank, and on 2 × 2 × 2 by a ring and by each part's own server."""
+    small = Experiment(
+        model={"name": "transformer", "width": 16, "depth": 2, "heads": 2},
+        data={"name": "docstrings", "context": 8},
+        batch=8,
+        steps=10,
+        dtype="float64",
+        workers=1,
+        evaluate_every=0,
+        cluster={"world": "simulated", "threads": 1},
+    )
+    ring = small.replace(workers=8, split={"kind": "hybrid", "microbatches": 2})
+    return {
+        "one process": small,
+        "2 × 2 × 2, ring": ring,
+        "2 × 2 × 2, a server for each part": ring.replace(sync={"scheme": "ps", "servers": 4}),
+    }
+
+
+def _same_losses(runs: dict[str, Run]) -> Shown:
+    worst = apart(*runs.values())
+    return worst < 1e-9, f"losses differ by {worst:.0e} at most"
+
+
+def alone_and_together(platform: str = PAIRS) -> dict[str, Experiment]:
+    """One device, each axis of two by itself, and all three."""
+    return {
+        "one device": grid(platform),
+        "data 2": grid(platform, data=2),
+        "tensor 2": grid(platform, tensor=2),
+        "pipeline 2": grid(platform, pipeline=2),
+        "2 × 2 × 2": grid(platform, data=2, tensor=2, pipeline=2),
+    }
+
+
+def _less_than_the_product(runs: dict[str, Run]) -> Shown:
+    alone, data, tensor, pipeline, together = map(_ms, runs.values())
+    product, gained = alone**3 / (data * tensor * pipeline), alone / together
+    said = f"the product is {product:.2f}, all together are {gained:.2f} times as fast as one"
+    return gained < 0.8 * product, said
+
+
+def orders() -> dict[str, Experiment]:
+    """2 × 2 × 2 with tensor innermost, with pipeline, and with data."""
+    inner = {"data,pipeline,tensor": ""}  # the default
+    inner.update({order: order for order in ("data,tensor,pipeline", "tensor,pipeline,data")})
+    return {name: grid(PAIRS, 2, 2, 2, order=order) for name, order in inner.items()}
+
+
+def _tensor_belongs_inside(runs: dict[str, Run]) -> Shown:
+    took = {name.split(",")[-1]: _ms(run) for name, run in runs.items()}
+    said = ", ".join(f"{axis} {each:.0f} ms" for axis, each in took.items())
+    held = min(took["data"], took["pipeline"]) > 1.25 * took["tensor"]
+    return held, f"a step with this axis inside a box: {said}"
+
+
+def factorizations() -> dict[tuple[int, int, int], Experiment]:
+    """Eight devices as data × tensor × pipeline, neither of the last two above four."""
+    sizes = [(tensor, pipeline) for tensor in (1, 2, 4) for pipeline in (1, 2, 4) if tensor * pipeline <= 8]
+    axes = [(8 // (tensor * pipeline), tensor, pipeline) for tensor, pipeline in sizes]
+    return {each: grid(PAIRS, *each) for each in axes}
+
+
+def _two_by_two_by_two(runs: dict[tuple[int, int, int], Run]) -> Shown:
+    fits = {axes: _ms(run) for axes, run in runs.items() if most_held(run) < 1.5e6}
+    best = min(fits, key=fits.get)
+    said = f"{' × '.join(map(str, best))}, {fits[best]:.0f} ms; {len(fits)} of {len(runs)} fit"
+    return best == (2, 2, 2), said
+
+
+def distbelief(push_every: int = 1) -> Experiment:
+    """DistBelief's shape on real ranks: two replicas, each cut over two, and for each half a server of its own.
+
+    Downpour SGD (Dean et al. 2012, section 4.1): no rank waits for another, and the servers update by Adagrad.
+    """
+    return Experiment(
+        model={"name": "mlp", "width": 64, "depth": 3},
+        batch=64,
+        steps=120,
+        workers=4,
+        optimizer="adagrad",
+        lr=0.02,
+        split={"kind": "tensor", "tensor": 2},
+        cluster={"threads": 1},
+        evaluate_every=60,
+        sync={"scheme": "ps", "servers": 2, "consistency": "asp", "push_every": push_every},
+    )
+
+
+def _both_learn(runs: list[Run]) -> Shown:
+    often, seldom = (run.summary["accuracy"] for run in runs)
+    return min(often, seldom) > 0.85, f"right: {often:.0%} with a push a step, {seldom:.0%} with one in 8"
+
+
+def paced_grid() -> Experiment:
+    """2 × 2 × 2 on eight processes that keep the cluster's time."""
+    return grid(PAIRS, 2, 2, 2, steps=2, cluster={"world": "paced"})
+
+
+def _as_simulated(runs: list[Run]) -> Shown:
+    paced, simulated = map(_ms, runs)
+    held = abs(paced / simulated - 1) < 0.05
+    return held, f"a step takes {paced:.1f} ms paced, {simulated:.1f} ms simulated"
+
+
+TABLE = (
+    Row(one_process, "2 × 2 × 2 ranks learn what one process learns", _same_losses),
+    Row(alone_and_together, '"Speed-ups multiply"', _less_than_the_product),
+    Row(orders, '"The order of axes does not matter"', _tensor_belongs_inside),
+    Row(factorizations, "Of grids that fit, 2 × 2 × 2 is best here", _two_by_two_by_two),
+    Row(
+        paced_grid,
+        "Eight processes keep the simulated cluster's time",
+        _as_simulated,
+        lambda: [paced_grid(), grid(PAIRS, 2, 2, 2)],
+    ),
+    Row(
+        distbelief,
+        "DistBelief's shape trains on real ranks",
+        _both_learn,
+        lambda: [distbelief(push_every=n) for n in (1, 8)],
+    ),
+    Row(
+        grid,
+        "One slow device of eight slows all",
+        _one_slows_all,
+        lambda: [grid(platform, 2, 2, 2) for platform in (CLUSTERS["device 5 slow"], PAIRS)],
+    ),
+)

@@ -1,0 +1,100 @@
+"""Lab 01: means of uneven parts, trees against stars, and the cost of waiting for each other."""
+
+from __future__ import annotations
+
+from dlpar.config.experiment import Experiment
+from dlpar.course.rehearse import Collectives, Row, Shown, pace
+from dlpar.jobs.run import Run
+from dlpar.lab.timing import Timing
+
+CLUSTER = "cpu-10gbe"
+"""Platform of labs 01 to 03: a rank in each machine, 10 Gb Ethernet between them."""
+
+
+def mean_of_means() -> list[Experiment]:
+    """Sum and mean, on equal and on uneven parts.
+
+    Least squares on all 354 training samples in every iteration, so that nothing is random: three workers have
+    118 samples each, or 59, 118 and 177.
+    """
+    common = Experiment(
+        model="linear",
+        data="diabetes",
+        batch=354,
+        steps=200,
+        lr=0.2,
+        optimizer="momentum",
+        dtype="float64",
+        workers=3,
+        evaluate_every=20,
+    )
+    return [
+        common.replace(shards=shards, sync={"scheme": "mapreduce", "reduce": reduce})
+        for shards in ("iid", "uneven")
+        for reduce in ("sum", "mean")
+    ]
+
+
+def _uneven_parts_end_elsewhere(runs: list[Run]) -> Shown:
+    *right, wrong = (run.curve["loss"].iloc[-1] for run in runs)
+    held = max(right) - min(right) < 1e-6 * min(right) and wrong > 1.001 * max(right)
+    return held, f"uneven parts end at {wrong:.4f}, all others at {right[0]:.4f}"
+
+
+def tree_or_star() -> Collectives:
+    """Both on 8 paced ranks, from 1 kB to 400 kB."""
+    sizes = (1_000, 4_000, 20_000, 100_000, 400_000)
+    return Collectives(names=("star", "tree"), ranks=8, sizes=sizes, world="paced", platform=CLUSTER)
+
+
+def _size_decides(times: list[Timing]) -> Shown:
+    took = {(t.name, t.nbytes): t.seconds for t in times}
+    short, long = (took["tree", size] / took["star", size] for size in (1_000, 400_000))
+    said = f"the tree takes {short:.1f} times the star's time for 1 kB, {long:.2f} for 400"
+    return short > 2 and long < 0.5, said
+
+
+def digits_by_mapreduce() -> list[Experiment]:
+    """Softmax regression on digits by map-reduce, on 1, 2 and 4 workers."""
+    common = Experiment(model="logistic", batch=512, steps=150, lr=0.5, sync="mapreduce", evaluate_every=75)
+    return [common.replace(workers=workers, cluster={"threads": 1}) for workers in (1, 2, 4)]
+
+
+def _all_learn(runs: list[Run]) -> Shown:
+    least = min(run.summary["accuracy"] for run in runs)
+    return least > 0.93, f"{least:.1%} of held-out digits are right, or more"
+
+
+def unsteady() -> list[Experiment]:
+    """Four workers whose steps take 10 ms each, or 10 ms on average.
+
+    The delays do not need a core, so that it shows on any machine.
+    """
+    common = Experiment(model="logistic", steps=40, batch=256, lr=0.5, sync="mapreduce", evaluate_every=1000)
+    return [common.replace(delays={"kind": kind, "delay_ms": 10.0}) for kind in ("constant", "exponential")]
+
+
+def _random_is_slower(runs: list[Run]) -> Shown:
+    even, random = map(pace, runs)
+    return random > 1.3 * even, f"{1e3 * even:.0f} ms a step, and {1e3 * random:.0f} ms where times vary"
+
+
+def empty_samples() -> Experiment:
+    """So small a fraction that most partitions sample nothing in most iterations."""
+    sync = {"scheme": "mapreduce", "fraction": 0.03}
+    return Experiment(model="logistic", workers=4, batch=40, steps=150, lr=0.1, sync=sync)
+
+
+def _learns_all_the_same(run: Run) -> Shown:
+    none, accuracy = float((run.steps["samples"] == 0).mean()), run.summary["accuracy"]
+    held = run.curve["loss"].notna().all() and accuracy > 0.8 and none > 0.1
+    return held, f"no sample in {none:.0%} of steps, {accuracy:.0%} right in the end"
+
+
+TABLE = (
+    Row(mean_of_means, '"The mean of the workers\' means is the mean"', _uneven_parts_end_elsewhere),
+    Row(tree_or_star, '"A tree always beats a star"', _size_decides),
+    Row(digits_by_mapreduce, "Softmax regression learns by map-reduce, on 1, 2 and 4 workers", _all_learn),
+    Row(unsteady, "Unsteady workers of the same mean take longer together", _random_is_slower),
+    Row(empty_samples, "Workers without a sample do no harm to a sum", _learns_all_the_same),
+)

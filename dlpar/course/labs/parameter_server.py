@@ -1,0 +1,191 @@
+"""Lab 02: the age of gradients, the cost of waiting for a bound, and the worth of an update."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dlpar.config.experiment import Experiment
+from dlpar.course.labs.mapreduce import CLUSTER
+from dlpar.course.rehearse import Row, Shown, apart
+from dlpar.jobs.run import Run
+from dlpar.lab.figures.steps import per_rank
+
+SMALL: dict[str, Any] = dict(model={"name": "mlp", "width": 16, "depth": 1}, batch=64, evaluate_every=1000)
+"""Little to compute: where time is the question, delays make it, and they are the same on every machine."""
+
+PACED: dict[str, Any] = {"world": "paced", "platform": CLUSTER}
+SIMULATED: dict[str, Any] = {"world": "simulated", "platform": CLUSTER}
+
+STEADY: dict[str, Any] = {"kind": "constant", "delay_ms": 10.0}
+"""Computing times of 10 ms."""
+
+
+def _ps(**fields: Any) -> dict[str, Any]:
+    return {"scheme": "ps", **fields}
+
+
+def _pace(run: Run) -> float:
+    """Seconds from one global step to the next, in the long run."""
+    return run.curve["seconds"].diff(10).median() / 10
+
+
+def stale_gradients() -> Experiment:
+    """Two fast workers and one four times slower push to one server whenever they are ready."""
+    delays = {**STEADY, "straggler": {2: 4.0}}
+    return Experiment(**SMALL, workers=3, steps=60, sync=_ps(consistency="asp"), delays=delays)
+
+
+def _slow_worker_is_stale(run: Run) -> Shown:
+    mean = run.steps["staleness"].mean()
+    middle = run.steps.groupby("rank")["staleness"].median()
+    held = abs(mean - 2) < 0.1 and middle[2] >= 3 * max(middle[0], middle[1])
+    each = f"{middle[0]:.0f}, {middle[1]:.0f} and {middle[2]:.0f}"
+    return held, f"{mean:.2f} updates on average; in the middle {each}"
+
+
+def pull_apart() -> list[Experiment]:
+    """Weights in the answer to a push, or asked for in a message of their own; workers never pause."""
+    reply = Experiment(**SMALL, workers=4, steps=120, sync=_ps(consistency="asp"))
+    return [reply, reply.replace(sync={"pull": "separate"})]
+
+
+def _pull_is_fresher(runs: list[Run]) -> Shown:
+    reply, separate = (run.steps["staleness"].mean() for run in runs)
+    said = f"staleness {reply:.2f} with weights in the answer, {separate:.2f} with a pull"
+    return separate < 0.9 * reply, said
+
+
+def server_that_waits() -> list[Experiment]:
+    """A ring, and servers that wait for all (bsp), one and two."""
+    ring = Experiment(model={"name": "mlp", "width": 64}, workers=4, steps=60, dtype="float64")
+    return [ring, ring.replace(sync=_ps()), ring.replace(sync=_ps(servers=2))]
+
+
+def _same_as_a_ring(runs: list[Run]) -> Shown:
+    worst = apart(*runs)
+    return worst < 1e-9, f"losses of a server that waits and of a ring differ by {worst:.0e} at most"
+
+
+def _bsp_ssp_asp(**fields: Any) -> list[Experiment]:
+    rules = (_ps(), _ps(consistency="ssp", staleness=4), _ps(consistency="asp"))
+    return [Experiment(**{**SMALL, **fields}, workers=4, sync=rule) for rule in rules]
+
+
+def bound_and_a_slow_worker() -> list[Experiment]:
+    """One of four is four times slower, for good; paced."""
+    delays = {**STEADY, "straggler": {1: 4.0}}
+    return _bsp_ssp_asp(steps=30, lr=0.3, evaluate_every=5, delays=delays, cluster=PACED)
+
+
+def _bound_is_soon_full(runs: list[Run]) -> Shown:
+    bsp, ssp, asp = map(_pace, runs)
+    held = abs(ssp / bsp - 1) < 0.15 and asp < bsp / 2
+    return held, f"a step: bsp {1e3 * bsp:.0f} ms, ssp(4) {1e3 * ssp:.0f} ms, asp {1e3 * asp:.0f} ms"
+
+
+def bound_and_passing_jitter() -> list[Experiment]:
+    """All four are now and then slow, none for good; bsp and ssp, simulated."""
+    return _bsp_ssp_asp(steps=100, delays={"kind": "exponential", "delay_ms": 25.0}, cluster=SIMULATED)[:2]
+
+
+def _bound_absorbs_it(runs: list[Run]) -> Shown:
+    bsp, ssp = map(_pace, runs)
+    return bsp / ssp >= 1.3, f"with jitter ssp(4) is {bsp / ssp:.2f} times as fast as bsp"
+
+
+def more_updates() -> list[Experiment]:
+    """Train by bsp, by asp, and by asp with each rate divided by staleness.
+
+    Eight workers, momentum and a high rate: bsp converges.  asp makes eight updates where bsp makes one and does
+    not converge; dividing the rate saves it.
+    """
+    common = Experiment(
+        model={"name": "mlp", "width": 64, "depth": 1},
+        workers=8,
+        steps=80,
+        optimizer="momentum",
+        lr=0.7,
+        delays=STEADY,
+        sync=_ps(),
+        evaluate_every=10,
+        cluster=SIMULATED,
+    )
+    asp = common.replace(sync={"consistency": "asp"})
+    return [common, asp, asp.replace(sync={"staleness_aware": True})]
+
+
+def _asp_diverges(runs: list[Run]) -> Shown:
+    bsp, asp, aware = (run.summary["accuracy"] for run in runs)
+    said = f"right: bsp {bsp:.0%}, asp {asp:.0%}, asp with rates divided by staleness {aware:.0%}"
+    return min(bsp, aware) >= 0.9 and asp < 0.7, said
+
+
+def stalled_worker() -> list[Experiment]:
+    """Worker 2 stalls once, for a (virtual) second."""
+    return _bsp_ssp_asp(steps=30, delays={**STEADY, "stall": {2: 1.0}}, cluster=SIMULATED)
+
+
+def _asp_does_not_wait(runs: list[Run]) -> Shown:
+    bsp, ssp, asp = (run.steps.query("rank == 0")["wait"].sum() for run in runs)
+    said = f"worker 0 waits {bsp:.2f} s under bsp, {ssp:.2f} s under ssp(4), {asp:.2f} s under asp"
+    return bsp > 0.7 and ssp > 0.6 and asp < 0.3, said
+
+
+def servers() -> list[Experiment]:
+    """One server, two with half the weights each, and one above two leaf servers, on 1 Gb Ethernet."""
+    cluster = {"world": "simulated", "platform": "cpu-1gbe"}
+    model = {"name": "mlp", "width": 128}
+    one = Experiment(model=model, workers=4, steps=25, sync=_ps(), evaluate_every=1000, cluster=cluster)
+    return [one, one.replace(sync={"servers": 2}), one.replace(sync={"groups": 2})]
+
+
+def _half_each(runs: list[Run]) -> Shown:
+    one, two, leaves = (per_rank(run)[4:, 3] for run in runs)
+    held = max(abs(each / one[0] - 0.5) for each in (*two, leaves[0])) < 0.01
+    sent = f"one server sends {one[0]:.1f} MB, each of two {two[0]:.1f}"
+    return held, f"{sent}, a root over leaves {leaves[0]:.1f}"
+
+
+def as_the_field_did() -> dict[str, Experiment]:
+    """Choices of published systems, as settings of one experiment."""
+    common = Experiment(
+        model={"name": "mlp", "width": 64, "depth": 1},
+        workers=4,
+        steps=80,
+        lr=0.2,
+        evaluate_every=10,
+        delays={"kind": "gamma", "delay_ms": 5.0},
+        sync=_ps(),
+        cluster=SIMULATED,
+    )
+    downpour = {"consistency": "asp", "push_every": 5}
+    return {
+        "DistBelief (Downpour)": common.replace(optimizer="adagrad", lr=0.05, sync=downpour),
+        "Petuum (ssp)": common.replace(sync={"consistency": "ssp", "staleness": 3}),
+        "Li et al. (key ranges)": common.replace(sync={"consistency": "ssp", "staleness": 3, "servers": 2}),
+        "Rudra (1-softsync)": common.replace(sync={"consistency": "softsync", "softsync": 1}),
+        "MXNet (two levels, bsp)": common.replace(sync={"groups": 2}),
+    }
+
+
+def _all_systems_learn(runs: dict[str, Run]) -> Shown:
+    right = {name: run.summary["accuracy"] for name, run in runs.items()}
+    least = min(right, key=right.get)
+    return right[least] >= 0.9, f"the least right of {len(right)} is {least}: {right[least]:.0%}"
+
+
+TABLE = (
+    Row(
+        stale_gradients,
+        "The mean staleness is N - 1, and the slow worker's gradients are the old ones",
+        _slow_worker_is_stale,
+    ),
+    Row(pull_apart, "A pull of its own makes weights fresher", _pull_is_fresher),
+    Row(server_that_waits, '"Parameter server means asynchronous"', _same_as_a_ring),
+    Row(bound_and_a_slow_worker, '"A staleness bound cures a slow worker"', _bound_is_soon_full),
+    Row(bound_and_passing_jitter, "A bound absorbs jitter that passes", _bound_absorbs_it),
+    Row(more_updates, '"More updates a second is better"', _asp_diverges),
+    Row(stalled_worker, "A stall longer than the bound blocks bsp and ssp, not asp", _asp_does_not_wait),
+    Row(servers, "Two servers send half each", _half_each),
+    Row(as_the_field_did, "Five published systems, as settings, all learn", _all_systems_learn),
+)

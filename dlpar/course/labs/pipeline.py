@@ -1,0 +1,149 @@
+"""Lab 09: the effects of a pipeline's schedule on time and memory."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from dlpar.config.experiment import Experiment
+from dlpar.course.rehearse import Row, Shown, most_held
+from dlpar.jobs.run import Run
+from dlpar.lab import figures
+
+DEEP = {"name": "mlp", "width": 64, "depth": 32}
+"""32 equal layers, and an output layer that costs a sixth of one: four stages of eight are nearly equal."""
+
+WIDE = {"name": "mlp", "width": 1024, "depth": 9}
+"""Two layers of 1024 × 1024 for each of four stages; the first and the last layer cost next to nothing."""
+
+RACK = "cpu-10gbe"
+"""Servers with a 10 GbE card each: 30 µs and 1.1 GB/s."""
+
+BERT = {"platform": "p100-100gb-ib", "stand_in_for": "bert-large"}
+"""The clock of BERT-large on P100s and 100 Gb InfiniBand."""
+
+MICRO_BATCHES = (1, 4, 16, 64, 256)
+"""A step's 256 samples in so many pieces."""
+
+
+def _stages(model: dict[str, Any], schedule: str, microbatches: int = 8, **fields: Any) -> Experiment:
+    """Four stages in the simulated world."""
+    split = {"kind": "pipeline", "schedule": schedule, "microbatches": microbatches}
+    cluster = {"world": "simulated", "platform": RACK, "threads": 1, **fields.pop("cluster", {})}
+    fields = {"workers": 4, "batch": 256, "steps": 3, "evaluate_every": 1000, **fields}
+    return Experiment(model=model, split=split, cluster=cluster, **fields)
+
+
+def _bubble(run: Run) -> dict[str, float]:
+    """Measured and ideal, as the lab's figure has them."""
+    return figures.pipeline(run).layout.meta["bubble"]
+
+
+def _seconds(run: Run) -> float:
+    """Median of a step."""
+    return float(run.curve["seconds"].diff().median())
+
+
+def live_pipeline() -> Experiment:
+    """Four processes keep the time of BERT-large on P100s, 1F1B with 8 micro-batches."""
+    return _stages(DEEP, "1f1b", batch=16, cluster={"world": "paced", **BERT})
+
+
+def _keeps_its_schedule(run: Run) -> Shown:
+    bubble = _bubble(run)
+    held = abs(bubble["run"] - bubble["ideal"]) < 0.03
+    return held, f"a bubble of {bubble['run']:.1%}, ideal {bubble['ideal']:.1%}"
+
+
+def schedules() -> dict[str, Experiment]:
+    """The same 256 samples in 8 micro-batches by every schedule.
+
+    Really trained; the clock is that of BERT-large on P100s and 100 Gb InfiniBand.
+    """
+    gpipe = _stages(DEEP, "gpipe", cluster=BERT)
+    return {
+        "GPipe": gpipe,
+        "1F1B": gpipe.replace(split={"schedule": "1f1b"}),
+        "1F1B, recomputing": gpipe.replace(split={"schedule": "1f1b", "recompute": True}),
+        "interleaved, 2 chunks": gpipe.replace(split={"schedule": "interleaved", "chunks": 2}),
+        "ZB-H1": gpipe.replace(split={"schedule": "zb-h1"}),
+    }
+
+
+def _same_bubble_less_memory(runs: dict[str, Run]) -> Shown:
+    gpipe, ours = runs["GPipe"], runs["1F1B"]
+    quicker = max(_seconds(runs[name]) for name in ("interleaved, 2 chunks", "ZB-H1")) < 0.9 * _seconds(ours)
+    share = most_held(ours, "activations") / most_held(gpipe, "activations")
+    held = math.isclose(_seconds(gpipe), _seconds(ours), rel_tol=1e-6) and share < 0.6 and quicker
+    said = f"a step takes {_seconds(gpipe):.2f} s by both; 1F1B holds {share:.0%} of GPipe's activations"
+    return held, said
+
+
+def more_micro_batches() -> list[Experiment]:
+    """256 samples in 1 to 256 micro-batches, by 1F1B and GPipe; messages of sizes only."""
+    flush = {"1f1b": MICRO_BATCHES, "gpipe": (4, 16, 256)}  # with one micro-batch they are the same
+    cluster = {"messages": "sizes"}
+    return [_stages(WIDE, name, m, cluster=cluster) for name, counts in flush.items() for m in counts]
+
+
+def _latency_ends_it(runs: list[Run]) -> Shown:
+    splits = [(run.experiment.split, run) for run in runs]
+    took = {split.microbatches: _seconds(run) for split, run in splits if split.schedule == "1f1b"}
+    best = min(took, key=took.get)
+    held = 1 < best < 256 and took[256] > 2 * took[16]
+    return held, f"{best} are quickest; 256 take {took[256] / took[best]:.1f} times as long"
+
+
+def small_micro_batches() -> list[Experiment]:
+    """Two real processes, 1,024 samples in 1, 4 and 64 micro-batches."""
+    cluster = {"world": "real", "platform": None}
+    model = {"name": "mlp", "width": 512, "depth": 7}
+    return [_stages(model, "1f1b", m, workers=2, batch=1024, cluster=cluster) for m in (1, 4, 64)]
+
+
+def _nor_here(runs: list[Run]) -> Shown:
+    _, four, many = map(_seconds, runs)
+    return many > 1.2 * four, f"64 micro-batches take {many / four:.1f} times as long as 4"
+
+
+def without_a_flush() -> list[Experiment]:
+    """1F1B, and PipeDream, which never drains, each with a small and a large learning rate."""
+    four = {"name": "mlp", "width": 64, "depth": 4}  # equal layers, and the output layer with the last
+    # The middle is drawn, so it is not evaluated there: a pipeline stands still for that.
+    flush = _stages(four, "1f1b", steps=80, evaluate_every=30, cluster=BERT)
+    stream = flush.replace(split={"schedule": "pipedream", "microbatches": 1})
+    return [each.replace(lr=lr) for lr in (0.1, 0.4) for each in (flush, stream)]
+
+
+def _quicker_but_fragile(runs: list[Run]) -> Shown:
+    flush, stream, flush_fast, stream_fast = runs
+    share = stream.curve["seconds"].iloc[-1] / flush.curve["seconds"].iloc[-1]
+    late, usual = (run.curve["loss"].tail(20).mean() for run in (stream_fast, flush_fast))
+    learn = min(run.summary["accuracy"] for run in (flush, stream)) > 0.92
+    said = f"at four times the rate its loss is {late / usual:.0f} times 1F1B's"
+    return 0.70 < share < 0.85 and learn and late > 5 * usual, f"it takes {share:.0%} of the time; {said}"
+
+
+def bad_cut() -> Experiment:
+    """33 layers, most of them on the last stage."""
+    return schedules()["1F1B"].replace(split={"partition": "4,4,4,21"})
+
+
+def _slowest_stage_decides(runs: list[Run]) -> Shown:
+    slower = _seconds(runs[0]) / _seconds(runs[1])
+    return slower > 1.8 and _bubble(runs[0])["run"] > 1.5, f"a step takes {slower:.2f} times as long"
+
+
+TABLE = (
+    Row(live_pipeline, "Four processes keep a pipeline's schedule", _keeps_its_schedule),
+    Row(schedules, '"1F1B has a smaller bubble than GPipe"', _same_bubble_less_memory),
+    Row(more_micro_batches, '"More micro-batches always help"', _latency_ends_it),
+    Row(small_micro_batches, "Nor do they on this machine", _nor_here),
+    Row(without_a_flush, "PipeDream is quicker, and tolerates a smaller learning rate", _quicker_but_fragile),
+    Row(
+        bad_cut,
+        "A pipeline goes at the pace of its slowest stage",
+        _slowest_stage_decides,
+        lambda: [bad_cut(), schedules()["1F1B"]],
+    ),
+)

@@ -1,0 +1,244 @@
+"""Lab 06: the gain from more workers in samples a second and in seconds to an accuracy, and where either ends."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dlpar.config.experiment import Experiment
+from dlpar.course.platforms import platform_file
+from dlpar.course.rehearse import Row, Shown, apart, speedup, step_s
+from dlpar.jobs.control_groups import cores
+from dlpar.jobs.run import Run
+from dlpar.lab.figures.training import first_at
+from dlpar.theory import predict
+from dlpar.theory.calibrate import calibrate
+from dlpar.worlds.platforms import Platform, platform, workload
+from dlpar.worlds.platforms.lookup import HERE, here_file
+
+GPUS = "p100-25gbe-roce"
+"""Four P100 a node, 25 GbE with RoCE between nodes: Horovod's benchmark."""
+
+HOROVOD = platform_file("horovod")
+"""The same; a GPU computes at half its speed while it communicates."""
+
+SMALL = {"name": "mlp", "width": 64, "depth": 1}
+
+
+def sizes_only(workload: str | None, platform: str = GPUS, **fields: Any) -> Experiment:
+    """Simulate GPUs with 64 samples each, one all-reduce a step, and messages that carry sizes only."""
+    cluster = {"world": "simulated", "messages": "sizes", "platform": platform, "stand_in_for": workload}
+    return Experiment(**{"batch": 64, "scaling": "weak", "sync": _ring(), "cluster": cluster, **fields})
+
+
+def _ring(**fields: Any) -> dict[str, Any]:
+    """One bucket for the whole gradient, so that a step has one all-reduce."""
+    return {"scheme": "ring", "bucket_mb": 4096, **fields}
+
+
+def computing_s(name: str, samples: int = 64, gpu: str = GPUS) -> float:
+    """Seconds in which one GPU computes a step of some samples."""
+    charged = workload(name)
+    return platform(gpu).seconds(samples * charged.flops, charged)
+
+
+def three_worlds() -> Experiment:
+    """Four workers of the default model, simulated on 1 GbE; the same may be paced or real."""
+    cluster = {"world": "simulated", "platform": "cpu-1gbe", "threads": 1}
+    return Experiment(workers=4, steps=100, cluster=cluster)
+
+
+def _same_losses(runs: list[Run]) -> Shown:
+    worst = apart(*runs)
+    return worst < 1e-3, f"losses of simulated and of real ranks differ by {worst:.0e} at most"
+
+
+def this_machine() -> Platform:
+    """Return this machine as the platform ``here``; it is measured now, in some seconds, if it never was."""
+    return platform(HERE) if here_file().exists() else calibrate()
+
+
+def _measured(here: Platform) -> Shown:
+    said = f"{here.device.flops / 1e9:.1f} GFLOP/s a rank, {1e6 * here.inside.latency:.0f} µs a message"
+    return here.device.flops > 0 and here.inside.bandwidth > 0, said
+
+
+def on_this_machine() -> Experiment:
+    """The default model on real processes with 256 samples and a thread each."""
+    return Experiment(scaling="weak", steps=40, evaluate_every=1000, cluster={"threads": 1})
+
+
+def _cores_limit(runs: list[Run]) -> Shown:
+    most, gained = runs[-1].experiment.workers, speedup(*runs)
+    return gained < 0.9 * most, f"{most} ranks are {gained:.1f} times as fast as one"
+
+
+def paced() -> Experiment:
+    """A small network keeps the time of ResNet-50 on P100s, on real processes."""
+    return Experiment(
+        model=SMALL,
+        batch=32,
+        scaling="weak",
+        steps=4,
+        evaluate_every=1000,
+        sync=_ring(),
+        cluster={"world": "paced", "platform": GPUS, "stand_in_for": "resnet50", "threads": 1},
+    )
+
+
+def _as_predicted(run: Run) -> Shown:
+    off = abs(step_s(run) / predict(run.experiment).seconds - 1)
+    slip = f"the wall clock was {1e3 * run.summary['slip']:.0f} ms behind"
+    return off < 0.02, f"{off:.1%} off the closed form; {slip}"
+
+
+def weak_and_strong() -> list[Experiment]:
+    """ResNet-50 on P100s with 64 samples for each worker, and with 64 for all of them together."""
+    weak = sizes_only("resnet50", steps=3)
+    return [weak, weak.replace(scaling="strong")]
+
+
+def _not_the_same_curve(runs: list[Run]) -> Shown:
+    weak, strong = speedup(*runs[:2]), speedup(*runs[2:])
+    said = f"64 GPUs are {weak:.1f} times as fast as one (weak), {strong:.1f} times (strong)"
+    return weak > 3 * strong, said
+
+
+def more_workers() -> list[Experiment]:
+    """1, 4, 8 and 32 workers with 32 samples each, really trained.
+
+    All take in the same number of samples.  The clock is that of ResNet-50 on P100s and 100 Gb InfiniBand.  The
+    learning rate grows with the global batch as far as that helps.
+    """
+    cluster = {"world": "simulated", "platform": "p100-100gb-ib", "stand_in_for": "resnet50", "threads": 1}
+    common = Experiment(model=SMALL, batch=32, scaling="weak", seed=1, cluster=cluster)
+    samples = 28 * 1024
+    return [
+        common.replace(workers=n, lr=lr, steps=samples // (32 * n), evaluate_every=max(1, 256 // (32 * n)))
+        for n, lr in ((1, 0.2), (4, 0.8), (8, 0.8), (32, 0.8))
+    ]
+
+
+def _less_than_efficiency(runs: list[Run]) -> Shown:
+    one, _, eight, many = runs
+    steps, seconds = zip(*(first_at(run, 0.95) for run in (one, eight, many)))
+    if None in steps:
+        return False, "one of them never reads 95 % of the digits"
+    rate, sooner = speedup(one, many), seconds[0] / seconds[2]
+    held = rate > 28 and sooner < 6 and steps[2] >= steps[1]
+    return held, f"{rate:.1f} times the samples/s, {sooner:.1f} times sooner"
+
+
+def ring_and_servers() -> list[Experiment]:
+    """ResNet-50 by a ring, by one server and by eight, on nodes of their own."""
+    ring = sizes_only("resnet50", steps=30)
+    return [ring, *(ring.replace(sync={"scheme": "ps", "servers": servers}) for servers in (1, 8))]
+
+
+def _one_port_is_full(runs: list[Run]) -> Shown:
+    ring, one, eight = map(step_s, runs)
+    said = f"64 GPUs, a step: ring {ring:.2f} s, one server {one:.2f} s, eight {eight:.2f} s"
+    return ring < eight < one, said
+
+
+def short_messages() -> list[Experiment]:
+    """A network of 14,698 weights on 10 GbE, by a ring and by four servers."""
+    small = {"name": "cnn", "width": 256, "depth": 2}
+    ring = sizes_only(None, "cpu-10gbe", model=small, batch=1024, steps=50)
+    return [ring, ring.replace(sync={"scheme": "ps", "servers": 4})]
+
+
+def _servers_are_ahead(runs: list[Run]) -> Shown:
+    ring, servers = (1e3 * step_s(run) for run in runs)
+    return servers < ring, f"59 kB on 64 machines, a step: ring {ring:.1f} ms, four servers {servers:.1f} ms"
+
+
+def horovod() -> dict[str, Experiment]:
+    """Horovod's three networks on 64 GPUs, buckets of 64 MB sent while the backward pass goes on."""
+    sync = _ring(overlap=True, bucket_mb=64)
+    models = ("inception3", "resnet101", "vgg16")
+    return {model: sizes_only(model, HOROVOD, workers=64, steps=1, sync=sync) for model in models}
+
+
+def _as_published(runs: dict[str, Run]) -> Shown:
+    published = {"inception3": 0.90, "resnet101": 0.90, "vgg16": 0.68}  # its README, 512 GPUs
+    share = {model: computing_s(model) / step_s(run) for model, run in runs.items()}
+    held = all(abs(share[model] - reported) < 0.1 for model, reported in published.items())
+    return held, "of ideal with 64: " + ", ".join(f"{model} {each:.0%}" for model, each in share.items())
+
+
+def trouble() -> dict[str, Experiment]:
+    """64 GPUs and a ring; one is twice as slow, the links are slow, all are unsteady."""
+    even = sizes_only("resnet50", workers=64, steps=20)
+    return {
+        "64 equal GPUs": even.replace(steps=3),
+        "one twice as slow": even.replace(steps=3, delays={"straggler": {17: 2.0}}),
+        "links ten times slower": even.replace(steps=3, cluster={"platform": platform_file("slow-links")}),
+        "exponential times": even.replace(cluster={"platform": platform_file("unsteady")}),
+    }
+
+
+def _slowest_decides(runs: dict[str, Run]) -> Shown:
+    alone, *took = map(step_s, runs.values())
+    straggler, links, tail = (each / alone for each in took)
+    said = f"one slow GPU {straggler:.1f}, slow links {links:.1f}, unsteady GPUs {tail:.1f}"
+    return straggler > 1.5 and links > 2.5 and tail > 3, f"times a step: {said}"
+
+
+def thousands() -> Experiment:
+    """4,096 workers and one server."""
+    return sizes_only("resnet50", workers=4096, steps=2, sync={"scheme": "ps"})
+
+
+def _worth_a_few(run: Run) -> Shown:
+    worth = run.summary["samples_per_s"] * computing_s("resnet50") / 64
+    return worth < 8, f"they do the work of {worth:.1f} GPUs with nothing to send"
+
+
+def _of(experiments: list[Experiment], *workers: int) -> list[Experiment]:
+    """Each experiment with each number of workers."""
+    return [each.replace(workers=n) for each in experiments for n in workers]
+
+
+TABLE = (
+    Row(
+        three_worlds,
+        "The training does not depend on the world",
+        _same_losses,
+        lambda: [three_worlds(), three_worlds().replace(cluster={"world": "real"})],
+    ),
+    Row(this_machine, "This machine can be measured as a platform", _measured),
+    Row(
+        on_this_machine,
+        "As many ranks as cores, and twice as many, run",
+        _cores_limit,
+        lambda: _of([on_this_machine()], 1, max(2, min(2 * cores(), 16))),
+    ),
+    Row(
+        paced,
+        "Eight processes keep a cluster's time, and the closed form predicts it",
+        _as_predicted,
+        lambda: paced().replace(workers=8),
+    ),
+    Row(
+        weak_and_strong,
+        "Strong and weak scaling are not the same curve",
+        _not_the_same_curve,
+        lambda: _of(weak_and_strong(), 1, 64),
+    ),
+    Row(more_workers, '"90 % efficiency means ten times sooner to the same accuracy"', _less_than_efficiency),
+    Row(
+        ring_and_servers,
+        "One server's port is soon full",
+        _one_port_is_full,
+        lambda: _of(ring_and_servers(), 64),
+    ),
+    Row(
+        short_messages,
+        '"A ring is always ahead of servers"',
+        _servers_are_ahead,
+        lambda: _of(short_messages(), 64),
+    ),
+    Row(horovod, "Simulation reproduces Horovod's three efficiencies", _as_published),
+    Row(trouble, "A synchronous step is as slow as its slowest worker", _slowest_decides),
+    Row(thousands, "4,096 workers and one server", _worth_a_few),
+)

@@ -1,0 +1,213 @@
+"""Run each preset of the labs before a class does, and tell whether it shows what the lab says.
+
+    rows of the labs ─► rehearse ─► a Result for each row ─► `dlpar rehearse` prints a line
+
+A row (:class:`Row`) names experiments, the belief they test, and a check of what their runs must show.
+The tables of rows are in :mod:`dlpar.course.labs`; notebooks run the same experiments.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from dlpar.config.experiment import Experiment
+from dlpar.jobs.launch import JobFailed
+from dlpar.lab.sweep import run_all
+from dlpar.lab.timing import time_collectives
+
+if TYPE_CHECKING:
+    from dlpar.jobs.run import Run
+
+
+LIMIT = 90.0
+"""Seconds after which a row is given up. A whole lab should need half of that."""
+
+Shown = tuple[bool, str]
+"""Whether runs show what they must, and their figures in a sentence."""
+
+
+class Row(NamedTuple):
+    """One preset of a lab and what it must show.
+
+    Attributes
+    ----------
+    preset : callable
+        Returns what a notebook runs: an experiment, a list or mapping of them, or :class:`Collectives`.
+    belief : str
+        The belief that the runs refute, in quotation marks, or the fact that they show.
+    shows : callable
+        ``shows(runs)`` returns a :data:`Shown`; `runs` has the form of the experiments.
+    runs : callable, optional
+        Returns the experiments of the rehearsal, where they are not just the preset.
+    """
+
+    preset: Callable[..., Any]
+    belief: str
+    shows: Callable[[Any], Shown]
+    runs: Callable[[], Any] | None = None
+
+    @property
+    def name(self) -> str:
+        """Name of the preset, as notebooks call it."""
+        return self.preset.__name__
+
+
+class Collectives(dict[str, Any]):
+    """Arguments of :func:`dlpar.lab.time_collectives`, as a preset."""
+
+
+class Result(NamedTuple):
+    """Outcome of one row.
+
+    Attributes
+    ----------
+    lab : str
+        ``00`` to ``10``.
+    preset, belief : str
+        Of the row.
+    world : str
+        Worlds that were used, or ``computed``.
+    seconds : float
+        On the wall clock.
+    held : bool
+        Whether the runs show what they must.
+    said : str
+        The figures, or the reason of a failure.
+    """
+
+    lab: str
+    preset: str
+    belief: str
+    world: str
+    seconds: float
+    held: bool
+    said: str
+
+
+class GivenUp(RuntimeError):
+    """A row took too long."""
+
+
+def rehearse(rows: Iterable[tuple[str, Row]], limit: float = LIMIT) -> Iterator[Result]:
+    """Try rows one after the other; a failure of one does not stop the others.
+
+    Jobs at work end with the row that they belong to, also when it is interrupted.
+
+    Parameters
+    ----------
+    rows : iterable of (str, Row)
+        Each with the number of its lab.
+    limit : float
+        Seconds for one row.
+    """
+    stage, of = Stage(), ""
+    for lab, row in rows:
+        if lab != of:
+            stage, of = Stage(), lab
+        began = time.monotonic()
+        stage.begin(began + limit)
+        try:
+            held, said = row.shows(stage.run((row.runs or row.preset)()))
+        except GivenUp:
+            held, said = False, f"given up after {limit:g} s"
+        except JobFailed as error:
+            held, said = False, f"the job failed: {_first_line(error)}"
+        except Exception as error:  # whatever is wrong with one row, the next is tried
+            held, said = False, f"{type(error).__name__}: {_first_line(error)}"
+        took = time.monotonic() - began
+        yield Result(lab, row.name, row.belief, stage.world, took, bool(held), said)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or ["no reason given"])[0]
+
+
+class Stage:
+    """Runs the experiments of one lab, each of them once."""
+
+    def __init__(self) -> None:
+        self._runs: dict[str, Run] = {}
+        self.begin(float("inf"))
+
+    def begin(self, end: float) -> None:
+        """Begin a row, which is given up at `end` on the monotonic clock."""
+        self._end = end
+        self._worlds: list[str] = []
+
+    @property
+    def world(self) -> str:
+        """Worlds that the row has used: ``real``, or ``real, simulated``."""
+        return ", ".join(dict.fromkeys(self._worlds)) or "computed"
+
+    def run(self, asked: Any) -> Any:
+        """Return finished runs of experiments, or times of collectives, in the form in which they are asked for.
+
+        Anything else is a fact that a preset has measured itself, on this machine.
+
+        Raises
+        ------
+        JobFailed
+            If a run is not done.
+        GivenUp
+            If time is over.
+        """
+        if isinstance(asked, Collectives):
+            self._worlds.append(asked["world"])
+            return time_collectives(**asked, timeout=max(1.0, min(LIMIT, self._end - time.monotonic())))
+        if isinstance(asked, Mapping):
+            return dict(zip(asked, self.run(list(asked.values()))))
+        if isinstance(asked, Experiment):
+            return self._finished([asked])[0]
+        if not isinstance(asked, (list, tuple)):
+            self._worlds.append("real")
+            return asked
+        if all(isinstance(each, Experiment) for each in asked):
+            return self._finished(asked)
+        return [self.run(each) for each in asked]
+
+    def _finished(self, experiments: Sequence[Experiment]) -> list[Run]:
+        self._worlds += [each.cluster.world for each in experiments]
+        wanted = [each.to_json() for each in experiments]
+        missing = [each for each, key in zip(experiments, wanted) if key not in self._runs]
+        for outcome in run_all(missing, stop=lambda: time.monotonic() > self._end):
+            if outcome.status in ("stopped", "not run"):
+                raise GivenUp
+            if outcome.status != "done":
+                raise JobFailed(outcome.reason)
+            self._runs[outcome.experiment.to_json()] = outcome.run
+        return [self._runs[key] for key in wanted]
+
+
+# ---- measures of runs ---------------------------------------------------------------
+
+
+def pace(run: Run) -> float:
+    """Mean seconds from one global step to the next."""
+    seconds = run.curve["seconds"]
+    return (seconds.iloc[-1] - seconds.iloc[0]) / (len(seconds) - 1)
+
+
+def step_s(run: Run) -> float:
+    """Seconds of a global step, from samples a second."""
+    return run.experiment.global_batch / run.summary["samples_per_s"]
+
+
+def speedup(one: Run, many: Run) -> float:
+    """Samples a second of one run over those of another."""
+    return many.summary["samples_per_s"] / one.summary["samples_per_s"]
+
+
+def apart(first: Run, *others: Run) -> float:
+    """Largest relative difference of losses from the first run's; NaN where a loss is NaN or missing."""
+    right = first.curve["loss"]
+    return float(np.max([(run.curve["loss"] / right - 1).abs().to_numpy().max() for run in others]))
+
+
+def most_held(run: Run, *kinds: str) -> int:
+    """Most bytes that a rank held at a time, of some kinds of memory or of all together."""
+    held = (record["memory"] for _, record in run.records() if "memory" in record)
+    return max(sum(each[kind] for kind in kinds or each) for each in held)
