@@ -85,7 +85,7 @@ def grade(
         )
         return 1
     from dlpar.classroom.grading.box import Box, CannotGrade
-    from dlpar.classroom.grading.course import CourseFailed
+    from dlpar.classroom.grading.grade import CourseFailed
 
     try:
         box = Box(None if not_isolated else account, *limits)
@@ -100,10 +100,9 @@ def grade(
 
 def _graded(where: str, folder: Path, masters: list[Path], box, at_a_time: int) -> int:
     """Do it, a line for each answer."""
-    from dlpar.classroom.grading.course import Course
+    from dlpar.classroom.grading.exercise import students
+    from dlpar.classroom.grading.grade import Course, submissions
     from dlpar.classroom.grading.grade import grade as grade_all
-    from dlpar.classroom.grading.grade import submissions, take
-    from dlpar.classroom.grading.hand_in import students
     from dlpar.cli import BadRequest
 
     if not students(where):
@@ -111,7 +110,7 @@ def _graded(where: str, folder: Path, masters: list[Path], box, at_a_time: int) 
     if box.account is None:
         print("NOT ISOLATED: answers run in your account, with your files and your network.", file=sys.stderr)
     course = Course(folder)
-    found = submissions(where, take(course, masters))
+    found = submissions(where, course.take(masters))
     for one, verdicts in grade_all(course, found, box, at_a_time):
         said = " · ".join(verdict["said"].splitlines()[0] for verdict in verdicts.values())
         print(f"{one.student}  {one.lab.name}  {said}", flush=True)
@@ -120,8 +119,7 @@ def _graded(where: str, folder: Path, masters: list[Path], box, at_a_time: int) 
 
 
 def _masters(labs: str | None) -> Path:
-    from dlpar.classroom.grading.release import is_master
-    from dlpar.classroom.hub.settings import usual_labs
+    from dlpar.classroom.grading.release import is_master, usual_labs
     from dlpar.cli import BadRequest
 
     folder = Path(labs) if labs else usual_labs()

@@ -65,7 +65,8 @@ def hub(
     Each user gets her own copy of the labs, which no update overwrites. On loopback unless told otherwise.
     Ctrl-C stops it. dlpar/classroom/hub/README.md says how to run it for a class, and what else it needs.
     """
-    from dlpar.classroom.hub.settings import BadSettings, Settings, usual_labs
+    from dlpar.classroom.grading.release import usual_labs
+    from dlpar.classroom.hub.settings import BadSettings, Settings
     from dlpar.cli import BadRequest
     from dlpar.jobs.slots import usual_slots
 
@@ -100,33 +101,38 @@ def _start(settings) -> int:
     from importlib.util import find_spec
     from pathlib import Path
 
-    from dlpar.classroom.hub import proxy
-    from dlpar.classroom.hub.settings import LISTED, VARIABLE, without_solutions
+    import dlpar.classroom.hub
+    from dlpar.classroom.hub.settings import (
+        LISTED,
+        VARIABLE,
+        NoProxy,
+        passwords,
+        proxy_command,
+        without_solutions,
+    )
     from dlpar.config.paths import private_folder
 
     if find_spec("jupyterhub") is None:
         print("dlpar hub: JupyterHub is not installed; `pip install 'dlpar[hub]'` brings it", file=sys.stderr)
         return 1
     try:
-        proxy.command()
-    except proxy.NoProxy as error:
+        proxy_command()
+    except NoProxy as error:
         print(f"dlpar hub: {error}", file=sys.stderr)
         return 1
     own = private_folder(Path(settings.folder))
     settings = without_solutions(settings)
     print(f"labs: {settings.labs}; the hub's own folder: {own}")
     if settings.accounts == LISTED:
-        from dlpar.classroom.hub import login
-
         everybody = sorted({*settings.users, *settings.teachers})
-        known = login.complete(own / "passwords", everybody)
+        known = passwords(own / "passwords", everybody)
         for name in everybody:
             print(f"  {name}: {known[name]}{'  (teacher)' if name in settings.teachers else ''}")
         print("All notebooks run in your own account: nothing keeps users from each other's files.")
     print(
         f"open {'https' if settings.certificate else 'http'}://{settings.address}:{settings.port}", flush=True
     )
-    program = os.path.join(os.path.dirname(proxy.__file__), "jupyterhub_config.py")
+    program = os.path.join(os.path.dirname(dlpar.classroom.hub.__file__), "jupyterhub_config.py")
     os.chdir(own)  # the hub imports nothing from here (-P)
     os.environ[VARIABLE] = settings.to_json()
     os.execv(sys.executable, [sys.executable, "-P", "-m", "jupyterhub", "-f", program])

@@ -57,11 +57,11 @@ def parts() -> Iterator[Note]:
             COSTS, "hub", "jupyterhub: not installed, so there is no `dlpar hub`; pip install '.[hub]'"
         )
     else:
-        from dlpar.classroom.hub import proxy
+        from dlpar.classroom.hub.settings import NoProxy, proxy_command
 
         try:
-            proxy.command()
-        except proxy.NoProxy as error:
+            proxy_command()
+        except NoProxy as error:
             yield Note(COSTS, "hub", str(error))
     if not any(map(shutil.which, BROWSERS)):
         yield Note(

@@ -1,7 +1,7 @@
-"""A box to judge one answer in: an account of its own, no network, a file system it cannot change, and limits.
+"""A box to judge one answer in: an account of its own, no network, a read-only file system, and limits.
 
-On Linux as root: namespaces of its own for processes, network, mounts and shared memory.  When the judge ends,
-or its time does, the kernel ends every process in the box, whatever signals it ignores.
+It needs Linux and root, for namespaces of processes, network, mounts and shared memory.  When the judge ends, or its
+time is over, the kernel ends every process in the box, whatever signals it ignores.
 """
 
 from __future__ import annotations
@@ -26,16 +26,23 @@ from dlpar.jobs.processes import adopt_orphans, descendants, kill, parent_of, re
 
 NEEDED = ("unshare", "setpriv", "mount")
 START = 120.0
-"""Seconds a judge may take to be ready on a busy machine; none of the student's code runs before."""
+"""Seconds a judge may take to start on a busy machine; none of the student's code runs before."""
 
 GONE = 10.0
-"""Seconds until what was ended is gone; no wait is without end."""
+"""Seconds until ended processes must be gone."""
 
 PROCESSES = 512
 """Processes and threads of the account together."""
 
 LONGEST = 100_000
 """Bytes of a judge's lines."""
+
+JUDGE = "from dlpar.classroom.grading.judge import main; main()"
+
+LOOPBACK = (  # SIOCSIFFLAGS: up and running
+    "import fcntl, socket, struct; fcntl.ioctl(socket.socket(), 0x8914, struct.pack('16sH14x', b'lo', 0x41))"
+)
+"""Enables the only network of the box, its loopback: mpiexec needs one, even for a single process."""
 
 SHUT_IN = """
 own="size=256m,mode=700,uid=$BOX_USER,gid=$BOX_GROUP"
@@ -49,47 +56,23 @@ exec setpriv --reuid "$BOX_USER" --regid "$BOX_GROUP" --clear-groups --no-new-pr
 """
 
 
-LOOPBACK = (  # SIOCSIFFLAGS: up and running
-    "import fcntl, socket, struct; fcntl.ioctl(socket.socket(), 0x8914, struct.pack('16sH14x', b'lo', 0x41))"
-)
-"""Takes up the only network of the box: itself.  mpiexec wants one, even for a single process."""
-
-
-def _opened() -> str:
-    """Shell commands that open the way to this Python and to dlpar, in the box alone.
-
-    Root's Python often lies in root's home, which is closed to others.  Such a folder is covered by an empty
-    one that holds nothing but what is needed.
-    """
-    needed = {Path(path).resolve() for path in (sys.base_prefix, sys.prefix, Path(__file__).parents[2])}
-    closed = {folder for path in needed for folder in path.parents if not folder.stat().st_mode & 0o001}
-    commands = ["true"]
-    for folder in sorted(closed):
-        kept = sorted({folder / p.relative_to(folder).parts[0] for p in needed if p.is_relative_to(folder)})
-        spare = [(shlex.quote(str(path)), f'"$HOME/kept/{number}"') for number, path in enumerate(kept)]
-        commands += [f"mkdir {place} && mount --bind {path} {place}" for path, place in spare]
-        commands += [f"mount -t tmpfs -o mode=755 box {shlex.quote(str(folder))}"]
-        commands += [f"mkdir {path} && mount --move {place} {path} && rmdir {place}" for path, place in spare]
-    return " && ".join(commands)
-
-
 class CannotGrade(RuntimeError):
     """No answer can be judged here, or not as it must be; one sentence."""
 
 
 @dataclass(frozen=True)
 class Box:
-    """How answers are shut in.
+    """The conditions under which answers are judged.
 
     Attributes
     ----------
     account : str or None
-        Unix account the answers run in.  None: they run in the account of whoever grades, with nothing between
-        them and her files; only time, memory and processes left behind are taken care of.
+        Unix account that answers run in.  None: the account of whoever grades, with access to its files and its
+        network; only time, memory and processes left behind are limited.
     seconds : float
-        For one check.
+        Time limit of one check.
     memory : float
-        GiB of data of each process, and of all their memory together.
+        GiB of data of each process, and of the memory of all together.
     """
 
     account: str | None
@@ -97,10 +80,8 @@ class Box:
     memory: float = 4.0
 
     def __post_init__(self) -> None:
-        """Raises :class:`CannotGrade`."""
-        if self.account is None:
-            return
-        why = _impossible(self.account)
+        """Check the machine and the account; raises :class:`CannotGrade`."""
+        why = None if self.account is None else _impossible(self.account)
         if why:
             raise CannotGrade(
                 f"answers cannot be shut in: {why}. --not-isolated grades without: for answers you have read."
@@ -112,28 +93,22 @@ class Box:
         Parameters
         ----------
         trial : dict
-            ``given``, ``answer``, ``names`` and ``check``, as :func:`dlpar.classroom.grading.exercise.trials` tells them.
+            ``given``, ``answer``, ``names`` and ``check``, from :func:`dlpar.classroom.grading.exercise.trials`.
         seconds : float, optional
-            Fewer than the box's, where less is left for the notebook.
+            The time left for the notebook, if that is less than the box's.
 
         Returns
         -------
         dict
-            ``solved`` and ``said``; what does not come to a verdict is not solved.
+            ``solved`` and ``said``; without a verdict the answer is not solved.
 
         Raises
         ------
         CannotGrade
-            If the judge does not start, or finds itself elsewhere than in this box.
+            If the judge does not start, or finds a hole in the box.
         """
-        seconds = self.seconds if seconds is None else min(seconds, self.seconds)
-        secret = secrets.token_hex()
-        trial = {
-            **trial,
-            "secret": secret,
-            "memory": self.memory,
-            "processes": PROCESSES if self.account else None,
-        }
+        processes = PROCESSES if self.account else None
+        trial = trial | {"secret": secrets.token_hex(), "memory": self.memory, "processes": processes}
         with tempfile.TemporaryDirectory(prefix="dlpar-box-", ignore_cleanup_errors=True) as home:
             os.chmod(home, 0o711 if self.account else 0o700)
             with tempfile.TemporaryFile() as said, _Judge(self, home, trial, said) as judge:
@@ -143,26 +118,25 @@ class Box:
                     why = said.read(2000).decode(errors="replace").strip().splitlines()
                     raise CannotGrade(f"the judge did not start: {why[-1] if why else 'it said nothing'}")
                 self._check(ready)
-                verdict = judge.line(seconds)
+                verdict = judge.line(self.seconds if seconds is None else min(seconds, self.seconds))
         if verdict is None:
             return {"solved": False, "said": f"not yet: {judge.why}"}
-        said = "".join(c if c.isprintable() or c == "\n" else "?" for c in str(verdict.get("said")))
-        return {"solved": verdict.get("solved") is True, "said": said}
+        text = "".join(c if c.isprintable() or c == "\n" else "?" for c in str(verdict.get("said")))
+        return {"solved": verdict.get("solved") is True, "said": text}
 
     def _check(self, ready: dict[str, Any]) -> None:
-        """Refuse to go on where a box has a hole."""
+        """Refuse to go on if the box has a hole."""
         if self.account is None:
             return
         wanted = {"account": pwd.getpwnam(self.account).pw_uid, "networks": ["lo"], "writable": ["/dev/shm"]}
         wrong = [f"{name} {ready.get(name)}" for name, value in wanted.items() if ready.get(name) != value]
         if wrong:
-            raise CannotGrade(
-                f"answers are not shut in as they should be: the judge finds {', '.join(wrong)}"
-            )
+            found = ", ".join(wrong)
+            raise CannotGrade(f"answers are not shut in as they should be: the judge finds {found}")
 
     def command(self, channel: int) -> list[str]:
-        """What starts a judge."""
-        judge = [sys.executable, "-P", "-m", "dlpar.classroom.grading.judge", str(channel)]
+        """Return the command that starts a judge, which writes to the file descriptor `channel`."""
+        judge = [sys.executable, "-P", "-c", JUDGE, str(channel)]
         if self.account is None:
             return judge
         apart = ["--mount", "--pid", "--net", "--ipc", "--fork", "--kill-child", "--mount-proc"]
@@ -170,7 +144,7 @@ class Box:
         return ["setpriv", "--pdeathsig=KILL", "unshare", *apart, "sh", "-c", script, "sh", *judge]
 
     def environment(self, home: str) -> dict[str, str]:
-        """A judge's, with nothing of who grades in it."""
+        """Return a judge's environment, with nothing of the account that grades."""
         own = {
             "HOME": home,
             "TMPDIR": home,
@@ -191,7 +165,7 @@ class Box:
 
 
 def _impossible(account: str) -> str | None:
-    """Why answers cannot be shut in on this machine; None if they can."""
+    """Return the reason why answers cannot be isolated on this machine; None if they can."""
     if sys.platform != "linux":
         return "that needs Linux"
     if os.getuid() != 0:
@@ -202,14 +176,31 @@ def _impossible(account: str) -> str | None:
     try:
         user = pwd.getpwnam(account)
     except KeyError:
-        return (
-            f"there is no account {account} (useradd --system --shell /usr/sbin/nologin {account} makes it)"
-        )
+        how = f"useradd --system --shell /usr/sbin/nologin {account}"
+        return f"there is no account {account} ({how} makes it)"
     return "the account must not be root" if user.pw_uid == 0 else None
 
 
+def _opened() -> str:
+    """Return shell commands that make this Python and dlpar readable, in the box alone.
+
+    Root's Python often lies in root's home, which is closed to others.  Such a folder is covered by an empty
+    one that holds only what is needed.
+    """
+    needed = {Path(path).resolve() for path in (sys.base_prefix, sys.prefix, Path(__file__).parents[2])}
+    closed = {folder for path in needed for folder in path.parents if not folder.stat().st_mode & 0o001}
+    commands = ["true"]
+    for folder in sorted(closed):
+        kept = sorted({folder / p.relative_to(folder).parts[0] for p in needed if p.is_relative_to(folder)})
+        spare = [(shlex.quote(str(path)), f'"$HOME/kept/{number}"') for number, path in enumerate(kept)]
+        commands += [f"mkdir {place} && mount --bind {path} {place}" for path, place in spare]
+        commands += [f"mount -t tmpfs -o mode=755 box {shlex.quote(str(folder))}"]
+        commands += [f"mkdir {path} && mount --move {place} {path} && rmdir {place}" for path, place in spare]
+    return " && ".join(commands)
+
+
 class _Judge:
-    """A judge at work; when the block ends, so do it and all that came of it."""
+    """A judge at work; at the end of the block it ends, with all processes that came of it."""
 
     def __init__(self, box: Box, home: str, trial: dict[str, Any], said: Any) -> None:
         self.box, self.trial, self.received = box, trial, b""
@@ -237,11 +228,11 @@ class _Judge:
             self.process.stdin.write(json.dumps(self.trial).encode())
             self.process.stdin.close()
         except BrokenPipeError:
-            pass  # it did not start; what it said tells why
+            pass  # it did not start; its standard error says why
         return self
 
     def line(self, seconds: float) -> dict[str, Any] | None:
-        """Its next line; None if it ended, or took longer or more memory than it may."""
+        """Return its next line; None if it ended, or exceeded its time or its memory."""
         end = time.monotonic() + seconds
         while b"\n" not in self.received and len(self.received) < LONGEST:
             left = end - time.monotonic()
@@ -253,7 +244,7 @@ class _Judge:
                 if not more:
                     return None
                 self.received += more
-            elif self._memory() > self.box.memory * 2**30:
+            elif sum(map(resident, descendants(self.process.pid))) > self.box.memory * 2**30:
                 self.why = f"it took more than {self.box.memory:g} GiB of memory"
                 return None
         first, _, self.received = self.received.partition(b"\n")
@@ -263,10 +254,6 @@ class _Judge:
             return None
         return found if isinstance(found, dict) and found.get("secret") == self.trial["secret"] else None
 
-    def _memory(self) -> int:
-        """Bytes of all processes in the box together; pages they share count once."""
-        return sum(map(resident, descendants(self.process.pid)))
-
     def __exit__(self, *_: object) -> None:
         below = descendants(self.process.pid)  # in a box they end with the judge, its process number 1
         kill([self.process.pid, *below])
@@ -275,16 +262,11 @@ class _Judge:
             self.process.wait(GONE)
         except subprocess.TimeoutExpired:
             raise CannotGrade(f"the judge, process {self.process.pid}, does not end") from None
-        end = (
-            time.monotonic() + GONE
-        )  # not by wait_gone, which collects children: other threads have judges, too
+        end = time.monotonic() + GONE
+        # Not by wait_gone, which collects children: other threads have judges, too.
         while any(parent_of(pid) is not None for pid in below) and time.monotonic() < end:
             time.sleep(0.01)
         if self.box.account is None:
-            while (left := self._strays()) and time.monotonic() < end:
+            while (left := descendants(os.getpid(), self.spared)) and time.monotonic() < end:
                 kill(left)
                 wait_gone(left, 1.0)
-
-    def _strays(self) -> list[int]:
-        """What has come below this process since the judge began."""
-        return descendants(os.getpid(), self.spared)

@@ -1,79 +1,229 @@
-"""Grades what students handed in: reads answers, judges them side by side, writes points and feedback."""
+"""Grade what students handed in: judge answers side by side, and keep points and feedback in nbgrader's course.
+
+nbgrader keeps the gradebook, counts points and writes feedback.  It runs nothing: where it would execute a
+notebook, :class:`Judged` inserts the verdicts.  Whatever was not found solved is an error there, so 0 points.
+"""
 
 from __future__ import annotations
 
+import copy
+import csv
 import os
+import re
 import time
+import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from dlpar.classroom.grading import hand_in
+import nbformat
+from nbformat import NotebookNode
+from nbgrader.api import Gradebook, MissingEntry
+from nbgrader.apps import NbGraderAPI
+from nbgrader.preprocessors import (
+    AssignLatePenalties,
+    CheckCellMetadata,
+    ClearSolutions,
+    NbGraderPreprocessor,
+    SaveAutoGrades,
+)
+from sqlalchemy.exc import SAWarning
+from traitlets import Dict
+from traitlets.config import Config
+
+from dlpar.classroom.grading import exercise
 from dlpar.classroom.grading.box import Box
-from dlpar.classroom.grading.course import Course, Lab, Verdicts
-from dlpar.classroom.grading.exercise import Notebook, grade_id, role, trials
+from dlpar.classroom.grading.exercise import grade_id, role
+from dlpar.classroom.grading.release import STUB
 from dlpar.jobs.processes import descendants, kill
 
+warnings.filterwarnings("ignore", category=SAWarning, module="nbgrader")  # about its own queries
+
+Verdicts = dict[str, dict[str, Any]]
+"""``solved`` and ``said`` of each check, by its grade id."""
+
 NOTEBOOK_SECONDS = 3
-"""A notebook's judges may take together so many times the seconds of one check."""
+"""Time limit of all checks of a notebook together, as a multiple of the limit of one check."""
+
+ELSEWHERE = re.compile(r'<script src="https?://[^"]*">\s*</script>')
+"""Scripts that nbgrader's page would load from another machine, to set formulas."""
+
+COLUMNS = ("student", "lab", "points", "of", "said")
+
+
+class CourseFailed(RuntimeError):
+    """nbgrader failed; its own words."""
+
+
+class Judged(NbGraderPreprocessor):
+    """Give every check the output that its verdict earns: nbgrader gives an error no points, anything else all."""
+
+    verdicts = Dict(help="Verdicts by the check's grade id.").tag(config=True)
+
+    def preprocess(self, nb: NotebookNode, resources: Any) -> tuple[NotebookNode, Any]:
+        for cell in nb.cells:
+            if role(cell) == "check":
+                verdict = self.verdicts.get(grade_id(cell), _not_solved("not yet: it was not judged"))
+                said = verdict["said"]
+                if verdict["solved"] is True:
+                    output = nbformat.v4.new_output("stream", name="stdout", text=said)
+                else:
+                    lines = said.splitlines()
+                    output = nbformat.v4.new_output("error", ename="NotSolved", evalue=said, traceback=lines)
+                cell.outputs = [output]
+        return nb, resources
+
+
+def _not_solved(why: str) -> dict[str, Any]:
+    return {"solved": False, "said": why}
+
+
+@dataclass
+class Lab:
+    """An exercise in a course: with its solutions, and blank, both with their hidden tests."""
+
+    name: str
+    solved: NotebookNode
+    blank: NotebookNode
 
 
 @dataclass
 class Submission:
-    """One student's answers to one lab; `faults` says what cannot be judged, and earns nothing."""
+    """One student's answers to one lab; `faults` are the reasons why they cannot be judged."""
 
     student: str
     lab: Lab
-    notebook: Notebook
+    notebook: NotebookNode
     faults: list[str]
 
 
+class Course:
+    """A folder with nbgrader's course, closed to others.
+
+    Parameters
+    ----------
+    folder : Path
+        Made if missing.  Below it: ``source``, ``release``, ``submitted``, ``autograded``, ``feedback``, each as
+        nbgrader has it, ``gradebook.db`` and ``grades.csv``.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder.resolve()
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        os.chmod(self.folder, 0o700)
+        self.database = f"sqlite:///{self.folder / 'gradebook.db'}"
+
+    def _api(self, verdicts: Verdicts | None = None) -> NbGraderAPI:
+        config = Config()
+        config.CourseDirectory.root = str(self.folder)
+        config.CourseDirectory.db_url = self.database
+        config.ClearSolutions.code_stub = {"python": STUB}
+        config.HTMLExporter.sanitize_html = True
+        config.Judged.verdicts = verdicts or {}
+        steps = [Judged, SaveAutoGrades, AssignLatePenalties, CheckCellMetadata]
+        config.Autograde.autograde_preprocessors = steps
+        return NbGraderAPI(config=config)
+
+    def take(self, masters: list[Path]) -> list[Lab]:
+        """Put the exercises of these masters into the course; labs without one are left out."""
+        labs = []
+        for master in masters:
+            solved = exercise.exercise(nbformat.read(master, 4))
+            if solved is not None:
+                self._write("source", master.stem, master.stem, solved)
+                _done(self._api().generate_assignment(master.stem), f"releasing {master.stem}")
+                blank = copy.deepcopy(solved)
+                ClearSolutions(code_stub={"python": STUB}).preprocess(blank, {})
+                labs.append(Lab(master.stem, solved, blank))
+        return labs
+
+    def record(self, one: Submission, verdicts: Verdicts) -> None:
+        """Write down the points and the feedback of a submission; a check without a verdict earns nothing."""
+        student, lab = one.student, one.lab.name
+        with Gradebook(self.database) as book, suppress(MissingEntry):
+            for notebook in book.find_submission(lab, student).notebooks:
+                for grade in notebook.grades:
+                    grade.auto_score = 0  # points of an earlier answer must not outlive it
+            book.db.commit()
+        self._write("submitted", f"{student}/{lab}", lab, one.notebook)
+        api = self._api(verdicts)
+        _done(api.autograde(lab, student), f"grading {student}'s {lab}")
+        _done(api.generate_feedback(lab, student), f"feedback for {student}'s {lab}")
+        page = self.folder / "feedback" / student / lab / f"{lab}.html"
+        page.write_text(ELSEWHERE.sub("", page.read_text("utf-8")), "utf-8")
+
+    def write_grades(self) -> Path:
+        """Write ``grades.csv``, a line for each student and lab: points from the gradebook, and the verdicts."""
+        with Gradebook(self.database) as book:
+            submissions = [one for assignment in book.assignments for one in assignment.submissions]
+            found = [(one.student.id, one.assignment.name, one.score, one.max_score) for one in submissions]
+        path = self.folder / "grades.csv"
+        with open(path, "w", newline="", encoding="utf-8") as file:
+            table = csv.writer(file)
+            table.writerow(COLUMNS)
+            table.writerows([*row, self._said(*row[:2])] for row in sorted(found))
+        return path
+
+    def _said(self, student: str, lab: str) -> str:
+        path = self.folder / "autograded" / student / lab / f"{lab}.ipynb"
+        cells = nbformat.read(path, 4).cells if path.exists() else []
+        checks = [cell for cell in cells if role(cell) == "check"]
+        return " · ".join(output.get("text") or output.evalue for cell in checks for output in cell.outputs)
+
+    def _write(self, step: str, inside: str, name: str, notebook: NotebookNode) -> None:
+        folder = self.folder / step / inside
+        folder.mkdir(parents=True, exist_ok=True)
+        nbformat.write(notebook, folder / f"{name}.ipynb")
+
+
+def _done(result: dict[str, Any], what: str) -> None:
+    if not result["success"]:
+        why = (result.get("error") or result.get("log") or "no reason given").strip()
+        raise CourseFailed(f"{what}: nbgrader says {why.splitlines()[-1]}\n{why}")
+
+
 def submissions(where: str, labs: list[Lab]) -> list[Submission]:
-    """Of every student of :func:`dlpar.classroom.grading.hand_in.students`, one for each lab, handed in or not."""
+    """Read one submission for each lab from every student of :func:`exercise.students`, handed in or not."""
     found = []
-    for student in hand_in.students(where):
+    for student in exercise.students(where):
         for lab in labs:
             try:
-                notebook, faults = hand_in.answered(lab.blank, hand_in.read(where, student, lab.name))
-            except hand_in.Unreadable as reason:
+                cells = exercise.handed_in(where, student, lab.name)
+                notebook, faults = exercise.with_answers(lab.blank, cells)
+            except exercise.Unreadable as reason:
                 notebook, faults = lab.blank, [str(reason)]
             found.append(Submission(student, lab, notebook, faults))
     return found
 
 
 def judged(one: Submission, box: Box) -> Verdicts:
-    """What the judge says of each check; nothing is run for what was not answered."""
+    """Judge each check of a submission; nothing is run for an answer that is missing or as it was released."""
     verdicts: Verdicts = {}
     end = time.monotonic() + NOTEBOOK_SECONDS * box.seconds
-    for check, trial in trials(one.notebook, one.lab.solved):
+    for check, trial in exercise.trials(one.notebook, one.lab.solved):
         left = end - time.monotonic()
         if one.faults:
-            verdicts[check] = {"solved": False, "said": f"not handed in: {'; '.join(one.faults)}"}
-        elif not _written(one):
-            verdicts[check] = {"solved": False, "said": "to do: the answer is as it was released"}
+            verdicts[check] = _not_solved(f"not handed in: {'; '.join(one.faults)}")
+        elif _answers(one.notebook) == _answers(one.lab.blank):
+            verdicts[check] = _not_solved("to do: the answer is as it was released")
         elif left <= 0:
-            verdicts[check] = {
-                "solved": False,
-                "said": "not yet: the checks before took the notebook's whole time",
-            }
+            verdicts[check] = _not_solved("not yet: the checks before took the notebook's whole time")
         else:
             verdicts[check] = box.judge(trial, left)
     return verdicts
 
 
-def _written(one: Submission) -> bool:
-    """Whether any answer differs from what was released."""
-    released = {grade_id(cell): cell.source for cell in one.lab.blank.cells if role(cell) == "answer"}
-    return any(
-        role(cell) == "answer" and cell.source != released[grade_id(cell)] for cell in one.notebook.cells
-    )
+def _answers(notebook: NotebookNode) -> list[str]:
+    return [cell.source for cell in notebook.cells if role(cell) == "answer"]
 
 
 def grade(
     course: Course, found: list[Submission], box: Box, at_a_time: int
 ) -> Iterator[tuple[Submission, Verdicts]]:
-    """Judge submissions, a few at a time, and write each down when it is judged.
+    """Judge submissions, a few at a time, and record each when it is judged.
 
     Parameters
     ----------
@@ -81,12 +231,12 @@ def grade(
     found : list of Submission
     box : Box
     at_a_time : int
-        1 where answers are not shut in: what they leave behind could not be told apart.
+        Must be 1 where answers are not isolated: processes they leave behind could not be told apart.
 
     Raises
     ------
     CannotGrade
-        If an answer cannot be judged at all, which is nobody's fault; what was written stays.
+        If an answer cannot be judged for no fault of its own; what was recorded stays.
     CourseFailed
         If nbgrader fails.
     """
@@ -95,14 +245,9 @@ def grade(
         try:
             for one, future in zip(found, waiting):
                 verdicts = future.result()
-                course.grade(one.student, one.lab, one.notebook, verdicts)
+                course.record(one, verdicts)
                 yield one, verdicts
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             kill(descendants(os.getpid()))  # judges still at work
             raise
-
-
-def take(course: Course, masters: list[Path]) -> list[Lab]:
-    """The exercises of these masters, put into the course; labs without one are left out."""
-    return [lab for path in masters if (lab := course.take(path)) is not None]

@@ -1,19 +1,28 @@
-"""Judges one answer, shut in a box: ``python -m dlpar.classroom.grading.judge FD``, the trial as JSON on standard input.
+"""Judge one answer inside a box: :func:`main` takes a file descriptor FD, and the trial as JSON on standard input.
 
-Two lines of JSON go to the file descriptor FD: where the judge finds itself, before any of the student's code
-runs, and its verdict.  Both carry the trial's secret, which no other process is told.  The student's code runs
-in the processes of simulated jobs, which this process starts and does not trust.
+Two lines of JSON go to FD: what the judge finds around it, before any of the student's code runs, and its verdict.
+Both carry the trial's secret, which no other process knows.  The student's code runs only in the processes of
+simulated jobs, which the judge starts and does not trust: it reads what they return without running anything.
 """
 
 from __future__ import annotations
 
 import ctypes
+import io
 import json
+import linecache
 import os
+import pickle
 import resource
 import socket
 import sys
 from typing import Any
+
+import torch
+
+from dlpar.course.judge import Verdict
+from dlpar.jobs import payload
+from dlpar.jobs.launch import JobFailed, spmd
 
 PR_SET_DUMPABLE = 4
 
@@ -22,11 +31,23 @@ FILE_SIZE = GIB // 4
 """Bytes of a file."""
 
 LONGEST = 4_000
-"""Characters of what is said: it may quote the student."""
+"""Characters of a verdict's sentence, which may quote the student."""
+
+CALL_TIMEOUT = 15.0
+"""Seconds for one call of a function that needs no ranks."""
+
+READABLE = {
+    ("builtins", "complex"), ("builtins", "set"), ("builtins", "frozenset"), ("builtins", "slice"),
+    ("collections", "OrderedDict"), ("dlpar.split.schedules", "Action"),
+    ("numpy", "dtype"), ("numpy", "ndarray"), ("numpy._core.multiarray", "scalar"),
+    ("numpy._core.multiarray", "_reconstruct"), ("numpy._core.numeric", "_frombuffer"),
+    ("torch._utils", "_rebuild_tensor_v2"),
+}  # fmt: skip
+"""Classes and functions that a rank's result may name."""
 
 
 def main() -> None:
-    """Tell where it is, then judge."""
+    """Tell what is around, then judge."""
     _close_to_others()
     channel, trial = int(sys.argv[1]), json.load(sys.stdin)
     os.set_inheritable(channel, False)
@@ -35,70 +56,131 @@ def main() -> None:
     def tell(**facts: Any) -> None:
         os.write(channel, json.dumps({"secret": trial["secret"], **facts}).encode() + b"\n")
 
-    from dlpar.classroom.grading import plain
-    from dlpar.jobs import payload
-
-    payload.load = plain.load
-    space = _prepared(trial)
-    tell(account=os.getuid(), networks=[name for _, name in socket.if_nameindex()], writable=_writable())
+    payload.load = read_result
+    space: dict[str, Any] = {"__name__": "__main__"}
+    _run(trial["given"], "<given>", space)
+    space |= {name: Answer(trial["given"], trial["answer"], name) for name in trial["names"]}
+    writable = [folder for folder in ("/tmp", "/var/tmp", "/dev/shm") if os.access(folder, os.W_OK)]
+    tell(account=os.getuid(), networks=[name for _, name in socket.if_nameindex()], writable=writable)
     solved, said = _judged(space, trial["check"])
     tell(solved=solved, said=said[:LONGEST])
 
 
 def _close_to_others() -> None:
-    """Processes of the same account, as the student's are, can neither look into this one nor write to its files."""
+    """Keep other processes of this account, such as the student's, from reading this one and writing to its files."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
 def _limit(memory: float, processes: int | None) -> None:
-    """Of each process from here on: bytes of data and of a file; of the account: processes and threads."""
-    limits = [
-        (resource.RLIMIT_DATA, int(memory * GIB)),
-        (resource.RLIMIT_FSIZE, FILE_SIZE),
-        (resource.RLIMIT_CORE, 0),
-    ]
+    """Limit each process from here on (GiB of data, bytes of a file), and the account (processes and threads)."""
+    limits = {
+        resource.RLIMIT_DATA: int(memory * GIB),
+        resource.RLIMIT_FSIZE: FILE_SIZE,
+        resource.RLIMIT_CORE: 0,
+    }
     if processes is not None:
-        limits.append((resource.RLIMIT_NPROC, processes))
-    for kind, most in limits:
+        limits[resource.RLIMIT_NPROC] = processes
+    for kind, most in limits.items():
         hard = resource.getrlimit(kind)[1]
         most = most if hard == resource.RLIM_INFINITY else min(most, hard)
         resource.setrlimit(kind, (most, most))
 
 
-def _writable() -> list[str]:
-    """Of the folders where everybody may usually write, those where this account may."""
-    return [folder for folder in ("/tmp", "/var/tmp", "/dev/shm") if os.access(folder, os.W_OK)]
-
-
-def _prepared(trial: dict[str, Any]) -> dict[str, Any]:
-    """Names a check may use: what the lab imports and gives, and the student's functions."""
-    from dlpar.classroom.grading.answer import Answer, run
-
-    space: dict[str, Any] = {"__name__": "__main__"}
-    run(trial["given"], "<given>", space)
-    for name in trial["names"]:
-        space[name] = Answer(trial["given"], trial["answer"], name)
-    return space
-
-
 def _judged(space: dict[str, Any], check: str) -> tuple[bool, str]:
     """Run a check; solved only if it ran to its end and its verdict says so."""
-    from dlpar.classroom.grading.answer import run
-    from dlpar.course.judge import Verdict
-
     space.pop("solved", None)
+    failure = None
     try:
-        run(check, "<check>", space)
+        _run(check, "<check>", space)
     except BaseException as error:
-        found = space.get("solved")
-        text = repr(found) if isinstance(found, Verdict) else f"not yet: {type(error).__name__}: {error}"
-        return False, text
+        failure = f"{type(error).__name__}: {error}"
     found = space.get("solved")
     if not isinstance(found, Verdict):
-        return False, "not yet: the check came to no verdict"
-    return found.status == "solved", repr(found)
+        return False, f"not yet: {failure or 'the check came to no verdict'}"
+    return failure is None and found.status == "solved", repr(found)
 
 
-if __name__ == "__main__":
-    main()
+def _run(source: str, file: str, space: dict[str, Any]) -> None:
+    """Run source among the names of `space`; tracebacks quote its lines under the name `file`."""
+    linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
+    exec(compile(source, file, "exec"), space)
+
+
+class Answer:
+    """A student's function, as a check sees it.
+
+    Sent to a rank it becomes the function itself.  Called by the judge, it runs on one simulated rank and returns
+    the result from there.
+
+    Parameters
+    ----------
+    given : str
+        Source that runs before hers: imports, and what the lab gives.
+    source : str
+        The answer.
+    name : str
+        The function she was asked for.
+    """
+
+    def __init__(self, given: str, source: str, name: str) -> None:
+        self.given, self.source, self.__name__ = given, source, name
+
+    def __reduce__(self) -> tuple:
+        return OnRank, (self.given, self.source, self.__name__)
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        try:
+            return spmd(_called, self, arguments, named, workers=1, world="simulated", timeout=CALL_TIMEOUT)[
+                0
+            ]
+        except JobFailed as failure:
+            if "NotImplementedError" in str(failure):
+                raise NotImplementedError from None
+            raise RuntimeError(str(failure)) from None
+
+
+def _called(comm: Any, answer: OnRank, arguments: tuple, named: dict[str, Any]) -> Any:
+    return answer(*arguments, **named)
+
+
+class OnRank:
+    """A student's function on a rank; her source runs before the first call."""
+
+    def __init__(self, given: str, source: str, name: str) -> None:
+        self.given, self.source, self.__name__ = given, source, name
+        self.function: Any = None
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        if self.function is None:
+            space: dict[str, Any] = {"__name__": "__main__"}
+            _run(self.given, "<given>", space)
+            _run(self.source, "<answer>", space)
+            self.function = space.get(self.__name__)
+            if not callable(self.function):
+                raise NameError(f"there is no function {self.__name__} in the answer")
+        return self.function(*arguments, **named)
+
+
+class _Reader(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("torch.storage", "_load_from_bytes"):
+            return _storage
+        if (module, name) not in READABLE:
+            allowed = "numbers, text, lists, mappings and tensors"
+            raise ValueError(f"a rank returned a {module}.{name}, allowed are {allowed}")
+        return super().find_class(module, name)
+
+
+def read_result(body: bytes) -> Any:
+    """Read numbers, text, lists, tuples, sets, mappings, arrays and tensors; ValueError for anything else."""
+    try:
+        return _Reader(io.BytesIO(body)).load()
+    except ValueError:
+        raise
+    except Exception as error:
+        raise ValueError(f"what a rank returned cannot be read: {type(error).__name__}") from None
+
+
+def _storage(content: bytes) -> Any:
+    return torch.load(io.BytesIO(content), weights_only=True)

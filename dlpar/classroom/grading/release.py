@@ -1,46 +1,66 @@
-"""The students' version of the labs: no solutions, no hidden tests, no results.
+"""Labs as students get them: the version without solutions, and each student's own copy of it.
 
-``python -m dlpar.classroom.grading.release LABS RELEASE [OWN]``; OWN is a student's copy, brought up to date as
-:mod:`dlpar.classroom.hub.copies` says.  Where nothing has changed it takes a moment.
+``python -m dlpar.classroom.grading.release LABS RELEASE [OWN]`` makes or updates the students' version of LABS in
+RELEASE, then a student's copy in OWN.  Where nothing has changed this takes a moment.
+
+An update never overwrites what a student has changed.  For every file of the labs:
+
+    she has none                      it is copied (to get a fresh lab, delete or rename the old one)
+    she has it as it was delivered    it is replaced by the new version
+    she has changed it                hers stays; a new version arrives beside it as ``NAME (new).ipynb``,
+                                      once, and is itself replaced by later versions until she changes it
+
+Running a notebook changes it, because its results are hers too.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 import sys
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dlpar.classroom.hub.copies import bring, digest_of, read_record, write
-
 if TYPE_CHECKING:
-    from dlpar.classroom.grading.exercise import Notebook
+    from nbformat import NotebookNode
 
 
 STUB = "raise NotImplementedError"
-"""Stands for a solution; :func:`dlpar.lab.check` and its kin call what raises this "to do"."""
+"""Replaces a solution; :func:`dlpar.lab.check` and its kin call a function that raises this "to do"."""
 
 MARK = "### BEGIN SOLUTION"
-"""By this a lab is known as a master."""
+"""Text that identifies a lab as a master."""
 
-RECORD = ".released.json"
-"""File in the release: ``{name: digest of the file it was made from}``."""
+RELEASED = ".released.json"
+"""File in the students' version: ``{name: digest of the file it was made from}``."""
+
+DELIVERED = ".delivered.json"
+"""File in a student's copy: ``{name: digest of the version last delivered under that name}``."""
+
+
+def usual_labs() -> Path:
+    """Return the folder of this checkout's labs."""
+    return Path(__file__).resolve().parents[3] / "labs"
 
 
 def is_master(labs: Path) -> bool:
-    """Whether a folder of labs holds solutions."""
+    """Tell whether a folder of labs holds solutions."""
     return any(MARK in path.read_text("utf-8", errors="replace") for path in labs.glob("*.ipynb"))
 
 
 def release(labs: Path, into: Path) -> list[str]:
-    """Make or update the students' version.
+    """Make or update the students' version of a folder of masters.
 
     Parameters
     ----------
     labs : Path
-        Folder of the masters.  Its notebooks are released, and what lies in its subfolders is copied.
+        The masters.  Notebooks are released, and files in subfolders are copied.  Other files beside the
+        notebooks, such as a teacher's guide, are not for students.
     into : Path
-        Made if missing, for everybody to read.  What was released there and is in `labs` no more is removed.
+        The students' version, which everybody may read; made if missing.  A file that was released there and
+        is no longer in `labs` is removed.
 
     Returns
     -------
@@ -48,27 +68,20 @@ def release(labs: Path, into: Path) -> list[str]:
         Names written or removed.
     """
     into.mkdir(parents=True, exist_ok=True)
-    sources = {str(path.relative_to(labs)): path for path in _released(labs)}
-    contents = {name: path.read_bytes() for name, path in sources.items()}
-    digests = {name: digest_of(content) for name, content in contents.items()}
-    before = read_record(into / RECORD)
+    names = [name for name in _files(labs) if len(name.parts) > 1 or name.suffix == ".ipynb"]
+    contents = {str(name): (labs / name).read_bytes() for name in names}
+    digests = {name: _digest(content) for name, content in contents.items()}
+    before = _read_record(into / RELEASED)
     changed = [n for n, digest in digests.items() if before.get(n) != digest or not (into / n).exists()]
     for name in changed:
         content = contents[name]
-        write(into / name, _students(content) if name.endswith(".ipynb") else content, 0o644, 0o755)
+        _write(into / name, _students(content) if name.endswith(".ipynb") else content, 0o644)
     gone = [name for name in before if name not in digests]
     for name in gone:
         (into / name).unlink(missing_ok=True)
     if changed or gone:
-        write(into / RECORD, json.dumps(digests, indent=1).encode(), 0o644, 0o755)
+        _write(into / RELEASED, json.dumps(digests, indent=1).encode(), 0o644)
     return changed + gone
-
-
-def _released(labs: Path) -> list[Path]:
-    """Notebooks, and all files of subfolders: a teacher's guide beside the labs is not for students."""
-    names = [path.relative_to(labs) for path in labs.rglob("*") if path.is_file()]
-    shown = [name for name in names if not any(part.startswith((".", "__")) for part in name.parts)]
-    return sorted(labs / name for name in shown if len(name.parts) > 1 or name.suffix == ".ipynb")
 
 
 def _students(content: bytes) -> bytes:
@@ -77,8 +90,8 @@ def _students(content: bytes) -> bytes:
     return (nbformat.writes(students(nbformat.reads(content.decode(), 4))) + "\n").encode()
 
 
-def students(master: Notebook) -> Notebook:
-    """A lab without solutions, hidden tests and results, its checks locked: by nbgrader's own preprocessors.
+def students(master: NotebookNode) -> NotebookNode:
+    """Remove solutions, hidden tests and results from a lab and lock its checks, by nbgrader's preprocessors.
 
     Raises
     ------
@@ -86,24 +99,113 @@ def students(master: Notebook) -> Notebook:
         If nbgrader is not installed.
     """
     try:
-        from nbgrader import preprocessors
-        from traitlets.config import Config
+        from nbgrader import preprocessors as steps
     except ModuleNotFoundError:
         raise OSError("nbgrader is not installed; `pip install 'dlpar[grading]'` brings it") from None
 
-    config = Config({"ClearSolutions": {"code_stub": {"python": STUB}}})
-    steps = (
-        "LockCells",
-        "ClearSolutions",
-        "ClearOutput",
-        "CheckCellMetadata",
-        "ClearHiddenTests",
-        "ComputeChecksums",
-    )
-    resources: dict = {}
-    for name in steps:
-        master, resources = getattr(preprocessors, name)(config=config).preprocess(master, resources)
+    for step in (
+        steps.LockCells(),
+        steps.ClearSolutions(code_stub={"python": STUB}),
+        steps.ClearOutput(),
+        steps.CheckCellMetadata(),
+        steps.ClearHiddenTests(),
+        steps.ComputeChecksums(),
+    ):
+        master, _ = step.preprocess(master, {})
     return master
+
+
+def bring(labs: Path, own: Path) -> list[str]:
+    """Bring a student's copy up to date, in her account.
+
+    Parameters
+    ----------
+    labs : Path
+        The shared labs, only read.
+    own : Path
+        Her folder, made if missing, closed to others.
+
+    Returns
+    -------
+    list of str
+        Names written.
+    """
+    own.mkdir(mode=0o700, parents=True, exist_ok=True)
+    record, written = own / DELIVERED, []
+    delivered = _read_record(record)
+    for name in _files(labs):
+        content = (labs / name).read_bytes()
+        target = _place(own, name, _digest(content), delivered)
+        if target is not None:
+            _write(own / target, content, 0o600)
+            written.append(target)
+    if written or not record.exists():
+        _write(record, json.dumps(delivered, indent=1).encode(), 0o600)
+    return written
+
+
+def untouched(own: Path) -> list[str]:
+    """Return the names of the files in a student's copy that are as they were delivered."""
+    delivered = _read_record(own / DELIVERED)
+    return [
+        name
+        for name, digest in delivered.items()
+        if (own / name).is_file() and _digest((own / name).read_bytes()) == digest
+    ]
+
+
+def _place(own: Path, name: Path, digest: str, delivered: dict[str, str]) -> str | None:
+    """Return the name to write a version of a lab under and note it in `delivered`; None if she has it."""
+    if delivered.get(str(name)) == digest and (own / name).exists():
+        return None  # nothing new since
+    place, number = name, 0
+    while (own / place).exists():
+        has = _digest((own / place).read_bytes())
+        if has == digest:
+            delivered[str(place)] = delivered[str(name)] = digest
+            return None
+        if has == delivered.get(str(place)):
+            break  # as it was delivered: she has not changed it
+        number += 1
+        place = name.with_name(f"{name.stem} (new{f' {number}' if number > 1 else ''}){name.suffix}")
+        if delivered.get(str(place)) == digest:
+            return None  # she has had this version, and changed or deleted it
+    delivered[str(place)] = digest
+    return str(place)
+
+
+def _files(labs: Path) -> list[Path]:
+    """Return the names of all files of a folder that are not hidden, in order."""
+    names = [path.relative_to(labs) for path in labs.rglob("*") if path.is_file()]
+    return sorted(name for name in names if not any(part.startswith((".", "__")) for part in name.parts))
+
+
+def _digest(content: bytes) -> str:
+    """Return a text that distinguishes one version of a file from another."""
+    return hashlib.sha256(content).hexdigest()
+
+
+def _read_record(record: Path) -> dict[str, str]:
+    """Read names and digests; empty if the record is missing or damaged."""
+    try:
+        found = json.loads(record.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _write(path: Path, content: bytes, mode: int) -> None:
+    """Write a whole file or nothing, and never through a link."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".new-")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            os.fchmod(handle, mode)
+            file.write(content)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
 
 
 if __name__ == "__main__":

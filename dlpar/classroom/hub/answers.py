@@ -1,7 +1,7 @@
-"""What students of a class predicted, put together so that nobody can tell who said what.
+"""Predictions of a class, counted so that nobody can tell whose they are.
 
-A question is shown from `LOT` answers on, and changes only when as many again have come or gone: from one look
-to the next nobody's answer can be seen arriving.  Names are not kept, and nothing is written to a disk.
+A question is shown from `LOT` answers on, and changes only when as many again have come or gone.  So nobody's answer
+can be seen arriving from one look to the next.  Names are not kept, and nothing is written to a disk.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ BARS = 6
 """Ranges into which predicted numbers are sorted."""
 
 LARGEST = 1e300
-"""Of numbers that count, so that their differences are finite."""
+"""Largest number that counts, so that differences are finite."""
 
 
 class Answers:
-    """Answers of all who agreed."""
+    """Answers of all who agreed to share them."""
 
     def __init__(self) -> None:
         self._salt = os.urandom(16)
@@ -32,34 +32,30 @@ class Answers:
         self._shown: dict[str, dict[bytes, dict[str, Any]]] = {}
 
     def heard(self, name: str, answers: list[Any] | None) -> None:
-        """What a student's server says, of which only answers count; None: she does not agree, or no more."""
-        who = hashlib.sha256(self._salt + name.encode()).digest()
-        self._of.pop(who, None)
+        """Replace a student's answers; None: she does not agree, or no longer."""
+        student = hashlib.sha256(self._salt + name.encode()).digest()
+        self._of.pop(student, None)
         if answers is not None:
-            self._of[who] = {answer["key"]: answer for answer in answers if _is_answer(answer)}
+            self._of[student] = {answer["key"]: answer for answer in answers if _is_answer(answer)}
 
     def table(self) -> list[dict[str, Any]]:
-        """A row for each question: ``{key, question, answers, predicted: [[label, count]…], found}``."""
-        return [_row(key, list(shown.values())) for key in self._questions() if (shown := self._lot(key))]
-
-    def _questions(self) -> list[str]:
-        return sorted({key for answers in self._of.values() for key in answers} | set(self._shown))
+        """Return a row for each question: ``{key, question, answers, predicted: [[label, count]…], found}``."""
+        keys = {key for answers in self._of.values() for key in answers} | {*self._shown}
+        return [_row(key, list(shown.values())) for key in sorted(keys) if (shown := self._lot(key))]
 
     def _lot(self, key: str) -> dict[bytes, dict[str, Any]]:
-        """Answers of a question that may be shown."""
-        now = {who: answers[key] for who, answers in self._of.items() if key in answers}
-        if (
-            len(now) < LOT
-        ):  # what was shown is kept: against nothing, the next to come could be told from the others
-            return {}
+        """Return the answers to a question that may be shown."""
+        now = {student: answers[key] for student, answers in self._of.items() if key in answers}
+        if len(now) < LOT:
+            return {}  # what was shown is kept, or the next to come could be told from the others
         before = self._shown.get(key, {})
-        if sum(now.get(who) != before.get(who) for who in {*now, *before}) >= LOT:
+        if sum(now.get(student) != before.get(student) for student in {*now, *before}) >= LOT:
             self._shown[key] = now
         return self._shown.get(key, {})
 
 
 def _is_answer(found: Any) -> bool:
-    """Whether it has an answer's fields: it comes from a file that a student can write to."""
+    """Tell whether it has an answer's fields: it comes from a file that a student can write to."""
     if not isinstance(found, dict):
         return False
     texts = [found.get(name) for name in ("key", "question", "how", "unit")]
@@ -73,37 +69,30 @@ def _is_value(found: Any) -> bool:
 
 
 def _row(key: str, answers: list[dict[str, Any]]) -> dict[str, Any]:
-    first = answers[0]
+    first, unit = answers[0], f" {answers[0]['unit']}" if answers[0]["unit"] else ""
     known = [answer["predicted"] for answer in answers if answer["predicted"] is not None]
     numbers = [value for value in known if isinstance(value, (int, float))]
-    unit = f" {first['unit']}" if first["unit"] else ""
-    counted = (
-        _ranges(numbers, unit)
-        if numbers
-        else [[str(label), n] for label, n in sorted(Counter(known).items())]
-    )
-    unsure = len(answers) - len(known)
-    found = [answer["found"] for answer in answers if isinstance(answer["found"], (int, float))]
-    return {
-        "key": key,
-        "question": first["question"],
-        "answers": len(answers),
-        "predicted": counted + ([["I don't know", unsure]] if unsure else []),
-        "found": f"{statistics.median(found):.3g}{unit}, {first['how']} (median)"
-        if found
-        else str(first["found"]),
-    }
+    if numbers:
+        predicted = _ranges(numbers, unit)
+    else:
+        predicted = [[label, count] for label, count in sorted(Counter(known).items())]
+    if len(known) < len(answers):
+        predicted.append(["I don't know", len(answers) - len(known)])
+    measured = [answer["found"] for answer in answers if isinstance(answer["found"], (int, float))]
+    found = str(first["found"])
+    if measured:
+        found = f"{statistics.median(measured):.3g}{unit}, {first['how']} (median)"
+    row = {"key": key, "question": first["question"], "answers": len(answers)}
+    return row | {"predicted": predicted, "found": found}
 
 
 def _ranges(numbers: list[float], unit: str) -> list[list[Any]]:
-    """Counts in equal ranges, each named by its bounds; the outer ones are rounded outwards."""
+    """Count numbers in equal ranges, each named by its bounds; the outer ones are rounded outwards."""
     low, high = min(numbers), max(numbers)
     step = float(f"{(high - low) / (BARS - 1):.1g}")
     if not step:
         return [[f"about {low:.2g}{unit}", len(numbers)]]
     first = int(low // step)
-    counts = Counter(int(value // step) - first for value in numbers)
-    return [
-        [f"{(first + i) * step:.4g} to {(first + i + 1) * step:.4g}{unit}", counts[i]]
-        for i in range(max(counts) + 1)
-    ]
+    counts = Counter(int(value // step) for value in numbers)
+    bins = range(first, max(counts) + 1)
+    return [[f"{i * step:.4g} to {(i + 1) * step:.4g}{unit}", counts[i]] for i in bins]

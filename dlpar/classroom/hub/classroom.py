@@ -1,4 +1,4 @@
-"""The part of JupyterHub's configuration that is a classroom's, whatever kind of hub it is.
+"""The part of JupyterHub's configuration that makes it a classroom, on any kind of hub.
 
 ``dlpar hub``, The Littlest JupyterHub and Zero to JupyterHub all call :func:`classroom`; see README.md.
 """
@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from typing import Any
 
 MAY_SEE_JOBS = "custom:dlpar:jobs"
-"""The scope that lets the teacher's service list and stop jobs, lay an experiment before a student and read what
-she shares of her predictions; nothing else in her server."""
+"""The scope of the teacher's page: list and stop students' jobs, offer them an experiment and read the predictions
+they share; nothing else in their servers."""
 
 AT_REST = 300
 """Seconds between a notebook server's reports of activity."""
@@ -36,7 +36,7 @@ def classroom(
     labs : str
         Folder of the shared labs as students' servers see it.
     teachers : iterable of str
-        Who may open the teacher's page.
+        Names that may open the teacher's page.
     idle : float
         Minutes without activity after which a notebook server is stopped.
     proxy : str
@@ -47,50 +47,32 @@ def classroom(
         Unix account for the services, which need no rights of their own; default: the hub's.
     slots : str, optional
         Socket of the keeper of job slots, for students' servers and the teacher's service; empty: no limit;
-        default: the machine's, where it has one.
+        default: the machine's, if it has one.
     """
     python = [sys.executable, "-P", "-m"]  # -P: never import from the folder one happens to be in
+    limit = {} if slots is None else {"DLPAR_SLOTS": slots}
+    report = str(int(min(AT_REST, 60 * idle / 4)))
     c.Spawner.cmd = [*python, "dlpar.classroom.hub.student"]
     c.Spawner.default_url = "/lab"
-    c.Spawner.environment.update(
-        {"DLPAR_LABS": labs, "JUPYTERHUB_ACTIVITY_INTERVAL": str(int(min(AT_REST, 60 * idle / 4)))}
-    )
-    limit = {} if slots is None else {"DLPAR_SLOTS": slots}
-    c.Spawner.environment.update(limit)
+    c.Spawner.environment.update({"DLPAR_LABS": labs, "JUPYTERHUB_ACTIVITY_INTERVAL": report} | limit)
     means = "List and stop students' jobs, offer them an experiment, read what they share"
     c.JupyterHub.custom_scopes.update({MAY_SEE_JOBS: {"description": means}})
-    culler = [
-        "jupyterhub_idle_culler",
-        f"--timeout={60 * idle:.0f}",
-        f"--cull-every={min(60 * idle / 2, 300):.0f}",
-    ]
+    culler = f"jupyterhub_idle_culler --timeout={60 * idle:.0f} --cull-every={min(60 * idle / 2, 300):.0f}"
     services = [
-        {"name": "idle-culler", "command": [*python, *culler]},
+        {"name": "idle-culler", "command": [*python, *culler.split()]},
         {
             "name": "teacher", "command": [*python, "dlpar.classroom.hub.teacher"], "url": page,
             "display": True, "oauth_no_confirm": True, "environment": {"DLPAR_HUB_PROXY": proxy, **limit},
         },
     ]  # fmt: skip
-    if account is not None:
-        services = [{**service, "user": account} for service in services]
-    c.JupyterHub.services.extend(services)
+    user = {} if account is None else {"user": account}
+    c.JupyterHub.services.extend([service | user for service in services])
     c.JupyterHub.load_groups.update({"teachers": {"users": sorted(teachers)}})
-    c.JupyterHub.load_roles.extend(
-        [
-            {
-                "name": "idle-culler",
-                "services": ["idle-culler"],
-                "scopes": ["list:users", "read:users:activity", "read:servers", "delete:servers"],
-            },
-            {
-                "name": "teacher-page",
-                "services": ["teacher"],
-                "scopes": ["list:users", "read:servers", MAY_SEE_JOBS],
-            },
-            {
-                "name": "teacher",
-                "groups": ["teachers"],
-                "scopes": ["self", "access:services!service=teacher", "admin-ui", "list:users", "servers"],
-            },
-        ]
-    )
+    c.JupyterHub.load_roles.extend([
+        {"name": "idle-culler", "services": ["idle-culler"],
+         "scopes": ["list:users", "read:users:activity", "read:servers", "delete:servers"]},
+        {"name": "teacher-page", "services": ["teacher"],
+         "scopes": ["list:users", "read:servers", MAY_SEE_JOBS]},
+        {"name": "teacher", "groups": ["teachers"],
+         "scopes": ["self", "access:services!service=teacher", "admin-ui", "list:users", "servers"]},
+    ])  # fmt: skip

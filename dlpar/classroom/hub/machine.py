@@ -1,115 +1,158 @@
-"""The part of the configuration that is this machine's: who logs in and how, in which account notebooks run."""
+"""The part of JupyterHub's configuration that is this machine's: ports, logins, accounts and job slots."""
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import os
 import secrets
-import socket
+import shutil
 import sqlite3
 import sys
 from contextlib import closing
+from functools import cache
+from hmac import compare_digest
 from pathlib import Path
 from typing import Any
 
-from dlpar.classroom.hub import accounts, proxy
+from jupyterhub.auth import Authenticator
+from jupyterhub.spawner import LocalProcessSpawner, SimpleLocalProcessSpawner
+from jupyterhub.utils import fmt_ip_url, random_port, wait_for_http_server
+from traitlets import Unicode
+
 from dlpar.classroom.hub.classroom import classroom
-from dlpar.classroom.hub.login import ListedLogin
-from dlpar.classroom.hub.priority import Proxy
-from dlpar.classroom.hub.settings import LISTED, SYSTEM, Settings
+from dlpar.classroom.hub.settings import LISTED, SYSTEM, Settings, passwords, proxy_command
 from dlpar.config.paths import private_folder, runtime_folder
+from dlpar.jobs.control_groups import cores
 from dlpar.jobs.slots import USUAL, is_kept
+
+RUNTIME = Path("/run/dlpar/users")
+"""Parent of students' folders for sockets and live jobs: the hub makes them, so that nobody can take a name."""
+
+MOST_PROCESSES = 2048
+"""Processes and threads of one student; a fork bomb ends there."""
+
+START = 60
+"""Seconds a server may take to answer once it is its turn."""
 
 PATIENCE = 300
 """Seconds a student may wait for her server, in line with the others."""
 
 
+class ListedLogin(Authenticator):
+    """Log in names of a list with a password each, for a try on one machine: never off loopback."""
+
+    file = Unicode(help="The list, with lines ``name password``.").tag(config=True)
+
+    async def authenticate(self, handler: Any, data: dict[str, str]) -> str | None:
+        """Return the name, if name and password are a line of the file."""
+        known, given = passwords(Path(self.file)).get(data["username"]), data["password"].encode()
+        return data["username"] if known is not None and compare_digest(known.encode(), given) else None
+
+
+@cache
+def turns() -> asyncio.Semaphore:
+    """Return the turns of all servers: as many start at a time as there are cores, the others wait in order."""
+    return asyncio.Semaphore(cores())
+
+
+class InLine:
+    """Wait for a turn to start a server; the turn lasts until the server answers."""
+
+    async def start(self) -> tuple[str, int]:
+        """Start the server and return its address."""
+        async with turns():
+            address, port = await super().start()
+            try:
+                await wait_for_http_server(f"http://{address}:{port}{self.server.base_url}", timeout=START)
+            except TimeoutError:
+                pass  # JupyterHub asks once more, and tells the student
+        return address, port
+
+
+class OneAccount(InLine, SimpleLocalProcessSpawner):
+    """Start every server in the account that runs the hub: students are not isolated from each other."""
+
+    def user_env(self, env: dict[str, str]) -> dict[str, str]:
+        """Give each name a home and a runtime folder."""
+        private_folder(Path(self.home_dir))
+        mine = private_folder(runtime_folder() / f"hub-{self.user.name}")
+        return super().user_env(env) | {"DLPAR_RUNTIME": str(mine)}
+
+
+class OwnAccount(InLine, LocalProcessSpawner):
+    """Start every server in its student's own Unix account."""
+
+    def user_env(self, env: dict[str, str]) -> dict[str, str]:
+        """Give the student a runtime folder whose name nobody else can take."""
+        env, mine = super().user_env(env), RUNTIME / self.user.name
+        for folder in (RUNTIME.parent, RUNTIME):
+            folder.mkdir(mode=0o755, exist_ok=True)
+        mine.mkdir(mode=0o700, exist_ok=True)
+        shutil.chown(mine, self.user.name)
+        return env | {"DLPAR_RUNTIME": str(mine)}
+
+
 def configure(c: Any, settings: Settings) -> None:
     """Fill JupyterHub's configuration `c`."""
     folder = private_folder(Path(settings.folder))
-    _listen(c, settings)
-    c.JupyterHub.db_url = f"sqlite:///{_database(folder / 'hub.sqlite')}"
+    with closing(sqlite3.connect(folder / "hub.sqlite")) as database:
+        database.execute("PRAGMA journal_mode=WAL")  # the hub does nothing else while it waits for a disk
+    c.JupyterHub.db_url = f"sqlite:///{folder / 'hub.sqlite'}"
     c.JupyterHub.cookie_secret_file = str(folder / "cookie_secret")
-    c.ConfigurableHTTPProxy.pid_file = str(folder / "proxy.pid")
-    c.ConfigurableHTTPProxy.auth_token = secrets.token_hex(32)
-    c.Spawner.start_timeout = PATIENCE
     c.JupyterHub.concurrent_spawn_limit = 0  # our spawners queue; JupyterHub's limit would turn students away
     c.JupyterHub.tornado_settings = {"slow_spawn_timeout": 0}  # show the page of progress at once
-    secure = "https" if settings.certificate else "http"
-    to_proxy = f"{secure}://{_reached_at(settings.address)}:{settings.port}"
-    page = f"http://127.0.0.1:{_free_port()}"
-    whose = None if settings.accounts == LISTED else "nobody"
-    slots = _give_out_slots(c, settings)
-    classroom(c, settings.labs, settings.teachers, settings.idle, to_proxy, page, whose, slots)
+    c.Spawner.start_timeout = PATIENCE
+    scheme = "https" if settings.certificate else "http"
+    c.JupyterHub.bind_url = f"{scheme}://{fmt_ip_url(settings.address)}:{settings.port}"
+    if settings.certificate:
+        c.JupyterHub.ssl_cert, c.JupyterHub.ssl_key = settings.certificate, settings.key
+    # All other ports are on loopback and guarded by tokens.
+    c.JupyterHub.hub_bind_url = f"http://127.0.0.1:{random_port()}"
+    c.ConfigurableHTTPProxy.api_url = f"http://127.0.0.1:{random_port()}"
+    c.ConfigurableHTTPProxy.auth_token = secrets.token_hex(32)
+    c.ConfigurableHTTPProxy.command = proxy_command()
+    c.ConfigurableHTTPProxy.pid_file = str(folder / "proxy.pid")
+    everywhere = ipaddress.ip_address(settings.address).is_unspecified
+    reached = "127.0.0.1" if everywhere else fmt_ip_url(settings.address)
+    classroom(
+        c,
+        settings.labs,
+        settings.teachers,
+        settings.idle,
+        proxy=f"{scheme}://{reached}:{settings.port}",
+        page=f"http://127.0.0.1:{random_port()}",
+        account=None if settings.accounts == LISTED else "nobody",
+        slots=give_out_slots(c, settings),
+    )
     everybody = {*settings.users, *settings.teachers}
     if settings.accounts == LISTED:
         c.JupyterHub.authenticator_class = ListedLogin
         c.ListedLogin.file = str(folder / "passwords")
         c.ListedLogin.allowed_users = everybody
-        c.JupyterHub.spawner_class = accounts.OneAccount
+        c.JupyterHub.spawner_class = OneAccount
         c.OneAccount.home_dir_template = str(folder / "users" / "{username}")
     else:
         c.JupyterHub.authenticator_class = "pam"
         c.PAMAuthenticator.open_sessions = False
         c.PAMAuthenticator.allowed_users = {name for name in everybody if not name.startswith("@")}
         c.PAMAuthenticator.allowed_groups = {name[1:] for name in everybody if name.startswith("@")}
-        c.JupyterHub.spawner_class = accounts.OwnAccount
+        c.JupyterHub.spawner_class = OwnAccount
+        c.Spawner.cmd = ["prlimit", f"--nproc={MOST_PROCESSES}", *c.Spawner.cmd]
 
 
-def _database(file: Path) -> Path:
-    """The hub's database, with its changes in a log beside it: the hub does nothing else while it waits for a disk."""
-    with closing(sqlite3.connect(file)) as database:
-        database.execute("PRAGMA journal_mode=WAL")
-    return file
-
-
-def _give_out_slots(c: Any, settings: Settings) -> str:
-    """A keeper of job slots beside the hub, unless one is at work here already; its socket, empty without a limit."""
+def give_out_slots(c: Any, settings: Settings) -> str:
+    """Start a keeper of job slots beside the hub, unless one is at work here; returns its socket, empty: no limit."""
     named = os.environ.get("DLPAR_SLOTS")
     if settings.slots == 0 or named == "":
         return ""
     usual = USUAL if settings.accounts == SYSTEM else runtime_folder() / "slots"
     path = Path(named or usual)
-    if is_kept(path):
-        return str(path)
-    teachers = ["nobody", *(name for name in settings.teachers if not name.startswith("@"))]
-    command = [
-        sys.executable,
-        "-P",
-        "-m",
-        "dlpar.cli",
-        "slots",
-        f"--socket={path}",
-        f"--ranks={settings.slots}",
-    ]
-    if settings.accounts == SYSTEM:
-        command.append(f"--teachers={','.join(teachers)}")  # nobody: the teacher's page
-    c.JupyterHub.services.append({"name": "job-slots", "command": command, "display": False})
+    if not is_kept(path):
+        command = [sys.executable, "-P", "-m", "dlpar.cli", "slots"]
+        command += [f"--socket={path}", f"--ranks={settings.slots}"]
+        if settings.accounts == SYSTEM:  # nobody: the account of the teacher's page
+            teachers = ["nobody", *(name for name in settings.teachers if not name.startswith("@"))]
+            command.append(f"--teachers={','.join(teachers)}")
+        c.JupyterHub.services.append({"name": "job-slots", "command": command, "display": False})
     return str(path)
-
-
-def _listen(c: Any, settings: Settings) -> None:
-    """One port for the world, the others on loopback and guarded by tokens."""
-    host = f"[{settings.address}]" if ":" in settings.address else settings.address
-    c.JupyterHub.bind_url = f"{'https' if settings.certificate else 'http'}://{host}:{settings.port}"
-    c.JupyterHub.hub_bind_url = f"http://127.0.0.1:{_free_port()}"
-    c.ConfigurableHTTPProxy.api_url = f"http://127.0.0.1:{_free_port()}"
-    c.ConfigurableHTTPProxy.command = proxy.command()
-    c.JupyterHub.proxy_class = Proxy
-    if settings.certificate:
-        c.JupyterHub.ssl_cert, c.JupyterHub.ssl_key = settings.certificate, settings.key
-
-
-def _reached_at(address: str) -> str:
-    """How a process of this machine reaches who listens at an address."""
-    found = ipaddress.ip_address(address)
-    if found.is_unspecified:
-        return "127.0.0.1"
-    return f"[{address}]" if found.version == 6 else address
-
-
-def _free_port() -> int:
-    """A loopback port nobody listens at now."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]

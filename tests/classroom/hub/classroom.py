@@ -35,11 +35,11 @@ def run_apart(work: Coroutine[Any, Any, Any]) -> Any:
 
 def no_proxy() -> str:
     """Why no hub can be started here for want of a proxy; empty where there is one."""
-    from dlpar.classroom.hub import proxy
+    from dlpar.classroom.hub.settings import NoProxy, proxy_command
 
     try:
-        proxy.command()
-    except proxy.NoProxy as error:
+        proxy_command()
+    except NoProxy as error:
         return str(error)
     return ""
 

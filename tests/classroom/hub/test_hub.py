@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import stat
 from collections.abc import Iterator
@@ -23,7 +22,6 @@ pytestmark = [
     pytest.mark.skipif(bool(no_proxy()), reason=no_proxy()),
     pytest.mark.skipif(find_browser() is None, reason="no Chrome or Chromium was found"),
 ]
-AUTOGROUP = Path("/proc/self/autogroup")
 LABS = Path(__file__).resolve().parents[3] / "labs"
 FIRST = "00_first_parallel_run.ipynb"
 LONG_JOB = """
@@ -198,17 +196,6 @@ def test_what_the_teacher_sends_is_offered_in_every_panel_and_can_be_taken_back(
     assert kernel.run("print(until(lambda: offer._id is None), offer._undo.layout.display)") == "True None\n"
     assert kernel.run("offer.undo(); print(panel.experiment.workers, offer.layout.display)") == "4 none\n"
     page.context.close()
-
-
-@pytest.mark.skipif(
-    os.getuid() != 0 or not AUTOGROUP.exists(), reason="only root, with autogroups, may go first"
-)
-def test_hub_and_proxy_go_before_what_students_compute(hub: Hub) -> None:
-    start(hub, "ada")
-    pids = [hub.process.pid, int((hub.folder / "hub" / "proxy.pid").read_text())]
-    pids.append(hub.ask("/hub/api/users/ada?include_stopped_servers=0")["servers"][""]["state"]["pid"])
-    niceness = [Path(f"/proc/{pid}/autogroup").read_text().split()[-1] for pid in pids]
-    assert niceness == ["-15", "-15", "0"]
 
 
 def test_nobody_but_a_teacher_opens_the_teachers_page(hub: Hub, chromium) -> None:

@@ -32,6 +32,9 @@ pytestmark = [
     pytest.mark.skipif(bool(no_proxy()), reason=no_proxy()),
 ]
 
+CURTAIN = 'mount -t proc -o hidepid=2 proc /proc && exec "$@"'
+"""What hub/README.md tells a teacher to put before ``dlpar hub``."""
+
 VICTIM = """
 import dlpar, json, os, sys, dlpar.config.paths
 job = dlpar.launch(dlpar.Experiment(workers=4, steps=1_000_000, batch=64, cluster={"world": "paced"}))
@@ -56,7 +59,8 @@ def scene(own_folders) -> Iterator[dict[str, Any]]:
             two_accounts.make(name, folder / name, f"word-{name}")
         flags = ["--accounts=system", f"--users={','.join(names)}", "--teachers="]
         slots = f"DLPAR_SLOTS={folder / 'slots'}"  # at the usual place it would hold up other tests
-        hub = Hub(folder, *flags, within=lambda *words: two_accounts.in_namespace("env", slots, *words))
+        behind = ["sh", "-c", CURTAIN, "sh", "env", slots]
+        hub = Hub(folder, *flags, within=lambda *words: two_accounts.in_namespace(*behind, *words))
         hub.wait_until_up()
         yield {"hub": hub, "folder": folder, "ada": names[0], "bob": names[1], **_facts(hub, folder, *names)}
     finally:
@@ -101,7 +105,7 @@ def _facts(hub: Hub, folder: Path, ada: str, bob: str) -> dict[str, Any]:
             "server": server.pid,
         },
         "path": [entry or told["cwd"] for entry in told["path"]],
-        "ports": sum(ports.values(), []),
+        "ports": [port for found in ports.values() for port in found],
         "uid": uid,
         "cell": cell,
     }

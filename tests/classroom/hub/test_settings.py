@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dlpar.classroom.hub.settings import BadSettings, Settings
+from dlpar.classroom.hub.settings import BadSettings, Settings, passwords
 from dlpar.cli import main
 
 
@@ -33,7 +33,7 @@ def test_nobody_logs_in_weakly_from_another_machine(tmp_path: Path) -> None:
     tls = {"certificate": str(file), "key": str(file)}
     for address in ("0.0.0.0", "::", "192.168.1.5"):
         with pytest.raises(
-            BadSettings, match="^--address: got .*, allowed with a list of passwords is loopback"
+            BadSettings, match=r"^--address: got .*, allowed with a list of passwords is loopback"
         ):
             settings(tmp_path, address=address)
         with pytest.raises(BadSettings, match="list of passwords"):  # encrypted or not
@@ -90,22 +90,19 @@ def test_a_bad_request_is_one_sentence_and_status_2(flags, sentence, capsys, tmp
 
 
 def test_every_name_gets_a_password_of_its_own_and_keeps_it(tmp_path: Path) -> None:
-    login = pytest.importorskip(
-        "dlpar.classroom.hub.login", reason="JupyterHub is not installed: pip install 'dlpar[hub]'"
-    )
     file = tmp_path / "passwords"
-    first = login.complete(file, ["ada", "bob"])
+    first = passwords(file, ["ada", "bob"])
     assert first["ada"] != first["bob"] and min(map(len, first.values())) >= 12
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    assert login.complete(file, ["ada", "cleo"]) == first | {"cleo": login.read(file)["cleo"]}
+    assert passwords(file, ["ada", "cleo"]) == first | {"cleo": passwords(file)["cleo"]}
     file.chmod(0o644)
     with pytest.raises(PermissionError, match="others can read it"):
-        login.read(file)
+        passwords(file)
 
 
 def test_what_runs_in_a_hub_loads_neither_torch_nor_numpy() -> None:
     pytest.importorskip("jupyterhub")
-    modules = "dlpar.classroom.hub.machine, dlpar.classroom.hub.student, dlpar.classroom.hub.teacher, dlpar.classroom.hub.jobs"
-    program = f"import sys, {modules}; print({{'torch', 'numpy', 'pydantic'}} & set(sys.modules))"
+    modules = [f"dlpar.classroom.hub.{name}" for name in ("machine", "student", "teacher", "student_server")]
+    program = f"import sys, {', '.join(modules)}; print({{'torch', 'numpy', 'pydantic'}} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert done.stdout == "set()\n", done.stderr

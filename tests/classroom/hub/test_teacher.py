@@ -10,27 +10,28 @@ import pytest
 from classroom.hub.classroom import run_apart
 from classroom.hub.test_answers import answer
 from dlpar.classroom.hub.answers import LOT
+from dlpar.jobs.slots import NoSlots
 from dlpar.lab import offers
 
-students = pytest.importorskip(
-    "dlpar.classroom.hub.students", reason="tornado is not installed: pip install 'dlpar[hub]'"
+teacher = pytest.importorskip(
+    "dlpar.classroom.hub.teacher", reason="tornado is not installed: pip install 'dlpar[hub]'"
 )
 
 
-class Class(students.Students):
+class Class(teacher.Students):
     """A class whose servers say what a test lets them say."""
 
     def __init__(self, says: dict[str, Any]) -> None:
         super().__init__()
         self.says, self.brought = says, []
 
-    async def _ask(self, url: str, body: Any = None, method: str = "GET") -> Any:
+    async def _ask(self, url: str, body: Any = None) -> Any:
         if url.startswith(self.api):
             return [
                 {"name": name, "servers": {"": {"ready": True, "last_activity": "now"}}} for name in self.says
             ]
         name = url.split("/user/")[1].split("/")[0]
-        if method == "POST":
+        if body is not None:
             self.brought.append((name, body["offer"]))
             self.says[name]["offer"] = body["offer"] and body["offer"]["id"]
         return self.says[name]
@@ -71,10 +72,17 @@ def test_an_offer_of_the_last_class_is_taken_back_once(monkeypatch):
         them.send("grace", {"workers": 2})
         assert [row["offered"] for row in await them.look()] == [True]
         later = time.time() + offers.LASTS + 1
-        monkeypatch.setattr(students.time, "time", lambda: later)
+        monkeypatch.setattr(teacher.time, "time", lambda: later)
         them.says["ada"]["offer"] = None  # it is too old there, too
         assert [row["offered"] for row in await them.look() + await them.look()] == [False, False]
         assert them.offer is None
         return them.brought
 
     assert len(run_apart(look_for_hours())) == 1
+
+
+def test_who_may_not_pause_hears_why(monkeypatch):
+    monkeypatch.setenv("DLPAR_SLOTS", "")
+    with pytest.raises(NoSlots, match="nobody gives them out here"):
+        run_apart(teacher.ask_keeper({"pause": True}))
+    assert run_apart(teacher.queue()) is None

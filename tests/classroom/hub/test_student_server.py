@@ -16,18 +16,18 @@ from tornado.httpserver import HTTPServer
 from tornado.netutil import bind_sockets
 from tornado.web import Application
 
-from dlpar.classroom.hub import jobs, jobs_api
+from dlpar.classroom.hub import student_server
 
 pytestmark = pytest.mark.slow
 
 
 def test_a_post_of_neither_job_nor_offer_is_refused_by_name() -> None:
     class Hub:
-        async def user_for_token(self, token: str, sync: bool) -> dict[str, Any]:
-            return {"scopes": [jobs_api.MAY_SEE_JOBS]}
+        async def get_user(self, handler: Any, sync: bool) -> dict[str, Any]:
+            return {"scopes": [student_server.MAY_SEE_JOBS]}
 
     async def post(body: str) -> Any:
-        server = HTTPServer(Application([("/jobs", jobs_api.Jobs)], dlpar_hub=Hub()))
+        server = HTTPServer(Application([("/jobs", student_server.Jobs)], dlpar_hub=Hub()))
         sockets = bind_sockets(0, "127.0.0.1")
         server.add_sockets(sockets)
         url = f"http://127.0.0.1:{sockets[0].getsockname()[1]}/jobs"
@@ -47,26 +47,28 @@ def test_a_post_of_neither_job_nor_offer_is_refused_by_name() -> None:
 
 def test_a_running_job_is_activity_is_listed_and_can_be_stopped() -> None:
     settings = {"last_activity_times": {}}
-    jobs_api.note_activity(settings)
-    assert settings == {"last_activity_times": {}} and jobs.running() == []
-    with pytest.raises(jobs.CannotStop, match="which is not running"):
-        jobs.stop("another")
-    with pytest.raises(jobs.CannotStop, match="allowed is the id of a running job"):
-        jobs.stop("../another")
+    student_server.note_activity(settings)
+    assert settings == {"last_activity_times": {}} and student_server.running() == []
+    with pytest.raises(student_server.CannotStop, match="which is not running"):
+        student_server.stop("another")
+    with pytest.raises(student_server.CannotStop, match="allowed is the id of a running job"):
+        student_server.stop("../another")
 
     job = dlpar.launch(dlpar.Experiment(workers=2, steps=1_000_000))
     try:
         job.wait_steps(1)
-        jobs_api.note_activity(settings)
+        student_server.note_activity(settings)
         assert "dlpar" in settings["last_activity_times"]
         found = eventually(
-            lambda: [told for told in jobs.running() if told["ranks"] == 2], 5, "both ranks are seen"
+            lambda: [told for told in student_server.running() if told["ranks"] == 2],
+            5,
+            "both ranks are seen",
         )
         assert [told["id"] for told in found] == [job.folder.name]
         assert found[0]["says"] == "mlp on digits, ring, 2 workers, real" and found[0]["memory"] > 10 << 20
-        jobs.stop(job.folder.name)
+        student_server.stop(job.folder.name)
         job._wait_ended(5)
         assert job.run.status == "stopped"
     finally:
         job.stop()
-    assert not jobs.any_running() and jobs.running() == []
+    assert not student_server.any_running() and student_server.running() == []
