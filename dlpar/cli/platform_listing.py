@@ -11,7 +11,7 @@ from rich.table import Table
 from dlpar.cli.listing import NONE, console, print_pairs
 from dlpar.worlds.platforms import PLATFORMS, Link, Platform, platform
 from dlpar.worlds.platforms.lookup import HERE, here_file
-from dlpar.worlds.platforms.named import SEPARATOR
+from dlpar.worlds.platforms.platform import SEPARATOR
 
 
 def show(which: str | None, as_json: bool) -> None:

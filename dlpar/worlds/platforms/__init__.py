@@ -1,9 +1,10 @@
 """Platforms: clusters on paper, by which paced and simulated ranks live.
 
-    platform.py ─► named.py (figures and their sources) ─► lookup.py (by name or from a file; who lives where)
-    workloads.py (models that a small one may stand in for)      ping_pong.py (what a real link does)
+    workloads.py (models that a small one may stand in for) ─► platform.py (devices, links, clusters)
+    ─► lookup.py (by name or from a file; nodes of ranks)      ping_pong.py (timing of a real link)
 
-The rules of their network are in :mod:`dlpar.worlds.simulated.network`.
+The figures of named workloads and clusters, with their sources, are in ``tables``.  The rules of their
+network are in :mod:`dlpar.worlds.simulated.network`.
 """
 
 from __future__ import annotations
@@ -14,8 +15,7 @@ from dlpar.config import rules
 from dlpar.config.experiment import Experiment
 from dlpar.config.schema import BadExperiment, Complaint
 from dlpar.worlds.platforms.lookup import names, nodes_of, placement, platform, platform_of
-from dlpar.worlds.platforms.named import DEVICES, PLATFORMS
-from dlpar.worlds.platforms.platform import Device, Link, Platform, Timing
+from dlpar.worlds.platforms.platform import DEVICES, PLATFORMS, Device, Link, Platform, Timing
 from dlpar.worlds.platforms.workloads import WORKLOADS, Layer, Workload, is_path, workload
 
 __all__ = [

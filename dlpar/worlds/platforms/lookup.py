@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict, is_dataclass
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dlpar.config.paths import runs_folder
 from dlpar.config.schema import BadExperiment, shown
-from dlpar.worlds.platforms.named import PLATFORMS, SEPARATOR
-from dlpar.worlds.platforms.platform import Platform
+from dlpar.worlds.platforms.platform import PLATFORMS, SEPARATOR, Platform
 from dlpar.worlds.platforms.workloads import Workload, fields_of, is_path, workload
 
 if TYPE_CHECKING:
@@ -100,7 +98,7 @@ def _changed(base: Platform, changes: dict[str, Any]) -> dict[str, Any]:
     for name, value in changes.items():
         before = fields.get(name)
         if name in CHANGED_PIECEWISE and isinstance(value, dict) and before is not None:
-            value = {**(asdict(before) if is_dataclass(before) else before.model_dump()), **value}
+            value = {**before.model_dump(), **value}
         fields[name] = value
     return fields
 

@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+import tomllib
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, model_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
 
 from dlpar.config.parts import ByRank
-from dlpar.config.schema import BadExperiment, Part, sentence, shown, spelled_as_head
-from dlpar.worlds.platforms.workloads import WORKLOADS, Workload
+from dlpar.config.schema import BadExperiment, Part, shown, spelled_as_head
+from dlpar.worlds.platforms.workloads import TABLES, WORKLOADS, FromFile, Workload, made
+
+
+def _is_positive(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf
+
+
+def _rates(value: Any) -> Any:
+    if not isinstance(value, dict):
+        value = {value: value}
+    for name, rate in value.items():
+        if name not in WORKLOADS or not _is_positive(rate):
+            allowed = f"numbers of samples a second above 0 for some of {', '.join(WORKLOADS)}"
+            raise ValueError(f"device.rates: got {shown(value)}, allowed are {allowed}")
+    return value
 
 
 class Device(Part):
-    """What a rank computes on.
+    """The hardware a rank computes on.
 
     Attributes
     ----------
@@ -29,15 +43,11 @@ class Device(Part):
         GiB; None: not known.
     """
 
-    name: str = Field(min_length=1, description="Name.")
-    flops: float = Field(
-        gt=0, allow_inf_nan=False, description="Floating-point operations a second, sustained."
-    )
-    rates: Annotated[dict[str, float], BeforeValidator(_rates)] = Field(
-        {}, description="Training samples a second, by workload."
-    )
-    overhead: float = Field(0.0, ge=0, allow_inf_nan=False, description="Seconds of a step beside its FLOPs.")
-    memory_gib: float | None = Field(None, gt=0, allow_inf_nan=False, description="Memory in GiB.")
+    name: str = Field(min_length=1)
+    flops: float = Field(gt=0)
+    rates: Annotated[dict[str, float], BeforeValidator(_rates)] = Field({})
+    overhead: float = Field(0.0, ge=0)
+    memory_gib: float | None = Field(None, gt=0)
 
     def seconds(self, flops: float, workload: Workload | None = None) -> float:
         """Mean seconds of a computation, without the overhead of the step it belongs to.
@@ -45,9 +55,9 @@ class Device(Part):
         Parameters
         ----------
         flops : float
-            Floating-point operations of it.
+            Its floating-point operations.
         workload : Workload, optional
-            What is trained; a measured rate of it says how many operations a second are sustained.
+            The model that is trained; a measured rate of it gives the operations a second.
         """
         rate = self.rates.get(workload.name) if workload is not None else None
         return flops / (rate * workload.flops if rate and workload.flops else self.flops)
@@ -60,7 +70,7 @@ def _factors(value: Any) -> Any:
 
 
 class Timing(Part):
-    """How the times of equal computations vary: a factor for every rank and step.
+    """Variation of the times of equal computations: a factor for every rank and step.
 
     Attributes
     ----------
@@ -69,16 +79,12 @@ class Timing(Part):
     cv : float, default 0.1
         Standard deviation over mean of the gamma distribution; the exponential's is 1.
     trace : tuple of float
-        Factors, taken in turn for ever; rank r begins with element r.  Their mean is whatever it is.
+        Factors, taken in turn for ever; rank r begins with element r.  Any mean is allowed.
     """
 
-    kind: Literal["constant", "gamma", "exponential", "trace"] = Field(
-        "constant", description="Distribution of a computation's time over its mean."
-    )
-    cv: float = Field(
-        0.1, gt=0, le=10, allow_inf_nan=False, description="Standard deviation over mean of gamma."
-    )
-    trace: Annotated[tuple[float, ...], BeforeValidator(_factors)] = Field((), description="Factors above 0.")
+    kind: Literal["constant", "gamma", "exponential", "trace"] = "constant"
+    cv: float = Field(0.1, gt=0, le=10)
+    trace: Annotated[tuple[float, ...], BeforeValidator(_factors)] = ()
 
     @model_validator(mode="after")
     def _trace_is_given(self) -> Timing:
@@ -89,14 +95,14 @@ class Timing(Part):
         return self
 
     def factor(self, seed: int, rank: int, number: int) -> float:
-        """What the mean time of each computation of a step is multiplied by.
+        """Give the factor on the mean time of each computation of a step.
 
         Parameters
         ----------
         seed, rank : int
-            Of the experiment, and who computes.
+            The experiment's seed, and the rank that computes.
         number : int
-            Of the step on that rank, from 0; equal arguments give equal factors.
+            The step on that rank, from 0; equal arguments give equal factors.
         """
         if self.kind == "constant":
             return 1.0
@@ -113,13 +119,8 @@ class Timing(Part):
         return float(draw.gamma(shape, 1 / shape))
 
 
-def _is_positive(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < float("inf")
-
-
-@dataclass(frozen=True)
-class Link:
-    """What carries a rank's messages: B bytes take ``latency + B / bandwidth`` seconds (Hockney 1994: alpha and beta).
+class Link(FromFile):
+    """A carrier of messages: B bytes take ``latency + B / bandwidth`` seconds (Hockney 1994: alpha and beta).
 
     Attributes
     ----------
@@ -132,63 +133,28 @@ class Link:
 
     Raises
     ------
-    ValueError
-        If a value is not allowed; the sentence names the field.
+    BadExperiment
+        For a bad value, in one sentence that names the field.
     """
 
-    latency: float
-    bandwidth: float
+    latency: float = Field(ge=0, strict=True)
+    bandwidth: float = Field(gt=0, strict=True, allow_inf_nan=True)
     duplex: Literal["full", "half"] = "full"
 
-    def __post_init__(self) -> None:
-        if not (_is_number(self.latency) and 0 <= self.latency < math.inf):
-            raise ValueError(f"latency: got {self.latency!r}, allowed is a number of seconds from 0")
-        if not (_is_number(self.bandwidth) and self.bandwidth > 0):
-            raise ValueError(
-                f"bandwidth: got {self.bandwidth!r}, allowed is a number of bytes a second above 0"
-            )
-        if self.duplex not in ("full", "half"):
-            raise ValueError(f"duplex: got {self.duplex!r}, allowed is full or half")
+    def __init__(self, *values: Any, **fields: Any) -> None:
+        super().__init__(**dict(zip(Link.model_fields, values)), **fields)
 
     def seconds(self, nbytes: float) -> float:
         """Seconds of one message of `nbytes`."""
         return self.latency + nbytes / self.bandwidth
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-LINK_FIELDS = ("latency", "bandwidth", "duplex")
-
-
 def _link(value: Any, info: ValidationInfo) -> Any:
-    """A mapping as a link, complaints naming the field it is in."""
-    if value is None or isinstance(value, Link):
-        return value
-    if not isinstance(value, dict):
-        raise ValueError(
-            f"{info.field_name}: got {shown(value)}, allowed is a mapping of {', '.join(LINK_FIELDS)}"
-        )
-    for name in value:
-        if name not in LINK_FIELDS:
-            raise ValueError(
-                f"{info.field_name}.{name}: got {shown(value[name])}, but there is no such field; "
-                f"allowed are {', '.join(LINK_FIELDS)}"
-            )
-    for name in ("latency", "bandwidth"):
-        if name not in value:
-            raise ValueError(f"{info.field_name}.{name}: missing; allowed is a number")
-    try:
-        return Link(**value)
-    except ValueError as error:
-        raise ValueError(f"{info.field_name}.{error}") from None
+    return value if value is None else made(Link, value, info.field_name)
 
 
 def _device(value: Any) -> Any:
-    """A device by its name."""
-    from dlpar.worlds.platforms.named import DEVICES  # here: the named platforms are made of this class
-
+    """Find a device by its name."""
     if isinstance(value, (dict, Device)):
         return value
     if not isinstance(value, str) or value not in DEVICES:
@@ -197,7 +163,7 @@ def _device(value: Any) -> Any:
     return DEVICES[value]
 
 
-class Platform(Part):
+class Platform(FromFile):
     """A cluster on paper.
 
     A message between ranks of one node takes the `inside` link, on which every rank has
@@ -206,25 +172,25 @@ class Platform(Part):
     Attributes
     ----------
     name, source : str
-        What it is called, and where its figures come from.
+        Its name, and the source of its figures.
     device : Device
-        What each rank computes on; one of :data:`~dlpar.worlds.platforms.DEVICES` may be given by its name.
+        The hardware of each rank; one of :data:`~dlpar.worlds.platforms.DEVICES` may be given by its name.
     devices : int, default 1
         Ranks' devices a node holds.
     nodes : int, default 1
         Most nodes a job may have.
     inside, between : Link or None
-        What joins ranks of one node, and of two: needed with several devices, and with several nodes.
+        Links of ranks of one node, and of two: needed with several devices, and with several nodes.
     nic : str, default ``"shared"``
         ``"shared"``: all ranks of a node share one port to the other nodes.  ``"each"``: every rank has its own.
     eager : int, default 65536
         Bytes up to which a send does not wait for its receiver.
     timing : Timing
-        How compute times vary.
+        Variation of compute times.
     stragglers : dict
         Factors by which some ranks' computing takes longer.
     overlap : float, default 1
-        Speed at which a rank goes on computing while it communicates beside that: 1 as if it did not, 0 not at all.
+        Speed of a rank's computing while it communicates: 1 is full speed, 0 is a stop.
 
     Raises
     ------
@@ -232,35 +198,18 @@ class Platform(Part):
         For a bad value, in one sentence that names the field.
     """
 
-    name: str = Field(min_length=1, description="Name.")
-    source: str = Field("", description="Where the figures come from.")
-    device: Annotated[Device, BeforeValidator(_device)] = Field(description="What each rank computes on.")
-    devices: int = Field(1, ge=1, le=1024, description="Ranks' devices a node holds.")
-    nodes: int = Field(1, ge=1, le=65_536, description="Most nodes a job may have.")
-    inside: Annotated[Link | None, BeforeValidator(_link)] = Field(
-        None, description="Link of ranks of one node."
-    )
-    between: Annotated[Link | None, BeforeValidator(_link)] = Field(
-        None, description="Link of ranks of two nodes."
-    )
-    nic: Literal["shared", "each"] = Field(
-        "shared", description="Whether ranks of a node share its port to others."
-    )
-    eager: int = Field(65_536, ge=0, le=1 << 40, description="Bytes up to which a send does not wait.")
-    timing: Annotated[Timing, BeforeValidator(spelled_as_head(Timing))] = Field(
-        Timing(), description="How compute times vary."
-    )
-    stragglers: ByRank = Field({}, description="Ranks whose computing takes longer by a factor: 1=4.0.")
-
-    overlap: float = Field(
-        1.0, ge=0, le=1, allow_inf_nan=False, description="Speed of computing beside communication."
-    )
-
-    def __init__(self, **fields: Any) -> None:
-        try:
-            super().__init__(**fields)
-        except ValidationError as error:
-            raise BadExperiment(sentence(error, type(self))) from None
+    name: str = Field(min_length=1)
+    source: str = ""
+    device: Annotated[Device, BeforeValidator(_device)]
+    devices: int = Field(1, ge=1, le=1024)
+    nodes: int = Field(1, ge=1, le=65_536)
+    inside: Annotated[Link | None, BeforeValidator(_link)] = None
+    between: Annotated[Link | None, BeforeValidator(_link)] = None
+    nic: Literal["shared", "each"] = "shared"
+    eager: int = Field(65_536, ge=0, le=1 << 40)
+    timing: Annotated[Timing, BeforeValidator(spelled_as_head(Timing))] = Timing()
+    stragglers: ByRank = Field({})
+    overlap: float = Field(1.0, ge=0, le=1)
 
     @model_validator(mode="before")
     @classmethod
@@ -271,10 +220,8 @@ class Platform(Part):
 
     @model_validator(mode="after")
     def _is_joined(self) -> Platform:
-        for link, count, what in (
-            ("inside", self.devices, "devices a node"),
-            ("between", self.nodes, "nodes"),
-        ):
+        several = {"inside": (self.devices, "devices a node"), "between": (self.nodes, "nodes")}
+        for link, (count, what) in several.items():
             if count > 1 and getattr(self, link) is None:
                 raise ValueError(f"{link}: got nothing, allowed with {count:,} {what} is a link")
         if self.inside is None and self.between is None:
@@ -311,11 +258,35 @@ class Platform(Part):
         return (self.inside or self.between) if same_node else (self.between or self.inside)
 
 
-def _rates(value: Any) -> Any:
-    if not isinstance(value, dict):
-        value = {value: value}
-    for name, rate in value.items():
-        if name not in WORKLOADS or not _is_positive(rate):
-            allowed = f"numbers of samples a second above 0 for some of {', '.join(WORKLOADS)}"
-            raise ValueError(f"device.rates: got {shown(value)}, allowed are {allowed}")
-    return value
+_NAMED: dict[str, Any] = tomllib.loads((TABLES / "clusters.toml").read_text(encoding="utf-8"))
+
+DEVICES = {name: Device(**known["device"]) for name, known in _NAMED["devices"].items()}
+"""Devices by name."""
+
+SEPARATOR = "; "
+"""Between the parts of a source: device, inside, between."""
+
+
+def _cluster(device: str, network: str) -> Platform:
+    """Nodes of a device joined by a network; with ``nvlink``, a single node."""
+    known, links = _NAMED["devices"][device], _NAMED["links"]
+    wired = [links[name] for name in (known["inside"], network) if name in links]
+    inside, between = ([Link(link["latency"], link["bandwidth"]) for link in wired] + [None])[:2]
+    return Platform(
+        name=f"{device}-{network}",
+        source=SEPARATOR.join(each["source"] for each in (known, *wired)),
+        device=DEVICES[device],
+        nic=wired[-1].get("nic", "shared"),
+        devices=known["per_node"],
+        nodes=_NAMED["most_ranks"] // known["per_node"] if between else 1,
+        inside=inside,
+        between=between,
+    )
+
+
+PLATFORMS = {
+    f"{device}-{network}": _cluster(device, network)
+    for device, networks in _NAMED["clusters"].items()
+    for network in networks
+}
+"""Platforms by name; ``here``, this machine, is not among them: see :func:`dlpar.worlds.platforms.platform`."""

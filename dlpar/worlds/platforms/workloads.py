@@ -1,7 +1,7 @@
 """Workloads: the big models a small one may stand in for, by their parameters and operations, layer by layer.
 
-The small model does the mathematics; the bytes and FLOPs of the big one are charged.
-The tables follow from the architectures, in :mod:`dlpar.worlds.platforms.workloads`.
+The small model does the mathematics; the bytes and FLOPs of the big one are charged.  The tables
+follow from the architectures in the papers; a test derives them anew.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import tomllib
-from collections.abc import Callable
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -18,51 +17,63 @@ from pydantic import Field, ValidationError, model_validator
 
 from dlpar.config.schema import BadExperiment, Part, sentence, shown
 
+TABLES = Path(__file__).parent / "tables"
+"""Files that describe the named workloads and clusters."""
 
-class Layer(Part):
-    """A layer of a workload: what its gradient holds, and what it costs to get.
+
+class FromFile(Part):
+    """A part that a file may describe; a bad value raises `BadExperiment`, in one sentence that names the field."""
+
+    def __init__(self, **fields: Any) -> None:
+        try:
+            super().__init__(**fields)
+        except ValidationError as error:
+            raise BadExperiment(sentence(error, type(self))) from None
+
+
+def made(kind: type[FromFile], value: Any, where: str) -> FromFile:
+    """Make a part within another from a mapping; complaints begin with `where`."""
+    if isinstance(value, kind):
+        return value
+    if not isinstance(value, dict):
+        allowed = f"a mapping of {', '.join(kind.model_fields)}"
+        raise ValueError(f"{where}: got {shown(value)}, allowed is {allowed}")
+    try:
+        return kind(**value)
+    except BadExperiment as error:
+        raise ValueError(f"{where}.{error}") from None
+
+
+class Layer(FromFile):
+    """A layer of a workload: the size of its gradient, and the cost to compute it.
 
     Attributes
     ----------
     name : str
-        What it is called in the paper or its reference code.
+        Its name in the paper or its reference code.
     parameters : int
         From 0: a layer that shares another's weights has none of its own.
     flops : float
         Floating-point operations a sample, forward and backward, a multiply-add being two.
     outputs : int, default 0
-        Elements a sample's output has, which one stage of a pipeline sends the next; 0: not known, nothing is sent.
+        Elements of a sample's output, which one stage of a pipeline sends the next; 0: not known, nothing is sent.
     """
 
-    name: str = Field(min_length=1, description="Name.")
-    parameters: int = Field(ge=0, description="Parameters.")
-    flops: float = Field(ge=0, allow_inf_nan=False, description="FLOPs a sample, forward and backward.")
-    outputs: int = Field(0, ge=0, description="Elements a sample's output has.")
+    name: str = Field(min_length=1)
+    parameters: int = Field(ge=0)
+    flops: float = Field(ge=0)
+    outputs: int = Field(0, ge=0)
 
 
-def _layer(fields: Any, where: str) -> Layer:
-    """A layer, complaints beginning with `where`."""
-    if isinstance(fields, Layer):
-        return fields
-    if not isinstance(fields, dict):
-        raise ValueError(
-            f"{where[:-1]}: got {shown(fields)}, allowed is a mapping of {', '.join(Layer.model_fields)}"
-        )
-    try:
-        return Layer(**fields)
-    except ValidationError as error:
-        raise ValueError(where + sentence(error, Layer)) from None
-
-
-class Workload(Part):
+class Workload(FromFile):
     """A model as a network and a device see it.
 
-    In place of layers, `parameters` and `flops` of the whole may be given: they make one layer.
+    Instead of layers, `parameters` and `flops` of the whole may be given: they make one layer.
 
     Attributes
     ----------
     name, source : str
-        What it is called, and where its architecture is described.
+        Its name, and the source that describes its architecture.
     layers : tuple of Layer
         In the order in which a backward pass finishes their gradients: the last of the network first.
     itemsize : int, default 4
@@ -80,32 +91,26 @@ class Workload(Part):
         For a bad value, in one sentence that names the field.
     """
 
-    name: str = Field(min_length=1, description="Name.")
-    source: str = Field("", description="Where the architecture is described.")
-    layers: tuple[Layer, ...] = Field(min_length=1, description="Layers in the order of the backward pass.")
-    itemsize: Literal[1, 2, 4, 8] = Field(4, description="Bytes of an element of a gradient.")
-
-    def __init__(self, **fields: Any) -> None:
-        try:
-            super().__init__(**fields)
-        except ValidationError as error:
-            raise BadExperiment(sentence(error, type(self))) from None
+    name: str = Field(min_length=1)
+    source: str = ""
+    layers: tuple[Layer, ...] = Field(min_length=1)
+    itemsize: Literal[1, 2, 4, 8] = 4
 
     @model_validator(mode="before")
     @classmethod
     def _whole(cls, fields: Any) -> Any:
-        """Layers are a list, or one layer made of the totals; complaints name the layer."""
+        """Make layers of a list, or one layer of the totals; complaints name the layer."""
         if not isinstance(fields, dict):
             return fields
-        if not fields.get("layers") and {"parameters", "flops"} <= fields.keys():
+        layers = fields.get("layers")
+        if not layers and {"parameters", "flops"} <= fields.keys():
             totals = {name: fields[name] for name in ("parameters", "flops")}
             others = {name: value for name, value in fields.items() if name not in (*totals, "layers")}
-            return {**others, "layers": (_layer({"name": "all", **totals}, ""),)}
-        layers = fields.get("layers")
+            return {**others, "layers": (Layer(name="all", **totals),)}
         if not (isinstance(layers, (list, tuple)) and layers):
-            allowed = "a list of layers, or parameters and flops in its place"
+            allowed = "a list of layers, or parameters and flops instead"
             raise ValueError(f"layers: got {shown(layers)}, allowed is {allowed}")
-        return {**fields, "layers": tuple(_layer(layer, f"layers.{n}.") for n, layer in enumerate(layers))}
+        return {**fields, "layers": tuple(made(Layer, each, f"layers.{n}") for n, each in enumerate(layers))}
 
     @cached_property
     def parameters(self) -> int:
@@ -120,7 +125,7 @@ class Workload(Part):
         return self.parameters * self.itemsize
 
     def in_place_of(self, nbytes: int, flops: float) -> tuple[float, float]:
-        """How many of its bytes and FLOPs one of a small model's stands for; raises `BadExperiment` if it has no bytes.
+        """Bytes and FLOPs of this workload for each byte and FLOP of a small model.
 
         Parameters
         ----------
@@ -128,6 +133,11 @@ class Workload(Part):
             Of the small model's gradient.
         flops : float
             Of a sample.
+
+        Raises
+        ------
+        BadExperiment
+            If the workload has no bytes.
         """
         if not self.parameters:
             got = f"{shown(self.name)}, which has no parameters"
@@ -142,16 +152,12 @@ WORKLOADS = (
 )  # fmt: skip
 """Names of the workloads that come with dlpar."""
 
+FIELD = "cluster.stand_in_for"
+
 
 @cache
 def _known(name: str) -> Workload:
-    source, walk = ARCHITECTURES[name]
-    layers = tuple(
-        # The backward pass computes two products for each of the forward one, and a multiply-add is two operations.
-        Layer(name=layer, parameters=parameters, flops=6 * multiply_adds, outputs=sum(outputs))
-        for layer, parameters, multiply_adds, *outputs in reversed(walk())
-    )
-    return Workload(name=name, source=source, layers=layers)
+    return Workload(**fields_of(str(TABLES / f"{name}.json"), FIELD))
 
 
 def workload(which: str) -> Workload:
@@ -171,193 +177,12 @@ def workload(which: str) -> Workload:
         return _known(which)
     if not is_path(which):
         allowed = f"one of {', '.join(WORKLOADS)}, or the path of a .json or .toml file"
-        raise BadExperiment(f"cluster.stand_in_for: got {shown(which)}, allowed is {allowed}")
-    fields = fields_of(which, "cluster.stand_in_for")
+        raise BadExperiment(f"{FIELD}: got {shown(which)}, allowed is {allowed}")
+    fields = fields_of(which, FIELD)
     try:
         return Workload(**fields)
     except BadExperiment as error:
-        raise BadExperiment(f"cluster.stand_in_for: got {shown(Path(which).name)}, where {error}") from None
-
-
-Row = tuple[str, int, int] | tuple[str, int, int, int]
-"""A layer: its name, its parameters, its multiply-adds a sample forward; of a transformer its output as well."""
-
-Image = tuple[int, int, int]
-"""Channels, height, width."""
-
-
-class Convolutional:
-    """Layers in the order of the forward pass, as an image goes through them."""
-
-    def __init__(self) -> None:
-        self.rows: list[Row] = []
-
-    def conv(
-        self,
-        name: str,
-        image: Image,
-        channels: int,
-        kernel: int | tuple[int, int],
-        stride: int = 1,
-        pad: int | None = None,
-        groups: int = 1,
-        norm: bool = True,
-    ) -> Image:
-        """A convolution, padded to keep the size unless told otherwise; with batch normalisation, else with a bias."""
-        high, wide = kernel if isinstance(kernel, tuple) else (kernel, kernel)
-        padding = (high // 2, wide // 2) if pad is None else (pad, pad)
-        height, width = _slid(image, (high, wide), stride, padding)
-        weights = channels * (image[0] // groups) * high * wide
-        self.rows.append((name, weights + channels * (2 if norm else 1), weights * height * width))
-        return channels, height, width
-
-    def dense(self, name: str, inputs: int, outputs: int) -> int:
-        """A fully connected layer with a bias."""
-        self.rows.append((name, inputs * outputs + outputs, inputs * outputs))
-        return outputs
-
-
-def pooled(image: Image, kernel: int = 3, stride: int = 2, pad: int = 0) -> Image:
-    """The image after pooling."""
-    return image[0], *_slid(image, (kernel, kernel), stride, (pad, pad))
-
-
-def _slid(image: Image, kernel: tuple[int, int], stride: int, pad: tuple[int, int]) -> tuple[int, int]:
-    """Height and width that a sliding window leaves."""
-    height, width = ((image[1 + i] + 2 * pad[i] - kernel[i]) // stride + 1 for i in (0, 1))
-    return height, width
-
-
-def alexnet() -> list[Row]:
-    """Krizhevsky 2012, figure 2: two groups, as it was trained on two GPUs."""
-    net = Convolutional()
-    x = pooled(net.conv("conv1", (3, 227, 227), 96, 11, stride=4, pad=0, norm=False))
-    x = pooled(net.conv("conv2", x, 256, 5, groups=2, norm=False))
-    x = net.conv("conv3", x, 384, 3, norm=False)
-    x = net.conv("conv4", x, 384, 3, groups=2, norm=False)
-    x = pooled(net.conv("conv5", x, 256, 3, groups=2, norm=False))
-    hidden = net.dense("fc7", net.dense("fc6", x[0] * x[1] * x[2], 4096), 4096)
-    net.dense("fc8", hidden, 1000)
-    return net.rows
-
-
-def vgg16() -> list[Row]:
-    """Simonyan and Zisserman 2014, table 1, column D."""
-    net, x = Convolutional(), (3, 224, 224)
-    for block, (channels, convolutions) in enumerate([(64, 2), (128, 2), (256, 3), (512, 3), (512, 3)], 1):
-        for number in range(1, convolutions + 1):
-            x = net.conv(f"conv{block}_{number}", x, channels, 3, norm=False)
-        x = pooled(x, kernel=2)
-    hidden = net.dense("fc7", net.dense("fc6", x[0] * x[1] * x[2], 4096), 4096)
-    net.dense("fc8", hidden, 1000)
-    return net.rows
-
-
-def resnet(*blocks: int) -> list[Row]:
-    """He et al. 2015, table 1: bottleneck blocks; the first of a stage halves the image in its first convolution."""
-    net = Convolutional()
-    x = pooled(net.conv("conv1", (3, 224, 224), 64, 7, stride=2), pad=1)
-    for stage, (width, count) in enumerate(zip((64, 128, 256, 512), blocks), 2):
-        for block in range(1, count + 1):
-            name, stride = f"conv{stage}_{block}", 2 if block == 1 and stage > 2 else 1
-            if block == 1:
-                net.conv(f"{name}.shortcut", x, 4 * width, 1, stride)
-            x = net.conv(f"{name}.1", x, width, 1, stride)
-            x = net.conv(f"{name}.2", x, width, 3)
-            x = net.conv(f"{name}.3", x, 4 * width, 1)
-    net.dense("fc", x[0], 1000)
-    return net.rows
-
-
-def inception3() -> list[Row]:
-    """Szegedy et al. 2015, table 1, as in the reference code (mixed_5b to mixed_7c), without the auxiliary head."""
-    net = Convolutional()
-    x = net.conv("conv_1a", (3, 299, 299), 32, 3, stride=2, pad=0)
-    x = pooled(net.conv("conv_2b", net.conv("conv_2a", x, 32, 3, pad=0), 64, 3))
-    x = pooled(net.conv("conv_4a", net.conv("conv_3b", x, 80, 1), 192, 3, pad=0))
-
-    def branch(name: str, *convolutions: tuple, halving: bool = False) -> int:
-        """Convolutions one after the other, from the block's input; channels of the last, which may halve the image."""
-        image = x
-        for number, (channels, kernel) in enumerate(convolutions, 1):
-            last = halving and number == len(convolutions)
-            image = net.conv(f"{name}.{number}", image, channels, kernel, *((2, 0) if last else ()))
-        return image[0]
-
-    def beside(name: str) -> int:
-        """A 3 x 1 convolution beside the 1 x 3 one that ends a branch: both read the same 384 channels."""
-        return net.conv(f"{name}.beside", (384, *x[1:]), 384, (3, 1))[0]
-
-    for m, pool in (("5b", 32), ("5c", 64), ("5d", 64)):
-        channels = branch(f"{m}.1x1", (64, 1)) + branch(f"{m}.5x5", (48, 1), (64, 5))
-        channels += branch(f"{m}.double", (64, 1), (96, 3), (96, 3)) + branch(f"{m}.pool", (pool, 1))
-        x = (channels, *x[1:])
-    channels = branch("6a.3x3", (384, 3), halving=True) + branch(
-        "6a.double", (64, 1), (96, 3), (96, 3), halving=True
-    )
-    x = (channels + x[0], *pooled(x)[1:])
-    for m, c in (("6b", 128), ("6c", 160), ("6d", 160), ("6e", 192)):
-        channels = branch(f"{m}.1x1", (192, 1)) + branch(f"{m}.7x7", (c, 1), (c, (1, 7)), (192, (7, 1)))
-        channels += branch(f"{m}.double", (c, 1), (c, (7, 1)), (c, (1, 7)), (c, (7, 1)), (192, (1, 7)))
-        x = (channels + branch(f"{m}.pool", (192, 1)), *x[1:])
-    channels = branch("7a.3x3", (192, 1), (320, 3), halving=True)
-    channels += branch("7a.7x7", (192, 1), (192, (1, 7)), (192, (7, 1)), (192, 3), halving=True)
-    x = (channels + x[0], *pooled(x)[1:])
-    for m in ("7b", "7c"):
-        channels = branch(f"{m}.1x1", (320, 1))
-        channels += branch(f"{m}.3x3", (384, 1), (384, (1, 3))) + beside(f"{m}.3x3")
-        channels += branch(f"{m}.double", (448, 1), (384, 3), (384, (1, 3))) + beside(f"{m}.double")
-        x = (channels + branch(f"{m}.pool", (192, 1)), *x[1:])
-    net.dense("fc", x[0], 1000)
-    return net.rows
-
-
-def blocks(depth: int, width: int, tokens: int) -> list[Row]:
-    """Transformer blocks (Vaswani et al. 2017): attention and a hidden layer of 4 widths, each with normalisation."""
-    attention = 4 * (width**2 + width) + 2 * width, tokens * 4 * width**2 + 2 * tokens**2 * width
-    hidden = 8 * width**2 + 5 * width + 2 * width, tokens * 8 * width**2
-    given = tokens * width
-    return [
-        row
-        for block in range(1, depth + 1)
-        for row in ((f"block{block}.attention", *attention, given), (f"block{block}.hidden", *hidden, given))
-    ]
-
-
-def bert_large() -> list[Row]:
-    """Devlin et al. 2018, section 3: the encoder with its pooler, without the heads of a task; 512 tokens a sample."""
-    width, tokens = 1024, 512
-    words = 30522 + tokens + 2  # positions and segments among them; normalisation is added
-    embed = ("embed", words * width + 2 * width, 0, tokens * width)
-    return [embed, *blocks(24, width, tokens), ("pooler", width**2 + width, width**2, width)]
-
-
-def gpt2(depth: int, width: int) -> list[Row]:
-    """Radford et al. 2019, section 2.3; 1,024 tokens a sample.
-
-    The output reads the embedding's weights, so their gradient is complete only when the embedding's own is.
-    """
-    vocabulary, tokens = 50257, 1024
-    embed, norm = (
-        ("embed", (vocabulary + tokens) * width, 0, tokens * width),
-        ("norm", 2 * width, 0, tokens * width),
-    )
-    output = ("output", 0, tokens * width * vocabulary, tokens * vocabulary)
-    return [embed, *blocks(depth, width, tokens), norm, output]
-
-
-ARCHITECTURES: dict[str, tuple[str, Callable[[], list[Row]]]] = {
-    "alexnet": ("Krizhevsky, Sutskever and Hinton, NIPS 2012", alexnet),
-    "vgg16": ("Simonyan and Zisserman, arXiv 1409.1556", vgg16),
-    "inception3": ("Szegedy et al., arXiv 1512.00567", inception3),
-    "resnet50": ("He et al., arXiv 1512.03385", lambda: resnet(3, 4, 6, 3)),
-    "resnet101": ("He et al., arXiv 1512.03385", lambda: resnet(3, 4, 23, 3)),
-    "resnet152": ("He et al., arXiv 1512.03385", lambda: resnet(3, 8, 36, 3)),
-    "bert-large": ("Devlin et al., arXiv 1810.04805", bert_large),
-    "gpt2": ("Radford et al. 2019, the smallest of table 2", lambda: gpt2(12, 768)),
-    "gpt2-xl": ("Radford et al. 2019, the largest of table 2", lambda: gpt2(48, 1600)),
-}
-"""Each workload's source and layers in the order of the forward pass."""
+        raise BadExperiment(f"{FIELD}: got {shown(Path(which).name)}, where {error}") from None
 
 
 LARGEST = 1 << 20
@@ -370,41 +195,39 @@ def is_path(which: str) -> bool:
 
 
 def fields_of(path: str, field: str) -> dict[str, Any]:
-    """The mapping a file holds; a `name` it lacks is the file's own.
+    """Read the mapping a file holds; a `name` it lacks is the file's own.
 
     Parameters
     ----------
     path : str
         Of a .toml file; any other is read as JSON.
     field : str
-        Whose value the path is, for the message.
+        The field whose value the path is, for the message.
 
     Raises
     ------
     BadExperiment
         If it cannot be read, or holds no mapping.
     """
-    file, got = Path(os.path.expanduser(path)), f"{field}: got {shown(path, limit=200)}"
-    text = _text(file, f"{got}, allowed is a file that can be read")
+    file, got = Path(os.path.expanduser(path)), f"{field}: got {shown(path, limit=200)}, allowed is a file"
     kind, read = ("TOML", tomllib.loads) if file.suffix == ".toml" else ("JSON", json.loads)
     try:
-        fields = read(text)
+        fields = read(_text(file))
+    except OSError as error:
+        raise BadExperiment(f"{got} that can be read ({error.strerror or error})") from None
+    except UnicodeDecodeError:
+        raise BadExperiment(f"{got} that can be read (it is not text)") from None
     except (ValueError, RecursionError) as error:
-        raise BadExperiment(f"{got}, allowed is a file of {kind} ({error})") from None
+        raise BadExperiment(f"{got} of {kind} ({error})") from None
     if not isinstance(fields, dict):
-        raise BadExperiment(f"{got}, allowed is a file with a mapping of fields to values")
+        raise BadExperiment(f"{got} with a mapping of fields to values")
     return {"name": file.stem, **fields}
 
 
-def _text(file: Path, refusal: str) -> str:
-    try:
-        if not file.is_file():  # a pipe or a device might keep us waiting for ever
-            raise BadExperiment(f"{refusal} (there is none)")
-        if file.stat().st_size > LARGEST:
-            raise BadExperiment(f"{refusal} (it has more than {LARGEST:,} bytes)")
-        return file.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        if isinstance(error, BadExperiment):
-            raise
-        why = getattr(error, "strerror", None) or "it is not text"
-        raise BadExperiment(f"{refusal} ({why})") from None
+def _text(file: Path) -> str:
+    """Read a file, unless it is large or might keep us waiting for ever, as a pipe or a device might."""
+    if not file.is_file():
+        raise OSError("there is none")
+    if file.stat().st_size > LARGEST:
+        raise OSError(f"it has more than {LARGEST:,} bytes")
+    return file.read_text(encoding="utf-8")

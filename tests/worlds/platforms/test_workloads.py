@@ -9,6 +9,8 @@ import pytest
 from dlpar.config.schema import BadExperiment
 from dlpar.worlds.platforms import WORKLOADS, Layer, Workload, workload
 
+from .architectures import ARCHITECTURES
+
 RELEASED = {
     "alexnet": 60_965_224, "vgg16": 138_357_544, "inception3": 23_834_568, "resnet50": 25_557_032,
     "resnet101": 44_549_160, "resnet152": 60_192_808, "bert-large": 335_141_888, "gpt2": 124_439_808,
@@ -27,6 +29,17 @@ MULTIPLY_ADDS = {
     "alexnet": 0.724e9,
 }  # fmt: skip
 """Forward, of one image: He et al. 2015, table 1; Szegedy et al. 2016 and Canziani et al. 2016 for the others."""
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_a_table_follows_from_the_architecture(name):
+    """The backward pass computes two products for each of the forward one, and a multiply-add is two operations."""
+    source, walk = ARCHITECTURES[name]
+    derived = [
+        Layer(name=layer, parameters=parameters, flops=6 * multiply_adds, outputs=sum(outputs))
+        for layer, parameters, multiply_adds, *outputs in reversed(walk())
+    ]
+    assert (workload(name).source, list(workload(name).layers)) == (source, derived)
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
@@ -115,7 +128,7 @@ def test_a_file_describes_a_workload_by_its_layers_or_its_totals(tmp_path):
 @pytest.mark.parametrize(
     "fields, complaint",
     [
-        ({}, "layers: got None, allowed is a list of layers, or parameters and flops in its place"),
+        ({}, "layers: got None, allowed is a list of layers, or parameters and flops instead"),
         ({"parameters": 3}, "layers: got None, allowed is a list"),
         ({"parameters": -3, "flops": 1}, r"parameters: got -3, allowed is a whole number at least 0"),
         ({"layers": [3]}, "layers.0: got 3, allowed is a mapping of name, parameters, flops"),
