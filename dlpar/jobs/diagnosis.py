@@ -1,4 +1,4 @@
-"""Why a job ended: from what ranks wrote, what mpiexec said, and where Python stood.  Standard library only."""
+"""Why a job ended: from the records of ranks, the output of mpiexec, and Python's stacks.  Standard library only."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ import re
 import signal
 import time
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from dlpar.config.user_code import is_installed
-from dlpar.jobs.tail import ALL_RANKS
+from dlpar.jobs.tail import ALL_RANKS, CALL
 
 OF_ALL = ("Deadlock", "NeverYields")
-"""Exceptions of a simulation that say by themselves which ranks they are about."""
+"""Exceptions of a simulation whose message names the ranks by itself."""
 
 LEFT = "ended its process before its work was done"
-"""What is said of a rank that called ``os._exit(0)`` or the like."""
+"""Reason given for a rank that called ``os._exit(0)`` or the like."""
 
 CARRIERS = ("/dlpar/comm/", "/dlpar/worlds/", "/dlpar/jobs/", "/dlpar/lab/message_log.py")
-"""Of the files of what carries messages: what a rank waits in, not what it wants."""
+"""Parts of paths of files that carry messages: a rank waits in them, but was called from elsewhere."""
 
 _TAGS = (
     re.compile(rb"^\[[^,\]]*,(\d+)\]<std(?:out|err)>: ?"),  # Open MPI: [prterun-host-12@1,3]<stdout>: text
@@ -31,8 +32,16 @@ _SIGNAL = re.compile(r"process rank (\d+).{0,200}?exited on\s+signal (\d+)", re.
 _STATUS = re.compile(r"Process name: \[[^,\]]*,(\d+)\]\s+Exit code:\s+(\d+)", re.S)
 
 
+class Verdict(NamedTuple):
+    """How a job ended: ``done``, ``failed`` or ``stopped``; the reason in one sentence; the rank it is about."""
+
+    status: str
+    reason: str
+    rank: int | None = None
+
+
 def by_rank(line: bytes) -> bytes:
-    """A line of mpiexec's output as the log shows it: ``[rank 3] text``."""
+    """Return a line of mpiexec's output as the log shows it: ``[rank 3] text``."""
     for tag in _TAGS:
         match = tag.match(line)
         if match:
@@ -41,7 +50,7 @@ def by_rank(line: bytes) -> bytes:
 
 
 def stamp_of(path: Path) -> tuple[int, int]:
-    """Bytes in a file, and when it was last changed; (0, 0) if there is none."""
+    """Return the bytes in a file and the time of its last change; (0, 0) if there is none."""
     try:
         status = path.stat()
     except OSError:
@@ -54,14 +63,14 @@ def _rank_files(folder: Path) -> dict[int, Path]:
 
 
 def pids_of(folder: Path) -> list[int]:
-    """Processes of ranks that said who they are and run on this machine."""
-    headers = [_first(path) for path in _rank_files(folder).values()]
+    """Return the processes of ranks that have written their header and run on this machine."""
+    headers = [_header(path) for path in _rank_files(folder).values()]
     here = os.uname().nodename
-    return [h["pid"] for h in headers if h and h["host"] == here]
+    return [header["pid"] for header in headers if header and header["host"] == here]
 
 
 def still_ranks(pids: list[int]) -> list[int]:
-    """Those of `pids` that still are what they were: a pid may have gone to somebody else since."""
+    """Return those of `pids` that still are ranks: the system may have given a pid to another process."""
     found = []
     for pid in pids:
         try:
@@ -73,143 +82,143 @@ def still_ranks(pids: list[int]) -> list[int]:
     return found
 
 
-def errors_in(folder: Path) -> list[tuple[int, dict]]:
-    """Exceptions ranks recorded, the earliest first."""
-    found = []
-    for rank, path in _rank_files(folder).items():
-        for line in _last_lines(path):
-            if line.get("k") == "error":
-                found.append((line.get("rank", rank), line))
-    return sorted(found, key=lambda pair: pair[1]["t"])
+def errors_in(folder: Path) -> list[tuple[int, dict[str, Any]]]:
+    """Return the exceptions that ranks recorded, as ``(rank, record)``, the earliest first."""
+    errors = [
+        (record.get("rank", rank), record)
+        for rank, path in _rank_files(folder).items()
+        for record in _last_records(path)
+        if record.get("k") == "error"
+    ]
+    return sorted(errors, key=lambda error: error[1]["t"])
 
 
-def verdict(folder: Path, returncode: int, ranks: int) -> tuple[str, str, int | None]:
-    """Status, reason and rank of a job whose mpiexec has ended by itself."""
+def verdict(folder: Path, returncode: int) -> Verdict:
+    """Return how a job ended whose mpiexec has ended by itself."""
     errors = errors_in(folder)
     if errors:
-        first = errors[0][1]
-        # Of ranks that raised the same, the lowest: what is said must not depend on who was a moment sooner.
-        rank, error = min((e for e in errors if e[1]["message"] == first["message"]), key=lambda e: e[0])
-        more = len(errors) - 1
-        others = f" (and {more} more rank{'s' * (more > 1)})" if more else ""
-        if error["type"] in OF_ALL:
-            return "failed", error["message"], rank
-        return "failed", f"rank {rank} raised {error['type']}: {error['message']}{others}", rank
+        return _of_errors(errors)
     if returncode == 0:
-        return _unfinished(folder) or ("done", "all ranks finished", None)
+        return _unfinished(folder) or Verdict("done", "all ranks finished")
     log = (folder / "log.txt").read_text(errors="replace")[-100_000:]
     killed, exited, left = _SIGNAL.search(log), _STATUS.search(log), _LEFT.search(log)
     simulated = (folder / f"{ALL_RANKS}.jsonl").exists()
     if killed:
-        number = int(killed[2])
+        number, rank = int(killed[2]), None if simulated else int(killed[1])
         name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
         hint = " (perhaps memory ran out)" if number == signal.SIGKILL else ""
-        whom = "the process of all ranks" if simulated else _called(folder, killed[1])
-        return "failed", f"{whom} was killed by {name}{hint}", None if simulated else int(killed[1])
+        return Verdict("failed", f"{_name(folder, rank)} was killed by {name}{hint}", rank)
+    if simulated and left:
+        return Verdict("failed", f"a rank {LEFT}")
+    said = f"with status {returncode}: {_last_words(log)}"
     if simulated:
-        ended = (
-            LEFT if left else f"ended the process of all ranks with status {returncode}: {_last_words(log)}"
-        )
-        return "failed", f"a rank {ended}", None
+        return Verdict("failed", f"a rank ended the process of all ranks {said}")
     if exited:
-        whom = _called(folder, exited[1])
-        return "failed", f"{whom} ended with status {exited[2]}: {_last_words(log)}", int(exited[1])
+        rank = int(exited[1])
+        return Verdict(
+            "failed", f"{_name(folder, rank)} ended with status {exited[2]}: {_last_words(log)}", rank
+        )
     if left:
-        return "failed", f"{_called(folder, left[1])} {LEFT}", int(left[1])
-    return "failed", f"mpiexec ended with status {returncode}: {_last_words(log)}", None
+        return Verdict("failed", f"{_name(folder, int(left[1]))} {LEFT}", int(left[1]))
+    return Verdict("failed", f"mpiexec ended {said}")
 
 
-def _called(folder: Path, rank: str) -> str:
-    """``rank 3``, or ``rank 3 (server)``: a rank that is no worker is told by its role."""
-    role = (_first(folder / f"rank-{rank}.jsonl") or {}).get("role", "worker")
+def _of_errors(errors: list[tuple[int, dict[str, Any]]]) -> Verdict:
+    """Name the first exception; of ranks that raised the same, the lowest, whichever was sooner by chance."""
+    first = errors[0][1]
+    rank, error = min((e for e in errors if e[1]["message"] == first["message"]), key=lambda e: e[0])
+    if error["type"] in OF_ALL:
+        return Verdict("failed", error["message"], rank)
+    more = len(errors) - 1
+    others = f" (and {more} more rank{'s' * (more > 1)})" if more else ""
+    return Verdict("failed", f"rank {rank} raised {error['type']}: {error['message']}{others}", rank)
+
+
+def _name(folder: Path, rank: int | None) -> str:
+    """Return ``rank 3``, ``rank 3 (server)`` for any role but worker, or a name for all ranks of a simulation."""
+    if rank is None:
+        return "the process of all ranks"
+    role = (_header(folder / f"rank-{rank}.jsonl") or {}).get("role", "worker")
     return f"rank {rank}" if role == "worker" else f"rank {rank} ({role})"
 
 
-def _unfinished(folder: Path) -> tuple[str, str, int | None] | None:
-    """What became of a training one of whose ranks left with status 0; None if all said that they did their steps."""
-    if (folder / "call.pkl").exists():  # a function's ranks leave results instead
+def _unfinished(folder: Path) -> Verdict | None:
+    """Name a rank that left a training with status 0; None if all recorded that they did their steps."""
+    if (folder / CALL).exists():  # a function's ranks leave results instead
         return None
     for rank, path in sorted(_rank_files(folder).items()):
-        if not any(record.get("k") == "end" for record in _last_lines(path, 1 << 12)):
-            simulated = path.stem == ALL_RANKS
-            return (
-                "failed",
-                f"{'a rank' if simulated else f'rank {rank}'} {LEFT}",
-                None if simulated else rank,
-            )
+        if not any(record.get("k") == "end" for record in _last_records(path, 1 << 12)):
+            if path.stem == ALL_RANKS:
+                return Verdict("failed", f"a rank {LEFT}")
+            return Verdict("failed", f"rank {rank} {LEFT}", rank)
     return None
 
 
 def _last_words(log: str) -> str:
-    """The last line somebody meant to be read."""
+    """Return the last line that is no decoration: of ranks, or else of no part of mpiexec's own report."""
     lines = [line.strip() for line in log.splitlines() if line.strip() and not set(line.strip()) <= set("-=")]
-    ours = [line for line in lines if line.startswith("[rank")]
-    own = [
-        line
-        for line in lines
-        if not line.startswith(("prterun", "Exit code", "Process name", "thus causing"))
-    ]
-    return (ours or own or ["it said nothing; see log.txt"])[-1][:300]
+    report = ("prterun", "Exit code", "Process name", "thus causing")
+    of_ranks = [line for line in lines if line.startswith("[rank")]
+    others = [line for line in lines if not line.startswith(report)]
+    return (of_ranks or others or ["it said nothing; see log.txt"])[-1][:300]
 
 
 def where_ranks_are(folder: Path) -> str:
-    """Ask every rank for its stack, and say in which line of code each stands."""
-    headers = {rank: _first(path) for rank, path in _rank_files(folder).items()}
-    here = os.uname().nodename
-    for header in headers.values():
-        if header and header["host"] == here and still_ranks([header["pid"]]):
-            try:
-                os.kill(header["pid"], signal.SIGUSR1)
-            except ProcessLookupError:
-                pass
+    """Ask every rank for its stack, and name the line of code at which each stands."""
+    for pid in still_ranks(pids_of(folder)):
+        try:
+            os.kill(pid, signal.SIGUSR1)
+        except ProcessLookupError:
+            pass
     time.sleep(0.2)
-    said = [f"rank {rank} {_stands(folder, rank)}" for rank in sorted(headers)[:16]]
+    said = [f"rank {rank} {_stands(folder, rank)}" for rank in sorted(_rank_files(folder))[:16]]
     return "; ".join(said) or "no rank has started"
 
 
 def _stands(folder: Path, rank: int) -> str:
     path = folder / f"rank-{rank}.stack"
     stack = path.read_text(errors="replace") if path.exists() else ""
-    frames = re.findall(
-        r'File "([^"]+)", line (\d+) in (\S+)', stack.rpartition("(most recent call first)")[2]
-    )
+    last = stack.rpartition("(most recent call first)")[2]
+    frames = re.findall(r'File "([^"]+)", line (\d+) in (\S+)', last)
     if not frames:
         return "does not answer"
     if any(function == "_bring_home" for _, _, function in frames):
         return "has finished and waits for the others"
     inside = next((i for i, frame in enumerate(frames) if not any(part in frame[0] for part in CARRIERS)), 0)
     file, line, function = frames[inside]
-    waits = frames[inside - 1][2] if inside else ""  # the communicator's call, not what it is made of
-    steps = [r["step"] for r in _last_lines(folder / f"rank-{rank}.jsonl") if r.get("k") == "step"]
-    after = f" after step {steps[-1]}" if steps else ""
-    caller = next((f for f in frames[inside:] if not is_installed(f[0])), frames[inside])
+    caller = next((frame for frame in frames[inside:] if not is_installed(frame[0])), frames[inside])
     called = f", called at {os.path.basename(caller[0])}:{caller[1]}" if caller != frames[inside] else ""
-    waiting = f", waiting in {waits}" if waits else ""
+    # The communicator's call, not the calls below it.
+    waiting = f", waiting in {frames[inside - 1][2]}" if inside else ""
+    step = _last_step(folder / f"rank-{rank}.jsonl")
+    after = f" after step {step}" if step >= 0 else ""
     return f"is in {function} ({os.path.basename(file)}:{line}{called}){waiting}{after}"
 
 
 def likely_culprit(folder: Path) -> int | None:
-    """The rank that has done fewest steps, if one alone has."""
-    done = {}
-    for rank, path in _rank_files(folder).items():
-        steps = [r["step"] for r in _last_lines(path) if r.get("k") == "step"]
-        done[rank] = steps[-1] if steps else -1
+    """Return the rank that has done fewest steps, if one alone has."""
+    done = {rank: _last_step(path) for rank, path in _rank_files(folder).items()}
     slowest = [rank for rank, step in done.items() if step == min(done.values())]
     return slowest[0] if len(slowest) == 1 else None
 
 
-def _first(path: Path) -> dict | None:
+def _last_step(path: Path) -> int:
+    """Return the last step in a rank's file; -1 if there is none."""
+    steps = [record["step"] for record in _last_records(path) if record.get("k") == "step"]
+    return steps[-1] if steps else -1
+
+
+def _header(path: Path) -> dict[str, Any] | None:
     try:
         with open(path, "rb") as file:
-            line = file.readline()
-        record = json.loads(line)
+            record = json.loads(file.readline())
     except (OSError, ValueError):
         return None
     return record if record.get("k") == "rank" else None
 
 
-def _last_lines(path: Path, size: int = 1 << 16) -> list[dict]:
-    """Records in the last `size` bytes of a file."""
+def _last_records(path: Path, size: int = 1 << 16) -> list[dict[str, Any]]:
+    """Return the records in the last `size` bytes of a file."""
     try:
         with open(path, "rb") as file:
             end = file.seek(0, os.SEEK_END)

@@ -1,4 +1,4 @@
-"""One rank from its start to its end: join the others, do the work, say what went wrong.
+"""One rank from its start to its end: join the others, do the work, record what goes wrong.
 
 Started by mpiexec (cold), forked by the fork server (warm), or by hand on a
 cluster: ``mpiexec -n 4 python -m dlpar.jobs.rank RUN_FOLDER 4``.
@@ -15,9 +15,19 @@ import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import mpi4py
+
+from dlpar.jobs.tail import CALL, result_path
+
+if TYPE_CHECKING:
+    from mpi4py.MPI import Intracomm
+
+    from dlpar.config.experiment import Experiment
 
 mpi4py.rc.initialize = mpi4py.rc.finalize = False
 
@@ -33,91 +43,86 @@ def run_rank(argv: list[str]) -> int:
     folder, ranks = Path(argv[0]), int(argv[1])
     launched = float(argv[2]) if len(argv) > 2 else None
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-    if _world(folder) == "simulated":
-        return _simulate(folder, launched)
+    if _world_of(folder) == "simulated":  # all ranks in this process; MPI is not needed
+        from dlpar.jobs.simulate import simulate
+
+        experiment, call = _read_work(folder)
+        with _stack_on_request(folder, 0):
+            return simulate(folder, experiment, launched, call)
+    library = MPI.Get_library_version()
     if MPI.Init_thread(MPI.THREAD_MULTIPLE) < MPI.THREAD_MULTIPLE:  # overlap and gossip send from two threads
-        print(
-            f"this MPI has no MPI_THREAD_MULTIPLE, which ranks need: {MPI.Get_library_version().splitlines()[0]}",
-            file=sys.stderr,
-        )
-        MPI.Finalize()
-        return 2
+        return _refuse(f"this MPI has no MPI_THREAD_MULTIPLE, which ranks need: {library.splitlines()[0]}")
     world = MPI.COMM_WORLD
     if world.size != ranks:
-        print(
+        return _refuse(
             f"workers: got a world of {world.size} ranks, allowed is {ranks}: this launcher and this MPI do not "
-            f"know each other; start ranks with the mpiexec that belongs to {MPI.Get_library_version().split(',')[0]}",
-            file=sys.stderr,
+            f"know each other; start ranks with the mpiexec that belongs to {library.split(',')[0]}"
         )
-        MPI.Finalize()
-        return 2
-    home, folder = folder, _folder_here(folder)
-    with open(folder / f"rank-{world.rank}.stack", "w") as stacks:
-        faulthandler.register(signal.SIGUSR1, file=stacks)  # the supervisor asks where we are
-        status = _work(folder, launched)
-        faulthandler.unregister(signal.SIGUSR1)
+    # On a machine that does not see the job's folder, a rank writes to a private one.
+    here = folder if folder.is_dir() else Path(tempfile.mkdtemp(prefix="dlpar-rank-"))
+    with _stack_on_request(here, world.rank):
+        status = _work(here, launched)
     if status == 0:
         MPI.Finalize()
-    if folder != home:
-        shutil.rmtree(folder, ignore_errors=True)  # brought home, or in the log
+    if here != folder:
+        shutil.rmtree(here, ignore_errors=True)  # brought home, or in the log
     return status
 
 
-def _world(folder: Path) -> str | None:
-    """Which world the job's ranks live in, where its folder is seen."""
+def _refuse(said: str) -> int:
+    """Say why ranks cannot run with this MPI; returns the exit status."""
+    from mpi4py import MPI
+
+    print(said, file=sys.stderr)
+    MPI.Finalize()
+    return 2
+
+
+def _world_of(folder: Path) -> str | None:
+    """Return the world of the job's ranks; None where its folder is not seen."""
     try:
         return json.loads((folder / "experiment.json").read_bytes())["cluster"]["world"]
     except (OSError, ValueError, KeyError):
         return None
 
 
-def _simulate(folder: Path, launched: float | None) -> int:
-    """All ranks in this process; MPI is not needed."""
-    from dlpar.jobs.simulate import simulate, simulate_call
-
-    with open(folder / "rank-0.stack", "w") as stacks:
+@contextmanager
+def _stack_on_request(folder: Path, rank: int) -> Iterator[None]:
+    """Write Python's stack to ``rank-<rank>.stack`` on SIGUSR1, with which the guardian asks where ranks are."""
+    with open(folder / f"rank-{rank}.stack", "w") as stacks:
         faulthandler.register(signal.SIGUSR1, file=stacks)
-        experiment, call = _read_work(folder)
-        if call is None:
-            status = simulate(folder, experiment, launched)
-        else:
-            status = simulate_call(folder, experiment, call)
+        yield
         faulthandler.unregister(signal.SIGUSR1)
-    return status
-
-
-def _folder_here(folder: Path) -> Path:
-    """The job's folder, or a private one on a machine that does not see it."""
-    return folder if folder.is_dir() else Path(tempfile.mkdtemp(prefix="dlpar-rank-"))
 
 
 def _work(folder: Path, launched: float | None) -> int:
+    import cloudpickle
     from mpi4py import MPI
 
+    from dlpar.config.user_code import unpack
     from dlpar.jobs.record import Recorder
-    from dlpar.train import role, serve
+    from dlpar.train import role, serve, train
     from dlpar.worlds.connect import join
     from dlpar.worlds.mpi import meet
 
-    world, record, comm = MPI.COMM_WORLD, None, None
+    world, record = MPI.COMM_WORLD, None
     try:
         meet(world)
         experiment, call = world.bcast(_read_work(folder) if world.rank == 0 else None)
         comm = join(experiment, on_host=call is not None)
         record = Recorder(folder, comm)
-        mine = role(experiment, comm.rank)
-        record.header(role=mine, threads=int(os.environ.get("OMP_NUM_THREADS", "1")))
+        threads = int(os.environ.get("OMP_NUM_THREADS", "1"))
+        record.header(role=role(experiment, comm.rank), threads=threads)
         if comm.rank == 0:
             record.event("start", launch_s=time.time() - launched if launched else None)
-        if call is None:
-            from dlpar.train import train
-
+        if call is not None:
+            function, arguments = unpack(call)
+            result_path(folder, comm.rank).write_bytes(cloudpickle.dumps(function(comm, *arguments)))
+        else:
             comm.world.while_asleep(
                 lambda: record.event("asleep")
-            )  # a file that grows says that its rank is well
+            )  # a growing file shows that the rank is well
             (train if comm.rank < experiment.workers else serve)(comm, experiment, record)
-        else:
-            _call(call, comm, folder)
         comm.close()
         _bring_home(folder, world)
         return 0
@@ -130,26 +135,17 @@ def _work(folder: Path, launched: float | None) -> int:
         return 1
 
 
-def _read_work(folder: Path):
-    """What the job is: an experiment to train, or the world of a packed function and the function."""
+def _read_work(folder: Path) -> tuple[Experiment, bytes | None]:
+    """Read the experiment and, where its ranks call a function instead of training, the packed function."""
     from dlpar.config.experiment import Experiment
-    from dlpar.jobs.payload import CALL
 
     call = folder / CALL
     experiment = Experiment.from_json((folder / "experiment.json").read_bytes())
     return experiment, call.read_bytes() if call.exists() else None
 
 
-def _call(body: bytes, comm, folder: Path) -> None:
-    from dlpar.config.user_code import unpack
-    from dlpar.jobs.payload import save_result
-
-    function, arguments = unpack(body)
-    save_result(folder, comm.rank, function(comm, *arguments))
-
-
-def _bring_home(folder: Path, world) -> None:
-    """Copy what ranks on other machines wrote into the job's own folder, which rank 0 sees."""
+def _bring_home(folder: Path, world: Intracomm) -> None:
+    """Copy the files of ranks on other machines into the job's own folder, which rank 0 sees."""
     from dlpar.worlds.mpi import meet
 
     meet(world)
@@ -162,7 +158,7 @@ def _bring_home(folder: Path, world) -> None:
 
 
 def main() -> None:
-    """The cold start: a process of its own."""
+    """Start cold, in a process of its own."""
     from dlpar.jobs.processes import die_with_parent
 
     die_with_parent()

@@ -5,86 +5,71 @@ from __future__ import annotations
 import os
 import time
 import traceback
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+
+import cloudpickle
 
 from dlpar.config.experiment import Experiment
+from dlpar.config.user_code import unpack
 from dlpar.jobs.record import RankFile, Recorder
-from dlpar.jobs.tail import ALL_RANKS
+from dlpar.jobs.tail import ALL_RANKS, result_path
+from dlpar.train import role, serve, train
 from dlpar.worlds.simulated.comm import SimulatedComm
 from dlpar.worlds.simulated.run import of_experiment, run_program
-from dlpar.worlds.simulated.simulator import Deadlock, Simulator
+from dlpar.worlds.simulated.simulator import Deadlock
 
 PATIENCE = 0.7
-"""Of a job's timeout, after which a rank that never yields is named: before the job is ended without."""
+"""Share of a job's timeout after which a rank that never yields is named, before the guardian ends the job."""
 
 
 class NeverYields(RuntimeError):
     """A rank that computes for ever and never calls its communicator."""
 
 
-def simulate(folder: Path, experiment: Experiment, launched: float | None) -> int:
-    """Run an experiment's ranks in this process and record them in `folder`; the exit status."""
-    from dlpar.train import role, serve, train
+def simulate(folder: Path, experiment: Experiment, launched: float | None, call: bytes | None = None) -> int:
+    """Run an experiment's ranks in this process and record them in `folder`.
 
+    Parameters
+    ----------
+    launched : float, optional
+        Unix time at which the job was launched.
+    call : bytes, optional
+        A packed function that ranks call instead of training; its results are files in `folder`.
+
+    Returns
+    -------
+    int
+        The exit status; an error is recorded by the rank that raised it.
+    """
     file = RankFile(folder / f"{ALL_RANKS}.jsonl", time.monotonic)
     simulator, comms = of_experiment(experiment)
     records = [Recorder(folder, comm, file) for comm in comms]
     for record in records:
         record.header(role=role(experiment, record.comm.rank), threads=1)
     records[0].event("start", launch_s=time.time() - launched if launched else None)
+    patience = PATIENCE * experiment.cluster.timeout
 
     def program(comm: SimulatedComm) -> None:
         (train if comm.rank < experiment.workers else serve)(comm, experiment, records[comm.rank])
-
-    def work(on_hang: Callable[[str], None]) -> None:
-        run_program(
-            simulator, comms, program, PATIENCE * experiment.cluster.timeout, on_hang, on_move=file.touch
-        )
-
-    return _guarded(simulator, records, work)
-
-
-def simulate_call(folder: Path, world: Experiment, body: bytes) -> int:
-    """Run a packed function on every rank of a world; the exit status."""
-    from dlpar.config.user_code import unpack
-    from dlpar.jobs.payload import save_result
-
-    file = RankFile(folder / f"{ALL_RANKS}.jsonl", time.monotonic)
-    simulator, comms = of_experiment(world)
-    records = [Recorder(folder, comm, file) for comm in comms]
-    for record in records:
-        record.header(role="worker", threads=1)
-
-    def work(on_hang: Callable[[str], None]) -> None:
-        function, arguments = unpack(body)  # here: what cannot be read is an error of the ranks'
-        program = lambda comm: function(comm, *arguments)
-        results = run_program(simulator, comms, program, PATIENCE * world.cluster.timeout, on_hang)
-        for rank, result in enumerate(results):
-            simulator.failed_rank = rank  # if it cannot be written
-            save_result(folder, rank, result)
-
-    return _guarded(simulator, records, work)
-
-
-def _guarded(
-    simulator: Simulator, records: list[Recorder], work: Callable[[Callable[[str], None]], Any]
-) -> int:
-    """Do it; whatever goes wrong is recorded by the rank it went wrong on."""
 
     def hangs(story: str) -> None:
         records[simulator.running.rank].error(NeverYields(story))
         os._exit(1)
 
     try:
-        work(hangs)
+        if call is None:
+            run_program(simulator, comms, program, patience, hangs, on_move=file.touch)
+            return 0
+        function, arguments = unpack(call)  # a failure of it is an error of the ranks
+        results = run_program(simulator, comms, lambda comm: function(comm, *arguments), patience, hangs)
+        for rank, result in enumerate(results):
+            simulator.failed_rank = rank  # if it cannot be written
+            result_path(folder, rank).write_bytes(cloudpickle.dumps(result))
         return 0
     except BaseException as error:
-        rank = simulator.failed_rank or 0
-        records[rank].error(error)
+        records[simulator.failed_rank or 0].error(error)
         if not isinstance(error, Deadlock):
             traceback.print_exc()
         return 1
     finally:
-        records[0].close()
+        file.close()

@@ -1,4 +1,4 @@
-"""Reading a run folder while it grows: only the new bytes, only whole lines."""
+"""Read a run folder while it grows: only the new bytes, only whole lines."""
 
 from __future__ import annotations
 
@@ -10,13 +10,21 @@ from typing import Any
 
 try:
     from orjson import loads
-except ImportError:  # the process that guards a job has the standard library only
+except ImportError:  # the guardian of a job has the standard library only
     from json import loads
 
 Record = dict[str, Any]
 
 ALL_RANKS = "rank-all"
-"""Name of the file that all ranks of a simulation write to, each line saying whose it is."""
+"""Name of the file that all ranks of a simulation write to; each line names its rank."""
+
+CALL = "call.pkl"
+"""Name of the file with a packed function, which the ranks call instead of training."""
+
+
+def result_path(folder: Path, rank: int) -> Path:
+    """Return the file of a rank's result, where ranks call a function."""
+    return folder / f"result-{rank}.pkl"
 
 
 class Tail:
@@ -36,16 +44,19 @@ class Tail:
         self._read_to: dict[str, int] = {}
 
     def read(self) -> list[tuple[str, Record]]:
-        """Records appended since the last call as ``(source, record)``; the source is ``rank-3`` or ``job``."""
+        """Return records appended since the last call as ``(source, record)``, such as ``("rank-3", {…})``.
+
+        The source is the rank, or ``job`` for a record of the guardian.
+        """
         found = []
         for name in self._files():
+            source = name.removesuffix(".jsonl")
             for record in filter(None, map(_record, self._new_lines(name))):
-                source = name.removesuffix(".jsonl")
                 found.append((f"rank-{record['rank']}" if source == ALL_RANKS else source, record))
         return found
 
     def read_all(self) -> list[tuple[str, Record]]:
-        """All that is there now, from where the last call stopped."""
+        """Return all records from where the last call stopped to the present end."""
         found = []
         while new := self.read():
             found += new
@@ -53,10 +64,10 @@ class Tail:
 
     def _files(self) -> list[str]:
         try:
-            names = [n for n in os.listdir(self.path) if n.endswith(".jsonl")]
+            names = [name for name in os.listdir(self.path) if name.endswith(".jsonl")]
         except FileNotFoundError:
             return []
-        return sorted(names, key=lambda n: (n == "job.jsonl", len(n), n))
+        return sorted(names, key=lambda name: (name == "job.jsonl", len(name), name))
 
     def _new_lines(self, name: str) -> list[bytes]:
         start = self._read_to.get(name, 0)
@@ -72,13 +83,13 @@ class Tail:
 
 
 def lines_of(path: Path) -> Iterator[Record]:
-    """The records of one file from its beginning, one at a time."""
+    """Yield the records of one file from its beginning, one at a time."""
     with open(path, "rb") as file:
         yield from filter(None, map(_record, file))
 
 
 def _record(line: bytes) -> Record | None:
-    """What a line says; None for one torn by a full disk: say nothing false, go on."""
+    """Return the record of a line; None for a line torn by a full disk, which a reader leaves out."""
     try:
         record = loads(line)
     except ValueError:

@@ -188,7 +188,7 @@ def test_a_rank_that_hangs_in_a_collective_is_named_with_its_line(bystander):
     message = str(caught.value)
     assert "no progress for 2 s" in message
     assert "rank 0 is in ring_reduce_scatter (ring.py:" in message and "waiting in" in message
-    assert "rank 1 is in hangs (test_ownership.py:" in message
+    assert "rank 1 is in hangs (test_guard.py:" in message
     eventually(lambda: leftovers() <= before, 1, "nothing is left")
 
 

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from dlpar.course.judge import Verdict
-from dlpar.jobs import payload
+from dlpar.jobs import launch
 from dlpar.jobs.launch import JobFailed, spmd
 
 PR_SET_DUMPABLE = 4
@@ -56,7 +56,7 @@ def main() -> None:
     def tell(**facts: Any) -> None:
         os.write(channel, json.dumps({"secret": trial["secret"], **facts}).encode() + b"\n")
 
-    payload.load = read_result
+    launch.load = read_result
     space: dict[str, Any] = {"__name__": "__main__"}
     _run(trial["given"], "<given>", space)
     space |= {name: Answer(trial["given"], trial["answer"], name) for name in trial["names"]}
