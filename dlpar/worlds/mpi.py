@@ -122,6 +122,31 @@ class MPIComm(Comm):
         source, tag = _any(source, MPI.ANY_SOURCE), _any(tag, MPI.ANY_TAG)
         return _Under(self, [self.mpi.Irecv([memory_of(wire), MPI.BYTE], source, tag)], wire, into)
 
+    def sendrecv(
+        self, tensor: torch.Tensor, dest: int, into: torch.Tensor, source: int, tag: int = 0
+    ) -> Arrival:
+        # The receive is posted first: a message that is expected is neither stored on its way nor asked for.
+        if source == ANY or max(tensor.nbytes, into.nbytes) >= PIECE:
+            return super().sendrecv(tensor, dest, into, source, tag)
+        check_peer(self, dest, "dest")
+        check_peer(self, source, "source")
+        wire, room, status = staged(tensor), landing(into), MPI.Status()
+        self.traffic.sent(wire.nbytes)
+        coming = self.mpi.Irecv([memory_of(room), MPI.BYTE], source, tag)
+        going = self.mpi.Isend([memory_of(wire), MPI.BYTE], dest, tag)
+        try:
+            if not coming.Test(status):
+                self.traffic.waiting(partial(patiently, coming.Test, status))
+        except MPI.Exception as error:
+            if error.Get_error_class() != MPI.ERR_TRUNCATE:
+                raise
+            raise ValueError(
+                f"recv: rank {self.rank} has room for {into.nbytes:,} bytes, but rank {source} sent more (tag {tag})"
+            ) from None
+        patiently(going.Test)
+        landed(room, into)
+        return Arrival(source, tag, status.Get_count(MPI.BYTE))
+
     def barrier(self) -> None:
         meet(self.mpi)
         self.mpi.Barrier()  # now a short one, after which all go on at the same moment
