@@ -20,7 +20,7 @@ from nbclient.exceptions import CellExecutionError
 from nbformat.v4 import new_code_cell
 from pages import HERE, Slide, figures, page, slides_of
 
-from dlpar.cli.machine import BROWSERS
+from dlpar.cli.rehearse import BROWSERS
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser

@@ -1,9 +1,8 @@
 """Command-line flags made from the experiment's schema, and an experiment as flags again.
 
-Fields of parts are flat flags (``--width`` is ``model.width``), and the head
-field of a part has the flag its title names (``--sync ring`` is ``sync.scheme``).
-A part of several kinds, told apart by their heads, gives one head flag and the
-fields of every kind.
+Fields of parts are flat flags (``--width`` is ``model.width``), and the head field of a part has the flag that its
+title names (``--sync ring`` is ``sync.scheme``).  A part of several kinds, told apart by their heads, gives one head
+flag and the fields of every kind.
 """
 
 from __future__ import annotations
@@ -11,14 +10,18 @@ from __future__ import annotations
 import inspect
 import json
 import re
+import sys
 import typing
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
-from typing import Any
+from functools import cache, partial, reduce
+from typing import Annotated, Any
 
 import typer
 from pydantic.fields import FieldInfo
 
+from dlpar.cli import BadRequest
+from dlpar.config.applicable import missing
 from dlpar.config.experiment import Experiment
 from dlpar.config.schema import BadExperiment, Part, allowed, choices, is_optional, kinds, shown, unwrap
 from dlpar.worlds import platforms  # noqa: F401 (adds the rule of platforms)
@@ -40,7 +43,7 @@ class Flag:
     field : FieldInfo
         Type, bounds, default and description.
     kinds : tuple of str
-        Of a head: all it may say.  Of another field: the heads it belongs to, empty if to all.
+        Of a head: all its values.  Of another field: the heads it belongs to, empty if to all.
     is_head : bool
         Whether it chooses the kind of its part.
     """
@@ -78,7 +81,7 @@ class Flag:
 
     @property
     def allowed(self) -> str:
-        """What may follow the flag, in words."""
+        """The values it takes, in words."""
         if self.is_head:
             return f"one of {', '.join(self.kinds)}"
         return allowed(self.field).removesuffix(", or nothing")
@@ -89,8 +92,8 @@ def flags(schema: type[Part] = Experiment) -> tuple[Flag, ...]:
     """All flags of a schema, in the order of its fields; no two are spelled alike."""
     found: list[Flag] = []
     for name, field in schema.model_fields.items():
-        several = [kind for kind in kinds(field) if kind.listed]
-        found += _flags_of(name, several) if several else [Flag((name,), _spelled(name), field)]
+        parts = [kind for kind in kinds(field) if kind.listed]
+        found += _flags_of(name, parts) if parts else [Flag((name,), _spelled(name), field)]
     spellings = [flag.spelling for flag in found]
     doubled = sorted({s for s in spellings if spellings.count(s) > 1})
     assert not doubled, f"two fields of {schema.__name__} share a flag: {', '.join(doubled)}"
@@ -120,49 +123,47 @@ def _spelled(name: str) -> str:
 # ---- from flags to an experiment ---------------------------------------------
 
 
-def parameters(schema: type[Part] = Experiment, several: bool = False) -> list[inspect.Parameter]:
-    """Parameters that make typer offer every flag, as text or `several`: only the schema says what is allowed."""
-    return [_parameter(flag, schema, several) for flag in flags(schema)]
+def parameters(several: bool = False) -> list[inspect.Parameter]:
+    """Parameters that make typer offer every flag; of `several`, a flag may be repeated.
+
+    Values stay text, because only the schema says what is allowed.
+    """
+    return [_parameter(flag, several) for flag in flags()]
 
 
-def _parameter(flag: Flag, schema: type[Part], several: bool) -> inspect.Parameter:
-    spelling = f"{flag.spelling}/{flag.negation}" if flag.is_switch else flag.spelling
+def _parameter(flag: Flag, several: bool) -> inspect.Parameter:
     option = typer.Option(
-        spelling,
+        f"{flag.spelling}/{flag.negation}" if flag.is_switch else flag.spelling,
         help=_help(flag),
         metavar="" if flag.is_switch else _placeholder(flag) + ",…" * (several and not flag.has_commas),
-        rich_help_panel=_panel(flag, schema),
+        rich_help_panel=_panel(flag),
         show_default=False,
     )
     kind = bool if flag.is_switch else str
-    kind = list[kind] if several else kind
+    annotation = Annotated[(list[kind] if several else kind) | None, option]
     return inspect.Parameter(
-        flag.parameter,
-        inspect.Parameter.KEYWORD_ONLY,
-        default=None,
-        annotation=typing.Annotated[kind | None, option],
+        flag.parameter, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation
     )
 
 
-def _panel(flag: Flag, schema: type[Part]) -> str:
+def _panel(flag: Flag) -> str:
     if len(flag.path) == 1:
         return OWN_PANEL
-    title, description = flag.path[0].capitalize(), schema.model_fields[flag.path[0]].description
+    title, description = flag.path[0].capitalize(), Experiment.model_fields[flag.path[0]].description
     return f"{title}: {description[0].lower()}{description[1:].rstrip('.')}" if description else title
 
 
 def _help(flag: Flag) -> str:
-    """Description, what is allowed, and the default."""
-    text = flag.field.description or ""
-    parts = [text if text.endswith(".") else f"{text}."]
+    """Description, allowed values, and the default."""
+    parts = [(flag.field.description or "").rstrip(".")]
     if not flag.is_switch and unwrap(flag.field.annotation) is not str:
-        parts.append(f"{flag.allowed[0].upper()}{flag.allowed[1:]}.")
+        parts.append(f"{flag.allowed[0].upper()}{flag.allowed[1:]}")
     if flag.kinds and not flag.is_head:
-        parts.append(f"For {' and '.join(flag.kinds)}.")
+        parts.append(f"For {' and '.join(flag.kinds)}")
     default = flag.field.get_default()
     if default is not None:
-        parts.append(f"Default: {_written(default) if not flag.is_switch else 'on' if default else 'off'}.")
-    return " ".join(parts)
+        parts.append(f"Default: {_written(default) if not flag.is_switch else 'on' if default else 'off'}")
+    return ". ".join(parts) + "."
 
 
 def _placeholder(flag: Flag) -> str:
@@ -174,8 +175,24 @@ def _placeholder(flag: Flag) -> str:
     return {int: "N", float: "X"}.get(kind, "PATH")
 
 
-def read(given: dict[str, Any], file: str | None = None, schema: type[Part] = Experiment) -> Experiment:
-    """An experiment from what was typed.
+def text_of(file: str | None) -> str | None:
+    """The text of the file of ``--experiment``, or of standard input; None where none was named."""
+    if file is None:
+        return None
+    try:
+        if file == "-":
+            return sys.stdin.read()
+        with open(file, encoding="utf-8") as opened:
+            return opened.read()
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or "it is not text"
+        raise BadRequest(
+            f"--experiment: got {file!r}, allowed is a JSON file that can be read ({why})"
+        ) from None
+
+
+def read(given: dict[str, Any], file: str | None = None) -> Experiment:
+    """An experiment from the words typed.
 
     Parameters
     ----------
@@ -190,16 +207,15 @@ def read(given: dict[str, Any], file: str | None = None, schema: type[Part] = Ex
         In the schema's own sentence, with each field named as the flag that sets it.
     """
     fields = _fields_in(file) if file is not None else {}
-    typed = {flag: given[flag.parameter] for flag in flags(schema) if given.get(flag.parameter) is not None}
+    typed = {flag: given[flag.parameter] for flag in flags() if given.get(flag.parameter) is not None}
     for flag, value in typed.items():
-        within = fields if len(flag.path) == 1 else _part(fields, flag, typed, schema)
+        within = fields if len(flag.path) == 1 else _part(fields, flag, value)
         within[flag.path[-1]] = value if flag.is_switch else _value(flag, value)
     try:
-        return schema(**fields)
+        return Experiment(**fields)
     except BadExperiment as error:
         # A fault of the file is named as in the file.
-        named = flags(schema) if file is None else typed
-        raise BadExperiment(as_flags(str(error), named)) from None
+        raise BadExperiment(as_flags(str(error), flags() if file is None else typed)) from None
 
 
 def _fields_in(text: str) -> dict[str, Any]:
@@ -212,25 +228,23 @@ def _fields_in(text: str) -> dict[str, Any]:
     return fields
 
 
-def _part(fields: dict[str, Any], flag: Flag, typed: dict[Flag, Any], schema: type[Part]) -> dict[str, Any]:
-    """The mapping in `fields` for a flag's part, its kind chosen; refuses a flag of another kind."""
-    name = flag.path[0]
-    head = next(f for f in flags(schema) if f.is_head and f.path[0] == name)
-    part = fields.get(name, {})
-    part = {head.path[1]: part} if isinstance(part, str) else part
-    if not isinstance(part, dict):
-        return {}  # the schema will refuse what the file says
-    usual = getattr(schema.model_fields[name].get_default(), head.path[1])
-    before = part.get(head.path[1], usual)
-    chosen = typed.get(head, before)
-    if chosen != before and len(kinds(schema.model_fields[name])) > 1:
-        part = {}  # fields of the kind before mean nothing to this one
-    if flag.kinds and chosen in head.kinds and not (flag.is_head or chosen in flag.kinds):
-        having = " or ".join(flag.kinds)
-        got = f"{flag.spelling}: got {typed[flag]}"
-        raise BadExperiment(f"{got}, allowed with {head.spelling} {having}, not {chosen}")
-    fields[name] = {head.path[1]: chosen, **part}
-    return fields[name]
+def _part(fields: dict[str, Any], flag: Flag, typed: str | bool) -> dict[str, Any]:
+    """The mapping in `fields` for a flag's part, its head set; the head's own flag comes before all others."""
+    part = flag.path[0]
+    field = Experiment.model_fields[part]
+    head = next(each for each in flags() if each.is_head and each.path[0] == part)
+    before = fields.get(part, {})
+    before = {head.path[1]: before} if isinstance(before, str) else before
+    if not isinstance(before, dict):
+        return {}  # the schema will refuse the file's value
+    chosen = before.setdefault(head.path[1], str(field.get_default()))
+    if flag.is_head and typed != chosen and len(kinds(field)) > 1:
+        before = {}  # fields of the kind before mean nothing to this one
+    elif flag.kinds and chosen in head.kinds and chosen not in flag.kinds and not flag.is_head:
+        having = f"{head.spelling} {' or '.join(flag.kinds)}"
+        raise BadExperiment(f"{flag.spelling}: got {typed}, allowed with {having}, not {chosen}")
+    fields[part] = before
+    return before
 
 
 def _value(flag: Flag, text: str) -> Any:
@@ -246,9 +260,9 @@ def _value(flag: Flag, text: str) -> Any:
     return text
 
 
-def as_flags(message: str, named: typing.Iterable[Flag] | None = None) -> str:
-    """A message of the schema with fields named as flags; `named`: only these."""
-    named = list(flags() if named is None else named)
+def as_flags(message: str, named: Iterable[Flag] | None = None) -> str:
+    """A message of the schema with fields named as flags; with `named`, only these."""
+    named = flags() if named is None else tuple(named)
     # A part as a whole is spelled as its head.
     spellings = {flag.path[0]: flag.spelling for flag in named if flag.is_head}
     spellings |= {flag.name: flag.spelling for flag in named}
@@ -257,6 +271,23 @@ def as_flags(message: str, named: typing.Iterable[Flag] | None = None) -> str:
         return match[1] + spellings.get(match[2], match[2]) + ":"
 
     return re.sub(r"(^|; )([a-z_]+(?:\.[a-z_]+)?):", spell, message)
+
+
+def tell_idle(command: str, given: dict[str, Any], experiments: Sequence[Experiment]) -> None:
+    """Say on standard error which flags typed change no figure of any of the experiments; a sweep often has some.
+
+    Not told are threads, which change the time of a simulation, and a sweep's platform, for which it predicts.
+    """
+    spellings = {flag.name: flag.spelling for flag in flags()}
+    for flag in flags():
+        is_told = flag.name != "cluster.threads" and (command == "run" or flag.path[0] != "cluster")
+        if given.get(flag.parameter) in (None, []) or not is_told:
+            continue
+        lacks = [missing(flag.name, partial(_value_at, experiment)) for experiment in experiments]
+        if all(lacks):
+            beside, values = lacks[0]
+            meant = f"it is meant with {spellings[beside]} {' or '.join(values)}"
+            print(f"dlpar {command}: {flag.spelling} has no effect: {meant}", file=sys.stderr)
 
 
 # ---- from an experiment to flags ---------------------------------------------
@@ -268,13 +299,10 @@ def to_flags(experiment: Experiment) -> list[str]:
     >>> to_flags(Experiment(workers=2, sync={"overlap": True}))
     ['--workers', '2', '--overlap']
     """
-    schema = type(experiment)
-    ordinary, words = schema(), []
-    for flag in flags(schema):
-        value, default = _get(experiment, flag), _get(ordinary, flag)
-        if value == default or value is _ABSENT:
-            continue
-        if default is _ABSENT and value == flag.field.get_default():
+    ordinary, words = Experiment(), []
+    for flag in flags():
+        value = _value_at(experiment, flag.name, _ABSENT)
+        if value in (_ABSENT, _value_at(ordinary, flag.name, flag.field.get_default())):
             continue
         if flag.is_switch:
             words.append(flag.spelling if value else flag.negation)
@@ -286,12 +314,9 @@ def to_flags(experiment: Experiment) -> list[str]:
 _ABSENT = object()
 
 
-def _get(experiment: Experiment, flag: Flag) -> Any:
-    """The value of a flag's field; absent where the part is of a kind that has no such field."""
-    value: Any = experiment
-    for step in flag.path:
-        value = getattr(value, step, _ABSENT)
-    return value
+def _value_at(experiment: Experiment, path: str, absent: Any = None) -> Any:
+    """The value of a field, or `absent` where the part is of a kind without it."""
+    return reduce(lambda part, name: getattr(part, name, absent), path.split("."), experiment)
 
 
 def _written(value: Any) -> str:

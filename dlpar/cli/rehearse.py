@@ -3,66 +3,86 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
+from typing import Annotated
 
 import typer
 
-if TYPE_CHECKING:
-    from dlpar.cli.machine import Note
-    from dlpar.course.rehearse import Result, Row
+from dlpar.classroom.hub.settings import NoProxy, proxy_command
+from dlpar.cli import AsJSON, BadRequest
+from dlpar.cli.doctor import BROKEN, COSTS, GOOD, Finding, diagnose, look
+from dlpar.cli.signals import STOPS, Stops
+from dlpar.course import labs as tables
+from dlpar.course.rehearse import Result
+from dlpar.course.rehearse import rehearse as run_rows
+from dlpar.jobs.control_groups import cores
 
 A_LAB = 45.0
 """Seconds a whole lab may take on two cores; of presets that take longer a class should see recordings."""
 
+BROWSERS = (
+    "chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "microsoft-edge",
+)  # fmt: skip
+"""Programs that can take pictures of slides and run the browser tests."""
 
-def rehearse(
-    labs: Annotated[
-        list[str] | None, typer.Argument(metavar="LAB", help="Such as 00 03; default: all.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.", metavar="")] = False,
-) -> int:
-    """Run every preset of the labs before a class does, and say whether it shows what the lab says.
+NOTEBOOK = ("jupyterlab", "ipykernel", "ipywidgets", "anywidget")
+"""Packages without which no lab opens."""
 
-    First what this machine lacks; then a line for each preset: its world, seconds, and what was found or went wrong.
+
+def rehearse(labs: Annotated[list[str] | None, typer.Argument()] = None, as_json: AsJSON = False) -> int:
+    """Run every preset of the labs before a class does.
+
+    Prints what this machine lacks, then a line for each preset: its world, its seconds, and whether it shows what
+    the lab says.
     Some three minutes on two quiet cores. Ctrl-C ends it and leaves nothing. Status 1 if anything failed.
-    """
-    from dlpar.cli import BadRequest
-    from dlpar.cli.running import STOPS, Interrupts
-    from dlpar.course.labs import rows
 
+    Parameters
+    ----------
+    labs : LAB
+        Such as 00 03; default: all.
+    """
     try:
-        chosen = rows([name.zfill(2) for name in labs or ()])
+        rows = tables.rows([name.zfill(2) for name in labs or ()])
     except ValueError as error:
         raise BadRequest(f"LAB: {error}") from None
-    with Interrupts() as stops:
+    with Stops(interrupting=True) as stops:
         try:
-            return _rehearsed(chosen, as_json)
+            lacks = machine_lacks()
+            if not as_json:
+                for f in lacks:
+                    print(f"{f.level:6}  {f.subject}: {f.said}{f.mend and f'; {f.mend}'}")
+            results = []
+            for result in run_rows(rows):
+                results.append(result)
+                if not as_json:
+                    print(line(result), flush=True)
         except KeyboardInterrupt:
             print(f"dlpar rehearse: stopped by {STOPS[stops.asked]}", file=sys.stderr)
             return 128 + stops.asked
-
-
-def _rehearsed(chosen: Sequence[tuple[str, Row]], as_json: bool) -> int:
-    from dlpar.cli.machine import BROKEN, notes
-    from dlpar.course.rehearse import rehearse as every
-
-    told = notes()
-    if not as_json:
-        for note in told:
-            print(f"{note.level:6}  {note.subject}: {note.said}")
-    results = []
-    for result in every(chosen):
-        results.append(result)
-        if not as_json:
-            print(line(result), flush=True)
     failed = sum(not each.held for each in results)
-    broken = sum(note.level == BROKEN for note in told)
+    broken = sum(finding.level == BROKEN for finding in lacks)
     if as_json:
-        print(json.dumps(as_object(told, results), indent=1, ensure_ascii=False))
+        told = {
+            "held": len(results) - failed,
+            "failed": failed,
+            "seconds": round(sum(each.seconds for each in results), 1),
+            "machine": [finding._asdict() for finding in lacks],
+            "presets": [each._asdict() for each in results],
+        }
+        print(json.dumps(told, indent=1, ensure_ascii=False))
     else:
-        print("\n".join(["", *slow(results), verdict(len(results), failed, broken)]))
+        mend = (
+            f"; {broken} thing{'s' * (broken != 1)} on this machine must be mended, see above"
+            if broken
+            else ""
+        )
+        verdict = f"{len(results) - failed} of {len(results)} presets show what their labs say{mend}."
+        print("\n".join(["", *slow(results), verdict]))
     return 1 if failed or broken else 0
 
 
@@ -75,30 +95,40 @@ def line(result: Result) -> str:
 
 def slow(results: Sequence[Result]) -> list[str]:
     """A sentence for each lab whose presets take longer than the whole lab should."""
-    took: dict[str, float] = {}
+    took: dict[str, float] = defaultdict(float)
     for each in results:
-        took[each.lab] = took.get(each.lab, 0.0) + each.seconds
-    return [
-        f"lab {lab} took {seconds:.0f} s here, more than {A_LAB:.0f}: show recordings, or use a machine with more cores"
-        for lab, seconds in took.items()
-        if seconds > A_LAB
-    ]
+        took[each.lab] += each.seconds
+    advice = f"more than {A_LAB:.0f}: show recordings, or use a machine with more cores"
+    return [f"lab {lab} took {s:.0f} s here, {advice}" for lab, s in took.items() if s > A_LAB]
 
 
-def verdict(tried: int, failed: int, broken: int) -> str:
-    """The last line."""
-    machine = (
-        f"; {broken} thing{'s' * (broken != 1)} on this machine must be mended, see above" if broken else ""
-    )
-    return f"{tried - failed} of {tried} presets show what their labs say{machine}."
+def machine_lacks() -> list[Finding]:
+    """What the doctor finds fault with, and what a class may miss; takes a second or two."""
+    found = [finding for finding in diagnose(look()) if finding.level != GOOD]
+    return [*found, *parts(), *load()]
 
 
-def as_object(told: Sequence[Note], results: Sequence[Result]) -> dict[str, Any]:
-    """Everything that was found, ready for JSON."""
-    return {
-        "held": sum(each.held for each in results),
-        "failed": sum(not each.held for each in results),
-        "seconds": round(sum(each.seconds for each in results), 1),
-        "machine": [note._asdict() for note in told],
-        "presets": [each._asdict() for each in results],
-    }
+def parts() -> Iterator[Finding]:
+    """Parts that not every class needs, and the notebook that every one does."""
+    if missing := [name for name in NOTEBOOK if find_spec(name) is None]:
+        said = f"{', '.join(missing)}: not installed"
+        yield Finding(BROKEN, "notebook", said, "`make setup`, or pip install '.[lab]'")
+    if find_spec("jupyterhub") is None:
+        said = "jupyterhub: not installed, so there is no `dlpar hub`"
+        yield Finding(COSTS, "hub", said, "pip install '.[hub]'")
+    else:
+        try:
+            proxy_command()
+        except NoProxy as error:
+            yield Finding(COSTS, "hub", *str(error).split("; ", 1))
+    if not any(map(shutil.which, BROWSERS)):
+        said = "no Chrome or Chromium here: slides get no pictures, browser tests are skipped"
+        yield Finding(COSTS, "browser", said, "install one of them")
+
+
+def load() -> Iterator[Finding]:
+    """Whether other programs keep the cores busy."""
+    waiting = os.getloadavg()[0]
+    if waiting > 1.5 * cores():
+        said = f"{waiting:.1f} programs want {cores()} cores: times below are longer than in a quiet hour"
+        yield Finding(COSTS, "load", said, "end other programs")

@@ -1,10 +1,10 @@
-"""What ``dlpar run`` shows while ranks train: a live picture in a terminal, a few plain lines elsewhere."""
+"""The view of ``dlpar run`` while ranks train: a live picture in a terminal, a few plain lines elsewhere."""
 
 from __future__ import annotations
 
 import time
 from collections import defaultdict, deque
-from typing import Any
+from contextlib import nullcontext
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -12,14 +12,20 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from dlpar.cli.signals import Stops
+from dlpar.cli.tables import table
 from dlpar.config.experiment import Experiment
-from dlpar.jobs.global_steps import GlobalSteps
+from dlpar.jobs.launch import Job
 from dlpar.jobs.run import Run
 from dlpar.jobs.slots import in_words
-from dlpar.jobs.tail import Tail
+from dlpar.jobs.summary import Summary, facts_of
+from dlpar.jobs.tail import Record, Tail
 from dlpar.lab.captions import duration, quantity
 from dlpar.lab.labels import platform_in_words, scheme
 from dlpar.lab.theme import PHASES
+
+LOOK = 0.05
+"""Seconds between two looks at whether the job has ended."""
 
 DRAW_EVERY, LINE_EVERY = 0.125, 2.0
 """Seconds between two pictures of the live view, and between two plain lines."""
@@ -30,10 +36,11 @@ RECENT_STEPS = 50
 MOST_RANKS = 16
 """Ranks drawn at most."""
 
-SECONDS = ("compute", "comm", "wait")
+SECONDS = {"compute": "forward", "comm": "communicate", "wait": "wait"}
+"""Kinds of time in a step's record, and the phases in whose colours every figure draws them."""
+
 NAMES = ("compute", "communicate", "wait")
-COLOURS = tuple(PHASES[phase].colour for phase in ("forward", "communicate", "wait"))
-"""Kinds of time: as a step's record names them, as a reader does, and as every figure draws them."""
+COLOURS = tuple(PHASES[phase].colour for phase in SECONDS.values())
 
 
 class Progress:
@@ -41,66 +48,46 @@ class Progress:
 
     def __init__(self, experiment: Experiment) -> None:
         self.experiment = experiment
-        self.ranks: dict[int, dict[str, Any]] = {}
+        self.summary = Summary("", **facts_of(experiment))
+        self.ranks: dict[int, Record] = {}
         self.mode = self.place = ""
-        self.accuracy: float | None = None
-        self.samples, self.latest = 0, 0.0
-        self._together = GlobalSteps(experiment.workers, experiment.free_running)
         self._seconds: dict[int, deque] = defaultdict(lambda: deque(maxlen=RECENT_STEPS))
-        # (the run's time, worker-steps, samples, wall time) at each look
+        # (the run's time, global steps, samples, wall time) at each look
         self._marks = deque([(0.0, 0, 0, time.monotonic())], maxlen=16)
 
-    def take(self, source: str, record: dict[str, Any]) -> None:
-        """One record as :class:`~dlpar.jobs.tail.Tail` gives it."""
-        kind = record["k"]
-        if kind == "step":
-            rank = int(source[5:])
-            self.samples += record["samples"]
-            self.latest = max(self.latest, record["t"])
-            self._together.add(rank, record)
-            if rank < MOST_RANKS:
+    def take(self, records: list[tuple[str, Record]], ended: bool = False) -> None:
+        """Take the new records as :class:`~dlpar.jobs.tail.Tail` gives them; `ended`: these are the last."""
+        for source, record in records:
+            kind = record["k"]
+            if kind == "queued":
+                self.place = in_words(record["ahead"], record["paused"])
+            elif kind == "launch":
+                self.mode, self.place = record["mode"], ""
+            elif kind == "rank":
+                self.ranks[record["rank"]] = record
+            elif kind == "step" and (rank := int(source.removeprefix("rank-"))) < MOST_RANKS:
                 self._seconds[rank].append([record[part] for part in SECONDS])
-        elif kind == "rank":
-            self.ranks[record["rank"]] = record
-        elif kind == "eval":
-            self.accuracy = record["accuracy"]
-        elif kind == "queued":
-            self.place = in_words(record["ahead"], record["paused"])
-        elif kind == "launch":
-            self.mode, self.place = record["mode"], ""
-
-    def mark(self, ended: bool = False) -> None:
-        """End a look: put global steps together, and remember how far the run is, for its rates."""
-        self._together.ready(ended)
-        if self.latest > self._marks[-1][0]:
-            self._marks.append((self.latest, self.worker_steps, self.samples, time.monotonic()))
-
-    @property
-    def worker_steps(self) -> int:
-        """Steps of single workers."""
-        return self._together.worker_steps
+        self.summary.add(records)
+        self.summary.steps.ready(ended)
+        if (self.summary.last or 0.0) > self._marks[-1][0]:
+            self._marks.append((self.summary.last, self.steps, self.summary.samples, time.monotonic()))
 
     @property
     def steps(self) -> int:
         """Global steps done."""
-        return self._together.done
-
-    @property
-    def loss(self) -> float | None:
-        """Training loss of the last global step."""
-        return self._together.last.loss if self._together.last else None
+        return self.summary.steps.done
 
     @property
     def samples_per_s(self) -> float | None:
-        """Of all workers together, lately."""
+        """Recent rate of all workers together."""
         return self._rate(2)
 
     @property
     def time_left(self) -> str:
-        """Until the last step at the present rate, in words; empty while nobody knows, and at the end."""
-        # Time in a simulation is not the reader's.
+        """Time until the last step at the present rate, in words; empty while it is unknown, and at the end."""
+        # The reader's clock is not that of a simulation.
         rate = self._rate(1, over=3 if self.experiment.cluster.world == "simulated" else 0)
-        left = self.experiment.steps * self.experiment.workers - self.worker_steps
+        left = self.experiment.steps - self.steps
         return f"{duration(left / rate)} left" if rate and left > 0 else ""
 
     def _rate(self, which: int, over: int = 0) -> float | None:
@@ -108,15 +95,12 @@ class Progress:
         return (last[which] - first[which]) / (last[over] - first[over]) if last[over] > first[over] else None
 
     def shares(self) -> dict[int, list[float]]:
-        """Of each rank's last steps: the share of time computing, communicating, waiting."""
-        found = {}
-        for rank in sorted(self._seconds):
-            sums = [sum(part) for part in zip(*self._seconds[rank])]
-            found[rank] = [part / (sum(sums) or 1.0) for part in sums]
-        return found
+        """The shares of time that each rank's last steps spent computing, communicating and waiting."""
+        sums = {rank: [sum(part) for part in zip(*self._seconds[rank])] for rank in sorted(self._seconds)}
+        return {rank: [part / (sum(parts) or 1.0) for part in parts] for rank, parts in sums.items()}
 
     def headline(self) -> str:
-        """What runs, where."""
+        """The experiment, and where it runs."""
         e = self.experiment
         workers = f"{e.workers} worker{'s' if e.workers > 1 else ''}"
         where = " and ".join(sorted({r["host"] for r in self.ranks.values()})[:3])
@@ -128,94 +112,54 @@ class Progress:
     def figures(self) -> str:
         """Loss, accuracy and rate as one line."""
         trains = self.experiment.cluster.messages == "values"
-        said = [f"loss {quantity(self.loss)}"] if trains and self.loss is not None else []
-        if self.accuracy is not None:
-            said.append(f"held-out accuracy {self.accuracy:.1%}")
+        last, accuracy = self.summary.steps.last, self.summary.accuracy
+        said = [f"loss {quantity(last.loss)}"] if trains and last else []
+        if accuracy is not None:
+            said.append(f"held-out accuracy {accuracy:.1%}")
         if self.samples_per_s:
             said.append(f"{quantity(self.samples_per_s)} samples/s")
         return ", ".join(said)
 
+    def step_of(self) -> str:
+        """Steps done of all."""
+        return f"step {self.steps:,} of {self.experiment.steps:,}"
+
 
 class View:
-    """Shows nothing, and reads nothing; the views below follow a run."""
+    """Shows the ranks' records: redrawn in a terminal, else a line now and then for a log or a pipe."""
 
-    def __enter__(self) -> View:
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        pass
+    def __init__(self, run: Run, console: Console) -> None:
+        self.progress, self._tail, self._looked = Progress(run.experiment), Tail(run.path), 0.0
+        self.live: Live | None = None
+        if console.is_terminal and not console.is_dumb_terminal:
+            self.live = Live(
+                console=console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False
+            )
+        else:
+            print(f"{self.progress.headline()}: run {run.id}", flush=True)
+        # Where the terminal knows no block characters, letters do.
+        self._bars = "█▓░" if (console.encoding or "").lower().startswith("utf") else "#=."
+        self._said: str | int = 0
 
     def look(self, last: bool = False) -> None:
         """Show what is new, if it is time to; `last`: the job has ended."""
-
-
-class Following(View):
-    """Reads what ranks write, and shows it now and then."""
-
-    every: float
-
-    def __init__(self, run: Run) -> None:
-        self.progress = Progress(run.experiment)
-        self._tail, self._looked = Tail(run.path), 0.0
-
-    def look(self, last: bool = False) -> None:
         now = time.monotonic()
-        if now - self._looked < self.every and not last:
+        if now - self._looked < (DRAW_EVERY if self.live else LINE_EVERY) and not last:
             return
-        first, self._looked = not self._looked, now
-        new = self._tail.read_all() if last else self._tail.read()
-        for source, record in new:
-            self.progress.take(source, record)
-        self.progress.mark(ended=last)
-        if new or first:
-            self.show()
+        self._looked = now
+        self.progress.take(self._tail.read_all() if last else self._tail.read(), ended=last)
+        if self.live:
+            self.live.update(self.picture(), refresh=True)
+        else:
+            self._print_line()
 
-    def show(self) -> None:
-        """Draw :attr:`progress`."""
-        raise NotImplementedError
-
-
-class PlainView(Following):
-    """Lines for a log, a pipe or a dumb terminal."""
-
-    every = LINE_EVERY
-
-    def __init__(self, run: Run) -> None:
-        super().__init__(run)
-        self._said, self._place = 0, ""
-        print(f"{self.progress.headline()}: run {run.id}", flush=True)
-
-    def show(self) -> None:
+    def _print_line(self) -> None:
         p = self.progress
-        if p.place and p.place != self._place:
-            self._place = p.place
-            print(p.place, flush=True)
-        if p.steps > self._said:
-            self._said = p.steps
+        stands = p.place or p.steps
+        if stands and stands != self._said:
+            self._said = stands
             left = f", {p.time_left}" if p.time_left else ""
-            print(f"step {p.steps:,} of {p.experiment.steps:,}: {p.figures()}{left}", flush=True)
-
-
-class LiveView(Following):
-    """A picture that redraws itself: progress, figures, and each rank's shares of time."""
-
-    every = DRAW_EVERY
-
-    def __init__(self, run: Run, console: Console) -> None:
-        super().__init__(run)
-        self._live = Live(console=console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
-        # Where the terminal knows no block characters, letters do.
-        self._bars = "█▓░" if (console.encoding or "").lower().startswith("utf") else "#=."
-
-    def __enter__(self) -> LiveView:
-        self._live.start()
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self._live.stop()
-
-    def show(self) -> None:
-        self._live.update(self.picture(), refresh=True)
+            print(p.place or f"{p.step_of()}: {p.figures()}{left}", flush=True)
 
     def picture(self) -> RenderableType:
         """All of it, as rich draws it."""
@@ -223,36 +167,26 @@ class LiveView(Following):
         headline = Text(p.headline(), style="bold")
         if p.place:
             return Group(headline, Text(f"{p.place}; it starts by itself, Ctrl-C leaves the queue"))
-        if not p.worker_steps:
-            up = len(p.ranks)
+        if not p.shares():
             how = f" ({p.mode})" if p.mode else ""
-            return Group(headline, Text(f"starting{how}: {up} of {p.experiment.ranks} ranks are ready"))
-        return Group(headline, self._progress_line(), Text(p.figures()), self._ranks())
-
-    def _progress_line(self) -> Table:
-        p = self.progress
+            return Group(
+                headline, Text(f"starting{how}: {len(p.ranks)} of {p.experiment.ranks} ranks are ready")
+            )
         line = Table.grid(padding=(0, 1))
-        bar = ProgressBar(total=p.experiment.steps, completed=p.steps, width=40)
-        line.add_row(bar, Text(f"step {p.steps:,} of {p.experiment.steps:,}"), Text(p.time_left))
-        return line
+        line.add_row(ProgressBar(p.experiment.steps, p.steps, width=40), p.step_of(), p.time_left)
+        return Group(headline, line, Text(p.figures()), self._ranks())
 
     def _ranks(self) -> Table:
-        table = Table(box=None, padding=(0, 1), header_style="", pad_edge=False)
-        table.add_column("rank", justify="right")
-        table.add_column(self._legend())
-        for name in NAMES:
-            table.add_column(name, justify="right")
-        shares = self.progress.shares()
-        for rank, parts in shares.items():
-            table.add_row(str(rank), self._bar(parts), *(f"{part:.0%}" for part in parts))
+        signs = zip(self._bars, NAMES, COLOURS)
+        legend = Text(" ").join([Text(f"{sign} {name}", style=colour) for sign, name, colour in signs])
+        rows = [
+            (str(rank), self._bar(parts), *(f"{part:.0%}" for part in parts))
+            for rank, parts in self.progress.shares().items()
+        ]
         more = self.progress.experiment.workers - MOST_RANKS
         if more > 0:
-            table.add_row("", Text(f"and {more:,} more"))
-        return table
-
-    def _legend(self) -> Text:
-        signs = zip(self._bars, NAMES, COLOURS)
-        return Text(" ").join([Text(f"{sign} {name}", style=colour) for sign, name, colour in signs])
+            rows.append(("", Text(f"and {more:,} more")))
+        return table(("rank", legend, *NAMES), rows, right=("rank", *NAMES))
 
     def _bar(self, shares: list[float], width: int = 30) -> Text:
         """Shares of a whole as `width` characters, that differ in more than colour."""
@@ -264,9 +198,15 @@ class LiveView(Following):
         return text
 
 
-def view(run: Run, silent: bool) -> View:
-    """The view that fits where standard output goes."""
-    if silent:
-        return View()
-    console = Console()
-    return LiveView(run, console) if console.is_terminal and not console.is_dumb_terminal else PlainView(run)
+def follow(job: Job, stops: Stops, silent: bool) -> None:
+    """Show a job until it has ended, unless `silent`; end it when asked to."""
+    view = None if silent else View(job.run, Console())
+    with (view and view.live) or nullcontext():
+        while not job.ended and stops.asked is None:
+            if view:
+                view.look()
+            time.sleep(LOOK)
+        if stops.asked is not None:
+            job.stop()
+        if view:
+            view.look(last=True)

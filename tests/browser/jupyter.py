@@ -13,7 +13,7 @@ import urllib.request
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dlpar.cli.machine import BROWSERS
+from dlpar.cli.rehearse import BROWSERS
 
 if TYPE_CHECKING:
     import psutil

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import inspect
-from typing import Annotated, Literal
+from typing import Any, Literal
 
 import pytest
 import typer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from dlpar import BadExperiment, Experiment
-from dlpar.cli import flags
-from dlpar.config.schema import Part, sentence
+from dlpar.cli import flags, sweep
+from dlpar.config.applicable import MEANT_WITH
+from dlpar.config.schema import Part
 
 
 @st.composite
@@ -42,25 +43,25 @@ def experiments(draw):
     )
 
 
-def from_words(words: list[str]) -> Experiment:
-    """The experiment that ``dlpar run`` makes of its arguments."""
+def typed(words: list[str], several: bool = False) -> dict[str, Any]:
+    """The values of the flags among the arguments of ``dlpar run``, or of ``dlpar sweep`` if `several`."""
     taken = {}
     app = typer.Typer(add_completion=False)
 
     def command(**given):
         taken.update(given)
 
-    command.__signature__ = inspect.Signature(flags.parameters())
+    command.__signature__ = inspect.Signature(flags.parameters(several))
     app.command()(command)
     app(args=words, standalone_mode=False)
-    return flags.read(taken)
+    return taken
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(experiments())
 def test_every_experiment_survives_json_and_its_own_flags(experiment):
     assert Experiment.from_json(experiment.to_json()) == experiment
-    assert from_words(flags.to_flags(experiment)) == experiment
+    assert flags.read(typed(flags.to_flags(experiment))) == experiment
 
 
 def test_flags_say_only_what_is_not_usual():
@@ -70,54 +71,30 @@ def test_flags_say_only_what_is_not_usual():
     assert flags.to_flags(experiment) == words
 
 
-# ---- a part of several kinds, as later schemes will be ----------------------------
-
-
-def several_kinds():
-    """An experiment whose `sync` is one of two schemes, each with fields of its own."""
-
-    class Ring(Part):
-        scheme: Literal["ring"] = Field("ring", title="sync", description="How replicas agree.")
-        overlap: bool = Field(False, description="Overlap.")
-
-    class Server(Part):
-        scheme: Literal["ps"] = Field("ps", title="sync", description="How replicas agree.")
-        servers: int = Field(1, ge=1, le=8, description="Servers.")
-        wait: bool = Field(True, description="Wait for all.")
-
-    class Small(Part):
-        workers: int = Field(4, ge=1, le=64, description="Ranks.")
-        sync: Annotated[Ring | Server, Field(discriminator="scheme", description="Agreement.")] = Ring()
-
-        def __init__(self, **fields):
-            try:
-                super().__init__(**fields)
-            except ValidationError as error:
-                raise BadExperiment(sentence(error, type(self))) from None
-
-    return Small, Ring, Server
+# ---- a part of several kinds ------------------------------------------------------
 
 
 def test_a_part_of_several_kinds_gives_flags_of_all_of_them():
-    small, ring, server = several_kinds()
-    found = {flag.spelling: flag for flag in flags.flags(small)}
-    assert list(found) == ["--workers", "--sync", "--overlap", "--servers", "--wait"]
-    assert found["--sync"].allowed == "one of ring, ps" and found["--servers"].kinds == ("ps",)
+    found = {flag.spelling: flag for flag in flags.flags()}
+    assert found["--sync"].allowed == "one of ring, mapreduce, ps, gossip, hogwild"
+    assert found["--servers"].kinds == ("ps",) and found["--workers"].kinds == ()
 
-    chosen = flags.read({"sync_scheme": "ps", "sync_servers": "2"}, schema=small)
-    assert chosen == small(sync=server(servers=2))
+    chosen = flags.read({"sync_scheme": "ps", "sync_servers": "2"})
+    assert chosen == Experiment(sync={"scheme": "ps", "servers": 2})
     assert flags.to_flags(chosen) == ["--sync", "ps", "--servers", "2"]
-    assert flags.read({"sync_overlap": True}, schema=small) == small(sync=ring(overlap=True))
-    changed = flags.read({"sync_scheme": "ps"}, '{"sync": {"scheme": "ring", "overlap": true}}', schema=small)
-    assert changed == small(sync=server())
-    three = flags.read({"sync_servers": "3"}, '{"sync": {"scheme": "ps"}}', schema=small)
-    assert three == small(sync=server(servers=3))
+    assert flags.read({"sync_overlap": True}) == Experiment(sync={"overlap": True})
+    changed = flags.read({"sync_scheme": "ps"}, '{"sync": {"scheme": "ring", "overlap": true}}')
+    assert changed == Experiment(sync="ps")
+    three = flags.read({"sync_servers": "3"}, '{"sync": {"scheme": "ps"}}')
+    assert three == flags.read({"sync_servers": "3"}, '{"sync": "ps"}')
+    assert three == Experiment(sync={"scheme": "ps", "servers": 3})
+    deep = flags.read({"model_name": "cnn"}, '{"model": {"name": "mlp", "depth": 3}}')
+    assert deep == Experiment(model={"name": "cnn", "depth": 3}), "the kinds of a model share their fields"
 
 
 def test_a_flag_of_another_kind_says_which_it_belongs_to():
-    small, _, _ = several_kinds()
-    with pytest.raises(BadExperiment, match="^--servers: got 2, allowed with --sync ps, not ring$"):
-        flags.read({"sync_servers": "2"}, schema=small)
+    with pytest.raises(BadExperiment, match=r"^--servers: got 2, allowed with --sync ps, not ring$"):
+        flags.read({"sync_servers": "2"})
 
 
 def test_no_two_fields_may_share_a_flag():
@@ -138,3 +115,72 @@ def test_a_file_is_changed_by_flags():
     experiment = Experiment(workers=2, model="cnn")
     assert flags.read({}, experiment.to_json()) == experiment
     assert flags.read({"workers": "3"}, experiment.to_json()) == experiment.replace(workers=3)
+
+
+# ---- flags without effect ---------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "command, told",
+    [
+        ("run --sync ps --staleness 2", ["--staleness has no effect: it is meant with --consistency ssp"]),
+        ("run --sync ps --softsync 2", ["--softsync has no effect: it is meant with --consistency softsync"]),
+        (
+            "run --sync ps --staleness-aware",
+            ["--staleness-aware has no effect: it is meant with --consistency ssp or asp or softsync"],
+        ),
+        (
+            "run --period 4",
+            ["--period has no effect: it is meant with --averaging local or elastic or block_momentum"],
+        ),
+        (
+            "run --keep .5 --momentum .5",
+            [
+                "--momentum has no effect: it is meant with --optimizer momentum",
+                "--keep has no effect: it is meant with --compression topk",
+            ],
+        ),
+        (
+            "run --delay-ms 50",
+            ["--delay-ms has no effect: it is meant with --delay constant or exponential or gamma"],
+        ),
+        (
+            "run --sync mapreduce --regularization .5",
+            ["--regularization has no effect: it is meant with --regularizer l1 or l2"],
+        ),
+        ("run --sync gossip --degree 3", ["--degree has no effect: it is meant with --topology random"]),
+        (
+            "run --sync gossip --topology random --degree 3 --exchange random",
+            [
+                "--topology has no effect: it is meant with --exchange neighbours or pairwise or push_sum",
+                "--degree has no effect: it is meant with --exchange neighbours or pairwise or push_sum",
+            ],
+        ),
+        ("run --node-size 3", ["--node-size has no effect: it is meant with --allreduce hierarchical"]),
+        (
+            "run --model linear --data diabetes --width 8",
+            ["--width has no effect: it is meant with --model mlp or cnn or transformer"],
+        ),
+        ("run --sync ps --consistency ssp --staleness 2 --averaging local --period 4 --width 8", []),
+        (
+            "sweep --sync ring,ps --staleness 2,4",
+            ["--staleness has no effect: it is meant with --consistency ssp"],
+        ),
+        ("sweep --sync ring,ps --consistency bsp,ssp --staleness 2,4", []),
+    ],
+)
+def test_a_flag_without_effect_is_told_of(command, told, capsys):
+    name, *words = command.split()
+    given = typed(words, several=name == "sweep")
+    asked = [one.experiment for one in sweep.read(given)] if name == "sweep" else [flags.read(given)]
+    flags.tell_idle(name, given, asked)
+    assert capsys.readouterr().err.splitlines() == [f"dlpar {name}: {sentence}" for sentence in told]
+
+
+def test_every_condition_is_about_flags_and_values_that_exist():
+    known = {flag.name: flag for flag in flags.flags()}
+    for path, (beside, *values) in MEANT_WITH.items():
+        head = known[beside]
+        assert path in known and {*values} <= {
+            *(head.kinds if head.is_head else flags.choices(head.field))
+        }, path

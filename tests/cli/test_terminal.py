@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from dlpar import Experiment
-from dlpar.cli.terminal import LiveView, Progress
+from dlpar.cli.terminal import Progress, View
 
 
 def in_a_terminal(words: list[str], until: str, then: bytes) -> tuple[int, str]:
@@ -48,8 +48,21 @@ def test_in_a_terminal_the_run_is_shown_live_and_ctrl_c_stops_it():
 
 
 def step(rank: int, number: int, loss: float, compute: float = 0.006) -> tuple[str, dict]:
-    record = {"k": "step", "step": number, "t": 0.01 * (number + 1), "loss": loss, "samples": 32}
-    return f"rank-{rank}", {**record, "compute": compute, "comm": 0.001, "wait": 0.009 - compute}
+    record = {"k": "step", "step": number, "t": 0.01 * (number + 1), "loss": loss, "samples": 32, "bytes": 0}
+    times = {"compute": compute, "comm": 0.001, "wait": 0.009 - compute}
+    return f"rank-{rank}", {**record, **times, "lead": 0, "staleness": 0}
+
+
+def header(rank: int, device: str = "cpu", carrier: str = "mpi") -> tuple[str, dict]:
+    record = {
+        "k": "rank",
+        "rank": rank,
+        "host": "here",
+        "device": device,
+        "carrier": carrier,
+        "clock": "wall",
+    }
+    return f"rank-{rank}", record
 
 
 def test_servers_are_waited_for_too(tmp_path):
@@ -57,46 +70,46 @@ def test_servers_are_waited_for_too(tmp_path):
     folder.experiment = Experiment(
         workers=2, steps=100, sync={"scheme": "ps", "servers": 2, "consistency": "asp"}
     )
-    view, text = LiveView(folder, Console(file=StringIO())), StringIO()
-    for rank in range(3):
-        view.progress.take(
-            f"rank-{rank}", {"k": "rank", "rank": rank, "host": "h", "device": "cpu", "carrier": "mpi"}
-        )
+    view, text = View(folder, terminal()), StringIO()
+    view.progress.take([header(rank) for rank in range(3)])
     Console(file=text, width=100).print(view.picture())
     assert "2 workers, ps asp" in text.getvalue() and "3 of 4 ranks are ready" in text.getvalue()
 
 
 def test_a_step_without_samples_has_no_loss():
     seen = Progress(Experiment(workers=2, steps=10, sync="mapreduce"))
-    for rank, (loss, samples) in enumerate([(0.5, 32), (float("nan"), 0)]):
-        source, record = step(rank, 0, loss)
-        seen.take(source, {**record, "samples": samples})
-    seen.mark()
-    assert seen.loss == 0.5
+    records = [step(rank, 0, loss) for rank, loss in enumerate([0.5, float("nan")])]
+    records[1][1]["samples"] = 0
+    seen.take(records)
+    assert seen.figures() == "loss 0.5, 3,200 samples/s"
 
 
 def progress(steps: int = 50) -> Progress:
     seen = Progress(Experiment(workers=2, steps=100, batch=64))
-    seen.take("job", {"k": "launch", "mode": "warm"})
+    records = [
+        ("job", {"k": "launch", "mode": "warm"}),
+        *(header(rank, "cuda:1", "nccl") for rank in range(2)),
+    ]
     for rank in range(2):
-        header = {"k": "rank", "rank": rank, "host": "here", "device": "cuda:1", "carrier": "nccl"}
-        seen.take(f"rank-{rank}", header)
-        for number in range(steps):
-            seen.take(*step(rank, number, loss=1.0 + rank, compute=0.006 - 0.004 * rank))
+        records += [step(rank, n, loss=1.0 + rank, compute=0.006 - 0.004 * rank) for n in range(steps)]
     if steps:
-        seen.take("rank-0", {"k": "eval", "accuracy": 0.5})
-    seen.mark()
+        records.append(("rank-0", {"k": "eval", "accuracy": 0.5, "t": 0.01 * steps}))
+    seen.take(records)
     return seen
 
 
 def test_progress_is_right():
     seen = progress()
-    assert seen.steps == 50 and seen.loss == 1.5 and seen.accuracy == 0.5
+    assert seen.steps == 50 and seen.figures() == "loss 1.5, held-out accuracy 50.0%, 6,400 samples/s"
     assert seen.samples_per_s == pytest.approx(6400) and seen.time_left == "0.5 s left"
     assert seen.shares()[0] == pytest.approx([0.6, 0.1, 0.3])
     assert seen.shares()[1] == pytest.approx([0.2, 0.1, 0.7])
     assert seen.headline() == "mlp on digits, 2 workers, ring, real world on here, cuda by nccl"
     assert progress(100).time_left == ""
+
+
+def terminal() -> Console:
+    return Console(file=StringIO(), width=100, force_terminal=True, color_system=None)
 
 
 class Folder:
@@ -108,12 +121,11 @@ class Folder:
 
 @pytest.mark.parametrize("steps", [0, 50, 100])
 def test_the_picture_shows_how_it_stands(steps, tmp_path):
-    text = StringIO()
-    console = Console(file=text, width=100, force_terminal=True, color_system=None)
-    view = LiveView(Folder(tmp_path), console)
+    console = terminal()
+    view = View(Folder(tmp_path), console)
     view.progress = progress(steps)
     console.print(view.picture())
-    shown = text.getvalue()
+    shown = console.file.getvalue()
     if steps == 0:
         assert "starting (warm): 2 of 2 ranks are ready" in shown
         return

@@ -242,7 +242,7 @@ COMMANDS = [
     ("run --json=yes", "--json: got a value, allowed is --json alone"),
     ("start", "got 'start', allowed is one of run, sweep, runs, show, platforms, doctor"),
     ("--verbose", "--verbose: there is no such option; nearest are --version"),
-    ("runs --limit 0", "--limit: got '0', allowed is a whole number of at least 1"),
+    ("runs --limit 0", "--limit: got 0, allowed is a whole number of at least 1"),
     ("runs --limit all", "--limit: got 'all', allowed is a whole number of at least 1"),
     ("show", "RUN: missing; allowed is a run folder or one of the ids `dlpar runs` lists"),
     ("show 1999", "RUN: got '1999', allowed is a run folder or one of the ids `dlpar runs` lists ("),

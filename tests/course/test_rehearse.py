@@ -12,11 +12,13 @@ from types import SimpleNamespace
 
 import pandas as pd
 import pytest
-from cli.test_cli import PROGRAM, job_folders, left_of
+from cli.program import PROGRAM, job_folders, left_of
 from conftest import eventually
 
 from dlpar import Experiment, Run
-from dlpar.cli import machine, main
+from dlpar.cli import main
+from dlpar.cli import rehearse as machine
+from dlpar.cli.doctor import Finding
 from dlpar.cli.rehearse import slow
 from dlpar.config.paths import runs_folder
 from dlpar.course.rehearse import Result, Row, Stage, apart, rehearse
@@ -79,7 +81,7 @@ def test_whatever_happens_in_one_row_is_a_sentence_and_the_next_is_tried():
 
 @pytest.fixture
 def quiet(monkeypatch):
-    monkeypatch.setattr(machine, "notes", lambda: [machine.Note(machine.COSTS, "memory", "0.9 GB free")])
+    monkeypatch.setattr(machine, "machine_lacks", lambda: [Finding(machine.COSTS, "memory", "0.9 GB free")])
 
 
 @pytest.mark.parametrize(

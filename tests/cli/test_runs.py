@@ -1,0 +1,112 @@
+"""`dlpar runs` and `dlpar show`: the runs kept on this machine."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import time
+from pathlib import Path
+
+import pytest
+
+from cli.program import KEYS
+from dlpar import Experiment, Run
+from dlpar.cli import flags, main
+from dlpar.config.paths import runs_folder
+
+
+def test_runs_lists_what_there_is(finished, capsys):
+    assert main(["runs"]) == 0
+    table = capsys.readouterr().out
+    assert finished["run"] in table and "mlp on digits, ring" in table and "done" in table
+    assert main(["runs", "--json", "--limit", "1000"]) == 0
+    row = next(r for r in json.loads(capsys.readouterr().out) if r["run"] == finished["run"])
+    assert row["accuracy"] == finished["accuracy"] and row["status"] == "done" and row["workers"] == 2
+
+
+def test_show_tells_all_about_a_run_and_how_to_repeat_it(finished, capsys, tmp_path):
+    assert main(["show", finished["run"]]) == 0
+    text = capsys.readouterr().out
+    assert "all ranks finished" in text and "20 of 20" in text and "dlpar run --steps 20 --workers 2" in text
+    assert main(["show", finished["run"], "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert {key: told[key] for key in KEYS} == finished
+    assert told["status"] == "done" and told["errors"] == {} and Experiment(**told["experiment"]).workers == 2
+    words = shlex.split(told["command"])
+    assert words[:2] == ["dlpar", "run"] and words[2:] == flags.to_flags(Run(finished["run"]).experiment)
+
+
+def test_show_exports(finished, capsys, tmp_path):
+    tables, trace = tmp_path / "csv", tmp_path / "trace.json"
+    assert main(["show", finished["run"], "--csv", str(tables), "--perfetto", str(trace)]) == 0
+    assert len((tables / "steps.csv").read_text().splitlines()) == 1 + 2 * 20
+    assert json.loads(trace.read_text())["traceEvents"]
+    assert "written: " in capsys.readouterr().out
+
+
+def test_a_run_whose_hostfile_is_gone_can_still_be_read(finished, capsys, tmp_path):
+    hostfile = tmp_path / "hosts"
+    hostfile.touch()
+    folder = make_run("29990101-000000-hosts", Experiment(cluster={"hostfile": str(hostfile)}), "done")
+    hostfile.unlink()
+    assert main(["show", folder.name]) == 0
+    assert f"--hostfile {hostfile}" in capsys.readouterr().out
+
+
+def make_run(name: str, experiment: Experiment, status: str | None) -> Path:
+    """A run folder as a finished job leaves it, without records of steps."""
+    folder = runs_folder() / name
+    folder.mkdir(parents=True)
+    (folder / "experiment.json").write_text(experiment.to_json())
+    if status:
+        end = {"k": "end", "at": 1.0, "status": status, "reason": "a reason", "rank": None}
+        (folder / "job.jsonl").write_text(json.dumps(end) + "\n")
+        figures = dict.fromkeys(KEYS) | {
+            "run": name,
+            "steps": 1,
+            "accuracy": 0.5,
+            "final_loss": 0.25,
+            "samples_per_s": 1234.5,
+            "seconds": {"compute": 1, "comm": 1, "wait": 1},
+            "staleness": {"max": 0},
+            "time_to_accuracy": {},
+            "lead": {"max": 0, "bound": 0},
+        }
+        (folder / "summary.json").write_text(json.dumps(figures))
+    return folder
+
+
+@pytest.mark.timed
+def test_a_thousand_runs_are_listed_in_a_moment(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("DLPAR_HOME", str(tmp_path))
+    experiment = Experiment()
+    for number in range(1000):
+        make_run(f"20260101-{number:06d}", experiment, "done")
+    began = time.monotonic()
+    assert main(["runs", "--limit", "1000"]) == 0
+    assert time.monotonic() - began < 2
+    assert capsys.readouterr().out.count("1,230") == 1000
+    assert main(["runs", "--limit", "5"]) == 0
+    assert "and 995 older ones: dlpar runs --limit 1000" in capsys.readouterr().out
+
+
+def test_runs_that_are_lost_or_damaged_are_listed_as_such(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("DLPAR_HOME", str(tmp_path))
+    make_run("20260101-1", Experiment(), None)
+    (make_run("20260101-2", Experiment(), "done") / "experiment.json").write_text("{")
+    (make_run("20260101-3", Experiment(), "failed") / "summary.json").write_text("[]")
+    assert main(["runs", "--json"]) == 0
+    found = {row["run"]: row["status"] for row in json.loads(capsys.readouterr().out)}
+    assert found == {"20260101-3": "unreadable", "20260101-2": "unreadable", "20260101-1": "lost"}
+    assert main(["show", "20260101-1"]) == 0
+    assert "was the machine switched off?" in capsys.readouterr().out
+    assert main(["show", "20260101-2"]) == 2
+    assert "which this version cannot read (experiment: not valid JSON" in capsys.readouterr().err
+
+
+def test_no_runs_yet(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("DLPAR_HOME", str(tmp_path))
+    assert main(["runs"]) == 0
+    assert capsys.readouterr().out == "No runs yet: `dlpar run` makes one.\n"
+    assert main(["runs", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == []
