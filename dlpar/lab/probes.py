@@ -21,7 +21,7 @@ from dlpar.data import load
 from dlpar.data.sampler import Sampler
 from dlpar.jobs.record import Unrecorded
 from dlpar.split import make_split
-from dlpar.split.halo import inside
+from dlpar.split.halo import common
 from dlpar.split.mesh import placed
 from dlpar.split.pipeline import PipelineSplit
 from dlpar.split.spatial import SpatialSplit, Windowed, windows
@@ -126,7 +126,7 @@ def _images(task: Task, part: Split) -> tuple[dict[str, tuple[int, int]], list[P
             sizes[name := f"image.{name}"] = size
             pieces.append(Piece(name, *(_ends(owned) for owned in layer.owned)))
             needed = zip(windows(layer.layer), layer.outputs, size)
-            needed = [inside(window.reads(outputs), length) for window, outputs, length in needed]
+            needed = [common(range(length), window.reads(outputs)) for window, outputs, length in needed]
             halos.append(Piece(name, *(_ends(both) for both in map(_around, needed, layer.owned))))
             size = layer.height, layer.width
     return sizes, pieces, halos

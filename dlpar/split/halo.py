@@ -1,6 +1,6 @@
-"""Halos: what a rank needs of the pieces around its own, fetched from eight neighbours, and its gradient brought back.
+"""Halos: the inputs a rank needs of the pieces around its own, and the way back of their gradient.
 
-All eight are asked at once, so that the whole halo travels while the interior is
+All eight neighbours are asked at once, so that the whole halo travels while the interior is
 computed.  Two phases, columns after rows and their corners, would send the same
 elements in half as many messages; but the second could start only when the first
 has arrived, and nothing would hide it.  (Dryden et al., "Improving Strong-Scaling of
@@ -9,186 +9,131 @@ CNN Training by Exploiting Finer-Grained Parallelism", IPDPS 2019, arXiv 1903.06
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from dlpar.comm import Comm
-    from dlpar.comm.base import Request
+    from dlpar.split.mesh import Mesh
 
-
-Offset = tuple[int, int]
-"""Of a neighbour: rows below and columns right of this rank; (0, 0) is the rank itself."""
-
-OWN: Offset = (0, 0)
 HALO = 1
-"""Tag of its messages.  Tagged they go by MPI: with NCCL neighbours would both wait to receive before they send."""
+"""Tag of its messages.  Tagged messages go by MPI: with NCCL neighbours would both wait to receive before they send."""
 
-Pieces = dict[Offset, Tensor]
-"""Parts of an image, by the neighbour they lie on."""
+BESIDE = (-1, 0, 1)
+"""Offsets of the piece before, the rank's own, and the piece after."""
 
 Region = tuple[range, range]
 """Rows and columns of the whole image."""
 
 
-class Grid:
-    """Ranks in rows and columns, each with the piece of every image that lies there.
-
-    Parameters
-    ----------
-    comm : Comm
-        What the ranks send by.
-    rows, columns : int
-        Pieces of an image's height and width.
-    ranks : sequence of int, optional
-        Those of `comm` that form the grid, row by row; default: all.
-
-    Attributes
-    ----------
-    row, column : int
-        This rank's place, from 0.
-    """
-
-    def __init__(self, comm: Comm, rows: int, columns: int, ranks: Sequence[int] | None = None) -> None:
-        self.comm, self.rows, self.columns = comm, rows, columns
-        self.ranks = list(range(comm.size) if ranks is None else ranks)
-        if rows * columns != len(self.ranks):
-            ranks = len(self.ranks)
-            raise ValueError(
-                f"grid: got {rows} × {columns}, allowed is sizes that multiply to the {ranks} ranks"
-            )
-        self.row, self.column = divmod(self.ranks.index(comm.rank), columns)
-
-    def at(self, row: int, column: int) -> int:
-        """The rank at a place."""
-        return self.ranks[row * self.columns + column]
-
-
 class Halo:
-    """A rank's piece of an image and those around it.
+    """A rank's piece of an image, and the inputs around it that its outputs need.
 
     Parameters
     ----------
-    grid : Grid
-        Who has them.
+    mesh : Mesh
+        The ranks that hold the image, with the axes ``rows`` and ``columns``.
     rows, columns : Cut
         How height and width are cut, seen from this rank.
 
     Attributes
     ----------
+    owned, reads : Region
+        This rank's piece, and the inputs of its outputs; these may reach beyond the image, into padding.
     exchanges : bool
         Whether this rank has anything to send or to receive.
     """
 
-    def __init__(self, grid: Grid, rows: Cut, columns: Cut) -> None:
-        self.comm = grid.comm
-        around = [(down, right) for down in BESIDE for right in BESIDE]
-        met = [(d, r) for d, r in around if d in rows.take and r in columns.take]
-        self._rank = {(d, r): grid.at(grid.row + d, grid.column + r) for d, r in met}
-        self._take = {
-            (d, r): (rows.take[d], columns.take[r]) for d, r in met if rows.take[d] and columns.take[r]
-        }
-        self._give = {
-            (d, r): (rows.give[d], columns.give[r]) for d, r in met if rows.give[d] and columns.give[r]
-        }
-        self._take[OWN] = rows.owned, columns.owned  # all of it lies here, also what the layer does not need
-        self._give.pop(OWN, None)
-        self.exchanges = len(self._take) > 1 or bool(self._give)
+    def __init__(self, mesh: Mesh, rows: Cut, columns: Cut) -> None:
+        self.comm = mesh.comm
+        self.owned, self.reads = (rows.owned, columns.owned), (rows.reads, columns.reads)
+        self._take: dict[int, Region] = {}
+        self._give: dict[int, Region] = {}
+        for down in rows.take:
+            for right in columns.take:
+                neighbour = mesh.rank(rows=mesh.at["rows"] + down, columns=mesh.at["columns"] + right)
+                if neighbour == mesh.comm.rank:
+                    continue
+                if rows.take[down] and columns.take[right]:
+                    self._take[neighbour] = rows.take[down], columns.take[right]
+                if rows.give[down] and columns.give[right]:
+                    self._give[neighbour] = rows.give[down], columns.give[right]
+        self._both = tuple(common(*axis) for axis in zip(self.owned, self.reads))
+        self.exchanges = bool(self._take or self._give)
 
-    def fetch(self, own: Tensor) -> tuple[Pieces, list[Request]]:
-        """Ask all neighbours for the halo and send them theirs.
+    def inputs(self, own: Tensor, padding: float) -> Tensor:
+        """Return the inputs of this rank's outputs, of which the halo is still to come.
 
         Parameters
         ----------
         own : Tensor, shape (n, channels, height, width)
             This rank's piece.
+        padding : float
+            The value of inputs beyond the image.
+        """
+        if self.reads == self.owned:
+            return own
+        inputs = self.comm.empty((*own.shape[:2], *map(len, self.reads)), own.dtype).fill_(padding)
+        inputs[index(self._both, self.reads)] = own[index(self._both, self.owned)]
+        return inputs
+
+    def fetch(self, own: Tensor, inputs: Tensor) -> Callable[[], None]:
+        """Start to exchange halos; the call that is returned waits for this rank's and writes it into `inputs`."""
+        return self._exchange(own, self.owned, self._give, inputs, self.reads, self._take, Tensor.copy_)
+
+    def give_back(self, of_inputs: Tensor) -> tuple[Tensor, Callable[[], None]]:
+        """Start to send the halo's gradient to the owners: :meth:`fetch` backwards.
 
         Returns
         -------
-        pieces, requests
-            One's own piece and those of the halo, which are there once all requests are :func:`complete`.
+        of_own, arrive
+            Gradient of this rank's piece, to which :meth:`take_back` adds that of the inputs; and the call that
+            waits for the neighbours' share of it.
         """
-        sent = {to: own[index(place, self._take[OWN])] for to, place in self._give.items()}
-        pieces = {source: self._like(own, place) for source, place in self._take.items() if source != OWN}
-        return {OWN: own, **pieces}, self._exchange(sent, pieces)
+        of_own = self.comm.empty((*of_inputs.shape[:2], *map(len, self.owned)), of_inputs.dtype).zero_()
+        return of_own, self._exchange(
+            of_inputs, self.reads, self._take, of_own, self.owned, self._give, Tensor.add_
+        )
 
-    def zeros(self, own: Tensor) -> Pieces:
-        """Room for the gradient of one's own piece and of the halo."""
-        return {source: self._like(own, place).zero_() for source, place in self._take.items()}
+    def take_back(self, of_own: Tensor, of_inputs: Tensor) -> None:
+        """Add the gradient of inputs that lie here to that of this rank's piece."""
+        of_own[index(self._both, self.owned)] += of_inputs[index(self._both, self.reads)]
 
-    def give_back(self, gradient: Pieces) -> tuple[Pieces, list[Request]]:
-        """Send the halo's gradient to those who own it; the way of :meth:`fetch`, backwards.
-
-        Returns
-        -------
-        pieces, requests
-            What neighbours say of this rank's piece, once all requests are :func:`complete`; for :meth:`take_back`.
-        """
-        sent = {source: piece for source, piece in gradient.items() if source != OWN}
-        came = {to: self._like(gradient[OWN], place) for to, place in self._give.items()}
-        return came, self._exchange(sent, came)
-
-    def take_back(self, own: Tensor, came: Pieces) -> None:
-        """Add what neighbours say of this piece's gradient."""
-        for to, piece in came.items():
-            own[index(self._give[to], self._take[OWN])] += piece
-
-    def block(self, pieces: Pieces, place: Region, padding: float = 0.0) -> Tensor:
-        """Inputs at some rows and columns, put together from the pieces they lie in; beyond the image is `padding`."""
-        within = list(self._overlaps(place))
-        if [source for source, *_ in within] == [OWN] and all(map(_contains, self._take[OWN], place)):
-            return pieces[OWN][within[0][2]]
-        block = self._like(pieces[OWN], place).fill_(padding)
-        for source, of_block, of_piece in within:
-            block[of_block] = pieces[source][of_piece]
-        return block
-
-    def spread(self, block: Tensor, place: Region, into: Pieces) -> None:
-        """Add the gradient of a block to that of the pieces it was put together from."""
-        for source, of_block, of_piece in self._overlaps(place):
-            into[source][of_piece] += block[of_block]
-
-    def _overlaps(self, place: Region) -> Iterator[tuple[Offset, tuple, tuple]]:
-        """The pieces a block has a part in: which, where in the block, and where in the piece."""
-        for source, piece in self._take.items():
-            both = common(place[0], piece[0]), common(place[1], piece[1])
-            if both[0] and both[1]:
-                yield source, index(both, place), index(both, piece)
-
-    def _like(self, own: Tensor, place: Region) -> Tensor:
-        return self.comm.empty((*own.shape[:2], len(place[0]), len(place[1])), own.dtype)
-
-    def _exchange(self, sent: Pieces, came: Pieces) -> list[Request]:
+    def _exchange(
+        self,
+        source: Tensor,
+        lies: Region,
+        send: dict[int, Region],
+        into: Tensor,
+        place: Region,
+        receive: dict[int, Region],
+        put: Callable[[Tensor, Tensor], Tensor],
+    ) -> Callable[[], None]:
         # Receives first: a message that is expected need not be stored on its way.
-        receives = [self.comm.irecv(piece, self._rank[source], HALO) for source, piece in came.items()]
-        return receives + [
-            self.comm.isend(piece.contiguous(), self._rank[to], HALO) for to, piece in sent.items()
-        ]
+        targets = {rank: into[index(region, place)] for rank, region in receive.items()}
+        pieces = {rank: self.comm.empty(part.shape, part.dtype) for rank, part in targets.items()}
+        requests = [self.comm.irecv(piece, rank, HALO) for rank, piece in pieces.items()]
+        for rank, region in send.items():
+            requests.append(self.comm.isend(source[index(region, lies)].contiguous(), rank, HALO))
 
+        def arrive() -> None:
+            for request in requests:
+                request.wait()
+            for rank, piece in pieces.items():
+                put(targets[rank], piece)
 
-def complete(requests: Iterable[Request]) -> None:
-    """Wait for all of them."""
-    for request in requests:
-        request.wait()
-
-
-def _contains(whole: range, part: range) -> bool:
-    return whole.start <= part.start and part.stop <= whole.stop
+        return arrive
 
 
 def index(place: Region, within: Region) -> tuple:
-    """Rows and columns as an index into a tensor that begins where `within` does."""
+    """Return rows and columns as an index into a tensor that begins where `within` does."""
     return (..., *(slice(p.start - w.start, p.stop - w.start) for p, w in zip(place, within)))
 
 
-BESIDE = (-1, 0, 1)
-"""The piece before, the rank's own, and the one after."""
-
-
 class Window(NamedTuple):
-    """What a convolution or pooling does along one axis.
+    """The inputs that a convolution or pooling reads along one axis.
 
     Attributes
     ----------
@@ -202,42 +147,30 @@ class Window(NamedTuple):
     dilation: int = 1
 
     def outputs(self, size: int) -> int:
-        """Positions of the output where the input has `size`."""
+        """Count the positions of the output where the input has `size`."""
         return max(0, (size + 2 * self.padding - self.dilation * (self.kernel - 1) - 1) // self.stride + 1)
 
     def reads(self, outputs: range) -> range:
-        """Inputs that outputs are made of, the padding included: below 0, and from the image's size on."""
+        """Return the inputs of some outputs, the padding included: below 0, and from the image's size on."""
         start = outputs.start * self.stride - self.padding
         last = (len(outputs) - 1) * self.stride
         return range(start, start + last + self.dilation * (self.kernel - 1) + 1 if outputs else start)
 
 
 def common(a: range, b: range) -> range:
-    """Positions in both."""
+    """Return the positions in both."""
     start = max(a.start, b.start)
     return range(start, max(start, min(a.stop, b.stop)))
 
 
-def inside(reads: range, size: int) -> range:
-    """What of `reads` is image, not padding."""
-    start = min(max(reads.start, 0), size)
-    return range(start, max(start, min(reads.stop, size)))
-
-
-def padding(reads: range, size: int) -> tuple[int, int]:
-    """How many of `reads` are padding: before the image, and behind it."""
-    return max(0, min(reads.stop, 0) - reads.start), max(0, reads.stop - max(reads.start, size))
-
-
 def shares(size: int, pieces: int) -> list[range]:
-    """Equal shares of an axis, the first ones longer by one where they do not divide it."""
+    """Cut an axis into equal shares, the first ones longer by one where they do not divide it."""
     share, rest = divmod(size, pieces)
-    starts = [piece * share + min(piece, rest) for piece in range(pieces + 1)]
-    return [range(*ends) for ends in zip(starts, starts[1:])]
+    return [range(*ends) for ends in pairwise(p * share + min(p, rest) for p in range(pieces + 1))]
 
 
 def most(window: Window, size: int) -> int:
-    """The most pieces an axis can be cut into for a layer: none is empty, and halos come from the pieces beside it."""
+    """Return the most pieces an axis can be cut into for a layer: none is empty, and halos come from the next piece."""
     pieces = 1
     while _fits(window, size, pieces + 1):
         pieces += 1
@@ -250,31 +183,33 @@ def _fits(window: Window, size: int, pieces: int) -> bool:
     owned = shares(size, pieces)
     for place, outputs in enumerate(shares(window.outputs(size), pieces)):
         reach = owned[max(0, place - 1) : place + 2]
-        needed = inside(window.reads(outputs), size)
+        needed = common(range(size), window.reads(outputs))
         if needed and (needed.start < reach[0].start or needed.stop > reach[-1].stop):
             return False
     return True
 
 
 class Cut:
-    """One axis of a layer's images, cut into pieces: inputs and outputs alike are shared out equally.
+    """One axis of a layer's images in pieces: inputs and outputs alike are shared out equally.
 
     Parameters
     ----------
     window : Window
-        What the layer does.
+        The inputs that an output reads.
     size : int
         Positions of the whole input.
     pieces, place : int
-        How many there are, and which is this rank's, from 0.
+        Number of pieces, and this rank's one, 0-based.
 
     Attributes
     ----------
     owned, outputs : range
         This piece's inputs, and the outputs made here.
+    reads : range
+        The inputs of these outputs, padding included.
     take, give : dict of int to range
         From or to the piece before (-1) or after (1): the halo, inputs that outputs here need and that piece owns,
-        or the other way round.  Under 0: what is needed of one's own.
+        or the other way round.  Under 0: the inputs needed of one's own.
     inner : range
         Outputs that need no other piece's inputs.
 
@@ -291,21 +226,13 @@ class Cut:
                 f"{window.padding} and dilation {window.dilation} is at most {most(window, size)}: no piece is empty, "
                 f"and no halo wider than the piece it comes from"
             )
-        owned, outputs = shares(size, pieces), shares(window.outputs(size), pieces)
-        needed = [inside(window.reads(own), size) for own in outputs]
+        image, owned, outputs = range(size), shares(size, pieces), shares(window.outputs(size), pieces)
+        needed = [common(image, window.reads(own)) for own in outputs]
         beside = [step for step in BESIDE if 0 <= place + step < pieces]
-        self.window, self.size, self.owned, self.outputs = window, size, owned[place], outputs[place]
+        self.window, self.owned, self.outputs = window, owned[place], outputs[place]
+        self.reads = window.reads(self.outputs)
         self.take = {step: common(needed[place], owned[place + step]) for step in beside}
         self.give = {step: common(needed[place + step], owned[place]) for step in beside}
-        self.inner = self._inner()
-
-    def _inner(self) -> range:
-        own = [
-            o
-            for o in self.outputs
-            if self._needs_no_other(inside(self.window.reads(range(o, o + 1)), self.size))
-        ]
-        return range(own[0], own[-1] + 1) if own else range(self.outputs.stop, self.outputs.stop)
-
-    def _needs_no_other(self, needed: range) -> bool:
-        return common(needed, self.owned) == needed or not needed
+        reads = {output: common(image, window.reads(range(output, output + 1))) for output in self.outputs}
+        inner = [o for o, read in reads.items() if not read or common(read, self.owned) == read]
+        self.inner = range(inner[0], inner[-1] + 1) if inner else range(self.outputs.stop, self.outputs.stop)

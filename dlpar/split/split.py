@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -182,16 +182,6 @@ def mean(losses: list[Tensor], counts: list[int]) -> Tensor:
 # The engine is called directly, because torch's own calls check the gradient they are given with a library for
 # symbolic mathematics: loading it would take seconds of a rank's first step.
 _run = torch.autograd.Variable._execution_engine.run_backward
-
-
-def derivative(output: Tensor, inputs: Sequence[Tensor], gradient: Tensor) -> tuple[Tensor, ...]:
-    """Return the loss's gradient with respect to `inputs`, from that with respect to `output`, of the same shape.
-
-    The same as ``torch.autograd.grad(output, inputs, gradient)``.
-    """
-    return _run(
-        (output,), (gradient,), False, False, tuple(inputs), allow_unreachable=False, accumulate_grad=False
-    )
 
 
 def backward(output: Tensor, gradient: Tensor) -> None:

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from simulations import LINK, MS, cluster, run
 from torch import nn
 
-from dlpar.split.halo import Cut, Grid, Window, index, most
+from dlpar.split.halo import Cut, Window, index, most
+from dlpar.split.mesh import Mesh
 from dlpar.split.spatial import Windowed, windows
 from dlpar.theory.layers import halo
 from dlpar.worlds.platforms import Device
@@ -36,7 +37,7 @@ def in_pieces(make, x, of_output, rows, columns):
 
     def program(comm):
         layer = settled(make())
-        part = Windowed(layer, Grid(comm, rows, columns), *x.shape[2:])
+        part = Windowed(layer, Mesh(comm, {"rows": rows, "columns": columns}), *x.shape[2:])
         output = part.forward(x[index(part.owned, of_image(x))])
         forward = comm.traffic.take()
         gradient = part.backward(of_output[index(part.outputs, of_image(of_output))])
@@ -124,7 +125,7 @@ def test_the_most_pieces_are_those_of_which_every_smaller_number_fits():
 )
 def test_a_layer_that_pieces_cannot_compute_is_refused(layer):
     with pytest.raises(ValueError, match="^layer: got .* allowed is Conv2d, MaxPool2d or AvgPool2d"):
-        run(lambda comm: Windowed(layer, Grid(comm, 1, 1), 8, 8), 1)
+        run(lambda comm: Windowed(layer, Mesh(comm, {"rows": 1, "columns": 1}), 8, 8), 1)
 
 
 @pytest.mark.parametrize("radius", [1, 2])
@@ -150,7 +151,7 @@ def seconds(flops: float, gradient: bool) -> float:
     x = torch.ones(1, 1, 8, 8, dtype=torch.float64)
 
     def program(comm):
-        part = Windowed(settled(nn.Conv2d(1, 1, 3, padding=1)), Grid(comm, 2, 1), 8, 8)
+        part = Windowed(settled(nn.Conv2d(1, 1, 3, padding=1)), Mesh(comm, {"rows": 2, "columns": 1}), 8, 8)
         output, began = part.forward(x[index(part.owned, of_image(x))]), comm.now()
         if gradient:
             part.backward(output)

@@ -16,7 +16,7 @@ from dlpar import Experiment, models
 from dlpar.config.experiment import BadExperiment
 from dlpar.config.split import most_pieces
 from dlpar.jobs.record import Unrecorded
-from dlpar.split.halo import Grid
+from dlpar.split.mesh import Mesh
 from dlpar.split.spatial import cut_images
 from dlpar.theory.counts import closed_form
 from dlpar.theory.layers import halo
@@ -207,7 +207,7 @@ def test_an_experiment_allows_as_many_pieces_as_the_network_it_builds(size, chan
 
     def works(pieces: int) -> bool:
         try:
-            layers = lambda comm: cut_images(model, Grid(comm, pieces, 1), size, size)
+            layers = lambda comm: cut_images(model, Mesh(comm, {"rows": pieces, "columns": 1}), size, size)
             return all(run(layers, pieces, cluster(), computes=False))
         except ValueError:
             return False
