@@ -267,11 +267,11 @@ def _attach(watch: Watch, part: Split, layers: list[str]) -> None:
             _attach_modules(watch, chunk.layers)
         parts, stages = part.stage.parts, part.stage.stages
 
-        def boundary(_: Any, action: Any, way: int) -> tuple[str, str]:
+        def boundary(action: Any, way: int, *_: Any) -> tuple[str, str]:
             before = action.chunk * stages + part.stage.number - (way < 0)
             return BOUNDARY + layers[parts[before].layers.stop - 1], "forward" if way > 0 else "backward"
 
-        watch.calls(part, "_send", boundary)
+        watch.calls(part, "send", boundary)
         watch.call(part.stage, "add_up_tied", *OUTSIDE)
     else:
         _attach_modules(watch, part.replica.model)

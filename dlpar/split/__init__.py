@@ -8,24 +8,16 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from dlpar.split.split import Split, Task
 
-SPLITS = {
-    "data": "dlpar.split.split:Split",
-    "zero": "dlpar.split.zero:ZeroSplit",
-    "tensor": "dlpar.split.tensor:TensorSplit",
-    "spatial": "dlpar.split.spatial:SpatialSplit",
-    "pipeline": "dlpar.split.pipeline:PipelineSplit",
-    "hybrid": "dlpar.split.pipeline:PipelineSplit",
-}
-"""The class of each kind of split, a subclass of :class:`~dlpar.split.split.Split`; imported when it is used."""
-
 
 def make_split(task: Task) -> Split:
     """Make the split that an experiment names, ready on this rank; collective over the ranks of a replica."""
     split = task.experiment.split
-    kind = split.kind if task.place.mp_group else "data"  # one rank has nothing to cut
+    kind = split.implementation
     if getattr(split, "zero", 0) == 3:
-        kind = "zero"
-    return resolve_name(SPLITS[kind])(task)
+        kind = "dlpar.split.zero:ZeroSplit"
+    elif task.place.mp_group is None:  # one rank has nothing to cut
+        kind = "dlpar.split.split:Split"
+    return resolve_name(kind)(task)
 
 
-__all__ = ["SPLITS", "make_split"]
+__all__ = ["make_split"]

@@ -1,8 +1,8 @@
 """Batch normalisation whose statistics are those of the global batch.
 
 A replica that normalises with its own samples trains a different network than
-one process would; averaging gradients does not mend that.  Summing the moments
-over all ranks, forward and backward, does (Zhang et al., "Context Encoding",
+one process would, even if gradients are averaged.  Summing the moments over all
+ranks, forward and backward, makes both networks the same (Zhang et al., "Context Encoding",
 CVPR 2018, section 3.1).
 """
 
@@ -11,8 +11,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from dlpar.collectives import ring_allreduce
 from dlpar.comm import Comm
+from dlpar.split.tensor_ops import TensorGroup, pair
 
 
 def synchronise_batchnorm(model: nn.Module, comm: Comm) -> None:
@@ -33,14 +33,15 @@ class SyncBatchNorm(nn.Module):
 
     def __init__(self, layer: nn.modules.batchnorm._BatchNorm, comm: Comm) -> None:
         super().__init__()
-        self.layer, self.comm = layer, comm
+        self.layer, self.group = layer, TensorGroup(comm)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         layer = self.layer
         if not self.training:
             return layer(x)
-        x = x.to(layer.weight.dtype)  # of a forward pass in bfloat16, too, statistics are in full precision
-        total = _SumOverRanks.apply(_moments(x), self.comm)
+        x = x.to(layer.weight.dtype)  # statistics are in full precision, also in a forward pass in bfloat16
+        # Backward the gradients are summed, too: every rank's loss depends on every rank's moments.
+        total = pair(_moments(x), forward=self.group.sum, backward=self.group.sum)
         count = total[-1]
         mean, square = total[:-1].view(2, -1) / count
         mean, variance = mean.to(x.dtype), (square - mean**2).to(x.dtype)
@@ -56,28 +57,11 @@ class SyncBatchNorm(nn.Module):
 
 
 def _moments(x: torch.Tensor) -> torch.Tensor:
-    """Sum and sum of squares by channel, and the number of values: shape (2 C + 1,).
+    """Return sum and sum of squares by channel, and the number of values: shape (2 C + 1,).
 
-    In float64, because the variance is a small difference of large numbers.
+    They are float64, because the variance is a small difference of large numbers.
     """
     x = x.double()
     across = [d for d in range(x.dim()) if d != 1]
     count = x.new_tensor([x.numel() / x.shape[1]])
     return torch.cat([x.sum(across), (x * x).sum(across), count])
-
-
-class _SumOverRanks(torch.autograd.Function):
-    """All-reduce whose backward is an all-reduce: every rank's loss depends on every rank's moments."""
-
-    @staticmethod
-    def forward(ctx, x: torch.Tensor, comm: Comm) -> torch.Tensor:
-        ctx.comm = comm
-        total = x.detach().clone()
-        ring_allreduce(comm, total)
-        return total
-
-    @staticmethod
-    def backward(ctx, gradient: torch.Tensor):
-        total = gradient.contiguous().clone()
-        ring_allreduce(ctx.comm, total)
-        return total, None

@@ -1,12 +1,13 @@
-"""Cutting a row of layers into parts that cost about the same, or as one asks for.
+"""Cutting a row of layers into parts that cost about the same, or as the experiment asks for.
 
-What is counted are layers with weights, each with those without that follow it:
+Only layers with weights count, each with the layers without weights that follow it:
 an activation or a pooling never makes a part by itself.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache, partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -17,22 +18,23 @@ from dlpar import models
 
 if TYPE_CHECKING:
     from dlpar.comm import Comm
+    from dlpar.split.split import Task
 
 TRIALS = 3
 """Times a layer is measured; the quickest counts."""
 
 
-class Unit(NamedTuple):
-    """A layer with weights and those without that follow it.
+class Part(NamedTuple):
+    """Consecutive layers of a model.
 
     Attributes
     ----------
     layers : slice
-        Of the model.
+        The layers.
     flops : float
-        Of a sample, forward and backward.
+        FLOPs of a sample, forward and backward.
     shape : tuple of int
-        Of what comes in for a sample.
+        Shape of the input for a sample.
     """
 
     layers: slice
@@ -40,47 +42,62 @@ class Unit(NamedTuple):
     shape: tuple[int, ...]
 
 
+def partition(task: Task) -> list[Part]:
+    """Cut the model into the parts that stages hold, in the order of layers, as the experiment asks for."""
+    split, model = task.experiment.split, task.model
+    x, _ = task.batch(0)
+    found = task.comm.world.once("units", lambda: units(model, x.new_zeros((1, *x.shape[1:]))))
+    costs = [unit.flops for unit in found]
+    if split.partition == "measured":
+        costs = measured(model, found, x[: -(-len(x) // split.microbatches)], task.place.mesh.comm)
+    parts = []
+    for numbers in cut(costs, split.parts(task.experiment.workers), split.partition):
+        members = found[numbers.start : numbers.stop]
+        layers = slice(members[0].layers.start, members[-1].layers.stop)
+        parts.append(Part(layers, sum(unit.flops for unit in members), members[0].shape))
+    return parts
+
+
 @torch.no_grad()
-def units(model: nn.Sequential, x: Tensor) -> list[Unit]:
-    """What a model can be cut into.
+def units(model: nn.Sequential, x: Tensor) -> list[Part]:
+    """List the smallest parts that a model can be cut into: a layer with weights, and those without that follow.
 
     Parameters
     ----------
     model : nn.Sequential
         Left as it was; or, where nothing is computed, an outline of one.
     x : Tensor, shape (1, *shape)
-        A sample; an outline knows without.
+        A sample; an outline needs none.
     """
     if not isinstance(model, nn.Module):
         shapes = [tuple(x.shape[1:]), *((p.outputs,) for p in model.parameters())]
-        return [Unit(slice(i, i + 1), p.flops, shapes[i]) for i, p in enumerate(model.parameters())]
+        return [Part(slice(i, i + 1), p.flops, shapes[i]) for i, p in enumerate(model.parameters())]
     starts = [i for i, layer in enumerate(model) if next(layer.parameters(), None) is not None]
-    starts[0] = 0
     found = []
-    for start, stop in zip(starts, [*starts[1:], len(model)]):
+    for start, stop in zip([0, *starts[1:]], [*starts[1:], len(model)]):
         part = model[start:stop]
-        found.append(Unit(slice(start, stop), models.flops_of(part, x), tuple(x.shape[1:])))
-        x = part(x)
+        found.append(Part(slice(start, stop), models.flops_of(part, x), tuple(x.shape[1:])))
+        x = part.eval()(x)  # batch normalisation cannot train on one sample
+        part.train()
     return found
 
 
 def cut(costs: Sequence[float], parts: int, how: str = "balanced") -> list[range]:
-    """Which units, of these costs, each part has.
+    """Share out units, of these costs, among the parts.
 
     Parameters
     ----------
     costs : sequence of float
         One for each unit.
     parts : int
-        From 1 to as many as there are units.
+        From 1 to the number of units.
     how : str
-        ``"2,1,1"``: so many units; anything else: the costliest part costs as little as can be, and of such cuts
-        the most even one is looked for.
+        ``"2,1,1"``: so many units; anything else: the costliest part costs as little as possible, and of such cuts
+        an even one is chosen.
     """
     counts = [int(n) for n in how.split(",")] if how[0].isdigit() else _most_even(costs, parts)
-    if (
-        len(counts) != parts or sum(counts) != len(costs) or 0 in counts
-    ):  # of a workload in a file, known here only
+    # The rules of experiments cannot know the layers of a workload in a file.
+    if len(counts) != parts or sum(counts) != len(costs) or 0 in counts:
         raise ValueError(
             f"split.partition: got {how!r} for {parts} parts, allowed is a cut of {len(costs)} layers"
         )
@@ -89,29 +106,29 @@ def cut(costs: Sequence[float], parts: int, how: str = "balanced") -> list[range
 
 
 def _most_even(costs: Sequence[float], parts: int) -> list[int]:
-    """Units of each part, by dynamic programming over how many units the first parts have together."""
+    """Count the units of each part, by dynamic programming over the units that are left."""
     before = [0.0, *accumulate(costs)]
     if parts > len(costs):
         return []
-    best: dict[int, tuple[float, float, list[int]]] = {0: (0.0, 0.0, [])}
-    for part in range(parts):
-        left = parts - part - 1  # each needs a unit
-        found: dict[int, tuple[float, float, list[int]]] = {}
-        for start, (most, squares, counts) in best.items():
-            stops = range(start + 1, len(costs) - left + 1) if left else [len(costs)]
-            for stop in stops:
-                cost = before[stop] - before[start]
-                worst = max(most, cost)
-                if stop not in found or (worst, squares + cost**2) < found[stop][:2]:
-                    found[stop] = (worst, squares + cost**2, [*counts, stop - start])
-        best = found
-    return best[len(costs)][2]
+
+    @cache
+    def best(start: int, parts: int) -> tuple[float, float, tuple[int, ...]]:
+        """Highest cost and sum of squares of the best cut of the units from `start`, and its counts."""
+        cuts = []
+        # Each further part needs a unit; the last one takes all that are left.
+        for stop in range(start + 1, len(costs) - parts + 2) if parts > 1 else [len(costs)]:
+            cost = before[stop] - before[start]
+            highest, squares, counts = best(stop, parts - 1) if parts > 1 else (0.0, 0.0, ())
+            cuts.append((max(cost, highest), cost**2 + squares, (stop - start, *counts)))
+        return min(cuts)
+
+    return list(best(0, parts)[2])
 
 
-def measured(model: nn.Sequential, parts: Sequence[Unit], x: Tensor, comm: Comm) -> list[float]:
-    """Seconds of a forward and a backward pass through each unit, as rank 0 of `comm` measures them; collective.
+def measured(model: nn.Sequential, parts: Sequence[Part], x: Tensor, comm: Comm) -> list[float]:
+    """Measure the seconds of both passes through each unit, on rank 0 of `comm` for all; collective.
 
-    Where the clock is a platform's they are what it charges for the FLOPs.
+    Where the clock is a platform's they are the seconds it charges for the FLOPs.
 
     Parameters
     ----------
@@ -124,7 +141,7 @@ def measured(model: nn.Sequential, parts: Sequence[Unit], x: Tensor, comm: Comm)
         trials = []
         for _ in range(TRIALS):
             began = comm.now()
-            comm.compute(lambda: _both_passes(model[unit.layers], inputs), cost=unit.flops * len(x))
+            comm.compute(partial(_both_passes, model[unit.layers], inputs), cost=unit.flops * len(x))
             comm.world.settle()
             trials.append(comm.now() - began)
         seconds.append(min(trials))

@@ -1,9 +1,9 @@
-"""A model's layers spread over ranks; micro-batches go through them as a schedule says.
+"""Pipeline parallelism: a model's layers spread over ranks; micro-batches go through them as a schedule says.
 
 Each rank walks down its own list of actions (:mod:`dlpar.split.schedules`).  Whatever
-the schedule, an action is the same three things: wait for what it needs from a
-neighbour, compute, start sending what the other neighbour needs.  A receive is posted
-before the action in front of it computes, so that a message travels meanwhile, and a
+the schedule, an action is the same three things: wait for the message it needs from a
+neighbour, compute, start to send the result to the other neighbour.  A receive is posted
+before the action in front of it computes, so that a message travels meanwhile.  A
 send is waited for at the end of the step only, so that no two ranks wait for each other.
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import reduce
+from functools import partial, reduce
 from operator import add
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,9 +20,10 @@ from torch import Tensor, nn
 
 from dlpar.replica import Replica
 from dlpar.split.deferred import Later
-from dlpar.split.partition import cut, measured, units
-from dlpar.split.schedules import SCHEDULES, Action, of_step
+from dlpar.split.partition import partition
+from dlpar.split.schedules import SCHEDULES, Action, by_step
 from dlpar.split.split import Split, Task, backward, narrowed, of_activations
+from dlpar.split.tensor import cut_layers, joined, level
 
 if TYPE_CHECKING:
     from dlpar.comm import Request
@@ -35,7 +36,7 @@ class PipelineSplit(Split):
     Notes
     -----
     A boundary between two parts carries, for each micro-batch, its activations one way
-    and as many gradients back.  The last stage knows the loss and speaks for the replica.
+    and as many gradients back.  The last stage knows the loss and reports it.
     A weight that the first and the last stage share is on both: their gradients are added
     up at the end of a step, so both make the same update.
 
@@ -45,11 +46,14 @@ class PipelineSplit(Split):
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
-        stage = self.stage
+        stage, split, steps = self.stage, task.experiment.split, task.experiment.steps
         self.speaks, self.chunks, self.pp_group = stage.speaks, stage.chunks, stage.pp_group
-        self.schedule = SCHEDULES[task.experiment.split.schedule]
-        self.actions = self.schedule.actions(stage.number, stage.stages, self.microbatches, len(stage.chunks))
-        self.stash = None if self.schedule.has_flush else WeightStash(self.replica, task.memory)
+        self.traits, self.stash, self.dtype = split.traits, None, of_activations(task.experiment)
+        micros = self.microbatches if self.traits.has_flush else steps
+        actions = SCHEDULES[split.schedule].actions(stage.number, stage.stages, micros, len(self.chunks))
+        self.steps = [actions]
+        if not self.traits.has_flush:
+            self.steps, self.stash = list(by_step(actions)), WeightStash(self.replica, task.memory)
         self._batches: dict[int, list[tuple[Tensor, Tensor]]] = {}  # of steps under way, in micro-batches
         self._coming: dict[Action, tuple[Request, Tensor]] = {}
         self._sending: list[Request] = []
@@ -62,32 +66,29 @@ class PipelineSplit(Split):
     def gradient(self, step: int) -> None:
         self.replica.zero_gradient()
         with self.record.span("communicate"):
-            self.stage.level()
+            self.stage.equalise_copies()
         self._step, self._losses, self._most = step, 0.0, self._in_flight
-        left = self._sending
-        self._sending = []
+        left, self._sending = self._sending, []
+        do = {"F": self._forward, "B": self._backward, "W": self._weight}
         for action, following in self._of_step(step):
-            for one in (action, following):
-                self._listen(one)
-            {"F": self._forward, "B": self._backward, "W": self._weight}[action.kind](action)
+            self._listen(action)
+            self._listen(following)
+            do[action.kind](action)
         with self.record.span("communicate"):
             self.stage.add_up_tied()
-        if self.schedule.has_flush or step == self.task.experiment.steps - 1:
+        # Without a flush, the messages just sent are for another step of their receiver.
+        if self.traits.has_flush or step == self.task.experiment.steps - 1:
             left += self._sending
-        with self.record.span(
-            "send"
-        ):  # without a flush, what was just sent is for another step of its receiver
+        with self.record.span("send"):
             for request in left:
                 request.wait()
-        self._tell(sum(len(y) for _, y in self._batches.pop(step)))
+        self._report_loss(sum(len(y) for _, y in self._batches.pop(step)))
 
     def _of_step(self, step: int) -> Iterator[tuple[Action, Action | None]]:
-        """The actions of a step, each with the one that follows."""
-        actions, following = self.actions, []
-        if not self.schedule.has_flush:
-            number, stages, steps = self.stage.number, self.stage.stages, self.task.experiment.steps
-            actions = of_step(number, stages, step, steps)
-            following = of_step(number, stages, step + 1, steps)[:1] if step + 1 < steps else []
+        """Yield the actions of a step, each with the one that follows."""
+        actions, following = self.steps[step % len(self.steps)], []
+        if not self.traits.has_flush:
+            following = [each[0] for each in self.steps[step + 1 : step + 2]]
         return zip(actions, [*actions[1:], *following, None])
 
     def _forward(self, action: Action) -> None:
@@ -97,81 +98,81 @@ class PipelineSplit(Split):
             x = self._came(action)
         if self.stash:
             self.stash.keep(micro)
-        with self._weights_of(micro), self._pass("forward", "reduce", action.micro, action.chunk):
+        with self._weights_of(micro), self._pass_of("forward", action):
             output = chunk.forward(micro, x, y)
         if chunk.is_last:
             self._losses += output.detach() * len(y)
         else:
-            self._send(output, action, +1)
+            self.send(action, +1, output)
         self._in_flight += 1
         self._most = max(self._most, self._in_flight)
 
     def _backward(self, action: Action) -> None:
         chunk, micro = self.chunks[action.chunk], action.micro
         if chunk.recompute:
-            with self._weights_of(micro), self._pass("recompute", "reduce", action.micro, action.chunk):
+            with self._weights_of(micro), self._pass_of("recompute", action):
                 chunk.again(micro)
-        samples = len(self._samples(action)[1])
-        share = self.task.share(samples)
+        share = self.task.share(len(self._samples(action)[1]))
         whole = torch.full((), share, dtype=self.stage.dtype, device=self.comm.device)
         gradient = whole if chunk.is_last else self._came(action)
-        with self._weights_of(micro), self._pass("backward", "reduce", action.micro, action.chunk):
+        with self._weights_of(micro), self._pass_of("backward", action):
             result = chunk.backward(micro, gradient)
         if not chunk.is_first:
-            self._send(result, action, -1)
+            self.send(action, -1, result)
         if self.stash:
             self._staleness = self.stash.let_go(micro)
             self.stash.version += 1
-        self._in_flight -= not self.schedule.has_weight_pass
+        self._in_flight -= not self.traits.has_weight_pass
 
     def _weight(self, action: Action) -> None:
-        with self._pass("weight", "reduce", action.micro, action.chunk):
+        with self._pass_of("weight", action):
             self.chunks[action.chunk].weight(action.micro, len(self._samples(action)[1]))
         self._in_flight -= 1
+
+    def _pass_of(self, name: str, action: Action) -> AbstractContextManager:
+        return self._pass(name, "reduce", action.micro, action.chunk)
 
     # ---- messages -----------------------------------------------------------------------
 
     def _listen(self, action: Action | None) -> None:
-        """Be ready for the message an action needs, if it needs one."""
+        """Post the receive of the message an action needs, if it needs one."""
         if action is None or action.kind == "W" or action in self._coming:
             return
         chunk, forward = self.chunks[action.chunk], action.kind == "F"
         if chunk.is_first if forward else chunk.is_last:
             return
-        shape = (len(self._samples(action)[1]), *(chunk.takes if forward else chunk.gives))
-        room = self.comm.empty(shape, of_activations(self.task.experiment))
+        shape = chunk.takes if forward else chunk.gives
+        room = self.comm.empty((len(self._samples(action)[1]), *shape), self.dtype)
         source = (self.stage.number + (-1 if forward else +1)) % self.stage.stages
         self._coming[action] = self.pp_group.irecv(room, source, self._tag(action)), room
 
     def _came(self, action: Action) -> Tensor:
-        """The message an action needs."""
+        """Wait for the message an action needs."""
         request, room = self._coming.pop(action)
         with self.record.span("receive", action.micro, action.chunk):
             request.wait()
         return room
 
-    def _send(self, result: Tensor, action: Action, way: int) -> None:
-        """Start sending what an action gave to the next part of the model, or (way -1) to the one before."""
+    def send(self, action: Action, way: int, result: Tensor) -> None:
+        """Start to send an action's result to the next part of the model, or (way -1) to the one before."""
         number, stages = self.stage.number, self.stage.stages
-        chunk = (
-            action.chunk + (number + way) // stages
-        )  # the last stage's neighbour is the first with its next chunk
-        mine, samples = self.chunks[action.chunk], len(self._samples(action)[1])
-        shape = (samples, *(mine.gives if way > 0 else mine.takes))
+        chunk, samples = self.chunks[action.chunk], len(self._samples(action)[1])
+        shape = (samples, *(chunk.gives if way > 0 else chunk.takes))
         # A result has this shape and type already, except for the single number of a world that computes none.
-        message = result.detach().expand(shape).to(of_activations(self.task.experiment))
-        tag = self._tag(action._replace(chunk=chunk))
+        message = result.detach().expand(shape).to(self.dtype)
+        # The last stage's neighbour is the first with its next chunk.
+        tag = self._tag(action._replace(chunk=action.chunk + (number + way) // stages))
         self._sending.append(self.pp_group.isend(message, (number + way) % stages, tag))
 
     def _tag(self, action: Action) -> int:
-        """Of the message an action needs, from 1: no two are under way with one."""
+        """Number the message an action needs, from 1: no two under way have the same tag."""
         return 1 + 2 * (action.micro * len(self.chunks) + action.chunk) + (action.kind == "B")
 
-    # ---- what a step is made of -----------------------------------------------------------
+    # ---- the samples, weights and loss of a step --------------------------------------------
 
     def _samples(self, action: Action) -> tuple[Tensor, Tensor]:
-        """Inputs and targets of a micro-batch, which without a flush is a whole batch."""
-        flush = self.schedule.has_flush
+        """Return inputs and targets of a micro-batch, which without a flush is a whole batch."""
+        flush = self.traits.has_flush
         step = self._step if flush else action.micro
         if step not in self._batches:
             self._batches[step] = self.task.microbatches(step, self.microbatches if flush else 1)
@@ -180,17 +181,18 @@ class PipelineSplit(Split):
     def _weights_of(self, micro: int) -> AbstractContextManager:
         return self.stash.used(micro) if self.stash else nullcontext()
 
-    def _tell(self, samples: int) -> None:
-        """Say what is known of the step: the loss, by the rank that knows it."""
+    def _report_loss(self, samples: int) -> None:
         loss = self._losses / samples if samples else self._losses
-        if self.task.experiment.sync.scheme in ("mapreduce", "own"):  # they may ask every rank for it
+        if self.task.experiment.sync.needs_loss_everywhere:
             loss = self.stage.mp_group.broadcast(float(loss), root=self.stage.speaker)
         self._report(loss, samples)
 
     def facts(self) -> dict[str, Any]:
-        """``in_flight``, the most micro-batches (of a chunk each) whose activations were held in the step; without a
-        flush ``staleness``, the updates between the forward and the backward pass of the batch, and ``versions`` of
-        the weights, the present one included."""
+        """Return ``in_flight``, the most micro-batches (of a chunk each) whose activations were held in the step.
+
+        Without a flush, also ``staleness``, the updates between the forward and the backward pass of the batch, and
+        ``versions`` of the weights, the present one included.
+        """
         stale = {"staleness": self._staleness, "versions": self.stash.versions} if self.stash else {}
         return {"in_flight": self._most, **stale}
 
@@ -202,16 +204,8 @@ TIED = 0
 """Tag of a weight that two stages have, and of its gradients; no micro-batch has that."""
 
 
-class Part(NamedTuple):
-    """Consecutive layers of a model: which they are, FLOPs of a sample, shape of what comes in for one."""
-
-    layers: slice
-    flops: float
-    shape: tuple[int, ...]
-
-
 class Stage:
-    """What this rank holds; collective over the workers.
+    """The layers of this rank; collective over the workers.
 
     Parameters
     ----------
@@ -223,76 +217,49 @@ class Stage:
     Attributes
     ----------
     number, stages : int
-        This stage, 0-based, and how many there are.
+        Number of this stage, 0-based, and of all stages.
     pp_group : Comm
-        The ranks of this replica with the same piece of every layer, by stage.
+        Pipeline-parallel group: the ranks of this replica with the same piece of every layer, by stage.
+    tp_group : Comm or None
+        Tensor-parallel group: the ranks of this stage; None where it is one rank.
     mp_group : Comm
         All ranks of this replica.
+    parts : list of Part
+        The whole model, cut.
     chunks : list of Chunk
         In the order in which a micro-batch passes them.
     layers : nn.Sequential
-        All of theirs.
+        Those of all chunks.
     speaker : int
-        The rank in mp_group that speaks for the replica: of the last stage, the first.
+        The rank in mp_group that reports the loss: of the last stage, the first.
     """
 
     def __init__(self, task: Task, pause: Callable[[], AbstractContextManager]) -> None:
-        mesh, self.mp_group, self.task, self._pause = task.place.mesh, task.place.mp_group, task, pause
-        sizes = mesh.sizes
-        self.number, self.stages = mesh.at["pipeline"], sizes["pipeline"]
+        self.task, mesh, self.mp_group = task, task.place.mesh, task.place.mp_group
+        self.number, self.stages = mesh.at["pipeline"], mesh.sizes["pipeline"]
         self.pp_group = mesh.group("pipeline")
-        self.tp_group = mesh.group("tensor") if sizes.get("tensor", 1) > 1 else None
+        self.tp_group = mesh.group("tensor") if mesh.sizes.get("tensor", 1) > 1 else None
         self.dtype = next(iter(task.model.parameters())).dtype
-        self.parts = _parts(task, self.stages)
+        self.parts = partition(task)
         whole = [task.model[self.parts[part].layers] for part in self._of(self.number)]
-        self.held = [self._piece(layers) for layers in whole]
-        self.layers = reduce(add, self.held)
-        self.chunks = self._chunks()
+        weights_wait, held = task.experiment.split.traits.has_weight_pass, whole
+        if self.tp_group:
+            held = [cut_layers(layers, self.tp_group, pause, weights_wait=weights_wait) for layers in whole]
+        self.layers = reduce(add, held)
+        later = task.comm.compute(lambda: Later(self.layers, task.memory)) if weights_wait else None
+        self.chunks = [Chunk(self, part, own, later) for part, own in zip(self._of(self.number), held)]
         self._tied = self._find_tied(reduce(add, whole))
-        self.speaker = (self.stages - 1) * sizes.get("tensor", 1)
+        self.speaker = (self.stages - 1) * mesh.sizes.get("tensor", 1)
+        self.speaks = self.mp_group.rank == self.speaker
         if self.mp_group.rank > 0:
-            task.comm.compute(lambda: _forget(task.model, keep=whole if self.tp_group is None else []))
-
-    @property
-    def speaks(self) -> bool:
-        """Whether this rank speaks for the replica."""
-        return self.mp_group.rank == self.speaker
+            task.comm.compute(lambda: _forget(task.model, keep=[] if self.tp_group else whole))
 
     def _of(self, stage: int) -> range:
-        """Numbers of the parts a stage holds."""
+        """Number the parts that a stage holds."""
         return range(stage, len(self.parts), self.stages)
 
-    def _piece(self, layers: nn.Sequential) -> nn.Sequential:
-        """What this rank has of some layers: of a hybrid a piece of each, else all."""
-        if self.tp_group is None:
-            return layers
-        from dlpar.split.tensor import cut_layers
-
-        return cut_layers(layers, self.tp_group, self._pause, weights_wait=self._has_weight_pass)
-
-    @property
-    def _has_weight_pass(self) -> bool:
-        return SCHEDULES[self.task.experiment.split.schedule].has_weight_pass
-
-    def _chunks(self) -> list[Chunk]:
-        task, last = self.task, len(self.parts) - 1
-        waits = self._has_weight_pass
-        later = task.comm.compute(lambda: Later(self.layers, task.memory)) if waits else None
-        return [
-            Chunk(
-                task,
-                layers,
-                self.parts[part].flops,
-                takes=self.parts[part].shape if part > 0 else None,
-                gives=self.parts[part + 1].shape if part < last else None,
-                later=later,
-                charges=self.tp_group is not None,
-            )
-            for part, layers in zip(self._of(self.number), self.held)
-        ]
-
     def _find_tied(self, whole: nn.Sequential) -> list[tuple[int, nn.Parameter]]:
-        """This rank's parameters that another stage has, too, with that stage."""
+        """List this rank's parameters that another stage has, too, with that stage."""
         others = {
             id(parameter): part % self.stages
             for part in range(len(self.parts))
@@ -302,74 +269,50 @@ class Stage:
         pairs = zip(whole.parameters(), self.layers.parameters())
         return [(others[id(of_model)], own) for of_model, own in pairs if id(of_model) in others]
 
-    def level(self) -> None:
-        """Where replicas run free, and parts' servers update in different orders: let ranks have equal copies, those
-        of a stage of what is not cut, and the last stage of what it shares with the first."""
+    def equalise_copies(self) -> None:
+        """Make ranks' copies equal where replicas run free, and parts' servers update in different orders.
+
+        Ranks of a stage have copies of weights that are not cut; the last stage has one of the first's tied weight.
+        """
         if not self.task.experiment.free_running:
             return
-        if self.tp_group is not None:
-            from dlpar.split.tensor import level
-
+        if self.tp_group:
             level(self.layers, self.tp_group)
         comm = self.task.comm
         for stage, parameter in self._tied:
             copy = comm.empty(parameter.shape, self.dtype)
             if self.number < stage:
-                comm.compute(lambda: copy.copy_(parameter.detach()))
+                comm.compute(partial(copy.copy_, parameter.detach()))
                 self.pp_group.send(copy, stage, TIED)
             else:
                 self.pp_group.recv(copy, stage, TIED)
-                comm.compute(lambda: parameter.detach().copy_(copy))
+                comm.compute(partial(Tensor.copy_, parameter.detach(), copy))
 
     def add_up_tied(self) -> None:
-        """Add to the gradients of weights another stage has, too, what it found; it does the same."""
+        """Add the other stage's gradients of tied weights to this stage's; it does the same."""
         comm = self.task.comm
         for stage, parameter in self._tied:
-            mine, theirs = comm.compute(lambda: parameter.grad), comm.empty(parameter.shape, self.dtype)
-            sent = mine.expand(parameter.shape).to(self.dtype)  # no change, where numbers are computed
-            self.pp_group.sendrecv(sent, stage, theirs, stage, TIED)
-            comm.compute(lambda: mine.add_(theirs), cost=parameter.numel())
+            mine, theirs = (comm.empty(parameter.shape, self.dtype) for _ in range(2))
+            comm.compute(partial(mine.copy_, parameter.grad))
+            self.pp_group.sendrecv(mine, stage, theirs, stage, TIED)
+            comm.compute(partial(Tensor.add_, parameter.grad, theirs), cost=parameter.numel())
 
     def whole(self) -> nn.Module | None:
-        """The model with all stages' weights on the replica's first rank; collective over its ranks, not traffic."""
+        """Put the model together on the replica's first rank; collective over its ranks, not traffic."""
         return self.task.comm.compute(self._whole)
 
     def _whole(self) -> nn.Module | None:
-        from dlpar.split.tensor import joined
-
-        if self.tp_group is None:
-            own = [parameter.detach().cpu() for parameter in self.layers.parameters()]
-        else:
+        own: list[Tensor] | None = [parameter.detach().cpu() for parameter in self.layers.parameters()]
+        if self.tp_group:
             own = joined(self.layers, self.tp_group)
-        if own is None:
-            return None
-        stages = self.pp_group.gather(own)
+        stages = None if own is None else self.pp_group.gather(own)
         if stages is None:
             return None
-        for stage in reversed(range(self.stages)):  # the first has the last word on what it shares
+        for stage in reversed(range(self.stages)):  # the first has the last word on tied weights
             layers = reduce(add, [self.task.model[self.parts[part].layers] for part in self._of(stage)])
             for parameter, values in zip(layers.parameters(), stages[stage]):
                 parameter.data.copy_(values)
         return self.task.model
-
-
-def _parts(task: Task, stages: int) -> list[Part]:
-    """The model, cut as its experiment asks for."""
-    split, model = task.experiment.split, task.model
-    x, _ = task.batch(0)
-    found = task.comm.world.once("units", lambda: units(model, x.new_zeros((1, *x.shape[1:]))))
-    costs = [unit.flops for unit in found]
-    if split.partition == "measured":
-        costs = measured(model, found, x[: -(-len(x) // split.microbatches)], task.place.mesh.comm)
-    number = stages * (split.chunks if SCHEDULES[split.schedule].has_chunks and stages > 1 else 1)
-    return [
-        Part(
-            slice(found[part.start].layers.start, found[part.stop - 1].layers.stop),
-            sum(found[unit].flops for unit in part),
-            found[part.start].shape,
-        )
-        for part in cut(costs, number, split.partition)
-    ]
 
 
 def _forget(model: nn.Sequential, keep: list[nn.Sequential]) -> None:
@@ -386,46 +329,41 @@ class Held(NamedTuple):
     x: Tensor
     y: Tensor
     output: Tensor | None
-    samples: int
 
 
 class Chunk:
-    """Consecutive layers.
+    """Consecutive layers of a stage.
 
     Parameters
     ----------
-    task : Task
-        What they are layers for.
+    stage : Stage
+        The stage that holds them.
+    part : int
+        Number of the part of the model that they are.
     layers : nn.Sequential
-        In the order in which they compute.
-    flops : float
-        Of a sample, forward and backward.
-    takes, gives : tuple of int or None
-        Shape of what comes from the layers before for a sample, and of what goes to those behind; None where
-        there are none.
+        This rank's piece of them, in the order in which they compute.
     later : Later, optional
-        What puts off the gradients of weights, where they have a pass of their own.
-    charges : bool
-        Whether layers charge for their computing themselves, as those that send messages in it do.
+        Puts off the gradients of weights, where they have a pass of their own.
+
+    Attributes
+    ----------
+    is_first, is_last : bool
+        Whether they are the model's first or last layers.
+    takes, gives : tuple of int
+        Shapes of the input and of the output for a sample; the model's last chunk gives the loss.
     """
 
-    def __init__(
-        self,
-        task: Task,
-        layers: nn.Sequential,
-        flops: float,
-        takes: tuple[int, ...] | None,
-        gives: tuple[int, ...] | None,
-        later: Later | None = None,
-        charges: bool = False,
-    ) -> None:
-        self.task, self.layers, self.flops, self.takes, self.gives = task, layers, flops, takes, gives
-        self.is_first, self.is_last, self.later = takes is None, gives is None, later
-        self.recompute, self.charges = task.experiment.split.recompute, charges
+    def __init__(self, stage: Stage, part: int, layers: nn.Sequential, later: Later | None = None) -> None:
+        self.task, self.layers, self.later = stage.task, layers, later
+        self.is_first, self.is_last = part == 0, part == len(stage.parts) - 1
+        self.flops, self.takes = stage.parts[part].flops, stage.parts[part].shape
+        self.gives = () if self.is_last else stage.parts[part + 1].shape
+        self.recompute = stage.task.experiment.split.recompute
+        self.charges = stage.tp_group is not None  # cut layers charge for their computing themselves
         self._held: dict[int, Held] = {}
 
     def forward(self, micro: int, x: Tensor, y: Tensor) -> Tensor:
-        """The layers' output for `x`, or, of the model's last, the mean loss of that and `y`; kept for later passes."""
+        """Compute the output for `x`, or with the model's last layers its mean loss; kept for later passes."""
 
         def work() -> Tensor:
             if not self.is_first:
@@ -436,17 +374,17 @@ class Chunk:
         output = self._compute(work, len(y) / 3)
         if self.recompute:
             self.task.memory.hold("activations", x)
-        self._held[micro] = Held(x, y, None if self.recompute else output, len(y))
+        self._held[micro] = Held(x, y, None if self.recompute else output)
         return output
 
     def again(self, micro: int) -> None:
-        """Where activations were not kept, make them once more from the input."""
+        """Compute activations that were not kept once more from the input."""
         held = self._held[micro]
-        output = self._compute(lambda: self._through(held.x, held.y), held.samples / 3)
+        output = self._compute(lambda: self._through(held.x, held.y), len(held.y) / 3)
         self._held[micro] = held._replace(output=output)
 
     def backward(self, micro: int, gradient: Tensor) -> Tensor | None:
-        """From the gradient of the output to that of the input, adding to those of weights unless they wait."""
+        """Turn the gradient of the output into that of the input, and add to those of weights unless they wait."""
         held = self._held.pop(micro)
 
         def work() -> Tensor | None:
@@ -455,7 +393,7 @@ class Chunk:
             backward(held.output, gradient)
             return held.x.grad
 
-        result = self._compute(work, held.samples * (1 if self.later else 2) / 3)
+        result = self._compute(work, len(held.y) * (1 if self.later else 2) / 3)
         if self.recompute:
             self.task.memory.drop(held.x)
         return result
@@ -476,7 +414,7 @@ class Chunk:
 
 
 class WeightStash:
-    """Weights of one stage as they were.
+    """Earlier versions of one stage's weights.
 
     Parameters
     ----------
@@ -498,18 +436,18 @@ class WeightStash:
 
     @property
     def versions(self) -> int:
-        """Different versions of the weights that are there, the present one included."""
+        """Number of different versions of the weights that are held, the present one included."""
         return len({self.version, *self._kept})
 
     def keep(self, micro: int) -> None:
-        """The present weights are those of a micro-batch; one copy serves all that share a version."""
+        """Keep the present weights for a micro-batch; one copy serves all that share a version."""
         self._version_of[micro] = self.version
         if self.version not in self._kept:  # a copy: the present ones move in place
-            kept = self._kept[self.version] = self.replica.weights.clone()
-            self.memory.hold("weights", kept)
+            self._kept[self.version] = self.replica.weights.clone()
+            self.memory.hold("weights", self._kept[self.version])
 
     def let_go(self, micro: int) -> int:
-        """A micro-batch is back; how many updates were made since it came."""
+        """Forget a micro-batch that is back, and return how many updates were made since it came."""
         version = self._version_of.pop(micro)
         if version not in self._version_of.values():
             self.memory.drop(self._kept.pop(version))

@@ -1,22 +1,20 @@
-"""Schedules of a pipeline: what each stage does, in which order, as data.
+"""Schedules of a pipeline as data: the actions of each stage, in order.
 
-A schedule is a list of actions for each stage.  One executor runs them all
-(:mod:`dlpar.split.pipeline`), and :mod:`dlpar.theory.pipeline` says when each
-would begin on a machine without delays.
+One executor runs them all (:mod:`dlpar.split.pipeline`), and :mod:`dlpar.theory.pipeline` computes when each
+action would begin on a machine without delays.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import NamedTuple
 
-from dlpar.config.split import SCHEDULES as TRAITS
-from dlpar.config.split import Traits
+from dlpar.config import split as config
 
 
 class Action(NamedTuple):
-    """One thing a stage does.
+    """One pass of a stage.
 
     Attributes
     ----------
@@ -24,7 +22,7 @@ class Action(NamedTuple):
         Forward pass, backward pass, weight pass.  Where a schedule has weight passes, its backward passes give
         gradients of inputs alone.
     micro, chunk : int
-        Of which micro-batch, through which of the stage's chunks; both 0-based.
+        Number of the micro-batch, and of the stage's chunk it goes through; both 0-based.
     """
 
     kind: str
@@ -33,105 +31,96 @@ class Action(NamedTuple):
 
 
 class Schedule(NamedTuple):
-    """A named configuration.
+    """The actions of every stage, by a rule.
 
     Attributes
     ----------
     actions : callable
-        ``(stage, stages, microbatches, chunks)`` to that stage's actions.
+        ``(stage, stages, microbatches, chunks)`` to that stage's actions.  Without a flush, each micro-batch is a
+        step of its own, and the list of actions is one for a whole run.
     source : str
-        Who published it.
-    has_chunks : bool
-        Whether a stage holds several chunks: of P stages, stage s holds parts s, s + P, s + 2 P, …
-    has_weight_pass : bool
-        Whether gradients of weights are computed by actions of their own.
-    has_flush : bool
-        Whether all micro-batches of a step are done before the weights move.  Without, each micro-batch
-        is a step of its own, and the list of actions is one for a whole run.
+        The publication.
+    traits : Traits
+        What else it asks of an experiment.
     """
 
     actions: Callable[[int, int, int, int], list[Action]]
     source: str
-    has_chunks: bool
-    has_weight_pass: bool
-    has_flush: bool
+    traits: config.Traits
 
 
 def gpipe(stage: int, stages: int, microbatches: int, chunks: int = 1) -> list[Action]:
-    """All forward passes, then all backward passes, the last micro-batch first (figure 2c)."""
-    forwards = [Action("F", micro) for micro in range(microbatches)]
-    return forwards + [Action("B", micro) for micro in reversed(range(microbatches))]
+    """Do all forward passes, then all backward passes, the last micro-batch first (figure 2c)."""
+    forwards, backwards = _all("F", microbatches), _all("B", microbatches)
+    return [*forwards, *reversed(backwards)]
 
 
 def one_forward_one_backward(stage: int, stages: int, microbatches: int, chunks: int = 1) -> list[Action]:
-    """As many forward passes as stages follow, then one and one: stages - stage are in flight at most (figure 4)."""
-    forwards, backwards = _all("F", microbatches), _all("B", microbatches)
-    return _in_turns(forwards, backwards, ahead=min(stages - 1 - stage, microbatches))
+    """Alternate forward and backward passes, so that at most `stages` - `stage` are in flight (figure 4)."""
+    # Warm-up: one forward pass for each stage that follows.
+    ahead = min(stages - 1 - stage, microbatches)
+    return in_turns(_all("F", microbatches), _all("B", microbatches), ahead)
 
 
 def interleaved(stage: int, stages: int, microbatches: int, chunks: int) -> list[Action]:
-    """1F1B over chunks: as many micro-batches as stages go through one chunk after the other (section 2.2.2)."""
-    rounds = range(0, microbatches, stages)
-    forwards, backwards = (
-        iter(
-            [
-                Action(kind, micro, chunk)
-                for first in rounds
-                for chunk in order
-                for micro in range(first, min(first + stages, microbatches))
-            ]
-        )
-        for kind, order in (("F", range(chunks)), ("B", range(chunks)[::-1]))
-    )
+    """1F1B over chunks: groups of `stages` micro-batches go through one chunk after the other (section 2.2.2)."""
+    groups = [range(first, min(first + stages, microbatches)) for first in range(0, microbatches, stages)]
+    order = range(chunks)
+    forwards = [Action("F", micro, chunk) for group in groups for chunk in order for micro in group]
+    backwards = [Action("B", micro, chunk) for group in groups for chunk in order[::-1] for micro in group]
+    # Warm-up: a group through each chunk but the last, and two passes for each stage that follows.
     ahead = (chunks - 1) * stages + 2 * (stages - 1 - stage)
-    return _in_turns(forwards, backwards, ahead=min(ahead, chunks * microbatches))
+    return in_turns(forwards, backwards, min(ahead, chunks * microbatches))
 
 
 def zero_bubble_h1(stage: int, stages: int, microbatches: int, chunks: int = 1) -> list[Action]:
-    """1F1B whose weight passes wait: stage s puts off s of them to where it would stand idle (section 2.3, H1)."""
-    found, weights = [], _all("W", microbatches)
+    """1F1B whose weight passes wait: stage s puts off s of them to where it would be idle (section 2.3, H1)."""
+    found, weights = [], iter(_all("W", microbatches))
     for action in one_forward_one_backward(stage, stages, microbatches):
         found.append(action)
+        # Steady state: a weight pass follows each backward pass, as soon as s of them are put off.
         if action.kind == "B" and action.micro >= stage:
             found.append(next(weights))
+    # Cool-down: the weight passes that were put off fill the bubble.
     return [*found, *weights]
+
+
+def _all(kind: str, microbatches: int) -> list[Action]:
+    return [Action(kind, micro) for micro in range(microbatches)]
+
+
+def in_turns(forwards: Sequence[Action], backwards: Sequence[Action], ahead: int) -> list[Action]:
+    """Alternate forward and backward passes, of which `ahead` forward passes come first."""
+    warm_up = forwards[:ahead]
+    steady_state = chain.from_iterable(zip(forwards[ahead:], backwards))  # one forward, one backward
+    cool_down = backwards[len(forwards) - ahead :]
+    return [*warm_up, *steady_state, *cool_down]
 
 
 SCHEDULES: dict[str, Schedule] = {}
 """All schedules, by name."""
 
 
-def register(
-    name: str,
-    actions: Callable[[int, int, int, int], list[Action]],
-    source: str,
-    traits: Traits | None = None,
-) -> None:
-    """Let experiments name a schedule; `traits` say what a new one asks of the rest of an experiment."""
-    TRAITS.setdefault(name, traits or Traits())
-    SCHEDULES[name] = Schedule(actions, source, *TRAITS[name])
+def register(name: str, schedule: Schedule) -> None:
+    """Add a schedule, which experiments may then name."""
+    SCHEDULES[name], config.SCHEDULES[name] = schedule, schedule.traits
 
 
-register("gpipe", gpipe, "Huang et al., arXiv 1811.06965")
-register("1f1b", one_forward_one_backward, "Narayanan et al., arXiv 2104.04473, 2.2.1")
-register("interleaved", interleaved, "Narayanan et al., arXiv 2104.04473, 2.2.2")
-register("zb-h1", zero_bubble_h1, "Qi et al., arXiv 2401.10241")
-register("pipedream", one_forward_one_backward, "Harlap et al., arXiv 1806.03377")
+for _name, _actions, _source in (
+    ("gpipe", gpipe, "Huang et al., arXiv 1811.06965"),
+    ("1f1b", one_forward_one_backward, "Narayanan et al., arXiv 2104.04473, 2.2.1"),
+    ("interleaved", interleaved, "Narayanan et al., arXiv 2104.04473, 2.2.2"),
+    ("zb-h1", zero_bubble_h1, "Qi et al., arXiv 2401.10241"),
+    ("pipedream", one_forward_one_backward, "Harlap et al., arXiv 1806.03377"),
+):
+    register(_name, Schedule(_actions, _source, config.SCHEDULES[_name]))
 
 
-def of_step(stage: int, stages: int, step: int, steps: int) -> list[Action]:
-    """The part of a schedule without a flush that ends with the backward pass of `step`: its list, cut into steps."""
-    lead = stages - 1 - stage
-    forwards = range(lead + 1) if step == 0 else [step + lead]
-    return [*(Action("F", micro) for micro in forwards if micro < steps), Action("B", step)]
-
-
-def _all(kind: str, microbatches: int) -> Iterator[Action]:
-    return (Action(kind, micro) for micro in range(microbatches))
-
-
-def _in_turns(forwards: Iterator[Action], backwards: Iterator[Action], ahead: int) -> list[Action]:
-    """`ahead` forward passes, then one and one, then the backward passes that are left."""
-    forwards, backwards = list(forwards), list(backwards)
-    turns = chain.from_iterable(zip(forwards[ahead:], backwards))
-    return [*forwards[:ahead], *turns, *backwards[len(forwards) - ahead :]]
+def by_step(actions: Iterable[Action]) -> Iterator[list[Action]]:
+    """Cut the list of a schedule without a flush into steps, each of which ends with a backward pass."""
+    step: list[Action] = []
+    for action in actions:
+        step.append(action)
+        if action.kind == "B":
+            yield step
+            step = []

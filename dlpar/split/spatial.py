@@ -322,8 +322,8 @@ def unpadded(layer: nn.Module) -> tuple[nn.Module, float]:
         fits, value = False, 0.0
     if not fits:
         raise ValueError(
-            f"layer: got {layer}, allowed is Conv2d, MaxPool2d or AvgPool2d with rounding down, and padding by numbers, of "
-            f"zeros, that count in a mean"
+            f"layer: got {layer}, allowed is Conv2d, MaxPool2d or AvgPool2d with rounding down, and padding by "
+            f"numbers, of zeros, that count in a mean"
         )
     layer = copy.copy(layer)
     layer.padding = (0, 0)

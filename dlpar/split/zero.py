@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from dlpar.collectives import HALVES, own_chunk
-from dlpar.models import flops_of
+from dlpar.split.partition import units
 from dlpar.split.split import Split, Task, backward
 
 if TYPE_CHECKING:
@@ -116,8 +116,8 @@ class ZeroSplit(Split):
     whole_on_all = True
 
     def __init__(self, task: Task) -> None:
-        self.layers = layers_of(task.model)
-        self.flops = flops_by_layer(self.layers, task.batch(0)[0][:1])
+        parts = units(task.model, task.batch(0)[0][:1])
+        self.layers, self.flops = [task.model[part.layers] for part in parts], [part.flops for part in parts]
         self.shared = [
             Shared(parameters, first, last, task)
             for (first, last), parameters in by_users(self.layers).items()
@@ -190,27 +190,6 @@ class ZeroSplit(Split):
                 shared.release()
         self.comm.traffic.take()  # what a test sends is no part of a step
         return self.task.model if here else None
-
-
-def layers_of(model: nn.Sequential) -> list[nn.Sequential]:
-    """A model in pieces: every layer with parameters, and those without that follow it."""
-    layers: list[list[nn.Module]] = [[]]
-    for layer in model:
-        if any(True for _ in layer.parameters()) and layers[-1]:
-            layers.append([])
-        layers[-1].append(layer)
-    return [nn.Sequential(*layer) for layer in layers]
-
-
-@torch.no_grad()
-def flops_by_layer(layers: Sequence[nn.Module], x: Tensor) -> list[int]:
-    """Floating-point operations of a sample `x`, forward and backward, in each layer."""
-    flops = []
-    for layer in layers:
-        flops.append(flops_of(layer, x))
-        x = layer.eval()(x)
-        layer.train()
-    return flops
 
 
 def by_users(layers: Sequence[nn.Module]) -> dict[tuple[int, int], list[nn.Parameter]]:

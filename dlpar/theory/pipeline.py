@@ -142,7 +142,7 @@ def timeline(
     table = SCHEDULES[schedule]
     forward, backward = _each(forward, stages), _each(backward, stages)
     weight = [b / 2 for b in backward] if weight is None else _each(weight, stages)
-    inputs = [b - w for b, w in zip(backward, weight)] if table.has_weight_pass else backward
+    inputs = [b - w for b, w in zip(backward, weight)] if table.traits.has_weight_pass else backward
     lists = [table.actions(stage, stages, microbatches, chunks) for stage in range(stages)]
     return timed(
         lists, {"F": forward, "B": inputs, "W": weight, "R": _each(recompute, stages)}, chunks, message
@@ -254,7 +254,7 @@ def _check(schedule: str, stages: int, microbatches: int, chunks: int) -> None:
     for field, value in {"stages": stages, "microbatches": microbatches, "chunks": chunks}.items():
         if value < 1:
             raise ValueError(f"{field}: got {value}, allowed is a whole number from 1")
-    if chunks > 1 and not SCHEDULES[schedule].has_chunks:
+    if chunks > 1 and not SCHEDULES[schedule].traits.has_chunks:
         raise ValueError(f"chunks: got {chunks}, allowed with schedule {schedule} is 1")
     if chunks > 1 and microbatches % stages:
         allowed = f"allowed with schedule {schedule} is a multiple of {stages} stages"

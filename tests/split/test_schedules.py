@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dlpar.split.schedules import SCHEDULES, of_step
+from dlpar.split.schedules import SCHEDULES, by_step
 from dlpar.theory import bubble
 from dlpar.theory.pipeline import idle_share, most_in_flight, timeline
 
@@ -26,7 +26,7 @@ def chunks_of(schedule: str, stages: int, microbatches: int) -> tuple[int, ...]:
 def test_every_stage_does_every_pass_of_every_micro_batch_once(schedule):
     for stages, micros in SIZES:
         for chunks in chunks_of(schedule, stages, micros):
-            kinds = "FBW" if SCHEDULES[schedule].has_weight_pass else "FB"
+            kinds = "FBW" if SCHEDULES[schedule].traits.has_weight_pass else "FB"
             wanted = sorted((kind, m, c) for kind in kinds for m in range(micros) for c in range(chunks))
             assert all(sorted(actions) == wanted for actions in lists(schedule, stages, micros, chunks))
 
@@ -36,7 +36,7 @@ def test_no_two_stages_wait_for_each_other(schedule):
     for stages, micros in SIZES:
         for chunks in chunks_of(schedule, stages, micros):
             bars = timeline(schedule, stages, micros, chunks)  # would never end, if two did
-            passes = 3 if SCHEDULES[schedule].has_weight_pass else 2
+            passes = 3 if SCHEDULES[schedule].traits.has_weight_pass else 2
             assert len(bars) == passes * stages * micros * chunks
             ended = {(bar.kind, bar.micro, bar.chunk * stages + bar.stage): bar for bar in bars}
             for (kind, micro, part), bar in ended.items():
@@ -74,7 +74,7 @@ def test_interleaving_needs_the_stages_to_divide_the_micro_batches():
     [("gpipe", [8, 8, 8, 8]), ("1f1b", [4, 3, 2, 1]), ("zb-h1", [4, 4, 4, 4]), ("pipedream", [4, 3, 2, 1])],
 )
 def test_activations_in_flight_are_all_in_gpipe_and_at_most_as_many_as_stages_in_the_others(schedule, held):
-    has_weight_pass = SCHEDULES[schedule].has_weight_pass
+    has_weight_pass = SCHEDULES[schedule].traits.has_weight_pass
     assert [most_in_flight(actions, has_weight_pass) for actions in lists(schedule, 4, 8)] == held
 
 
@@ -102,9 +102,9 @@ def test_pipedream_never_drains_once_it_is_full():
 def test_the_steps_of_pipedream_are_its_list_of_actions_cut_behind_backward_passes():
     for stages, steps in SIZES:
         for stage, whole in enumerate(lists("pipedream", stages, steps)):
-            assert [
-                action for step in range(steps) for action in of_step(stage, stages, step, steps)
-            ] == whole
+            found = list(by_step(whole))
+            assert [action for step in found for action in step] == whole
+            assert [step[-1] for step in found] == [("B", step, 0) for step in range(steps)]
 
 
 @pytest.mark.parametrize(

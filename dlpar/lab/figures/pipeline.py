@@ -51,7 +51,7 @@ def _chunks(experiment: Experiment) -> int:
 
 def has_flush(experiment: Experiment) -> bool:
     """Whether a step ends before the next one begins."""
-    return SCHEDULES[experiment.split.schedule].has_flush
+    return experiment.split.traits.has_flush
 
 
 def spans(run: Run) -> dict[int, list[Drawn]]:
@@ -431,7 +431,7 @@ def _lists(name: str, stages: int, microbatches: int, chunks: int) -> list[list[
         raise ValueError(
             f"which: got {name!r}, allowed is one of {', '.join(SCHEDULES)}, or a list of actions a stage"
         )
-    chunks = chunks if SCHEDULES[name].has_chunks else 1
+    chunks = chunks if SCHEDULES[name].traits.has_chunks else 1
     return [SCHEDULES[name].actions(stage, stages, microbatches, chunks) for stage in range(stages)]
 
 
