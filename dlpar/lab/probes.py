@@ -84,11 +84,16 @@ def holdings(comm: Comm, experiment: Experiment) -> Holdings:
 
 
 def prepared(comm: Comm, experiment: Experiment) -> Task:
-    """What a split is made from, as training makes it; nothing is recorded."""
-    seed, dtype = experiment.seed, getattr(torch, experiment.dtype)
-    dataset = comm.world.once("data", lambda: load(experiment.data, seed, dtype, experiment.model.name))
+    """Make what a split is made from, as training makes it; nothing is recorded."""
+    seed, dtype, data, name = (
+        experiment.seed,
+        getattr(torch, experiment.dtype),
+        experiment.data,
+        repr(experiment),
+    )
+    dataset = comm.world.once(f"data of {name}", lambda: load(data, seed, dtype, experiment.model.name))
     sampler = comm.world.once(
-        "batches", lambda: Sampler(experiment.of_replicas(), dataset.train_y, len(dataset.train_x))
+        f"batches of {name}", lambda: Sampler(experiment.of_replicas(), dataset.train_y, len(dataset.train_x))
     )
     model, place = models.build(experiment, dataset), placed(experiment, comm)
     return Task(experiment, comm, place, model, dataset, sampler, Unrecorded(comm))

@@ -46,7 +46,8 @@ def partition(task: Task) -> list[Part]:
     """Cut the model into the parts that stages hold, in the order of layers, as the experiment asks for."""
     split, model = task.experiment.split, task.model
     x, _ = task.batch(0)
-    found = task.comm.world.once("units", lambda: units(model, x.new_zeros((1, *x.shape[1:]))))
+    name = f"units of {task.experiment.model!r} on {task.experiment.data!r}"
+    found = task.comm.world.once(name, lambda: units(model, x.new_zeros((1, *x.shape[1:]))))
     costs = [unit.flops for unit in found]
     if split.partition == "measured":
         costs = measured(model, found, x[: -(-len(x) // split.microbatches)], task.place.mesh.comm)
