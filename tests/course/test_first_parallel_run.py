@@ -42,7 +42,7 @@ def test_a_wrong_answer_names_the_first_rank_and_value_and_hints_grow():
 
     verdict = check_on_ranks(only_rank_0_knows, **MEAN)
     assert verdict.sentence.startswith(
-        "With 2 simulated ranks and 1 numbers, on rank 1 value 0 is 2.0, expected 1.5"
+        "With 2 simulated ranks and 1 numbers, on rank 1: value 0 is 2.0, expected 1.5"
     )
     assert verdict.hints == ["first hint"]
     assert check_on_ranks(only_rank_0_knows, **MEAN).hints == ["first hint", "second hint"]
@@ -67,5 +67,5 @@ def test_what_is_right_in_a_simulation_alone_is_found_wrong_on_real_ranks():
 
     verdict = check_on_ranks(only_simulated, workers=[2], **MEAN)
     assert verdict.sentence.startswith(
-        "With 2 real ranks and 1 numbers, on rank 0 value 0 is 3.0, expected 1.5"
+        "With 2 real ranks and 1 numbers, on rank 0: value 0 is 3.0, expected 1.5"
     )

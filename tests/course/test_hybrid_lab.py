@@ -47,5 +47,5 @@ def test_a_formula_not_written_yet_is_to_do_and_nothing_is_simulated(monkeypatch
     def step_ms(data, tensor, pipeline, microbatches, compute, summed, gradient, bandwidth):
         raise NotImplementedError
 
-    monkeypatch.setattr("dlpar.course.exercises.mesh._cases", None)
+    monkeypatch.setattr("dlpar.course.exercises.formulas._grids", None)
     assert check_grid(step_ms).status == "to do"

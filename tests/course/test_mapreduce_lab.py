@@ -41,6 +41,6 @@ def test_the_mean_of_the_means_is_found_wrong():
 
     verdict = lab.check_on_ranks(mean_of_means, expected=all_samples, workers=[2], hints=["a hint"])
     assert verdict.sentence.startswith(
-        "With 2 simulated ranks and 4 numbers, on rank 0 value 0 is 1.5, expected 1.66"
+        "With 2 simulated ranks and 4 numbers, on rank 0: value 0 is 1.5, expected 1.66"
     )
     assert verdict.hints == ["a hint"]

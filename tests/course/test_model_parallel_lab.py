@@ -40,7 +40,7 @@ def test_one_without_the_backward_all_reduce_names_the_first_number_that_differs
 
     verdict = check_layers(adds_nothing_up, workers=[2], hints=HINTS)
     assert verdict.status == "not yet" and verdict.hints == HINTS[:1]
-    assert verdict.sentence.startswith("With 2 simulated ranks on rank 0 of_x, value (0, 0) is")
+    assert verdict.sentence.startswith("With 2 simulated ranks, on rank 0: of_x, value (0, 0) is")
 
 
 def test_one_that_sends_the_hidden_layer_as_well_is_told_so():

@@ -43,7 +43,9 @@ def test_a_right_server_is_tried_on_simulated_workers_and_on_real_ones():
     verdict = check_server(solved, bounds=[1])
     assert (
         verdict
-        and "simulated with s = 1 and real with 1: no lead above s (the largest was 1)" in verdict.sentence
+        and "right on 4 simulated ranks and on 4 real ones, a server and 3 workers with 8 pushes each, with s = 1: "
+        "no lead above s (the largest was 1)"
+        in verdict.sentence
     )
 
 

@@ -106,7 +106,7 @@ def test_the_check_accepts_what_is_right_and_says_what_it_sends():
     found = check_scheme(typed(STAR)["my_star"], workers=(2, 3))
     assert found, found.sentence
     assert (
-        "with 2 and 3 simulated workers and with 3 real ones every weight is that of one process"
+        "on 2 and 3 simulated workers and on 3 real ones: every weight is that of one process"
         in found.sentence
     )
     # Of 650 float64 weights: a star sends as many bytes as a ring in fewer messages, two thirds of them from one rank.

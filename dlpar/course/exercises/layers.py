@@ -1,26 +1,30 @@
-"""Checks an exercise that cuts two layers over ranks: what is computed, and what is sent for it."""
+"""Exercise of lab 08: two layers cut over ranks: their outputs and gradients, and the data sent for them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dlpar.course.judge import Verdict, difference, on_both, ranks_tried, sends_otherwise, tried
+from dlpar.course.judge import Held, Step, Verdict, first_difference, judge_on_ranks
 from dlpar.theory.counts import closed_form
 
 if TYPE_CHECKING:
     import torch
 
+    from dlpar.comm import Comm
+
 
 NAMES = ("y", "of_x", "of_up", "of_down")
-"""What an answer consists of."""
+"""Parts of an answer."""
 
 SAMPLES, INPUTS, HIDDEN, OUTPUTS = 5, 6, 12, 3
-"""Sizes of the perceptron every answer is tried on: 2, 3 and 4 ranks divide its hidden neurons."""
+"""Sizes of the perceptron on which every answer is tried: 2, 3 and 4 ranks divide its hidden neurons."""
+
+SOLVED = "{name} computes what one process does, with one all-reduce each way, on {ranks}."
 
 
 class Problem(NamedTuple):
-    """A whole perceptron and what it is given: ``y = relu(x @ up.T) @ down.T``.
+    """A whole perceptron and its data: ``y = relu(x @ up.T) @ down.T``.
 
     Attributes
     ----------
@@ -38,17 +42,17 @@ class Problem(NamedTuple):
 
 
 def check_layers(
-    student: Callable[..., Any], workers: Sequence[int] = (2, 3, 4), hints: Sequence[str] = ()
+    student: Callable[..., Any] | None, workers: Sequence[int] = (2, 3, 4), hints: Sequence[str] = ()
 ) -> Verdict:
     """Call ``student(comm, x, up, down, of_y)`` on every rank, with its pieces of two layers.
 
     It must return ``y, of_x, of_up, of_down``: the whole output, the gradient of the whole input, and
     those of its own weights; and send no more than an all-reduce of the output and one of the
-    input's gradient.  First on simulated ranks, then on real ones.
+    input's gradient.
 
     Parameters
     ----------
-    student : callable
+    student : callable or None
         Raises ``NotImplementedError`` while it is not written.
     workers : sequence of int
         Divisors of 12: numbers of simulated ranks to try; the last is that of the real ones.
@@ -58,51 +62,37 @@ def check_layers(
     Returns
     -------
     Verdict
-        Never raises for what the student wrote.
+        Never raises for an error in the student's code.
     """
-    name = getattr(student, "__name__", "the function")
-    solved = (
-        f"{name} computes what one process does, with one all-reduce each way, on {ranks_tried(workers)}."
-    )
-    return tried(name, on_both(workers, _try, student, timeout=10.0), _judge, hints, lambda told: solved)
+    return judge_on_ranks(student, _on_rank, workers, _complain, SOLVED, hints, timeout=10.0)
 
 
-def _judge(answers: list[Answer]) -> str:
-    """What is wrong with what all ranks returned or sent."""
-    sent = [sent for _, sent in answers]
-    forms = [closed_form("ring", len(sent), SAMPLES * width, itemsize=8) for width in (OUTPUTS, INPUTS)]
+def _complain(told: list[list[Held]]) -> str:
+    for rank, held in enumerate(told):
+        if not held:
+            return f", rank {rank} returns no tuple of {', '.join(NAMES)}."
+    ranks = len(told)
+    forms = [closed_form("ring", ranks, SAMPLES * width, itemsize=8) for width in (OUTPUTS, INPUTS)]
+    right = zip(*(_alone(rank, ranks) for rank in range(ranks)))
+    steps = [Step("", expected, name) for name, expected in zip(NAMES, right)]
+    steps[-1] = steps[-1]._replace(sends=forms)
     like = "one ring all-reduce of y and one of of_x"
-    complaint = _differs(answers) or sends_otherwise(sent, forms, like, by="ring_allreduce")
-    return complaint and f" {complaint}"
+    return first_difference(told, steps, like, by="ring_allreduce", tolerance=1e-9)
 
 
-def _differs(answers: list[Answer]) -> str:
-    """The first thing that is not as in one process; empty if all is."""
-    for rank, (made, _) in enumerate(answers):
-        if not isinstance(made, list) or len(made) != len(NAMES):
-            return f"rank {rank} returns no tuple of {', '.join(NAMES)}."
-        for name, mine, right in zip(NAMES, made, _right(rank, len(answers)), strict=True):
-            differs = difference(mine, right, tolerance=1e-9, where=name)
-            if differs:
-                return f"on rank {rank} {differs}."
-    return ""
-
-
-Answer = tuple["list[torch.Tensor] | None", dict[str, "int | None"]]
-"""What a rank returned, and the messages and bytes it sent."""
-
-
-def _try(comm: Any, student: Callable[..., Any]) -> Answer:
+def _on_rank(comm: Comm, student: Callable[..., Any]) -> list[Held]:
+    """Each part of the answer, with all that was sent; nothing unless the answer has as many parts as it should."""
     x, up, down, of_y = _problem()
     own = up.tensor_split(comm.size)[comm.rank].clone(), down.tensor_split(comm.size, 1)[comm.rank].clone()
     comm.traffic.take()
     made = student(comm, x, *own, of_y)
     sent = comm.traffic.take()
-    return (list(made) if isinstance(made, (tuple, list)) else None), sent
+    complete = isinstance(made, (tuple, list)) and len(made) == len(NAMES)
+    return [(part, sent) for part in made] if complete else []
 
 
-def _right(rank: int, ranks: int) -> list[torch.Tensor]:
-    """What a rank must return, by one process and autograd."""
+def _alone(rank: int, ranks: int) -> list[torch.Tensor]:
+    """The right answer of a rank, by one process and autograd."""
     import torch
 
     x, up, down, of_y = _problem()

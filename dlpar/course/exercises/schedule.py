@@ -1,25 +1,37 @@
-"""Checks a pipeline's schedule, typed in a cell: as data, by its times on equal stages, and on ranks that train."""
+"""Exercise of lab 09: a pipeline's schedule: as data, by its times on equal stages, and on ranks that train."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dlpar.config.experiment import Experiment
-from dlpar.course.judge import Verdict, listed, on_both, ranks_tried, short, tried, wrong
+from dlpar.course.judge import Verdict, check, judge_on_ranks, listed, short
+from dlpar.jobs.record import Unrecorded
 from dlpar.split.schedules import SCHEDULES, Action
 from dlpar.theory.pipeline import Bar, Stuck, bubble, idle_share, timed, timeline
+from dlpar.train import train
 
 if TYPE_CHECKING:
     from dlpar.comm import Comm
 
 
-SIZES = ((2, 4), (4, 8), (3, 7), (4, 2))
-"""Stages and micro-batches every schedule is tried with; the last has fewer micro-batches than stages."""
+class Size(NamedTuple):
+    """Numbers of stages and micro-batches with which a schedule is tried."""
+
+    stages: int
+    microbatches: int
+
+    def __repr__(self) -> str:
+        return f"{self.stages} lists of actions"
+
+
+SIZES = (Size(2, 4), Size(4, 8), Size(3, 7), Size(4, 2))
+"""The last has fewer micro-batches than stages."""
 
 SECONDS = {"F": 1.0, "B": 2.0}
-"""Of a pass, on every stage."""
+"""Seconds of a pass, on every stage."""
 
 TRAINED = Experiment(
     workers=4,
@@ -30,7 +42,7 @@ TRAINED = Experiment(
     model={"name": "mlp", "width": 16, "depth": 3},
     split={"kind": "pipeline", "schedule": "1f1b", "microbatches": 8},
 )
-"""What a right schedule trains, on simulated and on real ranks."""
+"""Training with a right schedule, on simulated and on real ranks."""
 
 
 def check_schedule(student: Callable[[int, int], Any] | None, hints: Sequence[str] = ()) -> Verdict:
@@ -51,39 +63,27 @@ def check_schedule(student: Callable[[int, int], Any] | None, hints: Sequence[st
     Returns
     -------
     Verdict
-        Names the first stage and action that are wrong; never raises for what the student wrote.
+        Names the first stage and action that are wrong; never raises for an error in the student's code.
     """
-    name, lists = getattr(student, "__name__", "the function"), []
-    if not callable(student):
-        return Verdict("to do", "The function is not written yet.")
-    for stages, microbatches in SIZES:
-        call = f"{name}({stages}, {microbatches})"
-        try:
-            given = student(stages, microbatches)
-        except NotImplementedError:
-            return Verdict("to do", f"{name} is not written yet.")
-        except Exception as error:
-            return wrong(name, hints, f"{call} raised {type(error).__name__}: {error}")
-        if given is None or given is ...:
-            return Verdict(
-                "to do", f"{name} returns nothing yet: {call} should give {stages} lists of actions."
-            )
-        complaint = _wrong_with(given, stages, microbatches)
-        if complaint:
-            return wrong(name, hints, f"{call}: {complaint}.")
-        if (stages, microbatches) == (TRAINED.workers, TRAINED.split.microbatches):
-            lists = _actions(given)
-    sizes, workers = (
-        listed([f"{stages} × {microbatches}" for stages, microbatches in SIZES]),
-        [TRAINED.workers],
+    given: dict[Size, Any] = {}
+
+    def compare(lists: Any, size: Size) -> str:
+        given[size] = lists
+        return _wrong_with(lists, size)
+
+    as_data = check(student, [(size, size) for size in SIZES], hints, compare=compare)
+    if not as_data:
+        return as_data
+    workers = TRAINED.workers
+    lists = _actions(given[Size(workers, TRAINED.split.microbatches)])
+    sizes = listed([f"{stages} × {microbatches}" for stages, microbatches in SIZES])
+    praise = (
+        f"{{name}} is right for {sizes} stages × micro-batches: every action once, no deadlock, a bubble of "
+        "(p - 1) / m, and never more micro-batches in flight than stages. On {ranks} it trained what 1F1B trains."
     )
-    solved = (
-        f"{name} is right for {sizes} stages × micro-batches: every action once, no deadlock, a bubble of "
-        f"(p - 1) / m, and never more micro-batches in flight than stages. On {ranks_tried(workers)} it trained what "
-        f"1F1B trains."
+    return judge_on_ranks(
+        student, _on_rank, [workers], _trained_otherwise, praise, hints, 20.0, arguments=(lists,)
     )
-    trials = on_both(workers, _losses, lists, TRAINED, timeout=20.0)
-    return tried(name, trials, _trained_otherwise, hints, lambda told: solved)
 
 
 def _trained_otherwise(told: list[list[tuple[float, float]]]) -> str:
@@ -98,8 +98,9 @@ def _actions(given: Any) -> list[list[Action]]:
     return [[Action(*action) for action in own] for own in given]
 
 
-def _wrong_with(given: Any, stages: int, microbatches: int) -> str:
-    """What is wrong first with a student's lists, or an empty text."""
+def _wrong_with(given: Any, size: Size) -> str:
+    """Name the first error in a student's lists, or return an empty text."""
+    stages, microbatches = size
     if not isinstance(given, (list, tuple)) or len(given) != stages:
         return f"got {short(given)}, expected a list for each of {stages} stages"
     for stage, own in enumerate(given):
@@ -120,7 +121,7 @@ def _wrong_with(given: Any, stages: int, microbatches: int) -> str:
 
 
 def _not_each_once(own: Any, microbatches: int) -> str:
-    """The first entry of a stage's list that is no action, or comes again; or an action that is missing."""
+    """Name the first entry of a stage's list that is no action, or comes again; or a missing action."""
     wanted = [Action(kind, micro) for kind in SECONDS for micro in range(microbatches)]
     if not isinstance(own, (list, tuple)):
         return f"got {short(own)}, expected a list of actions"
@@ -138,7 +139,7 @@ def _not_each_once(own: Any, microbatches: int) -> str:
 
 
 def _too_many(lists: list[list[Action]]) -> str:
-    """The first action at which a stage holds more micro-batches than there are stages."""
+    """Name the first action at which a stage holds more micro-batches than there are stages."""
     for stage, own in enumerate(lists):
         held = 0
         for position, action in enumerate(own):
@@ -149,7 +150,7 @@ def _too_many(lists: list[list[Action]]) -> str:
 
 
 def _too_slow(bars: list[Bar], stages: int, microbatches: int) -> str:
-    """The earliest action that begins later than in 1F1B, if the bubble is larger."""
+    """Name the earliest action that begins later than in 1F1B, if the bubble is larger."""
     allowed, found = bubble("1f1b", stages, microbatches), idle_share(bars)
     if found < allowed + 1e-9:
         return ""
@@ -173,13 +174,11 @@ def _told(action: Action) -> str:
     return f'("{action.kind}", {action.micro})'
 
 
-def _losses(comm: Comm, lists: list[list[Action]], experiment: Experiment) -> list[tuple[float, float]]:
-    """On a rank: the loss of each step, trained by these lists and by 1F1B; empty where another rank knows it."""
-    from dlpar.jobs.record import Unrecorded
-    from dlpar.train import train
+def _on_rank(comm: Comm, _: Any, lists: list[list[Action]]) -> list[tuple[float, float]]:
+    """Loss of each step, trained by these lists and by 1F1B; empty where another rank knows it."""
 
-    class Kept(Unrecorded):
-        """Keeps losses where they can be looked at."""
+    class Losses(Unrecorded):
+        """Keeps losses where they can be read."""
 
         def step(self, step: int, loss: Any = None, **facts: Any) -> None:
             losses.append(loss)
@@ -190,7 +189,7 @@ def _losses(comm: Comm, lists: list[list[Action]], experiment: Experiment) -> li
         for schedule in (usual._replace(actions=lambda stage, *_: lists[stage]), usual):
             losses: list[Any] = []
             SCHEDULES["1f1b"] = schedule  # in the process of this job alone, which ends with it
-            train(comm, experiment, Kept(comm))
+            train(comm, TRAINED, Losses(comm))
             told.append([float(loss) for loss in losses if loss is not None])
     finally:
         SCHEDULES["1f1b"] = usual

@@ -1,4 +1,4 @@
-"""Checks a scheme typed in a cell: trains with it, each rank beside a twin that does the same alone."""
+"""Exercise of any lab: train with a scheme typed in a cell, each rank beside a twin that does the same alone."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dlpar.config.experiment import Experiment
-from dlpar.course.judge import Verdict, difference, listed, on_both, real_too, tried, wrong
+from dlpar.course.judge import Verdict, difference, judge_on_ranks, to_do, wrong
 from dlpar.sync.scheme import Scheme
 from dlpar.sync.user_code import AllReduced, NotFacts, not_a_scheme
+from dlpar.theory.counts import closed_form
 
 if TYPE_CHECKING:
     from dlpar.comm import Comm
@@ -27,8 +28,6 @@ def check_scheme(
     timeout: float = 20.0,
 ) -> Verdict:
     """Train logistic regression on digits in float64 with a scheme of one's own, and compare every step.
-
-    First on simulated ranks, then, where it was right, on real ones.
 
     Parameters
     ----------
@@ -50,51 +49,50 @@ def check_scheme(
     Returns
     -------
     Verdict
-        Names the first step and worker that differ; never raises for what the student wrote.
+        Names the first step and worker that differ; never raises for an error in the student's code.
     """
     name = getattr(my_scheme, "__name__", type(my_scheme).__name__)
     if my_scheme is None or my_scheme is ...:
-        return Verdict("to do", "The scheme is not written yet.")
+        return to_do("The scheme is not written yet.")
     if getattr(my_scheme, "combine", None) is Scheme.combine:
-        return Verdict("to do", f"{name} has no combine yet.")
+        return to_do(f"{name} has no combine yet.")
     complaint = not_a_scheme(my_scheme, name)
     if complaint:
         return wrong(name, hints, complaint + ".")
 
-    def judge(told: list[dict[str, Any]]) -> str:
-        differing = [(*trial["first"], rank) for rank, trial in enumerate(told) if trial["first"]]
-        if not differing:
-            return ""
-        step, what, rank = min(differing, key=lambda one: (one[0], one[2]))
-        return f", at step {step}, on worker {rank}: {what}."
+    def praise(told: list[dict[str, Any]]) -> str:
+        right = f"every weight is that of one process, {steps} steps long"
+        return f"{{name}} is right on {{ranks}}: {right}. {_traffic(told, reference)}"
 
-    real = f" and with {workers[-1]} real ones" if real_too() else ""
-    solved = (
-        f"{name} is right: with {listed(workers)} simulated workers{real} every "
-        f"weight is that of one process, {steps} steps long. "
+    return judge_on_ranks(
+        my_scheme, _on_rank, workers, _complain, praise, hints, timeout, arguments=(steps,), who="workers"
     )
-    trials = on_both(workers, _trial, my_scheme, steps, timeout=timeout, who="workers")
-    return tried(name, trials, judge, hints, lambda told: solved + _traffic(told[-1], reference))
 
 
-def _traffic(trials: list[dict], reference: str) -> str:
-    """What a step sends, beside what the reference sends."""
-    from dlpar.theory.counts import closed_form
+def _complain(told: list[dict[str, Any]]) -> str:
+    differing = [(one["first"][0], rank) for rank, one in enumerate(told) if one["first"]]
+    if not differing:
+        return ""
+    step, rank = min(differing)
+    return f", at step {step}, on worker {rank}: {told[rank]['first'][1]}."
 
-    form = closed_form(reference, len(trials), trials[0]["elements"], itemsize=8)
+
+def _traffic(told: list[dict[str, Any]], reference: str) -> str:
+    """Data sent in a step, beside that of the reference."""
+    form = closed_form(reference, len(told), told[0]["elements"], itemsize=8)
     theirs = f"{reference} sends {form.messages:,} and {form.bytes:,} bytes, {form.busiest_bytes:,} the busiest worker"
-    if trials[0]["bytes"] is None:
+    if told[0]["bytes"] is None:
         return f"The library moved the data and does not say how much; {theirs}."
-    messages, nbytes = (sum(trial[what] for trial in trials) for what in ("messages", "bytes"))
-    busiest = max(trial["bytes"] for trial in trials)
+    messages, nbytes = (sum(one[what] for one in told) for what in ("messages", "bytes"))
+    busiest = max(one["bytes"] for one in told)
     return (
-        f"A step of {len(trials)} workers sends {messages:,.10g} messages and {nbytes:,.10g} bytes, "
+        f"A step of {len(told)} workers sends {messages:,.10g} messages and {nbytes:,.10g} bytes, "
         f"{busiest:,.10g} of them the busiest worker; {theirs}."
     )
 
 
-def _trial(comm: Comm, my_scheme: Callable[..., Any] | type[Scheme], steps: int) -> dict[str, Any]:
-    """On a rank: train beside a twin that sees the whole batch alone; where they differ first, and what was sent."""
+def _on_rank(comm: Comm, my_scheme: Callable[..., Any] | type[Scheme], steps: int) -> dict[str, Any]:
+    """Train beside a twin that sees the whole batch alone; return where they differ first, and the data sent."""
     import torch
 
     from dlpar import models
@@ -132,18 +130,18 @@ def _trial(comm: Comm, my_scheme: Callable[..., Any] | type[Scheme], steps: int)
         gradient(mine, step, [comm.rank])
         gradient(twin, step, range(comm.size))
         sync.combine()
-        if isinstance(sync, AllReduced) and not first:
+        differs = ""
+        if isinstance(sync, AllReduced):
             differs = difference(mine.gradient, twin.gradient, ROUNDING, "the gradient")
-            first = (step, differs) if differs else None
         sync.update()
         rule.step(twin.gradient)
         try:
             sync.facts()
         except NotFacts as refused:
-            first = first or (step, str(refused))
-        if not first:
-            differs = difference(mine.weights, twin.weights, ROUNDING, "the weights")
-            first = (step, differs) if differs else None
+            differs = differs or str(refused)
+        differs = differs or difference(mine.weights, twin.weights, ROUNDING, "the weights")
+        if differs and not first:
+            first = (step, differs)
         done += 1
     sent = comm.traffic.take()
     if done != experiment.steps and not first:

@@ -1,14 +1,12 @@
-"""Checks a server's answer to a push, typed in a cell: workers push to it, and every push is looked at."""
+"""Exercise of lab 02: a server's answer to a push; workers push to it, and every push is checked."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from dlpar.course.judge import Verdict, difference, listed, real_too, tried, worlds
-from dlpar.jobs.launch import spmd
+from dlpar.course.judge import Verdict, difference, judge_on_ranks, listed
 
 if TYPE_CHECKING:
     import torch
@@ -24,7 +22,7 @@ OnPush = Callable[["Desk", int, "torch.Tensor"], Iterable[int]]
 
 @dataclass
 class Desk:
-    """What a small parameter server has before it.
+    """State of a small parameter server.
 
     Attributes
     ----------
@@ -60,7 +58,7 @@ def check_server(
     workers: int = 3,
     timeout: float = 20.0,
 ) -> Verdict:
-    """Run a server whose answer to a push is ``on_push(server, worker, gradient)``: on simulated ranks, then real ones.
+    """Run a server whose answer to a push is ``on_push(server, worker, gradient)``.
 
     It must move ``server.weights`` by the gradient with the learning rate divided by
     its staleness (at least 1), count the update and the worker's clock, note that the
@@ -83,38 +81,35 @@ def check_server(
     Returns
     -------
     Verdict
-        Names the first push after which something is not right; never raises for what the student wrote.
+        Names the first push with a wrong result; never raises for an error in the student's code.
     """
-    name = getattr(on_push, "__name__", "the function")
-    if not callable(on_push):
-        return Verdict("to do", "The function is not written yet.")
-    trials = (
-        (
-            f"With {workers} {world} workers and s = {bound}",
-            partial(spmd, _trial, on_push, bound, workers=workers + 1, world=world, timeout=timeout),
-        )
-        for world, bound in worlds(bounds)
-    )
 
-    def praise(told: list[list]) -> str:
-        oldest, furthest = (max(column) for column in zip(*(found[0][1:] for found in told)))
+    def complain(told: list[Any]) -> str:
+        found = ((bound, first) for bound, (first, *_) in zip(bounds, told[0]) if first)
+        return next((f" and s = {bound}, {first}." for bound, first in found), "")
+
+    def praise(told: list[Any]) -> str:
+        _, oldest, furthest = zip(*told[0])
         return (
-            f"{name} is right on {workers} workers, {CLOCKS} pushes each, simulated with s = {listed(bounds)}"
-            f"{f' and real with {bounds[-1]}' if real_too() else ''}: no lead above s (the largest was {furthest}), "
-            f"and every gradient weighed by its staleness (the oldest: {oldest} updates)."
+            f"{{name}} is right on {{ranks}}, a server and {workers} workers with {CLOCKS} pushes each, "
+            f"with s = {listed(bounds)}: no lead above s (the largest was {max(furthest)}), "
+            f"and every gradient weighed by its staleness (the oldest: {max(oldest)} updates)."
         )
 
-    return tried(name, trials, lambda found: found[0][0] and f", {found[0][0]}.", hints, praise)
+    ranks = [workers + 1]
+    return judge_on_ranks(on_push, _on_rank, ranks, complain, praise, hints, timeout, arguments=(bounds,))
 
 
-def _trial(comm: Comm, on_push: OnPush, bound: int) -> tuple[str, int, int] | None:
-    """On a rank: rank 0 serves, the others push; what was wrong first, the oldest gradient and the largest lead."""
-    if comm.rank:
-        return _work(comm)
-    return _serve(comm, on_push, bound)
+def _on_rank(comm: Comm, on_push: OnPush, bounds: Sequence[int]) -> list[tuple[str, int, int] | None]:
+    """Serve on rank 0, and push on the others; one bound after the other."""
+    found = []
+    for bound in bounds:
+        found.append(_push(comm) if comm.rank else _serve(comm, on_push, bound))
+        comm.barrier()  # a fast worker does not push to the next server before the slow one is done
+    return found
 
 
-def _work(comm: Comm) -> None:
+def _push(comm: Comm) -> None:
     weights = comm.empty(LENGTH)
     for clock in range(CLOCKS):
         comm.world.pause(0.008 if comm.rank == comm.size - 1 else 0.002)
@@ -123,14 +118,17 @@ def _work(comm: Comm) -> None:
 
 
 def _gradient(worker: int, clock: int) -> torch.Tensor:
-    """Whole numbers that are easy to follow by eye, different in every push."""
+    """A gradient of whole numbers that are easy to follow by eye, different in every push."""
     import torch
 
     return torch.arange(1.0, LENGTH + 1) * worker + clock
 
 
 def _serve(comm: Comm, on_push: OnPush, bound: int) -> tuple[str, int, int]:
-    """Answer by the rule; beside it ask the student's function the same, until it differs."""
+    """Answer by the rule, and ask the student's function the same until it differs.
+
+    Returns the first error, the age of the oldest gradient and the largest lead.
+    """
     import torch
 
     def desk() -> Desk:
@@ -159,7 +157,7 @@ def _serve(comm: Comm, on_push: OnPush, bound: int) -> tuple[str, int, int]:
 
 
 def _by_the_rule(desk: Desk, worker: int, gradient: torch.Tensor) -> list[int]:
-    """What `on_push` must do."""
+    """Do as `on_push` must; return the workers that may be answered."""
     age = desk.version - desk.read[worker]
     desk.weights.add_(gradient, alpha=-desk.lr / max(1, age))
     desk.version += 1
@@ -172,7 +170,7 @@ def _by_the_rule(desk: Desk, worker: int, gradient: torch.Tensor) -> list[int]:
 def _asked(
     on_push: OnPush, mine: Desk, worker: int, gradient: torch.Tensor, right: Desk, go: list[int]
 ) -> str:
-    """Ask the student's function; what is not as it must be, in words, or an empty text."""
+    """Ask the student's function; return its first error in words, or an empty text."""
     answered = on_push(mine, worker, gradient)
     if mine.version != right.version:
         return f"server.version is {mine.version}, expected {right.version}"

@@ -130,7 +130,7 @@ def test_a_right_answer_earns_its_points_whatever_the_others_do(graded) -> None:
 def test_a_wrong_answer_earns_nothing_and_is_told_why(graded) -> None:
     assert points(graded, "bob", FIRST) == (0, 10)
     said = graded[1]["bob", FIRST]["said"]
-    assert "With 2 simulated ranks and 1 numbers, on rank 0 value 0 is 0.5, expected 1.5" in said
+    assert "With 2 simulated ranks and 1 numbers, on rank 0: value 0 is 0.5, expected 1.5" in said
 
 
 def test_one_that_hangs_and_ignores_signals_is_ended_and_leaves_nothing(graded) -> None:

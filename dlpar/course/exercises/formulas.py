@@ -1,0 +1,148 @@
+"""Exercises of labs 06 and 10: formulas for a step's time, each number compared with a simulation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from typing import Any
+
+from dlpar.config.experiment import Experiment
+from dlpar.course.judge import Verdict, check
+from dlpar.course.labs.hybrid import CLUSTERS, grid
+from dlpar.course.labs.scaling import sizes_only
+from dlpar.lab.sweep import all_done
+from dlpar.theory.layers import transformer_exchanges
+from dlpar.theory.steps.sizes import CHARACTERS, sizes
+from dlpar.worlds.platforms import platform_of, workload
+
+Case = tuple[dict[str, float], float]
+"""Arguments of a formula, and its value."""
+
+# ---- the efficiency of a ring -------------------------------------------------------
+
+RING_TOLERANCE = 2e-3
+"""Largest relative difference from a simulation: chunks of a ring are rounded to whole numbers."""
+
+WORKER_ALONE: Case = (dict(compute=0.25, latency=1e-3, bandwidth=1e8, nbytes=1e8, n=1), 1.0)
+"""A worker by itself: its efficiency is known without a simulation."""
+
+RINGS = (
+    ("resnet50", "cpu-1gbe", 2), ("resnet50", "cpu-10gbe", 16), ("alexnet", "cpu-10gbe", 5), ("vgg16", "cpu-1gbe", 32),
+    (None, "cpu-10gbe", 64),
+)  # fmt: skip
+"""Workload (None: the default model), platform, workers: long messages, many workers, and short messages."""
+
+
+def check_efficiency(student: Callable[..., Any] | None, hints: Sequence[str] = ()) -> Verdict:
+    """Compare ``student(compute, latency, bandwidth, nbytes, n)`` with simulated rings; takes seconds.
+
+    Parameters
+    ----------
+    student : callable or None
+        Gives the share of its time a worker of a ring computes: `compute` in s, `latency` in s, `bandwidth` in
+        bytes/s, `nbytes` of the gradient, `n` workers.  A formula that is not written yet is not simulated.
+    hints : sequence of str
+        From gentle to plain: a wrong answer shows one more of them each time.
+
+    Raises
+    ------
+    JobFailed
+        If a simulation fails.
+    """
+
+    def cases() -> Iterator[Case]:
+        yield WORKER_ALONE
+        yield from _rings()
+
+    return check(student, cases(), hints, RING_TOLERANCE)
+
+
+@cache
+def _rings() -> list[Case]:
+    """Arguments and simulated efficiency of each of `RINGS`, whose nodes hold one device each."""
+    asked = [sizes_only(charged, name, workers=n, steps=1) for charged, name, n in RINGS]
+    seconds = [outcome.run.curve["seconds"].iloc[-1] for outcome in all_done(asked)]
+    given = map(_ring_arguments, asked)
+    return [(each, float(each["compute"] / took)) for each, took in zip(given, seconds)]
+
+
+def _ring_arguments(experiment: Experiment) -> dict[str, float]:
+    platform, name = platform_of(experiment), experiment.cluster.stand_in_for
+    charged, own = workload(name) if name else None, sizes(experiment)
+    flops, nbytes = (charged.flops, charged.nbytes) if charged else (own.flops, 4 * own.elements)
+    link = platform.link(same_node=False)
+    return dict(
+        compute=platform.seconds(flops * experiment.batch, charged),
+        latency=link.latency,
+        bandwidth=link.bandwidth,
+        nbytes=nbytes,
+        n=experiment.workers,
+    )
+
+
+# ---- the step of a grid -------------------------------------------------------------
+
+GRID_TOLERANCE = 0.08
+"""Largest relative difference from a simulation: stages are not quite equal, and their boundaries send something."""
+
+DEVICE_ALONE: Case = (
+    dict(data=1, tensor=1, pipeline=1, microbatches=8, compute=1e3, summed=5e3, gradient=4e3, bandwidth=10.0),
+    1e3,
+)
+"""One device: its time is known without a simulation."""
+
+GRIDS = ((4, 2, 1), (1, 1, 4), (2, 2, 2))
+"""Data, tensor, pipeline."""
+
+
+def check_grid(student: Callable[..., Any] | None, hints: Sequence[str] = ()) -> Verdict:
+    """Compare ``student(data, tensor, pipeline, microbatches, compute, summed, gradient, bandwidth)`` with simulated
+    steps of a transformer of eight blocks; takes seconds, the first time.
+
+    Parameters
+    ----------
+    student : callable or None
+        Gives the ms of a step on a grid of devices with a link each: `microbatches` of a replica; `compute` in ms, of
+        the whole batch on one device; `summed` in kB, of all that tensor-parallel ranks all-reduce in a step, of the
+        whole batch in all layers; `gradient` in kB, of the whole model; `bandwidth` in MB/s.  A formula that is not
+        written yet is not simulated.
+    hints : sequence of str
+        From gentle to plain: a wrong answer shows one more of them each time.
+
+    Raises
+    ------
+    JobFailed
+        If a simulation fails.
+    """
+
+    def cases() -> Iterator[Case]:
+        yield DEVICE_ALONE
+        yield from _grids()
+
+    return check(student, cases(), hints, GRID_TOLERANCE)
+
+
+@cache
+def _grids() -> list[Case]:
+    """Arguments and simulated ms of a step of each of `GRIDS`."""
+    asked = [grid(CLUSTERS["one each"], *axes).replace(model={"depth": 8}) for axes in GRIDS]
+    seconds = [outcome.run.curve["seconds"].iloc[-1] for outcome in all_done(asked)]
+    return [(_grid_arguments(each), 1e3 * float(took)) for each, took in zip(asked, seconds)]
+
+
+def _grid_arguments(experiment: Experiment) -> dict[str, float]:
+    """Arguments of a formula for a transformer on a grid of devices, each with a link of its own."""
+    model, split, batch = experiment.model, experiment.split, experiment.global_batch
+    platform, own = platform_of(experiment), sizes(experiment)
+    sent = transformer_exchanges(batch, experiment.data.context, model.width, model.depth, CHARACTERS)
+    elements = sum(sent.reduced) + sum(sent.gathered) / 2  # an all-gather is half of an all-reduce
+    return dict(
+        data=experiment.replicas,
+        tensor=split.tensor,
+        pipeline=split.stages,
+        microbatches=split.microbatches,
+        compute=1e3 * platform.seconds(batch * own.flops),
+        summed=4 * elements / 1e3,
+        gradient=4 * own.elements / 1e3,
+        bandwidth=platform.link(same_node=False).bandwidth / 1e6,
+    )
