@@ -25,8 +25,8 @@ from dlpar.graphs import (
     senders,
     warning,
 )
-from dlpar.jobs.consensus import contraction
 from dlpar.sync.gossip import circle
+from dlpar.theory import contraction
 
 in_time = settings(deadline=None)
 """A busy machine is no failure."""

@@ -413,19 +413,17 @@ def foreseen(experiment: Experiment) -> str:
 
 def messages(experiment: Experiment) -> int | None:
     """Messages of a whole run of replicas that are not split; None for schemes whose messages nobody counts here."""
-    from dlpar.theory.steps.work import exchanges
+    from dlpar.theory.step import period
 
     a_step = {"ring": _allreduce, "mapreduce": _mapreduce, "ps": _servers, "gossip": _gossip}
     if experiment.split.kind != "data" or experiment.sync.scheme not in a_step:
         return None
     count = a_step[experiment.sync.scheme](experiment)
-    return count and count * experiment.steps // exchanges(experiment)
+    return count and count * experiment.steps // period(experiment)
 
 
 def _allreduce(experiment: Experiment) -> int:
-    from dlpar.theory import buckets
-    from dlpar.theory.counts import closed_form
-    from dlpar.theory.steps.sizes import sizes
+    from dlpar.theory import buckets, closed_form, sizes
     from dlpar.worlds.platforms import workload
 
     n, sync, big = experiment.workers, experiment.sync, experiment.cluster.stand_in_for

@@ -1,7 +1,11 @@
-"""Closed forms of time: what messages, collectives and steps take on links that are known by two numbers.
+"""Closed forms: what messages, collectives and steps should cost on links that are known by two numbers.
 
-    links.py collectives.py servers.py overlap.py waiting.py pipeline.py: one form a function, with its source
-    steps/: `predict(experiment)`, which puts them together, and follows messages where steps run into each other
+    collectives.py counts.py      one collective: seconds; messages and bytes
+    servers.py mixing.py          parameter servers; averaging with neighbours
+    overlap.py waiting.py         communication beside computation; the slowest of several workers
+    pipeline.py layers.py         schedules of stages; what the ranks of one replica send for each layer
+    step.py                       `predict(experiment)`, which puts them together for a whole step
+    scaling.py calibrate.py       speed-up, efficiency and crossings; this machine as a platform
 
 A message of B bytes takes ``latency + B / bandwidth`` seconds; every rank has a port that
 carries one message out and one in at a time (LogGP, Alexandrov et al. 1995, with a port at
@@ -12,22 +16,18 @@ from __future__ import annotations
 
 from dlpar.jobs.memory_check import ModelState, model_state, zero_bytes
 from dlpar.theory.collectives import collective_seconds, fitted
-from dlpar.theory.overlap import (
-    Overlapped,
-    buckets,
-    exposed_seconds,
-    gossip_seconds,
-    local_sgd_seconds,
-    overlapped,
-)
+from dlpar.theory.counts import closed_form
+from dlpar.theory.layers import sizes
+from dlpar.theory.mixing import contraction, neighbour_seconds
+from dlpar.theory.overlap import Overlapped, buckets, overlapped
 from dlpar.theory.pipeline import bubble
-from dlpar.theory.servers import ps_asp_seconds, ps_round_seconds, ps_step_seconds, two_level_ps_seconds
-from dlpar.theory.steps import Prediction, predict
-from dlpar.theory.waiting import expected_slowest, ssp_bounds
-from dlpar.worlds.platforms.platform import Link
+from dlpar.theory.servers import ps_asp_seconds, ps_round_seconds, ps_step_seconds
+from dlpar.theory.step import Prediction, predict
+from dlpar.theory.waiting import expected_slowest
+from dlpar.worlds.platforms import Link
 
 __all__ = [
-    "Link", "ModelState", "Overlapped", "Prediction", "bubble", "buckets", "collective_seconds", "expected_slowest",
-    "exposed_seconds", "fitted", "gossip_seconds", "local_sgd_seconds", "model_state", "overlapped", "predict",
-    "ps_asp_seconds", "ps_round_seconds", "ps_step_seconds", "ssp_bounds", "two_level_ps_seconds", "zero_bytes",
+    "Link", "ModelState", "Overlapped", "Prediction", "bubble", "buckets", "closed_form", "collective_seconds",
+    "contraction", "expected_slowest", "fitted", "model_state", "neighbour_seconds", "overlapped", "predict",
+    "ps_asp_seconds", "ps_round_seconds", "ps_step_seconds", "sizes", "zero_bytes",
 ]  # fmt: skip

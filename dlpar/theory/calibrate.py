@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dlpar.config.experiment import Experiment
 from dlpar.config.paths import private_folder, runtime_folder
 from dlpar.jobs.control_groups import cores
 from dlpar.jobs.launch import Job, spmd
-from dlpar.theory import Link, fitted
-from dlpar.theory.steps.sizes import sizes
-from dlpar.worlds.platforms import Device, Platform, platform
+from dlpar.theory.collectives import fitted
+from dlpar.theory.layers import sizes
+from dlpar.worlds.platforms import Device, Link, Platform, platform
 from dlpar.worlds.platforms.lookup import HERE, here_file
 from dlpar.worlds.platforms.ping_pong import SIZES, eager_limit, there_and_back
 
@@ -26,19 +23,22 @@ if TYPE_CHECKING:
 
 
 STEPS, WARM = 80, 20
-"""Steps of a run, and how many of them pass before times settle."""
+"""Steps of a run, and the first of them, which pass before times settle."""
 
 QUICK, THOROUGH = 3, 9
 """Runs of each kind: where a reader waits for the figures, and where somebody asked to measure."""
 
 SMALL, LARGE = 64, 256
-"""Samples a rank takes of a step, where steps are told from samples."""
+"""Samples a rank takes of a step, to tell the time of a step from that of a sample."""
 
 RANKS = 64
 """Most ranks that real processes are started for."""
 
 LIMIT = 60.0
 """Seconds a run may take."""
+
+SHORT = {"steps": STEPS, "evaluate_every": STEPS, "cluster": {"threads": 1}}
+"""Fields of every run."""
 
 
 def calibrate(runs: int = QUICK) -> Platform:
@@ -47,8 +47,8 @@ def calibrate(runs: int = QUICK) -> Platform:
     Parameters
     ----------
     runs : int
-        Of each kind of training, at least 1.  The quickest counts, so that more of them are steadier: 3 take some
-        ten seconds, 9 half a minute.
+        Runs of each kind of training, at least 1.  The quickest counts, so that more of them are steadier:
+        3 take some ten seconds, 9 half a minute.
 
     Raises
     ------
@@ -57,23 +57,29 @@ def calibrate(runs: int = QUICK) -> Platform:
     """
     times, eager = spmd(_on_two_ranks, workers=2, timeout=LIMIT)[0]
     several = cores() > 1  # else ranks take turns, and an exchange shows nothing but that
-    alone = {"scaling": "weak", "averaging": {"method": "local", "period": STEPS}, **_SHORT}
+    alone = {"scaling": "weak", "averaging": {"method": "local", "period": STEPS}, **SHORT}
     few, many = (Experiment(workers=1 + several, batch=batch, **alone) for batch in (SMALL, LARGE))
-    ring, server = Experiment(workers=2, **_SHORT), Experiment(workers=2, sync="ps", **_SHORT)
+    ring, server = Experiment(workers=2, **SHORT), Experiment(workers=2, sync="ps", **SHORT)
     seconds = step_seconds([few, many, ring, server] if several else [few, many], runs)
     device, link = computing(*seconds[:2]), fitted(SIZES, times)
     if several:
         link = in_training(link, device, *seconds[2:])
-    found = description(device, link, eager, cores(), time.strftime("%Y-%m-%d"))
+    source = (
+        f"measured on {time.strftime('%Y-%m-%d')}: steps of the default model on two ranks, alone, in a ring and "
+        f"with a server, and messages to and fro; with more ranks than its {cores()} core{'s' * several} they take "
+        f"turns, and no prediction holds"
+    )
+    inside = Link(_rounded(link.latency), _rounded(link.bandwidth))
+    found = Platform(name=HERE, source=source, device=device, devices=RANKS, inside=inside, eager=eager)
     file = private_folder(here_file().parent) / here_file().name
-    file.write_text(json.dumps(found, indent=1) + "\n")
+    file.write_text(found.model_dump_json(exclude_unset=True, indent=1) + "\n")
     return platform(HERE)
 
 
 def computing(few: float, many: float) -> Device:
-    """A core, by the seconds of steps of the default model with `SMALL` and with `LARGE` samples.
+    """Return a core as a device, by the seconds of steps of the default model with `SMALL` and `LARGE` samples.
 
-    Its neighbour does the same, and they exchange nothing before the last step; so a step is an
+    Its neighbour does the same, and they exchange nothing before the last step.  So a step is an
     overhead and so much a sample.
     """
     a_sample = (many - few) / (LARGE - SMALL) if many > few else many / LARGE
@@ -83,11 +89,11 @@ def computing(few: float, many: float) -> Device:
 
 
 def in_training(link: Link, device: Device, ring: float, server: float) -> Link:
-    """The link as two ranks that train see it: its bandwidth such that their steps take the seconds they do.
+    """Return the link as two ranks that train see it, with the bandwidth that explains their steps' seconds.
 
     In training a gradient comes from another core's cache, and is added up: that takes
     longer than a message that goes to and fro.  Beside computing, two latencies and
-    ``k nbytes / bandwidth`` are left of a step: k is 1 on a ring, and 3 with a server,
+    ``k nbytes / bandwidth`` are left of a step.  k is 1 on a ring, and 3 with a server,
     which gets two gradients one after the other and answers the first while the second
     is answered.
     """
@@ -101,61 +107,34 @@ def in_training(link: Link, device: Device, ring: float, server: float) -> Link:
     return Link(link.latency, min(link.bandwidth, 4 * own.elements / x) if x > 0 else link.bandwidth)
 
 
-def description(device: Device, link: Link, eager: int, cores: int, date: str) -> dict[str, Any]:
-    """The fields of the platform ``here``."""
-    source = (
-        f"measured on {date}: steps of the default model on two ranks, alone, in a ring and with a server, and "
-        f"messages to and fro; with more ranks than its {cores} core{'s' if cores > 1 else ''} they take turns, and "
-        f"no prediction holds"
-    )
-    return {
-        "name": HERE,
-        "source": source,
-        "device": {"name": device.name, "flops": device.flops, "overhead": device.overhead},
-        "devices": RANKS,
-        "inside": {"latency": _rounded(link.latency), "bandwidth": _rounded(link.bandwidth)},
-        "eager": eager,
-    }
-
-
-_SHORT = {"steps": STEPS, "evaluate_every": STEPS, "cluster": {"threads": 1}}
-
-
 def step_seconds(experiments: Sequence[Experiment], runs: int = QUICK) -> list[float]:
-    """Seconds of a step of each, once times have settled, of the quickest of some runs: others waited for a core.
+    """Return the seconds of a settled step of each experiment, in the quickest of some runs.
 
-    They take turns, so that a machine that is busy for a while disturbs all of them, and none in all its runs.
+    In the others ranks waited for a core.  Experiments take turns, so that a machine that is busy for
+    a while disturbs all of them, and none in all its runs.
     """
     return [min(taken) for taken in zip(*([_step_seconds(e) for e in experiments] for _ in range(runs)))]
 
 
 def _step_seconds(experiment: Experiment) -> float:
-    """Of one run, which is not kept."""
-    folder = Path(tempfile.mkdtemp(prefix="spmd-", dir=runtime_folder()))
-    try:
+    """Return the median seconds of a step of one run, which is not kept."""
+    with tempfile.TemporaryDirectory("", "spmd-", runtime_folder(), ignore_cleanup_errors=True) as name:
+        folder = Path(name)
         (folder / "experiment.json").write_text(experiment.to_json())
         job = Job(folder, experiment)
         try:
-            run = job.wait(LIMIT)
+            steps = job.wait(LIMIT).steps
         except TimeoutError:
             job.stop()
             raise
-        ends: dict[str, list[float]] = {}
-        for source, record in run.records():
-            if record["k"] == "step":
-                ends.setdefault(source, []).append(record["t"])
-        return median(
-            after - before for each in ends.values() for before, after in zip(each[WARM:], each[WARM + 1 :])
-        )
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        return float(steps.groupby("rank")["t"].diff()[steps["step"] > WARM].median())
 
 
 def _on_two_ranks(comm: Comm) -> tuple[list[float], int]:
-    """One-way seconds of messages of `SIZES`, and the eager limit."""
+    """Return the one-way seconds of messages of `SIZES`, and the eager limit."""
     return there_and_back(comm), eager_limit(comm)
 
 
 def _rounded(value: float) -> float:
-    """To what a measurement is worth."""
+    """Round to the digits that a measurement is worth."""
     return float(f"{value:.3g}")

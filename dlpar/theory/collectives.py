@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dlpar.worlds.platforms.platform import Link
 
@@ -76,7 +76,8 @@ def collective_seconds(
             raise ValueError(f"{field}: got {value}, allowed is a whole number from 1")
     if ranks == 1:
         return 0.0
-    cost, far = _Cost.of(nbytes, link, adding), _Cost.of(nbytes, between or link, adding)
+    cost = _Cost.of(nbytes, link, adding)
+    far = cost if between is None else _Cost.of(nbytes, between, adding)
     return _SECONDS[name](ranks, cost, far, group, depth)
 
 
@@ -114,33 +115,33 @@ def _star_broadcast(n: int, c: _Cost, *_: object) -> float:
     return c.a + (n - 1) * c.b
 
 
-def _tree_reduce(n: int, c: _Cost, *_: object) -> float:
+def _tree_reduce(n: int, c: _Cost, between: _Cost, group: int, _: int) -> float:
     """Child after child."""
-    return _binomial(n, c.a, c.b, c.add)
-
-
-def _tree_broadcast(n: int, c: _Cost, *_: object) -> float:
-    """The reduction backwards, with nothing to add."""
-    return _binomial(n, c.a, c.b, 0.0)
-
-
-def _binomial(n: int, a: float, b: float, add: float) -> float:
     ready, distance = [0.0] * n, 1
     while distance < n:
+        hop = c if distance < group else between
         for parent in range(0, n - distance, 2 * distance):
-            ready[parent] = max(ready[parent + distance] + a, ready[parent]) + b + add
+            ready[parent] = max(ready[parent + distance] + hop.a, ready[parent]) + hop.b + c.add
         distance *= 2
     return ready[0]
 
 
-def _tree_aggregate(n: int, c: _Cost, _: object, group: int, depth: int) -> float:
+def _tree_broadcast(n: int, c: _Cost, *rest: object) -> float:
+    """The reduction backwards, with nothing to add."""
+    return _tree_reduce(n, replace(c, add=0.0), *rest)
+
+
+def _tree_aggregate(n: int, c: _Cost, between: _Cost, group: int, depth: int) -> float:
+    """Level by level; parents of one group share a port to other groups."""
     scale = max(math.ceil(n ** (1 / depth)), 2)
     partitions, total = n, 0.0
-    while partitions > scale + math.ceil(partitions / scale):
-        kept = partitions // scale
-        total += incast(math.ceil((partitions - kept) / kept), c.a, c.b, c.add)
+    while partitions > 1:
+        kept = partitions // scale if partitions > scale + math.ceil(partitions / scale) else 1
+        messages = math.ceil((partitions - kept) / kept)
+        hop, sharing = (c, 1) if between is c or partitions <= group else (between, min(kept, group))
+        total += incast(messages, hop.a, hop.b * sharing, c.add)
         partitions = kept
-    return total + incast(partitions - 1, c.a, c.b, c.add)
+    return total
 
 
 def _ring_allgather(n: int, c: _Cost, *_: object) -> float:

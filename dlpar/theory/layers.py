@@ -1,172 +1,173 @@
-"""Closed forms of what the ranks of one replica send for each layer in a step, by the name of the layer."""
+"""The layers of a model and the payload its ranks send for each, from the fields of an experiment alone.
+
+Nothing is built and torch is not loaded.  Names and order of the layers are those of :mod:`dlpar.models`.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
 from dlpar.theory.counts import closed_form
-from dlpar.theory.steps.sizes import CHARACTERS, IMAGES, ROWS
 
 if TYPE_CHECKING:
-    from dlpar.config.experiment import Experiment
+    from dlpar.config.experiment import Experiment, Model
 
+
+CHARACTERS = 96
+"""Size of the alphabet of ``docstrings``."""
+
+INPUTS = {
+    "digits": (1, 8, 8), "mnist": (1, 28, 28), "cifar10": (3, 32, 32), "diabetes": (10,), "docstrings": (1000,),
+}  # fmt: skip
+"""Shape of a sample by data set: channels, height and width of an image; features; or words that are counted."""
+
+BOUNDARY = "boundary after "
+"""Prefix of the last layer on one side of a pipeline's boundary."""
+
+SHARED = "gradients of shared weights"
+"""Name of the traffic that belongs to no layer: sums of the gradients of weights that several ranks hold."""
 
 Shape = tuple[int, ...]
 
-BOUNDARY = "boundary after "
-"""Before the name of the last layer on one side of a pipeline's boundary."""
 
-SHARED = "gradients of shared weights"
-"""What is sent in no layer: sums of the gradients of weights that several ranks of a replica hold."""
+class Tensor(NamedTuple):
+    """A tensor of weights: its elements, and the FLOPs a sample costs because of it, forward and backward."""
+
+    elements: int
+    flops: float
 
 
-def elements_by_layer(experiment: Experiment) -> dict[str, float]:
-    """Elements sent inside layers; those that send nothing or have no form here are left out.
+class Layer(NamedTuple):
+    """A layer of a model.
 
-    ==========  ===========  ==================================================================
-    split       layer        elements of all ranks of a replica, b samples
-    ==========  ===========  ==================================================================
-    tensor, t   block        t · 8·b·s·h·(t-1)/t (Narayanan et al., arXiv 2104.04473, 3.2)
-    tensor      embed        a ring all-reduce of b·s·h
-    tensor      output       the same, and an all-gather of b·s·v scores
-    tensor      mlp, cnn     a ring all-reduce of the output of every second layer, and of the
-                             input of the others but the first; an all-gather of a last output
-                             that is in pieces (Shoeybi et al., arXiv 1909.08053, section 3)
-    spatial     conv         of each rank its halo, twice but for the first layer, which sends
-                             no gradient (:func:`dlpar.theory.layers.halo`)
-    spatial     flatten      an all-gather of the images
-    spatial     `SHARED`     a ring all-reduce of the convolutions' weights
-    pipeline    `SHARED`     v·h by the first stage and by the last, which both have tied weights
-    ==========  ===========  ==================================================================
+    Attributes
+    ----------
+    name : str
+        As in :mod:`dlpar.models`.
+    output : tuple of int
+        Shape of its output for one sample.
+    tensors : tuple of Tensor
+        Its weights in the order of the forward pass.
+    flops : float
+        FLOPs of a sample that belong to no weight, forward and backward.
     """
-    kind, ranks = experiment.split.kind, experiment.split.axes(experiment.workers)
-    if kind == "spatial":
-        return _spatial(experiment, ranks["rows"], ranks["columns"])
-    is_transformer, tensor = experiment.model.name == "transformer", ranks.get("tensor", 1)
-    tied = (
-        {SHARED: 2 * CHARACTERS * experiment.model.width}
-        if is_transformer and ranks.get("pipeline", 1) > 1
-        else {}
-    )
-    if tensor == 1 or getattr(experiment.split, "recompute", False):
-        return tied
-    if is_transformer:
-        return _transformer(experiment, tensor) | tied
-    return (
-        _in_turns(experiment, tensor) if kind == "tensor" else {}
-    )  # a stage's layers take turns by themselves
+
+    name: str
+    output: Shape
+    tensors: tuple[Tensor, ...] = ()
+    flops: float = 0.0
 
 
-def boundary_elements(experiment: Experiment, layer: str) -> int:
-    """Elements sent over a pipeline's boundary behind a layer: its output forward, and as many gradients back.
+@dataclass(frozen=True)
+class Sizes:
+    """Elements and FLOPs of a model.
 
-    b·s·h each way (Narayanan et al., arXiv 2104.04473, section 4.1), by each of the ranks of a stage.
+    Attributes
+    ----------
+    tensors : tuple of Tensor
+        In the order in which the backward pass finishes their gradients.
+    flops : float
+        FLOPs of a sample, forward and backward.
     """
-    size = 1
-    for length in outputs(experiment)[layer]:
-        size *= length
-    return 2 * experiment.local_batch(0) * size * experiment.split.axes(experiment.workers).get("tensor", 1)
+
+    tensors: tuple[Tensor, ...]
+    flops: float
+
+    @property
+    def elements(self) -> int:
+        """Elements of all weights."""
+        return sum(tensor.elements for tensor in self.tensors)
 
 
-def outputs(experiment: Experiment) -> dict[str, Shape]:
-    """The shape of each layer's output for one sample, by the names and in the order of :mod:`dlpar.models`."""
+def sizes(experiment: Experiment) -> Sizes:
+    """Return the sizes of an experiment's own model: the ones `dlpar.models` would build and count."""
+    rows = layers(experiment)
+    tensors = [tensor for layer in rows for tensor in layer.tensors]
+    flops = sum(tensor.flops for tensor in tensors) + sum(layer.flops for layer in rows)
+    return Sizes(tuple(reversed(tensors)), flops)
+
+
+def layers(experiment: Experiment) -> list[Layer]:
+    """Return the layers of an experiment's model in the order of the forward pass."""
     model, data = experiment.model, experiment.data
-    classes = 1 if data.name == "diabetes" else 10
     if model.name == "transformer":
-        rows = (data.context, model.width)
-        names = ["embed", *(f"block{i}" for i in range(1, model.depth + 1)), "norm"]
-        return {**dict.fromkeys(names, rows), "output": (data.context, CHARACTERS)}
-    found: dict[str, Shape] = {}
-    if model.name == "mlp":
-        for i in range(1, model.depth + 1):
-            found |= {f"linear{i}": (model.width,), f"relu{i}": (model.width,)}
-        return {**found, "output": (classes,)}
-    if model.name != "cnn":
-        return {"output": (classes,)}
-    _, height, width = IMAGES[data.name]
+        return _transformer(model, data.context)
+    shape, classes = INPUTS[data.name], 1 if data.name == "diabetes" else 10
+    found = {"mlp": _mlp, "cnn": _cnn}[model.name](model, shape) if model.name in ("mlp", "cnn") else []
+    inputs = prod(found[-1].output if found else shape)
+    return [*found, Layer("output", (classes,), _product(inputs, classes))]
+
+
+def _product(inputs: int, outputs: int, places: int = 1) -> tuple[Tensor, Tensor]:
+    """Weight and bias of a product applied at so many places: 2 FLOPs a multiply-add, in three passes."""
+    return Tensor(inputs * outputs, 6 * inputs * outputs * places), Tensor(outputs, 0)
+
+
+def _norm(name: str, output: Shape, channels: int) -> Layer:
+    return Layer(name, output, (Tensor(channels, 0), Tensor(channels, 0)))
+
+
+def _mlp(model: Model, shape: Shape) -> list[Layer]:
+    found: list[Layer] = []
     for i in range(1, model.depth + 1):
-        shape = (model.channels, height, width)
-        found |= {f"conv{i}": shape, f"relu{i}": shape}
-        if min(height, width) >= 8:
-            height, width = height // 2, width // 2
-            found[f"pool{i}"] = (model.channels, height, width)
-    return {**found, "flatten": (model.channels * height * width,), "output": (classes,)}
-
-
-def _ring(name: str, ranks: int, elements: int) -> int:
-    return closed_form(name, ranks, elements, 1).bytes
-
-
-def _transformer(experiment: Experiment, ranks: int) -> dict[str, float]:
-    batch, model, context = experiment.local_batch(0), experiment.model, experiment.data.context
-    block = ranks * transformer_layer_elements(batch, context, model.width, ranks)
-    summed = _ring("ring", ranks, batch * context * model.width)
-    scores = _ring("ring_allgather", ranks, batch * context * CHARACTERS)
-    return {
-        "embed": summed,
-        **{f"block{i}": block for i in range(1, model.depth + 1)},
-        "output": summed + scores,
-    }
-
-
-def _in_turns(experiment: Experiment, ranks: int) -> dict[str, float]:
-    """Of layers cut by outputs and by inputs in turn; or by outputs with neurons that overlap."""
-    batch, shapes = experiment.local_batch(0), outputs(experiment)
-    names = [name for name in shapes if name.startswith(("linear", "conv", "output"))]
-    found: dict[str, float] = {}
-    if experiment.split.redundancy:
-        inputs = [_features(experiment), *(shapes[name][0] for name in names)]
-        for name, before in zip(names[:-1], inputs):
-            layer = redundant_layer(batch, before, shapes[name][0], ranks, experiment.split.redundancy)
-            found[name] = ranks * layer.elements(ranks)
-        return {**found, "whole": _ring("ring_allgather", ranks, batch * shapes["output"][0])}
-    order = list(shapes)
-    for place, name in enumerate(names):
-        if place % 2:  # cut by inputs: its output is added up
-            found[name] = _ring("ring", ranks, batch * _size(shapes[name]))
-        elif place:  # cut by outputs: the gradient of its input is
-            found[name] = _ring("ring", ranks, batch * _size(shapes[order[order.index(name) - 1]]))
-    if len(names) % 2:
-        found["whole"] = _ring("ring_allgather", ranks, batch * shapes["output"][0])
+        output = (model.width,)
+        found.append(Layer(f"linear{i}", output, _product(prod(shape), model.width)))
+        if model.norm != "none":
+            found.append(_norm(f"norm{i}", output, model.width))
+        found.append(Layer(f"relu{i}", output))
+        shape = output
     return found
 
 
-def _features(experiment: Experiment) -> int:
-    name = experiment.data.name
-    return ROWS[name] if name in ROWS else _size(IMAGES[name])
+def _cnn(model: Model, shape: Shape) -> list[Layer]:
+    found: list[Layer] = []
+    for i in range(1, model.depth + 1):
+        inputs, height, width = shape
+        shape = (model.channels, height, width)
+        found.append(Layer(f"conv{i}", shape, _product(9 * inputs, model.channels, height * width)))
+        if model.norm != "none":
+            found.append(_norm(f"norm{i}", shape, model.channels))
+        found.append(Layer(f"relu{i}", shape))
+        if min(height, width) >= 8:
+            shape = (model.channels, height // 2, width // 2)
+            found.append(Layer(f"pool{i}", shape))
+    return [*found, Layer("flatten", (prod(shape),))]
 
 
-def _size(shape: Sequence[int]) -> int:
-    size = 1
-    for length in shape:
-        size *= length
-    return size
+def _transformer(model: Model, context: int) -> list[Layer]:
+    width, rows = model.width, (context, model.width)
+    # The output reads the weight that embeds characters, so its FLOPs are noted there.
+    embedding = Tensor(CHARACTERS * width, 6 * CHARACTERS * width * context), Tensor(context * width, 0)
+    norm = _norm("norm", rows, width)
+    attention = norm.tensors + 4 * _product(width, width, context)
+    hidden = norm.tensors + _product(width, 4 * width, context) + _product(4 * width, width, context)
+    between_positions = 3 * 4 * context * width * context  # scores, and reading by them
+    blocks = [
+        Layer(f"block{i}", rows, attention + hidden, between_positions) for i in range(1, model.depth + 1)
+    ]
+    return [Layer("embed", rows, embedding), *blocks, norm, Layer("output", (context, CHARACTERS))]
 
 
-def _spatial(experiment: Experiment, rows: int, columns: int) -> dict[str, float]:
-    batch, shapes = experiment.local_batch(0), outputs(experiment)
-    found: dict[str, float] = {}
-    weights, (channels, height, width) = 0, IMAGES[experiment.data.name]
-    for name, shape in shapes.items():
-        if name.startswith("conv"):
-            weights += (9 * channels + 1) * shape[0]
-            ways = 1 if name == "conv1" else 2
-            found[name] = ways * sum(
-                halo(batch, channels, tall, wide, 1, r > 0, r < rows - 1, c > 0, c < columns - 1).elements
-                for r, tall in enumerate(_shares(height, rows))
-                for c, wide in enumerate(_shares(width, columns))
-            )
-        if name == "flatten":
-            found[name] = _ring("ring_allgather", rows * columns, batch * shape[0])
-            found[SHARED] = _ring("ring", rows * columns, weights)
-            break
-        channels, height, width = shape
-    return {name: elements for name, elements in found.items() if elements}
+class Exchange(NamedTuple):
+    """A collective of the ranks of one replica.
 
+    Attributes
+    ----------
+    layer : str
+        The layer it belongs to; ``whole`` for outputs that are put together.
+    collective : str
+        A name of :func:`dlpar.theory.counts.closed_form`.
+    elements : int
+        Elements of the tensor, all ranks' pieces together.
+    """
 
-def _shares(size: int, pieces: int) -> list[int]:
-    return [size // pieces + (piece < size % pieces) for piece in range(pieces)]
+    layer: str
+    collective: str
+    elements: int
 
 
 class Sent(NamedTuple):
@@ -176,32 +177,14 @@ class Sent(NamedTuple):
     bytes: int
 
 
-class Exchanges(NamedTuple):
-    """Collectives of a replica's step, by the elements of each, all ranks' pieces together.
-
-    Attributes
-    ----------
-    reduced : tuple of int
-        All-reduces, those of the forward pass first.
-    gathered : tuple of int
-        All-gathers.
-    scattered : tuple of int
-        Reduce-scatters.
-    """
-
-    reduced: tuple[int, ...] = ()
-    gathered: tuple[int, ...] = ()
-    scattered: tuple[int, ...] = ()
-
-    def sent(self, ranks: int, itemsize: int) -> Sent:
-        """Messages and bytes, each collective being a ring (:func:`dlpar.theory.counts.closed_form`)."""
-        rings = {"ring": self.reduced, "ring_allgather": self.gathered, "ring_reduce_scatter": self.scattered}
-        costs = [closed_form(name, ranks, n, itemsize) for name, sizes in rings.items() for n in sizes]
-        return Sent(sum(cost.messages for cost in costs), sum(cost.bytes for cost in costs))
+def payload(exchanges: Sequence[Exchange], ranks: int, itemsize: int) -> Sent:
+    """Return messages and bytes of some exchanges among so many ranks."""
+    costs = [closed_form(each.collective, ranks, each.elements, itemsize) for each in exchanges]
+    return Sent(sum(cost.messages for cost in costs), sum(cost.bytes for cost in costs))
 
 
-def exchanges(experiment: Experiment) -> Exchanges:
-    """What the ranks of the first replica exchange in a step of an experiment whose split is tensor.
+def exchanges(experiment: Experiment) -> list[Exchange]:
+    """Return the collectives of the first replica in a step of an experiment whose split is tensor.
 
     Of L layers with weights in an mlp or cnn the odd ones are cut by outputs and the even ones
     by inputs; activations and their gradients are counted in elements a sample, b samples.
@@ -213,48 +196,43 @@ def exchanges(experiment: Experiment) -> Exchanges:
     =====================  ==================================================================
 
     With redundancy see :func:`redundant_layer`.  A transformer's are in :func:`transformer_exchanges`.
+    Source: Shoeybi et al. (arXiv 1909.08053), section 3.
     """
     model, batch = experiment.model, experiment.local_batch(0)
     if model.name == "transformer":
-        return transformer_exchanges(batch, experiment.data.context, model.width, model.depth, CHARACTERS)
-    classes = 1 if experiment.data.name == "diabetes" else 10
-    if model.name == "cnn":
-        inputs, outputs = _images(IMAGES[experiment.data.name], model.channels, model.depth)
-        return alternating(batch, inputs, [*outputs, classes])
-    features = ROWS.get(experiment.data.name) or _pixels(IMAGES[experiment.data.name])
-    widths = [features, *[model.width] * model.depth, classes]
-    if not experiment.split.redundancy:
-        return alternating(batch, widths[:-1], widths[1:])
-    ranks = experiment.split.axes(experiment.workers)["tensor"]
-    layers = [redundant_layer(batch, n, model.width, ranks, experiment.split.redundancy) for n in widths[:-2]]
-    gathered = [ranks * sent for layer in layers for sent in (layer.activations, layer.weights) if sent]
-    return Exchanges((), (*gathered, batch * classes), tuple(ranks * layer.gradients for layer in layers))
+        return transformer_exchanges(batch, experiment.data.context, model.width, model.depth)
+    if experiment.split.redundancy:
+        return _overlapping(experiment, batch)
+    rows = layers(experiment)
+    cut = [place for place, layer in enumerate(rows) if layer.name.startswith(("linear", "conv", "output"))]
+    found = []
+    for number, place in enumerate(cut):
+        if number:  # by inputs: its output is added up; by outputs: the gradient of its input is
+            summed = rows[place if number % 2 else place - 1]
+            found.append(Exchange(rows[place].name, "ring", batch * prod(summed.output)))
+    whole = [Exchange("whole", "ring_allgather", batch * prod(rows[-1].output))] if len(cut) % 2 else []
+    return found + whole
 
 
-def alternating(batch: int, inputs: Sequence[int], outputs: Sequence[int]) -> Exchanges:
-    """Of layers cut by outputs and by inputs in turn, by the elements a sample of each; see :func:`exchanges`."""
-    forward = [batch * n for n in outputs[1::2]]
-    backward = [batch * n for n in inputs[2::2]]
-    return Exchanges((*forward, *backward), (batch * outputs[-1],) if len(outputs) % 2 else ())
-
-
-def transformer_exchanges(batch: int, context: int, width: int, depth: int, characters: int) -> Exchanges:
-    """Of a transformer: b samples of s positions, h wide, v characters.
+def transformer_exchanges(batch: int, context: int, width: int, depth: int) -> list[Exchange]:
+    """Return the collectives of a transformer: b samples of s positions, h wide, v characters.
 
     Each block takes two all-reduces of b·s·h forward and two backward (Shoeybi et al., arXiv
     1909.08053, section 3); the embedding one forward, the output one backward and an all-gather
     of b·s·v scores.
     """
-    return Exchanges((batch * context * width,) * (4 * depth + 2), (batch * context * characters,))
+    names = ["embed", *(f"block{i}" for i in range(1, depth + 1) for _ in range(4)), "output"]
+    reduced = [Exchange(name, "ring", batch * context * width) for name in names]
+    return [*reduced, Exchange("output", "ring_allgather", batch * context * CHARACTERS)]
 
 
 def transformer_layer_elements(batch: int, context: int, width: int, ranks: int) -> float:
-    """Elements each device sends in a step for one block: 8·b·s·h·(t-1)/t (Narayanan et al., arXiv 2104.04473)."""
+    """Return 8·b·s·h·(t-1)/t: elements each device sends in a step for a block (Narayanan et al., arXiv 2104.04473)."""
     return 8 * batch * context * width * (ranks - 1) / ranks
 
 
 class RedundantLayer(NamedTuple):
-    """What one rank does for a layer of overlapping neurons.
+    """Costs of one rank for a layer of overlapping neurons.
 
     Attributes
     ----------
@@ -271,12 +249,12 @@ class RedundantLayer(NamedTuple):
     weights: int
 
     def elements(self, ranks: int) -> int:
-        """That one rank sends in a step."""
+        """Return the elements that one rank sends in a step."""
         return (ranks - 1) * (self.activations + self.gradients + self.weights)
 
 
 def redundant_layer(batch: int, inputs: int, neurons: int, ranks: int, redundancy: float) -> RedundantLayer:
-    """Both costs of redundancy in a fully connected layer, for one rank of t.
+    """Return both costs of redundancy in a fully connected layer, for one rank of t.
 
     With n/t neurons of i inputs on each rank, c of them computed by all, and b samples:
 
@@ -288,8 +266,8 @@ def redundant_layer(batch: int, inputs: int, neurons: int, ranks: int, redundanc
     sent, between steps    (t-1)·c·(i + 1)
     =====================  =========================
 
-    A common neuron saves b elements and costs i + 1, its weights: it pays where b > i + 1, if at
-    all, as everyone computes it.
+    A common neuron saves b elements and costs i + 1, its weights.  It can pay only where b > i + 1,
+    because every rank computes it.
 
     Parameters
     ----------
@@ -309,21 +287,87 @@ def redundant_layer(batch: int, inputs: int, neurons: int, ranks: int, redundanc
     )
 
 
-def _pixels(image: tuple[int, int, int]) -> int:
-    channels, height, width = image
-    return channels * height * width
+def _overlapping(experiment: Experiment, batch: int) -> list[Exchange]:
+    """Return the collectives of hidden layers whose ranks have neurons in common."""
+    ranks, redundancy = experiment.split.axes(experiment.workers)["tensor"], experiment.split.redundancy
+    inputs, width, found = prod(INPUTS[experiment.data.name]), experiment.model.width, []
+    for i in range(1, experiment.model.depth + 1):
+        layer = redundant_layer(batch, inputs, width, ranks, redundancy)
+        for name, piece in (
+            ("ring_allgather", layer.activations),
+            ("ring_allgather", layer.weights),
+            ("ring_reduce_scatter", layer.gradients),
+        ):
+            if piece:
+                found.append(Exchange(f"linear{i}", name, ranks * piece))
+        inputs = width
+    return [*found, Exchange("whole", "ring_allgather", batch * prod(layers(experiment)[-1].output))]
 
 
-def _images(image: tuple[int, int, int], channels: int, depth: int) -> tuple[list[int], list[int]]:
-    """Elements a sample that go into each convolution and come out of it, and those that go into the last layer."""
-    inputs, outputs = [_pixels(image)], []
-    _, height, width = image
-    for _ in range(depth):
-        outputs.append(channels * height * width)
-        if min(height, width) >= 8:
-            height, width = height // 2, width // 2
-        inputs.append(channels * height * width)
-    return inputs, outputs
+def elements_by_layer(experiment: Experiment) -> dict[str, int]:
+    """Return the elements that all ranks of a replica send inside layers; layers that send nothing are left out.
+
+    ==========  ===========  ==================================================================
+    split       layer        elements
+    ==========  ===========  ==================================================================
+    tensor      any          those of its collectives (:func:`exchanges`)
+    spatial     conv         of each rank its halo (:func:`halo`), twice but for the first
+                             layer, which sends no gradient
+    spatial     flatten      an all-gather of the images
+    spatial     `SHARED`     a ring all-reduce of the convolutions' weights
+    pipeline    `SHARED`     v·h by the first stage and by the last, which both have tied weights
+    ==========  ===========  ==================================================================
+
+    A pipeline of cut layers has a form for transformers only, and none where it recomputes.
+    """
+    kind, ranks = experiment.split.kind, experiment.split.axes(experiment.workers)
+    if kind == "spatial":
+        return _spatial(experiment, ranks["rows"], ranks["columns"])
+    found: Counter[str] = Counter()
+    is_transformer, tensor = experiment.model.name == "transformer", ranks.get("tensor", 1)
+    has_form = is_transformer or kind == "tensor"
+    if tensor > 1 and has_form and not getattr(experiment.split, "recompute", False):
+        for each in exchanges(experiment):
+            found[each.layer] += payload([each], tensor, 1).bytes
+    if is_transformer and ranks.get("pipeline", 1) > 1:
+        found[SHARED] = 2 * CHARACTERS * experiment.model.width
+    return dict(found)
+
+
+def boundary_elements(experiment: Experiment, layer: str) -> int:
+    """Return the elements sent over a pipeline's boundary behind a layer.
+
+    Its output goes forward and as many gradients come back: b·s·h each way (Narayanan et al., arXiv
+    2104.04473, section 4.1), by each of the ranks of a stage.
+    """
+    output = next(each.output for each in layers(experiment) if each.name == layer)
+    ranks = experiment.split.axes(experiment.workers).get("tensor", 1)
+    return 2 * experiment.local_batch(0) * prod(output) * ranks
+
+
+def _spatial(experiment: Experiment, rows: int, columns: int) -> dict[str, int]:
+    batch, weights, found = experiment.local_batch(0), 0, {}
+    channels, height, width = INPUTS[experiment.data.name]
+    for layer in layers(experiment):
+        if layer.name.startswith("conv"):
+            weights += sum(tensor.elements for tensor in layer.tensors)
+            ways = 1 if layer.name == "conv1" else 2
+            found[layer.name] = ways * sum(
+                halo(batch, channels, tall, wide, 1, r > 0, r < rows - 1, c > 0, c < columns - 1).elements
+                for r, tall in enumerate(_shares(height, rows))
+                for c, wide in enumerate(_shares(width, columns))
+            )
+        if layer.name == "flatten":
+            gathered = Exchange(layer.name, "ring_allgather", batch * prod(layer.output))
+            for each in (gathered, Exchange(SHARED, "ring", weights)):
+                found[each.layer] = payload([each], rows * columns, 1).bytes
+            break
+        channels, height, width = layer.output
+    return {name: elements for name, elements in found.items() if elements}
+
+
+def _shares(size: int, pieces: int) -> list[int]:
+    return [size // pieces + (piece < size % pieces) for piece in range(pieces)]
 
 
 class HaloCost(NamedTuple):
@@ -350,7 +394,7 @@ def halo(
     left: bool = True,
     right: bool = True,
 ) -> HaloCost:
-    """Of a convolution with stride 1 that keeps the size of its images: kernel 2r + 1, padding r.
+    """Return the halo of a convolution with stride 1 that keeps the size of its images: kernel 2r + 1, padding r.
 
     With N samples and C channels an interior rank, which has a piece of h = H / p_h rows and
     w = W / p_w columns, sends N C (2 r (h + w) + 4 r²) elements in 8 messages: r rows or columns
@@ -367,7 +411,12 @@ def halo(
     radius : int
         r.
     above, below, left, right : bool, default True
-        Where the rank has neighbours.
+        Whether the rank has a neighbour on that side.
+
+    Raises
+    ------
+    ValueError
+        If the radius does not fit into the piece.
 
     Examples
     --------

@@ -53,41 +53,6 @@ def bubble(schedule: str, stages: int, microbatches: int, chunks: int = 1) -> fl
     return {"interleaved": share / chunks, "zb-h1": share / 3, "zb-h2": 0.0}.get(schedule, share)
 
 
-class Sent(NamedTuple):
-    """What a stage sends in a step."""
-
-    messages: int
-    nbytes: int
-
-
-def boundary_traffic(
-    elements: Sequence[int], stages: int, samples: int, microbatches: int, itemsize: int = 4
-) -> list[Sent]:
-    """What each stage sends a step: over each boundary activations one way and as many gradients back.
-
-    A boundary between transformer blocks carries b s h elements each way for a micro-batch
-    of b sequences of s tokens in h dimensions (Narayanan et al., arXiv 2104.04473, 3.2).
-    What stages with a weight in common add up is not counted.
-
-    Parameters
-    ----------
-    elements : sequence of int
-        Of a sample's activations at each boundary between parts of the model, one less than parts.
-    stages : int
-        Part k is on stage ``k % stages``.
-    samples, microbatches : int
-        Of a replica's step, and how many pieces they go in.
-    itemsize : int, default 4
-        Bytes of an element.
-    """
-    sent = [Sent(0, 0)] * stages
-    for boundary, width in enumerate(elements):
-        for stage in (boundary % stages, (boundary + 1) % stages):
-            messages, nbytes = sent[stage]
-            sent[stage] = Sent(messages + microbatches, nbytes + samples * width * itemsize)
-    return sent
-
-
 Times = float | Sequence[float]
 
 

@@ -8,7 +8,7 @@ Every rank has ports of its own, workers begin with different servers, and N >= 
 from __future__ import annotations
 
 from dlpar.theory.collectives import incast
-from dlpar.worlds.platforms.platform import Link
+from dlpar.worlds.platforms import Link
 
 
 def ps_round_seconds(
@@ -20,11 +20,11 @@ def ps_round_seconds(
     colocated: bool = False,
     serving: float = 0.0,
 ) -> float:
-    """Seconds from the moment all workers push until the last of them has the new weights (bsp).
+    """Return the seconds from the moment all workers push until the last of them has the new weights (bsp).
 
     Dedicated servers: a + N b, for N shards come in at each server one after the other
     without a gap, and a + N c back: 2 a + 2 N/S nbytes / bandwidth.  Colocated servers share
-    the port of a worker, whose own shard needs no network: N - 1 in place of N.
+    the port of a worker, whose own shard needs no network: N - 1 instead of N.
 
     Sources: Li et al. (OSDI 2014), section 4, for shards; Jiang et al., "BytePS" (OSDI
     2020), section 2, for dedicated and colocated servers.
@@ -34,7 +34,7 @@ def ps_round_seconds(
     workers, servers : int
         N and S, 1 <= S <= N.
     nbytes : float
-        Of the whole gradient as it is sent.
+        Bytes of the whole gradient as it is sent.
     link : Link
         Every rank's; full duplex.
     answer : float, optional
@@ -49,35 +49,42 @@ def ps_round_seconds(
     ValueError
         If a number is not allowed.
     """
-    _check(workers, servers)
-    back = nbytes if answer is None else answer
-    b, c = nbytes / servers / link.bandwidth, back / servers / link.bandwidth
+    b, c = _shards(workers, servers, nbytes, answer, link)
+    if servers > workers:
+        raise ValueError(f"servers: got {servers}, allowed with {workers} workers is from 1 to {workers}")
     shards = workers - 1 if colocated else workers
     return incast(shards, link.latency, b, serving) + (link.latency + shards * c if shards else 0.0)
 
 
 def ps_step_seconds(
-    workers: int, servers: int, nbytes: float, link: Link, compute: float, answer: float | None = None
+    workers: int,
+    servers: int,
+    nbytes: float,
+    link: Link,
+    compute: float,
+    answer: float | None = None,
+    serving: float = 0.0,
 ) -> float:
-    """Seconds a bsp step takes when step follows step, with dedicated servers.
+    """Return the seconds a bsp step takes when step follows step, with dedicated servers.
 
     It is less than compute + :func:`ps_round_seconds`: workers that were answered first
     push first, so that the answers to the last overlap with the pushes of the first.
 
-        compute + 2 a + max(N c + S b, N b + S c)
+        compute + 2 a + serving + max(N c + S b, N b + S c)
 
     The worker that is answered last has waited for N answers and then pushes S shards; and
     a server takes in N pushes, of which none begins before a worker has its S answers.  So a
     step never takes less.  Where S divides N and all workers begin together it takes no
-    more, as a rule: with b = c that is compute + 2 a + (N/S + 1) nbytes / bandwidth.
+    more, as a rule: with b = c that is compute + 2 a + (N/S + 1) nbytes / bandwidth.  Servers
+    that compute longer for a push than its bytes take set the pace: N pushes of `serving`.
 
     Source: follows from the network model.  Parameters and errors as there; `compute` is
     seconds of a worker's step.
     """
-    _check(workers, servers)
-    back = nbytes if answer is None else answer
-    b, c = nbytes / servers / link.bandwidth, back / servers / link.bandwidth
-    return compute + 2 * link.latency + max(workers * c + servers * b, workers * b + servers * c)
+    b, c = _shards(workers, servers, nbytes, answer, link)
+    of_ports = max(workers * c + servers * b, workers * b + servers * c) + serving
+    of_servers = b + servers * c + workers * serving
+    return compute + 2 * link.latency + max(of_ports, of_servers)
 
 
 def ps_asp_seconds(
@@ -90,7 +97,7 @@ def ps_asp_seconds(
     serving: float = 0.0,
     blocking: bool = True,
 ) -> float:
-    """Seconds in which N worker-steps are done if nobody waits for anybody (asp).
+    """Return the seconds in which N worker-steps are done if nobody waits for anybody (asp).
 
     A worker that is never in a queue takes compute + 2 a + S b + c + serving; a server
     that is always busy takes max(b, c + serving) a push.  The longer of one cycle and N
@@ -109,33 +116,19 @@ def ps_asp_seconds(
     blocking : bool, default True
         Whether a server waits until an answer has left before it serves on (above the eager limit).
     """
-    _check(workers, servers)
-    back = nbytes if answer is None else answer
-    b, c = nbytes / servers / link.bandwidth, back / servers / link.bandwidth
+    b, c = _shards(workers, servers, nbytes, answer, link)
     alone = compute + 2 * link.latency + servers * b + c + serving
     busy = max(b, c + serving if blocking else max(c, serving))
     return max(alone, workers * busy)
 
 
-def two_level_ps_seconds(
-    workers: int, groups: int, servers: int, nbytes: float, link: Link, answer: float | None = None
-) -> float:
-    """Seconds from the moment all workers push until the last has the weights, with a leaf server for each group.
-
-    A round of a group with its leaf, and between its two halves a round of the leaves
-    with the servers: ceil(N / G) workers share a leaf's port, G leaves share a server's.
-
-    Source: Gupta, Zhang and Wang, "Rudra" (arXiv 1509.04210), the architecture with a tree
-    of servers.  Parameters as in :func:`ps_round_seconds`; `groups` is G, from S to N.
-    """
-    if not 1 <= groups <= workers:
-        raise ValueError(f"groups: got {groups}, allowed with {workers} workers is from 1 to {workers}")
-    below = ps_round_seconds(-(-workers // groups), 1, nbytes, link, answer)
-    return below + ps_round_seconds(groups, servers, nbytes, link, answer)
-
-
-def _check(workers: int, servers: int) -> None:
+def _shards(
+    workers: int, servers: int, nbytes: float, answer: float | None, link: Link
+) -> tuple[float, float]:
+    """Return b and c; raise `ValueError` if a number is not allowed."""
     if workers < 1:
         raise ValueError(f"workers: got {workers}, allowed is a whole number from 1")
-    if not 1 <= servers <= workers:
-        raise ValueError(f"servers: got {servers}, allowed with {workers} workers is from 1 to {workers}")
+    if servers < 1:
+        raise ValueError(f"servers: got {servers}, allowed is a whole number from 1")
+    back = nbytes if answer is None else answer
+    return nbytes / servers / link.bandwidth, back / servers / link.bandwidth

@@ -1,23 +1,23 @@
-"""Closed forms of waiting for each other, where the times of steps vary."""
+"""Closed form of waiting for the slowest, where the times of steps vary."""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from dlpar.worlds.platforms import Timing
+import numpy as np
 
+from dlpar.worlds.platforms import Timing
 
 POINTS = 40_001
-"""Of the grid on which a distribution is integrated; relative errors are below 1e-6."""
+"""Points of the grid on which a distribution is integrated; relative errors are below 1e-6."""
 
 
 def expected_slowest(workers: int, timing: Timing, steps: int = 1) -> float:
-    """How long the slowest of N workers takes, over the mean of one: E[max], as a factor from 1.
+    """Return how long the slowest of N workers takes, over the mean of one: E[max], as a factor from 1.
 
     A bulk-synchronous step takes that factor times the mean.  With `steps` above 1, workers
-    meet only every so many steps, and each has had the mean of them: the factor falls.
+    meet only every so many steps, and each has had the mean of them: the factor falls.  It bounds
+    stale-synchronous workers from above, where `steps` is their staleness + 1 (Ho et al., NIPS 2013).
 
     ============  ============================================================
     timing        factor
@@ -65,29 +65,8 @@ def expected_slowest(workers: int, timing: Timing, steps: int = 1) -> float:
     return _slowest_of_gamma(workers, steps / cv**2)
 
 
-def ssp_bounds(workers: int, timing: Timing, staleness: int) -> tuple[float, float]:
-    """Between what factors of the mean a step of stale-synchronous workers takes, when times vary.
-
-    Not below 1, what it takes when nobody waits (asp); not above what it takes when all meet
-    every `staleness` + 1 steps, for who does so never leads by more than `staleness`
-    clocks.  With workers of constant but unequal speeds the pace is the slowest's.
-
-    Source: Ho et al. (NIPS 2013), section 3, for the rule; the bounds follow from it.
-
-    Parameters
-    ----------
-    workers, timing
-        As in :func:`expected_slowest`.
-    staleness : int
-        s, clocks a worker may lead, from 0 (which is bsp).
-    """
-    if staleness < 0:
-        raise ValueError(f"staleness: got {staleness}, allowed is a whole number from 0")
-    return 1.0, expected_slowest(workers, timing, staleness + 1)
-
-
 def _slowest_of_trace(workers: int, trace: list[float], steps: int) -> float:
-    """Worker r begins with element r; all go round and round."""
+    """Return the factor of a trace: worker r begins with element r, and all go round and round."""
     length = len(trace)
     rounds = math.lcm(length, steps) // steps
     sums = [sum(trace[(i + k) % length] for k in range(steps)) for i in range(length)]
@@ -98,9 +77,7 @@ def _slowest_of_trace(workers: int, trace: list[float], steps: int) -> float:
 
 
 def _slowest_of_gamma(workers: int, shape: float) -> float:
-    """E[max] of N gamma numbers of mean 1, on a grid that is even in the logarithm, where all shapes are smooth."""
-    import numpy as np  # here: an import of the closed forms need not load it
-
+    """Integrate E[max] of N gamma numbers of mean 1 over the logarithm, in which all shapes are smooth."""
     spread = math.sqrt(shape)
     low, high = max(shape - 14 * spread, 1e-9 * shape), shape + (40 + math.log(workers)) * max(spread, 1.0)
     u = np.linspace(math.log(low), math.log(high), POINTS)

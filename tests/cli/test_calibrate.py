@@ -12,8 +12,7 @@ import pytest
 from dlpar import Experiment
 from dlpar.cli import main
 from dlpar.theory import calibrate as calibrating
-from dlpar.theory.steps import predict
-from dlpar.theory.steps.sizes import sizes
+from dlpar.theory import predict, sizes
 from dlpar.worlds.platforms import Link, platform
 
 LINK = Link(8e-6, 6e9)

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from dlpar.graphs import mixing_matrix
-from dlpar.jobs.consensus import contraction
 from dlpar.lab import check_on_ranks, presets
+from dlpar.theory import contraction
 
 pytestmark = pytest.mark.slow
 

@@ -18,7 +18,7 @@ from dlpar.data import load
 from dlpar.jobs.record import Recorder
 from dlpar.lab.probes import prepared
 from dlpar.split.tensor import TensorSplit, cut_layers
-from dlpar.theory.layers import exchanges, redundant_layer, transformer_layer_elements
+from dlpar.theory.layers import exchanges, payload, redundant_layer, transformer_layer_elements
 from dlpar.train import serve, train
 from dlpar.worlds.simulated.run import of_experiment, run_program
 
@@ -105,7 +105,7 @@ def test_a_cut_model_gives_the_losses_and_weights_of_one_process_and_sends_what_
     split = {"kind": "tensor"}
     steps = same_as_alone(name, workers=ranks, split=split)
     experiment = Experiment(**MODELS[name], workers=ranks, split=split)
-    assert sent(steps) == exchanges(experiment).sent(ranks, itemsize=8)
+    assert sent(steps) == payload(exchanges(experiment), ranks, itemsize=8)
 
 
 @pytest.mark.parametrize("name", ["mlp, output by classes", "cnn, output by channels", "transformer"])
@@ -132,7 +132,7 @@ def test_characters_that_do_not_divide_among_ranks_are_dealt_out():
     cut_loss, cut_weights, steps = simulated(workers=5, split="tensor", **fields)
     assert apart(loss, cut_loss) < 1e-9
     assert all(np.allclose(a, b, rtol=0, atol=1e-8) for a, b in zip(weights, cut_weights, strict=True))
-    assert sent(steps) == exchanges(Experiment(workers=5, split="tensor", **fields)).sent(5, itemsize=8)
+    assert sent(steps) == payload(exchanges(Experiment(workers=5, split="tensor", **fields)), 5, itemsize=8)
 
 
 @pytest.mark.parametrize(
@@ -183,8 +183,8 @@ def test_overlapping_neurons_change_the_bytes_and_nothing_else(ranks, redundancy
     split = {"kind": "tensor", "redundancy": redundancy}
     name = "mlp, output by classes"
     steps = same_as_alone(name, workers=ranks, split=split)
-    assert sent(steps) == exchanges(Experiment(**MODELS[name], workers=ranks, split=split)).sent(
-        ranks, itemsize=8
+    assert sent(steps) == payload(
+        exchanges(Experiment(**MODELS[name], workers=ranks, split=split)), ranks, itemsize=8
     )
 
 

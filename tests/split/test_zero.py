@@ -169,7 +169,7 @@ def test_accumulation_is_predicted_as_it_is_simulated(overlap):
     )
     ends = [record["t"] for record in trained(**fields, dtype="float32").facts[0]]
     prediction = predict(experiment)
-    assert prediction.exact
+    assert prediction.kind == "exact"
     assert ends[-1] - ends[-2] == pytest.approx(prediction.seconds, rel=1e-9)
     assert predict(experiment.replace(split=split(1))) is None
 

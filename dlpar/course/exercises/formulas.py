@@ -11,8 +11,7 @@ from dlpar.course.judge import Verdict, check
 from dlpar.course.labs.hybrid import CLUSTERS, grid
 from dlpar.course.labs.scaling import sizes_only
 from dlpar.lab.sweep import all_done
-from dlpar.theory.layers import transformer_exchanges
-from dlpar.theory.steps.sizes import CHARACTERS, sizes
+from dlpar.theory.layers import sizes, transformer_exchanges
 from dlpar.worlds.platforms import platform_of, workload
 
 Case = tuple[dict[str, float], float]
@@ -134,8 +133,9 @@ def _grid_arguments(experiment: Experiment) -> dict[str, float]:
     """Arguments of a formula for a transformer on a grid of devices, each with a link of its own."""
     model, split, batch = experiment.model, experiment.split, experiment.global_batch
     platform, own = platform_of(experiment), sizes(experiment)
-    sent = transformer_exchanges(batch, experiment.data.context, model.width, model.depth, CHARACTERS)
-    elements = sum(sent.reduced) + sum(sent.gathered) / 2  # an all-gather is half of an all-reduce
+    sent = transformer_exchanges(batch, experiment.data.context, model.width, model.depth)
+    # An all-gather is half of an all-reduce.
+    elements = sum(each.elements / (1 if each.collective == "ring" else 2) for each in sent)
     return dict(
         data=experiment.replicas,
         tensor=split.tensor,

@@ -6,8 +6,8 @@ from typing import Any
 
 from dlpar.config.experiment import Experiment
 from dlpar.course.rehearse import Row, Shown
-from dlpar.jobs.consensus import contraction
 from dlpar.jobs.run import Run
+from dlpar.theory import contraction
 
 ISLANDS = {"topology": "edges", "edges": "0-1,2-3"}
 """Four workers in two pairs, with no edge between the pairs."""

@@ -7,8 +7,7 @@ from dlpar.course.labs.mapreduce import CLUSTER
 from dlpar.course.rehearse import Collectives, Row, Shown, pace
 from dlpar.jobs.run import Run
 from dlpar.lab.timing import Timing
-from dlpar.theory.counts import closed_form
-from dlpar.theory.steps.sizes import sizes
+from dlpar.theory import closed_form, sizes
 
 OWN_CARDS, SHARED_CARDS = "h100-400gb-ib", "v100-100gb-ib"
 """Eight GPUs in each machine: with a network card for each of them, and with one for all eight."""

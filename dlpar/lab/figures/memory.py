@@ -14,7 +14,7 @@ from dlpar.lab.figure import Figure, blank, saying
 from dlpar.lab.figures.pipeline import Drawn, has_flush, passes, spans, stages_of, typical, window
 from dlpar.lab.labels import labels
 from dlpar.lab.live import rank_lines as shown
-from dlpar.theory.steps.sizes import sizes
+from dlpar.theory import sizes
 
 KINDS = {
     "weights": theme.Phase("", "#3A97CC", ""),

@@ -33,9 +33,9 @@ def contraction(experiment: Experiment) -> float | None:
     """Factor by which mixing alone should shrink the distance each step; None for other schemes and local steps."""
     if experiment.sync.scheme != "gossip" or experiment.averaging.method != "none":
         return None
-    from dlpar.jobs import consensus
+    from dlpar import theory
 
-    return consensus.contraction(experiment)
+    return theory.contraction(experiment)
 
 
 def starts_apart(experiment: Experiment) -> bool:

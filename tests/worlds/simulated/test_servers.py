@@ -10,7 +10,7 @@ from dlpar.comm.ghost import Outline
 from dlpar.jobs.record import Unrecorded
 from dlpar.replica import Replica
 from dlpar.sync import scheme
-from dlpar.theory import Link, predict, ps_round_seconds, two_level_ps_seconds
+from dlpar.theory import Link, predict, ps_round_seconds
 from dlpar.train import serve
 from dlpar.worlds.platforms import Device, Workload
 
@@ -64,14 +64,6 @@ def test_servers_on_the_nodes_of_workers_spare_a_shard_each():
         )
         said = ps_round_seconds(workers, servers, gradient, LINK, answer=weights, colocated=True)
         assert times == [pytest.approx(said, rel=EXACT)] * 2, (workers, servers)
-
-
-def test_two_levels_of_servers_take_what_their_closed_form_says():
-    for workers, groups, servers in [(4, 2, 1), (8, 2, 2), (8, 4, 2), (16, 4, 1), (16, 4, 4), (64, 8, 2)]:
-        sync = {"scheme": "ps", "servers": servers, "groups": groups}
-        times, gradient, weights = rounds(workers=workers, sync=sync)
-        said = two_level_ps_seconds(workers, groups, servers, gradient, LINK, answer=weights)
-        assert times == [pytest.approx(said, rel=EXACT)] * 2, (workers, groups, servers)
 
 
 @pytest.mark.parametrize("workers", [2, 5, 16, 64])

@@ -1,0 +1,30 @@
+"""Bubbles of pipelines, as published."""
+
+from __future__ import annotations
+
+import pytest
+
+from dlpar.theory import bubble
+
+
+def test_bubbles_are_those_of_megatron_and_of_zero_bubble():
+    for p, m in ((4, 8), (8, 8), (2, 32)):
+        assert bubble("gpipe", p, m) == bubble("1f1b", p, m) == (p - 1) / m
+        for v in (1, 2, 4):
+            assert bubble("interleaved", p, m, chunks=v) == (p - 1) / (v * m)
+        assert bubble("zb-h1", p, m) == pytest.approx((p - 1) / (3 * m))
+        assert bubble("zb-h2", p, m) == 0
+    assert bubble("1f1b", 1, 8) == 0
+
+
+@pytest.mark.parametrize(
+    "call, complaint",
+    [
+        (lambda: bubble("dapple", 4, 8), "schedule: got 'dapple', allowed is one of gpipe"),
+        (lambda: bubble("1f1b", 4, 8, chunks=2), "chunks: got 2, allowed with schedule 1f1b is 1"),
+        (lambda: bubble("1f1b", 0, 8), "stages: got 0"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(call, complaint):
+    with pytest.raises(ValueError, match=complaint):
+        call()

@@ -1,0 +1,335 @@
+"""Predictions of whole steps: exact, or on the side they say, beside the simulation of the same experiment."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from contextlib import nullcontext
+
+import pytest
+
+from dlpar import Experiment
+from dlpar.jobs.simulate import of_experiment, run_program
+from dlpar.theory import predict, ps_step_seconds
+from dlpar.train import serve, train
+from dlpar.worlds.platforms import platform, workload
+
+pytestmark = pytest.mark.slow
+
+CLUSTER = {"world": "simulated", "messages": "sizes", "platform": "cpu-10gbe"}
+
+
+class Watch:
+    """In the place of a recorder: when each step of a rank ended."""
+
+    def __init__(self, comm) -> None:
+        self.comm, self.ends = comm, []
+
+    def span(self, *_):
+        return nullcontext()
+
+    def step(self, *_, **__):
+        self.ends.append(self.comm.now())
+
+    event = evaluation = end = lambda self, *_, **__: None
+
+
+def simulated(experiment: Experiment, every: int = 1) -> float:
+    """Seconds of a step in the long run, the last exchange left out."""
+    simulator, comms = of_experiment(experiment)
+    watches = [Watch(comm) for comm in comms]
+    workers = watches[: experiment.workers]
+
+    def program(comm):
+        (train if comm.rank < experiment.workers else serve)(comm, experiment, watches[comm.rank])
+
+    run_program(simulator, comms, program, 60.0)
+    if experiment.free_running:
+        ends = sorted(end for watch in workers for end in watch.ends)
+        first, last = len(ends) // 2, len(ends) * 19 // 20
+        return (ends[last] - ends[first]) / (last - first) * experiment.workers
+    last = experiment.steps - every
+    first = last // 2 // every * every
+    return sum(w.ends[last - 1] - w.ends[first - 1] for w in workers) / (last - first) / len(workers)
+
+
+def experiment(workers: int, sync, cluster=None, steps: int = 40, **fields) -> Experiment:
+    cluster = {**CLUSTER, **(cluster or {})}
+    return Experiment(
+        workers=workers, sync=sync, cluster=cluster, steps=steps, evaluate_every=steps, **fields
+    )
+
+
+@pytest.fixture
+def ours(tmp_path):
+    """An experiment on a platform and with a workload of one's own."""
+
+    def described(workers, sync, platform=None, work=None, messages="sizes", **fields):
+        cluster = {"messages": messages}
+        whole = {} if "layers" in (work or {}) else {"parameters": 1_000_000, "flops": 1e9}
+        link = {"latency": 1e-4, "bandwidth": 1e9}
+        machine = {"device": {"name": "d", "flops": 1e12}, "nodes": 64, "between": link, **(platform or {})}
+        for field, table in {"platform": machine, "stand_in_for": {**whole, **(work or {})}}.items():
+            path = tmp_path / f"{field}{len(list(tmp_path.iterdir()))}.json"
+            path.write_text(json.dumps(table))
+            cluster[field] = str(path)
+        return experiment(workers, sync, cluster, scaling="weak", batch=8, **fields)
+
+    return described
+
+
+# ---- exact ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "allreduce, workers",
+    [(name, n) for name in ("ring", "star") for n in (1, 2, 3, 4, 6, 8, 16)]
+    + [(name, n) for name in ("tree", "halving_doubling") for n in (1, 2, 4, 8, 16)]
+    + [("hierarchical", n) for n in (2, 4, 6, 16)],
+)
+def test_a_step_of_every_all_reduce_takes_what_the_simulation_takes(allreduce, workers):
+    mine = experiment(workers, {"scheme": "ring", "allreduce": allreduce}, batch=240)
+    told = predict(mine)
+    assert told.kind == "exact" and told.seconds == pytest.approx(simulated(mine), rel=1e-3)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 5, 8])
+def test_a_bsp_step_of_one_server_takes_what_the_simulation_takes(workers):
+    mine = experiment(workers, "ps", batch=240)
+    told = predict(mine)
+    assert told.kind == "exact" and told.seconds == pytest.approx(simulated(mine), rel=1e-3)
+
+
+@pytest.mark.parametrize("workers, servers", [(8, 1), (8, 2), (8, 4), (16, 8), (1, 4)])
+def test_of_a_large_model_the_form_of_servers_is_exact_without_what_they_compute(workers, servers):
+    link, big = platform("cpu-10gbe").between, workload("resnet50")
+    mine = experiment(
+        workers, {"scheme": "ps", "servers": servers}, {"stand_in_for": "resnet50"}, 24, batch=workers
+    )
+    compute = platform("cpu-10gbe").seconds(big.flops, big)
+    told = ps_step_seconds(workers, servers, big.nbytes, link, compute)
+    assert told == pytest.approx(predict(mine).seconds, rel=1e-3)
+    assert told == pytest.approx(simulated(mine), rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    "workers, sync, fields",
+    [
+        (4, {"scheme": "ps", "consistency": "asp"}, {"batch": 8192}),
+        (16, {"scheme": "ps", "consistency": "asp"}, {}),
+        (2, "gossip", {}),
+        (8, {"scheme": "gossip", "exchange": "random"}, {}),
+        (4, "ring", {"compression": {"codec": "topk", "keep": 0.01}}),
+        (4, "ps", {"compression": "onebit"}),
+        (4, "ring", {"dtype": "float64", "scaling": "weak"}),
+        (4, "ring", {"model": {"name": "cnn", "width": 64}}),
+        (4, "ring", {"delays": {"kind": "constant", "delay_ms": 1.0}}),
+    ],
+)
+def test_other_schemes_and_fields_are_exact_too(workers, sync, fields):
+    mine = experiment(workers, sync, **fields)
+    told = predict(mine)
+    assert told.kind == "exact", told.how
+    assert told.seconds == pytest.approx(simulated(mine), rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    "sync, within",
+    [
+        ("ring", 1e-3),
+        ("ps", 1e-3),
+        ({"scheme": "ps", "consistency": "asp"}, 1e-3),
+        ("mapreduce", 0.03),
+        ("gossip", 1e-3),
+    ],
+)
+def test_local_steps_share_an_exchange(sync, within):
+    mine = experiment(4, sync, averaging={"method": "local", "period": 4})
+    told = predict(mine)
+    assert told.seconds == pytest.approx(simulated(mine, every=4), rel=within)
+    assert told.seconds < predict(experiment(4, sync)).seconds
+
+
+@pytest.mark.parametrize("bucket_mb", (4.0, 100.0))
+@pytest.mark.parametrize("overlap, speed", [(False, 1.0), (True, 1.0), (True, 0.6)])
+def test_buckets_behind_the_backward_pass_of_vgg_are_exact(overlap, speed, bucket_mb, tmp_path):
+    path = tmp_path / "beside.json"
+    path.write_text(json.dumps({"extends": "cpu-10gbe", "name": "beside", "overlap": speed}))
+    sync = {"scheme": "ring", "overlap": overlap, "bucket_mb": bucket_mb}
+    cluster = {"platform": str(path), "stand_in_for": "vgg16"}
+    mine = experiment(8, sync, cluster, steps=6, batch=8, scaling="weak")
+    told = predict(mine)
+    assert told.kind == "exact" and told.seconds == pytest.approx(simulated(mine), rel=1e-3)
+
+
+def test_the_overhead_of_a_step_comes_before_what_communication_hides_behind(ours):
+    device = {"device": {"name": "d", "flops": 1e12, "overhead": 0.01}}
+    mine = ours(4, {"scheme": "ring", "overlap": True}, device)
+    told = predict(mine)
+    assert told.kind == "exact" and told.seconds == pytest.approx(simulated(mine), rel=1e-3)
+
+
+@pytest.mark.parametrize("messages", ("sizes", "values"))
+def test_a_workload_that_only_sends_has_a_time_too(ours, messages):
+    mine = ours(4, "ring", work={"flops": 0}, messages=messages, steps=8)
+    told = predict(mine)
+    assert told.kind == "exact" and told.seconds == pytest.approx(simulated(mine), rel=1e-3)
+
+
+@pytest.mark.parametrize("sync", ("ring", "ps"))
+@pytest.mark.parametrize("itemsize", (1, 2, 8))
+def test_elements_of_a_workload_have_its_size_whatever_the_small_models_dtype(ours, sync, itemsize):
+    mine = ours(4, sync, work={"itemsize": itemsize}, dtype="float64")
+    told = predict(mine)
+    assert told.kind == "exact" and told.seconds == pytest.approx(simulated(mine), rel=1e-3)
+
+
+# ---- bounds and estimates ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "workers, sync, fields, kind, within",
+    [
+        (6, {"scheme": "ring", "allreduce": "tree"}, {}, "upper bound", 0.05),
+        (6, {"scheme": "ring", "allreduce": "halving_doubling"}, {}, "upper bound", 0.07),
+        (4, "ring", {"delays": {"straggler": {1: 4.0}}}, "upper bound", 0.07),
+        (4, "ps", {"shards": "uneven"}, "upper bound", 0.001),
+        (9, "mapreduce", {}, "upper bound", 0.03),
+        (16, {"scheme": "mapreduce", "depth": 3}, {}, "upper bound", 0.03),
+        (7, {"scheme": "mapreduce", "reduce": "collect"}, {"compression": "fp16"}, "upper bound", 0.11),
+        (4, {"scheme": "ps", "servers": 2}, {}, "lower bound", 0.001),
+        (16, {"scheme": "ps", "servers": 4}, {}, "lower bound", 0.05),
+        (8, {"scheme": "ps", "servers": 4, "consistency": "asp"}, {}, "lower bound", 0.1),
+        (8, {"scheme": "ps", "servers": 2, "groups": 4}, {}, "estimate", 0.01),
+        (8, {"scheme": "ps", "servers": 8}, {"cluster": {"placement": "colocated"}}, "estimate", 0.2),
+        (8, "gossip", {}, "estimate", 0.2),
+        (8, {"scheme": "gossip", "topology": "exp2"}, {}, "estimate", 0.1),
+    ],
+)
+def test_a_bound_is_on_its_side_and_all_are_close(workers, sync, fields, kind, within):
+    mine = experiment(workers, sync, fields.pop("cluster", None), **fields)
+    told, seconds = predict(mine), simulated(mine)
+    assert told.kind == kind and "; " in told.how
+    assert told.seconds == pytest.approx(seconds, rel=within)
+    if kind == "upper bound":
+        assert told.seconds > seconds * (1 - 1e-3)
+    if kind == "lower bound":
+        assert told.seconds < seconds * (1 + 1e-3)
+
+
+@pytest.mark.parametrize(
+    "sync, within",
+    [
+        ("ring", 1e-3),
+        ("ps", 1e-3),
+        ("mapreduce", 0.02),
+        ({"scheme": "ring", "allreduce": "tree"}, 1e-3),
+        ({"scheme": "ring", "allreduce": "hierarchical", "node_size": 4}, 1e-3),
+        ({"scheme": "ps", "servers": 4}, 0.05),
+    ],
+)
+def test_nodes_of_four_that_share_a_port_are_close(sync, within):
+    cluster = {"platform": "p100-25gbe", "stand_in_for": "resnet101"}
+    mine = experiment(16, sync, cluster, steps=8, batch=64, scaling="weak")
+    assert predict(mine).seconds == pytest.approx(simulated(mine), rel=within)
+
+
+@pytest.mark.parametrize("name", ("p100-25gbe", "h100-10gbe"))
+def test_short_messages_of_a_ring_pile_up_at_the_one_port_of_a_node(name):
+    """A small model on quick devices: messages below the eager limit."""
+    mine = experiment(16 if name == "h100-10gbe" else 8, "ring", {"platform": name}, batch=240)
+    assert predict(mine).seconds == pytest.approx(simulated(mine), rel=1e-3)
+
+
+@pytest.mark.parametrize("consistency", ("asp", "ssp"))
+@pytest.mark.parametrize("trace", ([1, 2, 3, 4, 5, 6, 7], [1, 1, 1, 5]))
+def test_workers_that_run_free_take_the_mean_of_a_trace(ours, consistency, trace):
+    times = {"timing": {"kind": "trace", "trace": trace}}
+    mine = ours(1, {"scheme": "ps", "consistency": consistency}, times, {"parameters": 1000}, steps=84)
+    assert predict(mine).seconds == pytest.approx(simulated(mine), rel=0.05)
+
+
+def test_the_slowest_of_workers_whose_times_vary_sets_the_pace_of_a_ring(tmp_path):
+    path, timing = tmp_path / "unsteady.json", {"kind": "gamma", "cv": 0.3}
+    path.write_text(json.dumps({"extends": "cpu-10gbe", "name": "unsteady", "timing": timing}))
+    cluster = {"platform": str(path), "stand_in_for": "resnet50"}
+    mine = experiment(8, "ring", cluster, steps=300, batch=8, scaling="weak")
+    told = predict(mine)
+    steady = predict(mine.replace(cluster={"platform": "cpu-10gbe"}))
+    assert told.kind == "estimate" and told.seconds > steady.seconds + 0.2 * told.compute
+    assert told.seconds == pytest.approx(simulated(mine), rel=0.05)
+
+
+def test_under_ssp_the_slowest_worker_sets_the_pace():
+    mine = experiment(
+        4, {"scheme": "ps", "consistency": "ssp"}, steps=100, batch=8192, delays={"straggler": {1: 8.0}}
+    )
+    told = predict(mine)
+    assert told.seconds == pytest.approx(simulated(mine), rel=0.01)
+    assert told.seconds > 2 * told.compute
+    assert predict(mine.replace(sync={"consistency": "asp"})).seconds < told.seconds / 2
+
+
+def test_staleness_bounds_waiting_from_above(ours):
+    times = {"timing": {"kind": "exponential"}}
+    mine = ours(8, {"scheme": "ps", "consistency": "ssp"}, times, {"parameters": 1000}, steps=100)
+    assert predict(mine).seconds > simulated(mine)
+
+
+# ---- what a prediction is -------------------------------------------------------------------------------------
+
+
+def test_a_small_batch_communicates_more():
+    small, large = (predict(experiment(8, "ring", batch=batch)) for batch in (64, 65_536))
+    assert small.seconds > 2 * small.compute and large.seconds < 2 * large.compute
+    assert "2 (N-1) (a + b/N)" in small.how and "Patarasuk" in small.how
+
+
+def test_there_is_none_without_a_form_or_a_platform(monkeypatch, tmp_path):
+    monkeypatch.setenv("DLPAR_HOME", str(tmp_path))  # where this machine was never measured
+    assert predict(Experiment(sync="ring")) is None
+    assert predict(Experiment(sync="hogwild", cluster={"world": "simulated"})) is None
+    library = {"scheme": "ring", "allreduce": "library"}
+    assert predict(Experiment(sync=library, cluster={"platform": "cpu-10gbe"})) is None
+    told = predict(Experiment(cluster={"platform": "cpu-10gbe"}))
+    assert told.kind == "estimate" and told.how.endswith("real ranks share cores and are disturbed")
+
+
+def test_predicting_loads_no_torch():
+    code = """
+import sys
+from dlpar import Experiment
+from dlpar.theory import predict
+for sync in ("ring", "ps", "mapreduce", "gossip"):
+    assert predict(Experiment(sync=sync, cluster={"world": "simulated"})).seconds > 0
+print("torch" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "False", done.stderr
+
+
+# ---- published ----------------------------------------------------------------------------------------------
+
+
+def horovod(model: str, gpus: int, sync, platform: str = "p100-25gbe-roce") -> float:
+    """Seconds a step of 64 images a GPU."""
+    cluster = {"world": "simulated", "messages": "sizes", "platform": platform, "stand_in_for": model}
+    return predict(Experiment(workers=gpus, batch=64, scaling="weak", sync=sync, cluster=cluster)).seconds
+
+
+@pytest.mark.parametrize("model, efficiency", [("inception3", 0.90), ("resnet101", 0.90), ("vgg16", 0.68)])
+def test_one_overlap_gives_the_efficiencies_of_horovod_on_512_gpus(model, efficiency, tmp_path):
+    """Horovod's README: 128 servers of 4 Pascal GPUs, 25 GbE RoCE; tensors fused to 64 MB; one overlap for all."""
+    path = tmp_path / "pascal.json"
+    path.write_text(json.dumps({"extends": "p100-25gbe-roce", "name": "pascal", "overlap": 0.55}))
+    sync = {"scheme": "ring", "overlap": True, "bucket_mb": 64.0}
+    share = horovod(model, 1, sync, str(path)) / horovod(model, 512, sync, str(path))
+    assert share == pytest.approx(efficiency, abs=0.08)
+
+
+@pytest.mark.parametrize("gpus", (8, 32, 128, 512))
+def test_a_ring_is_above_a_parameter_server_from_8_gpus_on(gpus):
+    for servers in {1, gpus // 4}:
+        of_servers = horovod("resnet101", gpus, {"scheme": "ps", "servers": servers})
+        assert horovod("resnet101", gpus, "ring") < of_servers
