@@ -31,7 +31,7 @@ from dlpar.config.paths import runtime_folder
 from dlpar.jobs.processes import die_with_parent, is_ours
 
 PRELOADED = ("torch", "torch.distributed", "numpy", "cloudpickle", "platformdirs", "filelock", "dlpar.train",
-             "dlpar.worlds.connect", "dlpar.worlds.paced.world", "dlpar.jobs.rank", "dlpar.jobs.record")  # fmt: skip
+             "dlpar.worlds.connect", "dlpar.worlds.paced.comm", "dlpar.jobs.rank", "dlpar.jobs.record")  # fmt: skip
 """Modules a rank needs, in every rank from the start."""
 
 NOT_RUN = {"lab", "course", "classroom", "cli"}

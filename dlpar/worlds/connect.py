@@ -99,7 +99,7 @@ def _visible(cluster: Cluster) -> list[str]:
 def join(experiment: Experiment, on_host: bool = False) -> Comm:
     """This rank's communicator in the world of an experiment; `on_host`: its tensors are in host memory, GPU or not."""
     if experiment.cluster.world == "paced":
-        from dlpar.worlds.paced.world import of_experiment
+        from dlpar.worlds.paced.comm import of_experiment
 
         return of_experiment(experiment)
     if on_host:

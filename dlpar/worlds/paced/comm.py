@@ -1,13 +1,14 @@
 """Ranks that keep the time of a platform on paper: real processes and real messages, a logical clock each.
 
-When things happen the referee says (:mod:`dlpar.worlds.paced.referee`); the tensors themselves
-go by MPI.  A computation is done at once and takes the logical time the platform's
-device would; the wall clock follows by sleeping.
+The referee (:mod:`dlpar.worlds.paced.referee`) decides when things happen; the tensors themselves
+go by MPI.  A computation is done at once and takes the logical time of the platform's
+device; the wall clock follows by sleeping.
 """
 
 from __future__ import annotations
 
 import pickle
+import socket
 import threading
 from collections.abc import Callable, Sequence
 from itertools import count
@@ -16,29 +17,72 @@ from typing import Any
 
 import torch
 
-from dlpar.comm.base import ANY, Arrival, Collective, Comm, Request, Traffic, World, check_peer
-from dlpar.worlds.library import OwnLibrary
+from dlpar.comm.base import ANY, Arrival, Collective, Comm, Request, Traffic, check_peer
+from dlpar.config.experiment import Experiment
+from dlpar.worlds.logical import LogicalComm, LogicalWorld, Marks, Pace
 from dlpar.worlds.mpi import MPIComm
 from dlpar.worlds.paced import protocol as frames
-from dlpar.worlds.paced.protocol import AHEAD, TRAFFIC, TRAFFIC_BODY, Answer, Line
+from dlpar.worlds.paced.parcels import Parcels
+from dlpar.worlds.paced.protocol import AHEAD, TRAFFIC, TRAFFIC_BODY, Answer, Line, Link, Wall
+from dlpar.worlds.paced.referee import HELLO, Referee
+from dlpar.worlds.platforms import nodes_of, platform_of
+from dlpar.worlds.platforms.lookup import charges
 from dlpar.worlds.progress import ProgressThread
-from dlpar.worlds.simulated.network import Pace
 
 PROMPT = 2e-4
 """Seconds of the shortest computation the referee hears of before it is done: others need not wait for its end."""
 
 
-class PacedWorld(World):
-    """The surroundings of one paced rank; all its communicators share them.
+def of_experiment(experiment: Experiment) -> PacedComm:
+    """This rank's communicator in the paced world an experiment names; collective.
+
+    Raises
+    ------
+    ValueError
+        If ranks are on several machines, on all of them alike.
+    """
+    mpi, platform, seed = MPIComm(), platform_of(experiment), experiment.seed
+    machines = len(set(mpi.mpi.allgather(socket.gethostname())))
+    if machines > 1:
+        raise ValueError(f"cluster.hostfile: got {machines} machines, allowed in the paced world is one")
+    referee = Referee(nodes_of(experiment), platform, seed) if mpi.rank == 0 else None
+    address = mpi.broadcast(referee.address if referee else None)
+    wall, parcels = Wall(), Parcels(MPIComm(mpi.mpi.Dup(), mpi.device, zero=0.0))
+
+    def call(activity: int) -> Line:
+        end = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        end.connect(address)
+        end.sendall(b"".join(number.to_bytes(HELLO // 2, "little") for number in (mpi.rank, activity)))
+        return Line(Link(end), wall, parcels)
+
+    # From here on nobody waits in MPI, which would keep a core from those who have something to do.
+    line = call(0)
+    _warm_up()
+    helped = parcels.probe()
+    if referee:
+        referee.start(*charges(experiment), helped)  # rank 0 alone finds out the charges
+    scale, flops, parcels.helped = pickle.loads(line.answer().body)
+    world = PacedWorld(call, line, mpi, Pace(platform, flops, mpi.rank, seed), platform.eager / scale)
+    return PacedComm(world, line, mpi.rank, range(mpi.size))
+
+
+def _warm_up() -> None:
+    """Do before second 0 the first product and backward pass, which take a process long."""
+    weight = torch.ones(8, 8, requires_grad=True)
+    (weight @ weight).sum().backward()
+
+
+class PacedWorld(LogicalWorld):
+    """The surroundings of one paced rank.
 
     Parameters
     ----------
     call : callable
         ``call(activity)`` gives a new line to the referee for one more activity of this rank.
     line : Line
-        Of the activity that computes.
+        The line of the activity that computes.
     mpi : MPIComm
-        All ranks, for what the paced world does not carry itself: memory they share.
+        All ranks, for memory they share, which the paced world does not carry itself.
     pace : Pace
         Seconds of this rank's computations.
     eager : float
@@ -51,7 +95,7 @@ class PacedWorld(World):
     current : threading.local
         Its ``line`` is that of the activity that asks.
     memory, beside : list
-        To be closed in the end: what holds shared memory, and what ran beside the computation.
+        Things to close at the end: holders of shared memory, and activities beside the computation.
     """
 
     clock = "logical"
@@ -59,8 +103,8 @@ class PacedWorld(World):
     def __init__(
         self, call: Callable[[int], Line], line: Line, mpi: MPIComm, pace: Pace, eager: float
     ) -> None:
-        super().__init__(torch.device("cpu"), "mpi")
-        self.call, self.line, self.mpi, self.pace, self.eager = call, line, mpi, pace, eager
+        super().__init__("mpi", pace, eager)
+        self.call, self.line, self.mpi = call, line, mpi
         self.number = count(1).__next__
         self.current = threading.local()
         self.current.line = line
@@ -69,19 +113,10 @@ class PacedWorld(World):
         self.memory: list[MPIComm] = []
         self.beside: list[Beside] = []
 
-    def backward(
-        self, comm: Comm, work: Callable[[], Any], cost: float | None = None, marks: Sequence = ()
-    ) -> Any:
-        return comm.compute_with(marks, work, cost)
-
-    def inside(self, call: Callable[[], None]) -> None:
-        pass
-
     def new_step(self, step: int) -> None:
-        self.pace.new_step(step)
         if self.pace.varies:
             self.current.line.tell(frames.NEW_STEP, key=step)
-        self.pause(self.pace.overhead)
+        super().new_step(step)
 
     def pause(self, seconds: float) -> None:
         if seconds > 0:
@@ -99,7 +134,7 @@ class PacedWorld(World):
         return Guard(self)
 
 
-class PacedComm(OwnLibrary):
+class PacedComm(LogicalComm):
     """One rank of a group in a paced world.
 
     Parameters
@@ -107,16 +142,14 @@ class PacedComm(OwnLibrary):
     world : PacedWorld
         Surroundings of this rank.
     line : Line
-        Of the activity that makes the calls.
+        The line of the activity that makes the calls.
     rank : int
-        In the group.
+        Number in the group.
     members : sequence of int
         The group's ranks, by their numbers in the world.
     handle : int
         The group's number, as the referee knows it on this line.
     """
-
-    device = torch.device("cpu")
 
     def __init__(
         self, world: PacedWorld, line: Line, rank: int, members: Sequence[int], handle: int = 0
@@ -133,34 +166,35 @@ class PacedComm(OwnLibrary):
 
     def send(self, tensor: torch.Tensor, dest: int, tag: int = 0) -> None:
         key, nbytes = self._ship(tensor, dest), tensor.nbytes
-        self.line.tell(
-            frames.SEND if nbytes > self.eager else frames.ISEND, self.handle, dest, 0, tag, nbytes, key
-        )
+        op = frames.SEND if nbytes > self.eager else frames.ISEND
+        self.line.tell(op, comm=self.handle, peer=dest, tag=tag, nbytes=nbytes, key=key)
         if nbytes > self.eager:
             self.line.answer()
             self.line.follow()
 
     def isend(self, tensor: torch.Tensor, dest: int, tag: int = 0) -> Request:
         key = self._ship(tensor, dest)
-        self.line.tell(frames.ISEND, self.handle, dest, 0, tag, tensor.nbytes, key)
-        return PacedSending(self.line, key, tensor.nbytes > self.eager)
+        self.line.tell(frames.ISEND, comm=self.handle, peer=dest, tag=tag, nbytes=tensor.nbytes, key=key)
+        return _UnderWay(self, key, complete=tensor.nbytes <= self.eager)
 
     def recv(self, into: torch.Tensor, source: int = ANY, tag: int = ANY) -> Arrival:
         check_peer(self, source, "source")
-        return self._took(into, frames.RECV, 0, source, tag)
+        return self._took(into, frames.RECV, source=source, tag=tag)
 
     def irecv(self, into: torch.Tensor, source: int = ANY, tag: int = ANY) -> Request:
         check_peer(self, source, "source")
         key = self.world.number()
-        self.line.tell(frames.IRECV, self.handle, 0, source, tag, 0, key)
-        return PacedReceiving(self, key, into)
+        self.line.tell(frames.IRECV, comm=self.handle, source=source, tag=tag, key=key)
+        return _UnderWay(self, key, into)
 
     def sendrecv(
         self, tensor: torch.Tensor, dest: int, into: torch.Tensor, source: int, tag: int = 0
     ) -> Arrival:
         check_peer(self, source, "source")
         key = self._ship(tensor, dest)
-        return self._took(into, frames.SENDRECV, dest, source, tag, tensor.nbytes, key)
+        return self._took(
+            into, frames.SENDRECV, peer=dest, source=source, tag=tag, nbytes=tensor.nbytes, key=key
+        )
 
     def _ship(self, tensor: torch.Tensor, dest: int) -> int:
         """Let the tensor itself go; its receiver is told the number to ask for."""
@@ -170,20 +204,11 @@ class PacedComm(OwnLibrary):
         self.world.parcels.send(tensor, self.members[dest], key)
         return key
 
-    def _took(
-        self,
-        into: torch.Tensor,
-        op: int,
-        peer: int = 0,
-        source: int = 0,
-        tag: int = 0,
-        nbytes: int = 0,
-        key: int = 0,
-    ) -> Arrival:
-        """Ask for a call that receives, and take what it got."""
+    def _took(self, into: torch.Tensor, op: int, **fields: int) -> Arrival:
+        """Ask for a call that receives, and take the message it got."""
         line = self.line
         since = line.clock
-        came = line.ask(op, self.handle, peer, source, tag, nbytes, key)
+        came = line.ask(op, comm=self.handle, **fields)
         there = unpack(frames.CAME_BODY, came.body)[0] if came.body else line.clock
         self.traffic.add(max(there - since, 0.0))
         if came.nbytes > into.nbytes:
@@ -200,16 +225,14 @@ class PacedComm(OwnLibrary):
     def compute(self, work: Callable[[], Any], cost: float | None = None) -> Any:
         return self.compute_with((), work, cost)
 
-    def compute_with(self, marks: Sequence, work: Callable[[], Any], cost: float | None) -> Any:
-        """Compute, and make each call of `marks` after its share of the cost: see :meth:`World.backward`."""
+    def compute_with(self, marks: Marks, work: Callable[[], Any], cost: float | None) -> Any:
         line, pace = self.line, self.pace
         if not cost and not marks:
             line.flush()  # nobody knows how long it takes
             return work()
         line.follow(AHEAD)
-        if (
-            pace.varies and line is not self.world.line
-        ):  # how quick the step is, is the other activity's to say
+        if pace.varies and line is not self.world.line:
+            # The computing activity draws the factor of the step.
             result = work()
             line.ask(frames.COMPUTE, time=cost)
             return result
@@ -271,14 +294,14 @@ class PacedComm(OwnLibrary):
         return self._beside.start(self, collective, bucket)
 
     def close(self) -> None:
-        # What MPI does together it does outside logical time: only when nobody has anything to wait for any more.
+        # MPI's collective calls happen outside logical time: only when nobody has anything to wait for any more.
         if self.handle == 0 and self.line is self.world.line:
             self._leave()
             for memory in self.world.memory:
                 memory.close()
 
     def _leave(self) -> None:
-        """Nothing more will come from this rank; what it has sent is kept until all have taken what they take."""
+        """Tell that nothing more will come from this rank; its messages are kept until all are taken."""
         line = self.line
         clock = line.clock
         line.tell(frames.END)
@@ -291,12 +314,12 @@ class PacedComm(OwnLibrary):
 
 
 class Beside:
-    """Runs collectives one after the other, each from the logical moment at which it was started.
+    """A thread that runs collectives one after the other, each from the logical moment of its start.
 
     Parameters
     ----------
     comm : PacedComm
-        On the second line.
+        The communicator on the second line.
     activity : int
         Its number.
     """
@@ -308,7 +331,7 @@ class Beside:
     def start(self, computing: PacedComm, collective: Collective, bucket: torch.Tensor) -> _Started:
         """Queue ``collective(comm, bucket)``, started by `computing`."""
         key = computing.world.number()
-        computing.line.tell(frames.START, computing.handle, peer=self.activity, key=key)
+        computing.line.tell(frames.START, comm=computing.handle, peer=self.activity, key=key)
 
         def run(comm: PacedComm, bucket: torch.Tensor) -> Any:
             comm.world.current.line = comm.line
@@ -327,7 +350,7 @@ class Beside:
 
 
 class _Started:
-    """A collective that was started: complete when its logical end has come."""
+    """A collective that was started; it is complete at its logical end."""
 
     def __init__(self, computing: PacedComm, key: int, request: Request) -> None:
         self.line, self.key, self.request, self.joined = computing.line, key, request, False
@@ -345,7 +368,7 @@ class _Started:
 
 
 class Guard:
-    """Keeps a rank's activities out of each other's way, in the order of their clocks."""
+    """A lock between a rank's activities, granted in the order of their clocks."""
 
     def __init__(self, world: PacedWorld) -> None:
         self.world, self.key = world, world.number()
@@ -357,36 +380,28 @@ class Guard:
         self.world.current.line.tell(frames.UNLOCK, key=self.key)
 
 
-class PacedSending:
-    """A send under way."""
+class _UnderWay:
+    """A send or a receive under way; only a long send has to wait."""
 
-    def __init__(self, line: Line, key: int, long: bool) -> None:
-        self.line, self.key, self.long, self.complete = line, key, long, False
-
-    def wait(self) -> None:
-        if self.long and not self.complete:
-            self.line.ask(frames.WAIT, key=self.key)
-            self.complete = True
-            self.line.follow()
-
-    def test(self) -> bool:
-        return not self.long or self.complete or bool(self.line.ask(frames.TEST, key=self.key).key)
-
-
-class PacedReceiving:
-    """A receive under way."""
-
-    def __init__(self, comm: PacedComm, key: int, into: torch.Tensor) -> None:
-        self.comm, self.key, self.into = comm, key, into
+    def __init__(
+        self, comm: PacedComm, key: int, into: torch.Tensor | None = None, complete: bool = False
+    ) -> None:
+        self.comm, self.key, self.into, self.complete = comm, key, into, complete
         self.arrival: Arrival | None = None
 
-    def wait(self) -> Arrival:
-        if self.arrival is None:
+    def wait(self) -> Arrival | None:
+        if self.complete:
+            return self.arrival
+        if self.into is None:
+            self.comm.line.ask(frames.WAIT, key=self.key)
+            self.comm.line.follow()
+        else:
             self.arrival = self.comm._took(self.into, frames.WAIT, key=self.key)
+        self.complete = True
         return self.arrival
 
     def test(self) -> bool:
-        return self.arrival is not None or bool(self.comm.line.ask(frames.TEST, key=self.key).key)
+        return self.complete or bool(self.comm.line.ask(frames.TEST, key=self.key).key)
 
 
 class PacedCounter:
@@ -400,25 +415,24 @@ class PacedCounter:
 
 
 class LogicalTraffic(Traffic):
-    """Counted where messages are sent and received, as long as one activity does that.
+    """Counts taken where messages are sent and received, as long as one activity does that.
 
-    Of two activities, one of which is ahead of the other on the wall clock, the referee
-    knows what they had sent and waited at a moment of the logical one.
+    Of two activities one is ahead on the wall clock; then the referee knows their counts at a moment of
+    the logical clock.
     """
 
     def __init__(self, world: PacedWorld) -> None:
         super().__init__(lambda: world.line.clock)
         self.world = world
-        self._taken: tuple[int, int] | None = (
-            None  # bytes and messages of all calls of take, by the referee's count
-        )
+        # Bytes and messages of all calls of take, by the referee's count.
+        self._taken: tuple[int, int] | None = None
 
     def add(self, seconds: float) -> None:
         """Count seconds waited."""
         self._waited += seconds
 
     def two_activities(self) -> None:
-        """From now on there is something beside the computation."""
+        """Let the referee count from now on, because there is an activity beside the computation."""
         if self._taken is None:
             nbytes, messages, _ = self._asked()
             self._taken = nbytes - (self.bytes or 0), messages - (self.messages or 0)

@@ -1,4 +1,4 @@
-"""What paced ranks and their referee say to each other: calls and answers of one size, some with bytes behind them."""
+"""The protocol of paced ranks and their referee: calls and answers of one size, some with bytes behind them."""
 
 from __future__ import annotations
 
@@ -8,64 +8,40 @@ import sys
 import time
 from collections.abc import Callable
 from struct import Struct
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from dlpar.worlds.paced.parcels import Parcels
 from dlpar.worlds.simulated.simulator import Deadlock, place
 
 (
-    SEND,
-    ISEND,
-    RECV,
-    IRECV,
-    SENDRECV,
-    WAIT,
-    TEST,
-    BEGIN,
-    ADVANCE,
-    COMPUTE,
-    NEW_STEP,
-    GATHER,
-    BROADCAST,
-    BARRIER,
-    SPLIT,
-    COUNTER,
-    TAKE,
-    START,
-    JOIN,
-    JOINED,
-    LOCK,
-    UNLOCK,
-    TRAFFIC,
-    PLACE,
-    RETURN,
-    END,
-) = range(26)
-"""What a rank calls for, in the words of :class:`~dlpar.comm.base.Comm`; RETURN ends what runs beside, END the rank."""
+    SEND, ISEND, RECV, IRECV, SENDRECV, WAIT, TEST, BEGIN, ADVANCE, COMPUTE, NEW_STEP, GATHER, BROADCAST, BARRIER,
+    SPLIT, COUNTER, TAKE, START, JOIN, JOINED, LOCK, UNLOCK, TRAFFIC, PLACE, RETURN, END,
+) = range(26)  # fmt: skip
+"""Operations, named as in :class:`~dlpar.comm.base.Comm`; RETURN ends a collective beside, END the rank."""
 
 OK, WHERE, DEADLOCK, FAILED = range(4)
-"""Kinds of answers: to the call; tell where you stand; nobody can go on; the referee itself went wrong."""
+"""Kinds of answers: to the call; a question for the rank's place; a deadlock; a failure of the referee."""
 
 PIECE = 1 << 16
 """Bytes read from a socket at a time."""
 
 
 class Call(NamedTuple):
-    """What a rank calls for; each operation reads the fields it needs."""
+    """A rank's call; each operation reads the fields it needs."""
 
     op: int
-    comm: int
-    peer: int
-    source: int
-    tag: int
-    nbytes: int
-    key: int
-    size: int
-    time: float
+    comm: int = 0
+    peer: int = 0
+    source: int = 0
+    tag: int = 0
+    nbytes: int = 0
+    key: int = 0
+    size: int = 0
+    time: float = 0.0
 
 
 class Answer(NamedTuple):
-    """What became of a call, the rank's clock then, and the wall's second 0 (NaN until it is known)."""
+    """The result of a call, the rank's clock then, and the wall's second 0 (NaN until it is known)."""
 
     kind: int
     source: int
@@ -78,17 +54,17 @@ class Answer(NamedTuple):
 
 
 CALL, ANSWER = Struct("<8qd"), Struct("<5q2dq")
-"""How they travel; last but one or last, the bytes that follow."""
+"""Layouts of calls and answers; last but one or last is the number of bytes that follow."""
 
 TRAFFIC_BODY = "<2qd"
-"""What a rank has sent, in bytes and messages, and seconds it has waited."""
+"""Layout of a rank's traffic: bytes and messages sent, and seconds waited."""
 
 CAME_BODY = "<d"
-"""Where a call also sends: the second at which its message was there; what it took longer, it sent."""
+"""Layout where a call also sends: the second at which its message was there; the rest of the time it sent."""
 
 
 class Ended(ConnectionError):
-    """Nobody is at the other end any more."""
+    """The other end of a link has gone."""
 
 
 class Link:
@@ -97,7 +73,7 @@ class Link:
     Parameters
     ----------
     end : socket.socket
-        Of a stream.
+        A stream.
     """
 
     def __init__(self, end: socket.socket) -> None:
@@ -106,10 +82,10 @@ class Link:
         self._poll.register(end, select.POLLIN)
 
     def read(self, size: int) -> bytes:
-        """So many bytes; blocks until they are there, raises :class:`Ended` if they never will be."""
+        """Read so many bytes; blocks until they are there, raises :class:`Ended` if they never will be."""
         at, end = self._at, self._at + size
         while len(self._came) < end:
-            self._poll.poll()  # who sleeps in recv is woken also when the other end reads what was sent
+            self._poll.poll()  # a sleep in recv would also end when the other end reads what was sent
             try:
                 more = self.socket.recv(PIECE)
             except ConnectionResetError:
@@ -125,11 +101,11 @@ class Link:
         return self._at < len(self._came) or bool(self._poll.poll(1000 * seconds))
 
     def call(self) -> Call:
-        """The next call of a rank; blocks until it comes."""
+        """Read the next call of a rank; blocks until it comes."""
         return Call._make(CALL.unpack(self.read(CALL.size)))
 
     def answer(self) -> Answer:
-        """The next answer to a rank."""
+        """Read the next answer to a rank."""
         *facts, size = ANSWER.unpack(self.read(ANSWER.size))
         return Answer(*facts, self.read(size) if size else b"")
 
@@ -194,10 +170,10 @@ class Wall:
 
 
 FULL = 1 << 15
-"""Bytes of calls told that may wait for the next one asked."""
+"""Bytes of calls told that may wait for the next flush."""
 
 ORPHANED = 5.0
-"""Seconds within which a rank without a referee is ended by whoever guards the job; its own complaint would mislead."""
+"""Seconds within which the guard of the job ends a rank without a referee, whose own complaint would mislead."""
 
 
 class Line:
@@ -206,11 +182,11 @@ class Line:
     Parameters
     ----------
     link : Link
-        To the referee.
+        The link to the referee.
     wall : Wall
-        What follows the clock.
+        The wall clock, which follows the logical one.
     parcels : Parcels
-        What must be kept moving while the activity waits.
+        Messages to keep moving while the activity waits.
 
     Attributes
     ----------
@@ -226,53 +202,31 @@ class Line:
         self.asleep: Callable[[], None] = lambda: None
         self._over: Exception | None = None
 
-    def tell(
-        self,
-        op: int,
-        comm: int = 0,
-        peer: int = 0,
-        source: int = 0,
-        tag: int = 0,
-        nbytes: int = 0,
-        key: int = 0,
-        time: float = 0.0,
-        body: bytes = b"",
-    ) -> None:
-        """Say what this activity does, soon: with the next :meth:`flush`."""
-        self._told += CALL.pack(op, comm, peer, source, tag, nbytes, key, len(body), time)
+    def tell(self, op: int, body: bytes = b"", **fields: Any) -> None:
+        """Tell a call of this activity, with some of the fields of :class:`Call`, at the next :meth:`flush`."""
+        self._told += CALL.pack(*Call(op, size=len(body), **fields))
         self._told += body
         if len(self._told) > FULL:
             self.flush()
 
     def flush(self) -> None:
-        """Let the referee know what was told."""
+        """Send the referee all calls told so far."""
         if self._told:
             told, self._told = self._told, bytearray()
             self.link.send(told)
 
-    def ask(
-        self,
-        op: int,
-        comm: int = 0,
-        peer: int = 0,
-        source: int = 0,
-        tag: int = 0,
-        nbytes: int = 0,
-        key: int = 0,
-        time: float = 0.0,
-        body: bytes = b"",
-    ) -> Answer:
-        """Say what this activity does and wait for what comes of it; its clock is then the answer's."""
-        self.tell(op, comm, peer, source, tag, nbytes, key, time, body)
+    def ask(self, op: int, **fields: Any) -> Answer:
+        """Tell the call of this activity and wait for its answer, which sets the clock."""
+        self.tell(op, **fields)
         return self.answer()
 
     def answer(self) -> Answer:
-        """Wait for the answer to what was told last.
+        """Wait for the answer to the last call told.
 
         Raises
         ------
         Deadlock
-            If there will be none because no rank can go on.
+            If no rank can go on.
         """
         if self._over is not None:  # there are no more answers
             raise self._over
@@ -313,6 +267,6 @@ class Line:
         self.wall.follow(self.clock, ahead, self.parcels, self.asleep)
 
     def _keep_moving(self) -> None:
-        """Until an answer can be read, see to it that what was sent gets on."""
+        """Help parcels along until an answer can be read."""
         while self.parcels.moving and not self.link.waits(NAP):
             self.parcels.move()

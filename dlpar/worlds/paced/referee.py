@@ -1,7 +1,7 @@
 """The referee of a paced world: a simulation of sizes only in which every rank is played by a real process.
 
 Ports, queues, any-source receives, locks and deadlocks are those of the simulated world
-because they are decided by the same lines.  It runs on a thread of rank 0's process and
+because the same code decides them.  It runs on a thread of rank 0's process and
 hears every rank over a socket of the job's own folder.
 """
 
@@ -15,30 +15,31 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import count
 from struct import pack
 from typing import Any
 
 from dlpar.comm.base import ANY
+from dlpar.worlds.logical import Pace
 from dlpar.worlds.paced import protocol as frames
 from dlpar.worlds.paced.protocol import ANSWER, DEADLOCK, FAILED, OK, WHERE, Call, Ended, Link
 from dlpar.worlds.platforms import Platform
 from dlpar.worlds.simulated.comm import Group, Lock, SimulatedComm, SimulatedWorld
 from dlpar.worlds.simulated.mailbox import Mailbox, Message, Receive
-from dlpar.worlds.simulated.network import Network, Pace
+from dlpar.worlds.simulated.network import Network
 from dlpar.worlds.simulated.simulator import Activity, Deadlock, Simulator, story
 
 HELLO = 16
-"""Bytes by which a rank's end of a link says whose it is: the rank and the number of its activity."""
+"""Bytes of the first message on a link: the rank and the number of its activity."""
 
 JOINING = 60.0
 """Seconds within which ranks must call."""
 
 
 class RefereedSimulator(Simulator):
-    """A simulator that knows who plays which activity."""
+    """A simulator that knows the proxy of each activity."""
 
     def __init__(self, network: Network) -> None:
         super().__init__(network, computes=False)
@@ -55,16 +56,16 @@ class Referee:
     platform : Platform
         Its links, device and timing.
     seed : int
-        Of times that vary.
+        Seed of times that vary.
 
     Attributes
     ----------
     address : str
-        Where ranks call.
+        The socket that ranks call.
     zero : float or None
         ``time.monotonic()`` when the first rank's time went on.
     counters : list
-        That ranks count up together.
+        Shared counters of the ranks.
     """
 
     def __init__(self, nodes: Sequence[int], platform: Platform, seed: int) -> None:
@@ -88,14 +89,14 @@ class Referee:
         scale, flops : float
             Bytes charged for a byte sent, and FLOP/s of a device on the model.
         helped : bool
-            Whether MPI needs the help of senders; with the others it is what every rank is told first.
+            Whether MPI needs the help of senders; every rank is first told this and the charges.
         """
         self.scale, self.flops = scale, flops
         self.greeting = pickle.dumps((scale, flops, helped))
         threading.Thread(target=self._run, name="dlpar-referee", daemon=True).start()
 
     def link(self, rank: int, activity: int) -> Link:
-        """The link to an activity of a rank, as soon as it has called."""
+        """Give the link to an activity of a rank, as soon as it has called."""
         while (rank, activity) not in self.links:
             end, _ = self.door.accept()
             end.settimeout(None)
@@ -115,7 +116,7 @@ class Referee:
         body: bytes = b"",
         kind: int = OK,
     ) -> None:
-        """Answer a call that ends at `clock`, which is certain since `now`."""
+        """Answer a call that ends at `clock`; this is certain since `now`."""
         if self.zero is None and now > 0:
             self.begin()
         if self.zero is None and clock > 0:
@@ -131,7 +132,7 @@ class Referee:
             link.send(self._pack(0.0))
 
     def begin(self) -> None:
-        """Time goes on for the first rank: all others wait for something, so the wall's second 0 is now."""
+        """Set the wall's second 0 to now: time goes on for the first rank, and all others wait."""
         self.zero = time.monotonic()
         for link, packed in self._held:
             link.send(packed())
@@ -140,21 +141,20 @@ class Referee:
     def _pack(
         self, clock: float, facts: tuple[int, ...] = (0, 0, 0, 0), body: bytes = b"", kind: int = OK
     ) -> bytes:
-        return (
-            ANSWER.pack(kind, *facts, clock, math.nan if self.zero is None else self.zero, len(body)) + body
-        )
+        zero = math.nan if self.zero is None else self.zero
+        return ANSWER.pack(kind, *facts, clock, zero, len(body)) + body
 
     # ---- the simulation ---------------------------------------------------------------------
 
     def _run(self) -> None:
-        """The thread: from the first call to the last."""
+        """Serve ranks from the first call to the last, on the thread."""
         try:
             self._play()
             self._tell_all(OK, "")
         except Deadlock:
             self._tell_all(DEADLOCK, story(self.simulator.activities, "logical", self._place))
         except Ended:
-            pass  # a rank has died: whoever guards the job ends the others, and knows better why
+            pass  # a rank has died: the guard of the job ends the others, and knows better why
         except BaseException as error:
             self._tell_all(FAILED, f"the referee of the paced world failed: {type(error).__name__}: {error}")
             raise
@@ -189,7 +189,7 @@ class Referee:
                 pass
 
     def _place(self, activity: Any) -> str:
-        """The line of one that waits for ever: it is asked, and has nothing else to do."""
+        """Ask an activity that waits for ever for its line; it has nothing else to do."""
         link = self.simulator.proxies[activity].link
         link.send(self._pack(0.0, kind=WHERE))
         return link.read(link.call().size).decode() if link.waits(2.0) else "a line it does not tell"
@@ -201,13 +201,13 @@ class Proxy:
     Parameters
     ----------
     referee : Referee
-        Whose simulation it is.
+        The referee that simulates.
     rank : int
-        In the whole world.
+        Number in the whole world.
     link : Link
-        To the rank's process.
+        The link to the rank's process.
     locks : dict, optional
-        Of the rank, shared by its activities.
+        Locks of the rank, shared by its activities.
     """
 
     def __init__(self, referee: Referee, rank: int, link: Link, locks: dict[int, Lock] | None = None) -> None:
@@ -221,7 +221,7 @@ class Proxy:
         self.acts = {getattr(frames, name.upper()[1:]): getattr(self, name) for name in _ACTS}
 
     def play(self, comm: RefereedComm, _: Any = None) -> None:
-        """Do what the rank calls for with `comm`, and with what it splits off, until it returns."""
+        """Serve the rank's calls on `comm`, and on its parts, until the rank returns."""
         if not self.comms:
             self.comms.append(comm)
             self.activity: Activity = comm.activity
@@ -241,7 +241,7 @@ class Proxy:
     def answer(
         self, clock: float, source: int = 0, tag: int = 0, nbytes: int = 0, key: int = 0, body: bytes = b""
     ) -> None:
-        """Tell the rank what became of its call, which ends at `clock`."""
+        """Tell the rank the result of its call, which ends at `clock`."""
         self.referee.answer(self.link, clock, self.activity.clock, (source, tag, nbytes, key), body)
 
     # ---- messages -----------------------------------------------------------------------
@@ -282,7 +282,7 @@ class Proxy:
         return receive
 
     def _wait_for(self, receive: Receive | None, sending: Any) -> None:
-        """Block until both are complete; the rank is told when that will be as soon as it is certain."""
+        """Block until both are complete; tell the rank the moment as soon as it is certain."""
         self.waits = receive, sending
         self.settle()
         if receive is not None:
@@ -293,7 +293,7 @@ class Proxy:
             self._complete(self.activity.clock)
 
     def settle(self) -> None:
-        """Tell the rank when the call it waits in will end, if nothing can change that any more."""
+        """Tell the rank the end of the call it waits in, if nothing can change that any more."""
         if self.waits is None:
             return
         end, (receive, sending) = self.activity.clock, self.waits
@@ -331,65 +331,66 @@ class Proxy:
         self.answer(self.activity.clock)
 
     def _new_step(self, call: Call) -> None:
-        self.comms[0].pace.new_step(
-            call.key
-        )  # for what runs beside; the rank itself has said how long it takes
+        # For the activity beside; the rank itself tells the times of the other.
+        self.comms[0].pace.new_step(call.key)
 
     def _traffic(self, call: Call) -> None:
         sent = self.comms[0].traffic
-        self.answer(
-            self.activity.clock, body=pack(frames.TRAFFIC_BODY, sent.bytes, sent.messages, sent.waited)
-        )
+        body = pack(frames.TRAFFIC_BODY, sent.bytes, sent.messages, sent.waited)
+        self.answer(self.activity.clock, body=body)
 
     # ---- all together ----------------------------------------------------------------------
 
     def _gather(self, call: Call) -> None:
-        def tell(proxies: list[Proxy], things: list[bytes]) -> None:
+        def answers(_: list[Proxy], things: list[bytes]) -> list[dict[str, Any]]:
             whole = pickle.dumps(things)
-            for rank, proxy in enumerate(proxies):
-                proxy.answer(self.activity.clock, body=whole if rank == call.peer else b"")
+            return [{"body": whole if rank == call.peer else b""} for rank in range(len(things))]
 
-        self._meet(call, self.link.read(call.size), tell)
+        self._meet(call, self.link.read(call.size), answers)
 
     def _broadcast(self, call: Call) -> None:
-        def tell(proxies: list[Proxy], things: list[bytes]) -> None:
-            for proxy in proxies:
-                proxy.answer(self.activity.clock, body=things[call.peer])
-
-        self._meet(call, self.link.read(call.size), tell)
+        self._meet(
+            call, self.link.read(call.size), lambda _, things: [{"body": things[call.peer]}] * len(things)
+        )
 
     def _barrier(self, call: Call) -> None:
-        self._meet(call, None, lambda proxies, _: [proxy.answer(self.activity.clock) for proxy in proxies])
+        self._meet(call, None, lambda _, things: [{}] * len(things))
 
     def _counter(self, call: Call) -> None:
-        def tell(proxies: list[Proxy], _: Any) -> None:
+        def answers(_: list[Proxy], things: list[Any]) -> list[dict[str, Any]]:
             self.referee.counters.append(count().__next__)
-            for proxy in proxies:
-                proxy.answer(self.activity.clock, key=len(self.referee.counters) - 1)
+            return [{"key": len(self.referee.counters) - 1}] * len(things)
 
-        self._meet(call, None, tell)
+        self._meet(call, None, answers)
 
     def _take(self, call: Call) -> None:
         self.answer(self.activity.clock, key=self.referee.counters[call.key]())
 
     def _split(self, call: Call) -> None:
-        whole = self.comms[call.comm]
+        whole = self.comms[call.comm].group
 
-        def tell(proxies: list[Proxy], asked: list[tuple[int, int]]) -> None:
-            parts = whole.group.parts(asked)
-            for rank, (proxy, (color, _)) in enumerate(zip(proxies, asked)):
+        def answers(proxies: list[Proxy], asked: list[tuple[int, int]]) -> Iterator[dict[str, Any]]:
+            parts = whole.parts(asked)
+            for proxy, member, (color, _) in zip(proxies, whole.members, asked):
                 group = parts[color]
-                place = group.members.index(whole.group.members[rank])
+                place = group.members.index(member)
                 proxy.comms.append(RefereedComm(proxy.comms[0].world, group, place, proxy.activity))
-                body = pickle.dumps((place, group.members))
-                proxy.answer(self.activity.clock, key=len(proxy.comms) - 1, body=body)
+                yield {"key": len(proxy.comms) - 1, "body": pickle.dumps((place, group.members))}
 
-        self._meet(call, (call.peer, call.key), tell)
+        self._meet(call, (call.peer, call.key), answers)
 
-    def _meet(self, call: Call, thing: Any, tell: Callable[[list[Proxy], list[Any]], None]) -> None:
-        """Wait for all ranks of the group; the last one tells all of them what comes of it."""
+    def _meet(
+        self, call: Call, thing: Any, answers: Callable[[list[Proxy], list[Any]], Iterable[dict[str, Any]]]
+    ) -> None:
+        """Wait for all ranks of the group; the last one gives all of them their answers."""
+
+        def tell(pairs: list[tuple[Proxy, Any]]) -> None:
+            proxies, things = zip(*pairs)
+            for proxy, facts in zip(proxies, answers(proxies, things)):
+                proxy.answer(self.activity.clock, **facts)
+
         comm = self.comms[call.comm]
-        comm.group.together(comm, (self, thing), lambda pairs: tell(*zip(*pairs)))
+        comm.group.together(comm, (self, thing), tell)
 
     # ---- beside ------------------------------------------------------------------------------
 
@@ -400,7 +401,7 @@ class Proxy:
         self.started[call.key] = self.comms[call.comm].start(self.beside[call.peer].begin, None)
 
     def begin(self, comm: RefereedComm, _: Any) -> None:
-        """Play one collective: tell the rank's other activity when it begins, and do what it calls for."""
+        """Play one collective: tell the rank's other activity that it begins, and serve its calls."""
         self.referee.answer(self.link, comm.activity.clock, comm.activity.clock)
         self.play(comm)
 
@@ -424,11 +425,11 @@ _ACTS = """_send _isend _recv _irecv _sendrecv _wait _test _begin _advance _comp
 
 
 def _nothing() -> None:
-    """The rank itself does what there is to do."""
+    """Compute nothing: the rank itself does."""
 
 
 class Parcel:
-    """A tensor by its bytes, which travels with the number its values are sent under: both ghost and head."""
+    """A tensor by its bytes, with the number under which its values are sent: both ghost and head."""
 
     __slots__ = ("key", "nbytes")
 
@@ -443,13 +444,13 @@ class Parcel:
 
 
 class Room:
-    """A buffer for any message: whether the rank's own is large enough, the rank will see."""
+    """A buffer for any message; the rank checks whether its own is large enough."""
 
     nbytes = 1 << 62
 
 
 class WatchedMailbox(Mailbox):
-    """Tells proxies when a message has met a receive."""
+    """A mailbox that tells proxies when a message has met a receive."""
 
     __slots__ = ("boxes", "proxies")
 
@@ -458,7 +459,7 @@ class WatchedMailbox(Mailbox):
         self.settle(message)
 
     def settle(self, message: Message) -> None:
-        """It may be all that its receiver, or its sender, has waited for."""
+        """Settle the calls of its receiver and its sender, if they waited for this message alone."""
         for box in (self, self.boxes[message.source]):
             proxy = self.proxies.get(getattr(box, "owner", None))
             if proxy is not None:

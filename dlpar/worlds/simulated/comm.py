@@ -1,8 +1,8 @@
 """Ranks of a simulation: the same calls as on MPI, on a virtual clock.
 
-One process holds all ranks.  Messages arrive as :mod:`dlpar.worlds.simulated.network` says and a
+One process holds all ranks.  :mod:`dlpar.worlds.simulated.network` decides when messages arrive, and a
 computation takes as long as its cost on the platform's devices; nothing else takes
-time.  Where ranks really compute, messages carry copies; else sizes only.
+time.  Where ranks really compute, messages carry copies; otherwise sizes only.
 """
 
 from __future__ import annotations
@@ -11,40 +11,26 @@ import pickle
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from dlpar.comm.base import ANY, Arrival, Collective, Comm, Packet, Request, T, Traffic, World, check_peer
+from dlpar.comm.base import ANY, Arrival, Collective, Comm, Packet, Request, T, Traffic, check_peer
 from dlpar.comm.ghost import NUMBER, Ghost, GhostPacket, elements
-from dlpar.worlds.library import OwnLibrary
+from dlpar.worlds.logical import LogicalComm, LogicalWorld, Marks, Pace
 from dlpar.worlds.simulated.mailbox import Mailbox, Message, Receive
-from dlpar.worlds.simulated.network import Pace
+from dlpar.worlds.simulated.network import Network
 from dlpar.worlds.simulated.simulator import Activity, Simulator
 
-if TYPE_CHECKING:
-    from dlpar.worlds.simulated.network import Network
 
-
-class SimulatedWorld(World):
-    """The surroundings of one simulated rank.
-
-    Parameters
-    ----------
-    simulator : Simulator
-        Keeper of the virtual clock; it knows whether ranks really compute.
-    pace : Pace
-        Seconds of a computation on this rank's device.
-    eager : int
-        Bytes up to which a send returns at once, counted as sent, not as charged.
-    """
+class SimulatedWorld(LogicalWorld):
+    """The surroundings of one simulated rank, kept by a simulator: its clock, and whether ranks compute."""
 
     clock = "virtual"
 
     def __init__(self, simulator: Simulator, pace: Pace, eager: int) -> None:
-        super().__init__(torch.device("cpu"), "simulated")
-        self.simulator, self.computes, self.pace, self.eager = simulator, simulator.computes, pace, eager
-        self.traffic = VirtualTraffic()
+        super().__init__("simulated", pace, eager)
+        self.simulator, self.computes, self.traffic = simulator, simulator.computes, VirtualTraffic()
 
     def once(self, name: str, make: Callable[[], T]) -> T:
         made = self.simulator.made
@@ -53,21 +39,7 @@ class SimulatedWorld(World):
         return made[name]
 
     def build(self, make: Callable[[], T]) -> T:
-        if self.computes:
-            return make()
-        return self.simulator.outline or self.once("outline", make)
-
-    def backward(
-        self, comm: Comm, work: Callable[[], Any], cost: float | None = None, marks: Sequence = ()
-    ) -> Any:
-        return comm.compute_with(marks, work, cost)
-
-    def inside(self, call: Callable[[], None]) -> None:
-        pass
-
-    def new_step(self, step: int) -> None:
-        self.pace.new_step(step)
-        self.pause(self.pace.overhead)
+        return make() if self.computes else self.once("outline", make)
 
     def pause(self, seconds: float) -> None:
         if seconds > 0:
@@ -78,7 +50,7 @@ class SimulatedWorld(World):
         return Lock(self.simulator)
 
 
-class SimulatedComm(OwnLibrary):
+class SimulatedComm(LogicalComm):
     """One rank of a group, on one activity of a simulator.
 
     Parameters
@@ -93,28 +65,19 @@ class SimulatedComm(OwnLibrary):
         Task that makes the calls.
     """
 
-    device = torch.device("cpu")
-
     def __init__(self, world: SimulatedWorld, group: Group, rank: int, activity: Activity) -> None:
         self.world, self.group, self.rank, self.size = world, group, rank, group.size
         simulator = self.simulator = world.simulator
         self.activity, self.pace, self.eager = activity, world.pace, world.eager
         self.computes, network, member = simulator.computes, simulator.network, group.members[rank]
-        self.sizes, self.least, keep = (
-            not self.computes,
-            network.least,
-            store if self.computes else store_head,
-        )
+        self.sizes, self.least = not self.computes, network.least
         self.sent_bytes = self.sent_messages = 0
         if not group.boxes:
+            keep = store if self.computes else store_head
             group.boxes += [Mailbox(simulator, keep, each) for each in group.members]
         self.boxes, self.box = group.boxes, group.boxes[rank].owned(activity)
-        self.node, self.near, self.far = (
-            self.box.node,
-            network.inside[member].out,
-            network.between[member].out,
-        )
-        self.traffic = world.traffic
+        self.near, self.far = network.inside[member].out, network.between[member].out
+        self.node, self.traffic = self.box.node, world.traffic
         self.traffic.comms.append(self)
         self._side: Side | None = None
 
@@ -132,7 +95,7 @@ class SimulatedComm(OwnLibrary):
         return Sending(self, self._post(tensor, dest, tag), dest)
 
     def recv(self, into: Any, source: int = ANY, tag: int = ANY) -> Arrival:
-        """What ``irecv(into, source, tag).wait()`` does, in one: posting and taking, unless others are posted."""
+        """Do what ``irecv(into, source, tag).wait()`` does in one go, unless other receives are posted."""
         box, activity = self.box, self.activity
         if box.posted or (source == ANY and not box.in_order):
             return self.irecv(into, source, tag).wait()
@@ -175,7 +138,7 @@ class SimulatedComm(OwnLibrary):
         return arrival
 
     def _post(self, tensor: Any, dest: int, tag: int) -> Message:
-        """Give a message to the network; it is on its way whatever its receiver does."""
+        """Give a message to the network, which carries it whatever its receiver does."""
         if not 0 <= dest < self.size:
             check_peer(self, dest, "dest")
         nbytes, now, box = tensor.nbytes, self.activity.clock, self.boxes[dest]
@@ -220,7 +183,7 @@ class SimulatedComm(OwnLibrary):
         return message
 
     def _keep(self, message: Message) -> Message:
-        """A message to oneself keeps the port like any other, but is there at once."""
+        """Deliver a message to oneself at once; it keeps the port like any other."""
         near, box = self.near, self.box
         message.left = message.done = now = self.activity.clock
         near.free = max(near.free, now) + message.nbytes * near.per_byte
@@ -241,10 +204,7 @@ class SimulatedComm(OwnLibrary):
                 self.simulator.advance(activity, activity.clock + seconds)
         return result
 
-    def compute_with(
-        self, marks: Sequence[tuple[float, Callable[[], None]]], work: Callable[[], Any], cost: float | None
-    ) -> Any:
-        """Compute, and make each call of `marks` after its share of the cost: see :meth:`World.backward`."""
+    def compute_with(self, marks: Marks, work: Callable[[], Any], cost: float | None) -> Any:
         if not marks:
             return self.compute(work, cost)
         result, done = work() if self.computes else NUMBER, 0.0
@@ -260,14 +220,14 @@ class SimulatedComm(OwnLibrary):
         return result
 
     def _slowed(self, seconds: float) -> None:
-        """Compute for so long; what is communicated beside that may slow it down."""
+        """Compute for so long; communication beside the computation may slow it down."""
         activity, side, overlap = self.activity, self._side, self.pace.overlap
         while seconds > 0:
             busy = side.busy() if side else 0.0
             self.simulator.advance(activity, activity.clock + seconds)
-            # What is missing: the share that was lost while the other activity communicated.
-            seconds = (1 - overlap) * (side.busy() - busy) if side and overlap < 1 else 0.0
-            seconds = seconds if seconds > 1e-12 else 0.0
+            # Missing is the share that was lost while the other activity communicated.
+            lost = (1 - overlap) * (side.busy() - busy) if side and overlap < 1 else 0.0
+            seconds = lost if lost > 1e-12 else 0.0
 
     # ---- buffers ---------------------------------------------------------------------------
 
@@ -330,20 +290,18 @@ class Group:
     members : sequence of int
         Their numbers in the whole simulation.
     network : Network
-        What joins them.
+        The network that joins them.
     """
 
     def __init__(self, members: Sequence[int], network: Network) -> None:
-        self.members, self.network = list(members), network
-        self.size = len(self.members)
-        self.boxes: list[
-            Mailbox
-        ] = []  # made by the first that takes its own: some are sent to before they listen
+        self.members, self.network, self.size = list(members), network, len(members)
+        # Made by the first rank that takes its own: some are sent to before they listen.
+        self.boxes: list[Mailbox] = []
         self._beside: Group | None = None
-        self._meeting = _Meeting(len(self.members))
+        self._meeting = _Meeting(self.size)
 
     def beside(self) -> Group:
-        """The same ranks once more: messages of what runs beside their computation never meet the others."""
+        """The same ranks once more, for messages beside the computation, which never meet the others."""
         if self._beside is None:
             self._beside = Group(self.members, self.network)
         return self._beside
@@ -353,42 +311,24 @@ class Group:
         meeting, activity = self._meeting, comm.activity
         meeting.things[comm.rank] = thing
         meeting.present.append(activity)
-        if len(meeting.present) == len(self.members):
-            self._meeting = _Meeting(len(self.members))
+        if len(meeting.present) == self.size:
+            self._meeting = _Meeting(self.size)
             meeting.result = result(meeting.things)
             for other in meeting.present[:-1]:
                 comm.simulator.wake(other, activity.clock)
         else:
-            since, activity.waits_for = (
-                activity.clock,
-                "a meeting of all ranks (barrier, gather or broadcast)",
-            )
+            since = activity.clock
+            activity.waits_for = "a meeting of all ranks (barrier, gather or broadcast)"
             comm.simulator.next().switch()
             comm.box.waited += activity.clock - since
         return meeting.result
 
     def parts(self, asked: list[tuple[int, int]]) -> dict[int, Group]:
-        """The groups that ranks form which asked for (color, key): MPI_Comm_split."""
-        colors = dict.fromkeys(color for color, _ in asked)
-        return {
-            color: Group(
-                [
-                    self.members[rank]
-                    for _, rank in sorted((k, r) for r, (c, k) in enumerate(asked) if c == color)
-                ],
-                self.network,
-            )
-            for color in colors
-        }
-
-
-PLAIN = (type(None), bool, int, float, str)
-"""Types of which a rank cannot change the value another holds."""
-
-
-def packed(thing: Any) -> Callable[[], Any]:
-    """What gives a copy of its own to each rank that calls it, as a message would."""
-    return (lambda: thing) if type(thing) in PLAIN else partial(pickle.loads, pickle.dumps(thing))
+        """The groups of ranks that asked for (color, key): MPI_Comm_split."""
+        members: dict[int, list[int]] = {}
+        for color, _, rank in sorted((color, key, rank) for rank, (color, key) in enumerate(asked)):
+            members.setdefault(color, []).append(self.members[rank])
+        return {color: Group(part, self.network) for color, part in members.items()}
 
 
 class _Meeting:
@@ -398,17 +338,26 @@ class _Meeting:
         self.result: Any = None
 
 
+PLAIN = (type(None), bool, int, float, str)
+"""Types of which a rank cannot change the value another holds."""
+
+
+def packed(thing: Any) -> Callable[[], Any]:
+    """Give each rank that calls the result a copy of its own, as a message would."""
+    return (lambda: thing) if type(thing) in PLAIN else partial(pickle.loads, pickle.dumps(thing))
+
+
 class Sending:
-    """A request, as MPI has it; in words it is what a rank waits for.
+    """The request of a send; its `str` names the wait of a rank in it.
 
     Parameters
     ----------
     comm : SimulatedComm
-        Who sends.
+        The sender.
     message : Message
-        What is under way.
+        The message under way.
     dest : int
-        To whom.
+        Its receiver.
     """
 
     __slots__ = ("comm", "dest", "message")
@@ -439,12 +388,12 @@ class Sending:
 
 
 class Side:
-    """Runs collectives one after the other, in the order in which they were started.
+    """A second activity of a rank, which runs collectives in the order in which they were started.
 
     Parameters
     ----------
     comm : SimulatedComm
-        Whose ports it uses.
+        The rank's communicator, whose ports it uses.
     """
 
     def __init__(self, comm: SimulatedComm) -> None:
@@ -453,10 +402,8 @@ class Side:
         self.comm = type(comm)(comm.world, comm.group.beside(), comm.rank, self.activity)
         self.queue: deque[_Started] = deque()
         self.open = True
-        self._busy, self._since = (
-            0.0,
-            None,
-        )  # seconds of collectives that have ended; when the present one began
+        # Seconds of collectives that have ended, and when the present one began.
+        self._busy, self._since = 0.0, None
         self.simulator.add(self.activity, self._run)
 
     def start(self, collective: Collective, bucket: Any) -> _Started:
@@ -493,7 +440,7 @@ class Side:
 
 
 class _Started:
-    """A collective under way; it carries its result, or its exception, back to who waits."""
+    """A collective under way; it carries its result, or its exception, back to the rank that waits."""
 
     def __init__(self, side: Side, collective: Collective, bucket: Any) -> None:
         self._side, self._collective, self._bucket = side, collective, bucket
@@ -522,7 +469,7 @@ class _Started:
 
 
 class Lock:
-    """Mutual exclusion between activities, on the virtual clock: who must wait lets others run."""
+    """Mutual exclusion between activities on the virtual clock; a waiting one lets others run."""
 
     def __init__(self, simulator: Simulator) -> None:
         self.simulator, self.owner, self.waiting = simulator, None, deque()
@@ -542,7 +489,7 @@ class Lock:
 
 
 def store(message: Message, into: torch.Tensor) -> None:
-    """Copy what came into a buffer that has room for it."""
+    """Copy a message into a buffer that has room for it."""
     _check_room(message, into)
     payload, into = message.payload, into.detach()
     if payload.dtype == into.dtype and payload.shape == into.shape:
@@ -556,7 +503,7 @@ def store(message: Message, into: torch.Tensor) -> None:
 
 
 def store_head(message: Message, into: Ghost) -> None:
-    """Of a message that carries sizes only, its head is all there is to keep."""
+    """Keep the head of a message that carries sizes only."""
     _check_room(message, into)
     if getattr(into, "head", None) is not None:
         into.head.copy_(message.payload)
@@ -571,7 +518,7 @@ def _check_room(message: Message, into: Any) -> None:
 
 
 class VirtualTraffic(Traffic):
-    """Of one rank in all groups it belongs to; counted where messages are sent and received, which is quicker."""
+    """Counts of one rank in all its groups; taken where messages are sent and received, which is quicker."""
 
     def __init__(self) -> None:
         self._hidden = False
@@ -590,7 +537,7 @@ class VirtualTraffic(Traffic):
         return sum(comm.box.waited for comm in self.comms)
 
     def waiting(self, blocked: Callable[[], T]) -> T:
-        """Run a call that blocks; what it waits is counted where it waits."""
+        """Run a call that blocks; its seconds are counted where it waits."""
         return blocked()
 
     def hidden(self) -> None:

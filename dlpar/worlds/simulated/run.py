@@ -11,10 +11,11 @@ from typing import Any
 
 from dlpar.comm.ghost import Outline
 from dlpar.config.experiment import Experiment
+from dlpar.worlds.logical import Pace
 from dlpar.worlds.platforms import Platform, nodes_of, platform_of, workload
 from dlpar.worlds.platforms.lookup import charges
 from dlpar.worlds.simulated.comm import Group, SimulatedComm, SimulatedWorld
-from dlpar.worlds.simulated.network import Network, Pace
+from dlpar.worlds.simulated.network import Network
 from dlpar.worlds.simulated.simulator import Activity, Simulator, place
 
 
@@ -61,7 +62,7 @@ def of_experiment(experiment: Experiment) -> tuple[Simulator, list[SimulatedComm
         nodes_of(experiment), platform_of(experiment), computes, *charges(experiment), experiment.seed
     )
     if cluster.stand_in_for is not None and not computes:
-        simulator.outline = Outline.of(workload(cluster.stand_in_for))
+        simulator.made["outline"] = Outline.of(workload(cluster.stand_in_for))
     return simulator, comms
 
 

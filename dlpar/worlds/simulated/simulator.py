@@ -82,11 +82,7 @@ class Simulator:
         Whether all have ended, or one has failed.
     made : dict
         Things that are equal on all ranks, by name: made once.
-    outline : Outline or None
-        Where no numbers are computed, the model that stands for every rank's; None: each builds its own.
     """
-
-    outline: Any = None
 
     def __init__(self, network: Network, computes: bool) -> None:
         self.network, self.computes, self.made = network, computes, {}

@@ -1,0 +1,121 @@
+"""Worlds whose clock is not the wall's: the time of computations, and collectives like a library's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from dlpar.collectives import ring_allgather, ring_allreduce, ring_reduce_scatter, tree_broadcast, tree_reduce
+from dlpar.comm.base import Comm, World, check_peer
+from dlpar.worlds.platforms import Platform
+
+Marks = Sequence[tuple[float, Callable[[], None]]]
+"""Calls in the middle of a computation, each with the share of the cost after which it is due."""
+
+
+class Pace:
+    """Seconds of one rank's computations.
+
+    Parameters
+    ----------
+    platform : Platform
+        Gives the device, the variation of its times, and the stragglers.
+    flops : float
+        FLOP/s the device sustains on the experiment's model.
+    rank, seed : int
+        Key of times that vary.
+    """
+
+    def __init__(self, platform: Platform, flops: float, rank: int, seed: int) -> None:
+        self.timing, self.rank, self.seed = platform.timing, rank, seed
+        slower = platform.stragglers.get(rank, 1.0)
+        self.per_flop, self.overhead = slower / flops, slower * platform.device.overhead
+        self.overlap = platform.overlap
+        self.varies, self.factor = platform.timing.kind != "constant", 1.0
+
+    def new_step(self, step: int) -> None:
+        """Draw the factor on this rank's times in a step."""
+        if self.varies:
+            self.factor = self.timing.factor(self.seed, self.rank, step)
+
+    def seconds(self, cost: float) -> float:
+        """Seconds of so many FLOPs, in this step."""
+        return cost * self.per_flop * self.factor
+
+
+class LogicalWorld(World):
+    """The surroundings of a rank on a platform on paper.
+
+    Parameters
+    ----------
+    carrier : str
+        Carrier of tensors.
+    pace : Pace
+        Seconds of a computation on this rank's device.
+    eager : float
+        Bytes up to which a send returns at once, counted as sent, not as charged.
+    """
+
+    def __init__(self, carrier: str, pace: Pace, eager: float) -> None:
+        super().__init__(torch.device("cpu"), carrier)
+        self.pace, self.eager = pace, eager
+
+    def backward(
+        self, comm: LogicalComm, work: Callable[[], Any], cost: float | None = None, marks: Marks = ()
+    ) -> Any:
+        return comm.compute_with(marks, work, cost)
+
+    def inside(self, call: Callable[[], None]) -> None:
+        pass
+
+    def new_step(self, step: int) -> None:
+        self.pace.new_step(step)
+        self.pause(self.pace.overhead)
+
+
+class LogicalComm(Comm):
+    """A communicator whose library is this one's own collectives; like a library, it does not count their bytes.
+
+    All-reduce and reduce-scatter go round a ring, reduce and broadcast down a tree; tensors of any layout.
+    """
+
+    device = torch.device("cpu")
+
+    def compute_with(self, marks: Marks, work: Callable[[], Any], cost: float | None) -> Any:
+        """Compute, and make each call of `marks` after its share of the cost: see :meth:`World.backward`."""
+        raise NotImplementedError
+
+    def allreduce(self, tensor: torch.Tensor) -> None:
+        self._as_library(lambda flat: ring_allreduce(self, flat), _addable(tensor), tensor)
+
+    def reduce(self, tensor: torch.Tensor, root: int = 0) -> None:
+        check_peer(self, root, "root")
+        self._as_library(lambda flat: tree_reduce(self, flat, root), _addable(tensor), tensor)
+
+    def broadcast_tensor(self, tensor: torch.Tensor, root: int = 0) -> None:
+        check_peer(self, root, "root")
+        self._as_library(lambda flat: tree_broadcast(self, flat, root), tensor, tensor)
+
+    def reduce_scatter(self, chunks: Sequence[torch.Tensor]) -> None:
+        # A rank's place on the ring is one less than its number, so that it sums its own chunk.
+        ring_reduce_scatter(self, chunks, [*range(1, self.size), 0])
+        self.traffic.hidden()
+
+    def allgather(self, chunks: Sequence[torch.Tensor]) -> None:
+        ring_allgather(self, chunks, [*range(1, self.size), 0])
+        self.traffic.hidden()
+
+    def _as_library(self, collective: Callable[[Any], None], values: Any, tensor: Any) -> None:
+        """Run a collective on `values`, whatever their layout, and keep the result in `tensor`."""
+        flat = values.detach().reshape(-1)
+        collective(flat)
+        if flat.data_ptr() != tensor.data_ptr():
+            tensor.detach().copy_(flat.view(tensor.shape))
+        self.traffic.hidden()
+
+
+def _addable(tensor: Any) -> Any:
+    """Convert half precision to float32, in which a library adds it."""
+    return tensor.to(torch.float32) if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
