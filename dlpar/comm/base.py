@@ -167,7 +167,7 @@ class World:
         self.device, self.carrier = device, carrier
 
     def once(self, name: str, make: Callable[[], T]) -> T:
-        """Make a read-only thing that is equal on all ranks; a process that holds many ranks makes it once."""
+        """Make a read-only thing that is equal on all ranks; in a simulated world, once for each name."""
         return make()
 
     def build(self, make: Callable[[], T]) -> T:
