@@ -47,7 +47,7 @@ class Delays:
         return float(draw.gamma(shape, mean / shape))
 
     def after(self, step: int, began: float, done: int) -> None:
-        """Delay the worker whose computing of `step` began at `began` (seconds of its clock), after `done` global steps."""
+        """Delay the worker, whose computing of `step` began at `began` seconds, after `done` global steps."""
         if self.none:
             return
         self.comm.world.settle()

@@ -186,6 +186,11 @@ def codec(name: str, keep: float = 0.01) -> Codec:
     return CODECS[name](keep)
 
 
+def codec_of(compression: parts.Compression) -> Codec | None:
+    """Make the codec an experiment names; None if it compresses nothing."""
+    return None if compression.codec == "none" else codec(compression.codec, compression.keep)
+
+
 def _places(like: Tensor) -> Tensor:
     """The eight places of a bit in a byte."""
     return torch.arange(8, dtype=torch.uint8, device=like.device)

@@ -7,7 +7,6 @@ once more; this exchange needs no second memory).
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -28,17 +27,17 @@ class CompressedAllreduce:
 
     Parameters
     ----------
-    codec_factory : callable
-        Gives a codec; called once for each bucket.
+    codec : Codec
+        Encodes and decodes on every rank; each bucket has an error feedback of its own.
 
     Examples
     --------
-    >>> allreduce = CompressedAllreduce(lambda: codec("topk", keep=0.01))
+    >>> allreduce = CompressedAllreduce(codec("topk", keep=0.01))
     >>> allreduce(comm, bucket)
     """
 
-    def __init__(self, codec_factory: Callable[[], Codec]) -> None:
-        self._codec_factory = codec_factory
+    def __init__(self, codec: Codec) -> None:
+        self.codec = codec
         self._memories: dict[tuple[int, int], ErrorFeedback] = {}
 
     def __call__(self, comm: Comm, bucket: torch.Tensor) -> None:
@@ -46,8 +45,9 @@ class CompressedAllreduce:
 
         A bucket is known again by its place in memory and its length.
         """
-        memory, size = self._memory_of(bucket), comm.size
-        codec, n = memory.codec, len(bucket)
+        key = bucket.data_ptr(), len(bucket)
+        memory = self._memories.setdefault(key, ErrorFeedback(self.codec))
+        codec, size, n = self.codec, comm.size, len(bucket)
         wires = [comm.empty(codec.nbytes(n, bucket.dtype), torch.uint8) for _ in range(size)]
         by_rank = [wires[(rank + 1) % size] for rank in range(size)]  # rank r's place in a ring's all-gather
         # FLOPs, roughly: add the residual, encode, decode, subtract.
@@ -57,12 +57,6 @@ class CompressedAllreduce:
         comm.compute(bucket.zero_)
         for wire in by_rank:
             comm.compute(lambda: bucket.add_(codec.decode(wire, decoded)), cost=2 * n)
-
-    def _memory_of(self, bucket: torch.Tensor) -> ErrorFeedback:
-        key = bucket.data_ptr(), len(bucket)
-        if key not in self._memories:
-            self._memories[key] = ErrorFeedback(self._codec_factory())
-        return self._memories[key]
 
 
 class LossyComm:

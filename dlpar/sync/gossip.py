@@ -8,10 +8,11 @@ the model that is tested is worker 0's own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from dlpar.comm import ANY, Comm
 from dlpar.config.experiment import Experiment
@@ -57,6 +58,16 @@ class Gossip(Scheme):
         self.comm.compute(lambda: gradient.mul_(self.experiment.workers), cost=len(gradient))
         self.comm.compute(lambda: self.optimizer.step(gradient), cost=2 * len(gradient))
 
+    def exchange(
+        self, mine: Tensor, receivers: Iterable[int], arrived: Iterable[Tensor], senders: Iterable[int]
+    ) -> None:
+        """Send `mine` to some workers and receive a tensor from each of others."""
+        sending = [self.comm.isend(mine, peer, WEIGHTS) for peer in receivers]
+        for into, peer in zip(arrived, senders):
+            self.comm.recv(into, peer, WEIGHTS)
+        for request in sending:
+            request.wait()
+
     def facts(self) -> dict[str, Any]:
         # Of the weights the gradient was taken at, as the loss is: before this step moved them.
         return {"staleness": 0, "lead": 0, "sketch": self.sketched}
@@ -77,11 +88,7 @@ class Neighbours(Gossip):
 
     def combine(self) -> None:
         self.adapt()
-        sending = [self.comm.isend(self.replica.weights, peer, WEIGHTS) for peer in self.peers]
-        for peer, into in self.arrived.items():
-            self.comm.recv(into, peer, WEIGHTS)
-        for request in sending:
-            request.wait()
+        self.exchange(self.replica.weights, self.peers, self.arrived.values(), self.peers)
 
     def update(self) -> None:
         self.comm.compute(self._mix, cost=2 * len(self.mixed) * (len(self.peers) + 1))
@@ -109,11 +116,8 @@ class RandomPeers(Gossip):
         order, shifts = circle(self.experiment.seed, self.rounds, self.experiment.workers, self.peers)
         self.rounds += 1
         place, n = order.index(self.comm.rank), len(order)
-        sending = [self.comm.isend(self.replica.weights, order[(place + s) % n], WEIGHTS) for s in shifts]
-        for into, shift in zip(self.arrived, shifts):
-            self.comm.recv(into, order[(place - shift) % n], WEIGHTS)
-        for request in sending:
-            request.wait()
+        receivers, senders = ([order[(place + way * s) % n] for s in shifts] for way in (1, -1))
+        self.exchange(self.replica.weights, receivers, self.arrived, senders)
 
     def update(self) -> None:
         self.comm.compute(self._mix, cost=len(self.replica.weights) * (self.peers + 1))
@@ -191,7 +195,7 @@ class Pairwise(Gossip):
     def facts(self) -> dict[str, Any]:
         return {**super().facts(), "staleness": self.stale, "lead": self.lead}
 
-    def _average(self, comm: Comm, weights: torch.Tensor) -> None:
+    def _average(self, comm: Comm, weights: Tensor) -> None:
         """Beside the computation of an active worker: average with one partner."""
         if not self.partners:
             return
@@ -206,7 +210,7 @@ class Pairwise(Gossip):
         with self.guard:
             self._meet(comm, weights, partner)
 
-    def _answer(self, comm: Comm, weights: torch.Tensor) -> None:
+    def _answer(self, comm: Comm, weights: Tensor) -> None:
         """Beside the computation of a passive worker: answer, until all partners have left."""
         present = len(self.partners)
         while present:
@@ -219,15 +223,15 @@ class Pairwise(Gossip):
                 self._meet(comm, weights, arrival.source)
             comm.send(self.mine.wire, arrival.source, ANSWER)
 
-    def _leave(self, comm: Comm, weights: torch.Tensor) -> None:
+    def _leave(self, comm: Comm, weights: Tensor) -> None:
         for partner in self.partners:
             comm.send(weights[:0], partner, LEAVE)
 
-    def _write(self, comm: Comm, weights: torch.Tensor) -> None:
+    def _write(self, comm: Comm, weights: Tensor) -> None:
         self.mine.head[0] = self.clock
         comm.compute(lambda: self.mine.body.copy_(weights), cost=len(weights))
 
-    def _meet(self, comm: Comm, weights: torch.Tensor, partner: int) -> None:
+    def _meet(self, comm: Comm, weights: Tensor, partner: int) -> None:
         """Go half the way from what was sent to what came.
 
         What one gains the other loses, so the mean of all replicas stays, also where the
@@ -262,11 +266,7 @@ class PushSum(Gossip):
         self.comm.compute(lambda: self.before.copy_(weights), cost=len(weights))
         self.adapt()
         self.comm.compute(self._divide, cost=4 * len(weights))
-        sending = [self.comm.isend(self.share, peer, WEIGHTS) for peer in self.to]
-        for into, source in zip(self.arrived, self.sources):
-            self.comm.recv(into, source, WEIGHTS)
-        for request in sending:
-            request.wait()
+        self.exchange(self.share, self.to, self.arrived, self.sources)
 
     def update(self) -> None:
         self.comm.compute(self._sum, cost=(len(self.arrived) + 2) * len(self.before))

@@ -17,6 +17,7 @@ from torch.nn.functional import softshrink
 
 from dlpar.collectives import star_reduce, tree_aggregate, tree_broadcast
 from dlpar.comm import Comm
+from dlpar.compression import LossyComm, codec_of
 from dlpar.config.experiment import Experiment
 from dlpar.replica import Replica
 from dlpar.sync.scheme import Scheme
@@ -48,7 +49,8 @@ class MapReduce(Scheme):
         self.order = comm.packet(n, dtype)  # its head: is this the last iteration?
         self.count, self.driver_loss = 0, None
         self.converged = self.warned = False
-        self.path = _compressed(experiment, comm)
+        codec = codec_of(experiment.compression)  # loss and count travel beside the gradients as they are
+        self.path = comm if codec is None else LossyComm(comm, codec, exact=2)
 
     def steps(self) -> Iterator[int]:
         for step in super().steps():
@@ -127,13 +129,3 @@ class MapReduce(Scheme):
 def is_converged(before: torch.Tensor, after: torch.Tensor, tolerance: float) -> bool:
     """Whether an update moved the weights by less than `tolerance` times their length, or times 1 if that is more."""
     return (after - before).norm().item() < tolerance * max(after.norm().item(), 1.0)
-
-
-def _compressed(experiment: Experiment, comm: Comm) -> Comm:
-    """The way of the gradients; loss and count travel beside them as they are."""
-    compression = experiment.compression
-    if compression.codec == "none":
-        return comm
-    from dlpar.compression import LossyComm, codec
-
-    return LossyComm(comm, codec(compression.codec, compression.keep), exact=2)

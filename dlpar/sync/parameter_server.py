@@ -7,14 +7,16 @@ The servers' side is in ``server.py``, what both say to each other in ``client.p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from dlpar.comm import Comm
+from dlpar.comm import Comm, Request
+from dlpar.compression import ErrorFeedback, codec_of
 from dlpar.config.experiment import Experiment
-from dlpar.config.parts import Compression
 from dlpar.replica import Replica
 from dlpar.sync.scheme import Scheme
 
@@ -96,11 +98,50 @@ def key_ranges(parameters: int, servers: int) -> list[slice]:
         )
     share, rest = divmod(parameters, servers)
     starts = [server * share + min(server, rest) for server in range(servers + 1)]
-    return [slice(*pair) for pair in zip(starts, starts[1:])]
+    return [slice(*pair) for pair in pairwise(starts)]
+
+
+class Shard:
+    """One server's key range, as a client sees it.
+
+    Parameters
+    ----------
+    comm : Comm
+        Carries the messages.
+    server : int
+        Rank that holds the range.
+    keys : slice
+        The range of the flat weights.
+    experiment : Experiment
+        Its ``compression`` is how gradients are written on the wire.
+    dtype : torch.dtype
+        Type of weights and gradients.
+    """
+
+    def __init__(
+        self, comm: Comm, server: int, keys: slice, experiment: Experiment, dtype: torch.dtype
+    ) -> None:
+        self.comm, self.server, self.keys = comm, server, keys
+        self.answer = comm.packet(keys.stop - keys.start, dtype)
+        codec = codec_of(experiment.compression)
+        self.memory = ErrorFeedback(codec) if codec else None
+
+    def encode(self, gradient: Tensor) -> Tensor:
+        """Write this range of a gradient as it goes on the wire."""
+        memory, n = self.memory, len(gradient)
+        if memory is None:
+            return gradient
+        wire = self.comm.empty(memory.codec.nbytes(n, gradient.dtype), torch.uint8)
+        self.comm.compute(lambda: wire.copy_(memory.encode(gradient)), cost=4 * n)
+        return wire
+
+    def expect(self) -> Request:
+        """Make known where the server's next answer lands."""
+        return self.comm.irecv(self.answer.wire, self.server, WEIGHTS)
 
 
 class Client:
-    """Whoever pushes and pulls: a worker, or a leaf server on behalf of its group.
+    """Pushes gradients and gets weights: a worker, or a leaf server on behalf of its group.
 
     Parameters
     ----------
@@ -114,59 +155,45 @@ class Client:
         Its ``compression`` is how gradients are written on the wire.
     """
 
-    def __init__(
-        self, comm: Comm, servers: Sequence[int], weights: torch.Tensor, experiment: Experiment
-    ) -> None:
+    def __init__(self, comm: Comm, servers: Sequence[int], weights: Tensor, experiment: Experiment) -> None:
         self.comm, self.weights = comm, weights
         ranges = key_ranges(len(weights), len(servers))
-        shards = [
-            (
-                server,
-                keys,
-                comm.packet(keys.stop - keys.start, weights.dtype),
-                encoder(comm, experiment.compression),
-            )
-            for server, keys in zip(servers, ranges)
-        ]
+        shards = [Shard(comm, *pair, experiment, weights.dtype) for pair in zip(servers, ranges)]
         # Clients begin with different servers: all at the same one would wait in one queue (22 to 44 % slower).
         first = comm.rank % len(servers)
         self.shards = shards[first:] + shards[:first]
         self.authority = shards[0]
+        self.coming: list[Request] = []
         self.staleness = self.lead = self.next_lead = self.version = self.done = 0
         self.going_on = True
 
     def initialise(self) -> None:
         """Give the servers their first weights; one client does it for all."""
-        self._send(self.weights, INITIAL)
+        self._send([(shard, self.weights[shard.keys]) for shard in self.shards], INITIAL)
 
-    def push(self, gradient: torch.Tensor, answered: bool = True) -> None:
+    def push(self, gradient: Tensor, answered: bool = True) -> None:
         """Send each server its range of a gradient, of the weights' shape; `answered`: then :meth:`receive`."""
         # Where answers land is made known first: a server that must wait to send could keep all from each other.
         if answered:
             self._expect()
-        self._send(gradient, PUSH)
+        self._send([(shard, shard.encode(gradient[shard.keys])) for shard in self.shards], PUSH)
 
     def ask(self, tag: int = PULL) -> None:
         """Ask every server for its weights; they come with :meth:`receive`."""
         self._expect()
-        for server, *_ in self.shards:
-            self.comm.send(self.comm.empty(0), server, tag)
+        for shard in self.shards:
+            self.comm.send(self.comm.empty(0), shard.server, tag)
 
     def receive(self) -> None:
         """Take the servers' answers: weights, and what was counted."""
         for request in self.coming:
             request.wait()
-        for _, keys, answer, _ in self.shards:
-            self.weights[keys].copy_(answer.body)
-        heads = [answer.head.tolist() for _, _, answer, _ in self.shards]
+        for shard in self.shards:
+            self.weights[shard.keys].copy_(shard.answer.body)
+        heads = [shard.answer.head.tolist() for shard in self.shards]
         self.staleness, self.lead = max(head[STALENESS] for head in heads), self.next_lead
-        first = self.authority[2].head.tolist()
-        self.version, self.next_lead, self.done, self.going_on = (
-            first[VERSION],
-            first[LEAD],
-            first[DONE],
-            bool(first[GO]),
-        )
+        self.version, _, self.next_lead, self.done, go = self.authority.answer.head.tolist()
+        self.going_on = bool(go)
 
     def leave(self) -> None:
         """Push no more, and take the last weights, once everybody has pushed the last time."""
@@ -174,48 +201,9 @@ class Client:
         self.receive()
 
     def _expect(self) -> None:
-        self.coming = [self.comm.irecv(answer.wire, server, WEIGHTS) for server, _, answer, _ in self.shards]
+        self.coming = [shard.expect() for shard in self.shards]
 
-    def _send(self, vector: torch.Tensor, tag: int) -> None:
+    def _send(self, messages: list[tuple[Shard, Tensor]], tag: int) -> None:
         # All at once, and only then the answers: a client that waited to send could keep a server from another.
-        encoded = [
-            (server, encode(vector[keys]) if tag == PUSH else vector[keys])
-            for server, keys, _, encode in self.shards
-        ]
-        for request in [self.comm.isend(shard, server, tag) for server, shard in encoded]:
+        for request in [self.comm.isend(wire, shard.server, tag) for shard, wire in messages]:
             request.wait()
-
-
-def encoder(comm: Comm, compression: Compression) -> Callable[[torch.Tensor], torch.Tensor]:
-    """How one range of the gradient is written on the wire, push after push."""
-    if compression.codec == "none":
-        return lambda gradient: gradient
-    from dlpar.compression import ErrorFeedback, codec
-
-    by = codec(compression.codec, compression.keep)
-    memory = ErrorFeedback(by)
-
-    def encode(gradient: torch.Tensor) -> torch.Tensor:
-        wire = comm.empty(by.nbytes(len(gradient), gradient.dtype), torch.uint8)
-        comm.compute(lambda: wire.copy_(memory.encode(gradient)), cost=4 * len(gradient))
-        return wire
-
-    return encode
-
-
-def decoder(
-    compression: Compression, like: torch.Tensor
-) -> tuple[Callable[[torch.Tensor], torch.Tensor], int]:
-    """How a server reads what came into a buffer of bytes as numbers like its weights; and the bytes it needs."""
-    if compression.codec == "none":
-        return lambda wire: wire[: like.nbytes].view(like.dtype), like.nbytes
-    from dlpar.compression import codec
-
-    gradient, by = torch.empty_like(like), codec(compression.codec, compression.keep)
-    room = by.nbytes(len(like), like.dtype)
-
-    def decode(wire: torch.Tensor) -> torch.Tensor:
-        by.decode(wire[:room], gradient)
-        return gradient
-
-    return decode, room

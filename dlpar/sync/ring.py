@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 from dlpar.collectives import ALLREDUCE, HALVES, own_chunk
 from dlpar.comm import Comm, Request
+from dlpar.comm.base import Collective
+from dlpar.compression import CompressedAllreduce, codec_of
 from dlpar.config.experiment import Experiment
 from dlpar.optim import Optimizer
 from dlpar.replica import Replica
@@ -48,12 +50,11 @@ class Ring(Scheme):
                 self.collective(self.comm, bucket)
 
 
-def _allreduce(experiment: Experiment):
-    sync, compression = experiment.sync, experiment.compression
-    if compression.codec != "none":
-        from dlpar.compression import CompressedAllreduce, codec
-
-        return CompressedAllreduce(lambda: codec(compression.codec, compression.keep))
+def _allreduce(experiment: Experiment) -> Collective:
+    """The all-reduce an experiment names; compressed gradients do not add up on their way, and go round whole."""
+    sync, codec = experiment.sync, codec_of(experiment.compression)
+    if codec is not None:
+        return CompressedAllreduce(codec)
     if sync.allreduce == "hierarchical":
         return partial(ALLREDUCE[sync.allreduce], group=sync.node_size)
     return ALLREDUCE[sync.allreduce]

@@ -53,7 +53,7 @@ class Scheme:
         self.comm.compute(step, cost=2 * self.replica.gradient.numel())
 
     def spread(self, span: Callable[[str], AbstractContextManager]) -> None:
-        """Give the others what only this worker has updated, in a span of the record; where each updates all, nothing."""
+        """Give the others what only this worker has updated, in a span of the record; by default nothing."""
 
     def done(self, own: int) -> int:
         """Global steps all workers together have done, as far as this one knows, which did `own`."""

@@ -10,21 +10,12 @@ from collections.abc import Sequence
 import torch
 
 from dlpar.comm import ANY, Comm, Packet, Recorder
+from dlpar.compression import codec_of
 from dlpar.config.experiment import Experiment
 from dlpar.optim import Optimizer
 from dlpar.sync.averaging import outer
 from dlpar.sync.consistency import Clocks, Consistency, consistency
-from dlpar.sync.parameter_server import (
-    INITIAL,
-    LEAVE,
-    PULL,
-    PUSH,
-    WEIGHTS,
-    Client,
-    decoder,
-    key_ranges,
-    leaf_of,
-)
+from dlpar.sync.parameter_server import INITIAL, LEAVE, PULL, PUSH, WEIGHTS, Client, key_ranges, leaf_of
 
 
 class Server:
@@ -58,19 +49,20 @@ class Server:
         self.comm, self.clients, self.answer, self.weights = comm, list(clients), answer, answer.body
         self.experiment, self.rule, self.is_first = experiment, rule, is_first
         self.separate, self.aware = experiment.sync.pull == "separate", experiment.sync.staleness_aware
-        self.decode, room = decoder(experiment.compression, self.weights)
-        self.inbox = answer.wire.new_empty(
-            max(room, self.weights.nbytes)
-        )  # beside the weights, wherever they lie
+        self.codec, self.wire_bytes = codec_of(experiment.compression), self.weights.nbytes
+        if self.codec is not None:
+            self.wire_bytes = self.codec.nbytes(len(self.weights), self.weights.dtype)
+            self.decoded = torch.empty_like(self.weights)
+        # Beside the weights, wherever they lie.
+        self.inbox = answer.wire.new_empty(max(self.wire_bytes, self.weights.nbytes))
         self.sum = torch.zeros_like(self.weights)
         self.optimizer = Optimizer(experiment.optimizer, self.weights, experiment.lr, experiment.momentum)
         self.pushes = self.version = self.gathered = 0
         self.clock, self.read = Clocks(clients), dict.fromkeys(clients, 0)
         self.staleness = dict.fromkeys(clients, 0)
         self.waiting: list[int] = []
-        self.judged: tuple[int, bool] | None = (
-            None  # the slowest clock, and whether steps are left, when they were
-        )
+        # The slowest clock, and whether steps were left, when those who wait were last looked at.
+        self.judged: tuple[int, bool] | None = None
         self.left: list[int] = []
         self.total = len(self.clients) * experiment.steps // experiment.sync.push_every
         self.started = len(self.clients)
@@ -98,7 +90,8 @@ class Server:
             self._wait(client)
 
     def _add(self, weight: float) -> None:
-        gradient = self.decode(self.inbox)
+        wire = self.inbox[: self.wire_bytes]
+        gradient = self.codec.decode(wire, self.decoded) if self.codec else wire.view(self.weights.dtype)
         if self.gathered:
             self.sum.add_(gradient, alpha=weight)
         else:

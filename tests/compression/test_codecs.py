@@ -158,7 +158,7 @@ def test_replicas_stay_equal_to_the_last_bit_and_bytes_are_as_foretold():
 
         found = {}
         for name in ("onebit", "topk", "fp16", "bf16"):
-            allreduce = CompressedAllreduce(lambda: codec(name, 0.05))  # noqa: B023
+            allreduce = CompressedAllreduce(codec(name, 0.05))
             generator = torch.Generator().manual_seed(comm.rank)
             gradient, meant, delivered = torch.empty(1037), torch.zeros(1037), torch.zeros(1037)
             buckets = gradient[:1000], gradient[1000:1037], gradient[1037:]  # two lengths, and an empty one
