@@ -145,17 +145,10 @@ class Box:
 
     def environment(self, home: str) -> dict[str, str]:
         """Return a judge's environment, with nothing of the account that grades."""
-        own = {
-            "HOME": home,
-            "TMPDIR": home,
-            "DLPAR_HOME": f"{home}/h",
-            "DLPAR_RUNTIME": f"{home}/r",
-            "PATH": os.pathsep.join([str(Path(sys.executable).parent), "/usr/sbin:/usr/bin:/sbin:/bin"]),
-            SIMULATED_ONLY: "1",
-            "PYTHONDONTWRITEBYTECODE": "1",
-            "LC_ALL": "C.UTF-8",
-            "OMP_NUM_THREADS": "1",
-        }
+        own = {"HOME": home, "TMPDIR": home, "DLPAR_HOME": f"{home}/h", "DLPAR_RUNTIME": f"{home}/r"}
+        own["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), "/usr/sbin:/usr/bin:/sbin:/bin"])
+        own |= {"LC_ALL": "C.UTF-8", "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+        own[SIMULATED_ONLY] = "1"
         if path := os.environ.get("PYTHONPATH"):
             own["PYTHONPATH"] = path
         if self.account is not None:

@@ -21,15 +21,9 @@ from typing import Any
 
 import nbformat
 from nbformat import NotebookNode
+from nbgrader import preprocessors
 from nbgrader.api import Gradebook, MissingEntry
 from nbgrader.apps import NbGraderAPI
-from nbgrader.preprocessors import (
-    AssignLatePenalties,
-    CheckCellMetadata,
-    ClearSolutions,
-    NbGraderPreprocessor,
-    SaveAutoGrades,
-)
 from sqlalchemy.exc import SAWarning
 from traitlets import Dict
 from traitlets.config import Config
@@ -58,7 +52,7 @@ class CourseFailed(RuntimeError):
     """nbgrader failed; its own words."""
 
 
-class Judged(NbGraderPreprocessor):
+class Judged(preprocessors.NbGraderPreprocessor):
     """Give every check the output that its verdict earns: nbgrader gives an error no points, anything else all."""
 
     verdicts = Dict(help="Verdicts by the check's grade id.").tag(config=True)
@@ -123,8 +117,8 @@ class Course:
         config.ClearSolutions.code_stub = {"python": STUB}
         config.HTMLExporter.sanitize_html = True
         config.Judged.verdicts = verdicts or {}
-        steps = [Judged, SaveAutoGrades, AssignLatePenalties, CheckCellMetadata]
-        config.Autograde.autograde_preprocessors = steps
+        count = [preprocessors.SaveAutoGrades, preprocessors.AssignLatePenalties]
+        config.Autograde.autograde_preprocessors = [Judged, *count, preprocessors.CheckCellMetadata]
         return NbGraderAPI(config=config)
 
     def take(self, masters: list[Path]) -> list[Lab]:
@@ -136,7 +130,7 @@ class Course:
                 self._write("source", master.stem, master.stem, solved)
                 _done(self._api().generate_assignment(master.stem), f"releasing {master.stem}")
                 blank = copy.deepcopy(solved)
-                ClearSolutions(code_stub={"python": STUB}).preprocess(blank, {})
+                preprocessors.ClearSolutions(code_stub={"python": STUB}).preprocess(blank, {})
                 labs.append(Lab(master.stem, solved, blank))
         return labs
 

@@ -21,11 +21,6 @@ import os
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from nbformat import NotebookNode
-
 
 STUB = "raise NotImplementedError"
 """Replaces a solution; :func:`dlpar.lab.check` and its kin call a function that raises this "to do"."""
@@ -75,7 +70,7 @@ def release(labs: Path, into: Path) -> list[str]:
     changed = [n for n, digest in digests.items() if before.get(n) != digest or not (into / n).exists()]
     for name in changed:
         content = contents[name]
-        _write(into / name, _students(content) if name.endswith(".ipynb") else content, 0o644)
+        _write(into / name, students(content) if name.endswith(".ipynb") else content, 0o644)
     gone = [name for name in before if name not in digests]
     for name in gone:
         (into / name).unlink(missing_ok=True)
@@ -84,13 +79,7 @@ def release(labs: Path, into: Path) -> list[str]:
     return changed + gone
 
 
-def _students(content: bytes) -> bytes:
-    import nbformat
-
-    return (nbformat.writes(students(nbformat.reads(content.decode(), 4))) + "\n").encode()
-
-
-def students(master: NotebookNode) -> NotebookNode:
+def students(master: bytes) -> bytes:
     """Remove solutions, hidden tests and results from a lab and lock its checks, by nbgrader's preprocessors.
 
     Raises
@@ -99,20 +88,17 @@ def students(master: NotebookNode) -> NotebookNode:
         If nbgrader is not installed.
     """
     try:
+        import nbformat
         from nbgrader import preprocessors as steps
     except ModuleNotFoundError:
         raise OSError("nbgrader is not installed; `pip install 'dlpar[grading]'` brings it") from None
 
-    for step in (
-        steps.LockCells(),
-        steps.ClearSolutions(code_stub={"python": STUB}),
-        steps.ClearOutput(),
-        steps.CheckCellMetadata(),
-        steps.ClearHiddenTests(),
-        steps.ComputeChecksums(),
-    ):
-        master, _ = step.preprocess(master, {})
-    return master
+    without = [steps.LockCells(), steps.ClearSolutions(code_stub={"python": STUB}), steps.ClearOutput()]
+    checks = [steps.CheckCellMetadata(), steps.ClearHiddenTests(), steps.ComputeChecksums()]
+    notebook = nbformat.reads(master.decode(), 4)
+    for step in without + checks:
+        notebook, _ = step.preprocess(notebook, {})
+    return (nbformat.writes(notebook) + "\n").encode()
 
 
 def bring(labs: Path, own: Path) -> list[str]:

@@ -73,24 +73,24 @@ class InLine:
 class OneAccount(InLine, SimpleLocalProcessSpawner):
     """Start every server in the account that runs the hub: students are not isolated from each other."""
 
-    def user_env(self, env: dict[str, str]) -> dict[str, str]:
-        """Give each name a home and a runtime folder."""
-        private_folder(Path(self.home_dir))
-        mine = private_folder(runtime_folder() / f"hub-{self.user.name}")
-        return super().user_env(env) | {"DLPAR_RUNTIME": str(mine)}
-
 
 class OwnAccount(InLine, LocalProcessSpawner):
     """Start every server in its student's own Unix account."""
 
-    def user_env(self, env: dict[str, str]) -> dict[str, str]:
-        """Give the student a runtime folder whose name nobody else can take."""
-        env, mine = super().user_env(env), RUNTIME / self.user.name
-        for folder in (RUNTIME.parent, RUNTIME):
-            folder.mkdir(mode=0o755, exist_ok=True)
-        mine.mkdir(mode=0o700, exist_ok=True)
-        shutil.chown(mine, self.user.name)
-        return env | {"DLPAR_RUNTIME": str(mine)}
+
+def runtime_in_one_account(spawner: OneAccount) -> str:
+    """Make a runtime folder for a name."""
+    return str(private_folder(runtime_folder() / f"hub-{spawner.user.name}"))
+
+
+def runtime_in_own_account(spawner: OwnAccount) -> str:
+    """Make a student's runtime folder, whose name nobody else can take."""
+    mine = RUNTIME / spawner.user.name
+    for folder in (RUNTIME.parent, RUNTIME):
+        folder.mkdir(mode=0o755, exist_ok=True)
+    mine.mkdir(mode=0o700, exist_ok=True)
+    shutil.chown(mine, spawner.user.name)
+    return str(mine)
 
 
 def configure(c: Any, settings: Settings) -> None:
@@ -115,29 +115,24 @@ def configure(c: Any, settings: Settings) -> None:
     c.ConfigurableHTTPProxy.pid_file = str(folder / "proxy.pid")
     everywhere = ipaddress.ip_address(settings.address).is_unspecified
     reached = "127.0.0.1" if everywhere else fmt_ip_url(settings.address)
-    classroom(
-        c,
-        settings.labs,
-        settings.teachers,
-        settings.idle,
-        proxy=f"{scheme}://{reached}:{settings.port}",
-        page=f"http://127.0.0.1:{random_port()}",
-        account=None if settings.accounts == LISTED else "nobody",
-        slots=give_out_slots(c, settings),
-    )
+    proxy, page = f"{scheme}://{reached}:{settings.port}", f"http://127.0.0.1:{random_port()}"
+    account, slots = None if settings.accounts == LISTED else "nobody", give_out_slots(c, settings)
+    classroom(c, settings.labs, settings.teachers, settings.idle, proxy, page, account, slots)
     everybody = {*settings.users, *settings.teachers}
     if settings.accounts == LISTED:
         c.JupyterHub.authenticator_class = ListedLogin
         c.ListedLogin.file = str(folder / "passwords")
         c.ListedLogin.allowed_users = everybody
         c.JupyterHub.spawner_class = OneAccount
-        c.OneAccount.home_dir_template = str(folder / "users" / "{username}")
+        c.OneAccount.home_dir_template = str(private_folder(folder / "users") / "{username}")
+        c.Spawner.environment.update({"DLPAR_RUNTIME": runtime_in_one_account})
     else:
         c.JupyterHub.authenticator_class = "pam"
         c.PAMAuthenticator.open_sessions = False
         c.PAMAuthenticator.allowed_users = {name for name in everybody if not name.startswith("@")}
         c.PAMAuthenticator.allowed_groups = {name[1:] for name in everybody if name.startswith("@")}
         c.JupyterHub.spawner_class = OwnAccount
+        c.Spawner.environment.update({"DLPAR_RUNTIME": runtime_in_own_account})
         c.Spawner.cmd = ["prlimit", f"--nproc={MOST_PROCESSES}", *c.Spawner.cmd]
 
 

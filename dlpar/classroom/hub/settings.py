@@ -105,19 +105,12 @@ class Settings:
             loopback = ipaddress.ip_address(self.address).is_loopback
         except ValueError:
             _require(False, "address", repr(self.address), "is an IP address of this machine")
-        _require(
-            loopback or self.accounts == SYSTEM,
-            "address",
-            self.address,
-            "with a list of passwords is loopback (127.0.0.1); "
-            f"other machines need --accounts {SYSTEM}, --certificate and --key",
+        listed = (
+            "with a list of passwords is loopback; others need --accounts system, --certificate and --key"
         )
-        _require(
-            loopback or self.certificate is not None,
-            "address",
-            self.address,
-            "without --certificate and --key is loopback (127.0.0.1): a password must not cross a network in clear",
-        )
+        _require(loopback or self.accounts == SYSTEM, "address", self.address, listed)
+        clear = "without --certificate and --key is loopback: a password must not cross a network in clear"
+        _require(loopback or self.certificate is not None, "address", self.address, clear)
 
     def to_json(self) -> str:
         """Write for :meth:`from_environment`."""

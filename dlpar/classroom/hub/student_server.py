@@ -43,10 +43,6 @@ NEWEST = 20
 """Runs that a teacher can choose from."""
 
 
-class CannotStop(ValueError):
-    """No such job, or it cannot be stopped now; one sentence."""
-
-
 class ForThePage(RequestHandler):
     """Answer tokens with the scope `MAY_SEE_JOBS`, and no others."""
 
@@ -62,12 +58,9 @@ class ForThePage(RequestHandler):
     def asked(self) -> dict[str, Any]:
         """Return the request's body."""
         try:
-            found = json.loads(self.request.body)
-        except ValueError:
-            found = None
-        if not isinstance(found, dict):
-            raise HTTPError(400, reason="the body must be a JSON object")
-        return found
+            return dict(json.loads(self.request.body))
+        except (ValueError, TypeError):
+            raise HTTPError(400, reason="the body must be a JSON object") from None
 
 
 class Jobs(ForThePage):
@@ -95,8 +88,6 @@ class Jobs(ForThePage):
                 stop(str(asked["stop"]))
             else:
                 raise ValueError("stop or offer: got neither, allowed is one of them")
-        except CannotStop as error:
-            raise HTTPError(409, reason=str(error)) from None
         except (ValueError, OSError) as error:
             raise HTTPError(400, reason=str(error)) from None
         self.finish({})
@@ -139,11 +130,15 @@ def any_running() -> bool:
 
 
 def running() -> list[dict[str, Any]]:
-    """List the running jobs, the oldest first: ``{id, says, ranks, memory}``; memory in bytes."""
+    """List the running jobs, the oldest first: ``{id, says, ranks}``."""
     if not any_running():
         return []
     folders = [*sorted(runs_folder().glob("*")), *sorted(runtime_folder().glob("spmd-*"))]
-    return [_told(folder) for folder in folders if _is_locked(folder)]
+    locked = [folder for folder in folders if _is_locked(folder)]
+    return [
+        {"id": f.name, "says": _says(f, _experiment(f)), "ranks": len(still_ranks(pids_of(f)))}
+        for f in locked
+    ]
 
 
 def stop(job: str) -> None:
@@ -151,19 +146,19 @@ def stop(job: str) -> None:
 
     Raises
     ------
-    CannotStop
+    HTTPError
         If there is no such job, or it has only begun to start.
     """
     if not re.fullmatch(r"[\w.-]+", job):
-        raise CannotStop(f"job: got {job!r}, allowed is the id of a running job")
+        raise HTTPError(409, reason=f"job: got {job!r}, allowed is the id of a running job")
     for folder in (runs_folder() / job, runtime_folder() / job):
         if _is_locked(folder):
             supervisor = _supervisor(folder)
             if supervisor is None:
-                raise CannotStop(f"job: {job} is only starting; try again in a moment")
+                raise HTTPError(409, reason=f"job: {job} is only starting; try again in a moment")
             os.kill(supervisor, signal.SIGTERM)
             return
-    raise CannotStop(f"job: got {job!r}, which is not running")
+    raise HTTPError(409, reason=f"job: got {job!r}, which is not running")
 
 
 def memory() -> int:
@@ -186,14 +181,6 @@ def _is_locked(folder: Path) -> bool:
     except OSError:
         pass
     return False
-
-
-def _told(folder: Path) -> dict[str, Any]:
-    """Describe a running job for the teacher."""
-    ranks, supervisor = still_ranks(pids_of(folder)), _supervisor(folder)
-    used = sum(map(resident, {*ranks, *(descendants(supervisor) if supervisor else ())}))
-    says = _says(folder, _experiment(folder))
-    return {"id": folder.name, "says": says, "ranks": len(ranks), "memory": used}
 
 
 def _experiment(folder: Path) -> Any:

@@ -31,7 +31,7 @@ PATIENCE = 3.0
 AT_ONCE = 20
 """Requests under way at a time."""
 
-JOB = {"id": str, "says": str, "ranks": int, "memory": int}
+JOB = {"id": str, "says": str, "ranks": int}
 """Fields of a running job."""
 
 
@@ -126,10 +126,9 @@ class Students:
 class Guarded(HubOAuthenticated, RequestHandler):
     """Answer those whom the hub's roles give access to this service, and nobody else."""
 
-    @property
-    def students(self) -> Students:
-        """The class."""
-        return self.settings["students"]
+    def initialize(self) -> None:
+        """Find the class."""
+        self.students: Students = self.settings["students"]
 
     def asked(self, name: str) -> Any:
         """Return a field of the request's body."""
