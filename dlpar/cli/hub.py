@@ -17,7 +17,7 @@ from dlpar.classroom.hub import settings as hub_settings
 from dlpar.classroom.hub.settings import BadSettings, NoProxy, Settings, proxy_command
 from dlpar.cli import BadRequest, Failed
 from dlpar.config.paths import private_folder
-from dlpar.jobs.slots import usual_slots
+from dlpar.jobs.slots import MOST, usual_slots
 
 
 def hub(
@@ -25,12 +25,12 @@ def hub(
     teachers: str = "teacher",
     accounts: str = "listed",
     address: str = "127.0.0.1",
-    port: int = 8000,
+    port: Annotated[int, typer.Option(min=1, max=65535)] = 8000,
     certificate: str | None = None,
     key: str | None = None,
     labs: str | None = None,
     idle: Annotated[int, typer.Option(min=1, max=10_080)] = 60,
-    slots: int | None = None,
+    slots: Annotated[int | None, typer.Option(min=0, max=MOST)] = None,
     folder: str | None = None,
     config: str | None = None,
 ) -> int:

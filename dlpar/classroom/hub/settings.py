@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from dlpar.classroom.grading.release import is_master, release
-from dlpar.jobs.slots import MOST
 
 VARIABLE = "DLPAR_HUB"
 """Environment variable that carries the settings to JupyterHub's configuration."""
@@ -80,11 +79,6 @@ class Settings:
     def __post_init__(self) -> None:
         known = f"is one of {LISTED}, {SYSTEM}"
         _require(self.accounts in (LISTED, SYSTEM), "accounts", repr(self.accounts), known)
-        _require(1 <= self.port <= 65535, "port", self.port, "is a whole number from 1 to 65535")
-        minutes = "is a whole number of minutes from 1 to 10,080"
-        _require(1 <= self.idle <= 10_080, "idle", self.idle, minutes)
-        ranks = f"is a whole number from 1 to {MOST}, or 0: no limit"
-        _require(0 <= self.slots <= MOST, "slots", self.slots, ranks)
         _require(Path(self.labs).is_dir(), "labs", repr(self.labs), "is an existing folder of notebooks")
         for flag, file in (("certificate", self.certificate), ("key", self.key), ("config", self.more)):
             fine = file is None or os.access(file, os.R_OK)
@@ -105,9 +99,7 @@ class Settings:
             loopback = ipaddress.ip_address(self.address).is_loopback
         except ValueError:
             _require(False, "address", repr(self.address), "is an IP address of this machine")
-        listed = (
-            "with a list of passwords is loopback; others need --accounts system, --certificate and --key"
-        )
+        listed = "with a list of passwords is loopback; others need --accounts system, --certificate, --key"
         _require(loopback or self.accounts == SYSTEM, "address", self.address, listed)
         clear = "without --certificate and --key is loopback: a password must not cross a network in clear"
         _require(loopback or self.certificate is not None, "address", self.address, clear)
