@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import accumulate
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple
@@ -175,7 +174,9 @@ class Costs:
         self.flops = 1 / self.platform.seconds(flops, big) if flops else inf
         self.eager = self.platform.eager / scale
         links = self.platform.link(True), self.platform.link(False)
-        self.inside, self.between = (replace(link, bandwidth=link.bandwidth / scale) for link in links)
+        self.inside, self.between = (
+            Link(link.latency, link.bandwidth / scale, link.duplex) for link in links
+        )
         on_node = Counter(self.nodes)
         self.link = self.between if len(on_node) > 1 else self.inside
         is_shared = len(on_node) > 1 and self.platform.nic == "shared"
@@ -341,7 +342,7 @@ def _through_a_root_or_in_pairs(experiment: Experiment, costs: Costs, lengths: S
     name, n, link = experiment.sync.allreduce, experiment.workers, costs.link
     adding = costs.seconds(1.0) / costs.itemsize
     if name in ("tree", "halving_doubling"):
-        on = {"link": replace(link, bandwidth=link.bandwidth / costs.crowd)}
+        on = {"link": Link(link.latency, link.bandwidth / costs.crowd, link.duplex)}
         if name == "tree":
             on = {"link": costs.inside, "between": link, "group": costs.platform.devices}
         return [collective_seconds(name, n, costs.bytes(length), adding=adding, **on) for length in lengths]
@@ -383,7 +384,8 @@ def _tree(experiment: Experiment, costs: Costs) -> Form:
     adding = costs.seconds(n + LOSS_AND_COUNT + coding / 2) / gradient
     # Every level first packs what it sends.
     near, far = (
-        replace(link, latency=link.latency + costs.seconds(coding)) for link in (costs.inside, costs.link)
+        Link(link.latency + costs.seconds(coding), link.bandwidth, link.duplex)
+        for link in (costs.inside, costs.link)
     )
     up = collective_seconds("tree_aggregate", workers, gradient, near, group, depth, far, adding)
     down = collective_seconds("tree_broadcast", workers, weights, costs.inside, group, between=costs.link)
