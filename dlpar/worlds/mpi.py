@@ -59,14 +59,14 @@ class MPIComm(Comm):
         self.rank, self.size = self.mpi.rank, self.mpi.size
         self.device = torch.device(device)
         self.world = World(self.device, "mpi")
-        self._zero = common_zero(self.mpi) if zero is None else zero
+        self.zero = common_zero(self.mpi) if zero is None else zero
         self.traffic = Traffic(self.now)
         self._progress: ProgressThread | None = None
         self._windows: list[MPI.Win | SharedCounter] = []
         self._copies: deque[MPI.Request] = deque()
 
     def now(self) -> float:
-        return time.monotonic() - self._zero
+        return time.monotonic() - self.zero
 
     def send(self, tensor: torch.Tensor, dest: int, tag: int = 0) -> None:
         check_peer(self, dest, "dest")
@@ -153,7 +153,7 @@ class MPIComm(Comm):
 
     def split(self, color: int, key: int = 0) -> Comm:
         meet(self.mpi)
-        part = MPIComm(self.mpi.Split(color, key), self.device, self._zero)
+        part = MPIComm(self.mpi.Split(color, key), self.device, self.zero)
         part.traffic, part._copies = self.traffic, self._copies  # one rank's, whichever group it talks to
         return part
 
@@ -230,7 +230,7 @@ class MPIComm(Comm):
     def start(self, collective: Collective, bucket: torch.Tensor) -> Request:
         if self._progress is None:
             # A communicator of its own: the computing thread's messages never meet the bucket's.
-            twin = MPIComm(self.mpi.Dup(), self.device, self._zero)
+            twin = MPIComm(self.mpi.Dup(), self.device, self.zero)
             twin.traffic = self.traffic
             self._progress = ProgressThread(twin)
         return self._progress.start(collective, bucket)

@@ -1,4 +1,4 @@
-"""Messages by torch.distributed: NCCL between GPUs; gloo is how it is tested without any.
+"""Messages by torch.distributed: NCCL between GPUs; gloo serves tests without any.
 
 NCCL knows neither any-source nor tags.  So a message with a tag above 0, every
 object and every barrier travels by MPI; an untagged message between named
@@ -8,7 +8,7 @@ peers travels here, if it lies on this rank's device.
 from __future__ import annotations
 
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -20,7 +20,7 @@ from dlpar.worlds.mpi import MPIComm
 from dlpar.worlds.progress import ProgressThread
 
 PATIENCE = timedelta(minutes=5)
-"""How long a carrier waits for a peer before it gives up; the supervisor is quicker."""
+"""Time a carrier waits for a peer before it gives up; the supervisor is quicker."""
 
 
 class DistributedComm(Comm):
@@ -61,27 +61,19 @@ class DistributedComm(Comm):
     def isend(self, tensor: torch.Tensor, dest: int, tag: int = 0) -> Request:
         if tag or self._is_foreign(tensor):
             return self.control.isend(tensor, dest, tag)
-        check_peer(self, dest, "dest")
-        self.traffic.sent(tensor.nbytes)
-        wire = _bytes_of(tensor.detach().contiguous())
-        return _Under(self, dist.P2POp(dist.isend, wire, self._global[dest], self.group), dest, tensor.nbytes)
+        return _UnderWay(self, [self._sending(tensor, dest)])
 
     def irecv(self, into: torch.Tensor, source: int = ANY, tag: int = ANY) -> Request:
         if tag > 0 or source == ANY or self._is_foreign(into):
             return self.control.irecv(into, source, tag)
         check_peer(self, source, "source")
-        landing = (
-            into if into.is_contiguous() else torch.empty_like(into, memory_format=torch.contiguous_format)
-        )
-        operation = dist.P2POp(dist.irecv, _bytes_of(landing), self._global[source], self.group)
-        return _Under(self, operation, source, into.nbytes, landing, into)
+        return _UnderWay(self, [], source, into)
 
     def sendrecv(
         self, tensor: torch.Tensor, dest: int, into: torch.Tensor, source: int, tag: int = 0
     ) -> Arrival:
         if tag or self._is_foreign(tensor):
             return self.control.sendrecv(tensor, dest, into, source, tag)
-        check_peer(self, dest, "dest")
         if source == ANY:
             raise ValueError(
                 f"sendrecv: got source ANY without a tag, allowed on {self.world.carrier} is a named source "
@@ -89,22 +81,20 @@ class DistributedComm(Comm):
             )
         check_peer(self, source, "source")
         # One launch for both directions: two NCCL calls in a row would wait for each other.
+        return _UnderWay(self, [self._sending(tensor, dest)], source, into).wait()
+
+    def _sending(self, tensor: torch.Tensor, dest: int) -> dist.P2POp:
+        """Describe a send, and count it."""
+        check_peer(self, dest, "dest")
         self.traffic.sent(tensor.nbytes)
-        landing = (
-            into if into.is_contiguous() else torch.empty_like(into, memory_format=torch.contiguous_format)
-        )
-        operations = [
-            dist.P2POp(dist.isend, _bytes_of(tensor.detach().contiguous()), self._global[dest], self.group),
-            dist.P2POp(dist.irecv, _bytes_of(landing), self._global[source], self.group),
-        ]
-        works = dist.batch_isend_irecv(operations)
-        self.traffic.waiting(lambda: [work.wait() for work in works])
-        if landing is not into:
-            into.copy_(landing)
-        return Arrival(source, 0, into.nbytes)
+        return self.operation(dist.isend, tensor.detach().contiguous(), dest)
+
+    def operation(self, call: Callable[..., Any], tensor: torch.Tensor, peer: int) -> dist.P2POp:
+        """Describe one direction of a message, in bytes."""
+        return dist.P2POp(call, _bytes_of(tensor), self._global[peer], self.group)
 
     def _is_foreign(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor lies where this carrier does not reach, as a packet does beside GPUs: it goes by MPI."""
+        """Whether a tensor lies where this carrier does not reach, as a packet beside GPUs does; MPI carries it."""
         return tensor.device.type != self.device.type
 
     def barrier(self) -> None:
@@ -119,25 +109,22 @@ class DistributedComm(Comm):
         return self.control.shared(shape, dtype)
 
     def allreduce(self, tensor: torch.Tensor) -> None:
-        self.traffic.hidden()
-        whole = tensor if tensor.is_contiguous() else tensor.contiguous()
-        dist.all_reduce(whole, group=self.group)
-        if whole is not tensor:
-            tensor.copy_(whole)
+        self._in_place(tensor, lambda whole: dist.all_reduce(whole, group=self.group))
 
     def reduce(self, tensor: torch.Tensor, root: int = 0) -> None:
         check_peer(self, root, "root")
-        self.traffic.hidden()
-        whole = tensor.contiguous()
-        dist.reduce(whole, self._global[root], group=self.group)
-        if whole is not tensor:
-            tensor.copy_(whole)
+        self._in_place(tensor, lambda whole: dist.reduce(whole, self._global[root], group=self.group))
 
     def broadcast_tensor(self, tensor: torch.Tensor, root: int = 0) -> None:
         check_peer(self, root, "root")
+        send = lambda whole: dist.broadcast(_bytes_of(whole), self._global[root], group=self.group)
+        self._in_place(tensor, send)
+
+    def _in_place(self, tensor: torch.Tensor, collective: Callable[[torch.Tensor], Any]) -> None:
+        """Run the library's collective on a tensor of any layout."""
         self.traffic.hidden()
         whole = tensor.contiguous()
-        dist.broadcast(_bytes_of(whole), self._global[root], group=self.group)
+        collective(whole)
         if whole is not tensor:
             tensor.copy_(whole)
 
@@ -166,11 +153,8 @@ class DistributedComm(Comm):
 
     def start(self, collective: Collective, bucket: torch.Tensor) -> Request:
         if self._progress is None:
-            twin = DistributedComm(
-                MPIComm(self.control.mpi.Dup(), self.device, self.control._zero),
-                self.world.carrier,
-                _group(self._global),
-            )
+            control = MPIComm(self.control.mpi.Dup(), self.device, self.control.zero)
+            twin = DistributedComm(control, self.world.carrier, _group(self._global))
             twin.traffic = self.traffic
             self._progress = ProgressThread(twin)
         return self._progress.start(collective, bucket)
@@ -187,30 +171,30 @@ class DistributedComm(Comm):
         self.control.close()
 
 
-class _Under:
-    """One direction of a message under way."""
+class _UnderWay:
+    """Messages under way: sends, and with `into` a receive."""
 
     def __init__(
         self,
         comm: DistributedComm,
-        operation: dist.P2POp,
-        peer: int,
-        nbytes: int,
-        landing: torch.Tensor | None = None,
+        operations: list[dist.P2POp],
+        source: int | None = None,
         into: torch.Tensor | None = None,
     ) -> None:
-        self._comm, self._peer, self._nbytes = comm, peer, nbytes
-        self._landing, self._into = landing, into
-        self._works = dist.batch_isend_irecv([operation])
+        self._comm, self._source, self._into = comm, source, into
+        if into is not None:
+            contiguous = torch.contiguous_format
+            self._landing = into if into.is_contiguous() else torch.empty_like(into, memory_format=contiguous)
+            operations.append(comm.operation(dist.irecv, self._landing, source))
+        self._works = dist.batch_isend_irecv(operations)
 
     def wait(self) -> Arrival | None:
         if self._into is None:
-            self._finish()
-            return None
+            return self._finish()
         self._comm.traffic.waiting(self._finish)
         if self._landing is not self._into:
             self._into.copy_(self._landing)
-        return Arrival(self._peer, 0, self._nbytes)
+        return Arrival(self._source, 0, self._into.nbytes)
 
     def _finish(self) -> None:
         for work in self._works:
@@ -221,7 +205,7 @@ class _Under:
 
 
 def _padded(chunks: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The chunks as rows of one tensor, filled up to the longest: carriers take rows of one length, at least 1."""
+    """Put the chunks in rows of one tensor, filled up to the longest: carriers take rows of one length, at least 1."""
     rows = chunks[0].new_zeros(len(chunks), max(1, *map(len, chunks)))
     for row, chunk in zip(rows, chunks):
         row[: len(chunk)] = chunk
@@ -229,32 +213,28 @@ def _padded(chunks: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    """A contiguous tensor as bytes, at least one: carriers differ in dtypes, and drop empty messages."""
+    """View a contiguous tensor as bytes, at least one: carriers differ in dtypes, and drop empty messages."""
     if tensor.numel() == 0:
         return torch.zeros(1, dtype=torch.uint8, device=tensor.device)
     return tensor.reshape(-1).view(torch.uint8)
 
 
 def _group(ranks: list[int]) -> dist.ProcessGroup:
-    """Ranks of the world as a group, in this order; collective over them alone: others may make theirs meanwhile."""
+    """Make a group of ranks in this order; collective over them alone, so others may make theirs meanwhile."""
     return dist.new_group(ranks, timeout=PATIENCE, use_local_synchronization=True, sort_ranks=False)
 
 
 def _introduce(control: MPIComm, carrier: str) -> None:
     """Let all ranks meet at a store on rank 0, whose address travels by MPI."""
-    host = control.broadcast(socket.gethostname() if len(_hosts(control)) > 1 else "127.0.0.1")
-    store = (
-        dist.TCPStore(host, 0, control.size, is_master=True, timeout=PATIENCE, wait_for_workers=False)
-        if control.rank == 0
-        else None
-    )
+    host = socket.gethostname()
+    several = len(set(control.mpi.allgather(host))) > 1
+    host = control.broadcast(host if several else "127.0.0.1")
+    store = None
+    if control.rank == 0:
+        store = dist.TCPStore(host, 0, control.size, is_master=True, timeout=PATIENCE, wait_for_workers=False)
     port = control.broadcast(store.port if store else None)
     store = store or dist.TCPStore(host, port, control.size, is_master=False, timeout=PATIENCE)
     # Not told its device: bound to one, NCCL would make groups by splitting this one, which takes all ranks.
     dist.init_process_group(
         carrier, store=store, rank=control.rank, world_size=control.size, timeout=PATIENCE
     )
-
-
-def _hosts(control: MPIComm) -> set[str]:
-    return set(control.mpi.allgather(socket.gethostname()))

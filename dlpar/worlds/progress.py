@@ -3,23 +3,19 @@
 MPI moves a large message only inside an MPI call, so a non-blocking collective
 makes no progress while the rank computes.  This thread stays inside such calls.
 
-A GPU is told what to do ahead, in streams: it does one stream's work in order, and
-that of two beside each other.  So on a GPU the thread has a stream of its own, which
-waits for what the computing one was told before a collective was started, and whose
-end the computing one waits for in ``wait()``.  The host waits for neither.
+A GPU executes its work later, in streams: in order within one, and side by side in two.  So on a GPU
+the thread has a stream of its own.  It waits for the work queued on the computing stream before a
+collective was started, and ``wait()`` lets the computing stream wait for its end.  The host waits for neither.
 """
 
 from __future__ import annotations
 
-import queue
-import threading
-from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import torch
 
-if TYPE_CHECKING:
-    from dlpar.comm.base import Collective, Comm
+from dlpar.comm.base import Collective, Comm
 
 
 class ProgressThread:
@@ -33,71 +29,51 @@ class ProgressThread:
 
     def __init__(self, comm: Comm) -> None:
         self.comm = comm
-        self._todo: queue.SimpleQueue[_Started | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="dlpar-progress", daemon=True)
-        self._thread.start()
+        self._thread = ThreadPoolExecutor(1, "dlpar-progress", _use_own_stream, (comm.device,))
 
     def start(self, collective: Collective, bucket: torch.Tensor) -> _Started:
         """Queue ``collective(comm, bucket)``; its ``wait()`` gives the collective's result."""
-        started = _Started(collective, bucket, self.comm.device)
-        self._todo.put(started)
-        return started
+        before = _queued_so_far(self.comm.device)
+        return _Started(self._thread.submit(self._run, collective, bucket, before), self.comm.device)
 
     def close(self) -> None:
-        """Finish what is queued and end the thread."""
-        self._todo.put(None)
-        self._thread.join()
+        """Finish the queue and end the thread."""
+        self._thread.shutdown()
         self.comm.close()
 
-    def _run(self) -> None:
-        with _own_stream(self.comm.device):
-            while (started := self._todo.get()) is not None:
-                started.run(self.comm)
+    def _run(self, collective: Collective, bucket: torch.Tensor, before: torch.cuda.Event | None) -> Any:
+        _follow(before, self.comm.device)
+        return collective(self.comm, bucket), _queued_so_far(self.comm.device)
 
 
 class _Started:
-    """A collective that was queued; it carries its result, or its exception, back to who waits."""
+    """A collective under way; its result, or its exception, reaches the thread that waits."""
 
-    def __init__(self, collective: Collective, bucket: torch.Tensor, device: torch.device) -> None:
-        self._collective, self._bucket, self._device = collective, bucket, device
-        self._told, self._ended = _told_so_far(device), None
-        self._done = threading.Event()
-        self._result: Any = None
-        self._error: BaseException | None = None
-
-    def run(self, comm: Comm) -> None:
-        try:
-            self._follow(self._told)
-            self._result = self._collective(comm, self._bucket)
-            self._ended = _told_so_far(self._device)
-        except BaseException as error:  # re-raised in wait(), on the thread that can handle it
-            self._error = error
-        self._done.set()
+    def __init__(self, future: Future, device: torch.device) -> None:
+        self._future, self._device = future, device
 
     def wait(self) -> Any:
-        self._done.wait()
-        if self._error is not None:
-            raise self._error
-        self._follow(self._ended)
-        return self._result
+        result, end = self._future.result()
+        _follow(end, self._device)
+        return result
 
     def test(self) -> bool:
-        return self._done.is_set()
-
-    def _follow(self, event: torch.cuda.Event | None) -> None:
-        """Let this thread's stream wait until the other has come to an event."""
-        if event is not None:
-            torch.cuda.current_stream(self._device).wait_event(event)
+        return self._future.done()
 
 
-def _own_stream(device: torch.device) -> AbstractContextManager:
-    """The context of a thread with a stream of its own, on its rank's GPU: a new thread would begin on the first."""
-    if device.type != "cuda":
-        return nullcontext()
-    torch.cuda.set_device(device)
-    return torch.cuda.stream(torch.cuda.Stream(device))
+def _use_own_stream(device: torch.device) -> None:
+    """Give the new thread, which would begin on the first GPU, its rank's GPU and a stream of its own."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        torch.cuda.set_stream(torch.cuda.Stream(device))
 
 
-def _told_so_far(device: torch.device) -> torch.cuda.Event | None:
-    """Where this thread's stream will have done what it was told by now; None on the CPU, which does so at once."""
+def _queued_so_far(device: torch.device) -> torch.cuda.Event | None:
+    """Mark the end of the work now queued on this thread's stream; None on the CPU, which has no queue."""
     return torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None
+
+
+def _follow(event: torch.cuda.Event | None, device: torch.device) -> None:
+    """Let this thread's stream wait for an event of the other."""
+    if event is not None:
+        torch.cuda.current_stream(device).wait_event(event)
