@@ -72,7 +72,12 @@ grade: $(STAMP)  ## grade exercises: make grade GRADE_ARGS="SUBMISSIONS"; dlpar/
 slides: $(STAMP)  ## export the slides of all labs, HTML and PDF, to slides/build
 	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(PY) slides/export.py
 
-test: $(STAMP)  ## run every test
+lint: $(STAMP)  ## check style, format, types and layers; prints nothing but findings
+	@$(PY) -m ruff check -q . && $(PY) -m ruff format -q --check . && $(PY) -m mypy --no-error-summary \
+	  && $(PY) -c 'import sys; from importlinter.cli import lint_imports; sys.exit(lint_imports(no_cache=True))' >$(VENV)/layers.log \
+	  || { status=$$?; cat $(VENV)/layers.log 2>/dev/null; exit $$status; }
+
+test: lint  ## run every test, after make lint
 	@$(FIND_BROWSER); [ -n "$$browser" ] || { $(INSTALL_BROWSER); }; [ -n "$$browser" ] || $(NO_BROWSER); \
 	run() { ( $(RUN) pytest "$$@" $(PYTEST_ARGS) ); now=$$?; \
 	  [ $$now = 5 ] || { [ $$now = 0 ] && [ $$status != 5 ]; } || status=$$now; }; \

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from dlpar.config import rules
 from dlpar.config.parts import Averaging, Cluster, Compression, Data, Delays, Model
-from dlpar.config.schema import BadExperiment, Part, sentence, shown, spelled_as_head
+from dlpar.config.schema import BadExperiment, Part, load_plugins, sentence, shown, spelled_as_head
 from dlpar.config.split import SPLITS, DataSplit
 from dlpar.config.sync import SCHEMES, Ring, SyncPart
 from dlpar.config.user_code import as_part
@@ -106,6 +106,7 @@ class Experiment(Part):
     """Where the ranks live."""
 
     def __init__(self, **fields: Any) -> None:
+        load_plugins()
         try:
             super().__init__(**fields)
         except ValidationError as error:

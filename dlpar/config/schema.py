@@ -39,9 +39,6 @@ class BadData(ValueError):
 class OneOf:
     """Marks a text field that admits the words of a collection, to which plug-ins may add.
 
-    ``$DLPAR_PLUGINS`` names modules, separated by commas, that are imported before a word is refused: so the
-    processes of a job know what the one that launched it has added.
-
     Parameters
     ----------
     words : collection of str
@@ -55,9 +52,6 @@ class OneOf:
         return core_schema.no_info_after_validator_function(self._check, handler(source))
 
     def _check(self, word: str) -> str:
-        if word not in self.words:
-            for module in filter(None, os.environ.get("DLPAR_PLUGINS", "").split(",")):
-                importlib.import_module(module)
         if word not in self.words:
             raise PydanticCustomError("one_of", "not one of those allowed")
         return word
@@ -105,6 +99,15 @@ def spelled_as_head(*kinds: type[Part]):
         return {head: usual, **value} if len(kinds) > 1 and isinstance(value, dict) else value
 
     return expand
+
+
+def load_plugins() -> None:
+    """Import the modules that ``$DLPAR_PLUGINS`` names, separated by commas.
+
+    They add schemes, topologies, codecs or schedules; the processes of a job inherit the variable.
+    """
+    for module in filter(None, os.environ.get("DLPAR_PLUGINS", "").split(",")):
+        importlib.import_module(module)
 
 
 def implementation(part: Part) -> Any:
