@@ -8,7 +8,7 @@ from torch import nn
 from trained_ranks import Trained
 from trained_ranks import trained as train
 
-from dlpar.jobs.memory_check import bytes_of, gathered, model_state
+from dlpar.jobs.memory_check import bytes_of, model_state
 from dlpar.memory import KINDS, WATCHED, Memory
 from dlpar.replica import Replica
 
@@ -95,7 +95,8 @@ def test_stage_3_holds_an_nth_of_the_model_and_little_more_at_any_time(workers, 
     """Weights, gradients, optimizer state and what is gathered: never above 1/N + 15 % of what they are unshared."""
     all_of_it = model_state(sum(LAYERS), bytes_each=bytes_of(optimizer, ITEM)).total
     for memory in held(trained(3, workers=workers, optimizer=optimizer)):
-        assert 0 < memory["gathered"] <= gathered(LAYERS, ITEM)
+        # Stage 3 borrows a layer's weights at a time and, before it is shared out, its gradient.
+        assert 0 < memory["gathered"] <= 2 * max(LAYERS) * ITEM
         assert sum(memory.values()) - memory["activations"] <= (1 / workers + 0.15) * all_of_it
 
 

@@ -1,4 +1,4 @@
-"""What a control group and the machine grant this process: cores and memory.  Standard library only, on Linux."""
+"""Cores and memory that control groups and the machine grant this process.  At rest the standard library only."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ UNLIMITED = 1 << 60
 
 
 def usable_cores() -> int:
-    """Processor cores this process may be placed on."""
-    affinity = getattr(os, "sched_getaffinity", None)  # Linux only
-    return len(affinity(0)) if affinity else os.cpu_count() or 1
+    """Return the processor cores on which this process may be placed."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def cores() -> int:
-    """Whole cores' worth of time this process may use, at least 1: of a container's 1.5 CPUs, one."""
+    """Return the whole cores' worth of time this process may use, at least 1: of a container's 1.5 CPUs, 1."""
     quota = ControlGroups().quota()
     return max(1, min(usable_cores(), int(quota) if quota is not None else usable_cores()))
 
@@ -30,9 +29,9 @@ class Memory(NamedTuple):
     Attributes
     ----------
     total, free : int
-        All of it, and what is left; of its control group, if that has less.
+        All memory, and the rest of it; of its control group, if that has less.
     limited : bool
-        Whether it is the control group's.
+        Whether both are the control group's.
     """
 
     total: int
@@ -40,23 +39,18 @@ class Memory(NamedTuple):
     limited: bool
 
 
-def memory(root: Path = ROOT) -> Memory:
-    """What the system has, or the control group if that is less."""
-    found = dict(re.findall(r"^(\w+):\s+(\d+) kB", text_of(root / "proc/meminfo"), re.M))
-    if found:
-        total, free = 1024 * int(found["MemTotal"]), 1024 * int(found.get("MemAvailable", found["MemFree"]))
-    else:
-        import psutil
+def memory() -> Memory:
+    """Return the memory of the system, or of the control group if that is less."""
+    import psutil
 
-        total, free = psutil.virtual_memory().total, psutil.virtual_memory().available
-    limit = ControlGroups(root).memory()
-    if limit is None or limit[0] >= total:
-        return Memory(total, free, False)
-    return Memory(limit[0], min(free, limit[1]), True)
+    system, limit = psutil.virtual_memory(), ControlGroups().memory()
+    if limit is None or limit[0] >= system.total:
+        return Memory(system.total, system.available, False)
+    return Memory(limit[0], min(system.available, limit[1]), True)
 
 
 class ControlGroups:
-    """The limits of this process's control group and of those around it, version 1 or 2."""
+    """Limits of this process's control group and of those around it, version 1 or 2."""
 
     def __init__(self, root: Path = ROOT) -> None:
         self.root = root
@@ -66,7 +60,7 @@ class ControlGroups:
             self._paths |= dict.fromkeys(controllers.split(","), path)
 
     def folders(self, controller: str) -> list[Path]:
-        """This process's folder for a controller, then those around it, up to the mount."""
+        """Return this process's folder for a controller, then those around it, up to the mount."""
         found = []
         for line in text_of(self.root / "proc/self/mountinfo").splitlines():
             before, _, after = line.partition(" - ")
@@ -87,7 +81,7 @@ class ControlGroups:
         return [here, *(p for p in here.parents if p == top or top in p.parents)]
 
     def quota(self) -> float | None:
-        """Processors' worth of time; None if unlimited."""
+        """Return the processors' worth of time; None if unlimited."""
         limits = []
         for folder in self.folders("cpu"):
             words = text_of(folder / "cpu.max").split()
@@ -98,7 +92,7 @@ class ControlGroups:
         return min(limits, default=None)
 
     def memory(self) -> tuple[int, int] | None:
-        """The tightest limit and what is free below it, in bytes; None if unlimited."""
+        """Return the tightest limit and the free bytes below it; None if unlimited."""
         found = []
         for folder in self.folders("memory"):
             limit = number_in(folder / "memory.max") or number_in(folder / "memory.limit_in_bytes")
@@ -111,13 +105,13 @@ class ControlGroups:
         return min(found, key=lambda pair: pair[1]) if found else None
 
     def processes(self) -> int | None:
-        """Processes and threads allowed; None if unlimited."""
+        """Return the processes and threads allowed; None if unlimited."""
         limits = [number_in(folder / "pids.max") for folder in self.folders("pids")]
         return min((limit for limit in limits if limit is not None), default=None)
 
 
 def text_of(path: Path) -> str:
-    """The text of a file; empty if it cannot be read."""
+    """Return the text of a file; empty if it cannot be read."""
     try:
         return path.read_text(errors="replace")
     except OSError:
@@ -125,6 +119,6 @@ def text_of(path: Path) -> str:
 
 
 def number_in(path: Path) -> int | None:
-    """The whole number in a file; None for ``max`` or no file."""
+    """Return the whole number in a file; None for ``max`` or no file."""
     text = text_of(path).strip()
     return int(text) if text.isdecimal() else None

@@ -25,7 +25,7 @@ from dlpar.config.user_code import pack
 from dlpar.jobs.control_groups import cores
 from dlpar.jobs.diagnosis import LEFT, OF_ALL
 from dlpar.jobs.fork_server import idle_seconds
-from dlpar.jobs.memory_check import check_room
+from dlpar.jobs.memory_check import check_memory
 from dlpar.jobs.mpiexec import environment, find_starter, on_one_host
 from dlpar.jobs.run import Run
 from dlpar.jobs.slots import keeper_socket
@@ -198,7 +198,7 @@ def launch(experiment: Experiment) -> Job:
     """
     check_machine(experiment)
     find_starter()
-    check_room(experiment)
+    check_memory(experiment)
     folder = _new_run_folder(experiment)
     try:
         return Job(folder, experiment)
@@ -314,7 +314,7 @@ def spmd(
         workers=workers, scaling="weak", cluster={**cluster, "world": world, "timeout": timeout}
     )
     check_files(whole)
-    check_room(whole)
+    check_memory(whole)
     folder = called(whole, function, *arguments)
     try:
         Job(folder, whole).wait()

@@ -1,8 +1,8 @@
-"""Whether a job fits into the memory that is left; asked before it starts, so that nothing is killed half-way.
+"""Refuse a job that cannot fit into the memory left, before it starts, so that nothing is killed half-way.
 
-What is counted is what a job needs at least: what a rank has for itself (measured), and the weights between a
-model's hidden layers with their gradients and optimizer state.  Input and output layers, activations and data come
-on top: a job that fits is never refused, and one that does not fit by little may still start.
+The check counts the least that a job needs: a rank's own memory (measured), and the weights between a
+model's hidden layers with their gradients and optimizer state.  Input and output layers, activations and data
+come on top.  So a job that fits is never refused, and one that just does not fit may still start.
 """
 
 from __future__ import annotations
@@ -17,22 +17,21 @@ from dlpar.jobs.control_groups import memory
 from dlpar.jobs.mpiexec import find_starter, on_one_host
 
 OF_A_RANK = 20e6
-"""Bytes of a rank at least, without its model; forked from a warm server it has 19 MB for itself, and mpiexec 5 MB
-for each."""
+"""Least bytes of a rank without its model: 19 MB of its own, forked from a warm server, and 5 MB of mpiexec."""
 
 OF_A_SIMULATION = 30e6
-"""Bytes of the one process of a simulation at least, without its ranks' models; measured: 40 MB."""
+"""Least bytes of the one process of a simulation, without its ranks' models; measured: 40 MB."""
 
 
-def check_room(experiment: Experiment, left: int | None = None) -> None:
-    """Refuse a job that cannot fit into this machine's memory; of what runs on several, nothing is known here.
+def check_memory(experiment: Experiment, left: int | None = None) -> None:
+    """Refuse a job that cannot fit into this machine's memory; a job on several machines is not checked.
 
     Parameters
     ----------
     experiment : Experiment
         The job.
     left : int, optional
-        Bytes that are left; default: what :func:`dlpar.jobs.control_groups.memory` finds.
+        Bytes that are left; default: as :func:`dlpar.jobs.control_groups.memory` finds.
 
     Raises
     ------
@@ -40,23 +39,26 @@ def check_room(experiment: Experiment, left: int | None = None) -> None:
         If it needs more; the sentence says how many workers would fit.
     """
     left = memory().free if left is None else left
-    here = experiment.cluster.world == "simulated" or on_one_host(find_starter(), experiment.cluster.hostfile)
-    if not here or (need := _need(experiment, experiment.workers)) <= left:
+    workers, cluster = experiment.workers, experiment.cluster
+    here = cluster.world == "simulated" or on_one_host(find_starter(), cluster.hostfile)
+    if not here or (need := _need(experiment, workers)) <= left:
         return
-    fewer = (n for n in range(experiment.workers - 1, 0, -1) if _need(experiment, n) <= left)
-    fit = next((n for n in fewer if _is_allowed(experiment, n)), 0)
+    fewer = (
+        n for n in range(workers - 1, 0, -1) if _need(experiment, n) <= left and _is_allowed(experiment, n)
+    )
+    fit = next(fewer, None)
     would = (
         f"{fit} would fit"
         if fit
         else "not even 1 would fit: stop another job, or shut a notebook's kernel down"
     )
     raise BadExperiment(
-        f"workers: {experiment.workers} need about {_in_words(need)} of memory, {_in_words(left)} is left: {would}"
+        f"workers: {workers} need about {_in_words(need)} of memory, {_in_words(left)} is left: {would}"
     )
 
 
 def _is_allowed(e: Experiment, workers: int) -> bool:
-    """Whether the same can be run by so many; a split may ask for a multiple of something."""
+    """Return whether the same can run on so many workers; a split may need a multiple of a number."""
     try:
         e.replace(workers=workers)
     except BadExperiment:
@@ -65,31 +67,25 @@ def _is_allowed(e: Experiment, workers: int) -> bool:
 
 
 def _need(e: Experiment, workers: int) -> float:
-    """Bytes the experiment takes at least with so many workers; of a server's share of the model, nothing."""
+    """Return the least bytes the experiment takes with so many workers, without servers' shares of the model."""
     if e.cluster.messages == "sizes":
         return OF_A_SIMULATION
-    models = workers * _model(e, workers)
-    if e.sync.scheme == "hogwild":  # one copy of the weights for all
-        models -= (workers - 1) * hidden_weights(e) * _bytes_of(e)[0]
+    sizes = bytes_of(e.optimizer, 8 if e.dtype == "float64" else 4)
+    cut = e.split.axes(workers)
+    parts = math.prod(cut.get(axis, 1) for axis in ("tensor", "pipeline"))
+    zero = getattr(e.split, "zero", 0)
+    # The mean over the ranks one model is cut over.
+    of_one = model_state(hidden_weights(e) / parts, max(1, workers // parts), zero, sizes).total
+    models = workers * of_one
+    if e.sync.shares_memory:  # one copy of the weights for all
+        models -= (workers - 1) * hidden_weights(e) * sizes[0]
     if e.cluster.world == "simulated":
         return OF_A_SIMULATION + models
     return (workers + e.ranks - e.workers) * OF_A_RANK + models
 
 
-def _model(e: Experiment, workers: int) -> float:
-    """Bytes a rank holds of the model at least; the mean over the ranks one model is cut over."""
-    cut = e.split.axes(workers)
-    parts = math.prod(cut.get(axis, 1) for axis in ("tensor", "pipeline"))
-    zero = getattr(e.split, "zero", 0)
-    return model_state(hidden_weights(e) / parts, max(1, workers // parts), zero, _bytes_of(e)).total
-
-
-def _bytes_of(e: Experiment) -> tuple[int, int, int]:
-    return bytes_of(e.optimizer, 8 if e.dtype == "float64" else 4)
-
-
 def hidden_weights(e: Experiment) -> int:
-    """Weights between hidden layers: of these, a model has at least so many, whatever data it reads."""
+    """Return the weights between hidden layers, which a model has at least, whatever data it reads."""
     width, depth = e.model.width, e.model.depth
     return {
         "mlp": (depth - 1) * width**2,
@@ -106,7 +102,7 @@ STATE = {"sgd": 0, "momentum": 1, "adagrad": 1, "adam": 2}
 """Numbers an update rule keeps for each parameter."""
 
 LEAST_STAGE = {"optimizer": 1, "gradients": 2, "weights": 3}
-"""From which stage of ZeRO on each of them is shared out."""
+"""Lowest stage of ZeRO that shares out each of them."""
 
 
 class ModelState(NamedTuple):
@@ -118,14 +114,14 @@ class ModelState(NamedTuple):
 
     @property
     def total(self) -> float:
-        """Of all three."""
+        """Sum of the three."""
         return sum(self)
 
 
 def model_state(
     parameters: float, ranks: int = 1, zero: int = 0, bytes_each: Sequence[float] = (2, 2, 12)
 ) -> ModelState:
-    """What one of N data-parallel ranks holds of a model of n parameters.
+    """Count the bytes one of N data-parallel ranks holds of a model of n parameters.
 
     =====  ==========================  =============================================
     stage  shared out among N ranks    bytes of a rank, of w, g and k a parameter
@@ -145,9 +141,9 @@ def model_state(
     zero : int
         0, 1, 2 or 3.
     bytes_each : sequence of 3 floats
-        Of a weight, of its gradient, and of what the optimizer keeps for it; by default those of
-        Adam in mixed precision (section 3.1): 16-bit weights and gradients, and in 32 bits a copy
-        of the weights and two moments.  Ours: :func:`bytes_of`.
+        Bytes of a weight, of its gradient, and of its optimizer state.  The default is Adam in mixed
+        precision (section 3.1): 16-bit weights and gradients, and in 32 bits a copy of the weights and
+        two moments.  :func:`bytes_of` gives those of this library.
 
     Raises
     ------
@@ -168,7 +164,7 @@ def model_state(
 
 
 def bytes_of(optimizer: str, itemsize: int) -> tuple[int, int, int]:
-    """Bytes of a weight, of its gradient and of what an update rule of :mod:`dlpar.optim` keeps for it.
+    """Return the bytes of a weight, of its gradient and of its state in an update rule of :mod:`dlpar.optim`.
 
     Parameters
     ----------
@@ -182,21 +178,8 @@ def bytes_of(optimizer: str, itemsize: int) -> tuple[int, int, int]:
     return itemsize, itemsize, STATE[optimizer] * itemsize
 
 
-def gathered(layers: Sequence[int], itemsize: int) -> int:
-    """Most bytes stage 3 borrows at a time: the largest layer's weights and, before it is shared out, its gradient.
-
-    Parameters
-    ----------
-    layers : sequence of int
-        Parameters of each; none belongs to two.
-    itemsize : int
-        Bytes of a number.
-    """
-    return 2 * max(layers) * itemsize
-
-
 def zero_bytes(parameters: float, ranks: int, zero: int, itemsize: int, microbatches: int = 1) -> float:
-    """Bytes all ranks together send a step (section 7.2).
+    """Count the bytes all ranks together send a step (section 7.2).
 
     A reduce-scatter and an all-gather take (N-1) n numbers each; stages up to 2 need one of both,
     once a step.  Stage 3 gathers weights for every forward and every backward pass, and adds

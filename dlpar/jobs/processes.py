@@ -1,4 +1,4 @@
-"""What the kernel can do for us: die with a parent, adopt orphans, find descendants.  Standard library only."""
+"""Services of the kernel: die with a parent, adopt orphans, find descendants.  Standard library only."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def die_with_parent(parent: int | None = None) -> None:
 
 
 def user_of(connection: socket.socket) -> int | None:
-    """Number of the account at the other end of a Unix socket, as the kernel says; None where it does not (macOS)."""
+    """Return the account at the other end of a Unix socket, as the kernel says; None on macOS, which does not."""
     option = getattr(socket, "SO_PEERCRED", None)
     if option is None:
         return None
@@ -30,7 +30,7 @@ def user_of(connection: socket.socket) -> int | None:
 
 
 def is_ours(connection: socket.socket) -> bool:
-    """Whether that is this account; where nobody can tell, the folder of the socket, closed to others, has to do."""
+    """Return whether that is this account; on macOS the socket's private folder has to keep others out."""
     return user_of(connection) in (None, os.getuid())
 
 
@@ -41,7 +41,7 @@ def adopt_orphans() -> None:
 
 
 def parent_of(pid: int) -> int | None:
-    """Parent of a process, or None if it has ended (a zombie has)."""
+    """Return the parent of a process; None if it has ended (a zombie has)."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             state, parent = file.read().rpartition(b")")[2].split()[:2]
@@ -51,7 +51,7 @@ def parent_of(pid: int) -> int | None:
 
 
 def descendants(root: int, spared: set[int] = frozenset()) -> list[int]:
-    """Live processes below `root`, without those in `spared` and what is below them."""
+    """Return the live processes below `root`, except those in `spared` and all below them."""
     parents = {int(name): parent_of(int(name)) for name in os.listdir("/proc") if name.isdigit()}
     found, border = [], {root}
     while border:
@@ -61,7 +61,7 @@ def descendants(root: int, spared: set[int] = frozenset()) -> list[int]:
 
 
 def resident(pid: int) -> int:
-    """Bytes of memory of a process, its share of shared pages (PSS); 0 if it has ended, or may not be asked."""
+    """Return the bytes of a process, with its share of shared pages (PSS); 0 if it ended or belongs to another user."""
     try:
         with open(f"/proc/{pid}/smaps_rollup") as file:
             return sum(1024 * int(line.split()[1]) for line in file if line.startswith("Pss:"))
@@ -79,7 +79,7 @@ def kill(pids: list[int], number: int = signal.SIGKILL) -> None:
 
 
 def wait_gone(pids: list[int], seconds: float) -> list[int]:
-    """Wait until the processes have ended; those that have not within `seconds`."""
+    """Wait until the processes have ended; returns those that have not within `seconds`."""
     deadline = time.monotonic() + seconds
     while (left := [pid for pid in pids if parent_of(pid) is not None]) and time.monotonic() < deadline:
         _reap()

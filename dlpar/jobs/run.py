@@ -1,4 +1,4 @@
-"""A run folder as its reader sees it: live or finished, on this day or a year later."""
+"""Read a run folder: live or finished, today or a year later."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import shutil
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,11 +15,14 @@ from dlpar.config.experiment import Experiment
 from dlpar.config.paths import runs_folder
 from dlpar.jobs.global_steps import GlobalStep, GlobalSteps
 from dlpar.jobs.summary import Summary, facts_of
-from dlpar.jobs.tail import Record, Tail
+from dlpar.jobs.tail import CALL, Record, Tail, lines_of
 
 if TYPE_CHECKING:
     import pandas as pd
 
+
+TABLES = ("steps", "curve", "evals", "spans", "events", "ranks", "consensus")
+"""Properties that :meth:`Run.to_csv` writes."""
 
 STEP_COLUMNS = [
     "rank", "step", "t", "loss", "samples", "compute", "comm", "wait", "bytes", "messages", "staleness", "lead",
@@ -26,7 +30,7 @@ STEP_COLUMNS = [
 
 
 class NoSuchRun(LookupError):
-    """No run of that name, or the folder holds none."""
+    """No run has that name, or the folder holds none."""
 
 
 class Run:
@@ -40,7 +44,7 @@ class Run:
     Raises
     ------
     NoSuchRun
-        Where there is no such run, or more than one.
+        If there is no such run, or more than one.
     """
 
     def __init__(self, which: str | os.PathLike) -> None:
@@ -52,22 +56,22 @@ class Run:
 
     @cached_property
     def experiment(self) -> Experiment:
-        """What ran."""
+        """The experiment that ran."""
         return Experiment.from_json((self.path / "experiment.json").read_bytes())
 
     @property
     def status(self) -> str:
-        """``queued``, ``starting``, ``running``, ``done``, ``failed``, ``stopped`` or ``lost`` (ended without a word)."""
-        live = self.live  # before the end is looked for: it is written while the run is live
-        end = self._end()
-        if end:
+        """``queued``, ``starting``, ``running``, ``done``, ``failed``, ``stopped``, or ``lost`` without a word."""
+        live = self.live  # looked at before the end, which is written while the run is live
+        if end := self._end():
             return end["status"]
         if live and any(self.path.glob("rank-*.jsonl")):
             return "running"
+        said = self._job_records()
         if live:
-            said = _job_records(self.path)
             return "queued" if said and said[-1]["k"] == "queued" else "starting"
-        return "done" if self._finished_unguarded() else "lost"
+        # Ranks that were started by hand, without a guardian, may all have come to their end.
+        return "done" if not said and len(self._of_kind("end")) == self.experiment.ranks else "lost"
 
     @property
     def reason(self) -> str:
@@ -77,7 +81,7 @@ class Run:
 
     @property
     def live(self) -> bool:
-        """Whether a job still holds this folder's lock; the kernel frees it on any death."""
+        """Whether a job still holds this folder's lock; the kernel frees it however the job dies."""
         try:
             with open(self.path / "lock") as file:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -94,23 +98,23 @@ class Run:
 
     @property
     def clock(self) -> str:
-        """What seconds mean: ``wall``, ``logical`` or ``virtual``."""
+        """Clock that counts the seconds: ``wall``, ``logical`` or ``virtual``."""
         return self.summary["clock"]
 
     @property
     def log(self) -> str:
-        """Everything the ranks printed, each line prefixed by its rank."""
+        """Output of all ranks, each line prefixed by its rank."""
         path = self.path / "log.txt"
         return path.read_text(errors="replace") if path.exists() else ""
 
     @property
     def errors(self) -> dict[int, Record]:
         """The exception of each rank that raised one: ``type``, ``message``, ``traceback``."""
-        return {int(source[5:]): r for source, r in self.records() if r["k"] == "error"}
+        return dict(self._of_kind("error"))
 
     @property
     def summary(self) -> dict[str, Any]:
-        """How the run went, as ``dlpar run --json`` prints it; of a live run, how it goes so far."""
+        """Summary of the run, or of a live run so far, as ``dlpar run --json`` prints it."""
         path = self.path / "summary.json"
         if path.exists():
             return json.loads(path.read_text())
@@ -119,28 +123,30 @@ class Run:
         return summary.result()
 
     def records(self) -> list[tuple[str, Record]]:
-        """Every record written so far as ``(source, record)``."""
+        """Return every record written so far as ``(source, record)``."""
         return Tail(self.path).read_all()
 
     def global_steps(self) -> list[GlobalStep]:
         """Combine the steps of all workers into global steps."""
         steps = GlobalSteps(self.experiment.workers, self.experiment.sync.runs_free)
-        for source, record in self.records():
-            if record["k"] == "step":
-                steps.add(int(source[5:]), record)
+        for rank, record in self._of_kind("step"):
+            steps.add(rank, record)
         return steps.ready(ended=True)
 
     @property
     def ranks(self) -> pd.DataFrame:
         """One row per rank: role (worker, server, leaf), host, pid, device, carrier, clock, threads."""
-        return self._frame("rank", index="rank")
+        import pandas as pd
+
+        rows = [record for _, record in self._of_kind("rank")]
+        return pd.DataFrame(rows).drop(columns="k").set_index("rank").sort_index() if rows else pd.DataFrame()
 
     @property
     def steps(self) -> pd.DataFrame:
         """One row per rank and step; seconds in ``t compute comm wait``, bytes sent in ``bytes``."""
         import pandas as pd
 
-        rows = [{"rank": int(s[5:]), **r} for s, r in self.records() if r["k"] == "step"]
+        rows = [{"rank": rank, **record} for rank, record in self._of_kind("step")]
         return pd.DataFrame(rows, columns=STEP_COLUMNS).sort_values(["step", "rank"], ignore_index=True)
 
     @property
@@ -169,7 +175,7 @@ class Run:
         """Tests on held-out samples: ``step t accuracy loss samples``."""
         import pandas as pd
 
-        rows = [r for _, r in self.records() if r["k"] == "eval"]
+        rows = [record for _, record in self._of_kind("eval")]
         return pd.DataFrame(rows, columns=["step", "t", "accuracy", "loss", "samples"])
 
     @property
@@ -186,51 +192,66 @@ class Run:
 
     @property
     def events(self) -> pd.DataFrame:
-        """What happened once: ``source name t`` and whatever belongs to it."""
+        """Events: ``source name t`` and the fields of each."""
         import pandas as pd
 
-        return pd.DataFrame([{"source": s, **r} for s, r in self.records() if r["k"] == "event"])
+        return pd.DataFrame([{"source": f"rank-{rank}", **record} for rank, record in self._of_kind("event")])
 
     def to_csv(self, folder: str | os.PathLike) -> list[Path]:
-        """Write steps, curve, evals, spans and events as CSV files into `folder`; returns their paths."""
-        # self import
+        """Write each table as ``<table>.csv`` into `folder` (made if missing); empty tables are left out.
 
-        return to_csv(self, folder)
+        Returns
+        -------
+        list of Path
+            The files.
+        """
+        folder, written = Path(folder), []
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in TABLES:
+            table = getattr(self, name)
+            if len(table):
+                written.append(folder / f"{name}.csv")
+                table.to_csv(written[-1], index=name == "ranks")
+        return written
 
     def to_perfetto(self, path: str | os.PathLike) -> Path:
-        """Write a trace that ui.perfetto.dev and chrome://tracing open: one track per rank."""
-        # self import
+        """Write a trace that ui.perfetto.dev and chrome://tracing open: one track per rank.
 
-        return to_perfetto(self, path)
+        Each rank is a process of the trace with one thread for its spans; the loss of its samples is a
+        counter.  Source: "Trace Event Format", Google, 2016.
+        """
+        events = [
+            event for source, record in self.records() if source != "job" for event in _trace(source, record)
+        ]
+        path = Path(path)
+        path.write_text(
+            json.dumps({"traceEvents": events, "otherData": {"run": self.id, "clock": self.clock}})
+        )
+        return path
 
     def delete(self) -> None:
-        """Remove the folder; refused while the run lives."""
+        """Remove the folder; raises `RuntimeError` while the run lives."""
         if self.live:
             raise RuntimeError(f"run {self.id} is still going on: stop it first")
         shutil.rmtree(self.path)
 
+    def _of_kind(self, kind: str) -> list[tuple[int, Record]]:
+        """Return the records of one kind as ``(rank, record)``."""
+        found = self.records()
+        return [
+            (int(source[5:]), record) for source, record in found if record["k"] == kind and source != "job"
+        ]
+
+    def _job_records(self) -> list[Record]:
+        path = self.path / "job.jsonl"
+        return list(lines_of(path)) if path.exists() else []
+
     def _end(self) -> Record | None:
-        for record in reversed(_job_records(self.path)):
-            if record["k"] == "end":
-                return record
-        return None
-
-    def _finished_unguarded(self) -> bool:
-        """Whether ranks that were started by hand, without a launcher's record, all came to their end."""
-        if (self.path / "job.jsonl").exists():
-            return False
-        ended = sum(record["k"] == "end" for _, record in self.records())
-        return ended == self.experiment.ranks
-
-    def _frame(self, kind: str, index: str) -> pd.DataFrame:
-        import pandas as pd
-
-        rows = [r for _, r in self.records() if r["k"] == kind]
-        return pd.DataFrame(rows).drop(columns="k").set_index(index).sort_index() if rows else pd.DataFrame()
+        return next((record for record in self._job_records() if record["k"] == "end"), None)
 
 
 def runs() -> list[Run]:
-    """All runs kept on this machine, newest first; reopen one by its id with ``Run(id)``."""
+    """Return all runs kept on this machine, newest first; ``Run(id)`` reopens one."""
     folder = runs_folder()
     if not folder.is_dir():
         return []
@@ -240,7 +261,7 @@ def runs() -> list[Run]:
 
 def _find(which: str | os.PathLike) -> Path:
     path = Path(which)
-    if any((path / name).exists() for name in ("experiment.json", "call.pkl")):
+    if any((path / name).exists() for name in ("experiment.json", CALL)):
         return path.resolve()
     name = os.fspath(which)
     kept = [p for p in runs_folder().glob("*") if (p / "experiment.json").exists()]
@@ -253,74 +274,18 @@ def _find(which: str | os.PathLike) -> Path:
     )
 
 
-def _job_records(path: Path) -> list[Record]:
-    try:
-        lines = (path / "job.jsonl").read_bytes().splitlines()
-    except FileNotFoundError:
-        return []
-    return [json.loads(line) for line in lines]
-
-
-TABLES = ("steps", "curve", "evals", "spans", "events", "ranks", "consensus")
-
-
-def to_csv(run: Run, folder: str | os.PathLike) -> list[Path]:
-    """Write each table of `run` as ``<table>.csv`` into `folder` (made if missing); empty tables are left out."""
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    written = []
-    for name in TABLES:
-        table = getattr(run, name)
-        if len(table):
-            path = folder / f"{name}.csv"
-            table.to_csv(path, index=name == "ranks")
-            written.append(path)
-    return written
-
-
-def to_perfetto(run: Run, path: str | os.PathLike) -> Path:
-    """Write the run's spans, losses and events in the Trace Event format (times in microseconds).
-
-    Every rank is a process of the trace with one thread for its spans; the loss
-    of its samples is a counter.  Source: "Trace Event Format", Google, 2016.
-    """
-    events: list[dict] = []
-    for source, r in run.records():
-        if source == "job":
-            continue
-        pid = int(source[5:])
-        if r["k"] == "rank":
-            events.append(
-                {
-                    "ph": "M",
-                    "pid": pid,
-                    "tid": 0,
-                    "name": "process_name",
-                    "args": {"name": f"rank {pid} ({r['role']})"},
-                }
-            )
-        for name, start, end, *of in r.get("spans", ()):
-            args = {"step": r["step"], **dict(zip(("micro", "chunk"), of))}
-            events.append(
-                {
-                    "ph": "X",
-                    "pid": pid,
-                    "tid": 0,
-                    "name": name,
-                    "cat": r["k"],
-                    "args": args,
-                    "ts": start * 1e6,
-                    "dur": (end - start) * 1e6,
-                }
-            )
-        if r["k"] == "step":
-            events.append(
-                {"ph": "C", "pid": pid, "name": "loss", "ts": r["t"] * 1e6, "args": {"loss": r["loss"]}}
-            )
-        elif r["k"] in ("event", "error"):
-            events.append(
-                {"ph": "i", "pid": pid, "tid": 0, "s": "p", "ts": r["t"] * 1e6, "name": r.get("name", r["k"])}
-            )
-    path = Path(path)
-    path.write_text(json.dumps({"traceEvents": events, "otherData": {"run": run.id, "clock": run.clock}}))
-    return path
+def _trace(source: str, record: Record) -> Iterator[dict[str, Any]]:
+    """Yield a record's events in the Trace Event Format; times in microseconds."""
+    of_rank = {"pid": int(source[5:]), "tid": 0}
+    kind, at = record["k"], record.get("t", 0.0) * 1e6
+    if kind == "rank":
+        name = f"rank {record['rank']} ({record['role']})"
+        yield {**of_rank, "ph": "M", "name": "process_name", "args": {"name": name}}
+    for name, start, end, *of in record.get("spans", ()):
+        args = {"step": record["step"], **dict(zip(("micro", "chunk"), of))}
+        times = {"ts": start * 1e6, "dur": (end - start) * 1e6}
+        yield {**of_rank, "ph": "X", "name": name, "cat": kind, "args": args, **times}
+    if kind == "step":
+        yield {**of_rank, "ph": "C", "name": "loss", "ts": at, "args": {"loss": record["loss"]}}
+    elif kind in ("event", "error"):
+        yield {**of_rank, "ph": "i", "s": "p", "ts": at, "name": record.get("name", kind)}

@@ -8,7 +8,7 @@ from dlpar.config.experiment import Experiment
 from dlpar.config.schema import BadExperiment
 from dlpar.data import load
 from dlpar.jobs.control_groups import ControlGroups, memory
-from dlpar.jobs.memory_check import check_room, hidden_weights
+from dlpar.jobs.memory_check import check_memory, hidden_weights
 from dlpar.models import build
 
 MODELS = [
@@ -34,28 +34,28 @@ def test_the_message_says_what_would_fit():
     with pytest.raises(
         BadExperiment, match=r"^workers: 8 need about 2.3 GB of memory, 1.0 GB is left: 3 would fit$"
     ):
-        check_room(experiment, left=1_000_000_000)
-    check_room(experiment.replace(workers=3), left=1_000_000_000)
+        check_memory(experiment, left=1_000_000_000)
+    check_memory(experiment.replace(workers=3), left=1_000_000_000)
     with pytest.raises(BadExperiment, match="not even 1 would fit"):
-        check_room(experiment, left=100_000_000)
+        check_memory(experiment, left=100_000_000)
 
 
 def test_what_ranks_share_out_counts_once():
     mine = {"workers": 8, "model": {"width": 4096, "depth": 9}, "optimizer": "adam", "batch": 64}
     room_for_one = 3_000_000_000  # a whole model with its state takes 2.1 GB
     for split in ({"kind": "pipeline"}, {"kind": "tensor"}, {"kind": "data", "zero": 3}):
-        check_room(Experiment(**mine, split=split), left=room_for_one)
+        check_memory(Experiment(**mine, split=split), left=room_for_one)
     with pytest.raises(BadExperiment, match="8 need about 17.3 GB"):
-        check_room(Experiment(**mine), left=room_for_one)
+        check_memory(Experiment(**mine), left=room_for_one)
 
 
 def test_hogwild_s_workers_share_one_copy_of_the_weights():
     mine = Experiment(
         workers=8, model={"width": 4096, "depth": 3}, sync={"scheme": "hogwild"}
     )  # 134 MB of weights
-    check_room(mine, left=1_500_000_000)  # those once, gradients eight times
+    check_memory(mine, left=1_500_000_000)  # those once, gradients eight times
     with pytest.raises(BadExperiment, match="8 need about 1.4 GB"):
-        check_room(mine, left=1_000_000_000)
+        check_memory(mine, left=1_000_000_000)
 
 
 def test_only_a_number_of_workers_that_is_allowed_would_fit():
@@ -63,15 +63,15 @@ def test_only_a_number_of_workers_that_is_allowed_would_fit():
     with pytest.raises(
         BadExperiment, match="4 would fit$"
     ):  # 5 would, if 2 x 2 parts could be spread over them
-        check_room(mine, left=1_500_000_000)
+        check_memory(mine, left=1_500_000_000)
 
 
 def test_a_simulation_is_one_process_and_sizes_need_no_models():
     large = {"workers": 64, "batch": 64, "model": {"width": 4096, "depth": 3}}
     with pytest.raises(BadExperiment, match="64 need about 17.2 GB"):
-        check_room(Experiment(**large, cluster={"world": "simulated"}), left=1_000_000_000)
-    check_room(Experiment(**large, cluster={"world": "simulated", "messages": "sizes"}), left=100_000_000)
-    check_room(Experiment(workers=256, batch=256, cluster={"world": "simulated"}), left=300_000_000)
+        check_memory(Experiment(**large, cluster={"world": "simulated"}), left=1_000_000_000)
+    check_memory(Experiment(**large, cluster={"world": "simulated", "messages": "sizes"}), left=100_000_000)
+    check_memory(Experiment(workers=256, batch=256, cluster={"world": "simulated"}), left=300_000_000)
 
 
 def test_a_control_group_s_limit_counts_where_it_is_tighter(monkeypatch):
@@ -80,4 +80,4 @@ def test_a_control_group_s_limit_counts_where_it_is_tighter(monkeypatch):
     monkeypatch.setattr(ControlGroups, "memory", lambda self: (1 << 30, 5_000_000))
     assert memory() == (1 << 30, 5_000_000, True)
     with pytest.raises(BadExperiment, match="4 need about 82 MB of memory, 5 MB is left: not even 1"):
-        check_room(Experiment(workers=4))
+        check_memory(Experiment(workers=4))
