@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import dlpar
-from dlpar.config.experiment import MAX_WORKERS, BadExperiment, Experiment
+from dlpar.config.experiment import BadExperiment, Experiment
 from dlpar.config.paths import Scratch, private_folder, runs_folder, runtime_folder, sweep
 from dlpar.config.rules import in_words
 from dlpar.config.schema import BadData, shown
@@ -45,14 +45,14 @@ class JobFailed(RuntimeError):
 
 
 class Job:
-    """Ranks at work in a folder, guarded by a process of their own.
+    """A job: ranks at work in a folder, with a guardian, which is a process of its own.
 
     The job ends with the process that started it, whatever kills that.
 
     Attributes
     ----------
     folder : Path
-        Where ranks write.
+        Run folder, or the folder of a function's results.
     """
 
     def __init__(self, folder: Path, experiment: Experiment) -> None:
@@ -60,10 +60,10 @@ class Job:
         find_starter(), idle_seconds()  # both refuse a bad setting before anything is made
         sweep()
         scratch = Scratch.fresh()
-        # The supervisor inherits the locks: from now until it is gone, whatever kills it, the run is live.
+        # The guardian inherits the locks: from now until it is gone, whatever kills it, the run is live.
         locks = [_locked(folder / "lock"), _locked(scratch.lock)]
-        self._supervisor = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", _SUPERVISE, str(Path(dlpar.__file__).parent.parent)],
+        self._guardian = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", _GUARD, str(Path(dlpar.__file__).parent.parent)],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -74,8 +74,8 @@ class Job:
         for lock in locks:
             os.close(lock)
         try:
-            self._supervisor.stdin.write(json.dumps(self._spec(scratch, experiment)).encode() + b"\n")
-            self._supervisor.stdin.flush()
+            self._guardian.stdin.write(json.dumps(self._spec(scratch, experiment)).encode() + b"\n")
+            self._guardian.stdin.flush()
         except BrokenPipeError:
             raise JobFailed("the launcher ended before the job began; is the disk full?") from None
         _live[:] = [job for job in _live if not job.ended] + [self]
@@ -111,16 +111,16 @@ class Job:
 
     @property
     def run(self) -> Run:
-        """The run this job writes; readable while it goes on."""
+        """The run of this job; readable while the job goes on."""
         return Run(self.folder)
 
     @property
     def ended(self) -> bool:
         """Whether nothing of the job is left."""
-        return self._supervisor.poll() is not None
+        return self._guardian.poll() is not None
 
     def poll(self) -> str:
-        """``queued``, ``starting``, ``running``, ``done``, ``failed`` or ``stopped``; never blocks."""
+        """Return :attr:`Run.status` at once."""
         return self.run.status
 
     def wait(self, timeout: float | None = None) -> Run:
@@ -139,7 +139,7 @@ class Job:
         TimeoutError
             If it is still going on after `timeout`; it goes on.
         KeyboardInterrupt
-            When interrupted: the job is stopped first.
+            If interrupted: the job is stopped first.
         """
         self._wait_ended(timeout)
         if self.poll() != "done":
@@ -147,7 +147,7 @@ class Job:
         return self.run
 
     def wait_steps(self, steps: int, timeout: float = 60.0) -> Run:
-        """Wait until that many global steps are done, or the job has ended; TimeoutError after `timeout` seconds."""
+        """Wait until that many global steps are done, or the job has ended; `TimeoutError` after `timeout` seconds."""
         deadline, run, tail = time.monotonic() + timeout, self.run, Tail(self.folder)
         so_far = Summary(run.id, **facts_of(run.experiment))
         while so_far.steps.done < steps and not self.ended:
@@ -160,15 +160,15 @@ class Job:
     def stop(self, timeout: float = 10.0) -> None:
         """End the job and wait until nothing of it is left; does nothing if it has ended."""
         try:
-            self._supervisor.stdin.write(b"stop\n")
-            self._supervisor.stdin.close()
+            self._guardian.stdin.write(b"stop\n")
+            self._guardian.stdin.close()
         except (OSError, ValueError):
             pass
         self._wait_ended(timeout)
 
     def _wait_ended(self, timeout: float | None) -> None:
         try:
-            self._supervisor.wait(timeout)
+            self._guardian.wait(timeout)
         except subprocess.TimeoutExpired:
             raise TimeoutError(f"the job is still going on after {timeout:g} s") from None
         except KeyboardInterrupt:
@@ -176,11 +176,11 @@ class Job:
             raise
 
 
-_SUPERVISE = "import sys; sys.path.insert(0, sys.argv[1]); from dlpar.jobs.guard import main; main()"
+_GUARD = "import sys; sys.path.insert(0, sys.argv[1]); from dlpar.jobs.guard import main; main()"
 
 
 def _locked(path: Path) -> int:
-    """Descriptor of a file, locked as long as any process has it open."""
+    """Return the descriptor of a file, locked as long as any process has it open."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     return descriptor
@@ -192,7 +192,7 @@ def launch(experiment: Experiment) -> Job:
     Raises
     ------
     BadExperiment
-        If it is no experiment, this machine cannot run it, or has not the memory for it.
+        If this machine cannot run it, or lacks the memory for it.
     NoMPI
         If there is no MPI to start ranks with.
     """
@@ -217,31 +217,17 @@ def _new_run_folder(experiment: Experiment) -> Path:
 
 
 def check_machine(experiment: Experiment) -> None:
-    """Refuse at once what the ranks would find out seconds later."""
-    if not isinstance(experiment, Experiment):
-        got = shown(experiment)
-        raise BadExperiment(f"experiment: got {got}, allowed is an Experiment, such as Experiment(workers=2)")
-    check_files(experiment)
-    gpu = Path("/dev/nvidiactl").exists() or Path("/dev/dxg").exists()
-    if experiment.cluster.device == "cuda" and not gpu:
-        raise BadExperiment(
-            "cluster.device: got 'cuda', allowed here is auto or cpu: this machine has no NVIDIA GPU"
-        )
-    if experiment.cluster.carrier == "nccl" and not gpu:
-        raise BadExperiment(
-            "cluster.carrier: got 'nccl', allowed here is auto, mpi or gloo: this machine has no NVIDIA GPU"
-        )
-
-
-def check_files(experiment: Experiment) -> None:
-    """Refuse an experiment whose files are not on this machine; constructing one does not look.
+    """Refuse an experiment whose files or GPUs are not on this machine; constructing one does not look.
 
     Raises
     ------
     BadExperiment
-        If the hostfile, the platform, the workload or the folder of the data is not there, or a workload
-        has too few layers for a pipeline's stages.
+        If it is no experiment; if the hostfile, the platform, the workload, the folder of the data or a GPU is
+        not there; if a workload has too few layers for a pipeline's stages.
     """
+    if not isinstance(experiment, Experiment):
+        got = shown(experiment)
+        raise BadExperiment(f"experiment: got {got}, allowed is an Experiment, such as Experiment(workers=2)")
     cluster, hostfile = experiment.cluster, experiment.cluster.hostfile
     if cluster.world != "real":
         nodes_of(experiment)
@@ -258,10 +244,18 @@ def check_files(experiment: Experiment) -> None:
         experiment.data.path()
     except BadData as error:
         raise BadExperiment(str(error)) from None
+    gpu = Path("/dev/nvidiactl").exists() or Path("/dev/dxg").exists()
+    for field, given, allowed in (
+        ("device", "cuda", "auto or cpu"),
+        ("carrier", "nccl", "auto, mpi or gloo"),
+    ):
+        if getattr(cluster, field) == given and not gpu:
+            why = "this machine has no NVIDIA GPU"
+            raise BadExperiment(f"cluster.{field}: got {given!r}, allowed here is {allowed}: {why}")
 
 
 def _complaint(run: Run) -> str:
-    """Reason, then each failed rank's own traceback; what is about all ranks has said where each of them stands."""
+    """Return the reason, then each failed rank's own traceback; a deadlock's reason names all ranks already."""
     parts = [run.reason or f"the job is {run.status}"]
     own = {rank: error for rank, error in run.errors.items() if error["type"] not in OF_ALL}
     for rank, error in sorted(own.items()):
@@ -277,7 +271,7 @@ def spmd(
     timeout: float = 60.0,
     **cluster: Any,
 ) -> list[Any]:
-    """Call ``function(comm, *arguments)`` on every rank and return what each rank returned, in order.
+    """Call ``function(comm, *arguments)`` on every rank and return the ranks' results, in order.
 
     Single program, multiple data: one function, as many processes, each with its
     own ``comm.rank``.
@@ -308,26 +302,27 @@ def spmd(
     >>> spmd(lambda comm: comm.rank ** 2, workers=3)
     [0, 1, 4]
     """
-    _check(function, workers, timeout)
+    if not callable(function):
+        raise BadExperiment(f"function: got {function!r}, allowed is a function that takes a comm")
     # Weak scaling: any number of workers is allowed.
-    whole = Experiment(
-        workers=workers, scaling="weak", cluster={**cluster, "world": world, "timeout": timeout}
-    )
-    check_files(whole)
-    check_memory(whole)
-    folder = called(whole, function, *arguments)
+    place = {**cluster, "world": world, "timeout": timeout}
+    experiment = Experiment(workers=workers, scaling="weak", cluster=place)
+    check_machine(experiment)
+    check_memory(experiment)
+    folder = called(experiment, function, *arguments)
     try:
-        Job(folder, whole).wait()
-        for rank in range(workers):
-            if not result_path(folder, rank).exists():
+        Job(folder, experiment).wait()
+        results = [result_path(folder, rank) for rank in range(experiment.workers)]
+        for rank, path in enumerate(results):
+            if not path.exists():
                 raise JobFailed(f"{'a rank' if world == 'simulated' else f'rank {rank}'} {LEFT}")
-        return [load(result_path(folder, rank).read_bytes()) for rank in range(workers)]
+        return [load(path.read_bytes()) for path in results]
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def called(world: Experiment, function: Callable, *arguments: Any) -> Path:
-    """A fresh folder of a job that calls ``function(comm, *arguments)`` on every rank of an experiment's world."""
+    """Make a folder of a job that calls ``function(comm, *arguments)`` on every rank of an experiment's world."""
     folder = Path(tempfile.mkdtemp(prefix="spmd-", dir=runtime_folder()))
     (folder / "experiment.json").write_text(world.to_json())
     try:
@@ -336,14 +331,3 @@ def called(world: Experiment, function: Callable, *arguments: Any) -> Path:
         shutil.rmtree(folder, ignore_errors=True)
         raise
     return folder
-
-
-def _check(function: Any, workers: Any, timeout: Any) -> None:
-    if not callable(function):
-        raise BadExperiment(f"function: got {function!r}, allowed is a function that takes a comm")
-    if not isinstance(workers, int) or isinstance(workers, bool) or not 1 <= workers <= MAX_WORKERS:
-        raise BadExperiment(f"workers: got {workers!r}, allowed is a whole number from 1 to {MAX_WORKERS}")
-    if not isinstance(timeout, (int, float)) or not 0 < timeout <= 86_400:
-        raise BadExperiment(
-            f"timeout: got {timeout!r}, allowed is a number of seconds above 0 and at most 86,400"
-        )

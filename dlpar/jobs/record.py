@@ -1,8 +1,8 @@
-"""What a rank writes while it runs: one JSON line a step, appended to a file of its own.
+"""Record a rank while it runs: one JSON line a step, appended to a file of its own.
 
-The file is the truth about the run: nothing else is sent to whoever watches.  A
+The file is the only source of truth about the run: a reader gets nothing else.  A
 line is complete or absent, so a reader may tail the file while it grows.  Steps
-quicker than `TOGETHER` share a ``write``: a system call costs a short step more
+quicker than `TOGETHER` share a ``write``.  A system call costs a short step more
 than all the rest of recording, and a killed rank loses no more than that time.
 """
 
@@ -30,13 +30,14 @@ COMPUTING = frozenset({"forward", "backward", "weight", "recompute", "delay", "u
 """Spans counted as computing; any other but ``evaluate`` is communication."""
 
 NOTHING = 2e-6
-"""Seconds of the wall clock: in a span no longer nothing was done, and it is not written.  Other clocks stand still then."""
+"""Longest empty span on the wall clock, in seconds; it is not written.  On other clocks an empty span takes 0 s."""
 
 
 class Span:
-    """A phase of a step being timed; one object serves all steps, so phases of one name do not nest.
+    """Time a phase of a step; one object serves all steps, so phases of one name do not nest.
 
-    `of` is written behind its times: of a pipeline, the numbers of micro-batch and chunk, for which it is made anew.
+    `of` is written behind the times: the numbers of micro-batch and chunk in a pipeline, which makes a new object
+    for each.
     """
 
     __slots__ = ("_name", "_of", "_record", "_start", "_waited")
@@ -59,7 +60,7 @@ class Span:
 
 
 class DeviceSpan(Span):
-    """The same of what a GPU is told inside: from when it begins with that until it has done it (`DeviceClock`)."""
+    """Time the GPU's work of a phase: from when it begins until it has done it (:class:`DeviceClock`)."""
 
     __slots__ = ()
 
@@ -82,7 +83,7 @@ class RankFile:
     path : path
         Created with mode 0600.
     now : callable
-        Gives seconds, by which records wait for others to be written with.
+        Returns seconds; they say how long a record has waited for others to be written with.
     """
 
     def __init__(self, path: str | os.PathLike, now: Callable[[], float]) -> None:
@@ -91,14 +92,14 @@ class RankFile:
         self._pending: list[dict[str, Any]] = []
 
     def add(self, record: dict[str, Any], soon: bool = False) -> None:
-        """Write a record: now, with those that wait, or `soon`."""
+        """Write a record and those that wait: now, or within :data:`TOGETHER` if `soon`."""
         self._pending.append(record)
         if not soon or self._now() - self._written >= TOGETHER:
             self.flush()
 
     def flush(self) -> None:
-        """Write those that wait."""
-        # A number nobody computed, or that is none, is null.
+        """Write the records that wait."""
+        # A missing number and a NaN are null.
         lines = b"".join([orjson.dumps(r, _nothing, orjson.OPT_APPEND_NEWLINE) for r in self._pending])
         self._pending.clear()
         self._written = self._now()
@@ -106,17 +107,17 @@ class RankFile:
             lines = lines[os.write(self._file, lines) :]
 
     def touch(self) -> None:
-        """Show that there is progress, though nothing to write: a step of thousands of ranks takes its time."""
+        """Show progress without a record: a step of thousands of ranks takes long."""
         os.utime(self._path)
 
     def close(self) -> None:
-        """Write what is left, and no more."""
+        """Write the rest, and close the file."""
         self.flush()
         os.close(self._file)
 
 
 def _nothing(thing: Any) -> None:
-    """What stands for a thing JSON does not know."""
+    """Return null for a value that JSON does not know."""
 
 
 class Recorder:
@@ -129,11 +130,11 @@ class Recorder:
     comm : Comm
         The rank; its clock gives every time in the file.
     file : RankFile, optional
-        Where many ranks of one process write; each line then says whose it is.
+        File shared by many ranks of one process; each line then names its rank.
     """
 
     device: DeviceClock | None = None
-    """Of a GPU's spans."""
+    """Clock of a GPU's spans; None without a GPU."""
 
     _span: type[Span] = Span
 
@@ -143,33 +144,22 @@ class Recorder:
         self._whose = {} if file is None else {"rank": comm.rank}
         self._nothing = NOTHING if comm.world.clock == "wall" else 0.0
         if comm.device.type == "cuda":
-            # self import
-
             self.device, self._span = DeviceClock(comm), DeviceSpan
         self._spans: list[tuple[Any, ...]] = []
         self._waited = 0.0
         self._kinds: dict[str, Span] = {}
 
     def header(self, **facts: Any) -> None:
-        """Who this rank is: role and threads, beside what its communicator says."""
+        """Describe this rank: role and threads, beside the facts of its communicator."""
         comm = self.comm
-        self._write(
-            {
-                "k": "rank",
-                "rank": comm.rank,
-                "host": socket.gethostname(),
-                "pid": os.getpid(),
-                "device": str(comm.device),
-                "carrier": comm.world.carrier,
-                "clock": comm.world.clock,
-                **facts,
-            }
-        )
+        place = {"host": socket.gethostname(), "pid": os.getpid(), "device": str(comm.device)}
+        world = {"carrier": comm.world.carrier, "clock": comm.world.clock}
+        self._write({"k": "rank", "rank": comm.rank, **place, **world, **facts})
 
     def span(self, name: str, micro: int | None = None, chunk: int = 0) -> Span:
-        """Time a phase (forward, backward, communicate, update …); it is written with the next step.
+        """Time a phase (forward, backward, communicate, update …) and write it with the next step.
 
-        Written is ``[name, start, end]``, of a micro-batch ``[name, start, end, micro, chunk]``.
+        The record is ``[name, start, end]``; of a micro-batch, ``[name, start, end, micro, chunk]``.
 
         >>> with record.span("forward"):
         ...     loss = criterion(model(x), y)
@@ -187,44 +177,26 @@ class Recorder:
             else:
                 comm += end - start
         wait, self._waited = min(self._waited, comm), 0.0
-        now = self.now()
-        self._write(
-            {
-                "k": "step",
-                "step": step,
-                "t": now,
-                **facts,
-                "compute": compute,
-                "comm": comm - wait,
-                "wait": wait,
-                "spans": spans,
-                **self.comm.world.state(),
-            },
-            soon=True,
-        )
+        record = {"k": "step", "step": step, "t": self.now(), **facts}
+        record |= {"compute": compute, "comm": comm - wait, "wait": wait, "spans": spans}
+        self._write(record | self.comm.world.state(), soon=True)
 
     def evaluation(self, step: int, **facts: Any) -> None:
-        """What a test on held-out samples gave after `step` steps."""
+        """Write a test on held-out samples after `step` steps."""
         self._write({"k": "eval", "step": step, "t": self.now(), **facts, "spans": self._take_spans()})
 
     def event(self, name: str, **facts: Any) -> None:
-        """Something that happened once, with its time."""
+        """Write an event with its time."""
         self._write({"k": "event", "t": self.now(), "name": name, **facts})
 
     def error(self, error: BaseException) -> None:
-        """An exception with its traceback, so that it outlives the process."""
-        self._write(
-            {
-                "k": "error",
-                "t": self.now(),
-                "type": type(error).__name__,
-                "message": str(error),
-                "traceback": "".join(traceback.format_exception(error)),
-            }
-        )
+        """Write an exception with its traceback, which so outlives the process."""
+        told = {"type": type(error).__name__, "message": str(error)}
+        story = "".join(traceback.format_exception(error))
+        self._write({"k": "error", "t": self.now(), **told, "traceback": story})
 
     def end(self, steps: int) -> None:
-        """The rank did all its steps."""
+        """Record that the rank did all its steps."""
         if state := self.comm.world.state():
             self.event("slip", slip=state["slip"], final=state["lag"])
         self._write({"k": "end", "t": self.now(), "steps": steps})
@@ -246,7 +218,7 @@ class Recorder:
 
 
 class Unrecorded(Recorder):
-    """The same interface, nothing written: for measuring what recording costs."""
+    """A recorder that writes nothing, to measure the cost of recording."""
 
     def __init__(self, comm: Comm) -> None:
         self.comm, self.now, self.traffic, self._spans, self._waited = comm, comm.now, comm.traffic, [], 0.0
@@ -262,7 +234,7 @@ class Unrecorded(Recorder):
 
 
 class DeviceClock:
-    """Moments of one rank's GPU.
+    """Clock of one rank's GPU.
 
     Parameters
     ----------
@@ -275,19 +247,19 @@ class DeviceClock:
         self.set()
 
     def moment(self) -> torch.cuda.Event:
-        """The end of what the GPU has been told so far."""
+        """Return the moment at which the GPU has done all it was told so far."""
         event = torch.cuda.Event(enable_timing=True)
         event.record(torch.cuda.current_stream(self._comm.device))
         return event
 
     def seconds(self, moment: torch.cuda.Event) -> float:
-        """A moment before the last :meth:`set`, on the rank's clock."""
+        """Return the time of a moment before the last :meth:`set`, on the rank's clock."""
         return self._at - moment.elapsed_time(self._zero) / 1000
 
     def set(self) -> None:
-        """Wait for the GPU, and set its clock by the rank's: from then on, what was before can be told.
+        """Wait for the GPU, and set its clock by the rank's, so that earlier moments get their times.
 
-        Not once for all: no two clocks go alike, and between events there are 7 digits of milliseconds.
+        Once is not enough: clocks drift, and a time between events has 7 digits of milliseconds.
         """
         self._zero = self.moment()
         self._zero.synchronize()

@@ -15,7 +15,7 @@ import sys
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
-from dlpar.jobs.processes import die_with_parent, is_ours  # noqa: E402
+from dlpar.jobs.processes import die_with_parent, is_ours
 
 
 def main() -> None:

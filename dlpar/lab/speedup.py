@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from dlpar.config.experiment import Experiment
 from dlpar.config.schema import BadExperiment
-from dlpar.jobs.launch import check_files
+from dlpar.jobs.launch import check_machine
 from dlpar.lab.figures.scaling import curve_names, curves
 from dlpar.lab.figures.scaling import scaling as drawing
 from dlpar.lab.sweep import Outcome, all_done, check
@@ -82,7 +82,7 @@ def twin(experiment: Experiment) -> Experiment | None:
     }
     try:
         found = experiment.replace(cluster=changes)
-        check_files(found)
+        check_machine(found)
     except BadExperiment:
         return None
     return found

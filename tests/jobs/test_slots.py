@@ -102,7 +102,7 @@ def test_whatever_kills_a_job_its_slots_are_free(keep):
     keeper = keep(2)
     job = dlpar.launch(LONG)
     eventually(lambda: job.poll() == "running", 20, "it runs")
-    os.kill(job._supervisor.pid, signal.SIGKILL)
+    os.kill(job._guardian.pid, signal.SIGKILL)
     assert dlpar.spmd(lambda comm: comm.rank, workers=2) == [0, 1]
     eventually(lambda: state(keeper)["taken"] == 0, 5, "both are free")
 

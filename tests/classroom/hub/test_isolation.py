@@ -40,7 +40,7 @@ import dlpar, json, os, sys, dlpar.config.paths
 job = dlpar.launch(dlpar.Experiment(workers=4, steps=1_000_000, batch=64, cluster={"world": "paced"}))
 job.wait_steps(2)
 print(json.dumps({"run": str(job.folder), "kernel": os.getpid(), "path": sys.path, "cwd": os.getcwd(),
-                  "supervisor": job._supervisor.pid, "runtime": str(dlpar.config.paths.runtime_folder()),
+                  "supervisor": job._guardian.pid, "runtime": str(dlpar.config.paths.runtime_folder()),
                   "runs": str(dlpar.config.paths.runs_folder())}))
 """
 
