@@ -28,7 +28,7 @@ from typing import TextIO
 
 import dlpar
 from dlpar.config.paths import runtime_folder
-from dlpar.jobs.processes import die_with_parent, is_ours
+from dlpar.jobs.processes import ask, die_with_parent, is_ours, kill
 
 PRELOADED = ("torch", "torch.distributed", "numpy", "cloudpickle", "platformdirs", "filelock", "dlpar.train",
              "dlpar.worlds.connect", "dlpar.worlds.paced.comm", "dlpar.jobs.rank", "dlpar.jobs.record")  # fmt: skip
@@ -128,17 +128,12 @@ def _fingerprint() -> str:
 
 
 def _ask(path: Path, fingerprint: str) -> str | None:
-    server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    server.settimeout(5.0)
-    body = json.dumps({"fingerprint": fingerprint}).encode()
+    """Return a server's answer to whether it runs these files, ``fresh`` or ``stale``; None without a server."""
     try:
-        server.connect(str(path))
-        server.sendall(len(body).to_bytes(8, "big") + body)
-        return server.makefile().readline().strip()
+        with ask(path, {"fingerprint": fingerprint}, seconds=5.0) as answers:
+            return answers.readline().strip()
     except OSError:
         return None
-    finally:
-        server.close()
 
 
 def _start(python: str, path: Path, fingerprint: str, idle: float) -> None:
@@ -231,7 +226,7 @@ class Server:
                 os.read(wake, 4096)
                 self._report_ended()
             for stub in [s for s in ready if s in self.stubs]:
-                _kill(self.stubs[stub])  # only its end makes it readable: nobody waits for this rank
+                kill([self.stubs[stub]])  # only its end makes it readable: nobody waits for this rank
             for connection in ready:
                 if connection in self.asking:
                     self.asking.remove(connection)
@@ -343,17 +338,15 @@ class Server:
 
 
 def _request(connection: socket.socket) -> tuple[dict, list[int]] | None:
-    """Read one request with its descriptors; None from anybody but ourselves, or if it is torn."""
+    """Read one request with its descriptors; None from another account, or if it is torn."""
     connection.settimeout(5.0)
     descriptors: list[int] = []
     try:
         if not is_ours(connection):
             return None
-        head, descriptors, _, _ = socket.recv_fds(connection, 8, 3)
-        body = b""
-        while len(body) < int.from_bytes(head, "big") and (more := connection.recv(1 << 20)):
-            body += more
-        request = json.loads(body)
+        first, descriptors, _, _ = socket.recv_fds(connection, 1, 3)
+        with connection.makefile("rb") as rest:
+            request = json.loads(first + rest.readline())
         if "fingerprint" in request or len(descriptors) == 3:
             return request, list(descriptors)
     except (OSError, ValueError):
@@ -367,13 +360,6 @@ def _answer(connection: socket.socket, text: str) -> None:
     try:
         connection.sendall(text.encode() + b"\n")
     except OSError:  # the stub was killed first
-        pass
-
-
-def _kill(pid: int) -> None:
-    try:
-        os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
         pass
 
 

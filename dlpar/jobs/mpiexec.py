@@ -1,4 +1,4 @@
-"""The command that starts N ranks, in the words of whichever MPI is at hand."""
+"""The command that starts N ranks, with the flags of the MPI at hand."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dlpar.config.paths import Scratch
 
 
 class NoMPI(RuntimeError):
-    """There is no usable mpiexec; the message says what to do."""
+    """No usable mpiexec was found; the message says what to do."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Starter:
     dialect : str
         ``openmpi5``, ``openmpi4``, ``hydra`` (MPICH, Intel MPI), ``srun`` or ``plain``.
     version : str
-        First line of what it says of itself.
+        First line of its own description.
     """
 
     path: str
@@ -37,7 +37,7 @@ class Starter:
     version: str
 
     def command(self, ranks: int, program: list[str], hostfile: str | None = None) -> list[str]:
-        """Argument vector that runs `program` on `ranks` ranks, output lines marked by rank where it can."""
+        """Return the arguments that run `program` on `ranks` ranks; output lines are marked by rank if possible."""
         flags = {
             # Ranks float: two students' jobs pinned to the same core would halve both.
             "openmpi5": ["--oversubscribe", "--bind-to", "none", "--output", "tag"],
@@ -58,12 +58,12 @@ class Starter:
 
 @lru_cache
 def find_starter() -> Starter:
-    """The mpiexec to use: ``$DLPAR_MPIEXEC``, Slurm's own inside an allocation, this environment's, or the PATH's.
+    """Find mpiexec: ``$DLPAR_MPIEXEC``, Slurm's own inside an allocation, this environment's, or the PATH's.
 
     Raises
     ------
     NoMPI
-        Where none is found.
+        If none is found.
     """
     chosen = os.environ.get("DLPAR_MPIEXEC")
     if chosen:
@@ -83,7 +83,7 @@ def find_starter() -> Starter:
 
 
 def _path_without(folder: Path) -> str:
-    """PATH less one folder: on a cluster the site's MPI wins over the one in our environment."""
+    """Return PATH without one folder: on a cluster the site's MPI wins over that of our environment."""
     return os.pathsep.join(p for p in os.environ.get("PATH", "").split(os.pathsep) if Path(p) != folder)
 
 
@@ -104,13 +104,13 @@ def _identify(path: str) -> Starter:
 
 
 def on_one_host(starter: Starter, hostfile: str | None) -> bool:
-    """Whether all ranks will run on this machine, as far as one can tell before they do."""
+    """Return whether all ranks will run on this machine, as far as the settings tell."""
     nodes = int(os.environ.get("SLURM_JOB_NUM_NODES", "1")) if "SLURM_JOB_ID" in os.environ else 1
     return hostfile is None and starter.dialect != "srun" and nodes == 1
 
 
 def environment(starter: Starter, scratch: Scratch, threads: int, one_host: bool) -> dict[str, str]:
-    """Our environment with what a quick, quiet, private start needs added; what the user set wins.
+    """Return our environment with settings for a quick, quiet, private start; the user's own settings win.
 
     Parameters
     ----------
@@ -119,18 +119,14 @@ def environment(starter: Starter, scratch: Scratch, threads: int, one_host: bool
     threads : int
         Compute threads of each rank.
     one_host : bool
-        All ranks on this machine: its network need not be probed, and its folders are everybody's.
+        Whether all ranks run on this machine: then they need no network, and see the same folders.
     """
     settings = {
         "OPENBLAS_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "PRTE_MCA_prte_silence_shared_fs": "1",
     }  # fmt: skip
     if os.getuid() == 0:
-        settings |= {
-            "OMPI_ALLOW_RUN_AS_ROOT": "1",
-            "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-            "PRTE_ALLOW_RUN_AS_ROOT": "1",
-            "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-        }
+        allow = [f"{part}_ALLOW_RUN_AS_ROOT" for part in ("OMPI", "PRTE")]
+        settings |= dict.fromkeys([*allow, *(f"{name}_CONFIRM" for name in allow)], "1")
     if one_host:
         settings |= {
             # MPI_Init in 0.1 s instead of 1.1 s: no search for fabrics that one machine does not need.

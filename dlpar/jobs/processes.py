@@ -1,8 +1,10 @@
-"""Services of the kernel: die with a parent, adopt orphans, find descendants.  Standard library only."""
+"""Processes of one account: they die with a parent, are found, asked and killed.  Standard library only."""
 
 from __future__ import annotations
 
 import ctypes
+import io
+import json
 import os
 import signal
 import socket
@@ -32,6 +34,27 @@ def user_of(connection: socket.socket) -> int | None:
 def is_ours(connection: socket.socket) -> bool:
     """Return whether that is this account; on macOS the socket's private folder has to keep others out."""
     return user_of(connection) in (None, os.getuid())
+
+
+def ask(
+    path: str | os.PathLike, question: dict, files: tuple[int, ...] = (), seconds: float | None = None
+) -> io.TextIOWrapper:
+    """Send a question, with open files, to a server of this account; returns the file of its answers.
+
+    Raises
+    ------
+    OSError
+        If no server of this account listens at the socket `path`.
+    """
+    server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    server.settimeout(seconds)
+    server.connect(str(path))
+    if not is_ours(server):  # it would get our environment and our files
+        raise PermissionError(f"{path}: somebody else listens there")
+    body = json.dumps(question).encode() + b"\n"
+    socket.send_fds(server, [body[:1]], files)
+    server.sendall(body[1:])
+    return server.makefile()
 
 
 def adopt_orphans() -> None:
