@@ -207,7 +207,7 @@ def test_an_edge_from_a_worker_to_itself_is_refused():
 
 def test_a_notebook_that_draws_graphs_does_not_load_torch():
     code = (
-        "import sys, dlpar.jobs.consensus; from dlpar.graphs import *; from dlpar.config.sync import Gossip;"
+        "import sys, dlpar.jobs.run; from dlpar.graphs import *; from dlpar.config.sync import Gossip;"
         "neighbours(Gossip(topology='random'), 8, 0); print('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)

@@ -11,7 +11,7 @@ from simulations import trained
 
 import dlpar
 from dlpar import Experiment, Run
-from dlpar.jobs.consensus import consensus, from_the_mean
+from dlpar.jobs.run import consensus, from_the_mean
 from dlpar.sync.sketch import BUCKETS, Sketch
 from dlpar.theory import contraction
 

@@ -223,7 +223,7 @@ def _empty() -> dict:
 
 def _apart(run: Run) -> np.ndarray | None:
     """Distance of each worker's last weights from their mean, from sketches; None if there are none."""
-    from dlpar.jobs.consensus import from_the_mean
+    from dlpar.jobs.run import from_the_mean
 
     rows = from_the_mean(run)
     return (
