@@ -84,9 +84,8 @@ class ControlGroups:
         """Return the processors' worth of time; None if unlimited."""
         limits = []
         for folder in self.folders("cpu"):
-            words = text_of(folder / "cpu.max").split()
-            if not words:
-                words = [text_of(folder / f"cpu.cfs_{part}_us").strip() for part in ("quota", "period")]
+            version_1 = [text_of(folder / f"cpu.cfs_{part}_us").strip() for part in ("quota", "period")]
+            words = text_of(folder / "cpu.max").split() or version_1
             if len(words) == 2 and words[0].isdecimal() and words[1].isdecimal() and int(words[1]):
                 limits.append(int(words[0]) / int(words[1]))
         return min(limits, default=None)

@@ -1,4 +1,4 @@
-"""Why a job ended: from the records of ranks, the output of mpiexec, and Python's stacks.  Standard library only."""
+"""Find why a job ended, from ranks' records, mpiexec's output and Python's stacks.  Standard library only."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _STATUS = re.compile(r"Process name: \[[^,\]]*,(\d+)\]\s+Exit code:\s+(\d+)", re
 
 
 class Verdict(NamedTuple):
-    """How a job ended: ``done``, ``failed`` or ``stopped``; the reason in one sentence; the rank it is about."""
+    """End of a job: ``done``, ``failed`` or ``stopped``; the reason in one sentence; the rank it is about."""
 
     status: str
     reason: str

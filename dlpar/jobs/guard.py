@@ -114,7 +114,7 @@ class Guardian:
 
     def _hear_owner(self, pipe: int) -> None:
         said = os.read(pipe, 100)
-        self.end("stopped", "stopped by its owner" if said else "who started it has ended, so it was stopped")
+        self.end("stopped", "stopped by its owner" if said else "its owner has ended, so it was stopped")
 
     def _hear_owner_gone(self, _process: int) -> None:
         self.end("stopped", "the process that started it has ended, so it was stopped")

@@ -1,4 +1,4 @@
-"""A job in the hands of whoever started it: a notebook, the command line, a test."""
+"""Launch a job, and hold it: for a notebook, the command line, a test."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ class Run:
 
     @property
     def reason(self) -> str:
-        """Why the run ended as it did, in one sentence; empty while it lives."""
+        """Reason of the run's end, in one sentence; empty while it lives."""
         end = self._end()
         return end["reason"] if end else ""
 
@@ -218,14 +218,10 @@ class Run:
         Each rank is a process of the trace with one thread for its spans; the loss of its samples is a
         counter.  Source: "Trace Event Format", Google, 2016.
         """
-        events = [
-            event for source, record in self.records() if source != "job" for event in _trace(source, record)
-        ]
-        path = Path(path)
-        path.write_text(
-            json.dumps({"traceEvents": events, "otherData": {"run": self.id, "clock": self.clock}})
-        )
-        return path
+        events = [event for found in self.records() for event in _trace(*found)]
+        trace = {"traceEvents": events, "otherData": {"run": self.id, "clock": self.clock}}
+        Path(path).write_text(json.dumps(trace))
+        return Path(path)
 
     def delete(self) -> None:
         """Remove the folder; raises `RuntimeError` while the run lives."""
@@ -235,10 +231,8 @@ class Run:
 
     def _of_kind(self, kind: str) -> list[tuple[int, Record]]:
         """Return the records of one kind as ``(rank, record)``."""
-        found = self.records()
-        return [
-            (int(source[5:]), record) for source, record in found if record["k"] == kind and source != "job"
-        ]
+        found = [(source, record) for source, record in self.records() if source != "job"]
+        return [(int(source[5:]), record) for source, record in found if record["k"] == kind]
 
     def _job_records(self) -> list[Record]:
         path = self.path / "job.jsonl"
@@ -299,14 +293,14 @@ def from_the_mean(run: Run) -> pd.DataFrame:
         if len(latest) == run.experiment.workers:
             held = np.array([latest[rank] for rank in sorted(latest)])
             apart = np.linalg.norm(held - held.mean(axis=0), axis=1)
-            rows += [
-                (done.step, done.seconds, rank, distance) for rank, distance in enumerate(apart.tolist())
-            ]
+            rows += [(done.step, done.seconds, rank, own) for rank, own in enumerate(apart.tolist())]
     return pd.DataFrame(rows, columns=["step", "seconds", "rank", "distance"])
 
 
 def _trace(source: str, record: Record) -> Iterator[dict[str, Any]]:
     """Yield a record's events in the Trace Event Format; times in microseconds."""
+    if source == "job":
+        return
     of_rank = {"pid": int(source[5:]), "tid": 0}
     kind, at = record["k"], record.get("t", 0.0) * 1e6
     if kind == "rank":

@@ -131,7 +131,7 @@ class Talk:
             said, files = b"", []
         self.files += files
         if not said:
-            raise NoSlots("job slots: who gives them out has gone; run it again")
+            raise NoSlots("job slots: the keeper has gone; run it again")
         *lines, self._heard = (self._heard + said).split(b"\n")
         told = [json.loads(line) for line in lines]
         for word in told:

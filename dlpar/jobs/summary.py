@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from dlpar.jobs.global_steps import GlobalSteps
@@ -129,10 +130,7 @@ def _distribution(counts: Counter[int]) -> dict[str, float | int | None]:
     total = counts.total()
     if not total:
         return {"mean": None, "p99": None, "max": None}
-    seen, p99 = 0, 0
-    for value in sorted(counts):
-        seen += counts[value]
-        p99 = value
-        if seen >= 0.99 * total:
-            break
-    return {"mean": sum(v * n for v, n in counts.items()) / total, "p99": p99, "max": max(counts)}
+    values = sorted(counts)
+    up_to = accumulate(counts[value] for value in values)
+    p99 = next(value for value, seen in zip(values, up_to) if seen >= 0.99 * total)
+    return {"mean": sum(v * n for v, n in counts.items()) / total, "p99": p99, "max": values[-1]}
