@@ -1,4 +1,4 @@
-"""Launching: the words of each MPI, the fork server's life, and experiments of every kind that all end."""
+"""Launching: what is refused at once, what ranks print, and experiments of every kind that all end."""
 
 from __future__ import annotations
 
@@ -17,82 +17,9 @@ import dlpar
 from dlpar import BadExperiment, Experiment
 from dlpar.config.paths import Scratch
 from dlpar.config.rules import FITS
-from dlpar.jobs import diagnosis, fork_server, mpiexec
+from dlpar.jobs import fork_server, mpiexec
 
 pytestmark = pytest.mark.slow
-
-
-def fake(folder: Path, said: str, name: str = "mpiexec") -> str:
-    """A program that answers --version."""
-    path = folder / name
-    path.write_text(f"#!/bin/sh\ncat <<'EOF'\n{said}\nEOF\n")
-    path.chmod(0o755)
-    return str(path)
-
-
-@pytest.mark.parametrize(
-    ("said", "dialect", "flag"),
-    [
-        ("mpirun (Open MPI) 5.0.11\n\nReport bugs to", "openmpi5", "--oversubscribe"),
-        ("prterun (PRRTE) 3.0.13\nOpen MPI 5.0.11", "openmpi5", "--output"),
-        ("mpirun (Open MPI) 4.1.4", "openmpi4", "--tag-output"),
-        ("HYDRA build details:\n    Version: 4.2.0", "hydra", "-prepend-rank"),
-        ("Intel(R) MPI Library for Linux* OS, Version 2021.9", "hydra", "-prepend-rank"),
-        ("something else 1.0", "plain", "-n"),
-    ],
-)
-def test_each_mpi_is_spoken_to_in_its_own_words(tmp_path, monkeypatch, said, dialect, flag):
-    monkeypatch.setenv("DLPAR_MPIEXEC", fake(tmp_path, said))
-    mpiexec.find_starter.cache_clear()
-    try:
-        starter = mpiexec.find_starter()
-    finally:
-        mpiexec.find_starter.cache_clear()
-    command = starter.command(3, ["python", "x.py"])
-    assert starter.dialect == dialect and flag in command
-    assert command[-4:] == ["-n", "3", "python", "x.py"]
-
-
-def test_inside_a_slurm_allocation_the_sites_own_starter_wins(tmp_path, monkeypatch):
-    fake(tmp_path, "slurm 24.05", name="srun")
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setenv("SLURM_JOB_ID", "1")
-    mpiexec.find_starter.cache_clear()
-    try:
-        command = mpiexec.find_starter().command(8, ["python"])
-    finally:
-        mpiexec.find_starter.cache_clear()
-    assert command == [str(tmp_path / "srun"), "--label", "--mpi=pmix", "--overlap", "-n", "8", "python"]
-
-
-def test_a_missing_mpi_is_one_clear_sentence(monkeypatch):
-    monkeypatch.setenv("DLPAR_MPIEXEC", "/no/such/mpiexec")
-    mpiexec.find_starter.cache_clear()
-    with pytest.raises(mpiexec.NoMPI, match="DLPAR_MPIEXEC: got '/no/such/mpiexec', allowed is"):
-        dlpar.launch(Experiment())
-    mpiexec.find_starter.cache_clear()
-
-
-def test_an_mpiexec_that_starts_singletons_is_caught(tmp_path, monkeypatch):
-    """Two MPIs that do not know each other give N worlds of one rank: the ranks notice."""
-    path = tmp_path / "mpiexec"
-    path.write_text('#!/bin/sh\n[ "$1" = --version ] && { echo other 1.0; exit; }\nshift 2\nexec "$@"\n')
-    path.chmod(0o755)
-    monkeypatch.setenv("DLPAR_MPIEXEC", str(path))
-    mpiexec.find_starter.cache_clear()
-    try:
-        with pytest.raises(dlpar.JobFailed, match="got a world of 1 ranks, allowed is 2"):
-            dlpar.spmd(lambda comm: None, workers=2)
-    finally:
-        mpiexec.find_starter.cache_clear()
-
-
-def test_output_is_marked_by_rank_whoever_marked_it():
-    assert diagnosis.by_rank(b"[prterun-host-12@1,3]<stdout>: hello\n") == b"[rank 3] hello\n"
-    assert diagnosis.by_rank(b"[prterun-host-12@1,0]<stderr>: \n") == b"[rank 0] \n"
-    assert diagnosis.by_rank(b"[2] hello\n") == b"[rank 2] hello\n"
-    assert diagnosis.by_rank(b"11: hello\n") == b"[rank 11] hello\n"
-    assert diagnosis.by_rank(b"plain\n") == b"plain\n"
 
 
 def test_what_ranks_print_reaches_the_log_by_rank(monkeypatch):
@@ -189,57 +116,6 @@ def test_cuda_is_refused_before_anything_starts():
 def test_spmd_refuses_by_name(arguments, message):
     with pytest.raises(BadExperiment, match=message):
         dlpar.spmd(lambda comm: None, **arguments)
-
-
-@pytest.mark.parametrize("world", ["real", "simulated"])
-def test_a_rank_that_leaves_with_status_0_has_not_done_its_work(world):
-    who = "rank 1" if world == "real" else "a rank"  # in a simulation they are one process
-    with pytest.raises(dlpar.JobFailed, match=f"^{who} ended its process before its work was done"):
-        dlpar.spmd(lambda comm: comm.rank == 1 and os._exit(0), workers=2, world=world)
-
-
-def test_a_rank_that_leaves_a_simulation_with_another_status_is_told_without_words_of_mpiexec():
-    with pytest.raises(
-        dlpar.JobFailed, match="^a rank ended the process of all ranks with status 3: it said nothing"
-    ):
-        dlpar.spmd(lambda comm: comm.rank == 1 and os._exit(3), workers=2, world="simulated")
-
-
-def test_a_killed_server_is_told_to_be_one(tmp_path):
-    (tmp_path / "log.txt").write_text(
-        "mpiexec noticed that process rank 2 with PID 7 exited on signal 15 (Terminated)"
-    )
-    (tmp_path / "rank-2.jsonl").write_text('{"k": "rank", "rank": 2, "role": "server"}\n')
-    assert diagnosis.verdict(tmp_path, 143) == ("failed", "rank 2 (server) was killed by SIGTERM", 2)
-
-
-def test_of_a_rank_that_stands_in_a_line_of_dlpar_the_line_that_called_it_is_told(tmp_path):
-    package = os.path.dirname(dlpar.__file__)
-    stack = [
-        (f"{package}/worlds/mpi.py", 70, "recv"),
-        (f"{package}/collectives/ring.py", 60, "ring_allreduce"),
-        ("<cell>", 3, "mine"),
-        (f"{package}/jobs/rank.py", 141, "_call"),
-    ]
-    lines = [f'  File "{file}", line {line} in {function}\n' for file, line, function in stack]
-    (tmp_path / "rank-0.stack").write_text("Current thread 0x01 (most recent call first):\n" + "".join(lines))
-    (tmp_path / "rank-0.jsonl").write_text('{"k": "rank", "rank": 0, "host": "another"}\n')
-    said = "rank 0 is in ring_allreduce (ring.py:60, called at <cell>:3), waiting in recv"
-    assert diagnosis.where_ranks_are(tmp_path) == said
-
-
-def test_a_training_is_done_only_if_every_rank_says_so(tmp_path):
-    for rank in range(2):
-        (tmp_path / f"rank-{rank}.jsonl").write_text(
-            '{"k": "step", "step": 0}\n' + '{"k": "end"}\n' * (rank == 0)
-        )
-    assert diagnosis.verdict(tmp_path, 0) == (
-        "failed",
-        "rank 1 ended its process before its work was done",
-        1,
-    )
-    (tmp_path / "rank-1.jsonl").write_text('{"k": "end"}\n')
-    assert diagnosis.verdict(tmp_path, 0)[0] == "done"
 
 
 def test_a_result_that_cannot_be_pickled_is_said():

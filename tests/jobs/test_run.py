@@ -13,7 +13,6 @@ import pytest
 import dlpar
 from dlpar import Experiment, Run
 from dlpar.jobs.run import NoSuchRun
-from dlpar.jobs.tail import Tail
 
 KEYS = [
     "run", "workers", "steps", "samples_per_s", "final_loss", "accuracy", "staleness", "lead", "bytes_sent",
@@ -116,18 +115,6 @@ def test_a_run_that_ended_without_a_word_is_lost_not_running(run, tmp_path):
     (folder / "rank-0.jsonl").write_bytes((run.path / "rank-0.jsonl").read_bytes())
     (folder / "lock").touch()
     assert Run(folder).status == "lost" and not Run(folder).live
-
-
-def test_a_tail_reads_whole_lines_once(tmp_path):
-    path, tail = tmp_path / "rank-0.jsonl", Tail(tmp_path)
-    assert tail.read() == []
-    path.write_bytes(b'{"k":"step","step":0}\n{"k":"st')
-    assert tail.read() == [("rank-0", {"k": "step", "step": 0})]
-    with path.open("ab") as file:
-        file.write(b'ep","step":1,"loss":null}\nbroken\n{"k":"end"}\n')
-    step, end = tail.read()
-    assert step[1]["step"] == 1 and math.isnan(step[1]["loss"]) and end[1]["k"] == "end"
-    assert tail.read() == []
 
 
 def test_a_diverged_run_says_so_without_breaking_its_readers():

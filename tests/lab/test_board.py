@@ -3,7 +3,6 @@ import math
 import pytest
 
 from dlpar.config.experiment import Experiment
-from dlpar.jobs.global_steps import GlobalSteps
 from dlpar.lab.board import KEPT, Board
 from dlpar.lab.labels import differences, labels, run_labels, same_batches
 
@@ -23,15 +22,6 @@ def board():
 
 def rows(board, key):
     return board.convergence.plot.series(key).rows.tolist()
-
-
-def test_global_step_weighs_ranks_by_their_samples():
-    steps = GlobalSteps(2)
-    steps.add(0, step(0, loss=1.0, samples=1, t=1.0))
-    assert steps.ready() == []
-    steps.add(1, step(0, loss=4.0, samples=3, t=2.0))
-    (done,) = steps.ready()
-    assert (done.loss, done.seconds, done.samples, done.batch) == (3.25, 2.0, 4, 4)
 
 
 def test_only_steps_all_ranks_finished_are_drawn(board):
@@ -169,38 +159,6 @@ def test_only_figures_that_mean_something_are_shown(made, tabs):
     assert list(board.plots) == ALWAYS + tabs
     board.begin(experiment, "one")
     assert list(board.plots) == ALWAYS + tabs
-
-
-def test_free_running_workers_make_a_global_step_of_any_n_in_the_order_they_ended():
-    steps = GlobalSteps(2, runs_free=True)
-    for n in range(4):
-        steps.add(0, step(n, loss=1.0, t=n + 1.0))
-    found = steps.ready(late=math.inf)
-    for n in range(2):
-        steps.add(1, step(n, loss=3.0, t=n + 1.5))
-    found += steps.ready(ended=True)
-    assert [(s.step, s.seconds, s.loss, s.samples) for s in found] == [
-        (0, 1.5, 2.0, 128),
-        (1, 2.5, 2.0, 256),
-        (2, 4.0, 1.0, 384),
-    ]
-
-
-def test_a_worker_that_stalls_does_not_hold_up_the_figure():
-    steps = GlobalSteps(2, runs_free=True)
-    steps.add(1, step(0, t=0.1))
-    for n in range(20):
-        steps.add(0, step(n, t=0.1 * n + 0.15))
-    assert not steps.ready(late=math.inf)
-    assert len(steps.ready()) == 8
-
-
-def test_a_step_that_sampled_nothing_keeps_the_last_loss():
-    steps = GlobalSteps(1)
-    steps.add(0, step(0, loss=2.0))
-    steps.add(0, step(1, loss=math.nan, samples=0))
-    _, empty = steps.ready()
-    assert (empty.loss, empty.batch, steps.done) == (2.0, 0, 2)
 
 
 def test_staleness_of_free_running_workers_is_counted_worker_by_worker():

@@ -4,7 +4,6 @@ import pytest
 
 import dlpar
 from dlpar.config.experiment import Experiment
-from dlpar.jobs.global_steps import GlobalSteps
 from dlpar.lab import figures
 from dlpar.lab.board import Board
 from dlpar.lab.comparison import compare
@@ -214,18 +213,6 @@ def test_static_figures_draw_a_few_of_many_workers(launched):
         figure = draw(run)
         assert figures.say(figure).endswith("Drawn are the first 16 of 64 workers."), draw.__name__
         assert len(figure.data) <= 24
-
-
-def test_records_of_thousands_that_run_free_are_put_in_order():
-    steps, done = GlobalSteps(3000, runs_free=True), []
-    for number in range(3):
-        for rank in range(3000):
-            record = {"step": number, "t": number + rank / 3000, "samples": 1, "loss": 1.0, "bytes": 0}
-            steps.add(rank, record)
-        done += steps.ready()
-    done += steps.ready(ended=True)
-    assert [step.batch for step in done] == [3000] * 3
-    assert [step.seconds for step in done] == sorted(step.seconds for step in done)
 
 
 def test_a_run_of_milliseconds_on_the_virtual_clock_has_a_curve_of_its_rate(launched):

@@ -1,0 +1,71 @@
+"""Why a job ended: the rank is named, and the line of code at which it stood."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+import dlpar
+from dlpar.jobs import diagnosis
+
+pytestmark = pytest.mark.slow
+
+
+def test_output_is_marked_by_rank_whoever_marked_it():
+    assert diagnosis.by_rank(b"[prterun-host-12@1,3]<stdout>: hello\n") == b"[rank 3] hello\n"
+    assert diagnosis.by_rank(b"[prterun-host-12@1,0]<stderr>: \n") == b"[rank 0] \n"
+    assert diagnosis.by_rank(b"[2] hello\n") == b"[rank 2] hello\n"
+    assert diagnosis.by_rank(b"11: hello\n") == b"[rank 11] hello\n"
+    assert diagnosis.by_rank(b"plain\n") == b"plain\n"
+
+
+@pytest.mark.parametrize("world", ["real", "simulated"])
+def test_a_rank_that_leaves_with_status_0_has_not_done_its_work(world):
+    who = "rank 1" if world == "real" else "a rank"  # in a simulation they are one process
+    with pytest.raises(dlpar.JobFailed, match=f"^{who} ended its process before its work was done"):
+        dlpar.spmd(lambda comm: comm.rank == 1 and os._exit(0), workers=2, world=world)
+
+
+def test_a_rank_that_leaves_a_simulation_with_another_status_is_told_without_words_of_mpiexec():
+    with pytest.raises(
+        dlpar.JobFailed, match="^a rank ended the process of all ranks with status 3: it said nothing"
+    ):
+        dlpar.spmd(lambda comm: comm.rank == 1 and os._exit(3), workers=2, world="simulated")
+
+
+def test_a_killed_server_is_told_to_be_one(tmp_path):
+    (tmp_path / "log.txt").write_text(
+        "mpiexec noticed that process rank 2 with PID 7 exited on signal 15 (Terminated)"
+    )
+    (tmp_path / "rank-2.jsonl").write_text('{"k": "rank", "rank": 2, "role": "server"}\n')
+    assert diagnosis.verdict(tmp_path, 143) == ("failed", "rank 2 (server) was killed by SIGTERM", 2)
+
+
+def test_of_a_rank_that_stands_in_a_line_of_dlpar_the_line_that_called_it_is_told(tmp_path):
+    package = os.path.dirname(dlpar.__file__)
+    stack = [
+        (f"{package}/worlds/mpi.py", 70, "recv"),
+        (f"{package}/collectives/ring.py", 60, "ring_allreduce"),
+        ("<cell>", 3, "mine"),
+        (f"{package}/jobs/rank.py", 141, "_call"),
+    ]
+    lines = [f'  File "{file}", line {line} in {function}\n' for file, line, function in stack]
+    (tmp_path / "rank-0.stack").write_text("Current thread 0x01 (most recent call first):\n" + "".join(lines))
+    (tmp_path / "rank-0.jsonl").write_text('{"k": "rank", "rank": 0, "host": "another"}\n')
+    said = "rank 0 is in ring_allreduce (ring.py:60, called at <cell>:3), waiting in recv"
+    assert diagnosis.where_ranks_are(tmp_path) == said
+
+
+def test_a_training_is_done_only_if_every_rank_says_so(tmp_path):
+    for rank in range(2):
+        (tmp_path / f"rank-{rank}.jsonl").write_text(
+            '{"k": "step", "step": 0}\n' + '{"k": "end"}\n' * (rank == 0)
+        )
+    assert diagnosis.verdict(tmp_path, 0) == (
+        "failed",
+        "rank 1 ended its process before its work was done",
+        1,
+    )
+    (tmp_path / "rank-1.jsonl").write_text('{"k": "end"}\n')
+    assert diagnosis.verdict(tmp_path, 0)[0] == "done"

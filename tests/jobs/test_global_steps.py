@@ -1,0 +1,77 @@
+"""Global steps from worker-steps: of all workers, or any N of workers that run free."""
+
+from __future__ import annotations
+
+import math
+
+from dlpar.jobs.global_steps import GlobalSteps
+
+
+def step(number, loss=1.0, t=None, samples=64):
+    ended = number + 1.0 if t is None else t
+    return {"step": number, "t": ended, "loss": loss, "samples": samples, "bytes": 1000}
+
+
+def test_global_step_weighs_ranks_by_their_samples():
+    steps = GlobalSteps(2)
+    steps.add(0, step(0, loss=1.0, samples=1, t=1.0))
+    assert steps.ready() == []
+    steps.add(1, step(0, loss=4.0, samples=3, t=2.0))
+    (done,) = steps.ready()
+    assert (done.loss, done.seconds, done.samples, done.batch) == (3.25, 2.0, 4, 4)
+
+
+def test_free_running_workers_make_a_global_step_of_any_n_in_the_order_they_ended():
+    steps = GlobalSteps(2, runs_free=True)
+    for n in range(4):
+        steps.add(0, step(n, loss=1.0, t=n + 1.0))
+    found = steps.ready(late=math.inf)
+    for n in range(2):
+        steps.add(1, step(n, loss=3.0, t=n + 1.5))
+    found += steps.ready(ended=True)
+    assert [(s.step, s.seconds, s.loss, s.samples) for s in found] == [
+        (0, 1.5, 2.0, 128),
+        (1, 2.5, 2.0, 256),
+        (2, 4.0, 1.0, 384),
+    ]
+
+
+def test_a_worker_that_stalls_does_not_hold_up_the_figure():
+    steps = GlobalSteps(2, runs_free=True)
+    steps.add(1, step(0, t=0.1))
+    for n in range(20):
+        steps.add(0, step(n, t=0.1 * n + 0.15))
+    assert not steps.ready(late=math.inf)
+    assert len(steps.ready()) == 8
+
+
+def test_a_step_that_sampled_nothing_keeps_the_last_loss():
+    steps = GlobalSteps(1)
+    steps.add(0, step(0, loss=2.0))
+    steps.add(0, step(1, loss=math.nan, samples=0))
+    _, empty = steps.ready()
+    assert (empty.loss, empty.batch, steps.done) == (2.0, 0, 2)
+
+
+def test_records_of_thousands_that_run_free_are_put_in_order():
+    steps, done = GlobalSteps(3000, runs_free=True), []
+    for number in range(3):
+        for rank in range(3000):
+            record = {"step": number, "t": number + rank / 3000, "samples": 1, "loss": 1.0, "bytes": 0}
+            steps.add(rank, record)
+        done += steps.ready()
+    done += steps.ready(ended=True)
+    assert [step.batch for step in done] == [3000] * 3
+    assert [step.seconds for step in done] == sorted(step.seconds for step in done)
+
+
+def test_the_order_of_reading_changes_nothing():
+    records = [(rank, step(n, loss=rank + 0.1 * n, t=n + 0.3 * rank)) for rank in range(3) for n in range(5)]
+    for runs_free in (False, True):
+        found = []
+        for order in (records, records[::-1], sorted(records, key=lambda r: r[1]["t"])):
+            steps = GlobalSteps(3, runs_free)
+            for rank, record in order:
+                steps.add(rank, record)
+            found.append(steps.ready(ended=True))
+        assert found[0] == found[1] == found[2] and [done.step for done in found[0]] == list(range(5))
