@@ -246,21 +246,22 @@ class Server:
 
     def _receive(self, connection: socket.socket) -> None:
         """Answer whether our code is still the user's, or fork a rank; a stub that gets neither starts cold."""
-        asked = _request(connection)
-        if asked is not None and "fingerprint" not in asked[0]:
+        request, descriptors = _request(connection)
+        if "argv" in request and len(descriptors) == 3:
             try:
-                self.stubs[connection] = self._fork(asked, connection)
+                self.stubs[connection] = self._fork(request, descriptors, connection)
+                _answer(connection, "forked")
             except OSError:
                 connection.close()
-            else:
-                _answer(connection, "forked")
-            return
-        if asked is not None:
-            stale = asked[0]["fingerprint"] != self.fingerprint
-            if stale:
-                self._leave()  # first free the name, then say so
-            _answer(connection, "stale" if stale else "fresh")
-        connection.close()
+        else:
+            if "fingerprint" in request:
+                stale = request["fingerprint"] != self.fingerprint
+                if stale:
+                    self._leave()  # first free the name, then say so
+                _answer(connection, "stale" if stale else "fresh")
+            connection.close()
+        for descriptor in descriptors:
+            os.close(descriptor)
 
     def _leave(self) -> None:
         """Take no more requests, and free the socket's name unless a newer server has it."""
@@ -279,18 +280,11 @@ class Server:
         except OSError:
             return False
 
-    def _fork(self, asked: tuple[dict, list[int]], connection: socket.socket) -> int:
-        request, descriptors = asked
+    def _fork(self, request: dict, descriptors: list[int], connection: socket.socket) -> int:
+        """Fork a rank; returns its pid here, and never in the rank."""
         server = os.getpid()
-        try:
-            pid = os.fork()
-        except OSError:
-            pid = -1
+        pid = os.fork()
         if pid:
-            for descriptor in descriptors:
-                os.close(descriptor)
-            if pid < 0:
-                raise OSError("no more processes")
             return pid
         status = 1
         try:
@@ -321,39 +315,27 @@ class Server:
             os._exit(status)
 
     def _report_ended(self) -> None:
-        ended = {}
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                break
-            if not pid:
-                break
-            ended[pid] = os.waitstatus_to_exitcode(status)
-        for stub, pid in list(self.stubs.items()):
-            if pid in ended:
-                _answer(stub, str(ended[pid]))
+        for stub, rank in list(self.stubs.items()):
+            ended, status = os.waitpid(rank, os.WNOHANG)
+            if ended:
+                _answer(stub, str(os.waitstatus_to_exitcode(status)))
                 stub.close()
                 del self.stubs[stub]
 
 
-def _request(connection: socket.socket) -> tuple[dict, list[int]] | None:
-    """Read one request with its descriptors; None from another account, or if it is torn."""
+def _request(connection: socket.socket) -> tuple[dict, list[int]]:
+    """Read one request with its descriptors; an empty one from another account, or if it is torn."""
     connection.settimeout(5.0)
     descriptors: list[int] = []
     try:
-        if not is_ours(connection):
-            return None
-        first, descriptors, _, _ = socket.recv_fds(connection, 1, 3)
-        with connection.makefile("rb") as rest:
-            request = json.loads(first + rest.readline())
-        if "fingerprint" in request or len(descriptors) == 3:
-            return request, list(descriptors)
+        if is_ours(connection):
+            first, descriptors, _, _ = socket.recv_fds(connection, 1, 3)
+            with connection.makefile("rb") as rest:
+                request = json.loads(first + rest.readline())
+            return request if isinstance(request, dict) else {}, descriptors
     except (OSError, ValueError):
         pass
-    for descriptor in descriptors:
-        os.close(descriptor)
-    return None
+    return {}, descriptors
 
 
 def _answer(connection: socket.socket, text: str) -> None:

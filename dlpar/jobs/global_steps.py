@@ -28,18 +28,8 @@ class GlobalStep(NamedTuple):
     """Sketch of the weights of each rank that recorded one; the latest where a rank did several worker-steps."""
 
 
-class WorkerStep(NamedTuple):
-    """The part of one worker in a global step."""
-
-    seconds: float
-    number: int
-    """Order of reading, which separates steps that ended at the same time."""
-    rank: int
-    samples: int
-    loss: float
-    """Mean loss times samples: 0 where nothing was sampled."""
-    bytes: float
-    sketch: list[float] | None
+WorkerStep = tuple[float, int, int, dict[str, Any]]
+"""Time of the end, order of reading (which separates equal times), rank, and record."""
 
 
 class GlobalSteps:
@@ -80,18 +70,9 @@ class GlobalSteps:
     def add(self, rank: int, record: dict[str, Any]) -> None:
         """Take one worker's step record; those of different ranks may come in any order."""
         self.worker_steps += 1
-        samples, sent = record["samples"], record.get("bytes")
-        done = WorkerStep(
-            record["t"],
-            self.worker_steps,
-            rank,
-            samples,
-            record["loss"] * samples if samples else 0.0,
-            math.nan if sent is None else sent,
-            record.get("sketch"),
-        )
+        done = (record["t"], self.worker_steps, rank, record)
         if self.runs_free:
-            self._newest[rank] = done.seconds
+            self._newest[rank] = record["t"]
             heapq.heappush(self._early, done)
         else:
             self._open.setdefault(record["step"], []).append(done)
@@ -107,7 +88,7 @@ class GlobalSteps:
             Seconds after which a free-running worker that stalls is no longer waited for.
         """
         until = math.inf if ended else self._in_order_until(late)
-        while self._early and self._early[0].seconds <= until:
+        while self._early and self._early[0][0] <= until:
             self._open.setdefault(self._ordered // self.workers, []).append(heapq.heappop(self._early))
             self._ordered += 1
         complete = sorted(step for step, parts in self._open.items() if len(parts) == self.workers)
@@ -124,20 +105,18 @@ class GlobalSteps:
 
     def _combine(self, number: int, parts: list[WorkerStep]) -> GlobalStep:
         if not self.runs_free:
-            parts.sort(key=lambda part: part.rank)  # the same sum, whatever the order of reading
-        batch = sum(part.samples for part in parts)
-        before = self.last.loss if self.last else math.nan
+            parts.sort(key=lambda part: part[2])  # the same sum, whatever the order of reading
+        records = [record for *_, record in parts]
+        batch = sum(record["samples"] for record in records)
+        loss = self.last.loss if self.last else math.nan
+        if batch:
+            loss = sum(r["loss"] * r["samples"] for r in records if r["samples"]) / batch
+        sent = [record.get("bytes") for record in records]
         self.done += 1
         self.samples += batch
-        self.bytes += sum(part.bytes for part in parts)
-        self.last = GlobalStep(
-            number,
-            self.samples,
-            self.bytes,
-            max(part.seconds for part in parts),
-            sum(part.loss for part in parts) / batch if batch else before,
-            batch,
-            {part.rank: part.sketch for part in parts if part.sketch},
-        )
+        self.bytes += math.nan if None in sent else sum(sent)
+        seconds = max(record["t"] for record in records)
+        sketches = {rank: record["sketch"] for _, _, rank, record in parts if record.get("sketch")}
+        self.last = GlobalStep(number, self.samples, self.bytes, seconds, loss, batch, sketches)
         self.first = self.first or self.last
         return self.last
