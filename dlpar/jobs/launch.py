@@ -309,8 +309,10 @@ def spmd(
     experiment = Experiment(workers=workers, scaling="weak", cluster=place)
     check_machine(experiment)
     check_memory(experiment)
-    folder = called(experiment, function, *arguments)
+    folder = Path(tempfile.mkdtemp(prefix="spmd-", dir=runtime_folder()))
     try:
+        (folder / "experiment.json").write_text(experiment.to_json())
+        (folder / CALL).write_bytes(pack(function, arguments))
         Job(folder, experiment).wait()
         results = [result_path(folder, rank) for rank in range(experiment.workers)]
         for rank, path in enumerate(results):
@@ -319,15 +321,3 @@ def spmd(
         return [load(path.read_bytes()) for path in results]
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def called(world: Experiment, function: Callable, *arguments: Any) -> Path:
-    """Make a folder of a job that calls ``function(comm, *arguments)`` on every rank of an experiment's world."""
-    folder = Path(tempfile.mkdtemp(prefix="spmd-", dir=runtime_folder()))
-    (folder / "experiment.json").write_text(world.to_json())
-    try:
-        (folder / CALL).write_bytes(pack(function, arguments))
-    except BaseException:  # what cannot be packed leaves nothing behind
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
-    return folder

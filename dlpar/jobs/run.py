@@ -15,7 +15,7 @@ from dlpar.config.experiment import Experiment
 from dlpar.config.paths import runs_folder
 from dlpar.jobs.global_steps import GlobalStep, GlobalSteps
 from dlpar.jobs.summary import Summary, facts_of
-from dlpar.jobs.tail import CALL, Record, Tail, lines_of
+from dlpar.jobs.tail import Record, Tail, lines_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -244,26 +244,25 @@ class Run:
 
 def runs() -> list[Run]:
     """Return all runs kept on this machine, newest first; ``Run(id)`` reopens one."""
-    folder = runs_folder()
-    if not folder.is_dir():
-        return []
-    named = (p for p in folder.iterdir() if (p / "experiment.json").exists())
-    return [Run(path) for path in sorted(named, key=lambda p: p.name, reverse=True)]
+    return [Run(folder) for folder in reversed(_kept())]
+
+
+def _kept() -> list[Path]:
+    """Return the folders of all runs kept on this machine, oldest first."""
+    return sorted(file.parent for file in runs_folder().glob("*/experiment.json"))
 
 
 def _find(which: str | os.PathLike) -> Path:
-    path = Path(which)
-    if any((path / name).exists() for name in ("experiment.json", CALL)):
+    path, name = Path(which), os.fspath(which)
+    if (path / "experiment.json").exists():
         return path.resolve()
-    name = os.fspath(which)
-    kept = [p for p in runs_folder().glob("*") if (p / "experiment.json").exists()]
+    kept = _kept()
     found = [p for p in kept if p.name == name] or [p for p in kept if name and p.name.startswith(name)]
     if len(found) == 1:
         return found[0]
-    how_many = "no run" if not found else f"{len(found)} runs"
-    raise NoSuchRun(
-        f"run: got {name!r}, allowed is a run folder or one of the ids `dlpar runs` lists ({how_many} match)"
-    )
+    how_many = f"{len(found)} runs" if found else "no run"
+    allowed = f"allowed is a run folder or one of the ids `dlpar runs` lists ({how_many} match)"
+    raise NoSuchRun(f"run: got {name!r}, {allowed}")
 
 
 def consensus(run: Run) -> pd.DataFrame:
