@@ -106,17 +106,21 @@ class GlobalSteps:
     def _combine(self, number: int, parts: list[WorkerStep]) -> GlobalStep:
         if not self.runs_free:
             parts.sort(key=lambda part: part[2])  # the same sum, whatever the order of reading
-        records = [record for *_, record in parts]
-        batch = sum(record["samples"] for record in records)
-        loss = self.last.loss if self.last else math.nan
-        if batch:
-            loss = sum(r["loss"] * r["samples"] for r in records if r["samples"]) / batch
-        sent = [record.get("bytes") for record in records]
+        batch, weighted, sent, seconds, sketches = 0, 0.0, 0.0, -math.inf, {}
+        for at, _, rank, record in parts:
+            seconds = max(seconds, at)
+            if samples := record["samples"]:
+                batch += samples
+                weighted += record["loss"] * samples
+            moved = record.get("bytes")
+            sent += math.nan if moved is None else moved
+            if sketch := record.get("sketch"):
+                sketches[rank] = sketch
+        before = self.last.loss if self.last else math.nan
         self.done += 1
         self.samples += batch
-        self.bytes += math.nan if None in sent else sum(sent)
-        seconds = max(record["t"] for record in records)
-        sketches = {rank: record["sketch"] for _, _, rank, record in parts if record.get("sketch")}
+        self.bytes += sent
+        loss = weighted / batch if batch else before
         self.last = GlobalStep(number, self.samples, self.bytes, seconds, loss, batch, sketches)
         self.first = self.first or self.last
         return self.last
