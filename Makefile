@@ -20,7 +20,7 @@ GRADE_ARGS  ?=
 BENCH       ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help lab hub release grade slides test quick bench setup clean FORCE
+.PHONY: help lab hub release grade slides lint test quick bench setup clean FORCE
 
 help:  ## this text
 	@echo "dlpar, a teaching lab for parallel and distributed deep learning"

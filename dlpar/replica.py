@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from itertools import accumulate
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 from torch import nn
@@ -19,6 +19,16 @@ if TYPE_CHECKING:
     from dlpar.comm import Comm
 
 T = TypeVar("T")
+
+
+class Agree(Protocol):
+    """Makes the ranks of one replica take the same decision."""
+
+    def __call__(self, own: T) -> T: ...
+
+
+def _alone(own: T) -> T:
+    return own
 
 
 class Replica:
@@ -51,11 +61,11 @@ class Replica:
         Whether the next backward pass is the last to add to the gradient; only that one finishes buckets.
     """
 
-    def __init__(
-        self, model: nn.Module, comm: Comm | None = None, agree: Callable[[T], T] = lambda own: own
-    ) -> None:
+    def __init__(self, model: nn.Module, comm: Comm | None = None, agree: Agree = _alone) -> None:
         self.agree = agree
-        self.model, self.loss, self.samples, self.last = model, 0.0, 0, True
+        self.model, self.last = model, True
+        self.loss: Any = 0.0
+        self.samples: float = 0
         empty, self.inside = (comm.empty, comm.world.inside) if comm else (torch.empty, lambda call: call())
         self._compute = comm.compute if comm else lambda work: work()
         self.marks: list[tuple[float, Callable[[], None]]] = []

@@ -7,6 +7,7 @@ Beside each stands the library's own (``library_…``).  What each must send is 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from dlpar.collectives.halving_doubling import halving_doubling_allreduce
@@ -25,7 +26,7 @@ from dlpar.collectives.tree import tree_aggregate, tree_allreduce, tree_broadcas
 if TYPE_CHECKING:
     from dlpar.comm import Comm
 
-ALLREDUCE = {
+ALLREDUCE: dict[str, Callable[..., None]] = {
     "ring": ring_allreduce,
     "library": library_allreduce,
     "star": star_allreduce,

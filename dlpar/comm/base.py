@@ -90,7 +90,7 @@ class Traffic:
     def sent(self, nbytes: int) -> None:
         """Count one message."""
         with self._lock:
-            if self.bytes is not None:
+            if self.bytes is not None and self.messages is not None:
                 self.bytes += nbytes
                 self.messages += 1
 

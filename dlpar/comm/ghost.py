@@ -140,8 +140,8 @@ class GhostPacket(Packet):
 
     def __init__(self, length: int, dtype: torch.dtype) -> None:
         self.head = torch.zeros(self.HEAD, dtype=torch.int64)
-        self.body = Ghost(length, dtype)
-        self.wire = Ghost(8 * self.HEAD + self.body.nbytes, torch.uint8, self.head)
+        self.body: Any = Ghost(length, dtype)
+        self.wire: Any = Ghost(8 * self.HEAD + self.body.nbytes, torch.uint8, self.head)
 
 
 def elements(shape: Any) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Literal, Union
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union
 
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
@@ -30,6 +30,14 @@ def _sync(value: Any) -> Any:
     if callable(value) and not isinstance(value, Part):
         return as_part(value)
     return spelled_as_head(*SCHEMES)(value)
+
+
+if TYPE_CHECKING:
+    AnySplit = Any
+    AnySync = Any
+else:
+    AnySplit = Annotated[Union[tuple(SPLITS)], Field(discriminator="kind"), _part(*SPLITS)]
+    AnySync = Annotated[Union[tuple(SCHEMES)], Field(discriminator="scheme"), BeforeValidator(_sync)]
 
 
 def _changed(name: str, part: Any, value: Any) -> Any:
@@ -90,11 +98,9 @@ class Experiment(Part):
     """
     workers: int = Field(4, ge=1, le=MAX_WORKERS)
     """Ranks that train (servers not counted)."""
-    split: Annotated[Union[tuple(SPLITS)], Field(discriminator="kind"), _part(*SPLITS)] = Field(DataSplit())
+    split: AnySplit = Field(DataSplit())
     """How one model is cut over ranks."""
-    sync: Annotated[Union[tuple(SCHEMES)], Field(discriminator="scheme"), BeforeValidator(_sync)] = Field(
-        Ring()
-    )
+    sync: AnySync = Field(Ring())
     """How replicas agree."""
     averaging: Annotated[Averaging, _part(Averaging)] = Field(Averaging())
     """Local steps between exchanges."""
@@ -206,5 +212,5 @@ class Experiment(Part):
 def register(kind: type[SyncPart]) -> None:
     """Let experiments name a scheme of your own: its part, whose ``implementation`` says where the scheme is."""
     SCHEMES.append(kind)
-    Experiment.model_fields["sync"].annotation = Union[tuple(SCHEMES)]
+    Experiment.model_fields["sync"].annotation = Union[tuple(SCHEMES)]  # type: ignore[assignment]
     Experiment.model_rebuild(force=True)

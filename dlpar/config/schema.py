@@ -6,13 +6,12 @@ panel's tooltips all use it.
 
 from __future__ import annotations
 
-import enum
 import importlib
 import math
 import os
 import types
 import typing
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge, Gt, Le, Lt, MinLen
@@ -68,6 +67,9 @@ class Part(BaseModel):
         frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False, use_attribute_docstrings=True
     )
 
+    implementation: ClassVar[str] = ""
+    """Module and name of what runs a part that has several kinds, ``module:name``."""
+
     listed: ClassVar[bool] = True
     """Whether a user may choose it by the word of its head."""
 
@@ -89,7 +91,7 @@ class Part(BaseModel):
         return {k: str(v) if isinstance(v, bool) and k in numbers else v for k, v in fields.items()}
 
 
-def spelled_as_head(*kinds: type[Part]):
+def spelled_as_head(*kinds: type[Part]) -> Callable[[Any], Any]:
     """A before-validator: a bare word becomes ``{head: word}``, and a mapping without a head is of the first kind."""
     head, usual = kinds[0].head(), choices(kinds[0].model_fields[kinds[0].head()])[0]
 
@@ -138,33 +140,29 @@ def is_optional(annotation: Any) -> bool:
     return type(None) in typing.get_args(annotation)
 
 
-def choices(field: FieldInfo) -> list[Any] | None:
-    """The values a ``Literal``, enum or :class:`OneOf` field admits; None for any other field."""
+def choices(field: FieldInfo) -> list[Any]:
+    """The values a ``Literal`` or :class:`OneOf` field admits; None for any other field."""
     for mark in field.metadata:
         if isinstance(mark, OneOf):
             return list(mark.words)
     kind = unwrap(field.annotation)
     if typing.get_origin(kind) is Literal:
         return list(typing.get_args(kind))
-    if isinstance(kind, type) and issubclass(kind, enum.Enum):
-        return [member.value for member in kind]
-    return None
+    return []
 
 
-def bounds(field: FieldInfo) -> tuple[float | None, float | None, bool, bool]:
-    """``(low, high, low_open, high_open)`` of a numeric field; None where unbounded."""
-    low = high = None
-    low_open = high_open = False
-    for mark in field.metadata:
-        if isinstance(mark, Ge):
-            low, low_open = mark.ge, False
-        elif isinstance(mark, Gt):
-            low, low_open = mark.gt, True
-        elif isinstance(mark, Le):
-            high, high_open = mark.le, False
-        elif isinstance(mark, Lt):
-            high, high_open = mark.lt, True
-    return low, high, low_open, high_open
+def _limits(field: FieldInfo) -> str:
+    """Put the limits of a numeric field into words."""
+    words = {Ge: "at least", Gt: "above", Le: "at most", Lt: "below"}
+    found = {
+        kind: getattr(mark, kind.__name__.lower())
+        for kind in words
+        for mark in field.metadata
+        if isinstance(mark, kind)
+    }
+    if Ge in found and Le in found:
+        return f"from {_number(found[Ge])} to {_number(found[Le])}"
+    return " and ".join(f"{words[kind]} {_number(limit)}" for kind, limit in found.items())
 
 
 def _number(value: float) -> str:
@@ -181,8 +179,8 @@ def allowed(field: FieldInfo) -> str:
         ]
         return f"one of {', '.join(heads)} (or a mapping of {', '.join(fields)})"
     named = choices(field)
-    if named is not None:
-        text = "one of " + ", ".join(str(c) for c in named)
+    if named:
+        text = f"one of {', '.join(map(str, named))}"
     elif kind is bool:
         text = "true or false"
     elif typing.get_origin(kind) is dict:
@@ -190,17 +188,7 @@ def allowed(field: FieldInfo) -> str:
     elif typing.get_origin(kind) is tuple:
         text = "pairs of workers such as 0-1,1-2, or the path of a file with one pair a line"
     elif kind in (int, float):
-        low, high, low_open, high_open = bounds(field)
-        noun = "a whole number" if kind is int else "a finite number"
-        if low is not None and high is not None and not low_open and not high_open:
-            text = f"{noun} from {_number(low)} to {_number(high)}"
-        else:
-            limits = []
-            if low is not None:
-                limits.append(f"{'above' if low_open else 'at least'} {_number(low)}")
-            if high is not None:
-                limits.append(f"{'below' if high_open else 'at most'} {_number(high)}")
-            text = " ".join([noun, " and ".join(limits)]).strip()
+        text = f"{'a whole number' if kind is int else 'a finite number'} {_limits(field)}".strip()
     else:
         needed = any(isinstance(mark, MinLen) for mark in field.metadata)
         text = "text that is not empty" if needed else "text"
@@ -225,7 +213,7 @@ def sentence(error: ValidationError, schema: type[BaseModel]) -> str:
     for item in error.errors(include_url=False):
         path, field, owner = _find(schema, item["loc"])
         name = ".".join(step if step.isidentifier() else shown(step) for step in path)
-        if item["type"] == "union_tag_invalid":
+        if item["type"] == "union_tag_invalid" and field:
             head = kinds(field)[0].head()
             got = shown(item["input"][head])
             said.append(f"{name}.{head}: got {got}, allowed is {allowed(field).split(' (or')[0]}")
@@ -237,8 +225,6 @@ def sentence(error: ValidationError, schema: type[BaseModel]) -> str:
             said.append(f"{name}: missing; allowed is {allowed(field)}" if field else f"{name}: missing")
         elif item["type"] in ("value_error", "assertion_error"):
             said.append(str(item["ctx"]["error"]) if "ctx" in item else item["msg"])
-        elif item["type"] == "json_invalid":
-            said.append(f"experiment: not valid JSON ({item['ctx']['error']})")
         elif field is not None:
             said.append(f"{name}: got {shown(item['input'])}, allowed is {allowed(field)}")
         else:

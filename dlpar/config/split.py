@@ -61,7 +61,6 @@ class SplitPart(Part):
         Module and class of the split, such as ``dlpar.split.tensor:TensorSplit``.
     """
 
-    implementation: ClassVar[str]
     kind: str
 
     def axes(self, workers: int) -> dict[str, int]:
@@ -390,7 +389,7 @@ def layers_of(e: Experiment) -> int | None:
 class HybridSplit(PipelineSplit):
     """Layers are spread over stages, and each layer cut: 3D parallelism (Narayanan et al., arXiv 2104.04473)."""
 
-    kind: Literal["hybrid"] = Field("hybrid", title="split")
+    kind: Literal["hybrid"] = Field("hybrid", title="split")  # type: ignore[assignment]  # its own word
     """How one model is cut over ranks."""
     stages: int = Field(2, ge=1, le=64)
     """Ranks one model's layers are spread over."""

@@ -41,7 +41,6 @@ class SyncPart(Part):
         Ranks that hold the weights, and servers of a group of workers below those.
     """
 
-    implementation: ClassVar[str]
     shares_memory: ClassVar[bool] = False
     sends_gradients: ClassVar[bool] = True
     needs_loss_everywhere: ClassVar[bool] = False

@@ -231,7 +231,7 @@ def control(setting: Setting) -> widgets.Widget:
     if setting.is_head:
         return widgets.Dropdown(options=list(setting.heads), value=value, **shared)
     kind, named = unwrap(field.annotation), choices(field)
-    if named is not None:
+    if named:
         unset = [(UNSET, None)] if is_optional(field.annotation) else []
         return widgets.Dropdown(options=unset + [(str(c), c) for c in named], value=value, **shared)
     if kind is bool:

@@ -50,7 +50,7 @@ class MapReduce(Scheme):
         self.count, self.driver_loss = 0, None
         self.converged = self.warned = False
         codec = codec_of(experiment.compression)  # loss and count travel beside the gradients as they are
-        self.path = comm if codec is None else LossyComm(comm, codec, exact=2)
+        self.path: Any = comm if codec is None else LossyComm(comm, codec, exact=2)
 
     def steps(self) -> Iterator[int]:
         for step in super().steps():
@@ -75,7 +75,7 @@ class MapReduce(Scheme):
         if self.comm.rank != DRIVER:
             self.comm.compute(partial(self.replica.weights.copy_, self.order.body), cost=self.parameters)
 
-    def _weigh(self, weight: int, scale: float) -> None:
+    def _weigh(self, weight: float, scale: float) -> None:
         """Write this partition's summand."""
         torch.mul(self.replica.gradient, scale, out=self.gradient)
         self.loss_here.copy_(self.replica.loss).mul_(weight)  # of a pipeline it is a float
@@ -90,7 +90,7 @@ class MapReduce(Scheme):
             before = weights.clone() if tolerance else None
             self.driver_loss = loss / count + self._penalty()
             self._move(count)
-            if tolerance:
+            if before is not None:
                 self.order.head[0] = is_converged(before, weights, tolerance)
         elif not self.warned:
             self.warned = True

@@ -6,7 +6,7 @@ Sources: Patarasuk and Yuan (JPDC 2009); Sergeev and Del Balso, "Horovod"
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING
@@ -71,10 +71,9 @@ class ShardedOptimizer(Ring):
         self.reduce_scatter, self.allgather = HALVES[experiment.sync.allreduce]
         self.collective = self._add_up
         own = own_chunk(comm)
-        self.weights: list[list[torch.Tensor]] = []  # of each bucket, in chunks
-        self.shards: list[
-            tuple[Optimizer, torch.Tensor]
-        ] = []  # of each bucket, the own chunk of the gradient
+        self.weights: list[Sequence[torch.Tensor]] = []  # of each bucket, in chunks
+        # Of each bucket, the own chunk of the gradient and its update rule.
+        self.shards: list[tuple[Optimizer, torch.Tensor]] = []
         start = 0
         for bucket in replica.buckets:
             end = start + len(bucket)

@@ -178,7 +178,7 @@ def serve(comm: Comm, experiment: Experiment, record: Recorder) -> None:
     if comm.rank in leaves:
         group = [worker for worker in range(workers) if leaf_of(experiment, worker) == comm.rank]
         answer = comm.packet(length, dtype)
-        server = Leaf(comm, group, answer, experiment, Client(comm, roots, answer.body, experiment))
+        server: Server = Leaf(comm, group, answer, experiment, Client(comm, roots, answer.body, experiment))
     else:
         keys = key_ranges(length, sync.servers)[comm.rank - workers]
         clients, first = list(leaves) or list(range(workers)), comm.rank == workers

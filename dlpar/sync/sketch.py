@@ -9,6 +9,8 @@ of the length) where the vector is spread over the buckets.
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import torch
 
 from dlpar.config.generator import generator
@@ -28,19 +30,22 @@ class Sketch:
     """
 
     def __init__(self, like: torch.Tensor, seed: int) -> None:
-        self._like, self._seed, self._signs = like, seed, None
+        self._like, self._seed = like, seed
 
-    def _draw(self) -> None:
+    @cached_property
+    def _signs(self) -> torch.Tensor:
         like, n = self._like, len(self._like)
         signs = torch.from_numpy(generator(self._seed, "sketch").integers(2, size=n) * 2 - 1)
-        self._signs = signs.to(like.device, like.dtype)
+        return signs.to(like.device, like.dtype)
+
+    @cached_property
+    def _signed(self) -> torch.Tensor:
         # Weight i falls into bucket i % 32; the places beyond n stay zero.
-        self._signed = torch.zeros(-(-n // BUCKETS) * BUCKETS, dtype=like.dtype, device=like.device)
+        n = -(-len(self._like) // BUCKETS) * BUCKETS
+        return torch.zeros(n, dtype=self._like.dtype, device=self._like.device)
 
     @torch.no_grad()
     def of(self, vector: torch.Tensor) -> list[float]:
         """The sketch of a vector: 32 sums, added up in float64."""
-        if self._signs is None:
-            self._draw()
         torch.mul(vector, self._signs, out=self._signed[: len(vector)])
         return self._signed.view(-1, BUCKETS).sum(0, dtype=torch.float64).tolist()

@@ -60,7 +60,7 @@ def own(experiment: Experiment, comm: Comm, replica: Replica) -> Scheme:
         raise TypeError(complaint)
     made = typed if isinstance(typed, type) else partial(AllReduced, allreduce=typed)
     scheme = made(experiment, comm, replica)
-    scheme.facts = partial(_recordable, scheme.facts)
+    scheme.facts = partial(_recordable, scheme.facts)  # type: ignore[method-assign]  # of this one alone
     return scheme
 
 
