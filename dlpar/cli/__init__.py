@@ -13,7 +13,7 @@ import re
 import sys
 from collections.abc import Callable
 from importlib import import_module
-from typing import Annotated, Any, get_args, get_origin
+from typing import Annotated, Any, get_args
 
 import typer
 
@@ -44,7 +44,7 @@ class BadRequest(ValueError):
     """A request that cannot be met: one sentence with the flag, its value and what is allowed."""
 
 
-class Failed(Exception):
+class Failed(RuntimeError):
     """A command that cannot do its work here; the message says why."""
 
 
@@ -65,16 +65,16 @@ def main(arguments: list[str] | None = None) -> int:
         if name == "dlpar" and not words[0].startswith("-"):
             raise BadRequest(f"got {words[0]!r}, allowed is one of {', '.join(COMMANDS)}")
         return _program(words[0])(args=words, prog_name="dlpar", standalone_mode=False) or 0
-    except Failed as error:
-        return _end(FAILED, f"{name}: {error}")
     except typer.TyperException as error:
         return _end(BAD_REQUEST, f"{name}: {_complaint(error, name)}")
-    except ValueError as error:
-        from dlpar.config.schema import BadExperiment  # loads pydantic
-
-        if not isinstance(error, BadRequest | BadExperiment):
+    except (ValueError, RuntimeError) as error:
+        if not type(error).__module__.startswith("dlpar."):  # ours have a message for the user
             raise
+        if isinstance(error, RuntimeError):
+            return _end(FAILED, f"{name}: {error}")
         return _end(BAD_REQUEST, "\n".join(f"{name}: {line}" for line in str(error).splitlines()))
+    except KeyboardInterrupt:
+        return _end(130, f"{name}: stopped by Ctrl-C")
     except BrokenPipeError:  # the reader of our output has left: `dlpar runs | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
@@ -120,13 +120,9 @@ def _with_options(command: Callable[..., int]) -> Callable[..., int]:
             parameters += flags.parameters(several=command.__name__ == "sweep")
             continue
         if p.name in told:
-            kind, option = (
-                get_args(p.annotation) if get_origin(p.annotation) is Annotated else (p.annotation, None)
-            )
-            option = option or typer.Option(f"--{p.name.replace('_', '-')}")
-            option.metavar, option.help = told[p.name]
-            if kind is bool:
-                option.metavar = ""
+            usual = typer.Option(f"--{p.name.replace('_', '-')}")
+            kind, option, *_ = get_args(Annotated[p.annotation, usual])
+            option.metavar, option.help = told[p.name] if kind is not bool else ("", told[p.name][1])
             p = p.replace(annotation=Annotated[kind, option])
         parameters.append(p.replace(kind=p.KEYWORD_ONLY))
 
@@ -144,13 +140,12 @@ def _print_version(asked: bool) -> None:
         raise typer.Exit()
 
 
-Version = Annotated[
-    bool,
-    typer.Option("--version", help="Print the version.", metavar="", is_eager=True, callback=_print_version),
-]
+VERSION = typer.Option(
+    "--version", help="Print the version.", metavar="", is_eager=True, callback=_print_version
+)
 
 
-def _whole(version: Version = False) -> None:
+def _whole(version: Annotated[bool, VERSION] = False) -> None:
     """See parallel deep learning happen: real processes train a real model on this machine."""
 
 

@@ -29,7 +29,7 @@ from dlpar.cli import FAILED, AsJSON, Failed
 from dlpar.cli.tables import console
 from dlpar.config.paths import Scratch
 from dlpar.config.rules import MOST
-from dlpar.jobs.control_groups import ControlGroups, memory, text_of, usable_cores
+from dlpar.jobs.control_groups import ControlGroups, Memory, memory, text_of, usable_cores
 from dlpar.jobs.mpiexec import NoMPI, Starter, environment, find_starter
 
 GOOD, COSTS, BROKEN = "good", "costs", "broken"
@@ -66,23 +66,18 @@ def doctor(as_json: AsJSON = False, calibrate: bool = False) -> int:
     findings, advice = diagnose(machine), advise(machine)
     broken, costs = ([f.subject for f in findings if f.level == level] for level in (BROKEN, COSTS))
     if as_json:
-        told = {
-            "broken": len(broken),
-            "recommended": advice._asdict(),
-            "findings": [finding._asdict() for finding in findings],
-            "machine": asdict(machine),
-        }
-        print(json.dumps(told, indent=1))
+        told = {"broken": len(broken), "recommended": advice._asdict(), "machine": asdict(machine)}
+        print(json.dumps({**told, "findings": [finding._asdict() for finding in findings]}, indent=1))
         return FAILED if broken else 0
-    print(f"{machine.system}, Python {platform.python_version()}\n")
+    print(f"{platform.system()} {platform.release()}, Python {platform.python_version()}\n")
     grid = Table.grid(padding=(0, 2))
     for f in findings:
         grid.add_row(f.level, f.subject, f"{f.said}\n→ {f.mend}" if f.mend else f.said)
-    console().print(grid, markup=False)
-    print("\n  - ".join([f"\nRecommended: {advice.command}", *advice.why]))
+    console().print(grid)
+    many = f"{advice.ranks} ranks of {advice.threads} threads, carried by {advice.carrier}"
+    print("\n  - ".join([f"\nRecommended: {advice.command} ({many})", *advice.why]))
     if broken:
-        mend = f"Mend {'it' if len(broken) == 1 else 'them'} as said above."
-        print(f"\nBroken: {', '.join(broken)}. {mend}")
+        print(f"\nBroken: {', '.join(broken)}. Mend this as said above.")
         return FAILED
     print("\nNothing is broken." + (f" Speed is lost by: {', '.join(costs)}." if costs else ""))
     return 0
@@ -110,16 +105,12 @@ class Machine:
 
     Attributes
     ----------
-    system : str
-        Name and release of the operating system.
-    cores, usable_cores : int
-        Logical processors of the machine, and those this process may run on.
+    cores : int
+        Logical processors that this process may run on.
+    memory : Memory
+        Bytes of the machine, or of the control group if it has less.
     quota : float or None
         Processors' worth of time the control group allows; None: no limit.
-    memory, memory_free : int
-        Bytes of the machine (or of the control group, if less), and those not in use.
-    memory_limited : bool
-        Whether a control group's limit is below what the machine has.
     gpus : tuple of str
         Name and memory of each that this process may see.
     torch_cuda : bool or None
@@ -134,13 +125,9 @@ class Machine:
         Whether this user may write to it.
     """
 
-    system: str = "Linux"
-    cores: int = 1
-    usable_cores: int = 1
+    cores: int
+    memory: Memory
     quota: float | None = None
-    memory: int = 0
-    memory_free: int = 0
-    memory_limited: bool = False
     gpus: tuple[str, ...] = ()
     torch_cuda: bool | None = None
     starter: Starter | None = None
@@ -152,7 +139,7 @@ class Machine:
     @property
     def processors(self) -> float:
         """Processors' worth of time this process can have."""
-        return self.usable_cores if self.quota is None else min(self.usable_cores, self.quota)
+        return self.cores if self.quota is None else min(self.cores, self.quota)
 
     @property
     def uses_gpus(self) -> bool:
@@ -162,21 +149,17 @@ class Machine:
 
 def look() -> Machine:
     """Collect the facts; takes a second or two, because two processes are started."""
-    room, shared = memory(), Path("/dev/shm")
     starter, problem, began = None, "", time.monotonic()
     try:
         starter = find_starter()
         problem = meet(starter)
     except (NoMPI, OSError) as error:
         problem = str(error)
+    shared = Path("/dev/shm")
     return Machine(
-        system=f"{platform.system()} {platform.release()}",
-        cores=os.cpu_count() or 1,
-        usable_cores=usable_cores(),
+        cores=usable_cores(),
+        memory=memory(),
         quota=ControlGroups().quota(),
-        memory=room.total,
-        memory_free=room.free,
-        memory_limited=room.limited,
         gpus=gpus(),
         torch_cuda=torch_cuda(),
         starter=starter,
@@ -212,7 +195,7 @@ _MEET = """
 from mpi4py import MPI
 world = MPI.COMM_WORLD
 world.sendrecv(world.rank, (world.rank + 1) % world.size, source=(world.rank - 1) % world.size)
-print("met", world.size, MPI.Get_library_version().split(",")[0].splitlines()[0], flush=True)
+print("met", world.size, flush=True)
 """
 
 
@@ -220,35 +203,24 @@ def meet(starter: Starter) -> str:
     """Let two processes that this mpiexec starts find each other; returns the problem, if any."""
     scratch = Scratch.fresh()
     command = starter.command(2, [sys.executable, "-c", _MEET])
+    how = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "errors": "replace"}
     env = environment(starter, scratch, threads=1, one_host=True)
-    streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    process = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, start_new_session=True, **how)
     try:
-        with subprocess.Popen(
-            command, env=env, **streams, text=True, errors="replace", start_new_session=True
-        ) as process:
-            try:
-                return judge_meeting(process.communicate(timeout=MEET)[0], process.returncode)
-            except subprocess.TimeoutExpired:
-                return (
-                    f"two processes did not meet within {MEET:g} s; is the machine busy, or loopback blocked?"
-                )
-            finally:
-                with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
+        said = process.communicate(timeout=MEET)[0]
+    except subprocess.TimeoutExpired:
+        return f"two processes did not meet within {MEET:g} s: the machine is busy, or loopback is blocked"
     finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
         scratch.remove()
-
-
-def judge_meeting(said: str, status: int) -> str:
-    """The problem that the output of two processes tells; empty if they met."""
-    met = re.findall(r"met (\d+) (.*)", said)
-    if [size for size, _ in met] == ["2", "2"]:
+    if said.count("met 2") == 2:
         return ""
-    if met:
-        libraries = " and ".join(sorted({library for _, library in met}))
-        return f"each process is alone in its world: mpi4py speaks {libraries}, this mpiexec does not"
+    if "met " in said:
+        return "each process is alone in its world: mpi4py and this mpiexec belong to different MPIs"
     words = [line.strip() for line in said.splitlines() if not set(line.strip()) <= set("-=")]
-    return f"it ended with status {status}: {words[-1][:200] if words else 'it said nothing'}"
+    return f"it ended with status {process.returncode}: {words[-1][:200] if words else 'it said nothing'}"
 
 
 # ---- findings ---------------------------------------------------------------------
@@ -279,25 +251,24 @@ def diagnose(m: Machine) -> list[Finding]:
 
 
 def _cores(m: Machine) -> Finding:
-    if m.quota is not None and m.quota < m.usable_cores:
-        said = f"{m.usable_cores} are visible, but the control group grants the time of {m.quota:g}"
+    if m.quota is not None and m.quota < m.cores:
+        said = f"{m.cores} are visible, but the control group grants the time of {m.quota:g}"
         mend = "a run chooses its threads by that; for more, docker run --cpus=4, or resources.limits.cpu"
         return Finding(COSTS, "cores", said, mend)
     if m.processors < 2:
         said = "there is one: ranks take turns, so more workers are never faster here"
         mend = "curves over steps are still right; for speed-up use a machine with more cores"
         return Finding(COSTS, "cores", said, mend)
-    some = f" of {m.cores}" if m.usable_cores < m.cores else ""
-    return Finding(GOOD, "cores", f"{m.usable_cores}{some} for this process")
+    return Finding(GOOD, "cores", f"{m.cores} for this process")
 
 
 def _memory(m: Machine) -> Finding:
-    whose = " the control group may use" if m.memory_limited else ""
-    said = f"{m.memory_free / GB:.1f} GB free of the {m.memory / GB:.1f} GB{whose}"
-    if m.memory_free < 0.4 * GB:
+    whose = " the control group may use" if m.memory.limited else ""
+    said = f"{m.memory.free / GB:.1f} GB free of the {m.memory.total / GB:.1f} GB{whose}"
+    if m.memory.free < 0.4 * GB:
         mend = "close notebooks and other programs, or ask for more"
         return Finding(BROKEN, "memory", f"{said}: ranks would be killed", mend)
-    if m.memory_free < 1.5 * GB:
+    if m.memory.free < 1.5 * GB:
         said += ": enough for a few ranks and small models"
         return Finding(COSTS, "memory", said, "shut down idle notebooks")
     return Finding(GOOD, "memory", said)
@@ -371,32 +342,21 @@ class Advice(NamedTuple):
 
 def advise(m: Machine) -> Advice:
     """The choices that fit a machine."""
-    carrier, moved = "mpi", "without GPUs, MPI through shared memory is quickest"
     ranks = max(1, min(int(m.processors), MOST["real"]))
     each = "each has a core of its own" if ranks > 1 else "there is the time of one core"
+    carrier, moved = "mpi", "without GPUs, MPI through shared memory is quickest"
     if m.uses_gpus and len(m.gpus) == 1:
         ranks, each = 1, "one GPU does the work of one; more share it and take turns"
         moved = "ranks that share a GPU are staged through memory, because NCCL wants a GPU for each"
     elif m.uses_gpus:
         ranks, each = min(len(m.gpus), MOST["real"]), "one for each GPU"
-        carrier, moved = (
-            "nccl",
-            "each rank has a GPU of its own, and NCCL moves tensors between them directly",
-        )
-    room = max(1, int((m.memory_free - SPARE) / RANK))
+        carrier, moved = "nccl", "each rank has a GPU of its own, and NCCL joins them directly"
+    room = max(1, int((m.memory.free - SPARE) / RANK))
     if room < ranks:
         ranks, each = room, f"more would not fit into the free memory at {RANK / 1e6:.0f} MB each"
-    threads = max(1, int(m.processors) // ranks)  # as a run chooses by itself
-    why = [
-        f"{_count(ranks, 'rank')}: {each}",
-        f"{_count(threads, 'thread')} each: there is the time of {m.processors:g} processors",
-        f"{carrier} carries the messages: {moved}",
-    ]
     if ranks < USUAL <= room:
-        turns = "they take turns, so that curves over steps are right and speed-ups are not"
-        why.append(f"the labs' {USUAL} workers run here too: {turns}")
-    return Advice(ranks, threads, carrier, f"dlpar run --workers {ranks}", tuple(why))
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'s' if number > 1 else ''}"
+        each += f"; the labs' {USUAL} workers run here too, but take turns, so that speed-ups are not right"
+    threads = max(1, int(m.processors) // ranks)  # as a run chooses by itself
+    time = f"there is the time of {m.processors:g} processors"
+    why = (f"ranks: {each}", f"threads: {time}", f"{carrier}: {moved}")
+    return Advice(ranks, threads, carrier, f"dlpar run --workers {ranks}", why)

@@ -7,14 +7,16 @@ flag and the fields of every kind.
 
 from __future__ import annotations
 
-import inspect
 import json
 import re
 import sys
 import typing
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, partial, reduce
+from inspect import Parameter
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -110,9 +112,8 @@ def _flags_of(part: str, several: list[type[Part]]) -> list[Flag]:
     fields = {name: field for kind in several for name, field in kind.model_fields.items() if name != head}
     for name, field in fields.items():
         having = tuple(value for kind in several if name in kind.model_fields for value in heads[kind])
-        found.append(
-            Flag((part, name), _spelled(field.title or name), field, () if having == every else having)
-        )
+        spelling = _spelled(field.title or name)
+        found.append(Flag((part, name), spelling, field, () if having == every else having))
     return found
 
 
@@ -123,27 +124,25 @@ def _spelled(name: str) -> str:
 # ---- from flags to an experiment ---------------------------------------------
 
 
-def parameters(several: bool = False) -> list[inspect.Parameter]:
+def parameters(several: bool = False) -> list[Parameter]:
     """Parameters that make typer offer every flag; of `several`, a flag may be repeated.
 
     Values stay text, because only the schema says what is allowed.
     """
-    return [_parameter(flag, several) for flag in flags()]
-
-
-def _parameter(flag: Flag, several: bool) -> inspect.Parameter:
-    option = typer.Option(
-        f"{flag.spelling}/{flag.negation}" if flag.is_switch else flag.spelling,
-        help=_help(flag),
-        metavar="" if flag.is_switch else _placeholder(flag) + ",…" * (several and not flag.has_commas),
-        rich_help_panel=_panel(flag),
-        show_default=False,
-    )
-    kind = bool if flag.is_switch else str
-    annotation = Annotated[(list[kind] if several else kind) | None, option]
-    return inspect.Parameter(
-        flag.parameter, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation
-    )
+    found = []
+    for flag in flags():
+        commas = ",…" if several and not flag.has_commas else ""
+        option = typer.Option(
+            f"{flag.spelling}/{flag.negation}" if flag.is_switch else flag.spelling,
+            help=_help(flag),
+            metavar="" if flag.is_switch else _placeholder(flag) + commas,
+            rich_help_panel=_panel(flag),
+            show_default=False,
+        )
+        kind = bool if flag.is_switch else str
+        typed = Annotated[(list[kind] if several else kind) | None, option]
+        found.append(Parameter(flag.parameter, Parameter.KEYWORD_ONLY, default=None, annotation=typed))
+    return found
 
 
 def _panel(flag: Flag) -> str:
@@ -155,8 +154,8 @@ def _panel(flag: Flag) -> str:
 
 def _help(flag: Flag) -> str:
     """Description, allowed values, and the default."""
-    parts = [(flag.field.description or "").rstrip(".")]
-    if not flag.is_switch and unwrap(flag.field.annotation) is not str:
+    parts = [(flag.field.description or "").strip().rstrip(".")]
+    if not flag.is_switch and not flag.allowed.startswith("text"):
         parts.append(f"{flag.allowed[0].upper()}{flag.allowed[1:]}")
     if flag.kinds and not flag.is_head:
         parts.append(f"For {' and '.join(flag.kinds)}")
@@ -180,15 +179,11 @@ def text_of(file: str | None) -> str | None:
     if file is None:
         return None
     try:
-        if file == "-":
-            return sys.stdin.read()
-        with open(file, encoding="utf-8") as opened:
-            return opened.read()
+        return Path("/dev/stdin" if file == "-" else file).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or "it is not text"
-        raise BadRequest(
-            f"--experiment: got {file!r}, allowed is a JSON file that can be read ({why})"
-        ) from None
+        wanted = f"allowed is a JSON file that can be read ({why})"
+        raise BadRequest(f"--experiment: got {file!r}, {wanted}") from None
 
 
 def read(given: dict[str, Any], file: str | None = None) -> Experiment:
@@ -253,10 +248,8 @@ def _value(flag: Flag, text: str) -> Any:
         return None
     kind = unwrap(flag.field.annotation)
     for number in (int, float) if kind in (int, float) else ():
-        try:
+        with suppress(ValueError):
             return number(text)
-        except ValueError:
-            continue
     return text
 
 
@@ -271,6 +264,15 @@ def as_flags(message: str, named: Iterable[Flag] | None = None) -> str:
         return match[1] + spellings.get(match[2], match[2]) + ":"
 
     return re.sub(r"(^|; )([a-z_]+(?:\.[a-z_]+)?):", spell, message)
+
+
+@contextmanager
+def named_as_flags() -> Iterator[None]:
+    """Have an experiment refused with its fields named as flags."""
+    try:
+        yield
+    except BadExperiment as error:
+        raise BadExperiment(as_flags(str(error))) from None
 
 
 def tell_idle(command: str, given: dict[str, Any], experiments: Sequence[Experiment]) -> None:

@@ -49,7 +49,8 @@ def grade(
     """Grade the exercises that students handed in.
 
     Answers are judged on simulated ranks, shut in an account of their own without network. An answer that hangs,
-    crashes or is missing earns nothing, and harms no other. dlpar/classroom/grading/README.md says more.
+    crashes or is missing earns nothing, and harms no other. Ctrl-C stops it; graded answers stay in the gradebook.
+    dlpar/classroom/grading/README.md says more.
 
     Parameters
     ----------
@@ -76,30 +77,23 @@ def grade(
     masters = _chosen(_masters(labs), lab)
     if find_spec("nbgrader") is None:
         raise Failed("nbgrader is not installed; `pip install 'dlpar[grading]'` brings it")
-    from dlpar.classroom.grading.box import Box, CannotGrade  # these need nbgrader
+    from dlpar.classroom.grading.box import Box  # these need nbgrader
     from dlpar.classroom.grading.exercise import students
-    from dlpar.classroom.grading.grade import Course, CourseFailed, submissions
+    from dlpar.classroom.grading.grade import Course, submissions
     from dlpar.classroom.grading.grade import grade as grade_all
 
-    try:
-        box = Box(None if not_isolated else account, seconds, memory)
-        if not students(where):
-            raise BadRequest(
-                f"SUBMISSIONS: got {where!r}, allowed is a folder with a folder for each student"
-            )
-        if not_isolated:
-            print("NOT ISOLATED: answers run in your account, with your files and network.", file=sys.stderr)
-        book = Course(course)
-        side_by_side = 1 if not_isolated else at_a_time or min(cores(), 64)
-        for one, verdicts in grade_all(book, submissions(where, book.take(masters)), box, side_by_side):
-            said = " · ".join(verdict["said"].splitlines()[0] for verdict in verdicts.values())
-            print(f"{one.student}  {one.lab.name}  {said}", flush=True)
-        print(f"points: {book.write_grades()}; feedback: {book.folder / 'feedback'}")
-    except (CannotGrade, CourseFailed) as error:
-        raise Failed(str(error)) from None
-    except KeyboardInterrupt:
-        print("dlpar grade: stopped; graded answers stay in the gradebook", file=sys.stderr)
-        return 130
+    box = Box(None if not_isolated else account, seconds, memory)
+    if not students(where):
+        allowed = "a folder with a folder for each student"
+        raise BadRequest(f"SUBMISSIONS: got {where!r}, allowed is {allowed}")
+    if not_isolated:
+        print("NOT ISOLATED: answers run in your account, with your files and network.", file=sys.stderr)
+    book = Course(course)
+    side_by_side = 1 if not_isolated else at_a_time or min(cores(), 64)
+    for one, verdicts in grade_all(book, submissions(where, book.take(masters)), box, side_by_side):
+        said = " · ".join(verdict["said"].splitlines()[0] for verdict in verdicts.values())
+        print(f"{one.student}  {one.lab.name}  {said}", flush=True)
+    print(f"points: {book.write_grades()}; feedback: {book.folder / 'feedback'}")
     return 0
 
 

@@ -14,8 +14,8 @@ import typer
 import dlpar.classroom.hub as home
 from dlpar.classroom.grading.release import usual_labs
 from dlpar.classroom.hub import settings as hub_settings
-from dlpar.classroom.hub.settings import BadSettings, NoProxy, Settings, proxy_command
-from dlpar.cli import BadRequest, Failed
+from dlpar.classroom.hub.settings import Settings, proxy_command
+from dlpar.cli import Failed
 from dlpar.config.paths import private_folder
 from dlpar.jobs.slots import MOST, usual_slots
 
@@ -68,29 +68,23 @@ def hub(
     config : FILE
         A jupyterhub_config.py to read last.
     """
-    try:
-        settings = Settings(
-            accounts=accounts,
-            users=_names(users),
-            teachers=_names(teachers),
-            address=address,
-            port=port,
-            labs=os.path.abspath(labs or usual_labs()),
-            folder=os.path.abspath(folder or _usual_folder()),
-            certificate=certificate and os.path.abspath(certificate),
-            key=key and os.path.abspath(key),
-            idle=idle,
-            slots=usual_slots() if slots is None else slots,
-            more=config and os.path.abspath(config),
-        )
-    except BadSettings as error:
-        raise BadRequest(str(error)) from None
+    settings = Settings(
+        accounts=accounts,
+        users=_names(users),
+        teachers=_names(teachers),
+        address=address,
+        port=port,
+        labs=os.path.abspath(labs or usual_labs()),
+        folder=os.path.abspath(folder or _usual_folder()),
+        certificate=certificate and os.path.abspath(certificate),
+        key=key and os.path.abspath(key),
+        idle=idle,
+        slots=usual_slots() if slots is None else slots,
+        more=config and os.path.abspath(config),
+    )
     if find_spec("jupyterhub") is None:
         raise Failed("JupyterHub is not installed; `pip install 'dlpar[hub]'` brings it")
-    try:
-        proxy_command()
-    except NoProxy as error:
-        raise Failed(str(error)) from None
+    proxy_command()  # refuses where there is none
     _become_hub(settings)
     return 0
 

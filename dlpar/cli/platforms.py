@@ -35,11 +35,9 @@ def platforms(which: Annotated[str | None, typer.Argument()] = None, as_json: As
         print(json.dumps([each.model_dump(mode="json") for each in known], indent=1))
         return 0
     heads = ("name", "device", "nodes × devices", "inside a node", "between nodes")
-    rows = [
-        (p.name, p.device.name, f"{p.nodes:,} × {p.devices:,}", _link(p.inside), _link(p.between))
-        for p in known
-    ]
-    console().print(table(heads, rows, right=heads[2:3]))
+    sizes = (f"{each.nodes:,} × {each.devices:,}" for each in known)
+    rows = [(p.name, p.device.name, size, _link(p.inside), _link(p.between)) for p, size in zip(known, sizes)]
+    console().print(table(dict(zip(heads, heads)), [dict(zip(heads, row)) for row in rows]))
     pieces = [piece for each in known for piece in each.source.split(SEPARATOR)]
     print("\n  ".join(["\nSources:", *dict.fromkeys(pieces)]))
     return 0
@@ -70,10 +68,7 @@ def print_platform(which: Platform, as_json: bool) -> None:
         ("between", _link(which.between) + port),
         ("eager", f"a send of up to {which.eager:,} bytes does not wait"),
         ("times", times[timing.kind]),
-        (
-            "overlap",
-            f"beside communication, computing goes at {which.overlap:.0%} of its speed" * (which.overlap < 1),
-        ),
+        ("overlap", f"beside communication, computing goes at {which.overlap:.0%}" * (which.overlap < 1)),
         ("stragglers", ", ".join(f"rank {rank} × {factor:g}" for rank, factor in which.stragglers.items())),
     ]
     print_pairs([(label, words) for label, words in said if words])

@@ -67,22 +67,16 @@ def rehearse(labs: Annotated[list[str] | None, typer.Argument()] = None, as_json
     failed = sum(not each.held for each in results)
     broken = sum(finding.level == BROKEN for finding in lacks)
     if as_json:
-        told = {
-            "held": len(results) - failed,
-            "failed": failed,
-            "seconds": round(sum(each.seconds for each in results), 1),
-            "machine": [finding._asdict() for finding in lacks],
-            "presets": [each._asdict() for each in results],
-        }
+        told = {"held": len(results) - failed, "failed": failed}
+        told["seconds"] = round(sum(each.seconds for each in results), 1)
+        told["machine"] = [finding._asdict() for finding in lacks]
+        told["presets"] = [each._asdict() for each in results]
         print(json.dumps(told, indent=1, ensure_ascii=False))
     else:
-        mend = (
-            f"; {broken} thing{'s' * (broken != 1)} on this machine must be mended, see above"
-            if broken
-            else ""
-        )
-        verdict = f"{len(results) - failed} of {len(results)} presets show what their labs say{mend}."
-        print("\n".join(["", *slow(results), verdict]))
+        verdict = f"{len(results) - failed} of {len(results)} presets show what their labs say"
+        if broken:
+            verdict += f"; {broken} thing{'s' * (broken != 1)} on this machine must be mended, see above"
+        print("\n".join(["", *slow(results), f"{verdict}."]))
     return 1 if failed or broken else 0
 
 

@@ -6,9 +6,8 @@ import json
 import sys
 from typing import Any
 
-from dlpar.cli import AsJSON, BadRequest, Failed, flags
+from dlpar.cli import AsJSON, Failed, flags
 from dlpar.cli.signals import STOPS, Stops
-from dlpar.config.schema import BadExperiment
 
 
 def run(as_json: AsJSON = False, experiment: str | None = None, **given: Any) -> int:
@@ -34,9 +33,8 @@ def run(as_json: AsJSON = False, experiment: str | None = None, **given: Any) ->
         print(f"dlpar run: {said}", file=sys.stderr)
     with Stops() as stops:
         try:
-            job = launch(chosen)
-        except BadExperiment as error:  # this machine cannot run it
-            raise BadRequest(flags.as_flags(str(error))) from None
+            with flags.named_as_flags():
+                job = launch(chosen)
         except (NoMPI, JobFailed) as error:
             raise Failed(f"{error}; `dlpar doctor` says what this machine can run") from None
         follow(job, stops, silent=as_json)

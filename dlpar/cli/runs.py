@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import shlex
 import time
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
+from rich.text import Text
 
 from dlpar.cli import AsJSON, BadRequest, flags
-from dlpar.cli.tables import NONE, console, print_pairs, status, table
+from dlpar.cli.tables import NONE, STYLES, console, print_pairs, table
 from dlpar.config.schema import BadExperiment
 from dlpar.jobs.diagnosis import errors_in
 from dlpar.jobs.run import NoSuchRun, Run
@@ -22,6 +24,10 @@ LOG_LINES = 20
 
 FIGURES = ("accuracy", "final_loss", "samples_per_s")
 """Figures of a run's summary that a list of runs shows."""
+
+HEADS = {name: name for name in ("run", "when", "what", "workers", "status", "accuracy")}
+HEADS |= {"final_loss": "loss", "samples_per_s": "samples/s"}
+"""Columns of that list."""
 
 
 # ---- many runs ----------------------------------------------------------------
@@ -42,7 +48,7 @@ def runs(as_json: AsJSON = False, limit: Annotated[int, typer.Option(min=1)] = 2
     elif not listed:
         print("No runs yet: `dlpar run` makes one.")
     else:
-        _print_rows(listed)
+        console().print(table(HEADS, listed))
         if len(all_kept) > len(listed):
             print(f"and {len(all_kept) - len(listed):,} older ones: dlpar runs --limit {len(all_kept)}")
     return 0
@@ -50,7 +56,7 @@ def runs(as_json: AsJSON = False, limit: Annotated[int, typer.Option(min=1)] = 2
 
 def _row(run: Run) -> dict[str, Any]:
     """One run for the list; reads no record of a step."""
-    row: dict[str, Any] = {"run": run.id} | dict.fromkeys(("when", "what", "workers", "status", *FIGURES))
+    row: dict[str, Any] = {"run": run.id} | dict.fromkeys(list(HEADS)[1:])
     written, summary = run.path / "experiment.json", run.path / "summary.json"
     try:
         e = json.loads(written.read_bytes())
@@ -64,22 +70,6 @@ def _row(run: Run) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, TypeError):
         row["status"] = "unreadable"
     return row
-
-
-def _print_rows(rows: list[dict[str, Any]]) -> None:
-    right = ("workers", "accuracy", "loss", "samples/s")
-    heads = ("run", "when", "what", "workers", "status", *right[1:])
-    cells = [
-        (
-            *(str(row[name] or NONE) for name in ("run", "when", "what", "workers")),
-            status(row["status"]),
-            _percent(row["accuracy"]),
-            _quantity(row["final_loss"]),
-            _quantity(row["samples_per_s"]),
-        )
-        for row in rows
-    ]
-    console().print(table(heads, cells, right))
 
 
 # ---- one run ------------------------------------------------------------------
@@ -108,7 +98,16 @@ def show(
     written = [str(path) for path in run.to_csv(csv)] if csv is not None else []
     written += [str(run.to_perfetto(perfetto))] if perfetto is not None else []
     if as_json:
-        print(json.dumps(_whole(run), indent=1))
+        more = {
+            "status": run.status,
+            "reason": run.reason,
+            "folder": str(run.path),
+            "command": command(run),
+            "experiment": run.experiment.model_dump(),
+            "errors": dict(errors_in(run.path)),
+            "log": run.log.splitlines()[-LOG_LINES:],
+        }
+        print(json.dumps(run.summary | more, indent=1))
     elif written:
         print("\n".join(f"written: {path}" for path in written))
     else:
@@ -130,20 +129,6 @@ def _found(which: str | None) -> Run:
         raise BadRequest(f"RUN: got {which!r}, which this version cannot read ({error})") from None
 
 
-def _whole(run: Run) -> dict[str, Any]:
-    """All about one run: its summary, and how it came to be and to end."""
-    return {
-        **run.summary,
-        "status": run.status,
-        "reason": run.reason,
-        "folder": str(run.path),
-        "command": command(run),
-        "experiment": run.experiment.model_dump(),
-        "errors": dict(errors_in(run.path)),
-        "log": run.log.splitlines()[-LOG_LINES:],
-    }
-
-
 def command(run: Run) -> str:
     """The command that repeats a run; a scheme typed in a notebook can only be run there."""
     if not run.experiment.sync.listed:
@@ -151,19 +136,19 @@ def command(run: Run) -> str:
     return shlex.join(["dlpar", "run", *flags.to_flags(run.experiment)])
 
 
-def print_outcome(run: Run) -> None:
+def print_outcome(run: Run, more: Sequence[tuple[str, str]] = ()) -> None:
     """How a run went, and where it is kept."""
-    print_pairs([*figures(run), ("kept in", str(run.path))])
+    print_pairs([*figures(run), *more, ("kept in", str(run.path))])
 
 
 def _print_run(run: Run) -> None:
     """Everything a reader wants to know first."""
     ended = run.status
     said = "it ended without a word: was the machine switched off?" if ended == "lost" else run.reason
-    console().print(run.id, status(ended))
+    console().print(run.id, Text(ended, style=STYLES.get(ended, "")))
     if said:
         print(said)
-    print_pairs([*figures(run), ("again", command(run)), ("kept in", str(run.path))])
+    print_outcome(run, [("again", command(run))])
     tracebacks: dict[str, list[str]] = {}  # each once, the earliest first, with the ranks that raised it
     for rank, record in errors_in(run.path):
         tracebacks.setdefault(record["traceback"].rstrip(), []).append(str(rank))
@@ -185,16 +170,14 @@ def figures(run: Run) -> list[tuple[str, str]]:
     if s["accuracy"] is not None:
         reached = [f"{float(goal):.0%} after {duration(t)}" for goal, t in s["time_to_accuracy"].items()]
         when = f" ({', '.join(reached)})" if reached else ""
-        said.append(("held-out accuracy", _percent(s["accuracy"]) + when))
-    said.append(("final loss", _quantity(s["final_loss"])))
-    said.append(("samples/s", _quantity(s["samples_per_s"])))
-    spent, stale, lead = s["seconds"], s["staleness"], s["lead"]
+        said.append(("held-out accuracy", f"{s['accuracy']:.1%}{when}"))
+    for label, value in (("final loss", s["final_loss"]), ("samples/s", s["samples_per_s"])):
+        said.append((label, NONE if value is None else quantity(value)))
     parts = {"compute": "computing", "comm": "communicating", "wait": "waiting"}
-    said.append(
-        ("time of a rank", ", ".join(f"{duration(spent[part])} {name}" for part, name in parts.items()))
-    )
-    sent = "not told by the library" if s["bytes_sent"] is None else f"{s['bytes_sent'] / 1e6:,.1f} MB"
-    said.append(("sent", sent))
+    times = [f"{duration(s['seconds'][part])} {name}" for part, name in parts.items()]
+    said.append(("time of a rank", ", ".join(times)))
+    sent, stale, lead = s["bytes_sent"], s["staleness"], s["lead"]
+    said.append(("sent", "not told by the library" if sent is None else f"{sent / 1e6:,.1f} MB"))
     if stale["max"]:
         said.append(("staleness", f"{quantity(stale['mean'])} on average, {stale['max']} at most"))
     if lead["max"]:
@@ -203,11 +186,3 @@ def figures(run: Run) -> list[tuple[str, str]]:
     if s["launch_s"] is not None:
         said.append(("start", f"{s['launch_s']:.2f} s until all ranks were ready"))
     return said
-
-
-def _percent(share: float | None) -> str:
-    return NONE if share is None else f"{share:.1%}"
-
-
-def _quantity(value: float | None) -> str:
-    return NONE if value is None else quantity(value)

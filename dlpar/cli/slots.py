@@ -6,9 +6,9 @@ import json
 import pwd
 from pathlib import Path
 
-from dlpar.cli import BadRequest, Failed
+from dlpar.cli import BadRequest
 from dlpar.cli.signals import Stops
-from dlpar.jobs.slots import USUAL, Keeper, NoSlots, ask, keeper_socket, usual_slots
+from dlpar.jobs.slots import USUAL, Keeper, ask, keeper_socket, usual_slots
 
 
 def slots(
@@ -44,10 +44,7 @@ def slots(
     path = socket or keeper_socket() or USUAL
     if not (pause or go_on or look):
         return _serve(path, usual_slots() if ranks is None else ranks, teachers)
-    try:
-        print(json.dumps(ask(path, {"pause": pause} if pause or go_on else {})))
-    except NoSlots as error:
-        raise Failed(str(error)) from None
+    print(json.dumps(ask(path, {"pause": pause} if pause or go_on else {})))
     return 0
 
 
@@ -62,8 +59,6 @@ def _serve(path: Path, ranks: int, teachers: str) -> int:
             raise BadRequest(f"--teachers: got {teachers!r}, allowed is {allowed}") from None
         except ValueError as error:
             raise BadRequest(f"--ranks: {error}".replace("slots: ", "", 1)) from None
-        except OSError as error:
-            raise Failed(str(error)) from None
         print(f"{ranks} job slots at {path}", flush=True)
         try:
             keeper.serve(until=lambda: stops.asked is not None)

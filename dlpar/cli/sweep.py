@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import csv as csv_format
 import html
 import json
 import math
-import re
 import sys
 from collections.abc import Sequence
 from itertools import product
@@ -15,10 +13,10 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from dlpar.cli import AsJSON, flags
+from dlpar.cli import AsJSON, Failed, flags
 from dlpar.cli.flags import Flag
 from dlpar.cli.signals import STOPS, Stops
-from dlpar.cli.tables import NONE, console, status, table
+from dlpar.cli.tables import console, table
 from dlpar.config.experiment import Experiment
 from dlpar.config.schema import BadExperiment
 from dlpar.jobs.launch import check_machine
@@ -39,13 +37,10 @@ HEADS = {
 """Columns of the table after the fields that vary, by their names in JSON and CSV."""
 
 STYLE = """
-:root { color-scheme: light dark; --text: #222; --page: #fff; --line: #ddd; }
-@media (prefers-color-scheme: dark) { :root { --text: #ddd; --page: #111; --line: #444; } }
-body { margin: 1em auto; max-width: 1200px; padding: 0 1em; color: var(--text); background: var(--page);
-       font: 15px/1.45 system-ui, sans-serif; }
-.main-svg text:not(.hoverlayer text) { fill: var(--text) !important; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-th, td { text-align: right; padding: 2px 10px; border-bottom: 1px solid var(--line); }
+:root { color-scheme: light dark; }
+body { margin: 1em auto; max-width: 1200px; padding: 0 1em; font: 15px/1.45 system-ui, sans-serif; }
+.main-svg text:not(.hoverlayer text) { fill: CanvasText !important; }
+th, td { text-align: right; padding: 2px 10px; font-variant-numeric: tabular-nums; }
 th:first-child, td:first-child { text-align: left; }
 """
 """Style sheet of the page with the figure."""
@@ -81,26 +76,35 @@ def sweep(
     flags.tell_idle("sweep", given, [one.experiment for one in asked])
     for file in filter(None, (csv, figure)):
         open(file, "a").close()  # a file that cannot be written is refused before anything runs
-    progress = Progress(asked, silent=as_json)
+    told: list[Outcome] = []
+
+    def tell(outcome: Outcome) -> None:
+        told.append(outcome)
+        if not as_json or outcome.status == "failed":
+            one = next(one for one in asked if one.experiment is outcome.experiment)
+            rate = f"{quantity(outcome.samples_per_s)} samples/s" if outcome.samples_per_s else outcome.reason
+            words = ", ".join(filter(None, (f"{len(told)} of {len(asked)}", _words(one.values))))
+            print(f"dlpar sweep: {words}: {rate}", file=sys.stderr)
+
     with Stops() as stops:
-        outcomes = run_all([one.experiment for one in asked], jobs, progress, lambda: stops.asked is not None)
+        outcomes = run_all([one.experiment for one in asked], jobs, tell, lambda: stops.asked is not None)
     found = rows(asked, outcomes)
     if as_json:
         print(json.dumps(found, indent=1))
     else:
-        print_rows(asked, found)
+        print_rows(list(asked[0].values), found)
     if csv:
-        with open(csv, "w", newline="", encoding="utf-8") as opened:
-            writer = csv_format.DictWriter(opened, list(found[0]))
-            writer.writeheader()
-            writer.writerows(found)
-    has_figure = not figure or write_page(figure, outcomes)
+        import pandas
+
+        pandas.DataFrame(found).to_csv(csv, index=False)
     done = sum(outcome.status == "done" for outcome in outcomes)
-    if stops.asked is not None and done < len(outcomes):
-        by = STOPS[stops.asked]
+    status = 0 if done == len(outcomes) else 1
+    if stops.asked is not None and status:
+        by, status = STOPS[stops.asked], 128 + stops.asked
         print(f"dlpar sweep: stopped by {by}; {done} of {len(outcomes)} runs are done", file=sys.stderr)
-        return 128 + stops.asked
-    return 0 if done == len(outcomes) and has_figure else 1
+    if figure:
+        write_page(figure, outcomes)
+    return status
 
 
 # ---- from flags with several values to experiments ------------------------------
@@ -120,8 +124,9 @@ class Asked(NamedTuple):
     values: dict[str, str | None]
     experiment: Experiment
 
-    def __str__(self) -> str:
-        return " ".join(f"{name} {value}" for name, value in self.values.items() if value)
+
+def _words(values: dict[str, str | None]) -> str:
+    return " ".join(f"{name} {value}" for name, value in values.items() if value)
 
 
 def read(given: dict[str, list[Any] | None], file: str | None = None) -> list[Asked]:
@@ -154,25 +159,18 @@ def read(given: dict[str, list[Any] | None], file: str | None = None) -> list[As
         key = tuple(meant.items())
         if key in found:
             continue
-        words = {flag.spelling[2:]: _shown(meant.get(flag)) for flag in several}
+        shown = {True: "on", False: "off"}
+        words = {flag.spelling[2:]: shown.get(meant.get(flag), meant.get(flag)) for flag in several}
         try:
             experiment = flags.read({flag.parameter: value for flag, value in meant.items()}, file)
-            _check(experiment)
+            with flags.named_as_flags():
+                check_machine(experiment)
             found[key] = Asked(words, experiment)
         except BadExperiment as error:
-            where = " ".join(f"{name} {value}" for name, value in words.items() if value)
-            refused.setdefault(str(error), []).append(where)
+            refused.setdefault(str(error), []).append(_words(words))
     if refused:
         raise BadExperiment("\n".join(_line(message, where) for message, where in refused.items()))
     return list(found.values())
-
-
-def _check(experiment: Experiment) -> None:
-    """Refuse an experiment that this machine cannot run, fields named as flags."""
-    try:
-        check_machine(experiment)
-    except BadExperiment as error:
-        raise BadExperiment(flags.as_flags(str(error))) from None
 
 
 def _values(flag: Flag, typed: list[Any] | None) -> list[Any]:
@@ -191,13 +189,9 @@ def _idle(flag: Flag, combination: dict[Flag, Any], typed: dict[Flag, list[Any]]
     return head is not None and combination[head] not in flag.kinds and bool({*typed[head]} & {*flag.kinds})
 
 
-def _shown(value: Any) -> str | None:
-    return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
-
-
 def _line(message: str, where: list[str]) -> str:
     """One complaint, and the combinations it is about."""
-    where = [re.sub(r"\s+", " ", words) for words in where if words]
+    where = [" ".join(words.split()) for words in where if words]
     if not where:
         return message
     more = f" and {len(where) - TOLD} more" if len(where) > TOLD else ""
@@ -205,22 +199,6 @@ def _line(message: str, where: list[str]) -> str:
 
 
 # ---- results --------------------------------------------------------------------
-
-
-class Progress:
-    """Say on standard error how each run ended, as soon as it has; if `silent`, failures alone."""
-
-    def __init__(self, asked: Sequence[Asked], silent: bool) -> None:
-        self.words = {id(one.experiment): str(one) for one in asked}
-        self.done, self.silent = 0, silent
-
-    def __call__(self, outcome: Outcome) -> None:
-        self.done += 1
-        rate = f"{quantity(outcome.samples_per_s)} samples/s" if outcome.samples_per_s else outcome.reason
-        if not self.silent or outcome.status == "failed":
-            words = self.words[id(outcome.experiment)]
-            said = f"{self.done} of {len(self.words)}{words and f', {words}'}: {rate}"
-            print(f"dlpar sweep: {said}", file=sys.stderr)
 
 
 def rows(asked: Sequence[Asked], outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
@@ -243,58 +221,33 @@ def rows(asked: Sequence[Asked], outcomes: Sequence[Outcome]) -> list[dict[str, 
     ]
 
 
-def print_rows(asked: Sequence[Asked], found: Sequence[dict[str, Any]]) -> None:
-    """A table of the figures there are."""
-    fields = list(asked[0].values)
-    heads = {name: head for name, head in HEADS.items() if any(row[name] is not None for row in found)}
-    last = ["status"] if any(row["status"] != "done" for row in found) else []
-    right = {
-        name for name in fields if all((row[name] or "0").replace(".", "", 1).isdecimal() for row in found)
-    }
-    cells = [
-        [
-            *(row[f] or NONE for f in fields),
-            *(_cell(name, row[name]) for name in heads),
-            *(status(row[s]) for s in last),
-        ]
-        for row in found
-    ]
-    console().print(table([*fields, *heads.values(), *last], cells, right | {*HEADS.values()} - {"clock"}))
+def print_rows(fields: Sequence[str], found: Sequence[dict[str, Any]]) -> None:
+    """A table of the fields that vary and of the figures there are."""
+    heads = dict(zip(fields, fields))
+    heads |= {name: head for name, head in HEADS.items() if any(row[name] is not None for row in found)}
+    if any(row["status"] != "done" for row in found):
+        heads["status"] = "status"
+    console().print(table(heads, found))
     if "speedup" in heads:
         print("speed-up and efficiency: over the fastest of those with the fewest workers that do the same")
 
 
-def _cell(name: str, value: Any) -> str:
-    if value is None:
-        return NONE
-    if name in ("accuracy", "efficiency"):
-        return f"{value:.1%}"
-    if isinstance(value, str):
-        return value
-    return quantity(1e3 * value if name.endswith("step_s") else value)
-
-
-def write_page(file: str, outcomes: Sequence[Outcome]) -> bool:
-    """Write the figure, its sentence and its numbers as a page that fetches nothing; False where no run is done."""
-    done = [outcome for outcome in outcomes if outcome.samples_per_s]
-    if not done:
-        if not Path(file).stat().st_size:
-            Path(file).unlink()
-        print("dlpar sweep: no run is done, so there is no figure", file=sys.stderr)
-        return False
+def write_page(file: str, outcomes: Sequence[Outcome]) -> None:
+    """Write the figure, its sentence and its numbers as a page that fetches nothing."""
     from dlpar.lab.figure import say  # these load plotly and pandas
     from dlpar.lab.figure import table as numbers
     from dlpar.lab.figures.scaling import sweep as drawing
 
+    done = [outcome for outcome in outcomes if outcome.samples_per_s]
+    if not done:
+        if not Path(file).stat().st_size:
+            Path(file).unlink()
+        raise Failed("no run is done, so there is no figure")
     figure = drawing(done)
-    plot = figure.to_html(
-        full_html=False, include_plotlyjs=True, config={"responsive": True, "displaylogo": False}
-    )
+    config = {"responsive": True, "displaylogo": False}
+    plot = figure.to_html(full_html=False, include_plotlyjs=True, config=config)
     cells = numbers(figure).to_html(index=False, border=0, na_rep="", float_format="{:.5g}".format)
-    Path(file).write_text(
-        '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Sweep</title>'
-        f"<style>{STYLE}</style></head><body><h1>Sweep</h1><p>{html.escape(say(figure))}</p>"
-        f"{plot}{cells}</body></html>",
-        encoding="utf-8",
-    )
-    return True
+    head = f'<meta charset="utf-8"><title>Sweep</title><style>{STYLE}</style>'
+    body = f"<h1>Sweep</h1><p>{html.escape(say(figure))}</p>{plot}{cells}"
+    page = f'<!doctype html><html lang="en"><head>{head}</head><body>{body}</body></html>'
+    Path(file).write_text(page, encoding="utf-8")

@@ -2,40 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from dlpar.lab.captions import quantity
+
 NONE = "–"
 """A cell without a value."""
 
 STYLES = {"done": "green", "failed": "red", "lost": "red", "stopped": "yellow"}
+"""Colours of the states of a run."""
 
 
 def console() -> Console:
     """Colours in a terminal only; elsewhere lines are as long as they need to be."""
-    found = Console(highlight=False)
-    return found if found.is_terminal else Console(highlight=False, width=200)
+    found = Console(highlight=False, markup=False, emoji=False)
+    return found if found.is_terminal else Console(highlight=False, markup=False, emoji=False, width=200)
 
 
-def table(
-    heads: Iterable[str | Text], rows: Iterable[Iterable[str | Text]], right: Collection[str] = ()
-) -> Table:
-    """Rows under heads, without lines; `right` names the columns of numbers, which do not wrap."""
+def table(heads: Mapping[str, str | Text], rows: Iterable[Mapping[str, Any]]) -> Table:
+    """Rows as a table without lines, numbers to the right.
+
+    Parameters
+    ----------
+    heads : mapping
+        Head of each column, by the name of its values in the rows.
+    rows : iterable of mapping
+        Text, or numbers by their names: shares, seconds of a step, others; None where there is none.
+    """
+    cells = [[_cell(name, row.get(name)) for name in heads] for row in rows]
     made = Table(box=None, padding=(0, 1), header_style="bold", pad_edge=False)
-    for head in heads:
-        number = str(head) in right
-        made.add_column(head, justify="right" if number else "left", no_wrap=number, overflow="fold")
-    for row in rows:
+    for head, column in zip(heads.values(), zip(*cells)):
+        is_number = all(re.fullmatch(rf"{NONE}|([\d.,]+(e[+-]\d+)?%?)?", str(cell)) for cell in column)
+        made.add_column(head, justify="right" if is_number else "left", no_wrap=is_number, overflow="fold")
+    for row in cells:
         made.add_row(*row)
     return made
 
 
-def status(word: str) -> Text:
-    """How a run stands, in its colour."""
-    return Text(word or NONE, style=STYLES.get(word, ""))
+def _cell(name: str, value: Any) -> str | Text:
+    if value is None:
+        return NONE
+    if name == "status":
+        return Text(value, style=STYLES.get(value, ""))
+    if isinstance(value, float) and name in ("accuracy", "efficiency"):
+        return f"{value:.1%}"
+    if isinstance(value, float):
+        return quantity(1e3 * value if name.endswith("step_s") else value)
+    return value if isinstance(value, Text) else str(value)
 
 
 def print_pairs(pairs: list[tuple[str, str]]) -> None:

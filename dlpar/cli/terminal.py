@@ -78,11 +78,6 @@ class Progress:
         return self.summary.steps.done
 
     @property
-    def samples_per_s(self) -> float | None:
-        """Recent rate of all workers together."""
-        return self._rate(2)
-
-    @property
     def time_left(self) -> str:
         """Time until the last step at the present rate, in words; empty while it is unknown, and at the end."""
         # The reader's clock is not that of a simulation.
@@ -116,8 +111,8 @@ class Progress:
         said = [f"loss {quantity(last.loss)}"] if trains and last else []
         if accuracy is not None:
             said.append(f"held-out accuracy {accuracy:.1%}")
-        if self.samples_per_s:
-            said.append(f"{quantity(self.samples_per_s)} samples/s")
+        if rate := self._rate(2):
+            said.append(f"{quantity(rate)} samples/s")
         return ", ".join(said)
 
     def step_of(self) -> str:
@@ -130,12 +125,9 @@ class View:
 
     def __init__(self, run: Run, console: Console) -> None:
         self.progress, self._tail, self._looked = Progress(run.experiment), Tail(run.path), 0.0
-        self.live: Live | None = None
-        if console.is_terminal and not console.is_dumb_terminal:
-            self.live = Live(
-                console=console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False
-            )
-        else:
+        is_live = console.is_terminal and not console.is_dumb_terminal
+        self.live = Live(console=console, auto_refresh=False, redirect_stderr=False) if is_live else None
+        if not is_live:
             print(f"{self.progress.headline()}: run {run.id}", flush=True)
         # Where the terminal knows no block characters, letters do.
         self._bars = "█▓░" if (console.encoding or "").lower().startswith("utf") else "#=."
@@ -148,15 +140,11 @@ class View:
             return
         self._looked = now
         self.progress.take(self._tail.read_all() if last else self._tail.read(), ended=last)
-        if self.live:
-            self.live.update(self.picture(), refresh=True)
-        else:
-            self._print_line()
-
-    def _print_line(self) -> None:
         p = self.progress
         stands = p.place or p.steps
-        if stands and stands != self._said:
+        if self.live:
+            self.live.update(self.picture(), refresh=True)
+        elif stands and stands != self._said:
             self._said = stands
             left = f", {p.time_left}" if p.time_left else ""
             print(p.place or f"{p.step_of()}: {p.figures()}{left}", flush=True)
@@ -166,12 +154,10 @@ class View:
         p = self.progress
         headline = Text(p.headline(), style="bold")
         if p.place:
-            return Group(headline, Text(f"{p.place}; it starts by itself, Ctrl-C leaves the queue"))
+            return Group(headline, f"{p.place}; it starts by itself, Ctrl-C leaves the queue")
         if not p.shares():
-            how = f" ({p.mode})" if p.mode else ""
-            return Group(
-                headline, Text(f"starting{how}: {len(p.ranks)} of {p.experiment.ranks} ranks are ready")
-            )
+            starting = f"starting ({p.mode})" if p.mode else "starting"
+            return Group(headline, f"{starting}: {len(p.ranks)} of {p.experiment.ranks} ranks are ready")
         line = Table.grid(padding=(0, 1))
         line.add_row(ProgressBar(p.experiment.steps, p.steps, width=40), p.step_of(), p.time_left)
         return Group(headline, line, Text(p.figures()), self._ranks())
@@ -179,14 +165,15 @@ class View:
     def _ranks(self) -> Table:
         signs = zip(self._bars, NAMES, COLOURS)
         legend = Text(" ").join([Text(f"{sign} {name}", style=colour) for sign, name, colour in signs])
+        heads = {"rank": "rank", "bar": legend, **dict(zip(NAMES, NAMES))}
         rows = [
-            (str(rank), self._bar(parts), *(f"{part:.0%}" for part in parts))
+            dict(zip(heads, (rank, self._bar(parts), *(f"{part:.0%}" for part in parts))))
             for rank, parts in self.progress.shares().items()
         ]
         more = self.progress.experiment.workers - MOST_RANKS
         if more > 0:
-            rows.append(("", Text(f"and {more:,} more")))
-        return table(("rank", legend, *NAMES), rows, right=("rank", *NAMES))
+            rows.append(dict.fromkeys(heads, "") | {"bar": f"and {more:,} more"})
+        return table(heads, rows)
 
     def _bar(self, shares: list[float], width: int = 30) -> Text:
         """Shares of a whole as `width` characters, that differ in more than colour."""

@@ -101,7 +101,7 @@ def progress(steps: int = 50) -> Progress:
 def test_progress_is_right():
     seen = progress()
     assert seen.steps == 50 and seen.figures() == "loss 1.5, held-out accuracy 50.0%, 6,400 samples/s"
-    assert seen.samples_per_s == pytest.approx(6400) and seen.time_left == "0.5 s left"
+    assert seen.time_left == "0.5 s left"
     assert seen.shares()[0] == pytest.approx([0.6, 0.1, 0.3])
     assert seen.shares()[1] == pytest.approx([0.2, 0.1, 0.7])
     assert seen.headline() == "mlp on digits, 2 workers, ring, real world on here, cuda by nccl"
