@@ -1,4 +1,4 @@
-"""The interface every rank program is written against, whatever world it runs in.
+"""The interface of every rank program, whatever world it runs in.
 
 A collective, a scheme or a split uses these calls and nothing else to reach
 another rank, so that the same lines run on MPI, on NCCL, and on a clock that is
@@ -16,14 +16,14 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import torch
 
 ANY = -1
-"""As `source` or `tag` of a receive: whichever comes first."""
+"""Wildcard for the `source` or `tag` of a receive: the first message matches."""
 
 T = TypeVar("T")
 Collective = Callable[["Comm", torch.Tensor], Any]
 
 
 class Arrival(NamedTuple):
-    """What a receive got: who sent it, under which tag, how many bytes."""
+    """A message that was received: its source, its tag and its bytes."""
 
     source: int
     tag: int
@@ -39,7 +39,7 @@ class Request(Protocol):
     def test(self) -> bool:
         """Whether it is complete.
 
-        Asking takes no time: on a clock that is not the wall's, a loop that only asks waits for ever.
+        This takes no time: on a clock that is not the wall's, a loop of tests alone never ends.
         """
 
 
@@ -47,7 +47,7 @@ class Counter(Protocol):
     """A number all ranks count up together."""
 
     def take(self) -> int:
-        """The present number, from 0; whoever asks next gets the next one.  Never the same twice."""
+        """Take the present number, from 0, and count it up: no number is given twice."""
 
 
 class Packet:
@@ -56,11 +56,11 @@ class Packet:
     Attributes
     ----------
     head : Tensor, int64, shape (HEAD,)
-        What the message says of itself.
+        Numbers about the message.
     body : Tensor, shape (length,)
         The numbers.
     wire : Tensor, uint8
-        Both, as they are sent: ``8 * HEAD`` bytes and those of the body.  In host memory, `pinned` or not.
+        Both as they are sent: ``8 * HEAD`` bytes and those of the body.  In host memory, `pinned` or not.
     """
 
     HEAD = 5
@@ -73,10 +73,10 @@ class Packet:
 
 
 class Traffic:
-    """What one rank has sent, and how long it stood waiting for messages to start arriving.
+    """Counts of one rank: bytes and messages sent, and seconds waited for messages to start arriving.
 
-    ``bytes`` and ``messages`` count payloads handed to ``send``; they become None
-    once a library collective moved data, because the library does not tell.
+    ``bytes`` and ``messages`` count payloads given to ``send``; they become None
+    once a library collective moved data, because the library does not count them.
     """
 
     def __init__(self, now: Callable[[], float]) -> None:
@@ -95,7 +95,7 @@ class Traffic:
                 self.messages += 1
 
     def hidden(self) -> None:
-        """A library moved data and does not tell how much."""
+        """Note that a library moved an unknown amount of data."""
         self.bytes = self.messages = None
 
     def waiting(self, blocked: Callable[[], T]) -> T:
@@ -112,14 +112,14 @@ class Traffic:
 
     @property
     def waited(self) -> float:
-        """Seconds waited so far, a wait that is going on included."""
+        """Seconds waited so far, including a present wait."""
         if not self._since:
             return self._waited
         with self._lock:
             return self._waited + sum(self._now() - since for since in self._since.values())
 
     def take(self) -> dict[str, int | None]:
-        """``bytes`` and ``messages`` since the last call."""
+        """Give ``bytes`` and ``messages`` since the last call."""
         with self._lock:
             taken = {"bytes": self.bytes, "messages": self.messages}
             self.bytes = self.messages = 0
@@ -228,7 +228,7 @@ class Comm(ABC):
     Attributes
     ----------
     rank, size : int
-        This rank's number, 0-based, and how many there are.
+        This rank's number, 0-based, and the number of ranks.
     device : torch.device
         Place where :meth:`empty` allocates.
     traffic : Traffic
@@ -249,10 +249,10 @@ class Comm(ABC):
 
     @abstractmethod
     def recv(self, into: torch.Tensor, source: int = ANY, tag: int = ANY) -> Arrival:
-        """Receive into a tensor that has room for the message; blocks until it is there.
+        """Receive into a tensor that has room for the message; block until it is there.
 
-        A carrier without any-source (NCCL, gloo) takes tagged messages by MPI: where the
-        source may be `ANY`, those alone are heard.
+        A carrier without any-source (NCCL, gloo) leaves tagged messages to MPI: a receive from
+        `ANY` gets only those.
         """
 
     @abstractmethod
@@ -266,7 +266,7 @@ class Comm(ABC):
     def sendrecv(
         self, tensor: torch.Tensor, dest: int, into: torch.Tensor, source: int, tag: int = 0
     ) -> Arrival:
-        """Send and receive at once: the call a ring is made of, because two blocking sends would deadlock."""
+        """Send and receive at once, as a ring must: two blocking sends would deadlock."""
         sending = self.isend(tensor, dest, tag)
         arrival = self.recv(into, source, tag)
         sending.wait()
@@ -278,11 +278,11 @@ class Comm(ABC):
 
     @abstractmethod
     def split(self, color: int, key: int = 0) -> Comm:
-        """The group of ranks that gave the same `color`, ordered by `key`, then rank (MPI_Comm_split)."""
+        """Form groups of ranks with the same `color`, ordered by `key`, then rank (MPI_Comm_split)."""
 
     @abstractmethod
     def shared(self, shape: Sequence[int] | int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        """A zeroed tensor in memory that all ranks of the group write to; they must share a machine."""
+        """Allocate a zeroed tensor in memory that all ranks of the group write to; they must share a machine."""
 
     @abstractmethod
     def allreduce(self, tensor: torch.Tensor) -> None:
@@ -306,11 +306,11 @@ class Comm(ABC):
 
     @abstractmethod
     def gather(self, thing: Any, root: int = 0) -> list[Any] | None:
-        """Any picklable object of every rank, in a list at `root`; None elsewhere.  For control, not for data."""
+        """Gather a picklable object of every rank in a list at `root`; None elsewhere.  For control, not for data."""
 
     @abstractmethod
     def broadcast(self, thing: Any, root: int = 0) -> Any:
-        """Any picklable object of `root`, on every rank.  For control, not for data."""
+        """Send a picklable object of `root` to every rank.  For control, not for data."""
 
     @abstractmethod
     def now(self) -> float:
@@ -318,21 +318,21 @@ class Comm(ABC):
 
     @abstractmethod
     def start(self, collective: Collective, bucket: torch.Tensor) -> Request:
-        """Run ``collective(comm, bucket)`` beside the computation that goes on.
+        """Start ``collective(comm, bucket)`` beside the rank's computation.
 
         All ranks must start the same collectives in the same order.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Free what was allocated; collective."""
+        """Free shared memory and counters, and end what runs beside the computation; collective."""
 
     @abstractmethod
     def counter(self) -> Counter:
-        """A counter all ranks of the group share; collective.  For ranks of one machine or many."""
+        """Make a counter that all ranks of the group share, on one machine or many; collective."""
 
     def packet(self, length: int, dtype: torch.dtype = torch.float32) -> Packet:
-        """A message of `length` numbers with a head; see :class:`Packet`."""
+        """Make room for a message of `length` numbers with a head; see :class:`Packet`."""
         return Packet(length, dtype, pinned=self.device.type == "cuda")
 
     def compute(self, work: Callable[[], T], cost: float | None = None) -> T:
@@ -340,27 +340,27 @@ class Comm(ABC):
         return work()
 
     def empty(self, shape: Sequence[int] | int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        """An uninitialised buffer on this rank's device."""
+        """Allocate an uninitialised buffer on this rank's device."""
         return torch.empty(shape, dtype=dtype, device=self.device)
 
 
 class Recorder(Protocol):
-    """What rank code tells of itself; :class:`dlpar.jobs.record.Recorder` writes it to the run folder."""
+    """The record of a rank, which :class:`dlpar.jobs.record.Recorder` writes to the run folder."""
 
     def span(self, name: str, micro: int | None = None, chunk: int = 0) -> AbstractContextManager[None]:
         """Time a phase of a step: ``forward``, ``backward``, ``communicate``, ``update`` …"""
 
     def step(self, step: int, **facts: Any) -> None:
-        """End a step with its loss, samples, traffic and whatever else is known of it."""
+        """End a step with its loss, samples, traffic and other facts."""
 
     def evaluation(self, step: int, **facts: Any) -> None:
-        """Tell what a test on held-out samples gave after `step` steps."""
+        """Record a test on held-out samples after `step` steps."""
 
     def event(self, name: str, **facts: Any) -> None:
-        """Tell of something that happened once."""
+        """Record an event that happened once."""
 
     def end(self, steps: int) -> None:
-        """Tell that the rank did all its steps."""
+        """Record that the rank did all its steps."""
 
 
 def check_peer(comm: Comm, peer: int, what: str) -> None:

@@ -1,7 +1,7 @@
-"""A tensor without numbers: it has a length and a type, can be cut and sent, and weighs nothing.
+"""A tensor without numbers: it has a length and a type, can be cut and sent, and takes no memory.
 
-Where messages carry sizes only, buffers are ghosts, so that the rank code's
-slicing, counting and sending goes on as ever while no memory is taken.
+Where messages carry sizes only, buffers are ghosts: rank code slices, counts and
+sends them as it does tensors.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ NO_MEMORY = torch.UntypedStorage(0)
 
 
 class Ghost:
-    """One-dimensional; arithmetic in place does nothing, and any single number it is asked for is NaN.
+    """A one-dimensional tensor without data: arithmetic does nothing, and any single number of it is NaN.
 
     Parameters
     ----------
     n : int
         Elements.
     dtype : torch.dtype
-        What they would be.
+        Their type.
     head : Tensor, int64, optional
-        Numbers that do travel with it: what a :class:`GhostPacket` says of itself.
+        Numbers that do travel with it: the head of a :class:`GhostPacket`.
     """
 
     __slots__ = ("dtype", "head", "n", "nbytes")
@@ -132,7 +132,7 @@ for _name in (
     setattr(Ghost, _name, _itself)
 
 NUMBER = Ghost(1)
-"""A single number nobody knows: what a computation that was not made gives back."""
+"""A single unknown number: the result of a computation that was not made."""
 
 
 class GhostPacket(Packet):
@@ -145,7 +145,7 @@ class GhostPacket(Packet):
 
 
 def elements(shape: Any) -> int:
-    """Of a shape, given as a number or a sequence of them."""
+    """Count the elements of a shape, given as a number or a sequence of them."""
     return shape if isinstance(shape, int) else math.prod(shape)
 
 
@@ -154,7 +154,7 @@ DTYPES = {1: torch.float8_e4m3fn, 2: torch.bfloat16, 4: torch.float32, 8: torch.
 
 
 class Parameter(Ghost):
-    """A layer's weights: how many, the FLOPs a sample costs there, and the elements of what it gives on."""
+    """A layer's weights: their number, the FLOPs of a sample in the layer, and the elements of its output."""
 
     __slots__ = ("flops", "outputs")
     requires_grad = True

@@ -1,4 +1,4 @@
-"""From "where the ranks live" to a communicator on this rank."""
+"""Connecting this rank: from the cluster of an experiment to a communicator."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from mpi4py import MPI
 from dlpar.comm.base import Comm
 from dlpar.config.experiment import Cluster, Experiment
 from dlpar.worlds.mpi import MPIComm, meet
+from dlpar.worlds.paced.comm import of_experiment
 
 
 def connect(cluster: Cluster) -> Comm:
@@ -37,7 +38,7 @@ def connect(cluster: Cluster) -> Comm:
 
 
 def places(cluster: Cluster, visible: Sequence[Sequence[str]]) -> tuple[list[int], str]:
-    """Which GPU each rank takes, and what carries tensors.
+    """Choose the GPU of each rank, and the carrier of tensors.
 
     Tensors live on GPUs where every rank sees one (``device="auto"``).  With a GPU for each rank
     NCCL carries them.  NCCL refuses ranks that share a GPU: these are staged, through pinned host
@@ -48,18 +49,18 @@ def places(cluster: Cluster, visible: Sequence[Sequence[str]]) -> tuple[list[int
     cluster : Cluster
         Its device and carrier.
     visible : sequence of sequence of str
-        For each rank the GPUs it sees, by names no two GPUs share.
+        For each rank the GPUs it sees, by unique names.
 
     Returns
     -------
     (list of int, str)
-        For each rank the number of its GPU among those it sees: that which fewest ranks before it took; no
-        numbers where tensors live on the CPU.  ``mpi``, ``nccl`` or ``gloo``.
+        For each rank the number of its GPU among those it sees, the one fewest ranks before it took; no
+        numbers where tensors live on the CPU.  Then ``mpi``, ``nccl`` or ``gloo``.
 
     Raises
     ------
     ValueError
-        If what is asked for cannot be had, in a sentence that says why.
+        If the device or carrier asked for is not available; the sentence gives the reason.
 
     Examples
     --------
@@ -90,20 +91,18 @@ def places(cluster: Cluster, visible: Sequence[Sequence[str]]) -> tuple[list[int
 
 
 def _visible(cluster: Cluster) -> list[str]:
-    """Unique names of the GPUs this rank may use: none where its tensors are to live on the CPU."""
+    """Unique names of the GPUs this rank may use: none where its tensors live on the CPU."""
     if cluster.device == "cpu" or (cluster.device == "auto" and cluster.carrier == "gloo"):
         return []
     return [str(torch.cuda.get_device_properties(i).uuid) for i in range(torch.cuda.device_count())]
 
 
 def join(experiment: Experiment, on_host: bool = False) -> Comm:
-    """This rank's communicator in the world of an experiment; `on_host`: its tensors are in host memory, GPU or not."""
+    """This rank's communicator in the world of an experiment; `on_host` keeps its tensors in host memory."""
     if experiment.cluster.world == "paced":
-        from dlpar.worlds.paced.comm import of_experiment
-
         return of_experiment(experiment)
     if on_host:
         return connect(Cluster(device="cpu"))
-    # The shared weights of hogwild are host memory.
-    device = {"device": "cpu"} if experiment.sync.scheme == "hogwild" else {}
+    # Weights that workers share are host memory.
+    device = {"device": "cpu"} if experiment.sync.shares_memory else {}
     return connect(experiment.cluster.model_copy(update=device))

@@ -26,8 +26,11 @@ PIECE = 1 << 30
 """Bytes of one MPI message at most; MPI-3 counts are 32-bit."""
 
 EAGER = 4032
-"""Bytes of a message that need not wait for its receiver: a copy is sent.  Open MPI's shared memory takes as many in
-one go (4,096 with a header), so they arrive without the sender's help; by itself it frees the sender of some 500."""
+"""Bytes up to which a copy of a message is sent, which need not wait for its receiver.
+
+Open MPI's shared memory takes as many in one go (4,096 with a header), so they arrive without the sender's help.  By
+itself Open MPI frees the sender for some 500 bytes.
+"""
 
 BEHIND = 64
 """Copies under way at most; the next send waits for the oldest."""
@@ -47,7 +50,7 @@ class MPIComm(Comm):
     mpi : MPI.Intracomm
         The communicator; `MPI.COMM_WORLD` by default.
     device : torch.device or str
-        Where this rank's tensors live.
+        Home of this rank's tensors.
     zero : float, optional
         ``time.monotonic()`` of second 0; by default all ranks agree on one.
     """
@@ -149,7 +152,7 @@ class MPIComm(Comm):
 
     def barrier(self) -> None:
         meet(self.mpi)
-        self.mpi.Barrier()  # now a short one, after which all go on at the same moment
+        self.mpi.Barrier()  # a short one, after which all go on at the same moment
 
     def split(self, color: int, key: int = 0) -> Comm:
         meet(self.mpi)
@@ -252,7 +255,7 @@ class MPIComm(Comm):
 
 
 class _Under:
-    """MPI requests under way, and the memory they use kept alive."""
+    """MPI requests under way; keeps the memory they use alive."""
 
     def __init__(
         self, comm: MPIComm, requests: list[MPI.Request], wire: torch.Tensor, into: torch.Tensor | None = None
@@ -278,7 +281,7 @@ class _Under:
         return self._complete
 
     def _finish(self) -> None:
-        """Once, whoever asks first: afterwards MPI has forgotten the requests."""
+        """Finish once: afterwards MPI has forgotten the requests."""
         self._complete = True
         if self._into is not None:
             landed(self._wire, self._into)
@@ -287,7 +290,7 @@ class _Under:
 
 
 def _addable(tensor: torch.Tensor) -> tuple[torch.Tensor, MPI.Datatype]:
-    """The tensor on the host in a number type MPI can add, and that type; half precision is added in float32."""
+    """Put a tensor on the host in a number type MPI can add, and give that type; half precision becomes float32."""
     wide = tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
     if wide.dtype not in _ADDED_BY_MPI:
         raise ValueError(f"tensor: got {tensor.dtype}, allowed is a number type MPI can add")
@@ -295,10 +298,10 @@ def _addable(tensor: torch.Tensor) -> tuple[torch.Tensor, MPI.Datatype]:
 
 
 def pieces(wire: torch.Tensor) -> list[MPI.buffer]:
-    """The memory of a contiguous host tensor, in buffers MPI can count.
+    """Cut the memory of a contiguous host tensor into buffers MPI can count.
 
     A piece below `PIECE` bytes, perhaps of none, is the last: so a receiver with
-    more room than the message needs knows where it ends.
+    more room than the message needs finds its end.
     """
     memory = memory_of(wire)
     if wire.nbytes < PIECE:
@@ -314,7 +317,7 @@ ROUND_TRIPS = 20
 
 
 def common_zero(world: MPI.Intracomm) -> float:
-    """``time.monotonic()`` of second 0 on this machine; collective, and the moment is after all ranks have called."""
+    """``time.monotonic()`` of second 0 on this machine, after all ranks have called; collective."""
     meet(world)
     node = world.Split_type(MPI.COMM_TYPE_SHARED)
     leaders = world.Split(0 if node.rank == 0 else MPI.UNDEFINED, world.rank)
@@ -329,7 +332,7 @@ def common_zero(world: MPI.Intracomm) -> float:
 
 
 def _across(leaders: MPI.Intracomm) -> float:
-    """Second 0 by this leader's clock, from round trips between leader 0 and each other."""
+    """Find second 0 on this leader's clock by round trips between leader 0 and each other."""
     if leaders.rank == 0:
         zero = time.monotonic()
         for other in range(1, leaders.size):
@@ -360,7 +363,7 @@ class SharedCounter:
         self._one, self._got = np.ones(1, dtype=np.int64), np.zeros(1, dtype=np.int64)
 
     def take(self) -> int:
-        """The present number, from 0; whoever asks next gets the next one."""
+        """Give the present number, from 0, and count it up by one."""
         self.window.Fetch_and_op(self._one, self._got, 0, 0, MPI.SUM)
         self.window.Flush(0)
         return int(self._got[0])
@@ -379,7 +382,7 @@ FIRST, LONGEST = 2e-5, 1e-3
 
 
 def patiently(look: Callable[..., Any], *arguments: Any) -> Any:
-    """What ``look(*arguments)`` gives, as soon as that is neither None nor False."""
+    """Call ``look(*arguments)`` until it gives neither None nor False; give that."""
     for _ in range(LOOKS):
         if found := look(*arguments):
             return found
@@ -392,12 +395,12 @@ def patiently(look: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def meet(mpi: MPI.Intracomm) -> None:
-    """Return once every rank of `mpi` has called; in front of what blocks, it leaves nothing to spin for."""
+    """Return once every rank of `mpi` has called; the collective that follows then has nothing to spin for."""
     patiently(mpi.Ibarrier().Test)
 
 
 def staged(tensor: torch.Tensor) -> torch.Tensor:
-    """The same values, contiguous in host memory: the tensor itself where it is so already."""
+    """Give the values contiguous in host memory: the tensor itself where it is so already."""
     if tensor.is_cpu:
         return tensor.contiguous()
     host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
@@ -405,18 +408,18 @@ def staged(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def landing(into: torch.Tensor) -> torch.Tensor:
-    """The host tensor to receive into: `into` itself where MPI can write to it."""
+    """Give the host tensor to receive into: `into` itself where MPI can write to it."""
     if into.is_cpu and into.is_contiguous():
         return into
     return torch.empty(into.shape, dtype=into.dtype, pin_memory=into.is_cuda)
 
 
 def landed(wire: torch.Tensor, into: torch.Tensor) -> None:
-    """Bring what arrived to where it belongs; a GPU fetches it from pinned memory while the rank goes on."""
+    """Copy a message to its tensor; a GPU fetches it from pinned memory while the rank goes on."""
     if wire is not into:
         into.detach().copy_(wire, non_blocking=True)
 
 
 def memory_of(tensor: torch.Tensor) -> MPI.buffer:
-    """A contiguous host tensor's memory, for MPI."""
+    """Give a contiguous host tensor's memory to MPI."""
     return MPI.buffer.fromaddress(tensor.data_ptr(), tensor.nbytes)

@@ -1,4 +1,4 @@
-"""The tensors of paced messages: by MPI, each under a number of its own, whenever its receiver is told to take it."""
+"""The tensors of paced messages: by MPI, each under a number of its own, until its receiver is told to take it."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from dlpar.comm.base import Request
 from dlpar.worlds.mpi import PIECE, MPIComm, landed, landing, memory_of, patiently
 
 KEPT = 16
-"""Parcels that may be under way before a send looks which of them are; so few are in the receiver's hands."""
+"""Parcels under way above which a send forgets those that have arrived."""
 
 PROBED, PATIENCE = 1 << 18, 0.05
-"""Bytes of a parcel that is to show whether MPI copies it without its sender's help, and seconds it may take."""
+"""Size in bytes of the parcel that probes whether MPI needs its sender's help, and seconds it may take."""
 
 
 class Parcels:
-    """What this process has sent that may still be on its way.
+    """The tensors this process has sent, some of them still under way.
 
     Where MPI copies between processes by itself, a parcel needs no help once it was
-    sent; elsewhere its sender must look after it, which costs more than sending it.
+    sent; elsewhere its sender must call MPI, which costs more than sending it.
 
     Parameters
     ----------
     mpi : MPIComm
-        All ranks; nobody else uses it.
+        All ranks, on a communicator of its own.
 
     Attributes
     ----------
@@ -44,7 +44,7 @@ class Parcels:
         self._lock = threading.Lock()  # a rank may have two activities
 
     def probe(self) -> bool:
-        """On rank 0, whether rank 1 must help what it sends; rank 1 calls, too, and keeps off MPI until 0 knows."""
+        """Find out on rank 0 whether senders must help; rank 1 calls, too, and keeps off MPI until 0 knows."""
         mpi, probe = self.mpi.mpi, torch.zeros(PROBED, dtype=torch.uint8)
         if self.mpi.rank == 1:
             self.send(probe, 0, 0)
@@ -56,7 +56,7 @@ class Parcels:
         return not coming.Test()
 
     def send(self, tensor: torch.Tensor, dest: int, key: int) -> None:
-        """Start sending a copy: when a rank may change its tensor is a matter of its own clock."""
+        """Start sending a copy, because the rank may change its tensor when its own clock allows."""
         tag = key % self._tags
         if tensor.nbytes < PIECE:
             copy = memory_of(tensor.contiguous()).tobytes()
@@ -69,7 +69,7 @@ class Parcels:
             self.move()
 
     def take(self, into: torch.Tensor, source: int, key: int) -> None:
-        """Receive the one with this number."""
+        """Receive the parcel with this number."""
         tag, wire = key % self._tags, landing(into)
         if wire.nbytes >= PIECE:
             self.mpi.recv(wire, source, tag)
@@ -85,7 +85,7 @@ class Parcels:
         return len(self._under_way) > (0 if self.helped else KEPT)
 
     def move(self) -> None:
-        """Help those along that need their sender's help, and forget those that have arrived."""
+        """Help parcels along, and forget those that have arrived."""
         with self._lock:
             while self._under_way and _is_complete(self._under_way[0][0]):
                 self._under_way.popleft()

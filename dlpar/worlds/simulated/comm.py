@@ -10,7 +10,10 @@ from __future__ import annotations
 import pickle
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from functools import partial
+from itertools import count
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -256,7 +259,7 @@ class SimulatedComm(LogicalComm):
         return self.group.together(self, packed(thing) if self.rank == root else None)[root]()
 
     def counter(self) -> Any:
-        return self.group.together(self, None, lambda _: _Counter())
+        return self.group.together(self, None, lambda _: SimpleNamespace(take=count().__next__))
 
     def split(self, color: int, key: int = 0) -> Comm:
         group = self.group.together(self, (color, key), self.group.parts)[color]
@@ -271,15 +274,6 @@ class SimulatedComm(LogicalComm):
     def close(self) -> None:
         if self._side is not None:
             self._side.close()
-
-
-class _Counter:
-    def __init__(self) -> None:
-        self.number = -1
-
-    def take(self) -> int:
-        self.number += 1
-        return self.number
 
 
 class Group:
@@ -298,7 +292,10 @@ class Group:
         # Made by the first rank that takes its own: some are sent to before they listen.
         self.boxes: list[Mailbox] = []
         self._beside: Group | None = None
-        self._meeting = _Meeting(self.size)
+        self._meeting = self._new_meeting()
+
+    def _new_meeting(self) -> SimpleNamespace:
+        return SimpleNamespace(things=[None] * self.size, present=[], result=None)
 
     def beside(self) -> Group:
         """The same ranks once more, for messages beside the computation, which never meet the others."""
@@ -312,7 +309,7 @@ class Group:
         meeting.things[comm.rank] = thing
         meeting.present.append(activity)
         if len(meeting.present) == self.size:
-            self._meeting = _Meeting(self.size)
+            self._meeting = self._new_meeting()
             meeting.result = result(meeting.things)
             for other in meeting.present[:-1]:
                 comm.simulator.wake(other, activity.clock)
@@ -329,13 +326,6 @@ class Group:
         for color, _, rank in sorted((color, key, rank) for rank, (color, key) in enumerate(asked)):
             members.setdefault(color, []).append(self.members[rank])
         return {color: Group(part, self.network) for color, part in members.items()}
-
-
-class _Meeting:
-    def __init__(self, size: int) -> None:
-        self.things: list[Any] = [None] * size
-        self.present: list[Any] = []
-        self.result: Any = None
 
 
 PLAIN = (type(None), bool, int, float, str)
@@ -444,28 +434,23 @@ class _Started:
 
     def __init__(self, side: Side, collective: Collective, bucket: Any) -> None:
         self._side, self._collective, self._bucket = side, collective, bucket
-        self._done, self._result, self._error, self._waiter = False, None, None, None
+        self._waiter, self._future = None, Future()
+        self.test = self._future.done
 
     def run(self, comm: SimulatedComm) -> None:
         try:
-            self._result = self._collective(comm, self._bucket)
+            self._future.set_result(self._collective(comm, self._bucket))
         except Exception as error:  # re-raised in wait(), where it can be handled
-            self._error = error
-        self._done = True
+            self._future.set_exception(error)
         if self._waiter is not None:
             self._side.simulator.wake(self._waiter, comm.activity.clock)
 
     def wait(self) -> Any:
-        if not self._done:
+        if not self._future.done():
             activity = self._waiter = self._side.computing
             activity.waits_for = "the end of what it started beside its computation"
             self._side.simulator.next().switch()
-        if self._error is not None:
-            raise self._error
-        return self._result
-
-    def test(self) -> bool:
-        return self._done
+        return self._future.result()
 
 
 class Lock:

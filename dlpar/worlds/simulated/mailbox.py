@@ -11,37 +11,37 @@ from dlpar.worlds.simulated.simulator import Activity, Simulator
 
 
 class Message:
-    """One message from the moment it was sent, filled in by who sends it; who received it reads its :class:`Arrival`.
+    """One message from the moment it was sent: its sender fills it in, its receiver reads it as an :class:`Arrival`.
 
     Attributes
     ----------
     left, done : float
         Seconds at which it has left the sender's port, and at which all of it is there.
     payload : Any
-        A copy of what was sent.
+        A copy of the tensor that was sent.
     sender : Activity or None
-        Who waits until a matching receive is posted.
+        The sender, if it waits until a matching receive is posted.
     met : float or None
         Seconds at which a matching receive was there.
     box : Mailbox
-        Whose it is; like the next two known of those whose head is on its way.
+        The receiver's; like the next two known of messages whose head is on its way.
     port, busy : Port, float
-        The receiver's, and seconds it keeps that.
+        The receiver's port, and the seconds the message keeps it.
     """
 
     __slots__ = ("box", "busy", "done", "left", "met", "nbytes", "payload", "port", "sender", "source", "tag")
-    due = None  # what tells it from an activity among the events of a simulator
+    due = None  # which an activity, the other kind of event, never has
 
     def arrive(self, time: float) -> None:
-        """Its head is there: the receiver's port is granted to it."""
+        """Grant the receiver's port to the message: its head is there."""
         port = self.port
         port.pending -= 1
         if self.sender is not None and self.left < time:
-            self.left = time  # whoever waits to send it cannot know before that it was met
+            self.left = time  # a sender that waits cannot know before that it was met
         port.free = self.done = (time if port.free <= time else port.free) + self.busy
         self.box.deliver(self)
 
-    # An Arrival of its own for each message would cost more than all else that is done to receive it.
+    # An Arrival of its own for each message would cost more than the rest of receiving it.
 
     def __iter__(self) -> Iterator[int]:
         return iter((self.source, self.tag, self.nbytes))
@@ -54,7 +54,7 @@ class Message:
 
 
 class Receive:
-    """A receive that was posted: a request, as MPI has it."""
+    """The request of a receive that was posted."""
 
     __slots__ = ("arrival", "box", "into", "message", "posted", "source", "tag", "waiting")
 
@@ -77,57 +77,45 @@ class Receive:
         )
 
     def wait(self) -> Arrival:
-        """Block until it is, and take it."""
+        """Block until the message is there, and take it."""
         if self.arrival is None:
             self.arrival = self.box.take(self)
         return self.arrival
 
 
 class Mailbox:
-    """What was sent to one rank in one group, and the receives it has posted.
+    """The messages to one rank in one group, and the receives it has posted.
 
     Parameters
     ----------
     simulator : Simulator
-        Its clock.
+        Keeper of the clock.
     store : callable
-        ``store(message, into)`` puts what came where it belongs.
+        ``store(message, into)`` copies a message into its buffer.
     member : int
         The rank's number in the whole simulation.
 
     Attributes
     ----------
     node : int
-        Where the rank is.
+        Node of the rank.
     near, far : Port
-        Through which messages come from its own node, and from others.
+        Ports of messages from its own node, and from others.
     in_order : bool
         Whether messages are complete in the order in which they are delivered.
     owner : Activity
-        Who receives here, from when it is ready to.
+        The activity that receives here, once it is ready.
     blocked : bool
-        Whether it stands in a call that receives, of `source` and `tag`, and nothing has come that fits.
+        Whether it waits in a call that receives, of `source` and `tag`, for a message that fits.
     message : Message
-        What came last for such a call.
+        The last message for such a call.
     waited : float
-        Seconds its owner has stood waiting for messages.
+        Seconds its owner has waited for messages.
     """
 
     __slots__ = (
-        "blocked",
-        "far",
-        "in_order",
-        "inbox",
-        "message",
-        "near",
-        "node",
-        "owner",
-        "posted",
-        "simulator",
-        "source",
-        "store",
-        "tag",
-        "waited",
+        "blocked", "far", "in_order", "inbox", "message", "near", "node", "owner", "posted", "simulator", "source",
+        "store", "tag", "waited",
     )  # fmt: skip
 
     def __init__(self, simulator: Simulator, store: Callable[[Message, Any], None], member: int) -> None:
@@ -142,12 +130,12 @@ class Mailbox:
         return _in_words(self.source, self.tag)
 
     def owned(self, owner: Activity) -> Mailbox:
-        """The mailbox, from now on read by `owner`."""
+        """Give the mailbox an owner that receives from now on."""
         self.owner = owner
         return self
 
     def post(self, into: Any, source: int, tag: int) -> Receive:
-        """A new receive, matched with what is there: of several messages the one that is complete first."""
+        """Post a receive, matched with the messages there: of several the one that is complete first."""
         receive = Receive(self, into, source, tag)
         inbox = self.inbox
         if inbox:
@@ -165,7 +153,7 @@ class Mailbox:
         return receive
 
     def deliver(self, message: Message) -> None:
-        """Its receive port has been granted: it will be complete at ``message.done``."""
+        """Match a message that has its receive port: it will be complete at ``message.done``."""
         if self.blocked:  # it takes the first that fits, and has posted nothing else
             source, tag = self.source, self.tag
             if (source == message.source or source == ANY) and (tag == message.tag or tag == ANY):
@@ -187,7 +175,7 @@ class Mailbox:
                 if message.done < earlier.done and (
                     receive.source == ANY or message.source == earlier.source
                 ):
-                    # Over another port it is complete before one that was granted sooner; that one looks further.
+                    # Complete before one that was granted another port sooner: that one looks further.
                     self._match(receive, message)
                     if receive.waiting:
                         self.simulator.wake(self.owner, message.done)
@@ -195,7 +183,7 @@ class Mailbox:
         inbox = self.inbox
         if message.met is None:
             inbox.append(message)
-        else:  # once more in front of what the same rank sent later
+        else:  # once more in front of later messages of the same rank
             later = (i for i, m in enumerate(inbox) if m.source == message.source and m.done >= message.done)
             inbox.insert(next(later, len(inbox)), message)
 
@@ -226,11 +214,11 @@ class Mailbox:
             self.release(message, receive.posted)
 
     def release(self, message: Message, met: float) -> None:
-        """Whoever waited to send it may go on once it has left."""
+        """Let a sender that waited go on once the message has left."""
         self.simulator.wake(message.sender, max(message.left, met, message.sender.clock))
         message.sender = None
 
 
 def _in_words(source: int, tag: int) -> str:
-    """A call that receives."""
+    """Describe a call that receives."""
     return f"recv from {'any rank' if source == ANY else f'rank {source}'}{'' if tag == ANY else f' (tag {tag})'}"

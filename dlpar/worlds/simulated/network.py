@@ -1,9 +1,9 @@
-"""When messages arrive: ports, latency and bandwidth, the same on every clock that is not the wall's.
+"""The network model: ports, latency and bandwidth, the same on every clock that is not the wall's.
 
 A message of B bytes leaves when the sender's port is free, keeps that port for
 B / bandwidth, and its head arrives a latency later; then it keeps the receiver's
 port for B / bandwidth.  Ports of receivers are granted in the order in which heads
-arrive, whoever receives what first.  So a queue in front of a parameter server is
+arrive, not of receive calls.  So a queue in front of a parameter server is
 a result, not an assumption (LogGP, Alexandrov et al. 1995, with a port at each end).
 """
 
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 
 
 class Port:
-    """One direction of what joins a rank, or all ranks of a node, to a network.
+    """One direction of the connection of a rank, or of all ranks of a node, to a network.
 
     Attributes
     ----------
     free : float
-        Seconds on the clock at which it has carried all it was given.
+        Moment at which it has carried all messages given to it so far, in seconds.
     pending : int
-        Messages whose heads have not arrived yet, but which will need it.
+        Messages that will need it once their heads arrive.
     latency : float
-        Seconds of what leaves here.
+        Seconds until the head of a message that leaves here arrives.
     per_byte : float
-        Seconds a byte keeps it.
+        Seconds each byte keeps it.
     """
 
     __slots__ = ("free", "latency", "pending", "per_byte")
@@ -40,7 +40,7 @@ class Port:
 
 
 class Route(NamedTuple):
-    """How a rank reaches others over one kind of link, and they it: the same port where the link is half duplex."""
+    """The ports of a rank on one kind of link, out and in: the same port where the link is half duplex."""
 
     out: Port
     into: Port
@@ -52,7 +52,7 @@ class Network:
     Parameters
     ----------
     platform : Platform
-        Links, and who shares a port.
+        Gives the links, and whether a node shares a port.
     nodes : sequence of int
         Node of each rank.
     scale : float
@@ -63,7 +63,7 @@ class Network:
     inside, between : list of Route
         Of each rank, to ranks of its own node and to others.
     least : float
-        The shortest latency: nothing sent from now on gets to a port sooner.
+        The shortest latency: no later message gets to a port sooner.
     one_port : list of bool
         Whether each rank receives over one port only, so that messages to it are complete in order of arrival.
     """
@@ -80,14 +80,14 @@ class Network:
             self.inside.append(near())
         on = Counter(self.nodes)
         links = [platform.link(False)] * (len(on) > 1) + [platform.link(True)] * (max(on.values()) > 1)
-        # What goes out of a half-duplex port can get in the way of what comes in at any time.
+        # A message out of a half-duplex port can delay one that comes in at any time.
         full = all(link.duplex == "full" for link in links)
         self.least = min((link.latency for link in links), default=0.0) if full else -inf
         self.one_port = [on[node] == 1 or len(on) == 1 for node in self.nodes]
 
 
 def _kind_of_route(link: Link, scale: float) -> Callable[[], Route]:
-    """What makes routes over one kind of link; thousands of them hold the same two numbers, not copies."""
+    """Give a maker of routes over one kind of link; thousands of them share the same two numbers."""
     latency, per_byte = link.latency, scale / link.bandwidth
 
     def route() -> Route:

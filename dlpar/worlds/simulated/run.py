@@ -6,7 +6,8 @@ import gc
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from dlpar.comm.ghost import Outline
@@ -27,22 +28,22 @@ def simulated_world(
     flops: float | None = None,
     seed: int = 0,
 ) -> tuple[Simulator, list[SimulatedComm]]:
-    """A simulator and the communicators of its ranks.
+    """Build a simulator and the communicators of its ranks.
 
     Parameters
     ----------
     nodes : list of int
         Node of each rank.
     platform : Platform
-        Its links, device and timing.
+        Gives links, device and timing.
     computes : bool
         Whether ranks really compute, or pass sizes only.
     scale : float
         Bytes charged for a byte sent.
     flops : float, optional
-        FLOP/s of a device on the model; default: what the platform says of any.
+        FLOP/s of a device on the model; default: the platform's of any model.
     seed : int
-        Of times that vary.
+        Seed of times that vary.
     """
     network = Network(platform, nodes, scale)
     simulator, group = Simulator(network, computes), Group(range(len(nodes)), network)
@@ -55,7 +56,7 @@ def simulated_world(
 
 
 def of_experiment(experiment: Experiment) -> tuple[Simulator, list[SimulatedComm]]:
-    """The world an experiment's ranks live in."""
+    """Build the simulated world of an experiment."""
     cluster = experiment.cluster
     computes = cluster.messages == "values"
     simulator, comms = simulated_world(
@@ -66,31 +67,26 @@ def of_experiment(experiment: Experiment) -> tuple[Simulator, list[SimulatedComm
     return simulator, comms
 
 
-def say(story: str) -> None:
-    """What to do about a rank that never yields where nothing else can be done."""
-    print(story, file=sys.stderr, flush=True)
-
-
 def run_program(
     simulator: Simulator,
     comms: list[SimulatedComm],
     program: Callable[[SimulatedComm], Any],
     patience: float,
-    on_hang: Callable[[str], None] = say,
+    on_hang: Callable[[str], None] = lambda story: print(story, file=sys.stderr, flush=True),
     on_move: Callable[[], None] = lambda: None,
 ) -> list[Any]:
-    """Run ``program(comm)`` on every rank; what each returned.
+    """Run ``program(comm)`` on every rank, and give each result.
 
     If one rank keeps all others waiting for `patience` seconds of the wall clock, nothing in
-    Python can interrupt it; then ``on_hang(story)`` is called, once, on another thread.  While
-    ranks go on, ``on_move()`` is called there every now and then.
+    Python can interrupt it; then another thread calls ``on_hang(story)`` once.  While
+    ranks go on, it calls ``on_move()`` now and then.
 
     Raises
     ------
     Deadlock
         If no rank can go on.
     BaseException
-        What the first rank that failed raised.
+        The exception of the first rank that failed.
     """
     results: list[Any] = [None] * len(comms)
 
@@ -101,62 +97,47 @@ def run_program(
 
         return run
 
-    watch = Watch(simulator, patience, on_hang, on_move)
     gc.freeze()  # thousands of ranks hold many objects, and few of them ever go in circles
     gc.disable()
     try:
-        for comm in comms:
-            simulator.add(comm.activity, of_rank(comm))
-        simulator.run()
+        with _watched(simulator, patience, on_hang, on_move):
+            for comm in comms:
+                simulator.add(comm.activity, of_rank(comm))
+            simulator.run()
     finally:
         gc.enable()
         gc.unfreeze()
-        watch.stop()
     return results
 
 
-class Watch:
-    """Notices a rank that never lets the others run."""
+@contextmanager
+def _watched(
+    simulator: Simulator, patience: float, on_hang: Callable[[str], None], on_move: Callable[[], None]
+) -> Iterator[None]:
+    """Notice, on another thread, a rank that never lets the others run."""
+    stopped, main = threading.Event(), threading.get_ident()
 
-    def __init__(
-        self,
-        simulator: Simulator,
-        patience: float,
-        on_hang: Callable[[str], None],
-        on_move: Callable[[], None],
-    ) -> None:
-        self.simulator, self.patience, self.stopped = simulator, patience, threading.Event()
-        self.on_hang, self.on_move = on_hang, on_move
-        self.main = threading.get_ident()
-        self.thread = threading.Thread(target=self._run, name="dlpar-watch", daemon=True)
-        self.thread.start()
-
-    def _run(self) -> None:
+    def watch() -> None:
         seen, since = None, time.monotonic()
-        while not self.stopped.wait(min(1.0, self.patience / 4)):
-            simulator, running = self.simulator, self.simulator.running
-            now = (
-                simulator.passed,
-                running,
-                running and running.clock,
-            )  # for a rank by itself no moment passes
+        while not stopped.wait(min(1.0, patience / 4)):
+            running = simulator.running
+            # The clock, too: for a rank by itself no moment passes.
+            now = simulator.passed, running, running and running.clock
             if running is None or now != seen:
                 seen, since = now, time.monotonic()
-                self.on_move()
-            elif time.monotonic() - since > self.patience:
-                self.on_hang(self.story())
+                on_move()
+            elif time.monotonic() - since > patience:
+                thread = running.task.thread.ident if simulator.computes else main
+                on_hang(
+                    f"rank {running.rank} has kept all others waiting for {patience:g} s and let no time "
+                    f"pass, at {place(sys._current_frames().get(thread))}"
+                )
                 return
 
-    def story(self) -> str:
-        """Who keeps the others waiting, and where."""
-        running = self.simulator.running
-        thread = running.task.thread.ident if self.simulator.computes else self.main
-        where = place(sys._current_frames().get(thread))
-        return (
-            f"rank {running.rank} has kept all others waiting for {self.patience:g} s and let no time "
-            f"pass, at {where}"
-        )
-
-    def stop(self) -> None:
-        self.stopped.set()
-        self.thread.join(1.0)
+    thread = threading.Thread(target=watch, name="dlpar-watch", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stopped.set()
+        thread.join(1.0)

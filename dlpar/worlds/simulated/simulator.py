@@ -1,8 +1,7 @@
-"""Ranks on a virtual clock: one runs at a time, always the one whose next moment is the earliest.
+"""Ranks on a virtual clock: one runs at a time, always the one with the earliest next moment.
 
 A discrete-event simulation of blocking programs.  Equal programs and seeds give equal
-runs, to the last bit: moments that coincide are served in the order in which they were
-asked for.
+runs, to the last bit: events of one moment happen in the order in which they were planned.
 """
 
 from __future__ import annotations
@@ -22,24 +21,24 @@ from dlpar.worlds.simulated.network import Network
 
 
 class Deadlock(RuntimeError):
-    """Every rank waits and no message is under way; says where each of them stands."""
+    """Every rank waits and no message is under way; the message names the line of each."""
 
 
 class Activity:
-    """Something that runs on the virtual clock: a rank, or what a rank runs beside its computation.
+    """A thread of control on the virtual clock: a rank, or its communication beside its computation.
 
     Attributes
     ----------
     clock : float
-        Its seconds.
+        Its time, in seconds.
     due : float
-        Seconds at which it is to go on: an appointment for any other moment is void.
+        Time at which it goes on; its events at any other time are void.
     task : GreenletTask or ThreadTask
-        What it runs on.
+        The task it runs on.
     waits_for : Any
-        What it waits for; its `str` says so in words.
+        The thing it waits for; its `str` describes that.
     idle : bool
-        Whether it waits for work, so that nobody minds if it waits for ever.
+        Whether it waits for work; then it may wait for ever.
     done : bool
         Whether it has run to its end.
     """
@@ -57,27 +56,27 @@ class Simulator:
     Parameters
     ----------
     network : Network
-        When messages arrive.
+        Decides when messages arrive.
     computes : bool
         Whether ranks really compute (a thread each) or only pass sizes (greenlets).
 
     Attributes
     ----------
     events : dict
-        What is to happen, by its time, in the order in which it was asked for: an activity
-        goes on, or the head of a message arrives.
+        Planned events by their time, in the order of planning: an activity goes on, or the head of a
+        message arrives.
     moments : list
         Heap of those times.
     time : float
         The present moment, in seconds.
     present : iterator
-        What is left to happen at the present moment.
+        The events left of the present moment.
     last : Activity or Message
-        What happens last at the present moment.
+        The last event of the present moment.
     passed : int
         Moments so far.
     running : Activity or None
-        Whose turn it is.
+        The activity whose turn it is.
     over : bool
         Whether all have ended, or one has failed.
     made : dict
@@ -98,7 +97,7 @@ class Simulator:
         self.failed_rank: int | None = None
         self._main = MainThread() if computes else getcurrent()
 
-    # ---- for whoever starts it ---------------------------------------------------------
+    # ---- for its starter ---------------------------------------------------------
 
     def add(self, activity: Activity, program: Callable[[], Any]) -> None:
         """Have `program()` begin at the activity's clock."""
@@ -118,14 +117,14 @@ class Simulator:
         self.wake(activity, activity.clock)
 
     def run(self) -> None:
-        """Until all have ended.
+        """Run until all activities have ended.
 
         Raises
         ------
         Deadlock
             If they cannot.
         BaseException
-            What the first rank that failed raised.
+            The exception of the first rank that failed.
         """
         try:
             while self.error is None and (task := self.next()) is not self._main:
@@ -146,13 +145,13 @@ class Simulator:
     # ---- for activities ------------------------------------------------------------------
 
     def wake(self, activity: Activity, time: float) -> None:
-        """Let it go on at `time`, unless something wakes it sooner."""
+        """Let an activity go on at `time`, unless something wakes it sooner."""
         if time < activity.due:
             activity.due = time
             self.plan(time, activity)
 
     def plan(self, time: float, event: Any) -> None:
-        """Have an event happen at `time`: see ``events``."""
+        """Plan an event for `time`: see ``events``."""
         events = self.events
         if time in events:
             events[time].append(event)
@@ -161,7 +160,7 @@ class Simulator:
             heappush(self.moments, time)
 
     def advance(self, activity: Activity, time: float) -> None:
-        """Let its clock run on until `time`; whatever happens in between happens first."""
+        """Let an activity's clock run on until `time`, after all earlier events."""
         if activity is not self.last or (self.moments and self.moments[0] <= time):
             activity.due, events = time, self.events
             if time in events:  # plan(time, activity), a call less
@@ -174,9 +173,9 @@ class Simulator:
             activity.clock = time
 
     def next(self) -> Task:
-        """Make happen what is next until that is somebody's turn: what to switch to, the main task if nothing is left.
+        """Make events happen until one is an activity's turn: give the task to switch to, or finally the main task.
 
-        An activity that waits for another's deed calls ``simulator.next().switch()``; that returns when it is to go on.
+        An activity that waits for another calls ``simulator.next().switch()``, which returns when it goes on.
         """
         time = self.time
         while True:
@@ -188,7 +187,7 @@ class Simulator:
                     return event.task
                 if due is None:
                     event.arrive(time)
-            if self.over:  # what is left to be cleaned up in a task waits for nobody
+            if self.over:  # a task that is unwound waits for nobody
                 raise Abandoned
             if not self.moments:
                 return self._main
@@ -204,7 +203,7 @@ def story(
     where: Callable[[Activity], str] | None = None,
     most: int = 8,
 ) -> str:
-    """Where each of those that wait for ever stands, as `where` tells it, and which ranks have ended."""
+    """Describe the place of each activity that waits for ever, as `where` gives it, and the ranks that have ended."""
     where = where or (lambda activity: place(activity.task.frame()))
     stuck = [a for a in activities if not a.done and not a.idle]
     told = [f"rank {a.rank} in {a.waits_for or 'a call'} at {where(a)}" for a in stuck[:most]]
@@ -224,11 +223,11 @@ def story(
 
 
 CARRIERS = ("dlpar.comm.", "dlpar.worlds.", "dlpar.lab.message_log", "threading", "greenlet")
-"""Beginnings of the names of modules that carry messages: what a rank waits in, not what it wants."""
+"""Beginnings of the names of modules that carry messages; the line of interest is in their caller."""
 
 
 def place(frame: FrameType | None) -> str:
-    """File and line of the innermost frame that is not part of what carries messages; of dlpar's own, who called it."""
+    """File and line of the innermost frame outside the carriers of messages; for dlpar's own, its caller's too."""
     while frame is not None and (frame.f_globals.get("__name__") or "").startswith(CARRIERS):
         frame = frame.f_back
     caller = frame
@@ -249,14 +248,14 @@ class Abandoned(BaseException):
 
 
 class GreenletTask(greenlet):
-    """Runs ``program()`` in place of whoever calls ``switch()``; that one goes on when it is switched to.
+    """Runs ``program()`` instead of the caller of ``switch()``, which goes on when it is switched to.
 
     Parameters
     ----------
     program : callable
-        What it runs.
+        The program.
     main : greenlet
-        Where it hands over when it ends.
+        Its successor when it ends.
     """
 
     __slots__ = ()
@@ -265,14 +264,14 @@ class GreenletTask(greenlet):
         maker = getcurrent()
 
         def run() -> None:
-            maker.switch()  # begun here and now: by another one it would count that one's calls as its own
+            maker.switch()  # begun now: begun by another greenlet it would count the calls of that one
             program()
 
         super().__init__(run, main)
         self.switch()
 
     def frame(self) -> FrameType | None:
-        """Where it stands."""
+        """The frame it stands in."""
         return self.gr_frame
 
     def abandon(self) -> None:
@@ -281,14 +280,14 @@ class GreenletTask(greenlet):
 
 
 class ThreadTask:
-    """The same on a thread of its own, which runs only while it holds the baton.
+    """A task on a thread of its own, which runs only while it holds the baton.
 
     Parameters
     ----------
     program : callable
-        What it runs.
+        The program.
     main : MainThread
-        Where it hands over when it ends.
+        Its successor when it ends.
     """
 
     __slots__ = ("abandoned", "baton", "main", "thread")
@@ -339,7 +338,7 @@ class MainThread(ThreadTask):
     Attributes
     ----------
     running : ThreadTask
-        Who holds the baton.
+        The task that holds the baton.
     """
 
     __slots__ = ("running",)
