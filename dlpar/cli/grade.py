@@ -79,7 +79,7 @@ def grade(
         raise Failed("nbgrader is not installed; `pip install 'dlpar[grading]'` brings it")
     from dlpar.classroom.grading.box import Box  # these need nbgrader
     from dlpar.classroom.grading.exercise import students
-    from dlpar.classroom.grading.grade import Course, submissions
+    from dlpar.classroom.grading.grade import Course
     from dlpar.classroom.grading.grade import grade as grade_all
 
     box = Box(None if not_isolated else account, seconds, memory)
@@ -90,9 +90,9 @@ def grade(
         print("NOT ISOLATED: answers run in your account, with your files and network.", file=sys.stderr)
     book = Course(course)
     side_by_side = 1 if not_isolated else at_a_time or min(cores(), 64)
-    for one, verdicts in grade_all(book, submissions(where, book.take(masters)), box, side_by_side):
+    for student, one, verdicts in grade_all(book, where, book.take(masters), box, side_by_side):
         said = " · ".join(verdict["said"].splitlines()[0] for verdict in verdicts.values())
-        print(f"{one.student}  {one.lab.name}  {said}", flush=True)
+        print(f"{student}  {one.name}  {said}", flush=True)
     print(f"points: {book.write_grades()}; feedback: {book.folder / 'feedback'}")
     return 0
 

@@ -67,7 +67,7 @@ class Box:
     Attributes
     ----------
     account : str or None
-        Unix account that answers run in.  None: the account of whoever grades, with access to its files and its
+        Unix account that answers run in.  None: the account that grades, with access to its files and its
         network; only time, memory and processes left behind are limited.
     seconds : float
         Time limit of one check.

@@ -137,10 +137,9 @@ def students(where: str) -> list[str]:
     list of str
         Names of all that have a folder there, in order.
     """
-    before, mark, after = where.partition(STUDENT)
-    base = Path(before if mark else where)
-    names = [path.name for path in base.iterdir() if NAME.fullmatch(path.name)] if base.is_dir() else []
-    return sorted(name for name in names if Path(f"{base}/{name}{after}").is_dir())
+    before, _, after = (where if STUDENT in where else f"{where}/{STUDENT}").partition(STUDENT)
+    names = [path.name for path in Path(before).glob("*") if NAME.fullmatch(path.name)]
+    return sorted(name for name in names if Path(f"{before}{name}{after}").is_dir())
 
 
 def handed_in(where: str, student: str, lab: str) -> list[Any]:

@@ -84,16 +84,6 @@ class Lab:
     blank: NotebookNode
 
 
-@dataclass
-class Submission:
-    """One student's answers to one lab; `faults` are the reasons why they cannot be judged."""
-
-    student: str
-    lab: Lab
-    notebook: NotebookNode
-    faults: list[str]
-
-
 class Course:
     """A folder with nbgrader's course, closed to others.
 
@@ -117,8 +107,7 @@ class Course:
         config.ClearSolutions.code_stub = {"python": STUB}
         config.HTMLExporter.sanitize_html = True
         config.Judged.verdicts = verdicts or {}
-        count = [preprocessors.SaveAutoGrades, preprocessors.AssignLatePenalties]
-        config.Autograde.autograde_preprocessors = [Judged, *count, preprocessors.CheckCellMetadata]
+        config.Autograde.autograde_preprocessors = [Judged, preprocessors.SaveAutoGrades]
         return NbGraderAPI(config=config)
 
     def take(self, masters: list[Path]) -> list[Lab]:
@@ -134,15 +123,14 @@ class Course:
                 labs.append(Lab(master.stem, solved, blank))
         return labs
 
-    def record(self, one: Submission, verdicts: Verdicts) -> None:
-        """Write down the points and the feedback of a submission; a check without a verdict earns nothing."""
-        student, lab = one.student, one.lab.name
+    def record(self, student: str, lab: str, notebook: NotebookNode, verdicts: Verdicts) -> None:
+        """Write down a student's points and feedback for a lab; a check without a verdict earns nothing."""
         with Gradebook(self.database) as book, suppress(MissingEntry):
-            for notebook in book.find_submission(lab, student).notebooks:
-                for grade in notebook.grades:
+            for earlier in book.find_submission(lab, student).notebooks:
+                for grade in earlier.grades:
                     grade.auto_score = 0  # points of an earlier answer must not outlive it
             book.db.commit()
-        self._write("submitted", f"{student}/{lab}", lab, one.notebook)
+        self._write("submitted", f"{student}/{lab}", lab, notebook)
         api = self._api(verdicts)
         _done(api.autograde(lab, student), f"grading {student}'s {lab}")
         _done(api.generate_feedback(lab, student), f"feedback for {student}'s {lab}")
@@ -179,35 +167,31 @@ def _done(result: dict[str, Any], what: str) -> None:
         raise CourseFailed(f"{what}: nbgrader says {why.splitlines()[-1]}\n{why}")
 
 
-def submissions(where: str, labs: list[Lab]) -> list[Submission]:
-    """Read one submission for each lab from every student of :func:`exercise.students`, handed in or not."""
-    found = []
-    for student in exercise.students(where):
-        for lab in labs:
-            try:
-                cells = exercise.handed_in(where, student, lab.name)
-                notebook, faults = exercise.with_answers(lab.blank, cells)
-            except exercise.Unreadable as reason:
-                notebook, faults = lab.blank, [str(reason)]
-            found.append(Submission(student, lab, notebook, faults))
-    return found
+def judged(where: str, student: str, lab: Lab, box: Box) -> tuple[NotebookNode, Verdicts]:
+    """Judge a student's answers to a lab; nothing is run for an answer that is missing or as it was released.
 
-
-def judged(one: Submission, box: Box) -> Verdicts:
-    """Judge each check of a submission; nothing is run for an answer that is missing or as it was released."""
+    Returns
+    -------
+    (NotebookNode, dict)
+        The exercise with the answers, and a verdict for each check.
+    """
+    try:
+        notebook, faults = exercise.with_answers(lab.blank, exercise.handed_in(where, student, lab.name))
+    except exercise.Unreadable as reason:
+        notebook, faults = lab.blank, [str(reason)]
     verdicts: Verdicts = {}
     end = time.monotonic() + NOTEBOOK_SECONDS * box.seconds
-    for check, trial in exercise.trials(one.notebook, one.lab.solved):
+    for check, trial in exercise.trials(notebook, lab.solved):
         left = end - time.monotonic()
-        if one.faults:
-            verdicts[check] = _not_solved(f"not handed in: {'; '.join(one.faults)}")
-        elif _answers(one.notebook) == _answers(one.lab.blank):
+        if faults:
+            verdicts[check] = _not_solved(f"not handed in: {'; '.join(faults)}")
+        elif _answers(notebook) == _answers(lab.blank):
             verdicts[check] = _not_solved("to do: the answer is as it was released")
         elif left <= 0:
             verdicts[check] = _not_solved("not yet: the checks before took the notebook's whole time")
         else:
             verdicts[check] = box.judge(trial, left)
-    return verdicts
+    return notebook, verdicts
 
 
 def _answers(notebook: NotebookNode) -> list[str]:
@@ -215,17 +199,24 @@ def _answers(notebook: NotebookNode) -> list[str]:
 
 
 def grade(
-    course: Course, found: list[Submission], box: Box, at_a_time: int
-) -> Iterator[tuple[Submission, Verdicts]]:
-    """Judge submissions, a few at a time, and record each when it is judged.
+    course: Course, where: str, labs: list[Lab], box: Box, at_a_time: int
+) -> Iterator[tuple[str, Lab, Verdicts]]:
+    """Judge what was handed in, a few answers at a time, and record each when it is judged.
 
     Parameters
     ----------
     course : Course
-    found : list of Submission
+    where : str
+        Folders of the students, as for :func:`exercise.students`; every student gets a verdict for every lab.
+    labs : list of Lab
     box : Box
     at_a_time : int
         Must be 1 where answers are not isolated: processes they leave behind could not be told apart.
+
+    Yields
+    ------
+    (str, Lab, dict)
+        A student, a lab and the verdicts.
 
     Raises
     ------
@@ -234,13 +225,14 @@ def grade(
     CourseFailed
         If nbgrader fails.
     """
+    pairs = [(student, lab) for student in exercise.students(where) for lab in labs]
     with ThreadPoolExecutor(at_a_time) as pool:
-        waiting = [pool.submit(judged, one, box) for one in found]
+        waiting = [pool.submit(judged, where, student, lab, box) for student, lab in pairs]
         try:
-            for one, future in zip(found, waiting):
-                verdicts = future.result()
-                course.record(one, verdicts)
-                yield one, verdicts
+            for (student, lab), future in zip(pairs, waiting):
+                notebook, verdicts = future.result()
+                course.record(student, lab.name, notebook, verdicts)
+                yield student, lab, verdicts
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             kill(descendants(os.getpid()))  # judges still at work

@@ -141,7 +141,7 @@ def untouched(own: Path) -> list[str]:
 
 
 def _place(own: Path, name: Path, digest: str, delivered: dict[str, str]) -> str | None:
-    """Return the name to write a version of a lab under and note it in `delivered`; None if she has it."""
+    """Choose the name for a version of a lab and note it in `delivered`; None if she has it."""
     if delivered.get(str(name)) == digest and (own / name).exists():
         return None  # nothing new since
     place, number = name, 0

@@ -10,8 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 
 MAY_SEE_JOBS = "custom:dlpar:jobs"
-"""The scope of the teacher's page: list and stop students' jobs, offer them an experiment and read the predictions
-they share; nothing else in their servers."""
+"""Scope of the teacher's page in students' servers: nothing but their jobs, offers and shared predictions."""
 
 AT_REST = 300
 """Seconds between a notebook server's reports of activity."""

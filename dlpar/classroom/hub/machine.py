@@ -52,7 +52,7 @@ class ListedLogin(Authenticator):
 
 @cache
 def turns() -> asyncio.Semaphore:
-    """Return the turns of all servers: as many start at a time as there are cores, the others wait in order."""
+    """Limit the servers that start at a time to the number of cores; the others wait in order."""
     return asyncio.Semaphore(cores())
 
 
@@ -137,7 +137,7 @@ def configure(c: Any, settings: Settings) -> None:
 
 
 def give_out_slots(c: Any, settings: Settings) -> str:
-    """Start a keeper of job slots beside the hub, unless one is at work here; returns its socket, empty: no limit."""
+    """Start a keeper of job slots, unless one is at work here; returns its socket, empty without a limit."""
     named = os.environ.get("DLPAR_SLOTS")
     if settings.slots == 0 or named == "":
         return ""

@@ -1,4 +1,4 @@
-"""Start a student's server, in her account: bring her own copy of the labs up to date, then run her JupyterLab.
+"""Start a student's server in her account: update her copy of the labs, then run her JupyterLab.
 
 ``python -m dlpar.classroom.hub.student [ARGUMENT…]``; arguments go to ``jupyterhub-singleuser``.  Besides what
 JupyterHub gives every server it needs only ``$DLPAR_LABS``, the folder of the shared labs.

@@ -50,7 +50,7 @@ class ForThePage(RequestHandler):
         """Accept any request: only tokens are admitted, which other pages do not have."""
 
     async def prepare(self) -> None:
-        """Refuse whoever has no such token."""
+        """Refuse requests without such a token."""
         caller = await self.settings["dlpar_hub"].get_user(self, sync=False)
         if caller is None or MAY_SEE_JOBS not in caller["scopes"]:
             raise HTTPError(403)

@@ -95,7 +95,7 @@ def test_bad_requests_are_refused_in_a_sentence(tmp_path: Path, capsys: pytest.C
         (["grade", "x", "--lab", "99", *labs], "--lab: got '99', allowed are 01_double"),
         (
             ["grade", "x", "--seconds", "0", *labs],
-            "--seconds: got '0', allowed is a whole number from 1 to 600",
+            "--seconds: got 0, allowed is a whole number from 1 to 600",
         ),
         (["release", str(tmp_path), *labs], "allowed is any but that of the masters"),
         (["release", str(tmp_path / "inside"), *labs], "allowed is any but that of the masters"),

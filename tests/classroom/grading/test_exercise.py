@@ -11,7 +11,7 @@ import pytest
 from classroom.grading.handed_in import SMALL, answer_cell, hand_in, small_master
 from dlpar.classroom.grading.box import Box
 from dlpar.classroom.grading.exercise import Unreadable, exercise, handed_in, students, with_answers
-from dlpar.classroom.grading.grade import Lab, Submission, judged
+from dlpar.classroom.grading.grade import Lab, judged
 from dlpar.classroom.grading.release import release
 
 
@@ -99,6 +99,6 @@ def test_an_answer_counts_only_where_it_is_marked_once_and_nothing_else_is_taken
 def test_an_answer_as_it_was_released_is_to_do_and_nothing_is_run(tmp_path: Path, lab: Path) -> None:
     master = exercise(nbformat.read(tmp_path / "masters" / f"{SMALL}.ipynb", 4))
     blank = nbformat.read(lab, 4)
-    whole = Lab(SMALL, master, blank)
-    verdicts = judged(Submission("ada", whole, blank, []), Box(None))
+    hand_in(lab, tmp_path / "in" / "ada", None)
+    _, verdicts = judged(str(tmp_path / "in"), "ada", Lab(SMALL, master, blank), Box(None))
     assert verdicts == {"check-double": {"solved": False, "said": "to do: the answer is as it was released"}}
