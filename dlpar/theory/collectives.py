@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from dlpar.worlds.platforms.platform import Link
+from dlpar.worlds.platforms import Link
 
 
 def collective_seconds(
@@ -23,7 +23,7 @@ def collective_seconds(
     between: Link | None = None,
     adding: float = 0.0,
 ) -> float:
-    """Seconds from the moment all ranks call a collective until the last of them has the result.
+    """Return the seconds from the moment all ranks call a collective until the last of them has the result.
 
     ====================  ============================================  =======================
     name                  seconds; a = latency, b = nbytes / bandwidth  source
@@ -40,9 +40,8 @@ def collective_seconds(
     hierarchical          2 (a + (g-1) b) and a ring of ceil(N / g)     Jia 2018, 3.2
     ====================  ============================================  =======================
 
-    `star_reduce`, `star_broadcast`, `tree_reduce` and `tree_broadcast` are the one or the other
-    way of the whole.  On a half-duplex link a rank that sends and receives at once takes
-    b + max(a, b) in place of a + b.
+    `star_reduce`, `star_broadcast`, `tree_reduce` and `tree_broadcast` are one of the two directions.  On a half-duplex link a rank that sends and receives at once takes
+    b + max(a, b) instead of a + b.
 
     Parameters
     ----------
@@ -51,15 +50,15 @@ def collective_seconds(
     ranks : int
         N, from 1.
     nbytes : float
-        Of the whole tensor on each rank; for ``ring_allgather`` of all chunks together.
+        Bytes of the whole tensor on each rank; for ``ring_allgather`` of all chunks together.
     link : Link
         Every rank's.
     group : int, default 2
-        g, ranks of a group, in `hierarchical`.
+        g, ranks of a group, in `hierarchical`; in trees, ranks of a node, if `between` is given.
     depth : int, default 2
-        Of `tree_aggregate`.
+        Levels of `tree_aggregate`.
     between : Link, optional
-        In `hierarchical`, between groups; default: `link`.
+        Link between groups, in `hierarchical` and in trees; default: `link`.
     adding : float, default 0
         Seconds to add a byte of a tensor to another: gamma (Thakur 2005, section 3).
 
@@ -69,21 +68,40 @@ def collective_seconds(
         If the name is none of these, or a number is below 1.
     """
     name = name.removesuffix("_allreduce")
-    if name not in _SECONDS:
-        raise ValueError(f"name: got {name!r}, allowed is one of {', '.join(_SECONDS)}")
-    for field, value in {"ranks": ranks, "group": group, "depth": depth}.items():
-        if value < 1:
-            raise ValueError(f"{field}: got {value}, allowed is a whole number from 1")
+    if name not in NAMES:
+        raise ValueError(f"name: got {name!r}, allowed is one of {', '.join(NAMES)}")
+    from_one(ranks=ranks, group=group, depth=depth)
     if ranks == 1:
         return 0.0
-    cost = _Cost.of(nbytes, link, adding)
-    far = cost if between is None else _Cost.of(nbytes, between, adding)
-    return _SECONDS[name](ranks, cost, far, group, depth)
+    near = _Cost.of(nbytes, link, adding)
+    far = near if between is None else _Cost.of(nbytes, between, adding)
+    return sum(_seconds(half, ranks, near, far, group, depth) for half in HALVES.get(name, (name,)))
+
+
+def from_one(**numbers: float) -> None:
+    """Raise `ValueError` if one of some numbers is below 1."""
+    for field, value in numbers.items():
+        if value < 1:
+            raise ValueError(f"{field}: got {value}, allowed is a whole number from 1")
+
+
+HALVES = {
+    "star": ("star_reduce", "star_broadcast"),
+    "tree": ("tree_reduce", "tree_broadcast"),
+    "ring": ("ring_reduce_scatter", "ring_allgather"),
+}
+"""Collectives that are two others, one after the other."""
+
+NAMES = [
+    *(name for whole, halves in HALVES.items() for name in (whole, *halves)),
+    "tree_aggregate", "halving_doubling", "hierarchical",
+]  # fmt: skip
+"""Collectives that have a form."""
 
 
 @dataclass(frozen=True)
 class _Cost:
-    """Of the whole tensor, in seconds: latency, bytes, adding; and whether a port does both ways at once."""
+    """Seconds of a whole tensor: latency, bytes, adding; and whether a port does both ways at once."""
 
     a: float
     b: float
@@ -95,64 +113,67 @@ class _Cost:
         return cls(link.latency, nbytes / link.bandwidth, nbytes * adding, link.duplex == "full")
 
     def exchange(self, share: float) -> float:
-        """Seconds until a rank that sends `share` of the tensor has received as much."""
+        """Return the seconds until a rank that sends `share` of the tensor has received as much."""
         return share * self.b + (self.a if self.full else max(self.a, share * self.b))
 
 
 def incast(messages: int, a: float, b: float, add: float) -> float:
-    """Seconds until one rank has received and added so many messages that were sent to it at once.
+    """Return the seconds until one rank has received and added so many messages that were sent to it at once.
 
     While it adds one, the next comes in: the slower of the two sets the pace.
     """
     return a + max(messages * b + add, b + messages * add) if messages else 0.0
 
 
-def _star_reduce(n: int, c: _Cost, *_: object) -> float:
-    return incast(n - 1, c.a, c.b, c.add)
+def _seconds(name: str, n: int, c: _Cost, far: _Cost, group: int, depth: int) -> float:
+    """Return the seconds of a collective that is not two others, on two ranks or more."""
+    match name:
+        case "star_reduce":
+            return incast(n - 1, c.a, c.b, c.add)
+        case "star_broadcast":
+            return c.a + (n - 1) * c.b
+        case "tree_reduce":
+            return _binomial(n, c, far, group, c.add)
+        case "tree_broadcast":  # the reduction backwards, with nothing to add
+            return _binomial(n, c, far, group, 0.0)
+        case "tree_aggregate":
+            return _aggregate(n, c, far, group, depth)
+        case "ring_reduce_scatter":
+            return (n - 1) * (c.exchange(1 / n) + c.add / n)
+        case "ring_allgather":
+            return (n - 1) * c.exchange(1 / n)
+        case "halving_doubling":
+            return _halving_doubling(n, c)
+    group, groups = min(group, n), -(-n // group)
+    inside = incast(group - 1, c.a, c.b, c.add) + c.a + (group - 1) * c.b if group > 1 else 0.0
+    return inside + (groups - 1) * (2 * far.exchange(1 / groups) + far.add / groups)
 
 
-def _star_broadcast(n: int, c: _Cost, *_: object) -> float:
-    return c.a + (n - 1) * c.b
-
-
-def _tree_reduce(n: int, c: _Cost, between: _Cost, group: int, _: int) -> float:
-    """Child after child."""
+def _binomial(n: int, near: _Cost, far: _Cost, group: int, add: float) -> float:
+    """Return the seconds of a binomial tree: child after child."""
     ready, distance = [0.0] * n, 1
     while distance < n:
-        hop = c if distance < group else between
+        hop = near if distance < group else far
         for parent in range(0, n - distance, 2 * distance):
-            ready[parent] = max(ready[parent + distance] + hop.a, ready[parent]) + hop.b + c.add
+            ready[parent] = max(ready[parent + distance] + hop.a, ready[parent]) + hop.b + add
         distance *= 2
     return ready[0]
 
 
-def _tree_broadcast(n: int, c: _Cost, *rest: object) -> float:
-    """The reduction backwards, with nothing to add."""
-    return _tree_reduce(n, replace(c, add=0.0), *rest)
-
-
-def _tree_aggregate(n: int, c: _Cost, between: _Cost, group: int, depth: int) -> float:
-    """Level by level; parents of one group share a port to other groups."""
+def _aggregate(n: int, near: _Cost, far: _Cost, group: int, depth: int) -> float:
+    """Return the seconds of Spark's tree, level by level; parents of one group share a port to other groups."""
     scale = max(math.ceil(n ** (1 / depth)), 2)
     partitions, total = n, 0.0
     while partitions > 1:
         kept = partitions // scale if partitions > scale + math.ceil(partitions / scale) else 1
         messages = math.ceil((partitions - kept) / kept)
-        hop, sharing = (c, 1) if between is c or partitions <= group else (between, min(kept, group))
-        total += incast(messages, hop.a, hop.b * sharing, c.add)
+        hop, sharing = (near, 1) if near is far or partitions <= group else (far, min(kept, group))
+        total += incast(messages, hop.a, hop.b * sharing, hop.add)
         partitions = kept
     return total
 
 
-def _ring_allgather(n: int, c: _Cost, *_: object) -> float:
-    return (n - 1) * c.exchange(1 / n)
-
-
-def _ring_reduce_scatter(n: int, c: _Cost, *_: object) -> float:
-    return (n - 1) * (c.exchange(1 / n) + c.add / n)
-
-
-def _halving_doubling(n: int, c: _Cost, *_: object) -> float:
+def _halving_doubling(n: int, c: _Cost) -> float:
     rounds = n.bit_length() - 1
     p = 1 << rounds
     # Ranks that fold begin later: at their ports a message of a later round, a quarter of the tensor at most, may
@@ -161,36 +182,8 @@ def _halving_doubling(n: int, c: _Cost, *_: object) -> float:
     return folded + 2 * sum(c.exchange(2.0**-i) for i in range(1, rounds + 1)) + (p - 1) / p * c.add
 
 
-def _hierarchical(n: int, c: _Cost, between: _Cost, group: int, _: int) -> float:
-    group, groups = min(group, n), -(-n // group)
-    inside = _star_reduce(group, c) + _star_broadcast(group, c) if group > 1 else 0.0
-    return inside + (_ring(groups, between) if groups > 1 else 0.0)
-
-
-def _together(*halves):
-    return lambda *given: sum(half(*given) for half in halves)
-
-
-_ring = _together(_ring_reduce_scatter, _ring_allgather)
-
-_SECONDS = {
-    "star": _together(_star_reduce, _star_broadcast),
-    "star_reduce": _star_reduce,
-    "star_broadcast": _star_broadcast,
-    "tree": _together(_tree_reduce, _tree_broadcast),
-    "tree_reduce": _tree_reduce,
-    "tree_broadcast": _tree_broadcast,
-    "tree_aggregate": _tree_aggregate,
-    "ring": _ring,
-    "ring_reduce_scatter": _ring_reduce_scatter,
-    "ring_allgather": _ring_allgather,
-    "halving_doubling": _halving_doubling,
-    "hierarchical": _hierarchical,
-}
-
-
 def fitted(sizes: Sequence[float], seconds: Sequence[float]) -> Link:
-    """The link on which messages of `sizes` bytes would take about `seconds`.
+    """Fit the link on which messages of `sizes` bytes would take about `seconds`.
 
     Least squares of the relative error, so that short messages fix the latency and
     long ones the bandwidth.
@@ -205,14 +198,11 @@ def fitted(sizes: Sequence[float], seconds: Sequence[float]) -> Link:
             f"sizes: got {len(sizes)} for {len(seconds)} times, allowed are two different ones or more, "
             f"and a time above 0 for each"
         )
-    # Minimise the sum of (latency / t + slope B / t - 1)^2.
-    rows = [(1 / t, size / t) for size, t in zip(sizes, seconds)]
-    aa, ab, bb = (sum(r[i] * r[j] for r in rows) for i, j in ((0, 0), (0, 1), (1, 1)))
-    a, b = (sum(r[i] for r in rows) for i in (0, 1))
-    determinant = aa * bb - ab * ab
-    latency, slope = (bb * a - ab * b) / determinant, (aa * b - ab * a) / determinant
-    if latency < 0:
-        latency, slope = 0.0, b / bb
+    from scipy.optimize import nnls  # here: takes longer to load than all else of this room
+
+    # Minimise the sum of (latency / t + slope B / t - 1)^2; in microseconds and megabytes numbers are alike.
+    rows = [(1e-6 / t, 1e-6 * size / t) for size, t in zip(sizes, seconds)]
+    (latency, slope), _ = nnls(rows, [1.0] * len(rows))
     if slope <= 0:
         raise ValueError("seconds: got times that do not grow with the bytes, so there is no bandwidth")
-    return Link(latency, 1 / slope)
+    return Link(1e-6 * float(latency), 1e6 / float(slope))

@@ -7,11 +7,17 @@ gives the first ``n mod k`` of them one element more than the others.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from dlpar.theory.collectives import from_one
+
 if TYPE_CHECKING:
     from dlpar.config.experiment import Experiment
+
+Form = Callable[[int, int, int], tuple[int, int, int, int]]
+"""From ranks, elements and ranks of a group to messages and elements, of all ranks and of the busiest."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +39,7 @@ class Cost:
 
 
 def closed_form(name: str, ranks: int, elements: int, itemsize: int, group: int = 2) -> Cost:
-    """Messages and bytes of the collective `name`.
+    """Return the messages and bytes of the collective `name`.
 
     =====================  ==========================  =================================  ======================
     name                   messages                    bytes / s                          source
@@ -90,22 +96,11 @@ def closed_form(name: str, ranks: int, elements: int, itemsize: int, group: int 
     name = name.removesuffix("_allreduce")
     if name not in _FORMS:
         raise ValueError(f"name: got {name!r}, allowed is one of {', '.join(_FORMS)}")
-    for field, value in {"ranks": ranks, "group": group}.items():
-        if value < 1:
-            raise ValueError(f"{field}: got {value}, allowed is a whole number from 1")
+    from_one(ranks=ranks, group=group)
     if ranks == 1:
         return Cost(0, 0, 0, 0)
     messages, total, busiest_messages, busiest = _FORMS[name](ranks, elements, group)
     return Cost(messages, total * itemsize, busiest_messages, busiest * itemsize)
-
-
-def _whole_tensors(total: int, busiest: int, n: int) -> tuple[int, int, int, int]:
-    return total, total * n, busiest, busiest * n
-
-
-def _depth(ranks: int) -> int:
-    """ceil(log2 N)."""
-    return (ranks - 1).bit_length()
 
 
 def _chunk(c: int, n: int, parts: int) -> int:
@@ -148,14 +143,24 @@ def _hierarchical(ranks: int, n: int, group: int) -> tuple[int, int, int, int]:
     return inside + total, (inside + 2 * (groups - 1)) * n, busiest_messages, busiest
 
 
-_FORMS = {
-    "star_reduce": lambda ranks, n, _: _whole_tensors(ranks - 1, 1, n),
-    "star_broadcast": lambda ranks, n, _: _whole_tensors(ranks - 1, ranks - 1, n),
-    "star": lambda ranks, n, _: _whole_tensors(2 * (ranks - 1), ranks - 1, n),
-    "tree_reduce": lambda ranks, n, _: _whole_tensors(ranks - 1, 1, n),
-    "tree_broadcast": lambda ranks, n, _: _whole_tensors(ranks - 1, _depth(ranks), n),
-    "tree": lambda ranks, n, _: _whole_tensors(2 * (ranks - 1), _depth(ranks), n),
-    "tree_aggregate": lambda ranks, n, _: _whole_tensors(ranks - 1, 1, n),
+def _whole_tensors(messages: Callable[[int], tuple[int, int]]) -> Form:
+    """Return the form of a collective that sends whole tensors: messages of all ranks, and of the busiest."""
+
+    def form(ranks: int, n: int, _: int) -> tuple[int, int, int, int]:
+        total, busiest = messages(ranks)
+        return total, total * n, busiest, busiest * n
+
+    return form
+
+
+_FORMS: dict[str, Form] = {
+    "star_reduce": _whole_tensors(lambda ranks: (ranks - 1, 1)),
+    "star_broadcast": _whole_tensors(lambda ranks: (ranks - 1, ranks - 1)),
+    "star": _whole_tensors(lambda ranks: (2 * (ranks - 1), ranks - 1)),
+    "tree_reduce": _whole_tensors(lambda ranks: (ranks - 1, 1)),
+    "tree_broadcast": _whole_tensors(lambda ranks: (ranks - 1, (ranks - 1).bit_length())),
+    "tree": _whole_tensors(lambda ranks: (2 * (ranks - 1), (ranks - 1).bit_length())),
+    "tree_aggregate": _whole_tensors(lambda ranks: (ranks - 1, 1)),
     "ring_reduce_scatter": _half_ring,
     "ring_allgather": _half_ring,
     "ring": _ring,
@@ -165,7 +170,7 @@ _FORMS = {
 
 
 def wire_bytes(experiment: Experiment, elements: int, itemsize: int) -> int:
-    """Return the bytes of so many elements of a gradient on the wire, as the codecs of `dlpar.compression` write them."""
+    """Return the bytes of so many elements of a gradient as the codecs of :mod:`dlpar.compression` write them."""
     codec, keep = experiment.compression.codec, experiment.compression.keep
     if codec == "onebit":
         return 2 * itemsize + -(-elements // 8) if elements else 0

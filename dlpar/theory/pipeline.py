@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from dlpar.split.schedules import SCHEDULES, Action
+from dlpar.theory.collectives import from_one
 
 BUBBLES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2")
 """Schedules with a closed form, by the names they are published under."""
@@ -42,13 +43,7 @@ def bubble(schedule: str, stages: int, microbatches: int, chunks: int = 1) -> fl
     ValueError
         If the name is none of these, or a number is not allowed.
     """
-    if schedule not in BUBBLES:
-        raise ValueError(f"schedule: got {schedule!r}, allowed is one of {', '.join(BUBBLES)}")
-    for field, value in {"stages": stages, "microbatches": microbatches, "chunks": chunks}.items():
-        if value < 1:
-            raise ValueError(f"{field}: got {value}, allowed is a whole number from 1")
-    if chunks > 1 and schedule != "interleaved":
-        raise ValueError(f"chunks: got {chunks}, allowed with schedule {schedule} is 1")
+    _check(BUBBLES, schedule, stages, microbatches, chunks)
     share = (stages - 1) / microbatches
     return {"interleaved": share / chunks, "zb-h1": share / 3, "zb-h2": 0.0}.get(schedule, share)
 
@@ -103,7 +98,10 @@ def timeline(
     ValueError
         If the name is none of these, or a number is not allowed.
     """
-    _check(schedule, stages, microbatches, chunks)
+    _check(SCHEDULES, schedule, stages, microbatches, chunks)
+    if chunks > 1 and microbatches % stages:
+        allowed = f"allowed with schedule {schedule} is a multiple of {stages} stages"
+        raise ValueError(f"microbatches: got {microbatches}, {allowed}")
     table = SCHEDULES[schedule]
     forward, backward = _each(forward, stages), _each(backward, stages)
     weight = [b / 2 for b in backward] if weight is None else _each(weight, stages)
@@ -213,17 +211,13 @@ def _needed(action: Action, part: int, last: int) -> tuple[str, int, int] | None
     return "B", part, action.micro
 
 
-def _check(schedule: str, stages: int, microbatches: int, chunks: int) -> None:
-    if schedule not in SCHEDULES:
-        raise ValueError(f"schedule: got {schedule!r}, allowed is one of {', '.join(SCHEDULES)}")
-    for field, value in {"stages": stages, "microbatches": microbatches, "chunks": chunks}.items():
-        if value < 1:
-            raise ValueError(f"{field}: got {value}, allowed is a whole number from 1")
-    if chunks > 1 and not SCHEDULES[schedule].traits.has_chunks:
+def _check(allowed: Iterable[str], schedule: str, stages: int, microbatches: int, chunks: int) -> None:
+    """Raise `ValueError` unless the schedule is one of the allowed, and the numbers fit it."""
+    if schedule not in allowed:
+        raise ValueError(f"schedule: got {schedule!r}, allowed is one of {', '.join(allowed)}")
+    from_one(stages=stages, microbatches=microbatches, chunks=chunks)
+    if chunks > 1 and not (schedule in SCHEDULES and SCHEDULES[schedule].has_chunks):
         raise ValueError(f"chunks: got {chunks}, allowed with schedule {schedule} is 1")
-    if chunks > 1 and microbatches % stages:
-        allowed = f"allowed with schedule {schedule} is a multiple of {stages} stages"
-        raise ValueError(f"microbatches: got {microbatches}, {allowed}")
 
 
 def _each(times: Times, stages: int) -> list[float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -86,6 +87,6 @@ def crossings(first: Mapping[int, float], second: Mapping[int, float]) -> list[f
     seen = [(n, a) for n, a in zip(common, ahead) if abs(a) > TIE]
     return [
         math.exp(math.log(n) + a / (a - b) * math.log(m / n))
-        for (n, a), (m, b) in zip(seen, seen[1:])
+        for (n, a), (m, b) in pairwise(seen)
         if (a < 0) != (b < 0)
     ]

@@ -7,7 +7,7 @@ Every rank has ports of its own, workers begin with different servers, and N >= 
 
 from __future__ import annotations
 
-from dlpar.theory.collectives import incast
+from dlpar.theory.collectives import from_one, incast
 from dlpar.worlds.platforms import Link
 
 
@@ -126,9 +126,6 @@ def _shards(
     workers: int, servers: int, nbytes: float, answer: float | None, link: Link
 ) -> tuple[float, float]:
     """Return b and c; raise `ValueError` if a number is not allowed."""
-    if workers < 1:
-        raise ValueError(f"workers: got {workers}, allowed is a whole number from 1")
-    if servers < 1:
-        raise ValueError(f"servers: got {servers}, allowed is a whole number from 1")
+    from_one(workers=workers, servers=servers)
     back = nbytes if answer is None else answer
     return nbytes / servers / link.bandwidth, back / servers / link.bandwidth

@@ -52,18 +52,41 @@ class Prediction(NamedTuple):
     kind : str
         ``exact``: it is what a simulation takes, to rounding; or ``upper bound``, ``lower bound`` or
         ``estimate`` of the seconds.
-    how : str
-        The form in words with its source, and why it is not exact.
+    why : str
+        Why it is not exact, or nothing.
     """
 
     seconds: float
     compute: float
     kind: str
-    how: str
+    why: str
 
 
 def predict(experiment: Experiment) -> Prediction | None:
     """Predict a step of an experiment on its platform.
+
+    ================  ============================================  ===================================
+    exchange          seconds beside computing; a = latency, b =    source
+                      seconds of the tensor's bytes
+    ================  ============================================  ===================================
+    all-reduce        2 (N-1) (a + b/N) by a ring; for each bucket  Patarasuk and Yuan (JPDC 2009)
+    star              2 a + N b, as answers overlap with the next   the network model
+                      gradients
+    tree              2 log2 N (a + b)                              Thakur et al. (IJHPCA 2005), 4.2, 4.4
+    halving_doubling  2 log2 N a + 2 (N-1)/N b                      Thakur et al. (IJHPCA 2005), 4.5
+    hierarchical      2 a + g b in a group, a ring between groups   Jia et al. (arXiv 1807.11205), 3.2
+    coded gradients   (N-1) (a + w/N), w of all ranks' codes        Seide et al. (Interspeech 2014)
+    driver            a + k b a level, of k messages to a rank,     Spark's treeAggregate; Thakur et al.
+                      and log2 N (a + b) back
+    servers           2 a + (N/S + 1) b                             Li et al. (OSDI 2014), section 4
+    servers, free     the longer of a worker's cycle and N pushes   Lazowska et al. (1984), 5.2;
+                      at a busy server; bounded, the slowest's      Ho et al. (NIPS 2013)
+    neighbours        a + degree b                                  Lian et al. (arXiv 1705.09056), table 1
+    pairs, free       nothing                                       Lian et al. (arXiv 1710.06952)
+    ================  ============================================  ===================================
+
+    What overlaps with the backward pass counts as far as it is not hidden
+    (:func:`~dlpar.theory.overlap.overlapped`).
 
     Parameters
     ----------
@@ -96,8 +119,7 @@ def predict(experiment: Experiment) -> Prediction | None:
     kinds = {kind for kind, _ in doubts} or {"exact"}
     kind = kinds.pop() if len(kinds) == 1 else ESTIMATE
     compute = sum(costs.work) / experiment.workers + form.extra
-    how = "; ".join([form.how, *(why for _, why in doubts)])
-    return Prediction(form.seconds, min(form.seconds, compute), kind, how)
+    return Prediction(form.seconds, min(form.seconds, compute), kind, "; ".join(why for _, why in doubts))
 
 
 def _doubts(experiment: Experiment, costs: Costs, form: Form) -> list[Doubt]:
@@ -263,23 +285,15 @@ def period(experiment: Experiment) -> int:
 
 
 class Form(NamedTuple):
-    """Seconds of a step, its computing beside the workers' work, the form in words, and why it is not exact."""
+    """Seconds of a step, its computing beside the workers' work, and why it is not exact."""
 
     seconds: float
     extra: float
-    how: str
     doubt: Doubt | None = None
 
 
-ALLREDUCE = {
-    "ring": "2 (N-1) (a + b/N) (Patarasuk and Yuan, JPDC 2009)",
-    "library": "2 (N-1) (a + b/N), as a ring (Patarasuk and Yuan, JPDC 2009)",
-    "star": "2 a + N b, as answers overlap with the next gradients",
-    "tree": "2 log2 N (a + b) (Thakur et al., IJHPCA 2005, 4.2 and 4.4)",
-    "halving_doubling": "2 log2 N a + 2 (N-1)/N b (Thakur et al., IJHPCA 2005, 4.5)",
-    "hierarchical": "2 a + g b in each group, a ring between groups (Jia et al., arXiv 1807.11205, 3.2)",
-}
-"""Seconds of an all-reduce in the long run."""
+ALLREDUCE = ("ring", "library", "star", "tree", "halving_doubling", "hierarchical")
+"""All-reduces that have a form; a library's is taken for a ring where it is simulated as one."""
 
 
 def _allreduce(experiment: Experiment, costs: Costs) -> Form | None:
@@ -290,11 +304,10 @@ def _allreduce(experiment: Experiment, costs: Costs) -> Form | None:
         return None
     cut = buckets([costs.bytes(tensor.elements) for tensor in tensors], sync.bucket_mb * 1e6)
     lengths = [sum(tensors[i].elements for i in members) for members in cut]
-    how, doubt, busy = ALLREDUCE[sync.allreduce], None, 0.0
+    doubt, busy = None, 0.0
     if n == 1:
         taking = [0.0] * len(lengths)
     elif experiment.compression.codec != "none":
-        how = "(N-1) (a + w/N), w being the coded bytes of all ranks (Seide et al., Interspeech 2014)"
         taking = [_coded(experiment, costs, length) for length in lengths]
     elif sync.allreduce in ("ring", "library"):
         taking, ports = zip(*(_ring(costs, range(n), length) for length in lengths))
@@ -305,11 +318,9 @@ def _allreduce(experiment: Experiment, costs: Costs) -> Form | None:
             doubt = ABOVE, "the ranks are no power of two"
         elif sync.overlap:
             doubt = ABOVE, "ranks that are done with a bucket begin the next"
-    how = f"compute + {how}" + (f", for each of {len(lengths)} buckets" if len(lengths) > 1 else "")
-    if not sync.overlap or n == 1:
-        return Form(*costs.step(experiment, sum(taking), 0, 2 * costs.sizes.elements, busy), how, doubt)
-    step = _beside_backward(experiment, costs, cut, taking)
-    return Form(*step, f"{how}, as far as the backward pass does not hide it", doubt)
+    if sync.overlap and n > 1:
+        return Form(*_beside_backward(experiment, costs, cut, taking), doubt)
+    return Form(*costs.step(experiment, sum(taking), 0, 2 * costs.sizes.elements, busy), doubt)
 
 
 def _coded(experiment: Experiment, costs: Costs, elements: int) -> float:
@@ -390,8 +401,7 @@ def _tree(experiment: Experiment, costs: Costs) -> Form:
     up = collective_seconds("tree_aggregate", workers, gradient, near, group, depth, far, adding)
     down = collective_seconds("tree_broadcast", workers, weights, costs.inside, group, between=costs.link)
     step = costs.step(experiment, up + costs.seconds(5 * n) + down, n, n)
-    how = f"compute + a + k b a level of {depth}, of k messages to a rank (treeAggregate), + log2 N (a + b)"
-    return Form(*step, how, (ABOVE, "whoever has the weights first begins the next step first"))
+    return Form(*step, (ABOVE, "whoever has the weights first begins the next step first"))
 
 
 def _servers(experiment: Experiment, costs: Costs) -> Form | None:
@@ -419,8 +429,7 @@ def _servers(experiment: Experiment, costs: Costs) -> Form | None:
         exchange = ps_step_seconds(workers, sync.servers, push, link, 0.0, back, adding)
         if costs.crowd > 1:  # the workers of a node share its port, as all workers share a server's
             exchange = max(exchange, ps_step_seconds(costs.crowd, 1, push, link, 0.0, back))
-    how = f"compute + 2 a + (N/S + 1) b with S = {sync.servers} (Li et al., OSDI 2014, 4; the network model)"
-    return Form(*costs.step(experiment, exchange + adding, costs.coding(experiment), 0), how, doubt)
+    return Form(*costs.step(experiment, exchange + adding, costs.coding(experiment), 0), doubt)
 
 
 def _free_running(
@@ -442,9 +451,7 @@ def _free_running(
         # Whoever is quicker waits at the bound, and is answered before the slowest, which asked last.
         quicker = sum(seconds < (1 - 1e-9) * max(alone) for seconds in alone)
         free = max(alone) + quicker * back / sync.servers / link.bandwidth
-    how = "the longer of compute + 2 a + push + answer, and N pushes at a busy server (Lazowska et al., 1984, 5.2)"
-    how += ", and the slowest worker's cycle (Ho et al., NIPS 2013)" if is_bounded else ""
-    return Form(max(free, busy) / every, costs.seconds(extra) / every, how, doubt)
+    return Form(max(free, busy) / every, costs.seconds(extra) / every, doubt)
 
 
 def _neighbours(experiment: Experiment, costs: Costs) -> Form:
@@ -455,8 +462,7 @@ def _neighbours(experiment: Experiment, costs: Costs) -> Form:
     if experiment.free_running:
         extra = costs.seconds(adapting + 2 * n)
         seconds = workers / sum(1 / (work + extra) for work in costs.work)
-        doubt = BELOW, "averages go on beside it, how many is not known"
-        return Form(seconds, extra, "compute, as nobody waits (Lian et al., arXiv 1710.06952)", doubt)
+        return Form(seconds, extra, (BELOW, "averages go on beside it, how many is not known"))
     doubt, nbytes, busy = None, costs.bytes(n), 0.0
     if sync.has_graph:
         graph = (receivers if is_directed else neighbours)(sync, workers, experiment.seed)
@@ -472,8 +478,7 @@ def _neighbours(experiment: Experiment, costs: Costs) -> Form:
         degree = min(sync.peers, workers - 1)
         mixing = degree + 1
     exchange = neighbour_seconds(degree, nbytes, costs.link)
-    step = costs.step(experiment, exchange, adapting, mixing * n, busy)
-    return Form(*step, f"compute + a + {degree} b (Lian et al., arXiv 1705.09056, table 1)", doubt)
+    return Form(*costs.step(experiment, exchange, adapting, mixing * n, busy), doubt)
 
 
 FORMS = {"allreduce": _allreduce, "servers": _servers, "topology": _neighbours, "depth": _tree}

@@ -130,7 +130,7 @@ def test_of_a_large_model_the_form_of_servers_is_exact_without_what_they_compute
 def test_other_schemes_and_fields_are_exact_too(workers, sync, fields):
     mine = experiment(workers, sync, **fields)
     told = predict(mine)
-    assert told.kind == "exact", told.how
+    assert told.kind == "exact", told.why
     assert told.seconds == pytest.approx(simulated(mine), rel=1e-3)
 
 
@@ -210,7 +210,7 @@ def test_elements_of_a_workload_have_its_size_whatever_the_small_models_dtype(ou
 def test_a_bound_is_on_its_side_and_all_are_close(workers, sync, fields, kind, within):
     mine = experiment(workers, sync, fields.pop("cluster", None), **fields)
     told, seconds = predict(mine), simulated(mine)
-    assert told.kind == kind and "; " in told.how
+    assert told.kind == kind and told.why
     assert told.seconds == pytest.approx(seconds, rel=within)
     if kind == "upper bound":
         assert told.seconds > seconds * (1 - 1e-3)
@@ -283,7 +283,6 @@ def test_staleness_bounds_waiting_from_above(ours):
 def test_a_small_batch_communicates_more():
     small, large = (predict(experiment(8, "ring", batch=batch)) for batch in (64, 65_536))
     assert small.seconds > 2 * small.compute and large.seconds < 2 * large.compute
-    assert "2 (N-1) (a + b/N)" in small.how and "Patarasuk" in small.how
 
 
 def test_there_is_none_without_a_form_or_a_platform(monkeypatch, tmp_path):
@@ -293,7 +292,7 @@ def test_there_is_none_without_a_form_or_a_platform(monkeypatch, tmp_path):
     library = {"scheme": "ring", "allreduce": "library"}
     assert predict(Experiment(sync=library, cluster={"platform": "cpu-10gbe"})) is None
     told = predict(Experiment(cluster={"platform": "cpu-10gbe"}))
-    assert told.kind == "estimate" and told.how.endswith("real ranks share cores and are disturbed")
+    assert told.kind == "estimate" and told.why.endswith("real ranks share cores and are disturbed")
 
 
 def test_predicting_loads_no_torch():
