@@ -40,8 +40,8 @@ def collective_seconds(
     hierarchical          2 (a + (g-1) b) and a ring of ceil(N / g)     Jia 2018, 3.2
     ====================  ============================================  =======================
 
-    `star_reduce`, `star_broadcast`, `tree_reduce` and `tree_broadcast` are one of the two directions.  On a half-duplex link a rank that sends and receives at once takes
-    b + max(a, b) instead of a + b.
+    `star_reduce`, `star_broadcast`, `tree_reduce` and `tree_broadcast` are one of the two directions.
+    On a half-duplex link a rank that sends and receives at once takes b + max(a, b) instead of a + b.
 
     Parameters
     ----------

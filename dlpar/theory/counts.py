@@ -1,4 +1,4 @@
-"""Messages and bytes that each collective must send, counted before it runs and exact to the last one.
+"""Messages and bytes of collectives, counted before they run and exact to the last one.
 
 Notation: N ranks, a tensor of n elements of s bytes; a tensor cut in k chunks
 gives the first ``n mod k`` of them one element more than the others.
@@ -6,15 +6,10 @@ gives the first ``n mod k`` of them one element more than the others.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from dlpar.theory.collectives import from_one
-
-if TYPE_CHECKING:
-    from dlpar.config.experiment import Experiment
 
 Form = Callable[[int, int, int], tuple[int, int, int, int]]
 """From ranks, elements and ranks of a group to messages and elements, of all ranks and of the busiest."""
@@ -167,13 +162,3 @@ _FORMS: dict[str, Form] = {
     "halving_doubling": _halving_doubling,
     "hierarchical": _hierarchical,
 }
-
-
-def wire_bytes(experiment: Experiment, elements: int, itemsize: int) -> int:
-    """Return the bytes of so many elements of a gradient as the codecs of :mod:`dlpar.compression` write them."""
-    codec, keep = experiment.compression.codec, experiment.compression.keep
-    if codec == "onebit":
-        return 2 * itemsize + -(-elements // 8) if elements else 0
-    if codec == "topk":
-        return min(elements, max(1, math.ceil(keep * elements))) * (itemsize + 4)
-    return elements * (2 if codec in ("fp16", "bf16") else itemsize)

@@ -293,13 +293,9 @@ def _overlapping(experiment: Experiment, batch: int) -> list[Exchange]:
     inputs, width, found = prod(INPUTS[experiment.data.name]), experiment.model.width, []
     for i in range(1, experiment.model.depth + 1):
         layer = redundant_layer(batch, inputs, width, ranks, redundancy)
-        for name, piece in (
-            ("ring_allgather", layer.activations),
-            ("ring_allgather", layer.weights),
-            ("ring_reduce_scatter", layer.gradients),
-        ):
-            if piece:
-                found.append(Exchange(f"linear{i}", name, ranks * piece))
+        gathered = [piece for piece in (layer.activations, layer.weights) if piece]
+        found += [Exchange(f"linear{i}", "ring_allgather", ranks * piece) for piece in gathered]
+        found.append(Exchange(f"linear{i}", "ring_reduce_scatter", ranks * layer.gradients))
         inputs = width
     return [*found, Exchange("whole", "ring_allgather", batch * prod(layers(experiment)[-1].output))]
 
@@ -353,9 +349,9 @@ def _spatial(experiment: Experiment, rows: int, columns: int) -> dict[str, int]:
             weights += sum(tensor.elements for tensor in layer.tensors)
             ways = 1 if layer.name == "conv1" else 2
             found[layer.name] = ways * sum(
-                halo(batch, channels, tall, wide, 1, r > 0, r < rows - 1, c > 0, c < columns - 1).elements
-                for r, tall in enumerate(_shares(height, rows))
-                for c, wide in enumerate(_shares(width, columns))
+                halo(batch, channels, tall, wide, 1, vertical, horizontal).elements
+                for tall, vertical in _pieces(height, rows)
+                for wide, horizontal in _pieces(width, columns)
             )
         if layer.name == "flatten":
             gathered = Exchange(layer.name, "ring_allgather", batch * prod(layer.output))
@@ -366,8 +362,12 @@ def _spatial(experiment: Experiment, rows: int, columns: int) -> dict[str, int]:
     return {name: elements for name, elements in found.items() if elements}
 
 
-def _shares(size: int, pieces: int) -> list[int]:
-    return [size // pieces + (piece < size % pieces) for piece in range(pieces)]
+def _pieces(size: int, pieces: int) -> list[tuple[int, int]]:
+    """Return the size and the neighbours of each piece of a line."""
+    return [
+        (size // pieces + (piece < size % pieces), (piece > 0) + (piece < pieces - 1))
+        for piece in range(pieces)
+    ]
 
 
 class HaloCost(NamedTuple):
@@ -384,15 +384,7 @@ class HaloCost(NamedTuple):
 
 
 def halo(
-    samples: int,
-    channels: int,
-    height: int,
-    width: int,
-    radius: int,
-    above: bool = True,
-    below: bool = True,
-    left: bool = True,
-    right: bool = True,
+    samples: int, channels: int, height: int, width: int, radius: int, vertical: int = 2, horizontal: int = 2
 ) -> HaloCost:
     """Return the halo of a convolution with stride 1 that keeps the size of its images: kernel 2r + 1, padding r.
 
@@ -410,8 +402,8 @@ def halo(
         Rows and columns of the rank's own piece, no less than `radius`.
     radius : int
         r.
-    above, below, left, right : bool, default True
-        Whether the rank has a neighbour on that side.
+    vertical, horizontal : int, default 2
+        Neighbours above and below, and left and right.
 
     Raises
     ------
@@ -428,7 +420,6 @@ def halo(
         raise ValueError(f"radius: got {radius}, allowed with a piece of {height} × {width} is 0 to {most}")
     if radius == 0:
         return HaloCost(0, 0)
-    vertical, horizontal = above + below, left + right
     edges = radius * (vertical * width + horizontal * height)
     corners = radius * radius * vertical * horizontal
     return HaloCost(vertical + horizontal + vertical * horizontal, samples * channels * (edges + corners))

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Overlapped(NamedTuple):
-    """When computing has ended, and when the last bucket has been sent; seconds from a common start."""
+    """Ends of computing and of sending the last bucket: seconds from a common start."""
 
     computed: float
     sent: float

@@ -1,4 +1,4 @@
-"""Closed forms of a pipeline: its bubble, the time stages stand idle over the time they compute, and its messages."""
+"""Closed forms of a pipeline: its bubble, and the ideal timeline of a schedule."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ BUBBLES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2")
 
 
 def bubble(schedule: str, stages: int, microbatches: int, chunks: int = 1) -> float:
-    """Idle over ideal seconds of a batch: 0.25 makes it take 1.25 times as long as without a bubble.
+    """Return the bubble: idle over ideal seconds of a batch.
+
+    A bubble of 0.25 makes a batch take 1.25 times as long as without one.
 
     ===============  =====================  ===========================================
     schedule         bubble                 source
@@ -32,7 +34,7 @@ def bubble(schedule: str, stages: int, microbatches: int, chunks: int = 1) -> fl
     Parameters
     ----------
     schedule : str
-        One of :data:`SCHEDULES`.
+        One of :data:`BUBBLES`.
     stages, microbatches : int
         p and m, from 1.
     chunks : int, default 1
@@ -73,14 +75,14 @@ def timeline(
     message: float = 0.0,
     recompute: Times = 0.0,
 ) -> list[Bar]:
-    """What every stage does when, in the order in which it does it.
+    """Time the actions of every stage under a schedule, in the order in which it does them.
 
     Parameters
     ----------
     schedule : str
         One of :data:`dlpar.split.schedules.SCHEDULES`.
     stages, microbatches : int
-        From 1; of a schedule without a flush, `microbatches` is how many steps are looked at.
+        From 1; of a schedule without a flush, `microbatches` is the number of steps.
     chunks : int, default 1
         Parts of the model each stage holds; above 1 with interleaved only.
     forward, backward : float or one for each stage, default 1 and 2
@@ -134,7 +136,7 @@ def timed(
     chunks: int = 1,
     message: float = 0.0,
 ) -> list[Bar]:
-    """:func:`timeline` of any schedule, given as the list of actions of each stage.
+    """Time any schedule, given as the list of actions of each stage; see :func:`timeline`.
 
     Parameters
     ----------
@@ -178,10 +180,10 @@ def timed(
 
 
 def idle_share(bars: Iterable[Bar]) -> float:
-    """The bubble of a picture, ideal or measured: idle over computing seconds, all stages from first start to last end.
+    """Return the bubble of a timeline, ideal or measured: idle over computing seconds of all stages.
 
-    With equal stages that is the bubble's time over the ideal time of a batch, as
-    :func:`dlpar.theory.bubble` has it.
+    The window is from the first start to the last end of any stage.
+    With equal stages that is the bubble of :func:`bubble`.
     """
     bars = list(bars)
     busy: dict[int, float] = defaultdict(float)
@@ -193,7 +195,7 @@ def idle_share(bars: Iterable[Bar]) -> float:
 
 
 def most_in_flight(actions: Iterable[Action], has_weight_pass: bool = False) -> int:
-    """Most micro-batches (of a chunk each) whose activations a stage holds at a time, by its list of actions."""
+    """Return the most micro-batches (of a chunk each) whose activations a stage holds at a time."""
     held = most = 0
     frees = "W" if has_weight_pass else "B"
     for action in actions:
@@ -203,7 +205,7 @@ def most_in_flight(actions: Iterable[Action], has_weight_pass: bool = False) -> 
 
 
 def _needed(action: Action, part: int, last: int) -> tuple[str, int, int] | None:
-    """What must have ended before: a kind, a part of the model, a micro-batch."""
+    """Return the action that must have ended before: its kind, its part of the model, its micro-batch."""
     if action.kind == "F":
         return ("F", part - 1, action.micro) if part > 0 else None
     if action.kind == "B":
@@ -216,12 +218,12 @@ def _check(allowed: Iterable[str], schedule: str, stages: int, microbatches: int
     if schedule not in allowed:
         raise ValueError(f"schedule: got {schedule!r}, allowed is one of {', '.join(allowed)}")
     from_one(stages=stages, microbatches=microbatches, chunks=chunks)
-    if chunks > 1 and not (schedule in SCHEDULES and SCHEDULES[schedule].has_chunks):
+    if chunks > 1 and not (schedule in SCHEDULES and SCHEDULES[schedule].traits.has_chunks):
         raise ValueError(f"chunks: got {chunks}, allowed with schedule {schedule} is 1")
 
 
 def _each(times: Times, stages: int) -> list[float]:
-    """One time for each stage."""
+    """Return one time for each stage."""
     if isinstance(times, (int, float)):
         return [float(times)] * stages
     if len(times) != stages:

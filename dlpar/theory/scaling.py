@@ -1,4 +1,4 @@
-"""How speed grows with workers: speed-up, efficiency, and where two schemes are equally fast."""
+"""Scaling with workers: speed-up, efficiency, and the crossing of two schemes."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 
 AGREEING = ("sync", "averaging", "compression")
-"""Parts of an experiment that say how replicas agree: a single worker needs none of them."""
+"""Parts of an experiment that settle how replicas agree: a single worker needs none of them."""
 
 
 class Gain(NamedTuple):
-    """What more workers gain.
+    """Speed-up and efficiency over a run of fewer workers.
 
     Attributes
     ----------
@@ -26,7 +26,7 @@ class Gain(NamedTuple):
     efficiency : float
         Share of the ideal speed-up, workers / base.
     base : int
-        Workers of the run it is compared with.
+        Workers of that run.
     """
 
     speedup: float
@@ -35,7 +35,7 @@ class Gain(NamedTuple):
 
 
 def gains(experiments: Sequence[Experiment], rates: Sequence[float | None]) -> list[Gain | None]:
-    """Speed-up and efficiency of each experiment, from its samples/s; None where that is None.
+    """Return speed-up and efficiency of each experiment, from its samples/s; None where that is None.
 
     Each is compared with the one of the fewest workers among those that differ from it in nothing but
     workers and how replicas agree; of several, with the fastest: a scheme must not look good because
@@ -47,19 +47,16 @@ def gains(experiments: Sequence[Experiment], rates: Sequence[float | None]) -> l
             here = experiment.workers, rate
             before = bases.setdefault(task(experiment), here)
             bases[task(experiment)] = min(before, here, key=lambda one: (one[0], -one[1]))
-    return [
-        gain(experiment.workers, rate, *bases[task(experiment)]) if rate else None
-        for experiment, rate in zip(experiments, rates)
-    ]
-
-
-def gain(workers: int, rate: float, base: int, base_rate: float) -> Gain:
-    """What `workers` at `rate` samples/s gain over `base` workers at `base_rate`."""
-    return Gain(rate / base_rate, rate / base_rate * base / workers, base)
+    found: list[Gain | None] = []
+    for experiment, rate in zip(experiments, rates):
+        base, base_rate = bases.get(task(experiment), (1, 1.0))
+        speedup = rate / base_rate if rate else 0.0
+        found.append(Gain(speedup, speedup * base / experiment.workers, base) if rate else None)
+    return found
 
 
 def task(experiment: Experiment) -> str:
-    """All of an experiment but its workers and how replicas agree, as text."""
+    """Return an experiment without its workers and the way its replicas agree, as text."""
     return json.dumps(experiment.model_dump(exclude={"workers", *AGREEING}), sort_keys=True, default=str)
 
 
@@ -68,7 +65,7 @@ TIE = 1e-3
 
 
 def crossings(first: Mapping[int, float], second: Mapping[int, float]) -> list[float]:
-    """Numbers of workers at which two rates are equal.
+    """Return the numbers of workers at which two rates are equal.
 
     Parameters
     ----------

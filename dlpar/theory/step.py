@@ -2,21 +2,19 @@
 
 :func:`predict` puts the forms of this room together: computing and waiting for the slowest, then an
 exchange.  Workers that are done first begin the next step first; the forms hold for the long run.
-What has no closed form is simulated instead (``cluster.messages="sizes"``).
+Quantities without a closed form are simulated instead (``cluster.messages="sizes"``).
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from itertools import accumulate
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
 from dlpar.config.schema import BadExperiment
 from dlpar.graphs import neighbours, receivers
-from dlpar.theory.collectives import collective_seconds
-from dlpar.theory.counts import wire_bytes
+from dlpar.theory.collectives import NAMES, collective_seconds
 from dlpar.theory.layers import Sizes, Tensor, sizes
 from dlpar.theory.mixing import neighbour_seconds
 from dlpar.theory.overlap import buckets, overlapped
@@ -34,10 +32,7 @@ PACKET_HEAD = 40
 LOSS_AND_COUNT = 2
 """Numbers that travel beside a gradient to the driver."""
 
-ABOVE, BELOW, ESTIMATE = "upper bound", "lower bound", "estimate"
-
-Doubt = tuple[str, str]
-"""Kind of a form that is not exact, and why."""
+EXACT, ABOVE, BELOW, ESTIMATE = "exact", "upper bound", "lower bound", "estimate"
 
 
 class Prediction(NamedTuple):
@@ -52,41 +47,45 @@ class Prediction(NamedTuple):
     kind : str
         ``exact``: it is what a simulation takes, to rounding; or ``upper bound``, ``lower bound`` or
         ``estimate`` of the seconds.
-    why : str
-        Why it is not exact, or nothing.
     """
 
     seconds: float
     compute: float
     kind: str
-    why: str
 
 
 def predict(experiment: Experiment) -> Prediction | None:
     """Predict a step of an experiment on its platform.
 
-    ================  ============================================  ===================================
+    ================  ============================================  =======================================
     exchange          seconds beside computing; a = latency, b =    source
                       seconds of the tensor's bytes
-    ================  ============================================  ===================================
-    all-reduce        2 (N-1) (a + b/N) by a ring; for each bucket  Patarasuk and Yuan (JPDC 2009)
+    ================  ============================================  =======================================
+    ring              2 (N-1) (a + b/N) for each bucket             Patarasuk and Yuan (JPDC 2009)
     star              2 a + N b, as answers overlap with the next   the network model
                       gradients
     tree              2 log2 N (a + b)                              Thakur et al. (IJHPCA 2005), 4.2, 4.4
     halving_doubling  2 log2 N a + 2 (N-1)/N b                      Thakur et al. (IJHPCA 2005), 4.5
     hierarchical      2 a + g b in a group, a ring between groups   Jia et al. (arXiv 1807.11205), 3.2
-    coded gradients   (N-1) (a + w/N), w of all ranks' codes        Seide et al. (Interspeech 2014)
     driver            a + k b a level, of k messages to a rank,     Spark's treeAggregate; Thakur et al.
                       and log2 N (a + b) back
     servers           2 a + (N/S + 1) b                             Li et al. (OSDI 2014), section 4
     servers, free     the longer of a worker's cycle and N pushes   Lazowska et al. (1984), 5.2;
                       at a busy server; bounded, the slowest's      Ho et al. (NIPS 2013)
     neighbours        a + degree b                                  Lian et al. (arXiv 1705.09056), table 1
-    pairs, free       nothing                                       Lian et al. (arXiv 1710.06952)
-    ================  ============================================  ===================================
+    ================  ============================================  =======================================
 
-    What overlaps with the backward pass counts as far as it is not hidden
-    (:func:`~dlpar.theory.overlap.overlapped`).
+    Communication beside the backward pass counts as far as that does not hide it
+    (:func:`~dlpar.theory.overlap.overlapped`).  A form is no longer exact in these cases:
+
+    - Workers differ: all are taken to begin an exchange with the slowest, an upper bound.
+    - Times vary from step to step: the slowest is expected (:func:`~dlpar.theory.waiting.expected_slowest`).
+    - Links or ports differ, as on nodes of several ranks: the busiest set the pace.
+    - Ranks of a tree or of halving and doubling are no power of two: an upper bound.
+    - Several servers: a worker may queue at one while another is idle, so it is a lower bound.
+    - A driver: workers that have the weights first begin the next step first, an upper bound.
+    - Neighbours: workers that begin with the same neighbour queue at its port.
+    - Real ranks share cores and are disturbed.
 
     Parameters
     ----------
@@ -96,8 +95,8 @@ def predict(experiment: Experiment) -> Prediction | None:
     Returns
     -------
     Prediction or None
-        None where there is no closed form (a scheme of your own, ZeRO, a model on several ranks), or
-        no platform to base it on.
+        None without a closed form (a scheme of your own, pairwise averages, compression, uneven shards,
+        half-duplex links, ZeRO, a model on several ranks), or without a platform to base it on.
 
     Examples
     --------
@@ -106,44 +105,26 @@ def predict(experiment: Experiment) -> Prediction | None:
     'exact'
     """
     find = next((form for setting, form in FORMS.items() if hasattr(experiment.sync, setting)), None)
-    if find is None or getattr(experiment.split, "zero", 0) or experiment.replicas < experiment.workers:
+    is_split = experiment.replicas < experiment.workers or getattr(experiment.split, "zero", 0)
+    is_odd = experiment.compression.codec != "none" or experiment.shards == "uneven"
+    if find is None or is_split or is_odd:
         return None
     try:
         costs = Costs(experiment)
     except BadExperiment:
         return None
-    form = find(experiment, costs)
+    form = find(experiment, costs) if costs.link.duplex == "full" else None
     if form is None:
         return None
-    doubts = _doubts(experiment, costs, form)
-    kinds = {kind for kind, _ in doubts} or {"exact"}
-    kind = kinds.pop() if len(kinds) == 1 else ESTIMATE
-    compute = sum(costs.work) / experiment.workers + form.extra
-    return Prediction(form.seconds, min(form.seconds, compute), kind, "; ".join(why for _, why in doubts))
-
-
-def _doubts(experiment: Experiment, costs: Costs, form: Form) -> list[Doubt]:
-    """Say why a prediction is not exact."""
-    found: list[Doubt] = []
-    if experiment.workers > 1:
-        found += [form.doubt] if form.doubt else []
-        several = len(set(costs.nodes)) > 1
-        if (
-            several
-            and len(set(costs.nodes)) < len(costs.nodes)
-            and (costs.crowd > 1 or costs.inside != costs.between)
-        ):
-            found.append((ESTIMATE, "links or ports differ, and the busiest set the pace"))
-        if costs.link.duplex == "half":
-            found.append((ESTIMATE, "both directions share a port, and messages that cross are not followed"))
-    if not costs.is_steady:
-        found.append((ESTIMATE, "times vary, and workers are taken to wait for the slowest where they meet"))
+    kinds = {form.kind if experiment.workers > 1 else EXACT}
+    if costs.is_crowded or not costs.is_steady or experiment.cluster.world == "real":
+        kinds.add(ESTIMATE)
     elif max(costs.work) - min(costs.work) > 1e-12 * max(costs.work):
-        kind = ESTIMATE if experiment.free_running else ABOVE
-        found.append((kind, "workers differ, and are taken to begin an exchange with the slowest"))
-    if experiment.cluster.world == "real":
-        found.append((ESTIMATE, "real ranks share cores and are disturbed"))
-    return found
+        kinds.add(ESTIMATE if experiment.free_running else ABOVE)
+    kinds.discard(EXACT)
+    kind = EXACT if not kinds else ESTIMATE if len(kinds) > 1 else kinds.pop()
+    compute = sum(costs.work) / experiment.workers + form.extra
+    return Prediction(form.seconds, min(form.seconds, compute), kind)
 
 
 class Costs:
@@ -174,6 +155,8 @@ class Costs:
         The slowest link in use: between nodes, if there are several.
     crowd : int
         Most ranks that share a port to other nodes.
+    is_crowded : bool
+        Whether there are several nodes, and some have several ranks.
     training, work : list of float
         Seconds of each worker for forward and backward pass, and for all before an exchange; means over steps.
     slowest : float
@@ -195,29 +178,24 @@ class Costs:
             self.sizes = Sizes(tensors, big.flops)
         self.flops = 1 / self.platform.seconds(flops, big) if flops else inf
         self.eager = self.platform.eager / scale
-        links = self.platform.link(True), self.platform.link(False)
         self.inside, self.between = (
-            Link(link.latency, link.bandwidth / scale, link.duplex) for link in links
+            Link(link.latency, link.bandwidth / scale, link.duplex)
+            for link in (self.platform.link(True), self.platform.link(False))
         )
         on_node = Counter(self.nodes)
         self.link = self.between if len(on_node) > 1 else self.inside
-        is_shared = len(on_node) > 1 and self.platform.nic == "shared"
-        self.crowd = max(on_node.values()) if is_shared else 1
+        self.is_crowded = 1 < len(on_node) < len(self.nodes)
+        self.crowd = max(on_node.values()) if self.is_crowded and self.platform.nic == "shared" else 1
         self._compute(experiment)
 
     def _compute(self, experiment: Experiment) -> None:
         """Find what workers compute for a step, as the training loop charges it."""
         delays, timing, workers = experiment.delays, self.platform.timing, range(experiment.workers)
         fraction = getattr(experiment.sync, "fraction", 1.0)
-        samples = [experiment.local_batch(worker) for worker in workers]
-        if experiment.shards == "uneven":
-            from dlpar.data.sampler import proportional  # here: loads torch
-
-            samples = proportional(experiment.global_batch, experiment.workers)
         # Drawn factors have mean 1; those of a trace have any.
         usual = sum(timing.trace) / len(timing.trace) if timing.kind == "trace" else 1.0
         flops = usual * fraction * self.sizes.flops
-        self.training = [self.seconds(flops * samples[worker], worker) for worker in workers]
+        self.training = [self.seconds(flops * experiment.local_batch(worker), worker) for worker in workers]
         added = delays.delay_ms / 1000 if delays.kind != "none" else 0.0
         self.work = [
             self.overhead(worker) + delays.straggler.get(worker, 1.0) * (self.training[worker] + added)
@@ -241,31 +219,40 @@ class Costs:
         """Return the seconds of a step beside its FLOPs."""
         return self.platform.device.overhead * self.platform.stragglers.get(rank, 1.0)
 
-    def hop(self, source: int, dest: int) -> Link:
-        """Return the link that joins two ranks."""
-        return self.inside if self.nodes[source] == self.nodes[dest] else self.between
-
-    def coding(self, experiment: Experiment) -> int:
-        """Return the FLOPs to code a gradient."""
-        return 4 * self.sizes.elements if experiment.compression.codec != "none" else 0
-
     def bytes(self, elements: float) -> float:
         """Return the bytes of so many elements."""
         return elements * self.itemsize
 
+    def hop(self, source: int, dest: int) -> Link:
+        """Return the link that joins two ranks."""
+        return self.inside if self.nodes[source] == self.nodes[dest] else self.between
+
+    def ring(self, members: range, elements: int) -> float:
+        """Return the seconds of a ring all-reduce.
+
+        Slow links set the pace with their bytes, or all links with their latencies.
+        """
+        n, rounds = len(members), 2 * (len(members) - 1)
+        if n == 1:
+            return 0.0
+        chunk = -(-elements // n)
+        nbytes = self.bytes(chunk)
+        hops = [self.hop(member, members[i - 1]) for i, member in enumerate(members)]
+        busiest = max(nbytes / link.bandwidth for link in hops)
+        mean, longest = (
+            sum(link.seconds(nbytes) for link in hops) / n,
+            max(link.seconds(nbytes) for link in hops),
+        )
+        last = longest if nbytes > self.eager else busiest  # short messages are sent ahead
+        return max(rounds * mean, (rounds - 1) * busiest + last) + (n - 1) * self.seconds(chunk)
+
     def step(
-        self, experiment: Experiment, exchange: float, before: float, after: float, busy: float = 0.0
+        self, experiment: Experiment, exchange: float, before: float, after: float
     ) -> tuple[float, float]:
         """Return the seconds of a step that ends in an exchange of all workers, and its computing beside `work`.
 
-        Parameters
-        ----------
-        exchange : float
-            Seconds.
-        before, after : float
-            FLOPs of each worker between its work and the exchange, and after it.
-        busy : float
-            Seconds of an exchange for which the busiest port is in use.
+        `exchange` is in seconds; `before` and `after` are FLOPs of each worker between its work and the
+        exchange, and after it.
         """
         every, n = period(experiment), self.sizes.elements
         if experiment.averaging.method != "none":
@@ -275,7 +262,7 @@ class Costs:
             (every * work + self.seconds(before, worker)) * self.slowest + self.seconds(after, worker)
             for worker, work in enumerate(self.work)
         )
-        return max(cycle + exchange, busy) / every, self.seconds(before + after) / every
+        return (cycle + exchange) / every, self.seconds(before + after) / every
 
 
 def period(experiment: Experiment) -> int:
@@ -285,92 +272,62 @@ def period(experiment: Experiment) -> int:
 
 
 class Form(NamedTuple):
-    """Seconds of a step, its computing beside the workers' work, and why it is not exact."""
+    """Seconds of a step, its computing beside the workers' work, and the kind of the form."""
 
     seconds: float
     extra: float
-    doubt: Doubt | None = None
-
-
-ALLREDUCE = ("ring", "library", "star", "tree", "halving_doubling", "hierarchical")
-"""All-reduces that have a form; a library's is taken for a ring where it is simulated as one."""
+    kind: str = EXACT
 
 
 def _allreduce(experiment: Experiment, costs: Costs) -> Form | None:
     """All-reduce in buckets, beside the backward pass or after it."""
     sync, n, tensors = experiment.sync, experiment.workers, costs.sizes.tensors
-    is_known = sync.allreduce != "library" or experiment.cluster.world == "simulated"
-    if sync.allreduce not in ALLREDUCE or not is_known:
+    # Nobody knows what a library does; where it is simulated it is a ring.
+    name = (
+        "ring" if (sync.allreduce, experiment.cluster.world) == ("library", "simulated") else sync.allreduce
+    )
+    if name not in NAMES:
         return None
     cut = buckets([costs.bytes(tensor.elements) for tensor in tensors], sync.bucket_mb * 1e6)
     lengths = [sum(tensors[i].elements for i in members) for members in cut]
-    doubt, busy = None, 0.0
-    if n == 1:
-        taking = [0.0] * len(lengths)
-    elif experiment.compression.codec != "none":
-        taking = [_coded(experiment, costs, length) for length in lengths]
-    elif sync.allreduce in ("ring", "library"):
-        taking, ports = zip(*(_ring(costs, range(n), length) for length in lengths))
-        busy = sum(ports)
-    else:
-        taking = _through_a_root_or_in_pairs(experiment, costs, lengths)
-        if sync.allreduce in ("tree", "halving_doubling") and n & (n - 1):
-            doubt = ABOVE, "the ranks are no power of two"
-        elif sync.overlap:
-            doubt = ABOVE, "ranks that are done with a bucket begin the next"
+    taking = [_bucket_seconds(name, experiment, costs, length) for length in lengths]
+    kind = EXACT
+    if (name == "hierarchical" and n % sync.node_size) or (
+        name in ("star", "hierarchical") and len(set(lengths)) > 1
+    ):
+        kind = ESTIMATE
+    if (name in ("tree", "halving_doubling") and n & (n - 1)) or (sync.overlap and name != "ring"):
+        kind = ABOVE
     if sync.overlap and n > 1:
-        return Form(*_beside_backward(experiment, costs, cut, taking), doubt)
-    return Form(*costs.step(experiment, sum(taking), 0, 2 * costs.sizes.elements, busy), doubt)
+        return Form(*_beside_backward(experiment, costs, cut, taking), kind)
+    return Form(*costs.step(experiment, sum(taking), 0, 2 * costs.sizes.elements), kind)
 
 
-def _coded(experiment: Experiment, costs: Costs, elements: int) -> float:
-    """Return the seconds in which every rank's code goes round a ring to all ranks, and each adds all of them."""
-    n = experiment.workers
-    nbytes = n * wire_bytes(experiment, elements, costs.itemsize)
-    return collective_seconds("ring_allgather", n, nbytes, costs.link) + costs.seconds((4 + 2 * n) * elements)
-
-
-def _ring(costs: Costs, members: range, elements: int) -> tuple[float, float]:
-    """Return the seconds of a ring, and those of its busiest port.
-
-    Slow links set the pace with their bytes, or all links with their latencies.
-    """
-    n, rounds = len(members), 2 * (len(members) - 1)
-    chunk = -(-elements // n)
-    nbytes, adding = costs.bytes(chunk), (n - 1) * costs.seconds(chunk)
-    links = [costs.hop(member, members[i - 1]) for i, member in enumerate(members)]
-    if len(set(links)) == 1:
-        return collective_seconds("ring", n, n * nbytes, links[0]) + adding, 0.0
-    hops, busiest = [link.seconds(nbytes) for link in links], max(nbytes / link.bandwidth for link in links)
-    around = rounds * sum(hops) / n
-    if nbytes > costs.eager:  # a rank waits until its message has left
-        around = max(around, (rounds - 1) * busiest + max(hops))
-    return around + adding, rounds * busiest
-
-
-def _through_a_root_or_in_pairs(experiment: Experiment, costs: Costs, lengths: Sequence[int]) -> list[float]:
-    """Return the seconds of each bucket's all-reduce that is no ring, on two ranks or more."""
-    name, n, link = experiment.sync.allreduce, experiment.workers, costs.link
-    adding = costs.seconds(1.0) / costs.itemsize
-    if name in ("tree", "halving_doubling"):
-        on = {"link": Link(link.latency, link.bandwidth / costs.crowd, link.duplex)}
-        if name == "tree":
-            on = {"link": costs.inside, "between": link, "group": costs.platform.devices}
-        return [collective_seconds(name, n, costs.bytes(length), adding=adding, **on) for length in lengths]
-    group = n if name == "star" else min(experiment.sync.node_size, n)
-    leaders, found = range(0, n, group), []
-    for answered, summed in zip([lengths[-1], *lengths], lengths):
-        # Whoever is answered first sends first: in the long run the root is a parameter server of the others.
-        push, back, add = costs.bytes(summed), costs.bytes(answered), costs.seconds(summed)
-        near = (
-            ps_step_seconds(group - 1, 1, push, costs.hop(0, group - 1), 0.0, back, add) if group > 1 else 0.0
+def _bucket_seconds(name: str, experiment: Experiment, costs: Costs, elements: int) -> float:
+    """Return the seconds of one all-reduce in the long run."""
+    n, link, nbytes, adding = experiment.workers, costs.link, costs.bytes(elements), costs.seconds(elements)
+    if name == "ring":
+        return costs.ring(range(n), elements)
+    if name == "tree":
+        devices = costs.platform.devices
+        return collective_seconds(
+            name, n, nbytes, costs.inside, devices, between=link, adding=adding / nbytes
         )
-        found.append(near + (_ring(costs, leaders, summed)[0] if len(leaders) > 1 else 0.0))
-    return found
+    if name == "halving_doubling":
+        shared = Link(link.latency, link.bandwidth / costs.crowd)
+        return collective_seconds(name, n, nbytes, shared, adding=adding / nbytes)
+    group = n if name == "star" else min(experiment.sync.node_size, n)
+    between_groups = costs.ring(range(0, n, group), elements)
+    if group == 1 or n == 1:
+        return between_groups
+    # Workers answered first send first: in the long run the root is a parameter server of the others.
+    return between_groups + ps_step_seconds(
+        group - 1, 1, nbytes, costs.hop(0, group - 1), 0.0, serving=adding
+    )
 
 
 def _beside_backward(
-    experiment: Experiment, costs: Costs, cut: list[range], taking: Sequence[float]
+    experiment: Experiment, costs: Costs, cut: list[range], taking: list[float]
 ) -> tuple[float, float]:
     """Return the seconds of a step in which one progress thread sends bucket after bucket; and of its update."""
     worker = max(range(experiment.workers), key=costs.work.__getitem__)
@@ -386,59 +343,47 @@ def _beside_backward(
     return max(computed + delay, sent) + update, update
 
 
-def _tree(experiment: Experiment, costs: Costs) -> Form:
+def _driver(experiment: Experiment, costs: Costs) -> Form:
     """Gradients up a tree to the driver, weights down a tree from it."""
     sync, workers, n = experiment.sync, experiment.workers, costs.sizes.elements
-    gradient = wire_bytes(experiment, n, costs.itemsize) + costs.bytes(LOSS_AND_COUNT)
-    weights, coding = PACKET_HEAD + costs.bytes(n), costs.coding(experiment)
-    depth, group = 1 if sync.reduce == "collect" else sync.depth, costs.platform.devices
-    adding = costs.seconds(n + LOSS_AND_COUNT + coding / 2) / gradient
-    # Every level first packs what it sends.
-    near, far = (
-        Link(link.latency + costs.seconds(coding), link.bandwidth, link.duplex)
-        for link in (costs.inside, costs.link)
+    tree = {"group": costs.platform.devices, "between": costs.link}
+    gradient, adding = costs.bytes(n + LOSS_AND_COUNT), costs.seconds(1.0) / costs.itemsize
+    depth = 1 if sync.reduce == "collect" else sync.depth
+    up = collective_seconds(
+        "tree_aggregate", workers, gradient, costs.inside, depth=depth, adding=adding, **tree
     )
-    up = collective_seconds("tree_aggregate", workers, gradient, near, group, depth, far, adding)
-    down = collective_seconds("tree_broadcast", workers, weights, costs.inside, group, between=costs.link)
-    step = costs.step(experiment, up + costs.seconds(5 * n) + down, n, n)
-    return Form(*step, (ABOVE, "whoever has the weights first begins the next step first"))
+    down = collective_seconds("tree_broadcast", workers, PACKET_HEAD + costs.bytes(n), costs.inside, **tree)
+    return Form(*costs.step(experiment, up + costs.seconds(5 * n) + down, n, n), ABOVE)
 
 
 def _servers(experiment: Experiment, costs: Costs) -> Form | None:
-    """Parameter servers, bulk-synchronous."""
+    """Parameter servers, bulk-synchronous or not."""
     sync, n, workers, link = experiment.sync, costs.sizes.elements, experiment.workers, costs.link
-    share, rest = divmod(n, sync.servers)
-    lengths = [share + (number < rest) for number in range(sync.servers)]
-    push = sum(wire_bytes(experiment, length, costs.itemsize) for length in lengths)
-    back, adding = sync.servers * PACKET_HEAD + costs.bytes(n), costs.seconds(2 * lengths[0])
-    doubt = None
-    if sync.servers > 1:
-        doubt = BELOW, "workers queue at one server while another is idle"
-    if sync.pull == "separate":
-        doubt = ESTIMATE, "a question may come before its answer is due"
+    push, back = costs.bytes(n), sync.servers * PACKET_HEAD + costs.bytes(n)
+    adding = costs.seconds(2 * -(-n // sync.servers))
+    kind = ESTIMATE if sync.pull == "separate" or sync.groups else BELOW if sync.servers > 1 else EXACT
     if experiment.free_running:
-        return None if sync.groups else _free_running(experiment, costs, push, back, 2 * adding, doubt)
+        return None if sync.groups else Form(*_free_running(experiment, costs, push, back, 2 * adding), kind)
     if sync.groups:
         members = -(-workers // sync.groups)
         exchange = ps_step_seconds(members, 1, push, link, 0.0, back, costs.seconds(2 * n))
         exchange += ps_step_seconds(sync.groups, sync.servers, push, link, 0.0, back, adding)
-        doubt = ESTIMATE, "leaves that are early push before others, which is left out"
     elif experiment.cluster.placement == "colocated":
         exchange = ps_round_seconds(workers, sync.servers, push, link, back, True, adding)
     else:
         exchange = ps_step_seconds(workers, sync.servers, push, link, 0.0, back, adding)
         if costs.crowd > 1:  # the workers of a node share its port, as all workers share a server's
             exchange = max(exchange, ps_step_seconds(costs.crowd, 1, push, link, 0.0, back))
-    return Form(*costs.step(experiment, exchange + adding, costs.coding(experiment), 0), doubt)
+    return Form(*costs.step(experiment, exchange + adding, 0, 0), kind)
 
 
 def _free_running(
-    experiment: Experiment, costs: Costs, push: float, back: float, serving: float, doubt: Doubt | None
-) -> Form:
-    """Servers whose workers wait for nobody, or only for one too far behind: a worker's cycle, or a busy server."""
+    experiment: Experiment, costs: Costs, push: float, back: float, serving: float
+) -> tuple[float, float]:
+    """Return the seconds of a step whose workers wait for nobody, or only for one too far behind; and its extra."""
     sync, n, every, link = experiment.sync, costs.sizes.elements, period(experiment), costs.link
     is_bounded = sync.lead_bound is not None
-    extra = costs.coding(experiment) + (3 * n * every + 4 * n if experiment.averaging.method != "none" else 0)
+    extra = 3 * n * every + 4 * n if experiment.averaging.method != "none" else 0
     alone = []
     for worker, work in enumerate(costs.work):
         cycle = (every * work + costs.seconds(extra, worker)) * (costs.slowest if is_bounded else 1.0)
@@ -451,35 +396,26 @@ def _free_running(
         # Whoever is quicker waits at the bound, and is answered before the slowest, which asked last.
         quicker = sum(seconds < (1 - 1e-9) * max(alone) for seconds in alone)
         free = max(alone) + quicker * back / sync.servers / link.bandwidth
-    return Form(max(free, busy) / every, costs.seconds(extra) / every, doubt)
+    return max(free, busy) / every, costs.seconds(extra) / every
 
 
-def _neighbours(experiment: Experiment, costs: Costs) -> Form:
+def _neighbours(experiment: Experiment, costs: Costs) -> Form | None:
     """Every worker exchanges weights with a few others."""
-    sync, n, workers = experiment.sync, costs.sizes.elements, experiment.workers
-    is_directed = sync.exchange == "push_sum"
-    adapting = (10 if is_directed else 5) * n  # to sketch weights, to scale a gradient, to move
+    sync, n = experiment.sync, costs.sizes.elements
     if experiment.free_running:
-        extra = costs.seconds(adapting + 2 * n)
-        seconds = workers / sum(1 / (work + extra) for work in costs.work)
-        return Form(seconds, extra, (BELOW, "averages go on beside it, how many is not known"))
-    doubt, nbytes, busy = None, costs.bytes(n), 0.0
+        return None
+    is_directed = sync.exchange == "push_sum"
     if sync.has_graph:
-        graph = (receivers if is_directed else neighbours)(sync, workers, experiment.seed)
-        degree, far = max(map(len, graph)), Counter()
-        mixing = degree + 2 if is_directed else 2 * (degree + 1)
-        for worker, others in enumerate(graph):
-            far[costs.nodes[worker]] += sum(costs.nodes[other] != costs.nodes[worker] for other in others)
-        if costs.crowd > 1:
-            busy = max(far.values()) * nbytes / costs.link.bandwidth
-        if degree > 1:
-            doubt = ESTIMATE, "queues of workers that begin with the same neighbour are left out"
+        graph = (receivers if is_directed else neighbours)(sync, experiment.workers, experiment.seed)
+        degree = max(map(len, graph))
+        mixing, kind = degree + 2 if is_directed else 2 * (degree + 1), ESTIMATE if degree > 1 else EXACT
     else:
-        degree = min(sync.peers, workers - 1)
-        mixing = degree + 1
-    exchange = neighbour_seconds(degree, nbytes, costs.link)
-    return Form(*costs.step(experiment, exchange, adapting, mixing * n, busy), doubt)
+        degree = min(sync.peers, experiment.workers - 1)
+        mixing, kind = degree + 1, EXACT
+    exchange = neighbour_seconds(degree, costs.bytes(n), costs.link)
+    adapting = 10 if is_directed else 5  # FLOPs a weight to sketch it, to scale its gradient and to move it
+    return Form(*costs.step(experiment, exchange, adapting * n, mixing * n), kind)
 
 
-FORMS = {"allreduce": _allreduce, "servers": _servers, "topology": _neighbours, "depth": _tree}
+FORMS = {"allreduce": _allreduce, "servers": _servers, "topology": _neighbours, "depth": _driver}
 """Forms by a setting that only schemes of that kind have."""

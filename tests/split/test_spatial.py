@@ -116,7 +116,7 @@ def test_bytes_and_messages_of_a_step_are_the_sum_of_their_closed_forms(tmp_path
     made = trained(
         tmp_path / "run", workers=4, split=SPATIAL, **{**CNN, "model": {"name": "cnn", "width": 32}}
     )
-    corner = dict(radius=1, above=False, left=False)
+    corner = dict(radius=1, vertical=1, horizontal=1)
     halos = [halo(25, 1, 4, 4, **corner), halo(25, 4, 2, 2, **corner), halo(25, 4, 2, 2, **corner)]
     gathered = closed_form("ring_allgather", 4, 25 * 4 * 4 * 4, 8)
     summed = closed_form("ring", 4, (9 + 1) * 4 + (4 * 9 + 1) * 4, 8)  # weights and biases of both
