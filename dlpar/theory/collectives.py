@@ -205,4 +205,4 @@ def fitted(sizes: Sequence[float], seconds: Sequence[float]) -> Link:
     (latency, slope), _ = nnls(rows, [1.0] * len(rows))
     if slope <= 0:
         raise ValueError("seconds: got times that do not grow with the bytes, so there is no bandwidth")
-    return Link(1e-6 * float(latency), 1e6 / float(slope))
+    return Link(float(f"{1e-6 * latency:.9g}"), float(f"{1e6 / slope:.9g}"))  # without rounding errors
