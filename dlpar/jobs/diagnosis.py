@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
 import time
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from dlpar.config.user_code import is_installed
-from dlpar.jobs.tail import ALL_RANKS, CALL
+from dlpar.jobs.control_groups import text_of
+from dlpar.jobs.tail import ALL_RANKS, CALL, Record, lines_of, record_of
 
 OF_ALL = ("Deadlock", "NeverYields")
 """Exceptions of a simulation whose message names the ranks by itself."""
@@ -65,24 +65,15 @@ def _rank_files(folder: Path) -> dict[int, Path]:
 def pids_of(folder: Path) -> list[int]:
     """Return the processes of ranks that have written their header and run on this machine."""
     headers = [_header(path) for path in _rank_files(folder).values()]
-    here = os.uname().nodename
-    return [header["pid"] for header in headers if header and header["host"] == here]
+    return [header["pid"] for header in headers if header.get("host") == os.uname().nodename]
 
 
 def still_ranks(pids: list[int]) -> list[int]:
     """Return those of `pids` that still are ranks: the system may have given a pid to another process."""
-    found = []
-    for pid in pids:
-        try:
-            command = Path(f"/proc/{pid}/cmdline").read_bytes()
-        except OSError:
-            continue
-        if b"dlpar" in command:
-            found.append(pid)
-    return found
+    return [pid for pid in pids if "dlpar" in text_of(Path(f"/proc/{pid}/cmdline"))]
 
 
-def errors_in(folder: Path) -> list[tuple[int, dict[str, Any]]]:
+def errors_in(folder: Path) -> list[tuple[int, Record]]:
     """Return the exceptions that ranks recorded, as ``(rank, record)``, the earliest first."""
     errors = [
         (record.get("rank", rank), record)
@@ -115,15 +106,14 @@ def verdict(folder: Path, returncode: int) -> Verdict:
         return Verdict("failed", f"a rank ended the process of all ranks {said}")
     if exited:
         rank = int(exited[1])
-        return Verdict(
-            "failed", f"{_name(folder, rank)} ended with status {exited[2]}: {_last_words(log)}", rank
-        )
+        said = f"ended with status {exited[2]}: {_last_words(log)}"
+        return Verdict("failed", f"{_name(folder, rank)} {said}", rank)
     if left:
         return Verdict("failed", f"{_name(folder, int(left[1]))} {LEFT}", int(left[1]))
     return Verdict("failed", f"mpiexec ended {said}")
 
 
-def _of_errors(errors: list[tuple[int, dict[str, Any]]]) -> Verdict:
+def _of_errors(errors: list[tuple[int, Record]]) -> Verdict:
     """Name the first exception; of ranks that raised the same, the lowest, whichever was sooner by chance."""
     first = errors[0][1]
     rank, error = min((e for e in errors if e[1]["message"] == first["message"]), key=lambda e: e[0])
@@ -138,7 +128,7 @@ def _name(folder: Path, rank: int | None) -> str:
     """Return ``rank 3``, ``rank 3 (server)`` for any role but worker, or a name for all ranks of a simulation."""
     if rank is None:
         return "the process of all ranks"
-    role = (_header(folder / f"rank-{rank}.jsonl") or {}).get("role", "worker")
+    role = _header(folder / f"rank-{rank}.jsonl").get("role", "worker")
     return f"rank {rank}" if role == "worker" else f"rank {rank} ({role})"
 
 
@@ -176,9 +166,7 @@ def where_ranks_are(folder: Path) -> str:
 
 
 def _stands(folder: Path, rank: int) -> str:
-    path = folder / f"rank-{rank}.stack"
-    stack = path.read_text(errors="replace") if path.exists() else ""
-    last = stack.rpartition("(most recent call first)")[2]
+    last = text_of(folder / f"rank-{rank}.stack").rpartition("(most recent call first)")[2]
     frames = re.findall(r'File "([^"]+)", line (\d+) in (\S+)', last)
     if not frames:
         return "does not answer"
@@ -208,28 +196,18 @@ def _last_step(path: Path) -> int:
     return steps[-1] if steps else -1
 
 
-def _header(path: Path) -> dict[str, Any] | None:
-    try:
-        with open(path, "rb") as file:
-            record = json.loads(file.readline())
-    except (OSError, ValueError):
-        return None
-    return record if record.get("k") == "rank" else None
+def _header(path: Path) -> Record:
+    """Return a rank's first record, which describes it; an empty one if it has not written it."""
+    first = next(lines_of(path), {})
+    return first if first.get("k") == "rank" else {}
 
 
-def _last_records(path: Path, size: int = 1 << 16) -> list[dict[str, Any]]:
-    """Return the records in the last `size` bytes of a file."""
+def _last_records(path: Path, size: int = 1 << 16) -> list[Record]:
+    """Return the records in the last `size` bytes of a file; the first line may be cut, and is left out then."""
     try:
         with open(path, "rb") as file:
             end = file.seek(0, os.SEEK_END)
             file.seek(max(0, end - size))
-            lines = file.read().splitlines()
+            return list(filter(None, map(record_of, file)))
     except OSError:
         return []
-    records = []
-    for line in lines:
-        try:
-            records.append(json.loads(line))
-        except ValueError:  # the first line is cut
-            continue
-    return records

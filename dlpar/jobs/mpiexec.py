@@ -49,9 +49,8 @@ class Starter:
         hosts: list[str] = []
         if hostfile is not None:
             if self.dialect in ("srun", "plain"):
-                raise NoMPI(
-                    f"cluster.hostfile: {self.path} takes no hostfile; it starts ranks where its scheduler says"
-                )
+                why = "takes no hostfile; it starts ranks where its scheduler says"
+                raise NoMPI(f"cluster.hostfile: {self.path} {why}")
             hosts = ["--hostfile" if self.dialect.startswith("openmpi") else "-f", hostfile]
         return [self.path, *flags, *hosts, "-n", str(ranks), *program]
 
@@ -69,9 +68,8 @@ def find_starter() -> Starter:
     if chosen:
         path = shutil.which(chosen)
         if path is None:
-            raise NoMPI(
-                f"DLPAR_MPIEXEC: got {chosen!r}, allowed is the path of a program that starts MPI ranks"
-            )
+            allowed = "allowed is the path of a program that starts MPI ranks"
+            raise NoMPI(f"DLPAR_MPIEXEC: got {chosen!r}, {allowed}")
         return _identify(path)
     own = Path(sys.executable).parent / "mpiexec"
     if "SLURM_JOB_ID" in os.environ and shutil.which("srun"):

@@ -50,7 +50,7 @@ def run_rank(argv: list[str]) -> int:
         with _stack_on_request(folder, 0):
             return simulate(folder, experiment, launched, call)
     library = MPI.Get_library_version()
-    if MPI.Init_thread(MPI.THREAD_MULTIPLE) < MPI.THREAD_MULTIPLE:  # overlap and gossip send from two threads
+    if MPI.Init_thread(MPI.THREAD_MULTIPLE) < MPI.THREAD_MULTIPLE:  # some ranks send from two threads
         return _refuse(f"this MPI has no MPI_THREAD_MULTIPLE, which ranks need: {library.splitlines()[0]}")
     world = MPI.COMM_WORLD
     if world.size != ranks:

@@ -235,8 +235,7 @@ class Run:
         return [(int(source[5:]), record) for source, record in found if record["k"] == kind]
 
     def _job_records(self) -> list[Record]:
-        path = self.path / "job.jsonl"
-        return list(lines_of(path)) if path.exists() else []
+        return list(lines_of(self.path / "job.jsonl"))
 
     def _end(self) -> Record | None:
         return next((record for record in self._job_records() if record["k"] == "end"), None)

@@ -51,7 +51,7 @@ class Tail:
         found = []
         for name in self._files():
             source = name.removesuffix(".jsonl")
-            for record in filter(None, map(_record, self._new_lines(name))):
+            for record in filter(None, map(record_of, self._new_lines(name))):
                 found.append((f"rank-{record['rank']}" if source == ALL_RANKS else source, record))
         return found
 
@@ -83,12 +83,13 @@ class Tail:
 
 
 def lines_of(path: Path) -> Iterator[Record]:
-    """Yield the records of one file from its beginning, one at a time."""
-    with open(path, "rb") as file:
-        yield from filter(None, map(_record, file))
+    """Yield the records of one file from its beginning, one at a time; none where there is no file."""
+    if path.exists():
+        with open(path, "rb") as file:
+            yield from filter(None, map(record_of, file))
 
 
-def _record(line: bytes) -> Record | None:
+def record_of(line: bytes) -> Record | None:
     """Return the record of a line; None for a line torn by a full disk, which a reader leaves out."""
     try:
         record = loads(line)
