@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from dlpar.config.user_code import is_installed
 from dlpar.jobs.control_groups import text_of
+from dlpar.jobs.processes import kill
 from dlpar.jobs.tail import ALL_RANKS, CALL, Record, lines_of, record_of
 
 OF_ALL = ("Deadlock", "NeverYields")
@@ -155,11 +156,7 @@ def _last_words(log: str) -> str:
 
 def where_ranks_are(folder: Path) -> str:
     """Ask every rank for its stack, and name the line of code at which each stands."""
-    for pid in still_ranks(pids_of(folder)):
-        try:
-            os.kill(pid, signal.SIGUSR1)
-        except ProcessLookupError:
-            pass
+    kill(still_ranks(pids_of(folder)), signal.SIGUSR1)
     time.sleep(0.2)
     said = [f"rank {rank} {_stands(folder, rank)}" for rank in sorted(_rank_files(folder))[:16]]
     return "; ".join(said) or "no rank has started"

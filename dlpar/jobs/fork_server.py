@@ -23,6 +23,7 @@ import sys
 import threading
 import time
 import traceback
+from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
 
@@ -151,10 +152,8 @@ def _start(python: str, path: Path, fingerprint: str, idle: float) -> None:
             start_new_session=True,
         )
     started.append(server)
-    reader = threading.Thread(target=server.stdout.readline, daemon=True)
-    reader.start()
-    reader.join(START)
-    server.stdout.close() if not reader.is_alive() else server.kill()
+    said, _, _ = select.select([server.stdout], [], [], START)
+    server.stdout.close() if said else server.kill()
 
 
 # ---- the server's own process -------------------------------------------------------
@@ -173,10 +172,10 @@ def main() -> None:
     os.umask(old)
     ours = os.stat(path).st_ino
     listener.listen(128)
-    try:
+    with suppress(
+        BrokenPipeError
+    ):  # the process that started this one is gone; the next job needs a server too
         print("ready", flush=True)
-    except BrokenPipeError:  # the process that started this one is gone; the next job needs a server too
-        pass
     devnull = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(devnull, descriptor)
@@ -339,10 +338,8 @@ def _request(connection: socket.socket) -> tuple[dict, list[int]]:
 
 
 def _answer(connection: socket.socket, text: str) -> None:
-    try:
+    with suppress(OSError):  # the stub was killed first
         connection.sendall(text.encode() + b"\n")
-    except OSError:  # the stub was killed first
-        pass
 
 
 if __name__ == "__main__":

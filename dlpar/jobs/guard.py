@@ -105,19 +105,18 @@ class Guardian:
             owner = os.pidfd_open(self.spec["owner"])  # readable when the process ends
         except (AttributeError, OSError):  # Linux only
             return
-        self.selector.register(owner, selectors.EVENT_READ, self._hear_owner_gone)
+        self.selector.register(owner, selectors.EVENT_READ, self._hear_owner)
 
     def _hear(self, timeout: float) -> None:
         """Wait for output, the owner or a signal, and act on it."""
         for key, _ in self.selector.select(timeout):
             key.data(key.fileobj)
 
-    def _hear_owner(self, pipe: int) -> None:
-        said = os.read(pipe, 100)
-        self.end("stopped", "stopped by its owner" if said else "its owner has ended, so it was stopped")
-
-    def _hear_owner_gone(self, _process: int) -> None:
-        self.end("stopped", "the process that started it has ended, so it was stopped")
+    def _hear_owner(self, source: int) -> None:
+        """End the job: its owner has said so through the pipe 0, or has ended."""
+        said = source == 0 and os.read(0, 100)
+        gone = "the process that started it has ended, so it was stopped"
+        self.end("stopped", "stopped by its owner" if said else gone)
 
     def _hear_signal(self, pipe: int) -> None:
         for number in os.read(pipe, 100):
@@ -174,10 +173,6 @@ class Guardian:
         self.command = [filled.get(word, word) for word in (command if socket else self.spec["cold"])]
 
     def _start(self) -> None:
-        def of_its_own() -> None:
-            die_with_parent()
-            os.setpgid(0, 0)
-
         try:
             self.mpiexec = subprocess.Popen(
                 self.command,
@@ -186,7 +181,8 @@ class Guardian:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                preexec_fn=of_its_own,
+                preexec_fn=die_with_parent,
+                process_group=0,
                 pass_fds=self.queue.files if self.queue else (),
             )
         except OSError as error:

@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -159,11 +160,9 @@ class Job:
 
     def stop(self, timeout: float = 10.0) -> None:
         """End the job and wait until nothing of it is left; does nothing if it has ended."""
-        try:
+        with suppress(OSError, ValueError):
             self._guardian.stdin.write(b"stop\n")
             self._guardian.stdin.close()
-        except (OSError, ValueError):
-            pass
         self._wait_ended(timeout)
 
     def _wait_ended(self, timeout: float | None) -> None:

@@ -11,6 +11,7 @@ import socket
 import struct
 import sys
 import time
+from contextlib import suppress
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
@@ -95,10 +96,8 @@ def resident(pid: int) -> int:
 def kill(pids: list[int], number: int = signal.SIGKILL) -> None:
     """Signal every process that is still there."""
     for pid in pids:
-        try:
+        with suppress(ProcessLookupError):
             os.kill(pid, number)
-        except ProcessLookupError:
-            pass
 
 
 def wait_gone(pids: list[int], seconds: float) -> list[int]:
@@ -112,8 +111,6 @@ def wait_gone(pids: list[int], seconds: float) -> list[int]:
 
 def _reap() -> None:
     """Collect ended children that nobody else waits for."""
-    try:
+    with suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
-    except ChildProcessError:
-        pass
