@@ -59,7 +59,7 @@ def _part(output: Mapping[str, Any], cell: str) -> str | tuple[dict[str, Any], s
         return _at_rest(data[PLOTLY]), data.get("text/plain", "")
     if "text/markdown" in data:
         return f'<div class="found">{markdown2html(data["text/markdown"])}</div>'
-    if WIDGET in data or "dlpar-says" in data.get(
+    if WIDGET in data or "dlpar-caption" in data.get(
         "text/html", ""
     ):  # a panel's picture follows; a figure's own words
         return None

@@ -1,51 +1,51 @@
-"""What a notebook shows: panels, figures, predictions, checks and source, each loaded when first used."""
+"""Names that a notebook uses: panels, figures, predictions, checks and source. Each is loaded on first use."""
 
 from __future__ import annotations
 
 from importlib import import_module
 from typing import Any
 
-_HOME = {
-    "Panel": "dlpar.lab.panel",
-    "compare": "dlpar.lab.comparison",
-    "scaling": "dlpar.lab.speedup",
-    "LivePlot": "dlpar.lab.live_plot",
-    "predict": "dlpar.lab.prediction",
-    "check": "dlpar.course.judge",
-    "check_on_ranks": "dlpar.course.judge",
-    "check_scheme": "dlpar.course.exercises.scheme",
-    "check_server": "dlpar.course.exercises.server",
-    "check_efficiency": "dlpar.course.exercises.formulas",
-    "check_zero": "dlpar.course.exercises.zero",
-    "check_schedule": "dlpar.course.exercises.schedule",
-    "check_grid": "dlpar.course.exercises.formulas",
-    "check_layers": "dlpar.course.exercises.layers",
-    "show": "dlpar.lab.source",
-    "glossary": "dlpar.course.glossary",
-    **dict.fromkeys(("term", "tooltips"), "dlpar.course.glossary"),
-    **dict.fromkeys(("course", "self_test"), "dlpar.course.curriculum"),
-    **dict.fromkeys(("predictions", "forget_predictions"), "dlpar.lab.ledger"),
-    "animate": "dlpar.lab.animation",
-    "ping_pong": "dlpar.lab.timing",
-    "time_collectives": "dlpar.lab.timing",
-    "predict_collectives": "dlpar.lab.timing",
-    **dict.fromkeys(("overlay", "time_to_accuracy", "staleness", "lead", "lanes"), "dlpar.lab.figures"),
-    **dict.fromkeys(("waiting", "bytes_per_rank", "consensus", "show_graph"), "dlpar.lab.figures"),
-    **dict.fromkeys(("schedule", "micro_batches"), "dlpar.lab.figures"),
-    **dict.fromkeys(("memory", "mesh", "pieces", "pipeline", "layer_bytes"), "dlpar.lab.figures"),
+NAMES = {
+    "dlpar.lab.panel": "Panel",
+    "dlpar.lab.comparison": "compare",
+    "dlpar.lab.live_plot": "LivePlot",
+    "dlpar.lab.prediction": "predict",
+    "dlpar.lab.ledger": "predictions forget_predictions",
+    "dlpar.lab.source": "show",
+    "dlpar.lab.animation": "animate",
+    "dlpar.lab.timing": "ping_pong time_collectives predict_collectives",
+    "dlpar.lab.figures.scaling": "scaling",
+    "dlpar.lab.figures": (
+        "overlay time_to_accuracy staleness lead lanes waiting bytes_per_rank consensus show_graph "
+        "schedule micro_batches memory mesh pieces pipeline layer_bytes"
+    ),
+    "dlpar.course.judge": "check check_on_ranks",
+    "dlpar.course.exercises.scheme": "check_scheme",
+    "dlpar.course.exercises.server": "check_server",
+    "dlpar.course.exercises.efficiency": "check_efficiency",
+    "dlpar.course.exercises.zero": "check_zero",
+    "dlpar.course.exercises.schedule": "check_schedule",
+    "dlpar.course.exercises.mesh": "check_grid",
+    "dlpar.course.exercises.layers": "check_layers",
+    "dlpar.course.glossary": "glossary term tooltips",
+    "dlpar.course.curriculum": "course self_test",
 }
-_MODULES = {"figures": "dlpar.lab.figures", "presets": "dlpar.course.labs"}
+"""Names by their modules."""
 
-__all__ = [*_HOME, *_MODULES]
+MODULES = {"figures": "dlpar.lab.figures", "presets": "dlpar.course.labs"}
+"""Modules by their names in a notebook."""
+
+_MODULE_OF = {name: module for module, names in NAMES.items() for name in names.split()}
+
+__all__ = [*_MODULE_OF, *MODULES]
 
 
 def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return import_module(_MODULES[name])
-    if name not in _HOME:
+    if name in MODULES:
+        return import_module(MODULES[name])
+    if name not in _MODULE_OF:
         raise AttributeError(f"module 'dlpar.lab' has no attribute {name!r}")
-    value = getattr(import_module(_HOME[name]), name)
-    globals()[name] = value
+    value = globals()[name] = getattr(import_module(_MODULE_OF[name]), name)
     return value
 
 

@@ -141,7 +141,7 @@ def _figure(rounds: Rounds, workers: int, chunks: int, name: str, scheme: str) -
         insidetextfont={"size": 14, "color": cells["insidetextfont.color"]},
         marker={"color": cells["marker.color"], "line": {"color": SENT, "width": cells["marker.line.width"]}},
     )
-    figure.layout.meta = {"says": _says(rounds, workers, chunks, name), "table": _table(rounds)}
+    figure.layout.meta = {"caption": _says(rounds, workers, chunks, name), "table": _table(rounds)}
     return figure
 
 

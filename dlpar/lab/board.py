@@ -10,8 +10,7 @@ from dlpar.lab.labels import run_labels, this_label
 from dlpar.lab.live.consensus import Consensus
 from dlpar.lab.live.convergence import Convergence, loss_title
 from dlpar.lab.live.lanes import Lanes
-from dlpar.lab.live.lead import Lead
-from dlpar.lab.live.staleness import Staleness
+from dlpar.lab.live.staleness import Lead, Staleness
 from dlpar.lab.live.throughput import Throughput
 from dlpar.lab.live.timeline import Timeline
 from dlpar.lab.live.waiting import Waiting
@@ -79,7 +78,7 @@ class Board:
             figure.begin(experiment)
         for plot in self.plots.values():
             plot.set_live(True)
-            plot.say("Starting …")
+            plot.set_caption("Starting …")
 
     def _forget(self, experiment: Experiment) -> None:
         self.steps = GlobalSteps(experiment.workers, experiment.free_running)
@@ -125,8 +124,8 @@ class Board:
         if ended:
             for plot in self.plots.values():
                 plot.set_live(False)
-                if plot.says == "Starting …":
-                    plot.say("The run ended before its first step.")
+                if plot.caption == "Starting …":
+                    plot.set_caption("The run ended before its first step.")
 
     def flush(self, alive: bool = False) -> bool:
         """Send what is new to the page; returns whether there was anything."""

@@ -1,4 +1,4 @@
-"""The sentence under each figure, made from the numbers the figure shows."""
+"""Captions of figures, made from the numbers that the figures show."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from dlpar.config.experiment import Experiment
+from dlpar.lab import theme
 
 
 def quantity(value: float) -> str:
@@ -31,6 +32,63 @@ def duration(seconds: float) -> str:
     return f"{int(seconds // 3600)} h {int(seconds % 3600 // 60)} min"
 
 
+def short_time(seconds: float) -> str:
+    """Seconds in three significant digits: 2 s, 12.1 ms, 7 µs."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= size:
+            return f"{quantity(seconds / size)} {unit}"
+    return f"{quantity(seconds / 1e-6)} µs"
+
+
+def nbytes(count: float) -> str:
+    """A number of bytes in three significant digits: 12 B, 1.2 kB, 178 MB."""
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            return f"{quantity(count / size)} {unit}"
+    return f"{quantity(count)} B"
+
+
+def listed(parts: Iterable[str]) -> str:
+    """Parts as an enumeration: ``a, b and c``."""
+    parts = list(parts)
+    return parts[0] if len(parts) == 1 else ", ".join(parts[:-1]) + " and " + parts[-1] if parts else ""
+
+
+def shown_workers(experiment: Experiment, sentence: str) -> str:
+    """Add to a caption that only the first workers are drawn, where that is so."""
+    if not theme.crowded(experiment):
+        return sentence
+    return f"{sentence} Drawn are the first {theme.WORKERS} of {experiment.workers:,} workers."
+
+
+def error(kind: str, largest: float) -> str:
+    """Largest relative error of a prediction or a simulation."""
+    return (
+        f"The {kind} is at most {largest:.1%} off."
+        if largest >= 5e-4
+        else f"The {kind} is less than 0.1% off."
+    )
+
+
+def errors(found: Mapping[str, Mapping], most: float = math.inf) -> list[str]:
+    """Errors of simulation and prediction against the source that counts most.
+
+    Parameters
+    ----------
+    found : mapping of str to mapping
+        Values by source (see :data:`~dlpar.lab.theme.ORDER`), each by a key that sources share.
+    most : float, default infinite
+        Errors from which nothing is said.
+    """
+    base = next(source for source in theme.ORDER if found[source])
+    sentences = []
+    for source, noun in (("simulated", "simulation"), ("predicted", "prediction")):
+        common = found[base].keys() & found[source].keys() if source != base else ()
+        largest = max((abs(found[source][key] / found[base][key] - 1) for key in common), default=math.inf)
+        sentences += [error(noun, largest)] if common and largest < most else []
+    return sentences
+
+
 def convergence(
     experiment: Experiment,
     done: int,
@@ -40,19 +98,17 @@ def convergence(
     accuracy: float | None,
     stride: int = 1,
 ) -> str:
-    """What the loss did in `done` steps with so many samples; `stride`: one step in how many is drawn."""
-    how_far = f"{done:,} of {experiment.steps:,} steps"
+    """Change of the loss in `done` steps with so many samples; one step in `stride` is drawn."""
+    progress = f"{done:,} of {experiment.steps:,} steps"
     if not samples:
-        return f"In {how_far} no sample was drawn, so there is no loss; a larger fraction draws some."
+        return f"In {progress} no sample was drawn, so there is no loss; a larger fraction draws some."
     if not math.isfinite(last):
-        return f"After {how_far} the loss is {quantity(last)}: the run diverged; a smaller lr may help."
+        return f"After {progress} the loss is {quantity(last)}: the run diverged; a smaller lr may help."
     moved = "fell" if last < first else "rose" if last > first else "stayed"
-    moved = (
-        f"came to {quantity(last)}"
-        if math.isnan(first)
-        else f"{moved} from {quantity(first)} to {quantity(last)}"
-    )
-    text = f"In {how_far} the training loss {moved}"
+    moved = f"{moved} from {quantity(first)} to {quantity(last)}"
+    if math.isnan(first):
+        moved = f"reached {quantity(last)}"
+    text = f"In {progress} the training loss {moved}"
     if accuracy is not None:
         text += f"; {accuracy:.1%} of the held-out samples are classified correctly"
     return text + "." + (f" One step in {stride:,} is drawn." if stride > 1 else "")
@@ -61,90 +117,89 @@ def convergence(
 def throughput(
     total: float, by_rank: Mapping[int, float], experiment: Experiment, predicted: float | None = None
 ) -> str:
-    """How many samples a second, lately, and how many were predicted."""
+    """Latest throughput (samples/s) of all workers and of the slowest, and the predicted throughput."""
     workers = experiment.workers
+    end = f"; {quantity(predicted)} were predicted." if predicted else "."
     if workers == 1:
-        text = f"One worker trains on {quantity(total)} samples a second"
-        return text + (f"; {quantity(predicted)} were predicted." if predicted else ".")
+        return f"One worker trains on {quantity(total)} samples a second{end}"
     slowest = min(by_rank, key=by_rank.__getitem__, default=None)
-    each = quantity(total / workers)
-    text = f"{workers} workers together train on {quantity(total)} samples a second, {each} each on average"
+    mean = quantity(total / workers)
+    text = f"{workers} workers together train on {quantity(total)} samples a second, {mean} each on average"
     if slowest is not None and by_rank[slowest] < 0.95 * total / workers:
         text += f"; rank {slowest} has the lowest rate{' of those drawn' * (len(by_rank) < workers)}, "
         text += quantity(by_rank[slowest])
-    return text + (f"; {quantity(predicted)} were predicted." if predicted else ".")
+    return text + end
 
 
 WHY_NEVER_STALE = {
     "ring": "in a ring all-reduce every worker waits for the gradients of all others before it updates",
-    "mapreduce": "the driver updates once all partitions have answered, and then sends everybody the new weights",
+    "mapreduce": "the driver updates after all partitions have answered, and then sends every worker the new weights",
     "ps": "under bsp the servers wait for the gradients of all workers before they update",
     "gossip": "every worker updates its own weights, and averages with its neighbours before the next step",
 }
 
 
 def staleness(largest: int, mean: float, experiment: Experiment, predicted: int | None = None) -> str:
-    """How old the weights were on which gradients were computed; `predicted`: what the mean should be."""
+    """Staleness (updates) of the weights behind gradients; `predicted`: the predicted mean."""
     if largest:
         text = (
-            f"A gradient met weights that were {quantity(mean)} updates newer on average, {largest} at most"
+            f"The weights behind a gradient were {quantity(mean)} updates old on average, {largest} at most"
         )
-        return text + (f"; theory says N − 1 = {predicted} on average." if predicted is not None else ".")
+        return text + (f"; theory predicts N − 1 = {predicted} on average." if predicted is not None else ".")
     scheme = experiment.sync.scheme
-    why = WHY_NEVER_STALE.get(scheme, f"with {scheme}, as set here, nobody updates before all have read")
+    why = WHY_NEVER_STALE.get(
+        scheme, f"with these settings of {scheme}, no worker updates before all have read"
+    )
     if experiment.workers == 1:
-        why = "a single worker has nobody to wait for or to overtake it"
+        why = "a single worker has nobody to wait for, and nobody can overtake it"
     elif experiment.free_running:
-        why = "no update of another worker came between a read and its push so far"
+        why = "so far no update of another worker came between a read and its push"
     return f"Staleness is 0: every gradient was computed on the newest weights, for {why}."
 
 
 def lead(most: Sequence[int], bound: int | None) -> str:
-    """How far workers ran ahead; `most`: the largest lead of each rank, in clocks."""
+    """Largest lead of the workers and its bound; `most`: the largest lead of each rank, in clocks."""
     largest = max(most)
     ahead = [f"rank {rank}" for rank, own in enumerate(most) if own == largest]
-    who = listed(ahead) if len(ahead) <= 3 else f"{len(ahead)} workers"
+    ranks = listed(ahead) if len(ahead) <= 3 else f"{len(ahead)} workers"
     text = f"The largest lead over the slowest was {largest} clock{'s' * (largest != 1)}"
-    text += f" ({who})" if largest else ""
+    text += f" ({ranks})" if largest else ""
     if bound is None:
         return f"{text}; nothing bounds it."
     return f"{text}; never above s = {bound}: {'yes' if largest <= bound else 'NO, the bound was broken'}."
 
 
 def lanes(updates: Sequence[int]) -> str:
-    """How old the weights behind the arrows shown were."""
+    """Staleness of the arrows that are drawn."""
     mean, n = sum(updates) / len(updates), len(updates)
     return (
-        f"Between the two ends of an arrow the weights moved on by {quantity(mean)} updates on average, {max(updates)} "
-        f"at most (the last {n} pushes); the number at each head counts the updates of others in between."
+        f"Between the two ends of an arrow, the weights received {quantity(mean)} updates of other workers on "
+        f"average, {max(updates)} at most (last {n} pushes); the number at each head counts them."
     )
 
 
 def waiting(seconds: Sequence[Sequence[float]], megabytes: Sequence[float]) -> str:
-    """Where the workers' time went (rows of computing, communicating, waiting) and what every rank sent."""
+    """Waiting time of the workers (rows of computing, communicating, waiting), and the MB that all ranks sent."""
     shares = [(wait / total if (total := compute + comm + wait) else 0.0) for compute, comm, wait in seconds]
-    most, fewest = (
-        max(range(len(shares)), key=shares.__getitem__),
-        min(range(len(shares)), key=shares.__getitem__),
-    )
-    mean = sum(shares) / len(shares)
-    text = f"A worker waited {mean:.0%} of its time on average"
+    most = max(range(len(shares)), key=shares.__getitem__)
+    fewest = min(range(len(shares)), key=shares.__getitem__)
+    text = f"A worker waited {sum(shares) / len(shares):.0%} of its time on average"
     if shares[most] - shares[fewest] >= 0.01:
         text += (
             f", rank {most} the most ({shares[most]:.0%}) and rank {fewest} the least ({shares[fewest]:.0%})"
         )
     total = sum(megabytes)
     if math.isnan(total):
-        return f"{text}; the library does not say how much was sent."
+        return f"{text}; the library does not report how much was sent."
     return f"{text}; {quantity(total)} MB were sent in all."
 
 
-def mixing(factor: float, experiment: Experiment, what: str = "it") -> str:
-    """What gossip does in a step to the distance, called `what`.
+def mixing(factor: float, experiment: Experiment, distance: str = "it") -> str:
+    """Effect of averaging over a graph on the consensus distance, called `distance`, in one step.
 
-    Only a graph whose edges are all used each step has a spectral gap.
+    Only a graph whose edges are all used at each step has a spectral gap.
     """
-    text = f"mixing alone would multiply {what} by {factor:.3f} a step"
+    text = f"mixing alone would multiply {distance} by {factor:.3f} a step"
     fixed = experiment.sync.exchange in ("neighbours", "push_sum")
     return text + (f" (spectral gap {1 - factor:.3f})" if fixed else " in expectation")
 
@@ -152,12 +207,14 @@ def mixing(factor: float, experiment: Experiment, what: str = "it") -> str:
 def consensus(
     first: tuple[int, float], last: tuple[int, float], largest: float, mixed: str = "", warning: str = ""
 ) -> str:
-    """How the distance between replicas moved from the first step to the last, each ``(step, distance)``.
+    """Change of the distance between replicas from the first to the last ``(step, distance)``.
 
-    `mixed`: what :func:`mixing` says of the graph, empty where none is predicted.
+    `mixed` is the text of :func:`mixing`, empty without a prediction.
     """
-    moved = f"went from {quantity(first[1])} to {quantity(last[1])}"
-    text = f"From step {first[0]:,} to step {last[0]:,} the consensus distance {moved}"
+    text = (
+        f"From step {first[0]:,} to step {last[0]:,} the consensus distance went from {quantity(first[1])} "
+    )
+    text += f"to {quantity(last[1])}"
     if largest > max(first[1], last[1]):
         text += f", {quantity(largest)} at most"
     if mixed:
@@ -165,63 +222,58 @@ def consensus(
     return f"{text}.{f' {warning}' if warning else ''}"
 
 
+VERBS = {"compute": "computing", "communicate": "communicating", "wait": "waiting", "evaluate": "evaluating"}
+
+
 def timeline(steps: int, step_ms: float, shares: Mapping[str, float]) -> str:
-    """Where the time of the last steps went; `shares` of a step by kind of work, mean over ranks."""
-    verbs = {
-        "compute": "computing",
-        "communicate": "communicating",
-        "wait": "waiting",
-        "evaluate": "evaluating",
-    }
-    parts = [f"{share:.0%} {verbs.get(kind, kind)}" for kind, share in shares.items() if share >= 0.005]
-    how = "In the last step a rank" if steps == 1 else f"Over the last {steps} steps a rank"
-    drawn = "; how long a rank waited is recorded, not when" if shares.get("wait", 0) >= 0.005 else ""
-    said = listed(parts) or "nothing recorded"
-    return f"{how} took {quantity(step_ms)} ms a step: {said} (mean over ranks{drawn})."
+    """Duration of the last steps; `shares`: share of each kind of work, mean over ranks."""
+    parts = [f"{share:.0%} {VERBS.get(kind, kind)}" for kind, share in shares.items() if share >= 0.005]
+    last = "In the last step a rank" if steps == 1 else f"Over the last {steps} steps a rank"
+    waits = shares.get("wait", 0) >= 0.005
+    note = "; only the duration of waiting is recorded, not its start" if waits else ""
+    return f"{last} took {quantity(step_ms)} ms a step: {listed(parts) or 'nothing recorded'} (mean over ranks{note})."
 
 
 def speedup(measured: Mapping[int, float]) -> str:
-    """How much faster more workers were; `measured`: workers -> speed-up over the fewest workers."""
+    """Speed-up of the most workers; `measured`: workers -> speed-up over the fewest workers."""
     most, fewest = max(measured), min(measured)
     ideal = measured[most] * fewest / most
     return f"{most} workers are {measured[most]:.2f} times as fast as {fewest} ({ideal:.0%} of ideal)."
 
 
 def scaling(kind: str, gains: Mapping[str, tuple[int, float, float]], base: int) -> str:
-    """What the most workers gained; `gains`: name -> (workers, speed-up, efficiency), over `base` workers."""
-    how = {"measured": "Measured", "paced": "Paced", "simulated": "Simulated", "predicted": "Predicted"}[kind]
-    fastest = "one" if base == 1 else f"{base}"
+    """Speed-up of the most workers; `gains`: name -> (workers, speed-up, efficiency), over `base` workers."""
+    slowest = "one" if base == 1 else f"{base}"
     if len(gains) > 1:
-        fastest = f"the fastest {fastest}"
+        slowest = f"the fastest {slowest}"
     each = (
-        f"{n:,} workers with {name} are {quantity(up)} times as fast as {fastest} ({share:.0%} of ideal)"
+        f"{n:,} workers with {name} are {quantity(up)} times as fast as {slowest} ({share:.0%} of ideal)"
         for name, (n, up, share) in gains.items()
     )
-    return f"{how}: {listed(each)}."
+    return f"{kind.capitalize()}: {listed(each)}."
 
 
 def crossing(first: str, second: str, at: Sequence[float], workers: Sequence[int], faster: str) -> str:
-    """Where two curves cross; `faster`: the one that is ahead with the most workers."""
+    """Numbers of workers at which two curves cross; `faster`: the curve that is ahead with the most workers."""
     where = listed(f"about {quantity(n)}" for n in at)
-    from_here = next(n for n in workers if n > at[-1])
-    return f"{first} and {second} are equally fast at {where} workers; from {from_here:,} on {faster} is the faster."
+    beyond = next(n for n in workers if n > at[-1])
+    return f"{first} and {second} are equally fast at {where} workers; from {beyond:,} on {faster} is faster."
 
 
 def faster_throughout(name: str, others: Sequence[str]) -> str:
-    """That one curve is below no other of some."""
+    """One curve is never below some others."""
     return f"{name} is at least as fast as {listed(others)} at every number of workers shown."
 
 
-def off(kind: str, by: float) -> str:
-    """How far a prediction or a simulation is from what was found."""
-    return f"The {kind} is at most {by:.1%} off." if by >= 5e-4 else f"The {kind} is less than 0.1% off."
-
-
 def time_to_accuracy(goal: float, reached: Sequence[tuple[str, str, int | None, float]]) -> str:
-    """Who came first to an accuracy on each clock.
+    """The first run to reach an accuracy, on each clock.
 
-    `reached`: of each run its name, its clock, and the step and the second at which it was there; the step is None
-    for one that never was.
+    Parameters
+    ----------
+    goal : float
+        Held-out accuracy.
+    reached : sequence of (str, str, int or None, float)
+        Name, clock, and step and second at which each run reached it; the step is None if it never did.
     """
     there = [each for each in reached if each[2]]
     if not there:
@@ -232,20 +284,13 @@ def time_to_accuracy(goal: float, reached: Sequence[tuple[str, str, int | None, 
     clocks, first = {clock for _, clock, _, _ in reached}, {}
     for name, clock, _, seconds in sorted(there, key=lambda each: each[3]):
         first.setdefault(clock, f"{name} reached {goal:.0%} first, after {duration(seconds)}")
-    text = "; ".join(
-        f"on the {clock} clock {said}" if len(clocks) > 1 else said for clock, said in first.items()
-    )
+    text = "; ".join(f"on the {c} clock {part}" if len(clocks) > 1 else part for c, part in first.items())
     least = min(step for _, _, step, _ in there)
     fewest = listed(name for name, _, step, _ in there if step == least)
     text += f"; {fewest} took the fewest steps, {least:,}"
     missed = [name for name, _, step, _ in reached if not step]
     if missed:
         text += f"; {listed(missed)} did not reach it"
-    apart = "; those of different clocks do not compare" * (len(clocks) > 1)
-    return f"{text[0].upper() if len(clocks) > 1 else text[0]}{text[1:]}. Seconds are steps × time of a step{apart}."
-
-
-def listed(parts: Iterable[str]) -> str:
-    """``a, b and c``."""
-    parts = list(parts)
-    return parts[0] if len(parts) == 1 else ", ".join(parts[:-1]) + " and " + parts[-1] if parts else ""
+    if len(clocks) == 1:
+        return f"{text}. Seconds are steps × time of a step."
+    return f"{text[0].upper()}{text[1:]}. Seconds are steps × time of a step; those of different clocks do not compare."

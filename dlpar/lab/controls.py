@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -13,25 +12,29 @@ from pydantic.fields import FieldInfo
 from dlpar.config.applicable import missing
 from dlpar.config.experiment import Experiment
 from dlpar.config.schema import Part, allowed, choices, is_optional, kinds, unwrap
+from dlpar.lab.cell import heading
+from dlpar.worlds.platforms import WORKLOADS
+from dlpar.worlds.platforms import names as platform_names
+from dlpar.worlds.platforms.lookup import USUAL
 
 ONLY_MEANT = {
     "data.reading", "split.redundancy", "sync.staleness_aware", "sync.edges", "cluster.stand_in_for",
     "cluster.messages", "cluster.device", "cluster.carrier", "cluster.hostfile",
 }  # fmt: skip
-"""Fields that may not be set beside values with which they mean nothing: hidden, they are as if unset."""
+"""Fields that may not be set beside values with which they have no effect; hidden, they count as unset."""
 
 
 class Controls:
     """One widget for every field, by its path: ``workers``, ``model.width``.
 
-    Of a part that comes in several kinds, only the fields of the kind chosen
-    are shown; what was set for the others is remembered.  A field that kinds
-    define differently has a value for each kind, its default at first.
+    If a part has several kinds, only the fields of the chosen kind
+    are shown; the values of the others are kept. A field that kinds
+    define differently has a value for each kind, at first its default.
 
     Parameters
     ----------
     experiment : Experiment
-        What the widgets show at first.
+        Values of the widgets at first.
     changed : callable
         Called without arguments after any change.
     """
@@ -51,7 +54,7 @@ class Controls:
             widget.observe(lambda _change: self._tell(), names="value")
 
     def experiment(self) -> Experiment:
-        """What the widgets say; raises `BadExperiment` naming the first fields that cannot be."""
+        """The experiment that the widgets describe; raises `BadExperiment` if it is impossible."""
         given: dict[str, Any] = {}
         for path, setting in self.settings.items():
             part, _, name = path.rpartition(".")
@@ -60,11 +63,11 @@ class Controls:
                     self.widgets[path], setting.field
                 )
         if given["sync"]["scheme"] == "own":
-            given["sync"] = self._first.sync  # its code is no text to type
+            given["sync"] = self._first.sync  # its code cannot be typed into a widget
         return Experiment(**given)
 
     def show(self, experiment: Experiment) -> None:
-        """Let the widgets say what another experiment does; those of kinds it has not chosen stay."""
+        """Set the widgets to the values of an experiment; those of kinds it does not use stay."""
         self._turning = True
         try:
             for setting in sorted(settings(experiment), key=lambda setting: not setting.is_head):
@@ -75,11 +78,11 @@ class Controls:
         self._tell()
 
     def values(self) -> dict[str, Any]:
-        """What every widget says, for :meth:`restore`."""
+        """Values of all widgets, for :meth:`restore`."""
         return {path: widget.value for path, widget in self.widgets.items()}
 
     def restore(self, values: dict[str, Any]) -> None:
-        """Let every widget say what it said before."""
+        """Set all widgets to earlier values."""
         self._turning = True
         for path in sorted(values, key=lambda path: not self.settings[path].is_head):
             self.widgets[path].value = values[path]
@@ -87,14 +90,14 @@ class Controls:
         self._tell()
 
     def path_of(self, name: str) -> str | None:
-        """The path of a field, by that or by the name it goes by (``world``); None if there is no such field."""
+        """Path of a field, by its path or its title (``world``); None if there is no such field."""
         if name in self.widgets:
             return name
         titled = [path for path, setting in self.settings.items() if setting.field.title == name]
         return titled[0] if len(titled) == 1 else None
 
     def groups(self, without: tuple[str, ...]) -> dict[str, list[widgets.Widget]]:
-        """The other widgets by part: ``experiment`` first, then model, data, …"""
+        """Other widgets by part: ``experiment`` first, then model, data, …"""
         found: dict[str, list[widgets.Widget]] = {"experiment": []}
         for path, widget in self.widgets.items():
             if path not in without:
@@ -102,8 +105,8 @@ class Controls:
         return found
 
     def _turn(self, head: str, change: dict[str, Any]) -> None:
-        """Another kind of a part is chosen: fields it defines otherwise show what they were with it."""
-        before, self._turning = self._turning, True  # what is shown meanwhile is of no kind
+        """Switch a part to another kind: fields that it defines differently show their value for that kind."""
+        before, self._turning = self._turning, True  # in between, values belong to no kind
         for path, setting in self.settings.items():
             if setting.by_head and _part(path) == _part(head):
                 widget, values = self.widgets[path], self._of_kind[path]
@@ -121,7 +124,7 @@ class Controls:
             self._changed()
 
     def _show(self) -> None:
-        """Hide what means nothing beside what was chosen."""
+        """Hide fields that have no effect with the chosen values."""
         for path, setting in self.settings.items():
             display = None if self._of_chosen_kind(setting) and self._is_meant(path) else "none"
             if self.widgets[path].layout.display != display:
@@ -138,7 +141,7 @@ class Controls:
 
 
 def settings(experiment: Experiment) -> Iterator[Setting]:
-    """Everything that can be set."""
+    """All fields that can be set."""
     for name, field in type(experiment).model_fields.items():
         value = getattr(experiment, name)
         if isinstance(value, Part):
@@ -148,15 +151,14 @@ def settings(experiment: Experiment) -> Iterator[Setting]:
 
 
 def _of_part(part: str, field: FieldInfo, value: Part) -> Iterator[Setting]:
-    """The head of a part, if there is a choice of kinds, and the fields of each kind; one of several kinds once."""
+    """The head of a part, if it has several kinds, and the fields of all kinds; shared fields once."""
     several = [kind for kind in kinds(field) if kind.listed or isinstance(value, kind)]
     head = several[0].head()
-    said = {kind: tuple(map(str, choices(kind.model_fields[head]))) for kind in several}
-    every = tuple(word for kind in several for word in said[kind])
+    heads = {kind: tuple(map(str, choices(kind.model_fields[head]))) for kind in several}
+    every = tuple(word for kind in several for word in heads[kind])
     if len(several) > 1:
-        yield Setting(
-            f"{part}.{head}", several[0].model_fields[head], getattr(value, head), every, is_head=True
-        )
+        of_head = several[0].model_fields[head]
+        yield Setting(f"{part}.{head}", of_head, getattr(value, head), every, is_head=True)
     names = dict.fromkeys(name for kind in several if kind.listed for name in kind.model_fields)
     for name in names:
         if len(several) > 1 and name == head:
@@ -165,7 +167,7 @@ def _of_part(part: str, field: FieldInfo, value: Part) -> Iterator[Setting]:
             word: kind.model_fields[name]
             for kind in several
             if name in kind.model_fields
-            for word in said[kind]
+            for word in heads[kind]
         }
         inner = of.get(str(getattr(value, head)), next(iter(of.values())))
         differs = any(field.get_default() != inner.get_default() for field in of.values())
@@ -185,14 +187,14 @@ WITH_UNIT = {
     "bucket_mb": "bucket (MB)", "timeout": "timeout (s)", "delay_ms": "mean delay (ms)", "stall": "stall (s)",
     "zero": "ZeRO stage",
 }  # fmt: skip
-"""What fields are called whose name does not tell their unit."""
+"""Labels of fields whose name does not contain their unit."""
 
 ZERO, ALL = "; 0: ", " (0: all)"
-"""Where a description says that 0 stands for as many as there are, and how a label says it."""
+"""Part of a description in which 0 means as many as there are, and the same for a label."""
 
 
 class Setting(NamedTuple):
-    """One field as it can be set.
+    """One field that can be set.
 
     Attributes
     ----------
@@ -201,13 +203,13 @@ class Setting(NamedTuple):
     field : FieldInfo
         Type, bounds and description.
     value : object
-        What it is now; the default where the present kind of its part has no such field.
+        Current value; the default if the current kind of its part has no such field.
     heads : tuple of str
-        Of a head: all it may say.  Of another field: the heads it belongs to, empty if to all.
+        Allowed values of a head; for another field, the heads it belongs to, empty if to all.
     is_head : bool
-        Whether it chooses the kind of its part.
+        Whether the field chooses the kind of its part.
     by_head : dict of str to FieldInfo
-        Of a field that kinds of its part define differently, such as its default: the field of each head.
+        Field of each head, if kinds of its part define it differently, for example with other defaults.
     """
 
     path: str
@@ -219,12 +221,12 @@ class Setting(NamedTuple):
 
 
 def control(setting: Setting) -> widgets.Widget:
-    """The widget that fits one field; its tooltip says what the field means and allows."""
+    """The widget for one field; its tooltip has the field's meaning and allowed values."""
     field, value = setting.field, setting.value
-    means = f"one of {', '.join(setting.heads)}" if setting.is_head else None
+    meaning = f"one of {', '.join(setting.heads)}" if setting.is_head else None
     shared = {
         "description": label(setting.path, field),
-        "tooltip": tooltip(field, means),
+        "tooltip": tooltip(field, meaning),
         "style": {"description_width": "7.5em"},
         "layout": {"width": "17em"},
     }
@@ -237,53 +239,36 @@ def control(setting: Setting) -> widgets.Widget:
     if kind is bool:
         return widgets.Checkbox(value=value, **shared)
     if setting.path in NAMED:
-        unset, known = NAMED[setting.path]()
-        options = [
-            (unset, ""),
-            *((n, n) for n in known + [value] * (value is not None and value not in known)),
-        ]
-        return widgets.Dropdown(options=options, value=value or "", **shared)
+        unset, known = NAMED[setting.path]
+        names = dict.fromkeys([*known(), *([value] if value else [])])
+        return widgets.Dropdown(options=[(unset, ""), *zip(names, names)], value=value or "", **shared)
     if is_optional(field.annotation) or kind not in (int, float):
         return widgets.Text(value=written(value), placeholder=_placeholder(field), **shared)
     # Unbounded entry on purpose: a value out of range is explained, not silently moved into it.
-    return (
-        widgets.IntText(value=value, **shared)
-        if kind is int
-        else widgets.FloatText(value=value, step=0.01, **shared)
-    )
+    if kind is int:
+        return widgets.IntText(value=value, **shared)
+    return widgets.FloatText(value=value, step=0.01, **shared)
 
 
 def label(path: str, field: FieldInfo) -> str:
-    """How a field is called beside its widget."""
+    """Label of a field beside its widget."""
     name = path.rpartition(".")[2]
     words = (field.title or WITH_UNIT.get(name) or name).replace("_", " ")
     return words + ALL * (ZERO in (field.description or ""))
 
 
-def tooltip(field: FieldInfo, means: str | None = None) -> str:
-    """What a field means and allows."""
-    return f"{field.description} Allowed: {means or allowed(field)}."
+def tooltip(field: FieldInfo, meaning: str | None = None) -> str:
+    """Meaning and allowed values of a field."""
+    return f"{field.description} Allowed: {meaning or allowed(field)}."
 
 
-def _platforms() -> tuple[str, list[str]]:
-    from dlpar.worlds.platforms import names
-    from dlpar.worlds.platforms.lookup import USUAL
+NAMED: dict[str, tuple[str, Callable[[], Sequence[str]]]] = {
+    "cluster.platform": (f"{UNSET} ({USUAL})", platform_names),
+    "cluster.stand_in_for": ("the model itself", lambda: list(WORKLOADS)),
+}
+"""Text fields whose usual values have names: the label of an unset field, and the names.
 
-    return f"{UNSET} ({USUAL})", names()
-
-
-def _workloads() -> tuple[str, list[str]]:
-    from dlpar.worlds.platforms import WORKLOADS
-
-    return "the model itself", list(WORKLOADS)
-
-
-NAMED: dict[str, Callable[[], tuple[str, list[str]]]] = {
-    "cluster.platform": _platforms, "cluster.stand_in_for": _workloads,
-}  # fmt: skip
-"""Text fields of which the usual values have names, to choose from; what none of them is called, and the names.
-
-A file is among them if the experiment came with it.
+The file of an experiment is added to the names.
 """
 
 
@@ -295,7 +280,7 @@ def _placeholder(field: FieldInfo) -> str:
 
 
 def written(value: Any) -> str:
-    """A value as it is typed into a text box: ``1=4``, ``0-1,1-2``; empty for none."""
+    """A value as typed into a text box: ``1=4``, ``0-1,1-2``; empty for None."""
     if isinstance(value, dict):
         return ",".join(f"{key}={number:g}" for key, number in value.items())
     if isinstance(value, tuple):
@@ -304,13 +289,13 @@ def written(value: Any) -> str:
 
 
 def value_of(widget: widgets.Widget, field: FieldInfo) -> Any:
-    """What a widget says, for pydantic to judge; an empty text means unset."""
+    """Value of a widget, for pydantic to check; an empty text means unset."""
     value = widget.value.strip() if isinstance(widget, widgets.Text) else widget.value
     return None if value == "" and is_optional(field.annotation) else value
 
 
 def show(widget: widgets.Widget, path: str, value: Any) -> None:
-    """Let a widget say a value of its field."""
+    """Set a widget to a value of its field."""
     if isinstance(widget, widgets.Text):
         widget.value = written(value)
     elif path in NAMED:
@@ -321,17 +306,10 @@ def show(widget: widgets.Widget, path: str, value: Any) -> None:
         widget.value = value
 
 
-def button(label: str, icon: str, means: str, pressed: Callable[[], None]) -> widgets.Button:
-    """A button that says what it is for where one points at it."""
-    made = widgets.Button(description=label, icon=icon, tooltip=means, layout={"width": "auto"})
-    made.on_click(lambda _button: pressed())
-    return made
-
-
 def first_screen(
     controls: Controls, names: tuple[str, ...], question: str, title: str, buttons: Sequence[widgets.Button]
 ) -> list[widgets.Widget]:
-    """Heading and question, and the controls called `names` with the buttons beside them.
+    """Heading and question, and the controls `names` with the buttons beside them.
 
     Raises
     ------
@@ -341,16 +319,14 @@ def first_screen(
     unknown = [name for name in names if name not in controls.widgets]
     if unknown:
         raise ValueError(f"controls: got {unknown[0]!r}, allowed are {', '.join(controls.widgets)}")
-    asked = f"<p>{html.escape(question)}</p>" if question else ""
-    head = widgets.HTML(f"<h3>{html.escape(title)}</h3>{asked}").add_class("dlpar-head")
     chosen = [controls.widgets[name] for name in names]
     for widget in chosen:
         widget.style.description_width, widget.layout.width = "initial", "auto"
-    return [head, widgets.Box([*chosen, *buttons]).add_class("dlpar-controls")]
+    return [heading(title, question), widgets.Box([*chosen, *buttons]).add_class("dlpar-controls")]
 
 
 def more(controls: Controls, shown: tuple[str, ...], others: dict[str, widgets.Widget]) -> widgets.Accordion:
-    """All other controls, by their part, and what else is not on the first screen."""
+    """All other controls, by their part, and other sections that are not on the first screen."""
     groups = [
         widgets.VBox([widgets.HTML(f"<h4>{name}</h4>"), widgets.Box(found).add_class("dlpar-fields")])
         for name, found in controls.groups(shown).items()

@@ -29,26 +29,22 @@ class Figure(go.Figure):
 
         plotted = json.loads(self.to_json())
         plotted["layout"].pop("template", None)  # 7 kB of defaults that no figure here uses
-        display({"application/vnd.plotly.v1+json": plotted, "text/plain": say(self)}, raw=True)
-        display({"text/html": _below(self), "text/plain": say(self)}, raw=True)
+        display({"application/vnd.plotly.v1+json": plotted, "text/plain": caption(self)}, raw=True)
+        display({"text/html": _below(self), "text/plain": caption(self)}, raw=True)
 
 
-def say(figure: go.Figure) -> str:
+def caption(figure: go.Figure) -> str:
     """The sentence that says what a figure shows; empty if it has none."""
-    return (figure.layout.meta or {}).get("says", "")
+    return (figure.layout.meta or {}).get("caption", "")
 
 
 def table(figure: go.Figure) -> pd.DataFrame:
     """All points of a figure: the series' name, then what the axes say, units included."""
-    import pandas as pd
-
     return pd.concat(_tables(figure), ignore_index=True) if figure.data else pd.DataFrame(columns=["series"])
 
 
 def _tables(figure: go.Figure) -> list[pd.DataFrame]:
     """One frame a trace; or the one table a figure brings along."""
-    import pandas as pd
-
     if "table" in (figure.layout.meta or {}):
         return [pd.DataFrame(figure.layout.meta["table"])]
     found = []
@@ -75,8 +71,6 @@ def _below(figure: go.Figure) -> str:
     groups: dict[tuple, list] = {}
     for frame in _tables(figure):
         groups.setdefault(tuple(frame.columns), []).append(frame.tail(ROWS))
-    import pandas as pd
-
     tables = "".join(
         pd.concat(frames).to_html(index=False, border=0, na_rep="", float_format="{:.5g}".format)
         for frames in groups.values()
@@ -84,7 +78,7 @@ def _below(figure: go.Figure) -> str:
     shown = " open" if (figure.layout.meta or {}).get("open") else ""
     css = Path(__file__).with_name("lab.css").read_text()
     return (
-        f'<style>{css}</style><div class="dlpar-live"><p class="dlpar-says">{html.escape(say(figure))}</p>'
+        f'<style>{css}</style><div class="dlpar-live"><p class="dlpar-caption">{html.escape(caption(figure))}</p>'
         f'<details class="dlpar-data"{shown}><summary>Data as table</summary>'
         f'<div tabindex="0" role="region" aria-label="Data of the figure">{tables}</div></details></div>'
     )
@@ -101,9 +95,20 @@ def blank(layout: dict[str, Any], height: int = 430) -> Figure:
     return figure
 
 
-def saying(figure: Figure, sentence: str) -> Figure:
-    """The figure with its sentence."""
-    figure.layout.meta = {"says": sentence}
+def captioned(figure: Figure, sentence: str, table: dict[str, list] | None = None, **facts: Any) -> Figure:
+    """The figure with its caption and, instead of its traces' points, a table under it.
+
+    Parameters
+    ----------
+    figure : Figure
+    sentence : str
+        The caption.
+    table : dict of str to list, optional
+        Columns; default: the points of all traces.
+    **facts
+        Kept beside them, such as the bubble of a schedule; ``open=True`` opens the table at first.
+    """
+    figure.layout.meta = {"caption": sentence, **({"table": table} if table else {}), **facts}
     return figure
 
 

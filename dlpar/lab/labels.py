@@ -1,4 +1,4 @@
-"""Experiments and runs in a few words: what a scheme is called, and what tells runs apart."""
+"""Short names of experiments, runs and ranks: the name of a scheme, and the settings in which runs differ."""
 
 from __future__ import annotations
 
@@ -7,7 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from dlpar.config.experiment import Experiment
+from dlpar.worlds.platforms.lookup import USUAL
 from dlpar.worlds.platforms.workloads import is_path
+
+WITH_GRAPH = "gossip"
+"""Schemes whose workers average over a graph."""
+
+WITH_PUSHES = "ps or hogwild"
+"""Schemes whose workers update the same weights."""
 
 
 def scheme(experiment: Experiment) -> str:
@@ -15,26 +22,24 @@ def scheme(experiment: Experiment) -> str:
     words = [_sync(experiment.sync)]
     averaging = experiment.averaging
     if averaging.method != "none":
-        name = {"local": "local SGD", "block_momentum": "block momentum"}.get(
-            averaging.method, averaging.method
-        )
-        words.insert(0, f"{name}({averaging.period})")
+        names = {"local": "local SGD", "block_momentum": "block momentum"}
+        words.insert(0, f"{names.get(averaging.method, averaging.method)}({averaging.period})")
     if experiment.compression.codec != "none":
         words.append(experiment.compression.codec)
     return " ".join(words)
 
 
 def _sync(sync: Any) -> str:
-    if sync.scheme == "ps":
+    if sync.has_servers:
         number = {"ssp": f"({sync.staleness})", "softsync": f"({sync.softsync})"}.get(sync.consistency, "")
-        return f"ps {sync.consistency}{number}"
-    if sync.scheme == "gossip":
+        return f"{sync.scheme} {sync.consistency}{number}"
+    if sync.has_graph:
         exchange = "" if sync.exchange == "neighbours" else sync.exchange.replace("_", "-")
         graph = "" if sync.exchange == "random" else sync.topology
-        return " ".join(word for word in ("gossip", exchange, graph) if word)
+        return " ".join(word for word in (sync.scheme, exchange, graph) if word)
     if sync.scheme == "ring" and sync.allreduce != "ring":
         return f"{sync.allreduce.replace('_', '-')} all-reduce"
-    return "hogwild sparse" if getattr(sync, "sparse", False) else str(sync)
+    return f"{sync.scheme} sparse" if getattr(sync, "sparse", False) else str(sync)
 
 
 def split(experiment: Experiment) -> str:
@@ -45,39 +50,39 @@ def split(experiment: Experiment) -> str:
 
 
 def consistency(experiment: Experiment) -> str:
-    """How stale a worker may be, as one word: ``bsp``, ``ssp(3)``, ``asp``."""
-    sync = experiment.sync
-    if sync.scheme == "ps":
-        return _sync(sync).removeprefix("ps ")
+    """How stale a worker may be, in one word: ``bsp``, ``ssp(3)``, ``asp``."""
+    if experiment.sync.has_servers:
+        return _sync(experiment.sync).partition(" ")[2]
     return "asp" if experiment.free_running else "bsp"
 
 
+def rank_name(experiment: Experiment, rank: int) -> str:
+    """Name of a rank: ``rank 3``, or ``server 4`` or ``leaf 5`` if it does not train."""
+    if rank < experiment.workers:
+        return f"rank {rank}"
+    return f"server {rank}" if rank < experiment.workers + experiment.sync.servers else f"leaf {rank}"
+
+
 def differences(a: Experiment, b: Experiment) -> dict[str, Any]:
-    """Fields of `b` that are not as in `a`: ``{"workers": 2, "model.width": 64}``; or ``sync``, ``split``."""
+    """Fields of `b` that differ from those of `a`: ``{"workers": 2, "model.width": 64}``; or ``sync``, ``split``."""
     mine, theirs = _flat(a), _flat(b)
     if a.sync.scheme != b.sync.scheme:  # their fields cannot be compared
-        mine, theirs = (
-            _without("sync", mine) | {"sync": ""},
-            _without("sync", theirs) | {"sync": _sync(b.sync)},
-        )
+        mine, theirs = _as_one(mine, "sync", ""), _as_one(theirs, "sync", _sync(b.sync))
     if a.split.kind != b.split.kind:
-        mine, theirs = (
-            _without("split", mine) | {"split": ""},
-            _without("split", theirs) | {"split": split(b)},
-        )
+        mine, theirs = _as_one(mine, "split", ""), _as_one(theirs, "split", split(b))
     return {name: value for name, value in theirs.items() if mine.get(name) != value}
 
 
 def same_batches(a: Experiment, b: Experiment) -> bool:
-    """Whether step t of both sees the same samples: it does if these are drawn by (seed, t) alone."""
-    # Of workers that run free of each other the quick ones go further in their shares of the batches.
+    """Whether step t of both sees the same samples: true if (seed, t) alone decides them."""
+    # Of free-running workers, the fast ones go further in their shares of the batches.
     iid = a.shards == b.shards == "iid" and not (a.free_running or b.free_running)
     sampled = getattr(a.sync, "fraction", 1.0) == getattr(b.sync, "fraction", 1.0)
     return iid and sampled and (a.data, a.seed, a.global_batch) == (b.data, b.seed, b.global_batch)
 
 
 def run_labels(now: Experiment, earlier: dict[str, Experiment]) -> dict[str, str]:
-    """What tells each earlier run from the present one, in a few words."""
+    """Labels of earlier runs: the settings in which each differs from the current one."""
     found, seen = {}, {}
     for key, experiment in earlier.items():
         label = with_world(_in_words(differences(now, experiment)) or "same settings", experiment)
@@ -87,7 +92,7 @@ def run_labels(now: Experiment, earlier: dict[str, Experiment]) -> dict[str, str
 
 
 def this_label(now: Experiment, earlier: dict[str, Experiment]) -> str:
-    """What the present run is called beside the earlier ones."""
+    """Label of the current run beside the earlier ones."""
     own: dict[str, Any] = {}
     for experiment in earlier.values():
         own |= differences(experiment, now)
@@ -95,38 +100,34 @@ def this_label(now: Experiment, earlier: dict[str, Experiment]) -> str:
 
 
 def with_world(label: str, experiment: Experiment) -> str:
-    """A label that says so where a run was not measured in the real world."""
+    """A label, with the world of a run unless that is the real one."""
     world = experiment.cluster.world
     return label if world == "real" or world in label else f"{label}, {world}"
 
 
 def labels(experiments: Sequence[Experiment]) -> list[str]:
-    """What tells experiments from each other: ``workers=1``, ``workers=4``; equal ones are numbered."""
+    """Labels that tell experiments apart: ``workers=1``, ``workers=4``; equal experiments are numbered."""
     several = len({e.sync.scheme for e in experiments}) > 1
-    flat = [
-        _without("sync", _flat(e)) | {"sync": _sync(e.sync)} if several else _flat(e) for e in experiments
-    ]
+    flat = [_as_one(_flat(e), "sync", _sync(e.sync)) if several else _flat(e) for e in experiments]
     if len({e.split.kind for e in experiments}) > 1:
-        flat = [_without("split", fields) | {"split": split(e)} for e, fields in zip(experiments, flat)]
+        flat = [_as_one(fields, "split", split(e)) for e, fields in zip(experiments, flat)]
     told = [name for name in flat[0] if any(f.get(name) != flat[0][name] for f in flat)]
     told.sort(key=lambda name: ("sync", "split", name).index(name))
-    said = [_in_words({name: f.get(name) for name in told}) or str(e) for f, e in zip(flat, experiments)]
-    if several:  # one scheme with other settings of its own
-        for text in [text for text in dict.fromkeys(said) if said.count(text) > 1]:
-            alike = [i for i, each in enumerate(said) if each == text]
+    found = [_in_words({name: f.get(name) for name in told}) or str(e) for f, e in zip(flat, experiments)]
+    if several:  # one scheme with different settings of its own
+        for text in [text for text in dict.fromkeys(found) if found.count(text) > 1]:
+            alike = [i for i, each in enumerate(found) if each == text]
             if any(experiments[i] != experiments[alike[0]] for i in alike):
                 for i, setting in zip(alike, labels([experiments[i] for i in alike])):
-                    said[i] = f"{text}, {setting}"
+                    found[i] = f"{text}, {setting}"
     return [
-        text if said.count(text) == 1 else f"{text} ({said[: i + 1].count(text)})"
-        for i, text in enumerate(said)
+        text if found.count(text) == 1 else f"{text} ({found[: i + 1].count(text)})"
+        for i, text in enumerate(found)
     ]
 
 
 def platform_in_words(experiment: Experiment) -> str:
-    """Whose times paced and simulated runs tell: ``p100-25gbe as if the model were resnet50``."""
-    from dlpar.worlds.platforms.lookup import USUAL
-
+    """Platform whose times paced and simulated runs have: ``p100-25gbe as if the model were resnet50``."""
     cluster = experiment.cluster
     text = _written(cluster.platform or USUAL)
     text += f" as if the model were {cluster.stand_in_for}" if cluster.stand_in_for else ""
@@ -134,18 +135,18 @@ def platform_in_words(experiment: Experiment) -> str:
 
 
 def _in_words(fields: dict[str, Any]) -> str:
-    said = [
+    parts = [
         value
         if name in ("sync", "split")
         else f"{name.removeprefix('sync.').removeprefix('cluster.')}={_written(value)}"
         for name, value in fields.items()
     ]
-    return ", ".join(said[:3]) + (" …" if len(said) > 3 else "")
+    return ", ".join(parts[:3]) + (" …" if len(parts) > 3 else "")
 
 
 def _written(value: Any) -> str:
     if isinstance(value, str) and is_path(value):
-        return Path(value).stem  # a platform or workload that comes from a file
+        return Path(value).stem  # a platform or workload from a file
     if isinstance(value, tuple):
         return f"{len(value)} edges"
     if isinstance(value, dict):
@@ -161,5 +162,6 @@ def _flat(experiment: Experiment) -> dict[str, Any]:
     return flat
 
 
-def _without(part: str, flat: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in flat.items() if not name.startswith(f"{part}.")}
+def _as_one(flat: dict[str, Any], part: str, value: str) -> dict[str, Any]:
+    """Fields with one value for a whole part."""
+    return {name: v for name, v in flat.items() if not name.startswith(f"{part}.")} | {part: value}

@@ -69,15 +69,15 @@ class Figure {
   }
 
   takeFigure(message, buffers) {
-    const { layout, x_axes, height, logarithmic, says } = message;
-    Object.assign(this, { layout, x_axes, height, logarithmic, says });
+    const { layout, x_axes, height, logarithmic, caption } = message;
+    Object.assign(this, { layout, x_axes, height, logarithmic, caption });
     const filled = message.traces.map((t, i) => ({ ...t, data: columns(buffers[i], t.columns.length) }));
     this.traces = new Map(filled.map((trace) => [trace.key, trace]));
     for (const view of this.views) view.rebuild();
   }
 
   takePoints(message, buffers) {
-    this.says = message.says ?? this.says;
+    this.caption = message.caption ?? this.caption;
     for (const [axis, range] of Object.entries(message.ranges ?? {}))
       (this.x_axes[axis] ?? this.layout[axis]).range = range;
     for (const [axis, every] of Object.entries(message.ticks ?? {})) this.layout[axis].dtick = every;
@@ -140,12 +140,12 @@ class View {
       <div class="dlpar-gone" role="alert" hidden></div>
       <div class="dlpar-tools"></div>
       <div class="dlpar-plot" role="img"><div class="dlpar-loading">Loading the figure …</div></div>
-      <p class="dlpar-says"></p>
+      <p class="dlpar-caption"></p>
       <details class="dlpar-data"><summary>Data as table</summary>
         <div tabindex="0" role="region" aria-label="Data of the figure"></div></details>
       <div class="dlpar-spoken" role="status"></div>`;
-    [this.gone, this.tools, this.plot, this.says, this.data, this.spoken] = el.children;
-    this.saysLive = figure.live;
+    [this.gone, this.tools, this.plot, this.caption, this.data, this.spoken] = el.children;
+    this.spokenLive = figure.live;
     this.data.addEventListener("toggle", () => this.fillTable());
     this.resized = new ResizeObserver(() => this.resize());
     this.resized.observe(el);
@@ -230,11 +230,11 @@ class View {
     await plotly.react(this.plot, data, layout, CONFIG);
     this.drawn = true;
     this.sequence = newest;
-    this.says.textContent = this.figure.says;
-    this.plot.setAttribute("aria-label", this.figure.says);
+    this.caption.textContent = this.figure.caption;
+    this.plot.setAttribute("aria-label", this.figure.caption);
     for (const icon of this.plot.querySelectorAll(".modebar svg")) icon.setAttribute("aria-hidden", "true");
     if (this.data.open && Date.now() - (this.filled ?? 0) > 1000) this.fillTable();
-    if (this.saysLive !== this.figure.live) this.speak();
+    if (this.spokenLive !== this.figure.live) this.speak();
     if (this.figure.sequence !== newest || this.plot.clientWidth !== width) this.again = true;
     const detail = { at: Date.now(), figure: this.figure };
     this.root.dispatchEvent(new CustomEvent("dlpar:drawn", { bubbles: true, detail }));
@@ -242,9 +242,9 @@ class View {
 
   /** To who listens: that a run began, and how it ended; all between would be noise. */
   speak() {
-    this.saysLive = this.figure.live;
+    this.spokenLive = this.figure.live;
     const words = () => this.root.closest(".dlpar-panel")?.querySelector(".dlpar-words")?.textContent ?? "";
-    const say = () => (this.spoken.textContent = this.saysLive ? "A run has begun." : `${words()}. ${this.figure.says}`);
+    const say = () => (this.spoken.textContent = this.spokenLive ? "A run has begun." : `${words()}. ${this.figure.caption}`);
     setTimeout(say, 500); // the last words come in a message of their own
   }
 

@@ -91,15 +91,15 @@ class LivePlot(anywidget.AnyWidget):
         self._traces: dict[str, tuple[dict[str, Any], Series]] = {}
         self._guard = Lock()
         self._sequence, self._stale, self._live = 0, False, False
-        self._says, self._news = "", {}
+        self._caption, self._news = "", {}
         super().__init__(x=next(iter(self._figure["x_axes"]), ""))
         answer_while_busy(self)
         self.on_msg(self._asked)
 
     @property
-    def says(self) -> str:
+    def caption(self) -> str:
         """The sentence under the figure."""
-        return self._says
+        return self._caption
 
     def series(self, key: str) -> Series:
         """The points of one trace."""
@@ -175,11 +175,11 @@ class LivePlot(anywidget.AnyWidget):
                 if ticks:
                     self._news.setdefault("ticks", {})[axis] = tick_every
 
-    def say(self, sentence: str) -> None:
+    def set_caption(self, sentence: str) -> None:
         """Put `sentence` under the figure: what it shows, in words."""
         with self._guard:
-            if sentence != self._says:
-                self._says = self._news["says"] = sentence
+            if sentence != self._caption:
+                self._caption = self._news["caption"] = sentence
 
     def set_live(self, live: bool) -> None:
         """Say whether a run goes on; the page then expects to :meth:`flush` word every second."""
@@ -194,7 +194,7 @@ class LivePlot(anywidget.AnyWidget):
             layout = {
                 **self._figure["layout"],
                 "height": self._figure["height"],
-                "meta": {"says": self._says},
+                "meta": {"caption": self._caption},
             }
             if self.x in self._figure["x_axes"]:
                 layout["xaxis"] = {**layout.get("xaxis", {}), **self._figure["x_axes"][self.x]}
@@ -237,7 +237,7 @@ class LivePlot(anywidget.AnyWidget):
                 "is": "figure",
                 "sequence": self._sequence,
                 "traces": traces,
-                "says": self._says,
+                "caption": self._caption,
                 "live": self._live,
                 **self._figure,
             },

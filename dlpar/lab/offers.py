@@ -1,8 +1,8 @@
-"""What a teacher has sent, as it lies in a student's own folder until she takes it.  Standard library only.
+"""The experiment that a teacher sends to everybody, stored in a student's own folder. Standard library only.
 
-An offer is ``{"id", "by", "at", "experiment"}``: a name of its own, the teacher's name, when it was sent in
-seconds since 1970, and the fields of an :class:`~dlpar.config.experiment.Experiment`.  Nothing happens by itself: panels
-offer it, and what is set in them stays until she presses.
+An offer is ``{"id", "by", "at", "experiment"}``: its own name, the teacher's name, the time it was sent in
+seconds since 1970, and the fields of an :class:`~dlpar.config.experiment.Experiment`. A panel only shows it; the
+student decides.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from typing import Any
 from dlpar.config.paths import private_folder, runs_folder
 
 LASTS = 3 * 3600
-"""Seconds after which an offer is one of the last class."""
+"""Seconds after which an offer no longer counts."""
 
 LONGEST = 64 << 10
-"""Bytes of an offer at most."""
+"""Most bytes of an offer."""
 
 
 def place() -> Path:
-    """The file of the present offer."""
+    """File of the current offer."""
     return runs_folder().with_name("offer.json")
 
 
 def put(offer: dict[str, Any] | None) -> None:
-    """Replace the present offer; None takes it back.
+    """Replace the current offer; None removes it.
 
     Raises
     ------
     ValueError
-        If it is no offer, or too long.
+        If it is not an offer, or too long.
     """
     if offer is None:
         place().unlink(missing_ok=True)
@@ -48,7 +48,7 @@ def put(offer: dict[str, Any] | None) -> None:
 
 
 def present() -> dict[str, Any] | None:
-    """The offer of this class; None without one."""
+    """The current offer; None if there is none, or if it is too old."""
     try:
         offer = json.loads(place().read_bytes())
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""What a deck of slides needs besides a notebook's own words: its look, a slider's place, a panel's picture."""
+"""Parts of a deck of slides: its style, the position of a slider, the picture of a panel."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ if TYPE_CHECKING:
 
 
 def look() -> HTML:
-    """How a deck looks in JupyterLab's deck mode; elsewhere the notebook stays as it is."""
+    """Style of a deck in JupyterLab's deck mode; elsewhere the notebook stays as it is."""
     from IPython.display import HTML
 
     return HTML(f"<style>{Path(__file__).with_name('slides.css').read_text()}</style>")
 
 
 def at(figure: Figure, step: int) -> Figure:
-    """`figure`, its slider moved to `step`.
+    """Move the slider of `figure` to `step`.
 
     Parameters
     ----------
     figure : Figure
-        One with a slider, as of :func:`dlpar.lab.animate`.
+        A figure with a slider, such as that of :func:`dlpar.lab.animate`.
     step : int
-        Counted from 0.
+        Position of the slider, counted from 0.
 
     Raises
     ------
     ValueError
-        If the figure has no slider, or its slider no such step.
+        If the figure has no slider, or its slider has no such step.
     """
     steps = figure.layout.sliders[0].steps if figure.layout.sliders else ()
     if not 0 <= step < len(steps):
@@ -48,12 +48,12 @@ def at(figure: Figure, step: int) -> Figure:
 
 
 def still(panel: Panel, timeout: float = 60.0) -> Figure:
-    """Do what Run does, wait, and give the figure in front as it is drawn at the end.
+    """Do what the Run button does, wait, and return the figure in front as it is at the end.
 
     Parameters
     ----------
     panel : Panel
-    timeout : float
+    timeout : float, default 60
         Seconds.
 
     Raises
@@ -61,16 +61,12 @@ def still(panel: Panel, timeout: float = 60.0) -> Figure:
     JobFailed
         If the run fails.
     TimeoutError
-        If it still goes on after `timeout` seconds.
+        If it is still running after `timeout` seconds.
     """
-    from dlpar.lab.cell import all_below
-    from dlpar.lab.panel import Tabs
-
     end = time.monotonic() + timeout
     panel.run().wait(timeout)
     while panel.running:  # the job is done; its last records may still be on their way to the figures
         if time.monotonic() > end:
-            raise TimeoutError(f"the panel's run still goes on after {timeout:g} s")
+            raise TimeoutError(f"the panel's run is still running after {timeout:g} s")
         time.sleep(0.02)
-    tabs = next(widget for widget in all_below(panel) if isinstance(widget, Tabs))
-    return tabs.children[tabs.selected_index].picture()
+    return panel.picture()

@@ -49,11 +49,11 @@ class Status:
         self.words = widgets.HTML().add_class("dlpar-words")
         self.facts = widgets.HTML().add_class("dlpar-facts")
         self.log = widgets.HTML()
-        self.say("Not started. Press Run.")
+        self.show("Not started. Press Run.")
         self.show_facts(experiment, {}, None, "")
         self.show_log(None, {})
 
-    def say(self, words: str) -> None:
+    def show(self, words: str) -> None:
         """Put `words` beside the bar."""
         self.words.value = html.escape(self.prefix + words)
 
@@ -64,11 +64,11 @@ class Status:
         self.bar.value, self.bar.max, self.bar.bar_style = 0, experiment.steps, ""
         self.launch_s: float | None = None
         several = "" if experiment.ranks == 1 else "s"
-        self.say(f"Starting {experiment.ranks} rank{several} …")
+        self.show(f"Starting {experiment.ranks} rank{several} …")
 
     def queued(self, ahead: int, paused: bool) -> None:
         """Say how many jobs are ahead of this one."""
-        self.say(f"{in_words(ahead, paused)}; it starts by itself, Stop leaves the queue")
+        self.show(f"{in_words(ahead, paused)}; it starts by itself, Stop leaves the queue")
 
     def progress(self, so_far: GlobalSteps) -> None:
         """Say how far the run is; four times a second at most."""
@@ -82,7 +82,7 @@ class Status:
             self.bar.value = done
             each = self._seconds_a_step(now, done) if world == "simulated" else spent / done
             rest = f"about {duration(each * (steps - done))} left" if each is not None else "working …"
-            self.say(
+            self.show(
                 f"step {done:,} of {steps:,} · {duration(spent)}{_clocked(world)} so far · "
                 f"{rest if done < steps else 'finishing …'}"
             )
@@ -100,7 +100,7 @@ class Status:
         whole = status == "done" and done == self.bar.max
         parts = [f"done: {done:,} steps" if whole else f"{status} after {done:,} of {self.bar.max:,} steps"]
         if status not in ("done", "stopped"):
-            self.say(f"{parts[0]} — {reason}")
+            self.show(f"{parts[0]} — {reason}")
         else:
             if steps.last:
                 cluster = self.experiment.cluster
@@ -114,7 +114,7 @@ class Status:
                 parts.append(f"held-out accuracy {accuracy:.1%}")
             if self.launch_s is not None:
                 parts.append(f"launched in {duration(self.launch_s)}")
-            self.say(" · ".join(parts))
+            self.show(" · ".join(parts))
         self._log_size = -1
         self.show_log(self.path, self.errors)
 

@@ -1,4 +1,4 @@
-"""Many experiments: every combination of some choices, run one after the other or, simulated, side by side.
+"""Grids of experiments: every combination of some choices, run one after the other or, if simulated, side by side.
 
 grid ─► run_all ─► outcomes ─► dlpar.theory.scaling (speed-up, efficiency, crossings)
 """
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 
 LOOK = 0.05
-"""Seconds between two looks at whether a job has ended."""
+"""Seconds between two checks whether a job has ended."""
 
 
 def grid(choices: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
-    """Every combination of one value for each name; the last name varies fastest.
+    """List every combination of one value for each name; the last name varies fastest.
 
     >>> grid({"sync": ["ring", "ps"], "workers": [2, 4]})[1]
     {'sync': 'ring', 'workers': 4}
@@ -37,7 +37,7 @@ def grid(choices: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
 
 @dataclass(eq=False)
 class Outcome:
-    """An experiment of a sweep, and how it went.
+    """An experiment of a sweep and its result.
 
     Attributes
     ----------
@@ -45,9 +45,9 @@ class Outcome:
     status : str
         ``done``, ``failed``, ``stopped`` or ``not run``.
     reason : str
-        Why it failed, in one sentence.
+        Cause of a failure, in one sentence.
     run : Run or None
-        None where nothing was started.
+        None if nothing was started.
     """
 
     experiment: Experiment
@@ -57,27 +57,37 @@ class Outcome:
 
     @cached_property
     def summary(self) -> dict[str, Any]:
-        """What ``dlpar run --json`` prints of it; empty unless it is done."""
+        """Summary of the run, as ``dlpar run --json`` prints it; empty unless it is done."""
         return self.run.summary if self.status == "done" else {}
 
     @property
     def samples_per_s(self) -> float | None:
-        """Samples all workers together train on in a second of the run's clock; None unless it is done."""
+        """Throughput of all workers together by the run's clock; None unless the run is done."""
         return self.summary.get("samples_per_s")
 
     @property
     def step_s(self) -> float | None:
-        """Seconds of a global step; None unless it is done."""
+        """Seconds of a global step; None unless the run is done."""
         return self.experiment.global_batch / self.samples_per_s if self.samples_per_s else None
+
+    @property
+    def compute_s(self) -> float:
+        """Seconds that a worker computes in a step; KeyError unless the run is done."""
+        return self.summary["seconds"]["compute"] / self.summary["steps"]
 
     @cached_property
     def prediction(self) -> Prediction | None:
-        """What the closed form says of it, where there is one."""
+        """Prediction of the closed form; None where there is none."""
         return predict(self.experiment)
 
     @property
+    def predicted_step_s(self) -> float | None:
+        """Predicted seconds of a step; None without a closed form."""
+        return self.prediction.seconds if self.prediction else None
+
+    @property
     def predicted_samples_per_s(self) -> float | None:
-        """Samples a second by the closed form, where there is one."""
+        """Predicted throughput; None without a closed form."""
         return self.experiment.global_batch / self.prediction.seconds if self.prediction else None
 
 
@@ -90,18 +100,19 @@ def check(experiments: Iterable[Experiment]) -> None:
 def all_done(
     experiments: Sequence[Experiment], jobs: int = 2, told: Callable[[Outcome], None] | None = None
 ) -> list[Outcome]:
-    """The same as :func:`run_all`, where nothing can be said unless all of them are done.
+    """Run experiments as :func:`run_all` does, and require that all of them are done.
 
     Raises
     ------
     JobFailed
-        If one is not; the others are run first.
+        If a run is not done; the others are run first.
     """
     outcomes = run_all(experiments, jobs, told)
     for outcome in outcomes:
         if outcome.status != "done":
+            experiment = outcome.experiment
             raise JobFailed(
-                f"workers={outcome.experiment.workers}, {outcome.experiment.sync}: {outcome.reason or outcome.status}"
+                f"workers={experiment.workers}, {experiment.sync}: {outcome.reason or outcome.status}"
             )
     return outcomes
 
@@ -114,19 +125,19 @@ def run_all(
 ) -> list[Outcome]:
     """Run experiments and wait for all of them.
 
-    Real and paced ones have the machine for themselves, or they would measure each other; one that
-    fails does not keep the others from running.
+    Real and paced runs have the machine for themselves, because they would slow each other down. A failure
+    does not keep the others from running.
 
     Parameters
     ----------
     experiments : sequence of Experiment
-        Started in this order.
-    jobs : int
-        Simulations at work at a time, at least 1.
+        Experiments, in the order in which they start.
+    jobs : int, default 2
+        Simulations that run at the same time, at least 1.
     told : callable, optional
         Called with each outcome as soon as it is known.
     stop : callable, optional
-        Asked now and then whether to stop: then jobs at work are ended, and no other is started.
+        Called now and then; if it returns True, running jobs are ended and no other is started.
 
     Returns
     -------
@@ -136,7 +147,7 @@ def run_all(
     Raises
     ------
     KeyboardInterrupt
-        When interrupted; jobs at work are ended first.
+        When interrupted; running jobs are ended first.
     """
     outcomes = [Outcome(experiment) for experiment in experiments]
     waiting, at_work = list(outcomes)[::-1], {}
@@ -152,7 +163,7 @@ def run_all(
                 tell(outcome)
             if at_work:
                 time.sleep(LOOK)
-    finally:  # whatever is still at work was asked to stop
+    finally:  # jobs still at work must stop
         for outcome, job in at_work.items():
             job.stop()
             _note(outcome, job)
@@ -160,7 +171,7 @@ def run_all(
 
 
 def _has_room(outcome: Outcome, at_work: Mapping[Outcome, Job], jobs: int) -> bool:
-    """Whether it may start beside those at work."""
+    """Whether an experiment may start beside those at work."""
     worlds = {each.experiment.cluster.world for each in (outcome, *at_work)}
     return not at_work or (worlds == {"simulated"} and len(at_work) < jobs)
 
@@ -175,7 +186,7 @@ def _start(outcome: Outcome, at_work: dict[Outcome, Job]) -> None:
 
 
 def _note(outcome: Outcome, job: Job) -> None:
-    """How a job ended."""
+    """Note the status of a job that has ended."""
     status = job.poll()
     outcome.status = status if status in ("done", "stopped") else "failed"
     outcome.reason = "" if status == "done" else job.run.reason or f"the job is {status}"

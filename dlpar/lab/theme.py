@@ -8,8 +8,14 @@ darkened until each stands out at 3:1 or more on a white and on a dark page alik
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from dlpar.config.experiment import Experiment
+
+GREY = "#7f7f7f"
+"""What belongs to no scheme and to no rank."""
 
 SCHEMES = {
     "ring": "#0072B2",
@@ -19,6 +25,16 @@ SCHEMES = {
     "hogwild": "#BF8300",
 }
 """Colour of each way replicas agree, the same in every figure of every lab."""
+
+ALLREDUCES = {
+    "ring": (SCHEMES["ring"], "circle"),
+    "star": (SCHEMES["ps"], "star"),
+    "tree": (SCHEMES["mapreduce"], "triangle-up"),
+    "halving_doubling": ("#7e83d3", "diamond"),
+    "hierarchical": ("#975a9b", "square"),
+    "library": (GREY, "x"),
+}
+"""Colour and marker of each all-reduce; the colour is that of the scheme built on it, if there is one."""
 
 RANKS = ("#7e83d3", "#975a9b", "#c96b7b", "#a95f23", "#9d8d26", "#418646", "#00a39c", "#007eb0")
 """Colours of ranks: even steps around the hue circle, lightness alternating."""
@@ -34,7 +50,7 @@ MARKERS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "star", "
 PREDICTED = {"dash": "dash"}
 """Line of what was predicted; what was measured is solid."""
 
-IDEAL = {"color": "#7f7f7f", "width": 2, "dash": "dot"}
+IDEAL = {"color": GREY, "width": 2, "dash": "dot"}
 """Line of what would be ideal."""
 
 FAINT = 0.6
@@ -65,7 +81,7 @@ PHASES = {
     "halo": Phase("communicate", "#948C00", "|"),
     "gather": Phase("communicate", "#948C00", "-"),
     "reduce": Phase("communicate", "#948C00", "x"),
-    "wait": Phase("wait", "#7f7f7f", "."),
+    "wait": Phase("wait", GREY, "."),
     "evaluate": Phase("evaluate", "#8c6bb1", "+"),
 }
 """Phases a rank writes as spans: the colour tells the kind of work, the pattern the phase."""
@@ -73,7 +89,7 @@ PHASES = {
 KINDS = ("compute", "communicate", "wait", "evaluate", "other")
 """Kinds of work, in the order in which they are told."""
 
-OTHER = Phase("other", "#7f7f7f", "-")
+OTHER = Phase("other", GREY, "-")
 
 TITLES = {
     "step": "global step",
@@ -115,9 +131,52 @@ def on_clock(title: str, world: str) -> str:
     return title if world == "real" else f"{name}, {CLOCKS[world]} clock ({unit}"
 
 
+WORKERS = 16
+"""Workers with a line, a lane or a row of their own; more could not be told apart."""
+
+OTHERS = 4
+"""Servers and leaves drawn beside them."""
+
+
+def workers(experiment: Experiment) -> int:
+    """Number of workers that are drawn: ranks 0 to that."""
+    return min(experiment.workers, WORKERS)
+
+
+def crowded(experiment: Experiment) -> bool:
+    """Whether some workers are left out of a figure."""
+    return experiment.workers > WORKERS
+
+
+def ranks(experiment: Experiment) -> list[int]:
+    """Ranks that are drawn where servers are drawn, too."""
+    others = range(experiment.workers, experiment.ranks)
+    return [*range(workers(experiment)), *(others[:OTHERS] if crowded(experiment) else others)]
+
+
 def scheme_colour(scheme: str) -> str:
     """Colour of a scheme; grey for one the table does not know, such as a student's own."""
-    return SCHEMES.get(scheme, "#7f7f7f")
+    return SCHEMES.get(scheme, GREY)
+
+
+def predicted_line(name: str, colour: str = GREY, width: float = 2.0) -> dict[str, Any]:
+    """Trace of a prediction: a dashed line."""
+    return {"mode": "lines", "name": name, "line": {**PREDICTED, "color": colour, "width": width}}
+
+
+def predicted_mark(name: str, size: int) -> dict[str, Any]:
+    """Trace of predictions across horizontal bars: an upright stroke on each."""
+    symbol = {"symbol": "line-ns", "size": size, "line": {"width": 3, "color": GREY}}
+    return {"mode": "markers", "name": name, "marker": symbol}
+
+
+def line_by_source(colour: str, source: str, width: float = 2.5) -> dict[str, Any]:
+    """Line of a result by its source: dashed if predicted, broad and faint if simulated, otherwise solid."""
+    if source == "predicted":
+        return {"color": colour, "width": width, **PREDICTED}
+    if source == "simulated":
+        return {"color": faint(colour), "width": BROAD}
+    return {"color": colour, "width": width}
 
 
 def rank_line(rank: int, crowded: bool = False) -> dict[str, Any]:
@@ -160,7 +219,7 @@ def beside(colour: str, number: int, world: str = "real") -> dict[str, Any]:
     """Line of one of several runs, none behind another: its own dash and symbols, which no simulation makes faint."""
     line = {"color": colour, "width": 2.0, "dash": DASHES[number % len(DASHES)]}
     if world == "simulated":
-        line |= {"color": faint(colour), "width": BROAD}
+        line |= line_by_source(colour, world)
     return {"mode": "lines+markers", "line": line, "marker": {**mark(colour, number), "maxdisplayed": 6}}
 
 
@@ -168,6 +227,12 @@ def faint(colour: str) -> str:
     """A colour (``#rrggbb``) as faint as simulated lines are."""
     red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
     return f"rgba({red},{green},{blue},{FAINT})"
+
+
+def lighter(colour: str, share: float) -> str:
+    """A colour (``#rrggbb``) mixed with a share of white, from 0 to 1."""
+    parts = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+    return "#" + "".join(f"{round(part + share * (255 - part)):02x}" for part in parts)
 
 
 def of_world(style: dict[str, Any], world: str) -> dict[str, Any]:
@@ -216,6 +281,18 @@ def axis(title: str, limits: tuple[float, float] | None = None, **more: Any) -> 
         **fixed,
         **more,
     }
+
+
+def rows(names: Sequence[str], **more: Any) -> dict[str, Any]:
+    """A vertical axis with a row for each name, the first on top."""
+    ticks = {"tickvals": list(range(len(names))), "ticktext": list(names), "showgrid": False}
+    return axis("", (len(names) - 0.5, -0.5), **{**ticks, **more})
+
+
+def annotation(text: str, x: float, y: float, **more: Any) -> dict[str, Any]:
+    """Text without an arrow; `x` and `y` are shares of the plot, and `y` is the lower edge of the text."""
+    place = {"x": x, "xref": "paper", "y": y, "yref": "paper", "yanchor": "bottom"}
+    return {"text": text, "showarrow": False, "font": {"size": 14}, **place, **more}
 
 
 def layout(**more: Any) -> dict[str, Any]:

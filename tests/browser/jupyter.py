@@ -206,7 +206,7 @@ class Shown:
 
     def says(self) -> str:
         """The sentence under the figure in front."""
-        return self.place.locator(".dlpar-says:visible").inner_text()
+        return self.place.locator(".dlpar-caption:visible").inner_text()
 
     def tab(self, name: str) -> None:
         """Bring a figure to the front."""

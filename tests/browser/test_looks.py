@@ -146,7 +146,7 @@ def test_a_comparison_is_fit_to_be_shown(open_notebook, page, themed, tmp_path):
     notebook.run_all()
     panel = notebook.panel()
     panel.wait_for("3 of 3", seconds=40)
-    panel.place.locator(".dlpar-says").filter(has_text="At the end: ring loss").wait_for()
+    panel.place.locator(".dlpar-caption").filter(has_text="At the end: ring loss").wait_for()
     titles = {"": {"loss (nats)", "accuracy", "time since all ranks were ready (s)"}}
     assert faults(panel, page, themed, titles, tmp_path) == {}
     heads = panel.place.locator(".dlpar-scores thead th").all_inner_texts()

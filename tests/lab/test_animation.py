@@ -58,7 +58,7 @@ def test_a_ring_is_followed_chunk_by_chunk():
     arrows = [a for a in step.args[1]["annotations"] if a["showarrow"]]
     assert {(a["ay"], a["y"], int(a["x"])) for a in arrows} == {(0, 1, 0), (1, 2, 1), (2, 0, 2)}
     assert step.args[0]["marker.line.width"][0] == [0, 0, 3, 3, 0, 0, 0, 3, 0]
-    assert figures.say(figure) == (
+    assert figures.caption(figure) == (
         "ring_allreduce on 3 ranks, 3 chunks of 8 bytes: 12 messages and 96 bytes in 4 rounds; "
         "the busiest rank sends 32 bytes, 1.33 times the tensor."
     )

@@ -57,7 +57,7 @@ def test_divergence_is_said_and_does_not_break_axes(board):
         for rank in range(2):
             board.take(rank, step(number, loss=loss))
     board.settle(ended=True)
-    assert "diverged" in board.convergence.plot.says
+    assert "diverged" in board.convergence.plot.caption
     assert board.convergence.plot._figure["layout"]["yaxis"]["range"] == [0, 1.0]
 
 
@@ -65,13 +65,13 @@ def test_staleness_zero_says_why_and_other_values_are_told(board):
     board.take(0, step(0))
     board.settle(ended=False)
     assert (
-        "Staleness is 0" in board.staleness.plot.says
-        and "waits for the gradients" in board.staleness.plot.says
+        "Staleness is 0" in board.staleness.plot.caption
+        and "waits for the gradients" in board.staleness.plot.caption
     )
     board.take(1, step(0, staleness=6))
     board.settle(ended=False)
     assert (
-        board.staleness.plot.says == "A gradient met weights that were 3 updates newer on average, 6 at most."
+        board.staleness.plot.caption == "A gradient met weights that were 3 updates newer on average, 6 at most."
     )
 
 
@@ -85,7 +85,7 @@ def test_timeline_shows_the_last_eight_steps_and_splits_off_waiting(board):
     assert sorted(set(plot.series("forward").rows[:, 3])) == list(range(12, 20))
     assert plot.series("wait").rows[:, 2] == pytest.approx(100)
     assert plot.series("communicate").rows[:, 2] == pytest.approx(300)
-    assert "Over the last 8 steps" in plot.says
+    assert "Over the last 8 steps" in plot.caption
 
 
 def test_earlier_runs_are_labelled_by_what_differs_and_can_be_cleared(board):
@@ -172,8 +172,8 @@ def test_staleness_of_free_running_workers_is_counted_worker_by_worker():
     plot = board.plots["Staleness"]
     assert plot.series("histogram 0").rows.tolist() == [[0, 1], [1, 2], [3, 1]]
     assert plot._figure["layout"]["xaxis2"]["title"]["text"] == "rank 0<br>mean 1.25"
-    assert plot.says.startswith("A gradient met weights that were 1.12 updates newer on average, 3 at most")
-    assert plot.says.endswith("theory says N − 1 = 1 on average.")
+    assert plot.caption.startswith("A gradient met weights that were 1.12 updates newer on average, 3 at most")
+    assert plot.caption.endswith("theory says N − 1 = 1 on average.")
     assert plot.series("predicted").rows[:, 1].tolist() == [1, 1]
     assert (
         board.plots["Lead"].says

@@ -46,7 +46,7 @@ def test_one_figure_has_a_curve_of_each_in_its_schemes_colour(launched):
     comparison = compare(EXPERIMENTS, x="bytes")
     comparison.run().wait(30)
     plot = comparison._figure.plot
-    assert plot.x == "MB sent" and plot.says.startswith("At the end: ring loss")
+    assert plot.x == "MB sent" and plot.caption.startswith("At the end: ring loss")
     styles = [plot.style(f"{n} loss") for n in range(3)]
     assert [s["line"]["color"] for s in styles] == [theme.SCHEMES[s] for s in ("ring", "ps", "gossip")]
     assert [s["name"] for s in styles] == ["ring", "ps asp", "gossip ring"]
@@ -98,7 +98,7 @@ def test_a_launch_that_fails_halfway_is_told(monkeypatch, launched):
     comparison = compare(EXPERIMENTS).run()
     with pytest.raises(JobFailed, match="ps asp was not run: ZeroDivisionError"):
         comparison.wait(30)
-    assert "ZeroDivisionError" in comparison._says.value and not comparison._run.disabled
+    assert "ZeroDivisionError" in comparison._alert.value and not comparison._run.disabled
 
 
 @pytest.mark.parametrize(

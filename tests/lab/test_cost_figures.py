@@ -25,7 +25,7 @@ def measured(how: str = "measured") -> list[Timing]:
 def test_a_fit_says_latency_bandwidth_and_where_they_are_equal():
     figure = figures.link_fit(PingPong(SIZES, tuple(LINK.seconds(size) for size in SIZES)))
     assert (
-        figures.say(figure)
+        figures.caption(figure)
         == "A message takes 1 ms and then a second for every 1 MB; at 1 kB the two are equal."
     )
     solid, dashed = figure.data
@@ -44,7 +44,7 @@ def test_predicted_is_dashed_and_measured_solid_in_one_colour_each():
 
 
 def test_the_sentence_says_who_is_first_at_both_ends_and_how_far_the_prediction_is():
-    said = figures.say(figures.collective_times([*measured(), *predicted()]))
+    said = figures.caption(figures.collective_times([*measured(), *predicted()]))
     assert said.startswith(
         "Measured at 1 kB: tree 12.6 ms and star 16.8 ms; at 100 kB: tree 636 ms and star 1.47 s."
     )
@@ -65,7 +65,7 @@ def test_two_links_in_one_figure_say_whose_they_are():
     times = tuple(LINK.seconds(size) for size in SIZES)
     figure = figures.link_fit(PingPong(SIZES, times), PingPong(SIZES, times, "simulated", "cpu-1gbe"))
     assert [trace.name for trace in figure.data][::2] == ["this machine, measured", "cpu-1gbe, simulated"]
-    assert "; at 1 kB the two are equal. Cpu-1gbe (simulated): a message takes 1 ms" in figures.say(figure)
+    assert "; at 1 kB the two are equal. Cpu-1gbe (simulated): a message takes 1 ms" in figures.caption(figure)
     with pytest.raises(ValueError, match="found: got 0 ping-pongs"):
         figures.link_fit()
 

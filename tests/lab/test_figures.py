@@ -30,7 +30,7 @@ def every_figure(runs):
 def test_every_figure_says_what_it_shows_and_gives_its_data(every_figure):
     for name, figure in every_figure.items():
         assert isinstance(figure, go.Figure), name
-        assert figures.say(figure).endswith("."), name
+        assert figures.caption(figure).endswith("."), name
         assert len(figures.table(figure)) == sum(len(trace.x) for trace in figure.data), name
 
 

@@ -29,7 +29,7 @@ class Page:
                 old = [] if news["whole"] else [self.curves[news["key"]]]
                 self.curves[news["key"]] = np.concatenate([*old, fresh], axis=1)
         self.sequence = message.get("sequence", self.sequence)
-        self.says = message.get("says", self.says)
+        self.says = message.get("caption", self.says)
 
     def ask(self, what):
         self.plot._handle_custom_msg({"ask": what}, [])
@@ -57,7 +57,7 @@ def test_page_knows_all_points_through_many_thinnings(plot):
 def test_page_that_comes_late_gets_everything_and_follows_on(plot):
     for i in range(10):
         plot.series("a").add((i, i))
-    plot.say("ten points")
+    plot.set_caption("ten points")
     plot.flush()
     page = Page(plot)
     page.ask("figure")

@@ -46,7 +46,7 @@ def test_the_innermost_axes_are_inside_nodes(order, inside):
     )
     nodes = nodes_of(experiment)
     assert all(len({nodes[rank] for rank in group}) == 1 for group in drawn(figure, inside))
-    said = figures.say(figure).lower()
+    said = figures.caption(figure).lower()
     assert (
         f"{inside}: 8 groups of 2, inside nodes" in said and "pipeline: 4 groups of 4, across nodes" in said
     )

@@ -6,11 +6,11 @@ import json
 import time
 
 import pytest
+from dlpar.lab.offer_widget import Offer
 
 from dlpar.config.experiment import Experiment
-from dlpar.lab import offer as module
+from dlpar.lab import offer_widget as module
 from dlpar.lab import offers
-from dlpar.lab.offer import Offer
 from dlpar.lab.panel import Panel
 
 SENT = Experiment(
@@ -43,7 +43,7 @@ def test_an_offer_changes_nothing_until_it_is_taken_and_can_be_undone():
     assert shown.layout.display == "none"
     offers.put(sent(SENT))
     shown.see(offers.present())
-    assert "grace" in shown._says.value and "8 workers, simulated" in shown._says.value
+    assert "grace" in shown._text.value and "8 workers, simulated" in shown._text.value
     assert shown.layout.display is None and panel.experiment == hers
     shown._take.click()
     assert panel.experiment == SENT and panel.runs == [] and not panel.running

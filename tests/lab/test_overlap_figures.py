@@ -24,7 +24,7 @@ def test_what_stands_out_is_a_share_of_computing():
     computing, beside, predicted = figure.data
     assert set(computing.x) == {1.0} and all(x > 0 for x in beside.x)
     assert list(predicted.x) == pytest.approx([1 + x for x in beside.x])
-    assert figures.say(figure).endswith("The prediction is less than 0.1% off.")
+    assert figures.caption(figure).endswith("The prediction is less than 0.1% off.")
     row = figures.table(figure).iloc[1]
     assert row[""] == "VGG-16, overlap on" and row["exposed (share of computing)"] == pytest.approx(
         beside.x[1]
@@ -41,7 +41,7 @@ def test_a_u_of_bucket_sizes_names_its_lowest_point_and_both_ends():
     alone, simulated, predicted = figure.data
     assert list(simulated.x) == [e.sync.bucket_mb for e in experiments]
     assert min(simulated.y) == simulated.y[3] and alone.y[0] < min(predicted.y)
-    assert "with buckets of 2 MB" in figures.say(figure) and "at most 9.1% off" in figures.say(figure)
+    assert "with buckets of 2 MB" in figures.caption(figure) and "at most 9.1% off" in figures.caption(figure)
     with pytest.raises(ValueError, match="buckets of several sizes"):
         figures.bucket_sizes([done(experiments[0]), done(experiments[1].replace(workers=8))])
 
@@ -56,7 +56,7 @@ def test_the_schedule_ends_when_the_predicted_step_does(name, most):
     assert rows["ends (ms)"].iloc[-1] == pytest.approx(1e3 * predict(experiment).seconds, rel=1e-3)
     assert (rows["begins (ms)"] >= rows["ready (ms)"]).all()
     assert (rows["begins (ms)"].iloc[1:].values >= rows["ends (ms)"].iloc[:-1].values).all()
-    assert most in figures.say(figure)
+    assert most in figures.caption(figure)
     for other in ({"overlap": False}, {"allreduce": "tree"}):
         with pytest.raises(ValueError, match="allowed is that"):
             figures.sending(experiment.replace(sync=other))

@@ -93,7 +93,7 @@ def test_facts_are_always_there(launched):
 def test_bad_value_is_explained_and_refused(launched, field, value):
     panel = Panel()
     panel._controls.widgets[field].value = value
-    assert f"{field}: got" in panel._says.value and "allowed" in panel._says.value
+    assert f"{field}: got" in panel._alert.value and "allowed" in panel._alert.value
     assert panel._run.disabled
     with pytest.raises(BadExperiment):
         panel.run()
@@ -103,7 +103,7 @@ def test_bad_value_is_explained_and_refused(launched, field, value):
 def test_message_is_escaped(launched):
     panel = Panel()
     panel._controls.widgets["cluster.threads"].value = "<script>alert(1)</script>"
-    assert "<script>" not in panel._says.value and "&lt;script&gt;" in panel._says.value
+    assert "<script>" not in panel._alert.value and "&lt;script&gt;" in panel._alert.value
 
 
 def test_launch_that_fails_is_told_in_the_panel_and_raises_nothing(monkeypatch):
@@ -113,7 +113,7 @@ def test_launch_that_fails_is_told_in_the_panel_and_raises_nothing(monkeypatch):
     monkeypatch.setattr(dlpar, "launch", refuse, raising=False)
     panel = Panel()
     panel._run.click()
-    assert "cluster.device: got &#x27;cuda&#x27;" in panel._says.value
+    assert "cluster.device: got &#x27;cuda&#x27;" in panel._alert.value
     assert not panel.running and not panel._run.disabled
 
 
@@ -151,7 +151,7 @@ def test_failed_run_shows_reason_and_tracebacks_by_rank(monkeypatch):
     )
     assert panel._more_box.selected_index == 1
     assert panel._status.bar.bar_style == "danger"
-    assert all(plot.says for plot in panel._board.plots.values())
+    assert all(plot.caption for plot in panel._board.plots.values())
 
 
 def test_controls_that_do_not_exist_are_refused():

@@ -27,7 +27,7 @@ MLP3 = {"name": "mlp", "depth": 3, "width": 24}
 )
 def test_a_schedule_is_drawn_without_a_run(name, end, idle, held):
     figure = lab.schedule(name, stages=4, microbatches=8)
-    said = figures.say(figure)
+    said = figures.caption(figure)
     assert (
         f"{end:g} forward passes long, the bubble is {idle} of the time computed, and at most {held} micro-b"
         in said
@@ -67,7 +67,7 @@ def test_micro_batches_are_drawn_by_schedule_with_the_quickest_marked():
     assert predicted.line.dash == "dash" and list(predicted.y) == [400, 200]
     assert list(quickest.x) == [4]
     said = "1f1b is quickest with 4 micro-batches, 100 ms a step, and takes 3.0 times as long with 16."
-    assert figures.say(figure) == said
+    assert figures.caption(figure) == said
     assert list(figures.table(figure)["how"]) == ["measured"] * 3 + ["predicted"] * 2
 
 

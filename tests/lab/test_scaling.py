@@ -1,15 +1,15 @@
 """The figure of scaling: speed-up and efficiency, kinds told apart, and where two schemes are equally fast."""
 
 import pytest
+from dlpar.lab.figures.scaling import twin
 
 from dlpar import lab
 from dlpar.config.experiment import Experiment
 from dlpar.config.schema import BadExperiment
 from dlpar.jobs.launch import JobFailed
 from dlpar.lab import figures, sweep
-from dlpar.lab.figures.scaling import curves, scaling
+from dlpar.lab.figures.scaling import curves, draw
 from dlpar.lab.figures.scaling import sweep as sweep_figure
-from dlpar.lab.speedup import twin
 from dlpar.lab.sweep import Outcome
 
 REAL = Experiment(batch=32, scaling="weak", cluster={"platform": "p100-25gbe"})
@@ -31,7 +31,7 @@ RING, PS = {1: 100.0, 2: 110.0, 4: 300.0, 8: 700.0}, {1: 100.0, 2: 150.0, 4: 240
 
 @pytest.fixture(scope="module")
 def figure():
-    return scaling(curves([*of(BASE, RING, sync="ring"), *of(BASE, PS, sync="ps")]))
+    return draw(curves([*of(BASE, RING, sync="ring"), *of(BASE, PS, sync="ps")]))
 
 
 def test_the_curves_are_speed_up_and_efficiency_over_the_fastest_with_the_fewest_workers(figure):
@@ -45,15 +45,15 @@ def test_the_curves_are_speed_up_and_efficiency_over_the_fastest_with_the_fewest
 
 def test_measured_is_solid_simulated_faint_and_predicted_dashed():
     both = curves([*of(REAL, {1: 10.0, 2: 19.0}), *of(BASE, {1: 11.0, 2: 20.0})])
-    lines = {t.name: t.line for t in scaling(both).data}
+    lines = {t.name: t.line for t in draw(both).data}
     assert lines["ring, measured"].dash is None and lines["ring, measured"].color == "#0072B2"
     assert lines["ring, simulated"].color == "rgba(0,114,178,0.6)" and lines["ring, simulated"].width == 5
     assert lines["ring, predicted"].dash == "dash"
-    assert "The simulation is at most 10.0% off" in figures.say(scaling(both))
+    assert "The simulation is at most 10.0% off" in figures.caption(draw(both))
 
 
 def test_curves_of_one_scheme_have_one_colour_and_symbols_that_the_legend_explains():
-    figure = scaling(curves([*of(BASE, RING), *of(BASE, PS, batch=64)]))
+    figure = draw(curves([*of(BASE, RING), *of(BASE, PS, batch=64)]))
     marks = {t.name: t.marker for t in figure.data if t.mode == "markers"}
     assert {name: mark.symbol for name, mark in marks.items()} == {"batch=32": "circle", "batch=64": "square"}
     assert {mark.color for mark in marks.values()} == {"#0072B2"}
@@ -65,7 +65,7 @@ def test_where_two_schemes_are_equally_fast_is_marked_and_said(figure):
     mark = next(t for t in figure.data if t.name == "ring = ps bsp")
     (at,) = mark.x
     assert 2 < at < 4 and 1.1 < mark.y[0] < 3.0
-    said = figures.say(figure)
+    said = figures.caption(figure)
     assert f"ring and ps bsp are equally fast at about {at:.3g} workers; from 4 on ring is the faster" in said
     assert "8 workers with ring are 7 times as fast as the fastest one (88% of ideal)" in said
 
@@ -74,7 +74,7 @@ def test_curves_that_do_not_cross_are_said_to_be_ahead_throughout():
     figure = scaling(
         curves([*of(BASE, RING, sync="ring"), *of(BASE, {n: r / 2 for n, r in RING.items()}, sync="ps")])
     )
-    assert "ring is at least as fast as ps bsp at every number of workers shown." in figures.say(figure)
+    assert "ring is at least as fast as ps bsp at every number of workers shown." in figures.caption(figure)
     assert not [t for t in figure.data if "=" in t.name]
 
 
@@ -104,7 +104,7 @@ def test_the_table_under_the_figure_has_a_row_for_each_point(figure):
 
 
 def test_thousands_of_workers_have_few_ticks():
-    figure = scaling(curves(of(BASE, {2**k: 100.0 * 2**k for k in range(13)}), predicted=False))
+    figure = draw(curves(of(BASE, {2**k: 100.0 * 2**k for k in range(13)}), predicted=False))
     assert len(figure.layout.xaxis.tickvals) <= 8 and figure.layout.xaxis.ticktext[-1] == "4,096"
 
 
@@ -113,13 +113,13 @@ def test_a_sweep_over_anything_else_is_drawn_as_bars():
     bars, diamonds = figure.data
     assert list(bars.x) == [1600.0, 3200.0] and bars.opacity == 0.6 and diamonds.name == "predicted"
     assert (
-        figures.say(figure) == "batch=32 is the fastest with 3,200 samples/s, 2.00 times as fast as batch=16."
+        figures.caption(figure) == "batch=32 is the fastest with 3,200 samples/s, 2.00 times as fast as batch=16."
     )
 
 
 def test_one_number_of_workers_makes_no_curve():
     with pytest.raises(ValueError, match="outcomes: got no two numbers of workers"):
-        scaling(curves(of(BASE, {4: 100.0})))
+        draw(curves(of(BASE, {4: 100.0})))
 
 
 # ---- running it -------------------------------------------------------------------
@@ -142,7 +142,7 @@ def test_lab_scaling_runs_simulations_and_the_closed_form_agrees():
     rows = figures.table(figure).pivot(index="workers", columns="how", values="samples/s")
     assert list(rows.index) == [1, 2, 4]
     assert list(rows["simulated"]) == pytest.approx(list(rows["predicted"]), rel=1e-3)
-    assert "The prediction is less than 0.1% off." in figures.say(figure)
+    assert "The prediction is less than 0.1% off." in figures.caption(figure)
 
 
 def test_nothing_runs_if_one_of_them_cannot_be(monkeypatch):

@@ -42,7 +42,7 @@ def every_figure(runs):
 
 def test_every_figure_says_what_it_shows_and_gives_its_data(every_figure):
     for name, figure in every_figure.items():
-        assert figures.say(figure).endswith("."), name
+        assert figures.caption(figure).endswith("."), name
         assert len(figures.table(figure)) == sum(len(trace.x) for trace in figure.data) > 0, name
         figure.to_json()
 
@@ -58,13 +58,13 @@ def test_histograms_count_every_worker_step(runs, every_figure):
 
 def test_the_predicted_mean_is_drawn_only_where_theory_gives_one(runs, every_figure):
     dashed = [t for t in every_figure["staleness"].data if t.type == "scatter" and t.line.dash == "dash"]
-    assert [list(t.y) for t in dashed] == [[3, 3]] and "N − 1 = 3" in figures.say(every_figure["staleness"])
-    assert "theory" not in figures.say(lab.staleness(runs["ssp"]))
+    assert [list(t.y) for t in dashed] == [[3, 3]] and "N − 1 = 3" in figures.caption(every_figure["staleness"])
+    assert "theory" not in figures.caption(lab.staleness(runs["ssp"]))
 
 
 def test_lead_says_whether_the_bound_held(runs, every_figure):
-    assert figures.say(every_figure["lead"]).endswith("never above s = 3: yes.")
-    assert figures.say(lab.lead(runs["asp"])).endswith("nothing bounds it.")
+    assert figures.caption(every_figure["lead"]).endswith("never above s = 3: yes.")
+    assert figures.caption(lab.lead(runs["asp"])).endswith("nothing bounds it.")
     assert "NO, the bound was broken" in lab.figures.lag.says.lead([1, 4], 3)
 
 
@@ -106,7 +106,7 @@ def test_contraction_of_the_graph_is_dashed_beside_what_was_measured(runs, every
 
 def test_a_disconnected_graph_is_warned_of_in_the_figures_sentence():
     islands = Experiment(workers=4, sync={"scheme": "gossip", "topology": "edges", "edges": [(0, 1), (2, 3)]})
-    assert "cannot agree" in figures.say(lab.show_graph(islands))
+    assert "cannot agree" in figures.caption(lab.show_graph(islands))
 
 
 def test_overlay_over_bytes_counts_what_all_workers_sent(runs, every_figure):
@@ -121,14 +121,14 @@ def test_seconds_to_a_goal_are_steps_times_time_of_a_step(runs, every_figure):
     assert seconds == pytest.approx(steps * ms / 1e3)
     good = runs["asp"].evals.query("accuracy >= 0.9").iloc[0]
     assert (seconds, steps) == (good["t"], good["step"])
-    assert figures.say(lab.time_to_accuracy(runs["asp"], goal=1.0)) == "None reached 100% held-out accuracy."
-    assert figures.say(lab.time_to_accuracy(runs["asp"], 0.9, ["mine"])).startswith("mine reached 90%")
+    assert figures.caption(lab.time_to_accuracy(runs["asp"], goal=1.0)) == "None reached 100% held-out accuracy."
+    assert figures.caption(lab.time_to_accuracy(runs["asp"], 0.9, ["mine"])).startswith("mine reached 90%")
 
 
 def test_who_was_first_to_an_accuracy_is_said_of_each_clock_alone(runs):
     virtual = finished(workers=2, steps=40, cluster={"world": "simulated"})
     figure = lab.time_to_accuracy([virtual, runs["ring"]], 0.8, ["a", "b"])
-    said = figures.say(figure)
+    said = figures.caption(figure)
     for clock, name in {"virtual": "a, simulated", "wall": "b"}.items():
         assert f"n the {clock} clock {name} reached 80% first" in said
     assert "a, simulated and b took the fewest steps" in said and "different clocks do not compare" in said
@@ -167,11 +167,11 @@ def test_a_run_that_drew_no_sample_has_not_diverged():
         finished(workers=2, steps=3, sync={"scheme": "mapreduce", "fraction": 1e-6}), samples=0, loss=0.0
     )
     diverged = rewritten(finished(workers=2, steps=3), loss=None)  # as JSON tells a NaN
-    assert figures.say(lab.overlay(empty)).startswith(
+    assert figures.caption(lab.overlay(empty)).startswith(
         "In 3 of 3 steps no sample was drawn, so there is no loss;"
     )
-    assert "the run diverged" in figures.say(lab.overlay(diverged))
-    both = figures.say(lab.overlay([empty, diverged], titles=["empty", "diverged"]))
+    assert "the run diverged" in figures.caption(lab.overlay(diverged))
+    both = figures.caption(lab.overlay([empty, diverged], titles=["empty", "diverged"]))
     assert "empty no sample, so no loss" in both and "diverged loss not a number" in both
 
 
@@ -186,21 +186,21 @@ def test_a_graph_of_push_sum_has_arrows_to_those_each_worker_sends_to():
     places = [tuple(place) for place in zip(nodes.x, nodes.y)]
     arrows = {(places.index(tuple(a)), places.index(tuple(b))) for a, b, _ in ends}
     assert arrows == {(i, (i + hop) % 5) for i in range(5) for hop in (1, 2, 4)}
-    assert edges.marker.symbol == "arrow" and "each sends to 3 others, along the arrows" in figures.say(shown)
+    assert edges.marker.symbol == "arrow" and "each sends to 3 others, along the arrows" in figures.caption(shown)
 
 
 def test_a_graph_has_only_edges_that_are_used():
     peers = graph(exchange="random", topology="star", peers=2)
-    assert not len(peers.data[0].x) and "each sends to 2 others, picked anew" in figures.say(peers)
+    assert not len(peers.data[0].x) and "each sends to 2 others, picked anew" in figures.caption(peers)
     pairs = graph(
         4, exchange="pairwise", topology="complete"
     )  # active workers average with passive ones only
-    assert len(pairs.data[0].x) == 3 * 4 and "4 workers with 2 partners each" in figures.say(pairs)
+    assert len(pairs.data[0].x) == 3 * 4 and "4 workers with 2 partners each" in figures.caption(pairs)
 
 
 def test_the_spectral_gap_stands_beside_the_measured_distance_where_the_graph_is_fixed(runs, every_figure):
-    assert "multiply it by 0.333 a step (spectral gap 0.667)" in figures.say(every_figure["consensus"])
-    assert "spectral gap" in figures.say(graph()) and "spectral gap" not in figures.say(
+    assert "multiply it by 0.333 a step (spectral gap 0.667)" in figures.caption(every_figure["consensus"])
+    assert "spectral gap" in figures.caption(graph()) and "spectral gap" not in figures.caption(
         graph(exchange="random")
     )
 

@@ -9,10 +9,10 @@ import pytest
 from dlpar import Experiment, lab, spmd
 from dlpar.jobs.run import Run
 from dlpar.lab import figures
+from dlpar.lab.figures.layer_bytes import _count
+from dlpar.lab.figures.layer_bytes import drawing as drawn_bytes
 from dlpar.lab.figures.pieces import _look, plain
 from dlpar.lab.figures.pieces import drawing as drawn_pieces
-from dlpar.lab.figures.split_bytes import _count
-from dlpar.lab.figures.split_bytes import drawing as drawn_bytes
 from dlpar.theory import bubble
 from dlpar.theory.pipeline import timeline
 from lab.folders import new_folder
@@ -83,7 +83,7 @@ def test_a_run_without_delays_is_drawn_as_its_ideal_and_has_the_bubble_of_the_cl
         f"measured: bubble {expected} of computing time",
         f"ideal {schedule}: bubble {expected} of computing time",
     ]
-    assert "1.00 times the ideal" in figures.say(figure)
+    assert "1.00 times the ideal" in figures.caption(figure)
 
 
 def test_a_stage_that_is_late_is_seen_in_the_measured_bubble_alone():
@@ -180,8 +180,8 @@ def test_memory_is_stacked_by_kind_and_flights_follow_the_schedule():
     assert flights == [4, 3, 2, 1] and all(
         trace.y[-1] == 0 for trace in figure.data if trace.type == "scatter"
     )
-    assert "rank 0 held 8 MB, 50% of it activations; rank 3 held the least, 5 MB" in figures.say(figure)
-    assert "at most 4 micro-batches were in flight" in figures.say(figure)
+    assert "rank 0 held 8 MB, 50% of it activations; rank 3 held the least, 5 MB" in figures.caption(figure)
+    assert "at most 4 micro-batches were in flight" in figures.caption(figure)
 
 
 def test_memory_of_sharded_runs_stands_beside_the_closed_form():
@@ -200,7 +200,7 @@ def test_memory_of_sharded_runs_stands_beside_the_closed_form():
     assert list(marks.x) == pytest.approx([48.16, 24.08])
     assert list(figure.layout.yaxis.ticktext) == ["split.zero=0", "split.zero=3"]
     assert list(lab.memory(runs, titles=["whole", "ZeRO 3"]).layout.yaxis.ticktext) == ["whole", "ZeRO 3"]
-    assert "less than 0.1% off the closed form" in figures.say(figure)
+    assert "less than 0.1% off the closed form" in figures.caption(figure)
 
 
 HELD = {
@@ -270,7 +270,7 @@ def test_pieces_are_drawn_one_colour_for_equal_holdings(held, name):
     assert len(groups) == {"data": 1, "tensor": 2}.get(name, 4)
     assert len({(trace.marker.color, trace.marker.pattern.shape) for trace in groups}) == len(groups)
     assert len(figures.table(figure)) == sum(len(rank.pieces) + len(rank.halos) for rank in held[name])
-    assert figures.say(figure).endswith(".") and "rank 0" in figure.layout.xaxis.ticktext[0]
+    assert figures.caption(figure).endswith(".") and "rank 0" in figure.layout.xaxis.ticktext[0]
     figure.to_json()
 
 
@@ -279,7 +279,7 @@ def test_pieces_of_an_experiment_with_servers_are_those_of_its_workers():
     servers = {"scheme": "ps", "servers": 2}
     figure = lab.pieces(Experiment(workers=2, model=MLP3, split="tensor", sync=servers, cluster=elsewhere))
     assert len(figure.layout.xaxis.ticktext) == 2
-    assert figures.say(figure).startswith("Each rank holds ")
+    assert figures.caption(figure).startswith("Each rank holds ")
 
 
 SENT = {
@@ -322,7 +322,7 @@ def test_bytes_of_every_layer_are_those_of_the_closed_form(sent, name):
         list(table["both (bytes)"]) == list(table["closed form (bytes)"])
         and (table["both (bytes)"] > 0).all()
     )
-    assert "each is what the closed form says, to the byte" in figures.say(figure)
+    assert "each is what the closed form says, to the byte" in figures.caption(figure)
 
 
 def test_bytes_of_a_run_are_counted_in_a_job_of_their_own():

@@ -179,7 +179,7 @@ def test_a_run_without_values_has_no_loss_to_show(launched):
     panel._controls.widgets["cluster.world"].value = "real"
     panel.run()
     until(lambda: not panel.running)
-    assert panel._tabs.titles[0] == "Convergence" and "fell" in panel._board.convergence.plot.says
+    assert panel._tabs.titles[0] == "Convergence" and "fell" in panel._board.convergence.plot.caption
     with pytest.raises(ValueError, match="messages sizes, allowed is values"):
         compare([MANY, MANY.replace(sync="ring")])
     with pytest.raises(ValueError, match="nothing was trained"):
@@ -192,7 +192,7 @@ def test_of_many_workers_a_few_are_drawn_and_all_are_counted(launched):
     until(lambda: not panel.running)
     board = panel._board
     for plot in board.plots.values():
-        assert "Drawn are the first 16 of 64 workers." in plot.says
+        assert "Drawn are the first 16 of 64 workers." in plot.caption
         assert len(plot._traces) <= 24
     assert len(board.waiting.plot.series("compute")) == 20, "16 workers and 4 of 8 servers"
     histogram = board.staleness.plot.series("histogram 0").rows
@@ -211,7 +211,7 @@ def test_static_figures_draw_a_few_of_many_workers(launched):
         figures.throughput,
     ):
         figure = draw(run)
-        assert figures.say(figure).endswith("Drawn are the first 16 of 64 workers."), draw.__name__
+        assert figures.caption(figure).endswith("Drawn are the first 16 of 64 workers."), draw.__name__
         assert len(figure.data) <= 24
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dlpar.lab import slides
-from dlpar.lab.figure import Figure, say
+from dlpar.lab.figure import Figure, caption
 from dlpar.lab.live_plot import LivePlot
 
 
@@ -39,9 +39,9 @@ def test_a_picture_of_a_live_figure_has_its_curves_its_axes_and_its_sentence():
     series = plot.add_trace("a", {"name": "loss"}, ("step", "seconds", "loss"), {"x": "*", "y": "loss"})
     series.add((1, 0.5, 2.0)), series.add((2, 0.9, 1.0))
     plot.x = "seconds"
-    plot.say("It fell.")
+    plot.set_caption("It fell.")
     picture = plot.picture()
     (curve,) = picture.data
     assert curve.name == "loss" and np.allclose([curve.x, curve.y], [[0.5, 0.9], [2.0, 1.0]])
     assert picture.layout.xaxis.range == (0, 1) and picture.layout.yaxis.range == (0, 3)
-    assert picture.layout.height == 300 and say(picture) == "It fell."
+    assert picture.layout.height == 300 and caption(picture) == "It fell."

@@ -13,7 +13,7 @@ from trained_ranks import SMALL, apart, trained
 
 from dlpar import BadExperiment, Experiment
 from dlpar.cli import main
-from dlpar.lab.probes import sent
+from dlpar.lab.figures.probes import sent
 from dlpar.theory.layers import BOUNDARY, SHARED, boundary_elements, elements_by_layer
 
 CLOSE = 1e-2

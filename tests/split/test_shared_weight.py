@@ -9,7 +9,7 @@ from trained_ranks import SMALL, trained
 
 from dlpar import BadExperiment, Experiment
 from dlpar.jobs.record import Unrecorded
-from dlpar.lab.probes import prepared
+from dlpar.lab.figures.probes import prepared
 from dlpar.split.pipeline import PipelineSplit
 from dlpar.train import train
 from dlpar.worlds.simulated.comm import SimulatedComm

@@ -16,7 +16,7 @@ from dlpar import Experiment, models
 from dlpar.config.experiment import BadExperiment
 from dlpar.data import load
 from dlpar.jobs.record import Recorder
-from dlpar.lab.probes import prepared
+from dlpar.lab.figures.probes import prepared
 from dlpar.split.tensor import TensorSplit, cut_layers
 from dlpar.theory.layers import exchanges, payload, redundant_layer, transformer_layer_elements
 from dlpar.train import serve, train

@@ -1,4 +1,4 @@
-"""Static figure of what ranks hold: bytes by kind at the fullest moment of a step, and how they come and go in it."""
+"""Static figure of memory: bytes that ranks hold at the peak of a step by kind, and over the time of that step."""
 
 from __future__ import annotations
 
@@ -8,13 +8,11 @@ from typing import Any, NamedTuple
 from dlpar.config.experiment import Experiment
 from dlpar.jobs.memory_check import bytes_of, model_state
 from dlpar.jobs.run import Run
-from dlpar.lab import captions as says
-from dlpar.lab import theme
-from dlpar.lab.figure import Figure, blank, saying
+from dlpar.lab import captions, theme
+from dlpar.lab.figure import Figure, blank, captioned, listed
 from dlpar.lab.figures.pipeline import Drawn, has_flush, passes, spans, stages_of, typical, window
 from dlpar.lab.labels import labels
-from dlpar.lab.live import rank_lines as shown
-from dlpar.theory import sizes
+from dlpar.theory.steps.sizes import sizes
 
 KINDS = {
     "weights": theme.Phase("", "#3A97CC", ""),
@@ -23,20 +21,20 @@ KINDS = {
     "activations": theme.Phase("", "#D08A1D", "\\"),
     "gathered": theme.Phase("", "#C96B7B", "."),
 }
-"""How each kind of what :mod:`dlpar.memory` counts is drawn, in the order in which they are stacked."""
+"""Style of each kind of memory that :mod:`dlpar.memory` counts, in stacking order."""
 
 STATE = ("weights", "gradients", "optimizer")
-"""Kinds of which there is a closed form."""
+"""Kinds that have a closed form."""
 
 INSTANTS = 400
-"""Parts a step is looked at in: of each, the most that was held is drawn, and what was left."""
+"""Parts of a step; of each part, the most that was held is drawn, and what was left at its end."""
 
 Points = list[tuple[float, float]]
-"""Of a rank: from when (ms) how many micro-batches or bytes."""
+"""Points ``(ms, micro-batches or bytes)`` of a rank; a value holds until the next point."""
 
 
 class Row(NamedTuple):
-    """A bar: what a rank held, in bytes by kind, and by the closed form weights, gradients and optimizer together."""
+    """A bar: bytes that a rank held, by kind, and the closed form of weights, gradients and optimizer together."""
 
     name: str
     held: dict[str, int]
@@ -44,29 +42,27 @@ class Row(NamedTuple):
 
 
 def memory(runs: Run | Sequence[Run], titles: Sequence[str] | None = None) -> Figure:
-    """What each rank held at the fullest moment of a step, by kind; of several runs, the rank that held most.
+    """Draw the memory of each rank at the peak of a step, by kind; of several runs, of the rank that held most.
 
-    The step is the last in which memory was watched.  Where the model is split by data alone, a mark
+    The step is the last in which memory was recorded. If the model is split by data alone, a mark
     shows weights, gradients and optimizer state by the closed form (Rajbhandari et al., arXiv
-    1910.02054, section 5).  Beside it, of a single run: what each rank held at any time of that step
-    (unless steps overlap); of a pipeline, too, how many micro-batches of a chunk each were in flight,
-    that is, forward and not yet backward.
+    1910.02054, section 5). For a single run, a second panel shows the memory over the time of that step
+    (unless steps overlap). For a pipeline, another shows the micro-batches in flight, that
+    is, after their forward and before their backward pass.
 
     Parameters
     ----------
     runs : Run or sequence of Run
-        In a world in which ranks compute.
+        Runs in a world in which ranks compute.
     titles : sequence of str, optional
-        What each of several runs is called; default: what tells them apart.
+        Name of each of several runs; default: the settings in which it differs from the others.
 
     Raises
     ------
     ValueError
         If a run has no record of memory.
     """
-    runs = [runs] if isinstance(runs, Run) else list(runs)
-    if not runs:
-        raise ValueError("runs: got none, allowed is one run or more")
+    runs = listed(runs)
     held = [_held(run) for run in runs]
     if len(runs) == 1:
         rows = [Row(f"rank {rank}", own, _state(runs[0].experiment)) for rank, own in held[0].items()]
@@ -78,38 +74,28 @@ def memory(runs: Run | Sequence[Run], titles: Sequence[str] | None = None) -> Fi
     courses = _courses(runs[0], scale, unit) if len(runs) == 1 else {}
     figure = _bars(rows, scale, _layout(runs[0].experiment, rows, scale, unit, courses))
     for number, course in enumerate(courses.values()):
+        where = {"xaxis": "x2", "yaxis": f"y{number + 2}", "legend": "legend2", "showlegend": number == 0}
         for rank, points in course.items():
             line = {**theme.rank_line(rank), "mode": "lines"}
             line["line"] = {**line["line"], "shape": "hv", "width": 2.5}
-            figure.add_scatter(
-                x=[t for t, _ in points],
-                y=[n for _, n in points],
-                xaxis="x2",
-                yaxis=f"y{number + 2}",
-                name=f"rank {rank}",
-                legend="legend2",
-                showlegend=number == 0,
-                **line,
-            )
-    saying(figure, _sentence(runs, rows, scale, unit))
-    figure.layout.meta = {**figure.layout.meta, "table": _table(rows, scale, unit)}
-    return figure
+            x, y = zip(*points)
+            figure.add_scatter(x=x, y=y, name=f"rank {rank}", **where, **line)
+    return captioned(figure, _sentence(runs, rows, scale, unit), _table(rows, scale, unit))
 
 
 def _held(run: Run) -> dict[int, dict[str, int]]:
-    """Bytes by kind, by rank, in the last step that was watched."""
-    found: dict[int, tuple[int, dict[str, int]]] = {}
-    drawn = shown.workers(run.experiment)
+    """Bytes by kind, by rank, in the last step whose memory was recorded."""
+    last: dict[int, dict[str, Any]] = {}
+    drawn = theme.workers(run.experiment)
     for source, record in run.records():
         if record["k"] == "step" and "memory" in record and (rank := int(source[5:])) < drawn:
-            found[rank] = max(
-                found.get(rank, (-1, {})), (record["step"], record["memory"]), key=lambda each: each[0]
-            )
-    if not found:
+            if rank not in last or record["step"] >= last[rank]["step"]:
+                last[rank] = record
+    if not last:
         raise ValueError(
             f"run {run.id}: no memory was recorded, allowed is a run whose ranks compute with numbers"
         )
-    return {rank: found[rank][1] for rank in sorted(found)}
+    return {rank: last[rank]["memory"] for rank in sorted(last)}
 
 
 def _total(held: dict[str, int]) -> int:
@@ -117,7 +103,7 @@ def _total(held: dict[str, int]) -> int:
 
 
 def _state(experiment: Experiment) -> float | None:
-    """Bytes of weights, gradients and optimizer state by the closed form; None where it is silent."""
+    """Bytes of weights, gradients and optimizer state by the closed form; None where there is none."""
     split, sync = experiment.split, experiment.sync
     if split.kind != "data" or sync.scheme != "ring" or experiment.averaging.method != "none":
         return None
@@ -129,7 +115,7 @@ def _state(experiment: Experiment) -> float | None:
 
 
 def _courses(run: Run, scale: float, unit: str) -> dict[str, dict[int, Points]]:
-    """What is drawn over the time of a step, by its title: micro-batches in flight, and what is held."""
+    """Panels over the time of a step, by their titles: micro-batches in flight, and memory."""
     experiment, held = run.experiment, _over_time(run)
     if experiment.split.kind not in ("pipeline", "hybrid") or not (by_step := spans(run)):
         begin = min((points[0][0] for _, points in held.values()), default=0.0)
@@ -151,8 +137,8 @@ def _courses(run: Run, scale: float, unit: str) -> dict[str, dict[int, Points]]:
 
 
 def _over_time(run: Run) -> dict[int, tuple[int, list[list[float]]]]:
-    """By rank: a step, and from when (s) on how many bytes were held in it."""
-    drawn = shown.workers(run.experiment)
+    """A step of each rank, and its points ``(seconds, bytes)``."""
+    drawn = theme.workers(run.experiment)
     return {
         rank: (record["step"], record["memory_over_time"])
         for source, record in run.records()
@@ -161,31 +147,27 @@ def _over_time(run: Run) -> dict[int, tuple[int, list[list[float]]]]:
 
 
 def _since(begin: float, held: dict[int, tuple[int, list[list[float]]]], scale: float) -> dict[int, Points]:
-    """What was held from `begin` on, in ms and so many bytes; of each of `INSTANTS` the most, and the last."""
+    """Points in ms since `begin` and `scale` bytes: the largest and the last of each of `INSTANTS` parts."""
     each = max(points[-1][0] - begin for _, points in held.values()) / INSTANTS or 1.0
     found = {}
     for rank, (_, points) in sorted(held.items()):
         by_part: dict[int, list[tuple[float, float]]] = {}
         for t, nbytes in points:
             by_part.setdefault(int((t - begin) / each), []).append((1e3 * (t - begin), nbytes / scale))
-        kept = [(max(part, key=_height), part[-1]) for part in by_part.values()]
+        kept = [(max(part, key=lambda point: point[1]), part[-1]) for part in by_part.values()]
         found[rank] = [point for pair in kept for point in dict.fromkeys(pair)]
     return found
 
 
-def _height(point: tuple[float, float]) -> float:
-    return point[1]
-
-
 def _in_flight(bars: list[Drawn], begin: float) -> Points:
-    """How many micro-batches of one rank, from `begin` on: each from its forward pass to its last one."""
+    """Micro-batches of one rank in flight since `begin`: each from its forward pass to its last pass."""
     last: dict[tuple[int, int], float] = {}
     for bar in bars:
         if bar.name in ("backward", "weight"):
             last[bar.micro, bar.chunk] = max(bar.end, last.get((bar.micro, bar.chunk), bar.end))
     starts = {(bar.micro, bar.chunk): bar.start for bar in bars if bar.name == "forward"}
     changes = [(start, +1) for start in starts.values()] + [(end, -1) for end in last.values()]
-    points = [(0.0, held := len(last.keys() - starts.keys()))]  # those whose forward pass was before
+    points = [(0.0, held := len(last.keys() - starts.keys()))]  # their forward pass was before
     for at, change in sorted(changes):
         held += change
         if points[-1][0] == (t := 1e3 * (at - begin)):
@@ -202,16 +184,10 @@ def _bars(rows: list[Row], scale: float, layout: dict[str, Any]) -> Figure:
         if any(values):
             marker = {"color": style.colour, "pattern": theme.hatch(style.pattern)}
             figure.add_bar(y=places, x=values, orientation="h", name=kind, marker=marker)
-    if any(row.predicted for row in rows):
-        symbol = {"symbol": "line-ns", "size": 26, "line": {"width": 3, "color": "#7f7f7f"}}
-        known = [(row.predicted / scale, place) for place, row in enumerate(rows) if row.predicted]
-        figure.add_scatter(
-            x=[x for x, _ in known],
-            y=[y for _, y in known],
-            mode="markers",
-            marker=symbol,
-            name="closed form of weights, gradients and optimizer",
-        )
+    known = [place for place in places if rows[place].predicted]
+    if known:
+        mark = theme.predicted_mark("closed form of weights, gradients and optimizer", 26)
+        figure.add_scatter(x=[rows[n].predicted / scale for n in known], y=known, **mark)
     return figure
 
 
@@ -219,22 +195,16 @@ def _layout(
     experiment: Experiment, rows: list[Row], scale: float, unit: str, courses: dict[str, dict[int, Points]]
 ) -> dict[str, Any]:
     most = max(max(_total(row.held), row.predicted or 0) for row in rows) / scale
-    places = {"tickvals": list(range(len(rows))), "ticktext": [row.name for row in rows]}
-    title = f"held by a rank at the fullest moment of a step ({unit})"
+    title = f"memory of a rank at the peak of a step ({unit})"
     left = theme.axis(title, (0, theme.rounded_up(most)), domain=[0, 0.46 if courses else 1])
-    layout = theme.layout(
-        xaxis=left,
-        yaxis=theme.axis("", (len(rows) - 0.5, -0.5), showgrid=False, automargin=True, **places),
-        barmode="stack",
-        bargap=0.3,
-    )
+    names = theme.rows([row.name for row in rows], automargin=True)
+    layout = theme.layout(xaxis=left, yaxis=names, barmode="stack", bargap=0.3)
     if not courses:
         return layout
     end = max(t for course in courses.values() for points in course.values() for t, _ in points)
     time = theme.on_clock("time in a step (ms)", experiment.cluster.world)
-    layout["xaxis2"] = theme.axis(
-        time, (0, theme.rounded_up(end)), domain=[0.56, 1], anchor=f"y{1 + len(courses)}"
-    )
+    below = {"domain": [0.56, 1], "anchor": f"y{1 + len(courses)}"}
+    layout["xaxis2"] = theme.axis(time, (0, theme.rounded_up(end)), **below)
     rooms = [[0, 1]] if len(courses) == 1 else [[0.56, 1], [0, 0.48]]
     for number, ((name, course), room) in enumerate(zip(courses.items(), rooms), start=2):
         top = max(n for points in course.values() for _, n in points)
@@ -252,19 +222,21 @@ def _sentence(runs: list[Run], rows: list[Row], scale: float, unit: str) -> str:
     most = max(rows, key=lambda row: _total(row.held))
     least = min(rows, key=lambda row: _total(row.held))
     kind = max(most.held, key=most.held.__getitem__)
-    amounts = [f"{says.quantity(_total(row.held) / scale)} {unit}" for row in (most, least)]
+    amounts = [f"{captions.quantity(_total(row.held) / scale)} {unit}" for row in (most, least)]
     share = f"{most.held[kind] / _total(most.held):.0%} of it {kind}"
-    text = f"At its fullest moment {most.name} held {amounts[0]}, {share}"
+    text = f"At its peak {most.name} held {amounts[0]}, {share}"
     if amounts[0] != amounts[1]:
         text += f"; {least.name} held the least, {amounts[1]}"
-    off = [abs(sum(row.held.get(k, 0) for k in STATE) / row.predicted - 1) for row in rows if row.predicted]
-    if off:
-        by = "less than 0.1%" if max(off) < 1e-3 else f"at most {max(off):.1%}"
-        text += f"; weights, gradients and optimizer state are {by} off the closed form"
+    errors = [
+        abs(sum(row.held.get(k, 0) for k in STATE) / row.predicted - 1) for row in rows if row.predicted
+    ]
+    if errors:
+        by = "less than 0.1%" if max(errors) < 1e-3 else f"at most {max(errors):.1%}"
+        text += f"; weights, gradients and optimizer state differ from the closed form by {by}"
     flying = [r["in_flight"] for run in runs for _, r in run.records() if "in_flight" in r]
     if flying and len(runs) == 1:
         text += f"; at most {max(flying)} micro-batches were in flight on a rank"
-    return shown.note(runs[0].experiment, f"{text}.") if len(runs) == 1 else f"{text}."
+    return captions.shown_workers(runs[0].experiment, f"{text}.") if len(runs) == 1 else f"{text}."
 
 
 def _table(rows: list[Row], scale: float, unit: str) -> dict[str, list]:

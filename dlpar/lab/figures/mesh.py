@@ -1,4 +1,4 @@
-"""Static figure of who talks to whom: the ranks of a mesh on their nodes, once for each axis, by group."""
+"""Static figure of a mesh: its ranks on their nodes, once for each axis, coloured by the groups that communicate."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 
 from dlpar.config.experiment import Experiment
 from dlpar.jobs.run import Run
-from dlpar.lab import captions as says
-from dlpar.lab import theme
-from dlpar.lab.figure import Figure, blank, saying
-from dlpar.split.mesh import coordinates, groups, part_of, sizes_of, title
+from dlpar.lab import captions, theme
+from dlpar.lab.figure import Figure, blank, captioned
+from dlpar.split.mesh import coordinates, groups, part_of, sizes_of
+from dlpar.split.mesh import title as mesh_title
 from dlpar.worlds.platforms import nodes_of
 
 MOST = 64
@@ -19,14 +19,14 @@ CARRIES = {
     "data": "gradients", "pipeline": "activations at boundaries", "tensor": "sums inside layers",
     "rows": "halos", "columns": "halos",
 }  # fmt: skip
-"""What the ranks of a group send each other."""
+"""Messages that the ranks of a group send each other."""
 
 SYMBOLS = ("circle", "square", "diamond", "hexagon")
-"""Of groups: those on which a number can be read."""
+"""Symbols of groups: those on which a number can be read."""
 
 
 class Axis(NamedTuple):
-    """The groups along one axis, and how many of them have ranks on more than one node."""
+    """Groups along one axis; `across` of them have ranks on more than one node."""
 
     name: str
     groups: list[list[int]]
@@ -34,20 +34,20 @@ class Axis(NamedTuple):
 
 
 def mesh(of: Experiment | Run) -> Figure:
-    """The ranks of an experiment on the nodes of its platform, once for each axis of its mesh.
+    """Draw the ranks of an experiment on the nodes of its platform, once for each axis of its mesh.
 
-    Ranks of one colour and symbol are a group along that axis: they differ in nothing else.  With a parameter
-    server the groups along ``data`` have their part's servers, too.  Real ranks are on one node.
+    Ranks of one colour and symbol are a group along that axis: only their coordinate on it differs. With a
+    parameter server, the groups along ``data`` contain the servers of their part, too. Real ranks are on one node.
 
     Parameters
     ----------
     of : Experiment or Run
-        With up to 64 workers.
+        Experiment with up to 64 workers, or a run of it.
 
     Raises
     ------
     ValueError
-        If there are more.
+        If there are more workers.
     BadExperiment
         If the platform does not hold the ranks.
     """
@@ -57,15 +57,14 @@ def mesh(of: Experiment | Run) -> Figure:
     nodes = [0] * experiment.ranks if experiment.cluster.world == "real" else nodes_of(experiment)
     cut = [name for name, size in sizes_of(experiment).items() if size > 1] or ["data"]
     axes = [_axis(experiment, name, nodes) for name in cut]
-    figure = saying(_picture(experiment, axes, nodes), _sentence(experiment, axes, nodes))
-    figure.layout.meta = {**figure.layout.meta, "table": _table(experiment, axes, nodes)}
-    return figure
+    table = _table(experiment, axes, nodes)
+    return captioned(_picture(experiment, axes, nodes), _sentence(experiment, axes, nodes), table)
 
 
 def _axis(experiment: Experiment, name: str, nodes: list[int]) -> Axis:
     found = groups(sizes_of(experiment), name)
     if name == "data":
-        part = [0] * experiment.ranks  # where replicas are one rank, all have all
+        part = [0] * experiment.ranks  # replicas of one rank have the whole model
         if experiment.replicas < experiment.workers:
             part = [part_of(experiment, rank) for rank in range(experiment.ranks)]
         servers = range(experiment.workers, experiment.ranks)
@@ -74,7 +73,7 @@ def _axis(experiment: Experiment, name: str, nodes: list[int]) -> Axis:
 
 
 def _places(nodes: list[int]) -> list[tuple[int, int]]:
-    """Where each rank is drawn: nodes side by side, ranks of one below each other; of a single node, side by side."""
+    """Column and row of each rank: a column for each node; the ranks of a single node are side by side."""
     if len(set(nodes)) == 1:
         return [(rank, 0) for rank in range(len(nodes))]
     places, held = [], dict.fromkeys(nodes, 0)
@@ -103,7 +102,7 @@ def _picture(experiment: Experiment, axes: list[Axis], nodes: list[int]) -> Figu
                 yaxis=f"y{suffix}",
                 textfont={"color": "#000000", "size": 13},
                 marker={"size": size, "symbol": symbol, "color": theme.RANKS[which % len(theme.RANKS)]},
-                hovertemplate=f"%{{text}}, in a group with ranks {says.listed(map(str, group))}<extra></extra>",
+                hovertemplate=f"%{{text}}, in a group with ranks {captions.listed(map(str, group))}<extra></extra>",
             )
     return figure
 
@@ -112,54 +111,25 @@ def _layout(axes: list[Axis], nodes: list[int], wide: int, tall: int) -> dict[st
     """A panel for each axis, and in it a frame for each node."""
     alone, step = len(set(nodes)) == 1, 1 / len(axes)
     ticks = {"showgrid": False, "showline": False, "ticks": "", "zeroline": False}
+    frames = [(-0.5, wide - 0.5)] if alone else [(node - 0.42, node + 0.42) for node in sorted(set(nodes))]
     layout: dict[str, Any] = {"shapes": [], "annotations": []}
     for number, axis in enumerate(axes):
         suffix = str(number + 1) if number else ""
         domain = [number * step + 0.02 * bool(number), (number + 1) * step - 0.02 * (number + 1 < len(axes))]
-        shown = {
-            "tickvals": [] if alone else list(range(wide)),
-            "domain": domain,
-            "anchor": f"y{suffix}",
-            **ticks,
-        }
-        layout[f"xaxis{suffix}"] = theme.axis("one node" if alone else "node", (-0.6, wide - 0.4), **shown)
+        shown = {"tickvals": [] if alone else list(range(wide)), "domain": domain, "anchor": f"y{suffix}"}
+        title = "one node" if alone else "node"
+        layout[f"xaxis{suffix}"] = theme.axis(title, (-0.6, wide - 0.4), **shown, **ticks)
         layout[f"yaxis{suffix}"] = theme.axis("", (tall - 0.4, -0.6), anchor=f"x{suffix}", visible=False)
         text = f"<b>{axis.name}</b>: {CARRIES[axis.name]}<br>{_where(axis)}"
-        layout["annotations"].append(
-            {
-                "text": text,
-                "showarrow": False,
-                "x": sum(domain) / 2,
-                "xref": "paper",
-                "xanchor": "center",
-                "y": 1,
-                "yref": "paper",
-                "yanchor": "bottom",
-                "font": {"size": 14},
-            }
-        )
-        frames = (
-            [(-0.5, wide - 0.5)] if alone else [(node - 0.42, node + 0.42) for node in sorted(set(nodes))]
-        )
-        layout["shapes"] += [
-            {
-                "type": "rect",
-                "xref": f"x{suffix}",
-                "yref": f"y{suffix}",
-                "x0": left,
-                "x1": right,
-                "y0": -0.5,
-                "y1": tall - 0.5,
-                "line": {"color": "rgba(128,128,128,0.7)", "width": 1.5},
-                "layer": "below",
-            }
-            for left, right in frames
-        ]
+        layout["annotations"].append(theme.annotation(text, sum(domain) / 2, 1, xanchor="center"))
+        frame = {"type": "rect", "xref": f"x{suffix}", "yref": f"y{suffix}", "y0": -0.5, "y1": tall - 0.5,
+                 "line": {"color": "rgba(128,128,128,0.7)", "width": 1.5}, "layer": "below"}  # fmt: skip
+        layout["shapes"] += [{**frame, "x0": left, "x1": right} for left, right in frames]
     return theme.layout(showlegend=False, margin={"l": 16, "r": 16, "t": 70, "b": 44}, **layout)
 
 
 def _where(axis: Axis) -> str:
-    """How many groups, and whether they are inside nodes."""
+    """Number and size of the groups, and whether they cross nodes."""
     number, size = len(axis.groups), len(axis.groups[0])
     inside = {0: "inside nodes", number: "across nodes"}.get(axis.across, f"{axis.across} across nodes")
     return f"{number} group{'s' * (number > 1)} of {size}, {inside}"
@@ -167,11 +137,11 @@ def _where(axis: Axis) -> str:
 
 def _sentence(experiment: Experiment, axes: list[Axis], nodes: list[int]) -> str:
     servers, number = experiment.ranks - experiment.workers, len(set(nodes))
-    who = f"{experiment.workers} workers" + (
-        f" and {servers} server{'s' * (servers > 1)} (S)" if servers else ""
-    )
+    ranks = f"{experiment.workers} workers"
+    ranks += f" and {servers} server{'s' * (servers > 1)} (S)" if servers else ""
     parts = "; ".join(f"{axis.name}: {_where(axis)}" for axis in axes)
-    return f"{title(sizes_of(experiment))}, {who} on {number} node{'s' * (number > 1)}. {parts[0].upper()}{parts[1:]}."
+    where = f"{ranks} on {number} node{'s' * (number > 1)}"
+    return f"{mesh_title(sizes_of(experiment))}, {where}. {parts[0].upper()}{parts[1:]}."
 
 
 def _table(experiment: Experiment, axes: list[Axis], nodes: list[int]) -> dict[str, list]:

@@ -1,17 +1,19 @@
-"""Static figure of what overlap hides: a step, in times of its computing, and what of its messages stands out."""
+"""Static figures of overlap: the communication that computing hides, and the size of buckets it depends on."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dlpar.lab import captions as says
-from dlpar.lab import theme
-from dlpar.lab.figure import Figure, blank, saying
+import numpy as np
+
+from dlpar.lab import captions, theme
+from dlpar.lab.figure import Figure, blank, captioned
 from dlpar.lab.labels import labels
 from dlpar.lab.sweep import Outcome
-from dlpar.theory import collective_seconds
+from dlpar.theory import collective_seconds, predict
 from dlpar.theory.overlap import buckets
 from dlpar.worlds.platforms import platform_of, workload
 
@@ -20,21 +22,21 @@ if TYPE_CHECKING:
 
 
 def exposed(outcomes: Sequence[Outcome], titles: Sequence[str] | None = None) -> Figure:
-    """A bar for each experiment: computing, which is 1, and the communication nobody computes beside.
+    """Draw a bar for each experiment: computing, whose length is 1, and exposed communication.
 
     A mark shows the whole step by the closed form, where there is one.
 
     Parameters
     ----------
     outcomes : sequence of Outcome
-        Done, one or more; see :func:`dlpar.lab.sweep.run_all`.
+        Outcomes of finished runs, one or more; see :func:`dlpar.lab.sweep.run_all`.
     titles : sequence of str, optional
-        What each is called; default: what tells them apart.
+        Name of each experiment; default: the settings in which it differs from the others.
 
     Raises
     ------
     ValueError
-        If there is none, or one is not done.
+        If there is no outcome, or a run is not done.
     """
     if not outcomes:
         raise ValueError("outcomes: got none, allowed is one or more")
@@ -44,58 +46,49 @@ def exposed(outcomes: Sequence[Outcome], titles: Sequence[str] | None = None) ->
             f"outcomes: got one that is {bad.status} ({bad.reason}), allowed are those that are done"
         )
     names = list(titles or labels([outcome.experiment for outcome in outcomes]))
-    computing = [o.summary["seconds"]["compute"] / o.summary["steps"] for o in outcomes]
+    computing = [o.compute_s for o in outcomes]
     steps = [o.step_s / own for o, own in zip(outcomes, computing)]
-    predicted = [o.prediction and o.prediction.seconds / own for o, own in zip(outcomes, computing)]
+    predicted = [o.predicted_step_s and o.predicted_step_s / own for o, own in zip(outcomes, computing)]
     figure = _exposed(names, steps, predicted, {theme.HOW[o.experiment.cluster.world] for o in outcomes})
-    saying(figure, _sentence(names, steps, predicted))
-    figure.layout.meta = {
-        **figure.layout.meta,
-        "open": True,
-        "table": {
-            "": names,
-            "computing (ms)": [1e3 * own for own in computing],
-            "step (ms)": [1e3 * o.step_s for o in outcomes],
-            "predicted step (ms)": [o.prediction and 1e3 * o.prediction.seconds for o in outcomes],
-            "exposed (share of computing)": [step - 1 for step in steps],
-        },
+    table = {
+        "": names,
+        "computing (ms)": [1e3 * own for own in computing],
+        "step (ms)": [1e3 * o.step_s for o in outcomes],
+        "predicted step (ms)": [o.predicted_step_s and 1e3 * o.predicted_step_s for o in outcomes],
+        "exposed (share of computing)": [step - 1 for step in steps],
     }
-    return figure
+    each = captions.listed(f"{name} {step - 1:.1%}" for name, step in zip(names, steps))
+    sentence = f"Exposed communication of a step, as a share of its computing time: {each}."
+    return captioned(figure, _with_error(sentence, predicted, steps), table, open=True)
+
+
+def _with_error(sentence: str, predicted: Sequence[float | None], found: Sequence[float]) -> str:
+    """The sentence, and the largest error of the predictions."""
+    errors = [abs(p / f - 1) for p, f in zip(predicted, found) if p]
+    return f"{sentence} {captions.error('prediction', max(errors))}" if errors else sentence
 
 
 def _exposed(names: list[str], steps: list[float], predicted: list[float | None], how: set[str]) -> Figure:
     places = list(range(len(names)))
-    rows = theme.axis(
-        "", (len(names) - 0.5, -0.5), tickvals=places, ticktext=names, showgrid=False, automargin=True
-    )
     most = max([*steps, *(p for p in predicted if p)])
-    across = theme.axis("time of a step (times its computing)", (0, theme.rounded_up(most)))
-    layout = theme.layout(xaxis=across, yaxis=rows, barmode="stack", bargap=0.3)
+    xaxis = theme.axis("time of a step (times its computing)", (0, theme.rounded_up(most)))
+    layout = theme.layout(xaxis=xaxis, yaxis=theme.rows(names, automargin=True), barmode="stack", bargap=0.3)
     figure = blank(layout, max(280, 36 * len(names) + 150))
     suffix = f", {how.pop()}" if len(how) == 1 else ""
     for phase, name, lengths in (
         ("forward", "computing", [1.0] * len(names)),
-        ("communicate", "exposed communication", [s - 1 for s in steps]),
+        ("communicate", "exposed communication", [step - 1 for step in steps]),
     ):
         figure.add_bar(y=places, x=lengths, **{**theme.phase_bar(phase), "name": name + suffix})
     known = [place for place in places if predicted[place]]
     if known:
-        symbol = {"symbol": "line-ns", "size": 24, "line": {"width": 3, "color": "#7f7f7f"}}
-        figure.add_scatter(
-            y=known, x=[predicted[n] for n in known], mode="markers", marker=symbol, name="predicted"
-        )
+        mark = theme.predicted_mark("predicted", 24)
+        figure.add_scatter(y=known, x=[predicted[n] for n in known], **mark)
     return figure
 
 
-def _sentence(names: list[str], steps: list[float], predicted: list[float | None]) -> str:
-    each = says.listed(f"{name} {step - 1:.1%}" for name, step in zip(names, steps))
-    text = f"Beside its computing a step spends on communication that nothing hides: {each} of it."
-    off = [abs(p / step - 1) for p, step in zip(predicted, steps) if p]
-    return f"{text} {says.off('prediction', max(off))}" if off else text
-
-
 class Sent(NamedTuple):
-    """A bucket: the name of its largest layer, its MB, and when it is ready, begins and has been summed, in ms."""
+    """A bucket: its largest layer, its MB, and when it is ready, begins to be sent and is summed (ms)."""
 
     name: str
     megabytes: float
@@ -105,10 +98,11 @@ class Sent(NamedTuple):
 
 
 def sending(experiment: Experiment) -> Figure:
-    """Computing above, sending below, from the beginning of a step to the last bucket; all of it predicted.
+    """Draw the predicted computing and sending of a step, from its beginning to its last bucket.
 
-    A bucket is sent when its gradients are there and the one before it has left, and takes 2 (N-1) (a + b/N)
-    (Li et al., "PyTorch Distributed", VLDB 2020, figure 4; Shi, Chu and Li, arXiv 1811.11141, section III).
+    A bucket is sent when its gradients are ready and the bucket before it has left; it takes
+    2 (N-1) (a + b/N) (Li et al., "PyTorch Distributed", VLDB 2020, figure 4; Shi, Chu and Li,
+    arXiv 1811.11141, section III).
 
     Parameters
     ----------
@@ -128,29 +122,21 @@ def sending(experiment: Experiment) -> Figure:
     charged = workload(name)
     computing = 1e3 * platform_of(experiment).seconds(experiment.local_batch(0) * charged.flops, charged)
     sent = schedule(experiment, computing)
-    figure = _drawn(computing, sent)
     largest = max(sent, key=lambda bucket: bucket.megabytes)
     after, busy = max(0.0, sent[-1].ends - computing), sum(bucket.ends - bucket.begins for bucket in sent)
-    saying(
-        figure,
-        (
-            f"Predicted for {name}: {len(sent)} buckets keep the link busy for {says.quantity(busy)} ms; the largest, "
-            f"{largest.name} with {says.quantity(largest.megabytes)} MB, "
-            f"for {says.quantity(largest.ends - largest.begins)} ms. "
-            f"{says.quantity(after)} ms of it come after the backward pass."
-        ),
+    sentence = (
+        f"Predicted for {name}: {len(sent)} buckets keep the link busy for {captions.quantity(busy)} ms; "
+        f"the largest, {largest.name} with {captions.quantity(largest.megabytes)} MB, "
+        f"for {captions.quantity(largest.ends - largest.begins)} ms. "
+        f"{captions.quantity(after)} ms of communication come after the backward pass."
     )
-    columns = zip(*sent)
     titles = ("largest layer", "MB", "ready (ms)", "begins (ms)", "ends (ms)")
-    figure.layout.meta = {
-        **figure.layout.meta,
-        "table": {title: list(c) for title, c in zip(titles, columns)},
-    }
-    return figure
+    table = {title: list(column) for title, column in zip(titles, zip(*sent))}
+    return captioned(_drawn(computing, sent), sentence, table)
 
 
 def schedule(experiment: Experiment, computing: float) -> list[Sent]:
-    """The buckets of a step in which computing takes so many ms, in their order."""
+    """The buckets of a step whose computing takes `computing` ms, in order."""
     platform, charged = platform_of(experiment), workload(experiment.cluster.stand_in_for)
     link = platform.link(same_node=experiment.workers <= platform.devices)
     nbytes = [charged.itemsize * layer.parameters for layer in charged.layers]
@@ -167,24 +153,100 @@ def schedule(experiment: Experiment, computing: float) -> list[Sent]:
 
 
 def _drawn(computing: float, sent: list[Sent]) -> Figure:
-    rows = theme.axis("", (1.6, -0.6), tickvals=[0, 1], ticktext=["computing", "sending"], showgrid=False)
+    rows = theme.rows(["computing", "sending"], range=[1.6, -0.6])
     end = theme.rounded_up(max(computing, sent[-1].ends))
-    across = theme.axis("time since the step began, predicted (ms)", (0, end))
-    figure = blank(theme.layout(xaxis=across, yaxis=rows, barmode="overlay", bargap=0.25), 300)
+    xaxis = theme.axis("time since the step began, predicted (ms)", (0, end))
+    figure = blank(theme.layout(xaxis=xaxis, yaxis=rows, barmode="overlay", bargap=0.25), 300)
     for phase, start, end in (("forward", 0.0, computing / 3), ("backward", computing / 3, computing)):
         figure.add_bar(y=[0], base=[start], x=[end - start], **theme.phase_bar(phase))
-    edge = {**theme.phase_bar("communicate")["marker"], "line": {"width": 2, "color": "#ffffff"}}
-    told = [f"{bucket.name}: {bucket.megabytes:.3g} MB" for bucket in sent]
+    bar = theme.phase_bar("communicate")
+    bar |= {"name": "a bucket", "marker": {**bar["marker"], "line": {"width": 2, "color": "#ffffff"}}}
     figure.add_bar(
         y=[1] * len(sent),
         base=[bucket.begins for bucket in sent],
         x=[bucket.ends - bucket.begins for bucket in sent],
-        **{**theme.phase_bar("communicate"), "name": "a bucket", "marker": edge},
-        hovertext=told,
+        **bar,
+        hovertext=[f"{bucket.name}: {bucket.megabytes:.3g} MB" for bucket in sent],
         hoverinfo="text",
     )
-    ready = {"mode": "markers", "marker": {"symbol": "triangle-down", "size": 9, "color": "#7f7f7f"}}
-    figure.add_scatter(
-        x=[bucket.ready for bucket in sent], y=[0.52] * len(sent), name="a bucket is ready", **ready
-    )
+    ready = {"mode": "markers", "marker": {"symbol": "triangle-down", "size": 9, "color": theme.GREY}}
+    x, y = [bucket.ready for bucket in sent], [0.52] * len(sent)
+    figure.add_scatter(x=x, y=y, name="a bucket is ready", **ready)
     return figure
+
+
+POINTS = 80
+"""Sizes at which the prediction is drawn: it jumps where a layer changes its bucket."""
+
+
+def bucket_sizes(outcomes: Sequence[Outcome]) -> Figure:
+    """Draw the time of a step over the size of its buckets, and the closed form, on a logarithmic axis.
+
+    The dotted line is computing alone; no step can be faster.
+
+    Parameters
+    ----------
+    outcomes : sequence of Outcome
+        Outcomes of two or more finished runs of one experiment by ring all-reduce with buckets of several sizes.
+
+    Raises
+    ------
+    ValueError
+        If there are fewer, or their experiments differ in more.
+    """
+    done = sorted((o for o in outcomes if o.status == "done"), key=lambda o: o.experiment.sync.bucket_mb)
+    if len(done) < 2 or len({_but_buckets(o) for o in done}) > 1:
+        raise ValueError(
+            "outcomes: got other than buckets of several sizes in one experiment, allowed are two or more"
+        )
+    experiment = done[0].experiment
+    sizes, times = [o.experiment.sync.bucket_mb for o in done], [1e3 * o.step_s for o in done]
+    computing, predicted = (
+        1e3 * done[0].compute_s,
+        [o.predicted_step_s and 1e3 * o.predicted_step_s for o in done],
+    )
+    curve = [
+        (mb, 1e3 * found.seconds)
+        for mb in np.geomspace(sizes[0], sizes[-1], POINTS).tolist()
+        if (found := predict(experiment.replace(sync={"bucket_mb": mb})))
+    ]
+    how, colour = theme.HOW[experiment.cluster.world], theme.scheme_colour(experiment.sync.scheme)
+    figure = blank(_layout(sizes, [computing, *times, *(ms for _, ms in curve)], experiment.cluster.world))
+    alone = {"mode": "lines", "line": theme.IDEAL, "name": "computing alone"}
+    figure.add_scatter(x=[sizes[0], sizes[-1]], y=[computing] * 2, **alone)
+    style = {
+        "line": theme.line_by_source(colour, how),
+        "marker": {"symbol": "circle", "size": 9, "color": colour},
+    }
+    figure.add_scatter(x=sizes, y=times, mode="lines+markers", name=how, **style)
+    if curve:
+        x, y = zip(*curve)
+        figure.add_scatter(x=x, y=y, **theme.predicted_line("predicted", colour, 1.5))
+    best = min(range(len(times)), key=times.__getitem__)
+    ms = [captions.quantity(value) for value in times]
+    ends = captions.listed(f"{ms[n]} ms with {captions.quantity(sizes[n])} MB" for n in (0, -1))
+    sentence = (
+        f"{how.capitalize()}: the fastest step takes {ms[best]} ms, with buckets of "
+        f"{captions.quantity(sizes[best])} MB; a step takes {ends}, "
+        f"and computing alone {captions.quantity(computing)} ms."
+    )
+    table = {"bucket (MB)": sizes, "step (ms)": times, "predicted step (ms)": predicted}
+    return captioned(figure, _with_error(sentence, predicted, times), table, open=True)
+
+
+def _but_buckets(outcome: Outcome) -> str:
+    """An experiment apart from the size of its buckets."""
+    experiment, sync = outcome.experiment, outcome.experiment.sync
+    if sync.scheme != "ring":
+        raise ValueError(f"outcomes: got sync {sync.scheme}, allowed is ring: others send no buckets")
+    return experiment.model_copy(update={"sync": sync.model_copy(update={"bucket_mb": 1.0})}).to_json()
+
+
+def _layout(sizes: Sequence[float], times: Sequence[float], world: str) -> dict[str, Any]:
+    decades = range(math.floor(math.log10(sizes[0])), math.ceil(math.log10(sizes[-1])) + 1)
+    ticks = {"tickvals": [10.0**k for k in decades], "ticktext": [f"{10.0**k:g}" for k in decades]}
+    ends = [math.log10(sizes[0]) - 0.1, math.log10(sizes[-1]) + 0.1]
+    low, high = min(times), max(times)
+    margin = 0.1 * (high - low)
+    yaxis = theme.axis(theme.on_clock("time of a step (ms)", world), (low - margin, high + margin))
+    return theme.layout(xaxis=theme.axis("bucket (MB)", type="log", range=ends, **ticks), yaxis=yaxis)

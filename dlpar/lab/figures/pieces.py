@@ -1,40 +1,39 @@
-"""Static figure of which rank holds which piece of which layer, as the split itself has cut the model."""
+"""Static figure of the pieces of each layer that each rank holds, as the split itself has cut the model."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dlpar.config.experiment import Experiment
 from dlpar.jobs.launch import spmd
 from dlpar.jobs.run import Run
-from dlpar.lab import captions as says
-from dlpar.lab import theme
-from dlpar.lab.figure import Figure, blank, saying
-from dlpar.lab.live import rank_lines as shown
+from dlpar.lab import captions, theme
+from dlpar.lab.figure import Figure, blank, captioned
 
 if TYPE_CHECKING:
     import torch
 
-    from dlpar.lab.probes import Holdings, Piece
+    from dlpar.lab.figures.probes import Holdings, Piece
 
 
 CELL, BIAS = (0.06, 0.94), (0.84, 0.94)
-"""From where to where in a rank's column a layer reaches, and its bias; the weight ends short of the bias."""
+"""Left and right end of a layer in a rank's column, and of its bias; the weight ends before the bias."""
 
 TALL = 0.76
 """Height of a layer in its row."""
 
 WHOLE = "rgba(128,128,128,0.22)"
-"""Colour of what a rank does not hold of a layer."""
+"""Colour of the parts of a layer that a rank does not hold."""
 
 MOST = 64
-"""Most ranks whose holdings are looked at."""
+"""Most ranks that are run to see what they hold."""
 
 
 class Box(NamedTuple):
-    """A piece as it is drawn: its lower left corner, its size, and what it is."""
+    """A piece as it is drawn: its lower left corner, its size, and its hover text."""
 
     x: float
     y: float
@@ -44,17 +43,17 @@ class Box(NamedTuple):
 
 
 def pieces(of: Experiment | Run) -> Figure:
-    """Which rank holds which piece of which layer.
+    """Draw the pieces of each layer that each rank holds.
 
-    The split cuts the model as in training; then each rank is asked what it has (:mod:`dlpar.lab.probes`).
+    The split cuts the model as in training; then each rank reports its weights (:mod:`dlpar.lab.figures.probes`).
     Weights are drawn as matrices, outputs downwards and inputs to the right, with the bias as a strip
-    beside them; of a spatial split images, too, with the halo that is lent.  Ranks of one colour and
-    pattern hold the same.  With ``zero=1`` every rank has all weights: drawn is what it updates.
+    beside them. A spatial split also cuts images, which are drawn with their halos. Ranks of one colour and
+    pattern hold the same. With ``zero=1`` every rank has all weights; the part it updates is drawn.
 
     Parameters
     ----------
     of : Experiment or Run
-        With up to 64 workers; the first 16 are drawn.
+        Experiment with up to 64 workers, or a run of it; the first 16 workers are drawn.
 
     Raises
     ------
@@ -62,9 +61,9 @@ def pieces(of: Experiment | Run) -> Figure:
         If there are more workers, or a workload stands in for the model, which then has no weights.
     """
     experiment = of.experiment if isinstance(of, Run) else of
-    numbered = plain(experiment, dtype="float64")  # in which weights can be told apart by numbers
+    numbered = plain(experiment, dtype="float64")  # exact for the numbers that identify weights
     held = spmd(_look, numbered, workers=experiment.workers, world="simulated")
-    return drawing(experiment, held[: shown.workers(experiment)])
+    return drawing(experiment, held[: theme.workers(experiment)])
 
 
 def plain(experiment: Experiment, **changes: Any) -> Experiment:
@@ -73,7 +72,7 @@ def plain(experiment: Experiment, **changes: Any) -> Experiment:
     Raises
     ------
     ValueError
-        If there are more workers than can be looked at, or a workload stands in for the model.
+        If there are too many workers, or a workload stands in for the model.
     """
     if experiment.workers > MOST:
         raise ValueError(
@@ -88,71 +87,47 @@ def plain(experiment: Experiment, **changes: Any) -> Experiment:
 
 
 def _look(comm: Any, experiment: Experiment) -> Holdings:
-    """What a rank answers."""
-    from dlpar.lab.probes import holdings  # here: imports torch
+    """Report what this rank holds."""
+    from dlpar.lab.figures.probes import holdings  # here: imports torch
 
     return holdings(comm, experiment)
 
 
 def drawing(experiment: Experiment, held: Sequence[Holdings]) -> Figure:
-    """The picture of what was found."""
+    """Draw what ranks hold."""
     shapes = held[0].shapes
     layers = list(dict.fromkeys(_layer(name) for name in shapes))
-    with_bias = {_layer(name) for name in shapes if name.endswith(".bias")}
-    figure = blank(_layout(experiment, layers, shapes, held), 150 + _row_height(layers) * len(layers))
-    frames = [
-        _box(
-            rank,
-            layers.index(_layer(name)),
-            name,
-            shapes,
-            with_bias,
-            (0, shapes[name][0]),
-            (0, shapes[name][1]),
-        )
-        for rank in range(len(held))
-        for name in shapes
-    ]
+    place = partial(_box, layers=layers, shapes=shapes)
+    height = round(max(20, min(70, 700 / len(layers))))  # pixels of a row; few layers have taller rows
+    figure = blank(_layout(experiment, layers, shapes, held), 150 + height * len(layers))
+    whole = [(name, (0, tall), (0, wide)) for name, (tall, wide) in shapes.items()]
+    frames = [place(rank, *block) for rank in range(len(held)) for block in whole]
     _add(figure, frames, name="not held", marker={"color": WHOLE}, hoverinfo="skip")
     for number, ranks in enumerate(_alike(held)):
         colour = theme.RANKS[number % len(theme.RANKS)]
         pattern = theme.PATTERNS[(number + number // len(theme.RANKS)) % len(theme.PATTERNS)]
         for kind in ("halos", "pieces"):
-            boxes = [
-                _box(
-                    rank,
-                    layers.index(_layer(piece.name)),
-                    piece.name,
-                    shapes,
-                    with_bias,
-                    piece.rows,
-                    piece.columns,
-                )
-                for rank in ranks
-                for piece in getattr(held[rank], kind)
-            ]
+            boxes = [place(rank, *piece) for rank in ranks for piece in getattr(held[rank], kind)]
             hatch = {**theme.hatch(pattern), "fgopacity": 0.5} if pattern else {}
             style = {"marker": {"color": colour, "pattern": hatch}}
             if kind == "halos":
                 style = {"marker": {"color": theme.faint(colour)}, "opacity": 0.6, "showlegend": False}
-            _add(figure, boxes, name=f"rank{'s' * (len(ranks) > 1)} {says.listed(map(str, ranks))}", **style)
-    saying(figure, _sentence(experiment, held))
-    figure.layout.meta = {**figure.layout.meta, "table": _table(held)}
-    return figure
-
-
-def _row_height(layers: list[str]) -> int:
-    """In pixels; few layers are drawn taller."""
-    return round(max(20, min(70, 700 / len(layers))))
+            _add(
+                figure,
+                boxes,
+                name=f"rank{'s' * (len(ranks) > 1)} {captions.listed(map(str, ranks))}",
+                **style,
+            )
+    return captioned(figure, _sentence(experiment, held), _table(held))
 
 
 def _layer(name: str) -> str:
-    """The layer of a parameter; images are rows of their own."""
+    """Layer of a parameter; images have rows of their own."""
     return name if name.startswith("image.") else name.rpartition(".")[0]
 
 
 def _alike(held: Sequence[Holdings]) -> list[list[int]]:
-    """Ranks that hold the same, together."""
+    """Groups of ranks that hold the same."""
     same: dict[tuple, list[int]] = defaultdict(list)
     for rank, own in enumerate(held):
         same[tuple(own.pieces)].append(rank)
@@ -161,18 +136,17 @@ def _alike(held: Sequence[Holdings]) -> list[list[int]]:
 
 def _box(
     rank: int,
-    row: int,
     name: str,
-    shapes: dict[str, tuple[int, int]],
-    with_bias: set[str],
     rows: tuple[int, int],
     columns: tuple[int, int],
+    layers: list[str],
+    shapes: dict[str, tuple[int, int]],
 ) -> Box:
-    """Where a block of a parameter is drawn."""
-    left, right = CELL
+    """Place a block of a parameter in a rank's column and a layer's row."""
+    row, (left, right) = layers.index(_layer(name)), CELL
     if name.endswith(".bias"):
         left, right = BIAS
-    elif _layer(name) in with_bias:
+    elif f"{_layer(name)}.bias" in shapes:
         right = BIAS[0] - 0.03
     tall, wide = shapes[name]
     x, width = left + (right - left) * columns[0] / wide, (right - left) * (columns[1] - columns[0]) / wide
@@ -202,34 +176,21 @@ def _add(figure: Figure, boxes: list[Box], **style: Any) -> None:
 def _layout(
     experiment: Experiment, layers: list[str], shapes: dict[str, tuple[int, int]], held: Sequence[Holdings]
 ) -> dict[str, Any]:
-    ranks, rows = list(range(len(held))), list(range(len(layers)))
-    crowded = len(held) > 8
+    ranks, crowded = range(len(held)), len(held) > 8
     names = [
         "<br>".join([f"rank {rank}"[5 * crowded :], *_place(experiment, held[rank], crowded)])
         for rank in ranks
     ]
-    yaxis = theme.axis(
-        "",
-        (len(layers) - 0.5, -0.5),
-        tickvals=rows,
-        ticktext=[_titled(layer, shapes) for layer in layers],
-        showgrid=False,
-        automargin=True,
-    )
-    across = {
-        "tickvals": [rank + 0.5 for rank in ranks],
-        "ticktext": names,
-        "showgrid": False,
-        "tickangle": 0,
-    }
+    yaxis = theme.rows([_titled(layer, shapes) for layer in layers], automargin=True)
+    ticks = {"tickvals": [rank + 0.5 for rank in ranks], "ticktext": names, "tickangle": 0}
     axes = [axis for axis in held[0].place if _is_cut(experiment, axis)]
     title = f"rank{'; ' * bool(axes)}{', '.join(f'{axis[0]}: {axis}' for axis in axes)}" if crowded else ""
-    xaxis = theme.axis(title, (0, len(held)), **across, automargin=True)
+    xaxis = theme.axis(title, (0, len(held)), **ticks, showgrid=False, automargin=True)
     return theme.layout(xaxis=xaxis, yaxis=yaxis, barmode="overlay", bargap=0)
 
 
 def _place(experiment: Experiment, held: Holdings, crowded: bool) -> list[str]:
-    """The rank's coordinates, a line each, of axes that are longer than 1."""
+    """Coordinates of a rank on the axes that are longer than 1, a line each."""
     return [
         f"{axis[0] if crowded else axis} {at}" for axis, at in held.place.items() if _is_cut(experiment, axis)
     ]
@@ -241,7 +202,7 @@ def _is_cut(experiment: Experiment, axis: str) -> bool:
 
 
 def _titled(layer: str, shapes: dict[str, tuple[int, int]]) -> str:
-    """A layer and its size."""
+    """Name and size of a layer."""
     if layer.startswith("image."):
         return f"image into {layer[6:]}  {shapes[layer][0]} × {shapes[layer][1]}"
     shape = shapes.get(f"{layer}.weight") or next(
@@ -251,7 +212,7 @@ def _titled(layer: str, shapes: dict[str, tuple[int, int]]) -> str:
 
 
 def _elements(pieces: Sequence[Piece], images: bool) -> int:
-    """Of weights and biases, or of images."""
+    """Number of elements, of weights and biases or of images."""
     return sum(
         (p.rows[1] - p.rows[0]) * (p.columns[1] - p.columns[0])
         for p in pieces
@@ -269,14 +230,11 @@ def _sentence(experiment: Experiment, held: Sequence[Holdings]) -> str:
         text += f", all {len(held)} together {f'{copies:g} models' if copies != 1 else 'one model'}"
     if image := sum(a * b for name, (a, b) in held[0].shapes.items() if name.startswith("image.")):
         share = _shares([_elements(each.pieces, images=True) / image for each in held])
-        text += f", and {share} of each image; what it borrows as halo is faint"
-    alike = _alike(held)
-    same = (
-        f"; of {len(alike)} different parts, those of one colour are equal"
-        if 1 < len(alike) < len(held)
-        else ""
-    )
-    return shown.note(experiment, f"{text}{same}.")
+        text += f", and {share} of each image; its halo is faint"
+    parts = len(_alike(held))
+    if 1 < parts < len(held):
+        text += f"; there are {parts} different parts, and ranks of one colour hold the same"
+    return captions.shown_workers(experiment, f"{text}.")
 
 
 def _shares(shares: Sequence[float]) -> str:
@@ -303,31 +261,31 @@ def _table(held: Sequence[Holdings]) -> dict[str, list]:
 
 
 ROUNDING = 1e-12
-"""Share of the largest number up to which a difference of float64 is rounding, and is not drawn."""
+"""Largest difference of float64 that counts as rounding and is not drawn, as a share of the largest number."""
 
 SCALE = "Cividis"
-"""Made to read the same with and without red-green blindness (Nuñez, Anderton and Renslow, PLOS ONE 2018)."""
+"""Colour scale that reads the same with and without red-green blindness (Nuñez et al., PLOS ONE 2018)."""
 
 GAP = 0.06
-"""Between two images, of the figure's width."""
+"""Gap between two images, as a share of the figure's width."""
 
 
 def differences(
     got: Sequence[torch.Tensor], expected: Sequence[torch.Tensor], titles: Sequence[str]
 ) -> Figure:
-    """Where images differ, and by what share of the largest number expected; what is rounding stays empty.
+    """Draw the differences of images, as shares of the largest expected number; rounding stays empty.
 
     Parameters
     ----------
     got, expected : sequence of Tensor, shape (..., height, width)
-        Images to compare, one with one; of several channels the largest difference is drawn.
+        Images to compare in pairs; the largest difference of all channels is drawn.
     titles : sequence of str
-        What each is called.
+        Name of each pair.
 
     Raises
     ------
     ValueError
-        If there is none, or the lengths or shapes differ.
+        If there is no image, or lengths or shapes differ.
     """
     if not len(got) == len(expected) == len(titles) > 0:
         raise ValueError(
@@ -350,21 +308,17 @@ def differences(
             hovertemplate="row %{y}, column %{x}: %{z:.1%}<extra></extra>",
             colorbar={"title": {"text": "difference", "side": "right"}, "tickformat": ".0%", "thickness": 14},
         )
-    saying(figure, _difference_sentence(shares, titles))
-    figure.layout.meta = {
-        **figure.layout.meta,
-        "table": {
-            "image": list(titles),
-            "elements that differ": [int((share > ROUNDING).sum()) for share in shares],
-            "of": [share.numel() for share in shares],
-            "largest difference / largest number": [float(share.max()) for share in shares],
-        },
+    table = {
+        "image": list(titles),
+        "elements that differ": [int((share > ROUNDING).sum()) for share in shares],
+        "of": [share.numel() for share in shares],
+        "largest difference / largest number": [float(share.max()) for share in shares],
     }
-    return figure
+    return captioned(figure, _difference_sentence(table), table)
 
 
 def _share(got: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
-    """Shape (height, width): the largest difference of all channels, over the largest number expected."""
+    """Largest difference of all channels over the largest expected number, shape (height, width)."""
     if got.shape != expected.shape:
         raise ValueError(
             f"got: got shape {tuple(got.shape)}, allowed is the expected one, {tuple(expected.shape)}"
@@ -384,15 +338,13 @@ def _difference_layout(shares: Sequence[torch.Tensor], titles: Sequence[str]) ->
         down = {"anchor": f"x{place}", "scaleanchor": f"x{place}", **fixed}
         layout[f"xaxis{place}"] = theme.axis("column", (-0.5, width - 0.5), **across)
         layout[f"yaxis{place}"] = theme.axis("row" * (place == 1), (height - 0.5, -0.5), **down)
-        middle = {"x": left + wide / 2, "xanchor": "center", "y": 1, "yanchor": "bottom"}
-        notes.append({"text": title, **middle, "xref": "paper", "yref": "paper", "showarrow": False})
+        notes.append(theme.annotation(title, left + wide / 2, 1, xanchor="center"))
     return {**layout, "annotations": notes}
 
 
-def _difference_sentence(shares: Sequence[torch.Tensor], titles: Sequence[str]) -> str:
-    said = []
-    for share, title in zip(shares, titles):
-        off = int((share > ROUNDING).sum())
-        most = f", by up to {says.quantity(100 * float(share.max()))}% of the largest number" if off else ""
-        said.append(f"{title}: {f'{off:,}' if off else 'none'} of {share.numel():,}{most}")
-    return f"Elements that are not as in one process, {'; '.join(said)}."
+def _difference_sentence(table: dict[str, list]) -> str:
+    parts = []
+    for title, count, total, largest in zip(*table.values()):
+        most = f", by up to {captions.quantity(100 * largest)}% of the largest number" if count else ""
+        parts.append(f"{title}: {f'{count:,}' if count else 'none'} of {total:,}{most}")
+    return f"Elements that differ from those of one process: {'; '.join(parts)}."

@@ -1,36 +1,34 @@
-"""What the ranks of a pipeline did and would do at best: passes of micro-batches, and the bubble between them."""
+"""Static figures of pipelines: passes of micro-batches on the ranks, beside their ideal, and the bubble."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean, median
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from dlpar.config.experiment import Experiment
 from dlpar.jobs.run import Run
-from dlpar.lab import captions as says
-from dlpar.lab import theme
-from dlpar.lab.figure import Figure, blank, saying
-from dlpar.lab.live import rank_lines as shown
+from dlpar.lab import captions, theme
+from dlpar.lab.figure import Figure, blank, captioned, finished
 from dlpar.split.mesh import coordinates, sizes_of
 from dlpar.split.schedules import SCHEDULES, Action
 from dlpar.theory.pipeline import Bar, idle_share, most_in_flight, timed
 from dlpar.theory.pipeline import timeline as ideal_bars
 
 KINDS = {"F": "forward", "R": "recompute", "B": "backward", "W": "weight"}
-"""What the actions of a schedule are called in records."""
+"""Names of a schedule's actions in records."""
 
 PASSES = ("forward", "recompute", "backward", "weight")
 """Spans in which a stage computes for a micro-batch."""
 
 TALKING = ("receive", "send", "reduce")
-"""Spans in which it waits for a neighbour, or, within a pass, for the other ranks of its stage: a strip at the foot
-of its row."""
+"""Spans in which a stage waits for a neighbour or, in a pass, for its other ranks: a strip at the foot of its row."""
 
 
 class Drawn(NamedTuple):
-    """A bar: what a rank did, from `start` to `end` in seconds; `micro` and `chunk` are -1 where it was no pass."""
+    """A bar: one action of a rank from `start` to `end` in seconds; outside of passes `micro` is -1."""
 
     rank: int
     name: str
@@ -41,7 +39,7 @@ class Drawn(NamedTuple):
 
 
 def stages_of(experiment: Experiment) -> int:
-    """How many stages a replica has."""
+    """Number of stages of a replica."""
     return sizes_of(experiment)["pipeline"]
 
 
@@ -55,9 +53,9 @@ def has_flush(experiment: Experiment) -> bool:
 
 
 def spans(run: Run) -> dict[int, list[Drawn]]:
-    """What the drawn ranks did in each step that has passes."""
+    """Bars of the drawn ranks, by step, of each step that has passes."""
     found: dict[int, list[Drawn]] = defaultdict(list)
-    drawn = shown.workers(run.experiment)
+    drawn = theme.workers(run.experiment)
     for source, record in run.records():
         if record["k"] == "step" and (rank := int(source[5:])) < drawn:
             found[record["step"]] += _joined([Drawn(rank, *span) for span in record["spans"]])
@@ -65,7 +63,7 @@ def spans(run: Run) -> dict[int, list[Drawn]]:
 
 
 def _joined(bars: list[Drawn]) -> list[Drawn]:
-    """What one rank did in a step, each pass in one piece, the messages of a hybrid's cut layers included."""
+    """Bars of one rank's step, each pass in one piece that includes the messages of a hybrid's cut layers."""
     whole: dict[tuple[str, int, int], Drawn] = {}
     for bar in passes(bars):
         key = bar.name, bar.micro, bar.chunk
@@ -74,7 +72,7 @@ def _joined(bars: list[Drawn]) -> list[Drawn]:
 
 
 def typical(by_step: dict[int, list[Drawn]], count: int) -> int:
-    """The step of median duration, the first, in which all is cold, left out; of several the first in the middle."""
+    """The step of median duration, without the first, which is slow; or the first of `count` steps in the middle."""
     if count > 1:
         return sorted(by_step)[(len(by_step) - count) // 2]
     last = {step: window(passes(bars)) for step, bars in by_step.items()}
@@ -84,29 +82,29 @@ def typical(by_step: dict[int, list[Drawn]], count: int) -> int:
 
 
 def passes(bars: Iterable[Drawn]) -> list[Drawn]:
-    """Those in which a micro-batch is computed."""
+    """Bars in which a micro-batch is computed."""
     return [bar for bar in bars if bar.name in PASSES]
 
 
 def window(bars: Iterable[Drawn]) -> tuple[float, float]:
-    """When the first began and the last ended."""
+    """Start of the first and end of the last bar."""
     bars = list(bars)
     return min(bar.start for bar in bars), max(bar.end for bar in bars)
 
 
 def since(begin: float, bars: Iterable[Drawn]) -> list[Drawn]:
-    """What was done from `begin` on, and when after it."""
+    """Bars that end after `begin`, with times counted from it."""
     after = (bar._replace(start=max(bar.start - begin, 0.0), end=bar.end - begin) for bar in bars)
     return [bar for bar in after if bar.end > 0]
 
 
 def ideal(experiment: Experiment, measured: list[Drawn], steps: range) -> list[Drawn]:
-    """The schedule with equal stages, as if the first pass began when the measured one did."""
+    """Bars of the schedule with equal stages, which begin when the first measured pass began."""
     stages, chunks = stages_of(experiment), _chunks(experiment)
     seconds: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for bar in passes(measured):
         seconds[bar.name][bar.rank].append(bar.end - bar.start)
-    # Of a rank the median: a single pass that was held up says nothing of the others.
+    # The median of each rank: a single delayed pass must not count for all.
     mean = {name: chunks * fmean(map(median, of_rank.values())) for name, of_rank in seconds.items()}
     weight = mean.get("weight", 0.0)
     times = {
@@ -115,7 +113,7 @@ def ideal(experiment: Experiment, measured: list[Drawn], steps: range) -> list[D
         "backward": mean.get("backward", 0.0) + weight,
         "recompute": mean.get("recompute", 0.0),
     }
-    first, ranks = 0, range(shown.workers(experiment))
+    first, ranks = 0, range(theme.workers(experiment))
     if not has_flush(experiment):  # a part of the list, where the pipeline is as full as it was
         first = min(steps.start, 2 * stages)
         bars = ideal_bars(experiment.split.schedule, stages, first + len(steps) + stages, **times)
@@ -133,7 +131,7 @@ def ideal(experiment: Experiment, measured: list[Drawn], steps: range) -> list[D
 
 
 def _step_of(bar: Bar, stages: int) -> int:
-    """The step a pass belongs to where each micro-batch is one: a stage goes so much ahead as stages follow."""
+    """Step of a pass without a flush, where each micro-batch is a step: a stage is ahead by the stages that follow."""
     return max(0, bar.micro - (stages - 1 - bar.stage)) if bar.kind == "F" else bar.micro
 
 
@@ -143,9 +141,9 @@ def stage_of(experiment: Experiment, rank: int) -> int:
 
 
 def bubble(experiment: Experiment, bars: list[Drawn]) -> float:
-    """Idle over computing seconds, from the first pass of a replica to its last, mean over replicas.
+    """Idle over computing seconds, from the first pass of a replica to its last; mean over replicas.
 
-    Without a flush, from the first of a rank to its last: the steps looked at begin earlier on some than on others.
+    Without a flush, from the first pass of a rank to its last, because a step begins at different times on ranks.
     """
     by_window: dict[int, list[Bar]] = defaultdict(list)
     for bar in passes(bars):
@@ -155,7 +153,7 @@ def bubble(experiment: Experiment, bars: list[Drawn]) -> float:
 
 
 def idle(experiment: Experiment, bars: list[Drawn]) -> list[Drawn]:
-    """The bubble as bars: where a rank does nothing or waits for a message."""
+    """The bubble as bars: the times in which a rank does nothing or waits for a message."""
     found = []
     for rank in sorted({bar.rank for bar in bars}):
         mine = _window_of(experiment, rank)
@@ -170,7 +168,7 @@ def idle(experiment: Experiment, bars: list[Drawn]) -> list[Drawn]:
 
 
 def _window_of(experiment: Experiment, rank: int) -> int:
-    """Ranks of one number have their bubble within one window."""
+    """Number of the window within which the bubble of a rank lies."""
     return coordinates(rank, sizes_of(experiment))["data"] if has_flush(experiment) else rank
 
 
@@ -183,30 +181,30 @@ STYLES = {
     "receive": theme.Phase("message", "#B5473C", ""),
     "send": theme.Phase("message", "#6b6b6b", ""),
 }
-"""How passes are drawn; the chunks of a stage are lighter and lighter.  All else looks as in the timeline."""
+"""Style of passes; later chunks of a stage are lighter. Other phases look as in the timeline."""
 
 WAYS = ("run", "ideal")
-"""What is compared: what was done, above, and what the schedule would do, below."""
+"""The two pictures: the run above, the ideal schedule below."""
 
 AFTER = 1.2
-"""Times the duration of all passes that is shown at most: how replicas agree afterwards may take much longer."""
+"""Longest time shown, in durations of all passes: synchronising replicas afterwards may take much longer."""
 
 
 def pipeline(run: Run, step: int | None = None) -> Figure:
-    """What every rank of a pipeline did in a step, micro-batch by micro-batch, and the schedule's ideal below it.
+    """Draw a step of every rank of a pipeline, micro-batch by micro-batch, and the schedule's ideal below it.
 
-    The ideal has passes as long as the run's are on average (of each rank's median), on every
-    stage the same, and messages that take no time.  Of a hybrid, passes include the messages between the
-    ranks of a stage.  A bubble is idle over computing seconds, from the first pass of a
-    step to its last (Narayanan et al., arXiv 2104.04473, section 2.2.1).
+    In the ideal, all stages are equal and messages take no time; a pass is as long as the run's
+    passes are on average (mean over each rank's median). The passes of a hybrid include the messages
+    between the ranks of a stage. A bubble is idle over computing seconds, from the first pass of
+    a step to its last (Narayanan et al., arXiv 2104.04473, section 2.2.1).
 
     Parameters
     ----------
     run : Run
         A run split by ``pipeline`` or ``hybrid``, with spans.
     step : int, optional
-        Default: the one of median duration.  Of a schedule without a flush, the first of twice as many steps as
-        there are stages; default: in the middle of the run.
+        Step to draw; default: the one of median duration. Of a schedule without a flush, the first of twice as
+        many steps as there are stages; default: in the middle of the run.
 
     Raises
     ------
@@ -228,9 +226,8 @@ def pipeline(run: Run, step: int | None = None) -> Figure:
     begin, _ = window(passes(done))
     pictures = {"run": since(begin, done), "ideal": since(begin, ideal(experiment, done, steps))}
     bubbles = {way: bubble(experiment, bars) for way, bars in pictures.items()}
-    figure = saying(_picture(experiment, pictures, bubbles), _sentence(experiment, step, pictures, bubbles))
-    figure.layout.meta = {**figure.layout.meta, "table": _table(experiment, pictures), "bubble": bubbles}
-    return figure
+    figure, sentence = _picture(experiment, pictures, bubbles), _sentence(experiment, step, pictures, bubbles)
+    return captioned(figure, sentence, _table(experiment, pictures), bubble=bubbles)
 
 
 def _picture(experiment: Experiment, pictures: dict[str, list[Drawn]], bubbles: dict[str, float]) -> Figure:
@@ -238,31 +235,26 @@ def _picture(experiment: Experiment, pictures: dict[str, list[Drawn]], bubbles: 
     ends = [max(bar.end for bar in bars) for each in pictures.values() for bars in (each, passes(each))]
     width = 1e3 * min(max(ends), AFTER * max(ends[1::2]))
     figure = blank(
-        _layout(experiment, theme.rounded_up(width), bubbles), 70 * shown.workers(experiment) + 190
+        _layout(experiment, theme.rounded_up(width), bubbles), 70 * theme.workers(experiment) + 190
     )
     everything = {way: [*idle(experiment, bars), *bars] for way, bars in pictures.items()}
     keys = sorted({_key(bar) for bars in everything.values() for bar in bars}, key=_order)
     for name, chunk in keys:
         look = style(name, chunk, max(c for n, c in keys if n == name) + 1)
         legend = True
-        for row, bars in enumerate(everything.values()):
+        for yaxis, bars in zip(("y", "y2"), everything.values()):
             own = [bar for bar in bars if _key(bar) == (name, chunk)]
             if own:
-                figure.add_bar(
-                    y=[bar.rank for bar in own],
-                    base=[1e3 * bar.start for bar in own],
-                    x=[1e3 * (bar.end - bar.start) for bar in own],
-                    text=[str(bar.micro) if bar.name in PASSES else "" for bar in own],
-                    yaxis="y2" if row else "y",
-                    showlegend=legend,
-                    **look,
-                )
+                text = [str(bar.micro) if bar.name in PASSES else "" for bar in own]
+                where = {"y": [bar.rank for bar in own], "base": [1e3 * bar.start for bar in own]}
+                lengths = [1e3 * (bar.end - bar.start) for bar in own]
+                figure.add_bar(x=lengths, **where, text=text, yaxis=yaxis, showlegend=legend, **look)
                 legend = False
     return figure
 
 
 def _key(bar: Drawn) -> tuple[str, int]:
-    """What is drawn alike: passes through one chunk, all else by its name."""
+    """Key of the style of a bar: for passes their name and chunk, otherwise the name."""
     return bar.name, bar.chunk if bar.name in PASSES else 0
 
 
@@ -272,16 +264,19 @@ def _order(key: tuple[str, int]) -> tuple[int, int]:
 
 
 def style(name: str, chunk: int, chunks: int) -> dict[str, Any]:
-    """Attributes of a kind of bar; later chunks are lighter."""
+    """plotly attributes of a kind of bar; later chunks are lighter."""
     phase = STYLES.get(name) or theme.PHASES.get(name, theme.OTHER)
-    told = f"{name}, chunk {chunk}" if chunks > 1 else "bubble: idle" if name == "bubble" else name
+    title = f"{name}, chunk {chunk}" if chunks > 1 else "bubble: idle" if name == "bubble" else name
     hover = "%{fullData.name}, micro-batch %{text}" if name in PASSES else "%{fullData.name}"
     pattern = {**theme.hatch(phase.pattern), "fgopacity": 0.45} if phase.pattern else {}
     return {
         "orientation": "h",
-        "name": told,
-        "legendgroup": told,
-        "marker": {"color": lighter(phase.colour, 0.6 * chunk / max(chunks - 1, 1)), "pattern": pattern},
+        "name": title,
+        "legendgroup": title,
+        "marker": {
+            "color": theme.lighter(phase.colour, 0.6 * chunk / max(chunks - 1, 1)),
+            "pattern": pattern,
+        },
         "opacity": 0.45 if name == "bubble" else 1.0,
         "textposition": "inside",
         "insidetextanchor": "middle",
@@ -293,38 +288,17 @@ def style(name: str, chunk: int, chunks: int) -> dict[str, Any]:
     }
 
 
-def lighter(colour: str, share: float) -> str:
-    """A colour (``#rrggbb``) mixed with so much white."""
-    parts = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
-    return "#" + "".join(f"{round(part + share * (255 - part)):02x}" for part in parts)
-
-
 def _layout(experiment: Experiment, width: float, bubbles: dict[str, float]) -> dict[str, Any]:
     """The run above, the ideal below; `width` in ms."""
-    workers = shown.workers(experiment)
-    names = [_row(experiment, rank) for rank in range(workers)]
-    rows = {"tickvals": list(range(workers)), "ticktext": names, "showgrid": False}
-    limits = (workers - 0.5, -0.5)
+    names = [_row(experiment, rank) for rank in range(theme.workers(experiment))]
     titles = {"run": theme.HOW[experiment.cluster.world], "ideal": f"ideal {experiment.split.schedule}"}
-    notes = [
-        {
-            "text": f"{titles[way]}: bubble {percent(bubbles[way])} of computing time",
-            "showarrow": False,
-            "x": 0,
-            "xref": "paper",
-            "xanchor": "left",
-            "y": top,
-            "yref": "paper",
-            "yanchor": "bottom",
-            "font": {"size": 14},
-        }
-        for way, top in zip(WAYS, (1.0, 0.44))
-    ]
+    texts = {way: f"{titles[way]}: bubble {percent(bubbles[way])} of computing time" for way in WAYS}
+    notes = [theme.annotation(texts[way], 0, top, xanchor="left") for way, top in zip(WAYS, (1.0, 0.44))]
     title = theme.on_clock("time since the first of these passes began (ms)", experiment.cluster.world)
     return theme.layout(
         xaxis=theme.axis(title, (0, width), anchor="y2"),
-        yaxis=theme.axis("", limits, domain=[0.56, 1], anchor="x", automargin=True, **rows),
-        yaxis2=theme.axis("", limits, domain=[0, 0.44], anchor="x", automargin=True, **rows),
+        yaxis=theme.rows(names, domain=[0.56, 1], anchor="x", automargin=True),
+        yaxis2=theme.rows(names, domain=[0, 0.44], anchor="x", automargin=True),
         barmode="overlay",
         bargap=0.15,
         annotations=notes,
@@ -334,7 +308,7 @@ def _layout(experiment: Experiment, width: float, bubbles: dict[str, float]) -> 
 
 
 def _row(experiment: Experiment, rank: int) -> str:
-    """A rank and its stage, where these differ."""
+    """Name of a rank's row, with its stage if that has another number."""
     alone = experiment.split.kind == "pipeline" and experiment.replicas == 1
     return f"rank {rank}" if alone else f"rank {rank}, stage {stage_of(experiment, rank)}"
 
@@ -343,18 +317,18 @@ def _sentence(
     experiment: Experiment, step: int, pictures: dict[str, list[Drawn]], bubbles: dict[str, float]
 ) -> str:
     took, best = (end - start for start, end in (window(passes(bars)) for bars in pictures.values()))
-    length = says.duration(took) if took >= 1 else f"{1e3 * took:.3g} ms"
-    what = f"Step {step}" if has_flush(experiment) else f"What begins with step {step}"
+    length = captions.duration(took) if took >= 1 else f"{1e3 * took:.3g} ms"
+    part = f"Step {step}" if has_flush(experiment) else f"The part from step {step} on"
     found, ideal = (percent(bubbles[way]) for way in WAYS)
     text = (
-        f"{what} took {length} from its first pass to its last, {took / best:.2f} times the ideal: "
-        f"the bubble was {found} of the time computed, ideally it is {ideal}."
+        f"{part} took {length} from its first pass to its last, {took / best:.2f} times the ideal: "
+        f"the bubble was {found} of the computing time; ideally it is {ideal}."
     )
-    return shown.note(experiment, text)
+    return captions.shown_workers(experiment, text)
 
 
 def percent(bubble: float) -> str:
-    """A bubble, of computing time."""
+    """A bubble, as a percentage of computing time."""
     return f"{bubble:.0%}" if bubble >= 1 else f"{bubble:.1%}"
 
 
@@ -364,7 +338,7 @@ def _table(experiment: Experiment, pictures: dict[str, list[Drawn]]) -> dict[str
     return {
         "picture": [way for way, _ in rows],
         "rank": [bar.rank for _, bar in rows],
-        "what": [bar.name for _, bar in rows],
+        "phase": [bar.name for _, bar in rows],
         "micro-batch": [bar.micro if bar.micro >= 0 else None for _, bar in rows],
         "chunk": [bar.chunk if bar.micro >= 0 else None for _, bar in rows],
         "start (ms)": [1e3 * bar.start for _, bar in rows],
@@ -373,13 +347,13 @@ def _table(experiment: Experiment, pictures: dict[str, list[Drawn]]) -> dict[str
 
 
 FORWARD, BACKWARD = 1.0, 2.0
-"""Length of a micro-batch's passes on a stage; where weights have a pass of their own it is half of the second."""
+"""Length of a micro-batch's passes on a stage; a separate pass for weights takes half of the second."""
 
 
 def schedule(
     which: str | Sequence[Sequence[Action]], stages: int = 4, microbatches: int = 8, chunks: int = 2
 ) -> Figure:
-    """A schedule as a Gantt chart; the unit of time is a forward pass of a micro-batch through a stage.
+    """Draw a schedule as a Gantt chart; the unit of time is a forward pass of a micro-batch through a stage.
 
     Stages are equal, a backward pass takes twice as long as a forward one, and messages take no time.
 
@@ -387,15 +361,15 @@ def schedule(
     ----------
     which : str or sequence of sequence of Action
         One of :data:`dlpar.split.schedules.SCHEDULES`, or the list of actions of each stage.
-    stages, microbatches : int
-        Of a schedule that is named.
-    chunks : int
-        Of one that has several on a stage.
+    stages, microbatches : int, default 4 and 8
+        Size of a schedule given by its name.
+    chunks : int, default 2
+        Chunks on a stage, for a schedule that has several.
 
     Raises
     ------
     ValueError
-        If there is no such schedule; :class:`~dlpar.theory.pipeline.Stuck` if stages wait for each other.
+        If the schedule is not known; :class:`~dlpar.theory.pipeline.Stuck` if stages wait for each other.
     """
     if isinstance(which, str):
         name, lists = which, _lists(which, stages, microbatches, chunks)
@@ -408,22 +382,20 @@ def schedule(
     bars = timed(lists, seconds, chunks)
     held = max(most_in_flight(own, has_weight_pass) for own in lists)
     idle, end = idle_share(bars), max(bar.end for bar in bars)
-    figure = _ideal_picture(bars, chunks, end)
-    saying(
-        figure,
-        f"{name}, {stages} stages: {end:g} forward passes long, the bubble is {percent(idle)} of the time computed, "
-        f"and at most {held} micro-batches{' of a chunk each' * (chunks > 1)} are in flight on a stage.",
+    sentence = (
+        f"{name}, {stages} stages: {end:g} forward passes long, the bubble is {percent(idle)} of the computing time, "
+        f"and at most {held} micro-batches{' of a chunk each' * (chunks > 1)} are in flight on a stage."
     )
     table = {
         "stage": [bar.stage for bar in bars],
-        "what": [KINDS[bar.kind] for bar in bars],
+        "phase": [KINDS[bar.kind] for bar in bars],
         "micro-batch": [bar.micro for bar in bars],
         "chunk": [bar.chunk for bar in bars],
         "start": [bar.start for bar in bars],
         "end": [bar.end for bar in bars],
     }
-    figure.layout.meta = {**figure.layout.meta, "table": table, "bubble": idle, "in flight": held}
-    return figure
+    facts = {"bubble": idle, "in flight": held}
+    return captioned(_ideal_picture(bars, chunks, end), sentence, table, **facts)
 
 
 def _lists(name: str, stages: int, microbatches: int, chunks: int) -> list[list[Action]]:
@@ -437,28 +409,94 @@ def _lists(name: str, stages: int, microbatches: int, chunks: int) -> list[list[
 
 def _ideal_picture(bars: list[Bar], chunks: int, end: float) -> Figure:
     stages = 1 + max(bar.stage for bar in bars)
-    names = [f"stage {stage}" for stage in range(stages)]
-    rows = {"tickvals": list(range(stages)), "ticktext": names, "showgrid": False}
     layout = theme.layout(
         xaxis=theme.axis("time (forward passes of a micro-batch)", (0, end)),
-        yaxis=theme.axis("", (stages - 0.5, -0.5), automargin=True, **rows),
+        yaxis=theme.rows([f"stage {stage}" for stage in range(stages)], automargin=True),
         barmode="overlay",
         bargap=0.15,
         uniformtext={"minsize": 9, "mode": "hide"},
     )
-    figure, hover = (
-        blank(layout, 42 * stages + 130),
-        "micro-batch %{text}<br>stage %{y}: %{x:g} from %{base:g}",
-    )
+    figure = blank(layout, 42 * stages + 130)
+    hover = "micro-batch %{text}<br>stage %{y}: %{x:g} from %{base:g}"
     for chunk in range(chunks):
         for kind, name in KINDS.items():
             own = [bar for bar in bars if (bar.kind, bar.chunk) == (kind, chunk)]
             if own:
-                figure.add_bar(
-                    y=[bar.stage for bar in own],
-                    base=[bar.start for bar in own],
-                    x=[bar.end - bar.start for bar in own],
-                    text=[str(bar.micro) for bar in own],
-                    **{**style(name, chunk, chunks), "hovertemplate": hover},
-                )
+                where = {"y": [bar.stage for bar in own], "base": [bar.start for bar in own]}
+                lengths, text = [bar.end - bar.start for bar in own], [str(bar.micro) for bar in own]
+                looks = {**style(name, chunk, chunks), "hovertemplate": hover}
+                figure.add_bar(x=lengths, **where, text=text, **looks)
+    return figure
+
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")
+"""Colours of schedules, in their order."""
+
+Seconds = Mapping[int, float]
+"""Seconds of a step, by the number of micro-batches."""
+
+
+def micro_batches(runs: Sequence[Run], predicted: Mapping[str, Seconds] = MappingProxyType({})) -> Figure:
+    """Draw the duration of a step over the number of micro-batches, a curve for each schedule.
+
+    The lowest point of a curve is marked.
+
+    Parameters
+    ----------
+    runs : sequence of Run
+        Runs split by pipeline, of one world, with two steps or more; the median of their steps counts.
+    predicted : mapping of str to mapping of int to float, optional
+        Seconds of a step by the number of micro-batches, by schedule; drawn dashed.
+
+    Raises
+    ------
+    ValueError
+        If a run has too few steps, is split in another way, or its world is not that of the first.
+    """
+    found: dict[str, dict[int, float]] = {}
+    runs = finished(runs)
+    world = runs[0].experiment.cluster.world
+    for run in runs:
+        cut, own_world = run.experiment.split, run.experiment.cluster.world
+        if cut.kind not in ("pipeline", "hybrid") or own_world != world or len(run.curve) < 2:
+            raise ValueError(f"run {run.id}: allowed is a pipeline of two steps or more in the {world} world")
+        found.setdefault(cut.schedule, {})[cut.microbatches] = float(run.curve["seconds"].diff().median())
+    parts = []
+    for name, points in found.items():
+        best, most = min(points, key=points.__getitem__), max(points)
+        text = f"{name} is fastest with {best} micro-batch{'es' * (best > 1)}, "
+        text += f"{captions.quantity(1e3 * points[best])} ms a step"
+        longer = f", and takes {points[most] / points[best]:.1f} times as long with {most}"
+        parts.append(text + longer * (most > best))
+    rows = [
+        (how, name, m, s)
+        for how, curves in ((theme.HOW[world], found), ("predicted", predicted))
+        for name, points in curves.items()
+        for m, s in sorted(points.items())
+    ]
+    columns = zip(("how", "schedule", "micro-batches", "step (s)"), zip(*rows))
+    table = {name: list(values) for name, values in columns}
+    return captioned(_curves(found, predicted, world), "; ".join(parts) + ".", table)
+
+
+def _curves(found: dict[str, dict[int, float]], predicted: Mapping[str, Seconds], world: str) -> Figure:
+    most = max(s for points in (*found.values(), *predicted.values()) for s in points.values())
+    counts = sorted({m for points in found.values() for m in points})
+    ticks = {"type": "log", "tickvals": counts, "ticktext": list(map(str, counts))}
+    xaxis = theme.axis("number of micro-batches of a step", **ticks)
+    yaxis = theme.axis(theme.on_clock("time of a step (ms)", world), (0, theme.rounded_up(1e3 * most)))
+    figure = blank(theme.layout(xaxis=xaxis, yaxis=yaxis), 400)
+    for colour, symbol, (name, points) in zip(COLOURS, theme.MARKERS, found.items()):
+        style = {"mode": "lines+markers", "line": {"color": colour, "width": 2.5},
+                 "marker": {"symbol": symbol, "size": 8}, "name": f"{name}, {theme.HOW[world]}"}  # fmt: skip
+        lines = [(points, theme.of_world(style, world))]
+        if name in predicted:
+            lines.append((predicted[name], theme.predicted_line(f"{name}, predicted", colour)))
+        for curve, look in lines:
+            x, y = zip(*sorted(curve.items()))
+            figure.add_scatter(x=x, y=[1e3 * s for s in y], **look)
+        best = min(points, key=points.__getitem__)
+        ring = {"symbol": "circle-open", "size": 17, "color": colour, "line": {"width": 2.5}}
+        style = {"mode": "markers", "marker": ring, "showlegend": False, "name": f"{name}, fastest"}
+        figure.add_scatter(x=[best], y=[1e3 * points[best]], **style)
     return figure

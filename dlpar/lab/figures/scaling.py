@@ -1,4 +1,4 @@
-"""Static figure of scaling: speed-up and efficiency over workers, measured, simulated and predicted."""
+"""Scaling with the number of workers: run experiments, and draw their speed-up and efficiency."""
 
 from __future__ import annotations
 
@@ -9,19 +9,122 @@ from itertools import combinations
 from typing import Any, NamedTuple
 
 from dlpar.config.experiment import Experiment
-from dlpar.lab import captions as says
-from dlpar.lab import theme
-from dlpar.lab.figure import Figure, blank, saying
+from dlpar.config.schema import BadExperiment
+from dlpar.jobs.launch import check_files
+from dlpar.lab import captions, theme
+from dlpar.lab.figure import Figure, blank, captioned
 from dlpar.lab.labels import labels, scheme
-from dlpar.lab.sweep import Outcome
+from dlpar.lab.sweep import Outcome, all_done, check
 from dlpar.theory.scaling import crossings, gains, task
 
 TICKS = 8
 """Most numbers on an axis."""
 
 
+def scaling(
+    experiments: Experiment | Sequence[Experiment],
+    workers: Sequence[int] = (1, 2, 4, 8),
+    simulated: bool = True,
+    predicted: bool = True,
+    jobs: int = 2,
+) -> Figure:
+    """Run experiments with several numbers of workers, and draw their speed-up and efficiency.
+
+    Returns when all runs are done. A table of them is under the figure, and in ``figures.table``.
+
+    Parameters
+    ----------
+    experiments : Experiment or sequence of Experiment
+        Run in their own worlds; several differ in how replicas agree.
+    workers : sequence of int, default (1, 2, 4, 8)
+        Two or more numbers of workers.
+    simulated : bool, default True
+        Also simulate real and paced runs on the same platform: real ones on this machine as
+        ``dlpar doctor --calibrate`` has measured it, if it has.
+    predicted : bool, default True
+        Also draw the prediction of :func:`dlpar.theory.predict`.
+    jobs : int, default 2
+        Simulations that run at the same time.
+
+    Raises
+    ------
+    BadExperiment
+        If one of them is impossible; then none is run.
+    JobFailed
+        If a run fails; the others are run first.
+    """
+    experiments = [experiments] if isinstance(experiments, Experiment) else list(experiments)
+    if not experiments:
+        raise ValueError("experiments: got none, allowed is one or more")
+    counts = sorted(set(workers))
+    if len(counts) < 2:
+        raise ValueError(f"workers: got {list(workers)}, allowed are two numbers or more")
+    wanted = [experiment.replace(workers=n) for experiment in experiments for n in counts]
+    names = curve_names(wanted)
+    twins = [(found, name) for e, name in zip(wanted, names) if (found := twin(e))] if simulated else []
+    everything = [*wanted, *(experiment for experiment, _ in twins)]
+    check(everything)
+    with _Progress(len(everything)) as progress:
+        outcomes = all_done(everything, jobs, progress.one_more)
+    own, beside = outcomes[: len(wanted)], outcomes[len(wanted) :]
+    return draw(
+        [*curves(own, names, predicted), *curves(beside, [name for _, name in twins], predicted=False)]
+    )
+
+
+def twin(experiment: Experiment) -> Experiment | None:
+    """The same experiment simulated on the same platform; None if impossible, or if it is simulated already."""
+    cluster = experiment.cluster
+    if cluster.world == "simulated":
+        return None
+    platform = cluster.platform or ("here" if cluster.world == "real" else None)
+    changes = {
+        "world": "simulated",
+        "platform": platform,
+        "device": "auto",
+        "carrier": "auto",
+        "hostfile": None,
+    }
+    try:
+        found = experiment.replace(cluster=changes)
+        check_files(found)
+    except BadExperiment:
+        return None
+    return found
+
+
+class _Progress:
+    """Progress bar under a running cell, with the number of runs that are done; outside a notebook, nothing."""
+
+    def __init__(self, total: int) -> None:
+        self.total, self.done, self.bar = total, 0, None
+
+    def __enter__(self) -> _Progress:
+        try:
+            from IPython import get_ipython
+        except ImportError:
+            return self
+        if getattr(get_ipython(), "kernel", None) is not None:
+            import ipywidgets as widgets
+            from IPython.display import display
+
+            self.bar = widgets.IntProgress(max=self.total, description=f"0 of {self.total}")
+            display(self.bar)
+        return self
+
+    def one_more(self, _outcome: Outcome) -> None:
+        """Count a run that has ended."""
+        self.done += 1
+        if self.bar is not None:
+            self.bar.value, self.bar.description = self.done, f"{self.done} of {self.total}"
+
+    def __exit__(self, *_error: object) -> None:
+        if self.bar is not None:
+            self.bar.close()
+
+
 class Point(NamedTuple):
-    """One number of workers."""
+    """Result for one number of workers."""
 
     workers: int
     rate: float
@@ -32,22 +135,22 @@ class Point(NamedTuple):
 
 
 class Curve(NamedTuple):
-    """How one scheme scales, found in one way.
+    """Scaling of one scheme, from one source.
 
     Attributes
     ----------
     name : str
-        What tells it from the others.
+        Name that differs from those of other curves.
     kind : str
-        One of `theme.ORDER`.
+        Source, one of `theme.ORDER`.
     scheme : str
-        Gives the colour.
+        Scheme; gives the colour.
     task : str
         Curves of one task have a common base, so they can cross.
     base : int
-        Workers whose speed-up is 1.
+        Number of workers whose speed-up is 1.
     points : list of Point
-        By workers.
+        Points in the order of workers.
     """
 
     name: str
@@ -59,22 +162,23 @@ class Curve(NamedTuple):
 
     @property
     def rates(self) -> dict[int, float]:
-        """Workers -> samples/s."""
+        """Samples/s by the number of workers."""
         return {point.workers: point.rate for point in self.points}
 
 
 def curves(
     outcomes: Sequence[Outcome], names: Sequence[str] | None = None, predicted: bool = True
 ) -> list[Curve]:
-    """A curve for each name and world, and with `predicted` one beside it from the closed form.
+    """A curve for each name and world and, with `predicted`, one beside it from the closed form.
 
     Parameters
     ----------
     outcomes : sequence of Outcome
-        Those that are not done are left out.
+        Outcomes; those that are not done are left out.
     names : sequence of str, optional
-        What the curve of each outcome is called; default: what tells it from the others.
-    predicted : bool
+        Name of the curve of each outcome; default: the settings in which it differs from the others.
+    predicted : bool, default True
+        Add curves of the closed form.
     """
     names = names or curve_names([outcome.experiment for outcome in outcomes])
     done = [(outcome, name) for outcome, name in zip(outcomes, names) if outcome.samples_per_s]
@@ -85,18 +189,13 @@ def curves(
 
 
 def curve_names(experiments: Sequence[Experiment]) -> list[str]:
-    """What tells the curve of each experiment from others: neither its workers nor its world do."""
-    clusters = [e.cluster.model_copy(update=_NO_WORLD) for e in experiments]
-    alike = [
-        e.model_copy(update={"workers": 1, "cluster": cluster}) for e, cluster in zip(experiments, clusters)
-    ]
+    """Name of each experiment's curve: settings that differ, apart from the number of workers and the world."""
+    clusters = [e.cluster.model_copy(update={"world": "real", "messages": "values"}) for e in experiments]
+    alike = [e.model_copy(update={"workers": 1, "cluster": c}) for e, c in zip(experiments, clusters)]
     kinds = {e.model_dump_json(): e for e in alike}
-    told = labels(list(kinds.values())) if len(kinds) > 1 else [scheme(e) for e in kinds.values()]
-    by_kind = dict(zip(kinds, told))
+    names = labels(list(kinds.values())) if len(kinds) > 1 else [scheme(e) for e in kinds.values()]
+    by_kind = dict(zip(kinds, names))
     return [by_kind[e.model_dump_json()] for e in alike]
-
-
-_NO_WORLD = {"world": "real", "messages": "values"}
 
 
 def _curves(
@@ -109,22 +208,21 @@ def _curves(
         of = kind or theme.HOW[e.cluster.world]
         curve = found.setdefault((name, of), Curve(name, of, e.sync.scheme, task(e), gain.base, []))
         if kind and e.workers in curve.rates:
-            continue  # of a run and its simulation the prediction is the same
-        curve.points.append(
-            Point(e.workers, rate, 1e3 * e.global_batch / rate, gain.speedup, gain.efficiency)
-        )
+            continue  # a run and its simulation have the same prediction
+        step_ms = 1e3 * e.global_batch / rate
+        curve.points.append(Point(e.workers, rate, step_ms, gain.speedup, gain.efficiency))
     return [curve._replace(points=sorted(curve.points)) for curve in found.values()]
 
 
-def scaling(drawn: Sequence[Curve]) -> Figure:
-    """Speed-up and efficiency over workers; where two schemes are equally fast is marked.
+def draw(drawn: Sequence[Curve]) -> Figure:
+    """Draw speed-up and efficiency over workers, and mark where two schemes are equally fast.
 
-    Solid is measured (or paced), broad and faint simulated, dashed predicted, dotted ideal.
+    Solid lines are measured (or paced), broad and faint ones simulated, dashed ones predicted, dotted ones ideal.
 
     Parameters
     ----------
     drawn : sequence of Curve
-        From :func:`curves`.
+        Result of :func:`curves`.
 
     Raises
     ------
@@ -135,60 +233,50 @@ def scaling(drawn: Sequence[Curve]) -> Figure:
     if not drawn:
         raise ValueError("outcomes: got no two numbers of workers of one kind, allowed are two or more")
     workers = sorted({point.workers for curve in drawn for point in curve.points})
-    figure = blank(_layout(drawn, workers), 470)
+    figure, right = blank(_layout(drawn, workers), 470), {"xaxis": "x2", "yaxis": "y2", "showlegend": False}
     base = min(curve.base for curve in drawn)
     ideal = {"mode": "lines", "line": theme.IDEAL, "name": "ideal"}
     figure.add_scatter(x=workers, y=[n / base for n in workers], **ideal, legendrank=1003)
-    figure.add_scatter(x=workers, y=[1.0] * len(workers), xaxis="x2", yaxis="y2", showlegend=False, **ideal)
+    figure.add_scatter(x=workers, y=[1.0] * len(workers), **ideal, **right)
     numbers = {name: n for n, name in enumerate(dict.fromkeys(curve.name for curve in drawn))}
     alone = len(numbers) == 1
     for curve in sorted(drawn, key=lambda c: ("simulated", "paced", "measured", "predicted").index(c.kind)):
         style = _style(curve, numbers[curve.name])
         across = [point.workers for point in curve.points]
         figure.add_scatter(x=across, y=[p.speedup for p in curve.points], **style, showlegend=alone)
-        figure.add_scatter(
-            x=across,
-            y=[p.efficiency for p in curve.points],
-            xaxis="x2",
-            yaxis="y2",
-            showlegend=False,
-            **style,
-        )
+        figure.add_scatter(x=across, y=[p.efficiency for p in curve.points], **style, **right)
     if not alone:
-        _name(figure, drawn, numbers)
-    said = _mark_crossings(figure, drawn)
-    saying(figure, " ".join([*_gained(drawn), *said, *_off(drawn)]))
-    figure.layout.meta = {**figure.layout.meta, "table": _table(drawn), "open": True}
-    return figure
+        _add_legend(figure, drawn, numbers)
+    kind = min((curve.kind for curve in drawn), key=theme.ORDER.index)
+    own = [curve for curve in drawn if curve.kind == kind]
+    last = {curve.name: (curve.points[-1].workers, *curve.points[-1][3:]) for curve in own}
+    gained = captions.scaling(kind, last, min(curve.base for curve in own))
+    rates = {
+        k: {(c.name, n): r for c in drawn if c.kind == k for n, r in c.rates.items()} for k in theme.ORDER
+    }
+    sentences = [gained, *_mark_crossings(figure, drawn), *captions.errors(rates)]
+    return captioned(figure, " ".join(sentences), _table(drawn), open=True)
 
 
 def _style(curve: Curve, number: int) -> dict[str, Any]:
     colour, name = theme.scheme_colour(curve.scheme), f"{curve.name}, {curve.kind}"
-    line, marker = {"width": 2.5, "color": colour}, theme.mark(colour, number)
-    if curve.kind == "predicted":
-        line = {**line, "width": 1.5, **theme.PREDICTED}
-        marker = {
-            "color": colour,
-            "symbol": f"{marker['symbol']}-open",
-            "size": 17,
-        }  # around what it foretells
-    if curve.kind == "simulated":  # the points stand out: only the line between them is faint
-        line = {"width": theme.BROAD, "color": theme.faint(colour)}
+    line, marker = theme.line_by_source(colour, curve.kind), theme.mark(colour, number)
+    if curve.kind == "predicted":  # a large open marker around the point that it predicts
+        line["width"], marker = 1.5, {"color": colour, "symbol": f"{marker['symbol']}-open", "size": 17}
     return {"name": name, "legendgroup": name, "mode": "lines+markers", "line": line, "marker": marker}
 
 
-def _name(figure: Figure, drawn: Sequence[Curve], numbers: dict[str, int]) -> None:
-    """Entries of a legend that stays short: one for each scheme, one for each way in which its curves were found."""
+def _add_legend(figure: Figure, drawn: Sequence[Curve], numbers: dict[str, int]) -> None:
+    """Add a short legend: one entry for each scheme, one for each source."""
+    nowhere = {"x": [None], "y": [None]}
     for name, number in numbers.items():
-        scheme_of = next(curve.scheme for curve in drawn if curve.name == name)
-        marker = theme.mark(theme.scheme_colour(scheme_of), number)
-        figure.add_scatter(x=[None], y=[None], name=name, mode="markers", marker=marker, legendrank=1000)
+        kind = next(curve.scheme for curve in drawn if curve.name == name)
+        marker = theme.mark(theme.scheme_colour(kind), number)
+        figure.add_scatter(**nowhere, name=name, mode="markers", marker=marker, legendrank=1000)
     for kind in theme.ORDER:
         if any(curve.kind == kind for curve in drawn):
-            style = _style(Curve("", kind, "", "", 1, []), 0)
-            figure.add_scatter(
-                x=[None], y=[None], name=kind, mode="lines", line=style["line"], legendrank=1001
-            )
+            line = _style(Curve("", kind, "", "", 1, []), 0)["line"]
+            figure.add_scatter(**nowhere, name=kind, mode="lines", line=line, legendrank=1001)
 
 
 def _layout(drawn: Sequence[Curve], workers: Sequence[int]) -> dict[str, Any]:
@@ -197,54 +285,44 @@ def _layout(drawn: Sequence[Curve], workers: Sequence[int]) -> dict[str, Any]:
     base = min(curve.base for curve in drawn)
     ups = [point.speedup for curve in drawn for point in curve.points] + [n / base for n in workers]
     powers = range(math.floor(math.log2(min(ups)) + 1e-9), math.ceil(math.log2(max(ups)) - 1e-9) + 1)
-    ends = [0.301 * powers[0] - 0.04, 0.301 * powers[-1] + 0.06]
+    up = {"type": "log", "range": [0.301 * powers[0] - 0.04, 0.301 * powers[-1] + 0.06]}
     most = max(point.efficiency for curve in drawn for point in curve.points)
     over = "1 worker" if base == 1 else f"{base} workers"
+    share = {"anchor": "x2", "tickformat": ".0%"}
     return theme.layout(
         xaxis=theme.axis("workers", domain=[0, 0.44], **across),
-        yaxis=theme.axis(
-            f"speed-up over {over} (times)", type="log", range=ends, **_ticks([2.0**p for p in powers])
-        ),
+        yaxis=theme.axis(f"speed-up over {over} (times)", **up, **_ticks([2.0**p for p in powers])),
         xaxis2=theme.axis("workers", domain=[0.57, 1], anchor="y2", **across),
-        yaxis2=theme.axis(
-            "efficiency (share of ideal)", (0, 1.05 * max(1.0, most)), anchor="x2", tickformat=".0%"
-        ),
+        yaxis2=theme.axis("efficiency (share of ideal)", (0, 1.05 * max(1.0, most)), **share),
     )
 
 
 def _ticks(values: Sequence[float]) -> dict[str, Any]:
-    """Few enough of `values` to be read, as plotly's ticks."""
+    """plotly's ticks at some of `values`, few enough to be read."""
     shown = values[:: -(-len(values) // TICKS)]
-    return {
-        "tickvals": list(shown),
-        "ticktext": [f"{n:,.0f}" if n >= 1 else f"1/{1 / n:,.0f}" for n in shown],
-    }
+    texts = [f"{n:,.0f}" if n >= 1 else f"1/{1 / n:,.0f}" for n in shown]
+    return {"tickvals": list(shown), "ticktext": texts}
 
 
 def _mark_crossings(figure: Figure, drawn: Sequence[Curve]) -> list[str]:
-    """A mark where two curves of the weightiest kind cross; sentences about the pairs."""
-    said, throughout = [], defaultdict(list)
+    """Mark the crossings of two curves from the source that counts most; returns sentences about the pairs."""
+    sentences, throughout = [], defaultdict(list)
     for first, second in _pairs(drawn):
         at, common = crossings(first.rates, second.rates), sorted(first.rates.keys() & second.rates.keys())
         faster, slower = sorted((first, second), key=lambda curve: -curve.rates[common[-1]])
         if not at:
             throughout[faster.name].append(slower.name)
-        else:
-            said.append(says.crossing(first.name, second.name, at, common, faster.name))
-            marker = {"symbol": "x-thin", "size": 14, "line": {"width": 3, "color": "#7f7f7f"}}
-            figure.add_scatter(
-                x=at,
-                y=[_between(first, n) for n in at],
-                mode="markers",
-                marker=marker,
-                name=f"{first.name} = {second.name}",
-                showlegend=False,
-            )
-    return said + [says.faster_throughout(name, slower) for name, slower in throughout.items()]
+            continue
+        sentences.append(captions.crossing(first.name, second.name, at, common, faster.name))
+        marker = {"symbol": "x-thin", "size": 14, "line": {"width": 3, "color": theme.GREY}}
+        cross = {"mode": "markers", "marker": marker, "showlegend": False}
+        heights = [_between(first, n) for n in at]
+        figure.add_scatter(x=at, y=heights, name=f"{first.name} = {second.name}", **cross)
+    return sentences + [captions.faster_throughout(name, slower) for name, slower in throughout.items()]
 
 
 def _pairs(drawn: Sequence[Curve]) -> list[tuple[Curve, Curve]]:
-    """Curves of one task and different schemes, of the weightiest kind that has any."""
+    """Pairs of curves of one task and different schemes, from the source that counts most."""
     for kind in theme.ORDER:
         own = [curve for curve in drawn if curve.kind == kind]
         found = [
@@ -258,33 +336,12 @@ def _pairs(drawn: Sequence[Curve]) -> list[tuple[Curve, Curve]]:
 
 
 def _between(curve: Curve, workers: float) -> float:
-    """Speed-up of a curve at a number of workers that it may not have, on the line drawn."""
+    """Speed-up of a curve at any number of workers, interpolated along the line that is drawn."""
     for left, right in zip(curve.points, curve.points[1:]):
         if left.workers <= workers <= right.workers:
             share = math.log(workers / left.workers) / math.log(right.workers / left.workers)
             return left.speedup ** (1 - share) * right.speedup**share
     return curve.points[-1].speedup
-
-
-def _gained(drawn: Sequence[Curve]) -> list[str]:
-    kind = min((curve.kind for curve in drawn), key=theme.ORDER.index)
-    own = [curve for curve in drawn if curve.kind == kind]
-    last = {curve.name: (curve.points[-1].workers, *curve.points[-1][3:]) for curve in own}
-    return [says.scaling(kind, last, min(curve.base for curve in own))]
-
-
-def _off(drawn: Sequence[Curve]) -> list[str]:
-    """How far the lesser kinds are from the weightiest, in samples/s."""
-    weight = min((curve.kind for curve in drawn), key=theme.ORDER.index)
-    rates = {
-        k: {(c.name, n): r for c in drawn if c.kind == k for n, r in c.rates.items()} for k in theme.ORDER
-    }
-    said = []
-    for kind, noun in (("simulated", "simulation"), ("predicted", "prediction")):
-        known = rates[weight].keys() & rates[kind].keys() if kind != weight else ()
-        apart = [abs(rates[kind][key] / rates[weight][key] - 1) for key in known]
-        said += [says.off(noun, max(apart))] if apart else []
-    return said
 
 
 def _table(drawn: Sequence[Curve]) -> dict[str, list]:
@@ -301,59 +358,45 @@ def _table(drawn: Sequence[Curve]) -> dict[str, list]:
 
 
 def sweep(outcomes: Sequence[Outcome]) -> Figure:
-    """The figure that fits what varies.
+    """Draw the scaling of outcomes or, if the number of workers does not vary, their throughput.
 
     Parameters
     ----------
     outcomes : sequence of Outcome
-        Done, one or more.
+        Outcomes of finished runs, one or more.
     """
     drawn = curves(outcomes)
-    return scaling(drawn) if any(len(curve.points) > 1 for curve in drawn) else rates(outcomes)
+    return draw(drawn) if any(len(curve.points) > 1 for curve in drawn) else throughputs(outcomes)
 
 
-def rates(outcomes: Sequence[Outcome]) -> Figure:
-    """Samples a second of each experiment as a bar, faint where simulated; a diamond where the closed form puts it."""
+def throughputs(outcomes: Sequence[Outcome]) -> Figure:
+    """Draw the throughput of each experiment as a bar, faint if simulated; a diamond is the closed form."""
     experiments = [outcome.experiment for outcome in outcomes]
     names = labels(experiments) if len(outcomes) > 1 else [scheme(experiments[0])]
-    places = list(range(len(outcomes)))
-    most = max(max(o.samples_per_s, o.predicted_samples_per_s or 0.0) for o in outcomes)
-    rows = theme.axis(
-        "", (len(outcomes) - 0.5, -0.5), tickvals=places, ticktext=names, showgrid=False, automargin=True
+    rates, places = [outcome.samples_per_s for outcome in outcomes], list(range(len(outcomes)))
+    predicted, how = (
+        [o.predicted_samples_per_s for o in outcomes],
+        [theme.HOW[e.cluster.world] for e in experiments],
     )
-    xaxis = theme.axis("throughput (samples/s)", (0, theme.rounded_up(most)))
-    figure = blank(theme.layout(xaxis=xaxis, yaxis=rows, bargap=0.35), max(260, 34 * len(outcomes) + 140))
-    for kind in dict.fromkeys(theme.HOW[e.cluster.world] for e in experiments):
-        own = [n for n in places if theme.HOW[experiments[n].cluster.world] == kind]
+    xaxis = theme.axis(
+        "throughput (samples/s)", (0, theme.rounded_up(max(*rates, *filter(None, predicted), 0.0)))
+    )
+    layout = theme.layout(xaxis=xaxis, yaxis=theme.rows(names, automargin=True), bargap=0.35)
+    figure = blank(layout, max(260, 34 * len(outcomes) + 140))
+    for kind in dict.fromkeys(how):
+        own = [n for n in places if how[n] == kind]
         colours = [theme.scheme_colour(experiments[n].sync.scheme) for n in own]
-        figure.add_bar(
-            y=own,
-            x=[outcomes[n].samples_per_s for n in own],
-            orientation="h",
-            name=kind,
-            marker={"color": colours},
-            opacity=theme.FAINT if kind == "simulated" else 1.0,
-        )
-    known = [n for n in places if outcomes[n].predicted_samples_per_s]
+        opacity = theme.FAINT if kind == "simulated" else 1.0
+        looks = {"orientation": "h", "name": kind, "marker": {"color": colours}, "opacity": opacity}
+        figure.add_bar(y=own, x=[rates[n] for n in own], **looks)
+    known = [n for n in places if predicted[n]]
     if known:
-        marker = {"symbol": "diamond-open", "size": 11, "color": "#7f7f7f", "line": {"width": 2}}
-        figure.add_scatter(
-            y=known,
-            x=[outcomes[n].predicted_samples_per_s for n in known],
-            mode="markers",
-            name="predicted",
-            marker=marker,
-        )
-    fastest, slowest = (f(places, key=lambda n: outcomes[n].samples_per_s) for f in (max, min))
-    ratio = outcomes[fastest].samples_per_s / outcomes[slowest].samples_per_s
-    said = f"{names[fastest]} is the fastest with {says.quantity(outcomes[fastest].samples_per_s)} samples/s"
-    said += f", {ratio:.2f} times as fast as {names[slowest]}" if len(outcomes) > 1 else ""
-    saying(figure, f"{said}.")
-    table = {
-        "experiment": names,
-        "how": [theme.HOW[e.cluster.world] for e in experiments],
-        "samples/s": [o.samples_per_s for o in outcomes],
-        "predicted samples/s": [o.predicted_samples_per_s for o in outcomes],
-    }
-    figure.layout.meta = {**figure.layout.meta, "table": table, "open": True}
-    return figure
+        marker = {"symbol": "diamond-open", "size": 11, "color": theme.GREY, "line": {"width": 2}}
+        looks = {"mode": "markers", "name": "predicted", "marker": marker}
+        figure.add_scatter(y=known, x=[predicted[n] for n in known], **looks)
+    fastest, slowest = (f(places, key=rates.__getitem__) for f in (max, min))
+    sentence = f"{names[fastest]} is the fastest with {captions.quantity(rates[fastest])} samples/s"
+    ratio = rates[fastest] / rates[slowest]
+    sentence += f", {ratio:.2f} times as fast as {names[slowest]}" if len(outcomes) > 1 else ""
+    table = {"experiment": names, "how": how, "samples/s": rates, "predicted samples/s": predicted}
+    return captioned(figure, f"{sentence}.", table, open=True)

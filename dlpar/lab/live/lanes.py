@@ -1,7 +1,7 @@
-"""The live figure of reads and pushes: a lane a worker, an arrow from each read of the weights to the push it led to.
+"""Live figure of reads and pushes: one lane per worker, an arrow from each read of the weights to its push.
 
-The lane on top marks every push.  The number at an arrow's head, its staleness,
-is how many of the others' marks lie between the arrow's ends.
+The top lane marks every push. The number at an arrow's head is its staleness: the number of
+marks of other workers between the two ends of the arrow.
 """
 
 from __future__ import annotations
@@ -15,23 +15,21 @@ import numpy as np
 
 from dlpar.config.experiment import Experiment
 from dlpar.jobs.global_steps import GlobalSteps
-from dlpar.lab import captions as says
-from dlpar.lab import theme
-from dlpar.lab.live import rank_lines as shown
+from dlpar.lab import captions, theme
 from dlpar.lab.live_plot import LivePlot
 
 PER_WORKER, LEAST = 5, 16
-"""Arrows shown: so many a worker, but no fewer than this in all."""
+"""Arrows drawn per worker, and the fewest in all."""
 
 APART = 0.022
-"""Share of the width that two numbers in a lane are apart at least."""
+"""Least distance of two numbers in a lane, as a share of the width."""
 
 TOP = -1.0
-"""Height of the lane on top; worker r's is r."""
+"""Height of the top lane; that of worker r is r."""
 
 
 class Arrow(NamedTuple):
-    """From the moment a worker had its weights to the moment it pushed the gradient computed on them (s)."""
+    """From a worker's read of the weights to its push of the gradient computed on them (s)."""
 
     rank: int
     read: float
@@ -40,14 +38,14 @@ class Arrow(NamedTuple):
 
 
 class Arrows:
-    """Finds arrows in the records of steps, given in each worker's order; `is_write`: of a run of hogwild."""
+    """Find arrows in step records, given in each worker's order; `is_write`: workers write to shared memory."""
 
     def __init__(self, is_write: bool = False) -> None:
         self.is_write = is_write
         self._read: dict[int, float] = {}
 
     def find(self, rank: int, record: dict[str, Any]) -> Arrow | None:
-        """The arrow that ends in this step; None in one that pushed nothing."""
+        """The arrow that ends in this step; None if the step pushed nothing."""
         spans = record.get("spans") or ()
         begun = {name: start for name, start, *_ in reversed(spans)}  # the first of each name
         # A step between two pushes communicates nothing: its weights are still those read before it.
@@ -67,7 +65,7 @@ def window(arrows: Iterable[Arrow], workers: int) -> list[Arrow]:
 
 
 class Picture(NamedTuple):
-    """What is drawn, times in ms since the first push shown; each array has two columns, x and y, or three."""
+    """Points to draw, times in ms since the first push; arrays of two columns, x and y; labels have a third."""
 
     lanes: dict[int, np.ndarray]
     links: np.ndarray
@@ -76,9 +74,14 @@ class Picture(NamedTuple):
     labels: np.ndarray
     width: float
 
+    def of(self, key: str) -> np.ndarray:
+        """Points of a trace, by its key in :func:`styles`."""
+        kind, _, rank = key.partition(" ")
+        return self.lanes.get(int(rank), np.empty((0, 2))) if rank else getattr(self, kind)
+
 
 def picture(arrows: list[Arrow]) -> Picture:
-    """Lines and marks of some arrows."""
+    """Lines and marks of arrows."""
     first = arrows[0].push if arrows else 0.0
     ms = [(a.rank, (a.read - first) * 1e3, (a.push - first) * 1e3, a.updates) for a in arrows]
     gap = (np.nan, np.nan)
@@ -94,7 +97,7 @@ def picture(arrows: list[Arrow]) -> Picture:
 
 
 def _labels(ms: list[tuple[int, float, float, int]], apart: float) -> np.ndarray:
-    """Where the numbers stand and what they are; one that would cover the number before it in its lane is left out."""
+    """Positions and values of the numbers, without those that would cover the number before them in the lane."""
     found, before = [], {}
     for rank, _, push, updates in ms:
         if push - before.get(rank, -np.inf) >= apart:
@@ -103,45 +106,37 @@ def _labels(ms: list[tuple[int, float, float, int]], apart: float) -> np.ndarray
     return np.array(found, dtype=float).reshape(-1, 3)
 
 
+def height(workers: int) -> int:
+    """Pixels of the figure."""
+    return max(400, 60 * workers + 150)
+
+
 def layout(experiment: Experiment, width: float) -> dict[str, Any]:
-    """A lane per worker, the pushes of all on top; `width` in ms."""
-    workers = shown.workers(experiment)
-    lanes = [TOP, *range(workers)]
-    top = "writes" if experiment.sync.scheme == "hogwild" else "pushes"
+    """One lane per worker, the pushes of all in the top lane; `width` in ms."""
+    workers = theme.workers(experiment)
+    top = "writes" if experiment.sync.shares_memory else "pushes"
     top = f"all {top}" if workers == experiment.workers else f"their {top}"
-    yaxis = theme.axis(
-        "",
-        (workers - 0.4, TOP - 0.5),
-        tickvals=lanes,
-        showgrid=False,
-        zeroline=False,
-        ticktext=[top, *(f"rank {r}" for r in range(workers))],
-    )
+    names = [top, *(f"rank {rank}" for rank in range(workers))]
+    yaxis = theme.rows(names, tickvals=[TOP, *range(workers)], range=[workers - 0.4, TOP - 0.5])
     title = theme.on_clock("time since the first push shown (ms)", experiment.cluster.world)
     xaxis = theme.axis(title, (-0.03 * width, 1.03 * width), showgrid=False)
     return theme.layout(xaxis=xaxis, yaxis=yaxis)
 
 
 def styles(workers: int, is_write: bool) -> dict[str, dict[str, Any]]:
-    """plotly attributes of everything drawn, by the key of its trace; `is_write`: to shared memory."""
-    grey = "#7f7f7f"
-    found = {"links": {"mode": "lines", "line": {"color": grey, "width": 1}, "opacity": 0.45, "showlegend": False,
-                       "hoverinfo": "skip", "name": "push"}}  # fmt: skip
+    """plotly attributes of all traces, by key; `is_write`: workers write to shared memory."""
+    quiet = {"showlegend": False, "hoverinfo": "skip"}
+    found = {"links": {"mode": "lines", "line": {"color": theme.GREY, "width": 1}, "opacity": 0.45, "name": "push",
+                       **quiet}}  # fmt: skip
     for rank in range(workers):
         line = {"color": theme.RANKS[rank % len(theme.RANKS)], "width": 4}
-        found[f"lane {rank}"] = {
-            "mode": "lines",
-            "line": line,
-            "showlegend": False,
-            "name": f"rank {rank}",
-            "hoverinfo": "skip",
-        }
-    found["reads"] = {"mode": "markers", "name": "read of the weights",
-                      "marker": {"symbol": "circle-open", "size": 8, "color": grey, "line": {"width": 2}}}  # fmt: skip
+        found[f"lane {rank}"] = {"mode": "lines", "line": line, "name": f"rank {rank}", **quiet}
+    ring = {"symbol": "circle-open", "size": 8, "color": theme.GREY, "line": {"width": 2}}
+    found["reads"] = {"mode": "markers", "name": "read of the weights", "marker": ring}
     found["pushes"] = {
         "mode": "markers",
         "name": "write of the update" if is_write else "push of the gradient",
-        "marker": {"symbol": "triangle-right", "size": 13, "color": grey},
+        "marker": {"symbol": "triangle-right", "size": 13, "color": theme.GREY},
     }
     found["labels"] = {"mode": "text", "name": "staleness (updates)", "texttemplate": "%{text:d}",
                        "textfont": {"size": 13}, "showlegend": False, "cliponaxis": False}  # fmt: skip
@@ -149,7 +144,7 @@ def styles(workers: int, is_write: bool) -> dict[str, dict[str, Any]]:
 
 
 class Lanes:
-    """Drawn anew once a second: faster, nobody could read it."""
+    """Arrows of the last pushes; drawn once a second, because nobody could read them faster."""
 
     title = "Lanes"
 
@@ -158,48 +153,39 @@ class Lanes:
 
     @staticmethod
     def fits(experiment: Experiment) -> bool:
-        """Where gradients go to weights that others move too."""
-        return experiment.workers > 1 and experiment.sync.scheme in ("ps", "hogwild")
+        """Whether several workers update the same weights."""
+        return experiment.workers > 1 and (experiment.sync.has_servers or experiment.sync.shares_memory)
 
     def begin(self, experiment: Experiment) -> None:
-        """Start anew for a run."""
+        """Start a run."""
         for key in styles(self.workers, False) if self.workers else ():
             self.plot.remove(key)
-        self.experiment, self.workers, self._drawn, self._width = (
-            experiment,
-            shown.workers(experiment),
-            0.0,
-            1.0,
-        )
-        self.plot.refigure(layout(experiment, 1.0), height=max(400, 60 * self.workers + 150))
-        for key, style in styles(self.workers, experiment.sync.scheme == "hogwild").items():
+        self.experiment, self.workers = experiment, theme.workers(experiment)
+        self._drawn, self._width = 0.0, 1.0
+        self.plot.refigure(layout(experiment, 1.0), height=height(self.workers))
+        for key, style in styles(self.workers, experiment.sync.shares_memory).items():
             columns = ("ms", "lane", "updates") if key == "labels" else ("ms", "lane")
             at = {"x": "ms", "y": "lane"} | ({"text": "updates"} if key == "labels" else {})
             self.plot.add_trace(key, style, columns, at)
-        self._find = Arrows(experiment.sync.scheme == "hogwild")
+        self._find = Arrows(experiment.sync.shares_memory)
         self.recent: deque[Arrow] = deque(maxlen=8 * max(LEAST, PER_WORKER * self.workers))
 
     def rank_step(self, rank: int, record: dict[str, Any]) -> None:
         """Take one worker's step."""
-        if rank >= self.workers:
-            return
-        arrow = self._find.find(rank, record)
-        if arrow:
+        if rank < self.workers and (arrow := self._find.find(rank, record)):
             self.recent.append(arrow)
 
     def settle(self, _steps: GlobalSteps, ended: bool) -> None:
-        """Draw the last arrows, if the last drawing is a second old or the run ended."""
+        """Draw the last arrows if the last drawing is a second old, or if the run has ended."""
         if not self.recent or (time.monotonic() - self._drawn < 1 and not ended):
             return
         self._drawn = time.monotonic()
         arrows = window(self.recent, self.workers)
         drawn = picture(arrows)
-        empty = np.empty((0, 2))
-        for rank in range(self.workers):
-            self.plot.series(f"lane {rank}").replace(drawn.lanes.get(rank, empty))
-        for key in ("links", "reads", "pushes", "labels"):
-            self.plot.series(key).replace(getattr(drawn, key))
+        for key in styles(self.workers, False):
+            self.plot.series(key).replace(drawn.of(key))
         if ended or not self._width / 3 <= drawn.width <= self._width:
             self._width = theme.rounded_up(drawn.width)
             self.plot.set_range("xaxis", -0.03 * self._width, 1.03 * self._width)
-        self.plot.say(shown.note(self.experiment, says.lanes([a.updates for a in arrows])))
+        sentence = captions.lanes([a.updates for a in arrows])
+        self.plot.set_caption(captions.shown_workers(self.experiment, sentence))

@@ -1,10 +1,4 @@
-"""The live figure of staleness: how many updates old the weights were that a gradient was computed on.
-
-Above over time, below one histogram a worker: with the weights in the answer to
-a push the mean over all workers is N - 1, however fast each is; the shape of
-each worker's own histogram tells the fast from the slow.  Of many workers there
-is one histogram, of all.
-"""
+"""Live figures of staleness and of lead: how far apart free-running workers are, in updates and in clocks."""
 
 from __future__ import annotations
 
@@ -15,14 +9,74 @@ import numpy as np
 
 from dlpar.config.experiment import Experiment
 from dlpar.jobs.global_steps import GlobalSteps
-from dlpar.lab import captions as says
-from dlpar.lab import theme
-from dlpar.lab.live import rank_lines as shown
-from dlpar.lab.live.rank_lines import RankLines, time_axis
+from dlpar.lab import captions, theme
 from dlpar.lab.live_plot import LivePlot
 
+POINTS = 500
+"""Most points kept of one rank's line."""
+
+
+class RankLines:
+    """One line for each worker that is drawn, on axes that grow by doubling; statistics cover all workers.
+
+    Parameters
+    ----------
+    plot : LivePlot
+        Holds the lines; the axes are its ``xaxis`` and ``yaxis``.
+    unit : str
+        Unit of the values; heads their column.
+    """
+
+    def __init__(self, plot: LivePlot, unit: str) -> None:
+        self.plot, self.unit, self.lines = plot, unit, []
+
+    def begin(self, experiment: Experiment) -> None:
+        """Start a run: free-running workers are drawn over seconds, others over steps."""
+        for rank in range(len(self.lines)):
+            self.plot.remove(f"rank {rank}")
+        self.over_time = experiment.free_running
+        self.largest, self.total, self.count = 0, 0, 0
+        self.end, self._latest = (1.0 if self.over_time else experiment.steps), 0.0
+        columns = ("seconds", "step", self.unit)
+        at = {"x": "seconds" if self.over_time else "step", "y": self.unit}
+        crowded, drawn = theme.crowded(experiment), range(theme.workers(experiment))
+        styles = [{**theme.rank_line(rank, crowded), "name": f"rank {rank}"} for rank in drawn]
+        self.lines = [
+            self.plot.add_trace(style["name"], style, columns, at, limit=POINTS) for style in styles
+        ]
+
+    def add(self, rank: int, record: dict[str, Any], value: int) -> None:
+        """Take one worker's step."""
+        self.count += 1
+        if value:
+            self.total += value
+            if value > self.largest:
+                self.largest = value
+        self._latest = max(self._latest, record["t"])
+        if rank < len(self.lines):
+            self.lines[rank].add((record["t"], record["step"], value))
+
+    @property
+    def mean(self) -> float:
+        """Mean of all values so far."""
+        return self.total / self.count if self.count else 0.0
+
+    def settle(self, ended: bool, least: float = 4.0) -> None:
+        """Bring the axes up to date; the vertical one reaches at least `least`."""
+        self.plot.set_range("yaxis", -0.25, theme.doubled(self.largest, least))
+        if self.over_time:
+            self.end = theme.rounded_up(self._latest) if ended else theme.doubled(self._latest, self.end)
+            self.plot.set_range("xaxis", 0, self.end)
+
+
+def time_axis(experiment: Experiment, **more: Any) -> dict[str, Any]:
+    """Horizontal axis of these lines at the beginning of a run."""
+    name, end = ("seconds", 1.0) if experiment.free_running else ("step", experiment.steps)
+    return theme.axis(theme.titles([experiment.cluster.world])[name], (0, end), **more)
+
+
 HISTOGRAMS = 8
-"""Workers with a histogram of their own; more would be too narrow to read."""
+"""Workers with a histogram of their own; more histograms would be too narrow to read."""
 
 ALL = "all workers"
 
@@ -30,24 +84,24 @@ COLUMNS = ("updates", "worker-steps")
 
 
 def predicted_mean(experiment: Experiment) -> int | None:
-    """Mean staleness (updates) theory gives, N - 1: every push is an update, answered with the weights.
+    """Predicted mean staleness (updates): N - 1 if each push is one update, answered with the weights.
 
-    Between a worker's push and its next, every other push made it one update
-    older; summed over all pushes that is N - 1 each, whatever the workers' speeds.
-    None where a scheme does not work like that.
+    Between a worker's push and its next, every other push makes its weights one update
+    older. The sum over all pushes is N - 1 each, whatever the workers' speeds are.
+    None for a scheme that works in another way.
     """
     sync = experiment.sync
-    if sync.scheme != "ps" or experiment.averaging.method != "none":
+    if not sync.has_servers or experiment.averaging.method != "none":
         return None
     simple = (sync.consistency, sync.pull, sync.push_every, sync.groups) == ("asp", "reply", 1, 0)
     return experiment.workers - 1 if simple else None
 
 
 def histograms(experiment: Experiment) -> list[str]:
-    """What each histogram is of: one of the first workers, or all of them; none where there is no staleness."""
+    """Titles of the histograms: each of the first workers, or all workers; none where staleness is always 0."""
     if not experiment.free_running:
         return []
-    if experiment.workers > shown.WORKERS:
+    if theme.crowded(experiment):
         return [ALL]
     return [f"rank {rank}" for rank in range(min(experiment.workers, HISTOGRAMS))]
 
@@ -57,44 +111,33 @@ def axis_of(number: int) -> str:
     return f"xaxis{number + 2}"
 
 
-def layout(experiment: Experiment) -> dict[str, Any]:
-    """Time above; where there can be staleness, a row of histograms below."""
+def staleness_layout(experiment: Experiment) -> dict[str, Any]:
+    """Staleness over time above; below, where staleness is possible, a row of histograms.
+
+    The histogram of a fast worker differs from that of a slow one, although the mean over
+    all workers is the same.
+    """
     if not experiment.free_running:
         return theme.layout(xaxis=time_axis(experiment), yaxis=theme.axis("staleness (updates)", (-0.25, 4)))
     names, gap = histograms(experiment), 0.02
     width = (1 + gap) / len(names)
-    ticks = 5 if len(names) > 1 else 12
-    small = {"font": {"size": 12}, "standoff": 4}
+    looks = {"tickfont": {"size": 11}, "nticks": 5 if len(names) > 1 else 12}
     below = {
         axis_of(n): {
             **theme.axis("", (-0.6, 4.6), domain=[n * width, (n + 1) * width - gap], anchor="y2"),
-            "title": {**small, "text": name},
-            "tickfont": {"size": 11},
-            "nticks": ticks,
+            "title": {"font": {"size": 12}, "standoff": 4, "text": name},
+            **looks,
         }
         for n, name in enumerate(names)
     }
-    predicted = predicted_mean(experiment)
-    lines = [
-        {
-            "type": "line",
-            "xref": f"x{r + 2}",
-            "yref": "y2 domain",
-            "x0": predicted,
-            "x1": predicted,
-            "y0": 0,
-            "y1": 1,
-            "layer": "below",
-            "line": {**theme.PREDICTED, "color": "#7f7f7f", "width": 2},
-        }
-        for r in range(len(names))
-        if predicted is not None
-    ]
+    mean = predicted_mean(experiment)
+    line = {"type": "line", "yref": "y2 domain", "x0": mean, "x1": mean, "y0": 0, "y1": 1, "layer": "below",
+            "line": theme.predicted_line("")["line"]}  # fmt: skip
     return theme.layout(
         xaxis=time_axis(experiment, anchor="y"),
         yaxis=theme.axis("staleness (updates)", (-0.25, 4), domain=[0.52, 1]),
         yaxis2=theme.axis("worker-steps", (0, 16), domain=[0, 0.3], anchor="x2"),
-        shapes=lines,
+        shapes=[] if mean is None else [{**line, "xref": f"x{n + 2}"} for n in range(len(names))],
         barmode="overlay",
         bargap=0.1,
         **below,
@@ -102,7 +145,7 @@ def layout(experiment: Experiment) -> dict[str, Any]:
 
 
 def widest(largest: int, predicted: int | None, ended: bool) -> float:
-    """Updates at the right end of a histogram: all there were, and the predicted mean; it doubles during a run."""
+    """Right end of a histogram (updates): beyond all values and the predicted mean; it doubles during a run."""
     least = max(4.0, 1.0 + (predicted or 0))
     return max(float(largest), least) if ended else theme.doubled(largest, least)
 
@@ -110,36 +153,35 @@ def widest(largest: int, predicted: int | None, ended: bool) -> float:
 def histogram(number: int, name: str) -> dict[str, Any]:
     """Style of a histogram."""
     where = {"xaxis": f"x{number + 2}", "yaxis": "y2"}
-    looks = {"type": "bar", "marker": {"color": "#7f7f7f"}} if name == ALL else theme.rank_bar(number)
+    looks = {"type": "bar", "marker": {"color": theme.GREY}} if name == ALL else theme.rank_bar(number)
     return {**looks, "name": name, "showlegend": False, "width": 0.9, **where}
 
 
-def predicted_line(mean: int) -> dict[str, Any]:
+def mean_line(mean: int) -> dict[str, Any]:
     """Style of the line at the predicted mean."""
-    line = {**theme.PREDICTED, "color": "#7f7f7f", "width": 2}
-    return {"mode": "lines", "name": f"predicted mean, N − 1 = {mean}", "line": line}
+    return theme.predicted_line(f"predicted mean, N − 1 = {mean}")
 
 
 class Staleness:
-    """Staleness of every worker's steps; a flat zero where all workers wait for each other."""
+    """Staleness of every worker's steps; always 0 where all workers wait for each other."""
 
     title = "Staleness"
 
     def __init__(self, experiment: Experiment) -> None:
-        self.plot = LivePlot(layout(experiment))
+        self.plot = LivePlot(staleness_layout(experiment))
         self.lines, self.bars = RankLines(self.plot, "updates"), []
 
     @staticmethod
     def fits(_experiment: Experiment) -> bool:
-        """Always: where staleness is 0, the sentence says why."""
+        """Whether to show it: always, because the caption explains a staleness of 0."""
         return True
 
     def begin(self, experiment: Experiment) -> None:
-        """Start anew for a run."""
+        """Start a run."""
         for key in [*(f"histogram {r}" for r in range(len(self.bars))), "predicted"]:
             self.plot.remove(key)
         self.experiment, self.predicted = experiment, predicted_mean(experiment)
-        self.plot.refigure(layout(experiment), height=440 if experiment.free_running else 400)
+        self.plot.refigure(staleness_layout(experiment), height=440 if experiment.free_running else 400)
         self.lines.begin(experiment)
         at = {"x": COLUMNS[0], "y": COLUMNS[1]}
         self.names = histograms(experiment)
@@ -149,10 +191,8 @@ class Staleness:
         ]
         self.counts: list[Counter[int]] = [Counter() for _ in self.names]
         if self.predicted is not None:
-            line = predicted_line(self.predicted)
-            self.line = self.plot.add_trace(
-                "predicted", line, ("seconds", "updates"), {"x": "seconds", "y": "updates"}
-            )
+            columns, at = ("seconds", "updates"), {"x": "seconds", "y": "updates"}
+            self.line = self.plot.add_trace("predicted", mean_line(self.predicted), columns, at)
 
     def rank_step(self, rank: int, record: dict[str, Any]) -> None:
         """Take one worker's step."""
@@ -162,7 +202,7 @@ class Staleness:
         self.lines.add(rank, record, record["staleness"])
 
     def settle(self, _steps: GlobalSteps, ended: bool) -> None:
-        """Bring axes, histograms and sentence up to date."""
+        """Bring axes, histograms and caption up to date."""
         lines = self.lines
         if not lines.count:
             return
@@ -174,10 +214,67 @@ class Staleness:
             if counts:
                 series.replace(np.array(sorted(counts.items()), dtype=float))
                 mean = sum(age * n for age, n in counts.items()) / counts.total()
-                self.plot.set_title(axis_of(number), f"{name}<br>mean {says.quantity(mean)}")
+                self.plot.set_title(axis_of(number), f"{name}<br>mean {captions.quantity(mean)}")
                 self.plot.set_range(axis_of(number), -0.6, widest(lines.largest, self.predicted, ended) + 0.6)
                 top = max(top, theme.doubled(1.15 * max(counts.values()), 16))
         if self.bars:
             self.plot.set_range("yaxis2", 0, top)
-        sentence = says.staleness(lines.largest, lines.mean, self.experiment, self.predicted)
-        self.plot.say(shown.note(self.experiment, sentence))
+        sentence = captions.staleness(lines.largest, lines.mean, self.experiment, self.predicted)
+        self.plot.set_caption(captions.shown_workers(self.experiment, sentence))
+
+
+def lead_layout(experiment: Experiment) -> dict[str, Any]:
+    """Lead over time; the region above a bound is shaded, because no point may ever lie there."""
+    bound = experiment.sync.lead_bound
+    yaxis = theme.axis("lead over the slowest (clocks)", (-0.25, lead_axis_end(bound)))
+    if bound is None:
+        return theme.layout(xaxis=time_axis(experiment), yaxis=yaxis)
+    edge = bound + 0.25
+    across = {"xref": "paper", "yref": "y", "x0": 0, "x1": 1, "y0": edge}
+    zone = {"type": "rect", **across, "y1": 1e9, "fillcolor": "rgba(127,127,127,0.25)", "line": {"width": 0},
+            "layer": "below"}  # fmt: skip
+    line = {"type": "line", **across, "y1": edge, "line": {"color": theme.GREY, "width": 2}}
+    text = f"above the bound s = {bound}: no worker may start a clock here"
+    words = theme.annotation(text, 0.5, edge, yref="y", font={"size": 13})
+    return theme.layout(xaxis=time_axis(experiment), yaxis=yaxis, shapes=[zone, line], annotations=[words])
+
+
+def lead_axis_end(bound: int | None) -> float:
+    """End of the vertical axis at the beginning of a run, with room above the bound."""
+    return 4.0 if bound is None else max(4.0, bound * 1.6 + 1)
+
+
+class Lead:
+    """Lead of every worker at the moment it starts a clock."""
+
+    title = "Lead"
+
+    def __init__(self, experiment: Experiment) -> None:
+        self.plot = LivePlot(lead_layout(experiment))
+        self.lines = RankLines(self.plot, "clocks")
+
+    @staticmethod
+    def fits(experiment: Experiment) -> bool:
+        """Whether workers can be ahead of each other."""
+        return experiment.free_running and experiment.workers > 1
+
+    def begin(self, experiment: Experiment) -> None:
+        """Start a run."""
+        self.experiment, self.bound = experiment, experiment.sync.lead_bound
+        self.plot.refigure(lead_layout(experiment))
+        self.lines.begin(experiment)
+        self.most = [0] * experiment.workers
+
+    def rank_step(self, rank: int, record: dict[str, Any]) -> None:
+        """Take one worker's step."""
+        lead = record["lead"]
+        if lead > self.most[rank]:
+            self.most[rank] = lead
+        self.lines.add(rank, record, lead)
+
+    def settle(self, _steps: GlobalSteps, ended: bool) -> None:
+        """Bring axes and caption up to date."""
+        if self.lines.count:
+            self.lines.settle(ended, lead_axis_end(self.bound))
+            sentence = captions.lead(self.most, self.bound)
+            self.plot.set_caption(captions.shown_workers(self.experiment, sentence))

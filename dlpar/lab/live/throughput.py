@@ -1,4 +1,4 @@
-"""The live figure of samples a second, of all workers together and of each rank, with what was predicted."""
+"""Live figure of throughput (samples/s): of all workers together, of each rank, and predicted."""
 
 from __future__ import annotations
 
@@ -8,47 +8,38 @@ import numpy as np
 
 from dlpar.config.experiment import Experiment
 from dlpar.jobs.global_steps import GlobalStep, GlobalSteps
-from dlpar.lab import captions as says
-from dlpar.lab import theme
-from dlpar.lab.live import rank_lines as shown
+from dlpar.lab import captions, theme
 from dlpar.lab.live_plot import LivePlot, Series
+from dlpar.theory import predict
 
 WINDOW = 0.25
-"""Seconds over which a rate is first taken on the wall clock; doubled as a run gets longer."""
+"""Seconds of the first windows on the wall clock; doubled as a run gets longer."""
 
 
 NAMED = 8
-"""Workers the legend names; of more, hovering tells which line is whose, so that the legend never scrolls."""
+"""Most workers that the legend names, so that it never scrolls; of more, hovering shows the rank of a line."""
 
 COLUMNS = ("seconds", "samples/s")
 AT = {"x": "seconds", "y": "samples/s"}
 
 
 def predicted_rate(experiment: Experiment) -> float | None:
-    """Samples a second by the closed form, where there is one and the platform is known."""
-    from dlpar.theory import predict
-
+    """Throughput (samples/s) by the closed form; None without one, or if the platform is not known."""
     found = predict(experiment)
     return experiment.global_batch / found.seconds if found else None
 
 
-def predicted_line() -> dict[str, Any]:
-    """Style of the line at the predicted rate."""
-    line = {**theme.PREDICTED, "color": "#7f7f7f", "width": 2}
-    return {"mode": "lines", "name": "predicted", "line": line}
-
-
 class Rate:
-    """Samples a second over windows that double when there are too many of them.
+    """Samples a second over windows, whose length doubles when there are too many of them.
 
-    Neighbouring windows are merged, weighted by their length: every sample stays counted.
+    Neighbouring windows are merged, weighted by their length, so every sample stays counted.
 
     Parameters
     ----------
     series : Series
-        Takes the ends of windows (seconds) and their rates.
-    window : float
-        Seconds of the first ones; 0: a window a step, as on a clock whose whole run may take a millisecond.
+        Takes the ends of windows (seconds) and their rates (samples/s).
+    window : float, default `WINDOW`
+        Seconds of the first windows; 0: one window a step, for runs that may take a millisecond of their clock.
     """
 
     def __init__(self, series: Series, window: float = WINDOW) -> None:
@@ -58,7 +49,7 @@ class Rate:
         self._samples = 0
 
     def add(self, seconds: float, samples: int, began: float) -> None:
-        """Take `samples` finished at `seconds`; `began`: when this step began, used for the first."""
+        """Take `samples` finished at `seconds`; `began` is the beginning of the first step."""
         if self._since is None:
             self.start = self._since = began
         self._samples += samples
@@ -66,7 +57,7 @@ class Rate:
             self.close(seconds)
 
     def close(self, seconds: float) -> None:
-        """End the present window."""
+        """End the current window."""
         if not self._samples or seconds <= self._since:
             return
         if len(self.series) >= self.series.limit - 1:
@@ -85,13 +76,13 @@ class Rate:
 
 
 class Throughput:
-    """Rates over time; y grows by doubling."""
+    """Throughput over time; the vertical axis grows by doubling."""
 
     title = "Throughput"
 
     @staticmethod
     def fits(_experiment: Experiment) -> bool:
-        """Always worth a look."""
+        """Whether to show it: always."""
         return True
 
     def __init__(self, experiment: Experiment) -> None:
@@ -99,10 +90,10 @@ class Throughput:
         self.plot = LivePlot(self._layout(1.0, 1000.0))
 
     def begin(self, experiment: Experiment) -> None:
-        """Start anew for a run."""
+        """Start a run."""
         for key in ("predicted", "all", *(f"rank {r}" for r in range(getattr(self, "ranks", 0)))):
             self.plot.remove(key)
-        self.experiment, self.ranks = experiment, shown.workers(experiment)
+        self.experiment, self.ranks = experiment, theme.workers(experiment)
         self._end, self._top = 1.0, 1000.0
         self.plot.refigure(self._layout(self._end, self._top))
         colour, world = theme.scheme_colour(experiment.sync.scheme), experiment.cluster.world
@@ -110,7 +101,7 @@ class Throughput:
         self.total = self._rate("all", {**theme.of_world(theme.run_line(colour), world), "name": name})
         self.predicted = predicted_rate(experiment)
         if self.predicted is not None:
-            self.line = self.plot.add_trace("predicted", predicted_line(), COLUMNS, AT)
+            self.line = self.plot.add_trace("predicted", theme.predicted_line("predicted"), COLUMNS, AT)
         self.total_began: float | None = None
         self.by_rank = {}
         for rank in range(self.ranks if self.ranks > 1 else 0):
@@ -132,7 +123,7 @@ class Throughput:
         self.total.add(done.seconds, done.batch, self.total_began)
 
     def settle(self, steps: GlobalSteps, ended: bool) -> None:
-        """Bring axes and sentence up to date."""
+        """Bring axes and caption up to date."""
         last = steps.last
         if last is None:
             return
@@ -149,9 +140,8 @@ class Throughput:
         self.plot.set_range("xaxis", 0, self._end)
         self.plot.set_range("yaxis", 0, self._top)
         rates = {rank: rate.series.rows[-1, 1] for rank, rate in self.by_rank.items() if len(rate.series)}
-        self.plot.say(
-            shown.note(self.experiment, says.throughput(newest, rates, self.experiment, self.predicted))
-        )
+        sentence = captions.throughput(newest, rates, self.experiment, self.predicted)
+        self.plot.set_caption(captions.shown_workers(self.experiment, sentence))
 
     def _rate(self, key: str, style: dict[str, Any]) -> Rate:
         window = WINDOW if self.experiment.cluster.world == "real" else 0.0

@@ -1,4 +1,4 @@
-"""The live figure of what every rank did in the last few steps: a Gantt chart."""
+"""Live figure of each rank's phases in the last few steps: a Gantt chart."""
 
 from __future__ import annotations
 
@@ -11,16 +11,14 @@ import numpy as np
 
 from dlpar.config.experiment import Experiment
 from dlpar.jobs.global_steps import GlobalSteps
-from dlpar.lab import captions as says
-from dlpar.lab import theme
-from dlpar.lab.live import rank_lines as shown
+from dlpar.lab import captions, theme
 from dlpar.lab.live_plot import LivePlot
 
 STEPS = 8
-"""Steps shown."""
+"""Steps drawn."""
 
 TITLE = "time since the first of these steps began (ms)"
-"""Of the horizontal axis."""
+"""Title of the horizontal axis."""
 
 COLUMNS = ("rank", "start (ms)", "duration (ms)", "step")
 AT = {"y": "rank", "base": "start (ms)", "x": "duration (ms)", "customdata": "step"}
@@ -33,10 +31,10 @@ Spans = list[tuple[int, int, str, float, float]]
 
 
 def without_wait(record: dict[str, Any]) -> list[list]:
-    """Spans of a record, the waiting in them made spans of their own.
+    """Spans of a record, with the waiting inside them as spans of its own.
 
-    Only how long a rank waited is measured, not when: it is drawn at the
-    beginning of each communication, in proportion to its length.
+    Records hold the duration of waiting, not its start. It is drawn at the
+    beginning of each communication, in proportion to the communication's length.
     """
     spans, wait = [span[:3] for span in record["spans"]], record.get("wait", 0.0)
     talking = sum(stop - start for name, start, stop in spans if name in TALKING)
@@ -54,22 +52,22 @@ def without_wait(record: dict[str, Any]) -> list[list]:
 
 
 def layout(experiment: Experiment, width: float) -> dict[str, Any]:
-    """A row per rank, rank 0 on top; `width` in ms."""
-    workers = shown.workers(experiment)
-    ranks = list(range(workers))
-    yaxis = theme.axis(
-        "", (workers - 0.5, -0.5), tickvals=ranks, ticktext=[f"rank {r}" for r in ranks], showgrid=False
-    )
+    """One row per rank, rank 0 on top; `width` in ms."""
     return theme.layout(
         xaxis=theme.axis(theme.on_clock(TITLE, experiment.cluster.world), (0, width)),
-        yaxis=yaxis,
+        yaxis=theme.rows([f"rank {rank}" for rank in range(theme.workers(experiment))]),
         barmode="overlay",
         bargap=0.2,
     )
 
 
+def two_lanes(experiment: Experiment) -> bool:
+    """Whether phases of a rank overlap in time, so that its row is divided."""
+    return getattr(experiment.sync, "overlap", False)
+
+
 def bar(name: str, two_lanes: bool) -> dict[str, Any]:
-    """Style of a phase's bars; where phases overlap in time, communication gets the lower half of the row."""
+    """Style of a phase's bars; with two lanes, communication takes the lower half of a row."""
     style = {**theme.phase_bar(name), "hovertemplate": HOVER}
     if two_lanes:
         computing = theme.PHASES.get(name, theme.OTHER).group in ("compute", "evaluate")
@@ -77,8 +75,13 @@ def bar(name: str, two_lanes: bool) -> dict[str, Any]:
     return style
 
 
+def ordered(names: Iterable[str]) -> list[str]:
+    """Phases in the order of the theme's table, then all others."""
+    return sorted(names, key=lambda name: [*theme.PHASES, name].index(name))
+
+
 def bars(spans: Spans) -> tuple[dict[str, np.ndarray], float]:
-    """Rows of each phase's bars as `COLUMNS`, from the first span's start, and the width of it all in ms."""
+    """Rows of each phase's bars as `COLUMNS`, from the start of the first span, and the total width in ms."""
     if not spans:
         return {}, 0.0
     begin, end = min(s[3] for s in spans), max(s[4] for s in spans)
@@ -89,27 +92,28 @@ def bars(spans: Spans) -> tuple[dict[str, np.ndarray], float]:
 
 
 def shares(spans: Spans, ranks: Iterable[int]) -> tuple[float, dict[str, float]]:
-    """Milliseconds of a step and, of these, the share of each kind of work; means over `ranks`."""
+    """Duration of a step in ms, and the share of each kind of work in it; means over `ranks`."""
     ranks, total, spent = set(ranks), 0.0, defaultdict(float)
     for rank in ranks:
         own = [s for s in spans if s[0] == rank]
         total += max(s[4] for s in own) - min(s[3] for s in own) if own else 0.0
         for _, _, name, start, stop in own:
             spent[theme.PHASES.get(name, theme.OTHER).group] += stop - start
-    steps = len({s[1] for s in spans}) or 1
-    return total / max(len(ranks), 1) / steps * 1e3, {
-        kind: spent[kind] / total for kind in theme.KINDS if kind in spent
-    } if total else {}
+    if not total:
+        return 0.0, {}
+    steps = len({s[1] for s in spans})
+    found = {kind: spent[kind] / total for kind in theme.KINDS if kind in spent}
+    return total / len(ranks) / steps * 1e3, found
 
 
 class Timeline:
-    """Drawn anew once a second: faster, nobody could read it."""
+    """Phases of the last steps; drawn once a second, because nobody could read them faster."""
 
     title = "Timeline"
 
     @staticmethod
     def fits(_experiment: Experiment) -> bool:
-        """Always worth a look."""
+        """Whether to show it: always."""
         return True
 
     def __init__(self, experiment: Experiment) -> None:
@@ -117,13 +121,12 @@ class Timeline:
         self.names: list[str] = []
 
     def begin(self, experiment: Experiment) -> None:
-        """Start anew for a run."""
+        """Start a run."""
         for name in self.names:
             self.plot.remove(name)
         self.experiment, self.names, self._width, self._drawn = experiment, [], 0.0, 0.0
-        self.two_lanes = getattr(experiment.sync, "overlap", False)
         self.plot.refigure(layout(experiment, 100.0))
-        self.recent = [deque(maxlen=2 * STEPS) for _ in range(shown.workers(experiment))]
+        self.recent = [deque(maxlen=2 * STEPS) for _ in range(theme.workers(experiment))]
 
     def rank_step(self, rank: int, record: dict[str, Any]) -> None:
         """Take a record that may have spans."""
@@ -131,7 +134,7 @@ class Timeline:
             self.recent[rank].append(record)
 
     def settle(self, _steps: GlobalSteps, ended: bool) -> None:
-        """Draw the last steps, if the last drawing is a second old or the run ended."""
+        """Draw the last steps if the last drawing is a second old, or if the run has ended."""
         if not any(self.recent) or (time.monotonic() - self._drawn < 1 and not ended):
             return
         self._drawn = time.monotonic()
@@ -145,14 +148,15 @@ class Timeline:
         )
         spans = [(rank, record["step"], *span) for rank, record in recent for span in without_wait(record)]
         rows, width = bars(spans)
-        for name in [n for n in theme.PHASES if n in rows] + [n for n in rows if n not in theme.PHASES]:
+        for name in ordered(rows):
             if name not in self.names:
                 self.names.append(name)
-                self.plot.add_trace(name, bar(name, self.two_lanes), COLUMNS, AT)
+                self.plot.add_trace(name, bar(name, two_lanes(self.experiment)), COLUMNS, AT)
         for name in self.names:
             self.plot.series(name).replace(rows.get(name, np.empty((0, len(COLUMNS)))))
         if ended or not self._width / 3 <= width <= self._width:
             self._width = theme.rounded_up(width * (1 if ended else 1.1))
             self.plot.set_range("xaxis", 0, self._width)
         step_ms, parts = shares(spans, range(len(self.recent)))
-        self.plot.say(shown.note(self.experiment, says.timeline(newest - first + 1, step_ms, parts)))
+        sentence = captions.timeline(newest - first + 1, step_ms, parts)
+        self.plot.set_caption(captions.shown_workers(self.experiment, sentence))
