@@ -234,7 +234,7 @@ def print_rows(fields: Sequence[str], found: Sequence[dict[str, Any]]) -> None:
 
 def write_page(file: str, outcomes: Sequence[Outcome]) -> None:
     """Write the figure, its sentence and its numbers as a page that fetches nothing."""
-    from dlpar.lab.figure import say  # these load plotly and pandas
+    from dlpar.lab.figure import caption  # these load plotly and pandas
     from dlpar.lab.figure import table as numbers
     from dlpar.lab.figures.scaling import sweep as drawing
 
@@ -248,6 +248,6 @@ def write_page(file: str, outcomes: Sequence[Outcome]) -> None:
     plot = figure.to_html(full_html=False, include_plotlyjs=True, config=config)
     cells = numbers(figure).to_html(index=False, border=0, na_rep="", float_format="{:.5g}".format)
     head = f'<meta charset="utf-8"><title>Sweep</title><style>{STYLE}</style>'
-    body = f"<h1>Sweep</h1><p>{html.escape(say(figure))}</p>{plot}{cells}"
+    body = f"<h1>Sweep</h1><p>{html.escape(caption(figure))}</p>{plot}{cells}"
     page = f'<!doctype html><html lang="en"><head>{head}</head><body>{body}</body></html>'
     Path(file).write_text(page, encoding="utf-8")

@@ -129,4 +129,5 @@ class Board:
 
     def flush(self, alive: bool = False) -> bool:
         """Send what is new to the page; returns whether there was anything."""
-        return any([plot.flush(alive) for plot in self.plots.values()])
+        sent = [plot.flush(alive) for plot in self.plots.values()]
+        return any(sent)

@@ -10,8 +10,8 @@ from dlpar.config.experiment import Experiment
 from dlpar.worlds.platforms.lookup import USUAL
 from dlpar.worlds.platforms.workloads import is_path
 
-WITH_GRAPH = "gossip"
-"""Schemes whose workers average over a graph."""
+WITH_PEERS = "gossip"
+"""Schemes whose workers average with each other."""
 
 WITH_PUSHES = "ps or hogwild"
 """Schemes whose workers update the same weights."""
@@ -29,11 +29,16 @@ def scheme(experiment: Experiment) -> str:
     return " ".join(words)
 
 
+def has_peers(sync: Any) -> bool:
+    """Whether workers average with each other: neighbours in a graph, or random peers."""
+    return hasattr(sync, "exchange")
+
+
 def _sync(sync: Any) -> str:
-    if sync.has_servers:
+    if sync.server_ranks:
         number = {"ssp": f"({sync.staleness})", "softsync": f"({sync.softsync})"}.get(sync.consistency, "")
         return f"{sync.scheme} {sync.consistency}{number}"
-    if sync.has_graph:
+    if has_peers(sync):
         exchange = "" if sync.exchange == "neighbours" else sync.exchange.replace("_", "-")
         graph = "" if sync.exchange == "random" else sync.topology
         return " ".join(word for word in (sync.scheme, exchange, graph) if word)
@@ -51,7 +56,7 @@ def split(experiment: Experiment) -> str:
 
 def consistency(experiment: Experiment) -> str:
     """How stale a worker may be, in one word: ``bsp``, ``ssp(3)``, ``asp``."""
-    if experiment.sync.has_servers:
+    if experiment.sync.server_ranks:
         return _sync(experiment.sync).partition(" ")[2]
     return "asp" if experiment.free_running else "bsp"
 
@@ -60,7 +65,7 @@ def rank_name(experiment: Experiment, rank: int) -> str:
     """Name of a rank: ``rank 3``, or ``server 4`` or ``leaf 5`` if it does not train."""
     if rank < experiment.workers:
         return f"rank {rank}"
-    return f"server {rank}" if rank < experiment.workers + experiment.sync.servers else f"leaf {rank}"
+    return f"server {rank}" if rank < experiment.workers + experiment.sync.server_ranks else f"leaf {rank}"
 
 
 def differences(a: Experiment, b: Experiment) -> dict[str, Any]:

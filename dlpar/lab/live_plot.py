@@ -1,8 +1,8 @@
-"""A figure that grows while a run goes on, drawn by plotly.js in the page.
+"""A figure that grows during a run, drawn by plotly.js in the page.
 
-Points travel as binary messages and never as widget state; the page asks for a
-snapshot whenever it is (re)loaded.  plotly.js is the copy inside the installed
-plotly package, sent once a page: nothing is fetched from anywhere.
+Points travel as binary messages and never as widget state. The page asks for a
+snapshot whenever it is loaded or reloaded. plotly.js is the copy inside the installed
+plotly package, sent once per page: nothing is fetched from anywhere.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 import anywidget
 import numpy as np
 import traitlets
-from ipywidgets import Widget
+
+from dlpar.lab.cell import answer_while_busy
 
 if TYPE_CHECKING:
     from dlpar.lab.figure import Figure
@@ -35,18 +36,6 @@ def compressed_plotly() -> bytes:
     return gzip.compress(source.read_bytes(), 6)
 
 
-def answer_while_busy(widget: Widget) -> None:
-    """Let `widget` hear the page even while a cell runs, where the kernel has subshells.
-
-    JupyterLab sends widget messages to a subshell, a second thread; ipykernel
-    7.4 sends them back to the main thread, which a running cell occupies, for
-    any widget made there.  Without this, neither Stop nor the first drawing
-    would work during ``job.wait()``.
-    """
-    if widget.comm is not None:
-        widget.comm._reply_subshell_for = None
-
-
 class LivePlot(anywidget.AnyWidget):
     """A plotly figure whose curves are appended to from any thread.
 
@@ -56,16 +45,15 @@ class LivePlot(anywidget.AnyWidget):
         plotly layout, with fixed axis ranges.
     x_axes : mapping of str to mapping
         Choices of the horizontal axis: name of a column -> plotly axis; the
-        reader of the figure switches between them.  Empty: ``layout`` has the
-        one x-axis there is.
-    height : int
+        reader of the figure switches between them. Empty: ``layout`` has the only x-axis.
+    height : int, default 400
         Pixels.
-    logarithmic : bool
+    logarithmic : bool, default False
         Offer a logarithmic first vertical axis.
 
     Notes
     -----
-    Nothing is sent before :meth:`flush`; a reader thread calls that at most ten
+    Nothing is sent before :meth:`flush`; a reader thread calls it at most ten
     times a second.
     """
 
@@ -98,11 +86,11 @@ class LivePlot(anywidget.AnyWidget):
 
     @property
     def caption(self) -> str:
-        """The sentence under the figure."""
+        """Caption under the figure."""
         return self._caption
 
     def series(self, key: str) -> Series:
-        """The points of one trace."""
+        """Points of one trace."""
         return self._traces[key][1]
 
     def add_trace(
@@ -113,15 +101,15 @@ class LivePlot(anywidget.AnyWidget):
         Parameters
         ----------
         key : str
-            Names the trace in later calls; an older one of that name goes.
+            Identifies the trace in later calls; replaces an older one with that key.
         style : mapping
             plotly trace attributes, such as ``name`` and ``line``.
         columns : sequence of str
-            What a row holds, with units, as the data table heads it.
+            Columns of a row, with units; heads of the data table.
         at : mapping
-            plotly attribute -> column, e.g. ``{"x": "*", "y": "loss"}``; ``"*"``
-            is the horizontal axis the reader chose.
-        limit : int
+            plotly attribute -> column, for example ``{"x": "*", "y": "loss"}``; ``"*"``
+            is the horizontal axis that the reader chose.
+        limit : int, default 2000
             Most points kept, here and in the page.
         """
         with self._guard:
@@ -137,7 +125,7 @@ class LivePlot(anywidget.AnyWidget):
             self._stale = True
 
     def remove(self, key: str) -> None:
-        """Take a trace away; nothing happens if there is none of that name."""
+        """Remove a trace; nothing happens if there is none with that key."""
         with self._guard:
             self._stale = self._traces.pop(key, None) is not None or self._stale
 
@@ -154,7 +142,7 @@ class LivePlot(anywidget.AnyWidget):
             self._stale = True
 
     def set_title(self, axis: str, text: str) -> None:
-        """Name an axis of the layout (``xaxis2``) anew."""
+        """Change the title of an axis of the layout, such as ``xaxis2``."""
         with self._guard:
             title = self._figure["layout"][axis]["title"]
             if title["text"] != text:
@@ -164,7 +152,7 @@ class LivePlot(anywidget.AnyWidget):
     def set_range(self, axis: str, low: float, high: float, tick_every: float | None = None) -> None:
         """Fix an axis (``yaxis``, ``yaxis2``, ``xaxis`` or a name in ``x_axes``) to `low` … `high`.
 
-        Of a logarithmic axis these are exponents of ten, and so is `tick_every`, from tick to tick.
+        For a logarithmic axis these are exponents of ten, and so is `tick_every`, the distance of ticks.
         """
         with self._guard:
             where = self._figure["x_axes"] if axis in self._figure["x_axes"] else self._figure["layout"]
@@ -176,18 +164,18 @@ class LivePlot(anywidget.AnyWidget):
                     self._news.setdefault("ticks", {})[axis] = tick_every
 
     def set_caption(self, sentence: str) -> None:
-        """Put `sentence` under the figure: what it shows, in words."""
+        """Change the caption under the figure."""
         with self._guard:
             if sentence != self._caption:
                 self._caption = self._news["caption"] = sentence
 
     def set_live(self, live: bool) -> None:
-        """Say whether a run goes on; the page then expects to :meth:`flush` word every second."""
+        """Tell the page whether a run is under way; it then expects a :meth:`flush` every second."""
         with self._guard:
             self._live = self._news["live"] = live
 
     def picture(self) -> Figure:
-        """What the page draws now, as a static figure that carries the sentence."""
+        """The figure as the page draws it now, as a static figure with its caption."""
         from dlpar.lab.figure import Figure
 
         with self._guard:
@@ -208,7 +196,7 @@ class LivePlot(anywidget.AnyWidget):
         return Figure({"data": traces, "layout": layout})
 
     def flush(self, alive: bool = False) -> bool:
-        """Send what is new in one message, or with `alive` a sign of life; returns whether it did."""
+        """Send new points in one message or, with `alive`, a sign of life; returns whether it sent anything."""
         with self._guard:
             if self._stale:
                 self._send_snapshot()
@@ -253,24 +241,24 @@ class LivePlot(anywidget.AnyWidget):
 
 
 def _packed(rows: np.ndarray) -> bytes:
-    """Column by column, little-endian float64: what the page reads as one Float64Array a column."""
+    """Rows as little-endian float64, column by column; the page reads one Float64Array per column."""
     return np.ascontiguousarray(rows.T, dtype="<f8").tobytes()
 
 
 class Series:
-    """Rows of one curve, thinned by doubling the stride whenever they fill up.
+    """Rows of one curve; when they fill up, the stride doubles.
 
     Parameters
     ----------
     columns : int
         Numbers in a row.
-    limit : int
-        Most rows held; even.
+    limit : int, default 2000
+        Most rows kept; even.
 
     Notes
     -----
-    Of the rows added, number 0, s, 2s, 3s … are kept, where the stride s is a
-    power of two; what is drawn is always a measured row, never an average.
+    Rows 0, s, 2s, 3s … are kept, where the stride s is a
+    power of two. So every drawn point is a measured row, never an average.
     """
 
     def __init__(self, columns: int, limit: int = 2000) -> None:
@@ -284,11 +272,11 @@ class Series:
 
     @property
     def rows(self) -> np.ndarray:
-        """What is held, float64 of shape (points, columns)."""
+        """Rows kept, float64 of shape (points, columns)."""
         return self._rows[: self._size]
 
     def add(self, row: Sequence[float]) -> None:
-        """Take the next row in; it is dropped unless the stride falls on it."""
+        """Add the next row; it is dropped unless the stride falls on it."""
         number, self.seen = self.seen, self.seen + 1
         if number % self.stride:
             return
@@ -299,7 +287,7 @@ class Series:
         self._push(row)
 
     def finish(self, row: Sequence[float]) -> None:
-        """End the curve on `row`, its last, whether or not the stride falls on it."""
+        """End the curve with its last `row`, whether or not the stride falls on it."""
         if self._size and self._rows[self._size - 1, 0] == row[0]:
             return
         if self._size == self.limit:
@@ -307,12 +295,12 @@ class Series:
         self._push(row)
 
     def replace(self, rows: np.ndarray) -> None:
-        """Hold `rows` instead: of shape (points, columns), the last `limit` of them."""
+        """Replace all rows by the last `limit` of `rows`, of shape (points, columns)."""
         self._rows = np.array(rows, dtype=float).reshape(-1, self._rows.shape[1])[-self.limit :]
         self._size, self._sent, self.stride = len(self._rows), -1, 1
 
     def take_new(self) -> tuple[bool, np.ndarray]:
-        """``(whole, rows)`` for a reader who saw all earlier calls: only new rows, or all of them anew."""
+        """Return ``(whole, rows)`` for a reader of all earlier calls: new rows only or, if `whole`, all rows."""
         whole, start = self._sent < 0, max(self._sent, 0)
         self._sent = self._size
         return whole, self.rows[start:]

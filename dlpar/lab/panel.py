@@ -16,16 +16,14 @@ from dlpar.jobs.run import Run
 from dlpar.lab.board import Board
 from dlpar.lab.cell import JobWidget, all_below, button
 from dlpar.lab.controls import Controls, first_screen, more
-from dlpar.lab.labels import same_batches
+from dlpar.lab.labels import has_peers, same_batches
 from dlpar.lab.live.consensus import disagreement
 from dlpar.lab.offer_widget import Offer
 from dlpar.lab.recordings import Meanwhile, Recordings
 from dlpar.lab.status import Status
 from dlpar.lab.watch import Replay, Watch
-from dlpar.theory import buckets
-from dlpar.theory.counts import closed_form
-from dlpar.theory.steps.sizes import sizes
-from dlpar.theory.steps.work import exchanges
+from dlpar.theory import buckets, closed_form, sizes
+from dlpar.theory.step import period
 from dlpar.worlds.platforms import workload
 
 if TYPE_CHECKING:
@@ -336,15 +334,15 @@ def messages(experiment: Experiment) -> int | None:
         return None
     if hasattr(sync, "allreduce"):
         count = _of_allreduce(experiment)
-    elif sync.has_servers:
+    elif sync.server_ranks:
         count = _of_servers(experiment)
-    elif sync.has_graph:
+    elif has_peers(sync):
         count = _of_graph(experiment)
     elif hasattr(sync, "depth"):  # down and up a tree
         count = 2 * (experiment.workers - 1)
     else:
         return None
-    return count and count * experiment.steps // exchanges(experiment)
+    return count and count * experiment.steps // period(experiment)
 
 
 def _of_allreduce(experiment: Experiment) -> int:

@@ -11,8 +11,8 @@ from weakref import WeakSet
 import ipywidgets as widgets
 
 from dlpar.lab.captions import quantity
+from dlpar.lab.cell import answer_while_busy
 from dlpar.lab.ledger import is_shared, note, share
-from dlpar.lab.live_plot import answer_while_busy
 from dlpar.lab.theme import FAINT
 
 UNSURE = "I don't know"

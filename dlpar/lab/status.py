@@ -1,4 +1,4 @@
-"""Words about a run: how far it is, where it runs, what it printed."""
+"""Texts about a run: its progress, its world and platform, and its log."""
 
 from __future__ import annotations
 
@@ -19,28 +19,22 @@ from dlpar.lab.labels import platform_in_words
 from dlpar.lab.theme import CLOCKS
 
 LOG_BYTES = 16_000
-"""End of the log that is shown; all of it is in the run folder."""
+"""Bytes shown of the end of the log; all of it is in the run folder."""
 
-MEANS = {
-    "world": "real: ranks are processes and time is measured; paced: processes that keep a platform's time; "
+MEANINGS = {
+    "world": "real: ranks are processes and time is measured; paced: processes follow a platform's clock; "
     "simulated: ranks are tasks of one process",
-    "platform": "whose times are told: of real ranks where they ran, on which device, what carried their messages",
-    "clock": "what seconds in the figures are: wall, or the platform's (logical: of each process; virtual: simulated)",
-    "slip": "how far the wall clock lagged behind the clock of the figures; none where they are the same",
-    "compared": "what makes the runs in the figure comparable",
+    "platform": "machine or platform whose times are shown; for real ranks also device and carrier of messages",
+    "clock": "clock of the seconds in the figures: wall, or the platform's (logical: per process; virtual: simulated)",
+    "slip": "largest lag of the wall clock behind the clock of the figures; none if they are the same",
+    "compared": "why the runs in the figure are comparable",
 }
 
-STYLES = {
-    "done": "success",
-    "failed": "danger",
-    "lost": "danger",
-    "unwatched": "danger",
-    "stopped": "warning",
-}
+STYLES = {"done": "success", "stopped": "warning", **dict.fromkeys(("failed", "lost", "unwatched"), "danger")}
 
 
 class Status:
-    """Progress bar, the line beside it, the line of facts, and the log."""
+    """Progress bar, the text beside it, the line of facts, and the log."""
 
     def __init__(self, experiment: Experiment) -> None:
         self.prefix, self.experiment = "", experiment
@@ -53,25 +47,28 @@ class Status:
         self.show_facts(experiment, {}, None, "")
         self.show_log(None, {})
 
+    def progress_line(self, alert: widgets.Widget) -> widgets.Box:
+        """Progress bar and text, with `alert` beside them."""
+        return widgets.Box([self.bar, self.words, alert]).add_class("dlpar-progress")
+
     def show(self, words: str) -> None:
-        """Put `words` beside the bar."""
+        """Show `words` beside the bar."""
         self.words.value = html.escape(self.prefix + words)
 
     def begin(self, experiment: Experiment, path: Path) -> None:
-        """Forget the last run."""
+        """Start a run."""
         self.experiment, self._seen = experiment, None
         self.path, self.errors, self._log_size, self._shown = path, {}, -1, 0.0
         self.bar.value, self.bar.max, self.bar.bar_style = 0, experiment.steps, ""
         self.launch_s: float | None = None
-        several = "" if experiment.ranks == 1 else "s"
-        self.show(f"Starting {experiment.ranks} rank{several} …")
+        self.show(f"Starting {experiment.ranks} rank{'s' * (experiment.ranks != 1)} …")
 
     def queued(self, ahead: int, paused: bool) -> None:
-        """Say how many jobs are ahead of this one."""
-        self.show(f"{in_words(ahead, paused)}; it starts by itself, Stop leaves the queue")
+        """Show how many jobs are ahead of this one."""
+        self.show(f"{in_words(ahead, paused)}; it starts by itself; Stop leaves the queue")
 
     def progress(self, so_far: GlobalSteps) -> None:
-        """Say how far the run is; four times a second at most."""
+        """Show the progress of the run, at most four times a second."""
         now = time.monotonic()
         if now - self._shown < 0.25:
             return
@@ -83,19 +80,19 @@ class Status:
             each = self._seconds_a_step(now, done) if world == "simulated" else spent / done
             rest = f"about {duration(each * (steps - done))} left" if each is not None else "working …"
             self.show(
-                f"step {done:,} of {steps:,} · {duration(spent)}{_clocked(world)} so far · "
+                f"step {done:,} of {steps:,} · {duration(spent)}{_on_clock(world)} so far · "
                 f"{rest if done < steps else 'finishing …'}"
             )
         self.show_log(self.path, self.errors)
 
     def _seconds_a_step(self, now: float, done: int) -> float | None:
-        """Of the reader's time, since the first look at which steps were done; None at that look."""
+        """Seconds of the reader's clock per step, since the first call with finished steps; None in that call."""
         self._seen = self._seen or (now, done)
         return (now - self._seen[0]) / (done - self._seen[1]) if done > self._seen[1] else None
 
     def ended(self, steps: GlobalSteps, accuracy: float | None, status: str, reason: str) -> None:
-        """Say how the run went."""
-        done = steps.done
+        """Show the result of the run."""
+        done, cluster = steps.done, self.experiment.cluster
         self.bar.value, self.bar.bar_style = done, STYLES.get(status, "")
         whole = status == "done" and done == self.bar.max
         parts = [f"done: {done:,} steps" if whole else f"{status} after {done:,} of {self.bar.max:,} steps"]
@@ -103,13 +100,9 @@ class Status:
             self.show(f"{parts[0]} — {reason}")
         else:
             if steps.last:
-                cluster = self.experiment.cluster
-                loss = (
-                    f"loss {quantity(steps.last.loss)}"
-                    if cluster.messages == "values"
-                    else "nothing was trained"
-                )
-                parts.append(f"{duration(steps.last.seconds)}{_clocked(cluster.world)}, {loss}")
+                trained = cluster.messages == "values"
+                loss = f"loss {quantity(steps.last.loss)}" if trained else "nothing was trained"
+                parts.append(f"{duration(steps.last.seconds)}{_on_clock(cluster.world)}, {loss}")
             if accuracy is not None:
                 parts.append(f"held-out accuracy {accuracy:.1%}")
             if self.launch_s is not None:
@@ -121,21 +114,20 @@ class Status:
     def show_facts(
         self, experiment: Experiment, ranks: dict[int, dict], slip: float | None, compared: str
     ) -> None:
-        """What a reader must know to trust the figures: world, platform, clock, slip."""
+        """Show the facts that a reader must know to trust the figures: world, platform, clock, slip."""
         cluster = experiment.cluster
         platform = _platform(ranks) if cluster.world == "real" else platform_in_words(experiment)
         facts = {"world": cluster.world, "platform": platform, "clock": CLOCKS[cluster.world]}
         facts["slip"] = "none" if slip is None else f"{slip * 1e3:.0f} ms"
         if compared:
             facts["compared"] = compared
-        said = (
-            f'<span title="{MEANS[name]}"><b>{name}</b> {html.escape(fact)}</span>'
+        self.facts.value = " ".join(
+            f'<span title="{MEANINGS[name]}"><b>{name}</b> {html.escape(fact)}</span>'
             for name, fact in facts.items()
         )
-        self.facts.value = " ".join(said)
 
     def show_log(self, path: Path | None, errors: dict[int, dict[str, Any]]) -> None:
-        """The end of what the ranks printed, and every traceback, prefixed by its rank."""
+        """Show the end of the ranks' output, and every traceback with its rank."""
         log = path / "log.txt" if path else None
         size = log.stat().st_size if log and log.exists() else 0
         if path and size + len(errors) == self._log_size:
@@ -158,24 +150,18 @@ class Status:
 
 def _platform(ranks: dict[int, dict]) -> str:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    here = f"{platform.node()}, {cores} cores"
     if not ranks:
-        return f"{platform.node()}, {cores} cores"
+        return here
     hosts = sorted({r["host"] for r in ranks.values()})
-    kinds = sorted(
-        {
-            f"{r['device']}, {r['carrier']}, {r['threads']} thread{'s' * (r['threads'] != 1)} a rank"
-            for r in ranks.values()
-        }
-    )
-    here = (
-        f"{hosts[0]}, {cores} cores"
-        if hosts == [platform.node()]
-        else f"{len(hosts)} hosts"
-        if len(hosts) > 1
-        else hosts[0]
-    )
-    return f"{here} ({'; '.join(kinds)})"
+    if hosts != [platform.node()]:
+        here = f"{len(hosts)} hosts" if len(hosts) > 1 else hosts[0]
+    kinds = {
+        f"{r['device']}, {r['carrier']}, {r['threads']} thread{'s' * (r['threads'] != 1)} a rank"
+        for r in ranks.values()
+    }
+    return f"{here} ({'; '.join(sorted(kinds))})"
 
 
-def _clocked(world: str) -> str:
+def _on_clock(world: str) -> str:
     return "" if world == "real" else f" on the {CLOCKS[world]} clock"

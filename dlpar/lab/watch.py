@@ -146,7 +146,7 @@ class Replay(Thread):
         if not 1 / AT_MOST <= speed <= AT_MOST:
             raise ValueError(f"speed: got {speed:g}, allowed is {1 / AT_MOST:g} to {AT_MOST:g}")
         if not has_ended(run):
-            raise ValueError(f"run: got {run.id}, which still goes on; allowed is one that has ended")
+            raise ValueError(f"run: got {run.id}, which is still running; allowed is one that has ended")
         super().__init__(name=f"dlpar replay {run.id}", daemon=True)
         self._run, self._speed, self._listener = run, speed, weakref.ref(listener)
         self._cancelled = Event()

@@ -71,7 +71,8 @@ def test_staleness_zero_says_why_and_other_values_are_told(board):
     board.take(1, step(0, staleness=6))
     board.settle(ended=False)
     assert (
-        board.staleness.plot.caption == "A gradient met weights that were 3 updates newer on average, 6 at most."
+        board.staleness.plot.caption
+        == "A gradient met weights that were 3 updates newer on average, 6 at most."
     )
 
 
@@ -172,8 +173,10 @@ def test_staleness_of_free_running_workers_is_counted_worker_by_worker():
     plot = board.plots["Staleness"]
     assert plot.series("histogram 0").rows.tolist() == [[0, 1], [1, 2], [3, 1]]
     assert plot._figure["layout"]["xaxis2"]["title"]["text"] == "rank 0<br>mean 1.25"
-    assert plot.caption.startswith("A gradient met weights that were 1.12 updates newer on average, 3 at most")
-    assert plot.caption.endswith("theory says N − 1 = 1 on average.")
+    assert plot.caption.startswith(
+        "The weights behind a gradient were 1.12 updates old on average, 3 at most"
+    )
+    assert plot.caption.endswith("theory predicts N − 1 = 1 on average.")
     assert plot.series("predicted").rows[:, 1].tolist() == [1, 1]
     assert (
         board.plots["Lead"].says

@@ -26,7 +26,7 @@ def test_a_fit_says_latency_bandwidth_and_where_they_are_equal():
     figure = figures.link_fit(PingPong(SIZES, tuple(LINK.seconds(size) for size in SIZES)))
     assert (
         figures.caption(figure)
-        == "A message takes 1 ms and then a second for every 1 MB; at 1 kB the two are equal."
+        == "A message takes 1 ms plus 1 s for every 1 MB; at 1 kB the two parts are equal."
     )
     solid, dashed = figure.data
     assert solid.mode == "markers" and dashed.line.dash == "dash"
@@ -65,7 +65,9 @@ def test_two_links_in_one_figure_say_whose_they_are():
     times = tuple(LINK.seconds(size) for size in SIZES)
     figure = figures.link_fit(PingPong(SIZES, times), PingPong(SIZES, times, "simulated", "cpu-1gbe"))
     assert [trace.name for trace in figure.data][::2] == ["this machine, measured", "cpu-1gbe, simulated"]
-    assert "; at 1 kB the two are equal. Cpu-1gbe (simulated): a message takes 1 ms" in figures.caption(figure)
+    assert "; at 1 kB the two parts are equal. Cpu-1gbe (simulated): a message takes 1 ms" in figures.caption(
+        figure
+    )
     with pytest.raises(ValueError, match="found: got 0 ping-pongs"):
         figures.link_fit()
 

@@ -18,11 +18,11 @@ def test_a_step_with_servers_is_a_push_and_an_answer_for_each_and_leaves_take_so
 
 def test_a_ring_of_512_for_20_steps_is_said_to_take_a_while():
     assert messages(MANY) == 20 * 2 * 512 * 511
-    assert foreseen(MANY) == "This simulation passes on about 10.5 million messages: some 30 s."
+    assert foreseen(MANY) == "This simulation sends about 10.5 million messages and takes about 30 s."
     assert Panel(MANY)._alert.value == ""
     panel = Panel(MANY)
     panel._controls.widgets["steps"].value = 1000
-    assert "about 523.3 million messages: some 29 min." in panel._alert.value
+    assert "about 523.3 million messages and takes about 29 min." in panel._alert.value
 
 
 def test_of_short_and_of_real_runs_nothing_is_said():

@@ -121,7 +121,7 @@ def test_one_job_at_a_time(monkeypatch):
     monkeypatch.setattr(dlpar, "launch", lambda e: ThreadJob(e, pace=20), raising=False)
     panel = Panel(Experiment(workers=1, steps=1000))
     panel.run()
-    with pytest.raises(RuntimeError, match="still goes on"):
+    with pytest.raises(RuntimeError, match="still running"):
         panel.run()
     panel.stop()
     until(lambda: not panel.running)
@@ -214,7 +214,7 @@ def test_a_recording_is_played_back_marked_as_one_and_can_be_stopped(launched):
     assert words(panel).startswith(f"Recording of {kept.id}, at 1000 times its speed: done: 50 steps")
     assert panel.job is None and launched == [] and len(panel._board.convergence.loss) == 50
     panel.replay(kept, 0.001)
-    with pytest.raises(RuntimeError, match="a recording still goes on"):
+    with pytest.raises(RuntimeError, match="a recording is still running"):
         panel.run()
     panel.stop()
     assert not panel.running and "stopped after" in words(panel)
@@ -244,7 +244,7 @@ def test_who_waits_long_for_slots_is_offered_a_simulation_and_a_recording(monkey
                 end(self._folder, "stopped", "stopped by its owner")
 
     monkeypatch.setattr(dlpar, "launch", Queued, raising=False)
-    monkeypatch.setattr("dlpar.lab.panel.PATIENCE", 0.3)
+    monkeypatch.setattr("dlpar.lab.recordings.PATIENCE", 0.3)
     panel = Panel(Experiment(workers=4, steps=30))
     panel.run()
     until(lambda: "queued, 2 ahead" in words(panel))

@@ -29,7 +29,7 @@ def test_a_schedule_is_drawn_without_a_run(name, end, idle, held):
     figure = lab.schedule(name, stages=4, microbatches=8)
     said = figures.caption(figure)
     assert (
-        f"{end:g} forward passes long, the bubble is {idle} of the time computed, and at most {held} micro-b"
+        f"{end:g} forward passes long, the bubble is {idle} of the computing time, and at most {held} micro-b"
         in said
     )
     assert figures.table(figure)["end"].max() == end
@@ -66,7 +66,7 @@ def test_micro_batches_are_drawn_by_schedule_with_the_quickest_marked():
     assert list(measured.x) == [1, 4, 16] and list(measured.y) == pytest.approx([400, 100, 300])
     assert predicted.line.dash == "dash" and list(predicted.y) == [400, 200]
     assert list(quickest.x) == [4]
-    said = "1f1b is quickest with 4 micro-batches, 100 ms a step, and takes 3.0 times as long with 16."
+    said = "1f1b is fastest with 4 micro-batches, 100 ms a step, and takes 3.0 times as long with 16."
     assert figures.caption(figure) == said
     assert list(figures.table(figure)["how"]) == ["measured"] * 3 + ["predicted"] * 2
 

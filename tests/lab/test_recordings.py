@@ -56,7 +56,7 @@ def test_an_open_list_of_recordings_has_the_run_that_just_ended(monkeypatch, tmp
 def test_a_recording_of_a_very_long_run_is_played_as_fast_as_is_allowed(monkeypatch, tmp_path):
     monkeypatch.setenv("DLPAR_HOME", str(tmp_path))
     kept = finished(workers=2, steps=20)
-    monkeypatch.setattr("dlpar.lab.panel.LONGEST", 1e-9)  # whatever it took is too long
+    monkeypatch.setattr("dlpar.lab.recordings.LONGEST", 1e-9)  # whatever it took is too long
     panel = Panel(Experiment(workers=2))
     panel._meanwhile.children[2].click()
     until(lambda: f"Recording of {kept.id}, at 1000 times its speed: done: 20 steps" in words(panel))

@@ -80,5 +80,5 @@ def test_what_cannot_be_played_is_refused():
         import fcntl
 
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(ValueError, match="which still goes on"):
+        with pytest.raises(ValueError, match="which is still running"):
             Replay(live, Listener())

@@ -66,12 +66,12 @@ def test_where_two_schemes_are_equally_fast_is_marked_and_said(figure):
     (at,) = mark.x
     assert 2 < at < 4 and 1.1 < mark.y[0] < 3.0
     said = figures.caption(figure)
-    assert f"ring and ps bsp are equally fast at about {at:.3g} workers; from 4 on ring is the faster" in said
+    assert f"ring and ps bsp are equally fast at about {at:.3g} workers; from 4 on ring is faster" in said
     assert "8 workers with ring are 7 times as fast as the fastest one (88% of ideal)" in said
 
 
 def test_curves_that_do_not_cross_are_said_to_be_ahead_throughout():
-    figure = scaling(
+    figure = draw(
         curves([*of(BASE, RING, sync="ring"), *of(BASE, {n: r / 2 for n, r in RING.items()}, sync="ps")])
     )
     assert "ring is at least as fast as ps bsp at every number of workers shown." in figures.caption(figure)
@@ -113,7 +113,8 @@ def test_a_sweep_over_anything_else_is_drawn_as_bars():
     bars, diamonds = figure.data
     assert list(bars.x) == [1600.0, 3200.0] and bars.opacity == 0.6 and diamonds.name == "predicted"
     assert (
-        figures.caption(figure) == "batch=32 is the fastest with 3,200 samples/s, 2.00 times as fast as batch=16."
+        figures.caption(figure)
+        == "batch=32 is the fastest with 3,200 samples/s, 2.00 times as fast as batch=16."
     )
 
 

@@ -8,7 +8,7 @@ import pytest
 from dlpar import lab
 from dlpar.config.experiment import Experiment
 from dlpar.jobs.run import Run
-from dlpar.lab import figures
+from dlpar.lab import captions, figures
 from lab.folders import finished, new_folder
 
 ASP = {"scheme": "ps", "consistency": "asp"}
@@ -58,14 +58,16 @@ def test_histograms_count_every_worker_step(runs, every_figure):
 
 def test_the_predicted_mean_is_drawn_only_where_theory_gives_one(runs, every_figure):
     dashed = [t for t in every_figure["staleness"].data if t.type == "scatter" and t.line.dash == "dash"]
-    assert [list(t.y) for t in dashed] == [[3, 3]] and "N − 1 = 3" in figures.caption(every_figure["staleness"])
+    assert [list(t.y) for t in dashed] == [[3, 3]] and "N − 1 = 3" in figures.caption(
+        every_figure["staleness"]
+    )
     assert "theory" not in figures.caption(lab.staleness(runs["ssp"]))
 
 
 def test_lead_says_whether_the_bound_held(runs, every_figure):
     assert figures.caption(every_figure["lead"]).endswith("never above s = 3: yes.")
     assert figures.caption(lab.lead(runs["asp"])).endswith("nothing bounds it.")
-    assert "NO, the bound was broken" in lab.figures.lag.says.lead([1, 4], 3)
+    assert "NO, the bound was broken" in captions.lead([1, 4], 3)
 
 
 def test_an_arrow_leads_from_a_read_to_its_push(runs, every_figure):
@@ -121,7 +123,9 @@ def test_seconds_to_a_goal_are_steps_times_time_of_a_step(runs, every_figure):
     assert seconds == pytest.approx(steps * ms / 1e3)
     good = runs["asp"].evals.query("accuracy >= 0.9").iloc[0]
     assert (seconds, steps) == (good["t"], good["step"])
-    assert figures.caption(lab.time_to_accuracy(runs["asp"], goal=1.0)) == "None reached 100% held-out accuracy."
+    assert (
+        figures.caption(lab.time_to_accuracy(runs["asp"], goal=1.0)) == "None reached 100% held-out accuracy."
+    )
     assert figures.caption(lab.time_to_accuracy(runs["asp"], 0.9, ["mine"])).startswith("mine reached 90%")
 
 
@@ -158,7 +162,7 @@ def rewritten(run, **changed):
 
 def test_a_run_that_does_not_say_what_it_sent_is_not_drawn_over_bytes(runs):
     silent = rewritten(finished(workers=1, steps=5), bytes=None)
-    with pytest.raises(ValueError, match="the library moved the data and does not say how much"):
+    with pytest.raises(ValueError, match="the library moved the data and does not report how much"):
         lab.overlay([runs["ring"], silent], x="bytes")
 
 
@@ -186,12 +190,14 @@ def test_a_graph_of_push_sum_has_arrows_to_those_each_worker_sends_to():
     places = [tuple(place) for place in zip(nodes.x, nodes.y)]
     arrows = {(places.index(tuple(a)), places.index(tuple(b))) for a, b, _ in ends}
     assert arrows == {(i, (i + hop) % 5) for i in range(5) for hop in (1, 2, 4)}
-    assert edges.marker.symbol == "arrow" and "each sends to 3 others, along the arrows" in figures.caption(shown)
+    assert edges.marker.symbol == "arrow" and "each sends to 3 others, along the arrows" in figures.caption(
+        shown
+    )
 
 
 def test_a_graph_has_only_edges_that_are_used():
     peers = graph(exchange="random", topology="star", peers=2)
-    assert not len(peers.data[0].x) and "each sends to 2 others, picked anew" in figures.caption(peers)
+    assert not len(peers.data[0].x) and "each sends to 2 others, drawn anew" in figures.caption(peers)
     pairs = graph(
         4, exchange="pairwise", topology="complete"
     )  # active workers average with passive ones only

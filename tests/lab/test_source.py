@@ -6,7 +6,7 @@ from dlpar.lab.live_plot import Series
 
 def test_source_has_its_place_and_its_lines():
     shown = show("dlpar.lab.live_plot.Series")
-    assert shown.code.startswith("class Series:") and shown.where.startswith("dlpar/lab/series.py, lines ")
+    assert shown.code.startswith("class Series:") and shown.where.startswith("dlpar/lab/live_plot.py, lines ")
     lines = open(__import__("dlpar.lab.live_plot", fromlist=["x"]).__file__).read().splitlines()
     assert lines[shown.first - 1] == "class Series:"
     assert show(Series).code == shown.code

@@ -73,8 +73,8 @@ def test_a_run_without_delays_is_drawn_as_its_ideal_and_has_the_bubble_of_the_cl
     times = {"forward": 1.0, "backward": 2.0, "weight": weight}
     figure = lab.pipeline(run_of(timeline(schedule, 4, 8, chunks, **times), schedule, chunks))
     table = figures.table(figure)
-    drawn = {way: rows[rows["what"].isin(NAMES.values())] for way, rows in table.groupby("picture")}
-    columns = ["rank", "what", "micro-batch", "chunk", "start (ms)", "duration (ms)"]
+    drawn = {way: rows[rows["phase"].isin(NAMES.values())] for way, rows in table.groupby("picture")}
+    columns = ["rank", "phase", "micro-batch", "chunk", "start (ms)", "duration (ms)"]
     measured, ideal = (drawn[way].sort_values(columns[:4])[columns] for way in ("measured", "ideal"))
     assert (measured[columns[:4]].to_numpy() == ideal[columns[:4]].to_numpy()).all()
     assert measured["start (ms)"].to_numpy() == pytest.approx(ideal["start (ms)"].to_numpy())
@@ -140,7 +140,7 @@ def test_a_schedule_without_a_flush_is_drawn_over_several_steps():
     figure = lab.pipeline(Run(folder))
     table = figures.table(figure)
     for way in ("measured", "ideal"):
-        backward = table[(table["picture"] == way) & (table["what"] == "backward")]
+        backward = table[(table["picture"] == way) & (table["phase"] == "backward")]
         assert sorted(set(backward["micro-batch"])) == [4, 5, 6, 7], way
     assert "bubble 0.0% of" in figure.layout.annotations[0].text
 
@@ -200,7 +200,7 @@ def test_memory_of_sharded_runs_stands_beside_the_closed_form():
     assert list(marks.x) == pytest.approx([48.16, 24.08])
     assert list(figure.layout.yaxis.ticktext) == ["split.zero=0", "split.zero=3"]
     assert list(lab.memory(runs, titles=["whole", "ZeRO 3"]).layout.yaxis.ticktext) == ["whole", "ZeRO 3"]
-    assert "less than 0.1% off the closed form" in figures.caption(figure)
+    assert "differ from the closed form by less than 0.1%" in figures.caption(figure)
 
 
 HELD = {
@@ -322,7 +322,7 @@ def test_bytes_of_every_layer_are_those_of_the_closed_form(sent, name):
         list(table["both (bytes)"]) == list(table["closed form (bytes)"])
         and (table["both (bytes)"] > 0).all()
     )
-    assert "each is what the closed form says, to the byte" in figures.caption(figure)
+    assert "each is equal to the closed form, to the byte" in figures.caption(figure)
 
 
 def test_bytes_of_a_run_are_counted_in_a_job_of_their_own():

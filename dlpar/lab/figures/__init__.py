@@ -14,7 +14,14 @@ from dlpar.lab.figures.overlap import bucket_sizes, exposed, sending
 from dlpar.lab.figures.pieces import differences, pieces
 from dlpar.lab.figures.pipeline import micro_batches, pipeline, schedule
 from dlpar.lab.figures.steps import bytes_per_rank, lanes, lead, staleness, timeline, waiting
-from dlpar.lab.figures.training import convergence, overlay, speedup, suboptimality, throughput, time_to_accuracy
+from dlpar.lab.figures.training import (
+    convergence,
+    overlay,
+    speedup,
+    suboptimality,
+    throughput,
+    time_to_accuracy,
+)
 
 __all__ = [
     "bucket_sizes", "bytes_per_rank", "caption", "collective_times", "consensus", "convergence", "differences",

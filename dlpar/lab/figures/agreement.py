@@ -10,11 +10,10 @@ import numpy as np
 
 from dlpar.config.experiment import Experiment
 from dlpar.graphs import Graph, grid_shape, neighbours, partners, receivers
-from dlpar.jobs.consensus import from_the_mean
-from dlpar.jobs.run import Run
+from dlpar.jobs.run import Run, from_the_mean
 from dlpar.lab import captions, theme
 from dlpar.lab.figure import Figure, blank, captioned, finished, thinned
-from dlpar.lab.labels import WITH_GRAPH, labels, with_world
+from dlpar.lab.labels import WITH_PEERS, has_peers, labels, with_world
 from dlpar.lab.live import consensus as distances
 
 
@@ -44,7 +43,7 @@ def consensus(
             n = experiment.workers
             raise ValueError(
                 f"run {run.id}: got sync {experiment.sync} with {n} worker{'s' * (n != 1)}, allowed is "
-                f"{WITH_GRAPH}, or averaging, with two or more: its replicas are equal at every step"
+                f"{WITH_PEERS}, or averaging, with two or more: its replicas are equal at every step"
             )
         rows = rows[(rows["distance"] > distances.FLOOR).cummax()]  # equal replicas at the start are left out
         if rows.empty:
@@ -86,8 +85,8 @@ def show_graph(of: Experiment | Run) -> Figure:
         Experiment whose workers average with neighbours, or a run of it.
     """
     experiment = of.experiment if isinstance(of, Run) else of
-    if not experiment.sync.has_graph:
-        raise ValueError(f"sync: got {experiment.sync}, allowed is {WITH_GRAPH}: others have no graph")
+    if not has_peers(experiment.sync):
+        raise ValueError(f"sync: got {experiment.sync}, allowed is {WITH_PEERS}: others have no graph")
     graph, places = _used(experiment), _places(experiment)
     node = max(12, min(34, 400 // experiment.workers))  # pixels across
     margin, hidden = {"l": 40, "r": 40, "t": 30, "b": 30}, {"visible": False, "automargin": False}

@@ -12,7 +12,7 @@ from dlpar.lab import captions, theme
 from dlpar.lab.figure import Figure, blank, captioned, listed
 from dlpar.lab.figures.pipeline import Drawn, has_flush, passes, spans, stages_of, typical, window
 from dlpar.lab.labels import labels
-from dlpar.theory.steps.sizes import sizes
+from dlpar.theory import sizes
 
 KINDS = {
     "weights": theme.Phase("", "#3A97CC", ""),

@@ -1,8 +1,8 @@
-"""What each rank of a split holds, asked of the weights themselves.
+"""Probes of a split: the pieces of weights that each rank holds, and the bytes it sends for each layer.
 
-Before a model is cut, every weight is set to a number of its own; what a rank has
-afterwards tells where in the whole model it comes from.  So the answer is the split's
-own, whatever it does inside.
+Before a model is cut, every weight is set to a number of its own. The numbers that a rank has
+afterwards identify its weights in the whole model. So the result comes from the split
+itself, whatever it does inside.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Piece(NamedTuple):
     name : str
         Of the parameter in the whole model: ``block1.up.weight``.
     rows, columns : (int, int)
-        First, and one after the last, of the parameter as a matrix: outputs by all else.
+        First, and one after the last, row and column of the parameter as a matrix: outputs by all other dimensions.
     """
 
     name: str
@@ -53,17 +53,17 @@ class Piece(NamedTuple):
 
 
 class Holdings(NamedTuple):
-    """What one rank holds, and of what.
+    """Pieces that one rank holds, and the shapes of the whole parameters.
 
     Attributes
     ----------
     place : dict of str to int
-        The rank on its mesh; empty where a replica is one rank.
+        Coordinates of the rank on its mesh; empty if a replica is one rank.
     shapes : dict of str to (int, int)
-        Every parameter of the whole model as a matrix, in the order of layers, a tied one once; of a spatial
-        split, before them, height and width of the images that come into a layer: ``image.conv1``.
+        Every parameter of the whole model as a matrix, in the order of layers, tied parameters once. A spatial
+        split also has, before them, height and width of the images that enter a layer: ``image.conv1``.
     pieces, halos : list of Piece
-        This rank's, and what it is lent of the images around its piece.
+        Pieces of this rank, and regions of images with the halos that it receives.
     """
 
     place: dict[str, int]
@@ -73,7 +73,7 @@ class Holdings(NamedTuple):
 
 
 def holdings(comm: Comm, experiment: Experiment) -> Holdings:
-    """What this rank holds after its experiment's split has cut the model; collective over all workers."""
+    """Cut the model with the experiment's split and report the pieces of this rank; collective over all workers."""
     task = prepared(comm, experiment)
     shapes = numbered(task.model)
     part = make_split(task)
@@ -84,23 +84,20 @@ def holdings(comm: Comm, experiment: Experiment) -> Holdings:
 
 
 def prepared(comm: Comm, experiment: Experiment) -> Task:
-    """Make what a split is made from, as training makes it; nothing is recorded."""
-    seed, dtype, data, name = (
-        experiment.seed,
-        getattr(torch, experiment.dtype),
-        experiment.data,
-        repr(experiment),
+    """Prepare the task of a split as training does; nothing is recorded."""
+    seed, dtype, key = experiment.seed, getattr(torch, experiment.dtype), repr(experiment)
+    dataset = comm.world.once(
+        f"data of {key}", lambda: load(experiment.data, seed, dtype, experiment.model.name)
     )
-    dataset = comm.world.once(f"data of {name}", lambda: load(data, seed, dtype, experiment.model.name))
     sampler = comm.world.once(
-        f"batches of {name}", lambda: Sampler(experiment.of_replicas(), dataset.train_y, len(dataset.train_x))
+        f"batches of {key}", lambda: Sampler(experiment.of_replicas(), dataset.train_y, len(dataset.train_x))
     )
     model, place = models.build(experiment, dataset), placed(experiment, comm)
     return Task(experiment, comm, place, model, dataset, sampler, Unrecorded(comm))
 
 
 def numbered(model: nn.Module) -> dict[str, tuple[int, int]]:
-    """Number the elements of a model's parameters from 1, in place; gives the parameters' shapes as matrices."""
+    """Number the elements of a model's parameters from 1, in place; returns the parameters' shapes as matrices."""
     shapes, first = {}, 1
     for name, parameter in model.named_parameters():
         numbers = torch.arange(first, first + parameter.numel(), dtype=parameter.dtype)
@@ -111,7 +108,7 @@ def numbered(model: nn.Module) -> dict[str, tuple[int, int]]:
 
 
 def _numbers_held(task: Task, part: Split) -> np.ndarray:
-    """The weights this rank has between steps; where it has all, but updates some, those."""
+    """Weights of this rank between steps; if it has all but updates only some, those that it updates."""
     if getattr(task.experiment.split, "zero", 0) != 1:
         return part.replica.weights.detach().numpy()
     sharded = scheme(task.experiment.of_replicas(), task.place.dp_group, part.replica)
@@ -121,7 +118,7 @@ def _numbers_held(task: Task, part: Split) -> np.ndarray:
 
 
 def _images(task: Task, part: Split) -> tuple[dict[str, tuple[int, int]], list[Piece], list[Piece]]:
-    """Of images that are cut: the size of those that come into each layer, this rank's pieces, and their halos."""
+    """Sizes of the images that enter each layer of a spatial split, this rank's pieces of them, and halos."""
     sizes, pieces, halos = {}, [], []
     if isinstance(part, SpatialSplit):
         size = tuple(task.batch(0)[0].shape[-2:])
@@ -138,7 +135,7 @@ def _images(task: Task, part: Split) -> tuple[dict[str, tuple[int, int]], list[P
 
 
 def _around(needed: range, owned: range) -> range:
-    """From the first to the last position of both."""
+    """Range that covers both."""
     return range(min(needed.start, owned.start), max(needed.stop, owned.stop))
 
 
@@ -147,7 +144,7 @@ def _ends(positions: range) -> tuple[int, int]:
 
 
 def _found(numbers: np.ndarray, shapes: dict[str, tuple[int, int]]) -> list[Piece]:
-    """The blocks that numbered elements are; zeros, with which a split may fill up, belong to none."""
+    """Blocks of the numbered elements; zeros, which a split may add as padding, belong to none."""
     held = np.zeros(1 + sum(rows * columns for rows, columns in shapes.values()), dtype=bool)
     held[numbers.astype(np.int64)] = True
     pieces, first = [], 1
@@ -159,7 +156,7 @@ def _found(numbers: np.ndarray, shapes: dict[str, tuple[int, int]]) -> list[Piec
 
 
 def blocks(held: np.ndarray) -> list[tuple[tuple[int, int], tuple[int, int]]]:
-    """The fewest rectangles, each as wide as the rows it is made of agree, that cover what is true of a matrix."""
+    """Rectangles that cover the true elements of a matrix; a rectangle's rows are equal."""
     changes = np.flatnonzero((held[1:] != held[:-1]).any(1)) + 1
     bands = zip([0, *changes.tolist()], [*changes.tolist(), len(held)])
     return [((start, stop), columns) for start, stop in bands for columns in _runs(held[start])]
@@ -174,20 +171,20 @@ def _runs(held: np.ndarray) -> list[tuple[int, int]]:
 PASSES = ("forward", "backward")
 
 OUTSIDE = (SHARED, "backward")
-"""What is sent in no layer."""
+"""Key of bytes that are sent outside of all layers."""
 
 
 class Sent(NamedTuple):
-    """What one rank sent in a step.
+    """Bytes that one rank sent in a step.
 
     Attributes
     ----------
     replica : int
-        Whose rank it is.
+        Replica of the rank.
     layers : list of str
-        Of the whole model, in the order in which they compute.
+        Layers of the whole model, in the order in which they compute.
     bytes : dict of (str, str) to int
-        By layer, boundary or other place and by pass; only where something was sent.
+        Bytes by layer, boundary or other place, and by pass; only those above 0.
     """
 
     replica: int
@@ -196,29 +193,29 @@ class Sent(NamedTuple):
 
 
 class Watch:
-    """Splits up a rank's count of bytes by what it is doing."""
+    """Divide a rank's count of sent bytes by what it is doing."""
 
     def __init__(self, traffic: Traffic) -> None:
         self._traffic, self._doing, self._before = traffic, [OUTSIDE], traffic.bytes
         self._found: dict[tuple[str, str], int] = defaultdict(int)
 
     def begin(self, what: str, during: str) -> None:
-        """From now on this is being done."""
+        """Begin an activity."""
         self._note()
         self._doing.append((what, during))
 
     def end(self) -> None:
-        """What was begun last is done."""
+        """End the activity that began last."""
         self._note()
         self._doing.pop()
 
     def found(self) -> dict[tuple[str, str], int]:
-        """Bytes by what was done."""
+        """Bytes by activity."""
         self._note()
         return {doing: sent for doing, sent in self._found.items() if sent}
 
     def module(self, module: nn.Module, name: str) -> None:
-        """Watch a module whose messages autograd makes."""
+        """Watch a module whose messages autograd sends."""
         module.register_forward_pre_hook(lambda *_: self.begin(name, "forward"))
         module.register_forward_hook(lambda *_: self.end())
         module.register_full_backward_pre_hook(lambda *_: self._turn_to(name, "backward"))
@@ -228,7 +225,7 @@ class Watch:
         self.calls(thing, method, lambda *_: (what, during))
 
     def calls(self, thing: Any, method: str, named: Callable[..., tuple[str, str]]) -> None:
-        """Watch a method; `named` says by its arguments what it does."""
+        """Watch a method; `named` maps its arguments to an activity."""
         inner = getattr(thing, method)
 
         def watched(*arguments: Any) -> Any:
@@ -241,7 +238,7 @@ class Watch:
         setattr(thing, method, watched)
 
     def _turn_to(self, what: str, during: str) -> None:
-        """The same until something else is turned to: of a layer whose input has no gradient, autograd tells no end."""
+        """Switch the outermost activity; autograd reports no end of a layer whose input has no gradient."""
         self._note()
         self._doing[0] = what, during
 
@@ -252,7 +249,7 @@ class Watch:
 
 
 def sent(comm: Comm, experiment: Experiment) -> Sent:
-    """What this rank sends for one step's gradient, before replicas agree; collective over all workers."""
+    """Count the bytes this rank sends for one gradient, before replicas synchronise; collective over all workers."""
     task = prepared(comm, experiment)
     layers = [name for name, _ in task.model.named_children()]
     part = make_split(task)

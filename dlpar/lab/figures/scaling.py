@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from dlpar.config.experiment import Experiment
 from dlpar.config.schema import BadExperiment
-from dlpar.jobs.launch import check_files
+from dlpar.jobs.launch import check_machine
 from dlpar.lab import captions, theme
 from dlpar.lab.figure import Figure, blank, captioned
 from dlpar.lab.labels import labels, scheme
@@ -87,7 +87,7 @@ def twin(experiment: Experiment) -> Experiment | None:
     }
     try:
         found = experiment.replace(cluster=changes)
-        check_files(found)
+        check_machine(found)
     except BadExperiment:
         return None
     return found

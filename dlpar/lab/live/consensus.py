@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from dlpar import theory
 from dlpar.config.experiment import Experiment
 from dlpar.graphs import warning
-from dlpar.jobs import consensus
 from dlpar.jobs.global_steps import GlobalStep, GlobalSteps
 from dlpar.lab import captions, theme
+from dlpar.lab.labels import has_peers
 from dlpar.lab.live_plot import LivePlot
 
 FLOOR = 1e-16
@@ -32,9 +33,9 @@ def distance(sketches: Any) -> float:
 
 def contraction(experiment: Experiment) -> float | None:
     """Factor by which mixing alone shrinks the distance each step; None without a graph or with local steps."""
-    if not experiment.sync.has_graph or experiment.averaging.method != "none":
+    if not has_peers(experiment.sync) or experiment.averaging.method != "none":
         return None
-    return consensus.contraction(experiment)
+    return theory.contraction(experiment)
 
 
 def starts_apart(experiment: Experiment) -> bool:
@@ -78,7 +79,7 @@ class Consensus:
     @staticmethod
     def fits(experiment: Experiment) -> bool:
         """Whether replicas may differ."""
-        differ = experiment.sync.has_graph or experiment.averaging.method != "none"
+        differ = has_peers(experiment.sync) or experiment.averaging.method != "none"
         return differ and experiment.workers > 1
 
     def begin(self, experiment: Experiment) -> None:

@@ -91,7 +91,7 @@ def predicted_mean(experiment: Experiment) -> int | None:
     None for a scheme that works in another way.
     """
     sync = experiment.sync
-    if not sync.has_servers or experiment.averaging.method != "none":
+    if not sync.server_ranks or experiment.averaging.method != "none":
         return None
     simple = (sync.consistency, sync.pull, sync.push_every, sync.groups) == ("asp", "reply", 1, 0)
     return experiment.workers - 1 if simple else None
