@@ -1,4 +1,4 @@
-"""A collective step by step: which rank holds whose contribution to which chunk, from messages really sent."""
+"""A collective, round by round: the contributions that each rank holds of each chunk, from real messages."""
 
 from __future__ import annotations
 
@@ -6,16 +6,14 @@ from collections import Counter, defaultdict
 from collections.abc import Callable
 from functools import partial
 from numbers import Integral
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dlpar.lab import theme
+from dlpar.lab.figure import Figure, blank, captioned
 from dlpar.lab.message_log import Message, Rounds, record
 
-if TYPE_CHECKING:
-    from dlpar.lab.figure import Figure
-
 MOST = 16
-"""Ranks, and chunks, that can be told apart in a figure and in the digits of a float64."""
+"""Most ranks and most chunks, which a figure and the digits of a float64 can tell apart."""
 
 CELL = 0.74
 """Width of a cell; the rest of its column is for arrows."""
@@ -31,38 +29,38 @@ def animate(
     scheme: str = "ring",
     timeout: float = 20.0,
 ) -> Figure:
-    """Run a collective on real ranks and show, round by round, what they sent and what they hold.
+    """Run a collective on real ranks and show, round by round, the messages and the contents of all ranks.
 
-    A row is a rank, a column a chunk of one element.  A cell names the ranks
-    whose contributions to its chunk it holds; the darker, the more.  In a round a
+    A row is a rank, a column a chunk of one element. A cell lists the ranks
+    whose contributions to its chunk it holds; more contributions are darker. In a round a
     rank sends at most one message and receives at most one, and passes on only
-    what it had before: rounds are what a collective costs on links that carry a
-    message each way at a time, whatever happened first here.
+    data that it had before. So rounds are the cost of a collective on links that carry one
+    message each way at a time, whatever the order of messages was here.
 
     Parameters
     ----------
     collective : callable
         ``collective(comm, tensor)``, in place, made of send and receive: one of
         :mod:`dlpar.collectives` or your own.
-    workers : int
+    workers : int, default 4
         Ranks, 1 to 16.
     chunks : int, optional
         Elements of the tensor, 1 to 16; default: one for each rank.
-    scheme : str
-        Whose colour a complete sum has.
-    timeout : float
+    scheme : str, default "ring"
+        Scheme whose colour a complete sum has.
+    timeout : float, default 20
         Seconds after which ranks that wait for each other are ended.
 
     Returns
     -------
     Figure
-        With a slider over the rounds; ``say(figure)`` is its sentence, ``table(figure)`` its messages.
+        Figure with a slider over the rounds; ``caption(figure)`` is its caption, ``table(figure)`` its messages.
 
     Raises
     ------
     ValueError
-        If `collective` is no function, a number is out of range, or no message was seen, as in the library's own
-        collectives.
+        If `collective` is not a function, a number is out of range, or no message was seen, as in the library's
+        own collectives.
     JobFailed
         If the collective raised or hung on a rank.
     """
@@ -85,9 +83,9 @@ def animate(
 
 
 def contributions(value: float, workers: int) -> Counter[int] | None:
-    """How often each rank's contribution is in a value, by rank; None if it is no sum of contributions.
+    """Number of times that each rank's contribution is in a value; None if the value is no sum of contributions.
 
-    Rank r contributed a digit of its own: ``B ** r``, so that no other ranks' sum looks the same.
+    Rank r contributes its own digit, ``B ** r``, so that no other sum has the same value.
     """
     base = int(_share(1, workers))
     if value != value or value < 0 or value >= base**workers or value != int(value):
@@ -107,10 +105,6 @@ def _name(collective: Callable[..., Any]) -> str:
 
 
 def _figure(rounds: Rounds, workers: int, chunks: int, name: str, scheme: str) -> Figure:
-    import plotly.graph_objects as go
-
-    from dlpar.lab.figure import Figure
-
     last, colour = len(rounds.held) - 1, theme.scheme_colour(scheme)
     views = [_view(rounds, k, workers, colour) for k in range(last + 1)]
     steps = [
@@ -123,7 +117,7 @@ def _figure(rounds: Rounds, workers: int, chunks: int, name: str, scheme: str) -
     ]
     cells, notes = views[0]
     ranks = [rank for rank in range(workers) for _ in range(chunks)]
-    figure = Figure(layout=go.Layout(**_layout(workers, chunks, steps, notes)))
+    figure = blank(_layout(workers, chunks, steps, notes), height=46 * workers + 54 + 140)
     figure.add_bar(
         orientation="h",
         y=ranks,
@@ -141,12 +135,11 @@ def _figure(rounds: Rounds, workers: int, chunks: int, name: str, scheme: str) -
         insidetextfont={"size": 14, "color": cells["insidetextfont.color"]},
         marker={"color": cells["marker.color"], "line": {"color": SENT, "width": cells["marker.line.width"]}},
     )
-    figure.layout.meta = {"caption": _says(rounds, workers, chunks, name), "table": _table(rounds)}
-    return figure
+    return captioned(figure, _caption(rounds, workers, chunks, name), _table(rounds))
 
 
 def _view(rounds: Rounds, k: int, workers: int, colour: str) -> tuple[dict[str, list], list[dict]]:
-    """After round k: what the cells look like, and the arrows and words of that round."""
+    """Style of the cells after round k, and the arrows and words of that round."""
     cells: dict[str, list] = defaultdict(list)
     now = [m for m in rounds.messages if m.round == k]
     arrived = {(m.dest, chunk) for m in now for chunk in m.changed}
@@ -158,7 +151,8 @@ def _view(rounds: Rounds, k: int, workers: int, colour: str) -> tuple[dict[str, 
             cells["hovertext"].append(
                 f"no ranks: {value:g} is no sum of them" if held is None else _ranks(held)
             )
-            cells["marker.color"].append(fill := UNKNOWN if held is None else _shade(colour, share))
+            shade = theme.lighter(colour, 0.88 * (1 - share) if share else 1)
+            cells["marker.color"].append(fill := UNKNOWN if held is None else shade)
             cells["insidetextfont.color"].append(_ink(fill))
             cells["marker.line.width"].append(3 if (rank, chunk) in arrived else 0)
     return cells, [*_arrows(now), _headline(now, k, len(rounds.held) - 1)]
@@ -169,17 +163,17 @@ def _restyled(cells: dict[str, list]) -> dict[str, list]:
 
 
 def _short(held: Counter[int], workers: int, room: int) -> str:
-    """What a cell holds, in at most about `room` characters."""
+    """Contributions in a cell, in at most about `room` characters."""
     names = "+".join(f"{times}×{rank}" if times > 1 else str(rank) for rank, times in sorted(held.items()))
     if set(held.values()) == {1} and len(held) == workers > 4:
         return "all"
     count = sum(held.values())  # a contribution that came twice shows: 5 of 4
-    said = [names, f"{count} of {workers}", f"{count}/{workers}"]
-    return next((words for words in said if len(words) <= room), said[-1])
+    texts = [names, f"{count} of {workers}", f"{count}/{workers}"]
+    return next((text for text in texts if len(text) <= room), texts[-1])
 
 
 def _ranks(held: Counter[int]) -> str:
-    """All of it, neighbours together: ``rank 0–3, 2×5, 7``."""
+    """All contributions in a cell, neighbours together: ``rank 0–3, 2×5, 7``."""
     runs: list[list[int]] = []
     for rank in sorted(held):
         if runs and rank == runs[-1][-1] + 1 and held[rank] == held[runs[-1][-1]]:
@@ -191,21 +185,14 @@ def _ranks(held: Counter[int]) -> str:
     return f"rank {', '.join(map(str.__add__, times, names))}" if runs else "no rank"
 
 
-def _shade(colour: str, share: float) -> str:
-    """`colour`, the paler the smaller the share."""
-    share = 0.12 + 0.88 * share if share else 0
-    parts = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
-    return "#" + "".join(f"{round(255 + (part - 255) * share):02x}" for part in parts)
-
-
 def _ink(fill: str) -> str:
-    """Black or white, whichever stands out more (WCAG 2.1, relative luminance)."""
+    """Black or white, whichever has more contrast (WCAG 2.1, relative luminance)."""
     red, green, blue = ((int(fill[i : i + 2], 16) / 255) ** 2.2 for i in (1, 3, 5))
     return "#111111" if 0.2126 * red + 0.7152 * green + 0.0722 * blue > 0.18 else "#ffffff"
 
 
 def _arrows(messages: list[Message]) -> list[dict[str, Any]]:
-    """An arrow for each chunk a message changed, beside its column; side by side where they would meet."""
+    """An arrow beside the column of each chunk that a message changed; arrows that would meet are side by side."""
     by_chunk: dict[int, list[list[Message]]] = defaultdict(list)
     for message in messages:
         for chunk in message.changed:
@@ -241,24 +228,15 @@ def _headline(messages: list[Message], k: int, last: int) -> dict[str, Any]:
     text = (
         f"<b>Round {k} of {last}</b>: {shown}" if k else "<b>Start</b>: every rank holds its own contribution"
     )
-    place = {
-        "x": 0,
-        "xref": "paper",
-        "xanchor": "left",
-        "y": 1,
-        "yref": "paper",
-        "yanchor": "bottom",
-        "yshift": 8,
-    }
-    return {**place, "text": text, "showarrow": False, "font": {"size": 14}}
+    return theme.annotation(text, 0, 1, xanchor="left", yshift=8)
 
 
 def _layout(workers: int, chunks: int, steps: list[dict], notes: list[dict]) -> dict[str, Any]:
-    # The slider stands below the axis' title; heights are pixels, its place a share of the plot's height.
-    rows = 46 * workers
+    # The slider is below the title of the axis; its position is a share of the plot's height.
     grey = "rgba(128,128,128,0.35)"
     slider = {
-        "active": 0, "steps": steps, "x": 0, "len": 1, "y": -66 / rows, "yanchor": "top", "pad": {"t": 0, "b": 0},
+        "active": 0, "steps": steps, "x": 0, "len": 1, "y": -66 / (46 * workers), "yanchor": "top",
+        "pad": {"t": 0, "b": 0},
         "currentvalue": {"visible": False}, "bgcolor": grey, "bordercolor": grey, "tickcolor": grey,
         "activebgcolor": SENT, "font": {"size": 13},
     }  # fmt: skip
@@ -271,23 +249,15 @@ def _layout(workers: int, chunks: int, steps: list[dict], notes: list[dict]) -> 
             ticktext=[*map(str, range(chunks))],
             **plain,
         ),
-        yaxis=theme.axis(
-            "",
-            (workers - 0.5, -0.5),
-            tickvals=[*range(workers)],
-            ticktext=[f"rank {r}" for r in range(workers)],
-            **plain,
-        ),
+        yaxis=theme.rows([f"rank {r}" for r in range(workers)], **plain),
         sliders=[slider],
         annotations=notes,
         barmode="overlay",
-        height=rows + 54 + 140,
         margin={"l": 76, "r": 16, "t": 54, "b": 140},
-        template=None,
     )
 
 
-def _says(rounds: Rounds, workers: int, chunks: int, name: str) -> str:
+def _caption(rounds: Rounds, workers: int, chunks: int, name: str) -> str:
     sent: Counter[int] = Counter()
     for message in rounds.messages:
         sent[message.source] += message.nbytes

@@ -1,4 +1,4 @@
-"""The figures of one panel, fed record by record from one run folder."""
+"""Figures of one panel, which take the records of one run folder one by one."""
 
 from __future__ import annotations
 
@@ -21,30 +21,20 @@ KEPT = 5
 
 
 class Board:
-    """The figures that mean something for the present run; in the first, losses of earlier runs too."""
+    """Figures that apply to the current run; the first also has the losses of earlier runs."""
 
     def __init__(self, experiment: Experiment) -> None:
         self.convergence, self.throughput = Convergence(experiment), Throughput(experiment)
-        self.staleness, self.timeline, self.waiting = (
-            Staleness(experiment),
-            Timeline(experiment),
-            Waiting(experiment),
-        )
-        self._below = (
-            self.throughput,
-            self.staleness,
-            Lead(experiment),
-            Lanes(experiment),
-            self.timeline,
-            self.waiting,
-            Consensus(experiment),
-        )
+        self.staleness, self.timeline = Staleness(experiment), Timeline(experiment)
+        self.waiting = Waiting(experiment)
+        lag = (self.throughput, self.staleness, Lead(experiment), Lanes(experiment))
+        self._below = (*lag, self.timeline, self.waiting, Consensus(experiment))
         self.shown: dict[str, Experiment] = {}
         self.choose(experiment)
         self._forget(experiment)
 
     def choose(self, experiment: Experiment) -> None:
-        """Show the figures that mean something for an experiment."""
+        """Show the figures that apply to an experiment."""
         self._curves = [self.convergence] if self.convergence.fits(experiment) else []
         self.active = [figure for figure in self._below if figure.fits(experiment)]
         self._by_worker = [figure for figure in self.active if hasattr(figure, "rank_step")]
@@ -52,16 +42,16 @@ class Board:
 
     @property
     def plots(self) -> dict[str, LivePlot]:
-        """Figures shown, by the title of their tab."""
+        """Visible figures, by the titles of their tabs."""
         return {figure.title: figure.plot for figure in (*self._curves, *self.active)}
 
     @property
     def all_plots(self) -> list[LivePlot]:
-        """Every figure, shown or not."""
+        """All figures, visible or not."""
         return [figure.plot for figure in (self.convergence, *self._below)]
 
     def begin(self, experiment: Experiment, key: str) -> None:
-        """Make room for run `key`; what was shown becomes an earlier run."""
+        """Start run `key`; the run shown before becomes an earlier run."""
         comparable = {
             k: e
             for k, e in self.shown.items()
@@ -87,17 +77,17 @@ class Board:
 
     @property
     def accuracy(self) -> float | None:
-        """Of the present run's latest test; None where nothing is trained."""
+        """Accuracy of the current run's latest test; None if nothing is trained."""
         return self.convergence.accuracy if self._curves else None
 
     def forget_earlier(self) -> None:
-        """Take earlier runs out of the figure; their folders stay."""
+        """Remove earlier runs from the figure; their folders stay."""
         self.shown = dict(list(self.shown.items())[:1])
         self.convergence.forget_earlier()
         self.flush()
 
     def take(self, rank: int, record: dict[str, Any]) -> None:
-        """One record of one rank."""
+        """Take a record of a rank."""
         kind = record["k"]
         if kind == "step":
             for figure in self._by_worker:
@@ -115,7 +105,7 @@ class Board:
             self.slip = max(self.slip or 0.0, record["slip"])
 
     def settle(self, ended: bool) -> None:
-        """Bring axes and sentences up to date."""
+        """Bring axes and captions up to date."""
         for done in self.steps.ready(ended):
             for figure in self._by_step:
                 figure.step(done)
@@ -128,6 +118,6 @@ class Board:
                     plot.set_caption("The run ended before its first step.")
 
     def flush(self, alive: bool = False) -> bool:
-        """Send what is new to the page; returns whether there was anything."""
+        """Send new points to the page; returns whether there were any."""
         sent = [plot.flush(alive) for plot in self.plots.values()]
         return any(sent)

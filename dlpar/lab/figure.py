@@ -1,4 +1,4 @@
-"""A static figure that carries its sentence and its data, and looks as the live ones do."""
+"""A static figure with its caption and its data, in the style of the live figures."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from dlpar.config.experiment import Experiment
 from dlpar.jobs.run import Run
 
 ROWS = 100
-"""Rows of each series in the table under a figure; :func:`table` gives all."""
+"""Rows of each series in the table under a figure; :func:`table` returns all."""
 
 
 class Figure(go.Figure):
-    """A plotly figure; in a notebook its sentence and its data as a table appear under it.
+    """A plotly figure; in a notebook its caption and its data as a table appear under it.
 
-    What is shown is kept in the notebook: it is there without a kernel, too.
+    All of it is saved in the notebook, so it is visible without a kernel, too.
     """
 
     def _ipython_display_(self) -> None:
@@ -34,17 +34,17 @@ class Figure(go.Figure):
 
 
 def caption(figure: go.Figure) -> str:
-    """The sentence that says what a figure shows; empty if it has none."""
+    """Caption of a figure; empty if it has none."""
     return (figure.layout.meta or {}).get("caption", "")
 
 
 def table(figure: go.Figure) -> pd.DataFrame:
-    """All points of a figure: the series' name, then what the axes say, units included."""
+    """All points of a figure: a column with the name of the series, then columns named after the axes."""
     return pd.concat(_tables(figure), ignore_index=True) if figure.data else pd.DataFrame(columns=["series"])
 
 
 def _tables(figure: go.Figure) -> list[pd.DataFrame]:
-    """One frame a trace; or the one table a figure brings along."""
+    """One frame per trace, or the table of the figure if it has one."""
     if "table" in (figure.layout.meta or {}):
         return [pd.DataFrame(figure.layout.meta["table"])]
     found = []
@@ -67,7 +67,7 @@ def _long(axis: str) -> str:
 
 
 def _below(figure: go.Figure) -> str:
-    """Sentence and table (open where the figure asks for it) as HTML, with the style that follows the page's theme."""
+    """Caption and table (open if the figure says so) as HTML, in a style that follows the page's theme."""
     groups: dict[tuple, list] = {}
     for frame in _tables(figure):
         groups.setdefault(tuple(frame.columns), []).append(frame.tail(ROWS))
@@ -85,7 +85,7 @@ def _below(figure: go.Figure) -> str:
 
 
 POINTS = 2000
-"""Most points drawn of one curve."""
+"""Most points of one curve that are drawn."""
 
 
 def blank(layout: dict[str, Any], height: int = 430) -> Figure:
@@ -113,7 +113,7 @@ def captioned(figure: Figure, sentence: str, table: dict[str, list] | None = Non
 
 
 def listed(runs: Run | Sequence[Run]) -> list[Run]:
-    """One run or several as a list; ValueError if there is none, or something else among them."""
+    """Return one run or several as a list; raise ValueError if there is none, or if one is something else."""
     runs = [runs] if isinstance(runs, Run) or not isinstance(runs, Iterable) else list(runs)
     for run in runs:
         if not isinstance(run, Run):
@@ -124,7 +124,7 @@ def listed(runs: Run | Sequence[Run]) -> list[Run]:
 
 
 def finished(runs: Run | Sequence[Run], titles: Sequence[str] | None = None) -> list[Run]:
-    """One run or several as a list; ValueError unless each has a finished step, and a title if there are any."""
+    """Return one run or several as a list; raise ValueError unless each has a finished step, and a title if any has."""
     runs = listed(runs)
     if titles is not None and len(titles) != len(runs):
         raise ValueError(f"titles: got {len(titles)}, allowed is one for each of {len(runs)} runs")
@@ -135,7 +135,7 @@ def finished(runs: Run | Sequence[Run], titles: Sequence[str] | None = None) -> 
 
 
 def single(run: Run | Sequence[Run]) -> Run:
-    """The run of a figure of one run's ranks, bare or alone in a list; ValueError if there are more."""
+    """Return the only run, given alone or in a list; raise ValueError if there are more."""
     runs = listed(run)
     if len(runs) > 1:
         raise ValueError(
@@ -145,10 +145,10 @@ def single(run: Run | Sequence[Run]) -> Run:
 
 
 def thinned(rows: pd.DataFrame) -> pd.DataFrame:
-    """Every n-th row, so that at most `POINTS` are left."""
+    """Keep every n-th row, so that at most `POINTS` are left."""
     return rows[:: max(1, -(-len(rows) // POINTS))]
 
 
 def over(experiment: Experiment, rows: pd.DataFrame) -> pd.Series:
-    """What lines of single workers are drawn over: seconds where these run free of each other, else steps."""
+    """Horizontal positions of a worker's steps: seconds if workers run free, otherwise step numbers."""
     return rows["t"] if experiment.free_running else rows["step"]

@@ -1,7 +1,7 @@
-"""What a student predicted, and what was found: kept in her own folder, and hers to delete.
+"""A student's predictions and the results, in a file of her own that she may delete.
 
-On a hub she may agree that the class sees how predictions spread: her answers then count, without her name and
-her reasons (:mod:`dlpar.classroom.hub.answers`), until she takes that back.
+On a hub she may agree to share them with the class. Then her answers count in the class's figures, without her name
+and her reasons (:mod:`dlpar.classroom.hub.answers`), until she withdraws.
 """
 
 from __future__ import annotations
@@ -18,29 +18,33 @@ if TYPE_CHECKING:
     import pandas as pd
 
 SHARED = {"key", "question", "predicted", "found", "how", "unit"}
-"""What of an entry the class may see."""
+"""Fields of an entry that the class may see."""
 
 COLUMNS = ["lab", "question", "predicted", "found", "how", "unit", "because", "at"]
 
 
 def ledger() -> Path:
-    """The file: a line for each prediction that was revealed."""
+    """File with one line for each prediction that was revealed."""
     return runs_folder().with_name("predictions.jsonl")
 
 
 def note(key: str, question: str, answer: Any, found: float | str, how: str, unit: str = "") -> None:
-    """Keep one prediction beside what was found; nothing is kept of a question that was not answered.
+    """Append a prediction and its result to the ledger, unless the question was not answered.
 
     Parameters
     ----------
     key : str
-        Of the question, such as ``"02-stale"``: the lab first.
+        Key of the question, such as ``"02-stale"``, which begins with the lab.
+    question : str
+        Text of the question.
     answer : Answer
-        Of :mod:`dlpar.lab.prediction`.
+        Answer, of :mod:`dlpar.lab.prediction`.
     found : float or str
-        A number, or the right choice.
+        Result: a number, or the right choice.
     how : str
-        ``measured``, ``simulated``, …
+        Source of the result: ``measured``, ``simulated``, …
+    unit : str, default ""
+        Unit of the numbers.
     """
     if answer.value is None and not answer.unsure:
         return
@@ -64,7 +68,7 @@ def note(key: str, question: str, answer: Any, found: float | str, how: str, uni
 
 
 def entries() -> dict[str, dict[str, Any]]:
-    """The latest line of each question."""
+    """The latest entry of each question."""
     try:
         lines = ledger().read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:
@@ -80,10 +84,9 @@ def entries() -> dict[str, dict[str, Any]]:
 
 
 def predictions() -> pd.DataFrame:
-    """Your predictions, a row for each question: what you said, and what was found.
+    """Your predictions and the results, one row for each question.
 
-    Nobody else sees them, unless you tick that they count in the class's figures; :func:`forget_predictions`
-    deletes them.
+    Nobody else sees them unless you share them with the class; :func:`forget_predictions` deletes them.
     """
     import pandas as pd
 
@@ -100,7 +103,7 @@ def predictions() -> pd.DataFrame:
 
 
 def forget_predictions() -> None:
-    """Delete all of them."""
+    """Delete all your predictions."""
     ledger().unlink(missing_ok=True)
 
 
@@ -109,18 +112,18 @@ def _agreement() -> Path:
 
 
 def is_shared() -> bool:
-    """Whether she has agreed."""
+    """Whether the student shares her answers with the class."""
     return _agreement().exists()
 
 
 def share(agrees: bool) -> None:
-    """Note whether she agrees that her answers count in the class's figures."""
+    """Note whether the student shares her answers with the class."""
     private_folder(ledger().parent)
     _agreement().touch(0o600) if agrees else _agreement().unlink(missing_ok=True)
 
 
 def shared_answers() -> list[dict[str, Any]] | None:
-    """What counts in the class's figures: no reasons, no times; None if she does not agree."""
+    """Entries that count in the class's figures, without reasons and times; None if the student does not share."""
     if not is_shared():
         return None
     return [{name: entry[name] for name in SHARED} for entry in entries().values() if SHARED <= entry.keys()]

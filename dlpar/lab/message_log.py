@@ -1,8 +1,7 @@
-"""What ranks really send in a collective: a communicator that writes it down, and the rounds it makes up.
+"""Log of the messages of a collective: a communicator that records them, and their division into rounds.
 
-Lamport, "Time, Clocks, and the Ordering of Events in a Distributed System"
-(CACM 1978): no clock is read; a message comes after whatever its sender had
-received before it sent.
+No clock is read: a message comes after all messages that its sender had received before
+(Lamport, "Time, Clocks, and the Ordering of Events in a Distributed System", CACM 1978).
 """
 
 from __future__ import annotations
@@ -31,10 +30,10 @@ class Message:
     nbytes : int
         Payload.
     round : int
-        From 1: in a round a rank sends one message at most, receives one at most, and passes on
-        only what it had before.
+        From 1. In a round a rank sends at most one message, receives at most one, and passes on
+        only data that it had before.
     changed : list of int
-        Elements of the receiver's tensor that are different afterwards.
+        Elements of the receiver's tensor that the message changed.
     """
 
     source: int
@@ -46,14 +45,14 @@ class Message:
 
 @dataclass
 class Rounds:
-    """A collective, message by message.
+    """Messages of a collective, and the tensors after each round.
 
     Attributes
     ----------
     messages : list of Message
         In the order of rounds.
     held : list of list of list of float
-        ``held[k][rank]``: the rank's tensor after round k; ``held[0]`` is what all began with.
+        ``held[k][rank]``: the rank's tensor after round k; ``held[0]`` has the initial tensors.
     """
 
     messages: list[Message]
@@ -62,7 +61,7 @@ class Rounds:
 
 @dataclass
 class _Event:
-    """One end of a message, as its rank saw it; `held` is filled in when the next thing happens."""
+    """One end of a message, as its rank saw it; `held` is filled in at the next event."""
 
     kind: str
     peer: int
@@ -73,14 +72,14 @@ class _Event:
 
 
 class LoggingComm:
-    """`comm`, writing down every message; all else is the inner communicator's.
+    """A communicator that logs every message; everything else is done by the inner communicator.
 
     Parameters
     ----------
     comm : Comm
         Carries the messages.
     tensor : Tensor
-        The one whose values are followed.
+        Tensor whose values are followed.
     """
 
     def __init__(
@@ -127,7 +126,7 @@ class LoggingComm:
         return LoggingComm(group, self._tensor, ranks, self.events)
 
     def look(self) -> list[float]:
-        """The tensor now, which is also what the last message has led to so far."""
+        """Read the tensor, and note it as the result of the last event."""
         now = self._tensor.tolist()
         if self.events:
             self.events[-1].held = now
@@ -146,7 +145,7 @@ class LoggingComm:
 
 
 class _Receiving:
-    """A receive under way, written down once, when it is complete."""
+    """A receive under way, logged once, when it is complete."""
 
     def __init__(self, comm: LoggingComm, request: Request) -> None:
         self._comm, self._request, self._logged = comm, request, False
@@ -169,15 +168,15 @@ class _Receiving:
 
 
 def record(collective: Callable[..., Any], starts: list[list[float]], timeout: float = 20.0) -> Rounds:
-    """Run ``collective(comm, tensor)`` on real ranks and put what they sent in rounds.
+    """Run ``collective(comm, tensor)`` on real ranks and divide its messages into rounds.
 
     Parameters
     ----------
     collective : callable
         Works in place on a flat float64 tensor.
     starts : list of list of float
-        What each rank's tensor holds at first; as many ranks as there are lists.
-    timeout : float
+        Initial tensor of each rank; there are as many ranks as lists.
+    timeout : float, default 20
         Seconds after which ranks that wait for each other are ended.
 
     Raises
@@ -190,7 +189,7 @@ def record(collective: Callable[..., Any], starts: list[list[float]], timeout: f
 
 
 def _logged(comm: Comm, collective: Callable[..., Any], starts: list[list[float]]) -> list[_Event]:
-    """On a rank: its events."""
+    """Run the collective on this rank and return its events."""
     import torch
 
     tensor = torch.tensor(starts[comm.rank], dtype=torch.float64, device=comm.device)
@@ -201,10 +200,10 @@ def _logged(comm: Comm, collective: Callable[..., Any], starts: list[list[float]
 
 
 def in_rounds(logs: list[list[_Event]], starts: list[list[float]]) -> Rounds:
-    """Pair sends with receives and give each message its round.
+    """Pair sends with receives, and assign each message to a round.
 
-    A message leaves one round after whatever its sender sent or received last, and
-    arrives no earlier than one round after what its receiver received last.
+    A message leaves one round after the last message that its sender sent or received. It
+    arrives at least one round after the last message that its receiver received.
     """
     under_way: dict[tuple[int, int, int], deque[int]] = defaultdict(deque)  # the rounds in which they left
     sent, received = [0] * len(logs), [0] * len(logs)

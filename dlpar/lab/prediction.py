@@ -1,4 +1,4 @@
-"""A prediction, asked for before anything runs; it never locks anything."""
+"""A student's prediction, asked for before a run; it never blocks anything."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _answers: dict[str, Answer] = {}
 
 
 class Answer(NamedTuple):
-    """What was predicted."""
+    """A student's answer."""
 
     value: float | str | None = None
-    """The number or choice; None if there is none."""
+    """Number or choice; None if there is none."""
     unsure: bool = False
     """Whether the answer was "I don't know"."""
     reason: str = ""
@@ -37,7 +37,7 @@ class Answer(NamedTuple):
 
 
 class Prediction(widgets.VBox):
-    """The widget :func:`predict` makes; ``value`` and ``answer`` may be read at any time."""
+    """A question with its answer, made by :func:`predict`; ``value`` and ``answer`` may be read at any time."""
 
     def __init__(
         self,
@@ -54,14 +54,14 @@ class Prediction(widgets.VBox):
         self._reason = widgets.Text(
             value=kept.reason, placeholder="in one line", description="because", layout={"width": "36em"}
         )
-        self._said = widgets.HTML()
+        self._note = widgets.HTML()
         self._input = self._choice(kept) if choices else self._number(kept)
         super().__init__(
             [
                 widgets.HTML(f"<b>{html.escape(question)}</b>"),
                 self._input,
                 self._reason,
-                self._said,
+                self._note,
                 Agreement(),
             ]
         )
@@ -73,23 +73,23 @@ class Prediction(widgets.VBox):
 
     @property
     def answer(self) -> Answer:
-        """What is predicted now."""
+        """The current answer."""
         return _answers.get(self.key, Answer())
 
     @property
     def value(self) -> float | str | None:
-        """The number or choice predicted; None without an answer or for "I don't know"."""
+        """Predicted number or choice; None without an answer or for "I don't know"."""
         return self.answer.value
 
     def reveal(self, found: float | str, how: str = "measured") -> Reveal:
-        """Prediction against what was found, to be shown as the last line of a cell.
+        """Compare the prediction with the result, as the last line of a cell.
 
         Parameters
         ----------
         found : float or str
-            A number, or one of the choices.
+            Result: a number, or one of the choices.
         how : str, default ``"measured"``
-            How it was found: ``"paced"``, ``"simulated"``, ``"computed"``.
+            Source of the result, such as ``"paced"``, ``"simulated"`` or ``"computed"``.
         """
         return Reveal(self, found, how)
 
@@ -139,17 +139,17 @@ class Prediction(widgets.VBox):
         answer = self.answer
         typed = not self.choices and self._text.value.strip()
         if typed and answer.value is None and not answer.unsure:
-            said = f"{typed!r} is not {self._allowed()}."
+            text = f"{typed!r} is not {self._allowed()}."
         elif answer.value is not None or answer.unsure:
             unit = "" if answer.value is None else self.unit
-            said = f"Noted: {_with_unit(str(answer), unit)}. You may still change it."
+            text = f"Noted: {_with_unit(str(answer), unit)}. You may still change it."
         else:
-            said = "No prediction yet; the lab goes on without one."
-        self._said.value = html.escape(said)
+            text = "No prediction yet; the lab goes on without one."
+        self._note.value = html.escape(text)
 
 
 class Reveal:
-    """Prediction against what was found: a sentence, and for numbers a line with both."""
+    """Comparison of a prediction with its result: a sentence and, for numbers, a drawing of both."""
 
     def __init__(self, prediction: Prediction, found: float | str, how: str) -> None:
         self.answer, self.unit, self.found, self.how = prediction.answer, prediction.unit, found, how
@@ -157,15 +157,15 @@ class Reveal:
 
     @property
     def sentence(self) -> str:
-        """What was predicted, what was found, how far apart they are."""
+        """Sentence with the prediction, the result and the difference."""
         value, figure = self.answer.value, self.found
         shown = quantity(figure) if isinstance(figure, (int, float)) else str(figure)
         found = f"{self.how}: {_with_unit(shown, self.unit)}"
         if value is None:
-            said = "You said you don't know" if self.answer.unsure else "No prediction was made"
-            return f"{said}; {found}."
+            text = "You said you don't know" if self.answer.unsure else "No prediction was made"
+            return f"{text}; {found}."
         if isinstance(value, str):
-            return f"You predicted “{value}”; {found}." + (" That is it." if value == figure else "")
+            return f"You predicted “{value}”; {found}." + (" That is right." if value == figure else "")
         predicted = _with_unit(quantity(value), self.unit)
         return f"You predicted {predicted}; {found}{_apart(value, float(figure))}."
 
@@ -178,7 +178,7 @@ class Reveal:
         return f'<div class="dlpar-reveal" role="status">{self._drawn()}{said}</div>'
 
     def _drawn(self) -> str:
-        """A number line from 0: dashed is predicted, solid is measured, broad and faint simulated."""
+        """A number line from 0: dashed is the prediction, solid a measurement, broad and faint a simulation."""
         if not isinstance(self.answer.value, float) or isinstance(self.found, str):
             return ""
         values = {"predicted": self.answer.value, self.how: float(self.found)}
@@ -212,13 +212,13 @@ def predict(
     Parameters
     ----------
     key : str
-        Names the prediction; asked again under it, the answer is still there.
+        Identifies the prediction; a question with the same key keeps its answer.
     question : str
-        What is asked.
-    choices : sequence of str
-        Answers to choose from; "I don't know" is always among them.
-    unit : str
-        Of the number, such as ``"times"`` or ``"samples/s"``.
+        Text of the question.
+    choices : sequence of str, optional
+        Answers to choose from; "I don't know" is always added.
+    unit : str, default ""
+        Unit of the number, such as ``"times"`` or ``"samples/s"``.
     low, high : float, optional
         Bounds of a sensible number.
     """
@@ -238,23 +238,23 @@ def _apart(predicted: float, measured: float) -> str:
     return f": {quantity(ratio if ratio > 1 else 1 / ratio)} times too {'high' if ratio > 1 else 'low'}"
 
 
-MEANS = (
-    "Your prediction and what you measured then count in the figures your teacher shows, without your name and "
-    "your reasons, together with at least four others. For all labs; untick it to take it back."
+MEANING = (
+    "Your predictions and results then count in the figures your teacher shows, without your name and "
+    "your reasons, together with at least four others. For all labs; untick it to withdraw."
 )
 
 _ticks: WeakSet[Agreement] = WeakSet()
 
 
 class Agreement(widgets.Checkbox):
-    """The tick; shown on a hub only, where there is a class.  All of a notebook say the same."""
+    """Checkbox to share predictions, shown only on a hub; all of a notebook have the same value."""
 
     def __init__(self) -> None:
         here = "JUPYTERHUB_USER" in os.environ
         super().__init__(
             value=is_shared(),
             description="count my predictions in the class's figures, without my name",
-            tooltip=MEANS,
+            tooltip=MEANING,
             indent=False,
             layout={"width": "auto", "display": None if here else "none"},
         )

@@ -1,4 +1,4 @@
-"""Source code of dlpar, shown where it is talked about."""
+"""Source code of dlpar, shown in a notebook."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LAYOUT = """
 
 
 class Source:
-    """Source of a function, class or module, with file and line numbers."""
+    """Source code of a function, class or module, with file and line numbers."""
 
     def __init__(self, code: str, file: Path, first: int) -> None:
         self.code, self.first = code.rstrip("\n"), first
@@ -24,7 +24,7 @@ class Source:
 
     @property
     def where(self) -> str:
-        """``dlpar/collectives/ring.py, lines 20 to 40``."""
+        """File and lines: ``dlpar/collectives/ring.py, lines 20 to 40``."""
         return f"{self.file}, lines {self.first} to {self.first + self.code.count(chr(10))}"
 
     def __repr__(self) -> str:
@@ -36,7 +36,7 @@ class Source:
         from pygments.formatters import HtmlFormatter
         from pygments.lexers import PythonLexer
 
-        # JupyterStyle's colours are the page's own variables: those of its code cells, light or dark.
+        # JupyterStyle's colours are variables of the page: those of its code cells, light or dark.
         form = HtmlFormatter(
             style=JupyterStyle, cssclass="dlpar-source", linenos="inline", linenostart=self.first
         )
@@ -46,17 +46,17 @@ class Source:
 
 
 def show(what: Any) -> Source:
-    """The source of `what`, to read in a notebook.
+    """Show the source code of `what` in a notebook.
 
     Parameters
     ----------
     what : function, class, module or str
-        Or a dotted name such as ``"dlpar.collectives.ring_allreduce"``.
+        Python object, or its dotted name, such as ``"dlpar.collectives.ring_allreduce"``.
 
     Raises
     ------
     TypeError
-        If it has no Python source.
+        If it has no Python source code.
     """
     found = _named(what) if isinstance(what, str) else what
     found = inspect.unwrap(found) if callable(found) else found
@@ -68,7 +68,7 @@ def show(what: Any) -> Source:
             f"show: got {what!r}, allowed is a function, class or module written in Python"
         ) from None
     package = inspect.getmodule(found).__name__.split(".")[0]
-    places = [i for i, part in enumerate(file.parts) if part == package]  # a checkout may bear the name too
+    places = [i for i, part in enumerate(file.parts) if part == package]  # a checkout may have the same name
     short = Path(*file.parts[places[-1] :]) if places else Path(file.name)
     return Source("".join(lines), short, max(first, 1))
 

@@ -1,4 +1,4 @@
-"""How long messages and collectives take: on this machine, by a platform's clock, or by the closed forms."""
+"""Times of messages and collectives: on this machine, by a platform's clock, or by closed forms."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 
 class Timing(NamedTuple):
-    """A collective's time, found in one of the worlds or predicted."""
+    """Time of a collective, from one of the worlds or predicted."""
 
     name: str
     ranks: int
     nbytes: int
-    """Of the whole tensor."""
+    """Bytes of the whole tensor."""
     seconds: float
-    """From the moment the first rank calls until the last rank has the result; measured: the quickest of some calls."""
+    """From the first rank's call until the last rank has the result; measured: the fastest of several calls."""
     how: str = "measured"
     """``measured``, ``paced``, ``simulated`` or ``predicted``."""
 
@@ -38,13 +38,13 @@ class PingPong:
     sizes : tuple of int
         Bytes.
     seconds : tuple of float
-        Half a round trip, the quickest of some.
-    how : str
-        As of a :class:`Timing`.
+        Half a round trip, the fastest of several.
+    how : str, default "measured"
+        Source, as in :class:`Timing`.
     where : str
-        The platform whose clock was kept; default: this machine.
+        Platform whose clock is used; default: this machine.
     link : Link
-        Fitted to sizes and seconds.
+        Link fitted to sizes and seconds.
     """
 
     sizes: tuple[int, ...]
@@ -60,19 +60,19 @@ class PingPong:
 def ping_pong(
     sizes: Sequence[int] = SIZES, repeats: int = 31, world: str = "real", platform: str | None = None
 ) -> PingPong:
-    """Send messages to and fro between two ranks and time them.
+    """Send messages back and forth between two ranks and time them.
 
     Parameters
     ----------
     sizes : sequence of int
         Bytes, from 1.
-    repeats : int
-        Round trips of each size on real ranks; the quickest counts: others waited for a core, not for the link.
-        In the other worlds all are alike, and there is one.
+    repeats : int, default 31
+        Round trips of each size on real ranks. The fastest counts, because others waited for a core, not for
+        the link. In the other worlds all round trips are equal, and there is one.
     world : str, default ``"real"``
-        ``"paced"`` or ``"simulated"``: by the clock of a platform.
+        ``"paced"`` or ``"simulated"`` use the clock of a platform.
     platform : str, optional
-        Which; default ``"p100-25gbe"``.
+        Platform of paced and simulated ranks; default ``"p100-25gbe"``.
     """
     trips = repeats if world == "real" else 1
     times = spmd(there_and_back, tuple(sizes), trips, workers=2, **_cluster(world, platform))[0]
@@ -96,17 +96,17 @@ def time_collectives(
     names : sequence of str
         Keys of :data:`dlpar.collectives.ALLREDUCE`.
     ranks : int or sequence of int
-        World sizes: to 64, of simulated ranks to 4,096.
+        World sizes: up to 64, for simulated ranks up to 4,096.
     sizes : sequence of float
         Bytes of the tensor, multiples of 4.
     world : str, default ``"real"``
-        ``"real"``: as this machine carries messages; ``"paced"``: real ranks and messages by the clock of
-        a platform; ``"simulated"``: on a virtual clock, where messages carry sizes only.
+        ``"real"``: messages of this machine; ``"paced"``: real ranks and messages by the clock of
+        a platform; ``"simulated"``: a virtual clock, and messages that carry sizes only.
     platform : str, optional
-        Of paced and simulated ranks; default ``"p100-25gbe"``.
-    repeats : int
-        Calls of each on real ranks; the quickest counts.  In the other worlds all are alike, and there is one.
-    timeout : float
+        Platform of paced and simulated ranks; default ``"p100-25gbe"``.
+    repeats : int, default 3
+        Calls of each on real ranks; the fastest counts. In the other worlds all calls are equal, and there is one.
+    timeout : float, default 60
         Seconds after which the ranks are ended.
 
     Raises
@@ -114,7 +114,7 @@ def time_collectives(
     ValueError
         If a name is not known.
     BadExperiment
-        If there is no such world or platform, or it does not hold so many ranks.
+        If there is no such world or platform, or the platform does not hold so many ranks.
     """
     from dlpar.collectives import ALLREDUCE
 
@@ -136,12 +136,14 @@ def time_collectives(
 def predict_collectives(
     names: Sequence[str], ranks: int | Sequence[int], sizes: Sequence[float], link: Link
 ) -> list[Timing]:
-    """What :func:`dlpar.theory.collective_seconds` says of all-reduce algorithms; arguments as above.
+    """Predict the times of all-reduce algorithms with :func:`dlpar.theory.collective_seconds`.
 
     Parameters
     ----------
+    names, ranks, sizes
+        As of :func:`time_collectives`.
     link : Link
-        Every rank has one of its own, such as ``dlpar.worlds.platforms.platform("cpu-10gbe").between``.
+        Link of every rank, such as ``dlpar.worlds.platforms.platform("cpu-10gbe").between``.
     """
     worlds = [ranks] if isinstance(ranks, int) else ranks
     return [
@@ -153,13 +155,13 @@ def predict_collectives(
 
 
 def _cluster(world: str, platform: str | None) -> dict[str, str]:
-    """Where the ranks are, as :func:`dlpar.spmd` takes it."""
+    """Cluster of the ranks, as keywords of :func:`dlpar.spmd`."""
     cluster = {"world": world, **({"platform": platform} if platform else {})}
     return {**cluster, "messages": "sizes"} if world == "simulated" else cluster
 
 
 def _time(comm: Comm, names: Sequence[str], sizes: Sequence[int], warming: int, repeats: int) -> list:
-    """On a rank: when each call of each collective began and ended, after some that warm up."""
+    """Return, on a rank, the begin and end of each call of each collective, after calls that warm up."""
     from dlpar.collectives import ALLREDUCE
 
     found = []

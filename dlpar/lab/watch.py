@@ -1,4 +1,4 @@
-"""The thread that reads a run folder while it grows and passes on what it finds."""
+"""Threads that pass the records of a run to a panel: while the run folder grows, or later as a replay."""
 
 from __future__ import annotations
 
@@ -14,40 +14,40 @@ from dlpar.jobs.run import Run
 from dlpar.jobs.tail import ALL_RANKS, Tail, lines_of
 
 SHORTEST, LONGEST = 0.05, 0.12
-"""Seconds between two looks: while records come, and when nothing happens."""
+"""Seconds between two reads: while records arrive, and when nothing happens."""
 
 SEND_EVERY = 0.1
-"""Seconds between two drawings; the page could not show more to any use."""
+"""Seconds between two drawings; more would be of no use on the page."""
 
 SIGN_OF_LIFE = 1.0
-"""Seconds after which the page hears that there is no news."""
+"""Seconds after which the page receives a sign of life without news."""
 
 CHUNK = 256 << 10
-"""Bytes of one file taken at a time: bounds memory when a long run is opened."""
+"""Bytes of one file read at a time; bounds memory when a long run is opened."""
 
 
 BEHIND = 2000
-"""Records in one look that mean there is more to read at once."""
+"""Records in one read from which the next read follows at once."""
 
 GRACE = 3.0
-"""Seconds a run may go unheld before it counts as lost: its guard may still be starting."""
+"""Seconds after which a run that no process holds counts as lost: its guard may still be starting."""
 
 
 class Listener(Protocol):
-    """What a watch feeds."""
+    """Receiver of the records of a watch."""
 
     def take(self, source: str, record: dict[str, Any]) -> None:
-        """One record; `source` is ``rank-3`` or ``job``."""
+        """Take a record; `source` is ``rank-3`` or ``job``."""
 
     def refresh(self, alive: bool) -> None:
-        """Show what was taken; `alive`: say something even if it was nothing."""
+        """Show the records taken so far; with `alive`, send a sign of life even if there are none."""
 
     def ended(self, status: str, reason: str) -> None:
-        """The run is over and all its records were taken."""
+        """End the run, whose records have all been taken."""
 
 
 class Watch(Thread):
-    """Tails `path` until the run has ended, or nobody holds `listener` any more.
+    """Read `path` until the run has ended, or until `listener` is no longer referenced.
 
     The thread keeps only a weak reference to the listener, never prints, and
     does nothing that outlives the kernel.
@@ -62,7 +62,7 @@ class Watch(Thread):
         self._checked, self._seen_alive = 0.0, time.monotonic()
 
     def cancel(self) -> None:
-        """End the thread at its next look."""
+        """End the thread at its next read."""
         self._cancelled.set()
 
     def run(self) -> None:
@@ -96,7 +96,7 @@ class Watch(Thread):
                 self._cancelled.wait(pause)
 
     def _lost(self) -> bool:
-        """Whether nobody has held the run for a while."""
+        """Whether no process has held the run for a while."""
         now = time.monotonic()
         if now - self._checked > 0.5:
             self._checked = now
@@ -112,34 +112,34 @@ class Watch(Thread):
         return len(records)
 
     def _finish(self, listener: Listener) -> None:
-        while self._take(listener):  # written between the last look and the end
+        while self._take(listener):  # written between the last read and the end
             pass
         if self._end:
             listener.ended(self._end["status"], self._end.get("reason") or "")
         else:
-            listener.ended("lost", "the job ended without a word; it may have been killed")
+            listener.ended("lost", "the job ended without a record of its end; it may have been killed")
 
 
 AT_MOST = 1000.0
-"""Times as fast, or as slow, as it ran."""
+"""Largest factor by which a replay is faster or slower than the run."""
 
 
 class Replay(Thread):
-    """Passes a run's records on, each when it is due.
+    """Pass a run's records to a listener, each when it is due.
 
     Parameters
     ----------
     run : Run
-        One that has ended.
+        A run that has ended.
     listener : Listener
-        What a watch would have fed.
+        Receiver of the records, as of a watch.
     speed : float, default 1
         Seconds of the run's clock in a second; 0.001 to 1000.
 
     Raises
     ------
     ValueError
-        If the run still goes on, or for a speed that is not allowed.
+        If the run is still running, or for a speed that is not allowed.
     """
 
     def __init__(self, run: Run, listener: Listener, speed: float = 1.0) -> None:
@@ -170,28 +170,28 @@ class Replay(Thread):
             listener.ended(self._run.status, self._run.reason)
 
     def _show(self, at: float) -> bool:
-        """Show what was passed on when its time has come; False if nobody wants to see more."""
+        """Wait until `at` and show the records passed so far; returns False if the replay was cancelled."""
         left = at - time.monotonic()
         if self._cancelled.wait(max(0.0, left)) or (listener := self._listener()) is None:
             return False
-        if left > -SEND_EVERY:  # the page must not hold up a replay that is behind
+        if left > -SEND_EVERY:  # the page must not delay a replay that is behind
             listener.refresh(alive=True)
         return True
 
 
 def has_ended(run: Run) -> bool:
-    """Whether its records are whole; from when its end is written, a job still holds its folder for a moment."""
+    """Whether a run's records are complete; after the last one, a job still holds its folder for a moment."""
     return not run.live or run.status not in ("queued", "starting", "running")
 
 
 def in_order(run: Run) -> Iterator[tuple[float, str, dict[str, Any]]]:
-    """All that ranks recorded, by the run's clock: seconds, source, record.  Nothing is kept."""
+    """All records of the ranks in the order of the run's clock: seconds, source, record; none is kept."""
     files = [_of_file(path) for path in sorted(run.path.glob("rank-*.jsonl"))]
     return heapq.merge(*files, key=lambda found: found[0])
 
 
 def _of_file(path: Path) -> Iterator[tuple[float, str, dict[str, Any]]]:
-    now = 0.0  # a rank says first who it is, at no time
+    now = 0.0  # the first record of a rank has no time
     for record in lines_of(path):
         now = max(now, record.get("t") or now)
         source = f"rank-{record['rank']}" if path.stem == ALL_RANKS else path.stem

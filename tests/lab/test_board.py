@@ -72,7 +72,7 @@ def test_staleness_zero_says_why_and_other_values_are_told(board):
     board.settle(ended=False)
     assert (
         board.staleness.plot.caption
-        == "A gradient met weights that were 3 updates newer on average, 6 at most."
+        == "The weights behind a gradient were 3 updates old on average, 6 at most."
     )
 
 
@@ -179,7 +179,7 @@ def test_staleness_of_free_running_workers_is_counted_worker_by_worker():
     assert plot.caption.endswith("theory predicts N − 1 = 1 on average.")
     assert plot.series("predicted").rows[:, 1].tolist() == [1, 1]
     assert (
-        board.plots["Lead"].says
+        board.plots["Lead"].caption
         == "The largest lead over the slowest was 3 clocks (rank 0); nothing bounds it."
     )
 

@@ -29,7 +29,7 @@ def test_number_is_compared_with_the_measurement():
 def test_what_is_no_sensible_number_is_told_and_not_taken(typed):
     asked = predict("speed", "How fast?", low=0, high=10)
     asked._text.value = typed
-    assert asked.value is None and "is not a number from 0 to 10" in asked._said.value
+    assert asked.value is None and "is not a number from 0 to 10" in asked._note.value
 
 
 def test_choice_and_not_knowing():

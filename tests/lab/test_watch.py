@@ -40,7 +40,7 @@ def test_a_job_that_vanishes_counts_as_lost(monkeypatch):
     thread = Watch(new_folder(Experiment()), listener)
     thread.start()
     thread.join(5)
-    assert listener.status == "lost" and "without a word" in listener.reason
+    assert listener.status == "lost" and "without a record of its end" in listener.reason
 
 
 def test_thread_ends_when_nobody_listens_any_more(monkeypatch):
