@@ -35,7 +35,7 @@ def animate(
     whose contributions to its chunk it holds; more contributions are darker. In a round a
     rank sends at most one message and receives at most one, and passes on only
     data that it had before. So rounds are the cost of a collective on links that carry one
-    message each way at a time, whatever the order of messages was here.
+    message each way at a time; the order of messages in this run does not matter.
 
     Parameters
     ----------

@@ -17,7 +17,7 @@ from dlpar.lab.live.waiting import Waiting
 from dlpar.lab.live_plot import LivePlot
 
 KEPT = 5
-"""Earlier runs that stay in the figure; more could not be told apart."""
+"""Earlier runs that stay in the figure; more could not be distinguished."""
 
 
 class Board:

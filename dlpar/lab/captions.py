@@ -20,7 +20,7 @@ def quantity(value: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds as a reader says them: 12.5 ms, 0.4 s, 12 s, 3 min 20 s, 2 h 5 min."""
+    """Seconds in the units of everyday speech: 12.5 ms, 0.4 s, 12 s, 3 min 20 s, 2 h 5 min."""
     if 0 < seconds < 0.05:
         return f"{1e3 * seconds:.3g} ms"
     if seconds < 10:
@@ -78,7 +78,7 @@ def errors(found: Mapping[str, Mapping], most: float = math.inf) -> list[str]:
     found : mapping of str to mapping
         Values by source (see :data:`~dlpar.lab.theme.ORDER`), each by a key that sources share.
     most : float, default infinite
-        Errors from which nothing is said.
+        Errors from which no sentence is added.
     """
     base = next(source for source in theme.ORDER if found[source])
     sentences = []

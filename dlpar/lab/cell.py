@@ -1,4 +1,4 @@
-"""Widgets in notebook cells: what a cell replaces when it runs again, and how a widget hears the page meanwhile."""
+"""Widgets in notebook cells: a cell that runs again replaces its widget, and a running cell does not block it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def heading(title: str, question: str) -> widgets.HTML:
 
 
 class JobWidget(widgets.VBox):
-    """A widget that starts jobs: a cell that runs again replaces it, and it shows errors instead of raising them."""
+    """A widget that starts jobs; it is replaced when its cell runs again, and shows errors instead of raising them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class JobWidget(widgets.VBox):
         self._alert.value = f'<p role="alert">{html.escape(sentence)}</p>' if sentence else ""
 
     def _pressed(self, action: Callable[[], Any]) -> None:
-        """Act on a press of a button; a callback must not raise, because nobody would see it."""
+        """Act on a press of a button, and show an error, because an exception in a callback is invisible."""
         try:
             action()
         except Exception as error:
@@ -114,7 +114,7 @@ def all_below(*roots: widgets.Widget) -> list[widgets.Widget]:
 
 
 def _prepare() -> None:
-    """Start the fork server before somebody presses Run."""
+    """Start the fork server ahead of the first press of Run."""
     try:
         from dlpar.jobs.fork_server import prepare
 

@@ -67,7 +67,7 @@ def _long(axis: str) -> str:
 
 
 def _below(figure: go.Figure) -> str:
-    """Caption and table (open if the figure says so) as HTML, in a style that follows the page's theme."""
+    """Caption and table (open if the figure has ``open``) as HTML, in a style that follows the page's theme."""
     groups: dict[tuple, list] = {}
     for frame in _tables(figure):
         groups.setdefault(tuple(frame.columns), []).append(frame.tail(ROWS))
@@ -124,7 +124,13 @@ def listed(runs: Run | Sequence[Run]) -> list[Run]:
 
 
 def finished(runs: Run | Sequence[Run], titles: Sequence[str] | None = None) -> list[Run]:
-    """Return one run or several as a list; raise ValueError unless each has a finished step, and a title if any has."""
+    """Return one run or several as a list.
+
+    Raises
+    ------
+    ValueError
+        If a run has no finished step, or the number of titles is not that of the runs.
+    """
     runs = listed(runs)
     if titles is not None and len(titles) != len(runs):
         raise ValueError(f"titles: got {len(titles)}, allowed is one for each of {len(runs)} runs")

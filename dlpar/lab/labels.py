@@ -18,7 +18,7 @@ WITH_PUSHES = "ps or hogwild"
 
 
 def scheme(experiment: Experiment) -> str:
-    """How replicas agree, in words: ``ring``, ``ps ssp(3)``, ``gossip exp2``, ``local SGD(8) ring``."""
+    """Name of a scheme: ``ring``, ``ps ssp(3)``, ``gossip exp2``, ``local SGD(8) ring``."""
     words = [_sync(experiment.sync)]
     averaging = experiment.averaging
     if averaging.method != "none":
@@ -48,14 +48,14 @@ def _sync(sync: Any) -> str:
 
 
 def split(experiment: Experiment) -> str:
-    """How one model is cut, in words: ``data``, ``tensor 4``, ``spatial 2 × 2``, ``pipeline 4 1f1b``."""
+    """Name of a split: ``data``, ``tensor 4``, ``spatial 2 × 2``, ``pipeline 4 1f1b``."""
     cut = experiment.split
     sizes = " × ".join(map(str, cut.axes(experiment.workers).values()))
     return " ".join(word for word in (cut.kind, sizes, getattr(cut, "schedule", "")) if word)
 
 
 def consistency(experiment: Experiment) -> str:
-    """How stale a worker may be, in one word: ``bsp``, ``ssp(3)``, ``asp``."""
+    """Name of a consistency, the staleness that is allowed: ``bsp``, ``ssp(3)``, ``asp``."""
     if experiment.sync.server_ranks:
         return _sync(experiment.sync).partition(" ")[2]
     return "asp" if experiment.free_running else "bsp"

@@ -35,7 +35,7 @@ LOG, RECORDINGS = 1, 2
 
 
 class Panel(JobWidget):
-    """Controls, Run and Stop, and the figures of a run while it goes on.
+    """Controls, Run and Stop, and the live figures of a run.
 
     Parameters
     ----------
@@ -303,7 +303,7 @@ class Tabs(widgets.Tab):
 
 
 def warning(experiment: Experiment) -> str:
-    """Warn of workers that cannot agree and of a simulation that takes long; empty if there is nothing to warn of."""
+    """Warning of workers that cannot agree and of a long simulation; empty if neither applies."""
     return " ".join(filter(None, (disagreement(experiment), foreseen(experiment))))
 
 

@@ -135,7 +135,7 @@ def run_all(
     jobs : int, default 2
         Simulations that run at the same time, at least 1.
     told : callable, optional
-        Called with each outcome as soon as it is known.
+        Called with each outcome as soon as its run has ended.
     stop : callable, optional
         Called now and then; if it returns True, running jobs are ended and no other is started.
 

@@ -1,8 +1,8 @@
-"""How everything looks: one colour per scheme, a second sign besides colour, axes in the same words.
+"""Style of all figures: one colour per scheme, a second sign besides colour, axes with the same titles.
 
-Colours are those of Okabe and Ito (jfly.uni-koeln.de/color, 2008), the light ones
-darkened until each stands out at 3:1 or more on a white and on a dark page alike
-(WCAG 2.1, 1.4.11), so that a curve keeps its colour when the theme changes.
+Colours are those of Okabe and Ito (jfly.uni-koeln.de/color, 2008). The light ones are darkened
+to a contrast of at least 3:1 on a white and on a dark page (WCAG 2.1, 1.4.11), so that a
+curve keeps its colour when the theme changes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from dlpar.config.experiment import Experiment
 
 GREY = "#7f7f7f"
-"""What belongs to no scheme and to no rank."""
+"""Colour of everything that belongs to no scheme and to no rank."""
 
 SCHEMES = {
     "ring": "#0072B2",
@@ -24,7 +24,7 @@ SCHEMES = {
     "gossip": "#C56C9E",
     "hogwild": "#BF8300",
 }
-"""Colour of each way replicas agree, the same in every figure of every lab."""
+"""Colour of each scheme, the same in every figure of every lab."""
 
 ALLREDUCES = {
     "ring": (SCHEMES["ring"], "circle"),
@@ -40,7 +40,7 @@ RANKS = ("#7e83d3", "#975a9b", "#c96b7b", "#a95f23", "#9d8d26", "#418646", "#00a
 """Colours of ranks: even steps around the hue circle, lightness alternating."""
 
 DASHES = ("solid", "2px,3px", "10px,3px,2px,3px", "16px,4px", "12px,3px,2px,3px,2px,3px")
-"""Dashes of ranks; plotly's plain "dash" is left out, it means predicted."""
+"""Dashes of ranks; plotly's plain "dash" is not among them, because it means predicted."""
 
 PATTERNS = ("", "/", "\\", "x", "-", "|", "+", ".")
 """Patterns of ranks where they are drawn as bars."""
@@ -48,20 +48,20 @@ PATTERNS = ("", "/", "\\", "x", "-", "|", "+", ".")
 MARKERS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "star", "triangle-down", "pentagon")
 
 PREDICTED = {"dash": "dash"}
-"""Line of what was predicted; what was measured is solid."""
+"""Line of predictions; lines of measurements are solid."""
 
 IDEAL = {"color": GREY, "width": 2, "dash": "dot"}
-"""Line of what would be ideal."""
+"""Line of the ideal."""
 
 FAINT = 0.6
 """Opacity of earlier runs, and of simulated ones."""
 
 BROAD = 5.0
-"""Width of a simulated run's line: with its faintness it tells it from any that was measured."""
+"""Width of a simulated run's line; width and faintness distinguish it from measurements."""
 
 
 class Phase(NamedTuple):
-    """How a phase of a step is drawn."""
+    """Style of a phase of a step."""
 
     group: str
     colour: str
@@ -84,10 +84,10 @@ PHASES = {
     "wait": Phase("wait", GREY, "."),
     "evaluate": Phase("evaluate", "#8c6bb1", "+"),
 }
-"""Phases a rank writes as spans: the colour tells the kind of work, the pattern the phase."""
+"""Phases that a rank writes as spans; the colour shows the kind of work, the pattern the phase."""
 
 KINDS = ("compute", "communicate", "wait", "evaluate", "other")
-"""Kinds of work, in the order in which they are told."""
+"""Kinds of work, in the order of captions."""
 
 OTHER = Phase("other", GREY, "-")
 
@@ -97,21 +97,21 @@ TITLES = {
     "seconds": "time since all ranks were ready (s)",
     "MB sent": "sent by all workers together (MB)",
 }
-"""Titles of the horizontal axes a curve can be drawn over, by the column they show."""
+"""Titles of the horizontal axes of curves, by their columns."""
 
 
 CLOCKS = {"real": "wall", "paced": "logical", "simulated": "virtual"}
 """The clock of each world."""
 
 HOW = {"real": "measured", "paced": "paced", "simulated": "simulated"}
-"""What a figure from each world is called."""
+"""Name of a result from each world."""
 
 ORDER = ("measured", "paced", "simulated", "predicted")
-"""How a figure was found, what counts most first."""
+"""Sources of results, from the one that counts most."""
 
 
 def seconds_title(clocks: Iterable[str]) -> str:
-    """Title of an axis of seconds that are told by these clocks."""
+    """Title of an axis of seconds of these clocks."""
     clocks = set(clocks)
     if clocks <= {"wall"}:
         return TITLES["seconds"]
@@ -121,21 +121,21 @@ def seconds_title(clocks: Iterable[str]) -> str:
 
 
 def titles(worlds: Iterable[str]) -> dict[str, str]:
-    """`TITLES`, that of seconds saying on which clock runs in these worlds count them."""
+    """`TITLES`, with the clocks of these worlds in the title of seconds."""
     return {**TITLES, "seconds": seconds_title(CLOCKS[world] for world in worlds)}
 
 
 def on_clock(title: str, world: str) -> str:
-    """The title of an axis of time, its clock named unless it is the wall's: ``time of a rank, virtual clock (s)``."""
+    """Title of an axis of time, with its clock unless that is the wall clock: ``time of a rank, virtual clock (s)``."""
     name, unit = title.rsplit(" (", 1)
     return title if world == "real" else f"{name}, {CLOCKS[world]} clock ({unit}"
 
 
 WORKERS = 16
-"""Workers with a line, a lane or a row of their own; more could not be told apart."""
+"""Most workers with a line, a lane or a row of their own; more could not be distinguished."""
 
 OTHERS = 4
-"""Servers and leaves drawn beside them."""
+"""Most servers and leaves drawn beside them."""
 
 
 def workers(experiment: Experiment) -> int:
@@ -180,9 +180,9 @@ def line_by_source(colour: str, source: str, width: float = 2.5) -> dict[str, An
 
 
 def rank_line(rank: int, crowded: bool = False) -> dict[str, Any]:
-    """Line and marker that tell `rank` apart with and without colour, as plotly trace attributes.
+    """Line and marker of `rank`, distinct with and without colour, as plotly trace attributes.
 
-    `crowded`: there are so many that a legend would not hold them; hovering tells which it is.
+    With `crowded`, the legend leaves the ranks out, and hovering shows the rank.
     """
     colour = RANKS[rank % len(RANKS)]
     return {
@@ -194,7 +194,7 @@ def rank_line(rank: int, crowded: bool = False) -> dict[str, Any]:
 
 
 def rank_bar(rank: int) -> dict[str, Any]:
-    """Bars of `rank`, its pattern another sign besides the colour."""
+    """Bars of `rank`, with a pattern besides the colour."""
     pattern = hatch(PATTERNS[rank % len(PATTERNS)])
     return {"type": "bar", "marker": {"color": RANKS[rank % len(RANKS)], "pattern": pattern}}
 
@@ -210,13 +210,13 @@ def run_line(colour: str, age: int = 0) -> dict[str, Any]:
 
 
 def mark(colour: str, number: int) -> dict[str, Any]:
-    """Marker of one of several runs: its own symbol, edged so that it stands out of a line of its colour."""
+    """Marker of one of several runs, with an edge that separates it from a line of the same colour."""
     edge = {"width": 1.5, "color": "#ffffff"}
     return {"color": colour, "size": 11, "symbol": MARKERS[number % len(MARKERS)], "line": edge}
 
 
 def beside(colour: str, number: int, world: str = "real") -> dict[str, Any]:
-    """Line of one of several runs, none behind another: its own dash and symbols, which no simulation makes faint."""
+    """Line of one of several runs of equal rank, with its own dash and symbols; only simulated lines are faint."""
     line = {"color": colour, "width": 2.0, "dash": DASHES[number % len(DASHES)]}
     if world == "simulated":
         line |= line_by_source(colour, world)
@@ -224,7 +224,7 @@ def beside(colour: str, number: int, world: str = "real") -> dict[str, Any]:
 
 
 def faint(colour: str) -> str:
-    """A colour (``#rrggbb``) as faint as simulated lines are."""
+    """A colour (``#rrggbb``) with the opacity of simulated lines."""
     red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
     return f"rgba({red},{green},{blue},{FAINT})"
 
@@ -236,7 +236,7 @@ def lighter(colour: str, share: float) -> str:
 
 
 def of_world(style: dict[str, Any], world: str) -> dict[str, Any]:
-    """The style of a run's line in its world: faint and broad where it was simulated, else as it is."""
+    """Style of a run's line in its world: faint and broad if simulated, otherwise unchanged."""
     if world != "simulated":
         return style
     return {
@@ -265,7 +265,7 @@ def hatch(shape: str) -> dict[str, Any]:
 
 
 def axis(title: str, limits: tuple[float, float] | None = None, **more: Any) -> dict[str, Any]:
-    """An axis with its label and unit; `limits` fix it, so that it does not jump while a run goes on."""
+    """An axis with its title and unit; `limits` fix it, so that it does not jump during a run."""
     fixed = {"range": list(limits)} if limits else {}
     return {
         "title": {"text": title, "standoff": 10, "font": {"size": 14}},
@@ -290,19 +290,19 @@ def rows(names: Sequence[str], **more: Any) -> dict[str, Any]:
 
 
 def annotation(text: str, x: float, y: float, **more: Any) -> dict[str, Any]:
-    """Text without an arrow; `x` and `y` are shares of the plot, and `y` is the lower edge of the text."""
+    """Text without an arrow; `x` and `y` are shares of the plot, `y` for the lower edge."""
     place = {"x": x, "xref": "paper", "y": y, "yref": "paper", "yanchor": "bottom"}
     return {"text": text, "showarrow": False, "font": {"size": 14}, **place, **more}
 
 
 def layout(**more: Any) -> dict[str, Any]:
-    """What all figures share; text and grid take the page's own colours through ``lab.css``."""
+    """Layout that all figures share; ``lab.css`` gives text and grid the colours of the page."""
     return {
         "font": {"size": 14, "color": "#222222"},
         "paper_bgcolor": "rgba(0,0,0,0)",
         "plot_bgcolor": "rgba(0,0,0,0)",
         "margin": {"l": 92, "r": 16, "t": 54, "b": 54},
-        # In room kept free for it, so that the figure stays where it is however many entries come.
+        # Above the plot, in reserved space, so that the figure does not move when entries are added.
         "legend": {
             "orientation": "h",
             "traceorder": "normal",
@@ -321,7 +321,7 @@ def layout(**more: Any) -> dict[str, Any]:
 
 
 def doubled(value: float, least: float = 1.0) -> float:
-    """The first of `least`, 2 × `least`, 4 × `least` … not below `value`: how an axis grows during a run."""
+    """The first of `least`, 2 × `least`, 4 × `least` … not below `value`: the end of a growing axis."""
     top = least
     while top < value < float("inf"):
         top *= 2
@@ -329,7 +329,7 @@ def doubled(value: float, least: float = 1.0) -> float:
 
 
 def rounded_up(value: float) -> float:
-    """The first round number not below a positive `value`: where an axis ends that need not grow again."""
+    """The first round number not below a positive `value`: the end of a final axis."""
     if not 0 < value < float("inf"):
         return 1.0
     scale = 10.0 ** math.floor(math.log10(value))

@@ -24,7 +24,7 @@ class Timing(NamedTuple):
     nbytes: int
     """Bytes of the whole tensor."""
     seconds: float
-    """From the first rank's call until the last rank has the result; measured: the fastest of several calls."""
+    """Time between the first rank's call and the last rank's result; measured: the fastest of several calls."""
     how: str = "measured"
     """``measured``, ``paced``, ``simulated`` or ``predicted``."""
 

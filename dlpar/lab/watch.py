@@ -1,4 +1,4 @@
-"""Threads that pass the records of a run to a panel: while the run folder grows, or later as a replay."""
+"""Threads that pass the records of a run to a panel, during the run or later as a replay."""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ def _used(experiment: Experiment) -> Graph:
 
 
 def _edges(graph: Graph, places: np.ndarray, node: int | None) -> dict[str, Any]:
-    """All edges as one trace; those of a directed graph have a head at the rim of a node, `node` pixels across."""
+    """All edges as one trace; with `node`, a node's size in pixels, edges are directed and have heads."""
     edges = [(a, b) for a, to in enumerate(graph) for b in to if node or a < b]
     lines = np.array([p for a, b in edges for p in (places[a], places[b], (np.nan, np.nan))]).reshape(-1, 2)
     drawn = {"x": lines[:, 0], "y": lines[:, 1], "mode": "lines", "line": {"color": theme.GREY, "width": 2}}
@@ -177,7 +177,7 @@ def _exchange(experiment: Experiment, graph: Graph) -> str:
 
 
 def _places(experiment: Experiment) -> np.ndarray:
-    """Positions of the nodes: on a grid, on a circle, or on a circle around a star's centre; shape (workers, 2)."""
+    """Positions of the nodes, shape (workers, 2): a grid, a circle, or a circle around a star's centre."""
     n, kind = experiment.workers, _shape(experiment)
     if kind == "grid":
         _, columns = grid_shape(n)

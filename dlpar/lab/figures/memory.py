@@ -1,4 +1,4 @@
-"""Static figure of memory: bytes that ranks hold at the peak of a step by kind, and over the time of that step."""
+"""Static figure of the memory of ranks: at the peak of a step by kind, and over the time of that step."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ STATE = ("weights", "gradients", "optimizer")
 """Kinds that have a closed form."""
 
 INSTANTS = 400
-"""Parts of a step; of each part, the most that was held is drawn, and what was left at its end."""
+"""Parts of a step; the largest and the last value of each part are drawn."""
 
 Points = list[tuple[float, float]]
 """Points ``(ms, micro-batches or bytes)`` of a rank; a value holds until the next point."""
@@ -42,13 +42,13 @@ class Row(NamedTuple):
 
 
 def memory(runs: Run | Sequence[Run], titles: Sequence[str] | None = None) -> Figure:
-    """Draw the memory of each rank at the peak of a step, by kind; of several runs, of the rank that held most.
+    """Draw the memory of each rank by kind at the peak of a step; for several runs, of the fullest rank.
 
     The step is the last in which memory was recorded. If the model is split by data alone, a mark
     shows weights, gradients and optimizer state by the closed form (Rajbhandari et al., arXiv
-    1910.02054, section 5). For a single run, a second panel shows the memory over the time of that step
-    (unless steps overlap). For a pipeline, another shows the micro-batches in flight, that
-    is, after their forward and before their backward pass.
+    1910.02054, section 5). For a single run, a second panel shows the memory over the time of that step,
+    unless steps overlap. For a pipeline, another panel shows the micro-batches in flight: those
+    after their forward and before their backward pass.
 
     Parameters
     ----------

@@ -73,7 +73,7 @@ def _axis(experiment: Experiment, name: str, nodes: list[int]) -> Axis:
 
 
 def _places(nodes: list[int]) -> list[tuple[int, int]]:
-    """Column and row of each rank: a column for each node; the ranks of a single node are side by side."""
+    """Column and row of each rank: one column per node, or one row if there is a single node."""
     if len(set(nodes)) == 1:
         return [(rank, 0) for rank in range(len(nodes))]
     places, held = [], dict.fromkeys(nodes, 0)

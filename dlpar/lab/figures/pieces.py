@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 CELL, BIAS = (0.06, 0.94), (0.84, 0.94)
-"""Left and right end of a layer in a rank's column, and of its bias; the weight ends before the bias."""
+"""Left and right end of a layer and of its bias in a rank's column."""
 
 TALL = 0.76
 """Height of a layer in its row."""

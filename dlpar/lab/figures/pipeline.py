@@ -24,7 +24,7 @@ PASSES = ("forward", "recompute", "backward", "weight")
 """Spans in which a stage computes for a micro-batch."""
 
 TALKING = ("receive", "send", "reduce")
-"""Spans in which a stage waits for a neighbour or, in a pass, for its other ranks: a strip at the foot of its row."""
+"""Spans in which a stage waits for messages; a strip at the foot of its row."""
 
 
 class Drawn(NamedTuple):
@@ -131,7 +131,7 @@ def ideal(experiment: Experiment, measured: list[Drawn], steps: range) -> list[D
 
 
 def _step_of(bar: Bar, stages: int) -> int:
-    """Step of a pass without a flush, where each micro-batch is a step: a stage is ahead by the stages that follow."""
+    """Step of a pass without a flush, where each micro-batch is a step and early stages are ahead."""
     return max(0, bar.micro - (stages - 1 - bar.stage)) if bar.kind == "F" else bar.micro
 
 
@@ -353,9 +353,10 @@ FORWARD, BACKWARD = 1.0, 2.0
 def schedule(
     which: str | Sequence[Sequence[Action]], stages: int = 4, microbatches: int = 8, chunks: int = 2
 ) -> Figure:
-    """Draw a schedule as a Gantt chart; the unit of time is a forward pass of a micro-batch through a stage.
+    """Draw a schedule as a Gantt chart.
 
-    Stages are equal, a backward pass takes twice as long as a forward one, and messages take no time.
+    The unit of time is the forward pass of a micro-batch through a stage. Stages are equal, a backward pass
+    takes twice as long as a forward pass, and messages take no time.
 
     Parameters
     ----------

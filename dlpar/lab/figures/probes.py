@@ -2,7 +2,7 @@
 
 Before a model is cut, every weight is set to a number of its own. The numbers that a rank has
 afterwards identify its weights in the whole model. So the result comes from the split
-itself, whatever it does inside.
+itself and does not depend on its implementation.
 """
 
 from __future__ import annotations

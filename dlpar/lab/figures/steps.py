@@ -55,7 +55,7 @@ def timeline(run: Run, steps: range | None = None) -> Figure:
 
 
 def lanes(run: Run, last: int | None = None) -> Figure:
-    """Draw a lane a worker, an arrow from each read of the weights to the push it led to, and its staleness.
+    """Draw one lane per worker, with an arrow and its staleness from each read of the weights to the push.
 
     Parameters
     ----------

@@ -194,7 +194,7 @@ def speedup(runs: Sequence[Run], predicted: Mapping[int, float] | None = None) -
 def time_to_accuracy(
     runs: Run | Sequence[Run], goal: float = 0.95, titles: Sequence[str] | None = None
 ) -> Figure:
-    """Draw the seconds to a held-out accuracy and their two factors: the number of steps, and the time of a step.
+    """Draw the seconds to a held-out accuracy and their factors: number of steps and time of a step.
 
     The number of steps to the goal is the statistical efficiency of a scheme, the time of a
     step its hardware efficiency. Seconds to the goal are their product
@@ -259,7 +259,7 @@ def _factors(names: Sequence[str], columns: np.ndarray, seconds: str, steps: str
 
 
 def first_at(run: Run, goal: float) -> tuple[int | None, float]:
-    """Step and seconds of the first test with an accuracy of at least `goal`; the step is None if there is none."""
+    """Step and seconds of the first test with at least the accuracy `goal`; the step is None without one."""
     evals = run.evals
     good = evals[evals["accuracy"].astype(float) >= goal]
     return (int(good["step"].iloc[0]), float(good["t"].iloc[0])) if len(good) else (None, float("nan"))

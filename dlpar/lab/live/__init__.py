@@ -1,1 +1,1 @@
-"""The figures that grow while a run goes on, one kind a module; fed by :class:`dlpar.lab.board.Board`."""
+"""Figures that grow during a run, one kind per module; :class:`dlpar.lab.board.Board` passes records to them."""

@@ -1,4 +1,4 @@
-"""Live figure of reads and pushes: one lane per worker, an arrow from each read of the weights to its push.
+"""Live figure of reads and pushes: one lane per worker, with arrows from reads to pushes.
 
 The top lane marks every push. The number at an arrow's head is its staleness: the number of
 marks of other workers between the two ends of the arrow.
@@ -29,7 +29,7 @@ TOP = -1.0
 
 
 class Arrow(NamedTuple):
-    """From a worker's read of the weights to its push of the gradient computed on them (s)."""
+    """A worker's read of the weights and its push of the gradient computed on them (s)."""
 
     rank: int
     read: float
@@ -65,7 +65,7 @@ def window(arrows: Iterable[Arrow], workers: int) -> list[Arrow]:
 
 
 class Picture(NamedTuple):
-    """Points to draw, times in ms since the first push; arrays of two columns, x and y; labels have a third."""
+    """Points to draw: arrays with columns x (ms since the first push) and y; labels have a third."""
 
     lanes: dict[int, np.ndarray]
     links: np.ndarray
@@ -144,7 +144,7 @@ def styles(workers: int, is_write: bool) -> dict[str, dict[str, Any]]:
 
 
 class Lanes:
-    """Arrows of the last pushes; drawn once a second, because nobody could read them faster."""
+    """Arrows of the last pushes; drawn once a second, which is as fast as one can read."""
 
     title = "Lanes"
 

@@ -87,7 +87,7 @@ def predicted_mean(experiment: Experiment) -> int | None:
     """Predicted mean staleness (updates): N - 1 if each push is one update, answered with the weights.
 
     Between a worker's push and its next, every other push makes its weights one update
-    older. The sum over all pushes is N - 1 each, whatever the workers' speeds are.
+    older. Over all pushes the mean is N - 1 at any speed of the workers.
     None for a scheme that works in another way.
     """
     sync = experiment.sync

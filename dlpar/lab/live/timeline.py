@@ -107,7 +107,7 @@ def shares(spans: Spans, ranks: Iterable[int]) -> tuple[float, dict[str, float]]
 
 
 class Timeline:
-    """Phases of the last steps; drawn once a second, because nobody could read them faster."""
+    """Phases of the last steps; drawn once a second, which is as fast as one can read."""
 
     title = "Timeline"
 
