@@ -81,7 +81,7 @@ def test_stop_ends_the_present_run_and_starts_no_other(monkeypatch):
     comparison = compare([Experiment(workers=1, steps=1000), Experiment(workers=2, steps=1000)]).run()
     with pytest.raises(RuntimeError, match="still running"):
         comparison.run()
-    with pytest.raises(TimeoutError, match="still running after 0.1 s"):
+    with pytest.raises(TimeoutError, match=r"still running after 0\.1 s"):
         comparison.wait(0.1)
     until(lambda: comparison._figure.steps.done > 2)
     comparison.stop()

@@ -14,7 +14,7 @@ def test_every_name_loads(name):
 
 
 def test_a_name_that_is_not_there_is_an_attribute_error():
-    with pytest.raises(AttributeError, match="module 'dlpar.lab' has no attribute 'nothing'"):
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
         lab.nothing  # noqa: B018 - the access is what is tested
 
 

@@ -1,14 +1,13 @@
 """The figure of scaling: speed-up and efficiency, kinds told apart, and where two schemes are equally fast."""
 
 import pytest
-from dlpar.lab.figures.scaling import twin
 
 from dlpar import lab
 from dlpar.config.experiment import Experiment
 from dlpar.config.schema import BadExperiment
 from dlpar.jobs.launch import JobFailed
 from dlpar.lab import figures, sweep
-from dlpar.lab.figures.scaling import curves, draw
+from dlpar.lab.figures.scaling import curves, draw, twin
 from dlpar.lab.figures.scaling import sweep as sweep_figure
 from dlpar.lab.sweep import Outcome
 
