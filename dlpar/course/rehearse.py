@@ -211,3 +211,31 @@ def most_held(run: Run, *kinds: str) -> int:
     """Most bytes that a rank held at a time, of some kinds of memory or of all together."""
     held = (record["memory"] for _, record in run.records() if "memory" in record)
     return max(sum(each[kind] for kind in kinds or each) for each in held)
+
+
+# ---- checks and variants of several labs --------------------------------------------
+
+
+def learns(least: float) -> Callable[[Run], Shown]:
+    """Check that a run classifies at least this share of held-out samples correctly."""
+
+    def shows(run: Run) -> Shown:
+        accuracy = run.summary["accuracy"]
+        return accuracy >= least, f"{accuracy:.1%} of held-out samples are classified correctly"
+
+    return shows
+
+
+def same_losses(most: float) -> Callable[[Any], Shown]:
+    """Check that the losses of all runs differ by less than this share of the first run's."""
+
+    def shows(runs: Any) -> Shown:
+        worst = apart(*(runs.values() if isinstance(runs, Mapping) else runs))
+        return worst < most, f"losses differ by {worst:.0e} at most"
+
+    return shows
+
+
+def on(experiments: Iterable[Experiment], *workers: int) -> list[Experiment]:
+    """Each experiment with each number of workers."""
+    return [each.replace(workers=n) for each in experiments for n in workers]

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from dlpar.config.experiment import Experiment
-from dlpar.course.labs.scaling import computing_s, sizes_only
+from dlpar.course.labs.scaling import GPUS, SMALL, computing_s, sizes_only
 from dlpar.course.platforms import platform_file
 from dlpar.course.rehearse import Row, Shown, apart, most_held, step_s
 from dlpar.data import digits, split
@@ -31,16 +31,11 @@ def overlapped_training() -> Experiment:
 
     The bytes and FLOPs of VGG-16 are spread over the layers of a small network, and each of these is a bucket.
     """
-    return Experiment(
-        model={"name": "mlp", "width": 64, "depth": 8},
-        workers=8,
-        batch=64,
-        scaling="weak",
-        steps=12,
-        evaluate_every=1000,
-        sync={"scheme": "ring", "overlap": True, "bucket_mb": 0.02},
-        cluster={"world": "simulated", "platform": "p100-25gbe-roce", "stand_in_for": "vgg16", "threads": 1},
-    )
+    training = dict(workers=8, batch=64, scaling="weak", steps=12, evaluate_every=1000)
+    model = {"name": "mlp", "width": 64, "depth": 8}
+    sync = {"scheme": "ring", "overlap": True, "bucket_mb": 0.02}
+    cluster = {"world": "simulated", "platform": GPUS, "stand_in_for": "vgg16", "threads": 1}
+    return Experiment(model=model, **training, sync=sync, cluster=cluster)
 
 
 def _without_and_with(experiment: Experiment) -> list[Experiment]:
@@ -71,11 +66,9 @@ def _on_16(workload: str, platform: str, **fields: Any) -> Experiment:
 def overlap_hides_everything() -> dict[str, Experiment]:
     """Four networks on 16 GPUs, without overlap and with it."""
     networks = (
-        ("VGG-16", "vgg16", 64),
-        ("Inception V3", "inception3", 64),
-        ("ResNet-101", "resnet101", 64),
+        ("VGG-16", "vgg16", 64), ("Inception V3", "inception3", 64), ("ResNet-101", "resnet101", 64),
         ("BERT-large", "bert-large", 8),
-    )
+    )  # fmt: skip
     return {
         f"{title}, overlap {how}": each
         for title, name, batch in networks
@@ -206,15 +199,9 @@ def digits_as_mnist() -> TemporaryDirectory:
 
 def sharded_reading() -> list[Experiment]:
     """An epoch, twice 719 images, on four real ranks: each reads all, or its own share."""
-    whole = Experiment(
-        model={"name": "mlp", "width": 64, "depth": 1},
-        workers=4,
-        batch=719,
-        steps=2,
-        evaluate_every=1000,
-        data={"name": "mnist", "folder": digits_as_mnist().name},
-        cluster={"threads": 1},
-    )
+    data = {"name": "mnist", "folder": digits_as_mnist().name}
+    training = dict(workers=4, batch=719, steps=2, evaluate_every=1000)
+    whole = Experiment(model=SMALL, data=data, **training, cluster={"threads": 1})
     return [whole, whole.replace(data={"reading": "batches"})]
 
 
@@ -230,15 +217,9 @@ def _data_is_read_once(runs: list[Run]) -> Shown:
 
 def own_samples() -> dict[str, Experiment]:
     """Four workers with two or three digits each, whose statistics or steps are their own."""
-    common = Experiment(
-        model={"name": "mlp", "width": 64},
-        workers=4,
-        batch=128,
-        steps=100,
-        evaluate_every=1000,
-        shards="by_label",
-        cluster={"world": "simulated", "platform": "cpu-10gbe", "threads": 1},
-    )
+    training = dict(workers=4, batch=128, steps=100, evaluate_every=1000, shards="by_label")
+    cluster = {"world": "simulated", "platform": "cpu-10gbe", "threads": 1}
+    common = Experiment(model={"name": "mlp", "width": 64}, **training, cluster=cluster)
     own = {"model": {"norm": "batch"}}
     return {
         "dealt out of all samples": common.replace(shards="iid"),
@@ -259,27 +240,17 @@ def _own_statistics_harm(runs: dict[str, Run]) -> Shown:
 
 
 TABLE = (
-    Row(
-        overlapped_training,
-        "Sending while computing makes a step shorter",
-        _step_is_shorter,
-        lambda: _without_and_with(overlapped_training()),
-    ),
+    Row(overlapped_training, "Sending while computing makes a step shorter", _step_is_shorter,
+        lambda: _without_and_with(overlapped_training())),
     Row(overlap_hides_everything, '"Overlap hides everything"', _some_stays_exposed),
     Row(faster_links, "A faster link exposes less", _faster_exposes_less),
     Row(paced_overlap, "Four processes that keep the GPUs' time overlap, too", _much_shorter),
     Row(smaller_buckets, '"Smaller buckets are better"', _some_mb_are_best),
     Row(sharding_is_free, '"Sharding is free"', _stage_3_sends_more),
     Row(accumulation, "Gradient accumulation changes memory, and nothing else", _only_memory_changes),
-    Row(
-        small_batches,
-        "A small batch a step sends eight times as much for a sample",
-        _eight_times_the_bytes,
-        lambda: [accumulation()[-1], small_batches()],
-    ),
+    Row(small_batches, "A small batch a step sends eight times as much for a sample", _eight_times_the_bytes,
+        lambda: [accumulation()[-1], small_batches()]),
     Row(sharded_reading, "Ranks can read a data set once, and learn the same", _data_is_read_once),
-    Row(
-        accumulated_statistics, "Accumulation with batch normalisation is another training", _another_training
-    ),
+    Row(accumulated_statistics, "Accumulation with batch normalisation is another training", _another_training),
     Row(own_samples, "Own shards harm what is computed from a rank's own batch", _own_statistics_harm),
-)
+)  # fmt: skip

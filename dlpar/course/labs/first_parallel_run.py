@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dlpar.config.experiment import Experiment
-from dlpar.course.rehearse import Row, Shown, apart, speedup
+from dlpar.course.rehearse import Row, Shown, learns, on, same_losses, speedup
 from dlpar.jobs.control_groups import cores
 from dlpar.jobs.run import Run
 
@@ -13,20 +13,14 @@ def first_run() -> Experiment:
     return Experiment(workers=4, steps=200)
 
 
-def _reads_digits(run: Run) -> Shown:
-    accuracy = run.summary["accuracy"]
-    return accuracy >= 0.95, f"{accuracy:.1%} of held-out digits are right"
-
-
 def four_times_faster() -> list[Experiment]:
     """One process, as many as there are cores, and twice as many.
 
     Layers are large, so that computing outweighs messages.  A process has one thread, so that it cannot use a
     second core.
     """
-    heavy = Experiment(
-        model={"name": "mlp", "width": 1024}, batch=512, steps=15, lr=0.05, evaluate_every=1000
-    )
+    model = {"name": "mlp", "width": 1024}
+    heavy = Experiment(model=model, batch=512, steps=15, lr=0.05, evaluate_every=1000)
     worlds = sorted({1, 2, 4, min(cores(), 16), min(2 * cores(), 32)})
     return [heavy.replace(workers=workers, cluster={"threads": 1}) for workers in worlds]
 
@@ -39,14 +33,10 @@ def _cores_limit(runs: list[Run]) -> Shown:
 
 def four_gpus() -> Experiment:
     """Four processes on the clock of four GPUs in one box; a small network stands in for ResNet-50."""
-    return Experiment(
-        model={"name": "mlp", "width": 64, "depth": 1},
-        batch=32,
-        steps=6,
-        evaluate_every=1000,
-        sync={"scheme": "ring", "bucket_mb": 4096},
-        cluster={"world": "paced", "platform": "v100-nvlink", "stand_in_for": "resnet50", "threads": 1},
-    )
+    model = {"name": "mlp", "width": 64, "depth": 1}
+    sync = {"scheme": "ring", "bucket_mb": 4096}
+    cluster = {"world": "paced", "platform": "v100-nvlink", "stand_in_for": "resnet50", "threads": 1}
+    return Experiment(model=model, batch=32, steps=6, evaluate_every=1000, sync=sync, cluster=cluster)
 
 
 def _nearly_four_times(runs: list[Run]) -> Shown:
@@ -60,19 +50,9 @@ def same_answer() -> list[Experiment]:
     return [common.replace(workers=workers) for workers in (1, 2, 3, 4)]
 
 
-def _same_losses(runs: list[Run]) -> Shown:
-    worst = apart(*runs)
-    return worst < 1e-9, f"losses of 1 to 4 processes differ by {worst:.0e} at most"
-
-
 TABLE = (
-    Row(first_run, "Four processes learn to read digits", _reads_digits),
+    Row(first_run, "Four processes learn to read digits", learns(0.95)),
     Row(four_times_faster, '"Four processes are four times faster"', _cores_limit),
-    Row(
-        four_gpus,
-        "With a processor each they nearly are",
-        _nearly_four_times,
-        lambda: [four_gpus().replace(workers=n) for n in (1, 4)],
-    ),
-    Row(same_answer, '"Parallel training changes the answer"', _same_losses),
-)
+    Row(four_gpus, "With a processor each they nearly are", _nearly_four_times, lambda: on([four_gpus()], 1, 4)),
+    Row(same_answer, '"Parallel training changes the answer"', same_losses(1e-9)),
+)  # fmt: skip

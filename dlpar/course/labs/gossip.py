@@ -30,18 +30,9 @@ def _learn_apart(run: Run) -> Shown:
 
 def _mixing(**sync: Any) -> Experiment:
     """Eight workers with weights of their own that only average: at a learning rate of 0, in float64."""
-    return Experiment(
-        workers=8,
-        model="linear",
-        data="diabetes",
-        batch=8,
-        lr=0.0,
-        steps=60,
-        dtype="float64",
-        evaluate_every=1000,
-        sync={"scheme": "gossip", "start": "random", **sync},
-        cluster=SIMULATED,
-    )
+    training = dict(workers=8, batch=8, lr=0.0, steps=60, dtype="float64", evaluate_every=1000)
+    sync = {"scheme": "gossip", "start": "random", **sync}
+    return Experiment(model="linear", data="diabetes", **training, sync=sync, cluster=SIMULATED)
 
 
 def pure_mixing() -> list[Experiment]:
@@ -82,16 +73,9 @@ def _losses_fall_anyway(runs: list[Run]) -> Shown:
 
 def more_neighbours() -> list[Experiment]:
     """16 machines on 1 Gb Ethernet with 2, 7 and 15 neighbours each, and the same batches; simulated."""
-    common = Experiment(
-        workers=16,
-        model={"name": "mlp", "width": 128, "depth": 1},
-        batch=256,
-        steps=60,
-        lr=0.2,
-        evaluate_every=5,
-        sync="gossip",
-        cluster=SIMULATED,
-    )
+    model = {"name": "mlp", "width": 128, "depth": 1}
+    training = dict(workers=16, batch=256, steps=60, lr=0.2, evaluate_every=5)
+    common = Experiment(model=model, **training, sync="gossip", cluster=SIMULATED)
     return [common.replace(sync={"topology": topology}) for topology in ("ring", "exp2", "complete")]
 
 

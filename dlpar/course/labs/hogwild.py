@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dlpar.config.experiment import Experiment
-from dlpar.course.rehearse import Row, Shown, speedup
+from dlpar.course.rehearse import Row, Shown, learns, speedup
 from dlpar.jobs.control_groups import cores
 from dlpar.jobs.run import Run
 
@@ -21,11 +21,6 @@ TEXTS = Experiment(
 def shared_weights() -> Experiment:
     """Four processes write to one model of the texts for a second or two."""
     return TEXTS.replace(batch=32, steps=400)
-
-
-def _one_model_learns(run: Run) -> Shown:
-    accuracy = run.summary["accuracy"]
-    return accuracy >= 0.75, f"{accuracy:.0%} of held-out texts are classified correctly"
 
 
 def races() -> list[Experiment]:
@@ -65,14 +60,8 @@ def lock_free_scaling() -> list[Experiment]:
     Up to twice as many as there are cores, each with a batch of its own and one thread, and the same number of
     updates in all.
     """
-    common = Experiment(
-        model={"name": "mlp", "width": 1024},
-        batch=16,
-        scaling="weak",
-        evaluate_every=100_000,
-        sync="hogwild",
-        cluster={"threads": 1},
-    )
+    training = dict(batch=16, scaling="weak", evaluate_every=100_000, sync="hogwild")
+    common = Experiment(model={"name": "mlp", "width": 1024}, **training, cluster={"threads": 1})
     worlds = sorted({1, 2, 4, min(2 * cores(), 16)})
     return [common.replace(workers=workers, steps=-(-120 // workers)) for workers in worlds]
 
@@ -107,8 +96,8 @@ def _its_updates_are_old(run: Run) -> Shown:
 
 
 TABLE = (
-    Row(shared_weights, "Four writers without locks train one model", _one_model_learns),
+    Row(shared_weights, "Four writers without locks train one model", learns(0.75)),
     Row(races, '"Races corrupt the model"', _little_is_lost, lambda: [*races(), *map(in_turn, races()[:3])]),
     Row(lock_free_scaling, '"Lock-free scales for free"', _cores_limit_and_updates_age),
     Row(slow_writer, "Nobody waits for a slow writer, but its updates are old", _its_updates_are_old),
-)
+)  # fmt: skip

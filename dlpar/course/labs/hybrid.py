@@ -6,7 +6,7 @@ from typing import Any
 
 from dlpar.config.experiment import Experiment
 from dlpar.course.platforms import platform_file
-from dlpar.course.rehearse import Row, Shown, apart, most_held
+from dlpar.course.rehearse import Row, Shown, most_held, same_losses
 from dlpar.jobs.run import Run
 
 CLUSTERS = {
@@ -30,18 +30,15 @@ def grid(
     platform: str, data: int = 1, tensor: int = 1, pipeline: int = 1, order: str = "", **changes: Any
 ) -> Experiment:
     """One step of a transformer of four blocks, 16 samples, on data × tensor × pipeline devices, simulated."""
+    training = dict(batch=BATCH, steps=1, optimizer="adam", lr=1e-3, evaluate_every=0)
     split = {"tensor": tensor, "stages": pipeline, "microbatches": BATCH // MICRO // data, "order": order}
     experiment = Experiment(
         model={"name": "transformer", "width": 64, "depth": 4, "heads": 4},
         data={"name": "docstrings", "context": 32},
-        batch=BATCH,
-        steps=1,
-        optimizer="adam",
-        lr=1e-3,
-        evaluate_every=0,
         workers=data * tensor * pipeline,
         split={"kind": "hybrid", **split},
         cluster={"world": "simulated", "platform": platform, "threads": 1},
+        **training,
     )
     return experiment.replace(**changes)
 
@@ -53,27 +50,16 @@ def _one_slows_all(runs: list[Run]) -> Shown:
 
 def one_process() -> dict[str, Experiment]:
     """Ten steps in float64 on one rank, and on 2 × 2 × 2 by a ring and by each part's own server."""
-    small = Experiment(
-        model={"name": "transformer", "width": 16, "depth": 2, "heads": 2},
-        data={"name": "docstrings", "context": 8},
-        batch=8,
-        steps=10,
-        dtype="float64",
-        workers=1,
-        evaluate_every=0,
-        cluster={"world": "simulated", "threads": 1},
-    )
+    model = {"name": "transformer", "width": 16, "depth": 2, "heads": 2}
+    data = {"name": "docstrings", "context": 8}
+    training = dict(workers=1, batch=8, steps=10, dtype="float64", evaluate_every=0)
+    small = Experiment(model=model, data=data, **training, cluster={"world": "simulated", "threads": 1})
     ring = small.replace(workers=8, split={"kind": "hybrid", "microbatches": 2})
     return {
         "one process": small,
         "2 × 2 × 2, ring": ring,
         "2 × 2 × 2, a server for each part": ring.replace(sync={"scheme": "ps", "servers": 4}),
     }
-
-
-def _same_losses(runs: dict[str, Run]) -> Shown:
-    worst = apart(*runs.values())
-    return worst < 1e-9, f"losses differ by {worst:.0e} at most"
 
 
 def alone_and_together(platform: str = PAIRS) -> dict[str, Experiment]:
@@ -127,18 +113,11 @@ def distbelief(push_every: int = 1) -> Experiment:
 
     Downpour SGD (Dean et al. 2012, section 4.1): no rank waits for another, and the servers update by Adagrad.
     """
-    return Experiment(
-        model={"name": "mlp", "width": 64, "depth": 3},
-        batch=64,
-        steps=120,
-        workers=4,
-        optimizer="adagrad",
-        lr=0.02,
-        split={"kind": "tensor", "tensor": 2},
-        cluster={"threads": 1},
-        evaluate_every=60,
-        sync={"scheme": "ps", "servers": 2, "consistency": "asp", "push_every": push_every},
-    )
+    model = {"name": "mlp", "width": 64, "depth": 3}
+    training = dict(workers=4, batch=64, steps=120, optimizer="adagrad", lr=0.02, evaluate_every=60)
+    split = {"kind": "tensor", "tensor": 2}
+    sync = {"scheme": "ps", "servers": 2, "consistency": "asp", "push_every": push_every}
+    return Experiment(model=model, **training, split=split, sync=sync, cluster={"threads": 1})
 
 
 def _both_learn(runs: list[Run]) -> Shown:
@@ -158,26 +137,14 @@ def _as_simulated(runs: list[Run]) -> Shown:
 
 
 TABLE = (
-    Row(one_process, "2 × 2 × 2 ranks learn what one process learns", _same_losses),
+    Row(one_process, "2 × 2 × 2 ranks learn what one process learns", same_losses(1e-9)),
     Row(alone_and_together, '"Speed-ups multiply"', _less_than_the_product),
     Row(orders, '"The order of axes does not matter"', _tensor_belongs_inside),
     Row(factorizations, "Of grids that fit, 2 × 2 × 2 is best here", _two_by_two_by_two),
-    Row(
-        paced_grid,
-        "Eight processes keep the simulated cluster's time",
-        _as_simulated,
-        lambda: [paced_grid(), grid(PAIRS, 2, 2, 2)],
-    ),
-    Row(
-        distbelief,
-        "DistBelief's shape trains on real ranks",
-        _both_learn,
-        lambda: [distbelief(push_every=n) for n in (1, 8)],
-    ),
-    Row(
-        grid,
-        "One slow device of eight slows all",
-        _one_slows_all,
-        lambda: [grid(platform, 2, 2, 2) for platform in (CLUSTERS["device 5 slow"], PAIRS)],
-    ),
-)
+    Row(paced_grid, "Eight processes keep the simulated cluster's time", _as_simulated,
+        lambda: [paced_grid(), grid(PAIRS, 2, 2, 2)]),
+    Row(distbelief, "DistBelief's shape trains on real ranks", _both_learn,
+        lambda: [distbelief(push_every=n) for n in (1, 8)]),
+    Row(grid, "One slow device of eight slows all", _one_slows_all,
+        lambda: [grid(platform, 2, 2, 2) for platform in (CLUSTERS["device 5 slow"], PAIRS)]),
+)  # fmt: skip

@@ -17,17 +17,8 @@ def mean_of_means() -> list[Experiment]:
     Least squares on all 354 training samples in every iteration, so that nothing is random: three workers have
     118 samples each, or 59, 118 and 177.
     """
-    common = Experiment(
-        model="linear",
-        data="diabetes",
-        batch=354,
-        steps=200,
-        lr=0.2,
-        optimizer="momentum",
-        dtype="float64",
-        workers=3,
-        evaluate_every=20,
-    )
+    training = dict(workers=3, batch=354, steps=200, lr=0.2, optimizer="momentum", evaluate_every=20)
+    common = Experiment(model="linear", data="diabetes", dtype="float64", **training)
     return [
         common.replace(shards=shards, sync={"scheme": "mapreduce", "reduce": reduce})
         for shards in ("iid", "uneven")

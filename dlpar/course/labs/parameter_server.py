@@ -6,7 +6,7 @@ from typing import Any
 
 from dlpar.config.experiment import Experiment
 from dlpar.course.labs.mapreduce import CLUSTER
-from dlpar.course.rehearse import Row, Shown, apart
+from dlpar.course.rehearse import Row, Shown, same_losses
 from dlpar.jobs.run import Run
 from dlpar.lab.figures.steps import per_rank
 
@@ -24,6 +24,12 @@ def _ps(**fields: Any) -> dict[str, Any]:
     return {"scheme": "ps", **fields}
 
 
+LEARNING = Experiment(
+    model={"name": "mlp", "width": 64, "depth": 1}, steps=80, sync=_ps(), evaluate_every=10, cluster=SIMULATED
+)
+"""Where accuracy is the question."""
+
+
 def _pace(run: Run) -> float:
     """Seconds from one global step to the next, in the long run."""
     return run.curve["seconds"].diff(10).median() / 10
@@ -35,7 +41,7 @@ def stale_gradients() -> Experiment:
     return Experiment(**SMALL, workers=3, steps=60, sync=_ps(consistency="asp"), delays=delays)
 
 
-def _slow_worker_is_stale(run: Run) -> Shown:
+def _slow_is_stale(run: Run) -> Shown:
     mean = run.steps["staleness"].mean()
     middle = run.steps.groupby("rank")["staleness"].median()
     held = abs(mean - 2) < 0.1 and middle[2] >= 3 * max(middle[0], middle[1])
@@ -59,11 +65,6 @@ def server_that_waits() -> list[Experiment]:
     """A ring, and servers that wait for all (bsp), one and two."""
     ring = Experiment(model={"name": "mlp", "width": 64}, workers=4, steps=60, dtype="float64")
     return [ring, ring.replace(sync=_ps()), ring.replace(sync=_ps(servers=2))]
-
-
-def _same_as_a_ring(runs: list[Run]) -> Shown:
-    worst = apart(*runs)
-    return worst < 1e-9, f"losses of a server that waits and of a ring differ by {worst:.0e} at most"
 
 
 def _bsp_ssp_asp(**fields: Any) -> list[Experiment]:
@@ -99,17 +100,7 @@ def more_updates() -> list[Experiment]:
     Eight workers, momentum and a high rate: bsp converges.  asp makes eight updates where bsp makes one and does
     not converge; dividing the rate saves it.
     """
-    common = Experiment(
-        model={"name": "mlp", "width": 64, "depth": 1},
-        workers=8,
-        steps=80,
-        optimizer="momentum",
-        lr=0.7,
-        delays=STEADY,
-        sync=_ps(),
-        evaluate_every=10,
-        cluster=SIMULATED,
-    )
+    common = LEARNING.replace(workers=8, optimizer="momentum", lr=0.7, delays=STEADY)
     asp = common.replace(sync={"consistency": "asp"})
     return [common, asp, asp.replace(sync={"staleness_aware": True})]
 
@@ -148,16 +139,7 @@ def _half_each(runs: list[Run]) -> Shown:
 
 def as_the_field_did() -> dict[str, Experiment]:
     """Choices of published systems, as settings of one experiment."""
-    common = Experiment(
-        model={"name": "mlp", "width": 64, "depth": 1},
-        workers=4,
-        steps=80,
-        lr=0.2,
-        evaluate_every=10,
-        delays={"kind": "gamma", "delay_ms": 5.0},
-        sync=_ps(),
-        cluster=SIMULATED,
-    )
+    common = LEARNING.replace(workers=4, lr=0.2, delays={"kind": "gamma", "delay_ms": 5.0})
     downpour = {"consistency": "asp", "push_every": 5}
     return {
         "DistBelief (Downpour)": common.replace(optimizer="adagrad", lr=0.05, sync=downpour),
@@ -175,17 +157,13 @@ def _all_systems_learn(runs: dict[str, Run]) -> Shown:
 
 
 TABLE = (
-    Row(
-        stale_gradients,
-        "The mean staleness is N - 1, and the slow worker's gradients are the old ones",
-        _slow_worker_is_stale,
-    ),
+    Row(stale_gradients, "The mean staleness is N - 1, and old gradients are the slow worker's", _slow_is_stale),
     Row(pull_apart, "A pull of its own makes weights fresher", _pull_is_fresher),
-    Row(server_that_waits, '"Parameter server means asynchronous"', _same_as_a_ring),
+    Row(server_that_waits, '"Parameter server means asynchronous"', same_losses(1e-9)),
     Row(bound_and_a_slow_worker, '"A staleness bound cures a slow worker"', _bound_is_soon_full),
     Row(bound_and_passing_jitter, "A bound absorbs jitter that passes", _bound_absorbs_it),
     Row(more_updates, '"More updates a second is better"', _asp_diverges),
     Row(stalled_worker, "A stall longer than the bound blocks bsp and ssp, not asp", _asp_does_not_wait),
     Row(servers, "Two servers send half each", _half_each),
     Row(as_the_field_did, "Five published systems, as settings, all learn", _all_systems_learn),
-)
+)  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dlpar.config.experiment import Experiment
 from dlpar.course.labs.mapreduce import CLUSTER
-from dlpar.course.rehearse import Collectives, Row, Shown, pace
+from dlpar.course.rehearse import Collectives, Row, Shown, learns, pace
 from dlpar.jobs.run import Run
 from dlpar.lab.timing import Timing
 from dlpar.theory import closed_form, sizes
@@ -16,11 +16,6 @@ OWN_CARDS, SHARED_CARDS = "h100-400gb-ib", "v100-100gb-ib"
 def ring_run() -> Experiment:
     """Four workers on a ring train on handwritten digits for a second."""
     return Experiment(model={"name": "mlp", "width": 64}, workers=4, batch=256, steps=100, evaluate_every=20)
-
-
-def _learns(run: Run) -> Shown:
-    accuracy = run.summary["accuracy"]
-    return accuracy > 0.9, f"{accuracy:.1%} of held-out digits are right"
 
 
 def copies() -> list[Experiment]:
@@ -98,19 +93,11 @@ def _all_wait(runs: list[Run]) -> Shown:
 
 
 TABLE = (
-    Row(ring_run, "Four workers on a ring learn to read digits", _learns),
+    Row(ring_run, "Four workers on a ring learn to read digits", learns(0.9)),
     Row(copies, '"A ring sends N copies"', _less_than_two),
     Row(more_ranks, '"A ring\'s time does not depend on N"', _latency_grows),
-    Row(
-        ring_always_wins,
-        '"A ring always wins"',
-        _not_for_short_messages,
-        lambda: [ring_always_wins(cards) for cards in (OWN_CARDS, SHARED_CARDS)],
-    ),
-    Row(
-        fewer_bytes,
-        "Compressed gradients train as well, and bf16 saves nothing on four ranks",
-        _as_good_with_less,
-    ),
+    Row(ring_always_wins, '"A ring always wins"', _not_for_short_messages,
+        lambda: [ring_always_wins(cards) for cards in (OWN_CARDS, SHARED_CARDS)]),
+    Row(fewer_bytes, "Compressed gradients train as well, and bf16 saves nothing on four ranks", _as_good_with_less),
     Row(slow_rank, "One slow rank slows all", _all_wait),
-)
+)  # fmt: skip

@@ -6,7 +6,7 @@ from typing import Any
 
 from dlpar.config.experiment import Experiment
 from dlpar.course.platforms import platform_file
-from dlpar.course.rehearse import Row, Shown, apart, speedup, step_s
+from dlpar.course.rehearse import Row, Shown, on, same_losses, speedup, step_s
 from dlpar.jobs.control_groups import cores
 from dlpar.jobs.run import Run
 from dlpar.lab.figures.training import first_at
@@ -45,11 +45,6 @@ def three_worlds() -> Experiment:
     """Four workers of the default model, simulated on 1 GbE; the same may be paced or real."""
     cluster = {"world": "simulated", "platform": "cpu-1gbe", "threads": 1}
     return Experiment(workers=4, steps=100, cluster=cluster)
-
-
-def _same_losses(runs: list[Run]) -> Shown:
-    worst = apart(*runs)
-    return worst < 1e-3, f"losses of simulated and of real ranks differ by {worst:.0e} at most"
 
 
 def this_machine() -> Platform:
@@ -194,51 +189,20 @@ def _worth_a_few(run: Run) -> Shown:
     return worth < 8, f"they do the work of {worth:.1f} GPUs with nothing to send"
 
 
-def _of(experiments: list[Experiment], *workers: int) -> list[Experiment]:
-    """Each experiment with each number of workers."""
-    return [each.replace(workers=n) for each in experiments for n in workers]
-
-
 TABLE = (
-    Row(
-        three_worlds,
-        "The training does not depend on the world",
-        _same_losses,
-        lambda: [three_worlds(), three_worlds().replace(cluster={"world": "real"})],
-    ),
+    Row(three_worlds, "The training does not depend on the world", same_losses(1e-3),
+        lambda: [three_worlds(), three_worlds().replace(cluster={"world": "real"})]),
     Row(this_machine, "This machine can be measured as a platform", _measured),
-    Row(
-        on_this_machine,
-        "As many ranks as cores, and twice as many, run",
-        _cores_limit,
-        lambda: _of([on_this_machine()], 1, max(2, min(2 * cores(), 16))),
-    ),
-    Row(
-        paced,
-        "Eight processes keep a cluster's time, and the closed form predicts it",
-        _as_predicted,
-        lambda: paced().replace(workers=8),
-    ),
-    Row(
-        weak_and_strong,
-        "Strong and weak scaling are not the same curve",
-        _not_the_same_curve,
-        lambda: _of(weak_and_strong(), 1, 64),
-    ),
+    Row(on_this_machine, "As many ranks as cores, and twice as many, run", _cores_limit,
+        lambda: on([on_this_machine()], 1, max(2, min(2 * cores(), 16)))),
+    Row(paced, "Eight processes keep a cluster's time, and the closed form predicts it", _as_predicted,
+        lambda: paced().replace(workers=8)),
+    Row(weak_and_strong, "Strong and weak scaling are not the same curve", _not_the_same_curve,
+        lambda: on(weak_and_strong(), 1, 64)),
     Row(more_workers, '"90 % efficiency means ten times sooner to the same accuracy"', _less_than_efficiency),
-    Row(
-        ring_and_servers,
-        "One server's port is soon full",
-        _one_port_is_full,
-        lambda: _of(ring_and_servers(), 64),
-    ),
-    Row(
-        short_messages,
-        '"A ring is always ahead of servers"',
-        _servers_are_ahead,
-        lambda: _of(short_messages(), 64),
-    ),
+    Row(ring_and_servers, "One server's port is soon full", _one_port_is_full, lambda: on(ring_and_servers(), 64)),
+    Row(short_messages, '"A ring is always ahead of servers"', _servers_are_ahead, lambda: on(short_messages(), 64)),
     Row(horovod, "Simulation reproduces Horovod's three efficiencies", _as_published),
     Row(trouble, "A synchronous step is as slow as its slowest worker", _slowest_decides),
     Row(thousands, "4,096 workers and one server", _worth_a_few),
-)
+)  # fmt: skip
