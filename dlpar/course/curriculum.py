@@ -1,4 +1,4 @@
-"""The labs as a course: a map of them, and questions that tell whether one is ready for the next."""
+"""The labs as a course: a map of them, and questions that test whether a student is ready for the next."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Ask(NamedTuple):
 
 
 class Lab(NamedTuple):
-    """One lab; `core`: part of a short course; `asks`: about what it `needs`."""
+    """One lab; `core`: part of a short course; `asks`: questions about its prerequisites, `needs`."""
 
     number: str
     file: str
@@ -41,7 +41,7 @@ class Lab(NamedTuple):
 
 @cache
 def labs() -> dict[str, Lab]:
-    """All of them, by number, in their order."""
+    """Labs by number, in their order."""
     kept = tomllib.loads(Path(__file__).with_name("curriculum.toml").read_text(encoding="utf-8"))
     return {
         number: Lab(number, **{**fields, "asks": tuple(Ask(**ask) for ask in fields["asks"])})
@@ -50,7 +50,7 @@ def labs() -> dict[str, Lab]:
 
 
 def course() -> HTML:
-    """The labs in order as a table: minutes, what each needs and shows, how many predictions you have seen revealed."""
+    """Show the labs as a table: minutes, prerequisites, content, and the number of predictions revealed to you."""
     from IPython.display import HTML
 
     revealed = Counter(key.partition("-")[0] for key in entries())
@@ -78,7 +78,7 @@ def _row(each: Lab, revealed: int) -> str:
 
 
 class SelfTest(widgets.VBox):
-    """Questions that are checked as soon as they are answered; nothing is kept or sent."""
+    """Questions that are checked as soon as they are answered; no answer is stored or sent."""
 
     def __init__(self, lab: Lab) -> None:
         self.lab = lab
@@ -96,7 +96,7 @@ class SelfTest(widgets.VBox):
 
     @property
     def right(self) -> int:
-        """How many answers are right now."""
+        """Number of right answers."""
         return sum(answer.index == ask.right for ask, answer in zip(self.lab.asks, self.answers))
 
     def _check(self) -> None:
@@ -118,7 +118,7 @@ class SelfTest(widgets.VBox):
 
 
 def self_test(lab: str) -> SelfTest:
-    """A few questions about what a lab needs, each checked at once.
+    """Ask a few questions about the prerequisites of a lab, each checked at once.
 
     Parameters
     ----------

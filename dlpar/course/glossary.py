@@ -1,6 +1,6 @@
 """The labs' terms in English and Chinese: as a table, and explained where a notebook's text uses them.
 
-The systems the labs teach are described in Chinese articles, too; who reads both needs one name
+The systems in the labs are described in Chinese articles, too.  A student who reads both needs one name
 for one thing.
 """
 
@@ -23,7 +23,7 @@ HERE = Path(__file__).parent
 
 
 class Term(NamedTuple):
-    """One entry; an `everyday` word means something else, too, so it is explained only where a text emphasises it."""
+    """One entry; a word that is also `everyday` language is explained only where a text emphasises it."""
 
     name: str
     zh: str
@@ -33,9 +33,9 @@ class Term(NamedTuple):
 
 
 class Tooltips(anywidget.AnyWidget):
-    """Dots each term's first place in the notebook it is shown in: pointed at, tapped or in focus, it is explained.
+    """Dot each term where the notebook first uses it, and explain it when it is pointed at, tapped or in focus.
 
-    All is done in the page; the kernel is not asked again.
+    The page does all of it; the kernel is not asked again.
     """
 
     _esm, _css = ((HERE / name).read_text(encoding="utf-8") for name in ("terms.js", "terms.css"))
@@ -47,7 +47,7 @@ class Tooltips(anywidget.AnyWidget):
 
 @cache
 def terms() -> dict[str, Term]:
-    """All of them, by their English names."""
+    """Terms by their English names."""
     kept = tomllib.loads((HERE / "terms.toml").read_text(encoding="utf-8"))
     return {
         name: Term(name, **entry) for name, entry in sorted(kept.items(), key=lambda item: item[0].lower())
@@ -55,18 +55,18 @@ def terms() -> dict[str, Term]:
 
 
 def tooltips() -> Tooltips:
-    """Explain terms in this notebook's text and panels; to be shown near its top."""
+    """Explain terms in this notebook's text and panels; shown near its top."""
     return Tooltips(terms=[entry._asdict() for entry in terms().values()])
 
 
 def tooltip(name: str) -> str:
-    """What a term means, with its Chinese name; empty if it is none."""
+    """Chinese name and meaning of a term; empty if the glossary does not have it."""
     found = terms().get(name)
     return f"{found.zh}. {found.means}" if found else ""
 
 
 def term(name: str) -> HTML:
-    """A term to be shown, which says what it means where one points at it.
+    """Show a term that is explained when it is pointed at.
 
     Raises
     ------
@@ -81,7 +81,7 @@ def term(name: str) -> HTML:
 
 
 def glossary(lab: str = "") -> HTML:
-    """The terms as a table; of one lab, such as ``"02"``, those it introduces.
+    """Show the terms as a table: all, or those that one lab, such as ``"02"``, introduces.
 
     Raises
     ------

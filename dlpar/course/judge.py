@@ -211,7 +211,7 @@ class Step(NamedTuple):
 
 
 Held = tuple[Any, Mapping[str, "int | None"]]
-"""What a rank held after a step, and the messages and bytes it sent in it."""
+"""Values of a rank after a step, and the messages and bytes it sent in it."""
 
 
 def judge_on_ranks(
@@ -314,7 +314,7 @@ def first_difference(
 
 
 def _sends_otherwise(sent: list[Mapping[str, Any]], forms: Sequence[Cost], like: str, by: str) -> str:
-    """How the messages and bytes of all ranks, or of the busiest, differ from those of some collectives."""
+    """Compare the messages and bytes of all ranks, and those of the busiest, with those of some collectives."""
     if any(one["bytes"] is None for one in sent):
         return f"the library moved the data, and does not say how much: use {by}."
     messages, nbytes = (sum(one[what] for one in sent) for what in ("messages", "bytes"))

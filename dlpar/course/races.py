@@ -1,8 +1,8 @@
-"""Updates of shared weights typed in a notebook: made by turns, where all is known, and in a free race.
+"""Updates of shared weights typed in a notebook: in turns, with a known result, and in a free race.
 
-An update is ``update(weights, change, stamps, seen, stamp)``: it adds `change` to the
-shared `weights` where it is not zero, leaves its `stamp` there, and returns its
-conflicts: how many of those places others have stamped since it looked (`seen`).
+An update is ``update(weights, change, stamps, seen, stamp)``.  It adds `change` to the
+shared `weights` where it is not zero, and leaves its `stamp` there.  It returns its
+conflicts: the number of those places that others have stamped since it looked (`seen`).
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ Update = Callable[..., Any]
 
 
 def in_turns(update: Update) -> Callable[[Comm, torch.Tensor], None]:
-    """`update` on real ranks: all look at the same time, then write one after the other, so that conflicts are known.
+    """Make all ranks look at the same time and then update one after the other, so that conflicts are known.
 
     For :func:`dlpar.lab.check_on_ranks`: each rank's tensor, with a few zeros in it, is its
-    change; afterwards all hold the shared weights, :func:`sum_of_changes`.
+    change.  Afterwards all hold the shared weights, :func:`sum_of_changes`.
     """
 
     @wraps(update)
@@ -52,21 +52,21 @@ def in_turns(update: Update) -> Callable[[Comm, torch.Tensor], None]:
 
 
 def sparse(tensor: torch.Tensor, rank: int) -> torch.Tensor:
-    """A copy of a rank's tensor with every third value put to zero, others on every rank."""
+    """Copy a rank's tensor and set every third value to zero, different ones on every rank."""
     change = tensor.clone()
     change[(rank + 1) % 3 :: 3] = 0
     return change
 
 
 def sum_of_changes(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """What every rank must hold after :func:`in_turns`."""
+    """Values that every rank must hold after :func:`in_turns`."""
     return [sum(sparse(tensor, rank) for rank, tensor in enumerate(tensors))] * len(tensors)
 
 
 def _check(
     name: str, conflicts: Any, change: torch.Tensor, before: torch.Tensor, stamps: torch.Tensor, stamp: int
 ) -> None:
-    """ValueError, in a sentence, unless the stamps and the number of conflicts are right."""
+    """Raise a ValueError, in a sentence, unless the stamps and the number of conflicts are right."""
     written = change != 0
     for place, (mine, old, now) in enumerate(zip(written.tolist(), before.tolist(), stamps.tolist())):
         if now != (stamp if mine else old):
@@ -88,14 +88,14 @@ def race(
     rounds: int = 300,
     seed: int = 0,
 ) -> list[tuple[float, float, float]]:
-    """Let `update` race on all ranks; nobody takes turns.
+    """Let `update` race on all ranks, without turns.
 
     Parameters
     ----------
     comm : Comm
         Ranks of one machine.
     update : callable
-        As this module says.
+        As the module describes.
     densities : sequence of float
         Shares of the weights an update writes, above 0, at most 1; a race for each.
     size : int
@@ -108,7 +108,7 @@ def race(
     Returns
     -------
     list of (float, float, float)
-        Of each race: density; conflicts a weight written; share of what was added that the weights do not hold.
+        Of each race: density; conflicts for each weight written; share of all added values that the weights lost.
     """
     import torch
 

@@ -27,7 +27,7 @@ LIMIT = 90.0
 """Seconds after which a row is given up. A whole lab should need half of that."""
 
 Shown = tuple[bool, str]
-"""Whether runs show what they must, and their figures in a sentence."""
+"""True if runs show what they must, and their figures in a sentence."""
 
 
 class Row(NamedTuple):

@@ -1,14 +1,20 @@
+"""The judge of exercises: values of a function, and what is left on ranks."""
+
+from __future__ import annotations
+
 import numpy as np
 import pytest
 import torch
 
-from dlpar.course import judge as verdict
-from dlpar.lab import check
+from dlpar.collectives import ring_allgather
+from dlpar.course import judge
+from dlpar.graphs import mixing_matrix
+from dlpar.lab import check, check_on_ranks
 
 
 @pytest.fixture(autouse=True)
 def first_try(monkeypatch):
-    verdict._failed.clear()
+    judge._failed.clear()
 
 
 CASES = [({"rank": 0, "world": 2}, [0, 2]), ({"rank": 1, "world": 2}, [1, 3])]
@@ -91,7 +97,7 @@ def test_arguments_are_the_students_to_change():
     ],
 )
 def test_difference_names_the_place(got, expected, said):
-    assert verdict.difference(got, expected) == said
+    assert judge.difference(got, expected) == said
 
 
 def test_verdict_is_escaped():
@@ -99,3 +105,133 @@ def test_verdict_is_escaped():
         return "<b>"
 
     assert "&lt;b&gt;" in check(mine, [(("x",), "y")])._repr_html_()
+
+
+# ---- on ranks -----------------------------------------------------------------------
+
+MEAN = dict(
+    expected=lambda tensors: [sum(tensors) / len(tensors)] * len(tensors), hints=["first hint", "second hint"]
+)
+
+
+def test_an_answer_not_written_yet_is_to_do():
+    def average(comm, gradient):
+        raise NotImplementedError
+
+    verdict = check_on_ranks(average, **MEAN)
+    assert verdict.status == "to do" and not verdict.hints
+
+
+def test_a_wrong_answer_names_the_first_rank_and_value_and_hints_grow():
+    def only_rank_0_knows(comm, gradient):
+        if comm.rank:
+            comm.send(gradient, 0)
+        else:
+            arriving = torch.empty_like(gradient)
+            for source in range(1, comm.size):
+                comm.recv(arriving, source)
+                gradient += arriving
+            gradient /= comm.size
+
+    verdict = check_on_ranks(only_rank_0_knows, **MEAN)
+    assert verdict.sentence.startswith(
+        "With 2 simulated ranks and 1 numbers, on rank 1: value 0 is 2.0, expected 1.5"
+    )
+    assert verdict.hints == ["first hint"]
+    assert check_on_ranks(only_rank_0_knows, **MEAN).hints == ["first hint", "second hint"]
+
+
+def test_an_answer_that_deadlocks_is_told_at_once_where_each_rank_waits():
+    def all_receive_first(comm, gradient):
+        comm.recv(gradient, 1 - comm.rank)
+        comm.send(gradient, 1 - comm.rank)
+
+    verdict = check_on_ranks(all_receive_first, workers=[2], timeout=1.5, **MEAN)
+    assert verdict.status == "not yet"
+    for rank in (0, 1):
+        assert f"rank {rank} in recv from rank {1 - rank} at test_judge.py:" in verdict.sentence
+    assert "Traceback" not in verdict.sentence
+
+
+def test_what_is_right_in_a_simulation_alone_is_found_wrong_on_real_ranks():
+    def only_simulated(comm, gradient):
+        comm.allreduce(gradient)
+        gradient /= comm.size if hasattr(comm, "simulator") else 1
+
+    verdict = check_on_ranks(only_simulated, workers=[2], **MEAN)
+    assert verdict.sentence.startswith(
+        "With 2 real ranks and 1 numbers, on rank 0: value 0 is 3.0, expected 1.5"
+    )
+
+
+SUM = dict(expected=lambda tensors: [sum(tensors)] * len(tensors), like="ring")
+
+
+def test_a_ring_whose_all_gather_alone_works_names_what_is_wrong():
+    def adds_nothing(comm, tensor):
+        ring_allgather(comm, tensor.tensor_split(comm.size))
+
+    verdict = check_on_ranks(adds_nothing, workers=[2], hints=["a hint"], **SUM)
+    assert verdict.status == "not yet" and verdict.sentence.startswith(
+        "With 2 simulated ranks and 1 numbers, on rank"
+    )
+    assert verdict.hints == ["a hint"]
+
+
+def test_a_right_sum_that_sends_whole_tensors_is_told_so():
+    def whole_tensors(comm, tensor):
+        passing = tensor.clone()
+        for _ in range(comm.size - 1):
+            arriving = torch.empty_like(tensor)
+            comm.sendrecv(passing, (comm.rank + 1) % comm.size, arriving, (comm.rank - 1) % comm.size)
+            tensor += arriving
+            passing = arriving
+
+    verdict = check_on_ranks(whole_tensors, workers=[4], **SUM)
+    assert "the result is right, but the ranks send 12 messages" in verdict.sentence
+
+
+def all_samples(vectors):
+    count = sum(v[-1] for v in vectors)
+    whole = torch.cat([sum(v[:-1] * v[-1] for v in vectors) / count, count.view(1)])
+    return [whole] * len(vectors)
+
+
+def test_the_mean_of_the_means_is_found_wrong():
+    def mean_of_means(comm, vector):
+        comm.allreduce(vector)
+        vector[:-1] /= comm.size
+
+    verdict = check_on_ranks(mean_of_means, expected=all_samples, workers=[2], hints=["a hint"])
+    assert verdict.sentence.startswith(
+        "With 2 simulated ranks and 4 numbers, on rank 0: value 0 is 1.5, expected 1.66"
+    )
+    assert verdict.hints == ["a hint"]
+
+
+def path(workers: int) -> list[tuple[int, ...]]:
+    return [tuple(j for j in (i - 1, i + 1) if 0 <= j < workers) for i in range(workers)]
+
+
+def mixed(tensors):
+    weights = torch.from_numpy(mixing_matrix(path(len(tensors)))).float()
+    return list(weights @ torch.stack(tensors))
+
+
+def test_plain_means_over_neighbours_are_found_wrong():
+    def plain_mean(comm, weights):
+        peers = path(comm.size)[comm.rank]
+        sending = [comm.isend(weights.clone(), peer) for peer in peers]
+        arrived = [torch.empty_like(weights) for _ in peers]
+        for into, peer in zip(arrived, peers):
+            comm.recv(into, peer)
+        weights.copy_((weights + sum(arrived)) / (1 + len(peers)))
+        for request in sending:
+            request.wait()
+
+    verdict = check_on_ranks(plain_mean, mixed, workers=(2, 3, 5), hints=["hint"])
+    assert (
+        not verdict
+        and verdict.sentence.startswith("With 3 simulated ranks and 1 numbers, on rank 0")
+        and verdict.hints
+    )

@@ -6,14 +6,26 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
+import dlpar
+from dlpar.config.experiment import Data
 from dlpar.course import labs
 from dlpar.course.curriculum import labs as curriculum
+from dlpar.course.rehearse import rehearse
+from dlpar.data import load
 from dlpar.lab import presets
+from dlpar.theory import contraction
 from dlpar.worlds.platforms import platform
 
 ROOT = Path(__file__).parents[2]
+
+UNASSERTED = (
+    "four_times_faster", "unsteady", "digits_by_mapreduce", "slow_rank", "servers", "lock_free_scaling", "slow_writer",
+)  # fmt: skip
+"""Presets whose notebook does not assert itself that they show what it says."""
 
 
 def test_every_row_has_a_preset_of_its_own_that_says_what_it_is_and_a_belief_in_one_line():
@@ -62,3 +74,47 @@ def test_labs_and_slides_call_presets_that_exist():
 )
 def test_platforms_of_the_labs_can_be_read(file):
     assert platform(str(file)).nodes >= 1 and file.read_text().startswith("# Lab ")
+
+
+@pytest.mark.slow
+@pytest.mark.timed
+@pytest.mark.parametrize("name", UNASSERTED)
+def test_a_preset_shows_what_its_lab_says(name):
+    chosen = [(lab, row) for lab, row in labs.rows() if row.name == name]
+    for _ in range(
+        3
+    ):  # other programs may give many processes a larger share of the cores than one: then once more
+        found = next(rehearse(chosen))
+        if found.held:
+            break
+    assert found.held, found.said
+
+
+def test_the_factors_in_lab_04_are_those_of_the_matrices():
+    factors = [contraction(experiment) for experiment in presets.pure_mixing()]
+    np.testing.assert_allclose(factors, [(1 + 2 * np.cos(np.pi / 4)) / 3, 1 / 3, 0], atol=1e-12)
+
+
+def test_the_digits_in_files_are_those_that_come_with_the_library():
+    in_files = load(Data(name="mnist", folder=presets.digits_as_mnist().name), seed=0, model="cnn")
+    own = load(Data(), seed=0, model="cnn")
+    assert (
+        in_files.train_y.tolist() == own.train_y.tolist() and in_files.test_y.tolist() == own.test_y.tolist()
+    )
+    middle = in_files.train_x[:, 0, 3:27:3, 3:27:3]  # of every pixel's three by three
+    correlation = torch.corrcoef(torch.stack([middle.flatten(), own.train_x[:, 0].flatten()]))[0, 1]
+    assert correlation > 0.999
+
+
+def steps_to_goal(experiment):
+    evals = dlpar.launch(experiment).wait(60).evals
+    good = evals[evals["accuracy"].astype(float) >= 0.95]
+    return good["step"].iloc[0] if len(good) else experiment.steps + 1
+
+
+@pytest.mark.slow
+def test_neither_half_the_rate_nor_twice_makes_the_largest_batch_need_fewer_steps():
+    largest = presets.more_workers()[-1]
+    alone = largest.replace(workers=1, batch=largest.global_batch)  # the same mathematics without messages
+    half, own, twice = (steps_to_goal(alone.replace(lr=largest.lr * factor)) for factor in (0.5, 1, 2))
+    assert own <= min(half, twice) and own <= largest.steps

@@ -1,1 +1,1 @@
-"""Exercises of the labs: each module checks one, typed in a cell."""
+"""Exercises of the labs: the reference, cases and messages of each, for :mod:`dlpar.course.judge`."""

@@ -87,7 +87,7 @@ def check_schedule(student: Callable[[int, int], Any] | None, hints: Sequence[st
 
 
 def _trained_otherwise(told: list[list[tuple[float, float]]]) -> str:
-    """The first step whose loss, which the last stage knows, is not that of 1F1B; empty if there is none."""
+    """Name the first step whose loss, which the last stage knows, differs from that of 1F1B."""
     for step, (mine, right) in enumerate(told[-1]):
         if not math.isclose(mine, right, rel_tol=1e-9):
             return f", in step {step}, the loss is {mine:.6g}, with 1F1B {right:.6g}."

@@ -39,9 +39,9 @@ def check_zero(
     Parameters
     ----------
     student : callable or None
-        Gets N chunks of the weights, all alike on all ranks, N chunks of the rank's own gradient, and what the rank
-        keeps of its chunk (``rank + 1``, modulo N) from step to step: zeros at first, as long as that chunk.
-        It must leave on every rank the weights that one process would have, which sees the sum of all gradients.
+        Gets N chunks of the weights, alike on all ranks, and N chunks of the rank's own gradient.  The velocity
+        belongs to the rank's chunk (``rank + 1``, modulo N) and is kept from step to step: zeros at first.
+        It must leave on every rank the weights that one process would have with the sum of all gradients.
     workers, hints, timeout
         As of :func:`~dlpar.course.judge.check_on_ranks`.
 

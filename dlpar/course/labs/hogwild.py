@@ -15,7 +15,7 @@ TEXTS = Experiment(
     cluster={"threads": 1},
     sync={"scheme": "hogwild", "sparse": True},
 )
-"""Which package does a docstring document?  Softmax regression on 1000 words: 10,010 weights."""
+"""Softmax regression on 1000 words: which package does a docstring document?  10,010 weights."""
 
 
 def shared_weights() -> Experiment:
@@ -69,7 +69,7 @@ def lock_free_scaling() -> list[Experiment]:
 def _cores_limit_and_updates_age(runs: list[Run]) -> Shown:
     most, gained = runs[-1].experiment.workers, speedup(runs[0], runs[-1])
     stale = {run.experiment.workers: run.steps["staleness"].mean() for run in runs}
-    held = gained < 0.75 * most and stale[1] == 0 and stale[2] < stale[4] < 4
+    held = gained < 0.75 * most and stale[1] == 0 and stale[2] < stale[4] and abs(stale[4] - 3) < 0.8
     said = f"{most} writers are {gained:.1f} times as fast as one"
     return held, f"{said}; of 4 each is {stale[4]:.1f} updates behind"
 

@@ -27,7 +27,7 @@ def _ps(**fields: Any) -> dict[str, Any]:
 LEARNING = Experiment(
     model={"name": "mlp", "width": 64, "depth": 1}, steps=80, sync=_ps(), evaluate_every=10, cluster=SIMULATED
 )
-"""Where accuracy is the question."""
+"""For questions of accuracy."""
 
 
 def _pace(run: Run) -> float:

@@ -139,7 +139,7 @@ TABLE = (
     Row(schedules, '"1F1B has a smaller bubble than GPipe"', _same_bubble_less_memory),
     Row(more_micro_batches, '"More micro-batches always help"', _latency_ends_it),
     Row(small_micro_batches, "Nor do they on this machine", _nor_here),
-    Row(without_a_flush, "PipeDream is quicker, and tolerates a smaller learning rate", _quicker_but_fragile),
+    Row(without_a_flush, "PipeDream is quicker, and tolerates only smaller learning rates", _quicker_but_fragile),
     Row(bad_cut, "A pipeline goes at the pace of its slowest stage", _slowest_stage_decides,
         lambda: [bad_cut(), schedules()["1F1B"]]),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Lab 08: its exercise is checked rightly, and its presets show what the lab says of them."""
+"""The exercise of lab 08: two layers cut over ranks."""
 
 from __future__ import annotations
 

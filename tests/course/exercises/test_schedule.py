@@ -1,4 +1,4 @@
-"""Lab 09: its exercise is checked rightly, and what the lab itself does not assert."""
+"""The exercise of lab 09: a pipeline's schedule."""
 
 from __future__ import annotations
 

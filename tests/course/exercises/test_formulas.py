@@ -1,10 +1,10 @@
-"""Lab 10: its exercise is checked rightly; what its presets refute the lab itself asserts."""
+"""The exercises of labs 06 and 10: formulas for a step's time."""
 
 from __future__ import annotations
 
 import pytest
 
-from dlpar.lab import check_grid
+from dlpar.lab import check_efficiency, check_grid
 
 pytestmark = pytest.mark.slow
 
@@ -43,9 +43,26 @@ def test_each_forgotten_term_is_found_on_a_grid_where_it_counts(wrong, where):
     assert verdict.status == "not yet" and where in verdict.sentence and verdict.hints == HINTS[:1]
 
 
-def test_a_formula_not_written_yet_is_to_do_and_nothing_is_simulated(monkeypatch):
+def test_a_grid_not_written_yet_is_to_do_and_nothing_is_simulated(monkeypatch):
     def step_ms(data, tensor, pipeline, microbatches, compute, summed, gradient, bandwidth):
         raise NotImplementedError
 
     monkeypatch.setattr("dlpar.course.exercises.formulas._grids", None)
     assert check_grid(step_ms).status == "to do"
+
+
+def test_an_efficiency_not_written_yet_is_to_do_and_nothing_is_simulated(monkeypatch):
+    def efficiency(compute, latency, bandwidth, nbytes, n):
+        raise NotImplementedError
+
+    monkeypatch.setattr("dlpar.course.exercises.formulas._rings", None)
+    assert check_efficiency(efficiency).status == "to do"
+
+
+def test_a_formula_without_latency_is_shown_the_first_cluster_it_fails_on():
+    def no_latency(compute, latency, bandwidth, nbytes, n):
+        return compute / (compute + 2 * (n - 1) / n * nbytes / bandwidth)
+
+    verdict = check_efficiency(no_latency, hints=HINTS)
+    assert verdict.status == "not yet" and verdict.hints == HINTS[:1]
+    assert "n=64): it is 0.05" in verdict.sentence and "expected 0.007" in verdict.sentence
