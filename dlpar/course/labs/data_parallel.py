@@ -14,7 +14,6 @@ from dlpar.config.experiment import Experiment
 from dlpar.course.labs.scaling import GPUS, SMALL, computing_s, sizes_only
 from dlpar.course.platforms import platform_file
 from dlpar.course.rehearse import Row, Shown, apart, most_held, step_s
-from dlpar.data import digits, split
 from dlpar.jobs.run import Run
 
 ONE_GPU_EACH = platform_file("one-gpu-each")
@@ -185,6 +184,8 @@ def digits_as_mnist() -> TemporaryDirectory:
     1,438 training and 359 test images, in the order in which a run with seed 0 has them.  The folder goes with the
     process.
     """
+    from dlpar.data import digits, split
+
     folder = TemporaryDirectory(prefix="digits-as-mnist-")
     images, labels = digits()
     wide = np.kron(images.reshape(-1, 8, 8), np.ones((3, 3)))
