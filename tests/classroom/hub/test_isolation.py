@@ -167,6 +167,13 @@ def test_all_that_a_student_keeps_is_closed_to_others(scene: dict[str, Any]) -> 
         assert os.stat(scene[folder]).st_uid == scene["uid"]
 
 
+def test_the_number_of_a_student_s_processes_is_limited(scene: dict[str, Any]) -> None:
+    for kind in ("server", "kernel"):
+        limits = Path(f"/proc/{scene['pids'][kind]}/limits").read_text()
+        (processes,) = [line.split() for line in limits.splitlines() if line.startswith("Max processes")]
+        assert processes[2:4] == ["2048", "2048"]
+
+
 def test_behind_the_curtain_a_student_sees_no_process_but_her_own(scene: dict[str, Any]) -> None:
     inside = two_accounts.become(scene["pids"]["kernel"], scene["ada"], "ls", "/proc")
     seen = subprocess.run(inside, capture_output=True, text=True, check=True).stdout.split()
