@@ -29,12 +29,11 @@ def connect(cluster: Cluster) -> Comm:
     if taken:
         device = torch.device("cuda", taken[world.rank])
         torch.cuda.set_device(device)
-    control = MPIComm(world, device)
     if carrier == "mpi":
-        return control
+        return MPIComm(world, device)
     from dlpar.worlds.nccl import DistributedComm
 
-    return DistributedComm(control, carrier)
+    return DistributedComm(world, device, carrier)
 
 
 def places(cluster: Cluster, visible: Sequence[Sequence[str]]) -> tuple[list[int], str]:

@@ -156,8 +156,14 @@ class MPIComm(Comm):
 
     def split(self, color: int, key: int = 0) -> Comm:
         meet(self.mpi)
-        part = MPIComm(self.mpi.Split(color, key), self.device, self.zero)
-        part.traffic, part._copies = self.traffic, self._copies  # one rank's, whichever group it talks to
+        part = self._on(self.mpi.Split(color, key))
+        part._copies = self._copies  # one rank's, whichever group it talks to
+        return part
+
+    def _on(self, mpi: MPI.Intracomm) -> MPIComm:
+        """This rank on another communicator of MPI."""
+        part = MPIComm(mpi, self.device, self.zero)
+        part.traffic, part.world = self.traffic, self.world
         return part
 
     def shared(self, shape: Sequence[int] | int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -233,9 +239,7 @@ class MPIComm(Comm):
     def start(self, collective: Collective, bucket: torch.Tensor) -> Request:
         if self._progress is None:
             # A communicator of its own: the computing thread's messages never meet the bucket's.
-            twin = MPIComm(self.mpi.Dup(), self.device, self.zero)
-            twin.traffic = self.traffic
-            self._progress = ProgressThread(twin)
+            self._progress = ProgressThread(self._on(self.mpi.Dup()))
         return self._progress.start(collective, bucket)
 
     def counter(self) -> SharedCounter:

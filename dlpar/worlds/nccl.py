@@ -14,58 +14,67 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from mpi4py import MPI
 
-from dlpar.comm.base import ANY, Arrival, Collective, Comm, Counter, Request, World, check_peer
+from dlpar.comm.base import ANY, Arrival, Request, World, check_peer
 from dlpar.worlds.mpi import MPIComm
-from dlpar.worlds.progress import ProgressThread
 
 PATIENCE = timedelta(minutes=5)
 """Time a carrier waits for a peer before it gives up; the supervisor is quicker."""
 
 
-class DistributedComm(Comm):
-    """Ranks of a torch.distributed group, with an MPI communicator for control.
+class DistributedComm(MPIComm):
+    """Ranks of a torch.distributed group; MPI carries the messages that it cannot.
 
     Parameters
     ----------
-    control : MPIComm
-        The same ranks, by MPI.
+    mpi : MPI.Intracomm
+        The same ranks.
+    device : torch.device
+        Home of this rank's tensors.
     carrier : str
         ``nccl`` or ``gloo``.
+    zero : float, optional
+        ``time.monotonic()`` of second 0; by default all ranks agree on one.
     group : ProcessGroup, optional
         The ranks' group; by default all of them, which are then introduced to each other.
     """
 
-    def __init__(self, control: MPIComm, carrier: str, group: dist.ProcessGroup | None = None) -> None:
-        self.control, self.world = control, World(control.device, carrier)
-        self.rank, self.size, self.device = control.rank, control.size, control.device
-        self.traffic = control.traffic
+    def __init__(
+        self,
+        mpi: MPI.Intracomm,
+        device: torch.device,
+        carrier: str,
+        zero: float | None = None,
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
+        super().__init__(mpi, device, zero)
+        self.world = World(self.device, carrier)
         if not dist.is_initialized():
-            _introduce(control, carrier)
+            _introduce(self, carrier)
         self.group = group or dist.group.WORLD
         self._global = dist.get_process_group_ranks(self.group)
         # NCCL connects a group in its first call, which all must make: the first message may be between two.
         dist.all_reduce(torch.zeros(1, device=self.device), group=self.group)
-        self._progress: ProgressThread | None = None
 
     def send(self, tensor: torch.Tensor, dest: int, tag: int = 0) -> None:
         if tag or self._is_foreign(tensor):
-            return self.control.send(tensor, dest, tag)
+            return super().send(tensor, dest, tag)
         self.isend(tensor, dest).wait()
 
     def recv(self, into: torch.Tensor, source: int = ANY, tag: int = ANY) -> Arrival:
         if tag > 0 or source == ANY or self._is_foreign(into):
-            return self.control.recv(into, source, tag)
+            return super().recv(into, source, tag)
         return self.irecv(into, source, tag).wait()
 
     def isend(self, tensor: torch.Tensor, dest: int, tag: int = 0) -> Request:
         if tag or self._is_foreign(tensor):
-            return self.control.isend(tensor, dest, tag)
+            return super().isend(tensor, dest, tag)
         return _UnderWay(self, [self._sending(tensor, dest)])
 
     def irecv(self, into: torch.Tensor, source: int = ANY, tag: int = ANY) -> Request:
         if tag > 0 or source == ANY or self._is_foreign(into):
-            return self.control.irecv(into, source, tag)
+            return super().irecv(into, source, tag)
         check_peer(self, source, "source")
         return _UnderWay(self, [], source, into)
 
@@ -73,7 +82,7 @@ class DistributedComm(Comm):
         self, tensor: torch.Tensor, dest: int, into: torch.Tensor, source: int, tag: int = 0
     ) -> Arrival:
         if tag or self._is_foreign(tensor):
-            return self.control.sendrecv(tensor, dest, into, source, tag)
+            return super().sendrecv(tensor, dest, into, source, tag)
         if source == ANY:
             raise ValueError(
                 f"sendrecv: got source ANY without a tag, allowed on {self.world.carrier} is a named source "
@@ -99,14 +108,13 @@ class DistributedComm(Comm):
 
     def barrier(self) -> None:
         self.world.settle()
-        self.control.barrier()
+        super().barrier()
 
-    def split(self, color: int, key: int = 0) -> Comm:
-        part = self.control.split(color, key)
-        return DistributedComm(part, self.world.carrier, _group(part.mpi.allgather(self._global[self.rank])))
-
-    def shared(self, shape: Sequence[int] | int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        return self.control.shared(shape, dtype)
+    def _on(self, mpi: MPI.Intracomm) -> MPIComm:
+        group = _group(mpi.allgather(self._global[self.rank]))
+        part = DistributedComm(mpi, self.device, self.world.carrier, self.zero, group)
+        part.traffic, part.world = self.traffic, self.world
+        return part
 
     def allreduce(self, tensor: torch.Tensor) -> None:
         self._in_place(tensor, lambda whole: dist.all_reduce(whole, group=self.group))
@@ -142,33 +150,11 @@ class DistributedComm(Comm):
         for chunk, arrived in zip(chunks, padded):
             chunk.copy_(arrived[: len(chunk)])
 
-    def gather(self, thing: Any, root: int = 0) -> list[Any] | None:
-        return self.control.gather(thing, root)
-
-    def broadcast(self, thing: Any, root: int = 0) -> Any:
-        return self.control.broadcast(thing, root)
-
-    def now(self) -> float:
-        return self.control.now()
-
-    def start(self, collective: Collective, bucket: torch.Tensor) -> Request:
-        if self._progress is None:
-            control = MPIComm(self.control.mpi.Dup(), self.device, self.control.zero)
-            twin = DistributedComm(control, self.world.carrier, _group(self._global))
-            twin.traffic = self.traffic
-            self._progress = ProgressThread(twin)
-        return self._progress.start(collective, bucket)
-
-    def counter(self) -> Counter:
-        return self.control.counter()
-
     def close(self) -> None:
-        if self._progress is not None:
-            self._progress.close()
+        super().close()
         self.world.settle()
         if self.group is dist.group.WORLD and dist.is_initialized():
             dist.destroy_process_group()
-        self.control.close()
 
 
 class _UnderWay:
@@ -224,17 +210,15 @@ def _group(ranks: list[int]) -> dist.ProcessGroup:
     return dist.new_group(ranks, timeout=PATIENCE, use_local_synchronization=True, sort_ranks=False)
 
 
-def _introduce(control: MPIComm, carrier: str) -> None:
+def _introduce(comm: MPIComm, carrier: str) -> None:
     """Let all ranks meet at a store on rank 0, whose address travels by MPI."""
     host = socket.gethostname()
-    several = len(set(control.mpi.allgather(host))) > 1
-    host = control.broadcast(host if several else "127.0.0.1")
+    several = len(set(comm.mpi.allgather(host))) > 1
+    host = comm.broadcast(host if several else "127.0.0.1")
     store = None
-    if control.rank == 0:
-        store = dist.TCPStore(host, 0, control.size, is_master=True, timeout=PATIENCE, wait_for_workers=False)
-    port = control.broadcast(store.port if store else None)
-    store = store or dist.TCPStore(host, port, control.size, is_master=False, timeout=PATIENCE)
+    if comm.rank == 0:
+        store = dist.TCPStore(host, 0, comm.size, is_master=True, timeout=PATIENCE, wait_for_workers=False)
+    port = comm.broadcast(store.port if store else None)
+    store = store or dist.TCPStore(host, port, comm.size, is_master=False, timeout=PATIENCE)
     # Not told its device: bound to one, NCCL would make groups by splitting this one, which takes all ranks.
-    dist.init_process_group(
-        carrier, store=store, rank=control.rank, world_size=control.size, timeout=PATIENCE
-    )
+    dist.init_process_group(carrier, store=store, rank=comm.rank, world_size=comm.size, timeout=PATIENCE)
