@@ -49,24 +49,8 @@ def own_chunk(comm: Comm) -> int:
 
 
 __all__ = [
-    "ALLREDUCE",
-    "HALVES",
-    "halving_doubling_allreduce",
-    "hierarchical_allreduce",
-    "library_allgather",
-    "library_allreduce",
-    "library_broadcast",
-    "library_reduce",
-    "library_reduce_scatter",
-    "own_chunk",
-    "ring_allgather",
-    "ring_allreduce",
-    "ring_reduce_scatter",
-    "star_allreduce",
-    "star_broadcast",
-    "star_reduce",
-    "tree_aggregate",
-    "tree_allreduce",
-    "tree_broadcast",
-    "tree_reduce",
-]
+    "ALLREDUCE", "HALVES", "halving_doubling_allreduce", "hierarchical_allreduce", "library_allgather",
+    "library_allreduce", "library_broadcast", "library_reduce", "library_reduce_scatter", "own_chunk",
+    "ring_allgather", "ring_allreduce", "ring_reduce_scatter", "star_allreduce", "star_broadcast",
+    "star_reduce", "tree_aggregate", "tree_allreduce", "tree_broadcast", "tree_reduce",
+]  # fmt: skip
