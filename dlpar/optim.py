@@ -49,64 +49,32 @@ class Optimizer:
         self._update(self.weights, gradient, self.lr, self._state)
 
 
+PLAIN = {"foreach": False, "weight_decay": 0.0, "maximize": False}
+"""Settings in which all of torch's rules are used as their papers have them."""
+
+
 def _sgd(weights: torch.Tensor, gradient: torch.Tensor, lr: float, state: dict) -> None:
     weights.add_(gradient, alpha=-lr)
 
 
 def _momentum(weights: torch.Tensor, gradient: torch.Tensor, lr: float, state: dict) -> None:
-    buffers = [state.get("momentum")]
-    sgd(
-        [weights],
-        [gradient],
-        buffers,
-        foreach=False,
-        lr=lr,
-        momentum=state["mu"],
-        dampening=0.0,
-        weight_decay=0.0,
-        nesterov=False,
-        maximize=False,
-    )
+    buffers, rule = [state.get("momentum")], {"dampening": 0.0, "nesterov": False}
+    sgd([weights], [gradient], buffers, lr=lr, momentum=state["mu"], **rule, **PLAIN)
     state["momentum"] = buffers[0]
 
 
 def _adagrad(weights: torch.Tensor, gradient: torch.Tensor, lr: float, state: dict) -> None:
     sums = state.setdefault("sum", torch.zeros_like(weights))
     count = state.setdefault("step", torch.zeros(()))
-    adagrad(
-        [weights],
-        [gradient],
-        [sums],
-        [count],
-        foreach=False,
-        lr=lr,
-        lr_decay=0.0,
-        weight_decay=0.0,
-        eps=1e-10,
-        maximize=False,
-    )
+    adagrad([weights], [gradient], [sums], [count], lr=lr, lr_decay=0.0, eps=1e-10, **PLAIN)
 
 
 def _adam(weights: torch.Tensor, gradient: torch.Tensor, lr: float, state: dict) -> None:
     mean = state.setdefault("mean", torch.zeros_like(weights))
     square = state.setdefault("square", torch.zeros_like(weights))
     count = state.setdefault("step", torch.zeros(()))
-    adam(
-        [weights],
-        [gradient],
-        [mean],
-        [square],
-        [],
-        [count],
-        foreach=False,
-        lr=lr,
-        beta1=BETAS[0],
-        beta2=BETAS[1],
-        eps=1e-8,
-        weight_decay=0.0,
-        amsgrad=False,
-        maximize=False,
-    )
+    rule = {"beta1": BETAS[0], "beta2": BETAS[1], "eps": 1e-8, "amsgrad": False}
+    adam([weights], [gradient], [mean], [square], [], [count], lr=lr, **rule, **PLAIN)
 
 
 RULES: dict[str, Callable[[torch.Tensor, torch.Tensor, float, dict], None]] = {

@@ -242,7 +242,7 @@ def _words(seed: int, dtype: torch.dtype) -> Dataset:
     """Which package a docstring documents, from its words."""
     words = docstrings.words()
     train, test = split(words.labels, seed)
-    x = torch.from_numpy(words.dense(words.tf_idf(train))).to(dtype)
+    x = torch.from_numpy(words.tf_idf(train)).to(dtype)
     labels = words.labels[train], words.labels[test]
     return _dataset("docstrings", x[train], labels[0], x[test], labels[1], len(words.packages))
 

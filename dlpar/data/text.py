@@ -14,11 +14,15 @@ import warnings
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from dlpar.config.schema import BadData
 from dlpar.data.cache import Arrays, cached
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
 
 ALPHABET = "\n" + "".join(map(chr, range(32, 127)))
 """The 96 characters there are; any other is written as ``?``."""
@@ -41,30 +45,25 @@ LEFT_OUT = {
 
 @dataclass(frozen=True)
 class Words:
-    """Word counts of docstrings as a sparse matrix in compressed rows (CSR).
+    """Word counts of docstrings.
 
-    Row i holds ``counts[starts[i]:starts[i + 1]]`` in the columns
-    ``columns[starts[i]:starts[i + 1]]``, ascending; all else is zero.
+    Attributes
+    ----------
+    counts : scipy.sparse.csr_array, int64, shape (docstrings, words)
+        How often each word stands in each docstring.
+    labels : numpy.ndarray, int64, shape (docstrings,)
+        The package each docstring documents.
+    words, packages : list of str
+        Names of the columns, and of the labels.
     """
 
-    starts: np.ndarray
-    """int64, (docstrings + 1,)."""
-    columns: np.ndarray
-    """int64, (entries,): which word."""
-    counts: np.ndarray
-    """int64, (entries,): how often."""
+    counts: csr_array
     labels: np.ndarray
-    """int64, (docstrings,): which package."""
     words: list[str]
     packages: list[str]
 
-    @property
-    def rows(self) -> np.ndarray:
-        """Which docstring each entry belongs to, int64, (entries,)."""
-        return np.repeat(np.arange(len(self.labels)), np.diff(self.starts))
-
     def tf_idf(self, train: np.ndarray) -> np.ndarray:
-        """The counts weighed: rare words count more, and every docstring has length `LENGTH`.
+        """Weigh the counts: rare words count more, and every docstring has length `LENGTH`.
 
         Parameters
         ----------
@@ -74,22 +73,13 @@ class Words:
         Returns
         -------
         numpy.ndarray
-            float64, (entries,), in the place of `counts`: log(1 + count) times
-            log(docstrings / docstrings with the word), each row scaled.
+            float64, (docstrings, words): log(1 + count) times log(docstrings / docstrings with the
+            word), each row scaled.
         """
-        rows, seen = self.rows, np.zeros(len(self.labels), dtype=bool)
-        seen[train] = True
-        holders = np.bincount(self.columns[seen[rows]], minlength=len(self.words))
+        holders = (self.counts[train] > 0).sum(axis=0)
         rarity = np.log(len(train) / np.maximum(holders, 1))
-        values = np.log1p(self.counts) * rarity[self.columns]
-        length = np.sqrt(np.bincount(rows, values**2, minlength=len(self.labels)))
-        return LENGTH * values / np.maximum(length, 1e-12)[rows]
-
-    def dense(self, values: np.ndarray) -> np.ndarray:
-        """One value an entry as a float64 matrix with zeros elsewhere, (docstrings, words)."""
-        matrix = np.zeros((len(self.labels), len(self.words)))
-        matrix[self.rows, self.columns] = values
-        return matrix
+        values = np.log1p(self.counts.toarray()) * rarity
+        return LENGTH * values / np.maximum(np.linalg.norm(values, axis=1, keepdims=True), 1e-12)
 
 
 def characters() -> list[np.ndarray]:
@@ -100,15 +90,13 @@ def characters() -> list[np.ndarray]:
 
 def words() -> Words:
     """Word counts of the docstrings of the `PACKAGES` packages that have most of them."""
+    from scipy.sparse import csr_array  # here: one model reads words, and it takes long to load
+
     corpus = _corpus()
-    return Words(
-        corpus["rows"],
-        corpus["columns"],
-        corpus["counts"],
-        corpus["labels"],
-        corpus["words"].tolist(),
-        corpus["packages"].tolist(),
-    )
+    names = corpus["words"].tolist(), corpus["packages"].tolist()
+    shape = len(corpus["labels"]), len(names[0])
+    counts = csr_array((corpus["counts"], corpus["columns"], corpus["rows"]), shape=shape)
+    return Words(counts, corpus["labels"], *names)
 
 
 def encode(text: str) -> np.ndarray:
