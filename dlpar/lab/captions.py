@@ -114,12 +114,20 @@ def convergence(
     return text + "." + (f" One step in {stride:,} is drawn." if stride > 1 else "")
 
 
+BOUND = {"exact": "", "upper bound": "at least ", "lower bound": "at most ", "estimate": "about "}
+"""Words in front of a predicted throughput, by the kind of the predicted time."""
+
+
 def throughput(
-    total: float, by_rank: Mapping[int, float], experiment: Experiment, predicted: float | None = None
+    total: float,
+    by_rank: Mapping[int, float],
+    experiment: Experiment,
+    predicted: float | None = None,
+    kind: str = "exact",
 ) -> str:
     """Latest throughput (samples/s) of all workers and of the slowest, and the predicted throughput."""
     workers = experiment.workers
-    end = f"; {quantity(predicted)} were predicted." if predicted else "."
+    end = f"; {BOUND[kind]}{quantity(predicted)} were predicted." if predicted else "."
     if workers == 1:
         return f"One worker trains on {quantity(total)} samples a second{end}"
     slowest = min(by_rank, key=by_rank.__getitem__, default=None)

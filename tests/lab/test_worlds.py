@@ -4,7 +4,7 @@ import pytest
 
 import dlpar
 from dlpar.config.experiment import Experiment
-from dlpar.lab import figures
+from dlpar.lab import captions, figures
 from dlpar.lab.board import Board
 from dlpar.lab.comparison import compare
 from dlpar.lab.controls import Controls
@@ -162,6 +162,18 @@ def test_the_predicted_rate_is_a_dashed_line():
     assert style["line"]["dash"] == "dash" and style["name"] == "predicted"
     board.begin(Experiment(), "real")  # of a machine that was not measured nothing is predicted
     assert "predicted" not in board.throughput.plot._traces
+
+
+def test_a_prediction_that_is_not_exact_says_so():
+    told = {
+        kind: captions.throughput(100.0, {}, MANY, 90.0, kind).rpartition("; ")[2] for kind in captions.BOUND
+    }
+    assert told == {
+        "exact": "90 were predicted.",
+        "upper bound": "at least 90 were predicted.",  # the time is bounded from above, so the rate from below
+        "lower bound": "at most 90 were predicted.",
+        "estimate": "about 90 were predicted.",
+    }
 
 
 # ---- nothing trained, and thousands of workers ---------------------------------

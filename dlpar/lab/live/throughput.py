@@ -23,12 +23,6 @@ COLUMNS = ("seconds", "samples/s")
 AT = {"x": "seconds", "y": "samples/s"}
 
 
-def predicted_rate(experiment: Experiment) -> float | None:
-    """Throughput (samples/s) by the closed form; None without one, or if the platform is not known."""
-    found = predict(experiment)
-    return experiment.global_batch / found.seconds if found else None
-
-
 class Rate:
     """Samples a second over windows, whose length doubles when there are too many of them.
 
@@ -99,7 +93,9 @@ class Throughput:
         colour, world = theme.scheme_colour(experiment.sync.scheme), experiment.cluster.world
         name = "all, simulated" if world == "simulated" else "all"
         self.total = self._rate("all", {**theme.of_world(theme.run_line(colour), world), "name": name})
-        self.predicted = predicted_rate(experiment)
+        found = predict(experiment)
+        self.predicted = experiment.global_batch / found.seconds if found else None
+        self.kind = found.kind if found else "exact"
         if self.predicted is not None:
             self.line = self.plot.add_trace("predicted", theme.predicted_line("predicted"), COLUMNS, AT)
         self.total_began: float | None = None
@@ -140,7 +136,7 @@ class Throughput:
         self.plot.set_range("xaxis", 0, self._end)
         self.plot.set_range("yaxis", 0, self._top)
         rates = {rank: rate.series.rows[-1, 1] for rank, rate in self.by_rank.items() if len(rate.series)}
-        sentence = captions.throughput(newest, rates, self.experiment, self.predicted)
+        sentence = captions.throughput(newest, rates, self.experiment, self.predicted, self.kind)
         self.plot.set_caption(captions.shown_workers(self.experiment, sentence))
 
     def _rate(self, key: str, style: dict[str, Any]) -> Rate:
