@@ -103,11 +103,6 @@ class ControlGroups:
             found.append((limit, max(0, limit - used + (int(cached[1]) if cached else 0))))
         return min(found, key=lambda pair: pair[1]) if found else None
 
-    def processes(self) -> int | None:
-        """Return the processes and threads allowed; None if unlimited."""
-        limits = [number_in(folder / "pids.max") for folder in self.folders("pids")]
-        return min((limit for limit in limits if limit is not None), default=None)
-
 
 def text_of(path: Path) -> str:
     """Return the text of a file; empty if it cannot be read."""

@@ -14,9 +14,9 @@ each end; the rules are those of :mod:`dlpar.worlds.simulated.network`).
 
 from __future__ import annotations
 
-from dlpar.jobs.memory_check import ModelState, model_state, zero_bytes
+from dlpar.jobs.memory_check import ModelState, model_state
 from dlpar.theory.collectives import collective_seconds, fitted
-from dlpar.theory.counts import closed_form
+from dlpar.theory.counts import closed_form, zero_bytes
 from dlpar.theory.layers import sizes
 from dlpar.theory.mixing import contraction, neighbour_seconds
 from dlpar.theory.overlap import Overlapped, buckets, overlapped

@@ -162,3 +162,14 @@ _FORMS: dict[str, Form] = {
     "halving_doubling": _halving_doubling,
     "hierarchical": _hierarchical,
 }
+
+
+def zero_bytes(parameters: float, ranks: int, zero: int, itemsize: int, microbatches: int = 1) -> float:
+    """Count the bytes all ranks together send a step (section 7.2).
+
+    A reduce-scatter and an all-gather take (N-1) n numbers each; stages up to 2 need one of both,
+    once a step.  Stage 3 gathers weights for every forward and every backward pass, and adds
+    gradients up after it: one and a half times as much, for each micro-batch.
+    """
+    halves = 3 * microbatches if zero == 3 else 2
+    return halves * (ranks - 1) * parameters * itemsize

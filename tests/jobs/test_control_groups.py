@@ -37,14 +37,11 @@ def test_limits_of_control_groups_version_2_are_those_of_the_tightest_group_arou
             "sys/fs/cgroup/user/job/memory.max": "4000000000\n",
             "sys/fs/cgroup/user/job/memory.current": "3000000000\n",
             "sys/fs/cgroup/user/job/memory.stat": "anon 1\ninactive_file 500000000\n",
-            "sys/fs/cgroup/user/pids.max": "100\n",
-            "sys/fs/cgroup/user/job/pids.max": "max\n",
         },
     )
     groups = ControlGroups(root)
     assert groups.quota() == 1.5
     assert groups.memory() == (4_000_000_000, 1_500_000_000)
-    assert groups.processes() == 100
 
 
 @pytest.mark.parametrize(("at", "where"), [("/", "/docker/abc"), ("/docker/abc", "")])
@@ -59,13 +56,11 @@ def test_limits_of_control_groups_version_1_are_read_in_and_outside_a_container(
             f"sys/fs/cgroup/memory{where}/memory.limit_in_bytes": "1000000000\n",
             f"sys/fs/cgroup/memory{where}/memory.usage_in_bytes": "900000000\n",
             f"sys/fs/cgroup/memory{where}/memory.stat": "inactive_file 1\ntotal_inactive_file 100000000\n",
-            f"sys/fs/cgroup/pids{where}/pids.max": "512\n",
         },
     )
     groups = ControlGroups(root)
     assert groups.quota() == 2.0
     assert groups.memory()[0] == 1_000_000_000 and groups.memory()[1] < 300_000_000
-    assert groups.processes() == 512
 
 
 def test_no_limit_is_none(tmp_path):
@@ -80,4 +75,4 @@ def test_no_limit_is_none(tmp_path):
         },
     )
     for found in (ControlGroups(root), ControlGroups(root / "nowhere")):
-        assert (found.quota(), found.memory(), found.processes()) == (None, None, None)
+        assert (found.quota(), found.memory()) == (None, None)
