@@ -1,4 +1,4 @@
-"""How tensors move between ranks: one interface, several carriers."""
+"""The interface by which tensors move between ranks, and ghosts, which are sizes without data."""
 
 from dlpar.comm.base import ANY, Arrival, Comm, Packet, Recorder, Request, World
 

@@ -9,82 +9,19 @@ from __future__ import annotations
 import json
 from collections import Counter
 
-import numpy as np
 import pytest
 import torch
 from simulations import run
 from torch.utils._python_dispatch import TorchDispatchMode
-from trained_ranks import Kept, trained
+from trained_ranks import Kept
 
-import dlpar
 from dlpar import Experiment
 from dlpar.comm.base import Comm, Traffic, World
-from dlpar.config.experiment import Cluster
 from dlpar.jobs.record import Recorder, Unrecorded
 from dlpar.train import serve, train
-from dlpar.worlds.connect import places
 from dlpar.worlds.simulated.comm import Side, SimulatedComm
 
 GPU = torch.device("meta")
-
-# ---- which GPU a rank takes ----------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("visible", "taken", "carrier"),
-    [
-        ([["A", "B"], ["A", "B"]], [0, 1], "nccl"),
-        ([["A", "B"], ["A", "B"], ["C", "D"], ["C", "D"]], [0, 1, 0, 1], "nccl"),  # two machines
-        ([["A"], ["B"], ["C"]], [0, 0, 0], "nccl"),  # a launcher gave each rank one
-        ([["A"]] * 3, [0, 0, 0], "mpi"),
-        ([["A", "B"]] * 5, [0, 1, 0, 1, 0], "mpi"),
-        ([["A"], ["A", "B"]], [0, 1], "nccl"),
-        ([[], []], [], "mpi"),
-        ([["A"], []], [], "mpi"),  # tensors of one job live in one kind of memory
-    ],
-)
-def test_ranks_spread_over_the_gpus_they_see_and_nccl_carries_where_none_is_shared(visible, taken, carrier):
-    assert places(Cluster(), visible) == (taken, carrier)
-
-
-def test_a_carrier_that_is_asked_for_is_taken_where_it_can_work():
-    assert places(Cluster(carrier="mpi"), [["A"], ["B"]]) == ([0, 0], "mpi")
-    assert places(Cluster(carrier="nccl"), [["A"], ["B"]]) == ([0, 0], "nccl")
-    assert places(Cluster(carrier="gloo"), [[], []]) == ([], "gloo")
-
-
-@pytest.mark.parametrize(
-    ("cluster", "visible", "sentence"),
-    [
-        (
-            {"device": "cuda"},
-            [["A"], []],
-            "cluster.device: got 'cuda', allowed here is auto or cpu: rank 1 sees no CUDA device",
-        ),
-        (
-            {"carrier": "nccl"},
-            [[], []],
-            "cluster.carrier: got 'nccl', allowed here is auto, mpi or gloo: rank 0 sees no CUDA device",
-        ),
-        (
-            {"carrier": "nccl"},
-            [["A"]] * 2,
-            "cluster.carrier: got 'nccl', allowed here is auto or mpi: 2 ranks see 1 GPU, "
-            "and NCCL refuses ranks that share one",
-        ),
-        (
-            {"device": "cuda", "carrier": "nccl"},
-            [["A", "B"]] * 3,
-            "cluster.carrier: got 'nccl', allowed here is auto or "
-            "mpi: 3 ranks see 2 GPUs, and NCCL refuses ranks that share one",
-        ),
-    ],
-)
-def test_what_cannot_be_had_is_refused_with_the_reason(cluster, visible, sentence):
-    with pytest.raises(ValueError) as refused:
-        places(Cluster(**cluster), visible)
-    assert str(refused.value) == sentence
-
 
 # ---- where tensors live --------------------------------------------------------------------
 
@@ -314,15 +251,3 @@ def test_spans_on_a_gpu_are_of_what_it_did_and_cost_one_wait_a_step(monkeypatch,
     }
     assert lines[1]["spans"][0] == ["forward", 107.5, 109.5]
     assert (lines[1]["compute"], lines[1]["comm"], lines[1]["t"]) == (6.5, 1.0, 115.0)
-
-
-# ---- torch.distributed, without a GPU --------------------------------------------------------
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["zero 1", "zero 3", "tensor, transformer", "spatial", "hybrid"])
-def test_gloo_stands_in_for_nccl_in_every_split(name):
-    fields = {**SHORT, "dtype": "float64", **SPLITS[name]}
-    found = dlpar.launch(Experiment(**fields, cluster={"carrier": "gloo"})).wait(60)
-    assert set(found.ranks["carrier"]) == {"gloo"}
-    np.testing.assert_allclose(found.curve["loss"], trained(**fields).losses, rtol=1e-9)

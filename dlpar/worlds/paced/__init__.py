@@ -1,7 +1,7 @@
-"""The paced world's inside: real processes on logical clocks, which one of them keeps for all.
+"""The paced world: real processes on logical clocks, which one of them keeps for all.
 
-`referee` runs the simulation of the ranks' calls; each rank asks it over a `line` in
-`frames`, sends the tensors themselves as `parcels`, and lets the `wall` clock follow.
+`comm` has the calls of its ranks.  `referee` simulates the calls; each rank asks it by `protocol`,
+sends the tensors themselves as `parcels`, and lets the wall clock follow.
 """
 
 from __future__ import annotations

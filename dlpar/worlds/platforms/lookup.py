@@ -1,4 +1,4 @@
-"""From a name or a file to a platform."""
+"""Finding a platform by its name or in a file, and placing ranks on its nodes."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ CHANGED_PIECEWISE = ("device", "inside", "between", "timing")
 
 
 def names() -> list[str]:
-    """Every name :func:`platform` knows; ``here`` is this machine, known once it was measured."""
+    """List the names :func:`platform` knows; ``here`` is this machine, known once it was measured."""
     return [HERE, *PLATFORMS]
 
 
 def here_file() -> Path:
-    """Where the figures of this machine are kept: beside the runs."""
+    """The file with the figures of this machine, beside the runs."""
     return runs_folder().parent / "here.json"
 
 
 def platform(which: str) -> Platform:
-    """A platform by its name, or from a JSON or TOML file with the fields of :class:`Platform`.
+    """Find a platform by its name, or in a JSON or TOML file with the fields of :class:`Platform`.
 
-    In a file, ``extends`` names a platform or another file, beside which only what differs need be given.
+    In a file, ``extends`` names a platform or another file; then only the fields that differ are needed.
 
     Parameters
     ----------
@@ -54,7 +54,7 @@ def platform(which: str) -> Platform:
 
 
 def _found(which: str, extending: tuple[str, ...]) -> Platform:
-    """The platform; `extending` are the files on the way to it."""
+    """Find the platform; `extending` are the files on the way to it."""
     if which in PLATFORMS:
         return PLATFORMS[which]
     if which == HERE:
@@ -93,7 +93,7 @@ def _read(path: str, extending: tuple[str, ...]) -> Platform:
 
 
 def _changed(base: Platform, changes: dict[str, Any]) -> dict[str, Any]:
-    """The fields of `base` with `changes`; of links, device and timing a part may be given."""
+    """Change fields of `base`; of links, device and timing a part may be given."""
     fields = {name: getattr(base, name) for name in Platform.model_fields}
     for name, value in changes.items():
         before = fields.get(name)
@@ -108,7 +108,7 @@ USUAL = "p100-25gbe"
 
 
 def platform_of(experiment: Experiment) -> Platform:
-    """The platform an experiment runs on; of real ranks, this machine as it was measured.
+    """Find the platform of an experiment; for real ranks, this machine as it was measured.
 
     Raises
     ------
@@ -120,7 +120,7 @@ def platform_of(experiment: Experiment) -> Platform:
 
 
 def nodes_of(experiment: Experiment) -> list[int]:
-    """The node of every rank; raises `BadExperiment` where the platform does not hold them."""
+    """Find the node of every rank; raises `BadExperiment` where the platform does not hold them."""
     extra = experiment.ranks - experiment.workers
     return placement(
         experiment.workers, extra, platform_of(experiment), experiment.cluster.placement == "colocated"
@@ -128,16 +128,16 @@ def nodes_of(experiment: Experiment) -> list[int]:
 
 
 def placement(workers: int, extra: int, platform: Platform, colocated: bool = False) -> list[int]:
-    """The node of every rank: workers fill one node after the other, a device each.
+    """Place every rank on a node: workers fill one node after the other, a device each.
 
     Parameters
     ----------
     workers : int
         Ranks 0 to ``workers - 1``.
     extra : int
-        Servers and leaf servers, the ranks after them.  They need no device.
+        Servers and leaf servers, the ranks after the workers.  They need no device.
     platform : Platform
-        Where they live.
+        The cluster.
     colocated : bool, default False
         False: each has a node of its own, and so a port of its own; where the platform is
         a single node, they share it, a device each.  True: they share the workers' nodes,
@@ -169,11 +169,11 @@ def placement(workers: int, extra: int, platform: Platform, colocated: bool = Fa
 
 
 def charges(experiment: Experiment) -> tuple[float, float]:
-    """Bytes charged for each byte sent, and FLOP/s the devices of an experiment's platform sustain on its model.
+    """Bytes charged for each byte sent, and FLOP/s of the platform's devices on the experiment's model.
 
-    Where ranks compute a small model in place of ``cluster.stand_in_for``, each of its
-    FLOPs and bytes stands for as many as make up the workload's; where messages carry
-    sizes only, they carry the workload's own.
+    Where ranks compute a small model instead of ``cluster.stand_in_for``, its FLOPs and
+    bytes are scaled to those of the workload; where messages carry sizes only, these are
+    the workload's own.
     """
     cluster, platform = experiment.cluster, platform_of(experiment)
     charged = workload(cluster.stand_in_for) if cluster.stand_in_for else None
@@ -185,7 +185,7 @@ def charges(experiment: Experiment) -> tuple[float, float]:
 
 
 def _in_place_of(experiment: Experiment, charged: Workload) -> tuple[float, float]:
-    """How many bytes and FLOPs of the workload one of the model stands for."""
+    """Bytes and FLOPs of the workload for each byte and FLOP of the experiment's own model."""
     import torch
 
     from dlpar import models

@@ -1,4 +1,4 @@
-"""What a link really does: messages to and fro between two ranks, and when a send waits for its receiver."""
+"""Timing a real link: messages to and fro between two ranks, and the size above which a send waits."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ SIZES = tuple(4**k for k in range(2, 11))
 """Bytes of a ping-pong's messages: 16 B to 1 MB."""
 
 PATIENCE, NAP = 0.1, 1e-3
-"""Seconds after which a send that is not over is taken to wait for its receiver, and between two looks."""
+"""Seconds after which a send counts as waiting for its receiver, and between two looks."""
 
 
 def there_and_back(comm: Comm, sizes: Sequence[int] = SIZES, repeats: int = 31) -> list[float]:
-    """On two ranks: for each size half of the quickest of `repeats` round trips, in seconds.
+    """Time round trips between two ranks: for each size, half of the quickest of `repeats`, in seconds.
 
     The quickest counts: others waited for a core, not for the link.
     """
-    import torch  # here: who only asks for the sizes need not load it
+    import torch  # here: the sizes alone do not need it
 
     quickest = []
     for size in sizes:
@@ -40,14 +40,14 @@ def there_and_back(comm: Comm, sizes: Sequence[int] = SIZES, repeats: int = 31) 
 
 
 def eager_limit(comm: Comm, most: int = 1 << 20, exact: int = 64) -> int:
-    """On two ranks: bytes up to which a send does not wait for its receiver.
+    """Find on two ranks the bytes up to which a send does not wait for its receiver.
 
     Parameters
     ----------
     most : int
-        Bytes beyond which nobody looks.
+        Largest size tried, in bytes.
     exact : int
-        Bytes by which the limit found may be too small.
+        Largest error of the limit, in bytes; it is never too large.
     """
     low, high = 0, most + exact
     while high - low > exact:
@@ -57,7 +57,7 @@ def eager_limit(comm: Comm, most: int = 1 << 20, exact: int = 64) -> int:
 
 
 def _is_eager(comm: Comm, size: int) -> bool:
-    """Whether rank 0's send of `size` bytes is over while rank 1 does not receive; both learn it."""
+    """Whether rank 0's send of `size` bytes ends while rank 1 does not receive; on both ranks."""
     import torch
 
     ball, over = torch.zeros(size, dtype=torch.uint8), None

@@ -1,7 +1,7 @@
-"""The simulated world's inside: one process holds all ranks, and a scheduler decides who runs next.
+"""The simulated world: one process holds all ranks, and a scheduler decides which runs next.
 
-`network` says when messages arrive, `mailbox` who takes which, `tasks` what a rank
-runs on, `simulator` whose turn it is; `pace` and `charge` turn work into seconds.
+`run` builds a world and runs a program on it.  `comm` has the calls of its ranks, `network` the times
+of messages, `mailbox` their matching with receives, and `simulator` the events and the tasks of ranks.
 """
 
 from __future__ import annotations

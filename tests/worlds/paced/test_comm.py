@@ -245,7 +245,7 @@ def test_a_ring_of_sends_above_the_eager_limit_is_a_deadlock_that_names_every_ra
     assert first.startswith("deadlock after 0.000196078 s of logical time: nobody can go on")
     for rank in range(3):
         assert (
-            f"rank {rank} in send of 80,000 bytes to rank {(rank + 1) % 3} (tag 0) at test_paced.py:" in first
+            f"rank {rank} in send of 80,000 bytes to rank {(rank + 1) % 3} (tag 0) at test_comm.py:" in first
         )
     assert "Traceback" not in str(failed.value)
 
