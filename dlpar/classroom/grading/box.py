@@ -84,7 +84,7 @@ class Box:
         why = None if self.account is None else _impossible(self.account)
         if why:
             raise CannotGrade(
-                f"answers cannot be shut in: {why}. --not-isolated grades without: for answers you have read."
+                f"answers cannot be isolated: {why}. --not-isolated grades without: for answers you have read."
             )
 
     def judge(self, trial: dict[str, Any], seconds: float | None = None) -> dict[str, Any]:
@@ -132,7 +132,7 @@ class Box:
         wrong = [f"{name} {ready.get(name)}" for name, value in wanted.items() if ready.get(name) != value]
         if wrong:
             found = ", ".join(wrong)
-            raise CannotGrade(f"answers are not shut in as they should be: the judge finds {found}")
+            raise CannotGrade(f"answers are not isolated as they should be: the judge finds {found}")
 
     def command(self, channel: int) -> list[str]:
         """Return the command that starts a judge, which writes to the file descriptor `channel`."""
