@@ -72,10 +72,10 @@ grade: $(STAMP)  ## grade exercises: make grade GRADE_ARGS="SUBMISSIONS"; dlpar/
 slides: $(STAMP)  ## export the slides of all labs, HTML and PDF, to slides/build
 	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(PY) slides/export.py
 
+LAYERS = import sys; from importlinter.cli import lint_imports; sys.exit(lint_imports(no_cache=True))
 lint: $(STAMP)  ## check style, format, types and layers; prints nothing but findings
 	@$(PY) -m ruff check -q . && $(PY) -m ruff format -q --check . && $(PY) -m mypy --no-error-summary \
-	  && $(PY) -c 'import sys; from importlinter.cli import lint_imports; sys.exit(lint_imports(no_cache=True))' >$(VENV)/layers.log \
-	  || { status=$$?; cat $(VENV)/layers.log 2>/dev/null; exit $$status; }
+	  && { $(PY) -c '$(LAYERS)' >$(VENV)/layers.log || { cat $(VENV)/layers.log; exit 1; }; }
 
 test: lint  ## run every test, after make lint
 	@$(FIND_BROWSER); [ -n "$$browser" ] || { $(INSTALL_BROWSER); }; [ -n "$$browser" ] || $(NO_BROWSER); \

@@ -189,7 +189,7 @@ def test_a_deep_tree_spreads_the_roots_receives():
         counts = []
         for depth in depths:
             arrivals, recv = [], comm.recv
-            comm.recv = lambda *a, **k: arrivals.append(1) or recv(*a, **k)  # noqa: B023
+            comm.recv = lambda *a, **k: arrivals.append(1) or recv(*a, **k)
             value = torch.full((3,), float(2**comm.rank), dtype=torch.float64)
             tree_aggregate(comm, value, depth)
             comm.recv = recv
