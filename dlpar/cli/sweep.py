@@ -6,16 +6,16 @@ import html
 import json
 import math
 import sys
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from dlpar.cli import AsJSON, Failed, flags
+from dlpar.cli import STOPS, AsJSON, Failed, Stops, flags
 from dlpar.cli.flags import Flag
-from dlpar.cli.signals import STOPS, Stops
 from dlpar.cli.tables import console, table
 from dlpar.config.experiment import Experiment
 from dlpar.config.schema import BadExperiment
@@ -27,8 +27,8 @@ from dlpar.theory.scaling import gains
 MOST = 1000
 """Experiments of a sweep."""
 
-TOLD = 10
-"""Combinations that are refused by name; of more, how many there are."""
+LONGEST = 500
+"""Characters in which combinations are named that are refused for the same reason."""
 
 HEADS = {
     "samples_per_s": "samples/s", "speedup": "speed-up", "efficiency": "efficiency", "step_s": "step (ms)",
@@ -72,7 +72,7 @@ def sweep(
     figure : FILE.html
         Write a figure there, a page.
     """
-    asked = read(given, flags.text_of(experiment))
+    asked = read(given, flags.fields_in(experiment))
     flags.tell_idle("sweep", given, [one.experiment for one in asked])
     for file in filter(None, (csv, figure)):
         open(file, "a").close()  # a file that cannot be written is refused before anything runs
@@ -129,15 +129,15 @@ def _words(values: dict[str, str | None]) -> str:
     return " ".join(f"{name} {value}" for name, value in values.items() if value)
 
 
-def read(given: dict[str, list[Any] | None], file: str | None = None) -> list[Asked]:
+def read(given: dict[str, list[Any] | None], fields: Mapping[str, Any] | None = None) -> list[Asked]:
     """Every combination of the values typed, in the schema's order; numbers of workers vary fastest.
 
     Parameters
     ----------
     given : dict
         Lists of the values typed, by parameter name; None or empty was not typed.
-    file : str, optional
-        JSON of an experiment, which flags change.
+    fields : mapping, optional
+        Of an experiment that flags change.
 
     Raises
     ------
@@ -162,7 +162,7 @@ def read(given: dict[str, list[Any] | None], file: str | None = None) -> list[As
         shown = {True: "on", False: "off"}
         words = {flag.spelling[2:]: shown.get(meant.get(flag), meant.get(flag)) for flag in several}
         try:
-            experiment = flags.read({flag.parameter: value for flag, value in meant.items()}, file)
+            experiment = flags.read({flag.parameter: value for flag, value in meant.items()}, fields)
             with flags.named_as_flags():
                 check_machine(experiment)
             found[key] = Asked(words, experiment)
@@ -191,11 +191,8 @@ def _idle(flag: Flag, combination: dict[Flag, Any], typed: dict[Flag, list[Any]]
 
 def _line(message: str, where: list[str]) -> str:
     """One complaint, and the combinations it is about."""
-    where = [" ".join(words.split()) for words in where if words]
-    if not where:
-        return message
-    more = f" and {len(where) - TOLD} more" if len(where) > TOLD else ""
-    return f"{message} ({'; '.join(where[:TOLD])}{more})"
+    said = textwrap.shorten("; ".join(filter(None, where)), LONGEST, placeholder=" and more")
+    return f"{message} ({said})" if said else message
 
 
 # ---- results --------------------------------------------------------------------

@@ -35,7 +35,7 @@ def table(heads: Mapping[str, str | Text], rows: Iterable[Mapping[str, Any]]) ->
     rows : iterable of mapping
         Text, or numbers by their names: shares, seconds of a step, others; None where there is none.
     """
-    cells = [[_cell(name, row.get(name)) for name in heads] for row in rows]
+    cells = [[cell(name, row.get(name)) for name in heads] for row in rows]
     made = Table(box=None, padding=(0, 1), header_style="bold", pad_edge=False)
     for head, column in zip(heads.values(), zip(*cells)):
         is_number = all(re.fullmatch(rf"{NONE}|([\d.,]+(e[+-]\d+)?%?)?", str(cell)) for cell in column)
@@ -45,7 +45,8 @@ def table(heads: Mapping[str, str | Text], rows: Iterable[Mapping[str, Any]]) ->
     return made
 
 
-def _cell(name: str, value: Any) -> str | Text:
+def cell(name: str, value: Any) -> str | Text:
+    """A value as a table shows it, by its name."""
     if value is None:
         return NONE
     if name == "status":

@@ -12,7 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from dlpar.cli.signals import Stops
+from dlpar.cli import Stops
 from dlpar.cli.tables import table
 from dlpar.config.experiment import Experiment
 from dlpar.jobs.launch import Job
@@ -52,8 +52,7 @@ class Progress:
         self.ranks: dict[int, Record] = {}
         self.mode = self.place = ""
         self._seconds: dict[int, deque] = defaultdict(lambda: deque(maxlen=RECENT_STEPS))
-        # (the run's time, global steps, samples, wall time) at each look
-        self._marks = deque([(0.0, 0, 0, time.monotonic())], maxlen=16)
+        self._began = time.monotonic()
 
     def take(self, records: list[tuple[str, Record]], ended: bool = False) -> None:
         """Take the new records as :class:`~dlpar.jobs.tail.Tail` gives them; `ended`: these are the last."""
@@ -69,25 +68,17 @@ class Progress:
                 self._seconds[rank].append([record[part] for part in SECONDS])
         self.summary.add(records)
         self.summary.steps.ready(ended)
-        if (self.summary.last or 0.0) > self._marks[-1][0]:
-            self._marks.append((self.summary.last, self.steps, self.summary.samples, time.monotonic()))
-
-    @property
-    def steps(self) -> int:
-        """Global steps done."""
-        return self.summary.steps.done
 
     @property
     def time_left(self) -> str:
-        """Time until the last step at the present rate, in words; empty while it is unknown, and at the end."""
+        """Time until the last step at the pace so far, in words; empty before the first step and at the end."""
+        done, steps = self.summary.steps.done, self.experiment.steps
+        if not 0 < done < steps:
+            return ""
         # The reader's clock is not that of a simulation.
-        rate = self._rate(1, over=3 if self.experiment.cluster.world == "simulated" else 0)
-        left = self.experiment.steps - self.steps
-        return f"{duration(left / rate)} left" if rate and left > 0 else ""
-
-    def _rate(self, which: int, over: int = 0) -> float | None:
-        first, last = self._marks[0], self._marks[-1]
-        return (last[which] - first[which]) / (last[over] - first[over]) if last[over] > first[over] else None
+        is_simulated = self.experiment.cluster.world == "simulated"
+        spent = time.monotonic() - self._began if is_simulated else self.summary.last
+        return f"{duration(spent / done * (steps - done))} left"
 
     def shares(self) -> dict[int, list[float]]:
         """The shares of time that each rank's last steps spent computing, communicating and waiting."""
@@ -111,13 +102,13 @@ class Progress:
         said = [f"loss {quantity(last.loss)}"] if trains and last else []
         if accuracy is not None:
             said.append(f"held-out accuracy {accuracy:.1%}")
-        if rate := self._rate(2):
-            said.append(f"{quantity(rate)} samples/s")
+        if self.summary.last:
+            said.append(f"{quantity(self.summary.samples / self.summary.last)} samples/s")
         return ", ".join(said)
 
     def step_of(self) -> str:
         """Steps done of all."""
-        return f"step {self.steps:,} of {self.experiment.steps:,}"
+        return f"step {self.summary.steps.done:,} of {self.experiment.steps:,}"
 
 
 class View:
@@ -131,7 +122,7 @@ class View:
             print(f"{self.progress.headline()}: run {run.id}", flush=True)
         # Where the terminal knows no block characters, letters do.
         self._bars = "█▓░" if (console.encoding or "").lower().startswith("utf") else "#=."
-        self._said: str | int = 0
+        self._said = self.progress.step_of()
 
     def look(self, last: bool = False) -> None:
         """Show what is new, if it is time to; `last`: the job has ended."""
@@ -141,13 +132,13 @@ class View:
         self._looked = now
         self.progress.take(self._tail.read_all() if last else self._tail.read(), ended=last)
         p = self.progress
-        stands = p.place or p.steps
+        stands = p.place or p.step_of()
         if self.live:
             self.live.update(self.picture(), refresh=True)
-        elif stands and stands != self._said:
+        elif stands != self._said:
             self._said = stands
             left = f", {p.time_left}" if p.time_left else ""
-            print(p.place or f"{p.step_of()}: {p.figures()}{left}", flush=True)
+            print(p.place or f"{stands}: {p.figures()}{left}", flush=True)
 
     def picture(self) -> RenderableType:
         """All of it, as rich draws it."""
@@ -159,7 +150,9 @@ class View:
             starting = f"starting ({p.mode})" if p.mode else "starting"
             return Group(headline, f"{starting}: {len(p.ranks)} of {p.experiment.ranks} ranks are ready")
         line = Table.grid(padding=(0, 1))
-        line.add_row(ProgressBar(p.experiment.steps, p.steps, width=40), p.step_of(), p.time_left)
+        line.add_row(
+            ProgressBar(p.experiment.steps, p.summary.steps.done, width=40), p.step_of(), p.time_left
+        )
         return Group(headline, line, Text(p.figures()), self._ranks())
 
     def _ranks(self) -> Table:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import signal
 import subprocess
 import time
 import tomllib
@@ -13,7 +14,7 @@ import pytest
 
 import dlpar
 from cli.program import PROGRAM, program
-from dlpar.cli import COMMANDS, flags, main
+from dlpar.cli import COMMANDS, Stops, flags, main
 
 
 def test_help_documents_every_flag_in_panels(capsys, monkeypatch):
@@ -63,3 +64,33 @@ def test_a_reader_that_leaves_early_is_no_error(finished):
     command = f"{shlex.join(PROGRAM)} show {finished['run']} --json | head -c 1"
     done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True)
     assert done.stdout == "{" and done.stderr == ""
+
+
+# ---- stopping -------------------------------------------------------------------
+
+
+def test_a_signal_that_was_ignored_stays_ignored():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Stops() as stops:
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+            assert signal.getsignal(signal.SIGTERM) == stops._note
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_a_second_ctrl_c_interrupts_at_once():
+    with Stops() as stops:
+        signal.raise_signal(signal.SIGINT)
+        assert stops.asked == signal.SIGINT
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+
+
+def test_an_interrupting_one_interrupts_once():
+    with Stops(interrupting=True) as stops:
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGINT)
+        assert stops.asked == signal.SIGTERM

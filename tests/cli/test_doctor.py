@@ -27,10 +27,10 @@ GB = 10**9
 
 SOUND = Machine(
     cores=8,
+    processors=8,
     memory=Memory(32 * GB, 20 * GB, False),
     torch_cuda=False,
     starter=Starter("/env/bin/mpiexec", "openmpi5", "mpiexec (Open MPI) 5.0.11"),
-    meeting_s=0.4,
     shared_memory_free=16 * GB,
 )
 
@@ -57,9 +57,9 @@ AILMENTS = {
     ),
     "no /dev/shm": (dict(shared_memory_free=None), "/dev/shm", COSTS, "there is none", "--shm-size"),
     "closed /dev/shm": (dict(shared_memory_writable=False), "/dev/shm", COSTS, "may not write", "chmod 1777"),
-    "one core": (dict(cores=1), "cores", COSTS, "take turns", "more cores"),
+    "one core": (dict(cores=1, processors=1), "cores", COSTS, "take turns", "more cores"),
     "a quota": (
-        dict(quota=1.5), "cores", COSTS, "8 are visible, but the control group grants the time of 1.5", "--cpus=4",
+        dict(processors=1.5), "cores", COSTS, "8 are visible, but the control group grants the time of 1.5", "--cpus=4",
     ),
     "no memory": (dict(memory=Memory(32 * GB, GB // 5, False)), "memory", BROKEN, "would be killed", "close notebooks"),
     "little memory": (
@@ -94,11 +94,18 @@ def test_each_ailment_is_found_said_and_its_mending_told(name, monkeypatch, caps
 @pytest.mark.parametrize(
     ("differences", "ranks", "threads", "carrier", "command", "why"),
     [
-        (dict(cores=1), 1, 1, "mpi", "dlpar run --workers 1", "the time of one core"),
-        (dict(cores=2), 2, 1, "mpi", "dlpar run --workers 2", "the labs' 4 workers run here too"),
-        (dict(quota=1.5), 1, 1, "mpi", "dlpar run --workers 1", "the time of 1.5 processors"),
-        (dict(quota=4.0), 4, 1, "mpi", "dlpar run --workers 4", "the time of 4 processors"),
-        (dict(cores=128), 64, 2, "mpi", "dlpar run --workers 64", "a core of its own"),
+        (dict(cores=1, processors=1), 1, 1, "mpi", "dlpar run --workers 1", "the time of one core"),
+        (
+            dict(cores=2, processors=2),
+            2,
+            1,
+            "mpi",
+            "dlpar run --workers 2",
+            "the labs' 4 workers run here too",
+        ),
+        (dict(processors=1.5), 1, 1, "mpi", "dlpar run --workers 1", "the time of 1.5 processors"),
+        (dict(processors=4.0), 4, 1, "mpi", "dlpar run --workers 4", "the time of 4 processors"),
+        (dict(cores=128, processors=128), 64, 2, "mpi", "dlpar run --workers 64", "a core of its own"),
         (TWO_GPUS, 2, 4, "nccl", "dlpar run --workers 2", "one for each"),
         (dict(gpus=("A",), torch_cuda=True), 1, 8, "mpi", "dlpar run --workers 1", "staged through"),
         (dict(gpus=("A", "A")), 8, 1, "mpi", "dlpar run --workers 8", "without GPUs"),
@@ -114,7 +121,7 @@ def test_advice_fits_the_machine(differences, ranks, threads, carrier, command, 
 
 
 def test_the_labs_four_workers_are_not_promised_where_they_do_not_fit():
-    advice = advise(sick(cores=2, memory=Memory(32 * GB, GB, False)))
+    advice = advise(sick(cores=2, processors=2, memory=Memory(32 * GB, GB, False)))
     assert not any("labs'" in sentence for sentence in advice.why)
 
 

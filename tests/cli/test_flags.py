@@ -83,12 +83,12 @@ def test_a_part_of_several_kinds_gives_flags_of_all_of_them():
     assert chosen == Experiment(sync={"scheme": "ps", "servers": 2})
     assert flags.to_flags(chosen) == ["--sync", "ps", "--servers", "2"]
     assert flags.read({"sync_overlap": True}) == Experiment(sync={"overlap": True})
-    changed = flags.read({"sync_scheme": "ps"}, '{"sync": {"scheme": "ring", "overlap": true}}')
+    changed = flags.read({"sync_scheme": "ps"}, {"sync": {"scheme": "ring", "overlap": True}})
     assert changed == Experiment(sync="ps")
-    three = flags.read({"sync_servers": "3"}, '{"sync": {"scheme": "ps"}}')
-    assert three == flags.read({"sync_servers": "3"}, '{"sync": "ps"}')
+    three = flags.read({"sync_servers": "3"}, {"sync": {"scheme": "ps"}})
+    assert three == flags.read({"sync_servers": "3"}, {"sync": "ps"})
     assert three == Experiment(sync={"scheme": "ps", "servers": 3})
-    deep = flags.read({"model_name": "cnn"}, '{"model": {"name": "mlp", "depth": 3}}')
+    deep = flags.read({"model_name": "cnn"}, {"model": {"name": "mlp", "depth": 3}})
     assert deep == Experiment(model={"name": "cnn", "depth": 3}), "the kinds of a model share their fields"
 
 
@@ -110,11 +110,15 @@ def test_no_two_fields_may_share_a_flag():
         flags.flags(Clash)
 
 
-def test_a_file_is_changed_by_flags():
+def test_a_file_is_changed_by_flags(tmp_path):
     """`--experiment` takes what a run folder holds."""
-    experiment = Experiment(workers=2, model="cnn")
-    assert flags.read({}, experiment.to_json()) == experiment
-    assert flags.read({"workers": "3"}, experiment.to_json()) == experiment.replace(workers=3)
+    experiment, file = Experiment(workers=2, model="cnn"), tmp_path / "experiment.json"
+    file.write_text(experiment.to_json())
+    fields = flags.fields_in(str(file))
+    assert flags.read({}, fields) == experiment
+    assert flags.read({"workers": "3"}, fields) == experiment.replace(workers=3)
+    assert flags.read({"model_name": "mlp"}, fields) == experiment.replace(model={"name": "mlp"})
+    assert flags.read({}, fields) == experiment, "the fields are not changed"
 
 
 # ---- flags without effect ---------------------------------------------------------

@@ -100,7 +100,10 @@ def progress(steps: int = 50) -> Progress:
 
 def test_progress_is_right():
     seen = progress()
-    assert seen.steps == 50 and seen.figures() == "loss 1.5, held-out accuracy 50.0%, 6,400 samples/s"
+    assert (
+        seen.step_of() == "step 50 of 100"
+        and seen.figures() == "loss 1.5, held-out accuracy 50.0%, 6,400 samples/s"
+    )
     assert seen.time_left == "0.5 s left"
     assert seen.shares()[0] == pytest.approx([0.6, 0.1, 0.3])
     assert seen.shares()[1] == pytest.approx([0.2, 0.1, 0.7])

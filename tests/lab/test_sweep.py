@@ -61,7 +61,7 @@ def test_a_switch_given_both_ways_is_swept_and_a_value_given_twice_runs_once():
 
 
 def test_a_file_gives_what_no_flag_does():
-    asked = typed.read({"workers": ["2,3"]}, '{"steps": 7, "sync": "ps"}')
+    asked = typed.read({"workers": ["2,3"]}, {"steps": 7, "sync": "ps"})
     assert {(one.experiment.steps, one.experiment.sync.scheme) for one in asked} == {(7, "ps")}
 
 

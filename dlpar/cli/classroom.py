@@ -1,0 +1,283 @@
+"""``dlpar hub``, ``slots``, ``release`` and ``grade``: commands for a class, thin on top of :mod:`dlpar.classroom`."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+import platformdirs
+import typer
+
+from dlpar.classroom.grading.release import is_master, usual_labs
+from dlpar.classroom.grading.release import release as make
+from dlpar.classroom.hub import settings as hub_settings
+from dlpar.cli import BadRequest, Failed, Stops
+from dlpar.config.paths import private_folder
+from dlpar.jobs.control_groups import cores
+from dlpar.jobs.slots import MOST, USUAL, Keeper, ask, keeper_socket, usual_slots
+
+# ---- a hub -----------------------------------------------------------------------
+
+
+def hub(
+    users: str = "student",
+    teachers: str = "teacher",
+    accounts: str = "listed",
+    address: str = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535)] = 8000,
+    certificate: str | None = None,
+    key: str | None = None,
+    labs: str | None = None,
+    idle: Annotated[int, typer.Option(min=1, max=10_080)] = 60,
+    slots: Annotated[int | None, typer.Option(min=0, max=MOST)] = None,
+    folder: str | None = None,
+    config: str | None = None,
+) -> int:
+    """Start a JupyterHub for a class.
+
+    Each user gets her own copy of the labs, which no update overwrites. On loopback unless told otherwise.
+    Ctrl-C stops it. dlpar/classroom/hub/README.md says how to run it for a class, and what else it needs.
+
+    Parameters
+    ----------
+    users : NAMES
+        Users who may log in: names with commas; @GROUP with system accounts.
+    teachers : NAMES
+        Users who may open the teacher's page.
+    accounts : KIND
+        listed: a list of passwords, to try it on loopback; system: this machine's accounts, each isolated
+        from the others, which needs root.
+    address : IP
+        Where to listen.
+    port : N
+        1 to 65535.
+    certificate : FILE
+        For TLS, in PEM.
+    key : FILE
+        For TLS, in PEM.
+    labs : FOLDER
+        The shared labs; default: this checkout's. Of labs with solutions students get the version without.
+    idle : MINUTES
+        A server ends after so long without activity or a running job.
+    slots : N
+        Ranks of all users together that may run at the same time; 0: no limit; default: 2 for each core,
+        at most 200.
+    folder : FOLDER
+        The hub's own, private; default: dlpar/hub in your data folder, root's is below /var/lib.
+    config : FILE
+        A jupyterhub_config.py to read last.
+    """
+    settings = hub_settings.Settings(
+        accounts=accounts,
+        users=_names(users),
+        teachers=_names(teachers),
+        address=address,
+        port=port,
+        labs=os.path.abspath(labs or usual_labs()),
+        folder=os.path.abspath(folder or _usual_folder()),
+        certificate=certificate and os.path.abspath(certificate),
+        key=key and os.path.abspath(key),
+        idle=idle,
+        slots=usual_slots() if slots is None else slots,
+        more=config and os.path.abspath(config),
+    )
+    if find_spec("jupyterhub") is None:
+        raise Failed("JupyterHub is not installed; `pip install 'dlpar[hub]'` brings it")
+    hub_settings.proxy_command()  # refuses where there is none
+    _become_hub(settings)
+    return 0
+
+
+def _become_hub(settings: hub_settings.Settings) -> None:
+    """Say where everything is, and replace this process by JupyterHub."""
+    own = private_folder(Path(settings.folder))
+    settings = hub_settings.without_solutions(settings)
+    print(f"labs: {settings.labs}; the hub's own folder: {own}")
+    if settings.accounts == hub_settings.LISTED:
+        everybody = sorted({*settings.users, *settings.teachers})
+        known = hub_settings.passwords(own / "passwords", everybody)
+        for name in everybody:
+            print(f"  {name}: {known[name]}{'  (teacher)' if name in settings.teachers else ''}")
+        print("All notebooks run in your own account: nothing keeps users from each other's files.")
+    scheme = "https" if settings.certificate else "http"
+    print(f"open {scheme}://{settings.address}:{settings.port}", flush=True)
+    program = str(Path(hub_settings.__file__).with_name("jupyterhub_config.py"))
+    os.chdir(own)  # the hub imports nothing from here (-P)
+    os.environ[hub_settings.VARIABLE] = settings.to_json()
+    os.execv(sys.executable, [sys.executable, "-P", "-m", "jupyterhub", "-f", program])
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def _usual_folder() -> str:
+    if os.getuid() == 0:
+        return "/var/lib/dlpar-hub"
+    return os.path.join(platformdirs.user_data_dir("dlpar"), "hub")
+
+
+# ---- job slots -------------------------------------------------------------------
+
+
+def slots(
+    ranks: int | None = None,
+    pause: bool = False,
+    go_on: bool = False,
+    look: bool = False,
+    teachers: str = "",
+    socket: Path | None = None,
+) -> int:
+    """Give out this machine's job slots in fair turns.
+
+    It does so until Ctrl-C; options ask for their state, or pause them. Real and paced jobs of all users then wait
+    in one queue; simulated ones take no slot. A job of more ranks than there are slots takes them all, and runs alone.
+
+    Parameters
+    ----------
+    ranks : N
+        How many may run at the same time; default: 2 for each core, at most 200.
+    pause : flag
+        Let no further job begin.
+    go_on : flag
+        End a pause.
+    look : flag
+        Say how many are taken, as JSON.
+    teachers : NAMES
+        System accounts that may pause, besides root.
+    socket : PATH
+        Default: $DLPAR_SLOTS, or /run/dlpar/slots.
+    """
+    if pause + go_on + look > 1:
+        raise BadRequest("--pause, --go-on, --look: got more than one, allowed is one of them")
+    path = socket or keeper_socket() or USUAL
+    if not (pause or go_on or look):
+        return _serve(path, usual_slots() if ranks is None else ranks, teachers)
+    print(json.dumps(ask(path, {"pause": pause} if pause or go_on else {})))
+    return 0
+
+
+def _serve(path: Path, ranks: int, teachers: str) -> int:
+    """Keep the slots until a signal comes."""
+    with Stops() as stops:
+        try:
+            users = tuple(pwd.getpwnam(name.strip()).pw_uid for name in teachers.split(",") if name.strip())
+            keeper = Keeper(path, ranks, users)
+        except KeyError:
+            allowed = "names of accounts on this machine"
+            raise BadRequest(f"--teachers: got {teachers!r}, allowed is {allowed}") from None
+        except ValueError as error:
+            raise BadRequest(f"--ranks: {error}".replace("slots: ", "", 1)) from None
+        print(f"{ranks} job slots at {path}", flush=True)
+        try:
+            keeper.serve(until=lambda: stops.asked is not None)
+        finally:
+            keeper.close()
+    return 128 + stops.asked
+
+
+# ---- exercises -------------------------------------------------------------------
+
+
+def release(into: Annotated[Path, typer.Argument()] = Path("release"), labs: Path | None = None) -> int:
+    """Make the students' version of the labs.
+
+    It has no solutions, hidden tests and results.
+
+    Parameters
+    ----------
+    into : FOLDER
+        Where students' labs go.
+    labs : FOLDER
+        The masters; default: this checkout's labs.
+    """
+    masters = _masters(labs)
+    if into.resolve().is_relative_to(masters.resolve()):
+        raise BadRequest(f"FOLDER: got '{into}', allowed is any but that of the masters and those in it")
+    changed = make(masters, into)
+    print(f"{into}: {len(changed)} files changed" if changed else f"{into}: nothing new")
+    return 0
+
+
+def grade(
+    where: Annotated[str, typer.Argument()],
+    course: Path = Path("course"),
+    labs: Path | None = None,
+    lab: str = "",
+    account: str = "dlpar-grader",
+    not_isolated: bool = False,
+    seconds: Annotated[int, typer.Option(min=1, max=600)] = 60,
+    memory: Annotated[int, typer.Option(min=1, max=64)] = 4,
+    at_a_time: Annotated[int | None, typer.Option(min=1, max=64)] = None,
+) -> int:
+    """Grade the exercises that students handed in.
+
+    Answers are judged on simulated ranks, shut in an account of their own without network. An answer that hangs,
+    crashes or is missing earns nothing, and harms no other. Ctrl-C stops it; graded answers stay in the gradebook.
+    dlpar/classroom/grading/README.md says more.
+
+    Parameters
+    ----------
+    where : SUBMISSIONS
+        A folder with a folder of notebooks for each student, or a path with {student} in it:
+        '/home/{student}/dlpar-labs'.
+    course : FOLDER
+        nbgrader's course: points, feedback; private, made if missing.
+    labs : FOLDER
+        The masters; default: this checkout's labs.
+    lab : NAMES
+        Labs to grade, with commas: 00,03; default: all.
+    account : NAME
+        Unix account, without rights, that answers run in; needs root.
+    not_isolated : flag
+        Run answers in your own account, with your files and network: only for answers you have read.
+    seconds : N
+        For one check.
+    memory : N
+        GiB for one answer.
+    at_a_time : N
+        Answers; default: one for each core.
+    """
+    masters = _chosen(_masters(labs), lab)
+    if find_spec("nbgrader") is None:
+        raise Failed("nbgrader is not installed; `pip install 'dlpar[grading]'` brings it")
+    from dlpar.classroom.grading.box import Box  # these need nbgrader
+    from dlpar.classroom.grading.exercise import students
+    from dlpar.classroom.grading.grade import Course
+    from dlpar.classroom.grading.grade import grade as grade_all
+
+    box = Box(None if not_isolated else account, seconds, memory)
+    if not students(where):
+        allowed = "a folder with a folder for each student"
+        raise BadRequest(f"SUBMISSIONS: got {where!r}, allowed is {allowed}")
+    if not_isolated:
+        print("NOT ISOLATED: answers run in your account, with your files and network.", file=sys.stderr)
+    book = Course(course)
+    side_by_side = 1 if not_isolated else at_a_time or min(cores(), 64)
+    for student, one, verdicts in grade_all(book, where, book.take(masters), box, side_by_side):
+        said = " · ".join(verdict["said"].splitlines()[0] for verdict in verdicts.values())
+        print(f"{student}  {one.name}  {said}", flush=True)
+    print(f"points: {book.write_grades()}; feedback: {book.folder / 'feedback'}")
+    return 0
+
+
+def _masters(labs: Path | None) -> Path:
+    folder = labs or usual_labs()
+    if not folder.is_dir() or not is_master(folder):
+        raise BadRequest(f"--labs: got '{folder}', allowed is a folder of labs with their solutions")
+    return folder
+
+
+def _chosen(masters: Path, names: str) -> list[Path]:
+    """The masters that begin with one of the names."""
+    found = sorted(masters.glob("*.ipynb"))
+    wanted = tuple(name.strip() for name in names.split(",") if name.strip()) or ("",)
+    for name in wanted:
+        if not any(path.stem.startswith(name) for path in found):
+            raise BadRequest(f"--lab: got {name!r}, allowed are {', '.join(path.stem for path in found)}")
+    return [path for path in found if path.stem.startswith(wanted)]
