@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from dlpar.config.experiment import Experiment
+from dlpar.course import platform_file
 from dlpar.course.labs.scaling import GPUS, SMALL, computing_s, sizes_only
-from dlpar.course.platforms import platform_file
 from dlpar.course.rehearse import Row, Shown, apart, most_held, step_s
 from dlpar.jobs.run import Run
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dlpar.config.experiment import Experiment
-from dlpar.course.platforms import platform_file
+from dlpar.course import platform_file
 from dlpar.course.rehearse import Row, Shown, most_held, same_losses
 from dlpar.jobs.run import Run
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dlpar.config.experiment import Experiment
-from dlpar.course.platforms import platform_file
+from dlpar.course import platform_file
 from dlpar.course.rehearse import Row, Shown, on, same_losses, speedup
 from dlpar.jobs.run import Run
 from dlpar.lab import figures
