@@ -81,48 +81,36 @@ class Halo:
 
     def fetch(self, own: Tensor, inputs: Tensor) -> Callable[[], None]:
         """Start to exchange halos; the call that is returned waits for this rank's and writes it into `inputs`."""
-        return self._exchange(own, self.owned, self._give, inputs, self.reads, self._take, Tensor.copy_)
+        given = {rank: own[index(region, self.owned)] for rank, region in self._give.items()}
+        taken = {rank: inputs[index(region, self.reads)] for rank, region in self._take.items()}
+        return self._exchange(given, taken, Tensor.copy_)
 
-    def give_back(self, of_inputs: Tensor) -> tuple[Tensor, Callable[[], None]]:
-        """Start to send the halo's gradient to the owners: :meth:`fetch` backwards.
+    def give_back(self, of_inputs: Tensor, of_own: Tensor) -> Callable[[], None]:
+        """Start to send the halo's gradient to its owners: :meth:`fetch` backwards.
 
-        Returns
-        -------
-        of_own, arrive
-            Gradient of this rank's piece, to which :meth:`take_back` adds that of the inputs; and the call that
-            waits for the neighbours' share of it.
+        The call that is returned waits for the neighbours' gradients, and adds them to `of_own`.
         """
-        of_own = self.comm.empty((*of_inputs.shape[:2], *map(len, self.owned)), of_inputs.dtype).zero_()
-        return of_own, self._exchange(
-            of_inputs, self.reads, self._take, of_own, self.owned, self._give, Tensor.add_
-        )
+        given = {rank: of_inputs[index(region, self.reads)] for rank, region in self._take.items()}
+        taken = {rank: of_own[index(region, self.owned)] for rank, region in self._give.items()}
+        return self._exchange(given, taken, Tensor.add_)
 
     def take_back(self, of_own: Tensor, of_inputs: Tensor) -> None:
         """Add the gradient of inputs that lie here to that of this rank's piece."""
         of_own[index(self._both, self.owned)] += of_inputs[index(self._both, self.reads)]
 
     def _exchange(
-        self,
-        source: Tensor,
-        lies: Region,
-        send: dict[int, Region],
-        into: Tensor,
-        place: Region,
-        receive: dict[int, Region],
-        put: Callable[[Tensor, Tensor], Tensor],
+        self, given: dict[int, Tensor], taken: dict[int, Tensor], put: Callable[[Tensor, Tensor], Tensor]
     ) -> Callable[[], None]:
         # Receives first: a message that is expected need not be stored on its way.
-        targets = {rank: into[index(region, place)] for rank, region in receive.items()}
-        pieces = {rank: self.comm.empty(part.shape, part.dtype) for rank, part in targets.items()}
-        requests = [self.comm.irecv(piece, rank, HALO) for rank, piece in pieces.items()]
-        for rank, region in send.items():
-            requests.append(self.comm.isend(source[index(region, lies)].contiguous(), rank, HALO))
+        came = {rank: self.comm.empty(into.shape, into.dtype) for rank, into in taken.items()}
+        requests = [self.comm.irecv(piece, rank, HALO) for rank, piece in came.items()]
+        requests += [self.comm.isend(piece.contiguous(), rank, HALO) for rank, piece in given.items()]
 
         def arrive() -> None:
             for request in requests:
                 request.wait()
-            for rank, piece in pieces.items():
-                put(targets[rank], piece)
+            for rank, piece in came.items():
+                put(taken[rank], piece)
 
         return arrive
 

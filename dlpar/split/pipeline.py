@@ -60,7 +60,7 @@ class PipelineSplit(Split):
         self._in_flight = self._most = self._staleness = 0
 
     def cut(self, model: nn.Module) -> nn.Module:
-        self.stage = Stage(self.task, self.pause)
+        self.stage = Stage(self.task, partial(self.pause, "reduce"))
         return self.stage.layers
 
     def gradient(self, step: int) -> None:
@@ -98,7 +98,7 @@ class PipelineSplit(Split):
             x = self._came(action)
         if self.stash:
             self.stash.keep(micro)
-        with self._weights_of(micro), self._pass_of("forward", action):
+        with self._weights_of(micro), self._pass("forward", micro, action.chunk):
             output = chunk.forward(micro, x, y)
         if chunk.is_last:
             self._losses += output.detach() * len(y)
@@ -110,12 +110,12 @@ class PipelineSplit(Split):
     def _backward(self, action: Action) -> None:
         chunk, micro = self.chunks[action.chunk], action.micro
         if chunk.recompute:
-            with self._weights_of(micro), self._pass_of("recompute", action):
+            with self._weights_of(micro), self._pass("recompute", micro, action.chunk):
                 chunk.again(micro)
         share = self.task.share(len(self._samples(action)[1]))
         whole = torch.full((), share, dtype=self.stage.dtype, device=self.comm.device)
         gradient = whole if chunk.is_last else self._came(action)
-        with self._weights_of(micro), self._pass_of("backward", action):
+        with self._weights_of(micro), self._pass("backward", micro, action.chunk):
             result = chunk.backward(micro, gradient)
         if not chunk.is_first:
             self.send(action, -1, result)
@@ -125,12 +125,9 @@ class PipelineSplit(Split):
         self._in_flight -= not self.traits.has_weight_pass
 
     def _weight(self, action: Action) -> None:
-        with self._pass_of("weight", action):
+        with self._pass("weight", action.micro, action.chunk):
             self.chunks[action.chunk].weight(action.micro, len(self._samples(action)[1]))
         self._in_flight -= 1
-
-    def _pass_of(self, name: str, action: Action) -> AbstractContextManager:
-        return self._pass(name, "reduce", action.micro, action.chunk)
 
     # ---- messages -----------------------------------------------------------------------
 

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import copy
 import math
+from collections import OrderedDict
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,18 +22,18 @@ from torch import Tensor, nn
 from dlpar.collectives import ring_allgather, ring_allreduce
 from dlpar.split.halo import Cut, Halo, Region, Window, index, shares
 from dlpar.split.mesh import Mesh
-from dlpar.split.split import Split, backward, narrowed, propagate
-from dlpar.split.tensor_ops import turned
+from dlpar.split.split import LayerwiseSplit, backward, narrowed
+from dlpar.split.tensor import product
+from dlpar.split.tensor_ops import TensorGroup, pair, turned
 
 if TYPE_CHECKING:
-    from dlpar.comm import Comm
     from dlpar.split.split import Task
 
-Spans = Callable[[str], Any]
-"""Times a phase: ``with span("forward"): …``; :meth:`dlpar.comm.Recorder.span` is one."""
+Pause = Callable[[str], AbstractContextManager]
+"""Interrupts a pass for messages, which are timed by the name given: see :meth:`dlpar.split.split.Split.pause`."""
 
 
-class SpatialSplit(Split):
+class SpatialSplit(LayerwiseSplit):
     """A convolutional network whose images are cut by height, or by height and width.
 
     Its phases are ``forward`` and ``backward`` (computing), ``halo`` (exchange with neighbours),
@@ -41,45 +43,40 @@ class SpatialSplit(Split):
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
-        experiment = task.experiment
-        self.mesh = Mesh(task.place.mp_group, experiment.split.axes(experiment.workers))
         self.speaks = self.mesh.comm.rank == 0
-        height, width = task.batch(0)[0].shape[-2:]
-        self.images = range(height), range(width)
-        self.layers = cut_images(task.model, self.mesh, height, width, task.record.span)
-        in_pieces = [p for each in self.layers if isinstance(each, Windowed) for p in each.layer.parameters()]
+        cut = [layer for layer in self.replica.model if isinstance(layer, Windowed)]
+        self.own = index(cut[0].owned, self.images)
         # The last layers' gradients lie first, those of the layers computed in pieces at the end.
-        start = len(self.replica.gradient) - sum(p.numel() for p in in_pieces)
-        self.of_pieces = self.replica.gradient[start:]
+        count = sum(parameter.numel() for layer in cut for parameter in layer.parameters())
+        self.of_pieces = self.replica.gradient[len(self.replica.gradient) - count :]
+
+    def cut(self, model: nn.Sequential) -> nn.Sequential:
+        experiment, place = self.task.experiment, self.task.place
+        self.mesh = Mesh(place.mp_group, experiment.split.axes(experiment.workers))
+        height, width = self.task.batch(0)[0].shape[-2:]
+        self.images = range(height), range(width)
+        return cut_images(model, self.mesh, height, width, self.pause)
 
     def gradient(self, step: int) -> None:
-        task, span = self.task, self.record.span
-        images, labels = task.batch(step)
-        self.replica.zero_gradient()
-        with task.forward_pass():
-            x = narrowed(images[index(self.layers[0].owned, self.images)])
-            for layer in self.layers:
-                x = layer.forward(x)
-            with span("forward"):
-                x.requires_grad_()
-                loss = self.comm.compute(lambda: task.criterion(x, labels))
-        with span("backward"):
-            self.comm.compute(lambda: propagate(loss, task.share(len(labels))))
-        gradient = x.grad
-        for layer in reversed(self.layers):
-            gradient = layer.backward(gradient)
-        with span("reduce"):
-            ring_allreduce(self.mesh.comm, self.of_pieces)
-        self._report(loss.detach(), len(labels))
+        super().gradient(step)
+        with self.record.span("reduce"):
+            self.reduce()
+
+    def _forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return super()._forward(x[self.own], y)
+
+    def reduce(self) -> None:
+        """Add up the gradients of weights over the pieces of images."""
+        ring_allreduce(self.mesh.comm, self.of_pieces)
 
     def whole(self) -> nn.Module | None:
         return self.task.model if self.speaks else None
 
 
 def cut_images(
-    model: nn.Sequential, mesh: Mesh, height: int, width: int, span: Spans = nullcontext
-) -> list[Layer]:
-    """Return the layers of a model as one rank computes them.
+    model: nn.Sequential, mesh: Mesh, height: int, width: int, pause: Pause = nullcontext
+) -> nn.Sequential:
+    """Return the layers of a model as one rank computes them, with the same names and parameters.
 
     Parameters
     ----------
@@ -89,81 +86,75 @@ def cut_images(
         The ranks that hold the pieces, with the axes ``rows`` and ``columns``.
     height, width : int
         Size of an image.
-    span : callable, optional
-        Times phases, by name.
+    pause : callable, optional
+        The context in which a pass stops for messages, by the name of the phase.
 
     Raises
     ------
     ValueError
         If the model has a layer that needs more than a piece and a halo, or pieces are too small for a layer.
     """
-    layers: list[Layer] = []
-    in_pieces = True
-    for layer in model:
+    layers, in_pieces = OrderedDict(), True
+    for name, layer in model.named_children():
         if isinstance(layer, nn.Flatten):
-            layers.append(Gather(mesh, height, width, span))
-            in_pieces = False
-        elif not in_pieces or isinstance(layer, nn.ReLU):
-            layers.append(Local(layer, mesh.comm, span))
+            layers[name], in_pieces = Gather(mesh, height, width, pause), False
+        elif isinstance(layer, nn.ReLU):
+            layers[name] = layer
+        elif in_pieces:
+            layers[name] = Windowed(layer, mesh, height, width, pause)
+            height, width = layers[name].height, layers[name].width
         else:
-            layers.append(Windowed(layer, mesh, height, width, first=not layers, span=span))
-            height, width = layers[-1].height, layers[-1].width
-    return layers
+            layers[name] = Local(layer, mesh)
+    return nn.Sequential(layers)
 
 
-class Local:
-    """A layer that a rank computes by itself: of its piece element by element, or of whole images as all ranks do."""
+class Local(nn.Module):
+    """A linear layer that every rank computes for whole images."""
 
-    def __init__(self, layer: nn.Module, comm: Comm, span: Spans) -> None:
-        self.layer, self.comm, self.span = layer, comm, span
+    def __init__(self, layer: nn.Module, mesh: Mesh) -> None:
+        super().__init__()
+        self.layer, self.group = layer, TensorGroup(mesh.comm)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Compute the layer's output."""
-        self._given, cost = x.detach().requires_grad_(), forward_flops(self.layer, len(x))
-        with self.span("forward"):
-            self._made = self.comm.compute(lambda: self.layer(self._given), cost=cost)
-        return self._made.detach()
-
-    def backward(self, gradient: Tensor) -> Tensor:
-        """Return the loss's gradient with respect to the input; add that of the weights to theirs."""
-        cost = 2 * forward_flops(self.layer, len(gradient))
-        with self.span("backward"):
-            self.comm.compute(lambda: backward(self._made, gradient), cost=cost)
-        return self._given.grad
+        return product(self.layer, x, self.group)
 
 
-class Gather:
+class Gather(nn.Module):
     """All pieces of an image on all ranks, flattened: (n, channels, rows, columns) to (n, features).
 
     As every rank computes the loss of whole images, the gradient of its own piece is there without a message.
     """
 
-    def __init__(self, mesh: Mesh, height: int, width: int, span: Spans) -> None:
-        self.comm, self.span, self.whole = mesh.comm, span, (range(height), range(width))
+    def __init__(self, mesh: Mesh, height: int, width: int, pause: Pause) -> None:
+        super().__init__()
+        self.comm, self.pause, self.whole = mesh.comm, partial(pause, "gather"), (range(height), range(width))
         rows, columns = shares(height, mesh.sizes["rows"]), shares(width, mesh.sizes["columns"])
         self.places = [(r, c) for r in rows for c in columns]
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return features in the order in which one process has them."""
-        with self.span("gather"):
-            self._shape = (*x.shape[:2], *map(len, self.whole))
-            sizes = [x.shape[:2].numel() * len(r) * len(c) for r, c in self.places]
-            pieces = [self.comm.empty(size, x.dtype) for size in sizes]
-            pieces[self.comm.rank].view_as(x).copy_(x)
-            ring_allgather(self.comm, turned(pieces))
-            images = self.comm.empty(self._shape, x.dtype)
-            for place, piece in zip(self.places, pieces):
-                part = images[index(place, self.whole)]
-                part.copy_(piece.view_as(part))
-            return images.flatten(1)
+        return pair(x, forward=self._gathered, backward=self._own_piece)
 
-    def backward(self, gradient: Tensor) -> Tensor:
-        """Return the own piece of the gradient."""
+    def _gathered(self, x: Tensor) -> Tensor:
+        """Return features in the order in which one process has them."""
+        self._shape = (*x.shape[:2], *map(len, self.whole))
+        images = self.comm.empty(self._shape, x.dtype)
+        parts = [images[index(place, self.whole)] for place in self.places]
+        pieces = [self.comm.empty(part.numel(), x.dtype) for part in parts]
+        pieces[self.comm.rank].view_as(x).copy_(x)
+        with self.pause():
+            ring_allgather(self.comm, turned(pieces))
+        for part, piece in zip(parts, pieces):
+            part.copy_(piece.view_as(part))
+        return images.flatten(1)
+
+    def _own_piece(self, gradient: Tensor) -> Tensor:
         return gradient.view(self._shape)[index(self.places[self.comm.rank], self.whole)]
 
 
-class Windowed:
+class Windowed(nn.Module):
     """A rank's share of a convolution or pooling layer: the outputs of its piece, from its inputs and a halo.
+
+    Input and output have shapes (n, channels, rows, columns).
 
     Parameters
     ----------
@@ -173,10 +164,8 @@ class Windowed:
         The ranks that hold the image, with the axes ``rows`` and ``columns``.
     height, width : int
         Size of the whole input.
-    first : bool, default False
-        Whether the input is the image itself, whose gradient is not needed.
-    span : callable, optional
-        Times ``forward``, ``backward`` and, for exchanges with neighbours, ``halo``.
+    pause : callable, optional
+        The context in which a pass stops for messages; its name is ``halo``.
 
     Attributes
     ----------
@@ -192,58 +181,53 @@ class Windowed:
     """
 
     def __init__(
-        self,
-        layer: nn.Module,
-        mesh: Mesh,
-        height: int,
-        width: int,
-        first: bool = False,
-        span: Spans = nullcontext,
+        self, layer: nn.Module, mesh: Mesh, height: int, width: int, pause: Pause = nullcontext
     ) -> None:
-        self.layer, self.comm, self.span, self.first = layer, mesh.comm, span, first
-        self._unpadded, self._padding = unpadded(layer)
-        self._windows = vertical, horizontal = windows(layer)
+        super().__init__()
+        self.layer, self._padding = unpadded(layer)
+        self.windows = vertical, horizontal = windows(layer)
         rows = Cut(vertical, height, mesh.sizes["rows"], mesh.at["rows"])
         columns = Cut(horizontal, width, mesh.sizes["columns"], mesh.at["columns"])
         self.height, self.width = vertical.outputs(height), horizontal.outputs(width)
         self.owned, self.outputs = (rows.owned, columns.owned), (rows.outputs, columns.outputs)
-        self.halo = Halo(mesh, rows, columns)
-        self.exchanging = (lambda: span("halo")) if self.halo.exchanges else nullcontext
+        self.comm, self.halo = mesh.comm, Halo(mesh, rows, columns)
+        self._exchanging = partial(pause, "halo") if self.halo.exchanges else nullcontext
         self.interior, self.border = _blocks(self.outputs, (rows.inner, columns.inner))
-        self._made: dict[Region, tuple[Tensor, Tensor]] = {}  # inputs and outputs of each block
 
     def forward(self, x: Tensor) -> Tensor:
-        """Compute this rank's outputs from its piece of the input; shapes (n, channels, rows, columns)."""
-        self._inputs, self._made = self.halo.inputs(x, self._padding), {}
-        with self.exchanging():
-            arrive = self.halo.fetch(x, self._inputs)
-        with self.span("forward"):
-            self._make(self.interior)  # while the halo travels
-        with self.exchanging():
-            arrive()
-        with self.span("forward"):
-            self._make(self.border)
-            return self._together()
+        x = narrowed(x)
+        self._input_is_wanted = x.requires_grad  # not so of the images themselves
+        return pair(x, self._outputs, self._of_input, *self.layer.parameters())
 
-    def backward(self, gradient: Tensor) -> Tensor | None:
-        """Return the loss's gradient with respect to the input of :meth:`forward`; None for the first layer.
+    def _outputs(self, x: Tensor) -> Tensor:
+        """Compute this rank's outputs: the halo travels while the interior is computed."""
+        self._inputs = self.halo.inputs(x, self._padding)
+        self._made: dict[Region, tuple[Tensor, Tensor]] = {}  # inputs and outputs of each block
+        with self._exchanging():
+            arrive = self.halo.fetch(x, self._inputs)
+        self._make(self.interior)
+        with self._exchanging():
+            arrive()
+        self._make(self.border)
+        return self._together()
+
+    def _of_input(self, gradient: Tensor) -> Tensor | None:
+        """Return the gradient of this rank's piece of the input, if it is wanted.
 
         The border comes first: the gradient of the halo travels while the interior's is computed.
         """
-        if self.first:
-            with self.span("backward"):
-                self._derive([*self.border, *self.interior], gradient)
+        if not self._input_is_wanted:
+            self._derive([*self.border, *self.interior], gradient)
             return None
         of_inputs = torch.zeros_like(self._inputs)
-        with self.span("backward"):
-            self._derive(self.border, gradient, of_inputs)
-        with self.exchanging():
-            of_own, arrive = self.halo.give_back(of_inputs)
-        with self.span("backward"):
-            self._derive(self.interior, gradient, of_inputs)
-        with self.exchanging():
+        of_own = of_inputs.new_zeros((*of_inputs.shape[:2], *map(len, self.owned)))
+        self._derive(self.border, gradient, of_inputs)
+        with self._exchanging():
+            arrive = self.halo.give_back(of_inputs, of_own)
+        self._derive(self.interior, gradient, of_inputs)
+        with self._exchanging():
             arrive()
-            self.halo.take_back(of_own, of_inputs)
+        self.halo.take_back(of_own, of_inputs)
         return of_own
 
     def _make(self, blocks: list[Region]) -> None:
@@ -252,8 +236,9 @@ class Windowed:
         def make() -> None:
             for block in blocks:
                 # `data`: that the halo is written later must not count as a change of the interior.
-                given = self._inputs.data[self._reads(block)].requires_grad_(not self.first)
-                self._made[block] = given, self._unpadded(given)
+                given = self._inputs.data[self._reads(block)].requires_grad_(self._input_is_wanted)
+                with torch.enable_grad():
+                    self._made[block] = given, self.layer(given)
 
         if blocks:
             self.comm.compute(make, cost=self._flops(blocks))
@@ -278,18 +263,19 @@ class Windowed:
                 if of_inputs is not None:
                     of_inputs[self._reads(block)] += given.grad
 
-        wanted = of_inputs is not None or next(self.layer.parameters(), None) is not None
-        if blocks and wanted:
+        if blocks:
             self.comm.compute(derive, cost=2 * self._flops(blocks))
 
     def _reads(self, block: Region) -> tuple:
         """Index the inputs of a block of outputs."""
-        reads = tuple(window.reads(axis) for window, axis in zip(self._windows, block))
+        reads = tuple(window.reads(axis) for window, axis in zip(self.windows, block))
         return index(reads, self.halo.reads)
 
     def _flops(self, blocks: list[Region]) -> int:
+        """Count the FLOPs of a product: each weight is used once for every sample and position."""
+        weight = getattr(self.layer, "weight", None)
         positions = sum(len(rows) * len(columns) for rows, columns in blocks)
-        return forward_flops(self.layer, len(self._inputs) * positions)
+        return 0 if weight is None else 2 * len(self._inputs) * positions * weight.numel()
 
 
 def _blocks(outputs: Region, inner: Region) -> tuple[list[Region], list[Region]]:
@@ -310,17 +296,18 @@ def windows(layer: nn.Module) -> tuple[Window, Window]:
     return Window(*(pair[0] for pair in pairs)), Window(*(pair[1] for pair in pairs))
 
 
+FITTING: dict[type[nn.Module], tuple[float, Callable[[Any], bool]]] = {
+    nn.Conv2d: (0.0, lambda layer: layer.padding_mode == "zeros" and not isinstance(layer.padding, str)),
+    nn.MaxPool2d: (-math.inf, lambda layer: not (layer.ceil_mode or layer.return_indices)),
+    nn.AvgPool2d: (0.0, lambda layer: not layer.ceil_mode and (layer.count_include_pad or not layer.padding)),
+}
+"""Layers that pieces can compute: the value they pad with, and whether their settings fit."""
+
+
 def unpadded(layer: nn.Module) -> tuple[nn.Module, float]:
     """Return the layer without its padding, with the same weights, and the value that it pads with."""
-    if isinstance(layer, nn.Conv2d):
-        fits, value = layer.padding_mode == "zeros" and not isinstance(layer.padding, str), 0.0
-    elif isinstance(layer, nn.MaxPool2d):
-        fits, value = not (layer.ceil_mode or layer.return_indices), -math.inf
-    elif isinstance(layer, nn.AvgPool2d):
-        fits, value = not layer.ceil_mode and (layer.count_include_pad or not layer.padding), 0.0
-    else:
-        fits, value = False, 0.0
-    if not fits:
+    value, fits = FITTING.get(type(layer), (0.0, lambda layer: False))
+    if not fits(layer):
         raise ValueError(
             f"layer: got {layer}, allowed is Conv2d, MaxPool2d or AvgPool2d with rounding down, and padding by "
             f"numbers, of zeros, that count in a mean"
@@ -328,13 +315,3 @@ def unpadded(layer: nn.Module) -> tuple[nn.Module, float]:
     layer = copy.copy(layer)
     layer.padding = (0, 0)
     return layer, value
-
-
-def forward_flops(layer: nn.Module, outputs: int) -> int:
-    """Count the FLOPs of a layer's product where its weights are used for so many outputs; backward there are two."""
-    weight = getattr(layer, "weight", None)
-    return 0 if weight is None else 2 * outputs * weight.numel()
-
-
-Layer = Windowed | Local | Gather
-"""Each has ``forward(x)`` and ``backward(gradient)``, to be called in turn."""

@@ -120,25 +120,33 @@ class Split:
     def gradient(self, step: int) -> None:
         """Leave in ``replica.gradient`` what the replica's samples of a step contribute to the gradient of the
         global batch's mean loss: over replicas it adds up."""
-        task, replica, comm = self.task, self.replica, self.comm
+        task, replica = self.task, self.replica
         pieces = task.microbatches(step, self.microbatches)
         losses, counts = [], [len(y) for _, y in pieces]
         replica.zero_gradient()
-        for micro, ((x, y), count) in enumerate(zip(pieces, counts)):
-            cost = task.flops * count
+        for micro, (x, y) in enumerate(pieces):
             replica.last = micro == len(pieces) - 1  # its backward pass finishes the gradient
-            with self.record.span("forward"):
-                loss = comm.compute(partial(self._loss, x, y), cost=cost / 3)
-            with self.record.span("backward"):
-                work = partial(propagate, loss, task.share(count))
-                marks = replica.marks if replica.last else ()
-                comm.world.backward(comm, work, cost=cost * 2 / 3, marks=marks)
+            with self._pass("forward"):
+                loss = self._forward(x, y)
+            with self._pass("backward"):
+                self._backward(loss, len(y))
             losses.append(loss.detach())
         self._report(mean(losses, counts), sum(counts))
 
+    def _forward(self, x: Tensor, y: Tensor) -> Tensor:
+        """Compute the mean loss of a micro-batch."""
+        return self.comm.compute(partial(self._loss, x, y), cost=self.task.flops * len(y) / 3)
+
     def _loss(self, x: Tensor, y: Tensor) -> Tensor:
         with self.task.forward_pass():
-            return self.task.criterion(self.task.model(x), y)
+            return self.task.criterion(self.replica.model(x), y)
+
+    def _backward(self, loss: Tensor, samples: int) -> None:
+        """Add the gradient of a micro-batch."""
+        work = partial(propagate, loss, self.task.share(samples))
+        marks = self.replica.marks if self.replica.last else ()
+        cost = self.task.flops * samples * 2 / 3
+        self.comm.world.backward(self.comm, work, cost=cost, marks=marks)
 
     def _report(self, loss: Tensor | float, samples: int) -> None:
         """Note loss and samples of the step: for the scheme on every rank, for the record on one."""
@@ -146,18 +154,16 @@ class Split:
         if self.speaks:
             self.loss, self.samples = loss, samples
 
-    @contextmanager
-    def _pass(self, name: str, pause: str, *micro_and_chunk: int) -> Iterator[None]:
-        """Time a pass, which :meth:`pause` interrupts by messages that are timed as `pause`."""
-        self._computing, self._talking = (self.record.span(n, *micro_and_chunk) for n in (name, pause))
-        with self._computing:
-            yield
+    def _pass(self, name: str, *micro_and_chunk: int) -> AbstractContextManager:
+        """Time a pass, which :meth:`pause` may interrupt."""
+        self._of, self._computing = micro_and_chunk, self.record.span(name, *micro_and_chunk)
+        return self._computing
 
     @contextmanager
-    def pause(self) -> Iterator[None]:
+    def pause(self, name: str = "communicate") -> Iterator[None]:
         """Interrupt the present pass for messages between the ranks of a layer; it goes on when they are there."""
         self._computing.__exit__(None, None, None)
-        with self._talking:
+        with self.record.span(name, *self._of):
             yield
         self._computing.__enter__()
 
@@ -169,6 +175,16 @@ class Split:
         """Put the model together with its present weights on the replica's first rank, and return None on the others;
         collective over the replica's ranks."""
         return self.task.model
+
+
+class LayerwiseSplit(Split):
+    """A replica whose every layer is cut: layers send messages within a pass, and charge for their computing."""
+
+    def _forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return self._loss(x, y)
+
+    def _backward(self, loss: Tensor, samples: int) -> None:
+        propagate(loss, self.task.share(samples))
 
 
 def mean(losses: list[Tensor], counts: list[int]) -> Tensor:
@@ -202,8 +218,5 @@ def of_activations(experiment: Experiment) -> torch.dtype:
 def narrowed(x: Tensor) -> Tensor:
     """Convert floats to the type in which products take them: bfloat16 in a forward pass of mixed precision."""
     kind = x.device.type
-    if not (
-        x.is_floating_point() and torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
-    ):
-        return x
-    return x.to(torch.get_autocast_dtype(kind))
+    wanted = x.is_floating_point() and torch.is_autocast_enabled(kind)
+    return x.to(torch.get_autocast_dtype(kind)) if wanted else x

@@ -18,14 +18,14 @@ from torch import Tensor, nn
 from dlpar.collectives import star_broadcast
 from dlpar.models import Attention, Block, Embedding, Tied
 from dlpar.split.halo import shares
-from dlpar.split.split import Split, Task, propagate
+from dlpar.split.split import LayerwiseSplit, Task
 from dlpar.split.tensor_ops import TensorGroup, added, charged, copied, gathered, pair
 
 if TYPE_CHECKING:
     from dlpar.comm import Comm
 
 
-class TensorSplit(Split):
+class TensorSplit(LayerwiseSplit):
     """A replica whose every layer is cut over its ranks (Shoeybi et al., Megatron-LM, arXiv 1909.08053)."""
 
     def __init__(self, task: Task) -> None:
@@ -41,16 +41,9 @@ class TensorSplit(Split):
     def cut(self, model: nn.Module) -> nn.Sequential:
         return cut_layers(model, self.group, self.pause, self.task.experiment.split.redundancy)
 
-    def gradient(self, step: int) -> None:
-        task, replica = self.task, self.replica
-        x, y = task.batch(step)
-        replica.zero_gradient()
-        with self._pass("forward", "communicate"), task.forward_pass():
-            self._equalise_copies()
-            loss = task.criterion(replica.model(x), y)
-        with self._pass("backward", "communicate"):
-            propagate(loss, task.share(len(y)))
-        self._report(loss.detach(), len(y))
+    def _forward(self, x: Tensor, y: Tensor) -> Tensor:
+        self._equalise_copies()
+        return super()._forward(x, y)
 
     def _equalise_copies(self) -> None:
         """Make ranks' copies of the same weights equal."""

@@ -88,21 +88,27 @@ def turned(chunks: list[Tensor]) -> list[Tensor]:
 
 
 class _Pair(Function):
-    """Two functions, of which one computes forward and the other one backward."""
-
     @staticmethod
-    def forward(ctx: Any, x: Tensor, forward: Callable, backward: Callable) -> Tensor:
-        ctx.back = backward
+    def forward(ctx: Any, x: Tensor, forward: Callable, backward: Callable, *weights: Tensor) -> Tensor:
+        ctx.back, ctx.others = backward, [None] * (2 + len(weights))
         return forward(x)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        return ctx.back(gradient), None, None
+        return ctx.back(gradient), *ctx.others
 
 
-def pair(x: Tensor, forward: Callable[[Tensor], Tensor], backward: Callable[[Tensor], Tensor]) -> Tensor:
-    """Compute ``forward(x)``, whose gradient is turned into that of `x` by `backward`."""
-    return _Pair.apply(x, forward, backward)
+def pair(
+    x: Tensor,
+    forward: Callable[[Tensor], Tensor],
+    backward: Callable[[Tensor], Tensor | None],
+    *weights: Tensor,
+) -> Tensor:
+    """Compute ``forward(x)``, whose gradient is turned into that of `x` by `backward`.
+
+    `backward` is also called if only `weights` need a gradient, to which it must add by itself.
+    """
+    return _Pair.apply(x, forward, backward, *weights)
 
 
 def unchanged(x: Tensor) -> Tensor:

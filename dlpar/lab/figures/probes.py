@@ -24,7 +24,7 @@ from dlpar.split import make_split
 from dlpar.split.halo import common
 from dlpar.split.mesh import placed
 from dlpar.split.pipeline import PipelineSplit
-from dlpar.split.spatial import SpatialSplit, Windowed, windows
+from dlpar.split.spatial import SpatialSplit, Windowed
 from dlpar.split.split import Split, Task
 from dlpar.split.tensor import Overlapping
 from dlpar.sync import scheme
@@ -122,12 +122,12 @@ def _images(task: Task, part: Split) -> tuple[dict[str, tuple[int, int]], list[P
     sizes, pieces, halos = {}, [], []
     if isinstance(part, SpatialSplit):
         size = tuple(task.batch(0)[0].shape[-2:])
-        for (name, _), layer in zip(task.model.named_children(), part.layers):
+        for name, layer in part.replica.model.named_children():
             if not isinstance(layer, Windowed):
                 continue
             sizes[name := f"image.{name}"] = size
             pieces.append(Piece(name, *(_ends(owned) for owned in layer.owned)))
-            needed = zip(windows(layer.layer), layer.outputs, size)
+            needed = zip(layer.windows, layer.outputs, size)
             needed = [common(range(length), window.reads(outputs)) for window, outputs, length in needed]
             halos.append(Piece(name, *(_ends(both) for both in map(_around, needed, layer.owned))))
             size = layer.height, layer.width
@@ -167,8 +167,6 @@ def _runs(held: np.ndarray) -> list[tuple[int, int]]:
     edges = np.flatnonzero(np.diff(held.astype(np.int8), prepend=0, append=0)).tolist()
     return list(zip(edges[::2], edges[1::2]))
 
-
-PASSES = ("forward", "backward")
 
 OUTSIDE = (SHARED, "backward")
 """Key of bytes that are sent outside of all layers."""
@@ -260,11 +258,7 @@ def sent(comm: Comm, experiment: Experiment) -> Sent:
 
 
 def _attach(watch: Watch, part: Split, layers: list[str]) -> None:
-    if isinstance(part, SpatialSplit):
-        for name, layer in zip(layers, part.layers):
-            for during in PASSES:
-                watch.call(layer, during, name, during)
-    elif isinstance(part, PipelineSplit):
+    if isinstance(part, PipelineSplit):
         for chunk in part.chunks if part.stage.tp_group else ():
             _attach_modules(watch, chunk.layers)
         parts, stages = part.stage.parts, part.stage.stages
@@ -277,6 +271,8 @@ def _attach(watch: Watch, part: Split, layers: list[str]) -> None:
         watch.call(part.stage, "add_up_tied", *OUTSIDE)
     else:
         _attach_modules(watch, part.replica.model)
+    if isinstance(part, SpatialSplit):
+        watch.call(part, "reduce", *OUTSIDE)
 
 
 def _attach_modules(watch: Watch, layers: nn.Module) -> None:
