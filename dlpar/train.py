@@ -17,9 +17,9 @@ from dlpar.data import Dataset, load
 from dlpar.data.sampler import Sampler
 from dlpar.delays import Delays
 from dlpar.split import make_split
-from dlpar.split.batchnorm import synchronise_batchnorm
 from dlpar.split.mesh import placed
 from dlpar.split.split import Split, Task
+from dlpar.split.tensor_ops import synchronise_batchnorm
 from dlpar.sync import scheme, server
 
 EVALUATED = 2000

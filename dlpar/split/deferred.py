@@ -12,18 +12,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.autograd import Function
 from torch.nn.grad import conv2d_input, conv2d_weight
 
+from dlpar.memory import Memory
 from dlpar.models import Tied
 from dlpar.split.split import narrowed
-
-if TYPE_CHECKING:
-    from dlpar.memory import Memory
 
 
 class Later:

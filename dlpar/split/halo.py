@@ -10,13 +10,12 @@ CNN Training by Exploiting Finer-Grained Parallelism", IPDPS 2019, arXiv 1903.06
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from itertools import count, pairwise, product
+from typing import NamedTuple
 
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from dlpar.split.mesh import Mesh
+from dlpar.split.mesh import Mesh
 
 HALO = 1
 """Tag of its messages.  Tagged messages go by MPI: with NCCL neighbours would both wait to receive before they send."""
@@ -49,17 +48,15 @@ class Halo:
     def __init__(self, mesh: Mesh, rows: Cut, columns: Cut) -> None:
         self.comm = mesh.comm
         self.owned, self.reads = (rows.owned, columns.owned), (rows.reads, columns.reads)
-        self._take: dict[int, Region] = {}
-        self._give: dict[int, Region] = {}
-        for down in rows.take:
-            for right in columns.take:
-                neighbour = mesh.rank(rows=mesh.at["rows"] + down, columns=mesh.at["columns"] + right)
-                if neighbour == mesh.comm.rank:
-                    continue
-                if rows.take[down] and columns.take[right]:
-                    self._take[neighbour] = rows.take[down], columns.take[right]
-                if rows.give[down] and columns.give[right]:
-                    self._give[neighbour] = rows.give[down], columns.give[right]
+        around = {
+            mesh.rank(rows=mesh.at["rows"] + down, columns=mesh.at["columns"] + right): (down, right)
+            for down, right in product(rows.take, columns.take)
+            if (down, right) != (0, 0)
+        }
+        take = {rank: (rows.take[down], columns.take[right]) for rank, (down, right) in around.items()}
+        give = {rank: (rows.give[down], columns.give[right]) for rank, (down, right) in around.items()}
+        self._take = {rank: region for rank, region in take.items() if all(region)}
+        self._give = {rank: region for rank, region in give.items() if all(region)}
         self._both = tuple(common(*axis) for axis in zip(self.owned, self.reads))
         self.exchanges = bool(self._take or self._give)
 
@@ -159,22 +156,17 @@ def shares(size: int, pieces: int) -> list[range]:
 
 def most(window: Window, size: int) -> int:
     """Return the most pieces an axis can be cut into for a layer: none is empty, and halos come from the next piece."""
-    pieces = 1
-    while _fits(window, size, pieces + 1):
-        pieces += 1
-    return pieces
+    return next(pieces for pieces in count(1) if not _fits(window, size, pieces + 1))
 
 
 def _fits(window: Window, size: int, pieces: int) -> bool:
     if pieces > min(size, window.outputs(size)):
         return False
-    owned = shares(size, pieces)
-    for place, outputs in enumerate(shares(window.outputs(size), pieces)):
-        reach = owned[max(0, place - 1) : place + 2]
-        needed = common(range(size), window.reads(outputs))
-        if needed and (needed.start < reach[0].start or needed.stop > reach[-1].stop):
-            return False
-    return True
+    owned, outputs = shares(size, pieces), shares(window.outputs(size), pieces)
+    needed = [common(range(size), window.reads(own)) for own in outputs]
+    beside = zip([owned[0], *owned], [*owned[1:], owned[-1]])
+    reach = [range(before.start, after.stop) for before, after in beside]
+    return all(common(need, near) == need for need, near in zip(needed, reach))
 
 
 class Cut:
@@ -222,5 +214,5 @@ class Cut:
         self.take = {step: common(needed[place], owned[place + step]) for step in beside}
         self.give = {step: common(needed[place + step], owned[place]) for step in beside}
         reads = {output: common(image, window.reads(range(output, output + 1))) for output in self.outputs}
-        inner = [o for o, read in reads.items() if not read or common(read, self.owned) == read]
+        inner = [output for output, read in reads.items() if common(read, self.owned) == read]
         self.inner = range(inner[0], inner[-1] + 1) if inner else range(self.outputs.stop, self.outputs.stop)

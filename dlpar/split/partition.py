@@ -9,16 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache, partial
 from itertools import accumulate
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from dlpar import models
-
-if TYPE_CHECKING:
-    from dlpar.comm import Comm
-    from dlpar.split.split import Task
+from dlpar.comm import Comm
+from dlpar.split.split import Task
 
 TRIALS = 3
 """Times a layer is measured; the quickest counts."""

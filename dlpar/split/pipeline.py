@@ -13,21 +13,19 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial, reduce
 from operator import add
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from dlpar.comm import Request
+from dlpar.memory import Memory
 from dlpar.replica import Replica
 from dlpar.split.deferred import Later
 from dlpar.split.partition import partition
 from dlpar.split.schedules import SCHEDULES, Action, by_step
 from dlpar.split.split import Split, Task, backward, narrowed, of_activations
 from dlpar.split.tensor import cut_layers, joined, level
-
-if TYPE_CHECKING:
-    from dlpar.comm import Request
-    from dlpar.memory import Memory
 
 
 class PipelineSplit(Split):
@@ -362,13 +360,7 @@ class Chunk:
     def forward(self, micro: int, x: Tensor, y: Tensor) -> Tensor:
         """Compute the output for `x`, or with the model's last layers its mean loss; kept for later passes."""
 
-        def work() -> Tensor:
-            if not self.is_first:
-                x.requires_grad_()
-            with torch.set_grad_enabled(not self.recompute):
-                return self._through(x, y)
-
-        output = self._compute(work, len(y) / 3)
+        output = self._compute(partial(self._through, x, y, not self.recompute), len(y) / 3)
         if self.recompute:
             self.task.memory.hold("activations", x)
         self._held[micro] = Held(x, y, None if self.recompute else output)
@@ -377,7 +369,7 @@ class Chunk:
     def again(self, micro: int) -> None:
         """Compute activations that were not kept once more from the input."""
         held = self._held[micro]
-        output = self._compute(lambda: self._through(held.x, held.y), len(held.y) / 3)
+        output = self._compute(partial(self._through, held.x, held.y), len(held.y) / 3)
         self._held[micro] = held._replace(output=output)
 
     def backward(self, micro: int, gradient: Tensor) -> Tensor | None:
@@ -400,8 +392,11 @@ class Chunk:
         cost = self.later.flops(micro) if self.charges else self.flops * samples / 3
         self.task.comm.compute(lambda: self.later.end(micro), cost=cost)
 
-    def _through(self, x: Tensor, y: Tensor) -> Tensor:
-        with self.task.forward_pass():
+    def _through(self, x: Tensor, y: Tensor, keep: bool = True) -> Tensor:
+        """Compute the output; keep activations for a backward pass, or drop them."""
+        if not self.is_first:
+            x.requires_grad_()
+        with torch.set_grad_enabled(keep), self.task.forward_pass():
             output = self.layers(x)
             return self.task.criterion(output, y) if self.is_last else narrowed(output)
 

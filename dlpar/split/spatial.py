@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,12 +22,9 @@ from torch import Tensor, nn
 from dlpar.collectives import ring_allgather, ring_allreduce
 from dlpar.split.halo import Cut, Halo, Region, Window, index, shares
 from dlpar.split.mesh import Mesh
-from dlpar.split.split import LayerwiseSplit, backward, narrowed
+from dlpar.split.split import LayerwiseSplit, Task, backward, narrowed
 from dlpar.split.tensor import product
 from dlpar.split.tensor_ops import TensorGroup, pair, turned
-
-if TYPE_CHECKING:
-    from dlpar.split.split import Task
 
 Pause = Callable[[str], AbstractContextManager]
 """Interrupts a pass for messages, which are timed by the name given: see :meth:`dlpar.split.split.Split.pause`."""

@@ -6,21 +6,19 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from dlpar import models
+from dlpar.comm import Comm, Recorder
+from dlpar.config.experiment import Experiment
+from dlpar.data import Dataset
+from dlpar.data.sampler import Sampler
 from dlpar.memory import Memory
 from dlpar.replica import Replica
-
-if TYPE_CHECKING:
-    from dlpar.comm import Comm, Recorder
-    from dlpar.config.experiment import Experiment
-    from dlpar.data import Dataset
-    from dlpar.data.sampler import Sampler
-    from dlpar.split.mesh import Place
+from dlpar.split.mesh import Place
 
 
 @dataclass

@@ -9,20 +9,17 @@ import copy
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dlpar.collectives import star_broadcast
+from dlpar.comm import Comm
 from dlpar.models import Attention, Block, Embedding, Tied
 from dlpar.split.halo import shares
 from dlpar.split.split import LayerwiseSplit, Task
 from dlpar.split.tensor_ops import TensorGroup, added, charged, copied, gathered, pair
-
-if TYPE_CHECKING:
-    from dlpar.comm import Comm
 
 
 class TensorSplit(LayerwiseSplit):
@@ -354,7 +351,7 @@ class Overlapping(nn.Module):
                 mine if rank == group.rank else F.linear(x, copy[:, :-1], copy[:, -1])
                 for rank, copy in enumerate(self.copies)
             ]
-        group.charge(2 * len(x) * inputs * self.common * (group.size - 1))
+        mine = group.charge(2 * len(x) * inputs * self.common * (group.size - 1), mine)
         # Neurons that only their owner has computed are gathered; every rank's gradients of all neurons add up.
         return pair(
             mine,
@@ -363,9 +360,10 @@ class Overlapping(nn.Module):
         )
 
     def _exchanged(self, own: Tensor, computed: list[Tensor]) -> Tensor:
-        alone = own.shape[1] - self.common
-        if not alone:
+        """Put all neurons together: the common ones as computed here, and those that only their owner computed."""
+        alone = own[:, self.common :]
+        if not alone.numel():
             return torch.cat(computed, 1)
-        sent = self.group.gather(own[:, self.common :], [alone] * self.group.size, 1)
+        sent = self.group.gather(alone, [alone.shape[1]] * self.group.size, 1)
         pieces = zip((part[:, : self.common] for part in computed), sent)
         return torch.cat([piece for of_rank in pieces for piece in of_rank], 1)

@@ -1,4 +1,4 @@
-"""Messages of a cut layer: operators that exchange tensors forward, and their gradients backward.
+"""Messages within a layer: operators that exchange tensors forward, and their gradients backward.
 
 Follows Shoeybi et al. (Megatron-LM, arXiv 1909.08053, section 3): `copied` is their f, `added` their g.
 
@@ -17,17 +17,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd import Function
 
 from dlpar.collectives import ring_allgather, ring_allreduce, ring_reduce_scatter
+from dlpar.comm import Comm
 from dlpar.split.split import narrowed
-
-if TYPE_CHECKING:
-    from dlpar.comm import Comm
 
 
 class TensorGroup:
@@ -77,9 +76,10 @@ class TensorGroup:
             ring_reduce_scatter(self.comm, turned([piece.view(-1) for piece in pieces]))
         return pieces[self.rank]
 
-    def charge(self, flops: float) -> None:
-        """Charge for FLOPs where the clock is not the wall's."""
+    def charge(self, flops: float, x: Tensor) -> Tensor:
+        """Charge for FLOPs where the clock is not the wall's; return the same tensor."""
         self.comm.compute(lambda: None, cost=flops)
+        return unchanged(x)
 
 
 def turned(chunks: list[Tensor]) -> list[Tensor]:
@@ -138,10 +138,61 @@ def gathered(piece: Tensor, group: TensorGroup, sizes: Sequence[int], dim: int) 
 
 def charged(output: Tensor, group: TensorGroup, flops: float, back: float | None = None) -> Tensor:
     """Charge for `flops` forward, and for `back` (default: twice as many) backward."""
-
-    def charge(x: Tensor, cost: float) -> Tensor:
-        group.charge(cost)
-        return unchanged(x)
-
     back = 2 * flops if back is None else back
-    return pair(output, forward=lambda x: charge(x, flops), backward=lambda x: charge(x, back))
+    return pair(output, forward=partial(group.charge, flops), backward=partial(group.charge, back))
+
+
+def synchronise_batchnorm(model: nn.Module, comm: Comm) -> None:
+    """Replace every BatchNorm layer in `model` by one that uses the statistics of all ranks, in place."""
+    for name, child in model.named_children():
+        if isinstance(child, nn.modules.batchnorm._BatchNorm):
+            setattr(model, name, SyncBatchNorm(child, comm))
+        else:
+            synchronise_batchnorm(child, comm)
+
+
+class SyncBatchNorm(nn.Module):
+    """A BatchNorm layer with its statistics summed over the ranks of `comm`.
+
+    A replica that normalises with its own samples trains a different network than one process
+    would, even if gradients are averaged.  Summing the moments over all ranks, forward and backward,
+    makes both networks the same (Zhang et al., "Context Encoding", CVPR 2018, section 3.1).
+
+    Samples may differ in number from rank to rank.  Parameters, buffers and the layer's behaviour in
+    evaluation are those of the wrapped layer.
+    """
+
+    def __init__(self, layer: nn.modules.batchnorm._BatchNorm, comm: Comm) -> None:
+        super().__init__()
+        self.layer, self.group = layer, TensorGroup(comm)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        layer = self.layer
+        if not self.training:
+            return layer(x)
+        x = x.to(layer.weight.dtype)  # statistics are in full precision, also in a forward pass in bfloat16
+        # Backward the gradients are summed, too: every rank's loss depends on every rank's moments.
+        total = pair(_moments(x), forward=self.group.sum, backward=self.group.sum)
+        count = total[-1]
+        mean, square = total[:-1].view(2, -1) / count
+        mean, variance = mean.to(x.dtype), (square - mean**2).to(x.dtype)
+        with torch.no_grad():
+            # The running estimate uses the unbiased variance, as torch's does.
+            layer.running_mean.lerp_(mean, layer.momentum)
+            unbiased = variance * (count / (count - 1)).to(x.dtype)
+            layer.running_var.lerp_(unbiased, layer.momentum)
+            layer.num_batches_tracked += 1
+        shape = (1, -1) + (1,) * (x.dim() - 2)
+        normal = (x - mean.view(shape)) * torch.rsqrt(variance + layer.eps).view(shape)
+        return normal * layer.weight.view(shape) + layer.bias.view(shape)
+
+
+def _moments(x: torch.Tensor) -> torch.Tensor:
+    """Return sum and sum of squares by channel, and the number of values: shape (2 C + 1,).
+
+    They are float64, because the variance is a small difference of large numbers.
+    """
+    x = x.double()
+    across = [d for d in range(x.dim()) if d != 1]
+    count = x.new_tensor([x.numel() / x.shape[1]])
+    return torch.cat([x.sum(across), (x * x).sum(across), count])

@@ -8,23 +8,21 @@ bytes of an all-reduce (Rajbhandari et al., "ZeRO", arXiv 1910.02054, 5.3 and 7.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from dlpar.collectives import HALVES, own_chunk
+from dlpar.comm import Comm
+from dlpar.memory import Memory
 from dlpar.split.partition import units
-from dlpar.split.split import Split, Task, backward
-
-if TYPE_CHECKING:
-    from dlpar.comm import Comm
-    from dlpar.memory import Memory
+from dlpar.split.split import LayerwiseSplit, Task, backward
 
 
-class Lent:
+class TemporaryVector:
     """A flat vector whose memory comes and goes, and a view of it for each of some tensors.
 
     Autograd keeps the weights a layer computed with until it computes backward, so that
@@ -51,15 +49,13 @@ class Lent:
         self.memory.resized(self.flat)
 
 
-class Shared:
+class Sharded:
     """Parameters that are used together, of which each rank keeps a chunk.
 
     Parameters
     ----------
     parameters : sequence of nn.Parameter
         Whole now; from then on only between :meth:`gather` and :meth:`release`.
-    first, last : int
-        Numbers of the first and the last layer that uses them: one and the same, but for tied weights.
     task : Task
         Whose ranks share them.
 
@@ -69,10 +65,10 @@ class Shared:
         This rank's chunk; in its ``grad`` the gradients of micro-batches add up.
     """
 
-    def __init__(self, parameters: Sequence[nn.Parameter], first: int, last: int, task: Task) -> None:
-        self.parameters, self.first, self.last, self.comm = parameters, first, last, task.place.dp_group
+    def __init__(self, parameters: Sequence[nn.Parameter], task: Task) -> None:
+        self.parameters, self.comm = parameters, task.place.dp_group
         self.reduce_scatter, self.allgather = HALVES[task.experiment.sync.allreduce]
-        self.weights, self.gradient = (Lent(parameters, self.comm, task.memory) for _ in range(2))
+        self.weights, self.gradient = (TemporaryVector(parameters, self.comm, task.memory) for _ in range(2))
         self.gradient.let_go()
         for piece, parameter in zip(self.weights.pieces, parameters):
             piece.copy_(parameter.detach())
@@ -110,7 +106,7 @@ class Shared:
         self.gradient.let_go()
 
 
-class ZeroSplit(Split):
+class ZeroSplit(LayerwiseSplit):
     """A replica whose weights are on all ranks, a chunk on each; every rank has samples of its own."""
 
     whole_on_all = True
@@ -118,87 +114,80 @@ class ZeroSplit(Split):
     def __init__(self, task: Task) -> None:
         parts = units(task.model, task.batch(0)[0][:1])
         self.layers, self.flops = [task.model[part.layers] for part in parts], [part.flops for part in parts]
-        self.shared = [
-            Shared(parameters, first, last, task)
-            for (first, last), parameters in by_users(self.layers).items()
-        ]
-        numbers = range(len(self.layers))
-        self.begins = [[shared for shared in self.shared if shared.first == number] for number in numbers]
-        self.ends = [[shared for shared in self.shared if shared.last == number] for number in numbers]
+        self.sharded: list[Sharded] = []
+        self.begins, self.ends = defaultdict(list), defaultdict(list)  # by the number of a layer
+        for (first, last), parameters in by_users(self.layers).items():
+            sharded = Sharded(parameters, task)
+            self.sharded.append(sharded)
+            self.begins[first].append(sharded)
+            self.ends[last].append(sharded)
         super().__init__(task)
 
     def cut(self, model: nn.Module) -> nn.ParameterList:
-        return nn.ParameterList([shared.own for shared in self.shared])
+        return nn.ParameterList([sharded.own for sharded in self.sharded])
 
     def gradient(self, step: int) -> None:
-        task, replica = self.task, self.replica
-        pieces = task.microbatches(step, self.microbatches)
-        samples, loss = sum(len(y) for _, y in pieces), 0.0
-        replica.zero_gradient()
-        for shared in self.shared:
-            shared.release()  # a test may have left them whole
-        for x, y in pieces:
-            passed = self._forward(x, y)
-            loss += passed[-1][1].detach() * len(y)
-            self._backward(passed, len(y))
-        self._report(loss / samples if samples else loss, samples)
+        for sharded in self.sharded:
+            sharded.release()  # a test may have left them whole
+        super().gradient(step)
 
-    def _forward(self, x: Tensor, y: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """What entered each layer, cut off from what was before it, and what left it: the last one, the loss."""
-        passed: list[tuple[Tensor, Tensor]] = []
+    def _forward(self, x: Tensor, y: Tensor) -> Tensor:
+        """Compute the loss layer by layer, and keep the input, cut off from the layer before, and output of each."""
+        self._passed: list[tuple[Tensor, Tensor]] = []
         for number, layer in enumerate(self.layers):
-            with self.record.span("communicate"):
-                for shared in self.begins[number]:
-                    shared.gather()
+            with self.pause():
+                for sharded in self.begins[number]:
+                    sharded.gather()
             entering = x.detach().requires_grad_(number > 0)
-            compute = partial(self._loss, layer, y) if number == len(self.layers) - 1 else layer
-            with self.record.span("forward"):
-                x = self.comm.compute(partial(compute, entering), cost=self.flops[number] * len(y) / 3)
-            passed.append((entering, x))
-            for shared in self.ends[number]:
-                shared.release()
-        return passed
+            work = partial(self._through, layer, entering, y if layer is self.layers[-1] else None)
+            x = self.comm.compute(work, cost=self.flops[number] * len(y) / 3)
+            self._passed.append((entering, x))
+            for sharded in self.ends[number]:
+                sharded.release()
+        return x
 
-    def _loss(self, layer: nn.Module, y: Tensor, x: Tensor) -> Tensor:
-        return self.task.criterion(layer(x), y)
+    def _through(self, layer: nn.Module, x: Tensor, y: Tensor | None) -> Tensor:
+        """Compute a layer's output, or with the targets the loss."""
+        return layer(x) if y is None else self.task.criterion(layer(x), y)
 
-    def _backward(self, passed: list[tuple[Tensor, Tensor]], samples: int) -> None:
-        """Layer by layer from the last; what a layer kept goes with it."""
-        gradient = torch.full_like(passed[-1][1], self.task.share(samples))
+    def _backward(self, loss: Tensor, samples: int) -> None:
+        """Compute gradients layer by layer from the last; the tensors that a layer kept are dropped with it."""
+        gradient = torch.full_like(loss, self.task.share(samples))
         for number in reversed(range(len(self.layers))):
-            with self.record.span("communicate"):
-                for shared in self.ends[number]:
-                    shared.gather()
-                    shared.expect_gradient()
-            entering, leaving = passed.pop()
-            with self.record.span("backward"):
-                self.comm.compute(
-                    partial(backward, leaving, gradient), cost=self.flops[number] * samples * 2 / 3
-                )
+            with self.pause():
+                for sharded in self.ends[number]:
+                    sharded.gather()
+                    sharded.expect_gradient()
+            entering, leaving = self._passed.pop()
+            work, cost = partial(backward, leaving, gradient), self.flops[number] * samples * 2 / 3
+            self.comm.compute(work, cost=cost)
             gradient = entering.grad
-            del entering, leaving
-            with self.record.span("communicate"):
-                for shared in self.begins[number]:
-                    shared.scatter_gradient()
-                    shared.release()
+            del entering, leaving, work
+            with self.pause():
+                for sharded in self.begins[number]:
+                    sharded.scatter_gradient()
+                    sharded.release()
 
     def whole(self) -> nn.Module | None:
         here = self.task.place.replica == 0
-        for shared in self.shared:
-            shared.gather()
+        for sharded in self.sharded:
+            sharded.gather()
             if not here:
-                shared.release()
+                sharded.release()
         self.comm.traffic.take()  # what a test sends is no part of a step
         return self.task.model if here else None
 
 
 def by_users(layers: Sequence[nn.Module]) -> dict[tuple[int, int], list[nn.Parameter]]:
-    """The parameters of a model, by the numbers of the first and the last layer that uses them."""
+    """Group the parameters of a model by the numbers of the first and the last layer that use them.
+
+    These are one and the same, except for tied weights.
+    """
     users: dict[nn.Parameter, list[int]] = {}
     for number, layer in enumerate(layers):
         for parameter in layer.parameters():
             users.setdefault(parameter, []).append(number)
-    together: dict[tuple[int, int], list[nn.Parameter]] = {}
+    together: dict[tuple[int, int], list[nn.Parameter]] = defaultdict(list)
     for parameter, numbers in users.items():
-        together.setdefault((numbers[0], numbers[-1]), []).append(parameter)
+        together[numbers[0], numbers[-1]].append(parameter)
     return together
