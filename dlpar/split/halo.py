@@ -20,8 +20,8 @@ from dlpar.split.mesh import Mesh
 HALO = 1
 """Tag of its messages.  Tagged messages go by MPI: with NCCL neighbours would both wait to receive before they send."""
 
-BESIDE = (-1, 0, 1)
-"""Offsets of the piece before, the rank's own, and the piece after."""
+Pieces = dict[int, Tensor]
+"""Parts of an image, by the neighbour they lie on."""
 
 Region = tuple[range, range]
 """Rows and columns of the whole image."""
@@ -95,9 +95,7 @@ class Halo:
         """Add the gradient of inputs that lie here to that of this rank's piece."""
         of_own[index(self._both, self.owned)] += of_inputs[index(self._both, self.reads)]
 
-    def _exchange(
-        self, given: dict[int, Tensor], taken: dict[int, Tensor], put: Callable[[Tensor, Tensor], Tensor]
-    ) -> Callable[[], None]:
+    def _exchange(self, given: Pieces, taken: Pieces, put: Callable) -> Callable[[], None]:
         # Receives first: a message that is expected need not be stored on its way.
         came = {rank: self.comm.empty(into.shape, into.dtype) for rank, into in taken.items()}
         requests = [self.comm.irecv(piece, rank, HALO) for rank, piece in came.items()]
@@ -208,7 +206,7 @@ class Cut:
             )
         image, owned, outputs = range(size), shares(size, pieces), shares(window.outputs(size), pieces)
         needed = [common(image, window.reads(own)) for own in outputs]
-        beside = [step for step in BESIDE if 0 <= place + step < pieces]
+        beside = [step for step in (-1, 0, 1) if 0 <= place + step < pieces]
         self.window, self.owned, self.outputs = window, owned[place], outputs[place]
         self.reads = window.reads(self.outputs)
         self.take = {step: common(needed[place], owned[place + step]) for step in beside}

@@ -145,9 +145,8 @@ def placed(experiment: Experiment, comm: Comm) -> Place:
     if experiment.replicas == experiment.workers:
         return Place(comm.rank, comm)
     dp_group = comm.split(part_of(experiment, comm.rank), comm.rank)
-    is_server, workers = comm.rank >= experiment.workers, comm
-    if comm.size > experiment.workers:
-        workers = comm.split(int(is_server), comm.rank)
+    is_server = comm.rank >= experiment.workers
+    workers = comm.split(int(is_server), comm.rank) if comm.size > experiment.workers else comm
     if is_server:
         return Place(0, dp_group)
     mesh = Mesh(workers, sizes_of(experiment))

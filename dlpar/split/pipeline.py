@@ -9,11 +9,12 @@ send is waited for at the end of the step only, so that no two ranks wait for ea
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial, reduce
 from operator import add
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,8 +25,9 @@ from dlpar.replica import Replica
 from dlpar.split.deferred import Later
 from dlpar.split.partition import partition
 from dlpar.split.schedules import SCHEDULES, Action, by_step
-from dlpar.split.split import Split, Task, backward, narrowed, of_activations
+from dlpar.split.split import Split, Task, backward, narrowed
 from dlpar.split.tensor import cut_layers, joined, level
+from dlpar.split.tensor_ops import Pause
 
 
 class PipelineSplit(Split):
@@ -46,7 +48,7 @@ class PipelineSplit(Split):
         super().__init__(task)
         stage, split, steps = self.stage, task.experiment.split, task.experiment.steps
         self.speaks, self.chunks, self.pp_group = stage.speaks, stage.chunks, stage.pp_group
-        self.traits, self.stash, self.dtype = split.traits, None, of_activations(task.experiment)
+        self.traits, self.stash = split.traits, None
         micros = self.microbatches if self.traits.has_flush else steps
         actions = SCHEDULES[split.schedule].actions(stage.number, stage.stages, micros, len(self.chunks))
         self.steps = [actions]
@@ -80,7 +82,11 @@ class PipelineSplit(Split):
         with self.record.span("send"):
             for request in left:
                 request.wait()
-        self._report_loss(sum(len(y) for _, y in self._batches.pop(step)))
+        samples = sum(len(y) for _, y in self._batches.pop(step))
+        loss = self._losses / samples if samples else self._losses
+        if self.task.experiment.sync.needs_loss_everywhere:
+            loss = self.stage.mp_group.broadcast(float(loss), root=self.stage.speaker)
+        self._report(loss, samples)
 
     def _of_step(self, step: int) -> Iterator[tuple[Action, Action | None]]:
         """Yield the actions of a step, each with the one that follows."""
@@ -101,7 +107,7 @@ class PipelineSplit(Split):
         if chunk.is_last:
             self._losses += output.detach() * len(y)
         else:
-            self.send(action, +1, output)
+            self.send(action, output)
         self._in_flight += 1
         self._most = max(self._most, self._in_flight)
 
@@ -116,7 +122,7 @@ class PipelineSplit(Split):
         with self._weights_of(micro), self._pass("backward", micro, action.chunk):
             result = chunk.backward(micro, gradient)
         if not chunk.is_first:
-            self.send(action, -1, result)
+            self.send(action, result)
         if self.stash:
             self._staleness = self.stash.let_go(micro)
             self.stash.version += 1
@@ -131,14 +137,12 @@ class PipelineSplit(Split):
 
     def _listen(self, action: Action | None) -> None:
         """Post the receive of the message an action needs, if it needs one."""
-        if action is None or action.kind == "W" or action in self._coming:
+        boundary = None if action is None else self.chunks[action.chunk].takes[action.kind]
+        if boundary is None or action in self._coming:
             return
-        chunk, forward = self.chunks[action.chunk], action.kind == "F"
-        if chunk.is_first if forward else chunk.is_last:
-            return
-        shape = chunk.takes if forward else chunk.gives
-        room = self.comm.empty((len(self._samples(action)[1]), *shape), self.dtype)
-        source = (self.stage.number + (-1 if forward else +1)) % self.stage.stages
+        shape = (len(self._samples(action)[1]), *boundary)
+        room = self.comm.empty(shape, self.task.activation_dtype)
+        source = (self.stage.number - DIRECTION[action.kind]) % self.stage.stages
         self._coming[action] = self.pp_group.irecv(room, source, self._tag(action)), room
 
     def _came(self, action: Action) -> Tensor:
@@ -148,16 +152,15 @@ class PipelineSplit(Split):
             request.wait()
         return room
 
-    def send(self, action: Action, way: int, result: Tensor) -> None:
-        """Start to send an action's result to the next part of the model, or (way -1) to the one before."""
-        number, stages = self.stage.number, self.stage.stages
-        chunk, samples = self.chunks[action.chunk], len(self._samples(action)[1])
-        shape = (samples, *(chunk.gives if way > 0 else chunk.takes))
+    def send(self, action: Action, result: Tensor) -> None:
+        """Start to send the result of a forward pass to the next part of the model, or of a backward pass back."""
+        number, stages = self.stage.number + DIRECTION[action.kind], self.stage.stages
         # A result has this shape and type already, except for the single number of a world that computes none.
-        message = result.detach().expand(shape).to(self.dtype)
+        shape = (len(self._samples(action)[1]), *self.chunks[action.chunk].gives[action.kind])
+        message = result.detach().expand(shape).to(self.task.activation_dtype)
         # The last stage's neighbour is the first with its next chunk.
-        tag = self._tag(action._replace(chunk=action.chunk + (number + way) // stages))
-        self._sending.append(self.pp_group.isend(message, (number + way) % stages, tag))
+        tag = self._tag(action._replace(chunk=action.chunk + number // stages))
+        self._sending.append(self.pp_group.isend(message, number % stages, tag))
 
     def _tag(self, action: Action) -> int:
         """Number the message an action needs, from 1: no two under way have the same tag."""
@@ -176,12 +179,6 @@ class PipelineSplit(Split):
     def _weights_of(self, micro: int) -> AbstractContextManager:
         return self.stash.used(micro) if self.stash else nullcontext()
 
-    def _report_loss(self, samples: int) -> None:
-        loss = self._losses / samples if samples else self._losses
-        if self.task.experiment.sync.needs_loss_everywhere:
-            loss = self.stage.mp_group.broadcast(float(loss), root=self.stage.speaker)
-        self._report(loss, samples)
-
     def facts(self) -> dict[str, Any]:
         """Return ``in_flight``, the most micro-batches (of a chunk each) whose activations were held in the step.
 
@@ -192,8 +189,11 @@ class PipelineSplit(Split):
         return {"in_flight": self._most, **stale}
 
     def whole(self) -> nn.Module | None:
-        return self.stage.whole()
+        return self.comm.compute(self.stage.whole)
 
+
+DIRECTION = {"F": +1, "B": -1}
+"""Forward passes send to the next stage, backward passes to the one before."""
 
 TIED = 0
 """Tag of a weight that two stages have, and of its gradients; no micro-batch has that."""
@@ -229,7 +229,7 @@ class Stage:
         The rank in mp_group that reports the loss: of the last stage, the first.
     """
 
-    def __init__(self, task: Task, pause: Callable[[], AbstractContextManager]) -> None:
+    def __init__(self, task: Task, pause: Pause) -> None:
         self.task, mesh, self.mp_group = task, task.place.mesh, task.place.mp_group
         self.number, self.stages = mesh.at["pipeline"], mesh.sizes["pipeline"]
         self.pp_group = mesh.group("pipeline")
@@ -255,14 +255,12 @@ class Stage:
 
     def _find_tied(self, whole: nn.Sequential) -> list[tuple[int, nn.Parameter]]:
         """List this rank's parameters that another stage has, too, with that stage."""
-        others = {
-            id(parameter): part % self.stages
-            for part in range(len(self.parts))
-            if part % self.stages != self.number
-            for parameter in self.task.model[self.parts[part].layers].parameters()
-        }
+        holders: dict[nn.Parameter, set[int]] = defaultdict(set)
+        for number, part in enumerate(self.parts):
+            for parameter in self.task.model[part.layers].parameters():
+                holders[parameter].add(number % self.stages)
         pairs = zip(whole.parameters(), self.layers.parameters())
-        return [(others[id(of_model)], own) for of_model, own in pairs if id(of_model) in others]
+        return [(stage, own) for of_model, own in pairs for stage in holders[of_model] - {self.number}]
 
     def equalise_copies(self) -> None:
         """Make ranks' copies equal where replicas run free, and parts' servers update in different orders.
@@ -294,9 +292,6 @@ class Stage:
 
     def whole(self) -> nn.Module | None:
         """Put the model together on the replica's first rank; collective over its ranks, not traffic."""
-        return self.task.comm.compute(self._whole)
-
-    def _whole(self) -> nn.Module | None:
         own: list[Tensor] | None = [parameter.detach().cpu() for parameter in self.layers.parameters()]
         if self.tp_group:
             own = joined(self.layers, self.tp_group)
@@ -318,14 +313,6 @@ def _forget(model: nn.Sequential, keep: list[nn.Sequential]) -> None:
             delattr(model, name)
 
 
-class Held(NamedTuple):
-    """A micro-batch between its forward and its backward pass."""
-
-    x: Tensor
-    y: Tensor
-    output: Tensor | None
-
-
 class Chunk:
     """Consecutive layers of a stage.
 
@@ -344,47 +331,48 @@ class Chunk:
     ----------
     is_first, is_last : bool
         Whether they are the model's first or last layers.
-    takes, gives : tuple of int
-        Shapes of the input and of the output for a sample; the model's last chunk gives the loss.
+    takes, gives : dict of str to tuple of int or None
+        Shape of the message that a pass of each kind needs, and of the one that it gives, for a sample.
     """
 
     def __init__(self, stage: Stage, part: int, layers: nn.Sequential, later: Later | None = None) -> None:
         self.task, self.layers, self.later = stage.task, layers, later
         self.is_first, self.is_last = part == 0, part == len(stage.parts) - 1
-        self.flops, self.takes = stage.parts[part].flops, stage.parts[part].shape
-        self.gives = () if self.is_last else stage.parts[part + 1].shape
+        self.flops = stage.parts[part].flops
+        before = None if self.is_first else stage.parts[part].shape
+        behind = None if self.is_last else stage.parts[part + 1].shape
+        self.takes, self.gives = {"F": before, "B": behind, "W": None}, {"F": behind, "B": before}
         self.recompute = stage.task.experiment.split.recompute
         self.charges = stage.tp_group is not None  # cut layers charge for their computing themselves
-        self._held: dict[int, Held] = {}
+        # Of micro-batches between their forward and their backward pass: input, targets and output.
+        self._held: dict[int, tuple[Tensor, Tensor, Tensor | None]] = {}
 
     def forward(self, micro: int, x: Tensor, y: Tensor) -> Tensor:
         """Compute the output for `x`, or with the model's last layers its mean loss; kept for later passes."""
-
         output = self._compute(partial(self._through, x, y, not self.recompute), len(y) / 3)
         if self.recompute:
             self.task.memory.hold("activations", x)
-        self._held[micro] = Held(x, y, None if self.recompute else output)
+        self._held[micro] = x, y, None if self.recompute else output
         return output
 
     def again(self, micro: int) -> None:
         """Compute activations that were not kept once more from the input."""
-        held = self._held[micro]
-        output = self._compute(partial(self._through, held.x, held.y), len(held.y) / 3)
-        self._held[micro] = held._replace(output=output)
+        x, y, _ = self._held[micro]
+        self._held[micro] = x, y, self._compute(partial(self._through, x, y), len(y) / 3)
 
     def backward(self, micro: int, gradient: Tensor) -> Tensor | None:
         """Turn the gradient of the output into that of the input, and add to those of weights unless they wait."""
-        held = self._held.pop(micro)
+        x, y, output = self._held.pop(micro)
 
         def work() -> Tensor | None:
             if self.later:
                 self.later.begin(micro)
-            backward(held.output, gradient)
-            return held.x.grad
+            backward(output, gradient)
+            return x.grad
 
-        result = self._compute(work, len(held.y) * (1 if self.later else 2) / 3)
+        result = self._compute(work, len(y) * (1 if self.later else 2) / 3)
         if self.recompute:
-            self.task.memory.drop(held.x)
+            self.task.memory.drop(x)
         return result
 
     def weight(self, micro: int, samples: int) -> None:

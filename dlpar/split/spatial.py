@@ -12,7 +12,7 @@ import copy
 import math
 from collections import OrderedDict
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -24,10 +24,7 @@ from dlpar.split.halo import Cut, Halo, Region, Window, index, shares
 from dlpar.split.mesh import Mesh
 from dlpar.split.split import LayerwiseSplit, Task, backward, narrowed
 from dlpar.split.tensor import product
-from dlpar.split.tensor_ops import TensorGroup, pair, turned
-
-Pause = Callable[[str], AbstractContextManager]
-"""Interrupts a pass for messages, which are timed by the name given: see :meth:`dlpar.split.split.Split.pause`."""
+from dlpar.split.tensor_ops import Pause, TensorGroup, pair, turned
 
 
 class SpatialSplit(LayerwiseSplit):
@@ -42,7 +39,6 @@ class SpatialSplit(LayerwiseSplit):
         super().__init__(task)
         self.speaks = self.mesh.comm.rank == 0
         cut = [layer for layer in self.replica.model if isinstance(layer, Windowed)]
-        self.own = index(cut[0].owned, self.images)
         # The last layers' gradients lie first, those of the layers computed in pieces at the end.
         count = sum(parameter.numel() for layer in cut for parameter in layer.parameters())
         self.of_pieces = self.replica.gradient[len(self.replica.gradient) - count :]
@@ -51,8 +47,9 @@ class SpatialSplit(LayerwiseSplit):
         experiment, place = self.task.experiment, self.task.place
         self.mesh = Mesh(place.mp_group, experiment.split.axes(experiment.workers))
         height, width = self.task.batch(0)[0].shape[-2:]
-        self.images = range(height), range(width)
-        return cut_images(model, self.mesh, height, width, self.pause)
+        layers = cut_images(model, self.mesh, height, width, self.pause)
+        self.own = index(layers[0].owned, (range(height), range(width)))
+        return layers
 
     def gradient(self, step: int) -> None:
         super().gradient(step)
@@ -294,9 +291,9 @@ def windows(layer: nn.Module) -> tuple[Window, Window]:
 
 
 FITTING: dict[type[nn.Module], tuple[float, Callable[[Any], bool]]] = {
-    nn.Conv2d: (0.0, lambda layer: layer.padding_mode == "zeros" and not isinstance(layer.padding, str)),
-    nn.MaxPool2d: (-math.inf, lambda layer: not (layer.ceil_mode or layer.return_indices)),
-    nn.AvgPool2d: (0.0, lambda layer: not layer.ceil_mode and (layer.count_include_pad or not layer.padding)),
+    nn.Conv2d: (0.0, lambda conv: conv.padding_mode == "zeros" and not isinstance(conv.padding, str)),
+    nn.MaxPool2d: (-math.inf, lambda pool: not (pool.ceil_mode or pool.return_indices)),
+    nn.AvgPool2d: (0.0, lambda pool: not pool.ceil_mode and (pool.count_include_pad or not pool.padding)),
 }
 """Layers that pieces can compute: the value they pad with, and whether their settings fit."""
 

@@ -47,6 +47,8 @@ class Task:
         Floating-point operations of a sample's forward and backward pass through the whole model.
     memory : Memory
         Counts what this rank holds.
+    activation_dtype : torch.dtype
+        The type in which activations and their gradients travel between the ranks of a replica.
     """
 
     experiment: Experiment
@@ -61,6 +63,8 @@ class Task:
         self.criterion = models.loss(self.dataset.task)
         self.flops = models.flops_per_sample(self.model, self.dataset)
         self.memory = Memory(self.comm.now, counts=self.comm.world.computes)
+        is_full = self.experiment.precision == "full"
+        self.activation_dtype = getattr(torch, self.experiment.dtype) if is_full else torch.bfloat16
 
     def batch(self, step: int) -> tuple[Tensor, Tensor]:
         """Return the replica's samples of a step, ``(x, y)``; steps may be asked for in any order."""
@@ -198,19 +202,19 @@ def mean(losses: list[Tensor], counts: list[int]) -> Tensor:
 _run = torch.autograd.Variable._execution_engine.run_backward
 
 
-def backward(output: Tensor, gradient: Tensor) -> None:
-    """Add derivatives to ``grad`` of weights and inputs: the same as ``output.backward(gradient)``."""
-    _run((output,), (gradient,), False, False, (), allow_unreachable=True, accumulate_grad=True)
+def backward(output: Tensor, gradient: Tensor, inputs: tuple[Tensor, ...] = ()) -> None:
+    """Add derivatives to ``grad`` of `inputs`, or of all leaves: the same as ``output.backward(gradient)``."""
+    _run((output,), (gradient,), False, False, inputs, allow_unreachable=True, accumulate_grad=True)
+
+
+def derivative(output: Tensor, x: Tensor, gradient: Tensor) -> Tensor:
+    """Return the gradient of `x` alone, and keep the graph: ``torch.autograd.grad(output, x, gradient)``."""
+    return _run((output,), (gradient,), True, False, (x,), allow_unreachable=True, accumulate_grad=False)[0]
 
 
 def propagate(loss: Tensor, share: float) -> None:
     """Add the gradient of `share` times a loss to that of the weights: ``(loss * share).backward()``."""
     backward(loss, torch.full_like(loss, share))
-
-
-def of_activations(experiment: Experiment) -> torch.dtype:
-    """Return the type in which activations and their gradients travel between the ranks of a replica."""
-    return getattr(torch, experiment.dtype) if experiment.precision == "full" else torch.bfloat16
 
 
 def narrowed(x: Tensor) -> Tensor:

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +18,10 @@ from dlpar.comm import Comm
 from dlpar.models import Attention, Block, Embedding, Tied
 from dlpar.split.halo import shares
 from dlpar.split.split import LayerwiseSplit, Task
-from dlpar.split.tensor_ops import TensorGroup, added, charged, copied, gathered, pair
+from dlpar.split.tensor_ops import Pause, TensorGroup, added, charged, copied, gathered, pair
+
+Ties = dict[nn.Parameter, nn.Parameter]
+"""Of each weight that two layers use, this rank's piece: it is one piece for both."""
 
 
 class TensorSplit(LayerwiseSplit):
@@ -39,16 +41,13 @@ class TensorSplit(LayerwiseSplit):
         return cut_layers(model, self.group, self.pause, self.task.experiment.split.redundancy)
 
     def _forward(self, x: Tensor, y: Tensor) -> Tensor:
-        self._equalise_copies()
-        return super()._forward(x, y)
-
-    def _equalise_copies(self) -> None:
-        """Make ranks' copies of the same weights equal."""
+        # First make ranks' copies of the same weights equal.
         for layer in self._overlapping:
             layer.refresh()
         if self.task.experiment.free_running:
             with self.pause():
                 level(self.replica.model, self.group)
+        return super()._forward(x, y)
 
     def whole(self) -> nn.Module | None:
         parameters = joined(self.replica.model, self.group)
@@ -62,7 +61,7 @@ class TensorSplit(LayerwiseSplit):
 def cut_layers(
     model: nn.Module,
     comm: Comm,
-    pause: Callable[[], AbstractContextManager] = nullcontext,
+    pause: Pause = nullcontext,
     redundancy: float = 0.0,
     weights_wait: bool = False,
 ) -> nn.Sequential:
@@ -94,7 +93,7 @@ def cut_layers(
     linear layer with another behind it; characters and classes may be any number.
     """
     group, layers = TensorGroup(comm, pause, weights_wait), OrderedDict()
-    ties: dict[nn.Parameter, nn.Parameter] = {}  # pieces of weights that two layers use
+    ties: Ties = {}  # pieces of weights that two layers use
     # The layers so far give whole outputs (None), or pieces: elements along dimension 1 of all ranks together.
     pieces: int | None = None
     children = list(model.named_children())
@@ -116,7 +115,7 @@ def cut_layers(
         elif isinstance(layer, Tied):
             layers[name] = ParallelOutput(layer, group, ties)
         else:
-            layers[name] = copy_of(layer, group)
+            layers[name] = piece_of(layer, group, None)
     if pieces is not None:
         layers["whole"] = Gathered(group, pieces)
     return nn.Sequential(layers)
@@ -159,23 +158,12 @@ def share_of(parameter: nn.Parameter, group: TensorGroup, dim: int | None) -> nn
     return share
 
 
-def piece_of(layer: nn.Module, group: TensorGroup, dim: int) -> nn.Module:
-    """Return a layer with some of its outputs (dim 0), or with some of its inputs and no bias (dim 1)."""
+def piece_of(layer: nn.Module, group: TensorGroup, dim: int | None) -> nn.Module:
+    """Copy a layer: some of its outputs (dim 0), some of its inputs without the bias (1), or all of it (None)."""
     piece = copy.deepcopy(layer)
-    piece.weight = share_of(layer.weight, group, dim)
-    piece.bias = None if dim or layer.bias is None else share_of(layer.bias, group, 0)
-    kind = "channels" if isinstance(layer, nn.Conv2d) else "features"
-    for name, size in zip(("out", "in"), piece.weight.shape):
-        setattr(piece, f"{name}_{kind}", size)
-    return piece
-
-
-def copy_of(layer: nn.Module, group: TensorGroup) -> nn.Module:
-    """Return a copy of a layer that every rank has whole."""
-    whole = copy.deepcopy(layer)
     for name, parameter in layer.named_parameters(recurse=False):
-        setattr(whole, name, share_of(parameter, group, None))
-    return whole
+        setattr(piece, name, None if dim and name == "bias" else share_of(parameter, group, dim))
+    return piece
 
 
 def product(layer: nn.Module, x: Tensor, group: TensorGroup) -> Tensor:
@@ -250,7 +238,7 @@ class ParallelAttention(Attention):
 def _block(block: Block, group: TensorGroup) -> Block:
     """Cut a transformer block: heads, then the neurons between `up` and `down`; all ranks normalise."""
     part = copy.deepcopy(block)
-    part.norm1, part.norm2 = copy_of(block.norm1, group), copy_of(block.norm2, group)
+    part.norm1, part.norm2 = piece_of(block.norm1, group, None), piece_of(block.norm2, group, None)
     part.attention = ParallelAttention(block.attention, group)
     part.up, part.down = ColumnParallel(block.up, group), RowParallel(block.down, group)
     return part
@@ -259,14 +247,12 @@ def _block(block: Block, group: TensorGroup) -> Block:
 class ParallelEmbedding(nn.Module):
     """An embedding cut by characters: each rank looks up its own, and adds zeros for the others'."""
 
-    def __init__(
-        self, embedding: Embedding, group: TensorGroup, ties: dict[nn.Parameter, nn.Parameter]
-    ) -> None:
+    def __init__(self, embedding: Embedding, group: TensorGroup, ties: Ties) -> None:
         super().__init__()
         whole = embedding.token.weight
         self.group, self.weight = group, ties.setdefault(whole, share_of(whole, group, 0))
         self.first = shares(len(whole), group.size)[group.rank].start
-        self.position = copy_of(embedding.position, group)
+        self.position = piece_of(embedding.position, group, None)
 
     def forward(self, x: Tensor) -> Tensor:
         number = x - self.first
@@ -278,7 +264,7 @@ class ParallelEmbedding(nn.Module):
 class ParallelOutput(nn.Module):
     """The tied output cut by characters: each rank computes the scores of its own, and every rank gets all scores."""
 
-    def __init__(self, tied: Tied, group: TensorGroup, ties: dict[nn.Parameter, nn.Parameter]) -> None:
+    def __init__(self, tied: Tied, group: TensorGroup, ties: Ties) -> None:
         super().__init__()
         self.group, self.weight = group, ties.setdefault(tied.weight, share_of(tied.weight, group, 0))
         self.sizes = _lengths(len(tied.weight), group)

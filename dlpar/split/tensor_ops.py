@@ -28,6 +28,12 @@ from dlpar.collectives import ring_allgather, ring_allreduce, ring_reduce_scatte
 from dlpar.comm import Comm
 from dlpar.split.split import narrowed
 
+Operator = Callable[[Tensor], Tensor | None]
+"""Turns a tensor, or its gradient, into another; a gradient that is not wanted is None."""
+
+Pause = Callable[..., AbstractContextManager]
+"""Gives the context in which a pass stops for messages: :meth:`dlpar.split.split.Split.pause`, say."""
+
 
 class TensorGroup:
     """The ranks a layer is cut over (the tensor-parallel group), as its operators use them.
@@ -37,17 +43,12 @@ class TensorGroup:
     comm : Comm
         These ranks.
     pause : callable, optional
-        Gives the context in which a pass stops for messages; default: none.
+        The context in which a pass stops for messages; default: none.
     weights_wait : bool, default False
         Whether the backward pass leaves gradients of weights to a pass of their own, which is charged for them.
     """
 
-    def __init__(
-        self,
-        comm: Comm,
-        pause: Callable[[], AbstractContextManager] = nullcontext,
-        weights_wait: bool = False,
-    ) -> None:
+    def __init__(self, comm: Comm, pause: Pause = nullcontext, weights_wait: bool = False) -> None:
         self.comm, self.rank, self.size, self.weights_wait = comm, comm.rank, comm.size, weights_wait
         self._pause = pause
 
@@ -89,7 +90,7 @@ def turned(chunks: list[Tensor]) -> list[Tensor]:
 
 class _Pair(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, forward: Callable, backward: Callable, *weights: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, forward: Operator, backward: Operator, *weights: Tensor) -> Tensor:
         ctx.back, ctx.others = backward, [None] * (2 + len(weights))
         return forward(x)
 
@@ -98,12 +99,7 @@ class _Pair(Function):
         return ctx.back(gradient), *ctx.others
 
 
-def pair(
-    x: Tensor,
-    forward: Callable[[Tensor], Tensor],
-    backward: Callable[[Tensor], Tensor | None],
-    *weights: Tensor,
-) -> Tensor:
+def pair(x: Tensor, forward: Operator, backward: Operator, *weights: Tensor) -> Tensor:
     """Compute ``forward(x)``, whose gradient is turned into that of `x` by `backward`.
 
     `backward` is also called if only `weights` need a gradient, to which it must add by itself.

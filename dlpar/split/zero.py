@@ -22,7 +22,7 @@ from dlpar.split.partition import units
 from dlpar.split.split import LayerwiseSplit, Task, backward
 
 
-class TemporaryVector:
+class Buffer:
     """A flat vector whose memory comes and goes, and a view of it for each of some tensors.
 
     Autograd keeps the weights a layer computed with until it computes backward, so that
@@ -68,7 +68,7 @@ class Sharded:
     def __init__(self, parameters: Sequence[nn.Parameter], task: Task) -> None:
         self.parameters, self.comm = parameters, task.place.dp_group
         self.reduce_scatter, self.allgather = HALVES[task.experiment.sync.allreduce]
-        self.weights, self.gradient = (TemporaryVector(parameters, self.comm, task.memory) for _ in range(2))
+        self.weights, self.gradient = (Buffer(parameters, self.comm, task.memory) for _ in range(2))
         self.gradient.let_go()
         for piece, parameter in zip(self.weights.pieces, parameters):
             piece.copy_(parameter.detach())

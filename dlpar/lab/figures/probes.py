@@ -263,9 +263,10 @@ def _attach(watch: Watch, part: Split, layers: list[str]) -> None:
             _attach_modules(watch, chunk.layers)
         parts, stages = part.stage.parts, part.stage.stages
 
-        def boundary(action: Any, way: int, *_: Any) -> tuple[str, str]:
-            before = action.chunk * stages + part.stage.number - (way < 0)
-            return BOUNDARY + layers[parts[before].layers.stop - 1], "forward" if way > 0 else "backward"
+        def boundary(action: Any, *_: Any) -> tuple[str, str]:
+            forward = action.kind == "F"
+            before = action.chunk * stages + part.stage.number - (not forward)
+            return BOUNDARY + layers[parts[before].layers.stop - 1], "forward" if forward else "backward"
 
         watch.calls(part, "send", boundary)
         watch.call(part.stage, "add_up_tied", *OUTSIDE)
