@@ -1,4 +1,4 @@
-"""What a rank holds: bytes of live tensors by kind, and the most of them within a step.
+"""The memory of a rank: bytes of live tensors by kind, and their peak within a step.
 
 A tensor counts with its storage, whatever it is a view of, and each storage once.
 Activations are what autograd keeps of the forward pass for the backward pass, from
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from dlpar.replica import Replica
 
 KINDS = ("weights", "gradients", "optimizer", "activations", "gathered")
-"""Of what a rank holds: ``optimizer`` is the state of the update rule, ``gathered`` what others own and lend."""
+"""Kinds of tensors: ``optimizer`` is the state of the update rule, ``gathered`` weights that other ranks own."""
 
 WATCHED = 3
 """First steps of a run that are watched: later ones hold the same, and watching costs some microseconds a tensor."""
 
 
 class Memory:
-    """Counts what one rank holds, and remembers the moment at which it was most.
+    """Counts the bytes that one rank holds, and remembers the moment at which they were most.
 
     Parameters
     ----------
@@ -65,7 +65,7 @@ class Memory:
         self._watching = False
 
     def hold(self, kind: str, tensor: Tensor) -> None:
-        """Count a tensor's storage from now on; one that is counted already stays of its kind."""
+        """Count a tensor's storage from now on; one that is counted already keeps its kind."""
         storage = tensor.untyped_storage()
         counted = self._counted.get(storage._cdata)
         if counted is None:
@@ -74,7 +74,7 @@ class Memory:
         counted.users += 1
 
     def drop(self, tensor: Tensor) -> None:
-        """Let go of a tensor that was held; when it was dropped as often as held it counts no more."""
+        """Let go of a tensor; one that was dropped as often as held counts no more."""
         key = tensor.untyped_storage()._cdata
         counted = self._counted[key]
         counted.users -= 1
@@ -83,7 +83,7 @@ class Memory:
             del self._counted[key]
 
     def resized(self, tensor: Tensor) -> None:
-        """Look at the storage of a tensor that is held again: it has another size."""
+        """Count the storage of a tensor that is held by its new size."""
         storage = tensor.untyped_storage()
         self._count(self._counted[storage._cdata], storage.nbytes())
 
@@ -100,7 +100,7 @@ class Memory:
             self.over_time.append([now, total])
 
     def watch(self, step: int, replica: Replica, optimizer: Callable[[], int]) -> AbstractContextManager:
-        """Count in the gradient of a step, which is computed inside: nothing, after the first steps.
+        """Count while the gradient of a step is computed inside the context, in the first steps alone.
 
         Parameters
         ----------
@@ -124,8 +124,10 @@ class Memory:
         )
 
     def facts(self) -> dict[str, Any]:
-        """For the record of a step that is watched: ``memory``, bytes of each kind when they were most, and once
-        ``memory_over_time``, the attribute."""
+        """Return facts for the record of a step that is watched.
+
+        ``memory`` is the bytes of each kind when they were most, and once ``memory_over_time`` is the attribute.
+        """
         if not self._watching:
             return {}
         over_time = {"memory_over_time": self.over_time} if self._tracing else {}
@@ -133,12 +135,12 @@ class Memory:
         return {"memory": self.peak, **over_time}
 
     def _save(self, tensor: Tensor) -> Any:
-        """Autograd saves a tensor: what is neither weight nor gathered is held until it lets go."""
+        """Hold a tensor that autograd saves until autograd lets go of it, unless it is counted otherwise."""
         return _Saved(self, tensor)
 
 
 class _Counted:
-    """A storage: of which kind it is, its bytes, and how many hold it."""
+    """A storage: its kind, its bytes, and the number of its holders."""
 
     __slots__ = ("kind", "nbytes", "users")
 
@@ -147,7 +149,7 @@ class _Counted:
 
 
 class _Saved:
-    """A tensor autograd keeps; it is let go with this."""
+    """A tensor that autograd keeps; it is dropped when this object is."""
 
     __slots__ = ("memory", "tensor")
 

@@ -1,4 +1,4 @@
-"""The networks, each a flat row of named layers, so that pipelines and tensor splits can cut them."""
+"""Networks: each is a flat row of named layers, so that pipelines and tensor splits can cut it."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from dlpar.data import Dataset, Task
 
 SQUARED_LENGTH = 8
-"""Of the last hidden layer's output, at the start of a regression, about; see :func:`build`."""
+"""Squared length of the last hidden layer's output at the start of a regression, about; see :func:`build`."""
 
 
 def build(experiment: Experiment, dataset: Dataset) -> nn.Sequential:
-    """The network of an experiment, with its first weights.
+    """Build the network of an experiment, with its first weights.
 
     Weights are normal with variance 2 / inputs before a ReLU or GELU (He et al.,
     arXiv 1502.01852), 1 / inputs elsewhere (LeCun et al. 1998), biases zero, embeddings
-    of standard deviation 0.02, and what a transformer block adds to its input is scaled
+    of standard deviation 0.02, and the output of a transformer block's two parts is scaled
     down by sqrt(2 depth) (both Radford et al. 2019).  In a regression the last two layers
     of an mlp start smaller by sqrt(8 / width): a squared error curves with the squared
     length of the last hidden layer's output, and from 10 on SGD at 0.1 may diverge.
@@ -58,7 +58,7 @@ def build(experiment: Experiment, dataset: Dataset) -> nn.Sequential:
 
 
 def loss(task: Task) -> Callable[[Tensor, Tensor], Tensor]:
-    """The mean loss of a task: squared error for regression, else cross-entropy in nats.
+    """Return the mean loss of a task: squared error for regression, else cross-entropy in nats.
 
     Parameters
     ----------
@@ -75,7 +75,7 @@ def loss(task: Task) -> Callable[[Tensor, Tensor], Tensor]:
 
 
 def score(task: Task) -> Callable[[Tensor, Tensor], Tensor] | None:
-    """Correctness of each sample, for accuracy.
+    """Return the function that says how correctly each sample is predicted, for accuracy.
 
     Parameters
     ----------
@@ -94,10 +94,11 @@ def score(task: Task) -> Callable[[Tensor, Tensor], Tensor] | None:
 
 
 def flops_per_sample(model: nn.Module, dataset: Dataset) -> int:
-    """Floating-point operations of one sample's forward and backward pass; each weight's are noted as its ``flops``.
+    """Count the floating-point operations of one sample's forward and backward pass.
 
     Matrix products and convolutions are counted, two operations a multiply-add; the
     backward pass counts twice the forward one, as it computes two products for each.
+    Those of each weight are noted as its attribute ``flops``.
 
     Parameters
     ----------
@@ -152,7 +153,7 @@ def _draw(network: nn.Sequential, seed: int, model: Model, task: Task) -> None:
 
 
 def _deviation(name: str, inputs: int, model: Model, task: Task) -> float:
-    """Standard deviation of the first values of a weight, by the name of its layer."""
+    """Return the standard deviation of the first values of a weight, by the name of its layer."""
     layer = name.split(".")[-2]
     if layer in ("token", "position"):
         return 0.02
@@ -214,7 +215,7 @@ def _transformer(model: Model, dataset: Dataset) -> Layers:
 
 
 class Embedding(nn.Module):
-    """Characters (n, t) to vectors (n, t, width): what it is plus where it stands."""
+    """Characters (n, t) to vectors (n, t, width): a vector of the character plus one of its position."""
 
     def __init__(self, characters: int, context: int, width: int) -> None:
         super().__init__()
@@ -250,7 +251,7 @@ class Attention(nn.Module):
         return self.merge(self.read(self.query(x), self.key(x), self.value(x)))
 
     def read(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """What each position reads, head beside head: all of shape (n, t, heads * size of a head)."""
+        """Let each position read others, head beside head: all of shape (n, t, heads * size of a head)."""
         q, k, v = (self._by_head(part) for part in (query, key, value))
         scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
         later = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool, device=q.device).triu(1)

@@ -1,7 +1,7 @@
 """Data parallelism: every rank holds the whole model and a share of each batch.
 
 All weights are views into one flat vector, all gradients views into another, so
-that agreeing takes a few large messages in place of one per layer (Li et al.,
+that agreeing takes a few large messages instead of one for each layer (Li et al.,
 "PyTorch Distributed", VLDB 2020, section 3.2).
 """
 
@@ -33,6 +33,19 @@ def _alone(own: T) -> T:
 
 class Replica:
     """One rank's copy of the model, flat.
+
+    A replica that sends its gradient after the backward pass exposes the whole message:
+
+    >>> loss.backward()
+    >>> ring_allreduce(comm, replica.gradient)
+
+    With buckets the messages overlap the backward pass (:meth:`when_ready`), and at most the last one is exposed:
+
+    >>> replica.cut(bucket_bytes=1e6)
+    >>> replica.when_ready(lambda bucket: under_way.append(comm.start(ring_allreduce, replica.buckets[bucket])))
+    >>> loss.backward()
+    >>> for request in under_way:
+    ...     request.wait()
 
     Parameters
     ----------
@@ -78,13 +91,15 @@ class Replica:
         self.cut(float("inf"))
 
     def _move_in(self) -> None:
-        offset = 0
-        for parameter in self._parameters:
-            piece = slice(offset, offset + parameter.numel())
-            self.weights[piece] = parameter.detach().reshape(-1)
-            parameter.data = self.weights[piece].view_as(parameter)
-            parameter.grad = self.gradient[piece].view_as(parameter)
-            offset = piece.stop
+        views = zip(self._parameters, self._views(self.weights), self._views(self.gradient))
+        for parameter, weight, gradient in views:
+            weight.copy_(parameter.detach())
+            parameter.data, parameter.grad = weight, gradient
+
+    def _views(self, flat: torch.Tensor) -> list[torch.Tensor]:
+        """Cut a flat vector into views that have the parameters' shapes."""
+        pieces = flat.split([parameter.numel() for parameter in self._parameters])
+        return [piece.view_as(parameter) for piece, parameter in zip(pieces, self._parameters)]
 
     def cut(self, bucket_bytes: float) -> None:
         """Cut the gradient into buckets of at most so many bytes; a larger parameter is a bucket of its own."""
@@ -107,14 +122,12 @@ class Replica:
         self.look_at(weights)
 
     def look_at(self, weights: torch.Tensor) -> None:
-        """Compute with `weights`, of the same shape and type, until told otherwise; nothing is copied."""
+        """Compute with `weights`, of the same shape and type, until the next call; nothing is copied."""
         self._compute(lambda: self._look_at(weights))
 
     def _look_at(self, weights: torch.Tensor) -> None:
-        offset = 0
-        for parameter in self._parameters:
-            parameter.data = weights[offset : offset + parameter.numel()].view_as(parameter)
-            offset += parameter.numel()
+        for parameter, weight in zip(self._parameters, self._views(weights)):
+            parameter.data = weight
 
     def zero_gradient(self) -> None:
         """Forget the last step's gradient; the next backward pass adds to zeros."""
@@ -123,8 +136,8 @@ class Replica:
     def when_ready(self, call: Callable[[int], None]) -> None:
         """Call with a bucket's number as soon as the backward pass has finished it.
 
-        Buckets are announced in order, on every rank the same, also where a
-        gradient comes out of turn.
+        Buckets are announced in order, which is the same on every rank, even if a
+        gradient is finished out of turn.
         """
         members = [list(self._bucket_of.values()).count(b) for b in range(len(self.buckets))]
         missing, announced = list(members), [0]
@@ -143,7 +156,7 @@ class Replica:
         self._compute(lambda: [p.register_post_accumulate_grad_hook(finished) for p in self._bucket_of])
 
     def _shares(self) -> list[float]:
-        """The share of the backward pass after which each bucket is finished, by the FLOPs of its parameters."""
+        """Return the share of the backward pass after which each bucket is finished, by the FLOPs of its parameters."""
         flops = [0.0] * len(self.buckets)
         for parameter in self._parameters:
             flops[self._bucket_of[parameter]] += getattr(parameter, "flops", 0.0)

@@ -153,7 +153,7 @@ def shares(size: int, pieces: int) -> list[range]:
 
 
 def most(window: Window, size: int) -> int:
-    """Return the most pieces an axis can be cut into for a layer: none is empty, and halos come from the next piece."""
+    """Return the most pieces that an axis can be cut into: none is empty, and halos come from the next piece."""
     return next(pieces for pieces in count(1) if not _fits(window, size, pieces + 1))
 
 

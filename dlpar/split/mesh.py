@@ -1,4 +1,4 @@
-"""The mesh: ranks on a grid with named axes, and which part of which replica each of them is.
+"""The mesh: ranks on a grid with named axes, and the part of a replica that each of them holds.
 
 Follows the rank grids of Narayanan et al. (arXiv 2104.04473, figure 2): ranks that
 differ along one axis only form a group, and each kind of message stays in one group.

@@ -59,7 +59,7 @@ def partition(task: Task) -> list[Part]:
 
 @torch.no_grad()
 def units(model: nn.Sequential, x: Tensor) -> list[Part]:
-    """List the smallest parts that a model can be cut into: a layer with weights, and those without that follow.
+    """List the smallest parts of a model: a layer with weights, and the layers without that follow.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Pipeline parallelism: a model's layers spread over ranks; micro-batches go through them as a schedule says.
+"""Pipeline parallelism: a model's layers are spread over ranks, and micro-batches pass them by a schedule.
 
 Each rank walks down its own list of actions (:mod:`dlpar.split.schedules`).  Whatever
 the schedule, an action is the same three things: wait for the message it needs from a
@@ -153,7 +153,7 @@ class PipelineSplit(Split):
         return room
 
     def send(self, action: Action, result: Tensor) -> None:
-        """Start to send the result of a forward pass to the next part of the model, or of a backward pass back."""
+        """Start to send the result of a forward pass to the next part, or of a backward pass to the one before."""
         number, stages = self.stage.number + DIRECTION[action.kind], self.stage.stages
         # A result has this shape and type already, except for the single number of a world that computes none.
         shape = (len(self._samples(action)[1]), *self.chunks[action.chunk].gives[action.kind])
@@ -263,7 +263,7 @@ class Stage:
         return [(stage, own) for of_model, own in pairs for stage in holders[of_model] - {self.number}]
 
     def equalise_copies(self) -> None:
-        """Make ranks' copies equal where replicas run free, and parts' servers update in different orders.
+        """Make copies of a weight equal where replicas run free, as servers update parts in different orders.
 
         Ranks of a stage have copies of weights that are not cut; the last stage has one of the first's tied weight.
         """
@@ -361,7 +361,7 @@ class Chunk:
         self._held[micro] = x, y, self._compute(partial(self._through, x, y), len(y) / 3)
 
     def backward(self, micro: int, gradient: Tensor) -> Tensor | None:
-        """Turn the gradient of the output into that of the input, and add to those of weights unless they wait."""
+        """Turn the output's gradient into the input's, and add to those of weights, unless they wait."""
         x, y, output = self._held.pop(micro)
 
         def work() -> Tensor | None:
@@ -376,7 +376,7 @@ class Chunk:
         return result
 
     def weight(self, micro: int, samples: int) -> None:
-        """Add to the gradients of weights what waited since the backward pass."""
+        """Add the gradients of weights that waited since the backward pass."""
         cost = self.later.flops(micro) if self.charges else self.flops * samples / 3
         self.task.comm.compute(lambda: self.later.end(micro), cost=cost)
 
@@ -399,14 +399,14 @@ class WeightStash:
     Parameters
     ----------
     replica : Replica
-        Whose weights; they move in place.
+        The owner of the weights, which move in place.
     memory : Memory
-        Where versions that are kept are counted.
+        Counts the versions that are kept.
 
     Attributes
     ----------
     version : int
-        Of the present weights: how many updates have been made.
+        Version of the present weights: the number of updates made.
     """
 
     def __init__(self, replica: Replica, memory: Memory) -> None:
@@ -435,7 +435,7 @@ class WeightStash:
 
     @contextmanager
     def used(self, micro: int) -> Iterator[None]:
-        """Compute with the weights of a micro-batch meanwhile."""
+        """Compute with the weights of a micro-batch inside the context."""
         present = self.replica.weights
         self.replica.look_at(self._kept[self._version_of[micro]])
         try:

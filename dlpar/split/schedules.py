@@ -56,14 +56,14 @@ def gpipe(stage: int, stages: int, microbatches: int, chunks: int = 1) -> list[A
 
 
 def one_forward_one_backward(stage: int, stages: int, microbatches: int, chunks: int = 1) -> list[Action]:
-    """Alternate forward and backward passes, so that at most `stages` - `stage` are in flight (figure 4)."""
+    """Alternate forward and backward passes: at most `stages` - `stage` are in flight (figure 4)."""
     # Warm-up: one forward pass for each stage that follows.
     ahead = min(stages - 1 - stage, microbatches)
     return in_turns(_all("F", microbatches), _all("B", microbatches), ahead)
 
 
 def interleaved(stage: int, stages: int, microbatches: int, chunks: int) -> list[Action]:
-    """1F1B over chunks: groups of `stages` micro-batches go through one chunk after the other (section 2.2.2)."""
+    """Do 1F1B over chunks: groups of micro-batches go through one chunk after the other (section 2.2.2)."""
     groups = [range(first, min(first + stages, microbatches)) for first in range(0, microbatches, stages)]
     order = range(chunks)
     forwards = [Action("F", micro, chunk) for group in groups for chunk in order for micro in group]
@@ -74,7 +74,7 @@ def interleaved(stage: int, stages: int, microbatches: int, chunks: int) -> list
 
 
 def zero_bubble_h1(stage: int, stages: int, microbatches: int, chunks: int = 1) -> list[Action]:
-    """1F1B whose weight passes wait: stage s puts off s of them to where it would be idle (section 2.3, H1)."""
+    """Do 1F1B, and put off s weight passes of stage s to where it would be idle (section 2.3, H1)."""
     found, weights = [], iter(_all("W", microbatches))
     for action in one_forward_one_backward(stage, stages, microbatches):
         found.append(action)

@@ -1,4 +1,4 @@
-"""Spatial parallelism: every rank holds all weights and a piece of each image, and neighbours exchange halos.
+"""Spatial parallelism: every rank has all weights and a piece of each image; neighbours exchange halos.
 
 Before the images are flattened each rank computes its piece; then the pieces are
 gathered, and every rank computes the rest for whole images.  (Dryden et al.,
@@ -146,7 +146,7 @@ class Gather(nn.Module):
 
 
 class Windowed(nn.Module):
-    """A rank's share of a convolution or pooling layer: the outputs of its piece, from its inputs and a halo.
+    """A rank's share of a convolution or pooling: the outputs of its piece, from its inputs and a halo.
 
     Input and output have shapes (n, channels, rows, columns).
 

@@ -23,7 +23,7 @@ from dlpar.split.mesh import Place
 
 @dataclass
 class Task:
-    """The work of one rank: the experiment, the rank's place in it, and what it trains on which samples.
+    """The work of one rank: an experiment, the rank's place in it, the model and the samples.
 
     Attributes
     ----------
@@ -120,8 +120,17 @@ class Split:
         return model
 
     def gradient(self, step: int) -> None:
-        """Leave in ``replica.gradient`` what the replica's samples of a step contribute to the gradient of the
-        global batch's mean loss: over replicas it adds up."""
+        """Compute ``replica.gradient`` for the replica's samples of a step.
+
+        It is the samples' contribution to the gradient of the global batch's mean loss: over replicas it adds up.
+        """
+        # Naive form, with the whole share of the batch at once:
+        #
+        #     x, y = task.batch(step)
+        #     loss = criterion(model(x), y)
+        #     (loss * task.share(len(y))).backward()
+        #
+        # Here micro-batches accumulate, and a world may charge for the passes instead of timing them.
         task, replica = self.task, self.replica
         pieces = task.microbatches(step, self.microbatches)
         losses, counts = [], [len(y) for _, y in pieces]
@@ -163,7 +172,7 @@ class Split:
 
     @contextmanager
     def pause(self, name: str = "communicate") -> Iterator[None]:
-        """Interrupt the present pass for messages between the ranks of a layer; it goes on when they are there."""
+        """Interrupt the present pass for messages between the ranks of a layer."""
         self._computing.__exit__(None, None, None)
         with self.record.span(name, *self._of):
             yield
@@ -174,13 +183,18 @@ class Split:
         return {}
 
     def whole(self) -> nn.Module | None:
-        """Put the model together with its present weights on the replica's first rank, and return None on the others;
-        collective over the replica's ranks."""
+        """Put the model together with its present weights; collective over the replica's ranks.
+
+        Returns
+        -------
+        nn.Module or None
+            The model on the replica's first rank, None on the others.
+        """
         return self.task.model
 
 
 class LayerwiseSplit(Split):
-    """A replica whose every layer is cut: layers send messages within a pass, and charge for their computing."""
+    """A replica whose layers are cut: they send messages within a pass, and charge for their computing."""
 
     def _forward(self, x: Tensor, y: Tensor) -> Tensor:
         return self._loss(x, y)
@@ -190,7 +204,7 @@ class LayerwiseSplit(Split):
 
 
 def mean(losses: list[Tensor], counts: list[int]) -> Tensor:
-    """Return the mean loss over all samples, from that of each micro-batch and its number of samples."""
+    """Return the mean loss over all samples, from each micro-batch's loss and number of samples."""
     total = sum(counts)
     if len(losses) == 1 or not total:
         return losses[0]

@@ -65,7 +65,7 @@ def cut_layers(
     redundancy: float = 0.0,
     weights_wait: bool = False,
 ) -> nn.Sequential:
-    """Return this rank's piece of a model, or of some of its layers: input and output are those of the whole.
+    """Return this rank's piece of a model, or of some of its layers, with the inputs and outputs of the whole.
 
     Parameters
     ----------
@@ -149,7 +149,7 @@ def level(part: nn.Module, comm: Comm) -> None:
 
 
 def share_of(parameter: nn.Parameter, group: TensorGroup, dim: int | None) -> nn.Parameter:
-    """Return this rank's piece along a dimension, the first ranks' longer by one if need be; all of it for None."""
+    """Return this rank's piece along a dimension, or all of it for None; first ranks' pieces may be longer by one."""
     piece = parameter.detach()
     if dim is not None:
         piece = piece.tensor_split(group.size, dim)[group.rank]
@@ -262,7 +262,7 @@ class ParallelEmbedding(nn.Module):
 
 
 class ParallelOutput(nn.Module):
-    """The tied output cut by characters: each rank computes the scores of its own, and every rank gets all scores."""
+    """The tied output cut by characters: each rank scores its own, and every rank gets all scores."""
 
     def __init__(self, tied: Tied, group: TensorGroup, ties: Ties) -> None:
         super().__init__()
@@ -276,7 +276,7 @@ class ParallelOutput(nn.Module):
 
 
 class Gathered(nn.Module):
-    """All ranks' pieces, where a row of layers ends between a layer by outputs and one by inputs."""
+    """All ranks' pieces, for a row of layers that ends with one cut by outputs."""
 
     def __init__(self, group: TensorGroup, total: int) -> None:
         super().__init__()
@@ -293,7 +293,7 @@ def _lengths(total: int, group: TensorGroup) -> list[int]:
 
 
 class Overlapping(nn.Module):
-    """A linear layer by its outputs, some of which every rank computes; it gives all outputs on every rank.
+    """A linear layer cut by its outputs, some of which every rank computes; every rank gets all outputs.
 
     Parameters
     ----------

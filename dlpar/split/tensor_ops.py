@@ -113,7 +113,7 @@ def unchanged(x: Tensor) -> Tensor:
 
 
 def copied(x: Tensor, group: TensorGroup) -> Tensor:
-    """Hand what every rank has to layers each rank has a piece of; their gradients add up (f)."""
+    """Hand a tensor that every rank has to layers that are cut, whose gradients add up (f)."""
     return pair(narrowed(x), forward=unchanged, backward=group.sum)
 
 

@@ -1,4 +1,4 @@
-"""ZeRO stage 3: data parallelism in which no rank keeps the model, but a chunk of each of its layers.
+"""ZeRO stage 3: data parallelism in which each rank keeps a chunk of each layer instead of the model.
 
 A layer's weights are gathered right before it computes, forward and again backward,
 and let go right after; its gradient is added up over ranks as soon as it is finished,
@@ -23,7 +23,7 @@ from dlpar.split.split import LayerwiseSplit, Task, backward
 
 
 class Buffer:
-    """A flat vector whose memory comes and goes, and a view of it for each of some tensors.
+    """A flat vector whose memory comes and goes, with a view of it for each of some tensors.
 
     Autograd keeps the weights a layer computed with until it computes backward, so that
     dropping them frees nothing; their storage has to shrink.  Views of it stay what they are.
@@ -39,12 +39,12 @@ class Buffer:
         memory.hold("gathered", self.flat)
 
     def take(self) -> None:
-        """Have memory; what is in it is undefined."""
+        """Allocate the memory; its content is undefined."""
         self.flat.untyped_storage().resize_(self.nbytes)
         self.memory.resized(self.flat)
 
     def let_go(self) -> None:
-        """Have none."""
+        """Free the memory."""
         self.flat.untyped_storage().resize_(0)
         self.memory.resized(self.flat)
 
@@ -85,9 +85,9 @@ class Sharded:
             parameter.data = piece
 
     def release(self) -> None:
-        """Let go of what others keep."""
+        """Free the memory of the other ranks' chunks."""
         for parameter in self.parameters:
-            parameter.data = parameter.new_empty(0)  # who reads it now gets an error, not freed memory
+            parameter.data = parameter.new_empty(0)  # to read it now is an error, not a read of freed memory
         self.weights.let_go()
 
     def expect_gradient(self) -> None:
@@ -107,7 +107,7 @@ class Sharded:
 
 
 class ZeroSplit(LayerwiseSplit):
-    """A replica whose weights are on all ranks, a chunk on each; every rank has samples of its own."""
+    """A replica whose weights are spread over all ranks; every rank has samples of its own."""
 
     whole_on_all = True
 
@@ -132,7 +132,7 @@ class ZeroSplit(LayerwiseSplit):
         super().gradient(step)
 
     def _forward(self, x: Tensor, y: Tensor) -> Tensor:
-        """Compute the loss layer by layer, and keep the input, cut off from the layer before, and output of each."""
+        """Compute the loss layer by layer; keep the input and output of each, cut off from the layer before."""
         self._passed: list[tuple[Tensor, Tensor]] = []
         for number, layer in enumerate(self.layers):
             with self.pause():

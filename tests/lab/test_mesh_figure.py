@@ -2,32 +2,15 @@
 
 from __future__ import annotations
 
-from itertools import permutations
-
 import pytest
 from simulations import run
 
 from dlpar import Experiment
 from dlpar.lab import figures
-from dlpar.split.mesh import Mesh, groups, placed
+from dlpar.split.mesh import placed
 from dlpar.worlds.platforms import nodes_of
 
 SIMULATED = {"world": "simulated", "platform": "p100-25gbe"}  # four devices a node
-
-
-@pytest.mark.parametrize("order", tuple(permutations(("data", "pipeline", "tensor"))))
-def test_groups_are_those_the_ranks_of_a_mesh_make(order):
-    sizes = {axis: {"data": 3, "pipeline": 2, "tensor": 2}[axis] for axis in order}
-    axes = [("data",), ("tensor",), ("pipeline", "tensor"), ("data", "pipeline")]
-
-    def made(comm):
-        mesh = Mesh(comm, sizes)
-        communicators = [mesh.group(*each) for each in axes]
-        return [one.broadcast(one.gather(comm.rank)) for one in communicators]
-
-    for rank, found in enumerate(run(made, 12)):
-        for each, own in zip(axes, found):
-            assert own in groups(sizes, *each) and rank in own
 
 
 def drawn(figure, axis):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from trained_ranks import SMALL, apart, trained
 
-from dlpar.split.schedules import SCHEDULES, by_step
+from dlpar.config import split as config
+from dlpar.split.schedules import SCHEDULES, Action, Schedule, by_step, register
 from dlpar.theory import bubble
 from dlpar.theory.pipeline import idle_share, most_in_flight, timeline
 
@@ -123,3 +125,21 @@ def test_bad_arguments_are_refused_in_one_sentence(given, sentence):
     with pytest.raises(ValueError) as error:
         timeline(*given)
     assert str(error.value) == sentence
+
+
+def one_at_a_time(stage: int, stages: int, microbatches: int, chunks: int = 1) -> list[Action]:
+    """Each micro-batch goes forward and back before the next one comes: the worst schedule."""
+    return [Action(kind, micro) for micro in range(microbatches) for kind in "FB"]
+
+
+def test_a_schedule_can_be_added_from_outside(monkeypatch):
+    for table in (SCHEDULES, config.SCHEDULES):
+        monkeypatch.setitem(table, "one at a time", None)  # is taken out again after the test
+    register("one at a time", Schedule(one_at_a_time, "this test", config.Traits()))
+    split = {"kind": "pipeline", "microbatches": 4}
+    found, usual = (
+        trained(workers=2, steps=3, split={**split, "schedule": name}, **SMALL["mlp"])
+        for name in ("one at a time", "gpipe")
+    )
+    assert apart(found.losses, usual.losses) < 1e-12
+    assert [steps[-1]["in_flight"] for steps in found.facts] == [1, 1]
