@@ -59,7 +59,7 @@ class PipelineSplit(Split):
         self._sending: list[Request] = []
         self._in_flight = self._most = self._staleness = 0
 
-    def cut(self, model: nn.Module) -> nn.Module:
+    def cut(self, model: nn.Sequential) -> nn.Module:
         self.stage = Stage(self.task, partial(self.pause, "reduce"))
         return self.stage.layers
 

@@ -88,7 +88,7 @@ def cut_images(
     ValueError
         If the model has a layer that needs more than a piece and a halo, or pieces are too small for a layer.
     """
-    layers, in_pieces = OrderedDict(), True
+    layers, in_pieces = OrderedDict[str, nn.Module](), True
     for name, layer in model.named_children():
         if isinstance(layer, nn.Flatten):
             layers[name], in_pieces = Gather(mesh, height, width, pause), False

@@ -33,7 +33,7 @@ class Task:
         All ranks.
     place : Place
         This rank's place among them.
-    model : nn.Module
+    model : nn.Sequential
         The whole model; every rank has built the same.
     dataset : Dataset
         All samples.
@@ -54,7 +54,7 @@ class Task:
     experiment: Experiment
     comm: Comm
     place: Place
-    model: nn.Module
+    model: nn.Sequential
     dataset: Dataset
     sampler: Sampler
     record: Recorder
@@ -115,7 +115,7 @@ class Split:
         self.loss, self.samples = None, 0
         self.replica = Replica(self.cut(task.model), task.comm, task.place.agree)
 
-    def cut(self, model: nn.Module) -> nn.Module:
+    def cut(self, model: nn.Sequential) -> nn.Module:
         """Return this rank's part of the model; collective over the ranks of the replica."""
         return model
 

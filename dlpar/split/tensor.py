@@ -37,7 +37,7 @@ class TensorSplit(LayerwiseSplit):
         for layer in self._overlapping:
             task.memory.hold("gathered", layer.copies)
 
-    def cut(self, model: nn.Module) -> nn.Sequential:
+    def cut(self, model: nn.Sequential) -> nn.Sequential:
         return cut_layers(model, self.group, self.pause, self.task.experiment.split.redundancy)
 
     def _forward(self, x: Tensor, y: Tensor) -> Tensor:
@@ -92,7 +92,7 @@ def cut_layers(
     t must divide the width and the heads of a block, the channels of a convolution and the outputs of a
     linear layer with another behind it; characters and classes may be any number.
     """
-    group, layers = TensorGroup(comm, pause, weights_wait), OrderedDict()
+    group, layers = TensorGroup(comm, pause, weights_wait), OrderedDict[str, nn.Module]()
     ties: Ties = {}  # pieces of weights that two layers use
     # The layers so far give whole outputs (None), or pieces: elements along dimension 1 of all ranks together.
     pieces: int | None = None

@@ -123,7 +123,7 @@ class ZeroSplit(LayerwiseSplit):
             self.ends[last].append(sharded)
         super().__init__(task)
 
-    def cut(self, model: nn.Module) -> nn.ParameterList:
+    def cut(self, model: nn.Sequential) -> nn.ParameterList:
         return nn.ParameterList([sharded.own for sharded in self.sharded])
 
     def gradient(self, step: int) -> None:
