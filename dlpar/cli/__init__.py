@@ -174,13 +174,11 @@ def _complaint(error: Any, name: str) -> str:
 
 def _allowed(option: str, name: str) -> str:
     """What may follow an option."""
-    if name in ("dlpar run", "dlpar sweep"):
-        from dlpar.cli import flags  # loads the schema
+    if name not in ("dlpar run", "dlpar sweep"):
+        return "a value after it"
+    from dlpar.cli import flags  # loads the schema
 
-        for flag in flags.flags():
-            if flag.spelling == option:
-                return flag.allowed
-    return "a value after it"
+    return next((flag.allowed for flag in flags.flags() if flag.spelling == option), "a value after it")
 
 
 # ---- stopping -------------------------------------------------------------------

@@ -117,9 +117,8 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 def _usual_folder() -> str:
-    if os.getuid() == 0:
-        return "/var/lib/dlpar-hub"
-    return os.path.join(platformdirs.user_data_dir("dlpar"), "hub")
+    own = os.path.join(platformdirs.user_data_dir("dlpar"), "hub")
+    return "/var/lib/dlpar-hub" if os.getuid() == 0 else own
 
 
 # ---- job slots -------------------------------------------------------------------

@@ -139,7 +139,6 @@ def look() -> Machine:
         problem = meet(starter)
     except (NoMPI, OSError) as error:
         problem = str(error)
-    shared = Path("/dev/shm")
     return Machine(
         cores=usable_cores(),
         processors=min(usable_cores(), ControlGroups().quota() or float("inf")),
@@ -148,8 +147,8 @@ def look() -> Machine:
         torch_cuda=torch_cuda(),
         starter=starter,
         mpi_problem=problem,
-        shared_memory_free=shutil.disk_usage(shared).free if shared.is_dir() else None,
-        shared_memory_writable=os.access(shared, os.W_OK),
+        shared_memory_free=shutil.disk_usage("/dev/shm").free if os.path.isdir("/dev/shm") else None,
+        shared_memory_writable=os.access("/dev/shm", os.W_OK),
     )
 
 
@@ -259,8 +258,7 @@ def _memory(m: Machine) -> Finding:
 
 def _gpus(m: Machine) -> Finding:
     if not m.gpus:
-        said = "no NVIDIA GPU: tensors live in memory, which is quick enough for small models"
-        return Finding(GOOD, "GPUs", said)
+        return Finding(GOOD, "GPUs", "no NVIDIA GPU, which small models do not need")
     named = f"{len(m.gpus)} × {m.gpus[0]}"
     if m.torch_cuda is False:
         said = f"{named}, but the installed torch is a CPU build and leaves them idle"

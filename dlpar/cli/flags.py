@@ -278,8 +278,8 @@ def tell_idle(command: str, given: dict[str, Any], experiments: Sequence[Experim
     """
     spellings = {flag.name: flag.spelling for flag in flags()}
     for flag in flags():
-        is_told = flag.name != "cluster.threads" and (command == "run" or flag.path[0] != "cluster")
-        if given.get(flag.parameter) in (None, []) or not is_told:
+        is_exempt = flag.name == "cluster.threads" or (command == "sweep" and flag.path[0] == "cluster")
+        if is_exempt or given.get(flag.parameter) in (None, []):
             continue
         lacks = [missing(flag.name, partial(_value_at, experiment)) for experiment in experiments]
         if all(lacks):

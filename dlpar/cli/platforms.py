@@ -53,10 +53,7 @@ def print_platform(which: Platform, as_json: bool) -> None:
     overhead = f", and {1e3 * device.overhead:g} ms a step" if device.overhead else ""
     flops = f"{device.flops / 1e12:g} TFLOP/s" if device.flops >= 1e12 else f"{device.flops / 1e9:g} GFLOP/s"
     port = f", a port a {'node' if which.nic == 'shared' else 'rank'}" if which.between else ""
-    times = {
-        "gamma": f", coefficient of variation {timing.cv:g}",
-        "trace": f" of {len(timing.trace)} factors",
-    }
+    times = {"gamma": f", variation {timing.cv:g}", "trace": f" of {len(timing.trace)} factors"}
     said = [
         ("name", which.name),
         ("device", f"{device.name}: {flops} sustained{overhead}{memory}"),
@@ -66,7 +63,7 @@ def print_platform(which: Platform, as_json: bool) -> None:
         ("between", _link(which.between) + port),
         ("eager", f"a send of up to {which.eager:,} bytes does not wait"),
         ("times", f"of equal computations: {timing.kind}{times.get(timing.kind, '')}"),
-        ("overlap", f"beside communication, computing goes at {which.overlap:.0%}" * (which.overlap < 1)),
+        ("overlap", f"beside messages, computing has {which.overlap:.0%} of its speed" * (which.overlap < 1)),
         ("stragglers", ", ".join(f"rank {rank} × {factor:g}" for rank, factor in which.stragglers.items())),
     ]
     print_pairs([(label, words) for label, words in said if words])

@@ -27,9 +27,6 @@ from dlpar.theory.scaling import gains
 MOST = 1000
 """Experiments of a sweep."""
 
-LONGEST = 500
-"""Characters in which combinations are named that are refused for the same reason."""
-
 HEADS = {
     "samples_per_s": "samples/s", "speedup": "speed-up", "efficiency": "efficiency", "step_s": "step (ms)",
     "predicted_step_s": "predicted (ms)", "accuracy": "accuracy", "clock": "clock",
@@ -147,8 +144,7 @@ def read(given: dict[str, list[Any] | None], fields: Mapping[str, Any] | None = 
     typed = {flag: values for flag in flags.flags() if (values := _values(flag, given.get(flag.parameter)))}
     typed = dict(sorted(typed.items(), key=lambda one: one[0].spelling == "--workers"))
     several = [flag for flag, values in typed.items() if len(values) > 1]
-    count = math.prod(map(len, typed.values()))
-    if count > MOST:
+    if (count := math.prod(map(len, typed.values()))) > MOST:
         names = ", ".join(flag.spelling for flag in several)
         raise BadExperiment(f"{names}: got {count:,} combinations, allowed are at most {MOST:,}")
     found: dict[tuple, Asked] = {}
@@ -191,7 +187,7 @@ def _idle(flag: Flag, combination: dict[Flag, Any], typed: dict[Flag, list[Any]]
 
 def _line(message: str, where: list[str]) -> str:
     """One complaint, and the combinations it is about."""
-    said = textwrap.shorten("; ".join(filter(None, where)), LONGEST, placeholder=" and more")
+    said = textwrap.shorten("; ".join(filter(None, where)), width=500, placeholder=" and more")
     return f"{message} ({said})" if said else message
 
 

@@ -97,9 +97,9 @@ class Progress:
 
     def figures(self) -> str:
         """Loss, accuracy and rate as one line."""
-        trains = self.experiment.cluster.messages == "values"
         last, accuracy = self.summary.steps.last, self.summary.accuracy
-        said = [f"loss {quantity(last.loss)}"] if trains and last else []
+        is_trained = last and self.experiment.cluster.messages == "values"
+        said = [f"loss {quantity(last.loss)}"] if is_trained else []
         if accuracy is not None:
             said.append(f"held-out accuracy {accuracy:.1%}")
         if self.summary.last:
