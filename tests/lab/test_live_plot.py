@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from dlpar.lab import theme
-from dlpar.lab.live_plot import LivePlot, compressed_plotly
+from dlpar.lab.live_plot import LivePlot, Series, compressed_plotly
 
 
 class Page:
@@ -118,3 +118,41 @@ def test_plotly_js_comes_compressed_from_the_installed_package(plot):
 
 def test_script_and_style_fetch_nothing():
     assert "http" not in LivePlot._esm and "http" not in LivePlot._css and "@import" not in LivePlot._css
+
+
+def test_long_curve_keeps_measured_rows_at_a_stride_that_is_a_power_of_two():
+    series = Series(2, limit=100)
+    for i in range(20_001):
+        series.add((i, i * i))
+        assert len(series) <= 100
+    steps = series.rows[:, 0]
+    assert series.stride == 256
+    assert (np.diff(steps) == 256).all() and steps[0] == 0
+    assert (series.rows[:, 1] == steps**2).all()
+
+
+def test_short_curve_keeps_every_row():
+    series = Series(1, limit=100)
+    for i in range(100):
+        series.add((i,))
+    assert series.rows[:, 0].tolist() == list(range(100)) and series.stride == 1
+
+
+def test_reader_that_takes_only_what_is_new_sees_what_is_held():
+    series, seen = Series(1, limit=50), np.empty((0, 1))
+    for i in range(1000):
+        series.add((i,))
+        if i % 7 == 0:
+            whole, rows = series.take_new()
+            seen = rows.copy() if whole else np.concatenate([seen, rows])
+            assert (seen == series.rows).all()
+
+
+def test_curve_ends_on_its_last_row_once():
+    series = Series(1, limit=4)
+    for i in range(10):
+        series.add((i,))
+    series.finish((9,))
+    series.finish((9,))
+    assert series.rows[:, 0].tolist()[-1] == 9 and (np.diff(series.rows[:, 0]) > 0).all()
+    assert len(series) <= 4

@@ -9,7 +9,7 @@ from dlpar.config.schema import BadExperiment
 from dlpar.jobs.run import Run
 from dlpar.lab import cell
 from dlpar.lab.controls import Controls, settings
-from dlpar.lab.panel import Panel
+from dlpar.lab.panel import Panel, foreseen, messages
 from lab.folders import ThreadJob, end, finished, new_folder, until
 
 
@@ -257,3 +257,49 @@ def test_who_waits_long_for_slots_is_offered_a_simulation_and_a_recording(monkey
     until(lambda: panel._meanwhile.layout.display is None)
     simulate.click()
     until(lambda: started[-1].cluster.world == "simulated" and "done: 30 steps" in words(panel))
+
+
+# ---- a long simulation is announced -----------------------------------------------
+
+SIZES = {"world": "simulated", "messages": "sizes", "platform": "k80-1gbe"}
+MANY = Experiment(workers=512, scaling="weak", steps=20, cluster=SIZES)
+
+
+def test_a_step_with_servers_is_a_push_and_an_answer_for_each_and_leaves_take_some_off():
+    ps = MANY.replace(steps=1, sync={"scheme": "ps", "servers": 2})
+    assert messages(ps) == 512 * 2 * 2 and messages(ps.replace(sync={"pull": "separate"})) == 512 * 2 * 3
+    assert messages(ps.replace(sync={"groups": 8})) == 2 * (512 + 8 * 2)
+
+
+def test_a_ring_of_512_for_20_steps_is_said_to_take_a_while():
+    assert messages(MANY) == 20 * 2 * 512 * 511
+    assert foreseen(MANY) == "This simulation sends about 10.5 million messages and takes about 30 s."
+    assert Panel(MANY)._alert.value == ""
+    panel = Panel(MANY)
+    panel._controls.widgets["steps"].value = 1000
+    assert "about 523.3 million messages and takes about 29 min." in panel._alert.value
+
+
+def test_of_short_and_of_real_runs_nothing_is_said():
+    assert foreseen(MANY.replace(steps=1)) == ""
+    assert foreseen(Experiment(steps=1_000_000)) == ""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "sync",
+    ["ring", {"scheme": "ring", "allreduce": "tree"}, "mapreduce", {"scheme": "gossip", "topology": "exp2"}],
+)
+def test_as_many_messages_are_sent_as_were_foreseen(sync):
+    experiment = Experiment(
+        workers=8,
+        steps=2,
+        sync=sync,
+        model={"name": "linear"},
+        data="diabetes",
+        batch=64,
+        cluster={"world": "simulated", "messages": "sizes"},
+    )
+    run = dlpar.launch(experiment).wait(60)
+    sent = sum(record["messages"] for _, record in run.records() if record["k"] == "step")
+    assert sent == messages(experiment)

@@ -1,3 +1,5 @@
+"""Threads that pass the records of a run on: while it grows, and as a replay."""
+
 import gc
 import threading
 import time
@@ -6,8 +8,9 @@ import weakref
 import pytest
 
 from dlpar.config.experiment import Experiment
+from dlpar.jobs.run import Run
 from dlpar.lab import watch
-from dlpar.lab.watch import Watch
+from dlpar.lab.watch import Replay, Watch, in_order
 from lab.folders import end, finished, new_folder
 
 
@@ -109,3 +112,73 @@ def test_memory_of_a_backlog_is_bounded():
 
 def test_no_watch_is_left_behind():
     assert not [t for t in threading.enumerate() if isinstance(t, Watch) and t.is_alive()]
+
+
+class Viewer:
+    def __init__(self):
+        self.taken, self.shown, self.status = [], [], None
+
+    def take(self, source, record):
+        self.taken.append((source, record))
+
+    def refresh(self, alive):
+        self.shown.append(len(self.taken))
+
+    def ended(self, status, reason):
+        self.status = status
+
+
+def played(run, speed):
+    listener, began = Viewer(), time.monotonic()
+    thread = Replay(run, listener, speed)
+    thread.start()
+    thread.join(20)
+    return listener, time.monotonic() - began
+
+
+def test_all_that_ranks_said_comes_again_in_the_order_of_the_run_s_clock():
+    run = finished(workers=3, steps=50)
+    listener, _ = played(run, 1000.0)
+    assert listener.status == "done"
+    kept = [(source, record) for source, record in run.records() if source != "job"]
+    assert sorted(map(str, listener.taken)) == sorted(map(str, kept))
+    times = [record["t"] for _, record in listener.taken if "t" in record]
+    assert times == sorted(times) and listener.taken[0][1]["k"] == "rank"
+
+
+def test_speed_sets_how_long_it_takes_and_it_is_shown_bit_by_bit():
+    run = finished(workers=2, steps=40)
+    lasts = max(due for due, *_ in in_order(run))
+    listener, took = played(run, lasts / 1.0)
+    assert 0.9 < took < 3 and len(set(listener.shown)) > 4
+    assert listener.shown == sorted(listener.shown)
+
+
+def test_it_ends_when_cancelled_or_when_nobody_looks_on():
+    run = finished(workers=2, steps=40)
+    for forget in (False, True):
+        listener = Viewer()
+        thread = Replay(run, listener, 0.001)
+        gone = weakref.ref(listener)
+        thread.start()
+        if forget:
+            del listener
+            gc.collect()
+        else:
+            thread.cancel()
+        thread.join(2)
+        assert not thread.is_alive() and (gone() is None) == forget
+
+
+def test_what_cannot_be_played_is_refused():
+    run = finished(workers=2, steps=5)
+    for speed in (0, -1, 1e9, float("nan")):
+        with pytest.raises(ValueError, match="speed: got .*, allowed is 0.001 to 1000"):
+            Replay(run, Viewer(), speed)
+    live = Run(new_folder(Experiment()))
+    with open(live.path / "lock", "w") as lock:
+        import fcntl
+
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(ValueError, match="which is still running"):
+            Replay(live, Viewer())

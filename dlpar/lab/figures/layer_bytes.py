@@ -123,6 +123,6 @@ def _sentence(rows: dict[str, tuple[int, int, float | None]], ranks: int) -> str
     if off:
         text += f"; {captions.listed(off)} {'differs' if len(off) == 1 else 'differ'} from the closed form"
     elif known:
-        which = "each is" if len(known) == len(rows) else f"{len(known)} of {len(rows)} rows are"
+        which = "every row is" if len(known) == len(rows) else f"{len(known)} of {len(rows)} rows are"
         text += f"; {which} equal to the closed form, to the byte"
     return f"{text}."

@@ -1,0 +1,121 @@
+"""Figures of the pieces that ranks hold, and of the differences of images."""
+
+import numpy as np
+import pytest
+import torch
+
+from dlpar import Experiment, lab, spmd
+from dlpar.lab import figures
+from dlpar.lab.figures.pieces import _look, plain
+from dlpar.lab.figures.pieces import drawing as drawn_pieces
+from lab.figures.pipelines import MLP3, SMALL
+
+HELD = {
+    "data": Experiment(workers=4, model=MLP3),
+    "zero 1": Experiment(workers=4, model=MLP3, split={"kind": "data", "zero": 1}),
+    "zero 3": Experiment(workers=4, model=MLP3, split={"kind": "data", "zero": 3}),
+    "tensor": Experiment(workers=4, model=MLP3, split={"kind": "tensor", "tensor": 2}),
+    "spatial": Experiment(workers=4, model="cnn", split={"kind": "spatial", "rows": 2, "columns": 2}),
+    "pipeline": Experiment(workers=4, model=MLP3, split="pipeline", batch=32),
+    "hybrid": Experiment(
+        workers=4, model=SMALL, data="docstrings", batch=8, split={"kind": "hybrid", "microbatches": 2}
+    ),
+}
+"""Experiments on four ranks, all asked in one job."""
+
+
+@pytest.fixture(scope="module")
+def held():
+    experiments = [plain(e, dtype="float64") for e in HELD.values()]
+    # A group each: what ranks make once, they make once a group.
+    ranks = spmd(
+        lambda comm, all_of: [_look(comm.split(0), e) for e in all_of], experiments, world="simulated"
+    )
+    return {name: [rank[number] for rank in ranks] for number, name in enumerate(HELD)}
+
+
+def copies(ranks):
+    """How many ranks hold each element of each parameter or image."""
+    found = {name: np.zeros(shape, dtype=int) for name, shape in ranks[0].shapes.items()}
+    for rank in ranks:
+        for name, (top, bottom), (left, right) in rank.pieces:
+            found[name][top:bottom, left:right] += 1
+    return found
+
+
+def test_every_element_is_held_as_often_as_the_split_says(held):
+    once = {
+        name: set(np.unique(np.concatenate([c.ravel() for c in copies(held[name]).values()])))
+        for name in held
+    }
+    assert once["data"] == {4} and once["zero 1"] == once["zero 3"] == once["pipeline"] == {1}
+    assert once["tensor"] == {2, 4}  # two replicas; every rank of one has the bias of a layer cut by inputs
+    spatial = copies(held["spatial"])
+    assert {int(n) for name, c in spatial.items() for n in c.ravel() if name.startswith("image.")} == {1}
+    assert {int(n) for name, c in spatial.items() for n in c.ravel() if not name.startswith("image.")} == {4}
+    assert (
+        copies(held["hybrid"])["embed.token.weight"] == 2
+    ).all()  # tied: on the first stage and on the last
+
+
+def test_tensor_ranks_hold_rows_of_one_layer_and_columns_of_the_next(held):
+    first = {piece.name: piece for piece in held["tensor"][0].pieces}
+    assert first["linear1.weight"].rows == (0, 12) and first["linear1.weight"].columns == (0, 64)
+    assert first["linear2.weight"].rows == (0, 24) and first["linear2.weight"].columns == (0, 12)
+    assert held["tensor"][0].pieces == held["tensor"][2].pieces != held["tensor"][1].pieces
+
+
+def test_halo_of_a_piece_reaches_one_pixel_into_its_neighbours(held):
+    halos = {piece.name: piece for piece in held["spatial"][3].halos}
+    assert halos["image.conv1"].rows == (3, 8) and halos["image.conv1"].columns == (3, 8)
+
+
+@pytest.mark.parametrize("name", HELD)
+def test_pieces_are_drawn_one_colour_for_equal_holdings(held, name):
+    figure = drawn_pieces(HELD[name], held[name])
+    groups = [trace for trace in figure.data if trace.showlegend is not False and trace.name != "not held"]
+    assert len(groups) == {"data": 1, "tensor": 2}.get(name, 4)
+    assert len({(trace.marker.color, trace.marker.pattern.shape) for trace in groups}) == len(groups)
+    assert len(figures.table(figure)) == sum(len(rank.pieces) + len(rank.halos) for rank in held[name])
+    assert figures.caption(figure).endswith(".") and "rank 0" in figure.layout.xaxis.ticktext[0]
+    figure.to_json()
+
+
+def test_pieces_of_an_experiment_with_servers_are_those_of_its_workers():
+    elsewhere = {"world": "simulated", "platform": "p100-25gbe"}
+    servers = {"scheme": "ps", "servers": 2}
+    figure = lab.pieces(Experiment(workers=2, model=MLP3, split="tensor", sync=servers, cluster=elsewhere))
+    assert len(figure.layout.xaxis.ticktext) == 2
+    assert figures.caption(figure).startswith("Each rank holds ")
+
+
+RIGHT = torch.arange(1.0, 33.0, dtype=torch.float64).view(1, 2, 4, 4)
+
+
+def test_rounding_is_not_drawn_and_of_channels_the_largest_difference_is():
+    got = RIGHT.clone()
+    got[0, 1, 2, 3] += 8  # a quarter of the largest number, 32
+    got[0, 0, 2, 3] -= 4
+    got[0, 0, 0, 0] += 1e-14
+    figure = figures.differences([RIGHT, got], [RIGHT, RIGHT], ["whole", "in pieces"])
+    first, second = (torch.tensor(trace.z, dtype=torch.float64) for trace in figure.data)
+    assert first.isnan().all() and second[2, 3] == 0.25 and second.isnan().sum() == 15
+    assert figures.table(figure)["elements that differ"].tolist() == [0, 1]
+    assert "whole: none of 16; in pieces: 1 of 16, by up to 25% of the largest number" in figures.caption(
+        figure
+    )
+
+
+def test_each_image_has_its_title_above_its_middle():
+    figure = figures.differences([RIGHT] * 3, [RIGHT] * 3, ["a", "b", "c"])
+    for note, name in zip(figure.layout.annotations, ("xaxis", "xaxis2", "xaxis3"), strict=True):
+        assert note.x == pytest.approx(sum(figure.layout[name].domain) / 2) and note.xanchor == "center"
+
+
+def test_what_cannot_be_compared_is_refused():
+    with pytest.raises(
+        ValueError, match=r"got: got shape \(1, 2, 4, 3\), allowed is the expected one, \(1, 2, 4, 4\)"
+    ):
+        figures.differences([RIGHT[..., :3]], [RIGHT], ["a"])
+    with pytest.raises(ValueError, match="got: got 0, allowed is as many as expected"):
+        figures.differences([], [], [])
