@@ -155,6 +155,6 @@ def thinned(rows: pd.DataFrame) -> pd.DataFrame:
     return rows[:: max(1, -(-len(rows) // POINTS))]
 
 
-def over(experiment: Experiment, rows: pd.DataFrame) -> pd.Series:
+def horizontal(experiment: Experiment, rows: pd.DataFrame) -> pd.Series:
     """Horizontal positions of a worker's steps: seconds if workers run free, otherwise step numbers."""
     return rows["t"] if experiment.free_running else rows["step"]

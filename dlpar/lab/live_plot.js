@@ -1,12 +1,12 @@
-// A figure that grows: points arrive as binary messages, are kept here and drawn once a frame.
+// A growing figure: points arrive as binary messages, are kept here and are drawn once a frame.
 
-const SILENCE = 6000; // ms without a word about a run that goes on, after which we say so
+const SILENCE = 6000; // ms without a message during a run, after which the page shows a warning
 const GONE = "The kernel was restarted: its job has ended. Run the cell again.";
 const SILENT = "No word from the kernel: it may have been restarted. If so, run the cell again.";
 
 const CONFIG = { displaylogo: false, modeBarButtonsToRemove: ["select2d", "lasso2d"] };
 
-/** What the page knows of one figure, whether or not it is on the screen. */
+/** Data of one figure, whether or not it is on the screen. */
 class Figure {
   constructor(model) {
     this.model = model;
@@ -26,7 +26,7 @@ class Figure {
     this.kernel?.statusChanged?.connect(this.onStatus);
     this.timer = setInterval(() => {
       if (this.live && Date.now() - this.heard > SILENCE) this.lost(SILENT);
-      // A notebook may take a cell out of the page and back between two looks of the observer.
+      // A notebook may remove a cell from the page and restore it between two calls of the observer.
       for (const view of this.views) view.resize();
     }, 1000);
     plotlyOnce(model).then(() => this.draw());
@@ -39,7 +39,7 @@ class Figure {
   }
 
   askFigure() {
-    this.sequence = -1; // until the snapshot comes, points are of no use
+    this.sequence = -1; // until the snapshot arrives, points are of no use
     this.model.send({ ask: "figure" });
   }
 
@@ -94,7 +94,7 @@ class Figure {
     for (const view of this.views) view.schedule();
   }
 
-  /** plotly's data and layout for the horizontal axis that was chosen. */
+  /** plotly's data and layout for the chosen horizontal axis. */
   plotlyArguments(logarithmic) {
     const x = this.model.get("x");
     const data = [...this.traces.values()].map((trace) => {
@@ -224,7 +224,7 @@ class View {
     const newest = this.figure.sequence;
     if (!this.drawn) this.plot.replaceChildren();
     const [data, layout] = this.figure.plotlyArguments(this.logarithmic ?? false);
-    // Told, not measured by plotly: it gives up where a notebook takes a cell out of the page while it scrolls.
+    // Given, not measured by plotly, which fails if a notebook removes a cell from the page while it scrolls.
     const width = (this.width = layout.width = this.plot.clientWidth);
     layout.height = this.figure.height;
     await plotly.react(this.plot, data, layout, CONFIG);
@@ -240,12 +240,12 @@ class View {
     this.root.dispatchEvent(new CustomEvent("dlpar:drawn", { bubbles: true, detail }));
   }
 
-  /** To who listens: that a run began, and how it ended; all between would be noise. */
+  /** Announce the start and the end of a run to screen readers; everything between would be noise. */
   speak() {
     this.spokenLive = this.figure.live;
     const words = () => this.root.closest(".dlpar-panel")?.querySelector(".dlpar-words")?.textContent ?? "";
     const say = () => (this.spoken.textContent = this.spokenLive ? "A run has begun." : `${words()}. ${this.figure.caption}`);
-    setTimeout(say, 500); // the last words come in a message of their own
+    setTimeout(say, 500); // the final status arrives in a separate message
   }
 
   fillTable() {
@@ -256,7 +256,7 @@ class View {
   resize() {
     const width = this.plot.clientWidth;
     if (!width) return; // out of the page, or behind another tab
-    const missed = !this.freeze && this.sequence !== this.figure.sequence; // what came while it was there
+    const missed = !this.freeze && this.sequence !== this.figure.sequence; // points that arrived in the meantime
     if (width === this.width && !missed) return;
     if (this.freeze && this.drawn) page.plotly.relayout(this.plot, { width: (this.width = width) });
     else this.schedule();

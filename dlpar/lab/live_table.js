@@ -1,4 +1,4 @@
-// The points of a figure as tables: one for all traces that have the same columns.
+// The points of a figure as tables, one for all traces with the same columns.
 
 const ROWS = 100; // of each trace; more would make the page slow and nobody reads them
 

@@ -1,4 +1,4 @@
-// plotly.js, once a page: whichever figure's kernel answers first brings it for all of them.
+// plotly.js, once per page: the first figure whose kernel answers loads it for all figures.
 // It arrives compressed in a binary message from the kernel; the page fetches nothing.
 
 const page = (globalThis.__dlpar ??= { plotly: null, asked: 0, waiting: [] });
@@ -12,7 +12,7 @@ function plotlyOnce(model) {
       page.asked = Date.now();
       model.send({ ask: "plotly" });
     }
-    setTimeout(ask, 1000); // the kernel asked may be busy or gone: then another figure's is asked
+    setTimeout(ask, 1000); // the kernel may be busy or gone: then another figure asks its kernel
   };
   ask();
   return promise;
@@ -28,7 +28,7 @@ async function plotlyArrived(compressed) {
   await import(url);
   URL.revokeObjectURL(url);
   page.plotly = globalThis.Plotly;
-  if (before) globalThis.Plotly = before; // somebody else's plotly.js stays what they loaded
+  if (before) globalThis.Plotly = before; // another extension's plotly.js stays as it was
   else delete globalThis.Plotly;
   for (const resolve of page.waiting.splice(0)) resolve(page.plotly);
 }

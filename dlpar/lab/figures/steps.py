@@ -11,7 +11,7 @@ import pandas as pd
 from dlpar.config.experiment import Experiment
 from dlpar.jobs.run import Run
 from dlpar.lab import captions, theme
-from dlpar.lab.figure import Figure, blank, captioned, finished, over, single, thinned
+from dlpar.lab.figure import Figure, blank, captioned, finished, horizontal, single, thinned
 from dlpar.lab.labels import WITH_PUSHES, labels, rank_name
 from dlpar.lab.live import lanes as arrows_of
 from dlpar.lab.live import staleness as ages
@@ -199,5 +199,5 @@ def _add_rank_lines(
     for rank in range(theme.workers(experiment)):
         kept = thinned(steps[steps["rank"] == rank])
         line = theme.rank_line(rank, theme.crowded(experiment))
-        figure.add_scatter(x=over(experiment, kept), y=kept[column], name=f"rank {rank}", **line)
+        figure.add_scatter(x=horizontal(experiment, kept), y=kept[column], name=f"rank {rank}", **line)
     return end
