@@ -20,7 +20,7 @@ def quantity(value: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds in the units of everyday speech: 12.5 ms, 0.4 s, 12 s, 3 min 20 s, 2 h 5 min."""
+    """Seconds in everyday units: 12.5 ms, 0.4 s, 12 s, 3 min 20 s, 2 h 5 min."""
     if 0 < seconds < 0.05:
         return f"{1e3 * seconds:.3g} ms"
     if seconds < 10:

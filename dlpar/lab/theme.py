@@ -126,7 +126,7 @@ def titles(worlds: Iterable[str]) -> dict[str, str]:
 
 
 def on_clock(title: str, world: str) -> str:
-    """Title of an axis of time, with its clock unless that is the wall clock: ``time of a rank, virtual clock (s)``."""
+    """Title of an axis of time, with its clock unless that is the wall's: ``time of a rank, virtual clock (s)``."""
     name, unit = title.rsplit(" (", 1)
     return title if world == "real" else f"{name}, {CLOCKS[world]} clock ({unit}"
 

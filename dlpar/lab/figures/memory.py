@@ -1,4 +1,4 @@
-"""Static figure of the memory of ranks: at the peak of a step by kind, and over the time of that step."""
+"""Static figure of the memory of ranks: by kind at a step's peak, and over the step's time."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Row(NamedTuple):
 
 
 def memory(runs: Run | Sequence[Run], titles: Sequence[str] | None = None) -> Figure:
-    """Draw the memory of each rank by kind at the peak of a step; for several runs, of the fullest rank.
+    """Draw the memory of each rank by kind at a step's peak; for several runs, of the fullest rank.
 
     The step is the last in which memory was recorded. If the model is split by data alone, a mark
     shows weights, gradients and optimizer state by the closed form (Rajbhandari et al., arXiv
