@@ -15,8 +15,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
-from dlpar.jobs.record import Recorder
+if TYPE_CHECKING:
+    from dlpar.jobs.record import Recorder
 
 
 def write(
@@ -25,6 +27,10 @@ def write(
     """Record `steps` steps of `workers` ranks, `pace` of them a second, until `stopped`."""
     lock = open(folder / "lock", "w")
     fcntl.flock(lock, fcntl.LOCK_EX)
+    from dlpar.jobs.record import (
+        Recorder,
+    )  # here: it imports torch, and a folder without a lock counts as lost
+
     experiment = json.loads((folder / "experiment.json").read_bytes())
     sync, world = experiment["sync"], experiment["cluster"]["world"]
     servers = sync.get("servers", 0)
