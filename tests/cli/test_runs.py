@@ -44,7 +44,8 @@ def test_show_exports(finished, capsys, tmp_path):
     assert "written: " in capsys.readouterr().out
 
 
-def test_a_run_whose_hostfile_is_gone_can_still_be_read(finished, capsys, tmp_path):
+def test_a_run_whose_hostfile_is_gone_can_still_be_read(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("DLPAR_HOME", str(tmp_path))
     hostfile = tmp_path / "hosts"
     hostfile.touch()
     folder = make_run("29990101-000000-hosts", Experiment(cluster={"hostfile": str(hostfile)}), "done")
