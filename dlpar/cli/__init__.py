@@ -173,7 +173,7 @@ def _complaint(error: Any, name: str) -> str:
 
 
 def _allowed(option: str, name: str) -> str:
-    """What may follow an option."""
+    """Words for the values that an option takes."""
     if name not in ("dlpar run", "dlpar sweep"):
         return "a value after it"
     from dlpar.cli import flags  # loads the schema

@@ -298,7 +298,7 @@ def _shared_memory(m: Machine) -> Finding:
 
 
 class Advice(NamedTuple):
-    """What to choose here, and why.
+    """Choices that fit a machine, and why.
 
     Attributes
     ----------

@@ -96,7 +96,7 @@ def slow(results: Sequence[Result]) -> list[str]:
 
 
 def machine_lacks() -> list[Finding]:
-    """What the doctor finds fault with, and what a class may miss; takes a second or two."""
+    """Faults that the doctor finds, and parts that a class may miss; takes a second or two."""
     found = [finding for finding in diagnose(look()) if finding.level != GOOD]
     return [*found, *parts(), *load()]
 

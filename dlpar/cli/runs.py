@@ -135,7 +135,7 @@ def command(run: Run) -> str:
 
 
 def print_outcome(run: Run, *more: tuple[str, str]) -> None:
-    """How a run went, and where it is kept."""
+    """Print the figures of a run, and where it is kept."""
     print_pairs([*figures(run), *more, ("kept in", str(run.path))])
 
 

@@ -44,7 +44,7 @@ COLOURS = tuple(PHASES[phase].colour for phase in SECONDS.values())
 
 
 class Progress:
-    """How a run stands, from its records, in any order; memory does not grow with the run."""
+    """State of a run, from its records in any order; memory does not grow with the run."""
 
     def __init__(self, experiment: Experiment) -> None:
         self.experiment = experiment
