@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -83,9 +84,9 @@ class LogicalComm(Comm):
 
     device = torch.device("cpu")
 
+    @abstractmethod
     def compute_with(self, marks: Marks, work: Callable[[], Any], cost: float | None) -> Any:
         """Compute, and make each call of `marks` after its share of the cost: see :meth:`World.backward`."""
-        raise NotImplementedError
 
     def allreduce(self, tensor: torch.Tensor) -> None:
         self._as_library(lambda flat: ring_allreduce(self, flat), _addable(tensor), tensor)

@@ -34,6 +34,9 @@ from dlpar.worlds.simulated.simulator import Activity, Deadlock, Simulator, stor
 HELLO = 16
 """Bytes of the first message on a link: the rank and the number of its activity."""
 
+NO_FACTS = (0, 0, 0, 0)
+"""Source, tag, bytes and key of an answer that has none of them."""
+
 JOINING = 60.0
 """Seconds within which ranks must call."""
 
@@ -108,21 +111,15 @@ class Referee:
     # ---- answers --------------------------------------------------------------------------
 
     def answer(
-        self,
-        link: Link,
-        clock: float,
-        now: float,
-        facts: tuple[int, ...] = (0, 0, 0, 0),
-        body: bytes = b"",
-        kind: int = OK,
+        self, link: Link, clock: float, now: float, facts: tuple[int, ...] = NO_FACTS, body: bytes = b""
     ) -> None:
         """Answer a call that ends at `clock`; this is certain since `now`."""
         if self.zero is None and now > 0:
             self.begin()
         if self.zero is None and clock > 0:
-            self._held.append((link, partial(self._pack, clock, facts, body, kind)))
+            self._held.append((link, partial(self._pack, clock, facts, body)))
         else:
-            link.send(self._pack(clock, facts, body, kind))
+            link.send(self._pack(clock, facts, body))
 
     def tell_zero(self, link: Link) -> None:
         """Answer with the wall's second 0 alone, once there is one."""
@@ -139,7 +136,7 @@ class Referee:
         self._held.clear()
 
     def _pack(
-        self, clock: float, facts: tuple[int, ...] = (0, 0, 0, 0), body: bytes = b"", kind: int = OK
+        self, clock: float, facts: tuple[int, ...] = NO_FACTS, body: bytes = b"", kind: int = OK
     ) -> bytes:
         zero = math.nan if self.zero is None else self.zero
         return ANSWER.pack(kind, *facts, clock, zero, len(body)) + body
