@@ -7,7 +7,7 @@ latencies of messages to one rank overlap, their bytes come in one after the oth
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from dlpar.worlds.platforms import Link
@@ -127,26 +127,18 @@ def incast(messages: int, a: float, b: float, add: float) -> float:
 
 def _seconds(name: str, n: int, c: _Cost, far: _Cost, group: int, depth: int) -> float:
     """Return the seconds of a collective that is not two others, on two ranks or more."""
-    match name:
-        case "star_reduce":
-            return incast(n - 1, c.a, c.b, c.add)
-        case "star_broadcast":
-            return c.a + (n - 1) * c.b
-        case "tree_reduce":
-            return _binomial(n, c, far, group, c.add)
-        case "tree_broadcast":  # the reduction backwards, with nothing to add
-            return _binomial(n, c, far, group, 0.0)
-        case "tree_aggregate":
-            return _aggregate(n, c, far, group, depth)
-        case "ring_reduce_scatter":
-            return (n - 1) * (c.exchange(1 / n) + c.add / n)
-        case "ring_allgather":
-            return (n - 1) * c.exchange(1 / n)
-        case "halving_doubling":
-            return _halving_doubling(n, c)
-    group, groups = min(group, n), -(-n // group)
-    inside = incast(group - 1, c.a, c.b, c.add) + c.a + (group - 1) * c.b if group > 1 else 0.0
-    return inside + (groups - 1) * (2 * far.exchange(1 / groups) + far.add / groups)
+    forms: dict[str, Callable[[], float]] = {
+        "star_reduce": lambda: incast(n - 1, c.a, c.b, c.add),
+        "star_broadcast": lambda: c.a + (n - 1) * c.b,
+        "tree_reduce": lambda: _binomial(n, c, far, group, c.add),
+        "tree_broadcast": lambda: _binomial(n, c, far, group, 0.0),  # the reduction backwards, nothing to add
+        "tree_aggregate": lambda: _aggregate(n, c, far, group, depth),
+        "ring_reduce_scatter": lambda: (n - 1) * (c.exchange(1 / n) + c.add / n),
+        "ring_allgather": lambda: (n - 1) * c.exchange(1 / n),
+        "halving_doubling": lambda: _halving_doubling(n, c),
+        "hierarchical": lambda: _hierarchical(n, c, far, group),
+    }
+    return forms[name]()
 
 
 def _binomial(n: int, near: _Cost, far: _Cost, group: int, add: float) -> float:
@@ -180,6 +172,12 @@ def _halving_doubling(n: int, c: _Cost) -> float:
     # get in front of one that all wait for.
     folded = 2 * (c.a + c.b) + c.add + c.b / 4 if n > p else 0.0
     return folded + 2 * sum(c.exchange(2.0**-i) for i in range(1, rounds + 1)) + (p - 1) / p * c.add
+
+
+def _hierarchical(n: int, c: _Cost, far: _Cost, group: int) -> float:
+    group, groups = min(group, n), -(-n // group)
+    inside = incast(group - 1, c.a, c.b, c.add) + c.a + (group - 1) * c.b if group > 1 else 0.0
+    return inside + (groups - 1) * (2 * far.exchange(1 / groups) + far.add / groups)
 
 
 def fitted(sizes: Sequence[float], seconds: Sequence[float]) -> Link:

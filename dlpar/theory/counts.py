@@ -11,9 +11,6 @@ from dataclasses import dataclass
 
 from dlpar.theory.collectives import from_one
 
-Form = Callable[[int, int, int], tuple[int, int, int, int]]
-"""From ranks, elements and ranks of a group to messages and elements, of all ranks and of the busiest."""
-
 
 @dataclass(frozen=True)
 class Cost:
@@ -89,13 +86,16 @@ def closed_form(name: str, ranks: int, elements: int, itemsize: int, group: int 
     Cost(messages=24, bytes=24000, busiest_messages=6, busiest_bytes=6000)
     """
     name = name.removesuffix("_allreduce")
-    if name not in _FORMS:
-        raise ValueError(f"name: got {name!r}, allowed is one of {', '.join(_FORMS)}")
+    if name not in _WHOLE and name not in _CUT:
+        raise ValueError(f"name: got {name!r}, allowed is one of {', '.join([*_WHOLE, *_CUT])}")
     from_one(ranks=ranks, group=group)
     if ranks == 1:
         return Cost(0, 0, 0, 0)
-    messages, total, busiest_messages, busiest = _FORMS[name](ranks, elements, group)
-    return Cost(messages, total * itemsize, busiest_messages, busiest * itemsize)
+    if name in _WHOLE:
+        messages, busiest = _WHOLE[name](ranks)
+        return Cost(messages, messages * elements * itemsize, busiest, busiest * elements * itemsize)
+    messages, total, busiest_messages, most = _CUT[name](ranks, elements, group)
+    return Cost(messages, total * itemsize, busiest_messages, most * itemsize)
 
 
 def _chunk(c: int, n: int, parts: int) -> int:
@@ -138,34 +138,29 @@ def _hierarchical(ranks: int, n: int, group: int) -> tuple[int, int, int, int]:
     return inside + total, (inside + 2 * (groups - 1)) * n, busiest_messages, busiest
 
 
-def _whole_tensors(messages: Callable[[int], tuple[int, int]]) -> Form:
-    """Return the form of a collective that sends whole tensors: messages of all ranks, and of the busiest."""
+_WHOLE: dict[str, Callable[[int], tuple[int, int]]] = {
+    "star_reduce": lambda ranks: (ranks - 1, 1),
+    "star_broadcast": lambda ranks: (ranks - 1, ranks - 1),
+    "star": lambda ranks: (2 * (ranks - 1), ranks - 1),
+    "tree_reduce": lambda ranks: (ranks - 1, 1),
+    "tree_broadcast": lambda ranks: (ranks - 1, (ranks - 1).bit_length()),
+    "tree": lambda ranks: (2 * (ranks - 1), (ranks - 1).bit_length()),
+    "tree_aggregate": lambda ranks: (ranks - 1, 1),
+}
+"""Collectives that send whole tensors: from ranks to messages of all and of the busiest."""
 
-    def form(ranks: int, n: int, _: int) -> tuple[int, int, int, int]:
-        total, busiest = messages(ranks)
-        return total, total * n, busiest, busiest * n
-
-    return form
-
-
-_FORMS: dict[str, Form] = {
-    "star_reduce": _whole_tensors(lambda ranks: (ranks - 1, 1)),
-    "star_broadcast": _whole_tensors(lambda ranks: (ranks - 1, ranks - 1)),
-    "star": _whole_tensors(lambda ranks: (2 * (ranks - 1), ranks - 1)),
-    "tree_reduce": _whole_tensors(lambda ranks: (ranks - 1, 1)),
-    "tree_broadcast": _whole_tensors(lambda ranks: (ranks - 1, (ranks - 1).bit_length())),
-    "tree": _whole_tensors(lambda ranks: (2 * (ranks - 1), (ranks - 1).bit_length())),
-    "tree_aggregate": _whole_tensors(lambda ranks: (ranks - 1, 1)),
+_CUT: dict[str, Callable[[int, int, int], tuple[int, int, int, int]]] = {
     "ring_reduce_scatter": _half_ring,
     "ring_allgather": _half_ring,
     "ring": _ring,
     "halving_doubling": _halving_doubling,
     "hierarchical": _hierarchical,
 }
+"""The others: from ranks, elements and ranks of a group to messages and elements, of all and of the busiest."""
 
 
 def zero_bytes(parameters: float, ranks: int, zero: int, itemsize: int, microbatches: int = 1) -> float:
-    """Count the bytes all ranks together send a step (section 7.2).
+    """Return the bytes that all ranks together send a step with ZeRO (Rajbhandari et al., arXiv 1910.02054, 7.2).
 
     A reduce-scatter and an all-gather take (N-1) n numbers each; stages up to 2 need one of both,
     once a step.  Stage 3 gathers weights for every forward and every backward pass, and adds
