@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,7 +14,7 @@ from dlpar.config.schema import BadData
 from dlpar.data import files
 from dlpar.data import text as docstrings
 from dlpar.data.cache import Arrays, cached
-from dlpar.data.files import InFile, kept_by_file
+from dlpar.data.files import InFile, Ready
 
 if TYPE_CHECKING:
     from dlpar.config.experiment import Data
@@ -168,39 +167,23 @@ def digits() -> files.Images:
 
 
 def _images(data: Data, seed: int, dtype: torch.dtype, flat: bool) -> Dataset:
-    if data.reading == "batches":
-        return _images_in_file(data, seed, dtype, flat)
+    in_batches = data.reading == "batches"
     if data.name == "digits":
         sets = [digits()]
     else:
-        read = files.mnist if data.name == "mnist" else files.cifar10
-        sets = read(data.path())
-    if len(sets) == 1:
-        pixels, labels = sets[0]
-        sets = [(pixels[part], labels[part]) for part in split(labels, seed)]
-    (train_x, train_y), (test_x, test_y) = sets
-    ready = _standardised(*_pixel_scale(train_x[:SCALED_BY]), dtype, flat)
-    found = _dataset(data.name, ready(train_x), train_y, ready(test_x), test_y)
-    return found if data.name == "digits" else replace(found, loaded=train_x.nbytes)
-
-
-def _images_in_file(data: Data, seed: int, dtype: torch.dtype, flat: bool) -> Dataset:
-    """The same samples; only labels are read now, and by one rank of a machine what the scale follows from."""
-    sets = files.mnist(data.path(), mapped=True)
-    rows = [np.arange(len(labels)) for _, labels in sets] if len(sets) == 2 else split(sets[0][1], seed)
+        sets = files.mnist(data.path(), in_batches) if data.name == "mnist" else files.cifar10(data.path())
     (train, train_y), (test, test_y) = sets if len(sets) == 2 else 2 * sets
-    some = rows[0][:SCALED_BY]
-    scale = kept_by_file(
-        "scale", train, some, lambda: dict(zip(("mean", "divisor"), _pixel_scale(train[some])))
-    )
-    ready = _standardised(scale["mean"], scale["divisor"], dtype, flat)
-    train_x, test_x = InFile(train, rows[0], ready), InFile(test, rows[1], ready)
-    return _dataset(data.name, train_x, train_y[rows[0]], test_x, test_y[rows[1]])
+    rows = split(train_y, seed) if len(sets) == 1 else (np.arange(len(train_y)), np.arange(len(test_y)))
+    ready = _standardised(*_pixel_scale(train[rows[0][:SCALED_BY]]), dtype, flat)
+    x = InFile(train, rows[0], ready), InFile(test, rows[1], ready)
+    labels = train_y[rows[0]], test_y[rows[1]]
+    if in_batches:
+        return _classes(data.name, x, labels)
+    loaded = 0 if data.name == "digits" else len(rows[0]) * train[0].nbytes
+    return replace(_classes(data.name, (x[0][:], x[1][:]), labels), loaded=loaded)
 
 
-def _standardised(
-    mean: np.ndarray, divisor: np.ndarray, dtype: torch.dtype, flat: bool
-) -> Callable[[np.ndarray], Tensor]:
+def _standardised(mean: np.ndarray, divisor: np.ndarray, dtype: torch.dtype, flat: bool) -> Ready:
     """From pixels to what a model reads."""
     shift, scale = torch.from_numpy(mean), torch.from_numpy(divisor)
 
@@ -244,7 +227,7 @@ def _words(seed: int, dtype: torch.dtype) -> Dataset:
     train, test = split(words.labels, seed)
     x = torch.from_numpy(words.tf_idf(train)).to(dtype)
     labels = words.labels[train], words.labels[test]
-    return _dataset("docstrings", x[train], labels[0], x[test], labels[1], len(words.packages))
+    return _classes("docstrings", (x[train], x[test]), labels, len(words.packages))
 
 
 def _characters(context: int, seed: int) -> Dataset:
@@ -263,13 +246,6 @@ def _characters(context: int, seed: int) -> Dataset:
     return Dataset("docstrings", "characters", *views, classes=len(docstrings.ALPHABET))
 
 
-def _dataset(
-    name: str,
-    train_x: Tensor | InFile,
-    train_y: np.ndarray,
-    test_x: Tensor | InFile,
-    test_y: np.ndarray,
-    classes: int = 10,
-) -> Dataset:
-    labels = (torch.from_numpy(part.astype(np.int64)) for part in (train_y, test_y))
-    return Dataset(name, "classification", train_x, next(labels), test_x, next(labels), classes)
+def _classes(name: str, x: tuple[Any, Any], labels: tuple[np.ndarray, np.ndarray], n: int = 10) -> Dataset:
+    train_y, test_y = (torch.from_numpy(part.astype(np.int64)) for part in labels)
+    return Dataset(name, "classification", x[0], train_y, x[1], test_y, n)

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import os
-
 import numpy as np
 import pytest
 import torch
@@ -137,21 +135,6 @@ def test_ranks_that_read_their_own_share_of_each_batch_read_all_of_them_once_and
     read = [[ranks[step]["read"] // 784 for ranks in parts.facts] for step in range(6)]
     assert read[0] == [14, 13, 13] and [sum(step) for step in read] == [40, 80, 120, 160, 200, 240]
     assert [ranks[-1]["read"] // 784 for ranks in whole.facts] == [120] * 3
-
-
-def test_what_the_scale_follows_from_is_read_once_for_each_state_of_a_file(tmp_path, monkeypatch):
-    monkeypatch.setattr("platformdirs.user_cache_dir", lambda name: str(tmp_path / "cache"))
-    asked = []
-    monkeypatch.setattr("dlpar.data._pixel_scale", lambda pixels: asked.append(len(pixels)) or SCALE)
-    for seed in range(2):  # the file is as it was, then another
-        write_mnist(tmp_path, train=100, test=40 - seed, compress=False)
-        os.utime(tmp_path / "train-images-idx3-ubyte", (seed, seed))
-        for _ in range(2):
-            load_of("mnist", folder=str(tmp_path), reading="batches")
-    assert asked == [100, 100]
-
-
-SCALE = np.zeros((1, 1, 1)), np.ones((1, 1, 1))
 
 
 def test_files_that_cannot_be_read_in_parts_are_refused(tmp_path):
