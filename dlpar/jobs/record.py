@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import orjson
-import torch
 
 if TYPE_CHECKING:
+    import torch
+
     from dlpar.comm import Comm
 
 
@@ -248,6 +249,8 @@ class DeviceClock:
 
     def moment(self) -> torch.cuda.Event:
         """Return the moment at which the GPU has done all it was told so far."""
+        import torch  # here: readers of runs and stand-in ranks need no torch
+
         event = torch.cuda.Event(enable_timing=True)
         event.record(torch.cuda.current_stream(self._comm.device))
         return event

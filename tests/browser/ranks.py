@@ -15,10 +15,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from dlpar.jobs.record import Recorder
+from dlpar.jobs.record import Recorder
 
 
 def write(
