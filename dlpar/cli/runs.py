@@ -62,7 +62,7 @@ def _row(run: Run) -> dict[str, Any]:
         row["what"] = f"{e['model']['name']} on {e['data']['name']}, {e['sync']['scheme']}"
         row["workers"] = e["workers"]
         row["status"] = run.status
-        if summary.exists():  # else it has not ended yet, or its supervisor was killed
+        if summary.exists():  # else it has not ended yet, or its guardian was killed
             figures = json.loads(summary.read_bytes())
             row |= {name: figures[name] for name in FIGURES}
     except (OSError, ValueError, KeyError, TypeError):

@@ -41,7 +41,7 @@ def runtime_folder() -> Path:
 class Scratch:
     """A job's private folders for session files, sockets and shared memory; they vanish with the job.
 
-    `lock` is held while the job lives, so that what a killed supervisor left
+    `lock` is held while the job lives, so that what a killed guardian left
     can be told from what is in use.
     """
 
@@ -70,7 +70,7 @@ class Scratch:
 
 
 def sweep(older_than: float = 60.0) -> None:
-    """Remove what jobs left whose supervisor was killed: unlocked, and made `older_than` seconds ago or more."""
+    """Remove what jobs left whose guardian was killed: unlocked, and made `older_than` seconds ago or more."""
     for folder in (*runtime_folder().glob("job-*"), *runtime_folder().glob("spmd-*")):
         try:
             age = time.time() - folder.stat().st_mtime

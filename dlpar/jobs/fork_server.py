@@ -36,7 +36,10 @@ PRELOADED = ("torch", "torch.distributed", "numpy", "cloudpickle", "platformdirs
 """Modules a rank needs, in every rank from the start."""
 
 NOT_RUN = {"lab", "course", "classroom", "cli"}
-"""Folders of the package whose files no rank runs."""
+"""Rooms of the package that no rank runs."""
+
+READ = {".py", ".json", ".toml"}
+"""Endings of the files that a rank reads."""
 
 IDLE = 600.0
 """Seconds a fork server stays without a job; ``$DLPAR_WARM_IDLE`` overrides it, 0 forbids warm starts."""
@@ -123,7 +126,9 @@ def _socket_path(python: str) -> Path:
 def _fingerprint() -> str:
     """Return a text that changes with every file that ranks run, so that no rank runs yesterday's code."""
     root = Path(dlpar.__file__).parent
-    files = sorted(f for f in root.rglob("*.py") if f.relative_to(root).parts[0] not in NOT_RUN)
+    files = sorted(
+        f for f in root.rglob("*") if f.suffix in READ and f.relative_to(root).parts[0] not in NOT_RUN
+    )
     state = [(str(f), s.st_mtime_ns, s.st_size) for f in files for s in [f.stat()]]
     return hashlib.sha1(repr(state).encode()).hexdigest()
 

@@ -20,7 +20,7 @@ from dlpar.comm.base import ANY, Arrival, Request, World, check_peer
 from dlpar.worlds.mpi import MPIComm
 
 PATIENCE = timedelta(minutes=5)
-"""Time a carrier waits for a peer before it gives up; the supervisor is quicker."""
+"""Time a carrier waits for a peer before it gives up; the guardian is quicker."""
 
 
 class DistributedComm(MPIComm):

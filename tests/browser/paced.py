@@ -27,7 +27,7 @@ class PacedJob:
         self._process = subprocess.Popen([sys.executable, script, *arguments], start_new_session=True)
 
     def stop(self) -> None:
-        """End the writer as a supervisor would, with a last word."""
+        """End the writer as a guardian would, with a last word."""
         self._process.kill()
         self._process.wait()
         end = {

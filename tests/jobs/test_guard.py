@@ -197,9 +197,9 @@ def test_sigterm_to_the_launcher(bystander):
     before = leftovers()
     job = running_job()
     ranks = pids_of(job.run)
-    supervisor = json.loads((job.run.path / "job.jsonl").read_text().splitlines()[0])["pid"]
+    guardian = json.loads((job.run.path / "job.jsonl").read_text().splitlines()[0])["pid"]
     since = time.monotonic()
-    os.kill(supervisor, signal.SIGTERM)
+    os.kill(guardian, signal.SIGTERM)
     assert_nothing_left(job.run, ranks, before, since)
     assert job.run.reason == "the launcher got SIGTERM, so it was stopped"
 
@@ -208,8 +208,8 @@ def test_sigkill_to_the_launcher_and_to_mpiexec_leave_no_rank(bystander):
     before = leftovers()
     job = running_job()
     ranks = pids_of(job.run)
-    supervisor = json.loads((job.run.path / "job.jsonl").read_text().splitlines()[0])["pid"]
-    os.kill(supervisor, signal.SIGKILL)
+    guardian = json.loads((job.run.path / "job.jsonl").read_text().splitlines()[0])["pid"]
+    os.kill(guardian, signal.SIGKILL)
     eventually(lambda: not any(parent_of(pid) for pid in ranks), WITHIN, "ranks die with their launcher")
     assert job.run.status == "lost"
     assert leftovers() - before
@@ -219,9 +219,9 @@ def test_sigkill_to_the_launcher_and_to_mpiexec_leave_no_rank(bystander):
     before = leftovers()
     job = running_job()
     ranks, since = pids_of(job.run), time.monotonic()
-    supervisor = json.loads((job.run.path / "job.jsonl").read_text().splitlines()[0])["pid"]
+    guardian = json.loads((job.run.path / "job.jsonl").read_text().splitlines()[0])["pid"]
     mpiexec = [
-        p for p in psutil.Process(supervisor).children() if "mpiexec" in p.name() or "prte" in p.name()
+        p for p in psutil.Process(guardian).children() if "mpiexec" in p.name() or "prte" in p.name()
     ]
     mpiexec[0].kill()
     assert_nothing_left(job.run, ranks, before, since)

@@ -124,7 +124,7 @@ def test_a_result_that_cannot_be_pickled_is_said():
 
 
 def test_a_run_by_hand_under_mpiexec_writes_the_same_folder(tmp_path):
-    """What a cluster's batch script does: no supervisor, the site's own launcher."""
+    """What a cluster's batch script does: no guardian, the site's own launcher."""
     import subprocess
     import sys
 

@@ -153,10 +153,10 @@ def stop(job: str) -> None:
         raise HTTPError(409, reason=f"job: got {job!r}, allowed is the id of a running job")
     for folder in (runs_folder() / job, runtime_folder() / job):
         if _is_locked(folder):
-            supervisor = _supervisor(folder)
-            if supervisor is None:
+            guardian = _guardian(folder)
+            if guardian is None:
                 raise HTTPError(409, reason=f"job: {job} is only starting; try again in a moment")
-            os.kill(supervisor, signal.SIGTERM)
+            os.kill(guardian, signal.SIGTERM)
             return
     raise HTTPError(409, reason=f"job: got {job!r}, which is not running")
 
@@ -205,7 +205,7 @@ def _says(folder: Path, experiment: Any) -> str:
     return f"{what}, {workers} worker{'s' * (workers != 1)}, {world}"
 
 
-def _supervisor(folder: Path) -> int | None:
+def _guardian(folder: Path) -> int | None:
     """Return the process that guards a job; None before it has written its number."""
     try:
         with open(folder / "job.jsonl", "rb") as records:

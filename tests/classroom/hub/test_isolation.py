@@ -40,7 +40,7 @@ import dlpar, json, os, sys, dlpar.config.paths
 job = dlpar.launch(dlpar.Experiment(workers=4, steps=1_000_000, batch=64, cluster={"world": "paced"}))
 job.wait_steps(2)
 print(json.dumps({"run": str(job.folder), "kernel": os.getpid(), "path": sys.path, "cwd": os.getcwd(),
-                  "supervisor": job._guardian.pid, "runtime": str(dlpar.config.paths.runtime_folder()),
+                  "guardian": job._guardian.pid, "runtime": str(dlpar.config.paths.runtime_folder()),
                   "runs": str(dlpar.config.paths.runs_folder())}))
 """
 
@@ -100,7 +100,7 @@ def _facts(hub: Hub, folder: Path, ada: str, bob: str) -> dict[str, Any]:
         "memory": [str(p) for p in Path("/dev/shm").rglob("*") if p.is_file() and p.stat().st_uid == uid],
         "pids": {
             "rank": rank,
-            "supervisor": told["supervisor"],
+            "guardian": told["guardian"],
             "kernel": told["kernel"],
             "server": server.pid,
         },
