@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import time
+from itertools import pairwise
 
 import pytest
 import torch
@@ -109,7 +110,7 @@ def test_by_label_gives_a_worker_few_labels(n):
     dealer = sampler(500, labels, batch=100, workers=n, shards="by_label")
     held = [labels[list(seen(dealer, worker, 60))] for worker in range(n)]
     assert all(len(own.unique()) <= -(-10 // n) + 1 for own in held)
-    assert all(first.max() <= second.min() for first, second in zip(held, held[1:]))
+    assert all(first.max() <= second.min() for first, second in pairwise(held))
 
 
 def test_uneven_shards_and_slices_grow_with_the_worker():

@@ -220,9 +220,7 @@ def test_sigkill_to_the_launcher_and_to_mpiexec_leave_no_rank(bystander):
     job = running_job()
     ranks, since = pids_of(job.run), time.monotonic()
     guardian = json.loads((job.run.path / "job.jsonl").read_text().splitlines()[0])["pid"]
-    mpiexec = [
-        p for p in psutil.Process(guardian).children() if "mpiexec" in p.name() or "prte" in p.name()
-    ]
+    mpiexec = [p for p in psutil.Process(guardian).children() if "mpiexec" in p.name() or "prte" in p.name()]
     mpiexec[0].kill()
     assert_nothing_left(job.run, ranks, before, since)
     assert job.run.status == "failed" and "mpiexec" in job.run.reason

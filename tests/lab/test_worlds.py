@@ -58,9 +58,8 @@ def test_only_what_applies_in_a_world_is_shown(controls):
 
 def test_a_platform_and_a_workload_are_chosen_by_name(controls):
     platform, workload = controls.widgets["cluster.platform"], controls.widgets["cluster.stand_in_for"]
-    assert [label for label in platform._options_labels][
-        1:
-    ] == names() and "p100-25gbe" in platform._options_labels[0]
+    first, *others = platform._options_labels
+    assert others == names() and "p100-25gbe" in first
     assert workload.description == "stand in for"
     controls.widgets["cluster.world"].value = "simulated"
     assert controls.experiment().cluster.platform is None

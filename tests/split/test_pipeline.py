@@ -254,13 +254,13 @@ DEEP = {"depth": 7}
             dict(workers=4, model={"depth": 3}, split=pipeline(schedule="interleaved", microbatches=4)),
         ),
         (
-            "split.microbatches: got 6, allowed with schedule interleaved and 4 stages is a multiple of 4: micro-batches "
-            "go round in groups of as many as stages",
+            "split.microbatches: got 6, allowed with schedule interleaved and 4 stages is a multiple of 4: "
+            "micro-batches go round in groups of as many as stages",
             dict(workers=4, model=DEEP, split=pipeline(schedule="interleaved", microbatches=6)),
         ),
         (
-            "split.partition: got '2,2', allowed is balanced, measured, or 2 numbers from 1 that add up to 3, the model's "
-            "layers with weights",
+            "split.partition: got '2,2', allowed is balanced, measured, or 2 numbers from 1 that add up to 3, the "
+            "model's layers with weights",
             dict(workers=2, split=pipeline(partition="2,2")),
         ),
         (
@@ -278,8 +278,8 @@ DEEP = {"depth": 7}
             dict(workers=2, split=pipeline(schedule="pipedream")),
         ),
         (
-            "model.name: got 'transformer', allowed with schedule pipedream is another: its first and last layer share a "
-            "weight, so that these stages would wait for each other at every update",
+            "model.name: got 'transformer', allowed with schedule pipedream is another: its first and last layer share "
+            "a weight, so that these stages would wait for each other at every update",
             dict(
                 workers=2,
                 model="transformer",

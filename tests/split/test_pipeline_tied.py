@@ -53,13 +53,13 @@ def test_a_codec_of_single_numbers_leaves_copies_equal():
     [
         (
             dict(compression="onebit"),
-            "compression.codec: got 'onebit', allowed with split pipeline of a transformer is none, fp16 or bf16: its first "
-            "and last stage share a weight, and would lose different digits of its gradient",
+            "compression.codec: got 'onebit', allowed with split pipeline of a transformer is none, fp16 or bf16: its "
+            "first and last stage share a weight, and would lose different digits of its gradient",
         ),
         (
             dict(sync={"scheme": "gossip", "start": "random"}),
-            "sync.start: got 'random', allowed with split pipeline is same: parts of a model would draw the same numbers, and "
-            "copies of a weight different ones",
+            "sync.start: got 'random', allowed with split pipeline is same: parts of a model would draw the same "
+            "numbers, and copies of a weight different ones",
         ),
     ],
     ids=["codec", "start"],
@@ -73,8 +73,9 @@ def test_what_would_part_the_copies_is_refused_in_one_sentence(fields, sentence)
 def test_tags_of_a_pipeline_are_such_as_every_mpi_has(monkeypatch):
     tags = set()
     for name, place in {"isend": 2, "sendrecv": 4}.items():
+        call = getattr(SimulatedComm, name)
 
-        def noted(comm, *arguments, call=getattr(SimulatedComm, name), place=place):
+        def noted(comm, *arguments, call=call, place=place):
             tags.add(arguments[place])
             return call(comm, *arguments)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from trained_ranks import SMALL, apart, trained
 
@@ -98,12 +100,12 @@ def test_pipedream_never_drains_once_it_is_full():
         own = sorted(
             (bar for bar in steady if bar.stage == stage and bar.kind == "B"), key=lambda bar: bar.start
         )
-        assert [after.start - before.start for before, after in zip(own, own[1:])] == [3.0, 3.0, 3.0]
+        assert [after.start - before.start for before, after in pairwise(own)] == [3.0, 3.0, 3.0]
 
 
 def test_the_steps_of_pipedream_are_its_list_of_actions_cut_behind_backward_passes():
     for stages, steps in SIZES:
-        for stage, whole in enumerate(lists("pipedream", stages, steps)):
+        for whole in lists("pipedream", stages, steps):
             found = list(by_step(whole))
             assert [action for step in found for action in step] == whole
             assert [step[-1] for step in found] == [("B", step, 0) for step in range(steps)]

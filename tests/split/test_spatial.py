@@ -141,7 +141,7 @@ def test_the_flops_of_a_step_are_shared_out_but_for_those_of_the_last_layer(tmp_
 
 def test_the_timeline_shows_exchanges_beside_computing_and_no_two_things_at_a_time(tmp_path):
     spans = trained(tmp_path / "run", workers=4, split=SPATIAL, **CNN).spans
-    for rank, own in spans[spans["name"] != "evaluate"].groupby("rank"):
+    for _, own in spans[spans["name"] != "evaluate"].groupby("rank"):
         assert {"forward", "halo", "gather", "backward", "reduce", "update"} <= set(own["name"])
         own = own.sort_values("start")
         assert (own["start"].to_numpy()[1:] >= own["end"].to_numpy()[:-1] - 1e-12).all()

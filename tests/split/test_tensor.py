@@ -310,8 +310,8 @@ def test_real_processes_train_a_cut_model_and_count_the_same_bytes(world):
         ),
         (
             dict(workers=2, compression="topk"),
-            "compression.codec: got 'topk', allowed with split tensor is none: ranks that hold copies of a weight would lose "
-            "different digits of its gradient",
+            "compression.codec: got 'topk', allowed with split tensor is none: ranks that hold copies of a weight "
+            "would lose different digits of its gradient",
         ),
         (
             dict(workers=2, cluster={"world": "simulated", "messages": "sizes"}),
@@ -319,8 +319,8 @@ def test_real_processes_train_a_cut_model_and_count_the_same_bytes(world):
         ),
         (
             dict(workers=2, cluster={"world": "simulated", "stand_in_for": "gpt2"}),
-            "cluster.stand_in_for: got 'gpt2', allowed with split tensor is nothing: it sends activations, and a workload "
-            "lists parameters",
+            "cluster.stand_in_for: got 'gpt2', allowed with split tensor is nothing: it sends activations, and a "
+            "workload lists parameters",
         ),
     ],
 )

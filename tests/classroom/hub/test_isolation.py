@@ -98,12 +98,7 @@ def _facts(hub: Hub, folder: Path, ada: str, bob: str) -> dict[str, Any]:
         "slots": str(folder / "slots"),
         "sockets": [str(p) for p in runtime.rglob("*") if p.is_socket()],
         "memory": [str(p) for p in Path("/dev/shm").rglob("*") if p.is_file() and p.stat().st_uid == uid],
-        "pids": {
-            "rank": rank,
-            "guardian": told["guardian"],
-            "kernel": told["kernel"],
-            "server": server.pid,
-        },
+        "pids": {"rank": rank, "guardian": told["guardian"], "kernel": told["kernel"], "server": server.pid},
         "path": [entry or told["cwd"] for entry in told["path"]],
         "ports": [port for found in ports.values() for port in found],
         "uid": uid,

@@ -331,7 +331,10 @@ def test_servers_that_find_no_node_are_refused():
 
 
 def test_importing_platforms_loads_neither_torch_nor_numpy():
-    heavy = "import sys, dlpar.worlds.platforms; print([name for name in ('torch', 'numpy', 'mpi4py') if name in sys.modules])"
+    heavy = (
+        "import sys, dlpar.worlds.platforms; "
+        "print([name for name in ('torch', 'numpy', 'mpi4py') if name in sys.modules])"
+    )
     assert (
         subprocess.run([sys.executable, "-c", heavy], capture_output=True, text=True, timeout=30).stdout
         == "[]\n"
