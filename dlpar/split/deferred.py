@@ -10,6 +10,7 @@ positions, whose gradients are sums and no products, are left to the stage's gra
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -37,12 +38,12 @@ class Later:
     def __init__(self, layers: nn.Module, memory: Memory) -> None:
         self.memory = memory
         # Of each layer, its output with its graph, and the gradient of the output.
-        self._waiting: dict[int, list[tuple[nn.Module, Tensor, Tensor]]] = {}
+        self._waiting: dict[int, list[tuple[Any, Tensor, Tensor]]] = {}
         for layer in layers.modules():
             if type(layer) in WAITING:
                 layer.forward = partial(self._forward, layer)
 
-    def _forward(self, layer: nn.Module, x: Tensor) -> Tensor:
+    def _forward(self, layer: Any, x: Tensor) -> Tensor:
         """Compute a layer, so that the backward pass gives the gradient of its input alone."""
         compute, x = partial(type(layer).forward, layer), narrowed(x)
         if not torch.is_grad_enabled():

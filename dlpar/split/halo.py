@@ -9,7 +9,7 @@ CNN Training by Exploiting Finer-Grained Parallelism", IPDPS 2019, arXiv 1903.06
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import count, pairwise, product
 from typing import NamedTuple
 
@@ -110,7 +110,7 @@ class Halo:
         return arrive
 
 
-def index(place: Region, within: Region) -> tuple:
+def index(place: Sequence[range], within: Sequence[range]) -> tuple:
     """Return rows and columns as an index into a tensor that begins where `within` does."""
     return (..., *(slice(p.start - w.start, p.stop - w.start) for p, w in zip(place, within)))
 

@@ -132,8 +132,8 @@ class Place(NamedTuple):
 
     replica: int
     dp_group: Comm
-    mesh: Mesh | None = None
-    mp_group: Comm | None = None
+    mesh: Mesh = None  # type: ignore[assignment]  # splits that cut a model have both
+    mp_group: Comm = None  # type: ignore[assignment]
 
     def agree(self, own: T) -> T:
         """Broadcast the decision of the replica's first rank to all its ranks; collective over them."""

@@ -147,7 +147,7 @@ def measured(model: nn.Sequential, parts: Sequence[Part], x: Tensor, comm: Comm)
     return comm.broadcast(seconds)
 
 
-def _both_passes(part: nn.Sequential, x: Tensor) -> None:
+def _both_passes(part: nn.Module, x: Tensor) -> None:
     x = x.detach().requires_grad_(x.is_floating_point())
     wanted = [*part.parameters(), *([x] if x.requires_grad else [])]
     torch.autograd.grad(part(x).sum(), wanted)

@@ -67,9 +67,10 @@ class PipelineSplit(Split):
         self.replica.zero_gradient()
         with self.record.span("communicate"):
             self.stage.equalise_copies()
-        self._step, self._losses, self._most = step, 0.0, self._in_flight
+        self._step, self._most = step, self._in_flight
+        self._losses: Any = 0.0
         left, self._sending = self._sending, []
-        do = {"F": self._forward, "B": self._backward, "W": self._weight}
+        do = {"F": self._forward_pass, "B": self._backward_pass, "W": self._weight_pass}
         for action, following in self._of_step(step):
             self._listen(action)
             self._listen(following)
@@ -95,7 +96,7 @@ class PipelineSplit(Split):
             following = [each[0] for each in self.steps[step + 1 : step + 2]]
         return zip(actions, [*actions[1:], *following, None])
 
-    def _forward(self, action: Action) -> None:
+    def _forward_pass(self, action: Action) -> None:
         chunk, micro = self.chunks[action.chunk], action.micro
         x, y = self._samples(action)
         if not chunk.is_first:
@@ -111,7 +112,7 @@ class PipelineSplit(Split):
         self._in_flight += 1
         self._most = max(self._most, self._in_flight)
 
-    def _backward(self, action: Action) -> None:
+    def _backward_pass(self, action: Action) -> None:
         chunk, micro = self.chunks[action.chunk], action.micro
         if chunk.recompute:
             with self._weights_of(micro), self._pass("recompute", micro, action.chunk):
@@ -128,7 +129,7 @@ class PipelineSplit(Split):
             self.stash.version += 1
         self._in_flight -= not self.traits.has_weight_pass
 
-    def _weight(self, action: Action) -> None:
+    def _weight_pass(self, action: Action) -> None:
         with self._pass("weight", action.micro, action.chunk):
             self.chunks[action.chunk].weight(action.micro, len(self._samples(action)[1]))
         self._in_flight -= 1
@@ -137,8 +138,10 @@ class PipelineSplit(Split):
 
     def _listen(self, action: Action | None) -> None:
         """Post the receive of the message an action needs, if it needs one."""
-        boundary = None if action is None else self.chunks[action.chunk].takes[action.kind]
-        if boundary is None or action in self._coming:
+        if action is None or action in self._coming:
+            return
+        boundary = self.chunks[action.chunk].takes[action.kind]
+        if boundary is None:
             return
         shape = (len(self._samples(action)[1]), *boundary)
         room = self.comm.empty(shape, self.task.activation_dtype)
@@ -253,7 +256,7 @@ class Stage:
         """Number the parts that a stage holds."""
         return range(stage, len(self.parts), self.stages)
 
-    def _find_tied(self, whole: nn.Sequential) -> list[tuple[int, nn.Parameter]]:
+    def _find_tied(self, whole: nn.Module) -> list[tuple[int, Any]]:
         """List this rank's parameters that another stage has, too, with that stage."""
         holders: dict[nn.Parameter, set[int]] = defaultdict(set)
         for number, part in enumerate(self.parts):
@@ -305,7 +308,7 @@ class Stage:
         return self.task.model
 
 
-def _forget(model: nn.Sequential, keep: list[nn.Sequential]) -> None:
+def _forget(model: nn.Sequential, keep: list[Any]) -> None:
     """Let go of the layers this rank has no part in."""
     kept = {id(layer) for layers in keep for layer in layers}
     for name, layer in list(model.named_children()):
@@ -331,21 +334,22 @@ class Chunk:
     ----------
     is_first, is_last : bool
         Whether they are the model's first or last layers.
-    takes, gives : dict of str to tuple of int or None
-        Shape of the message that a pass of each kind needs, and of the one that it gives, for a sample.
+    takes, gives : dict of str to tuple of int
+        Shape of the message that a pass of each kind needs, and of the one that it gives, for a sample; None, and
+        empty, where there is no message.
     """
 
-    def __init__(self, stage: Stage, part: int, layers: nn.Sequential, later: Later | None = None) -> None:
+    def __init__(self, stage: Stage, part: int, layers: nn.Module, later: Any = None) -> None:
         self.task, self.layers, self.later = stage.task, layers, later
         self.is_first, self.is_last = part == 0, part == len(stage.parts) - 1
         self.flops = stage.parts[part].flops
         before = None if self.is_first else stage.parts[part].shape
         behind = None if self.is_last else stage.parts[part + 1].shape
-        self.takes, self.gives = {"F": before, "B": behind, "W": None}, {"F": behind, "B": before}
+        self.takes, self.gives = {"F": before, "B": behind, "W": None}, {"F": behind or (), "B": before or ()}
         self.recompute = stage.task.experiment.split.recompute
         self.charges = stage.tp_group is not None  # cut layers charge for their computing themselves
         # Of micro-batches between their forward and their backward pass: input, targets and output.
-        self._held: dict[int, tuple[Tensor, Tensor, Tensor | None]] = {}
+        self._held: dict[int, tuple[Tensor, Tensor, Any]] = {}
 
     def forward(self, micro: int, x: Tensor, y: Tensor) -> Tensor:
         """Compute the output for `x`, or with the model's last layers its mean loss; kept for later passes."""
@@ -360,7 +364,7 @@ class Chunk:
         x, y, _ = self._held[micro]
         self._held[micro] = x, y, self._compute(partial(self._through, x, y), len(y) / 3)
 
-    def backward(self, micro: int, gradient: Tensor) -> Tensor | None:
+    def backward(self, micro: int, gradient: Tensor) -> Any:
         """Turn the output's gradient into the input's, and add to those of weights, unless they wait."""
         x, y, output = self._held.pop(micro)
 

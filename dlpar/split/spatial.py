@@ -38,7 +38,7 @@ class SpatialSplit(LayerwiseSplit):
     def __init__(self, task: Task) -> None:
         super().__init__(task)
         self.speaks = self.mesh.comm.rank == 0
-        cut = [layer for layer in self.replica.model if isinstance(layer, Windowed)]
+        cut = [layer for layer in self.replica.model.children() if isinstance(layer, Windowed)]
         # The last layers' gradients lie first, those of the layers computed in pieces at the end.
         count = sum(parameter.numel() for layer in cut for parameter in layer.parameters())
         self.of_pieces = self.replica.gradient[len(self.replica.gradient) - count :]
@@ -48,7 +48,8 @@ class SpatialSplit(LayerwiseSplit):
         self.mesh = Mesh(place.mp_group, experiment.split.axes(experiment.workers))
         height, width = self.task.batch(0)[0].shape[-2:]
         layers = cut_images(model, self.mesh, height, width, self.pause)
-        self.own = index(layers[0].owned, (range(height), range(width)))
+        first: Any = layers[0]
+        self.own = index(first.owned, (range(height), range(width)))
         return layers
 
     def gradient(self, step: int) -> None:
@@ -95,8 +96,8 @@ def cut_images(
         elif isinstance(layer, nn.ReLU):
             layers[name] = layer
         elif in_pieces:
-            layers[name] = Windowed(layer, mesh, height, width, pause)
-            height, width = layers[name].height, layers[name].width
+            layers[name] = cut = Windowed(layer, mesh, height, width, pause)
+            height, width = cut.height, cut.width
         else:
             layers[name] = Local(layer, mesh)
     return nn.Sequential(layers)
@@ -255,7 +256,7 @@ class Windowed(nn.Module):
                 given, made = self._made.pop(block)
                 backward(made, gradient[index(block, self.outputs)])
                 if of_inputs is not None:
-                    of_inputs[self._reads(block)] += given.grad
+                    of_inputs[self._reads(block)] += given.grad  # type: ignore[arg-type]
 
         if blocks:
             self.comm.compute(derive, cost=2 * self._flops(blocks))
@@ -307,5 +308,5 @@ def unpadded(layer: nn.Module) -> tuple[nn.Module, float]:
             f"numbers, of zeros, that count in a mean"
         )
     layer = copy.copy(layer)
-    layer.padding = (0, 0)
+    layer.padding = (0, 0)  # type: ignore[assignment]
     return layer, value

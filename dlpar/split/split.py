@@ -112,7 +112,8 @@ class Split:
     def __init__(self, task: Task) -> None:
         self.task, self.comm, self.record = task, task.comm, task.record
         self.microbatches = getattr(task.experiment.split, "microbatches", 1)
-        self.loss, self.samples = None, 0
+        self.loss: Tensor | float | None = None
+        self.samples = 0
         self.replica = Replica(self.cut(task.model), task.comm, task.place.agree)
 
     def cut(self, model: nn.Sequential) -> nn.Module:
@@ -203,7 +204,7 @@ class LayerwiseSplit(Split):
         propagate(loss, self.task.share(samples))
 
 
-def mean(losses: list[Tensor], counts: list[int]) -> Tensor:
+def mean(losses: list[Tensor], counts: list[int]) -> Any:
     """Return the mean loss over all samples, from each micro-batch's loss and number of samples."""
     total = sum(counts)
     if len(losses) == 1 or not total:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 from collections import OrderedDict
 from contextlib import nullcontext
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -33,7 +34,9 @@ class TensorSplit(LayerwiseSplit):
         super().__init__(task)
         # Layers charge for time as they compute, in every world: a finished gradient can be announced at once.
         self.replica.inside = lambda call: call()
-        self._overlapping = [layer for layer in self.replica.model if isinstance(layer, Overlapping)]
+        self._overlapping = [
+            layer for layer in self.replica.model.children() if isinstance(layer, Overlapping)
+        ]
         for layer in self._overlapping:
             task.memory.hold("gathered", layer.copies)
 
@@ -129,7 +132,8 @@ def joined(part: nn.Module, comm: Comm) -> list[Tensor] | None:
     ranks = comm.gather([parameter.detach().cpu() for parameter in part.parameters()])
     if ranks is None:
         return None
-    dims = [parameter.cut_along for parameter in part.parameters()]
+    parameters: list[Any] = list(part.parameters())
+    dims = [parameter.cut_along for parameter in parameters]
     return [pieces[0] if dim is None else torch.cat(pieces, dim) for dim, pieces in zip(dims, zip(*ranks))]
 
 
@@ -140,7 +144,8 @@ def level(part: nn.Module, comm: Comm) -> None:
     Copies get the same gradients.  But where replicas do not wait for each other, servers add up
     the updates of different ranks' parts in different orders, and copies would drift apart.
     """
-    copies = [parameter for parameter in part.parameters() if parameter.cut_along is None]
+    parameters: list[Any] = list(part.parameters())
+    copies = [parameter for parameter in parameters if parameter.cut_along is None]
     if copies:
         flat = nn.utils.parameters_to_vector(copies)
         star_broadcast(comm, flat)
@@ -148,17 +153,17 @@ def level(part: nn.Module, comm: Comm) -> None:
             weight.copy_(values.view_as(weight))
 
 
-def share_of(parameter: nn.Parameter, group: TensorGroup, dim: int | None) -> nn.Parameter:
+def share_of(parameter: Tensor, group: TensorGroup, dim: int | None) -> Any:
     """Return this rank's piece along a dimension, or all of it for None; first ranks' pieces may be longer by one."""
     piece = parameter.detach()
     if dim is not None:
         piece = piece.tensor_split(group.size, dim)[group.rank]
-    share = nn.Parameter(piece.clone(memory_format=torch.contiguous_format))
+    share: Any = nn.Parameter(piece.clone(memory_format=torch.contiguous_format))
     share.cut_along = dim
     return share
 
 
-def piece_of(layer: nn.Module, group: TensorGroup, dim: int | None) -> nn.Module:
+def piece_of(layer: nn.Module, group: TensorGroup, dim: int | None) -> Any:
     """Copy a layer: some of its outputs (dim 0), some of its inputs without the bias (1), or all of it (None)."""
     piece = copy.deepcopy(layer)
     for name, parameter in layer.named_parameters(recurse=False):
@@ -166,7 +171,7 @@ def piece_of(layer: nn.Module, group: TensorGroup, dim: int | None) -> nn.Module
     return piece
 
 
-def product(layer: nn.Module, x: Tensor, group: TensorGroup) -> Tensor:
+def product(layer: Any, x: Tensor, group: TensorGroup) -> Tensor:
     """Compute a layer's output, and charge for it: two operations a multiply-add, a product or two backward."""
     output = layer(x)
     flops = 2 * output.numel() * layer.weight.shape[1:].numel()
@@ -205,7 +210,7 @@ class RowParallel(nn.Module):
 class Shift(nn.Module):
     """The bias of a linear layer or convolution, for an output that has been added up."""
 
-    def __init__(self, layer: nn.Module, group: TensorGroup) -> None:
+    def __init__(self, layer: Any, group: TensorGroup) -> None:
         super().__init__()
         self.bias = share_of(layer.bias, group, None)
         self.shape = (-1, 1, 1) if isinstance(layer, nn.Conv2d) else (-1,)
@@ -225,7 +230,7 @@ class ParallelAttention(Attention):
         self.group, self.heads = group, attention.heads // group.size
         for name in ("query", "key", "value"):
             setattr(self, name, ColumnParallel(getattr(attention, name), group, sums_gradient=False))
-        self.merge = RowParallel(attention.merge, group)
+        self.merge: Any = RowParallel(attention.merge, group)
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(copied(x, self.group))
@@ -237,7 +242,7 @@ class ParallelAttention(Attention):
 
 def _block(block: Block, group: TensorGroup) -> Block:
     """Cut a transformer block: heads, then the neurons between `up` and `down`; all ranks normalise."""
-    part = copy.deepcopy(block)
+    part: Any = copy.deepcopy(block)
     part.norm1, part.norm2 = piece_of(block.norm1, group, None), piece_of(block.norm2, group, None)
     part.attention = ParallelAttention(block.attention, group)
     part.up, part.down = ColumnParallel(block.up, group), RowParallel(block.down, group)
@@ -247,7 +252,7 @@ def _block(block: Block, group: TensorGroup) -> Block:
 class ParallelEmbedding(nn.Module):
     """An embedding cut by characters: each rank looks up its own, and adds zeros for the others'."""
 
-    def __init__(self, embedding: Embedding, group: TensorGroup, ties: Ties) -> None:
+    def __init__(self, embedding: Any, group: TensorGroup, ties: Ties) -> None:
         super().__init__()
         whole = embedding.token.weight
         self.group, self.weight = group, ties.setdefault(whole, share_of(whole, group, 0))
@@ -264,7 +269,7 @@ class ParallelEmbedding(nn.Module):
 class ParallelOutput(nn.Module):
     """The tied output cut by characters: each rank scores its own, and every rank gets all scores."""
 
-    def __init__(self, tied: Tied, group: TensorGroup, ties: Ties) -> None:
+    def __init__(self, tied: Any, group: TensorGroup, ties: Ties) -> None:
         super().__init__()
         self.group, self.weight = group, ties.setdefault(tied.weight, share_of(tied.weight, group, 0))
         self.sizes = _lengths(len(tied.weight), group)

@@ -28,7 +28,7 @@ from dlpar.collectives import ring_allgather, ring_allreduce, ring_reduce_scatte
 from dlpar.comm import Comm
 from dlpar.split.split import narrowed
 
-Operator = Callable[[Tensor], Tensor | None]
+Operator = Callable[[Tensor], Any]
 """Turns a tensor, or its gradient, into another; a gradient that is not wanted is None."""
 
 Pause = Callable[..., AbstractContextManager]
@@ -160,7 +160,8 @@ class SyncBatchNorm(nn.Module):
 
     def __init__(self, layer: nn.modules.batchnorm._BatchNorm, comm: Comm) -> None:
         super().__init__()
-        self.layer, self.group = layer, TensorGroup(comm)
+        self.layer: Any = layer
+        self.group = TensorGroup(comm)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         layer = self.layer

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -100,6 +101,7 @@ class Sharded:
     def scatter_gradient(self) -> None:
         """Add the gradient up over ranks, and keep this rank's chunk of it; collective."""
         self.reduce_scatter(self.comm, self.gradient.chunks)
+        assert self.own.grad is not None
         self.own.grad.add_(self.gradient.chunks[self.mine])
         for parameter in self.parameters:
             parameter.grad = None
@@ -152,7 +154,7 @@ class ZeroSplit(LayerwiseSplit):
 
     def _backward(self, loss: Tensor, samples: int) -> None:
         """Compute gradients layer by layer from the last; the tensors that a layer kept are dropped with it."""
-        gradient = torch.full_like(loss, self.task.share(samples))
+        gradient: Any = torch.full_like(loss, self.task.share(samples))
         for number in reversed(range(len(self.layers))):
             with self.pause():
                 for sharded in self.ends[number]:
