@@ -234,6 +234,7 @@ def propagate(loss: Tensor, share: float) -> None:
 
 def narrowed(x: Tensor) -> Tensor:
     """Convert floats to the type in which products take them: bfloat16 in a forward pass of mixed precision."""
-    kind = x.device.type
-    wanted = x.is_floating_point() and torch.is_autocast_enabled(kind)
+    kind = x.device.type  # a device without numbers knows no autocast
+    can = torch.amp.is_autocast_available(kind)
+    wanted = can and x.is_floating_point() and torch.is_autocast_enabled(kind)
     return x.to(torch.get_autocast_dtype(kind)) if wanted else x

@@ -16,7 +16,7 @@ from dlpar.config.paths import runs_folder
 
 
 def test_runs_lists_what_there_is(finished, capsys):
-    assert main(["runs"]) == 0
+    assert main(["runs", "--limit", "1000"]) == 0
     table = capsys.readouterr().out
     assert finished["run"] in table and "mlp on digits, ring" in table and "done" in table
     assert main(["runs", "--json", "--limit", "1000"]) == 0

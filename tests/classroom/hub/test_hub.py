@@ -187,7 +187,7 @@ def test_what_the_teacher_sends_is_offered_in_every_panel_and_can_be_taken_back(
     page.get_by_role("button", name="Send to everybody").click()
     page.locator("#sent", has_text="offered to").wait_for()
     said = kernel.run(
-        "print(until(lambda: offer.layout.display is None), offer._says.value, panel.experiment.workers)"
+        "print(until(lambda: offer.layout.display is None), offer._text.value, panel.experiment.workers)"
     )
     sent = "Your teacher (grace) sent: <b>mlp on digits, ring, 3 workers, simulated</b>"
     assert said == f"True {sent} 4\n", "she has pressed nothing, so nothing is set"
