@@ -18,7 +18,7 @@ PACKAGE = ROOT / "dlpar"
 
 BUDGETS = {
     "(top)": 620, "data": 480, "comm": 300, "collectives": 230, "compression": 220, "sync": 1002, "split": 1365,
-    "config": 1106, "worlds": 2650, "jobs": 2060, "theory": 1000, "lab": 6400, "course": 2100, "classroom": 1355,
+    "config": 1106, "worlds": 2650, "jobs": 2061, "theory": 1000, "lab": 6400, "course": 2100, "classroom": 1355,
     "cli": 1350,
 }  # fmt: skip
 """Lines of code of each room at most: neither blank, nor comment, nor docstring."""
