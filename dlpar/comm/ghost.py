@@ -85,10 +85,8 @@ class Ghost:
 
     def tensor_split(self, parts: int) -> list[Ghost]:
         share, rest = divmod(self.n, parts)
-        longer, shorter = (
-            Ghost(share + 1, self.dtype),
-            Ghost(share, self.dtype),
-        )  # nothing tells equal pieces apart
+        # Nothing tells equal pieces apart.
+        longer, shorter = Ghost(share + 1, self.dtype), Ghost(share, self.dtype)
         return [longer] * rest + [shorter] * (parts - rest)
 
     def split(self, size: int) -> list[Ghost]:

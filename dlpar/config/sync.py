@@ -229,9 +229,7 @@ class Gossip(SyncPart):
 
     @property
     def lead_bound(self) -> int | None:
-        return (
-            None  # a worker waits for its neighbours only: others may be as far behind as the graph is wide
-        )
+        return None  # a worker waits for its neighbours only, and others may be far behind
 
     @property
     def counts_lead(self) -> bool:

@@ -150,9 +150,8 @@ def hashed(key: int, numbers: np.ndarray) -> np.ndarray:
     -------
     ndarray of float64, shape (n,)
     """
-    return (
-        _mixed(_mixed(np.array([key], np.uint64)) + numbers.astype(np.uint64)) >> np.uint64(11)
-    ) * 2.0**-53
+    bits = _mixed(_mixed(np.array([key], np.uint64)) + numbers.astype(np.uint64))
+    return (bits >> np.uint64(11)) * 2.0**-53
 
 
 def _mixed(z: np.ndarray) -> np.ndarray:

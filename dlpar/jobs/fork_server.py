@@ -177,9 +177,7 @@ def main() -> None:
     os.umask(old)
     ours = os.stat(path).st_ino
     listener.listen(128)
-    with suppress(
-        BrokenPipeError
-    ):  # the process that started this one is gone; the next job needs a server too
+    with suppress(BrokenPipeError):  # who started this one is gone; the next job needs a server too
         print("ready", flush=True)
     devnull = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):

@@ -119,9 +119,8 @@ def _work(folder: Path, launched: float | None) -> int:
             function, arguments = unpack(call)
             result_path(folder, comm.rank).write_bytes(cloudpickle.dumps(function(comm, *arguments)))
         else:
-            comm.world.while_asleep(
-                lambda: record.event("asleep")
-            )  # a growing file shows that the rank is well
+            # A growing file shows that the rank is well.
+            comm.world.while_asleep(lambda: record.event("asleep"))
             (train if comm.rank < experiment.workers else serve)(comm, experiment, record)
         comm.close()
         _bring_home(folder, world)

@@ -34,9 +34,8 @@ class TensorSplit(LayerwiseSplit):
         super().__init__(task)
         # Layers charge for time as they compute, in every world: a finished gradient can be announced at once.
         self.replica.inside = lambda call: call()
-        self._overlapping = [
-            layer for layer in self.replica.model.children() if isinstance(layer, Overlapping)
-        ]
+        layers = self.replica.model.children()
+        self._overlapping = [layer for layer in layers if isinstance(layer, Overlapping)]
         for layer in self._overlapping:
             task.memory.hold("gathered", layer.copies)
 

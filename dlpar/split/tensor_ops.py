@@ -70,9 +70,8 @@ class TensorGroup:
 
     def scatter(self, tensor: Tensor, dim: int) -> Tensor:
         """Return this rank's piece, one of equal ones along `dim`, of the sum of all ranks' tensors."""
-        pieces = [
-            piece.clone(memory_format=torch.contiguous_format) for piece in tensor.chunk(self.size, dim)
-        ]
+        parts = tensor.chunk(self.size, dim)
+        pieces = [part.clone(memory_format=torch.contiguous_format) for part in parts]
         with self._pause():
             ring_reduce_scatter(self.comm, turned([piece.view(-1) for piece in pieces]))
         return pieces[self.rank]

@@ -119,7 +119,6 @@ class Averaging(Scheme):
         return self.inner.done(own // self.period) * self.period
 
     def facts(self) -> dict[str, Any]:
-        sketch = self.comm.compute(
-            lambda: self.sketch.of(self.replica.weights)
-        )  # not charged: it is for us who look on
+        # Not charged: it is for us who look on.
+        sketch = self.comm.compute(lambda: self.sketch.of(self.replica.weights))
         return {**self.inner.facts(), "sketch": sketch}

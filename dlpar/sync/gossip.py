@@ -78,9 +78,8 @@ class Neighbours(Gossip):
 
     def __init__(self, experiment: Experiment, comm: Comm, replica: Replica) -> None:
         super().__init__(experiment, comm, replica)
-        graph = comm.world.once(
-            "graph", lambda: neighbours(experiment.sync, experiment.workers, experiment.seed)
-        )
+        e = experiment
+        graph = comm.world.once("graph", lambda: neighbours(e.sync, e.workers, e.seed))
         self.peers, self.share = graph[comm.rank], metropolis(graph, comm.rank)
         size, dtype = len(replica.weights), replica.weights.dtype
         self.arrived = {peer: comm.empty(size, dtype) for peer in self.peers}
@@ -203,9 +202,8 @@ class Pairwise(Gossip):
         with self.guard:
             self._write(comm, weights)
         sending = comm.isend(self.mine.wire, partner, AVERAGE)
-        comm.recv(
-            self.theirs.wire, ANY, ANSWER
-        )  # from any, though only one can: such a receive leaves the core alone
+        # From any, though only one can: such a receive leaves the core alone.
+        comm.recv(self.theirs.wire, ANY, ANSWER)
         sending.wait()
         with self.guard:
             self._meet(comm, weights, partner)
@@ -239,9 +237,7 @@ class Pairwise(Gossip):
         """
         self.heard[partner] = int(self.theirs.head[0])
         mine, theirs = self.mine.body, self.theirs.body
-        comm.compute(
-            lambda: weights.add_((theirs - mine).to(weights.device), alpha=0.5), cost=3 * len(weights)
-        )
+        comm.compute(lambda: weights.add_((theirs - mine).to(weights.device), alpha=0.5), cost=3 * len(mine))
         self.averages += 1
 
 
@@ -255,10 +251,8 @@ class PushSum(Gossip):
         self.mass = self.pushed = 1.0
         size, dtype = len(replica.weights), replica.weights.dtype
         # The push weight travels as one more number: the same arithmetic is done to it.
-        self.share, self.arrived = (
-            comm.empty(size + 1, dtype),
-            [comm.empty(size + 1, dtype) for _ in self.sources],
-        )
+        self.share = comm.empty(size + 1, dtype)
+        self.arrived = [comm.empty(size + 1, dtype) for _ in self.sources]
         self.before = comm.empty(size, dtype)
 
     def combine(self) -> None:

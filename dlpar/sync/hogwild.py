@@ -143,9 +143,8 @@ class Watch:
 
     def added(self) -> None:
         """After an update: remember what it added."""
-        self.gradient.take(
-            self.places, out=self.recent[self.held], mode="clip"
-        )  # "raise" would make a copy first
+        # Mode "raise" would make a copy first.
+        self.gradient.take(self.places, out=self.recent[self.held], mode="clip")
         self.held += 1
         if self.held == TOGETHER:
             self._sum_up()

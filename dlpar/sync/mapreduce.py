@@ -94,10 +94,7 @@ class MapReduce(Scheme):
                 self.order.head[0] = is_converged(before, weights, tolerance)
         elif not self.warned:
             self.warned = True
-            print(
-                "mapreduce: an iteration sampled nothing on any worker: the weights stay as they are",
-                flush=True,
-            )
+            print("mapreduce: an iteration sampled nothing on any worker: the weights stay", flush=True)
         self.order.body.copy_(weights)
 
     def _penalty(self) -> float:
@@ -114,9 +111,7 @@ class MapReduce(Scheme):
         if kind == "l2":
             gradient.add_(weights, alpha=strength)
         self.optimizer.step(gradient)
-        if (
-            kind == "l1"
-        ):  # proximal: the step without the penalty, then towards zero, and no further than zero
+        if kind == "l1":  # proximal: the step without the penalty, then towards zero, and no further
             weights.copy_(softshrink(weights, self.optimizer.lr * strength))
 
     def facts(self) -> dict[str, Any]:

@@ -48,9 +48,8 @@ READABLE = {
 
 def main() -> None:
     """Tell what is around, then judge."""
-    if (
-        sys.platform == "linux"
-    ):  # others of this account, such as the student's, cannot look into this process
+    if sys.platform == "linux":
+        # Others of this account, such as the student's, cannot look into this process.
         ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
     channel, trial = int(sys.argv[1]), json.load(sys.stdin)
     os.set_inheritable(channel, False)

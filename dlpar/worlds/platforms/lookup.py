@@ -81,9 +81,8 @@ def _read(path: str, extending: tuple[str, ...]) -> Platform:
         if not isinstance(base, str):
             got = f"{shown(Path(path).name)}, where extends: got {shown(base)}"
             raise BadExperiment(f"{FIELD}: got {got}, allowed is a name or a path")
-        beside = os.path.join(
-            os.path.dirname(real), os.path.expanduser(base)
-        )  # a path is as seen from its file
+        # A path is as seen from its file.
+        beside = os.path.join(os.path.dirname(real), os.path.expanduser(base))
         extended = _found(beside if is_path(base) else base, (*extending, real))
         fields = _changed(extended, {"source": f"{extended.source}{SEPARATOR}changed in {path}", **fields})
     try:

@@ -108,9 +108,7 @@ class Timing(Part):
             return 1.0
         if self.kind == "trace":
             return self.trace[(rank + number) % len(self.trace)]
-        from dlpar.config.generator import (
-            generator,  # here: needs NumPy, a description of a platform does not
-        )
+        from dlpar.config.generator import generator  # here: a description of a platform needs no NumPy
 
         draw = generator(seed, "compute", rank, number)
         if self.kind == "exponential":
