@@ -1,4 +1,4 @@
-"""What every rank runs: the training loop, top to bottom.
+"""The program of every rank: the training loop, top to bottom.
 
 The loop does not know which split, scheme, carrier or world it is in.  The ranks
 of a replica compute the gradient of its share of the batch (:mod:`dlpar.split`),

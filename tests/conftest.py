@@ -51,11 +51,11 @@ def own_folders():
     before = {name: os.environ.get(name) for name in ("DLPAR_HOME", "DLPAR_RUNTIME")}
     os.environ |= {"DLPAR_HOME": str(root / "home"), "DLPAR_RUNTIME": str(root / "r")}
     yield root
-    from dlpar.config.paths import sweep
     from dlpar.jobs.fork_server import dismiss
+    from dlpar.jobs.scratch import sweep
 
     dismiss()
-    sweep(older_than=0)  # what tests left on purpose by killing a supervisor
+    sweep(older_than=0)  # what tests left on purpose by killing a guardian
     shutil.rmtree(root, ignore_errors=True)
     for name, value in before.items():
         os.environ.pop(name, None) if value is None else os.environ.__setitem__(name, value)

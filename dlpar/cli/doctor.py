@@ -26,10 +26,10 @@ from rich.table import Table
 
 from dlpar.cli import FAILED, AsJSON
 from dlpar.cli.tables import console
-from dlpar.config.paths import Scratch
 from dlpar.config.rules import MOST
 from dlpar.jobs.control_groups import ControlGroups, Memory, memory, text_of, usable_cores
 from dlpar.jobs.mpiexec import NoMPI, Starter, environment, find_starter
+from dlpar.jobs.scratch import Scratch
 
 GOOD, COSTS, BROKEN = "good", "costs", "broken"
 
@@ -127,7 +127,7 @@ class Machine:
 
     @property
     def uses_gpus(self) -> bool:
-        """Whether ranks compute on GPUs here."""
+        """Return whether ranks compute on GPUs here."""
         return bool(self.gpus and self.torch_cuda)
 
 
@@ -165,7 +165,7 @@ def gpus() -> tuple[str, ...]:
 
 
 def torch_cuda() -> bool | None:
-    """Whether torch was built for NVIDIA GPUs, read from its files without importing it; None: no torch."""
+    """Return whether torch was built for NVIDIA GPUs, read from its files without importing it; None: no torch."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return None

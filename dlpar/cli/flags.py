@@ -69,12 +69,12 @@ class Flag:
 
     @property
     def is_switch(self) -> bool:
-        """Whether it takes no value: ``--overlap`` and ``--no-overlap``."""
+        """Return whether it takes no value: ``--overlap`` and ``--no-overlap``."""
         return unwrap(self.field.annotation) is bool
 
     @property
     def has_commas(self) -> bool:
-        """Whether a value of it is a list, with commas."""
+        """Return whether a value of it is a list, with commas."""
         return typing.get_origin(unwrap(self.field.annotation)) in (dict, tuple)
 
     @property

@@ -119,7 +119,7 @@ def parts() -> Iterator[Finding]:
 
 
 def load() -> Iterator[Finding]:
-    """Whether other programs keep the cores busy."""
+    """Return whether other programs keep the cores busy."""
     waiting = os.getloadavg()[0]
     if waiting > 1.5 * cores():
         said = f"{waiting:.1f} programs want {cores()} cores: times below are longer than in a quiet hour"

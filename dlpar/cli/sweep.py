@@ -178,7 +178,7 @@ def _values(flag: Flag, typed: list[Any] | None) -> list[Any]:
 
 
 def _idle(flag: Flag, combination: dict[Flag, Any], typed: dict[Flag, list[Any]]) -> bool:
-    """Whether a flag belongs to another kind of part than this combination has, but to one that others have."""
+    """Return whether a flag belongs to another kind of part than this combination has, but to one that others have."""
     if flag.is_head or not flag.kinds:
         return False
     head = next((f for f in combination if f.is_head and f.path[0] == flag.path[0]), None)

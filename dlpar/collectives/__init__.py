@@ -44,7 +44,7 @@ HALVES = {
 
 
 def own_chunk(comm: Comm) -> int:
-    """Which of N chunks is this rank's."""
+    """Number this rank's chunk of N."""
     return (comm.rank + 1) % comm.size
 
 

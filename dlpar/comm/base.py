@@ -37,7 +37,7 @@ class Request(Protocol):
         """Block until it is complete; an `irecv` gives its :class:`Arrival`."""
 
     def test(self) -> bool:
-        """Whether it is complete.
+        """Return whether it is complete.
 
         This takes no time: on a clock that is not the wall's, a loop of tests alone never ends.
         """

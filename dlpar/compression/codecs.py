@@ -17,7 +17,7 @@ from dlpar.config import parts
 
 
 class Codec(ABC):
-    """What every codec can do."""
+    """A codec: the calls that all of them have."""
 
     @abstractmethod
     def nbytes(self, n: int, dtype: torch.dtype) -> int:

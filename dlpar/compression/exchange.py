@@ -117,7 +117,7 @@ class LossyComm:
         return other
 
     def _lossy(self, tensor: Tensor) -> int:
-        """How many first elements of a tensor are encoded."""
+        """Count the first elements of a tensor that are encoded."""
         return max(0, tensor.numel() - self.exact) if tensor.is_floating_point() else 0
 
     def _room(self, tensor: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""What to run: the experiment, its parts, and the rules they must satisfy.
+"""The experiment to run, its parts, and the rules they must satisfy.
 
     experiment.py ─► parts.py, sync.py, split.py (fields, capabilities, rules of each part)
          └─► rules.py (rules between parts) ─► schema.py (every message, flag and control comes from the schema)

@@ -1,4 +1,4 @@
-"""Which fields of an experiment mean something only beside some values of others."""
+"""Fields of an experiment that mean something only beside some values of others."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ MEANT_WITH = {
 
 
 def missing(path: str, value_of: Callable[[str], Any]) -> tuple[str, list[str]] | None:
-    """What a field lacks to mean something.
+    """Find what a field lacks to mean something.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""What to run: one schema behind command-line flags, panel controls, JSON and error messages."""
+"""The experiment to run: one schema behind command-line flags, panel controls, JSON and error messages."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ class Experiment(Part):
 
     @property
     def free_running(self) -> bool:
-        """Whether workers do as many steps as they can, instead of the same steps all of them."""
+        """Return whether workers do as many steps as they can, instead of the same steps all of them."""
         return self.sync.runs_free
 
     @property
@@ -157,7 +157,7 @@ class Experiment(Part):
 
     @property
     def has_outline(self) -> bool:
-        """Whether nothing is computed, and a workload's layers stand for the model's."""
+        """Return whether nothing is computed, and a workload's layers stand for the model's."""
         return self.cluster.stand_in_for is not None and self.cluster.messages == "sizes"
 
     def of_replicas(self) -> Experiment:

@@ -139,7 +139,7 @@ class Delays(Part):
 
 
 class Cluster(Part):
-    """Where the ranks live and what carries their messages."""
+    """The place where ranks live, and the carrier of their messages."""
 
     world: Literal["real", "paced", "simulated"] = Field("real", title="world")
     """real: processes and the wall clock; paced: processes that keep a platform's time; simulated: thousands

@@ -1,4 +1,4 @@
-"""What the parts of an experiment must satisfy together.
+"""Rules that the parts of an experiment must satisfy together.
 
 A rule yields complaints: the field, what is allowed, and what was given where that is not the
 field's value.  Rules of one scheme or one split are methods of its part (:mod:`dlpar.config.sync`,

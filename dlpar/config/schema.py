@@ -1,4 +1,4 @@
-"""How a pydantic schema turns into sentences a student can act on.
+"""Turn a pydantic schema into sentences that a student can act on.
 
 One place knows how to say "what is allowed": error messages, ``--help`` and the
 panel's tooltips all use it.
@@ -136,7 +136,7 @@ def unwrap(annotation: Any) -> Any:
 
 
 def is_optional(annotation: Any) -> bool:
-    """Whether ``None`` is among the values an annotation admits."""
+    """Return whether ``None`` is among the values an annotation admits."""
     return type(None) in typing.get_args(annotation)
 
 
@@ -170,7 +170,7 @@ def _number(value: float) -> str:
 
 
 def allowed(field: FieldInfo) -> str:
-    """What a field admits, in words: ``one of ring, ps`` or ``a whole number from 1 to 64``."""
+    """Put into words what a field admits: ``one of ring, ps`` or ``a whole number from 1 to 64``."""
     kind, several = unwrap(field.annotation), kinds(field)
     if several:
         fields = several[0].model_fields if len(several) == 1 else [several[0].head(), "its settings"]

@@ -1,4 +1,4 @@
-"""How one model is cut over ranks: one part of an experiment for each split, with its settings and its rules.
+"""Splits of one model over ranks: one part of an experiment for each split, with its settings and its rules.
 
 Workers are dealt out along named axes whose sizes multiply to their number: the
 axes of one model, and `data` for the replicas that are left.
@@ -22,7 +22,7 @@ AXES = ("data", "pipeline", "tensor", "rows", "columns")
 
 
 class Traits(NamedTuple):
-    """What a pipeline's schedule asks of the rest of an experiment.
+    """Demands of a pipeline's schedule on the rest of an experiment.
 
     Attributes
     ----------
@@ -53,7 +53,7 @@ IMAGES = {"digits": 8, "mnist": 28, "cifar10": 32}
 
 
 class SplitPart(Part):
-    """What every split's part has.
+    """Base of every split's part.
 
     Attributes
     ----------
@@ -313,7 +313,7 @@ class PipelineSplit(ModelSplit):
 
     @property
     def traits(self) -> Traits:
-        """What the schedule asks of the rest."""
+        """Return the demands of the schedule on the rest."""
         return SCHEDULES[self.schedule]
 
     def parts(self, workers: int) -> int:

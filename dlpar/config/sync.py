@@ -1,4 +1,4 @@
-"""How replicas agree: one part of an experiment for each scheme, with its settings, its capabilities and its rules.
+"""Schemes by which replicas agree: one part of an experiment each, with settings, capabilities and rules.
 
 The rest of the code asks a part for its capabilities, never for its name.
 """
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class SyncPart(Part):
-    """What every scheme's part has.
+    """Base of every scheme's part.
 
     Attributes
     ----------

@@ -20,7 +20,7 @@ _PACKAGES = ("/site-packages/", "/dist-packages/")
 
 
 def is_installed(file: str) -> bool:
-    """Whether a frame's file belongs to Python, a package or dlpar; a notebook's cell, say, does not."""
+    """Return whether a frame's file belongs to Python, a package or dlpar; a notebook's cell, say, does not."""
     return file.startswith(_BEGINNINGS) or any(folder in file for folder in _PACKAGES)
 
 
@@ -56,5 +56,5 @@ def as_part(scheme: Callable) -> dict[str, str]:
 
 
 def from_part(code: str) -> Callable:
-    """What :func:`as_part` packed.  It runs what it reads: only a rank calls it, never who looks at a run."""
+    """Unpack what :func:`as_part` packed.  It runs what it reads: only a rank calls it, never who looks at a run."""
     return unpack(base64.b64decode(code))[0]

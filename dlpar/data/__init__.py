@@ -74,7 +74,7 @@ class Dataset:
         return self.train_x.index_select(0, indices), self.train_y.index_select(0, indices)
 
     def facts(self) -> dict[str, Any]:
-        """What a step's record says of it: ``read``, the bytes of training images that were read from a file so far;
+        """Return facts for a step's record: ``read``, the bytes of training images that were read from a file so far;
         of data that lie in no file, nothing."""
         read = self.loaded + (self.train_x.read if isinstance(self.train_x, InFile) else 0)
         return {"read": read} if read else {}
@@ -222,7 +222,7 @@ def _diabetes(seed: int, dtype: torch.dtype) -> Dataset:
 
 
 def _words(seed: int, dtype: torch.dtype) -> Dataset:
-    """Which package a docstring documents, from its words."""
+    """Load the words of docstrings; the label is the package that each documents."""
     words = docstrings.words()
     train, test = split(words.labels, seed)
     x = torch.from_numpy(words.tf_idf(train)).to(dtype)

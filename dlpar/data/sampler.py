@@ -1,4 +1,4 @@
-"""Which samples a worker sees at which step: a function of the seed and the step alone."""
+"""Choose the samples of a worker at a step: a function of the seed and the step alone."""
 
 from __future__ import annotations
 

@@ -161,7 +161,7 @@ def _of_file(path: Path) -> list[str]:
 
 
 def _arrays(docstrings: list[tuple[str, str]]) -> Arrays:
-    """What is kept: characters and word counts, both without Python objects."""
+    """Make the arrays that are kept: characters and word counts, both without Python objects."""
     # Imported here: it takes longer than everything else, and once a machine is enough.
     from sklearn.feature_extraction.text import CountVectorizer
 

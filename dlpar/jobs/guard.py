@@ -19,9 +19,9 @@ import time
 from pathlib import Path
 from typing import IO, Any
 
-from dlpar.config.paths import Scratch
 from dlpar.jobs import diagnosis, fork_server, slots
 from dlpar.jobs.processes import adopt_orphans, descendants, die_with_parent, kill, wait_gone
+from dlpar.jobs.scratch import Scratch
 from dlpar.jobs.summary import Summary
 from dlpar.jobs.tail import Tail
 

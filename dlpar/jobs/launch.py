@@ -19,7 +19,7 @@ from typing import Any
 
 import dlpar
 from dlpar.config.experiment import BadExperiment, Experiment
-from dlpar.config.paths import Scratch, private_folder, runs_folder, runtime_folder, sweep
+from dlpar.config.paths import private_folder, runs_folder, runtime_folder
 from dlpar.config.rules import in_words
 from dlpar.config.schema import BadData, shown
 from dlpar.config.user_code import pack
@@ -29,6 +29,7 @@ from dlpar.jobs.fork_server import idle_seconds
 from dlpar.jobs.memory_check import check_memory
 from dlpar.jobs.mpiexec import environment, find_starter, on_one_host
 from dlpar.jobs.run import Run
+from dlpar.jobs.scratch import Scratch, sweep
 from dlpar.jobs.slots import keeper_socket
 from dlpar.jobs.summary import Summary, facts_of
 from dlpar.jobs.tail import CALL, Tail, result_path
@@ -117,7 +118,7 @@ class Job:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing of the job is left."""
+        """Return whether nothing of the job is left."""
         return self._guardian.poll() is not None
 
     def poll(self) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from dlpar.config.paths import Scratch
+from dlpar.jobs.scratch import Scratch
 
 
 class NoMPI(RuntimeError):

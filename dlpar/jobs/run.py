@@ -81,7 +81,7 @@ class Run:
 
     @property
     def live(self) -> bool:
-        """Whether a job still holds this folder's lock; the kernel frees it however the job dies."""
+        """Return whether a job still holds this folder's lock; the kernel frees it however the job dies."""
         try:
             with open(self.path / "lock") as file:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -65,7 +65,7 @@ class Comparison(JobWidget):
 
     @property
     def running(self) -> bool:
-        """Whether a run is under way."""
+        """Return whether a run is under way."""
         return not self._over.is_set()
 
     @property

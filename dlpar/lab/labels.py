@@ -30,7 +30,7 @@ def scheme(experiment: Experiment) -> str:
 
 
 def has_peers(sync: Any) -> bool:
-    """Whether workers average with each other: neighbours in a graph, or random peers."""
+    """Return whether workers average with each other: neighbours in a graph, or random peers."""
     return hasattr(sync, "exchange")
 
 
@@ -79,7 +79,7 @@ def differences(a: Experiment, b: Experiment) -> dict[str, Any]:
 
 
 def same_batches(a: Experiment, b: Experiment) -> bool:
-    """Whether step t of both sees the same samples: true if (seed, t) alone decides them."""
+    """Return whether step t of both sees the same samples: true if (seed, t) alone decides them."""
     # Of free-running workers, the fast ones go further in their shares of the batches.
     iid = a.shards == b.shards == "iid" and not (a.free_running or b.free_running)
     sampled = getattr(a.sync, "fraction", 1.0) == getattr(b.sync, "fraction", 1.0)

@@ -112,7 +112,7 @@ def _agreement() -> Path:
 
 
 def is_shared() -> bool:
-    """Whether the student shares her answers with the class."""
+    """Return whether the student shares her answers with the class."""
     return _agreement().exists()
 
 

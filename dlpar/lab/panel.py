@@ -94,7 +94,7 @@ class Panel(JobWidget):
 
     @property
     def running(self) -> bool:
-        """Whether a job of this panel is running."""
+        """Return whether a job of this panel is running."""
         return self._busy
 
     def run(self) -> Job:

@@ -171,7 +171,7 @@ def run_all(
 
 
 def _has_room(outcome: Outcome, at_work: Mapping[Outcome, Job], jobs: int) -> bool:
-    """Whether an experiment may start beside those at work."""
+    """Return whether an experiment may start beside those at work."""
     worlds = {each.experiment.cluster.world for each in (outcome, *at_work)}
     return not at_work or (worlds == {"simulated"} and len(at_work) < jobs)
 

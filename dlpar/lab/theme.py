@@ -144,7 +144,7 @@ def workers(experiment: Experiment) -> int:
 
 
 def crowded(experiment: Experiment) -> bool:
-    """Whether some workers are left out of a figure."""
+    """Return whether some workers are left out of a figure."""
     return experiment.workers > WORKERS
 
 

@@ -96,7 +96,7 @@ class Watch(Thread):
                 self._cancelled.wait(pause)
 
     def _lost(self) -> bool:
-        """Whether no process has held the run for a while."""
+        """Return whether no process has held the run for a while."""
         now = time.monotonic()
         if now - self._checked > 0.5:
             self._checked = now
@@ -180,7 +180,7 @@ class Replay(Thread):
 
 
 def has_ended(run: Run) -> bool:
-    """Whether a run's records are complete; after the last one, a job still holds its folder for a moment."""
+    """Return whether a run's records are complete; after the last one, a job still holds its folder for a moment."""
     return not run.live or run.status not in ("queued", "starting", "running")
 
 

@@ -1,4 +1,4 @@
-"""How replicas agree: one class per scheme, all with the same few calls (:class:`Scheme`)."""
+"""Schemes by which replicas agree: one class each, all with the same few calls (:class:`Scheme`)."""
 
 from __future__ import annotations
 

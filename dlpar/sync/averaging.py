@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def outer(experiment: Experiment) -> Experiment:
-    """What the scheme inside runs: one step a block, on differences of models; the same on workers and servers.
+    """Return the experiment of the scheme inside: a step a block, on differences of models; servers run it, too.
 
     An experiment without averaging comes back as it is.
     """

@@ -1,4 +1,4 @@
-"""How stale a worker may be, as a server sees it: two numbers, and nothing else differs.
+"""Consistency as a server sees it: two numbers bound how stale a worker may be, and nothing else differs.
 
 Sources: bsp, Valiant (CACM 1990); ssp, Ho et al. (NIPS 2013); asp, Dean et al.
 (NIPS 2012); n-softsync, Gupta, Zhang and Wang, "Rudra" (arXiv 1509.04210).
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Consistency:
-    """When a server applies what was pushed, and when it lets a client go on.
+    """The moments when a server applies what was pushed, and when it lets a client go on.
 
     Attributes
     ----------
@@ -31,12 +31,12 @@ class Consistency:
     bound: int | None = None
 
     def may_start(self, clock: int, slowest: int) -> bool:
-        """Whether a client that has pushed `clock` times may start again, the slowest having pushed `slowest`."""
+        """Return whether a client that has pushed `clock` times may start again; the slowest has pushed `slowest`."""
         return self.bound is None or clock - slowest <= self.bound
 
 
 class Clocks:
-    """How often each client has pushed, and who is the slowest; a push costs the same whatever their number.
+    """Number of pushes of each client, and the slowest one; a push costs the same whatever their number.
 
     Parameters
     ----------

@@ -34,7 +34,7 @@ def gossip(experiment: Experiment, comm: Comm, replica: Replica) -> Scheme:
 
 
 class Gossip(Scheme):
-    """What all kinds of gossip share: how weights start, how they adapt, what is recorded."""
+    """Base of all kinds of gossip: it starts the weights, adapts them and records facts."""
 
     def __init__(self, experiment: Experiment, comm: Comm, replica: Replica) -> None:
         super().__init__(experiment, comm, replica)
@@ -128,7 +128,7 @@ class RandomPeers(Gossip):
 
 
 def circle(seed: int, round: int, workers: int, peers: int) -> tuple[list[int], list[int]]:
-    """Who meets whom in a round: workers on a circle in random order, and `peers` random distances.
+    """Draw who meets whom in a round: workers on a circle in random order, and `peers` random distances.
 
     Each sends that many places on, so that every worker sends and hears `peers` times,
     never twice to the same and never to itself: the mixing matrix is doubly stochastic.

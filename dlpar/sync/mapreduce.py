@@ -98,7 +98,7 @@ class MapReduce(Scheme):
         self.order.body.copy_(weights)
 
     def _penalty(self) -> float:
-        """What the regulariser adds to the loss at the present weights."""
+        """Return what the regulariser adds to the loss at the present weights."""
         kind, strength = self.experiment.sync.regularizer, self.experiment.sync.regularization
         if kind == "none":
             return 0.0
@@ -122,5 +122,5 @@ class MapReduce(Scheme):
 
 
 def is_converged(before: torch.Tensor, after: torch.Tensor, tolerance: float) -> bool:
-    """Whether an update moved the weights by less than `tolerance` times their length, or times 1 if that is more."""
+    """Return whether an update moved the weights by less than `tolerance` times their length (at least 1)."""
     return (after - before).norm().item() < tolerance * max(after.norm().item(), 1.0)

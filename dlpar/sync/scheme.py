@@ -1,4 +1,4 @@
-"""What every scheme is: a few calls the training loop makes each step."""
+"""The base of every scheme: a few calls that the training loop makes each step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Scheme:
-    """How this worker's replica agrees with the others'.
+    """A scheme: it makes this worker's replica agree with the others'.
 
     A scheme of your own needs :meth:`combine` alone; ``Experiment(sync=MyScheme)`` runs it.
 
@@ -64,7 +64,7 @@ class Scheme:
         return self.optimizer.nbytes
 
     def facts(self) -> dict[str, Any]:
-        """What is recorded of the step just done: at least ``staleness`` (updates) and ``lead`` (clocks)."""
+        """Return facts to record of the step just done: at least ``staleness`` (updates) and ``lead`` (clocks)."""
         return {"staleness": 0, "lead": 0}
 
 

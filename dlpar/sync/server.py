@@ -132,11 +132,11 @@ class Server:
         self.comm.compute(lambda: self.optimizer.step(self.sum), cost=2 * len(self.sum))
 
     def goes_on(self) -> bool:
-        """Whether a client that is answered now may start another step."""
+        """Return whether a client that is answered now may start another step."""
         return self.started < self.total or not self.is_first
 
     def counts(self, client: int, lead: int) -> tuple[int, ...]:
-        """What an answer says beside the weights: their version, the push's staleness, the lead, global steps done."""
+        """Return the head of an answer: version of the weights, staleness of the push, lead, global steps done."""
         done = self.pushes * self.experiment.sync.push_every // len(self.clients)
         return self.version, self.staleness[client], lead, done
 

@@ -65,7 +65,7 @@ def own(experiment: Experiment, comm: Comm, replica: Replica) -> Scheme:
 
 
 def not_a_scheme(typed: Any, name: str) -> str | None:
-    """What keeps a class or a function from being used as a scheme, in one sentence; None if nothing does."""
+    """Say in one sentence why a class or a function cannot be a scheme; None if it can."""
     if isinstance(typed, type):
         missing = [call for call in CALLS if not callable(getattr(typed, call, None))]
         # Scheme has a combine() that only says it is not written.
@@ -81,7 +81,7 @@ def not_a_scheme(typed: Any, name: str) -> str | None:
 
 
 def _recordable(facts: Callable[[], Any]) -> Mapping[str, Any]:
-    """What `facts()` gives, if a step can be recorded with it: a run without it could never be summed up."""
+    """Check that a step can be recorded with what `facts()` gives: else a run could never be summed up."""
     found = facts()
     named = isinstance(found, Mapping) and all(isinstance(name, str) for name in found)
     counts = [found.get(name) for name in ("staleness", "lead")] if named else [None]

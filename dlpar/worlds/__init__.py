@@ -1,1 +1,1 @@
-"""Where ranks live and what time is: MPI and NCCL, the paced world, the simulated one, and platforms on paper."""
+"""Worlds, in which ranks live and time passes: MPI and NCCL, paced, simulated, and platforms on paper."""

@@ -103,7 +103,7 @@ class DistributedComm(MPIComm):
         return dist.P2POp(call, _bytes_of(tensor), self._global[peer], self.group)
 
     def _is_foreign(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor lies where this carrier does not reach, as a packet beside GPUs does; MPI carries it."""
+        """Return whether a tensor lies out of this carrier's reach, as a packet beside GPUs does; MPI carries it."""
         return tensor.device.type != self.device.type
 
     def barrier(self) -> None:

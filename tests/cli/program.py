@@ -8,8 +8,9 @@ import sys
 
 import dlpar
 from dlpar import Run
-from dlpar.config.paths import Scratch, runtime_folder
+from dlpar.config.paths import runtime_folder
 from dlpar.jobs.processes import parent_of
+from dlpar.jobs.scratch import Scratch
 
 KEYS = [
     "run", "workers", "steps", "samples_per_s", "final_loss", "accuracy", "staleness", "lead", "bytes_sent",

@@ -17,8 +17,9 @@ from jupyter_client.manager import KernelManager
 
 import dlpar
 from dlpar import Experiment, Run
-from dlpar.config.paths import _memory_prefix, runtime_folder, sweep
+from dlpar.config.paths import runtime_folder
 from dlpar.jobs.processes import parent_of
+from dlpar.jobs.scratch import _memory_prefix, sweep
 
 pytestmark = [pytest.mark.slow, pytest.mark.timed]
 

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 import dlpar
 from dlpar import BadExperiment, Experiment
-from dlpar.config.paths import Scratch
 from dlpar.config.rules import FITS
 from dlpar.jobs import fork_server, mpiexec
+from dlpar.jobs.scratch import Scratch
 
 pytestmark = pytest.mark.slow
 

@@ -197,7 +197,7 @@ def _place(experiment: Experiment, held: Holdings, crowded: bool) -> list[str]:
 
 
 def _is_cut(experiment: Experiment, axis: str) -> bool:
-    """Whether ranks differ along an axis."""
+    """Return whether ranks differ along an axis."""
     return {"data": experiment.replicas, **experiment.split.axes(experiment.workers)}[axis] > 1
 
 

@@ -48,7 +48,7 @@ def _chunks(experiment: Experiment) -> int:
 
 
 def has_flush(experiment: Experiment) -> bool:
-    """Whether a step ends before the next one begins."""
+    """Return whether a step ends before the next one begins."""
     return experiment.split.traits.has_flush
 
 

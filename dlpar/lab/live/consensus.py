@@ -39,7 +39,7 @@ def contraction(experiment: Experiment) -> float | None:
 
 
 def starts_apart(experiment: Experiment) -> bool:
-    """Whether replicas differ from the first step; equal replicas first move apart."""
+    """Return whether replicas differ from the first step; equal replicas first move apart."""
     return getattr(experiment.sync, "start", "same") == "random"
 
 
@@ -78,7 +78,7 @@ class Consensus:
 
     @staticmethod
     def fits(experiment: Experiment) -> bool:
-        """Whether replicas may differ."""
+        """Return whether replicas may differ."""
         differ = has_peers(experiment.sync) or experiment.averaging.method != "none"
         return differ and experiment.workers > 1
 

@@ -16,7 +16,7 @@ COLUMNS = tuple(theme.TITLES)
 
 
 def is_regression(experiment: Experiment) -> bool:
-    """Whether the task has no classes, and so no accuracy."""
+    """Return whether the task has no classes, and so no accuracy."""
     return experiment.data.name == "diabetes"
 
 
@@ -26,7 +26,7 @@ def loss_title(experiment: Experiment) -> str:
 
 
 def reports_bytes(experiment: Experiment) -> bool:
-    """Whether the bytes a run sends are known: a library's own all-reduce does not report them."""
+    """Return whether the bytes a run sends are known: a library's own all-reduce does not report them."""
     return getattr(experiment.sync, "allreduce", "") != "library"
 
 
@@ -194,7 +194,7 @@ class Convergence:
 
     @staticmethod
     def fits(experiment: Experiment) -> bool:
-        """Whether a model is trained."""
+        """Return whether a model is trained."""
         return experiment.cluster.messages == "values"
 
     @property

@@ -153,7 +153,7 @@ class Lanes:
 
     @staticmethod
     def fits(experiment: Experiment) -> bool:
-        """Whether several workers update the same weights."""
+        """Return whether several workers update the same weights."""
         return experiment.workers > 1 and (experiment.sync.server_ranks > 0 or experiment.sync.shares_memory)
 
     def begin(self, experiment: Experiment) -> None:

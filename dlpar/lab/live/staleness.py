@@ -173,7 +173,7 @@ class Staleness:
 
     @staticmethod
     def fits(_experiment: Experiment) -> bool:
-        """Whether to show it: always, because the caption explains a staleness of 0."""
+        """Return whether to show it: always, because the caption explains a staleness of 0."""
         return True
 
     def begin(self, experiment: Experiment) -> None:
@@ -255,7 +255,7 @@ class Lead:
 
     @staticmethod
     def fits(experiment: Experiment) -> bool:
-        """Whether workers can be ahead of each other."""
+        """Return whether workers can be ahead of each other."""
         return experiment.free_running and experiment.workers > 1
 
     def begin(self, experiment: Experiment) -> None:

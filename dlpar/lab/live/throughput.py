@@ -76,7 +76,7 @@ class Throughput:
 
     @staticmethod
     def fits(_experiment: Experiment) -> bool:
-        """Whether to show it: always."""
+        """Return whether to show it: always."""
         return True
 
     def __init__(self, experiment: Experiment) -> None:

@@ -62,7 +62,7 @@ def layout(experiment: Experiment, width: float) -> dict[str, Any]:
 
 
 def two_lanes(experiment: Experiment) -> bool:
-    """Whether phases of a rank overlap in time, so that its row is divided."""
+    """Return whether phases of a rank overlap in time, so that its row is divided."""
     return getattr(experiment.sync, "overlap", False)
 
 
@@ -113,7 +113,7 @@ class Timeline:
 
     @staticmethod
     def fits(_experiment: Experiment) -> bool:
-        """Whether to show it: always."""
+        """Return whether to show it: always."""
         return True
 
     def __init__(self, experiment: Experiment) -> None:

@@ -49,7 +49,7 @@ class Waiting:
 
     @staticmethod
     def fits(experiment: Experiment) -> bool:
-        """Whether a rank can wait for another."""
+        """Return whether a rank can wait for another."""
         return experiment.ranks > 1
 
     def begin(self, experiment: Experiment) -> None:

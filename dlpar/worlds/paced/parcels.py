@@ -81,7 +81,7 @@ class Parcels:
 
     @property
     def moving(self) -> bool:
-        """Whether any may be under way that need help."""
+        """Return whether any may be under way that need help."""
         return len(self._under_way) > (0 if self.helped else KEPT)
 
     def move(self) -> None:

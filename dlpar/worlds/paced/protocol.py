@@ -97,7 +97,7 @@ class Link:
         return self._came[at:end]
 
     def waits(self, seconds: float) -> bool:
-        """Whether something can be read, or comes within so many seconds."""
+        """Return whether something can be read, or comes within so many seconds."""
         return self._at < len(self._came) or bool(self._poll.poll(1000 * seconds))
 
     def call(self) -> Call:

@@ -57,7 +57,7 @@ def eager_limit(comm: Comm, most: int = 1 << 20, exact: int = 64) -> int:
 
 
 def _is_eager(comm: Comm, size: int) -> bool:
-    """Whether rank 0's send of `size` bytes ends while rank 1 does not receive; on both ranks."""
+    """Return whether rank 0's send of `size` bytes ends while rank 1 does not receive; on both ranks."""
     import torch
 
     ball, over = torch.zeros(size, dtype=torch.uint8), None

@@ -190,7 +190,7 @@ LARGEST = 1 << 20
 
 
 def is_path(which: str) -> bool:
-    """Whether a name is meant as the path of a file: it ends in .json or .toml, or has a slash."""
+    """Return whether a name is meant as the path of a file: it ends in .json or .toml, or has a slash."""
     return which.endswith((".json", ".toml")) or "/" in which
 
 

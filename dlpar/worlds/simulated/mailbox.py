@@ -71,7 +71,7 @@ class Receive:
         )
 
     def test(self) -> bool:
-        """Whether the message is there by now."""
+        """Return whether the message is there by now."""
         return self.arrival is not None or (
             self.message is not None and self.message.done <= self.box.owner.clock
         )

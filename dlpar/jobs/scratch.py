@@ -1,0 +1,74 @@
+"""A job's private folders, gone with the job, and those that a killed job left.  Standard library only."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import secrets
+import shutil
+import time
+from pathlib import Path
+
+from dlpar.config.paths import private_folder, runtime_folder
+
+
+class Scratch:
+    """A job's private folders for session files, sockets and shared memory; they vanish with the job.
+
+    `lock` is held while the job lives, so that what a killed guardian left
+    can be told from what is in use.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.folder = runtime_folder() / f"job-{name}"
+        self.memory = _memory_root() / f"{_memory_prefix()}{name}"
+
+    @classmethod
+    def fresh(cls) -> Scratch:
+        """New folders under a new name."""
+        scratch = cls(secrets.token_hex(4))
+        private_folder(scratch.folder)
+        private_folder(scratch.memory)
+        return scratch
+
+    @property
+    def lock(self) -> Path:
+        """File that is locked while the job lives."""
+        return self.folder / "lock"
+
+    def remove(self) -> None:
+        """Delete both folders with all they hold."""
+        elsewhere = [root / self.memory.name for root in (Path("/dev/shm"), runtime_folder() / "memory")]
+        for folder in (*elsewhere, self.folder):  # where memory goes depends on the room there was
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def sweep(older_than: float = 60.0) -> None:
+    """Remove what jobs left whose guardian was killed: unlocked, and made `older_than` seconds ago or more."""
+    for folder in (*runtime_folder().glob("job-*"), *runtime_folder().glob("spmd-*")):
+        try:
+            age = time.time() - folder.stat().st_mtime
+            with open(folder / "lock", "w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if age > older_than:
+                    kind, _, name = folder.name.partition("-")
+                    Scratch(name).remove() if kind == "job" else shutil.rmtree(folder, ignore_errors=True)
+        except OSError:  # in use, or gone meanwhile
+            continue
+
+
+def _memory_prefix() -> str:
+    """Tells this user's segments, and those of another DLPAR_RUNTIME, apart in a folder all users share."""
+    return f"dlpar-{os.getuid()}-{hashlib.sha1(os.fsencode(runtime_folder())).hexdigest()[:6]}-"
+
+
+def _memory_root() -> Path:
+    """/dev/shm, or the runtime folder where that is missing or tiny, as in Docker's default 64 MB."""
+    try:
+        room = os.statvfs("/dev/shm")
+        if room.f_bavail * room.f_frsize > 256 << 20 and os.access("/dev/shm", os.W_OK):
+            return Path("/dev/shm")
+    except OSError:
+        pass
+    return private_folder(runtime_folder() / "memory")
