@@ -94,7 +94,8 @@ class MapReduce(Scheme):
                 self.order.head[0] = is_converged(before, weights, tolerance)
         elif not self.warned:
             self.warned = True
-            print("mapreduce: an iteration sampled nothing on any worker: the weights stay", flush=True)
+            said = "an iteration sampled nothing on any worker: the weights stay as they are"
+            print(f"mapreduce: {said}", flush=True)
         self.order.body.copy_(weights)
 
     def _penalty(self) -> float:
