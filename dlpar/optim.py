@@ -41,7 +41,7 @@ class Optimizer:
 
     @property
     def nbytes(self) -> int:
-        """Of what the rule keeps from step to step; it makes that in the first one."""
+        """Bytes that the rule keeps from step to step; it allocates them in the first step."""
         return sum(getattr(value, "nbytes", 0) for value in self._state.values())
 
     def step(self, gradient: torch.Tensor) -> None:

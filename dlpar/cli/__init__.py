@@ -36,7 +36,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "release": ("classroom", "Make the students' version of the labs."),
     "grade": ("classroom", "Grade the exercises that students handed in."),
 }  # fmt: skip
-"""By name, the module of this package that holds the function of that name, and its first sentence."""
+"""Commands: the module of this package that holds the function of that name, and its first sentence."""
 
 AsJSON = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.", metavar="")]
 """Option that every command with figures has."""

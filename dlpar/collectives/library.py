@@ -31,7 +31,7 @@ def library_broadcast(comm: Comm, tensor: torch.Tensor, root: int = 0) -> None:
 
 
 def library_reduce_scatter(comm: Comm, chunks: Sequence[torch.Tensor]) -> None:
-    """Of N chunks, leave the sum of chunk ``rank + 1`` (mod N) on each rank, as the ring does (MPI_Reduce_scatter)."""
+    """Leave the sum of chunk ``rank + 1`` (mod N) on each rank, as the ring does (MPI_Reduce_scatter)."""
     comm.reduce_scatter(_from_chunk_1(chunks))
 
 

@@ -298,7 +298,7 @@ class Comm(ABC):
 
     @abstractmethod
     def reduce_scatter(self, chunks: Sequence[torch.Tensor]) -> None:
-        """Of N chunks, sum chunk ``rank`` over all ranks in place by the library (MPI_Reduce_scatter)."""
+        """Sum chunk ``rank`` of N chunks over all ranks, in place, by the library (MPI_Reduce_scatter)."""
 
     @abstractmethod
     def allgather(self, chunks: Sequence[torch.Tensor]) -> None:

@@ -148,7 +148,7 @@ def elements(shape: Any) -> int:
 
 
 DTYPES = {1: torch.float8_e4m3fn, 2: torch.bfloat16, 4: torch.float32, 8: torch.float64}
-"""By the bytes of an element."""
+"""Types of elements, by their bytes."""
 
 
 class Parameter(Ghost):

@@ -41,7 +41,7 @@ MEANT_WITH = {
     "cluster.hostfile": ("cluster.world", "real"),
     "cluster.threads": ("cluster.world", "real", "paced"),
 }
-"""By its path, for each such field the other one and its values; beside others, it changes no figure of a run."""
+"""Path of each such field, with the other field and its values; beside other values it changes no figure of a run."""
 
 
 def missing(path: str, value_of: Callable[[str], Any]) -> tuple[str, list[str]] | None:

@@ -77,7 +77,7 @@ class Experiment(Part):
     scaling: Literal["strong", "weak"] = Field("strong")
     """strong: batch is divided among replicas; weak: batch is each replica's own."""
     shards: Literal["iid", "by_label", "uneven"] = Field("iid")
-    """How samples are dealt to workers."""
+    """Way of dealing samples to workers."""
     steps: int = Field(200, ge=1, le=10000000)
     """Global batches; an epoch has train size / batch of them."""
     lr: float = Field(0.1, ge=0, le=1000)
@@ -85,31 +85,31 @@ class Experiment(Part):
     optimizer: Literal["sgd", "momentum", "adagrad", "adam"] = Field("sgd")
     """Update rule."""
     momentum: float = Field(0.9, ge=0, lt=1)
-    """Of the momentum optimizer."""
+    """Momentum of the momentum optimizer."""
     dtype: Literal["float32", "float64"] = Field("float32")
     """Type of weights and gradients."""
     precision: Literal["full", "bf16"] = Field("full")
     """bf16: matrix products in bfloat16 (mixed precision); weights, gradients and optimizer state stay in
     dtype."""
     seed: int = Field(0, ge=0, le=2**31 - 1)
-    """Fixes weights, split and batches."""
+    """Seed of weights, of held-out samples and of batches."""
     evaluate_every: int | None = Field(None, ge=0, le=10000000)
     """Steps between tests on held-out samples, besides the one at the end; default: 20 tests a run; 0: none.
     """
     workers: int = Field(4, ge=1, le=MAX_WORKERS)
     """Ranks that train (servers not counted)."""
     split: AnySplit = Field(DataSplit())
-    """How one model is cut over ranks."""
+    """Split of one model over ranks."""
     sync: AnySync = Field(Ring())
-    """How replicas agree."""
+    """Scheme by which replicas agree."""
     averaging: Annotated[Averaging, _part(Averaging)] = Field(Averaging())
     """Local steps between exchanges."""
     compression: Annotated[Compression, _part(Compression)] = Field(Compression())
-    """Fewer bytes for a gradient."""
+    """Compressed gradients."""
     delays: Annotated[Delays, _part(Delays)] = Field(Delays())
     """Slow and unsteady workers."""
     cluster: Annotated[Cluster, _part(Cluster)] = Field(Cluster())
-    """Where the ranks live."""
+    """Machines of the ranks."""
 
     def __init__(self, **fields: Any) -> None:
         load_plugins()

@@ -33,12 +33,12 @@ class Model(Part):
 
     @property
     def channels(self) -> int:
-        """Of each convolution of a cnn."""
+        """Channels of each convolution of a cnn."""
         return max(4, self.width // 8)
 
 
 class Data(Part):
-    """The samples, and where files of them lie."""
+    """Samples, and the folder of their files."""
 
     name: Literal["digits", "diabetes", "docstrings", "mnist", "cifar10"] = Field("digits", title="data")
     """Data set."""
@@ -47,7 +47,7 @@ class Data(Part):
     context: int = Field(32, ge=2, le=1024)
     """Characters a docstrings sample shows the transformer."""
     reading: Literal["whole", "batches"] = Field("whole")
-    """What a rank reads of mnist: all images, at the start, or of every batch its own share."""
+    """Reading of mnist: a rank reads all images at the start (whole), or its share of each batch (batches)."""
 
     @model_validator(mode="after")
     def _can_be_read_in_parts(self) -> Data:
@@ -81,11 +81,11 @@ class Data(Part):
 
 
 class Averaging(Part):
-    """Several local steps between two exchanges; any scheme then carries what the workers moved, not gradients."""
+    """Several local steps between two exchanges; any scheme then carries changes of weights, not gradients."""
 
     method: Literal["none", "local", "elastic", "block_momentum"] = Field("none", title="averaging")
-    """What is exchanged: gradients every step (none), or models every period: local SGD, elastic averaging,
-    block momentum."""
+    """Exchange gradients every step (none), or models every period: by local SGD, elastic averaging or block
+    momentum."""
     period: int = Field(8, ge=1, le=100000)
     """Local steps between two exchanges."""
     elasticity: Share = Field(0.9)
@@ -99,11 +99,10 @@ CODECS = ["none", "onebit", "topk", "fp16", "bf16"]
 
 
 class Compression(Part):
-    """Fewer bytes for a gradient; what is lost is remembered and sent later (error feedback)."""
+    """Compressed gradients; the error of each code is kept and added to the next gradient (error feedback)."""
 
     codec: Annotated[str, OneOf(CODECS)] = Field("none", title="compression")
-    """How gradients are compressed on the wire; in a ring each code goes to all others, for codes do not add
-    up."""
+    """Code of gradients on the wire; in a ring each code goes to all ranks, because codes cannot be summed."""
     keep: Share = Field(0.01)
     """Share of the elements topk sends."""
 
@@ -124,7 +123,7 @@ ByRank = Annotated[dict[int, Positive], BeforeValidator(_by_rank)]
 
 
 class Delays(Part):
-    """Slow and unsteady workers: what a step takes beyond its computing."""
+    """Slow and unsteady workers: delays that come on top of a step's computing."""
 
     kind: Literal["none", "constant", "exponential", "gamma"] = Field("none", title="delay")
     """Distribution of a delay added to every worker's every step."""
@@ -135,27 +134,27 @@ class Delays(Part):
     straggler: ByRank = Field({})
     """Workers that are slower by a factor: 1=4.0 is worker 1, four times slower."""
     stall: ByRank = Field({})
-    """Workers that stall once, halfway, for so many seconds: 2=1.5."""
+    """Workers that stall once, halfway, for some seconds: 2=1.5."""
 
 
 class Cluster(Part):
-    """The place where ranks live, and the carrier of their messages."""
+    """Machines of the ranks, and the carrier of their messages."""
 
     world: Literal["real", "paced", "simulated"] = Field("real", title="world")
     """real: processes and the wall clock; paced: processes that keep a platform's time; simulated: thousands
     of ranks in one process."""
     platform: str | None = Field(None, min_length=1, title="platform")
-    """Cluster that paced and simulated ranks live on: a name `dlpar platforms` lists, or a file."""
+    """Cluster of paced and simulated ranks: a name that `dlpar platforms` lists, or a file."""
     stand_in_for: str | None = Field(None, min_length=1, title="stand_in_for")
-    """Workload whose FLOPs and bytes are charged in place of the model's: resnet101, or a file."""
+    """Workload whose FLOPs and bytes are charged instead of the model's: resnet101, or a file."""
     messages: Literal["values", "sizes"] = Field("values", title="messages")
-    """Simulated: whether ranks really compute and messages carry values, or sizes only."""
+    """In the simulated world, messages carry values that ranks really compute, or sizes only."""
     placement: Literal["dedicated", "colocated"] = Field("dedicated", title="placement")
     """Servers on nodes of their own, or on those of the workers."""
     device: Literal["auto", "cpu", "cuda"] = Field("auto")
-    """Where tensors live; auto: on GPUs where every rank sees one."""
+    """Device of tensors; auto: a GPU if every rank sees one, else the CPU."""
     carrier: Literal["auto", "mpi", "nccl", "gloo"] = Field("auto")
-    """What moves tensors; auto: nccl with one GPU a rank, else mpi."""
+    """Library that moves tensors; auto: nccl with one GPU a rank, else mpi."""
     threads: int | None = Field(None, ge=1, le=256)
     """Compute threads a rank; default: a fair share of the cores, simulated one."""
     hostfile: str | None = Field(None, min_length=1)

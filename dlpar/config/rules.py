@@ -179,10 +179,10 @@ def _synchronised_statistics_need_lockstep(e: Experiment) -> Iterator[Complaint]
 
 
 OF_ALL_RANKS: tuple[Rule, ...] = (_world_holds_them, _model_is_whole, _delays_are_of_workers)
-"""What holds for all ranks of a job together."""
+"""Rules for all ranks of a job together."""
 
 OF_REPLICAS: tuple[Rule, ...] = (
     _model_fits_data, _batch_reaches_every_worker, _carrier_fits_device, _averaging_fits, _compression_fits,
     _synchronised_statistics_need_lockstep,
 )  # fmt: skip
-"""What holds for replicas and their servers."""
+"""Rules for replicas and their servers."""

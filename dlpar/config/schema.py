@@ -71,7 +71,7 @@ class Part(BaseModel):
     """Module and name of what runs a part that has several kinds, ``module:name``."""
 
     listed: ClassVar[bool] = True
-    """Whether a user may choose it by the word of its head."""
+    """True if a user may choose it by the word of its head."""
 
     @classmethod
     def head(cls) -> str:

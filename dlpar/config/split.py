@@ -48,8 +48,8 @@ SCHEDULES = {
 }
 """Schedules by name; :func:`dlpar.split.schedules.register` adds one."""
 
-IMAGES = {"digits": 8, "mnist": 28, "cifar10": 32}
-"""Height and width of the images a cnn sees."""
+MOST_PIECES = {"digits": (4,), "mnist": (8, 7), "cifar10": (9, 8, 4)}
+"""Pieces of one axis of a cnn's images at most, by the depth of the cnn; the last number holds for deeper ones."""
 
 
 class SplitPart(Part):
@@ -84,7 +84,7 @@ class ModelSplit(SplitPart):
     """One model on several ranks."""
 
     holds_all_weights: ClassVar[bool] = False
-    """Whether each rank holds the whole model's weights."""
+    """True if each rank holds the whole model's weights."""
 
     order: str = Field("")
     """Axes from the outermost to the innermost, such as tensor,data: ranks that are neighbours on the
@@ -153,11 +153,11 @@ class DataSplit(SplitPart):
     implementation = "dlpar.split.split:Split"
 
     kind: Literal["data"] = Field("data", title="split")
-    """How one model is cut over ranks."""
+    """Split of one model over ranks."""
     microbatches: int = Field(1, ge=1, le=1024)
     """Pieces a replica's share of a batch is computed in, one after the other."""
     zero: Literal[0, 1, 3] = Field(0)
-    """What data-parallel ranks share out among them (ZeRO): nothing, 1: optimizer state, 3: weights and
+    """Stage of ZeRO, which shards state over data-parallel ranks; 0: none, 1: optimizer state, 3: weights and
     gradients, too."""
 
     @field_validator("zero", mode="before")
@@ -203,12 +203,11 @@ class TensorSplit(ModelSplit):
     implementation = "dlpar.split.tensor:TensorSplit"
 
     kind: Literal["tensor"] = Field("tensor", title="split")
-    """How one model is cut over ranks."""
+    """Split of one model over ranks."""
     tensor: int = Field(0, ge=0, le=64)
     """Ranks a layer is cut over; 0: all workers."""
     redundancy: float = Field(0.0, ge=0, le=1)
-    """Share of the other ranks' neurons that each rank of an mlp computes, too, in place of receiving them.
-    """
+    """Share of the other ranks' neurons that each rank of an mlp computes itself instead of receiving them."""
 
     def axes(self, workers: int) -> dict[str, int]:
         return {"tensor": self.tensor or workers}
@@ -221,6 +220,12 @@ class TensorSplit(ModelSplit):
             yield "precision", "with redundancy is full: copies of neurons travel as they are"
 
 
+def most_pieces(data: str, depth: int) -> int:
+    """Return the most pieces of one axis of a cnn's images: no piece is empty, and halos come from the next piece."""
+    by_depth = MOST_PIECES.get(data, (1,))
+    return by_depth[min(depth, len(by_depth)) - 1]
+
+
 class SpatialSplit(ModelSplit):
     """Every image is cut: by height, or height and width; neighbours exchange halos."""
 
@@ -229,7 +234,7 @@ class SpatialSplit(ModelSplit):
     implementation = "dlpar.split.spatial:SpatialSplit"
 
     kind: Literal["spatial"] = Field("spatial", title="split")
-    """How one model is cut over ranks."""
+    """Split of one model over ranks."""
     rows: int = Field(0, ge=0, le=64)
     """Pieces of an image's height; 0: as many as workers and columns allow."""
     columns: int = Field(1, ge=1, le=64)
@@ -246,7 +251,7 @@ class SpatialSplit(ModelSplit):
             yield "model.name", f"{of} is cnn: it cuts images"
         if e.model.norm != "none":
             yield "model.norm", f"{of} is none"
-        largest = most_pieces(IMAGES.get(e.data.name, 1), e.model.depth)
+        largest = most_pieces(e.data.name, e.model.depth)
         for axis, pieces in self.axes(e.workers).items():
             if pieces > largest:
                 why = "no piece is empty, and halos come from the next piece, at every layer"
@@ -259,41 +264,13 @@ class SpatialSplit(ModelSplit):
             yield f"sync.{name}", f"{of} is {allowed}: its ranks hold the same weights"
 
 
-def most_pieces(size: int, depth: int) -> int:
-    """Bound the pieces of one axis of a cnn's images: none is empty, and halos come from the next piece alone.
-
-    Convolutions keep the size; poolings halve it while it is 8 or more.
-    """
-    most = size
-    for _ in range(depth):
-        if size >= 8:
-            most = min(most, next(n for n in range(1, size) if not _halo_is_near(size, n + 1)))
-            size //= 2
-        most = min(most, size)
-    return most
-
-
-def _halo_is_near(size: int, pieces: int) -> bool:
-    """Check that a pooling by two reads its own piece and those beside it, when both sides are cut alike."""
-
-    def start(size: int, piece: int) -> int:
-        share, rest = divmod(size, pieces)
-        return piece * share + min(piece, rest)
-
-    return pieces <= size // 2 and all(
-        start(size, max(0, piece - 1)) <= 2 * start(size // 2, piece)
-        and 2 * start(size // 2, piece + 1) <= start(size, min(pieces, piece + 2))
-        for piece in range(pieces)
-    )
-
-
 class PipelineSplit(ModelSplit):
     """Each rank holds some layers; micro-batches go through (GPipe, arXiv 1811.06965)."""
 
     implementation = "dlpar.split.pipeline:PipelineSplit"
 
     kind: Literal["pipeline"] = Field("pipeline", title="split")
-    """How one model is cut over ranks."""
+    """Split of one model over ranks."""
     stages: int = Field(0, ge=0, le=64)
     """Ranks one model's layers are spread over; 0: all workers."""
     schedule: Annotated[str, OneOf(SCHEDULES)] = Field("1f1b")
@@ -390,7 +367,7 @@ class HybridSplit(PipelineSplit):
     """Layers are spread over stages, and each layer cut: 3D parallelism (Narayanan et al., arXiv 2104.04473)."""
 
     kind: Literal["hybrid"] = Field("hybrid", title="split")  # type: ignore[assignment]  # its own word
-    """How one model is cut over ranks."""
+    """Split of one model over ranks."""
     stages: int = Field(2, ge=1, le=64)
     """Ranks one model's layers are spread over."""
     tensor: int = Field(2, ge=1, le=64)

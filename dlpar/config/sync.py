@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
@@ -75,9 +74,9 @@ class Ring(SyncPart):
     implementation = "dlpar.sync.ring:Ring"
 
     scheme: Literal["ring"] = Field("ring", title="sync")
-    """How replicas agree."""
+    """Scheme by which replicas agree."""
     allreduce: Literal["ring", "library", "star", "tree", "halving_doubling", "hierarchical"] = Field("ring")
-    """Which all-reduce: one of ours, or the library's own (MPI_Allreduce, NCCL)."""
+    """All-reduce: one of ours, or the library's own (MPI_Allreduce, NCCL)."""
     node_size: int = Field(2, ge=1, le=64)
     """Ranks of a node, in the hierarchical all-reduce."""
     overlap: bool = Field(False)
@@ -93,7 +92,7 @@ class MapReduce(SyncPart):
     needs_loss_everywhere = True
 
     scheme: Literal["mapreduce"] = Field("mapreduce", title="sync")
-    """How replicas agree."""
+    """Scheme by which replicas agree."""
     fraction: Share = Field(1.0)
     """Share of the global batch that an iteration samples."""
     depth: int = Field(2, ge=1, le=6, title="tree depth")
@@ -114,17 +113,17 @@ class ParameterServer(SyncPart):
     implementation = "dlpar.sync.parameter_server:ParameterServer"
 
     scheme: Literal["ps"] = Field("ps", title="sync")
-    """How replicas agree."""
+    """Scheme by which replicas agree."""
     servers: int = Field(1, ge=1, le=1024)
     """Server ranks; each holds a range of the weights."""
     consistency: Literal["bsp", "ssp", "asp", "softsync"] = Field("bsp")
-    """How stale a worker may be: not at all, bounded, unbounded, or every 1/n of the workers."""
+    """Staleness allowed to a worker: none, bounded, unbounded, or that of an update every N/n gradients."""
     staleness: int = Field(3, ge=0, le=1000000)
     """Clocks a worker may run ahead of the slowest, under ssp."""
     softsync: int = Field(1, ge=1, le=64)
     """n of n-softsync: an update takes N/n gradients."""
     pull: Literal["reply", "separate"] = Field("reply")
-    """How weights come back: in the answer to a push, or asked for when they are needed."""
+    """Way of weights to a worker: in the reply to its push, or pulled separately when they are needed."""
     push_every: int = Field(1, ge=1, le=10000)
     """Steps between two pushes and fetches (Downpour)."""
     groups: int = Field(0, ge=0, le=1024)
@@ -179,19 +178,14 @@ def _edges(value: Any) -> Any:
     pairs = [pair.strip() for pair in value.split(",") if pair.strip()]
     if all(re.fullmatch(r"\d+\s*-\s*\d+", pair) for pair in pairs):
         return [tuple(map(int, pair.split("-"))) for pair in pairs]
+    import numpy as np  # here, because most experiments read no edges
+
     try:
-        lines = [line.split("#")[0].split() for line in Path(value).read_text().splitlines()]
-    except (OSError, ValueError):
-        raise ValueError(
-            f"sync.edges: got {shown(value)}, allowed is pairs such as 0-1,1-2 or a text file that can be read"
-        ) from None
-    for number, words in enumerate(lines, 1):
-        if words and not (len(words) == 2 and all(word.isdecimal() for word in words)):
-            said = shown(" ".join(words))
-            raise ValueError(
-                f"sync.edges: got {said} in line {number} of {value}, allowed is two worker numbers such as 0 1"
-            )
-    return [tuple(map(int, words)) for words in lines if words]
+        with open(value) as file:
+            return np.loadtxt(file, dtype=int, ndmin=2).tolist()
+    except (OSError, ValueError) as error:
+        allowed = "allowed is pairs such as 0-1,1-2 or a text file, each line two worker numbers such as 0 1"
+        raise ValueError(f"sync.edges: got {shown(value)}, {allowed} ({error})") from None
 
 
 Edges = Annotated[tuple[tuple[int, int], ...], BeforeValidator(_edges)]
@@ -208,10 +202,10 @@ class Gossip(SyncPart):
     sends_gradients = False
 
     scheme: Literal["gossip"] = Field("gossip", title="sync")
-    """How replicas agree."""
+    """Scheme by which replicas agree."""
     exchange: Literal["neighbours", "random", "pairwise", "push_sum"] = Field("neighbours")
-    """With whom: all neighbours every step (D-PSGD), random peers every step, one neighbour at a time and
-    asynchronously (AD-PSGD), or along directed edges (push-sum)."""
+    """Partners of a worker: all neighbours every step (D-PSGD), random peers every step, one neighbour at a
+    time, asynchronously (AD-PSGD), or those along directed edges (push-sum)."""
     topology: Annotated[str, OneOf(TOPOLOGIES)] = Field("ring")
     """The graph; random: random-regular, edges: your own."""
     edges: Edges = Field(())
@@ -264,15 +258,12 @@ class Gossip(SyncPart):
 
 
 def _without_return(edges: tuple[tuple[int, int], ...]) -> tuple[int, int] | None:
-    """Find an edge from whose end no path leads back to its start."""
-    for start, end in edges:
-        reached, front = {end}, {end}
-        while front:
-            front = {b for a, b in edges if a in front} - reached
-            reached |= front
-        if start not in reached:
-            return start, end
-    return None
+    """Find an edge from whose end no path leads back to its start: it joins two strong components."""
+    import networkx as nx  # here, because most experiments list no edges
+
+    strong = enumerate(nx.strongly_connected_components(nx.DiGraph(edges)))
+    component = {worker: number for number, workers in strong for worker in workers}
+    return next((edge for edge in edges if component[edge[0]] != component[edge[1]]), None)
 
 
 class Hogwild(SyncPart):
@@ -284,7 +275,7 @@ class Hogwild(SyncPart):
     runs_free = True
 
     scheme: Literal["hogwild"] = Field("hogwild", title="sync")
-    """How replicas agree."""
+    """Scheme by which replicas agree."""
     sparse: bool = Field(False)
     """Write only the weights whose gradient is not zero."""
 
@@ -316,11 +307,11 @@ class Own(SyncPart):
     needs_loss_everywhere = True
 
     scheme: Literal["own"] = Field("own", title="sync")
-    """How replicas agree."""
+    """Scheme by which replicas agree."""
     name: str = Field("")
-    """What the function or class is called."""
+    """Name of the function or class."""
     code: str = Field("", repr=False)
-    """It, pickled with cloudpickle, in base64."""
+    """Function or class, pickled with cloudpickle, in base64."""
 
     def __str__(self) -> str:
         return self.name or "own"

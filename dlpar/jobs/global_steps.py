@@ -15,7 +15,7 @@ class GlobalStep(NamedTuple):
 
     step: int
     samples: int
-    """Of all workers, all steps so far."""
+    """Samples of all workers in all steps so far."""
     bytes: float
     """Sent by all workers, all steps so far; NaN if a library moved them and does not say."""
     seconds: float

@@ -22,7 +22,7 @@ from dlpar.split.split import LayerwiseSplit, Task
 from dlpar.split.tensor_ops import Pause, TensorGroup, added, charged, copied, gathered, pair
 
 Ties = dict[nn.Parameter, nn.Parameter]
-"""Of each weight that two layers use, this rank's piece: it is one piece for both."""
+"""Piece of this rank, for each weight that two layers use: both use one piece."""
 
 
 class TensorSplit(LayerwiseSplit):

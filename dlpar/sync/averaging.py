@@ -1,4 +1,4 @@
-"""Averaging models in place of gradients: workers take steps of their own and meet every `period` of them.
+"""Averaging models instead of gradients: workers take steps of their own and meet every `period` of them.
 
 What a worker moved since the last meeting, divided by the number of workers, is
 handed to the scheme inside as if it were a gradient, and that scheme's optimizer

@@ -24,7 +24,7 @@ WATCHED = 256
 """Weights at most on which conflicts and lost additions are measured, drawn at random."""
 
 TOGETHER = 64
-"""Steps whose watched gradients are summed up at once: one call in place of four in most steps."""
+"""Steps whose watched gradients are summed up at once: one call instead of four in most steps."""
 
 LINE = 8
 """Numbers of 8 bytes in a cache line: counters of two workers do not share one."""

@@ -106,8 +106,8 @@ class ShardedWeights(Scheme):
     """
 
     def combine(self) -> None:
-        """Nothing: it is done."""
+        """Do nothing: the update is done already."""
 
 
 ZERO: dict[int, type[Scheme]] = {1: ShardedOptimizer, 3: ShardedWeights}
-"""By stage."""
+"""Schemes of ZeRO, by stage."""

@@ -60,7 +60,7 @@ class Scheme:
         return own
 
     def state_bytes(self) -> int:
-        """Of what the update rule keeps on this worker from step to step."""
+        """Bytes that the update rule keeps on this worker from step to step."""
         return self.optimizer.nbytes
 
     def facts(self) -> dict[str, Any]:

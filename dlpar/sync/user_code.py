@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 
 CALLS = ("steps", "combine", "update", "spread", "done", "facts", "state_bytes")
-"""What the training loop asks of a scheme; :class:`~dlpar.sync.Scheme` has all of them but `combine`."""
+"""Methods that the training loop calls of a scheme; :class:`~dlpar.sync.Scheme` has all of them but `combine`."""
 
 RECORDED = frozenset(
     {"k", "rank", "step", "t", "loss", "samples", "compute", "comm", "wait", "spans", "bytes", "messages", "memory",
      "memory_over_time", "read", "slip", "lag"}
 )  # fmt: skip
-"""What the record of a step says by itself; facts of these names would take its place."""
+"""Names that the record of a step has by itself; facts of these names would overwrite them."""
 
 _SHORT = reprlib.Repr()
 _SHORT.maxdict = 12

@@ -1,4 +1,4 @@
-"""Lets a notebook's panel start the stand-in ranks of ``ranks.py`` in place of ``dlpar.launch``."""
+"""Lets a notebook's panel start the stand-in ranks of ``ranks.py`` instead of ``dlpar.launch``."""
 
 from __future__ import annotations
 

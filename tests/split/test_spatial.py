@@ -198,12 +198,12 @@ def test_what_cannot_be_cut_is_refused_in_a_sentence(fields, sentence):
     assert str(refused.value).startswith(sentence)
 
 
-@pytest.mark.parametrize("size, channels", [(8, 1), (28, 1), (32, 3)])
+@pytest.mark.parametrize("data, size, channels", [("digits", 8, 1), ("mnist", 28, 1), ("cifar10", 32, 3)])
 @pytest.mark.parametrize("depth", [1, 2, 3, 5])
-def test_an_experiment_allows_as_many_pieces_as_the_network_it_builds(size, channels, depth):
+def test_an_experiment_allows_as_many_pieces_as_the_network_it_builds(data, size, channels, depth):
     dataset = SimpleNamespace(shape=(channels, size, size), classes=10, task="classification")
     model = models.build(Experiment(model={"name": "cnn", "width": 32, "depth": depth}), dataset)
-    largest = most_pieces(size, depth)
+    largest = most_pieces(data, depth)
 
     def works(pieces: int) -> bool:
         try:

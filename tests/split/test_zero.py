@@ -139,7 +139,7 @@ def test_stage_1_takes_the_same_time_with_values_and_with_sizes():
 
 
 def test_stage_3_takes_time_where_it_sends(tmp_path):
-    """Three halves of an all-reduce in place of two; three quarters less is updated, all else is computed as ever."""
+    """Three halves of an all-reduce instead of two; three quarters less is updated, all else is computed as ever."""
     slow = cluster(4, Link(1e-4, 1e6), device=Device(name="slow", flops=1e8))
     fields = dict(
         workers=4, steps=3, dtype="float64", optimizer="sgd", batch=32, model={"name": "mlp", "width": 32}

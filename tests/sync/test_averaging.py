@@ -1,4 +1,4 @@
-"""Averaging models in place of gradients: local SGD, elastic averaging and block momentum, around any scheme."""
+"""Averaging models instead of gradients: local SGD, elastic averaging and block momentum, around any scheme."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 WEIGHTS = 10
-"""Of the model that is trained; 3 and 4 ranks get chunks of different lengths."""
+"""Weights of the model that is trained; 3 and 4 ranks get chunks of different lengths."""
 
 STEPS = 3
 """From the second on, the velocity that a rank keeps from step to step counts."""

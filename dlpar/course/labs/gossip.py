@@ -13,7 +13,7 @@ ISLANDS = {"topology": "edges", "edges": "0-1,2-3"}
 """Four workers in two pairs, with no edge between the pairs."""
 
 SIMULATED = {"world": "simulated", "platform": "cpu-1gbe"}
-"""For questions of mathematics, or many machines on a slow network: one process plays all ranks."""
+"""Cluster for questions of mathematics, and of many machines on a slow network: one process plays all ranks."""
 
 GOSSIP = Experiment(workers=4, model={"name": "mlp", "width": 64}, batch=128, sync="gossip")
 

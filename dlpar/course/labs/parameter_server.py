@@ -27,7 +27,7 @@ def _ps(**fields: Any) -> dict[str, Any]:
 LEARNING = Experiment(
     model={"name": "mlp", "width": 64, "depth": 1}, steps=80, sync=_ps(), evaluate_every=10, cluster=SIMULATED
 )
-"""For questions of accuracy."""
+"""Experiment for questions of accuracy."""
 
 
 def _pace(run: Run) -> float:
