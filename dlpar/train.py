@@ -30,10 +30,9 @@ def train(comm: Comm, experiment: Experiment, record: Recorder) -> torch.nn.Modu
     """Train this rank's part of a replica; returns what it has of the model."""
     # 1. On every rank the same data, model and batches: all follow from the seed.
     seed, dtype = experiment.seed, getattr(torch, experiment.dtype)
-    dataset = comm.world.once("data", lambda: load(experiment.data, seed, dtype, experiment.model.name)).to(
-        comm.device
-    )
-    sampler = comm.world.once(
+    once = comm.world.once
+    dataset = once("data", lambda: load(experiment.data, seed, dtype, experiment.model.name)).to(comm.device)
+    sampler = once(
         "batches", lambda: Sampler(experiment.of_replicas(), dataset.train_y, len(dataset.train_x))
     )
     model = comm.world.build(lambda: models.build(experiment, dataset).to(comm.device))

@@ -60,6 +60,7 @@ class Task:
     record: Recorder
 
     def __post_init__(self) -> None:
+        self.global_batch = self.experiment.global_batch
         self.criterion = models.loss(self.dataset.task)
         self.flops = models.flops_per_sample(self.model, self.dataset)
         self.memory = Memory(self.comm.now, counts=self.comm.world.computes)
@@ -72,7 +73,8 @@ class Task:
 
     def microbatches(self, step: int, number: int) -> list[tuple[Tensor, Tensor]]:
         """Cut the replica's samples of a step into micro-batches, the first ones larger by one where need be."""
-        return list(zip(*(samples.tensor_split(number) for samples in self.batch(step))))
+        x, y = self.batch(step)
+        return [(x, y)] if number == 1 else list(zip(x.tensor_split(number), y.tensor_split(number)))
 
     def forward_pass(self) -> AbstractContextManager:
         """Return the context of a forward pass: mixed precision computes its products in bfloat16."""
@@ -82,7 +84,7 @@ class Task:
 
     def share(self, samples: int) -> float:
         """Weight of so many samples in the mean over the global batch: samples / global_batch."""
-        return samples / self.experiment.global_batch
+        return samples / self.global_batch
 
 
 class Split:
@@ -136,12 +138,12 @@ class Split:
         pieces = task.microbatches(step, self.microbatches)
         losses, counts = [], [len(y) for _, y in pieces]
         replica.zero_gradient()
-        for micro, (x, y) in enumerate(pieces):
+        for micro, ((x, y), samples) in enumerate(zip(pieces, counts)):
             replica.last = micro == len(pieces) - 1  # its backward pass finishes the gradient
             with self._pass("forward"):
                 loss = self._forward(x, y)
             with self._pass("backward"):
-                self._backward(loss, len(y))
+                self._backward(loss, samples)
             losses.append(loss.detach())
         self._report(mean(losses, counts), sum(counts))
 
