@@ -347,11 +347,8 @@ def messages(experiment: Experiment) -> int | None:
 
 def _of_allreduce(experiment: Experiment) -> int:
     n, sync, big = experiment.workers, experiment.sync, experiment.cluster.stand_in_for
-    if big and experiment.cluster.messages == "sizes":
-        bytes_of = [4 * layer.parameters for layer in workload(big).layers]
-    else:
-        itemsize = 8 if experiment.dtype == "float64" else 4
-        bytes_of = [tensor.elements * itemsize for tensor in sizes(experiment).tensors]
+    model = workload(big) if big and experiment.cluster.messages == "sizes" else sizes(experiment)
+    bytes_of = [model.itemsize * layer.parameters for layer in model.layers]
     cut = len(buckets(bytes_of, sync.bucket_mb * 1e6))
     if experiment.compression.codec != "none":
         return cut * n * (n - 1)  # each code goes once around

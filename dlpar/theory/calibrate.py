@@ -6,7 +6,6 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from dlpar.config.experiment import Experiment
 from dlpar.config.paths import private_folder, runtime_folder
@@ -17,10 +16,6 @@ from dlpar.theory.layers import sizes
 from dlpar.worlds.platforms import Device, Link, Platform, platform
 from dlpar.worlds.platforms.lookup import HERE, here_file
 from dlpar.worlds.platforms.ping_pong import SIZES, eager_limit, there_and_back
-
-if TYPE_CHECKING:
-    from dlpar.comm import Comm
-
 
 STEPS, WARM = 80, 20
 """Steps of a run, and the first of them, which pass before times settle."""
@@ -55,7 +50,8 @@ def calibrate(runs: int = QUICK) -> Platform:
     JobFailed, NoMPI, TimeoutError
         If ranks cannot be run here.
     """
-    times, eager = spmd(_on_two_ranks, workers=2, timeout=LIMIT)[0]
+    measure = lambda comm: (there_and_back(comm), eager_limit(comm))
+    times, eager = spmd(measure, workers=2, timeout=LIMIT)[0]
     several = cores() > 1  # else ranks take turns, and an exchange shows nothing but that
     alone = {"scaling": "weak", "averaging": {"method": "local", "period": STEPS}, **SHORT}
     few, many = (Experiment(workers=1 + several, batch=batch, **alone) for batch in (SMALL, LARGE))
@@ -104,7 +100,7 @@ def in_training(link: Link, device: Device, ring: float, server: float) -> Link:
     # Minimise the sum of ((before + k x) / seconds - 1)^2, where x = nbytes / bandwidth.
     x = sum(k * (seconds - before) / seconds**2 for k, seconds in measured)
     x /= sum((k / seconds) ** 2 for k, seconds in measured)
-    return Link(link.latency, min(link.bandwidth, 4 * own.elements / x) if x > 0 else link.bandwidth)
+    return Link(link.latency, min(link.bandwidth, own.nbytes / x) if x > 0 else link.bandwidth)
 
 
 def step_seconds(experiments: Sequence[Experiment], runs: int = QUICK) -> list[float]:
@@ -128,11 +124,6 @@ def _step_seconds(experiment: Experiment) -> float:
             job.stop()
             raise
         return float(steps.groupby("rank")["t"].diff()[steps["step"] > WARM].median())
-
-
-def _on_two_ranks(comm: Comm) -> tuple[list[float], int]:
-    """Return the one-way seconds of messages of `SIZES`, and the eager limit."""
-    return there_and_back(comm), eager_limit(comm)
 
 
 def _rounded(value: float) -> float:

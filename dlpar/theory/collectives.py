@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
+from dlpar.theory.counts import named
 from dlpar.worlds.platforms import Link
 
 
@@ -54,11 +54,11 @@ def collective_seconds(
     link : Link
         Every rank's.
     group : int, default 2
-        g, ranks of a group, in `hierarchical`; in trees, ranks of a node, if `between` is given.
+        g, ranks of a group, in `hierarchical`.
     depth : int, default 2
         Levels of `tree_aggregate`.
     between : Link, optional
-        Link between groups, in `hierarchical` and in trees; default: `link`.
+        Link between groups, in `hierarchical`; default: `link`.
     adding : float, default 0
         Seconds to add a byte of a tensor to another: gamma (Thakur 2005, section 3).
 
@@ -67,22 +67,11 @@ def collective_seconds(
     ValueError
         If the name is none of these, or a number is below 1.
     """
-    name = name.removesuffix("_allreduce")
-    if name not in NAMES:
-        raise ValueError(f"name: got {name!r}, allowed is one of {', '.join(NAMES)}")
-    from_one(ranks=ranks, group=group, depth=depth)
-    if ranks == 1:
-        return 0.0
-    near = _Cost.of(nbytes, link, adding)
-    far = near if between is None else _Cost.of(nbytes, between, adding)
-    return sum(_seconds(half, ranks, near, far, group, depth) for half in HALVES.get(name, (name,)))
-
-
-def from_one(**numbers: float) -> None:
-    """Raise `ValueError` if one of some numbers is below 1."""
-    for field, value in numbers.items():
-        if value < 1:
-            raise ValueError(f"{field}: got {value}, allowed is a whole number from 1")
+    name = named(name, ranks=ranks, group=group, depth=depth)
+    if name == "hierarchical":
+        inside = _seconds("star", min(group, ranks), nbytes, link, adding)
+        return inside + _seconds("ring", -(-ranks // group), nbytes, between or link, adding)
+    return _seconds(name, ranks, nbytes, link, adding, depth)
 
 
 HALVES = {
@@ -92,29 +81,11 @@ HALVES = {
 }
 """Collectives that are two others, one after the other."""
 
-NAMES = [
-    *(name for whole, halves in HALVES.items() for name in (whole, *halves)),
-    "tree_aggregate", "halving_doubling", "hierarchical",
-]  # fmt: skip
-"""Collectives that have a form."""
 
-
-@dataclass(frozen=True)
-class _Cost:
-    """Seconds of a whole tensor: latency, bytes, adding; and whether a port does both ways at once."""
-
-    a: float
-    b: float
-    add: float
-    full: bool
-
-    @classmethod
-    def of(cls, nbytes: float, link: Link, adding: float) -> _Cost:
-        return cls(link.latency, nbytes / link.bandwidth, nbytes * adding, link.duplex == "full")
-
-    def exchange(self, share: float) -> float:
-        """Return the seconds until a rank that sends `share` of the tensor has received as much."""
-        return share * self.b + (self.a if self.full else max(self.a, share * self.b))
+def exchange_seconds(nbytes: float, link: Link) -> float:
+    """Return the seconds until a rank that sends so many bytes has received as many."""
+    b = nbytes / link.bandwidth
+    return b + (link.latency if link.duplex == "full" else max(link.latency, b))
 
 
 def incast(messages: int, a: float, b: float, add: float) -> float:
@@ -125,59 +96,56 @@ def incast(messages: int, a: float, b: float, add: float) -> float:
     return a + max(messages * b + add, b + messages * add) if messages else 0.0
 
 
-def _seconds(name: str, n: int, c: _Cost, far: _Cost, group: int, depth: int) -> float:
-    """Return the seconds of a collective that is not two others, on two ranks or more."""
+def _seconds(name: str, n: int, nbytes: float, link: Link, adding: float, depth: int = 2) -> float:
+    """Return the seconds of a collective whose ranks have equal links."""
+    if name in HALVES:
+        return sum(_seconds(half, n, nbytes, link, adding) for half in HALVES[name])
+    if n == 1:
+        return 0.0
+    a, b, add = link.latency, nbytes / link.bandwidth, nbytes * adding
+    chunk = exchange_seconds(nbytes / n, link)
     forms: dict[str, Callable[[], float]] = {
-        "star_reduce": lambda: incast(n - 1, c.a, c.b, c.add),
-        "star_broadcast": lambda: c.a + (n - 1) * c.b,
-        "tree_reduce": lambda: _binomial(n, c, far, group, c.add),
-        "tree_broadcast": lambda: _binomial(n, c, far, group, 0.0),  # the reduction backwards, nothing to add
-        "tree_aggregate": lambda: _aggregate(n, c, far, group, depth),
-        "ring_reduce_scatter": lambda: (n - 1) * (c.exchange(1 / n) + c.add / n),
-        "ring_allgather": lambda: (n - 1) * c.exchange(1 / n),
-        "halving_doubling": lambda: _halving_doubling(n, c),
-        "hierarchical": lambda: _hierarchical(n, c, far, group),
+        "star_reduce": lambda: incast(n - 1, a, b, add),
+        "star_broadcast": lambda: a + (n - 1) * b,
+        "tree_reduce": lambda: _binomial(n, a, b + add),
+        "tree_broadcast": lambda: _binomial(n, a, b),  # the reduction backwards, nothing to add
+        "tree_aggregate": lambda: _aggregate(n, a, b, add, depth),
+        "ring_reduce_scatter": lambda: (n - 1) * (chunk + add / n),
+        "ring_allgather": lambda: (n - 1) * chunk,
+        "halving_doubling": lambda: _halving_doubling(n, nbytes, link, add),
     }
     return forms[name]()
 
 
-def _binomial(n: int, near: _Cost, far: _Cost, group: int, add: float) -> float:
+def _binomial(n: int, a: float, b: float) -> float:
     """Return the seconds of a binomial tree: child after child."""
     ready, distance = [0.0] * n, 1
     while distance < n:
-        hop = near if distance < group else far
         for parent in range(0, n - distance, 2 * distance):
-            ready[parent] = max(ready[parent + distance] + hop.a, ready[parent]) + hop.b + add
+            ready[parent] = max(ready[parent + distance] + a, ready[parent]) + b
         distance *= 2
     return ready[0]
 
 
-def _aggregate(n: int, near: _Cost, far: _Cost, group: int, depth: int) -> float:
-    """Return the seconds of Spark's tree, level by level; parents of one group share a port to other groups."""
+def _aggregate(n: int, a: float, b: float, add: float, depth: int) -> float:
+    """Return the seconds of Spark's tree, level by level."""
     scale = max(math.ceil(n ** (1 / depth)), 2)
     partitions, total = n, 0.0
     while partitions > 1:
         kept = partitions // scale if partitions > scale + math.ceil(partitions / scale) else 1
-        messages = math.ceil((partitions - kept) / kept)
-        hop, sharing = (near, 1) if near is far or partitions <= group else (far, min(kept, group))
-        total += incast(messages, hop.a, hop.b * sharing, hop.add)
+        total += incast(math.ceil((partitions - kept) / kept), a, b, add)
         partitions = kept
     return total
 
 
-def _halving_doubling(n: int, c: _Cost) -> float:
+def _halving_doubling(n: int, nbytes: float, link: Link, add: float) -> float:
     rounds = n.bit_length() - 1
     p = 1 << rounds
     # Ranks that fold begin later: at their ports a message of a later round, a quarter of the tensor at most, may
     # get in front of one that all wait for.
-    folded = 2 * (c.a + c.b) + c.add + c.b / 4 if n > p else 0.0
-    return folded + 2 * sum(c.exchange(2.0**-i) for i in range(1, rounds + 1)) + (p - 1) / p * c.add
-
-
-def _hierarchical(n: int, c: _Cost, far: _Cost, group: int) -> float:
-    group, groups = min(group, n), -(-n // group)
-    inside = incast(group - 1, c.a, c.b, c.add) + c.a + (group - 1) * c.b if group > 1 else 0.0
-    return inside + (groups - 1) * (2 * far.exchange(1 / groups) + far.add / groups)
+    folded = 2 * link.seconds(nbytes) + add + nbytes / 4 / link.bandwidth if n > p else 0.0
+    halves = sum(exchange_seconds(nbytes / 2**i, link) for i in range(1, rounds + 1))
+    return folded + 2 * halves + (p - 1) / p * add
 
 
 def fitted(sizes: Sequence[float], seconds: Sequence[float]) -> Link:

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from dlpar.theory.collectives import from_one
-
 
 @dataclass(frozen=True)
 class Cost:
@@ -85,17 +83,33 @@ def closed_form(name: str, ranks: int, elements: int, itemsize: int, group: int 
     >>> closed_form("ring", ranks=4, elements=1000, itemsize=4)
     Cost(messages=24, bytes=24000, busiest_messages=6, busiest_bytes=6000)
     """
-    name = name.removesuffix("_allreduce")
-    if name not in _WHOLE and name not in _CUT:
-        raise ValueError(f"name: got {name!r}, allowed is one of {', '.join([*_WHOLE, *_CUT])}")
-    from_one(ranks=ranks, group=group)
+    name = named(name, ranks=ranks, group=group)
     if ranks == 1:
         return Cost(0, 0, 0, 0)
-    if name in _WHOLE:
-        messages, busiest = _WHOLE[name](ranks)
-        return Cost(messages, messages * elements * itemsize, busiest, busiest * elements * itemsize)
-    messages, total, busiest_messages, most = _CUT[name](ranks, elements, group)
+    messages, total, busiest_messages, most = COLLECTIVES[name](ranks, elements, group)
     return Cost(messages, total * itemsize, busiest_messages, most * itemsize)
+
+
+def named(name: str, **numbers: int) -> str:
+    """Return the name in `COLLECTIVES` of a collective that is called with some numbers.
+
+    Raises
+    ------
+    ValueError
+        If there is none, or a number is below 1.
+    """
+    name = name.removesuffix("_allreduce")
+    if name not in COLLECTIVES:
+        raise ValueError(f"name: got {name!r}, allowed is one of {', '.join(COLLECTIVES)}")
+    from_one(**numbers)
+    return name
+
+
+def from_one(**numbers: float) -> None:
+    """Raise `ValueError` if one of some numbers is below 1."""
+    for field, value in numbers.items():
+        if value < 1:
+            raise ValueError(f"{field}: got {value}, allowed is a whole number from 1")
 
 
 def _chunk(c: int, n: int, parts: int) -> int:
@@ -106,6 +120,11 @@ def _chunk(c: int, n: int, parts: int) -> int:
 def _ring_leaves_out(rank: int, ranks: int, n: int) -> int:
     """Elements a rank does not send in a ring all-reduce: chunk rank + 1 when adding, rank + 2 when copying."""
     return _chunk(rank + 1, n, ranks) + _chunk(rank + 2, n, ranks)
+
+
+def _whole(messages: int, busiest: int, n: int) -> tuple[int, int, int, int]:
+    """Count messages of a whole tensor, of all ranks and of the busiest."""
+    return messages, messages * n, busiest, busiest * n
 
 
 def _half_ring(ranks: int, n: int, _: int) -> tuple[int, int, int, int]:
@@ -127,36 +146,30 @@ def _halving_doubling(ranks: int, n: int, _: int) -> tuple[int, int, int, int]:
 
 def _hierarchical(ranks: int, n: int, group: int) -> tuple[int, int, int, int]:
     groups = -(-ranks // group)
-    inside = 2 * (ranks - groups)
-    busiest_messages = busiest = 0
-    for number in range(groups):
-        others = min(group, ranks - number * group) - 1
-        around = 2 * n - _ring_leaves_out(number, groups, n) if groups > 1 else 0
-        busiest_messages = max(busiest_messages, others + 2 * (groups - 1))
-        busiest = max(busiest, others * n + around)
-    total = 2 * groups * (groups - 1)
-    return inside + total, (inside + 2 * (groups - 1)) * n, busiest_messages, busiest
+    inside, around = 2 * (ranks - groups), 2 * (groups - 1)
+    # The first rank of a group sends the others a tensor each, and its part of a ring that leaves out two chunks.
+    firsts = (
+        (min(group, ranks - number * group) + 1) * n - _ring_leaves_out(number, groups, n)
+        for number in range(groups)
+    )
+    return inside + groups * around, (inside + around) * n, min(group, ranks) - 1 + around, max(firsts)
 
 
-_WHOLE: dict[str, Callable[[int], tuple[int, int]]] = {
-    "star_reduce": lambda ranks: (ranks - 1, 1),
-    "star_broadcast": lambda ranks: (ranks - 1, ranks - 1),
-    "star": lambda ranks: (2 * (ranks - 1), ranks - 1),
-    "tree_reduce": lambda ranks: (ranks - 1, 1),
-    "tree_broadcast": lambda ranks: (ranks - 1, (ranks - 1).bit_length()),
-    "tree": lambda ranks: (2 * (ranks - 1), (ranks - 1).bit_length()),
-    "tree_aggregate": lambda ranks: (ranks - 1, 1),
-}
-"""Collectives that send whole tensors: from ranks to messages of all and of the busiest."""
-
-_CUT: dict[str, Callable[[int, int, int], tuple[int, int, int, int]]] = {
+COLLECTIVES: dict[str, Callable[[int, int, int], tuple[int, int, int, int]]] = {
+    "star": lambda ranks, n, _: _whole(2 * (ranks - 1), ranks - 1, n),
+    "star_reduce": lambda ranks, n, _: _whole(ranks - 1, 1, n),
+    "star_broadcast": lambda ranks, n, _: _whole(ranks - 1, ranks - 1, n),
+    "tree": lambda ranks, n, _: _whole(2 * (ranks - 1), (ranks - 1).bit_length(), n),
+    "tree_reduce": lambda ranks, n, _: _whole(ranks - 1, 1, n),
+    "tree_broadcast": lambda ranks, n, _: _whole(ranks - 1, (ranks - 1).bit_length(), n),
+    "tree_aggregate": lambda ranks, n, _: _whole(ranks - 1, 1, n),
+    "ring": _ring,
     "ring_reduce_scatter": _half_ring,
     "ring_allgather": _half_ring,
-    "ring": _ring,
     "halving_doubling": _halving_doubling,
     "hierarchical": _hierarchical,
 }
-"""The others: from ranks, elements and ranks of a group to messages and elements, of all and of the busiest."""
+"""Collectives that have a form: from ranks, elements and group to messages and elements, of all and of the busiest."""
 
 
 def zero_bytes(parameters: float, ranks: int, zero: int, itemsize: int, microbatches: int = 1) -> float:

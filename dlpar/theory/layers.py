@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -37,7 +38,7 @@ Shape = tuple[int, ...]
 class Tensor(NamedTuple):
     """A tensor of weights: its elements, and the FLOPs a sample costs because of it, forward and backward."""
 
-    elements: int
+    parameters: int
     flops: float
 
 
@@ -64,23 +65,31 @@ class Layer(NamedTuple):
 
 @dataclass(frozen=True)
 class Sizes:
-    """Elements and FLOPs of a model.
+    """Parameters and FLOPs of a model of our own, by the names of a :class:`~dlpar.worlds.platforms.Workload`.
 
     Attributes
     ----------
-    tensors : tuple of Tensor
-        In the order in which the backward pass finishes their gradients.
+    layers : tuple of Tensor
+        Each tensor by itself, in the order in which the backward pass finishes their gradients.
     flops : float
         FLOPs of a sample, forward and backward.
+    itemsize : int
+        Bytes of an element.
     """
 
-    tensors: tuple[Tensor, ...]
+    layers: tuple[Tensor, ...]
     flops: float
+    itemsize: int
 
     @property
-    def elements(self) -> int:
+    def parameters(self) -> int:
         """Elements of all weights."""
-        return sum(tensor.elements for tensor in self.tensors)
+        return sum(tensor.parameters for tensor in self.layers)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all weights."""
+        return self.parameters * self.itemsize
 
 
 def sizes(experiment: Experiment) -> Sizes:
@@ -88,7 +97,7 @@ def sizes(experiment: Experiment) -> Sizes:
     rows = layers(experiment)
     tensors = [tensor for layer in rows for tensor in layer.tensors]
     flops = sum(tensor.flops for tensor in tensors) + sum(layer.flops for layer in rows)
-    return Sizes(tuple(reversed(tensors)), flops)
+    return Sizes(tuple(reversed(tensors)), flops, 8 if experiment.dtype == "float64" else 4)
 
 
 def layers(experiment: Experiment) -> list[Layer]:
@@ -96,10 +105,12 @@ def layers(experiment: Experiment) -> list[Layer]:
     model, data = experiment.model, experiment.data
     if model.name == "transformer":
         return _transformer(model, data.context)
-    shape, classes = INPUTS[data.name], 1 if data.name == "diabetes" else 10
-    found = {"mlp": _mlp, "cnn": _cnn}[model.name](model, shape) if model.name in ("mlp", "cnn") else []
-    inputs = prod(found[-1].output if found else shape)
-    return [*found, Layer("output", (classes,), _product(inputs, classes))]
+    found, inputs = [], INPUTS[data.name]
+    if model.name in ("mlp", "cnn"):
+        found = _hidden(model, inputs)
+        inputs = found[-1].output
+    classes = 1 if data.name == "diabetes" else 10
+    return [*found, Layer("output", (classes,), _product(prod(inputs), classes))]
 
 
 def _product(inputs: int, outputs: int, places: int = 1) -> tuple[Tensor, Tensor]:
@@ -111,31 +122,24 @@ def _norm(name: str, output: Shape, channels: int) -> Layer:
     return Layer(name, output, (Tensor(channels, 0), Tensor(channels, 0)))
 
 
-def _mlp(model: Model, shape: Shape) -> list[Layer]:
+def _hidden(model: Model, shape: Shape) -> list[Layer]:
+    """Return the hidden layers of an mlp or a cnn, for inputs of some shape."""
     found: list[Layer] = []
     for i in range(1, model.depth + 1):
-        output = (model.width,)
-        found.append(Layer(f"linear{i}", output, _product(prod(shape), model.width)))
+        if model.name == "mlp":
+            name, weights, shape = f"linear{i}", _product(prod(shape), model.width), (model.width,)
+        else:
+            inputs, *size = shape
+            name, weights = f"conv{i}", _product(9 * inputs, model.channels, prod(size))
+            shape = (model.channels, *size)
+        found.append(Layer(name, shape, weights))
         if model.norm != "none":
-            found.append(_norm(f"norm{i}", output, model.width))
-        found.append(Layer(f"relu{i}", output))
-        shape = output
-    return found
-
-
-def _cnn(model: Model, shape: Shape) -> list[Layer]:
-    found: list[Layer] = []
-    for i in range(1, model.depth + 1):
-        inputs, height, width = shape
-        shape = (model.channels, height, width)
-        found.append(Layer(f"conv{i}", shape, _product(9 * inputs, model.channels, height * width)))
-        if model.norm != "none":
-            found.append(_norm(f"norm{i}", shape, model.channels))
+            found.append(_norm(f"norm{i}", shape, shape[0]))
         found.append(Layer(f"relu{i}", shape))
-        if min(height, width) >= 8:
-            shape = (model.channels, height // 2, width // 2)
+        if model.name == "cnn" and min(size) >= 8:
+            shape = (model.channels, *(pixels // 2 for pixels in size))
             found.append(Layer(f"pool{i}", shape))
-    return [*found, Layer("flatten", (prod(shape),))]
+    return found if model.name == "mlp" else [*found, Layer("flatten", (prod(shape),))]
 
 
 def _transformer(model: Model, context: int) -> list[Layer]:
@@ -342,23 +346,21 @@ def boundary_elements(experiment: Experiment, layer: str) -> int:
 
 
 def _spatial(experiment: Experiment, rows: int, columns: int) -> dict[str, int]:
-    batch, weights, found = experiment.local_batch(0), 0, {}
+    batch, weights, ways, found = experiment.local_batch(0), 0, 1, {}
     channels, height, width = INPUTS[experiment.data.name]
     for layer in layers(experiment):
-        if layer.name.startswith("conv"):
-            weights += sum(tensor.elements for tensor in layer.tensors)
-            ways = 1 if layer.name == "conv1" else 2
-            found[layer.name] = ways * sum(
-                halo(batch, channels, tall, wide, 1, vertical, horizontal).elements
-                for tall, vertical in _pieces(height, rows)
-                for wide, horizontal in _pieces(width, columns)
-            )
         if layer.name == "flatten":
-            gathered = Exchange(layer.name, "ring_allgather", batch * prod(layer.output))
-            for each in (gathered, Exchange(SHARED, "ring", weights)):
-                found[each.layer] = payload([each], rows * columns, 1).bytes
             break
+        if layer.name.startswith("conv"):
+            pieces = product(_pieces(height, rows), _pieces(width, columns))
+            halos = [halo(batch, channels, tall, wide, 1, up, left) for (tall, up), (wide, left) in pieces]
+            found[layer.name] = ways * sum(each.elements for each in halos)
+            weights += sum(tensor.parameters for tensor in layer.tensors)
+            ways = 2
         channels, height, width = layer.output
+    gathered = Exchange(layer.name, "ring_allgather", batch * prod(layer.output))
+    for each in (gathered, Exchange(SHARED, "ring", weights)):
+        found[each.layer] = payload([each], rows * columns, 1).bytes
     return {name: elements for name, elements in found.items() if elements}
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dlpar.graphs import mixing_matrix, neighbours, partners, pushing_matrix, receivers, second_eigenvalue
+from dlpar.theory.collectives import exchange_seconds
 from dlpar.worlds.platforms import Link
 
 if TYPE_CHECKING:
@@ -62,7 +63,4 @@ def neighbour_seconds(degree: int, nbytes: float, link: Link) -> float:
     """
     if degree < 0:
         raise ValueError(f"degree: got {degree}, allowed is a whole number from 0")
-    if not degree:
-        return 0.0
-    b = nbytes / link.bandwidth
-    return degree * b + (link.latency if link.duplex == "full" else max(link.latency, degree * b))
+    return exchange_seconds(degree * nbytes, link) if degree else 0.0

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 from dlpar.split.schedules import SCHEDULES, Action
-from dlpar.theory.collectives import from_one
+from dlpar.theory.counts import from_one
 
 BUBBLES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2")
 """Schedules with a closed form, by the names they are published under."""
@@ -50,9 +50,6 @@ def bubble(schedule: str, stages: int, microbatches: int, chunks: int = 1) -> fl
     return {"interleaved": share / chunks, "zb-h1": share / 3, "zb-h2": 0.0}.get(schedule, share)
 
 
-Times = float | Sequence[float]
-
-
 class Bar(NamedTuple):
     """An action of a stage, from `start` to `end` in seconds."""
 
@@ -69,13 +66,13 @@ def timeline(
     stages: int,
     microbatches: int,
     chunks: int = 1,
-    forward: Times = 1.0,
-    backward: Times = 2.0,
-    weight: Times | None = None,
+    forward: float = 1.0,
+    backward: float = 2.0,
+    weight: float | None = None,
     message: float = 0.0,
-    recompute: Times = 0.0,
+    recompute: float = 0.0,
 ) -> list[Bar]:
-    """Time the actions of every stage under a schedule, in the order in which it does them.
+    """Time the actions of every stage under a schedule of equal stages, in the order in which it does them.
 
     Parameters
     ----------
@@ -85,13 +82,13 @@ def timeline(
         From 1; of a schedule without a flush, `microbatches` is the number of steps.
     chunks : int, default 1
         Parts of the model each stage holds; above 1 with interleaved only.
-    forward, backward : float or one for each stage, default 1 and 2
+    forward, backward : float, default 1 and 2
         Seconds of a micro-batch on a stage, all its chunks together.
-    weight : float or one for each stage, optional
+    weight : float, optional
         Of `backward`, the seconds the gradients of weights take, where they have passes of their own; default: half.
     message : float, default 0
         Seconds from the end of a pass to the beginning of the next stage's; messages do not wait for each other.
-    recompute : float or one for each stage, default 0
+    recompute : float, default 0
         Seconds in which a stage makes a micro-batch's activations once more, before its backward pass: bars of
         kind R.  They need nothing from another stage.
 
@@ -105,13 +102,11 @@ def timeline(
         allowed = f"allowed with schedule {schedule} is a multiple of {stages} stages"
         raise ValueError(f"microbatches: got {microbatches}, {allowed}")
     table = SCHEDULES[schedule]
-    forward, backward = _each(forward, stages), _each(backward, stages)
-    weight = [b / 2 for b in backward] if weight is None else _each(weight, stages)
-    inputs = [b - w for b, w in zip(backward, weight)] if table.traits.has_weight_pass else backward
+    weight = backward / 2 if weight is None else weight
+    inputs = backward - weight if table.traits.has_weight_pass else backward
+    seconds = {"F": forward, "B": inputs, "W": weight, "R": recompute}
     lists = [table.actions(stage, stages, microbatches, chunks) for stage in range(stages)]
-    return timed(
-        lists, {"F": forward, "B": inputs, "W": weight, "R": _each(recompute, stages)}, chunks, message
-    )
+    return timed(lists, {kind: [each] * stages for kind, each in seconds.items()}, chunks, message)
 
 
 class Stuck(ValueError):
@@ -136,7 +131,7 @@ def timed(
     chunks: int = 1,
     message: float = 0.0,
 ) -> list[Bar]:
-    """Time any schedule, given as the list of actions of each stage; see :func:`timeline`.
+    """Time any schedule on any stages, given as the list of actions of each stage; see :func:`timeline`.
 
     Parameters
     ----------
@@ -186,22 +181,16 @@ def idle_share(bars: Iterable[Bar]) -> float:
     With equal stages that is the bubble of :func:`bubble`.
     """
     bars = list(bars)
-    busy: dict[int, float] = defaultdict(float)
-    for bar in bars:
-        busy[bar.stage] += bar.end - bar.start
+    stages = {bar.stage for bar in bars}
     window = max(bar.end for bar in bars) - min(bar.start for bar in bars)
-    computing = sum(busy.values())
-    return (len(busy) * window - computing) / computing
+    computing = sum(bar.end - bar.start for bar in bars)
+    return (len(stages) * window - computing) / computing
 
 
 def most_in_flight(actions: Iterable[Action], has_weight_pass: bool = False) -> int:
     """Return the most micro-batches (of a chunk each) whose activations a stage holds at a time."""
-    held = most = 0
-    frees = "W" if has_weight_pass else "B"
-    for action in actions:
-        held += (action.kind == "F") - (action.kind == frees)
-        most = max(most, held)
-    return most
+    change = {"F": 1, "W" if has_weight_pass else "B": -1}
+    return max(accumulate(change.get(action.kind, 0) for action in actions), default=0)
 
 
 def _needed(action: Action, part: int, last: int) -> tuple[str, int, int] | None:
@@ -220,12 +209,3 @@ def _check(allowed: Iterable[str], schedule: str, stages: int, microbatches: int
     from_one(stages=stages, microbatches=microbatches, chunks=chunks)
     if chunks > 1 and not (schedule in SCHEDULES and SCHEDULES[schedule].traits.has_chunks):
         raise ValueError(f"chunks: got {chunks}, allowed with schedule {schedule} is 1")
-
-
-def _each(times: Times, stages: int) -> list[float]:
-    """Return one time for each stage."""
-    if isinstance(times, (int, float)):
-        return [float(times)] * stages
-    if len(times) != stages:
-        raise ValueError(f"times: got {len(times)}, allowed is one, or one for each of {stages} stages")
-    return list(times)

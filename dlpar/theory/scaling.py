@@ -1,4 +1,4 @@
-"""Scaling with workers: speed-up, efficiency, and the crossing of two schemes."""
+"""Scaling with workers: speed-up, efficiency, the crossing of two schemes, and waiting for the slowest."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
+
+from dlpar.theory.counts import from_one
+from dlpar.worlds.platforms import Timing
 
 if TYPE_CHECKING:
     from dlpar.config.experiment import Experiment
@@ -87,3 +90,36 @@ def crossings(first: Mapping[int, float], second: Mapping[int, float]) -> list[f
         for (n, a), (m, b) in pairwise(seen)
         if (a < 0) != (b < 0)
     ]
+
+
+def expected_slowest(workers: int, timing: Timing) -> float:
+    """Return how long the slowest of N workers takes, over the mean of one: E[max], as a factor from 1.
+
+    A bulk-synchronous step takes that factor times the mean: 1 where times are constant, and
+    1 + 1/2 + ... + 1/N where they are exponential.
+
+    Sources: David and Nagaraja, "Order Statistics" (2003), 4.6; Dutta et al. (arXiv 1803.01113) for
+    what it says of synchronous SGD.
+
+    Parameters
+    ----------
+    workers : int
+        N, from 1.
+    timing : Timing
+        How computing times vary; equal and independent for all workers.
+
+    Raises
+    ------
+    ValueError
+        If `workers` is below 1, or `timing` has no closed form: simulate it.
+
+    Examples
+    --------
+    >>> from dlpar.worlds.platforms import Timing
+    >>> expected_slowest(3, Timing(kind="exponential")) == 1 + 1 / 2 + 1 / 3
+    True
+    """
+    from_one(workers=workers)
+    if timing.kind not in ("constant", "exponential"):
+        raise ValueError(f"timing: got {timing.kind}, allowed is constant or exponential; simulate others")
+    return 1.0 if timing.kind == "constant" else sum(1 / k for k in range(1, workers + 1))

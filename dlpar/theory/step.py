@@ -1,26 +1,26 @@
-"""The time of an experiment's step in closed form: exact, a bound, or an estimate, and it says which.
+"""The time of an experiment's step in closed form, which is exact or a bound.
 
-:func:`predict` puts the forms of this room together: computing and waiting for the slowest, then an
-exchange.  Workers that are done first begin the next step first; the forms hold for the long run.
-Quantities without a closed form are simulated instead (``cluster.messages="sizes"``).
+:func:`predict` puts the forms of this room together: computing, then an exchange.  Workers that are
+done first begin the next step first; the forms hold for the long run.  A step without a closed form
+has no prediction: simulate it by sizes (``cluster.messages="sizes"``).
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from dataclasses import replace
 from itertools import accumulate
-from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
 from dlpar.config.schema import BadExperiment
 from dlpar.graphs import neighbours, receivers
-from dlpar.theory.collectives import NAMES, collective_seconds
-from dlpar.theory.layers import Sizes, Tensor, sizes
+from dlpar.theory.collectives import collective_seconds
+from dlpar.theory.counts import COLLECTIVES
+from dlpar.theory.layers import sizes
 from dlpar.theory.mixing import neighbour_seconds
 from dlpar.theory.overlap import buckets, overlapped
-from dlpar.theory.servers import ps_asp_seconds, ps_round_seconds, ps_step_seconds
-from dlpar.theory.waiting import expected_slowest
-from dlpar.worlds.platforms import Link, Timing, nodes_of, platform_of, workload
+from dlpar.theory.servers import Servers
+from dlpar.worlds.platforms import Link, nodes_of, platform_of, workload
+from dlpar.worlds.platforms.lookup import charges
 
 if TYPE_CHECKING:
     from dlpar.config.experiment import Experiment
@@ -70,8 +70,8 @@ def predict(experiment: Experiment) -> Prediction | None:
     driver            a + k b a level, of k messages to a rank,     Spark's treeAggregate; Thakur et al.
                       and log2 N (a + b) back
     servers           2 a + (N/S + 1) b                             Li et al. (OSDI 2014), section 4
-    servers, free     the longer of a worker's cycle and N pushes   Lazowska et al. (1984), 5.2;
-                      at a busy server; bounded, the slowest's      Ho et al. (NIPS 2013)
+    servers, free     the longer of a worker's cycle and N pushes   Lazowska et al. (1984), 5.2
+                      at a busy server
     neighbours        a + degree b                                  Lian et al. (arXiv 1705.09056), table 1
     ================  ============================================  =======================================
 
@@ -79,13 +79,13 @@ def predict(experiment: Experiment) -> Prediction | None:
     (:func:`~dlpar.theory.overlap.overlapped`).  A form is no longer exact in these cases:
 
     - Workers differ: all are taken to begin an exchange with the slowest, an upper bound.
-    - Times vary from step to step: the slowest is expected (:func:`~dlpar.theory.waiting.expected_slowest`).
-    - Links or ports differ, as on nodes of several ranks: the busiest set the pace.
     - Ranks of a tree or of halving and doubling are no power of two: an upper bound.
-    - Several servers: a worker may queue at one while another is idle, so it is a lower bound.
     - A driver: workers that have the weights first begin the next step first, an upper bound.
-    - Neighbours: workers that begin with the same neighbour queue at its port.
-    - Real ranks share cores and are disturbed.
+    - Several servers: a worker may queue at one while another is idle, so it is a lower bound.
+    - Servers of workers that share a node's port: a lower bound, as they may queue there.
+    - Several neighbours: workers that begin with the same one queue at its port, so it is a lower bound.
+    - A ring on nodes of several ranks: the busiest link or port sets the pace, an estimate.
+    - Real ranks share cores and are disturbed: an estimate.
 
     Parameters
     ----------
@@ -95,8 +95,10 @@ def predict(experiment: Experiment) -> Prediction | None:
     Returns
     -------
     Prediction or None
-        None without a closed form (a scheme of your own, pairwise averages, compression, uneven shards,
-        half-duplex links, ZeRO, a model on several ranks), or without a platform to base it on.
+        None without a platform to base it on, or without a closed form: a scheme of your own, pairwise
+        averages, compression, uneven shards, half-duplex links, ZeRO, a model on several ranks; times
+        that vary from step to step; nodes of several ranks, but for a ring and for servers; workers that
+        run free and differ; groups of workers, a pull of its own, or servers on the nodes of workers.
 
     Examples
     --------
@@ -113,18 +115,7 @@ def predict(experiment: Experiment) -> Prediction | None:
         costs = Costs(experiment)
     except BadExperiment:
         return None
-    form = find(experiment, costs) if costs.link.duplex == "full" else None
-    if form is None:
-        return None
-    kinds = {form.kind if experiment.workers > 1 else EXACT}
-    if costs.is_crowded or not costs.is_steady or experiment.cluster.world == "real":
-        kinds.add(ESTIMATE)
-    elif max(costs.work) - min(costs.work) > 1e-12 * max(costs.work):
-        kinds.add(ESTIMATE if experiment.free_running else ABOVE)
-    kinds.discard(EXACT)
-    kind = EXACT if not kinds else ESTIMATE if len(kinds) > 1 else kinds.pop()
-    compute = sum(costs.work) / experiment.workers + form.extra
-    return Prediction(form.seconds, min(form.seconds, compute), kind)
+    return find(experiment, costs) if costs.is_steady and costs.link.duplex == "full" else None
 
 
 class Costs:
@@ -141,10 +132,8 @@ class Costs:
         Where ranks live.
     nodes : list of int
         Node of each rank.
-    sizes : Sizes
-        Elements and FLOPs of the model.
-    itemsize : int
-        Bytes of an element.
+    model : Sizes or Workload
+        Parameters and FLOPs of the model whose messages are sent.
     flops : float
         FLOP/s a device sustains.
     eager : float
@@ -153,63 +142,44 @@ class Costs:
         Links; narrower where a small model stands in for a larger one.
     link : Link
         The slowest link in use: between nodes, if there are several.
-    crowd : int
-        Most ranks that share a port to other nodes.
     is_crowded : bool
         Whether there are several nodes, and some have several ranks.
     training, work : list of float
-        Seconds of each worker for forward and backward pass, and for all before an exchange; means over steps.
-    slowest : float
-        Factor by which the slowest of all workers' steps is longer than the mean, where times vary.
+        Seconds of each worker for forward and backward pass, and for all before an exchange.
+    differ : bool
+        Whether some workers take longer than others.
+    is_real : bool
+        Whether ranks share a machine, and disturb each other.
     is_steady : bool
         Whether every step takes a worker equally long.
     """
 
     def __init__(self, experiment: Experiment) -> None:
-        cluster, self.sizes = experiment.cluster, sizes(experiment)
-        self.itemsize = 8 if experiment.dtype == "float64" else 4
-        self.platform, self.nodes, scale, flops = platform_of(experiment), nodes_of(experiment), 1.0, 1.0
-        big = workload(cluster.stand_in_for) if cluster.stand_in_for else None
-        if big is not None and cluster.messages == "values":
-            scale, flops = big.in_place_of(self.sizes.elements * self.itemsize, self.sizes.flops)
-        elif big is not None:
-            self.itemsize = big.itemsize
-            tensors = tuple(Tensor(layer.parameters, layer.flops) for layer in big.layers)
-            self.sizes = Sizes(tensors, big.flops)
-        self.flops = 1 / self.platform.seconds(flops, big) if flops else inf
+        cluster, delays, own = experiment.cluster, experiment.delays, sizes(experiment)
+        self.platform, self.nodes = platform_of(experiment), nodes_of(experiment)
+        scale, self.flops = charges(experiment, (own.nbytes, own.flops))
+        is_big = cluster.stand_in_for and cluster.messages == "sizes"
+        self.model = workload(cluster.stand_in_for) if is_big else own
         self.eager = self.platform.eager / scale
         self.inside, self.between = (
             Link(link.latency, link.bandwidth / scale, link.duplex)
             for link in (self.platform.link(True), self.platform.link(False))
         )
-        on_node = Counter(self.nodes)
-        self.link = self.between if len(on_node) > 1 else self.inside
-        self.is_crowded = 1 < len(on_node) < len(self.nodes)
-        self.crowd = max(on_node.values()) if self.is_crowded and self.platform.nic == "shared" else 1
-        self._compute(experiment)
-
-    def _compute(self, experiment: Experiment) -> None:
-        """Find what workers compute for a step, as the training loop charges it."""
-        delays, timing, workers = experiment.delays, self.platform.timing, range(experiment.workers)
-        fraction = getattr(experiment.sync, "fraction", 1.0)
-        # Drawn factors have mean 1; those of a trace have any.
-        usual = sum(timing.trace) / len(timing.trace) if timing.kind == "trace" else 1.0
-        flops = usual * fraction * self.sizes.flops
-        self.training = [self.seconds(flops * experiment.local_batch(worker), worker) for worker in workers]
+        nodes, workers = len(set(self.nodes)), range(experiment.workers)
+        self.link = self.between if nodes > 1 else self.inside
+        self.is_crowded = 1 < nodes < len(self.nodes)
+        self.training = [
+            self.seconds(self.model.flops * experiment.local_batch(worker), worker) for worker in workers
+        ]
         added = delays.delay_ms / 1000 if delays.kind != "none" else 0.0
         self.work = [
             self.overhead(worker) + delays.straggler.get(worker, 1.0) * (self.training[worker] + added)
             for worker in workers
         ]
-        # Of two things that vary the one that makes workers differ more is taken.
-        varying = [(sum(self.training) / len(workers) / usual, timing, usual)]
-        if added:
-            varying.append((added, Timing(kind=delays.kind, cv=delays.delay_cv), 1.0))
-        meet = period(experiment) * (1 + (experiment.sync.lead_bound or 0))
-        apart = max(part * (expected_slowest(len(workers), how, meet) - mean) for part, how, mean in varying)
-        self.slowest = 1 + apart * len(workers) / (sum(self.work) or inf)
-        is_drawn = timing.kind != "constant" or delays.kind not in ("none", "constant") or delays.stall
-        self.is_steady = not is_drawn and fraction == 1
+        self.differ = max(self.work) - min(self.work) > 1e-12 * max(self.work)
+        is_drawn = self.platform.timing.kind != "constant" or delays.kind not in ("none", "constant")
+        self.is_real = cluster.world == "real"
+        self.is_steady = not (is_drawn or delays.stall or getattr(experiment.sync, "fraction", 1.0) < 1)
 
     def seconds(self, flops: float, rank: int | None = None) -> float:
         """Return the mean seconds of a computation, on `rank` or on one that is no straggler."""
@@ -221,7 +191,7 @@ class Costs:
 
     def bytes(self, elements: float) -> float:
         """Return the bytes of so many elements."""
-        return elements * self.itemsize
+        return elements * self.model.itemsize
 
     def hop(self, source: int, dest: int) -> Link:
         """Return the link that joins two ranks."""
@@ -239,30 +209,40 @@ class Costs:
         nbytes = self.bytes(chunk)
         hops = [self.hop(member, members[i - 1]) for i, member in enumerate(members)]
         busiest = max(nbytes / link.bandwidth for link in hops)
-        mean, longest = (
-            sum(link.seconds(nbytes) for link in hops) / n,
-            max(link.seconds(nbytes) for link in hops),
-        )
-        last = longest if nbytes > self.eager else busiest  # short messages are sent ahead
-        return max(rounds * mean, (rounds - 1) * busiest + last) + (n - 1) * self.seconds(chunk)
+        taking = [link.seconds(nbytes) for link in hops]
+        last = max(taking) if nbytes > self.eager else busiest  # short messages are sent ahead
+        return max(rounds * sum(taking) / n, (rounds - 1) * busiest + last) + (n - 1) * self.seconds(chunk)
 
-    def step(
-        self, experiment: Experiment, exchange: float, before: float, after: float
-    ) -> tuple[float, float]:
-        """Return the seconds of a step that ends in an exchange of all workers, and its computing beside `work`.
+    def step(self, experiment: Experiment, exchange: float, flops: float, kind: str) -> Prediction:
+        """Predict a step that ends in an exchange of all workers.
 
-        `exchange` is in seconds; `before` and `after` are FLOPs of each worker between its work and the
-        exchange, and after it.
+        `exchange` is in seconds; `flops` are those of each worker in an exchange, see :meth:`beside`.
         """
-        every, n = period(experiment), self.sizes.elements
-        if experiment.averaging.method != "none":
-            # A step of one's own after each gradient; then what was moved is offered, and what was agreed is taken.
-            before, after = before + 3 * n * every + 2 * n, after + 2 * n
-        cycle = max(
-            (every * work + self.seconds(before, worker)) * self.slowest + self.seconds(after, worker)
-            for worker, work in enumerate(self.work)
-        )
-        return (cycle + exchange) / every, self.seconds(before + after) / every
+        every, flops = period(experiment), flops + self.beside(experiment)
+        cycle = max(every * work + self.seconds(flops, worker) for worker, work in enumerate(self.work))
+        return self.prediction((cycle + exchange) / every, self.seconds(flops) / every, kind)
+
+    def beside(self, experiment: Experiment) -> float:
+        """Return the FLOPs of a worker's own steps from one exchange to the next, beside its gradients'.
+
+        After each gradient it takes a step of its own; then it offers what moved, and takes what was agreed.
+        """
+        is_averaging = experiment.averaging.method != "none"
+        return (3 * period(experiment) + 4) * self.model.parameters if is_averaging else 0.0
+
+    def prediction(self, seconds: float, beside: float, kind: str) -> Prediction:
+        """Predict a step of so many seconds, of which a worker computes `beside` for the exchange.
+
+        `kind` is that of the form on equal workers that are not disturbed.
+        """
+        kinds = {kind if len(self.work) > 1 else EXACT}
+        if self.is_real:
+            kinds.add(ESTIMATE)
+        elif self.differ:
+            kinds.add(ABOVE)
+        kinds.discard(EXACT)
+        kind = EXACT if not kinds else ESTIMATE if len(kinds) > 1 else kinds.pop()
+        return Prediction(seconds, min(seconds, sum(self.work) / len(self.work) + beside), kind)
 
 
 def period(experiment: Experiment) -> int:
@@ -271,36 +251,25 @@ def period(experiment: Experiment) -> int:
     return averaging.period if averaging.method != "none" else getattr(experiment.sync, "push_every", 1)
 
 
-class Form(NamedTuple):
-    """Seconds of a step, its computing beside the workers' work, and the kind of the form."""
-
-    seconds: float
-    extra: float
-    kind: str = EXACT
-
-
-def _allreduce(experiment: Experiment, costs: Costs) -> Form | None:
+def _allreduce(experiment: Experiment, costs: Costs) -> Prediction | None:
     """All-reduce in buckets, beside the backward pass or after it."""
-    sync, n, tensors = experiment.sync, experiment.workers, costs.sizes.tensors
+    sync, n, tensors = experiment.sync, experiment.workers, costs.model.layers
     # Nobody knows what a library does; where it is simulated it is a ring.
-    name = (
-        "ring" if (sync.allreduce, experiment.cluster.world) == ("library", "simulated") else sync.allreduce
-    )
-    if name not in NAMES:
+    is_simulated_library = (sync.allreduce, experiment.cluster.world) == ("library", "simulated")
+    name = "ring" if is_simulated_library else sync.allreduce
+    if name not in COLLECTIVES or (costs.is_crowded and name != "ring"):
         return None
-    cut = buckets([costs.bytes(tensor.elements) for tensor in tensors], sync.bucket_mb * 1e6)
-    lengths = [sum(tensors[i].elements for i in members) for members in cut]
+    cut = buckets([costs.bytes(tensor.parameters) for tensor in tensors], sync.bucket_mb * 1e6)
+    lengths = [sum(tensors[i].parameters for i in members) for members in cut]
+    is_uneven = (name == "hierarchical" and n % sync.node_size) or len(set(lengths)) > 1
+    if n > 1 and name in ("star", "hierarchical") and is_uneven:
+        return None
     taking = [_bucket_seconds(name, experiment, costs, length) for length in lengths]
-    kind = EXACT
-    if (name == "hierarchical" and n % sync.node_size) or (
-        name in ("star", "hierarchical") and len(set(lengths)) > 1
-    ):
-        kind = ESTIMATE
-    if (name in ("tree", "halving_doubling") and n & (n - 1)) or (sync.overlap and name != "ring"):
-        kind = ABOVE
+    is_above = (name in ("tree", "halving_doubling") and n & (n - 1)) or (sync.overlap and name != "ring")
+    kind = ESTIMATE if costs.is_crowded else ABOVE if is_above else EXACT
     if sync.overlap and n > 1:
-        return Form(*_beside_backward(experiment, costs, cut, taking), kind)
-    return Form(*costs.step(experiment, sum(taking), 0, 2 * costs.sizes.elements), kind)
+        return _beside_backward(experiment, costs, cut, taking, kind)
+    return costs.step(experiment, sum(taking), 2 * costs.model.parameters, kind)
 
 
 def _bucket_seconds(name: str, experiment: Experiment, costs: Costs, elements: int) -> float:
@@ -308,113 +277,81 @@ def _bucket_seconds(name: str, experiment: Experiment, costs: Costs, elements: i
     n, link, nbytes, adding = experiment.workers, costs.link, costs.bytes(elements), costs.seconds(elements)
     if name == "ring":
         return costs.ring(range(n), elements)
-    if name == "tree":
-        devices = costs.platform.devices
-        return collective_seconds(
-            name, n, nbytes, costs.inside, devices, between=link, adding=adding / nbytes
-        )
-    if name == "halving_doubling":
-        shared = Link(link.latency, link.bandwidth / costs.crowd)
-        return collective_seconds(name, n, nbytes, shared, adding=adding / nbytes)
+    if name in ("tree", "halving_doubling"):
+        return collective_seconds(name, n, nbytes, link, adding=adding / nbytes)
     group = n if name == "star" else min(experiment.sync.node_size, n)
     between_groups = costs.ring(range(0, n, group), elements)
-    if group == 1 or n == 1:
+    if group == 1:
         return between_groups
     # Workers answered first send first: in the long run the root is a parameter server of the others.
-    return between_groups + ps_step_seconds(
-        group - 1, 1, nbytes, costs.hop(0, group - 1), 0.0, serving=adding
-    )
+    return between_groups + Servers(group - 1, 1, nbytes, link, serving=adding).step_seconds()
 
 
 def _beside_backward(
-    experiment: Experiment, costs: Costs, cut: list[range], taking: list[float]
-) -> tuple[float, float]:
-    """Return the seconds of a step in which one progress thread sends bucket after bucket; and of its update."""
+    experiment: Experiment, costs: Costs, cut: list[range], taking: list[float], kind: str
+) -> Prediction:
+    """Predict a step in which one progress thread sends bucket after bucket."""
     worker = max(range(experiment.workers), key=costs.work.__getitem__)
-    shares = list(accumulate(sum(costs.sizes.tensors[i].flops for i in members) for members in cut))
-    begins, training = costs.overhead(worker), costs.training[worker] * costs.slowest
-    delay = costs.work[worker] * costs.slowest - begins - training
+    shares = list(accumulate(sum(costs.model.layers[i].flops for i in members) for members in cut))
+    begins, training = costs.overhead(worker), costs.training[worker]
+    delay = costs.work[worker] - begins - training
     # Of micro-batches the last one's backward pass finishes the gradient; it has no more samples than any other.
     samples = experiment.local_batch(worker)
     last = 2 / 3 * max(1, samples // getattr(experiment.split, "microbatches", 1)) / samples
     ready = [begins + training * (1 - last + last * share / (shares[-1] or 1.0)) for share in shares]
     computed, sent = overlapped(ready, taking, begins + training, costs.platform.overlap)
-    update = costs.seconds(2 * costs.sizes.elements)
-    return max(computed + delay, sent) + update, update
+    update = costs.seconds(2 * costs.model.parameters)
+    return costs.prediction(max(computed + delay, sent) + update, update, kind)
 
 
-def _driver(experiment: Experiment, costs: Costs) -> Form:
+def _driver(experiment: Experiment, costs: Costs) -> Prediction | None:
     """Gradients up a tree to the driver, weights down a tree from it."""
-    sync, workers, n = experiment.sync, experiment.workers, costs.sizes.elements
-    tree = {"group": costs.platform.devices, "between": costs.link}
-    gradient, adding = costs.bytes(n + LOSS_AND_COUNT), costs.seconds(1.0) / costs.itemsize
+    sync, workers, n, link = experiment.sync, experiment.workers, costs.model.parameters, costs.link
+    if costs.is_crowded:
+        return None
+    gradient, adding = costs.bytes(n + LOSS_AND_COUNT), costs.seconds(1.0) / costs.model.itemsize
     depth = 1 if sync.reduce == "collect" else sync.depth
-    up = collective_seconds(
-        "tree_aggregate", workers, gradient, costs.inside, depth=depth, adding=adding, **tree
-    )
-    down = collective_seconds("tree_broadcast", workers, PACKET_HEAD + costs.bytes(n), costs.inside, **tree)
-    return Form(*costs.step(experiment, up + costs.seconds(5 * n) + down, n, n), ABOVE)
+    up = collective_seconds("tree_aggregate", workers, gradient, link, depth=depth, adding=adding)
+    down = collective_seconds("tree_broadcast", workers, PACKET_HEAD + costs.bytes(n), link)
+    return costs.step(experiment, up + costs.seconds(5 * n) + down, 2 * n, ABOVE)
 
 
-def _servers(experiment: Experiment, costs: Costs) -> Form | None:
-    """Parameter servers, bulk-synchronous or not."""
-    sync, n, workers, link = experiment.sync, costs.sizes.elements, experiment.workers, costs.link
+def _servers(experiment: Experiment, costs: Costs) -> Prediction | None:
+    """Parameter servers on nodes of their own, bulk-synchronous or not."""
+    sync, n, every = experiment.sync, costs.model.parameters, period(experiment)
+    is_colocated = experiment.cluster.placement == "colocated"
+    if sync.groups or sync.pull == "separate" or is_colocated:
+        return None
     push, back = costs.bytes(n), sync.servers * PACKET_HEAD + costs.bytes(n)
     adding = costs.seconds(2 * -(-n // sync.servers))
-    kind = ESTIMATE if sync.pull == "separate" or sync.groups else BELOW if sync.servers > 1 else EXACT
-    if experiment.free_running:
-        return None if sync.groups else Form(*_free_running(experiment, costs, push, back, 2 * adding), kind)
-    if sync.groups:
-        members = -(-workers // sync.groups)
-        exchange = ps_step_seconds(members, 1, push, link, 0.0, back, costs.seconds(2 * n))
-        exchange += ps_step_seconds(sync.groups, sync.servers, push, link, 0.0, back, adding)
-    elif experiment.cluster.placement == "colocated":
-        exchange = ps_round_seconds(workers, sync.servers, push, link, back, True, adding)
-    else:
-        exchange = ps_step_seconds(workers, sync.servers, push, link, 0.0, back, adding)
-        if costs.crowd > 1:  # the workers of a node share its port, as all workers share a server's
-            exchange = max(exchange, ps_step_seconds(costs.crowd, 1, push, link, 0.0, back))
-    return Form(*costs.step(experiment, exchange + adding, 0, 0), kind)
-
-
-def _free_running(
-    experiment: Experiment, costs: Costs, push: float, back: float, serving: float
-) -> tuple[float, float]:
-    """Return the seconds of a step whose workers wait for nobody, or only for one too far behind; and its extra."""
-    sync, n, every, link = experiment.sync, costs.sizes.elements, period(experiment), costs.link
-    is_bounded = sync.lead_bound is not None
-    extra = 3 * n * every + 4 * n if experiment.averaging.method != "none" else 0
-    alone = []
-    for worker, work in enumerate(costs.work):
-        cycle = (every * work + costs.seconds(extra, worker)) * (costs.slowest if is_bounded else 1.0)
-        alone.append(ps_asp_seconds(1, sync.servers, push, link, cycle, back, serving))
+    kind = BELOW if sync.servers > 1 or costs.is_crowded else EXACT
+    servers = Servers(experiment.workers, sync.servers, push, costs.link, back, adding)
+    if not experiment.free_running:
+        return costs.step(experiment, servers.step_seconds() + adding, 0, kind)
+    if costs.differ:
+        return None
+    beside = costs.seconds(costs.beside(experiment), 0)
     is_blocking = back / sync.servers > costs.eager
-    busy = ps_asp_seconds(experiment.workers, sync.servers, push, link, 0.0, back, serving, is_blocking)
-    busy = max(busy, costs.crowd * max(push, back) / link.bandwidth)
-    free = len(alone) / sum(1 / seconds for seconds in alone)
-    if is_bounded:
-        # Whoever is quicker waits at the bound, and is answered before the slowest, which asked last.
-        quicker = sum(seconds < (1 - 1e-9) * max(alone) for seconds in alone)
-        free = max(alone) + quicker * back / sync.servers / link.bandwidth
-    return max(free, busy) / every, costs.seconds(extra) / every
+    free = replace(servers, serving=2 * adding).asp_seconds(every * costs.work[0] + beside, is_blocking)
+    return costs.prediction(free / every, beside / every, kind)
 
 
-def _neighbours(experiment: Experiment, costs: Costs) -> Form | None:
+def _neighbours(experiment: Experiment, costs: Costs) -> Prediction | None:
     """Every worker exchanges weights with a few others."""
-    sync, n = experiment.sync, costs.sizes.elements
-    if experiment.free_running:
+    sync, n = experiment.sync, costs.model.parameters
+    if experiment.free_running or costs.is_crowded:
         return None
     is_directed = sync.exchange == "push_sum"
     if sync.has_graph:
         graph = (receivers if is_directed else neighbours)(sync, experiment.workers, experiment.seed)
         degree = max(map(len, graph))
-        mixing, kind = degree + 2 if is_directed else 2 * (degree + 1), ESTIMATE if degree > 1 else EXACT
+        mixing, kind = degree + 2 if is_directed else 2 * (degree + 1), BELOW if degree > 1 else EXACT
     else:
         degree = min(sync.peers, experiment.workers - 1)
         mixing, kind = degree + 1, EXACT
     exchange = neighbour_seconds(degree, costs.bytes(n), costs.link)
     adapting = 10 if is_directed else 5  # FLOPs a weight to sketch it, to scale its gradient and to move it
-    return Form(*costs.step(experiment, exchange, adapting * n, mixing * n), kind)
+    return costs.step(experiment, exchange, (adapting + mixing) * n, kind)
 
 
 FORMS = {"allreduce": _allreduce, "servers": _servers, "topology": _neighbours, "depth": _driver}

@@ -9,8 +9,9 @@ from simulations import trained
 
 import dlpar
 from dlpar import BadExperiment, Experiment, Run
+from dlpar.split.schedules import SCHEDULES
 from dlpar.theory import bubble
-from dlpar.theory.pipeline import Bar, idle_share, timeline
+from dlpar.theory.pipeline import Bar, idle_share, timed, timeline
 from dlpar.worlds.platforms import Device, Link, Platform
 
 FREE = Platform(
@@ -120,7 +121,8 @@ def test_a_paced_bubble_is_within_three_points_of_ideal(tmp_path):
     )
     run = job.wait(60)
     assert run.status == "done", run.log
-    ideal = idle_share(timeline("1f1b", 4, 8, forward=layers, backward=[2 * n for n in layers]))
+    actions = [SCHEDULES["1f1b"].actions(stage, 4, 8, 1) for stage in range(4)]
+    ideal = idle_share(timed(actions, {"F": layers, "B": [2 * n for n in layers]}))
     assert idle_share(bars(run, step=2)) == pytest.approx(ideal, abs=0.03)
 
 

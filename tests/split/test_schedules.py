@@ -10,7 +10,7 @@ from trained_ranks import SMALL, apart, trained
 from dlpar.config import split as config
 from dlpar.split.schedules import SCHEDULES, Action, Schedule, by_step, register
 from dlpar.theory import bubble
-from dlpar.theory.pipeline import idle_share, most_in_flight, timeline
+from dlpar.theory.pipeline import idle_share, most_in_flight, timed, timeline
 
 SIZES = [(p, m) for p in (1, 2, 3, 4, 8) for m in (1, 2, 4, 8, 24)]
 FULL = [(p, m) for p, m in SIZES if m >= p]
@@ -84,7 +84,7 @@ def test_activations_in_flight_are_all_in_gpipe_and_at_most_as_many_as_stages_in
 
 def test_unequal_stages_go_at_the_pace_of_the_slowest():
     forward, micros = [1.0, 2.0, 4.0, 1.0], 6
-    bars = timeline("gpipe", 4, micros, forward=forward, backward=[2 * f for f in forward])
+    bars = timed(lists("gpipe", 4, micros), {"F": forward, "B": [2 * f for f in forward]})
     assert max(bar.end for bar in bars) == 3 * (sum(forward) + (micros - 1) * max(forward))
 
 
@@ -120,7 +120,6 @@ def test_the_steps_of_pipedream_are_its_list_of_actions_cut_behind_backward_pass
         ),
         (("gpipe", 0, 8), "stages: got 0, allowed is a whole number from 1"),
         (("gpipe", 4, 8, 2), "chunks: got 2, allowed with schedule gpipe is 1"),
-        (("gpipe", 4, 8, 1, [1.0, 2.0]), "times: got 2, allowed is one, or one for each of 4 stages"),
     ],
 )
 def test_bad_arguments_are_refused_in_one_sentence(given, sentence):

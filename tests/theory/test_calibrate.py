@@ -31,7 +31,7 @@ def made_up(experiment: Experiment) -> float:
     if experiment.averaging.method == "local":
         return computing
     times = {"ring": 1, "ps": 3}[experiment.sync.scheme]
-    return computing + 2 * LINK.latency + times * 4 * own.elements / IN_TRAINING
+    return computing + 2 * LINK.latency + times * own.nbytes / IN_TRAINING
 
 
 @pytest.fixture

@@ -30,8 +30,9 @@ def test_layers_and_sizes_are_those_of_the_model_that_is_built(model, data):
     counted, found = models.flops_per_sample(built, dataset), sizes(ours)
     weights = list(reversed(list(built.parameters())))
     assert found.flops == counted
-    assert [tensor.elements for tensor in found.tensors] == [weight.numel() for weight in weights]
-    assert [tensor.flops for tensor in found.tensors] == [getattr(weight, "flops", 0) for weight in weights]
+    assert found.nbytes == sum(weight.nbytes for weight in weights)
+    assert [tensor.parameters for tensor in found.layers] == [weight.numel() for weight in weights]
+    assert [tensor.flops for tensor in found.layers] == [getattr(weight, "flops", 0) for weight in weights]
     x, outputs = dataset.train_x[:2], {}
     for name, layer in built.named_children():
         x = layer(x)

@@ -32,6 +32,12 @@ RINGS = (
 """Workload (None: the default model), platform, workers: long messages, many workers, and short messages."""
 
 
+def _one_alone_and(alone: Case, simulated: Callable[[], list[Case]]) -> Iterator[Case]:
+    """Give a case known without a simulation, then simulated ones, which a wrong formula never gets to."""
+    yield alone
+    yield from simulated()
+
+
 def check_efficiency(student: Callable[..., Any] | None, hints: Sequence[str] = ()) -> Verdict:
     """Compare ``student(compute, latency, bandwidth, nbytes, n)`` with simulated rings; takes seconds.
 
@@ -48,12 +54,7 @@ def check_efficiency(student: Callable[..., Any] | None, hints: Sequence[str] = 
     JobFailed
         If a simulation fails.
     """
-
-    def cases() -> Iterator[Case]:
-        yield WORKER_ALONE
-        yield from _rings()
-
-    return check(student, cases(), hints, RING_TOLERANCE)
+    return check(student, _one_alone_and(WORKER_ALONE, _rings), hints, RING_TOLERANCE)
 
 
 @cache
@@ -67,14 +68,13 @@ def _rings() -> list[Case]:
 
 def _ring_arguments(experiment: Experiment) -> dict[str, float]:
     platform, name = platform_of(experiment), experiment.cluster.stand_in_for
-    charged, own = workload(name) if name else None, sizes(experiment)
-    flops, nbytes = (charged.flops, charged.nbytes) if charged else (own.flops, 4 * own.elements)
-    link = platform.link(same_node=False)
+    charged = workload(name) if name else None
+    model, link = charged or sizes(experiment), platform.link(same_node=False)
     return dict(
-        compute=platform.seconds(flops * experiment.batch, charged),
+        compute=platform.seconds(model.flops * experiment.batch, charged),
         latency=link.latency,
         bandwidth=link.bandwidth,
-        nbytes=nbytes,
+        nbytes=model.nbytes,
         n=experiment.workers,
     )
 
@@ -113,12 +113,7 @@ def check_grid(student: Callable[..., Any] | None, hints: Sequence[str] = ()) ->
     JobFailed
         If a simulation fails.
     """
-
-    def cases() -> Iterator[Case]:
-        yield DEVICE_ALONE
-        yield from _grids()
-
-    return check(student, cases(), hints, GRID_TOLERANCE)
+    return check(student, _one_alone_and(DEVICE_ALONE, _grids), hints, GRID_TOLERANCE)
 
 
 @cache
@@ -143,6 +138,6 @@ def _grid_arguments(experiment: Experiment) -> dict[str, float]:
         microbatches=split.microbatches,
         compute=1e3 * platform.seconds(batch * own.flops),
         summed=4 * elements / 1e3,
-        gradient=4 * own.elements / 1e3,
+        gradient=own.nbytes / 1e3,
         bandwidth=platform.link(same_node=False).bandwidth / 1e6,
     )

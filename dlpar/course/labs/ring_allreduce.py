@@ -26,7 +26,7 @@ def copies() -> list[Experiment]:
 def _less_than_two(runs: list[Run]) -> Shown:
     held, said = True, []
     for run in runs:
-        n, steps, weights = run.experiment.workers, run.experiment.steps, sizes(run.experiment).elements
+        n, steps, weights = run.experiment.workers, run.experiment.steps, sizes(run.experiment).parameters
         sent = run.summary["bytes_sent"]
         held = held and sent == steps * closed_form("ring", ranks=n, elements=weights, itemsize=4).bytes
         said.append(f"{sent / n / steps / (4 * weights):.2f} copies with {n}")

@@ -111,7 +111,7 @@ def _state(experiment: Experiment) -> float | None:
     if itemsize is None:
         return None
     each = bytes_of(experiment.optimizer, itemsize)
-    return model_state(sizes(experiment).elements, experiment.workers, split.zero, each).total
+    return model_state(sizes(experiment).parameters, experiment.workers, split.zero, each).total
 
 
 def _courses(run: Run, scale: float, unit: str) -> dict[str, dict[int, Points]]:

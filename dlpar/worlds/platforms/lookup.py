@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from dlpar.config.paths import runs_folder
 from dlpar.config.schema import BadExperiment, shown
 from dlpar.worlds.platforms.platform import PLATFORMS, SEPARATOR, Platform
-from dlpar.worlds.platforms.workloads import Workload, fields_of, is_path, workload
+from dlpar.worlds.platforms.workloads import fields_of, is_path, workload
 
 if TYPE_CHECKING:
     from dlpar.config.experiment import Experiment
@@ -167,24 +167,31 @@ def placement(workers: int, extra: int, platform: Platform, colocated: bool = Fa
     return nodes + list(range(used, used + extra))
 
 
-def charges(experiment: Experiment) -> tuple[float, float]:
-    """Bytes charged for each byte sent, and FLOP/s of the platform's devices on the experiment's model.
+def charges(experiment: Experiment, own: tuple[float, float] | None = None) -> tuple[float, float]:
+    """Return the bytes charged for each byte sent, and the FLOP/s of the platform's devices on the experiment's model.
 
     Where ranks compute a small model instead of ``cluster.stand_in_for``, its FLOPs and
     bytes are scaled to those of the workload; where messages carry sizes only, these are
     the workload's own.
+
+    Parameters
+    ----------
+    experiment : Experiment
+        Names platform and workload.
+    own : tuple of float, optional
+        Bytes of the small model, and its FLOPs a sample; default: it is built to find out.
     """
     cluster, platform = experiment.cluster, platform_of(experiment)
     charged = workload(cluster.stand_in_for) if cluster.stand_in_for else None
-    scale, work = (
-        (1.0, 1.0) if charged is None or cluster.messages == "sizes" else _in_place_of(experiment, charged)
-    )
+    scale, work = 1.0, 1.0
+    if charged is not None and cluster.messages == "values":
+        scale, work = charged.in_place_of(*(own or _own_model(experiment)))
     seconds = work * platform.seconds(1.0, charged)
     return scale, 1 / seconds if seconds else inf
 
 
-def _in_place_of(experiment: Experiment, charged: Workload) -> tuple[float, float]:
-    """Bytes and FLOPs of the workload for each byte and FLOP of the experiment's own model."""
+def _own_model(experiment: Experiment) -> tuple[float, float]:
+    """Return the bytes of the experiment's own model, and its FLOPs a sample."""
     import torch
 
     from dlpar import models
@@ -192,5 +199,5 @@ def _in_place_of(experiment: Experiment, charged: Workload) -> tuple[float, floa
 
     dataset = load(experiment.data, experiment.seed, getattr(torch, experiment.dtype), experiment.model.name)
     model = models.build(experiment, dataset)
-    own = sum(p.numel() * p.element_size() for p in model.parameters())
-    return charged.in_place_of(own, models.flops_per_sample(model, dataset))
+    nbytes = sum(p.numel() * p.element_size() for p in model.parameters())
+    return nbytes, models.flops_per_sample(model, dataset)

@@ -10,7 +10,7 @@ from dlpar.comm.ghost import Outline
 from dlpar.jobs.record import Unrecorded
 from dlpar.replica import Replica
 from dlpar.sync import scheme
-from dlpar.theory import Link, predict, ps_round_seconds
+from dlpar.theory import Link, Servers, predict
 from dlpar.train import serve
 from dlpar.worlds.platforms import Device, Workload
 
@@ -51,7 +51,7 @@ def test_a_bsp_round_takes_what_its_closed_form_says_with_any_number_of_servers_
 ):
     for servers in {1, 2, 3, 4, 7, 8, 16, 31, workers} & set(range(1, min(workers, 32) + 1)):
         times, gradient, weights = rounds(workers=workers, sync={"scheme": "ps", "servers": servers})
-        said = ps_round_seconds(workers, servers, gradient, LINK, answer=weights)
+        said = Servers(workers, servers, gradient, LINK, answer=weights).round_seconds()
         assert times == [pytest.approx(said, rel=EXACT)] * 2, servers
 
 
@@ -62,7 +62,7 @@ def test_servers_on_the_nodes_of_workers_spare_a_shard_each():
         times, gradient, weights = rounds(
             shared, nodes, workers=workers, sync={"scheme": "ps", "servers": servers}
         )
-        said = ps_round_seconds(workers, servers, gradient, LINK, answer=weights, colocated=True)
+        said = Servers(workers, servers, gradient, LINK, answer=weights).round_seconds(colocated=True)
         assert times == [pytest.approx(said, rel=EXACT)] * 2, (workers, servers)
 
 
