@@ -112,14 +112,10 @@ def from_one(**numbers: float) -> None:
             raise ValueError(f"{field}: got {value}, allowed is a whole number from 1")
 
 
-def _chunk(c: int, n: int, parts: int) -> int:
-    """Elements of chunk `c` of `parts`."""
-    return n // parts + (c % parts < n % parts)
-
-
 def _ring_leaves_out(rank: int, ranks: int, n: int) -> int:
     """Elements a rank does not send in a ring all-reduce: chunk rank + 1 when adding, rank + 2 when copying."""
-    return _chunk(rank + 1, n, ranks) + _chunk(rank + 2, n, ranks)
+    longer = sum((rank + step) % ranks < n % ranks for step in (1, 2))
+    return 2 * (n // ranks) + longer
 
 
 def _whole(messages: int, busiest: int, n: int) -> tuple[int, int, int, int]:

@@ -105,12 +105,10 @@ def layers(experiment: Experiment) -> list[Layer]:
     model, data = experiment.model, experiment.data
     if model.name == "transformer":
         return _transformer(model, data.context)
-    found, inputs = [], INPUTS[data.name]
-    if model.name in ("mlp", "cnn"):
-        found = _hidden(model, inputs)
-        inputs = found[-1].output
-    classes = 1 if data.name == "diabetes" else 10
-    return [*found, Layer("output", (classes,), _product(prod(inputs), classes))]
+    shape, classes = INPUTS[data.name], 1 if data.name == "diabetes" else 10
+    found = _hidden(model, shape) if model.name in ("mlp", "cnn") else []
+    inputs = prod(found[-1].output if found else shape)
+    return [*found, Layer("output", (classes,), _product(inputs, classes))]
 
 
 def _product(inputs: int, outputs: int, places: int = 1) -> tuple[Tensor, Tensor]:

@@ -45,11 +45,9 @@ def gains(experiments: Sequence[Experiment], rates: Sequence[float | None]) -> l
     it is slow with one worker, too.
     """
     bases: dict[str, tuple[int, float]] = {}
-    for experiment, rate in zip(experiments, rates):
-        if rate:
-            here = experiment.workers, rate
-            before = bases.setdefault(task(experiment), here)
-            bases[task(experiment)] = min(before, here, key=lambda one: (one[0], -one[1]))
+    done = [(experiment, rate) for experiment, rate in zip(experiments, rates) if rate]
+    for experiment, rate in sorted(done, key=lambda one: (one[0].workers, -one[1])):
+        bases.setdefault(task(experiment), (experiment.workers, rate))
     found: list[Gain | None] = []
     for experiment, rate in zip(experiments, rates):
         base, base_rate = bases.get(task(experiment), (1, 1.0))

@@ -7,6 +7,7 @@ has no prediction: simulate it by sizes (``cluster.messages="sizes"``).
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
@@ -82,9 +83,8 @@ def predict(experiment: Experiment) -> Prediction | None:
     - Ranks of a tree or of halving and doubling are no power of two: an upper bound.
     - A driver: workers that have the weights first begin the next step first, an upper bound.
     - Several servers: a worker may queue at one while another is idle, so it is a lower bound.
-    - Servers of workers that share a node's port: a lower bound, as they may queue there.
     - Several neighbours: workers that begin with the same one queue at its port, so it is a lower bound.
-    - A ring on nodes of several ranks: the busiest link or port sets the pace, an estimate.
+    - A ring or servers, and nodes of several workers: the busiest link or port sets the pace, an estimate.
     - Real ranks share cores and are disturbed: an estimate.
 
     Parameters
@@ -144,6 +144,8 @@ class Costs:
         The slowest link in use: between nodes, if there are several.
     is_crowded : bool
         Whether there are several nodes, and some have several ranks.
+    crowd : int
+        Most ranks that share a port to other nodes.
     training, work : list of float
         Seconds of each worker for forward and backward pass, and for all before an exchange.
     differ : bool
@@ -165,9 +167,10 @@ class Costs:
             Link(link.latency, link.bandwidth / scale, link.duplex)
             for link in (self.platform.link(True), self.platform.link(False))
         )
-        nodes, workers = len(set(self.nodes)), range(experiment.workers)
-        self.link = self.between if nodes > 1 else self.inside
-        self.is_crowded = 1 < nodes < len(self.nodes)
+        on_node, workers = Counter(self.nodes), range(experiment.workers)
+        self.link = self.between if len(on_node) > 1 else self.inside
+        self.is_crowded = 1 < len(on_node) < len(self.nodes)
+        self.crowd = max(on_node.values()) if self.is_crowded and self.platform.nic == "shared" else 1
         self.training = [
             self.seconds(self.model.flops * experiment.local_batch(worker), worker) for worker in workers
         ]
@@ -324,15 +327,19 @@ def _servers(experiment: Experiment, costs: Costs) -> Prediction | None:
         return None
     push, back = costs.bytes(n), sync.servers * PACKET_HEAD + costs.bytes(n)
     adding = costs.seconds(2 * -(-n // sync.servers))
-    kind = BELOW if sync.servers > 1 or costs.is_crowded else EXACT
+    kind = ESTIMATE if costs.is_crowded else BELOW if sync.servers > 1 else EXACT
     servers = Servers(experiment.workers, sync.servers, push, costs.link, back, adding)
     if not experiment.free_running:
-        return costs.step(experiment, servers.step_seconds() + adding, 0, kind)
+        exchange = servers.step_seconds()
+        if costs.crowd > 1:  # the workers of a node share its port, as all workers share a server's
+            exchange = max(exchange, Servers(costs.crowd, 1, push, costs.link, back).step_seconds())
+        return costs.step(experiment, exchange + adding, 0, kind)
     if costs.differ:
         return None
     beside = costs.seconds(costs.beside(experiment), 0)
     is_blocking = back / sync.servers > costs.eager
     free = replace(servers, serving=2 * adding).asp_seconds(every * costs.work[0] + beside, is_blocking)
+    free = max(free, costs.crowd * max(push, back) / costs.link.bandwidth)
     return costs.prediction(free / every, beside / every, kind)
 
 
