@@ -98,7 +98,8 @@ def predict(experiment: Experiment) -> Prediction | None:
         None without a platform to base it on, or without a closed form: a scheme of your own, pairwise
         averages, compression, uneven shards, half-duplex links, ZeRO, a model on several ranks; times
         that vary from step to step; nodes of several ranks, but for a ring and for servers; workers that
-        run free and differ; groups of workers, a pull of its own, or servers on the nodes of workers.
+        run free and differ, or have more neighbours than others; groups of workers, a pull of its own, or
+        servers on the nodes of workers.
 
     Examples
     --------
@@ -115,7 +116,7 @@ def predict(experiment: Experiment) -> Prediction | None:
         costs = Costs(experiment)
     except BadExperiment:
         return None
-    return find(experiment, costs) if costs.is_steady and costs.link.duplex == "full" else None
+    return find(costs) if costs.is_steady and costs.link.duplex == "full" else None
 
 
 class Costs:
@@ -128,6 +129,8 @@ class Costs:
 
     Attributes
     ----------
+    experiment : Experiment
+        The one that is charged for.
     platform : Platform
         Where ranks live.
     nodes : list of int
@@ -150,14 +153,13 @@ class Costs:
         Seconds of each worker for forward and backward pass, and for all before an exchange.
     differ : bool
         Whether some workers take longer than others.
-    is_real : bool
-        Whether ranks share a machine, and disturb each other.
     is_steady : bool
         Whether every step takes a worker equally long.
     """
 
     def __init__(self, experiment: Experiment) -> None:
-        cluster, delays, own = experiment.cluster, experiment.delays, sizes(experiment)
+        self.experiment, own = experiment, sizes(experiment)
+        cluster, delays = experiment.cluster, experiment.delays
         self.platform, self.nodes = platform_of(experiment), nodes_of(experiment)
         scale, self.flops = charges(experiment, (own.nbytes, own.flops))
         is_big = cluster.stand_in_for and cluster.messages == "sizes"
@@ -181,7 +183,6 @@ class Costs:
         ]
         self.differ = max(self.work) - min(self.work) > 1e-12 * max(self.work)
         is_drawn = self.platform.timing.kind != "constant" or delays.kind not in ("none", "constant")
-        self.is_real = cluster.world == "real"
         self.is_steady = not (is_drawn or delays.stall or getattr(experiment.sync, "fraction", 1.0) < 1)
 
     def seconds(self, flops: float, rank: int | None = None) -> float:
@@ -216,34 +217,32 @@ class Costs:
         last = max(taking) if nbytes > self.eager else busiest  # short messages are sent ahead
         return max(rounds * sum(taking) / n, (rounds - 1) * busiest + last) + (n - 1) * self.seconds(chunk)
 
-    def step(self, experiment: Experiment, exchange: float, flops: float, kind: str) -> Prediction:
+    def step(self, exchange: float, flops: float, kind: str) -> Prediction:
         """Predict a step that ends in an exchange of all workers.
 
         `exchange` is in seconds; `flops` are those of each worker in an exchange, see :meth:`beside`.
         """
-        every, flops = period(experiment), flops + self.beside(experiment)
+        every, flops = period(self.experiment), flops + self.beside()
         cycle = max(every * work + self.seconds(flops, worker) for worker, work in enumerate(self.work))
         return self.prediction((cycle + exchange) / every, self.seconds(flops) / every, kind)
 
-    def beside(self, experiment: Experiment) -> float:
+    def beside(self) -> float:
         """Return the FLOPs of a worker's own steps from one exchange to the next, beside its gradients'.
 
         After each gradient it takes a step of its own; then it offers what moved, and takes what was agreed.
         """
-        is_averaging = experiment.averaging.method != "none"
-        return (3 * period(experiment) + 4) * self.model.parameters if is_averaging else 0.0
+        is_averaging = self.experiment.averaging.method != "none"
+        return (3 * period(self.experiment) + 4) * self.model.parameters if is_averaging else 0.0
 
     def prediction(self, seconds: float, beside: float, kind: str) -> Prediction:
         """Predict a step of so many seconds, of which a worker computes `beside` for the exchange.
 
         `kind` is that of the form on equal workers that are not disturbed.
         """
-        kinds = {kind if len(self.work) > 1 else EXACT}
-        if self.is_real:
-            kinds.add(ESTIMATE)
-        elif self.differ:
-            kinds.add(ABOVE)
-        kinds.discard(EXACT)
+        of_form = kind if len(self.work) > 1 else EXACT
+        is_real = self.experiment.cluster.world == "real"
+        of_workers = ESTIMATE if is_real else ABOVE if self.differ else EXACT
+        kinds = {of_form, of_workers} - {EXACT}
         kind = EXACT if not kinds else ESTIMATE if len(kinds) > 1 else kinds.pop()
         return Prediction(seconds, min(seconds, sum(self.work) / len(self.work) + beside), kind)
 
@@ -254,9 +253,10 @@ def period(experiment: Experiment) -> int:
     return averaging.period if averaging.method != "none" else getattr(experiment.sync, "push_every", 1)
 
 
-def _allreduce(experiment: Experiment, costs: Costs) -> Prediction | None:
+def _allreduce(costs: Costs) -> Prediction | None:
     """All-reduce in buckets, beside the backward pass or after it."""
-    sync, n, tensors = experiment.sync, experiment.workers, costs.model.layers
+    experiment, tensors = costs.experiment, costs.model.layers
+    sync, n = experiment.sync, experiment.workers
     # Nobody knows what a library does; where it is simulated it is a ring.
     is_simulated_library = (sync.allreduce, experiment.cluster.world) == ("library", "simulated")
     name = "ring" if is_simulated_library else sync.allreduce
@@ -267,22 +267,22 @@ def _allreduce(experiment: Experiment, costs: Costs) -> Prediction | None:
     is_uneven = (name == "hierarchical" and n % sync.node_size) or len(set(lengths)) > 1
     if n > 1 and name in ("star", "hierarchical") and is_uneven:
         return None
-    taking = [_bucket_seconds(name, experiment, costs, length) for length in lengths]
+    taking = [_bucket_seconds(name, costs, length) for length in lengths]
     is_above = (name in ("tree", "halving_doubling") and n & (n - 1)) or (sync.overlap and name != "ring")
     kind = ESTIMATE if costs.is_crowded else ABOVE if is_above else EXACT
     if sync.overlap and n > 1:
-        return _beside_backward(experiment, costs, cut, taking, kind)
-    return costs.step(experiment, sum(taking), 2 * costs.model.parameters, kind)
+        return _beside_backward(costs, cut, taking, kind)
+    return costs.step(sum(taking), 2 * costs.model.parameters, kind)
 
 
-def _bucket_seconds(name: str, experiment: Experiment, costs: Costs, elements: int) -> float:
+def _bucket_seconds(name: str, costs: Costs, elements: int) -> float:
     """Return the seconds of one all-reduce in the long run."""
-    n, link, nbytes, adding = experiment.workers, costs.link, costs.bytes(elements), costs.seconds(elements)
+    n, link, nbytes, adding = len(costs.work), costs.link, costs.bytes(elements), costs.seconds(elements)
     if name == "ring":
         return costs.ring(range(n), elements)
     if name in ("tree", "halving_doubling"):
         return collective_seconds(name, n, nbytes, link, adding=adding / nbytes)
-    group = n if name == "star" else min(experiment.sync.node_size, n)
+    group = n if name == "star" else min(costs.experiment.sync.node_size, n)
     between_groups = costs.ring(range(0, n, group), elements)
     if group == 1:
         return between_groups
@@ -290,11 +290,9 @@ def _bucket_seconds(name: str, experiment: Experiment, costs: Costs, elements: i
     return between_groups + Servers(group - 1, 1, nbytes, link, serving=adding).step_seconds()
 
 
-def _beside_backward(
-    experiment: Experiment, costs: Costs, cut: list[range], taking: list[float], kind: str
-) -> Prediction:
+def _beside_backward(costs: Costs, cut: list[range], taking: list[float], kind: str) -> Prediction:
     """Predict a step in which one progress thread sends bucket after bucket."""
-    worker = max(range(experiment.workers), key=costs.work.__getitem__)
+    experiment, worker = costs.experiment, costs.work.index(max(costs.work))
     shares = list(accumulate(sum(costs.model.layers[i].flops for i in members) for members in cut))
     begins, training = costs.overhead(worker), costs.training[worker]
     delay = costs.work[worker] - begins - training
@@ -307,22 +305,22 @@ def _beside_backward(
     return costs.prediction(max(computed + delay, sent) + update, update, kind)
 
 
-def _driver(experiment: Experiment, costs: Costs) -> Prediction | None:
+def _driver(costs: Costs) -> Prediction | None:
     """Gradients up a tree to the driver, weights down a tree from it."""
-    sync, workers, n, link = experiment.sync, experiment.workers, costs.model.parameters, costs.link
+    sync, workers, n, link = costs.experiment.sync, len(costs.work), costs.model.parameters, costs.link
     if costs.is_crowded:
         return None
     gradient, adding = costs.bytes(n + LOSS_AND_COUNT), costs.seconds(1.0) / costs.model.itemsize
     depth = 1 if sync.reduce == "collect" else sync.depth
     up = collective_seconds("tree_aggregate", workers, gradient, link, depth=depth, adding=adding)
     down = collective_seconds("tree_broadcast", workers, PACKET_HEAD + costs.bytes(n), link)
-    return costs.step(experiment, up + costs.seconds(5 * n) + down, 2 * n, ABOVE)
+    return costs.step(up + costs.seconds(5 * n) + down, 2 * n, ABOVE)
 
 
-def _servers(experiment: Experiment, costs: Costs) -> Prediction | None:
+def _servers(costs: Costs) -> Prediction | None:
     """Parameter servers on nodes of their own, bulk-synchronous or not."""
-    sync, n, every = experiment.sync, costs.model.parameters, period(experiment)
-    is_colocated = experiment.cluster.placement == "colocated"
+    experiment, n, every = costs.experiment, costs.model.parameters, period(costs.experiment)
+    sync, is_colocated = experiment.sync, experiment.cluster.placement == "colocated"
     if sync.groups or sync.pull == "separate" or is_colocated:
         return None
     push, back = costs.bytes(n), sync.servers * PACKET_HEAD + costs.bytes(n)
@@ -333,32 +331,34 @@ def _servers(experiment: Experiment, costs: Costs) -> Prediction | None:
         exchange = servers.step_seconds()
         if costs.crowd > 1:  # the workers of a node share its port, as all workers share a server's
             exchange = max(exchange, Servers(costs.crowd, 1, push, costs.link, back).step_seconds())
-        return costs.step(experiment, exchange + adding, 0, kind)
+        return costs.step(exchange + adding, 0, kind)
     if costs.differ:
         return None
-    beside = costs.seconds(costs.beside(experiment), 0)
+    beside = costs.seconds(costs.beside(), 0)
     is_blocking = back / sync.servers > costs.eager
     free = replace(servers, serving=2 * adding).asp_seconds(every * costs.work[0] + beside, is_blocking)
     free = max(free, costs.crowd * max(push, back) / costs.link.bandwidth)
     return costs.prediction(free / every, beside / every, kind)
 
 
-def _neighbours(experiment: Experiment, costs: Costs) -> Prediction | None:
+def _neighbours(costs: Costs) -> Prediction | None:
     """Every worker exchanges weights with a few others."""
-    sync, n = experiment.sync, costs.model.parameters
+    experiment, sync, n = costs.experiment, costs.experiment.sync, costs.model.parameters
     if experiment.free_running or costs.is_crowded:
         return None
     is_directed = sync.exchange == "push_sum"
     if sync.has_graph:
         graph = (receivers if is_directed else neighbours)(sync, experiment.workers, experiment.seed)
-        degree = max(map(len, graph))
+        degree, *others = {len(each) for each in graph}
+        if others:
+            return None
         mixing, kind = degree + 2 if is_directed else 2 * (degree + 1), BELOW if degree > 1 else EXACT
     else:
         degree = min(sync.peers, experiment.workers - 1)
         mixing, kind = degree + 1, EXACT
     exchange = neighbour_seconds(degree, costs.bytes(n), costs.link)
     adapting = 10 if is_directed else 5  # FLOPs a weight to sketch it, to scale its gradient and to move it
-    return costs.step(experiment, exchange, (adapting + mixing) * n, kind)
+    return costs.step(exchange, (adapting + mixing) * n, kind)
 
 
 FORMS = {"allreduce": _allreduce, "servers": _servers, "topology": _neighbours, "depth": _driver}

@@ -243,7 +243,7 @@ def test_closed_forms_are_the_textbooks():
     assert tree.busiest_bytes == 3 * 32_000 and tree.messages == 14
     assert closed_form("halving_doubling", 8, 8000, 4).busiest_messages == 2 * 3
     assert closed_form("hierarchical", 8, 8000, 4, group=4).messages == 2 * 6 + 2 * 2
-    with pytest.raises(ValueError, match="name: got 'library', allowed is one of star_reduce, "):
+    with pytest.raises(ValueError, match="name: got 'library', allowed is one of star, "):
         closed_form("library", 2, 1, 4)
     with pytest.raises(ValueError, match="group: got 0, allowed is a whole number from 1"):
         closed_form("hierarchical", 2, 1, 4, group=0)
