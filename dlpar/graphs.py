@@ -219,7 +219,7 @@ def metropolis(graph: Graph, worker: int) -> dict[int, float]:
     """One worker's row of :func:`mixing_matrix`: its weight for each neighbour's replica, and for its own."""
     degree = len(graph[worker])
     row, own = {j: 1 / (1 + max(degree, len(graph[j]))) for j in graph[worker]}, 1 / (1 + degree)
-    # Summed so, not as 1 - sum: on a complete graph every weight is 1/n to the last bit.
+    # Summed in this way instead of 1 - sum, so that on a complete graph every weight is exactly 1/n.
     return {**row, worker: own + sum(own - share for share in row.values())}
 
 

@@ -61,7 +61,7 @@ class Memory:
         self.peak: dict[str, int] = {}
         self.over_time: list[list[float]] = []
         self._now, self._watched, self._tracing = now, WATCHED if counts else 0, False
-        self._counted: dict[int, _Counted] = {}  # by the storage's address
+        self._counted: dict[int, _Counted] = {}  # keyed by the address of the storage
         self._watching = False
 
     def hold(self, kind: str, tensor: Tensor) -> None:

@@ -70,7 +70,7 @@ def loss(task: Task) -> Callable[[Tensor, Tensor], Tensor]:
         ``(output, target)`` to a scalar, the mean over samples and what each predicts.
     """
     mean = {"classification": F.cross_entropy, "regression": F.mse_loss, "characters": _character_loss}[task]
-    # The mean of no samples is no number; their sum, 0, weighs nothing in any gradient.
+    # The mean of no samples is NaN; their sum is 0, which adds nothing to any gradient.
     return lambda output, target: mean(output, target) if target.numel() else output.sum()
 
 
@@ -118,7 +118,8 @@ def flops_of(part: nn.Module, x: Tensor) -> int:
 
     def count(module: nn.Module, given: object, output: Tensor) -> None:
         nonlocal forward
-        if isinstance(module, Attention):  # positions with positions, for scores and for reading
+        # Two products of positions with positions: the scores, and the values read by them.
+        if isinstance(module, Attention):
             forward += 4 * output.numel() * output.shape[1]
         elif isinstance(module, (nn.Linear, nn.Conv2d, Tied)):
             module.weight.flops = 6 * output.numel() * module.weight[0].numel()
@@ -127,7 +128,7 @@ def flops_of(part: nn.Module, x: Tensor) -> int:
     hooks = [module.register_forward_hook(count) for module in part.modules()]
     was_training = part.training
     try:
-        with torch.no_grad():  # batch normalisation cannot train on one sample: hence eval
+        with torch.no_grad():  # eval, because batch normalisation cannot train on one sample
             part.eval()(x)
     finally:
         part.train(was_training)

@@ -60,7 +60,7 @@ def main(arguments: list[str] | None = None) -> int:
     """
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace")  # a terminal that knows no × gets a ? instead
+            stream.reconfigure(errors="replace")  # a terminal without × shows ? instead
     words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     name = f"dlpar {words[0]}" if words[0] in COMMANDS else "dlpar"
     try:
@@ -70,7 +70,7 @@ def main(arguments: list[str] | None = None) -> int:
     except typer.TyperException as error:
         return _end(BAD_REQUEST, f"{name}: {_complaint(error, name)}")
     except (ValueError, RuntimeError) as error:
-        if not type(error).__module__.startswith("dlpar."):  # ours have a message for the user
+        if not type(error).__module__.startswith("dlpar."):  # our errors carry a message for the user
             raise
         if isinstance(error, RuntimeError):
             return _end(FAILED, f"{name}: {error}")
@@ -154,7 +154,7 @@ def _whole(version: Annotated[bool, VERSION] = False) -> None:
 def _complaint(error: Any, name: str) -> str:
     """Say what was wrong with the words typed, and what is allowed; `name` is the command: ``dlpar run``."""
     option = getattr(error, "option_name", None)
-    if option is None and error.__cause__ is not None:  # of pydantic: a number was expected
+    if option is None and error.__cause__ is not None:  # pydantic expected a number
         low, high = error.param.min, error.param.max
         bounds = "" if low is None else f" of at least {low}" if high is None else f" from {low} to {high:,}"
         got = error.__cause__.errors()[0]["input"]

@@ -88,7 +88,7 @@ def hub(
     )
     if find_spec("jupyterhub") is None:
         raise Failed("JupyterHub is not installed; `pip install 'dlpar[hub]'` brings it")
-    hub_settings.proxy_command()  # refuses where there is none
+    hub_settings.proxy_command()  # raises where there is none
     _become_hub(settings)
     return 0
 

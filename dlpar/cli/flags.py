@@ -215,7 +215,7 @@ def read(given: dict[str, Any], fields: Mapping[str, Any] | None = None) -> Expe
     try:
         return Experiment(**whole)
     except BadExperiment as error:
-        # A fault of the file is named as in the file.
+        # An error in the file is named by the file's own field.
         raise BadExperiment(as_flags(str(error), typed if fields else flags())) from None
 
 
@@ -230,7 +230,7 @@ def _part(fields: dict[str, Any], flag: Flag, typed: str | bool) -> dict[str, An
         return {}  # the schema will refuse the file's value
     chosen = before.setdefault(head.path[1], str(field.get_default()))
     if flag.is_head and typed != chosen and len(kinds(field)) > 1:
-        before = {}  # fields of the kind before mean nothing to this one
+        before = {}  # fields of the previous kind do not apply to this one
     elif flag.kinds and chosen in head.kinds and chosen not in flag.kinds and not flag.is_head:
         having = f"{head.spelling} {' or '.join(flag.kinds)}"
         raise BadExperiment(f"{flag.spelling}: got {typed}, allowed with {having}, not {chosen}")
@@ -252,7 +252,7 @@ def _value(flag: Flag, text: str) -> Any:
 def as_flags(message: str, named: Iterable[Flag] | None = None) -> str:
     """A message of the schema with fields named as flags; with `named`, only these."""
     named = flags() if named is None else tuple(named)
-    # A part as a whole is spelled as its head.
+    # The flag of a whole part has the name of its head.
     spellings = {flag.path[0]: flag.spelling for flag in named if flag.is_head}
     spellings |= {flag.name: flag.spelling for flag in named}
 

@@ -62,7 +62,7 @@ def _row(run: Run) -> dict[str, Any]:
         row["what"] = f"{e['model']['name']} on {e['data']['name']}, {e['sync']['scheme']}"
         row["workers"] = e["workers"]
         row["status"] = run.status
-        if summary.exists():  # else it has not ended yet, or its guardian was killed
+        if summary.exists():  # without it the run has not ended, or its guardian was killed
             figures = json.loads(summary.read_bytes())
             row |= {name: figures[name] for name in FIGURES}
     except (OSError, ValueError, KeyError, TypeError):
@@ -147,7 +147,8 @@ def _print_run(run: Run) -> None:
     if said:
         print(said)
     print_outcome(run, ("again", command(run)))
-    tracebacks: dict[str, list[str]] = {}  # each once, the earliest first, with the ranks that raised it
+    # Each error once, the earliest first, with the ranks that raised it.
+    tracebacks: dict[str, list[str]] = {}
     for rank, record in errors_in(run.path):
         tracebacks.setdefault(record["traceback"].rstrip(), []).append(str(rank))
     for traceback, ranks in tracebacks.items():

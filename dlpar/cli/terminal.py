@@ -120,7 +120,7 @@ class View:
         self.live = Live(console=console, auto_refresh=False, redirect_stderr=False) if is_live else None
         if not is_live:
             print(f"{self.progress.headline()}: run {run.id}", flush=True)
-        # Where the terminal knows no block characters, letters do.
+        # Letters replace block characters in a terminal without them.
         self._bars = "█▓░" if (console.encoding or "").lower().startswith("utf") else "#=."
         self._said = self.progress.step_of()
 

@@ -31,7 +31,7 @@ def halving_doubling_allreduce(comm: Comm, tensor: torch.Tensor) -> None:
         Any n, also below N.
     """
     power = 1 << (comm.size.bit_length() - 1)
-    folded = 2 * (comm.size - power)  # ranks 0 … folded-1 act in pairs, by their odd member
+    folded = 2 * (comm.size - power)  # ranks 0 … folded-1 act in pairs, represented by their odd member
     if comm.rank < folded and comm.rank % 2 == 0:
         comm.send(tensor, comm.rank + 1)
         comm.recv(tensor, comm.rank + 1, tag=0)

@@ -55,12 +55,12 @@ def ring_reduce_scatter(
     arriving = comm.empty(max(map(len, chunks)), chunks[0].dtype)
     mine = chunks[me]
     for step in range(1, size):
-        theirs = chunks[me - step]  # a negative place counts from the end: so the ring closes
+        theirs = chunks[me - step]  # a negative index counts from the end, which closes the ring
         n = len(theirs)
         received = arriving[:n]
         comm.sendrecv(mine, right, received, left)
         comm.compute(lambda: theirs.add_(received), cost=n)
-        mine = theirs  # what was summed here goes on to the right
+        mine = theirs  # the sum made here goes on to the right
 
 
 def ring_allgather(comm: Comm, chunks: Sequence[torch.Tensor], ranks: Sequence[int] | None = None) -> None:

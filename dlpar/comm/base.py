@@ -84,7 +84,8 @@ class Traffic:
         self.bytes: int | None = 0
         self.messages: int | None = 0
         self._waited = 0.0
-        self._since: dict[int, float] = {}  # by thread: a progress thread waits beside the computing one
+        # By thread, because a progress thread waits beside the computing one.
+        self._since: dict[int, float] = {}
         self._lock = threading.Lock()
 
     def sent(self, nbytes: int) -> None:

@@ -85,7 +85,7 @@ class Ghost:
 
     def tensor_split(self, parts: int) -> list[Ghost]:
         share, rest = divmod(self.n, parts)
-        # Nothing tells equal pieces apart.
+        # Equal pieces are indistinguishable.
         longer, shorter = Ghost(share + 1, self.dtype), Ghost(share, self.dtype)
         return [longer] * rest + [shorter] * (parts - rest)
 

@@ -75,7 +75,8 @@ class OneBit(Codec):
 
     def _decode(self, wire: Tensor, into: Tensor) -> None:
         head = 2 * into.element_size()
-        high, low = wire[:head].clone().view(into.dtype)  # a copy: it may lie at any byte of a larger buffer
+        # A copy, because it may begin at any byte of a larger buffer.
+        high, low = wire[:head].clone().view(into.dtype)
         positive = (wire[head:, None] >> _places(wire)).view(-1)[: len(into)] & 1
         into.copy_(torch.where(positive.bool(), high, low))
 

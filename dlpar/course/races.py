@@ -38,7 +38,7 @@ def in_turns(update: Update) -> Callable[[Comm, torch.Tensor], None]:
         size = len(tensor)
         weights, stamps = comm.shared(size, tensor.dtype), comm.shared(size, torch.int64)
         change, seen = sparse(tensor, comm.rank), stamps.clone()
-        comm.barrier()  # all have looked before anybody writes
+        comm.barrier()  # all ranks read before any rank writes
         for turn in range(comm.size):
             if turn == comm.rank:
                 before = stamps.clone()
@@ -72,7 +72,7 @@ def _check(
         if now != (stamp if mine else old):
             why = f"change[{place}] is {'not ' * mine}zero"
             raise ValueError(f"stamps[{place}] is {now}, expected {stamp if mine else old}: {why}")
-    expected = int((written & (before != 0)).sum())  # when all looked, no place had a stamp
+    expected = int((written & (before != 0)).sum())  # no place had a stamp when all ranks read it
     if conflicts != expected:
         raise ValueError(
             f"{name} returned {conflicts!r} conflicts, expected {expected}: "

@@ -116,7 +116,7 @@ def rehearse(rows: Iterable[tuple[str, Row]], limit: float = LIMIT) -> Iterator[
             held, said = False, f"given up after {limit:g} s"
         except JobFailed as error:
             held, said = False, f"the job failed: {_first_line(error)}"
-        except Exception as error:  # whatever is wrong with one row, the next is tried
+        except Exception as error:  # an error in one row must not stop the next
             held, said = False, f"{type(error).__name__}: {_first_line(error)}"
         took = time.monotonic() - began
         yield Result(lab, row.name, row.belief, stage.world, took, bool(held), said)

@@ -68,7 +68,7 @@ class Dataset:
 
     def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         """Inputs and targets of the training samples at `indices`, (n,), which may lie on another device."""
-        if self.train_y.is_cuda:  # from pinned memory a copy makes nobody wait
+        if self.train_y.is_cuda:  # a copy from pinned memory does not block
             indices = indices.pin_memory()
         indices = indices.to(self.train_y.device, non_blocking=True)
         return self.train_x.index_select(0, indices), self.train_y.index_select(0, indices)

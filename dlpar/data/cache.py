@@ -41,7 +41,7 @@ def cached(key: str, make: Callable[[], Arrays]) -> Arrays:
     if kept is not None:
         return kept
 
-    from filelock import FileLock, Timeout  # here, because most ranks find the arrays kept
+    from filelock import FileLock, Timeout  # imported here, because most ranks find the arrays in the cache
 
     with contextlib.ExitStack() as stack:
         # NotImplementedError: a file system without locks.
@@ -60,7 +60,7 @@ def _read(path: Path) -> Arrays | None:
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             return dict(arrays)
-    except Exception:  # a damaged zip raises many kinds; each means: make it anew
+    except Exception:  # a damaged zip raises many kinds of errors; after each the arrays are made again
         return None
 
 

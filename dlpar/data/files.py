@@ -163,7 +163,7 @@ def _cifar_batch(path: Path) -> Images:
             content = _Arrays(file, encoding="bytes").load()
         pixels = np.asarray(content[b"data"])
         numbers = np.asarray(content[b"labels"], dtype=np.int64)
-    except Exception as error:  # a damaged pickle may raise nearly anything
+    except Exception as error:  # a damaged pickle may raise nearly any error
         raise BadData(f"{path} is truncated or corrupt: {error or type(error).__name__}") from None
     if pixels.dtype != np.uint8 or pixels.shape != (len(numbers), 3072):
         raise BadData(

@@ -95,7 +95,7 @@ class Sampler:
             int64, shape ``(count(worker),)``, indices into the training samples;
             with a fraction below 1 fewer, at times none.
         """
-        import torch  # here: a notebook that draws a graph of workers need not load it
+        import torch  # imported here, because a notebook that draws a graph of workers need not load it
 
         count = self._counts[worker]
         if self.shards == "iid":
@@ -183,7 +183,7 @@ def proportional(total: int, parts: int) -> list[int]:
     weights = np.arange(1, parts + 1)
     sizes = np.maximum(total * weights // weights.sum(), 1)
     while (missing := total - sizes.sum()) != 0:
-        # How far each part lies below its share, in units of 1 / weights.sum().
+        # Distance of each part below its share, in units of 1 / weights.sum().
         lack = total * weights - sizes * weights.sum()
         if missing > 0:
             sizes[np.argmax(lack)] += 1

@@ -151,7 +151,7 @@ def read(source: Path) -> list[tuple[str, str]]:
 def _of_file(path: Path) -> list[str]:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # old escapes in strings, not ours to mend
+            warnings.simplefilter("ignore")  # old escapes in strings of other people's code
             tree = ast.parse(path.read_bytes())
     except (OSError, SyntaxError, ValueError):  # templates and files for other versions
         return []
@@ -162,7 +162,7 @@ def _of_file(path: Path) -> list[str]:
 
 def _arrays(docstrings: list[tuple[str, str]]) -> Arrays:
     """Make the arrays that are kept: characters and word counts, both without Python objects."""
-    # Imported here: it takes longer than everything else, and once a machine is enough.
+    # Imported here, because it is slow and needed once a machine.
     from sklearn.feature_extraction.text import CountVectorizer
 
     codes = [encode(text + "\n\n") for _, text in docstrings]

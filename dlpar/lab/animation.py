@@ -167,7 +167,7 @@ def _short(held: Counter[int], workers: int, room: int) -> str:
     names = "+".join(f"{times}×{rank}" if times > 1 else str(rank) for rank, times in sorted(held.items()))
     if set(held.values()) == {1} and len(held) == workers > 4:
         return "all"
-    count = sum(held.values())  # a contribution that came twice shows: 5 of 4
+    count = sum(held.values())  # a contribution that came twice shows as 5 of 4
     texts = [names, f"{count} of {workers}", f"{count}/{workers}"]
     return next((text for text in texts if len(text) <= room), texts[-1])
 

@@ -106,7 +106,7 @@ class Controls:
 
     def _turn(self, head: str, change: dict[str, Any]) -> None:
         """Switch a part to another kind: fields that it defines differently show their value for that kind."""
-        before, self._turning = self._turning, True  # in between, values belong to no kind
+        before, self._turning = self._turning, True  # between two kinds, values belong to neither
         for path, setting in self.settings.items():
             if setting.by_head and _part(path) == _part(head):
                 widget, values = self.widgets[path], self._of_kind[path]

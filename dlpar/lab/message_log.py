@@ -86,7 +86,7 @@ class LoggingComm:
         self, comm: Comm, tensor: torch.Tensor, ranks: list[int] | None = None, events: list | None = None
     ):
         self.inner, self._tensor = comm, tensor
-        self._ranks = ranks or list(range(comm.size))  # a group's ranks are numbered anew
+        self._ranks = ranks or list(range(comm.size))  # ranks have new numbers in a group
         self.events: list[_Event] = [] if events is None else events
 
     def __getattr__(self, name: str) -> Any:
@@ -205,7 +205,8 @@ def in_rounds(logs: list[list[_Event]], starts: list[list[float]]) -> Rounds:
     A message leaves one round after the last message that its sender sent or received. It
     arrives at least one round after the last message that its receiver received.
     """
-    under_way: dict[tuple[int, int, int], deque[int]] = defaultdict(deque)  # the rounds in which they left
+    # Rounds in which the messages left.
+    under_way: dict[tuple[int, int, int], deque[int]] = defaultdict(deque)
     sent, received = [0] * len(logs), [0] * len(logs)
     messages: list[Message] = []
     states: list[list[tuple[int, list[float]]]] = [[(0, start)] for start in starts]
@@ -225,7 +226,7 @@ def in_rounds(logs: list[list[_Event]], starts: list[list[float]]) -> Rounds:
                     changed = [i for i, (a, b) in enumerate(zip(event.before, event.held)) if a != b]
                     messages.append(Message(event.peer, rank, event.nbytes, received[rank], changed))
                 else:
-                    break  # its message is not sent yet: other ranks first
+                    break  # its message is not sent yet, so other ranks come first
                 states[rank].append((received[rank], event.held))
                 events.popleft()
                 progress = True

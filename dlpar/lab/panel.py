@@ -297,7 +297,7 @@ class Tabs(widgets.Tab):
         front = self.titles[self.selected_index] if self.selected_index is not None else self._first
         self.selected_index = None
         self.children = tuple(plots.values())
-        # In a message of its own: the page forgets titles that come with the children.
+        # In a separate message, because the page forgets titles that come with the children.
         self.titles = tuple(plots)
         self.selected_index = list(plots).index(front) if front in plots else 0
 

@@ -65,7 +65,7 @@ def still(panel: Panel, timeout: float = 60.0) -> Figure:
     """
     end = time.monotonic() + timeout
     panel.run().wait(timeout)
-    while panel.running:  # the job is done; its last records may still be on their way to the figures
+    while panel.running:  # the job has ended; its last records may not have reached the figures yet
         if time.monotonic() > end:
             raise TimeoutError(f"the panel's run is still running after {timeout:g} s")
         time.sleep(0.02)

@@ -112,7 +112,7 @@ class Watch(Thread):
         return len(records)
 
     def _finish(self, listener: Listener) -> None:
-        while self._take(listener):  # written between the last read and the end
+        while self._take(listener):  # records written between the last read and the end
             pass
         if self._end:
             listener.ended(self._end["status"], self._end.get("reason") or "")
@@ -174,7 +174,7 @@ class Replay(Thread):
         left = at - time.monotonic()
         if self._cancelled.wait(max(0.0, left)) or (listener := self._listener()) is None:
             return False
-        if left > -SEND_EVERY:  # the page must not delay a replay that is behind
+        if left > -SEND_EVERY:  # the page must not delay a replay that lags
             listener.refresh(alive=True)
         return True
 

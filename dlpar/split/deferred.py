@@ -37,7 +37,7 @@ class Later:
 
     def __init__(self, layers: nn.Module, memory: Memory) -> None:
         self.memory = memory
-        # Of each layer, its output with its graph, and the gradient of the output.
+        # For each layer: its output with the graph, and the gradient of the output.
         self._waiting: dict[int, list[tuple[Any, Tensor, Tensor]]] = {}
         for layer in layers.modules():
             if type(layer) in WAITING:

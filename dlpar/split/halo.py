@@ -96,7 +96,7 @@ class Halo:
         of_own[index(self._both, self.owned)] += of_inputs[index(self._both, self.reads)]
 
     def _exchange(self, given: Pieces, taken: Pieces, put: Callable) -> Callable[[], None]:
-        # Receives first: a message that is expected need not be stored on its way.
+        # Receives first: an expected message need not be buffered.
         came = {rank: self.comm.empty(into.shape, into.dtype) for rank, into in taken.items()}
         requests = [self.comm.irecv(piece, rank, HALO) for rank, piece in came.items()]
         requests += [self.comm.isend(piece.contiguous(), rank, HALO) for rank, piece in given.items()]

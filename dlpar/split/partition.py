@@ -95,7 +95,7 @@ def cut(costs: Sequence[float], parts: int, how: str = "balanced") -> list[range
         an even one is chosen.
     """
     counts = [int(n) for n in how.split(",")] if how[0].isdigit() else _most_even(costs, parts)
-    # The rules of experiments cannot know the layers of a workload in a file.
+    # The rules of an experiment do not know the layers of a workload from a file.
     if len(counts) != parts or sum(counts) != len(costs) or 0 in counts:
         raise ValueError(
             f"split.partition: got {how!r} for {parts} parts, allowed is a cut of {len(costs)} layers"
@@ -114,7 +114,7 @@ def _most_even(costs: Sequence[float], parts: int) -> list[int]:
     def best(start: int, parts: int) -> tuple[float, float, tuple[int, ...]]:
         """Highest cost and sum of squares of the best cut of the units from `start`, and its counts."""
         cuts = []
-        # Each further part needs a unit; the last one takes all that are left.
+        # Each further part needs one unit; the last part takes all that are left.
         for stop in range(start + 1, len(costs) - parts + 2) if parts > 1 else [len(costs)]:
             cost = before[stop] - before[start]
             highest, squares, counts = best(stop, parts - 1) if parts > 1 else (0.0, 0.0, ())

@@ -54,7 +54,7 @@ class PipelineSplit(Split):
         self.steps = [actions]
         if not self.traits.has_flush:
             self.steps, self.stash = list(by_step(actions)), WeightStash(self.replica, task.memory)
-        self._batches: dict[int, list[tuple[Tensor, Tensor]]] = {}  # of steps under way, in micro-batches
+        self._batches: dict[int, list[tuple[Tensor, Tensor]]] = {}  # micro-batches of steps under way
         self._coming: dict[Action, tuple[Request, Tensor]] = {}
         self._sending: list[Request] = []
         self._in_flight = self._most = self._staleness = 0
@@ -77,7 +77,7 @@ class PipelineSplit(Split):
             do[action.kind](action)
         with self.record.span("communicate"):
             self.stage.add_up_tied()
-        # Without a flush, the messages just sent are for another step of their receiver.
+        # Without a flush, the receiver needs the messages just sent in a later step.
         if self.traits.has_flush or step == self.task.experiment.steps - 1:
             left += self._sending
         with self.record.span("send"):
@@ -301,7 +301,7 @@ class Stage:
         stages = None if own is None else self.pp_group.gather(own)
         if stages is None:
             return None
-        for stage in reversed(range(self.stages)):  # the first has the last word on tied weights
+        for stage in reversed(range(self.stages)):  # the first stage decides tied weights
             layers = reduce(add, [self.task.model[self.parts[part].layers] for part in self._of(stage)])
             for parameter, values in zip(layers.parameters(), stages[stage]):
                 parameter.data.copy_(values)
@@ -348,7 +348,7 @@ class Chunk:
         self.takes, self.gives = {"F": before, "B": behind, "W": None}, {"F": behind or (), "B": before or ()}
         self.recompute = stage.task.experiment.split.recompute
         self.charges = stage.tp_group is not None  # cut layers charge for their computing themselves
-        # Of micro-batches between their forward and their backward pass: input, targets and output.
+        # Input, targets and output of micro-batches between their forward and backward pass.
         self._held: dict[int, tuple[Tensor, Tensor, Any]] = {}
 
     def forward(self, micro: int, x: Tensor, y: Tensor) -> Tensor:
@@ -415,7 +415,7 @@ class WeightStash:
 
     def __init__(self, replica: Replica, memory: Memory) -> None:
         self.replica, self.memory, self.version = replica, memory, 0
-        self._version_of: dict[int, int] = {}  # of each micro-batch in flight
+        self._version_of: dict[int, int] = {}  # version of each micro-batch in flight
         self._kept: dict[int, Tensor] = {}
 
     @property
@@ -426,7 +426,7 @@ class WeightStash:
     def keep(self, micro: int) -> None:
         """Keep the present weights for a micro-batch; one copy serves all that share a version."""
         self._version_of[micro] = self.version
-        if self.version not in self._kept:  # a copy: the present ones move in place
+        if self.version not in self._kept:  # a copy, because the weights move in place
             self._kept[self.version] = self.replica.weights.clone()
             self.memory.hold("weights", self._kept[self.version])
 

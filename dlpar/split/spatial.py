@@ -39,7 +39,7 @@ class SpatialSplit(LayerwiseSplit):
         super().__init__(task)
         self.speaks = self.mesh.comm.rank == 0
         cut = [layer for layer in self.replica.model.children() if isinstance(layer, Windowed)]
-        # The last layers' gradients lie first, those of the layers computed in pieces at the end.
+        # Gradients of the last layers come first, those of layers computed in pieces last.
         count = sum(parameter.numel() for layer in cut for parameter in layer.parameters())
         self.of_pieces = self.replica.gradient[len(self.replica.gradient) - count :]
 
@@ -191,7 +191,7 @@ class Windowed(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = narrowed(x)
-        self._input_is_wanted = x.requires_grad  # not so of the images themselves
+        self._input_is_wanted = x.requires_grad  # images themselves need none
         return pair(x, self._outputs, self._of_input, *self.layer.parameters())
 
     def _outputs(self, x: Tensor) -> Tensor:

@@ -139,7 +139,7 @@ class Split:
         losses, counts = [], [len(y) for _, y in pieces]
         replica.zero_gradient()
         for micro, ((x, y), samples) in enumerate(zip(pieces, counts)):
-            replica.last = micro == len(pieces) - 1  # its backward pass finishes the gradient
+            replica.last = micro == len(pieces) - 1  # its backward pass completes the gradient
             with self._pass("forward"):
                 loss = self._forward(x, y)
             with self._pass("backward"):
@@ -236,7 +236,7 @@ def propagate(loss: Tensor, share: float) -> None:
 
 def narrowed(x: Tensor) -> Tensor:
     """Convert floats to the type in which products take them: bfloat16 in a forward pass of mixed precision."""
-    kind = x.device.type  # a device without numbers knows no autocast
+    kind = x.device.type  # a device that holds no values has no autocast
     can = torch.amp.is_autocast_available(kind)
     wanted = can and x.is_floating_point() and torch.is_autocast_enabled(kind)
     return x.to(torch.get_autocast_dtype(kind)) if wanted else x

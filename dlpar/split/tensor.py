@@ -32,7 +32,7 @@ class TensorSplit(LayerwiseSplit):
         self.group = task.place.mp_group
         self.speaks = self.group.rank == 0
         super().__init__(task)
-        # Layers charge for time as they compute, in every world: a finished gradient can be announced at once.
+        # Layers charge for their computing as it happens, so a finished gradient can be announced at once.
         self.replica.inside = lambda call: call()
         layers = self.replica.model.children()
         self._overlapping = [layer for layer in layers if isinstance(layer, Overlapping)]
@@ -103,7 +103,7 @@ def cut_layers(
         if isinstance(layer, nn.Linear) and redundancy and place < len(children) - 1:
             layers[name] = Overlapping(piece_of(layer, group, 0), group, redundancy)
         elif isinstance(layer, (nn.Linear, nn.Conv2d)) and pieces is None:
-            # Overlapping neurons add up gradients themselves.
+            # Overlapping neurons sum their gradients themselves.
             layers[name] = ColumnParallel(layer, group, sums_gradient=not redundancy)
             pieces = layer.weight.shape[0]
         elif isinstance(layer, (nn.Linear, nn.Conv2d)):
@@ -287,7 +287,7 @@ class Gathered(nn.Module):
         self.group, self.total = group, total
 
     def forward(self, x: Tensor) -> Tensor:
-        total = self.total or x.shape[1] * self.group.size  # behind Flatten, whose pieces are equal
+        total = self.total or x.shape[1] * self.group.size  # after Flatten, whose pieces are equal
         return gathered(x, self.group, _lengths(total, self.group), dim=1)
 
 
@@ -342,7 +342,7 @@ class Overlapping(nn.Module):
                 for rank, copy in enumerate(self.copies)
             ]
         mine = group.charge(2 * len(x) * inputs * self.common * (group.size - 1), mine)
-        # Neurons that only their owner has computed are gathered; every rank's gradients of all neurons add up.
+        # Neurons computed by their owner alone are gathered; the gradients of all neurons are summed over ranks.
         return pair(
             mine,
             forward=lambda own: self._exchanged(own, computed),

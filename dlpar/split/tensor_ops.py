@@ -166,8 +166,8 @@ class SyncBatchNorm(nn.Module):
         layer = self.layer
         if not self.training:
             return layer(x)
-        x = x.to(layer.weight.dtype)  # statistics are in full precision, also in a forward pass in bfloat16
-        # Backward the gradients are summed, too: every rank's loss depends on every rank's moments.
+        x = x.to(layer.weight.dtype)  # statistics stay in full precision in a bfloat16 forward pass
+        # The backward pass sums gradients too, because every rank's loss depends on every rank's moments.
         total = pair(_moments(x), forward=self.group.sum, backward=self.group.sum)
         count = total[-1]
         mean, square = total[:-1].view(2, -1) / count

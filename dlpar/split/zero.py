@@ -88,7 +88,8 @@ class Sharded:
     def release(self) -> None:
         """Free the memory of the other ranks' chunks."""
         for parameter in self.parameters:
-            parameter.data = parameter.new_empty(0)  # to read it now is an error, not a read of freed memory
+            # Reading it now raises an error instead of reading freed memory.
+            parameter.data = parameter.new_empty(0)
         self.weights.let_go()
 
     def expect_gradient(self) -> None:
@@ -117,7 +118,7 @@ class ZeroSplit(LayerwiseSplit):
         parts = units(task.model, task.batch(0)[0][:1])
         self.layers, self.flops = [task.model[part.layers] for part in parts], [part.flops for part in parts]
         self.sharded: list[Sharded] = []
-        self.begins, self.ends = defaultdict(list), defaultdict(list)  # by the number of a layer
+        self.begins, self.ends = defaultdict(list), defaultdict(list)  # keyed by the number of a layer
         for (first, last), parameters in by_users(self.layers).items():
             sharded = Sharded(parameters, task)
             self.sharded.append(sharded)
@@ -130,7 +131,7 @@ class ZeroSplit(LayerwiseSplit):
 
     def gradient(self, step: int) -> None:
         for sharded in self.sharded:
-            sharded.release()  # a test may have left them whole
+            sharded.release()  # an evaluation may have left them whole
         super().gradient(step)
 
     def _forward(self, x: Tensor, y: Tensor) -> Tensor:
@@ -176,7 +177,7 @@ class ZeroSplit(LayerwiseSplit):
             sharded.gather()
             if not here:
                 sharded.release()
-        self.comm.traffic.take()  # what a test sends is no part of a step
+        self.comm.traffic.take()  # these messages belong to no step
         return self.task.model if here else None
 
 

@@ -58,10 +58,11 @@ class Averaging(Scheme):
         from dlpar.sync.sketch import Sketch
 
         self.inner = exchange(outer(experiment), comm, replica)
-        super().__init__(experiment, comm, replica)  # after it: the scheme inside may have moved the weights
+        # After the inner scheme, which may have moved the weights.
+        super().__init__(experiment, comm, replica)
         self.period, self.elastic = experiment.averaging.period, experiment.averaging.method == "elastic"
         self.pull = experiment.averaging.elasticity / experiment.workers if self.elastic else 0.0
-        # What all agreed on last: where the block began, or the centre.
+        # The weights that all agreed on last: the start of the block, or the centre.
         self.agreed, self.own = replica.weights.clone(), replica.weights.clone()
         self.sketch = Sketch(replica.weights, experiment.seed)
         self.ends_block = False
@@ -74,7 +75,7 @@ class Averaging(Scheme):
             for i in range(self.period):
                 self.ends_block = i == self.period - 1
                 yield block * self.period + i
-            if self.elastic:  # the scheme inside may end here; servers then send the last centre
+            if self.elastic:  # the inner scheme may end here; servers then send the last centre
                 weights.copy_(self.agreed)
 
     def combine(self) -> None:
@@ -93,7 +94,7 @@ class Averaging(Scheme):
     def _step(self) -> None:
         """A step of this worker's own: the global gradient as it is seen from here."""
         gradient, workers = self.replica.gradient, self.experiment.workers
-        # A sampled batch is the smaller by a fraction that no worker can count alone: the expected one stands in.
+        # No worker knows the size of a sampled batch alone, so its expected size is used.
         share = workers / getattr(self.experiment.sync, "fraction", 1.0)
         self.comm.compute(partial(self.optimizer.step, gradient.mul_(share)), cost=3 * len(gradient))
 
@@ -103,7 +104,7 @@ class Averaging(Scheme):
         self.own.copy_(replica.weights)
         replica.gradient.copy_(self.agreed).sub_(self.own).div_(workers)
         replica.weights.copy_(self.agreed)
-        replica.samples = self.experiment.global_batch / workers  # every model weighs the same
+        replica.samples = self.experiment.global_batch / workers  # every model has the same weight
 
     def _take(self) -> None:
         """Go on from what was agreed; with `elastic` from this worker's own weights, drawn to the old centre."""
@@ -119,6 +120,6 @@ class Averaging(Scheme):
         return self.inner.done(own // self.period) * self.period
 
     def facts(self) -> dict[str, Any]:
-        # Not charged: it is for us who look on.
+        # Not charged: it serves the record only.
         sketch = self.comm.compute(lambda: self.sketch.of(self.replica.weights))
         return {**self.inner.facts(), "sketch": sketch}

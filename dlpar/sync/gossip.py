@@ -69,7 +69,7 @@ class Gossip(Scheme):
             request.wait()
 
     def facts(self) -> dict[str, Any]:
-        # Of the weights the gradient was taken at, as the loss is: before this step moved them.
+        # Measured at the weights of the gradient, like the loss: before this step moved them.
         return {"staleness": 0, "lead": 0, "sketch": self.sketched}
 
 
@@ -93,7 +93,7 @@ class Neighbours(Gossip):
         self.comm.compute(self._mix, cost=2 * len(self.mixed) * (len(self.peers) + 1))
 
     def _mix(self) -> None:
-        # In the order of ranks, so that on a complete graph all replicas stay equal to the last bit.
+        # Summed in the order of ranks, so that on a complete graph all replicas stay bit-equal.
         replicas = {**self.arrived, self.comm.rank: self.replica.weights}
         self.mixed.zero_()
         for worker in sorted(replicas):
@@ -165,7 +165,8 @@ class Pairwise(Gossip):
 
     def steps(self) -> Iterator[int]:
         yield from self.tickets.steps(self.replica.agree)
-        self.under_way.wait()  # for the last average; a passive worker stays until its active partners have left
+        # For the last average; a passive worker stays until its active partners have left.
+        self.under_way.wait()
         if self.active:
             self.comm.start(self._leave, self.weights).wait()
         self.replica.weights.copy_(self.weights)
@@ -178,7 +179,7 @@ class Pairwise(Gossip):
             self.adapt()
             self.comm.compute(lambda: self.weights.copy_(weights), cost=len(weights))
             self.read_at = self.averages
-        # The weights just written are those the next gradient is taken at.
+        # The next gradient is taken at the weights just written.
         self.clock += 1
         self.lead = max(0, self.clock - min(self.heard.values(), default=self.clock))
         if self.active and self.under_way.test():
@@ -202,7 +203,7 @@ class Pairwise(Gossip):
         with self.guard:
             self._write(comm, weights)
         sending = comm.isend(self.mine.wire, partner, AVERAGE)
-        # From any, though only one can: such a receive leaves the core alone.
+        # Receives from any source, though only one can send: such a receive does not spin.
         comm.recv(self.theirs.wire, ANY, ANSWER)
         sending.wait()
         with self.guard:
@@ -250,7 +251,7 @@ class PushSum(Gossip):
         self.to, self.sources = graph[comm.rank], senders(graph)[comm.rank]
         self.mass = self.pushed = 1.0
         size, dtype = len(replica.weights), replica.weights.dtype
-        # The push weight travels as one more number: the same arithmetic is done to it.
+        # The push weight is one more element of the message and has the same arithmetic.
         self.share = comm.empty(size + 1, dtype)
         self.arrived = [comm.empty(size + 1, dtype) for _ in self.sources]
         self.before = comm.empty(size, dtype)
@@ -272,7 +273,7 @@ class PushSum(Gossip):
         """Cut x and w into equal shares, one for every receiver and one to keep."""
         self.pushed = self.mass
         x = self.share[:-1].copy_(self.replica.weights)
-        x.add_(self.before, alpha=self.mass - 1)  # the step that took z to z' takes x = w z to w z + (z' - z)
+        x.add_(self.before, alpha=self.mass - 1)  # the step from z to z' takes x = w z to w z + (z' - z)
         self.share[-1] = self.mass
         self.share.div_(len(self.to) + 1)
 

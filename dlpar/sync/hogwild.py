@@ -48,10 +48,10 @@ class Hogwild(Scheme):
         replica.move_to(comm.shared(len(replica.weights), replica.weights.dtype))
         self.optimizer = Optimizer(experiment.optimizer, replica.weights, experiment.lr)
         self.tickets = Tickets(experiment, comm)
-        self.updates = comm.shared((comm.size, LINE), torch.int64).numpy()[:, 0]  # made by each worker
+        self.updates = comm.shared((comm.size, LINE), torch.int64).numpy()[:, 0]  # each worker makes its own
         self.watch = Watch(experiment, comm, replica)
         self.seen: dict[str, Any] = {}
-        comm.barrier()  # all have put the same first weights there; now they may change
+        comm.barrier()  # all workers wrote the same initial weights; from now on they may change
 
     def steps(self) -> Iterator[int]:
         clock, more = 0, self.tickets.take()
@@ -61,7 +61,7 @@ class Hogwild(Scheme):
             if self.sparse:
                 self.watch.read()
             yield clock
-            # Asked for before the step is recorded (in facts): the record of the last one says what was lost.
+            # Counted before the step is recorded (in facts), so that the last record says how many updates were lost.
             clock, more = clock + 1, self.more
         if not clock:
             self._finish()
@@ -80,10 +80,10 @@ class Hogwild(Scheme):
             self.comm.compute(lambda: self.optimizer.step(gradient), cost=2 * size)
         self.watch.added()
         conflicts = self.watch.wrote() if self.sparse else 0
-        made = self.updates.tolist()  # after the look for conflicts: who conflicts is counted as a rule
+        made = self.updates.tolist()  # after the search for conflicts, so that most conflicts are counted
         stale = sum(made) - made[self.comm.rank] - self.read_at
         if stale and not self.sparse:
-            conflicts = written  # others' updates wrote every weight, and so did this one
+            conflicts = written  # every update wrote every weight
         self.updates[self.comm.rank] += 1
         self.seen = {"staleness": stale, "lead": self.lead, "written": written, "conflicts": conflicts}
 
@@ -116,7 +116,7 @@ class Watch:
 
     def __init__(self, experiment: Experiment, comm: Comm, replica: Replica) -> None:
         self.comm, self.lr = comm, experiment.lr
-        # NumPy's view of the same memory: on so few numbers it is quicker than torch.
+        # NumPy's view of the same memory is faster than torch on so few numbers.
         self.weights, self.gradient = replica.weights.numpy(), replica.gradient.numpy()
         size = len(self.weights)
         count = min(size, WATCHED)
@@ -143,7 +143,7 @@ class Watch:
 
     def added(self) -> None:
         """After an update: remember what it added."""
-        # Mode "raise" would make a copy first.
+        # Mode "raise" would copy first.
         self.gradient.take(self.places, out=self.recent[self.held], mode="clip")
         self.held += 1
         if self.held == TOGETHER:

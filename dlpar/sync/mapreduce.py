@@ -46,7 +46,7 @@ class MapReduce(Scheme):
         self.gradient, self.loss_and_count = self.sums[:n], self.sums[n:]
         self.loss_here, self.count_here = self.sums[n], self.sums[n + 1]
         self.reduce = star_reduce if sync.reduce == "collect" else partial(tree_aggregate, depth=sync.depth)
-        self.order = comm.packet(n, dtype)  # its head: is this the last iteration?
+        self.order = comm.packet(n, dtype)  # its head says whether this is the last iteration
         self.count, self.driver_loss = 0, None
         self.converged = self.warned = False
         codec = codec_of(experiment.compression)  # loss and count travel beside the gradients as they are
@@ -78,7 +78,7 @@ class MapReduce(Scheme):
     def _weigh(self, weight: float, scale: float) -> None:
         """Write this partition's summand."""
         torch.mul(self.replica.gradient, scale, out=self.gradient)
-        self.loss_here.copy_(self.replica.loss).mul_(weight)  # of a pipeline it is a float
+        self.loss_here.copy_(self.replica.loss).mul_(weight)  # a pipeline's loss is a float
         self.count_here.fill_(weight)
 
     def _drive(self) -> None:

@@ -34,7 +34,7 @@ class ParameterServer(Scheme):
         leaf = leaf_of(experiment, comm.rank)
         self.client = Client(comm, roots if leaf is None else [leaf], replica.weights, experiment)
         self.accrued = torch.zeros_like(replica.gradient) if self.every > 1 else replica.gradient
-        comm.barrier()  # the servers have the first weights: all begin together
+        comm.barrier()  # the servers hold the initial weights, so all workers start together
 
     def steps(self) -> Iterator[int]:
         step = 0
@@ -58,7 +58,7 @@ class ParameterServer(Scheme):
             self.accrued.zero_()
 
     def update(self) -> None:
-        if not self.due:  # Downpour goes on from its own weights until it fetches the servers'
+        if not self.due:  # Downpour continues with its own weights until it fetches the servers'
             self.replica.weights.add_(self.replica.gradient, alpha=-self.experiment.lr)
 
     def done(self, own: int) -> int:
@@ -69,7 +69,7 @@ class ParameterServer(Scheme):
         return 0
 
     def facts(self) -> dict[str, Any]:
-        # Of the last push: a step between two pushes repeats what was counted of the one before.
+        # Facts of the last push: a step between two pushes repeats them.
         client = self.client
         return {"staleness": client.staleness, "lead": client.lead, "version": client.version}
 
@@ -159,7 +159,7 @@ class Client:
         self.comm, self.weights = comm, weights
         ranges = key_ranges(len(weights), len(servers))
         shards = [Shard(comm, *pair, experiment, weights.dtype) for pair in zip(servers, ranges)]
-        # Clients begin with different servers: all at the same one would wait in one queue (22 to 44 % slower).
+        # Clients start with different servers; if all started with the same one, they would queue (22 to 44 % slower).
         first = comm.rank % len(servers)
         self.shards = shards[first:] + shards[:first]
         self.authority = shards[0]
@@ -173,7 +173,7 @@ class Client:
 
     def push(self, gradient: Tensor, answered: bool = True) -> None:
         """Send each server its range of a gradient, of the weights' shape; `answered`: then :meth:`receive`."""
-        # Where answers land is made known first: a server that must wait to send could keep all from each other.
+        # Receives are posted first: a server that blocks in a send could make all wait for each other.
         if answered:
             self._expect()
         self._send([(shard, shard.encode(gradient[shard.keys])) for shard in self.shards], PUSH)
@@ -204,6 +204,6 @@ class Client:
         self.coming = [shard.expect() for shard in self.shards]
 
     def _send(self, messages: list[tuple[Shard, Tensor]], tag: int) -> None:
-        # All at once, and only then the answers: a client that waited to send could keep a server from another.
+        # All sends start before any answer is awaited: a client that blocks in a send could hold up a server.
         for request in [self.comm.isend(wire, shard.server, tag) for shard, wire in messages]:
             request.wait()

@@ -40,7 +40,7 @@ class Ring(Scheme):
         self.under_way.append(self.comm.start(self.collective, self.replica.buckets[bucket]))
 
     def combine(self) -> None:
-        # Overlapped buckets are on their way since the backward pass; otherwise they start now.
+        # Overlapped buckets started during the backward pass; others start now.
         if self.under_way:
             for request in self.under_way:
                 request.wait()
@@ -71,8 +71,8 @@ class ShardedOptimizer(Ring):
         self.reduce_scatter, self.allgather = HALVES[experiment.sync.allreduce]
         self.collective = self._add_up
         own = own_chunk(comm)
-        self.weights: list[Sequence[torch.Tensor]] = []  # of each bucket, in chunks
-        # Of each bucket, the own chunk of the gradient and its update rule.
+        self.weights: list[Sequence[torch.Tensor]] = []  # each bucket, cut into chunks
+        # For each bucket: this rank's chunk of the gradient, and its update rule.
         self.shards: list[tuple[Optimizer, torch.Tensor]] = []
         start = 0
         for bucket in replica.buckets:

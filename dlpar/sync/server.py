@@ -53,7 +53,7 @@ class Server:
         if self.codec is not None:
             self.wire_bytes = self.codec.nbytes(len(self.weights), self.weights.dtype)
             self.decoded = torch.empty_like(self.weights)
-        # Beside the weights, wherever they lie.
+        # State on the device of the weights.
         self.inbox = answer.wire.new_empty(max(self.wire_bytes, self.weights.nbytes))
         self.sum = torch.zeros_like(self.weights)
         self.optimizer = Optimizer(experiment.optimizer, self.weights, experiment.lr, experiment.momentum)
@@ -61,7 +61,7 @@ class Server:
         self.clock, self.read = Clocks(clients), dict.fromkeys(clients, 0)
         self.staleness = dict.fromkeys(clients, 0)
         self.waiting: list[int] = []
-        # The slowest clock, and whether steps were left, when those who wait were last looked at.
+        # The slowest clock, and whether steps were left, at the last check of waiting clients.
         self.judged: tuple[int, bool] | None = None
         self.left: list[int] = []
         self.total = len(self.clients) * experiment.steps // experiment.sync.push_every
@@ -103,18 +103,18 @@ class Server:
     def _leave(self, client: int) -> None:
         self.left.append(client)
         self.clock.leave(client)
-        self._let_go()  # nobody waits for one that pushes no more
+        self._let_go()  # no client waits for one that has stopped pushing
         if not self.clock:
-            self.conclude()  # only now are these the last weights
+            self.conclude()  # only now are these the final weights
             for each in self.left:
                 self._answer(each, 0)
 
     def _let_go(self, come: Sequence[int] = ()) -> None:
         """Answer those who wait, or have come, and may go on."""
         slowest, going = self.clock.slowest, self.goes_on()
-        if (slowest, going) != self.judged:  # else those who wait had to wait then, and have to now
+        if (slowest, going) != self.judged:  # otherwise nothing has changed for waiting clients
             come, self.waiting, self.judged = [*self.waiting, *come], [], (slowest, going)
-        # Where no step is left to start, nobody waits for the slowest.
+        # When no step is left to start, no client waits for the slowest.
         go = [c for c in come if not going or self.rule.may_start(self.clock[c], slowest)]
         self.waiting += [c for c in come if c not in set(go)] if len(go) < len(come) else []
         for client in go:

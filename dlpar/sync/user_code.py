@@ -68,7 +68,7 @@ def not_a_scheme(typed: Any, name: str) -> str | None:
     """Say in one sentence why a class or a function cannot be a scheme; None if it can."""
     if isinstance(typed, type):
         missing = [call for call in CALLS if not callable(getattr(typed, call, None))]
-        # Scheme has a combine() that only says it is not written.
+        # Scheme.combine() only says that it is not written.
         if typed is Scheme or (issubclass(typed, Scheme) and typed.combine is Scheme.combine):
             missing = ["combine"]
         if missing:
@@ -97,7 +97,7 @@ def _cannot_take(typed: Callable, name: str, arguments: tuple[str, ...]) -> str 
     kind = "class" if isinstance(typed, type) else "function"
     try:
         signature = inspect.signature(typed)
-    except (TypeError, ValueError):  # of some built-in functions Python does not know it
+    except (TypeError, ValueError):  # Python does not know the signature of some built-in functions
         return None
     try:
         signature.bind(*arguments)

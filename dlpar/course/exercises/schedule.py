@@ -188,7 +188,7 @@ def _on_rank(comm: Comm, _: Any, lists: list[list[Action]]) -> list[tuple[float,
     try:
         for schedule in (usual._replace(actions=lambda stage, *_: lists[stage]), usual):
             losses: list[Any] = []
-            SCHEDULES["1f1b"] = schedule  # in the process of this job alone, which ends with it
+            SCHEDULES["1f1b"] = schedule  # only in the process of this job, which ends with it
             train(comm, TRAINED, Losses(comm))
             told.append([float(loss) for loss in losses if loss is not None])
     finally:

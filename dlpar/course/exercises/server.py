@@ -196,5 +196,5 @@ def _asked(
         if each not in answered:
             lead = right.clock[each] - slowest
             return f"worker {each} still waits, {lead} clocks ahead of the slowest; up to {right.bound} it may go on"
-    mine.waiting = list(right.waiting)  # a function that took them out itself is right, too
+    mine.waiting = list(right.waiting)  # a function that removed them itself is right, too
     return ""

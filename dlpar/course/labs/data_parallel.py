@@ -208,7 +208,7 @@ def sharded_reading() -> list[Experiment]:
 
 def _data_is_read_once(runs: list[Run]) -> Shown:
     read = []
-    for run in runs:  # the last record of a rank holds all that it has read
+    for run in runs:  # the last record of a rank counts all bytes it has read
         last = {source: record["read"] for source, record in run.records() if record["k"] == "step"}
         read.append(sum(last.values()) / 1e6)
     same = runs[0].curve["loss"].tolist() == runs[1].curve["loss"].tolist()

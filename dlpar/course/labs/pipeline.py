@@ -109,7 +109,7 @@ def _nor_here(runs: list[Run]) -> Shown:
 def without_a_flush() -> list[Experiment]:
     """1F1B, and PipeDream, which never drains, each with a small and a large learning rate."""
     four = {"name": "mlp", "width": 64, "depth": 4}  # equal layers, and the output layer with the last
-    # The middle is drawn, so it is not evaluated there: a pipeline stands still for that.
+    # The middle of the run is drawn, so it holds no evaluation, for which a pipeline stops.
     flush = _stages(four, "1f1b", steps=80, evaluate_every=30, cluster=BERT)
     stream = flush.replace(split={"schedule": "pipedream", "microbatches": 1})
     return [each.replace(lr=lr) for lr in (0.1, 0.4) for each in (flush, stream)]

@@ -90,10 +90,7 @@ def show_graph(of: Experiment | Run) -> Figure:
     graph, places = _used(experiment), _places(experiment)
     node = max(12, min(34, 400 // experiment.workers))  # pixels across
     margin, hidden = {"l": 40, "r": 40, "t": 30, "b": 30}, {"visible": False, "automargin": False}
-    square = {
-        "xaxis": dict(hidden),
-        "yaxis": {**hidden, "scaleanchor": "x"},
-    }  # a unit is as long up as sideways
+    square = {"xaxis": dict(hidden), "yaxis": {**hidden, "scaleanchor": "x"}}  # both axes have the same scale
     figure = blank(theme.layout(**square, margin=margin), 460)
     figure.add_scatter(**_edges(graph, places, node if experiment.sync.exchange == "push_sum" else None))
     apart = _apart(of) if isinstance(of, Run) else None

@@ -171,7 +171,7 @@ def _in_flight(bars: list[Drawn], begin: float) -> Points:
     for at, change in sorted(changes):
         held += change
         if points[-1][0] == (t := 1e3 * (at - begin)):
-            points.pop()  # one goes as the other comes
+            points.pop()  # one is freed as the other is made
         points.append((t, held))
     return points
 

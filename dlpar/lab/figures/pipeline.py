@@ -104,7 +104,7 @@ def ideal(experiment: Experiment, measured: list[Drawn], steps: range) -> list[D
     seconds: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for bar in passes(measured):
         seconds[bar.name][bar.rank].append(bar.end - bar.start)
-    # The median of each rank: a single delayed pass must not count for all.
+    # The median of each rank, so that one delayed pass does not count for all.
     mean = {name: chunks * fmean(map(median, of_rank.values())) for name, of_rank in seconds.items()}
     weight = mean.get("weight", 0.0)
     times = {
@@ -114,7 +114,7 @@ def ideal(experiment: Experiment, measured: list[Drawn], steps: range) -> list[D
         "recompute": mean.get("recompute", 0.0),
     }
     first, ranks = 0, range(theme.workers(experiment))
-    if not has_flush(experiment):  # a part of the list, where the pipeline is as full as it was
+    if not has_flush(experiment):  # a part of the list in which the pipeline stays equally full
         first = min(steps.start, 2 * stages)
         bars = ideal_bars(experiment.split.schedule, stages, first + len(steps) + stages, **times)
         bars = [bar for bar in bars if 0 <= _step_of(bar, stages) - first < len(steps)]

@@ -261,7 +261,7 @@ def draw(drawn: Sequence[Curve]) -> Figure:
 def _style(curve: Curve, number: int) -> dict[str, Any]:
     colour, name = theme.scheme_colour(curve.scheme), f"{curve.name}, {curve.kind}"
     line, marker = theme.line_by_source(colour, curve.kind), theme.mark(colour, number)
-    if curve.kind == "predicted":  # a large open marker around the point that it predicts
+    if curve.kind == "predicted":  # a large open marker around the predicted point
         line["width"], marker = 1.5, {"color": colour, "symbol": f"{marker['symbol']}-open", "size": 17}
     return {"name": name, "legendgroup": name, "mode": "lines+markers", "line": line, "marker": marker}
 

@@ -271,7 +271,7 @@ def _compared(runs: list[Run], names: Sequence[str]) -> str:
         accuracy, loss = run.summary["accuracy"], run.summary["final_loss"]
         tested = "" if accuracy is None else f", accuracy {accuracy:.1%}"
         last = run.curve.iloc[-1]
-        loss = f"loss {captions.quantity(last['loss'] if loss is None else loss)}"  # None: the run diverged
+        loss = f"loss {captions.quantity(last['loss'] if loss is None else loss)}"  # None if the run diverged
         parts.append(f"{label} {loss if last['samples'] else 'no sample, so no loss'}{tested}")
     return f"At the end: {'; '.join(parts)}."
 

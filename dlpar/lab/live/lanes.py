@@ -48,7 +48,7 @@ class Arrows:
         """The arrow that ends in this step; None if the step pushed nothing."""
         spans = record.get("spans") or ()
         begun = {name: start for name, start, *_ in reversed(spans)}  # the first of each name
-        # A step between two pushes communicates nothing: its weights are still those read before it.
+        # A step between two pushes communicates nothing and keeps the weights read before it.
         pushed = self.is_write or record.get("messages") != 0
         push = begun.get("update" if self.is_write else "communicate") if pushed else None
         if spans:
