@@ -40,7 +40,7 @@ help:  ## this text
 
 # Started as modules, so that a moved or copied environment cannot start another's. PATH lets a terminal or a
 # cell in the lab say `dlpar` and `mpiexec`; the other puts this environment's kernel before the user's own.
-RUN = PATH="$(CURDIR)/$(VENV)/bin:$$PATH" JUPYTER_PREFER_ENV_PATH=1 exec $(PY) -m
+RUN = PATH="$(CURDIR)/$(VENV)/bin:$$PATH" JUPYTER_PREFER_ENV_PATH=1 exec $(TIED) $(PY) -m
 
 # JupyterLab as a lab wants it: on loopback only, and nothing that asks another machine for news or updates.
 # The set-up also takes out the part that would ask each newcomer whether she wants such news.
@@ -60,6 +60,8 @@ lab: $(STAMP)  ## open the first lab in JupyterLab (where there is no screen: pr
 	  --LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate \
 	  --LabApp.extension_manager=readonly --LanguageServerManager.autodetect=False $(LAB_ARGS)
 
+# If make is killed, the kernel ends the hub, and so everything it has started (Linux).
+hub: TIED = $(shell setpriv --pdeathsig=TERM echo setpriv --pdeathsig=TERM 2>/dev/null)
 hub: $(STAMP)  ## try a classroom's JupyterHub on this machine; dlpar/classroom/hub/README.md says how to run one
 	@$(RUN) dlpar.cli hub $(HUB_ARGS)
 

@@ -246,8 +246,7 @@ def grade(
     if find_spec("nbgrader") is None:
         raise Failed("nbgrader is not installed; `pip install 'dlpar[grading]'` brings it")
     from dlpar.classroom.grading.box import Box  # these need nbgrader
-    from dlpar.classroom.grading.exercise import students
-    from dlpar.classroom.grading.grade import Course
+    from dlpar.classroom.grading.grade import Course, students
     from dlpar.classroom.grading.grade import grade as grade_all
 
     box = Box(None if not_isolated else account, seconds, memory)
@@ -260,7 +259,7 @@ def grade(
     side_by_side = 1 if not_isolated else at_a_time or min(cores(), 64)
     for student, one, verdicts in grade_all(book, where, book.take(masters), box, side_by_side):
         said = " · ".join(verdict["said"].splitlines()[0] for verdict in verdicts.values())
-        print(f"{student}  {one.name}  {said}", flush=True)
+        print(f"{student}  {one}  {said}", flush=True)
     print(f"points: {book.write_grades()}; feedback: {book.folder / 'feedback'}")
     return 0
 

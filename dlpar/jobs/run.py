@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from dlpar.config.experiment import Experiment
 from dlpar.config.paths import runs_folder
 from dlpar.jobs.global_steps import GlobalStep, GlobalSteps
+from dlpar.jobs.scratch import is_locked
 from dlpar.jobs.summary import Summary, facts_of
 from dlpar.jobs.tail import Record, Tail, lines_of
 
@@ -81,15 +81,8 @@ class Run:
 
     @property
     def live(self) -> bool:
-        """Return whether a job still holds this folder's lock; the kernel frees it however the job dies."""
-        try:
-            with open(self.path / "lock") as file:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except FileNotFoundError:
-            return False
-        except BlockingIOError:
-            return True
-        return False
+        """Tell whether a job still holds this folder's lock."""
+        return is_locked(self.path)
 
     @property
     def world(self) -> str:

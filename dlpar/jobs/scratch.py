@@ -44,6 +44,18 @@ class Scratch:
             shutil.rmtree(folder, ignore_errors=True)
 
 
+def is_locked(folder: Path) -> bool:
+    """Tell whether a job holds the folder's lock, which the kernel frees however the job ends."""
+    try:
+        with open(folder / "lock") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        pass
+    return False
+
+
 def sweep(older_than: float = 60.0) -> None:
     """Remove what jobs left whose guardian was killed: unlocked, and made `older_than` seconds ago or more."""
     for folder in (*runtime_folder().glob("job-*"), *runtime_folder().glob("spmd-*")):

@@ -1,7 +1,7 @@
 """A student's predictions and the results, in a file of her own that she may delete.
 
 On a hub she may agree to share them with the class. Then her answers count in the class's figures, without her name
-and her reasons (:mod:`dlpar.classroom.hub.answers`), until she withdraws.
+and her reasons (:mod:`dlpar.classroom.hub.teacher`), until she withdraws.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A box to judge one answer in: an account of its own, no network, a read-only file system, and limits.
+"""A box for judging one answer: an account of its own, no network, a read-only file system, and limits.
 
 It needs Linux and root, for namespaces of processes, network, mounts and shared memory.  When the judge ends, or its
 time is over, the kernel ends every process in the box, whatever signals it ignores.
@@ -15,10 +15,11 @@ import shlex
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory, TemporaryFile
 from typing import Any
 
 from dlpar.course.judge import SIMULATED_ONLY
@@ -33,6 +34,9 @@ GONE = 10.0
 
 PROCESSES = 512
 """Processes and threads of the account together."""
+
+FILE_SIZE = 2**28
+"""Bytes of a file."""
 
 LONGEST = 100_000
 """Bytes of a judge's lines."""
@@ -93,7 +97,7 @@ class Box:
         Parameters
         ----------
         trial : dict
-            ``given``, ``answer``, ``names`` and ``check``, from :func:`dlpar.classroom.grading.exercise.trials`.
+            ``given``, ``answer``, ``names`` and ``check``, from :func:`dlpar.classroom.grading.grade.trials`.
         seconds : float, optional
             The time left for the notebook, if that is less than the box's.
 
@@ -107,11 +111,16 @@ class Box:
         CannotGrade
             If the judge does not start, or finds a hole in the box.
         """
-        processes = PROCESSES if self.account else None
-        trial = trial | {"secret": secrets.token_hex(), "memory": self.memory, "processes": processes}
-        with tempfile.TemporaryDirectory(prefix="dlpar-box-", ignore_cleanup_errors=True) as home:
+        limits = {"RLIMIT_DATA": int(self.memory * 2**30), "RLIMIT_FSIZE": FILE_SIZE, "RLIMIT_CORE": 0}
+        if self.account is not None:
+            limits["RLIMIT_NPROC"] = PROCESSES
+        trial = trial | {"secret": secrets.token_hex(), "limits": limits}
+        with (
+            TemporaryDirectory(prefix="dlpar-box-", ignore_cleanup_errors=True) as home,
+            TemporaryFile() as said,
+        ):
             os.chmod(home, 0o711 if self.account else 0o700)
-            with tempfile.TemporaryFile() as said, _Judge(self, home, trial, said) as judge:
+            with closing(_Judge(self, home, trial, said)) as judge:
                 ready = judge.line(START)
                 if ready is None:
                     said.seek(0)
@@ -134,9 +143,9 @@ class Box:
             found = ", ".join(wrong)
             raise CannotGrade(f"answers are not isolated as they should be: the judge finds {found}")
 
-    def command(self, channel: int) -> list[str]:
-        """Return the command that starts a judge, which writes to the file descriptor `channel`."""
-        judge = [sys.executable, "-P", "-c", JUDGE, str(channel)]
+    def command(self) -> list[str]:
+        """Return the command that starts a judge."""
+        judge = [sys.executable, "-P", "-c", JUDGE]
         if self.account is None:
             return judge
         apart = ["--mount", "--pid", "--net", "--ipc", "--fork", "--kill-child", "--mount-proc"]
@@ -193,47 +202,30 @@ def _opened() -> str:
 
 
 class _Judge:
-    """A judge at work; at the end of the block it ends, with all processes that came of it."""
+    """A running judge; :meth:`close` ends it with all processes that came of it."""
 
     def __init__(self, box: Box, home: str, trial: dict[str, Any], said: Any) -> None:
-        self.box, self.trial, self.received = box, trial, b""
+        self.box, self.secret, self.received = box, trial["secret"], b""
         self.why = "it ended without a verdict: the process was ended, or ended itself"
         if box.account is None:
             adopt_orphans()
         self.spared = set(descendants(os.getpid()))
-        self.channel, theirs = os.pipe()
-        try:
-            self.process = subprocess.Popen(
-                box.command(theirs),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                stderr=said,
-                pass_fds=[theirs],
-                env=box.environment(home),
-                cwd="/",
-                start_new_session=True,
-            )
-        finally:
-            os.close(theirs)
-
-    def __enter__(self) -> _Judge:
-        try:
-            self.process.stdin.write(json.dumps(self.trial).encode())
-            self.process.stdin.close()
-        except BrokenPipeError:
-            pass  # it did not start; its standard error says why
-        return self
+        ends = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": said}
+        self.process = subprocess.Popen(
+            box.command(), **ends, env=box.environment(home), cwd="/", start_new_session=True
+        )
+        with suppress(BrokenPipeError), self.process.stdin as end:
+            end.write(json.dumps(trial).encode())  # a judge that did not start says why on stderr
 
     def line(self, seconds: float) -> dict[str, Any] | None:
         """Return its next line; None if it ended, or exceeded its time or its memory."""
         end = time.monotonic() + seconds
         while b"\n" not in self.received and len(self.received) < LONGEST:
-            left = end - time.monotonic()
-            if left <= 0:
+            if time.monotonic() > end:
                 self.why = f"it was not done after {seconds:.0f} s"
                 return None
-            if select.select([self.channel], [], [], min(left, 0.25))[0]:
-                more = os.read(self.channel, LONGEST)
+            if select.select([self.process.stdout], [], [], 0.25)[0]:
+                more = os.read(self.process.stdout.fileno(), LONGEST)
                 if not more:
                     return None
                 self.received += more
@@ -245,12 +237,19 @@ class _Judge:
             found = json.loads(first)
         except ValueError:
             return None
-        return found if isinstance(found, dict) and found.get("secret") == self.trial["secret"] else None
+        return found if isinstance(found, dict) and found.get("secret") == self.secret else None
 
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """End it, and wait until its processes have ended.
+
+        Raises
+        ------
+        CannotGrade
+            If it does not end.
+        """
         below = descendants(self.process.pid)  # in a box they end with the judge, its process number 1
         kill([self.process.pid, *below])
-        os.close(self.channel)
+        self.process.stdout.close()
         try:
             self.process.wait(GONE)
         except subprocess.TimeoutExpired:

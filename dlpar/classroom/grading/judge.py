@@ -1,8 +1,8 @@
-"""Judge one answer inside a box: :func:`main` takes a file descriptor FD, and the trial as JSON on standard input.
+"""Judge one answer inside a box: :func:`main` reads the trial as JSON from standard input.
 
-Two lines of JSON go to FD: what the judge finds around it, before any of the student's code runs, and its verdict.
-Both carry the trial's secret, which no other process knows.  The student's code runs only in the processes of
-simulated jobs, which the judge starts and does not trust: it reads what they return without running anything.
+It writes two lines of JSON to standard output: the surroundings of the judge, before any of the student's code runs,
+and the verdict.  Both carry the trial's secret, which no other process knows.  The student's code runs only in the
+processes of simulated jobs, which the judge starts and does not trust: it reads their results without running anything.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import pickle
 import resource
 import socket
 import sys
+from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -25,10 +27,6 @@ from dlpar.jobs import launch
 from dlpar.jobs.launch import JobFailed, spmd
 
 PR_SET_DUMPABLE = 4
-
-GIB = 2**30
-FILE_SIZE = GIB // 4
-"""Bytes of a file."""
 
 LONGEST = 4_000
 """Characters of a verdict's sentence, which may quote the student."""
@@ -47,13 +45,17 @@ READABLE = {
 
 
 def main() -> None:
-    """Tell what is around, then judge."""
+    """Report the surroundings and the verdict."""
     if sys.platform == "linux":
         # Others of this account, such as the student's, cannot look into this process.
         ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
-    channel, trial = int(sys.argv[1]), json.load(sys.stdin)
-    os.set_inheritable(channel, False)
-    _limit(trial["memory"], trial["processes"])
+    channel, trial = os.dup(1), json.load(sys.stdin)  # the copy is not handed on to other processes
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    for name, most in trial["limits"].items():
+        kind = getattr(resource, name)
+        hard = resource.getrlimit(kind)[1]
+        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        resource.setrlimit(kind, (most, most))
 
     def tell(**facts: Any) -> None:
         os.write(channel, json.dumps({"secret": trial["secret"], **facts}).encode() + b"\n")
@@ -66,21 +68,6 @@ def main() -> None:
     tell(account=os.getuid(), networks=[name for _, name in socket.if_nameindex()], writable=writable)
     solved, said = _judged(space, trial["check"])
     tell(solved=solved, said=said[:LONGEST])
-
-
-def _limit(memory: float, processes: int | None) -> None:
-    """Limit each process from here on (GiB of data, bytes of a file), and the account (processes and threads)."""
-    limits = {
-        resource.RLIMIT_DATA: int(memory * GIB),
-        resource.RLIMIT_FSIZE: FILE_SIZE,
-        resource.RLIMIT_CORE: 0,
-    }
-    if processes is not None:
-        limits[resource.RLIMIT_NPROC] = processes
-    for kind, most in limits.items():
-        hard = resource.getrlimit(kind)[1]
-        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
-        resource.setrlimit(kind, (most, most))
 
 
 def _judged(space: dict[str, Any], check: str) -> tuple[bool, str]:
@@ -104,7 +91,7 @@ def _run(source: str, file: str, space: dict[str, Any]) -> None:
 
 
 class Answer:
-    """A student's function, as a check sees it.
+    """A student's function in a check.
 
     Sent to a rank it becomes the function itself.  Called by the judge, it runs on one simulated rank and returns
     the result from there.
@@ -112,7 +99,7 @@ class Answer:
     Parameters
     ----------
     given : str
-        Source that runs before hers: imports, and what the lab gives.
+        Source that runs before hers: imports, and code that the lab gives.
     source : str
         The answer.
     name : str
@@ -126,36 +113,34 @@ class Answer:
         return OnRank, (self.given, self.source, self.__name__)
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
+        here = {"workers": 1, "world": "simulated", "timeout": CALL_TIMEOUT}
         try:
-            return spmd(_called, self, arguments, named, workers=1, world="simulated", timeout=CALL_TIMEOUT)[
-                0
-            ]
+            return spmd(_called, self, arguments, named, **here)[0]
         except JobFailed as failure:
             if "NotImplementedError" in str(failure):
                 raise NotImplementedError from None
             raise RuntimeError(str(failure)) from None
 
 
-def _called(comm: Any, answer: OnRank, arguments: tuple, named: dict[str, Any]) -> Any:
-    return answer(*arguments, **named)
-
-
-class OnRank:
+class OnRank(Answer):
     """A student's function on a rank; her source runs before the first call."""
 
-    def __init__(self, given: str, source: str, name: str) -> None:
-        self.given, self.source, self.__name__ = given, source, name
-        self.function: Any = None
+    @cached_property
+    def function(self) -> Callable[..., Any]:
+        """The function itself; raises `NameError` if the answer has none of that name."""
+        space: dict[str, Any] = {"__name__": "__main__"}
+        _run(self.given, "<given>", space)
+        _run(self.source, "<answer>", space)
+        if not callable(space.get(self.__name__)):
+            raise NameError(f"there is no function {self.__name__} in the answer")
+        return space[self.__name__]
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        if self.function is None:
-            space: dict[str, Any] = {"__name__": "__main__"}
-            _run(self.given, "<given>", space)
-            _run(self.source, "<answer>", space)
-            self.function = space.get(self.__name__)
-            if not callable(self.function):
-                raise NameError(f"there is no function {self.__name__} in the answer")
         return self.function(*arguments, **named)
+
+
+def _called(comm: Any, answer: OnRank, arguments: tuple, named: dict[str, Any]) -> Any:
+    return answer(*arguments, **named)
 
 
 class _Reader(pickle.Unpickler):

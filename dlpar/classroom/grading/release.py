@@ -130,16 +130,6 @@ def bring(labs: Path, own: Path) -> list[str]:
     return written
 
 
-def untouched(own: Path) -> list[str]:
-    """Return the names of the files in a student's copy that are as they were delivered."""
-    delivered = _read_record(own / DELIVERED)
-    return [
-        name
-        for name, digest in delivered.items()
-        if (own / name).is_file() and _digest((own / name).read_bytes()) == digest
-    ]
-
-
 def _place(own: Path, name: Path, digest: str, delivered: dict[str, str]) -> str | None:
     """Choose the name for a version of a lab and note it in `delivered`; None if she has it."""
     if delivered.get(str(name)) == digest and (own / name).exists():
@@ -183,15 +173,11 @@ def _read_record(record: Path) -> dict[str, str]:
 def _write(path: Path, content: bytes, mode: int) -> None:
     """Write a whole file or nothing, and never through a link."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".new-")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            os.fchmod(handle, mode)
-            file.write(content)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".new-") as folder:
+        new = Path(folder, path.name)
+        new.write_bytes(content)
+        new.chmod(mode)
+        os.replace(new, path)
 
 
 if __name__ == "__main__":

@@ -1,19 +1,55 @@
-"""The part of JupyterHub's configuration that makes it a classroom, on any kind of hub.
+"""JupyterHub's configuration: the part that makes any hub a classroom, and the part that is this machine's.
 
-``dlpar hub``, The Littlest JupyterHub and Zero to JupyterHub all call :func:`classroom`; see README.md.
+``dlpar hub``, The Littlest JupyterHub and Zero to JupyterHub all call :func:`classroom`; see README.md.  ``dlpar hub``
+calls :func:`configure`, which adds ports, logins, accounts and job slots.
 """
 
 from __future__ import annotations
 
+import asyncio
+import ipaddress
+import os
+import shutil
+import sqlite3
 import sys
 from collections.abc import Iterable
+from contextlib import closing
+from functools import cache
+from hmac import compare_digest
+from pathlib import Path
 from typing import Any
 
-MAY_SEE_JOBS = "custom:dlpar:jobs"
-"""Scope of the teacher's page in students' servers: nothing but their jobs, offers and shared predictions."""
+from jupyterhub.auth import Authenticator
+from jupyterhub.spawner import LocalProcessSpawner, SimpleLocalProcessSpawner
+from jupyterhub.utils import fmt_ip_url, random_port, wait_for_http_server
+from traitlets import Unicode
+
+from dlpar.classroom.hub import MAY_SEE_JOBS
+from dlpar.classroom.hub.settings import LISTED, SYSTEM, Settings, passwords, proxy_command
+from dlpar.config.paths import private_folder, runtime_folder
+from dlpar.jobs.control_groups import cores
+from dlpar.jobs.slots import USUAL, is_kept
 
 AT_REST = 300
 """Seconds between a notebook server's reports of activity."""
+
+TIED = ["setpriv", "--pdeathsig=TERM"] if sys.platform == "linux" else []
+"""Beginning of a command that the kernel ends with its parent, even when the parent is killed."""
+
+PYTHON = [sys.executable, "-P", "-m"]
+"""Command that runs a module; ``-P``: never import from the current folder."""
+
+RUNTIME = Path("/run/dlpar/users")
+"""Parent of students' folders for sockets and live jobs: the hub makes them, so that nobody can take a name."""
+
+MOST_PROCESSES = 2048
+"""Processes and threads of one student; a fork bomb ends there."""
+
+START = 60
+"""Seconds a server may take to answer once it is its turn."""
+
+PATIENCE = 300
+"""Seconds a student may wait for her server, in line with the others."""
 
 
 def classroom(
@@ -48,19 +84,18 @@ def classroom(
         Socket of the keeper of job slots, for students' servers and the teacher's service; empty: no limit;
         default: the machine's, if it has one.
     """
-    python = [sys.executable, "-P", "-m"]  # -P: never import from the folder one happens to be in
     limit = {} if slots is None else {"DLPAR_SLOTS": slots}
     report = str(int(min(AT_REST, 60 * idle / 4)))
-    c.Spawner.cmd = [*python, "dlpar.classroom.hub.student"]
+    c.Spawner.cmd = [*PYTHON, "dlpar.classroom.hub.student"]
     c.Spawner.default_url = "/lab"
     c.Spawner.environment.update({"DLPAR_LABS": labs, "JUPYTERHUB_ACTIVITY_INTERVAL": report} | limit)
     means = "List and stop students' jobs, offer them an experiment, read what they share"
     c.JupyterHub.custom_scopes.update({MAY_SEE_JOBS: {"description": means}})
     culler = f"jupyterhub_idle_culler --timeout={60 * idle:.0f} --cull-every={min(60 * idle / 2, 300):.0f}"
     services = [
-        {"name": "idle-culler", "command": [*python, *culler.split()]},
+        {"name": "idle-culler", "command": [*TIED, *PYTHON, *culler.split()]},
         {
-            "name": "teacher", "command": [*python, "dlpar.classroom.hub.teacher"], "url": page,
+            "name": "teacher", "command": [*TIED, *PYTHON, "dlpar.classroom.hub.teacher"], "url": page,
             "display": True, "oauth_no_confirm": True, "environment": {"DLPAR_HUB_PROXY": proxy, **limit},
         },
     ]  # fmt: skip
@@ -75,3 +110,115 @@ def classroom(
         {"name": "teacher", "groups": ["teachers"],
          "scopes": ["self", "access:services!service=teacher", "admin-ui", "list:users", "servers"]},
     ])  # fmt: skip
+
+
+# ---- on this machine -------------------------------------------------------------------
+
+
+class ListedLogin(Authenticator):
+    """Log in names of a list with a password each, for a try on one machine: never off loopback."""
+
+    file = Unicode(help="The list, with lines ``name password``.").tag(config=True)
+
+    async def authenticate(self, handler: Any, data: dict[str, str]) -> str | None:
+        """Return the name, if name and password are a line of the file."""
+        known, given = passwords(Path(self.file)).get(data["username"]), data["password"].encode()
+        return data["username"] if known is not None and compare_digest(known.encode(), given) else None
+
+
+@cache
+def turns() -> asyncio.Semaphore:
+    """Limit the servers that start at a time to the number of cores; the others wait in order."""
+    return asyncio.Semaphore(cores())
+
+
+class InLine:
+    """Wait for a turn to start a server; the turn lasts until the server answers."""
+
+    async def start(self) -> tuple[str, int]:
+        """Start the server and return its address."""
+        async with turns():
+            address, port = await super().start()
+            try:
+                await wait_for_http_server(f"http://{address}:{port}{self.server.base_url}", timeout=START)
+            except TimeoutError:
+                pass  # JupyterHub asks once more, and tells the student
+        return address, port
+
+
+class OneAccount(InLine, SimpleLocalProcessSpawner):
+    """Start every server in the account that runs the hub: students are not isolated from each other."""
+
+    def get_env(self) -> dict[str, str]:
+        """Return the server's environment, with a runtime folder for the name."""
+        mine = private_folder(runtime_folder() / f"hub-{self.user.name}")
+        return super().get_env() | {"DLPAR_RUNTIME": str(mine)}
+
+
+class OwnAccount(InLine, LocalProcessSpawner):
+    """Start every server in its student's own Unix account."""
+
+    def get_env(self) -> dict[str, str]:
+        """Return the server's environment, with a runtime folder whose name nobody else can take."""
+        mine = RUNTIME / self.user.name
+        for folder in (RUNTIME.parent, RUNTIME):
+            folder.mkdir(mode=0o755, exist_ok=True)
+        mine.mkdir(mode=0o700, exist_ok=True)
+        shutil.chown(mine, self.user.name)
+        return super().get_env() | {"DLPAR_RUNTIME": str(mine)}
+
+
+def configure(c: Any, settings: Settings) -> None:
+    """Fill JupyterHub's configuration `c`."""
+    folder = private_folder(Path(settings.folder))
+    with closing(sqlite3.connect(folder / "hub.sqlite")) as database:
+        database.execute("PRAGMA journal_mode=WAL")  # the hub does nothing else while it waits for a disk
+    c.JupyterHub.db_url = f"sqlite:///{folder / 'hub.sqlite'}"
+    c.JupyterHub.cookie_secret_file = str(folder / "cookie_secret")
+    c.JupyterHub.concurrent_spawn_limit = 0  # our spawners queue; JupyterHub's limit would turn students away
+    c.JupyterHub.tornado_settings = {"slow_spawn_timeout": 0}  # show the page of progress at once
+    c.Spawner.start_timeout = PATIENCE
+    scheme = "https" if settings.certificate else "http"
+    c.JupyterHub.bind_url = f"{scheme}://{fmt_ip_url(settings.address)}:{settings.port}"
+    if settings.certificate:
+        c.JupyterHub.ssl_cert, c.JupyterHub.ssl_key = settings.certificate, settings.key
+    # All other ports are on loopback and guarded by tokens.
+    c.JupyterHub.hub_bind_url = f"http://127.0.0.1:{random_port()}"
+    c.ConfigurableHTTPProxy.api_url = f"http://127.0.0.1:{random_port()}"
+    c.ConfigurableHTTPProxy.command = [*TIED, *proxy_command()]
+    everywhere = ipaddress.ip_address(settings.address).is_unspecified
+    reached = "127.0.0.1" if everywhere else fmt_ip_url(settings.address)
+    proxy, page = f"{scheme}://{reached}:{settings.port}", f"http://127.0.0.1:{random_port()}"
+    account, slots = None if settings.accounts == LISTED else "nobody", give_out_slots(c, settings)
+    classroom(c, settings.labs, settings.teachers, settings.idle, proxy, page, account, slots)
+    everybody = {*settings.users, *settings.teachers}
+    if settings.accounts == LISTED:
+        c.JupyterHub.authenticator_class = ListedLogin
+        c.ListedLogin.file = str(folder / "passwords")
+        c.ListedLogin.allowed_users = everybody
+        c.JupyterHub.spawner_class = OneAccount
+        c.OneAccount.home_dir_template = str(private_folder(folder / "users") / "{username}")
+    else:
+        c.JupyterHub.authenticator_class = "pam"
+        c.PAMAuthenticator.open_sessions = False
+        c.PAMAuthenticator.allowed_users = {name for name in everybody if not name.startswith("@")}
+        c.PAMAuthenticator.allowed_groups = {name[1:] for name in everybody if name.startswith("@")}
+        c.JupyterHub.spawner_class = OwnAccount
+        c.Spawner.cmd = ["prlimit", f"--nproc={MOST_PROCESSES}", *c.Spawner.cmd]
+
+
+def give_out_slots(c: Any, settings: Settings) -> str:
+    """Start a keeper of job slots, unless one is at work here; returns its socket, empty without a limit."""
+    named = os.environ.get("DLPAR_SLOTS")
+    if settings.slots == 0 or named == "":
+        return ""
+    usual = USUAL if settings.accounts == SYSTEM else runtime_folder() / "slots"
+    path = Path(named or usual)
+    if not is_kept(path):
+        command = [*TIED, *PYTHON, "dlpar.cli", "slots"]
+        command += [f"--socket={path}", f"--ranks={settings.slots}"]
+        if settings.accounts == SYSTEM:  # nobody: the account of the teacher's page
+            teachers = ["nobody", *(name for name in settings.teachers if not name.startswith("@"))]
+            command.append(f"--teachers={','.join(teachers)}")
+        c.JupyterHub.services.append({"name": "job-slots", "command": command, "display": False})
+    return str(path)

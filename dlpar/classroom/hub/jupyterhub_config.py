@@ -1,6 +1,6 @@
 """JupyterHub's configuration file, for the hub that ``dlpar hub`` starts."""
 
-from dlpar.classroom.hub.machine import configure
+from dlpar.classroom.hub.classroom import configure
 from dlpar.classroom.hub.settings import Settings
 
 given = globals()  # JupyterHub puts the functions of its configuration files here

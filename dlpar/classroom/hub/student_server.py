@@ -1,4 +1,4 @@
-"""An extension of a student's Jupyter server: trusted labs, her jobs as activity, and answers to the teacher's page.
+"""An extension of a student's Jupyter server: it counts jobs as activity, and answers the teacher's page.
 
 The page learns her running jobs and their memory, and her predictions if she has agreed to share them.  It may stop
 a job, and offer her an experiment (:mod:`dlpar.lab.offers`).
@@ -7,7 +7,6 @@ a job, and offer her an experiment (:mod:`dlpar.lab.offers`).
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import json
 import os
 import re
@@ -16,7 +15,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import nbformat
 import psutil
 from jupyter_server.auth.decorator import allow_unauthenticated
 from jupyter_server.utils import url_path_join
@@ -25,11 +23,11 @@ from jupyterhub.utils import utcnow
 from tornado.ioloop import PeriodicCallback
 from tornado.web import HTTPError, RequestHandler
 
-from dlpar.classroom.grading.release import untouched
-from dlpar.classroom.hub.classroom import MAY_SEE_JOBS
+from dlpar.classroom.hub import MAY_SEE_JOBS
 from dlpar.config.paths import runs_folder, runtime_folder
 from dlpar.jobs.diagnosis import pids_of, still_ranks
 from dlpar.jobs.processes import descendants, resident
+from dlpar.jobs.scratch import is_locked
 from dlpar.lab import offers
 from dlpar.lab.ledger import shared_answers
 
@@ -39,12 +37,21 @@ LOOK = 30
 MEASURED = 10
 """Seconds for which a measurement of memory is used: one costs milliseconds a process."""
 
-NEWEST = 20
-"""Runs that a teacher can choose from."""
 
+class Jobs(RequestHandler):
+    """Answer the teacher's page: tokens with the scope `MAY_SEE_JOBS`, and no others.
 
-class ForThePage(RequestHandler):
-    """Answer tokens with the scope `MAY_SEE_JOBS`, and no others."""
+    ``GET`` answers ``{jobs, memory, offer, predictions}``. ``POST`` does one of these:
+
+    ===========================  =====================================================================
+    ``{stop: ID}``               end a job
+    ``{offer: OFFER or null}``   replace the offer
+    ``{runs: NUMBER}``           answer ``{runs}``, the newest, each ``{id, says, experiment}``
+    ``{experiment: FIELDS}``     answer ``{experiment}``, checked and complete, or ``{refused}``
+    ===========================  =====================================================================
+    """
+
+    _memory = (-MEASURED, 0)
 
     def check_xsrf_cookie(self) -> None:
         """Accept any request: only tokens are admitted, which other pages do not have."""
@@ -55,22 +62,9 @@ class ForThePage(RequestHandler):
         if caller is None or MAY_SEE_JOBS not in caller["scopes"]:
             raise HTTPError(403)
 
-    def asked(self) -> dict[str, Any]:
-        """Return the request's body."""
-        try:
-            return dict(json.loads(self.request.body))
-        except (ValueError, TypeError):
-            raise HTTPError(400, reason="the body must be a JSON object") from None
-
-
-class Jobs(ForThePage):
-    """``GET``: ``{jobs, memory, offer, predictions}``; ``POST`` ``{stop: ID}`` or ``{offer: OFFER or null}``."""
-
-    _memory = (-MEASURED, 0)
-
     @allow_unauthenticated  # by Jupyter's own rules; ours are above
     def get(self) -> None:
-        """Tell what runs, which offer she has, and what she shares."""
+        """Report the running jobs, the student's offer, and the predictions that she shares."""
         if time.monotonic() - self._memory[0] > MEASURED:
             type(self)._memory = time.monotonic(), memory()
         offer = offers.present()
@@ -78,40 +72,48 @@ class Jobs(ForThePage):
         self.finish(told | {"predictions": shared_answers()})
 
     @allow_unauthenticated
-    def post(self) -> None:
-        """Stop a job, or replace the offer."""
-        asked = self.asked()
-        try:
-            if "offer" in asked:
-                offers.put(asked["offer"])
-            elif "stop" in asked:
-                stop(str(asked["stop"]))
-            else:
-                raise ValueError("stop or offer: got neither, allowed is one of them")
-        except (ValueError, OSError) as error:
-            raise HTTPError(400, reason=str(error)) from None
-        self.finish({})
-
-
-class Experiments(ForThePage):
-    """``GET``: ``{runs}``, a teacher's newest; ``POST {experiment}``: the same, checked and complete."""
-
-    @allow_unauthenticated
-    def get(self) -> None:
-        """Tell the newest runs, each ``{id, says, experiment}``."""
-        folders = sorted(runs_folder().glob("*"), reverse=True)[:NEWEST]
-        found = [(folder, _experiment(folder)) for folder in folders]
-        runs = [{"id": f.name, "says": _says(f, e), "experiment": e} for f, e in found if e is not None]
-        self.finish({"runs": runs})
-
-    @allow_unauthenticated
     async def post(self) -> None:
-        """Answer ``{experiment}`` or ``{refused}``."""
-        self.finish(await asyncio.to_thread(_checked, self.asked().get("experiment")))
+        """Do the first of `DEEDS` that the request names."""
+        try:
+            asked = json.loads(self.request.body)
+            name = next((name for name in DEEDS if name in asked), None)
+            if name is None:
+                raise ValueError(f"{', '.join(DEEDS)}: got none of them, allowed is one")
+            self.finish(await asyncio.to_thread(DEEDS[name], asked[name]) or {})
+        except (ValueError, TypeError, OSError) as error:
+            raise HTTPError(409, reason=str(error)) from None
 
 
-def _checked(fields: Any) -> dict[str, Any]:
-    from dlpar.config.experiment import Experiment
+def stop(job: str) -> None:
+    """End a job; returns at once, and the job is gone within 2 s.
+
+    Raises
+    ------
+    ValueError
+        If there is no such job, or it has only begun to start.
+    """
+    if not re.fullmatch(r"[\w.-]+", job):
+        raise ValueError(f"job: got {job!r}, allowed is the id of a running job")
+    for folder in (runs_folder() / job, runtime_folder() / job):
+        if is_locked(folder):
+            guardian = _guardian(folder)
+            if guardian is None:
+                raise ValueError(f"job: {job} is only starting; try again in a moment")
+            os.kill(guardian, signal.SIGTERM)
+            return
+    raise ValueError(f"job: got {job!r}, which is not running")
+
+
+def newest_runs(number: int) -> dict[str, Any]:
+    """Return ``{runs: [{id, says, experiment}…]}``, the newest first."""
+    folders = sorted(runs_folder().glob("*"), reverse=True)[:number]
+    runs = [{"id": f.name, "says": _says(f), "experiment": _experiment(f)} for f in folders]
+    return {"runs": [run for run in runs if run["experiment"] is not None]}
+
+
+def checked(fields: Any) -> dict[str, Any]:
+    """Return ``{experiment}`` with all its fields, or ``{refused}`` with the reason."""
+    from dlpar.config.experiment import Experiment  # loads pydantic, on a teacher's server alone
     from dlpar.config.schema import BadExperiment
 
     try:
@@ -124,9 +126,13 @@ def _checked(fields: Any) -> dict[str, Any]:
     return {"experiment": json.loads(experiment.to_json())}
 
 
+DEEDS = {"stop": stop, "offer": offers.put, "runs": newest_runs, "experiment": checked}
+"""Requests of the teacher's page."""
+
+
 def any_running() -> bool:
     """Tell whether a job of this account is running; cheap enough for every half minute."""
-    return any(_is_locked(folder) for folder in runtime_folder().glob("job-*"))
+    return any(map(is_locked, runtime_folder().glob("job-*")))
 
 
 def running() -> list[dict[str, Any]]:
@@ -134,31 +140,8 @@ def running() -> list[dict[str, Any]]:
     if not any_running():
         return []
     folders = [*sorted(runs_folder().glob("*")), *sorted(runtime_folder().glob("spmd-*"))]
-    locked = [folder for folder in folders if _is_locked(folder)]
-    return [
-        {"id": f.name, "says": _says(f, _experiment(f)), "ranks": len(still_ranks(pids_of(f)))}
-        for f in locked
-    ]
-
-
-def stop(job: str) -> None:
-    """End a job; returns at once, and the job is gone within 2 s.
-
-    Raises
-    ------
-    HTTPError
-        If there is no such job, or it has only begun to start.
-    """
-    if not re.fullmatch(r"[\w.-]+", job):
-        raise HTTPError(409, reason=f"job: got {job!r}, allowed is the id of a running job")
-    for folder in (runs_folder() / job, runtime_folder() / job):
-        if _is_locked(folder):
-            guardian = _guardian(folder)
-            if guardian is None:
-                raise HTTPError(409, reason=f"job: {job} is only starting; try again in a moment")
-            os.kill(guardian, signal.SIGTERM)
-            return
-    raise HTTPError(409, reason=f"job: got {job!r}, which is not running")
+    locked = filter(is_locked, folders)
+    return [{"id": f.name, "says": _says(f), "ranks": len(still_ranks(pids_of(f)))} for f in locked]
 
 
 def memory() -> int:
@@ -171,18 +154,6 @@ def memory() -> int:
     return sum(map(resident, {pid for root in roots for pid in (root, *descendants(root))}))
 
 
-def _is_locked(folder: Path) -> bool:
-    """Tell whether a job holds the folder's lock, which the kernel frees on any death."""
-    try:
-        with open(folder / "lock") as lock:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        pass
-    return False
-
-
 def _experiment(folder: Path) -> Any:
     """Read a run's experiment.json; None if it cannot be read."""
     try:
@@ -191,15 +162,14 @@ def _experiment(folder: Path) -> Any:
         return None
 
 
-def _says(folder: Path, experiment: Any) -> str:
-    """Describe an experiment in words."""
+def _says(folder: Path) -> str:
+    """Describe a job in words."""
+    e = _experiment(folder)
     try:
-        what = (
-            f"{experiment['model']['name']} on {experiment['data']['name']}, {experiment['sync']['scheme']}"
-        )
-        world, workers = experiment["cluster"]["world"], experiment["workers"]
+        what = f"{e['model']['name']} on {e['data']['name']}, {e['sync']['scheme']}"
+        workers, world = e["workers"], e["cluster"]["world"]
     except (LookupError, TypeError):
-        what, world, workers = "a job", "unknown", 0
+        return "a job"
     if folder.name.startswith("spmd-"):
         what = "a function of hers"
     return f"{what}, {workers} worker{'s' * (workers != 1)}, {world}"
@@ -216,23 +186,6 @@ def _guardian(folder: Path) -> int | None:
     return pid if guards else None
 
 
-def trust(own: Path, notary: Any) -> list[str]:
-    """Sign the labs in a student's folder that are as they were delivered; returns their names.
-
-    JupyterLab shows no saved widget of a notebook it does not trust, and trusts one only if each of its cells was
-    run here, or had no output.  Without this, a panel she has run would be a line of text after the next login.
-    """
-    signed = []
-    for name in untouched(own):
-        if name.endswith(".ipynb"):
-            try:
-                notary.sign(nbformat.read(own / name, as_version=4))
-            except Exception:  # no notebook, or one of a later form: it opens all the same
-                continue
-            signed.append(name)
-    return signed
-
-
 def note_activity(settings: dict[str, Any]) -> None:
     """Count a running job as activity in the notebook, which Jupyter's server reports to the hub."""
     if any_running():
@@ -245,12 +198,9 @@ def _jupyter_server_extension_points() -> list[dict[str, str]]:
 
 def _load_jupyter_server_extension(server: Any) -> None:
     """Load the extension; Jupyter's server calls this."""
-    trust(Path(server.root_dir), server.contents_manager.notary)
     if "JUPYTERHUB_API_URL" not in os.environ:
         return  # without a hub nobody asks
     settings = server.web_app.settings
     settings["dlpar_hub"] = HubAuth(parent=server)
-    ours = {"jobs": Jobs, "experiments": Experiments}
-    handlers = [(url_path_join(settings["base_url"], "dlpar", name), ours[name]) for name in ours]
-    server.web_app.add_handlers(".*$", handlers)
+    server.web_app.add_handlers(".*$", [(url_path_join(settings["base_url"], "dlpar", "jobs"), Jobs)])
     PeriodicCallback(lambda: note_activity(settings), 1000 * LOOK).start()

@@ -102,7 +102,9 @@ def test_every_name_gets_a_password_of_its_own_and_keeps_it(tmp_path: Path) -> N
 
 def test_what_runs_in_a_hub_loads_neither_torch_nor_numpy() -> None:
     pytest.importorskip("jupyterhub")
-    modules = [f"dlpar.classroom.hub.{name}" for name in ("machine", "student", "teacher", "student_server")]
+    modules = [
+        f"dlpar.classroom.hub.{name}" for name in ("classroom", "student", "teacher", "student_server")
+    ]
     program = f"import sys, {', '.join(modules)}; print({{'torch', 'numpy', 'pydantic'}} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert done.stdout == "set()\n", done.stderr

@@ -14,7 +14,7 @@ pytest.importorskip("jupyterhub", reason="JupyterHub is not installed: pip insta
 from tornado.httpclient import AsyncHTTPClient
 from tornado.httpserver import HTTPServer
 from tornado.netutil import bind_sockets
-from tornado.web import Application, HTTPError
+from tornado.web import Application
 
 from dlpar.classroom.hub import student_server
 
@@ -40,7 +40,8 @@ def test_a_post_of_neither_job_nor_offer_is_refused_by_name() -> None:
             server.stop()
 
     refused = run_apart(post("{}"))
-    assert (refused.code, refused.reason) == (400, "stop or offer: got neither, allowed is one of them")
+    words = "stop, offer, runs, experiment: got none of them, allowed is one"
+    assert (refused.code, refused.reason) == (409, words)
     refused = run_apart(post('{"stop": "another"}'))
     assert (refused.code, refused.reason) == (409, "job: got 'another', which is not running")
 
@@ -49,9 +50,9 @@ def test_a_running_job_is_activity_is_listed_and_can_be_stopped() -> None:
     settings = {"last_activity_times": {}}
     student_server.note_activity(settings)
     assert settings == {"last_activity_times": {}} and student_server.running() == []
-    with pytest.raises(HTTPError, match="which is not running"):
+    with pytest.raises(ValueError, match="which is not running"):
         student_server.stop("another")
-    with pytest.raises(HTTPError, match="allowed is the id of a running job"):
+    with pytest.raises(ValueError, match="allowed is the id of a running job"):
         student_server.stop("../another")
 
     job = dlpar.launch(dlpar.Experiment(workers=2, steps=1_000_000))

@@ -1,0 +1,68 @@
+"""A hub on one machine: its job slots, and the end of all that it has started."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from conftest import eventually
+
+from classroom.hub.classroom import Hub, no_proxy
+from classroom.hub.test_settings import settings
+from dlpar.jobs.processes import kill, wait_gone
+
+pytest.importorskip("jupyterhub", reason="JupyterHub is not installed: pip install 'dlpar[hub]'")
+from traitlets.config import Config
+
+from dlpar.classroom.hub.classroom import classroom, give_out_slots
+
+
+@pytest.mark.parametrize(("slots", "named"), [(0, "/run/dlpar/slots"), (4, "")])
+def test_without_a_limit_students_servers_find_no_keeper(slots, named, tmp_path, monkeypatch):
+    monkeypatch.setenv("DLPAR_SLOTS", named)
+    c = Config()
+    c.JupyterHub.services = []
+    given = give_out_slots(c, settings(tmp_path, slots=slots))
+    assert c.JupyterHub.services == []
+    classroom(c, str(tmp_path), ["grace"], slots=given)
+    assert c.Spawner.environment.get_value({})["DLPAR_SLOTS"] == ""
+
+
+STARTED = {
+    "proxy": "configurable-http-proxy",
+    "culler": "jupyterhub_idle_culler",
+    "page": "dlpar.classroom.hub.teacher",
+    "keeper": "dlpar.cli slots",
+}
+"""Words in the commands of all that a hub starts by itself."""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a process with its parent")
+@pytest.mark.skipif(bool(no_proxy()), reason=no_proxy())
+@pytest.mark.parametrize("by", [signal.SIGKILL, signal.SIGTERM], ids=["SIGKILL", "SIGTERM"])
+def test_all_that_a_hub_has_started_ends_with_it_however_it_ends(by, tmp_path: Path, own_folders) -> None:
+    (tmp_path / "labs").mkdir()
+    hub = Hub(tmp_path, "--users=ada", "--teachers=", "--slots=2")
+    parts: dict[str, int] = {}
+
+    def all_are_there() -> bool:
+        for process in psutil.Process(hub.process.pid).children(recursive=True):
+            words = " ".join(process.cmdline())
+            parts.update({part: process.pid for part, name in STARTED.items() if name in words})
+        return len(parts) == len(STARTED)
+
+    try:
+        # JupyterHub heeds SIGTERM only later, once it is up.
+        eventually(
+            all_are_there, 60, f"proxy, culler, page and keeper are there: {hub.log.read_text()[-2000:]}"
+        )
+        hub.process.send_signal(by)
+        hub.process.wait(10)
+        assert wait_gone(list(parts.values()), 5) == [], f"left of {parts}"
+    finally:
+        hub.process.kill()
+        kill(list(parts.values()))
