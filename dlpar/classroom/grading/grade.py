@@ -5,8 +5,8 @@ is read from it, and is put into the teacher's exercise.  Its cells carry nbgrad
 an answer.  A *grade* cell checks the answers above it and binds the verdict to ``solved``.  Any other *locked* cell
 gives code that both may use.
 
-nbgrader keeps the gradebook, counts points and writes feedback.  It runs nothing: where it would execute a
-notebook, :class:`Judged` inserts the verdicts.  A check that was not solved is an error there, and earns 0 points.
+nbgrader keeps the gradebook, adds points and writes feedback.  It runs nothing: in its course, the verdicts stand as
+output of the checks.  A check earns all its points if it was found solved, and otherwise none.
 """
 
 from __future__ import annotations
@@ -23,22 +23,20 @@ import time
 import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import nbformat
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_output
-from nbgrader import preprocessors
-from nbgrader.api import Gradebook, MissingEntry
+from nbgrader.api import Gradebook
 from nbgrader.apps import NbGraderAPI
+from nbgrader.preprocessors import ClearSolutions
 from sqlalchemy.exc import SAWarning
-from traitlets import Dict
 from traitlets.config import Config
 
 from dlpar.classroom.grading.box import Box
-from dlpar.classroom.grading.release import STUB
+from dlpar.classroom.grading.release import CLEAR
 from dlpar.jobs.processes import descendants, kill
 
 warnings.filterwarnings("ignore", category=SAWarning, module="nbgrader")  # about its own queries
@@ -277,25 +275,6 @@ class CourseFailed(RuntimeError):
     """nbgrader failed; its own words."""
 
 
-class Judged(preprocessors.NbGraderPreprocessor):
-    """Give every check the output that its verdict earns: nbgrader gives an error no points, anything else all."""
-
-    verdicts = Dict(help="Verdicts by the check's grade id.").tag(config=True)
-
-    def preprocess(self, nb: NotebookNode, resources: Any) -> tuple[NotebookNode, Any]:
-        for cell in nb.cells:
-            if role(cell) == "check":
-                verdict = self.verdicts.get(grade_id(cell), _not_solved("not yet: it was not judged"))
-                said = verdict["said"]
-                if verdict["solved"] is True:
-                    output = new_output("stream", name="stdout", text=said)
-                else:
-                    lines = said.splitlines()
-                    output = new_output("error", ename="NotSolved", evalue=said, traceback=lines)
-                cell.outputs = [output]
-        return nb, resources
-
-
 def _not_solved(why: str) -> dict[str, Any]:
     return {"solved": False, "said": why}
 
@@ -306,25 +285,18 @@ class Course:
     Parameters
     ----------
     folder : Path
-        Made if missing.  Below it: ``source``, ``release``, ``submitted``, ``autograded``, ``feedback``, each as
-        nbgrader has it, ``gradebook.db`` and ``grades.csv``.
+        Made if missing.  Below it: ``source``, ``release``, ``autograded``, ``feedback``, each as nbgrader has it,
+        ``gradebook.db`` and ``grades.csv``.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder.resolve()
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        os.chmod(self.folder, 0o700)
+        self.folder.chmod(0o700)
         self.database = f"sqlite:///{self.folder / 'gradebook.db'}"
-
-    def _api(self, verdicts: Verdicts | None = None) -> NbGraderAPI:
-        config = Config()
-        config.CourseDirectory.root = str(self.folder)
-        config.CourseDirectory.db_url = self.database
-        config.ClearSolutions.code_stub = {"python": STUB}
-        config.HTMLExporter.sanitize_html = True
-        config.Judged.verdicts = verdicts or {}
-        config.Autograde.autograde_preprocessors = [Judged, preprocessors.SaveAutoGrades]
-        return NbGraderAPI(config=config)
+        course = {"root": str(self.folder), "db_url": self.database}
+        config = Config(CourseDirectory=course, ClearSolutions=CLEAR, HTMLExporter={"sanitize_html": True})
+        self.nbgrader = NbGraderAPI(config=config)
 
     def take(self, masters: list[Path]) -> dict[str, NotebookNode]:
         """Put the exercises of these masters into the course.
@@ -339,22 +311,25 @@ class Course:
             solved = exercise(nbformat.read(master, 4))
             if solved is not None:
                 self._write("source", master.stem, master.stem, solved)
-                _done(self._api().generate_assignment(master.stem), f"releasing {master.stem}")
-                clear = preprocessors.ClearSolutions(code_stub={"python": STUB})
-                labs[master.stem], _ = clear.preprocess(copy.deepcopy(solved), {})
+                _done(self.nbgrader.generate_assignment(master.stem), f"releasing {master.stem}")
+                blank = copy.deepcopy(solved)
+                labs[master.stem], _ = ClearSolutions(**CLEAR).preprocess(blank, {})
         return labs
 
     def record(self, student: str, lab: str, notebook: NotebookNode, verdicts: Verdicts) -> None:
         """Write down a student's points and feedback for a lab; a check without a verdict earns nothing."""
-        with Gradebook(self.database) as book, suppress(MissingEntry):
-            for earlier in book.find_submission(lab, student).notebooks:
-                for grade in earlier.grades:
-                    grade.auto_score = 0  # points of an earlier answer must not outlive it
+        with Gradebook(self.database) as book:
+            book.update_or_create_student(student)
+            book.update_or_create_submission(lab, student)
+            for cell in notebook.cells:
+                if role(cell) == "check":
+                    verdict = verdicts.get(grade_id(cell), _not_solved("not yet: it was not judged"))
+                    earned = book.find_grade(grade_id(cell), lab, lab, student)
+                    earned.auto_score = earned.max_score if verdict["solved"] is True else 0
+                    cell.outputs = [new_output("stream", name="stdout", text=verdict["said"])]
             book.db.commit()
-        self._write("submitted", f"{student}/{lab}", lab, notebook)
-        api = self._api(verdicts)
-        _done(api.autograde(lab, student), f"grading {student}'s {lab}")
-        _done(api.generate_feedback(lab, student), f"feedback for {student}'s {lab}")
+        self._write("autograded", f"{student}/{lab}", lab, notebook)
+        _done(self.nbgrader.generate_feedback(lab, student), f"feedback for {student}'s {lab}")
         page = self.folder / "feedback" / student / lab / f"{lab}.html"
         page.write_text(ELSEWHERE.sub("", page.read_text("utf-8")), "utf-8")
 

@@ -25,6 +25,9 @@ from pathlib import Path
 STUB = "raise NotImplementedError"
 """Replaces a solution; :func:`dlpar.lab.check` and its kin call a function that raises this "to do"."""
 
+CLEAR = {"code_stub": {"python": STUB}}
+"""Settings of nbgrader's ClearSolutions."""
+
 MARK = "### BEGIN SOLUTION"
 """Text that identifies a lab as a master."""
 
@@ -93,7 +96,7 @@ def students(master: bytes) -> bytes:
     except ModuleNotFoundError:
         raise OSError("nbgrader is not installed; `pip install 'dlpar[grading]'` brings it") from None
 
-    without = [steps.LockCells(), steps.ClearSolutions(code_stub={"python": STUB}), steps.ClearOutput()]
+    without = [steps.LockCells(), steps.ClearSolutions(**CLEAR), steps.ClearOutput()]
     checks = [steps.CheckCellMetadata(), steps.ClearHiddenTests(), steps.ComputeChecksums()]
     notebook = nbformat.reads(master.decode(), 4)
     for step in without + checks:

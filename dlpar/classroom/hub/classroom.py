@@ -33,8 +33,8 @@ from dlpar.jobs.slots import USUAL, is_kept
 AT_REST = 300
 """Seconds between a notebook server's reports of activity."""
 
-TIED = ["setpriv", "--pdeathsig=TERM"] if sys.platform == "linux" else []
-"""Beginning of a command that the kernel ends with its parent, even when the parent is killed."""
+TIED = ["setpriv", "--pdeathsig=TERM"] if shutil.which("setpriv") else []
+"""Beginning of a command that the kernel ends with its parent, even when the parent is killed; empty off Linux."""
 
 PYTHON = [sys.executable, "-P", "-m"]
 """Command that runs a module; ``-P``: never import from the current folder."""
