@@ -49,10 +49,8 @@ def is_locked(folder: Path) -> bool:
     try:
         with open(folder / "lock") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        pass
+    except OSError as error:
+        return isinstance(error, BlockingIOError)
     return False
 
 
