@@ -24,7 +24,13 @@ def test_help_documents_every_flag_in_panels(capsys, monkeypatch):
     for flag in flags.flags():
         line = next(line for line in text.splitlines() if f"{flag.spelling} " in line)
         assert flag.field.description[:40] in line
-    for panel in ("Model: network to train", "Data: data set", "Training", "Sync: scheme", "Cluster: machines"):
+    for panel in (
+        "Model: network to train",
+        "Data: data set",
+        "Training",
+        "Sync: scheme",
+        "Cluster: machines",
+    ):
         assert f"─ {panel}" in text
     assert "One of mlp, linear, logistic, cnn, transformer. Default: mlp." in text
     assert "A whole number from 1 to 4096. Default: 4." in text

@@ -21,8 +21,6 @@ from dlpar.cli.doctor import BROKEN, COSTS, GOOD, Machine, advise, diagnose
 from dlpar.jobs.control_groups import Memory
 from dlpar.jobs.mpiexec import Starter
 
-pytestmark = pytest.mark.timed
-
 GB = 10**9
 
 SOUND = Machine(
@@ -188,6 +186,7 @@ def refuse(numbers: list[int]) -> None:
         raise OSError(ctypes.get_errno(), "seccomp")
 
 
+@pytest.mark.timed
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -218,6 +217,7 @@ def doctor(*words: str, **environment: str) -> tuple[subprocess.CompletedProcess
     return done, time.monotonic() - began
 
 
+@pytest.mark.timed
 def test_doctor_looks_at_this_machine_in_six_seconds():
     done, seconds = doctor("--json")
     told = json.loads(done.stdout)

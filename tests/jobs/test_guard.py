@@ -77,26 +77,6 @@ def assert_nothing_left(run: Run, ranks: list[int], before: set[str], since: flo
 # ---- with nobody else at work ----------------------------------------------------------
 
 
-def test_every_failing_rank_shows_its_own_traceback():
-    with pytest.raises(dlpar.JobFailed) as caught:
-        dlpar.spmd(lambda comm: [1, 2, 3][comm.rank + 2], workers=4)
-    assert [f"--- rank {r} ---" in str(caught.value) for r in range(4)] == [False, True, True, True]
-
-
-def test_thirty_launches_leak_nothing():
-    before = leftovers()
-    dlpar.spmd(lambda comm: None, workers=2)  # the fork server is there
-    us = psutil.Process()
-    for _ in range(30):
-        assert dlpar.spmd(lambda comm: comm.size, workers=2) == [2, 2]
-    assert leftovers() <= before
-    descriptors, children = us.num_fds(), len(us.children(recursive=True))
-    for _ in range(3):
-        dlpar.spmd(lambda comm: comm.size, workers=2)
-    assert us.num_fds() <= descriptors + 2
-    assert len([c for c in us.children(recursive=True) if c.status() != "zombie"]) <= children
-
-
 def test_a_cold_start_does_the_same(monkeypatch):
     monkeypatch.setenv("DLPAR_WARM_IDLE", "0")
     before = leftovers()

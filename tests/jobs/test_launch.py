@@ -18,6 +18,7 @@ from dlpar import BadExperiment, Experiment
 from dlpar.config.rules import FITS
 from dlpar.jobs import fork_server, mpiexec
 from dlpar.jobs.scratch import Scratch
+from jobs.test_guard import leftovers
 
 pytestmark = pytest.mark.slow
 
@@ -51,6 +52,26 @@ def test_what_ranks_print_reaches_the_log_by_rank(monkeypatch):
     for rank in range(2):
         assert f"[rank {rank}] out of {rank}" in folder[0] and f"[rank {rank}] err of {rank}" in folder[0]
     assert "no end of line" in folder[0]
+
+
+def test_every_failing_rank_shows_its_own_traceback():
+    with pytest.raises(dlpar.JobFailed) as caught:
+        dlpar.spmd(lambda comm: [1, 2, 3][comm.rank + 2], workers=4)
+    assert [f"--- rank {r} ---" in str(caught.value) for r in range(4)] == [False, True, True, True]
+
+
+def test_a_dozen_launches_leak_nothing():
+    before = leftovers()
+    dlpar.spmd(lambda comm: None, workers=2)  # the fork server is there
+    us = psutil.Process()
+    for _ in range(12):
+        assert dlpar.spmd(lambda comm: comm.size, workers=2) == [2, 2]
+    assert leftovers() <= before
+    descriptors, children = us.num_fds(), len(us.children(recursive=True))
+    for _ in range(3):
+        dlpar.spmd(lambda comm: comm.size, workers=2)
+    assert us.num_fds() <= descriptors + 2
+    assert len([c for c in us.children(recursive=True) if c.status() != "zombie"]) <= children
 
 
 def test_relative_folders_are_taken_from_where_one_stands(monkeypatch, tmp_path):

@@ -9,7 +9,7 @@ import dlpar
 from dlpar import Experiment
 from dlpar.config.experiment import BadExperiment
 
-pytestmark = [pytest.mark.slow, pytest.mark.timed]
+pytestmark = pytest.mark.slow
 
 
 def ran(workers: int, sparse: bool = False, **fields):
@@ -21,6 +21,7 @@ def ran(workers: int, sparse: bool = False, **fields):
     return run, pd.DataFrame([{"source": s, **r} for s, r in run.records() if r["k"] == "step"])
 
 
+@pytest.mark.timed
 @pytest.mark.parametrize("sparse", [False, True], ids=["dense", "sparse"])
 def test_four_workers_learn_digits_and_their_updates_are_stale(sparse):
     run, steps = ran(4, sparse, steps=150, batch=128)
@@ -40,6 +41,7 @@ def test_a_worker_alone_has_no_conflicts_and_loses_nothing():
     assert same.curve["loss"].tolist() == run.curve["loss"].tolist()
 
 
+@pytest.mark.timed
 def test_sparse_logistic_regression_learns_docstrings():
     run, steps = ran(4, True, data="docstrings", model="logistic", batch=16, lr=1.0, steps=300)
     losses = steps.sort_values("t")["loss"]  # as they happened, whoever did them
@@ -48,6 +50,7 @@ def test_sparse_logistic_regression_learns_docstrings():
     assert 0 <= steps["lost"].dropna().iloc[0] < 0.05
 
 
+@pytest.mark.timed
 def test_sparse_updates_write_few_weights_and_conflict_on_few_of_them():
     fields = dict(data="docstrings", model="logistic", batch=4, lr=0.5, steps=300)
     sparse, dense = (ran(4, kind, **fields)[1] for kind in (True, False))
