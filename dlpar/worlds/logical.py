@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 
 from dlpar.collectives import ring_allgather, ring_allreduce, ring_reduce_scatter, tree_broadcast, tree_reduce
-from dlpar.comm.base import Comm, World, check_peer
+from dlpar.comm.base import ANY, Comm, World, check_peer
 from dlpar.worlds.platforms import Platform
 
 Marks = Sequence[tuple[float, Callable[[], None]]]
@@ -88,6 +89,22 @@ class LogicalComm(Comm):
     def compute_with(self, marks: Marks, work: Callable[[], Any], cost: float | None) -> Any:
         """Compute, and make each call of `marks` after its share of the cost: see :meth:`World.backward`."""
 
+    @abstractmethod
+    def meet(self, thing: Any, to: int = ANY) -> list[Any]:
+        """Wait for all ranks; give the things all of them brought, to one rank or to each."""
+
+    def barrier(self) -> None:
+        self.meet(None)
+
+    def gather(self, thing: Any, root: int = 0) -> list[Any] | None:
+        check_peer(self, root, "root")
+        things = self.meet(_packed(thing), root)
+        return [_unpacked(each) for each in things] if self.rank == root else None
+
+    def broadcast(self, thing: Any, root: int = 0) -> Any:
+        check_peer(self, root, "root")
+        return _unpacked(self.meet(_packed(thing) if self.rank == root else None)[root])
+
     def allreduce(self, tensor: torch.Tensor) -> None:
         self._as_library(lambda flat: ring_allreduce(self, flat), _addable(tensor), tensor)
 
@@ -115,6 +132,19 @@ class LogicalComm(Comm):
         if flat.data_ptr() != tensor.data_ptr():
             tensor.detach().copy_(flat.view(tensor.shape))
         self.traffic.hidden()
+
+
+PLAIN = (type(None), bool, int, float, str)
+"""Types of which a rank cannot change the value another holds."""
+
+
+def _packed(thing: Any) -> Any:
+    """Pickle a thing, unless it is plain: each rank unpacks a copy of its own, as of a message."""
+    return thing if type(thing) in PLAIN else pickle.dumps(thing)
+
+
+def _unpacked(thing: Any) -> Any:
+    return pickle.loads(thing) if type(thing) is bytes else thing
 
 
 def _addable(tensor: Any) -> Any:

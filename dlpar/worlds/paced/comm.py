@@ -7,12 +7,10 @@ device; the wall clock follows by sleeping.
 
 from __future__ import annotations
 
-import pickle
 import socket
 import threading
 from collections.abc import Callable, Sequence
 from itertools import count
-from struct import unpack
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,10 +20,9 @@ from dlpar.comm.base import ANY, Arrival, Collective, Comm, Request, Traffic, ch
 from dlpar.config.experiment import Experiment
 from dlpar.worlds.logical import LogicalComm, LogicalWorld, Marks, Pace
 from dlpar.worlds.mpi import MPIComm
-from dlpar.worlds.paced import protocol as frames
 from dlpar.worlds.paced.parcels import Parcels
-from dlpar.worlds.paced.protocol import AHEAD, TRAFFIC, TRAFFIC_BODY, Answer, Line, Link, Wall
-from dlpar.worlds.paced.referee import HELLO, Referee
+from dlpar.worlds.paced.protocol import AHEAD, Line, Link, Wall
+from dlpar.worlds.paced.referee import Referee
 from dlpar.worlds.platforms import nodes_of, platform_of
 from dlpar.worlds.platforms.lookup import charges
 from dlpar.worlds.progress import ProgressThread
@@ -53,8 +50,9 @@ def of_experiment(experiment: Experiment) -> PacedComm:
     def call(activity: int) -> Line:
         end = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         end.connect(address)
-        end.sendall(b"".join(number.to_bytes(HELLO // 2, "little") for number in (mpi.rank, activity)))
-        return Line(Link(end), wall, parcels)
+        link = Link(end)
+        link.send((mpi.rank, activity))
+        return Line(link, wall, parcels)
 
     # From here on nobody waits in MPI, which would keep a core from those who have something to do.
     line = call(0)
@@ -62,7 +60,7 @@ def of_experiment(experiment: Experiment) -> PacedComm:
     helped = parcels.probe()
     if referee:
         referee.start(*charges(experiment), helped)  # rank 0 alone finds out the charges
-    scale, flops, parcels.helped = pickle.loads(line.answer().body)
+    scale, flops, parcels.helped = line.answer()
     world = PacedWorld(call, line, mpi, Pace(platform, flops, mpi.rank, seed), platform.eager / scale)
     return PacedComm(world, line, mpi.rank, range(mpi.size))
 
@@ -116,7 +114,7 @@ class PacedWorld(LogicalWorld):
 
     def new_step(self, step: int) -> None:
         if self.pace.varies:
-            self.current.line.tell(frames.NEW_STEP, key=step)
+            self.current.line.tell("new_step", step)
         super().new_step(step)
 
     def pause(self, seconds: float) -> None:
@@ -166,60 +164,33 @@ class PacedComm(LogicalComm):
     # ---- messages -----------------------------------------------------------------------
 
     def send(self, tensor: torch.Tensor, dest: int, tag: int = 0) -> None:
-        key, nbytes = self._ship(tensor, dest), tensor.nbytes
-        op = frames.SEND if nbytes > self.eager else frames.ISEND
-        self.line.tell(op, comm=self.handle, peer=dest, tag=tag, nbytes=nbytes, key=key)
-        if nbytes > self.eager:
-            self.line.answer()
-            self.line.follow()
-
-    def isend(self, tensor: torch.Tensor, dest: int, tag: int = 0) -> Request:
-        key = self._ship(tensor, dest)
-        self.line.tell(frames.ISEND, comm=self.handle, peer=dest, tag=tag, nbytes=tensor.nbytes, key=key)
-        return _UnderWay(self, key, complete=tensor.nbytes <= self.eager)
+        self.isend(tensor, dest, tag).wait()
 
     def recv(self, into: torch.Tensor, source: int = ANY, tag: int = ANY) -> Arrival:
-        check_peer(self, source, "source")
-        return self._took(into, frames.RECV, source=source, tag=tag)
+        return self.irecv(into, source, tag).wait()
 
-    def irecv(self, into: torch.Tensor, source: int = ANY, tag: int = ANY) -> Request:
+    def isend(self, tensor: torch.Tensor, dest: int, tag: int = 0) -> _UnderWay:
+        check_peer(self, dest, "dest")
+        self.traffic.sent(tensor.nbytes)
+        key, nbytes = self.world.number(), tensor.nbytes
+        # The tensor itself goes at once; its receiver is told the number to ask for.
+        self.world.parcels.send(tensor, self.members[dest], key)
+        self.line.tell("isend", self.handle, dest, tag, nbytes, key)
+        return _UnderWay(self, sending=key if nbytes > self.eager else None)
+
+    def irecv(self, into: torch.Tensor, source: int = ANY, tag: int = ANY) -> _UnderWay:
         check_peer(self, source, "source")
         key = self.world.number()
-        self.line.tell(frames.IRECV, comm=self.handle, source=source, tag=tag, key=key)
-        return _UnderWay(self, key, into)
+        self.line.tell("irecv", self.handle, source, tag, key)
+        return _UnderWay(self, receiving=key, into=into)
 
     def sendrecv(
         self, tensor: torch.Tensor, dest: int, into: torch.Tensor, source: int, tag: int = 0
     ) -> Arrival:
-        check_peer(self, source, "source")
-        key = self._ship(tensor, dest)
-        return self._took(
-            into, frames.SENDRECV, peer=dest, source=source, tag=tag, nbytes=tensor.nbytes, key=key
-        )
-
-    def _ship(self, tensor: torch.Tensor, dest: int) -> int:
-        """Let the tensor itself go; its receiver is told the number to ask for."""
-        check_peer(self, dest, "dest")
-        self.traffic.sent(tensor.nbytes)
-        key = self.world.number()
-        self.world.parcels.send(tensor, self.members[dest], key)
-        return key
-
-    def _took(self, into: torch.Tensor, op: int, **fields: int) -> Arrival:
-        """Ask for a call that receives, and take the message it got."""
-        line = self.line
-        since = line.clock
-        came = line.ask(op, comm=self.handle, **fields)
-        there = unpack(frames.CAME_BODY, came.body)[0] if came.body else line.clock
-        self.traffic.add(max(there - since, 0.0))
-        if came.nbytes > into.nbytes:
-            raise ValueError(
-                f"recv: rank {self.rank} has room for {into.nbytes:,} bytes, but rank {came.source} sent "
-                f"{came.nbytes:,} (tag {came.tag})"
-            )
-        self.world.parcels.take(into, self.members[came.source], came.key)
-        line.follow()
-        return Arrival(came.source, came.tag, came.nbytes)
+        sending = self.isend(tensor, dest, tag).sending
+        both = self.irecv(into, source, tag)
+        both.sending = sending  # one answer for both
+        return both.wait()
 
     # ---- time ----------------------------------------------------------------------------
 
@@ -235,7 +206,7 @@ class PacedComm(LogicalComm):
         if pace.varies and line is not self.world.line:
             # The computing activity draws the factor of the step.
             result = work()
-            line.ask(frames.COMPUTE, time=cost)
+            line.ask("compute", cost)
             return result
         began, seconds = line.clock, pace.seconds(cost or 0.0)
         ends = [began + share * seconds for share, _ in marks] + [began + seconds]
@@ -248,26 +219,16 @@ class PacedComm(LogicalComm):
 
     # ---- all together ----------------------------------------------------------------------
 
-    def barrier(self) -> None:
-        self._meet(frames.BARRIER)
-
-    def gather(self, thing: Any, root: int = 0) -> list[Any] | None:
-        check_peer(self, root, "root")
-        met = self._meet(frames.GATHER, peer=root, body=pickle.dumps(thing))
-        return [pickle.loads(each) for each in pickle.loads(met.body)] if self.rank == root else None
-
-    def broadcast(self, thing: Any, root: int = 0) -> Any:
-        check_peer(self, root, "root")
-        body = pickle.dumps(thing) if self.rank == root else b""
-        return pickle.loads(self._meet(frames.BROADCAST, peer=root, body=body).body)
+    def meet(self, thing: Any, to: int = ANY) -> list[Any]:
+        return self._meet("meet", thing, to)
 
     def counter(self) -> Any:
-        line, key = self.line, self._meet(frames.COUNTER).key
-        return SimpleNamespace(take=lambda: line.ask(frames.TAKE, key=key).key)
+        line, key = self.line, self._meet("counter")
+        return SimpleNamespace(take=lambda: line.ask("take", key))
 
     def split(self, color: int, key: int = 0) -> Comm:
-        part = self._meet(frames.SPLIT, peer=color, key=key)
-        return PacedComm(self.world, self.line, *pickle.loads(part.body), part.key)
+        handle, rank, members = self._meet("split", color, key)
+        return PacedComm(self.world, self.line, rank, members, handle)
 
     def shared(self, shape: Sequence[int] | int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         self.barrier()
@@ -276,13 +237,13 @@ class PacedComm(LogicalComm):
         self.world.memory.append(mpi)
         return mpi.shared(shape, dtype)
 
-    def _meet(self, op: int, **fields: Any) -> Answer:
+    def _meet(self, name: str, *arguments: Any) -> Any:
         """Ask for a call all ranks of the group make."""
         since = self.line.clock
-        answer = self.line.ask(op, comm=self.handle, **fields)
+        result = self.line.ask(name, self.handle, *arguments)
         self.traffic.add(self.line.clock - since)
         self.line.follow()
-        return answer
+        return result
 
     # ---- beside the computation --------------------------------------------------------------
 
@@ -293,7 +254,7 @@ class PacedComm(LogicalComm):
             line = self.world.call(activity)
             self._beside = Beside(PacedComm(self.world, line, self.rank, self.members), activity)
             self.world.beside.append(self._beside)
-        return self._beside.start(self, collective, bucket)
+        return self._beside.start_from(self, collective, bucket)
 
     def close(self) -> None:
         # MPI's collective calls happen outside logical time: only when nobody has anything to wait for any more.
@@ -306,7 +267,7 @@ class PacedComm(LogicalComm):
         """Tell that nothing more will come from this rank; its messages are kept until all are taken."""
         line = self.line
         clock = line.clock
-        line.tell(frames.END)
+        line.tell("end")
         line.flush()
         for thread in self.world.beside:
             thread.close()
@@ -315,7 +276,7 @@ class PacedComm(LogicalComm):
         line.follow(ahead=0.0)
 
 
-class Beside:
+class Beside(ProgressThread):
     """A thread that runs collectives one after the other, each from the logical moment of its start.
 
     Parameters
@@ -327,13 +288,13 @@ class Beside:
     """
 
     def __init__(self, comm: PacedComm, activity: int) -> None:
-        self.comm, self.activity = comm, activity
-        self.thread = ProgressThread(comm)
+        super().__init__(comm)
+        self.activity = activity
 
-    def start(self, computing: PacedComm, collective: Collective, bucket: torch.Tensor) -> _Started:
+    def start_from(self, computing: PacedComm, collective: Collective, bucket: torch.Tensor) -> _Started:
         """Queue ``collective(comm, bucket)``, started by `computing`."""
         key = computing.world.number()
-        computing.line.tell(frames.START, comm=computing.handle, peer=self.activity, key=key)
+        computing.line.tell("start", computing.handle, self.activity, key)
 
         def run(comm: PacedComm, bucket: torch.Tensor) -> Any:
             comm.world.current.line = comm.line
@@ -341,14 +302,10 @@ class Beside:
             try:
                 return collective(comm, bucket)
             finally:
-                comm.line.tell(frames.RETURN)
+                comm.line.tell("end")
                 comm.line.flush()
 
-        return _Started(computing, key, self.thread.start(run, bucket))
-
-    def close(self) -> None:
-        """Finish what is queued and end the thread."""
-        self.thread.close()
+        return _Started(computing, key, self.start(run, bucket))
 
 
 class _Started:
@@ -359,14 +316,14 @@ class _Started:
 
     def wait(self) -> Any:
         if not self.joined:
-            self.line.ask(frames.JOIN, key=self.key)
+            self.line.ask("join", self.key)
             self.joined = True
         result = self.request.wait()
         self.line.follow()
         return result
 
     def test(self) -> bool:
-        return self.joined or bool(self.line.ask(frames.JOINED, key=self.key).key)
+        return self.joined or self.line.ask("test", self.key)
 
 
 class Guard:
@@ -376,34 +333,51 @@ class Guard:
         self.world, self.key = world, world.number()
 
     def __enter__(self) -> None:
-        self.world.current.line.ask(frames.LOCK, key=self.key)
+        self.world.current.line.ask("lock", self.key)
 
     def __exit__(self, *error: object) -> None:
-        self.world.current.line.tell(frames.UNLOCK, key=self.key)
+        self.world.current.line.tell("unlock", self.key)
 
 
 class _UnderWay:
-    """A send or a receive under way; only a long send has to wait."""
+    """A send, a receive or both under way, by their numbers; a short send has none, because it has not to wait."""
 
     def __init__(
-        self, comm: PacedComm, key: int, into: torch.Tensor | None = None, complete: bool = False
+        self,
+        comm: PacedComm,
+        sending: int | None = None,
+        receiving: int | None = None,
+        into: torch.Tensor | None = None,
     ) -> None:
-        self.comm, self.key, self.into, self.complete = comm, key, into, complete
+        self.comm, self.sending, self.receiving, self.into = comm, sending, receiving, into
+        self.complete = sending is None and receiving is None
         self.arrival: Arrival | None = None
 
     def wait(self) -> Arrival | None:
-        if self.complete:
-            return self.arrival
-        if self.into is None:
-            self.comm.line.ask(frames.WAIT, key=self.key)
-            self.comm.line.follow()
-        else:
-            self.arrival = self.comm._took(self.into, frames.WAIT, key=self.key)
-        self.complete = True
+        if not self.complete:
+            line = self.comm.line
+            since = line.clock
+            came = line.ask("wait", self.receiving, self.sending)
+            if came is not None:
+                self._take(since, *came)
+            line.follow()
+            self.complete = True
         return self.arrival
 
+    def _take(self, since: float, source: int, tag: int, nbytes: int, key: int, there: float) -> None:
+        """Take the message that was there at a moment; the rank has waited `since`."""
+        comm = self.comm
+        comm.traffic.add(max(there - since, 0.0))
+        if nbytes > self.into.nbytes:
+            raise ValueError(
+                f"recv: rank {comm.rank} has room for {self.into.nbytes:,} bytes, but rank {source} sent "
+                f"{nbytes:,} (tag {tag})"
+            )
+        comm.world.parcels.take(self.into, comm.members[source], key)
+        self.arrival = Arrival(source, tag, nbytes)
+
     def test(self) -> bool:
-        return self.complete or bool(self.comm.line.ask(frames.TEST, key=self.key).key)
+        return self.complete or self.comm.line.ask("test", self.receiving or self.sending)
 
 
 class LogicalTraffic(Traffic):
@@ -442,4 +416,4 @@ class LogicalTraffic(Traffic):
         return taken
 
     def _asked(self) -> tuple[int, int, float]:
-        return unpack(TRAFFIC_BODY, self.world.current.line.ask(TRAFFIC).body)
+        return self.world.current.line.ask("traffic")

@@ -1,23 +1,23 @@
-"""The protocol of paced ranks and their referee: calls and answers of one size, some with bytes behind them."""
+"""The protocol of paced ranks and their referee: calls by their names, and answers with the clock at their end.
+
+A rank sends its calls in lots, each a list of tuples: the name of a method of
+:class:`~dlpar.worlds.paced.referee.Proxy` and its arguments.  The referee answers those that wait, one by one, with
+(kind of answer, the rank's clock at the end of the call, the wall's second 0 or None while it is not known, result).
+"""
 
 from __future__ import annotations
 
+import pickle
 import select
 import socket
 import sys
 import time
+from collections import deque
 from collections.abc import Callable
-from struct import Struct
-from typing import Any, NamedTuple
+from typing import Any
 
 from dlpar.worlds.paced.parcels import Parcels
 from dlpar.worlds.simulated.simulator import Deadlock, place
-
-(
-    SEND, ISEND, RECV, IRECV, SENDRECV, WAIT, TEST, BEGIN, ADVANCE, COMPUTE, NEW_STEP, GATHER, BROADCAST, BARRIER,
-    SPLIT, COUNTER, TAKE, START, JOIN, JOINED, LOCK, UNLOCK, TRAFFIC, PLACE, RETURN, END,
-) = range(26)  # fmt: skip
-"""Operations, named as in :class:`~dlpar.comm.base.Comm`; RETURN ends a collective beside, END the rank."""
 
 OK, WHERE, DEADLOCK, FAILED = range(4)
 """Kinds of answers: to the call; a question for the rank's place; a deadlock; a failure of the referee."""
@@ -25,42 +25,8 @@ OK, WHERE, DEADLOCK, FAILED = range(4)
 PIECE = 1 << 16
 """Bytes read from a socket at a time."""
 
-
-class Call(NamedTuple):
-    """A rank's call; each operation reads the fields it needs."""
-
-    op: int
-    comm: int = 0
-    peer: int = 0
-    source: int = 0
-    tag: int = 0
-    nbytes: int = 0
-    key: int = 0
-    size: int = 0
-    time: float = 0.0
-
-
-class Answer(NamedTuple):
-    """The result of a call, the rank's clock then, and the wall's second 0 (NaN until it is known)."""
-
-    kind: int
-    source: int
-    tag: int
-    nbytes: int
-    key: int
-    clock: float
-    zero: float
-    body: bytes
-
-
-CALL, ANSWER = Struct("<8qd"), Struct("<5q2dq")
-"""Layouts of calls and answers; last but one or last is the number of bytes that follow."""
-
-TRAFFIC_BODY = "<2qd"
-"""Layout of a rank's traffic: bytes and messages sent, and seconds waited."""
-
-CAME_BODY = "<d"
-"""Layout where a call also sends: the second at which its message was there; the rest of the time it sent."""
+HEAD = 8
+"""Bytes in front of a message on a link, which count those that follow."""
 
 
 class Ended(ConnectionError):
@@ -78,11 +44,11 @@ class Link:
 
     def __init__(self, end: socket.socket) -> None:
         self.socket, self._came, self._at = end, b"", 0
+        self._calls: deque[tuple[Any, ...]] = deque()
         self._poll = select.poll()
         self._poll.register(end, select.POLLIN)
 
-    def read(self, size: int) -> bytes:
-        """Read so many bytes; blocks until they are there, raises :class:`Ended` if they never will be."""
+    def _read(self, size: int) -> bytes:
         at, end = self._at, self._at + size
         while len(self._came) < end:
             self._poll.poll()  # a sleep in recv would also end when the other end reads what was sent
@@ -100,19 +66,21 @@ class Link:
         """Return whether something can be read, or comes within so many seconds."""
         return self._at < len(self._came) or bool(self._poll.poll(1000 * seconds))
 
-    def call(self) -> Call:
-        """Read the next call of a rank; blocks until it comes."""
-        return Call._make(CALL.unpack(self.read(CALL.size)))
+    def receive(self) -> Any:
+        """Give the next thing sent; blocks until it is there, raises :class:`Ended` if it never will be."""
+        return pickle.loads(self._read(int.from_bytes(self._read(HEAD), "little")))
 
-    def answer(self) -> Answer:
-        """Read the next answer to a rank."""
-        *facts, size = ANSWER.unpack(self.read(ANSWER.size))
-        return Answer(*facts, self.read(size) if size else b"")
+    def call(self) -> tuple[Any, ...]:
+        """Give the next call of a rank, by its name and arguments; blocks until it comes."""
+        while not self._calls:
+            self._calls.extend(self.receive())
+        return self._calls.popleft()
 
-    def send(self, data: bytes) -> None:
-        """Write whole frames; raises :class:`Ended` where nobody reads any more."""
+    def send(self, thing: Any) -> None:
+        """Send any thing; raises :class:`Ended` where nobody reads any more."""
+        data = pickle.dumps(thing)
         try:
-            self.socket.sendall(data)
+            self.socket.sendall(len(data).to_bytes(HEAD, "little") + data)
         except (BrokenPipeError, ConnectionResetError):
             raise Ended("the other end of a link has gone") from None
 
@@ -169,8 +137,8 @@ class Wall:
         self.slip = max(self.slip, lag)
 
 
-FULL = 1 << 15
-"""Bytes of calls told that may wait for the next flush."""
+FULL = 400
+"""Calls told that may wait for the next flush."""
 
 ORPHANED = 5.0
 """Seconds within which the guard of the job ends a rank without a referee, whose own complaint would mislead."""
@@ -198,30 +166,29 @@ class Line:
 
     def __init__(self, link: Link, wall: Wall, parcels: Parcels) -> None:
         self.link, self.wall, self.parcels = link, wall, parcels
-        self.clock, self._told = 0.0, bytearray()
+        self.clock, self._told = 0.0, []
         self.asleep: Callable[[], None] = lambda: None
         self._over: Exception | None = None
 
-    def tell(self, op: int, body: bytes = b"", **fields: Any) -> None:
-        """Tell a call of this activity, with some of the fields of :class:`Call`, at the next :meth:`flush`."""
-        self._told += CALL.pack(*Call(op, size=len(body), **fields))
-        self._told += body
+    def tell(self, name: str, *arguments: Any) -> None:
+        """Tell a call of this activity at the next :meth:`flush`."""
+        self._told.append((name, *arguments))
         if len(self._told) > FULL:
             self.flush()
 
     def flush(self) -> None:
         """Send the referee all calls told so far."""
         if self._told:
-            told, self._told = self._told, bytearray()
+            told, self._told = self._told, []
             self.link.send(told)
 
-    def ask(self, op: int, **fields: Any) -> Answer:
+    def ask(self, name: str, *arguments: Any) -> Any:
         """Tell the call of this activity and wait for its answer, which sets the clock."""
-        self.tell(op, **fields)
+        self.tell(name, *arguments)
         return self.answer()
 
-    def answer(self) -> Answer:
-        """Wait for the answer to the last call told.
+    def answer(self) -> Any:
+        """Wait for the answer to the last call told, and give its result.
 
         Raises
         ------
@@ -234,32 +201,29 @@ class Line:
         if self.parcels.moving:
             self._keep_moving()
         try:
-            answer = self.link.answer()
-            while answer.kind == WHERE:
-                self.tell(PLACE, body=place(sys._getframe(1)).encode())
-                self.flush()
-                answer = self.link.answer()
+            kind, clock, zero, result = self.link.receive()
+            while kind == WHERE:
+                self.link.send(place(sys._getframe(1)))
+                kind, clock, zero, result = self.link.receive()
         except Ended:
             time.sleep(ORPHANED)
             raise
-        if answer.kind != OK:
-            self._over = (Deadlock if answer.kind == DEADLOCK else RuntimeError)(answer.body.decode())
+        if kind != OK:
+            self._over = (Deadlock if kind == DEADLOCK else RuntimeError)(result)
             raise self._over
-        if answer.zero == answer.zero:  # no NaN
-            self.wall.zero = answer.zero
-        self.clock = answer.clock
-        return answer
+        if zero is not None:
+            self.wall.zero = zero
+        self.clock = clock
+        return result
 
     def advance(self, end: float, prompt: bool = False) -> None:
         """Let the logical clock go on until `end`; the first rank to do so waits until all others are ready."""
-        first = end > 0 and self.wall.zero is None
-        if first:
-            self.tell(BEGIN)
-        self.tell(ADVANCE, time=end)
-        if first:
-            self.answer()
-        elif prompt:
-            self.flush()
+        if end > 0 and self.wall.zero is None:
+            self.ask("advance_first", end)
+        else:
+            self.tell("advance", end)
+            if prompt:
+                self.flush()
         self.clock = end
 
     def follow(self, ahead: float = EARLY) -> None:

@@ -7,46 +7,25 @@ hears every rank over a socket of the job's own folder.
 
 from __future__ import annotations
 
-import math
 import os
-import pickle
-import shutil
 import socket
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
 from itertools import count
-from struct import pack
 from typing import Any
 
 from dlpar.comm.base import ANY
-from dlpar.worlds.logical import Pace
-from dlpar.worlds.paced import protocol as frames
-from dlpar.worlds.paced.protocol import ANSWER, DEADLOCK, FAILED, OK, WHERE, Call, Ended, Link
+from dlpar.worlds.paced.protocol import DEADLOCK, FAILED, OK, WHERE, Ended, Link
 from dlpar.worlds.platforms import Platform
-from dlpar.worlds.simulated.comm import Group, Lock, SimulatedComm, SimulatedWorld
+from dlpar.worlds.simulated.comm import Lock, SimulatedComm
 from dlpar.worlds.simulated.mailbox import Mailbox, Message, Receive
-from dlpar.worlds.simulated.network import Network
-from dlpar.worlds.simulated.simulator import Activity, Deadlock, Simulator, story
-
-HELLO = 16
-"""Bytes of the first message on a link: the rank and the number of its activity."""
-
-NO_FACTS = (0, 0, 0, 0)
-"""Source, tag, bytes and key of an answer that has none of them."""
+from dlpar.worlds.simulated.run import simulated_world
+from dlpar.worlds.simulated.simulator import Activity, Deadlock, story
 
 JOINING = 60.0
 """Seconds within which ranks must call."""
-
-
-class RefereedSimulator(Simulator):
-    """A simulator that knows the proxy of each activity."""
-
-    def __init__(self, network: Network) -> None:
-        super().__init__(network, computes=False)
-        self.proxies: dict[Activity, Proxy] = {}
 
 
 class Referee:
@@ -69,20 +48,23 @@ class Referee:
         ``time.monotonic()`` when the first rank's time went on.
     counters : list
         Shared counters of the ranks.
+    proxies : dict
+        The proxy that plays each activity.
     """
 
     def __init__(self, nodes: Sequence[int], platform: Platform, seed: int) -> None:
         self.nodes, self.platform, self.seed = nodes, platform, seed
-        self.folder = tempfile.mkdtemp(prefix="pace-")  # nobody else may read it
-        self.address = os.path.join(self.folder, "referee")
+        self.folder = tempfile.TemporaryDirectory(prefix="pace-")  # nobody else may read it
+        self.address = os.path.join(self.folder.name, "referee")
         self.door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.door.settimeout(JOINING)
         self.door.bind(self.address)
         self.door.listen(2 * len(nodes) + 8)
         self.links: dict[tuple[int, int], Link] = {}
+        self.proxies: dict[Activity, Proxy] = {}
         self.zero: float | None = None
         self.counters: list[Callable[[], int]] = []
-        self._held: list[tuple[Link, Callable[[], bytes]]] = []  # answers that have to wait for second 0
+        self._held: list[tuple[Link, float, Any]] = []  # answers that have to wait for second 0
 
     def start(self, scale: float, flops: float, helped: bool) -> None:
         """Begin, on a thread of its own.
@@ -94,8 +76,7 @@ class Referee:
         helped : bool
             Whether MPI needs the help of senders; every rank is first told this and the charges.
         """
-        self.scale, self.flops = scale, flops
-        self.greeting = pickle.dumps((scale, flops, helped))
+        self.greeting = scale, flops, helped
         threading.Thread(target=self._run, name="dlpar-referee", daemon=True).start()
 
     def link(self, rank: int, activity: int) -> Link:
@@ -104,50 +85,35 @@ class Referee:
             end, _ = self.door.accept()
             end.settimeout(None)
             link = Link(end)
-            hello = link.read(HELLO)
-            self.links[int.from_bytes(hello[:8], "little"), int.from_bytes(hello[8:], "little")] = link
+            self.links[link.receive()] = link
         return self.links[rank, activity]
 
     # ---- answers --------------------------------------------------------------------------
 
-    def answer(
-        self, link: Link, clock: float, now: float, facts: tuple[int, ...] = NO_FACTS, body: bytes = b""
-    ) -> None:
+    def answer(self, link: Link, clock: float, now: float, result: Any = None) -> None:
         """Answer a call that ends at `clock`; this is certain since `now`."""
         if self.zero is None and now > 0:
             self.begin()
         if self.zero is None and clock > 0:
-            self._held.append((link, partial(self._pack, clock, facts, body)))
+            self._held.append((link, clock, result))
         else:
-            link.send(self._pack(clock, facts, body))
-
-    def tell_zero(self, link: Link) -> None:
-        """Answer with the wall's second 0 alone, once there is one."""
-        if self.zero is None:
-            self._held.append((link, partial(self._pack, 0.0)))
-        else:
-            link.send(self._pack(0.0))
+            link.send((OK, clock, self.zero, result))
 
     def begin(self) -> None:
         """Set the wall's second 0 to now: time goes on for the first rank, and all others wait."""
         self.zero = time.monotonic()
-        for link, packed in self._held:
-            link.send(packed())
+        for link, clock, result in self._held:
+            link.send((OK, clock, self.zero, result))
         self._held.clear()
-
-    def _pack(
-        self, clock: float, facts: tuple[int, ...] = NO_FACTS, body: bytes = b"", kind: int = OK
-    ) -> bytes:
-        zero = math.nan if self.zero is None else self.zero
-        return ANSWER.pack(kind, *facts, clock, zero, len(body)) + body
 
     # ---- the simulation ---------------------------------------------------------------------
 
     def _run(self) -> None:
         """Serve ranks from the first call to the last, on the thread."""
         try:
-            self._play()
-            self._tell_all(OK, "")
+            with self.folder, self.door:
+                self._simulate()
+            self._tell_all(OK)
         except Deadlock:
             self._tell_all(DEADLOCK, story(self.simulator.activities, "logical", self._place))
         except Ended:
@@ -156,44 +122,35 @@ class Referee:
             self._tell_all(FAILED, f"the referee of the paced world failed: {type(error).__name__}: {error}")
             raise
 
-    def _play(self) -> None:
-        try:
-            self._simulate()
-        finally:
-            self.door.close()
-            shutil.rmtree(self.folder, ignore_errors=True)
-
     def _simulate(self) -> None:
-        ranks = range(len(self.nodes))
-        network = Network(self.platform, self.nodes, self.scale)
-        self.simulator, group = RefereedSimulator(network), Group(ranks, network)
-        for rank in ranks:
-            self.link(rank, 0).send(self._pack(0.0, body=self.greeting))
-        eager = self.platform.eager / self.scale  # of bytes sent, as others are charged
-        for rank in ranks:
-            pace = Pace(self.platform, self.flops, rank, self.seed)
-            comm = RefereedComm(SimulatedWorld(self.simulator, pace, eager), group, rank, Activity(rank))
-            self.simulator.add(comm.activity, partial(Proxy(self, rank, self.links[rank, 0]).play, comm))
+        scale, flops, _ = self.greeting
+        self.simulator, comms = simulated_world(
+            self.nodes, self.platform, False, scale, flops, self.seed, RefereedComm
+        )
+        for comm in comms:
+            link = self.link(comm.rank, 0)
+            link.send((OK, 0.0, None, self.greeting))
+            self.simulator.add(comm.activity, Proxy(self, comm.rank, link, comm).serve)
         self.simulator.run()
 
-    def _tell_all(self, kind: int, what: str) -> None:
+    def _tell_all(self, kind: int, what: str = "") -> None:
         if self.zero is None:
             self.begin()
         for link in self.links.values():
             try:
-                link.send(self._pack(0.0, body=what.encode(), kind=kind))
+                link.send((kind, 0.0, self.zero, what))
             except Ended:
                 pass
 
-    def _place(self, activity: Any) -> str:
+    def _place(self, activity: Activity) -> str:
         """Ask an activity that waits for ever for its line; it has nothing else to do."""
-        link = self.simulator.proxies[activity].link
-        link.send(self._pack(0.0, kind=WHERE))
-        return link.read(link.call().size).decode() if link.waits(2.0) else "a line it does not tell"
+        link = self.proxies[activity].link
+        link.send((WHERE, 0.0, None, None))
+        return link.receive() if link.waits(2.0) else "a line it does not tell"
 
 
 class Proxy:
-    """Plays one activity of a rank.
+    """Plays one activity of a rank: the methods below `play` are the calls, under the names by which ranks tell them.
 
     Parameters
     ----------
@@ -203,89 +160,81 @@ class Proxy:
         Number in the whole world.
     link : Link
         The link to the rank's process.
+    comm : RefereedComm
+        The communicator the activity begins with, as its group 0.
     locks : dict, optional
         Locks of the rank, shared by its activities.
     """
 
-    def __init__(self, referee: Referee, rank: int, link: Link, locks: dict[int, Lock] | None = None) -> None:
-        self.referee, self.rank, self.link = referee, rank, link
+    def __init__(
+        self,
+        referee: Referee,
+        rank: int,
+        link: Link,
+        comm: RefereedComm,
+        locks: dict[int, Lock] | None = None,
+    ) -> None:
+        self.referee, self.rank, self.link, self.activity = referee, rank, link, comm.activity
         self.comms: list[RefereedComm] = []
-        self.requests: dict[int, tuple[Receive | None, Any]] = {}
-        self.started: dict[int, Any] = {}
+        self.take_part(comm)
+        self.requests: dict[int, Any] = {}
         self.beside: dict[int, Proxy] = {}
         self.locks = {} if locks is None else locks
         self.waits: tuple[Receive | None, Any] | None = None  # of a call that has not been answered
-        self.acts = {getattr(frames, name.upper()[1:]): getattr(self, name) for name in _ACTS}
+        referee.proxies[self.activity] = self
 
-    def play(self, comm: RefereedComm, _: Any = None) -> None:
-        """Serve the rank's calls on `comm`, and on its parts, until the rank returns."""
-        if not self.comms:
-            self.comms.append(comm)
-            self.activity: Activity = comm.activity
-            comm.simulator.proxies[self.activity] = self
-        link, acts, referee = self.link, self.acts, self.referee
+    def take_part(self, comm: RefereedComm) -> int:
+        """Take part in a group, and give its number, which the rank tells with its calls."""
+        comm.box.proxy = self
+        self.comms.append(comm)
+        return len(self.comms) - 1
+
+    def serve(self) -> None:
+        """Serve the rank from its first call to its last."""
+        self.play()
+        for comm in self.comms:
+            comm.close()
+
+    def play(self) -> None:
+        """Serve the calls of the rank, or of a collective beside its computation, until it returns."""
+        link, referee, activity = self.link, self.referee, self.activity
         while True:
-            if referee.zero is None and self.activity.clock > 0:
+            if referee.zero is None and activity.clock > 0:
                 referee.begin()
-            call = link.call()
-            if call.op >= frames.RETURN:
-                break
-            acts[call.op](call)
-        if call.op == frames.END:
-            for comm in self.comms:
-                comm.close()
+            name, *arguments = link.call()
+            if name == "end":
+                return
+            getattr(self, name)(*arguments)
 
-    def answer(
-        self, clock: float, source: int = 0, tag: int = 0, nbytes: int = 0, key: int = 0, body: bytes = b""
-    ) -> None:
-        """Tell the rank the result of its call, which ends at `clock`."""
-        self.referee.answer(self.link, clock, self.activity.clock, (source, tag, nbytes, key), body)
+    def answer(self, result: Any = None, end: float | None = None) -> None:
+        """Tell the rank the result of its call, which ends now, or at a later moment."""
+        now = self.activity.clock
+        self.referee.answer(self.link, now if end is None else end, now, result)
 
     # ---- messages -----------------------------------------------------------------------
 
-    def _send(self, call: Call) -> None:
-        self._wait_for(None, self._post(call))
+    def isend(self, comm: int, dest: int, tag: int, nbytes: int, key: int) -> None:
+        sending = self.comms[comm].isend(Parcel(nbytes, key, self), dest, tag)
+        if nbytes > sending.comm.eager:  # nobody waits for a short one
+            self.requests[key] = sending
 
-    def _isend(self, call: Call) -> None:
-        sending = self._post(call)
-        if call.nbytes > sending.comm.eager:  # nobody waits for a short one
-            self.requests[call.key] = None, sending
-
-    def _recv(self, call: Call) -> None:
-        self._wait_for(self._expect(call), None)
-
-    def _irecv(self, call: Call) -> None:
-        self.requests[call.key] = self._expect(call), None
-
-    def _sendrecv(self, call: Call) -> None:
-        sending = self._post(call)
-        self._wait_for(self._expect(call), sending)
-
-    def _wait(self, call: Call) -> None:
-        self._wait_for(*self.requests.pop(call.key))
-
-    def _test(self, call: Call) -> None:
-        receive, sending = self.requests[call.key]
-        self.answer(self.activity.clock, key=(receive or sending).test())
-
-    def _post(self, call: Call) -> Any:
-        return self.comms[call.comm].isend(Parcel(call.nbytes, call.key), call.peer, call.tag)
-
-    def _expect(self, call: Call) -> Receive:
-        comm = self.comms[call.comm]
-        receive = comm.irecv(Room, call.source, call.tag)
+    def irecv(self, comm: int, source: int, tag: int, key: int) -> None:
+        receive = self.requests[key] = self.comms[comm].irecv(Room, source, tag)
         if receive.message is not None:
-            comm.box.settle(receive.message)
-        return receive
+            receive.box.settle(receive.message)
 
-    def _wait_for(self, receive: Receive | None, sending: Any) -> None:
+    def test(self, key: int) -> None:
+        self.answer(self.requests[key].test())
+
+    def wait(self, receiving: int | None, sending: int | None) -> None:
         """Block until both are complete; tell the rank the moment as soon as it is certain."""
-        self.waits = receive, sending
+        receive, send = (self.requests.pop(key, None) for key in (receiving, sending))
+        self.waits = receive, send
         self.settle()
         if receive is not None:
             receive.wait()
-        if sending is not None:
-            sending.wait()
+        if send is not None:
+            send.wait()
         if self.waits is not None:
             self._complete(self.activity.clock)
 
@@ -299,7 +248,7 @@ class Proxy:
             if message is None or (receive.source == ANY and not receive.box.in_order):
                 return
             end = max(end, message.done)
-        if sending is not None and sending.message.nbytes > sending.comm.eager:
+        if sending is not None:
             message = sending.message
             if message.met is None:
                 return
@@ -307,131 +256,105 @@ class Proxy:
         self._complete(end)
 
     def _complete(self, end: float) -> None:
-        (receive, sending), self.waits = self.waits, None
-        if receive is None:
-            self.answer(end)
-        else:
-            message = receive.message
-            body = b"" if sending is None else pack(frames.CAME_BODY, message.done)
-            self.answer(end, message.source, message.tag, message.nbytes, message.payload.key, body=body)
+        (receive, _), self.waits = self.waits, None
+        message = receive and receive.message
+        self.answer(message and (*message, message.payload.key, message.done), end)
 
     # ---- time ----------------------------------------------------------------------------
 
-    def _begin(self, call: Call) -> None:
-        self.referee.tell_zero(self.link)
+    def advance_first(self, end: float) -> None:
+        self.answer(end=end)
+        self.advance(end)
 
-    def _advance(self, call: Call) -> None:
-        self.referee.simulator.advance(self.activity, call.time)
+    def advance(self, end: float) -> None:
+        self.referee.simulator.advance(self.activity, end)
 
-    def _compute(self, call: Call) -> None:
-        self.comms[0].compute(_nothing, call.time)
-        self.answer(self.activity.clock)
+    def compute(self, cost: float) -> None:
+        self.comms[0].compute(lambda: None, cost)
+        self.answer()
 
-    def _new_step(self, call: Call) -> None:
+    def new_step(self, step: int) -> None:
         # For the activity beside; the rank itself tells the times of the other.
-        self.comms[0].pace.new_step(call.key)
+        self.comms[0].pace.new_step(step)
 
-    def _traffic(self, call: Call) -> None:
+    def traffic(self) -> None:
         sent = self.comms[0].traffic
-        body = pack(frames.TRAFFIC_BODY, sent.bytes, sent.messages, sent.waited)
-        self.answer(self.activity.clock, body=body)
+        self.answer((sent.bytes, sent.messages, sent.waited))
 
     # ---- all together ----------------------------------------------------------------------
 
-    def _gather(self, call: Call) -> None:
-        def answers(_: list[Proxy], things: list[bytes]) -> list[dict[str, Any]]:
-            whole = pickle.dumps(things)
-            return [{"body": whole if rank == call.peer else b""} for rank in range(len(things))]
+    def meet(self, comm: int, thing: Any, to: int) -> None:
+        def answers(things: list[Any]) -> list[Any]:
+            return [things if to in (rank, ANY) else None for rank in range(len(things))]
 
-        self._meet(call, self.link.read(call.size), answers)
+        self._meet(comm, thing, answers)
 
-    def _broadcast(self, call: Call) -> None:
-        self._meet(
-            call, self.link.read(call.size), lambda _, things: [{"body": things[call.peer]}] * len(things)
-        )
-
-    def _barrier(self, call: Call) -> None:
-        self._meet(call, None, lambda _, things: [{}] * len(things))
-
-    def _counter(self, call: Call) -> None:
-        def answers(_: list[Proxy], things: list[Any]) -> list[dict[str, Any]]:
+    def counter(self, comm: int) -> None:
+        def answers(things: list[Any]) -> list[int]:
             self.referee.counters.append(count().__next__)
-            return [{"key": len(self.referee.counters) - 1}] * len(things)
+            return [len(self.referee.counters) - 1] * len(things)
 
-        self._meet(call, None, answers)
+        self._meet(comm, None, answers)
 
-    def _take(self, call: Call) -> None:
-        self.answer(self.activity.clock, key=self.referee.counters[call.key]())
+    def take(self, key: int) -> None:
+        self.answer(self.referee.counters[key]())
 
-    def _split(self, call: Call) -> None:
-        whole = self.comms[call.comm].group
+    def split(self, comm: int, color: int, key: int) -> None:
+        whole = self.comms[comm].group
 
-        def answers(proxies: list[Proxy], asked: list[tuple[int, int]]) -> Iterator[dict[str, Any]]:
-            parts = whole.parts(asked)
-            for proxy, member, (color, _) in zip(proxies, whole.members, asked):
+        def answers(asked: list[tuple[Proxy, int, int]]) -> Iterator[tuple[int, int, list[int]]]:
+            parts = whole.parts([(color, key) for _, color, key in asked])
+            for (proxy, color, _), member in zip(asked, whole.members):
                 group = parts[color]
                 place = group.members.index(member)
-                proxy.comms.append(RefereedComm(proxy.comms[0].world, group, place, proxy.activity))
-                yield {"key": len(proxy.comms) - 1, "body": pickle.dumps((place, group.members))}
+                part = RefereedComm(proxy.comms[0].world, group, place, proxy.activity)
+                yield proxy.take_part(part), place, group.members
 
-        self._meet(call, (call.peer, call.key), answers)
+        self._meet(comm, (self, color, key), answers)
 
-    def _meet(
-        self, call: Call, thing: Any, answers: Callable[[list[Proxy], list[Any]], Iterable[dict[str, Any]]]
-    ) -> None:
+    def _meet(self, comm: int, thing: Any, answers: Callable[[list[Any]], Iterable[Any]]) -> None:
         """Wait for all ranks of the group; the last one gives all of them their answers."""
 
         def tell(pairs: list[tuple[Proxy, Any]]) -> None:
             proxies, things = zip(*pairs)
-            for proxy, facts in zip(proxies, answers(proxies, things)):
-                proxy.answer(self.activity.clock, **facts)
+            for proxy, result in zip(proxies, answers(things)):
+                proxy.answer(result, self.activity.clock)
 
-        comm = self.comms[call.comm]
-        comm.group.together(comm, (self, thing), tell)
+        group = self.comms[comm].group
+        group.together(self.comms[comm], (self, thing), tell)
 
     # ---- beside ------------------------------------------------------------------------------
 
-    def _start(self, call: Call) -> None:
-        if call.peer not in self.beside:
-            link = self.referee.link(self.rank, call.peer)
-            self.beside[call.peer] = Proxy(self.referee, self.rank, link, self.locks)
-        self.started[call.key] = self.comms[call.comm].start(self.beside[call.peer].begin, None)
+    def start(self, comm: int, activity: int, key: int) -> None:
+        link = self.referee.link(self.rank, activity)
 
-    def begin(self, comm: RefereedComm, _: Any) -> None:
-        """Play one collective: tell the rank's other activity that it begins, and serve its calls."""
-        self.referee.answer(self.link, comm.activity.clock, comm.activity.clock)
-        self.play(comm)
+        def play(beside: RefereedComm, _: Any) -> None:
+            if activity not in self.beside:
+                self.beside[activity] = Proxy(self.referee, self.rank, link, beside, self.locks)
+            self.beside[activity].answer()  # it begins
+            self.beside[activity].play()
 
-    def _join(self, call: Call) -> None:
-        self.started.pop(call.key).wait()
-        self.answer(self.activity.clock)
+        self.requests[key] = self.comms[comm].start(play, None)
 
-    def _joined(self, call: Call) -> None:
-        self.answer(self.activity.clock, key=self.started[call.key].test())
+    def join(self, key: int) -> None:
+        self.requests.pop(key).wait()
+        self.answer()
 
-    def _lock(self, call: Call) -> None:
-        self.locks.setdefault(call.key, Lock(self.referee.simulator)).__enter__()
-        self.answer(self.activity.clock)
+    def lock(self, key: int) -> None:
+        self.locks.setdefault(key, Lock(self.referee.simulator)).__enter__()
+        self.answer()
 
-    def _unlock(self, call: Call) -> None:
-        self.locks[call.key].__exit__()
-
-
-_ACTS = """_send _isend _recv _irecv _sendrecv _wait _test _begin _advance _compute _new_step
-           _gather _broadcast _barrier _split _counter _take _start _join _joined _lock _unlock _traffic""".split()
-
-
-def _nothing() -> None:
-    """Compute nothing: the rank itself does."""
+    def unlock(self, key: int) -> None:
+        self.locks[key].__exit__()
 
 
 class Parcel:
-    """A tensor by its bytes, with the number under which its values are sent: both ghost and head."""
+    """A tensor by its bytes, its sender, and the number under which its values are sent: both ghost and head."""
 
-    __slots__ = ("key", "nbytes")
+    __slots__ = ("key", "nbytes", "sender")
 
-    def __init__(self, nbytes: int, key: int) -> None:
-        self.nbytes, self.key = nbytes, key
+    def __init__(self, nbytes: int, key: int, sender: Proxy) -> None:
+        self.nbytes, self.key, self.sender = nbytes, key, sender
 
     @property
     def head(self) -> Parcel:
@@ -449,7 +372,8 @@ class Room:
 class WatchedMailbox(Mailbox):
     """A mailbox that tells proxies when a message has met a receive."""
 
-    __slots__ = ("boxes", "proxies")
+    proxy: Proxy | None = None
+    """The proxy that receives here, once it takes part."""
 
     def deliver(self, message: Message) -> None:
         super().deliver(message)
@@ -457,20 +381,12 @@ class WatchedMailbox(Mailbox):
 
     def settle(self, message: Message) -> None:
         """Settle the calls of its receiver and its sender, if they waited for this message alone."""
-        for box in (self, self.boxes[message.source]):
-            proxy = self.proxies.get(getattr(box, "owner", None))
-            if proxy is not None:
-                proxy.settle()
+        if self.proxy is not None:
+            self.proxy.settle()
+        message.payload.sender.settle()
 
 
 class RefereedComm(SimulatedComm):
     """A simulated rank whose messages carry the numbers of parcels."""
 
-    def __init__(self, world: SimulatedWorld, group: Group, rank: int, activity: Activity) -> None:
-        if not group.boxes:
-            simulator = world.simulator
-            for member in group.members:
-                box = WatchedMailbox(simulator, lambda *_: None, member)
-                box.proxies, box.boxes = simulator.proxies, group.boxes
-                group.boxes.append(box)
-        super().__init__(world, group, rank, activity)
+    mailbox = WatchedMailbox

@@ -7,11 +7,9 @@ time.  Where ranks really compute, messages carry copies; otherwise sizes only.
 
 from __future__ import annotations
 
-import pickle
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from functools import partial
 from itertools import count
 from types import SimpleNamespace
 from typing import Any
@@ -68,6 +66,8 @@ class SimulatedComm(LogicalComm):
         Task that makes the calls.
     """
 
+    mailbox = Mailbox
+
     def __init__(self, world: SimulatedWorld, group: Group, rank: int, activity: Activity) -> None:
         self.world, self.group, self.rank, self.size = world, group, rank, group.size
         simulator = self.simulator = world.simulator
@@ -77,7 +77,7 @@ class SimulatedComm(LogicalComm):
         self.sent_bytes = self.sent_messages = 0
         if not group.boxes:
             keep = store if self.computes else store_head
-            group.boxes += [Mailbox(simulator, keep, each) for each in group.members]
+            group.boxes += [self.mailbox(simulator, keep, each) for each in group.members]
         self.boxes, self.box = group.boxes, group.boxes[rank].owned(activity)
         self.near, self.far = network.inside[member].out, network.between[member].out
         self.node, self.traffic = self.box.node, world.traffic
@@ -246,17 +246,8 @@ class SimulatedComm(LogicalComm):
 
     # ---- all together ----------------------------------------------------------------------
 
-    def barrier(self) -> None:
-        self.group.together(self, None)
-
-    def gather(self, thing: Any, root: int = 0) -> list[Any] | None:
-        check_peer(self, root, "root")
-        things = self.group.together(self, packed(thing), list)
-        return [copy() for copy in things] if self.rank == root else None
-
-    def broadcast(self, thing: Any, root: int = 0) -> Any:
-        check_peer(self, root, "root")
-        return self.group.together(self, packed(thing) if self.rank == root else None)[root]()
+    def meet(self, thing: Any, to: int = ANY) -> list[Any]:
+        return self.group.together(self, thing)
 
     def counter(self) -> Any:
         return self.group.together(self, None, lambda _: SimpleNamespace(take=count().__next__))
@@ -326,15 +317,6 @@ class Group:
         for color, _, rank in sorted((color, key, rank) for rank, (color, key) in enumerate(asked)):
             members.setdefault(color, []).append(self.members[rank])
         return {color: Group(part, self.network) for color, part in members.items()}
-
-
-PLAIN = (type(None), bool, int, float, str)
-"""Types of which a rank cannot change the value another holds."""
-
-
-def packed(thing: Any) -> Callable[[], Any]:
-    """Give each rank that calls the result a copy of its own, as a message would."""
-    return (lambda: thing) if type(thing) in PLAIN else partial(pickle.loads, pickle.dumps(thing))
 
 
 class Sending:

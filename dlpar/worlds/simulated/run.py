@@ -27,6 +27,7 @@ def simulated_world(
     scale: float = 1.0,
     flops: float | None = None,
     seed: int = 0,
+    kind: type[SimulatedComm] = SimulatedComm,
 ) -> tuple[Simulator, list[SimulatedComm]]:
     """Build a simulator and the communicators of its ranks.
 
@@ -44,6 +45,8 @@ def simulated_world(
         FLOP/s of a device on the model; default: the platform's of any model.
     seed : int
         Seed of times that vary.
+    kind : type
+        Class of the communicators.
     """
     network = Network(platform, nodes, scale)
     simulator, group = Simulator(network, computes), Group(range(len(nodes)), network)
@@ -51,7 +54,7 @@ def simulated_world(
     worlds = [
         SimulatedWorld(simulator, Pace(platform, speed, rank, seed), eager) for rank in range(len(nodes))
     ]
-    comms = [SimulatedComm(world, group, rank, Activity(rank)) for rank, world in enumerate(worlds)]
+    comms = [kind(world, group, rank, Activity(rank)) for rank, world in enumerate(worlds)]
     return simulator, comms
 
 
