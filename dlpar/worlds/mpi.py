@@ -1,8 +1,7 @@
 """Messages by MPI: CPU tensors in place, device tensors staged through pinned memory.
 
-MPI sees bytes.  It knows no bfloat16 and counts in 32-bit integers, so payloads
-travel as raw memory in pieces of at most 1 GiB, and only the library's
-all-reduce, which must add, is told a number type.
+MPI sees bytes.  It knows no bfloat16 and counts in 32-bit integers, so payloads travel as raw memory, long
+ones as a type of so many bytes.  Only the library's all-reduce, which must add, is told a number type.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,7 @@ from dlpar.comm.base import ANY, Arrival, Collective, Comm, Request, Traffic, Wo
 from dlpar.worlds.progress import ProgressThread
 
 PIECE = 1 << 30
-"""Bytes of one MPI message at most; MPI-3 counts are 32-bit."""
+"""Bytes above which a message is described to MPI in pieces; MPI-3 counts are 32-bit."""
 
 EAGER = 4032
 """Bytes up to which a copy of a message is sent, which need not wait for its receiver.
@@ -75,13 +74,9 @@ class MPIComm(Comm):
         check_peer(self, dest, "dest")
         wire = staged(tensor)
         self.traffic.sent(wire.nbytes)
-        if wire.nbytes <= EAGER:
-            self._send_copy(wire, dest, tag)
+        if wire.nbytes > EAGER:
+            patiently(self.mpi.Isend(whole(wire), dest, tag).Test)
             return
-        for piece in pieces(wire):
-            patiently(self.mpi.Isend([piece, MPI.BYTE], dest, tag).Test)
-
-    def _send_copy(self, wire: torch.Tensor, dest: int, tag: int) -> None:
         copies = self._copies  # a request keeps its memory alive
         copies.append(self.mpi.Isend([bytes(memory_of(wire)), MPI.BYTE], dest, tag))
         while copies and copies[0].Test():
@@ -91,21 +86,16 @@ class MPIComm(Comm):
 
     def recv(self, into: torch.Tensor, source: int = ANY, tag: int = ANY) -> Arrival:
         check_peer(self, source, "source")
-        wire, status, nbytes = landing(into), MPI.Status(), 0
-        source, tag = _any(source, MPI.ANY_SOURCE), _any(tag, MPI.ANY_TAG)
-        for room in pieces(wire):
-            look = partial(self.mpi.Improbe, source, tag, status)
-            message = look() or self.traffic.waiting(partial(patiently, look))
-            source, tag, size = status.source, status.tag, status.Get_count(MPI.BYTE)
-            if size > len(room):
-                raise ValueError(
-                    f"recv: rank {self.rank} has room for {wire.nbytes:,} bytes, "
-                    f"but rank {source} sent {'at least ' * (size == PIECE)}{nbytes + size:,} (tag {tag})"
-                )
-            message.Recv([room, MPI.BYTE])
-            nbytes += size
-            if size < PIECE:
-                break
+        wire, status = landing(into), MPI.Status()
+        look = partial(self.mpi.Improbe, _any(source, MPI.ANY_SOURCE), _any(tag, MPI.ANY_TAG), status)
+        message = look() or self.traffic.waiting(partial(patiently, look))
+        source, tag, nbytes = status.source, status.tag, status.Get_elements(MPI.BYTE)
+        if nbytes > wire.nbytes:
+            raise ValueError(
+                f"recv: rank {self.rank} has room for {wire.nbytes:,} bytes, but rank {source} sent {nbytes:,} "
+                f"(tag {tag})"
+            )
+        message.Recv(whole(wire))
         landed(wire, into)
         return Arrival(source, tag, nbytes)
 
@@ -113,30 +103,26 @@ class MPIComm(Comm):
         check_peer(self, dest, "dest")
         wire = staged(tensor)
         self.traffic.sent(wire.nbytes)
-        return _Under(self, [self.mpi.Isend([p, MPI.BYTE], dest, tag) for p in pieces(wire)], wire)
+        return _Under(self, self.mpi.Isend(whole(wire), dest, tag), wire)
 
     def irecv(self, into: torch.Tensor, source: int = ANY, tag: int = ANY) -> Request:
         check_peer(self, source, "source")
         wire = landing(into)
-        if wire.nbytes >= PIECE:
-            raise ValueError(
-                f"irecv: got room for {wire.nbytes:,} bytes, allowed is below {PIECE:,}: recv takes longer messages"
-            )
         source, tag = _any(source, MPI.ANY_SOURCE), _any(tag, MPI.ANY_TAG)
-        return _Under(self, [self.mpi.Irecv([memory_of(wire), MPI.BYTE], source, tag)], wire, into)
+        return _Under(self, self.mpi.Irecv(whole(wire), source, tag), wire, into)
 
     def sendrecv(
         self, tensor: torch.Tensor, dest: int, into: torch.Tensor, source: int, tag: int = 0
     ) -> Arrival:
         # The receive is posted first: a message that is expected is neither stored on its way nor asked for.
-        if source == ANY or max(tensor.nbytes, into.nbytes) >= PIECE:
+        if source == ANY:
             return super().sendrecv(tensor, dest, into, source, tag)
         check_peer(self, dest, "dest")
         check_peer(self, source, "source")
         wire, room, status = staged(tensor), landing(into), MPI.Status()
         self.traffic.sent(wire.nbytes)
-        coming = self.mpi.Irecv([memory_of(room), MPI.BYTE], source, tag)
-        going = self.mpi.Isend([memory_of(wire), MPI.BYTE], dest, tag)
+        coming = self.mpi.Irecv(whole(room), source, tag)
+        going = self.mpi.Isend(whole(wire), dest, tag)
         try:
             if not coming.Test(status):
                 self.traffic.waiting(partial(patiently, coming.Test, status))
@@ -148,7 +134,7 @@ class MPIComm(Comm):
             ) from None
         patiently(going.Test)
         landed(room, into)
-        return Arrival(source, tag, status.Get_count(MPI.BYTE))
+        return Arrival(source, tag, status.Get_elements(MPI.BYTE))
 
     def barrier(self) -> None:
         meet(self.mpi)
@@ -207,8 +193,7 @@ class MPIComm(Comm):
         check_peer(self, root, "root")
         self.traffic.hidden()
         wire = staged(tensor) if self.rank == root else landing(tensor)
-        for piece in pieces(wire):
-            self.mpi.Bcast([piece, MPI.BYTE], root)
+        self.mpi.Bcast(whole(wire), root)
         if self.rank != root:
             landed(wire, tensor)
 
@@ -259,38 +244,33 @@ class MPIComm(Comm):
 
 
 class _Under:
-    """MPI requests under way; keeps the memory they use alive."""
+    """A request of MPI under way; keeps the memory it uses alive."""
 
     def __init__(
-        self, comm: MPIComm, requests: list[MPI.Request], wire: torch.Tensor, into: torch.Tensor | None = None
+        self, comm: MPIComm, request: MPI.Request, wire: torch.Tensor, into: torch.Tensor | None = None
     ) -> None:
-        self._comm, self._requests, self._wire, self._into = comm, requests, wire, into
-        self._statuses = [MPI.Status() for _ in requests]
-        self._complete, self._arrival = False, None
+        self._comm, self._request, self._wire, self._into = comm, request, wire, into
+        self._status, self._complete, self._arrival = MPI.Status(), False, None
 
     def wait(self) -> Arrival | None:
         if not self._complete:
-            if self._into is None:
-                patiently(MPI.Request.Testall, self._requests, self._statuses)
-            else:
-                self._comm.traffic.waiting(
-                    lambda: patiently(MPI.Request.Testall, self._requests, self._statuses)
-                )
+            complete = partial(patiently, self._request.Test, self._status)
+            complete() if self._into is None else self._comm.traffic.waiting(complete)
             self._finish()
         return self._arrival
 
     def test(self) -> bool:
-        if not self._complete and MPI.Request.Testall(self._requests, self._statuses):
+        if not self._complete and self._request.Test(self._status):
             self._finish()
         return self._complete
 
     def _finish(self) -> None:
-        """Finish once: afterwards MPI has forgotten the requests."""
+        """Finish once: afterwards MPI has forgotten the request."""
         self._complete = True
         if self._into is not None:
             landed(self._wire, self._into)
-            status = self._statuses[0]
-            self._arrival = Arrival(status.source, status.tag, status.Get_count(MPI.BYTE))
+            status = self._status
+            self._arrival = Arrival(status.source, status.tag, status.Get_elements(MPI.BYTE))
 
 
 def _addable(tensor: torch.Tensor) -> tuple[torch.Tensor, MPI.Datatype]:
@@ -301,16 +281,18 @@ def _addable(tensor: torch.Tensor) -> tuple[torch.Tensor, MPI.Datatype]:
     return staged(wide), _ADDED_BY_MPI[wide.dtype]
 
 
-def pieces(wire: torch.Tensor) -> list[MPI.buffer]:
-    """Cut the memory of a contiguous host tensor into buffers MPI can count.
-
-    A piece below `PIECE` bytes, perhaps of none, is the last: so a receiver with
-    more room than the message needs finds its end.
-    """
+def whole(wire: torch.Tensor) -> list[Any]:
+    """Describe the memory of a contiguous host tensor to MPI as one message."""
     memory = memory_of(wire)
-    if wire.nbytes < PIECE:
-        return [memory]
-    return [memory[i : i + PIECE] for i in range(0, wire.nbytes + 1, PIECE)]
+    return [memory, MPI.BYTE] if memory.nbytes < PIECE else [memory, 1, _type_of(memory.nbytes)]
+
+
+@cache
+def _type_of(nbytes: int) -> MPI.Datatype:
+    """Make an MPI type of so many bytes: some pieces, and the rest."""
+    count, rest = divmod(nbytes, PIECE)
+    kinds = [MPI.BYTE.Create_contiguous(PIECE), MPI.BYTE]
+    return MPI.Datatype.Create_struct([count, rest], [0, count * PIECE], kinds).Commit()
 
 
 def _any(value: int, wildcard: int) -> int:
@@ -324,13 +306,10 @@ def common_zero(world: MPI.Intracomm) -> float:
     """``time.monotonic()`` of second 0 on this machine, after all ranks have called; collective."""
     meet(world)
     node = world.Split_type(MPI.COMM_TYPE_SHARED)
-    leaders = world.Split(0 if node.rank == 0 else MPI.UNDEFINED, world.rank)
+    leaders = world.Split(node.rank, world.rank)  # of use to those of rank 0
     meet(world)
-    zero = 0.0
-    if node.rank == 0:
-        zero = _across(leaders)
-        leaders.Free()
-    zero = node.bcast(zero)
+    zero = node.bcast(_across(leaders) if node.rank == 0 else None)
+    leaders.Free()
     node.Free()
     return zero
 

@@ -9,8 +9,7 @@ from collections import deque
 import torch
 from mpi4py import MPI
 
-from dlpar.comm.base import Request
-from dlpar.worlds.mpi import PIECE, MPIComm, landed, landing, memory_of, patiently
+from dlpar.worlds.mpi import MPIComm, landed, landing, patiently, whole
 
 KEPT = 16
 """Parcels under way above which a send forgets those that have arrived."""
@@ -40,7 +39,7 @@ class Parcels:
 
     def __init__(self, mpi: MPIComm) -> None:
         self.mpi, self._tags = mpi, mpi.mpi.Get_attr(MPI.TAG_UB)
-        self._under_way: deque[tuple[Request, bytes | torch.Tensor]] = deque()
+        self._under_way: deque[tuple[MPI.Request, torch.Tensor]] = deque()
         self._lock = threading.Lock()  # a rank may have two activities
 
     def probe(self) -> bool:
@@ -50,33 +49,25 @@ class Parcels:
             self.send(probe, 0, 0)
         if self.mpi.rank or self.mpi.size == 1:
             return False
-        coming, deadline = mpi.Irecv([memory_of(probe), MPI.BYTE], 1, 0), time.monotonic() + PATIENCE
+        coming, deadline = mpi.Irecv(whole(probe), 1, 0), time.monotonic() + PATIENCE
         patiently(lambda: coming.Test() or time.monotonic() > deadline)
         self._under_way.append((coming, probe))  # it may still be coming, and needs its memory
         return not coming.Test()
 
     def send(self, tensor: torch.Tensor, dest: int, key: int) -> None:
         """Start sending a copy, because the rank may change its tensor when its own clock allows."""
-        tag = key % self._tags
-        if tensor.nbytes < PIECE:
-            copy = memory_of(tensor.contiguous()).tobytes()
-            request = self.mpi.mpi.Isend([copy, MPI.BYTE], dest, tag)
-        else:
-            copy = tensor.detach().clone(memory_format=torch.contiguous_format)
-            request = self.mpi.isend(copy, dest, tag)
-        self._under_way.append((request, copy))
+        copy = tensor.detach().clone(memory_format=torch.contiguous_format)
+        self._under_way.append((self.mpi.mpi.Isend(whole(copy), dest, key % self._tags), copy))
         if len(self._under_way) > KEPT:
             self.move()
 
     def take(self, into: torch.Tensor, source: int, key: int) -> None:
         """Receive the parcel with this number."""
         tag, wire = key % self._tags, landing(into)
-        if wire.nbytes >= PIECE:
-            self.mpi.recv(wire, source, tag)
-        elif self.helped:
-            patiently(self.mpi.mpi.Irecv([memory_of(wire), MPI.BYTE], source, tag).Test)
+        if self.helped:
+            patiently(self.mpi.mpi.Irecv(whole(wire), source, tag).Test)
         else:  # it is there
-            self.mpi.mpi.Recv([memory_of(wire), MPI.BYTE], source, tag)
+            self.mpi.mpi.Recv(whole(wire), source, tag)
         landed(wire, into)
 
     @property
@@ -87,9 +78,5 @@ class Parcels:
     def move(self) -> None:
         """Help parcels along, and forget those that have arrived."""
         with self._lock:
-            while self._under_way and _is_complete(self._under_way[0][0]):
+            while self._under_way and self._under_way[0][0].Test():
                 self._under_way.popleft()
-
-
-def _is_complete(request: Request | MPI.Request) -> bool:
-    return request.Test() if isinstance(request, MPI.Request) else request.test()

@@ -199,28 +199,27 @@ class SimulatedComm(LogicalComm):
     def compute(self, work: Callable[[], Any], cost: float | None = None) -> Any:
         result = work() if self.computes else NUMBER
         if cost:
-            activity, pace = self.activity, self.pace
-            seconds = cost * pace.per_flop * pace.factor
-            if self._side is not None and pace.overlap < 1:
-                self._slowed(seconds)
-            else:
-                self.simulator.advance(activity, activity.clock + seconds)
+            self._advance(cost * self.pace.per_flop * self.pace.factor)
         return result
 
     def compute_with(self, marks: Marks, work: Callable[[], Any], cost: float | None) -> Any:
         if not marks:
             return self.compute(work, cost)
         result, done = work() if self.computes else NUMBER, 0.0
-        seconds = (cost or 0.0) * self.pace.per_flop * self.pace.factor
+        seconds = self.pace.seconds(cost or 0.0)
         for share, call in marks:
             self._slowed(share * seconds - done)
             done = share * seconds
             call()
-        if self._side is not None and self.pace.overlap < 1:
-            self._slowed(seconds - done)
-        else:
-            self.simulator.advance(self.activity, self.activity.clock + (seconds - done))
+        self._advance(seconds - done)
         return result
+
+    def _advance(self, seconds: float) -> None:
+        """Compute for so long, though others may have their turn in no time."""
+        if self._side is not None and self.pace.overlap < 1:
+            self._slowed(seconds)
+        else:
+            self.simulator.advance(self.activity, self.activity.clock + seconds)
 
     def _slowed(self, seconds: float) -> None:
         """Compute for so long; communication beside the computation may slow it down."""

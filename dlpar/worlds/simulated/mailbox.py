@@ -169,16 +169,12 @@ class Mailbox:
                 earlier = receive.message
                 if earlier is None:
                     self._match(receive, message)
-                    if receive.waiting:
-                        self.simulator.wake(self.owner, message.done)
                     return
                 if message.done < earlier.done and (
                     receive.source == ANY or message.source == earlier.source
                 ):
                     # Complete before one that was granted another port sooner: that one looks further.
                     self._match(receive, message)
-                    if receive.waiting:
-                        self.simulator.wake(self.owner, message.done)
                     message = earlier
         inbox = self.inbox
         if message.met is None:
@@ -212,6 +208,8 @@ class Mailbox:
         receive.message, message.met = message, receive.posted
         if message.sender is not None:
             self.release(message, receive.posted)
+        if receive.waiting:
+            self.simulator.wake(self.owner, message.done)
 
     def release(self, message: Message, met: float) -> None:
         """Let a sender that waited go on once the message has left."""

@@ -10,7 +10,7 @@ a result, not an assumption (LogGP, Alexandrov et al. 1995, with a port at each 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -72,26 +72,21 @@ class Network:
         self.nodes = list(nodes)
         shared: dict[int, Route] = {}
         self.between, self.inside = [], []
-        far, near = (_kind_of_route(platform.link(same_node), scale) for same_node in (False, True))
+        far, near = platform.link(same_node=False), platform.link(same_node=True)
         for node in self.nodes:
             if platform.nic == "each" or node not in shared:
-                shared[node] = far()
+                shared[node] = _route(far, scale)
             self.between.append(shared[node])
-            self.inside.append(near())
+            self.inside.append(_route(near, scale))
         on = Counter(self.nodes)
-        links = [platform.link(False)] * (len(on) > 1) + [platform.link(True)] * (max(on.values()) > 1)
+        links = [far] * (len(on) > 1) + [near] * (max(on.values()) > 1)
         # A message out of a half-duplex port can delay one that comes in at any time.
         full = all(link.duplex == "full" for link in links)
         self.least = min((link.latency for link in links), default=0.0) if full else -inf
         self.one_port = [on[node] == 1 or len(on) == 1 for node in self.nodes]
 
 
-def _kind_of_route(link: Link, scale: float) -> Callable[[], Route]:
-    """Give a maker of routes over one kind of link; thousands of them share the same two numbers."""
-    latency, per_byte = link.latency, scale / link.bandwidth
-
-    def route() -> Route:
-        out = Port(latency, per_byte)
-        return Route(out, out if link.duplex == "half" else Port(latency, per_byte))
-
-    return route
+def _route(link: Link, scale: float) -> Route:
+    """Make the ports of a rank on a kind of link."""
+    out = Port(link.latency, scale / link.bandwidth)
+    return Route(out, out if link.duplex == "half" else Port(out.latency, out.per_byte))
