@@ -7,7 +7,7 @@ exponential and gamma are the usual models (Dutta et al., arXiv 1803.01113).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dlpar.config.generator import generator
 
@@ -40,11 +40,7 @@ class Delays:
         kind, mean = self.delays.kind, self.delays.delay_ms / 1000
         if kind in ("none", "constant"):
             return mean if kind == "constant" else 0.0
-        draw = generator(self.seed, "delay", self.comm.rank, step)
-        if kind == "exponential":
-            return float(draw.exponential(mean))
-        shape = self.delays.delay_cv**-2
-        return float(draw.gamma(shape, mean / shape))
+        return drawn(kind, mean, self.delays.delay_cv, self.seed, "delay", self.comm.rank, step)
 
     def after(self, step: int, began: float, done: int) -> None:
         """Delay the worker, whose computing of `step` began at `began` seconds, after `done` global steps."""
@@ -55,3 +51,22 @@ class Delays:
         stall, self.stall = (self.stall, 0.0) if done >= self.halfway else (0.0, self.stall)
         with self.record.span("delay"):
             self.comm.world.pause((self.factor - 1) * computed + self.factor * self.added(step) + stall)
+
+
+def drawn(kind: str, mean: float, cv: float, *key: Any) -> float:
+    """Draw a number from an exponential distribution, or from a gamma distribution.
+
+    Parameters
+    ----------
+    kind : str
+        ``"exponential"`` or ``"gamma"``.
+    mean, cv : float
+        Mean, and of the gamma distribution the standard deviation over the mean.
+    *key
+        Key of the draw: see :func:`~dlpar.config.generator.generator`.
+    """
+    draw = generator(*key)
+    if kind == "exponential":
+        return float(draw.exponential(mean))
+    shape = cv**-2
+    return float(draw.gamma(shape, mean / shape))

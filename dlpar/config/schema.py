@@ -177,7 +177,8 @@ def allowed(field: FieldInfo) -> str:
         heads = [
             str(head) for part in several if part.listed for head in choices(part.model_fields[part.head()])
         ]
-        return f"one of {', '.join(heads)} (or a mapping of {', '.join(fields)})"
+        mapping = f"a mapping of {', '.join(fields)}"
+        return f"one of {', '.join(heads)} (or {mapping})" if heads else mapping
     named = choices(field)
     if named:
         text = f"one of {', '.join(map(str, named))}"
@@ -224,12 +225,14 @@ def sentence(error: ValidationError, schema: type[BaseModel]) -> str:
         elif item["type"] == "missing":
             said.append(f"{name}: missing; allowed is {allowed(field)}" if field else f"{name}: missing")
         elif item["type"] in ("value_error", "assertion_error"):
-            said.append(str(item["ctx"]["error"]) if "ctx" in item else item["msg"])
+            why = item["ctx"]["error"] if "ctx" in item else item["msg"]
+            # A part that refuses its own fields does not know where it stands.
+            said.append(f"{name}.{why}" if name and isinstance(why, BadExperiment) else str(why))
         elif field is not None:
             said.append(f"{name}: got {shown(item['input'])}, allowed is {allowed(field)}")
         else:
-            what = name or "experiment"
-            said.append(f"{what}: got {shown(item['input'])}, allowed is a mapping of fields to values")
+            what, fields = name or "experiment", ", ".join(owner.model_fields)
+            said.append(f"{what}: got {shown(item['input'])}, allowed is a mapping of {fields}")
     return "; ".join(dict.fromkeys(said))
 
 

@@ -67,7 +67,7 @@ class LogicalWorld(World):
     def backward(
         self, comm: LogicalComm, work: Callable[[], Any], cost: float | None = None, marks: Marks = ()
     ) -> Any:
-        return comm.compute_with(marks, work, cost)
+        return comm.compute(work, cost, marks)
 
     def inside(self, call: Callable[[], None]) -> None:
         pass
@@ -86,7 +86,7 @@ class LogicalComm(Comm):
     device = torch.device("cpu")
 
     @abstractmethod
-    def compute_with(self, marks: Marks, work: Callable[[], Any], cost: float | None) -> Any:
+    def compute(self, work: Callable[[], Any], cost: float | None = None, marks: Marks = ()) -> Any:
         """Compute, and make each call of `marks` after its share of the cost: see :meth:`World.backward`."""
 
     @abstractmethod

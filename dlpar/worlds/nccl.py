@@ -111,7 +111,9 @@ class DistributedComm(MPIComm):
         super().barrier()
 
     def _on(self, mpi: MPI.Intracomm) -> MPIComm:
-        group = _group(mpi.allgather(self._global[self.rank]))
+        ranks = mpi.allgather(self._global[self.rank])
+        # In this order; collective over these ranks alone, so others may make a group of theirs meanwhile.
+        group = dist.new_group(ranks, timeout=PATIENCE, use_local_synchronization=True, sort_ranks=False)
         part = DistributedComm(mpi, self.device, self.world.carrier, self.zero, group)
         part.traffic, part.world = self.traffic, self.world
         return part
@@ -203,11 +205,6 @@ def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.numel() == 0:
         return torch.zeros(1, dtype=torch.uint8, device=tensor.device)
     return tensor.reshape(-1).view(torch.uint8)
-
-
-def _group(ranks: list[int]) -> dist.ProcessGroup:
-    """Make a group of ranks in this order; collective over them alone, so others may make theirs meanwhile."""
-    return dist.new_group(ranks, timeout=PATIENCE, use_local_synchronization=True, sort_ranks=False)
 
 
 def _introduce(comm: MPIComm, carrier: str) -> None:

@@ -107,7 +107,6 @@ class PacedWorld(LogicalWorld):
         self.number = count(1).__next__
         self.current = threading.local()
         self.current.line = line
-        self.wall, self.parcels = line.wall, line.parcels
         self.traffic = LogicalTraffic(self)
         self.memory: list[MPIComm] = []
         self.beside: list[Beside] = []
@@ -124,7 +123,7 @@ class PacedWorld(LogicalWorld):
             line.advance(line.clock + seconds, prompt=True)
 
     def state(self) -> dict[str, float]:
-        return {"slip": self.wall.slip, "lag": self.wall.lag}
+        return {"slip": self.line.wall.slip, "lag": self.line.wall.lag}
 
     def while_asleep(self, call: Callable[[], None]) -> None:
         self.line.asleep = call
@@ -174,7 +173,7 @@ class PacedComm(LogicalComm):
         self.traffic.sent(tensor.nbytes)
         key, nbytes = self.world.number(), tensor.nbytes
         # The tensor itself goes at once; its receiver is told the number to ask for.
-        self.world.parcels.send(tensor, self.members[dest], key)
+        self.line.parcels.send(tensor, self.members[dest], key)
         self.line.tell("isend", self.handle, dest, tag, nbytes, key)
         return _UnderWay(self, sending=key if nbytes > self.eager else None)
 
@@ -194,10 +193,7 @@ class PacedComm(LogicalComm):
 
     # ---- time ----------------------------------------------------------------------------
 
-    def compute(self, work: Callable[[], Any], cost: float | None = None) -> Any:
-        return self.compute_with((), work, cost)
-
-    def compute_with(self, marks: Marks, work: Callable[[], Any], cost: float | None) -> Any:
+    def compute(self, work: Callable[[], Any], cost: float | None = None, marks: Marks = ()) -> Any:
         line, pace = self.line, self.pace
         if not cost and not marks:
             line.flush()  # nobody knows how long it takes
@@ -373,7 +369,7 @@ class _UnderWay:
                 f"recv: rank {comm.rank} has room for {self.into.nbytes:,} bytes, but rank {source} sent "
                 f"{nbytes:,} (tag {tag})"
             )
-        comm.world.parcels.take(self.into, comm.members[source], key)
+        comm.line.parcels.take(self.into, comm.members[source], key)
         self.arrival = Arrival(source, tag, nbytes)
 
     def test(self) -> bool:

@@ -198,8 +198,8 @@ class Line:
         if self._over is not None:  # there are no more answers
             raise self._over
         self.flush()
-        if self.parcels.moving:
-            self._keep_moving()
+        while self.parcels.moving and not self.link.waits(NAP):
+            self.parcels.move()
         try:
             kind, clock, zero, result = self.link.receive()
             while kind == WHERE:
@@ -229,8 +229,3 @@ class Line:
     def follow(self, ahead: float = EARLY) -> None:
         """Let the wall clock catch up, should this activity be more than `ahead` seconds ahead."""
         self.wall.follow(self.clock, ahead, self.parcels, self.asleep)
-
-    def _keep_moving(self) -> None:
-        """Help parcels along until an answer can be read."""
-        while self.parcels.moving and not self.link.waits(NAP):
-            self.parcels.move()

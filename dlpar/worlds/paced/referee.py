@@ -13,6 +13,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from itertools import count
 from typing import Any
 
@@ -48,6 +49,8 @@ class Referee:
         ``time.monotonic()`` when the first rank's time went on.
     counters : list
         Shared counters of the ranks.
+    locks : dict
+        Locks between activities of a rank.
     proxies : dict
         The proxy that plays each activity.
     """
@@ -64,6 +67,7 @@ class Referee:
         self.proxies: dict[Activity, Proxy] = {}
         self.zero: float | None = None
         self.counters: list[Callable[[], int]] = []
+        self.locks: dict[tuple[int, int], Lock] = {}
         self._held: list[tuple[Link, float, Any]] = []  # answers that have to wait for second 0
 
     def start(self, scale: float, flops: float, helped: bool) -> None:
@@ -137,10 +141,8 @@ class Referee:
         if self.zero is None:
             self.begin()
         for link in self.links.values():
-            try:
+            with suppress(Ended):
                 link.send((kind, 0.0, self.zero, what))
-            except Ended:
-                pass
 
     def _place(self, activity: Activity) -> str:
         """Ask an activity that waits for ever for its line; it has nothing else to do."""
@@ -162,24 +164,13 @@ class Proxy:
         The link to the rank's process.
     comm : RefereedComm
         The communicator the activity begins with, as its group 0.
-    locks : dict, optional
-        Locks of the rank, shared by its activities.
     """
 
-    def __init__(
-        self,
-        referee: Referee,
-        rank: int,
-        link: Link,
-        comm: RefereedComm,
-        locks: dict[int, Lock] | None = None,
-    ) -> None:
+    def __init__(self, referee: Referee, rank: int, link: Link, comm: RefereedComm) -> None:
         self.referee, self.rank, self.link, self.activity = referee, rank, link, comm.activity
         self.comms: list[RefereedComm] = []
         self.take_part(comm)
         self.requests: dict[int, Any] = {}
-        self.beside: dict[int, Proxy] = {}
-        self.locks = {} if locks is None else locks
         self.waits: tuple[Receive | None, Any] | None = None  # of a call that has not been answered
         referee.proxies[self.activity] = self
 
@@ -329,10 +320,9 @@ class Proxy:
         link = self.referee.link(self.rank, activity)
 
         def play(beside: RefereedComm, _: Any) -> None:
-            if activity not in self.beside:
-                self.beside[activity] = Proxy(self.referee, self.rank, link, beside, self.locks)
-            self.beside[activity].answer()  # it begins
-            self.beside[activity].play()
+            proxy = self.referee.proxies.get(beside.activity) or Proxy(self.referee, self.rank, link, beside)
+            proxy.answer()  # it begins
+            proxy.play()
 
         self.requests[key] = self.comms[comm].start(play, None)
 
@@ -341,11 +331,11 @@ class Proxy:
         self.answer()
 
     def lock(self, key: int) -> None:
-        self.locks.setdefault(key, Lock(self.referee.simulator)).__enter__()
+        self.referee.locks.setdefault((self.rank, key), Lock(self.referee.simulator)).__enter__()
         self.answer()
 
     def unlock(self, key: int) -> None:
-        self.locks[key].__exit__()
+        self.referee.locks[self.rank, key].__exit__()
 
 
 class Parcel:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dlpar.config import rules
 from dlpar.config.experiment import Experiment
 from dlpar.config.schema import BadExperiment, Complaint
-from dlpar.worlds.platforms.lookup import names, nodes_of, placement, platform, platform_of
+from dlpar.worlds.platforms.lookup import HERE, names, nodes_of, placement, platform, platform_of
 from dlpar.worlds.platforms.platform import DEVICES, PLATFORMS, Device, Link, Platform, Timing
 from dlpar.worlds.platforms.workloads import WORKLOADS, Layer, Workload, is_path, workload
 
@@ -30,9 +30,7 @@ def _platform_holds_them(e: Experiment) -> Iterator[Complaint]:
     if cluster.world == "real":
         return
     try:
-        if cluster.platform in (None, *PLATFORMS) or not (
-            is_path(cluster.platform) or cluster.platform == "here"
-        ):
+        if cluster.platform is None or not (is_path(cluster.platform) or cluster.platform == HERE):
             nodes_of(e)
         if cluster.stand_in_for is not None and not is_path(cluster.stand_in_for):
             workload(cluster.stand_in_for)

@@ -35,7 +35,7 @@ def here_file() -> Path:
     return runs_folder().parent / "here.json"
 
 
-def platform(which: str) -> Platform:
+def platform(which: str, extending: tuple[str, ...] = ()) -> Platform:
     """Find a platform by its name, or in a JSON or TOML file with the fields of :class:`Platform`.
 
     In a file, ``extends`` names a platform or another file; then only the fields that differ are needed.
@@ -44,62 +44,50 @@ def platform(which: str) -> Platform:
     ----------
     which : str
         One of :func:`names`, or a path: it ends in .json or .toml, or has a slash.
+    extending : tuple of str
+        Files that extend it, on the way to it.
 
     Raises
     ------
     BadExperiment
         ``cluster.platform: …``, if there is none, or the file says something that is not allowed.
     """
-    return _found(which, ())
-
-
-def _found(which: str, extending: tuple[str, ...]) -> Platform:
-    """Find the platform; `extending` are the files on the way to it."""
     if which in PLATFORMS:
         return PLATFORMS[which]
-    if which == HERE:
-        if not here_file().is_file():
-            done = "once `dlpar doctor --calibrate` has measured this machine"
-            raise BadExperiment(f"{FIELD}: got {HERE!r}, which is allowed {done}")
-        return _read(str(here_file()), extending)
-    if not is_path(which):
+    file = str(here_file()) if which == HERE else which
+    if which == HERE and not here_file().is_file():
+        done = "once `dlpar doctor --calibrate` has measured this machine"
+        raise BadExperiment(f"{FIELD}: got {HERE!r}, which is allowed {done}")
+    if not is_path(file):
         allowed = f"one of {', '.join(names())}, or the path of a .json or .toml file"
         raise BadExperiment(f"{FIELD}: got {shown(which)}, allowed is {allowed}")
-    return _read(which, extending)
-
-
-def _read(path: str, extending: tuple[str, ...]) -> Platform:
-    fields, real = fields_of(path, FIELD), os.path.realpath(os.path.expanduser(path))
+    fields, real = fields_of(file, FIELD), os.path.realpath(os.path.expanduser(file))
+    got = f"{FIELD}: got {shown(Path(file).name)}"
     if real in extending:
-        raise BadExperiment(
-            f"{FIELD}: got {shown(Path(path).name)}, which extends itself; allowed is another platform"
-        )
+        raise BadExperiment(f"{got}, which extends itself; allowed is another platform")
     base = fields.pop("extends", None)
     if base is None:
-        fields.setdefault("source", f"read from {path}")
+        fields.setdefault("source", f"read from {file}")
     else:
         if not isinstance(base, str):
-            got = f"{shown(Path(path).name)}, where extends: got {shown(base)}"
-            raise BadExperiment(f"{FIELD}: got {got}, allowed is a name or a path")
+            raise BadExperiment(f"{got}, where extends: got {shown(base)}, allowed is a name or a path")
         # A path is as seen from its file.
         beside = os.path.join(os.path.dirname(real), os.path.expanduser(base))
-        extended = _found(beside if is_path(base) else base, (*extending, real))
-        fields = _changed(extended, {"source": f"{extended.source}{SEPARATOR}changed in {path}", **fields})
+        extended = platform(beside if is_path(base) else base, (*extending, real))
+        fields = _changed(extended, {"source": f"{extended.source}{SEPARATOR}changed in {file}", **fields})
     try:
         return Platform(**fields)
     except BadExperiment as error:
-        raise BadExperiment(f"{FIELD}: got {shown(Path(path).name)}, where {error}") from None
+        raise BadExperiment(f"{got}, where {error}") from None
 
 
 def _changed(base: Platform, changes: dict[str, Any]) -> dict[str, Any]:
     """Change fields of `base`; of links, device and timing a part may be given."""
     fields = {name: getattr(base, name) for name in Platform.model_fields}
-    for name, value in changes.items():
-        before = fields.get(name)
-        if name in CHANGED_PIECEWISE and isinstance(value, dict) and before is not None:
-            value = {**before.model_dump(), **value}
-        fields[name] = value
-    return fields
+    for name in CHANGED_PIECEWISE:
+        if isinstance(changes.get(name), dict) and fields[name] is not None:
+            changes[name] = {**fields[name].model_dump(), **changes[name]}
+    return {**fields, **changes}
 
 
 USUAL = "p100-25gbe"
@@ -152,7 +140,7 @@ def placement(workers: int, extra: int, platform: Platform, colocated: bool = Fa
         If the platform has too few devices or nodes.
     """
     used = -(-workers // platform.devices)
-    nodes = [platform.node_of(worker) for worker in range(workers)]
+    nodes = [worker // platform.devices for worker in range(workers)]
     if colocated:
         platform.check(workers)
         return nodes + [server % used for server in range(extra)]

@@ -6,11 +6,11 @@ import math
 import tomllib
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from dlpar.config.parts import ByRank
 from dlpar.config.schema import BadExperiment, Part, shown, spelled_as_head
-from dlpar.worlds.platforms.workloads import TABLES, WORKLOADS, FromFile, Workload, made
+from dlpar.worlds.platforms.workloads import TABLES, WORKLOADS, FromFile, Workload
 
 
 def _is_positive(value: Any) -> bool:
@@ -108,13 +108,9 @@ class Timing(Part):
             return 1.0
         if self.kind == "trace":
             return self.trace[(rank + number) % len(self.trace)]
-        from dlpar.config.generator import generator  # here: a description of a platform needs no NumPy
+        from dlpar.delays import drawn  # here: a description of a platform needs no NumPy
 
-        draw = generator(seed, "compute", rank, number)
-        if self.kind == "exponential":
-            return float(draw.exponential())
-        shape = self.cv**-2
-        return float(draw.gamma(shape, 1 / shape))
+        return drawn(self.kind, 1.0, self.cv, seed, "compute", rank, number)
 
 
 class Link(FromFile):
@@ -145,10 +141,6 @@ class Link(FromFile):
     def seconds(self, nbytes: float) -> float:
         """Seconds of one message of `nbytes`."""
         return self.latency + nbytes / self.bandwidth
-
-
-def _link(value: Any, info: ValidationInfo) -> Any:
-    return value if value is None else made(Link, value, info.field_name)
 
 
 def _device(value: Any) -> Any:
@@ -198,23 +190,16 @@ class Platform(FromFile):
 
     name: str = Field(min_length=1)
     source: str = ""
-    device: Annotated[Device, BeforeValidator(_device)]
+    device: Annotated[Device, BeforeValidator(_device)] = None  # which is refused in words
     devices: int = Field(1, ge=1, le=1024)
     nodes: int = Field(1, ge=1, le=65_536)
-    inside: Annotated[Link | None, BeforeValidator(_link)] = None
-    between: Annotated[Link | None, BeforeValidator(_link)] = None
+    inside: Link | None = None
+    between: Link | None = None
     nic: Literal["shared", "each"] = "shared"
     eager: int = Field(65_536, ge=0, le=1 << 40)
     timing: Annotated[Timing, BeforeValidator(spelled_as_head(Timing))] = Timing()
     stragglers: ByRank = Field({})
     overlap: float = Field(1.0, ge=0, le=1)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _has_a_device(cls, fields: Any) -> Any:
-        if isinstance(fields, dict) and "device" not in fields:
-            _device(None)
-        return fields
 
     @model_validator(mode="after")
     def _is_joined(self) -> Platform:
@@ -242,10 +227,6 @@ class Platform(FromFile):
                 f"cluster.platform: got {self.name!r} for {ranks:,} ranks, allowed there is at most {self.ranks:,} "
                 f"({nodes} of {self.devices:,})"
             )
-
-    def node_of(self, rank: int) -> int:
-        """The node of a rank, where ranks fill one node after the other."""
-        return rank // self.devices
 
     def seconds(self, flops: float, workload: Workload | None = None) -> float:
         """Mean seconds of a computation on a device; see :meth:`Device.seconds`."""

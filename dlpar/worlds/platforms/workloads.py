@@ -31,19 +31,6 @@ class FromFile(Part):
             raise BadExperiment(sentence(error, type(self))) from None
 
 
-def made(kind: type[FromFile], value: Any, where: str) -> FromFile:
-    """Make a part within another from a mapping; complaints begin with `where`."""
-    if isinstance(value, kind):
-        return value
-    if not isinstance(value, dict):
-        allowed = f"a mapping of {', '.join(kind.model_fields)}"
-        raise ValueError(f"{where}: got {shown(value)}, allowed is {allowed}")
-    try:
-        return kind(**value)
-    except BadExperiment as error:
-        raise ValueError(f"{where}.{error}") from None
-
-
 class Layer(FromFile):
     """A layer of a workload: the size of its gradient, and the cost to compute it.
 
@@ -98,10 +85,8 @@ class Workload(FromFile):
 
     @model_validator(mode="before")
     @classmethod
-    def _whole(cls, fields: Any) -> Any:
-        """Make layers of a list, or one layer of the totals; complaints name the layer."""
-        if not isinstance(fields, dict):
-            return fields
+    def _has_layers(cls, fields: dict[str, Any]) -> dict[str, Any]:
+        """Make one layer of the totals where there are no layers."""
         layers = fields.get("layers")
         if not layers and {"parameters", "flops"} <= fields.keys():
             totals = {name: fields[name] for name in ("parameters", "flops")}
@@ -110,7 +95,7 @@ class Workload(FromFile):
         if not (isinstance(layers, (list, tuple)) and layers):
             allowed = "a list of layers, or parameters and flops instead"
             raise ValueError(f"layers: got {shown(layers)}, allowed is {allowed}")
-        return {**fields, "layers": tuple(made(Layer, each, f"layers.{n}") for n, each in enumerate(layers))}
+        return fields
 
     @cached_property
     def parameters(self) -> int:

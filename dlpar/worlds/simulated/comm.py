@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from functools import cached_property
 from itertools import count
 from types import SimpleNamespace
 from typing import Any
@@ -78,7 +79,8 @@ class SimulatedComm(LogicalComm):
         if not group.boxes:
             keep = store if self.computes else store_head
             group.boxes += [self.mailbox(simulator, keep, each) for each in group.members]
-        self.boxes, self.box = group.boxes, group.boxes[rank].owned(activity)
+        self.boxes, self.box = group.boxes, group.boxes[rank]
+        self.box.owner = activity  # who receives there from now on
         self.near, self.far = network.inside[member].out, network.between[member].out
         self.node, self.traffic = self.box.node, world.traffic
         self.traffic.comms.append(self)
@@ -196,30 +198,19 @@ class SimulatedComm(LogicalComm):
 
     # ---- time ----------------------------------------------------------------------------
 
-    def compute(self, work: Callable[[], Any], cost: float | None = None) -> Any:
+    def compute(self, work: Callable[[], Any], cost: float | None = None, marks: Marks = ()) -> Any:
         result = work() if self.computes else NUMBER
-        if cost:
-            self._advance(cost * self.pace.per_flop * self.pace.factor)
+        if cost or marks:
+            seconds, done = self.pace.seconds(cost or 0.0), 0.0
+            for share, call in marks:
+                self._slowed(share * seconds - done)
+                done = share * seconds
+                call()
+            if self._side is not None and self.pace.overlap < 1:
+                self._slowed(seconds - done)
+            else:
+                self.simulator.advance(self.activity, self.activity.clock + (seconds - done))
         return result
-
-    def compute_with(self, marks: Marks, work: Callable[[], Any], cost: float | None) -> Any:
-        if not marks:
-            return self.compute(work, cost)
-        result, done = work() if self.computes else NUMBER, 0.0
-        seconds = self.pace.seconds(cost or 0.0)
-        for share, call in marks:
-            self._slowed(share * seconds - done)
-            done = share * seconds
-            call()
-        self._advance(seconds - done)
-        return result
-
-    def _advance(self, seconds: float) -> None:
-        """Compute for so long, though others may have their turn in no time."""
-        if self._side is not None and self.pace.overlap < 1:
-            self._slowed(seconds)
-        else:
-            self.simulator.advance(self.activity, self.activity.clock + seconds)
 
     def _slowed(self, seconds: float) -> None:
         """Compute for so long; communication beside the computation may slow it down."""
@@ -281,17 +272,15 @@ class Group:
         self.members, self.network, self.size = list(members), network, len(members)
         # Made by the first rank that takes its own: some are sent to before they listen.
         self.boxes: list[Mailbox] = []
-        self._beside: Group | None = None
         self._meeting = self._new_meeting()
 
     def _new_meeting(self) -> SimpleNamespace:
         return SimpleNamespace(things=[None] * self.size, present=[], result=None)
 
+    @cached_property
     def beside(self) -> Group:
         """The same ranks once more, for messages beside the computation, which never meet the others."""
-        if self._beside is None:
-            self._beside = Group(self.members, self.network)
-        return self._beside
+        return Group(self.members, self.network)
 
     def together(self, comm: SimulatedComm, thing: Any, result: Callable[[list[Any]], Any] = list) -> Any:
         """Wait for all; every rank gets ``result(things)``, computed once, of the things in the order of ranks."""
@@ -370,7 +359,7 @@ class Side:
     def __init__(self, comm: SimulatedComm) -> None:
         self.computing, self.simulator = comm.activity, comm.simulator
         self.activity = Activity(comm.activity.rank, comm.activity.clock)
-        self.comm = type(comm)(comm.world, comm.group.beside(), comm.rank, self.activity)
+        self.comm = type(comm)(comm.world, comm.group.beside, comm.rank, self.activity)
         self.queue: deque[_Started] = deque()
         self.open = True
         # Seconds of collectives that have ended, and when the present one began.
@@ -410,28 +399,28 @@ class Side:
             self.simulator.next().switch()
 
 
-class _Started:
+class _Started(Future):
     """A collective under way; it carries its result, or its exception, back to the rank that waits."""
 
     def __init__(self, side: Side, collective: Collective, bucket: Any) -> None:
-        self._side, self._collective, self._bucket = side, collective, bucket
-        self._waiter, self._future = None, Future()
-        self.test = self._future.done
+        super().__init__()
+        self._side, self._collective, self._bucket, self._waiter = side, collective, bucket, None
+        self.test = self.done
 
     def run(self, comm: SimulatedComm) -> None:
         try:
-            self._future.set_result(self._collective(comm, self._bucket))
+            self.set_result(self._collective(comm, self._bucket))
         except Exception as error:  # re-raised in wait(), where it can be handled
-            self._future.set_exception(error)
+            self.set_exception(error)
         if self._waiter is not None:
             self._side.simulator.wake(self._waiter, comm.activity.clock)
 
     def wait(self) -> Any:
-        if not self._future.done():
+        if not self.done():
             activity = self._waiter = self._side.computing
             activity.waits_for = "the end of what it started beside its computation"
             self._side.simulator.next().switch()
-        return self._future.result()
+        return self.result()
 
 
 class Lock:

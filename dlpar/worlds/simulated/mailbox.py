@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from dlpar.comm.base import ANY, Arrival
-from dlpar.worlds.simulated.simulator import Activity, Simulator
+from dlpar.worlds.simulated.simulator import Simulator
 
 
 class Message:
@@ -128,11 +128,6 @@ class Mailbox:
 
     def __str__(self) -> str:
         return _in_words(self.source, self.tag)
-
-    def owned(self, owner: Activity) -> Mailbox:
-        """Give the mailbox an owner that receives from now on."""
-        self.owner = owner
-        return self
 
     def post(self, into: Any, source: int, tag: int) -> Receive:
         """Post a receive, matched with the messages there: of several the one that is complete first."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from heapq import heappop, heappush
 from math import inf
 from types import FrameType
@@ -95,7 +96,7 @@ class Simulator:
         self.running: Activity | None = None
         self.error: BaseException | None = None
         self.failed_rank: int | None = None
-        self._main = MainThread() if computes else getcurrent()
+        self._main = ThreadTask() if computes else getcurrent()
 
     # ---- for its starter ---------------------------------------------------------
 
@@ -137,10 +138,8 @@ class Simulator:
             self.over, self.present, self.last = True, iter(()), None
             for activity in self.activities:
                 if not activity.done:
-                    try:
+                    with suppress(Abandoned):  # of a greenlet it comes back here
                         activity.task.abandon()
-                    except Abandoned:  # of a greenlet it comes back here
-                        pass
 
     # ---- for activities ------------------------------------------------------------------
 
@@ -197,23 +196,24 @@ class Simulator:
             self.passed += 1
 
 
+MOST = 8
+"""Activities that a story tells of one by one, and ranks that have ended."""
+
+
 def story(
-    activities: list[Activity],
-    clock: str = "virtual",
-    where: Callable[[Activity], str] | None = None,
-    most: int = 8,
+    activities: list[Activity], clock: str = "virtual", where: Callable[[Activity], str] | None = None
 ) -> str:
     """Describe the place of each activity that waits for ever, as `where` gives it, and the ranks that have ended."""
     where = where or (lambda activity: place(activity.task.frame()))
     stuck = [a for a in activities if not a.done and not a.idle]
-    told = [f"rank {a.rank} in {a.waits_for or 'a call'} at {where(a)}" for a in stuck[:most]]
-    if len(stuck) > most:
-        told.append(f"and {len(stuck) - most} more")
+    told = [f"rank {a.rank} in {a.waits_for or 'a call'} at {where(a)}" for a in stuck[:MOST]]
+    if len(stuck) > MOST:
+        told.append(f"and {len(stuck) - MOST} more")
     ended = sorted({a.rank for a in activities if a.done} - {a.rank for a in activities if not a.done})
     if ended:
-        more = f" and {len(ended) - most} more" if len(ended) > most else ""
+        more = f" and {len(ended) - MOST} more" if len(ended) > MOST else ""
         told.append(
-            f"rank{'s' * (len(ended) > 1)} {', '.join(map(str, ended[:most]))}{more} "
+            f"rank{'s' * (len(ended) > 1)} {', '.join(map(str, ended[:MOST]))}{more} "
             f"{'have' if len(ended) > 1 else 'has'} ended"
         )
     return (
@@ -284,32 +284,35 @@ class ThreadTask:
 
     Parameters
     ----------
-    program : callable
-        The program.
-    main : MainThread
+    program : callable, optional
+        The program; without one it is the thread that makes it, and waits for the simulation to end.
+    main : ThreadTask, optional
         Its successor when it ends.
+
+    Attributes
+    ----------
+    running : ThreadTask
+        Of the main task: the task that holds the baton.
     """
 
-    __slots__ = ("abandoned", "baton", "main", "thread")
+    __slots__ = ("abandoned", "baton", "main", "running", "thread")
 
-    def __init__(self, program: Callable[[], None], main: MainThread) -> None:
-        self._stand(main)
-
-        def run() -> None:
-            try:
-                self._rest()
-                program()
-            except Abandoned:
-                return
-            main.running = main
-            main.baton.release()
-
-        self.thread = threading.Thread(target=run, daemon=True)
-        self.thread.start()
-
-    def _stand(self, main: MainThread) -> None:
-        self.main, self.baton, self.abandoned = main, threading.Lock(), False
+    def __init__(self, program: Callable[[], None] | None = None, main: ThreadTask | None = None) -> None:
+        self.main, self.running, self.abandoned = main or self, self, False
+        self.baton, self.thread = threading.Lock(), threading.current_thread()
         self.baton.acquire()
+        if program is not None:
+            self.thread = threading.Thread(target=self._run, args=(program,), daemon=True)
+            self.thread.start()
+
+    def _run(self, program: Callable[[], None]) -> None:
+        try:
+            self._rest()
+            program()
+        except Abandoned:
+            return
+        self.main.running = self.main
+        self.main.baton.release()
 
     def _rest(self) -> None:
         self.baton.acquire()
@@ -330,22 +333,6 @@ class ThreadTask:
             self.abandoned = True
             self.baton.release()
             self.thread.join(5.0)
-
-
-class MainThread(ThreadTask):
-    """The thread that waits for the simulation to end.
-
-    Attributes
-    ----------
-    running : ThreadTask
-        The task that holds the baton.
-    """
-
-    __slots__ = ("running",)
-
-    def __init__(self) -> None:
-        self._stand(self)
-        self.thread, self.running = threading.current_thread(), self
 
 
 Task = greenlet | ThreadTask

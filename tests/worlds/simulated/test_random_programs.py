@@ -10,7 +10,7 @@ from simulations import MS, cluster, run
 from dlpar.collectives import halving_doubling_allreduce, ring_allreduce
 from dlpar.comm import ANY
 from dlpar.theory import Link
-from dlpar.worlds.platforms import Device
+from dlpar.worlds.platforms import Device, placement
 
 PLATFORMS = {
     "one node each": cluster(eager=1000),
@@ -70,7 +70,7 @@ def test_what_cannot_deadlock_does_not_and_no_clock_runs_backwards(where, ranks,
             seen.append(comm.now())
         return seen
 
-    nodes = [platform.node_of(rank) for rank in range(ranks)]
+    nodes = placement(ranks, 0, platform)
     by_rank = run(program, nodes, platform, computes=False)
     assert all(seen == sorted(seen) for seen in by_rank)
     assert by_rank == run(program, nodes, platform, computes=True)
