@@ -25,6 +25,13 @@ def on(carrier):
     return connect(Cluster(device="cpu", carrier=carrier))
 
 
+def in_pieces() -> None:
+    """Have messages of a thousand bytes described in pieces, by the code for those of 1 GiB."""
+    import dlpar.worlds.mpi as mpi
+
+    mpi.PIECE, mpi.EAGER = 1000, 0
+
+
 @pytest.mark.parametrize("carrier", CARRIERS)
 def test_every_dtype_layout_and_size_arrives(carrier):
     def exchange(_, carrier, dtypes):
@@ -172,14 +179,18 @@ def test_library_sum_of_bfloat16_is_added_in_float32():
     assert dlpar.spmd(total, workers=4) == [(torch.tensor(exact).bfloat16().item(), True)] * 4
 
 
-def test_a_message_longer_than_its_room_is_refused_by_name():
+@pytest.mark.parametrize(("sent", "room", "pieces"), [(10, 3, False), (500, 250, True)])
+def test_a_message_longer_than_its_room_is_refused_by_name(sent, room, pieces):
     def too_long(comm):
+        if pieces:
+            in_pieces()
         if comm.rank == 0:
-            comm.send(torch.zeros(10), 1)
+            comm.send(torch.zeros(sent), 1)
         else:
-            comm.recv(torch.zeros(3), 0)
+            comm.recv(torch.zeros(room), 0)
 
-    with pytest.raises(dlpar.JobFailed, match="rank 1 has room for 12 bytes, but rank 0 sent 40"):
+    said = f"rank 1 has room for {4 * room:,} bytes, but rank 0 sent {4 * sent:,} "
+    with pytest.raises(dlpar.JobFailed, match=said):
         dlpar.spmd(too_long, workers=2, timeout=10)
 
 
@@ -188,40 +199,28 @@ def test_a_peer_that_does_not_exist_is_refused_by_name():
         dlpar.spmd(lambda comm: comm.send(torch.zeros(1), 7), workers=2)
 
 
-def test_a_message_over_the_piece_size_travels_in_pieces():
+def test_a_message_over_the_piece_size_is_one_message():
     def big(comm):
-        import dlpar.worlds.mpi as mpi
-
-        mpi.PIECE, mpi.EAGER = 1000, 0  # bytes: the same code path as 1 GiB
+        in_pieces()
         value = torch.arange(1001.0) if comm.rank == 0 else torch.empty(1001)
+        again = torch.zeros(1500)  # more room than the message needs
         if comm.rank == 0:
             comm.send(value, 1)
             comm.isend(value, 1).wait()
             arrival = None
         else:
             arrival = comm.recv(value)
-            again = torch.zeros(1500)  # more room than the message needs, in pieces too
-            assert comm.recv(again, 0).nbytes == 4004
+            assert comm.irecv(again, 0).wait().nbytes == 4004
             assert torch.equal(again[:1001], value) and not again[1001:].any()
+        assert comm.sendrecv(value + comm.rank, 1 - comm.rank, again, 1 - comm.rank).nbytes == 4004
+        assert torch.equal(again[:1001], value + 1 - comm.rank)
+        comm.broadcast_tensor(again, root=1)
+        assert torch.equal(again[:1001], value)
         total = torch.ones(777)
         comm.allreduce(total)
         return torch.equal(value, torch.arange(1001.0)), total.unique().tolist(), arrival and arrival.nbytes
 
     assert dlpar.spmd(big, workers=2) == [(True, [2.0], None), (True, [2.0], 4004)]
-
-
-def test_a_piece_more_than_there_is_room_for_is_refused():
-    def cut(comm):
-        import dlpar.worlds.mpi as mpi
-
-        mpi.PIECE, mpi.EAGER = 1000, 0
-        if comm.rank == 0:
-            comm.send(torch.zeros(500), 1)
-        else:
-            comm.recv(torch.zeros(250), 0)
-
-    with pytest.raises(dlpar.JobFailed, match="room for 1,000 bytes, but rank 0 sent at least 2,000"):
-        dlpar.spmd(cut, workers=2, timeout=10)
 
 
 def test_a_request_tells_the_same_however_often_it_is_asked():

@@ -10,6 +10,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import count
 from types import SimpleNamespace
 from typing import Any
@@ -45,7 +46,7 @@ def of_experiment(experiment: Experiment) -> PacedComm:
         raise ValueError(f"cluster.hostfile: got {machines} machines, allowed in the paced world is one")
     referee = Referee(nodes_of(experiment), platform, seed) if mpi.rank == 0 else None
     address = mpi.broadcast(referee.address if referee else None)
-    wall, parcels = Wall(), Parcels(MPIComm(mpi.mpi.Dup(), mpi.device, zero=0.0))
+    wall, parcels = Wall(), Parcels(mpi.mpi.Dup())
 
     def call(activity: int) -> Line:
         end = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -109,7 +110,7 @@ class PacedWorld(LogicalWorld):
         self.current.line = line
         self.traffic = LogicalTraffic(self)
         self.memory: list[MPIComm] = []
-        self.beside: list[Beside] = []
+        self.beside: list[ProgressThread] = []
 
     def new_step(self, step: int) -> None:
         if self.pace.varies:
@@ -155,7 +156,7 @@ class PacedComm(LogicalComm):
         self.world, self.line, self.handle = world, line, handle
         self.rank, self.members, self.size = rank, list(members), len(members)
         self.eager, self.pace, self.traffic = world.eager, world.pace, world.traffic
-        self._beside: Beside | None = None
+        self._beside: ProgressThread | None = None
 
     def now(self) -> float:
         return self.line.clock
@@ -246,23 +247,19 @@ class PacedComm(LogicalComm):
     def start(self, collective: Collective, bucket: torch.Tensor) -> Request:
         if self._beside is None:
             self.traffic.two_activities()
-            activity = self.world.number()
-            line = self.world.call(activity)
-            self._beside = Beside(PacedComm(self.world, line, self.rank, self.members), activity)
+            self._activity = self.world.number()
+            line = self.world.call(self._activity)
+            self._beside = ProgressThread(PacedComm(self.world, line, self.rank, self.members))
             self.world.beside.append(self._beside)
-        return self._beside.start_from(self, collective, bucket)
+        key = self.world.number()
+        self.line.tell("start", self.handle, self._activity, key)
+        return _Started(self, key, self._beside.start(partial(_told, collective), bucket))
 
     def close(self) -> None:
-        # MPI's collective calls happen outside logical time: only when nobody has anything to wait for any more.
-        if self.handle == 0 and self.line is self.world.line:
-            self._leave()
-            for memory in self.world.memory:
-                memory.close()
-
-    def _leave(self) -> None:
-        """Tell that nothing more will come from this rank; its messages are kept until all are taken."""
-        line = self.line
-        clock = line.clock
+        if self.handle or self.line is not self.world.line:
+            return
+        # Nothing more will come from this rank; its messages are kept until all are taken.
+        line, clock = self.line, self.line.clock
         line.tell("end")
         line.flush()
         for thread in self.world.beside:
@@ -270,38 +267,20 @@ class PacedComm(LogicalComm):
         line.answer()
         line.clock = clock
         line.follow(ahead=0.0)
+        # MPI's collective calls happen outside logical time: only when nobody has anything to wait for any more.
+        for memory in self.world.memory:
+            memory.close()
 
 
-class Beside(ProgressThread):
-    """A thread that runs collectives one after the other, each from the logical moment of its start.
-
-    Parameters
-    ----------
-    comm : PacedComm
-        The communicator on the second line.
-    activity : int
-        Its number.
-    """
-
-    def __init__(self, comm: PacedComm, activity: int) -> None:
-        super().__init__(comm)
-        self.activity = activity
-
-    def start_from(self, computing: PacedComm, collective: Collective, bucket: torch.Tensor) -> _Started:
-        """Queue ``collective(comm, bucket)``, started by `computing`."""
-        key = computing.world.number()
-        computing.line.tell("start", computing.handle, self.activity, key)
-
-        def run(comm: PacedComm, bucket: torch.Tensor) -> Any:
-            comm.world.current.line = comm.line
-            comm.line.answer()  # it begins
-            try:
-                return collective(comm, bucket)
-            finally:
-                comm.line.tell("end")
-                comm.line.flush()
-
-        return _Started(computing, key, self.start(run, bucket))
+def _told(collective: Collective, comm: PacedComm, bucket: torch.Tensor) -> Any:
+    """Run a collective on an activity beside the computation, from the logical moment of its start to its end."""
+    comm.world.current.line = comm.line
+    comm.line.answer()  # it begins
+    try:
+        return collective(comm, bucket)
+    finally:
+        comm.line.tell("end")
+        comm.line.flush()
 
 
 class _Started:

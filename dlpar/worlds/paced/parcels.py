@@ -9,7 +9,7 @@ from collections import deque
 import torch
 from mpi4py import MPI
 
-from dlpar.worlds.mpi import MPIComm, landed, landing, patiently, whole
+from dlpar.worlds.mpi import landed, landing, patiently, whole
 
 KEPT = 16
 """Parcels under way above which a send forgets those that have arrived."""
@@ -26,7 +26,7 @@ class Parcels:
 
     Parameters
     ----------
-    mpi : MPIComm
+    mpi : MPI.Intracomm
         All ranks, on a communicator of its own.
 
     Attributes
@@ -37,19 +37,19 @@ class Parcels:
 
     helped = False
 
-    def __init__(self, mpi: MPIComm) -> None:
-        self.mpi, self._tags = mpi, mpi.mpi.Get_attr(MPI.TAG_UB)
+    def __init__(self, mpi: MPI.Intracomm) -> None:
+        self.mpi, self._tags = mpi, mpi.Get_attr(MPI.TAG_UB)
         self._under_way: deque[tuple[MPI.Request, torch.Tensor]] = deque()
         self._lock = threading.Lock()  # a rank may have two activities
 
     def probe(self) -> bool:
         """Find out on rank 0 whether senders must help; rank 1 calls, too, and keeps off MPI until 0 knows."""
-        mpi, probe = self.mpi.mpi, torch.zeros(PROBED, dtype=torch.uint8)
+        probe = torch.zeros(PROBED, dtype=torch.uint8)
         if self.mpi.rank == 1:
             self.send(probe, 0, 0)
         if self.mpi.rank or self.mpi.size == 1:
             return False
-        coming, deadline = mpi.Irecv(whole(probe), 1, 0), time.monotonic() + PATIENCE
+        coming, deadline = self.mpi.Irecv(whole(probe), 1, 0), time.monotonic() + PATIENCE
         patiently(lambda: coming.Test() or time.monotonic() > deadline)
         self._under_way.append((coming, probe))  # it may still be coming, and needs its memory
         return not coming.Test()
@@ -57,7 +57,7 @@ class Parcels:
     def send(self, tensor: torch.Tensor, dest: int, key: int) -> None:
         """Start sending a copy, because the rank may change its tensor when its own clock allows."""
         copy = tensor.detach().clone(memory_format=torch.contiguous_format)
-        self._under_way.append((self.mpi.mpi.Isend(whole(copy), dest, key % self._tags), copy))
+        self._under_way.append((self.mpi.Isend(whole(copy), dest, key % self._tags), copy))
         if len(self._under_way) > KEPT:
             self.move()
 
@@ -65,9 +65,9 @@ class Parcels:
         """Receive the parcel with this number."""
         tag, wire = key % self._tags, landing(into)
         if self.helped:
-            patiently(self.mpi.mpi.Irecv(whole(wire), source, tag).Test)
+            patiently(self.mpi.Irecv(whole(wire), source, tag).Test)
         else:  # it is there
-            self.mpi.mpi.Recv(whole(wire), source, tag)
+            self.mpi.Recv(whole(wire), source, tag)
         landed(wire, into)
 
     @property

@@ -18,12 +18,9 @@ def _is_positive(value: Any) -> bool:
 
 
 def _rates(value: Any) -> Any:
-    if not isinstance(value, dict):
-        value = {value: value}
-    for name, rate in value.items():
-        if name not in WORKLOADS or not _is_positive(rate):
-            allowed = f"numbers of samples a second above 0 for some of {', '.join(WORKLOADS)}"
-            raise ValueError(f"device.rates: got {shown(value)}, allowed are {allowed}")
+    if not isinstance(value, dict) or not all(n in WORKLOADS and _is_positive(r) for n, r in value.items()):
+        allowed = f"numbers of samples a second above 0 for some of {', '.join(WORKLOADS)}"
+        raise ValueError(f"device.rates: got {shown(value)}, allowed are {allowed}")
     return value
 
 
