@@ -368,3 +368,9 @@ def check_peer(comm: Comm, peer: int, what: str) -> None:
     """Raise `ValueError` unless `peer` is a rank of `comm` (or ANY, as a source)."""
     if not (0 <= peer < comm.size or (peer == ANY and what == "source")):
         raise ValueError(f"{what}: got {peer}, allowed is a rank from 0 to {comm.size - 1}")
+
+
+def too_long(room: int, source: int, tag: int, nbytes: int, rank: int | None = None) -> ValueError:
+    """Make the error of a message that is longer than the tensor of its receiver, in bytes."""
+    has = "there is" if rank is None else f"rank {rank} has"
+    return ValueError(f"recv: {has} room for {room:,} bytes, but rank {source} sent {nbytes:,} (tag {tag})")

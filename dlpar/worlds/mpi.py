@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from mpi4py import MPI
 
-from dlpar.comm.base import ANY, Arrival, Collective, Comm, Request, Traffic, World, check_peer
+from dlpar.comm.base import ANY, Arrival, Collective, Comm, Request, Traffic, World, check_peer, too_long
 from dlpar.worlds.progress import ProgressThread
 
 PIECE = 1 << 30
@@ -91,10 +91,7 @@ class MPIComm(Comm):
         message = look() or self.traffic.waiting(partial(patiently, look))
         source, tag, nbytes = status.source, status.tag, status.Get_elements(MPI.BYTE)
         if nbytes > wire.nbytes:
-            raise ValueError(
-                f"recv: rank {self.rank} has room for {wire.nbytes:,} bytes, but rank {source} sent {nbytes:,} "
-                f"(tag {tag})"
-            )
+            raise too_long(wire.nbytes, source, tag, nbytes, self.rank)
         message.Recv(whole(wire))
         landed(wire, into)
         return Arrival(source, tag, nbytes)

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from dlpar.comm.base import ANY, Arrival, Collective, Comm, Request, Traffic, check_peer
+from dlpar.comm.base import ANY, Arrival, Collective, Comm, Request, Traffic, check_peer, too_long
 from dlpar.config.experiment import Experiment
 from dlpar.worlds.logical import LogicalComm, LogicalWorld, Marks, Pace
 from dlpar.worlds.mpi import MPIComm
@@ -344,10 +344,7 @@ class _UnderWay:
         comm = self.comm
         comm.traffic.add(max(there - since, 0.0))
         if nbytes > self.into.nbytes:
-            raise ValueError(
-                f"recv: rank {comm.rank} has room for {self.into.nbytes:,} bytes, but rank {source} sent "
-                f"{nbytes:,} (tag {tag})"
-            )
+            raise too_long(self.into.nbytes, source, tag, nbytes, comm.rank)
         comm.line.parcels.take(self.into, comm.members[source], key)
         self.arrival = Arrival(source, tag, nbytes)
 

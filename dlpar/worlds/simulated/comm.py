@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from dlpar.comm.base import ANY, Arrival, Collective, Comm, Packet, Request, T, Traffic, check_peer
+from dlpar.comm.base import ANY, Arrival, Collective, Comm, Packet, Request, T, Traffic, check_peer, too_long
 from dlpar.comm.ghost import NUMBER, Ghost, GhostPacket, elements
 from dlpar.worlds.logical import LogicalComm, LogicalWorld, Marks, Pace
 from dlpar.worlds.simulated.mailbox import Mailbox, Message, Receive
@@ -445,7 +445,8 @@ class Lock:
 
 def store(message: Message, into: torch.Tensor) -> None:
     """Copy a message into a buffer that has room for it."""
-    _check_room(message, into)
+    if message.nbytes > into.nbytes:
+        raise too_long(into.nbytes, message.source, message.tag, message.nbytes)
     payload, into = message.payload, into.detach()
     if payload.dtype == into.dtype and payload.shape == into.shape:
         into.copy_(payload)
@@ -459,17 +460,10 @@ def store(message: Message, into: torch.Tensor) -> None:
 
 def store_head(message: Message, into: Ghost) -> None:
     """Keep the head of a message that carries sizes only."""
-    _check_room(message, into)
+    if message.nbytes > into.nbytes:
+        raise too_long(into.nbytes, message.source, message.tag, message.nbytes)
     if getattr(into, "head", None) is not None:
         into.head.copy_(message.payload)
-
-
-def _check_room(message: Message, into: Any) -> None:
-    if message.nbytes > into.nbytes:
-        raise ValueError(
-            f"recv: there is room for {into.nbytes:,} bytes, but rank {message.source} sent "
-            f"{message.nbytes:,} (tag {message.tag})"
-        )
 
 
 class VirtualTraffic(Traffic):
