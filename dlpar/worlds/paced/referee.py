@@ -291,17 +291,17 @@ class Proxy:
         self.answer(self.referee.counters[key]())
 
     def split(self, comm: int, color: int, key: int) -> None:
-        whole = self.comms[comm].group
+        whole = self.comms[comm]
 
-        def answers(asked: list[tuple[Proxy, int, int]]) -> Iterator[tuple[int, int, list[int]]]:
-            parts = whole.parts([(color, key) for _, color, key in asked])
-            for (proxy, color, _), member in zip(asked, whole.members):
-                group = parts[color]
-                place = group.members.index(member)
-                part = RefereedComm(proxy.comms[0].world, group, place, proxy.activity)
-                yield proxy.take_part(part), place, group.members
+        def answers(
+            asked: list[tuple[Proxy, RefereedComm, int, int]],
+        ) -> Iterator[tuple[int, int, list[int]]]:
+            groups = whole.group.parts([(color, key) for *_, color, key in asked])
+            for proxy, comm, color, _ in asked:
+                part = comm.within(groups[color])
+                yield proxy.take_part(part), part.rank, part.group.members
 
-        self._meet(comm, (self, color, key), answers)
+        self._meet(comm, (self, whole, color, key), answers)
 
     def _meet(self, comm: int, thing: Any, answers: Callable[[list[Any]], Iterable[Any]]) -> None:
         """Wait for all ranks of the group; the last one gives all of them their answers."""

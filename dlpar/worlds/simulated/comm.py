@@ -243,9 +243,12 @@ class SimulatedComm(LogicalComm):
         return self.group.together(self, None, lambda _: SimpleNamespace(take=count().__next__))
 
     def split(self, color: int, key: int = 0) -> Comm:
-        group = self.group.together(self, (color, key), self.group.parts)[color]
+        return self.within(self.group.together(self, (color, key), self.group.parts)[color])
+
+    def within(self, group: Group) -> SimulatedComm:
+        """This rank in a group of some of its ranks."""
         rank = group.members.index(self.group.members[self.rank])
-        return SimulatedComm(self.world, group, rank, self.activity)
+        return type(self)(self.world, group, rank, self.activity)
 
     def start(self, collective: Collective, bucket: Any) -> Request:
         if self._side is None:
