@@ -213,7 +213,7 @@ def sentence(error: ValidationError, schema: type[BaseModel]) -> str:
     said = []
     for item in error.errors(include_url=False):
         path, field, owner = _find(schema, item["loc"])
-        name = ".".join(step if step.isidentifier() else shown(step) for step in path)
+        name = ".".join(step if step.isidentifier() or step.isdigit() else shown(step) for step in path)
         if item["type"] == "union_tag_invalid" and field:
             head = kinds(field)[0].head()
             got = shown(item["input"][head])

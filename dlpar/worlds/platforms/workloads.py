@@ -80,7 +80,7 @@ class Workload(FromFile):
 
     name: str = Field(min_length=1)
     source: str = ""
-    layers: tuple[Layer, ...] = Field(min_length=1)
+    layers: tuple[Layer, ...]
     itemsize: Literal[1, 2, 4, 8] = 4
 
     @model_validator(mode="before")
