@@ -214,15 +214,13 @@ def sentence(error: ValidationError, schema: type[BaseModel]) -> str:
     for item in error.errors(include_url=False):
         path, field, owner = _find(schema, item["loc"])
         name = ".".join(step if step.isidentifier() or step.isdigit() else shown(step) for step in path)
-        fields = ", ".join(owner.model_fields)
+        got, fields = f"{name or 'experiment'}: got {shown(item['input'])}", ", ".join(owner.model_fields)
         if item["type"] == "union_tag_invalid" and field:
             head = kinds(field)[0].head()
-            got = shown(item["input"][head])
-            said.append(f"{name}.{head}: got {got}, allowed is {allowed(field).split(' (or')[0]}")
+            word = shown(item["input"][head])
+            said.append(f"{name}.{head}: got {word}, allowed is {allowed(field).split(' (or')[0]}")
         elif item["type"] == "extra_forbidden":
-            said.append(
-                f"{name}: got {shown(item['input'])}, but there is no such field; allowed are {fields}"
-            )
+            said.append(f"{got}, but there is no such field; allowed are {fields}")
         elif item["type"] == "missing":
             said.append(f"{name}: missing; allowed is {allowed(field)}" if field else f"{name}: missing")
         elif item["type"] in ("value_error", "assertion_error"):
@@ -230,11 +228,9 @@ def sentence(error: ValidationError, schema: type[BaseModel]) -> str:
             # A part that refuses its own fields does not know where it stands.
             said.append(f"{name}.{why}" if name and isinstance(why, BadExperiment) else str(why))
         elif field is not None:
-            said.append(f"{name}: got {shown(item['input'])}, allowed is {allowed(field)}")
+            said.append(f"{got}, allowed is {allowed(field)}")
         else:
-            said.append(
-                f"{name or 'experiment'}: got {shown(item['input'])}, allowed is a mapping of {fields}"
-            )
+            said.append(f"{got}, allowed is a mapping of {fields}")
     return "; ".join(dict.fromkeys(said))
 
 
