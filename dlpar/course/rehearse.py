@@ -104,14 +104,14 @@ def rehearse(rows: Iterable[tuple[str, Row]], limit: float = LIMIT) -> Iterator[
     limit : float
         Seconds for one row.
     """
-    stage, of = Stage(), ""
+    lab_runs, of = LabRuns(), ""
     for lab, row in rows:
         if lab != of:
-            stage, of = Stage(), lab
+            lab_runs, of = LabRuns(), lab
         began = time.monotonic()
-        stage.begin(began + limit)
+        lab_runs.begin(began + limit)
         try:
-            held, said = row.shows(stage.run((row.runs or row.preset)()))
+            held, said = row.shows(lab_runs.run((row.runs or row.preset)()))
         except GivenUp:
             held, said = False, f"given up after {limit:g} s"
         except JobFailed as error:
@@ -119,14 +119,14 @@ def rehearse(rows: Iterable[tuple[str, Row]], limit: float = LIMIT) -> Iterator[
         except Exception as error:  # an error in one row must not stop the next
             held, said = False, f"{type(error).__name__}: {_first_line(error)}"
         took = time.monotonic() - began
-        yield Result(lab, row.name, row.belief, stage.world, took, bool(held), said)
+        yield Result(lab, row.name, row.belief, lab_runs.world, took, bool(held), said)
 
 
 def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or ["no reason given"])[0]
 
 
-class Stage:
+class LabRuns:
     """Runs the experiments of one lab, each of them once."""
 
     def __init__(self) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from dlpar.lab import theme
 from dlpar.lab.figure import Figure, blank, captioned
-from dlpar.lab.message_log import Message, Rounds, record
+from dlpar.lab.message_log import LoggedMessage, Rounds, record
 
 MOST = 16
 """Most ranks and most chunks, which a figure and the digits of a float64 can tell apart."""
@@ -191,9 +191,9 @@ def _ink(fill: str) -> str:
     return "#111111" if 0.2126 * red + 0.7152 * green + 0.0722 * blue > 0.18 else "#ffffff"
 
 
-def _arrows(messages: list[Message]) -> list[dict[str, Any]]:
+def _arrows(messages: list[LoggedMessage]) -> list[dict[str, Any]]:
     """An arrow beside the column of each chunk that a message changed; arrows that would meet are side by side."""
-    by_chunk: dict[int, list[list[Message]]] = defaultdict(list)
+    by_chunk: dict[int, list[list[LoggedMessage]]] = defaultdict(list)
     for message in messages:
         for chunk in message.changed:
             lanes = by_chunk[chunk]
@@ -211,18 +211,18 @@ def _arrows(messages: list[Message]) -> list[dict[str, Any]]:
     ]
 
 
-def _meet(a: Message, b: Message) -> bool:
+def _meet(a: LoggedMessage, b: LoggedMessage) -> bool:
     return min(a.source, a.dest) <= max(b.source, b.dest) and min(b.source, b.dest) <= max(a.source, a.dest)
 
 
-def _arrow(x: float, message: Message) -> dict[str, Any]:
+def _arrow(x: float, message: LoggedMessage) -> dict[str, Any]:
     ends = {"ax": x, "ay": message.source, "x": x, "y": message.dest}
     refs = {"xref": "x", "yref": "y", "axref": "x", "ayref": "y"}
     head = {"arrowhead": 2, "arrowsize": 1.2, "arrowwidth": 2, "arrowcolor": SENT, "arrowside": "end+start"}
     return {**ends, **refs, **head, "startarrowhead": 6, "startarrowsize": 0.6, "showarrow": True, "text": ""}
 
 
-def _headline(messages: list[Message], k: int, last: int) -> dict[str, Any]:
+def _headline(messages: list[LoggedMessage], k: int, last: int) -> dict[str, Any]:
     sent = [f"{m.source}→{m.dest}" for m in messages]
     shown = ", ".join(sent[:MOST]) + (f" and {len(sent) - MOST} more" if len(sent) > MOST else "")
     text = (

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Message:
+class LoggedMessage:
     """A message that was sent and received.
 
     Attributes
@@ -49,13 +49,13 @@ class Rounds:
 
     Attributes
     ----------
-    messages : list of Message
+    messages : list of LoggedMessage
         In the order of rounds.
     held : list of list of list of float
         ``held[k][rank]``: the rank's tensor after round k; ``held[0]`` has the initial tensors.
     """
 
-    messages: list[Message]
+    messages: list[LoggedMessage]
     held: list[list[list[float]]]
 
 
@@ -208,7 +208,7 @@ def in_rounds(logs: list[list[_Event]], starts: list[list[float]]) -> Rounds:
     # Rounds in which the messages left.
     under_way: dict[tuple[int, int, int], deque[int]] = defaultdict(deque)
     sent, received = [0] * len(logs), [0] * len(logs)
-    messages: list[Message] = []
+    messages: list[LoggedMessage] = []
     states: list[list[tuple[int, list[float]]]] = [[(0, start)] for start in starts]
     todo = [deque(log) for log in logs]
     progress = True
@@ -224,7 +224,7 @@ def in_rounds(logs: list[list[_Event]], starts: list[list[float]]) -> Rounds:
                     left = under_way[event.peer, rank, event.tag].popleft()
                     received[rank] = max(left, 1 + received[rank])
                     changed = [i for i, (a, b) in enumerate(zip(event.before, event.held)) if a != b]
-                    messages.append(Message(event.peer, rank, event.nbytes, received[rank], changed))
+                    messages.append(LoggedMessage(event.peer, rank, event.nbytes, received[rank], changed))
                 else:
                     break  # its message is not sent yet, so other ranks come first
                 states[rank].append((received[rank], event.held))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from dlpar.config.schema import BadExperiment
 from dlpar.jobs.launch import Job, JobFailed, check_machine, launch
 from dlpar.jobs.mpiexec import NoMPI
-from dlpar.theory import Prediction, predict
+from dlpar.theory import PredictedStep, predict
 
 if TYPE_CHECKING:
     from dlpar.config.experiment import Experiment
@@ -76,7 +76,7 @@ class Outcome:
         return self.summary["seconds"]["compute"] / self.summary["steps"]
 
     @cached_property
-    def prediction(self) -> Prediction | None:
+    def prediction(self) -> PredictedStep | None:
         """Prediction of the closed form; None where there is none."""
         return predict(self.experiment)
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from dlpar.comm import Comm
 
 
-class Timing(NamedTuple):
+class CollectiveTime(NamedTuple):
     """Time of a collective, from one of the worlds or predicted."""
 
     name: str
@@ -40,7 +40,7 @@ class PingPong:
     seconds : tuple of float
         Half a round trip, the fastest of several.
     how : str, default "measured"
-        Source, as in :class:`Timing`.
+        Source, as in :class:`CollectiveTime`.
     where : str
         Platform whose clock is used; default: this machine.
     link : Link
@@ -88,7 +88,7 @@ def time_collectives(
     platform: str | None = None,
     repeats: int = 3,
     timeout: float = 60.0,
-) -> list[Timing]:
+) -> list[CollectiveTime]:
     """Time all-reduce algorithms.
 
     Parameters
@@ -129,13 +129,13 @@ def time_collectives(
         for number, (name, size) in enumerate((name, size) for name in names for size in sizes):
             together = zip(*(trial[number] for trial in trials))
             times = [max(end for _, end in call) - min(began for began, _ in call) for call in together]
-            found.append(Timing(name, count, size, min(times), theme.HOW[world]))
+            found.append(CollectiveTime(name, count, size, min(times), theme.HOW[world]))
     return found
 
 
 def predict_collectives(
     names: Sequence[str], ranks: int | Sequence[int], sizes: Sequence[float], link: Link
-) -> list[Timing]:
+) -> list[CollectiveTime]:
     """Predict the times of all-reduce algorithms with :func:`dlpar.theory.collective_seconds`.
 
     Parameters
@@ -147,7 +147,7 @@ def predict_collectives(
     """
     worlds = [ranks] if isinstance(ranks, int) else ranks
     return [
-        Timing(name, world, size, collective_seconds(name, world, size, link), "predicted")
+        CollectiveTime(name, world, size, collective_seconds(name, world, size, link), "predicted")
         for world in worlds
         for name in names
         for size in sizes

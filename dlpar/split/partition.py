@@ -22,7 +22,7 @@ TRIALS = 3
 """Times a layer is measured; the quickest counts."""
 
 
-class Part(NamedTuple):
+class ModelPart(NamedTuple):
     """Consecutive layers of a model.
 
     Attributes
@@ -40,7 +40,7 @@ class Part(NamedTuple):
     shape: tuple[int, ...]
 
 
-def partition(task: Task) -> list[Part]:
+def partition(task: Task) -> list[ModelPart]:
     """Cut the model into the parts that stages hold, in the order of layers, as the experiment asks for."""
     split, model = task.experiment.split, task.model
     x, _ = task.batch(0)
@@ -53,12 +53,12 @@ def partition(task: Task) -> list[Part]:
     for numbers in cut(costs, split.parts(task.experiment.workers), split.partition):
         members = found[numbers.start : numbers.stop]
         layers = slice(members[0].layers.start, members[-1].layers.stop)
-        parts.append(Part(layers, sum(unit.flops for unit in members), members[0].shape))
+        parts.append(ModelPart(layers, sum(unit.flops for unit in members), members[0].shape))
     return parts
 
 
 @torch.no_grad()
-def units(model: nn.Sequential, x: Tensor) -> list[Part]:
+def units(model: nn.Sequential, x: Tensor) -> list[ModelPart]:
     """List the smallest parts of a model: a layer with weights, and the layers without that follow.
 
     Parameters
@@ -70,12 +70,12 @@ def units(model: nn.Sequential, x: Tensor) -> list[Part]:
     """
     if not isinstance(model, nn.Module):
         shapes = [tuple(x.shape[1:]), *((p.outputs,) for p in model.parameters())]
-        return [Part(slice(i, i + 1), p.flops, shapes[i]) for i, p in enumerate(model.parameters())]
+        return [ModelPart(slice(i, i + 1), p.flops, shapes[i]) for i, p in enumerate(model.parameters())]
     starts = [i for i, layer in enumerate(model) if next(layer.parameters(), None) is not None]
     found = []
     for start, stop in zip([0, *starts[1:]], [*starts[1:], len(model)]):
         part = model[start:stop]
-        found.append(Part(slice(start, stop), models.flops_of(part, x), tuple(x.shape[1:])))
+        found.append(ModelPart(slice(start, stop), models.flops_of(part, x), tuple(x.shape[1:])))
         x = part.eval()(x)  # batch normalisation cannot train on one sample
         part.train()
     return found
@@ -124,7 +124,7 @@ def _most_even(costs: Sequence[float], parts: int) -> list[int]:
     return list(best(0, parts)[2])
 
 
-def measured(model: nn.Sequential, parts: Sequence[Part], x: Tensor, comm: Comm) -> list[float]:
+def measured(model: nn.Sequential, parts: Sequence[ModelPart], x: Tensor, comm: Comm) -> list[float]:
     """Measure the seconds of both passes through each unit, on rank 0 of `comm` for all; collective.
 
     Where the clock is a platform's they are the seconds it charges for the FLOPs.

@@ -222,7 +222,7 @@ class Stage:
         Tensor-parallel group: the ranks of this stage; None where it is one rank.
     mp_group : Comm
         All ranks of this replica.
-    parts : list of Part
+    parts : list of ModelPart
         The whole model, cut.
     chunks : list of Chunk
         In the order in which a micro-batch passes them.

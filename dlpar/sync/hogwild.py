@@ -49,7 +49,7 @@ class Hogwild(Scheme):
         self.optimizer = Optimizer(experiment.optimizer, replica.weights, experiment.lr)
         self.tickets = Tickets(experiment, comm)
         self.updates = comm.shared((comm.size, LINE), torch.int64).numpy()[:, 0]  # each worker makes its own
-        self.watch = Watch(experiment, comm, replica)
+        self.meter = ConflictMeter(experiment, comm, replica)
         self.seen: dict[str, Any] = {}
         comm.barrier()  # all workers wrote the same initial weights; from now on they may change
 
@@ -59,7 +59,7 @@ class Hogwild(Scheme):
             made = self.updates.tolist()
             self.read_at, self.lead = sum(made) - made[self.comm.rank], clock - min(made)
             if self.sparse:
-                self.watch.read()
+                self.meter.read()
             yield clock
             # Counted before the step is recorded (in facts), so that the last record says how many updates were lost.
             clock, more = clock + 1, self.more
@@ -78,8 +78,8 @@ class Hogwild(Scheme):
             self.comm.compute(lambda: self._write_at(places), cost=2 * written)
         else:
             self.comm.compute(lambda: self.optimizer.step(gradient), cost=2 * size)
-        self.watch.added()
-        conflicts = self.watch.wrote() if self.sparse else 0
+        self.meter.added()
+        conflicts = self.meter.wrote() if self.sparse else 0
         made = self.updates.tolist()  # after the search for conflicts, so that most conflicts are counted
         stale = sum(made) - made[self.comm.rank] - self.read_at
         if stale and not self.sparse:
@@ -101,12 +101,12 @@ class Hogwild(Scheme):
 
     def _finish(self) -> float:
         """Wait until everybody's last update is made; the share of additions that were lost."""
-        self.watch.report()
+        self.meter.report()
         self.comm.traffic.waiting(self.comm.barrier)
-        return self.watch.lost()
+        return self.meter.lost()
 
 
-class Watch:
+class ConflictMeter:
     """Some of the weights under observation; cheap enough to be done every step.
 
     What each worker added is summed up in private and, at the end, compared with what the

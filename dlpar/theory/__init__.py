@@ -23,11 +23,11 @@ from dlpar.theory.overlap import Overlapped, buckets, overlapped
 from dlpar.theory.pipeline import bubble
 from dlpar.theory.scaling import expected_slowest
 from dlpar.theory.servers import Servers
-from dlpar.theory.step import Prediction, predict
+from dlpar.theory.step import PredictedStep, predict
 from dlpar.worlds.platforms import Link
 
 __all__ = [
-    "Link", "Overlapped", "Prediction", "Servers", "bubble", "buckets", "closed_form",
+    "Link", "Overlapped", "PredictedStep", "Servers", "bubble", "buckets", "closed_form",
     "collective_seconds", "contraction", "expected_slowest", "fitted", "neighbour_seconds",
     "overlapped", "predict", "sizes", "zero_bytes",
 ]  # fmt: skip

@@ -36,7 +36,7 @@ LOSS_AND_COUNT = 2
 EXACT, ABOVE, BELOW, ESTIMATE = "exact", "upper bound", "lower bound", "estimate"
 
 
-class Prediction(NamedTuple):
+class PredictedStep(NamedTuple):
     """A step in the long run; averages over workers.
 
     Attributes
@@ -55,7 +55,7 @@ class Prediction(NamedTuple):
     kind: str
 
 
-def predict(experiment: Experiment) -> Prediction | None:
+def predict(experiment: Experiment) -> PredictedStep | None:
     """Predict a step of an experiment on its platform.
 
     ================  ============================================  =======================================
@@ -94,7 +94,7 @@ def predict(experiment: Experiment) -> Prediction | None:
 
     Returns
     -------
-    Prediction or None
+    PredictedStep or None
         None without a platform to base it on, or without a closed form: a scheme of your own, pairwise
         averages, compression, uneven shards, half-duplex links, ZeRO, a model on several ranks; times
         that vary from step to step; nodes of several ranks, but for a ring and for servers; workers that
@@ -217,7 +217,7 @@ class Costs:
         last = max(taking) if nbytes > self.eager else busiest  # short messages are sent ahead
         return max(rounds * sum(taking) / n, (rounds - 1) * busiest + last) + (n - 1) * self.seconds(chunk)
 
-    def step(self, exchange: float, flops: float, kind: str) -> Prediction:
+    def step(self, exchange: float, flops: float, kind: str) -> PredictedStep:
         """Predict a step that ends in an exchange of all workers.
 
         `exchange` is in seconds; `flops` are those of each worker in an exchange, see :meth:`beside`.
@@ -234,7 +234,7 @@ class Costs:
         is_averaging = self.experiment.averaging.method != "none"
         return (3 * period(self.experiment) + 4) * self.model.parameters if is_averaging else 0.0
 
-    def prediction(self, seconds: float, beside: float, kind: str) -> Prediction:
+    def prediction(self, seconds: float, beside: float, kind: str) -> PredictedStep:
         """Predict a step of so many seconds, of which a worker computes `beside` for the exchange.
 
         `kind` is that of the form on equal workers that are not disturbed.
@@ -244,7 +244,7 @@ class Costs:
         of_workers = ESTIMATE if is_real else ABOVE if self.differ else EXACT
         kinds = {of_form, of_workers} - {EXACT}
         kind = EXACT if not kinds else ESTIMATE if len(kinds) > 1 else kinds.pop()
-        return Prediction(seconds, min(seconds, sum(self.work) / len(self.work) + beside), kind)
+        return PredictedStep(seconds, min(seconds, sum(self.work) / len(self.work) + beside), kind)
 
 
 def period(experiment: Experiment) -> int:
@@ -253,7 +253,7 @@ def period(experiment: Experiment) -> int:
     return averaging.period if averaging.method != "none" else getattr(experiment.sync, "push_every", 1)
 
 
-def _allreduce(costs: Costs) -> Prediction | None:
+def _allreduce(costs: Costs) -> PredictedStep | None:
     """All-reduce in buckets, beside the backward pass or after it."""
     experiment, tensors = costs.experiment, costs.model.layers
     sync, n = experiment.sync, experiment.workers
@@ -290,7 +290,7 @@ def _bucket_seconds(name: str, costs: Costs, elements: int) -> float:
     return between_groups + Servers(group - 1, 1, nbytes, link, serving=adding).step_seconds()
 
 
-def _beside_backward(costs: Costs, cut: list[range], taking: list[float], kind: str) -> Prediction:
+def _beside_backward(costs: Costs, cut: list[range], taking: list[float], kind: str) -> PredictedStep:
     """Predict a step in which one progress thread sends bucket after bucket."""
     experiment, worker = costs.experiment, costs.work.index(max(costs.work))
     shares = list(accumulate(sum(costs.model.layers[i].flops for i in members) for members in cut))
@@ -305,7 +305,7 @@ def _beside_backward(costs: Costs, cut: list[range], taking: list[float], kind: 
     return costs.prediction(max(computed + delay, sent) + update, update, kind)
 
 
-def _driver(costs: Costs) -> Prediction | None:
+def _driver(costs: Costs) -> PredictedStep | None:
     """Gradients up a tree to the driver, weights down a tree from it."""
     sync, workers, n, link = costs.experiment.sync, len(costs.work), costs.model.parameters, costs.link
     if costs.is_crowded:
@@ -317,7 +317,7 @@ def _driver(costs: Costs) -> Prediction | None:
     return costs.step(up + costs.seconds(5 * n) + down, 2 * n, ABOVE)
 
 
-def _servers(costs: Costs) -> Prediction | None:
+def _servers(costs: Costs) -> PredictedStep | None:
     """Parameter servers on nodes of their own, bulk-synchronous or not."""
     experiment, n, every = costs.experiment, costs.model.parameters, period(costs.experiment)
     sync, is_colocated = experiment.sync, experiment.cluster.placement == "colocated"
@@ -341,7 +341,7 @@ def _servers(costs: Costs) -> Prediction | None:
     return costs.prediction(free / every, beside / every, kind)
 
 
-def _neighbours(costs: Costs) -> Prediction | None:
+def _neighbours(costs: Costs) -> PredictedStep | None:
     """Every worker exchanges weights with a few others."""
     experiment, sync, n = costs.experiment, costs.experiment.sync, costs.model.parameters
     if experiment.free_running or costs.is_crowded:

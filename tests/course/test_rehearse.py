@@ -21,7 +21,7 @@ from dlpar.cli import rehearse as machine
 from dlpar.cli.doctor import Finding
 from dlpar.cli.rehearse import slow
 from dlpar.config.paths import runs_folder
-from dlpar.course.rehearse import Result, Row, Stage, apart, rehearse
+from dlpar.course.rehearse import LabRuns, Result, Row, apart, rehearse
 from dlpar.jobs.launch import JobFailed
 
 
@@ -58,10 +58,10 @@ def endless() -> Experiment:
 
 
 def test_the_same_experiment_is_run_once_and_runs_have_the_form_of_the_experiments():
-    stage = Stage()
-    run = stage.run(experiment())
-    assert stage.run({"a": experiment(), "b": [experiment()]}) == {"a": run, "b": [run]}
-    assert stage.world == "simulated"
+    lab_runs = LabRuns()
+    run = lab_runs.run(experiment())
+    assert lab_runs.run({"a": experiment(), "b": [experiment()]}) == {"a": run, "b": [run]}
+    assert lab_runs.world == "simulated"
 
 
 def test_whatever_happens_in_one_row_is_a_sentence_and_the_next_is_tried():

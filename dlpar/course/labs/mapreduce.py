@@ -5,7 +5,7 @@ from __future__ import annotations
 from dlpar.config.experiment import Experiment
 from dlpar.course.rehearse import Collectives, Row, Shown, pace
 from dlpar.jobs.run import Run
-from dlpar.lab.timing import Timing
+from dlpar.lab.timing import CollectiveTime
 
 CLUSTER = "cpu-10gbe"
 """Platform of labs 01 to 03: a rank in each machine, 10 Gb Ethernet between them."""
@@ -38,7 +38,7 @@ def tree_or_star() -> Collectives:
     return Collectives(names=("star", "tree"), ranks=8, sizes=sizes, world="paced", platform=CLUSTER)
 
 
-def _size_decides(times: list[Timing]) -> Shown:
+def _size_decides(times: list[CollectiveTime]) -> Shown:
     took = {(t.name, t.nbytes): t.seconds for t in times}
     short, long = (took["tree", size] / took["star", size] for size in (1_000, 400_000))
     said = f"the tree takes {short:.1f} times the star's time for 1 kB, {long:.2f} for 400"

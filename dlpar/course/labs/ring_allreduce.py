@@ -6,7 +6,7 @@ from dlpar.config.experiment import Experiment
 from dlpar.course.labs.mapreduce import CLUSTER
 from dlpar.course.rehearse import Collectives, Row, Shown, learns, pace
 from dlpar.jobs.run import Run
-from dlpar.lab.timing import Timing
+from dlpar.lab.timing import CollectiveTime
 from dlpar.theory import closed_form, sizes
 
 OWN_CARDS, SHARED_CARDS = "h100-400gb-ib", "v100-100gb-ib"
@@ -43,7 +43,7 @@ def more_ranks() -> list[Collectives]:
     ]
 
 
-def _latency_grows(times: list[list[Timing]]) -> Shown:
+def _latency_grows(times: list[list[CollectiveTime]]) -> Shown:
     took = {(t.ranks, t.nbytes): t.seconds for each in times for t in each}
     short, long = took[512, 4_000] / took[2, 4_000], took[128, 16_000_000] / took[2, 16_000_000]
     return short > 300 and 2 < long < 3, f"4 kB take {short:.0f} times as long on 512 ranks as on 2"
@@ -55,7 +55,7 @@ def ring_always_wins(platform: str, ranks: int = 64) -> Collectives:
     return Collectives(names=names, ranks=ranks, sizes=sizes, world="simulated", platform=platform)
 
 
-def _not_for_short_messages(times: list[list[Timing]]) -> Shown:
+def _not_for_short_messages(times: list[list[CollectiveTime]]) -> Shown:
     by_seconds = [sorted(each, key=lambda t: t.seconds) for each in times]
     own = [t.name.replace("_", "-") for t in by_seconds[0] if t.nbytes == 1_200_000]
     shared = [t.name.replace("_", "-") for t in by_seconds[1] if t.nbytes == 178_000_000]

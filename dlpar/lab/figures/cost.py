@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from dlpar.lab import captions, theme
 from dlpar.lab.figure import Figure, blank, captioned
-from dlpar.lab.timing import PingPong, Timing
+from dlpar.lab.timing import CollectiveTime, PingPong
 
 LINKS = (("#0072B2", "#BF8300", "circle"), ("#009E73", "#D55E00", "square"))
 """Colours of times and fit, and marker, of each link in a figure."""
@@ -50,14 +50,14 @@ def _link_in_words(one: PingPong, several: bool) -> str:
     return f"{text}; at {captions.nbytes(latency * bandwidth)} the two parts are equal."
 
 
-def collective_times(times: Sequence[Timing], over: str = "bytes") -> Figure:
+def collective_times(times: Sequence[CollectiveTime], over: str = "bytes") -> Figure:
     """Draw the times of all-reduce algorithms on logarithmic axes; the axis names the clock.
 
     Solid lines are measured or paced, broad and faint ones simulated, dashed ones predicted.
 
     Parameters
     ----------
-    times : sequence of Timing
+    times : sequence of CollectiveTime
         Results of :func:`dlpar.lab.time_collectives` and :func:`dlpar.lab.predict_collectives`, in any order.
     over : {"bytes", "ranks"}, default "bytes"
         Horizontal axis; there is a line for every value of the other.
@@ -88,11 +88,11 @@ def collective_times(times: Sequence[Timing], over: str = "bytes") -> Figure:
     return captioned(figure, " ".join(sentences))
 
 
-def _place(timing: Timing, over: str) -> float:
+def _place(timing: CollectiveTime, over: str) -> float:
     return timing.nbytes if over == "bytes" else timing.ranks
 
 
-def _other(timing: Timing, over: str) -> float:
+def _other(timing: CollectiveTime, over: str) -> float:
     return timing.ranks if over == "bytes" else timing.nbytes
 
 
@@ -114,7 +114,7 @@ def _style(how: str, key: tuple[str, float], over: str, others: list[float]) -> 
     return {"name": label, "mode": "lines+markers", "line": line, "marker": marker}
 
 
-def _ends(times: Sequence[Timing], over: str, several: bool) -> str:
+def _ends(times: Sequence[CollectiveTime], over: str, several: bool) -> str:
     """Times at both ends of the longest lines; of equally long ones, of the source that counts most."""
     places = {how: [_place(t, over) for t in times if t.how == how] for how in theme.ORDER}
     known = [how for how in theme.ORDER if places[how]]

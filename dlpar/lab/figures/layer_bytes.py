@@ -14,7 +14,7 @@ from dlpar.lab.figures.pieces import plain
 from dlpar.theory.layers import BOUNDARY, SHARED, boundary_elements, elements_by_layer
 
 if TYPE_CHECKING:
-    from dlpar.lab.figures.probes import Sent
+    from dlpar.lab.figures.probes import SentByLayer
 
 KINDS = ("tensor", "spatial", "pipeline", "hybrid")
 """Splits whose ranks send in the forward and the backward pass."""
@@ -47,14 +47,14 @@ def layer_bytes(of: Experiment | Run) -> Figure:
     return drawing(experiment, [rank for rank in ranks if rank.replica == 0])
 
 
-def _count(comm: Any, experiment: Experiment) -> Sent:
+def _count(comm: Any, experiment: Experiment) -> SentByLayer:
     """Report the bytes that this rank sends."""
     from dlpar.lab.figures.probes import sent  # here: imports torch
 
     return sent(comm, experiment)
 
 
-def drawing(experiment: Experiment, ranks: list[Sent]) -> Figure:
+def drawing(experiment: Experiment, ranks: list[SentByLayer]) -> Figure:
     """Draw the bytes that the ranks of a replica sent."""
     measured: dict[str, dict[str, int]] = defaultdict(lambda: dict.fromkeys(PASSES, 0))
     for rank in ranks:

@@ -33,7 +33,7 @@ Points = list[tuple[float, float]]
 """Points ``(ms, micro-batches or bytes)`` of a rank; a value holds until the next point."""
 
 
-class Row(NamedTuple):
+class Bar(NamedTuple):
     """A bar: bytes that a rank held, by kind, and the closed form of weights, gradients and optimizer together."""
 
     name: str
@@ -65,11 +65,11 @@ def memory(runs: Run | Sequence[Run], titles: Sequence[str] | None = None) -> Fi
     runs = listed(runs)
     held = [_held(run) for run in runs]
     if len(runs) == 1:
-        rows = [Row(f"rank {rank}", own, _state(runs[0].experiment)) for rank, own in held[0].items()]
+        rows = [Bar(f"rank {rank}", own, _state(runs[0].experiment)) for rank, own in held[0].items()]
     else:
         fullest = [max(of_run.values(), key=_total) for of_run in held]
         names = titles or labels([run.experiment for run in runs])
-        rows = [Row(name, own, _state(run.experiment)) for name, own, run in zip(names, fullest, runs)]
+        rows = [Bar(name, own, _state(run.experiment)) for name, own, run in zip(names, fullest, runs)]
     scale, unit = (1e6, "MB") if max(map(_total, (row.held for row in rows))) >= 1e6 else (1e3, "kB")
     courses = _courses(runs[0], scale, unit) if len(runs) == 1 else {}
     figure = _bars(rows, scale, _layout(runs[0].experiment, rows, scale, unit, courses))
@@ -176,7 +176,7 @@ def _in_flight(bars: list[Drawn], begin: float) -> Points:
     return points
 
 
-def _bars(rows: list[Row], scale: float, layout: dict[str, Any]) -> Figure:
+def _bars(rows: list[Bar], scale: float, layout: dict[str, Any]) -> Figure:
     least = 430 if "yaxis3" in layout else 280
     figure, places = blank(layout, max(least, 44 * len(rows) + 190)), list(range(len(rows)))
     for kind, style in KINDS.items():
@@ -192,7 +192,7 @@ def _bars(rows: list[Row], scale: float, layout: dict[str, Any]) -> Figure:
 
 
 def _layout(
-    experiment: Experiment, rows: list[Row], scale: float, unit: str, courses: dict[str, dict[int, Points]]
+    experiment: Experiment, rows: list[Bar], scale: float, unit: str, courses: dict[str, dict[int, Points]]
 ) -> dict[str, Any]:
     most = max(max(_total(row.held), row.predicted or 0) for row in rows) / scale
     title = f"memory of a rank at the peak of a step ({unit})"
@@ -218,7 +218,7 @@ def _layout(
     return layout
 
 
-def _sentence(runs: list[Run], rows: list[Row], scale: float, unit: str) -> str:
+def _sentence(runs: list[Run], rows: list[Bar], scale: float, unit: str) -> str:
     most = max(rows, key=lambda row: _total(row.held))
     least = min(rows, key=lambda row: _total(row.held))
     kind = max(most.held, key=most.held.__getitem__)
@@ -239,7 +239,7 @@ def _sentence(runs: list[Run], rows: list[Row], scale: float, unit: str) -> str:
     return captions.shown_workers(runs[0].experiment, f"{text}.") if len(runs) == 1 else f"{text}."
 
 
-def _table(rows: list[Row], scale: float, unit: str) -> dict[str, list]:
+def _table(rows: list[Bar], scale: float, unit: str) -> dict[str, list]:
     columns = {f"{kind} ({unit})": [row.held.get(kind, 0) / scale for row in rows] for kind in KINDS}
     found = {
         "": [row.name for row in rows],

@@ -87,7 +87,7 @@ def _exposed(names: list[str], steps: list[float], predicted: list[float | None]
     return figure
 
 
-class Sent(NamedTuple):
+class BucketTimes(NamedTuple):
     """A bucket: its largest layer, its MB, and when it is ready, begins to be sent and is summed (ms)."""
 
     name: str
@@ -135,7 +135,7 @@ def sending(experiment: Experiment) -> Figure:
     return captioned(_drawn(computing, sent), sentence, table)
 
 
-def schedule(experiment: Experiment, computing: float) -> list[Sent]:
+def schedule(experiment: Experiment, computing: float) -> list[BucketTimes]:
     """The buckets of a step whose computing takes `computing` ms, in order."""
     platform, charged = platform_of(experiment), workload(experiment.cluster.stand_in_for)
     link = platform.link(same_node=experiment.workers <= platform.devices)
@@ -148,11 +148,11 @@ def schedule(experiment: Experiment, computing: float) -> list[Sent]:
         begins = max(ready, free)
         free = begins + 1e3 * collective_seconds("ring", experiment.workers, whole, link)
         largest = charged.layers[max(members, key=nbytes.__getitem__)]
-        found.append(Sent(largest.name, whole / 1e6, ready, begins, free))
+        found.append(BucketTimes(largest.name, whole / 1e6, ready, begins, free))
     return found
 
 
-def _drawn(computing: float, sent: list[Sent]) -> Figure:
+def _drawn(computing: float, sent: list[BucketTimes]) -> Figure:
     rows = theme.rows(["computing", "sending"], range=[1.6, -0.6])
     end = theme.rounded_up(max(computing, sent[-1].ends))
     xaxis = theme.axis("time since the step began, predicted (ms)", (0, end))

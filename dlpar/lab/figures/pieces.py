@@ -32,7 +32,7 @@ MOST = 64
 """Most ranks that are run to see what they hold."""
 
 
-class Box(NamedTuple):
+class Rectangle(NamedTuple):
     """A piece as it is drawn: its lower left corner, its size, and its hover text."""
 
     x: float
@@ -141,7 +141,7 @@ def _box(
     columns: tuple[int, int],
     layers: list[str],
     shapes: dict[str, tuple[int, int]],
-) -> Box:
+) -> Rectangle:
     """Place a block of a parameter in a rank's column and a layer's row."""
     row, (left, right) = layers.index(_layer(name)), CELL
     if name.endswith(".bias"):
@@ -152,14 +152,14 @@ def _box(
     x, width = left + (right - left) * columns[0] / wide, (right - left) * (columns[1] - columns[0]) / wide
     y, height = TALL * (rows[0] / tall - 0.5), TALL * (rows[1] - rows[0]) / tall
     hover = f"rank {rank}, {name}<br>rows {_span(rows, tall)}<br>columns {_span(columns, wide)}"
-    return Box(rank + x, row + y, width, height, hover)
+    return Rectangle(rank + x, row + y, width, height, hover)
 
 
 def _span(part: tuple[int, int], of: int) -> str:
     return f"{part[0]:,} to {part[1] - 1:,} of {of:,}" if part[1] - part[0] < of else f"all {of:,}"
 
 
-def _add(figure: Figure, boxes: list[Box], **style: Any) -> None:
+def _add(figure: Figure, boxes: list[Rectangle], **style: Any) -> None:
     if boxes:
         figure.add_bar(
             orientation="h",

@@ -172,7 +172,7 @@ OUTSIDE = (SHARED, "backward")
 """Key of bytes that are sent outside of all layers."""
 
 
-class Sent(NamedTuple):
+class SentByLayer(NamedTuple):
     """Bytes that one rank sent in a step.
 
     Attributes
@@ -190,7 +190,7 @@ class Sent(NamedTuple):
     bytes: dict[tuple[str, str], int]
 
 
-class Watch:
+class SentBytesMeter:
     """Divide a rank's count of sent bytes by what it is doing."""
 
     def __init__(self, traffic: Traffic) -> None:
@@ -246,21 +246,21 @@ class Watch:
         self._before = now
 
 
-def sent(comm: Comm, experiment: Experiment) -> Sent:
+def sent(comm: Comm, experiment: Experiment) -> SentByLayer:
     """Count the bytes this rank sends for one gradient, before replicas synchronise; collective over all workers."""
     task = prepared(comm, experiment)
     layers = [name for name, _ in task.model.named_children()]
     part = make_split(task)
-    watch = Watch(comm.traffic)
-    _attach(watch, part, layers)
+    meter = SentBytesMeter(comm.traffic)
+    _attach(meter, part, layers)
     part.gradient(0)
-    return Sent(task.place.replica, layers, watch.found())
+    return SentByLayer(task.place.replica, layers, meter.found())
 
 
-def _attach(watch: Watch, part: Split, layers: list[str]) -> None:
+def _attach(meter: SentBytesMeter, part: Split, layers: list[str]) -> None:
     if isinstance(part, PipelineSplit):
         for chunk in part.chunks if part.stage.tp_group else ():
-            _attach_modules(watch, chunk.layers)
+            _attach_modules(meter, chunk.layers)
         parts, stages = part.stage.parts, part.stage.stages
 
         def boundary(action: Any, *_: Any) -> tuple[str, str]:
@@ -268,16 +268,16 @@ def _attach(watch: Watch, part: Split, layers: list[str]) -> None:
             before = action.chunk * stages + part.stage.number - (not forward)
             return BOUNDARY + layers[parts[before].layers.stop - 1], "forward" if forward else "backward"
 
-        watch.calls(part, "send", boundary)
-        watch.call(part.stage, "add_up_tied", *OUTSIDE)
+        meter.calls(part, "send", boundary)
+        meter.call(part.stage, "add_up_tied", *OUTSIDE)
     else:
-        _attach_modules(watch, part.replica.model)
+        _attach_modules(meter, part.replica.model)
     if isinstance(part, SpatialSplit):
-        watch.call(part, "reduce", *OUTSIDE)
+        meter.call(part, "reduce", *OUTSIDE)
 
 
-def _attach_modules(watch: Watch, layers: nn.Module) -> None:
+def _attach_modules(meter: SentBytesMeter, layers: nn.Module) -> None:
     for name, layer in layers.named_children():
-        watch.module(layer, name)
+        meter.module(layer, name)
         if isinstance(layer, Overlapping):
-            watch.call(layer, "refresh", name, "forward")
+            meter.call(layer, "refresh", name, "forward")

@@ -6,18 +6,18 @@ import pytest
 
 from dlpar import lab
 from dlpar.lab import figures
-from dlpar.lab.timing import PingPong, Timing
+from dlpar.lab.timing import CollectiveTime, PingPong
 from dlpar.theory import Link
 
 LINK = Link(latency=1e-3, bandwidth=1e6)
 SIZES = (1_000, 100_000)
 
 
-def predicted() -> list[Timing]:
+def predicted() -> list[CollectiveTime]:
     return lab.predict_collectives(("star", "tree"), 8, SIZES, LINK)
 
 
-def measured(how: str = "measured") -> list[Timing]:
+def measured(how: str = "measured") -> list[CollectiveTime]:
     """5 % slower than predicted."""
     return [t._replace(seconds=1.05 * t.seconds, how=how) for t in predicted()]
 
