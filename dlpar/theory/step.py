@@ -96,10 +96,10 @@ def predict(experiment: Experiment) -> PredictedStep | None:
     -------
     PredictedStep or None
         None without a platform to base it on, or without a closed form: a scheme of your own, pairwise
-        averages, compression, uneven shards, half-duplex links, ZeRO, a model on several ranks; times
-        that vary from step to step; nodes of several ranks, but for a ring and for servers; workers that
-        run free and differ, or have more neighbours than others; groups of workers, a pull of its own, or
-        servers on the nodes of workers.
+        averages, compression, uneven shards, half-duplex links, ZeRO, a model on several ranks, times
+        that vary from step to step, nodes of several ranks (but for a ring and for servers), free-running
+        workers of unequal speed, workers with unequal numbers of neighbours, groups of workers, separate
+        pulls, or servers on the nodes of workers.
 
     Examples
     --------

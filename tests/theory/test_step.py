@@ -21,7 +21,7 @@ CLUSTER = {"world": "simulated", "messages": "sizes", "platform": "cpu-10gbe"}
 
 
 class Watch:
-    """In the place of a recorder: when each step of a rank ended."""
+    """Note when each step of a rank ended, as a recorder would."""
 
     def __init__(self, comm) -> None:
         self.comm, self.ends = comm, []
