@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import os
 import platform
 import time
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import ipywidgets as widgets
 
 from dlpar.config.experiment import Experiment
+from dlpar.jobs.control_groups import usable_cores
 from dlpar.jobs.global_steps import GlobalSteps
 from dlpar.jobs.slots import in_words
 from dlpar.lab.captions import duration, quantity
@@ -149,8 +149,7 @@ class Status:
 
 
 def _platform(ranks: dict[int, dict]) -> str:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    here = f"{platform.node()}, {cores} cores"
+    here = f"{platform.node()}, {usable_cores()} cores"
     if not ranks:
         return here
     hosts = sorted({r["host"] for r in ranks.values()})
