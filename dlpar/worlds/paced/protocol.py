@@ -29,12 +29,8 @@ HEAD = 8
 """Bytes in front of a message on a link, which count those that follow."""
 
 
-class Ended(ConnectionError):
-    """The other end of a link has gone."""
-
-
 class Link:
-    """One end of a socket.
+    """One end of a socket; its calls raise `ConnectionError` once the other end has gone.
 
     Parameters
     ----------
@@ -52,12 +48,9 @@ class Link:
         at, end = self._at, self._at + size
         while len(self._came) < end:
             self._poll.poll()  # a sleep in recv would also end when the other end reads what was sent
-            try:
-                more = self.socket.recv(PIECE)
-            except ConnectionResetError:
-                more = b""
+            more = self.socket.recv(PIECE)
             if not more:
-                raise Ended("the other end of a link has gone")
+                raise ConnectionError("the other end of a link has gone")
             self._came, at, end = self._came[at:] + more, 0, size
         self._at = end
         return self._came[at:end]
@@ -67,7 +60,7 @@ class Link:
         return self._at < len(self._came) or bool(self._poll.poll(1000 * seconds))
 
     def receive(self) -> Any:
-        """Give the next thing sent; blocks until it is there, raises :class:`Ended` if it never will be."""
+        """Give the next thing sent; blocks until it is there."""
         return pickle.loads(self._read(int.from_bytes(self._read(HEAD), "little")))
 
     def call(self) -> tuple[Any, ...]:
@@ -77,12 +70,9 @@ class Link:
         return self._calls.popleft()
 
     def send(self, thing: Any) -> None:
-        """Send any thing; raises :class:`Ended` where nobody reads any more."""
+        """Send any thing."""
         data = pickle.dumps(thing)
-        try:
-            self.socket.sendall(len(data).to_bytes(HEAD, "little") + data)
-        except (BrokenPipeError, ConnectionResetError):
-            raise Ended("the other end of a link has gone") from None
+        self.socket.sendall(len(data).to_bytes(HEAD, "little") + data)
 
 
 AHEAD = 0.01
@@ -205,7 +195,7 @@ class Line:
             while kind == WHERE:
                 self.link.send(place(sys._getframe(1)))
                 kind, clock, zero, result = self.link.receive()
-        except Ended:
+        except ConnectionError:
             time.sleep(ORPHANED)
             raise
         if kind != OK:

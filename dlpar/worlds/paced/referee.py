@@ -12,13 +12,14 @@ import socket
 import tempfile
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import count
 from typing import Any
 
 from dlpar.comm.base import ANY
-from dlpar.worlds.paced.protocol import DEADLOCK, FAILED, OK, WHERE, Ended, Link
+from dlpar.worlds.paced.protocol import DEADLOCK, FAILED, OK, WHERE, Link
 from dlpar.worlds.platforms import Platform
 from dlpar.worlds.simulated.comm import Lock, SimulatedComm
 from dlpar.worlds.simulated.mailbox import Mailbox, Message, Receive
@@ -47,10 +48,8 @@ class Referee:
         The socket that ranks call.
     zero : float or None
         ``time.monotonic()`` when the first rank's time went on.
-    counters : list
-        Shared counters of the ranks.
-    locks : dict
-        Locks between activities of a rank.
+    counters, locks : dict
+        Counters that ranks share, and locks between activities of a rank; by a rank and its number for them.
     proxies : dict
         The proxy that plays each activity.
     """
@@ -66,7 +65,7 @@ class Referee:
         self.links: dict[tuple[int, int], Link] = {}
         self.proxies: dict[Activity, Proxy] = {}
         self.zero: float | None = None
-        self.counters: list[Callable[[], int]] = []
+        self.counters: defaultdict[tuple[int, int], Iterator[int]] = defaultdict(count)
         self.locks: dict[tuple[int, int], Lock] = {}
         self._held: list[tuple[Link, float, Any]] = []  # answers that have to wait for second 0
 
@@ -120,7 +119,7 @@ class Referee:
             self._tell_all(OK)
         except Deadlock:
             self._tell_all(DEADLOCK, story(self.simulator.activities, "logical", self._place))
-        except Ended:
+        except ConnectionError:
             pass  # a rank has died: the guard of the job ends the others, and knows better why
         except BaseException as error:
             self._tell_all(FAILED, f"the referee of the paced world failed: {type(error).__name__}: {error}")
@@ -141,7 +140,7 @@ class Referee:
         if self.zero is None:
             self.begin()
         for link in self.links.values():
-            with suppress(Ended):
+            with suppress(ConnectionError):
                 link.send((kind, 0.0, self.zero, what))
 
     def _place(self, activity: Activity) -> str:
@@ -280,15 +279,8 @@ class Proxy:
 
         self._meet(comm, thing, answers)
 
-    def counter(self, comm: int) -> None:
-        def answers(things: list[Any]) -> list[int]:
-            self.referee.counters.append(count().__next__)
-            return [len(self.referee.counters) - 1] * len(things)
-
-        self._meet(comm, None, answers)
-
-    def take(self, key: int) -> None:
-        self.answer(self.referee.counters[key]())
+    def take(self, counter: tuple[int, int]) -> None:
+        self.answer(next(self.referee.counters[counter]))
 
     def split(self, comm: int, color: int, key: int) -> None:
         whole = self.comms[comm]
