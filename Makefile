@@ -86,9 +86,9 @@ test: lint  ## run every test, after make lint
 	status=5; run $(TWO_AT_A_TIME) -m "not timed"; [ $$status = 2 ] || run $(NO_LABS) -m timed; \
 	[ -n "$$browser" ] || $(NO_BROWSER); exit $$status
 
-# Two at a time those that say nothing about time, the longest files first; then the others, one after another.
-# (5: there were none.)
-TWO_AT_A_TIME = -n 2 --dist loadfile -o testpaths="labs tests"
+# Two at a time those that say nothing about time, in the order of tests/conftest.py; then the others, one after
+# another. (5: there were none.)
+TWO_AT_A_TIME = -n 2 --dist loadfile --no-loadscope-reorder -o testpaths="labs tests"
 
 # This leaves the notebooks out, and the plug-in that runs them, which alone takes two seconds to start.
 NO_LABS = -o testpaths=tests -o addopts="-ra --strict-markers --strict-config" -p no:nbval
