@@ -1,7 +1,8 @@
 """Whatever the scheme and the consistency, four workers learn to read digits: 94 % or more, at stated settings.
 
-Hogwild, map-reduce, gossip and averaging are tried in their own tests.  Where workers run free
-of each other they are real processes; where they go in step, what is learnt does not depend on the world.
+The plain ring is tried in ``tests/cli/test_run.py``; Hogwild, map-reduce, gossip and averaging in their own
+tests.  Where workers run free of each other they are real processes; where they go in step, what is learnt does
+not depend on the world.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from dlpar import Experiment
 pytestmark = pytest.mark.slow
 
 WAYS = {
-    "ring": {},
     "ring, 1 bit": {"compression": "onebit"},
     "ring, top 5 %": {"compression": {"codec": "topk", "keep": 0.05}},
     "ps, bsp": {"sync": "ps"},
