@@ -54,11 +54,12 @@ def simulated(experiment: Experiment, every: int = 1) -> float:
     return sum(w.ends[last - 1] - w.ends[first - 1] for w in workers) / (last - first) / len(workers)
 
 
-def experiment(workers: int, sync, cluster=None, steps: int = 40, **fields) -> Experiment:
+def experiment(workers: int, sync, cluster=None, steps: int = 16, **fields) -> Experiment:
     cluster = {**CLUSTER, **(cluster or {})}
-    return Experiment(
+    mine = Experiment(
         workers=workers, sync=sync, cluster=cluster, steps=steps, evaluate_every=steps, **fields
     )
+    return mine.replace(steps=40, evaluate_every=40) if mine.free_running else mine
 
 
 @pytest.fixture

@@ -125,7 +125,7 @@ def _less_than_efficiency(runs: list[Run]) -> Shown:
 
 def ring_and_servers() -> list[Experiment]:
     """ResNet-50 by a ring, by one server and by eight, on nodes of their own."""
-    ring = sizes_only("resnet50", steps=30)
+    ring = sizes_only("resnet50", steps=15)
     return [ring, *(ring.replace(sync={"scheme": "ps", "servers": servers}) for servers in (1, 8))]
 
 
@@ -138,7 +138,7 @@ def _one_port_is_full(runs: list[Run]) -> Shown:
 def short_messages() -> list[Experiment]:
     """A network of 14,698 weights on 10 GbE, by a ring and by four servers."""
     small = {"name": "cnn", "width": 256, "depth": 2}
-    ring = sizes_only(None, "cpu-10gbe", model=small, batch=1024, steps=50)
+    ring = sizes_only(None, "cpu-10gbe", model=small, batch=1024, steps=20)
     return [ring, ring.replace(sync={"scheme": "ps", "servers": 4})]
 
 

@@ -11,7 +11,6 @@ import pytest
 from simulations import cluster, trained
 
 import dlpar
-from dlpar import Experiment
 from dlpar.theory import Link
 from dlpar.worlds.platforms import Device, Timing
 
@@ -62,14 +61,6 @@ def test_every_bulk_synchronous_scheme_gives_the_losses_of_one_process(tmp_path,
     run = trained(tmp_path / "run", UNSTEADY, workers=workers, sync=sync, **SMALL)
     assert len(losses(run)) == SMALL["steps"] and apart(alone(), losses(run)) < 1e-9
     assert alone()[-5:].mean() < alone()[:5].mean()  # it does learn
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("sync", ["ring", "two servers", "map-reduce", "gossip on the complete graph"])
-def test_real_and_simulated_runs_have_the_same_losses(tmp_path, sync):
-    real = dlpar.launch(Experiment(workers=3, sync=SCHEMES[sync], evaluate_every=1000, **SMALL))
-    simulated = trained(tmp_path / "run", UNSTEADY, workers=3, sync=SCHEMES[sync], **SMALL)
-    assert apart(losses(real.wait(60)), losses(simulated)) < 1e-9
 
 
 REPEATED = {
