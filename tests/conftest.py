@@ -64,14 +64,20 @@ def own_folders():
     before = {name: os.environ.get(name) for name in ("DLPAR_HOME", "DLPAR_RUNTIME")}
     os.environ |= {"DLPAR_HOME": str(root / "home"), "DLPAR_RUNTIME": str(root / "r")}
     yield root
-    from dlpar.jobs.fork_server import dismiss
     from dlpar.jobs.scratch import sweep
 
-    dismiss()
+    dismiss_fork_server()
     sweep(older_than=0)  # what tests left on purpose by killing a guardian
     shutil.rmtree(root, ignore_errors=True)
     for name, value in before.items():
         os.environ.pop(name, None) if value is None else os.environ.__setitem__(name, value)
+
+
+def dismiss_fork_server() -> bool:
+    """Ask the fork server to leave once its ranks have ended; returns whether there was one."""
+    from dlpar.jobs import fork_server
+
+    return fork_server._ask(fork_server._socket_path(sys.executable), "no code at all") is not None
 
 
 @pytest.fixture(scope="session")

@@ -9,5 +9,3 @@
 The guardian and the stubs use the standard library only, so that they start in
 milliseconds; this file therefore imports nothing.
 """
-
-from __future__ import annotations

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from dlpar.config.user_code import is_installed
 from dlpar.jobs.control_groups import text_of
 from dlpar.jobs.processes import kill
-from dlpar.jobs.tail import ALL_RANKS, CALL, Record, lines_of, record_of
+from dlpar.jobs.tail import ALL_RANKS, CALL, REFUSAL, Record, lines_of, record_of
 
 OF_ALL = ("Deadlock", "NeverYields")
 """Exceptions of a simulation whose message names the ranks by itself."""
@@ -90,9 +90,11 @@ def verdict(folder: Path, returncode: int) -> Verdict:
     errors = errors_in(folder)
     if errors:
         return _of_errors(errors)
+    if refused := text_of(folder / REFUSAL):
+        return Verdict("failed", refused)
     if returncode == 0:
         return _unfinished(folder) or Verdict("done", "all ranks finished")
-    log = (folder / "log.txt").read_text(errors="replace")[-100_000:]
+    log = _log(folder)
     killed, exited, left = _SIGNAL.search(log), _STATUS.search(log), _LEFT.search(log)
     simulated = (folder / f"{ALL_RANKS}.jsonl").exists()
     if killed:
@@ -135,6 +137,8 @@ def _name(folder: Path, rank: int | None) -> str:
 
 def _unfinished(folder: Path) -> Verdict | None:
     """Name a rank that left a training with status 0; None if all recorded that they did their steps."""
+    if not _rank_files(folder):
+        return Verdict("failed", f"mpiexec ended before any rank began: {_last_words(_log(folder))}")
     if (folder / CALL).exists():  # a function's ranks leave results instead
         return None
     for rank, path in sorted(_rank_files(folder).items()):
@@ -143,6 +147,10 @@ def _unfinished(folder: Path) -> Verdict | None:
                 return Verdict("failed", f"a rank {LEFT}")
             return Verdict("failed", f"rank {rank} {LEFT}", rank)
     return None
+
+
+def _log(folder: Path) -> str:
+    return text_of(folder / "log.txt")[-100_000:]
 
 
 def _last_words(log: str) -> str:

@@ -9,15 +9,12 @@ job's guardian finds or starts the server with the functions below.
 
 from __future__ import annotations
 
-import fcntl
 import gc
 import hashlib
-import json
 import os
 import random
 import select
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -25,11 +22,12 @@ import time
 import traceback
 from contextlib import suppress
 from pathlib import Path
-from typing import TextIO
 
 import dlpar
 from dlpar.config.paths import runtime_folder
-from dlpar.jobs.processes import ask, die_with_parent, is_ours, kill
+from dlpar.jobs.processes import die_with_parent, kill
+from dlpar.jobs.scratch import lock
+from dlpar.jobs.unix_sockets import Connection, ask, close_files, is_ours, listen
 
 PRELOADED = ("torch", "torch.distributed", "numpy", "cloudpickle", "platformdirs", "filelock", "dlpar.train",
              "dlpar.worlds.connect", "dlpar.worlds.paced.comm", "dlpar.jobs.rank", "dlpar.jobs.record")  # fmt: skip
@@ -73,14 +71,14 @@ def warm_socket(python: str = sys.executable) -> Path | None:
         return None
     if _ask(path, fingerprint) == "fresh":
         return path
-    try:
-        with open(path.with_suffix(".lock"), "w") as lock:
-            if not _locked(lock, START):
-                return None
-            if _ask(path, fingerprint) != "fresh":
-                _start(python, path, fingerprint, idle)
-    except OSError:
-        return None
+    with suppress(OSError):
+        held = lock(path.with_suffix(".lock"), START)  # so that two jobs do not start two servers
+        if held is not None:
+            try:
+                if _ask(path, fingerprint) != "fresh":
+                    _start(python, path, fingerprint, idle)
+            finally:
+                os.close(held)
     return path if _ask(path, fingerprint) == "fresh" else None
 
 
@@ -98,24 +96,6 @@ def idle_seconds() -> float:
 def prepare() -> None:
     """Have a fork server ready soon, without waiting for it: called when a panel is shown."""
     threading.Thread(target=warm_socket, name="dlpar-prepare", daemon=True).start()
-
-
-def dismiss() -> bool:
-    """Ask the fork server to leave once its ranks have ended; returns whether there was one."""
-    path = _socket_path(sys.executable)
-    return path.exists() and _ask(path, "leave") is not None
-
-
-def _locked(file: TextIO, seconds: float) -> bool:
-    """Take the lock, so that two jobs do not start two servers; False if another holds it for `seconds`."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        except BlockingIOError:
-            time.sleep(0.05)
-    return False
 
 
 def _socket_path(python: str) -> Path:
@@ -136,9 +116,9 @@ def _fingerprint() -> str:
 def _ask(path: Path, fingerprint: str) -> str | None:
     """Return a server's answer to whether it runs these files, ``fresh`` or ``stale``; None without a server."""
     try:
-        with ask(path, {"fingerprint": fingerprint}, seconds=5.0) as answers:
-            return answers.readline().strip()
-    except OSError:
+        with ask(path, {"fingerprint": fingerprint}, seconds=5.0) as server:
+            return next(server.messages())
+    except (OSError, ValueError):  # none, or one of another release
         return None
 
 
@@ -169,20 +149,13 @@ def main() -> None:
     path, fingerprint, idle = sys.argv[1], sys.argv[2], float(sys.argv[3])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C belongs to the job, not to the server
     _preload()
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    if os.path.exists(path):
-        os.unlink(path)
-    old = os.umask(0o077)
-    listener.bind(path)
-    os.umask(old)
-    ours = os.stat(path).st_ino
-    listener.listen(128)
+    server = Server(Path(path), fingerprint)
     with suppress(BrokenPipeError):  # who started this one is gone; the next job needs a server too
         print("ready", flush=True)
     devnull = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(devnull, descriptor)
-    Server(listener, (path, ours), fingerprint).serve(idle)
+    server.serve(idle)
 
 
 def _preload() -> None:
@@ -195,23 +168,29 @@ def _preload() -> None:
     gc.freeze()  # collections in a child must not touch, and so copy, the parent's pages
 
 
+class Stub(Connection):
+    """Connection of a stub, which sends its three standard files, or of a job that asks about the code."""
+
+    MOST_FILES = 3
+
+
 class Server:
     """Fork a rank for each request, report how each ended, and kill a rank whose stub is gone.
 
     Parameters
     ----------
-    listener : socket
-        Bound, and listening.
-    name : tuple of str and int
-        The socket's path and inode.
+    path : Path
+        The socket to listen at; a newer server may take the name over.
     fingerprint : str
         State of dlpar's files; a job with another gets ``stale``, and starts a newer server.
     """
 
-    def __init__(self, listener: socket.socket, name: tuple[str, int], fingerprint: str) -> None:
-        self.listener, self.name, self.fingerprint = listener, name, fingerprint
-        self.stubs: dict[socket.socket, int] = {}
-        self.asking: list[socket.socket] = []  # connected, but their request has not come yet
+    def __init__(self, path: Path, fingerprint: str) -> None:
+        self.path, self.fingerprint = path, fingerprint
+        self.listener = listen(path, 0o600)
+        self.inode = path.stat().st_ino
+        self.stubs: dict[Stub, int] = {}
+        self.asking: list[Stub] = []  # connected, but their request has not come yet
         self.leaving = False
         self.pipe = os.pipe()
         os.set_blocking(self.pipe[1], False)
@@ -231,7 +210,6 @@ class Server:
                 kill([self.stubs[stub]])  # only its end makes it readable: nobody waits for this rank
             for connection in ready:
                 if connection in self.asking:
-                    self.asking.remove(connection)
                     self._receive(connection)
             if self.listener in ready and not self.leaving:
                 self._accept()
@@ -242,28 +220,32 @@ class Server:
 
     def _accept(self) -> None:
         try:
-            self.asking.append(self.listener.accept()[0])
+            self.asking.append(Stub(self.listener.accept()[0]))
         except OSError:  # a lack of descriptors stops the new rank, not those that run
             time.sleep(0.05)
 
-    def _receive(self, connection: socket.socket) -> None:
+    def _receive(self, connection: Stub) -> None:
         """Answer whether our code is still the user's, or fork a rank; a stub that gets neither starts cold."""
-        request, descriptors = _request(connection)
-        if "argv" in request and len(descriptors) == 3:
-            try:
-                self.stubs[connection] = self._fork(request, descriptors, connection)
+        try:
+            requests = connection.hear() if is_ours(connection) else [None]
+        except (OSError, ValueError):
+            requests = [None]
+        if not requests:  # a part of it is still to come
+            return
+        self.asking.remove(connection)
+        request = requests[0] if isinstance(requests[0], dict) else {}
+        if "argv" in request and len(connection.files) == 3:
+            with suppress(OSError):  # no process is left
+                self.stubs[connection] = self._fork(request, connection)
                 _answer(connection, "forked")
-            except OSError:
-                connection.close()
-        else:
-            if "fingerprint" in request:
-                stale = request["fingerprint"] != self.fingerprint
-                if stale:
-                    self._leave()  # first free the name, then say so
-                _answer(connection, "stale" if stale else "fresh")
+        elif "fingerprint" in request:
+            stale = request["fingerprint"] != self.fingerprint
+            if stale:
+                self._leave()  # first free the name, then say so
+            _answer(connection, "stale" if stale else "fresh")
+        close_files(connection.files)
+        if connection not in self.stubs:
             connection.close()
-        for descriptor in descriptors:
-            os.close(descriptor)
 
     def _leave(self) -> None:
         """Take no more requests, and free the socket's name unless a newer server has it."""
@@ -272,17 +254,16 @@ class Server:
             open_socket.close()
         self.asking.clear()
         if self._is_found():
-            os.unlink(self.name[0])
+            self.path.unlink()
 
     def _is_found(self) -> bool:
         """Return whether the socket's name leads here: its folder may be gone, or a newer server have the name."""
-        path, ours = self.name
         try:
-            return os.stat(path).st_ino == ours
+            return self.path.stat().st_ino == self.inode
         except OSError:
             return False
 
-    def _fork(self, request: dict, descriptors: list[int], connection: socket.socket) -> int:
+    def _fork(self, request: dict, connection: Stub) -> int:
         """Fork a rank; returns its pid here, and never in the rank."""
         server = os.getpid()
         pid = os.fork()
@@ -294,12 +275,11 @@ class Server:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             signal.signal(signal.SIGINT, signal.default_int_handler)
+            for standard, descriptor in enumerate(connection.files):
+                os.dup2(descriptor, standard)
             for open_socket in (connection, self.listener, *self.asking, *self.stubs):
                 open_socket.close()
             for descriptor in self.pipe:
-                os.close(descriptor)
-            for standard, descriptor in enumerate(descriptors):
-                os.dup2(descriptor, standard)
                 os.close(descriptor)
             sys.stdout.reconfigure(line_buffering=True)  # Python started with a pipe; a log needs whole lines
             os.environ.clear()
@@ -323,29 +303,14 @@ class Server:
         for stub, rank in list(self.stubs.items()):
             ended, status = os.waitpid(rank, os.WNOHANG)
             if ended:
-                _answer(stub, str(os.waitstatus_to_exitcode(status)))
+                _answer(stub, os.waitstatus_to_exitcode(status))
                 stub.close()
                 del self.stubs[stub]
 
 
-def _request(connection: socket.socket) -> tuple[dict, list[int]]:
-    """Read one request with its descriptors; an empty one from another account, or if it is torn."""
-    connection.settimeout(5.0)
-    descriptors: list[int] = []
-    try:
-        if is_ours(connection):
-            first, descriptors, _, _ = socket.recv_fds(connection, 1, 3)
-            with connection.makefile("rb") as rest:
-                request = json.loads(first + rest.readline())
-            return request if isinstance(request, dict) else {}, descriptors
-    except (OSError, ValueError):
-        pass
-    return {}, descriptors
-
-
-def _answer(connection: socket.socket, text: str) -> None:
+def _answer(connection: Stub, message: str | int) -> None:
     with suppress(OSError):  # the stub was killed first
-        connection.sendall(text.encode() + b"\n")
+        connection.say(message)
 
 
 if __name__ == "__main__":

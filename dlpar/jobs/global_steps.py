@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import heapq
 import math
+from bisect import bisect_right
+from collections import defaultdict
 from typing import Any, NamedTuple
 
 LATE = 0.5
@@ -29,7 +30,7 @@ class GlobalStep(NamedTuple):
 
 
 WorkerStep = tuple[float, int, int, dict[str, Any]]
-"""Time of the end, order of reading (which separates equal times), rank, and record."""
+"""Place in the order of parts, order of reading (which separates equal places), rank, and record."""
 
 
 class GlobalSteps:
@@ -45,8 +46,6 @@ class GlobalSteps:
 
     Attributes
     ----------
-    worker_steps : int
-        Worker-steps read.
     done, samples : int
         Global steps that :meth:`ready` has given, and their samples.
     bytes : float
@@ -57,25 +56,25 @@ class GlobalSteps:
 
     def __init__(self, workers: int, runs_free: bool = False) -> None:
         self.workers, self.runs_free = workers, runs_free
-        self.worker_steps = self.done = self.samples = 0
+        self.done = self.samples = 0
         self.bytes = 0.0
         self.first: GlobalStep | None = None
         self.last: GlobalStep | None = None
-        self._open: dict[int, list[WorkerStep]] = {}
-        # Of workers that run free: a heap of steps not yet in order, how many were, and each rank's newest time.
+        self._taken = 0
+        # Worker-steps that wait for others: of lockstep workers by step, ordered by rank.
+        self._open: defaultdict[int, list[WorkerStep]] = defaultdict(list)
+        # Of workers that run free all together, ordered by the time of their end; and each rank's newest time.
         self._early: list[WorkerStep] = []
-        self._ordered = 0
         self._newest: dict[int, float] = {}
 
     def add(self, rank: int, record: dict[str, Any]) -> None:
         """Take one worker's step record; those of different ranks may come in any order."""
-        self.worker_steps += 1
-        done = (record["t"], self.worker_steps, rank, record)
+        self._taken += 1
         if self.runs_free:
-            self._newest[rank] = record["t"]
-            heapq.heappush(self._early, done)
+            ended = self._newest[rank] = record["t"]
+            self._early.append((ended, self._taken, rank, record))
         else:
-            self._open.setdefault(record["step"], []).append(done)
+            self._open[record["step"]].append((rank, self._taken, rank, record))
 
     def ready(self, ended: bool = False, late: float = LATE) -> list[GlobalStep]:
         """Return the global steps completed since the last call, in order; call it once all files were read.
@@ -87,12 +86,19 @@ class GlobalSteps:
         late : float, default :data:`LATE`
             Seconds after which a free-running worker that stalls is no longer waited for.
         """
-        until = math.inf if ended else self._in_order_until(late)
-        while self._early and self._early[0][0] <= until:
-            self._open.setdefault(self._ordered // self.workers, []).append(heapq.heappop(self._early))
-            self._ordered += 1
+        if self.runs_free:
+            return self._any_n(math.inf if ended else self._in_order_until(late))
         complete = sorted(step for step, parts in self._open.items() if len(parts) == self.workers)
-        return [self._combine(step, self._open.pop(step)) for step in complete]
+        # Sorted by rank: the same sum, whatever the order of reading.
+        return [self._combine(step, sorted(self._open.pop(step))) for step in complete]
+
+    def _any_n(self, until: float) -> list[GlobalStep]:
+        """Combine each N worker-steps that ended up to a time, in the order in which they ended."""
+        self._early.sort()
+        in_order, n = bisect_right(self._early, (until, math.inf)), self.workers
+        groups = [self._early[first : first + n] for first in range(0, in_order - n + 1, n)]
+        del self._early[: len(groups) * n]
+        return [self._combine(self.done, parts) for parts in groups]
 
     def _in_order_until(self, late: float) -> float:
         """Return the time up to which the order of worker-steps is known."""
@@ -104,11 +110,10 @@ class GlobalSteps:
         return max(heard, max(newest) - late)
 
     def _combine(self, number: int, parts: list[WorkerStep]) -> GlobalStep:
-        if not self.runs_free:
-            parts.sort(key=lambda part: part[2])  # the same sum, whatever the order of reading
         batch, weighted, sent, seconds, sketches = 0, 0.0, 0.0, -math.inf, {}
-        for at, _, rank, record in parts:
-            seconds = max(seconds, at)
+        for _, _, rank, record in parts:
+            if record["t"] > seconds:
+                seconds = record["t"]
             if samples := record["samples"]:
                 batch += samples
                 weighted += record["loss"] * samples

@@ -72,7 +72,7 @@ class Guardian:
             while self.verdict is None:
                 self._hear(min(0.5, self.spec["timeout"] / 4))
                 self._watch_progress()
-                if self.mpiexec.poll() is not None and self.verdict is None:
+                if self.verdict is None and self._is_over():
                     self._drain()
                     self.end(*diagnosis.verdict(self.folder, self.mpiexec.returncode))
         except slots.NoSlots as error:
@@ -157,7 +157,7 @@ class Guardian:
         self.queue = slots.Talk(Path(self.spec["queue"]), question)
         if self.spec["warm"]:
             fork_server.prepare()  # or other jobs would wait for it, once it is our turn
-        self.selector.register(self.queue.socket, selectors.EVENT_READ, self._hear_queue)
+        self.selector.register(self.queue, selectors.EVENT_READ, self._hear_queue)
         while not self.queue.files and self.verdict is None:
             self._hear(1.0)
 
@@ -207,6 +207,11 @@ class Guardian:
             what = "no progress" if self.started else f"only {len(stamps)} of {ranks} ranks started"
             self.end("failed", f"{what} for {patience:g} s: {where}", diagnosis.likely_culprit(self.folder))
 
+    def _is_over(self) -> bool:
+        """Return whether mpiexec has ended, and has left no process that may still begin as a rank."""
+        status = self.mpiexec.poll()
+        return status is not None and bool(status or diagnosis.pids_of(self.folder) or not self._below())
+
     def _drain(self) -> None:
         """Copy the rest of the pipes to the log."""
         deadline = time.monotonic() + 0.5
@@ -254,10 +259,9 @@ class Guardian:
 
 def main() -> None:
     """Read the job as one JSON line from standard input, which stays open as long as the owner wants the job."""
-    line = b""
-    while not line.endswith(b"\n"):
-        byte = os.read(0, 1)
-        if not byte:
-            sys.exit(2)
-        line += byte
+    # Without a buffer, so that what the owner says later is still in the pipe.
+    with open(0, "rb", buffering=0, closefd=False) as owner:
+        line = owner.readline()
+    if not line.endswith(b"\n"):
+        sys.exit(2)
     Guardian(json.loads(line)).run()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
+import math
 import os
 import pickle
 import secrets
@@ -29,7 +29,7 @@ from dlpar.jobs.fork_server import idle_seconds
 from dlpar.jobs.memory_check import check_memory
 from dlpar.jobs.mpiexec import environment, find_starter, on_one_host
 from dlpar.jobs.run import Run
-from dlpar.jobs.scratch import Scratch, sweep
+from dlpar.jobs.scratch import Scratch, lock, sweep
 from dlpar.jobs.slots import keeper_socket
 from dlpar.jobs.summary import Summary, facts_of
 from dlpar.jobs.tail import CALL, Tail, result_path
@@ -63,7 +63,7 @@ class Job:
         sweep()
         scratch = Scratch.fresh()
         # The guardian inherits the locks: from now until it is gone, whatever kills it, the run is live.
-        locks = [_locked(folder / "lock"), _locked(scratch.lock)]
+        locks = [lock(folder / "lock", math.inf), lock(scratch.lock, math.inf)]
         self._guardian = subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", _GUARD, str(Path(dlpar.__file__).parent.parent)],
             stdin=subprocess.PIPE,
@@ -73,8 +73,8 @@ class Job:
             start_new_session=True,
             pass_fds=locks,
         )
-        for lock in locks:
-            os.close(lock)
+        for descriptor in locks:
+            os.close(descriptor)
         try:
             self._guardian.stdin.write(json.dumps(self._spec(scratch, experiment)).encode() + b"\n")
             self._guardian.stdin.flush()
@@ -177,13 +177,6 @@ class Job:
 
 
 _GUARD = "import sys; sys.path.insert(0, sys.argv[1]); from dlpar.jobs.guard import main; main()"
-
-
-def _locked(path: Path) -> int:
-    """Return the descriptor of a file, locked as long as any process has it open."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
-    fcntl.flock(descriptor, fcntl.LOCK_EX)
-    return descriptor
 
 
 def launch(experiment: Experiment) -> Job:

@@ -43,18 +43,11 @@ def check_memory(experiment: Experiment, left: int | None = None) -> None:
     here = cluster.world == "simulated" or on_one_host(find_starter(), cluster.hostfile)
     if not here or (need := _need(experiment, workers)) <= left:
         return
-    fewer = (
-        n for n in range(workers - 1, 0, -1) if _need(experiment, n) <= left and _is_allowed(experiment, n)
-    )
-    fit = next(fewer, None)
-    would = (
-        f"{fit} would fit"
-        if fit
-        else "not even 1 would fit: stop another job, or shut a notebook's kernel down"
-    )
-    raise BadExperiment(
-        f"workers: {workers} need about {_in_words(need)} of memory, {_in_words(left)} is left: {would}"
-    )
+    lighter = (n for n in range(workers - 1, 0, -1) if _need(experiment, n) <= left)
+    fit = next((n for n in lighter if _is_allowed(experiment, n)), None)
+    none = "not even 1 would fit: stop another job, or shut a notebook's kernel down"
+    sizes = f"{workers} need about {_in_words(need)} of memory, {_in_words(left)} is left"
+    raise BadExperiment(f"workers: {sizes}: {f'{fit} would fit' if fit else none}")
 
 
 def _is_allowed(e: Experiment, workers: int) -> bool:

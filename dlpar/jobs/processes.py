@@ -1,14 +1,10 @@
-"""Processes of one account: they die with a parent, are found, asked and killed.  Standard library only."""
+"""Processes of one account: they die with a parent, are found and killed.  Standard library only."""
 
 from __future__ import annotations
 
 import ctypes
-import io
-import json
 import os
 import signal
-import socket
-import struct
 import sys
 import time
 from contextlib import suppress
@@ -22,40 +18,6 @@ def die_with_parent(parent: int | None = None) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if parent is not None and os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)
-
-
-def user_of(connection: socket.socket) -> int | None:
-    """Return the account at the other end of a Unix socket, as the kernel says; None on macOS, which does not."""
-    option = getattr(socket, "SO_PEERCRED", None)
-    if option is None:
-        return None
-    return struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, option, struct.calcsize("3i")))[1]
-
-
-def is_ours(connection: socket.socket) -> bool:
-    """Return whether that is this account; on macOS the socket's private folder has to keep others out."""
-    return user_of(connection) in (None, os.getuid())
-
-
-def ask(
-    path: str | os.PathLike, question: dict, files: tuple[int, ...] = (), seconds: float | None = None
-) -> io.TextIOWrapper:
-    """Send a question, with open files, to a server of this account; returns the file of its answers.
-
-    Raises
-    ------
-    OSError
-        If no server of this account listens at the socket `path`.
-    """
-    server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    server.settimeout(seconds)
-    server.connect(str(path))
-    if not is_ours(server):  # it would get our environment and our files
-        raise PermissionError(f"{path}: somebody else listens there")
-    body = json.dumps(question).encode() + b"\n"
-    socket.send_fds(server, [body[:1]], files)
-    server.sendall(body[1:])
-    return server.makefile()
 
 
 def adopt_orphans() -> None:
@@ -104,13 +66,8 @@ def wait_gone(pids: list[int], seconds: float) -> list[int]:
     """Wait until the processes have ended; returns those that have not within `seconds`."""
     deadline = time.monotonic() + seconds
     while (left := [pid for pid in pids if parent_of(pid) is not None]) and time.monotonic() < deadline:
-        _reap()
+        with suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:  # an ended child that nobody else waits for
+                pass
         time.sleep(0.01)
     return left
-
-
-def _reap() -> None:
-    """Collect ended children that nobody else waits for."""
-    with suppress(ChildProcessError):
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass

@@ -16,13 +16,13 @@ import tempfile
 import time
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import mpi4py
 
-from dlpar.jobs.tail import CALL, result_path
+from dlpar.jobs.tail import CALL, REFUSAL, result_path
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
@@ -51,12 +51,15 @@ def run_rank(argv: list[str]) -> int:
             return simulate(folder, experiment, launched, call)
     library = MPI.Get_library_version()
     if MPI.Init_thread(MPI.THREAD_MULTIPLE) < MPI.THREAD_MULTIPLE:  # some ranks send from two threads
-        return _refuse(f"this MPI has no MPI_THREAD_MULTIPLE, which ranks need: {library.splitlines()[0]}")
+        return _refuse(
+            folder, f"this MPI has no MPI_THREAD_MULTIPLE, which ranks need: {library.splitlines()[0]}"
+        )
     world = MPI.COMM_WORLD
     if world.size != ranks:
         return _refuse(
+            folder,
             f"workers: got a world of {world.size} ranks, allowed is {ranks}: this launcher and this MPI do not "
-            f"know each other; start ranks with the mpiexec that belongs to {library.split(',')[0]}"
+            f"know each other; start ranks with the mpiexec that belongs to {library.split(',')[0]}",
         )
     # On a machine that does not see the job's folder, a rank writes to a private one.
     here = folder if folder.is_dir() else Path(tempfile.mkdtemp(prefix="dlpar-rank-"))
@@ -69,11 +72,13 @@ def run_rank(argv: list[str]) -> int:
     return status
 
 
-def _refuse(said: str) -> int:
-    """Say why ranks cannot run with this MPI; returns the exit status."""
+def _refuse(folder: Path, said: str) -> int:
+    """Say why ranks cannot run with this MPI, in the log and to the guardian; returns the exit status."""
     from mpi4py import MPI
 
     print(said, file=sys.stderr)
+    with suppress(OSError):  # on a machine that does not see the job's folder
+        (folder / REFUSAL).write_text(said)
     MPI.Finalize()
     return 2
 

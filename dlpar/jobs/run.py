@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ from dlpar.config.paths import runs_folder
 from dlpar.jobs.global_steps import GlobalStep, GlobalSteps
 from dlpar.jobs.scratch import is_locked
 from dlpar.jobs.summary import Summary, facts_of
-from dlpar.jobs.tail import Record, Tail, lines_of
+from dlpar.jobs.tail import Record, Tail, lines_of, rank_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -129,18 +129,14 @@ class Run:
     @property
     def ranks(self) -> pd.DataFrame:
         """One row per rank: role (worker, server, leaf), host, pid, device, carrier, clock, threads."""
-        import pandas as pd
-
-        rows = [record for _, record in self._of_kind("rank")]
-        return pd.DataFrame(rows).drop(columns="k").set_index("rank").sort_index() if rows else pd.DataFrame()
+        frame = _frame([record for _, record in self._of_kind("rank")])
+        return frame if frame.empty else frame.drop(columns="k").set_index("rank").sort_index()
 
     @property
     def steps(self) -> pd.DataFrame:
         """One row per rank and step; seconds in ``t compute comm wait``, bytes sent in ``bytes``."""
-        import pandas as pd
-
         rows = [{"rank": rank, **record} for rank, record in self._of_kind("step")]
-        return pd.DataFrame(rows, columns=STEP_COLUMNS).sort_values(["step", "rank"], ignore_index=True)
+        return _frame(rows, STEP_COLUMNS).sort_values(["step", "rank"], ignore_index=True)
 
     @property
     def curve(self) -> pd.DataFrame:
@@ -150,9 +146,7 @@ class Run:
         the mean over its global batch; ``samples_per_s`` of that step.  Steps that some worker never finished
         are left out.
         """
-        import pandas as pd
-
-        curve = pd.DataFrame(self.global_steps(), columns=GlobalStep._fields)
+        curve = _frame(self.global_steps(), GlobalStep._fields)
         curve["samples_per_s"] = curve["batch"] / curve["seconds"].diff()
         return curve.drop(columns=["batch", "sketches"])
 
@@ -164,29 +158,23 @@ class Run:
     @property
     def evals(self) -> pd.DataFrame:
         """Tests on held-out samples: ``step t accuracy loss samples``."""
-        import pandas as pd
-
         rows = [record for _, record in self._of_kind("eval")]
-        return pd.DataFrame(rows, columns=["step", "t", "accuracy", "loss", "samples"])
+        return _frame(rows, ["step", "t", "accuracy", "loss", "samples"])
 
     @property
     def spans(self) -> pd.DataFrame:
         """Phases of every rank: ``rank step name start end`` (seconds), in a pipeline with ``micro`` and ``chunk``."""
-        import pandas as pd
-
         rows = [
-            (int(source[5:]), r["step"], *span, *[None] * (5 - len(span)))
+            (rank_of(source), r["step"], *span, *[None] * (5 - len(span)))
             for source, r in self.records()
             for span in r.get("spans", ())
         ]
-        return pd.DataFrame(rows, columns=["rank", "step", "name", "start", "end", "micro", "chunk"])
+        return _frame(rows, ["rank", "step", "name", "start", "end", "micro", "chunk"])
 
     @property
     def events(self) -> pd.DataFrame:
         """Events: ``source name t`` and the fields of each."""
-        import pandas as pd
-
-        return pd.DataFrame([{"source": f"rank-{rank}", **record} for rank, record in self._of_kind("event")])
+        return _frame([{"source": f"rank-{rank}", **record} for rank, record in self._of_kind("event")])
 
     def to_csv(self, folder: str | os.PathLike) -> list[Path]:
         """Write each table as ``<table>.csv`` into `folder` (made if missing); empty tables are left out.
@@ -224,14 +212,20 @@ class Run:
 
     def _of_kind(self, kind: str) -> list[tuple[int, Record]]:
         """Return the records of one kind as ``(rank, record)``."""
-        found = [(source, record) for source, record in self.records() if source != "job"]
-        return [(int(source[5:]), record) for source, record in found if record["k"] == kind]
+        found = [(source, record) for source, record in self.records() if record["k"] == kind]
+        return [(rank_of(source), record) for source, record in found if source != "job"]
 
     def _job_records(self) -> list[Record]:
         return list(lines_of(self.path / "job.jsonl"))
 
     def _end(self) -> Record | None:
         return next((record for record in self._job_records() if record["k"] == "end"), None)
+
+
+def _frame(rows: list[Any], columns: Sequence[str] | None = None) -> pd.DataFrame:
+    import pandas as pd  # here: a light process reads summaries only
+
+    return pd.DataFrame(rows, columns=columns)
 
 
 def runs() -> list[Run]:
@@ -276,7 +270,6 @@ def consensus(run: Run) -> pd.DataFrame:
 def from_the_mean(run: Run) -> pd.DataFrame:
     """Return each replica's own distance from the mean of all: ``step``, ``seconds``, ``rank``, ``distance``."""
     import numpy as np
-    import pandas as pd
 
     rows, latest = [], {}
     for done in run.global_steps():
@@ -285,14 +278,14 @@ def from_the_mean(run: Run) -> pd.DataFrame:
             held = np.array([latest[rank] for rank in sorted(latest)])
             apart = np.linalg.norm(held - held.mean(axis=0), axis=1)
             rows += [(done.step, done.seconds, rank, own) for rank, own in enumerate(apart.tolist())]
-    return pd.DataFrame(rows, columns=["step", "seconds", "rank", "distance"])
+    return _frame(rows, ["step", "seconds", "rank", "distance"])
 
 
 def _trace(source: str, record: Record) -> Iterator[dict[str, Any]]:
     """Yield a record's events in the Trace Event Format; times in microseconds."""
     if source == "job":
         return
-    of_rank = {"pid": int(source[5:]), "tid": 0}
+    of_rank = {"pid": rank_of(source), "tid": 0}
     kind, at = record["k"], record.get("t", 0.0) * 1e6
     if kind == "rank":
         name = f"rank {record['rank']} ({record['role']})"

@@ -1,4 +1,4 @@
-"""A job's private folders, gone with the job, and those that a killed job left.  Standard library only."""
+"""A job's private folders, gone with the job, those that a killed job left, and locks.  Standard library only."""
 
 from __future__ import annotations
 
@@ -13,15 +13,35 @@ from pathlib import Path
 from dlpar.config.paths import private_folder, runtime_folder
 
 
+def lock(path: Path, seconds: float = 0.0) -> int | None:
+    """Open and lock a file, which is made if missing; None if another process holds it for `seconds`.
+
+    The kernel frees the lock when the last process that has this descriptor closes it, or dies.
+    """
+    file, deadline = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600), time.monotonic() + seconds
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return file
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                os.close(file)
+                return None
+            time.sleep(0.05)
+
+
 class Scratch:
     """A job's private folders for session files, sockets and shared memory; they vanish with the job.
 
-    `lock` is held while the job lives, so that what a killed guardian left
-    can be told from what is in use.
+    Attributes
+    ----------
+    lock : Path
+        File that is locked while the job lives: so what a killed guardian left is told from what is in use.
     """
 
     def __init__(self, name: str) -> None:
         self.folder = runtime_folder() / f"job-{name}"
+        self.lock = self.folder / "lock"
         self.memory = _memory_root() / f"{_memory_prefix()}{name}"
 
     @classmethod
@@ -31,11 +51,6 @@ class Scratch:
         private_folder(scratch.folder)
         private_folder(scratch.memory)
         return scratch
-
-    @property
-    def lock(self) -> Path:
-        """File that is locked while the job lives."""
-        return self.folder / "lock"
 
     def remove(self) -> None:
         """Delete both folders with all they hold."""

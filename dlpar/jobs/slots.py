@@ -13,17 +13,17 @@ account (a hub's list of names), each gives a name.
 
 from __future__ import annotations
 
-import fcntl
-import json
 import os
 import selectors
 import socket
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from dlpar.jobs.control_groups import cores
-from dlpar.jobs.processes import user_of
+from dlpar.jobs.scratch import lock
+from dlpar.jobs.unix_sockets import Connection, close_files, listen, user_of
 
 USUAL = Path("/run/dlpar/slots")
 """Socket of the machine's keeper, unless ``$DLPAR_SLOTS`` names another; empty: no limit."""
@@ -33,9 +33,6 @@ MOST = 200
 
 LOOK = 0.1
 """Seconds between two looks at the slots while a job waits: a job's last process may outlive its guardian."""
-
-LONGEST = 4096
-"""Bytes of a question at most."""
 
 MOST_EACH = 32
 """Connections of a user at most, except of the keeper's own account: nobody may keep the others out."""
@@ -79,7 +76,7 @@ def in_words(ahead: int, paused: bool) -> str:
     return f"queued, {ahead} ahead" if ahead else "queued, next to start"
 
 
-class Talk:
+class Talk(Connection):
     """One question to the keeper, and its answers.
 
     Parameters
@@ -101,16 +98,16 @@ class Talk:
         If nobody listens there.
     """
 
+    MOST_FILES = MOST
+
     def __init__(self, path: Path, question: dict[str, Any]) -> None:
-        self.files: list[int] = []
-        self._heard = b""
-        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.socket.settimeout(5.0)
+        super().__init__()
+        self.settimeout(5.0)
         try:
-            self.socket.connect(str(path))
-            self.socket.sendall(json.dumps(question).encode() + b"\n")
+            self.connect(str(path))
+            self.say(question)
         except OSError as error:
-            self.socket.close()
+            self.close()
             why = error.strerror
             raise NoSlots(f"job slots: nobody gives them out at {path} ({why}); `dlpar slots` does") from None
 
@@ -126,39 +123,26 @@ class Talk:
             If the keeper refuses, says nothing, or has gone.
         """
         try:
-            said, files, _, _ = socket.recv_fds(self.socket, 4096, MOST)
+            messages = super().hear()
         except OSError:
-            said, files = b"", []
-        self.files += files
-        if not said:
-            raise NoSlots("job slots: the keeper has gone; run it again")
-        *lines, self._heard = (self._heard + said).split(b"\n")
-        told = [json.loads(line) for line in lines]
-        for word in told:
-            if "refused" in word:
-                raise NoSlots(word["refused"])
-        return told
-
-    def close(self) -> None:
-        """Leave the queue, or give the slots back."""
-        _close(self.files)
-        self.files = []
-        self.socket.close()
-
-    def __enter__(self) -> Talk:
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self.close()
+            raise NoSlots("job slots: the keeper has gone; run it again") from None
+        for message in messages:
+            if "refused" in message:
+                raise NoSlots(message["refused"])
+        return messages
 
 
-class Asker:
+class Asker(Connection):
     """One connection to the keeper: a job that waits or runs, or a question."""
 
-    def __init__(self, connection: socket.socket) -> None:
-        self.socket, self.number, self.user = connection, 0, user_of(connection)
+    LONGEST = 4096
+
+    def __init__(self, accepted: socket.socket) -> None:
+        super().__init__(accepted)
+        self.setblocking(False)
+        self.user = user_of(self)
         self.person: Any = self.user
-        self.heard, self.told = b"", None
+        self.number, self.told = 0, None
         self.wants, self.holds = 0, 0
 
 
@@ -187,19 +171,15 @@ class Keeper:
             raise ValueError(f"slots: got {slots}, allowed is 1 to {MOST}")
         self.path, self.slots, self.paused = path, slots, False
         self.teachers = {0, os.getuid(), *teachers}
-        self.askers: dict[socket.socket, Asker] = {}
+        self.askers: list[Asker] = []
         self.came, self.turn_of, self.turns = 0, {}, 0  # of a person: number of the last turn
         path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         self.folder = path.with_name(path.name + ".files")
         self.folder.mkdir(mode=0o700, exist_ok=True)
-        self.lock = self._lock("keeper")
+        self.lock = lock(self.folder / "keeper")
         if self.lock is None:
             raise OSError(f"{path}: another keeper gives out slots there")
-        path.unlink(missing_ok=True)
-        self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.listener.bind(str(path))
-        path.chmod(0o666)  # any user may ask; the kernel names the user
-        self.listener.listen(128)
+        self.listener = listen(path, 0o666)  # any user may ask; the kernel names the user
         self.selector = selectors.DefaultSelector()
         self.selector.register(self.listener, selectors.EVENT_READ)
 
@@ -207,14 +187,14 @@ class Keeper:
         """Answer until `until()`; jobs that run keep their slots after that."""
         while not until():
             for key, _ in self.selector.select(LOOK if self.waiting() else 1.0):
-                self._accept() if key.fileobj is self.listener else self._hear(self.askers[key.fileobj])
+                self._accept() if key.fileobj is self.listener else self._hear(key.fileobj)
             self._give()
             self._tell()
 
     def close(self) -> None:
         """Leave no socket; jobs in the queue notice that it closes."""
         self.path.unlink(missing_ok=True)
-        for asker in list(self.askers.values()):
+        for asker in list(self.askers):
             self._forget(asker)
         self.selector.close()
         self.listener.close()
@@ -223,9 +203,9 @@ class Keeper:
     def waiting(self) -> list[Asker]:
         """Return the jobs in the queue, in the order of their turns."""
         holds: dict[Any, int] = {}
-        for asker in self.askers.values():
+        for asker in self.askers:
             holds[asker.person] = holds.get(asker.person, 0) + asker.holds
-        queue = sorted((a for a in self.askers.values() if a.wants), key=lambda a: a.number)
+        queue = sorted((a for a in self.askers if a.wants), key=lambda a: a.number)
         turns = []
         for asker in queue:  # a person's earlier job counts as begun for the later one
             turns.append((holds[asker.person], self.turn_of.get(asker.person, 0), asker.number, asker))
@@ -237,36 +217,21 @@ class Keeper:
         for asker in [] if self.paused else self.waiting():
             files = self._free(asker.wants)
             if len(files) < asker.wants:
-                _close(files)
+                close_files(files)
                 return
             try:
-                socket.send_fds(asker.socket, [b'{"go": true}\n'], files)
+                asker.say({"go": True}, files)
                 asker.holds, asker.wants = asker.wants, 0
                 self.turns += 1
                 self.turn_of[asker.person] = self.turns
             except OSError:
                 self._forget(asker)
-            _close(files)  # they stay locked as long as the job has them
+            close_files(files)  # they stay locked as long as the job has them
 
     def _free(self, wanted: int) -> list[int]:
         """Lock the files of `wanted` free slots; fewer if fewer are free."""
-        found: list[int] = []
-        for number in range(self.slots):
-            if len(found) == wanted:
-                break
-            if (file := self._lock(f"slot-{number}")) is not None:
-                found.append(file)
-        return found
-
-    def _lock(self, name: str) -> int | None:
-        """Open and lock a file of the keeper's folder; None if a process holds it."""
-        file = os.open(self.folder / name, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(file)
-            return None
-        return file
+        files = (lock(self.folder / f"slot-{number}") for number in range(self.slots))
+        return list(islice((file for file in files if file is not None), wanted))
 
     def _tell(self) -> None:
         """Tell each job in the queue how many are ahead, if that has changed."""
@@ -277,32 +242,21 @@ class Keeper:
                 self._say(asker, news)
 
     def _accept(self) -> None:
-        connection, _ = self.listener.accept()
-        connection.setblocking(False)
-        asker = Asker(connection)
-        others = sum(other.user == asker.user for other in self.askers.values())
+        asker = Asker(self.listener.accept()[0])
+        others = sum(other.user == asker.user for other in self.askers)
         if others >= MOST_EACH and asker.user != os.getuid():
-            connection.close()
-            return
-        self.askers[connection] = asker
-        self.selector.register(connection, selectors.EVENT_READ)
+            return asker.close()
+        self.askers.append(asker)
+        self.selector.register(asker, selectors.EVENT_READ)
 
     def _hear(self, asker: Asker) -> None:
         try:
-            said = asker.socket.recv(LONGEST)
+            for question in asker.hear():
+                self._answer(asker, question if isinstance(question, dict) else {})
         except BlockingIOError:
             return
-        except OSError:
-            said = b""
-        *lines, asker.heard = (asker.heard + said).split(b"\n")
-        if not said or len(asker.heard) > LONGEST:
-            return self._forget(asker)
-        for line in lines:
-            try:
-                question = json.loads(line)
-                self._answer(asker, question if isinstance(question, dict) else {})
-            except ValueError:
-                return self._forget(asker)
+        except (OSError, ValueError):
+            self._forget(asker)
 
     def _answer(self, asker: Asker, question: dict[str, Any]) -> None:
         wants = question.get("slots")
@@ -315,7 +269,7 @@ class Keeper:
             if asker.user == os.getuid():
                 asker.person = asker.user, str(question.get("as"))
         elif "pause" not in question:  # in numbers only: the names of others are private
-            taken = sum(a.holds for a in self.askers.values())
+            taken = sum(a.holds for a in self.askers)
             counts = {"slots": self.slots, "taken": taken, "waiting": len(self.waiting())}
             self._say(asker, {**counts, "paused": self.paused})
         elif asker.user in self.teachers:
@@ -327,16 +281,12 @@ class Keeper:
 
     def _say(self, asker: Asker, words: dict[str, Any]) -> None:
         try:
-            asker.socket.send(json.dumps(words).encode() + b"\n")
+            asker.say(words)
         except OSError:  # gone, or so far behind that it does not listen
             self._forget(asker)
 
     def _forget(self, asker: Asker) -> None:
-        if self.askers.pop(asker.socket, None):
-            self.selector.unregister(asker.socket)
-            asker.socket.close()
-
-
-def _close(files: list[int]) -> None:
-    for file in files:
-        os.close(file)
+        if asker in self.askers:
+            self.askers.remove(asker)
+            self.selector.unregister(asker)
+            asker.close()

@@ -13,7 +13,8 @@ import sys
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
-from dlpar.jobs.processes import ask, die_with_parent
+from dlpar.jobs.processes import die_with_parent
+from dlpar.jobs.unix_sockets import ask
 
 
 def main() -> None:
@@ -21,14 +22,15 @@ def main() -> None:
     die_with_parent(os.getppid())
     rank = {"env": dict(os.environ), "cwd": os.getcwd(), "argv": sys.argv[2:]}
     try:
-        answers = ask(sys.argv[1], rank, files=(0, 1, 2))
-        if answers.readline() != "forked\n":
-            raise ConnectionAbortedError("the fork server closed the connection")
+        answers = ask(sys.argv[1], rank, files=(0, 1, 2)).messages()
+        next(answers)  # it has forked the rank
     except OSError:  # the fork server left this moment, or has no process for us: start cold
         python = [sys.executable, "-m", "dlpar.jobs.rank", *sys.argv[2:]]
         os.execv(python[0], python)
-    answer = answers.readline()
-    status = int(answer) if answer else 1  # no answer: the fork server itself is gone, and our rank with it
+    try:
+        status = next(answers)
+    except OSError:  # the fork server itself is gone, and our rank with it
+        status = 1
     if status < 0:
         os.kill(os.getpid(), -status)
     os._exit(status)

@@ -13,6 +13,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from dlpar.jobs.global_steps import GlobalSteps
+from dlpar.jobs.tail import rank_of
 
 if TYPE_CHECKING:
     from dlpar.config.experiment import Experiment
@@ -58,22 +59,31 @@ class Summary:
         self.samples = self.bytes = self.lead = 0
         self.seconds = dict.fromkeys(("compute", "comm", "wait"), 0.0)
         self.staleness: Counter[int] = Counter()
-        self.first = self.last = self.slip = None
+        self.first, self.last, self.slip = math.inf, -math.inf, None
         self.reached: dict[str, float] = {}
         self.steps = GlobalSteps(workers, runs_free)
 
     def add(self, records: Iterable[tuple[str, dict[str, Any]]]) -> None:
         """Take records in any order, as :meth:`dlpar.jobs.tail.Tail.read` gives them."""
+        steps = []
         for source, record in records:
-            if source != "job":
-                self._add(int(source[5:]), record)
+            if source == "job":
+                continue
+            if record.get("slip") is not None:
+                self.slip = max(self.slip or 0.0, record["slip"])
+            if record["k"] == "step":
+                steps.append(record)
+                self.steps.add(rank_of(source), record)
+            else:
+                self._add(record)
+        if steps:
+            self._count(steps)
         self.steps.ready(late=math.inf)
 
-    def _add(self, rank: int, record: dict[str, Any]) -> None:
+    def _add(self, record: dict[str, Any]) -> None:
+        """Take a record of any kind but a step's."""
         kind = record["k"]
-        if kind == "step":
-            self._step(rank, record)
-        elif kind == "eval":
+        if kind == "eval":
             self.accuracy = record["accuracy"]
             for goal in ACCURACY_GOALS:
                 if self.accuracy is not None and self.accuracy >= goal:
@@ -83,30 +93,29 @@ class Summary:
         elif kind == "event" and record.get("launch_s") is not None:
             self.launch_s = record["launch_s"]
         elif kind == "event" and record["name"] == "served":
-            self._sent(record.get("bytes", 0))
-        if record.get("slip") is not None:
-            self.slip = max(self.slip or 0.0, record["slip"])
+            self._sent([record.get("bytes", 0)])
 
-    def _sent(self, number: int | None) -> None:
-        if self.bytes is not None:  # a library that moves the data does not say how much
-            self.bytes = None if number is None else self.bytes + number
+    def _count(self, steps: list[dict[str, Any]]) -> None:
+        """Take many steps at once, which is several times as quick as one after the other."""
+        self.samples += sum([step["samples"] for step in steps])
+        self._sent([step["bytes"] for step in steps])
+        self.lead = max(self.lead, max([step["lead"] for step in steps]))
+        self.staleness.update([step["staleness"] for step in steps])
+        for part, seconds in self.seconds.items():
+            self.seconds[part] = sum([step[part] for step in steps], seconds)
+        began = min([step["t"] - step["compute"] - step["comm"] - step["wait"] for step in steps])
+        self.first = min(self.first, began)
+        self.last = max(self.last, max([step["t"] for step in steps]))
 
-    def _step(self, rank: int, record: dict[str, Any]) -> None:
-        self.steps.add(rank, record)
-        self.samples += record["samples"]
-        self._sent(record["bytes"])
-        self.lead = max(self.lead, record["lead"])
-        self.staleness[record["staleness"]] += 1
-        for part in self.seconds:
-            self.seconds[part] += record[part]
-        began = record["t"] - record["compute"] - record["comm"] - record["wait"]
-        self.first = began if self.first is None else min(self.first, began)
-        self.last = record["t"] if self.last is None else max(self.last, record["t"])
+    def _sent(self, numbers: list[int | None]) -> None:
+        # A library that moves the data does not say how much.
+        unknown = self.bytes is None or None in numbers
+        self.bytes = None if unknown else self.bytes + sum(numbers)
 
     def result(self) -> dict[str, Any]:
         """Return the summary, ready for JSON, once all records were added; missing figures are None."""
         self.steps.ready(ended=True)
-        elapsed = self.last - self.first if self.last is not None else None
+        elapsed = max(0.0, self.last - self.first)  # 0 without a step
         loss = self.steps.last.loss if self.steps.last else None
         return {
             "run": self.run,

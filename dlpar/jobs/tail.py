@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,19 @@ ALL_RANKS = "rank-all"
 CALL = "call.pkl"
 """Name of the file with a packed function, which the ranks call instead of training."""
 
+REFUSAL = "refused.txt"
+"""Name of the file with the sentence why ranks cannot run with the MPI at hand."""
+
 
 def result_path(folder: Path, rank: int) -> Path:
     """Return the file of a rank's result, where ranks call a function."""
     return folder / f"result-{rank}.pkl"
+
+
+@cache
+def rank_of(source: str) -> int:
+    """Return the rank whose records come from a source such as ``rank-3``."""
+    return int(source[5:])
 
 
 class Tail:

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import eventually
+from conftest import dismiss_fork_server, eventually
 
 import dlpar
 from dlpar import Experiment
@@ -77,7 +77,7 @@ def test_a_rank_that_is_slow_to_ask_keeps_nobody_waiting_and_starts_cold_if_the_
     with socket.socket(socket.AF_UNIX) as slow:
         slow.connect(str(path))  # a loaded machine may keep it from saying more for many seconds
         assert dlpar.spmd(lambda comm: comm.rank, workers=2) == [0, 1]
-        assert fork_server.dismiss()
+        assert dismiss_fork_server()
         slow.settimeout(5)
         assert slow.recv(1) == b"", "the server told it to go elsewhere"
     eventually(lambda: server.poll() is not None, 5, "a dismissed server leaves")

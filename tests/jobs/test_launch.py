@@ -9,14 +9,14 @@ from pathlib import Path
 
 import psutil
 import pytest
-from conftest import eventually
+from conftest import dismiss_fork_server, eventually
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import dlpar
 from dlpar import BadExperiment, Experiment
 from dlpar.config.rules import FITS
-from dlpar.jobs import fork_server, mpiexec
+from dlpar.jobs import mpiexec
 from dlpar.jobs.scratch import Scratch
 from jobs.test_guard import leftovers
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow
 
 def test_what_ranks_print_reaches_the_log_by_rank(monkeypatch):
     monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)  # a fork server must not need it
-    fork_server.dismiss()
+    dismiss_fork_server()
 
     def talk(comm):
         import sys

@@ -64,15 +64,44 @@ def test_a_missing_mpi_is_one_clear_sentence(monkeypatch):
     mpiexec.find_starter.cache_clear()
 
 
-def test_an_mpiexec_that_starts_singletons_is_caught(tmp_path, monkeypatch):
-    """Two MPIs that do not know each other give N worlds of one rank: the ranks notice."""
+SINGLETONS = """#!/bin/sh
+[ "$1" = --version ] && { echo "%s"; exit; }
+while [ "$1" != -n ]; do shift; done
+ranks=$2; shift 2
+for rank in $(seq $ranks); do "$@" & done
+%s
+"""
+
+
+@pytest.mark.parametrize("version", ["other 1.0", "mpirun (Open MPI) 5.0.3"], ids=["cold", "warm"])
+@pytest.mark.parametrize("ending", ["wait", "wait; echo the launcher has ended", "exit 0", "wait; exit 3"])
+def test_an_mpiexec_that_starts_singletons_is_caught(tmp_path, monkeypatch, version, ending):
+    """Two MPIs that do not know each other give N worlds of one rank: the ranks notice, and their caller is told."""
     path = tmp_path / "mpiexec"
-    path.write_text('#!/bin/sh\n[ "$1" = --version ] && { echo other 1.0; exit; }\nshift 2\nexec "$@"\n')
+    path.write_text(SINGLETONS % (version, ending))
     path.chmod(0o755)
     monkeypatch.setenv("DLPAR_MPIEXEC", str(path))
     mpiexec.find_starter.cache_clear()
+    sentence = (
+        "^workers: got a world of 1 ranks, allowed is 2: this launcher and this MPI do not know each other"
+    )
     try:
-        with pytest.raises(dlpar.JobFailed, match="got a world of 1 ranks, allowed is 2"):
+        with pytest.raises(dlpar.JobFailed, match=sentence):
             dlpar.spmd(lambda comm: None, workers=2)
+        job = dlpar.launch(Experiment(workers=2, steps=2))
+        with pytest.raises(dlpar.JobFailed, match=sentence):
+            job.wait(60)
+        assert job.run.status == "failed"
+    finally:
+        mpiexec.find_starter.cache_clear()
+
+
+def test_an_mpiexec_that_starts_nothing_is_caught(tmp_path, monkeypatch):
+    monkeypatch.setenv("DLPAR_MPIEXEC", fake(tmp_path, "not today"))
+    mpiexec.find_starter.cache_clear()
+    try:
+        for start in (lambda: dlpar.spmd(lambda comm: None), lambda: dlpar.launch(Experiment()).wait(60)):
+            with pytest.raises(dlpar.JobFailed, match="^mpiexec ended before any rank began: not today$"):
+                start()
     finally:
         mpiexec.find_starter.cache_clear()

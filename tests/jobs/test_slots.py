@@ -52,7 +52,7 @@ def asked(keeper: Keeper, slots: int, name: str = "") -> Talk:
 
 def begins(talk: Talk) -> bool:
     """Whether it is this one's turn within a moment."""
-    talk.socket.settimeout(0.3)
+    talk.settimeout(0.3)
     try:
         return bool(talk.files) or any("go" in word for word in talk.hear())
     except NoSlots:

@@ -1,0 +1,120 @@
+"""Unix sockets between processes of one machine: lines of JSON, with open files.  Standard library only."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import struct
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def listen(path: Path, mode: int) -> socket.socket:
+    """Listen at `path`, which a killed server may have left behind; `mode` says who may connect."""
+    path.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(str(path))
+    path.chmod(mode)  # nobody can connect yet
+    listener.listen(128)
+    return listener
+
+
+def user_of(connection: socket.socket) -> int | None:
+    """Return the account at the other end of a connection, as the kernel says; None on macOS, which does not."""
+    option = getattr(socket, "SO_PEERCRED", None)
+    if option is None:
+        return None
+    return struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, option, struct.calcsize("3i")))[1]
+
+
+def is_ours(connection: socket.socket) -> bool:
+    """Return whether that is this account; on macOS the socket's private folder has to keep others out."""
+    return user_of(connection) in (None, os.getuid())
+
+
+def close_files(files: list[int]) -> None:
+    """Close the descriptors and empty the list."""
+    while files:
+        os.close(files.pop())
+
+
+class Connection(socket.socket):
+    """One end of a connection that carries messages: values ready for JSON.
+
+    Parameters
+    ----------
+    accepted : socket, optional
+        A listener's new connection; this object takes its place.  Default: a new end, not yet connected.
+
+    Attributes
+    ----------
+    files : list of int
+        Descriptors of the files that came.
+    """
+
+    MOST_FILES = 0
+    """Open files that one message may bring; the kernel closes any more."""
+
+    LONGEST = 1 << 22
+    """Bytes kept of a message that is not complete."""
+
+    def __init__(self, accepted: socket.socket | None = None) -> None:
+        super().__init__(socket.AF_UNIX, socket.SOCK_STREAM, fileno=accepted.detach() if accepted else None)
+        self.files: list[int] = []
+        self._heard = b""
+
+    def say(self, message: Any, files: Sequence[int] = ()) -> None:
+        """Send a message, with open files; raises `OSError` if the other end has gone or does not listen."""
+        line = json.dumps(message).encode() + b"\n"
+        sent = socket.send_fds(self, [line], files)
+        self.sendall(line[sent:])
+
+    def hear(self) -> list[Any]:
+        """Return the messages that have come, after waiting for some bytes; none if the first is not complete.
+
+        Raises
+        ------
+        OSError
+            If the other end has closed, or sends too much.
+        ValueError
+            If a message is not JSON.
+        """
+        said, files, _, _ = socket.recv_fds(self, 1 << 16, self.MOST_FILES)
+        self.files += files
+        *lines, self._heard = (self._heard + said).split(b"\n")
+        if not said or len(self._heard) > self.LONGEST:
+            raise ConnectionAbortedError("the other end has closed, or sends too much")
+        return [json.loads(line) for line in lines]
+
+    def messages(self) -> Iterator[Any]:
+        """Yield each message as it comes; raises as :meth:`hear` does."""
+        while True:
+            yield from self.hear()
+
+    def close(self) -> None:
+        """Close the connection, and the files that came."""
+        close_files(self.files)
+        super().close()
+
+
+def ask(
+    path: str | os.PathLike, question: Any, files: Sequence[int] = (), seconds: float | None = None
+) -> Connection:
+    """Send a question, with open files, to a server of this account; returns the connection on which it answers.
+
+    Raises
+    ------
+    OSError
+        If no server of this account listens at the socket `path`.
+    """
+    server = Connection()
+    server.settimeout(seconds)
+    server.connect(str(path))
+    if not is_ours(server):  # it would get our environment and our files
+        raise PermissionError(f"{path}: somebody else listens there")
+    server.say(question, files)
+    return server
