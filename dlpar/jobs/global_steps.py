@@ -29,8 +29,9 @@ class GlobalStep(NamedTuple):
     """Sketch of the weights of each rank that recorded one; the latest where a rank did several worker-steps."""
 
 
-WorkerStep = tuple[float, int, int, dict[str, Any]]
-"""Place in the order of parts, order of reading (which separates equal places), rank, and record."""
+WorkerStep = tuple[float, int, int, float, float | None, int, int | None, list[float] | None]
+"""Place in the order of parts, order of reading (which separates equal places), rank, time of the end, loss,
+samples, bytes, and sketch.  The record itself is not kept: its spans would fill the memory."""
 
 
 class GlobalSteps:
@@ -70,11 +71,14 @@ class GlobalSteps:
     def add(self, rank: int, record: dict[str, Any]) -> None:
         """Take one worker's step record; those of different ranks may come in any order."""
         self._taken += 1
+        ended, loss, samples = record["t"], record["loss"], record["samples"]
         if self.runs_free:
-            ended = self._newest[rank] = record["t"]
-            self._early.append((ended, self._taken, rank, record))
+            self._newest[rank] = ended
+            place, waiting = ended, self._early
         else:
-            self._open[record["step"]].append((rank, self._taken, rank, record))
+            place, waiting = rank, self._open[record["step"]]
+        sent, sketch = record.get("bytes"), record.get("sketch")
+        waiting.append((place, self._taken, rank, ended, loss, samples, sent, sketch))
 
     def ready(self, ended: bool = False, late: float = LATE) -> list[GlobalStep]:
         """Return the global steps completed since the last call, in order; call it once all files were read.
@@ -111,15 +115,14 @@ class GlobalSteps:
 
     def _combine(self, number: int, parts: list[WorkerStep]) -> GlobalStep:
         batch, weighted, sent, seconds, sketches = 0, 0.0, 0.0, -math.inf, {}
-        for _, _, rank, record in parts:
-            if record["t"] > seconds:
-                seconds = record["t"]
-            if samples := record["samples"]:
+        for _, _, rank, ended, loss, samples, moved, sketch in parts:
+            if ended > seconds:
+                seconds = ended
+            if samples:
                 batch += samples
-                weighted += record["loss"] * samples
-            moved = record.get("bytes")
+                weighted += loss * samples
             sent += math.nan if moved is None else moved
-            if sketch := record.get("sketch"):
+            if sketch:
                 sketches[rank] = sketch
         before = self.last.loss if self.last else math.nan
         self.done += 1

@@ -23,7 +23,6 @@ from dlpar.jobs import diagnosis, fork_server, slots
 from dlpar.jobs.processes import adopt_orphans, descendants, die_with_parent, kill, wait_gone
 from dlpar.jobs.scratch import Scratch
 from dlpar.jobs.summary import Summary
-from dlpar.jobs.tail import Tail
 
 START = 120.0
 """Seconds all ranks together may take to start."""
@@ -250,8 +249,7 @@ class Guardian:
         size = sum(diagnosis.stamp_of(path)[0] for path in self.folder.glob("rank-*.jsonl"))
         if self.folder.exists() and size < SUMMARISED:
             summary = Summary(self.folder.name, **self.spec["summary"])
-            for records in iter(Tail(self.folder).read, []):
-                summary.add(records)
+            summary.add_all(self.folder)
             whole = self.folder / "summary.json.part"
             whole.write_text(json.dumps(summary.result(), indent=1))
             whole.rename(self.folder / "summary.json")

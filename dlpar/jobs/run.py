@@ -112,7 +112,7 @@ class Run:
         if path.exists():
             return json.loads(path.read_text())
         summary = Summary(self.id, **facts_of(self.experiment))
-        summary.add(self.records())
+        summary.add_all(self.path)
         return summary.result()
 
     def records(self) -> list[tuple[str, Record]]:

@@ -13,9 +13,11 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from dlpar.jobs.global_steps import GlobalSteps
-from dlpar.jobs.tail import rank_of
+from dlpar.jobs.tail import Tail, rank_of
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from dlpar.config.experiment import Experiment
 
 ACCURACY_GOALS = (0.8, 0.9, 0.95, 0.97)
@@ -79,6 +81,11 @@ class Summary:
         if steps:
             self._count(steps)
         self.steps.ready(late=math.inf)
+
+    def add_all(self, folder: Path) -> None:
+        """Take all records of a run folder, a part of them at a time."""
+        for records in iter(Tail(folder).read, []):
+            self.add(records)
 
     def _add(self, record: dict[str, Any]) -> None:
         """Take a record of any kind but a step's."""
