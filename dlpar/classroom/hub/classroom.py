@@ -10,6 +10,7 @@ import asyncio
 import ipaddress
 import os
 import shutil
+import signal
 import sqlite3
 import sys
 from collections.abc import Iterable
@@ -170,6 +171,8 @@ class OwnAccount(InLine, LocalProcessSpawner):
 
 def configure(c: Any, settings: Settings) -> None:
     """Fill JupyterHub's configuration `c`."""
+    # JupyterHub ends services by SIGINT, which a shell ignores in what it runs in the background.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     folder = private_folder(Path(settings.folder))
     with closing(sqlite3.connect(folder / "hub.sqlite")) as database:
         database.execute("PRAGMA journal_mode=WAL")  # the hub does nothing else while it waits for a disk

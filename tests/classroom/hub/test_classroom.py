@@ -43,10 +43,19 @@ STARTED = {
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a process with its parent")
 @pytest.mark.skipif(bool(no_proxy()), reason=no_proxy())
-@pytest.mark.parametrize("by", [signal.SIGKILL, signal.SIGTERM], ids=["SIGKILL", "SIGTERM"])
-def test_all_that_a_hub_has_started_ends_with_it_however_it_ends(by, tmp_path: Path, own_folders) -> None:
+@pytest.mark.parametrize(("by", "is_up"), [("SIGKILL", False), ("SIGTERM", False), ("SIGTERM", True)])
+def test_all_that_a_hub_has_started_ends_with_it_however_it_ends(
+    by, is_up, tmp_path: Path, own_folders
+) -> None:
     (tmp_path / "labs").mkdir()
-    hub = Hub(tmp_path, "--users=ada", "--teachers=", "--slots=2")
+    in_background = [
+        "sh",
+        "-c",
+        'trap "" INT; exec "$@"',
+        "sh",
+    ]  # as a shell starts what is to run in the background
+    flags = ["--users=ada", "--teachers=", "--slots=2"]
+    hub = Hub(tmp_path, *flags, within=lambda *words: [*in_background, *words])
     parts: dict[str, int] = {}
 
     def all_are_there() -> bool:
@@ -56,12 +65,13 @@ def test_all_that_a_hub_has_started_ends_with_it_however_it_ends(by, tmp_path: P
         return len(parts) == len(STARTED)
 
     try:
-        # JupyterHub heeds SIGTERM only later, once it is up.
         eventually(
             all_are_there, 60, f"proxy, culler, page and keeper are there: {hub.log.read_text()[-2000:]}"
         )
-        hub.process.send_signal(by)
-        hub.process.wait(10)
+        if is_up:  # JupyterHub heeds SIGTERM only then
+            eventually(lambda: "JupyterHub is now running" in hub.log.read_text(), 60, "the hub is up")
+        hub.process.send_signal(signal.Signals[by])
+        hub.process.wait(20)
         assert wait_gone(list(parts.values()), 5) == [], f"left of {parts}"
     finally:
         hub.process.kill()
