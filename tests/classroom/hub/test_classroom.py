@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -48,20 +49,17 @@ def test_all_that_a_hub_has_started_ends_with_it_however_it_ends(
     by, is_up, tmp_path: Path, own_folders
 ) -> None:
     (tmp_path / "labs").mkdir()
-    in_background = [
-        "sh",
-        "-c",
-        'trap "" INT; exec "$@"',
-        "sh",
-    ]  # as a shell starts what is to run in the background
+    # As a shell starts a command in the background.
+    in_background = ["sh", "-c", 'trap "" INT; exec "$@"', "sh"]
     flags = ["--users=ada", "--teachers=", "--slots=2"]
     hub = Hub(tmp_path, *flags, within=lambda *words: [*in_background, *words])
     parts: dict[str, int] = {}
 
     def all_are_there() -> bool:
         for process in psutil.Process(hub.process.pid).children(recursive=True):
-            words = " ".join(process.cmdline())
-            parts.update({part: process.pid for part, name in STARTED.items() if name in words})
+            with suppress(psutil.Error):  # it may end meanwhile
+                words = " ".join(process.cmdline())
+                parts.update({part: process.pid for part, name in STARTED.items() if name in words})
         return len(parts) == len(STARTED)
 
     try:
