@@ -122,8 +122,10 @@ class Run:
     def global_steps(self) -> list[GlobalStep]:
         """Combine the steps of all workers into global steps."""
         steps = GlobalSteps(self.experiment.workers, self.experiment.sync.runs_free)
-        for rank, record in self._of_kind("step"):
-            steps.add(rank, record)
+        for records in iter(Tail(self.path).read, []):  # a part at a time: records fill the memory
+            for source, record in records:
+                if record["k"] == "step":
+                    steps.add(rank_of(source), record)
         return steps.ready(ended=True)
 
     @property

@@ -67,7 +67,7 @@ class Summary:
 
     def add(self, records: Iterable[tuple[str, dict[str, Any]]]) -> None:
         """Take records in any order, as :meth:`dlpar.jobs.tail.Tail.read` gives them."""
-        steps = []
+        steps, add = [], self.steps.add
         for source, record in records:
             if source == "job":
                 continue
@@ -75,7 +75,7 @@ class Summary:
                 self.slip = max(self.slip or 0.0, record["slip"])
             if record["k"] == "step":
                 steps.append(record)
-                self.steps.add(rank_of(source), record)
+                add(rank_of(source), record)
             else:
                 self._add(record)
         if steps:
