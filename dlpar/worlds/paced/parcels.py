@@ -9,7 +9,7 @@ from collections import deque
 import torch
 from mpi4py import MPI
 
-from dlpar.worlds.mpi import landed, landing, patiently, whole
+from dlpar.worlds.mpi import PIECE, landed, landing, memory_of, patiently, whole
 
 KEPT = 16
 """Parcels under way above which a send forgets those that have arrived."""
@@ -39,7 +39,7 @@ class Parcels:
 
     def __init__(self, mpi: MPI.Intracomm) -> None:
         self.mpi, self._tags = mpi, mpi.Get_attr(MPI.TAG_UB)
-        self._under_way: deque[tuple[MPI.Request, torch.Tensor]] = deque()
+        self._under_way: deque[tuple[MPI.Request, bytearray | torch.Tensor]] = deque()
         self._lock = threading.Lock()  # a rank may have two activities
 
     def probe(self) -> bool:
@@ -56,8 +56,9 @@ class Parcels:
 
     def send(self, tensor: torch.Tensor, dest: int, key: int) -> None:
         """Start sending a copy, because the rank may change its tensor when its own clock allows."""
-        copy = tensor.detach().clone(memory_format=torch.contiguous_format)
-        self._under_way.append((self.mpi.Isend(whole(copy), dest, key % self._tags), copy))
+        copy = bytearray(memory_of(tensor.contiguous()))  # quicker than a tensor's copy
+        sent = [copy, MPI.BYTE] if len(copy) < PIECE else whole(torch.frombuffer(copy, dtype=torch.uint8))
+        self._under_way.append((self.mpi.Isend(sent, dest, key % self._tags), copy))
         if len(self._under_way) > KEPT:
             self.move()
 
