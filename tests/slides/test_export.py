@@ -13,7 +13,7 @@ from browser.jupyter import find_browser
 
 from slides.decks import ROOT, of_slides
 
-DECK = "03_ring_allreduce"
+DECK = "01_mapreduce"
 
 pytestmark = [pytest.mark.slow, pytest.mark.browser]
 
@@ -64,7 +64,7 @@ def test_a_panel_has_left_a_picture_of_its_run_that_says_what_it_shows(page):
     picture = page.locator("section.live img")
     assert picture.evaluate("image => image.naturalWidth") > 500
     assert re.match(
-        r"In 100 of 100 steps the training loss fell from", unescape(picture.get_attribute("alt"))
+        r"In 200 of 200 steps the training loss fell from", unescape(picture.get_attribute("alt"))
     )
 
 
