@@ -83,7 +83,7 @@ test: lint  ## run every test, after make lint
 	@$(FIND_BROWSER); [ -n "$$browser" ] || { $(INSTALL_BROWSER); }; [ -n "$$browser" ] || $(NO_BROWSER); \
 	run() { ( $(RUN) pytest "$$@" $(PYTEST_ARGS) ); now=$$?; \
 	  [ $$now = 5 ] || { [ $$now = 0 ] && [ $$status != 5 ]; } || status=$$now; }; \
-	status=5; run $(TWO_AT_A_TIME) -m "not timed"; [ $$status = 2 ] || run $(NO_LABS) -m timed; \
+	status=5; run $(TWO_AT_A_TIME) -m "not timed"; [ $$status = 2 ] || run $(NO_LABS) $(ONLY_TIMED); \
 	[ -n "$$browser" ] || $(NO_BROWSER); exit $$status
 
 # Two at a time those that say nothing about time, in the order of tests/conftest.py; then the others, one after
@@ -92,6 +92,9 @@ TWO_AT_A_TIME = -n 2 --dist loadfile --no-loadscope-reorder -o testpaths="labs t
 
 # This leaves the notebooks out, and the plug-in that runs them, which alone takes two seconds to start.
 NO_LABS = -o testpaths=tests -o addopts="-ra --strict-markers --strict-config" -p no:nbval
+
+# Reading all other files would take as long as some of these tests.
+ONLY_TIMED = -m timed -o testpaths="$$(grep -rl --include='*.py' mark.timed tests | tr '\n' ' ')"
 
 quick: $(STAMP)  ## run the quick part of the tests
 	@$(RUN) pytest $(TWO_AT_A_TIME) $(NO_LABS) -m "quick or not (slow or browser or labs)" $(PYTEST_ARGS)

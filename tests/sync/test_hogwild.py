@@ -41,7 +41,6 @@ def test_a_worker_alone_has_no_conflicts_and_loses_nothing():
     assert same.curve["loss"].tolist() == run.curve["loss"].tolist()
 
 
-@pytest.mark.timed
 def test_sparse_logistic_regression_learns_docstrings():
     run, steps = ran(4, True, data="docstrings", model="logistic", batch=16, lr=1.0, steps=300)
     losses = steps.sort_values("t")["loss"]  # as they happened, whoever did them
@@ -50,7 +49,6 @@ def test_sparse_logistic_regression_learns_docstrings():
     assert 0 <= steps["lost"].dropna().iloc[0] < 0.05
 
 
-@pytest.mark.timed
 def test_sparse_updates_write_few_weights_and_conflict_on_few_of_them():
     fields = dict(data="docstrings", model="logistic", batch=4, lr=0.5, steps=300)
     sparse, dense = (ran(4, kind, **fields)[1] for kind in (True, False))

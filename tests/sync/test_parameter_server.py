@@ -170,7 +170,7 @@ def seconds_a_step(finished: dlpar.Run) -> float:
 
 @pytest.mark.timed
 def test_a_permanent_straggler_holds_up_bsp_and_in_the_end_ssp_but_not_asp():
-    fields = dict(workers=4, steps=25, delays={"kind": "constant", "delay_ms": 25.0, "straggler": {1: 4.0}})
+    fields = dict(workers=4, steps=18, delays={"kind": "constant", "delay_ms": 25.0, "straggler": {1: 4.0}})
     bsp = run(sync=ps(), **fields)
     own_pace = bsp.steps.query("rank == 1")["compute"].median()
     assert seconds_a_step(bsp) == pytest.approx(own_pace, rel=0.10)
