@@ -101,7 +101,7 @@ def test_passes_send_two_bytes_an_element_and_gradients_of_weights_four(model, n
 
 
 def test_digits_are_learnt_as_well(tmp_path):
-    assert simulated(tmp_path / "run", workers=2, precision="bf16").summary["accuracy"] >= 0.94
+    assert simulated(tmp_path / "run", workers=2, batch=64, precision="bf16").summary["accuracy"] >= 0.94
 
 
 def test_pipelines_without_numbers_send_as_many_bytes(tmp_path):

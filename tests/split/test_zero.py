@@ -14,7 +14,7 @@ from trained_ranks import Trained, apart, trained
 import dlpar
 from dlpar import BadExperiment, Experiment
 from dlpar.cli import flags
-from dlpar.split.split import backward
+from dlpar.split.split import backward, propagate
 from dlpar.theory import Link, predict, zero_bytes
 from dlpar.worlds.platforms import Device
 
@@ -233,7 +233,8 @@ def test_a_gradient_is_handed_on_without_a_library_for_symbolic_mathematics():
 
     def hand_on(comm) -> tuple[list[float], bool]:
         x = torch.ones(2, requires_grad=True)
+        propagate((2 * x).sum(), 0.5)
         backward(3 * x, torch.tensor([1.0, 2.0]))
         return x.grad.tolist(), "sympy" in sys.modules
 
-    assert dlpar.spmd(hand_on, workers=1) == [([3.0, 6.0], False)]
+    assert dlpar.spmd(hand_on, workers=1) == [([4.0, 7.0], False)]

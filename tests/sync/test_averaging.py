@@ -212,6 +212,7 @@ def test_digits_are_learned_to_94_percent(method, world):
     e = Experiment(
         workers=4,
         steps=320,
+        batch=64,
         sync="mapreduce",
         averaging=averaging,
         evaluate_every=1000,

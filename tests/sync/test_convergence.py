@@ -27,7 +27,7 @@ WAYS = {
 
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS.keys())
 def test_four_workers_learn_digits(way):
-    experiment = Experiment(workers=4, steps=200, **way)
+    experiment = Experiment(workers=4, steps=200, batch=64, **way)
     if not experiment.free_running:
         experiment = experiment.replace(cluster={"world": "simulated", "threads": 1})
     run = dlpar.launch(experiment).wait(60)
