@@ -27,7 +27,7 @@ from rich.table import Table
 from dlpar.cli import FAILED, AsJSON
 from dlpar.cli.tables import console
 from dlpar.config.rules import MOST
-from dlpar.jobs.control_groups import ControlGroups, Memory, memory, text_of, usable_cores
+from dlpar.jobs.control_groups import AvailableMemory, ControlGroups, memory, text_of, usable_cores
 from dlpar.jobs.mpiexec import NoMPI, Starter, environment, find_starter
 from dlpar.jobs.scratch import Scratch
 
@@ -99,7 +99,7 @@ class Machine:
         Logical processors that this process may run on.
     processors : float
         Processors' worth of time that it can have; a control group may grant less than its cores.
-    memory : Memory
+    memory : AvailableMemory
         Bytes of the machine, or of the control group if it has less.
     gpus : tuple of str
         Name and memory of each that this process may see.
@@ -117,7 +117,7 @@ class Machine:
 
     cores: int
     processors: float
-    memory: Memory
+    memory: AvailableMemory
     gpus: tuple[str, ...] = ()
     torch_cuda: bool | None = None
     starter: Starter | None = None

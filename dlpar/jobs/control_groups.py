@@ -23,7 +23,7 @@ def cores() -> int:
     return max(1, min(usable_cores(), int(quota) if quota is not None else usable_cores()))
 
 
-class Memory(NamedTuple):
+class AvailableMemory(NamedTuple):
     """Memory this process may use, in bytes.
 
     Attributes
@@ -39,14 +39,14 @@ class Memory(NamedTuple):
     limited: bool
 
 
-def memory() -> Memory:
+def memory() -> AvailableMemory:
     """Return the memory of the system, or of the control group if that is less."""
     import psutil
 
     system, limit = psutil.virtual_memory(), ControlGroups().memory()
     if limit is None or limit[0] >= system.total:
-        return Memory(system.total, system.available, False)
-    return Memory(limit[0], min(system.available, limit[1]), True)
+        return AvailableMemory(system.total, system.available, False)
+    return AvailableMemory(limit[0], min(system.available, limit[1]), True)
 
 
 class ControlGroups:

@@ -33,7 +33,7 @@ _SIGNAL = re.compile(r"process rank (\d+).{0,200}?exited on\s+signal (\d+)", re.
 _STATUS = re.compile(r"Process name: \[[^,\]]*,(\d+)\]\s+Exit code:\s+(\d+)", re.S)
 
 
-class Verdict(NamedTuple):
+class Outcome(NamedTuple):
     """End of a job: ``done``, ``failed`` or ``stopped``; the reason in one sentence; the rank it is about."""
 
     status: str
@@ -85,15 +85,15 @@ def errors_in(folder: Path) -> list[tuple[int, Record]]:
     return sorted(errors, key=lambda error: error[1]["t"])
 
 
-def verdict(folder: Path, returncode: int) -> Verdict:
+def outcome(folder: Path, returncode: int) -> Outcome:
     """Return how a job ended whose mpiexec has ended by itself."""
     errors = errors_in(folder)
     if errors:
         return _of_errors(errors)
     if refused := text_of(folder / REFUSAL):
-        return Verdict("failed", refused)
+        return Outcome("failed", refused)
     if returncode == 0:
-        return _unfinished(folder) or Verdict("done", "all ranks finished")
+        return _unfinished(folder) or Outcome("done", "all ranks finished")
     log = _log(folder)
     killed, exited, left = _SIGNAL.search(log), _STATUS.search(log), _LEFT.search(log)
     simulated = (folder / f"{ALL_RANKS}.jsonl").exists()
@@ -101,30 +101,30 @@ def verdict(folder: Path, returncode: int) -> Verdict:
         number, rank = int(killed[2]), None if simulated else int(killed[1])
         name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
         hint = " (perhaps memory ran out)" if number == signal.SIGKILL else ""
-        return Verdict("failed", f"{_name(folder, rank)} was killed by {name}{hint}", rank)
+        return Outcome("failed", f"{_name(folder, rank)} was killed by {name}{hint}", rank)
     if simulated and left:
-        return Verdict("failed", f"a rank {LEFT}")
+        return Outcome("failed", f"a rank {LEFT}")
     said = f"with status {returncode}: {_last_words(log)}"
     if simulated:
-        return Verdict("failed", f"a rank ended the process of all ranks {said}")
+        return Outcome("failed", f"a rank ended the process of all ranks {said}")
     if exited:
         rank = int(exited[1])
         said = f"ended with status {exited[2]}: {_last_words(log)}"
-        return Verdict("failed", f"{_name(folder, rank)} {said}", rank)
+        return Outcome("failed", f"{_name(folder, rank)} {said}", rank)
     if left:
-        return Verdict("failed", f"{_name(folder, int(left[1]))} {LEFT}", int(left[1]))
-    return Verdict("failed", f"mpiexec ended {said}")
+        return Outcome("failed", f"{_name(folder, int(left[1]))} {LEFT}", int(left[1]))
+    return Outcome("failed", f"mpiexec ended {said}")
 
 
-def _of_errors(errors: list[tuple[int, Record]]) -> Verdict:
+def _of_errors(errors: list[tuple[int, Record]]) -> Outcome:
     """Name the first exception; of ranks that raised the same, the lowest, whichever was sooner by chance."""
     first = errors[0][1]
     rank, error = min((e for e in errors if e[1]["message"] == first["message"]), key=lambda e: e[0])
     if error["type"] in OF_ALL:
-        return Verdict("failed", error["message"], rank)
+        return Outcome("failed", error["message"], rank)
     more = len(errors) - 1
     others = f" (and {more} more rank{'s' * (more > 1)})" if more else ""
-    return Verdict("failed", f"rank {rank} raised {error['type']}: {error['message']}{others}", rank)
+    return Outcome("failed", f"rank {rank} raised {error['type']}: {error['message']}{others}", rank)
 
 
 def _name(folder: Path, rank: int | None) -> str:
@@ -135,17 +135,17 @@ def _name(folder: Path, rank: int | None) -> str:
     return f"rank {rank}" if role == "worker" else f"rank {rank} ({role})"
 
 
-def _unfinished(folder: Path) -> Verdict | None:
+def _unfinished(folder: Path) -> Outcome | None:
     """Name a rank that left a training with status 0; None if all recorded that they did their steps."""
     if not _rank_files(folder):
-        return Verdict("failed", f"mpiexec ended before any rank began: {_last_words(_log(folder))}")
+        return Outcome("failed", f"mpiexec ended before any rank began: {_last_words(_log(folder))}")
     if (folder / CALL).exists():  # a function's ranks leave results instead
         return None
     for rank, path in sorted(_rank_files(folder).items()):
         if not any(record.get("k") == "end" for record in _last_records(path, 1 << 12)):
             if path.stem == ALL_RANKS:
-                return Verdict("failed", f"a rank {LEFT}")
-            return Verdict("failed", f"rank {rank} {LEFT}", rank)
+                return Outcome("failed", f"a rank {LEFT}")
+            return Outcome("failed", f"rank {rank} {LEFT}", rank)
     return None
 
 

@@ -149,7 +149,7 @@ def main() -> None:
     path, fingerprint, idle = sys.argv[1], sys.argv[2], float(sys.argv[3])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C belongs to the job, not to the server
     _preload()
-    server = Server(Path(path), fingerprint)
+    server = ForkServer(Path(path), fingerprint)
     with suppress(BrokenPipeError):  # who started this one is gone; the next job needs a server too
         print("ready", flush=True)
     devnull = os.open(os.devnull, os.O_RDWR)
@@ -174,7 +174,7 @@ class Stub(Connection):
     MOST_FILES = 3
 
 
-class Server:
+class ForkServer:
     """Fork a rank for each request, report how each ended, and kill a rank whose stub is gone.
 
     Parameters

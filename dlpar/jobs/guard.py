@@ -49,7 +49,7 @@ class Guardian:
         self.log = open(self.folder / "log.txt", "ab", buffering=0)
         self.log_left = LOG_LIMIT
         self.pending: dict[IO[bytes], bytes] = {}  # the beginning of an unfinished line, by pipe
-        self.verdict: diagnosis.Verdict | None = None
+        self.outcome: diagnosis.Outcome | None = None
         self.queue: slots.Talk | None = None
         self.mpiexec: subprocess.Popen | None = None
         self.began = spec["launched"]
@@ -64,16 +64,16 @@ class Guardian:
             self._queue_up()
             choosing = threading.Thread(target=self._choose_command, daemon=True)
             choosing.start()
-            while choosing.is_alive() and self.verdict is None:
+            while choosing.is_alive() and self.outcome is None:
                 self._hear(0.02)
-            if self.verdict is None:
+            if self.outcome is None:
                 self._start()
-            while self.verdict is None:
+            while self.outcome is None:
                 self._hear(min(0.5, self.spec["timeout"] / 4))
                 self._watch_progress()
-                if self.verdict is None and self._is_over():
+                if self.outcome is None and self._is_over():
                     self._drain()
-                    self.end(*diagnosis.verdict(self.folder, self.mpiexec.returncode))
+                    self.end(*diagnosis.outcome(self.folder, self.mpiexec.returncode))
         except slots.NoSlots as error:
             self.end("failed", str(error))
         except BaseException as error:  # a fault of the guardian must not leave ranks behind
@@ -87,7 +87,7 @@ class Guardian:
 
     def end(self, status: str, reason: str, rank: int | None = None) -> None:
         """Decide how the job ends; the first decision holds."""
-        self.verdict = self.verdict or diagnosis.Verdict(status, reason, rank)
+        self.outcome = self.outcome or diagnosis.Outcome(status, reason, rank)
 
     # -- hearing ---------------------------------------------------------
 
@@ -157,7 +157,7 @@ class Guardian:
         if self.spec["warm"]:
             fork_server.prepare()  # or other jobs would wait for it, once it is our turn
         self.selector.register(self.queue, selectors.EVENT_READ, self._hear_queue)
-        while not self.queue.files and self.verdict is None:
+        while not self.queue.files and self.outcome is None:
             self._hear(1.0)
 
     def _choose_command(self) -> None:
@@ -243,7 +243,7 @@ class Guardian:
 
     def _finish(self) -> None:
         """Write how the job ended, and its summary."""
-        self.write(k="end", at=time.time(), **self.verdict._asdict())
+        self.write(k="end", at=time.time(), **self.outcome._asdict())
         for stack in self.folder.glob("*.stack"):
             stack.unlink()
         size = sum(diagnosis.stamp_of(path)[0] for path in self.folder.glob("rank-*.jsonl"))

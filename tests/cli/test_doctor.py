@@ -18,7 +18,7 @@ import pytest
 from dlpar.cli import doctor as looking
 from dlpar.cli import main
 from dlpar.cli.doctor import BROKEN, COSTS, GOOD, Machine, advise, diagnose
-from dlpar.jobs.control_groups import Memory
+from dlpar.jobs.control_groups import AvailableMemory
 from dlpar.jobs.mpiexec import Starter
 
 GB = 10**9
@@ -26,7 +26,7 @@ GB = 10**9
 SOUND = Machine(
     cores=8,
     processors=8,
-    memory=Memory(32 * GB, 20 * GB, False),
+    memory=AvailableMemory(32 * GB, 20 * GB, False),
     torch_cuda=False,
     starter=Starter("/env/bin/mpiexec", "openmpi5", "mpiexec (Open MPI) 5.0.11"),
     shared_memory_free=16 * GB,
@@ -59,9 +59,11 @@ AILMENTS = {
     "a quota": (
         dict(processors=1.5), "cores", COSTS, "8 are visible, but the control group grants the time of 1.5", "--cpus=4",
     ),
-    "no memory": (dict(memory=Memory(32 * GB, GB // 5, False)), "memory", BROKEN, "would be killed", "close notebooks"),
+    "no memory": (
+        dict(memory=AvailableMemory(32 * GB, GB // 5, False)), "memory", BROKEN, "would be killed", "close notebooks",
+    ),
     "little memory": (
-        dict(memory=Memory(32 * GB, GB, True)), "memory", COSTS, "the control group may use", "notebooks",
+        dict(memory=AvailableMemory(32 * GB, GB, True)), "memory", COSTS, "the control group may use", "notebooks",
     ),
     "idle GPU": (
         dict(gpus=("H200, 143771 MiB",)), "GPUs", COSTS, "1 × H200, 143771 MiB, but", "TORCH=cuda",
@@ -107,8 +109,22 @@ def test_each_ailment_is_found_said_and_its_mending_told(name, monkeypatch, caps
         (TWO_GPUS, 2, 4, "nccl", "dlpar run --workers 2", "one for each"),
         (dict(gpus=("A",), torch_cuda=True), 1, 8, "mpi", "dlpar run --workers 1", "staged through"),
         (dict(gpus=("A", "A")), 8, 1, "mpi", "dlpar run --workers 8", "without GPUs"),
-        (dict(memory=Memory(32 * GB, GB, False)), 2, 4, "mpi", "dlpar run --workers 2", "more would not fit"),
-        (dict(memory=Memory(32 * GB, 0, False)), 1, 8, "mpi", "dlpar run --workers 1", "more would not fit"),
+        (
+            dict(memory=AvailableMemory(32 * GB, GB, False)),
+            2,
+            4,
+            "mpi",
+            "dlpar run --workers 2",
+            "more would not fit",
+        ),
+        (
+            dict(memory=AvailableMemory(32 * GB, 0, False)),
+            1,
+            8,
+            "mpi",
+            "dlpar run --workers 1",
+            "more would not fit",
+        ),
     ],
 )
 def test_advice_fits_the_machine(differences, ranks, threads, carrier, command, why):
@@ -119,7 +135,7 @@ def test_advice_fits_the_machine(differences, ranks, threads, carrier, command, 
 
 
 def test_the_labs_four_workers_are_not_promised_where_they_do_not_fit():
-    advice = advise(sick(cores=2, processors=2, memory=Memory(32 * GB, GB, False)))
+    advice = advise(sick(cores=2, processors=2, memory=AvailableMemory(32 * GB, GB, False)))
     assert not any("labs'" in sentence for sentence in advice.why)
 
 

@@ -39,7 +39,7 @@ def test_a_killed_server_is_told_to_be_one(tmp_path):
         "mpiexec noticed that process rank 2 with PID 7 exited on signal 15 (Terminated)"
     )
     (tmp_path / "rank-2.jsonl").write_text('{"k": "rank", "rank": 2, "role": "server"}\n')
-    assert diagnosis.verdict(tmp_path, 143) == ("failed", "rank 2 (server) was killed by SIGTERM", 2)
+    assert diagnosis.outcome(tmp_path, 143) == ("failed", "rank 2 (server) was killed by SIGTERM", 2)
 
 
 def test_of_a_rank_that_stands_in_a_line_of_dlpar_the_line_that_called_it_is_told(tmp_path):
@@ -62,10 +62,10 @@ def test_a_training_is_done_only_if_every_rank_says_so(tmp_path):
         (tmp_path / f"rank-{rank}.jsonl").write_text(
             '{"k": "step", "step": 0}\n' + '{"k": "end"}\n' * (rank == 0)
         )
-    assert diagnosis.verdict(tmp_path, 0) == (
+    assert diagnosis.outcome(tmp_path, 0) == (
         "failed",
         "rank 1 ended its process before its work was done",
         1,
     )
     (tmp_path / "rank-1.jsonl").write_text('{"k": "end"}\n')
-    assert diagnosis.verdict(tmp_path, 0)[0] == "done"
+    assert diagnosis.outcome(tmp_path, 0)[0] == "done"

@@ -63,7 +63,7 @@ def main() -> None:
     launch.load = read_result
     space: dict[str, Any] = {"__name__": "__main__"}
     _run(trial["given"], "<given>", space)
-    space |= {name: Answer(trial["given"], trial["answer"], name) for name in trial["names"]}
+    space |= {name: JudgedFunction(trial["given"], trial["answer"], name) for name in trial["names"]}
     writable = [folder for folder in ("/tmp", "/var/tmp", "/dev/shm") if os.access(folder, os.W_OK)]
     tell(account=os.getuid(), networks=[name for _, name in socket.if_nameindex()], writable=writable)
     solved, said = _judged(space, trial["check"])
@@ -90,7 +90,7 @@ def _run(source: str, file: str, space: dict[str, Any]) -> None:
     exec(compile(source, file, "exec"), space)
 
 
-class Answer:
+class JudgedFunction:
     """A student's function in a check.
 
     Sent to a rank it becomes the function itself.  Called by the judge, it runs on one simulated rank and returns
@@ -122,7 +122,7 @@ class Answer:
             raise RuntimeError(str(failure)) from None
 
 
-class OnRank(Answer):
+class OnRank(JudgedFunction):
     """A student's function on a rank; her source runs before the first call."""
 
     @cached_property
