@@ -187,10 +187,13 @@ class PacedComm(LogicalComm):
     def sendrecv(
         self, tensor: torch.Tensor, dest: int, into: torch.Tensor, source: int, tag: int = 0
     ) -> Arrival:
-        sending = self.isend(tensor, dest, tag).sending
-        both = self.irecv(into, source, tag)
-        both.sending = sending  # one answer for both
-        return both.wait()
+        check_peer(self, dest, "dest")
+        check_peer(self, source, "source")
+        self.traffic.sent(tensor.nbytes)
+        sending, receiving = self.world.number(), self.world.number()
+        self.line.parcels.send(tensor, self.members[dest], sending)
+        call = "sendrecv", self.handle, dest, source, tag, tensor.nbytes, sending, receiving
+        return _UnderWay(self, receiving=receiving, into=into).wait(*call)
 
     # ---- time ----------------------------------------------------------------------------
 
@@ -328,11 +331,12 @@ class _UnderWay:
         self.complete = sending is None and receiving is None
         self.arrival: Arrival | None = None
 
-    def wait(self) -> Arrival | None:
+    def wait(self, *call: Any) -> Arrival | None:
+        """Wait until all is complete; `call` may tell the messages and the wait in one."""
         if not self.complete:
             line = self.comm.line
             since = line.clock
-            came = line.ask("wait", self.receiving, self.sending)
+            came = line.ask(*(call or ("wait", self.receiving, self.sending)))
             if came is not None:
                 self._take(since, *came)
             line.follow()
