@@ -18,6 +18,8 @@ from dlpar.classroom.grading.box import Box, CannotGrade
 from dlpar.classroom.grading.grade import Unreadable, exercise, handed_in, judged, students, with_answers
 from dlpar.classroom.grading.release import release
 
+pytestmark = pytest.mark.timeout(300)  # many processes begin with torch: a busy machine takes minutes
+
 LABS = Path(__file__).parents[3] / "labs"
 FIRST = "00_first_parallel_run"
 
@@ -108,8 +110,8 @@ def graded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[tuple[s
     account = box_of_this_machine()
     how = ["--not-isolated"] if account is None else ["--account", account]
     command = [sys.executable, "-m", "dlpar.cli", "grade", handed, "--course", folder / "course", "--labs", masters,
-               "--seconds", "10", *how]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, timeout=110)
+               "--seconds", "20", *how]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stderr
     with open(folder / "course" / "grades.csv", newline="") as file:
         return folder / "course", {(row["student"], row["lab"]): row for row in csv.DictReader(file)}

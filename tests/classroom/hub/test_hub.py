@@ -19,6 +19,7 @@ pytest.importorskip("jupyterhub", reason="JupyterHub is not installed: pip insta
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.browser,
+    pytest.mark.timeout(300),
     pytest.mark.skipif(bool(no_proxy()), reason=no_proxy()),
     pytest.mark.skipif(find_browser() is None, reason="no Chrome or Chromium was found"),
 ]
@@ -143,7 +144,7 @@ def test_the_teacher_sees_who_is_here_and_stops_a_job(hub: Hub, chromium) -> Non
     assert int(row.locator("td").nth(4).inner_text().removesuffix(" MiB")) > 100
     assert page.locator("tr", has_text="bob").locator("td").nth(1).inner_text() == "not here"
     button.click()
-    said = kernel.run("print(job._guardian.wait(5), job.poll(), job.run.reason)")
+    said = kernel.run("print(job._guardian.wait(30), job.poll(), job.run.reason)")
     assert said == "0 stopped the launcher got SIGTERM, so it was stopped\n"
     button.wait_for(state="detached", timeout=15_000)
     assert page.locator("#trouble").inner_text() == ""
