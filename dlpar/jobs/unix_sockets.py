@@ -71,7 +71,8 @@ class Connection(socket.socket):
         """Send a message, with open files; raises `OSError` if the other end has gone or does not listen."""
         line = json.dumps(message).encode() + b"\n"
         sent = socket.send_fds(self, [line], files)
-        self.sendall(line[sent:])
+        if sent < len(line):  # else the other end may have answered and closed already
+            self.sendall(line[sent:])
 
     def hear(self) -> list[Any]:
         """Return the messages that have come, after waiting for some bytes; none if the first is not complete.

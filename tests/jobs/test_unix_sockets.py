@@ -63,3 +63,17 @@ def test_nothing_is_asked_of_a_server_of_another_account(tmp_path, monkeypatch):
         with pytest.raises(PermissionError, match="somebody else listens there"):
             ask(tmp_path / "socket", {"env": "private"})
     assert os.stat(tmp_path / "socket").st_mode & 0o777 == 0o600
+
+
+def test_a_server_may_answer_and_close_before_the_question_has_returned(tmp_path):
+    with listen(tmp_path / "socket", 0o600) as listener:
+
+        def serve() -> None:
+            for _ in range(300):
+                with Connection(listener.accept()[0]) as connection:
+                    connection.say(connection.hear()[0] + 1)
+
+        threading.Thread(target=serve, daemon=True).start()
+        for number in range(300):
+            with ask(tmp_path / "socket", number, seconds=10.0) as connection:
+                assert next(connection.messages()) == number + 1
