@@ -7,6 +7,7 @@ import json
 import os
 import re
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -154,6 +155,15 @@ def test_make_without_a_target_explains_every_target() -> None:
 
     assert said() == said("help")
     assert sorted(re.findall(r"^  make (\w+) +\w", said(), re.M)) == sorted(TARGETS)
+
+
+@pytest.mark.slow
+def test_bench_lists_its_sections_where_it_is_asked_for_another() -> None:
+    done = subprocess.run(
+        [sys.executable, "tests/bench", "nothing"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("bench: got 'nothing', allowed is any of launch, throughput, ring")
 
 
 def test_no_notebook_stores_widget_state_or_an_error() -> None:

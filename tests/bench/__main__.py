@@ -11,7 +11,6 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-import classroom
 import gpu
 import hogwild
 import launching
@@ -22,13 +21,14 @@ import reducing
 import serving
 import simulating
 import tensor
+import thirty_students
 import training
 
 SECTIONS = {
     "launch": launching.report, "throughput": training.report, "ring": reducing.report,
     "mapreduce": mapreduce.report, "ps": serving.report, "recording": recording.report, "hogwild": hogwild.report,
     "simulation": simulating.report, "tensor": tensor.report, "pipeline": pipeline.report,
-    "hub": classroom.report, "gpu": gpu.report,
+    "hub": thirty_students.report, "gpu": gpu.report,
 }  # fmt: skip
 
 

@@ -201,15 +201,17 @@ class SimulatedComm(LogicalComm):
     def compute(self, work: Callable[[], Any], cost: float | None = None, marks: Marks = ()) -> Any:
         result = work() if self.computes else NUMBER
         if cost or marks:
-            seconds, done = self.pace.seconds(cost or 0.0), 0.0
+            activity, pace = self.activity, self.pace
+            # As pace.seconds(cost), which would be called for each message of a reduction.
+            seconds, done = (cost or 0.0) * pace.per_flop * pace.factor, 0.0
             for share, call in marks:
                 self._slowed(share * seconds - done)
                 done = share * seconds
                 call()
-            if self._side is not None and self.pace.overlap < 1:
+            if self._side is not None and pace.overlap < 1:
                 self._slowed(seconds - done)
             else:
-                self.simulator.advance(self.activity, self.activity.clock + (seconds - done))
+                self.simulator.advance(activity, activity.clock + (seconds - done))
         return result
 
     def _slowed(self, seconds: float) -> None:
