@@ -87,8 +87,8 @@ def slow_rank() -> list[Experiment]:
 
 def _all_wait(runs: list[Run]) -> Shown:
     even, slow = map(pace, runs)
-    waits_least = runs[1].steps.groupby("rank")["wait"].median().idxmin()  # a late start is one long wait
-    held = slow > max(0.04, 1.5 * even) and waits_least == 2
+    waits = runs[1].steps.groupby("rank")["wait"].median()
+    held = slow > max(0.04, 1.5 * even) and waits[2] < 0.1 * slow and waits.max() > 0.5 * slow
     return held, f"a step takes {1e3 * even:.0f} ms, with one slow rank {1e3 * slow:.0f} ms"
 
 
