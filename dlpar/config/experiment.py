@@ -14,9 +14,6 @@ from dlpar.config.split import SPLITS, DataSplit
 from dlpar.config.sync import SCHEMES, Ring, SyncPart
 from dlpar.config.user_code import as_part
 
-MAX_WORKERS = 4096
-"""Workers of one job; real processes are fewer (:data:`dlpar.config.rules.MOST`)."""
-
 OF_SEVERAL_KINDS = ("split", "sync")
 """Parts of which another kind takes nothing over when one is replaced."""
 
@@ -96,7 +93,7 @@ class Experiment(Part):
     evaluate_every: int | None = Field(None, ge=0, le=10000000)
     """Steps between tests on held-out samples, besides the one at the end; default: 20 tests a run; 0: none.
     """
-    workers: int = Field(4, ge=1, le=MAX_WORKERS)
+    workers: int = Field(4, ge=1, le=rules.MOST["simulated"])
     """Ranks that train (servers not counted)."""
     split: AnySplit = Field(DataSplit())
     """Split of one model over ranks."""

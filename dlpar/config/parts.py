@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field
 
 from dlpar.config.schema import BadData, OneOf, Part, Positive, Share
 
@@ -48,15 +48,6 @@ class Data(Part):
     """Characters a docstrings sample shows the transformer."""
     reading: Literal["whole", "batches"] = Field("whole")
     """Reading of mnist: a rank reads all images at the start (whole), or its share of each batch (batches)."""
-
-    @model_validator(mode="after")
-    def _can_be_read_in_parts(self) -> Data:
-        if self.reading != "whole" and self.name != "mnist":
-            raise ValueError(
-                f"data.reading: got {self.reading!r}, allowed with data {self.name} is whole: only mnist's files hold "
-                "image after image"
-            )
-        return self
 
     def path(self) -> Path | None:
         """The folder with the data set's files, ``folder`` or ``$DLPAR_DATA``; None if it needs none.

@@ -128,6 +128,8 @@ def _model_fits_data(e: Experiment) -> Iterator[Complaint]:
         yield "data", f"with model {e.model.name} is {' or '.join(fits)}"
     if e.shards == "by_label" and (e.data.name == "diabetes" or e.model.name == "transformer"):
         yield "shards", f"with {e.model.name} on {e.data.name} is iid or uneven: it has no labels"
+    if e.data.reading != "whole" and e.data.name != "mnist":
+        yield "data.reading", f"with data {e.data.name} is whole: only mnist's files hold image after image"
 
 
 def _batch_reaches_every_worker(e: Experiment) -> Iterator[Complaint]:

@@ -150,7 +150,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C belongs to the job, not to the server
     _preload()
     server = ForkServer(Path(path), fingerprint)
-    with suppress(BrokenPipeError):  # who started this one is gone; the next job needs a server too
+    with suppress(BrokenPipeError):  # the starter has ended, but the next job needs a server
         print("ready", flush=True)
     devnull = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):

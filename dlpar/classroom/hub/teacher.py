@@ -176,7 +176,8 @@ class Answers:
         """Return the answers to a question that may be shown."""
         now = {student: answers[key] for student, answers in self._of.items() if key in answers}
         if len(now) < LOT:
-            return {}  # what was shown is kept, or the next to come could be told from the others
+            # The shown answers stay stored. Otherwise the next answer to arrive would differ visibly from the rest.
+            return {}
         before = self._shown.get(key, {})
         if sum(now.get(student) != before.get(student) for student in {*now, *before}) >= LOT:
             self._shown[key] = now

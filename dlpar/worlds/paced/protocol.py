@@ -47,7 +47,7 @@ class Link:
     def _read(self, size: int) -> bytes:
         at, end = self._at, self._at + size
         while len(self._came) < end:
-            self._poll.poll()  # a sleep in recv would also end when the other end reads what was sent
+            self._poll.poll()  # recv alone would also wake up when the other end reads
             more = self.socket.recv(PIECE)
             if not more:
                 raise ConnectionError("the other end of a link has gone")

@@ -80,7 +80,7 @@ class SimulatedComm(LogicalComm):
             keep = store if self.computes else store_head
             group.boxes += [self.mailbox(simulator, keep, each) for each in group.members]
         self.boxes, self.box = group.boxes, group.boxes[rank]
-        self.box.owner = activity  # who receives there from now on
+        self.box.owner = activity  # the activity that receives from this mailbox
         self.near, self.far = network.inside[member].out, network.between[member].out
         self.node, self.traffic = self.box.node, world.traffic
         self.traffic.comms.append(self)
