@@ -53,8 +53,8 @@ OVERLAPS = """panel => {
   return found;
 }"""
 
-SHOWN = ("Light", 1280), ("Dark", 1920)
-"""Both themes and both widths: a theme changes colours, which move no text."""
+SHOWN = ("Light", 1280), ("Light", 1920), ("Dark", 1280), ("Dark", 1920)
+"""Both themes at both widths."""
 
 DRAWN = """() => [...document.querySelectorAll('.dlpar-plot')].filter(p => p.clientWidth)
   .every(p => p.querySelector('.main-svg')?.clientWidth === p.clientWidth)"""

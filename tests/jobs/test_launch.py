@@ -64,7 +64,7 @@ def test_launches_leak_nothing():
     before = leftovers()
     dlpar.spmd(lambda comm: None, workers=2)  # the fork server is there
     us = psutil.Process()
-    for _ in range(8):
+    for _ in range(30):
         assert dlpar.spmd(lambda comm: comm.size, workers=2) == [2, 2]
     assert leftovers() <= before
     descriptors, children = us.num_fds(), len(us.children(recursive=True))
@@ -192,7 +192,7 @@ def small_experiments(draw) -> Experiment:
     return fields
 
 
-@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
 @given(small_experiments())
 def test_no_experiment_hangs_it_is_refused_or_it_finishes(fields):
     try:

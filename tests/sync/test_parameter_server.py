@@ -126,7 +126,7 @@ def random_ssp(case: int) -> Experiment:
     return Experiment(**SMALL, workers=workers, steps=8 * every, sync=sync, delays=delays)
 
 
-@pytest.mark.parametrize("block", range(3))
+@pytest.mark.parametrize("block", range(5))
 def test_ssp_bounds_lead_by_s_and_staleness_by_n_minus_1_times_2s_plus_1(block, tmp_path):
     cases = [random_ssp(case) for case in range(10 * block, 10 * block + 10)]
     real = [dlpar.launch(e) for e in cases[:3]]
