@@ -56,5 +56,5 @@ def as_part(scheme: Callable) -> dict[str, str]:
 
 
 def from_part(code: str) -> Callable:
-    """Unpack what :func:`as_part` packed.  It runs what it reads: only a rank calls it, never who looks at a run."""
+    """Unpack the result of :func:`as_part`.  Unpickling runs code, so only a rank calls it, never a reader of runs."""
     return unpack(base64.b64decode(code))[0]

@@ -285,7 +285,7 @@ class ForkServer:
             os.environ.clear()
             os.environ.update(request["env"])
             os.chdir(request["cwd"])
-            # As a Python that started now would: plug-ins may lie in either.
+            # A Python that starts now would search both, and plug-ins may lie in either.
             found = [request["cwd"], *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
             sys.path += [folder for folder in found if folder not in sys.path]
             random.seed()

@@ -36,7 +36,7 @@ class Scratch:
     Attributes
     ----------
     lock : Path
-        File that is locked while the job lives: so what a killed guardian left is told from what is in use.
+        File that is locked while the job lives; an unlocked folder was left by a killed guardian.
     """
 
     def __init__(self, name: str) -> None:
@@ -55,7 +55,7 @@ class Scratch:
     def remove(self) -> None:
         """Delete both folders with all they hold."""
         elsewhere = [root / self.memory.name for root in (Path("/dev/shm"), runtime_folder() / "memory")]
-        for folder in (*elsewhere, self.folder):  # where memory goes depends on the room there was
+        for folder in (*elsewhere, self.folder):  # memory may be in either, by the space it found
             shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -70,7 +70,7 @@ def is_locked(folder: Path) -> bool:
 
 
 def sweep(older_than: float = 60.0) -> None:
-    """Remove what jobs left whose guardian was killed: unlocked, and made `older_than` seconds ago or more."""
+    """Remove unlocked folders of jobs whose guardian was killed, made `older_than` seconds ago or more."""
     for folder in (*runtime_folder().glob("job-*"), *runtime_folder().glob("spmd-*")):
         try:
             age = time.time() - folder.stat().st_mtime

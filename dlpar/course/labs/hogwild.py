@@ -41,7 +41,7 @@ def in_turn(racing: Experiment) -> Experiment:
 
 
 def _little_is_lost(runs: list[Run]) -> Shown:
-    racing, alone = (runs[:4], [*runs[4:], runs[-1]])  # one after another, writing zeros makes no difference
+    racing, alone = runs[:4], [*runs[4:], runs[-1]]  # one after another, writing zeros makes no difference
     right = [(a.summary["accuracy"], b.summary["accuracy"]) for a, b in zip(racing, alone, strict=True)]
     worse = max(abs(a - b) for a, b in right)
     lost = max(record["lost"] for run in racing for _, record in run.records() if "lost" in record)
