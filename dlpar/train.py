@@ -64,13 +64,7 @@ def train(comm: Comm, experiment: Experiment, record: Recorder) -> torch.nn.Modu
 
         # 5. Write down what happened; to read the loss is to wait for a GPU, once a step.
         loss = None if part.loss is None else float(part.loss)
-        facts = {
-            **comm.traffic.take(),
-            **sync.facts(),
-            **part.facts(),
-            **task.memory.facts(),
-            **dataset.facts(),
-        }
+        facts = {**comm.traffic.take(), **sync.facts(), **part.facts(), **task.memory.facts()}
         record.step(step, loss=loss, samples=part.samples, **facts)
         own += 1
         done = sync.done(own)

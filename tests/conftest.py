@@ -77,7 +77,7 @@ def dismiss_fork_server() -> bool:
     """Ask the fork server to leave once its ranks have ended; returns whether there was one."""
     from dlpar.jobs import fork_server
 
-    return fork_server._ask(fork_server._socket_path(sys.executable), "no code at all") is not None
+    return fork_server._ask(fork_server._socket_path(), "no code at all") is not None
 
 
 @pytest.fixture(scope="session")

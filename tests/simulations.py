@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dlpar import Experiment, Run
-from dlpar.jobs.simulate import simulate
+from dlpar.jobs.rank import simulate
 from dlpar.worlds.platforms import Device, Link, Platform
 from dlpar.worlds.simulated.run import run_program, simulated_world
 
@@ -54,5 +54,5 @@ def simulation_of(experiment: Experiment, folder) -> Run:
     folder.mkdir(exist_ok=True)
     experiment = experiment.replace(cluster={"world": "simulated"})
     (folder / "experiment.json").write_text(experiment.to_json())
-    assert simulate(folder, experiment, None) == 0
+    assert simulate(folder, experiment) == 0
     return Run(folder)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import dlpar
-from dlpar import Experiment
+from dlpar import BadExperiment, Experiment
 
 PLUGINS = Path(__file__).with_name("plugins")
 SMALL = {"steps": 12, "batch": 24, "model": {"width": 16}, "dtype": "float64", "evaluate_every": 0}
@@ -40,6 +40,9 @@ def losses(**fields):
 def test_a_scheme_from_outside_trains_what_a_ring_trains(plugin):
     plugin("relay")
     assert losses(sync="relay") == pytest.approx(losses(sync="ring"), rel=1e-9)
+    refused = "averaging.method: got 'local', allowed with sync relay is none: its line sums gradients alone"
+    with pytest.raises(BadExperiment, match=refused):
+        Experiment(sync="relay", averaging="local")
 
 
 def test_a_topology_from_outside_is_averaged_over(plugin):

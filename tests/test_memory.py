@@ -106,9 +106,7 @@ def test_closed_forms_give_the_papers_figures():
     assert found == pytest.approx([120, 31.4, 16.6, 1.9], abs=0.05)
 
 
-@pytest.mark.parametrize(
-    "call", [lambda: model_state(1, zero=4), lambda: model_state(1, ranks=0), lambda: bytes_of("lion", 4)]
-)
+@pytest.mark.parametrize("call", [lambda: model_state(1, zero=4), lambda: model_state(1, ranks=0)])
 def test_closed_forms_say_what_is_allowed(call):
     with pytest.raises(ValueError, match="got .*, allowed is"):
         call()

@@ -10,7 +10,7 @@ from torch import nn
 
 from dlpar import models
 from dlpar.config.experiment import Experiment
-from dlpar.config.rules import FITS
+from dlpar.config.rules import RULES
 from dlpar.data import Dataset, load
 from dlpar.data.sampler import Sampler
 
@@ -50,6 +50,8 @@ def folders(tmp_path_factory):
     return found
 
 
+FITS = {values[0]: allowed for _, values, path, allowed, _ in RULES if path == "data.name"}
+"""Data sets each model can read."""
 PAIRS = [(model, name) for model, names in FITS.items() for name in names]
 
 

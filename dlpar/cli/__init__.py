@@ -12,6 +12,7 @@ import os
 import re
 import signal
 import sys
+import warnings
 from collections.abc import Callable
 from importlib import import_module
 from types import FrameType
@@ -61,6 +62,7 @@ def main(arguments: list[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a terminal without × shows ? instead
+    warnings.formatwarning = lambda said, *_, **__: f"dlpar: {said}\n"
     words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     name = f"dlpar {words[0]}" if words[0] in COMMANDS else "dlpar"
     try:
@@ -86,8 +88,13 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _end(status: int, said: str) -> int:
-    print(said, file=sys.stderr)
+    print(printable(said), file=sys.stderr)
     return status
+
+
+def printable(text: str) -> str:
+    """Return text of a run with escapes instead of what would control the terminal."""
+    return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)
 
 
 def _program(first: str) -> typer.Typer:

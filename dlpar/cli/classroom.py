@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import pwd
 import sys
+from collections.abc import Callable
+from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
@@ -19,7 +22,8 @@ from dlpar.classroom.hub import settings as hub_settings
 from dlpar.cli import BadRequest, Failed, Stops
 from dlpar.config.paths import private_folder
 from dlpar.jobs.control_groups import cores
-from dlpar.jobs.slots import MOST, USUAL, Keeper, ask, keeper_socket, usual_slots
+from dlpar.jobs.processes import die_with_parent
+from dlpar.jobs.slots import LONGEST_TURN, MOST, USUAL, Keeper, ask, keeper_socket, usual_slots
 
 # ---- a hub -----------------------------------------------------------------------
 
@@ -50,8 +54,8 @@ def hub(
     teachers : NAMES
         Users who may open the teacher's page.
     accounts : KIND
-        listed: a list of passwords, to try it on loopback; system: this machine's accounts, each isolated
-        from the others, which needs root.
+        listed: names that share a password, to try it on loopback; system: this machine's accounts, each
+        isolated from the others, which needs root.
     address : IP
         Where to listen.
     port : N
@@ -99,16 +103,15 @@ def _become_hub(settings: hub_settings.Settings) -> None:
     settings = hub_settings.without_solutions(settings)
     print(f"labs: {settings.labs}; the hub's own folder: {own}")
     if settings.accounts == hub_settings.LISTED:
-        everybody = sorted({*settings.users, *settings.teachers})
-        known = hub_settings.passwords(own / "passwords", everybody)
-        for name in everybody:
-            print(f"  {name}: {known[name]}{'  (teacher)' if name in settings.teachers else ''}")
+        students, teachers = hub_settings.passwords(own)
+        print(f"  password of the students {', '.join(settings.users)}: {students}")
+        print(f"  password of the teachers {', '.join(settings.teachers)}: {teachers}")
         print("All notebooks run in your own account: nothing keeps users from each other's files.")
     scheme = "https" if settings.certificate else "http"
     print(f"open {scheme}://{settings.address}:{settings.port}", flush=True)
     program = str(Path(hub_settings.__file__).with_name("jupyterhub_config.py"))
     os.chdir(own)  # the hub imports nothing from here (-P)
-    os.environ[hub_settings.VARIABLE] = settings.to_json()
+    os.environ[hub_settings.VARIABLE] = json.dumps(asdict(settings))
     os.execv(sys.executable, [sys.executable, "-P", "-m", "jupyterhub", "-f", program])
 
 
@@ -130,6 +133,7 @@ def slots(
     go_on: bool = False,
     look: bool = False,
     teachers: str = "",
+    longest: Annotated[float, typer.Option(min=0.01)] = LONGEST_TURN / 60,
     socket: Path | None = None,
 ) -> int:
     """Give out this machine's job slots in fair turns.
@@ -146,9 +150,11 @@ def slots(
     go_on : flag
         End a pause.
     look : flag
-        Say how many are taken, as JSON.
+        Say how many are taken, as JSON; to a teacher, by whom.
     teachers : NAMES
-        System accounts that may pause, besides root.
+        System accounts that may pause and see who holds slots, besides root.
+    longest : MINUTES
+        Time for which a job keeps its slots while others wait; then it is ended.
     socket : PATH
         Default: $DLPAR_SLOTS, or /run/dlpar/slots.
     """
@@ -156,17 +162,17 @@ def slots(
         raise BadRequest("--pause, --go-on, --look: got more than one, allowed is one of them")
     path = socket or keeper_socket() or USUAL
     if not (pause or go_on or look):
-        return _serve(path, usual_slots() if ranks is None else ranks, teachers)
+        return _serve(path, usual_slots() if ranks is None else ranks, teachers, longest)
     print(json.dumps(ask(path, {"pause": pause} if pause or go_on else {})))
     return 0
 
 
-def _serve(path: Path, ranks: int, teachers: str) -> int:
+def _serve(path: Path, ranks: int, teachers: str, longest: float) -> int:
     """Keep the slots until a signal comes."""
     with Stops() as stops:
         try:
             users = tuple(pwd.getpwnam(name.strip()).pw_uid for name in teachers.split(",") if name.strip())
-            keeper = Keeper(path, ranks, users)
+            keeper = Keeper(path, ranks, users, 60 * longest)
         except KeyError:
             allowed = "names of accounts on this machine"
             raise BadRequest(f"--teachers: got {teachers!r}, allowed is {allowed}") from None
@@ -174,10 +180,29 @@ def _serve(path: Path, ranks: int, teachers: str) -> int:
             raise BadRequest(f"--ranks: {error}".replace("slots: ", "", 1)) from None
         print(f"{ranks} job slots at {path}", flush=True)
         try:
-            keeper.serve(until=lambda: stops.asked is not None)
+            _keep(keeper, lambda: stops.asked is not None)
         finally:
             keeper.close()
     return 128 + stops.asked
+
+
+def _keep(keeper: Keeper, until: Callable[[], bool]) -> None:
+    """Serve in a process of its own, and start another if it is ended by anything but us."""
+    while not until():
+        server = multiprocessing.get_context("fork").Process(target=_served, args=(keeper, os.getpid()))
+        server.start()
+        while server.is_alive() and not until():
+            server.join(0.1)
+        if not until():
+            print(f"dlpar slots: the keeper ended ({server.exitcode}); it starts again", file=sys.stderr)
+            server.join(1.0)
+        server.kill()
+        server.join()
+
+
+def _served(keeper: Keeper, parent: int) -> None:
+    die_with_parent(parent)
+    keeper.serve()
 
 
 # ---- exercises -------------------------------------------------------------------
@@ -257,9 +282,8 @@ def grade(
         print("NOT ISOLATED: answers run in your account, with your files and network.", file=sys.stderr)
     book = Course(course)
     side_by_side = 1 if not_isolated else at_a_time or min(cores(), 64)
-    for student, one, verdicts in grade_all(book, where, book.take(masters), box, side_by_side):
-        said = " · ".join(verdict["said"].splitlines()[0] for verdict in verdicts.values())
-        print(f"{student}  {one}  {said}", flush=True)
+    for student, one, verdict in grade_all(book, where, book.take(masters), box, side_by_side):
+        print(f"{student}  {one}  {verdict['said'].splitlines()[0]}", flush=True)
     print(f"points: {book.write_grades()}; feedback: {book.folder / 'feedback'}")
     return 0
 

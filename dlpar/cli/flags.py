@@ -17,15 +17,15 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, partial, reduce
 from inspect import Parameter
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from pydantic.fields import FieldInfo
 
 from dlpar.cli import BadRequest
-from dlpar.config.applicable import missing
 from dlpar.config.experiment import Experiment
+from dlpar.config.paths import LARGEST, read_plain
+from dlpar.config.rules import missing
 from dlpar.config.schema import BadExperiment, Part, allowed, choices, is_optional, kinds, shown, unwrap
 from dlpar.worlds import platforms  # noqa: F401 (adds the rule of platforms)
 
@@ -181,7 +181,7 @@ def fields_in(file: str | None) -> dict[str, Any]:
     if file is None:
         return {}
     try:
-        fields = json.loads(Path("/dev/stdin" if file == "-" else file).read_text(encoding="utf-8"))
+        fields = json.loads(sys.stdin.buffer.read(LARGEST) if file == "-" else read_plain(file))
     except OSError as error:
         wanted = f"allowed is a JSON file that can be read ({error.strerror})"
         raise BadRequest(f"--experiment: got {file!r}, {wanted}") from None
@@ -242,7 +242,8 @@ def _value(flag: Flag, text: str) -> Any:
     """Text as the number it says where the field holds one, so that a message shows it as it was typed."""
     if text == "" and is_optional(flag.field.annotation):
         return None
-    kind = unwrap(flag.field.annotation)
+    named = choices(flag.field)
+    kind = type(named[0]) if named else unwrap(flag.field.annotation)
     for number in (int, float) if kind in (int, float) else ():
         with suppress(ValueError):
             return number(text)

@@ -53,7 +53,7 @@ def print_platform(which: Platform, as_json: bool) -> None:
     overhead = f", and {1e3 * device.overhead:g} ms a step" if device.overhead else ""
     flops = f"{device.flops / 1e12:g} TFLOP/s" if device.flops >= 1e12 else f"{device.flops / 1e9:g} GFLOP/s"
     port = f", a port a {'node' if which.nic == 'shared' else 'rank'}" if which.between else ""
-    times = {"gamma": f", variation {timing.cv:g}", "trace": f" of {len(timing.trace)} factors"}
+    times = f", variation {timing.cv:g}" if timing.kind == "gamma" else ""
     said = [
         ("name", which.name),
         ("device", f"{device.name}: {flops} sustained{overhead}{memory}"),
@@ -62,7 +62,7 @@ def print_platform(which: Platform, as_json: bool) -> None:
         ("inside", _link(which.inside)),
         ("between", _link(which.between) + port),
         ("eager", f"a send of up to {which.eager:,} bytes does not wait"),
-        ("times", f"of equal computations: {timing.kind}{times.get(timing.kind, '')}"),
+        ("times", f"of equal computations: {timing.kind}{times}"),
         ("overlap", f"beside messages, computing has {which.overlap:.0%} of its speed" * (which.overlap < 1)),
         ("stragglers", ", ".join(f"rank {rank} × {factor:g}" for rank, factor in which.stragglers.items())),
     ]
@@ -74,4 +74,4 @@ def _link(link: Link | None) -> str:
     if link is None:
         return NONE
     speed = f"{link.bandwidth / 1e9:g} GB/s" if link.bandwidth >= 1e9 else f"{link.bandwidth / 1e6:g} MB/s"
-    return f"{1e6 * link.latency:g} µs, {speed}{', half duplex' if link.duplex == 'half' else ''}"
+    return f"{1e6 * link.latency:g} µs, {speed}"

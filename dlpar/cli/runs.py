@@ -9,10 +9,10 @@ from typing import Annotated, Any
 
 import typer
 
-from dlpar.cli import AsJSON, BadRequest, flags
+from dlpar.cli import AsJSON, BadRequest, flags, printable
 from dlpar.cli.tables import cell, console, print_pairs, table
+from dlpar.config.paths import read_plain
 from dlpar.config.schema import BadExperiment
-from dlpar.jobs.diagnosis import errors_in
 from dlpar.jobs.run import NoSuchRun, Run
 from dlpar.jobs.run import runs as kept_runs
 from dlpar.lab.captions import duration, quantity
@@ -57,15 +57,15 @@ def _row(run: Run) -> dict[str, Any]:
     row: dict[str, Any] = {"run": run.id} | dict.fromkeys(list(HEADS)[1:])
     written, summary = run.path / "experiment.json", run.path / "summary.json"
     try:
-        e = json.loads(written.read_bytes())
+        e = json.loads(read_plain(written))
         row["when"] = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(written.stat().st_mtime))
         row["what"] = f"{e['model']['name']} on {e['data']['name']}, {e['sync']['scheme']}"
         row["workers"] = e["workers"]
         row["status"] = run.status
         if summary.exists():  # without it the run has not ended, or its guardian was killed
-            figures = json.loads(summary.read_bytes())
+            figures = json.loads(read_plain(summary))
             row |= {name: figures[name] for name in FIGURES}
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         row["status"] = "unreadable"
     return row
 
@@ -93,6 +93,14 @@ def show(
         Write a trace for ui.perfetto.dev there.
     """
     run = _found(which)
+    try:
+        return _show(run, as_json, csv, perfetto)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        why = f"{type(error).__name__}: {error}"
+        raise BadRequest(f"RUN: got {run.id}, with records that this version cannot read ({why})") from None
+
+
+def _show(run: Run, as_json: bool, csv: str | None, perfetto: str | None) -> int:
     written = [str(path) for path in run.to_csv(csv)] if csv is not None else []
     written += [str(run.to_perfetto(perfetto))] if perfetto is not None else []
     if as_json:
@@ -102,7 +110,7 @@ def show(
             "folder": str(run.path),
             "command": command(run),
             "experiment": run.experiment.model_dump(),
-            "errors": dict(errors_in(run.path)),
+            "errors": run.errors,
             "log": run.log.splitlines()[-LOG_LINES:],
         }
         print(json.dumps(run.summary | more, indent=1))
@@ -145,19 +153,19 @@ def _print_run(run: Run) -> None:
     said = "it ended without a word: was the machine switched off?" if ended == "lost" else run.reason
     console().print(run.id, cell("status", ended))
     if said:
-        print(said)
+        print(printable(said))
     print_outcome(run, ("again", command(run)))
     # Each error once, the earliest first, with the ranks that raised it.
     tracebacks: dict[str, list[str]] = {}
-    for rank, record in errors_in(run.path):
+    for rank, record in run.errors.items():
         tracebacks.setdefault(record["traceback"].rstrip(), []).append(str(rank))
     for traceback, ranks in tracebacks.items():
-        print(f"\n--- rank{'s' if len(ranks) > 1 else ''} {', '.join(ranks)} ---\n{traceback}")
+        print(f"\n--- rank{'s' if len(ranks) > 1 else ''} {', '.join(ranks)} ---\n{printable(traceback)}")
     log = run.log.splitlines()
     if log:
         more = f", the last {LOG_LINES} of {len(log):,} lines" if len(log) > LOG_LINES else ""
         print(f"\n--- log{more} ---")
-        print("\n".join(log[-LOG_LINES:]))
+        print(printable("\n".join(log[-LOG_LINES:])))
 
 
 def figures(run: Run) -> list[tuple[str, str]]:

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from dlpar.cli import printable
 from dlpar.lab.captions import quantity
 
 NONE = "–"
@@ -50,12 +51,12 @@ def cell(name: str, value: Any) -> str | Text:
     if value is None:
         return NONE
     if name == "status":
-        return Text(value, style=STYLES.get(value, ""))
+        return Text(str(value), style=STYLES.get(str(value), ""))
     if isinstance(value, float) and name in ("accuracy", "efficiency"):
         return f"{value:.1%}"
     if isinstance(value, float):
         return quantity(1e3 * value if name.endswith("step_s") else value)
-    return value if isinstance(value, Text) else str(value)
+    return value if isinstance(value, Text) else printable(str(value))
 
 
 def print_pairs(pairs: list[tuple[str, str]]) -> None:

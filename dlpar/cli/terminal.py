@@ -17,11 +17,10 @@ from dlpar.cli.tables import table
 from dlpar.config.experiment import Experiment
 from dlpar.jobs.launch import Job
 from dlpar.jobs.run import Run
-from dlpar.jobs.slots import in_words
 from dlpar.jobs.summary import Summary, facts_of
 from dlpar.jobs.tail import Record, Tail
 from dlpar.lab.captions import duration, quantity
-from dlpar.lab.labels import platform_in_words, scheme
+from dlpar.lab.labels import place_in_queue, platform_in_words, scheme
 from dlpar.lab.theme import PHASES
 
 LOOK = 0.05
@@ -59,7 +58,7 @@ class Progress:
         for source, record in records:
             kind = record["k"]
             if kind == "queued":
-                self.place = in_words(record["ahead"], record["paused"])
+                self.place = place_in_queue(record["ahead"], record["paused"])
             elif kind == "launch":
                 self.mode, self.place = record["mode"], ""
             elif kind == "rank":

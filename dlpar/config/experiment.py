@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Union
+from typing import Annotated, Any, Literal, Union
 
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from dlpar.config import rules
 from dlpar.config.parts import Averaging, Cluster, Compression, Data, Delays, Model
-from dlpar.config.schema import BadExperiment, Part, load_plugins, sentence, shown, spelled_as_head
+from dlpar.config.schema import BadExperiment, Part, load_plugins, sentence, shown
 from dlpar.config.split import SPLITS, DataSplit
 from dlpar.config.sync import SCHEMES, Ring, SyncPart
 from dlpar.config.user_code import as_part
@@ -18,33 +18,21 @@ OF_SEVERAL_KINDS = ("split", "sync")
 """Parts of which another kind takes nothing over when one is replaced."""
 
 
-def _part(*kinds: type[Part]) -> BeforeValidator:
-    return BeforeValidator(spelled_as_head(*kinds))
+def _any_of(kinds: list[Any]) -> Any:
+    """The type of a part that has several kinds: a bare word is one of their heads, and the first is the default."""
+    head = kinds[0].head()
+
+    def spelled_out(value: Any) -> Any:
+        if isinstance(value, str):
+            return {head: value}
+        return {head: kinds[0].model_fields[head].default, **value} if isinstance(value, dict) else value
+
+    return Annotated[Union[tuple(kinds)], Field(discriminator=head), BeforeValidator(spelled_out)]
 
 
-def _sync(value: Any) -> Any:
-    """A function or class becomes the part that carries it; words and mappings are spelled out."""
-    if callable(value) and not isinstance(value, Part):
-        return as_part(value)
-    return spelled_as_head(*SCHEMES)(value)
-
-
-if TYPE_CHECKING:
-    AnySplit = Any
-    AnySync = Any
-else:
-    AnySplit = Annotated[Union[tuple(SPLITS)], Field(discriminator="kind"), _part(*SPLITS)]
-    AnySync = Annotated[Union[tuple(SCHEMES)], Field(discriminator="scheme"), BeforeValidator(_sync)]
-
-
-def _changed(name: str, part: Any, value: Any) -> Any:
-    """A part with some fields changed."""
-    if not (isinstance(part, dict) and isinstance(value, dict)):
-        return value
-    head = next(iter(part))
-    if name in OF_SEVERAL_KINDS and value.get(head, part[head]) != part[head]:
-        return value
-    return {**part, **value}
+def _packed(sync: Any) -> Any:
+    """A function or class becomes the part that carries it."""
+    return as_part(sync) if callable(sync) else sync
 
 
 class Experiment(Part):
@@ -65,9 +53,9 @@ class Experiment(Part):
     128
     """
 
-    model: Annotated[Model, _part(Model)] = Field(Model())
+    model: Model = Field(Model())
     """Network to train."""
-    data: Annotated[Data, _part(Data)] = Field(Data())
+    data: Data = Field(Data())
     """Data set."""
     batch: int = Field(256, ge=1, le=1000000)
     """Samples a step: of all replicas (strong), of each (weak)."""
@@ -95,17 +83,17 @@ class Experiment(Part):
     """
     workers: int = Field(4, ge=1, le=rules.MOST["simulated"])
     """Ranks that train (servers not counted)."""
-    split: AnySplit = Field(DataSplit())
+    split: _any_of(SPLITS) = Field(DataSplit())  # type: ignore[valid-type]
     """Split of one model over ranks."""
-    sync: AnySync = Field(Ring())
+    sync: Annotated[_any_of(SCHEMES), BeforeValidator(_packed)] = Field(Ring())  # type: ignore[valid-type]
     """Scheme by which replicas agree."""
-    averaging: Annotated[Averaging, _part(Averaging)] = Field(Averaging())
+    averaging: Averaging = Field(Averaging())
     """Local steps between exchanges."""
-    compression: Annotated[Compression, _part(Compression)] = Field(Compression())
+    compression: Compression = Field(Compression())
     """Compressed gradients."""
-    delays: Annotated[Delays, _part(Delays)] = Field(Delays())
+    delays: Delays = Field(Delays())
     """Slow and unsteady workers."""
-    cluster: Annotated[Cluster, _part(Cluster)] = Field(Cluster())
+    cluster: Cluster = Field(Cluster())
     """Machines of the ranks."""
 
     def __init__(self, **fields: Any) -> None:
@@ -115,21 +103,13 @@ class Experiment(Part):
         except ValidationError as error:
             raise BadExperiment(sentence(error, type(self))) from None
 
-    @classmethod
-    def head(cls) -> str:
-        raise TypeError("an experiment has no head field")
-
     def __str__(self) -> str:
         return f"{self.model} on {self.data}, {self.workers} × {self.sync}"
 
     @model_validator(mode="after")
     def _combinations(self) -> Experiment:
-        if complaint := rules.first_complaint(self):
-            raise ValueError(complaint)
-        try:
-            self.of_replicas()  # the other rules hold for each part of the model
-        except BadExperiment as error:
-            raise ValueError(str(error)) from None
+        rules.check(self)
+        self.of_replicas()  # the other rules hold for each part of the model
         return self
 
     @property
@@ -173,6 +153,12 @@ class Experiment(Part):
         """Samples all replicas together take a step."""
         return self.batch if self.scaling == "strong" else self.batch * self.replicas
 
+    @property
+    def batch_parts(self) -> int:
+        """Equal parts of a batch of which the smallest of the replicas' shares is about one."""
+        n = self.replicas
+        return n * (n + 1) // 2 if self.shards == "uneven" else n  # uneven shares are 1, 2, ..., n parts
+
     def local_batch(self, replica: int) -> int:
         """Samples `replica` (0-based) takes of every step; the first ones take the remainder."""
         share, rest = divmod(self.global_batch, self.replicas)
@@ -187,7 +173,12 @@ class Experiment(Part):
         """A validated copy; a part is changed field by field: ``replace(model={"width": 64})``."""
         fields = self.model_dump()
         for name, value in changes.items():
-            fields[name] = _changed(name, fields.get(name), value)
+            before = fields.get(name)
+            if isinstance(before, dict) and isinstance(value, dict):
+                head = next(iter(before))
+                another_kind = name in OF_SEVERAL_KINDS and value.get(head, before[head]) != before[head]
+                value = value if another_kind else {**before, **value}
+            fields[name] = value
         return Experiment(**fields)
 
     def to_json(self) -> str:
@@ -199,10 +190,12 @@ class Experiment(Part):
         """Read what :meth:`to_json` wrote; raises `BadExperiment` like the constructor."""
         try:
             fields = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise BadExperiment(f"experiment: not valid JSON ({error})") from None
         if not isinstance(fields, dict):
             raise BadExperiment(f"experiment: got {shown(fields)}, allowed is a mapping of fields to values")
+        if isinstance(fields.get("data"), dict):
+            fields["data"].pop("reading", None)  # older runs have it; it changed no result
         return cls(**fields)
 
 

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BeforeValidator, Field
 
-from dlpar.config.schema import BadData, OneOf, Part, Positive, Share
+from dlpar.config.schema import LINE, BadData, OneOf, Part, Share
 
-FROM_FILES = ("mnist", "cifar10")
-"""Data sets that do not come with dlpar or its libraries."""
+FROM_FILES = {"mnist": ["*-idx?-ubyte*"], "cifar10": ["data_batch_1", "*-batches-py/data_batch_1"]}
+"""Data sets that do not come with dlpar or its libraries, with files of which one must be there."""
 
 
 class Model(Part):
@@ -42,12 +42,10 @@ class Data(Part):
 
     name: Literal["digits", "diabetes", "docstrings", "mnist", "cifar10"] = Field("digits", title="data")
     """Data set."""
-    folder: str | None = Field(None, min_length=1)
+    folder: str | None = Field(None, pattern=LINE)
     """Folder with the mnist or cifar10 files; default: $DLPAR_DATA."""
     context: int = Field(32, ge=2, le=1024)
     """Characters a docstrings sample shows the transformer."""
-    reading: Literal["whole", "batches"] = Field("whole")
-    """Reading of mnist: a rank reads all images at the start (whole), or its share of each batch (batches)."""
 
     def path(self) -> Path | None:
         """The folder with the data set's files, ``folder`` or ``$DLPAR_DATA``; None if it needs none.
@@ -55,20 +53,18 @@ class Data(Part):
         Raises
         ------
         BadData
-            If neither is given or there is no such folder.
+            If neither is given, there is no such folder, or it holds none of the files.
         """
         if self.name not in FROM_FILES:
             return None
         given = self.folder or os.environ.get("DLPAR_DATA")
-        if not given:
-            nothing = "data.folder: got nothing, nor is $DLPAR_DATA set"
-            raise BadData(f"{nothing}; allowed for {self.name} is the folder of its files")
-        path = Path(given).expanduser()
-        if not path.is_dir():
-            field = "data.folder" if self.folder else "$DLPAR_DATA"
-            allowed = f"allowed for {self.name} is an existing folder with its files"
-            raise BadData(f"{field}: got {given!r}, {allowed}")
-        return path
+        path = Path(given or "").expanduser()
+        if given and any(any(path.glob(file)) for file in FROM_FILES[self.name]):
+            return path
+        field = "data.folder" if self.folder or not given else "$DLPAR_DATA"
+        got = repr(given) if given else "nothing, nor is $DLPAR_DATA set"
+        some = " or ".join(FROM_FILES[self.name])
+        raise BadData(f"{field}: got {got}, allowed for {self.name} is an existing folder that holds {some}")
 
 
 class Averaging(Part):
@@ -109,7 +105,8 @@ def _by_rank(value: Any) -> Any:
         return value
 
 
-ByRank = Annotated[dict[int, Positive], BeforeValidator(_by_rank)]
+Number = TypeVar("Number")
+ByRank = Annotated[dict[int, Number], BeforeValidator(_by_rank)]
 """A number for some of the workers: a mapping, or text such as ``1=4.0,2=2``."""
 
 
@@ -122,9 +119,9 @@ class Delays(Part):
     """Mean of that delay, in ms."""
     delay_cv: float = Field(0.5, gt=0, le=10)
     """Standard deviation over mean of a gamma delay."""
-    straggler: ByRank = Field({})
+    straggler: ByRank[Annotated[float, Field(ge=1, le=1000)]] = Field({})
     """Workers that are slower by a factor: 1=4.0 is worker 1, four times slower."""
-    stall: ByRank = Field({})
+    stall: ByRank[Annotated[float, Field(gt=0, le=600)]] = Field({})
     """Workers that stall once, halfway, for some seconds: 2=1.5."""
 
 
@@ -134,9 +131,9 @@ class Cluster(Part):
     world: Literal["real", "paced", "simulated"] = Field("real", title="world")
     """real: processes and the wall clock; paced: processes that keep a platform's time; simulated: thousands
     of ranks in one process."""
-    platform: str | None = Field(None, min_length=1, title="platform")
+    platform: str | None = Field(None, pattern=LINE, title="platform")
     """Cluster of paced and simulated ranks: a name that `dlpar platforms` lists, or a file."""
-    stand_in_for: str | None = Field(None, min_length=1, title="stand_in_for")
+    stand_in_for: str | None = Field(None, pattern=LINE, title="stand_in_for")
     """Workload whose FLOPs and bytes are charged instead of the model's: resnet101, or a file."""
     messages: Literal["values", "sizes"] = Field("values", title="messages")
     """In the simulated world, messages carry values that ranks really compute, or sizes only."""
@@ -148,7 +145,7 @@ class Cluster(Part):
     """Library that moves tensors; auto: nccl with one GPU a rank, else mpi."""
     threads: int | None = Field(None, ge=1, le=256)
     """Compute threads a rank; default: a fair share of the cores, simulated one."""
-    hostfile: str | None = Field(None, min_length=1)
+    hostfile: str | None = Field(None, pattern=LINE)
     """Open MPI hostfile for more than one machine."""
     timeout: float = Field(60.0, gt=0, le=86400)
     """Seconds without progress after which the job is ended."""

@@ -7,10 +7,41 @@ work there, and a socket's path must stay under 108 bytes).
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import tempfile
+from contextlib import suppress
 from pathlib import Path
+from typing import BinaryIO
+
+LARGEST = 1 << 22
+"""Bytes of a file that a user names, such as an experiment or a platform, at most."""
+
+
+def read_plain(path: str | os.PathLike, most: int = LARGEST) -> bytes:
+    """Read a file that a user named; `OSError`, with the reason in ``strerror``, as :func:`open_plain` raises it."""
+    with open_plain(path) as file:
+        if os.fstat(file.fileno()).st_size > most:
+            raise OSError(errno.EFBIG, f"it has more than {most:,} bytes")
+        return file.read(most)
+
+
+def open_plain(path: str | os.PathLike) -> BinaryIO:
+    """Open a plain file to read it, without waiting as for a pipe.
+
+    Raises
+    ------
+    OSError
+        If it cannot be read or is no plain file; ``strerror`` says why.
+    """
+    if "\0" in os.fspath(path):
+        raise OSError(errno.EINVAL, "a path has no NUL")
+    file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(errno.EINVAL, "it is no plain file")
+    return file
 
 
 def runs_folder() -> Path:
@@ -35,11 +66,13 @@ def runtime_folder() -> Path:
 
 def private_folder(path: Path) -> Path:
     """Make `path` with mode 0700, or check that it is a real folder, ours, and closed to others."""
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with suppress(FileExistsError):  # said below, with advice
+        path.mkdir(mode=0o700, parents=True)
     found = path.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
         what = "is no folder of its own" if found.st_uid == os.getuid() else "belongs to somebody else"
-        raise PermissionError(f"{path}: {what}; point DLPAR_HOME or DLPAR_RUNTIME at a real folder of yours")
+        mend = "remove it, or point DLPAR_HOME or DLPAR_RUNTIME at a real folder of yours"
+        raise PermissionError(f"{path}: {what}; {mend}")
     if found.st_mode & 0o077:
         path.chmod(0o700)
     return path

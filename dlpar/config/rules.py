@@ -1,31 +1,105 @@
 """Rules that the parts of an experiment must satisfy together.
 
-A rule yields complaints: the field, what is allowed, and what was given where that is not the
-field's value.  Rules of one scheme or one split are methods of its part (:mod:`dlpar.config.sync`,
-:mod:`dlpar.config.split`).
+Most rules are rows of a table: with some values of one field, another field has one of some values.
+A second table lists the fields that are not refused but have no effect with other values of a field.
+Rules with arithmetic are functions, which yield complaints.  A scheme or a split has its own rows and its
+own function (:mod:`dlpar.config.sync`, :mod:`dlpar.config.split`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from dlpar.config.schema import BadExperiment, Complaint, Part, shown
+from dlpar.config.schema import BadExperiment, shown
 
 if TYPE_CHECKING:
     from dlpar.config.experiment import Experiment
 
-Rule = Callable[["Experiment"], Iterable[Complaint]]
+Rule = tuple[str, Collection[Any], str, Collection[Any], str]
+"""With this field at one of these values, that field has one of those values, because of this.
 
-FITS = {
-    "linear": ("diabetes",),
-    "logistic": ("digits", "docstrings", "mnist", "cifar10"),
-    "mlp": ("digits", "diabetes", "mnist", "cifar10"),
-    "cnn": ("digits", "mnist", "cifar10"),
-    "transformer": ("docstrings",),
-}
-"""Data sets each model can read."""
+A field that the parts of an experiment lack breaks no rule.  The first may also be a capability: messages
+name the part that has it.
+"""
+
+Complaint = tuple[str, str] | tuple[str, str, object]
+"""A field, the values allowed in words, and the value given where that is not the field's."""
+
+
+class Other(tuple):
+    """All values other than these."""
+
+    def __contains__(self, value: object) -> bool:
+        return not super().__contains__(value)
+
+
+ANY, NONE, SOME = Other(), ("none",), Other(["none"])
+PAPER = ("paced", "simulated")
+
+RULES: tuple[Rule, ...] = (
+    # With this field at one of these values, that field has one of those, because.
+    ("model.name", ("linear",), "data.name", ("diabetes",), "it predicts a number"),
+    ("model.name", ("logistic",), "data.name", ("digits", "docstrings", "mnist", "cifar10"), "it classifies"),
+    ("model.name", ("mlp",), "data.name", ("digits", "diabetes", "mnist", "cifar10"), "it reads numbers"),
+    ("model.name", ("cnn",), "data.name", ("digits", "mnist", "cifar10"), "it reads images"),
+    ("model.name", ("transformer",), "data.name", ("docstrings",), "it reads text"),
+    ("model.name", ("transformer",), "shards", ("iid", "uneven"), "its text has no labels"),
+    ("model.name", ("linear", "logistic", "transformer"), "model.norm", NONE, "mlp and cnn have it"),
+    ("data.name", ("diabetes",), "shards", ("iid", "uneven"), "it has no labels"),
+    ("dtype", ("float64",), "precision", ("full",), "mixed precision is of float32 and bfloat16"),
+    ("sync.fraction", Other([1.0]), "model.norm", NONE, "a worker may sample nothing"),
+    ("sync.ranks", Other([0]), "model.norm", ("none", "batch"), "workers do not wait for each other"),
+    ("sync.runs_free", (True,), "model.norm", ("none", "batch"), "workers do not wait for each other"),
+    ("sync.sends_gradients", (False,), "compression.codec", NONE, "it exchanges no gradients of ours"),
+    ("compression.codec", SOME, "sync.allreduce", ("ring",), "codes do not add up, they go round whole"),
+    ("averaging.method", SOME, "sync.regularizer", NONE, "the driver sees models, not losses"),
+    ("averaging.method", SOME, "sync.overlap", (False,), "what is exchanged is not a gradient"),
+    ("cluster.messages", ("sizes",), "model.norm", ("none", "batch"), "its forward pass exchanges nothing"),
+    ("cluster.world", ("real", "paced"), "cluster.messages", ("values",), "its ranks are processes"),
+    ("cluster.world", ("real",), "cluster.stand_in_for", (None,), "what is charged there is what is done"),
+    ("cluster.world", ("paced",), "cluster.hostfile", (None,), "its ranks share a machine"),
+    ("cluster.world", ("simulated",), "cluster.hostfile", (None,), "one process holds all ranks"),
+    ("cluster.world", PAPER, "cluster.device", ("auto", "cpu"), "its platform is on paper"),
+    ("cluster.world", PAPER, "cluster.carrier", ("auto", "mpi"), "its platform is on paper"),
+    ("cluster.device", ("cpu",), "cluster.carrier", ("auto", "mpi", "gloo"), "nccl moves tensors of GPUs"),
+    ("cluster.device", ("cuda",), "cluster.carrier", ("auto", "mpi", "nccl"), "gloo moves tensors of CPUs"),
+)  # fmt: skip
+"""Rules between the fields of any experiment; those of a scheme or a split stand with it."""
+
+MEANT_WITH: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
+    # With this field at one of these values, these fields mean something.
+    ("optimizer", ("momentum",), ("momentum",)),
+    ("model.name", ("mlp", "cnn", "transformer"), ("model.width", "model.depth")),
+    ("model.name", ("mlp", "cnn"), ("model.norm",)),
+    ("model.name", ("mlp",), ("split.redundancy",)),
+    ("model.name", ("transformer",), ("model.heads",)),
+    ("data.name", ("mnist", "cifar10"), ("data.folder",)),
+    ("data.name", ("docstrings",), ("data.context",)),
+    ("split.schedule", ("interleaved",), ("split.chunks",)),
+    ("sync.allreduce", ("hierarchical",), ("sync.node_size",)),
+    ("sync.reduce", ("sum", "mean"), ("sync.depth",)),
+    ("sync.regularizer", ("l1", "l2"), ("sync.regularization",)),
+    ("sync.consistency", ("ssp",), ("sync.staleness",)),
+    ("sync.consistency", ("ssp", "asp", "softsync"), ("sync.staleness_aware",)),
+    ("sync.consistency", ("softsync",), ("sync.softsync",)),
+    ("sync.exchange", ("neighbours", "pairwise", "push_sum"), ("sync.topology",)),
+    ("sync.exchange", ("random",), ("sync.peers",)),
+    ("sync.topology", ("edges",), ("sync.edges",)),
+    ("sync.topology", ("random",), ("sync.degree",)),
+    ("averaging.method", ("local", "elastic", "block_momentum"), ("averaging.period",)),
+    ("averaging.method", ("elastic",), ("averaging.elasticity",)),
+    ("averaging.method", ("block_momentum",), ("averaging.block_momentum",)),
+    ("compression.codec", ("topk",), ("compression.keep",)),
+    ("delays.kind", ("constant", "exponential", "gamma"), ("delays.delay_ms",)),
+    ("delays.kind", ("gamma",), ("delays.delay_cv",)),
+    ("cluster.world", PAPER, ("cluster.platform", "cluster.stand_in_for", "cluster.placement")),
+    ("cluster.world", ("simulated",), ("cluster.messages",)),
+    ("cluster.world", ("real",), ("cluster.device", "cluster.carrier", "cluster.hostfile")),
+    ("cluster.world", ("real", "paced"), ("cluster.threads",)),
+)  # fmt: skip
+"""Fields that change no figure of a run with other values of a field than these."""
 
 MOST = {"real": 64, "paced": 64, "simulated": 4096}
 """Workers of one job in each world: processes take memory, simulated ranks next to none."""
@@ -36,155 +110,115 @@ SERVERS = 32
 THREADS = 256
 """Simulated workers that really compute: each has a thread."""
 
-ADDED: list[Rule] = []
-"""Rules that higher layers add: :mod:`dlpar.worlds.platforms` knows which platforms there are."""
+ADDED: list[Callable[[Experiment], None]] = []
+"""Checks that higher layers add: :mod:`dlpar.worlds.platforms` knows which platforms there are."""
 
 
-def first_complaint(e: Experiment) -> str | None:
-    """Put the first complaint about an experiment into a sentence; None if there is none."""
-    rules: list[Rule] = [*OF_ALL_RANKS, *ADDED, e.split.complaints]
+def check(e: Experiment) -> None:
+    """Raise `BadExperiment` with the first complaint about an experiment."""
+    refuse(e, broken(e, (*RULES, *e.split.rules, *e.sync.rules)))
+    refuse(e, _of_all_ranks(e))
+    for added in ADDED:
+        added(e)
+    refuse(e, e.split.complaints(e))
     if e.replicas == e.workers:  # else these hold for each part of the model and its replicas
-        rules += [*OF_REPLICAS, e.sync.complaints]
-    elif e.sync.shares_memory:
-        rules.append(e.sync.complaints)
-    return in_words(e, chain.from_iterable(rule(e) for rule in rules))
+        refuse(e, chain(_of_replicas(e), e.sync.complaints(e)))
 
 
-def in_words(e: Experiment, complaints: Iterable[Complaint]) -> str | None:
-    """Put the first of some complaints about an experiment into a sentence; None if there is none."""
-    for complaint in complaints:
-        if isinstance(complaint, BadExperiment):
-            return str(complaint)
-        path, allowed, *given = complaint
-        got = given[0] if given else _value(e, path)
-        return f"{path}: got {got if given and isinstance(got, str) else shown(got)}, allowed {allowed}"
+def refuse(e: Experiment, complaints: Iterable[Complaint]) -> None:
+    """Raise `BadExperiment` with the first of some complaints, if there is one."""
+    for path, allowed, *given in complaints:
+        value = given[0] if given else _value(e, path)
+        got = value if given and isinstance(value, str) else shown(value)
+        raise BadExperiment(f"{path}: got {got}, allowed {allowed}")
+
+
+def broken(e: Experiment, rules: Iterable[Rule]) -> Iterator[Complaint]:
+    """Find the rules of a table that an experiment breaks."""
+    for beside, values, path, allowed, why in rules:
+        given = _value(e, beside)
+        if given is not _ABSENT and given in values:
+            found = _value(e, path)
+            if found is not _ABSENT and found not in allowed:
+                *more, last = ("nothing" if value is None else str(value) for value in allowed)
+                words = f"{', '.join(more)} or {last}" if more else last
+                other = "other than " if isinstance(allowed, Other) else ""
+                yield path, f"with {_named(e, beside)} is {other}{words}: {why}"
+
+
+def missing(path: str, value_of: Callable[[str], Any]) -> tuple[str, tuple[str, ...]] | None:
+    """Find what a field lacks to mean something.
+
+    Parameters
+    ----------
+    path : str
+        Of the field: ``sync.staleness``.
+    value_of : callable
+        The value of a field, by its path.
+
+    Returns
+    -------
+    tuple or None
+        Path of the field that would have to be another, and the values it may have; None where nothing is missing.
+    """
+    for beside, values, fields in MEANT_WITH:
+        if path in fields:
+            return missing(beside, value_of) if value_of(beside) in values else (beside, values)
     return None
 
 
-def _value(e: Experiment, path: str) -> object:
-    """The value of a field; of a part, that of its head."""
-    value: object = e
+_ABSENT = object()
+
+
+def _value(e: Experiment, path: str) -> Any:
+    """The value of a field or capability; absent where the part is of a kind without it."""
+    value: Any = e
     for name in path.split("."):
-        value = getattr(value, name)
-    return str(value) if isinstance(value, Part) else value
+        value = getattr(value, name, _ABSENT)
+    return value
 
 
-def _world_holds_them(e: Experiment) -> Iterator[Complaint]:
-    cluster, world, most = e.cluster, e.cluster.world, MOST[e.cluster.world]
-    simulated, on_paper = world == "simulated", world != "real"
+def _named(e: Experiment, path: str) -> str:
+    """A field with its value in words (``world paced``); a capability by its part (``sync ring``)."""
+    part, _, name = path.rpartition(".")
+    fields = type(_value(e, part) if part else e).model_fields
+    if name not in fields:
+        return _named(e, part)
+    word, value = fields[name].title or name, _value(e, path)
+    return word if value is True else f"{word} {value}"
+
+
+def _of_all_ranks(e: Experiment) -> Iterator[Complaint]:
+    """Check numbers of all ranks of a job together."""
+    world, most, model, averaging = e.cluster.world, MOST[e.cluster.world], e.model, e.averaging
     if e.workers > most:
         yield "workers", f"in the {world} world is at most {most}"
-    for name in ("servers", "groups") if e.sync.ranks and not simulated else ():
-        if getattr(e.sync, name) > SERVERS:
+    for name, ranks in (("servers", e.sync.server_ranks), ("groups", e.sync.leaf_ranks)):
+        if world != "simulated" and ranks > SERVERS:
             yield f"sync.{name}", f"in the {world} world is at most {SERVERS}"
-    if simulated and cluster.messages == "values" and e.workers > THREADS:
-        yield (
-            "workers",
-            f"where simulated ranks really compute is at most {THREADS}; messages sizes takes {most}",
-        )
-    if not simulated and cluster.messages != "values":
-        yield "cluster.messages", f"in the {world} world is values"
-    if cluster.messages == "sizes" and e.model.norm == "sync_batch":
-        yield "model.norm", "with messages sizes is none or batch: the forward pass exchanges nothing there"
-    if not on_paper and cluster.stand_in_for is not None:
-        yield "cluster.stand_in_for", "in the real world is nothing: what is charged there is what is done"
-    if on_paper and cluster.device == "cuda":
-        yield "cluster.device", f"in the {world} world is auto: its platform is on paper"
-    if on_paper and cluster.carrier not in ("auto", "mpi"):
-        yield "cluster.carrier", f"in the {world} world is auto: its platform is on paper"
-    if on_paper and cluster.hostfile is not None:
-        why = "one process holds all ranks" if simulated else "its ranks share a machine"
-        yield "cluster.hostfile", f"in the {world} world is nothing: {why}"
-
-
-def _model_is_whole(e: Experiment) -> Iterator[Complaint]:
-    model, fraction = e.model, getattr(e.sync, "fraction", 1.0)
+    if world == "simulated" and e.cluster.messages == "values" and e.workers > THREADS:
+        of = "where simulated ranks really compute"
+        yield "workers", f"{of} is at most {THREADS}; messages sizes takes {most}"
     if model.name == "transformer" and model.width % model.heads:
         yield "model.heads", f"is a divisor of the width {model.width}"
-    if model.norm != "none" and model.name not in ("mlp", "cnn"):
-        yield "model.norm", f"with model {model.name} is none"
-    if model.norm != "none" and fraction < 1:
-        yield "model.norm", f"with fraction {fraction:g} is none: a worker may sample nothing"
-    if e.precision != "full" and e.dtype == "float64":
-        yield "precision", "with dtype float64 is full: mixed precision is of float32 and bfloat16"
-
-
-def _delays_are_of_workers(e: Experiment) -> Iterator[Complaint]:
-    for name, least, most, allowed in (
-        ("straggler", 1, 1000, "is a factor from 1 to 1000"),
-        ("stall", 0, 600, "is at most 600 seconds"),
-    ):
-        for worker, number in getattr(e.delays, name).items():
+    if averaging.method != "none" and e.steps % averaging.period:
+        yield "averaging.period", f"with {e.steps} steps is a divisor of {e.steps}"
+    for name in ("straggler", "stall"):
+        for worker in getattr(e.delays, name):
             if not 0 <= worker < e.workers:
                 among = f"with {e.workers} workers is 0 to {e.workers - 1}"
                 yield f"delays.{name}", among, f"worker {worker}"
-            if not least <= number <= most:
-                yield f"delays.{name}", allowed, number
 
 
-def _model_fits_data(e: Experiment) -> Iterator[Complaint]:
-    fits = FITS[e.model.name]
-    if e.data.name not in fits:
-        yield "data", f"with model {e.model.name} is {' or '.join(fits)}"
-    if e.shards == "by_label" and (e.data.name == "diabetes" or e.model.name == "transformer"):
-        yield "shards", f"with {e.model.name} on {e.data.name} is iid or uneven: it has no labels"
-    if e.data.reading != "whole" and e.data.name != "mnist":
-        yield "data.reading", f"with data {e.data.name} is whole: only mnist's files hold image after image"
-
-
-def _batch_reaches_every_worker(e: Experiment) -> Iterator[Complaint]:
+def _of_replicas(e: Experiment) -> Iterator[Complaint]:
+    """Check that every replica has the samples that it needs."""
     n = e.workers
     if e.scaling == "strong" and e.batch < n:
         yield "batch", f"with {n} workers and strong scaling is at least {n}: every worker needs a sample"
     # Batch normalisation of single numbers has no variance; an image holds many numbers, a row of an mlp one.
     if e.model.norm != "none" and e.model.name == "mlp":
-        # The smallest of uneven shares is about 1 of 1 + 2 + ... + workers.
-        parts = n * (n + 1) // 2 if e.shards == "uneven" else n
-        shares = parts if e.model.norm == "batch" else 1
+        shares = e.batch_parts if e.model.norm == "batch" else 1
         if e.global_batch < 2 * shares:
             least = 2 * shares if e.scaling == "strong" else -(-2 * shares // n)
             of = f"with norm {e.model.norm}, {n} workers, {e.scaling} scaling and {e.shards} shards"
             yield "batch", f"{of} is at least {least}: a variance needs two samples"
-
-
-def _carrier_fits_device(e: Experiment) -> Iterator[Complaint]:
-    if e.cluster.carrier == "nccl" and e.cluster.device == "cpu":
-        yield "cluster.carrier", "with device cpu is auto, mpi or gloo"
-    if e.cluster.carrier == "gloo" and e.cluster.device == "cuda":
-        yield "cluster.carrier", "with device cuda is auto, mpi or nccl"
-
-
-def _averaging_fits(e: Experiment) -> Iterator[Complaint]:
-    averaging, sync = e.averaging, e.sync
-    if averaging.method == "none":
-        return
-    if getattr(sync, "regularizer", "none") != "none":
-        yield "sync.regularizer", "with averaging is none: the driver sees models, not losses"
-    if getattr(sync, "overlap", False):
-        yield "sync.overlap", "with averaging is False: what is exchanged is not a gradient"
-    if e.steps % averaging.period:
-        yield "averaging.period", f"with {e.steps} steps is a divisor of {e.steps}"
-
-
-def _compression_fits(e: Experiment) -> Iterator[Complaint]:
-    codec = e.compression.codec
-    if codec != "none" and not e.sync.sends_gradients:
-        yield "compression.codec", f"with {e.sync} is none: it exchanges no gradients of ours"
-    elif codec != "none" and getattr(e.sync, "allreduce", "ring") != "ring":
-        why = "compressed gradients do not add up on their way, so they go round a ring whole"
-        yield "sync.allreduce", f"with compression {codec} is ring: {why}"
-
-
-def _synchronised_statistics_need_lockstep(e: Experiment) -> Iterator[Complaint]:
-    if e.model.norm == "sync_batch" and (e.sync.ranks or e.free_running):
-        yield "model.norm", f"with {e.sync} is none or batch: workers do not wait for each other"
-
-
-OF_ALL_RANKS: tuple[Rule, ...] = (_world_holds_them, _model_is_whole, _delays_are_of_workers)
-"""Rules for all ranks of a job together."""
-
-OF_REPLICAS: tuple[Rule, ...] = (
-    _model_fits_data, _batch_reaches_every_worker, _carrier_fits_device, _averaging_fits, _compression_fits,
-    _synchronised_statistics_need_lockstep,
-)  # fmt: skip
-"""Rules for replicas and their servers."""

@@ -11,13 +11,16 @@ import math
 import os
 import types
 import typing
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import Annotated, Any, ClassVar, Literal
 
-from annotated_types import Ge, Gt, Le, Lt, MinLen
+from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError, core_schema
+
+LINE = r"^[^\x00-\x1f\x7f]{1,4096}$"
+"""Pattern of text that may be a path or a name: on one line, not empty, with nothing that controls a terminal."""
 
 Positive = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(gt=0, le=1)]
@@ -25,10 +28,6 @@ Share = Annotated[float, Field(gt=0, le=1)]
 
 class BadExperiment(ValueError):
     """An experiment that cannot be run; the message names field, value and what is allowed."""
-
-
-Complaint = tuple[Any, ...] | BadExperiment
-"""A field, what is allowed, and what was given where that is not the field's value; or a whole sentence."""
 
 
 class BadData(ValueError):
@@ -83,24 +82,14 @@ class Part(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _truth_is_no_number(cls, fields: Any) -> Any:
-        """Have ``workers=True`` refused, which Python takes for 1, by passing the word on."""
-        if not isinstance(fields, dict):
+    def _spelled_out(cls, fields: Any) -> Any:
+        """A bare word is the head; ``workers=True``, which Python takes for 1, is passed on as a word and refused."""
+        if isinstance(fields, str):
+            return {cls.head(): fields}
+        if not isinstance(fields, dict) or not any(isinstance(value, bool) for value in fields.values()):
             return fields
         numbers = {name for name, f in cls.model_fields.items() if unwrap(f.annotation) in (int, float)}
         return {k: str(v) if isinstance(v, bool) and k in numbers else v for k, v in fields.items()}
-
-
-def spelled_as_head(*kinds: type[Part]) -> Callable[[Any], Any]:
-    """A before-validator: a bare word becomes ``{head: word}``, and a mapping without a head is of the first kind."""
-    head, usual = kinds[0].head(), choices(kinds[0].model_fields[kinds[0].head()])[0]
-
-    def expand(value: Any) -> Any:
-        if isinstance(value, str):
-            return {head: value}
-        return {head: usual, **value} if len(kinds) > 1 and isinstance(value, dict) else value
-
-    return expand
 
 
 def load_plugins() -> None:
@@ -126,18 +115,14 @@ def kinds(field: FieldInfo) -> list[type[Part]]:
 
 
 def unwrap(annotation: Any) -> Any:
-    """The annotation without ``Annotated`` and without ``| None``."""
-    if typing.get_origin(annotation) is typing.Annotated:
-        return unwrap(typing.get_args(annotation)[0])
-    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
-        left = [a for a in typing.get_args(annotation) if a is not type(None)]
-        return unwrap(left[0]) if len(left) == 1 else annotation
-    return annotation
+    """The annotation without ``| None``."""
+    left = [kind for kind in typing.get_args(annotation) if kind is not types.NoneType]
+    return left[0] if is_optional(annotation) and len(left) == 1 else annotation
 
 
 def is_optional(annotation: Any) -> bool:
     """Return whether ``None`` is among the values an annotation admits."""
-    return type(None) in typing.get_args(annotation)
+    return types.NoneType in typing.get_args(annotation)
 
 
 def choices(field: FieldInfo) -> list[Any]:
@@ -154,12 +139,7 @@ def choices(field: FieldInfo) -> list[Any]:
 def _limits(field: FieldInfo) -> str:
     """Put the limits of a numeric field into words."""
     words = {Ge: "at least", Gt: "above", Le: "at most", Lt: "below"}
-    found = {
-        kind: getattr(mark, kind.__name__.lower())
-        for kind in words
-        for mark in field.metadata
-        if isinstance(mark, kind)
-    }
+    found = {type(m): getattr(m, type(m).__name__.lower()) for m in field.metadata if type(m) in words}
     if Ge in found and Le in found:
         return f"from {_number(found[Ge])} to {_number(found[Le])}"
     return " and ".join(f"{words[kind]} {_number(limit)}" for kind, limit in found.items())
@@ -185,14 +165,15 @@ def allowed(field: FieldInfo) -> str:
     elif kind is bool:
         text = "true or false"
     elif typing.get_origin(kind) is dict:
-        text = "numbers above 0 for some workers, such as 1=4.0,2=1.5"
+        limits = _limits(FieldInfo.from_annotation(typing.get_args(kind)[1]))
+        text = f"numbers {limits} for some workers, such as 1=4.0,2=1.5"
     elif typing.get_origin(kind) is tuple:
         text = "pairs of workers such as 0-1,1-2, or the path of a file with one pair a line"
     elif kind in (int, float):
         text = f"{'a whole number' if kind is int else 'a finite number'} {_limits(field)}".strip()
     else:
-        needed = any(isinstance(mark, MinLen) for mark in field.metadata)
-        text = "text that is not empty" if needed else "text"
+        is_line = any(getattr(mark, "pattern", None) == LINE for mark in field.metadata)
+        text = "text on one line that is not empty" if is_line else "text"
     return text + (", or nothing" if is_optional(field.annotation) else "")
 
 
@@ -208,7 +189,7 @@ def shown(value: Any, limit: int = 60) -> str:
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
-def sentence(error: ValidationError, schema: type[BaseModel]) -> str:
+def sentence(error: ValidationError, schema: type[Part]) -> str:
     """All complaints of a pydantic error as one line, each naming field, value and allowed."""
     said = []
     for item in error.errors(include_url=False):
@@ -223,8 +204,8 @@ def sentence(error: ValidationError, schema: type[BaseModel]) -> str:
             said.append(f"{got}, but there is no such field; allowed are {fields}")
         elif item["type"] == "missing":
             said.append(f"{name}: missing; allowed is {allowed(field)}" if field else f"{name}: missing")
-        elif item["type"] in ("value_error", "assertion_error"):
-            why = item["ctx"]["error"] if "ctx" in item else item["msg"]
+        elif item["type"] == "value_error":
+            why = item["ctx"]["error"]
             # A part that refuses its own fields does not know where it stands.
             said.append(f"{name}.{why}" if name and isinstance(why, BadExperiment) else str(why))
         elif field is not None:
@@ -234,25 +215,17 @@ def sentence(error: ValidationError, schema: type[BaseModel]) -> str:
     return "; ".join(dict.fromkeys(said))
 
 
-def _find(
-    schema: type[BaseModel], where: tuple[Any, ...]
-) -> tuple[list[str], FieldInfo | None, type[BaseModel]]:
-    """The names on the way to what a pydantic location points at, the field there, and the model that owns it."""
-    path, field, owner, steps = [], None, schema, [str(step) for step in where]
-    while steps:
-        if field is not None:
-            several = kinds(field)
-            if len(several) > 1:  # the location names the kind: it is no field
-                tag = steps.pop(0)
-                several = [kind for kind in several if tag in choices(kind.model_fields[kind.head()])]
-                if not steps:
-                    break
-            if not several:
-                break  # inside a value: the field is what one can change
-            owner = several[0]
-        name = steps.pop(0)
-        path.append(name)
-        if name not in owner.model_fields:
-            return path, None, owner
-        field = owner.model_fields[name]
+def _find(schema: type[Part], where: tuple[Any, ...]) -> tuple[list[str], FieldInfo | None, type[Part]]:
+    """The names on the way to what a pydantic location points at, the field there, and the part that owns it."""
+    path: list[str] = []
+    field, owner, several = None, schema, [schema]
+    for step in map(str, where):
+        if len(several) > 1:  # the location names the kind: it is no field
+            several = [kind for kind in several if step in choices(kind.model_fields[kind.head()])]
+        elif several:
+            path, owner = [*path, step], several[0]
+            field = owner.model_fields.get(step)
+            several = kinds(field) if field else []
+        else:  # inside a value: the field is what one can change
+            break
     return path, field, owner

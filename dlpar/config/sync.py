@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
-from dlpar.config.schema import Complaint, OneOf, Part, Share, shown
+from dlpar.config.paths import read_plain
+from dlpar.config.rules import ANY, NONE, SOME, Complaint, Rule
+from dlpar.config.schema import OneOf, Part, Share
 
 if TYPE_CHECKING:
     from dlpar.config.experiment import Experiment
@@ -38,6 +41,8 @@ class SyncPart(Part):
         Whether workers do as many steps as they can, instead of the same steps all of them.
     server_ranks, leaf_ranks : int
         Ranks that hold the weights, and servers of a group of workers below those.
+    rules : tuple of Rule
+        Rows of the table of rules that hold with this scheme.
     """
 
     shares_memory: ClassVar[bool] = False
@@ -48,6 +53,7 @@ class SyncPart(Part):
     runs_free: ClassVar[bool] = False
     server_ranks: ClassVar[int] = 0
     leaf_ranks: ClassVar[int] = 0
+    rules: ClassVar[tuple[Rule, ...]] = ()
 
     @property
     def lead_bound(self) -> int | None:
@@ -64,7 +70,7 @@ class SyncPart(Part):
         return {}
 
     def complaints(self, e: Experiment) -> Iterator[Complaint]:
-        """Say what else of an experiment does not fit this scheme."""
+        """Check numbers of an experiment against this scheme."""
         yield from ()
 
 
@@ -111,6 +117,10 @@ class ParameterServer(SyncPart):
     """Servers hold the weights, workers push gradients (Li et al., OSDI 2014; DistBelief, Petuum, Rudra)."""
 
     implementation = "dlpar.sync.parameter_server:ParameterServer"
+    rules = (
+        ("sync.staleness_aware", (True,), "optimizer", ("sgd", "momentum"), "others undo this division"),
+        ("averaging.method", SOME, "sync.push_every", (1,), "its period does that"),
+    )
 
     scheme: Literal["ps"] = Field("ps", title="sync")
     """Scheme by which replicas agree."""
@@ -157,22 +167,15 @@ class ParameterServer(SyncPart):
         if self.groups and self.runs_free and n % self.groups:
             why = "groups that run free of each other count alike"
             yield "sync.groups", f"with {n} workers and {self.consistency} is a divisor of {n}: {why}"
-        if self.staleness_aware and e.optimizer not in ("sgd", "momentum"):
-            yield (
-                "optimizer",
-                "with staleness_aware is sgd or momentum: the others undo what divides a gradient",
-            )
         if self.consistency == "softsync" and self.softsync > (self.groups or n):
             clients = f"{self.groups} groups" if self.groups else f"{n} workers"
             yield "sync.softsync", f"with {clients} is at most {self.groups or n}"
         if e.steps % self.push_every:
             yield "sync.push_every", f"with {e.steps} steps is a divisor of {e.steps}"
-        if self.push_every > 1 and e.averaging.method != "none":
-            yield "sync.push_every", f"with averaging {e.averaging.method} is 1: its period does that"
 
 
 def _edges(value: Any) -> Any:
-    """A text is edges such as ``0-1,1-2``, or the path of a file with an edge a line: two worker numbers."""
+    """Read edges from ``0-1,1-2``, or from a file of edges with a line for each: two worker numbers."""
     if not isinstance(value, str):
         return value
     pairs = [pair.strip() for pair in value.split(",") if pair.strip()]
@@ -180,12 +183,9 @@ def _edges(value: Any) -> Any:
         return [tuple(map(int, pair.split("-"))) for pair in pairs]
     import numpy as np  # here, because most experiments read no edges
 
-    try:
-        with open(value) as file:
-            return np.loadtxt(file, dtype=int, ndmin=2).tolist()
-    except (OSError, ValueError) as error:
-        allowed = "allowed is pairs such as 0-1,1-2 or a text file, each line two worker numbers such as 0 1"
-        raise ValueError(f"sync.edges: got {shown(value)}, {allowed} ({error})") from None
+    with suppress(OSError, ValueError):
+        return np.loadtxt(read_plain(value, most=1 << 20).splitlines(), dtype=int, ndmin=2).tolist()
+    return value  # for pydantic to refuse
 
 
 Edges = Annotated[tuple[tuple[int, int], ...], BeforeValidator(_edges)]
@@ -200,6 +200,7 @@ class Gossip(SyncPart):
 
     implementation = "dlpar.sync.gossip:gossip"
     sends_gradients = False
+    rules = (("sync", ANY, "averaging.method", ("none", "local"), "it has no centre"),)
 
     scheme: Literal["gossip"] = Field("gossip", title="sync")
     """Scheme by which replicas agree."""
@@ -235,8 +236,6 @@ class Gossip(SyncPart):
 
     def complaints(self, e: Experiment) -> Iterator[Complaint]:
         n = e.workers
-        if e.averaging.method not in ("none", "local"):
-            yield "averaging.method", "with gossip is none or local: it has no centre"
         if not self.has_graph:
             if 1 < n <= self.peers:
                 yield "sync.peers", f"with {n} workers is at most {n - 1}"
@@ -245,10 +244,8 @@ class Gossip(SyncPart):
             allowed = "is a list of them with topology edges, else none"
             yield "sync.edges", allowed, f"{len(self.edges)} edges"
         for a, b in self.edges:
-            if a == b:
-                yield "sync.edges", "is two different workers", f"{a}-{b}"
-            if stranger := next((str(worker) for worker in (a, b) if not 0 <= worker < n), None):
-                yield "sync.edges", f"with {n} workers is 0 to {n - 1}", f"worker {stranger}"
+            if a == b or min(a, b) < 0 or max(a, b) >= n:
+                yield "sync.edges", f"with {n} workers is two different ones of 0 to {n - 1}", f"{a}-{b}"
         if n > 1 and self.topology == "random" and (self.degree >= n or self.degree * n % 2):
             yield "sync.degree", f"with {n} workers is below {n}, and degree times workers even"
         if self.exchange == "push_sum" and (pair := _without_return(self.edges)):
@@ -273,29 +270,26 @@ class Hogwild(SyncPart):
     shares_memory = True
     sends_gradients = False
     runs_free = True
+    rules = (
+        ("sync", ANY, "split.kind", ("data",), "its workers share one whole model"),
+        ("sync", ANY, "averaging.method", NONE, "its workers share one model"),
+        ("sync", ANY, "optimizer", ("sgd",), "the others keep a state that writers would share"),
+        ("sync", ANY, "cluster.world", ("real", "simulated"), "how writers race is not known there"),
+        ("sync", ANY, "cluster.messages", ("values",), "how writers race is not known there"),
+        ("sync", ANY, "cluster.device", ("auto", "cpu"), "its workers share host memory"),
+        ("sync", ANY, "cluster.carrier", ("auto", "mpi", "gloo"), "its workers share host memory"),
+        ("sync", ANY, "cluster.hostfile", (None,), "its workers share a machine"),
+    )
 
     scheme: Literal["hogwild"] = Field("hogwild", title="sync")
     """Scheme by which replicas agree."""
     sparse: bool = Field(False)
     """Write only the weights whose gradient is not zero."""
 
-    def complaints(self, e: Experiment) -> Iterator[Complaint]:
-        cluster = e.cluster
-        if e.averaging.method != "none":
-            yield "averaging.method", "with hogwild is none: its workers share one model"
-        if e.optimizer != "sgd":
-            yield "optimizer", "with hogwild is sgd: the others keep a state that writers would share"
-        if cluster.device == "cuda":
-            yield "cluster.device", "with hogwild is auto or cpu: its workers share host memory"
-        if cluster.carrier == "nccl":
-            yield "cluster.carrier", "with hogwild is auto, mpi or gloo: its workers share host memory"
-        if cluster.hostfile is not None:
-            yield "cluster.hostfile", "with hogwild is nothing: its workers share a machine"
-        if cluster.world == "paced" or cluster.messages == "sizes":
-            world = "paced world" if cluster.world == "paced" else "simulated world without values"
-            yield "sync.scheme", f"in the {world} is another: what races do is not known there"
-        if e.replicas < e.workers:
-            yield "sync.scheme", f"with split {e.split} is another: its workers share one whole model"
+
+def _as_word(name: str) -> str:
+    """Return at most 64 letters, digits and _, so that a name cannot lead out of a folder."""
+    return re.sub(r"\W", "_", name, flags=re.ASCII)[:64] or "own"
 
 
 class Own(SyncPart):
@@ -308,13 +302,13 @@ class Own(SyncPart):
 
     scheme: Literal["own"] = Field("own", title="sync")
     """Scheme by which replicas agree."""
-    name: str = Field("")
-    """Name of the function or class."""
+    name: Annotated[str, AfterValidator(_as_word)] = Field("own")
+    """Name of the function or class, which becomes a part of the run's name."""
     code: str = Field("", repr=False)
     """Function or class, pickled with cloudpickle, in base64."""
 
     def __str__(self) -> str:
-        return self.name or "own"
+        return self.name
 
     def complaints(self, e: Experiment) -> Iterator[Complaint]:
         if not self.code:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
@@ -14,13 +15,12 @@ from dlpar.config.schema import BadData
 from dlpar.data import files
 from dlpar.data import text as docstrings
 from dlpar.data.cache import Arrays, cached
-from dlpar.data.files import InFile, Ready
 
 if TYPE_CHECKING:
     from dlpar.config.experiment import Data
 
 
-__all__ = ["BadData", "Dataset", "Task", "digits", "load", "split"]
+__all__ = ["BadData", "Dataset", "Task", "load", "split"]
 
 Task = Literal["classification", "regression", "characters"]
 
@@ -37,8 +37,7 @@ TEST_CHARACTERS = 2**14
 
 @dataclass(frozen=True)
 class Dataset:
-    """Samples, loaded on the CPU, or images still in their file (:class:`~dlpar.data.files.InFile`); `x` of the dtype
-    asked for (characters: int64), `y` as the task wants it.
+    """Samples, loaded on the CPU: `x` of the dtype asked for (characters: int64), `y` as the task wants it.
 
     Classification: labels, int64, (n,).  Regression: targets, (n, 1).  Characters: the
     characters that follow each of `x`, int64, (n, context), as positions in
@@ -47,14 +46,12 @@ class Dataset:
 
     name: str
     task: Task
-    train_x: Tensor | InFile
+    train_x: Tensor
     train_y: Tensor
-    test_x: Tensor | InFile
+    test_x: Tensor
     test_y: Tensor
     classes: int
     """Outputs of a model: labels, characters of the alphabet, or 1 for regression."""
-    loaded: int = 0
-    """Bytes of training images that were read from a file to have them here."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -62,7 +59,7 @@ class Dataset:
         return tuple(self.train_x.shape[1:])
 
     def to(self, device: torch.device | str) -> Dataset:
-        """The same samples on another device; those already there are not copied, those in a file not read."""
+        """The same samples on another device; those already there are not copied."""
         moved = {name: getattr(self, name).to(device) for name in ("train_x", "train_y", "test_x", "test_y")}
         return replace(self, **moved)
 
@@ -72,12 +69,6 @@ class Dataset:
             indices = indices.pin_memory()
         indices = indices.to(self.train_y.device, non_blocking=True)
         return self.train_x.index_select(0, indices), self.train_y.index_select(0, indices)
-
-    def facts(self) -> dict[str, Any]:
-        """Return facts for a step's record: ``read``, the bytes of training images that were read from a file so far;
-        of data that lie in no file, nothing."""
-        read = self.loaded + (self.train_x.read if isinstance(self.train_x, InFile) else 0)
-        return {"read": read} if read else {}
 
 
 def load(data: Data, seed: int, dtype: torch.dtype = torch.float32, model: str = "mlp") -> Dataset:
@@ -160,38 +151,18 @@ def _from_sklearn(name: str) -> Arrays:
     return cached(f"{name}-1-sklearn-{version('scikit-learn')}", make)
 
 
-def digits() -> files.Images:
-    """All of scikit-learn's handwritten digits: pixels from 0 to 16 in floats, (1797, 1, 8, 8), and labels, (1797,)."""
-    kept = _from_sklearn("digits")
-    return kept["x"].reshape(-1, 1, 8, 8), kept["y"]
-
-
 def _images(data: Data, seed: int, dtype: torch.dtype, flat: bool) -> Dataset:
-    in_batches = data.reading == "batches"
     if data.name == "digits":
-        sets = [digits()]
+        kept = _from_sklearn("digits")
+        sets = [(kept["x"].reshape(-1, 1, 8, 8), kept["y"])]
     else:
-        sets = files.mnist(data.path(), in_batches) if data.name == "mnist" else files.cifar10(data.path())
-    (train, train_y), (test, test_y) = sets if len(sets) == 2 else 2 * sets
-    rows = split(train_y, seed) if len(sets) == 1 else (np.arange(len(train_y)), np.arange(len(test_y)))
-    ready = _standardised(*_pixel_scale(train[rows[0][:SCALED_BY]]), dtype, flat)
-    x = InFile(train, rows[0], ready), InFile(test, rows[1], ready)
-    labels = train_y[rows[0]], test_y[rows[1]]
-    if in_batches:
-        return _classes(data.name, x, labels)
-    loaded = 0 if data.name == "digits" else len(rows[0]) * train[0].nbytes
-    return replace(_classes(data.name, (x[0][:], x[1][:]), labels), loaded=loaded)
-
-
-def _standardised(mean: np.ndarray, divisor: np.ndarray, dtype: torch.dtype, flat: bool) -> Ready:
-    """From pixels to what a model reads."""
-    shift, scale = torch.from_numpy(mean), torch.from_numpy(divisor)
-
-    def ready(pixels: np.ndarray) -> Tensor:
-        x = torch.from_numpy(pixels).to(dtype).sub_(shift).div_(scale)
-        return x.flatten(1) if flat else x
-
-    return ready
+        sets = files.mnist(data.path()) if data.name == "mnist" else files.cifar10(data.path())
+    if len(sets) == 1:
+        pixels, labels = sets[0]
+        sets = [(pixels[rows], labels[rows]) for rows in split(labels, seed)]
+    mean, divisor = map(torch.from_numpy, _pixel_scale(sets[0][0][:SCALED_BY]))
+    x = [torch.from_numpy(pixels).to(dtype).sub_(mean).div_(divisor) for pixels, _ in sets]
+    return _classes(data.name, [each.flatten(1) if flat else each for each in x], [y for _, y in sets])
 
 
 def _pixel_scale(pixels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -246,6 +217,6 @@ def _characters(context: int, seed: int) -> Dataset:
     return Dataset("docstrings", "characters", *views, classes=len(docstrings.ALPHABET))
 
 
-def _classes(name: str, x: tuple[Any, Any], labels: tuple[np.ndarray, np.ndarray], n: int = 10) -> Dataset:
+def _classes(name: str, x: Sequence[Tensor], labels: Sequence[np.ndarray], n: int = 10) -> Dataset:
     train_y, test_y = (torch.from_numpy(part.astype(np.int64)) for part in labels)
     return Dataset(name, "classification", x[0], train_y, x[1], test_y, n)

@@ -9,17 +9,12 @@ from __future__ import annotations
 
 import gzip
 import math
-import os
 import pickle
 import zlib
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from dlpar.config.schema import BadData
 
@@ -27,7 +22,7 @@ Images = tuple[np.ndarray, np.ndarray]
 """uint8 pixels, (samples, channels, height, width), and int64 labels, (samples,)."""
 
 
-def mnist(folder: Path, mapped: bool = False) -> list[Images]:
+def mnist(folder: Path) -> list[Images]:
     """The images of an MNIST folder, also of Fashion-MNIST or any other of its form.
 
     Parameters
@@ -35,8 +30,6 @@ def mnist(folder: Path, mapped: bool = False) -> list[Images]:
     folder : Path
         Holds ``train-images-idx3-ubyte`` and ``train-labels-idx1-ubyte``, the same with
         ``t10k-``, or both; each may end in ``.gz``.
-    mapped : bool
-        Whether pixels stay in their files, which then are not compressed: read is what is indexed.
 
     Returns
     -------
@@ -46,14 +39,14 @@ def mnist(folder: Path, mapped: bool = False) -> list[Images]:
     Raises
     ------
     BadData
-        For a missing, truncated or corrupt file, and for a compressed one that is to be mapped.
+        For a missing, truncated or corrupt file.
     """
     sets = []
     for part in ("train", "t10k"):
         names = f"{part}-images-idx3-ubyte", f"{part}-labels-idx1-ubyte"
         images, labels = (_present(folder, name) for name in names)
         if images and labels:
-            sets.append(_pair(images, labels, mapped))
+            sets.append(_pair(images, labels))
         elif images or labels:
             found, missing = (images, names[1]) if images else (labels, names[0])
             raise BadData(f"mnist: {missing} (or .gz) is missing in {folder}, where {found.name} lies")
@@ -62,8 +55,8 @@ def mnist(folder: Path, mapped: bool = False) -> list[Images]:
     return sets
 
 
-def _pair(images: Path, labels: Path, mapped: bool) -> Images:
-    pixels, numbers = _idx(images, (28, 28), mapped), _idx(labels, ())
+def _pair(images: Path, labels: Path) -> Images:
+    pixels, numbers = _idx(images, (28, 28)), _idx(labels, ())
     if len(pixels) != len(numbers):
         raise BadData(f"mnist: {images} holds {len(pixels)} images, but {labels.name} {len(numbers)} labels")
     return pixels[:, None], _labels(numbers, labels)
@@ -82,47 +75,31 @@ def _labels(numbers: np.ndarray, path: Path) -> np.ndarray:
     return numbers.astype(np.int64)
 
 
-def _idx(path: Path, sample: tuple[int, ...], mapped: bool = False) -> np.ndarray:
+def _idx(path: Path, sample: tuple[int, ...]) -> np.ndarray:
     """Unsigned bytes: two zeros, type 8, the number of dimensions, each as big-endian int32, then data."""
-    if mapped and path.suffix == ".gz":
-        raise BadData(
-            f"data.reading: got 'batches', allowed with {path} is whole: unpack it to read parts of it"
-        )
-    mark = bytes((0, 0, 8, 1 + len(sample)))
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            found = file.read(4)
-            if found != mark:
-                raise BadData(f"{path} is corrupt: its mark is 0x{found.hex()}, expected is 0x{mark.hex()}")
-            size = np.frombuffer(_exactly(file, 4 * (1 + len(sample)), path), dtype=">u4").tolist()
-            if tuple(size[1:]) != sample:
-                raise BadData(f"{path} holds samples of size {tuple(size[1:])}, expected is {sample}")
-            if mapped:
-                content = _mapped(file, math.prod(size), path)
-            else:
-                content = np.frombuffer(_exactly(file, math.prod(size), path), dtype=np.uint8)
-            if file.read(1):
-                raise BadData(f"{path} is corrupt: it goes on after the {size[0]} samples its head announces")
-    except (OSError, EOFError, zlib.error, MemoryError, OverflowError) as error:
-        raise BadData(f"{path} cannot be read: {error or type(error).__name__}") from None
-    content = content.reshape(size)
-    return content if mapped else content.copy()  # bytes cannot be written to, which torch warns of
+            # A bytearray, because an array of bytes could not be written to.
+            content = np.frombuffer(bytearray(file.read()), np.uint8)
+    except (OSError, EOFError, zlib.error) as error:
+        raise BadData(f"{path} cannot be read: {error}") from None
+    mark, found = bytes((0, 0, 8, 1 + len(sample))), content[:4].tobytes()
+    if found != mark:
+        raise BadData(f"{path} is corrupt: its mark is 0x{found.hex()}, expected is 0x{mark.hex()}")
+    head, rest = np.split(content[4:], [4 * (1 + len(sample))])
+    _check_length(path, head, 4 * (1 + len(sample)))
+    size = head.view(">u4").tolist()
+    if tuple(size[1:]) != sample:
+        raise BadData(f"{path} holds samples of size {tuple(size[1:])}, expected is {sample}")
+    _check_length(path, rest, math.prod(size))
+    if len(rest) > math.prod(size):
+        raise BadData(f"{path} is corrupt: it goes on after the {size[0]} samples its head announces")
+    return rest.reshape(size)
 
 
-def _mapped(file: IO[bytes], count: int, path: Path) -> np.ndarray:
-    """The next `count` bytes, where they lie; the file goes on behind them."""
-    start, there = file.tell(), os.fstat(file.fileno()).st_size
-    if there - start < count:
-        raise BadData(f"{path} is truncated: {there - start} bytes where {count} are expected")
-    file.seek(start + count)
-    return np.memmap(path, dtype=np.uint8, mode="r", offset=start, shape=count)
-
-
-def _exactly(file: IO[bytes], count: int, path: Path) -> bytes:
-    content = file.read(count)
-    if len(content) < count:
-        raise BadData(f"{path} is truncated: {len(content)} bytes where {count} are expected")
-    return content
+def _check_length(path: Path, part: np.ndarray, expected: int) -> None:
+    if len(part) < expected:
+        raise BadData(f"{path} is truncated: {len(part)} bytes where {expected} are expected")
 
 
 def cifar10(folder: Path) -> list[Images]:
@@ -188,57 +165,3 @@ class _Arrays(pickle.Unpickler):
 
 def _latin1(text: str, encoding: str) -> bytes:
     return text.encode("latin1")
-
-
-Ready = Callable[[np.ndarray], Tensor]
-"""From pixels, sample by sample, to what a model reads."""
-
-
-@dataclass
-class InFile:
-    """Some images of an array, mostly of a file that is mapped into memory: used like a tensor of them.
-
-    The operating system fetches a page of a file (mostly 4 kB) when a byte of it is asked for. It keeps the page
-    for all processes of the machine while there is room.
-
-    Attributes
-    ----------
-    pixels : ndarray of uint8, shape (images, channels, height, width)
-        The array, often a ``numpy.memmap``.
-    rows : ndarray of int64, shape (n,)
-        Which of its images, in which order.
-    ready : callable
-        From pixels to what a model reads.
-    device : torch.device or str
-        Where samples are wanted.
-    read : int
-        Bytes of the images given out by :meth:`index_select` so far.
-    """
-
-    pixels: np.ndarray
-    rows: np.ndarray
-    ready: Ready
-    device: torch.device | str = "cpu"
-    read: int = 0
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """As of the tensor."""
-        return len(self), *self[:0].shape[1:]
-
-    def __getitem__(self, which: slice) -> Tensor:
-        """Some samples, for a look or a test: they are not counted."""
-        return self.ready(self.pixels[self.rows[which]]).to(self.device)
-
-    def index_select(self, dim: int, indices: Tensor) -> Tensor:
-        """The samples at `indices`, (n,); `dim` is 0, as of a tensor of which one wants samples."""
-        rows = self.rows[indices.numpy(force=True)]
-        self.read += len(rows) * self.pixels[0].nbytes
-        return self.ready(self.pixels[rows]).to(self.device)
-
-    def to(self, device: torch.device | str) -> InFile:
-        """A reader of its own for the same samples, which has read nothing yet."""
-        return InFile(self.pixels, self.rows, self.ready, device)

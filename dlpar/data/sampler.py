@@ -7,13 +7,13 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from dlpar.config.generator import generator
 from dlpar.config.schema import BadExperiment
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from dlpar.config.experiment import Experiment
 
 
@@ -95,8 +95,6 @@ class Sampler:
             int64, shape ``(count(worker),)``, indices into the training samples;
             with a fraction below 1 fewer, at times none.
         """
-        import torch  # imported here, because a notebook that draws a graph of workers need not load it
-
         count = self._counts[worker]
         if self.shards == "iid":
             taken = self._streams[0].take(step * self._starts[-1] + self._starts[worker], count)

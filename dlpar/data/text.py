@@ -14,15 +14,11 @@ import warnings
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from dlpar.config.schema import BadData
 from dlpar.data.cache import Arrays, cached
-
-if TYPE_CHECKING:
-    from scipy.sparse import csr_array
 
 ALPHABET = "\n" + "".join(map(chr, range(32, 127)))
 """The 96 characters there are; any other is written as ``?``."""
@@ -49,7 +45,7 @@ class Words:
 
     Attributes
     ----------
-    counts : scipy.sparse.csr_array, int64, shape (docstrings, words)
+    counts : numpy.ndarray, uint16, shape (docstrings, words)
         How often each word stands in each docstring.
     labels : numpy.ndarray, int64, shape (docstrings,)
         The package each docstring documents.
@@ -57,7 +53,7 @@ class Words:
         Names of the columns, and of the labels.
     """
 
-    counts: csr_array
+    counts: np.ndarray
     labels: np.ndarray
     words: list[str]
     packages: list[str]
@@ -78,7 +74,7 @@ class Words:
         """
         holders = (self.counts[train] > 0).sum(axis=0)
         rarity = np.log(len(train) / np.maximum(holders, 1))
-        values = np.log1p(self.counts.toarray()) * rarity
+        values = np.log1p(self.counts, dtype=np.float64) * rarity
         return LENGTH * values / np.maximum(np.linalg.norm(values, axis=1, keepdims=True), 1e-12)
 
 
@@ -90,13 +86,8 @@ def characters() -> list[np.ndarray]:
 
 def words() -> Words:
     """Word counts of the docstrings of the `PACKAGES` packages that have most of them."""
-    from scipy.sparse import csr_array  # here: one model reads words, and it takes long to load
-
     corpus = _corpus()
-    names = corpus["words"].tolist(), corpus["packages"].tolist()
-    shape = len(corpus["labels"]), len(names[0])
-    counts = csr_array((corpus["counts"], corpus["columns"], corpus["rows"]), shape=shape)
-    return Words(counts, corpus["labels"], *names)
+    return Words(corpus["counts"], corpus["labels"], corpus["words"].tolist(), corpus["packages"].tolist())
 
 
 def encode(text: str) -> np.ndarray:
@@ -114,7 +105,7 @@ def decode(codes: np.ndarray) -> str:
 def _corpus() -> Arrays:
     source = Path(sysconfig.get_path("stdlib"))
     version = f"{sys.implementation.name}-{platform.python_version()}"
-    return cached(f"docstrings-1-{version}", lambda: _arrays(read(source)))
+    return cached(f"docstrings-2-{version}", lambda: _arrays(read(source)))
 
 
 def read(source: Path) -> list[tuple[str, str]]:
@@ -170,13 +161,11 @@ def _arrays(docstrings: list[tuple[str, str]]) -> Arrays:
     packages = sorted(number, key=lambda package: (-number[package], package))[:PACKAGES]
     chosen = [(packages.index(package), text) for package, text in docstrings if package in packages]
     counter = CountVectorizer(max_features=WORDS, token_pattern=r"[a-z]{2,}")
-    matrix = counter.fit_transform(text for _, text in chosen).sorted_indices()
+    counts = counter.fit_transform(text for _, text in chosen).toarray()
     return {
         "codes": np.concatenate(codes),
         "starts": np.cumsum([0, *map(len, codes)]),
-        "rows": matrix.indptr.astype(np.int64),
-        "columns": matrix.indices.astype(np.int64),
-        "counts": matrix.data.astype(np.int64),
+        "counts": counts.astype(np.uint16),
         "labels": np.array([label for label, _ in chosen]),
         "words": counter.get_feature_names_out().astype(str),
         "packages": np.array(packages),

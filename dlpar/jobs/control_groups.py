@@ -7,7 +7,8 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-ROOT = Path("/")
+from dlpar.config.paths import open_plain
+
 UNLIMITED = 1 << 60
 """A memory limit of control groups version 1 above this means none."""
 
@@ -19,8 +20,7 @@ def usable_cores() -> int:
 
 def cores() -> int:
     """Return the whole cores' worth of time this process may use, at least 1: of a container's 1.5 CPUs, 1."""
-    quota = ControlGroups().quota()
-    return max(1, min(usable_cores(), int(quota) if quota is not None else usable_cores()))
+    return max(1, int(min(usable_cores(), ControlGroups().quota() or usable_cores())))
 
 
 class AvailableMemory(NamedTuple):
@@ -52,12 +52,11 @@ def memory() -> AvailableMemory:
 class ControlGroups:
     """Limits of this process's control group and of those around it, version 1 or 2."""
 
-    def __init__(self, root: Path = ROOT) -> None:
+    def __init__(self, root: Path = Path("/")) -> None:
         self.root = root
-        self._paths = {}  # controller ("" for version 2) -> path inside the hierarchy
-        for line in text_of(root / "proc/self/cgroup").splitlines():
-            _, controllers, path = line.split(":", 2)
-            self._paths |= dict.fromkeys(controllers.split(","), path)
+        lines = [line.split(":", 2) for line in text_of(root / "proc/self/cgroup").splitlines()]
+        # Controller ("" for version 2) and path inside the hierarchy.
+        self._paths = {name: path for _, names, path in lines for name in names.split(",")}
 
     def folders(self, controller: str) -> list[Path]:
         """Return this process's folder for a controller, then those around it, up to the mount."""
@@ -68,17 +67,12 @@ class ControlGroups:
             kind, _, options = after.split()[:3]
             name = "" if kind == "cgroup2" else controller
             if kind == "cgroup2" or (kind == "cgroup" and controller in options.split(",")):
-                found += self._upwards(mount, mounted, self._paths.get(name, "/"))
+                # Inside a container the hierarchy is mounted from the container's own group down.
+                inside = self._paths.get(name, "/").removeprefix(mounted)
+                top = self.root / mount.lstrip("/")
+                here = top / inside.lstrip("/")
+                found += [folder for folder in (here, *here.parents) if folder.is_relative_to(top)]
         return found
-
-    def _upwards(self, mount: str, mounted: str, path: str) -> list[Path]:
-        top = self.root / mount.lstrip("/")
-        # Inside a container the hierarchy is mounted from the container's own group down.
-        inside = path.removeprefix(mounted) if mounted != "/" else path
-        here = top / inside.lstrip("/")
-        if not here.is_dir():
-            here = top
-        return [here, *(p for p in here.parents if p == top or top in p.parents)]
 
     def quota(self) -> float | None:
         """Return the processors' worth of time; None if unlimited."""
@@ -107,7 +101,8 @@ class ControlGroups:
 def text_of(path: Path) -> str:
     """Return the text of a file; empty if it cannot be read."""
     try:
-        return path.read_text(errors="replace")
+        with open_plain(path) as file:
+            return file.read().decode(errors="replace")
     except OSError:
         return ""
 

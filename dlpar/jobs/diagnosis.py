@@ -6,13 +6,15 @@ import os
 import re
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from dlpar.config.paths import open_plain
 from dlpar.config.user_code import is_installed
 from dlpar.jobs.control_groups import text_of
-from dlpar.jobs.processes import kill
-from dlpar.jobs.tail import ALL_RANKS, CALL, REFUSAL, Record, lines_of, record_of
+from dlpar.jobs.processes import is_stopped, kill
+from dlpar.jobs.tail import ALL_RANKS, CALL, RECORDS, REFUSAL, Record, lines_of, rank_of, record_of
 
 OF_ALL = ("Deadlock", "NeverYields")
 """Exceptions of a simulation whose message names the ranks by itself."""
@@ -44,8 +46,7 @@ class Outcome(NamedTuple):
 def by_rank(line: bytes) -> bytes:
     """Return a line of mpiexec's output as the log shows it: ``[rank 3] text``."""
     for tag in _TAGS:
-        match = tag.match(line)
-        if match:
+        if match := tag.match(line):
             return b"[rank %s] " % match[1] + line[match.end() :]
     return line
 
@@ -60,7 +61,8 @@ def stamp_of(path: Path) -> tuple[int, int]:
 
 
 def _rank_files(folder: Path) -> dict[int, Path]:
-    return {0 if p.stem == ALL_RANKS else int(p.stem[5:]): p for p in folder.glob("rank-*.jsonl")}
+    found = [path for path in folder.glob("rank-*.jsonl") if RECORDS.fullmatch(path.name)]
+    return {0 if path.stem == ALL_RANKS else rank_of(path.stem): path for path in found}
 
 
 def pids_of(folder: Path) -> list[int]:
@@ -94,26 +96,27 @@ def outcome(folder: Path, returncode: int) -> Outcome:
         return Outcome("failed", refused)
     if returncode == 0:
         return _unfinished(folder) or Outcome("done", "all ranks finished")
+    if returncode < 0:
+        return Outcome("failed", f"mpiexec was killed by {_signal(-returncode)}")
     log = _log(folder)
     killed, exited, left = _SIGNAL.search(log), _STATUS.search(log), _LEFT.search(log)
-    simulated = (folder / f"{ALL_RANKS}.jsonl").exists()
+    simulated, found = (folder / f"{ALL_RANKS}.jsonl").exists(), killed or exited or left
+    rank = int(found[1]) if found and not simulated else None
+    who, how = _name(folder, rank), f"with status {exited[2] if exited else returncode}: {_last_words(log)}"
     if killed:
-        number, rank = int(killed[2]), None if simulated else int(killed[1])
-        name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
-        hint = " (perhaps memory ran out)" if number == signal.SIGKILL else ""
-        return Outcome("failed", f"{_name(folder, rank)} was killed by {name}{hint}", rank)
-    if simulated and left:
-        return Outcome("failed", f"a rank {LEFT}")
-    said = f"with status {returncode}: {_last_words(log)}"
-    if simulated:
-        return Outcome("failed", f"a rank ended the process of all ranks {said}")
-    if exited:
-        rank = int(exited[1])
-        said = f"ended with status {exited[2]}: {_last_words(log)}"
-        return Outcome("failed", f"{_name(folder, rank)} {said}", rank)
-    if left:
-        return Outcome("failed", f"{_name(folder, int(left[1]))} {LEFT}", int(left[1]))
-    return Outcome("failed", f"mpiexec ended {said}")
+        reason = f"{who} was killed by {_signal(int(killed[2]))}"
+    elif left:
+        reason = f"{'a rank' if simulated else who} {LEFT}"
+    elif simulated:
+        reason = f"a rank ended the process of all ranks {how}"
+    else:
+        reason = f"{who if exited else 'mpiexec'} ended {how}"
+    return Outcome("failed", reason, rank)
+
+
+def _signal(number: int) -> str:
+    name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
+    return f"{name} (perhaps memory ran out)" if number == signal.SIGKILL else name
 
 
 def _of_errors(errors: list[tuple[int, Record]]) -> Outcome:
@@ -154,12 +157,15 @@ def _log(folder: Path) -> str:
 
 
 def _last_words(log: str) -> str:
-    """Return the last line that is no decoration: of ranks, or else of no part of mpiexec's own report."""
-    lines = [line.strip() for line in log.splitlines() if line.strip() and not set(line.strip()) <= set("-=")]
-    report = ("prterun", "Exit code", "Process name", "thus causing")
-    of_ranks = [line for line in lines if line.startswith("[rank")]
-    others = [line for line in lines if not line.startswith(report)]
-    return (of_ranks or others or ["it said nothing; see log.txt"])[-1][:300]
+    """Return the last line of a rank, or of anything else; or else mpiexec's reports, between lines of dashes."""
+    parts = re.split(r"[-=]{58,76}", log)  # one line may end a report and begin the next
+    said, report = _lines(parts[::2]), _lines(parts[1::2])
+    of_ranks = [line for line in said + report if line.startswith("[rank")]
+    return " ".join((of_ranks or said)[-1:] or report or ["it said nothing; see log.txt"])[:300]
+
+
+def _lines(texts: list[str]) -> list[str]:
+    return [line for text in texts for raw in text.splitlines() if (line := raw.strip(" \t\r\0"))]
 
 
 def where_ranks_are(folder: Path) -> str:
@@ -195,10 +201,16 @@ def likely_culprit(folder: Path) -> int | None:
     return slowest[0] if len(slowest) == 1 else None
 
 
+def stopped_among(files: list[Path]) -> Iterator[tuple[int, int]]:
+    """Yield rank and process of those of some ranks' files whose process is stopped on this machine."""
+    for header in map(_header, files):
+        if header.get("host") == os.uname().nodename and is_stopped(header["pid"]):
+            yield header["rank"], header["pid"]
+
+
 def _last_step(path: Path) -> int:
     """Return the last step in a rank's file; -1 if there is none."""
-    steps = [record["step"] for record in _last_records(path) if record.get("k") == "step"]
-    return steps[-1] if steps else -1
+    return max((record["step"] for record in _last_records(path) if record.get("k") == "step"), default=-1)
 
 
 def _header(path: Path) -> Record:
@@ -210,7 +222,7 @@ def _header(path: Path) -> Record:
 def _last_records(path: Path, size: int = 1 << 16) -> list[Record]:
     """Return the records in the last `size` bytes of a file; the first line may be cut, and is left out then."""
     try:
-        with open(path, "rb") as file:
+        with open_plain(path) as file:
             end = file.seek(0, os.SEEK_END)
             file.seek(max(0, end - size))
             return list(filter(None, map(record_of, file)))

@@ -21,17 +21,17 @@ import threading
 import time
 import traceback
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 
 import dlpar
 from dlpar.config.paths import runtime_folder
-from dlpar.jobs.processes import die_with_parent, kill
-from dlpar.jobs.scratch import lock
+from dlpar.jobs.processes import adopt_orphans, descendants, die_with_writer, end_children, has_children, kill
+from dlpar.jobs.scratch import lock, remove_unlocked
 from dlpar.jobs.unix_sockets import Connection, ask, close_files, is_ours, listen
 
-PRELOADED = ("torch", "torch.distributed", "numpy", "cloudpickle", "platformdirs", "filelock", "dlpar.train",
-             "dlpar.worlds.connect", "dlpar.worlds.paced.comm", "dlpar.jobs.rank", "dlpar.jobs.record")  # fmt: skip
-"""Modules a rank needs, in every rank from the start."""
+PRELOADED = ("dlpar.jobs.rank", "torch.distributed", "platformdirs", "filelock")
+"""Modules that every rank has from the start, with all that they import."""
 
 NOT_RUN = {"lab", "course", "classroom", "cli"}
 """Rooms of the package that no rank runs."""
@@ -55,7 +55,7 @@ started: list[subprocess.Popen] = []
 # ---- finding or starting the server ------------------------------------------------
 
 
-def warm_socket(python: str = sys.executable) -> Path | None:
+def warm_socket() -> Path | None:
     """Return the socket of a fork server that runs the present code; start one if needed.
 
     It takes milliseconds if there is one, seconds if it must be started.
@@ -66,7 +66,7 @@ def warm_socket(python: str = sys.executable) -> Path | None:
         None where a cold start is safer.  Forking is safe on Linux only; system libraries of macOS forbid it.
     """
     idle = idle_seconds()
-    path, fingerprint = _socket_path(python), _fingerprint()
+    path, fingerprint = _socket_path(), _fingerprint()
     if sys.platform != "linux" or idle <= 0 or len(os.fsencode(path)) > SOCKET_LENGTH:
         return None
     if _ask(path, fingerprint) == "fresh":
@@ -74,11 +74,9 @@ def warm_socket(python: str = sys.executable) -> Path | None:
     with suppress(OSError):
         held = lock(path.with_suffix(".lock"), START)  # so that two jobs do not start two servers
         if held is not None:
-            try:
+            with os.fdopen(held, "w"):
                 if _ask(path, fingerprint) != "fresh":
-                    _start(python, path, fingerprint, idle)
-            finally:
-                os.close(held)
+                    _start(path, fingerprint, idle)
     return path if _ask(path, fingerprint) == "fresh" else None
 
 
@@ -98,8 +96,8 @@ def prepare() -> None:
     threading.Thread(target=warm_socket, name="dlpar-prepare", daemon=True).start()
 
 
-def _socket_path(python: str) -> Path:
-    where = f"{python}:{Path(dlpar.__file__).parent}"
+def _socket_path() -> Path:
+    where = f"{sys.executable}:{Path(dlpar.__file__).parent}"
     return runtime_folder() / f"warm-{hashlib.sha1(where.encode()).hexdigest()[:10]}.sock"
 
 
@@ -122,13 +120,13 @@ def _ask(path: Path, fingerprint: str) -> str | None:
         return None
 
 
-def _start(python: str, path: Path, fingerprint: str, idle: float) -> None:
+def _start(path: Path, fingerprint: str, idle: float) -> None:
     # One thread in every library: the server must not hold a thread pool when it forks.
     one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     found = os.pathsep.join([str(Path(dlpar.__file__).parent.parent), os.environ.get("PYTHONPATH", "")])
     with open(path.with_suffix(".log"), "wb") as log:
         server = subprocess.Popen(
-            [python, "-m", "dlpar.jobs.fork_server", str(path), fingerprint, str(idle)],
+            [sys.executable, "-m", "dlpar.jobs.fork_server", str(path), fingerprint, str(idle)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=log,
@@ -148,7 +146,10 @@ def main() -> None:
     """Serve: ``python -m dlpar.jobs.fork_server SOCKET FINGERPRINT IDLE`` prints ``ready``."""
     path, fingerprint, idle = sys.argv[1], sys.argv[2], float(sys.argv[3])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C belongs to the job, not to the server
-    _preload()
+    for name in PRELOADED:
+        import_module(name)
+    gc.collect()
+    gc.freeze()  # collections in a child must not touch, and so copy, the parent's pages
     server = ForkServer(Path(path), fingerprint)
     with suppress(BrokenPipeError):  # the starter has ended, but the next job needs a server
         print("ready", flush=True)
@@ -158,24 +159,18 @@ def main() -> None:
     server.serve(idle)
 
 
-def _preload() -> None:
-    import mpi4py
-
-    mpi4py.rc.initialize = mpi4py.rc.finalize = False
-    for name in PRELOADED:
-        __import__(name)
-    gc.collect()
-    gc.freeze()  # collections in a child must not touch, and so copy, the parent's pages
-
-
 class Stub(Connection):
-    """Connection of a stub, which sends its three standard files, or of a job that asks about the code."""
+    """Connection of a stub, which sends its standard files and a pipe, or of a job that asks about the code."""
 
-    MOST_FILES = 3
+    MOST_FILES = 4
 
 
 class ForkServer:
-    """Fork a rank for each request, report how each ended, and kill a rank whose stub is gone.
+    """Fork a rank for each request, report how each ended, and end what it leaves behind.
+
+    A rank ends with its stub, also when the server has been killed: then it reports its status by itself.
+    Every rank adopts the orphans among its descendants, so those that come to the server are of ranks that
+    have ended.
 
     Parameters
     ----------
@@ -189,70 +184,72 @@ class ForkServer:
         self.path, self.fingerprint = path, fingerprint
         self.listener = listen(path, 0o600)
         self.inode = path.stat().st_ino
-        self.stubs: dict[Stub, int] = {}
-        self.asking: list[Stub] = []  # connected, but their request has not come yet
+        # The pid of the rank that each stub waits for; None until its request has come.
+        self.ranks: dict[Stub, int | None] = {}
+        self.scratch: dict[int, Path] = {}  # by pid: the private folder of the rank's job
         self.leaving = False
-        self.pipe = os.pipe()
-        os.set_blocking(self.pipe[1], False)
-        signal.set_wakeup_fd(self.pipe[1])
+        self.wake, wakes = os.pipe()
+        os.set_blocking(wakes, False)
+        adopt_orphans()
+        signal.set_wakeup_fd(wakes)
         signal.signal(signal.SIGCHLD, lambda *_: None)
 
     def serve(self, idle: float) -> None:
         """Serve until all ranks have ended and nobody came for `idle` seconds, or nobody can, or dlpar changed."""
-        wake, quiet_since = self.pipe[0], time.monotonic()
-        while self.stubs or not self.leaving:
-            watched = [wake, *self.stubs] + ([] if self.leaving else [self.listener, *self.asking])
-            ready = select.select(watched, [], [], 1.0)[0]
-            if wake in ready:
-                os.read(wake, 4096)
-                self._report_ended()
-            for stub in [s for s in ready if s in self.stubs]:
-                kill([self.stubs[stub]])  # only its end makes it readable: nobody waits for this rank
-            for connection in ready:
-                if connection in self.asking:
-                    self._receive(connection)
-            if self.listener in ready and not self.leaving:
-                self._accept()
-            if self.stubs or self.asking:
+        quiet_since = time.monotonic()
+        while self.ranks or not self.leaving:
+            watched = [self.wake, *self.ranks] + ([] if self.leaving else [self.listener])
+            for ready in select.select(watched, [], [], 1.0)[0]:
+                if ready == self.wake:
+                    os.read(self.wake, 4096)
+                    self._report_ended()
+                elif ready is self.listener:
+                    self._accept()
+                elif pid := self.ranks.get(ready):
+                    kill([pid])  # only its end makes it readable: nobody waits for this rank
+                elif ready in self.ranks:
+                    self._receive(ready)
+            if self.ranks:
                 quiet_since = time.monotonic()
             elif not self.leaving and (time.monotonic() - quiet_since > idle or not self._is_found()):
                 self._leave()
 
     def _accept(self) -> None:
         try:
-            self.asking.append(Stub(self.listener.accept()[0]))
-        except OSError:  # a lack of descriptors stops the new rank, not those that run
+            self.ranks[Stub(self.listener.accept()[0])] = None
+        except OSError:  # a lack of descriptors stops the new rank, not those that run; or we have just left
             time.sleep(0.05)
 
-    def _receive(self, connection: Stub) -> None:
+    def _receive(self, stub: Stub) -> None:
         """Answer whether our code is still the user's, or fork a rank; a stub that gets neither starts cold."""
         try:
-            requests = connection.hear() if is_ours(connection) else [None]
+            requests = stub.hear() if is_ours(stub) else [None]
         except (OSError, ValueError):
             requests = [None]
         if not requests:  # a part of it is still to come
             return
-        self.asking.remove(connection)
+        del self.ranks[stub]
         request = requests[0] if isinstance(requests[0], dict) else {}
-        if "argv" in request and len(connection.files) == 3:
+        if "argv" in request and len(stub.files) == Stub.MOST_FILES:
             with suppress(OSError):  # no process is left
-                self.stubs[connection] = self._fork(request, connection)
-                _answer(connection, "forked")
+                self.ranks[stub] = pid = self._fork(request, stub)
+                self.scratch[pid] = Path(request["env"]["TMPDIR"])
+                _answer(stub, "forked")
         elif "fingerprint" in request:
             stale = request["fingerprint"] != self.fingerprint
             if stale:
                 self._leave()  # first free the name, then say so
-            _answer(connection, "stale" if stale else "fresh")
-        close_files(connection.files)
-        if connection not in self.stubs:
-            connection.close()
+            _answer(stub, "stale" if stale else "fresh")
+        close_files(stub.files)
+        if stub not in self.ranks:
+            stub.close()
 
     def _leave(self) -> None:
         """Take no more requests, and free the socket's name unless a newer server has it."""
         self.leaving = True
-        for open_socket in (self.listener, *self.asking):
+        for open_socket in (self.listener, *(stub for stub, pid in self.ranks.items() if pid is None)):
             open_socket.close()
-        self.asking.clear()
+        self.ranks = {stub: pid for stub, pid in self.ranks.items() if pid is not None}
         if self._is_found():
             self.path.unlink()
 
@@ -271,15 +268,17 @@ class ForkServer:
             return pid
         status = 1
         try:
-            die_with_parent(server)
-            signal.set_wakeup_fd(-1)
+            os.setpgid(0, 0)  # so that no signal to the rank's group reaches the server or other ranks
+            adopt_orphans()
+            *standards, with_stub = connection.files
+            die_with_writer(with_stub)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             signal.signal(signal.SIGINT, signal.default_int_handler)
-            for standard, descriptor in enumerate(connection.files):
+            for standard, descriptor in enumerate(standards):
                 os.dup2(descriptor, standard)
-            for open_socket in (connection, self.listener, *self.asking, *self.stubs):
+            for open_socket in (self.listener, *self.ranks):
                 open_socket.close()
-            for descriptor in self.pipe:
+            for descriptor in (signal.set_wakeup_fd(-1), self.wake):
                 os.close(descriptor)
             sys.stdout.reconfigure(line_buffering=True)  # Python started with a pipe; a log needs whole lines
             os.environ.clear()
@@ -297,15 +296,23 @@ class ForkServer:
         finally:
             sys.stdout.flush()
             sys.stderr.flush()
+            if os.getppid() != server:  # it was killed
+                end_children()
+                _answer(connection, status)
             os._exit(status)
 
     def _report_ended(self) -> None:
-        for stub, rank in list(self.stubs.items()):
-            ended, status = os.waitpid(rank, os.WNOHANG)
-            if ended:
-                _answer(stub, os.waitstatus_to_exitcode(status))
-                stub.close()
-                del self.stubs[stub]
+        ranks = {pid: stub for stub, pid in self.ranks.items() if pid is not None}
+        with suppress(ChildProcessError):
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                if stub := ranks.pop(ended[0], None):
+                    _answer(stub, os.waitstatus_to_exitcode(ended[1]))
+                    stub.close()
+                    del self.ranks[stub]
+                    with suppress(OSError):  # a living guardian removes it
+                        remove_unlocked(self.scratch.pop(ended[0]))
+        if has_children(but=len(ranks)):
+            kill(descendants(os.getpid(), spared=set(ranks)))
 
 
 def _answer(connection: Stub, message: str | int) -> None:

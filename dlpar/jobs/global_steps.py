@@ -26,7 +26,7 @@ class GlobalStep(NamedTuple):
     batch: int
     """Samples of this step alone."""
     sketches: dict[int, list[float]]
-    """Sketch of the weights of each rank that recorded one; the latest where a rank did several worker-steps."""
+    """Newest sketch of the weights of each rank that has recorded one, in this step or before."""
 
 
 WorkerStep = tuple[float, int, int, float, float | None, int, int | None, list[float] | None]
@@ -61,7 +61,7 @@ class GlobalSteps:
         self.bytes = 0.0
         self.first: GlobalStep | None = None
         self.last: GlobalStep | None = None
-        self._taken = 0
+        self._taken, self._sketches = 0, {}
         # Worker-steps that wait for others: of lockstep workers by step, ordered by rank.
         self._open: defaultdict[int, list[WorkerStep]] = defaultdict(list)
         # Of workers that run free all together, ordered by the time of their end; and each rank's newest time.
@@ -114,7 +114,7 @@ class GlobalSteps:
         return max(heard, max(newest) - late)
 
     def _combine(self, number: int, parts: list[WorkerStep]) -> GlobalStep:
-        batch, weighted, sent, seconds, sketches = 0, 0.0, 0.0, -math.inf, {}
+        batch, weighted, sent, seconds = 0, 0.0, 0.0, -math.inf
         for _, _, rank, ended, loss, samples, moved, sketch in parts:
             if ended > seconds:
                 seconds = ended
@@ -123,12 +123,12 @@ class GlobalSteps:
                 weighted += loss * samples
             sent += math.nan if moved is None else moved
             if sketch:
-                sketches[rank] = sketch
+                self._sketches[rank] = sketch
         before = self.last.loss if self.last else math.nan
         self.done += 1
         self.samples += batch
         self.bytes += sent
         loss = weighted / batch if batch else before
-        self.last = GlobalStep(number, self.samples, self.bytes, seconds, loss, batch, sketches)
+        self.last = GlobalStep(number, self.samples, self.bytes, seconds, loss, batch, dict(self._sketches))
         self.first = self.first or self.last
         return self.last

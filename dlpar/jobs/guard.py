@@ -19,8 +19,8 @@ import time
 from pathlib import Path
 from typing import IO, Any
 
-from dlpar.jobs import diagnosis, fork_server, slots
-from dlpar.jobs.processes import adopt_orphans, descendants, die_with_parent, kill, wait_gone
+from dlpar.jobs import diagnosis, fork_server, processes, slots
+from dlpar.jobs.control_groups import text_of
 from dlpar.jobs.scratch import Scratch
 from dlpar.jobs.summary import Summary
 
@@ -53,12 +53,13 @@ class Guardian:
         self.queue: slots.Talk | None = None
         self.mpiexec: subprocess.Popen | None = None
         self.began = spec["launched"]
-        self.progress, self.moved_at, self.started = [], time.monotonic(), False
+        self.progress: dict[Path, tuple[tuple[int, int], float]] = {}  # by file: its stamp, and since when
+        self.moved_at, self.started = time.monotonic(), False
         self.selector = selectors.DefaultSelector()
 
     def run(self) -> None:
         """Start the job, watch it to its end, and leave nothing behind."""
-        adopt_orphans()
+        processes.adopt_orphans()
         try:
             self._listen()
             self._queue_up()
@@ -71,6 +72,7 @@ class Guardian:
             while self.outcome is None:
                 self._hear(min(0.5, self.spec["timeout"] / 4))
                 self._watch_progress()
+                self._end_orphans()
                 if self.outcome is None and self._is_over():
                     self._drain()
                     self.end(*diagnosis.outcome(self.folder, self.mpiexec.returncode))
@@ -124,12 +126,18 @@ class Guardian:
 
     def _hear_queue(self, connection: Any) -> None:
         """Note how many are ahead; the time to start is counted from when nobody is."""
-        if self.queue.files:  # the keeper has gone: go on
-            self.selector.unregister(connection)
+        try:
+            messages = self.queue.hear()
+        except slots.NoSlots:
+            if not self.queue.files:
+                raise
+            self.selector.unregister(connection)  # the keeper has gone: go on
             return
-        for said in self.queue.hear():
+        for said in messages:
             if "go" in said:
                 self.began = time.time()
+            elif "over" in said:
+                self.end("stopped", said["over"])
             else:
                 self.write(k="queued", at=time.time(), ahead=said["ahead"], paused=said["paused"])
 
@@ -164,7 +172,7 @@ class Guardian:
         """Choose the fastest safe way to start: the fork server, which may first have to be started itself."""
         command = self.spec["warm"]
         try:
-            socket = fork_server.warm_socket(self.spec["python"]) if command else None
+            socket = fork_server.warm_socket() if command else None
         except Exception:  # whatever prevents a warm start, a cold start is possible
             socket = None
         self.mode = "warm" if socket else "cold"
@@ -180,7 +188,7 @@ class Guardian:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                preexec_fn=die_with_parent,
+                preexec_fn=processes.die_with_parent,
                 process_group=0,
                 pass_fds=self.queue.files if self.queue else (),
             )
@@ -193,18 +201,29 @@ class Guardian:
             self.selector.register(pipe, selectors.EVENT_READ, self._hear_output)
 
     def _watch_progress(self) -> None:
-        """End a job none of whose ranks has written a line, or touched its file, for `timeout` seconds."""
-        found = [diagnosis.stamp_of(path) for path in sorted(self.folder.glob("rank-*.jsonl"))]
-        stamps = [(size, changed) for size, changed in found if size]
+        """End a job none of whose ranks has written a line, or touched its file, for `timeout` seconds.
+
+        Where workers run free, the others go on beside a rank that is stopped: that alone ends the job, too.
+        """
         now, ranks, timeout = time.monotonic(), self.spec["ranks"], self.spec["timeout"]
-        if stamps != self.progress:
-            self.progress, self.moved_at = stamps, now
-        self.started = self.started or len(stamps) == ranks
+        for path in self.folder.glob("rank-*.jsonl"):
+            stamp = diagnosis.stamp_of(path)
+            if stamp[0] and stamp != self.progress.get(path, (None,))[0]:
+                self.progress[path], self.moved_at = (stamp, now), now
+        self.started = self.started or len(self.progress) == ranks
         patience = timeout if self.started else max(START, timeout)
+        silent = [path for path, (_, since) in self.progress.items() if now - since > patience]
+        for rank, pid in diagnosis.stopped_among(silent):
+            self.end("failed", f"rank {rank} is stopped: process {pid} has not run for {patience:g} s", rank)
         if now - self.moved_at > patience:
             where = diagnosis.where_ranks_are(self.folder)
-            what = "no progress" if self.started else f"only {len(stamps)} of {ranks} ranks started"
+            what = "no progress" if self.started else f"only {len(self.progress)} of {ranks} ranks started"
             self.end("failed", f"{what} for {patience:g} s: {where}", diagnosis.likely_culprit(self.folder))
+
+    def _end_orphans(self) -> None:
+        """End what ranks that have ended left behind: mpiexec would wait for their output."""
+        if processes.has_children(but=1) and self.mpiexec.poll() is None:
+            processes.kill(self._below(but=self.mpiexec.pid))
 
     def _is_over(self) -> bool:
         """Return whether mpiexec has ended, and has left no process that may still begin as a rank."""
@@ -223,22 +242,30 @@ class Guardian:
 
     # -- when it ends ----------------------------------------------------
 
-    def _below(self) -> list[int]:
-        """Return every process of the job that descends from us; a fork server belongs to the user."""
-        return descendants(os.getpid(), spared={server.pid for server in fork_server.started})
+    def _below(self, but: int | None = None) -> list[int]:
+        """Return every process of the job that descends from us, except `but` and those below it.
+
+        A fork server belongs to the user.  If it is killed, we may inherit the ranks that it forked, ours and
+        others, each in a process group of its own; ranks are ended by their numbers.
+        """
+        ranks = diagnosis.pids_of(self.folder)
+        below = processes.descendants(os.getpid())
+        forked = {pid for pid in below if fork_server.__name__ in text_of(Path(f"/proc/{pid}/cmdline"))}
+        children = {pid for pid in forked if pid not in ranks and processes.group_of(pid) in ranks}
+        return processes.descendants(os.getpid(), {but} | forked - children)
 
     def _clean_up(self) -> None:
         """Leave no process and no file of the job outside its run folder."""
         ranks, mpiexec = diagnosis.pids_of(self.folder), self.mpiexec
         if mpiexec is not None and mpiexec.poll() is None:
-            kill([pid for pid in self._below() if pid != mpiexec.pid])
-            wait_gone([mpiexec.pid], 0.3)
-            kill([mpiexec.pid])
-        wait_gone(ranks, 0.5)
-        kill(diagnosis.still_ranks(ranks))
+            processes.kill([pid for pid in self._below() if pid != mpiexec.pid])
+            processes.wait_gone([mpiexec.pid], 0.3)
+            processes.kill([mpiexec.pid])
+        processes.wait_gone(ranks, 0.5)
+        processes.kill(diagnosis.still_ranks(ranks))
         left = self._below()
-        kill(left)
-        wait_gone([*left, *ranks], 1.0)
+        processes.kill(left)
+        processes.wait_gone([*left, *ranks], 1.0)
         Scratch(self.spec["scratch"]).remove()
 
     def _finish(self) -> None:

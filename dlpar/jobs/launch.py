@@ -19,8 +19,8 @@ from typing import Any
 
 import dlpar
 from dlpar.config.experiment import BadExperiment, Experiment
-from dlpar.config.paths import private_folder, runs_folder, runtime_folder
-from dlpar.config.rules import in_words
+from dlpar.config.paths import private_folder, read_plain, runs_folder, runtime_folder
+from dlpar.config.rules import refuse
 from dlpar.config.schema import BadData, shown
 from dlpar.config.user_code import pack
 from dlpar.jobs.control_groups import cores
@@ -40,6 +40,10 @@ load = pickle.loads
 
 _live: list[Job] = []
 """Jobs that go on even when nobody keeps their object: they end with this process."""
+
+
+NEED_A_GPU = {"device": ("cuda", "auto or cpu"), "carrier": ("nccl", "auto, mpi or gloo")}
+"""Fields of a cluster: the value that needs a GPU, and those allowed without one."""
 
 
 class JobFailed(RuntimeError):
@@ -96,7 +100,6 @@ class Job:
         queue = None if simulated or not one_host else keeper_socket()
         return {
             "folder": str(self.folder),
-            "python": sys.executable,
             "cold": starter.command(ranks, cold, cluster.hostfile),
             "warm": starter.command(ranks, warm) if one_host and starter.dialect == "openmpi5" else None,
             "env": environment(starter, scratch, threads, one_host),
@@ -190,7 +193,6 @@ def launch(experiment: Experiment) -> Job:
         If there is no MPI to start ranks with.
     """
     check_machine(experiment)
-    find_starter()
     check_memory(experiment)
     folder = _new_run_folder(experiment)
     try:
@@ -227,21 +229,20 @@ def check_machine(experiment: Experiment) -> None:
         if cluster.stand_in_for is not None:
             charged = workload(cluster.stand_in_for)
             few = experiment.split.too_few_layers(experiment, charged.name, len(charged.layers))
-            if experiment.has_outline and (complaint := in_words(experiment, few)):
-                raise BadExperiment(complaint)
-    if hostfile is not None and not Path(hostfile).is_file():
-        raise BadExperiment(
-            f"cluster.hostfile: got {shown(hostfile)}, allowed is the path of an existing file"
-        )
+            if experiment.has_outline:
+                refuse(experiment, few)
+    try:
+        if hostfile is not None:
+            read_plain(hostfile)
+    except OSError as error:
+        allowed = f"the path of an existing file ({error.strerror})"
+        raise BadExperiment(f"cluster.hostfile: got {shown(hostfile)}, allowed is {allowed}") from None
     try:
         experiment.data.path()
     except BadData as error:
         raise BadExperiment(str(error)) from None
     gpu = Path("/dev/nvidiactl").exists() or Path("/dev/dxg").exists()
-    for field, given, allowed in (
-        ("device", "cuda", "auto or cpu"),
-        ("carrier", "nccl", "auto, mpi or gloo"),
-    ):
+    for field, (given, allowed) in NEED_A_GPU.items():
         if getattr(cluster, field) == given and not gpu:
             why = "this machine has no NVIDIA GPU"
             raise BadExperiment(f"cluster.{field}: got {given!r}, allowed here is {allowed}: {why}")
@@ -249,11 +250,9 @@ def check_machine(experiment: Experiment) -> None:
 
 def _complaint(run: Run) -> str:
     """Return the reason, then each failed rank's own traceback; a deadlock's reason names all ranks already."""
-    parts = [run.reason or f"the job is {run.status}"]
-    own = {rank: error for rank, error in run.errors.items() if error["type"] not in OF_ALL}
-    for rank, error in sorted(own.items()):
-        parts.append(f"--- rank {rank} ---\n{error['traceback'].rstrip()}")
-    return "\n\n".join(parts)
+    own = sorted((rank, e["traceback"].rstrip()) for rank, e in run.errors.items() if e["type"] not in OF_ALL)
+    stories = [f"--- rank {rank} ---\n{traceback}" for rank, traceback in own]
+    return "\n\n".join([run.reason or f"the job is {run.status}", *stories])
 
 
 def spmd(

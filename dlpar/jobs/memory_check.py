@@ -166,6 +166,4 @@ def bytes_of(optimizer: str, itemsize: int) -> tuple[int, int, int]:
     itemsize : int
         Bytes of a number: 4 or 8.
     """
-    if optimizer not in STATE:
-        raise ValueError(f"optimizer: got {optimizer!r}, allowed is one of {', '.join(STATE)}")
     return itemsize, itemsize, STATE[optimizer] * itemsize

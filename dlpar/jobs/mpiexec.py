@@ -46,13 +46,12 @@ class Starter:
             "srun": ["--label", "--mpi=pmix", "--overlap"],
             "plain": [],
         }[self.dialect]
-        hosts: list[str] = []
         if hostfile is not None:
             if self.dialect in ("srun", "plain"):
                 why = "takes no hostfile; it starts ranks where its scheduler says"
                 raise NoMPI(f"cluster.hostfile: {self.path} {why}")
-            hosts = ["--hostfile" if self.dialect.startswith("openmpi") else "-f", hostfile]
-        return [self.path, *flags, *hosts, "-n", str(ranks), *program]
+            flags += ["--hostfile" if self.dialect.startswith("openmpi") else "-f", hostfile]
+        return [self.path, *flags, "-n", str(ranks), *program]
 
 
 @lru_cache
@@ -64,8 +63,7 @@ def find_starter() -> Starter:
     NoMPI
         If none is found.
     """
-    chosen = os.environ.get("DLPAR_MPIEXEC")
-    if chosen:
+    if chosen := os.environ.get("DLPAR_MPIEXEC"):
         path = shutil.which(chosen)
         if path is None:
             allowed = "allowed is the path of a program that starts MPI ranks"
@@ -93,8 +91,7 @@ def _identify(path: str) -> Starter:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise NoMPI(f"mpiexec: {path} does not answer --version ({error})") from None
     first = said.splitlines()[0] if said else "unknown"
-    open_mpi = re.search(r"\(?(?:Open ?MPI|OpenRTE|Open MPI)\)? (\d+)\.", said, re.I)
-    if open_mpi:
+    if open_mpi := re.search(r"\(?(?:Open ?MPI|OpenRTE|Open MPI)\)? (\d+)\.", said, re.I):
         return Starter(path, "openmpi5" if int(open_mpi[1]) >= 5 else "openmpi4", first)
     if "hydra" in said.lower() or "Intel(R) MPI" in said:
         return Starter(path, "hydra", first)
@@ -119,6 +116,7 @@ def environment(starter: Starter, scratch: Scratch, threads: int, one_host: bool
     one_host : bool
         Whether all ranks run on this machine: then they need no network, and see the same folders.
     """
+    own = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}  # the experiment sets these
     settings = {
         "OPENBLAS_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "PRTE_MCA_prte_silence_shared_fs": "1",
     }  # fmt: skip
@@ -126,6 +124,7 @@ def environment(starter: Starter, scratch: Scratch, threads: int, one_host: bool
         allow = [f"{part}_ALLOW_RUN_AS_ROOT" for part in ("OMPI", "PRTE")]
         settings |= dict.fromkeys([*allow, *(f"{name}_CONFIRM" for name in allow)], "1")
     if one_host:
+        own["TMPDIR"] = str(scratch.folder)
         settings |= {
             # MPI_Init in 0.1 s instead of 1.1 s: no search for fabrics that one machine does not need.
             "OMPI_MCA_pml": "ob1",
@@ -137,7 +136,4 @@ def environment(starter: Starter, scratch: Scratch, threads: int, one_host: bool
             "OMPI_MCA_osc_sm_backing_directory": str(scratch.memory),
             "PRTE_MCA_prte_tmpdir_base": str(scratch.folder),
         }
-    own = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}  # what the experiment says
-    if one_host:
-        own["TMPDIR"] = str(scratch.folder)
     return {**settings, **os.environ, **own}

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
+import select
 import signal
 import sys
 import time
@@ -20,6 +22,15 @@ def die_with_parent(parent: int | None = None) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def die_with_writer(pipe: int) -> None:
+    """Ask for SIGKILL when the writing end of a pipe closes, wherever it is; `pipe` is the reading end.  Linux."""
+    fcntl.fcntl(pipe, 10, signal.SIGKILL)  # F_SETSIG
+    fcntl.fcntl(pipe, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(pipe, fcntl.F_SETFL, fcntl.fcntl(pipe, fcntl.F_GETFL) | os.O_ASYNC)
+    if select.select([pipe], [], [], 0)[0]:  # it has closed before
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
 def adopt_orphans() -> None:
     """Become the parent of descendants whose own parent ends, so that none escapes."""
     if sys.platform == "linux":
@@ -28,12 +39,28 @@ def adopt_orphans() -> None:
 
 def parent_of(pid: int) -> int | None:
     """Return the parent of a process; None if it has ended (a zombie has)."""
+    state, parent, _ = _stat(pid)
+    return None if state in "ZX" else parent
+
+
+def is_stopped(pid: int) -> bool:
+    """Return whether a process is stopped by a signal or a debugger."""
+    return _stat(pid)[0] in ("T", "t")
+
+
+def group_of(pid: int) -> int:
+    """Return the process group of a process; 0 if it has ended."""
+    return _stat(pid)[2]
+
+
+def _stat(pid: int) -> tuple[str, int, int]:
+    """Return the letter of a process's state, its parent and its group; X, 0, 0 if there is no such process."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
-            state, parent = file.read().rpartition(b")")[2].split()[:2]
+            state, parent, group = file.read().rpartition(b")")[2].split()[:3]
     except OSError:
-        return None
-    return None if state in (b"Z", b"X") else int(parent)
+        return "X", 0, 0
+    return state.decode(), int(parent), int(group)
 
 
 def descendants(root: int, spared: set[int] = frozenset()) -> list[int]:
@@ -53,6 +80,23 @@ def resident(pid: int) -> int:
             return sum(1024 * int(line.split()[1]) for line in file if line.startswith("Pss:"))
     except OSError:
         return 0
+
+
+def has_children(but: int = 0) -> bool:
+    """Return whether this process, of one thread, has more than so many children, ended ones included."""
+    try:
+        with open(f"/proc/self/task/{os.getpid()}/children") as file:
+            return len(file.read().split()) > but
+    except OSError:  # a kernel without that file
+        return True
+
+
+def end_children() -> None:
+    """End every process below this one, which may run in sessions of their own."""
+    adopt_orphans()
+    while has_children() and (left := descendants(os.getpid())):
+        kill(left)
+        wait_gone(left, 1.0)
 
 
 def kill(pids: list[int], number: int = signal.SIGKILL) -> None:

@@ -1,10 +1,20 @@
-"""One rank from its start to its end: join the others, do the work, record what goes wrong.
+"""Ranks from their start to their end: join the others, do the work, record what goes wrong.
 
-Started by mpiexec (cold), forked by the fork server (warm), or by hand on a
-cluster: ``mpiexec -n 4 python -m dlpar.jobs.rank RUN_FOLDER 4``.
+A real or paced rank is a process of its own: started by mpiexec (cold), forked by the fork server (warm),
+or started by hand on a cluster: ``mpiexec -n 4 python -m dlpar.jobs.rank RUN_FOLDER 4``.
+The ranks of a simulation share one process and a virtual clock.
 """
+# ruff: noqa: E402  two things must be done before the seconds in which MPI and torch are imported
 
 from __future__ import annotations
+
+import mpi4py
+
+from dlpar.jobs.processes import adopt_orphans, die_with_parent, end_children
+
+mpi4py.rc.initialize = mpi4py.rc.finalize = False
+if __name__ == "__main__":
+    die_with_parent()
 
 import faulthandler
 import json
@@ -15,56 +25,53 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-import mpi4py
+import cloudpickle
+import torch
+from mpi4py import MPI
 
-from dlpar.jobs.tail import CALL, REFUSAL, result_path
-
-if TYPE_CHECKING:
-    from mpi4py.MPI import Intracomm
-
-    from dlpar.config.experiment import Experiment
-
-mpi4py.rc.initialize = mpi4py.rc.finalize = False
+from dlpar.config.experiment import Experiment
+from dlpar.config.user_code import unpack
+from dlpar.jobs.record import RankFile, Recorder
+from dlpar.jobs.tail import ALL_RANKS, CALL, REFUSAL, result_path
+from dlpar.train import role, serve, train
+from dlpar.worlds.connect import join
+from dlpar.worlds.mpi import meet
+from dlpar.worlds.simulated.run import of_experiment, run_program
+from dlpar.worlds.simulated.simulator import Deadlock
 
 GRACE = 0.25
 """Seconds a failed rank lingers, so that others that fail too can say so before the job is ended."""
 
+PATIENCE = 0.7
+"""Share of a job's timeout after which a simulated rank that never yields is named, before the guardian acts."""
+
+
+class NeverYields(RuntimeError):
+    """A simulated rank that computes for ever and never calls its communicator."""
+
 
 def run_rank(argv: list[str]) -> int:
     """Run this rank of the job in folder ``argv[0]`` with ``argv[1]`` ranks; returns the exit status."""
-    import torch
-    from mpi4py import MPI
-
     folder, ranks = Path(argv[0]), int(argv[1])
     launched = float(argv[2]) if len(argv) > 2 else None
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-    if _world_of(folder) == "simulated":  # all ranks in this process; MPI is not needed
-        from dlpar.jobs.simulate import simulate
-
-        experiment, call = _read_work(folder)
+    if _is_simulated(folder):  # all ranks in this process; MPI is not needed
         with _stack_on_request(folder, 0):
-            return simulate(folder, experiment, launched, call)
-    library = MPI.Get_library_version()
-    if MPI.Init_thread(MPI.THREAD_MULTIPLE) < MPI.THREAD_MULTIPLE:  # some ranks send from two threads
-        return _refuse(
-            folder, f"this MPI has no MPI_THREAD_MULTIPLE, which ranks need: {library.splitlines()[0]}"
-        )
-    world = MPI.COMM_WORLD
-    if world.size != ranks:
-        return _refuse(
-            folder,
-            f"workers: got a world of {world.size} ranks, allowed is {ranks}: this launcher and this MPI do not "
-            f"know each other; start ranks with the mpiexec that belongs to {library.split(',')[0]}",
-        )
+            return simulate(folder, *_read_work(folder), launched)
+    if refusal := _refusal(ranks):
+        print(refusal, file=sys.stderr)
+        with suppress(OSError):  # on a machine that does not see the job's folder
+            (folder / REFUSAL).write_text(refusal)
+        MPI.Finalize()
+        return 2
     # On a machine that does not see the job's folder, a rank writes to a private one.
     here = folder if folder.is_dir() else Path(tempfile.mkdtemp(prefix="dlpar-rank-"))
-    with _stack_on_request(here, world.rank):
-        status = _work(here, launched)
+    with _stack_on_request(here, MPI.COMM_WORLD.rank):
+        status = _join_and_work(here, launched)
     if status == 0:
         MPI.Finalize()
     if here != folder:
@@ -72,23 +79,23 @@ def run_rank(argv: list[str]) -> int:
     return status
 
 
-def _refuse(folder: Path, said: str) -> int:
-    """Say why ranks cannot run with this MPI, in the log and to the guardian; returns the exit status."""
-    from mpi4py import MPI
-
-    print(said, file=sys.stderr)
-    with suppress(OSError):  # on a machine that does not see the job's folder
-        (folder / REFUSAL).write_text(said)
-    MPI.Finalize()
-    return 2
-
-
-def _world_of(folder: Path) -> str | None:
-    """Return the world of the job's ranks; None where its folder is not seen."""
-    try:
-        return json.loads((folder / "experiment.json").read_bytes())["cluster"]["world"]
-    except (OSError, ValueError, KeyError):
+def _refusal(ranks: int) -> str | None:
+    """Start MPI; returns why the ranks cannot run with it, None if they can."""
+    library = MPI.Get_library_version()
+    if MPI.Init_thread(MPI.THREAD_MULTIPLE) < MPI.THREAD_MULTIPLE:  # some ranks send from two threads
+        return f"this MPI has no MPI_THREAD_MULTIPLE, which ranks need: {library.splitlines()[0]}"
+    if MPI.COMM_WORLD.size == ranks:
         return None
+    return (
+        f"workers: got a world of {MPI.COMM_WORLD.size} ranks, allowed is {ranks}: this launcher and this MPI do "
+        f"not know each other; start ranks with the mpiexec that belongs to {library.split(',')[0]}"
+    )
+
+
+def _is_simulated(folder: Path) -> bool:
+    """Return whether the job's ranks are simulated; False where its folder is not seen."""
+    file = folder / "experiment.json"
+    return file.exists() and json.loads(file.read_bytes()).get("cluster", {}).get("world") == "simulated"
 
 
 @contextmanager
@@ -100,33 +107,49 @@ def _stack_on_request(folder: Path, rank: int) -> Iterator[None]:
         faulthandler.unregister(signal.SIGUSR1)
 
 
-def _work(folder: Path, launched: float | None) -> int:
-    import cloudpickle
-    from mpi4py import MPI
+def _read_work(folder: Path) -> tuple[Experiment, bytes | None]:
+    """Read the experiment and, where its ranks call a function instead of training, the packed function."""
+    call = folder / CALL
+    experiment = Experiment.from_json((folder / "experiment.json").read_bytes())
+    return experiment, call.read_bytes() if call.exists() else None
 
-    from dlpar.config.user_code import unpack
-    from dlpar.jobs.record import Recorder
-    from dlpar.train import role, serve, train
-    from dlpar.worlds.connect import join
-    from dlpar.worlds.mpi import meet
 
+def _begin(record: Recorder, experiment: Experiment, launched: float | None) -> None:
+    """Record what this rank is, and on rank 0 how long the launch took."""
+    rank = record.comm.rank
+    record.header(role=role(experiment, rank), threads=torch.get_num_threads())
+    if rank == 0:
+        record.event("start", launch_s=time.time() - launched if launched else None)
+
+
+def _work(
+    folder: Path, experiment: Experiment, call: tuple[Callable, tuple] | None, record: Recorder
+) -> None:
+    """Train, serve, or call the user's function and write its result, on the recorder's rank."""
+    comm = record.comm
+    if call is not None:
+        function, arguments = call
+        result_path(folder, comm.rank).write_bytes(cloudpickle.dumps(function(comm, *arguments)))
+    elif comm.rank < experiment.workers:
+        train(comm, experiment, record)
+    else:
+        serve(comm, experiment, record)
+
+
+# ---- a process for each rank ---------------------------------------------------------
+
+
+def _join_and_work(folder: Path, launched: float | None) -> int:
     world, record = MPI.COMM_WORLD, None
     try:
         meet(world)
-        experiment, call = world.bcast(_read_work(folder) if world.rank == 0 else None)
-        comm = join(experiment, on_host=call is not None)
+        experiment, packed = world.bcast(_read_work(folder) if world.rank == 0 else None)
+        comm = join(experiment, on_host=packed is not None)
         record = Recorder(folder, comm)
-        threads = int(os.environ.get("OMP_NUM_THREADS", "1"))
-        record.header(role=role(experiment, comm.rank), threads=threads)
-        if comm.rank == 0:
-            record.event("start", launch_s=time.time() - launched if launched else None)
-        if call is not None:
-            function, arguments = unpack(call)
-            result_path(folder, comm.rank).write_bytes(cloudpickle.dumps(function(comm, *arguments)))
-        else:
-            # A growing file shows that the rank is well.
+        _begin(record, experiment, launched)
+        if packed is None:  # a growing file shows that the rank is well
             comm.world.while_asleep(lambda: record.event("asleep"))
-            (train if comm.rank < experiment.workers else serve)(comm, experiment, record)
+        _work(folder, experiment, unpack(packed) if packed else None, record)
         comm.close()
         _bring_home(folder, world)
         return 0
@@ -139,37 +162,64 @@ def _work(folder: Path, launched: float | None) -> int:
         return 1
 
 
-def _read_work(folder: Path) -> tuple[Experiment, bytes | None]:
-    """Read the experiment and, where its ranks call a function instead of training, the packed function."""
-    from dlpar.config.experiment import Experiment
-
-    call = folder / CALL
-    experiment = Experiment.from_json((folder / "experiment.json").read_bytes())
-    return experiment, call.read_bytes() if call.exists() else None
-
-
-def _bring_home(folder: Path, world: Intracomm) -> None:
+def _bring_home(folder: Path, world: MPI.Intracomm) -> None:
     """Copy the files of ranks on other machines into the job's own folder, which rank 0 sees."""
-    from dlpar.worlds.mpi import meet
-
     meet(world)
     home = world.bcast(str(folder))
     away = {} if str(folder) == home else {p.name: p.read_bytes() for p in folder.iterdir()}
-    brought = world.gather(away)
-    for files in brought or ():
+    for files in world.gather(away) or ():
         for name, body in files.items():
             (folder / name).write_bytes(body)
 
 
-def main() -> None:
-    """Start cold, in a process of its own."""
-    from dlpar.jobs.processes import die_with_parent
+# ---- all ranks in one process --------------------------------------------------------
 
-    die_with_parent()
-    status = run_rank(sys.argv[1:])
-    sys.stdout.flush()
-    os._exit(status)
+
+def simulate(
+    folder: Path, experiment: Experiment, packed: bytes | None = None, launched: float | None = None
+) -> int:
+    """Run an experiment's ranks in this process, on a virtual clock, and record them in `folder`.
+
+    Parameters
+    ----------
+    packed : bytes, optional
+        A packed function that ranks call instead of training; its results are files in `folder`.
+    launched : float, optional
+        Unix time at which the job was launched.
+
+    Returns
+    -------
+    int
+        The exit status; an error is recorded by the rank that raised it.
+    """
+    file = RankFile(folder / f"{ALL_RANKS}.jsonl")
+    simulator, comms = of_experiment(experiment)
+    records = [Recorder(folder, comm, file) for comm in comms]
+    for record in records:
+        _begin(record, experiment, launched)
+
+    def hangs(story: str) -> None:
+        records[simulator.running.rank].error(NeverYields(story))
+        os._exit(1)
+
+    try:
+        call = unpack(packed) if packed else None  # a failure of it is an error of the ranks
+        program = lambda comm: _work(folder, experiment, call, records[comm.rank])
+        on_move = (lambda: None) if call else file.touch  # a function has to end in time
+        run_program(simulator, comms, program, PATIENCE * experiment.cluster.timeout, hangs, on_move)
+        return 0
+    except BaseException as error:
+        records[simulator.failed_rank or 0].error(error)
+        if not isinstance(error, Deadlock):
+            traceback.print_exc()
+        return 1
+    finally:
+        file.close()
 
 
 if __name__ == "__main__":
-    main()
+    adopt_orphans()
+    ended = run_rank(sys.argv[1:])
+    sys.stdout.flush()
+    end_children()
+    os._exit(ended)

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 import traceback
-from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,10 +35,10 @@ NOTHING = 2e-6
 
 
 class Span:
-    """Time a phase of a step; one object serves all steps, so phases of one name do not nest.
+    """Time a phase of a step: by the rank's clock, or the GPU's work of it by the GPU's (:class:`DeviceClock`).
 
-    `of` is written behind the times: the numbers of micro-batch and chunk in a pipeline, which makes a new object
-    for each.
+    One object serves all steps, so phases of one name do not nest.  `of` is written behind the times: the numbers
+    of micro-batch and chunk in a pipeline, which makes a new object for each.
     """
 
     __slots__ = ("_name", "_of", "_record", "_start", "_waited")
@@ -49,31 +49,14 @@ class Span:
     def __enter__(self) -> None:
         if self._name not in COMPUTING:
             self._waited = self._record.traffic.waited
-        self._start = self._record.now()
+        self._start = self._record.moment()
 
     def __exit__(self, *error: object) -> None:
-        record, end = self._record, self._record.now()
-        if end - self._start <= record._nothing:
-            return
-        record._spans.append((self._name, self._start, end, *self._of))
-        if self._name not in COMPUTING:
-            record._waited += record.traffic.waited - self._waited
-
-
-class DeviceSpan(Span):
-    """Time the GPU's work of a phase: from when it begins until it has done it (:class:`DeviceClock`)."""
-
-    __slots__ = ()
-
-    def __enter__(self) -> None:
-        super().__enter__()
-        self._start = self._record.device.moment()
-
-    def __exit__(self, *error: object) -> None:
-        record = self._record
-        record._spans.append((self._name, self._start, record.device.moment(), *self._of))
-        if self._name not in COMPUTING:
-            record._waited += record.traffic.waited - self._waited
+        record, end = self._record, self._record.moment()
+        if record._device or end - self._start > record._nothing:
+            record._spans.append((self._name, self._start, end, *self._of))
+            if self._name not in COMPUTING:
+                record._waited += record.traffic.waited - self._waited
 
 
 class RankFile:
@@ -83,19 +66,16 @@ class RankFile:
     ----------
     path : path
         Created with mode 0600.
-    now : callable
-        Returns seconds; they say how long a record has waited for others to be written with.
     """
 
-    def __init__(self, path: str | os.PathLike, now: Callable[[], float]) -> None:
-        self._path, self._file = path, os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        self._now, self._written = now, 0.0
-        self._pending: list[dict[str, Any]] = []
+    def __init__(self, path: str | os.PathLike) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        self._written, self._pending = 0.0, []
 
     def add(self, record: dict[str, Any], soon: bool = False) -> None:
         """Write a record and those that wait: now, or within :data:`TOGETHER` if `soon`."""
         self._pending.append(record)
-        if not soon or self._now() - self._written >= TOGETHER:
+        if not soon or time.monotonic() - self._written >= TOGETHER:
             self.flush()
 
     def flush(self) -> None:
@@ -103,13 +83,13 @@ class RankFile:
         # A missing number and a NaN are null.
         lines = b"".join([orjson.dumps(r, _nothing, orjson.OPT_APPEND_NEWLINE) for r in self._pending])
         self._pending.clear()
-        self._written = self._now()
+        self._written = time.monotonic()
         while lines:  # more than once only where a signal or a full disk cut a write short
             lines = lines[os.write(self._file, lines) :]
 
     def touch(self) -> None:
         """Show progress without a record: a step of thousands of ranks takes long."""
-        os.utime(self._path)
+        os.utime(self._file)
 
     def close(self) -> None:
         """Write the rest, and close the file."""
@@ -134,18 +114,13 @@ class Recorder:
         File shared by many ranks of one process; each line then names its rank.
     """
 
-    device: DeviceClock | None = None
-    """Clock of a GPU's spans; None without a GPU."""
-
-    _span: type[Span] = Span
-
     def __init__(self, folder: str | os.PathLike, comm: Comm, file: RankFile | None = None) -> None:
         self.comm, self.now, self.traffic = comm, comm.now, comm.traffic
-        self._file = file or RankFile(Path(folder) / f"rank-{comm.rank}.jsonl", comm.now)
+        self._file = file or RankFile(Path(folder) / f"rank-{comm.rank}.jsonl")
         self._whose = {} if file is None else {"rank": comm.rank}
         self._nothing = NOTHING if comm.world.clock == "wall" else 0.0
-        if comm.device.type == "cuda":
-            self.device, self._span = DeviceClock(comm), DeviceSpan
+        self._device = DeviceClock(comm) if comm.device.type == "cuda" else None
+        self.moment = self._device.moment if self._device else comm.now
         self._spans: list[tuple[Any, ...]] = []
         self._waited = 0.0
         self._kinds: dict[str, Span] = {}
@@ -166,8 +141,8 @@ class Recorder:
         ...     loss = criterion(model(x), y)
         """
         if micro is not None:
-            return self._span(self, name, (micro, chunk))
-        return self._kinds.get(name) or self._kinds.setdefault(name, self._span(self, name))
+            return Span(self, name, (micro, chunk))
+        return self._kinds.get(name) or self._kinds.setdefault(name, Span(self, name))
 
     def step(self, step: int, **facts: Any) -> None:
         """Finish a step: one line with its loss, samples, traffic, seconds, and the spans since the last."""
@@ -207,12 +182,8 @@ class Recorder:
         self._file.close()
 
     def _take_spans(self) -> list[tuple[Any, ...]]:
-        spans, self._spans, device = self._spans, [], self.device
-        if device is None:
-            return spans
-        device.set()
-        timed = [(name, device.seconds(start), device.seconds(end), *of) for name, start, end, *of in spans]
-        return [span for span in timed if span[2] - span[1] > self._nothing]
+        spans, self._spans = self._spans, []
+        return spans if self._device is None else self._device.timed(spans)
 
     def _write(self, record: dict[str, Any], soon: bool = False) -> None:
         self._file.add({**record, **self._whose}, soon)
@@ -222,7 +193,8 @@ class Unrecorded(Recorder):
     """A recorder that writes nothing, to measure the cost of recording."""
 
     def __init__(self, comm: Comm) -> None:
-        self.comm, self.now, self.traffic, self._spans, self._waited = comm, comm.now, comm.traffic, [], 0.0
+        self.comm, self.now, self.traffic = comm, comm.now, comm.traffic
+        self._spans, self._waited, self._device = [], 0.0, None
 
     def span(self, name: str, micro: int | None = None, chunk: int = 0) -> nullcontext:
         return nullcontext()
@@ -245,7 +217,6 @@ class DeviceClock:
 
     def __init__(self, comm: Comm) -> None:
         self._comm = comm
-        self.set()
 
     def moment(self) -> torch.cuda.Event:
         """Return the moment at which the GPU has done all it was told so far."""
@@ -255,15 +226,14 @@ class DeviceClock:
         event.record(torch.cuda.current_stream(self._comm.device))
         return event
 
-    def seconds(self, moment: torch.cuda.Event) -> float:
-        """Return the time of a moment before the last :meth:`set`, on the rank's clock."""
-        return self._at - moment.elapsed_time(self._zero) / 1000
+    def timed(self, spans: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+        """Wait for the GPU, and return its spans with their times on the rank's clock, but no empty ones.
 
-    def set(self) -> None:
-        """Wait for the GPU, and set its clock by the rank's, so that earlier moments get their times.
-
-        Once is not enough: clocks drift, and a time between events has 7 digits of milliseconds.
+        The two clocks are compared each time: they drift, and a time between events has 7 digits of milliseconds.
         """
-        self._zero = self.moment()
-        self._zero.synchronize()
-        self._at = self._comm.now()
+        zero = self.moment()
+        zero.synchronize()
+        now = self._comm.now()
+        seconds = lambda moment: now - moment.elapsed_time(zero) / 1000
+        timed = [(name, seconds(start), seconds(end), *of) for name, start, end, *of in spans]
+        return [span for span in timed if span[2] - span[1] > NOTHING]

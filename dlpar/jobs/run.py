@@ -6,18 +6,23 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dlpar.config.experiment import Experiment
-from dlpar.config.paths import runs_folder
+from dlpar.config.paths import read_plain, runs_folder
+from dlpar.config.schema import BadExperiment
+from dlpar.jobs.control_groups import text_of
+from dlpar.jobs.diagnosis import errors_in
 from dlpar.jobs.global_steps import GlobalStep, GlobalSteps
 from dlpar.jobs.scratch import is_locked
 from dlpar.jobs.summary import Summary, facts_of
 from dlpar.jobs.tail import Record, Tail, lines_of, rank_of
 
 if TYPE_CHECKING:
+    import numpy as np
     import pandas as pd
 
 
@@ -56,8 +61,11 @@ class Run:
 
     @cached_property
     def experiment(self) -> Experiment:
-        """The experiment that ran."""
-        return Experiment.from_json((self.path / "experiment.json").read_bytes())
+        """The experiment that ran; raises `BadExperiment` if this version cannot read it."""
+        try:
+            return Experiment.from_json(read_plain(self.path / "experiment.json"))
+        except OSError as error:
+            raise BadExperiment(f"experiment.json: {error.strerror}") from None
 
     @property
     def status(self) -> str:
@@ -76,8 +84,8 @@ class Run:
     @property
     def reason(self) -> str:
         """Reason of the run's end, in one sentence; empty while it lives."""
-        end = self._end()
-        return end["reason"] if end else ""
+        lost = "its launcher was killed, or the machine went down, before the job ended"
+        return end["reason"] if (end := self._end()) else lost if self.status == "lost" else ""
 
     @property
     def live(self) -> bool:
@@ -97,20 +105,20 @@ class Run:
     @property
     def log(self) -> str:
         """Output of all ranks, each line prefixed by its rank."""
-        path = self.path / "log.txt"
-        return path.read_text(errors="replace") if path.exists() else ""
+        return text_of(self.path / "log.txt")
 
     @property
     def errors(self) -> dict[int, Record]:
         """The exception of each rank that raised one: ``type``, ``message``, ``traceback``."""
-        return dict(self._of_kind("error"))
+        return dict(errors_in(self.path))
 
     @property
     def summary(self) -> dict[str, Any]:
         """Summary of the run, or of a live run so far, as ``dlpar run --json`` prints it."""
-        path = self.path / "summary.json"
-        if path.exists():
-            return json.loads(path.read_text())
+        with suppress(OSError, ValueError):  # it has none yet, or not all of it
+            kept = json.loads(read_plain(self.path / "summary.json"))
+            if isinstance(kept, dict) and kept.keys() >= {"steps", "clock", "seconds", "staleness", "lead"}:
+                return kept
         summary = Summary(self.id, **facts_of(self.experiment))
         summary.add_all(self.path)
         return summary.result()
@@ -154,8 +162,26 @@ class Run:
 
     @property
     def consensus(self) -> pd.DataFrame:
-        """Consensus distance after each global step (:func:`consensus`): ``step seconds distance``."""
-        return consensus(self)
+        """Consensus distance after each global step, live or finished; no rows where replicas wrote no sketches.
+
+        Columns: ``step``; ``seconds``, when its last worker ended it; ``distance``, the root of the mean over
+        workers of ‖x_i - mean‖², at the weights from which the step began.  Where workers run free, a row is
+        written every N worker-steps, from the latest weights of each worker.  Distances are estimated from
+        sketches (:mod:`dlpar.sync.sketch`): about 10 % off, by the same factor all through a run.
+        """
+        rows = [(done.step, done.seconds, (apart**2).mean() ** 0.5) for done, apart in self.from_the_mean()]
+        return _frame(rows, ["step", "seconds", "distance"])
+
+    def from_the_mean(self) -> list[tuple[GlobalStep, np.ndarray]]:
+        """Return each global step with the distance of each replica's weights from the mean of all, by rank."""
+        import numpy as np
+
+        found = []
+        for done in self.global_steps():
+            if len(done.sketches) == self.experiment.workers:
+                held = np.array([done.sketches[rank] for rank in sorted(done.sketches)])
+                found.append((done, np.linalg.norm(held - held.mean(axis=0), axis=1)))
+        return found
 
     @property
     def evals(self) -> pd.DataFrame:
@@ -214,14 +240,13 @@ class Run:
 
     def _of_kind(self, kind: str) -> list[tuple[int, Record]]:
         """Return the records of one kind as ``(rank, record)``."""
-        found = [(source, record) for source, record in self.records() if record["k"] == kind]
-        return [(rank_of(source), record) for source, record in found if source != "job"]
+        return [(rank_of(s), record) for s, record in self.records() if record["k"] == kind and s != "job"]
 
     def _job_records(self) -> list[Record]:
         return list(lines_of(self.path / "job.jsonl"))
 
     def _end(self) -> Record | None:
-        return next((record for record in self._job_records() if record["k"] == "end"), None)
+        return next((record for record in self._job_records() if record.keys() >= {"status", "reason"}), None)
 
 
 def _frame(rows: list[Any], columns: Sequence[str] | None = None) -> pd.DataFrame:
@@ -251,36 +276,6 @@ def _find(which: str | os.PathLike) -> Path:
     how_many = f"{len(found)} runs" if found else "no run"
     allowed = f"allowed is a run folder or one of the ids `dlpar runs` lists ({how_many} match)"
     raise NoSuchRun(f"run: got {name!r}, {allowed}")
-
-
-def consensus(run: Run) -> pd.DataFrame:
-    """Return the consensus distance of a run, live or finished; no rows where replicas wrote no sketches.
-
-    Returns
-    -------
-    pandas.DataFrame
-        One row per global step: ``step``; ``seconds``, when its last worker ended it; ``distance``, the root of
-        the mean over workers of ‖x_i - mean‖², at the weights from which the step began.  Where workers run
-        free, a row is written every N worker-steps, from the latest weights of each worker.  Distances are
-        estimated from sketches (:mod:`dlpar.sync.sketch`): about 10 % off, by the same factor all through a run.
-    """
-    squares = from_the_mean(run).assign(distance=lambda rows: rows["distance"] ** 2)
-    means = squares.groupby(["step", "seconds"], as_index=False)["distance"].mean()
-    return means.assign(distance=means["distance"] ** 0.5)
-
-
-def from_the_mean(run: Run) -> pd.DataFrame:
-    """Return each replica's own distance from the mean of all: ``step``, ``seconds``, ``rank``, ``distance``."""
-    import numpy as np
-
-    rows, latest = [], {}
-    for done in run.global_steps():
-        latest |= done.sketches
-        if len(latest) == run.experiment.workers:
-            held = np.array([latest[rank] for rank in sorted(latest)])
-            apart = np.linalg.norm(held - held.mean(axis=0), axis=1)
-            rows += [(done.step, done.seconds, rank, own) for rank, own in enumerate(apart.tolist())]
-    return _frame(rows, ["step", "seconds", "rank", "distance"])
 
 
 def _trace(source: str, record: Record) -> Iterator[dict[str, Any]]:

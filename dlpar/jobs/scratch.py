@@ -8,9 +8,10 @@ import os
 import secrets
 import shutil
 import time
+from contextlib import suppress
 from pathlib import Path
 
-from dlpar.config.paths import private_folder, runtime_folder
+from dlpar.config.paths import open_plain, private_folder, runtime_folder
 
 
 def lock(path: Path, seconds: float = 0.0) -> int | None:
@@ -18,7 +19,8 @@ def lock(path: Path, seconds: float = 0.0) -> int | None:
 
     The kernel frees the lock when the last process that has this descriptor closes it, or dies.
     """
-    file, deadline = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600), time.monotonic() + seconds
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK, 0o600)  # of a pipe it raises
+    deadline = time.monotonic() + seconds
     while True:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -62,7 +64,7 @@ class Scratch:
 def is_locked(folder: Path) -> bool:
     """Tell whether a job holds the folder's lock, which the kernel frees however the job ends."""
     try:
-        with open(folder / "lock") as lock:
+        with open_plain(folder / "lock") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError as error:
         return isinstance(error, BlockingIOError)
@@ -72,15 +74,17 @@ def is_locked(folder: Path) -> bool:
 def sweep(older_than: float = 60.0) -> None:
     """Remove unlocked folders of jobs whose guardian was killed, made `older_than` seconds ago or more."""
     for folder in (*runtime_folder().glob("job-*"), *runtime_folder().glob("spmd-*")):
-        try:
-            age = time.time() - folder.stat().st_mtime
-            with open(folder / "lock", "w") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if age > older_than:
-                    kind, _, name = folder.name.partition("-")
-                    Scratch(name).remove() if kind == "job" else shutil.rmtree(folder, ignore_errors=True)
-        except OSError:  # in use, or gone meanwhile
-            continue
+        with suppress(OSError):  # gone meanwhile
+            if time.time() - folder.stat().st_mtime > older_than:
+                remove_unlocked(folder)
+
+
+def remove_unlocked(folder: Path) -> None:
+    """Remove a job's private folder, with its memory, unless a guardian holds its lock; `OSError` if it is gone."""
+    if (held := lock(folder / "lock")) is not None:
+        kind, _, name = folder.name.partition("-")
+        Scratch(name).remove() if kind == "job" else shutil.rmtree(folder, ignore_errors=True)
+        os.close(held)
 
 
 def _memory_prefix() -> str:
@@ -90,10 +94,6 @@ def _memory_prefix() -> str:
 
 def _memory_root() -> Path:
     """/dev/shm, or the runtime folder where that is missing or tiny, as in Docker's default 64 MB."""
-    try:
-        room = os.statvfs("/dev/shm")
-        if room.f_bavail * room.f_frsize > 256 << 20 and os.access("/dev/shm", os.W_OK):
-            return Path("/dev/shm")
-    except OSError:
-        pass
+    if os.access("/dev/shm", os.W_OK) and shutil.disk_usage("/dev/shm").free > 256 << 20:
+        return Path("/dev/shm")
     return private_folder(runtime_folder() / "memory")

@@ -2,7 +2,9 @@
 
 The keeper has one file for each slot, locked while the slot is taken.  It hands the locked
 files themselves to a job's guardian, which passes them on to mpiexec.  Whatever kills the job,
-the kernel frees its slots with its last process.  Without a keeper there is no limit.
+the kernel frees its slots with its last process.  The keeper counts locks, not connections, and
+remembers who got them.  While others wait, nobody keeps a slot longer than a limit: then his job
+is told to end, and the slot gets a new file.  Without a keeper there is no limit.
 
 The next turn is that of the user who holds fewest slots; among equals, of the one whose last
 turn is longest ago; then, of the one who came first.  Nobody overtakes the user whose turn it is,
@@ -14,12 +16,16 @@ account (a hub's list of names), each gives a name.
 from __future__ import annotations
 
 import os
+import pwd
 import selectors
 import socket
+import time
+from collections import Counter
 from collections.abc import Callable
-from itertools import islice
+from contextlib import suppress
+from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from dlpar.jobs.control_groups import cores
 from dlpar.jobs.scratch import lock
@@ -36,6 +42,10 @@ LOOK = 0.1
 
 MOST_EACH = 32
 """Connections of a user at most, except of the keeper's own account: nobody may keep the others out."""
+
+
+LONGEST_TURN = 1800.0
+"""Seconds for which a job keeps its slots while others wait."""
 
 
 class NoSlots(RuntimeError):
@@ -69,13 +79,6 @@ def is_kept(path: Path) -> bool:
         return False
 
 
-def in_words(ahead: int, paused: bool) -> str:
-    """Return a place in the queue as panel and terminal show it."""
-    if paused:
-        return "queued: the teacher has paused all jobs"
-    return f"queued, {ahead} ahead" if ahead else "queued, next to start"
-
-
 class Talk(Connection):
     """One question to the keeper, and its answers.
 
@@ -85,7 +88,7 @@ class Talk(Connection):
         The keeper's socket.
     question : dict
         ``{"slots": 4, "as": "ada"}`` waits for 4 slots, under a name that tells apart users of one account;
-        ``{"pause": True}`` pauses all jobs; ``{}`` asks how many slots are taken.
+        ``{"pause": True}`` pauses all jobs; ``{}`` asks how many slots are taken, and a teacher hears by whom.
 
     Attributes
     ----------
@@ -115,7 +118,7 @@ class Talk(Connection):
         """Return the keeper's new messages; waits for one at most 5 s.
 
         A job in the queue hears ``{"ahead": 2, "paused": False}``, and finally ``{"go": True}``, which brings
-        :attr:`files`.
+        :attr:`files`.  A job that kept them too long hears ``{"over": "…"}``, the reason.
 
         Raises
         ------
@@ -141,9 +144,19 @@ class Asker(Connection):
         super().__init__(accepted)
         self.setblocking(False)
         self.user = user_of(self)
-        self.person: Any = self.user
+        self.person = str(self.user)
+        with suppress(KeyError, TypeError):  # no such account, or a kernel that does not tell
+            self.person = pwd.getpwuid(self.user).pw_name
         self.number, self.told = 0, None
-        self.wants, self.holds = 0, 0
+        self.wants, self.has_begun = 0, False
+
+
+class Turn(NamedTuple):
+    """A job that got a slot: its user, what he asked with, and the time by the monotonic clock."""
+
+    person: str
+    asker: Asker | None
+    since: float
 
 
 class Keeper:
@@ -156,7 +169,9 @@ class Keeper:
     slots : int
         Ranks that may run at the same time; a larger job takes all slots, and runs alone.
     teachers : sequence of int
-        Numbers of users who may pause all jobs, besides root and the keeper's own user.
+        Numbers of users who may pause all jobs and see who holds slots, besides root and the keeper's own user.
+    longest : float
+        Seconds for which a job keeps its slots while others wait.
 
     Raises
     ------
@@ -166,13 +181,16 @@ class Keeper:
         If another keeper listens there.
     """
 
-    def __init__(self, path: Path, slots: int, teachers: tuple[int, ...] = ()) -> None:
+    def __init__(
+        self, path: Path, slots: int, teachers: tuple[int, ...] = (), longest: float = LONGEST_TURN
+    ) -> None:
         if not 1 <= slots <= MOST:
             raise ValueError(f"slots: got {slots}, allowed is 1 to {MOST}")
-        self.path, self.slots, self.paused = path, slots, False
+        self.path, self.slots, self.longest, self.paused = path, slots, longest, False
         self.teachers = {0, os.getuid(), *teachers}
         self.askers: list[Asker] = []
-        self.came, self.turn_of, self.turns = 0, {}, 0  # of a person: number of the last turn
+        self.numbers, self.turn_of = count(1), {}  # of a person: number of the last turn
+        self.taken: dict[int, Turn] = {}  # by the number of the slot
         path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         self.folder = path.with_name(path.name + ".files")
         self.folder.mkdir(mode=0o700, exist_ok=True)
@@ -180,31 +198,31 @@ class Keeper:
         if self.lock is None:
             raise OSError(f"{path}: another keeper gives out slots there")
         self.listener = listen(path, 0o666)  # any user may ask; the kernel names the user
-        self.selector = selectors.DefaultSelector()
-        self.selector.register(self.listener, selectors.EVENT_READ)
+        self.selector: selectors.BaseSelector | None = None
 
     def serve(self, until: Callable[[], bool] = lambda: False) -> None:
         """Answer until `until()`; jobs that run keep their slots after that."""
+        self.selector = selectors.DefaultSelector()
+        self.selector.register(self.listener, selectors.EVENT_READ)
         while not until():
             for key, _ in self.selector.select(LOOK if self.waiting() else 1.0):
                 self._accept() if key.fileobj is self.listener else self._hear(key.fileobj)
-            self._give()
-            self._tell()
+            if self.waiting():
+                self._look()
+                self._give()
+                self._tell()
 
     def close(self) -> None:
         """Leave no socket; jobs in the queue notice that it closes."""
         self.path.unlink(missing_ok=True)
         for asker in list(self.askers):
             self._forget(asker)
-        self.selector.close()
         self.listener.close()
         os.close(self.lock)
 
     def waiting(self) -> list[Asker]:
         """Return the jobs in the queue, in the order of their turns."""
-        holds: dict[Any, int] = {}
-        for asker in self.askers:
-            holds[asker.person] = holds.get(asker.person, 0) + asker.holds
+        holds = Counter(turn.person for turn in self.taken.values())
         queue = sorted((a for a in self.askers if a.wants), key=lambda a: a.number)
         turns = []
         for asker in queue:  # a person's earlier job counts as begun for the later one
@@ -212,26 +230,53 @@ class Keeper:
             holds[asker.person] += asker.wants
         return [asker for *_, asker in sorted(turns, key=lambda turn: turn[:3])]
 
+    def _file(self, number: int) -> Path:
+        return self.folder / f"slot-{number}"
+
+    def _look(self) -> None:
+        """Find out which slots are taken, also by jobs that a keeper before this one began: their files are locked."""
+        for number in range(self.slots):
+            if (file := lock(self._file(number))) is None:
+                self.taken.setdefault(number, Turn("somebody", None, time.monotonic()))
+            else:
+                os.close(file)
+                self.taken.pop(number, None)
+
     def _give(self) -> None:
         """Start the jobs whose turn has come and whose slots are free."""
         for asker in [] if self.paused else self.waiting():
-            files = self._free(asker.wants)
-            if len(files) < asker.wants:
-                close_files(files)
-                return
+            numbers = [number for number in range(self.slots) if number not in self.taken][: asker.wants]
+            if len(numbers) < asker.wants:
+                return self._end_longest(asker)
+            files = [lock(self._file(number)) for number in numbers]
             try:
                 asker.say({"go": True}, files)
-                asker.holds, asker.wants = asker.wants, 0
-                self.turns += 1
-                self.turn_of[asker.person] = self.turns
             except OSError:
                 self._forget(asker)
+            else:
+                self.taken |= dict.fromkeys(numbers, Turn(asker.person, asker, time.monotonic()))
+                asker.has_begun, asker.wants = True, 0
+                self.turn_of[asker.person] = next(self.numbers)
             close_files(files)  # they stay locked as long as the job has them
 
-    def _free(self, wanted: int) -> list[int]:
-        """Lock the files of `wanted` free slots; fewer if fewer are free."""
-        files = (lock(self.folder / f"slot-{number}") for number in range(self.slots))
-        return list(islice((file for file in files if file is not None), wanted))
+    def _turns(self) -> list[tuple[Turn, int]]:
+        """Return the jobs that hold slots, and how many each, the longest first."""
+        return sorted(Counter(self.taken.values()).items(), key=lambda turn: turn[0].since)
+
+    def _end_longest(self, next_one: Asker) -> None:
+        """Take back as many slots as are lacking from others' jobs that have kept theirs too long."""
+        lacking = next_one.wants - (self.slots - len(self.taken))
+        for turn, slots in self._turns():
+            if lacking <= 0 or time.monotonic() - turn.since <= self.longest:
+                return
+            if turn.person != next_one.person:
+                lacking -= slots
+                for number in [number for number, taken in self.taken.items() if taken == turn]:
+                    self._file(number).unlink()  # the next turn makes a new one, whoever has this one now
+                    self.taken.pop(number)
+                if turn.asker in self.askers:
+                    why = f"stopped after {self.longest / 60:g} minutes: others wait for its job slots"
+                    self._say(turn.asker, {"over": why})
 
     def _tell(self) -> None:
         """Tell each job in the queue how many are ahead, if that has changed."""
@@ -242,7 +287,10 @@ class Keeper:
                 self._say(asker, news)
 
     def _accept(self) -> None:
-        asker = Asker(self.listener.accept()[0])
+        try:
+            asker = Asker(self.listener.accept()[0])
+        except OSError:  # it has gone, or descriptors are lacking
+            return time.sleep(LOOK)
         others = sum(other.user == asker.user for other in self.askers)
         if others >= MOST_EACH and asker.user != os.getuid():
             return asker.close()
@@ -255,29 +303,35 @@ class Keeper:
                 self._answer(asker, question if isinstance(question, dict) else {})
         except BlockingIOError:
             return
-        except (OSError, ValueError):
+        except Exception:  # it has gone, or sends nonsense: nothing that somebody sends may end the keeper
             self._forget(asker)
 
     def _answer(self, asker: Asker, question: dict[str, Any]) -> None:
         wants = question.get("slots")
-        if type(wants) is int and not asker.wants and not asker.holds:  # a bool is none
+        if type(wants) is int and not asker.wants and not asker.has_begun:  # a bool is none
             if wants < 1:
                 return self._say(asker, {"refused": f"slots: got {wants}, allowed is a whole number from 1"})
-            self.came += 1
-            asker.number = self.came
+            asker.number = next(self.numbers)
             asker.wants = min(wants, self.slots)  # a job of more ranks than there are slots runs alone
             if asker.user == os.getuid():
-                asker.person = asker.user, str(question.get("as"))
-        elif "pause" not in question:  # in numbers only: the names of others are private
-            taken = sum(a.holds for a in self.askers)
-            counts = {"slots": self.slots, "taken": taken, "waiting": len(self.waiting())}
-            self._say(asker, {**counts, "paused": self.paused})
+                asker.person = str(question.get("as") or asker.person)
+        elif "pause" not in question:
+            self._look()
+            state = {"slots": self.slots, "taken": len(self.taken), "waiting": len(self.waiting())}
+            if asker.user in self.teachers:  # to others, names are private
+                state["holders"] = self._holders()
+            self._say(asker, {**state, "paused": self.paused})
         elif asker.user in self.teachers:
             self.paused = bool(question["pause"])
             self._say(asker, {"paused": self.paused})
         else:
             whom = "teachers alone, whom `dlpar slots --teachers` names"
             self._say(asker, {"refused": f"pause: allowed is this to {whom}"})
+
+    def _holders(self) -> list[dict[str, Any]]:
+        """Return a row for each job that holds slots: ``{who, slots, seconds}``, the longest first."""
+        now = time.monotonic()
+        return [{"who": t.person, "slots": n, "seconds": round(now - t.since)} for t, n in self._turns()]
 
     def _say(self, asker: Asker, words: dict[str, Any]) -> None:
         try:

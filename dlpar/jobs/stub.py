@@ -2,13 +2,14 @@
 
 Run as ``python -S -E stub.py SOCKET ARGUMENT…``.  The fork server forks the rank
 with this process's environment, folder and file descriptors; the stub waits,
-and ends as the rank ended.  If the stub is killed the fork server sees the
-socket close and kills the rank.
+and ends as the rank ended.  If the stub is killed, its pipe closes and the rank
+is killed.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
@@ -22,15 +23,16 @@ def main() -> None:
     die_with_parent(os.getppid())
     rank = {"env": dict(os.environ), "cwd": os.getcwd(), "argv": sys.argv[2:]}
     try:
-        answers = ask(sys.argv[1], rank, files=(0, 1, 2)).messages()
+        rank_dies, _ = os.pipe()  # with this process, the only one that can write
+        answers = ask(sys.argv[1], rank, files=(0, 1, 2, rank_dies)).messages()
         next(answers)  # it has forked the rank
     except OSError:  # the fork server left this moment, or has no process for us: start cold
         python = [sys.executable, "-m", "dlpar.jobs.rank", *sys.argv[2:]]
         os.execv(python[0], python)
     try:
         status = next(answers)
-    except OSError:  # the fork server itself is gone, and our rank with it
-        status = 1
+    except OSError:  # the fork server is gone, and our rank was killed
+        status = -signal.SIGKILL
     if status < 0:
         os.kill(os.getpid(), -status)
     os._exit(status)

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import math
 import os
+import re
+import warnings
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import cache
+from glob import glob
 from pathlib import Path
 from typing import Any
+
+from dlpar.config.paths import open_plain
 
 try:
     from orjson import loads
@@ -24,6 +30,16 @@ CALL = "call.pkl"
 
 REFUSAL = "refused.txt"
 """Name of the file with the sentence why ranks cannot run with the MPI at hand."""
+
+
+RECORDS = re.compile(r"(?:rank-(?:\d{1,5}|all)|job)\.jsonl")
+"""Names of the files with records."""
+
+NEEDED = {
+    "step": {"step"}, "rank": {"rank"}, "eval": {"accuracy"}, "event": {"name"}, "queued": {"ahead", "paused"},
+    "error": {"type", "message", "traceback", "t"},
+}  # fmt: skip
+"""Fields that a record of each kind has, at least."""
 
 
 def result_path(folder: Path, rank: int) -> Path:
@@ -58,52 +74,50 @@ class Tail:
 
         The source is the rank, or ``job`` for a record of the guardian.
         """
-        found = []
-        for name in self._files():
-            source = name.removesuffix(".jsonl")
-            for record in filter(None, map(record_of, self._new_lines(name))):
-                found.append((f"rank-{record['rank']}" if source == ALL_RANKS else source, record))
+        found, names = [], filter(RECORDS.fullmatch, glob("*.jsonl", root_dir=self.path))
+        for name in sorted(names, key=lambda name: (name == "job.jsonl", len(name), name)):
+            source, lines = name.removesuffix(".jsonl"), self._new_lines(name)
+            records = [record for line in lines if (record := record_of(line, source)) is not None]
+            if len(records) < len(lines):
+                left_out = len(lines) - len(records)
+                warnings.warn(
+                    f"{self.path / name}: lines left out that cannot be read: {left_out}", stacklevel=2
+                )
+            found += [(f"rank-{r['rank']}" if source == ALL_RANKS else source, r) for r in records]
         return found
 
     def read_all(self) -> list[tuple[str, Record]]:
         """Return all records from where the last call stopped to the present end."""
-        found = []
-        while new := self.read():
-            found += new
-        return found
-
-    def _files(self) -> list[str]:
-        try:
-            names = [name for name in os.listdir(self.path) if name.endswith(".jsonl")]
-        except FileNotFoundError:
-            return []
-        return sorted(names, key=lambda name: (name == "job.jsonl", len(name), name))
+        return [found for part in iter(self.read, []) for found in part]
 
     def _new_lines(self, name: str) -> list[bytes]:
         start = self._read_to.get(name, 0)
         try:
-            with open(self.path / name, "rb") as file:
+            with open_plain(self.path / name) as file:
                 file.seek(start)
                 data = file.read(self.chunk)
-        except FileNotFoundError:
+        except OSError:
             return []
-        whole = data.rfind(b"\n") + 1
+        whole = data.rfind(b"\n") + 1 or (len(data) if len(data) == self.chunk else 0)
         self._read_to[name] = start + whole
         return data[:whole].splitlines()
 
 
 def lines_of(path: Path) -> Iterator[Record]:
-    """Yield the records of one file from its beginning, one at a time; none where there is no file."""
-    if path.exists():
-        with open(path, "rb") as file:
-            yield from filter(None, map(record_of, file))
+    """Yield the records of one file from its beginning, one at a time; none where there is no plain file."""
+    with suppress(OSError), open_plain(path) as file:
+        yield from filter(None, map(record_of, file))
 
 
-def record_of(line: bytes) -> Record | None:
-    """Return the record of a line; None for a line torn by a full disk, which a reader leaves out."""
+def record_of(line: bytes, source: str = "") -> Record | None:
+    """Return the record of a line; None if it is torn, as by a full disk, or lacks a field: a reader leaves it out."""
     try:
         record = loads(line)
-    except ValueError:
+        if not record.keys() >= NEEDED.get(record["k"], set()):
+            return None
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return None
+    if source == ALL_RANKS and not isinstance(record.get("rank"), int):
         return None
     if record.get("loss", 0) is None:  # JSON has no NaN; a diverged loss is one
         record["loss"] = math.nan

@@ -82,14 +82,17 @@ class Connection(socket.socket):
         OSError
             If the other end has closed, or sends too much.
         ValueError
-            If a message is not JSON.
+            If a message is not JSON, or is nested too deeply to be read.
         """
         said, files, _, _ = socket.recv_fds(self, 1 << 16, self.MOST_FILES)
         self.files += files
         *lines, self._heard = (self._heard + said).split(b"\n")
         if not said or len(self._heard) > self.LONGEST:
             raise ConnectionAbortedError("the other end has closed, or sends too much")
-        return [json.loads(line) for line in lines]
+        try:
+            return [json.loads(line) for line in lines]
+        except RecursionError:
+            raise ValueError("a message is nested too deeply") from None
 
     def messages(self) -> Iterator[Any]:
         """Yield each message as it comes; raises as :meth:`hear` does."""

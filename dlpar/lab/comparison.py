@@ -13,6 +13,7 @@ import dlpar
 from dlpar.config.experiment import Experiment
 from dlpar.jobs.global_steps import GlobalSteps
 from dlpar.jobs.run import Run
+from dlpar.jobs.tail import rank_of
 from dlpar.lab import theme
 from dlpar.lab.captions import quantity
 from dlpar.lab.cell import JobWidget, button, heading
@@ -151,7 +152,7 @@ class Comparison(JobWidget):
         """Take a record of the current run."""
         if source == "job":
             return
-        rank = int(source[5:])
+        rank = rank_of(source)
         if record.get("slip") is not None:
             self._slip, self._has_facts = max(self._slip or 0.0, record["slip"]), True
         if record["k"] == "rank":

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import ipywidgets as widgets
 from pydantic.fields import FieldInfo
 
-from dlpar.config.applicable import missing
 from dlpar.config.experiment import Experiment
+from dlpar.config.rules import missing
 from dlpar.config.schema import Part, allowed, choices, is_optional, kinds, unwrap
 from dlpar.lab.cell import heading
 from dlpar.worlds.platforms import WORKLOADS
@@ -18,7 +18,7 @@ from dlpar.worlds.platforms import names as platform_names
 from dlpar.worlds.platforms.lookup import USUAL
 
 ONLY_MEANT = {
-    "data.reading", "split.redundancy", "sync.staleness_aware", "sync.edges", "cluster.stand_in_for",
+    "split.redundancy", "sync.staleness_aware", "sync.edges", "cluster.stand_in_for",
     "cluster.messages", "cluster.device", "cluster.carrier", "cluster.hostfile",
 }  # fmt: skip
 """Fields that may not be set beside values with which they have no effect; hidden, they count as unset."""

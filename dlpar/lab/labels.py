@@ -170,3 +170,10 @@ def _flat(experiment: Experiment) -> dict[str, Any]:
 def _as_one(flat: dict[str, Any], part: str, value: str) -> dict[str, Any]:
     """Fields with one value for a whole part."""
     return {name: v for name, v in flat.items() if not name.startswith(f"{part}.")} | {part: value}
+
+
+def place_in_queue(ahead: int, paused: bool) -> str:
+    """Text for a job that waits for its slots, with the jobs ahead of it."""
+    if paused:
+        return "queued: the teacher has paused all jobs"
+    return f"queued, {ahead} ahead" if ahead else "queued, next to start"

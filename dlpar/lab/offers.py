@@ -40,7 +40,8 @@ def put(offer: dict[str, Any] | None) -> None:
         return
     text = json.dumps(offer)
     if not _is_offer(offer) or len(text) > LONGEST:
-        raise ValueError(f"offer: allowed are id, by, at and experiment, in {LONGEST >> 10} kB at most")
+        allowed = f"id, by, at and experiment, in {LONGEST >> 10} kB at most, with a scheme of dlpar's"
+        raise ValueError(f"offer: allowed are {allowed}")
     private_folder(place().parent)
     new = place().with_suffix(".new")
     new.write_text(text)
@@ -58,4 +59,9 @@ def present() -> dict[str, Any] | None:
 
 def _is_offer(found: Any) -> bool:
     kinds = {"id": str, "by": str, "at": (int, float), "experiment": dict}
-    return isinstance(found, dict) and all(isinstance(found.get(key), kind) for key, kind in kinds.items())
+    if not isinstance(found, dict) or not all(
+        isinstance(found.get(key), kind) for key, kind in kinds.items()
+    ):
+        return False
+    sync = found["experiment"].get("sync")
+    return isinstance(sync, dict) and sync.get("scheme") != "own"  # which is somebody's code

@@ -13,6 +13,7 @@ from dlpar.config.experiment import Experiment
 from dlpar.config.schema import BadExperiment
 from dlpar.graphs import neighbours
 from dlpar.jobs.run import Run
+from dlpar.jobs.tail import rank_of
 from dlpar.lab.board import Board
 from dlpar.lab.cell import JobWidget, all_below, button
 from dlpar.lab.controls import Controls, first_screen, more
@@ -204,7 +205,7 @@ class Panel(JobWidget):
             else:
                 self._meanwhile.over()
             return
-        rank = int(source[5:])
+        rank = rank_of(source)
         if record["k"] == "error":
             self._status.errors[rank] = record
         elif record["k"] == "event" and record.get("launch_s") is not None:

@@ -13,9 +13,8 @@ import ipywidgets as widgets
 from dlpar.config.experiment import Experiment
 from dlpar.jobs.control_groups import usable_cores
 from dlpar.jobs.global_steps import GlobalSteps
-from dlpar.jobs.slots import in_words
 from dlpar.lab.captions import duration, quantity
-from dlpar.lab.labels import platform_in_words
+from dlpar.lab.labels import place_in_queue, platform_in_words
 from dlpar.lab.theme import CLOCKS
 
 LOG_BYTES = 16_000
@@ -65,7 +64,7 @@ class Status:
 
     def queued(self, ahead: int, paused: bool) -> None:
         """Show how many jobs are ahead of this one."""
-        self.show(f"{in_words(ahead, paused)}; it starts by itself; Stop leaves the queue")
+        self.show(f"{place_in_queue(ahead, paused)}; it starts by itself; Stop leaves the queue")
 
     def progress(self, so_far: GlobalSteps) -> None:
         """Show the progress of the run, at most four times a second."""

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from dlpar.comm import Comm
+    from dlpar.comm.base import Comm, T
     from dlpar.config.experiment import Experiment
-
-T = TypeVar("T")
 
 
 class Mesh:

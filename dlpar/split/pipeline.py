@@ -21,13 +21,13 @@ from torch import Tensor, nn
 
 from dlpar.comm import Request
 from dlpar.memory import Memory
+from dlpar.models import Tied
 from dlpar.replica import Replica
-from dlpar.split.deferred import Later
 from dlpar.split.partition import partition
 from dlpar.split.schedules import SCHEDULES, Action, by_step
-from dlpar.split.split import Split, Task, backward, narrowed
+from dlpar.split.split import Split, Task, backward, derivative, narrowed
 from dlpar.split.tensor import cut_layers, joined, level
-from dlpar.split.tensor_ops import Pause
+from dlpar.split.tensor_ops import Pause, pair
 
 
 class PipelineSplit(Split):
@@ -50,7 +50,7 @@ class PipelineSplit(Split):
         self.speaks, self.chunks, self.pp_group = stage.speaks, stage.chunks, stage.pp_group
         self.traits, self.stash = split.traits, None
         micros = self.microbatches if self.traits.has_flush else steps
-        actions = SCHEDULES[split.schedule].actions(stage.number, stage.stages, micros, len(self.chunks))
+        actions = SCHEDULES[split.schedule](stage.number, stage.stages, micros, len(self.chunks))
         self.steps = [actions]
         if not self.traits.has_flush:
             self.steps, self.stash = list(by_step(actions)), WeightStash(self.replica, task.memory)
@@ -395,6 +395,69 @@ class Chunk:
     def _compute(self, work: Callable[[], Any], share: float) -> Any:
         """Do `work`, which costs as much as `share` samples."""
         return work() if self.charges else self.task.comm.compute(work, cost=self.flops * share)
+
+
+WAITING = (nn.Linear, nn.Conv2d, nn.Embedding, Tied)
+"""Layers whose weights' gradients can wait."""
+
+
+class Later:
+    """The gradients of weights that wait, by micro-batch: the backward pass cut in two, for zero-bubble schedules.
+
+    A layer's backward pass is two products: one for the gradient of its input, for which the
+    stage before waits, and one for that of its weight, for which no stage waits (Qi et al.,
+    arXiv 2401.10241, section 1).  If a whole stage called autograd twice, it would repeat the work
+    between layers.  So each layer has a graph of its own, which is walked twice.  Normalisation and
+    positions, whose gradients are sums and no products, are left to the stage's graph.
+
+    Parameters
+    ----------
+    layers : nn.Module
+        Its linear layers, convolutions, embeddings and tied outputs wait from now on; changed in place.
+    memory : Memory
+        Counts the gradients that are kept.
+    """
+
+    def __init__(self, layers: nn.Module, memory: Memory) -> None:
+        self.memory = memory
+        # For each layer: its output with the graph, and the gradient of the output.
+        self._waiting: dict[int, list[tuple[Any, Tensor, Tensor]]] = {}
+        for layer in layers.modules():
+            if type(layer) in WAITING:
+                layer.forward = partial(self._forward, layer)
+
+    def _forward(self, layer: Any, x: Tensor) -> Tensor:
+        """Compute a layer, so that the backward pass gives the gradient of its input alone."""
+        compute, x = partial(type(layer).forward, layer), narrowed(x)
+        if not torch.is_grad_enabled():
+            return compute(x)
+        given = x.detach().requires_grad_(x.requires_grad)
+        output = compute(given)
+
+        def of_input(gradient: Tensor) -> Tensor | None:
+            self.memory.hold("activations", gradient)
+            self._now.append((layer, output, gradient))
+            return derivative(output, given, gradient) if given.requires_grad else None
+
+        return pair(x, lambda x: output.detach(), of_input, layer.weight)
+
+    def begin(self, micro: int) -> None:
+        """Begin the backward pass of a micro-batch."""
+        self._now = self._waiting[micro] = []
+
+    def flops(self, micro: int) -> int:
+        """Count the FLOPs that wait of a micro-batch, two a multiply-add; an embedding's gradient takes none."""
+        return sum(
+            2 * gradient.numel() * layer.weight[0].numel()
+            for layer, _, gradient in self._waiting[micro]
+            if not isinstance(layer, nn.Embedding)
+        )
+
+    def end(self, micro: int) -> None:
+        """Add the gradients that wait of a micro-batch."""
+        for layer, output, gradient in self._waiting.pop(micro):
+            backward(output, gradient, tuple(layer.parameters()))
+            self.memory.drop(gradient)
 
 
 class WeightStash:

@@ -30,40 +30,31 @@ class Action(NamedTuple):
     chunk: int = 0
 
 
-class Schedule(NamedTuple):
-    """The actions of every stage, by a rule.
-
-    Attributes
-    ----------
-    actions : callable
-        ``(stage, stages, microbatches, chunks)`` to that stage's actions.  Without a flush, each micro-batch is a
-        step of its own, and the list of actions is one for a whole run.
-    source : str
-        The publication.
-    traits : Traits
-        What else it asks of an experiment.
-    """
-
-    actions: Callable[[int, int, int, int], list[Action]]
-    source: str
-    traits: config.Traits
-
-
 def gpipe(stage: int, stages: int, microbatches: int, chunks: int = 1) -> list[Action]:
-    """Do all forward passes, then all backward passes, the last micro-batch first (figure 2c)."""
+    """Do all forward passes, then all backward passes, the last micro-batch first.
+
+    Source: Huang et al., GPipe (arXiv 1811.06965), figure 2c.
+    """
     forwards, backwards = _all("F", microbatches), _all("B", microbatches)
     return [*forwards, *reversed(backwards)]
 
 
 def one_forward_one_backward(stage: int, stages: int, microbatches: int, chunks: int = 1) -> list[Action]:
-    """Alternate forward and backward passes: at most `stages` - `stage` are in flight (figure 4)."""
+    """Alternate forward and backward passes: at most `stages` - `stage` are in flight.
+
+    Source: Narayanan et al. (arXiv 2104.04473), figure 4; without a flush it is PipeDream (Harlap et al., arXiv
+    1806.03377).
+    """
     # Warm-up: one forward pass for each stage that follows.
     ahead = min(stages - 1 - stage, microbatches)
     return in_turns(_all("F", microbatches), _all("B", microbatches), ahead)
 
 
 def interleaved(stage: int, stages: int, microbatches: int, chunks: int) -> list[Action]:
-    """Do 1F1B over chunks: groups of micro-batches go through one chunk after the other (section 2.2.2)."""
+    """Do 1F1B over chunks: groups of micro-batches go through one chunk after the other.
+
+    Source: Narayanan et al. (arXiv 2104.04473), section 2.2.2.
+    """
     groups = [range(first, min(first + stages, microbatches)) for first in range(0, microbatches, stages)]
     order = range(chunks)
     forwards = [Action("F", micro, chunk) for group in groups for chunk in order for micro in group]
@@ -74,7 +65,10 @@ def interleaved(stage: int, stages: int, microbatches: int, chunks: int) -> list
 
 
 def zero_bubble_h1(stage: int, stages: int, microbatches: int, chunks: int = 1) -> list[Action]:
-    """Do 1F1B, and put off s weight passes of stage s to where it would be idle (section 2.3, H1)."""
+    """Do 1F1B, and put off s weight passes of stage s to where it would be idle.
+
+    Source: Qi et al., Zero Bubble (arXiv 2401.10241), section 2.3, H1.
+    """
     found, weights = [], iter(_all("W", microbatches))
     for action in one_forward_one_backward(stage, stages, microbatches):
         found.append(action)
@@ -97,23 +91,25 @@ def in_turns(forwards: Sequence[Action], backwards: Sequence[Action], ahead: int
     return [*warm_up, *steady_state, *cool_down]
 
 
-SCHEDULES: dict[str, Schedule] = {}
-"""All schedules, by name."""
+Actions = Callable[[int, int, int, int], list[Action]]
+"""``(stage, stages, microbatches, chunks)`` to the actions of that stage.
+
+Without a flush, each micro-batch is a step of its own, and the list of actions is one for a whole run.
+"""
+
+SCHEDULES: dict[str, Actions] = {
+    "gpipe": gpipe,
+    "1f1b": one_forward_one_backward,
+    "interleaved": interleaved,
+    "zb-h1": zero_bubble_h1,
+    "pipedream": one_forward_one_backward,
+}
+"""The rule of each schedule, by its name; its traits are in :data:`dlpar.config.split.SCHEDULES`."""
 
 
-def register(name: str, schedule: Schedule) -> None:
-    """Add a schedule, which experiments may then name."""
-    SCHEDULES[name], config.SCHEDULES[name] = schedule, schedule.traits
-
-
-for _name, _actions, _source in (
-    ("gpipe", gpipe, "Huang et al., arXiv 1811.06965"),
-    ("1f1b", one_forward_one_backward, "Narayanan et al., arXiv 2104.04473, 2.2.1"),
-    ("interleaved", interleaved, "Narayanan et al., arXiv 2104.04473, 2.2.2"),
-    ("zb-h1", zero_bubble_h1, "Qi et al., arXiv 2401.10241"),
-    ("pipedream", one_forward_one_backward, "Harlap et al., arXiv 1806.03377"),
-):
-    register(_name, Schedule(_actions, _source, config.SCHEDULES[_name]))
+def register(name: str, actions: Actions, traits: config.Traits) -> None:
+    """Add a schedule, which experiments may then name; `traits` say what else it asks of them."""
+    SCHEDULES[name], config.SCHEDULES[name] = actions, traits
 
 
 def by_step(actions: Iterable[Action]) -> Iterator[list[Action]]:

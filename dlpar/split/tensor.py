@@ -80,7 +80,7 @@ def cut_layers(
     redundancy : float, default 0
         Share of each rank's neurons that all ranks compute; above 0 for linear layers only (:class:`Overlapping`).
     weights_wait : bool, default False
-        Whether gradients of weights have a pass of their own (:class:`dlpar.split.deferred.Later`).
+        Whether gradients of weights have a pass of their own (:class:`dlpar.split.pipeline.Later`).
 
     Returns
     -------

@@ -24,7 +24,7 @@ CALLS = ("steps", "combine", "update", "spread", "done", "facts", "state_bytes")
 
 RECORDED = frozenset(
     {"k", "rank", "step", "t", "loss", "samples", "compute", "comm", "wait", "spans", "bytes", "messages", "memory",
-     "memory_over_time", "read", "slip", "lag"}
+     "memory_over_time", "slip", "lag"}
 )  # fmt: skip
 """Names that the record of a step has by itself; facts of these names would overwrite them."""
 

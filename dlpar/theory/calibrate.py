@@ -1,4 +1,4 @@
-"""This machine as a platform: its pace, its link and its eager limit, measured on real ranks."""
+"""This machine as a platform: its pace and its link, measured on real ranks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dlpar.theory.collectives import fitted
 from dlpar.theory.layers import sizes
 from dlpar.worlds.platforms import Device, Link, Platform, platform
 from dlpar.worlds.platforms.lookup import HERE, here_file
-from dlpar.worlds.platforms.ping_pong import SIZES, eager_limit, there_and_back
+from dlpar.worlds.platforms.ping_pong import SIZES, there_and_back
 
 STEPS, WARM = 80, 20
 """Steps of a run, and the first of them, which pass before times settle."""
@@ -50,7 +50,7 @@ def calibrate(runs: int = QUICK) -> Platform:
     JobFailed, NoMPI, TimeoutError
         If ranks cannot be run here.
     """
-    measure = lambda comm: (there_and_back(comm), eager_limit(comm))
+    measure = lambda comm: (there_and_back(comm), comm.world.eager)
     times, eager = spmd(measure, workers=2, timeout=LIMIT)[0]
     several = cores() > 1  # else ranks take turns, and an exchange shows nothing but that
     alone = {"scaling": "weak", "averaging": {"method": "local", "period": STEPS}, **SHORT}

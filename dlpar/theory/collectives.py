@@ -41,7 +41,6 @@ def collective_seconds(
     ====================  ============================================  =======================
 
     `star_reduce`, `star_broadcast`, `tree_reduce` and `tree_broadcast` are one of the two directions.
-    On a half-duplex link a rank that sends and receives at once takes b + max(a, b) instead of a + b.
 
     Parameters
     ----------
@@ -82,12 +81,6 @@ HALVES = {
 """Collectives that are two others, one after the other."""
 
 
-def exchange_seconds(nbytes: float, link: Link) -> float:
-    """Return the seconds until a rank that sends so many bytes has received as many."""
-    b = nbytes / link.bandwidth
-    return b + (link.latency if link.duplex == "full" else max(link.latency, b))
-
-
 def incast(messages: int, a: float, b: float, add: float) -> float:
     """Return the seconds until one rank has received and added so many messages that were sent to it at once.
 
@@ -103,7 +96,7 @@ def _seconds(name: str, n: int, nbytes: float, link: Link, adding: float, depth:
     if n == 1:
         return 0.0
     a, b, add = link.latency, nbytes / link.bandwidth, nbytes * adding
-    chunk = exchange_seconds(nbytes / n, link)
+    chunk = link.seconds(nbytes / n)
     forms: dict[str, Callable[[], float]] = {
         "star_reduce": lambda: incast(n - 1, a, b, add),
         "star_broadcast": lambda: a + (n - 1) * b,
@@ -144,7 +137,7 @@ def _halving_doubling(n: int, nbytes: float, link: Link, add: float) -> float:
     # Ranks that fold begin later: at their ports a message of a later round, a quarter of the tensor at most, may
     # get in front of one that all wait for.
     folded = 2 * link.seconds(nbytes) + add + nbytes / 4 / link.bandwidth if n > p else 0.0
-    halves = sum(exchange_seconds(nbytes / 2**i, link) for i in range(1, rounds + 1))
+    halves = sum(link.seconds(nbytes / 2**i) for i in range(1, rounds + 1))
     return folded + 2 * halves + (p - 1) / p * add
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import product
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -173,15 +172,15 @@ class Exchange(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """Payload sent in a step by all ranks of a replica together."""
+    """Payload: messages, and the elements in all of them."""
 
     messages: int
-    bytes: int
+    elements: int
 
 
-def payload(exchanges: Sequence[Exchange], ranks: int, itemsize: int) -> Sent:
-    """Return messages and bytes of some exchanges among so many ranks."""
-    costs = [closed_form(each.collective, ranks, each.elements, itemsize) for each in exchanges]
+def payload(exchanges: Sequence[Exchange], ranks: int) -> Sent:
+    """Return the payload of some exchanges, sent by so many ranks together."""
+    costs = [closed_form(each.collective, ranks, each.elements, itemsize=1) for each in exchanges]
     return Sent(sum(cost.messages for cost in costs), sum(cost.bytes for cost in costs))
 
 
@@ -249,10 +248,6 @@ class RedundantLayer(NamedTuple):
     activations: int
     gradients: int
     weights: int
-
-    def elements(self, ranks: int) -> int:
-        """Return the elements that one rank sends in a step."""
-        return (ranks - 1) * (self.activations + self.gradients + self.weights)
 
 
 def redundant_layer(batch: int, inputs: int, neurons: int, ranks: int, redundancy: float) -> RedundantLayer:
@@ -326,7 +321,7 @@ def elements_by_layer(experiment: Experiment) -> dict[str, int]:
     has_form = is_transformer or kind == "tensor"
     if tensor > 1 and has_form and not getattr(experiment.split, "recompute", False):
         for each in exchanges(experiment):
-            found[each.layer] += payload([each], tensor, 1).bytes
+            found[each.layer] += payload([each], tensor).elements
     if is_transformer and ranks.get("pipeline", 1) > 1:
         found[SHARED] = 2 * CHARACTERS * experiment.model.width
     return dict(found)
@@ -350,49 +345,28 @@ def _spatial(experiment: Experiment, rows: int, columns: int) -> dict[str, int]:
         if layer.name == "flatten":
             break
         if layer.name.startswith("conv"):
-            pieces = product(_pieces(height, rows), _pieces(width, columns))
-            halos = [halo(batch, channels, tall, wide, 1, up, left) for (tall, up), (wide, left) in pieces]
-            found[layer.name] = ways * sum(each.elements for each in halos)
+            # Halos add up to that of one piece that had the neighbours of all.
+            halos = halo(batch, channels, height, width, 1, 2 * (rows - 1), 2 * (columns - 1))
+            found[layer.name] = ways * halos.elements
             weights += sum(tensor.parameters for tensor in layer.tensors)
             ways = 2
         channels, height, width = layer.output
     gathered = Exchange(layer.name, "ring_allgather", batch * prod(layer.output))
     for each in (gathered, Exchange(SHARED, "ring", weights)):
-        found[each.layer] = payload([each], rows * columns, 1).bytes
+        found[each.layer] = payload([each], rows * columns).elements
     return {name: elements for name, elements in found.items() if elements}
-
-
-def _pieces(size: int, pieces: int) -> list[tuple[int, int]]:
-    """Return the size and the neighbours of each piece of a line."""
-    return [
-        (size // pieces + (piece < size % pieces), (piece > 0) + (piece < pieces - 1))
-        for piece in range(pieces)
-    ]
-
-
-class HaloCost(NamedTuple):
-    """Payload one rank sends for one layer, in one direction.
-
-    Attributes
-    ----------
-    messages, elements : int
-        One message to each neighbour, and the numbers in all of them.
-    """
-
-    messages: int
-    elements: int
 
 
 def halo(
     samples: int, channels: int, height: int, width: int, radius: int, vertical: int = 2, horizontal: int = 2
-) -> HaloCost:
-    """Return the halo of a convolution with stride 1 that keeps the size of its images: kernel 2r + 1, padding r.
+) -> Sent:
+    """Return the payload that a rank sends for its halo in one direction: a message to each neighbour.
 
-    With N samples and C channels an interior rank, which has a piece of h = H / p_h rows and
-    w = W / p_w columns, sends N C (2 r (h + w) + 4 r²) elements in 8 messages: r rows or columns
-    along each edge, and a square of r × r across each corner.  At the edge of the image there
-    are fewer.  The backward pass sends as many, of the gradient (Dryden et al., IPDPS 2019,
-    arXiv 1903.06681).
+    The convolution has stride 1 and keeps the size of its images: kernel 2r + 1, padding r.  With N
+    samples and C channels an interior rank, which has a piece of h = H / p_h rows and w = W / p_w
+    columns, sends N C (2 r (h + w) + 4 r²) elements in 8 messages: r rows or columns along each
+    edge, and a square of r × r across each corner.  At the edge of the image there are fewer.  The
+    backward pass sends as many, of the gradient (Dryden et al., IPDPS 2019, arXiv 1903.06681).
 
     Parameters
     ----------
@@ -413,13 +387,12 @@ def halo(
     Examples
     --------
     >>> halo(samples=1, channels=1, height=4, width=4, radius=1)
-    HaloCost(messages=8, elements=20)
+    Sent(messages=8, elements=20)
     """
     if not 0 <= radius <= min(height, width):
         most = min(height, width)
         raise ValueError(f"radius: got {radius}, allowed with a piece of {height} × {width} is 0 to {most}")
-    if radius == 0:
-        return HaloCost(0, 0)
-    edges = radius * (vertical * width + horizontal * height)
-    corners = radius * radius * vertical * horizontal
-    return HaloCost(vertical + horizontal + vertical * horizontal, samples * channels * (edges + corners))
+    messages = (1 + vertical) * (1 + horizontal) - 1 if radius else 0
+    # As many numbers as the piece would gain if it had a border of r on the sides of its neighbours.
+    border = (height + vertical * radius) * (width + horizontal * radius) - height * width
+    return Sent(messages, samples * channels * border)

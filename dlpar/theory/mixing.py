@@ -1,4 +1,4 @@
-"""Closed forms of averaging with neighbours: how fast replicas agree, and what an exchange takes."""
+"""Closed form of averaging with neighbours: how fast replicas agree."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dlpar.graphs import mixing_matrix, neighbours, partners, pushing_matrix, receivers, second_eigenvalue
-from dlpar.theory.collectives import exchange_seconds
-from dlpar.worlds.platforms import Link
 
 if TYPE_CHECKING:
     from dlpar.config.experiment import Experiment
@@ -38,29 +36,10 @@ def contraction(experiment: Experiment) -> float:
         return second_eigenvalue(mixing_matrix(graph))
     active, kept = partners(graph)
     asking = [worker for worker in sorted(active) if kept[worker]]
-    expected = np.eye(n)
+    asked = np.zeros((n, n))
     for i in asking:
-        for j in kept[i]:
-            apart = np.zeros(n)
-            apart[i], apart[j] = 1, -1
-            # One average is a projection, W = WᵀW = I - dd'/2.
-            expected -= np.outer(apart, apart) / 2 / len(kept[i]) / len(asking)
+        asked[i, kept[i]] = 1 / len(kept[i])
+    # One average is a projection, W = WᵀW = I - dd'/2 with d = e_i - e_j: dd' add up to a Laplacian.
+    both = asked + asked.T
+    expected = np.eye(n) - (np.diag(both.sum(axis=0)) - both) / 2 / len(asking)
     return float(second_eigenvalue(expected) ** (len(asking) / 2))
-
-
-def neighbour_seconds(degree: int, nbytes: float, link: Link) -> float:
-    """Return the seconds in which every worker exchanges `nbytes` with `degree` neighbours: a + degree b.
-
-    The number of workers does not matter.  Workers that begin with the same neighbour queue at its
-    port: then up to a + (2 degree - 1) b.  On a half-duplex link both directions share a port.
-
-    Source: Lian et al. (arXiv 1705.09056), table 1: the busiest node's communication is its degree.
-
-    Raises
-    ------
-    ValueError
-        If `degree` is below 0.
-    """
-    if degree < 0:
-        raise ValueError(f"degree: got {degree}, allowed is a whole number from 0")
-    return exchange_seconds(degree * nbytes, link) if degree else 0.0

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
+from dlpar.config.split import SCHEDULES as TRAITS
 from dlpar.split.schedules import SCHEDULES, Action
 from dlpar.theory.counts import from_one
 
@@ -101,11 +102,10 @@ def timeline(
     if chunks > 1 and microbatches % stages:
         allowed = f"allowed with schedule {schedule} is a multiple of {stages} stages"
         raise ValueError(f"microbatches: got {microbatches}, {allowed}")
-    table = SCHEDULES[schedule]
     weight = backward / 2 if weight is None else weight
-    inputs = backward - weight if table.traits.has_weight_pass else backward
+    inputs = backward - weight if TRAITS[schedule].has_weight_pass else backward
     seconds = {"F": forward, "B": inputs, "W": weight, "R": recompute}
-    lists = [table.actions(stage, stages, microbatches, chunks) for stage in range(stages)]
+    lists = [SCHEDULES[schedule](stage, stages, microbatches, chunks) for stage in range(stages)]
     return timed(lists, {kind: [each] * stages for kind, each in seconds.items()}, chunks, message)
 
 
@@ -207,5 +207,5 @@ def _check(allowed: Iterable[str], schedule: str, stages: int, microbatches: int
     if schedule not in allowed:
         raise ValueError(f"schedule: got {schedule!r}, allowed is one of {', '.join(allowed)}")
     from_one(stages=stages, microbatches=microbatches, chunks=chunks)
-    if chunks > 1 and not (schedule in SCHEDULES and SCHEDULES[schedule].traits.has_chunks):
+    if chunks > 1 and not (schedule in SCHEDULES and TRAITS[schedule].has_chunks):
         raise ValueError(f"chunks: got {chunks}, allowed with schedule {schedule} is 1")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -48,17 +47,17 @@ def gains(experiments: Sequence[Experiment], rates: Sequence[float | None]) -> l
     done = [(experiment, rate) for experiment, rate in zip(experiments, rates) if rate]
     for experiment, rate in sorted(done, key=lambda one: (one[0].workers, -one[1])):
         bases.setdefault(task(experiment), (experiment.workers, rate))
-    found: list[Gain | None] = []
-    for experiment, rate in zip(experiments, rates):
-        base, base_rate = bases.get(task(experiment), (1, 1.0))
-        speedup = rate / base_rate if rate else 0.0
-        found.append(Gain(speedup, speedup * base / experiment.workers, base) if rate else None)
-    return found
+
+    def gain(experiment: Experiment, rate: float) -> Gain:
+        base, base_rate = bases[task(experiment)]
+        return Gain(rate / base_rate, rate / base_rate * base / experiment.workers, base)
+
+    return [gain(experiment, rate) if rate else None for experiment, rate in zip(experiments, rates)]
 
 
 def task(experiment: Experiment) -> str:
     """Return an experiment without its workers and the way its replicas agree, as text."""
-    return json.dumps(experiment.model_dump(exclude={"workers", *AGREEING}), sort_keys=True, default=str)
+    return experiment.model_dump_json(exclude={"workers", *AGREEING})
 
 
 TIE = 1e-3

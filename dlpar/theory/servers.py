@@ -23,7 +23,7 @@ class Servers:
     nbytes : float
         Bytes of the whole gradient as it is sent.
     link : Link
-        Every rank's; full duplex.
+        Every rank's.
     answer : float, optional
         Bytes of the whole weights as they are sent; default: `nbytes`.
     serving : float, default 0

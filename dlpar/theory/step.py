@@ -17,7 +17,6 @@ from dlpar.graphs import neighbours, receivers
 from dlpar.theory.collectives import collective_seconds
 from dlpar.theory.counts import COLLECTIVES
 from dlpar.theory.layers import sizes
-from dlpar.theory.mixing import neighbour_seconds
 from dlpar.theory.overlap import buckets, overlapped
 from dlpar.theory.servers import Servers
 from dlpar.worlds.platforms import Link, nodes_of, platform_of, workload
@@ -96,7 +95,7 @@ def predict(experiment: Experiment) -> PredictedStep | None:
     -------
     PredictedStep or None
         None without a platform to base it on, or without a closed form: a scheme of your own, pairwise
-        averages, compression, uneven shards, half-duplex links, ZeRO, a model on several ranks, times
+        averages, compression, uneven shards, ZeRO, a model on several ranks, times
         that vary from step to step, nodes of several ranks (but for a ring and for servers), free-running
         workers of unequal speed, workers with unequal numbers of neighbours, groups of workers, separate
         pulls, or servers on the nodes of workers.
@@ -116,7 +115,7 @@ def predict(experiment: Experiment) -> PredictedStep | None:
         costs = Costs(experiment)
     except BadExperiment:
         return None
-    return find(costs) if costs.is_steady and costs.link.duplex == "full" else None
+    return find(costs) if costs.is_steady else None
 
 
 class Costs:
@@ -166,7 +165,7 @@ class Costs:
         self.model = workload(cluster.stand_in_for) if is_big else own
         self.eager = self.platform.eager / scale
         self.inside, self.between = (
-            Link(link.latency, link.bandwidth / scale, link.duplex)
+            Link(link.latency, link.bandwidth / scale)
             for link in (self.platform.link(True), self.platform.link(False))
         )
         on_node, workers = Counter(self.nodes), range(experiment.workers)
@@ -342,7 +341,12 @@ def _servers(costs: Costs) -> PredictedStep | None:
 
 
 def _neighbours(costs: Costs) -> PredictedStep | None:
-    """Every worker exchanges weights with a few others."""
+    """Every worker exchanges weights with a few others, which takes a + degree b on any number of workers.
+
+    Workers that begin with the same neighbour queue at its port: then up to a + (2 degree - 1) b.
+
+    Source: Lian et al. (arXiv 1705.09056), table 1: the busiest node's communication is its degree.
+    """
     experiment, sync, n = costs.experiment, costs.experiment.sync, costs.model.parameters
     if experiment.free_running or costs.is_crowded:
         return None
@@ -356,7 +360,7 @@ def _neighbours(costs: Costs) -> PredictedStep | None:
     else:
         degree = min(sync.peers, experiment.workers - 1)
         mixing, kind = degree + 1, EXACT
-    exchange = neighbour_seconds(degree, costs.bytes(n), costs.link)
+    exchange = costs.link.seconds(degree * costs.bytes(n)) if degree else 0.0
     adapting = 10 if is_directed else 5  # FLOPs a weight to sketch it, to scale its gradient and to move it
     return costs.step(exchange, (adapting + mixing) * n, kind)
 

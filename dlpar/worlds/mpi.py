@@ -24,13 +24,6 @@ from dlpar.worlds.progress import ProgressThread
 PIECE = 1 << 30
 """Bytes above which a message is described to MPI in pieces; MPI-3 counts are 32-bit."""
 
-EAGER = 4032
-"""Bytes up to which a copy of a message is sent, which need not wait for its receiver.
-
-Open MPI's shared memory takes as many in one go (4,096 with a header), so they arrive without the sender's help.  By
-itself Open MPI frees the sender for some 500 bytes.
-"""
-
 BEHIND = 64
 """Copies under way at most; the next send waits for the oldest."""
 
@@ -74,9 +67,10 @@ class MPIComm(Comm):
         check_peer(self, dest, "dest")
         wire = staged(tensor)
         self.traffic.sent(wire.nbytes)
-        if wire.nbytes > EAGER:
+        if wire.nbytes > self.world.eager:
             patiently(self.mpi.Isend(whole(wire), dest, tag).Test)
             return
+        # A copy need not wait for its receiver; by itself Open MPI frees the sender for some 500 bytes.
         copies = self._copies  # a request keeps its memory alive
         copies.append(self.mpi.Isend([bytes(memory_of(wire)), MPI.BYTE], dest, tag))
         while copies and copies[0].Test():

@@ -7,7 +7,9 @@ peers travels here, if it lies on this rank's device.
 
 from __future__ import annotations
 
+import os
 import socket
+import tempfile
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -208,14 +210,17 @@ def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _introduce(comm: MPIComm, carrier: str) -> None:
-    """Let all ranks meet at a store on rank 0, whose address travels by MPI."""
-    host = socket.gethostname()
-    several = len(set(comm.mpi.allgather(host))) > 1
-    host = comm.broadcast(host if several else "127.0.0.1")
-    store = None
-    if comm.rank == 0:
+    """Let all ranks meet: on one machine at a file and on loopback, else at a store on rank 0."""
+    host, store = socket.gethostname(), None
+    if len(set(comm.mpi.allgather(host))) == 1:  # nothing listens on a network
+        folder = comm.broadcast(tempfile.mkdtemp() if comm.rank == 0 else None)
+        store = dist.FileStore(f"{folder}/store", comm.size)
+        _, loopback = min(socket.if_nameindex())
+        os.environ |= dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), loopback)
+    elif comm.rank == 0:
         store = dist.TCPStore(host, 0, comm.size, is_master=True, timeout=PATIENCE, wait_for_workers=False)
-    port = comm.broadcast(store.port if store else None)
-    store = store or dist.TCPStore(host, port, comm.size, is_master=False, timeout=PATIENCE)
+        comm.broadcast((host, store.port))
+    else:
+        store = dist.TCPStore(*comm.broadcast(None), comm.size, is_master=False, timeout=PATIENCE)
     # Not told its device: bound to one, NCCL would make groups by splitting this one, which takes all ranks.
     dist.init_process_group(carrier, store=store, rank=comm.rank, world_size=comm.size, timeout=PATIENCE)

@@ -13,8 +13,9 @@ from pydantic import Field
 
 from dlpar import BadExperiment, Experiment
 from dlpar.cli import flags, sweep
-from dlpar.config.applicable import MEANT_WITH
-from dlpar.config.schema import Part
+from dlpar.config.rules import MEANT_WITH, RULES
+from dlpar.config.schema import Part, kinds
+from dlpar.config.split import WITHOUT_FLUSH
 
 
 @st.composite
@@ -181,10 +182,24 @@ def test_a_flag_without_effect_is_told_of(command, told, capsys):
     assert capsys.readouterr().err.splitlines() == [f"dlpar {name}: {sentence}" for sentence in told]
 
 
-def test_every_condition_is_about_flags_and_values_that_exist():
+def test_every_row_of_the_tables_is_about_fields_and_values_that_exist():
     known = {flag.name: flag for flag in flags.flags()}
-    for path, (beside, *values) in MEANT_WITH.items():
-        head = known[beside]
-        assert path in known and {*values} <= {
-            *(head.kinds if head.is_head else flags.choices(head.field))
-        }, path
+    capabilities = {"split", "sync", "sync.ranks", "sync.runs_free", "sync.sends_gradients"}
+    parts = [kind for name in ("split", "sync") for kind in kinds(Experiment.model_fields[name])]
+
+    def check(path, values):
+        named = known[path].kinds if known[path].is_head else flags.choices(known[path].field)
+        assert {*values} <= {*named} or not named, path
+
+    for beside, values, path, allowed, why in (
+        *RULES,
+        *WITHOUT_FLUSH,
+        *(row for p in parts for row in p.rules),
+    ):
+        if beside not in capabilities:
+            check(beside, values)
+        check(path, allowed)
+        assert why
+    for beside, values, fields in MEANT_WITH:
+        check(beside, values)
+        assert {*fields} <= {*known}

@@ -61,9 +61,12 @@ def test_figures_that_are_not_finite_are_null(tmp_path):
 
 
 def test_a_failed_run_says_why_on_stderr_with_each_rank_s_traceback(tmp_path):
+    (tmp_path / "train-images-idx3-ubyte").touch()
     done = program("run", "--workers", "2", "--data", "mnist", "--folder", str(tmp_path), "--json")
     assert done.returncode == 1 and done.stdout == ""
-    assert done.stderr.startswith("dlpar run: rank 0 raised BadData: mnist: no train-images-idx3-ubyte")
+    assert done.stderr.startswith(
+        "dlpar run: rank 0 raised BadData: mnist: train-labels-idx1-ubyte (or .gz) is"
+    )
     for rank in (0, 1):
         assert f"--- rank {rank} ---\nTraceback (most recent call last)" in done.stderr
     assert str(runs_folder()) in done.stderr.splitlines()[-1]

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
+import shutil
 import time
 from pathlib import Path
+
+import pytest
 
 from cli.program import KEYS
 from dlpar import Experiment, Run
@@ -50,6 +54,76 @@ def test_a_run_whose_hostfile_is_gone_can_still_be_read(capsys, tmp_path, monkey
     hostfile.unlink()
     assert main(["show", folder.name]) == 0
     assert f"--hostfile {hostfile}" in capsys.readouterr().out
+
+
+def _fifo(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+
+
+TORN = b'{"k":"step","step":3,"t":0.1'
+ODD = (b"[]", b"3", b"null", b'"k"', b"{}", b'{"k":"step"}', b'{"k":[1]}', b"[" * 5000, b"\xff\xfe", TORN)
+DAMAGES = {
+    **{f"line-{i}-{name}": (name, lambda path, line=line: path.write_bytes(line + b"\n" + path.read_bytes()))
+       for i, line in enumerate(ODD) for name in ("job.jsonl", "rank-0.jsonl")},
+    **{f"torn-{name}": (name, lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]))
+       for name in ("job.jsonl", "rank-1.jsonl", "summary.json", "experiment.json")},
+    **{f"empty-{name}": (name, lambda path: path.write_bytes(b""))
+       for name in ("job.jsonl", "rank-1.jsonl", "summary.json", "experiment.json", "lock")},
+    **{f"fifo-{name}": (name, _fifo)
+       for name in ("job.jsonl", "rank-0.jsonl", "summary.json", "experiment.json", "lock", "log.txt")},
+    **{f"list-{name}": (name, lambda path: path.write_bytes(b"[1, 2]"))
+       for name in ("summary.json", "experiment.json")},
+    **{f"foreign-{name}": (name, lambda path: path.write_bytes(b"\0" * 999))
+       for name in ("rank-x.jsonl", "rank-.jsonl", "rank-99999999999.jsonl", "other.jsonl", "experiment.json")},
+    "folder": ("rank-7.jsonl", lambda path: path.mkdir()),
+    "text-for-number": (
+        "rank-0.jsonl", lambda path: path.write_bytes(path.read_bytes().replace(b'"t":', b'"t":"x","u":'))
+    ),
+    "nested": ("experiment.json", lambda path: path.write_bytes(b"[" * 100_000)),
+}  # fmt: skip
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.filterwarnings("ignore:.*lines left out")
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_run_is_shown_or_refused_in_a_sentence(damage, finished, capsys, tmp_path, monkeypatch):
+    kept = Run(finished["run"]).path
+    monkeypatch.setenv("DLPAR_HOME", str(tmp_path))
+    folder = runs_folder() / kept.name
+    shutil.copytree(kept, folder)
+    name, harm = DAMAGES[damage]
+    harm(folder / name)
+    assert main(["runs"]) == 0
+    for more in ([], ["--json"], ["--csv", str(tmp_path / "csv")]):
+        status = main(["show", folder.name, *more])
+        said = capsys.readouterr()
+        assert status == 0 or (status == 2 and said.err.startswith("dlpar show: ")), said
+        assert "Traceback" not in said.err
+
+
+def test_a_reader_says_how_many_lines_it_left_out(finished, tmp_path, monkeypatch):
+    kept = Run(finished["run"]).path
+    monkeypatch.setenv("DLPAR_HOME", str(tmp_path))
+    folder = runs_folder() / kept.name
+    shutil.copytree(kept, folder)
+    before = Run(folder).curve
+    with open(folder / "rank-0.jsonl", "ab") as file:
+        file.write(TORN + b"\n[]\n")
+    with pytest.warns(UserWarning, match="rank-0.jsonl: lines left out that cannot be read: 2"):
+        after = Run(folder).curve
+    assert after.equals(before)
+
+
+def test_escapes_in_a_log_do_not_reach_the_terminal(finished, capsys, tmp_path, monkeypatch):
+    kept = Run(finished["run"]).path
+    monkeypatch.setenv("DLPAR_HOME", str(tmp_path))
+    folder = runs_folder() / kept.name
+    shutil.copytree(kept, folder)
+    (folder / "log.txt").write_text("[rank 0] \x1b]0;title\x07\x1b[2J hello\n")
+    assert main(["show", folder.name]) == 0
+    said = capsys.readouterr().out
+    assert "\x1b" not in said and "\\x1b[2J hello" in said
 
 
 def make_run(name: str, experiment: Experiment, status: str | None) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import time
@@ -62,9 +63,9 @@ EXPERIMENTS = [
     (dict(data="imagenet"), "data.name", "'imagenet'", "digits, diabetes, docstrings, mnist, cifar10"),
     (dict(data={"folder": ""}), "data.folder", "''", "not empty"),
     (dict(data={"folder": 7}), "data.folder", "7", "text"),
-    (dict(model="transformer"), "data", "'digits'", "docstrings"),
-    (dict(model="linear"), "data", "'digits'", "diabetes"),
-    (dict(data="docstrings"), "data", "'docstrings'", "digits or diabetes or mnist or cifar10"),
+    (dict(model="transformer"), "data.name", "'digits'", "docstrings"),
+    (dict(model="linear"), "data.name", "'digits'", "diabetes"),
+    (dict(data="docstrings"), "data.name", "'docstrings'", "digits, diabetes, mnist or cifar10"),
     (dict(split="layers"), "split.kind", "'layers'", "data"),
     (dict(split={"kind": "tensor", "tensor": 3}), "split.tensor", "3", "4 workers"),
     (dict(split="hybrid", workers=6), "split.stages", "2", "6 workers"),
@@ -74,9 +75,14 @@ EXPERIMENTS = [
         "'tensor,pipeline'",
         "data, tensor",
     ),
-    (dict(split={"kind": "tensor", "order": "tensor,layers"}), "split.order", "'tensor,layers'", "pipeline"),
+    (
+        dict(split={"kind": "tensor", "order": "tensor,layers"}),
+        "split.order",
+        "'tensor,layers'",
+        "data, tensor once",
+    ),
     (dict(split="tensor", sync={"scheme": "ps", "servers": 3}), "sync.servers", "3", "multiple of 4"),
-    (dict(split="tensor", sync="hogwild"), "sync.scheme", "'hogwild'", "another"),
+    (dict(split="tensor", sync="hogwild"), "split.kind", "'tensor'", "with sync hogwild is data"),
     (dict(sync="rings"), "sync.scheme", "'rings'", "ring, mapreduce, ps, gossip, hogwild"),
     (dict(sync=5), "sync", "5", "one of ring, mapreduce"),
     (dict(sync="own"), "sync.scheme", "'own'", "Experiment(sync=my_scheme)"),
@@ -119,12 +125,7 @@ EXPERIMENTS = [
         "ring, grid, exp2",
     ),
     (dict(sync={"scheme": "gossip", "topology": "edges"}), "sync.edges", "0 edges", "with topology edges"),
-    (
-        dict(sync={"scheme": "gossip", "topology": "edges", "edges": "0-1,2-7"}),
-        "sync.edges",
-        "worker 7",
-        "0 to 3",
-    ),
+    (dict(sync={"scheme": "gossip", "topology": "edges", "edges": "0-1,2-7"}), "sync.edges", "2-7", "0 to 3"),
     (
         dict(sync={"scheme": "gossip", "topology": "edges", "edges": "no-such-file"}),
         "sync.edges",
@@ -134,13 +135,13 @@ EXPERIMENTS = [
     (
         dict(sync={"scheme": "gossip", "topology": "edges", "edges": "README.md"}),
         "sync.edges",
-        "line",
-        "two worker numbers such as 0 1",
+        "README.md",
+        "a file with one pair a line",
     ),
     (
         dict(sync={"scheme": "gossip", "topology": "edges", "edges": [(-1, 0)]}),
         "sync.edges",
-        "worker -1",
+        "-1-0",
         "0 to 3",
     ),
     (
@@ -221,12 +222,12 @@ COMMANDS = [
     ("run --model net", "--model: got 'net', allowed is one of mlp, linear, logistic, cnn, transformer"),
     ("run --sync pss", "--sync: got 'pss', allowed is one of ring, mapreduce, ps, gossip, hogwild"),
     ("run --sync ps --staleness -1", "--staleness: got -1, allowed is a whole number from 0"),
-    ("run --straggler 1=x", "--straggler: got '1=x', allowed is numbers above 0 for some workers"),
+    ("run --straggler 1=x", "--straggler: got '1=x', allowed is numbers from 1 to 1000 for some workers"),
     ("run --sync gossip --topology edges --edges missing.txt", "--edges: got 'missing.txt', allowed is pairs"),
     ("run --sync mapreduce --tree-depth 9", "--tree-depth: got 9, allowed is a whole number from 1 to 6"),
     ("run --world virtual", "--world: got 'virtual', allowed is one of real, paced, simulated"),
     ("run --world simulated --platform k90", "--platform: got 'k90', allowed is one of here, "),
-    ("run --messages sizes", "--messages: got 'sizes', allowed in the real world is values"),
+    ("run --messages sizes", "--messages: got 'sizes', allowed with world real is values"),
     ("run --lr nan", "--lr: got nan, allowed is a finite number from 0 to 1000"),
     ("run --lr=", "--lr: got '', allowed is a finite number"),
     ("run --width 0 --lr -1", "--width: got 0, allowed is a whole number from 1 to 8192; --lr: got -1, a"),
@@ -351,3 +352,10 @@ def test_any_fields_make_an_experiment_or_one_sentence(fields):
         assert message and "\n" not in message and ": " in message
     else:
         assert Experiment.from_json(experiment.to_json()) == experiment
+
+
+@pytest.mark.parametrize("reading", ["whole", "batches"])
+def test_experiments_of_older_runs_are_read(reading):
+    fields = json.loads(Experiment().to_json())
+    fields["data"]["reading"] = reading
+    assert Experiment.from_json(json.dumps(fields)) == Experiment()

@@ -8,14 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 import dlpar
-from dlpar.config.experiment import Data
 from dlpar.course import labs
 from dlpar.course.curriculum import labs as curriculum
 from dlpar.course.rehearse import rehearse
-from dlpar.data import load
 from dlpar.lab import presets
 from dlpar.theory import contraction
 from dlpar.worlds.platforms import platform
@@ -47,7 +44,7 @@ def test_every_public_function_of_a_lab_that_returns_experiments_has_a_row():
             for name, each in module.items()
             if callable(each) and getattr(each, "__module__", "") == module["__name__"] and name[0] != "_"
         }
-        assert own - tried <= {"in_turn", "sizes_only", "computing_s", "digits_as_mnist"}, lab
+        assert own - tried <= {"in_turn", "sizes_only", "computing_s", "read_an_epoch"}, lab
 
 
 def test_rows_of_chosen_labs_come_in_the_order_of_the_labs():
@@ -96,15 +93,11 @@ def test_the_factors_in_lab_04_are_those_of_the_matrices():
     np.testing.assert_allclose(factors, [(1 + 2 * np.cos(np.pi / 4)) / 3, 1 / 3, 0], atol=1e-12)
 
 
-def test_the_digits_in_files_are_those_that_come_with_the_library():
-    in_files = load(Data(name="mnist", folder=presets.digits_as_mnist().name), seed=0, model="cnn")
-    own = load(Data(), seed=0, model="cnn")
-    assert (
-        in_files.train_y.tolist() == own.train_y.tolist() and in_files.test_y.tolist() == own.test_y.tolist()
-    )
-    middle = in_files.train_x[:, 0, 3:27:3, 3:27:3]  # of every pixel's three by three
-    correlation = torch.corrcoef(torch.stack([middle.flatten(), own.train_x[:, 0].flatten()]))[0, 1]
-    assert correlation > 0.999
+@pytest.mark.parametrize("seed", range(5))
+def test_shares_of_batches_are_read_once_in_an_epoch_and_hold_the_samples_of_whole_reading(seed):
+    (shows,) = [row.shows for _, row in labs.rows() if row.preset is presets.sharded_reading]
+    held, said = shows(presets.sharded_reading(presets.EPOCH.replace(seed=seed)))
+    assert held, said
 
 
 def steps_to_goal(experiment):

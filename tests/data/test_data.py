@@ -5,10 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from image_files import write_mnist
-from trained_ranks import apart, trained
 
-from dlpar import BadExperiment, Experiment
 from dlpar.config.experiment import Data
 from dlpar.data import BadData, Dataset, load, split
 
@@ -101,56 +98,3 @@ def test_loading_leaves_the_global_generators_alone():
         load_of(name, model=model)
     assert torch.equal(before[0], torch.get_rng_state())
     assert np.array_equal(before[1], np.random.get_state()[1])
-
-
-IN_PARTS = {"mnist": dict(train=100, test=40), "only its training set": dict(train=120, test=0)}
-
-
-@pytest.mark.parametrize("sizes", IN_PARTS.values(), ids=IN_PARTS)
-@pytest.mark.parametrize(("model", "shape"), [("mlp", (784,)), ("cnn", (1, 28, 28))])
-def test_images_that_stay_in_their_file_are_those_that_are_loaded(tmp_path, sizes, model, shape):
-    write_mnist(tmp_path, **sizes, compress=False)
-    whole, parts = (
-        load_of("mnist", model=model, folder=str(tmp_path), reading=how) for how in ("whole", "batches")
-    )
-    assert parts.shape == whole.shape == shape and len(parts.train_x) == len(whole.train_x)
-    some = torch.tensor([7, 3, 3, 60])
-    for read, held in zip(parts.batch(some), whole.batch(some)):
-        assert torch.equal(read, held)
-    assert torch.equal(parts.test_x[:25], whole.test_x[:25]) and torch.equal(parts.test_y, whole.test_y)
-    assert parts.facts() == {"read": 4 * 784} and whole.facts() == {"read": len(whole.train_x) * 784}
-    assert parts.to("cpu").facts() == {}, "a rank's own reader has read nothing yet"
-    assert load_of("digits").facts() == {}
-
-
-def test_ranks_that_read_their_own_share_of_each_batch_read_all_of_them_once_and_learn_the_same(tmp_path):
-    write_mnist(tmp_path, train=120, test=40, compress=False)
-    fields = dict(workers=3, batch=40, steps=6, model={"name": "mlp", "width": 16})
-    data = [{"name": "mnist", "folder": str(tmp_path), "reading": how} for how in ("whole", "batches")]
-    whole, parts = (trained(data=each, **fields) for each in data)
-    assert (
-        apart(whole.losses, parts.losses) < 1e-12
-    )  # how numbers lie in memory may change the last bit of a sum
-    assert (whole.weights - parts.weights).abs().max() < 1e-12
-    read = [[ranks[step]["read"] // 784 for ranks in parts.facts] for step in range(6)]
-    assert read[0] == [14, 13, 13] and [sum(step) for step in read] == [40, 80, 120, 160, 200, 240]
-    assert [ranks[-1]["read"] // 784 for ranks in whole.facts] == [120] * 3
-
-
-def test_files_that_cannot_be_read_in_parts_are_refused(tmp_path):
-    write_mnist(tmp_path, compress=True)
-    with pytest.raises(BadData, match=r"data.reading: got 'batches', allowed with .*ubyte.gz is whole"):
-        load_of("mnist", folder=str(tmp_path), reading="batches")
-    for packed in tmp_path.iterdir():
-        packed.unlink()
-    write_mnist(tmp_path, compress=False)
-    images = tmp_path / "train-images-idx3-ubyte"
-    for damaged, complaint in (
-        (images.read_bytes()[:-1], "truncated"),
-        (images.read_bytes() + b"1", "goes on after"),
-    ):
-        images.write_bytes(damaged)
-        with pytest.raises(BadData, match=complaint):
-            load_of("mnist", folder=str(tmp_path), reading="batches")
-    with pytest.raises(BadExperiment, match="data.reading: got 'batches', allowed with data digits is whole"):
-        Experiment(data={"reading": "batches"})

@@ -45,7 +45,7 @@ GOOD_LABELS = idx(np.arange(20) % 10)
 @pytest.mark.parametrize(
     ("files", "said"),
     [
-        ({}, "no train-images-idx3-ubyte or t10k-images-idx3-ubyte"),
+        ({}, "existing folder that holds .*-ubyte"),
         ({IMAGES: GOOD_IMAGES}, "train-labels-idx1-ubyte .or .gz. is missing"),
         ({LABELS: GOOD_LABELS}, "train-images-idx3-ubyte .or .gz. is missing"),
         ({IMAGES: GOOD_IMAGES[:-1]}, "truncated: 15679 bytes where 15680"),

@@ -5,7 +5,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.sparse import csr_array
 
 from dlpar import data
 from dlpar.config.experiment import Data
@@ -73,16 +72,15 @@ def test_words_are_rows_of_equal_length_labelled_by_package():
 
 def test_word_counts_are_those_of_the_text():
     words = docstrings.words()
-    dense = words.counts.toarray()
     assert len(words.packages) == 10
     for word, package in {"logger": "logging", "coroutine": "asyncio", "header": "email"}.items():
-        held = dense[:, words.words.index(word)]
+        held = words.counts[:, words.words.index(word)]
         assert words.packages[words.labels[held.argmax()]] == package
 
 
 def test_rare_words_weigh_more_and_absent_ones_nothing():
     three = docstrings.Words(
-        counts=csr_array(np.array([[1, 1, 0], [1, 0, 1], [5, 0, 0], [0, 0, 0]])),
+        counts=np.array([[1, 1, 0], [1, 0, 1], [5, 0, 0], [0, 0, 0]]),
         labels=np.zeros(4, dtype=int),
         words=["common", "rare", "other"],
         packages=["p"],

@@ -19,7 +19,7 @@ import dlpar
 from dlpar import Experiment, Run
 from dlpar.config.paths import runtime_folder
 from dlpar.jobs.processes import parent_of
-from dlpar.jobs.scratch import _memory_prefix, sweep
+from dlpar.jobs.scratch import _memory_prefix
 
 pytestmark = [pytest.mark.slow, pytest.mark.timed]
 
@@ -192,10 +192,8 @@ def test_sigkill_to_the_launcher_and_to_mpiexec_leave_no_rank(bystander):
     guardian = json.loads((job.run.path / "job.jsonl").read_text().splitlines()[0])["pid"]
     os.kill(guardian, signal.SIGKILL)
     eventually(lambda: not any(parent_of(pid) for pid in ranks), WITHIN, "ranks die with their launcher")
-    assert job.run.status == "lost"
-    assert leftovers() - before
-    sweep(older_than=0)
-    assert leftovers() <= before, "the next launch sweeps up after it"
+    assert job.run.status == "lost" and "its launcher was killed" in job.run.reason
+    eventually(lambda: leftovers() <= before, WITHIN, "the fork server sweeps up after it")
 
     before = leftovers()
     job = running_job()
@@ -204,7 +202,67 @@ def test_sigkill_to_the_launcher_and_to_mpiexec_leave_no_rank(bystander):
     mpiexec = [p for p in psutil.Process(guardian).children() if "mpiexec" in p.name() or "prte" in p.name()]
     mpiexec[0].kill()
     assert_nothing_left(job.run, ranks, before, since)
-    assert job.run.status == "failed" and "mpiexec" in job.run.reason
+    assert job.run.status == "failed" and job.run.reason.startswith("mpiexec was killed by SIGKILL")
+
+
+def test_a_killed_fork_server_disturbs_no_job_and_later_ones_find_another():
+    before = leftovers()
+    job, other = running_job(steps=300, delays={"kind": "constant", "delay_ms": 10}), running_job()
+    ranks = pids_of(job.run)
+    server = psutil.Process(ranks[0]).parent()
+    assert server == psutil.Process(pids_of(other.run)[0]).parent()
+    server.kill()
+    assert dlpar.spmd(lambda comm: comm.rank, workers=2) == [0, 1]
+    assert job.wait(60).status == "done" and other.poll() == "running"
+    victim, others = pids_of(other.run)[1], pids_of(other.run)
+    os.kill(victim, signal.SIGKILL)
+    assert_nothing_left(other.run, others, before, time.monotonic())
+    assert "was killed by SIGKILL" in other.run.reason
+
+
+@pytest.mark.parametrize(
+    "sync", [{"scheme": "gossip", "exchange": "pairwise"}, {"scheme": "ps", "consistency": "asp"}, "ring"],
+    ids=["pairwise", "asp", "ring"],
+)  # fmt: skip
+def test_a_stopped_rank_is_named_even_while_the_others_go_on(sync):
+    before = leftovers()
+    job = running_job(workers=4, sync=sync, cluster={"timeout": 2})
+    ranks = pids_of(job.run)
+    headers = {record["pid"]: record["rank"] for _, record in job.run.records() if record["k"] == "rank"}
+    victim = next(pid for pid in ranks if headers[pid] == 2)
+    os.kill(victim, signal.SIGSTOP)
+    with pytest.raises(dlpar.JobFailed, match=f"rank 2 is stopped: process {victim} has not run for 2 s"):
+        job.wait(15)
+    assert_nothing_left(job.run, ranks, before, time.monotonic())
+
+
+@pytest.mark.parametrize("warm", [True, False], ids=["warm", "cold"])
+def test_processes_that_a_rank_starts_end_with_it(warm, monkeypatch):
+    """Whatever they do: keep its output open, leave its session, or have a parent that has ended."""
+    if not warm:
+        monkeypatch.setenv("DLPAR_WARM_IDLE", "0")
+    before = leftovers()
+
+    def starts(comm):
+        import subprocess
+
+        subprocess.Popen(["sleep", "4712"])
+        subprocess.run(["sh", "-c", "setsid sleep 4712 >/dev/null 2>&1 &"], check=True)
+        return comm.rank
+
+    def sleepers():
+        return [p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == ["sleep", "4712"]]
+
+    assert dlpar.spmd(starts, workers=2, timeout=30) == [0, 1]
+    eventually(lambda: not sleepers() and leftovers() <= before, WITHIN, "nothing is left")
+
+    def fails(comm):
+        starts(comm)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    with pytest.raises(dlpar.JobFailed, match="was killed by SIGKILL"):
+        dlpar.spmd(fails, workers=2, timeout=30)
+    eventually(lambda: not sleepers() and leftovers() <= before, WITHIN, "nothing is left")
 
 
 OWNER = """

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import dlpar
 from dlpar import BadExperiment, Experiment
-from dlpar.config.rules import FITS
+from dlpar.config.rules import RULES
 from dlpar.jobs import mpiexec
 from dlpar.jobs.scratch import Scratch
 from jobs.test_guard import leftovers
@@ -161,6 +161,10 @@ def test_a_run_by_hand_under_mpiexec_writes_the_same_folder(tmp_path):
     assert len(dlpar.Run(tmp_path).steps) == 10 and dlpar.Run(tmp_path).status == "done"
 
 
+FITS = {values[0]: allowed for _, values, path, allowed, _ in RULES if path == "data.name"}
+"""Data sets each model can read."""
+
+
 @st.composite
 def small_experiments(draw) -> Experiment:
     model = draw(st.sampled_from(sorted(FITS)))
@@ -204,3 +208,33 @@ def test_no_experiment_hangs_it_is_refused_or_it_finishes(fields):
     assert run.status == "done", json.dumps(fields)
     assert run.summary["steps"] == experiment.steps
     assert not any(psutil.pid_exists(pid) for pid in run.ranks["pid"])
+
+
+def test_a_hostfile_that_is_no_plain_file_is_refused(tmp_path):
+    os.mkfifo(tmp_path / "hosts")
+    for path, why in ((tmp_path / "hosts", "it is no plain file"), ("/dev/zero", "it is no plain file")):
+        with pytest.raises(BadExperiment, match=f"cluster.hostfile: got .* an existing file .{why}"):
+            dlpar.launch(Experiment(cluster={"hostfile": str(path)}))
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"a b c ===\n", "parse error in the hostfile"),
+        (b"# nobody\n", "No nodes"),
+        (b"\xff\xfe\0", "No nodes"),
+    ],
+)
+def test_mpiexec_s_own_words_say_what_is_wrong_with_a_hostfile(content, words, tmp_path):
+    path = tmp_path / "hosts"
+    path.write_bytes(content)
+    with pytest.raises(dlpar.JobFailed, match=words):
+        dlpar.launch(Experiment(workers=2, cluster={"hostfile": str(path)})).wait(60)
+
+
+@pytest.mark.slow
+def test_a_machine_that_cannot_be_reached_is_named(tmp_path):
+    path = tmp_path / "hosts"
+    path.write_text("nosuchhost.invalid slots=2\n")
+    with pytest.raises(dlpar.JobFailed, match="nosuchhost.invalid|ssh"):
+        dlpar.launch(Experiment(workers=2, cluster={"hostfile": str(path)})).wait(60)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
+import time
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 from conftest import eventually
@@ -16,7 +21,8 @@ import dlpar
 from dlpar import Experiment
 from dlpar.jobs import slots
 from dlpar.jobs.launch import JobFailed
-from dlpar.jobs.slots import MOST, Keeper, NoSlots, Talk, ask, usual_slots
+from dlpar.jobs.processes import descendants, kill
+from dlpar.jobs.slots import MOST, Keeper, NoSlots, Talk, ask, is_kept, usual_slots
 
 LONG = Experiment(workers=2, steps=1_000_000, evaluate_every=10_000_000)
 
@@ -50,13 +56,19 @@ def asked(keeper: Keeper, slots: int, name: str = "") -> Talk:
     return talk
 
 
-def begins(talk: Talk) -> bool:
-    """Whether it is this one's turn within a moment."""
-    talk.settimeout(0.3)
-    try:
-        return bool(talk.files) or any("go" in word for word in talk.hear())
-    except NoSlots:
-        return False
+def begins(talk: Talk, within: float = 10.0) -> bool:
+    """Whether this one's turn comes within some seconds; news of its place in the queue may come first."""
+    end = time.monotonic() + within
+    while not talk.files and (left := end - time.monotonic()) > 0:
+        talk.settimeout(left)
+        with suppress(NoSlots):
+            talk.hear()
+    return bool(talk.files)
+
+
+def stays(talk: Talk) -> bool:
+    """Whether this one is still in the queue after a moment."""
+    return not begins(talk, within=0.3)
 
 
 def state(keeper: Keeper) -> dict:
@@ -70,7 +82,8 @@ def test_a_job_waits_for_slots_says_how_many_are_ahead_and_starts_by_itself(keep
     eventually(lambda: first.poll() == "running", 20, "the first job runs")
     second, third = (dlpar.launch(Experiment(workers=2, steps=5)) for _ in range(2))
     eventually(lambda: second.poll() == third.poll() == "queued", 5, "the others wait")
-    assert state(keeper) == {"slots": 2, "taken": 2, "waiting": 2, "paused": False}
+    counts = {"slots": 2, "taken": 2, "waiting": 2, "paused": False}
+    assert state(keeper).items() >= counts.items()
     first.stop()
     assert len(second.wait(30).curve) == len(third.wait(30).curve) == 5
     said = [
@@ -112,9 +125,9 @@ def test_a_job_of_more_ranks_than_there_are_slots_runs_alone(keep):
     small = asked(keeper, 1)
     assert begins(small)
     large, behind = asked(keeper, 64), asked(keeper, 1)
-    assert not begins(large) and behind.told[-1]["ahead"] == 1
+    assert stays(large) and behind.told[-1]["ahead"] == 1
     small.close()
-    assert begins(large) and not begins(behind) and state(keeper)["taken"] == 2
+    assert begins(large) and stays(behind) and state(keeper)["taken"] == 2
     for talk in (large, behind):
         talk.close()
 
@@ -129,9 +142,9 @@ def test_who_holds_fewest_slots_is_next_and_nobody_overtakes(keep, monkeypatch):
     # Two slots are free, but 8, who has none and came first, wants four, and is not passed by.
     assert large.told[-1]["ahead"] == 0 and again.told[-1]["ahead"] == 1
     assert small.told[-1]["ahead"] == 1, "7 holds two, and 9 none: the later one is ahead"
-    assert not begins(large) and not begins(again) and not begins(small)
+    assert stays(large) and stays(again) and stays(small)
     running.close()
-    assert begins(large) and not begins(again) and not begins(small)
+    assert begins(large) and stays(again) and stays(small)
     large.close()
     assert begins(again) and begins(small)
     for talk in (again, small):
@@ -143,7 +156,7 @@ def test_a_pause_lets_nobody_begin_and_is_for_teachers_alone(keep, monkeypatch):
     with Talk(keeper.path, {"pause": True}) as talk:
         assert talk.hear() == [{"paused": True}]
     waits = asked(keeper, 1)
-    assert waits.told == [{"ahead": 0, "paused": True}] and not begins(waits)
+    assert waits.told == [{"ahead": 0, "paused": True}] and stays(waits)
     monkeypatch.setattr(slots, "user_of", lambda _: 12345)
     with pytest.raises(NoSlots, match="pause: allowed is this to teachers alone"):
         ask(keeper.path, {"pause": False})
@@ -161,12 +174,12 @@ def test_who_shares_the_keepers_account_has_turns_of_their_own(keep):
     again, more, bob = (asked(keeper, 2, name) for name in ("ada", "ada", "bob"))
     assert bob.told[-1]["ahead"] == 0, "ada has slots, and bob none"
     ada.close()
-    assert begins(bob) and not begins(again), "ada has had her turn"
+    assert begins(bob) and stays(again), "ada has had her turn"
     bob.close()
     assert begins(again)
     cleo = asked(keeper, 1, "cleo")
     again.close()
-    assert begins(cleo) and not begins(more)
+    assert begins(cleo) and stays(more)
     for talk in (more, cleo):
         talk.close()
 
@@ -185,6 +198,95 @@ def test_nonsense_and_crowds_harm_nobody_else(keep, monkeypatch):
     assert begins(asked(keeper, 2))
 
 
+@pytest.mark.parametrize(
+    "line", [b"[" * 4000, b'{"a":' * 800, b"1" * 4000, b"\xff\xfe", b'{"slots": 1e999}', b"null"]
+)
+def test_no_line_that_is_sent_ends_the_keeper(keep, line):
+    keeper = keep(2)
+    with socket.socket(socket.AF_UNIX) as attacker:
+        attacker.connect(str(keeper.path))
+        attacker.sendall(line + b"\n")
+        assert begins(asked(keeper, 2))
+
+
+def test_a_lack_of_descriptors_does_not_end_the_keeper(keep, monkeypatch):
+    keeper = keep(2)
+    failures = iter([OSError(errno.EMFILE, "too many open files")] * 2)
+    accepted = slots.Asker
+
+    def asker(connection):
+        for failure in failures:
+            connection.close()
+            raise failure
+        return accepted(connection)
+
+    monkeypatch.setattr(slots, "Asker", asker)
+    for _ in range(2):
+        with pytest.raises(NoSlots):
+            state(keeper)
+    assert state(keeper)["slots"] == 2
+
+
+def test_slots_count_as_taken_whoever_has_their_files(keep):
+    keeper = keep(2)
+    ada = asked(keeper, 2, "ada")
+    assert begins(ada)
+    kept = [os.dup(file) for file in ada.files]
+    ada.close()
+    try:
+        found = state(keeper)
+        assert found["taken"] == 2 and [(row["who"], row["slots"]) for row in found["holders"]] == [
+            ("ada", 2)
+        ]
+        assert stays(asked(keeper, 1, "bob"))
+    finally:
+        for file in kept:
+            os.close(file)
+    eventually(lambda: state(keeper)["taken"] == 0, 5, "they are free")
+
+
+def test_only_teachers_hear_who_holds_slots(keep, monkeypatch):
+    keeper = keep(2)
+    monkeypatch.setattr(slots, "user_of", lambda _: 12345)
+    assert "holders" not in state(keeper)
+    keeper.teachers.add(12345)
+    assert state(keeper)["holders"] == []
+
+
+def test_nobody_keeps_slots_for_long_while_others_wait(keep):
+    keeper = keep(2, longest=0.5)
+    ada = asked(keeper, 2, "ada")
+    assert begins(ada)
+    kept = [os.dup(file) for file in ada.files]
+    ada.close()
+    time.sleep(0.6)
+    assert state(keeper)["taken"] == 2, "nobody waits"
+    bob = asked(keeper, 2, "bob")
+    assert begins(bob) and [row["who"] for row in state(keeper)["holders"]] == ["bob"]
+    for file in kept:
+        os.close(file)
+
+
+def test_no_more_jobs_are_ended_than_the_next_one_needs(keep):
+    keeper = keep(3, longest=0.3)
+    first, second, third = (asked(keeper, 1, name) for name in ("ada", "bob", "cleo"))
+    assert begins(first) and begins(second) and begins(third)
+    time.sleep(0.4)
+    assert begins(asked(keeper, 1, "dan"))
+    held = [row["who"] for row in state(keeper)["holders"]]
+    assert held == ["bob", "cleo", "dan"], "ada had hers for the longest"
+
+
+def test_a_job_is_told_that_others_wait_for_its_slots(keep):
+    keeper = keep(2, longest=0.5)
+    job = dlpar.launch(LONG)
+    eventually(lambda: job.poll() == "running", 20, "it runs")
+    assert begins(asked(keeper, 1, "bob"))
+    with pytest.raises(JobFailed, match="others wait for its job slots"):
+        job.wait(10)
+    assert job.poll() == "stopped"
+
+
 def _left_out(talk: Talk) -> bool:
     try:
         return not talk.hear()
@@ -200,7 +302,8 @@ def test_a_new_keeper_knows_which_slots_are_taken(keep, tmp_path):
         Keeper(keeper.path, 2)
     other = Keeper(tmp_path / "second", 2)
     other.folder = keeper.folder  # as after a restart
-    assert other._free(1) == []
+    other._look()
+    assert len(other.taken) == 2
     other.close()
     job.stop()
 
@@ -226,7 +329,10 @@ def test_the_command_gives_out_slots_pauses_and_tells(tmp_path):
         said = subprocess.run([*command, "--pause"], capture_output=True, text=True, timeout=20)
         assert json.loads(said.stdout) == {"paused": True}
         said = subprocess.run([*command, "--look"], capture_output=True, text=True, timeout=20)
-        assert json.loads(said.stdout) == {"slots": 3, "taken": 0, "waiting": 0, "paused": True}
+        counts = {"slots": 3, "taken": 0, "waiting": 0, "paused": True, "holders": []}
+        assert json.loads(said.stdout) == counts
+        kill(descendants(keeper.pid))
+        eventually(lambda: is_kept(Path(path)), 10, "another process keeps the slots")
     finally:
         keeper.send_signal(signal.SIGTERM)
         assert keeper.wait(5) == 128 + signal.SIGTERM

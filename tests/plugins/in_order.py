@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dlpar.config.split import Traits
-from dlpar.split.schedules import Action, Schedule, register
+from dlpar.split.schedules import Action, register
 
 
 def in_order(stage: int, stages: int, microbatches: int, chunks: int = 1) -> list[Action]:
@@ -11,4 +11,4 @@ def in_order(stage: int, stages: int, microbatches: int, chunks: int = 1) -> lis
     return [Action(kind, micro) for kind in "FB" for micro in range(microbatches)]
 
 
-register("in-order", Schedule(in_order, "tests", Traits()))
+register("in-order", in_order, Traits())

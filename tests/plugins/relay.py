@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from dlpar.config.experiment import register
+from dlpar.config.rules import ANY
 from dlpar.config.sync import SyncPart
 from dlpar.sync import Scheme
 
@@ -15,6 +16,7 @@ class Relay(SyncPart):
     """Sum along a line, and back."""
 
     implementation = "relay:RelayScheme"
+    rules = (("sync", ANY, "averaging.method", ("none",), "its line sums gradients alone"),)
 
     scheme: Literal["relay"] = Field("relay", title="sync")
     """How replicas agree."""

@@ -273,13 +273,13 @@ DEEP = {"depth": 7}
             dict(workers=2, batch=4, split=pipeline()),
         ),
         (
-            "split.microbatches: got 5, allowed with schedule pipedream is 1: each batch goes through whole, and moves "
+            "split.microbatches: got 5, allowed with schedule pipedream is 1: each batch goes through whole and moves "
             "the weights",
             dict(workers=2, split=pipeline(schedule="pipedream")),
         ),
         (
-            "model.name: got 'transformer', allowed with schedule pipedream is another: its first and last layer share "
-            "a weight, so that these stages would wait for each other at every update",
+            "model.name: got 'transformer', allowed with schedule pipedream is linear, logistic, mlp or cnn: the "
+            "first and last layer of a transformer share a weight, so that their stages would wait at every update",
             dict(
                 workers=2,
                 model="transformer",
@@ -293,8 +293,7 @@ DEEP = {"depth": 7}
             dict(workers=2, averaging="local", split=pipeline(schedule="pipedream", microbatches=1)),
         ),
         (
-            "sync.consistency: got 'asp', allowed with schedule pipedream is one in which replicas do the same steps: "
-            "batches are read ahead",
+            "sync.consistency: got 'asp', allowed with schedule pipedream is bsp: batches are read ahead",
             dict(
                 workers=4,
                 sync={"scheme": "ps", "consistency": "asp", "servers": 2},

@@ -53,13 +53,13 @@ def test_a_codec_of_single_numbers_leaves_copies_equal():
     [
         (
             dict(compression="onebit"),
-            "compression.codec: got 'onebit', allowed with split pipeline of a transformer is none, fp16 or bf16: its "
+            "compression.codec: got 'onebit', allowed with model transformer is other than onebit or topk: its "
             "first and last stage share a weight, and would lose different digits of its gradient",
         ),
         (
             dict(sync={"scheme": "gossip", "start": "random"}),
-            "sync.start: got 'random', allowed with split pipeline is same: parts of a model would draw the same "
-            "numbers, and copies of a weight different ones",
+            "sync.start: got 'random', allowed with split pipeline is same: parts would draw the same "
+            "numbers, and copies different ones",
         ),
     ],
     ids=["codec", "start"],

@@ -121,7 +121,7 @@ def test_a_paced_bubble_is_within_three_points_of_ideal(tmp_path):
     )
     run = job.wait(60)
     assert run.status == "done", run.log
-    actions = [SCHEDULES["1f1b"].actions(stage, 4, 8, 1) for stage in range(4)]
+    actions = [SCHEDULES["1f1b"](stage, 4, 8, 1) for stage in range(4)]
     ideal = idle_share(timed(actions, {"F": layers, "B": [2 * n for n in layers]}))
     assert idle_share(bars(run, step=2)) == pytest.approx(ideal, abs=0.03)
 

@@ -135,9 +135,9 @@ REFUSED = [
     (dict(dtype="float64"),
      "precision: got 'bf16', allowed with dtype float64 is full: mixed precision is of float32 and bfloat16"),
     (dict(split={"zero": 3}),
-     "precision: got 'bf16', allowed with zero 3 is full: weights in bfloat16 would outlive those that are let go"),
+     "precision: got 'bf16', allowed with zero 3 is full: weights in bfloat16 would outlive those let go"),
     (dict(workers=2, split={"kind": "tensor", "redundancy": 0.5}),
-     "precision: got 'bf16', allowed with redundancy is full: copies of neurons travel as they are"),
+     "precision: got 'bf16', allowed with redundancy 0.5 is full: copies of neurons travel as they are"),
 ]  # fmt: skip
 
 

@@ -8,7 +8,7 @@ import pytest
 from trained_ranks import SMALL, apart, trained
 
 from dlpar.config import split as config
-from dlpar.split.schedules import SCHEDULES, Action, Schedule, by_step, register
+from dlpar.split.schedules import SCHEDULES, Action, by_step, register
 from dlpar.theory import bubble
 from dlpar.theory.pipeline import idle_share, most_in_flight, timed, timeline
 
@@ -19,7 +19,7 @@ FULL = [(p, m) for p, m in SIZES if m >= p]
 
 def lists(schedule: str, stages: int, microbatches: int, chunks: int = 1):
     """Every stage's actions."""
-    return [SCHEDULES[schedule].actions(stage, stages, microbatches, chunks) for stage in range(stages)]
+    return [SCHEDULES[schedule](stage, stages, microbatches, chunks) for stage in range(stages)]
 
 
 def chunks_of(schedule: str, stages: int, microbatches: int) -> tuple[int, ...]:
@@ -30,7 +30,7 @@ def chunks_of(schedule: str, stages: int, microbatches: int) -> tuple[int, ...]:
 def test_every_stage_does_every_pass_of_every_micro_batch_once(schedule):
     for stages, micros in SIZES:
         for chunks in chunks_of(schedule, stages, micros):
-            kinds = "FBW" if SCHEDULES[schedule].traits.has_weight_pass else "FB"
+            kinds = "FBW" if config.SCHEDULES[schedule].has_weight_pass else "FB"
             wanted = sorted((kind, m, c) for kind in kinds for m in range(micros) for c in range(chunks))
             assert all(sorted(actions) == wanted for actions in lists(schedule, stages, micros, chunks))
 
@@ -40,7 +40,7 @@ def test_no_two_stages_wait_for_each_other(schedule):
     for stages, micros in SIZES:
         for chunks in chunks_of(schedule, stages, micros):
             bars = timeline(schedule, stages, micros, chunks)  # would never end, if two did
-            passes = 3 if SCHEDULES[schedule].traits.has_weight_pass else 2
+            passes = 3 if config.SCHEDULES[schedule].has_weight_pass else 2
             assert len(bars) == passes * stages * micros * chunks
             ended = {(bar.kind, bar.micro, bar.chunk * stages + bar.stage): bar for bar in bars}
             for (kind, micro, part), bar in ended.items():
@@ -78,7 +78,7 @@ def test_interleaving_needs_the_stages_to_divide_the_micro_batches():
     [("gpipe", [8, 8, 8, 8]), ("1f1b", [4, 3, 2, 1]), ("zb-h1", [4, 4, 4, 4]), ("pipedream", [4, 3, 2, 1])],
 )
 def test_activations_in_flight_are_all_in_gpipe_and_at_most_as_many_as_stages_in_the_others(schedule, held):
-    has_weight_pass = SCHEDULES[schedule].traits.has_weight_pass
+    has_weight_pass = config.SCHEDULES[schedule].has_weight_pass
     assert [most_in_flight(actions, has_weight_pass) for actions in lists(schedule, 4, 8)] == held
 
 
@@ -136,7 +136,7 @@ def one_at_a_time(stage: int, stages: int, microbatches: int, chunks: int = 1) -
 def test_a_schedule_can_be_added_from_outside(monkeypatch):
     for table in (SCHEDULES, config.SCHEDULES):
         monkeypatch.setitem(table, "one at a time", None)  # is taken out again after the test
-    register("one at a time", Schedule(one_at_a_time, "this test", config.Traits()))
+    register("one at a time", one_at_a_time, config.Traits())
     split = {"kind": "pipeline", "microbatches": 4}
     found, usual = (
         trained(workers=2, steps=3, split={**split, "schedule": name}, **SMALL["mlp"])

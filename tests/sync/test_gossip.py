@@ -11,7 +11,6 @@ from simulations import trained
 
 import dlpar
 from dlpar import Experiment, Run
-from dlpar.jobs.run import consensus, from_the_mean
 from dlpar.sync.sketch import BUCKETS, Sketch
 from dlpar.theory import contraction
 
@@ -52,7 +51,7 @@ def sketches(run, which: int) -> np.ndarray:
 @pytest.mark.parametrize("topology, workers", [("ring", 8), ("grid", 9), ("exp2", 8)])
 def test_replicas_approach_each_other_by_the_second_eigenvalue_a_step(topology, workers, tmp_path):
     run = simulated(tmp_path, **mixing(workers, steps=40, sync={"topology": topology}))
-    distance = consensus(run)["distance"].to_numpy()
+    distance = run.consensus["distance"].to_numpy()
     above = np.flatnonzero(distance > 1e-13 * distance[0])[-1]  # below lies the rounding of float64
     first = above // 3  # by then the slowest mode is left
     measured = (distance[above] / distance[first]) ** (1 / (above - first))
@@ -60,7 +59,7 @@ def test_replicas_approach_each_other_by_the_second_eigenvalue_a_step(topology, 
 
 
 def test_on_the_complete_graph_one_step_is_enough():
-    distance = consensus(ran(**mixing(8, steps=2, sync={"topology": "complete"})))["distance"]
+    distance = ran(**mixing(8, steps=2, sync={"topology": "complete"})).consensus["distance"]
     assert distance[0] > 0.1 and distance[1] < 1e-6 * distance[0]
 
 
@@ -93,22 +92,23 @@ def test_push_sum_conserves_mass_and_finds_the_mean(tmp_path):
 
 def test_push_sum_on_a_directed_ring_contracts_as_predicted(tmp_path):
     run = simulated(tmp_path, **mixing(5, steps=40, sync={"exchange": "push_sum"}))
-    distance = consensus(run)["distance"].to_numpy()
+    distance = run.consensus["distance"].to_numpy()
     assert (distance[39] / distance[9]) ** (1 / 30) == pytest.approx(contraction(run.experiment), rel=0.05)
 
 
 def test_two_islands_run_and_never_agree_and_a_warning_says_so():
     run = ran(**mixing(4, steps=30, sync={"topology": "edges", "edges": "0-1,2-3"}))
-    distance = consensus(run)["distance"]
+    distance = run.consensus["distance"]
     assert distance.iloc[-1] == pytest.approx(distance[1], rel=1e-9) and distance[1] > 0.1 * distance[0]
-    last = from_the_mean(run).query("step == 29")["distance"].tolist()
+    (*_, (done, last)) = run.from_the_mean()
+    assert done.step == 29
     assert last[0] == pytest.approx(last[1]) and min(last) > 0.1 * distance[0]
     assert "so its replicas cannot agree" in run.log
 
 
 def test_random_peers_contract_on_average_as_predicted(tmp_path):
     run = simulated(tmp_path, **mixing(8, steps=30, sync={"exchange": "random", "peers": 2}))
-    distance = consensus(run)["distance"].to_numpy()
+    distance = run.consensus["distance"].to_numpy()
     assert (distance[25] / distance[0]) ** (1 / 25) == pytest.approx(contraction(run.experiment), rel=0.2)
 
 
@@ -118,7 +118,7 @@ def test_pairwise_workers_do_all_steps_and_come_together(tmp_path):
     run = ran(**mixing(4, steps=60, sync={"exchange": "pairwise"}, delays=delays))
     assert len(run.steps) == 60 * 4
     assert not run.steps.duplicated(["rank", "step"]).any()
-    found = consensus(run)
+    found = run.consensus
     assert run.steps["staleness"].max() > 0
     # They meet at the mean of where they began, which the first sketches of another kind of gossip show.
     began, ended = sketches(simulated(tmp_path, **mixing(4, steps=1)), 0), sketches(run, -1)
@@ -150,7 +150,7 @@ def test_every_kind_of_gossip_learns_digits(exchange, tmp_path):
     if exchange != "pairwise":
         assert (run.steps[["staleness", "lead"]] == 0).all(axis=None)
     # The replicas' own weights spread, and gossip keeps them a fraction of their length apart.
-    assert 0 < consensus(run)["distance"].iloc[-1] < 3
+    assert 0 < run.consensus["distance"].iloc[-1] < 3
 
 
 @pytest.mark.parametrize("exchange", ["neighbours", "pairwise"])
@@ -165,7 +165,7 @@ def test_models_of_local_steps_can_be_gossiped(exchange, tmp_path):
 def test_a_worker_alone_has_nobody_to_gossip_with(exchange, tmp_path):
     run = simulated(tmp_path, workers=1, steps=5, batch=16, model={"width": 8}, sync={"exchange": exchange})
     assert (run.steps["messages"] == 0).all() and (run.steps["staleness"] == 0).all()
-    assert consensus(run)["distance"].tolist() == [0] * 5 and contraction(run.experiment) == 0
+    assert run.consensus["distance"].tolist() == [0] * 5 and contraction(run.experiment) == 0
 
 
 def test_each_worker_sends_its_weights_once_to_every_neighbour():

@@ -67,5 +67,5 @@ def test_every_workers_last_step_says_what_was_lost():
 
 
 def test_an_optimizer_with_a_state_is_refused():
-    with pytest.raises(BadExperiment, match="optimizer: got 'adam', allowed with hogwild is sgd"):
+    with pytest.raises(BadExperiment, match="optimizer: got 'adam', allowed with sync hogwild is sgd"):
         Experiment(sync="hogwild", optimizer="adam")

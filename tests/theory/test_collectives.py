@@ -61,13 +61,6 @@ def test_adding_is_charged_where_a_rank_adds():
     assert 1e3 * collective_seconds("star_broadcast", 8, 6000, LINK, adding=adding) == pytest.approx(1 + 42)
 
 
-def test_on_a_half_duplex_link_both_directions_take_their_turn():
-    half = Link(latency=1e-3, bandwidth=1e6, duplex="half")
-    assert 1e3 * collective_seconds("ring", 6, 6000, half) == pytest.approx(10 * 2)  # a + b = 2 b = 2 ms
-    assert 1e3 * collective_seconds("ring", 6, 60_000, half) == pytest.approx(10 * 20)
-    assert collective_seconds("star", 6, 6000, half) == collective_seconds("star", 6, 6000, LINK)
-
-
 def test_a_fit_finds_latency_and_bandwidth_again():
     link = fitted((16, 1000, 10**6), [LINK.seconds(size) for size in (16, 1000, 10**6)])
     assert (link.latency, link.bandwidth) == (pytest.approx(1e-3), pytest.approx(1e6))

@@ -5,17 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dlpar import Experiment
-from dlpar.theory import Link, contraction, neighbour_seconds
-
-LINK = Link(latency=1e-3, bandwidth=1e6)  # 1 ms, and 1 ms a kilobyte
-
-
-def test_an_exchange_with_neighbours_costs_their_number_and_no_more_on_more_workers():
-    assert 1e3 * neighbour_seconds(2, 6000, LINK) == pytest.approx(1 + 12)
-    assert 1e3 * neighbour_seconds(2, 6000, Link(1e-3, 1e6, "half")) == pytest.approx(24)
-    assert neighbour_seconds(0, 6000, LINK) == 0
-    with pytest.raises(ValueError, match="degree: got -1"):
-        neighbour_seconds(-1, 1, LINK)
+from dlpar.theory import contraction
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,6 @@ def test_workers_of_constant_speed_wait_for_nobody():
     [
         (0, EXPONENTIAL, "workers: got 0"),
         (2, Timing(kind="gamma"), "timing: got gamma, allowed is constant or exponential"),
-        (2, Timing(kind="trace", trace=[1.0, 3.0]), "timing: got trace, allowed is constant or exponential"),
     ],
 )
 def test_what_makes_no_sense_or_has_no_closed_form_is_refused(workers, timing, complaint):

@@ -10,10 +10,10 @@ from contextlib import nullcontext
 import pytest
 
 from dlpar import Experiment
-from dlpar.jobs.simulate import of_experiment, run_program
 from dlpar.theory import Servers, predict
 from dlpar.train import serve, train
 from dlpar.worlds.platforms import platform, workload
+from dlpar.worlds.simulated.run import of_experiment, run_program
 
 pytestmark = pytest.mark.slow
 
@@ -119,6 +119,7 @@ def test_of_a_large_model_the_form_of_servers_is_exact_without_what_they_compute
     [
         (4, {"scheme": "ps", "consistency": "asp"}, {"batch": 8192}),
         (16, {"scheme": "ps", "consistency": "asp"}, {}),
+        (1, "gossip", {}),
         (2, "gossip", {}),
         (8, {"scheme": "gossip", "exchange": "random"}, {}),
         (4, "ring", {"dtype": "float64", "scaling": "weak"}),
@@ -287,9 +288,7 @@ def test_a_step_that_has_to_be_simulated_is_not_predicted(sync, fields):
     assert predict(experiment(8, sync, **fields)) is None
 
 
-@pytest.mark.parametrize(
-    "timing", ["exponential", {"kind": "gamma", "cv": 0.3}, {"kind": "trace", "trace": [1, 2]}]
-)
+@pytest.mark.parametrize("timing", ["exponential", {"kind": "gamma", "cv": 0.3}])
 def test_times_that_vary_are_simulated(ours, timing):
     timing = {"kind": timing} if isinstance(timing, str) else timing
     assert predict(ours(8, "ring", {"timing": timing})) is None

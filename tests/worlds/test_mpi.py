@@ -28,8 +28,9 @@ def on(carrier):
 def in_pieces() -> None:
     """Have messages of a thousand bytes described in pieces, by the code for those of 1 GiB."""
     import dlpar.worlds.mpi as mpi
+    from dlpar.comm.base import World
 
-    mpi.PIECE, mpi.EAGER = 1000, 0
+    mpi.PIECE, World.eager = 1000, 0
 
 
 @pytest.mark.parametrize("carrier", CARRIERS)

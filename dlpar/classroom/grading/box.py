@@ -23,9 +23,9 @@ from tempfile import TemporaryDirectory, TemporaryFile
 from typing import Any
 
 from dlpar.course.judge import SIMULATED_ONLY
-from dlpar.jobs.processes import adopt_orphans, descendants, kill, parent_of, resident, wait_gone
+from dlpar.jobs.processes import adopt_orphans, descendants, kill, resident, wait_gone
 
-NEEDED = ("unshare", "setpriv", "mount")
+NEEDED = ("unshare", "setpriv", "prlimit", "mount")
 START = 120.0
 """Seconds a judge may take to start on a busy machine; none of the student's code runs before."""
 
@@ -54,7 +54,7 @@ mount -t tmpfs -o "$own" box "$HOME" && mkdir "$HOME/kept" && {opened} && rmdir 
 while read -r _ where _ how _; do
   case $how in rw*) [ "$where" = "$HOME" ] || mount -o remount,bind,ro "$where" 2>/dev/null;; esac
 done </proc/self/mounts
-mount -t tmpfs -o "$own" box /dev/shm && cd "$HOME" && "$1" -I -S -c "$LOOPBACK" || exit 1
+mount -t tmpfs -o "$own" box /dev/shm && cd "$HOME" && "$PYTHON" -I -S -c "$LOOPBACK" || exit 1
 exec setpriv --reuid "$BOX_USER" --regid "$BOX_GROUP" --clear-groups --no-new-privs --inh-caps=-all \\
   --bounding-set=-all "$@"
 """
@@ -74,7 +74,7 @@ class Box:
         Unix account that answers run in.  None: the account that grades, with access to its files and its
         network; only time, memory and processes left behind are limited.
     seconds : float
-        Time limit of one check.
+        Time limit of a check.
     memory : float
         GiB of data of each process, and of the memory of all together.
     """
@@ -85,21 +85,18 @@ class Box:
 
     def __post_init__(self) -> None:
         """Check the machine and the account; raises :class:`CannotGrade`."""
-        why = None if self.account is None else _impossible(self.account)
-        if why:
+        if self.account is not None and (why := _impossible(self.account)):
             raise CannotGrade(
                 f"answers cannot be isolated: {why}. --not-isolated grades without: for answers you have read."
             )
 
-    def judge(self, trial: dict[str, Any], seconds: float | None = None) -> dict[str, Any]:
+    def judge(self, trial: dict[str, Any]) -> dict[str, Any]:
         """Judge one answer.
 
         Parameters
         ----------
         trial : dict
-            ``given``, ``answer``, ``names`` and ``check``, from :func:`dlpar.classroom.grading.grade.trials`.
-        seconds : float, optional
-            The time left for the notebook, if that is less than the box's.
+            ``given``, ``answer``, ``names`` and ``check``, from :func:`dlpar.classroom.grading.grade.trial`.
 
         Returns
         -------
@@ -111,10 +108,7 @@ class Box:
         CannotGrade
             If the judge does not start, or finds a hole in the box.
         """
-        limits = {"RLIMIT_DATA": int(self.memory * 2**30), "RLIMIT_FSIZE": FILE_SIZE, "RLIMIT_CORE": 0}
-        if self.account is not None:
-            limits["RLIMIT_NPROC"] = PROCESSES
-        trial = trial | {"secret": secrets.token_hex(), "limits": limits}
+        trial = trial | {"secret": secrets.token_hex()}
         with (
             TemporaryDirectory(prefix="dlpar-box-", ignore_cleanup_errors=True) as home,
             TemporaryFile() as said,
@@ -127,7 +121,7 @@ class Box:
                     why = said.read(2000).decode(errors="replace").strip().splitlines()
                     raise CannotGrade(f"the judge did not start: {why[-1] if why else 'it said nothing'}")
                 self._check(ready)
-                verdict = judge.line(self.seconds if seconds is None else min(seconds, self.seconds))
+                verdict = judge.line(self.seconds)
         if verdict is None:
             return {"solved": False, "said": f"not yet: {judge.why}"}
         text = "".join(c if c.isprintable() or c == "\n" else "?" for c in str(verdict.get("said")))
@@ -145,12 +139,14 @@ class Box:
 
     def command(self) -> list[str]:
         """Return the command that starts a judge."""
+        limited = ["prlimit", f"--data={int(self.memory * 2**30)}", f"--fsize={FILE_SIZE}", "--core=0"]
         judge = [sys.executable, "-P", "-c", JUDGE]
         if self.account is None:
-            return judge
+            return [*limited, *judge]
         apart = ["--mount", "--pid", "--net", "--ipc", "--fork", "--kill-child", "--mount-proc"]
         script = SHUT_IN.replace("{opened}", _opened())
-        return ["setpriv", "--pdeathsig=KILL", "unshare", *apart, "sh", "-c", script, "sh", *judge]
+        shut_in = ["setpriv", "--pdeathsig=KILL", "unshare", *apart, "sh", "-c", script, "sh"]
+        return [*shut_in, *limited, f"--nproc={PROCESSES}", *judge]
 
     def environment(self, home: str) -> dict[str, str]:
         """Return a judge's environment, with nothing of the account that grades."""
@@ -162,7 +158,8 @@ class Box:
             own["PYTHONPATH"] = path
         if self.account is not None:
             user = pwd.getpwnam(self.account)
-            own |= {"BOX_USER": str(user.pw_uid), "BOX_GROUP": str(user.pw_gid), "LOOPBACK": LOOPBACK}
+            own |= {"BOX_USER": str(user.pw_uid), "BOX_GROUP": str(user.pw_gid)}
+            own |= {"LOOPBACK": LOOPBACK, "PYTHON": sys.executable}
         return own
 
 
@@ -247,18 +244,15 @@ class _Judge:
         CannotGrade
             If it does not end.
         """
-        below = descendants(self.process.pid)  # in a box they end with the judge, its process number 1
-        kill([self.process.pid, *below])
+        # In a box the kernel ends all others with the judge, process number 1 there.
+        kill([self.process.pid, *descendants(self.process.pid)])
         self.process.stdout.close()
         try:
             self.process.wait(GONE)
         except subprocess.TimeoutExpired:
             raise CannotGrade(f"the judge, process {self.process.pid}, does not end") from None
-        end = time.monotonic() + GONE
-        # Not by wait_gone, which collects children: other threads have judges, too.
-        while any(parent_of(pid) is not None for pid in below) and time.monotonic() < end:
-            time.sleep(0.01)
         if self.box.account is None:
+            end = time.monotonic() + GONE
             while (left := descendants(os.getpid(), self.spared)) and time.monotonic() < end:
                 kill(left)
                 wait_gone(left, 1.0)

@@ -1,45 +1,47 @@
 """Grade what students handed in: judge answers side by side, and keep points and feedback in nbgrader's course.
 
-A student may have changed, copied or deleted any cell and any mark in her notebook.  So only the text of her answers
+A student may have changed, copied or deleted any cell and any mark in her notebook.  So only the text of her answer
 is read from it, and is put into the teacher's exercise.  Its cells carry nbgrader's metadata.  A *solution* cell holds
 an answer.  A *grade* cell checks the answers above it and binds the verdict to ``solved``.  Any other *locked* cell
 gives code that both may use.
 
 nbgrader keeps the gradebook, adds points and writes feedback.  It runs nothing: in its course, the verdicts stand as
-output of the checks.  A check earns all its points if it was found solved, and otherwise none.
+output of the checks.  A check earns all its points if the answer solves it, and otherwise none.
 """
 
 from __future__ import annotations
 
 import ast
 import copy
-import csv
 import json
 import os
 import pwd
 import re
 import stat
-import time
+import sys
 import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
+from subprocess import CalledProcessError
 from typing import Any
 
 import nbformat
+import pandas as pd
 from nbformat import NotebookNode
-from nbformat.v4 import new_code_cell, new_output
+from nbformat.v4 import new_code_cell, new_notebook, new_output
 from nbgrader.api import Gradebook
 from nbgrader.apps import NbGraderAPI
 from nbgrader.preprocessors import ClearSolutions
-from sqlalchemy.exc import SAWarning
+from sqlalchemy.exc import SQLAlchemyError
 from traitlets.config import Config
 
-from dlpar.classroom.grading.box import Box
+from dlpar.classroom.grading.box import Box, CannotGrade
 from dlpar.classroom.grading.release import CLEAR
 from dlpar.jobs.processes import descendants, kill
 
-warnings.filterwarnings("ignore", category=SAWarning, module="nbgrader")  # about its own queries
+warnings.filterwarnings("ignore", module="nbgrader")  # SQLAlchemy's, about its queries
 
 IMPORTS = "imports"
 """Grade id of the cell that holds every import of the lab."""
@@ -57,11 +59,8 @@ LONGEST = 100_000
 """Characters of an answer."""
 
 
-Verdicts = dict[str, dict[str, Any]]
-"""``solved`` and ``said`` of each check, by its grade id."""
-
-NOTEBOOK_SECONDS = 3
-"""Time limit of all checks of a notebook together, as a multiple of the limit of one check."""
+Verdict = dict[str, Any]
+"""``solved`` and ``said``, from :meth:`Box.judge`."""
 
 ELSEWHERE = re.compile(r'<script src="https?://[^"]*">\s*</script>')
 """Scripts that nbgrader's page would load from another machine, to set formulas."""
@@ -85,13 +84,14 @@ def role(cell: NotebookNode) -> str | None:
     return None
 
 
-def grade_id(cell: NotebookNode) -> str:
-    """Return nbgrader's name of a cell of an exercise."""
-    return cell.metadata.nbgrader.grade_id
+def part(notebook: NotebookNode, wanted: str) -> NotebookNode:
+    """Return the only cell of an exercise with this role."""
+    (cell,) = [cell for cell in notebook.cells if role(cell) == wanted]
+    return cell
 
 
 def exercise(master: NotebookNode) -> NotebookNode | None:
-    """Cut the exercise out of a lab: all imports, the text before each answer, given cells, answers and checks.
+    """Cut the exercise out of a lab: all imports, the text before each cell, given cells, the answer and its check.
 
     Parameters
     ----------
@@ -114,9 +114,7 @@ def exercise(master: NotebookNode) -> NotebookNode | None:
         return None
     marks = dict(grade=False, grade_id=IMPORTS, locked=True, schema_version=3, solution=False, task=False)
     imports = new_code_cell("\n".join(_imports(master)), metadata={"nbgrader": marks}, id=IMPORTS)
-    alone = copy.deepcopy(master)
-    alone.cells = [imports, *copy.deepcopy(kept)]
-    return alone
+    return new_notebook(metadata=master.metadata, cells=[imports, *kept])
 
 
 def _imports(notebook: NotebookNode) -> Iterator[str]:
@@ -128,31 +126,25 @@ def _imports(notebook: NotebookNode) -> Iterator[str]:
                     yield ast.unparse(statement)
 
 
-def trials(blank: NotebookNode, answered: NotebookNode) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the input of :mod:`dlpar.classroom.grading.judge` for each check.
+def trial(blank: NotebookNode, answer: str) -> dict[str, Any]:
+    """Return the input of :mod:`dlpar.classroom.grading.judge`.
 
     Parameters
     ----------
     blank : NotebookNode
-        An exercise without solutions; its functions are those asked for.
-    answered : NotebookNode
-        The same with a student's answers.
+        An exercise without solution; its functions are those asked for.
+    answer : str
+        A student's answer.
 
-    Yields
-    ------
-    (str, dict)
-        Grade id of a check, and ``given``, ``answer``, ``names`` and ``check``.
+    Returns
+    -------
+    dict
+        ``given``, ``answer``, ``names`` and ``check``.
     """
-    given, answers, names = [], [], []
-    for asked, cell in zip(blank.cells, answered.cells):
-        if role(cell) == "given":
-            given.append(cell.source)
-        elif role(cell) == "answer":
-            answers.append(cell.source)
-            names += [one.name for one in ast.parse(asked.source).body if isinstance(one, ast.FunctionDef)]
-        elif role(cell) == "check":
-            trial = dict(given="\n\n".join(given), answer="\n\n".join(answers), names=[*names])
-            yield grade_id(cell), trial | {"check": cell.source}
+    given = "\n\n".join(cell.source for cell in blank.cells if role(cell) == "given")
+    asked = ast.parse(part(blank, "answer").source).body
+    names = [one.name for one in asked if isinstance(one, ast.FunctionDef)]
+    return {"given": given, "answer": answer, "names": names, "check": part(blank, "check").source}
 
 
 def students(where: str) -> list[str]:
@@ -226,34 +218,28 @@ def _owners(where: str, student: str) -> set[int]:
     return own if STUDENT in where else own | teacher
 
 
-def with_answers(blank: NotebookNode, cells: list[Any]) -> tuple[NotebookNode, list[str]]:
-    """Put a student's answers into the teacher's exercise.
+def answer_in(cells: list[Any], wanted: str) -> str:
+    """Return the text of the only code cell that is marked as the answer with the grade id `wanted`.
 
     Parameters
     ----------
-    blank : NotebookNode
-        The exercise without solutions, with hidden tests.
     cells : list
-        Cells of the student's notebook, as they were read.
+        Cells of a student's notebook, as they were read.
+    wanted : str
+        nbgrader's name of the answer.
 
-    Returns
-    -------
-    (NotebookNode, list of str)
-        The second has a sentence for each missing answer; such a cell stays as it was released.
+    Raises
+    ------
+    Unreadable
+        If there is no such cell, more than one, or if its text is too long.
     """
-    notebook, missing = copy.deepcopy(blank), []
-    for cell in notebook.cells:
-        if role(cell) != "answer":
-            continue
-        found = [text for one in cells if (text := _answer(one, grade_id(cell))) is not None]
-        if len(found) != 1:
-            number = len(found) or "no"
-            missing.append(f"{number} cells of the notebook are marked {grade_id(cell)}; there must be one")
-        elif len(found[0]) > LONGEST:
-            missing.append(f"the answer {grade_id(cell)} is longer than {LONGEST:,} characters")
-        else:
-            cell.source = found[0]
-    return notebook, missing
+    found = [text for cell in cells if (text := _answer(cell, wanted)) is not None]
+    if len(found) != 1:
+        number = len(found) or "no"
+        raise Unreadable(f"{number} cells of the notebook are marked {wanted}; there must be one")
+    if len(found[0]) > LONGEST:
+        raise Unreadable(f"the answer {wanted} is longer than {LONGEST:,} characters")
+    return found[0]
 
 
 def _answer(cell: Any, wanted: str) -> str | None:
@@ -271,14 +257,6 @@ def _answer(cell: Any, wanted: str) -> str | None:
 # ---- verdicts and points ------------------------------------------------------------
 
 
-class CourseFailed(RuntimeError):
-    """nbgrader failed; its own words."""
-
-
-def _not_solved(why: str) -> dict[str, Any]:
-    return {"solved": False, "said": why}
-
-
 class Course:
     """A folder with nbgrader's course, closed to others.
 
@@ -293,10 +271,22 @@ class Course:
         self.folder = folder.resolve()
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.folder.chmod(0o700)
-        self.database = f"sqlite:///{self.folder / 'gradebook.db'}"
-        course = {"root": str(self.folder), "db_url": self.database}
+        course = {"root": str(self.folder), "db_url": f"sqlite:///{self.folder / 'gradebook.db'}"}
         config = Config(CourseDirectory=course, ClearSolutions=CLEAR, HTMLExporter={"sanitize_html": True})
         self.nbgrader = NbGraderAPI(config=config)
+        # nbgrader calls alembic by its name, and sudo leaves this environment out of the PATH.
+        programs = [str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]
+        os.environ["PATH"] = os.pathsep.join(programs)
+
+    @contextmanager
+    def _gradebook(self) -> Iterator[Gradebook]:
+        """Open the gradebook; raises :class:`CannotGrade` if it is damaged or cannot be written."""
+        try:
+            with self.nbgrader.gradebook as book:
+                yield book
+        except (SQLAlchemyError, CalledProcessError) as error:
+            why = str(getattr(error, "orig", None) or error).splitlines()[0]
+            raise CannotGrade(f"{self.folder / 'gradebook.db'}: nbgrader cannot use it ({why})") from None
 
     def take(self, masters: list[Path]) -> dict[str, NotebookNode]:
         """Put the exercises of these masters into the course.
@@ -304,52 +294,54 @@ class Course:
         Returns
         -------
         dict
-            By the lab's name, its exercise without solutions, with hidden tests; labs without one are left out.
+            By the lab's name, its exercise without solution, with hidden tests; labs without one are left out.
+
+        Raises
+        ------
+        CannotGrade
+            If an exercise has not one answer and one check, or nbgrader fails.
         """
         labs = {}
         for master in masters:
             solved = exercise(nbformat.read(master, 4))
-            if solved is not None:
-                self._write("source", master.stem, master.stem, solved)
-                _done(self.nbgrader.generate_assignment(master.stem), f"releasing {master.stem}")
-                blank = copy.deepcopy(solved)
-                labs[master.stem], _ = ClearSolutions(**CLEAR).preprocess(blank, {})
+            if solved is None:
+                continue
+            roles = [role(cell) for cell in solved.cells]
+            if (roles.count("answer"), roles.count("check")) != (1, 1):
+                raise CannotGrade(f"{master}: an exercise has one answer cell and one check cell")
+            self._write("source", master.stem, master.stem, solved)
+            _done(self.nbgrader.generate_assignment(master.stem), f"releasing {master.stem}")
+            labs[master.stem], _ = ClearSolutions(**CLEAR).preprocess(solved, {})
         return labs
 
-    def record(self, student: str, lab: str, notebook: NotebookNode, verdicts: Verdicts) -> None:
-        """Write down a student's points and feedback for a lab; a check without a verdict earns nothing."""
-        with Gradebook(self.database) as book:
+    def record(self, student: str, lab: str, notebook: NotebookNode, verdict: Verdict) -> None:
+        """Write down a student's points and feedback for a lab."""
+        check = part(notebook, "check")
+        check.outputs = [new_output("stream", name="stdout", text=verdict["said"])]
+        self._write("autograded", f"{student}/{lab}", lab, notebook)
+        with self._gradebook() as book:
             book.update_or_create_student(student)
             book.update_or_create_submission(lab, student)
-            for cell in notebook.cells:
-                if role(cell) == "check":
-                    verdict = verdicts.get(grade_id(cell), _not_solved("not yet: it was not judged"))
-                    earned = book.find_grade(grade_id(cell), lab, lab, student)
-                    earned.auto_score = earned.max_score if verdict["solved"] is True else 0
-                    cell.outputs = [new_output("stream", name="stdout", text=verdict["said"])]
+            earned = book.find_grade(check.metadata.nbgrader.grade_id, lab, lab, student)
+            earned.auto_score = earned.max_score if verdict["solved"] is True else 0
             book.db.commit()
-        self._write("autograded", f"{student}/{lab}", lab, notebook)
         _done(self.nbgrader.generate_feedback(lab, student), f"feedback for {student}'s {lab}")
         page = self.folder / "feedback" / student / lab / f"{lab}.html"
         page.write_text(ELSEWHERE.sub("", page.read_text("utf-8")), "utf-8")
 
     def write_grades(self) -> Path:
         """Write ``grades.csv``, a line for each student and lab: points from the gradebook, and the verdicts."""
-        with Gradebook(self.database) as book:
+        with self._gradebook() as book:
             submissions = [one for assignment in book.assignments for one in assignment.submissions]
             found = [(one.student.id, one.assignment.name, one.score, one.max_score) for one in submissions]
         path = self.folder / "grades.csv"
-        with open(path, "w", newline="", encoding="utf-8") as file:
-            table = csv.writer(file)
-            table.writerow(COLUMNS)
-            table.writerows([*row, self._said(*row[:2])] for row in sorted(found))
+        table = pd.DataFrame([(*row, self._said(*row[:2])) for row in sorted(found)], columns=COLUMNS)
+        table.to_csv(path, index=False)
         return path
 
     def _said(self, student: str, lab: str) -> str:
-        path = self.folder / "autograded" / student / lab / f"{lab}.ipynb"
-        cells = nbformat.read(path, 4).cells if path.exists() else []
-        checks = [cell for cell in cells if role(cell) == "check"]
-        return " · ".join(output.get("text") or output.evalue for cell in checks for output in cell.outputs)
+        judged = nbformat.read(self.folder / "autograded" / student / lab / f"{lab}.ipynb", 4)
+        return part(judged, "check").outputs[0].text
 
     def _write(self, step: str, inside: str, name: str, notebook: NotebookNode) -> None:
         folder = self.folder / step / inside
@@ -360,45 +352,32 @@ class Course:
 def _done(result: dict[str, Any], what: str) -> None:
     if not result["success"]:
         why = (result.get("error") or result.get("log") or "no reason given").strip()
-        raise CourseFailed(f"{what}: nbgrader says {why.splitlines()[-1]}\n{why}")
+        raise CannotGrade(f"{what}: nbgrader says {why.splitlines()[-1]}")
 
 
-def judged(
-    where: str, student: str, lab: str, blank: NotebookNode, box: Box
-) -> tuple[NotebookNode, Verdicts]:
-    """Judge a student's answers to a lab; nothing is run for an answer that is missing or as it was released.
+def judged(where: str, student: str, lab: str, blank: NotebookNode, box: Box) -> tuple[NotebookNode, Verdict]:
+    """Judge a student's answer to a lab; nothing is run for an answer that is missing or as it was released.
 
     Returns
     -------
     (NotebookNode, dict)
-        The exercise with the answers, and a verdict for each check.
+        The exercise with the answer, and the verdict.
     """
+    notebook = copy.deepcopy(blank)
+    answer = part(notebook, "answer")
     try:
-        notebook, faults = with_answers(blank, handed_in(where, student, lab))
+        text = answer_in(handed_in(where, student, lab), answer.metadata.nbgrader.grade_id)
     except Unreadable as reason:
-        notebook, faults = blank, [str(reason)]
-    verdicts: Verdicts = {}
-    end = time.monotonic() + NOTEBOOK_SECONDS * box.seconds
-    for check, trial in trials(blank, notebook):
-        left = end - time.monotonic()
-        if faults:
-            verdicts[check] = _not_solved(f"not handed in: {'; '.join(faults)}")
-        elif _answers(notebook) == _answers(blank):
-            verdicts[check] = _not_solved("to do: the answer is as it was released")
-        elif left <= 0:
-            verdicts[check] = _not_solved("not yet: the checks before took the notebook's whole time")
-        else:
-            verdicts[check] = box.judge(trial, left)
-    return notebook, verdicts
-
-
-def _answers(notebook: NotebookNode) -> list[str]:
-    return [cell.source for cell in notebook.cells if role(cell) == "answer"]
+        return notebook, {"solved": False, "said": f"not handed in: {reason}"}
+    if text == answer.source:
+        return notebook, {"solved": False, "said": "to do: the answer is as it was released"}
+    answer.source = text
+    return notebook, box.judge(trial(blank, text))
 
 
 def grade(
     course: Course, where: str, labs: dict[str, NotebookNode], box: Box, at_a_time: int
-) -> Iterator[tuple[str, str, Verdicts]]:
+) -> Iterator[tuple[str, str, Verdict]]:
     """Judge what was handed in, a few answers at a time, and record each when it is judged.
 
     Parameters
@@ -415,23 +394,21 @@ def grade(
     Yields
     ------
     (str, str, dict)
-        A student, a lab and the verdicts.
+        A student, a lab and the verdict.
 
     Raises
     ------
     CannotGrade
-        If an answer cannot be judged for no fault of its own; what was recorded stays.
-    CourseFailed
-        If nbgrader fails.
+        If an answer cannot be judged for no fault of its own, or nbgrader fails; what was recorded stays.
     """
     pairs = [(student, lab) for student in students(where) for lab in labs]
     with ThreadPoolExecutor(at_a_time) as pool:
         waiting = [pool.submit(judged, where, student, lab, labs[lab], box) for student, lab in pairs]
         try:
             for (student, lab), future in zip(pairs, waiting):
-                notebook, verdicts = future.result()
-                course.record(student, lab, notebook, verdicts)
-                yield student, lab, verdicts
+                notebook, verdict = future.result()
+                course.record(student, lab, notebook, verdict)
+                yield student, lab, verdict
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             kill(descendants(os.getpid()))  # judges still at work

@@ -13,11 +13,9 @@ import json
 import linecache
 import os
 import pickle
-import resource
 import socket
 import sys
 from collections.abc import Callable
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -51,11 +49,6 @@ def main() -> None:
         ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
     channel, trial = os.dup(1), json.load(sys.stdin)  # the copy is not handed on to other processes
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    for name, most in trial["limits"].items():
-        kind = getattr(resource, name)
-        hard = resource.getrlimit(kind)[1]
-        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
-        resource.setrlimit(kind, (most, most))
 
     def tell(**facts: Any) -> None:
         os.write(channel, json.dumps({"secret": trial["secret"], **facts}).encode() + b"\n")
@@ -93,8 +86,8 @@ def _run(source: str, file: str, space: dict[str, Any]) -> None:
 class JudgedFunction:
     """A student's function in a check.
 
-    Sent to a rank it becomes the function itself.  Called by the judge, it runs on one simulated rank and returns
-    the result from there.
+    Sent to a rank it becomes the function itself (:func:`on_rank`).  Called by the judge, it runs on one simulated
+    rank and returns the result from there.
 
     Parameters
     ----------
@@ -110,7 +103,7 @@ class JudgedFunction:
         self.given, self.source, self.__name__ = given, source, name
 
     def __reduce__(self) -> tuple:
-        return OnRank, (self.given, self.source, self.__name__)
+        return on_rank, (self.given, self.source, self.__name__)
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         here = {"workers": 1, "world": "simulated", "timeout": CALL_TIMEOUT}
@@ -122,24 +115,17 @@ class JudgedFunction:
             raise RuntimeError(str(failure)) from None
 
 
-class OnRank(JudgedFunction):
-    """A student's function on a rank; her source runs before the first call."""
-
-    @cached_property
-    def function(self) -> Callable[..., Any]:
-        """The function itself; raises `NameError` if the answer has none of that name."""
-        space: dict[str, Any] = {"__name__": "__main__"}
-        _run(self.given, "<given>", space)
-        _run(self.source, "<answer>", space)
-        if not callable(space.get(self.__name__)):
-            raise NameError(f"there is no function {self.__name__} in the answer")
-        return space[self.__name__]
-
-    def __call__(self, *arguments: Any, **named: Any) -> Any:
-        return self.function(*arguments, **named)
+def on_rank(given: str, source: str, name: str) -> Callable[..., Any]:
+    """Run a student's source in a process of ranks; returns her function, raises `NameError` if she wrote none."""
+    space: dict[str, Any] = {"__name__": "__main__"}
+    _run(given, "<given>", space)
+    _run(source, "<answer>", space)
+    if not callable(space.get(name)):
+        raise NameError(f"there is no function {name} in the answer")
+    return space[name]
 
 
-def _called(comm: Any, answer: OnRank, arguments: tuple, named: dict[str, Any]) -> Any:
+def _called(comm: Any, answer: Callable[..., Any], arguments: tuple, named: dict[str, Any]) -> Any:
     return answer(*arguments, **named)
 
 
@@ -154,13 +140,8 @@ class _Reader(pickle.Unpickler):
 
 
 def read_result(body: bytes) -> Any:
-    """Read numbers, text, lists, tuples, sets, mappings, arrays and tensors; ValueError for anything else."""
-    try:
-        return _Reader(io.BytesIO(body)).load()
-    except ValueError:
-        raise
-    except Exception as error:
-        raise ValueError(f"what a rank returned cannot be read: {type(error).__name__}") from None
+    """Read numbers, text, lists, tuples, sets, mappings, arrays and tensors; raises an error for anything else."""
+    return _Reader(io.BytesIO(body)).load()
 
 
 def _storage(content: bytes) -> Any:

@@ -8,7 +8,7 @@ An update never overwrites what a student has changed.  For every file of the la
     she has none                      it is copied (to get a fresh lab, delete or rename the old one)
     she has it as it was delivered    it is replaced by the new version
     she has changed it                hers stays; a new version arrives beside it as ``NAME (new).ipynb``,
-                                      once, and is itself replaced by later versions until she changes it
+                                      once, and the same rules hold for that file
 
 Running a notebook changes it, because its results are hers too.
 """
@@ -20,6 +20,7 @@ import json
 import os
 import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 STUB = "raise NotImplementedError"
@@ -120,37 +121,29 @@ def bring(labs: Path, own: Path) -> list[str]:
         Names written.
     """
     own.mkdir(mode=0o700, parents=True, exist_ok=True)
-    record, written = own / DELIVERED, []
-    delivered = _read_record(record)
+    delivered, written = _read_record(own / DELIVERED), []
     for name in _files(labs):
         content = (labs / name).read_bytes()
-        target = _place(own, name, _digest(content), delivered)
-        if target is not None:
-            _write(own / target, content, 0o600)
-            written.append(target)
-    if written or not record.exists():
-        _write(record, json.dumps(delivered, indent=1).encode(), 0o600)
+        place = _place(own, name, _digest(content), delivered)
+        if place is not None:
+            _write(own / place, content, 0o600)
+            delivered[str(place)] = _digest(content)
+            written.append(str(place))
+    if written:
+        _write(own / DELIVERED, json.dumps(delivered, indent=1).encode(), 0o600)
     return written
 
 
-def _place(own: Path, name: Path, digest: str, delivered: dict[str, str]) -> str | None:
-    """Choose the name for a version of a lab and note it in `delivered`; None if she has it."""
-    if delivered.get(str(name)) == digest and (own / name).exists():
-        return None  # nothing new since
-    place, number = name, 0
-    while (own / place).exists():
-        has = _digest((own / place).read_bytes())
-        if has == digest:
-            delivered[str(place)] = delivered[str(name)] = digest
-            return None
-        if has == delivered.get(str(place)):
-            break  # as it was delivered: she has not changed it
-        number += 1
-        place = name.with_name(f"{name.stem} (new{f' {number}' if number > 1 else ''}){name.suffix}")
-        if delivered.get(str(place)) == digest:
-            return None  # she has had this version, and changed or deleted it
-    delivered[str(place)] = digest
-    return str(place)
+def _place(own: Path, name: Path, digest: str, delivered: dict[str, str]) -> Path | None:
+    """Choose the name for a version of a lab; None if she has had this version beside what is hers."""
+    if not (own / name).exists():
+        return name
+    place = name
+    while (before := delivered.get(str(place))) != digest:
+        if not (own / place).exists() or _digest((own / place).read_bytes()) in (before, digest):
+            return place  # nothing there is hers
+        place = place.with_name(f"{place.stem} (new){place.suffix}")
+    return None
 
 
 def _files(labs: Path) -> list[Path]:
@@ -166,11 +159,9 @@ def _digest(content: bytes) -> str:
 
 def _read_record(record: Path) -> dict[str, str]:
     """Read names and digests; empty if the record is missing or damaged."""
-    try:
-        found = json.loads(record.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
+    with suppress(OSError, ValueError, TypeError):
+        return dict(json.loads(record.read_bytes()))
+    return {}
 
 
 def _write(path: Path, content: bytes, mode: int) -> None:

@@ -11,6 +11,3 @@
 The modules that run inside the hub import JupyterHub and the standard library only, so that a hub can have dlpar
 without torch; this file therefore imports nothing.
 """
-
-MAY_SEE_JOBS = "custom:dlpar:jobs"
-"""Scope of the teacher's page in students' servers: nothing but their jobs, offers and shared predictions."""

@@ -14,18 +14,13 @@ import signal
 import sqlite3
 import sys
 from collections.abc import Iterable
-from contextlib import closing
-from functools import cache
-from hmac import compare_digest
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
-from jupyterhub.auth import Authenticator
 from jupyterhub.spawner import LocalProcessSpawner, SimpleLocalProcessSpawner
 from jupyterhub.utils import fmt_ip_url, random_port, wait_for_http_server
-from traitlets import Unicode
 
-from dlpar.classroom.hub import MAY_SEE_JOBS
 from dlpar.classroom.hub.settings import LISTED, SYSTEM, Settings, passwords, proxy_command
 from dlpar.config.paths import private_folder, runtime_folder
 from dlpar.jobs.control_groups import cores
@@ -76,7 +71,7 @@ def classroom(
     idle : float
         Minutes without activity after which a notebook server is stopped.
     proxy : str
-        Address of the hub's proxy as the teacher's service sees it.
+        Address of the hub's proxy as students' servers see it.
     page : str
         Address of the teacher's service as the proxy sees it.
     account : str, optional
@@ -89,15 +84,14 @@ def classroom(
     report = str(int(min(AT_REST, 60 * idle / 4)))
     c.Spawner.cmd = [*PYTHON, "dlpar.classroom.hub.student"]
     c.Spawner.default_url = "/lab"
-    c.Spawner.environment.update({"DLPAR_LABS": labs, "JUPYTERHUB_ACTIVITY_INTERVAL": report} | limit)
-    means = "List and stop students' jobs, offer them an experiment, read what they share"
-    c.JupyterHub.custom_scopes.update({MAY_SEE_JOBS: {"description": means}})
+    own = {"DLPAR_LABS": labs, "DLPAR_HUB_PROXY": proxy, "JUPYTERHUB_ACTIVITY_INTERVAL": report}
+    c.Spawner.environment.update(own | limit)
     culler = f"jupyterhub_idle_culler --timeout={60 * idle:.0f} --cull-every={min(60 * idle / 2, 300):.0f}"
     services = [
         {"name": "idle-culler", "command": [*TIED, *PYTHON, *culler.split()]},
         {
             "name": "teacher", "command": [*TIED, *PYTHON, "dlpar.classroom.hub.teacher"], "url": page,
-            "display": True, "oauth_no_confirm": True, "environment": {"DLPAR_HUB_PROXY": proxy, **limit},
+            "display": True, "oauth_no_confirm": True, "environment": limit,
         },
     ]  # fmt: skip
     user = {} if account is None else {"user": account}
@@ -106,8 +100,7 @@ def classroom(
     c.JupyterHub.load_roles.extend([
         {"name": "idle-culler", "services": ["idle-culler"],
          "scopes": ["list:users", "read:users:activity", "read:servers", "delete:servers"]},
-        {"name": "teacher-page", "services": ["teacher"],
-         "scopes": ["list:users", "read:servers", MAY_SEE_JOBS]},
+        {"name": "teacher-page", "services": ["teacher"], "scopes": ["list:users", "read:servers"]},
         {"name": "teacher", "groups": ["teachers"],
          "scopes": ["self", "access:services!service=teacher", "admin-ui", "list:users", "servers"]},
     ])  # fmt: skip
@@ -116,21 +109,8 @@ def classroom(
 # ---- on this machine -------------------------------------------------------------------
 
 
-class ListedLogin(Authenticator):
-    """Log in names of a list with a password each, for a try on one machine: never off loopback."""
-
-    file = Unicode(help="The list, with lines ``name password``.").tag(config=True)
-
-    async def authenticate(self, handler: Any, data: dict[str, str]) -> str | None:
-        """Return the name, if name and password are a line of the file."""
-        known, given = passwords(Path(self.file)).get(data["username"]), data["password"].encode()
-        return data["username"] if known is not None and compare_digest(known.encode(), given) else None
-
-
-@cache
-def turns() -> asyncio.Semaphore:
-    """Limit the servers that start at a time to the number of cores; the others wait in order."""
-    return asyncio.Semaphore(cores())
+TURNS = asyncio.Semaphore(cores())
+"""Limit of the servers that start at a time; the others wait in order."""
 
 
 class InLine:
@@ -138,12 +118,10 @@ class InLine:
 
     async def start(self) -> tuple[str, int]:
         """Start the server and return its address."""
-        async with turns():
+        async with TURNS:
             address, port = await super().start()
-            try:
+            with suppress(TimeoutError):  # JupyterHub asks once more, and tells the student
                 await wait_for_http_server(f"http://{address}:{port}{self.server.base_url}", timeout=START)
-            except TimeoutError:
-                pass  # JupyterHub asks once more, and tells the student
         return address, port
 
 
@@ -196,9 +174,10 @@ def configure(c: Any, settings: Settings) -> None:
     classroom(c, settings.labs, settings.teachers, settings.idle, proxy, page, account, slots)
     everybody = {*settings.users, *settings.teachers}
     if settings.accounts == LISTED:
-        c.JupyterHub.authenticator_class = ListedLogin
-        c.ListedLogin.file = str(folder / "passwords")
-        c.ListedLogin.allowed_users = everybody
+        c.JupyterHub.authenticator_class = "shared-password"
+        login = c.SharedPasswordAuthenticator
+        login.allowed_users, login.admin_users = everybody, set(settings.teachers)
+        login.user_password, login.admin_password = passwords(folder)
         c.JupyterHub.spawner_class = OneAccount
         c.OneAccount.home_dir_template = str(private_folder(folder / "users") / "{username}")
     else:
@@ -221,7 +200,6 @@ def give_out_slots(c: Any, settings: Settings) -> str:
         command = [*TIED, *PYTHON, "dlpar.cli", "slots"]
         command += [f"--socket={path}", f"--ranks={settings.slots}"]
         if settings.accounts == SYSTEM:  # nobody: the account of the teacher's page
-            teachers = ["nobody", *(name for name in settings.teachers if not name.startswith("@"))]
-            command.append(f"--teachers={','.join(teachers)}")
+            command.append(f"--teachers={','.join(['nobody', *settings.teachers])}")
         c.JupyterHub.services.append({"name": "job-slots", "command": command, "display": False})
     return str(path)

@@ -1,25 +1,25 @@
-"""Settings of ``dlpar hub``, checked before anything starts, with its list of passwords and its proxy."""
+"""Settings of ``dlpar hub``, checked before anything starts, with its passwords and its proxy."""
 
 from __future__ import annotations
 
 import grp
 import ipaddress
-import json
 import os
 import pwd
 import re
 import secrets
 import shutil
 import sys
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from dlpar.classroom.grading.release import is_master, release
+from dlpar.config.paths import private_folder
 
 VARIABLE = "DLPAR_HUB"
-"""Environment variable that carries the settings to JupyterHub's configuration."""
+"""Environment variable that carries the settings as JSON to JupyterHub's configuration."""
 
 LISTED, SYSTEM = "listed", "system"
 NAME = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
@@ -43,10 +43,11 @@ class Settings:
     Attributes
     ----------
     accounts : str
-        ``"listed"``: names of a list with a password each, all in the account that runs the hub, for a try on
-        loopback.  ``"system"``: this machine's own accounts, by PAM; needs root.
+        ``"listed"``: names of a list, with one password for all students and one for all teachers, in the account
+        that runs the hub, for a try on loopback.  ``"system"``: this machine's own accounts, by PAM; needs root.
     users, teachers : sequence of str
-        Names that may log in; with system accounts ``@GROUP`` is everybody in a Unix group.  Teachers are users.
+        Names that may log in; with system accounts, ``@GROUP`` among the users is everybody in a Unix group.
+        Teachers are users.
     address, port : str and int
         Where the proxy listens; a port from 1 to 65535.
     labs : str
@@ -92,26 +93,17 @@ class Settings:
                 _check_name(flag, name, self.accounts)
 
     def _check_login(self) -> None:
-        """Refuse a weak login off loopback: a list of passwords, or any password in clear."""
+        """Refuse a weak login off loopback: shared passwords, or any password in clear."""
         both = (self.certificate is None) == (self.key is None)
         _require(both, "certificate", "one of certificate and key", "is both or none")
         try:
             loopback = ipaddress.ip_address(self.address).is_loopback
         except ValueError:
             _require(False, "address", repr(self.address), "is an IP address of this machine")
-        listed = "with a list of passwords is loopback; others need --accounts system, --certificate, --key"
+        listed = "with shared passwords is loopback; others need --accounts system, --certificate, --key"
         _require(loopback or self.accounts == SYSTEM, "address", self.address, listed)
         clear = "without --certificate and --key is loopback: a password must not cross a network in clear"
         _require(loopback or self.certificate is not None, "address", self.address, clear)
-
-    def to_json(self) -> str:
-        """Write for :meth:`from_environment`."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_environment(cls) -> Settings:
-        """Read what ``dlpar hub`` has handed to JupyterHub."""
-        return cls(**json.loads(os.environ[VARIABLE]))
 
 
 def _require(fine: bool, flag: str, given: Any, allowed: str) -> None:
@@ -124,10 +116,11 @@ def _check_name(flag: str, name: str, accounts: str) -> None:
         form = "small letters, digits, - and _, 32 at most, with a letter or _ first"
         _require(NAME.fullmatch(name) is not None, flag, repr(name), f"are names of {form}")
         return
+    groups = flag == "users"
     try:
-        account = grp.getgrnam(name[1:]) if name.startswith("@") else pwd.getpwnam(name)
+        account = grp.getgrnam(name[1:]) if groups and name.startswith("@") else pwd.getpwnam(name)
     except KeyError:
-        _require(False, flag, repr(name), "are accounts of this machine, or @GROUP")
+        _require(False, flag, repr(name), "are accounts of this machine" + ", or @GROUP" * groups)
     _require(getattr(account, "pw_uid", None) != 0, flag, repr(name), "are accounts other than root")
 
 
@@ -144,26 +137,14 @@ def without_solutions(settings: Settings) -> Settings:
     return replace(settings, labs=str(released))
 
 
-def passwords(file: Path, names: Iterable[str] = ()) -> dict[str, str]:
-    """Read the lines ``name password`` of a file; first add a random password for each name without one.
-
-    Raises
-    ------
-    PermissionError
-        If anybody but its owner can read the file.
-    """
-    known: dict[str, str] = {}
-    if file.exists():
-        if file.stat().st_mode & 0o077:
-            raise PermissionError(f"{file}: others can read it; chmod 600 it, and change the passwords")
-        lines = [line.split() for line in file.read_text().splitlines()]
-        known = {line[0]: line[1] for line in lines if len(line) == 2}
-    new = {name: secrets.token_urlsafe(9) for name in names if name not in known}
-    if new:
-        known |= new
-        with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as written:
-            written.writelines(f"{name} {password}\n" for name, password in known.items())
-    return known
+def passwords(folder: Path) -> tuple[str, str]:
+    """Return the students' and the teachers' password from the hub's folder; random ones, made at its first start."""
+    file = private_folder(folder) / "class-passwords"
+    if not file.exists():
+        file.touch(mode=0o600)
+        file.write_text(f"{secrets.token_urlsafe(9)}\n{secrets.token_urlsafe(24)}\n")
+    students, teachers = file.read_text().split()
+    return students, teachers
 
 
 def proxy_command() -> list[str]:

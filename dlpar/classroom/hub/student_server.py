@@ -1,7 +1,8 @@
-"""An extension of a student's Jupyter server: it counts jobs as activity, and answers the teacher's page.
+"""An extension of a student's Jupyter server: it counts jobs as activity, and reports to the teacher's page.
 
-The page learns her running jobs and their memory, and her predictions if she has agreed to share them.  It may stop
-a job, and offer her an experiment (:mod:`dlpar.lab.offers`).
+A report holds her running jobs and their memory, and her predictions if she has agreed to share them.  It is sent
+with her server's own token, so that no other token ever reaches a server that a student owns.  The answer may ask to
+stop a job, and bring an experiment that the teacher offers (:mod:`dlpar.lab.offers`).
 """
 
 from __future__ import annotations
@@ -9,21 +10,17 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import re
 import signal
 import time
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import psutil
-from jupyter_server.auth.decorator import allow_unauthenticated
-from jupyter_server.utils import url_path_join
-from jupyterhub.services.auth import HubAuth
 from jupyterhub.utils import utcnow
+from tornado.httpclient import AsyncHTTPClient, HTTPClientError
 from tornado.ioloop import PeriodicCallback
-from tornado.web import HTTPError, RequestHandler
 
-from dlpar.classroom.hub import MAY_SEE_JOBS
 from dlpar.config.paths import runs_folder, runtime_folder
 from dlpar.jobs.diagnosis import pids_of, still_ranks
 from dlpar.jobs.processes import descendants, resident
@@ -34,54 +31,78 @@ from dlpar.lab.ledger import shared_answers
 LOOK = 30
 """Seconds between looks for a running job."""
 
+EVERY = 2.0
+"""Seconds between reports."""
+
+LATER = 15.0
+"""Seconds until the next report if the teacher's page does not answer."""
+
 MEASURED = 10
 """Seconds for which a measurement of memory is used: one costs milliseconds a process."""
 
 
-class Jobs(RequestHandler):
-    """Answer the teacher's page: tokens with the scope `MAY_SEE_JOBS`, and no others.
+class Reporter:
+    """Report to the teacher's page, and do what it asks for.
 
-    ``GET`` answers ``{jobs, memory, offer, predictions}``. ``POST`` does one of these:
+    A report is ``{jobs, memory, offer, predictions, done}``.  The answer is ``{asked: {ID: REQUEST}}``, and ``offer``
+    if it has changed.  The next report's ``done`` holds the outcome of each request; a request is one of these:
 
     ===========================  =====================================================================
     ``{stop: ID}``               end a job
-    ``{offer: OFFER or null}``   replace the offer
-    ``{runs: NUMBER}``           answer ``{runs}``, the newest, each ``{id, says, experiment}``
-    ``{experiment: FIELDS}``     answer ``{experiment}``, checked and complete, or ``{refused}``
+    ``{runs: NUMBER}``           ``{runs}``, the newest, each ``{id, says, experiment}``
+    ``{experiment: FIELDS}``     ``{experiment}``, checked and complete, or ``{refused}``
     ===========================  =====================================================================
     """
 
-    _memory = (-MEASURED, 0)
+    def __init__(self) -> None:
+        base, proxy = os.environ.get("JUPYTERHUB_BASE_URL", "/"), os.environ["DLPAR_HUB_PROXY"].rstrip("/")
+        self.url = f"{proxy}{base}services/teacher/report"
+        self.given = {
+            "method": "POST",
+            "headers": {"Authorization": f"token {os.environ['JUPYTERHUB_API_TOKEN']}"},
+            # On this machine the certificate, issued for the hub's public name, would not fit.
+            "validate_cert": urlsplit(proxy).hostname not in ("127.0.0.1", "::1"),
+        }
+        self.client = AsyncHTTPClient()
+        self.measured_at, self.memory = -MEASURED, 0
+        self.done: dict[str, Any] = {}
 
-    def check_xsrf_cookie(self) -> None:
-        """Accept any request: only tokens are admitted, which other pages do not have."""
+    async def run(self) -> None:
+        """Report again and again."""
+        while True:
+            try:
+                await self.report()
+                await asyncio.sleep(0 if self.done else EVERY)
+            except (OSError, HTTPClientError, ValueError, LookupError, TypeError):
+                await asyncio.sleep(LATER)
 
-    async def prepare(self) -> None:
-        """Refuse requests without such a token."""
-        caller = await self.settings["dlpar_hub"].get_user(self, sync=False)
-        if caller is None or MAY_SEE_JOBS not in caller["scopes"]:
-            raise HTTPError(403)
+    async def report(self) -> None:
+        """Report once, and do what the answer asks for."""
+        body = json.dumps(await asyncio.to_thread(self._state))
+        answer = json.loads((await self.client.fetch(self.url, body=body, **self.given)).body)
+        self.done.clear()
+        if "offer" in answer:
+            offers.put(answer["offer"])
+        for id, request in answer["asked"].items():
+            self.done[id] = await asyncio.to_thread(do, request)
 
-    @allow_unauthenticated  # by Jupyter's own rules; ours are above
-    def get(self) -> None:
-        """Report the running jobs, the student's offer, and the predictions that she shares."""
-        if time.monotonic() - self._memory[0] > MEASURED:
-            type(self)._memory = time.monotonic(), memory()
+    def _state(self) -> dict[str, Any]:
+        if time.monotonic() - self.measured_at > MEASURED:
+            self.measured_at, self.memory = time.monotonic(), memory()
         offer = offers.present()
-        told = {"jobs": running(), "memory": self._memory[1], "offer": offer and offer["id"]}
-        self.finish(told | {"predictions": shared_answers()})
+        state = {"jobs": running(), "memory": self.memory, "offer": offer and offer["id"]}
+        return state | {"predictions": shared_answers(), "done": self.done}
 
-    @allow_unauthenticated
-    async def post(self) -> None:
-        """Do the first of `DEEDS` that the request names."""
-        try:
-            asked = json.loads(self.request.body)
-            name = next((name for name in DEEDS if name in asked), None)
-            if name is None:
-                raise ValueError(f"{', '.join(DEEDS)}: got none of them, allowed is one")
-            self.finish(await asyncio.to_thread(DEEDS[name], asked[name]) or {})
-        except (ValueError, TypeError, OSError) as error:
-            raise HTTPError(409, reason=str(error)) from None
+
+def do(request: dict[str, Any]) -> dict[str, Any]:
+    """Do what the teacher's page asks for; returns the outcome, or ``{refused}`` with the reason."""
+    try:
+        name = next((name for name in DEEDS if name in request), None)
+        if name is None:
+            raise ValueError(f"{', '.join(DEEDS)}: got none of them, allowed is one")
+        return DEEDS[name](request[name]) or {}
+    except (ValueError, TypeError, OSError) as error:
+        return {"refused": str(error)}
 
 
 def stop(job: str) -> None:
@@ -92,23 +113,24 @@ def stop(job: str) -> None:
     ValueError
         If there is no such job, or it has only begun to start.
     """
-    if not re.fullmatch(r"[\w.-]+", job):
-        raise ValueError(f"job: got {job!r}, allowed is the id of a running job")
-    for folder in (runs_folder() / job, runtime_folder() / job):
-        if is_locked(folder):
-            guardian = _guardian(folder)
-            if guardian is None:
-                raise ValueError(f"job: {job} is only starting; try again in a moment")
-            os.kill(guardian, signal.SIGTERM)
-            return
-    raise ValueError(f"job: got {job!r}, which is not running")
+    folder = next((folder for folder in running_folders() if folder.name == job), None)
+    if folder is None:
+        raise ValueError(f"job: got {job!r}, which is not running")
+    try:
+        with open(folder / "job.jsonl") as records:
+            guardian = json.loads(records.readline())["pid"]  # its first line
+    except (OSError, ValueError, LookupError):
+        guardian = None
+    if not still_ranks([guardian]):
+        raise ValueError(f"job: {job} is only starting; try again in a moment")
+    os.kill(guardian, signal.SIGTERM)
 
 
 def newest_runs(number: int) -> dict[str, Any]:
     """Return ``{runs: [{id, says, experiment}…]}``, the newest first."""
     folders = sorted(runs_folder().glob("*"), reverse=True)[:number]
-    runs = [{"id": f.name, "says": _says(f), "experiment": _experiment(f)} for f in folders]
-    return {"runs": [run for run in runs if run["experiment"] is not None]}
+    runs = [(folder.name, *_described(folder)) for folder in folders]
+    return {"runs": [{"id": id, "says": says, "experiment": e} for id, says, e in runs if e is not None]}
 
 
 def checked(fields: Any) -> dict[str, Any]:
@@ -126,7 +148,7 @@ def checked(fields: Any) -> dict[str, Any]:
     return {"experiment": json.loads(experiment.to_json())}
 
 
-DEEDS = {"stop": stop, "offer": offers.put, "runs": newest_runs, "experiment": checked}
+DEEDS = {"stop": stop, "runs": newest_runs, "experiment": checked}
 """Requests of the teacher's page."""
 
 
@@ -135,55 +157,42 @@ def any_running() -> bool:
     return any(map(is_locked, runtime_folder().glob("job-*")))
 
 
-def running() -> list[dict[str, Any]]:
-    """List the running jobs, the oldest first: ``{id, says, ranks}``."""
+def running_folders() -> list[Path]:
+    """Return the folders of the running jobs, the oldest first."""
     if not any_running():
         return []
     folders = [*sorted(runs_folder().glob("*")), *sorted(runtime_folder().glob("spmd-*"))]
-    locked = filter(is_locked, folders)
-    return [{"id": f.name, "says": _says(f), "ranks": len(still_ranks(pids_of(f)))} for f in locked]
+    return [folder for folder in folders if is_locked(folder)]
+
+
+def running() -> list[dict[str, Any]]:
+    """List the running jobs: ``{id, says, ranks}``."""
+    found = []
+    for folder in running_folders():
+        says, _ = _described(folder)
+        found.append({"id": folder.name, "says": says, "ranks": len(still_ranks(pids_of(folder)))})
+    return found
 
 
 def memory() -> int:
     """Measure the memory of this server, its kernels, fork servers and jobs in bytes; shared pages count once."""
-    roots, sockets = [os.getpid()], str(runtime_folder() / "warm-")
-    for process in psutil.process_iter(["cmdline"]):
-        words = process.info["cmdline"] or []
-        if "dlpar.jobs.fork_server" in words and any(word.startswith(sockets) for word in words):
-            roots.append(process.pid)
+    sockets = str(runtime_folder() / "warm-")
+    commands = [(process.pid, process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"])]
+    forkers = [pid for pid, words in commands if any(word.startswith(sockets) for word in words)]
+    roots = [os.getpid(), *forkers]
     return sum(map(resident, {pid for root in roots for pid in (root, *descendants(root))}))
 
 
-def _experiment(folder: Path) -> Any:
-    """Read a run's experiment.json; None if it cannot be read."""
+def _described(folder: Path) -> tuple[str, Any]:
+    """Describe a job in words, and return the fields of its experiment; None if they cannot be read."""
     try:
-        return json.loads((folder / "experiment.json").read_bytes())
-    except (OSError, ValueError):
-        return None
-
-
-def _says(folder: Path) -> str:
-    """Describe a job in words."""
-    e = _experiment(folder)
-    try:
+        e = json.loads((folder / "experiment.json").read_bytes())
         what = f"{e['model']['name']} on {e['data']['name']}, {e['sync']['scheme']}"
-        workers, world = e["workers"], e["cluster"]["world"]
-    except (LookupError, TypeError):
-        return "a job"
-    if folder.name.startswith("spmd-"):
-        what = "a function of hers"
-    return f"{what}, {workers} worker{'s' * (workers != 1)}, {world}"
-
-
-def _guardian(folder: Path) -> int | None:
-    """Return the process that guards a job; None before it has written its number."""
-    try:
-        with open(folder / "job.jsonl", "rb") as records:
-            pid = json.loads(records.readline())["pid"]
-        guards = b"dlpar.jobs.guard" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    except (OSError, ValueError, LookupError):
-        return None
-    return pid if guards else None
+        if folder.name.startswith("spmd-"):
+            what = "a function of hers"
+        return f"{what}, {e['workers']} worker{'s' * (e['workers'] != 1)}, {e['cluster']['world']}", e
+    except (OSError, ValueError, LookupError, TypeError):
+        return "a job", None
 
 
 def note_activity(settings: dict[str, Any]) -> None:
@@ -201,6 +210,5 @@ def _load_jupyter_server_extension(server: Any) -> None:
     if "JUPYTERHUB_API_URL" not in os.environ:
         return  # without a hub nobody asks
     settings = server.web_app.settings
-    settings["dlpar_hub"] = HubAuth(parent=server)
-    server.web_app.add_handlers(".*$", [(url_path_join(settings["base_url"], "dlpar", "jobs"), Jobs)])
     PeriodicCallback(lambda: note_activity(settings), 1000 * LOOK).start()
+    settings["dlpar_reporter"] = asyncio.ensure_future(Reporter().run())

@@ -1,39 +1,38 @@
 """The teacher's page: list students and jobs; stop a job, pause all, send an experiment, show the predictions.
 
-It is a service of JupyterHub.  Its token lets it list users and their servers, and use what
-:mod:`dlpar.classroom.hub.student_server` offers in each of them; nothing else.  Every student's own server answers in
-her account.  So the page works alike with local accounts, The Littlest JupyterHub and Kubernetes, and needs no rights
-on the machine.
+It is a service of JupyterHub.  Its token lets it list users and their servers, nothing else, and goes to the hub
+alone.  Every student's own server reports to it, with that server's own token
+(:mod:`dlpar.classroom.hub.student_server`), and does in her account what the page asks for.  So the page works alike
+with local accounts, The Littlest JupyterHub and Kubernetes, and needs no rights on the machine.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 import math
 import os
 import secrets
 import statistics
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import urlsplit
 
-from jupyterhub.services.auth import HubOAuthCallbackHandler, HubOAuthenticated
-from tornado.httpclient import AsyncHTTPClient, HTTPClientError
+from jupyterhub.services.auth import HubAuth, HubOAuthCallbackHandler, HubOAuthenticated
+from tornado.httpclient import AsyncHTTPClient
 from tornado.web import Application, HTTPError, RequestHandler, authenticated
 
-from dlpar.jobs.slots import NoSlots, ask
+from dlpar.jobs.slots import NoSlots, ask, keeper_socket
 from dlpar.lab import offers
 
-PATIENCE = 3.0
-"""Seconds one student's server may take to answer."""
+PATIENCE = 8.0
+"""Seconds a student's server may take until its next report, or to answer a request."""
 
-AT_ONCE = 20
-"""Requests under way at a time."""
+REPORT = 1 << 20
+"""Bytes of a report at most."""
 
 NEWEST = 20
 """Runs that a teacher can choose from."""
@@ -52,45 +51,64 @@ LARGEST = 1e300
 
 
 class Students:
-    """The class, as a service with a token of its own sees it.
+    """The class, as its servers report it.
 
     Attributes
     ----------
     offer : dict or None
-        Current offer to everybody (:mod:`dlpar.lab.offers`); None: nothing was sent, or it was taken back.
+        Current offer to everybody (:mod:`dlpar.lab.offers`); None: students have none, or lose theirs.
     answers : Answers
         Predictions of those who agreed.
     """
 
     def __init__(self) -> None:
-        self.api, self.proxy = os.environ["JUPYTERHUB_API_URL"], os.environ["DLPAR_HUB_PROXY"].rstrip("/")
+        self.users = f"{os.environ['JUPYTERHUB_API_URL']}/users?limit=1000"
         self.headers = {"Authorization": f"token {os.environ['JUPYTERHUB_API_TOKEN']}"}
-        self.client = AsyncHTTPClient(max_clients=AT_ONCE)
-        # On this machine the certificate, issued for the hub's public name, would not fit.
-        self.check = urlsplit(self.proxy).hostname not in ("127.0.0.1", "::1")
         self.offer: dict[str, Any] | None = None
-        self.has_sent, self.answers = False, Answers()
+        self.answers = Answers()
+        self.rows: dict[
+            str, tuple[float, dict[str, Any]]
+        ] = {}  # by name: when it was reported, and the report
+        self.asked: dict[str, dict[str, dict[str, Any]]] = defaultdict(dict)
+        self.waiting: dict[
+            str, tuple[str, asyncio.Future]
+        ] = {}  # by the request's id: whose answer, and for whom
 
-    async def _ask(self, url: str, body: Any = None) -> Any:
-        """Get a URL, or post a body to it; returns the answer's JSON."""
-        given = {} if body is None else {"method": "POST", "body": json.dumps(body)}
-        limits = {"request_timeout": PATIENCE, "validate_cert": self.check}
-        return json.loads((await self.client.fetch(url, headers=self.headers, **given, **limits)).body)
-
-    async def of(self, name: str, body: Any = None) -> Any:
-        """Ask a user's server what it reports to this page, or post a body there.
+    def hear(self, name: str, report: dict[str, Any]) -> dict[str, Any]:
+        """Take a report of a student's server; returns the answer to it.
 
         Raises
         ------
-        HTTPError
-            If it refuses, with its reason, or does not answer.
+        LookupError, TypeError, ValueError
+            If it is no report: a student can make her server say anything.
         """
-        base = os.environ.get("JUPYTERHUB_BASE_URL", "/")
+        jobs = [{field: kind(job[field]) for field, kind in JOB.items()} for job in report["jobs"]]
+        memory, has, done = int(report["memory"]), report["offer"], dict(report["done"])
+        self.answers.heard(name, report["predictions"])
+        for id, outcome in done.items():
+            if id in self.waiting and self.waiting[id][0] == name:
+                self.waiting.pop(id)[1].set_result(outcome)
+        wanted = self.offer and self.offer["id"]
+        offered = wanted is not None and has == wanted
+        self.rows[name] = time.monotonic(), {"jobs": jobs, "memory": memory, "offered": offered}
+        answer = {"asked": self.asked.pop(name, {})}
+        return answer if has == wanted else answer | {"offer": self.offer}
+
+    async def of(self, name: str, request: dict[str, Any]) -> Any:
+        """Ask a user's server for something, with its next report; raises `HTTPError` if it refuses or is silent."""
+        id, outcome = secrets.token_hex(8), asyncio.get_running_loop().create_future()
+        self.asked[name][id], self.waiting[id] = request, (name, outcome)
         try:
-            return await self._ask(f"{self.proxy}{base}user/{quote(name, safe='')}/dlpar/jobs", body)
-        except (OSError, HTTPClientError) as error:
+            found = await asyncio.wait_for(outcome, PATIENCE)
+        except TimeoutError:
             why = f"{name}'s notebook server does not answer; it is started from the hub's home page"
-            raise HTTPError(409, reason=error.message if getattr(error, "code", 0) == 409 else why) from None
+            raise HTTPError(409, reason=why) from None
+        finally:
+            self.waiting.pop(id, None)
+            self.asked[name].pop(id, None)
+        if "refused" in found and "experiment" not in request:
+            raise HTTPError(409, reason=str(found["refused"]))
+        return found
 
     async def send(self, teacher: str, experiment: Any) -> dict[str, Any]:
         """Offer an experiment to everybody who is here or comes; None takes back the last.
@@ -106,43 +124,24 @@ class Students:
             if "refused" in checked:
                 return checked
             offer = {"id": secrets.token_hex(8), "by": teacher, "at": time.time(), **checked}
-        self.has_sent, self.offer = True, offer
+        self.offer = offer
         return {}
 
     async def look(self) -> list[dict[str, Any]]:
-        """Return a row for every user: ``{name, here, active, answers, jobs, memory, offered}``; bring the offer."""
+        """Return a row for every user: ``{name, here, active, answers, jobs, memory, offered}``."""
         if self.offer is not None and time.time() - self.offer["at"] >= offers.LASTS:
             self.offer = None
-        users = await self._ask(f"{self.api}/users?limit=1000")
-        return await asyncio.gather(*map(self._row, sorted(users, key=lambda user: user["name"])))
+        response = await AsyncHTTPClient().fetch(self.users, headers=self.headers)
+        return [self._row(user) for user in sorted(json.loads(response.body), key=lambda user: user["name"])]
 
-    async def _row(self, user: dict[str, Any]) -> dict[str, Any]:
+    def _row(self, user: dict[str, Any]) -> dict[str, Any]:
         name, server = user["name"], (user.get("servers") or {}).get("")
-        row = {"name": name, "here": bool(server and server["ready"]), "active": None}
-        row |= {"answers": False, "jobs": [], "memory": 0, "offered": False}
-        if not row["here"]:
-            return row
-        row["active"] = server["last_activity"]
-        try:
-            told = await self.of(name)
-            jobs = [{field: kind(job[field]) for field, kind in JOB.items()} for job in told["jobs"]]
-            memory, has = int(told["memory"]), told["offer"]
-            self.answers.heard(name, told["predictions"])
-        except Exception:  # a student can make her server say anything; the others are shown
-            return row
-        offered = await self._bring(name, has)
-        return row | {"answers": True, "jobs": jobs, "memory": memory, "offered": offered}
-
-    async def _bring(self, name: str, has: str | None) -> bool:
-        """Bring the current offer to a student who has another one; returns whether she has it."""
-        wanted = self.offer["id"] if self.offer else None
-        if self.has_sent and has != wanted:
-            try:
-                await self.of(name, {"offer": self.offer})
-            except HTTPError:
-                return False
-            has = wanted
-        return has is not None and has == wanted
+        here = bool(server and server["ready"])
+        at, report = self.rows.get(name, (-math.inf, {}))
+        answers = here and time.monotonic() - at < PATIENCE
+        row = {"name": name, "here": here, "active": server["last_activity"] if here else None}
+        row |= {"answers": answers, "jobs": [], "memory": 0, "offered": False}
+        return row | report if answers else row
 
 
 # ---- predictions ---------------------------------------------------------------------
@@ -156,32 +155,29 @@ class Answers:
     """
 
     def __init__(self) -> None:
-        self._salt = os.urandom(16)
-        self._of: dict[bytes, dict[str, dict[str, Any]]] = {}
-        self._shown: dict[str, dict[bytes, dict[str, Any]]] = {}
+        self._now: dict[str, dict[int, dict[str, Any]]] = defaultdict(dict)
+        self._shown: dict[str, dict[int, dict[str, Any]]] = {}
 
     def heard(self, name: str, answers: list[Any] | None) -> None:
         """Replace a student's answers; None: she does not agree, or no longer."""
-        student = hashlib.sha256(self._salt + name.encode()).digest()
-        self._of.pop(student, None)
-        if answers is not None:
-            self._of[student] = {answer["key"]: answer for answer in answers if _is_answer(answer)}
+        student = hash(name)  # salted, anew in each process
+        for question in self._now.values():
+            question.pop(student, None)
+        for answer in filter(_is_answer, answers or []):
+            self._now[answer["key"]][student] = answer
 
     def table(self) -> list[dict[str, Any]]:
         """Return a row for each question: ``{key, question, answers, predicted: [[label, count]…], found}``."""
-        keys = {key for answers in self._of.values() for key in answers} | {*self._shown}
-        return [_row(key, list(shown.values())) for key in sorted(keys) if (shown := self._lot(key))]
-
-    def _lot(self, key: str) -> dict[bytes, dict[str, Any]]:
-        """Return the answers to a question that may be shown."""
-        now = {student: answers[key] for student, answers in self._of.items() if key in answers}
-        if len(now) < LOT:
-            # The shown answers stay stored. Otherwise the next answer to arrive would differ visibly from the rest.
-            return {}
-        before = self._shown.get(key, {})
-        if sum(now.get(student) != before.get(student) for student in {*now, *before}) >= LOT:
-            self._shown[key] = now
-        return self._shown.get(key, {})
+        rows = []
+        for key, now in sorted(self._now.items()):
+            if len(now) < LOT:
+                # The shown answers stay stored. Otherwise the next one to arrive would differ visibly from the rest.
+                continue
+            before = self._shown.get(key, {})
+            if sum(now.get(student) != before.get(student) for student in {*now, *before}) >= LOT:
+                self._shown[key] = dict(now)
+            rows.append(_row(key, list(self._shown[key].values())))
+        return rows
 
 
 def _is_answer(found: Any) -> bool:
@@ -286,13 +282,32 @@ class Class(HubOAuthenticated, RequestHandler):
         self.finish(told)
 
 
+class Report(RequestHandler):
+    """Reports of students' servers, each admitted by its own token and taken as that student's."""
+
+    def check_xsrf_cookie(self) -> None:
+        """Accept any request: only tokens are admitted, which other pages do not have."""
+
+    async def post(self) -> None:
+        """Take a report and answer it, as :class:`dlpar.classroom.hub.student_server.Reporter` says."""
+        scheme, _, token = self.request.headers.get("Authorization", "").partition(" ")
+        auth = self.settings["hub_auth"]
+        user = await auth.user_for_token(token, sync=False) if scheme == "token" and token else None
+        if user is None or user.get("kind") != "user":
+            raise HTTPError(403)
+        try:
+            self.finish(self.settings["students"].hear(user["name"], json.loads(self.request.body)))
+        except (LookupError, TypeError, ValueError, RecursionError, OverflowError):
+            raise HTTPError(400, reason="that is no report") from None
+
+
 async def ask_keeper(question: dict[str, Any]) -> dict[str, Any]:
     """Ask the keeper of job slots; raises `HTTPError` if there is none, or it refuses."""
-    path = os.environ.get("DLPAR_SLOTS")
+    path = keeper_socket()
     try:
-        if not path:
+        if path is None:
             raise NoSlots("job slots: nobody gives them out here, so nothing can be paused")
-        return await asyncio.to_thread(ask, Path(path), question)
+        return await asyncio.to_thread(ask, path, question)
     except NoSlots as error:
         raise HTTPError(409, reason=str(error)) from None
 
@@ -306,11 +321,13 @@ async def queue() -> dict[str, Any] | None:
 async def main() -> None:
     """Serve until the hub ends it."""
     prefix, where = os.environ["JUPYTERHUB_SERVICE_PREFIX"], urlsplit(os.environ["JUPYTERHUB_SERVICE_URL"])
-    ours = {"": Page, "class": Class, "oauth_callback": HubOAuthCallbackHandler}
+    ours = {"": Page, "class": Class, "report": Report, "oauth_callback": HubOAuthCallbackHandler}
     handlers = [(f"{prefix}{name}", handler) for name, handler in ours.items()]
-    service = Application(handlers, students=Students(), cookie_secret=os.urandom(32), xsrf_cookies=True)
+    given = {"students": Students(), "hub_auth": HubAuth(), "cookie_secret": os.urandom(32)}
+    service = Application(handlers, **given, xsrf_cookies=True)
     # If the proxy is another machine, the name it knows us by need not be an address of ours.
-    service.listen(where.port, where.hostname if where.hostname == "127.0.0.1" else "")
+    address = where.hostname if where.hostname == "127.0.0.1" else ""
+    service.listen(where.port, address, max_body_size=REPORT)
     await asyncio.Event().wait()
 
 

@@ -21,7 +21,7 @@ from dlpar.course.labs import (
     ring_allreduce,
     scaling,
 )
-from dlpar.course.labs.data_parallel import CLOUD, ONE_GPU_EACH, digits_as_mnist
+from dlpar.course.labs.data_parallel import CLOUD, EPOCH, ONE_GPU_EACH, read_an_epoch
 from dlpar.course.labs.hogwild import in_turn
 from dlpar.course.labs.hybrid import CLUSTERS
 from dlpar.course.labs.mapreduce import CLUSTER
@@ -64,6 +64,6 @@ def rows(labs: Sequence[str] = ()) -> list[tuple[str, Row]]:
 globals().update({row.name: row.preset for _, row in rows()})
 
 __all__ = [
-    "CLOUD", "CLUSTER", "CLUSTERS", "GPUS", "HOROVOD", "LINKS", "MICRO_BATCHES", "ONE_GPU_EACH", "OWN_CARDS", "RACK",
-    "SHARED_CARDS", "TABLES", "cores", "digits_as_mnist", "in_turn", "rows",
+    "CLOUD", "CLUSTER", "CLUSTERS", "EPOCH", "GPUS", "HOROVOD", "LINKS", "MICRO_BATCHES", "ONE_GPU_EACH", "OWN_CARDS",
+    "RACK", "SHARED_CARDS", "TABLES", "cores", "in_turn", "read_an_epoch", "rows",
 ]  # fmt: skip

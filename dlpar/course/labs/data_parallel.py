@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-import struct
-from functools import cache
-from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dlpar.config.experiment import Experiment
 from dlpar.course import platform_file
-from dlpar.course.labs.scaling import GPUS, SMALL, computing_s, sizes_only
+from dlpar.course.labs.scaling import GPUS, computing_s, sizes_only
 from dlpar.course.rehearse import Row, Shown, apart, most_held, step_s
+from dlpar.jobs.launch import spmd
 from dlpar.jobs.run import Run
+
+if TYPE_CHECKING:
+    from dlpar.comm import Comm
 
 ONE_GPU_EACH = platform_file("one-gpu-each")
 """A P100 in each machine, 25 GbE with RoCE: every rank has a link of its own, so that closed forms are exact."""
 
 CLOUD = platform_file("cloud")
 """A P100 in each machine, 10 GbE, and 100 us for a message: assumed, as in a rented network."""
-
-MNIST_SIDE = 28
 
 
 def overlapped_training() -> Experiment:
@@ -177,43 +176,36 @@ def _another_training(runs: list[Run]) -> Shown:
     return differ > 0.01, f"losses differ by up to {differ:.2f}"
 
 
-@cache
-def digits_as_mnist() -> TemporaryDirectory:
-    """Write the 8 x 8 digits as MNIST's files, each pixel three by three with a border of two.
-
-    1,438 training and 359 test images, in the order in which a run with seed 0 has them.  The folder goes with the
-    process.
-    """
-    from dlpar.data import digits, split
-
-    folder = TemporaryDirectory(prefix="digits-as-mnist-")
-    images, labels = digits()
-    wide = np.kron(images.reshape(-1, 8, 8), np.ones((3, 3)))
-    pixels = np.pad(np.minimum(16 * wide, 255), ((0, 0), (2, 2), (2, 2))).astype(np.uint8)
-    for name, part in zip(("train", "t10k"), split(labels, seed=0)):
-        head = struct.pack(">HBB3I", 0, 8, 3, len(part), MNIST_SIDE, MNIST_SIDE)
-        Path(folder.name, f"{name}-images-idx3-ubyte").write_bytes(head + pixels[part].tobytes())
-        head, told = struct.pack(">HBBI", 0, 8, 1, len(part)), labels[part].astype(np.uint8)
-        Path(folder.name, f"{name}-labels-idx1-ubyte").write_bytes(head + told.tobytes())
-    return folder
+EPOCH = Experiment(workers=4, batch=719, steps=2)
+"""Two batches, which together hold every training image of the digits once."""
 
 
-def sharded_reading() -> list[Experiment]:
+def read_an_epoch(comm: Comm, epoch: Experiment, file: str, by_share: bool) -> tuple[int, np.ndarray]:
+    """Take a rank's share of each batch of an epoch; return the bytes that it reads of the file, and its samples."""
+    from dlpar.data.sampler import Sampler  # here: imports torch
+
+    # A file that is mapped into memory is read where it is indexed.
+    images = np.load(file, mmap_mode="r" if by_share else None)
+    sampler = Sampler(epoch, None, len(images))
+    samples = np.concatenate([images[sampler.indices(step, comm.rank)] for step in range(epoch.steps)])
+    return samples.nbytes if by_share else images.nbytes, samples
+
+
+def sharded_reading(epoch: Experiment = EPOCH) -> list[list[tuple[int, np.ndarray]]]:
     """An epoch, twice 719 images, on four real ranks: each reads all, or its own share."""
-    data = {"name": "mnist", "folder": digits_as_mnist().name}
-    training = dict(workers=4, batch=719, steps=2, evaluate_every=1000)
-    whole = Experiment(model=SMALL, data=data, **training, cluster={"threads": 1})
-    return [whole, whole.replace(data={"reading": "batches"})]
+    from dlpar.data import load  # here: imports torch
+
+    with TemporaryDirectory() as folder:
+        file = f"{folder}/digits.npy"
+        np.save(file, load(epoch.data, epoch.seed).train_x)
+        return [spmd(read_an_epoch, epoch, file, by_share) for by_share in (False, True)]
 
 
-def _data_is_read_once(runs: list[Run]) -> Shown:
-    read = []
-    for run in runs:  # the last record of a rank counts all bytes it has read
-        last = {source: record["read"] for source, record in run.records() if record["k"] == "step"}
-        read.append(sum(last.values()) / 1e6)
-    same = runs[0].curve["loss"].tolist() == runs[1].curve["loss"].tolist()
-    held = same and abs(read[0] / read[1] - 4) < 1e-9
-    return held, f"four ranks read {read[0]:.2f} MB, and by shares {read[1]:.2f} MB"
+def _data_is_read_once(ranks: list[list[tuple[int, np.ndarray]]]) -> Shown:
+    whole, shares = (sum(nbytes for nbytes, _ in each) / 1e6 for each in ranks)
+    same = all(np.array_equal(one, other) for (_, one), (_, other) in zip(*ranks))
+    held = same and abs(whole / shares - 4) < 1e-9
+    return held, f"four ranks read {whole:.2f} MB, and by shares {shares:.2f} MB"
 
 
 def own_samples() -> dict[str, Experiment]:
@@ -251,7 +243,7 @@ TABLE = (
     Row(accumulation, "Gradient accumulation changes memory, and nothing else", _only_memory_changes),
     Row(small_batches, "A small batch a step sends eight times as much for a sample", _eight_times_the_bytes,
         lambda: [accumulation()[-1], small_batches()]),
-    Row(sharded_reading, "Ranks can read a data set once, and learn the same", _data_is_read_once),
+    Row(sharded_reading, "Ranks can read a data set once, and get the same samples", _data_is_read_once),
     Row(accumulated_statistics, "Accumulation with batch normalisation is another training", _another_training),
     Row(own_samples, "Own shards harm what is computed from a rank's own batch", _own_statistics_harm),
 )  # fmt: skip

@@ -10,7 +10,7 @@ import numpy as np
 
 from dlpar.config.experiment import Experiment
 from dlpar.graphs import Graph, grid_shape, neighbours, partners, receivers
-from dlpar.jobs.run import Run, from_the_mean
+from dlpar.jobs.run import Run
 from dlpar.lab import captions, theme
 from dlpar.lab.figure import Figure, blank, captioned, finished, thinned
 from dlpar.lab.labels import WITH_PEERS, has_peers, labels, with_world
@@ -201,6 +201,5 @@ def _text_positions(experiment: Experiment, places: np.ndarray) -> list[str]:
 
 def _apart(run: Run) -> np.ndarray | None:
     """Distance of each worker's last weights from their mean, from sketches; None without sketches."""
-    rows = from_the_mean(run)
-    last = rows[rows["step"] == rows["step"].max()]
-    return None if rows.empty else last.sort_values("rank")["distance"].to_numpy()
+    found = run.from_the_mean()
+    return found[-1][1] if found else None

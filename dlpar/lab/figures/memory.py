@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from dlpar.config.experiment import Experiment
 from dlpar.jobs.memory_check import bytes_of, model_state
 from dlpar.jobs.run import Run
+from dlpar.jobs.tail import rank_of
 from dlpar.lab import captions, theme
 from dlpar.lab.figure import Figure, blank, captioned, listed
 from dlpar.lab.figures.pipeline import Drawn, has_flush, passes, spans, stages_of, typical, window
@@ -88,7 +89,7 @@ def _held(run: Run) -> dict[int, dict[str, int]]:
     last: dict[int, dict[str, Any]] = {}
     drawn = theme.workers(run.experiment)
     for source, record in run.records():
-        if record["k"] == "step" and "memory" in record and (rank := int(source[5:])) < drawn:
+        if record["k"] == "step" and "memory" in record and (rank := rank_of(source)) < drawn:
             if rank not in last or record["step"] >= last[rank]["step"]:
                 last[rank] = record
     if not last:
@@ -142,7 +143,7 @@ def _over_time(run: Run) -> dict[int, tuple[int, list[list[float]]]]:
     return {
         rank: (record["step"], record["memory_over_time"])
         for source, record in run.records()
-        if record["k"] == "step" and record.get("memory_over_time") and (rank := int(source[5:])) < drawn
+        if record["k"] == "step" and record.get("memory_over_time") and (rank := rank_of(source)) < drawn
     }
 
 

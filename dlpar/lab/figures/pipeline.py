@@ -9,7 +9,9 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from dlpar.config.experiment import Experiment
+from dlpar.config.split import SCHEDULES as TRAITS
 from dlpar.jobs.run import Run
+from dlpar.jobs.tail import rank_of
 from dlpar.lab import captions, theme
 from dlpar.lab.figure import Figure, blank, captioned, finished
 from dlpar.split.mesh import coordinates, sizes_of
@@ -57,7 +59,7 @@ def spans(run: Run) -> dict[int, list[Drawn]]:
     found: dict[int, list[Drawn]] = defaultdict(list)
     drawn = theme.workers(run.experiment)
     for source, record in run.records():
-        if record["k"] == "step" and (rank := int(source[5:])) < drawn:
+        if record["k"] == "step" and (rank := rank_of(source)) < drawn:
             found[record["step"]] += _joined([Drawn(rank, *span) for span in record["spans"]])
     return {step: bars for step, bars in found.items() if any(bar.name in PASSES for bar in bars)}
 
@@ -404,8 +406,8 @@ def _lists(name: str, stages: int, microbatches: int, chunks: int) -> list[list[
         raise ValueError(
             f"which: got {name!r}, allowed is one of {', '.join(SCHEDULES)}, or a list of actions a stage"
         )
-    chunks = chunks if SCHEDULES[name].traits.has_chunks else 1
-    return [SCHEDULES[name].actions(stage, stages, microbatches, chunks) for stage in range(stages)]
+    chunks = chunks if TRAITS[name].has_chunks else 1
+    return [SCHEDULES[name](stage, stages, microbatches, chunks) for stage in range(stages)]
 
 
 def _ideal_picture(bars: list[Bar], chunks: int, end: float) -> Figure:

@@ -10,6 +10,7 @@ import pandas as pd
 
 from dlpar.config.experiment import Experiment
 from dlpar.jobs.run import Run
+from dlpar.jobs.tail import rank_of
 from dlpar.lab import captions, theme
 from dlpar.lab.figure import Figure, blank, captioned, finished, horizontal, single, thinned
 from dlpar.lab.labels import WITH_PUSHES, labels, rank_name
@@ -32,7 +33,7 @@ def timeline(run: Run, steps: range | None = None) -> Figure:
     run = single(run)
     drawn = theme.workers(run.experiment)
     records = [
-        (rank, r) for source, r in run.records() if r.get("spans") and (rank := int(source[5:])) < drawn
+        (rank, r) for source, r in run.records() if r.get("spans") and (rank := rank_of(source)) < drawn
     ]
     if not records:
         raise ValueError(f"run {run.id}: no spans were recorded, so there is no timeline")
@@ -76,7 +77,7 @@ def lanes(run: Run, last: int | None = None) -> Figure:
         )
     find = arrows_of.Arrows(experiment.sync.shares_memory)
     workers = theme.workers(experiment)
-    steps = ((int(source[5:]), r) for source, r in run.records() if r["k"] == "step")
+    steps = ((rank_of(source), r) for source, r in run.records() if r["k"] == "step")
     found = [arrow for rank, record in steps if rank < workers and (arrow := find.find(rank, record))]
     if not found:
         raise ValueError(f"run {run.id}: no spans were recorded, so there are no arrows")
@@ -145,9 +146,9 @@ def per_rank(run: Run) -> np.ndarray:
     for source, record in run.records():
         if record["k"] == "step":
             sent = record["bytes"] if record["bytes"] is not None else np.nan
-            sums[int(source[5:])] += (record["compute"], record["comm"], record["wait"], sent / 1e6)
+            sums[rank_of(source)] += (record["compute"], record["comm"], record["wait"], sent / 1e6)
         elif record["k"] == "event" and record["name"] == "served":
-            sums[int(source[5:]), 3] += record.get("bytes", 0) / 1e6
+            sums[rank_of(source), 3] += record.get("bytes", 0) / 1e6
     return sums
 
 

@@ -93,16 +93,14 @@ class Consensus:
         self.line = self.plot.add_trace("measured", style, columns, at)
         if self.has_line:
             self.predicted = self.plot.add_trace("predicted", mixing_line(self.factor), columns, at)
-        self._newest: dict[int, list[float]] = {}
         self.first = self.last = None
         self.largest = 0.0
 
     def step(self, done: GlobalStep) -> None:
-        """Take a finished global step; a worker without a part in it keeps its last sketch."""
-        self._newest |= done.sketches
-        if len(self._newest) < self.experiment.workers:
+        """Take a finished global step."""
+        if len(done.sketches) < self.experiment.workers:
             return
-        self.last = done.step, distance(list(self._newest.values()))
+        self.last = done.step, distance(list(done.sketches.values()))
         if self.first is None or self.first[1] <= FLOOR:  # equal replicas have no distance to shrink
             self.first = self.last
         self.largest = max(self.largest, self.last[1])

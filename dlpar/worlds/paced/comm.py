@@ -163,12 +163,6 @@ class PacedComm(LogicalComm):
 
     # ---- messages -----------------------------------------------------------------------
 
-    def send(self, tensor: torch.Tensor, dest: int, tag: int = 0) -> None:
-        self.isend(tensor, dest, tag).wait()
-
-    def recv(self, into: torch.Tensor, source: int = ANY, tag: int = ANY) -> Arrival:
-        return self.irecv(into, source, tag).wait()
-
     def isend(self, tensor: torch.Tensor, dest: int, tag: int = 0) -> _UnderWay:
         check_peer(self, dest, "dest")
         self.traffic.sent(tensor.nbytes)

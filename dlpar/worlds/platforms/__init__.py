@@ -9,11 +9,8 @@ network are in :mod:`dlpar.worlds.simulated.network`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from dlpar.config import rules
 from dlpar.config.experiment import Experiment
-from dlpar.config.schema import BadExperiment, Complaint
 from dlpar.worlds.platforms.lookup import HERE, names, nodes_of, placement, platform, platform_of
 from dlpar.worlds.platforms.platform import DEVICES, PLATFORMS, Device, Link, Platform, Timing
 from dlpar.worlds.platforms.workloads import WORKLOADS, Layer, Workload, is_path, workload
@@ -24,18 +21,15 @@ __all__ = [
 ]  # fmt: skip
 
 
-def _platform_holds_them(e: Experiment) -> Iterator[Complaint]:
+def _platform_holds_them(e: Experiment) -> None:
     """Check platforms and workloads known by name; files are read when a job is launched."""
     cluster = e.cluster
     if cluster.world == "real":
         return
-    try:
-        if cluster.platform is None or not (is_path(cluster.platform) or cluster.platform == HERE):
-            nodes_of(e)
-        if cluster.stand_in_for is not None and not is_path(cluster.stand_in_for):
-            workload(cluster.stand_in_for)
-    except BadExperiment as error:
-        yield error
+    if cluster.platform is None or not (is_path(cluster.platform) or cluster.platform == HERE):
+        nodes_of(e)
+    if cluster.stand_in_for is not None and not is_path(cluster.stand_in_for):
+        workload(cluster.stand_in_for)
 
 
 rules.ADDED.append(_platform_holds_them)

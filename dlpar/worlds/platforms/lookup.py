@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dlpar.config.paths import runs_folder
-from dlpar.config.schema import BadExperiment, shown
+from dlpar.config.schema import BadExperiment, Part, shown
 from dlpar.worlds.platforms.platform import PLATFORMS, SEPARATOR, Platform
 from dlpar.worlds.platforms.workloads import fields_of, is_path, workload
 
@@ -20,9 +20,6 @@ FIELD = "cluster.platform"
 
 HERE = "here"
 """Name of this machine as a platform."""
-
-CHANGED_PIECEWISE = ("device", "inside", "between", "timing")
-"""Fields of which a file that extends a platform may give a part."""
 
 
 def names() -> list[str]:
@@ -82,11 +79,11 @@ def platform(which: str, extending: tuple[str, ...] = ()) -> Platform:
 
 
 def _changed(base: Platform, changes: dict[str, Any]) -> dict[str, Any]:
-    """Change fields of `base`; of links, device and timing a part may be given."""
+    """Change fields of `base`; of links, device and timing some fields may be given."""
     fields = {name: getattr(base, name) for name in Platform.model_fields}
-    for name in CHANGED_PIECEWISE:
-        if isinstance(changes.get(name), dict) and fields[name] is not None:
-            changes[name] = {**fields[name].model_dump(), **changes[name]}
+    for name, change in changes.items():
+        if isinstance(change, dict) and isinstance(fields.get(name), Part):
+            changes[name] = {**fields[name].model_dump(), **change}
     return {**fields, **changes}
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from dlpar.config.parts import ByRank
-from dlpar.config.schema import BadExperiment, Part, shown, spelled_as_head
+from dlpar.config.schema import BadExperiment, Part, Positive, shown
 from dlpar.worlds.platforms.workloads import TABLES, WORKLOADS, FromFile, Workload
 
 
@@ -60,36 +60,19 @@ class Device(Part):
         return flops / (rate * workload.flops if rate and workload.flops else self.flops)
 
 
-def _factors(value: Any) -> Any:
-    if not isinstance(value, (list, tuple)) or not all(map(_is_positive, value)):
-        raise ValueError(f"timing.trace: got {shown(value)}, allowed is a list of factors above 0")
-    return tuple(value)
-
-
 class Timing(Part):
     """Variation of the times of equal computations: a factor for every rank and step.
 
     Attributes
     ----------
     kind : str, default ``"constant"``
-        ``"constant"``: 1.  ``"gamma"`` and ``"exponential"``: drawn, with mean 1.  ``"trace"``: given.
+        ``"constant"``: 1.  ``"gamma"`` and ``"exponential"``: drawn, with mean 1.
     cv : float, default 0.1
         Standard deviation over mean of the gamma distribution; the exponential's is 1.
-    trace : tuple of float
-        Factors, taken in turn for ever; rank r begins with element r.  Any mean is allowed.
     """
 
-    kind: Literal["constant", "gamma", "exponential", "trace"] = "constant"
+    kind: Literal["constant", "gamma", "exponential"] = "constant"
     cv: float = Field(0.1, gt=0, le=10)
-    trace: Annotated[tuple[float, ...], BeforeValidator(_factors)] = ()
-
-    @model_validator(mode="after")
-    def _trace_is_given(self) -> Timing:
-        if (self.kind == "trace") != bool(self.trace):
-            got = f"{len(self.trace)} factors" if self.trace else "none"
-            wanted = "at least one factor" if self.kind == "trace" else "none"
-            raise ValueError(f"timing.trace: got {got}, allowed with kind {self.kind} is {wanted}")
-        return self
 
     def factor(self, seed: int, rank: int, number: int) -> float:
         """Give the factor on the mean time of each computation of a step.
@@ -103,8 +86,6 @@ class Timing(Part):
         """
         if self.kind == "constant":
             return 1.0
-        if self.kind == "trace":
-            return self.trace[(rank + number) % len(self.trace)]
         from dlpar.delays import drawn  # here: a description of a platform needs no NumPy
 
         return drawn(self.kind, 1.0, self.cv, seed, "compute", rank, number)
@@ -118,9 +99,7 @@ class Link(FromFile):
     latency : float
         Seconds a message takes however short it is: alpha, from 0.
     bandwidth : float
-        Bytes a second: beta, above 0.
-    duplex : str, default ``"full"``
-        ``"full"``: a port carries one message out and one in at a time.  ``"half"``: one of either.
+        Bytes a second: beta, above 0; a port carries one message out and one in at a time.
 
     Raises
     ------
@@ -130,7 +109,6 @@ class Link(FromFile):
 
     latency: float = Field(ge=0, strict=True)
     bandwidth: float = Field(gt=0, strict=True, allow_inf_nan=True)
-    duplex: Literal["full", "half"] = "full"
 
     def __init__(self, *values: Any, **fields: Any) -> None:
         super().__init__(**dict(zip(Link.model_fields, values)), **fields)
@@ -194,8 +172,8 @@ class Platform(FromFile):
     between: Link | None = None
     nic: Literal["shared", "each"] = "shared"
     eager: int = Field(65_536, ge=0, le=1 << 40)
-    timing: Annotated[Timing, BeforeValidator(spelled_as_head(Timing))] = Timing()
-    stragglers: ByRank = Field({})
+    timing: Timing = Timing()
+    stragglers: ByRank[Positive] = Field({})
     overlap: float = Field(1.0, ge=0, le=1)
 
     @model_validator(mode="after")

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
+from dlpar.config.paths import read_plain
 from dlpar.config.schema import BadExperiment, Part, sentence, shown
 
 TABLES = Path(__file__).parent / "tables"
@@ -170,10 +171,6 @@ def workload(which: str) -> Workload:
         raise BadExperiment(f"{FIELD}: got {shown(Path(which).name)}, where {error}") from None
 
 
-LARGEST = 1 << 20
-"""Bytes of such a file at most: a description is small, and whatever is larger is something else."""
-
-
 def is_path(which: str) -> bool:
     """Return whether a name is meant as the path of a file: it ends in .json or .toml, or has a slash."""
     return which.endswith((".json", ".toml")) or "/" in which
@@ -197,22 +194,11 @@ def fields_of(path: str, field: str) -> dict[str, Any]:
     file, got = Path(os.path.expanduser(path)), f"{field}: got {shown(path, limit=200)}, allowed is a file"
     kind, read = ("TOML", tomllib.loads) if file.suffix == ".toml" else ("JSON", json.loads)
     try:
-        fields = read(_text(file))
+        fields = read(read_plain(file).decode())
     except OSError as error:
-        raise BadExperiment(f"{got} that can be read ({error.strerror or error})") from None
-    except UnicodeDecodeError:
-        raise BadExperiment(f"{got} that can be read (it is not text)") from None
+        raise BadExperiment(f"{got} that can be read ({error.strerror})") from None
     except (ValueError, RecursionError) as error:
         raise BadExperiment(f"{got} of {kind} ({error})") from None
     if not isinstance(fields, dict):
         raise BadExperiment(f"{got} with a mapping of fields to values")
     return {"name": file.stem, **fields}
-
-
-def _text(file: Path) -> str:
-    """Read a file, unless it is large or might keep us waiting for ever, as a pipe or a device might."""
-    if not file.is_file():
-        raise OSError("there is none")
-    if file.stat().st_size > LARGEST:
-        raise OSError(f"it has more than {LARGEST:,} bytes")
-    return file.read_text(encoding="utf-8")

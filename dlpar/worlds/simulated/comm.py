@@ -21,7 +21,6 @@ from dlpar.comm.base import ANY, Arrival, Collective, Comm, Packet, Request, T, 
 from dlpar.comm.ghost import NUMBER, Ghost, GhostPacket, elements
 from dlpar.worlds.logical import LogicalComm, LogicalWorld, Marks, Pace
 from dlpar.worlds.simulated.mailbox import Mailbox, Message, Receive
-from dlpar.worlds.simulated.network import Network
 from dlpar.worlds.simulated.simulator import Activity, Simulator
 
 
@@ -269,12 +268,10 @@ class Group:
     ----------
     members : sequence of int
         Their numbers in the whole simulation.
-    network : Network
-        The network that joins them.
     """
 
-    def __init__(self, members: Sequence[int], network: Network) -> None:
-        self.members, self.network, self.size = list(members), network, len(members)
+    def __init__(self, members: Sequence[int]) -> None:
+        self.members, self.size = list(members), len(members)
         # Made by the first rank that takes its own: some are sent to before they listen.
         self.boxes: list[Mailbox] = []
         self._meeting = self._new_meeting()
@@ -285,7 +282,7 @@ class Group:
     @cached_property
     def beside(self) -> Group:
         """The same ranks once more, for messages beside the computation, which never meet the others."""
-        return Group(self.members, self.network)
+        return Group(self.members)
 
     def together(self, comm: SimulatedComm, thing: Any, result: Callable[[list[Any]], Any] = list) -> Any:
         """Wait for all; every rank gets ``result(things)``, computed once, of the things in the order of ranks."""
@@ -309,7 +306,7 @@ class Group:
         members: dict[int, list[int]] = {}
         for color, _, rank in sorted((color, key, rank) for rank, (color, key) in enumerate(asked)):
             members.setdefault(color, []).append(self.members[rank])
-        return {color: Group(part, self.network) for color, part in members.items()}
+        return {color: Group(part) for color, part in members.items()}
 
 
 class Sending:

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from math import inf
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from dlpar.worlds.platforms import Link, Platform
@@ -39,11 +38,11 @@ class Port:
         self.free, self.pending, self.latency, self.per_byte = 0.0, 0, latency, per_byte
 
 
-class Route(NamedTuple):
-    """The ports of a rank on one kind of link, out and in: the same port where the link is half duplex."""
+class Route:
+    """The ports of a rank on one kind of link, out and in; bytes are charged `scale` times."""
 
-    out: Port
-    into: Port
+    def __init__(self, link: Link, scale: float) -> None:
+        self.out, self.into = (Port(link.latency, scale / link.bandwidth) for _ in range(2))
 
 
 class Network:
@@ -75,18 +74,10 @@ class Network:
         far, near = platform.link(same_node=False), platform.link(same_node=True)
         for node in self.nodes:
             if platform.nic == "each" or node not in shared:
-                shared[node] = _route(far, scale)
+                shared[node] = Route(far, scale)
             self.between.append(shared[node])
-            self.inside.append(_route(near, scale))
+            self.inside.append(Route(near, scale))
         on = Counter(self.nodes)
         links = [far] * (len(on) > 1) + [near] * (max(on.values()) > 1)
-        # A message out of a half-duplex port can delay one that comes in at any time.
-        full = all(link.duplex == "full" for link in links)
-        self.least = min((link.latency for link in links), default=0.0) if full else -inf
+        self.least = min((link.latency for link in links), default=0.0)
         self.one_port = [on[node] == 1 or len(on) == 1 for node in self.nodes]
-
-
-def _route(link: Link, scale: float) -> Route:
-    """Make the ports of a rank on a kind of link."""
-    out = Port(link.latency, scale / link.bandwidth)
-    return Route(out, out if link.duplex == "half" else Port(out.latency, out.per_byte))

@@ -49,7 +49,7 @@ def simulated_world(
         Class of the communicators.
     """
     network = Network(platform, nodes, scale)
-    simulator, group = Simulator(network, computes), Group(range(len(nodes)), network)
+    simulator, group = Simulator(network, computes), Group(range(len(nodes)))
     speed, eager = flops or 1 / platform.seconds(1.0), int(platform.eager / scale)
     worlds = [
         SimulatedWorld(simulator, Pace(platform, speed, rank, seed), eager) for rank in range(len(nodes))

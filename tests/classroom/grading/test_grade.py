@@ -13,9 +13,9 @@ import nbformat
 import psutil
 import pytest
 
-from classroom.grading.handed_in import SMALL, answer_cell, check_cell, hand_in, small_master
+from classroom.grading.handed_in import SMALL, answer_cell, check_cell, hand_in, marks, small_master
 from dlpar.classroom.grading.box import Box, CannotGrade
-from dlpar.classroom.grading.grade import Unreadable, exercise, handed_in, judged, students, with_answers
+from dlpar.classroom.grading.grade import Course, Unreadable, exercise, handed_in, judged, students
 from dlpar.classroom.grading.release import release
 
 pytestmark = pytest.mark.timeout(300)  # many processes begin with torch: a busy machine takes minutes
@@ -111,7 +111,8 @@ def graded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[tuple[s
     how = ["--not-isolated"] if account is None else ["--account", account]
     command = [sys.executable, "-m", "dlpar.cli", "grade", handed, "--course", folder / "course", "--labs", masters,
                "--seconds", "20", *how]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, timeout=250)
+    as_by_sudo = os.environ | {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=250, env=as_by_sudo)
     assert done.returncode == 0, done.stderr
     with open(folder / "course" / "grades.csv", newline="") as file:
         return folder / "course", {(row["student"], row["lab"]): row for row in csv.DictReader(file)}
@@ -120,6 +121,13 @@ def graded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[tuple[s
 def points(graded, student: str, lab: str) -> tuple[float, float]:
     row = graded[1][student, lab]
     return float(row["points"]), float(row["of"])
+
+
+def test_a_damaged_gradebook_is_named_in_a_sentence(tmp_path) -> None:
+    course = Course(tmp_path / "course")
+    (course.folder / "gradebook.db").write_bytes(b"no database" * 100)
+    with pytest.raises(CannotGrade, match=r"gradebook.db: nbgrader cannot use it \(file is not a database\)"):
+        course.write_grades()
 
 
 @pytest.mark.slow
@@ -242,24 +250,43 @@ def test_an_answer_counts_only_where_it_is_marked_once_and_nothing_else_is_taken
     tmp_path: Path, lab: Path
 ) -> None:
     master = exercise(nbformat.read(tmp_path / "masters" / f"{SMALL}.ipynb", 4))
+    tried = []
 
-    def found(change) -> tuple[list[str], list[str]]:
+    class NoBox:
+        def judge(self, trial: dict) -> dict:
+            tried.append(trial)
+            return {"solved": True, "said": "right"}
+
+    def found(change) -> tuple[list[str], str]:
         hand_in(lab, tmp_path / "in" / "ada", "mine", change)
-        notebook, missing = with_answers(master, handed_in(str(tmp_path / "in"), "ada", SMALL))
+        notebook, verdict = judged(str(tmp_path / "in"), "ada", SMALL, master, NoBox())
         assert len(notebook.cells) == len(master.cells)
-        return [cell.source for cell in notebook.cells], missing
+        return [cell.source for cell in notebook.cells], verdict["said"]
 
-    right, missing = found(lambda nb: nb["cells"].reverse())
-    assert "mine" in right and not missing
-    assert right[-1] == master.cells[-1].source  # the check with its hidden test
-    twice, missing = found(lambda nb: nb["cells"].append(dict(answer_cell(nb))))
-    assert "mine" not in twice and missing == ["2 cells of the notebook are marked double; there must be one"]
-    strange, missing = found(lambda nb: answer_cell(nb).update(source={"mine": 1}))
-    assert missing and "mine" not in strange
+    right, said = found(lambda nb: nb["cells"].reverse())
+    assert "mine" in right and said == "right"
+    check = master.cells[-1].source  # with its hidden test
+    assert right[-1] == check and [(one["answer"], one["check"]) for one in tried] == [("mine", check)]
+    twice, said = found(lambda nb: nb["cells"].append(dict(answer_cell(nb))))
+    assert "mine" not in twice
+    assert said == "not handed in: 2 cells of the notebook are marked double; there must be one"
+    strange, said = found(lambda nb: answer_cell(nb).update(source={"mine": 1}))
+    assert said.startswith("not handed in: no cells") and "mine" not in strange
+    assert len(tried) == 1
+
+
+def test_a_lab_with_two_checks_is_refused(tmp_path: Path) -> None:
+    master = small_master(tmp_path)
+    notebook = nbformat.read(master, 4)
+    again = {"id": "again", "metadata": marks("again", grade=True, points=1)}
+    notebook.cells.append(nbformat.from_dict(notebook.cells[-1] | again))
+    nbformat.write(notebook, master)
+    with pytest.raises(CannotGrade, match="one answer cell and one check cell"):
+        Course(tmp_path / "course").take([master])
 
 
 def test_an_answer_as_it_was_released_is_to_do_and_nothing_is_run(tmp_path: Path, lab: Path) -> None:
     blank = nbformat.read(lab, 4)
     hand_in(lab, tmp_path / "in" / "ada", None)
-    _, verdicts = judged(str(tmp_path / "in"), "ada", SMALL, blank, Box(None))
-    assert verdicts == {"check-double": {"solved": False, "said": "to do: the answer is as it was released"}}
+    _, verdict = judged(str(tmp_path / "in"), "ada", SMALL, blank, Box(None))
+    assert verdict == {"solved": False, "said": "to do: the answer is as it was released"}

@@ -176,15 +176,15 @@ def test_a_new_version_that_was_edited_too_is_left_alone(labs: Path, own: Path) 
     for version, mine in (
         ("second", "00.ipynb"),
         ("third", "00 (new).ipynb"),
-        ("fourth", "00 (new 2).ipynb"),
+        ("fourth", "00 (new) (new).ipynb"),
     ):
         (own / mine).write_text(f"mine before the {version}")
         (labs / "00.ipynb").write_text(f"zero, {version} version")
         bring(labs, own)
     assert (own / "00.ipynb").read_text() == "mine before the second"
     assert (own / "00 (new).ipynb").read_text() == "mine before the third"
-    assert (own / "00 (new 2).ipynb").read_text() == "mine before the fourth"
-    assert (own / "00 (new 3).ipynb").read_text() == "zero, fourth version"
+    assert (own / "00 (new) (new).ipynb").read_text() == "mine before the fourth"
+    assert (own / "00 (new) (new) (new).ipynb").read_text() == "zero, fourth version"
 
 
 def test_an_untouched_lab_is_brought_up_to_date_and_a_new_one_is_added(labs: Path, own: Path) -> None:

@@ -46,7 +46,10 @@ def spoken(path: str) -> bytes:
     body = b'{"fingerprint": "leave"}'
     with socket.socket(socket.AF_UNIX) as end:
         end.settimeout(5)
-        end.connect(path)
+        try:
+            end.connect(path)
+        except PermissionError:
+            return b"closed"
         try:
             end.sendall(len(body).to_bytes(8, "big") + body)
             return end.recv(100)
@@ -123,8 +126,8 @@ def attempts(f: dict[str, Any]) -> dict[str, str]:
         "use her server with my token": status(f["server"], f"/user/{hers}/api/contents", mine),
         "use her server through the hub": status(f["url"], f"/user/{hers}/api/contents", mine),
         "start a kernel on her server": status(f["server"], f"/user/{hers}/api/kernels", mine, "POST"),
-        "list her jobs": status(f["server"], f"/user/{hers}/dlpar/jobs", mine),
-        "stop her job": status(f["server"], f"/user/{hers}/dlpar/jobs", mine, "POST"),
+        "report to the teacher without a token": status(f["url"], "/services/teacher/report", None, "POST"),
+        "stop her job": status(f["url"], "/services/teacher/class", mine, "POST"),
         "open the teacher's page": status(f["url"], "/services/teacher/class", mine),
         "list the hub's users": status(f["url"], "/hub/api/users", mine),
         "stop her server": status(f["url"], f"/hub/api/users/{hers}/server", mine, "DELETE"),

@@ -205,6 +205,14 @@ def test_nobody_but_a_teacher_opens_the_teachers_page(hub: Hub, chromium) -> Non
     page.wait_for_load_state()
     page.get_by_text("403").first.wait_for()
     assert not page.get_by_text("running jobs").count()
+    page.context.clear_cookies()
+    page.goto(f"{hub.url}/hub/login")
+    page.locator("#username_input").fill("grace")
+    page.locator("#password_input").fill(hub.password("bob"))
+    page.locator("#login_submit").click()
+    page.get_by_text(
+        "Invalid username or password"
+    ).wait_for()  # students' password opens no teacher's account
     assert hub.status("/services/teacher/class", token=hub.token_of("bob")) == 403
     assert hub.status("/services/teacher/class", token=hub.token_of("grace")) == 200
     page.context.close()

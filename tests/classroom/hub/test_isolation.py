@@ -146,10 +146,14 @@ def test_everything_one_student_tries_against_another_is_refused(scene: dict[str
 
 def test_the_fork_server_answers_nobody_else_even_through_an_open_door(scene: dict[str, Any]) -> None:
     door = next(Path(path) for path in scene["sockets"] if "warm-" in path)
-    door.chmod(0o777)
-    door.parent.chmod(0o755)
     try:
-        assert as_bob(scene, speak=str(door)) == {"answer": ""}
+        for _ in range(10):  # her server closes the door again whenever it looks at its jobs
+            door.chmod(0o777)
+            door.parent.chmod(0o755)
+            found = as_bob(scene, speak=str(door))
+            if found != {"answer": "closed"}:
+                break
+        assert found == {"answer": ""}
         assert attempts.spoken(str(door)) == b""  # root is somebody else, too
     finally:
         door.parent.chmod(0o700)

@@ -1,4 +1,4 @@
-"""What `dlpar hub` refuses, and the list of passwords of a try."""
+"""What `dlpar hub` refuses, and the passwords of a try."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def test_nobody_logs_in_weakly_from_another_machine(tmp_path: Path) -> None:
     tls = {"certificate": str(file), "key": str(file)}
     for address in ("0.0.0.0", "::", "192.168.1.5"):
         with pytest.raises(
-            BadSettings, match=r"^--address: got .*, allowed with a list of passwords is loopback"
+            BadSettings, match=r"^--address: got .*, allowed with shared passwords is loopback"
         ):
             settings(tmp_path, address=address)
-        with pytest.raises(BadSettings, match="list of passwords"):  # encrypted or not
+        with pytest.raises(BadSettings, match="shared passwords"):  # encrypted or not
             settings(tmp_path, address=address, **tls)
     for address in ("127.0.0.1", "::1"):
         settings(tmp_path, address=address)
@@ -52,8 +52,11 @@ def test_accounts_of_the_machine_need_encryption_off_loopback(tmp_path: Path) ->
     settings(tmp_path, **asked, certificate=str(file), key=str(file))
     with pytest.raises(BadSettings, match="'root', allowed are accounts other than root"):
         settings(tmp_path, accounts="system", users=("root",))
-    with pytest.raises(BadSettings, match="accounts of this machine"):
+    with pytest.raises(BadSettings, match="accounts of this machine, or @GROUP"):
         settings(tmp_path, accounts="system", users=("nobody-of-that-name",))
+    settings(tmp_path, accounts="system", users=("@root", "nobody"))
+    with pytest.raises(BadSettings, match="--teachers: got '@root', allowed are accounts of this machine$"):
+        settings(tmp_path, accounts="system", users=("nobody",), teachers=("@root",))
 
 
 @pytest.mark.skipif(os.getuid() == 0, reason="root may")
@@ -89,15 +92,14 @@ def test_a_bad_request_is_one_sentence_and_status_2(flags, sentence, capsys, tmp
     assert said.startswith(f"dlpar hub: {sentence}") and said.count("\n") == 1
 
 
-def test_every_name_gets_a_password_of_its_own_and_keeps_it(tmp_path: Path) -> None:
-    file = tmp_path / "passwords"
-    first = passwords(file, ["ada", "bob"])
-    assert first["ada"] != first["bob"] and min(map(len, first.values())) >= 12
-    assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    assert passwords(file, ["ada", "cleo"]) == first | {"cleo": passwords(file)["cleo"]}
-    file.chmod(0o644)
-    with pytest.raises(PermissionError, match="others can read it"):
-        passwords(file)
+def test_students_and_teachers_get_a_random_password_each_and_keep_it_privately(tmp_path: Path) -> None:
+    folder = tmp_path / "hub"
+    folder.mkdir(mode=0o755)
+    students, teachers = passwords(folder)
+    assert students != teachers and len(students) >= 12 and len(teachers) >= 32
+    assert passwords(folder) == (students, teachers) != passwords(tmp_path / "another")
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert [stat.S_IMODE(file.stat().st_mode) for file in folder.iterdir()] == [0o600]
 
 
 def test_what_runs_in_a_hub_loads_neither_torch_nor_numpy() -> None:

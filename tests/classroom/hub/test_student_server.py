@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,39 +14,49 @@ import dlpar
 from classroom.hub.classroom import run_apart
 
 pytest.importorskip("jupyterhub", reason="JupyterHub is not installed: pip install 'dlpar[hub]'")
-from tornado.httpclient import AsyncHTTPClient
-from tornado.httpserver import HTTPServer
-from tornado.netutil import bind_sockets
-from tornado.web import Application
-
 from dlpar.classroom.hub import student_server
+from dlpar.lab import offers
 
 pytestmark = pytest.mark.slow
 
 
-def test_a_post_of_neither_job_nor_offer_is_refused_by_name() -> None:
-    class Hub:
-        async def get_user(self, handler: Any, sync: bool) -> dict[str, Any]:
-            return {"scopes": [student_server.MAY_SEE_JOBS]}
+def test_a_request_that_cannot_be_done_is_refused_by_name() -> None:
+    words = "stop, runs, experiment: got none of them, allowed is one"
+    assert student_server.do({}) == {"refused": words}
+    assert student_server.do({"stop": "another"}) == {"refused": "job: got 'another', which is not running"}
 
-    async def post(body: str) -> Any:
-        server = HTTPServer(Application([("/jobs", student_server.Jobs)], dlpar_hub=Hub()))
-        sockets = bind_sockets(0, "127.0.0.1")
-        server.add_sockets(sockets)
-        url = f"http://127.0.0.1:{sockets[0].getsockname()[1]}/jobs"
-        headers = {"Authorization": "token t"}
-        try:
-            return await AsyncHTTPClient().fetch(
-                url, method="POST", body=body, headers=headers, raise_error=False
-            )
-        finally:
-            server.stop()
 
-    refused = run_apart(post("{}"))
-    words = "stop, offer, runs, experiment: got none of them, allowed is one"
-    assert (refused.code, refused.reason) == (409, words)
-    refused = run_apart(post('{"stop": "another"}'))
-    assert (refused.code, refused.reason) == (409, "job: got 'another', which is not running")
+def test_a_report_brings_the_offer_and_the_requests_and_the_next_their_outcome(monkeypatch) -> None:
+    monkeypatch.setenv("DLPAR_HUB_PROXY", "http://127.0.0.1:1")
+    monkeypatch.setenv("JUPYTERHUB_API_TOKEN", "hers")
+    fields = json.loads(dlpar.Experiment().to_json())
+    offer = {"id": "7", "by": "grace", "at": time.time(), "experiment": fields}
+    own = offer | {"experiment": fields | {"sync": {"scheme": "own", "code": "gASV"}}}
+    answers = [
+        {"asked": {"x": {"stop": "another"}}, "offer": offer}, {"asked": {}}, {"asked": {}, "offer": own},
+        {"asked": {}, "offer": None},
+    ]  # fmt: skip
+    reporter, sent = student_server.Reporter(), []
+
+    async def fetch(url: str, body: str, method: str, headers: dict[str, str], validate_cert: bool) -> Any:
+        assert (
+            url == "http://127.0.0.1:1/services/teacher/report" and headers["Authorization"] == "token hers"
+        )
+        sent.append(json.loads(body))
+        return SimpleNamespace(body=json.dumps(answers[len(sent) - 1]))
+
+    monkeypatch.setattr(reporter.client, "fetch", fetch)
+
+    async def report() -> None:
+        await reporter.report()
+        await reporter.report()
+        with pytest.raises(ValueError, match="with a scheme of dlpar's"):
+            await reporter.report()
+        await reporter.report()
+
+    run_apart(report())
+    assert [one["offer"] for one in sent] == [None, "7", "7", "7"] and offers.present() is None
+    assert [one["done"] for one in sent[:3]] == [{}, {"x": student_server.do({"stop": "another"})}, {}]
 
 
 def test_a_running_job_is_activity_is_listed_and_can_be_stopped() -> None:
@@ -52,7 +65,7 @@ def test_a_running_job_is_activity_is_listed_and_can_be_stopped() -> None:
     assert settings == {"last_activity_times": {}} and student_server.running() == []
     with pytest.raises(ValueError, match="which is not running"):
         student_server.stop("another")
-    with pytest.raises(ValueError, match="allowed is the id of a running job"):
+    with pytest.raises(ValueError, match="which is not running"):
         student_server.stop("../another")
 
     job = dlpar.launch(dlpar.Experiment(workers=2, steps=1_000_000))

@@ -1,83 +1,98 @@
-"""What the teacher's page asks of each student's server, and makes of what it says."""
+"""Reports of students' servers to the teacher's page, its requests to them, and the class's predictions."""
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import Any
 
 import pytest
 
 from classroom.hub.classroom import run_apart
-from dlpar.lab import offers
 
 teacher = pytest.importorskip(
     "dlpar.classroom.hub.teacher", reason="tornado is not installed: pip install 'dlpar[hub]'"
 )
 
 
-class Class(teacher.Students):
-    """A class whose servers say what a test lets them say."""
-
-    def __init__(self, says: dict[str, Any]) -> None:
-        super().__init__()
-        self.says, self.brought = says, []
-
-    async def _ask(self, url: str, body: Any = None) -> Any:
-        if url.startswith(self.api):
-            return [
-                {"name": name, "servers": {"": {"ready": True, "last_activity": "now"}}} for name in self.says
-            ]
-        name = url.split("/user/")[1].split("/")[0]
-        if body is not None and "experiment" in body:
-            return body  # her own server finds no fault in it
-        if body is not None:
-            self.brought.append((name, body["offer"]))
-            self.says[name]["offer"] = body["offer"] and body["offer"]["id"]
-        return self.says[name]
-
-
 @pytest.fixture(autouse=True)
 def a_service(monkeypatch):
-    told = {
-        "JUPYTERHUB_API_URL": "http://hub/api",
-        "DLPAR_HUB_PROXY": "http://proxy",
-        "JUPYTERHUB_API_TOKEN": "secret",
-    }
+    told = {"JUPYTERHUB_API_URL": "http://hub/api", "JUPYTERHUB_API_TOKEN": "secret"}
     for name, value in told.items():
         monkeypatch.setenv(name, value)
 
 
+def row(them: teacher.Students, name: str) -> dict[str, Any]:
+    """A student's row on the page, whose server is running."""
+    return them._row({"name": name, "servers": {"": {"ready": True, "last_activity": "now"}}})
+
+
 def told(predictions: Any = None, **changes: Any) -> dict[str, Any]:
-    return {"jobs": [], "memory": 1 << 20, "offer": None, "predictions": predictions} | changes
+    return {"jobs": [], "memory": 1 << 20, "offer": None, "predictions": predictions, "done": {}} | changes
 
 
-def test_a_server_that_talks_nonsense_hides_nobody_else():
-    says = {f"student{n}": told([answer(float(n))]) for n in range(teacher.LOT)}
-    nonsense = [7, {}, told(7), told(memory=float("nan")), told(jobs=[{}]), told(jobs="none")]
-    says |= {f"joker{n}": what for n, what in enumerate(nonsense)}
+def test_a_server_that_talks_nonsense_is_refused_and_hides_nobody_else():
+    them = teacher.Students()
+    for n in range(teacher.LOT):
+        them.hear(f"student{n}", told([answer(float(n))]))
+    nonsense = [7, {}, told(7), told(memory=float("nan")), told(jobs=[{}]), told(jobs="none"), told(done=[1])]
+    for n, report in enumerate(nonsense):
+        with pytest.raises((LookupError, TypeError, ValueError)):
+            them.hear(f"joker{n}", report)
+        assert not row(them, f"joker{n}")["answers"]
+    assert all(row(them, f"student{n}")["answers"] for n in range(teacher.LOT))
+    assert [row["answers"] for row in them.answers.table()] == [teacher.LOT]
 
-    async def looked() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        them = Class(says)
-        return await them.look(), them.answers.table()
 
-    rows, table = run_apart(looked())
-    assert {row["name"] for row in rows if row["answers"]} == {f"student{n}" for n in range(teacher.LOT)}
-    assert len(rows) == len(says) and [row["answers"] for row in table] == [teacher.LOT]
+def test_a_server_that_has_fallen_silent_is_shown_so(monkeypatch):
+    them = teacher.Students()
+    them.hear("ada", told(jobs=[{"id": "a", "says": "a job", "ranks": 2}]))
+    assert row(them, "ada")["answers"] and row(them, "ada")["jobs"]
+    later = time.monotonic() + teacher.PATIENCE + 1
+    monkeypatch.setattr(teacher.time, "monotonic", lambda: later)
+    assert not row(them, "ada")["answers"] and row(them, "ada")["jobs"] == []
 
 
-def test_an_offer_of_the_last_class_is_taken_back_once(monkeypatch):
-    async def look_for_hours() -> list[Any]:
-        them = Class({"ada": told()})
-        await them.send("grace", {"workers": 2})
-        assert [row["offered"] for row in await them.look()] == [True]
-        later = time.time() + offers.LASTS + 1
-        monkeypatch.setattr(teacher.time, "time", lambda: later)
-        them.says["ada"]["offer"] = None  # it is too old there, too
-        assert [row["offered"] for row in await them.look() + await them.look()] == [False, False]
-        assert them.offer is None
-        return them.brought
+def test_a_request_is_answered_by_the_server_it_was_meant_for_alone(monkeypatch):
+    async def ask() -> Any:
+        them = teacher.Students()
+        asking = asyncio.ensure_future(them.of("ada", {"stop": "job"}))
+        await asyncio.sleep(0)
+        assert them.hear("bob", told()) == {"asked": {}}
+        asked = them.hear("ada", told())["asked"]
+        ((id, request),) = asked.items()
+        assert request == {"stop": "job"}
+        them.hear("bob", told(done={id: {"refused": "by bob"}}))
+        assert not asking.done()
+        them.hear("ada", told(done={id: {}}))
+        return await asking
 
-    assert len(run_apart(look_for_hours())) == 1
+    assert run_apart(ask()) == {}
+
+    async def refused(report: dict[str, Any] | None) -> Any:
+        them = teacher.Students()
+        asking = asyncio.ensure_future(them.of("ada", {"stop": "job"}))
+        await asyncio.sleep(0)
+        if report is not None:
+            (id,) = them.hear("ada", told())["asked"]
+            them.hear("ada", told(done={id: report}))
+        return await asking
+
+    with pytest.raises(teacher.HTTPError, match="no such job"):
+        run_apart(refused({"refused": "no such job"}))
+    monkeypatch.setattr(teacher, "PATIENCE", 0.1)
+    with pytest.raises(teacher.HTTPError, match="does not answer"):
+        run_apart(refused(None))
+
+
+def test_an_offer_is_brought_once_and_the_last_class_s_is_taken_back(monkeypatch):
+    them = teacher.Students()
+    them.offer = {"id": "new", "by": "grace", "at": time.time(), "experiment": {"sync": {"scheme": "ring"}}}
+    assert them.hear("ada", told())["offer"] is them.offer
+    assert "offer" not in them.hear("ada", told(offer="new")) and row(them, "ada")["offered"]
+    them.offer = None
+    assert them.hear("ada", told(offer="new"))["offer"] is None
+    assert "offer" not in them.hear("ada", told()) and not row(them, "ada")["offered"]
 
 
 def test_who_may_not_pause_hears_why(monkeypatch):

@@ -256,7 +256,7 @@ def test_a_ring_of_sends_below_the_eager_limit_passes():
 
 def test_ranks_on_several_machines_are_refused():
     with pytest.raises(
-        BadExperiment, match="cluster.hostfile: got 'hosts', allowed in the paced world is nothing"
+        BadExperiment, match="cluster.hostfile: got 'hosts', allowed with world paced is nothing"
     ):
         Experiment(cluster={"world": "paced", "hostfile": "hosts"})
 

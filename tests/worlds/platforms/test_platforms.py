@@ -37,7 +37,6 @@ def small(**changes) -> Platform:
 
 def test_a_message_takes_the_latency_and_its_bytes():
     assert ETHERNET.seconds(1_000_000) == pytest.approx(50e-6 + 10e-3)
-    assert ETHERNET.duplex == "full"
 
 
 @pytest.mark.parametrize(
@@ -49,7 +48,6 @@ def test_a_message_takes_the_latency_and_its_bytes():
         (dict(latency=0, bandwidth=-5), "bandwidth: got -5, allowed is a finite number above 0"),
         (dict(latency=0, bandwidth=float("nan")), "bandwidth: got nan"),
         (dict(latency=0, bandwidth=True), "bandwidth: got 'True'"),
-        (dict(latency=0, bandwidth=1, duplex="double"), "duplex: got 'double', allowed is one of full, half"),
     ],
 )
 def test_an_impossible_link_is_refused(fields, complaint):
@@ -90,12 +88,6 @@ def test_times_follow_from_seed_rank_and_number_alone():
     assert here == timing.factor(1, 2, 3)
     assert len({here, timing.factor(2, 2, 3), timing.factor(1, 3, 3), timing.factor(1, 2, 4)}) == 4
     assert {Timing().factor(seed, 1, 1) for seed in range(9)} == {1.0}
-
-
-def test_a_trace_is_taken_in_turn_and_each_rank_begins_one_further():
-    timing = Timing(kind="trace", trace=[1.0, 2.0, 5.0])
-    assert [timing.factor(0, 0, number) for number in range(4)] == [1, 2, 5, 1]
-    assert [timing.factor(7, 1, number) for number in range(4)] == [2, 5, 1, 2]
 
 
 # ---- platforms ------------------------------------------------------------------------------
@@ -171,23 +163,12 @@ def test_a_single_node_needs_no_network():
             dict(between=dict(latency=0, bandwidth=1, mtu=9000)),
             "between.mtu: got 9000, but there is no such field",
         ),
-        (dict(between=25), "between: got 25, allowed is a mapping of latency, bandwidth, duplex"),
+        (dict(between=25), "between: got 25, allowed is a mapping of latency, bandwidth"),
         (dict(nic="two"), "nic: got 'two', allowed is one of shared, each"),
         (dict(eager=-1), "eager: got -1, allowed is a whole number from 0"),
-        (
-            dict(timing="normal"),
-            "timing.kind: got 'normal', allowed is one of constant, gamma, exponential, trace",
-        ),
+        (dict(timing="normal"), "timing.kind: got 'normal', allowed is one of constant, gamma, exponential"),
         (dict(timing=dict(kind="gamma", cv=0)), "timing.cv: got 0, allowed is a finite number above 0"),
-        (
-            dict(timing=dict(kind="trace")),
-            "timing.trace: got none, allowed with kind trace is at least one factor",
-        ),
-        (
-            dict(timing=dict(kind="trace", trace=[1, 0])),
-            r"timing.trace: got \[1, 0\], allowed is a list of factors",
-        ),
-        (dict(timing=dict(trace=[1])), "timing.trace: got 1 factors, allowed with kind constant is none"),
+        (dict(timing=dict(trace=[1])), "timing.trace: got .*, but there is no such field"),
         (dict(stragglers={4: 2.0}), "stragglers: got rank 4, allowed is 0 to 3"),
         (dict(stragglers={1: -2.0}), "stragglers: got -2, allowed is numbers above 0"),
         (dict(bandwidth=3), "bandwidth: got 3, but there is no such field; allowed are name, source, device"),
@@ -227,13 +208,13 @@ def test_a_file_describes_a_whole_platform(tmp_path):
         "name": "hall", "source": "measured on Monday",
         "device": {"name": "T4", "flops": 4e12, "rates": {"resnet50": 150}},
         "devices": 2, "nodes": 20, "nic": "each", "eager": 0,
-        "inside": {"latency": 2e-6, "bandwidth": 6e9}, "between": {"latency": 4e-5, "bandwidth": 1e9, "duplex": "half"},
+        "inside": {"latency": 2e-6, "bandwidth": 6e9}, "between": {"latency": 4e-5, "bandwidth": 1e9},
     }  # fmt: skip
     file.write_text(json.dumps(whole))
     hall = platform(str(file))
     assert hall.device == Device(name="T4", flops=4e12, rates={"resnet50": 150})
     assert (hall.name, hall.source, hall.ranks, hall.eager) == ("hall", "measured on Monday", 40, 0)
-    assert hall.between == Link(4e-5, 1e9, duplex="half")
+    assert hall.between == Link(4e-5, 1e9)
 
 
 def test_a_file_extends_one_beside_it(tmp_path):
@@ -261,11 +242,7 @@ def test_a_file_extends_one_beside_it(tmp_path):
         ("[1, 2]", "got '.*bad.json', allowed is a file with a mapping"),
         ("{", "got '.*bad.json', allowed is a file of JSON"),
         ("[" * 100_000, "got '.*bad.json', allowed is a file of JSON"),
-        (b"\xff\xfe", r"got '.*bad.json', allowed is a file that can be read \(it is not text\)"),
-        (
-            " " * (2 << 20),
-            "got '.*bad.json', allowed is a file that can be read .it has more than 1,048,576 bytes",
-        ),
+        (b"\xff\xfe", r"got '.*bad.json', allowed is a file of JSON \('utf-8' codec can't decode"),
     ],
 )
 def test_a_bad_file_is_one_sentence(text, complaint, tmp_path):
@@ -278,7 +255,7 @@ def test_a_bad_file_is_one_sentence(text, complaint, tmp_path):
 
 def test_a_file_that_is_not_there_and_a_name_nobody_knows_are_told_apart(tmp_path):
     with pytest.raises(
-        BadExperiment, match=r"/none.toml', allowed is a file that can be read \(there is none\)"
+        BadExperiment, match=r"/none.toml', allowed is a file that can be read \(No such file or directory\)"
     ):
         platform(str(tmp_path / "none.toml"))
     with pytest.raises(

@@ -15,7 +15,7 @@ POWERS = [2, 4, 8, 16, 32, 64]
 LINKS = {
     "short messages": Link(50e-6, 1.25e9),
     "long messages": Link(2e-6, 1e8),
-    "half duplex": Link(10e-6, 1e9, "half"),
+    "a gigabyte a second": Link(10e-6, 1e9),
     "nothing but bytes": Link(0.0, 1e9),
 }
 EXACT = 1e-3

@@ -30,7 +30,7 @@ PLATFORMS = {
         cluster(devices=3, inside=Link(1e-5, 1e9)),
         [rank // 3 for rank in range(ranks)],
     ),
-    "half duplex": lambda ranks: (cluster(link=Link(1e-3, 1e6, "half"), eager=1000), list(range(ranks))),
+    "short eager sends": lambda ranks: (cluster(link=Link(1e-3, 1e6), eager=1000), list(range(ranks))),
 }
 
 

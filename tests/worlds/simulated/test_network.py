@@ -50,15 +50,14 @@ def test_a_rank_sends_one_message_after_the_other_and_each_arrives_a_latency_aft
     assert times(spread, 4) == [[0.0], [5.0], [9.0], [13.0]]
 
 
-def test_on_a_half_duplex_link_what_comes_in_waits_for_what_goes_out():
+def test_a_port_carries_one_message_out_and_one_in_at_a_time():
     def swap(comm):
         comm.sendrecv(comm.empty(1 * KB), 1 - comm.rank, comm.empty(1 * KB), 1 - comm.rank)
         return [comm.now()]
 
     assert times(swap, 2) == [[5.0], [5.0]]
-    assert times(swap, 2, cluster(link=Link(1 * MS, 1e6, "half"))) == [[8.0], [8.0]]
 
-    def later(comm):  # what comes in from 1 ms on keeps the port from what would go out at 2 ms
+    def later(comm):  # what comes in from 1 ms on does not keep the port from what goes out at 2 ms
         if comm.rank == 0:
             comm.send(comm.empty(1 * KB), 1)
         if comm.rank == 1:
@@ -69,7 +68,6 @@ def test_on_a_half_duplex_link_what_comes_in_waits_for_what_goes_out():
         return [comm.now()]
 
     assert times(later, 3)[2] == [7.0]
-    assert times(later, 3, cluster(link=Link(1 * MS, 1e6, "half")))[2] == [10.0]
 
 
 @pytest.mark.parametrize("nic, last", [("shared", 9.0), ("each", 5.0)])
@@ -204,8 +202,6 @@ def test_times_that_vary_are_drawn_by_seed_rank_and_step_and_have_the_mean_of_th
     assert drawn.mean().item() == pytest.approx(1, rel=0.05) and drawn.std().item() == pytest.approx(
         0.3, rel=0.15
     )
-    trace = cluster(device=platform.device, timing=Timing(kind="trace", trace=[1, 2, 4]))
-    assert run(steps, 2, trace, computes=False)[1][:4] == pytest.approx([2, 4, 1, 2])
 
 
 @pytest.mark.parametrize("computes", [True, False])

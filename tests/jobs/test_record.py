@@ -1,0 +1,57 @@
+"""Spans of a rank: by its own clock, and by that of its GPU."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from dlpar.jobs.record import DeviceClock, Recorder
+from dlpar.jobs.tail import Tail
+
+
+class Moment:
+    """An event of a GPU whose clock began 7 s before the rank's."""
+
+    def __init__(self, at: float) -> None:
+        self.at = at + 7
+
+    def elapsed_time(self, other: Moment) -> float:
+        return 1000 * (other.at - self.at)
+
+    def synchronize(self) -> None:
+        """All is done."""
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_spans_have_the_times_of_the_ranks_clock_and_empty_ones_are_not_written(
+    device, tmp_path, monkeypatch
+):
+    times = iter([1.0, 2.0, 2.0, 3.5, 3.5, 3.5, 4.0])  # begin and end of three phases, then the step's end
+    latest = []
+
+    def now() -> float:
+        latest.append(next(times, 4.0))
+        return latest[-1]
+
+    clock = now
+    if device == "cuda":
+        monkeypatch.setattr(DeviceClock, "moment", lambda self: Moment(now()))
+        clock = lambda: latest[-1]
+    world = SimpleNamespace(clock="wall", state=dict)
+    traffic = SimpleNamespace(waited=0.0)
+    comm = SimpleNamespace(rank=0, now=clock, traffic=traffic, device=torch.device(device), world=world)
+    record = Recorder(tmp_path, comm)
+    with record.span("forward"):
+        pass
+    with record.span("communicate"):
+        traffic.waited += 0.5
+    with record.span("update"):
+        pass
+    record.step(0, loss=1.0)
+    record.close()
+    ((source, step),) = Tail(tmp_path).read()
+    assert source == "rank-0" and step["t"] == 4.0
+    assert step["spans"] == [["forward", 1.0, 2.0], ["communicate", 2.0, 3.5]]
+    assert (step["compute"], step["comm"], step["wait"]) == (1.0, 1.0, 0.5)
