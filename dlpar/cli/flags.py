@@ -23,9 +23,8 @@ import typer
 from pydantic.fields import FieldInfo
 
 from dlpar.cli import BadRequest
-from dlpar.config.experiment import Experiment
+from dlpar.config.experiment import Experiment, missing
 from dlpar.config.paths import LARGEST, read_plain
-from dlpar.config.rules import missing
 from dlpar.config.schema import BadExperiment, Part, allowed, choices, is_optional, kinds, shown, unwrap
 from dlpar.worlds import platforms  # noqa: F401 (adds the rule of platforms)
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Annotated, Any, Literal, Union
 
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from dlpar.config import rules
 from dlpar.config.parts import Averaging, Cluster, Compression, Data, Delays, Model
-from dlpar.config.schema import BadExperiment, Part, load_plugins, sentence, shown
+from dlpar.config.schema import BadExperiment, Only, Part, kinds, load_plugins, sentence, shown
 from dlpar.config.split import SPLITS, DataSplit
 from dlpar.config.sync import SCHEMES, Ring, SyncPart
 from dlpar.config.user_code import as_part
@@ -69,7 +70,7 @@ class Experiment(Part):
     """Learning rate."""
     optimizer: Literal["sgd", "momentum", "adagrad", "adam"] = Field("sgd")
     """Update rule."""
-    momentum: float = Field(0.9, ge=0, lt=1)
+    momentum: Annotated[float, Only("optimizer", "momentum")] = Field(0.9, ge=0, lt=1)
     """Momentum of the momentum optimizer."""
     dtype: Literal["float32", "float64"] = Field("float32")
     """Type of weights and gradients."""
@@ -197,6 +198,31 @@ class Experiment(Part):
         if isinstance(fields.get("data"), dict):
             fields["data"].pop("reading", None)  # older runs have it; it changed no result
         return cls(**fields)
+
+
+def missing(path: str, value_of: Callable[[str], Any]) -> tuple[str, tuple[str, ...]] | None:
+    """Find what a field lacks to mean something.
+
+    Parameters
+    ----------
+    path : str
+        Of the field: ``sync.staleness``.
+    value_of : callable
+        The value of a field, by its path.
+
+    Returns
+    -------
+    tuple or None
+        Path of the field that would have to be another, and the values it may have; None where nothing is missing.
+    """
+    part, _, name = path.rpartition(".")
+    for kind in kinds(Experiment.model_fields[part]) if part else [Experiment]:
+        field = kind.model_fields.get(name)
+        for mark in field.metadata if field else ():
+            if isinstance(mark, Only):
+                fits = value_of(mark.beside) in mark.values
+                return missing(mark.beside, value_of) if fits else (mark.beside, mark.values)
+    return None
 
 
 def register(kind: type[SyncPart]) -> None:

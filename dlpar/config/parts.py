@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BeforeValidator, Field
 
-from dlpar.config.schema import LINE, BadData, OneOf, Part, Share
+from dlpar.config.schema import LINE, BadData, OneOf, Only, Part, Share
 
 FROM_FILES = {"mnist": ["*-idx?-ubyte*"], "cifar10": ["data_batch_1", "*-batches-py/data_batch_1"]}
 """Data sets that do not come with dlpar or its libraries, with files of which one must be there."""
@@ -22,13 +22,13 @@ class Model(Part):
 
     name: Literal["mlp", "linear", "logistic", "cnn", "transformer"] = Field("mlp", title="model")
     """Network to train."""
-    width: int = Field(256, ge=1, le=8192)
+    width: Annotated[int, Only("model.name", "mlp", "cnn", "transformer")] = Field(256, ge=1, le=8192)
     """Hidden units; 8 times the channels of a cnn; embedding size of a transformer."""
-    depth: int = Field(2, ge=1, le=64)
+    depth: Annotated[int, Only("model.name", "mlp", "cnn", "transformer")] = Field(2, ge=1, le=64)
     """Hidden layers, convolution layers or transformer blocks."""
-    heads: int = Field(4, ge=1, le=64)
+    heads: Annotated[int, Only("model.name", "transformer")] = Field(4, ge=1, le=64)
     """Attention heads of a transformer."""
-    norm: Literal["none", "batch", "sync_batch"] = Field("none")
+    norm: Annotated[Literal["none", "batch", "sync_batch"], Only("model.name", "mlp", "cnn")] = Field("none")
     """Batch normalisation of mlp and cnn: with each worker's own statistics, or synchronised."""
 
     @property
@@ -42,9 +42,9 @@ class Data(Part):
 
     name: Literal["digits", "diabetes", "docstrings", "mnist", "cifar10"] = Field("digits", title="data")
     """Data set."""
-    folder: str | None = Field(None, pattern=LINE)
+    folder: Annotated[str | None, Only("data.name", "mnist", "cifar10")] = Field(None, pattern=LINE)
     """Folder with the mnist or cifar10 files; default: $DLPAR_DATA."""
-    context: int = Field(32, ge=2, le=1024)
+    context: Annotated[int, Only("data.name", "docstrings")] = Field(32, ge=2, le=1024)
     """Characters a docstrings sample shows the transformer."""
 
     def path(self) -> Path | None:
@@ -67,17 +67,26 @@ class Data(Part):
         raise BadData(f"{field}: got {got}, allowed for {self.name} is an existing folder that holds {some}")
 
 
+MODELS = ("local", "elastic", "block_momentum")
+"""Methods that average models, not gradients."""
+
+PAPER = ("paced", "simulated")
+"""Worlds whose cluster is on paper."""
+
+
 class Averaging(Part):
     """Several local steps between two exchanges; any scheme then carries changes of weights, not gradients."""
 
     method: Literal["none", "local", "elastic", "block_momentum"] = Field("none", title="averaging")
     """Exchange gradients every step (none), or models every period: by local SGD, elastic averaging or block
     momentum."""
-    period: int = Field(8, ge=1, le=100000)
+    period: Annotated[int, Only("averaging.method", *MODELS)] = Field(8, ge=1, le=100000)
     """Local steps between two exchanges."""
-    elasticity: Share = Field(0.9)
+    elasticity: Annotated[Share, Only("averaging.method", "elastic")] = Field(0.9)
     """Elastic averaging: how far the centre moves to the workers' mean; a worker moves 1/N of it."""
-    block_momentum: float | None = Field(None, ge=0, lt=1)
+    block_momentum: Annotated[float | None, Only("averaging.method", "block_momentum")] = Field(
+        None, ge=0, lt=1
+    )
     """Momentum from block to block; default: 1 - 1/N."""
 
 
@@ -90,7 +99,7 @@ class Compression(Part):
 
     codec: Annotated[str, OneOf(CODECS)] = Field("none", title="compression")
     """Code of gradients on the wire; in a ring each code goes to all ranks, because codes cannot be summed."""
-    keep: Share = Field(0.01)
+    keep: Annotated[Share, Only("compression.codec", "topk")] = Field(0.01)
     """Share of the elements topk sends."""
 
 
@@ -115,9 +124,11 @@ class Delays(Part):
 
     kind: Literal["none", "constant", "exponential", "gamma"] = Field("none", title="delay")
     """Distribution of a delay added to every worker's every step."""
-    delay_ms: float = Field(10.0, gt=0, le=60000)
+    delay_ms: Annotated[float, Only("delays.kind", "constant", "exponential", "gamma")] = Field(
+        10.0, gt=0, le=60000
+    )
     """Mean of that delay, in ms."""
-    delay_cv: float = Field(0.5, gt=0, le=10)
+    delay_cv: Annotated[float, Only("delays.kind", "gamma")] = Field(0.5, gt=0, le=10)
     """Standard deviation over mean of a gamma delay."""
     straggler: ByRank[Annotated[float, Field(ge=1, le=1000)]] = Field({})
     """Workers that are slower by a factor: 1=4.0 is worker 1, four times slower."""
@@ -131,21 +142,23 @@ class Cluster(Part):
     world: Literal["real", "paced", "simulated"] = Field("real", title="world")
     """real: processes and the wall clock; paced: processes that keep a platform's time; simulated: thousands
     of ranks in one process."""
-    platform: str | None = Field(None, pattern=LINE, title="platform")
+    platform: Annotated[str | None, Only("cluster.world", *PAPER)] = Field(None, pattern=LINE)
     """Cluster of paced and simulated ranks: a name that `dlpar platforms` lists, or a file."""
-    stand_in_for: str | None = Field(None, pattern=LINE, title="stand_in_for")
+    stand_in_for: Annotated[str | None, Only("cluster.world", *PAPER)] = Field(None, pattern=LINE)
     """Workload whose FLOPs and bytes are charged instead of the model's: resnet101, or a file."""
-    messages: Literal["values", "sizes"] = Field("values", title="messages")
+    messages: Annotated[Literal["values", "sizes"], Only("cluster.world", "simulated")] = Field("values")
     """In the simulated world, messages carry values that ranks really compute, or sizes only."""
-    placement: Literal["dedicated", "colocated"] = Field("dedicated", title="placement")
+    placement: Annotated[Literal["dedicated", "colocated"], Only("cluster.world", *PAPER)] = Field(
+        "dedicated"
+    )
     """Servers on nodes of their own, or on those of the workers."""
-    device: Literal["auto", "cpu", "cuda"] = Field("auto")
+    device: Annotated[Literal["auto", "cpu", "cuda"], Only("cluster.world", "real")] = Field("auto")
     """Device of tensors; auto: a GPU if every rank sees one, else the CPU."""
-    carrier: Literal["auto", "mpi", "nccl", "gloo"] = Field("auto")
+    carrier: Annotated[Literal["auto", "mpi", "nccl", "gloo"], Only("cluster.world", "real")] = Field("auto")
     """Library that moves tensors; auto: nccl with one GPU a rank, else mpi."""
-    threads: int | None = Field(None, ge=1, le=256)
+    threads: Annotated[int | None, Only("cluster.world", "real", "paced")] = Field(None, ge=1, le=256)
     """Compute threads a rank; default: a fair share of the cores, simulated one."""
-    hostfile: str | None = Field(None, pattern=LINE)
+    hostfile: Annotated[str | None, Only("cluster.world", "real")] = Field(None, pattern=LINE)
     """Open MPI hostfile for more than one machine."""
     timeout: float = Field(60.0, gt=0, le=86400)
     """Seconds without progress after which the job is ended."""

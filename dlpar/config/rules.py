@@ -1,7 +1,6 @@
 """Rules that the parts of an experiment must satisfy together.
 
 Most rules are rows of a table: with some values of one field, another field has one of some values.
-A second table lists the fields that are not refused but have no effect with other values of a field.
 Rules with arithmetic are functions, which yield complaints.  A scheme or a split has its own rows and its
 own function (:mod:`dlpar.config.sync`, :mod:`dlpar.config.split`).
 """
@@ -12,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
+from dlpar.config.parts import PAPER
 from dlpar.config.schema import BadExperiment, shown
 
 if TYPE_CHECKING:
@@ -36,7 +36,6 @@ class Other(tuple):
 
 
 ANY, NONE, SOME = Other(), ("none",), Other(["none"])
-PAPER = ("paced", "simulated")
 
 RULES: tuple[Rule, ...] = (
     # With this field at one of these values, that field has one of those, because.
@@ -67,39 +66,6 @@ RULES: tuple[Rule, ...] = (
     ("cluster.device", ("cuda",), "cluster.carrier", ("auto", "mpi", "nccl"), "gloo moves tensors of CPUs"),
 )  # fmt: skip
 """Rules between the fields of any experiment; those of a scheme or a split stand with it."""
-
-MEANT_WITH: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
-    # With this field at one of these values, these fields mean something.
-    ("optimizer", ("momentum",), ("momentum",)),
-    ("model.name", ("mlp", "cnn", "transformer"), ("model.width", "model.depth")),
-    ("model.name", ("mlp", "cnn"), ("model.norm",)),
-    ("model.name", ("mlp",), ("split.redundancy",)),
-    ("model.name", ("transformer",), ("model.heads",)),
-    ("data.name", ("mnist", "cifar10"), ("data.folder",)),
-    ("data.name", ("docstrings",), ("data.context",)),
-    ("split.schedule", ("interleaved",), ("split.chunks",)),
-    ("sync.allreduce", ("hierarchical",), ("sync.node_size",)),
-    ("sync.reduce", ("sum", "mean"), ("sync.depth",)),
-    ("sync.regularizer", ("l1", "l2"), ("sync.regularization",)),
-    ("sync.consistency", ("ssp",), ("sync.staleness",)),
-    ("sync.consistency", ("ssp", "asp", "softsync"), ("sync.staleness_aware",)),
-    ("sync.consistency", ("softsync",), ("sync.softsync",)),
-    ("sync.exchange", ("neighbours", "pairwise", "push_sum"), ("sync.topology",)),
-    ("sync.exchange", ("random",), ("sync.peers",)),
-    ("sync.topology", ("edges",), ("sync.edges",)),
-    ("sync.topology", ("random",), ("sync.degree",)),
-    ("averaging.method", ("local", "elastic", "block_momentum"), ("averaging.period",)),
-    ("averaging.method", ("elastic",), ("averaging.elasticity",)),
-    ("averaging.method", ("block_momentum",), ("averaging.block_momentum",)),
-    ("compression.codec", ("topk",), ("compression.keep",)),
-    ("delays.kind", ("constant", "exponential", "gamma"), ("delays.delay_ms",)),
-    ("delays.kind", ("gamma",), ("delays.delay_cv",)),
-    ("cluster.world", PAPER, ("cluster.platform", "cluster.stand_in_for", "cluster.placement")),
-    ("cluster.world", ("simulated",), ("cluster.messages",)),
-    ("cluster.world", ("real",), ("cluster.device", "cluster.carrier", "cluster.hostfile")),
-    ("cluster.world", ("real", "paced"), ("cluster.threads",)),
-)  # fmt: skip
-"""Fields that change no figure of a run with other values of a field than these."""
 
 MOST = {"real": 64, "paced": 64, "simulated": 4096}
 """Workers of one job in each world: processes take memory, simulated ranks next to none."""
@@ -144,27 +110,6 @@ def broken(e: Experiment, rules: Iterable[Rule]) -> Iterator[Complaint]:
                 words = f"{', '.join(more)} or {last}" if more else last
                 other = "other than " if isinstance(allowed, Other) else ""
                 yield path, f"with {_named(e, beside)} is {other}{words}: {why}"
-
-
-def missing(path: str, value_of: Callable[[str], Any]) -> tuple[str, tuple[str, ...]] | None:
-    """Find what a field lacks to mean something.
-
-    Parameters
-    ----------
-    path : str
-        Of the field: ``sync.staleness``.
-    value_of : callable
-        The value of a field, by its path.
-
-    Returns
-    -------
-    tuple or None
-        Path of the field that would have to be another, and the values it may have; None where nothing is missing.
-    """
-    for beside, values, fields in MEANT_WITH:
-        if path in fields:
-            return missing(beside, value_of) if value_of(beside) in values else (beside, values)
-    return None
 
 
 _ABSENT = object()

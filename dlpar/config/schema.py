@@ -55,6 +55,21 @@ class OneOf:
         return word
 
 
+class Only:
+    """Marks a field that changes no figure of a run unless another field has one of some values.
+
+    Parameters
+    ----------
+    beside : str
+        Path of the other field: ``sync.consistency``.
+    values : str
+        Its values with which the field means something.
+    """
+
+    def __init__(self, beside: str, *values: str) -> None:
+        self.beside, self.values = beside, values
+
+
 class Part(BaseModel):
     """A frozen piece of an :class:`~dlpar.Experiment`; unknown fields are refused.
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NamedTuple
 from pydantic import Field
 
 from dlpar.config.rules import ANY, NONE, Complaint, Other, Rule, broken
-from dlpar.config.schema import LINE, OneOf, Part
+from dlpar.config.schema import LINE, OneOf, Only, Part
 
 if TYPE_CHECKING:
     from dlpar.config.experiment import Experiment
@@ -190,7 +190,7 @@ class TensorSplit(ModelSplit):
     """Split of one model over ranks."""
     tensor: int = Field(0, ge=0, le=64)
     """Ranks a layer is cut over; 0: all workers."""
-    redundancy: float = Field(0.0, ge=0, le=1)
+    redundancy: Annotated[float, Only("model.name", "mlp")] = Field(0.0, ge=0, le=1)
     """Share of the other ranks' neurons that each rank of an mlp computes itself instead of receiving them."""
 
     def axes(self, workers: int) -> dict[str, int]:
@@ -254,7 +254,7 @@ class PipelineSplit(ModelSplit):
     """Order of forward and backward passes of micro-batches on each stage."""
     microbatches: int = Field(8, ge=1, le=1024)
     """Pieces a replica's share of a batch is computed in, one after the other."""
-    chunks: int = Field(2, ge=1, le=16)
+    chunks: Annotated[int, Only("split.schedule", "interleaved")] = Field(2, ge=1, le=16)
     """Parts of the model each stage holds, in the interleaved schedule."""
     partition: str = Field("balanced", pattern=LINE)
     """Layers with weights of each stage (of each chunk, in turn): balanced by their FLOPs, measured: by their

@@ -14,7 +14,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from dlpar.config.paths import read_plain
 from dlpar.config.rules import ANY, NONE, SOME, Complaint, Rule
-from dlpar.config.schema import OneOf, Part, Share
+from dlpar.config.schema import OneOf, Only, Part, Share
 
 if TYPE_CHECKING:
     from dlpar.config.experiment import Experiment
@@ -83,7 +83,7 @@ class Ring(SyncPart):
     """Scheme by which replicas agree."""
     allreduce: Literal["ring", "library", "star", "tree", "halving_doubling", "hierarchical"] = Field("ring")
     """All-reduce: one of ours, or the library's own (MPI_Allreduce, NCCL)."""
-    node_size: int = Field(2, ge=1, le=64)
+    node_size: Annotated[int, Only("sync.allreduce", "hierarchical")] = Field(2, ge=1, le=64)
     """Ranks of a node, in the hierarchical all-reduce."""
     overlap: bool = Field(False)
     """Send a bucket while the backward pass still computes the next."""
@@ -101,13 +101,13 @@ class MapReduce(SyncPart):
     """Scheme by which replicas agree."""
     fraction: Share = Field(1.0)
     """Share of the global batch that an iteration samples."""
-    depth: int = Field(2, ge=1, le=6, title="tree depth")
+    depth: Annotated[int, Only("sync.reduce", "sum", "mean")] = Field(2, ge=1, le=6, title="tree depth")
     """Levels of the tree that aggregates; 1: straight to the driver."""
     reduce: Literal["sum", "mean", "collect"] = Field("sum")
     """Sum over samples; mean of the partitions' means; or collect all and sum at the driver."""
     regularizer: Literal["none", "l1", "l2"] = Field("none")
     """Penalty the driver adds to the loss."""
-    regularization: float = Field(0.01, ge=0, le=1000)
+    regularization: Annotated[float, Only("sync.regularizer", "l1", "l2")] = Field(0.01, ge=0, le=1000)
     """Weight of that penalty."""
     tolerance: float = Field(0.0, ge=0, le=1)
     """Stop when an update moves the weights by less than this share of their length; 0: never."""
@@ -128,9 +128,9 @@ class ParameterServer(SyncPart):
     """Server ranks; each holds a range of the weights."""
     consistency: Literal["bsp", "ssp", "asp", "softsync"] = Field("bsp")
     """Staleness allowed to a worker: none, bounded, unbounded, or that of an update every N/n gradients."""
-    staleness: int = Field(3, ge=0, le=1000000)
+    staleness: Annotated[int, Only("sync.consistency", "ssp")] = Field(3, ge=0, le=1000000)
     """Clocks a worker may run ahead of the slowest, under ssp."""
-    softsync: int = Field(1, ge=1, le=64)
+    softsync: Annotated[int, Only("sync.consistency", "softsync")] = Field(1, ge=1, le=64)
     """n of n-softsync: an update takes N/n gradients."""
     pull: Literal["reply", "separate"] = Field("reply")
     """Way of weights to a worker: in the reply to its push, or pulled separately when they are needed."""
@@ -138,7 +138,7 @@ class ParameterServer(SyncPart):
     """Steps between two pushes and fetches (Downpour)."""
     groups: int = Field(0, ge=0, le=1024)
     """Leaf servers, each aggregating a group of workers; 0: none."""
-    staleness_aware: bool = Field(False)
+    staleness_aware: Annotated[bool, Only("sync.consistency", "ssp", "asp", "softsync")] = Field(False)
     """Divide the learning rate of a push by its staleness."""
 
     @property
@@ -190,6 +190,8 @@ def _edges(value: Any) -> Any:
 
 Edges = Annotated[tuple[tuple[int, int], ...], BeforeValidator(_edges)]
 
+WITH_GRAPH = ("neighbours", "pairwise", "push_sum")
+"""Exchanges between neighbours in a graph."""
 
 TOPOLOGIES = ["ring", "grid", "exp2", "star", "complete", "random", "edges"]
 """Graphs by name; :func:`dlpar.graphs.register` adds one."""
@@ -207,13 +209,13 @@ class Gossip(SyncPart):
     exchange: Literal["neighbours", "random", "pairwise", "push_sum"] = Field("neighbours")
     """Partners of a worker: all neighbours every step (D-PSGD), random peers every step, one neighbour at a
     time, asynchronously (AD-PSGD), or those along directed edges (push-sum)."""
-    topology: Annotated[str, OneOf(TOPOLOGIES)] = Field("ring")
+    topology: Annotated[str, OneOf(TOPOLOGIES), Only("sync.exchange", *WITH_GRAPH)] = Field("ring")
     """The graph; random: random-regular, edges: your own."""
-    edges: Edges = Field(())
+    edges: Annotated[Edges, Only("sync.topology", "edges")] = Field(())
     """Your own graph: pairs of workers, or the path of a file with one pair a line."""
-    degree: int = Field(3, ge=1, le=63)
+    degree: Annotated[int, Only("sync.topology", "random")] = Field(3, ge=1, le=63)
     """Neighbours of each worker in the random graph."""
-    peers: int = Field(3, ge=1, le=63)
+    peers: Annotated[int, Only("sync.exchange", "random")] = Field(3, ge=1, le=63)
     """Random peers a step, for exchange random."""
     start: Literal["same", "random"] = Field("same")
     """Weights workers begin with: all the same, or each its own."""
@@ -232,7 +234,7 @@ class Gossip(SyncPart):
 
     @property
     def has_graph(self) -> bool:
-        return self.exchange != "random"
+        return self.exchange in WITH_GRAPH
 
     def complaints(self, e: Experiment) -> Iterator[Complaint]:
         n = e.workers

@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 import ipywidgets as widgets
 from pydantic.fields import FieldInfo
 
-from dlpar.config.experiment import Experiment
-from dlpar.config.rules import missing
+from dlpar.config.experiment import Experiment, missing
 from dlpar.config.schema import Part, allowed, choices, is_optional, kinds, unwrap
 from dlpar.lab.cell import heading
 from dlpar.worlds.platforms import WORKLOADS
@@ -93,8 +92,8 @@ class Controls:
         """Path of a field, by its path or its title (``world``); None if there is no such field."""
         if name in self.widgets:
             return name
-        titled = [path for path, setting in self.settings.items() if setting.field.title == name]
-        return titled[0] if len(titled) == 1 else None
+        called = [p for p, s in self.settings.items() if name in (s.field.title, p.rpartition(".")[2])]
+        return called[0] if len(called) == 1 else None
 
     def groups(self, without: tuple[str, ...]) -> dict[str, list[widgets.Widget]]:
         """Other widgets by part: ``experiment`` first, then model, data, …"""
