@@ -9,12 +9,12 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-import ipywidgets as widgets
-
 from dlpar.lab.ledger import entries
+from dlpar.lab.page import Page, module
 
 if TYPE_CHECKING:
     from IPython.display import HTML
+
 
 
 class Ask(NamedTuple):
@@ -77,44 +77,14 @@ def _row(each: Lab, revealed: int) -> str:
     )
 
 
-class SelfTest(widgets.VBox):
-    """Questions that are checked as soon as they are answered; no answer is stored or sent."""
+class SelfTest(Page):
+    """Questions that the page checks as soon as they are answered; no answer is stored or sent."""
+
+    _esm = module("plotly", "link", "selftest")
 
     def __init__(self, lab: Lab) -> None:
-        self.lab = lab
-        self.answers = [widgets.RadioButtons(options=ask.choices, value=None) for ask in lab.asks]
-        self._says = [widgets.HTML() for _ in lab.asks]
-        self._score = widgets.HTML()
-        shown: list[widgets.Widget] = []
-        for ask, answer, says in zip(lab.asks, self.answers, self._says):
-            answer.layout.width = "auto"
-            answer.observe(lambda _change: self._check(), names="value")
-            shown += [widgets.HTML(f"<b>{html.escape(ask.question)}</b>"), answer, says]
-        super().__init__([*shown, self._score])
-        self.add_class("dlpar-predict")
-        self._check()
-
-    @property
-    def right(self) -> int:
-        """Number of right answers."""
-        return sum(answer.index == ask.right for ask, answer in zip(self.lab.asks, self.answers))
-
-    def _check(self) -> None:
-        for ask, answer, says in zip(self.lab.asks, self.answers, self._says):
-            if answer.index is not None:
-                how = "Right." if answer.index == ask.right else "Not so; try another."
-                why = (
-                    f" {ask.because}"
-                    if answer.index == ask.right
-                    else f" Before this lab you need {self.lab.needs}."
-                )
-                says.value = f'<p role="status">{how}{html.escape(why)}</p>'
-        if self.right == len(self.lab.asks):
-            self._score.value = (
-                f'<p role="status">All {self.right} right: you are ready for lab {self.lab.number}.</p>'
-            )
-        else:
-            self._score.value = f"<p>{self.right} of {len(self.lab.asks)} right.</p>"
+        super().__init__()
+        self.tell(asks=[ask._asdict() for ask in lab.asks], needs=lab.needs, lab=lab.number)
 
 
 def self_test(lab: str) -> SelfTest:

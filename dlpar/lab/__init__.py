@@ -8,7 +8,6 @@ from typing import Any
 NAMES = {
     "dlpar.lab.panel": "Panel",
     "dlpar.lab.comparison": "compare",
-    "dlpar.lab.live_plot": "LivePlot",
     "dlpar.lab.prediction": "predict",
     "dlpar.lab.ledger": "predictions forget_predictions",
     "dlpar.lab.source": "show",

@@ -97,21 +97,27 @@ def convergence(
     last: float,
     accuracy: float | None,
     stride: int = 1,
+    diverged: bool = False,
 ) -> str:
     """Change of the loss in `done` steps with so many samples; one step in `stride` is drawn."""
     progress = f"{done:,} of {experiment.steps:,} steps"
     if not samples:
         return f"In {progress} no sample was drawn, so there is no loss; a larger fraction draws some."
-    if not math.isfinite(last):
-        return f"After {progress} the loss is {quantity(last)}: the run diverged; a smaller lr may help."
     moved = "fell" if last < first else "rose" if last > first else "stayed"
-    moved = f"{moved} from {quantity(first)} to {quantity(last)}"
-    if math.isnan(first):
-        moved = f"reached {quantity(last)}"
-    text = f"In {progress} the training loss {moved}"
+    text = f"In {progress} the training loss {moved} from {quantity(first)} to {quantity(last)}"
+    if diverged:
+        return f"{text}: the run diverged; a smaller lr may help."
     if accuracy is not None:
         text += f"; {accuracy:.1%} of the held-out samples are classified correctly"
     return text + "." + (f" One step in {stride:,} is drawn." if stride > 1 else "")
+
+
+def compared(unit: str, values: Mapping[str, float]) -> str:
+    """Values of several runs with their ratios to the first: ``4 workers: 1,200 samples a second, 1.7 times …``."""
+    (base, least), *others = values.items()
+    each = [f"{base}: {quantity(least)} {unit}"]
+    each += [f"{name}: {quantity(value)}, {quantity(value / least)} times as many" for name, value in others]
+    return f"{'; '.join(each)}."
 
 
 BOUND = {"exact": "", "upper bound": "at least ", "lower bound": "at most ", "estimate": "about "}
@@ -233,13 +239,16 @@ def consensus(
 VERBS = {"compute": "computing", "communicate": "communicating", "wait": "waiting", "evaluate": "evaluating"}
 
 
-def timeline(steps: int, step_ms: float, shares: Mapping[str, float]) -> str:
-    """Duration of the last steps; `shares`: share of each kind of work, mean over ranks."""
+def timeline(seconds: float, shares: Mapping[str, float], ranks: int) -> str:
+    """Share of each kind of work in a window of time, mean over the ranks drawn."""
     parts = [f"{share:.0%} {VERBS.get(kind, kind)}" for kind, share in shares.items() if share >= 0.005]
-    last = "In the last step a rank" if steps == 1 else f"Over the last {steps} steps a rank"
-    waits = shares.get("wait", 0) >= 0.005
-    note = "; only the duration of waiting is recorded, not its start" if waits else ""
-    return f"{last} took {quantity(step_ms)} ms a step: {listed(parts) or 'nothing recorded'} (mean over ranks{note})."
+    idle = 1 - sum(shares.values())
+    parts += [f"{idle:.0%} between phases"] if idle >= 0.02 else []
+    note = (
+        "; only the duration of waiting is recorded, not its start" if shares.get("wait", 0) >= 0.005 else ""
+    )
+    whose = "The rank spent" if ranks == 1 else f"On average the {ranks} ranks spent"
+    return f"{whose} {listed(parts) or 'nothing'} in this window of {duration(seconds)}{note}."
 
 
 def speedup(measured: Mapping[int, float]) -> str:

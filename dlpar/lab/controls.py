@@ -1,4 +1,4 @@
-"""Widgets for the fields of an experiment, made from its schema."""
+"""Settings of a panel: what a page shows of an experiment's fields, made from its schema."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import ipywidgets as widgets
 from pydantic.fields import FieldInfo
 
 from dlpar.config.experiment import Experiment, missing
 from dlpar.config.schema import Part, allowed, choices, is_optional, kinds, unwrap
-from dlpar.lab.cell import heading
 from dlpar.worlds.platforms import WORKLOADS
 from dlpar.worlds.platforms import names as platform_names
 from dlpar.worlds.platforms.lookup import USUAL
@@ -24,119 +22,104 @@ ONLY_MEANT = {
 
 
 class Controls:
-    """One widget for every field, by its path: ``workers``, ``model.width``.
+    """Values of all fields, by their paths: ``workers``, ``model.width``.
 
-    If a part has several kinds, only the fields of the chosen kind
-    are shown; the values of the others are kept. A field that kinds
-    define differently has a value for each kind, at first its default.
+    If a part has several kinds, only the fields of the chosen kind are shown; the values of the
+    others are kept.  A field that kinds define differently has a value for each kind, at first its default.
 
     Parameters
     ----------
     experiment : Experiment
-        Values of the widgets at first.
-    changed : callable
-        Called without arguments after any change.
+        Values at first.
+    first : sequence of str
+        Fields on the first screen, by their paths or names.
+
+    Attributes
+    ----------
+    values : dict of str to object
+        As a page shows them: texts where a field is typed.
+
+    Raises
+    ------
+    ValueError
+        If a name in `first` is no field.
     """
 
-    def __init__(self, experiment: Experiment, changed: Callable[[], None]) -> None:
+    def __init__(self, experiment: Experiment, first: Sequence[str] = ()) -> None:
         self.settings = {setting.path: setting for setting in settings(experiment)}
-        self.widgets = {path: control(setting) for path, setting in self.settings.items()}
-        self._first, self._changed, self._turning = experiment, changed, False
+        self.values = {path: _as_shown(setting, setting.value) for path, setting in self.settings.items()}
+        self._own = experiment.sync
         self._of_kind = {
             path: {head: field.get_default() for head, field in setting.by_head.items()}
             for path, setting in self.settings.items()
         }
-        self._show()
-        for path, widget in self.widgets.items():
-            if self.settings[path].is_head:
-                widget.observe(lambda change, path=path: self._turn(path, change), names="value")
-            widget.observe(lambda _change: self._tell(), names="value")
+        self.first = [self.path_of(name) for name in first]
 
     def experiment(self) -> Experiment:
-        """The experiment that the widgets describe; raises `BadExperiment` if it is impossible."""
+        """The experiment that the values describe; raises `BadExperiment` if it is impossible."""
         given: dict[str, Any] = {}
         for path, setting in self.settings.items():
             part, _, name = path.rpartition(".")
             if self._of_chosen_kind(setting) and (path not in ONLY_MEANT or self._is_meant(path)):
-                (given.setdefault(part, {}) if part else given)[name] = value_of(
-                    self.widgets[path], setting.field
-                )
+                value = self.values[path]
+                value = value.strip() if isinstance(value, str) else value
+                value = None if value == "" and is_optional(setting.field.annotation) else value
+                (given.setdefault(part, {}) if part else given)[name] = value
         if given["sync"]["scheme"] == "own":
-            given["sync"] = self._first.sync  # its code cannot be typed into a widget
+            given["sync"] = self._own  # its code cannot be typed
         return Experiment(**given)
 
+    def set(self, path: str, value: Any) -> None:
+        """Set a field; where it chooses the kind of a part, fields that kinds define differently get that kind's."""
+        before, self.values[path] = self.values[path], value
+        if self.settings[path].is_head:
+            for other, setting in self.settings.items():
+                if setting.by_head and _part(other) == _part(path):
+                    kept = self._of_kind[other]
+                    kept |= {before: self.values[other]} if before in kept else {}
+                    self.values[other] = kept.get(value, self.values[other])
+
     def show(self, experiment: Experiment) -> None:
-        """Set the widgets to the values of an experiment; those of kinds it does not use stay."""
-        self._turning = True
-        try:
-            for setting in sorted(settings(experiment), key=lambda setting: not setting.is_head):
-                if setting.path in self.widgets and self._of_chosen_kind(setting):
-                    show(self.widgets[setting.path], setting.path, setting.value)
-        finally:
-            self._turning = False
-        self._tell()
+        """Take the values of an experiment; those of kinds it does not use stay."""
+        for setting in sorted(settings(experiment), key=lambda setting: not setting.is_head):
+            if setting.path in self.settings and self._of_chosen_kind(setting):
+                self.values[setting.path] = _as_shown(setting, setting.value)
 
-    def values(self) -> dict[str, Any]:
-        """Values of all widgets, for :meth:`restore`."""
-        return {path: widget.value for path, widget in self.widgets.items()}
-
-    def restore(self, values: dict[str, Any]) -> None:
-        """Set all widgets to earlier values."""
-        self._turning = True
-        for path in sorted(values, key=lambda path: not self.settings[path].is_head):
-            self.widgets[path].value = values[path]
-        self._turning = False
-        self._tell()
-
-    def path_of(self, name: str) -> str | None:
-        """Path of a field, by its path or its title (``world``); None if there is no such field."""
-        if name in self.widgets:
-            return name
+    def path_of(self, name: str) -> str:
+        """Path of a field, by its path, its title or its name (``world``)."""
         called = [p for p, s in self.settings.items() if name in (s.field.title, p.rpartition(".")[2])]
-        return called[0] if len(called) == 1 else None
+        if name in self.settings:
+            return name
+        if len(called) != 1:
+            raise ValueError(f"controls: got {name!r}, allowed are {', '.join(self.settings)}")
+        return called[0]
 
-    def groups(self, without: tuple[str, ...]) -> dict[str, list[widgets.Widget]]:
-        """Other widgets by part: ``experiment`` first, then model, data, …"""
-        found: dict[str, list[widgets.Widget]] = {"experiment": []}
-        for path, widget in self.widgets.items():
-            if path not in without:
-                found.setdefault(_part(path) or "experiment", []).append(widget)
-        return found
+    def fields(self) -> list[dict[str, Any]]:
+        """What a page needs to draw each field, those of the first screen first."""
+        order = sorted(
+            self.settings.values(), key=lambda s: (s.path not in self.first, *_place(self.first, s))
+        )
+        heads = {_part(s.path): self.values[s.path] for s in order if s.is_head}
+        now = [s._replace(field=s.by_head.get(heads.get(_part(s.path)), s.field)) for s in order]
+        return [_drawn(setting, setting.path in self.first) for setting in now]
 
-    def _turn(self, head: str, change: dict[str, Any]) -> None:
-        """Switch a part to another kind: fields that it defines differently show their value for that kind."""
-        before, self._turning = self._turning, True  # between two kinds, values belong to neither
-        for path, setting in self.settings.items():
-            if setting.by_head and _part(path) == _part(head):
-                widget, values = self.widgets[path], self._of_kind[path]
-                if change["old"] in values:
-                    values[change["old"]] = widget.value
-                if change["new"] in values:
-                    field = setting.by_head[change["new"]]
-                    widget.value = values[change["new"]]
-                    widget.description, widget.tooltip = label(path, field), tooltip(field)
-        self._turning = before
-
-    def _tell(self) -> None:
-        if not self._turning:
-            self._show()
-            self._changed()
-
-    def _show(self) -> None:
-        """Hide fields that have no effect with the chosen values."""
-        for path, setting in self.settings.items():
-            display = None if self._of_chosen_kind(setting) and self._is_meant(path) else "none"
-            if self.widgets[path].layout.display != display:
-                self.widgets[path].layout.display = display
+    def hidden(self) -> list[str]:
+        """Fields that have no effect with the chosen values."""
+        settings = self.settings.items()
+        return [p for p, setting in settings if not (self._of_chosen_kind(setting) and self._is_meant(p))]
 
     def _of_chosen_kind(self, setting: Setting) -> bool:
         if setting.is_head or not setting.heads:
             return True
         head = next(s for s in self.settings.values() if s.is_head and _part(s.path) == _part(setting.path))
-        return self.widgets[head.path].value in setting.heads
+        return self.values[head.path] in setting.heads
 
     def _is_meant(self, path: str) -> bool:
-        return missing(path, lambda beside: self.widgets[beside].value) is None
+        return missing(path, self.values.__getitem__) is None
+
+
+def _place(first: Sequence[str], setting: Setting) -> tuple[int, ...]:
+    return (first.index(setting.path),) if setting.path in first else ()
 
 
 def settings(experiment: Experiment) -> Iterator[Setting]:
@@ -219,34 +202,40 @@ class Setting(NamedTuple):
     by_head: Mapping[str, FieldInfo] = {}
 
 
-def control(setting: Setting) -> widgets.Widget:
-    """The widget for one field; its tooltip has the field's meaning and allowed values."""
-    field, value = setting.field, setting.value
+NAMED: dict[str, tuple[str, Callable[[], Sequence[str]]]] = {
+    "cluster.platform": (f"{UNSET} ({USUAL})", platform_names),
+    "cluster.stand_in_for": ("the model itself", lambda: list(WORKLOADS)),
+}
+"""Text fields whose usual values have names: the label of an unset field, and the names."""
+
+
+def _drawn(setting: Setting, first: bool) -> dict[str, Any]:
+    field, kind, named = setting.field, unwrap(setting.field.annotation), choices(setting.field)
     meaning = f"one of {', '.join(setting.heads)}" if setting.is_head else None
-    shared = {
-        "description": label(setting.path, field),
-        "tooltip": tooltip(field, meaning),
-        "style": {"description_width": "7.5em"},
-        "layout": {"width": "17em"},
-    }
+    found = {"path": setting.path, "label": label(setting.path, field), "means": tooltip(field, meaning)}
+    found |= {"group": _part(setting.path) or "experiment", "first": first, "kind": "text"}
+    unset = [(UNSET, None)] if is_optional(field.annotation) else []
     if setting.is_head:
-        return widgets.Dropdown(options=list(setting.heads), value=value, **shared)
-    kind, named = unwrap(field.annotation), choices(field)
+        return found | {"kind": "choice", "choices": [(word, word) for word in setting.heads]}
     if named:
-        unset = [(UNSET, None)] if is_optional(field.annotation) else []
-        return widgets.Dropdown(options=unset + [(str(c), c) for c in named], value=value, **shared)
+        return found | {"kind": "choice", "choices": [*unset, *((str(c), c) for c in named)]}
     if kind is bool:
-        return widgets.Checkbox(value=value, **shared)
+        return found | {"kind": "flag"}
     if setting.path in NAMED:
-        unset, known = NAMED[setting.path]
-        names = dict.fromkeys([*known(), *([value] if value else [])])
-        return widgets.Dropdown(options=[(unset, ""), *zip(names, names)], value=value or "", **shared)
-    if is_optional(field.annotation) or kind not in (int, float):
-        return widgets.Text(value=written(value), placeholder=_placeholder(field), **shared)
-    # Unbounded entry on purpose: a value out of range is explained, not silently moved into it.
-    if kind is int:
-        return widgets.IntText(value=value, **shared)
-    return widgets.FloatText(value=value, step=0.01, **shared)
+        words, known = NAMED[setting.path]
+        return found | {"kind": "choice", "choices": [(words, ""), *((name, name) for name in known())]}
+    if kind in (int, float) and not unset:
+        return found | {"kind": "number"}
+    examples = {dict: "1=4.0 (rank 1, four times)", tuple: "0-1,1-2"}
+    return found | {"placeholder": UNSET if unset else examples.get(typing.get_origin(kind), "")}
+
+
+def _as_shown(setting: Setting, value: Any) -> Any:
+    """A value as a page shows it: a choice or a flag as it is, anything else as text."""
+    field = setting.field
+    if setting.is_head or choices(field) or unwrap(field.annotation) is bool:
+        return value
+    return written(value)
 
 
 def label(path: str, field: FieldInfo) -> str:
@@ -261,23 +250,6 @@ def tooltip(field: FieldInfo, meaning: str | None = None) -> str:
     return f"{field.description} Allowed: {meaning or allowed(field)}."
 
 
-NAMED: dict[str, tuple[str, Callable[[], Sequence[str]]]] = {
-    "cluster.platform": (f"{UNSET} ({USUAL})", platform_names),
-    "cluster.stand_in_for": ("the model itself", lambda: list(WORKLOADS)),
-}
-"""Text fields whose usual values have names: the label of an unset field, and the names.
-
-The file of an experiment is added to the names.
-"""
-
-
-def _placeholder(field: FieldInfo) -> str:
-    kind = typing.get_origin(unwrap(field.annotation))
-    return (
-        UNSET if is_optional(field.annotation) else {dict: "none, or 1=4.0", tuple: "0-1,1-2"}.get(kind, "")
-    )
-
-
 def written(value: Any) -> str:
     """A value as typed into a text box: ``1=4``, ``0-1,1-2``; empty for None."""
     if isinstance(value, dict):
@@ -285,49 +257,3 @@ def written(value: Any) -> str:
     if isinstance(value, tuple):
         return ",".join(f"{a}-{b}" for a, b in value)
     return "" if value is None else str(value)
-
-
-def value_of(widget: widgets.Widget, field: FieldInfo) -> Any:
-    """Value of a widget, for pydantic to check; an empty text means unset."""
-    value = widget.value.strip() if isinstance(widget, widgets.Text) else widget.value
-    return None if value == "" and is_optional(field.annotation) else value
-
-
-def show(widget: widgets.Widget, path: str, value: Any) -> None:
-    """Set a widget to a value of its field."""
-    if isinstance(widget, widgets.Text):
-        widget.value = written(value)
-    elif path in NAMED:
-        if value and value not in dict(widget.options).values():
-            widget.options = [*widget.options, (value, value)]
-        widget.value = value or ""
-    else:
-        widget.value = value
-
-
-def first_screen(
-    controls: Controls, names: tuple[str, ...], question: str, title: str, buttons: Sequence[widgets.Button]
-) -> list[widgets.Widget]:
-    """Heading and question, and the controls `names` with the buttons beside them.
-
-    Raises
-    ------
-    ValueError
-        If a name is no control.
-    """
-    unknown = [name for name in names if name not in controls.widgets]
-    if unknown:
-        raise ValueError(f"controls: got {unknown[0]!r}, allowed are {', '.join(controls.widgets)}")
-    chosen = [controls.widgets[name] for name in names]
-    for widget in chosen:
-        widget.style.description_width, widget.layout.width = "initial", "auto"
-    return [heading(title, question), widgets.Box([*chosen, *buttons]).add_class("dlpar-controls")]
-
-
-def more(controls: Controls, shown: tuple[str, ...], others: dict[str, widgets.Widget]) -> widgets.Accordion:
-    """All other controls, by their part, and other sections that are not on the first screen."""
-    groups = [
-        widgets.VBox([widgets.HTML(f"<h4>{name}</h4>"), widgets.Box(found).add_class("dlpar-fields")])
-        for name, found in controls.groups(shown).items()
-    ]
-    return widgets.Accordion([widgets.VBox(groups), *others.values()], titles=("More settings", *others))

@@ -76,7 +76,7 @@ def _below(figure: go.Figure) -> str:
         for frames in groups.values()
     )
     shown = " open" if (figure.layout.meta or {}).get("open") else ""
-    css = Path(__file__).with_name("lab.css").read_text()
+    css = Path(__file__).with_name("page").joinpath("lab.css").read_text()
     return (
         f'<style>{css}</style><div class="dlpar-live"><p class="dlpar-caption">{html.escape(caption(figure))}</p>'
         f'<details class="dlpar-data"{shown}><summary>Data as table</summary>'

@@ -1,4 +1,4 @@
-"""The panel of a lab: set an experiment, run it, watch it, compare it with the last run."""
+"""The panel of a lab: set an experiment, run it, watch it, compare it with earlier runs."""
 
 from __future__ import annotations
 
@@ -6,22 +6,28 @@ from collections.abc import Sequence
 from threading import RLock
 from typing import TYPE_CHECKING, Any
 
-import ipywidgets as widgets
-
 import dlpar
 from dlpar.config.experiment import Experiment
 from dlpar.config.schema import BadExperiment
 from dlpar.graphs import neighbours
 from dlpar.jobs.run import Run
 from dlpar.jobs.tail import rank_of
-from dlpar.lab.board import Board
-from dlpar.lab.cell import JobWidget, all_below, button
-from dlpar.lab.controls import Controls, first_screen, more
-from dlpar.lab.labels import has_peers, same_batches
-from dlpar.lab.live.consensus import disagreement
-from dlpar.lab.offer_widget import Offer
-from dlpar.lab.recordings import Meanwhile, Recordings
-from dlpar.lab.status import Status
+from dlpar.lab import theme
+from dlpar.lab.controls import Controls
+from dlpar.lab.figure import Figure
+from dlpar.lab.figures.consensus import Consensus, disagreement
+from dlpar.lab.figures.convergence import Convergence, loss_title
+from dlpar.lab.figures.lanes import Lanes
+from dlpar.lab.figures.staleness import Lead, Staleness
+from dlpar.lab.figures.throughput import Throughput
+from dlpar.lab.figures.timeline import Timeline
+from dlpar.lab.figures.waiting import Waiting
+from dlpar.lab.labels import has_peers, labels, place_in_queue, same_batches, with_world
+from dlpar.lab.offer import Offer
+from dlpar.lab.page import Page, module
+from dlpar.lab.plot import Board, Plot, Shown
+from dlpar.lab.recordings import SPEEDS, Meanwhile, recordings
+from dlpar.lab.status import Status, columns, in_words, results
 from dlpar.lab.watch import Replay, Watch
 from dlpar.theory import buckets, closed_form, sizes
 from dlpar.theory.step import period
@@ -31,12 +37,244 @@ if TYPE_CHECKING:
     from dlpar.jobs.launch import Job
 
 
-LOG, RECORDINGS = 1, 2
-"""Sections of "More"; section 0 has all other settings."""
+KEPT = 5
+"""Earlier runs that stay in the figures; more could not be distinguished."""
+
+GOAL = 0.95
+"""Held-out accuracy to which the seconds of runs are compared."""
+
+ACTIONS = [
+    {"name": "run", "label": "Run", "means": "Start the ranks"},
+    {"name": "stop", "label": "Stop", "means": "End the job and all its ranks"},
+    {"name": "clear", "label": "Clear", "means": "Remove earlier runs from the figures; their folders stay"},
+]
+"""Buttons of a panel."""
 
 
-class Panel(JobWidget):
-    """Controls, Run and Stop, and the live figures of a run.
+class RunPage(Page):
+    """A page that follows jobs: their figures, status, log, and the table of their results.
+
+    Parameters
+    ----------
+    experiment : Experiment
+        Decides the figures at first.
+    plots : sequence of Plot
+        All figures; those that fit a run are shown.
+    title, question : str
+        Heading, and the question that runs answer.
+    first : str
+        Figure in front, by the title of its tab.
+
+    Raises
+    ------
+    ValueError
+        If no tab is called `first`.
+    """
+
+    _esm = module("plotly", "table", "link", "figure", "panel")
+
+    def __init__(
+        self, experiment: Experiment, plots: Sequence[Plot], title: str, question: str, first: str = ""
+    ) -> None:
+        super().__init__()
+        self.job: Job | None = None
+        self.runs: list[Run] = []
+        self.goal, self._guard_jobs = GOAL, RLock()
+        self._watch: Watch | Replay | None = None
+        self._busy, self._started, self._has_facts = False, 0, False
+        self._board, self._shown, self._results = (
+            Board(plots),
+            dict[str, Shown](),
+            dict[str, dict[str, Any]](),
+        )
+        self._states: dict[str, str] = {}
+        self.tell(title=title, question=question, runs=[], columns=[], recordings=None, speeds=[], offer=None)
+        self.tell(live=False, wrong=None, refused=False, fields=[], values={}, hidden=[], actions=ACTIONS)
+        self._status = Status(self, experiment)
+        self._choose(experiment)
+        if first and first not in self.figures:
+            raise ValueError(f"first: got {first!r}, allowed is one of {', '.join(self.figures)}")
+        self.tell(front=first or next(iter(self.figures)))
+        self._enable()
+
+    @property
+    def running(self) -> bool:
+        """Return whether a job of this panel is running."""
+        return self._busy
+
+    def stop(self) -> None:
+        """Do what the Stop button does; nothing happens if no job is running."""
+        if not self._busy:
+            return
+        self.tell(stoppable=False)
+        if self.job:
+            self._status.say("Stopping …")
+            self.flush()
+            return self.job.stop()
+        self._watch.cancel()  # a recording
+        return self.ended("stopped", "stopped by its owner")
+
+    def close(self) -> None:
+        """Stop the job, if one is running, and remove the panel from the page."""
+        self.stop()
+        if self._watch:
+            self._watch.cancel()
+        super().close()
+
+    def picture(self) -> Figure:
+        """The figure in front as a static figure, as it is drawn now."""
+        return self.figures[self.state["front"]].static()
+
+    def hear(self, message: dict[str, Any]) -> None:
+        """Do what the page asks for."""
+        match message:
+            case {"do": "front", "figure": title} if title in self.figures:
+                self.tell(front=title)
+            case {"do": "axis", "figure": title, "x": x} if title in self.figures:
+                self.figures[title].x = x
+            case {"do": "run"}:
+                self.run()
+            case {"do": "stop"}:
+                self.beside(self.stop)
+            case {"do": "clear"}:
+                self.clear_earlier()
+
+    def clear_earlier(self) -> None:
+        """Remove earlier runs from the figures; their folders stay."""
+        for key in list(self._shown)[:-1]:
+            self._forget(key)
+        self._show_runs()
+        self._enable()
+        self.flush()
+
+    # ---- called by the watch ---------------------------------------------------------
+
+    def take(self, source: str, record: dict[str, Any]) -> None:
+        """Take a record; called by the watch."""
+        if source == "job":
+            return
+        rank = rank_of(source)
+        if record["k"] == "error":
+            self._status.errors[rank] = record
+        elif record["k"] == "event" and record.get("launch_s") is not None:
+            self._status.launch_s = record["launch_s"]
+        self._board.take(rank, record)
+        self._has_facts = self._has_facts or record["k"] == "rank" or bool(record.get("slip"))
+
+    def refresh(self, alive: bool) -> None:
+        """Show the records taken so far; called by the watch, at most ten times a second."""
+        self._board.settle(ended=False)
+        self._show_facts()
+        self._status.progress(self._board.steps, self._rate())
+        self.flush(alive)
+
+    def ended(self, status: str, reason: str) -> None:
+        """End the run; called by the watch."""
+        self._board.settle(ended=True)
+        for plot in self._board.fed:
+            if plot.caption == "Starting …":
+                plot.set_caption("The run ended before its first step.")
+        self._show_facts()
+        self._status.ended(self._board.steps, self._board.accuracy, self._rate(), status, reason)
+        key = next(reversed(self._shown))
+        self._states[key] = status
+        if self._board.steps.done:
+            self._results[key] = results(Run(self._status.path), self.goal)
+        with self._guard_jobs:
+            self._busy = False
+            self.tell(live=False)
+            self._show_runs()
+            self._enable()
+        self.flush()
+
+    # ---- inside ----------------------------------------------------------------------
+
+    def _begin(self, run: Run, experiment: Experiment, name: str | None = None) -> None:
+        """Add a run to the figures, in front of the others."""
+        for key, other in list(self._shown.items()):
+            if key == run.id or loss_title(other.experiment) != loss_title(experiment):
+                self._forget(key)
+        for key in list(self._shown)[: -KEPT or None] if len(self._shown) > KEPT else ():
+            self._forget(key)
+        experiments = [*(other.experiment for other in self._shown.values()), experiment]
+        names = labels(experiments) if len(experiments) > 1 else ["this run"]
+        for other, own in zip(list(self._shown.values()), names):
+            if name is None:
+                self._rename(other.key, with_world(own, other.experiment))
+        colour = self._colour(experiment)
+        named = with_world(name or names[-1], experiment)
+        shown = Shown(run.id, experiment, named, self._started, colour)
+        self._shown[run.id], self._started = shown, self._started + 1
+        self._board.begin(shown)
+        self._choose(experiment)
+        for plot in self._board.fed:
+            plot.set_caption("Starting …")
+        self._states[run.id] = "running"
+        self._status.begin(experiment, run.path)
+        self._has_facts = True
+        self._show_facts()
+        self._show_runs()
+
+    def _follow(self, watch: Watch | Replay) -> None:
+        self._busy, self._watch = True, watch
+        self.tell(live=True, message="")
+        self._enable()
+        watch.start()
+        self.flush()
+
+    def _colour(self, experiment: Experiment) -> str:
+        return theme.RUNS[self._started % len(theme.RUNS)]
+
+    def _forget(self, key: str) -> None:
+        for plot in self._board.plots:
+            if key in plot.runs:
+                plot.forget(key)
+        del self._shown[key]
+
+    def _rename(self, key: str, name: str) -> None:
+        for plot in self._board.plots:
+            if key in plot.runs:
+                plot.rename(key, name)
+        self._shown[key] = self._shown[key]._replace(name=name)
+
+    def _choose(self, experiment: Experiment) -> None:
+        """Show the figures that fit an experiment; the one in front stays there if it is among them."""
+        self.figures = {plot.title: plot for plot in self._board.plots if plot.fits(experiment)}
+        front = self.state.get("front")
+        kept = front if front in self.figures else next(iter(self.figures))
+        self.tell(tabs=list(self.figures), front=kept)
+
+    def _rate(self) -> float | None:
+        """Mean samples/s of the run in front so far."""
+        found = self.figures.get(Throughput.title)
+        return found.totals[found.front.key].mean if found and found.runs else None
+
+    def _show_runs(self) -> None:
+        """Show the table of runs: what differs, and their ratios."""
+        found = {key: self._results[key] for key in self._shown if key in self._results}
+        told = columns(list(found.values()), self.goal)
+        rows = []
+        for key, run in self._shown.items():
+            own, state = found.get(key), self._states.get(key, "")
+            name = run.name if state in ("done", "running") else f"{run.name} ({state})"
+            cells = {c["name"]: in_words(c["name"], own[c["name"]]) for c in told} if own else {}
+            rows.append({"key": key, "name": name, "colour": run.colour, "cells": cells, "results": own})
+        self.tell(runs=rows if len(rows) > 1 else [], columns=told)
+
+    def _enable(self) -> None:
+        self.tell(busy=self._busy, stoppable=self._busy, earlier=max(0, len(self._shown) - 1))
+
+    def _show_facts(self) -> None:
+        if self._has_facts:
+            self._has_facts = False
+            now, *earlier = [run.experiment for run in reversed(self._shown.values())]
+            same = bool(earlier) and all(same_batches(now, other) for other in earlier)
+            board = self._board
+            self._status.show_facts(board.ranks, board.slip, "the same in all runs" if same else "")
+
+
+class Panel(RunPage):
+    """Controls, Run and Stop, and the live figures of runs.
 
     Parameters
     ----------
@@ -44,7 +282,7 @@ class Panel(JobWidget):
         Settings of the controls at first; default: ``Experiment()``.
     controls : sequence of str, default ("workers", "steps", "lr")
         Fields on the first screen, such as ``"workers"``, ``"model.width"`` or ``"world"``;
-        all others are under "More".
+        all others are under "More settings".
     question : str, default ""
         Question that the run answers; shown above everything.
     title : str, default "Train"
@@ -70,33 +308,27 @@ class Panel(JobWidget):
         title: str = "Train",
         first: str = "",
     ) -> None:
-        super().__init__()
         experiment = experiment or Experiment()
-        self.job: Job | None = None
-        self.runs: list[Run] = []
-        self._guard, self._watch, self._busy, self._has_facts = RLock(), None, False, False
-        self._controls = Controls(experiment, self._check)
-        self._board, self._status = Board(experiment), Status(experiment)
-        self._build_buttons()
-        names = tuple(self._controls.path_of(name) or name for name in controls)
-        head = first_screen(self._controls, names, question, title, (self._run, self._stop, self._clear))
-        self._tabs = Tabs(self._board.plots, first)
-        sections = {"Log": self._status.log, "Recordings": self._recordings}
-        self._more_box = more(self._controls, names, sections)
-        self._more_box.observe(self._recordings.look, names="selected_index")
-        progress = self._status.progress_line(self._alert)
-        below = [Offer(self._controls), progress, self._meanwhile, self._status.facts]
-        self._fill([*head, *below, self._tabs, self._more_box])
+        self._controls = Controls(experiment, controls)
+        plots = [
+            Convergence(),
+            Throughput(),
+            Staleness(),
+            Lead(),
+            Lanes(),
+            Timeline(),
+            Waiting(),
+            Consensus(),
+        ]
+        super().__init__(experiment, plots, title, question, first)
+        self._meanwhile, self._offer = Meanwhile(self), Offer(self)
+        self.tell(recordings=[], speeds=list(SPEEDS.items()), fields=self._controls.fields())
+        self._check()
 
     @property
     def experiment(self) -> Experiment:
         """Experiment that the controls describe; raises `BadExperiment` if it cannot be run."""
         return self._controls.experiment()
-
-    @property
-    def running(self) -> bool:
-        """Return whether a job of this panel is running."""
-        return self._busy
 
     def run(self) -> Job:
         """Do what the Run button does, and return the job.
@@ -108,16 +340,17 @@ class Panel(JobWidget):
         RuntimeError
             If a job of this panel is still running.
         """
-        with self._guard:
+        with self._guard_jobs:
             self._refuse_if_busy()
             experiment = self.experiment
             self._meanwhile.pressed()
             self.job = job = dlpar.launch(experiment)
             self.runs.insert(0, job.run)
             self._status.prefix = ""
-            self._follow(Watch(job.run.path, self), experiment, job.run)
-            self._message(warning(experiment))
-        self._board.flush()
+            self._begin(job.run, experiment)
+            self._follow(Watch(job.run.path, self))
+            self.tell(message=warning(experiment))
+        self.flush()
         return job
 
     def replay(self, run: Run | str, speed: float = 1.0) -> None:
@@ -139,39 +372,13 @@ class Panel(JobWidget):
         RuntimeError
             If a job of this panel is still running.
         """
-        with self._guard:
+        with self._guard_jobs:
             self._refuse_if_busy()
             run = run if isinstance(run, Run) else Run(run)
             replay = Replay(run, self, speed)
             self.job, self._status.prefix = None, f"Recording of {run.id}, at {speed:g} times its speed: "
-            self._follow(replay, run.experiment, run)
-            self._message("")
-        self._board.flush()
-
-    def _refuse_if_busy(self) -> None:
-        if self._busy:
-            task = f"run {self.job.run.id}" if self.job else "a recording"
-            raise RuntimeError(f"panel: {task} is still running; stop it first")
-
-    def _follow(self, watch: Watch | Replay, experiment: Experiment, run: Run) -> None:
-        self._busy, self._watch = True, watch
-        self._board.begin(experiment, run.id)
-        self._tabs.show(self._board.plots)
-        self._status.begin(experiment, run.path)
-        self._show_facts()
-        self._enable()
-        watch.start()
-
-    def stop(self) -> None:
-        """Do what the Stop button does; nothing happens if no job is running."""
-        if not self._busy:
-            return
-        self._stop.disabled = True
-        if self.job:
-            self._status.show("Stopping …")
-            return self.job.stop()
-        self._watch.cancel()  # a recording
-        self.ended("stopped", "stopped by its owner")
+            self._begin(run, run.experiment)
+            self._follow(replay)
 
     def leave(self) -> None:
         """Stop, and wait until the figures have ended."""
@@ -181,126 +388,70 @@ class Panel(JobWidget):
 
     def choose(self, field: str, value: Any) -> None:
         """Set a control, by its path, such as ``"cluster.world"``."""
-        self._controls.widgets[field].value = value
+        path = self._controls.path_of(field)
+        self._controls.set(path, value)
+        if self._controls.settings[path].is_head:
+            self.tell(fields=self._controls.fields())
+        self._check()
+        self.flush()
 
-    def clear_earlier(self) -> None:
-        """Remove earlier runs from the figure; their folders stay."""
-        self._board.forget_earlier()
-        self._show_facts()
-        self._enable()
+    def show(self, experiment: Experiment) -> None:
+        """Set all controls."""
+        self._controls.show(experiment)
+        self._check()
 
-    def close(self) -> None:
-        """Stop the job, if one is running, and remove the panel from the page."""
-        self.stop()
-        if self._watch:
-            self._watch.cancel()
-        super().close()
+    def hear(self, message: dict[str, Any]) -> None:
+        """Do what the page asks for."""
+        match message:
+            case {"do": "set", "path": path, "value": value}:
+                self.choose(path, value)
+            case {"ask": "recordings"}:
+                self.tell(recordings=recordings())
+            case {"do": "play", "run": run, "speed": speed}:
+                self.replay(run, speed)
+            case {"do": "simulate" | "watch" as how}:
+                self.beside(getattr(self._meanwhile, how))
+            case {"do": "take" | "undo" | "away" as how}:
+                getattr(self._offer, how)()
+            case _:
+                super().hear(message)
 
     def take(self, source: str, record: dict[str, Any]) -> None:
         """Take a record; called by the watch."""
         if source == "job":
             if record["k"] == "queued":
-                self._status.queued(record["ahead"], record["paused"])
+                where = place_in_queue(record["ahead"], record["paused"])
+                self._status.say(f"{where}; it starts by itself; Stop leaves the queue")
                 self._meanwhile.queued()
             else:
                 self._meanwhile.over()
-            return
-        rank = rank_of(source)
-        if record["k"] == "error":
-            self._status.errors[rank] = record
-        elif record["k"] == "event" and record.get("launch_s") is not None:
-            self._status.launch_s = record["launch_s"]
-        self._board.take(rank, record)
-        self._has_facts = self._has_facts or record["k"] == "rank" or bool(record.get("slip"))
+        super().take(source, record)
 
     def refresh(self, alive: bool) -> None:
         """Show the records taken so far; called by the watch, at most ten times a second."""
-        self._board.settle(ended=False)
-        self._board.flush(alive)
-        self._show_new_facts()
-        self._status.progress(self._board.steps)
         self._meanwhile.look()
+        super().refresh(alive)
 
     def ended(self, status: str, reason: str) -> None:
         """End the run; called by the watch."""
-        self._board.settle(ended=True)
-        self._board.flush()
-        self._show_new_facts()
-        self._status.ended(self._board.steps, self._board.accuracy, status, reason)
         self._meanwhile.over()
-        with self._guard:
-            self._busy = False
-            self._enable()
-        if status == "failed":
-            self._more_box.selected_index = LOG
-        elif self._more_box.selected_index == RECORDINGS:  # the run that has ended is one
-            self._recordings.look()
+        super().ended(status, reason)
 
-    def picture(self) -> Any:
-        """The figure in front as a static figure, as it is drawn now."""
-        return self._tabs.children[self._tabs.selected_index].picture()
-
-    def _everything(self) -> list[widgets.Widget]:
-        return [*all_below(self), *self._board.all_plots]
-
-    def _build_buttons(self) -> None:
-        self._run = button("Run", "play", "Start the ranks", lambda: self._pressed(self.run))
-        self._run.button_style = "primary"
-        self._stop = button("Stop", "stop", "End the job and all its ranks", lambda: self._beside(self.stop))
-        clear = "Remove the faint curves"
-        self._clear = button("Clear earlier runs", "eraser", clear, lambda: self._pressed(self.clear_earlier))
-        self._stop.disabled = self._clear.disabled = True
-        self._meanwhile = Meanwhile(self, self._beside)
-        self._recordings = Recordings(lambda run, speed: self._pressed(lambda: self.replay(run, speed)))
+    def _refuse_if_busy(self) -> None:
+        if self._busy:
+            task = f"run {self.job.run.id}" if self.job else "a recording"
+            raise RuntimeError(f"panel: {task} is still running; stop it first")
 
     def _check(self) -> None:
+        wrong, message = None, ""
         try:
-            experiment = self.experiment
+            message = warning(self.experiment)
         except BadExperiment as error:
-            self._message(str(error))
-            self._run.disabled = True
-        else:
-            self._message(warning(experiment))
-            self._enable()
-
-    def _enable(self) -> None:
-        self._run.disabled, self._stop.disabled = self._busy, not self._busy
-        self._clear.disabled = len(self._board.shown) < 2
-        self._recordings.allow(not self._busy)
-
-    def _show_new_facts(self) -> None:
-        if self._has_facts:
-            self._has_facts = False
-            self._show_facts()
-
-    def _show_facts(self) -> None:
-        board = self._board
-        now, *earlier = board.shown.values()
-        same = [e for e in earlier if same_batches(now, e)]
-        compared = "all saw the same batches" if earlier and len(same) == len(earlier) else ""
-        self._status.show_facts(now, board.ranks, board.slip, compared)
-
-
-class Tabs(widgets.Tab):
-    """Figures by their titles, with `first` in front; raises ValueError if no figure has that title."""
-
-    def __init__(self, plots: dict[str, widgets.Widget], first: str = "") -> None:
-        if first and first not in plots:
-            raise ValueError(f"first: got {first!r}, allowed is one of {', '.join(plots)}")
-        super().__init__()
-        self._first = first
-        self.show(plots)
-
-    def show(self, plots: dict[str, widgets.Widget]) -> None:
-        """Show these figures; the one in front stays there if it is among them."""
-        if self.titles == tuple(plots):
-            return
-        front = self.titles[self.selected_index] if self.selected_index is not None else self._first
-        self.selected_index = None
-        self.children = tuple(plots.values())
-        # In a separate message, because the page forgets titles that come with the children.
-        self.titles = tuple(plots)
-        self.selected_index = list(plots).index(front) if front in plots else 0
+            message = str(error)
+            wrong = message.partition(":")[0]
+        self.tell(
+            values=dict(self._controls.values), hidden=self._controls.hidden(), message=message, wrong=wrong
+        )
 
 
 def warning(experiment: Experiment) -> str:

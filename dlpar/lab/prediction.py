@@ -8,17 +8,22 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 from weakref import WeakSet
 
-import ipywidgets as widgets
-
 from dlpar.lab.captions import quantity
-from dlpar.lab.cell import answer_while_busy
 from dlpar.lab.ledger import is_shared, note, share
+from dlpar.lab.page import Page, module
 from dlpar.lab.theme import FAINT
 
 UNSURE = "I don't know"
 
+MEANING = (
+    "Your predictions and results then count in the figures your teacher shows, without your name and "
+    "your reasons, together with at least four others. For all labs; untick it to withdraw."
+)
+
 _answers: dict[str, Answer] = {}
 """Answers by key, so that running a notebook again does not forget them."""
+
+_all: WeakSet[Prediction] = WeakSet()
 
 
 class Answer(NamedTuple):
@@ -36,8 +41,10 @@ class Answer(NamedTuple):
         return self.value if isinstance(self.value, str) else quantity(self.value)
 
 
-class Prediction(widgets.VBox):
+class Prediction(Page):
     """A question with its answer, made by :func:`predict`; ``value`` and ``answer`` may be read at any time."""
+
+    _esm = module("plotly", "link", "prediction")
 
     def __init__(
         self,
@@ -48,27 +55,14 @@ class Prediction(widgets.VBox):
         low: float | None,
         high: float | None,
     ) -> None:
+        super().__init__()
         self.key, self.question, self.choices, self.unit = key, question, list(choices), unit
         self.low, self.high = low, high
-        kept = _answers.get(key, Answer())
-        self._reason = widgets.Text(
-            value=kept.reason, placeholder="in one line", description="because", layout={"width": "36em"}
-        )
-        self._note = widgets.HTML()
-        self._input = self._choice(kept) if choices else self._number(kept)
-        super().__init__(
-            [
-                widgets.HTML(f"<b>{html.escape(question)}</b>"),
-                self._input,
-                self._reason,
-                self._note,
-                Agreement(),
-            ]
-        )
-        self.add_class("dlpar-predict")
-        for widget in (self, self._input, *getattr(self._input, "children", ()), *self.children[2:]):
-            answer_while_busy(widget)
-        self._reason.observe(self._changed, names="value")
+        kept, asked = self.answer, {"question": question, "choices": self.choices, "unit": unit}
+        self._typed = "" if kept.value is None or choices else f"{kept.value:g}"
+        self.tell(**asked, allowed=self._allowed(), answer=kept.value, unsure=kept.unsure, typed=self._typed)
+        self.tell(reason=kept.reason, unknown=UNSURE)
+        _all.add(self)
         self._say()
 
     @property
@@ -93,43 +87,36 @@ class Prediction(widgets.VBox):
         """
         return Reveal(self, found, how)
 
-    def _choice(self, kept: Answer) -> widgets.Widget:
-        shown = UNSURE if kept.unsure else kept.value if kept.value in self.choices else None
-        radio = widgets.RadioButtons(options=[*self.choices, UNSURE], value=shown, layout={"width": "auto"})
-        radio.observe(self._changed, names="value")
-        return radio
-
-    def _number(self, kept: Answer) -> widgets.Widget:
-        text = "" if kept.value is None else f"{kept.value:g}"
-        self._text = widgets.Text(
-            value=text, placeholder=self._allowed(), description="prediction", layout={"width": "20em"}
-        )
-        self._unsure = widgets.Checkbox(
-            value=kept.unsure, description=UNSURE, indent=False, layout={"width": "auto"}
-        )
-        for widget in (self._text, self._unsure):
-            widget.observe(self._changed, names="value")
-        return widgets.HBox([self._text, widgets.Label(self.unit), self._unsure])
+    def hear(self, message: dict[str, Any]) -> None:
+        """Take an answer, a part of it, or the agreement to share."""
+        answer = self.answer
+        match message:
+            case {"share": agrees}:
+                share(bool(agrees))
+                for other in _all:
+                    other._say()
+                    other.flush()
+            case {"reason": reason}:
+                answer = answer._replace(reason=str(reason).strip())
+            case {"unsure": unsure}:
+                answer = answer._replace(value=None if unsure else self._number(), unsure=bool(unsure))
+            case {"value": value} if self.choices:
+                answer = answer._replace(value=value if value in self.choices else None, unsure=value is None)
+            case {"value": typed}:
+                self._typed = str(typed)
+                answer = answer._replace(value=None if answer.unsure else self._number())
+        _answers[self.key] = answer
+        self._say()
 
     def _allowed(self) -> str:
         if self.low is None or self.high is None:
             return "a number"
         return f"a number from {self.low:g} to {self.high:g}"
 
-    def _changed(self, _change: Any) -> None:
-        if self.choices:
-            value, unsure = self._input.value, self._input.value == UNSURE
-            value = None if unsure else value
-        else:
-            value, unsure = self._parsed(), self._unsure.value
-            value = None if unsure else value
-        _answers[self.key] = Answer(value, unsure, self._reason.value.strip())
-        self._say()
-
-    def _parsed(self) -> float | None:
+    def _number(self) -> float | None:
         """The number typed, if it is one and within bounds."""
         try:
-            value = float(self._text.value.replace(",", "."))
+            value = float(self._typed.replace(",", "."))
         except ValueError:
             return None
         inside = (self.low is None or value >= self.low) and (self.high is None or value <= self.high)
@@ -137,15 +124,15 @@ class Prediction(widgets.VBox):
 
     def _say(self) -> None:
         answer = self.answer
-        typed = not self.choices and self._text.value.strip()
-        if typed and answer.value is None and not answer.unsure:
-            text = f"{typed!r} is not {self._allowed()}."
+        if self._typed.strip() and answer.value is None and not answer.unsure:
+            text = f"{self._typed.strip()!r} is not {self._allowed()}."
         elif answer.value is not None or answer.unsure:
             unit = "" if answer.value is None else self.unit
             text = f"Noted: {_with_unit(str(answer), unit)}. You may still change it."
         else:
             text = "No prediction yet; the lab goes on without one."
-        self._note.value = html.escape(text)
+        agreement = {"agreed": is_shared(), "means": MEANING} if "JUPYTERHUB_USER" in os.environ else None
+        self.tell(note=text, share=agreement)
 
 
 class Reveal:
@@ -236,32 +223,3 @@ def _apart(predicted: float, measured: float) -> str:
     if 0.9 <= ratio <= 1.1:
         return ", within 10 %"
     return f": {quantity(ratio if ratio > 1 else 1 / ratio)} times too {'high' if ratio > 1 else 'low'}"
-
-
-MEANING = (
-    "Your predictions and results then count in the figures your teacher shows, without your name and "
-    "your reasons, together with at least four others. For all labs; untick it to withdraw."
-)
-
-_ticks: WeakSet[Agreement] = WeakSet()
-
-
-class Agreement(widgets.Checkbox):
-    """Checkbox to share predictions, shown only on a hub; all of a notebook have the same value."""
-
-    def __init__(self) -> None:
-        here = "JUPYTERHUB_USER" in os.environ
-        super().__init__(
-            value=is_shared(),
-            description="count my predictions in the class's figures, without my name",
-            tooltip=MEANING,
-            indent=False,
-            layout={"width": "auto", "display": None if here else "none"},
-        )
-        _ticks.add(self)
-        self.observe(self._ticked, names="value")
-
-    def _ticked(self, change: dict[str, Any]) -> None:
-        share(change["new"])
-        for tick in list(_ticks):
-            tick.value = change["new"]

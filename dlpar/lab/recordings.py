@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
-
-import ipywidgets as widgets
+from typing import TYPE_CHECKING
 
 from dlpar.config.experiment import Experiment
+from dlpar.config.schema import BadExperiment
 from dlpar.jobs.run import Run, runs
-from dlpar.lab.cell import button
+from dlpar.lab.labels import with_world
 from dlpar.lab.watch import AT_MOST, has_ended
 
 if TYPE_CHECKING:
@@ -24,43 +22,17 @@ LISTED = 20
 """Number of newest runs to choose from."""
 
 
-class Recordings(widgets.VBox):
-    """A list of runs, a speed, and a Play button.
-
-    Parameters
-    ----------
-    play : callable
-        Called with a run's id and a speed.
-    """
-
-    def __init__(self, play: Callable[[str, float], None]) -> None:
-        self._which = widgets.Dropdown(description="run", layout={"width": "32em"})
-        self._which.tooltip = "Your newest runs; panel.replay(run) plays any run"
-        self._speed = widgets.Dropdown(
-            options=SPEEDS, value=1.0, description="speed", layout={"width": "14em"}
-        )
-        self._speed.tooltip = "Seconds of the run's clock in a second"
-        pressed = lambda: play(self._which.value, self._speed.value)
-        self._play = button("Play", "film", "Play it in this panel", pressed)
-        note = widgets.HTML("<p>A recording shows a run again as it was. Nothing is computed.</p>")
-        row = widgets.Box([self._which, self._speed, self._play]).add_class("dlpar-fields")
-        self._allowed = True
-        super().__init__([note, row])
-        self.allow(True)
-
-    def look(self, _change: Any = None) -> None:
-        """List the newest runs; called when a section opens or closes, so that an idle panel reads none."""
-        newest, before = runs()[:LISTED], self._which.value
-        kept = [run.id for run in newest if has_ended(run)]
-        self._which.options = kept
-        if kept:
-            self._which.value = before if before in kept else kept[0]
-        self.allow(self._allowed)
-
-    def allow(self, allowed: bool) -> None:
-        """Enable or disable Play."""
-        self._allowed = allowed
-        self._play.disabled = not allowed or not self._which.options
+def recordings() -> list[dict[str, str]]:
+    """The newest runs that have ended, each with its experiment in words."""
+    found = []
+    for run in runs()[:LISTED]:
+        try:
+            says = with_world(str(run.experiment), run.experiment)
+        except BadExperiment:  # of another version
+            continue
+        if has_ended(run):
+            found.append({"id": run.id, "says": f"{says} ({run.id})"})
+    return found
 
 
 def newest_like(experiment: Experiment) -> Run | None:
@@ -72,7 +44,7 @@ def newest_like(experiment: Experiment) -> Run | None:
     for run in runs()[: 10 * LISTED]:
         try:
             other = run.experiment
-        except Exception:  # of another version
+        except BadExperiment:  # of another version
             continue
         if (other.sync.scheme, other.split.kind) != (experiment.sync.scheme, experiment.split.kind):
             continue
@@ -88,30 +60,22 @@ PATIENCE = 12.0
 LONGEST = 30.0
 """Longest recording (seconds): a run with a longer clock is played faster."""
 
+INSTEAD = [
+    (
+        "simulate",
+        "Simulate it now",
+        "Leave the queue; run the same in the simulated world, which has no queue",
+    ),
+    ("watch", "Watch a recording", "Leave the queue; play your newest run of this kind"),
+]
+"""Alternatives to waiting."""
 
-class Meanwhile(widgets.HBox):
-    """Two alternatives to waiting, shown after `PATIENCE` seconds in the queue.
 
-    Parameters
-    ----------
-    panel : Panel
-        The panel whose job waits.
-    do : callable
-        Runs its argument on another thread, because leaving the queue takes a moment.
-    """
+class Meanwhile:
+    """Two alternatives to waiting, shown in a panel after `PATIENCE` seconds in the queue."""
 
-    def __init__(self, panel: Panel, do: Callable[[Callable[[], None]], None]) -> None:
-        self._panel, self._pressed, self._waits = panel, 0.0, False
-        simulate = "Leave the queue; run the same in the simulated world, which has no queue"
-        recording = "Leave the queue; play your newest run of this kind"
-        super().__init__(
-            [
-                widgets.Label("Instead of waiting:"),
-                button("Simulate it now", "forward", simulate, lambda: do(self._simulate)),
-                button("Watch a recording", "film", recording, lambda: do(self._play)),
-            ]
-        )
-        self.over()
+    def __init__(self, panel: Panel) -> None:
+        self._panel, self._pressed, self._waits, self._is_shown = panel, 0.0, False, False
 
     def pressed(self) -> None:
         """Note the time: a job has been launched."""
@@ -122,20 +86,26 @@ class Meanwhile(widgets.HBox):
         self._waits = True
 
     def look(self) -> None:
-        """Show the offer when it is time; called now and then."""
-        if self._waits and time.monotonic() - self._pressed >= PATIENCE and self.layout.display == "none":
-            self.layout.display = None
+        """Show the alternatives when it is time; called now and then."""
+        if self._waits and time.monotonic() - self._pressed >= PATIENCE and not self._is_shown:
+            self._is_shown = True
+            self._panel.tell(offer={"text": "Instead of waiting:", "actions": INSTEAD})
 
     def over(self) -> None:
-        """Hide the offer: the job no longer waits."""
-        self._waits, self.layout.display = False, "none"
+        """Hide the alternatives: the job no longer waits."""
+        self._waits = False
+        if self._is_shown:
+            self._is_shown = False
+            self._panel.tell(offer=None)
 
-    def _simulate(self) -> None:
+    def simulate(self) -> None:
+        """Leave the queue, and run the same in the simulated world."""
         self._panel.leave()
         self._panel.choose("cluster.world", "simulated")
         self._panel.run()
 
-    def _play(self) -> None:
+    def watch(self) -> None:
+        """Leave the queue, and play the newest run of this kind."""
         like = newest_like(self._panel.experiment)
         if like is None:
             raise LookupError("you have no recording of a run of this kind yet")

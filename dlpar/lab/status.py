@@ -1,20 +1,21 @@
-"""Texts about a run: its progress, its world and platform, and its log."""
+"""What a panel says of a run: its progress, the facts to trust it by, its results beside others, and its log."""
 
 from __future__ import annotations
 
-import html
 import platform
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-
-import ipywidgets as widgets
 
 from dlpar.config.experiment import Experiment
 from dlpar.jobs.control_groups import usable_cores
 from dlpar.jobs.global_steps import GlobalSteps
+from dlpar.jobs.run import Run
 from dlpar.lab.captions import duration, quantity
-from dlpar.lab.labels import place_in_queue, platform_in_words
+from dlpar.lab.figures.training import first_at
+from dlpar.lab.labels import platform_in_words
+from dlpar.lab.page import Page
 from dlpar.lab.theme import CLOCKS
 
 LOG_BYTES = 16_000
@@ -26,125 +27,163 @@ MEANINGS = {
     "platform": "machine or platform whose times are shown; for real ranks also device and carrier of messages",
     "clock": "clock of the seconds in the figures: wall, or the platform's (logical: per process; virtual: simulated)",
     "slip": "largest lag of the wall clock behind the clock of the figures; none if they are the same",
-    "compared": "why the runs in the figure are comparable",
+    "batches": "whether the runs shown saw the same batches, so that their curves compare",
 }
 
-STYLES = {"done": "success", "stopped": "warning", **dict.fromkeys(("failed", "lost", "unwatched"), "danger")}
+RESULTS = {
+    "world": "the world of the ranks",
+    "steps": "global steps done: N worker-steps each",
+    "samples/s": "throughput of all workers together",
+    "final loss": "training loss of the last global step",
+    "accuracy": "accuracy on held-out samples at the end",
+    "to goal (s)": "seconds until a test on held-out samples first reached the goal",
+    "staleness mean": "mean number of updates between a worker's read and its push",
+    "staleness max": "largest number of updates between a worker's read and its push",
+    "lead max": "largest number of clocks that a worker was ahead of the slowest",
+    "MB sent": "sent by all ranks together",
+    "waiting (s)": "mean waiting time of a worker",
+}
+"""Results of a run, with their meanings."""
+
+
+def results(run: Run, goal: float) -> dict[str, Any]:
+    """Results of a run that has ended; None for one it has not."""
+    summary = run.summary
+    sent, (step, seconds) = summary["bytes_sent"], first_at(run, goal)
+    return {
+        "world": run.world,
+        "steps": summary["steps"],
+        "samples/s": summary["samples_per_s"],
+        "final loss": summary["final_loss"],
+        "accuracy": summary["accuracy"],
+        "to goal (s)": None if step is None else seconds,
+        "staleness mean": summary["staleness"]["mean"],
+        "staleness max": summary["staleness"]["max"],
+        "lead max": summary["lead"]["max"],
+        "MB sent": None if sent is None else sent / 1e6,
+        "waiting (s)": summary["seconds"]["wait"],
+    }
+
+
+def columns(found: Sequence[dict[str, Any]], goal: float) -> list[dict[str, str]]:
+    """Columns of a table of results: the speed and what was learned, and others in which runs differ."""
+    kept = []
+    for name, means in RESULTS.items():
+        values = {each[name] for each in found}
+        differ = (
+            len(values) > 1
+            or name == "samples/s"
+            or (name in ("final loss", "accuracy") and values != {None})
+        )
+        if differ and values not in ({None}, {0}, {0.0}):
+            shown = f"to {goal:.0%} (s)" if name == "to goal (s)" else name
+            kept.append({"name": name, "shown": shown, "means": means})
+    return kept
+
+
+def in_words(name: str, value: Any) -> str:
+    """A result as a cell of a table."""
+    if value is None:
+        return "not reached" if name == "to goal (s)" else "–"
+    if isinstance(value, str):
+        return value
+    if name == "accuracy":
+        return f"{value:.1%}"
+    return f"{value:,}" if isinstance(value, int) else quantity(value)
 
 
 class Status:
-    """Progress bar, the text beside it, the line of facts, and the log."""
+    """Progress, facts and log of the run in front, told to a page."""
 
-    def __init__(self, experiment: Experiment) -> None:
-        self.prefix, self.experiment = "", experiment
-        self.bar = widgets.IntProgress(min=0, max=experiment.steps, layout={"width": "16em"})
-        self.bar.tooltip = "Global steps done"
-        self.words = widgets.HTML().add_class("dlpar-words")
-        self.facts = widgets.HTML().add_class("dlpar-facts")
-        self.log = widgets.HTML()
-        self.show("Not started. Press Run.")
-        self.show_facts(experiment, {}, None, "")
-        self.show_log(None, {})
+    def __init__(self, page: Page, experiment: Experiment) -> None:
+        self.page, self.prefix, self.experiment, self.path = page, "", experiment, None
+        self.errors: dict[int, dict[str, Any]] = {}
+        page.tell(done=0, steps=experiment.steps, status="", message="", log="", path="")
+        self.say("Not started. Press Run.")
+        self.show_facts({}, None, "")
 
-    def progress_line(self, alert: widgets.Widget) -> widgets.Box:
-        """Progress bar and text, with `alert` beside them."""
-        return widgets.Box([self.bar, self.words, alert]).add_class("dlpar-progress")
-
-    def show(self, words: str) -> None:
+    def say(self, words: str) -> None:
         """Show `words` beside the bar."""
-        self.words.value = html.escape(self.prefix + words)
+        self.page.tell(words=self.prefix + words)
 
     def begin(self, experiment: Experiment, path: Path) -> None:
         """Start a run."""
-        self.experiment, self._seen = experiment, None
-        self.path, self.errors, self._log_size, self._shown = path, {}, -1, 0.0
-        self.bar.value, self.bar.max, self.bar.bar_style = 0, experiment.steps, ""
-        self.launch_s: float | None = None
-        self.show(f"Starting {experiment.ranks} rank{'s' * (experiment.ranks != 1)} …")
+        self.experiment, self.path, self.errors, self._seen = experiment, path, {}, None
+        self._log_size, self._shown, self.launch_s = -1, 0.0, None
+        self.page.tell(done=0, steps=experiment.steps, status="running", message="", log="", path=str(path))
+        self.say(f"Starting {experiment.ranks} rank{'s' * (experiment.ranks != 1)} …")
 
-    def queued(self, ahead: int, paused: bool) -> None:
-        """Show how many jobs are ahead of this one."""
-        self.show(f"{place_in_queue(ahead, paused)}; it starts by itself; Stop leaves the queue")
-
-    def progress(self, so_far: GlobalSteps) -> None:
-        """Show the progress of the run, at most four times a second."""
+    def progress(self, so_far: GlobalSteps, rate: float | None) -> None:
+        """Show the progress of the run, at most four times a second; `rate` is in samples/s."""
         now = time.monotonic()
         if now - self._shown < 0.25:
             return
-        self._shown = now
-        done, steps = so_far.done, self.bar.max
+        self._shown, done, steps = now, so_far.done, self.experiment.steps
         if done:
             spent, world = so_far.last.seconds, self.experiment.cluster.world
-            self.bar.value = done
             each = self._seconds_a_step(now, done) if world == "simulated" else spent / done
             rest = f"about {duration(each * (steps - done))} left" if each is not None else "working …"
-            self.show(
-                f"step {done:,} of {steps:,} · {duration(spent)}{_on_clock(world)} so far · "
-                f"{rest if done < steps else 'finishing …'}"
-            )
-        self.show_log(self.path, self.errors)
+            speed = f" · {quantity(rate)} samples/s" if rate else ""
+            left = rest if done < steps else "finishing …"
+            self.page.tell(done=done)
+            self.say(f"step {done:,} of {steps:,} · {duration(spent)}{_on_clock(world)}{speed} · {left}")
+        self.show_log()
 
     def _seconds_a_step(self, now: float, done: int) -> float | None:
         """Seconds of the reader's clock per step, since the first call with finished steps; None in that call."""
         self._seen = self._seen or (now, done)
         return (now - self._seen[0]) / (done - self._seen[1]) if done > self._seen[1] else None
 
-    def ended(self, steps: GlobalSteps, accuracy: float | None, status: str, reason: str) -> None:
-        """Show the result of the run."""
-        done, cluster = steps.done, self.experiment.cluster
-        self.bar.value, self.bar.bar_style = done, STYLES.get(status, "")
-        whole = status == "done" and done == self.bar.max
-        parts = [f"done: {done:,} steps" if whole else f"{status} after {done:,} of {self.bar.max:,} steps"]
-        if status not in ("done", "stopped"):
-            self.show(f"{parts[0]} — {reason}")
-        else:
-            if steps.last:
-                trained = cluster.messages == "values"
-                loss = f"loss {quantity(steps.last.loss)}" if trained else "nothing was trained"
-                parts.append(f"{duration(steps.last.seconds)}{_on_clock(cluster.world)}, {loss}")
-            if accuracy is not None:
-                parts.append(f"held-out accuracy {accuracy:.1%}")
-            if self.launch_s is not None:
-                parts.append(f"launched in {duration(self.launch_s)}")
-            self.show(" · ".join(parts))
-        self._log_size = -1
-        self.show_log(self.path, self.errors)
-
-    def show_facts(
-        self, experiment: Experiment, ranks: dict[int, dict], slip: float | None, compared: str
+    def ended(
+        self, steps: GlobalSteps, accuracy: float | None, rate: float | None, status: str, reason: str
     ) -> None:
-        """Show the facts that a reader must know to trust the figures: world, platform, clock, slip."""
-        cluster = experiment.cluster
-        platform = _platform(ranks) if cluster.world == "real" else platform_in_words(experiment)
-        facts = {"world": cluster.world, "platform": platform, "clock": CLOCKS[cluster.world]}
-        facts["slip"] = "none" if slip is None else f"{slip * 1e3:.0f} ms"
-        if compared:
-            facts["compared"] = compared
-        self.facts.value = " ".join(
-            f'<span title="{MEANINGS[name]}"><b>{name}</b> {html.escape(fact)}</span>'
-            for name, fact in facts.items()
-        )
+        """Show the result of the run."""
+        done, cluster, all_steps = steps.done, self.experiment.cluster, self.experiment.steps
+        whole = status == "done" and done == all_steps
+        parts = [f"done: {done:,} steps" if whole else f"{status} after {done:,} of {all_steps:,} steps"]
+        if status not in ("done", "stopped"):
+            parts = [f"{parts[0]} — {reason}"]
+        elif steps.last:
+            parts.append(f"{duration(steps.last.seconds)}{_on_clock(cluster.world)}")
+            parts += [f"{quantity(rate)} samples/s"] if rate else []
+            trained = cluster.messages == "values"
+            parts.append(f"loss {quantity(steps.last.loss)}" if trained else "nothing was trained")
+            parts += [] if accuracy is None else [f"held-out accuracy {accuracy:.1%}"]
+        if self.launch_s is not None and status in ("done", "stopped"):
+            parts.append(f"launched in {duration(self.launch_s)}")
+        self.page.tell(done=done, status=status)
+        self.say(" · ".join(parts))
+        self._log_size = -1
+        self.show_log()
 
-    def show_log(self, path: Path | None, errors: dict[int, dict[str, Any]]) -> None:
+    def show_facts(self, ranks: dict[int, dict], slip: float | None, batches: str) -> None:
+        """Show the facts that a reader must know to trust the figures: world, platform, clock, slip."""
+        cluster = self.experiment.cluster
+        where = _platform(ranks) if cluster.world == "real" else platform_in_words(self.experiment)
+        facts = {"world": cluster.world, "platform": where}
+        if cluster.world != "real":
+            facts |= {
+                "clock": CLOCKS[cluster.world],
+                "slip": "none" if slip is None else f"{slip * 1e3:.0f} ms",
+            }
+        facts |= {"batches": batches} if batches else {}
+        self.page.tell(facts=[(name, fact, MEANINGS[name]) for name, fact in facts.items()])
+
+    def show_log(self) -> None:
         """Show the end of the ranks' output, and every traceback with its rank."""
-        log = path / "log.txt" if path else None
-        size = log.stat().st_size if log and log.exists() else 0
-        if path and size + len(errors) == self._log_size:
+        log = self.path / "log.txt"
+        size = log.stat().st_size if log.exists() else 0
+        if size + len(self.errors) == self._log_size:
             return
-        self._log_size = size + len(errors)
-        text = ""
+        self._log_size, text = size + len(self.errors), ""
         if size:
             with open(log, "rb") as file:
                 file.seek(max(0, size - LOG_BYTES))
                 text = file.read().decode(errors="replace")
-        for rank, error in sorted(errors.items()):
+        for rank, error in sorted(self.errors.items()):
             lines = str(error.get("traceback") or error.get("message")).rstrip().splitlines()
             text += "\n" + "\n".join(f"[rank {rank}] {line}" for line in lines) + "\n"
-        where = f"<p>Everything is kept in <code>{html.escape(str(path))}</code>.</p>" if path else ""
-        body = html.escape(text.strip()) or "Nothing was printed."
-        self.log.value = (
-            f'<pre class="dlpar-log" tabindex="0" role="log" aria-label="Log of the run">{body}</pre>{where}'
-        )
+        self.page.tell(log=text.strip())
 
 
 def _platform(ranks: dict[int, dict]) -> str:

@@ -26,6 +26,9 @@ SCHEMES = {
 }
 """Colour of each scheme, the same in every figure of every lab."""
 
+RUNS = ("#0072B2", "#D55E00", "#009E73", "#BF8300", "#C56C9E", "#7e83d3", "#2f8f9d", "#a95f23")
+"""Colours of runs that are compared."""
+
 ALLREDUCES = {
     "ring": (SCHEMES["ring"], "circle"),
     "star": (SCHEMES["ps"], "star"),
@@ -199,14 +202,12 @@ def rank_bar(rank: int) -> dict[str, Any]:
     return {"type": "bar", "marker": {"color": RANKS[rank % len(RANKS)], "pattern": pattern}}
 
 
-def run_line(colour: str, age: int = 0) -> dict[str, Any]:
-    """Line of a run: solid for the newest (`age` 0), faint with its own dash and marker for earlier ones."""
-    style = {"mode": "lines", "line": {"color": colour, "width": 2.5}, "opacity": 1.0}
-    if age:
-        marker = {"color": colour, "size": 8, "symbol": MARKERS[age % len(MARKERS)], "maxdisplayed": 6}
-        line = {"color": colour, "width": 1.5, "dash": DASHES[age % len(DASHES)]}
-        style = {"mode": "lines+markers", "line": line, "marker": marker, "opacity": FAINT}
-    return style
+def run_colours(experiments: Sequence[Experiment]) -> list[str]:
+    """Colour of each run: that of its scheme where several schemes are compared, one each, otherwise the next one."""
+    schemes = [experiment.sync.scheme for experiment in experiments]
+    if len(schemes) > 1 and len(set(schemes)) == len(schemes):
+        return [scheme_colour(scheme) for scheme in schemes]
+    return [RUNS[number % len(RUNS)] for number in range(len(schemes))]
 
 
 def mark(colour: str, number: int) -> dict[str, Any]:
@@ -233,17 +234,6 @@ def lighter(colour: str, share: float) -> str:
     """A colour (``#rrggbb``) mixed with a share of white, from 0 to 1."""
     parts = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
     return "#" + "".join(f"{round(part + share * (255 - part)):02x}" for part in parts)
-
-
-def of_world(style: dict[str, Any], world: str) -> dict[str, Any]:
-    """Style of a run's line in its world: faint and broad if simulated, otherwise unchanged."""
-    if world != "simulated":
-        return style
-    return {
-        **style,
-        "line": {**style["line"], "width": BROAD},
-        "opacity": min(FAINT, style.get("opacity", 1.0)),
-    }
 
 
 def phase_bar(name: str) -> dict[str, Any]:

@@ -1,27 +1,26 @@
-"""Static figures of runs, for reports and comparisons, with the style and the captions of the panel.
+"""Figures of runs: those of a panel, which a run feeds while it goes on, and those drawn of finished runs.
 
 Solid lines are measured, broad and faint ones simulated, dashed ones predicted. Each function returns a plotly
 figure; ``caption(figure)`` is its caption and ``table(figure)`` its data.
 """
 
 from dlpar.lab.figure import caption, table
-from dlpar.lab.figures.agreement import consensus, show_graph
+from dlpar.lab.figures.consensus import consensus
+from dlpar.lab.figures.convergence import convergence, overlay
 from dlpar.lab.figures.cost import collective_times, link_fit
+from dlpar.lab.figures.graph import show_graph
+from dlpar.lab.figures.lanes import lanes
 from dlpar.lab.figures.layer_bytes import layer_bytes
 from dlpar.lab.figures.memory import memory
 from dlpar.lab.figures.mesh import mesh
 from dlpar.lab.figures.overlap import bucket_sizes, exposed, sending
 from dlpar.lab.figures.pieces import differences, pieces
 from dlpar.lab.figures.pipeline import micro_batches, pipeline, schedule
-from dlpar.lab.figures.steps import bytes_per_rank, lanes, lead, staleness, timeline, waiting
-from dlpar.lab.figures.training import (
-    convergence,
-    overlay,
-    speedup,
-    suboptimality,
-    throughput,
-    time_to_accuracy,
-)
+from dlpar.lab.figures.staleness import lead, staleness
+from dlpar.lab.figures.throughput import throughput
+from dlpar.lab.figures.timeline import timeline
+from dlpar.lab.figures.training import speedup, suboptimality, time_to_accuracy
+from dlpar.lab.figures.waiting import bytes_per_rank, waiting
 
 __all__ = [
     "bucket_sizes", "bytes_per_rank", "caption", "collective_times", "consensus", "convergence", "differences",

@@ -490,9 +490,9 @@ def _curves(found: dict[str, dict[int, float]], predicted: Mapping[str, Seconds]
     yaxis = theme.axis(theme.on_clock("time of a step (ms)", world), (0, theme.rounded_up(1e3 * most)))
     figure = blank(theme.layout(xaxis=xaxis, yaxis=yaxis), 400)
     for colour, symbol, (name, points) in zip(COLOURS, theme.MARKERS, found.items()):
-        style = {"mode": "lines+markers", "line": {"color": colour, "width": 2.5},
+        style = {"mode": "lines+markers", "line": theme.line_by_source(colour, theme.HOW[world]),
                  "marker": {"symbol": symbol, "size": 8}, "name": f"{name}, {theme.HOW[world]}"}  # fmt: skip
-        lines = [(points, theme.of_world(style, world))]
+        lines = [(points, style)]
         if name in predicted:
             lines.append((predicted[name], theme.predicted_line(f"{name}, predicted", colour)))
         for curve, look in lines:

@@ -2,93 +2,68 @@
 
 from __future__ import annotations
 
-import html
 import os
 import time
 from threading import Lock, Thread
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
-import ipywidgets as widgets
-
 from dlpar.config.experiment import Experiment
 from dlpar.lab import offers
-from dlpar.lab.cell import button
 from dlpar.lab.labels import scheme, split
 
 if TYPE_CHECKING:
-    from dlpar.lab.controls import Controls
+    from dlpar.lab.panel import Panel
+
 
 LOOK = 2.0
 """Seconds between two checks for an offer, for all panels of a kernel together; only on a hub."""
 
+TAKE = ("take", "Take it", "Set the controls as your teacher has; nothing runs yet")
+UNDO = ("undo", "Undo", "Set the controls as you had them")
+AWAY = ("away", "Not now", "Hide the offer")
 
-class Offer(widgets.HBox):
-    """The offer and its buttons; hidden if there is none.
 
-    Parameters
-    ----------
-    controls : Controls
-        Controls of the panel; "Take it" sets them to the offer, "Undo" to their values before.
-    """
+class Offer:
+    """The offer in a panel: "Take it" sets the controls, "Undo" sets them to their values before."""
 
-    def __init__(self, controls: Controls) -> None:
-        self._controls, self._id = controls, None
-        self._taken, self._before = False, {}
-        self._text = widgets.HTML()
-        take = "Set the controls as your teacher has; nothing runs yet"
-        self._take = button("Take it", "download", take, self.take)
-        self._undo = button("Undo", "undo", "Set the controls as you had them", self.undo)
-        self._no = button("Not now", "times", "Hide the offer", self.away)
-        super().__init__([self._text, self._take, self._undo, self._no])
-        self.add_class("dlpar-offer")
-        self.away()
+    def __init__(self, panel: Panel) -> None:
+        self._panel, self._id, self._before = panel, None, None
+        self._experiment: Experiment | None = None
         _look_for(self)
 
     def see(self, offer: dict[str, Any] | None) -> None:
         """Show the current offer; an offer that was shown before changes nothing."""
         if (offer and offer["id"]) == self._id:
             return
-        self._id = offer and offer["id"]
-        self._experiment = _experiment_of(offer)
+        self._id, self._experiment = offer and offer["id"], _experiment_of(offer)
         if self._experiment is not None:
-            self._show_offer(f"Your teacher ({offer['by']}) sent", *([self._undo] if self._taken else []))
-        elif self._taken:
-            self._show_taken()
-        else:
+            self._tell(f"Your teacher ({offer['by']}) sent:", TAKE, *([UNDO] if self._before else []), AWAY)
+        elif self._before is None:
             self.away()
+        self._panel.flush()
 
     def take(self) -> None:
         """Set the panel's controls."""
-        if not self._taken:
-            self._taken, self._before = True, self._controls.values()
-        self._controls.show(self._experiment)
-        self._show_taken()
+        self._before = self._before or self._panel.experiment
+        self._panel.show(self._experiment)
+        words = "The controls are as your teacher sent them. Press Run to run it."
+        self._panel.tell(offer={"text": words, "actions": [UNDO, AWAY]})
 
     def undo(self) -> None:
         """Set the controls as they were before the first press of "Take it", and show the offer again."""
-        self._controls.restore(self._before)
+        self._panel.show(self._before)
         self.away()
         if self._experiment is not None:
-            self._show_offer("As before. Your teacher sent")
+            self._tell("As before. Your teacher sent:", TAKE, AWAY)
 
     def away(self) -> None:
         """Hide the offer; controls that were set stay."""
-        self._taken = False
-        self.layout.display = "none"
+        self._before = None
+        self._panel.tell(offer=None)
 
-    def _show_offer(self, words: str, *buttons: widgets.Button) -> None:
-        self._text.value = f"{html.escape(words)}: <b>{html.escape(_in_short(self._experiment))}</b>"
-        self._show(self._take, *buttons, self._no)
-
-    def _show_taken(self) -> None:
-        self._text.value = "The controls are as your teacher sent them. Press Run to run it."
-        self._show(self._undo, self._no)
-
-    def _show(self, *buttons: widgets.Button) -> None:
-        for one in (self._take, self._undo, self._no):
-            one.layout.display = None if one in buttons else "none"
-        self.layout.display = None
+    def _tell(self, words: str, *actions: tuple[str, str, str]) -> None:
+        self._panel.tell(offer={"text": words, "what": _in_short(self._experiment), "actions": actions})
 
 
 def _experiment_of(offer: dict[str, Any] | None) -> Experiment | None:

@@ -1,9 +1,8 @@
-"""Static figures of agreement: the consensus distance of replicas, and the graph they average over."""
+"""The graph over which replicas average."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,62 +11,9 @@ from dlpar.config.experiment import Experiment
 from dlpar.graphs import Graph, grid_shape, neighbours, partners, receivers
 from dlpar.jobs.run import Run
 from dlpar.lab import captions, theme
-from dlpar.lab.figure import Figure, blank, captioned, finished, thinned
-from dlpar.lab.labels import WITH_PEERS, has_peers, labels, with_world
-from dlpar.lab.live import consensus as distances
-
-
-def consensus(
-    runs: Run | Sequence[Run], predicted: bool = True, titles: Sequence[str] | None = None
-) -> Figure:
-    """Draw the consensus distance over steps, on a logarithmic axis.
-
-    Parameters
-    ----------
-    runs : Run or sequence of Run
-        Runs with a graph or with local steps.
-    predicted : bool, default True
-        State by how much mixing alone would shrink the distance each step: on a fixed graph |lambda_2| of its
-        weights. Where replicas begin apart (``start="random"``) it is drawn, too, dashed.
-    titles : sequence of str, optional
-        Name of each of several runs; default: the settings in which it differs from the others.
-    """
-    runs = finished(runs, titles)
-    figure, seen, sentences = blank(distances.layout(runs[0].experiment)), [], []
-    several, names = len(runs) > 1, [theme.HOW[runs[0].world]]
-    if several:
-        names = titles or labels([run.experiment for run in runs])
-    for number, (run, name) in enumerate(zip(runs, names)):
-        experiment, rows = run.experiment, run.consensus
-        if rows.empty:
-            n = experiment.workers
-            raise ValueError(
-                f"run {run.id}: got sync {experiment.sync} with {n} worker{'s' * (n != 1)}, allowed is "
-                f"{WITH_PEERS}, or averaging, with two or more: its replicas are equal at every step"
-            )
-        rows = rows[(rows["distance"] > distances.FLOOR).cummax()]  # equal replicas at the start are left out
-        if rows.empty:
-            raise ValueError(
-                f"run {run.id}: its replicas were equal at every step, so there is no distance to draw"
-            )
-        drawn = np.maximum(rows["distance"], distances.FLOOR)
-        style = theme.beside(theme.scheme_colour(experiment.sync.scheme), number, run.world)
-        kept = thinned(rows.assign(distance=drawn))
-        figure.add_scatter(x=kept["step"], y=kept["distance"], name=with_world(name, experiment), **style)
-        first, last = ((int(r["step"]), float(r["distance"])) for _, r in rows.iloc[[0, -1]].iterrows())
-        factor = distances.contraction(experiment) if predicted else None
-        if factor is not None and distances.starts_apart(experiment):
-            points = distances.predicted_points(first, factor, last[0])
-            shown = {"name": f"{name}: predicted × {factor:.3f}"} if several else {}
-            figure.add_scatter(x=points[:, 0], y=points[:, 1], **{**distances.mixing_line(factor), **shown})
-        seen.append(drawn.to_numpy())
-        sentence = distances.caption(experiment, first, last, float(rows["distance"].max()), factor)
-        sentences.append(f"{name}: {sentence}" if several else sentence)
-    figure.layout.yaxis.range = ends = distances.decades(np.concatenate(seen))
-    figure.layout.yaxis.dtick = distances.tick_every(*ends)
-    figure.layout.xaxis.range = [0, max(run.experiment.steps for run in runs)]
-    return captioned(figure, " ".join(sentences))
-
+from dlpar.lab.figure import Figure, blank, captioned
+from dlpar.lab.figures.consensus import contraction, disagreement
+from dlpar.lab.labels import WITH_PEERS, has_peers
 
 COLOURS = "Cividis"
 """Colour scale of the nodes, readable with any colour vision (Nunez, Anderton and Renslow 2018)."""
@@ -147,14 +93,14 @@ def _graph_in_words(experiment: Experiment, graph: Graph, apart: np.ndarray | No
     if experiment.workers == 1:
         return "A single worker has nobody to average with."
     text = f"{experiment.workers} workers{_exchange(experiment, graph)}"
-    factor = distances.contraction(experiment)
+    factor = contraction(experiment)
     if factor is not None:
         text += f"; {captions.mixing(factor, experiment, 'their distance')}"
     if apart is not None:
         most = int(np.argmax(apart))
         far = captions.quantity(float(apart[most]))
         text += f"; at the end worker {most} is farthest from the mean, {far}"
-    warning = distances.disagreement(experiment)
+    warning = disagreement(experiment)
     return f"{text}.{f' {warning}' if warning else ''}"
 
 

@@ -7,7 +7,7 @@ function number(value) {
   return Number.isInteger(value) ? value.toLocaleString("en") : Number(value.toPrecision(5)).toString();
 }
 
-function fillTable(into, traces) {
+export function fillTable(into, traces) {
   const kinds = new Map();
   for (const trace of traces) {
     if (!trace.points) continue;

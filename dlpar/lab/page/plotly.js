@@ -1,9 +1,9 @@
 // plotly.js, once per page: the first figure whose kernel answers loads it for all figures.
 // It arrives compressed in a binary message from the kernel; the page fetches nothing.
 
-const page = (globalThis.__dlpar ??= { plotly: null, asked: 0, waiting: [] });
+export const page = (globalThis.__dlpar ??= { plotly: null, asked: 0, waiting: [] });
 
-function plotlyOnce(model) {
+export function plotlyOnce(model) {
   if (page.plotly) return Promise.resolve(page.plotly);
   const promise = new Promise((resolve) => page.waiting.push(resolve));
   const ask = () => {
@@ -18,7 +18,7 @@ function plotlyOnce(model) {
   return promise;
 }
 
-async function plotlyArrived(compressed) {
+export async function plotlyArrived(compressed) {
   if (page.plotly || page.loading) return;
   page.loading = true;
   const stream = new Blob([compressed]).stream().pipeThrough(new DecompressionStream("gzip"));

@@ -1,67 +1,44 @@
-"""A figure that grows during a run, drawn by plotly.js in the page.
+"""A figure that grows: curves in bounded memory, what changed since the last look, and the same as a static figure.
 
-Points travel as binary messages and never as widget state. The page asks for a
-snapshot whenever it is loaded or reloaded. plotly.js is the copy inside the installed
-plotly package, sent once per page: nothing is fetched from anywhere.
+A panel sends the changes to the page, at most ten times a second; a static figure is fed to its end and drawn once.
+So live and static figures cannot differ.
 """
 
 from __future__ import annotations
 
-import gzip
 from collections.abc import Sequence
-from functools import lru_cache
-from pathlib import Path
-from threading import Lock
-from typing import TYPE_CHECKING, Any
+from threading import RLock
+from typing import Any
 
-import anywidget
 import numpy as np
-import traitlets
 
-from dlpar.lab.cell import answer_while_busy
+from dlpar.lab.figure import Figure
 
-if TYPE_CHECKING:
-    from dlpar.lab.figure import Figure
-
-
-HERE = Path(__file__).parent
+Message = tuple[dict[str, Any], list[bytes]]
+"""What a page is told of a figure, and the points that belong to it."""
 
 
-@lru_cache(maxsize=1)
-def compressed_plotly() -> bytes:
-    """plotly.js of the installed plotly package, gzip-compressed (1.5 MB)."""
-    import plotly
-
-    source = Path(plotly.__file__).parent / "package_data" / "plotly.min.js"
-    return gzip.compress(source.read_bytes(), 6)
-
-
-class LivePlot(anywidget.AnyWidget):
-    """A plotly figure whose curves are appended to from any thread.
+class Drawing:
+    """Layout, curves and caption of one figure, changed from any thread.
 
     Parameters
     ----------
     layout : mapping
         plotly layout, with fixed axis ranges.
     x_axes : mapping of str to mapping
-        Choices of the horizontal axis: name of a column -> plotly axis; the
-        reader of the figure switches between them. Empty: ``layout`` has the only x-axis.
+        Choices of the horizontal axis: name of a column -> plotly axis.  Empty: ``layout`` has the only x-axis.
     height : int, default 400
-        Pixels.
+        Pixels of a static figure; a panel fits a figure to the view.
     logarithmic : bool, default False
         Offer a logarithmic first vertical axis.
 
-    Notes
-    -----
-    Nothing is sent before :meth:`flush`; a reader thread calls it at most ten
-    times a second.
+    Attributes
+    ----------
+    x : str
+        Column that the horizontal axis shows.
+    caption : str
+        Sentence under the figure.
     """
-
-    _esm = "\n".join(
-        (HERE / name).read_text() for name in ("plotly_once.js", "live_table.js", "live_plot.js")
-    )
-    _css = (HERE / "lab.css").read_text()
-    x = traitlets.Unicode("", help="Column the horizontal axis shows.").tag(sync=True)
 
     def __init__(
         self,
@@ -70,24 +47,11 @@ class LivePlot(anywidget.AnyWidget):
         height: int = 400,
         logarithmic: bool = False,
     ) -> None:
-        self._figure = {
-            "layout": layout,
-            "x_axes": x_axes or {},
-            "height": height,
-            "logarithmic": logarithmic,
-        }
+        self.looks: dict[str, Any] = {"layout": layout, "x_axes": x_axes or {}, "height": height}
+        self.looks["logarithmic"] = logarithmic
+        self.x, self.caption = next(iter(self.looks["x_axes"]), ""), ""
         self._traces: dict[str, tuple[dict[str, Any], Series]] = {}
-        self._guard = Lock()
-        self._sequence, self._stale, self._live = 0, False, False
-        self._caption, self._news = "", {}
-        super().__init__(x=next(iter(self._figure["x_axes"]), ""))
-        answer_while_busy(self)
-        self.on_msg(self._asked)
-
-    @property
-    def caption(self) -> str:
-        """Caption under the figure."""
-        return self._caption
+        self._guard, self._stale, self._news = RLock(), True, dict[str, Any]()
 
     def series(self, key: str) -> Series:
         """Points of one trace."""
@@ -124,29 +88,28 @@ class LivePlot(anywidget.AnyWidget):
             self._traces[key][0]["style"].update(style)
             self._stale = True
 
-    def remove(self, key: str) -> None:
-        """Remove a trace; nothing happens if there is none with that key."""
+    def remove(self, beginning: str = "") -> None:
+        """Remove the traces whose keys begin so."""
         with self._guard:
-            self._stale = self._traces.pop(key, None) is not None or self._stale
+            self._traces = {k: trace for k, trace in self._traces.items() if not k.startswith(beginning)}
+            self._stale = True
 
-    def style(self, key: str) -> dict[str, Any]:
-        """plotly attributes of a trace."""
-        return self._traces[key][0]["style"]
-
-    def refigure(
-        self, layout: dict[str, Any], x_axes: dict[str, dict] | None = None, height: int | None = None
+    def relayout(
+        self, layout: dict[str, Any], x_axes: dict[str, dict] | None = None, height: int = 400
     ) -> None:
-        """Replace the layout, the choices of the horizontal axis and, if given, the height; traces stay."""
+        """Replace the layout, the choices of the horizontal axis and the height; traces stay."""
         with self._guard:
-            self._figure.update(layout=layout, x_axes=x_axes or {}, height=height or self._figure["height"])
+            self.looks |= {"layout": layout, "x_axes": x_axes or {}, "height": height}
+            if self.x not in self.looks["x_axes"]:
+                self.x = next(iter(self.looks["x_axes"]), "")
             self._stale = True
 
     def set_title(self, axis: str, text: str) -> None:
         """Change the title of an axis of the layout, such as ``xaxis2``."""
         with self._guard:
-            title = self._figure["layout"][axis]["title"]
+            title = self.looks["layout"][axis]["title"]
             if title["text"] != text:
-                self._figure["layout"][axis]["title"] = {**title, "text": text}
+                self.looks["layout"][axis]["title"] = {**title, "text": text}
                 self._news.setdefault("titles", {})[axis] = text
 
     def set_range(self, axis: str, low: float, high: float, tick_every: float | None = None) -> None:
@@ -155,7 +118,7 @@ class LivePlot(anywidget.AnyWidget):
         For a logarithmic axis these are exponents of ten, and so is `tick_every`, the distance of ticks.
         """
         with self._guard:
-            where = self._figure["x_axes"] if axis in self._figure["x_axes"] else self._figure["layout"]
+            where = self.looks["x_axes"] if axis in self.looks["x_axes"] else self.looks["layout"]
             if where[axis].get("range") != [low, high]:
                 ticks = {"dtick": tick_every} if tick_every else {}
                 where[axis] = {**where[axis], "range": [low, high], **ticks}
@@ -164,80 +127,52 @@ class LivePlot(anywidget.AnyWidget):
                     self._news.setdefault("ticks", {})[axis] = tick_every
 
     def set_caption(self, sentence: str) -> None:
-        """Change the caption under the figure."""
+        """Change the sentence under the figure."""
         with self._guard:
-            if sentence != self._caption:
-                self._caption = self._news["caption"] = sentence
+            if sentence != self.caption:
+                self.caption = self._news["caption"] = sentence
 
-    def set_live(self, live: bool) -> None:
-        """Tell the page whether a run is under way; it then expects a :meth:`flush` every second."""
-        with self._guard:
-            self._live = self._news["live"] = live
-
-    def picture(self) -> Figure:
-        """The figure as the page draws it now, as a static figure with its caption."""
-        from dlpar.lab.figure import Figure
-
+    def static(self) -> Figure:
+        """Return the figure as it is now, with its caption."""
         with self._guard:
             layout = {
-                **self._figure["layout"],
-                "height": self._figure["height"],
-                "meta": {"caption": self._caption},
+                **self.looks["layout"],
+                "height": self.looks["height"],
+                "meta": {"caption": self.caption},
             }
-            if self.x in self._figure["x_axes"]:
-                layout["xaxis"] = {**layout.get("xaxis", {}), **self._figure["x_axes"][self.x]}
+            if self.x:
+                layout["xaxis"] = {**layout.get("xaxis", {}), **self.looks["x_axes"][self.x]}
             traces = []
             for spec, series in self._traces.values():
-                columns = {name: series.rows[:, i].copy() for i, name in enumerate(spec["columns"])}
+                columns = dict(zip(spec["columns"], series.rows.T.copy()))
                 points = {
                     where: columns[self.x if name == "*" else name] for where, name in spec["at"].items()
                 }
                 traces.append({**spec["style"], **points})
         return Figure({"data": traces, "layout": layout})
 
-    def flush(self, alive: bool = False) -> bool:
-        """Send new points in one message or, with `alive`, a sign of life; returns whether it sent anything."""
+    def snapshot(self) -> Message:
+        """Return all of the figure; the next :meth:`changes` are those after it."""
+        with self._guard:
+            self._stale, self._news = False, {}
+            for _, series in self._traces.values():
+                series.take_new()
+            traces = [{**spec, "points": len(series)} for spec, series in self._traces.values()]
+            whole = {"whole": True, "traces": traces, "caption": self.caption, "x": self.x, **self.looks}
+            return whole, [_packed(series.rows) for _, series in self._traces.values()]
+
+    def changes(self) -> Message | None:
+        """Return what is new since the last call or snapshot; None if nothing is."""
         with self._guard:
             if self._stale:
-                self._send_snapshot()
-                return True
+                return self.snapshot()
             new = [(spec["key"], *series.take_new()) for spec, series in self._traces.values()]
             new = [(key, whole, rows) for key, whole, rows in new if whole or len(rows)]
-            if not (new or self._news or alive):
-                return False
-            self._sequence += 1
+            if not (new or self._news):
+                return None
             traces = [{"key": key, "whole": whole, "points": len(rows)} for key, whole, rows in new]
             news, self._news = self._news, {}
-            self.send(
-                {"is": "points", "sequence": self._sequence, "traces": traces, **news},
-                [_packed(rows) for *_, rows in new],
-            )
-            return True
-
-    def _send_snapshot(self) -> None:
-        self._stale, self._news = False, {}
-        self._sequence += 1
-        for _, series in self._traces.values():
-            series.take_new()
-        traces = [{**spec, "points": len(series)} for spec, series in self._traces.values()]
-        self.send(
-            {
-                "is": "figure",
-                "sequence": self._sequence,
-                "traces": traces,
-                "caption": self._caption,
-                "live": self._live,
-                **self._figure,
-            },
-            [_packed(series.rows) for _, series in self._traces.values()],
-        )
-
-    def _asked(self, _widget: Any, message: dict[str, Any], _buffers: Any) -> None:
-        if message.get("ask") == "figure":
-            with self._guard:
-                self._send_snapshot()
-        elif message.get("ask") == "plotly":
-            self.send({"is": "plotly"}, [compressed_plotly()])
+            return {"traces": traces, **news}, [_packed(rows) for *_, rows in new]
 
 
 def _packed(rows: np.ndarray) -> bytes:

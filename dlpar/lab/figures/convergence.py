@@ -1,0 +1,242 @@
+"""Loss and held-out accuracy of runs over steps, samples, seconds or bytes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from dlpar.config.experiment import Experiment
+from dlpar.jobs.global_steps import GlobalStep, GlobalSteps
+from dlpar.jobs.run import Run
+from dlpar.lab import captions, theme
+from dlpar.lab.figure import Figure, finished
+from dlpar.lab.plot import Plot, Shown, drawn
+
+COLUMNS = tuple(theme.TITLES)
+"""Quantities a curve can be drawn over."""
+
+X_AXES = {"step": "step", "samples": "samples", "seconds": "seconds", "bytes": "MB sent"}
+"""Horizontal axes to choose from, and the column of each."""
+
+
+def is_regression(experiment: Experiment) -> bool:
+    """Return whether the task has no classes, and so no accuracy."""
+    return experiment.data.name == "diabetes"
+
+
+def loss_title(experiment: Experiment) -> str:
+    """Name and unit of the loss."""
+    return "loss (squared error)" if is_regression(experiment) else "loss (nats)"
+
+
+class Curve:
+    """Loss and tests of one run."""
+
+    def __init__(self, plot: Plot, run: Shown) -> None:
+        self.experiment, self.accuracy = run.experiment, None
+        self.first = self.last = math.nan
+        self.top, self.samples, self.steps = 0.0, 0, 0
+        tested = "held-out loss" if is_regression(run.experiment) else "accuracy"
+        style = {**run.line, "legendgroup": run.key}
+        mark = {**style["marker"], "size": 8, "maxdisplayed": 20}
+        tests = {**style, "name": tested, "marker": {**mark, "symbol": f"{mark['symbol']}-open"}}
+        tests |= {"yaxis": "y2", "showlegend": False} if tested == "accuracy" else {}
+        self.loss = plot.add_trace(f"{run.key} loss", style, (*COLUMNS, "loss"), {"x": "*", "y": "loss"})
+        at = {"x": "*", "y": tested}
+        self.tests = plot.add_trace(f"{run.key} test", tests, (*COLUMNS, tested), at, limit=400)
+        self._pending: list[dict[str, Any]] = []
+
+    @property
+    def diverged(self) -> bool:
+        """Return whether the loss is no number any more, or far above the first."""
+        return bool(self.samples) and not self.last < 2 * self.first
+
+    def step(self, done: GlobalStep) -> None:
+        """Take a finished global step."""
+        self.loss.add(_row(done))
+        self.first, self.last = (done.loss if math.isnan(self.first) else self.first), done.loss
+        self.steps, self.samples = done.step + 1, done.samples
+        if math.isfinite(done.loss):
+            self.top = max(self.top, min(done.loss, 2 * self.first))
+        while self._pending and self._pending[0]["step"] <= done.step + 1:
+            self._add(self._pending.pop(0), done)
+
+    def test(self, record: dict[str, Any], last: GlobalStep | None) -> None:
+        """Take a test; it is drawn when all workers have done the steps before it."""
+        self.accuracy = record["accuracy"]
+        if last and record["step"] <= last.step + 1:
+            self._add(record, last)
+        else:
+            self._pending.append(record)
+
+    def finish(self, last: GlobalStep) -> None:
+        """End the curve on the run's last step, and draw the tests that still wait."""
+        self.loss.finish(_row(last))
+        for record in self._pending:
+            self._add(record, last)
+        self._pending.clear()
+
+    def _add(self, record: dict[str, Any], done: GlobalStep) -> None:
+        value = record["loss"] if record["accuracy"] is None else record["accuracy"]
+        self.tests.add((record["step"], done.samples, record["t"], done.bytes / 1e6, value))
+
+    def words(self) -> str:
+        """Loss and accuracy at the end of a run that is compared with others."""
+        if not self.samples:
+            return "no sample, so no loss"
+        loss = f"loss {captions.quantity(self.last)}" + " (diverged)" * self.diverged
+        return loss if self.accuracy is None else f"{loss}, accuracy {self.accuracy:.1%}"
+
+
+def _row(done: GlobalStep) -> tuple[float, ...]:
+    return done.step, done.samples, done.seconds, done.bytes / 1e6, done.loss
+
+
+class Convergence(Plot):
+    """Loss of every global step, and accuracy of every test on held-out samples.
+
+    A loss above twice the first leaves the figure: on a linear axis it would flatten all others.
+
+    Parameters
+    ----------
+    x : str, default "step"
+        Column of the horizontal axis at first.
+    """
+
+    title = "Convergence"
+
+    def __init__(self, x: str = "step") -> None:
+        super().__init__(logarithmic=True)
+        self.x, self.curves = x, dict[str, Curve]()
+        self._top, self._reach, self._latest = 1.0, dict[str, float](), dict[str, float]()
+
+    @staticmethod
+    def fits(experiment: Experiment) -> bool:
+        """Return whether a model is trained."""
+        return experiment.cluster.messages == "values"
+
+    def begin(self, run: Shown) -> None:
+        """Add a run."""
+        super().begin(run)
+        self._reach = _joint(self._reach, _ends(run.experiment))
+        self.curves[run.key] = Curve(self, run)
+        self._relayout()
+
+    def forget(self, key: str) -> None:
+        """Remove a run."""
+        super().forget(key)
+        self.curves.pop(key, None)
+
+    def step(self, done: GlobalStep) -> None:
+        """Take a finished global step."""
+        self.curves[self.front.key].step(done)
+
+    def test(self, record: dict[str, Any], last: GlobalStep | None) -> None:
+        """Take a test on held-out samples."""
+        self.curves[self.front.key].test(record, last)
+
+    def settle(self, steps: GlobalSteps, ended: bool) -> None:
+        """Bring axes and sentence up to date."""
+        curve, last = self.curves[self.front.key], steps.last
+        if last is None:
+            return
+        if ended:
+            curve.finish(last)
+        self._top = max(self._top, theme.rounded_up(curve.top))
+        self.set_range("yaxis", 0, self._top)
+        now = {"seconds": last.seconds, "MB sent": last.bytes / 1e6}
+        self._latest = _joint(self._latest, {n: v if math.isfinite(v) else 0.0 for n, v in now.items()})
+        for name in [n for n in self._latest if n in self._reach]:
+            far, reach = self._latest[name], self._reach[name]
+            self._reach[name] = theme.rounded_up(far) if ended else theme.doubled(far, reach)
+            self.set_range(name, 0, self._reach[name])
+        self.set_caption(self._sentence(curve))
+
+    def _sentence(self, curve: Curve) -> str:
+        if len(self.curves) > 1:
+            each = (f"{self.runs[key].name} {other.words()}" for key, other in self.curves.items())
+            return f"At the last step of each run: {'; '.join(each)}."
+        samples, stride = curve.samples, curve.loss.stride
+        ends = (curve.first, curve.last, curve.accuracy, stride, curve.diverged)
+        return captions.convergence(curve.experiment, curve.steps, samples, *ends)
+
+    def _relayout(self) -> None:
+        first = self.front.experiment
+        titles = theme.titles(run.experiment.cluster.world for run in self.runs.values())
+        axes = {name: theme.axis(titles[name], (0, end)) for name, end in self._reach.items()}
+        loss = theme.axis(loss_title(first), (0, self._top))
+        if is_regression(first):
+            return self.relayout(theme.layout(xaxis={"anchor": "y"}, yaxis=loss), axes)
+        below = theme.axis("accuracy", (0, 1.04), domain=[0, 0.33], tickformat=".0%", dtick=0.25)
+        loss |= {"domain": [0.42, 1]}
+        return self.relayout(theme.layout(xaxis={"anchor": "y2"}, yaxis=loss, yaxis2=below), axes)
+
+
+def _ends(experiment: Experiment) -> dict[str, float]:
+    """Ends of the horizontal axes at the beginning of a run; steps and samples never pass them."""
+    found = {"step": experiment.steps, "samples": experiment.steps * experiment.global_batch, "seconds": 1.0}
+    # The library's own all-reduce does not say what it sends.
+    is_counted = getattr(experiment.sync, "allreduce", "") != "library"
+    return {**found, "MB sent": 1.0} if is_counted else found
+
+
+def _joint(*reaches: dict[str, float]) -> dict[str, float]:
+    """The farthest end of each axis."""
+    found: dict[str, float] = {}
+    for each in reaches:
+        found |= {name: max(end, found.get(name, 0.0)) for name, end in each.items()}
+    return found
+
+
+def convergence(runs: Run | Sequence[Run], x: str = "step", titles: Sequence[str] | None = None) -> Figure:
+    """Draw the training loss of each global step and the held-out accuracy, one curve a run.
+
+    Parameters
+    ----------
+    runs : Run or sequence of Run
+        Runs of one kind of task.
+    x : {"step", "samples", "seconds", "bytes"}, default "step"
+        Horizontal axis; "steps" means "step".
+    titles : sequence of str, optional
+        Name of each run; default: the settings in which it differs from the others.
+
+    Raises
+    ------
+    ValueError
+        If `x` is none of these, a run has no finished step or, for "bytes", no record of the bytes it sent,
+        tasks are not of one kind, or titles do not fit to the runs.
+    """
+    runs, x = trained(finished(runs, titles)), "step" if x == "steps" else x
+    check_axis(x)
+    of_one_kind([run.experiment for run in runs], "runs")
+    for run in runs:
+        if x == "bytes" and "MB sent" not in _ends(run.experiment):
+            why = "the library moved the data and does not report how much, so x bytes has no place for it"
+            raise ValueError(f"run {run.id}: {why}; allowed is step, samples or seconds")
+    return drawn(Convergence(X_AXES[x]), runs, titles)
+
+
+overlay = convergence
+"""Several runs in one figure: the name of :func:`convergence` in the labs."""
+
+
+def check_axis(x: str) -> None:
+    """Raise ValueError unless curves can be drawn over `x`."""
+    if x not in X_AXES:
+        raise ValueError(f"x: got {x!r}, allowed is one of {', '.join(X_AXES)}")
+
+
+def of_one_kind(experiments: Iterable[Experiment], name: str) -> None:
+    """Raise ValueError, with the argument's name, unless all tasks have the same loss and all or none an accuracy."""
+    if len({loss_title(experiment) for experiment in experiments}) > 1:
+        raise ValueError(f"{name}: got classification and regression, allowed is one kind of task")
+
+
+def trained(runs: list[Run]) -> list[Run]:
+    """The runs; raises ValueError if one passed sizes only and so has no loss."""
+    for run in runs:
+        if run.experiment.cluster.messages == "sizes":
+            why = "its messages carried sizes only, so nothing was trained: there is no loss"
+            raise ValueError(f"run {run.id}: {why}")
+    return runs

@@ -1,0 +1,255 @@
+"""Staleness and lead: how far apart free-running workers are, in updates and in clocks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any, ClassVar
+
+import numpy as np
+
+from dlpar.config.experiment import Experiment
+from dlpar.jobs.global_steps import GlobalSteps
+from dlpar.jobs.run import Run
+from dlpar.lab import captions, theme
+from dlpar.lab.figure import Figure, single
+from dlpar.lab.plot import Plot, Shown, drawn
+
+POINTS = 500
+"""Most points kept of one rank's line."""
+
+HISTOGRAMS = 8
+"""Workers with a histogram of their own; more histograms would be too narrow to read."""
+
+ALL = "all workers"
+
+COUNTED = ("updates", "worker-steps")
+
+
+class RankLines(Plot):
+    """A line for each worker that is drawn, on axes that grow by doubling; statistics cover all workers.
+
+    Of an earlier run one line is left: the mean of each N worker-steps.
+
+    Attributes
+    ----------
+    field, unit : str
+        Field of a step's record, and its unit.
+    """
+
+    field: ClassVar[str]
+    unit: ClassVar[str]
+
+    def begin(self, run: Shown) -> None:
+        """Add a run: free-running workers are drawn over seconds, others over steps."""
+        for key in self.runs:
+            self.remove(f"{key} rank")
+            self.restyle(f"{key} mean", visible=True)
+        super().begin(run)
+        experiment = run.experiment
+        self.over_time = experiment.sync.runs_free
+        self.largest, self.total, self.count, self._part = 0, 0, 0, 0
+        self.end, self._latest = (1.0 if self.over_time else experiment.steps), 0.0
+        columns = ("seconds", "step", self.unit)
+        at = {"x": "seconds" if self.over_time else "step", "y": self.unit}
+        mean = {**run.line, "name": f"{run.name}, mean", "visible": False}
+        self.mean_line = self.add_trace(f"{run.key} mean", mean, columns, at, limit=POINTS)
+        crowded, workers = theme.crowded(experiment), range(theme.workers(experiment))
+        styles = [{**theme.rank_line(rank, crowded), "name": f"rank {rank}"} for rank in workers]
+        keys = [f"{run.key} {style['name']}" for style in styles]
+        self.lines = [self.add_trace(k, style, columns, at, limit=POINTS) for k, style in zip(keys, styles)]
+
+    def rank_step(self, rank: int, record: dict[str, Any]) -> None:
+        """Take one worker's step."""
+        if record["k"] != "step":
+            return
+        value, seconds, step = record[self.field], record["t"], record["step"]
+        self.count += 1
+        self.total += value
+        self.largest = max(self.largest, value)
+        self._latest = max(self._latest, seconds)
+        self._part += value
+        if self.count % (workers := self.front.experiment.workers) == 0:
+            self.mean_line.add((self._latest, step, self._part / workers))
+            self._part = 0
+        if rank < len(self.lines):
+            self.lines[rank].add((seconds, step, value))
+
+    @property
+    def mean(self) -> float:
+        """Mean of all values so far."""
+        return self.total / self.count if self.count else 0.0
+
+    def fit_axes(self, ended: bool, least: float = 4.0) -> None:
+        """Bring the axes up to date; the vertical one reaches at least `least`."""
+        self.set_range("yaxis", -0.25, theme.doubled(self.largest, least))
+        if self.over_time:
+            self.end = theme.rounded_up(self._latest) if ended else theme.doubled(self._latest, self.end)
+            self.set_range("xaxis", 0, self.end)
+
+    def time_axis(self, **more: Any) -> dict[str, Any]:
+        """Horizontal axis of the lines at the beginning of a run."""
+        name, end = ("seconds", 1.0) if self.over_time else ("step", self.end)
+        return theme.axis(theme.titles([self.front.experiment.cluster.world])[name], (0, end), **more)
+
+
+def predicted_mean(experiment: Experiment) -> int | None:
+    """Predicted mean staleness (updates): N - 1 if each push is one update, answered with the weights.
+
+    Between a worker's push and its next, every other push makes its weights one update
+    older. Over all pushes the mean is N - 1 at any speed of the workers.
+    None for a scheme that works in another way.
+    """
+    sync = experiment.sync
+    if not sync.server_ranks or experiment.averaging.method != "none":
+        return None
+    simple = (sync.consistency, sync.pull, sync.push_every, sync.groups) == ("asp", "reply", 1, 0)
+    return experiment.workers - 1 if simple else None
+
+
+def histograms(experiment: Experiment) -> list[str]:
+    """Titles of the histograms: each of the first workers, or all workers; none where staleness is always 0."""
+    if not experiment.sync.runs_free:
+        return []
+    if theme.crowded(experiment):
+        return [ALL]
+    return [f"rank {rank}" for rank in range(min(experiment.workers, HISTOGRAMS))]
+
+
+class Staleness(RankLines):
+    """Staleness of every worker's steps over time; below, where it is not always 0, a histogram for each worker.
+
+    The histogram of a fast worker differs from that of a slow one, although the mean over
+    all workers is the same.
+    """
+
+    title, field, unit = "Staleness", "staleness", "updates"
+
+    def begin(self, run: Shown) -> None:
+        """Add a run; histograms are those of the run in front."""
+        self.remove("histogram")
+        self.remove("predicted")
+        super().begin(run)
+        self.predicted, self.names = predicted_mean(run.experiment), histograms(run.experiment)
+        self.counts: list[Counter[int]] = [Counter() for _ in self.names]
+        at = {"x": COUNTED[0], "y": COUNTED[1]}
+        for number, name in enumerate(self.names):
+            self.add_trace(f"histogram {number}", _histogram(number, name), COUNTED, at)
+        if self.predicted is not None:
+            style = theme.predicted_line(f"predicted mean, N − 1 = {self.predicted}")
+            columns = ("seconds", "updates")
+            self.line = self.add_trace("predicted", style, columns, dict(zip("xy", columns)))
+        self.relayout(self._layout(), height=520 if self.names else 430)
+
+    def rank_step(self, rank: int, record: dict[str, Any]) -> None:
+        """Take one worker's step."""
+        super().rank_step(rank, record)
+        number = 0 if self.names == [ALL] else rank
+        if record["k"] == "step" and number < len(self.counts):
+            self.counts[number][record["staleness"]] += 1
+
+    def settle(self, steps: GlobalSteps, ended: bool) -> None:
+        """Bring axes, histograms and sentence up to date."""
+        if not self.count:
+            return
+        self.fit_axes(ended, least=max(4.0, 2.0 * (self.predicted or 0)))
+        if self.predicted is not None:
+            self.line.replace(np.array([(0.0, self.predicted), (self.end, self.predicted)]))
+        most, least = 1, max(4.0, 1.0 + (self.predicted or 0))
+        right = max(float(self.largest), least) if ended else theme.doubled(self.largest, least)
+        for number, (name, counts) in enumerate(zip(self.names, self.counts)):
+            if counts:
+                self.series(f"histogram {number}").replace(np.array(sorted(counts.items()), dtype=float))
+                mean = sum(age * n for age, n in counts.items()) / counts.total()
+                self.set_title(f"xaxis{number + 2}", f"{name}<br>mean {captions.quantity(mean)}")
+                self.set_range(f"xaxis{number + 2}", -0.6, right + 0.6)
+                most = max(most, *counts.values())
+        if self.names:
+            top = theme.rounded_up(1.15 * most) if ended else theme.doubled(1.15 * most, 16)
+            self.set_range("yaxis2", 0, top)
+        experiment = self.front.experiment
+        sentence = captions.staleness(self.largest, self.mean, experiment, self.predicted)
+        self.set_caption(captions.shown_workers(experiment, sentence))
+
+    def _layout(self) -> dict[str, Any]:
+        yaxis = theme.axis("staleness (updates)", (-0.25, 4))
+        if not self.names:
+            return theme.layout(xaxis=self.time_axis(), yaxis=yaxis)
+        gap, several = 0.02, len(self.names) > 1
+        width = (1 + gap) / len(self.names)
+        looks = {"tickfont": {"size": 11}, "nticks": 5 if several else 12, "anchor": "y2"}
+        below = {}
+        for n, name in enumerate(self.names):
+            axis = theme.axis("", (-0.6, 4.6), domain=[n * width, (n + 1) * width - gap], **looks)
+            below[f"xaxis{n + 2}"] = axis | {"title": {"font": {"size": 12}, "standoff": 4, "text": name}}
+        mean = self.predicted
+        line = {"type": "line", "yref": "y2 domain", "x0": mean, "x1": mean, "y0": 0, "y1": 1, "layer": "below",
+                "line": theme.predicted_line("")["line"]}  # fmt: skip
+        return theme.layout(
+            xaxis=self.time_axis(anchor="y"),
+            yaxis=yaxis | {"domain": [0.52, 1]},
+            yaxis2=theme.axis("worker-steps", (0, 16), domain=[0, 0.3], anchor="x2"),
+            shapes=[] if mean is None else [{**line, "xref": f"x{n + 2}"} for n in range(len(self.names))],
+            barmode="overlay",
+            bargap=0.1,
+            **below,
+        )
+
+
+def _histogram(number: int, name: str) -> dict[str, Any]:
+    where = {"xaxis": f"x{number + 2}", "yaxis": "y2"}
+    looks = {"type": "bar", "marker": {"color": theme.GREY}} if name == ALL else theme.rank_bar(number)
+    return {**looks, "name": name, "showlegend": False, "width": 0.9, **where}
+
+
+class Lead(RankLines):
+    """Lead of every worker at the moment it starts a clock; the region above a bound is shaded."""
+
+    title, field, unit = "Lead", "lead", "clocks"
+
+    @staticmethod
+    def fits(experiment: Experiment) -> bool:
+        """Return whether workers can be ahead of each other."""
+        return experiment.sync.runs_free and experiment.workers > 1
+
+    def begin(self, run: Shown) -> None:
+        """Add a run."""
+        super().begin(run)
+        self.bound, self.most = run.experiment.sync.lead_bound, [0] * run.experiment.workers
+        # No point may ever lie above the bound, for which there is room.
+        self.top = 4.0 if self.bound is None else max(4.0, self.bound * 1.6 + 1)
+        yaxis = theme.axis("lead over the slowest (clocks)", (-0.25, self.top))
+        marks = {} if self.bound is None else _bound(self.bound)
+        self.relayout(theme.layout(xaxis=self.time_axis(), yaxis=yaxis, **marks))
+
+    def rank_step(self, rank: int, record: dict[str, Any]) -> None:
+        """Take one worker's step."""
+        super().rank_step(rank, record)
+        if record["k"] == "step":
+            self.most[rank] = max(self.most[rank], record["lead"])
+
+    def settle(self, steps: GlobalSteps, ended: bool) -> None:
+        """Bring axes and sentence up to date."""
+        if self.count:
+            self.fit_axes(ended, self.top)
+            sentence = captions.lead(self.most, self.bound)
+            self.set_caption(captions.shown_workers(self.front.experiment, sentence))
+
+
+def _bound(bound: int) -> dict[str, Any]:
+    edge = bound + 0.25
+    across = {"xref": "paper", "yref": "y", "x0": 0, "x1": 1, "y0": edge}
+    zone = {"type": "rect", **across, "y1": 1e9, "fillcolor": "rgba(127,127,127,0.25)", "line": {"width": 0}}
+    line = {"type": "line", **across, "y1": edge, "line": {"color": theme.GREY, "width": 2}}
+    text = f"above the bound s = {bound}: no worker may start a clock here"
+    words = theme.annotation(text, 0.5, edge, yref="y", font={"size": 13})
+    return {"shapes": [{**zone, "layer": "below"}, line], "annotations": [words]}
+
+
+def staleness(run: Run) -> Figure:
+    """Draw the staleness (updates) of the weights behind each gradient, over time and as histograms."""
+    return drawn(Staleness(), single(run))
+
+
+def lead(run: Run) -> Figure:
+    """Draw the lead of each worker (clocks ahead of the slowest) whenever it started a clock, and its bound."""
+    return drawn(Lead(), single(run))

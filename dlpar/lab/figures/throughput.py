@@ -1,0 +1,170 @@
+"""Throughput (samples/s) of runs over time: of all workers together, of each rank, and predicted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from dlpar.jobs.global_steps import GlobalStep, GlobalSteps
+from dlpar.jobs.run import Run
+from dlpar.lab import captions, theme
+from dlpar.lab.drawing import Series
+from dlpar.lab.figure import Figure
+from dlpar.lab.plot import Plot, Shown, drawn
+from dlpar.theory import predict
+
+WINDOW = 0.25
+"""Seconds of the first windows on the wall clock; doubled as a run gets longer."""
+
+NAMED = 8
+"""Most workers that the legend names, so that it never scrolls; of more, hovering shows the rank of a line."""
+
+COLUMNS, AT = ("seconds", "samples/s"), {"x": "seconds", "y": "samples/s"}
+
+
+class Rate:
+    """Samples a second over windows, whose length doubles when there are too many of them.
+
+    Neighbouring windows are merged, weighted by their length, so every sample stays counted.
+
+    Parameters
+    ----------
+    series : Series
+        Takes the ends of windows (seconds) and their rates (samples/s).
+    window : float, default `WINDOW`
+        Seconds of the first windows; 0: one window a step, for runs that may take a millisecond of their clock.
+    """
+
+    def __init__(self, series: Series, window: float = WINDOW) -> None:
+        self.series, self.window, self.samples = series, window, 0
+        self.start: float | None = None
+        self._since: float | None = None
+        self._samples = 0
+
+    def add(self, seconds: float, samples: int, began: float) -> None:
+        """Take `samples` finished at `seconds`; `began` is the beginning of the first step."""
+        if self._since is None:
+            self.start = self._since = began
+        self._samples += samples
+        self.samples += samples
+        if seconds - self._since >= self.window:
+            self.close(seconds)
+
+    def close(self, seconds: float) -> None:
+        """End the current window."""
+        if not self._samples or seconds <= self._since:
+            return
+        if len(self.series) >= self.series.limit - 1:
+            self._merge()
+        self.series.add((seconds, self._samples / (seconds - self._since)))
+        self._since, self._samples = seconds, 0
+
+    @property
+    def newest(self) -> float | None:
+        """Rate in the newest window; None before its end."""
+        return float(self.series.rows[-1, 1]) if len(self.series) else None
+
+    @property
+    def mean(self) -> float | None:
+        """Rate over all windows; None before the end of the first."""
+        if self.newest is None or (seconds := self._since - self.start) <= 0:
+            return None
+        return (self.samples - self._samples) / seconds
+
+    def _merge(self) -> None:
+        ends, rates = self.series.rows.T
+        lengths = np.diff(ends, prepend=self.start)
+        odd = len(ends) % 2
+        samples = (rates * lengths)[odd:].reshape(-1, 2).sum(1)
+        merged = np.stack([ends[odd:][1::2], samples / lengths[odd:].reshape(-1, 2).sum(1)], axis=1)
+        self.series.replace(np.concatenate([self.series.rows[:odd], merged]))
+        self.window = 2 * (self.window or lengths.mean())
+
+
+class Throughput(Plot):
+    """Throughput over time; the ranks of the run in front have a line each."""
+
+    title = "Throughput"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.totals: dict[str, Rate] = {}
+        self._end, self._top = 1.0, 1000.0
+
+    def begin(self, run: Shown) -> None:
+        """Add a run, with its prediction."""
+        super().begin(run)
+        self.remove("rank ")
+        self.remove("predicted")
+        self.by_rank, self._began, experiment = {}, None, run.experiment
+        self.totals[run.key] = self._rate(f"{run.key} all", run.line)
+        found = predict(experiment)
+        self.predicted = experiment.global_batch / found.seconds if found else None
+        self.kind = found.kind if found else "exact"
+        if self.predicted is not None:
+            style = theme.predicted_line("predicted", run.colour)
+            self.line = self.add_trace("predicted", style, COLUMNS, AT)
+        for rank in range(theme.workers(experiment) if experiment.workers > 1 else 0):
+            line = theme.rank_line(rank, experiment.workers > NAMED)
+            self.by_rank[rank] = self._rate(f"rank {rank}", {**line, "name": f"rank {rank}"})
+        titles = theme.titles(run.experiment.cluster.world for run in self.runs.values())
+        xaxis = theme.axis(titles["seconds"], (0, self._end))
+        self.relayout(theme.layout(xaxis=xaxis, yaxis=theme.axis("throughput (samples/s)", (0, self._top))))
+
+    def forget(self, key: str) -> None:
+        """Remove a run."""
+        super().forget(key)
+        self.totals.pop(key, None)
+
+    def rank_step(self, rank: int, record: dict[str, Any]) -> None:
+        """Take one worker's step."""
+        if record["k"] == "step":
+            seconds = record["t"]
+            began = seconds - record["compute"] - record["comm"] - record["wait"]
+            self._began = began if self._began is None else min(began, self._began)
+            if rank in self.by_rank:
+                self.by_rank[rank].add(seconds, record["samples"], began)
+
+    def step(self, done: GlobalStep) -> None:
+        """Take a finished global step."""
+        self.totals[self.front.key].add(done.seconds, done.batch, self._began)
+
+    def settle(self, steps: GlobalSteps, ended: bool) -> None:
+        """Bring axes and sentence up to date."""
+        total, last = self.totals[self.front.key], steps.last
+        if last is None:
+            return
+        if ended:
+            for rate in (total, *self.by_rank.values()):
+                rate.close(last.seconds)
+        if total.newest is None:
+            return
+        self._end = theme.doubled(last.seconds, self._end)
+        if ended and len(self.runs) == 1:
+            self._end = theme.rounded_up(last.seconds)
+        self._top = theme.doubled(max(total.series.rows[:, 1].max(), self.predicted or 0.0), self._top)
+        if self.predicted is not None:
+            self.line.replace(np.array([(0.0, self.predicted), (self._end, self.predicted)]))
+        self.set_range("xaxis", 0, self._end)
+        self.set_range("yaxis", 0, self._top)
+        self.set_caption(self._sentence(total))
+
+    def _sentence(self, total: Rate) -> str:
+        experiment = self.front.experiment
+        if len(self.runs) > 1:
+            means = {self.runs[key].name: rate.mean for key, rate in self.totals.items() if rate.mean}
+            return captions.compared("samples a second", means)
+        rates = {rank: rate.newest for rank, rate in self.by_rank.items() if rate.newest is not None}
+        sentence = captions.throughput(total.newest, rates, experiment, self.predicted, self.kind)
+        return captions.shown_workers(experiment, sentence)
+
+    def _rate(self, key: str, style: dict[str, Any]) -> Rate:
+        window = WINDOW if self.front.experiment.cluster.world == "real" else 0.0
+        return Rate(self.add_trace(key, style, COLUMNS, AT, limit=300), window)
+
+
+def throughput(runs: Run | Sequence[Run]) -> Figure:
+    """Draw samples a second over time: of all workers of each run together, and of each worker of the last."""
+    return drawn(Throughput(), runs)

@@ -1,0 +1,266 @@
+// A growing figure: points arrive as binary messages, are kept here and are drawn once a frame.
+
+import { page, plotlyOnce } from "./plotly.js";
+import { fillTable } from "./table.js";
+import { make } from "./link.js";
+
+const CONFIG = { displaylogo: false, displayModeBar: false, scrollZoom: false };
+const LABELS = 150; // px at the right, for names at the ends of lines
+const SMALLEST = 240, LARGEST = 460; // px: heights of a figure
+const BELOW = 88; // px under a figure that stay in view: its sentence, and the time line
+
+/** Points and looks of one figure, whether or not it is on the screen. */
+export class FigureData {
+  constructor() {
+    Object.assign(this, { traces: new Map(), caption: "", version: 0, hidden: new Set() });
+  }
+
+  take(news, buffers) {
+    this.version += 1;
+    if (news.whole) {
+      const { layout, x_axes, height, logarithmic, caption, x } = news;
+      Object.assign(this, { layout, x_axes, height, logarithmic, caption, x });
+      const filled = news.traces.map((t, i) => ({ ...t, data: columns(buffers[i], t.columns.length) }));
+      this.traces = new Map(filled.map((trace) => [trace.key, trace]));
+      return;
+    }
+    this.caption = news.caption ?? this.caption;
+    for (const [axis, range] of Object.entries(news.ranges ?? {})) (this.x_axes[axis] ?? this.layout[axis]).range = range;
+    for (const [axis, every] of Object.entries(news.ticks ?? {})) this.layout[axis].dtick = every;
+    for (const [axis, text] of Object.entries(news.titles ?? {})) this.layout[axis].title.text = text;
+    news.traces.forEach((fresh, i) => {
+      const trace = this.traces.get(fresh.key);
+      const data = columns(buffers[i], trace.columns.length);
+      trace.data = fresh.whole ? data : trace.data.map((old, c) => joined(old, data[c]));
+      trace.points = trace.data[0].length;
+    });
+  }
+
+  /** plotly's data and layout; `runs` are the runs of the panel by key, with their colours. */
+  plotlyArguments({ logarithmic, runs, width, height }) {
+    const labels = [];
+    const data = [...this.traces.values()].map((trace) => {
+      const attributes = { ...trace.style, showlegend: false };
+      for (const [attribute, column] of Object.entries(trace.at))
+        attributes[attribute] = trace.data[trace.columns.indexOf(column === "*" ? this.x : column)];
+      const run = runs.get(trace.key.split(" ")[0]);
+      if (run?.hidden || this.hidden.has(trace.key)) attributes.visible = false;
+      else if (run && runs.size > 1 && trace.points && !trace.style.yaxis && attributes.visible !== false)
+        labels.push(endOf(trace, attributes, run.name));
+      return attributes;
+    });
+    const layout = structuredClone({ ...this.layout, width, height, uirevision: this.x + logarithmic, showlegend: false });
+    if (this.x_axes[this.x]) layout.xaxis = { ...layout.xaxis, ...structuredClone(this.x_axes[this.x]) };
+    if (logarithmic) layout.yaxis = { ...layout.yaxis, type: "log", range: decades(data, layout.yaxis.range[1]) };
+    layout.margin = { ...layout.margin, t: 8, r: labels.length ? LABELS : 16 };
+    if (labels.length) layout.annotations = [...(layout.annotations ?? []), ...spread(labels, layout, height)];
+    return [data, layout];
+  }
+
+  /** Names of curves that are not at the ends of lines. */
+  legend(runs) {
+    return [...this.traces.values()].filter((trace) => {
+      const isNamed = runs.size > 1 && runs.has(trace.key.split(" ")[0]);
+      return trace.style.showlegend !== false && trace.style.visible !== false && trace.style.name && !isNamed;
+    });
+  }
+}
+
+/** The newest point of a line that is a number, with the name of its run. */
+function endOf(trace, { x, y, line }, name) {
+  let last = trace.points - 1;
+  while (last > 0 && !Number.isFinite(y[last])) last -= 1;
+  return { name, y: y[last], colour: line?.color ?? trace.style.marker?.color };
+}
+
+/** Names beside the ends of lines, so far apart that none covers another. */
+function spread(labels, layout, height) {
+  const { range, type, domain = [0, 1] } = layout.yaxis, [low, high] = range;
+  const inside = height - (layout.margin.b ?? 54) - layout.margin.t;
+  const least = 17 / inside;
+  const at = (y) => domain[0] + (domain[1] - domain[0]) * Math.min(1, Math.max(0, ((type === "log" ? Math.log10(y) : y) - low) / (high - low)));
+  const sorted = labels.map((label) => ({ ...label, at: at(label.y) || 0 })).sort((a, b) => a.at - b.at);
+  sorted.forEach((label, i) => { if (i) label.at = Math.max(label.at, sorted[i - 1].at + least); });
+  const over = Math.max(0, (sorted.at(-1)?.at ?? 0) - 1);
+  return sorted.map(({ name, at, colour }) => ({
+    text: name.length > 22 ? `${name.slice(0, 21)}…` : name, hovertext: name, showarrow: false, xref: "paper", x: 1, xanchor: "left", xshift: 6,
+    yref: "paper", y: at - over, yanchor: "middle", font: { size: 12, color: colour },
+  }));
+}
+
+function decades(data, top) {
+  let least = top;
+  for (const trace of data) if (!trace.yaxis) for (const y of trace.y) if (y > 0 && y < least) least = y;
+  return [Math.floor(Math.log10(least)), Math.ceil(Math.log10(top))];
+}
+
+function columns(view, count) {
+  const all = new Float64Array(view.buffer.slice(view.byteOffset, view.byteOffset + view.byteLength));
+  const points = all.length / count;
+  return Array.from({ length: count }, (_, c) => all.subarray(c * points, (c + 1) * points));
+}
+
+function joined(old, fresh) {
+  const both = new Float64Array(old.length + fresh.length);
+  both.set(old);
+  both.set(fresh, old.length);
+  return both;
+}
+
+/** The place on the page where the figure in front is drawn. */
+export class FigureView {
+  /** @param link asks the kernel  @param runs returns the runs of the panel by key */
+  constructor(link, runs) {
+    Object.assign(this, { link, runs, data: null, logarithmic: false, freeze: false });
+    this.tools = make("div", { className: "dlpar-tools" });
+    this.legend = make("div", { className: "dlpar-legend" });
+    this.plot = make("div", { className: "dlpar-plot", role: "img" }, make("div", { className: "dlpar-loading" }, "Loading the figure …"));
+    this.caption = make("p", { className: "dlpar-caption" });
+    this.table = make("div", { tabIndex: 0, role: "region", "aria-label": "Data of the figure" });
+    this.details = make("details", { className: "dlpar-data" }, make("summary", {}, "Data as table"), this.table);
+    this.details.addEventListener("toggle", () => this.fill());
+    this.root = make("div", { className: "dlpar-live" }, this.legend, this.plot, this.caption);
+    this.resized = new ResizeObserver(() => this.resize());
+    this.resized.observe(this.root);
+    plotlyOnce(link.model).then(() => this.schedule());
+  }
+
+  dispose() {
+    this.resized.disconnect();
+    page.plotly?.purge(this.plot);
+  }
+
+  /** Draw another figure. */
+  show(data) {
+    if (data === this.data) return this.schedule();
+    this.data = data;
+    this.plot.setAttribute("aria-label", data?.caption ?? "");
+    this.signature = "";
+    this.schedule();
+  }
+
+  schedule() {
+    if (this.waiting) return;
+    this.waiting = true;
+    requestAnimationFrame(async () => {
+      await this.draw().catch((error) => console.error("dlpar figure", error));
+      this.waiting = false;
+      if (this.again) this.schedule();
+      this.again = false;
+    });
+  }
+
+  async draw() {
+    const { plotly } = page, { data } = this;
+    if (!plotly || !data?.layout || (this.freeze && this.drawn === data) || !this.plot.clientWidth) return;
+    const version = data.version, runs = this.runs();
+    if (!this.drawn) this.plot.replaceChildren();
+    this.buildTools();
+    this.buildLegend(runs);
+    // Given, not measured by plotly, which fails if a notebook removes a cell from the page while it scrolls.
+    const size = (this.size = { width: this.plot.clientWidth, height: this.height() });
+    this.plot.style.height = `${size.height}px`;
+    const [traces, layout] = data.plotlyArguments({ logarithmic: this.logarithmic && data.logarithmic, runs, ...size });
+    await plotly.react(this.plot, traces, layout, CONFIG);
+    Object.assign(this, { drawn: data, version });
+    this.caption.textContent = data.caption;
+    this.plot.setAttribute("aria-label", data.caption);
+    if (this.details.open && Date.now() - (this.filled ?? 0) > 1000) this.fill();
+    if (data.version !== version || this.data !== data || this.plot.clientWidth !== size.width) this.again = true;
+    this.root.dispatchEvent(new CustomEvent("dlpar:drawn", { bubbles: true, detail: { at: Date.now(), figure: data } }));
+  }
+
+  /** As high as the view allows, so that a whole panel is seen at once; never lower than the figure needs. */
+  height() {
+    const outer = this.root.closest(".jp-WindowedPanel-outer, .jp-Notebook")?.clientHeight ?? innerHeight;
+    const above = this.plot.getBoundingClientRect().top - (this.root.closest(".dlpar-panel") ?? this.root).getBoundingClientRect().top;
+    const rows = this.data.layout.yaxis?.ticktext?.length ?? 0;
+    return Math.max(SMALLEST, 24 * rows + 70, Math.min(LARGEST, outer - above - BELOW));
+  }
+
+  buildTools() {
+    const { data } = this, choices = Object.keys(data.x_axes);
+    const signature = JSON.stringify([choices, data.logarithmic, data.x]);
+    if (signature === this.signature) return;
+    this.signature = signature;
+    this.tools.replaceChildren();
+    if (choices.length > 1) this.tools.append(this.axisChoice(choices));
+    if (data.logarithmic) this.tools.append(this.toggle("logarithmic"));
+    this.tools.append(this.toggle("freeze"));
+    const zoom = make("button", { title: "Show the whole figure again", onclick: () => page.plotly.relayout(this.plot, { "xaxis.autorange": false, uirevision: Math.random() }) && this.reset() }, "whole");
+    const save = make("button", { title: "Save the figure as a picture", onclick: () => page.plotly.downloadImage(this.plot, { format: "png", scale: 2 }) }, "save");
+    this.tools.append(zoom, save);
+  }
+
+  /** Undo zooming. */
+  reset() {
+    this.drawn = null;
+    page.plotly.purge(this.plot);
+    this.schedule();
+  }
+
+  axisChoice(choices) {
+    const select = make("select");
+    for (const name of choices) select.add(new Option(name, name, false, name === this.data.x));
+    select.addEventListener("change", () => {
+      this.data.x = select.value;
+      this.data.version += 1;
+      this.link.send({ do: "axis", figure: this.title, x: select.value });
+      this.schedule();
+    });
+    return make("label", {}, "over ", select);
+  }
+
+  toggle(name) {
+    const box = make("input", { type: "checkbox", checked: this[name] });
+    box.addEventListener("change", () => {
+      this[name] = box.checked;
+      this.schedule();
+    });
+    return make("label", {}, box, ` ${name}`);
+  }
+
+  /** Curves by name, with a piece of each line; a press hides or shows one. */
+  buildLegend(runs) {
+    const shown = this.data.legend(runs);
+    const signature = JSON.stringify(shown.map(({ key, style }) => [key, style.name, this.data.hidden.has(key)]));
+    if (signature === this.legendSignature) return;
+    this.legendSignature = signature;
+    this.legend.replaceChildren(...shown.map((trace) => {
+      const { hidden } = this.data, press = () => {
+        hidden.has(trace.key) ? hidden.delete(trace.key) : hidden.add(trace.key);
+        this.data.version += 1;
+        this.schedule();
+      };
+      const button = make("button", { className: "dlpar-entry", title: "Hide or show it", onclick: press, "aria-pressed": !hidden.has(trace.key) });
+      button.append(swatch(trace.style), make("span", {}, trace.style.name));
+      return button;
+    }));
+  }
+
+  fill() {
+    this.filled = Date.now();
+    if (this.details.open && this.data) fillTable(this.table, [...this.data.traces.values()]);
+  }
+
+  resize() {
+    if (!this.plot.clientWidth || !this.data) return; // out of the page, or behind another tab
+    const missed = !this.freeze && this.version !== this.data.version; // points that arrived in the meantime
+    if (this.plot.clientWidth !== this.size?.width || missed) this.schedule();
+  }
+}
+
+/** A piece of a curve or a bar, as it is drawn. */
+function swatch({ type, line = {}, marker = {}, mode = "" }) {
+  const colour = line.color ?? marker.color ?? "#7f7f7f", svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
+  svg.setAttribute("viewBox", "0 0 26 12");
+  svg.setAttribute("aria-hidden", "true");
+  const dash = { dash: "7 4", dot: "2 3" }[line.dash] ?? (line.dash ?? "").replaceAll("px", "").replaceAll(",", " ");
+  const hatched = marker.pattern?.shape ? `<path d="M2,12 L14,0 M12,12 L24,0" stroke="#fff" stroke-width="2"/>` : "";
+  const simple = /^[#\w(),.%\s-]*$/; // colours and dashes come from our own theme, and nothing else is drawn
+  if (![colour, dash].every((text) => simple.test(text))) return svg;
+  const stroke = `<path d="M0,6 H26" stroke="${colour}" stroke-width="${Math.min(5, line.width ?? 2)}" stroke-dasharray="${dash === "solid" ? "" : dash}"/>`;
+  if (type === "bar") svg.innerHTML = `<rect width="26" height="12" fill="${colour}"/>${hatched}`;
+  else svg.innerHTML = (mode.includes("lines") ? stroke : "") + (mode.includes("markers") ? `<circle cx="13" cy="6" r="4" fill="${colour}"/>` : "");
+  return svg;
+}

@@ -1,0 +1,82 @@
+// The link of one widget to its kernel: all that is shown is asked for on load, and then only changes come.
+
+import { plotlyArrived } from "./plotly.js";
+
+const RETRY = 500; // ms after which the kernel is asked again: it may be busy, or not connected yet
+const SILENCE = 6000; // ms without a message during a run, after which the page shows a warning
+export const GONE = "The kernel was restarted: its job has ended. Run the cell again.";
+export const SILENT = "No word from the kernel: it may have been restarted. If so, run the cell again.";
+
+/** What the page knows of a widget, whether or not it is on the screen. */
+export class Link {
+  /** @param model anywidget's model  @param taken called with what has changed: (state, figures, whole) */
+  constructor(model, taken) {
+    Object.assign(this, { model, taken, sequence: -1, heard: Date.now(), live: false, gone: "" });
+    this.changed = new Set(); // called when the link is lost or found again
+    model.on("msg:custom", (message, buffers) => this.receive(message, buffers));
+    model.on("comm_live_update", () => setTimeout(() => model.comm_live === false && this.lost(GONE), 0));
+    this.kernel = model.widget_manager?.kernel;
+    this.onStatus = (_, status) => {
+      if (["restarting", "autorestarting", "dead"].includes(status)) this.lost(GONE);
+    };
+    this.kernel?.statusChanged?.connect(this.onStatus);
+    this.timer = setInterval(() => this.look(), RETRY);
+    this.ask();
+  }
+
+  dispose() {
+    clearInterval(this.timer);
+    this.kernel?.statusChanged?.disconnect(this.onStatus);
+  }
+
+  /** Ask for everything; until it comes, changes are of no use. */
+  ask() {
+    this.sequence = -1;
+    this.send({ ask: "all" });
+  }
+
+  send(message) {
+    if (this.gone !== GONE) this.model.send(message);
+  }
+
+  look() {
+    if (this.sequence < 0) this.ask();
+    else if (this.live && Date.now() - this.heard > SILENCE) this.lost(SILENT);
+  }
+
+  lost(why) {
+    if (this.gone === GONE) return;
+    this.gone = why;
+    if (why === GONE) this.live = false;
+    for (const tell of this.changed) tell();
+  }
+
+  receive(message, buffers) {
+    this.heard = Date.now();
+    if (this.gone === SILENT) this.lost("");
+    if (message.is === "plotly") return void plotlyArrived(buffers[0]);
+    if (message.is === "changes" && message.sequence !== this.sequence + 1) {
+      if (this.sequence >= 0 && message.sequence > this.sequence) this.ask(); // some were lost
+      return;
+    }
+    this.sequence = message.sequence;
+    this.live = message.state.live ?? this.live;
+    let next = 0;
+    const figures = Object.entries(message.figures ?? {}).map(([title, news]) => {
+      const own = buffers.slice(next, (next += news.traces.length));
+      return [title, news, own];
+    });
+    this.taken(message.state, figures, message.is === "all");
+  }
+}
+
+/** An element with properties and children: make("p", { className: "x" }, "text", other). */
+export function make(tag, properties = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(properties)) {
+    if (name.startsWith("aria-") || name === "role" || name === "for") element.setAttribute(name, value);
+    else element[name] = value;
+  }
+  element.append(...children);
+  return element;
+}

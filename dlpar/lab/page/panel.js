@@ -1,0 +1,268 @@
+// The panel of a lab: controls, buttons, status, tabs with figures, runs, log and recordings, from one model.
+
+import { FigureData, FigureView } from "./figure.js";
+import { GONE, Link, make } from "./link.js";
+
+/** State of one panel, whether or not it is on the screen. */
+class PanelData {
+  constructor(model) {
+    Object.assign(this, { state: {}, figures: new Map(), views: new Set() });
+    this.link = new Link(model, (state, figures, whole) => this.take(state, figures, whole));
+    this.link.changed.add(() => this.views.forEach((view) => view.banner()));
+  }
+
+  take(state, figures, whole) {
+    if (whole) {
+      this.state = state;
+      for (const title of this.figures.keys()) if (!state.tabs.includes(title)) this.figures.delete(title);
+    } else Object.assign(this.state, state);
+    for (const [title, news, buffers] of figures) {
+      if (!this.figures.has(title)) this.figures.set(title, new FigureData());
+      this.figures.get(title).take(news, buffers);
+    }
+    for (const view of this.views) view.update(whole ? null : state);
+  }
+
+  get runs() {
+    return new Map((this.state.runs ?? []).map((run) => [run.key, run]));
+  }
+}
+
+/** One place on the page where a panel is drawn. */
+class PanelView {
+  constructor(data, el) {
+    Object.assign(this, { data, root: el, front: null, fields: new Map() });
+    el.classList.add("dlpar-panel");
+    this.gone = make("div", { className: "dlpar-gone", role: "alert", hidden: true });
+    this.head = make("div", { className: "dlpar-head" });
+    this.controls = make("div", { className: "dlpar-controls" });
+    this.offer = make("div", { className: "dlpar-offer" });
+    this.bar = make("progress", { "aria-label": "Global steps done" });
+    this.words = make("span", { className: "dlpar-words" });
+    this.message = make("span", { className: "dlpar-message", role: "alert" });
+    this.progress = make("div", { className: "dlpar-progress" }, this.bar, this.words, this.message);
+    this.facts = make("div", { className: "dlpar-facts" });
+    this.tabs = make("div", { className: "dlpar-tabs", role: "tablist" });
+    this.figure = new FigureView(data.link, () => data.runs);
+    const row = make("div", { className: "dlpar-row" }, this.tabs, this.figure.tools);
+    this.runs = make("div", { className: "dlpar-runs" });
+    this.settings = make("details", { className: "dlpar-more" }, make("summary", {}, "More settings"));
+    this.log = make("details", { className: "dlpar-more" }, make("summary", {}, "Log"));
+    this.recordings = make("details", { className: "dlpar-more" }, make("summary", {}, "Recordings"));
+    this.recordings.addEventListener("toggle", () => this.recordings.open && data.link.send({ ask: "recordings" }));
+    this.spoken = make("div", { className: "dlpar-spoken", role: "status" });
+    el.append(this.gone, this.head, this.controls, this.offer, this.progress, this.facts, row, this.figure.root,
+      this.runs, make("div", { className: "dlpar-sections" }, this.settings, this.log, this.recordings, this.figure.details), this.spoken);
+    data.views.add(this);
+    this.banner();
+    if (data.state.tabs) this.update(null);
+  }
+
+  dispose() {
+    this.figure.dispose();
+    this.data.views.delete(this);
+  }
+
+  banner() {
+    const { gone } = this.data.link;
+    this.gone.textContent = gone;
+    this.gone.hidden = !gone;
+    this.root.classList.toggle("dlpar-ended", gone === GONE);
+  }
+
+  /** Bring the page up to date with what has changed; null: everything. */
+  update(changed) {
+    const { state } = this.data, has = (...names) => !changed || names.some((name) => name in changed);
+    if (has("title", "question")) this.buildHead(state);
+    if (has("fields")) this.buildFields(state);
+    if (has("fields", "values", "hidden", "wrong", "busy", "stoppable")) this.setFields(state);
+    if (has("offer")) this.buildOffer(state.offer);
+    if (has("done", "steps")) Object.assign(this.bar, { max: state.steps || 1, value: state.done });
+    if (has("words")) this.words.textContent = state.words;
+    if (has("status")) this.bar.className = `dlpar-${state.status}`;
+    if (has("message")) this.message.textContent = state.message;
+    if (has("facts")) this.buildFacts(state.facts);
+    if (has("tabs", "front")) this.buildTabs(state);
+    if (has("runs", "columns")) this.buildRuns(state);
+    if (has("log", "path")) this.buildLog(state);
+    if (has("recordings", "busy")) this.buildRecordings(state);
+    if (changed && "live" in changed) this.speak(changed.live);
+    this.showFigure();
+  }
+
+  showFigure() {
+    const title = this.front ?? this.data.state.front;
+    this.figure.title = title;
+    this.figure.show(this.data.figures.get(title) ?? null);
+  }
+
+  buildHead({ title, question }) {
+    this.head.replaceChildren(make("h3", {}, title), ...(question ? [make("p", {}, question)] : []));
+  }
+
+  buildFields({ fields, actions }) {
+    this.fields.clear();
+    const first = fields.filter((field) => field.first).map((field) => this.field(field));
+    this.buttons = new Map(actions.map(({ name, label, means }) => {
+      const press = () => this.data.link.send({ do: name });
+      return [name, make("button", { className: `dlpar-button dlpar-${name}`, title: means, onclick: press }, label)];
+    }));
+    this.controls.replaceChildren(...first, make("span", { className: "dlpar-actions" }, ...this.buttons.values()));
+    const groups = Map.groupBy ? Map.groupBy(fields.filter((field) => !field.first), (field) => field.group) : grouped(fields);
+    const parts = [...groups].map(([name, own]) => make("fieldset", {}, make("legend", {}, name), ...own.map((field) => this.field(field))));
+    this.settings.replaceChildren(make("summary", {}, "More settings"), ...parts);
+    this.settings.hidden = !parts.length;
+  }
+
+  field({ path, label, means, kind, choices, placeholder }) {
+    const id = `dlpar-${this.data.link.model.model_id ?? ""}-${path}-${Math.random().toString(36).slice(2, 7)}`;
+    let input;
+    if (kind === "choice") {
+      input = make("select", { id });
+      for (const [text, value] of choices) input.add(new Option(text, JSON.stringify(value)));
+    } else if (kind === "flag") input = make("input", { id, type: "checkbox" });
+    else input = make("input", { id, type: "text", placeholder: placeholder ?? "", spellcheck: false, inputMode: kind === "number" ? "decimal" : "text" });
+    input.dataset.path = path;
+    input.setAttribute("aria-description", means);
+    const send = () => {
+      const value = kind === "choice" ? JSON.parse(input.value) : kind === "flag" ? input.checked : input.value;
+      this.data.link.send({ do: "set", path, value });
+    };
+    input.addEventListener("change", send);
+    if (kind === "number" || kind === "text")
+      input.addEventListener("keydown", (event) => event.key === "Enter" && (send(), this.buttons.get("run")?.focus()));
+    const box = make("span", { className: `dlpar-field dlpar-is-${kind}`, title: means }, make("label", { htmlFor: id }, label), input);
+    this.fields.set(path, { box, input, kind });
+    return box;
+  }
+
+  setFields({ values, hidden, wrong, busy, stoppable, earlier }) {
+    for (const [path, { box, input, kind }] of this.fields) {
+      box.hidden = hidden.includes(path);
+      input.setAttribute("aria-invalid", String(wrong === path));
+      const value = values[path];
+      if (kind === "flag") input.checked = value;
+      else if (kind === "choice") setChoice(input, value);
+      else if (document.activeElement !== input || busy) input.value = value ?? "";
+    }
+    const able = { run: !busy && !wrong && !this.data.state.refused, stop: stoppable, clear: earlier > 0 };
+    for (const [name, button] of this.buttons) button.disabled = !(able[name] ?? true);
+  }
+
+  buildOffer(offer) {
+    this.offer.hidden = !offer;
+    if (!offer) return;
+    const press = (name) => () => this.data.link.send({ do: name });
+    const buttons = offer.actions.map(([name, label, means]) => make("button", { className: "dlpar-button", title: means, onclick: press(name) }, label));
+    this.offer.replaceChildren(make("span", {}, offer.text, " ", make("b", {}, offer.what ?? "")), ...buttons);
+  }
+
+  buildFacts(facts) {
+    this.facts.replaceChildren(...facts.map(([name, fact, means]) => {
+      const item = make("span", { title: means, tabIndex: 0 }, make("b", {}, name), ` ${fact}`);
+      item.dataset.means = means;
+      return item;
+    }));
+  }
+
+  buildTabs({ tabs, front }) {
+    if (!tabs.includes(this.front)) this.front = null;
+    const chosen = this.front ?? front;
+    const pick = (title, focus) => {
+      this.front = title;
+      this.data.link.send({ do: "front", figure: title });
+      this.buildTabs(this.data.state);
+      this.showFigure();
+      if (focus) this.tabs.querySelector('[aria-selected="true"]').focus();
+    };
+    this.tabs.replaceChildren(...tabs.map((title, i) => {
+      const tab = make("button", { role: "tab", "aria-selected": title === chosen, tabIndex: title === chosen ? 0 : -1, onclick: () => pick(title) }, title);
+      tab.addEventListener("keydown", ({ key }) => {
+        const step = { ArrowRight: 1, ArrowLeft: -1 }[key];
+        if (step) pick(tabs[(i + step + tabs.length) % tabs.length], true);
+      });
+      return tab;
+    }));
+    this.tabs.hidden = tabs.length < 2;
+  }
+
+  /** Every run with its colour; what differs, results, and their ratios to a chosen run. */
+  buildRuns({ runs, columns }) {
+    this.runs.hidden = !runs.length;
+    if (!runs.length) return;
+    const base = runs.find((run) => run.key === this.base) ?? runs.find((run) => run.results) ?? runs[0];
+    const head = make("tr", {}, make("th", { scope: "col" }, "run"), ...columns.map((column) => make("th", { scope: "col", title: column.means }, column.name)),
+      make("th", { scope: "col", title: "samples/s over those of the chosen run" }, "speed"));
+    const rows = runs.map((run) => {
+      const box = make("input", { type: "checkbox", checked: !run.hidden, "aria-label": `Show ${run.name}` });
+      box.addEventListener("change", () => {
+        run.hidden = !box.checked;
+        for (const figure of this.data.figures.values()) figure.version += 1;
+        this.figure.schedule();
+      });
+      const colour = make("i", { className: "dlpar-swatch" });
+      colour.style.background = run.colour;
+      const cells = columns.map((column) => make("td", {}, run.cells[column.name] ?? "–"));
+      const own = run.results?.["samples/s"], other = base.results?.["samples/s"];
+      const ratio = make("button", { className: "dlpar-ratio", title: "Compare the others with this run", onclick: () => { this.base = run.key; this.buildRuns(this.data.state); } },
+        run === base ? "1 (base)" : own && other ? `${quantity(own / other)} times` : "–");
+      return make("tr", {}, make("th", { scope: "row" }, make("label", {}, box, colour, run.name)), ...cells, make("td", {}, ratio));
+    });
+    this.runs.replaceChildren(make("table", {}, make("thead", {}, head), make("tbody", {}, ...rows)));
+  }
+
+  buildLog({ log, path }) {
+    const body = make("pre", { className: "dlpar-log", tabIndex: 0, role: "log", "aria-label": "Log of the run" }, log || "Nothing was printed.");
+    const kept = path ? [make("p", {}, "Everything is kept in ", make("code", {}, path), ".")] : [];
+    this.log.replaceChildren(make("summary", {}, "Log"), body, ...kept);
+    if (this.data.state.status === "failed") this.log.open = true;
+  }
+
+  buildRecordings({ recordings, speeds, busy }) {
+    this.recordings.hidden = !recordings;
+    if (!recordings) return;
+    const which = make("select", { "aria-label": "run" }), speed = make("select", { "aria-label": "speed" });
+    for (const { id, says } of recordings) which.add(new Option(says, id));
+    for (const [name, times] of speeds) speed.add(new Option(name, times, times === 1, times === 1));
+    const play = make("button", { className: "dlpar-button", disabled: busy || !recordings.length, title: "Play it in this panel",
+      onclick: () => this.data.link.send({ do: "play", run: which.value, speed: Number(speed.value) }) }, "Play");
+    this.recordings.replaceChildren(make("summary", {}, "Recordings"), make("p", {}, "A recording shows a run again as it was. Nothing is computed."),
+      make("div", { className: "dlpar-controls" }, which, speed, play));
+  }
+
+  /** Announce the start and the end of a run to screen readers; everything between would be noise. */
+  speak(live) {
+    const caption = () => this.figure.data?.caption ?? "";
+    setTimeout(() => (this.spoken.textContent = live ? "A run has begun." : `${this.words.textContent}. ${caption()}`), 500);
+  }
+}
+
+function setChoice(input, value) {
+  const text = JSON.stringify(value);
+  if (![...input.options].some((option) => option.value === text)) input.add(new Option(String(value), text));
+  input.value = text;
+}
+
+function grouped(fields) {
+  const groups = new Map();
+  for (const field of fields.filter((one) => !one.first)) groups.set(field.group, [...(groups.get(field.group) ?? []), field]);
+  return groups;
+}
+
+export function quantity(value) {
+  return value >= 1000 ? Math.round(value).toLocaleString("en") : String(Number(value.toPrecision(3)));
+}
+
+export default () => {
+  let data;
+  return {
+    initialize({ model }) {
+      data = new PanelData(model);
+      return () => data.link.dispose();
+    },
+    render({ el }) {
+      const view = new PanelView(data, el);
+      return () => view.dispose();
+    },
+  };
+};

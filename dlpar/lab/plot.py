@@ -1,0 +1,188 @@
+"""A figure of runs, fed record by record: by a panel while a run goes on, or to its end for a static figure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, NamedTuple
+
+from dlpar.config.experiment import Experiment
+from dlpar.jobs.global_steps import GlobalStep, GlobalSteps
+from dlpar.jobs.run import Run
+from dlpar.jobs.tail import rank_of
+from dlpar.lab import theme
+from dlpar.lab.drawing import Drawing
+from dlpar.lab.figure import Figure, finished
+from dlpar.lab.labels import labels, with_world
+
+
+class Shown(NamedTuple):
+    """A run in a figure.
+
+    Attributes
+    ----------
+    key : str
+        Identifies the run; its traces' keys begin so.
+    experiment : Experiment
+        Settings of the run.
+    name : str
+        Name of the run, with its world unless that is the real one.
+    number : int
+        Place among the runs, from 0; it decides marker and dash.
+    colour : str
+        Colour of the run in all figures.
+    """
+
+    key: str
+    experiment: Experiment
+    name: str
+    number: int
+    colour: str
+
+    @property
+    def line(self) -> dict[str, Any]:
+        """plotly attributes of the run's line; a simulated one is faint and broad."""
+        return {"name": self.name, **theme.beside(self.colour, self.number, self.experiment.cluster.world)}
+
+
+def shown(
+    experiments: Sequence[Experiment], keys: Sequence[str], names: Sequence[str] | None = None
+) -> list[Shown]:
+    """Return how runs are shown that are compared: each by the settings in which it differs from the others."""
+    names = names or (labels(experiments) if len(experiments) > 1 else ["all workers"])
+    rows = zip(keys, experiments, names, theme.run_colours(experiments))
+    return [Shown(key, e, with_world(name, e), n, colour) for n, (key, e, name, colour) in enumerate(rows)]
+
+
+class Plot(Drawing):
+    """A figure of one run or several; the last one begun is in front, and the records that come are its.
+
+    Attributes
+    ----------
+    title : str
+        Title of its tab.
+    runs : dict of str to Shown
+        Runs in the figure, by their keys, in the order in which they began.
+    """
+
+    title: ClassVar[str] = ""
+
+    def __init__(self, logarithmic: bool = False) -> None:
+        super().__init__(theme.layout(xaxis=theme.axis(""), yaxis=theme.axis("")), logarithmic=logarithmic)
+        self.runs: dict[str, Shown] = {}
+
+    @staticmethod
+    def fits(experiment: Experiment) -> bool:
+        """Return whether the figure has something to show of such a run."""
+        return True
+
+    @property
+    def front(self) -> Shown:
+        """The run that began last."""
+        return next(reversed(self.runs.values()))
+
+    def begin(self, run: Shown) -> None:
+        """Add a run, in front of the others."""
+        self.runs[run.key] = run
+
+    def forget(self, key: str) -> None:
+        """Remove a run that is not in front."""
+        self.runs.pop(key, None)
+        self.remove(f"{key} ")
+
+    def rename(self, key: str, name: str) -> None:
+        """Give a run another name."""
+        old, self.runs[key] = self.runs[key].name, self.runs[key]._replace(name=name)
+        for trace, (spec, _) in self._traces.items():
+            if trace.startswith(f"{key} "):
+                self.restyle(trace, name=spec["style"]["name"].replace(old, name))
+
+    def rank_step(self, rank: int, record: dict[str, Any]) -> None:
+        """Take a worker's step, or a test on held-out samples."""
+
+    def test(self, record: dict[str, Any], last: GlobalStep | None) -> None:
+        """Take a test on held-out samples; `last` is the newest global step."""
+
+    def served(self, rank: int, event: dict[str, Any]) -> None:
+        """Take what a server reports when it ends."""
+
+    def step(self, done: GlobalStep) -> None:
+        """Take a finished global step."""
+
+    def settle(self, steps: GlobalSteps, ended: bool) -> None:
+        """Bring axes and sentence up to date."""
+
+
+class Board:
+    """Figures that are fed with the records of one run after the other.
+
+    Attributes
+    ----------
+    steps : GlobalSteps
+        Global steps of the run in front.
+    ranks : dict of int to dict
+        What each rank of it said about itself.
+    slip : float or None
+        Its largest lag of the wall clock behind the clock of its figures, in seconds; None on the wall clock.
+    accuracy : float or None
+        Its latest accuracy on held-out samples.
+    """
+
+    def __init__(self, plots: Sequence[Plot]) -> None:
+        self.plots = list(plots)
+
+    def begin(self, run: Shown) -> None:
+        """Add a run to the figures that fit it; the records that follow are its."""
+        experiment = run.experiment
+        self.steps = GlobalSteps(experiment.workers, experiment.sync.runs_free)
+        self.ranks: dict[int, dict[str, Any]] = {}
+        self.slip: float | None = None
+        self.accuracy: float | None = None
+        self.fed = [plot for plot in self.plots if plot.fits(experiment)]
+        for plot in self.fed:
+            plot.begin(run)
+
+    def take(self, rank: int, record: dict[str, Any]) -> None:
+        """Take a record of a rank."""
+        kind = record["k"]
+        if kind == "step":
+            self.steps.add(rank, record)
+        elif kind == "rank":
+            self.ranks[rank] = record
+        elif kind == "eval":
+            self.accuracy = record["accuracy"]
+        for plot in self.fed:
+            if kind in ("step", "eval"):
+                plot.rank_step(rank, record)
+            if kind == "eval":
+                plot.test(record, self.steps.last)
+            elif kind == "event" and record["name"] == "served":
+                plot.served(rank, record)
+        if record.get("slip") is not None:
+            self.slip = max(self.slip or 0.0, record["slip"])
+
+    def settle(self, ended: bool) -> None:
+        """Bring axes and sentences up to date."""
+        ready = self.steps.ready(ended)
+        for plot in self.fed:
+            for done in ready:
+                plot.step(done)
+            plot.settle(self.steps, ended)
+
+
+def drawn(plot: Plot, runs: Run | Sequence[Run], names: Sequence[str] | None = None) -> Figure:
+    """Feed a figure with whole runs, one after the other, and draw it.
+
+    Raises
+    ------
+    ValueError
+        If a run has no finished step, or the number of names is not that of the runs.
+    """
+    runs = finished(runs, names)
+    board = Board([plot])
+    for run, look in zip(runs, shown([run.experiment for run in runs], [run.id for run in runs], names)):
+        board.begin(look)
+        for source, record in run.records():
+            if source != "job":
+                board.take(rank_of(source), record)
+        board.settle(ended=True)
+    return plot.static()
