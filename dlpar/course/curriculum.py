@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from IPython.display import HTML
 
 
-
 class Ask(NamedTuple):
     """A question, its choices, which of them is right, and why."""
 

@@ -103,7 +103,9 @@ class Page(anywidget.AnyWidget):
         if message.get("ask") == "all":
             with self._guard:
                 self._news = {}
-                return self._deliver("all", self.state, {t: each.snapshot() for t, each in self.figures.items()})
+                return self._deliver(
+                    "all", self.state, {t: each.snapshot() for t, each in self.figures.items()}
+                )
         return self.act(lambda: self.hear(message))
 
     def _deliver(self, kind: str, state: dict[str, Any], figures: Mapping[str, Any]) -> None:

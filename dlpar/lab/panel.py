@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from threading import RLock
 from typing import TYPE_CHECKING, Any
 
@@ -28,13 +29,14 @@ from dlpar.lab.page import Page, module
 from dlpar.lab.plot import Board, Plot, Shown
 from dlpar.lab.recordings import SPEEDS, Meanwhile, recordings
 from dlpar.lab.status import Status, columns, in_words, results
-from dlpar.lab.watch import Replay, Watch
+from dlpar.lab.watch import Replay, Watch, between
 from dlpar.theory import buckets, closed_form, sizes
 from dlpar.theory.step import period
 from dlpar.worlds.platforms import workload
 
 if TYPE_CHECKING:
     from dlpar.jobs.launch import Job
+    from dlpar.lab.prediction import Prediction
 
 
 KEPT = 5
@@ -89,7 +91,16 @@ class RunPage(Page):
         )
         self._states: dict[str, str] = {}
         self.tell(title=title, question=question, runs=[], columns=[], recordings=None, speeds=[], offer=None)
-        self.tell(live=False, wrong=None, refused=False, fields=[], values={}, hidden=[], actions=ACTIONS)
+        self.tell(
+            live=False,
+            length=0.0,
+            wrong=None,
+            refused=False,
+            fields=[],
+            values={},
+            hidden=[],
+            actions=ACTIONS,
+        )
         self._status = Status(self, experiment)
         self._choose(experiment)
         if first and first not in self.figures:
@@ -132,6 +143,9 @@ class RunPage(Page):
                 self.tell(front=title)
             case {"do": "axis", "figure": title, "x": x} if title in self.figures:
                 self.figures[title].x = x
+            case {"do": "moment", "t": moment} if not self._busy and self._shown:
+                for plot in self._board.fed:
+                    plot.look(float(moment), partial(between, self._status.path))
             case {"do": "run"}:
                 self.run()
             case {"do": "stop"}:
@@ -180,6 +194,8 @@ class RunPage(Page):
         self._states[key] = status
         if self._board.steps.done:
             self._results[key] = results(Run(self._status.path), self.goal)
+        last = self._board.steps.last
+        self.tell(length=last.seconds if last else 0.0)
         with self._guard_jobs:
             self._busy = False
             self.tell(live=False)
@@ -217,7 +233,7 @@ class RunPage(Page):
 
     def _follow(self, watch: Watch | Replay) -> None:
         self._busy, self._watch = True, watch
-        self.tell(live=True, message="")
+        self.tell(live=True, length=0.0, message="")
         self._enable()
         watch.start()
         self.flush()
@@ -289,6 +305,8 @@ class Panel(RunPage):
         Heading.
     first : str, optional
         Figure in front, by the title of its tab, such as ``"Timeline"``; default: the first.
+    prediction : Prediction, optional
+        Of a throughput, in samples/s or in times that of the first run; drawn as a line, and said.
 
     Raises
     ------
@@ -307,12 +325,13 @@ class Panel(RunPage):
         question: str = "",
         title: str = "Train",
         first: str = "",
+        prediction: Prediction | None = None,
     ) -> None:
         experiment = experiment or Experiment()
         self._controls = Controls(experiment, controls)
         plots = [
             Convergence(),
-            Throughput(),
+            Throughput(prediction),
             Staleness(),
             Lead(),
             Lanes(),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 from dlpar.config.experiment import Experiment
@@ -110,6 +110,11 @@ class Plot(Drawing):
 
     def settle(self, steps: GlobalSteps, ended: bool) -> None:
         """Bring axes and sentence up to date."""
+
+    def look(
+        self, end: float, between: Callable[[float, float], Iterable[tuple[int, dict[str, Any]]]]
+    ) -> None:
+        """Show the run in front as it was at a moment after its end; `between` reads records of a window of time."""
 
 
 class Board:

@@ -65,20 +65,23 @@ def results(run: Run, goal: float) -> dict[str, Any]:
     }
 
 
+SHOWN = ("world", "samples/s", "accuracy", "to goal (s)", "staleness mean", "waiting (s)", "final loss", "MB sent")
+"""Results in the order in which a table has room for them."""
+
+MOST = 6
+"""Columns of a table."""
+
+
 def columns(found: Sequence[dict[str, Any]], goal: float) -> list[dict[str, str]]:
-    """Columns of a table of results: the speed and what was learned, and others in which runs differ."""
+    """Columns of a table of results: the speed and what was learned, then others in which runs differ."""
     kept = []
-    for name, means in RESULTS.items():
+    for name in SHOWN:
         values = {each[name] for each in found}
-        differ = (
-            len(values) > 1
-            or name == "samples/s"
-            or (name in ("final loss", "accuracy") and values != {None})
-        )
-        if differ and values not in ({None}, {0}, {0.0}):
+        always = name in ("samples/s", "accuracy", "final loss") and values != {None}
+        if always or (len(values) > 1 and values != {None, 0}):
             shown = f"to {goal:.0%} (s)" if name == "to goal (s)" else name
-            kept.append({"name": name, "shown": shown, "means": means})
-    return kept
+            kept.append({"name": name, "shown": shown, "means": RESULTS[name]})
+    return kept[:MOST]
 
 
 def in_words(name: str, value: Any) -> str:

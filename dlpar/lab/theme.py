@@ -53,6 +53,9 @@ MARKERS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "star", "
 PREDICTED = {"dash": "dash"}
 """Line of predictions; lines of measurements are solid."""
 
+ASKED = "#BF8300"
+"""Colour of a student's prediction."""
+
 IDEAL = {"color": GREY, "width": 2, "dash": "dot"}
 """Line of the ideal."""
 
@@ -68,31 +71,34 @@ class Phase(NamedTuple):
 
     group: str
     colour: str
-    pattern: str
+    pattern: str = ""
 
 
 PHASES = {
-    "forward": Phase("compute", "#3A97CC", ""),
-    "backward": Phase("compute", "#3A97CC", "\\"),
-    "delay": Phase("compute", "#3A97CC", "|"),
-    "update": Phase("compute", "#3A97CC", "x"),
-    "weight": Phase("compute", "#3A97CC", "-"),
-    "recompute": Phase("compute", "#3A97CC", "."),
-    "communicate": Phase("communicate", "#948C00", "/"),
-    "send": Phase("communicate", "#948C00", "\\"),
-    "receive": Phase("communicate", "#948C00", "."),
-    "halo": Phase("communicate", "#948C00", "|"),
-    "gather": Phase("communicate", "#948C00", "-"),
-    "reduce": Phase("communicate", "#948C00", "x"),
-    "wait": Phase("wait", GREY, "."),
-    "evaluate": Phase("evaluate", "#8c6bb1", "+"),
+    "forward": Phase("compute", "#3A97CC"),
+    "backward": Phase("compute", "#1F6FA8"),
+    "delay": Phase("compute", "#6FA8C9"),
+    "update": Phase("compute", "#4B7FA0"),
+    "weight": Phase("compute", "#2B86B8"),
+    "recompute": Phase("compute", "#7A9FC4"),
+    "communicate": Phase("communicate", "#B8860B"),
+    "send": Phase("communicate", "#A87400"),
+    "receive": Phase("communicate", "#C79A2E"),
+    "halo": Phase("communicate", "#9C7A1C"),
+    "gather": Phase("communicate", "#BF8A3D"),
+    "reduce": Phase("communicate", "#8F6A10"),
+    "wait": Phase("wait", "#8a8a8a", "/"),
+    "evaluate": Phase("evaluate", "#8c6bb1"),
 }
-"""Phases that a rank writes as spans; the colour shows the kind of work, the pattern the phase."""
+"""Phases that a rank writes as spans: the colour shows the kind of work, its shade the phase.
+
+Only idle time is hatched.
+"""
 
 KINDS = ("compute", "communicate", "wait", "evaluate", "other")
 """Kinds of work, in the order of captions."""
 
-OTHER = Phase("other", GREY, "-")
+OTHER = Phase("other", GREY)
 
 TITLES = {
     "step": "global step",
@@ -197,9 +203,8 @@ def rank_line(rank: int, crowded: bool = False) -> dict[str, Any]:
 
 
 def rank_bar(rank: int) -> dict[str, Any]:
-    """Bars of `rank`, with a pattern besides the colour."""
-    pattern = hatch(PATTERNS[rank % len(PATTERNS)])
-    return {"type": "bar", "marker": {"color": RANKS[rank % len(RANKS)], "pattern": pattern}}
+    """Bars of `rank`."""
+    return {"type": "bar", "marker": {"color": RANKS[rank % len(RANKS)]}}
 
 
 def run_colours(experiments: Sequence[Experiment]) -> list[str]:
@@ -250,7 +255,7 @@ def phase_bar(name: str) -> dict[str, Any]:
 
 def hatch(shape: str) -> dict[str, Any]:
     """plotly's pattern of a bar, by its shape."""
-    hatch = {"fillmode": "overlay", "fgcolor": "#ffffff", "fgopacity": 0.75, "size": 7, "solidity": 0.3}
+    hatch = {"fillmode": "overlay", "fgcolor": "#ffffff", "fgopacity": 0.6, "size": 6, "solidity": 0.25}
     return {"shape": shape, **hatch} if shape else {}
 
 

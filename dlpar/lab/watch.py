@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import os
 import time
 import weakref
 from collections.abc import Iterator
@@ -10,8 +11,9 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import Any, Protocol
 
+from dlpar.config.paths import open_plain
 from dlpar.jobs.run import Run
-from dlpar.jobs.tail import ALL_RANKS, Tail, lines_of
+from dlpar.jobs.tail import ALL_RANKS, Tail, lines_of, rank_of, record_of
 
 SHORTEST, LONGEST = 0.05, 0.12
 """Seconds between two reads: while records arrive, and when nothing happens."""
@@ -188,6 +190,29 @@ def in_order(run: Run) -> Iterator[tuple[float, str, dict[str, Any]]]:
     """All records of the ranks in the order of the run's clock: seconds, source, record; none is kept."""
     files = [_of_file(path) for path in sorted(run.path.glob("rank-*.jsonl"))]
     return heapq.merge(*files, key=lambda found: found[0])
+
+
+BLOCK = 1 << 16
+"""Bytes within which a bisection reads on line by line."""
+
+
+def between(folder: Path, begin: float, end: float) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the ranks' records of a window of the run's clock; each file is in the order of time."""
+    for path in sorted(folder.glob("rank-*.jsonl")):
+        with open_plain(path) as file:
+            low, high = 0, os.fstat(file.fileno()).st_size
+            while high - low > BLOCK:
+                middle = (low + high) // 2
+                file.seek(middle)
+                file.readline()  # the rest of a line
+                first = next((r for line in file if "t" in (r := record_of(line) or {})), None)
+                low, high = (middle, high) if first and first["t"] < begin else (low, middle)
+            file.seek(low)
+            for record in filter(None, map(record_of, file)):
+                if begin <= (now := record.get("t", -1.0)) <= end:
+                    yield (record["rank"] if path.stem == ALL_RANKS else rank_of(path.stem)), record
+                elif now > end:
+                    break
 
 
 def _of_file(path: Path) -> Iterator[tuple[float, str, dict[str, Any]]]:

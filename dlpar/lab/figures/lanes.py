@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable, Iterable
 from numbers import Integral
 from typing import Any, NamedTuple
 
@@ -100,7 +101,7 @@ class Lanes(Plot):
             self._read[rank] = spans[-1][2]
             self.recent.append(Arrow(rank, read, push, record["staleness"]))
 
-    def settle(self, steps: GlobalSteps, ended: bool) -> None:
+    def settle(self, steps: GlobalSteps | None, ended: bool) -> None:
         """Draw the last arrows if the last drawing is a second old, or if the run has ended."""
         if not self.recent or (time.monotonic() - self._drawn < 1 and not ended):
             return
@@ -112,6 +113,17 @@ class Lanes(Plot):
             self.set_range("xaxis", -0.03 * self._width, 1.03 * self._width)
         sentence = captions.lanes([arrow.updates for arrow in arrows])
         self.set_caption(captions.shown_workers(self.front.experiment, sentence))
+
+    def look(
+        self, end: float, between: Callable[[float, float], Iterable[tuple[int, dict[str, Any]]]]
+    ) -> None:
+        """Draw the last arrows before a moment."""
+        seconds = 3 * self._width / 1e3
+        self.recent.clear()
+        self._read.clear()
+        for rank, record in between(end - seconds, end):
+            self.rank_step(rank, record)
+        self.settle(None, ended=True)
 
     def _draw(self, arrows: list[Arrow]) -> float:
         """Draw arrows; returns the milliseconds from the first push to the last."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,6 +14,9 @@ from dlpar.lab.drawing import Series
 from dlpar.lab.figure import Figure
 from dlpar.lab.plot import Plot, Shown, drawn
 from dlpar.theory import predict
+
+if TYPE_CHECKING:
+    from dlpar.lab.prediction import Prediction
 
 WINDOW = 0.25
 """Seconds of the first windows on the wall clock; doubled as a run gets longer."""
@@ -84,13 +87,20 @@ class Rate:
 
 
 class Throughput(Plot):
-    """Throughput over time; the ranks of the run in front have a line each."""
+    """Throughput over time; the ranks of the run in front have a line each.
+
+    Parameters
+    ----------
+    prediction : Prediction, optional
+        A student's, in samples/s or in times the throughput of the first run.
+    """
 
     title = "Throughput"
 
-    def __init__(self) -> None:
+    def __init__(self, prediction: Prediction | None = None) -> None:
         super().__init__()
         self.totals: dict[str, Rate] = {}
+        self.asked = prediction
         self._end, self._top = 1.0, 1000.0
 
     def begin(self, run: Shown) -> None:
@@ -147,15 +157,34 @@ class Throughput(Plot):
         self._top = theme.doubled(max(total.series.rows[:, 1].max(), self.predicted or 0.0), self._top)
         if self.predicted is not None:
             self.line.replace(np.array([(0.0, self.predicted), (self._end, self.predicted)]))
+        self._draw_asked()
         self.set_range("xaxis", 0, self._end)
         self.set_range("yaxis", 0, self._top)
         self.set_caption(self._sentence(total))
+
+    def _draw_asked(self) -> None:
+        """Draw the student's prediction, once the run it is compared with has a throughput."""
+        value, first = self.asked and self.asked.value, next(iter(self.totals.values())).mean
+        if not isinstance(value, float) or (self.asked.unit == "times" and (len(self.runs) < 2 or not first)):
+            return
+        height = value * first if self.asked.unit == "times" else value
+        if "asked" not in self._traces:
+            style = theme.predicted_line(f"you said {value:g} {self.asked.unit}", theme.ASKED)
+            self.add_trace("asked", style, COLUMNS, AT)
+        self._top = theme.doubled(height, self._top)
+        self.series("asked").replace(np.array([(0.0, height), (self._end, height)]))
 
     def _sentence(self, total: Rate) -> str:
         experiment = self.front.experiment
         if len(self.runs) > 1:
             means = {self.runs[key].name: rate.mean for key, rate in self.totals.items() if rate.mean}
-            return captions.compared("samples a second", means)
+            said = self.asked and self.asked.value
+            compared = captions.compared("samples a second", means)
+            return (
+                compared
+                if not isinstance(said, float)
+                else f"{compared} You said {said:g} {self.asked.unit}."
+            )
         rates = {rank: rate.newest for rank, rate in self.by_rank.items() if rate.newest is not None}
         sentence = captions.throughput(total.newest, rates, experiment, self.predicted, self.kind)
         return captions.shown_workers(experiment, sentence)

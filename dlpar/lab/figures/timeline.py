@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections import defaultdict, deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -108,6 +108,18 @@ class Timeline(Plot):
             self._drawn = time.monotonic()
             self.draw(*self.window())
 
+    def look(
+        self, end: float, between: Callable[[float, float], Iterable[tuple[int, dict[str, Any]]]]
+    ) -> None:
+        """Draw the window that ends at a moment, as long as the last one."""
+        for own in self.records:
+            own.clear()
+        # A step that goes on at the end of the window is written after it.
+        for rank, record in between(end - 2 * self._seconds, end + self._seconds):
+            self.rank_step(rank, record)
+        if any(self.records):
+            self.draw(end - self._seconds, end)
+
     def window(self) -> tuple[float, float]:
         """Beginning and end of the newest window, in seconds of the run's clock."""
         told = [own for own in self.records if own]
@@ -118,6 +130,7 @@ class Timeline(Plot):
 
     def draw(self, begin: float, end: float) -> None:
         """Draw a window of time."""
+        self._seconds = end - begin
         near = (
             (rank, record)
             for rank, own in enumerate(self.records)

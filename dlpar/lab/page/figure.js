@@ -6,7 +6,7 @@ import { make } from "./link.js";
 
 const CONFIG = { displaylogo: false, displayModeBar: false, scrollZoom: false };
 const LABELS = 150; // px at the right, for names at the ends of lines
-const SMALLEST = 240, LARGEST = 460; // px: heights of a figure
+const SMALLEST = 240, LARGEST = 430; // px: heights of a figure
 const BELOW = 88; // px under a figure that stay in view: its sentence, and the time line
 
 /** Points and looks of one figure, whether or not it is on the screen. */
@@ -37,30 +37,46 @@ export class FigureData {
   }
 
   /** plotly's data and layout; `runs` are the runs of the panel by key, with their colours. */
-  plotlyArguments({ logarithmic, runs, width, height }) {
+  plotlyArguments({ logarithmic, runs, width, height, ink }) {
     const labels = [];
     const data = [...this.traces.values()].map((trace) => {
       const attributes = { ...trace.style, showlegend: false };
       for (const [attribute, column] of Object.entries(trace.at))
         attributes[attribute] = trace.data[trace.columns.indexOf(column === "*" ? this.x : column)];
-      const run = runs.get(trace.key.split(" ")[0]);
+      const run = runs.get(trace.key.split(" ")[0]), isWhole = !trace.key.includes(" rank ");
       if (run?.hidden || this.hidden.has(trace.key)) attributes.visible = false;
-      else if (run && runs.size > 1 && trace.points && !trace.style.yaxis && attributes.visible !== false)
+      else if (run && isWhole && runs.size > 1 && trace.points && !trace.style.yaxis && attributes.visible !== false)
         labels.push(endOf(trace, attributes, run.name));
       return attributes;
     });
     const layout = structuredClone({ ...this.layout, width, height, uirevision: this.x + logarithmic, showlegend: false });
     if (this.x_axes[this.x]) layout.xaxis = { ...layout.xaxis, ...structuredClone(this.x_axes[this.x]) };
     if (logarithmic) layout.yaxis = { ...layout.yaxis, type: "log", range: decades(data, layout.yaxis.range[1]) };
+    layout.font = { ...layout.font, color: ink };
     layout.margin = { ...layout.margin, t: 8, r: labels.length ? LABELS : 16 };
     if (labels.length) layout.annotations = [...(layout.annotations ?? []), ...spread(labels, layout, height)];
+    const at = this.moment == null ? null : this.placeOf(this.moment);
+    if (at != null) layout.shapes = [...(layout.shapes ?? []), { type: "line", xref: "x", x0: at, x1: at, yref: "y domain", y0: 0, y1: 1, line: { color: ink, width: 1, dash: "dot" } }];
     return [data, layout];
+  }
+
+  /** Where a moment, in seconds of the run's clock, is on the horizontal axis; null where it has no time. */
+  placeOf(moment) {
+    const over = (trace) => (trace.at.x === "*" ? this.x : trace.at.x);
+    const timed = [...this.traces.values()].filter((t) => t.columns.includes("seconds") && t.points > 1 && !t.key.startsWith("predicted"));
+    const trace = timed.at(-1);
+    if (!trace) return null;
+    if (over(trace) === "seconds") return moment;
+    const [times, places] = ["seconds", over(trace)].map((name) => trace.data[trace.columns.indexOf(name)]);
+    if (!places) return null;
+    const next = times.findIndex((t) => t >= moment);
+    return places[next < 0 ? places.length - 1 : next];
   }
 
   /** Names of curves that are not at the ends of lines. */
   legend(runs) {
     return [...this.traces.values()].filter((trace) => {
-      const isNamed = runs.size > 1 && runs.has(trace.key.split(" ")[0]);
+      const isNamed = runs.size > 1 && runs.has(trace.key.split(" ")[0]) && !trace.key.includes(" rank ");
       return trace.style.showlegend !== false && trace.style.visible !== false && trace.style.name && !isNamed;
     });
   }
@@ -70,7 +86,7 @@ export class FigureData {
 function endOf(trace, { x, y, line }, name) {
   let last = trace.points - 1;
   while (last > 0 && !Number.isFinite(y[last])) last -= 1;
-  return { name, y: y[last], colour: line?.color ?? trace.style.marker?.color };
+  return { name, x: x[last], y: y[last], colour: line?.color ?? trace.style.marker?.color };
 }
 
 /** Names beside the ends of lines, so far apart that none covers another. */
@@ -82,8 +98,8 @@ function spread(labels, layout, height) {
   const sorted = labels.map((label) => ({ ...label, at: at(label.y) || 0 })).sort((a, b) => a.at - b.at);
   sorted.forEach((label, i) => { if (i) label.at = Math.max(label.at, sorted[i - 1].at + least); });
   const over = Math.max(0, (sorted.at(-1)?.at ?? 0) - 1);
-  return sorted.map(({ name, at, colour }) => ({
-    text: name.length > 22 ? `${name.slice(0, 21)}…` : name, hovertext: name, showarrow: false, xref: "paper", x: 1, xanchor: "left", xshift: 6,
+  return sorted.map(({ name, x, at, colour }) => ({
+    text: name.length > 22 ? `${name.slice(0, 21)}…` : name, hovertext: name, showarrow: false, x, xanchor: "left", xshift: 8,
     yref: "paper", y: at - over, yanchor: "middle", font: { size: 12, color: colour },
   }));
 }
@@ -160,7 +176,7 @@ export class FigureView {
     // Given, not measured by plotly, which fails if a notebook removes a cell from the page while it scrolls.
     const size = (this.size = { width: this.plot.clientWidth, height: this.height() });
     this.plot.style.height = `${size.height}px`;
-    const [traces, layout] = data.plotlyArguments({ logarithmic: this.logarithmic && data.logarithmic, runs, ...size });
+    const [traces, layout] = data.plotlyArguments({ logarithmic: this.logarithmic && data.logarithmic, runs, ...size, ink: getComputedStyle(this.root).color });
     await plotly.react(this.plot, traces, layout, CONFIG);
     Object.assign(this, { drawn: data, version });
     this.caption.textContent = data.caption;
@@ -187,8 +203,9 @@ export class FigureView {
     if (choices.length > 1) this.tools.append(this.axisChoice(choices));
     if (data.logarithmic) this.tools.append(this.toggle("logarithmic"));
     this.tools.append(this.toggle("freeze"));
-    const zoom = make("button", { title: "Show the whole figure again", onclick: () => page.plotly.relayout(this.plot, { "xaxis.autorange": false, uirevision: Math.random() }) && this.reset() }, "whole");
-    const save = make("button", { title: "Save the figure as a picture", onclick: () => page.plotly.downloadImage(this.plot, { format: "png", scale: 2 }) }, "save");
+    const icon = (sign, title, onclick) => make("button", { title, "aria-label": title, onclick }, sign);
+    const zoom = icon("⟲", "Show the whole figure again", () => this.reset());
+    const save = icon("⤓", "Save the figure as a picture", () => page.plotly.downloadImage(this.plot, { format: "png", scale: 2 }));
     this.tools.append(zoom, save);
   }
 

@@ -45,6 +45,7 @@ class PanelView {
     this.tabs = make("div", { className: "dlpar-tabs", role: "tablist" });
     this.figure = new FigureView(data.link, () => data.runs);
     const row = make("div", { className: "dlpar-row" }, this.tabs, this.figure.tools);
+    this.time = new TimeLine(data, () => this.figure);
     this.runs = make("div", { className: "dlpar-runs" });
     this.settings = make("details", { className: "dlpar-more" }, make("summary", {}, "More settings"));
     this.log = make("details", { className: "dlpar-more" }, make("summary", {}, "Log"));
@@ -52,7 +53,7 @@ class PanelView {
     this.recordings.addEventListener("toggle", () => this.recordings.open && data.link.send({ ask: "recordings" }));
     this.spoken = make("div", { className: "dlpar-spoken", role: "status" });
     el.append(this.gone, this.head, this.controls, this.offer, this.progress, this.facts, row, this.figure.root,
-      this.runs, make("div", { className: "dlpar-sections" }, this.settings, this.log, this.recordings, this.figure.details), this.spoken);
+      this.time.root, this.runs, make("div", { className: "dlpar-sections" }, this.settings, this.log, this.recordings, this.figure.details), this.spoken);
     data.views.add(this);
     this.banner();
     if (data.state.tabs) this.update(null);
@@ -83,6 +84,7 @@ class PanelView {
     if (has("message")) this.message.textContent = state.message;
     if (has("facts")) this.buildFacts(state.facts);
     if (has("tabs", "front")) this.buildTabs(state);
+    if (has("length", "live")) this.time.build(state);
     if (has("runs", "columns")) this.buildRuns(state);
     if (has("log", "path")) this.buildLog(state);
     if (has("recordings", "busy")) this.buildRecordings(state);
@@ -191,8 +193,9 @@ class PanelView {
     this.runs.hidden = !runs.length;
     if (!runs.length) return;
     const base = runs.find((run) => run.key === this.base) ?? runs.find((run) => run.results) ?? runs[0];
-    const head = make("tr", {}, make("th", { scope: "col" }, "run"), ...columns.map((column) => make("th", { scope: "col", title: column.means }, column.name)),
-      make("th", { scope: "col", title: "samples/s over those of the chosen run" }, "speed"));
+    const speed = make("th", { scope: "col", title: "samples/s over those of the chosen run" }, "speed");
+    const heads = columns.map(({ shown, means }) => make("th", { scope: "col", title: means }, shown));
+    const head = make("tr", {}, make("th", { scope: "col" }, "run"), speed, ...heads);
     const rows = runs.map((run) => {
       const box = make("input", { type: "checkbox", checked: !run.hidden, "aria-label": `Show ${run.name}` });
       box.addEventListener("change", () => {
@@ -206,7 +209,7 @@ class PanelView {
       const own = run.results?.["samples/s"], other = base.results?.["samples/s"];
       const ratio = make("button", { className: "dlpar-ratio", title: "Compare the others with this run", onclick: () => { this.base = run.key; this.buildRuns(this.data.state); } },
         run === base ? "1 (base)" : own && other ? `${quantity(own / other)} times` : "–");
-      return make("tr", {}, make("th", { scope: "row" }, make("label", {}, box, colour, run.name)), ...cells, make("td", {}, ratio));
+      return make("tr", {}, make("th", { scope: "row" }, make("label", {}, box, colour, run.name)), make("td", {}, ratio), ...cells);
     });
     this.runs.replaceChildren(make("table", {}, make("thead", {}, head), make("tbody", {}, ...rows)));
   }
@@ -235,6 +238,64 @@ class PanelView {
     const caption = () => this.figure.data?.caption ?? "";
     setTimeout(() => (this.spoken.textContent = live ? "A run has begun." : `${this.words.textContent}. ${caption()}`), 500);
   }
+}
+
+/** A moment of a run that has ended, the same in all figures: chosen by hand, or moving slowly. */
+class TimeLine {
+  constructor(data, figure) {
+    Object.assign(this, { data, figure, playing: 0 });
+    this.range = make("input", { type: "range", min: 0, max: 1000, value: 1000, "aria-label": "Moment of the run" });
+    this.range.addEventListener("input", () => this.go((this.range.value / 1000) * this.length));
+    this.says = make("span", { className: "dlpar-words" });
+    const buttons = [["1/10", 0.1], ["1/100", 0.01]].map(([label, speed]) =>
+      make("button", { className: "dlpar-slow", title: `Play at ${label} of its speed`, onclick: () => this.play(speed) }, `▶ ${label}`));
+    this.root = make("div", { className: "dlpar-time" }, "moment", this.range, this.says, ...buttons);
+  }
+
+  build({ length, live }) {
+    this.length = length;
+    this.root.hidden = live || !length;
+    this.playing = 0;
+    this.range.value = 1000;
+    this.says.textContent = this.root.hidden ? "" : seconds(length);
+    this.mark(null);
+  }
+
+  /** Show a moment everywhere: a mark in this figure, and the windows that end there in others. */
+  go(moment) {
+    this.moment = moment;
+    this.range.value = (1000 * moment) / this.length;
+    this.says.textContent = seconds(moment);
+    this.range.setAttribute("aria-valuetext", `${seconds(moment)} of ${seconds(this.length)}`);
+    this.mark(moment);
+    if (this.asking) return;
+    this.asking = setTimeout(() => {
+      this.asking = 0;
+      this.data.link.send({ do: "moment", t: this.moment });
+    }, 100);
+  }
+
+  mark(moment) {
+    for (const figure of this.data.figures.values()) Object.assign(figure, { moment, version: figure.version + 1 });
+    this.figure().schedule();
+  }
+
+  play(speed) {
+    const id = (this.playing = this.playing === speed ? 0 : speed), begin = performance.now();
+    const from = (this.moment ?? this.length) >= this.length ? 0 : this.moment;
+    const frame = (now) => {
+      if (!id || this.playing !== id) return;
+      const moment = from + ((now - begin) / 1000) * speed;
+      this.go(Math.min(moment, this.length));
+      if (moment < this.length) requestAnimationFrame(frame);
+      else this.playing = 0;
+    };
+    requestAnimationFrame(frame);
+  }
+}
+
+function seconds(value) {
+  return value < 0.1 ? `${quantity(value * 1000)} ms` : `${quantity(value)} s`;
 }
 
 function setChoice(input, value) {
