@@ -86,24 +86,6 @@ def same_batches(a: Experiment, b: Experiment) -> bool:
     return iid and sampled and (a.data, a.seed, a.global_batch) == (b.data, b.seed, b.global_batch)
 
 
-def run_labels(now: Experiment, earlier: dict[str, Experiment]) -> dict[str, str]:
-    """Labels of earlier runs: the settings in which each differs from the current one."""
-    found, seen = {}, {}
-    for key, experiment in earlier.items():
-        label = with_world(_in_words(differences(now, experiment)) or "same settings", experiment)
-        seen[label] = seen.get(label, 0) + 1
-        found[key] = label if seen[label] == 1 else f"{label} ({seen[label]})"
-    return found
-
-
-def this_label(now: Experiment, earlier: dict[str, Experiment]) -> str:
-    """Label of the current run beside the earlier ones."""
-    own: dict[str, Any] = {}
-    for experiment in earlier.values():
-        own |= differences(experiment, now)
-    return with_world(f"this run: {_in_words(own)}" if own else "this run", now)
-
-
 def with_world(label: str, experiment: Experiment) -> str:
     """A label, with the world of a run unless that is the real one."""
     world = experiment.cluster.world

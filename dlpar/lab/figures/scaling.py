@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import combinations
 from typing import Any, NamedTuple
 
@@ -64,8 +65,7 @@ def scaling(
     twins = [(found, name) for e, name in zip(wanted, names) if (found := twin(e))] if simulated else []
     everything = [*wanted, *(experiment for experiment, _ in twins)]
     check(everything)
-    with _Progress(len(everything)) as progress:
-        outcomes = all_done(everything, jobs, progress.one_more)
+    outcomes = all_done(everything, jobs, _progress(len(everything)))
     own, beside = outcomes[: len(wanted)], outcomes[len(wanted) :]
     return draw(
         [*curves(own, names, predicted), *curves(beside, [name for _, name in twins], predicted=False)]
@@ -93,34 +93,16 @@ def twin(experiment: Experiment) -> Experiment | None:
     return found
 
 
-class _Progress:
-    """Progress bar under a running cell, with the number of runs that are done; outside a notebook, nothing."""
+def _progress(total: int) -> Callable[[Outcome], None] | None:
+    """Show a bar under a running cell, and return what moves it on; None outside a notebook."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    if getattr(shell, "kernel", None) is None:
+        return None
+    from IPython.display import ProgressBar
 
-    def __init__(self, total: int) -> None:
-        self.total, self.done, self.bar = total, 0, None
-
-    def __enter__(self) -> _Progress:
-        try:
-            from IPython import get_ipython
-        except ImportError:
-            return self
-        if getattr(get_ipython(), "kernel", None) is not None:
-            import ipywidgets as widgets
-            from IPython.display import display
-
-            self.bar = widgets.IntProgress(max=self.total, description=f"0 of {self.total}")
-            display(self.bar)
-        return self
-
-    def one_more(self, _outcome: Outcome) -> None:
-        """Count a run that has ended."""
-        self.done += 1
-        if self.bar is not None:
-            self.bar.value, self.bar.description = self.done, f"{self.done} of {self.total}"
-
-    def __exit__(self, *_error: object) -> None:
-        if self.bar is not None:
-            self.bar.close()
+    bar = ProgressBar(total)
+    bar.display()
+    return lambda _outcome: next(bar, None)
 
 
 class Point(NamedTuple):
