@@ -88,7 +88,7 @@ class Timeline(Plot):
         self.records = [deque(maxlen=KEPT) for _ in range(theme.workers(experiment))]
         # With overlap, phases of a rank overlap in time: communication has the lower half of a row.
         self._two_lanes = getattr(experiment.sync, "overlap", False)
-        self._width = 100.0
+        self._width, self._seconds = 100.0, 0.0
         layout = theme.layout(
             xaxis=theme.axis(theme.on_clock(TITLE, experiment.cluster.world), (0, self._width)),
             yaxis=theme.rows([f"rank {rank}" for rank in range(len(self.records))]),
@@ -117,7 +117,7 @@ class Timeline(Plot):
         # A step that goes on at the end of the window is written after it.
         for rank, record in between(end - 2 * self._seconds, end + self._seconds):
             self.rank_step(rank, record)
-        if any(self.records):
+        if self._seconds:
             self.draw(end - self._seconds, end)
 
     def window(self) -> tuple[float, float]:
