@@ -6,11 +6,11 @@ import json
 import time
 
 import pytest
+from dlpar.lab.offer_widget import Offer
 
 from dlpar.config.experiment import Experiment
 from dlpar.lab import offer_widget as module
 from dlpar.lab import offers
-from dlpar.lab.offer_widget import Offer
 from dlpar.lab.panel import Panel
 
 SENT = Experiment(

@@ -1,7 +1,7 @@
 import pytest
+from dlpar.lab.live_plot import Series
 
 from dlpar.lab import show
-from dlpar.lab.live_plot import Series
 
 
 def test_source_has_its_place_and_its_lines():

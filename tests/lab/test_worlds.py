@@ -1,11 +1,11 @@
 """What the panel shows of the three worlds: controls that apply, the clock of every figure, thousands of workers."""
 
 import pytest
+from dlpar.lab.board import Board
 
 import dlpar
 from dlpar.config.experiment import Experiment
 from dlpar.lab import captions, figures
-from dlpar.lab.board import Board
 from dlpar.lab.comparison import compare
 from dlpar.lab.controls import Controls
 from dlpar.lab.panel import Panel

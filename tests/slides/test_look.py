@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from dlpar.lab.live_plot import LivePlot
 
 from dlpar.lab import slides
 from dlpar.lab.figure import Figure, caption
-from dlpar.lab.live_plot import LivePlot
 
 
 def with_slider() -> Figure:
