@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 from dlpar.config.experiment import Experiment
@@ -41,3 +43,25 @@ def take_steps(board: Board, workers: int, losses: list[float], **facts: Any) ->
         for rank in range(workers):
             board.take(rank, step(number, rank, loss, **facts))
         board.settle(ended=False)
+
+
+def paced(rank: int, number: int, seconds: float, **facts: Any) -> dict[str, Any]:
+    """A step of a rank that does each in so many seconds: half computing, half communicating."""
+    begun = number * seconds
+    middle, end = begun + 0.5 * seconds, begun + seconds
+    return step(
+        number, rank, t=end, spans=[["forward", begun, middle], ["communicate", middle, end]], **facts
+    )
+
+
+def free_running(pace: list[float], end: float) -> list[dict[str, Any]]:
+    """Steps until `end` of ranks with so many seconds a step, in the order of time."""
+    every = [paced(rank, n, each) for rank, each in enumerate(pace) for n in range(int(end / each))]
+    return sorted(every, key=lambda record: record["t"])
+
+
+def write_down(records: list[dict[str, Any]], folder: Path) -> None:
+    """Write records as ranks do: each to a file of its own."""
+    for record in records:
+        with open(folder / f"rank-{record['rank']}.jsonl", "a") as file:
+            file.write(json.dumps(record) + "\n")

@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 
 from dlpar import lab
+from dlpar.config.experiment import Experiment
 from dlpar.lab.figures.lanes import Lanes
-from dlpar.lab.plot import drawn
 from dlpar.lab.watch import between
 from lab.folders import finished
-from lab.records import fed
+from lab.records import fed, free_running, write_down
+
+ASP = {"scheme": "ps", "consistency": "asp"}
 
 
 def test_an_arrow_leads_from_a_read_to_its_push(runs, every_figure):
@@ -38,24 +40,28 @@ def arrows(plot):
     return plot.static().to_json()
 
 
-def test_a_moment_shows_the_pushes_before_it_and_the_end_shows_the_last_again():
-    run = finished(workers=4, steps=200, sync={"scheme": "ps", "consistency": "asp"})
-    drawn(plot := Lanes(), run)
-    last, end, read = arrows(plot), run.curve["seconds"].iloc[-1], partial(between, run.path)
-    plot.look(end / 2, read)
+def test_a_moment_shows_the_pushes_before_it_and_the_end_shows_the_last_again(tmp_path):
+    records = free_running([1 / 64, 1 / 32, 1 / 32, 1 / 16], end=4.0)
+    board = fed(plot := Lanes(), Experiment(workers=4, steps=10, sync=ASP))
+    for record in records:
+        board.take(record["rank"], record)
+    board.settle(ended=True)
+    write_down(records, tmp_path)
+    last, read = arrows(plot), partial(between, tmp_path)
+    plot.look(2.0, read)
     middle = [arrow.push for own in plot.recent for arrow in own]
-    assert len(middle) >= plot.most and max(middle) <= end / 2 and arrows(plot) != last
-    plot.look(run.steps["t"].min(), read)  # at the first step there are hardly any pushes
+    assert len(middle) >= plot.most and 1.9 < max(middle) < 2.0
+    plot.look(1 / 32, read)  # at the first steps there are hardly any pushes
     plot.look(0.0, read)
     assert plot.caption == "Until then no worker has pushed." and not any(
         len(t.x) for t in plot.static().data
     )
-    plot.look(end, read)
+    plot.look(4.0, read)
     assert arrows(plot) == last
 
 
 def test_all_ranks_are_drawn_in_whatever_order_their_records_come():
-    run = finished(workers=4, steps=400, sync={"scheme": "ps", "consistency": "asp"})
+    run = finished(workers=4, steps=400, sync=ASP)
     board = fed(plot := Lanes(), run.experiment)
     for rank in range(4):
         for record in run.records():
@@ -82,6 +88,6 @@ def test_what_cannot_be_drawn_is_refused_in_a_sentence(runs, ask, complaint):
 
 
 def test_a_single_worker_has_no_lanes():
-    alone = finished(workers=1, steps=3, sync={"scheme": "ps", "consistency": "asp"})
+    alone = finished(workers=1, steps=3, sync=ASP)
     with pytest.raises(ValueError, match="got sync ps with 1 worker, allowed is ps or hogwild with"):
         lab.lanes(alone)

@@ -34,8 +34,8 @@ def test_rate_loses_no_sample_however_long_the_run():
 def test_rate_of_slow_steps_is_taken_step_by_step():
     series = Series(2, limit=50)
     rate = Rate(series)
-    for step in range(5):
-        rate.add(step + 1.0, 100, float(step))
+    for number in range(5):
+        rate.add(number + 1.0, 100, float(number))
     assert series.rows.tolist() == [[float(t), 100.0] for t in range(1, 6)]
     assert rate.newest == rate.mean == 100.0
 

@@ -12,25 +12,14 @@ from dlpar.lab.figures.timeline import LATE, Timeline, clipped, shares, spans_of
 from dlpar.lab.plot import drawn
 from dlpar.lab.watch import between
 from lab.folders import finished
-from lab.records import fed, step
+from lab.records import fed, free_running, paced, step, write_down
 
 ASP = Experiment(workers=4, steps=100, sync={"scheme": "ps", "consistency": "asp"})
 
 
-def paced(rank, number, seconds, wait=0.0):
-    """A step of a rank that does each in so many seconds: half computing, half communicating."""
-    begun = number * seconds
-    spans = [
-        ["forward", begun, begun + 0.5 * seconds],
-        ["communicate", begun + 0.5 * seconds, begun + seconds],
-    ]
-    return step(number, rank, t=begun + seconds, spans=spans, wait=wait)
-
-
 def fill(board, seconds, end):
     """Give a board all steps until `end` of ranks with so many seconds a step, in the order of time."""
-    every = [paced(rank, n, each) for rank, each in enumerate(seconds) for n in range(int(end / each))]
-    for record in sorted(every, key=lambda record: record["t"]):
+    for record in free_running(seconds, end):
         board.take(record["rank"], record)
     board.settle(ended=True)
 
@@ -103,19 +92,19 @@ def test_overlapping_phases_have_half_a_row_each():
     assert looks["compute: forward"] == (0.4, -0.4) and looks["communicate"] == (0.4, 0.0)
 
 
-def test_a_moment_shows_the_window_that_ends_there_and_the_end_the_last_one_again():
-    run = finished(workers=3, steps=200)
-    drawn(plot := Timeline(), run)
-    last, read = plot.static().to_json(), partial(between, run.path)
-    begin, end = plot.window()
-    middle = end / 2
-    plot.look(middle, read)
-    spans = run.spans
-    inside = spans[(spans["end"] > middle - (end - begin)) & (spans["start"] < middle)]
+def test_a_moment_shows_the_window_that_ends_there_and_the_end_the_last_one_again(tmp_path):
+    board, pace = fed(plot := Timeline(), ASP.replace(workers=3)), [1 / 64, 1 / 64, 1 / 16]
+    fill(board, pace, end=4.0)
+    write_down(free_running(pace, end=4.0), tmp_path)
+    last, read = plot.static().to_json(), partial(between, tmp_path)
+    assert plot.window() == (3.875, 4.0)
+    plot.look(2.0, read)
     rows = bars(plot)
-    assert set(rows[:, 3]) == set(inside["step"]) and set(rows[:, 0]) == {0, 1, 2}
+    assert set(rows[rows[:, 0] == 0, 3]) == set(range(120, 128))
+    assert set(rows[rows[:, 0] == 2, 3]) == {30, 31}
     plot.look(0.0, read)
-    plot.look(end, read)
+    assert not len(bars(plot))
+    plot.look(4.0, read)
     assert plot.static().to_json() == last
 
 
