@@ -120,7 +120,11 @@ class Prediction(Page):
             value = float(self._typed.replace(",", "."))
         except ValueError:
             return None
-        inside = math.isfinite(value) and (self.low is None or value >= self.low) and (self.high is None or value <= self.high)
+        inside = (
+            math.isfinite(value)
+            and (self.low is None or value >= self.low)
+            and (self.high is None or value <= self.high)
+        )
         return value if inside else None
 
     def _say(self) -> None:
