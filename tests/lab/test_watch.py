@@ -243,7 +243,7 @@ def test_a_torn_line_loses_itself_alone_in_a_window(tmp_path):
 
 
 def test_records_of_all_ranks_in_one_file_keep_their_ranks(tmp_path):
-    lines = [json.dumps({"k": "step", "rank": n % 3, "t": float(n)}) for n in range(6)]
+    lines = [json.dumps({"k": "step", "rank": n % 3, "step": n, "t": float(n)}) for n in range(6)]
     (tmp_path / f"{ALL_RANKS}.jsonl").write_text("\n".join(lines) + "\n")
     assert [(rank, record["t"]) for rank, record in between(tmp_path, 1.0, 3.0)] == [
         (1, 1.0),
