@@ -86,6 +86,21 @@ def test_what_was_half_typed_comes_back_too():
     assert page.state["values"]["workers"] == "-5" and page.state["wrong"] == "workers"
 
 
+def test_labels_of_controls_are_those_of_what_was_sent():
+    panel = Panel(Experiment(workers=2, split={"kind": "tensor"}))
+    page = Reader(panel)
+
+    def label():
+        return next(f["label"] for f in page.state["fields"] if f["path"] == "split.tensor")
+
+    assert label() == "tensor (0: all)"
+    panel._offer.see(sent(SENT.replace(split={"kind": "hybrid"})))
+    page.do(do="take")
+    assert label() == "tensor"
+    page.do(do="undo")
+    assert label() == "tensor (0: all)"
+
+
 def test_an_offer_taken_back_or_of_another_class_or_version_is_not_shown():
     panel = Panel()
     page = Reader(panel)

@@ -1,6 +1,8 @@
 """The panel: one widget that launches jobs, follows them, and compares them with earlier ones."""
 
+import gc
 import json
+import sys
 import threading
 import time
 
@@ -255,6 +257,16 @@ def test_controls_that_do_not_exist_are_refused():
         Panel(controls=("worker",))
     with pytest.raises(ValueError, match="first: got 'Consensus', allowed is one of Convergence, .*Waiting"):
         Panel(first="Consensus")
+
+
+def test_a_panel_that_was_refused_is_collected_in_silence(monkeypatch):
+    seen = []
+    monkeypatch.setattr(sys, "unraisablehook", seen.append)
+    for refused in ({"controls": ("worker",)}, {"first": "None such"}):
+        with pytest.raises(ValueError):
+            Panel(**refused)
+    gc.collect()
+    assert seen == []
 
 
 def test_the_figure_in_front_is_the_one_the_question_is_about_and_stays_there(launched):

@@ -59,16 +59,21 @@ class Curve:
         self.steps, self.samples = done.step + 1, done.samples
         if math.isfinite(done.loss):
             self.top = max(self.top, min(done.loss, 2 * self.first))
-        while self._pending and self._pending[0]["step"] <= done.step + 1:
+        while self._pending and self._is_due(self._pending[0], done):
             self._add(self._pending.pop(0), done)
 
     def test(self, record: dict[str, Any], last: GlobalStep | None) -> None:
         """Take a test; it is drawn when all workers have done the steps before it."""
         self.accuracy = record["accuracy"]
-        if last and record["step"] <= last.step + 1:
+        if last and self._is_due(record, last):
             self._add(record, last)
         else:
             self._pending.append(record)
+
+    def _is_due(self, record: dict[str, Any], done: GlobalStep) -> bool:
+        """Return whether the steps before a test are done; where workers run free, those until its time are."""
+        is_free = self.experiment.sync.runs_free
+        return record["t"] <= done.seconds if is_free else record["step"] <= done.step + 1
 
     def finish(self, last: GlobalStep) -> None:
         """End the curve on the run's last step, and draw the tests that still wait."""

@@ -53,6 +53,18 @@ def test_accuracy_is_drawn_over_what_was_done_before_the_test():
     assert rows(plot, "run0 test") == [[2, 2 * 128, 2.5, 0.004, 0.9], [4, 4 * 128, 4.5, 0.008, 0.95]]
 
 
+def test_a_test_of_a_straggler_is_drawn_over_what_the_quick_workers_did_meanwhile():
+    for order in ((0, 1), (1, 0)):
+        board = fed(plot := Convergence(), TWO.replace(sync={"scheme": "ps", "consistency": "asp"}))
+        for rank in order:
+            for number in range(3 if rank == 0 else 12):
+                board.take(rank, step(number, rank, t=(number + 1) * (4.0 if rank == 0 else 1.0)))
+                if (rank, number) == (0, 1):
+                    board.take(0, evaluated(2, 8.0))
+        board.settle(ended=True)
+        assert rows(plot, "run0 test") == [[2, 10 * 64, 8.0, 0.01, 0.9]]
+
+
 def test_vertical_axis_grows_but_never_shrinks_during_a_run():
     board, tops = fed(plot := Convergence(), TWO), []
     for number, loss in enumerate((0.5, 0.9, 2.3, 0.1, 9.0)):
