@@ -38,7 +38,7 @@ class Comparison(RunPage):
         self, experiments: list[Experiment], titles: list[str], question: str, x: str, goal: float
     ) -> None:
         self.experiments, self.titles = experiments, titles
-        self._colours = theme.run_colours(experiments)
+        self._colours, self._kept = theme.run_colours(experiments), len(experiments)
         self._over, self._stopped, self._complaint = Event(), False, ""
         self._over.set()
         plots = [Convergence(X_AXES[x]), Throughput(), Staleness(), Waiting(), Consensus()]

@@ -28,7 +28,8 @@ class Offer:
     """The offer in a panel: "Take it" sets the controls, "Undo" sets them to their values before."""
 
     def __init__(self, panel: Panel) -> None:
-        self._panel, self._id, self._before = panel, None, None
+        self._panel, self._id = panel, None
+        self._before: dict[str, Any] | None = None
         self._experiment: Experiment | None = None
         _look_for(self)
 
@@ -45,14 +46,14 @@ class Offer:
 
     def take(self) -> None:
         """Set the panel's controls."""
-        self._before = self._before or self._panel.experiment
+        self._before = self._before or self._panel.state["values"]
         self._panel.show(self._experiment)
         words = "The controls are as your teacher sent them. Press Run to run it."
         self._panel.tell(offer={"text": words, "actions": [UNDO, AWAY]})
 
     def undo(self) -> None:
         """Set the controls as they were before the first press of "Take it", and show the offer again."""
-        self._panel.show(self._before)
+        self._panel.restore(self._before)
         self.away()
         if self._experiment is not None:
             self._tell("As before. Your teacher sent:", TAKE, AWAY)

@@ -74,6 +74,8 @@ class RunPage(Page):
     """
 
     _esm = module("plotly", "table", "link", "figure", "panel")
+    _busy, _kept = False, KEPT
+    _watch: Watch | Replay | None = None
 
     def __init__(
         self, experiment: Experiment, plots: Sequence[Plot], title: str, question: str, first: str = ""
@@ -82,8 +84,7 @@ class RunPage(Page):
         self.job: Job | None = None
         self.runs: list[Run] = []
         self.goal, self._guard_jobs = GOAL, RLock()
-        self._watch: Watch | Replay | None = None
-        self._busy, self._started, self._has_facts = False, 0, False
+        self._started, self._has_facts = 0, False
         self._board, self._shown, self._results = (
             Board(plots),
             dict[str, Shown](),
@@ -144,8 +145,9 @@ class RunPage(Page):
             case {"do": "axis", "figure": title, "x": x} if title in self.figures:
                 self.figures[title].x = x
             case {"do": "moment", "t": moment} if not self._busy and self._shown:
-                for plot in self._board.fed:
-                    plot.look(float(moment), partial(between, self._status.path))
+                with self._guard:
+                    for plot in self._board.fed:
+                        plot.look(float(moment), partial(between, self._status.path))
             case {"do": "run"}:
                 self.run()
             case {"do": "stop"}:
@@ -155,8 +157,11 @@ class RunPage(Page):
 
     def clear_earlier(self) -> None:
         """Remove earlier runs from the figures; their folders stay."""
-        for key in list(self._shown)[:-1]:
-            self._forget(key)
+        with self._guard:
+            for key in list(self._shown)[:-1]:
+                self._forget(key)
+            if self._shown:
+                self._board.settle(ended=not self._busy)
         self._show_runs()
         self._enable()
         self.flush()
@@ -172,27 +177,30 @@ class RunPage(Page):
             self._status.errors[rank] = record
         elif record["k"] == "event" and record.get("launch_s") is not None:
             self._status.launch_s = record["launch_s"]
-        self._board.take(rank, record)
+        with self._guard:
+            self._board.take(rank, record)
         self._has_facts = self._has_facts or record["k"] == "rank" or bool(record.get("slip"))
 
     def refresh(self, alive: bool) -> None:
         """Show the records taken so far; called by the watch, at most ten times a second."""
-        self._board.settle(ended=False)
+        with self._guard:
+            self._board.settle(ended=False)
         self._show_facts()
         self._status.progress(self._board.steps, self._rate())
         self.flush(alive)
 
     def ended(self, status: str, reason: str) -> None:
         """End the run; called by the watch."""
-        self._board.settle(ended=True)
-        for plot in self._board.fed:
-            if plot.caption == "Starting …":
-                plot.set_caption("The run ended before its first step.")
+        with self._guard:
+            self._board.settle(ended=True)
+            for plot in self._board.fed:
+                if plot.caption == "Starting …":
+                    plot.set_caption("The run ended before its first step.")
         self._show_facts()
         self._status.ended(self._board.steps, self._board.accuracy, self._rate(), status, reason)
         key = next(reversed(self._shown))
         self._states[key] = status
-        if self._board.steps.done:
+        if self._board.steps.done and status != "unwatched":
             self._results[key] = results(Run(self._status.path), self.goal)
         last = self._board.steps.last
         self.tell(length=last.seconds if last else 0.0)
@@ -207,24 +215,25 @@ class RunPage(Page):
 
     def _begin(self, run: Run, experiment: Experiment, name: str | None = None) -> None:
         """Add a run to the figures, in front of the others."""
-        for key, other in list(self._shown.items()):
-            if key == run.id or loss_title(other.experiment) != loss_title(experiment):
+        with self._guard:
+            for key, other in list(self._shown.items()):
+                if key == run.id or loss_title(other.experiment) != loss_title(experiment):
+                    self._forget(key)
+            for key in list(self._shown)[: max(0, len(self._shown) - self._kept)]:
                 self._forget(key)
-        for key in list(self._shown)[: -KEPT or None] if len(self._shown) > KEPT else ():
-            self._forget(key)
-        experiments = [*(other.experiment for other in self._shown.values()), experiment]
-        names = labels(experiments) if len(experiments) > 1 else ["this run"]
-        for other, own in zip(list(self._shown.values()), names):
-            if name is None:
-                self._rename(other.key, with_world(own, other.experiment))
-        colour = self._colour(experiment)
-        named = with_world(name or names[-1], experiment)
-        shown = Shown(run.id, experiment, named, self._started, colour)
-        self._shown[run.id], self._started = shown, self._started + 1
-        self._board.begin(shown)
-        self._choose(experiment)
-        for plot in self._board.fed:
-            plot.set_caption("Starting …")
+            experiments = [*(other.experiment for other in self._shown.values()), experiment]
+            names = labels(experiments) if len(experiments) > 1 else ["this run"]
+            for other, own in zip(list(self._shown.values()), names):
+                if name is None:
+                    self._rename(other.key, with_world(own, other.experiment))
+            colour = self._colour(experiment)
+            named = with_world(name or names[-1], experiment)
+            shown = Shown(run.id, experiment, named, self._started, colour)
+            self._shown[run.id], self._started = shown, self._started + 1
+            self._board.begin(shown)
+            self._choose(experiment)
+            for plot in self._board.fed:
+                plot.set_caption("Starting …")
         self._states[run.id] = "running"
         self._status.begin(experiment, run.path)
         self._has_facts = True
@@ -341,7 +350,7 @@ class Panel(RunPage):
         ]
         super().__init__(experiment, plots, title, question, first)
         self._meanwhile, self._offer = Meanwhile(self), Offer(self)
-        self.tell(recordings=[], speeds=list(SPEEDS.items()), fields=self._controls.fields())
+        self.tell(recordings=[], speeds=list(SPEEDS.items()))
         self._check()
 
     @property
@@ -407,16 +416,18 @@ class Panel(RunPage):
 
     def choose(self, field: str, value: Any) -> None:
         """Set a control, by its path, such as ``"cluster.world"``."""
-        path = self._controls.path_of(field)
-        self._controls.set(path, value)
-        if self._controls.settings[path].is_head:
-            self.tell(fields=self._controls.fields())
+        self._controls.set(self._controls.path_of(field), value)
         self._check()
         self.flush()
 
     def show(self, experiment: Experiment) -> None:
         """Set all controls."""
         self._controls.show(experiment)
+        self._check()
+
+    def restore(self, values: dict[str, Any]) -> None:
+        """Set all controls to what a page showed, which need not be an experiment that can run."""
+        self._controls.values |= values
         self._check()
 
     def hear(self, message: dict[str, Any]) -> None:
@@ -468,9 +479,9 @@ class Panel(RunPage):
         except BadExperiment as error:
             message = str(error)
             wrong = message.partition(":")[0]
-        self.tell(
-            values=dict(self._controls.values), hidden=self._controls.hidden(), message=message, wrong=wrong
-        )
+        controls = self._controls
+        self.tell(fields=controls.fields(), values=dict(controls.values), hidden=controls.hidden())
+        self.tell(message=message, wrong=wrong)
 
 
 def warning(experiment: Experiment) -> str:

@@ -13,6 +13,7 @@ from dlpar.lab import theme
 from dlpar.lab.drawing import Drawing
 from dlpar.lab.figure import Figure, finished
 from dlpar.lab.labels import labels, with_world
+from dlpar.lab.watch import in_order
 
 
 class Shown(NamedTuple):
@@ -186,8 +187,7 @@ def drawn(plot: Plot, runs: Run | Sequence[Run], names: Sequence[str] | None = N
     board = Board([plot])
     for run, look in zip(runs, shown([run.experiment for run in runs], [run.id for run in runs], names)):
         board.begin(look)
-        for source, record in run.records():
-            if source != "job":
-                board.take(rank_of(source), record)
+        for _, source, record in in_order(run):
+            board.take(rank_of(source), record)
         board.settle(ended=True)
     return plot.static()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import math
 import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -58,10 +59,10 @@ class Prediction(Page):
         super().__init__()
         self.key, self.question, self.choices, self.unit = key, question, list(choices), unit
         self.low, self.high = low, high
-        kept, asked = self.answer, {"question": question, "choices": self.choices, "unit": unit}
-        self._typed = "" if kept.value is None or choices else f"{kept.value:g}"
-        self.tell(**asked, allowed=self._allowed(), answer=kept.value, unsure=kept.unsure, typed=self._typed)
-        self.tell(reason=kept.reason, unknown=UNSURE)
+        kept = self.answer.value
+        self._typed = "" if kept is None or choices else f"{kept:g}"
+        asked = {"question": question, "choices": self.choices, "unit": unit, "unknown": UNSURE}
+        self.tell(**asked, allowed=self._allowed())
         _all.add(self)
         self._say()
 
@@ -119,7 +120,11 @@ class Prediction(Page):
             value = float(self._typed.replace(",", "."))
         except ValueError:
             return None
-        inside = (self.low is None or value >= self.low) and (self.high is None or value <= self.high)
+        inside = (
+            math.isfinite(value)
+            and (self.low is None or value >= self.low)
+            and (self.high is None or value <= self.high)
+        )
         return value if inside else None
 
     def _say(self) -> None:
@@ -132,7 +137,8 @@ class Prediction(Page):
         else:
             text = "No prediction yet; the lab goes on without one."
         agreement = {"agreed": is_shared(), "means": MEANING} if "JUPYTERHUB_USER" in os.environ else None
-        self.tell(note=text, share=agreement)
+        self.tell(note=text, share=agreement, typed=self._typed)
+        self.tell(answer=answer.value, unsure=answer.unsure, reason=answer.reason)
 
 
 class Reveal:

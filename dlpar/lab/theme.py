@@ -76,14 +76,14 @@ class Phase(NamedTuple):
 
 PHASES = {
     "forward": Phase("compute", "#3A97CC"),
-    "backward": Phase("compute", "#1F6FA8"),
-    "delay": Phase("compute", "#6FA8C9"),
+    "backward": Phase("compute", "#1F73AE"),
+    "delay": Phase("compute", "#5A96BB"),
     "update": Phase("compute", "#4B7FA0"),
     "weight": Phase("compute", "#2B86B8"),
-    "recompute": Phase("compute", "#7A9FC4"),
+    "recompute": Phase("compute", "#6E94BC"),
     "communicate": Phase("communicate", "#B8860B"),
     "send": Phase("communicate", "#A87400"),
-    "receive": Phase("communicate", "#C79A2E"),
+    "receive": Phase("communicate", "#B58A25"),
     "halo": Phase("communicate", "#9C7A1C"),
     "gather": Phase("communicate", "#BF8A3D"),
     "reduce": Phase("communicate", "#8F6A10"),

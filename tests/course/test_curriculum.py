@@ -9,6 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from ipywidgets.widgets.widget import _instances
+from lab.readers import Reader
 
 from dlpar import lab
 from dlpar.course.curriculum import labs
@@ -52,18 +54,17 @@ def test_the_map_says_which_predictions_were_revealed():
     lab.forget_predictions()
 
 
-def test_an_answer_is_checked_at_once_and_may_be_changed():
+def test_a_self_test_gives_the_page_all_it_needs_to_check_an_answer_and_is_one_model():
+    before = set(_instances)
     test = lab.self_test("03")
-    assert test.right == 0 and test._score.value == "<p>0 of 2 right.</p>"
-    first, second = test.answers
-    first.index = 0
-    assert "Not so; try another. Before this lab you need labs 00 and 01." in test._says[0].value
-    first.index, second.index = 1, 1
-    assert (
-        test.right == 2
-        and "Right. α + B/β" in test._says[0].value
-        and "you are ready for lab 03" in test._score.value
-    )
+    new = [type(_instances[key]).__name__ for key in set(_instances) - before]
+    assert sorted(new) == ["Layout", "SelfTest"]
+    state = Reader(test).state
+    assert (state["lab"], state["needs"]) == ("03", "labs 00 and 01")
+    assert [(ask["question"], ask["right"]) for ask in state["asks"]] == [
+        (ask.question, ask.right) for ask in labs()["03"].asks
+    ]
+    assert all(ask["because"] and ask["choices"] for ask in state["asks"])
     with pytest.raises(ValueError, match="lab: got '99', allowed is one of 00, 01, "):
         lab.self_test("99")
 

@@ -7,6 +7,7 @@ from dlpar.config.experiment import Experiment
 from dlpar.jobs.launch import JobFailed
 from dlpar.lab import compare, theme
 from lab.folders import ThreadJob, until
+from lab.readers import Reader
 
 SYNCS = ("ring", {"scheme": "ps", "consistency": "asp"}, "gossip")
 EXPERIMENTS = [Experiment(workers=2, steps=20, sync=sync) for sync in SYNCS]
@@ -24,70 +25,110 @@ def launched(monkeypatch):
     return jobs
 
 
-def test_all_run_one_after_the_other_and_their_figures_are_in_the_table(launched):
-    comparison = compare(EXPERIMENTS, goal=0.9)
-    assert not comparison.runs and "not yet run" in comparison._table.value
+def ran(comparison):
+    """Run it, and wait until all is told."""
     runs = comparison.run().wait(30)
+    comparison._watch.join(10)
+    return runs
+
+
+def test_all_run_one_after_the_other_and_their_results_are_in_the_table(launched):
+    comparison = compare(EXPERIMENTS, goal=0.9)
+    page = Reader(comparison)
+    assert not comparison.runs and page.state["runs"] == []
+    runs = ran(comparison)
     assert [run.experiment for run in runs] == EXPERIMENTS == [job.run.experiment for job in launched]
     table = comparison.table
     assert list(table["run"]) == ["ring", "ps asp", "gossip ring"]
-    assert list(table["consistency"]) == ["bsp", "asp", "bsp"]
+    assert table["to goal (s)"].notna().all()
     for row, run in zip(table.to_dict("records"), runs):
         summary = run.summary
         assert row["final loss"] == summary["final_loss"] and row["MB sent"] == summary["bytes_sent"] / 1e6
         assert row["staleness mean"] == summary["staleness"]["mean"]
         lead = summary["lead"]["max"]  # of synchronous gossip it is not known
         assert row["lead max"] == lead if lead is not None else row["lead max"] != row["lead max"]
-        assert row["to 90% (s)"] == summary["time_to_accuracy"]["0.9"]
-    assert "ps asp" in comparison._table.value and "2 of 3" not in comparison._status.words.value
+        assert row["to goal (s)"] == summary["time_to_accuracy"]["0.9"]
+    assert [run["name"] for run in page.state["runs"]] == ["ring", "ps asp", "gossip ring"]
+    assert all(run["results"] for run in page.state["runs"])
+    assert page.state["words"].startswith("3 of 3, gossip ring: done: 20 steps")
+    page.assert_like_the_kernel()
 
 
-def test_one_figure_has_a_curve_of_each_in_its_schemes_colour(launched):
+def test_every_figure_has_each_run_in_its_schemes_colour(launched):
     comparison = compare(EXPERIMENTS, x="bytes")
-    comparison.run().wait(30)
-    plot = comparison._figure.plot
-    assert plot.x == "MB sent" and plot.caption.startswith("At the end: ring loss")
-    styles = [plot.style(f"{n} loss") for n in range(3)]
-    assert [s["line"]["color"] for s in styles] == [theme.SCHEMES[s] for s in ("ring", "ps", "gossip")]
-    assert [s["name"] for s in styles] == ["ring", "ps asp", "gossip ring"]
-    for n, run in enumerate(comparison.runs):
-        rows = plot.series(f"{n} loss").rows
+    page = Reader(comparison)
+    runs = ran(comparison)
+    convergence = page.figures["Convergence"]
+    assert convergence.x == "MB sent" and convergence.caption.startswith("At the last step of each run: ring")
+    colours = [theme.SCHEMES[scheme] for scheme in ("ring", "ps", "gossip")]
+    assert [run["colour"] for run in page.state["runs"]] == colours
+    for title, name in {"Convergence": "loss", "Throughput": "all", "Staleness": "mean"}.items():
+        styles = [page.figures[title].traces[f"{run.id} {name}"]["style"] for run in runs]
+        assert [style["line"]["color"] for style in styles] == colours, title
+    for run in runs:
+        rows = convergence.curves[f"{run.id} loss"].T
         assert rows[:, 0].tolist() == list(range(20))
         assert rows[-1, -1] == pytest.approx(run.curve["loss"].iloc[-1])
 
 
-def test_runs_of_one_scheme_differ_in_dash_and_symbol_and_simulation_makes_no_symbol_faint(launched):
+def test_runs_of_one_scheme_have_a_colour_dash_and_symbol_each_and_only_lines_of_simulations_are_faint(
+    launched,
+):
     worlds = ("real", "simulated")
     alike = [Experiment(workers=n, steps=5, cluster={"world": world}) for n in (1, 2) for world in worlds]
     comparison = compare(alike)
-    comparison.run().wait(30)
-    styles = [comparison._figure.plot.style(f"{n} loss") for n in range(4)]
-    assert len({s["line"]["dash"] for s in styles}) == len({s["marker"]["symbol"] for s in styles}) == 4
-    assert theme.PREDICTED["dash"] not in {s["line"]["dash"] for s in styles}
-    assert {s["marker"]["color"] for s in styles} == {theme.SCHEMES["ring"]}
+    page = Reader(comparison)
+    runs = ran(comparison)
+    traces = page.figures["Convergence"].traces
+    styles = [traces[f"{run.id} loss"]["style"] for run in runs]
+    assert len({s["marker"]["symbol"] for s in styles}) == 4
+    measured = [s["line"]["dash"] for s in styles[::2]]
+    assert len(set(measured)) == 2 and theme.PREDICTED["dash"] not in measured
+    assert [s["marker"]["color"] for s in styles] == list(theme.RUNS[:4])
     assert [s["line"]["width"] for s in styles] == [2, 5, 2, 5]
+
+
+def test_the_sentence_of_throughputs_has_the_ratios(launched):
+    comparison = compare([Experiment(workers=n, steps=20) for n in (1, 2)])
+    page = Reader(comparison)
+    ran(comparison)
+    caption = page.figures["Throughput"].caption
+    assert caption.startswith("workers=1: ") and "workers=2: " in caption and " times as many." in caption
+
+
+def test_many_runs_all_stay(launched):
+    comparison = compare([Experiment(workers=1, steps=3, seed=seed) for seed in range(8)])
+    page = Reader(comparison)
+    runs = ran(comparison)
+    assert [run["key"] for run in page.state["runs"]] == [run.id for run in runs]
+    assert {f"{run.id} loss" for run in runs} <= page.figures["Convergence"].curves.keys()
 
 
 def test_it_can_be_run_again(launched):
     comparison = compare(EXPERIMENTS[:2])
-    comparison.run().wait(30)
-    comparison.run().wait(30)
+    page = Reader(comparison)
+    ran(comparison)
+    ran(comparison)
     assert len(launched) == 4 and comparison.runs[0].id == launched[2].run.id
-    assert sorted(comparison._figure.plot._traces) == ["0 loss", "0 test", "1 loss", "1 test"]
+    keys = [f"{run.id} {name}" for run in comparison.runs for name in ("loss", "test")]
+    assert list(page.figures["Convergence"].curves) == keys
+    assert [run["colour"] for run in page.state["runs"]] == [theme.SCHEMES["ring"], theme.SCHEMES["ps"]]
 
 
 def test_stop_ends_the_present_run_and_starts_no_other(monkeypatch):
     monkeypatch.setattr(dlpar, "launch", lambda e: ThreadJob(e, pace=20), raising=False)
-    comparison = compare([Experiment(workers=1, steps=1000), Experiment(workers=2, steps=1000)]).run()
-    with pytest.raises(RuntimeError, match="still running"):
-        comparison.run()
+    comparison = compare([Experiment(workers=1, steps=1000), Experiment(workers=2, steps=1000)])
+    page = Reader(comparison)
+    page.do(do="run")
+    page.do(do="run")
+    assert "still running" in page.state["message"]
     with pytest.raises(TimeoutError, match=r"still running after 0\.1 s"):
         comparison.wait(0.1)
-    until(lambda: comparison._figure.steps.done > 2)
-    comparison.stop()
+    until(lambda: page.state["done"] > 2)
+    page.do(do="stop")
     until(lambda: not comparison.running)
     assert len(comparison.runs) == 1
-    assert "(stopped)" in comparison._table.value and "not yet run" in comparison._table.value
+    until(lambda: page.state["words"].startswith("1 of 2, workers=1: stopped after"))
     with pytest.raises(JobFailed, match="workers=1: stopped by its owner"):
         comparison.wait(1)
 
@@ -95,10 +136,12 @@ def test_stop_ends_the_present_run_and_starts_no_other(monkeypatch):
 def test_a_launch_that_fails_halfway_is_told(monkeypatch, launched):
     first = dlpar.launch
     monkeypatch.setattr(dlpar, "launch", lambda e: first(e) if not launched else 1 / 0)
-    comparison = compare(EXPERIMENTS).run()
+    comparison = compare(EXPERIMENTS)
+    page = Reader(comparison)
+    comparison.run()
     with pytest.raises(JobFailed, match="ps asp was not run: ZeroDivisionError"):
         comparison.wait(30)
-    assert "ZeroDivisionError" in comparison._alert.value and not comparison._run.disabled
+    until(lambda: "ZeroDivisionError" in page.state["message"] and not page.state["busy"])
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,9 @@ import stat
 
 import pytest
 
+from dlpar.lab import predict
 from dlpar.lab.ledger import forget_predictions, ledger, note, predictions, shared_answers
-from dlpar.lab.prediction import Agreement, Answer
+from dlpar.lab.prediction import Answer
 
 
 @pytest.fixture(autouse=True)
@@ -56,12 +57,10 @@ def test_a_torn_line_loses_itself_alone():
 
 
 def test_revealing_a_prediction_keeps_it():
-    from dlpar.lab import predict
-
     asked = predict("99-kept", "How many?", unit="times", low=0, high=9)
     asked.reveal(3.0)
     assert predictions().empty, "nothing was predicted"
-    asked._text.value = "2"
+    asked.hear({"value": "2"})
     asked.reveal(3.0, "simulated")
     row = predictions().iloc[0]
     assert (row["predicted"], row["found"], row["how"]) == (2.0, 3.0, "simulated")
@@ -71,10 +70,8 @@ def test_nothing_is_shared_before_she_agrees_and_nothing_after_she_takes_it_back
     monkeypatch.setenv("JUPYTERHUB_USER", "ada")
     note("02-stale", "How old?", Answer(3.0, False, "because I say so"), 2.9, "measured", "updates")
     assert shared_answers() is None
-    first, second = Agreement(), Agreement()
-    assert not first.value and first.layout.display is None
-    first.value = True
-    assert second.value and Agreement().value
+    asked = predict("02-stale", "How old?")
+    asked.hear({"share": True})
     assert shared_answers() == [
         {
             "key": "02-stale",
@@ -85,10 +82,5 @@ def test_nothing_is_shared_before_she_agrees_and_nothing_after_she_takes_it_back
             "unit": "updates",
         }
     ]
-    second.value = False
-    assert not first.value and shared_answers() is None
-
-
-def test_where_there_is_no_class_nobody_is_asked(monkeypatch):
-    monkeypatch.delenv("JUPYTERHUB_USER", raising=False)
-    assert Agreement().layout.display == "none"
+    asked.hear({"share": False})
+    assert shared_answers() is None

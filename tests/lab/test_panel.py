@@ -1,16 +1,24 @@
+"""The panel: one widget that launches jobs, follows them, and compares them with earlier ones."""
+
+import gc
 import json
+import sys
+import threading
 import time
 
 import pytest
+from ipywidgets.widgets.widget import _instances
 
 import dlpar
 from dlpar.config.experiment import Experiment
 from dlpar.config.schema import BadExperiment
 from dlpar.jobs.run import Run
-from dlpar.lab import cell
-from dlpar.lab.controls import Controls, settings
-from dlpar.lab.panel import Panel, foreseen, messages
+from dlpar.lab import page as page_module
+from dlpar.lab import panel as module
+from dlpar.lab import predict, prediction, theme
+from dlpar.lab.panel import KEPT, Panel, foreseen, messages
 from lab.folders import ThreadJob, end, finished, new_folder, until
+from lab.readers import Reader
 
 
 @pytest.fixture
@@ -26,84 +34,210 @@ def launched(monkeypatch):
     return jobs
 
 
+@pytest.fixture
+def slowly(monkeypatch):
+    """Jobs that go on until they are stopped."""
+    monkeypatch.setattr(dlpar, "launch", lambda e: ThreadJob(e, pace=20), raising=False)
+
+
 def words(panel):
-    return panel._status.words.value
+    return panel.state["words"]
 
 
-def test_every_field_has_a_control_that_says_what_it_means():
-    controls = Controls(Experiment(), lambda: None)
-    for path, field, *_ in settings(Experiment()):
-        widget = controls.widgets[path]
-        assert field.description in widget.tooltip and "Allowed:" in widget.tooltip, path
-        assert widget.description, path
-    assert controls.experiment() == Experiment()
+def ran(panel, **fields):
+    """Set fields, run, and wait until all is told."""
+    for name, value in fields.items():
+        panel.choose(name, value)
+    panel.run()
+    panel._watch.join(20)
+    assert not panel.running
+    return panel.runs[0]
 
 
-def test_controls_give_back_any_experiment():
-    odd = Experiment(
-        workers=3,
-        model={"width": 64},
-        cluster={"threads": 2},
-        evaluate_every=7,
-        sync={"overlap": True},
-        lr=0.03,
-    )
-    assert Controls(odd, lambda: None).experiment() == odd
+def test_a_panel_is_one_model():
+    before = set(_instances)
+    panel = Panel(Experiment(workers=4))
+    new = [type(_instances[key]).__name__ for key in set(_instances) - before]
+    assert sorted(new) == ["Layout", "Panel"]
+    panel.close()
 
 
 def test_run_ends_with_what_was_measured(launched):
     panel = Panel(Experiment(workers=2, steps=50))
-    job = panel.run()
-    until(lambda: not panel.running)
-    assert job is launched[0] is panel.job and [r.id for r in panel.runs] == [job.run.id]
-    assert words(panel).startswith("done: 50 steps") and "held-out accuracy" in words(panel)
-    assert panel._status.bar.value == 50
-    assert len(panel._board.convergence.loss) == 50
-    assert not panel._run.disabled and panel._stop.disabled
+    page = Reader(panel)
+    page.do(do="run")
+    until(lambda: not page.state["busy"])
+    job = launched[0]
+    assert job is panel.job and [r.id for r in panel.runs] == [job.run.id]
+    assert page.state["words"].startswith("done: 50 steps") and "held-out accuracy" in page.state["words"]
+    assert (page.state["done"], page.state["status"], page.state["stoppable"]) == (50, "done", False)
+    assert len(page.figures["Convergence"].curves[f"{job.run.id} loss"][0]) == 50
+    page.assert_like_the_kernel()
+
+
+def test_a_page_that_is_loaded_at_any_moment_is_right_at_once(launched):
+    panel = Panel(Experiment(workers=3, steps=300, sync={"scheme": "ps", "consistency": "asp"}))
+    page = Reader(panel)
+    page.do(do="run")
+    while page.state["busy"]:
+        page.ask("all")
+        time.sleep(0.002)
+    page.assert_like_the_kernel()
+
+
+# ---- several runs ------------------------------------------------------------------
 
 
 def test_second_run_is_compared_with_the_first(launched):
     panel = Panel(Experiment(workers=2, steps=20))
-    panel.run()
-    until(lambda: not panel.running)
-    panel._controls.widgets["workers"].value = 4
-    panel.run()
-    until(lambda: not panel.running)
-    first, second = panel.runs[1].id, panel.runs[0].id
-    plot = panel._board.convergence.plot
-    assert plot.style(f"{first} loss")["name"] == "workers=2"
-    assert plot.style(f"{second} loss")["name"] == "this run: workers=4"
-    assert "all saw the same batches" in panel._status.facts.value
-    panel.clear_earlier()
-    assert list(plot._traces) == [f"{second} loss", f"{second} test"]
+    page = Reader(panel)
+    first, second = ran(panel), ran(panel, workers="4")
+    for title, name in {"Convergence": "loss", "Throughput": "all", "Staleness": "mean"}.items():
+        curves = page.figures[title].curves
+        assert {f"{first.id} {name}", f"{second.id} {name}"} <= curves.keys(), title
+        assert len(curves[f"{first.id} {name}"][0]), title
+    names = [run["name"] for run in page.state["runs"]]
+    assert names == ["workers=2", "workers=4"]
+    traces = page.figures["Convergence"].traces
+    assert traces[f"{first.id} loss"]["style"]["name"] == "workers=2"
+    assert ("batches", "the same in all runs") in [(name, fact) for name, fact, _ in page.state["facts"]]
+    assert " times as many" in page.figures["Throughput"].caption
+    page.do(do="clear")
+    assert set(page.figures["Convergence"].curves) == {f"{second.id} loss", f"{second.id} test"}
+    assert page.state["runs"] == [] and page.state["earlier"] == 0
+    page.assert_like_the_kernel()
 
 
-def test_facts_are_always_there(launched):
-    panel = Panel(Experiment(workers=2, steps=5))
-    for name in ("world", "platform", "clock", "slip"):
-        assert f"<b>{name}</b>" in panel._status.facts.value
+def test_after_clear_no_figure_speaks_of_earlier_runs(launched):
+    panel = Panel(Experiment(workers=2, steps=20))
+    page = Reader(panel)
+    ran(panel), ran(panel, workers="4")
+    for title in ("Convergence", "Throughput", "Waiting"):
+        assert "workers=2" in page.figures[title].caption, title
+    page.do(do="clear")
+    for title, figure in page.figures.items():
+        assert "workers=2" not in figure.caption, title
+    assert "workers=2" not in json.dumps(page.figures["Waiting"].layout["yaxis"]["ticktext"])
+
+
+def test_every_run_has_one_colour_in_all_figures_and_in_the_table(launched):
+    panel = Panel(Experiment(workers=2, steps=20))
+    page = Reader(panel)
+    made = [ran(panel, workers=str(n)) for n in (1, 2, 3)]
+    colours = {run["key"]: run["colour"] for run in page.state["runs"]}
+    assert list(colours.values()) == list(theme.RUNS[:3])
+    for title, name in {"Convergence": "loss", "Throughput": "all", "Staleness": "mean"}.items():
+        traces = page.figures[title].traces
+        for run in made:
+            assert traces[f"{run.id} {name}"]["style"]["line"]["color"] == colours[run.id], title
+
+
+def test_the_table_has_what_differs_and_the_speed_of_each(launched):
+    panel = Panel(Experiment(workers=2, steps=20))
+    ran(panel), ran(panel, workers="4")
+    rows, heads = panel.state["runs"], [column["name"] for column in panel.state["columns"]]
+    assert heads[0] == "samples/s" and "world" not in heads
+    for row, run in zip(rows, reversed(panel.runs)):
+        assert row["results"]["samples/s"] == run.summary["samples_per_s"]
+        assert set(row["cells"]) == set(heads)
+
+
+def test_a_run_that_was_stopped_says_so_in_the_table(launched, monkeypatch):
+    panel = Panel(Experiment(workers=2, steps=1000))
+    ran(panel, steps="20")
+    monkeypatch.setattr(dlpar, "launch", lambda e: ThreadJob(e, pace=20), raising=False)
+    panel.choose("steps", "1000")
     panel.run()
+    until(lambda: panel.state["done"] > 1)
+    panel.stop()
     until(lambda: not panel.running)
-    assert "cpu, mpi, 1 thread a rank" in panel._status.facts.value
+    assert panel.state["runs"][1]["name"].endswith("(stopped)")
+
+
+def test_number_of_earlier_runs_is_bounded(launched):
+    panel = Panel(Experiment(workers=1, steps=3))
+    for seed in range(KEPT + 3):
+        ran(panel, seed=str(seed))
+    assert len(panel.state["runs"]) == KEPT + 1
+    assert len(panel.figures["Convergence"].runs) == KEPT + 1
+    assert len({run["colour"] for run in panel.state["runs"]}) == KEPT + 1
+
+
+def test_runs_of_another_kind_of_task_are_not_compared(launched):
+    panel = Panel(Experiment(workers=2, steps=10))
+    ran(panel)
+    panel.show(Experiment(workers=2, steps=10, model="linear", data="diabetes"))
+    squares = ran(panel)
+    assert list(panel.figures["Convergence"].runs) == [squares.id] and panel.state["runs"] == []
+
+
+def test_a_figure_that_comes_back_has_the_runs_that_were_in_it(launched):
+    panel = Panel(Experiment(workers=2, steps=20, sync={"scheme": "ps", "consistency": "asp"}))
+    page = Reader(panel)
+    first = ran(panel)
+    ran(panel, **{"sync.scheme": "ring"})
+    assert "Lead" not in page.state["tabs"]
+    page.ask("all")
+    second = ran(panel, **{"sync.scheme": "ps"})
+    assert {f"{run.id} mean" for run in (first, second)} <= page.figures["Lead"].curves.keys()
+    page.assert_like_the_kernel()
+
+
+def test_a_students_prediction_stands_in_the_throughput_and_its_sentence(launched, monkeypatch):
+    monkeypatch.setattr(prediction, "_answers", {})
+    asked = predict("speed", "How many times faster?", unit="times", low=1, high=16)
+    asked.hear({"value": "3"})
+    panel = Panel(Experiment(workers=1, steps=40), prediction=asked)
+    page = Reader(panel)
+    ran(panel), ran(panel, workers="4")
+    figure = page.figures["Throughput"]
+    assert figure.caption.endswith("You said 3 times.") and len(figure.curves["asked"][0]) == 2
+
+
+def test_clear_during_a_run_does_not_disturb_it(launched, slowly):
+    panel = Panel(Experiment(workers=2, steps=20))
+    page = Reader(panel)
+    module.dlpar.launch = ThreadJob
+    for seed in range(4):
+        ran(panel, seed=str(seed))
+    panel.choose("steps", "4000")
+    panel.run()
+    page.do(do="clear")
+    panel._watch.join(20)
+    assert page.state["status"] == "done"
+    page.assert_like_the_kernel()
+
+
+# ---- controls and their faults -------------------------------------------------------
+
+
+def test_the_page_gets_fields_values_and_what_is_hidden():
+    panel = Panel(Experiment(workers=2), question="Is it <faster>?", title="Lab")
+    state = Reader(panel).state
+    assert (state["title"], state["question"]) == ("Lab", "Is it <faster>?")
+    assert [field["path"] for field in state["fields"] if field["first"]] == ["workers", "steps", "lr"]
+    assert [action["label"] for action in state["actions"]] == ["Run", "Stop", "Clear"]
+    assert state["tabs"] == ["Convergence", "Throughput", "Staleness", "Timeline", "Waiting"]
+    assert "sync.staleness" in state["hidden"] and state["values"]["workers"] == "2"
 
 
 @pytest.mark.parametrize(
-    "field, value", [("workers", 0), ("lr", -1.0), ("steps", 0), ("cluster.threads", "many"), ("batch", 2)]
+    "field, value",
+    [("workers", "0"), ("lr", "-1.0"), ("steps", ""), ("cluster.threads", "many"), ("batch", "2")],
 )
-def test_bad_value_is_explained_and_refused(launched, field, value):
+def test_bad_value_is_explained_refused_and_its_field_marked(launched, field, value):
     panel = Panel()
-    panel._controls.widgets[field].value = value
-    assert f"{field}: got" in panel._alert.value and "allowed" in panel._alert.value
-    assert panel._run.disabled
+    page = Reader(panel)
+    page.do(do="set", path=field, value=value)
+    assert f"{field}: got" in page.state["message"] and "allowed" in page.state["message"]
+    assert page.state["wrong"] == field
     with pytest.raises(BadExperiment):
         panel.run()
     assert launched == [] and panel.job is None
-
-
-def test_message_is_escaped(launched):
-    panel = Panel()
-    panel._controls.widgets["cluster.threads"].value = "<script>alert(1)</script>"
-    assert "<script>" not in panel._alert.value and "&lt;script&gt;" in panel._alert.value
+    page.do(
+        do="set", path=field, value={"workers": "4", "lr": "0.1", "steps": "9", "batch": "64"}.get(field, "")
+    )
+    assert page.state["wrong"] is None and page.state["message"] == ""
 
 
 def test_launch_that_fails_is_told_in_the_panel_and_raises_nothing(monkeypatch):
@@ -112,21 +246,95 @@ def test_launch_that_fails_is_told_in_the_panel_and_raises_nothing(monkeypatch):
 
     monkeypatch.setattr(dlpar, "launch", refuse, raising=False)
     panel = Panel()
-    panel._run.click()
-    assert "cluster.device: got &#x27;cuda&#x27;" in panel._alert.value
-    assert not panel.running and not panel._run.disabled
+    page = Reader(panel)
+    page.do(do="run")
+    assert page.state["message"].startswith("cluster.device: got 'cuda'")
+    assert not panel.running and not page.state["busy"]
 
 
-def test_one_job_at_a_time(monkeypatch):
-    monkeypatch.setattr(dlpar, "launch", lambda e: ThreadJob(e, pace=20), raising=False)
+def test_controls_that_do_not_exist_are_refused():
+    with pytest.raises(ValueError, match="controls: got 'worker', allowed are .*workers"):
+        Panel(controls=("worker",))
+    with pytest.raises(ValueError, match="first: got 'Consensus', allowed is one of Convergence, .*Waiting"):
+        Panel(first="Consensus")
+
+
+def test_a_panel_that_was_refused_is_collected_in_silence(monkeypatch):
+    seen = []
+    monkeypatch.setattr(sys, "unraisablehook", seen.append)
+    for refused in ({"controls": ("worker",)}, {"first": "None such"}):
+        with pytest.raises(ValueError):
+            Panel(**refused)
+    gc.collect()
+    assert seen == []
+
+
+def test_the_figure_in_front_is_the_one_the_question_is_about_and_stays_there(launched):
+    panel = Panel(Experiment(workers=2, steps=5), first="Timeline")
+    page = Reader(panel)
+    assert page.state["front"] == "Timeline"
+    ran(panel, **{"sync.scheme": "gossip"})
+    assert "Consensus" in page.state["tabs"] and page.state["front"] == "Timeline"
+    page.do(do="front", figure="Consensus")
+    assert page.state["front"] == "Consensus"
+    page.do(do="front", figure="None such")
+    assert panel.picture().layout.meta["caption"] == page.figures["Consensus"].caption
+    ran(panel, **{"sync.scheme": "ring"})
+    assert page.state["front"] == "Convergence", "the one in front is gone"
+
+
+def test_the_horizontal_axis_that_is_chosen_stays_chosen(launched):
+    panel = Panel(Experiment(workers=2, steps=5))
+    page = Reader(panel)
+    page.do(do="axis", figure="Convergence", x="seconds")
+    ran(panel)
+    page.ask("all")
+    assert page.figures["Convergence"].x == "seconds"
+
+
+# ---- a job -----------------------------------------------------------------------------
+
+
+def test_facts_are_always_there(launched):
+    panel = Panel(Experiment(workers=2, steps=5))
+    names = [name for name, *_ in panel.state["facts"]]
+    assert names == ["world", "platform"]
+    ran(panel)
+    assert "cpu, mpi, 1 thread a rank" in panel.state["facts"][1][1]
+
+
+def test_one_job_at_a_time(slowly):
     panel = Panel(Experiment(workers=1, steps=1000))
+    page = Reader(panel)
     panel.run()
     with pytest.raises(RuntimeError, match="still running"):
         panel.run()
-    panel.stop()
+    page.do(do="run")
+    assert "still running" in page.state["message"]
+    page.do(do="stop")
     until(lambda: not panel.running)
     assert words(panel).startswith("stopped after")
     panel.stop()
+
+
+def test_stop_is_answered_while_the_job_takes_its_time_to_end(monkeypatch):
+    free = threading.Event()
+
+    class Stubborn(ThreadJob):
+        def stop(self):
+            free.wait(10)
+            super().stop()
+
+    monkeypatch.setattr(dlpar, "launch", lambda e: Stubborn(e, pace=20), raising=False)
+    panel = Panel(Experiment(workers=1, steps=1000))
+    page = Reader(panel)
+    panel.run()
+    page.do(do="stop")
+    until(lambda: page.state["stoppable"] is False)
+    page.do(do="front", figure="Timeline")
+    assert page.state["front"] == "Timeline"
+    free.set()
+    until(lambda: not panel.running)
 
 
 def test_failed_run_shows_reason_and_tracebacks_by_rank(monkeypatch):
@@ -142,56 +350,30 @@ def test_failed_run_shows_reason_and_tracebacks_by_rank(monkeypatch):
 
     monkeypatch.setattr(dlpar, "launch", Failed, raising=False)
     panel = Panel(Experiment(workers=2))
+    page = Reader(panel)
     panel.run()
     until(lambda: not panel.running)
     assert words(panel) == "failed after 0 of 200 steps — rank 1 raised ValueError: bad"
-    assert (
-        "[rank 1] ValueError: bad" in panel._status.log.value
-        and "[rank 0] reading &lt;b&gt;" in panel._status.log.value
-    )
-    assert panel._more_box.selected_index == 1
-    assert panel._status.bar.bar_style == "danger"
-    assert all(plot.caption for plot in panel._board.plots.values())
+    log = page.state["log"]
+    assert "[rank 1] ValueError: bad" in log and "[rank 0] reading <b>" in log
+    assert page.state["status"] == "failed"
+    assert {f.caption for f in page.figures.values()} == {"The run ended before its first step."}
 
 
-def test_controls_that_do_not_exist_are_refused():
-    with pytest.raises(ValueError, match="controls: got 'worker', allowed are .*workers"):
-        Panel(controls=("worker",))
+def test_a_panel_whose_run_folder_vanishes_can_be_used_again(launched, monkeypatch):
+    def broken(run, goal):
+        raise FileNotFoundError("no such folder")
 
-
-def test_first_screen_has_the_question_three_controls_and_one_figure():
-    panel = Panel(question="Is it <faster>?", title="Lab")
-    head, first, *_, tabs, more = panel.children
-    assert "Is it &lt;faster&gt;?" in head.value
-    assert [w.description for w in first.children] == [
-        "workers",
-        "steps",
-        "lr",
-        "Run",
-        "Stop",
-        "Clear earlier runs",
-    ]
-    assert tabs.titles == ("Convergence", "Throughput", "Staleness", "Timeline", "Waiting")
-    assert more.selected_index is None
-    rest = sum(len(found) for found in panel._controls.groups(("workers", "steps", "lr")).values())
-    assert rest == len(panel._controls.widgets) - 3
-
-
-def test_the_figure_in_front_is_the_one_the_question_is_about_and_stays_there(launched):
-    panel = Panel(Experiment(workers=2, steps=5), first="Timeline")
-    assert panel._tabs.titles[panel._tabs.selected_index] == "Timeline"
-    panel.choose("sync.scheme", "gossip")
+    monkeypatch.setattr(module, "results", broken)
+    panel = Panel(Experiment(workers=1, steps=5))
     panel.run()
     until(lambda: not panel.running)
-    assert "Consensus" in panel._tabs.titles and panel._tabs.titles[panel._tabs.selected_index] == "Timeline"
-    with pytest.raises(ValueError, match="first: got 'Consensus', allowed is one of Convergence, .*Waiting"):
-        Panel(first="Consensus")
+    assert "FileNotFoundError: no such folder" in words(panel)
 
 
-def test_running_a_cell_again_closes_its_panel_and_stops_the_job(monkeypatch):
-    monkeypatch.setattr(dlpar, "launch", lambda e: ThreadJob(e, pace=20), raising=False)
+def test_running_a_cell_again_closes_its_panel_and_stops_the_job(slowly, monkeypatch):
     execution = iter(("first", "first", "second"))
-    monkeypatch.setattr(cell, "this_cell", lambda: ("cell", next(execution)))
+    monkeypatch.setattr(page_module, "this_cell", lambda: ("cell", next(execution)))
     one, beside = Panel(Experiment(workers=1, steps=1000)), Panel()
     job = one.run()
     Panel()
@@ -202,8 +384,10 @@ def test_running_a_cell_again_closes_its_panel_and_stops_the_job(monkeypatch):
 def test_panel_can_be_closed_while_nothing_runs():
     panel = Panel()
     panel.close()
-    time.sleep(0.01)
     assert panel.comm is None
+
+
+# ---- time ------------------------------------------------------------------------------
 
 
 def test_a_recording_is_played_back_marked_as_one_and_can_be_stopped(launched):
@@ -212,7 +396,8 @@ def test_a_recording_is_played_back_marked_as_one_and_can_be_stopped(launched):
     panel.replay(kept.id, 1000)
     until(lambda: not panel.running)
     assert words(panel).startswith(f"Recording of {kept.id}, at 1000 times its speed: done: 50 steps")
-    assert panel.job is None and launched == [] and len(panel._board.convergence.loss) == 50
+    assert panel.job is None and launched == []
+    assert len(panel.figures["Convergence"].series(f"{kept.id} loss")) == 50
     panel.replay(kept, 0.001)
     with pytest.raises(RuntimeError, match="a recording is still running"):
         panel.run()
@@ -220,6 +405,19 @@ def test_a_recording_is_played_back_marked_as_one_and_can_be_stopped(launched):
     assert not panel.running and "stopped after" in words(panel)
     with pytest.raises(ValueError, match="speed: got 0"):
         panel.replay(kept, 0)
+
+
+def test_a_moment_of_a_run_that_has_ended_is_shown_in_windows_of_time(launched):
+    panel = Panel(Experiment(workers=2, steps=200))
+    page = Reader(panel)
+    page.do(do="moment", t=0.0)  # nothing has run
+    ran(panel)
+    assert page.state["length"] == pytest.approx(panel.runs[0].curve["seconds"].iloc[-1])
+    page.do(do="moment", t=-1.0)
+    assert "spent 100% between phases" in page.figures["Timeline"].caption
+    page.do(do="moment", t=page.state["length"])
+    assert "% computing" in page.figures["Timeline"].caption
+    assert page.state["message"] == ""
 
 
 def test_who_waits_long_for_slots_is_offered_a_simulation_and_a_recording(monkeypatch, tmp_path):
@@ -246,17 +444,19 @@ def test_who_waits_long_for_slots_is_offered_a_simulation_and_a_recording(monkey
     monkeypatch.setattr(dlpar, "launch", Queued, raising=False)
     monkeypatch.setattr("dlpar.lab.recordings.PATIENCE", 0.3)
     panel = Panel(Experiment(workers=4, steps=30))
+    page = Reader(panel)
     panel.run()
     until(lambda: "queued, 2 ahead" in words(panel))
-    until(lambda: panel._meanwhile.layout.display is None)
-    _, simulate, record = panel._meanwhile.children
-    record.click()
-    until(lambda: f"Recording of {kept.id}" in words(panel) and panel._meanwhile.layout.display == "none")
+    until(lambda: page.state["offer"])
+    assert [action[0] for action in page.state["offer"]["actions"]] == ["simulate", "watch"]
+    page.do(do="watch")
+    until(lambda: f"Recording of {kept.id}" in words(panel) and not page.state["offer"])
     panel.leave()
     panel.run()
-    until(lambda: panel._meanwhile.layout.display is None)
-    simulate.click()
+    until(lambda: page.state["offer"])
+    page.do(do="simulate")
     until(lambda: started[-1].cluster.world == "simulated" and "done: 30 steps" in words(panel))
+    assert page.state["values"]["cluster.world"] == "simulated"
 
 
 # ---- a long simulation is announced -----------------------------------------------
@@ -274,10 +474,11 @@ def test_a_step_with_servers_is_a_push_and_an_answer_for_each_and_leaves_take_so
 def test_a_ring_of_512_for_20_steps_is_said_to_take_a_while():
     assert messages(MANY) == 20 * 2 * 512 * 511
     assert foreseen(MANY) == "This simulation sends about 10.5 million messages and takes about 30 s."
-    assert Panel(MANY)._alert.value == ""
     panel = Panel(MANY)
-    panel._controls.widgets["steps"].value = 1000
-    assert "about 523.3 million messages and takes about 29 min." in panel._alert.value
+    assert panel.state["message"] == foreseen(MANY)
+    panel.choose("steps", "1000")
+    assert "about 523.3 million messages and takes about 29 min." in panel.state["message"]
+    assert panel.state["wrong"] is None, "it may be run"
 
 
 def test_of_short_and_of_real_runs_nothing_is_said():

@@ -8,26 +8,31 @@ from dlpar.config.experiment import Experiment
 from dlpar.lab.panel import Panel
 from dlpar.lab.recordings import newest_like
 from lab.folders import end, finished, until
+from lab.readers import Reader
 
 
 def words(panel):
-    return panel._status.words.value
+    return panel.state["words"]
 
 
 def test_the_list_of_recordings_has_the_newest_run_first_and_plays_it(monkeypatch, tmp_path):
     monkeypatch.setenv("DLPAR_HOME", str(tmp_path))
     finished(workers=2, steps=10)
-    kept = finished(workers=2, steps=20)
+    kept = finished(workers=3, steps=20, cluster={"world": "simulated"})
     panel = Panel()
-    assert panel._recordings._play.disabled
-    panel._more_box.selected_index = 2
-    assert panel._recordings._which.value == kept.id
-    panel._recordings._speed.value = 100.0
-    panel._recordings._play.click()
-    until(lambda: "done: 20 steps" in words(panel))
+    page = Reader(panel)
+    assert page.state["recordings"] == [] and 0.01 in dict(page.state["speeds"]).values()
+    page.ask("recordings")
+    newest, older = page.state["recordings"]
+    assert newest["id"] == kept.id and "simulated" in newest["says"] and kept.id in newest["says"]
+    assert newest["says"] != older["says"].replace(older["id"], newest["id"]), "told by more than an id"
+    page.do(do="play", run=newest["id"], speed=100.0)
+    until(lambda: "done: 20 steps" in words(panel) and not page.state["busy"])
+    page.do(do="play", run="no such run", speed=1.0)
+    assert "no such run" in page.state["message"]
 
 
-def test_an_open_list_of_recordings_has_the_run_that_just_ended(monkeypatch, tmp_path):
+def test_a_run_that_just_ended_is_a_recording_although_its_job_still_holds_it(monkeypatch, tmp_path):
     monkeypatch.setenv("DLPAR_HOME", str(tmp_path))
     locks = []
 
@@ -42,13 +47,14 @@ def test_an_open_list_of_recordings_has_the_run_that_just_ended(monkeypatch, tmp
 
     monkeypatch.setattr(dlpar, "launch", launch, raising=False)
     panel = Panel(Experiment(workers=2, steps=5))
-    panel._more_box.selected_index = 2
-    assert panel._recordings._which.options == ()
+    page = Reader(panel)
+    page.ask("recordings")
+    assert page.state["recordings"] == []
     panel.run()
     until(lambda: not panel.running)
-    until(lambda: panel._recordings._which.value == panel.runs[0].id, 2)
-    panel._recordings._speed.value = 100.0
-    panel._recordings._play.click()
+    page.ask("recordings")
+    assert [each["id"] for each in page.state["recordings"]] == [panel.runs[0].id]
+    page.do(do="play", run=panel.runs[0].id, speed=100.0)
     until(lambda: "Recording of" in words(panel) and "done: 5 steps" in words(panel))
     locks[0].close()
 
@@ -58,7 +64,7 @@ def test_a_recording_of_a_very_long_run_is_played_as_fast_as_is_allowed(monkeypa
     kept = finished(workers=2, steps=20)
     monkeypatch.setattr("dlpar.lab.recordings.LONGEST", 1e-9)  # whatever it took is too long
     panel = Panel(Experiment(workers=2))
-    panel._meanwhile.children[2].click()
+    Reader(panel).do(do="watch")
     until(lambda: f"Recording of {kept.id}, at 1000 times its speed: done: 20 steps" in words(panel))
 
 
@@ -69,3 +75,12 @@ def test_a_recording_of_the_same_settings_comes_before_a_newer_one_of_others(mon
     newest = finished(workers=2, steps=30)
     assert newest_like(same.experiment).id == same.id
     assert newest_like(same.experiment.replace(steps=40)).id == newest.id
+
+
+def test_without_a_recording_of_a_kind_that_is_said(monkeypatch, tmp_path):
+    monkeypatch.setenv("DLPAR_HOME", str(tmp_path))
+    finished(workers=2, steps=10)
+    panel = Panel(Experiment(workers=2, sync="gossip"))
+    page = Reader(panel)
+    page.do(do="watch")
+    until(lambda: "you have no recording of a run of this kind yet" in page.state["message"])

@@ -1,13 +1,13 @@
 import pytest
 
 from dlpar.lab import show
-from dlpar.lab.live_plot import Series
+from dlpar.lab.drawing import Series
 
 
 def test_source_has_its_place_and_its_lines():
-    shown = show("dlpar.lab.live_plot.Series")
-    assert shown.code.startswith("class Series:") and shown.where.startswith("dlpar/lab/live_plot.py, lines ")
-    lines = open(__import__("dlpar.lab.live_plot", fromlist=["x"]).__file__).read().splitlines()
+    shown = show("dlpar.lab.drawing.Series")
+    assert shown.code.startswith("class Series:") and shown.where.startswith("dlpar/lab/drawing.py, lines ")
+    lines = open(__import__("dlpar.lab.drawing", fromlist=["x"]).__file__).read().splitlines()
     assert lines[shown.first - 1] == "class Series:"
     assert show(Series).code == shown.code
 

@@ -1,5 +1,6 @@
 import pytest
 
+from dlpar.config.experiment import Experiment
 from dlpar.lab import theme
 
 
@@ -16,7 +17,7 @@ def contrast(a: str, b: str) -> float:
 
 @pytest.mark.parametrize("page", ["#ffffff", "#111111", "#212121"], ids=["light", "dark", "dark tab"])
 def test_every_colour_stands_out_on_both_themes(page):
-    colours = {*theme.SCHEMES.values(), *theme.RANKS, *(p.colour for p in theme.PHASES.values())}
+    colours = {*theme.SCHEMES.values(), *theme.RANKS, *theme.RUNS, *(p.colour for p in theme.PHASES.values())}
     weak = {colour: round(contrast(colour, page), 2) for colour in colours if contrast(colour, page) < 3}
     assert weak == {}
 
@@ -30,9 +31,21 @@ def test_ranks_are_told_apart_without_colour():
     assert len(signs) == 45
 
 
-def test_phases_of_a_kind_are_told_apart_without_colour():
-    looks = [(phase.group, phase.pattern) for phase in theme.PHASES.values()]
-    assert len(set(looks)) == len(looks), "those of a kind have one colour"
+def test_kinds_of_work_are_told_apart_and_only_idle_time_is_hatched():
+    colours: dict[str, set[str]] = {}
+    for phase in theme.PHASES.values():
+        colours.setdefault(phase.group, set()).add(phase.colour)
+    assert sum(map(len, colours.values())) == len(set().union(*colours.values())) == len(theme.PHASES)
+    assert {phase.group for phase in theme.PHASES.values() if phase.pattern} == {"wait"}
+
+
+def test_runs_that_are_compared_have_a_colour_each():
+    ring, ps = Experiment(), Experiment(sync="ps")
+    assert theme.run_colours([ring, ps]) == [theme.SCHEMES["ring"], theme.SCHEMES["ps"]]
+    several = [ring.replace(workers=n) for n in (1, 2, 4, 8)]
+    assert theme.run_colours(several) == list(theme.RUNS[:4])
+    assert theme.run_colours([ring, ps, ring.replace(lr=0.2)]) == list(theme.RUNS[:3])
+    assert theme.run_colours([ring]) == [theme.RUNS[0]] and len(set(theme.RUNS)) == len(theme.RUNS)
 
 
 def test_dashed_is_left_to_predictions():

@@ -1,6 +1,8 @@
 """Threads that pass the records of a run on: while it grows, and as a replay."""
 
 import gc
+import json
+import random
 import threading
 import time
 import weakref
@@ -9,8 +11,9 @@ import pytest
 
 from dlpar.config.experiment import Experiment
 from dlpar.jobs.run import Run
+from dlpar.jobs.tail import ALL_RANKS, record_of
 from dlpar.lab import watch
-from dlpar.lab.watch import Replay, Watch, in_order
+from dlpar.lab.watch import Replay, Watch, between, in_order
 from lab.folders import end, finished, new_folder
 
 
@@ -182,3 +185,68 @@ def test_what_cannot_be_played_is_refused():
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(ValueError, match="which is still running"):
             Replay(live, Viewer())
+
+
+# ---- a window of time ------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def long_run(tmp_path_factory):
+    """Files larger than what a bisection reads line by line: steps of unequal length and width."""
+    folder, rng = tmp_path_factory.mktemp("run"), random.Random(0)
+    for rank in range(2):
+        now = 0.0
+        with open(folder / f"rank-{rank}.jsonl", "w") as file:
+            file.write(json.dumps({"k": "rank", "rank": rank}) + "\n")  # without a time
+            for number in range(4000):
+                now += rng.choice((0.0, 0.001, 0.002, 0.5 * (number == 2000)))
+                padding = "x" * rng.randrange(120)
+                file.write(json.dumps({"k": "step", "step": number, "t": now, "padding": padding}) + "\n")
+    assert all(path.stat().st_size > 4 * watch.BLOCK for path in folder.iterdir())
+    return folder
+
+
+def read_all(folder, begin, end):
+    for rank in range(2):
+        for line in open(folder / f"rank-{rank}.jsonl"):
+            record = json.loads(line)
+            if begin <= record.get("t", -1.0) <= end:
+                yield rank, record
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_a_window_of_time_has_the_records_that_reading_all_would_find(long_run, seed):
+    rng = random.Random(seed)
+    begin = rng.choice((-1.0, 0.0, rng.uniform(0, 6), 100.0))
+    end = begin + rng.choice((0.0, 0.003, 1.0, 100.0))
+    assert list(between(long_run, begin, end)) == list(read_all(long_run, begin, end))
+
+
+def test_a_window_that_begins_at_a_record_has_all_records_of_that_time(long_run):
+    times = [record["t"] for _, record in read_all(long_run, 0.0, 100.0)]
+    for moment in times[::400]:
+        assert list(between(long_run, moment, moment)) == list(read_all(long_run, moment, moment))
+
+
+def test_a_window_of_a_long_run_reads_a_small_part_of_it(long_run, monkeypatch):
+    read = []
+    monkeypatch.setattr(watch, "record_of", lambda line: read.append(line) or record_of(line))
+    whole = sum(path.stat().st_size for path in long_run.iterdir())
+    list(between(long_run, 3.0, 3.01))
+    assert sum(map(len, read)) < whole / 3
+
+
+def test_a_torn_line_loses_itself_alone_in_a_window(tmp_path):
+    lines = [json.dumps({"k": "step", "step": n, "t": float(n)}) for n in range(4)]
+    (tmp_path / "rank-0.jsonl").write_text("\n".join([*lines[:2], '{"k": "st', *lines[2:], '{"t": 9']))
+    assert [record["step"] for _, record in between(tmp_path, 0.0, 10.0)] == [0, 1, 2, 3]
+
+
+def test_records_of_all_ranks_in_one_file_keep_their_ranks(tmp_path):
+    lines = [json.dumps({"k": "step", "rank": n % 3, "step": n, "t": float(n)}) for n in range(6)]
+    (tmp_path / f"{ALL_RANKS}.jsonl").write_text("\n".join(lines) + "\n")
+    assert [(rank, record["t"]) for rank, record in between(tmp_path, 1.0, 3.0)] == [
+        (1, 1.0),
+        (2, 2.0),
+        (0, 3.0),
+    ]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
+from lab.folders import ThreadJob
 
+import dlpar
+from dlpar.config.experiment import Experiment
 from dlpar.lab import slides
 from dlpar.lab.figure import Figure, caption
-from dlpar.lab.live_plot import LivePlot
+from dlpar.lab.panel import Panel
 
 
 def with_slider() -> Figure:
@@ -32,16 +34,14 @@ def test_a_step_that_is_not_there_is_refused():
         slides.at(Figure(), 0)
 
 
-def test_a_picture_of_a_live_figure_has_its_curves_its_axes_and_its_sentence():
-    plot = LivePlot(
-        {"yaxis": {"range": [0, 3]}}, {"step": {"range": [0, 9]}, "seconds": {"range": [0, 1]}}, height=300
-    )
-    series = plot.add_trace("a", {"name": "loss"}, ("step", "seconds", "loss"), {"x": "*", "y": "loss"})
-    series.add((1, 0.5, 2.0)), series.add((2, 0.9, 1.0))
-    plot.x = "seconds"
-    plot.set_caption("It fell.")
-    picture = plot.picture()
-    (curve,) = picture.data
-    assert curve.name == "loss" and np.allclose([curve.x, curve.y], [[0.5, 0.9], [2.0, 1.0]])
-    assert picture.layout.xaxis.range == (0, 1) and picture.layout.yaxis.range == (0, 3)
-    assert picture.layout.height == 300 and caption(picture) == "It fell."
+def test_a_picture_of_a_panel_is_its_figure_in_front_at_the_end_of_the_run(monkeypatch):
+    class Job(ThreadJob):
+        def wait(self, timeout):
+            return self.run
+
+    monkeypatch.setattr(dlpar, "launch", Job, raising=False)
+    panel = Panel(Experiment(workers=2, steps=20), first="Throughput")
+    picture = slides.still(panel)
+    assert not panel.running and caption(picture).startswith("2 workers together train on ")
+    assert picture.layout.yaxis.title.text == "throughput (samples/s)"
+    assert picture.to_json() == panel.figures["Throughput"].static().to_json()

@@ -59,16 +59,21 @@ class Curve:
         self.steps, self.samples = done.step + 1, done.samples
         if math.isfinite(done.loss):
             self.top = max(self.top, min(done.loss, 2 * self.first))
-        while self._pending and self._pending[0]["step"] <= done.step + 1:
+        while self._pending and self._is_due(self._pending[0], done):
             self._add(self._pending.pop(0), done)
 
     def test(self, record: dict[str, Any], last: GlobalStep | None) -> None:
         """Take a test; it is drawn when all workers have done the steps before it."""
         self.accuracy = record["accuracy"]
-        if last and record["step"] <= last.step + 1:
+        if last and self._is_due(record, last):
             self._add(record, last)
         else:
             self._pending.append(record)
+
+    def _is_due(self, record: dict[str, Any], done: GlobalStep) -> bool:
+        """Return whether the steps before a test are done; where workers run free, those until its time are."""
+        is_free = self.experiment.sync.runs_free
+        return record["t"] <= done.seconds if is_free else record["step"] <= done.step + 1
 
     def finish(self, last: GlobalStep) -> None:
         """End the curve on the run's last step, and draw the tests that still wait."""
@@ -109,7 +114,7 @@ class Convergence(Plot):
     def __init__(self, x: str = "step") -> None:
         super().__init__(logarithmic=True)
         self.x, self.curves = x, dict[str, Curve]()
-        self._top, self._reach, self._latest = 1.0, dict[str, float](), dict[str, float]()
+        self._top, self._reach = 1.0, dict[str, float]()
 
     @staticmethod
     def fits(experiment: Experiment) -> bool:
@@ -119,14 +124,14 @@ class Convergence(Plot):
     def begin(self, run: Shown) -> None:
         """Add a run."""
         super().begin(run)
-        self._reach = _joint(self._reach, _ends(run.experiment))
         self.curves[run.key] = Curve(self, run)
         self._relayout()
 
     def forget(self, key: str) -> None:
         """Remove a run."""
         super().forget(key)
-        self.curves.pop(key, None)
+        if self.curves.pop(key, None) and self.curves:
+            self._relayout()
 
     def step(self, done: GlobalStep) -> None:
         """Take a finished global step."""
@@ -145,12 +150,14 @@ class Convergence(Plot):
             curve.finish(last)
         self._top = max(self._top, theme.rounded_up(curve.top))
         self.set_range("yaxis", 0, self._top)
-        now = {"seconds": last.seconds, "MB sent": last.bytes / 1e6}
-        self._latest = _joint(self._latest, {n: v if math.isfinite(v) else 0.0 for n, v in now.items()})
-        for name in [n for n in self._latest if n in self._reach]:
-            far, reach = self._latest[name], self._reach[name]
-            self._reach[name] = theme.rounded_up(far) if ended else theme.doubled(far, reach)
-            self.set_range(name, 0, self._reach[name])
+        latest = _joint(
+            *map(_latest, self.curves.values()), {"seconds": last.seconds, "MB sent": last.bytes / 1e6}
+        )
+        for name in ("seconds", "MB sent"):
+            if name in self._reach:
+                far, reach = latest[name], self._reach[name]
+                self._reach[name] = theme.rounded_up(far) if ended else theme.doubled(far, reach)
+                self.set_range(name, 0, self._reach[name])
         self.set_caption(self._sentence(curve))
 
     def _sentence(self, curve: Curve) -> str:
@@ -162,7 +169,11 @@ class Convergence(Plot):
         return captions.convergence(curve.experiment, curve.steps, samples, *ends)
 
     def _relayout(self) -> None:
-        first = self.front.experiment
+        """Give the axes room for what is shown, and no more."""
+        first, curves = self.front.experiment, self.curves.values()
+        self._top = max([1.0, *(theme.rounded_up(curve.top) for curve in curves)])
+        ends = _joint(*(_ends(curve.experiment) for curve in curves))
+        self._reach = {name: end for name, end in _joint(ends, *map(_latest, curves)).items() if name in ends}
         titles = theme.titles(run.experiment.cluster.world for run in self.runs.values())
         axes = {name: theme.axis(titles[name], (0, end)) for name, end in self._reach.items()}
         loss = theme.axis(loss_title(first), (0, self._top))
@@ -181,11 +192,16 @@ def _ends(experiment: Experiment) -> dict[str, float]:
     return {**found, "MB sent": 1.0} if is_counted else found
 
 
+def _latest(curve: Curve) -> dict[str, float]:
+    """Where a curve has come to on each horizontal axis."""
+    return dict(zip(COLUMNS, curve.loss.rows[-1])) if len(curve.loss) else {}
+
+
 def _joint(*reaches: dict[str, float]) -> dict[str, float]:
-    """The farthest end of each axis."""
+    """The farthest end of each axis; NaN is no place."""
     found: dict[str, float] = {}
     for each in reaches:
-        found |= {name: max(end, found.get(name, 0.0)) for name, end in each.items()}
+        found |= {name: max(found.get(name, 0.0), end) for name, end in each.items()}
     return found
 
 

@@ -70,9 +70,11 @@ class Lanes(Plot):
         self.remove()
         experiment, self.workers = run.experiment, theme.workers(run.experiment)
         self.is_write, self._drawn, self._width = experiment.sync.shares_memory, 0.0, 1.0
+        self._before = 0.0
         self._read: dict[int, float] = {}
         self.most = self.last or max(LEAST, PER_WORKER * self.workers)
-        self.recent: deque[Arrow] = deque(maxlen=8 * self.most)
+        # Files of ranks are read one after the other, so each rank has its own.
+        self.recent = [deque[Arrow](maxlen=self.most) for _ in range(self.workers)]
         top = "writes" if self.is_write else "pushes"
         top = f"all {top}" if self.workers == experiment.workers else f"their {top}"
         names = [top, *(f"rank {rank}" for rank in range(self.workers))]
@@ -99,31 +101,38 @@ class Lanes(Plot):
         read = self._read.setdefault(rank, spans[0][1])
         if push is not None:
             self._read[rank] = spans[-1][2]
-            self.recent.append(Arrow(rank, read, push, record["staleness"]))
+            self.recent[rank].append(Arrow(rank, read, push, record["staleness"]))
 
-    def settle(self, steps: GlobalSteps | None, ended: bool) -> None:
+    def settle(self, steps: GlobalSteps, ended: bool) -> None:
         """Draw the last arrows if the last drawing is a second old, or if the run has ended."""
-        if not self.recent or (time.monotonic() - self._drawn < 1 and not ended):
-            return
-        self._drawn = time.monotonic()
-        arrows = sorted(self.recent, key=lambda arrow: arrow.push)[-self.most :]
+        if any(self.recent) and (ended or time.monotonic() - self._drawn >= 1):
+            self._drawn = time.monotonic()
+            self._draw_last(ended)
+            self._before = 3 * self._width / 1e3
+
+    def look(
+        self, end: float, between: Callable[[float, float], Iterable[tuple[int, dict[str, Any]]]]
+    ) -> None:
+        """Draw the last arrows before a moment."""
+        for own in (self._read, *self.recent):
+            own.clear()
+        for rank, record in between(end - self._before, end):
+            self.rank_step(rank, record)
+        if any(self.recent):
+            return self._draw_last(ended=True)
+        for key in self._styles():
+            self.series(key).replace(np.empty(0))
+        return self.set_caption("Until then no worker has pushed.")
+
+    def _draw_last(self, ended: bool) -> None:
+        arrows = sorted((arrow for own in self.recent for arrow in own), key=lambda arrow: arrow.push)
+        arrows = arrows[-self.most :]
         width = self._draw(arrows)
         if ended or not self._width / 3 <= width <= self._width:
             self._width = theme.rounded_up(width)
             self.set_range("xaxis", -0.03 * self._width, 1.03 * self._width)
         sentence = captions.lanes([arrow.updates for arrow in arrows])
         self.set_caption(captions.shown_workers(self.front.experiment, sentence))
-
-    def look(
-        self, end: float, between: Callable[[float, float], Iterable[tuple[int, dict[str, Any]]]]
-    ) -> None:
-        """Draw the last arrows before a moment."""
-        seconds = 3 * self._width / 1e3
-        self.recent.clear()
-        self._read.clear()
-        for rank, record in between(end - seconds, end):
-            self.rank_step(rank, record)
-        self.settle(None, ended=True)
 
     def _draw(self, arrows: list[Arrow]) -> float:
         """Draw arrows; returns the milliseconds from the first push to the last."""
@@ -188,6 +197,6 @@ def lanes(run: Run, last: int | None = None) -> Figure:
         got = f"run {run.id}: got sync {experiment.sync} with {n} worker{'s' * (n != 1)}"
         raise ValueError(f"{got}, allowed is {WITH_PUSHES} with two workers or more")
     figure = drawn(plot := Lanes(last), run)
-    if not plot.recent:
+    if not any(plot.recent):
         raise ValueError(f"run {run.id}: no spans were recorded, so there are no arrows")
     return figure

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter
 from typing import Any, ClassVar
 
 import numpy as np
 
 from dlpar.config.experiment import Experiment
-from dlpar.jobs.global_steps import GlobalSteps
+from dlpar.jobs.global_steps import GlobalStep, GlobalSteps
 from dlpar.jobs.run import Run
 from dlpar.lab import captions, theme
 from dlpar.lab.figure import Figure, single
@@ -28,7 +29,7 @@ COUNTED = ("updates", "worker-steps")
 class RankLines(Plot):
     """A line for each worker that is drawn, on axes that grow by doubling; statistics cover all workers.
 
-    Of an earlier run one line is left: the mean of each N worker-steps.
+    Of an earlier run one line is left: the mean of each global step.
 
     Attributes
     ----------
@@ -40,17 +41,17 @@ class RankLines(Plot):
     unit: ClassVar[str]
 
     def begin(self, run: Shown) -> None:
-        """Add a run: free-running workers are drawn over seconds, others over steps."""
+        """Add a run: if workers of any run are free, all are drawn over seconds, otherwise over steps."""
         for key in self.runs:
             self.remove(f"{key} rank")
             self.restyle(f"{key} mean", visible=True)
         super().begin(run)
-        experiment = run.experiment
-        self.over_time = experiment.sync.runs_free
-        self.largest, self.total, self.count, self._part = 0, 0, 0, 0
-        self.end, self._latest = (1.0 if self.over_time else experiment.steps), 0.0
-        columns = ("seconds", "step", self.unit)
-        at = {"x": "seconds" if self.over_time else "step", "y": self.unit}
+        experiment, every = run.experiment, [other.experiment for other in self.runs.values()]
+        self.over_time = any(other.sync.runs_free for other in every)
+        self.largest, self.total, self.count = 0, 0, 0
+        self._waiting: list[tuple[float, int]] = []  # values by time that are in no global step yet
+        self.end, self._latest = (1.0 if self.over_time else max(other.steps for other in every)), 0.0
+        columns, at = ("seconds", "step", self.unit), {"x": "*", "y": self.unit}
         mean = {**run.line, "name": f"{run.name}, mean", "visible": False}
         self.mean_line = self.add_trace(f"{run.key} mean", mean, columns, at, limit=POINTS)
         crowded, workers = theme.crowded(experiment), range(theme.workers(experiment))
@@ -67,12 +68,17 @@ class RankLines(Plot):
         self.total += value
         self.largest = max(self.largest, value)
         self._latest = max(self._latest, seconds)
-        self._part += value
-        if self.count % (workers := self.front.experiment.workers) == 0:
-            self.mean_line.add((self._latest, step, self._part / workers))
-            self._part = 0
+        heapq.heappush(self._waiting, (seconds, value))
         if rank < len(self.lines):
             self.lines[rank].add((seconds, step, value))
+
+    def step(self, done: GlobalStep) -> None:
+        """Take a finished global step."""
+        values = []
+        while self._waiting and self._waiting[0][0] <= done.seconds:
+            values.append(heapq.heappop(self._waiting)[1])
+        if values:
+            self.mean_line.add((done.seconds, done.step, sum(values) / len(values)))
 
     @property
     def mean(self) -> float:
@@ -81,15 +87,19 @@ class RankLines(Plot):
 
     def fit_axes(self, ended: bool, least: float = 4.0) -> None:
         """Bring the axes up to date; the vertical one reaches at least `least`."""
-        self.set_range("yaxis", -0.25, theme.doubled(self.largest, least))
+        lines = [self.series(f"{key} mean").rows for key in self.runs if key != self.front.key]
+        ends = [(rows[-1, 0], rows[:, 2].max()) for rows in lines if len(rows)]
+        latest, largest = map(max, zip((self._latest, self.largest), *ends))
+        self.set_range("yaxis", -0.25, theme.doubled(largest, least))
         if self.over_time:
-            self.end = theme.rounded_up(self._latest) if ended else theme.doubled(self._latest, self.end)
-            self.set_range("xaxis", 0, self.end)
+            self.end = theme.rounded_up(latest) if ended else theme.doubled(latest, self.end)
+            self.set_range("seconds", 0, self.end)
 
-    def time_axis(self, **more: Any) -> dict[str, Any]:
+    def time_axes(self) -> dict[str, dict[str, Any]]:
         """Horizontal axis of the lines at the beginning of a run."""
-        name, end = ("seconds", 1.0) if self.over_time else ("step", self.end)
-        return theme.axis(theme.titles([self.front.experiment.cluster.world])[name], (0, end), **more)
+        name = "seconds" if self.over_time else "step"
+        titles = theme.titles(run.experiment.cluster.world for run in self.runs.values())
+        return {name: theme.axis(titles[name], (0, self.end))}
 
 
 def predicted_mean(experiment: Experiment) -> int | None:
@@ -138,7 +148,7 @@ class Staleness(RankLines):
             style = theme.predicted_line(f"predicted mean, N − 1 = {self.predicted}")
             columns = ("seconds", "updates")
             self.line = self.add_trace("predicted", style, columns, dict(zip("xy", columns)))
-        self.relayout(self._layout(), height=520 if self.names else 430)
+        self.relayout(self._layout(), self.time_axes(), 520 if self.names else 430)
 
     def rank_step(self, rank: int, record: dict[str, Any]) -> None:
         """Take one worker's step."""
@@ -173,7 +183,7 @@ class Staleness(RankLines):
     def _layout(self) -> dict[str, Any]:
         yaxis = theme.axis("staleness (updates)", (-0.25, 4))
         if not self.names:
-            return theme.layout(xaxis=self.time_axis(), yaxis=yaxis)
+            return theme.layout(yaxis=yaxis)
         gap, several = 0.02, len(self.names) > 1
         width = (1 + gap) / len(self.names)
         looks = {"tickfont": {"size": 11}, "nticks": 5 if several else 12, "anchor": "y2"}
@@ -185,7 +195,7 @@ class Staleness(RankLines):
         line = {"type": "line", "yref": "y2 domain", "x0": mean, "x1": mean, "y0": 0, "y1": 1, "layer": "below",
                 "line": theme.predicted_line("")["line"]}  # fmt: skip
         return theme.layout(
-            xaxis=self.time_axis(anchor="y"),
+            xaxis={"anchor": "y"},
             yaxis=yaxis | {"domain": [0.52, 1]},
             yaxis2=theme.axis("worker-steps", (0, 16), domain=[0, 0.3], anchor="x2"),
             shapes=[] if mean is None else [{**line, "xref": f"x{n + 2}"} for n in range(len(self.names))],
@@ -219,7 +229,7 @@ class Lead(RankLines):
         self.top = 4.0 if self.bound is None else max(4.0, self.bound * 1.6 + 1)
         yaxis = theme.axis("lead over the slowest (clocks)", (-0.25, self.top))
         marks = {} if self.bound is None else _bound(self.bound)
-        self.relayout(theme.layout(xaxis=self.time_axis(), yaxis=yaxis, **marks))
+        self.relayout(theme.layout(yaxis=yaxis, **marks), self.time_axes())
 
     def rank_step(self, rank: int, record: dict[str, Any]) -> None:
         """Take one worker's step."""

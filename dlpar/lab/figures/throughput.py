@@ -165,14 +165,14 @@ class Throughput(Plot):
     def _draw_asked(self) -> None:
         """Draw the student's prediction, once the run it is compared with has a throughput."""
         value, first = self.asked and self.asked.value, next(iter(self.totals.values())).mean
-        if not isinstance(value, float) or (self.asked.unit == "times" and (len(self.runs) < 2 or not first)):
-            return
-        height = value * first if self.asked.unit == "times" else value
-        if "asked" not in self._traces:
-            style = theme.predicted_line(f"you said {value:g} {self.asked.unit}", theme.ASKED)
-            self.add_trace("asked", style, COLUMNS, AT)
+        unit = self.asked.unit if isinstance(value, float) else None
+        if unit is None or (unit == "times" and (len(self.runs) < 2 or not first)):
+            return self.remove("asked") if "asked" in self._traces else None
+        name, height = f"you said {value:g} {unit}", value * first if unit == "times" else value
+        if "asked" not in self._traces or self._traces["asked"][0]["style"]["name"] != name:
+            self.add_trace("asked", theme.predicted_line(name, theme.ASKED), COLUMNS, AT)
         self._top = theme.doubled(height, self._top)
-        self.series("asked").replace(np.array([(0.0, height), (self._end, height)]))
+        return self.series("asked").replace(np.array([(0.0, height), (self._end, height)]))
 
     def _sentence(self, total: Rate) -> str:
         experiment = self.front.experiment

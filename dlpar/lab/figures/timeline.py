@@ -20,6 +20,9 @@ from dlpar.lab.plot import Plot, Shown, shown
 STEPS, SLOWEST = 8, 2
 """Steps of the quickest rank and of the slowest that a window has room for; the longer of both counts."""
 
+MOST, BARS = 100, 8000
+"""Most steps of the quickest rank in a window, and most bars of a phase."""
+
 KEPT = 1000
 """Records kept of each rank during a run."""
 
@@ -88,7 +91,7 @@ class Timeline(Plot):
         self.records = [deque(maxlen=KEPT) for _ in range(theme.workers(experiment))]
         # With overlap, phases of a rank overlap in time: communication has the lower half of a row.
         self._two_lanes = getattr(experiment.sync, "overlap", False)
-        self._width = 100.0
+        self._width, self._seconds = 100.0, 0.0
         layout = theme.layout(
             xaxis=theme.axis(theme.on_clock(TITLE, experiment.cluster.world), (0, self._width)),
             yaxis=theme.rows([f"rank {rank}" for rank in range(len(self.records))]),
@@ -117,7 +120,7 @@ class Timeline(Plot):
         # A step that goes on at the end of the window is written after it.
         for rank, record in between(end - 2 * self._seconds, end + self._seconds):
             self.rank_step(rank, record)
-        if any(self.records):
+        if self._seconds:
             self.draw(end - self._seconds, end)
 
     def window(self) -> tuple[float, float]:
@@ -126,7 +129,8 @@ class Timeline(Plot):
         newest = [_ended(own[-1]) for own in told]
         end = max(min(newest), max(newest) - LATE)
         taking = [statistics.median(_ended(r) - r["spans"][0][1] for r in list(own)[-STEPS:]) for own in told]
-        return end - max(STEPS * min(taking), SLOWEST * max(taking)), end
+        seconds = max(STEPS * min(taking), SLOWEST * max(taking))
+        return end - min(seconds, MOST * min(taking)), end
 
     def draw(self, begin: float, end: float) -> None:
         """Draw a window of time."""
@@ -146,7 +150,7 @@ class Timeline(Plot):
         for name in sorted(rows, key=lambda name: [*theme.PHASES, name].index(name)):
             if name not in self.names:
                 self.names.append(name)
-                self.add_trace(name, self._bar(name), COLUMNS, AT)
+                self.add_trace(name, self._bar(name), COLUMNS, AT, limit=BARS)
         for name in self.names:
             self.series(name).replace(np.array(rows.get(name, np.empty((0, len(COLUMNS))))))
         width = (end - begin) * 1e3

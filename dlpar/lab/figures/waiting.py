@@ -46,17 +46,21 @@ class Waiting(Plot):
         experiment, self._drawn, self._ends = run.experiment, 0.0, [1.0, 1.0]
         self.sums[run.key] = np.zeros((experiment.ranks, 4))
         self.ranks = theme.ranks(experiment)
-        earlier = [f"{other.name}, a worker" for key, other in self.runs.items() if key != run.key]
-        names = [rank_name(experiment, rank) for rank in self.ranks] + earlier
         self.remove()
         for kind, phase in KINDS.items():
             style = {**theme.phase_bar(phase), "name": theme.PHASES[phase].group}
             self.add_trace(kind, style, ("row", "seconds"), {"y": "row", "x": "seconds"})
         self.add_trace("bytes", SENT, ("row", "MB"), {"y": "row", "x": "MB"})
-        title = theme.on_clock("time of a rank (s)", experiment.cluster.world)
+        self._relayout()
+
+    def _relayout(self) -> None:
+        *earlier, front = self.runs.values()
+        names = [rank_name(front.experiment, rank) for rank in self.ranks]
+        names += [f"{run.name}, a worker" for run in earlier]
+        title = theme.on_clock("time of a rank (s)", front.experiment.cluster.world)
         layout = theme.layout(
-            xaxis=theme.axis(title, (0, 1), domain=[0, 0.6]),
-            xaxis2=theme.axis("sent by a rank (MB)", (0, 1), domain=[0.66, 1], anchor="y"),
+            xaxis=theme.axis(title, (0, self._ends[0]), domain=[0, 0.6]),
+            xaxis2=theme.axis("sent by a rank (MB)", (0, self._ends[1]), domain=[0.66, 1], anchor="y"),
             yaxis=theme.rows(names, automargin=True),
             barmode="stack",
             bargap=0.25,
@@ -67,6 +71,8 @@ class Waiting(Plot):
         """Remove a run."""
         super().forget(key)
         self.sums.pop(key, None)
+        if self.runs:
+            self._relayout()
 
     def rank_step(self, rank: int, record: dict[str, Any]) -> None:
         """Take one worker's step."""

@@ -1,0 +1,71 @@
+"""The consensus distance: measured from sketches, beside what the graph predicts."""
+
+import pytest
+
+from dlpar import lab
+from dlpar.config.experiment import Experiment
+from dlpar.lab import figures
+from dlpar.lab.figures.consensus import Consensus
+from dlpar.lab.plot import drawn
+from lab.folders import finished
+from lab.records import fed, step
+
+TWO = Experiment(workers=2, steps=10, sync={"scheme": "gossip", "start": "random"})
+
+
+def test_the_distance_is_measured_from_the_sketches_of_all_workers():
+    board = fed(plot := Consensus(), TWO)
+    for number in range(3):
+        for rank in range(2):
+            board.take(rank, step(number, rank, sketch=[(-1) ** rank * 2.0**-number] + [0.0] * 31))
+    board.settle(ended=True)
+    assert plot.series("run0 measured").rows.tolist() == [[0, 1.0], [1, 0.5], [2, 0.25]]
+    assert plot.caption.startswith("From step 0 to step 2 the consensus distance went from 1 to 0.25")
+
+
+def test_before_all_have_reported_nothing_is_drawn():
+    board = fed(plot := Consensus(), TWO)
+    board.take(0, step(0))
+    board.settle(ended=False)
+    assert plot.caption == "No replica has reported its weights yet."
+
+
+def test_contraction_of_the_graph_is_dashed_beside_what_was_measured(runs, every_figure):
+    measured, predicted = every_figure["consensus"].data
+    assert list(measured.y) == pytest.approx(list(runs["gossip"].consensus["distance"]))
+    assert predicted.line.dash == "dash" and predicted.y[0] == measured.y[0]
+    least = predicted.y[0] * (1 / 3) ** 39
+    assert predicted.y[-1] == pytest.approx(max(least, 1e-16), rel=1e-6)
+    assert measured.line.color == predicted.line.color
+    assert len(lab.consensus(runs["gossip"], predicted=False).data) == 1
+
+
+def test_runs_that_are_compared_have_a_line_and_a_sentence_each():
+    made = [
+        finished(workers=4, steps=20, sync={"scheme": "gossip", "topology": t}) for t in ("ring", "complete")
+    ]
+    figure = drawn(Consensus(), made)
+    lines = {t.name: t.line.color for t in figure.data}
+    assert len(set(lines.values())) == 2
+    for name in lines:
+        assert f"{name}: From step 0 to step 19 the consensus distance went from" in figures.caption(figure)
+
+
+def test_the_spectral_gap_stands_beside_the_distance_where_the_graph_is_fixed(every_figure):
+    assert "multiply it by 0.333 a step (spectral gap 0.667)" in figures.caption(every_figure["consensus"])
+
+
+@pytest.mark.parametrize(
+    "ask, complaint",
+    [
+        (lambda runs: lab.consensus(runs["ring"]), "allowed is gossip, or averaging"),
+        (
+            lambda runs: lab.consensus(finished(workers=1)),
+            "with 1 worker, allowed is gossip, or averaging, with two",
+        ),
+        (lambda runs: lab.consensus([runs["gossip"]] * 2, titles=["one"]), "titles: got 1, allowed is one"),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused_in_a_sentence(runs, ask, complaint):
+    with pytest.raises(ValueError, match=complaint):
+        ask(runs)

@@ -1,0 +1,144 @@
+"""Throughput: rates over windows, the lines of ranks and of earlier runs, predictions, and ratios."""
+
+import numpy as np
+import pytest
+
+from dlpar.config.experiment import Experiment
+from dlpar.lab import captions, figures, predict, prediction, theme
+from dlpar.lab.drawing import Series
+from dlpar.lab.figures.throughput import Rate, Throughput
+from dlpar.lab.plot import shown
+from lab.folders import finished
+from lab.records import fed, step, take_steps
+
+ONE, FOUR = Experiment(workers=1, steps=10), Experiment(workers=4, steps=10)
+
+
+@pytest.fixture(autouse=True)
+def forgotten(monkeypatch):
+    monkeypatch.setattr(prediction, "_answers", {})
+
+
+def test_rate_loses_no_sample_however_long_the_run():
+    series = Series(2, limit=50)
+    rate, rng, now = Rate(series), np.random.default_rng(0), 0.0
+    for _ in range(20_000):
+        began, now = now, now + float(rng.uniform(0.001, 0.05))
+        rate.add(now, 64, began)
+    rate.close(now)
+    ends, rates = series.rows.T
+    assert len(series) <= 50 and (np.diff(ends) > 0).all()
+    assert (rates * np.diff(ends, prepend=0.0)).sum() == pytest.approx(20_000 * 64)
+
+
+def test_rate_of_slow_steps_is_taken_step_by_step():
+    series = Series(2, limit=50)
+    rate = Rate(series)
+    for number in range(5):
+        rate.add(number + 1.0, 100, float(number))
+    assert series.rows.tolist() == [[float(t), 100.0] for t in range(1, 6)]
+    assert rate.newest == rate.mean == 100.0
+
+
+def compared(asked=None):
+    """One worker at 64 samples/s behind four that do 256 together: steps of a second."""
+    plot = Throughput(asked)
+    board = fed(plot, ONE)
+    take_steps(board, 1, [1.0] * 4, compute=1.0, comm=0.0)
+    board.settle(ended=True)
+    board.begin(shown([ONE, FOUR], ["run0", "run1"])[1])
+    plot.rename("run0", "1 worker")
+    plot.rename("run1", "4 workers")
+    take_steps(board, 4, [1.0] * 4, compute=1.0, comm=0.0)
+    board.settle(ended=True)
+    return plot
+
+
+def test_the_sentence_of_several_runs_gives_ratios_to_the_first():
+    plot = compared()
+    assert plot.caption == "1 worker: 64 samples a second; 4 workers: 256, 4 times as many."
+    names = [trace.name for trace in plot.static().data]
+    assert names[0] == "1 worker" and "4 workers" in names and "rank 3" in names
+    assert {t.line.color for t in plot.static().data if t.name in ("1 worker", "4 workers")} == {
+        *theme.RUNS[:2]
+    }
+
+
+def test_the_ranks_are_those_of_the_run_in_front():
+    lines = [t.name for t in compared().static().data if t.name.startswith("rank")]
+    assert lines == ["rank 0", "rank 1", "rank 2", "rank 3"]
+
+
+def test_a_students_prediction_is_a_dashed_line_and_part_of_the_sentence():
+    asked = predict("speed", "How many times faster?", unit="times", low=1, high=16)
+    asked.hear({"value": "3"})
+    plot = compared(asked)
+    line = next(t for t in plot.static().data if t.name == "you said 3 times")
+    assert line.line.dash == "dash" and list(line.y) == [3 * 64, 3 * 64]
+    assert plot.caption.endswith("4 times as many. You said 3 times.")
+
+
+def test_a_prediction_in_samples_a_second_needs_no_second_run_and_one_in_times_does():
+    rate = predict("rate", "How many?", unit="samples/s")
+    rate.hear({"value": "100"})
+    board = fed(plot := Throughput(rate), ONE)
+    take_steps(board, 1, [1.0] * 4, compute=1.0, comm=0.0)
+    assert plot.series("asked").rows[:, 1].tolist() == [100, 100]
+    assert plot.looks["layout"]["yaxis"]["range"][1] >= 100
+    times = predict("times", "How many times?", unit="times")
+    times.hear({"value": "2"})
+    board = fed(plot := Throughput(times), ONE)
+    take_steps(board, 1, [1.0] * 4, compute=1.0, comm=0.0)
+    assert not [t for t in plot.static().data if t.name.startswith("you said")]
+
+
+def test_a_prediction_that_is_changed_or_withdrawn_is_drawn_as_it_is_now():
+    asked = predict("rate", "How many?", unit="samples/s")
+    asked.hear({"value": "100"})
+    board = fed(plot := Throughput(asked), ONE)
+    take_steps(board, 1, [1.0] * 4, compute=1.0, comm=0.0)
+    asked.hear({"value": "200"})
+    board.settle(ended=True)
+    (line,) = [t for t in plot.static().data if t.name.startswith("you said")]
+    assert line.name == "you said 200 samples/s" and list(line.y) == [200, 200]
+    asked.hear({"unsure": True})
+    board.settle(ended=True)
+    assert not [t for t in plot.static().data if t.name.startswith("you said")]
+
+
+def test_the_predicted_rate_is_a_dashed_line_of_its_run():
+    simulated = Experiment(workers=4, steps=6, cluster={"world": "simulated", "platform": "k80-1gbe"})
+    board = fed(plot := Throughput(), simulated)
+    style = next(t for t in plot.static().data if t.name == "predicted")
+    assert style.line.dash == "dash" and style.line.color == plot.front.colour
+    board.begin(shown([simulated, FOUR], "ab")[1])  # of a machine that was not measured nothing is predicted
+    assert "predicted" not in [t.name for t in plot.static().data]
+
+
+def test_a_prediction_of_the_theory_says_how_exact_it_is():
+    told = {
+        kind: captions.throughput(100.0, {}, FOUR, 90.0, kind).rpartition("; ")[2] for kind in captions.BOUND
+    }
+    assert told == {
+        "exact": "90 were predicted.",
+        "upper bound": "at least 90 were predicted.",  # the time is bounded from above, so the rate from below
+        "lower bound": "at most 90 were predicted.",
+        "estimate": "about 90 were predicted.",
+    }
+
+
+def test_a_run_of_milliseconds_on_the_virtual_clock_has_a_curve_of_its_rate():
+    board = fed(plot := Throughput(), Experiment(workers=2, steps=12, cluster={"world": "simulated"}))
+    for number in range(12):
+        for rank in range(2):
+            board.take(rank, step(number, rank, t=1e-3 * (number + 1), samples=8, compute=1e-3, comm=0.0))
+    board.settle(ended=True)
+    rates = plot.series("run0 all").rows
+    assert len(rates) == 12 and rates[:, 1] == pytest.approx([16_000] * 12)
+
+
+def test_the_figure_of_several_runs_has_a_line_of_each():
+    made = [finished(workers=n, steps=40) for n in (1, 2)]
+    figure = figures.throughput(made)
+    assert [t.name for t in figure.data if t.name.startswith("workers")] == ["workers=1", "workers=2"]
+    assert figures.caption(figure).startswith("workers=1: ")

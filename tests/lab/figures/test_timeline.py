@@ -1,0 +1,132 @@
+"""The time line: a window of time in which every rank has bars, whatever its pace."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+
+from dlpar import lab
+from dlpar.config.experiment import Experiment
+from dlpar.lab import figures
+from dlpar.lab.figures.timeline import LATE, Timeline, clipped, shares, spans_of
+from dlpar.lab.plot import drawn
+from dlpar.lab.watch import between
+from lab.folders import finished
+from lab.records import fed, free_running, paced, step, write_down
+
+ASP = Experiment(workers=4, steps=100, sync={"scheme": "ps", "consistency": "asp"})
+
+
+def fill(board, seconds, end):
+    """Give a board all steps until `end` of ranks with so many seconds a step, in the order of time."""
+    for record in free_running(seconds, end):
+        board.take(record["rank"], record)
+    board.settle(ended=True)
+
+
+def bars(plot):
+    """Rank, start, duration (ms) and step of every bar."""
+    return np.concatenate([plot.series(name).rows for name in plot.names])
+
+
+@pytest.mark.parametrize("times", [1, 4, 50])
+def test_a_straggler_has_bars_beside_ranks_that_are_many_times_quicker(times):
+    board = fed(plot := Timeline(), ASP)
+    fill(board, [0.01, 0.01, 0.01, 0.01 * times], end=3.0)
+    rows = bars(plot)
+    for rank in range(4):
+        own = rows[rows[:, 0] == rank]
+        assert own[:, 2].sum() == pytest.approx(plot.looks["layout"]["xaxis"]["range"][1], rel=0.5), rank
+    assert len(np.unique(rows[rows[:, 0] == 3, 3])) >= 2, "two steps of the slowest"
+    assert len(np.unique(rows[rows[:, 0] == 0, 3])) >= 8, "eight of the quickest"
+    assert rows[:, 1].min() >= 0 and (rows[:, 1] + rows[:, 2]).max() <= max(80, 20 * times) + 1e-6
+    assert "On average the 4 ranks spent" in plot.caption and "in this window of" in plot.caption
+
+
+def test_no_rank_is_left_out_where_a_window_would_have_too_many_bars():
+    board = fed(plot := Timeline(), ASP.replace(workers=16, scaling="weak"))
+    fill(board, [0.01] * 15 + [2.0], end=6.0)
+    assert set(bars(plot)[:, 0]) == set(range(16))
+    assert len(bars(plot)) == sum(len(plot.series(name)) for name in plot.names) < 4000
+
+
+def test_the_sentence_states_the_window_and_what_it_was_spent_on():
+    board = fed(plot := Timeline(), ASP)
+    fill(board, [0.01] * 4, end=1.0)
+    assert plot.caption == (
+        "On average the 4 ranks spent 50% computing and 50% communicating in this window of 0.1 s."
+    )
+
+
+def test_a_rank_that_says_nothing_any_more_does_not_hold_the_window_for_ever():
+    board = fed(plot := Timeline(), ASP.replace(workers=2))
+    for number in range(20):
+        board.take(1, paced(1, number, 0.01))
+    for number in range(2000):
+        board.take(0, paced(0, number, 0.01))
+    assert plot.window()[1] == pytest.approx(20 - LATE)
+
+
+def test_waiting_is_drawn_at_the_beginning_of_each_communication():
+    spans = spans_of(0, paced(0, 0, 1.0, wait=0.2))
+    assert [(s.name, pytest.approx(s.start), pytest.approx(s.end)) for s in spans] == [
+        ("forward", 0.0, 0.5),
+        ("wait", 0.5, 0.7),
+        ("communicate", 0.7, 1.0),
+    ]
+    inside = clipped(spans, 0.25, 0.75)
+    assert [round(s.end - s.start, 6) for s in inside] == [0.25, 0.2, 0.05]
+    assert shares(inside, 1, 0.5) == pytest.approx({"compute": 0.5, "communicate": 0.1, "wait": 0.4})
+
+
+def test_only_idle_time_is_hatched(runs):
+    patterns = {t.name: t.marker.pattern.shape for t in figures.timeline(runs["asp"]).data}
+    assert patterns.pop("wait") == "/" and not any(patterns.values())
+
+
+def test_overlapping_phases_have_half_a_row_each():
+    overlap = Experiment(workers=2, steps=9, sync={"overlap": True})
+    board = fed(plot := Timeline(), overlap)
+    fill(board, [0.1, 0.1], end=0.8)
+    looks = {t.name: (t.width, t.offset) for t in plot.static().data}
+    assert looks["compute: forward"] == (0.4, -0.4) and looks["communicate"] == (0.4, 0.0)
+
+
+def test_a_moment_shows_the_window_that_ends_there_and_the_end_the_last_one_again(tmp_path):
+    board, pace = fed(plot := Timeline(), ASP.replace(workers=3)), [1 / 64, 1 / 64, 1 / 16]
+    fill(board, pace, end=4.0)
+    write_down(free_running(pace, end=4.0), tmp_path)
+    last, read = plot.static().to_json(), partial(between, tmp_path)
+    assert plot.window() == (3.875, 4.0)
+    plot.look(2.0, read)
+    rows = bars(plot)
+    assert set(rows[rows[:, 0] == 0, 3]) == set(range(120, 128))
+    assert set(rows[rows[:, 0] == 2, 3]) == {30, 31}
+    plot.look(0.0, read)
+    assert not len(bars(plot))
+    plot.look(4.0, read)
+    assert plot.static().to_json() == last
+
+
+def test_a_moment_of_a_run_without_spans_draws_nothing():
+    board = fed(plot := Timeline(), ASP)
+    board.take(0, step(0))
+    board.settle(ended=True)
+    plot.look(0.5, lambda begin, end: [])
+    assert not plot.static().data
+
+
+def test_steps_that_are_asked_for_are_drawn():
+    run = finished(workers=2, steps=40)
+    table = figures.table(figures.timeline(run, steps=range(3, 5)))
+    assert set(table["step"]) == {3, 4} and set(table["rank"]) == {0, 1}
+    with pytest.raises(ValueError, match="steps: got range"):
+        figures.timeline(run, steps=range(900, 910))
+    with pytest.raises(ValueError, match="run: got 2 runs, allowed is one"):
+        figures.timeline([run, run])
+
+
+def test_a_static_time_line_is_the_one_of_a_panel(runs):
+    drawn(plot := Timeline(), runs["asp"])
+    assert figures.timeline(runs["asp"]).to_json() == plot.static().to_json()
+    assert lab.figures.caption(plot.static()) == plot.caption

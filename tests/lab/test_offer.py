@@ -1,0 +1,126 @@
+"""What a teacher has sent: offered in a panel, taken by a press, given back by another; never by itself."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+from dlpar.config.experiment import Experiment
+from dlpar.lab import offer as module
+from dlpar.lab import offers
+from dlpar.lab.panel import Panel
+from lab.folders import until
+from lab.readers import Reader
+
+SENT = Experiment(
+    workers=8, steps=30, split={"kind": "pipeline"}, model={"depth": 8}, cluster={"world": "simulated"}
+)
+
+
+@pytest.fixture(autouse=True)
+def empty(tmp_path, monkeypatch):
+    monkeypatch.setenv("DLPAR_HOME", str(tmp_path / "own"))
+
+
+def sent(experiment: Experiment, **changes) -> dict:
+    return {
+        "id": "1",
+        "by": "grace",
+        "at": time.time(),
+        "experiment": json.loads(experiment.to_json()),
+    } | changes
+
+
+def buttons(page: Reader) -> list[str]:
+    """Names of the buttons beside the offer; none if no offer is shown."""
+    return [name for name, *_ in (page.state["offer"] or {}).get("actions", ())]
+
+
+def test_an_offer_changes_nothing_until_it_is_taken_and_can_be_undone():
+    panel = Panel(Experiment(workers=2, sync={"scheme": "ps"}))
+    page, hers = Reader(panel), panel.experiment
+    assert page.state["offer"] is None
+    offers.put(sent(SENT))
+    panel._offer.see(offers.present())
+    assert "grace" in page.state["offer"]["text"] and "8 workers, simulated" in page.state["offer"]["what"]
+    assert buttons(page) == ["take", "away"] and panel.experiment == hers
+    page.do(do="take")
+    assert panel.experiment == SENT and panel.runs == [] and not panel.running
+    assert page.state["values"]["workers"] == "8"
+    panel._offer.see(offers.present())  # seen again, it asks nothing again
+    assert buttons(page) == ["undo", "away"]
+    page.do(do="undo")
+    assert panel.experiment == hers and buttons(page) == ["take", "away"]
+    page.do(do="take")
+    assert panel.experiment == SENT
+    page.do(do="away")
+    assert page.state["offer"] is None and panel.experiment == SENT
+
+
+def test_undo_stays_when_the_offer_is_taken_back_or_another_comes():
+    panel = Panel(Experiment(workers=2))
+    page, hers = Reader(panel), panel.experiment
+    panel._offer.see(sent(SENT))
+    page.do(do="take")
+    panel._offer.see(None)
+    assert buttons(page) == ["undo", "away"]
+    panel._offer.see(sent(SENT.replace(steps=40), id="2"))
+    assert buttons(page) == ["take", "undo", "away"]
+    page.do(do="take")
+    assert panel.experiment.steps == 40
+    panel._offer.see(None)
+    page.do(do="undo")
+    assert panel.experiment == hers and page.state["offer"] is None
+
+
+def test_what_was_half_typed_comes_back_too():
+    panel = Panel(Experiment(workers=2))
+    page = Reader(panel)
+    page.do(do="set", path="workers", value="-5")
+    panel._offer.see(sent(SENT))
+    page.do(do="take")
+    assert panel.experiment == SENT and page.state["wrong"] is None
+    page.do(do="undo")
+    assert page.state["values"]["workers"] == "-5" and page.state["wrong"] == "workers"
+
+
+def test_labels_of_controls_are_those_of_what_was_sent():
+    panel = Panel(Experiment(workers=2, split={"kind": "tensor"}))
+    page = Reader(panel)
+
+    def label():
+        return next(f["label"] for f in page.state["fields"] if f["path"] == "split.tensor")
+
+    assert label() == "tensor (0: all)"
+    panel._offer.see(sent(SENT.replace(split={"kind": "hybrid"})))
+    page.do(do="take")
+    assert label() == "tensor"
+    page.do(do="undo")
+    assert label() == "tensor (0: all)"
+
+
+def test_an_offer_taken_back_or_of_another_class_or_version_is_not_shown():
+    panel = Panel()
+    page = Reader(panel)
+    offers.put(sent(SENT, at=time.time() - 2 * offers.LASTS))
+    assert offers.present() is None
+    panel._offer.see(sent(SENT) | {"experiment": {"workers": 2, "colour": "blue"}})
+    assert page.state["offer"] is None
+    offers.put(sent(SENT, id="2"))
+    panel._offer.see(offers.present())
+    assert page.state["offer"]
+    offers.put(None)
+    panel._offer.see(offers.present())
+    assert page.state["offer"] is None
+    with pytest.raises(ValueError, match="offer: allowed are id, by, at and experiment"):
+        offers.put({"id": "3"})
+
+
+def test_on_a_hub_every_panel_finds_the_offer_by_itself(monkeypatch):
+    monkeypatch.setenv("JUPYTERHUB_USER", "ada")
+    monkeypatch.setattr(module, "LOOK", 0.02)
+    pages = [Reader(Panel()), Reader(Panel())]
+    offers.put(sent(SENT))
+    until(lambda: all(page.state["offer"] for page in pages), 5)

@@ -1,0 +1,132 @@
+"""Figures fed record by record: while a run goes on, and to its end, with the same result."""
+
+import pytest
+
+from dlpar.config.experiment import Experiment
+from dlpar.jobs.tail import rank_of
+from dlpar.lab import figures, theme
+from dlpar.lab.figures.consensus import Consensus
+from dlpar.lab.figures.convergence import Convergence
+from dlpar.lab.figures.lanes import Lanes
+from dlpar.lab.figures.staleness import Lead, Staleness
+from dlpar.lab.figures.throughput import Throughput
+from dlpar.lab.figures.timeline import Timeline
+from dlpar.lab.figures.waiting import Waiting
+from dlpar.lab.plot import Board, drawn, shown
+from dlpar.lab.watch import in_order
+from lab.folders import finished
+from lab.readers import Seen
+from lab.records import evaluated, step
+
+PLOTS = [Convergence, Throughput, Staleness, Lead, Lanes, Timeline, Waiting, Consensus]
+ASP = {"scheme": "ps", "consistency": "asp"}
+GOSSIP = {"scheme": "gossip", "topology": "exp2", "start": "random"}
+
+
+@pytest.fixture(scope="module")
+def compared():
+    """Runs that all figures fit: one behind the other."""
+    return {
+        "asp": [finished(workers=n, steps=40, sync=ASP) for n in (2, 4)],
+        "gossip": [finished(workers=n, steps=40, sync=GOSSIP) for n in (4, 8)],
+    }
+
+
+def followed(plot, runs, piece):
+    """Feed a figure as a panel does: in the order of time, and drawn after every few records."""
+    board, page = Board([plot]), Seen()
+    page.take(*plot.snapshot())
+    for run, look in zip(runs, shown([run.experiment for run in runs], [run.id for run in runs])):
+        board.begin(look)
+        for number, (_, source, record) in enumerate(in_order(run)):
+            board.take(rank_of(source), record)
+            if number % piece == 0:
+                board.settle(ended=False)
+                if change := plot.changes():
+                    page.take(*change)
+        board.settle(ended=True)
+    if change := plot.changes():
+        page.take(*change)
+    page.assert_like(plot)
+    return plot.static()
+
+
+@pytest.mark.parametrize("number", [1, 2], ids=["one run", "two runs"])
+@pytest.mark.parametrize("kind", PLOTS)
+def test_a_live_figure_ends_as_the_static_one_and_so_does_the_page(kind, number, compared):
+    runs = compared["gossip" if kind is Consensus else "asp"][:number]
+    static = drawn(kind(), runs)
+    for piece in (1, 7, 1000):
+        live = followed(kind(), runs, piece)
+        assert live.to_json() == static.to_json(), piece
+        assert figures.caption(live).endswith(".")
+
+
+@pytest.mark.parametrize("kind", PLOTS)
+def test_every_earlier_run_stays_until_it_is_forgotten(kind, compared):
+    runs = compared["gossip" if kind is Consensus else "asp"]
+    plot = kind()
+    drawn(plot, runs)
+    assert list(plot.runs) == [run.id for run in runs] and plot.front.key == runs[1].id
+    plot.forget(runs[0].id)
+    assert list(plot.runs) == [runs[1].id]
+    assert not [trace.name for trace in plot.static().data if "workers=2" in trace.name]
+
+
+def test_a_run_that_begins_again_is_as_new(compared):
+    (run,), plot = compared["asp"][:1], Convergence()
+    board = Board([plot])
+    for _ in range(2):
+        board.begin(shown([run.experiment], [run.id])[0])
+        for source, record in run.records():
+            if source != "job":
+                board.take(rank_of(source), record)
+        board.settle(ended=True)
+    assert plot.static().to_json() == drawn(Convergence(), run).to_json()
+
+
+def test_a_run_is_shown_by_what_differs_in_its_own_colour_and_a_simulated_one_broad():
+    ring, ps = Experiment(workers=2), Experiment(workers=2, sync="ps")
+    simulated = ring.replace(cluster={"world": "simulated"})
+    assert [run.name for run in shown([ring], ["a"])] == ["all workers"]
+    by_scheme = shown([ring, ps], ["a", "b"])
+    assert [(run.name, run.colour) for run in by_scheme] == [
+        ("ring", theme.SCHEMES["ring"]),
+        ("ps bsp", theme.SCHEMES["ps"]),
+    ]
+    same = shown([ring, ring.replace(workers=4), simulated], "abc")
+    assert [run.colour for run in same] == list(theme.RUNS[:3])
+    assert [run.line["line"]["width"] for run in same] == [2, 2, 5]
+    assert len({(run.line["line"].get("dash"), run.line["marker"]["symbol"]) for run in same}) == 3
+    assert same[2].name.endswith("world=simulated")
+
+
+def test_a_renamed_run_has_its_new_name_in_every_trace():
+    plot = Convergence()
+    board = Board([plot])
+    board.begin(shown([Experiment()], ["a"])[0])
+    plot.rename("a", "workers=4")
+    assert plot.static().data[0].name == "workers=4" and plot.runs["a"].name == "workers=4"
+
+
+def test_a_board_knows_ranks_accuracy_and_slip_of_the_run_in_front_only():
+    board, (one, two) = Board([Convergence()]), shown([Experiment(workers=2), Experiment(workers=3)], "ab")
+    board.begin(one)
+    board.take(1, {"k": "rank", "rank": 1, "host": "here"})
+    board.take(0, evaluated(1, 1.0, 0.8))
+    board.take(0, {**step(0), "slip": 0.02})
+    board.take(0, {**step(1), "slip": 0.01})
+    assert (board.ranks[1]["host"], board.accuracy, board.slip) == ("here", 0.8, 0.02)
+    board.begin(two)
+    assert (board.ranks, board.accuracy, board.slip) == ({}, None, None)
+
+
+def test_only_figures_that_fit_a_run_are_fed():
+    board = Board([kind() for kind in PLOTS])
+    board.begin(shown([Experiment(workers=1)], "a")[0])
+    assert [plot.title for plot in board.fed] == ["Convergence", "Throughput", "Staleness", "Timeline"]
+
+
+def test_names_that_do_not_match_the_runs_are_refused(compared):
+    with pytest.raises(ValueError, match="titles: got 1, allowed is one for each of 2 runs"):
+        drawn(Convergence(), compared["asp"], ["one"])

@@ -1,0 +1,149 @@
+"""What a panel says of a run: progress, facts, results in a table, and the log."""
+
+import json
+
+import pytest
+
+from dlpar.config.experiment import Experiment
+from dlpar.jobs.global_steps import GlobalSteps
+from dlpar.jobs.run import Run
+from dlpar.lab import status as module
+from dlpar.lab.page import Page
+from dlpar.lab.status import MOST, RESULTS, Status, columns, in_words, results
+from lab.folders import finished
+from lab.records import step
+
+ASP = {"scheme": "ps", "consistency": "asp"}
+
+
+@pytest.fixture
+def shown():
+    page = Page()
+    yield page
+    page.close()
+
+
+def began(page, tmp_path, **fields):
+    experiment = Experiment(**{"workers": 1, "steps": 100, **fields})
+    status = Status(page, experiment)
+    status.begin(experiment, tmp_path)
+    return status
+
+
+def steps(count):
+    found = GlobalSteps(1)
+    for number in range(count):
+        found.add(0, step(number))
+    found.ready()
+    return found
+
+
+def test_progress_has_the_steps_the_time_the_speed_and_what_is_left(shown, tmp_path):
+    status = began(shown, tmp_path)
+    assert shown.state["words"] == "Starting 1 rank …"
+    status.progress(steps(25), 64.0)
+    assert shown.state["words"] == "step 25 of 100 · 25 s · 64 samples/s · about 1 min 15 s left"
+    assert (shown.state["done"], shown.state["steps"]) == (25, 100)
+
+
+def test_progress_is_said_at_most_four_times_a_second(shown, tmp_path, monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    status = began(shown, tmp_path)
+    status.progress(steps(1), None)
+    now[0] += 0.2
+    status.progress(steps(2), None)
+    assert shown.state["done"] == 1
+    now[0] += 0.1
+    status.progress(steps(2), None)
+    assert shown.state["done"] == 2
+
+
+def test_the_end_says_what_came_of_it(shown, tmp_path):
+    status = began(shown, tmp_path)
+    status.launch_s = 0.4
+    status.ended(steps(100), 0.9, 64.0, "done", "")
+    assert shown.state["words"] == (
+        "done: 100 steps · 1 min 40 s · 64 samples/s · loss 1 · held-out accuracy 90.0% · launched in 0.4 s"
+    )
+    status.ended(steps(3), None, None, "stopped", "by its owner")
+    assert shown.state["words"].startswith("stopped after 3 of 100 steps · 3.0 s · loss 1")
+    status.ended(steps(3), None, None, "failed", "rank 0 raised ValueError: bad")
+    assert shown.state["words"] == "failed after 3 of 100 steps — rank 0 raised ValueError: bad"
+
+
+def test_facts_have_their_meanings_and_name_clocks_that_are_not_the_walls(shown, tmp_path):
+    status = began(shown, tmp_path)
+    facts = {name: fact for name, fact, means in shown.state["facts"] if means}
+    assert facts["world"] == "real" and "core" in facts["platform"] and "clock" not in facts
+    status.begin(Experiment(cluster={"world": "paced", "platform": "p100-10gbe"}), tmp_path)
+    status.show_facts({}, 0.012, "the same in all runs")
+    facts = {name: fact for name, fact, _ in shown.state["facts"]}
+    assert facts == {
+        "world": "paced",
+        "platform": "p100-10gbe",
+        "clock": "logical",
+        "slip": "12 ms",
+        "batches": "the same in all runs",
+    }
+
+
+def test_the_log_has_the_output_and_every_traceback_with_its_rank(shown, tmp_path):
+    status = began(shown, tmp_path)
+    (tmp_path / "log.txt").write_text("[rank 0] reading <b>data</b>\n")
+    status.errors = {1: {"traceback": "Traceback\n  line\nValueError: bad\n"}, 0: {"message": "worse"}}
+    status.show_log()
+    lines = shown.state["log"].splitlines()
+    assert lines[0] == "[rank 0] reading <b>data</b>", "the page shows it as text"
+    assert "[rank 0] worse" in lines and "[rank 1] ValueError: bad" in lines
+    assert shown.state["path"] == str(tmp_path)
+
+
+def test_of_a_long_log_the_end_is_shown(shown, tmp_path):
+    status = began(shown, tmp_path)
+    (tmp_path / "log.txt").write_text("".join(f"line {number}\n" for number in range(10_000)))
+    status.show_log()
+    assert shown.state["log"].endswith("line 9999") and len(shown.state["log"]) <= module.LOG_BYTES
+
+
+# ---- results ----------------------------------------------------------------------
+
+
+def test_results_are_those_of_the_summary():
+    run = finished(workers=2, steps=40, sync=ASP)
+    found, summary = results(run, 0.9), run.summary
+    assert found.keys() == RESULTS.keys()
+    assert found["samples/s"] == summary["samples_per_s"] and found["final loss"] == summary["final_loss"]
+    assert found["MB sent"] == summary["bytes_sent"] / 1e6
+    assert found["to goal (s)"] == summary["time_to_accuracy"]["0.9"]
+    assert results(run, 1.0)["to goal (s)"] is None
+
+
+def test_results_of_a_run_that_diverged_are_json():
+    run = finished(workers=2, steps=3)
+    for path in run.path.glob("rank-*.jsonl"):
+        records = [json.loads(line) | {} for line in open(path)]
+        lost = [record | ({"loss": None} if record["k"] == "step" else {}) for record in records]
+        path.write_text("".join(json.dumps(record) + "\n" for record in lost))
+    found = results(Run(run.path), 0.9)
+    json.dumps(found, allow_nan=False)
+    assert in_words("final loss", found["final loss"]) in ("–", "not a number")
+
+
+def test_a_table_has_the_columns_in_which_runs_differ_and_no_others():
+    runs = [results(finished(workers=n, steps=20), 0.9) for n in (1, 2)]
+    names = [column["name"] for column in columns(runs, 0.9)]
+    assert names[:2] == ["samples/s", "accuracy"] and len(names) <= MOST
+    assert "world" not in names and "staleness mean" not in names
+    asp = results(finished(workers=2, steps=20, sync=ASP), 0.9)
+    told = columns([runs[1], asp], 0.9)
+    assert "staleness mean" in [column["name"] for column in told]
+    assert all(column["means"] for column in told)
+    goal = next(column for column in told if column["name"] == "to goal (s)")
+    assert goal["shown"] == "to 90% (s)"
+
+
+def test_a_result_is_written_for_readers():
+    assert in_words("to goal (s)", None) == "not reached" and in_words("MB sent", None) == "–"
+    assert in_words("accuracy", 0.9512) == "95.1%" and in_words("steps", 12_000) == "12,000"
+    assert in_words("samples/s", 1234.5) == "1,230" and in_words("world", "paced") == "paced"
