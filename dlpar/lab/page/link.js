@@ -9,10 +9,19 @@ export const SILENT = "No word from the kernel: it may have been restarted. If s
 
 /** What the page knows of a widget, whether or not it is on the screen. */
 export class Link {
-  /** @param model anywidget's model  @param taken called with what has changed: (state, figures, whole) */
+  sequence = -1;
+  heard = Date.now();
+  live = false;
+  gone = ""; // why nothing is heard of the kernel; empty if it is
+  changed = new Set(); // called when the link is lost or found again
+
+  /**
+   * @param {any} model anywidget's model
+   * @param {(state: any, figures: [string, any, DataView[]][], whole: boolean) => void} taken called with what has changed
+   */
   constructor(model, taken) {
-    Object.assign(this, { model, taken, sequence: -1, heard: Date.now(), live: false, gone: "" });
-    this.changed = new Set(); // called when the link is lost or found again
+    this.model = model;
+    this.taken = taken;
     model.on("msg:custom", (message, buffers) => this.receive(message, buffers));
     model.on("comm_live_update", () => setTimeout(() => model.comm_live === false && this.lost(GONE), 0));
     this.kernel = model.widget_manager?.kernel;
@@ -64,13 +73,16 @@ export class Link {
     let next = 0;
     const figures = Object.entries(message.figures ?? {}).map(([title, news]) => {
       const own = buffers.slice(next, (next += news.traces.length));
-      return [title, news, own];
+      return /** @type {[string, any, DataView[]]} */ ([title, news, own]);
     });
     this.taken(message.state, figures, message.is === "all");
   }
 }
 
-/** An element with properties and children: make("p", { className: "x" }, "text", other). */
+/**
+ * An element with properties and children: make("p", { className: "x" }, "text", other).
+ * @returns {any}
+ */
 export function make(tag, properties = {}, ...children) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(properties)) {
@@ -79,4 +91,12 @@ export function make(tag, properties = {}, ...children) {
   }
   element.append(...children);
   return element;
+}
+
+/** Build anew what is in an element; what had the focus there, by its data-key, has it again. */
+export function rebuilt(element, build) {
+  const active = element.contains(document.activeElement) ? /** @type {HTMLElement} */ (document.activeElement) : null;
+  const key = active?.dataset.key;
+  build();
+  if (key) element.querySelector(`[data-key="${CSS.escape(key)}"]`)?.focus();
 }
