@@ -154,7 +154,7 @@ def test_a_simulated_and_a_paced_cluster_run_from_the_panel_and_are_fit_to_be_sh
     assert "slip none" not in panel.facts.inner_text(), (
         "the wall follows another clock, never to the microsecond"
     )
-    titles = {"Throughput": {"throughput (samples/s)", "time on the logical clock (s)"}}
+    titles = {"Throughput": {"throughput (samples/s)", "time, each run on its own clock (s)"}}
     assert faults(panel, page, themed, titles, tmp_path) == {}
     print("screenshots:", tmp_path)
 

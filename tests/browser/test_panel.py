@@ -233,7 +233,7 @@ def test_a_figure_is_there_again_after_its_cell_was_out_of_the_page(open_noteboo
     panel.run.click()
     done = panel.wait_for_steps(5)
     for _ in range(2):
-        page.evaluate(f"{content}.scrollToItem(9, 'end')")
+        page.evaluate(f"{content}.activeCellIndex = 9; {content}.scrollToItem(9, 'end')")
         panel.place.wait_for(state="hidden")
         page.wait_for_timeout(500)
         page.evaluate(f"{content}.scrollToItem(1, 'start')")

@@ -81,7 +81,7 @@ class RankLines(Plot):
 
     def fit_axes(self, ended: bool, least: float = 4.0) -> None:
         """Bring the axes up to date; the vertical one reaches at least `least`."""
-        self.set_range("yaxis", -0.25, theme.doubled(self.largest, least))
+        self.set_range("yaxis", -0.25, theme.doubled(self.largest + 0.25, least))
         if self.over_time:
             self.end = theme.rounded_up(self._latest) if ended else theme.doubled(self._latest, self.end)
             self.set_range("xaxis", 0, self.end)

@@ -45,7 +45,7 @@ export class FigureData {
   }
 
   /** plotly's data and layout; `runs` are the runs of the panel by key, and some of them are hidden. */
-  plotlyArguments({ title, logarithmic, runs, hidden, width, height, ink }) {
+  plotlyArguments({ logarithmic, runs, hidden, width, height, ink }) {
     const labels = [];
     const data = [...this.traces.values()].map((trace) => {
       const attributes = { ...trace.style, showlegend: false };
@@ -57,7 +57,7 @@ export class FigureData {
         labels.push(endOf(trace, attributes, run.name));
       return attributes;
     });
-    const layout = structuredClone({ ...this.layout, width, height, uirevision: [title, this.x, logarithmic, this.zoom].join(), showlegend: false });
+    const layout = structuredClone({ ...this.layout, width, height, uirevision: [this.x, logarithmic, this.zoom].join(), showlegend: false });
     if (this.x_axes[this.x]) layout.xaxis = { ...layout.xaxis, ...structuredClone(this.x_axes[this.x]) };
     if (logarithmic) layout.yaxis = { ...layout.yaxis, type: "log", range: decades(data, layout.yaxis.range[1]) };
     layout.font = { ...layout.font, color: ink };
@@ -136,6 +136,7 @@ export class FigureView {
   title = "";
   signature = "";
   legendSignature = "";
+  axes = "";
   logarithmic = false;
   freeze = false;
   waiting = false; // a drawing is under way, or will be in the next frame
@@ -204,10 +205,12 @@ export class FigureView {
     // Given, not measured by plotly, which fails if a notebook removes a cell from the page while it scrolls.
     const size = (this.size = { width: this.plot.clientWidth, height: this.height() });
     this.plot.style.height = `${size.height}px`;
-    const looks = { title, logarithmic: this.logarithmic && data.logarithmic, hidden: this.hiddenRuns, ink: getComputedStyle(this.root).color };
+    const looks = { logarithmic: this.logarithmic && data.logarithmic, hidden: this.hiddenRuns, ink: getComputedStyle(this.root).color };
     const [traces, layout] = data.plotlyArguments({ ...looks, runs, ...size });
-    await plotly.react(this.plot, traces, layout, CONFIG);
-    Object.assign(this, { drawn: data, version });
+    const axes = Object.keys(layout).filter((name) => name.includes("axis")).join();
+    const same = this.drawn === data && this.axes === axes; // other axes are drawn anew: plotly.js would mix them up
+    await (same ? plotly.react : plotly.newPlot)(this.plot, traces, layout, CONFIG);
+    Object.assign(this, { drawn: data, version, axes });
     this.caption.textContent = data.caption;
     this.plot.setAttribute("aria-label", data.caption);
     if (this.details.open && Date.now() - this.filled > 1000) this.fill();

@@ -2,7 +2,7 @@
 
 import { plotlyArrived } from "./plotly.js";
 
-const RETRY = 500; // ms after which the kernel is asked again: it may be busy, or not connected yet
+const RETRY = 500; // ms after which the kernel is asked again: it may not be connected yet; doubled each time, for it may be busy
 const SILENCE = 6000; // ms without a message during a run, after which the page shows a warning
 export const GONE = "The kernel was restarted: its job has ended. Run the cell again.";
 export const SILENT = "No word from the kernel: it may have been restarted. If so, run the cell again.";
@@ -11,6 +11,8 @@ export const SILENT = "No word from the kernel: it may have been restarted. If s
 export class Link {
   sequence = -1;
   heard = Date.now();
+  asked = 0;
+  patience = RETRY;
   live = false;
   gone = ""; // why nothing is heard of the kernel; empty if it is
   changed = new Set(); // called when the link is lost or found again
@@ -40,7 +42,7 @@ export class Link {
 
   /** Ask for everything; until it comes, changes are of no use. */
   ask() {
-    this.sequence = -1;
+    Object.assign(this, { sequence: -1, asked: Date.now() });
     this.send({ ask: "all" });
   }
 
@@ -49,8 +51,10 @@ export class Link {
   }
 
   look() {
-    if (this.sequence < 0) this.ask();
-    else if (this.live && Date.now() - this.heard > SILENCE) this.lost(SILENT);
+    if (this.sequence < 0 && Date.now() - this.asked >= this.patience) {
+      this.patience *= 2;
+      this.ask();
+    } else if (this.live && Date.now() - this.heard > SILENCE) this.lost(SILENT);
   }
 
   lost(why) {
@@ -69,6 +73,7 @@ export class Link {
       return;
     }
     this.sequence = message.sequence;
+    this.patience = RETRY;
     this.live = message.state.live ?? this.live;
     let next = 0;
     const figures = Object.entries(message.figures ?? {}).map(([title, news]) => {

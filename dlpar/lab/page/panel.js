@@ -55,7 +55,7 @@ class PanelView {
     this.message = make("span", { className: "dlpar-message", role: "alert" });
     this.progress = make("div", { className: "dlpar-progress" }, this.bar, this.words);
     this.facts = make("div", { className: "dlpar-facts" });
-    const below = make("div", { className: "dlpar-below" }, this.message, this.facts);
+    const below = make("div", { className: "dlpar-below" }, this.facts, this.message);
     this.tabs = make("div", { className: "dlpar-tabs", role: "tablist" });
     this.figure = new FigureView(data.link, () => data.runs, data.hidden);
     this.time = new TimeLine(data, () => this.figure);
