@@ -234,7 +234,8 @@ def test_a_figure_is_there_again_after_its_cell_was_out_of_the_page(open_noteboo
     done = panel.wait_for_steps(5)
     for _ in range(2):
         page.evaluate(f"{content}.activeCellIndex = 9; {content}.scrollToItem(9, 'end')")
-        panel.place.wait_for(state="hidden")
+        bottom = "e => e.getBoundingClientRect().bottom"
+        assert eventually(lambda: panel.place.evaluate(bottom) < 0, 20, "the panel is out of view")
         page.wait_for_timeout(500)
         page.evaluate(f"{content}.scrollToItem(1, 'start')")
         panel.place.locator(".main-svg").first.wait_for()

@@ -61,7 +61,7 @@ export class FigureData {
     if (this.x_axes[this.x]) layout.xaxis = { ...layout.xaxis, ...structuredClone(this.x_axes[this.x]) };
     if (logarithmic) layout.yaxis = { ...layout.yaxis, type: "log", range: decades(data, layout.yaxis.range[1]) };
     layout.font = { ...layout.font, color: ink };
-    layout.margin = { ...layout.margin, t: 8, r: Math.max(16, ...labels.map(({ name }) => 16 + LETTER * Math.min(LONGEST, name.length))) };
+    layout.margin = { ...layout.margin, t: 8, r: Math.max(16, ...labels.map(({ name }) => 20 + LETTER * Math.min(LONGEST, name.length))) };
     if (labels.length) layout.annotations = [...(layout.annotations ?? []), ...spread(labels, layout, height)];
     const at = this.moment == null ? null : this.placeOf(this.moment);
     if (at != null) layout.shapes = [...(layout.shapes ?? []), { type: "line", xref: "x", x0: at, x1: at, yref: "y domain", y0: 0, y1: 1, line: { color: ink, width: 1, dash: "dot" } }];
@@ -107,7 +107,7 @@ function spread(labels, layout, height) {
   sorted.forEach((label, i) => { if (i) label.at = Math.max(label.at, sorted[i - 1].at + least); });
   const over = Math.max(0, (sorted.at(-1)?.at ?? 0) - 1);
   return sorted.map(({ name, x, at, colour }) => ({
-    text: name.length > LONGEST ? `${name.slice(0, LONGEST - 1)}…` : name, hovertext: name, showarrow: false, x, xanchor: "left", xshift: 8,
+    text: name.length > LONGEST ? `${name.slice(0, LONGEST - 1)}…` : name, hovertext: name, showarrow: false, x, xanchor: "left", xshift: 11,
     yref: "paper", y: at - over, yanchor: "middle", font: { size: 12, color: colour },
   }));
 }

@@ -24,8 +24,9 @@ export async function plotlyArrived(compressed) {
   page.loading = true;
   const stream = new Blob([compressed]).stream().pipeThrough(new DecompressionStream("gzip"));
   const source = await new Response(stream).text();
+  const hint = "//# allFunctionsCalledOnLoad\n"; // Chromium then compiles beside the page, which it would block for long
   const before = here.Plotly;
-  const url = URL.createObjectURL(new Blob([source], { type: "text/javascript" }));
+  const url = URL.createObjectURL(new Blob([hint, source], { type: "text/javascript" }));
   await import(url);
   URL.revokeObjectURL(url);
   page.plotly = here.Plotly;
