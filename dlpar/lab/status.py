@@ -65,7 +65,16 @@ def results(run: Run, goal: float) -> dict[str, Any]:
     }
 
 
-SHOWN = ("world", "samples/s", "accuracy", "to goal (s)", "staleness mean", "waiting (s)", "final loss", "MB sent")
+SHOWN = (
+    "world",
+    "samples/s",
+    "accuracy",
+    "to goal (s)",
+    "staleness mean",
+    "waiting (s)",
+    "final loss",
+    "MB sent",
+)
 """Results in the order in which a table has room for them."""
 
 MOST = 6

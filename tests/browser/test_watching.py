@@ -84,6 +84,7 @@ def test_a_running_panel_is_back_after_a_reload_while_all_cores_are_busy(open_no
     )
     notebook.run_all()
     panel = notebook.panel()
+    page.evaluate("window.drawn.length = 0")
     panel.run.click()
     panel.wait_for_steps(5, seconds=60)
     notebook.save()
