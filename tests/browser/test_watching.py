@@ -1,8 +1,12 @@
-"""How soon a point is on the screen, and what 8 ranks x 20,000 steps do to page and kernel."""
+"""How soon a point is on the screen, and a panel after a reload; what 8 ranks x 20,000 steps do to page and kernel."""
 
 from __future__ import annotations
 
 import json
+import os
+import random
+import subprocess
+import sys
 import time
 
 import pytest
@@ -57,6 +61,47 @@ def test_a_long_run_stays_smooth_and_bounded(open_notebook, page, jupyter: Jupyt
     assert "In 20,000 of 20,000 steps" in panel.says()
     assert median <= 34 and p95 <= 200
     assert moved < 4 and grown < 60 and heap_mb(page) - heap < 80
+
+
+SINCE_LOAD = """() => window.drawn[0][1]
+  - (performance.timeOrigin + performance.getEntriesByType("navigation")[0].loadEventEnd) / 1000"""
+"""Seconds from the page's load event to the first drawing of a loss."""
+
+
+@pytest.fixture
+def busy_cores():
+    """A loop on every core that this process may use."""
+    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in os.sched_getaffinity(0)]
+    yield
+    for loop in loops:
+        loop.kill()
+        loop.wait()
+
+
+def test_a_running_panel_is_back_after_a_reload_while_all_cores_are_busy(open_notebook, page, busy_cores):
+    notebook = open_notebook(
+        paced(20), "Panel(dlpar.Experiment(workers=4, steps=2000), question='Is it back?')"
+    )
+    notebook.run_all()
+    panel = notebook.panel()
+    page.evaluate("window.drawn.length = 0")
+    panel.run.click()
+    panel.wait_for_steps(5, seconds=60)
+    notebook.save()
+    taken = []
+    for pause in random.Random(3).sample(range(200, 2000), 3):
+        page.wait_for_timeout(pause)
+        steps, points = panel.steps(), page.evaluate("window.drawn.length")
+        page.reload()
+        page.wait_for_function("window.drawn?.length", timeout=60_000)
+        taken.append(page.evaluate(SINCE_LOAD))
+        panel = notebook.panel()
+        assert panel.steps() >= steps and page.evaluate("window.drawn.length") >= points
+        assert panel.stop.is_enabled() and panel.run.is_disabled() and panel.gone.count() == 0
+    print("panel and figure are back after", *(f"{seconds:.1f} s" for seconds in taken))
+    assert max(taken) < 30
+    panel.stop.click()
+    panel.wait_for("stopped after", seconds=60)
 
 
 def heap_mb(page) -> float:

@@ -90,7 +90,7 @@ class RankLines(Plot):
         lines = [self.series(f"{key} mean").rows for key in self.runs if key != self.front.key]
         ends = [(rows[-1, 0], rows[:, 2].max()) for rows in lines if len(rows)]
         latest, largest = map(max, zip((self._latest, self.largest), *ends))
-        self.set_range("yaxis", -0.25, theme.doubled(largest, least))
+        self.set_range("yaxis", -0.25, theme.doubled(largest + 0.25, least))
         if self.over_time:
             self.end = theme.rounded_up(latest) if ended else theme.doubled(latest, self.end)
             self.set_range("seconds", 0, self.end)

@@ -154,7 +154,8 @@ class Throughput(Plot):
         self._end = theme.doubled(last.seconds, self._end)
         if ended and len(self.runs) == 1:
             self._end = theme.rounded_up(last.seconds)
-        self._top = theme.doubled(max(total.series.rows[:, 1].max(), self.predicted or 0.0), self._top)
+        most = max(total.series.rows[:, 1].max(), self.predicted or 0.0)
+        self._top = theme.doubled(1.03 * most, self._top)  # room for the marks of the highest points
         if self.predicted is not None:
             self.line.replace(np.array([(0.0, self.predicted), (self._end, self.predicted)]))
         self._draw_asked()

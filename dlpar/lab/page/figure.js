@@ -2,18 +2,26 @@
 
 import { page, plotlyOnce } from "./plotly.js";
 import { fillTable } from "./table.js";
-import { make } from "./link.js";
+import { make, rebuilt } from "./link.js";
 
 const CONFIG = { displaylogo: false, displayModeBar: false, scrollZoom: false };
-const LABELS = 150; // px at the right, for names at the ends of lines
+const LONGEST = 22, LETTER = 7; // letters of a name at the end of a line, and px of one
 const SMALLEST = 240, LARGEST = 430; // px: heights of a figure
 const BELOW = 88; // px under a figure that stay in view: its sentence, and the time line
 
 /** Points and looks of one figure, whether or not it is on the screen. */
 export class FigureData {
-  constructor() {
-    Object.assign(this, { traces: new Map(), caption: "", version: 0, hidden: new Set() });
-  }
+  traces = new Map();
+  hidden = new Set(); // keys of traces that the reader has hidden
+  caption = "";
+  version = 0;
+  zoom = 0; // counts how often zooming was undone
+  x = "";
+  logarithmic = false;
+  height = 0;
+  /** @type {any} */ layout = null;
+  /** @type {Record<string, any>} */ x_axes = {};
+  /** @type {number | null} */ moment = null;
 
   take(news, buffers) {
     this.version += 1;
@@ -36,24 +44,24 @@ export class FigureData {
     });
   }
 
-  /** plotly's data and layout; `runs` are the runs of the panel by key, with their colours. */
-  plotlyArguments({ logarithmic, runs, width, height, ink }) {
+  /** plotly's data and layout; `runs` are the runs of the panel by key, and some of them are hidden. */
+  plotlyArguments({ logarithmic, runs, hidden, width, height, ink }) {
     const labels = [];
     const data = [...this.traces.values()].map((trace) => {
       const attributes = { ...trace.style, showlegend: false };
       for (const [attribute, column] of Object.entries(trace.at))
         attributes[attribute] = trace.data[trace.columns.indexOf(column === "*" ? this.x : column)];
       const run = runs.get(trace.key.split(" ")[0]), isWhole = !trace.key.includes(" rank ");
-      if (run?.hidden || this.hidden.has(trace.key)) attributes.visible = false;
+      if (hidden.has(run?.key) || this.hidden.has(trace.key)) attributes.visible = false;
       else if (run && isWhole && runs.size > 1 && trace.points && !trace.style.yaxis && attributes.visible !== false)
         labels.push(endOf(trace, attributes, run.name));
       return attributes;
     });
-    const layout = structuredClone({ ...this.layout, width, height, uirevision: this.x + logarithmic, showlegend: false });
+    const layout = structuredClone({ ...this.layout, width, height, uirevision: [this.x, logarithmic, this.zoom].join(), showlegend: false });
     if (this.x_axes[this.x]) layout.xaxis = { ...layout.xaxis, ...structuredClone(this.x_axes[this.x]) };
     if (logarithmic) layout.yaxis = { ...layout.yaxis, type: "log", range: decades(data, layout.yaxis.range[1]) };
     layout.font = { ...layout.font, color: ink };
-    layout.margin = { ...layout.margin, t: 8, r: labels.length ? LABELS : 16 };
+    layout.margin = { ...layout.margin, t: 8, r: Math.max(16, ...labels.map(({ name }) => 20 + LETTER * Math.min(LONGEST, name.length))) };
     if (labels.length) layout.annotations = [...(layout.annotations ?? []), ...spread(labels, layout, height)];
     const at = this.moment == null ? null : this.placeOf(this.moment);
     if (at != null) layout.shapes = [...(layout.shapes ?? []), { type: "line", xref: "x", x0: at, x1: at, yref: "y domain", y0: 0, y1: 1, line: { color: ink, width: 1, dash: "dot" } }];
@@ -99,7 +107,7 @@ function spread(labels, layout, height) {
   sorted.forEach((label, i) => { if (i) label.at = Math.max(label.at, sorted[i - 1].at + least); });
   const over = Math.max(0, (sorted.at(-1)?.at ?? 0) - 1);
   return sorted.map(({ name, x, at, colour }) => ({
-    text: name.length > 22 ? `${name.slice(0, 21)}…` : name, hovertext: name, showarrow: false, x, xanchor: "left", xshift: 8,
+    text: name.length > LONGEST ? `${name.slice(0, LONGEST - 1)}…` : name, hovertext: name, showarrow: false, x, xanchor: "left", xshift: 11,
     yref: "paper", y: at - over, yanchor: "middle", font: { size: 12, color: colour },
   }));
 }
@@ -125,65 +133,89 @@ function joined(old, fresh) {
 
 /** The place on the page where the figure in front is drawn. */
 export class FigureView {
-  /** @param link asks the kernel  @param runs returns the runs of the panel by key */
-  constructor(link, runs) {
-    Object.assign(this, { link, runs, data: null, logarithmic: false, freeze: false });
+  title = "";
+  signature = "";
+  legendSignature = "";
+  axes = "";
+  logarithmic = false;
+  freeze = false;
+  waiting = false; // a drawing is under way, or will be in the next frame
+  again = false;
+  disposed = false;
+  filled = 0;
+  version = 0;
+  size = { width: 0, height: 0 };
+  /** @type {FigureData | null} */ data = null;
+  /** @type {FigureData | null} */ drawn = null;
+
+  /** @param link asks the kernel  @param runs returns the runs of the panel by key  @param hidden keys of runs */
+  constructor(link, runs, hidden) {
+    this.link = link;
+    this.runs = runs;
+    this.hiddenRuns = hidden;
     this.tools = make("div", { className: "dlpar-tools" });
     this.legend = make("div", { className: "dlpar-legend" });
-    this.plot = make("div", { className: "dlpar-plot", role: "img" }, make("div", { className: "dlpar-loading" }, "Loading the figure …"));
+    this.loading = make("div", { className: "dlpar-loading" }, "Loading the figure …");
+    this.plot = make("div", { className: "dlpar-plot", role: "img" }, this.loading);
     this.caption = make("p", { className: "dlpar-caption" });
     this.table = make("div", { tabIndex: 0, role: "region", "aria-label": "Data of the figure" });
     this.details = make("details", { className: "dlpar-data" }, make("summary", {}, "Data as table"), this.table);
     this.details.addEventListener("toggle", () => this.fill());
-    this.root = make("div", { className: "dlpar-live" }, this.legend, this.plot, this.caption);
+    const above = make("div", { className: "dlpar-above" }, this.legend, this.tools);
+    this.root = make("div", { className: "dlpar-live", role: "tabpanel" }, above, this.plot, this.caption);
     this.resized = new ResizeObserver(() => this.resize());
     this.resized.observe(this.root);
     plotlyOnce(link.model).then(() => this.schedule());
   }
 
   dispose() {
+    this.disposed = true;
     this.resized.disconnect();
-    page.plotly?.purge(this.plot);
+    if (!this.waiting) page.plotly?.purge(this.plot);
   }
 
   /** Draw another figure. */
-  show(data) {
+  show(title, data) {
     if (data === this.data) return this.schedule();
-    this.data = data;
+    Object.assign(this, { title, data, signature: "", filled: 0 });
+    this.root.setAttribute("aria-label", title);
     this.plot.setAttribute("aria-label", data?.caption ?? "");
-    this.signature = "";
     this.schedule();
   }
 
   schedule() {
-    if (this.waiting) return;
+    if (this.waiting || this.disposed) return;
     this.waiting = true;
     requestAnimationFrame(async () => {
-      await this.draw().catch((error) => console.error("dlpar figure", error));
+      if (!this.disposed) await this.draw().catch((error) => console.error("dlpar figure", error));
       this.waiting = false;
+      if (this.disposed) return page.plotly?.purge(this.plot);
       if (this.again) this.schedule();
       this.again = false;
     });
   }
 
   async draw() {
-    const { plotly } = page, { data } = this;
+    const { plotly } = page, { data, title } = this;
     if (!plotly || !data?.layout || (this.freeze && this.drawn === data) || !this.plot.clientWidth) return;
     const version = data.version, runs = this.runs();
-    if (!this.drawn) this.plot.replaceChildren();
+    this.loading.remove();
     this.buildTools();
     this.buildLegend(runs);
     // Given, not measured by plotly, which fails if a notebook removes a cell from the page while it scrolls.
     const size = (this.size = { width: this.plot.clientWidth, height: this.height() });
     this.plot.style.height = `${size.height}px`;
-    const [traces, layout] = data.plotlyArguments({ logarithmic: this.logarithmic && data.logarithmic, runs, ...size, ink: getComputedStyle(this.root).color });
-    await plotly.react(this.plot, traces, layout, CONFIG);
-    Object.assign(this, { drawn: data, version });
+    const looks = { logarithmic: this.logarithmic && data.logarithmic, hidden: this.hiddenRuns, ink: getComputedStyle(this.root).color };
+    const [traces, layout] = data.plotlyArguments({ ...looks, runs, ...size });
+    const axes = Object.keys(layout).filter((name) => name.includes("axis")).join();
+    const same = this.drawn === data && this.axes === axes; // other axes are drawn anew: plotly.js would mix them up
+    await (same ? plotly.react : plotly.newPlot)(this.plot, traces, layout, CONFIG);
+    Object.assign(this, { drawn: data, version, axes });
     this.caption.textContent = data.caption;
     this.plot.setAttribute("aria-label", data.caption);
-    if (this.details.open && Date.now() - (this.filled ?? 0) > 1000) this.fill();
+    if (this.details.open && Date.now() - this.filled > 1000) this.fill();
     if (data.version !== version || this.data !== data || this.plot.clientWidth !== size.width) this.again = true;
-    this.root.dispatchEvent(new CustomEvent("dlpar:drawn", { bubbles: true, detail: { at: Date.now(), figure: data } }));
+    this.root.dispatchEvent(new CustomEvent("dlpar:drawn", { bubbles: true, detail: { at: Date.now(), figure: data, title } }));
   }
 
   /** As high as the view allows, so that a whole panel is seen at once; never lower than the figure needs. */
@@ -211,8 +243,8 @@ export class FigureView {
 
   /** Undo zooming. */
   reset() {
-    this.drawn = null;
-    page.plotly.purge(this.plot);
+    this.data.zoom += 1;
+    this.data.version += 1;
     this.schedule();
   }
 
@@ -243,16 +275,18 @@ export class FigureView {
     const signature = JSON.stringify(shown.map(({ key, style }) => [key, style.name, this.data.hidden.has(key)]));
     if (signature === this.legendSignature) return;
     this.legendSignature = signature;
-    this.legend.replaceChildren(...shown.map((trace) => {
+    const entries = shown.map((trace) => {
       const { hidden } = this.data, press = () => {
-        hidden.has(trace.key) ? hidden.delete(trace.key) : hidden.add(trace.key);
+        if (!hidden.delete(trace.key)) hidden.add(trace.key);
         this.data.version += 1;
         this.schedule();
       };
       const button = make("button", { className: "dlpar-entry", title: "Hide or show it", onclick: press, "aria-pressed": !hidden.has(trace.key) });
+      button.dataset.key = trace.key;
       button.append(swatch(trace.style), make("span", {}, trace.style.name));
       return button;
-    }));
+    });
+    rebuilt(this.legend, () => this.legend.replaceChildren(...entries));
   }
 
   fill() {
@@ -263,21 +297,31 @@ export class FigureView {
   resize() {
     if (!this.plot.clientWidth || !this.data) return; // out of the page, or behind another tab
     const missed = !this.freeze && this.version !== this.data.version; // points that arrived in the meantime
-    if (this.plot.clientWidth !== this.size?.width || missed) this.schedule();
+    if (this.plot.clientWidth !== this.size.width || missed) this.schedule();
   }
 }
 
+const MARKS = {
+  "triangle-right": "M8,1 L19,6 L8,11 Z",
+  default: "M9,6 a4,4 0 1,0 8,0 a4,4 0 1,0 -8,0 Z",
+};
+const SIMPLE = /^[#\w(),.%\s-]*$/; // colours and dashes come from our own theme, and nothing else is drawn
+
 /** A piece of a curve or a bar, as it is drawn. */
-function swatch({ type, line = {}, marker = {}, mode = "" }) {
+function swatch(/** @type {any} */ { type, line = {}, marker = {}, mode = "" }) {
   const colour = line.color ?? marker.color ?? "#7f7f7f", svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
   svg.setAttribute("viewBox", "0 0 26 12");
   svg.setAttribute("aria-hidden", "true");
-  const dash = { dash: "7 4", dot: "2 3" }[line.dash] ?? (line.dash ?? "").replaceAll("px", "").replaceAll(",", " ");
-  const hatched = marker.pattern?.shape ? `<path d="M2,12 L14,0 M12,12 L24,0" stroke="#fff" stroke-width="2"/>` : "";
-  const simple = /^[#\w(),.%\s-]*$/; // colours and dashes come from our own theme, and nothing else is drawn
-  if (![colour, dash].every((text) => simple.test(text))) return svg;
-  const stroke = `<path d="M0,6 H26" stroke="${colour}" stroke-width="${Math.min(5, line.width ?? 2)}" stroke-dasharray="${dash === "solid" ? "" : dash}"/>`;
-  if (type === "bar") svg.innerHTML = `<rect width="26" height="12" fill="${colour}"/>${hatched}`;
-  else svg.innerHTML = (mode.includes("lines") ? stroke : "") + (mode.includes("markers") ? `<circle cx="13" cy="6" r="4" fill="${colour}"/>` : "");
+  const dash = { dash: "7 4", dot: "2 3", solid: "" }[line.dash] ?? (line.dash ?? "").replaceAll("px", "").replaceAll(",", " ");
+  if (![colour, dash].every((text) => SIMPLE.test(text))) return svg;
+  if (type === "bar") {
+    const hatched = marker.pattern?.shape ? `<path d="M2,12 L14,0 M12,12 L24,0" stroke="#fff" stroke-width="2"/>` : "";
+    svg.innerHTML = `<rect width="26" height="12" fill="${colour}"/>${hatched}`;
+    return svg;
+  }
+  const open = marker.symbol?.endsWith("-open") ? `fill="none" stroke-width="2"` : `fill="${colour}"`;
+  const mark = `<path d="${MARKS[marker.symbol] ?? MARKS.default}" stroke="${colour}" ${open}/>`;
+  const stroke = `<path d="M0,6 H26" stroke="${colour}" stroke-width="${Math.min(5, line.width ?? 2)}" stroke-dasharray="${dash}"/>`;
+  svg.innerHTML = (mode.includes("lines") ? stroke : "") + (mode.includes("markers") ? mark : "");
   return svg;
 }

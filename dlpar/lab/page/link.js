@@ -2,17 +2,28 @@
 
 import { plotlyArrived } from "./plotly.js";
 
-const RETRY = 500; // ms after which the kernel is asked again: it may be busy, or not connected yet
+const RETRY = 500; // ms after which the kernel is asked again: it may not be connected yet; doubled each time, for it may be busy
 const SILENCE = 6000; // ms without a message during a run, after which the page shows a warning
 export const GONE = "The kernel was restarted: its job has ended. Run the cell again.";
 export const SILENT = "No word from the kernel: it may have been restarted. If so, run the cell again.";
 
 /** What the page knows of a widget, whether or not it is on the screen. */
 export class Link {
-  /** @param model anywidget's model  @param taken called with what has changed: (state, figures, whole) */
+  sequence = -1;
+  heard = Date.now();
+  asked = 0;
+  patience = RETRY;
+  live = false;
+  gone = ""; // why nothing is heard of the kernel; empty if it is
+  changed = new Set(); // called when the link is lost or found again
+
+  /**
+   * @param {any} model anywidget's model
+   * @param {(state: any, figures: [string, any, DataView[]][], whole: boolean) => void} taken called with what has changed
+   */
   constructor(model, taken) {
-    Object.assign(this, { model, taken, sequence: -1, heard: Date.now(), live: false, gone: "" });
-    this.changed = new Set(); // called when the link is lost or found again
+    this.model = model;
+    this.taken = taken;
     model.on("msg:custom", (message, buffers) => this.receive(message, buffers));
     model.on("comm_live_update", () => setTimeout(() => model.comm_live === false && this.lost(GONE), 0));
     this.kernel = model.widget_manager?.kernel;
@@ -31,7 +42,7 @@ export class Link {
 
   /** Ask for everything; until it comes, changes are of no use. */
   ask() {
-    this.sequence = -1;
+    Object.assign(this, { sequence: -1, asked: Date.now() });
     this.send({ ask: "all" });
   }
 
@@ -40,8 +51,10 @@ export class Link {
   }
 
   look() {
-    if (this.sequence < 0) this.ask();
-    else if (this.live && Date.now() - this.heard > SILENCE) this.lost(SILENT);
+    if (this.sequence < 0 && Date.now() - this.asked >= this.patience) {
+      this.patience *= 2;
+      this.ask();
+    } else if (this.live && Date.now() - this.heard > SILENCE) this.lost(SILENT);
   }
 
   lost(why) {
@@ -60,17 +73,21 @@ export class Link {
       return;
     }
     this.sequence = message.sequence;
+    this.patience = RETRY;
     this.live = message.state.live ?? this.live;
     let next = 0;
     const figures = Object.entries(message.figures ?? {}).map(([title, news]) => {
       const own = buffers.slice(next, (next += news.traces.length));
-      return [title, news, own];
+      return /** @type {[string, any, DataView[]]} */ ([title, news, own]);
     });
     this.taken(message.state, figures, message.is === "all");
   }
 }
 
-/** An element with properties and children: make("p", { className: "x" }, "text", other). */
+/**
+ * An element with properties and children: make("p", { className: "x" }, "text", other).
+ * @returns {any}
+ */
 export function make(tag, properties = {}, ...children) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(properties)) {
@@ -79,4 +96,12 @@ export function make(tag, properties = {}, ...children) {
   }
   element.append(...children);
   return element;
+}
+
+/** Build anew what is in an element; what had the focus there, by its data-key, has it again. */
+export function rebuilt(element, build) {
+  const active = element.contains(document.activeElement) ? /** @type {HTMLElement} */ (document.activeElement) : null;
+  const key = active?.dataset.key;
+  build();
+  if (key) element.querySelector(`[data-key="${CSS.escape(key)}"]`)?.focus();
 }

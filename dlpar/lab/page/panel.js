@@ -1,14 +1,21 @@
 // The panel of a lab: controls, buttons, status, tabs with figures, runs, log and recordings, from one model.
 
 import { FigureData, FigureView } from "./figure.js";
-import { GONE, Link, make } from "./link.js";
+import { GONE, Link, make, rebuilt } from "./link.js";
 
 /** State of one panel, whether or not it is on the screen. */
 class PanelData {
+  /** @type {any} */ state = {};
+  /** @type {Map<string, FigureData>} */ figures = new Map();
+  /** @type {Set<PanelView>} */ views = new Set();
+  hidden = new Set(); // keys of runs that the reader has hidden
+  base = ""; // key of the run to which the others are compared
+
   constructor(model) {
-    Object.assign(this, { state: {}, figures: new Map(), views: new Set() });
     this.link = new Link(model, (state, figures, whole) => this.take(state, figures, whole));
-    this.link.changed.add(() => this.views.forEach((view) => view.banner()));
+    this.link.changed.add(() => {
+      for (const view of this.views) view.banner();
+    });
   }
 
   take(state, figures, whole) {
@@ -30,8 +37,14 @@ class PanelData {
 
 /** One place on the page where a panel is drawn. */
 class PanelView {
+  /** @type {string | null} */ front = null;
+  fields = new Map();
+  buttons = new Map();
+
+  /** @param {PanelData} data  @param {HTMLElement} el */
   constructor(data, el) {
-    Object.assign(this, { data, root: el, front: null, fields: new Map() });
+    this.data = data;
+    this.root = el;
     el.classList.add("dlpar-panel");
     this.gone = make("div", { className: "dlpar-gone", role: "alert", hidden: true });
     this.head = make("div", { className: "dlpar-head" });
@@ -40,19 +53,21 @@ class PanelView {
     this.bar = make("progress", { "aria-label": "Global steps done" });
     this.words = make("span", { className: "dlpar-words" });
     this.message = make("span", { className: "dlpar-message", role: "alert" });
-    this.progress = make("div", { className: "dlpar-progress" }, this.bar, this.words, this.message);
+    this.progress = make("div", { className: "dlpar-progress" }, this.bar, this.words);
     this.facts = make("div", { className: "dlpar-facts" });
+    const below = make("div", { className: "dlpar-below" }, this.facts, this.message);
     this.tabs = make("div", { className: "dlpar-tabs", role: "tablist" });
-    this.figure = new FigureView(data.link, () => data.runs);
-    const row = make("div", { className: "dlpar-row" }, this.tabs, this.figure.tools);
+    this.figure = new FigureView(data.link, () => data.runs, data.hidden);
     this.time = new TimeLine(data, () => this.figure);
     this.runs = make("div", { className: "dlpar-runs" });
     this.settings = make("details", { className: "dlpar-more" }, make("summary", {}, "More settings"));
-    this.log = make("details", { className: "dlpar-more" }, make("summary", {}, "Log"));
+    this.printed = make("pre", { className: "dlpar-log", tabIndex: 0, role: "log", "aria-label": "Log of the run" });
+    this.kept = make("p");
+    this.log = make("details", { className: "dlpar-more" }, make("summary", {}, "Log"), this.printed, this.kept);
     this.recordings = make("details", { className: "dlpar-more" }, make("summary", {}, "Recordings"));
     this.recordings.addEventListener("toggle", () => this.recordings.open && data.link.send({ ask: "recordings" }));
     this.spoken = make("div", { className: "dlpar-spoken", role: "status" });
-    el.append(this.gone, this.head, this.controls, this.offer, this.progress, this.facts, row, this.figure.root,
+    el.append(this.gone, this.head, this.controls, this.offer, this.progress, below, this.tabs, this.figure.root,
       this.time.root, this.runs, make("div", { className: "dlpar-sections" }, this.settings, this.log, this.recordings, this.figure.details), this.spoken);
     data.views.add(this);
     this.banner();
@@ -75,7 +90,7 @@ class PanelView {
   update(changed) {
     const { state } = this.data, has = (...names) => !changed || names.some((name) => name in changed);
     if (has("title", "question")) this.buildHead(state);
-    if (has("fields")) this.buildFields(state);
+    if (has("fields")) rebuilt(this.root, () => this.buildFields(state));
     if (has("fields", "values", "hidden", "wrong", "busy", "stoppable")) this.setFields(state);
     if (has("offer")) this.buildOffer(state.offer);
     if (has("done", "steps")) Object.assign(this.bar, { max: state.steps || 1, value: state.done });
@@ -94,8 +109,7 @@ class PanelView {
 
   showFigure() {
     const title = this.front ?? this.data.state.front;
-    this.figure.title = title;
-    this.figure.show(this.data.figures.get(title) ?? null);
+    this.figure.show(title, this.data.figures.get(title) ?? null);
   }
 
   buildHead({ title, question }) {
@@ -107,24 +121,26 @@ class PanelView {
     const first = fields.filter((field) => field.first).map((field) => this.field(field));
     this.buttons = new Map(actions.map(({ name, label, means }) => {
       const press = () => this.data.link.send({ do: name });
-      return [name, make("button", { className: `dlpar-button dlpar-${name}`, title: means, onclick: press }, label)];
+      const button = make("button", { className: `dlpar-button dlpar-${name}`, title: means, onclick: press }, label);
+      button.dataset.key = `do ${name}`;
+      return [name, button];
     }));
     this.controls.replaceChildren(...first, make("span", { className: "dlpar-actions" }, ...this.buttons.values()));
-    const groups = Map.groupBy ? Map.groupBy(fields.filter((field) => !field.first), (field) => field.group) : grouped(fields);
+    const groups = grouped(fields);
     const parts = [...groups].map(([name, own]) => make("fieldset", {}, make("legend", {}, name), ...own.map((field) => this.field(field))));
     this.settings.replaceChildren(make("summary", {}, "More settings"), ...parts);
     this.settings.hidden = !parts.length;
   }
 
   field({ path, label, means, kind, choices, placeholder }) {
-    const id = `dlpar-${this.data.link.model.model_id ?? ""}-${path}-${Math.random().toString(36).slice(2, 7)}`;
+    const id = `dlpar-${path}-${Math.random().toString(36).slice(2)}`;
     let input;
     if (kind === "choice") {
       input = make("select", { id });
       for (const [text, value] of choices) input.add(new Option(text, JSON.stringify(value)));
     } else if (kind === "flag") input = make("input", { id, type: "checkbox" });
     else input = make("input", { id, type: "text", placeholder: placeholder ?? "", spellcheck: false, inputMode: kind === "number" ? "decimal" : "text" });
-    input.dataset.path = path;
+    input.dataset.path = input.dataset.key = path;
     input.setAttribute("aria-description", means);
     const send = () => {
       const value = kind === "choice" ? JSON.parse(input.value) : kind === "flag" ? input.checked : input.value;
@@ -170,67 +186,99 @@ class PanelView {
   buildTabs({ tabs, front }) {
     if (!tabs.includes(this.front)) this.front = null;
     const chosen = this.front ?? front;
-    const pick = (title, focus) => {
-      this.front = title;
-      this.data.link.send({ do: "front", figure: title });
+    const shown = [...this.tabs.children].map((tab) => tab.textContent);
+    if (shown.join() !== tabs.join()) rebuilt(this.tabs, () => this.tabs.replaceChildren(...tabs.map((title) => this.tab(title))));
+    for (const tab of this.tabs.children) {
+      tab.setAttribute("aria-selected", String(tab.textContent === chosen));
+      tab.tabIndex = tab.textContent === chosen ? 0 : -1;
+    }
+    this.tabs.hidden = tabs.length < 2;
+  }
+
+  tab(title) {
+    const pick = (name) => {
+      this.front = name;
+      this.data.link.send({ do: "front", figure: name });
       this.buildTabs(this.data.state);
       this.showFigure();
-      if (focus) this.tabs.querySelector('[aria-selected="true"]').focus();
     };
-    this.tabs.replaceChildren(...tabs.map((title, i) => {
-      const tab = make("button", { role: "tab", "aria-selected": title === chosen, tabIndex: title === chosen ? 0 : -1, onclick: () => pick(title) }, title);
-      tab.addEventListener("keydown", ({ key }) => {
-        const step = { ArrowRight: 1, ArrowLeft: -1 }[key];
-        if (step) pick(tabs[(i + step + tabs.length) % tabs.length], true);
-      });
-      return tab;
-    }));
-    this.tabs.hidden = tabs.length < 2;
+    const tab = make("button", { role: "tab", onclick: () => pick(title) }, title);
+    tab.dataset.key = `tab ${title}`;
+    tab.addEventListener("keydown", ({ key }) => {
+      const { tabs } = this.data.state, at = tabs.indexOf(title), last = tabs.length - 1;
+      const next = { ArrowRight: at === last ? 0 : at + 1, ArrowLeft: at === 0 ? last : at - 1, Home: 0, End: last }[key];
+      if (next === undefined) return;
+      pick(tabs[next]);
+      this.tabs.children[next].focus();
+    });
+    return tab;
   }
 
   /** Every run with its colour; what differs, results, and their ratios to a chosen run. */
   buildRuns({ runs, columns }) {
     this.runs.hidden = !runs.length;
-    if (!runs.length) return;
-    const base = runs.find((run) => run.key === this.base) ?? runs.find((run) => run.results) ?? runs[0];
+    const base = runs.find((run) => run.key === this.data.base) ?? runs.find((run) => run.results) ?? runs[0];
     const speed = make("th", { scope: "col", title: "samples/s over those of the chosen run" }, "speed");
     const heads = columns.map(({ shown, means }) => make("th", { scope: "col", title: means }, shown));
     const head = make("tr", {}, make("th", { scope: "col" }, "run"), speed, ...heads);
-    const rows = runs.map((run) => {
-      const box = make("input", { type: "checkbox", checked: !run.hidden, "aria-label": `Show ${run.name}` });
-      box.addEventListener("change", () => {
-        run.hidden = !box.checked;
-        for (const figure of this.data.figures.values()) figure.version += 1;
-        this.figure.schedule();
-      });
-      const colour = make("i", { className: "dlpar-swatch" });
-      colour.style.background = run.colour;
-      const cells = columns.map((column) => make("td", {}, run.cells[column.name] ?? "–"));
-      const own = run.results?.["samples/s"], other = base.results?.["samples/s"];
-      const ratio = make("button", { className: "dlpar-ratio", title: "Compare the others with this run", onclick: () => { this.base = run.key; this.buildRuns(this.data.state); } },
-        run === base ? "1 (base)" : own && other ? `${quantity(own / other)} times` : "–");
-      return make("tr", {}, make("th", { scope: "row" }, make("label", {}, box, colour, run.name)), make("td", {}, ratio), ...cells);
-    });
-    this.runs.replaceChildren(make("table", {}, make("thead", {}, head), make("tbody", {}, ...rows)));
+    const rows = runs.map((run) => make("tr", {}, this.nameOf(run), make("td", {}, this.ratio(run, base)),
+      ...columns.map((column) => make("td", {}, run.cells[column.name] ?? "–"))));
+    rebuilt(this.runs, () => this.runs.replaceChildren(make("table", {}, make("thead", {}, head), make("tbody", {}, ...rows))));
   }
 
-  buildLog({ log, path }) {
-    const body = make("pre", { className: "dlpar-log", tabIndex: 0, role: "log", "aria-label": "Log of the run" }, log || "Nothing was printed.");
-    const kept = path ? [make("p", {}, "Everything is kept in ", make("code", {}, path), ".")] : [];
-    this.log.replaceChildren(make("summary", {}, "Log"), body, ...kept);
-    if (this.data.state.status === "failed") this.log.open = true;
+  /** Name and colour of a run, with a box that hides it in the figures. */
+  nameOf({ key, name, colour }) {
+    const { hidden, figures } = this.data;
+    const box = make("input", { type: "checkbox", checked: !hidden.has(key), "aria-label": `Show ${name}` });
+    box.dataset.key = `show ${key}`;
+    box.addEventListener("change", () => {
+      if (box.checked) hidden.delete(key);
+      else hidden.add(key);
+      for (const figure of figures.values()) figure.version += 1;
+      this.figure.schedule();
+    });
+    const swatch = make("i", { className: "dlpar-swatch" });
+    swatch.style.background = colour;
+    return make("th", { scope: "row" }, make("label", {}, box, swatch, name));
+  }
+
+  /** Speed of a run over that of the chosen one; a press chooses this one. */
+  ratio(run, base) {
+    const own = run.results?.["samples/s"], other = base.results?.["samples/s"];
+    const press = () => {
+      this.data.base = run.key;
+      this.buildRuns(this.data.state);
+    };
+    const says = run === base ? "1 (base)" : own && other ? `${quantity(own / other)} times` : "–";
+    const button = make("button", { className: "dlpar-ratio", title: "Compare the others with this run", onclick: press }, says);
+    button.dataset.key = `base ${run.key}`;
+    return button;
+  }
+
+  buildLog({ log, path, status }) {
+    const text = log || "Nothing was printed.";
+    if (this.printed.textContent !== text) this.printed.textContent = text;
+    this.kept.replaceChildren(...(path ? ["Everything is kept in ", make("code", {}, path), "."] : []));
+    if (status === "failed") this.log.open = true;
   }
 
   buildRecordings({ recordings, speeds, busy }) {
     this.recordings.hidden = !recordings;
     if (!recordings) return;
-    const which = make("select", { "aria-label": "run" }), speed = make("select", { "aria-label": "speed" });
-    for (const { id, says } of recordings) which.add(new Option(says, id));
-    for (const [name, times] of speeds) speed.add(new Option(name, times, times === 1, times === 1));
+    const choice = (name, label) => {
+      const select = make("select", { "aria-label": label }), before = this.recordings.querySelector(`[data-key="${name}"]`)?.value;
+      select.dataset.key = name;
+      return { select, choose: () => [...select.options].some(({ value }) => value === before) && (select.value = before) };
+    };
+    const which = choice("recording", "run"), speed = choice("speed", "speed");
+    for (const { id, says } of recordings) which.select.add(new Option(says, id));
+    for (const [name, times] of speeds) speed.select.add(new Option(name, times, times === 1, times === 1));
+    for (const each of [which, speed]) each.choose();
     const play = make("button", { className: "dlpar-button", disabled: busy || !recordings.length, title: "Play it in this panel",
-      onclick: () => this.data.link.send({ do: "play", run: which.value, speed: Number(speed.value) }) }, "Play");
-    this.recordings.replaceChildren(make("summary", {}, "Recordings"), make("p", {}, "A recording shows a run again as it was. Nothing is computed."),
-      make("div", { className: "dlpar-controls" }, which, speed, play));
+      onclick: () => this.data.link.send({ do: "play", run: which.select.value, speed: Number(speed.select.value) }) }, "Play");
+    const words = make("p", {}, "A recording shows a run again as it was. Nothing is computed.");
+    const controls = make("div", { className: "dlpar-controls" }, which.select, speed.select, play);
+    rebuilt(this.recordings, () => this.recordings.replaceChildren(make("summary", {}, "Recordings"), words, controls));
   }
 
   /** Announce the start and the end of a run to screen readers; everything between would be noise. */
@@ -242,11 +290,18 @@ class PanelView {
 
 /** A moment of a run that has ended, the same in all figures: chosen by hand, or moving slowly. */
 class TimeLine {
+  playing = 0; // speed, or 0
+  length = 0;
+  asking = 0;
+  /** @type {number | null} */ moment = null;
+
+  /** @param {PanelData} data  @param {() => FigureView} figure */
   constructor(data, figure) {
-    Object.assign(this, { data, figure, playing: 0 });
+    this.data = data;
+    this.figure = figure;
     this.range = make("input", { type: "range", min: 0, max: 1000, value: 1000, "aria-label": "Moment of the run" });
     this.range.addEventListener("input", () => this.go((this.range.value / 1000) * this.length));
-    this.says = make("span", { className: "dlpar-words" });
+    this.says = make("span", { className: "dlpar-now" });
     const buttons = [["1/10", 0.1], ["1/100", 0.01]].map(([label, speed]) =>
       make("button", { className: "dlpar-slow", title: `Play at ${label} of its speed`, onclick: () => this.play(speed) }, `▶ ${label}`));
     this.root = make("div", { className: "dlpar-time" }, "moment", this.range, this.says, ...buttons);
@@ -256,6 +311,7 @@ class TimeLine {
     this.length = length;
     this.root.hidden = live || !length;
     this.playing = 0;
+    this.moment = null;
     this.range.value = 1000;
     this.says.textContent = this.root.hidden ? "" : seconds(length);
     this.mark(null);
@@ -269,7 +325,7 @@ class TimeLine {
     this.range.setAttribute("aria-valuetext", `${seconds(moment)} of ${seconds(this.length)}`);
     this.mark(moment);
     if (this.asking) return;
-    this.asking = setTimeout(() => {
+    this.asking = window.setTimeout(() => {
       this.asking = 0;
       this.data.link.send({ do: "moment", t: this.moment });
     }, 100);

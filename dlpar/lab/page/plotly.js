@@ -1,7 +1,8 @@
 // plotly.js, once per page: the first figure whose kernel answers loads it for all figures.
 // It arrives compressed in a binary message from the kernel; the page fetches nothing.
 
-export const page = (globalThis.__dlpar ??= { plotly: null, asked: 0, waiting: [] });
+const here = /** @type {any} */ (globalThis);
+export const page = (here.__dlpar ??= { plotly: null, asked: 0, waiting: [] });
 
 export function plotlyOnce(model) {
   if (page.plotly) return Promise.resolve(page.plotly);
@@ -23,12 +24,13 @@ export async function plotlyArrived(compressed) {
   page.loading = true;
   const stream = new Blob([compressed]).stream().pipeThrough(new DecompressionStream("gzip"));
   const source = await new Response(stream).text();
-  const before = globalThis.Plotly;
-  const url = URL.createObjectURL(new Blob([source], { type: "text/javascript" }));
+  const hint = "//# allFunctionsCalledOnLoad\n"; // Chromium then compiles beside the page, which it would block for long
+  const before = here.Plotly;
+  const url = URL.createObjectURL(new Blob([hint, source], { type: "text/javascript" }));
   await import(url);
   URL.revokeObjectURL(url);
-  page.plotly = globalThis.Plotly;
-  if (before) globalThis.Plotly = before; // another extension's plotly.js stays as it was
-  else delete globalThis.Plotly;
+  page.plotly = here.Plotly;
+  if (before) here.Plotly = before; // another extension's plotly.js stays as it was
+  else delete here.Plotly;
   for (const resolve of page.waiting.splice(0)) resolve(page.plotly);
 }

@@ -1,10 +1,33 @@
 // A prediction: a choice or a number, a reason, and "I don't know" as an honest answer.
 
-import { Link, make } from "./link.js";
+import { GONE, Link, make } from "./link.js";
 
+/** A prediction, whether or not it is on the screen. */
+class PredictionData {
+  /** @type {any} */ state = {};
+  /** @type {Set<PredictionView>} */ views = new Set();
+
+  constructor(model) {
+    this.link = new Link(model, (state) => {
+      Object.assign(this.state, state);
+      this.update();
+    });
+    this.link.changed.add(() => this.update());
+  }
+
+  update() {
+    for (const view of this.views) if (this.state.question) view.update();
+  }
+}
+
+/** One place on the page where a prediction is asked for. */
 class PredictionView {
+  built = false;
+
+  /** @param {PredictionData} data  @param {HTMLElement} el */
   constructor(data, el) {
-    Object.assign(this, { data, root: el });
+    this.data = data;
+    this.root = el;
     el.classList.add("dlpar-predict");
     data.views.add(this);
     if (data.state.question) this.update();
@@ -35,7 +58,7 @@ class PredictionView {
       this.agree = make("label", { title: share?.means ?? "", hidden: !share }, this.share, " count my predictions in the class's figures, without my name");
       this.root.replaceChildren(title, ...rows, make("label", {}, "because ", this.reason), this.note, this.agree);
     }
-    this.note.textContent = note;
+    this.note.textContent = link.gone === GONE ? "The kernel was restarted. Run the cell again to change your prediction." : note;
     this.share.checked = share?.agreed ?? false;
   }
 }
@@ -44,11 +67,7 @@ export default () => {
   let data;
   return {
     initialize({ model }) {
-      data = { state: {}, views: new Set() };
-      data.link = new Link(model, (state) => {
-        Object.assign(data.state, state);
-        for (const view of data.views) view.update();
-      });
+      data = new PredictionData(model);
       return () => data.link.dispose();
     },
     render({ el }) {
