@@ -20,7 +20,7 @@ GRADE_ARGS  ?=
 BENCH       ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help lab hub release grade slides lint test quick bench setup clean FORCE
+.PHONY: help lab hub release grade slides lint test quick bench hostile setup clean FORCE
 
 help:  ## this text
 	@echo "dlpar, a teaching lab for parallel and distributed deep learning"
@@ -102,6 +102,9 @@ quick: $(STAMP)  ## run the quick part of the tests
 
 bench: $(STAMP)  ## measure, and compare with the bars the project sets itself
 	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(PY) tests/bench $(BENCH)
+
+hostile: $(STAMP)  ## try hostile input and, as root, a hostile account; prints what is not withstood
+	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(PY) tests/hostile
 
 clean:  ## remove the environment and all that was built; runs and notebooks stay
 	rm -rf $(VENV) build dist release *.egg-info .pytest_cache .hypothesis

@@ -62,7 +62,7 @@ def main(arguments: list[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a terminal without × shows ? instead
-    warnings.formatwarning = lambda said, *_, **__: f"dlpar: {said}\n"
+    warnings.formatwarning = lambda said, *_, **__: f"dlpar: {printable(str(said))}\n"
     words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     name = f"dlpar {words[0]}" if words[0] in COMMANDS else "dlpar"
     try:

@@ -75,7 +75,7 @@ class Run:
             return end["status"]
         if live and any(self.path.glob("rank-*.jsonl")):
             return "running"
-        said = self._job_records()
+        said = list(lines_of(self.path / "job.jsonl"))
         if live:
             return "queued" if said and said[-1]["k"] == "queued" else "starting"
         # Ranks that were started by hand, without a guardian, may all have come to their end.
@@ -115,7 +115,7 @@ class Run:
     @property
     def summary(self) -> dict[str, Any]:
         """Summary of the run, or of a live run so far, as ``dlpar run --json`` prints it."""
-        with suppress(OSError, ValueError):  # it has none yet, or not all of it
+        with suppress(OSError, ValueError, RecursionError):  # it has none yet, or not all of it
             kept = json.loads(read_plain(self.path / "summary.json"))
             if isinstance(kept, dict) and kept.keys() >= {"steps", "clock", "seconds", "staleness", "lead"}:
                 return kept
@@ -242,11 +242,8 @@ class Run:
         """Return the records of one kind as ``(rank, record)``."""
         return [(rank_of(s), record) for s, record in self.records() if record["k"] == kind and s != "job"]
 
-    def _job_records(self) -> list[Record]:
-        return list(lines_of(self.path / "job.jsonl"))
-
     def _end(self) -> Record | None:
-        return next((record for record in self._job_records() if record.keys() >= {"status", "reason"}), None)
+        return next((r for r in lines_of(self.path / "job.jsonl") if r.keys() >= {"status", "reason"}), None)
 
 
 def _frame(rows: list[Any], columns: Sequence[str] | None = None) -> pd.DataFrame:

@@ -84,7 +84,7 @@ class Connection(socket.socket):
         ValueError
             If a message is not JSON, or is nested too deeply to be read.
         """
-        said, files, _, _ = socket.recv_fds(self, 1 << 16, self.MOST_FILES)
+        said, files, _, _ = socket.recv_fds(self, min(1 << 16, self.LONGEST + 1), self.MOST_FILES)
         self.files += files
         *lines, self._heard = (self._heard + said).split(b"\n")
         if not said or len(self._heard) > self.LONGEST:
