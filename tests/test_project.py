@@ -26,6 +26,7 @@ TARGETS = [
     "test",
     "quick",
     "bench",
+    "faults",
     "setup",
     "clean",
 ]
