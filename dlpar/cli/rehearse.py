@@ -49,6 +49,7 @@ def rehearse(labs: Annotated[list[str] | None, typer.Argument()] = None, as_json
     if unknown := [name for name in names if name not in known_labs()]:
         raise BadRequest(f"LAB: got {unknown[0]!r}, allowed is any of {', '.join(known_labs())}")
     from dlpar.course.labs import rows  # loads every figure
+
     with Stops(interrupting=True) as stops:
         try:
             lacks = machine_lacks()
