@@ -197,9 +197,8 @@ class Guardian:
         except OSError as error:
             return self.end("failed", f"mpiexec: {self.spec['cold'][0]} does not start ({error.strerror})")
         self.moved_at = time.monotonic()
-        self.write(
-            k="launch", at=self.spec["launched"], mode=self.mode, pid=os.getpid(), command=self.command
-        )
+        at = self.spec["launched"]
+        self.write(k="launch", at=at, mode=self.mode, pid=os.getpid(), command=self.command)
         for pipe in (self.mpiexec.stdout, self.mpiexec.stderr):
             self.selector.register(pipe, selectors.EVENT_READ, self._hear_output)
 

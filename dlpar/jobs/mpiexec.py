@@ -10,9 +10,9 @@ import socket
 import subprocess
 import sys
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
 
 from dlpar.jobs.scratch import Scratch
 
@@ -21,7 +21,8 @@ class NoMPI(RuntimeError):
     """No usable mpiexec was found; the message says what to do."""
 
 
-class Starter(NamedTuple):
+@dataclass(frozen=True)
+class Starter:
     """A program that starts ranks, and the flags it understands.
 
     Attributes
