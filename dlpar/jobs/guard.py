@@ -25,8 +25,8 @@ from dlpar.jobs.control_groups import text_of
 from dlpar.jobs.scratch import Scratch
 from dlpar.jobs.summary import Summary
 
-START = 60.0
-"""Seconds all ranks together may take to start, at least: on a busy machine a cold start takes half of it."""
+START = 120.0
+"""Seconds all ranks together may take to start, at least: four cold ones took a minute on two busy cores."""
 
 SUMMARISED = 64 << 20
 """Bytes of records summed up before the job is over; a reader sums up a longer run."""

@@ -334,11 +334,11 @@ def test_a_rank_that_does_not_start_is_named(tmp_path, monkeypatch):
             '{"k": "rank", "rank": 0, "host": "another", "role": "worker"}\n'
         )
         guardian._watch_progress()
-        assert guardian.outcome is None and guard.START <= 60
+        assert guardian.outcome is None
         guardian.moved_at -= guard.START + 1
         guardian._watch_progress()
         mpiexec.kill()
-    assert guardian.outcome.reason.startswith("only 1 of 3 ranks started (missing: 1, 2) for 60 s: rank 0 ")
+    assert guardian.outcome.reason.startswith("only 1 of 3 ranks started (missing: 1, 2) for 120 s: rank 0 ")
 
 
 OWNER = """
