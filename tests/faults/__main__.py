@@ -55,7 +55,7 @@ def main() -> int:
     asked.add_argument("--kinds", nargs="*", help="these kinds alone")
     asked = asked.parse_args()
     for number in (signal.SIGINT, signal.SIGTERM):  # whoever ends this gets rid of its folders, too
-        signal.signal(number, lambda *_: sys.exit(1))
+        signal.signal(number, signal.default_int_handler)
     with private_folders() as root:
         from rounds import KINDS, Round
 
@@ -64,13 +64,16 @@ def main() -> int:
             names = [name for name in names if name != "disk full"]
             print("disk full: left out, this account may not mount a small disk")
         results = []
-        for number in range(asked.rounds):
-            round = Round(root, names[number % len(names)], f"{asked.seed} {number}")
-            results.append(round.play())
-            for complaint in results[-1].complaints:
-                print(f"round {number}: {complaint}", flush=True)
-            (round.home / "filler").unlink(missing_ok=True)
-            shutil.rmtree(round.home / "runs", ignore_errors=True)
+        try:
+            for number in range(asked.rounds):
+                round = Round(root, names[number % len(names)], f"{asked.seed} {number}")
+                results.append(round.play())
+                for complaint in results[-1].complaints:
+                    print(f"round {number}: {complaint}", flush=True)
+                (round.home / "filler").unlink(missing_ok=True)
+                shutil.rmtree(round.home / "runs", ignore_errors=True)
+        except KeyboardInterrupt:
+            print(f"ended in round {number}")
     print(f"{'fault':24}{'rounds':>7}{'failed':>7}{'slowest until all is gone':>28}")
     for name in names:
         of_kind = [result for result in results if result.kind == name]

@@ -12,7 +12,7 @@ import pytest
 pytestmark = [pytest.mark.slow, pytest.mark.timed]
 
 FAMILIES = [
-    "killed", "crash", "os._exit", "deadlock", "children", "files closed", "mpiexec killed", "fork server killed",
+    "killed", "crash", "os._exit", "deadlock", "children", "files closed", "mpiexec killed", "exception",
     "launcher killed", "owner killed", "folder removed", "ulimit -n",
 ]  # fmt: skip
 
