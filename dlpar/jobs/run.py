@@ -229,7 +229,8 @@ class Run:
         """
         events = [event for found in self.records() for event in _trace(*found)]
         trace = {"traceEvents": events, "otherData": {"run": self.id, "clock": self.clock}}
-        Path(path).write_text(json.dumps(trace))
+        with open(path, "w", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK, 0o666)) as file:
+            file.write(json.dumps(trace))
         return Path(path)
 
     def delete(self) -> None:
