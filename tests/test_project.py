@@ -27,6 +27,7 @@ TARGETS = [
     "quick",
     "bench",
     "faults",
+    "hostile",
     "setup",
     "clean",
 ]

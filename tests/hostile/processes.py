@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,14 +32,14 @@ class Answer(NamedTuple):
     cpu: float
     memory: float
 
-    def fault(self, is_run: bool = False) -> str:
+    def fault(self, is_run: bool = False, cpu: float = CPU) -> str:
         """What is wrong with it; empty if nothing is.  A training run may take longer, and may be ended by us."""
         lines = self.err.splitlines()
         if "Traceback" in self.err or "Error:" in self.out[:2000].partition("--- ")[0]:
             return f"a traceback: {self.err[-600:]}"
         if not is_run and self.status == -signal.SIGKILL:
             return "it hangs"
-        if not is_run and (self.cpu > CPU or self.memory > MEMORY):
+        if not is_run and (self.cpu > cpu or self.memory > MEMORY):
             return f"{self.cpu:.2f} s of processor time, {self.memory:.0f} MB"
         if self.status not in (0, 1, 2) and not is_run:
             return f"exit status {self.status}: {self.err[-600:]}"
@@ -78,7 +79,7 @@ def forked(work: Callable[[], int]) -> Answer:
                 sys.stdout.flush()
                 sys.stderr.flush()
                 os._exit(status)
-        return _answer(pid, out, err, PATIENCE)
+        return _answer(pid, out, err, PATIENCE, shared=_peak(os.getpid(), "VmRSS"))
 
 
 def dlpar(*words: str) -> Answer:
@@ -86,9 +87,20 @@ def dlpar(*words: str) -> Answer:
     return forked(lambda: main(list(words)))
 
 
-def _answer(pid: int, out, err, patience: float) -> Answer:
-    end = time.monotonic() + patience
+def _peak(pid: int, field: str = "VmHWM") -> float:
+    """MB that a process has held at most; 0 if it has ended."""
+    with suppress(OSError, LookupError):
+        return int(Path(f"/proc/{pid}/status").read_text().split(f"{field}:")[1].split()[0]) / 1024
+    return 0.0
+
+
+def _answer(pid: int, out, err, patience: float, shared: float = 0.0) -> Answer:
+    """Wait for a process; `shared` is the memory that it had from us at first."""
+    end, memory = time.monotonic() + patience, 0.0
     while not (found := os.wait4(pid, os.WNOHANG))[0]:
+        memory = max(
+            memory, _peak(pid) - shared
+        )  # the kernel's own figure of an ended process includes its parent's
         if time.monotonic() > end:
             os.killpg(pid, signal.SIGTERM if patience < PATIENCE else signal.SIGKILL)
             found = os.wait4(pid, 0)
@@ -100,7 +112,7 @@ def _answer(pid: int, out, err, patience: float) -> Answer:
         file.seek(0)
         said.append(file.read(1 << 22).decode(errors="replace"))
     status = os.waitstatus_to_exitcode(status)
-    return Answer(status, *said, took.ru_utime + took.ru_stime, took.ru_maxrss / 1024)
+    return Answer(status, *said, took.ru_utime + took.ru_stime, memory)
 
 
 def home(folder: Path) -> None:
