@@ -18,9 +18,11 @@ LAB_ARGS    ?=
 HUB_ARGS    ?=
 GRADE_ARGS  ?=
 BENCH       ?=
+ROUNDS      ?= 300
+SEED        ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help lab hub release grade slides lint test quick bench setup clean FORCE
+.PHONY: help lab hub release grade slides lint test quick bench hostile faults setup clean FORCE
 
 help:  ## this text
 	@echo "dlpar, a teaching lab for parallel and distributed deep learning"
@@ -29,6 +31,7 @@ help:  ## this text
 	@echo '  PYTEST_ARGS  more arguments for pytest (test, quick)'
 	@echo '  BENCH        sections to measure (bench), any of launch throughput ring mapreduce ps recording hogwild'
 	@echo '               simulation tensor pipeline hub gpu'
+	@echo '  ROUNDS, SEED how many faults, and which (faults)'
 	@echo '  HUB_ARGS     flags of `dlpar hub` (hub)'
 	@echo '  GRADE_ARGS   what `dlpar grade` is to grade, and how (grade)'
 	@echo '  LAB_ARGS     more arguments for JupyterLab, such as --port=9000 or --no-browser (lab)'
@@ -102,6 +105,12 @@ quick: $(STAMP)  ## run the quick part of the tests
 
 bench: $(STAMP)  ## measure, and compare with the bars the project sets itself
 	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(PY) tests/bench $(BENCH)
+
+hostile: $(STAMP)  ## try hostile input and, as root, a hostile account; prints what is not withstood
+	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(PY) tests/hostile
+
+faults: $(STAMP)  ## let hundreds of small jobs fail in every way, and look at what is left and said
+	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(PY) tests/faults --rounds $(ROUNDS) --seed $(SEED)
 
 clean:  ## remove the environment and all that was built; runs and notebooks stay
 	rm -rf $(VENV) build dist release *.egg-info .pytest_cache .hypothesis

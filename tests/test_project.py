@@ -26,6 +26,8 @@ TARGETS = [
     "test",
     "quick",
     "bench",
+    "faults",
+    "hostile",
     "setup",
     "clean",
 ]

@@ -22,7 +22,8 @@ import typer
 
 import dlpar
 
-FAILED, BAD_REQUEST = 1, 2
+FAILED, BAD_REQUEST, LONGEST = 1, 2, 1000
+"""Exit statuses, and characters of a line of a complaint at most: it may quote what was typed."""
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("run", "Train, and watch it."),
@@ -62,7 +63,7 @@ def main(arguments: list[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a terminal without × shows ? instead
-    warnings.formatwarning = lambda said, *_, **__: f"dlpar: {said}\n"
+    warnings.formatwarning = lambda said, *_, **__: f"dlpar: {printable(str(said))}\n"
     words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     name = f"dlpar {words[0]}" if words[0] in COMMANDS else "dlpar"
     try:
@@ -88,7 +89,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _end(status: int, said: str) -> int:
-    print(printable(said), file=sys.stderr)
+    print("\n".join(line[:LONGEST] for line in printable(said).split("\n")), file=sys.stderr)
     return status
 
 

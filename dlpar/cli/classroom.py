@@ -174,8 +174,7 @@ def _serve(path: Path, ranks: int, teachers: str, longest: float) -> int:
             users = tuple(pwd.getpwnam(name.strip()).pw_uid for name in teachers.split(",") if name.strip())
             keeper = Keeper(path, ranks, users, 60 * longest)
         except KeyError:
-            allowed = "names of accounts on this machine"
-            raise BadRequest(f"--teachers: got {teachers!r}, allowed is {allowed}") from None
+            raise BadRequest(f"--teachers: got {teachers!r}, allowed are accounts of this machine") from None
         except ValueError as error:
             raise BadRequest(f"--ranks: {error}".replace("slots: ", "", 1)) from None
         print(f"{ranks} job slots at {path}", flush=True)
@@ -270,14 +269,14 @@ def grade(
     masters = _chosen(_masters(labs), lab)
     if find_spec("nbgrader") is None:
         raise Failed("nbgrader is not installed; `pip install 'dlpar[grading]'` brings it")
-    from dlpar.classroom.grading.box import Box  # these need nbgrader
-    from dlpar.classroom.grading.grade import Course, students
-    from dlpar.classroom.grading.grade import grade as grade_all
+    from dlpar.classroom.grading.box import Box
 
     box = Box(None if not_isolated else account, seconds, memory)
+    from dlpar.classroom.grading.grade import Course, students  # these load nbgrader, which takes seconds
+    from dlpar.classroom.grading.grade import grade as grade_all
+
     if not students(where):
-        allowed = "a folder with a folder for each student"
-        raise BadRequest(f"SUBMISSIONS: got {where!r}, allowed is {allowed}")
+        raise BadRequest(f"SUBMISSIONS: got {where!r}, allowed is a folder with a folder for each student")
     if not_isolated:
         print("NOT ISOLATED: answers run in your account, with your files and network.", file=sys.stderr)
     book = Course(course)

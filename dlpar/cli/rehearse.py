@@ -16,7 +16,7 @@ import typer
 from dlpar.classroom.hub.settings import NoProxy, proxy_command
 from dlpar.cli import STOPS, AsJSON, BadRequest, Stops
 from dlpar.cli.doctor import BROKEN, COSTS, GOOD, Finding, diagnose, look
-from dlpar.course import labs as tables
+from dlpar.course.curriculum import labs as known_labs
 from dlpar.course.rehearse import Result
 from dlpar.course.rehearse import rehearse as run_rows
 from dlpar.jobs.control_groups import cores
@@ -45,10 +45,11 @@ def rehearse(labs: Annotated[list[str] | None, typer.Argument()] = None, as_json
     labs : LAB
         Such as 00 03; default: all.
     """
-    try:
-        rows = tables.rows([name.zfill(2) for name in labs or ()])
-    except ValueError as error:
-        raise BadRequest(f"LAB: {error}") from None
+    names = [name.zfill(2) for name in labs or ()]
+    if unknown := [name for name in names if name not in known_labs()]:
+        raise BadRequest(f"LAB: got {unknown[0]!r}, allowed is any of {', '.join(known_labs())}")
+    from dlpar.course.labs import rows  # loads every figure
+
     with Stops(interrupting=True) as stops:
         try:
             lacks = machine_lacks()
@@ -56,7 +57,7 @@ def rehearse(labs: Annotated[list[str] | None, typer.Argument()] = None, as_json
                 for f in lacks:
                     print(f"{f.level:6}  {f.subject}: {f.said}{f.mend and f'; {f.mend}'}")
             results = []
-            for result in run_rows(rows):
+            for result in run_rows(rows(names)):
                 results.append(result)
                 if not as_json:
                     print(line(result), flush=True)

@@ -38,8 +38,7 @@ def run(as_json: AsJSON = False, experiment: str | None = None, **given: Any) ->
             raise Failed(f"{error}; `dlpar doctor` says what this machine can run") from None
         follow(job, stops, silent=as_json)
     if stops.asked is not None and job.poll() != "done":
-        kept = f"its records are kept in {job.folder}"
-        print(f"dlpar run: stopped by {STOPS[stops.asked]}; {kept}", file=sys.stderr)
+        print(f"dlpar run: stopped by {STOPS[stops.asked]}; its records are in {job.folder}", file=sys.stderr)
         return 128 + stops.asked
     try:
         finished = job.wait()

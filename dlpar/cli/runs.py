@@ -20,6 +20,9 @@ from dlpar.lab.captions import duration, quantity
 LOG_LINES = 20
 """Last lines of a run's log that are shown."""
 
+SUMMED_UP = 16 << 20
+"""Bytes of records that are summed up without a wait, for a run that has no summary."""
+
 FIGURES = ("accuracy", "final_loss", "samples_per_s")
 """Figures of a run's summary that a list of runs shows."""
 
@@ -149,11 +152,9 @@ def print_outcome(run: Run, *more: tuple[str, str]) -> None:
 
 def _print_run(run: Run) -> None:
     """Everything a reader wants to know first."""
-    ended = run.status
-    said = "it ended without a word: was the machine switched off?" if ended == "lost" else run.reason
-    console().print(run.id, cell("status", ended))
-    if said:
-        print(printable(said))
+    console().print(printable(run.id), cell("status", run.status))
+    if run.reason:
+        print(printable(run.reason))
     print_outcome(run, ("again", command(run)))
     # Each error once, the earliest first, with the ranks that raised it.
     tracebacks: dict[str, list[str]] = {}
@@ -170,6 +171,9 @@ def _print_run(run: Run) -> None:
 
 def figures(run: Run) -> list[tuple[str, str]]:
     """A run's summary as labels and words."""
+    size = sum(file.lstat().st_size for file in run.path.glob("rank-*.jsonl"))
+    if size > SUMMED_UP and not (run.path / "summary.json").exists():
+        return [("records", f"{size / 1e6:,.0f} MB, not summed up yet: --json does it, in a while")]
     s, experiment = run.summary, run.experiment
     said = [("what", str(experiment)), ("steps", f"{s['steps']:,} of {experiment.steps:,}")]
     if not s["steps"]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import json
 import math
+import os
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -72,7 +73,8 @@ def sweep(
     asked = read(given, flags.fields_in(experiment))
     flags.tell_idle("sweep", given, [one.experiment for one in asked])
     for file in filter(None, (csv, figure)):
-        open(file, "a").close()  # a file that cannot be written is refused before anything runs
+        # What cannot be written is refused before anything runs; to wait for a pipe's reader would hang.
+        os.close(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK, 0o666))
     told: list[Outcome] = []
 
     def tell(outcome: Outcome) -> None:

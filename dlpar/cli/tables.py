@@ -63,4 +63,4 @@ def print_pairs(pairs: list[tuple[str, str]]) -> None:
     """Labels and words, one pair a line."""
     wide = max(len(label) for label, _ in pairs)
     for label, text in pairs:
-        print(f"{label:{wide}}  {text}")
+        print(f"{label:{wide}}  {printable(str(text))}")

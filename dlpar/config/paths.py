@@ -65,14 +65,15 @@ def runtime_folder() -> Path:
 
 
 def private_folder(path: Path) -> Path:
-    """Make `path` with mode 0700, or check that it is a real folder, ours, and closed to others."""
+    """Make `path` with mode 0700, or check that it is a real folder and ours, and close it to others."""
     with suppress(FileExistsError):  # said below, with advice
         path.mkdir(mode=0o700, parents=True)
     found = path.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+    # To close /tmp or /etc would shut everybody out.
+    is_shared = found.st_mode & 0o002 or (found.st_mode & 0o077 and path.parent == path.parent.parent)
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or is_shared:
         what = "is no folder of its own" if found.st_uid == os.getuid() else "belongs to somebody else"
-        mend = "remove it, or point DLPAR_HOME or DLPAR_RUNTIME at a real folder of yours"
+        mend = "point DLPAR_HOME or DLPAR_RUNTIME at a real folder of yours, or remove it if it is a mistake"
         raise PermissionError(f"{path}: {what}; {mend}")
-    if found.st_mode & 0o077:
-        path.chmod(0o700)
+    path.chmod(0o700)
     return path

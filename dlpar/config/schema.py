@@ -209,7 +209,7 @@ def sentence(error: ValidationError, schema: type[Part]) -> str:
     said = []
     for item in error.errors(include_url=False):
         path, field, owner = _find(schema, item["loc"])
-        name = ".".join(step if step.isidentifier() or step.isdigit() else shown(step) for step in path)
+        name = ".".join(s if len(s) < 60 and s.replace("_", "0").isalnum() else shown(s) for s in path)
         got, fields = f"{name or 'experiment'}: got {shown(item['input'])}", ", ".join(owner.model_fields)
         if item["type"] == "union_tag_invalid" and field:
             head = kinds(field)[0].head()

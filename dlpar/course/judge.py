@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import html
 import os
+import secrets
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from dlpar.config.generator import generator
 from dlpar.jobs.launch import JobFailed, spmd
 from dlpar.theory.counts import Cost, closed_form
 
@@ -26,14 +28,22 @@ if TYPE_CHECKING:
     from dlpar.comm import Comm
 
 
-SIMULATED_ONLY = "DLPAR_SIMULATED_ONLY"
-"""Environment variable: where it is set, as in grading, nothing is run on real ranks."""
+GRADED = "DLPAR_GRADED"
+"""Environment variable: where it is set, inputs are random and secret, and nothing is run on real ranks."""
 
 LENGTHS = (1, 4, 7)
 """Tensor lengths on which :func:`check_on_ranks` tries an exercise."""
 
 _failed: Counter[str] = Counter()
 """Number of wrong answers to each exercise: that many hints are shown."""
+
+_seed = secrets.randbits(64) if os.environ.get(GRADED) else None
+"""Seed of all inputs where answers are graded, by a judge in whose process no answer runs."""
+
+
+def secret(purpose: str, *key: int) -> np.random.Generator | None:
+    """Return a generator of inputs for a graded answer; None where a student tries: they are easy to follow by eye."""
+    return None if _seed is None else generator(_seed, purpose, *key)
 
 
 class Verdict:
@@ -202,12 +212,15 @@ class Step(NamedTuple):
         Name of it in messages, if it needs one.
     sends : sequence of Cost
         Collectives that all ranks together send in this step; empty: nothing is compared.
+    exactly : bool
+        False: the ranks send no less than that.
     """
 
     where: str
     expected: Sequence[Any]
     name: str = ""
     sends: Sequence[Cost] = ()
+    exactly: bool = True
 
 
 Held = tuple[Any, Mapping[str, "int | None"]]
@@ -259,7 +272,7 @@ def judge_on_ranks(
     if not callable(student):
         return to_do()
     name = getattr(student, "__name__", "the function")
-    real = [] if os.environ.get(SIMULATED_ONLY) else [("real", workers[-1])]
+    real = [] if _seed is not None else [("real", workers[-1])]
     for world, ranks in [*(("simulated", each) for each in workers), *real]:
         where = f"With {ranks} {world} {who}"
         try:
@@ -307,24 +320,25 @@ def first_difference(
             differs = difference(told[rank][number][0], right, tolerance, step.name)
             if differs:
                 return f"{step.where}, on rank {rank}: {differs}."
-        complaint = step.sends and _sends_otherwise([one[number][1] for one in told], step.sends, like, by)
+        complaint = step.sends and _sends_otherwise([one[number][1] for one in told], step, like, by)
         if complaint:
             return f"{step.where}: the result is right, but {complaint}"
     return ""
 
 
-def _sends_otherwise(sent: list[Mapping[str, Any]], forms: Sequence[Cost], like: str, by: str) -> str:
+def _sends_otherwise(sent: list[Mapping[str, Any]], step: Step, like: str, by: str) -> str:
     """Compare the messages and bytes of all ranks, and those of the busiest, with those of some collectives."""
     if any(one["bytes"] is None for one in sent):
         return f"the library moved the data, and does not say how much: use {by}."
     messages, nbytes = (sum(one[what] for one in sent) for what in ("messages", "bytes"))
-    right = sum(form.messages for form in forms), sum(form.bytes for form in forms)
+    right = sum(form.messages for form in step.sends), sum(form.bytes for form in step.sends)
+    told = f"the ranks send {messages} messages and {nbytes} bytes together; "
+    if not step.exactly:
+        few = messages < right[0] or nbytes < right[1]
+        return f"{told}no exchange takes less than {right[0]} and {right[1]}." if few else ""
     if (messages, nbytes) != right:
-        return (
-            f"the ranks send {messages} messages and {nbytes} bytes together; "
-            f"{like} sends {right[0]} and {right[1]}."
-        )
-    most = sum(form.busiest_bytes for form in forms)
+        return f"{told}{like} sends {right[0]} and {right[1]}."
+    most = sum(form.busiest_bytes for form in step.sends)
     busiest = max(range(len(sent)), key=lambda rank: sent[rank]["bytes"])
     if sent[busiest]["bytes"] > most:
         return (
@@ -340,10 +354,12 @@ def check_on_ranks(
     hints: Sequence[str] = (),
     timeout: float = 5.0,
     like: str | None = None,
+    at_least: str | None = None,
 ) -> Verdict:
     """Call ``student(comm, tensor)`` on every rank; it must leave in `tensor` the value that `expected` gives.
 
-    First on simulated ranks; an answer that is right there is run on real ranks, too.
+    First on simulated ranks; an answer that is right there is run on real ranks, too.  Where it is graded, tensors
+    are random.
 
     Parameters
     ----------
@@ -359,6 +375,8 @@ def check_on_ranks(
         Seconds after which ranks that wait for each other are ended.
     like : str, optional
         A collective, as :func:`dlpar.theory.counts.closed_form` names it, whose messages and bytes it must send.
+    at_least : str, optional
+        A collective; fewer messages or bytes than it sends cannot do what is asked.
 
     Returns
     -------
@@ -367,15 +385,19 @@ def check_on_ranks(
         student's code.
     """
 
+    form = like or at_least
+
     def complain(told: list[list[Held]]) -> str:
         ranks = len(told)
+        inputs = ([_input(ranks, rank, length) for rank in range(ranks)] for length in LENGTHS)
         steps = [
             Step(
                 f" and {length} numbers",
-                [right.tolist() for right in expected([_input(rank, length) for rank in range(ranks)])],
-                sends=[closed_form(like, ranks, length, itemsize=4)] if like else (),
+                [right.tolist() for right in expected(tensors)],
+                sends=[closed_form(form, ranks, length, itemsize=4)] if form else (),
+                exactly=like is not None,
             )
-            for length in LENGTHS
+            for length, tensors in zip(LENGTHS, inputs)
         ]
         return first_difference(told, steps, like or "", by="send and recv")
 
@@ -387,15 +409,18 @@ def check_on_ranks(
 def _on_rank(comm: Comm, student: Callable[..., Any]) -> list[Held]:
     held = []
     for length in LENGTHS:
-        tensor = _input(comm.rank, length)
+        tensor = _input(comm.size, comm.rank, length)
         comm.traffic.take()
         student(comm, tensor)
         held.append((tensor.tolist(), comm.traffic.take()))
     return held
 
 
-def _input(rank: int, length: int) -> torch.Tensor:
-    """Tensor a rank starts with, (rank + 1) × [1, 2, 3, …]: easy to follow by eye."""
+def _input(ranks: int, rank: int, length: int) -> torch.Tensor:
+    """Tensor a rank starts with: (rank + 1) × [1, 2, 3, …], or random numbers if it is graded."""
     import torch
 
+    if draw := secret("input", ranks, rank, length):
+        # Of one order of magnitude, so that no order of operations rounds by more than is tolerated.
+        return torch.from_numpy(draw.integers(500, 1500, length)).float()
     return (rank + 1) * torch.arange(1.0, length + 1)

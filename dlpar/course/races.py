@@ -37,13 +37,15 @@ def in_turns(update: Update) -> Callable[[Comm, torch.Tensor], None]:
 
         size = len(tensor)
         weights, stamps = comm.shared(size, tensor.dtype), comm.shared(size, torch.int64)
+        stamps[::2] = comm.size + 1  # of earlier updates, which everybody has seen
+        comm.barrier()
         change, seen = sparse(tensor, comm.rank), stamps.clone()
         comm.barrier()  # all ranks read before any rank writes
         for turn in range(comm.size):
             if turn == comm.rank:
                 before = stamps.clone()
                 conflicts = update(weights, change, stamps, seen, comm.rank + 1)
-                _check(update.__name__, conflicts, change, before, stamps, comm.rank + 1)
+                _check(update.__name__, conflicts, change, (seen, before, stamps), comm.rank + 1)
             comm.barrier()
         tensor.copy_(weights)
         comm.barrier()
@@ -64,19 +66,19 @@ def sum_of_changes(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def _check(
-    name: str, conflicts: Any, change: torch.Tensor, before: torch.Tensor, stamps: torch.Tensor, stamp: int
+    name: str, conflicts: Any, change: torch.Tensor, of_stamps: tuple[torch.Tensor, ...], stamp: int
 ) -> None:
     """Raise a ValueError, in a sentence, unless the stamps and the number of conflicts are right."""
-    written = change != 0
+    written, (seen, before, stamps) = change != 0, of_stamps
     for place, (mine, old, now) in enumerate(zip(written.tolist(), before.tolist(), stamps.tolist())):
         if now != (stamp if mine else old):
             why = f"change[{place}] is {'not ' * mine}zero"
             raise ValueError(f"stamps[{place}] is {now}, expected {stamp if mine else old}: {why}")
-    expected = int((written & (before != 0)).sum())  # no place had a stamp when all ranks read it
+    expected = int((written & (before != seen)).sum())
     if conflicts != expected:
         raise ValueError(
             f"{name} returned {conflicts!r} conflicts, expected {expected}: "
-            f"the stamps were {before.tolist()} and the change is {change.tolist()}"
+            f"the stamps were {before.tolist()}, seen were {seen.tolist()}, and the change is {change.tolist()}"
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -100,11 +101,9 @@ class ControlGroups:
 
 def text_of(path: Path) -> str:
     """Return the text of a file; empty if it cannot be read."""
-    try:
-        with open_plain(path) as file:
-            return file.read().decode(errors="replace")
-    except OSError:
-        return ""
+    with suppress(OSError), open_plain(path) as file:
+        return file.read().decode(errors="replace")
+    return ""
 
 
 def number_in(path: Path) -> int | None:

@@ -6,21 +6,28 @@ import os
 import re
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from dlpar.config.paths import open_plain
 from dlpar.config.user_code import is_installed
-from dlpar.jobs.control_groups import text_of
-from dlpar.jobs.processes import is_stopped, kill
-from dlpar.jobs.tail import ALL_RANKS, CALL, RECORDS, REFUSAL, Record, lines_of, rank_of, record_of
+from dlpar.jobs.control_groups import number_in, text_of
+from dlpar.jobs.processes import kill
+from dlpar.jobs.tail import ALL_RANKS, RECORDS, REFUSAL, Record, lines_of, rank_of, record_of
 
 OF_ALL = ("Deadlock", "NeverYields")
 """Exceptions of a simulation whose message names the ranks by itself."""
 
+RUNNING = "running.stack"
+"""Name of the file in which a simulation keeps the number of the rank whose turn it is; it is gone at the end."""
+
 LEFT = "ended its process before its work was done"
 """Reason given for a rank that called ``os._exit(0)`` or the like."""
+
+REMOVED = "the run folder was removed while the job ran"
+"""Reason given for a job whose folder is gone."""
 
 CARRIERS = ("/dlpar/comm/", "/dlpar/worlds/", "/dlpar/jobs/", "/dlpar/lab/message_log.py")
 """Parts of paths of files that carry messages: a rank waits in them, but was called from elsewhere."""
@@ -53,38 +60,33 @@ def by_rank(line: bytes) -> bytes:
 
 def stamp_of(path: Path) -> tuple[int, int]:
     """Return the bytes in a file and the time of its last change; (0, 0) if there is none."""
-    try:
-        status = path.stat()
-    except OSError:
-        return 0, 0
-    return status.st_size, status.st_mtime_ns
+    with suppress(OSError):
+        return (status := path.stat()).st_size, status.st_mtime_ns
+    return 0, 0
 
 
-def _rank_files(folder: Path) -> dict[int, Path]:
+def rank_files(folder: Path) -> dict[int, Path]:
+    """Return each rank's file of records; that of all simulated ranks as rank 0's."""
     found = [path for path in folder.glob("rank-*.jsonl") if RECORDS.fullmatch(path.name)]
     return {0 if path.stem == ALL_RANKS else rank_of(path.stem): path for path in found}
 
 
-def pids_of(folder: Path) -> list[int]:
-    """Return the processes of ranks that have written their header and run on this machine."""
-    headers = [_header(path) for path in _rank_files(folder).values()]
-    return [header["pid"] for header in headers if header.get("host") == os.uname().nodename]
+def pids_of(folder: Path) -> dict[int, int]:
+    """Return by process the ranks that have written their header and run on this machine."""
+    headers = {rank: _header(path) for rank, path in rank_files(folder).items()}
+    return {h["pid"]: rank for rank, h in headers.items() if h.get("host") == os.uname().nodename}
 
 
-def still_ranks(pids: list[int]) -> list[int]:
+def still_ranks(pids: Iterable[int]) -> list[int]:
     """Return those of `pids` that still are ranks: the system may have given a pid to another process."""
     return [pid for pid in pids if "dlpar" in text_of(Path(f"/proc/{pid}/cmdline"))]
 
 
 def errors_in(folder: Path) -> list[tuple[int, Record]]:
     """Return the exceptions that ranks recorded, as ``(rank, record)``, the earliest first."""
-    errors = [
-        (record.get("rank", rank), record)
-        for rank, path in _rank_files(folder).items()
-        for record in _last_records(path)
-        if record.get("k") == "error"
-    ]
-    return sorted(errors, key=lambda error: error[1]["t"])
+    files = rank_files(folder).items()
+    found = [(record.get("rank", rank), record) for rank, path in files for record in _last_records(path)]
+    return sorted((e for e in found if e[1].get("k") == "error"), key=lambda error: error[1]["t"])
 
 
 def outcome(folder: Path, returncode: int) -> Outcome:
@@ -100,17 +102,13 @@ def outcome(folder: Path, returncode: int) -> Outcome:
         return Outcome("failed", f"mpiexec was killed by {_signal(-returncode)}")
     log = _log(folder)
     killed, exited, left = _SIGNAL.search(log), _STATUS.search(log), _LEFT.search(log)
-    simulated, found = (folder / f"{ALL_RANKS}.jsonl").exists(), killed or exited or left
-    rank = int(found[1]) if found and not simulated else None
-    who, how = _name(folder, rank), f"with status {exited[2] if exited else returncode}: {_last_words(log)}"
+    found, simulated = killed or exited or left, (folder / f"{ALL_RANKS}.jsonl").exists()
+    rank = number_in(folder / RUNNING) if simulated else int(found[1]) if found else None
+    who, how = name_of(folder, rank), f"with status {exited[2] if exited else returncode}: {_last_words(log)}"
     if killed:
         reason = f"{who} was killed by {_signal(int(killed[2]))}"
-    elif left:
-        reason = f"{'a rank' if simulated else who} {LEFT}"
-    elif simulated:
-        reason = f"a rank ended the process of all ranks {how}"
     else:
-        reason = f"{who if exited else 'mpiexec'} ended {how}"
+        reason = f"{who} {LEFT}" if left else f"{who if exited or simulated else 'mpiexec'} ended {how}"
     return Outcome("failed", reason, rank)
 
 
@@ -130,26 +128,28 @@ def _of_errors(errors: list[tuple[int, Record]]) -> Outcome:
     return Outcome("failed", f"rank {rank} raised {error['type']}: {error['message']}{others}", rank)
 
 
-def _name(folder: Path, rank: int | None) -> str:
-    """Return ``rank 3``, ``rank 3 (server)`` for any role but worker, or a name for all ranks of a simulation."""
-    if rank is None:
-        return "the process of all ranks"
+def name_of(folder: Path, rank: int | None) -> str:
+    """Return ``rank 3``, and in brackets any role but worker; of a simulation, the rank whose turn it is."""
+    if (folder / f"{ALL_RANKS}.jsonl").exists():
+        running, of_all = number_in(folder / RUNNING), "the process of all ranks"
+        return of_all if running is None else f"rank {running} (in {of_all})"
     role = _header(folder / f"rank-{rank}.jsonl").get("role", "worker")
     return f"rank {rank}" if role == "worker" else f"rank {rank} ({role})"
 
 
 def _unfinished(folder: Path) -> Outcome | None:
-    """Name a rank that left a training with status 0; None if all recorded that they did their steps."""
-    if not _rank_files(folder):
+    """Name a rank that left with status 0; None if all recorded that they did their work."""
+    files = rank_files(folder)
+    if not files:
         return Outcome("failed", f"mpiexec ended before any rank began: {_last_words(_log(folder))}")
-    if (folder / CALL).exists():  # a function's ranks leave results instead
-        return None
-    for rank, path in sorted(_rank_files(folder).items()):
-        if not any(record.get("k") == "end" for record in _last_records(path, 1 << 12)):
-            if path.stem == ALL_RANKS:
-                return Outcome("failed", f"a rank {LEFT}")
-            return Outcome("failed", f"rank {rank} {LEFT}", rank)
-    return None
+    left, running = [rank for rank in files if not _has_ended(files[rank])], number_in(folder / RUNNING)
+    rank = min(left, default=None) if running is None else running
+    return None if rank is None else Outcome("failed", f"{name_of(folder, rank)} {LEFT}", rank)
+
+
+def _has_ended(path: Path) -> bool:
+    """Return whether a rank has recorded that it did its work."""
+    return any(record.get("k") == "end" for record in _last_records(path, 1 << 12))
 
 
 def _log(folder: Path) -> str:
@@ -172,7 +172,7 @@ def where_ranks_are(folder: Path) -> str:
     """Ask every rank for its stack, and name the line of code at which each stands."""
     kill(still_ranks(pids_of(folder)), signal.SIGUSR1)
     time.sleep(0.2)
-    said = [f"rank {rank} {_stands(folder, rank)}" for rank in sorted(_rank_files(folder))[:16]]
+    said = [f"rank {rank} {_stands(folder, rank)}" for rank in sorted(rank_files(folder))[:16]]
     return "; ".join(said) or "no rank has started"
 
 
@@ -194,18 +194,18 @@ def _stands(folder: Path, rank: int) -> str:
     return f"is in {function} ({os.path.basename(file)}:{line}{called}){waiting}{after}"
 
 
-def likely_culprit(folder: Path) -> int | None:
-    """Return the rank that has done fewest steps, if one alone has."""
-    done = {rank: _last_step(path) for rank, path in _rank_files(folder).items()}
-    slowest = [rank for rank, step in done.items() if step == min(done.values())]
-    return slowest[0] if len(slowest) == 1 else None
+def likely_culprit(files: dict[int, Path], silent: list[int]) -> int | None:
+    """Return the worker that has done fewest steps and has not ended, if one alone has, and it is silent.
 
-
-def stopped_among(files: list[Path]) -> Iterator[tuple[int, int]]:
-    """Yield rank and process of those of some ranks' files whose process is stopped on this machine."""
-    for header in map(_header, files):
-        if header.get("host") == os.uname().nodename and is_stopped(header["pid"]):
-            yield header["rank"], header["pid"]
+    In a simulation it is the rank whose turn it is.
+    """
+    workers = [rank for rank, path in files.items() if _header(path).get("role") == "worker"]
+    if not set(workers) & set(silent):
+        return None
+    done = {rank: _last_step(files[rank]) for rank in workers}
+    first, *others = [rank for rank in workers if done[rank] == min(done.values())]
+    alone = not others and first in silent and not _has_ended(files[first])
+    return number_in(files[first].with_name(RUNNING)) or first if alone else None
 
 
 def _last_step(path: Path) -> int:
@@ -221,10 +221,8 @@ def _header(path: Path) -> Record:
 
 def _last_records(path: Path, size: int = 1 << 16) -> list[Record]:
     """Return the records in the last `size` bytes of a file; the first line may be cut, and is left out then."""
-    try:
-        with open_plain(path) as file:
-            end = file.seek(0, os.SEEK_END)
-            file.seek(max(0, end - size))
-            return list(filter(None, map(record_of, file)))
-    except OSError:
-        return []
+    with suppress(OSError), open_plain(path) as file:
+        end = file.seek(0, os.SEEK_END)
+        file.seek(max(0, end - size))
+        return list(filter(None, map(record_of, file)))
+    return []

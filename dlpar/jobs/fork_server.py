@@ -27,10 +27,10 @@ from pathlib import Path
 import dlpar
 from dlpar.config.paths import runtime_folder
 from dlpar.jobs.processes import adopt_orphans, descendants, die_with_writer, end_children, has_children, kill
-from dlpar.jobs.scratch import lock, remove_unlocked
+from dlpar.jobs.scratch import lock
 from dlpar.jobs.unix_sockets import Connection, ask, close_files, is_ours, listen
 
-PRELOADED = ("dlpar.jobs.rank", "torch.distributed", "platformdirs", "filelock")
+PRELOADED = ("dlpar.jobs.rank", "torch.distributed", "networkx", "numpy.random", "platformdirs", "filelock")
 """Modules that every rank has from the start, with all that they import."""
 
 NOT_RUN = {"lab", "course", "classroom", "cli"}
@@ -86,9 +86,8 @@ def idle_seconds() -> float:
     try:
         return float(given)
     except ValueError:
-        raise ValueError(
-            f"DLPAR_WARM_IDLE: got {given!r}, allowed is a number of seconds, 0 for no warm start"
-        ) from None
+        allowed = "a number of seconds, 0 for no warm start"
+        raise ValueError(f"DLPAR_WARM_IDLE: got {given!r}, allowed is {allowed}") from None
 
 
 def prepare() -> None:
@@ -113,11 +112,9 @@ def _fingerprint() -> str:
 
 def _ask(path: Path, fingerprint: str) -> str | None:
     """Return a server's answer to whether it runs these files, ``fresh`` or ``stale``; None without a server."""
-    try:
-        with ask(path, {"fingerprint": fingerprint}, seconds=5.0) as server:
-            return next(server.messages())
-    except (OSError, ValueError):  # none, or one of another release
-        return None
+    with suppress(OSError, ValueError), ask(path, {"fingerprint": fingerprint}, seconds=5.0) as server:
+        return next(server.messages())
+    return None  # there is none, or one of another release
 
 
 def _start(path: Path, fingerprint: str, idle: float) -> None:
@@ -153,9 +150,7 @@ def main() -> None:
     server = ForkServer(Path(path), fingerprint)
     with suppress(BrokenPipeError):  # the starter has ended, but the next job needs a server
         print("ready", flush=True)
-    devnull = os.open(os.devnull, os.O_RDWR)
-    for descriptor in (0, 1, 2):
-        os.dup2(devnull, descriptor)
+    os.dup2(0, 1)  # nobody reads on
     server.serve(idle)
 
 
@@ -186,7 +181,6 @@ class ForkServer:
         self.inode = path.stat().st_ino
         # The pid of the rank that each stub waits for; None until its request has come.
         self.ranks: dict[Stub, int | None] = {}
-        self.scratch: dict[int, Path] = {}  # by pid: the private folder of the rank's job
         self.leaving = False
         self.wake, wakes = os.pipe()
         os.set_blocking(wakes, False)
@@ -222,27 +216,23 @@ class ForkServer:
 
     def _receive(self, stub: Stub) -> None:
         """Answer whether our code is still the user's, or fork a rank; a stub that gets neither starts cold."""
-        try:
-            requests = stub.hear() if is_ours(stub) else [None]
-        except (OSError, ValueError):
-            requests = [None]
+        requests = [None]
+        with suppress(OSError, ValueError):
+            requests = stub.hear() if is_ours(stub) else requests
         if not requests:  # a part of it is still to come
             return
         del self.ranks[stub]
         request = requests[0] if isinstance(requests[0], dict) else {}
         if "argv" in request and len(stub.files) == Stub.MOST_FILES:
             with suppress(OSError):  # no process is left
-                self.ranks[stub] = pid = self._fork(request, stub)
-                self.scratch[pid] = Path(request["env"]["TMPDIR"])
+                self.ranks[stub] = self._fork(request, stub)
                 _answer(stub, "forked")
         elif "fingerprint" in request:
             stale = request["fingerprint"] != self.fingerprint
             if stale:
                 self._leave()  # first free the name, then say so
             _answer(stub, "stale" if stale else "fresh")
-        close_files(stub.files)
-        if stub not in self.ranks:
-            stub.close()
+        close_files(stub.files) if stub in self.ranks else stub.close()
 
     def _leave(self) -> None:
         """Take no more requests, and free the socket's name unless a newer server has it."""
@@ -255,16 +245,14 @@ class ForkServer:
 
     def _is_found(self) -> bool:
         """Return whether the socket's name leads here: its folder may be gone, or a newer server have the name."""
-        try:
+        with suppress(OSError):
             return self.path.stat().st_ino == self.inode
-        except OSError:
-            return False
+        return False
 
     def _fork(self, request: dict, connection: Stub) -> int:
         """Fork a rank; returns its pid here, and never in the rank."""
         server = os.getpid()
-        pid = os.fork()
-        if pid:
+        if pid := os.fork():
             return pid
         status = 1
         try:
@@ -309,8 +297,6 @@ class ForkServer:
                     _answer(stub, os.waitstatus_to_exitcode(ended[1]))
                     stub.close()
                     del self.ranks[stub]
-                    with suppress(OSError):  # a living guardian removes it
-                        remove_unlocked(self.scratch.pop(ended[0]))
         if has_children(but=len(ranks)):
             kill(descendants(os.getpid(), spared=set(ranks)))
 

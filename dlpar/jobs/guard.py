@@ -16,16 +16,17 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-from dlpar.jobs import diagnosis, fork_server, processes, slots
+from dlpar.jobs import diagnosis, fork_server, mpiexec, processes, slots
 from dlpar.jobs.control_groups import text_of
 from dlpar.jobs.scratch import Scratch
 from dlpar.jobs.summary import Summary
 
 START = 120.0
-"""Seconds all ranks together may take to start."""
+"""Seconds all ranks together may take to start, at least: four cold ones took a minute on two busy cores."""
 
 SUMMARISED = 64 << 20
 """Bytes of records summed up before the job is over; a reader sums up a longer run."""
@@ -48,12 +49,14 @@ class Guardian:
         self.records = os.open(self.folder / "job.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         self.log = open(self.folder / "log.txt", "ab", buffering=0)
         self.log_left = LOG_LIMIT
+        # Room for the end of the job, on a disk that becomes full.
+        (self.folder / "reserve.stack").write_bytes(bytes(1 << 14))
         self.pending: dict[IO[bytes], bytes] = {}  # the beginning of an unfinished line, by pipe
         self.outcome: diagnosis.Outcome | None = None
         self.queue: slots.Talk | None = None
         self.mpiexec: subprocess.Popen | None = None
         self.began = spec["launched"]
-        self.progress: dict[Path, tuple[tuple[int, int], float]] = {}  # by file: its stamp, and since when
+        self.progress: dict[int, tuple[tuple[int, int], float]] = {}  # by rank: its file's stamp, since when
         self.moved_at, self.started = time.monotonic(), False
         self.selector = selectors.DefaultSelector()
 
@@ -70,9 +73,13 @@ class Guardian:
             if self.outcome is None:
                 self._start()
             while self.outcome is None:
-                self._hear(min(0.5, self.spec["timeout"] / 4))
+                self._hear(min(0.5 if self.started else 0.05, self.spec["timeout"] / 4))
+                if self.spec["one_host"] and not self.started:
+                    mpiexec.keep_to_loopback(self.mpiexec.pid)
                 self._watch_progress()
-                self._end_orphans()
+                # What ranks that have ended left behind: mpiexec would wait for their output.
+                if processes.has_children(but=1) and self.mpiexec.poll() is None:
+                    processes.kill(self._below(but=self.mpiexec.pid))
                 if self.outcome is None and self._is_over():
                     self._drain()
                     self.end(*diagnosis.outcome(self.folder, self.mpiexec.returncode))
@@ -102,11 +109,8 @@ class Guardian:
             signal.signal(number, lambda *_: None)
         self.selector.register(0, selectors.EVENT_READ, self._hear_owner)
         self.selector.register(signals, selectors.EVENT_READ, self._hear_signal)
-        try:
-            owner = os.pidfd_open(self.spec["owner"])  # readable when the process ends
-        except (AttributeError, OSError):  # Linux only
-            return
-        self.selector.register(owner, selectors.EVENT_READ, self._hear_owner)
+        with suppress(AttributeError, OSError):  # Linux only; readable when the process ends
+            self.selector.register(os.pidfd_open(self.spec["owner"]), selectors.EVENT_READ, self._hear_owner)
 
     def _hear(self, timeout: float) -> None:
         """Wait for output, the owner or a signal, and act on it."""
@@ -170,11 +174,9 @@ class Guardian:
 
     def _choose_command(self) -> None:
         """Choose the fastest safe way to start: the fork server, which may first have to be started itself."""
-        command = self.spec["warm"]
-        try:
+        command, socket = self.spec["warm"], None
+        with suppress(Exception):  # whatever prevents a warm start, a cold start is possible
             socket = fork_server.warm_socket() if command else None
-        except Exception:  # whatever prevents a warm start, a cold start is possible
-            socket = None
         self.mode = "warm" if socket else "cold"
         filled = {"{socket}": str(socket), "{began}": repr(self.began)}
         self.command = [filled.get(word, word) for word in (command if socket else self.spec["cold"])]
@@ -203,27 +205,31 @@ class Guardian:
     def _watch_progress(self) -> None:
         """End a job none of whose ranks has written a line, or touched its file, for `timeout` seconds.
 
-        Where workers run free, the others go on beside a rank that is stopped: that alone ends the job, too.
+        Where workers run free, the others go on beside a rank that is stopped or hangs: that alone ends it, too.
         """
-        now, ranks, timeout = time.monotonic(), self.spec["ranks"], self.spec["timeout"]
-        for path in self.folder.glob("rank-*.jsonl"):
+        now, timeout, ranks = time.monotonic(), self.spec["timeout"], self.spec["ranks"]
+        files = diagnosis.rank_files(self.folder)
+        for rank, path in files.items():
             stamp = diagnosis.stamp_of(path)
-            if stamp[0] and stamp != self.progress.get(path, (None,))[0]:
-                self.progress[path], self.moved_at = (stamp, now), now
-        self.started = self.started or len(self.progress) == ranks
+            if stamp[0] and stamp != self.progress.get(rank, (None,))[0]:
+                self.progress[rank], self.moved_at = (stamp, now), now
+        missing = [str(rank) for rank in range(ranks) if rank not in self.progress]
+        self.started = self.started or not missing
         patience = timeout if self.started else max(START, timeout)
-        silent = [path for path, (_, since) in self.progress.items() if now - since > patience]
-        for rank, pid in diagnosis.stopped_among(silent):
-            self.end("failed", f"rank {rank} is stopped: process {pid} has not run for {patience:g} s", rank)
-        if now - self.moved_at > patience:
+        silent = [rank for rank in files if rank in self.progress and now - self.progress[rank][1] > patience]
+        slowest, all_stand = diagnosis.likely_culprit(files, silent), now - self.moved_at > patience
+        pids = {self.mpiexec.pid: None, **diagnosis.pids_of(self.folder)} if silent else {}
+        for pid, rank in pids.items():
+            who = "mpiexec" if rank is None else diagnosis.name_of(self.folder, rank)
+            if (all_stand or rank in silent) and processes.state_of(pid)[0] in "Tt":
+                self.end("failed", f"{who} is stopped: process {pid} has not run for {patience:g} s", rank)
+        if not self.folder.exists():
+            self.end("failed", diagnosis.REMOVED)
+        elif all_stand or slowest is not None:
+            late = f"only {ranks - len(missing)} of {ranks} ranks started (missing: {', '.join(missing)})"
+            what = late if missing else "no progress" if all_stand else f"no progress of rank {slowest}"
             where = diagnosis.where_ranks_are(self.folder)
-            what = "no progress" if self.started else f"only {len(self.progress)} of {ranks} ranks started"
-            self.end("failed", f"{what} for {patience:g} s: {where}", diagnosis.likely_culprit(self.folder))
-
-    def _end_orphans(self) -> None:
-        """End what ranks that have ended left behind: mpiexec would wait for their output."""
-        if processes.has_children(but=1) and self.mpiexec.poll() is None:
-            processes.kill(self._below(but=self.mpiexec.pid))
+            self.end("failed", f"{what} for {patience:g} s: {where}", slowest)
 
     def _is_over(self) -> bool:
         """Return whether mpiexec has ended, and has left no process that may still begin as a rank."""
@@ -232,13 +238,8 @@ class Guardian:
 
     def _drain(self) -> None:
         """Copy the rest of the pipes to the log."""
-        deadline = time.monotonic() + 0.5
-        while time.monotonic() < deadline:
-            ready = [key for key, _ in self.selector.select(0) if key.data == self._hear_output]
-            if not ready:
-                return
-            for key in ready:
-                self._hear_output(key.fileobj)
+        for _ in range(100):  # one that is left may write for ever
+            self._hear(0)
 
     # -- when it ends ----------------------------------------------------
 
@@ -251,12 +252,12 @@ class Guardian:
         ranks = diagnosis.pids_of(self.folder)
         below = processes.descendants(os.getpid())
         forked = {pid for pid in below if fork_server.__name__ in text_of(Path(f"/proc/{pid}/cmdline"))}
-        children = {pid for pid in forked if pid not in ranks and processes.group_of(pid) in ranks}
+        children = {pid for pid in forked if pid not in ranks and processes.state_of(pid)[2] in ranks}
         return processes.descendants(os.getpid(), {but} | forked - children)
 
     def _clean_up(self) -> None:
         """Leave no process and no file of the job outside its run folder."""
-        ranks, mpiexec = diagnosis.pids_of(self.folder), self.mpiexec
+        ranks, mpiexec = [*diagnosis.pids_of(self.folder)], self.mpiexec
         if mpiexec is not None and mpiexec.poll() is None:
             processes.kill([pid for pid in self._below() if pid != mpiexec.pid])
             processes.wait_gone([mpiexec.pid], 0.3)
@@ -270,9 +271,9 @@ class Guardian:
 
     def _finish(self) -> None:
         """Write how the job ended, and its summary."""
-        self.write(k="end", at=time.time(), **self.outcome._asdict())
-        for stack in self.folder.glob("*.stack"):
+        for stack in self.folder.glob("*.stack"):  # the reserve among them
             stack.unlink()
+        self.write(k="end", at=time.time(), **self.outcome._asdict())
         size = sum(diagnosis.stamp_of(path)[0] for path in self.folder.glob("rank-*.jsonl"))
         if self.folder.exists() and size < SUMMARISED:
             summary = Summary(self.folder.name, **self.spec["summary"])
@@ -283,10 +284,22 @@ class Guardian:
 
 
 def main() -> None:
-    """Read the job as one JSON line from standard input, which stays open as long as the owner wants the job."""
+    """Read the job as one JSON line from standard input, which stays open as long as the owner wants the job.
+
+    The guardian is a child of this process, which cleans up after it if it is killed.
+    """
     # Without a buffer, so that what the owner says later is still in the pipe.
     with open(0, "rb", buffering=0, closefd=False) as owner:
         line = owner.readline()
     if not line.endswith(b"\n"):
         sys.exit(2)
-    Guardian(json.loads(line)).run()
+    guardian, we = Guardian(json.loads(line)), os.getpid()
+    processes.adopt_orphans()
+    if (pid := os.fork()) == 0:
+        processes.die_with_parent(we, signal.SIGTERM)
+        guardian.run()
+        os._exit(0)
+    if (status := os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])) < 0:
+        guardian.end("failed", f"its launcher was killed by {signal.Signals(-status).name}")
+        guardian._clean_up()
+        guardian._finish()

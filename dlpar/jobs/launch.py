@@ -6,6 +6,7 @@ import json
 import math
 import os
 import pickle
+import resource
 import secrets
 import shutil
 import subprocess
@@ -24,7 +25,7 @@ from dlpar.config.rules import refuse
 from dlpar.config.schema import BadData, shown
 from dlpar.config.user_code import pack
 from dlpar.jobs.control_groups import cores
-from dlpar.jobs.diagnosis import LEFT, OF_ALL
+from dlpar.jobs.diagnosis import OF_ALL, REMOVED
 from dlpar.jobs.fork_server import idle_seconds
 from dlpar.jobs.memory_check import check_memory
 from dlpar.jobs.mpiexec import environment, find_starter, on_one_host
@@ -41,6 +42,9 @@ load = pickle.loads
 _live: list[Job] = []
 """Jobs that go on even when nobody keeps their object: they end with this process."""
 
+
+LIMITS = {"n": (resource.RLIMIT_NOFILE, 64, 8), "f": (resource.RLIMIT_FSIZE, 1 << 26, 0)}
+"""Options of ``ulimit``: the limit, the least that is allowed, and how much more for each process of the job."""
 
 NEED_A_GPU = {"device": ("cuda", "auto or cpu"), "carrier": ("nccl", "auto, mpi or gloo")}
 """Fields of a cluster: the value that needs a GPU, and those allowed without one."""
@@ -107,6 +111,7 @@ class Job:
             "cwd": os.getcwd(),
             "scratch": scratch.folder.name.removeprefix("job-"),
             "timeout": cluster.timeout,
+            "one_host": one_host,
             "ranks": ranks,
             "owner": os.getpid(),
             "who": os.environ.get("JUPYTERHUB_USER", ""),
@@ -147,6 +152,8 @@ class Job:
             If interrupted: the job is stopped first.
         """
         self._wait_ended(timeout)
+        if not self.folder.exists():
+            raise JobFailed(REMOVED)
         if self.poll() != "done":
             raise JobFailed(_complaint(self.run))
         return self.run
@@ -193,7 +200,6 @@ def launch(experiment: Experiment) -> Job:
         If there is no MPI to start ranks with.
     """
     check_machine(experiment)
-    check_memory(experiment)
     folder = _new_run_folder(experiment)
     try:
         return Job(folder, experiment)
@@ -212,17 +218,21 @@ def _new_run_folder(experiment: Experiment) -> Path:
 
 
 def check_machine(experiment: Experiment) -> None:
-    """Refuse an experiment whose files or GPUs are not on this machine; constructing one does not look.
+    """Refuse an experiment that this machine cannot run: files, GPUs, limits, memory; constructing one does not look.
 
     Raises
     ------
     BadExperiment
         If it is no experiment; if the hostfile, the platform, the workload, the folder of the data or a GPU is
-        not there; if a workload has too few layers for a pipeline's stages.
+        not there; if a workload has too few layers for a pipeline's stages; if ``ulimit`` or memory is too low.
     """
     if not isinstance(experiment, Experiment):
         got = shown(experiment)
         raise BadExperiment(f"experiment: got {got}, allowed is an Experiment, such as Experiment(workers=2)")
+    for option, (limit, least, more) in LIMITS.items():
+        needed = least + more * experiment.processes
+        if 0 <= (given := resource.getrlimit(limit)[0]) < needed:  # below 0: no limit
+            raise BadExperiment(f"ulimit -{option}: got {given:,}, allowed is at least {needed:,}")
     cluster, hostfile = experiment.cluster, experiment.cluster.hostfile
     if cluster.world != "real":
         nodes_of(experiment)
@@ -234,11 +244,10 @@ def check_machine(experiment: Experiment) -> None:
     try:
         if hostfile is not None:
             read_plain(hostfile)
+        experiment.data.path()
     except OSError as error:
         allowed = f"the path of an existing file ({error.strerror})"
         raise BadExperiment(f"cluster.hostfile: got {shown(hostfile)}, allowed is {allowed}") from None
-    try:
-        experiment.data.path()
     except BadData as error:
         raise BadExperiment(str(error)) from None
     gpu = Path("/dev/nvidiactl").exists() or Path("/dev/dxg").exists()
@@ -246,6 +255,7 @@ def check_machine(experiment: Experiment) -> None:
         if getattr(cluster, field) == given and not gpu:
             why = "this machine has no NVIDIA GPU"
             raise BadExperiment(f"cluster.{field}: got {given!r}, allowed here is {allowed}: {why}")
+    check_memory(experiment)
 
 
 def _complaint(run: Run) -> str:
@@ -297,19 +307,14 @@ def spmd(
     if not callable(function):
         raise BadExperiment(f"function: got {function!r}, allowed is a function that takes a comm")
     # Weak scaling: any number of workers is allowed.
-    place = {**cluster, "world": world, "timeout": timeout}
-    experiment = Experiment(workers=workers, scaling="weak", cluster=place)
+    cluster |= {"world": world, "timeout": timeout}
+    experiment = Experiment(workers=workers, scaling="weak", cluster=cluster)
     check_machine(experiment)
-    check_memory(experiment)
     folder = Path(tempfile.mkdtemp(prefix="spmd-", dir=runtime_folder()))
     try:
         (folder / "experiment.json").write_text(experiment.to_json())
         (folder / CALL).write_bytes(pack(function, arguments))
         Job(folder, experiment).wait()
-        results = [result_path(folder, rank) for rank in range(experiment.workers)]
-        for rank, path in enumerate(results):
-            if not path.exists():
-                raise JobFailed(f"{'a rank' if world == 'simulated' else f'rank {rank}'} {LEFT}")
-        return [load(path.read_bytes()) for path in results]
+        return [load(result_path(folder, rank).read_bytes()) for rank in range(experiment.workers)]
     finally:
         shutil.rmtree(folder, ignore_errors=True)

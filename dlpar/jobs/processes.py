@@ -14,12 +14,12 @@ from contextlib import suppress
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
-def die_with_parent(parent: int | None = None) -> None:
-    """Ask for SIGKILL when the parent ends; `parent` is its pid as seen before, to close the race at start."""
+def die_with_parent(parent: int | None = None, number: int = signal.SIGKILL) -> None:
+    """Ask for a signal when the parent ends; `parent` is its pid as seen before, to close the race at start."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
     if parent is not None and os.getppid() != parent:
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getpid(), number)
 
 
 def die_with_writer(pipe: int) -> None:
@@ -39,28 +39,16 @@ def adopt_orphans() -> None:
 
 def parent_of(pid: int) -> int | None:
     """Return the parent of a process; None if it has ended (a zombie has)."""
-    state, parent, _ = _stat(pid)
+    state, parent, _ = state_of(pid)
     return None if state in "ZX" else parent
 
 
-def is_stopped(pid: int) -> bool:
-    """Return whether a process is stopped by a signal or a debugger."""
-    return _stat(pid)[0] in ("T", "t")
-
-
-def group_of(pid: int) -> int:
-    """Return the process group of a process; 0 if it has ended."""
-    return _stat(pid)[2]
-
-
-def _stat(pid: int) -> tuple[str, int, int]:
+def state_of(pid: int) -> tuple[str, int, int]:
     """Return the letter of a process's state, its parent and its group; X, 0, 0 if there is no such process."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            state, parent, group = file.read().rpartition(b")")[2].split()[:3]
-    except OSError:
-        return "X", 0, 0
-    return state.decode(), int(parent), int(group)
+    with suppress(OSError), open(f"/proc/{pid}/stat", "rb") as file:
+        state, parent, group = file.read().rpartition(b")")[2].split()[:3]
+        return state.decode(), int(parent), int(group)
+    return "X", 0, 0
 
 
 def descendants(root: int, spared: set[int] = frozenset()) -> list[int]:
@@ -75,20 +63,16 @@ def descendants(root: int, spared: set[int] = frozenset()) -> list[int]:
 
 def resident(pid: int) -> int:
     """Return the bytes of a process, with its share of shared pages (PSS); 0 if it ended or belongs to another user."""
-    try:
-        with open(f"/proc/{pid}/smaps_rollup") as file:
-            return sum(1024 * int(line.split()[1]) for line in file if line.startswith("Pss:"))
-    except OSError:
-        return 0
+    with suppress(OSError), open(f"/proc/{pid}/smaps_rollup") as file:
+        return sum(1024 * int(line.split()[1]) for line in file if line.startswith("Pss:"))
+    return 0
 
 
 def has_children(but: int = 0) -> bool:
     """Return whether this process, of one thread, has more than so many children, ended ones included."""
-    try:
-        with open(f"/proc/self/task/{os.getpid()}/children") as file:
-            return len(file.read().split()) > but
-    except OSError:  # a kernel without that file
-        return True
+    with suppress(OSError), open(f"/proc/self/task/{os.getpid()}/children") as file:
+        return len(file.read().split()) > but
+    return True  # a kernel without that file
 
 
 def end_children() -> None:

@@ -18,6 +18,7 @@ if __name__ == "__main__":
 
 import faulthandler
 import json
+import mmap
 import os
 import shutil
 import signal
@@ -34,14 +35,16 @@ import torch
 from mpi4py import MPI
 
 from dlpar.config.experiment import Experiment
+from dlpar.config.schema import load_plugins
 from dlpar.config.user_code import unpack
+from dlpar.jobs.diagnosis import RUNNING
 from dlpar.jobs.record import RankFile, Recorder
 from dlpar.jobs.tail import ALL_RANKS, CALL, REFUSAL, result_path
 from dlpar.train import role, serve, train
 from dlpar.worlds.connect import join
 from dlpar.worlds.mpi import meet
 from dlpar.worlds.simulated.run import of_experiment, run_program
-from dlpar.worlds.simulated.simulator import Deadlock
+from dlpar.worlds.simulated.simulator import Deadlock, Simulator, Task
 
 GRACE = 0.25
 """Seconds a failed rank lingers, so that others that fail too can say so before the job is ended."""
@@ -116,9 +119,8 @@ def _read_work(folder: Path) -> tuple[Experiment, bytes | None]:
 
 def _begin(record: Recorder, experiment: Experiment, launched: float | None) -> None:
     """Record what this rank is, and on rank 0 how long the launch took."""
-    rank = record.comm.rank
-    record.header(role=role(experiment, rank), threads=torch.get_num_threads())
-    if rank == 0:
+    record.header(role=role(experiment, record.comm.rank), threads=torch.get_num_threads())
+    if record.comm.rank == 0:
         record.event("start", launch_s=time.time() - launched if launched else None)
 
 
@@ -130,6 +132,7 @@ def _work(
     if call is not None:
         function, arguments = call
         result_path(folder, comm.rank).write_bytes(cloudpickle.dumps(function(comm, *arguments)))
+        record.end(0)
     elif comm.rank < experiment.workers:
         train(comm, experiment, record)
     else:
@@ -142,6 +145,7 @@ def _work(
 def _join_and_work(folder: Path, launched: float | None) -> int:
     world, record = MPI.COMM_WORLD, None
     try:
+        load_plugins()  # rank 0 alone reads the experiment, which would do it
         meet(world)
         experiment, packed = world.bcast(_read_work(folder) if world.rank == 0 else None)
         comm = join(experiment, on_host=packed is not None)
@@ -154,8 +158,8 @@ def _join_and_work(folder: Path, launched: float | None) -> int:
         _bring_home(folder, world)
         return 0
     except BaseException as error:
-        if record is not None:
-            record.error(error)
+        with suppress(OSError):  # the disk may be full
+            record and record.error(error)
         traceback.print_exc()
         sys.stderr.flush()
         time.sleep(GRACE)
@@ -173,6 +177,20 @@ def _bring_home(folder: Path, world: MPI.Intracomm) -> None:
 
 
 # ---- all ranks in one process --------------------------------------------------------
+
+
+def _note_turns(simulator: Simulator, path: Path) -> None:
+    """Keep the number of the rank whose turn it is in a mapped file, which outlives the process, whatever ends it."""
+    path.write_bytes(b"   0")
+    with open(path, "r+b") as file:
+        note, turn = mmap.mmap(file.fileno(), 4), simulator.next
+
+    def noted() -> Task:
+        task = turn()
+        note[:] = b"%4d" % simulator.running.rank
+        return task
+
+    simulator.next = noted
 
 
 def simulate(
@@ -194,6 +212,8 @@ def simulate(
     """
     file = RankFile(folder / f"{ALL_RANKS}.jsonl")
     simulator, comms = of_experiment(experiment)
+    if simulator.computes:  # where messages carry sizes only, a turn costs too little for this
+        _note_turns(simulator, folder / RUNNING)
     records = [Recorder(folder, comm, file) for comm in comms]
     for record in records:
         _begin(record, experiment, launched)
@@ -207,6 +227,7 @@ def simulate(
         program = lambda comm: _work(folder, experiment, call, records[comm.rank])
         on_move = (lambda: None) if call else file.touch  # a function has to end in time
         run_program(simulator, comms, program, PATIENCE * experiment.cluster.timeout, hangs, on_move)
+        (folder / RUNNING).unlink(missing_ok=True)
         return 0
     except BaseException as error:
         records[simulator.failed_rank or 0].error(error)

@@ -84,8 +84,10 @@ class RankFile:
         lines = b"".join([orjson.dumps(r, _nothing, orjson.OPT_APPEND_NEWLINE) for r in self._pending])
         self._pending.clear()
         self._written = time.monotonic()
-        while lines:  # more than once only where a signal or a full disk cut a write short
-            lines = lines[os.write(self._file, lines) :]
+        if lines and (written := os.write(self._file, lines)) < len(lines):
+            # No torn line, and room for the error that follows.
+            os.ftruncate(self._file, os.fstat(self._file).st_size - written)
+            raise OSError("No space left on device, or the limit of `ulimit -f` is reached")
 
     def touch(self) -> None:
         """Show progress without a record: a step of thousands of ranks takes long."""
@@ -167,9 +169,8 @@ class Recorder:
 
     def error(self, error: BaseException) -> None:
         """Write an exception with its traceback, which so outlives the process."""
-        told = {"type": type(error).__name__, "message": str(error)}
-        story = "".join(traceback.format_exception(error))
-        self._write({"k": "error", "t": self.now(), **told, "traceback": story})
+        told = {"message": str(error), "traceback": "".join(traceback.format_exception(error))}
+        self._write({"k": "error", "t": self.now(), "type": type(error).__name__, **told})
 
     def end(self, steps: int) -> None:
         """Record that the rank did all its steps."""

@@ -75,7 +75,7 @@ class Run:
             return end["status"]
         if live and any(self.path.glob("rank-*.jsonl")):
             return "running"
-        said = self._job_records()
+        said = list(lines_of(self.path / "job.jsonl"))
         if live:
             return "queued" if said and said[-1]["k"] == "queued" else "starting"
         # Ranks that were started by hand, without a guardian, may all have come to their end.
@@ -115,7 +115,7 @@ class Run:
     @property
     def summary(self) -> dict[str, Any]:
         """Summary of the run, or of a live run so far, as ``dlpar run --json`` prints it."""
-        with suppress(OSError, ValueError):  # it has none yet, or not all of it
+        with suppress(OSError, ValueError, RecursionError):  # it has none yet, or not all of it
             kept = json.loads(read_plain(self.path / "summary.json"))
             if isinstance(kept, dict) and kept.keys() >= {"steps", "clock", "seconds", "staleness", "lead"}:
                 return kept
@@ -229,7 +229,8 @@ class Run:
         """
         events = [event for found in self.records() for event in _trace(*found)]
         trace = {"traceEvents": events, "otherData": {"run": self.id, "clock": self.clock}}
-        Path(path).write_text(json.dumps(trace))
+        with open(path, "w", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK, 0o666)) as file:
+            file.write(json.dumps(trace))
         return Path(path)
 
     def delete(self) -> None:
@@ -243,11 +244,8 @@ class Run:
         parts = iter(Tail(self.path).read, [])  # a part at a time: records fill the memory
         return [(rank_of(s), r) for part in parts for s, r in part if r["k"] == kind and s != "job"]
 
-    def _job_records(self) -> list[Record]:
-        return list(lines_of(self.path / "job.jsonl"))
-
     def _end(self) -> Record | None:
-        return next((record for record in self._job_records() if record.keys() >= {"status", "reason"}), None)
+        return next((r for r in lines_of(self.path / "job.jsonl") if r.keys() >= {"status", "reason"}), None)
 
 
 def _frame(rows: list[Any], columns: Sequence[str] | None = None) -> pd.DataFrame:

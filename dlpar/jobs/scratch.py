@@ -75,16 +75,11 @@ def sweep(older_than: float = 60.0) -> None:
     """Remove unlocked folders of jobs whose guardian was killed, made `older_than` seconds ago or more."""
     for folder in (*runtime_folder().glob("job-*"), *runtime_folder().glob("spmd-*")):
         with suppress(OSError):  # gone meanwhile
-            if time.time() - folder.stat().st_mtime > older_than:
-                remove_unlocked(folder)
-
-
-def remove_unlocked(folder: Path) -> None:
-    """Remove a job's private folder, with its memory, unless a guardian holds its lock; `OSError` if it is gone."""
-    if (held := lock(folder / "lock")) is not None:
-        kind, _, name = folder.name.partition("-")
-        Scratch(name).remove() if kind == "job" else shutil.rmtree(folder, ignore_errors=True)
-        os.close(held)
+            old = time.time() - folder.stat().st_mtime > older_than
+            if old and (held := lock(folder / "lock")) is not None:
+                kind, _, name = folder.name.partition("-")
+                Scratch(name).remove() if kind == "job" else shutil.rmtree(folder, ignore_errors=True)
+                os.close(held)
 
 
 def _memory_prefix() -> str:

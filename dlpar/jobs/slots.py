@@ -19,6 +19,7 @@ import os
 import pwd
 import selectors
 import socket
+import struct
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -73,10 +74,9 @@ def ask(path: Path, question: dict[str, Any]) -> dict[str, Any]:
 
 def is_kept(path: Path) -> bool:
     """Return whether a keeper gives out slots there."""
-    try:
+    with suppress(NoSlots):
         return bool(ask(path, {}))
-    except NoSlots:
-        return False
+    return False
 
 
 class Talk(Connection):
@@ -105,9 +105,11 @@ class Talk(Connection):
 
     def __init__(self, path: Path, question: dict[str, Any]) -> None:
         super().__init__()
-        self.settimeout(5.0)
+        # Behind a crowd a blocking call waits its turn; with Python's own timeout it would be refused at once.
+        self.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", 5, 0))
         try:
             self.connect(str(path))
+            self.settimeout(5.0)
             self.say(question)
         except OSError as error:
             self.close()
@@ -136,9 +138,9 @@ class Talk(Connection):
 
 
 class Asker(Connection):
-    """One connection to the keeper: a job that waits or runs, or a question."""
+    """One connection to the keeper, with one question: a job that waits or runs, or a look."""
 
-    LONGEST = 4096
+    LONGEST = 1024
 
     def __init__(self, accepted: socket.socket) -> None:
         super().__init__(accepted)
@@ -147,8 +149,7 @@ class Asker(Connection):
         self.person = str(self.user)
         with suppress(KeyError, TypeError):  # no such account, or a kernel that does not tell
             self.person = pwd.getpwuid(self.user).pw_name
-        self.number, self.told = 0, None
-        self.wants, self.has_begun = 0, False
+        self.number, self.wants, self.told = 0, 0, None
 
 
 class Turn(NamedTuple):
@@ -255,8 +256,7 @@ class Keeper:
                 self._forget(asker)
             else:
                 self.taken |= dict.fromkeys(numbers, Turn(asker.person, asker, time.monotonic()))
-                asker.has_begun, asker.wants = True, 0
-                self.turn_of[asker.person] = next(self.numbers)
+                asker.wants, self.turn_of[asker.person] = 0, next(self.numbers)
             close_files(files)  # they stay locked as long as the job has them
 
     def _turns(self) -> list[tuple[Turn, int]]:
@@ -300,7 +300,10 @@ class Keeper:
     def _hear(self, asker: Asker) -> None:
         try:
             for question in asker.hear():
-                self._answer(asker, question if isinstance(question, dict) else {})
+                if asker.number or not isinstance(question, dict):  # many questions would keep us busy
+                    return self._forget(asker)
+                asker.number = next(self.numbers)
+                self._answer(asker, question)
         except BlockingIOError:
             return
         except Exception:  # it has gone, or sends nonsense: nothing that somebody sends may end the keeper
@@ -308,10 +311,9 @@ class Keeper:
 
     def _answer(self, asker: Asker, question: dict[str, Any]) -> None:
         wants = question.get("slots")
-        if type(wants) is int and not asker.wants and not asker.has_begun:  # a bool is none
+        if type(wants) is int:  # a bool is none
             if wants < 1:
                 return self._say(asker, {"refused": f"slots: got {wants}, allowed is a whole number from 1"})
-            asker.number = next(self.numbers)
             asker.wants = min(wants, self.slots)  # a job of more ranks than there are slots runs alone
             if asker.user == os.getuid():
                 asker.person = str(question.get("as") or asker.person)
@@ -319,19 +321,18 @@ class Keeper:
             self._look()
             state = {"slots": self.slots, "taken": len(self.taken), "waiting": len(self.waiting())}
             if asker.user in self.teachers:  # to others, names are private
-                state["holders"] = self._holders()
+                now = time.monotonic()
+                state["holders"] = [
+                    {"who": turn.person, "slots": slots, "seconds": round(now - turn.since)}
+                    for turn, slots in self._turns()
+                ]
             self._say(asker, {**state, "paused": self.paused})
         elif asker.user in self.teachers:
             self.paused = bool(question["pause"])
             self._say(asker, {"paused": self.paused})
         else:
-            whom = "teachers alone, whom `dlpar slots --teachers` names"
-            self._say(asker, {"refused": f"pause: allowed is this to {whom}"})
-
-    def _holders(self) -> list[dict[str, Any]]:
-        """Return a row for each job that holds slots: ``{who, slots, seconds}``, the longest first."""
-        now = time.monotonic()
-        return [{"who": t.person, "slots": n, "seconds": round(now - t.since)} for t, n in self._turns()]
+            said = "pause: allowed is this to teachers alone, whom `dlpar slots --teachers` names"
+            self._say(asker, {"refused": said})
 
     def _say(self, asker: Asker, words: dict[str, Any]) -> None:
         try:

@@ -25,12 +25,14 @@ def main() -> None:
     try:
         rank_dies, _ = os.pipe()  # with this process, the only one that can write
         answers = ask(sys.argv[1], rank, files=(0, 1, 2, rank_dies)).messages()
-        next(answers)  # it has forked the rank
+        # It has forked the rank; or it was killed before it said so, and the rank itself has ended.
+        status = next(answers)
     except OSError:  # the fork server left this moment, or has no process for us: start cold
         python = [sys.executable, "-m", "dlpar.jobs.rank", *sys.argv[2:]]
         os.execv(python[0], python)
     try:
-        status = next(answers)
+        while not isinstance(status, int):
+            status = next(answers)
     except OSError:  # the fork server is gone, and our rank was killed
         status = -signal.SIGKILL
     if status < 0:

@@ -78,8 +78,7 @@ class Tail:
         for name in sorted(names, key=lambda name: (name == "job.jsonl", len(name), name)):
             source, lines = name.removesuffix(".jsonl"), self._new_lines(name)
             records = [record for line in lines if (record := record_of(line, source)) is not None]
-            if len(records) < len(lines):
-                left_out = len(lines) - len(records)
+            if left_out := len(lines) - len(records):
                 warnings.warn(
                     f"{self.path / name}: lines left out that cannot be read: {left_out}", stacklevel=2
                 )

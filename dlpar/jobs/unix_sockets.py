@@ -25,10 +25,9 @@ def listen(path: Path, mode: int) -> socket.socket:
 
 def user_of(connection: socket.socket) -> int | None:
     """Return the account at the other end of a connection, as the kernel says; None on macOS, which does not."""
-    option = getattr(socket, "SO_PEERCRED", None)
-    if option is None:
+    if not hasattr(socket, "SO_PEERCRED"):
         return None
-    return struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, option, struct.calcsize("3i")))[1]
+    return struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1]
 
 
 def is_ours(connection: socket.socket) -> bool:
@@ -84,7 +83,7 @@ class Connection(socket.socket):
         ValueError
             If a message is not JSON, or is nested too deeply to be read.
         """
-        said, files, _, _ = socket.recv_fds(self, 1 << 16, self.MOST_FILES)
+        said, files, _, _ = socket.recv_fds(self, min(1 << 16, self.LONGEST + 1), self.MOST_FILES)
         self.files += files
         *lines, self._heard = (self._heard + said).split(b"\n")
         if not said or len(self._heard) > self.LONGEST:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import signal
 import subprocess
@@ -100,3 +101,22 @@ def test_an_interrupting_one_interrupts_once():
             signal.raise_signal(signal.SIGTERM)
         signal.raise_signal(signal.SIGINT)
         assert stops.asked == signal.SIGTERM
+
+
+def test_a_complaint_about_a_long_word_is_short(capsys):
+    for words in (["--", "x" * 100_000], ["show", "x" * 100_000], ["runs", "--" + "x" * 100_000]):
+        assert main(words) in (1, 2)
+        said = capsys.readouterr().err
+        assert said.count("\n") == 1 and len(said) < 1100
+
+
+@pytest.mark.timeout(30)
+def test_a_pipe_that_nobody_reads_is_refused(capsys, finished, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for words in (
+        ["sweep", "--steps=2", "--csv"],
+        ["sweep", "--figure"],
+        ["show", finished["run"], "--perfetto"],
+    ):
+        assert main([*words, str(tmp_path / "pipe")]) == 1
+        assert capsys.readouterr().err == f"dlpar {words[0]}: {tmp_path}/pipe: No such device or address\n"

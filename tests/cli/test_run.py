@@ -90,7 +90,7 @@ def test_a_signal_stops_the_job_within_two_seconds(number, status, name, finishe
     assert time.monotonic() - began < 2
     assert left_of(run) == []
     assert (child.returncode, out) == (status, "")
-    assert err == f"dlpar run: stopped by {name}; its records are kept in {run.path}\n"
+    assert err == f"dlpar run: stopped by {name}; its records are in {run.path}\n"
     assert run.status == "stopped"
 
 

@@ -8,6 +8,7 @@ import shlex
 import shutil
 import time
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
@@ -80,7 +81,8 @@ DAMAGES = {
     "text-for-number": (
         "rank-0.jsonl", lambda path: path.write_bytes(path.read_bytes().replace(b'"t":', b'"t":"x","u":'))
     ),
-    "nested": ("experiment.json", lambda path: path.write_bytes(b"[" * 100_000)),
+    **{f"nested-{name}": (name, lambda path: path.write_bytes(b"[" * 100_000))
+       for name in ("experiment.json", "summary.json")},
 }  # fmt: skip
 
 
@@ -115,15 +117,21 @@ def test_a_reader_says_how_many_lines_it_left_out(finished, tmp_path, monkeypatc
     assert after.equals(before)
 
 
-def test_escapes_in_a_log_do_not_reach_the_terminal(finished, capsys, tmp_path, monkeypatch):
+def test_escapes_in_a_log_or_a_name_do_not_reach_the_terminal(finished, capsys, tmp_path, monkeypatch):
     kept = Run(finished["run"]).path
     monkeypatch.setenv("DLPAR_HOME", str(tmp_path))
-    folder = runs_folder() / kept.name
+    folder = runs_folder() / f"{kept.name}\x1b[2J"
     shutil.copytree(kept, folder)
+    with open(folder / "rank-0.jsonl", "ab") as file:
+        file.write(TORN + b"\n")
+    (folder / "summary.json").unlink()
     (folder / "log.txt").write_text("[rank 0] \x1b]0;title\x07\x1b[2J hello\n")
     assert main(["show", folder.name]) == 0
-    said = capsys.readouterr().out
-    assert "\x1b" not in said and "\\x1b[2J hello" in said
+    said = capsys.readouterr()
+    assert "\x1b" not in said.out + said.err and "\\x1b[2J hello" in said.out
+    assert main(["runs"]) == 0 and main(["show", "nothing\x1b"]) == 2
+    said = capsys.readouterr()
+    assert "\x1b" not in said.out + said.err and "\\x1b[2J" in said.out
 
 
 def make_run(name: str, experiment: Experiment, status: str | None) -> Path:
@@ -171,9 +179,20 @@ def test_runs_that_are_lost_or_damaged_are_listed_as_such(capsys, tmp_path, monk
     found = {row["run"]: row["status"] for row in json.loads(capsys.readouterr().out)}
     assert found == {"20260101-3": "unreadable", "20260101-2": "unreadable", "20260101-1": "lost"}
     assert main(["show", "20260101-1"]) == 0
-    assert "was the machine switched off?" in capsys.readouterr().out
+    assert "its launcher was killed, or the machine went down" in capsys.readouterr().out
     assert main(["show", "20260101-2"]) == 2
     assert "which this version cannot read (experiment: not valid JSON" in capsys.readouterr().err
+
+
+def test_a_long_run_without_a_summary_is_shown_at_once(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("DLPAR_HOME", str(tmp_path))
+    folder = make_run("20260101-1", Experiment(), None)
+    with open(folder / "rank-0.jsonl", "wb") as file:
+        file.truncate(200 << 20)
+    (folder / "job.jsonl").write_text('{"k": "launch", "mode": "cold", "pid": 1}\n')
+    with patch.object(Run, "records", side_effect=AssertionError), patch.object(Run, "summary", None):
+        assert main(["show", folder.name]) == 0
+    assert "210 MB, not summed up yet" in capsys.readouterr().out
 
 
 def test_no_runs_yet(capsys, tmp_path, monkeypatch):

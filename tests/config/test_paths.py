@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
@@ -22,9 +23,24 @@ def test_a_name_that_is_taken_is_refused_with_advice(squat, tmp_path):
         path.symlink_to(elsewhere)
     if squat == "link":
         elsewhere.mkdir()
-    with pytest.raises(PermissionError, match="is no folder of its own; remove it, or point DLPAR_HOME or"):
+    with pytest.raises(PermissionError, match="is no folder of its own; point DLPAR_HOME or .* or remove it"):
         private_folder(path)
     assert squat == "link" or not elsewhere.exists()
+
+
+def test_a_folder_that_others_use_is_not_closed_to_them(tmp_path):
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    for path in (shared, Path("/"), Path("/usr")):
+        mode = path.stat().st_mode
+        with pytest.raises(PermissionError, match="no folder of its own|somebody else"):
+            with patch.object(Path, "chmod", side_effect=AssertionError("it is closed")):
+                private_folder(path)
+        assert path.stat().st_mode == mode
+    own = tmp_path / "own"
+    own.mkdir(mode=0o755)
+    assert private_folder(own).stat().st_mode & 0o777 == 0o700
 
 
 @pytest.mark.timeout(20)

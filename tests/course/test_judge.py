@@ -235,3 +235,56 @@ def test_plain_means_over_neighbours_are_found_wrong():
         and verdict.sentence.startswith("With 3 simulated ranks and 1 numbers, on rank 0")
         and verdict.hints
     )
+
+
+# ---- graded -------------------------------------------------------------------------
+
+
+def star(comm, tensor):
+    arriving = torch.empty_like(tensor)
+    for other in range(1, comm.size):
+        if comm.rank == 0:
+            comm.recv(arriving, other)
+            tensor += arriving
+    for other in range(1, comm.size):
+        if comm.rank == 0:
+            comm.send(tensor, other)
+    if comm.rank:
+        comm.send(tensor, 0)
+        comm.recv(tensor, 0)
+
+
+def test_who_sends_less_than_any_exchange_needs_is_told_so():
+    from_the_inputs = lambda comm, tensor: tensor.mul_(comm.size * (comm.size + 1) / 2 / (comm.rank + 1))
+    sums = dict(expected=SUM["expected"], workers=[3], at_least="star")
+    verdict = check_on_ranks(from_the_inputs, **sums)
+    assert "the result is right, but the ranks send 0 messages and 0 bytes together; no exchange takes less than 4 " \
+        "and 16." in verdict.sentence  # fmt: skip
+    assert check_on_ranks(star, **sums)
+    verdict = check_on_ranks(lambda comm, tensor: comm.allreduce(tensor), **sums)
+    assert "the library moved the data, and does not say how much: use send and recv." in verdict.sentence
+
+
+def test_graded_inputs_are_random_and_differ_by_ranks_number_of_ranks_and_trial(monkeypatch):
+    def drawn(seed):
+        monkeypatch.setattr(judge, "_seed", seed)
+        return [tuple(judge._input(ranks, rank, 7).tolist()) for ranks in (2, 3) for rank in range(ranks)]
+
+    assert drawn(None) == drawn(None) and len(set(drawn(None))) == 3
+    once = drawn(1)
+    assert once == drawn(1) and len({*once, *drawn(2)}) == 10
+
+
+def test_no_input_of_a_graded_exercise_is_that_of_a_try(monkeypatch):
+    from dlpar.course.exercises import formulas, layers, zero
+
+    def inputs():
+        yield from (judge._input(2, 1, 4), zero._gradient(2, 1, 0), *layers._problem(2))
+
+    tried = list(inputs())
+    monkeypatch.setattr(judge, "_seed", 5)
+    assert not any(torch.equal(one, other) for one, other in zip(tried, inputs(), strict=True))
+    monkeypatch.setattr(judge, "spmd", lambda program, asked, **_: [[1.0] * len(asked)])
+    rings, grids = formulas._rings.__wrapped__(), formulas._grids.__wrapped__()
+    assert len(grids) == len(formulas.GRIDS) + 1
+    assert [given["n"] for given, _ in rings] != [n for *_, n in formulas.RINGS]

@@ -6,6 +6,7 @@ import sys
 
 import cloudpickle
 import pytest
+import torch
 
 import dlpar
 from dlpar.course.races import in_turns, race, sum_of_changes
@@ -61,6 +62,11 @@ def test_a_dense_update_and_an_uncounted_conflict_are_found_and_named():
         sparse_update(weights, change, stamps, seen, stamp)
         return 0
 
+    def ignores_seen(weights, change, stamps, seen, stamp):
+        return sparse_update(weights, change, stamps, torch.zeros_like(seen), stamp)
+
+    verdict = check_on_ranks(in_turns(ignores_seen), expected=sum_of_changes)
+    assert "returned 1 conflicts, expected 0: the stamps were [3], seen were [3]" in verdict.sentence
     verdict = check_on_ranks(in_turns(dense_update), expected=sum_of_changes, hints=HINTS)
     assert "stamps[1] is 1, expected 0: change[1] is zero" in verdict.sentence and verdict.hints == HINTS[:1]
     verdict = check_on_ranks(in_turns(without_count), expected=sum_of_changes, hints=HINTS)

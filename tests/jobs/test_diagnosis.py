@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
 
 import pytest
 
@@ -22,16 +24,40 @@ def test_output_is_marked_by_rank_whoever_marked_it():
 
 @pytest.mark.parametrize("world", ["real", "simulated"])
 def test_a_rank_that_leaves_with_status_0_has_not_done_its_work(world):
-    who = "rank 1" if world == "real" else "a rank"  # in a simulation they are one process
-    with pytest.raises(dlpar.JobFailed, match=f"^{who} ended its process before its work was done"):
+    with pytest.raises(dlpar.JobFailed, match="^rank 1.* ended its process before its work was done"):
         dlpar.spmd(lambda comm: comm.rank == 1 and os._exit(0), workers=2, world=world)
 
 
-def test_a_rank_that_leaves_a_simulation_with_another_status_is_told_without_words_of_mpiexec():
-    with pytest.raises(
-        dlpar.JobFailed, match="^a rank ended the process of all ranks with status 3: it said nothing"
-    ):
-        dlpar.spmd(lambda comm: comm.rank == 1 and os._exit(3), workers=2, world="simulated")
+@pytest.mark.parametrize(
+    ("end", "told"),
+    [
+        (lambda: os._exit(3), "ended with status 3: it said nothing"),
+        (lambda: os.kill(os.getpid(), signal.SIGKILL), "was killed by SIGKILL"),
+        (lambda: ctypes.string_at(0), "was killed by SIGSEGV"),
+    ],
+    ids=["exit", "kill", "crash"],
+)
+def test_a_rank_that_ends_the_process_of_all_ranks_of_a_simulation_is_named(end, told):
+    with pytest.raises(dlpar.JobFailed, match=rf"^rank 2 \(in the process of all ranks\) {told}"):
+        dlpar.spmd(lambda comm: comm.rank == 2 and end(), workers=4, world="simulated")
+
+
+def test_where_messages_carry_sizes_only_the_process_of_all_ranks_is_named():
+    with pytest.raises(dlpar.JobFailed, match="^the process of all ranks ended with status 3"):
+        dlpar.spmd(lambda comm: os._exit(3), workers=2, world="simulated", messages="sizes")
+
+
+def test_the_one_worker_behind_all_others_is_the_likely_culprit_of_those_that_are_silent(tmp_path):
+    for rank, role, steps in ((0, "worker", 3), (1, "worker", 1), (2, "server", 0)):
+        lines = [f'{{"k": "rank", "rank": {rank}, "role": "{role}"}}']
+        lines += [f'{{"k": "step", "step": {step}}}' for step in range(steps)]
+        (tmp_path / f"rank-{rank}.jsonl").write_text("\n".join(lines) + "\n")
+    files = diagnosis.rank_files(tmp_path)
+    assert diagnosis.likely_culprit(files, [0, 1, 2]) == diagnosis.likely_culprit(files, [1]) == 1
+    assert diagnosis.likely_culprit(files, [0, 2]) is diagnosis.likely_culprit(files, [2]) is None
+    with open(tmp_path / "rank-1.jsonl", "a") as file:
+        file.write('{"k": "end"}\n')
+    assert diagnosis.likely_culprit(files, [1, 2]) is None
 
 
 def test_a_killed_server_is_told_to_be_one(tmp_path):

@@ -22,6 +22,13 @@ from dlpar.jobs import fork_server
 pytestmark = pytest.mark.slow
 
 
+def run_stub(path: Path) -> subprocess.CompletedProcess[str]:
+    """Run a stub whose fork server listens at `path`, to its end."""
+    stub = Path(fork_server.__file__).with_name("stub.py")
+    command = [sys.executable, "-S", "-E", str(stub), str(path), "no folder", "1"]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
 def test_a_fork_server_leaves_when_nobody_comes_the_code_changes_or_it_cannot_be_found_any_more(monkeypatch):
     folder = private_folder(runtime_folder() / "own")
     monkeypatch.setenv("DLPAR_RUNTIME", str(folder))
@@ -86,18 +93,28 @@ def test_a_rank_that_is_slow_to_ask_keeps_nobody_waiting_and_starts_cold_if_the_
     listener.bind(str(path))
     listener.listen()
     threading.Thread(target=lambda: listener.accept()[0].close(), daemon=True).start()
-    command = [
-        sys.executable,
-        "-S",
-        "-E",
-        str(Path(fork_server.__file__).with_name("stub.py")),
-        str(path),
-        "no folder",
-        "1",
-    ]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    ended = run_stub(path)
     assert "dlpar/jobs/rank.py" in ended.stderr, "the rank started, in a process of its own"
     listener.close()
+
+
+def test_a_rank_finds_the_library_of_graphs_imported_which_would_take_it_a_second():
+    found = dlpar.spmd(lambda comm: {"networkx", "numpy.random"} <= sys.modules.keys(), workers=2)
+    assert found == [True, True]
+
+
+def test_a_stub_ends_as_its_rank_whose_fork_server_was_killed_before_it_had_answered(tmp_path):
+    def answer(listener: socket.socket) -> None:
+        connection = listener.accept()[0]
+        connection.recv(1 << 16)
+        connection.sendall(b"7\n")  # the rank's own word
+        connection.close()
+
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "sock"))
+        listener.listen()
+        threading.Thread(target=answer, args=[listener], daemon=True).start()
+        assert run_stub(tmp_path / "sock").returncode == 7
 
 
 @pytest.mark.timed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,7 +19,9 @@ from jupyter_client.manager import KernelManager
 import dlpar
 from dlpar import Experiment, Run
 from dlpar.config.paths import runtime_folder
+from dlpar.jobs import guard
 from dlpar.jobs.processes import parent_of
+from dlpar.jobs.record import Recorder
 from dlpar.jobs.scratch import _memory_prefix
 
 pytestmark = [pytest.mark.slow, pytest.mark.timed]
@@ -191,9 +194,8 @@ def test_sigkill_to_the_launcher_and_to_mpiexec_leave_no_rank(bystander):
     ranks = pids_of(job.run)
     guardian = json.loads((job.run.path / "job.jsonl").read_text().splitlines()[0])["pid"]
     os.kill(guardian, signal.SIGKILL)
-    eventually(lambda: not any(parent_of(pid) for pid in ranks), WITHIN, "ranks die with their launcher")
-    assert job.run.status == "lost" and "its launcher was killed" in job.run.reason
-    eventually(lambda: leftovers() <= before, WITHIN, "the fork server sweeps up after it")
+    assert_nothing_left(job.run, ranks, before, time.monotonic())
+    assert job.run.status == "failed" and job.run.reason == "its launcher was killed by SIGKILL"
 
     before = leftovers()
     job = running_job()
@@ -218,6 +220,16 @@ def test_a_killed_fork_server_disturbs_no_job_and_later_ones_find_another():
     os.kill(victim, signal.SIGKILL)
     assert_nothing_left(other.run, others, before, time.monotonic())
     assert "was killed by SIGKILL" in other.run.reason
+
+
+def test_a_stopped_mpiexec_is_named_and_not_the_ranks_that_wait_for_it():
+    job = running_job(
+        workers=2, steps=100, delays={"kind": "constant", "delay_ms": 10}, cluster={"timeout": 2}
+    )
+    mpiexec = [p for p in psutil.Process(job._guardian.pid).children(recursive=True) if "prte" in p.name()]
+    mpiexec[0].suspend()
+    with pytest.raises(dlpar.JobFailed, match="^mpiexec is stopped: process .* has not run for 2 s$"):
+        job.wait(20)
 
 
 @pytest.mark.parametrize(
@@ -263,6 +275,70 @@ def test_processes_that_a_rank_starts_end_with_it(warm, monkeypatch):
     with pytest.raises(dlpar.JobFailed, match="was killed by SIGKILL"):
         dlpar.spmd(fails, workers=2, timeout=30)
     eventually(lambda: not sleepers() and leftovers() <= before, WITHIN, "nothing is left")
+
+
+def test_the_launcher_of_a_cold_start_leaves_nothing_either_when_it_is_killed(monkeypatch):
+    monkeypatch.setenv("DLPAR_WARM_IDLE", "0")
+    before, job = leftovers(), running_job(workers=2)
+    ranks = pids_of(job.run)
+    os.kill(json.loads((job.run.path / "job.jsonl").read_text().splitlines()[0])["pid"], signal.SIGKILL)
+    assert_nothing_left(job.run, ranks, before, time.monotonic())
+    assert job.run.reason == "its launcher was killed by SIGKILL"
+
+
+def test_a_launcher_that_may_not_be_waited_for_ends_the_job_too(bystander):
+    """The process that would clean up after the guardian is killed itself."""
+    before, job = leftovers(), running_job()
+    ranks, since = pids_of(job.run), time.monotonic()
+    os.kill(job._guardian.pid, signal.SIGKILL)
+    assert_nothing_left(job.run, ranks, before, since)
+    assert job.run.reason == "the launcher got SIGTERM, so it was stopped"
+
+
+def test_a_job_whose_run_folder_is_removed_ends_and_says_so():
+    before, job = leftovers(), running_job()
+    ranks = pids_of(job.run)
+    shutil.rmtree(job.folder)
+    since = time.monotonic()
+    with pytest.raises(dlpar.JobFailed, match="^the run folder was removed while the job ran$"):
+        job.wait(10)
+    assert time.monotonic() - since < WITHIN and not any(parent_of(pid) for pid in ranks)
+    assert leftovers() <= before
+
+
+def test_a_worker_that_hangs_is_named_even_while_the_others_go_on(tmp_path, monkeypatch):
+    (tmp_path / "hanging.py").write_text(
+        "from dlpar.jobs.record import Recorder\n"
+        "step = Recorder.step\n"
+        "def hanging(record, number, **facts):\n"
+        "    step(record, number, **facts)\n"
+        "    while record.comm.rank == 2 and number == 5: pass\n"
+        "Recorder.step = hanging\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("DLPAR_PLUGINS", "hanging")
+    monkeypatch.setattr("dlpar.jobs.record.Recorder.step", Recorder.step)  # the plug-in changes it here, too
+    sync = {"scheme": "ps", "consistency": "asp"}
+    job = dlpar.launch(Experiment(workers=4, sync=sync, cluster={"timeout": 2}, **LONG))
+    with pytest.raises(dlpar.JobFailed, match="no progress of rank 2 for 2 s: .*; rank 2 is in hanging"):
+        job.wait(30)
+
+
+def test_a_rank_that_does_not_start_is_named(tmp_path, monkeypatch):
+    facts = {"folder": str(tmp_path), "launched": time.time(), "ranks": 3, "timeout": 0.1}
+    with subprocess.Popen(["sleep", "600"]) as mpiexec:
+        guardian = guard.Guardian(facts)
+        guardian.mpiexec = mpiexec
+        (tmp_path / "rank-0.jsonl").write_text(
+            '{"k": "rank", "rank": 0, "host": "another", "role": "worker"}\n'
+        )
+        guardian._watch_progress()
+        assert guardian.outcome is None
+        guardian.moved_at -= guard.START + 1
+        guardian._watch_progress()
+        mpiexec.kill()
+    assert guardian.outcome.reason.startswith("only 1 of 3 ranks started (missing: 1, 2) for 120 s: rank 0 ")
 
 
 OWNER = """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import time
 from pathlib import Path
 
@@ -122,6 +123,22 @@ def test_cuda_is_refused_before_anything_starts():
         dlpar.launch(Experiment(cluster={"device": "cuda"}))
     with pytest.raises(BadExperiment, match="cluster.carrier: got 'nccl', allowed here is auto, mpi or gloo"):
         dlpar.launch(Experiment(cluster={"carrier": "nccl"}))
+
+
+@pytest.mark.parametrize(
+    ("limit", "least", "sentence"),
+    [
+        (resource.RLIMIT_NOFILE, 24, "ulimit -n: got 24, allowed is at least 80"),
+        (resource.RLIMIT_FSIZE, 1 << 14, "ulimit -f: got 16,384, allowed is at least 67,108,864"),
+    ],
+)
+def test_limits_under_which_no_job_can_run_are_refused_before_anything_starts(
+    limit, least, sentence, monkeypatch
+):
+    original = resource.getrlimit
+    monkeypatch.setattr(resource, "getrlimit", lambda name: (least, -1) if name == limit else original(name))
+    with pytest.raises(BadExperiment, match=f"^{sentence}$"):
+        dlpar.spmd(lambda comm: None, workers=2)
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
+import psutil
 import pytest
+from conftest import eventually
 
 import dlpar
 from dlpar import Experiment
@@ -105,3 +110,54 @@ def test_an_mpiexec_that_starts_nothing_is_caught(tmp_path, monkeypatch):
                 start()
     finally:
         mpiexec.find_starter.cache_clear()
+
+
+LISTENER = """
+import socket, sys
+four, six = socket.create_server(("", 0)), socket.create_server(("::", 0), family=socket.AF_INET6)
+print(four.getsockname()[1], flush=True)
+sys.stdin.read()
+"""
+
+
+def test_nobody_else_s_machine_reaches_a_socket_that_is_kept_to_loopback():
+    addresses = [a.address for of in psutil.net_if_addrs().values() for a in of if a.family == socket.AF_INET]
+    own = next((address for address in addresses if not address.startswith("127.")), None)
+    if own is None or sys.platform != "linux":
+        pytest.skip("there is no network to keep out")
+    with subprocess.Popen(
+        [sys.executable, "-c", LISTENER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as listener:
+        port = int(listener.stdout.readline())
+        socket.create_connection((own, port), 5).close()
+        for _ in range(2):  # a second time changes nothing
+            mpiexec.keep_to_loopback(listener.pid)
+        socket.create_connection(("127.0.0.1", port), 5).close()
+        with pytest.raises(OSError):
+            socket.create_connection((own, port), 5)
+        listener.stdin.close()
+
+
+@pytest.mark.parametrize("carrier", ["mpi", "gloo"])
+def test_a_job_on_one_machine_listens_to_that_machine_alone(carrier):
+    """No packet from elsewhere reaches a socket that is bound to the loopback device or address."""
+    delays = {"kind": "constant", "delay_ms": 20}
+    job = dlpar.launch(Experiment(workers=2, steps=10_000, delays=delays, cluster={"carrier": carrier}))
+    eventually(lambda: len(job.run.steps) > 4, 30, "it runs")
+    launcher = psutil.Process(job._guardian.pid)
+    ours = [p for p in launcher.children(recursive=True) if "prte" in p.name() or "mpiexec" in p.name()]
+    ours += [psutil.Process(pid) for pid in job.run.ranks["pid"]]
+    heard = [c.laddr for p in ours for c in p.net_connections("inet") if c.status == psutil.CONN_LISTEN]
+    everywhere = [address for address in heard if address.ip in ("0.0.0.0", "::")]
+    own = [a.address for of in psutil.net_if_addrs().values() for a in of if a.family == socket.AF_INET]
+    reached = []
+    for port in {address.port for address in everywhere}:
+        for address in own:
+            try:
+                socket.create_connection((address, port), 5).close()
+            except OSError:
+                continue
+            reached.append((address, port))
+    job.stop()
+    assert heard and all(address.startswith("127.") for address, _ in reached)
+    assert all(address.ip in ("0.0.0.0", "::", "127.0.0.1", "::1") for address in heard)

@@ -1,7 +1,10 @@
-"""Spans of a rank: by its own clock, and by that of its GPU."""
+"""Spans of a rank, by its own clock and by that of its GPU; a file of records on a full disk."""
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -55,3 +58,24 @@ def test_spans_have_the_times_of_the_ranks_clock_and_empty_ones_are_not_written(
     assert source == "rank-0" and step["t"] == 4.0
     assert step["spans"] == [["forward", 1.0, 2.0], ["communicate", 2.0, 3.5]]
     assert (step["compute"], step["comm"], step["wait"]) == (1.0, 1.0, 0.5)
+
+
+FULL = """
+import resource, sys
+from dlpar.jobs.record import RankFile
+resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
+file = RankFile(sys.argv[1])
+try:
+    while True:
+        file.add({"k": "step", "step": 7, "text": "x" * 300})
+except OSError as error:
+    print(error)
+    file.add({"k": "error"})
+"""
+
+
+def test_a_file_that_can_grow_no_more_ends_with_a_whole_line_and_has_room_for_the_error(tmp_path):
+    path = tmp_path / "rank-0.jsonl"
+    done = subprocess.run([sys.executable, "-c", FULL, str(path)], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "No space left on device, or the limit of `ulimit -f` is reached\n", done.stderr
+    assert [json.loads(line)["k"] for line in path.read_text().splitlines()][-2:] == ["step", "error"]

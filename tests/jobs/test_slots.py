@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from dlpar.jobs import slots
 from dlpar.jobs.launch import JobFailed
 from dlpar.jobs.processes import descendants, kill
 from dlpar.jobs.slots import MOST, Keeper, NoSlots, Talk, ask, is_kept, usual_slots
+from dlpar.jobs.unix_sockets import listen
 
 LONG = Experiment(workers=2, steps=1_000_000, evaluate_every=10_000_000)
 
@@ -207,6 +209,37 @@ def test_no_line_that_is_sent_ends_the_keeper(keep, line):
         attacker.connect(str(keeper.path))
         attacker.sendall(line + b"\n")
         assert begins(asked(keeper, 2))
+
+
+def test_a_connection_has_one_question_so_that_nobody_keeps_the_keeper_busy(keep):
+    keeper = keep(2)
+    with socket.socket(socket.AF_UNIX) as attacker:
+        attacker.settimeout(10)
+        attacker.connect(str(keeper.path))
+        attacker.sendall(b"{}\n" * 2000)
+        heard = b""
+        with suppress(ConnectionResetError):
+            while more := attacker.recv(4096):
+                heard += more
+    assert heard.count(b"\n") == 1
+    assert state(keeper)["slots"] == 2
+
+
+def test_who_asks_behind_a_crowd_waits_for_his_turn(tmp_path):
+    path, crowd = tmp_path / "slots", []
+    with listen(path, 0o600) as listener, ThreadPoolExecutor(1) as apart:
+        with suppress(BlockingIOError):
+            while True:
+                crowd.append(socket.socket(socket.AF_UNIX))
+                crowd[-1].setblocking(False)
+                crowd[-1].connect(str(path))
+        late = apart.submit(Talk, path, {})
+        assert not wait([late], 0.2).done, "the queue of connections is full"
+        # As many as were let in, since the last of the crowd was not; and then the late one.
+        taken = [listener.accept()[0] for _ in crowd]
+        late.result(5).close()
+    for one in (*crowd, *taken):
+        one.close()
 
 
 def test_a_lack_of_descriptors_does_not_end_the_keeper(keep, monkeypatch):

@@ -1,7 +1,9 @@
-"""A box for judging one answer: an account of its own, no network, a read-only file system, and limits.
+"""A box for judging one answer: Python and nothing else, an account of its own, no network, and limits.
 
-It needs Linux and root, for namespaces of processes, network, mounts and shared memory.  When the judge ends, or its
-time is over, the kernel ends every process in the box, whatever signals it ignores.
+It needs Linux and root, for namespaces of processes, network, mounts and shared memory.  Its files are a few folders
+of this machine, read-only: those of Python, of the system's libraries and of dlpar.  There are no labs, no submissions
+and no homes.  When the judge ends, or its time is over, the kernel ends every process in the box, whatever signals it
+ignores.
 """
 
 from __future__ import annotations
@@ -22,10 +24,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory, TemporaryFile
 from typing import Any
 
-from dlpar.course.judge import SIMULATED_ONLY
+from dlpar.classroom.grading import GROUP, LENT, OWN, PACKAGE, USER
+from dlpar.course.judge import GRADED
 from dlpar.jobs.processes import adopt_orphans, descendants, kill, resident, wait_gone
 
-NEEDED = ("unshare", "setpriv", "prlimit", "mount")
+NEEDED = ("unshare", "setpriv", "prlimit", "mount", "chroot")
 START = 120.0
 """Seconds a judge may take to start on a busy machine; none of the student's code runs before."""
 
@@ -41,22 +44,25 @@ FILE_SIZE = 2**28
 LONGEST = 100_000
 """Bytes of a judge's lines."""
 
-JUDGE = "from dlpar.classroom.grading.judge import main; main()"
-
-LOOPBACK = (  # SIOCSIFFLAGS: up and running
-    "import fcntl, socket, struct; fcntl.ioctl(socket.socket(), 0x8914, struct.pack('16sH14x', b'lo', 0x41))"
-)
-"""Enables the only network of the box, its loopback: mpiexec needs one, even for a single process."""
+JUDGE = """
+from dlpar.classroom.grading.cells import open_nursery
+nursery = open_nursery()
+from dlpar.classroom.grading.judge import main
+main(nursery)
+"""
+"""The nursery forks from a process that knows little: not even the checks are imported."""
 
 SHUT_IN = """
-own="size=256m,mode=700,uid=$BOX_USER,gid=$BOX_GROUP"
-mount -t tmpfs -o "$own" box "$HOME" && mkdir "$HOME/kept" && {opened} && rmdir "$HOME/kept" || exit 1
-while read -r _ where _ how _; do
-  case $how in rw*) [ "$where" = "$HOME" ] || mount -o remount,bind,ro "$where" 2>/dev/null;; esac
-done </proc/self/mounts
-mount -t tmpfs -o "$own" box /dev/shm && cd "$HOME" && "$PYTHON" -I -S -c "$LOOPBACK" || exit 1
-exec setpriv --reuid "$BOX_USER" --regid "$BOX_GROUP" --clear-groups --no-new-privs --inh-caps=-all \\
-  --bounding-set=-all "$@"
+set -e
+mount -t tmpfs -o size=1m,mode=755 box "$HOME" && cd "$HOME"
+for place in {places}; do
+  mkdir -p ".$place" && mount --bind "$place" ".$place" && mount -o remount,bind,ro ".$place"
+done
+mkdir dev proc ".$OWN" && mount -t proc proc proc
+mount -t tmpfs -o "size=256m,mode=700,uid=$BOX_USER,gid=$BOX_GROUP" box ".$OWN"
+for device in null urandom; do touch dev/$device && mount --bind /dev/$device dev/$device; done
+mount -o remount,ro box .
+HOME=$OWN exec chroot . "$@"
 """
 
 
@@ -96,7 +102,7 @@ class Box:
         Parameters
         ----------
         trial : dict
-            ``given``, ``answer``, ``names`` and ``check``, from :func:`dlpar.classroom.grading.grade.trial`.
+            ``given``, ``lent``, ``answer``, ``names`` and ``check``, from :func:`dlpar.classroom.grading.grade.trial`.
 
         Returns
         -------
@@ -131,7 +137,12 @@ class Box:
         """Refuse to go on if the box has a hole."""
         if self.account is None:
             return
-        wanted = {"account": pwd.getpwnam(self.account).pw_uid, "networks": ["lo"], "writable": ["/dev/shm"]}
+        wanted = {
+            "account": pwd.getpwnam(self.account).pw_uid,
+            "networks": ["lo"],
+            "writable": [],
+            "visible": [],
+        }
         wrong = [f"{name} {ready.get(name)}" for name, value in wanted.items() if ready.get(name) != value]
         if wrong:
             found = ", ".join(wrong)
@@ -143,23 +154,20 @@ class Box:
         judge = [sys.executable, "-P", "-c", JUDGE]
         if self.account is None:
             return [*limited, *judge]
-        apart = ["--mount", "--pid", "--net", "--ipc", "--fork", "--kill-child", "--mount-proc"]
-        script = SHUT_IN.replace("{opened}", _opened())
+        apart = ["--mount", "--pid", "--net", "--ipc", "--fork", "--kill-child"]
+        script = SHUT_IN.replace("{places}", shlex.join(_places()))
         shut_in = ["setpriv", "--pdeathsig=KILL", "unshare", *apart, "sh", "-c", script, "sh"]
         return [*shut_in, *limited, f"--nproc={PROCESSES}", *judge]
 
     def environment(self, home: str) -> dict[str, str]:
         """Return a judge's environment, with nothing of the account that grades."""
-        own = {"HOME": home, "TMPDIR": home, "DLPAR_HOME": f"{home}/h", "DLPAR_RUNTIME": f"{home}/r"}
-        own["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), "/usr/sbin:/usr/bin:/sbin:/bin"])
-        own |= {"LC_ALL": "C.UTF-8", "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
-        own[SIMULATED_ONLY] = "1"
+        own = {"HOME": home, "PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8", GRADED: "1"}
+        own |= {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
         if path := os.environ.get("PYTHONPATH"):
             own["PYTHONPATH"] = path
         if self.account is not None:
             user = pwd.getpwnam(self.account)
-            own |= {"BOX_USER": str(user.pw_uid), "BOX_GROUP": str(user.pw_gid)}
-            own |= {"LOOPBACK": LOOPBACK, "PYTHON": sys.executable}
+            own |= {USER: str(user.pw_uid), GROUP: str(user.pw_gid), "OWN": OWN}
         return own
 
 
@@ -180,22 +188,12 @@ def _impossible(account: str) -> str | None:
     return "the account must not be root" if user.pw_uid == 0 else None
 
 
-def _opened() -> str:
-    """Return shell commands that make this Python and dlpar readable, in the box alone.
-
-    Root's Python often lies in root's home, which is closed to others.  Such a folder is covered by an empty
-    one that holds only what is needed.
-    """
-    needed = {Path(path).resolve() for path in (sys.base_prefix, sys.prefix, Path(__file__).parents[2])}
-    closed = {folder for path in needed for folder in path.parents if not folder.stat().st_mode & 0o001}
-    commands = ["true"]
-    for folder in sorted(closed):
-        kept = sorted({folder / p.relative_to(folder).parts[0] for p in needed if p.is_relative_to(folder)})
-        spare = [(shlex.quote(str(path)), f'"$HOME/kept/{number}"') for number, path in enumerate(kept)]
-        commands += [f"mkdir {place} && mount --bind {path} {place}" for path, place in spare]
-        commands += [f"mount -t tmpfs -o mode=755 box {shlex.quote(str(folder))}"]
-        commands += [f"mkdir {path} && mount --move {place} {path} && rmdir {place}" for path, place in spare]
-    return " && ".join(commands)
+def _places() -> list[str]:
+    """Return the folders that Python needs, in the order in which to mount them."""
+    python = (sys.base_prefix, Path(sys.executable).resolve().parents[1], "/usr", "/usr/local", "/")
+    needed = {Path(prefix, name) for prefix in python for name in ("bin", "lib", "lib64")}
+    needed |= {Path(path) for path in ("/etc", "/sys/devices/system/cpu", sys.prefix, PACKAGE)}
+    return sorted(str(path) for path in needed if path.is_dir())
 
 
 class _Judge:
@@ -208,8 +206,9 @@ class _Judge:
             adopt_orphans()
         self.spared = set(descendants(os.getpid()))
         ends = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": said}
+        environment = box.environment(home) | {LENT: trial["lent"]}
         self.process = subprocess.Popen(
-            box.command(), **ends, env=box.environment(home), cwd="/", start_new_session=True
+            box.command(), **ends, env=environment, cwd="/", start_new_session=True
         )
         with suppress(BrokenPipeError), self.process.stdin as end:
             end.write(json.dumps(trial).encode())  # a judge that did not start says why on stderr

@@ -139,12 +139,16 @@ def trial(blank: NotebookNode, answer: str) -> dict[str, Any]:
     Returns
     -------
     dict
-        ``given``, ``answer``, ``names`` and ``check``.
+        ``given``: what runs before the check; ``lent``: what runs before the answer, given code and imports that are
+        not of dlpar, or that the exercise's own cells make; ``answer``, ``names`` and ``check``.
     """
-    given = "\n\n".join(cell.source for cell in blank.cells if role(cell) == "given")
+    imports, *given = [cell.source for cell in blank.cells if role(cell) == "given"]
     asked = ast.parse(part(blank, "answer").source).body
     names = [one.name for one in asked if isinstance(one, ast.FunctionDef)]
-    return {"given": given, "answer": answer, "names": names, "check": part(blank, "check").source}
+    lent = [line for line in imports.splitlines() if not re.match(r"(from|import) dlpar\b", line)]
+    lent += [*given, *(ast.unparse(one) for one in asked if isinstance(one, (ast.Import, ast.ImportFrom)))]
+    check, before = part(blank, "check").source, "\n".join([imports, *given])
+    return {"given": before, "lent": "\n".join(lent), "answer": answer, "names": names, "check": check}
 
 
 def students(where: str) -> list[str]:
@@ -299,11 +303,16 @@ class Course:
         Raises
         ------
         CannotGrade
-            If an exercise has not one answer and one check, or nbgrader fails.
+            If a lab cannot be read, an exercise has not one answer and one check, or nbgrader fails.
         """
         labs = {}
         for master in masters:
-            solved = exercise(nbformat.read(master, 4))
+            try:
+                solved = exercise(nbformat.read(master, 4))
+            except (ValueError, TypeError, AttributeError, SyntaxError, nbformat.ValidationError) as error:
+                raise CannotGrade(
+                    f"{master}: not a lab that can be read ({str(error).splitlines()[0]})"
+                ) from None
             if solved is None:
                 continue
             roles = [role(cell) for cell in solved.cells]

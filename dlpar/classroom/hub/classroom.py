@@ -96,12 +96,11 @@ def classroom(
     ]  # fmt: skip
     user = {} if account is None else {"user": account}
     c.JupyterHub.services.extend([service | user for service in services])
-    c.JupyterHub.load_groups.update({"teachers": {"users": sorted(teachers)}})
     c.JupyterHub.load_roles.extend([
         {"name": "idle-culler", "services": ["idle-culler"],
          "scopes": ["list:users", "read:users:activity", "read:servers", "delete:servers"]},
         {"name": "teacher-page", "services": ["teacher"], "scopes": ["list:users", "read:servers"]},
-        {"name": "teacher", "groups": ["teachers"],
+        {"name": "teacher", "users": sorted(teachers),
          "scopes": ["self", "access:services!service=teacher", "admin-ui", "list:users", "servers"]},
     ])  # fmt: skip
 
@@ -151,9 +150,11 @@ def configure(c: Any, settings: Settings) -> None:
     """Fill JupyterHub's configuration `c`."""
     # JupyterHub ends services by SIGINT, which a shell ignores in what it runs in the background.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    folder = private_folder(Path(settings.folder))
+    folder, earlier = private_folder(Path(settings.folder)), set()
     with closing(sqlite3.connect(folder / "hub.sqlite")) as database:
         database.execute("PRAGMA journal_mode=WAL")  # the hub does nothing else while it waits for a disk
+        with suppress(sqlite3.OperationalError):  # it is new
+            earlier = {name for (name,) in database.execute("SELECT name FROM users")}
     c.JupyterHub.db_url = f"sqlite:///{folder / 'hub.sqlite'}"
     c.JupyterHub.cookie_secret_file = str(folder / "cookie_secret")
     c.JupyterHub.concurrent_spawn_limit = 0  # our spawners queue; JupyterHub's limit would turn students away
@@ -173,7 +174,10 @@ def configure(c: Any, settings: Settings) -> None:
     account, slots = None if settings.accounts == LISTED else "nobody", give_out_slots(c, settings)
     classroom(c, settings.labs, settings.teachers, settings.idle, proxy, page, account, slots)
     everybody = {*settings.users, *settings.teachers}
+    c.Authenticator.allow_existing_users = False  # those of an earlier list
     if settings.accounts == LISTED:
+        c.Authenticator.blocked_users = earlier - everybody  # their tokens, too
+        c.JupyterHub.load_roles.append({"name": "admin", "users": sorted(settings.teachers)})
         c.JupyterHub.authenticator_class = "shared-password"
         login = c.SharedPasswordAuthenticator
         login.allowed_users, login.admin_users = everybody, set(settings.teachers)

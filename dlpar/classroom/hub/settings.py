@@ -78,12 +78,11 @@ class Settings:
     more: str | None = None
 
     def __post_init__(self) -> None:
-        known = f"is one of {LISTED}, {SYSTEM}"
-        _require(self.accounts in (LISTED, SYSTEM), "accounts", repr(self.accounts), known)
+        is_known = self.accounts in (LISTED, SYSTEM)
+        _require(is_known, "accounts", repr(self.accounts), f"is one of {LISTED}, {SYSTEM}")
         _require(Path(self.labs).is_dir(), "labs", repr(self.labs), "is an existing folder of notebooks")
         for flag, file in (("certificate", self.certificate), ("key", self.key), ("config", self.more)):
-            fine = file is None or os.access(file, os.R_OK)
-            _require(fine, flag, repr(file), "is a file that can be read")
+            _require(file is None or os.path.isfile(file), flag, repr(file), "is a file that can be read")
         self._check_login()
         root = self.accounts == LISTED or os.getuid() == 0
         _require(root, "accounts", self.accounts, f"without root is {LISTED}")

@@ -51,8 +51,7 @@ def hand_out(labs: Path, own: Path) -> None:
     """Bring her copy up to date, unless the labs hold solutions; write errors to her server's log."""
     try:
         if is_master(labs):
-            how = "`dlpar release FOLDER` makes what students may have"
-            raise PermissionError(f"{labs} holds solutions; {how}")
+            raise PermissionError(f"{labs} holds solutions; `dlpar release` makes a version without")
         bring(labs, own)
     except OSError as error:  # a full disk must not lock her out of what she has
         print(f"the labs could not be copied to {own}: {error}", file=sys.stderr)

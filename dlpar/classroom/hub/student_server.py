@@ -25,6 +25,7 @@ from dlpar.config.paths import runs_folder, runtime_folder
 from dlpar.jobs.diagnosis import pids_of, still_ranks
 from dlpar.jobs.processes import descendants, resident
 from dlpar.jobs.scratch import is_locked
+from dlpar.jobs.tail import lines_of
 from dlpar.lab import offers
 from dlpar.lab.ledger import shared_answers
 
@@ -116,11 +117,7 @@ def stop(job: str) -> None:
     folder = next((folder for folder in running_folders() if folder.name == job), None)
     if folder is None:
         raise ValueError(f"job: got {job!r}, which is not running")
-    try:
-        with open(folder / "job.jsonl") as records:
-            guardian = json.loads(records.readline())["pid"]  # its first line
-    except (OSError, ValueError, LookupError):
-        guardian = None
+    guardian = next((r["pid"] for r in lines_of(folder / "job.jsonl") if "pid" in r), None)
     if not still_ranks([guardian]):
         raise ValueError(f"job: {job} is only starting; try again in a moment")
     os.kill(guardian, signal.SIGTERM)
@@ -143,8 +140,7 @@ def checked(fields: Any) -> dict[str, Any]:
     except BadExperiment as error:
         return {"refused": str(error)}
     if experiment.sync.scheme == "own":
-        why = "sync.scheme: got 'own', allowed is one of dlpar's: nobody's code is sent to others"
-        return {"refused": why}
+        return {"refused": "sync.scheme: got 'own', allowed is one of dlpar's: no code is sent to others"}
     return {"experiment": json.loads(experiment.to_json())}
 
 
@@ -167,11 +163,10 @@ def running_folders() -> list[Path]:
 
 def running() -> list[dict[str, Any]]:
     """List the running jobs: ``{id, says, ranks}``."""
-    found = []
-    for folder in running_folders():
-        says, _ = _described(folder)
-        found.append({"id": folder.name, "says": says, "ranks": len(still_ranks(pids_of(folder)))})
-    return found
+    return [
+        {"id": folder.name, "says": _described(folder)[0], "ranks": len(still_ranks(pids_of(folder)))}
+        for folder in running_folders()
+    ]
 
 
 def memory() -> int:

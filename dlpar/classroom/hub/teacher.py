@@ -66,13 +66,10 @@ class Students:
         self.headers = {"Authorization": f"token {os.environ['JUPYTERHUB_API_TOKEN']}"}
         self.offer: dict[str, Any] | None = None
         self.answers = Answers()
-        self.rows: dict[
-            str, tuple[float, dict[str, Any]]
-        ] = {}  # by name: when it was reported, and the report
+        # By name: the time of a report and the report; requests.  By a request's id: its student, and the outcome.
+        self.rows: dict[str, tuple[float, dict[str, Any]]] = {}
         self.asked: dict[str, dict[str, dict[str, Any]]] = defaultdict(dict)
-        self.waiting: dict[
-            str, tuple[str, asyncio.Future]
-        ] = {}  # by the request's id: whose answer, and for whom
+        self.waiting: dict[str, tuple[str, asyncio.Future]] = {}
 
     def hear(self, name: str, report: dict[str, Any]) -> dict[str, Any]:
         """Take a report of a student's server; returns the answer to it.
@@ -87,7 +84,7 @@ class Students:
         self.answers.heard(name, report["predictions"])
         for id, outcome in done.items():
             if id in self.waiting and self.waiting[id][0] == name:
-                self.waiting.pop(id)[1].set_result(outcome)
+                self.waiting.pop(id)[1].set_result(dict(outcome))
         wanted = self.offer and self.offer["id"]
         offered = wanted is not None and has == wanted
         self.rows[name] = time.monotonic(), {"jobs": jobs, "memory": memory, "offered": offered}
@@ -165,6 +162,11 @@ class Answers:
             question.pop(student, None)
         for answer in filter(_is_answer, answers or []):
             self._now[answer["key"]][student] = answer
+        for key in [
+            key for key, question in self._now.items() if not question
+        ]:  # else they would fill the memory
+            del self._now[key]
+            self._shown.pop(key, None)
 
     def table(self) -> list[dict[str, Any]]:
         """Return a row for each question: ``{key, question, answers, predicted: [[label, count]…], found}``."""

@@ -4,18 +4,40 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dlpar.config.experiment import Experiment
-from dlpar.course.judge import Verdict, check
+from dlpar.course import judge
+from dlpar.course.judge import Verdict, check, secret
 from dlpar.course.labs.hybrid import CLUSTERS, grid
 from dlpar.course.labs.scaling import sizes_only
-from dlpar.lab.sweep import all_done
 from dlpar.theory.layers import sizes, transformer_exchanges
 from dlpar.worlds.platforms import platform_of, workload
 
+if TYPE_CHECKING:
+    from dlpar.comm import Comm
+
 Case = tuple[dict[str, float], float]
 """Arguments of a formula, and its value."""
+
+
+def _simulated(asked: list[Experiment]) -> list[float]:
+    """Simulate one step of each experiment, all in one job; return its seconds."""
+    return judge.spmd(_each_in_turn, asked, workers=1, world="simulated", timeout=600.0)[0]
+
+
+def _each_in_turn(_: Comm, asked: list[Experiment]) -> list[float]:
+    """Simulate in this process, which has loaded torch; at the end of a step, a rank's time is that of its clock."""
+    from dlpar.jobs.record import Unrecorded
+    from dlpar.train import train
+    from dlpar.worlds.simulated.run import of_experiment, run_program
+
+    def seconds(experiment: Experiment) -> float:
+        program = lambda comm: (train(comm, experiment, Unrecorded(comm)), comm.now())[1]
+        return max(run_program(*of_experiment(experiment), program, patience=600.0))
+
+    return [seconds(experiment) for experiment in asked]
+
 
 # ---- the efficiency of a ring -------------------------------------------------------
 
@@ -59,11 +81,13 @@ def check_efficiency(student: Callable[..., Any] | None, hints: Sequence[str] = 
 
 @cache
 def _rings() -> list[Case]:
-    """Arguments and simulated efficiency of each of `RINGS`, whose nodes hold one device each."""
+    """Arguments and simulated efficiency of each of `RINGS`; if it is graded, with random workers and samples."""
     asked = [sizes_only(charged, name, workers=n, steps=1) for charged, name, n in RINGS]
-    seconds = [outcome.run.curve["seconds"].iloc[-1] for outcome in all_done(asked)]
+    if draw := secret("rings"):
+        sizes = draw.integers((2, 16), (65, 129), (len(asked), 2)).tolist()
+        asked = [each.replace(workers=n, batch=batch) for each, (n, batch) in zip(asked, sizes)]
     given = map(_ring_arguments, asked)
-    return [(each, float(each["compute"] / took)) for each, took in zip(given, seconds)]
+    return [(each, each["compute"] / took) for each, took in zip(given, _simulated(asked))]
 
 
 def _ring_arguments(experiment: Experiment) -> dict[str, float]:
@@ -93,6 +117,9 @@ DEVICE_ALONE: Case = (
 GRIDS = ((4, 2, 1), (1, 1, 4), (2, 2, 2))
 """Data, tensor, pipeline."""
 
+MORE_GRIDS = ((2, 2, 1), (2, 1, 2), (4, 1, 2), (1, 2, 2), (8, 1, 1))
+"""Grids of which a graded answer is tried on one."""
+
 
 def check_grid(student: Callable[..., Any] | None, hints: Sequence[str] = ()) -> Verdict:
     """Compare ``student(data, tensor, pipeline, microbatches, compute, summed, gradient, bandwidth)`` with simulated
@@ -118,10 +145,12 @@ def check_grid(student: Callable[..., Any] | None, hints: Sequence[str] = ()) ->
 
 @cache
 def _grids() -> list[Case]:
-    """Arguments and simulated ms of a step of each of `GRIDS`."""
-    asked = [grid(CLUSTERS["one each"], *axes).replace(model={"depth": 8}) for axes in GRIDS]
-    seconds = [outcome.run.curve["seconds"].iloc[-1] for outcome in all_done(asked)]
-    return [(_grid_arguments(each), 1e3 * float(took)) for each, took in zip(asked, seconds)]
+    """Arguments and simulated ms of a step of each of `GRIDS`; if it is graded, of one more, with a random width."""
+    axes, width = GRIDS, 64
+    if draw := secret("grids"):
+        axes, width = (*GRIDS, MORE_GRIDS[draw.integers(len(MORE_GRIDS))]), 64 + 4 * int(draw.integers(16))
+    asked = [grid(CLUSTERS["one each"], *each).replace(model={"depth": 8, "width": width}) for each in axes]
+    return [(_grid_arguments(each), 1e3 * took) for each, took in zip(asked, _simulated(asked))]
 
 
 def _grid_arguments(experiment: Experiment) -> dict[str, float]:

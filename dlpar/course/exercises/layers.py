@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dlpar.course.judge import Held, Step, Verdict, first_difference, judge_on_ranks
+from dlpar.course.judge import Held, Step, Verdict, first_difference, judge_on_ranks, secret
 from dlpar.theory.counts import closed_form
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def _complain(told: list[list[Held]]) -> str:
 
 def _on_rank(comm: Comm, student: Callable[..., Any]) -> list[Held]:
     """Each part of the answer, with all that was sent; nothing unless the answer has as many parts as it should."""
-    x, up, down, of_y = _problem()
+    x, up, down, of_y = _problem(comm.size)
     own = up.tensor_split(comm.size)[comm.rank].clone(), down.tensor_split(comm.size, 1)[comm.rank].clone()
     comm.traffic.take()
     made = student(comm, x, *own, of_y)
@@ -95,7 +95,7 @@ def _alone(rank: int, ranks: int) -> list[torch.Tensor]:
     """The right answer of a rank, by one process and autograd."""
     import torch
 
-    x, up, down, of_y = _problem()
+    x, up, down, of_y = _problem(ranks)
     for tensor in (x, up, down):
         tensor.requires_grad_()
     y = torch.relu(x @ up.T) @ down.T
@@ -103,11 +103,13 @@ def _alone(rank: int, ranks: int) -> list[torch.Tensor]:
     return [y.detach(), of_x, of_up.tensor_split(ranks)[rank], of_down.tensor_split(ranks, 1)[rank]]
 
 
-def _problem() -> Problem:
-    """The same on every rank, in float64, with every number in its own place."""
-    from torch import arange, float64
+def _problem(ranks: int) -> Problem:
+    """The same on every rank, in float64, with every number in its own place; random if it is graded."""
+    from torch import arange, float64, from_numpy
 
     def waves(rows: int, columns: int, pitch: float) -> torch.Tensor:
+        if draw := secret("layers", ranks, rows, columns):
+            return from_numpy(draw.normal(size=(rows, columns)))
         return (pitch * arange(1, rows * columns + 1, dtype=float64)).sin().view(rows, columns)
 
     return Problem(

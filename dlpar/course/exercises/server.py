@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from dlpar.course.judge import Verdict, difference, judge_on_ranks, listed
+from dlpar.course.judge import Verdict, difference, judge_on_ranks, listed, secret
 
 if TYPE_CHECKING:
     import torch
@@ -104,24 +104,26 @@ def _on_rank(comm: Comm, on_push: OnPush, bounds: Sequence[int]) -> list[tuple[s
     """Serve on rank 0, and push on the others; one bound after the other."""
     found = []
     for bound in bounds:
-        found.append(_push(comm) if comm.rank else _serve(comm, on_push, bound))
+        found.append(_push(comm, bound) if comm.rank else _serve(comm, on_push, bound))
         comm.barrier()  # a fast worker does not push to the next server before the slow one is done
     return found
 
 
-def _push(comm: Comm) -> None:
-    weights = comm.empty(LENGTH)
-    for clock in range(CLOCKS):
-        comm.world.pause(0.008 if comm.rank == comm.size - 1 else 0.002)
-        comm.send(_gradient(comm.rank, clock), 0)
-        comm.recv(weights, 0)
-
-
-def _gradient(worker: int, clock: int) -> torch.Tensor:
-    """A gradient of whole numbers that are easy to follow by eye, different in every push."""
+def _push(comm: Comm, bound: int) -> None:
+    """Push gradients of whole numbers, different in every push; if it is graded, they and the pauses are random."""
     import torch
 
-    return torch.arange(1.0, LENGTH + 1) * worker + clock
+    weights, usual = comm.empty(LENGTH), 0.008 if comm.rank == comm.size - 1 else 0.002
+    for clock in range(CLOCKS):
+        pause, gradient = usual, torch.arange(1.0, LENGTH + 1) * comm.rank + clock
+        if draw := secret("push", bound, comm.rank, clock):
+            pause, gradient = (
+                draw.uniform(0.5, 2) * usual,
+                torch.from_numpy(draw.integers(1, 99, LENGTH)).float(),
+            )
+        comm.world.pause(pause)
+        comm.send(gradient, 0)
+        comm.recv(weights, 0)
 
 
 def _serve(comm: Comm, on_push: OnPush, bound: int) -> tuple[str, int, int]:

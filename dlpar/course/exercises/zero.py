@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dlpar.course.judge import Held, Step, Verdict, first_difference, judge_on_ranks
+from dlpar.course.judge import Held, Step, Verdict, first_difference, judge_on_ranks, secret
 from dlpar.theory.counts import closed_form
 
 if TYPE_CHECKING:
@@ -69,16 +69,18 @@ def _alone(ranks: int) -> list[torch.Tensor]:
 
     weights, velocity, found = torch.zeros(WEIGHTS, dtype=torch.float64), 0.0, []
     for step in range(STEPS):
-        velocity = MOMENTUM * velocity + sum(_gradient(rank, step) for rank in range(ranks))
+        velocity = MOMENTUM * velocity + sum(_gradient(ranks, rank, step) for rank in range(ranks))
         weights = weights - LR * velocity
         found.append(weights)
     return found
 
 
-def _gradient(rank: int, step: int) -> torch.Tensor:
-    """A rank's own gradient, easy to follow by eye: (rank + 1) (step + 1) × [1, 2, 3, …]."""
+def _gradient(ranks: int, rank: int, step: int) -> torch.Tensor:
+    """A rank's own gradient: (rank + 1) (step + 1) × [1, 2, 3, …], or random numbers if it is graded."""
     import torch
 
+    if draw := secret("gradient", ranks, rank, step):
+        return torch.from_numpy(draw.normal(size=WEIGHTS))
     return (rank + 1) * (step + 1) * torch.arange(1.0, WEIGHTS + 1, dtype=torch.float64)
 
 
@@ -90,6 +92,7 @@ def _on_rank(comm: Comm, student: Callable[..., Any]) -> list[Held]:
     velocity, held = torch.zeros_like(chunks[(comm.rank + 1) % comm.size]), []
     comm.traffic.take()
     for step in range(STEPS):
-        student(comm, chunks, _gradient(comm.rank, step).tensor_split(comm.size), velocity, LR, MOMENTUM)
+        gradient = _gradient(comm.size, comm.rank, step).tensor_split(comm.size)
+        student(comm, chunks, gradient, velocity, LR, MOMENTUM)
         held.append((weights.tolist(), comm.traffic.take()))
     return held

@@ -36,13 +36,15 @@ def test_without_root_it_is_refused_and_the_way_out_is_named(monkeypatch: pytest
 @ROOT_ON_LINUX
 def test_a_judge_that_finds_itself_elsewhere_than_in_the_box_grades_nobody() -> None:
     box = Box("nobody")
-    inside = {"account": 65534, "networks": ["lo"], "writable": ["/dev/shm"]}
+    inside = {"account": 65534, "networks": ["lo"], "writable": [], "visible": []}
     with pytest.raises(CannotGrade, match="networks"):
         box._check(inside | {"networks": ["lo", "eth0"]})
     with pytest.raises(CannotGrade, match="account 0"):
         box._check(inside | {"account": 0})
     with pytest.raises(CannotGrade, match="writable"):
-        box._check(inside | {"writable": ["/tmp", "/dev/shm"]})
+        box._check(inside | {"writable": ["/dev/shm"]})
+    with pytest.raises(CannotGrade, match="visible"):
+        box._check(inside | {"visible": ["/proc"]})
 
 
 def test_a_judge_that_does_not_start_is_nobody_s_fault_and_grades_nobody(
@@ -50,7 +52,40 @@ def test_a_judge_that_does_not_start_is_nobody_s_fault_and_grades_nobody(
 ) -> None:
     monkeypatch.setattr(Box, "command", lambda self: [sys.executable, "-c", "raise SystemExit('no torch')"])
     with pytest.raises(CannotGrade, match="the judge did not start: no torch"):
-        Box(None).judge({"given": "", "answer": "", "names": [], "check": ""})
+        Box(None).judge({"given": "", "lent": "", "answer": "", "names": [], "check": ""})
+
+
+LISTS_FILES = """
+import os
+def f():
+    return sorted(os.listdir("/")), [p for p in PLACES if os.path.exists(p)]
+"""
+
+
+@ROOT_ON_LINUX
+def test_a_box_holds_no_labs_no_homes_no_submissions_and_no_dlpar(tmp_path: Path) -> None:
+    checkout = Path(__file__).parents[3]
+    places = [str(checkout / name) for name in ("labs", "tests", ".git", "dlpar/course")]
+    places += [
+        "/tmp/",
+        str(tmp_path),
+        "/home",
+        "/root/.ssh",
+        "/root/.bashrc",
+        "/var",
+        "/proc/self",
+        "/dev/shm",
+    ]
+    check = """
+from dlpar.course.judge import Verdict
+found, seen = f()
+solved = Verdict("solved", f"{sorted(set(found) - {'bin', 'lib', 'lib64', 'etc', 'dev', 'proc', 'usr'})} {seen}")
+"""
+    answer = f"PLACES = {places!r}\n{LISTS_FILES}"
+    trial = {"given": "", "lent": "", "answer": answer, "names": ["f"], "check": check}
+    said = Box("nobody").judge(trial)["said"]
+    tops = {Path(path).parts[1] for path in (sys.prefix, sys.base_prefix, __file__, "/sys", "/judge")}
+    assert said == f"solved: {sorted(tops - {'usr'})} {['/tmp/'] if 'tmp' in tops else []}"
 
 
 FORKS = """
@@ -72,7 +107,7 @@ def test_shared_memory_counts_once_and_whoever_came_of_something_else_is_left_al
     monkeypatch.setattr(Box, "command", lambda self: [sys.executable, "-c", FORKS])
     bystander = subprocess.Popen(["sh", "-c", "sleep 0.3; sleep 60 & wait"], start_new_session=True)
     try:
-        trial = {"given": "", "answer": "", "names": [], "check": ""}
+        trial = {"given": "", "lent": "", "answer": "", "names": [], "check": ""}
         assert Box(None, memory=0.2).judge(trial) == {"solved": True, "said": ""}
         assert bystander.poll() is None
     finally:

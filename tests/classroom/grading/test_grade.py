@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -12,11 +13,12 @@ from pathlib import Path
 import nbformat
 import psutil
 import pytest
+from nbgrader.preprocessors import ClearSolutions
 
 from classroom.grading.handed_in import SMALL, answer_cell, check_cell, hand_in, marks, small_master
 from dlpar.classroom.grading.box import Box, CannotGrade
-from dlpar.classroom.grading.grade import Course, Unreadable, exercise, handed_in, judged, students
-from dlpar.classroom.grading.release import release
+from dlpar.classroom.grading.grade import Course, Unreadable, exercise, handed_in, judged, students, trial
+from dlpar.classroom.grading.release import CLEAR, release
 
 pytestmark = pytest.mark.timeout(300)  # many processes begin with torch: a busy machine takes minutes
 
@@ -46,11 +48,12 @@ def average(comm, gradient):
 CRASHES = "import os\ndef double(x):\n    os._exit(0)\n"
 FORGES = """
 import os
-import dlpar.lab, dlpar.course.judge
-dlpar.lab.check = lambda *_, **__: dlpar.course.judge.Verdict("solved", "all is right")
-dlpar.course.judge.Verdict.__bool__ = lambda self: True
-class lab:
-    check = staticmethod(dlpar.lab.check)
+try:
+    import dlpar.lab, dlpar.course.judge
+    dlpar.lab.check = lambda *_, **__: dlpar.course.judge.Verdict("solved", "all is right")
+    dlpar.course.judge.Verdict.__bool__ = lambda self: True
+except ImportError:    # in a box
+    pass
 class Claim:
     def __reduce__(self):
         return exec, ("from dlpar.lab import verdict; verdict.Verdict = type('Verdict', (), dict(status='solved'))",)
@@ -142,7 +145,9 @@ def test_a_right_answer_earns_its_points_whatever_the_others_do(graded) -> None:
 def test_a_wrong_answer_earns_nothing_and_is_told_why(graded) -> None:
     assert points(graded, "bob", FIRST) == (0, 10)
     said = graded[1]["bob", FIRST]["said"]
-    assert "With 2 simulated ranks and 1 numbers, on rank 0: value 0 is 0.5, expected 1.5" in said
+    assert re.search(
+        r"With 2 simulated ranks and 1 numbers, on rank 0: value 0 is [\d.]+, expected \d{3}", said
+    )
 
 
 @pytest.mark.slow
@@ -176,7 +181,7 @@ def test_forged_cells_points_outputs_checks_and_results_earn_nothing(graded) -> 
 def test_each_student_gets_a_page_with_her_points_and_what_the_check_said(graded) -> None:
     course = graded[0]
     page = (course / "feedback" / "bob" / FIRST / f"{FIRST}.html").read_text()
-    assert "expected 1.5" in page and "Score: 0.0 / 10.0" in page
+    assert "With 2 simulated ranks and 1 numbers" in page and "Score: 0.0 / 10.0" in page
     assert 'src="http' not in page
     assert len(list((course / "feedback").rglob("*.html"))) == 8
     assert os.stat(course).st_mode & 0o777 == 0o700
@@ -273,6 +278,23 @@ def test_an_answer_counts_only_where_it_is_marked_once_and_nothing_else_is_taken
     strange, said = found(lambda nb: answer_cell(nb).update(source={"mine": 1}))
     assert said.startswith("not handed in: no cells") and "mine" not in strange
     assert len(tried) == 1
+
+
+def test_a_master_that_is_no_notebook_is_named_in_a_sentence(tmp_path: Path) -> None:
+    for content in ("{", '{"nbformat": 4, "nbformat_minor": 5, "metadata": {}, "cells": 7}'):
+        (tmp_path / "00.ipynb").write_text(content)
+        with pytest.raises(CannotGrade, match=r"00.ipynb: not a lab that can be read \([^\n]+\)$"):
+            Course(tmp_path / "course").take([tmp_path / "00.ipynb"])
+
+
+def test_an_answer_is_lent_what_its_own_cell_imports_of_dlpar_and_nothing_else_of_it() -> None:
+    lent = {}
+    for lab in ("03_ring_allreduce", "07_data_parallel"):
+        blank, _ = ClearSolutions(**CLEAR).preprocess(exercise(nbformat.read(LABS / f"{lab}.ipynb", 4)), {})
+        lent[lab] = trial(blank, "")["lent"].splitlines()
+        assert "import torch" in lent[lab] and "dlpar.theory" not in " ".join(lent[lab])
+    assert not [line for line in lent["03_ring_allreduce"] if "dlpar" in line]
+    assert "from dlpar.collectives import ring_allgather, ring_reduce_scatter" in lent["07_data_parallel"]
 
 
 def test_a_lab_with_two_checks_is_refused(tmp_path: Path) -> None:

@@ -9,12 +9,16 @@ import ctypes
 import http.client
 import json
 import os
+import random
 import signal
 import socket
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
+
+REPORT = b'{"jobs": [], "memory": %s, "offer": null, "predictions": null, "done": {}}'
 
 
 def refused(attempt: Callable[[], Any]) -> str:
@@ -80,16 +84,28 @@ def attach(pid: int) -> str:
     return f"a debugger's hold of {pid}"
 
 
-def status(url: str, path: str, token: str | None = None, method: str = "GET") -> str:
+def said(path: str, line: bytes) -> str:
+    """What a server says to a line; nothing at all, or the numbers of the keeper, tell nothing."""
+    with socket.socket(socket.AF_UNIX) as end:
+        end.settimeout(5)
+        end.connect(path)
+        end.sendall(line)
+        heard = end.recv(4096)
+    return f"got {heard!r}" if b"refused" not in heard and b"who" in heard else "refused: nothing said"
+
+
+def status(url: str, path: str, token: str | None = None, method: str = "GET", body: bytes = b"{}") -> str:
     """``got 200 …``, or ``refused: 403`` and the like."""
     where = urlsplit(url)
     connection = http.client.HTTPConnection(where.hostname, where.port, timeout=10)
     headers = {"Authorization": f"token {token}"} if token else {}
-    connection.request(method, path, body=b"{}" if method == "POST" else None, headers=headers)
+    connection.request(method, path, body=None if method in ("GET", "DELETE") else body, headers=headers)
     answer = connection.getresponse()
     answer.read()
     to_login = answer.status == 302 and "/hub/" in (answer.getheader("Location") or "")
-    no = answer.status in (401, 403, 404) or to_login  # 404: the hub does not even say who there is
+    no = (
+        answer.status in (400, 401, 403, 404, 413, 503) or to_login
+    )  # 404: it does not say who there is; 503: it hangs up
     return f"refused: {answer.status}" if no else f"got {answer.status}"
 
 
@@ -132,7 +148,33 @@ def attempts(f: dict[str, Any]) -> dict[str, str]:
         "list the hub's users": status(f["url"], "/hub/api/users", mine),
         "stop her server": status(f["url"], f"/hub/api/users/{hers}/server", mine, "DELETE"),
         "change the proxy's routes": status(f["proxy"], "/api/routes"),
+        "make a token of hers": status(f["url"], f"/hub/api/users/{hers}/tokens", mine, "POST"),
+        "list her tokens": status(f["url"], f"/hub/api/users/{hers}/tokens", mine),
+        "say that she was here": status(f["url"], f"/hub/api/users/{hers}/activity", mine, "POST"),
+        "become an administrator": status(f["url"], "/hub/api/users/eve", mine, "POST", b'{"admin": true}'),
+        "join the teachers": status(f["url"], "/hub/api/groups/teachers/users", mine, "POST"),
+        "end the hub": status(f["url"], "/hub/api/shutdown", mine, "POST"),
+        "list the services": status(f["url"], "/hub/api/services", mine),
     }
+    page = {
+        "send an experiment": ("class", b'{"send": {}}'), "pause the class": ("class", b'{"pause": true}'),
+        "report nonsense": ("report", b'{"jobs": 7}'), "report a deep list": ("report", b"[" * 100_000),
+        "report too much": ("report", b" " * (2 << 20)), "report no number": ("report", REPORT % b"NaN"),
+    }  # fmt: skip
+    for what, (name, body) in page.items():
+        ask = partial(status, f["url"], f"/services/teacher/{name}", mine, "POST", body)
+        found[what] = refused(ask).removeprefix("got ")
+    for line in (
+        b"[" * 4000,
+        b"{}\n" * 20_000,
+        b"x" * 5000,
+        b'{"slots": 1e999}\n',
+        b'{"slots": -1}\n',
+        b"null\n",
+    ):
+        found[f"tell the keeper {line[:20]!r} ({len(line)})"] = refused(
+            partial(said, f["slots"], line)
+        ).removeprefix("got ")
     found |= {
         "pause all jobs": told(f["slots"], pause=True),
         "learn who has job slots": told(f["slots"]),
@@ -156,6 +198,42 @@ def attempts(f: dict[str, Any]) -> dict[str, str]:
     return found
 
 
+def junk(number: int, paths: list[str], ports: list[int]) -> dict[str, int]:
+    """Connect so many times, in turns, with a random number of random bytes; returns how many came about."""
+    chance, made = random.Random(0), 0
+    for at in range(number):
+        where = [*paths, *ports][at % len([*paths, *ports])]
+        with socket.socket(socket.AF_UNIX if isinstance(where, str) else socket.AF_INET) as end:
+            end.settimeout(2)
+            try:
+                end.connect(where if isinstance(where, str) else ("127.0.0.1", where))
+                made += 1
+                end.send(chance.randbytes(chance.choice((0, 1, 50, 1000))))
+            except OSError:
+                pass
+    return {"made": made}
+
+
+def held(path: str) -> dict[str, int]:
+    """Take all slots, close the connection, and keep the files until killed."""
+    with socket.socket(socket.AF_UNIX) as end:
+        end.connect(path)
+        end.sendall(b'{"slots": 200}\n')
+        files: list[int] = []
+        while not files:
+            _, files, _, _ = socket.recv_fds(end, 4096, 200)
+    print(json.dumps({"files": len(files)}), flush=True)
+    signal.pause()
+    return {}
+
+
+DEEDS = {
+    "speak": lambda path: {"answer": spoken(path).decode()},
+    "junk": lambda given: junk(*given),
+    "hold": held,
+}
+
 if __name__ == "__main__":
     given = json.loads(sys.argv[1])
-    print(json.dumps({"answer": spoken(given["speak"]).decode()} if "speak" in given else attempts(given)))
+    deed = next((name for name in DEEDS if name in given), None)
+    print(json.dumps(DEEDS[deed](given[deed]) if deed else attempts(given)))

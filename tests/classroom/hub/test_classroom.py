@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import http.cookiejar
 import signal
 import sys
+import urllib.error
+import urllib.parse
+import urllib.request
 from contextlib import suppress
 from pathlib import Path
 
@@ -30,6 +34,50 @@ def test_without_a_limit_students_servers_find_no_keeper(slots, named, tmp_path,
     assert c.JupyterHub.services == []
     classroom(c, str(tmp_path), ["grace"], slots=given)
     assert c.Spawner.environment.get_value({})["DLPAR_SLOTS"] == ""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(no_proxy()), reason=no_proxy())
+def test_who_is_no_longer_on_the_list_is_nobody_and_who_no_longer_teaches_is_a_student(tmp_path, own_folders):
+    (tmp_path / "labs").mkdir()
+    first = Hub(tmp_path, "--users=ada,bob", "--teachers=grace,hal", "--slots=0")
+    try:
+        first.wait_until_up()
+        assert [log_in(first, name) for name in ("ada", "bob", "grace", "eve")] == [200, 200, 200, 403]
+        tokens = {name: first.token_of(name) for name in ("ada", "grace", "hal")}
+    finally:
+        first.stop()
+    later = Hub(tmp_path, "--users=bob,hal", "--teachers=eve", "--slots=0")
+    try:
+        later.wait_until_up()
+        assert [log_in(later, name) for name in ("ada", "bob", "grace", "hal", "eve")] == [
+            403,
+            200,
+            403,
+            200,
+            200,
+        ]
+        page = {name: later.status("/services/teacher/class", token=tokens[name]) for name in tokens}
+        users = {name: later.status("/hub/api/users", token=tokens[name]) for name in tokens}
+        assert {*page.values(), *users.values()} == {403}, (page, users)
+        assert later.status("/services/teacher/class", token=later.token_of("eve")) == 200
+    finally:
+        later.stop()
+
+
+def log_in(hub: Hub, name: str) -> int:
+    """Log in by the form; the status of what comes."""
+    browser = urllib.request.build_opener(
+        urllib.request.HTTPCookieProcessor(jar := http.cookiejar.CookieJar())
+    )
+    browser.open(f"{hub.url}/hub/login", timeout=10).read()
+    xsrf = next(cookie.value for cookie in jar if cookie.name == "_xsrf")
+    fields = {"username": name, "password": hub.password(name), "_xsrf": xsrf}
+    try:
+        form = urllib.parse.urlencode(fields).encode()
+        return browser.open(f"{hub.url}/hub/login?next=/hub/home", form, timeout=20).status
+    except urllib.error.HTTPError as error:
+        return error.code
 
 
 STARTED = {

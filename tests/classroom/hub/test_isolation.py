@@ -14,6 +14,7 @@ import tempfile
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,13 @@ print(json.dumps({"run": str(job.folder), "kernel": os.getpid(), "path": sys.pat
 
 @pytest.fixture(scope="module")
 def scene(own_folders) -> Iterator[dict[str, Any]]:
+    """Two students, for all tests here."""
+    with two_students() as found:
+        yield found
+
+
+@contextmanager
+def two_students() -> Iterator[dict[str, Any]]:
     """A hub with ada, whose job runs, and bob; what bob can know of her, and more."""
     names = [f"dlt{secrets.token_hex(3)}" for _ in range(2)]
     folder = Path(tempfile.mkdtemp(prefix="dlt-hub-"))
@@ -114,21 +122,27 @@ def _proxy_api(hub: Hub) -> str:
     return f"http://127.0.0.1:{words[words.index('--api-port') + 1]}"
 
 
+def bobs(scene: dict[str, Any], **facts: Any) -> list[str]:
+    """The command that has bob try something."""
+    program = [sys.executable, "-P", str(Path(__file__).with_name("attempts.py")), json.dumps(facts)]
+    return two_accounts.become(scene["hub"].process.pid, scene["bob"], *program)
+
+
 def as_bob(scene: dict[str, Any], **facts: Any) -> dict[str, str]:
     """What comes of bob's attempts."""
-    program = [sys.executable, "-P", str(Path(__file__).with_name("attempts.py")), json.dumps(facts)]
-    command = two_accounts.become(scene["hub"].process.pid, scene["bob"], *program)
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd="/tmp")
+    done = subprocess.run(bobs(scene, **facts), capture_output=True, text=True, timeout=300, cwd="/tmp")
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
 
+def known(scene: dict[str, Any]) -> dict[str, Any]:
+    """What bob knows."""
+    hidden = ("hub", "folder", "ada", "bob", "uid", "cell")
+    return {key: value for key, value in scene.items() if key not in hidden}
+
+
 def test_everything_one_student_tries_against_another_is_refused(scene: dict[str, Any]) -> None:
-    facts = {
-        key: value
-        for key, value in scene.items()
-        if key not in ("hub", "folder", "ada", "bob", "uid", "cell")
-    }
+    facts = known(scene)
     kinds = "\n".join(scene["sockets"])
     assert "warm-" in kinds and "referee" in kinds and "kernel-" in kinds, f"a socket is missing: {kinds}"
     assert scene["memory"], "ada's ranks share no memory"

@@ -82,6 +82,9 @@ def test_a_running_job_is_activity_is_listed_and_can_be_stopped() -> None:
         assert (
             found[0]["says"] == "mlp on digits, ring, 2 workers, real" and student_server.memory() > 10 << 20
         )
+        records = job.folder / "job.jsonl"
+        queued = json.dumps({"k": "queued", "at": 0.0, "ahead": 1, "paused": False})
+        records.write_text(f"{queued}\n{records.read_text()}")  # as of a job that has waited for its slots
         student_server.stop(job.folder.name)
         job._wait_ended(5)
         assert job.run.status == "stopped"

@@ -78,6 +78,9 @@ def test_a_request_is_answered_by_the_server_it_was_meant_for_alone(monkeypatch)
             them.hear("ada", told(done={id: report}))
         return await asking
 
+    for nonsense in (5, "stopped", [1]):
+        with pytest.raises((TypeError, ValueError)):  # said to the student's server, not to the teacher
+            run_apart(refused(nonsense))
     with pytest.raises(teacher.HTTPError, match="no such job"):
         run_apart(refused({"refused": "no such job"}))
     monkeypatch.setattr(teacher, "PATIENCE", 0.1)
@@ -172,6 +175,15 @@ def test_what_is_no_answer_does_not_count():
     for n in range(2 * teacher.LOT):
         answers.heard(f"joker{n}", bad)
     assert answers.table() == shown
+
+
+def test_questions_that_nobody_answers_any_more_are_not_kept():
+    answers = teacher.Answers()
+    for n in range(100):
+        for student in range(teacher.LOT):
+            answers.heard(f"student{student}", [answer(1.0, key=f"question {n}")])
+        assert len(answers.table()) == 1
+    assert len(answers._now) == len(answers._shown) == 1
 
 
 def test_numbers_that_hardly_differ_are_one_bar():
