@@ -66,6 +66,8 @@ class RunPage(Page):
         Heading, and the question that runs answer.
     first : str
         Figure in front, by the title of its tab.
+    goal : float
+        Held-out accuracy to which the seconds of runs are compared.
 
     Raises
     ------
@@ -78,18 +80,21 @@ class RunPage(Page):
     _watch: Watch | Replay | None = None
 
     def __init__(
-        self, experiment: Experiment, plots: Sequence[Plot], title: str, question: str, first: str = ""
+        self,
+        experiment: Experiment,
+        plots: Sequence[Plot],
+        title: str,
+        question: str,
+        first: str = "",
+        goal: float = GOAL,
     ) -> None:
         super().__init__()
         self.job: Job | None = None
         self.runs: list[Run] = []
-        self.goal, self._guard_jobs = GOAL, RLock()
+        self._board, self._guard_jobs = Board(plots, goal), RLock()
         self._started, self._has_facts = 0, False
-        self._board, self._shown, self._results = (
-            Board(plots),
-            dict[str, Shown](),
-            dict[str, dict[str, Any]](),
-        )
+        self._shown: dict[str, Shown] = {}
+        self._results: dict[str, dict[str, Any]] = {}
         self._states: dict[str, str] = {}
         self.tell(title=title, question=question, runs=[], columns=[], recordings=None, speeds=[], offer=None)
         self.tell(
@@ -201,7 +206,7 @@ class RunPage(Page):
         key = next(reversed(self._shown))
         self._states[key] = status
         if self._board.steps.done and status != "unwatched":
-            self._results[key] = results(Run(self._status.path), self.goal)
+            self._results[key] = results(Run(self._status.path), self._board.reached)
         last = self._board.steps.last
         self.tell(length=last.seconds if last else 0.0)
         with self._guard_jobs:
@@ -277,7 +282,7 @@ class RunPage(Page):
     def _show_runs(self) -> None:
         """Show the table of runs: what differs, and their ratios."""
         found = {key: self._results[key] for key in self._shown if key in self._results}
-        told = columns(list(found.values()), self.goal)
+        told = columns(list(found.values()), self._board.goal)
         rows = []
         for key, run in self._shown.items():
             own, state = found.get(key), self._states.get(key, "")

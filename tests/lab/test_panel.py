@@ -361,7 +361,7 @@ def test_failed_run_shows_reason_and_tracebacks_by_rank(monkeypatch):
 
 
 def test_a_panel_whose_run_folder_vanishes_can_be_used_again(launched, monkeypatch):
-    def broken(run, goal):
+    def broken(run, reached):
         raise FileNotFoundError("no such folder")
 
     monkeypatch.setattr(module, "results", broken)
