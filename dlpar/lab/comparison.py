@@ -42,8 +42,7 @@ class Comparison(RunPage):
         self._over, self._stopped, self._complaint = Event(), False, ""
         self._over.set()
         plots = [Convergence(X_AXES[x]), Throughput(), Staleness(), Waiting(), Consensus()]
-        super().__init__(experiments[0], plots, "Compare", question)
-        self.goal = goal
+        super().__init__(experiments[0], plots, "Compare", question, goal=goal)
         self.tell(actions=ACTIONS[:2])
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from functools import partial
 from threading import RLock
@@ -27,7 +28,7 @@ from dlpar.lab.labels import has_peers, labels, place_in_queue, same_batches, wi
 from dlpar.lab.offer import Offer
 from dlpar.lab.page import Page, module
 from dlpar.lab.plot import Board, Plot, Shown
-from dlpar.lab.recordings import SPEEDS, Meanwhile, recordings
+from dlpar.lab.recordings import SPEEDS, Meanwhile, recordings, speed_of
 from dlpar.lab.status import Status, columns, in_words, results
 from dlpar.lab.watch import Replay, Watch, between
 from dlpar.theory import buckets, closed_form, sizes
@@ -66,6 +67,8 @@ class RunPage(Page):
         Heading, and the question that runs answer.
     first : str
         Figure in front, by the title of its tab.
+    goal : float
+        Held-out accuracy to which the seconds of runs are compared.
 
     Raises
     ------
@@ -74,22 +77,25 @@ class RunPage(Page):
     """
 
     _esm = module("plotly", "table", "link", "figure", "panel")
-    _busy, _kept = False, KEPT
+    _busy, _kept, _opening = False, KEPT, ""
     _watch: Watch | Replay | None = None
 
     def __init__(
-        self, experiment: Experiment, plots: Sequence[Plot], title: str, question: str, first: str = ""
+        self,
+        experiment: Experiment,
+        plots: Sequence[Plot],
+        title: str,
+        question: str,
+        first: str = "",
+        goal: float = GOAL,
     ) -> None:
         super().__init__()
         self.job: Job | None = None
         self.runs: list[Run] = []
-        self.goal, self._guard_jobs = GOAL, RLock()
+        self._board, self._guard_jobs = Board(plots, goal), RLock()
         self._started, self._has_facts = 0, False
-        self._board, self._shown, self._results = (
-            Board(plots),
-            dict[str, Shown](),
-            dict[str, dict[str, Any]](),
-        )
+        self._shown: dict[str, Shown] = {}
+        self._results: dict[str, dict[str, Any]] = {}
         self._states: dict[str, str] = {}
         self.tell(title=title, question=question, runs=[], columns=[], recordings=None, speeds=[], offer=None)
         self.tell(
@@ -201,7 +207,7 @@ class RunPage(Page):
         key = next(reversed(self._shown))
         self._states[key] = status
         if self._board.steps.done and status != "unwatched":
-            self._results[key] = results(Run(self._status.path), self.goal)
+            self._results[key] = results(Run(self._status.path), self._board.reached)
         last = self._board.steps.last
         self.tell(length=last.seconds if last else 0.0)
         with self._guard_jobs:
@@ -217,7 +223,8 @@ class RunPage(Page):
         """Add a run to the figures, in front of the others."""
         with self._guard:
             for key, other in list(self._shown.items()):
-                if key == run.id or loss_title(other.experiment) != loss_title(experiment):
+                is_other = loss_title(other.experiment) != loss_title(experiment)
+                if is_other or key in (run.id, self._opening):
                     self._forget(key)
             for key in list(self._shown)[: max(0, len(self._shown) - self._kept)]:
                 self._forget(key)
@@ -226,6 +233,7 @@ class RunPage(Page):
             for other, own in zip(list(self._shown.values()), names):
                 if name is None:
                     self._rename(other.key, with_world(own, other.experiment))
+            self._started = self._started if self._shown else 0
             colour = self._colour(experiment)
             named = with_world(name or names[-1], experiment)
             shown = Shown(run.id, experiment, named, self._started, colour)
@@ -277,7 +285,7 @@ class RunPage(Page):
     def _show_runs(self) -> None:
         """Show the table of runs: what differs, and their ratios."""
         found = {key: self._results[key] for key in self._shown if key in self._results}
-        told = columns(list(found.values()), self.goal)
+        told = columns(list(found.values()), self._board.goal)
         rows = []
         for key, run in self._shown.items():
             own, state = found.get(key), self._states.get(key, "")
@@ -287,7 +295,8 @@ class RunPage(Page):
         self.tell(runs=rows if len(rows) > 1 else [], columns=told)
 
     def _enable(self) -> None:
-        self.tell(busy=self._busy, stoppable=self._busy, earlier=max(0, len(self._shown) - 1))
+        self.tell(busy=self._busy and self.job is not None, stoppable=self._busy)
+        self.tell(earlier=max(0, len(self._shown) - 1))
 
     def _show_facts(self) -> None:
         if self._has_facts:
@@ -316,11 +325,15 @@ class Panel(RunPage):
         Figure in front, by the title of its tab, such as ``"Timeline"``; default: the first.
     prediction : Prediction, optional
         Of a throughput, in samples/s or in times that of the first run; drawn as a line, and said.
+    recording : Run or path, optional
+        A run that has ended, or its id or folder; it is played, marked as a recording, until Run is pressed.
 
     Raises
     ------
     ValueError
         If a name in `controls` is no field, or no tab is called `first`.
+    NoSuchRun
+        If there is no such recording.
 
     Notes
     -----
@@ -335,6 +348,7 @@ class Panel(RunPage):
         title: str = "Train",
         first: str = "",
         prediction: Prediction | None = None,
+        recording: Run | str | os.PathLike | None = None,
     ) -> None:
         experiment = experiment or Experiment()
         self._controls = Controls(experiment, controls)
@@ -352,6 +366,10 @@ class Panel(RunPage):
         self._meanwhile, self._offer = Meanwhile(self), Offer(self)
         self.tell(recordings=[], speeds=list(SPEEDS.items()))
         self._check()
+        if recording is not None:
+            run = recording if isinstance(recording, Run) else Run(recording)
+            self._opening = run.id
+            self.replay(run, speed_of(run))
 
     @property
     def experiment(self) -> Experiment:
@@ -368,9 +386,10 @@ class Panel(RunPage):
         RuntimeError
             If a job of this panel is still running.
         """
+        experiment = self.experiment
+        self._end_recording()
         with self._guard_jobs:
             self._refuse_if_busy()
-            experiment = self.experiment
             self._meanwhile.pressed()
             self.job = job = dlpar.launch(experiment)
             self.runs.insert(0, job.run)
@@ -400,12 +419,15 @@ class Panel(RunPage):
         RuntimeError
             If a job of this panel is still running.
         """
+        run = run if isinstance(run, Run) else Run(run)
+        replay, is_first = Replay(run, self, speed), run.id == self._opening
+        self._end_recording()
         with self._guard_jobs:
             self._refuse_if_busy()
-            run = run if isinstance(run, Run) else Run(run)
-            replay = Replay(run, self, speed)
-            self.job, self._status.prefix = None, f"Recording of {run.id}, at {speed:g} times its speed: "
-            self._begin(run, run.experiment)
+            at_speed = "" if speed == 1 else f", at {speed:g} times its speed"
+            what = "Recording; press Run for your own" if is_first else f"Recording of {run.id}"
+            self.job, self._status.prefix = None, f"{what}{at_speed}: "
+            self._begin(run, run.experiment, "recording" if is_first else None)
             self._follow(replay)
 
     def leave(self) -> None:
@@ -469,8 +491,13 @@ class Panel(RunPage):
 
     def _refuse_if_busy(self) -> None:
         if self._busy:
-            task = f"run {self.job.run.id}" if self.job else "a recording"
-            raise RuntimeError(f"panel: {task} is still running; stop it first")
+            raise RuntimeError(f"panel: run {self.job.run.id} is still running; stop it first")
+
+    def _end_recording(self) -> None:
+        """End a recording that is being played: nobody has to wait for it."""
+        if self._busy and not self.job:
+            self.stop()
+            self._watch.join(5)
 
     def _check(self) -> None:
         wrong, message = None, ""

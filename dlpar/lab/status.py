@@ -13,7 +13,6 @@ from dlpar.jobs.control_groups import usable_cores
 from dlpar.jobs.global_steps import GlobalSteps
 from dlpar.jobs.run import Run
 from dlpar.lab.captions import duration, quantity
-from dlpar.lab.figures.training import first_at
 from dlpar.lab.labels import platform_in_words
 from dlpar.lab.page import Page
 from dlpar.lab.theme import CLOCKS
@@ -46,17 +45,17 @@ RESULTS = {
 """Results of a run, with their meanings."""
 
 
-def results(run: Run, goal: float) -> dict[str, Any]:
-    """Results of a run that has ended; None for one it has not."""
+def results(run: Run, reached: float | None) -> dict[str, Any]:
+    """Results of a run that has ended, with the seconds after which it `reached` the goal; None for one it has not."""
     summary = run.summary
-    sent, (step, seconds) = summary["bytes_sent"], first_at(run, goal)
+    sent = summary["bytes_sent"]
     return {
         "world": run.world,
         "steps": summary["steps"],
         "samples/s": summary["samples_per_s"],
         "final loss": summary["final_loss"],
         "accuracy": summary["accuracy"],
-        "to goal (s)": None if step is None else seconds,
+        "to goal (s)": reached,
         "staleness mean": summary["staleness"]["mean"],
         "staleness max": summary["staleness"]["max"],
         "lead max": summary["lead"]["max"],

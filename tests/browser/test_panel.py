@@ -69,7 +69,7 @@ def test_bad_values_are_explained_and_refused(open_notebook, page):
     before = panel.place.evaluate(PLACES)
     panel.field("workers").fill("0")
     page.keyboard.press("Tab")
-    panel.message.get_by_text("workers: got '0', allowed is a whole number from 1 to 4096").wait_for()
+    panel.message.get_by_text("workers: got 0, allowed is a whole number from 1 to 4096").wait_for()
     assert panel.run.is_disabled() and panel.field("workers").get_attribute("aria-invalid") == "true"
     assert panel.place.evaluate(PLACES) == before, "the message moved what is around it"
     panel.field("workers").fill("3")

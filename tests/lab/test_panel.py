@@ -12,7 +12,7 @@ from ipywidgets.widgets.widget import _instances
 import dlpar
 from dlpar.config.experiment import Experiment
 from dlpar.config.schema import BadExperiment
-from dlpar.jobs.run import Run
+from dlpar.jobs.run import NoSuchRun, Run
 from dlpar.lab import page as page_module
 from dlpar.lab import panel as module
 from dlpar.lab import predict, prediction, theme
@@ -361,7 +361,7 @@ def test_failed_run_shows_reason_and_tracebacks_by_rank(monkeypatch):
 
 
 def test_a_panel_whose_run_folder_vanishes_can_be_used_again(launched, monkeypatch):
-    def broken(run, goal):
+    def broken(run, reached):
         raise FileNotFoundError("no such folder")
 
     monkeypatch.setattr(module, "results", broken)
@@ -399,12 +399,27 @@ def test_a_recording_is_played_back_marked_as_one_and_can_be_stopped(launched):
     assert panel.job is None and launched == []
     assert len(panel.figures["Convergence"].series(f"{kept.id} loss")) == 50
     panel.replay(kept, 0.001)
-    with pytest.raises(RuntimeError, match="a recording is still running"):
-        panel.run()
+    assert panel.state["stoppable"] and not panel.state["busy"]
     panel.stop()
     assert not panel.running and "stopped after" in words(panel)
     with pytest.raises(ValueError, match="speed: got 0"):
         panel.replay(kept, 0)
+
+
+def test_a_recording_plays_until_run_is_pressed_and_is_not_compared_with_the_students_run(launched, slowly):
+    kept = finished(workers=2, steps=50)
+    page = Reader(panel := Panel(Experiment(workers=4, steps=30), recording=kept.path))
+    assert panel.state["words"].startswith("Recording; press Run for your own")
+    assert not page.state["busy"] and page.state["live"] and launched == []
+    page.ask("all")
+    assert page.figures["Convergence"].traces[f"{kept.id} loss"]["style"]["name"] == "recording"
+    module.dlpar.launch = ThreadJob
+    run = ran(panel)
+    page.assert_like_the_kernel()
+    assert list(panel.figures["Convergence"].runs) == [run.id] and page.state["runs"] == []
+    assert panel.figures["Convergence"].front.colour == theme.RUNS[0] and "Recording" not in words(panel)
+    with pytest.raises(NoSuchRun):
+        Panel(recording="no such run")
 
 
 def test_a_moment_of_a_run_that_has_ended_is_shown_in_windows_of_time(launched):
