@@ -388,6 +388,8 @@ class Panel(RunPage):
         """
         experiment = self.experiment
         self._end_recording()
+        if self.job and self.job.ended and self._watch:
+            self._watch.join(5)  # it still draws the last records
         with self._guard_jobs:
             self._refuse_if_busy()
             self._meanwhile.pressed()

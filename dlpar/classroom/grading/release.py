@@ -23,6 +23,9 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
+RECORDING = "recording"
+"""Tag of a cell whose kept output is no result."""
+
 STUB = "raise NotImplementedError"
 """Replaces a solution; :func:`dlpar.lab.check` and its kin call a function that raises this "to do"."""
 
@@ -86,6 +89,8 @@ def release(labs: Path, into: Path) -> list[str]:
 def students(master: bytes) -> bytes:
     """Remove solutions, hidden tests and results from a lab and lock its checks, by nbgrader's preprocessors.
 
+    A picture that stands for a cell until it is run, tagged `RECORDING`, stays.
+
     Raises
     ------
     OSError
@@ -97,10 +102,12 @@ def students(master: bytes) -> bytes:
     except ModuleNotFoundError:
         raise OSError("nbgrader is not installed; `pip install 'dlpar[grading]'` brings it") from None
 
-    without = [steps.LockCells(), steps.ClearSolutions(**CLEAR), steps.ClearOutput()]
-    checks = [steps.CheckCellMetadata(), steps.ClearHiddenTests(), steps.ComputeChecksums()]
+    done = [steps.LockCells(), steps.ClearSolutions(**CLEAR), steps.CheckCellMetadata()]
     notebook = nbformat.reads(master.decode(), 4)
-    for step in without + checks:
+    for cell in notebook.cells:
+        if cell.get("outputs") and RECORDING not in cell.metadata.get("tags", ()):
+            cell.update(outputs=[], execution_count=None)
+    for step in (*done, steps.ClearHiddenTests(), steps.ComputeChecksums()):
         notebook, _ = step.preprocess(notebook, {})
     return (nbformat.writes(notebook) + "\n").encode()
 

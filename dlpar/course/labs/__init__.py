@@ -22,6 +22,7 @@ from dlpar.course.labs import (
     scaling,
 )
 from dlpar.course.labs.data_parallel import CLOUD, EPOCH, ONE_GPU_EACH, read_an_epoch
+from dlpar.course.labs.first_parallel_run import RECORDING
 from dlpar.course.labs.hogwild import in_turn
 from dlpar.course.labs.hybrid import CLUSTERS
 from dlpar.course.labs.mapreduce import CLUSTER
@@ -65,5 +66,5 @@ globals().update({row.name: row.preset for _, row in rows()})
 
 __all__ = [
     "CLOUD", "CLUSTER", "CLUSTERS", "EPOCH", "GPUS", "HOROVOD", "LINKS", "MICRO_BATCHES", "ONE_GPU_EACH", "OWN_CARDS",
-    "RACK", "SHARED_CARDS", "TABLES", "cores", "in_turn", "read_an_epoch", "rows",
+    "RACK", "RECORDING", "SHARED_CARDS", "TABLES", "cores", "in_turn", "read_an_epoch", "rows",
 ]  # fmt: skip
