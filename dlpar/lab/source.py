@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import inspect
+import re
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,9 @@ _LAYOUT = """
 .dlpar-source pre { white-space: pre; line-height: 1.35; color: var(--jp-content-font-color1, #222); background: none; }
 .dlpar-source .linenos { color: var(--jp-content-font-color2, #666); user-select: none; }
 """
+
+FOR_TOOLS = re.compile(r"  # (?:noqa|type: ignore|fmt:).*?(?=  #|$)", re.MULTILINE)
+"""Comments that only a linter, a type checker or a formatter reads; a student does not see them."""
 
 
 class Source:
@@ -70,7 +74,7 @@ def show(what: Any) -> Source:
     package = inspect.getmodule(found).__name__.split(".")[0]
     places = [i for i, part in enumerate(file.parts) if part == package]  # a checkout may have the same name
     short = Path(*file.parts[places[-1] :]) if places else Path(file.name)
-    return Source("".join(lines), short, max(first, 1))
+    return Source(FOR_TOOLS.sub("", "".join(lines)), short, max(first, 1))
 
 
 def _named(name: str) -> Any:

@@ -2,7 +2,7 @@
 
 - ``dlpar/course/recordings/first_parallel_run``: the run that the panel of lab 00 plays until Run is pressed,
 - ``labs/images/recording.png``: that panel while it plays, animated, for lab 00 before its first cell has run,
-- ``labs/images/panel.png``: that panel after two runs, for the README.
+- ``labs/images/panel.png`` and ``running.png``: that panel after two runs, and during the second, for the README.
 """
 
 from __future__ import annotations
@@ -31,13 +31,16 @@ LAB = ROOT / "labs" / "00_first_parallel_run.ipynb"
 IMAGES = ROOT / "labs" / "images"
 RECORDING = ROOT / "dlpar" / "course" / "recordings" / "first_parallel_run"
 
+EVERY = 120
+"""Milliseconds between frames."""
+
 PLAYS = 3
 """Times the animation is played: nothing moves for ever beside a text."""
 
 
 def record() -> None:
-    """Run the preset of lab 00 on four workers, and keep what the panel draws, without this machine's names."""
-    run = launch(presets.first_run().replace(workers=4)).wait()
+    """Run the preset of lab 00, and keep what the panel draws, without this machine's names."""
+    run = launch(presets.first_run()).wait()
     shutil.rmtree(RECORDING, ignore_errors=True)
     RECORDING.mkdir(parents=True)
     for file in sorted(run.path.glob("*.jsonl")):
@@ -105,7 +108,7 @@ def pictures() -> None:
         try:
             server.wait_until_up()
             browser = playwright.chromium.launch(executable_path=find_browser(), args=list(FLAGS))
-            page = browser.new_page(viewport={"width": 1340, "height": 1000})
+            page = browser.new_page(viewport={"width": 1340, "height": 1100})
             page.goto(server.url)
             page.wait_for_function("window.jupyterapp?.commands.hasCommand('notebook:run-all-cells')")
             first = next(cell for cell in json.loads(LAB.read_text())["cells"] if cell["cell_type"] == "code")
@@ -119,14 +122,14 @@ def pictures() -> None:
             (IMAGES / "recording.png").write_bytes(animated(frames_of(panel)))
             page.locator(".dlpar-predict input[type=text]").first.fill("4")
             page.keyboard.press("Tab")
-            for workers in ("1", "4"):
-                panel.field("workers").fill(workers)
-                page.keyboard.press("Tab")
-                panel.run.click()
-                page.wait_for_timeout(500)
-                panel.wait_for("done", 120)
+            panel.run.click()
+            panel.wait_for("launched", 120)
+            panel.field("workers").fill("4")
+            page.keyboard.press("Tab")
             panel.place.get_by_role("tab", name="Throughput").click()
-            page.wait_for_timeout(2000)
+            panel.run.click()
+            (IMAGES / "running.png").write_bytes(animated(frames_of(panel)))
+            page.wait_for_timeout(1000)
             panel.place.screenshot(path=IMAGES / "panel.png")
             browser.close()
         finally:
@@ -134,17 +137,19 @@ def pictures() -> None:
 
 
 def frames_of(panel: Shown) -> list[tuple[float, int, int, bytes]]:
-    """The panel while it plays its recording: the whole of it, then what moves."""
-    panel.wait_for("step", 30)
+    """The panel during a run, or while it plays one: the whole of it, then what moves."""
+    panel.wait_for(" of ", 60)  # "step 3 of 150"
+    panel.place.evaluate("panel => panel.scrollIntoView({ block: 'start' })")
     whole = panel.place.bounding_box()
     top, bottom = (panel.place.locator(name).bounding_box() for name in (".dlpar-progress", ".dlpar-caption"))
     assert whole and top and bottom
-    x, width = round(whole["x"]), round(whole["width"])
-    y, end = round(whole["y"]), round(bottom["y"] + bottom["height"])
-    moving = round(top["y"])
+    x, y, moving, width = round(whole["x"]), round(whole["y"]), round(top["y"]), round(whole["width"])
+    end = round(bottom["y"] + bottom["height"])
     taken = [(time.monotonic(), 0, panel.page.screenshot(clip=box(x, y, width, end - y)))]
-    while "done" not in panel.words.inner_text():
-        panel.page.wait_for_timeout(60)
+    runs = True
+    while runs:
+        runs = " of " in panel.words.inner_text()
+        panel.page.wait_for_timeout(EVERY)
         clip = box(x, moving, width, end - moving)
         taken.append((time.monotonic(), moving - y, panel.page.screenshot(clip=clip)))
     ends = [at for at, _, _ in taken[1:]] + [taken[-1][0] + 2.0]
