@@ -31,8 +31,8 @@ LAB = ROOT / "labs" / "00_first_parallel_run.ipynb"
 IMAGES = ROOT / "labs" / "images"
 RECORDING = ROOT / "dlpar" / "course" / "recordings" / "first_parallel_run"
 
-EVERY = 120
-"""Milliseconds between frames."""
+EVERY, MOST, LASTS = 120, 24, 12
+"""Milliseconds between frames at least, frames that are kept at most, and seconds of the recording, about."""
 
 PLAYS = 3
 """Times the animation is played: nothing moves for ever beside a text."""
@@ -112,7 +112,8 @@ def pictures() -> None:
             page.goto(server.url)
             page.wait_for_function("window.jupyterapp?.commands.hasCommand('notebook:run-all-cells')")
             first = next(cell for cell in json.loads(LAB.read_text())["cells"] if cell["cell_type"] == "code")
-            again = "panel.replay(lab.presets.RECORDING)"
+            speed = max(0.5, round(Run(RECORDING).curve["seconds"].iloc[-1] / LASTS, 1))
+            again = f"panel.replay(lab.presets.RECORDING, speed={speed})"
             notebook = Notebook(server, page, "lab", "".join(first["source"]), again)
             notebook.run_all()
             panel = notebook.panel()
@@ -152,6 +153,7 @@ def frames_of(panel: Shown) -> list[tuple[float, int, int, bytes]]:
         panel.page.wait_for_timeout(EVERY)
         clip = box(x, moving, width, end - moving)
         taken.append((time.monotonic(), moving - y, panel.page.screenshot(clip=clip)))
+    taken = taken[:: -(-len(taken) // MOST)] + taken[-1:]
     ends = [at for at, _, _ in taken[1:]] + [taken[-1][0] + 2.0]
     return [(end - at, 0, below, png) for end, (at, below, png) in zip(ends, taken)]
 
