@@ -76,7 +76,7 @@ class RunPage(Page):
         If no tab is called `first`.
     """
 
-    _esm = module("plotly", "table", "link", "figure", "panel")
+    _esm = module("plotly", "preview", "table", "link", "figure", "panel")
     _busy, _kept, _opening = False, KEPT, ""
     _watch: Watch | Replay | None = None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from conftest import eventually
 
 PLACES = """panel => [...panel.querySelectorAll("input, button, .dlpar-plot")].filter(e => e.clientWidth)
@@ -112,13 +113,17 @@ def test_a_kernel_that_is_killed_is_noticed(open_notebook, page, jupyter):
     notebook.wait_until_idle()
 
 
-def test_panel_draws_and_stops_while_a_cell_blocks_the_kernel(open_notebook, page):
+@pytest.mark.parametrize("jupyter_s", ["own way", "subshells off", "private name gone"])
+def test_panel_draws_and_stops_while_a_cell_blocks_the_kernel(open_notebook, page, jupyter_s):
+    gone = "from ipykernel.comm.comm import BaseComm; del BaseComm._reply_subshell_for\n"
     notebook = open_notebook(
-        paced(50),
+        gone * (jupyter_s == "private name gone") + paced(50),
         "panel = Panel(dlpar.Experiment(steps=2000))\npanel",
         "import time\njob = panel.run()\nend = time.time() + 60\n"
         "while panel.running and time.time() < end: time.sleep(0.05)\nprint('waited')",
     )
+    if jupyter_s == "subshells off":
+        page.evaluate(f"({notebook.widget}).sessionContext.session.kernel.commsOverSubshells = 'disabled'")
     notebook.run_all()
     panel = notebook.panel()
     assert panel.wait_for_steps(10)

@@ -1,6 +1,7 @@
 // A growing figure: points arrive as binary messages, are kept here and are drawn once a frame.
 
 import { page, plotlyOnce } from "./plotly.js";
+import { preview } from "./preview.js";
 import { fillTable } from "./table.js";
 import { make, rebuilt } from "./link.js";
 
@@ -165,7 +166,7 @@ export class FigureView {
     this.root = make("div", { className: "dlpar-live", role: "tabpanel" }, above, this.plot, this.caption);
     this.resized = new ResizeObserver(() => this.resize());
     this.resized.observe(this.root);
-    plotlyOnce(link.model).then(() => this.schedule());
+    plotlyOnce(link).then(() => this.schedule());
   }
 
   dispose() {
@@ -197,7 +198,7 @@ export class FigureView {
 
   async draw() {
     const { plotly } = page, { data, title } = this;
-    if (!plotly || !data?.layout || (this.freeze && this.drawn === data) || !this.plot.clientWidth) return;
+    if (!data?.layout || (this.freeze && this.drawn === data) || !this.plot.clientWidth) return;
     const version = data.version, runs = this.runs();
     this.loading.remove();
     this.buildTools();
@@ -207,9 +208,10 @@ export class FigureView {
     this.plot.style.height = `${size.height}px`;
     const looks = { logarithmic: this.logarithmic && data.logarithmic, hidden: this.hiddenRuns, ink: getComputedStyle(this.root).color };
     const [traces, layout] = data.plotlyArguments({ ...looks, runs, ...size });
-    const axes = Object.keys(layout).filter((name) => name.includes("axis")).join();
+    const axes = `${Boolean(plotly)} ${Object.keys(layout).filter((name) => name.includes("axis"))}`;
     const same = this.drawn === data && this.axes === axes; // other axes are drawn anew: plotly.js would mix them up
-    await (same ? plotly.react : plotly.newPlot)(this.plot, traces, layout, CONFIG);
+    if (!plotly || this.plot.querySelector(".dlpar-preview")) this.plot.replaceChildren(...(plotly ? [] : [preview(traces, layout)]));
+    if (plotly) await (same ? plotly.react : plotly.newPlot)(this.plot, traces, layout, CONFIG);
     Object.assign(this, { drawn: data, version, axes });
     this.caption.textContent = data.caption;
     this.plot.setAttribute("aria-label", data.caption);
@@ -237,7 +239,7 @@ export class FigureView {
     this.tools.append(this.toggle("freeze"));
     const icon = (sign, title, onclick) => make("button", { title, "aria-label": title, onclick }, sign);
     const zoom = icon("⟲", "Show the whole figure again", () => this.reset());
-    const save = icon("⤓", "Save the figure as a picture", () => page.plotly.downloadImage(this.plot, { format: "png", scale: 2 }));
+    const save = icon("⤓", "Save the figure as a picture", () => page.plotly?.downloadImage(this.plot, { format: "png", scale: 2 }));
     this.tools.append(zoom, save);
   }
 
