@@ -12,9 +12,11 @@ import dlpar
 from dlpar.config.experiment import Experiment
 from dlpar.config.schema import BadExperiment
 from dlpar.graphs import neighbours
+from dlpar.jobs.fork_server import warm_socket
 from dlpar.jobs.run import Run
 from dlpar.jobs.tail import rank_of
 from dlpar.lab import theme
+from dlpar.lab.captions import quantity
 from dlpar.lab.controls import Controls
 from dlpar.lab.figure import Figure
 from dlpar.lab.figures.consensus import Consensus, disagreement
@@ -24,6 +26,7 @@ from dlpar.lab.figures.staleness import Lead, Staleness
 from dlpar.lab.figures.throughput import Throughput
 from dlpar.lab.figures.timeline import Timeline
 from dlpar.lab.figures.waiting import Waiting
+from dlpar.lab.ghost import Ghost
 from dlpar.lab.labels import has_peers, labels, place_in_queue, same_batches, with_world
 from dlpar.lab.offer import Offer
 from dlpar.lab.page import Page, module
@@ -97,7 +100,16 @@ class RunPage(Page):
         self._shown: dict[str, Shown] = {}
         self._results: dict[str, dict[str, Any]] = {}
         self._states: dict[str, str] = {}
-        self.tell(title=title, question=question, runs=[], columns=[], recordings=None, speeds=[], offer=None)
+        self.tell(
+            title=title,
+            question=question,
+            runs=[],
+            columns=[],
+            recordings=None,
+            speeds=[],
+            offer=None,
+            ghost="",
+        )
         self.tell(
             live=False,
             length=0.0,
@@ -363,13 +375,17 @@ class Panel(RunPage):
             Consensus(),
         ]
         super().__init__(experiment, plots, title, question, first)
-        self._meanwhile, self._offer = Meanwhile(self), Offer(self)
+        self._meanwhile, self._offer, self._ghost = Meanwhile(self), Offer(self), Ghost(self)
         self.tell(recordings=[], speeds=list(SPEEDS.items()))
         self._check()
         if recording is not None:
             run = recording if isinstance(recording, Run) else Run(recording)
             self._opening = run.id
             self.replay(run, speed_of(run))
+
+    def _repr_mimebundle_(self, **kwargs: Any) -> Any:
+        self.beside(warm_socket)  # a head start for the first job
+        return super()._repr_mimebundle_(**kwargs)
 
     @property
     def experiment(self) -> Experiment:
@@ -457,6 +473,7 @@ class Panel(RunPage):
         match message:
             case {"do": "set", "path": path, "value": value}:
                 self.choose(path, value)
+                self._ghost.want(None if self.state["wrong"] else self.experiment)
             case {"ask": "recordings"}:
                 self.tell(recordings=recordings())
             case {"do": "play", "run": run, "speed": speed}:
@@ -488,6 +505,18 @@ class Panel(RunPage):
         """End the run; called by the watch."""
         self._meanwhile.over()
         super().ended(status, reason)
+
+    def foresee(self, experiment: Experiment | None, rate: float | None) -> None:
+        """Show the simulated samples/s of settings that have not run yet; None where sizes do not suffice."""
+        with self._guard:
+            shown = [run.experiment for run in self._shown.values()]
+            what = labels([*shown, experiment])[-1] if shown and experiment not in shown and rate else ""
+            name = f"simulated: {what}" if what else "simulated"
+            for plot in self._board.plots:
+                if isinstance(plot, Throughput):
+                    plot.foresee(name, rate)
+        self.tell(ghost="" if rate is None else f"{quantity(rate)} samples/s")
+        self.flush()
 
     def _refuse_if_busy(self) -> None:
         if self._busy:

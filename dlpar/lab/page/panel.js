@@ -96,8 +96,11 @@ class PanelView {
     if (has("done", "steps")) Object.assign(this.bar, { max: state.steps || 1, value: state.done });
     if (has("words")) this.words.textContent = state.words;
     if (has("status")) this.bar.className = `dlpar-${state.status}`;
-    if (has("message")) this.message.textContent = state.message;
-    if (has("facts")) this.buildFacts(state.facts);
+    if (has("message", "wrong")) {
+      this.message.textContent = state.message;
+      this.root.classList.toggle("dlpar-refused", Boolean(state.wrong));
+    }
+    if (has("facts", "ghost")) this.buildFacts(state);
     if (has("tabs", "front")) this.buildTabs(state);
     if (has("length", "live")) this.time.build(state);
     if (has("runs", "columns")) this.buildRuns(state);
@@ -158,6 +161,7 @@ class PanelView {
     for (const [path, { box, input, kind }] of this.fields) {
       box.hidden = hidden.includes(path);
       input.setAttribute("aria-invalid", String(wrong === path));
+      if (wrong === path && this.settings.contains(input)) this.settings.open = true;
       const value = values[path];
       if (kind === "flag") input.checked = value;
       else if (kind === "choice") setChoice(input, value);
@@ -175,8 +179,9 @@ class PanelView {
     this.offer.replaceChildren(make("span", {}, offer.text, " ", make("b", {}, offer.what ?? "")), ...buttons);
   }
 
-  buildFacts(facts) {
-    this.facts.replaceChildren(...facts.map(([name, fact, means]) => {
+  buildFacts({ facts, ghost }) {
+    const foreseen = ["simulated, before Run", ghost, "speed of the settings chosen now, from a simulation of their messages by size"];
+    this.facts.replaceChildren(...[...facts, ...(ghost ? [foreseen] : [])].map(([name, fact, means]) => {
       const item = make("span", { title: means, tabIndex: 0 }, make("b", {}, name), ` ${fact}`);
       item.dataset.means = means;
       return item;
