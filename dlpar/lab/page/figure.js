@@ -1,7 +1,7 @@
 // A growing figure: points arrive as binary messages, are kept here and are drawn once a frame.
 
 import { page, plotlyOnce } from "./plotly.js";
-import { preview } from "./preview.js";
+import { preview, Scale } from "./preview.js";
 import { fillTable } from "./table.js";
 import { make, rebuilt } from "./link.js";
 
@@ -23,17 +23,19 @@ export class FigureData {
   /** @type {any} */ layout = null;
   /** @type {Record<string, any>} */ x_axes = {};
   /** @type {number | null} */ moment = null;
+  /** @type {number | null} */ origin = null; // moment at which a window of time begins
 
   take(news, buffers) {
     this.version += 1;
     if (news.whole) {
-      const { layout, x_axes, height, logarithmic, caption, x } = news;
-      Object.assign(this, { layout, x_axes, height, logarithmic, caption, x });
+      const { layout, x_axes, height, logarithmic, caption, x, origin } = news;
+      Object.assign(this, { layout, x_axes, height, logarithmic, caption, x, origin });
       const filled = news.traces.map((t, i) => ({ ...t, data: columns(buffers[i], t.columns.length) }));
       this.traces = new Map(filled.map((trace) => [trace.key, trace]));
       return;
     }
     this.caption = news.caption ?? this.caption;
+    this.origin = news.origin ?? this.origin;
     for (const [axis, range] of Object.entries(news.ranges ?? {})) (this.x_axes[axis] ?? this.layout[axis]).range = range;
     for (const [axis, every] of Object.entries(news.ticks ?? {})) this.layout[axis].dtick = every;
     for (const [axis, text] of Object.entries(news.titles ?? {})) this.layout[axis].title.text = text;
@@ -64,13 +66,12 @@ export class FigureData {
     layout.font = { ...layout.font, color: ink };
     layout.margin = { ...layout.margin, t: 8, r: Math.max(16, ...labels.map(({ name }) => 20 + LETTER * Math.min(LONGEST, name.length))) };
     if (labels.length) layout.annotations = [...(layout.annotations ?? []), ...spread(labels, layout, height)];
-    const at = this.moment == null ? null : this.placeOf(this.moment);
-    if (at != null) layout.shapes = [...(layout.shapes ?? []), { type: "line", xref: "x", x0: at, x1: at, yref: "y domain", y0: 0, y1: 1, line: { color: ink, width: 1, dash: "dot" } }];
     return [data, layout];
   }
 
   /** Where a moment, in seconds of the run's clock, is on the horizontal axis; null where it has no time. */
   placeOf(moment) {
+    if (moment == null || this.origin != null) return moment == null ? null : 1000 * (moment - this.origin);
     const over = (trace) => (trace.at.x === "*" ? this.x : trace.at.x);
     const timed = [...this.traces.values()].filter((t) => t.columns.includes("seconds") && t.points > 1 && !t.key.startsWith("predicted"));
     const trace = timed.at(-1);
@@ -80,6 +81,13 @@ export class FigureData {
     if (!places) return null;
     const next = times.findIndex((t) => t >= moment);
     return places[next < 0 ? places.length - 1 : next];
+  }
+
+  /** The moment of a point under the pointer; null where it has no time. */
+  momentAt({ points: [point], xvals }) {
+    if (this.origin != null) return this.origin + xvals[0] / 1000;
+    const trace = [...this.traces.values()][point.curveNumber], at = trace.columns.indexOf("seconds");
+    return trace.data[at]?.[point.pointNumber] ?? null;
   }
 
   /** Names of curves that are not at the ends of lines. */
@@ -149,8 +157,14 @@ export class FigureView {
   /** @type {FigureData | null} */ data = null;
   /** @type {FigureData | null} */ drawn = null;
 
-  /** @param link asks the kernel  @param runs returns the runs of the panel by key  @param hidden keys of runs */
-  constructor(link, runs, hidden) {
+  /** @type {any} */ layout = null; // of what is drawn
+
+  /**
+   * @param link asks the kernel  @param runs returns the runs of the panel by key  @param hidden keys of runs
+   * @param hovered called with the moment of a point under the pointer
+   */
+  constructor(link, runs, hidden, hovered) {
+    this.hovered = hovered;
     this.link = link;
     this.runs = runs;
     this.hiddenRuns = hidden;
@@ -158,12 +172,13 @@ export class FigureView {
     this.legend = make("div", { className: "dlpar-legend" });
     this.loading = make("div", { className: "dlpar-loading" }, "Loading the figure …");
     this.plot = make("div", { className: "dlpar-plot", role: "img" }, this.loading);
+    this.moment = make("div", { className: "dlpar-moment", hidden: true });
     this.caption = make("p", { className: "dlpar-caption" });
     this.table = make("div", { tabIndex: 0, role: "region", "aria-label": "Data of the figure" });
     this.details = make("details", { className: "dlpar-data" }, make("summary", {}, "Data as table"), this.table);
     this.details.addEventListener("toggle", () => this.fill());
     const above = make("div", { className: "dlpar-above" }, this.legend, this.tools);
-    this.root = make("div", { className: "dlpar-live", role: "tabpanel" }, above, this.plot, this.caption);
+    this.root = make("div", { className: "dlpar-live", role: "tabpanel" }, above, make("div", { className: "dlpar-stage" }, this.plot, this.moment), this.caption);
     this.resized = new ResizeObserver(() => this.resize());
     this.resized.observe(this.root);
     plotlyOnce(link).then(() => this.schedule());
@@ -212,12 +227,31 @@ export class FigureView {
     const same = this.drawn === data && this.axes === axes; // other axes are drawn anew: plotly.js would mix them up
     if (!plotly || this.plot.querySelector(".dlpar-preview")) this.plot.replaceChildren(...(plotly ? [] : [preview(traces, layout)]));
     if (plotly) await (same ? plotly.react : plotly.newPlot)(this.plot, traces, layout, CONFIG);
-    Object.assign(this, { drawn: data, version, axes });
+    if (plotly && !same) {
+      this.plot.on("plotly_hover", (event) => this.hovered(data.momentAt(event)));
+      this.plot.on("plotly_relayout", () => this.mark());
+    }
+    Object.assign(this, { drawn: data, version, axes, layout });
+    this.mark();
     this.caption.textContent = data.caption;
     this.plot.setAttribute("aria-label", data.caption);
     if (this.details.open && Date.now() - this.filled > 1000) this.fill();
     if (data.version !== version || this.data !== data || this.plot.clientWidth !== size.width) this.again = true;
     this.root.dispatchEvent(new CustomEvent("dlpar:drawn", { bubbles: true, detail: { at: Date.now(), figure: data, title } }));
+  }
+
+  /** Mark the moment that was chosen by hand, or by a point in any figure. */
+  mark() {
+    const { data, layout } = this, place = data?.placeOf(data.moment);
+    this.moment.hidden = true;
+    if (place == null || !layout || this.drawn !== data) return;
+    const range = /** @type {any} */ (this.plot).layout?.xaxis?.range ?? layout.xaxis.range; // where the reader has zoomed
+    const across = new Scale("xaxis", { ...layout, xaxis: { ...layout.xaxis, range } });
+    const [up, low] = ["y", layout.xaxis.anchor ?? "y"].map((name) => new Scale(name.replace("y", "yaxis"), layout));
+    const left = across.at(place);
+    if (left < across.begin - 1 || left > across.end + 1) return;
+    Object.assign(this.moment.style, { left: `${left}px`, top: `${up.end}px`, height: `${low.begin - up.end}px` });
+    this.moment.hidden = false;
   }
 
   /** As high as the view allows, so that a whole panel is seen at once; never lower than the figure needs. */

@@ -57,7 +57,7 @@ class PanelView {
     this.facts = make("div", { className: "dlpar-facts" });
     const below = make("div", { className: "dlpar-below" }, this.facts, this.message);
     this.tabs = make("div", { className: "dlpar-tabs", role: "tablist" });
-    this.figure = new FigureView(data.link, () => data.runs, data.hidden);
+    this.figure = new FigureView(data.link, () => data.runs, data.hidden, (moment) => this.time.hovered(moment));
     this.time = new TimeLine(data, () => this.figure);
     this.runs = make("div", { className: "dlpar-runs" });
     this.settings = make("details", { className: "dlpar-more" }, make("summary", {}, "More settings"));
@@ -336,9 +336,16 @@ class TimeLine {
     }, 100);
   }
 
+  /** Mark the moment of a point in all figures; those of a window of time show it, but not under the pointer. */
+  hovered(moment) {
+    if (moment == null || this.playing) return;
+    if (this.root.hidden || this.figure().data.origin != null) this.mark(moment);
+    else this.go(Math.min(moment, this.length));
+  }
+
   mark(moment) {
-    for (const figure of this.data.figures.values()) Object.assign(figure, { moment, version: figure.version + 1 });
-    this.figure().schedule();
+    for (const figure of this.data.figures.values()) figure.moment = moment;
+    this.figure().mark();
   }
 
   play(speed) {

@@ -11,7 +11,7 @@ function shape(tag, attributes = {}, text = "") {
 }
 
 /** An axis of plotly's layout: pixels of its ends, and of a value. */
-class Scale {
+export class Scale {
   constructor(name, layout) {
     const { width, height, margin } = layout, isX = name.startsWith("x"), axis = layout[name];
     const [from, to] = isX ? [margin.l, width - margin.r] : [height - margin.b, margin.t];
