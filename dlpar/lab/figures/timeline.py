@@ -42,6 +42,9 @@ ARROWS = 40
 SOON = 0.5
 """Share of a wait by which a send may seem to begin after its end, as ranks record only how long they waited."""
 
+ARROW = "#c2185b"
+"""Colour of arrows, which lie on bars and between them."""
+
 _HEAD = {"mode": "markers", "showlegend": False, "hoverinfo": "skip", "name": "to the send that ended it"}
 ARROW_TRACES = {
     "arrows": {
@@ -49,8 +52,8 @@ ARROW_TRACES = {
         "name": "wait → send that ended it",
         "line": {"color": theme.GREY, "width": 1.5},
     },
-    "arrows up": {**_HEAD, "marker": {"symbol": "triangle-up", "size": 9, "color": theme.GREY}},
-    "arrows down": {**_HEAD, "marker": {"symbol": "triangle-down", "size": 9, "color": theme.GREY}},
+    "arrows up": {**_HEAD, "marker": {"symbol": "triangle-up", "size": 10, "color": ARROW}},
+    "arrows down": {**_HEAD, "marker": {"symbol": "triangle-down", "size": 10, "color": ARROW}},
 }
 
 TALKING = ("communicate", "receive", "send")
