@@ -32,7 +32,7 @@ from dlpar.lab.offer import Offer
 from dlpar.lab.page import Page, module
 from dlpar.lab.plot import Board, Plot, Shown
 from dlpar.lab.recordings import SPEEDS, Meanwhile, recordings, speed_of
-from dlpar.lab.status import Status, columns, in_words, results
+from dlpar.lab.status import Status, results
 from dlpar.lab.watch import Replay, Watch, between
 from dlpar.theory import buckets, closed_form, sizes
 from dlpar.theory.step import period
@@ -79,7 +79,7 @@ class RunPage(Page):
         If no tab is called `first`.
     """
 
-    _esm = module("plotly", "preview", "table", "link", "figure", "panel")
+    _esm = module("plotly", "preview", "table", "link", "results", "figure", "panel")
     _busy, _kept, _opening = False, KEPT, ""
     _watch: Watch | Replay | None = None
 
@@ -104,7 +104,7 @@ class RunPage(Page):
             title=title,
             question=question,
             runs=[],
-            columns=[],
+            goal=goal,
             recordings=None,
             speeds=[],
             offer=None,
@@ -296,15 +296,13 @@ class RunPage(Page):
 
     def _show_runs(self) -> None:
         """Show the table of runs: what differs, and their ratios."""
-        found = {key: self._results[key] for key in self._shown if key in self._results}
-        told = columns(list(found.values()), self._board.goal)
         rows = []
         for key, run in self._shown.items():
-            own, state = found.get(key), self._states.get(key, "")
+            state = self._states[key]
             name = run.name if state in ("done", "running") else f"{run.name} ({state})"
-            cells = {c["name"]: in_words(c["name"], own[c["name"]]) for c in told} if own else {}
-            rows.append({"key": key, "name": name, "colour": run.colour, "cells": cells, "results": own})
-        self.tell(runs=rows if len(rows) > 1 else [], columns=told)
+            looks = {"key": key, "name": name, "colour": run.colour}
+            rows.append({**looks, "results": self._results.get(key)})
+        self.tell(runs=rows if len(rows) > 1 else [])
 
     def _enable(self) -> None:
         self.tell(busy=self._busy and self.job is not None, stoppable=self._busy)

@@ -2,6 +2,7 @@
 
 import { FigureData, FigureView } from "./figure.js";
 import { GONE, Link, make, rebuilt } from "./link.js";
+import { columnsOf, FACTS, inWords, quantity } from "./results.js";
 
 /** State of one panel, whether or not it is on the screen. */
 class PanelData {
@@ -103,7 +104,7 @@ class PanelView {
     if (has("facts", "ghost")) this.buildFacts(state);
     if (has("tabs", "front")) this.buildTabs(state);
     if (has("length", "live")) this.time.build(state);
-    if (has("runs", "columns")) this.buildRuns(state);
+    if (has("runs", "goal")) this.buildRuns(state);
     if (has("log", "path")) this.buildLog(state);
     if (has("recordings", "busy")) this.buildRecordings(state);
     if (changed && "live" in changed) this.speak(changed.live);
@@ -180,10 +181,10 @@ class PanelView {
   }
 
   buildFacts({ facts, ghost }) {
-    const foreseen = ["simulated, before Run", ghost, "speed of the settings chosen now, from a simulation of their messages by size"];
-    this.facts.replaceChildren(...[...facts, ...(ghost ? [foreseen] : [])].map(([name, fact, means]) => {
-      const item = make("span", { title: means, tabIndex: 0 }, make("b", {}, name), ` ${fact}`);
-      item.dataset.means = means;
+    const foreseen = ["simulated, before Run", ghost], means = { ...FACTS, [foreseen[0]]: "speed of the settings chosen now, from a simulation of their messages by size" };
+    this.facts.replaceChildren(...[...facts, ...(ghost ? [foreseen] : [])].map(([name, fact]) => {
+      const item = make("span", { title: means[name], tabIndex: 0 }, make("b", {}, name), ` ${fact}`);
+      item.dataset.means = means[name];
       return item;
     }));
   }
@@ -220,14 +221,15 @@ class PanelView {
   }
 
   /** Every run with its colour; what differs, results, and their ratios to a chosen run. */
-  buildRuns({ runs, columns }) {
+  buildRuns({ runs, goal }) {
     this.runs.hidden = !runs.length;
+    const columns = columnsOf(runs.map((run) => run.results).filter(Boolean), goal);
     const base = runs.find((run) => run.key === this.data.base) ?? runs.find((run) => run.results) ?? runs[0];
     const speed = make("th", { scope: "col", title: "samples/s over those of the chosen run" }, "speed");
     const heads = columns.map(({ shown, means }) => make("th", { scope: "col", title: means }, shown));
     const head = make("tr", {}, make("th", { scope: "col" }, "run"), speed, ...heads);
     const rows = runs.map((run) => make("tr", {}, this.nameOf(run), make("td", {}, this.ratio(run, base)),
-      ...columns.map((column) => make("td", {}, run.cells[column.name] ?? "–"))));
+      ...columns.map((column) => make("td", {}, run.results ? inWords(column.name, run.results[column.name]) : "–"))));
     rebuilt(this.runs, () => this.runs.replaceChildren(make("table", {}, make("thead", {}, head), make("tbody", {}, ...rows))));
   }
 
@@ -376,10 +378,6 @@ function grouped(fields) {
   const groups = new Map();
   for (const field of fields.filter((one) => !one.first)) groups.set(field.group, [...(groups.get(field.group) ?? []), field]);
   return groups;
-}
-
-export function quantity(value) {
-  return value >= 1000 ? Math.round(value).toLocaleString("en") : String(Number(value.toPrecision(3)));
 }
 
 export default () => {
