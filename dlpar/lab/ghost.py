@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import tempfile
+import time
 import weakref
 from contextlib import suppress
 from pathlib import Path
 from threading import Lock, Thread
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from dlpar.config.experiment import Experiment
 from dlpar.config.paths import runtime_folder
@@ -27,8 +28,20 @@ STEPS, WORKER_STEPS = 12, 200
 LEAST = 3
 """Fewest steps: the first begins before anything has been sent."""
 
-PATIENCE = 2.0
-"""Seconds after which a simulation is too long to be an answer before Run."""
+PATIENCE, START = 2.0, 0.1
+"""Seconds after which a simulation is too long to be an answer before Run, and those in which it starts."""
+
+WITH_VALUES = 10
+"""Times as long that messages take which carry values; what ranks compute comes on top."""
+
+
+class Foreseen(NamedTuple):
+    """What a simulation of a few steps says of a whole run."""
+
+    rate: float | None = None
+    """Samples a second, on the clock of its platform; None where sizes do not suffice."""
+    seconds: float = 0.0
+    """Seconds in which the whole run is simulated, at least."""
 
 
 class Ghost:
@@ -49,11 +62,11 @@ class Ghost:
 
     def _work(self) -> None:
         while found := self._next():
-            rate = None
-            with suppress(OSError, ValueError):  # no server, no answer in time, or no such simulation
-                rate = simulated_rate(found[0]) if found[0] else None
+            foreseen = Foreseen()
+            with suppress(OSError, ValueError):  # no server, or no such simulation
+                foreseen = simulated(found[0]) if found[0] else foreseen
             if not self._wanted and (panel := self._panel()):
-                panel.foresee(found[0], rate)
+                panel.foresee(found[0], foreseen)
             panel = None
 
     def _next(self) -> list[Experiment | None]:
@@ -63,27 +76,33 @@ class Ghost:
         return found
 
 
-def simulated_rate(experiment: Experiment) -> float | None:
-    """Samples a second of an experiment on its platform, simulated by sizes; None where that does not suffice.
+def simulated(experiment: Experiment) -> Foreseen:
+    """Simulate a few steps of an experiment on its platform, by sizes.
 
     The simulation runs in a process that the fork server has forked, as those of jobs are.
     """
-    simulated, socket = twin(experiment) or experiment, warm_socket()
-    steps = min(STEPS, max(LEAST, WORKER_STEPS // simulated.workers))
-    if simulated.cluster.world != "simulated" or socket is None:
-        return None
-    simulated = simulated.replace(steps=steps, cluster={"messages": "sizes"})
+    few, socket = twin(experiment) or experiment, warm_socket()
+    steps = min(STEPS, max(LEAST, WORKER_STEPS // few.workers))
+    if few.cluster.world != "simulated" or socket is None:
+        return Foreseen()
+    times = experiment.steps / steps * (WITH_VALUES if few.cluster.messages == "values" else 1)
+    few, began = few.replace(steps=steps, cluster={"messages": "sizes"}), time.monotonic()
     with tempfile.TemporaryDirectory(prefix="ghost-", dir=runtime_folder()) as folder:
-        Path(folder, "experiment.json").write_text(simulated.to_json())
-        _fork(socket, folder)
-        done = GlobalSteps(simulated.workers, simulated.sync.runs_free)
+        Path(folder, "experiment.json").write_text(few.to_json())
+        try:
+            _fork(socket, folder)
+        except TimeoutError:
+            return Foreseen(seconds=times * PATIENCE)
+        seconds = times * max(0.0, time.monotonic() - began - START)
+        done = GlobalSteps(few.workers, few.sync.runs_free)
         for record in lines_of(Path(folder, f"{ALL_RANKS}.jsonl")):
             if record["k"] == "step":
                 done.add(record["rank"], record)
     done.ready(ended=True)
     if done.last is None or done.last.seconds <= done.first.seconds:
-        return None
-    return (done.last.samples - done.first.samples) / (done.last.seconds - done.first.seconds)
+        return Foreseen(None, seconds)
+    rate = (done.last.samples - done.first.samples) / (done.last.seconds - done.first.seconds)
+    return Foreseen(rate, seconds)
 
 
 def _fork(socket: Path, folder: str) -> None:

@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any
 import dlpar
 from dlpar.config.experiment import Experiment
 from dlpar.config.schema import BadExperiment
-from dlpar.graphs import neighbours
 from dlpar.jobs.fork_server import warm_socket
 from dlpar.jobs.run import Run
 from dlpar.jobs.tail import rank_of
 from dlpar.lab import theme
-from dlpar.lab.captions import quantity
+from dlpar.lab.captions import duration, quantity
 from dlpar.lab.controls import Controls
 from dlpar.lab.figure import Figure
 from dlpar.lab.figures.consensus import Consensus, disagreement
@@ -26,17 +25,14 @@ from dlpar.lab.figures.staleness import Lead, Staleness
 from dlpar.lab.figures.throughput import Throughput
 from dlpar.lab.figures.timeline import Timeline
 from dlpar.lab.figures.waiting import Waiting
-from dlpar.lab.ghost import Ghost
-from dlpar.lab.labels import has_peers, labels, place_in_queue, same_batches, with_world
+from dlpar.lab.ghost import Foreseen, Ghost
+from dlpar.lab.labels import labels, place_in_queue, same_batches, with_world
 from dlpar.lab.offer import Offer
 from dlpar.lab.page import Page, module
 from dlpar.lab.plot import Board, Plot, Shown
 from dlpar.lab.recordings import SPEEDS, Meanwhile, recordings, speed_of
 from dlpar.lab.status import Status, results
 from dlpar.lab.watch import Replay, Watch, between
-from dlpar.theory import buckets, closed_form, sizes
-from dlpar.theory.step import period
-from dlpar.worlds.platforms import workload
 
 if TYPE_CHECKING:
     from dlpar.jobs.launch import Job
@@ -45,6 +41,9 @@ if TYPE_CHECKING:
 
 KEPT = 5
 """Earlier runs that stay in the figures; more could not be distinguished."""
+
+LONG = 10.0
+"""Seconds from which a simulation is called long."""
 
 GOAL = 0.95
 """Held-out accuracy to which the seconds of runs are compared."""
@@ -410,7 +409,9 @@ class Panel(RunPage):
             self._status.prefix = ""
             self._begin(job.run, experiment)
             self._follow(Watch(job.run.path, self))
-            self.tell(message=warning(experiment))
+            self.tell(message=disagreement(experiment))
+            if experiment.cluster.world == "simulated":
+                self._ghost.want(experiment)
         self.flush()
         return job
 
@@ -504,8 +505,13 @@ class Panel(RunPage):
         self._meanwhile.over()
         super().ended(status, reason)
 
-    def foresee(self, experiment: Experiment | None, rate: float | None) -> None:
-        """Show the simulated samples/s of settings that have not run yet; None where sizes do not suffice."""
+    def foresee(self, experiment: Experiment | None, foreseen: Foreseen) -> None:
+        """Show the simulated samples/s of settings that have not run yet, and say if their simulation is long."""
+        rate = foreseen.rate
+        if experiment:
+            is_long = experiment.cluster.world == "simulated" and foreseen.seconds > LONG
+            said = f"This simulation takes {duration(foreseen.seconds)} or more." if is_long else ""
+            self.tell(message=" ".join(filter(None, (disagreement(experiment), said))))
         with self._guard:
             shown = [run.experiment for run in self._shown.values()]
             what = labels([*shown, experiment])[-1] if shown and experiment not in shown and rate else ""
@@ -529,77 +535,10 @@ class Panel(RunPage):
     def _check(self) -> None:
         wrong, message = None, ""
         try:
-            message = warning(self.experiment)
+            message = disagreement(self.experiment)
         except BadExperiment as error:
             message = str(error)
             wrong = message.partition(":")[0]
         controls = self._controls
         self.tell(fields=controls.fields(), values=dict(controls.values), hidden=controls.hidden())
         self.tell(message=message, wrong=wrong)
-
-
-def warning(experiment: Experiment) -> str:
-    """Warning of workers that cannot agree and of a long simulation; empty if neither applies."""
-    return " ".join(filter(None, (disagreement(experiment), foreseen(experiment))))
-
-
-MESSAGES_A_SECOND = {"sizes": 300_000, "values": 30_000}
-"""Messages that one core simulates, a little below what ``make bench`` measures; mathematics is not included."""
-
-LONG = 10.0
-"""Seconds from which a simulation is called long."""
-
-
-def foreseen(experiment: Experiment) -> str:
-    """Number of messages and duration of a long simulation; empty if it is short, or if neither is known."""
-    if experiment.cluster.world != "simulated":
-        return ""
-    count = messages(experiment)
-    seconds = (count or 0) / MESSAGES_A_SECOND[experiment.cluster.messages]
-    if seconds < LONG:
-        return ""
-    rounded = round(seconds, -1) if seconds < 120 else round(seconds / 60) * 60
-    time = f"{rounded:.0f} s" if rounded < 120 else f"{rounded / 60:,.0f} min"
-    return f"This simulation sends about {count / 1e6:,.1f} million messages and takes about {time}."
-
-
-def messages(experiment: Experiment) -> int | None:
-    """Number of messages of a whole run; None for split replicas and for schemes without a count."""
-    sync = experiment.sync
-    if experiment.split.kind != "data":
-        return None
-    if hasattr(sync, "allreduce"):
-        count = _of_allreduce(experiment)
-    elif sync.server_ranks:
-        count = _of_servers(experiment)
-    elif has_peers(sync):
-        count = _of_graph(experiment)
-    elif hasattr(sync, "depth"):  # down and up a tree
-        count = 2 * (experiment.workers - 1)
-    else:
-        return None
-    return count and count * experiment.steps // period(experiment)
-
-
-def _of_allreduce(experiment: Experiment) -> int:
-    n, sync, big = experiment.workers, experiment.sync, experiment.cluster.stand_in_for
-    model = workload(big) if big and experiment.cluster.messages == "sizes" else sizes(experiment)
-    bytes_of = [model.itemsize * layer.parameters for layer in model.layers]
-    cut = len(buckets(bytes_of, sync.bucket_mb * 1e6))
-    if experiment.compression.codec != "none":
-        return cut * n * (n - 1)  # each code goes once around
-    name = "ring" if sync.allreduce == "library" else sync.allreduce
-    return cut * closed_form(name, n, 0, 4, group=sync.node_size).messages
-
-
-def _of_servers(experiment: Experiment) -> int:
-    sync, n = experiment.sync, experiment.workers
-    a_push = 2 if sync.pull == "reply" else 3
-    return a_push * (n + sync.groups * sync.servers if sync.groups else n * sync.servers)
-
-
-def _of_graph(experiment: Experiment) -> int | None:
-    sync, n = experiment.sync, experiment.workers
-    if sync.exchange == "neighbours":
-        return sum(map(len, neighbours(sync, n, experiment.seed)))
-    return n * sync.peers if sync.exchange == "random" else None

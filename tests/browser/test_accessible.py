@@ -178,6 +178,7 @@ def test_a_reader_who_wants_less_motion_or_other_colours_gets_them(shown, page):
     assert shown.place.evaluate(STILL) == []
     assert shown.place.evaluate(FORCED) == {"text": True, "lines": True, "tab": True}
     page.emulate_media(reduced_motion="null", forced_colors="null")
+    shown.tab("Convergence")
 
 
 def test_terms_are_told_to_pointer_finger_and_keyboard(shown, page):

@@ -71,7 +71,7 @@ SHOWN = ("Light", 1280, 800), ("Light", 1920, 1080), ("Dark", 1280, 800), ("Dark
 
 RANKS = """panel => {
   const { data } = panel.querySelector('.js-plotly-plot');
-  return [...new Set(data.flatMap(({ y }) => [...y]))].sort((a, b) => a - b);
+  return [...new Set(data.filter(({ type }) => type === 'bar').flatMap(({ y }) => [...y]))].sort((a, b) => a - b);
 }"""
 """Rows in which something is drawn."""
 

@@ -6,7 +6,7 @@ import pytest
 
 from dlpar.config.experiment import Experiment
 from dlpar.lab import ghost as module
-from dlpar.lab.ghost import Ghost, simulated_rate
+from dlpar.lab.ghost import PATIENCE, Foreseen, Ghost, simulated
 from dlpar.lab.panel import Panel
 from dlpar.theory import predict
 from lab.folders import until
@@ -20,17 +20,17 @@ def test_the_rate_is_that_of_the_closed_form_where_that_is_exact(world):
     experiment = Experiment(workers=4, cluster={"world": world, "platform": "cpu-10gbe"})
     found = predict(experiment)
     assert found.kind == "exact"
-    assert simulated_rate(experiment) == pytest.approx(experiment.global_batch / found.seconds, rel=1e-3)
+    assert simulated(experiment).rate == pytest.approx(experiment.global_batch / found.seconds, rel=1e-3)
 
 
 def test_where_sizes_do_not_suffice_there_is_no_rate():
-    assert simulated_rate(Experiment(workers=2, cluster={"world": "real"})) is None
+    assert simulated(Experiment(workers=2, cluster={"world": "real"})).rate is None
     hogwild = Experiment(workers=2, sync="hogwild", model="logistic")
     told = []
     panel = type("Seen", (), {"foresee": lambda self, *found: told.append(found)})()
     Ghost(panel).want(hogwild)
     until(lambda: told)
-    assert told == [(hogwild, None)]
+    assert told == [(hogwild, Foreseen())]
 
 
 def test_of_several_changes_the_newest_is_shown(monkeypatch):
@@ -39,9 +39,9 @@ def test_of_several_changes_the_newest_is_shown(monkeypatch):
     def slowly(experiment):
         first.set()
         assert go_on.wait(10)
-        return float(experiment.workers)
+        return Foreseen(float(experiment.workers))
 
-    monkeypatch.setattr(module, "simulated_rate", slowly)
+    monkeypatch.setattr(module, "simulated", slowly)
     told = []
     panel = type("Seen", (), {"foresee": lambda self, *found: told.append(found)})()
     ghost, wanted = Ghost(panel), [Experiment(workers=n, cluster=SIMULATED) for n in (1, 2, 3)]
@@ -51,14 +51,14 @@ def test_of_several_changes_the_newest_is_shown(monkeypatch):
         ghost.want(each)
     go_on.set()
     until(lambda: told)
-    assert told == [(wanted[2], 3.0)]
+    assert told == [(wanted[2], Foreseen(3.0))]
     ghost.want(None)
     until(lambda: len(told) == 2)
-    assert told[-1] == (None, None)
+    assert told[-1] == (None, Foreseen())
 
 
 def test_a_control_that_is_changed_draws_a_faint_line_before_anything_runs(monkeypatch):
-    monkeypatch.setattr(module, "simulated_rate", lambda experiment: 1000.0 * experiment.workers)
+    monkeypatch.setattr(module, "simulated", lambda experiment: Foreseen(1000.0 * experiment.workers))
     page = Reader(panel := Panel(Experiment(workers=2, cluster=SIMULATED)))
     assert page.state["ghost"] == ""
     page.do(do="set", path="workers", value="8")
@@ -72,3 +72,18 @@ def test_a_control_that_is_changed_draws_a_faint_line_before_anything_runs(monke
     until(lambda: page.state["ghost"] == "")
     assert "ghost" not in page.figures["Throughput"].traces
     page.assert_like_the_kernel()
+
+
+def test_a_long_simulation_is_announced_and_may_be_run(monkeypatch):
+    def never(socket, folder):
+        raise TimeoutError
+
+    monkeypatch.setattr(module, "_fork", never)
+    many = Experiment(workers=512, scaling="weak", steps=30, cluster={**SIMULATED, "messages": "sizes"})
+    assert simulated(many) == Foreseen(None, 10 * PATIENCE)
+    page = Reader(Panel(many))
+    page.do(do="set", path="steps", value="300")
+    until(lambda: page.state["message"] == "This simulation takes 3 min 20 s or more.")
+    assert page.state["wrong"] is None and page.state["ghost"] == ""
+    page.do(do="set", path="steps", value="3")
+    until(lambda: page.state["message"] == "")

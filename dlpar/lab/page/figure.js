@@ -57,7 +57,7 @@ export class FigureData {
       const run = runs.get(trace.key.split(" ")[0]), isWhole = !trace.key.includes(" rank ");
       if (hidden.has(run?.key) || this.hidden.has(trace.key)) attributes.visible = false;
       else if (run && isWhole && runs.size > 1 && trace.points && !trace.style.yaxis && attributes.visible !== false)
-        labels.push(endOf(trace, attributes, run.name));
+        labels.push(endOf(trace, attributes, run));
       return attributes;
     });
     const layout = structuredClone({ ...this.layout, width, height, uirevision: [this.x, logarithmic, this.zoom].join(), showlegend: false });
@@ -100,10 +100,10 @@ export class FigureData {
 }
 
 /** The newest point of a line that is a number, with the name of its run. */
-function endOf(trace, { x, y, line }, name) {
+function endOf(trace, { x, y }, { name, colour }) {
   let last = trace.points - 1;
   while (last > 0 && !Number.isFinite(y[last])) last -= 1;
-  return { name, x: x[last], y: y[last], colour: line?.color ?? trace.style.marker?.color };
+  return { name, x: x[last], y: y[last], colour };
 }
 
 /** Names beside the ends of lines, so far apart that none covers another. */
