@@ -87,7 +87,7 @@ def simulated(experiment: Experiment) -> Foreseen:
         return Foreseen()
     times = experiment.steps / steps * (WITH_VALUES if few.cluster.messages == "values" else 1)
     few, began = few.replace(steps=steps, cluster={"messages": "sizes"}), time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="ghost-", dir=runtime_folder()) as folder:
+    with tempfile.TemporaryDirectory("", "ghost-", runtime_folder(), ignore_cleanup_errors=True) as folder:
         Path(folder, "experiment.json").write_text(few.to_json())
         try:
             _fork(socket, folder)

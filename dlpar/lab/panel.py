@@ -472,7 +472,8 @@ class Panel(RunPage):
         match message:
             case {"do": "set", "path": path, "value": value}:
                 self.choose(path, value)
-                self._ghost.want(None if self.state["wrong"] else self.experiment)
+                if not self.state["busy"]:  # a simulation would take time from the ranks that are measured
+                    self._ghost.want(None if self.state["wrong"] else self.experiment)
             case {"ask": "recordings"}:
                 self.tell(recordings=recordings())
             case {"do": "play", "run": run, "speed": speed}:

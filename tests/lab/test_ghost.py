@@ -4,12 +4,13 @@ import threading
 
 import pytest
 
+import dlpar
 from dlpar.config.experiment import Experiment
 from dlpar.lab import ghost as module
 from dlpar.lab.ghost import PATIENCE, Foreseen, Ghost, simulated
 from dlpar.lab.panel import Panel
 from dlpar.theory import predict
-from lab.folders import until
+from lab.folders import ThreadJob, until
 from lab.readers import Reader
 
 SIMULATED = {"world": "simulated"}
@@ -72,6 +73,19 @@ def test_a_control_that_is_changed_draws_a_faint_line_before_anything_runs(monke
     until(lambda: page.state["ghost"] == "")
     assert "ghost" not in page.figures["Throughput"].traces
     page.assert_like_the_kernel()
+
+
+def test_while_ranks_are_measured_nothing_is_simulated(monkeypatch):
+    monkeypatch.setattr(dlpar, "launch", lambda e: ThreadJob(e, pace=20), raising=False)
+    asked = []
+    monkeypatch.setattr(Ghost, "want", lambda self, experiment: asked.append(experiment))
+    page = Reader(panel := Panel(Experiment(workers=1, steps=1000)))
+    panel.run()
+    page.do(do="set", path="workers", value="2")
+    panel.leave()
+    assert asked == []
+    page.do(do="set", path="workers", value="3")
+    assert [experiment.workers for experiment in asked] == [3]
 
 
 def test_a_long_simulation_is_announced_and_may_be_run(monkeypatch):
