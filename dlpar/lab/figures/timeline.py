@@ -36,8 +36,8 @@ TITLE = "time since the beginning of the window (ms)"
 COLUMNS = ("rank", "start (ms)", "duration (ms)", "step")
 AT = {"y": "rank", "base": "start (ms)", "x": "duration (ms)", "customdata": "step"}
 HOVER = "%{fullData.name}, step %{customdata}<br>rank %{y}: %{x:.3f} ms from %{base:.3f} ms<extra></extra>"
-ARROWS = 40
-"""Most arrows from waits; more could not be told apart."""
+ARROWS, SEEN = 40, 0.02
+"""Most arrows from waits, as more could not be told apart, and the shortest such wait as a share of its window."""
 
 SOON = 0.5
 """Share of a wait by which a send may seem to begin after its end, as ranks record only how long they waited."""
@@ -45,13 +45,9 @@ SOON = 0.5
 ARROW = "#c2185b"
 """Colour of arrows, which lie on bars and between them."""
 
-_HEAD = {"mode": "markers", "showlegend": False, "hoverinfo": "skip", "name": "to the send that ended it"}
+_HEAD = {"mode": "markers", "showlegend": False, "hoverinfo": "skip", "name": "send that ended a wait"}
 ARROW_TRACES = {
-    "arrows": {
-        "mode": "lines",
-        "name": "wait → send that ended it",
-        "line": {"color": theme.GREY, "width": 1.5},
-    },
+    "arrows": {"mode": "lines", "name": "wait → send", "line": {"color": ARROW, "width": 2}},
     "arrows up": {**_HEAD, "marker": {"symbol": "triangle-up", "size": 10, "color": ARROW}},
     "arrows down": {**_HEAD, "marker": {"symbol": "triangle-down", "size": 10, "color": ARROW}},
 }
@@ -221,14 +217,15 @@ class Timeline(Plot):
         """Draw an arrow from each long wait to the send that ended it, where one can tell which that was."""
         free = self.front.experiment.sync.runs_free
         found = [] if free else [a for a in arrows(spans, self._peers) if begin <= a[1] and a[2].end <= end]
-        longest = sorted(found, key=lambda a: a[2].start - a[2].end)[:ARROWS]
+        seen = [a for a in found if a[2].end - a[2].start > SEEN * (end - begin)]
+        longest = sorted(seen, key=lambda a: a[2].start - a[2].end)[:ARROWS]
         rows = {key: list[tuple[float, float]]() for key in ARROW_TRACES}
         for sender, sent, wait in longest:
             head, tail = ((sent - begin) * 1e3, sender), ((wait.end - begin) * 1e3, wait.rank)
             rows["arrows"] += [tail, head, GAP]
             rows["arrows up" if sender < wait.rank else "arrows down"].append(head)
         for key, style in ARROW_TRACES.items():
-            if found and key not in self._traces:
+            if seen and key not in self._traces:
                 self.add_trace(key, style, ("ms", "rank"), {"x": "ms", "y": "rank"})
             if key in self._traces:
                 self.series(key).replace(np.array(rows[key]))

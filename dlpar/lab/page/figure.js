@@ -57,7 +57,7 @@ export class FigureData {
       const run = runs.get(trace.key.split(" ")[0]), isWhole = !trace.key.includes(" rank ");
       if (hidden.has(run?.key) || this.hidden.has(trace.key)) attributes.visible = false;
       else if (run && isWhole && runs.size > 1 && trace.points && !trace.style.yaxis && attributes.visible !== false)
-        labels.push(endOf(trace, attributes, run));
+        labels.push(endOf(trace, attributes, { ...run, colour: mixed(run.colour, ink) }));
       return attributes;
     });
     const layout = structuredClone({ ...this.layout, width, height, uirevision: [this.x, logarithmic, this.zoom].join(), showlegend: false });
@@ -115,10 +115,17 @@ function spread(labels, layout, height) {
   const sorted = labels.map((label) => ({ ...label, at: at(label.y) || 0 })).sort((a, b) => a.at - b.at);
   sorted.forEach((label, i) => { if (i) label.at = Math.max(label.at, sorted[i - 1].at + least); });
   const over = Math.max(0, (sorted.at(-1)?.at ?? 0) - 1);
-  return sorted.map(({ name, x, at, colour }) => ({
+  const x = Math.max(...labels.map((label) => label.x)); // beside the longest line, which would else go through names
+  return sorted.map(({ name, at, colour }) => ({
     text: name.length > LONGEST ? `${name.slice(0, LONGEST - 1)}…` : name, hovertext: name, showarrow: false, x, xanchor: "left", xshift: 11,
     yref: "paper", y: at - over, yanchor: "middle", font: { size: 12, color: colour },
   }));
+}
+
+/** A colour (#rrggbb) with some of the page's ink (rgb): a name must stand out more than its line. */
+function mixed(colour, ink) {
+  const inks = ink.match(/[\d.]+/g).map(Number);
+  return `rgb(${[1, 3, 5].map((at, i) => Math.round(0.7 * parseInt(colour.slice(at, at + 2), 16) + 0.3 * inks[i]))})`;
 }
 
 function decades(data, top) {
