@@ -177,7 +177,7 @@ def test_plotly_comes_compressed_from_the_installed_package(made):
 
 
 def test_modules_beside_each_other_become_one():
-    text = module.module("plotly", "table", "link", "figure", "panel")
+    text = module.module("plotly", "preview", "table", "link", "results", "figure", "panel")
     lines = text.splitlines()
     assert not [line for line in lines if line.startswith("import ")]
     assert [line for line in lines if line.startswith("export ")] == ["export default () => {"]
@@ -192,7 +192,7 @@ def test_script_and_style_fetch_nothing(kind):
 
 
 def test_every_module_of_the_page_is_used():
-    used = {"plotly", "table", "link", "figure", "panel", "prediction", "selftest"}
+    used = {"plotly", "preview", "table", "link", "results", "figure", "panel", "prediction", "selftest"}
     assert {file.stem for file in HERE.glob("*.js")} == used
 
 

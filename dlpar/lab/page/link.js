@@ -106,6 +106,8 @@ export function make(tag, properties = {}, ...children) {
     else element[name] = value;
   }
   element.append(...children);
+  // In these, arrow keys choose; JupyterLab would move between cells instead.
+  if (tag === "select" || ["range", "radio"].includes(element.type) || element.getAttribute("role") === "tab") element.dataset.lmSuppressShortcuts = "true";
   return element;
 }
 

@@ -4,14 +4,14 @@
 const here = /** @type {any} */ (globalThis);
 export const page = (here.__dlpar ??= { plotly: null, asked: 0, waiting: [] });
 
-export function plotlyOnce(model) {
+export function plotlyOnce(link) {
   if (page.plotly) return Promise.resolve(page.plotly);
   const promise = new Promise((resolve) => page.waiting.push(resolve));
   const ask = () => {
     if (page.plotly) return;
     if (Date.now() - page.asked > 4000) {
       page.asked = Date.now();
-      model.send({ ask: "plotly" });
+      link.send({ ask: "plotly" });
     }
     setTimeout(ask, 1000); // the kernel may be busy or gone: then another figure asks its kernel
   };
