@@ -401,8 +401,8 @@ class Panel(RunPage):
         """
         experiment = self.experiment
         self._end_recording()
-        if self.job and self.job.ended and self._watch:
-            self._watch.join(5)  # it still draws the last records
+        if self._busy and self.job and self.job.run.status == "done":
+            self._watch.join(5)  # the last records are being drawn
         with self._guard_jobs:
             self._refuse_if_busy()
             self._meanwhile.pressed()

@@ -315,6 +315,18 @@ def test_one_job_at_a_time(slowly):
     panel.stop()
 
 
+def test_the_next_run_may_begin_as_soon_as_the_job_is_done(launched, monkeypatch):
+    drawn, finish = threading.Event(), module.Watch._finish
+    monkeypatch.setattr(module.Watch, "_finish", lambda *which: drawn.wait(5) and finish(*which))
+    panel = Panel(Experiment(workers=1, steps=5))
+    first = panel.run()
+    until(lambda: first.run.status == "done")
+    assert panel.running
+    threading.Timer(0.1, drawn.set).start()
+    panel.run()
+    assert len(panel.runs) == 2
+
+
 def test_stop_is_answered_while_the_job_takes_its_time_to_end(monkeypatch):
     free = threading.Event()
 
