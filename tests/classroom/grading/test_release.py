@@ -12,7 +12,7 @@ import pytest
 
 from classroom.grading.handed_in import SMALL, small_master
 from dlpar.classroom.grading.grade import exercise, role
-from dlpar.classroom.grading.release import RECORDING, STUB, bring, is_master, release
+from dlpar.classroom.grading.release import STUB, bring, is_master, release
 from dlpar.classroom.hub.settings import LISTED, Settings, without_solutions
 from dlpar.classroom.hub.student import hand_out
 
@@ -45,7 +45,7 @@ def test_every_lab_has_an_exercise_and_its_release_no_solution(released: Path, n
     text = (released / name).read_text()
     assert "SOLUTION" not in text and "HIDDEN" not in text
     shown = [cell for cell in nbformat.read(released / name, 4).cells if cell.get("outputs")]
-    assert all(cell.metadata.tags == [RECORDING] for cell in shown) and len(shown) == (name[:2] == "00")
+    assert all(cell.metadata.tags == ["recording"] for cell in shown) and len(shown) == (name[:2] == "00")
 
 
 @pytest.mark.parametrize("name", EXERCISES)
