@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import tempfile
-import time
 import weakref
 from contextlib import suppress
 from pathlib import Path
@@ -28,11 +27,11 @@ STEPS, WORKER_STEPS = 12, 200
 LEAST = 3
 """Fewest steps: the first begins before anything has been sent."""
 
-PATIENCE, START = 2.0, 0.1
-"""Seconds after which a simulation is too long to be an answer before Run, and those in which it starts."""
+PATIENCE = 2.0
+"""Seconds after which a simulation is too long to be an answer before Run."""
 
-WITH_VALUES = 10
-"""Times as long that messages take which carry values; what ranks compute comes on top."""
+MESSAGES_A_SECOND = {"sizes": 300_000, "values": 30_000}
+"""Messages of workers that one core simulates; what ranks compute, and answers of servers, come on top."""
 
 
 class Foreseen(NamedTuple):
@@ -85,20 +84,21 @@ def simulated(experiment: Experiment) -> Foreseen:
     steps = min(STEPS, max(LEAST, WORKER_STEPS // few.workers))
     if few.cluster.world != "simulated" or socket is None:
         return Foreseen()
-    times = experiment.steps / steps * (WITH_VALUES if few.cluster.messages == "values" else 1)
-    few, began = few.replace(steps=steps, cluster={"messages": "sizes"}), time.monotonic()
+    times = experiment.steps / steps
+    few = few.replace(steps=steps, cluster={"messages": "sizes"})
     with tempfile.TemporaryDirectory("", "ghost-", runtime_folder(), ignore_cleanup_errors=True) as folder:
         Path(folder, "experiment.json").write_text(few.to_json())
         try:
             _fork(socket, folder)
         except TimeoutError:
             return Foreseen(seconds=times * PATIENCE)
-        seconds = times * max(0.0, time.monotonic() - began - START)
-        done = GlobalSteps(few.workers, few.sync.runs_free)
+        done, messages = GlobalSteps(few.workers, few.sync.runs_free), 0
         for record in lines_of(Path(folder, f"{ALL_RANKS}.jsonl")):
             if record["k"] == "step":
                 done.add(record["rank"], record)
+                messages += record["messages"]
     done.ready(ended=True)
+    seconds = times * messages / MESSAGES_A_SECOND[experiment.cluster.messages]
     if done.last is None or done.last.seconds <= done.first.seconds:
         return Foreseen(None, seconds)
     rate = (done.last.samples - done.first.samples) / (done.last.seconds - done.first.seconds)

@@ -30,7 +30,7 @@ from dlpar.lab.labels import labels, place_in_queue, same_batches, with_world
 from dlpar.lab.offer import Offer
 from dlpar.lab.page import Page, module
 from dlpar.lab.plot import Board, Plot, Shown
-from dlpar.lab.recordings import SPEEDS, Meanwhile, recordings, speed_of
+from dlpar.lab.recordings import SEEN, SPEEDS, Meanwhile, recordings, speed_of
 from dlpar.lab.status import Status, results
 from dlpar.lab.watch import Replay, Watch, between
 
@@ -378,7 +378,7 @@ class Panel(RunPage):
         if recording is not None:
             run = recording if isinstance(recording, Run) else Run(recording)
             self._opening = run.id
-            self.replay(run, speed_of(run))
+            self.replay(run, speed_of(run, SEEN))
 
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
         self.beside(warm_socket)  # a head start for the first job

@@ -61,9 +61,15 @@ LONGEST = 30.0
 """Longest recording (seconds): a run with a longer clock is played faster."""
 
 
-def speed_of(run: Run) -> float:
-    """Speed at which a recording is not too long."""
+SEEN = 10.0
+"""Seconds that a recording on the first screen lasts at least about, so that it is seen to move."""
+
+
+def speed_of(run: Run, least: float = 0.0) -> float:
+    """Speed at which a recording is not too long, nor over in much less than `least` seconds."""
     seconds = float(run.curve["seconds"].iloc[-1])
+    if seconds < least / 2:
+        return max(1 / AT_MOST, float(f"{seconds / least:.2g}"))
     return min(AT_MOST, max(1.0, math.ceil(seconds / LONGEST)))
 
 

@@ -24,7 +24,7 @@ HARM = """() => [window.hit ?? 0, ...[...document.querySelectorAll('*')].filter(
 SETUP = f"""
 import shutil, time, dlpar
 from dlpar import lab
-from dlpar.lab import figures, offer_widget
+from dlpar.lab import figures
 BAD, NAME = {BAD!r}, {AS_A_NAME!r}
 simulated = {{"world": "simulated"}}
 kept = dlpar.launch(dlpar.Experiment(workers=2, steps=4, sync={{"scheme": "ps"}}, cluster=simulated)).wait()
@@ -46,8 +46,7 @@ CELLS = (
     "display(lab.compare([kept.experiment, own], titles=[BAD, NAME], question=BAD))",
     "ask = lab.predict('key', BAD, choices=[BAD, NAME], unit=BAD)\ndisplay(ask, ask.reveal(NAME, BAD))",
     "from dlpar.course.judge import Verdict\ndisplay(Verdict('not yet', BAD, [BAD, NAME]))",
-    "offer = offer_widget.Offer(panel._controls)\n"
-    "offer.see({'id': BAD, 'by': BAD, 'at': time.time(), 'experiment': kept.experiment.model_dump()})\ndisplay(offer)",
+    "panel._offer.see({'id': BAD, 'by': BAD, 'at': time.time(), 'experiment': kept.experiment.model_dump()})",
     "def mine():\n    return '<img src=x onerror=window.hit=1>'",
     "display(lab.show(mine))",
     "display(lab.term('all-reduce'), run, own)",

@@ -7,7 +7,7 @@ import pytest
 import dlpar
 from dlpar.config.experiment import Experiment
 from dlpar.lab import ghost as module
-from dlpar.lab.ghost import PATIENCE, Foreseen, Ghost, simulated
+from dlpar.lab.ghost import MESSAGES_A_SECOND, PATIENCE, Foreseen, Ghost, simulated
 from dlpar.lab.panel import Panel
 from dlpar.theory import predict
 from lab.folders import ThreadJob, until
@@ -32,6 +32,14 @@ def test_where_sizes_do_not_suffice_there_is_no_rate():
     Ghost(panel).want(hogwild)
     until(lambda: told)
     assert told == [(hogwild, Foreseen())]
+
+
+def test_the_time_of_a_whole_simulation_is_foreseen_from_its_messages():
+    ring = Experiment(workers=16, scaling="weak", steps=200, cluster={**SIMULATED, "messages": "sizes"})
+    sent = 200 * 2 * 16 * 15  # one bucket
+    assert simulated(ring).seconds == pytest.approx(sent / MESSAGES_A_SECOND["sizes"])
+    with_values = ring.replace(cluster={"messages": "values"})
+    assert simulated(with_values).seconds == pytest.approx(sent / MESSAGES_A_SECOND["values"])
 
 
 def test_of_several_changes_the_newest_is_shown(monkeypatch):

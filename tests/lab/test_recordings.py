@@ -3,10 +3,12 @@
 import fcntl
 from types import SimpleNamespace
 
+import pytest
+
 import dlpar
 from dlpar.config.experiment import Experiment
 from dlpar.lab.panel import Panel
-from dlpar.lab.recordings import newest_like
+from dlpar.lab.recordings import newest_like, speed_of
 from lab.folders import end, finished, until
 from lab.readers import Reader
 
@@ -66,6 +68,14 @@ def test_a_recording_of_a_very_long_run_is_played_as_fast_as_is_allowed(monkeypa
     panel = Panel(Experiment(workers=2))
     Reader(panel).do(do="watch")
     until(lambda: f"Recording of {kept.id}, at 1000 times its speed: done: 20 steps" in words(panel))
+
+
+def test_a_recording_on_the_first_screen_is_not_over_at_once(monkeypatch, tmp_path):
+    monkeypatch.setenv("DLPAR_HOME", str(tmp_path))
+    kept = finished(workers=2, steps=20)
+    seconds = kept.curve["seconds"].iloc[-1]
+    assert speed_of(kept) == 1 and speed_of(kept, 10 * seconds) == pytest.approx(0.1)
+    assert speed_of(kept, seconds) == 1
 
 
 def test_a_recording_of_the_same_settings_comes_before_a_newer_one_of_others(monkeypatch, tmp_path):

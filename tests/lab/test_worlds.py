@@ -37,7 +37,7 @@ def launched(monkeypatch):
 
 
 def facts(panel) -> dict[str, str]:
-    return {name: fact for name, fact, _ in panel.state["facts"]}
+    return dict(panel.state["facts"])
 
 
 def test_world_platform_clock_and_slip_are_told_where_they_say_something(launched):
