@@ -9,7 +9,7 @@ from numbers import Integral
 from typing import Any
 
 from dlpar.lab import theme
-from dlpar.lab.figure import Figure, blank, captioned
+from dlpar.lab.figure import Figure, blank, captioned, gantt
 from dlpar.lab.message_log import LoggedMessage, Rounds, record
 
 MOST = 16
@@ -73,7 +73,10 @@ def animate(
     for name, number in {"workers": workers, "chunks": chunks}.items():
         if not isinstance(number, Integral) or not 1 <= number <= MOST:
             raise ValueError(f"{name}: got {number!r}, allowed is a whole number from 1 to {MOST}")
-    name = _name(collective)
+    whole = collective
+    while isinstance(whole, partial):
+        whole = whole.func
+    name = getattr(whole, "__name__", type(whole).__name__)
     rounds = record(collective, [[_share(rank, workers)] * chunks for rank in range(workers)], timeout)
     if workers > 1 and not rounds.messages:
         raise ValueError(
@@ -98,12 +101,6 @@ def _share(rank: int, workers: int) -> float:
     return float(2 ** (52 // workers)) ** rank
 
 
-def _name(collective: Callable[..., Any]) -> str:
-    while isinstance(collective, partial):
-        collective = collective.func
-    return getattr(collective, "__name__", type(collective).__name__)
-
-
 def _figure(rounds: Rounds, workers: int, chunks: int, name: str, scheme: str) -> Figure:
     last, colour = len(rounds.held) - 1, theme.scheme_colour(scheme)
     views = [_view(rounds, k, workers, colour) for k in range(last + 1)]
@@ -111,31 +108,30 @@ def _figure(rounds: Rounds, workers: int, chunks: int, name: str, scheme: str) -
         {
             "label": str(k or "start"),
             "method": "update",
-            "args": [_restyled(cells), {"annotations": notes}, [0]],
+            "args": [{key: [values] for key, values in cells.items()}, {"annotations": notes}, [0]],
         }
         for k, (cells, notes) in enumerate(views)
     ]
     cells, notes = views[0]
-    ranks = [rank for rank in range(workers) for _ in range(chunks)]
     figure = blank(_layout(workers, chunks, steps, notes), height=46 * workers + 54 + 140)
-    figure.add_bar(
-        orientation="h",
-        y=ranks,
-        base=[*range(chunks)] * workers,
-        x=[CELL] * len(ranks),
-        width=0.8,
-        textposition="inside",
-        insidetextanchor="middle",
-        textangle=0,
-        showlegend=False,
-        name="contributions",
-        hovertemplate="rank %{y}, chunk %{base}: contributions of %{hovertext}<extra></extra>",
-        text=cells["text"],
-        hovertext=cells["hovertext"],
-        insidetextfont={"size": 14, "color": cells["insidetextfont.color"]},
-        marker={"color": cells["marker.color"], "line": {"color": SENT, "width": cells["marker.line.width"]}},
+    bars = [(rank, chunk, CELL, "") for rank in range(workers) for chunk in range(chunks)]
+    hover = "rank %{y}, chunk %{base}: contributions of %{hovertext}<extra></extra>"
+    text = {"textposition": "inside", "insidetextanchor": "middle", "textangle": 0, "insidetextfont_size": 14}
+    gantt(figure, bars, width=0.8, showlegend=False, name="contributions", hovertemplate=hover, **text)
+    figure.update_traces(
+        marker_line_color=SENT, **{key.replace(".", "_"): values for key, values in cells.items()}
     )
-    return captioned(figure, _caption(rounds, workers, chunks, name), _table(rounds))
+    sent: Counter[int] = Counter()
+    for message in rounds.messages:
+        sent[message.source] += message.nbytes
+    busiest = max(sent.values(), default=0)
+    sentence = (
+        f"{name} on {workers} rank{'s' * (workers > 1)}, {chunks} chunk{'s' * (chunks > 1)} of 8 bytes: "
+        f"{len(rounds.messages)} messages and {sum(sent.values()):,} bytes in {last} round{'s' * (last != 1)}; "
+        f"the busiest rank sends {busiest:,} bytes, {busiest / (8 * chunks):.3g} times the tensor."
+    )
+    rows = [(m.round, m.source, m.dest, m.nbytes, ", ".join(map(str, m.changed))) for m in rounds.messages]
+    return captioned(figure, sentence, (("round", "from rank", "to rank", "bytes", "chunks changed"), rows))
 
 
 def _view(rounds: Rounds, k: int, workers: int, colour: str) -> tuple[dict[str, list], list[dict]]:
@@ -147,48 +143,30 @@ def _view(rounds: Rounds, k: int, workers: int, colour: str) -> tuple[dict[str, 
         for chunk, value in enumerate(values):
             held = contributions(value, workers)
             share = len(held or ()) / workers
-            cells["text"].append("?" if held is None else _short(held, workers, room=64 // len(values)))
-            cells["hovertext"].append(
-                f"no ranks: {value:g} is no sum of them" if held is None else _ranks(held)
-            )
             shade = theme.lighter(colour, 0.88 * (1 - share) if share else 1)
-            cells["marker.color"].append(fill := UNKNOWN if held is None else shade)
-            cells["insidetextfont.color"].append(_ink(fill))
+            whose = "no rank: this is no sum of contributions" if held is None else _names(held) or "no rank"
+            cells["text"].append("?" if held is None else _short(held, workers, room=64 // len(values)))
+            cells["hovertext"].append(whose)
+            cells["marker.color"].append(UNKNOWN if held is None else shade)
             cells["marker.line.width"].append(3 if (rank, chunk) in arrived else 0)
-    return cells, [*_arrows(now), _headline(now, k, len(rounds.held) - 1)]
+    sent = [f"{m.source}→{m.dest}" for m in now]
+    shown = ", ".join(sent[:MOST]) + (f" and {len(sent) - MOST} more" if len(sent) > MOST else "")
+    text = f"<b>Round {k} of {len(rounds.held) - 1}</b>: {shown}"
+    text = text if k else "<b>Start</b>: every rank holds its own contribution"
+    return cells, [*_arrows(now), theme.annotation(text, 0, 1, xanchor="left", yshift=8)]
 
 
-def _restyled(cells: dict[str, list]) -> dict[str, list]:
-    return {name: [values] for name, values in cells.items()}  # one list for the one trace
+def _names(held: Counter[int]) -> str:
+    return "+".join(f"{times}×{rank}" if times > 1 else str(rank) for rank, times in sorted(held.items()))
 
 
 def _short(held: Counter[int], workers: int, room: int) -> str:
     """Contributions in a cell, in at most about `room` characters."""
-    names = "+".join(f"{times}×{rank}" if times > 1 else str(rank) for rank, times in sorted(held.items()))
     if set(held.values()) == {1} and len(held) == workers > 4:
         return "all"
     count = sum(held.values())  # a contribution that came twice shows as 5 of 4
-    texts = [names, f"{count} of {workers}", f"{count}/{workers}"]
+    texts = [_names(held), f"{count} of {workers}", f"{count}/{workers}"]
     return next((text for text in texts if len(text) <= room), texts[-1])
-
-
-def _ranks(held: Counter[int]) -> str:
-    """All contributions in a cell, neighbours together: ``rank 0–3, 2×5, 7``."""
-    runs: list[list[int]] = []
-    for rank in sorted(held):
-        if runs and rank == runs[-1][-1] + 1 and held[rank] == held[runs[-1][-1]]:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
-    times = [f"{held[run[0]]}×" if held[run[0]] > 1 else "" for run in runs]
-    names = [f"{run[0]}–{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs]
-    return f"rank {', '.join(map(str.__add__, times, names))}" if runs else "no rank"
-
-
-def _ink(fill: str) -> str:
-    """Black or white, whichever has more contrast (WCAG 2.1, relative luminance)."""
-    red, green, blue = ((int(fill[i : i + 2], 16) / 255) ** 2.2 for i in (1, 3, 5))
-    return "#111111" if 0.2126 * red + 0.7152 * green + 0.0722 * blue > 0.18 else "#ffffff"
 
 
 def _arrows(messages: list[LoggedMessage]) -> list[dict[str, Any]]:
@@ -197,14 +175,12 @@ def _arrows(messages: list[LoggedMessage]) -> list[dict[str, Any]]:
     for message in messages:
         for chunk in message.changed:
             lanes = by_chunk[chunk]
-            free = (lane for lane in lanes if not any(_meet(message, other) for other in lane))
-            lane = next(free, None)
+            lane = next((lane for lane in lanes if not any(_meet(message, m) for m in lane)), None)
             if lane is None:
                 lanes.append(lane := [])
             lane.append(message)
-    gutter = 1 - CELL
     return [
-        _arrow(chunk + CELL + gutter * (place + 1) / (len(lanes) + 1), message)
+        _arrow(chunk + CELL + (1 - CELL) * (place + 1) / (len(lanes) + 1), message)
         for chunk, lanes in by_chunk.items()
         for place, lane in enumerate(lanes)
         for message in lane
@@ -216,19 +192,9 @@ def _meet(a: LoggedMessage, b: LoggedMessage) -> bool:
 
 
 def _arrow(x: float, message: LoggedMessage) -> dict[str, Any]:
-    ends = {"ax": x, "ay": message.source, "x": x, "y": message.dest}
-    refs = {"xref": "x", "yref": "y", "axref": "x", "ayref": "y"}
+    ends = {"ax": x, "ay": message.source, "x": x, "y": message.dest, "axref": "x", "ayref": "y"}
     head = {"arrowhead": 2, "arrowsize": 1.2, "arrowwidth": 2, "arrowcolor": SENT, "arrowside": "end+start"}
-    return {**ends, **refs, **head, "startarrowhead": 6, "startarrowsize": 0.6, "showarrow": True, "text": ""}
-
-
-def _headline(messages: list[LoggedMessage], k: int, last: int) -> dict[str, Any]:
-    sent = [f"{m.source}→{m.dest}" for m in messages]
-    shown = ", ".join(sent[:MOST]) + (f" and {len(sent) - MOST} more" if len(sent) > MOST else "")
-    text = (
-        f"<b>Round {k} of {last}</b>: {shown}" if k else "<b>Start</b>: every rank holds its own contribution"
-    )
-    return theme.annotation(text, 0, 1, xanchor="left", yshift=8)
+    return {**ends, **head, "startarrowhead": 6, "startarrowsize": 0.6, "showarrow": True, "text": ""}
 
 
 def _layout(workers: int, chunks: int, steps: list[dict], notes: list[dict]) -> dict[str, Any]:
@@ -236,45 +202,16 @@ def _layout(workers: int, chunks: int, steps: list[dict], notes: list[dict]) -> 
     grey = "rgba(128,128,128,0.35)"
     slider = {
         "active": 0, "steps": steps, "x": 0, "len": 1, "y": -66 / (46 * workers), "yanchor": "top",
-        "pad": {"t": 0, "b": 0},
-        "currentvalue": {"visible": False}, "bgcolor": grey, "bordercolor": grey, "tickcolor": grey,
-        "activebgcolor": SENT, "font": {"size": 13},
+        "pad": {"t": 0, "b": 0}, "currentvalue": {"visible": False}, "bgcolor": grey, "bordercolor": grey,
+        "tickcolor": grey, "activebgcolor": SENT, "font": {"size": 13},
     }  # fmt: skip
     plain = {"showgrid": False, "showline": False, "ticks": "", "fixedrange": True}
+    columns = {"tickvals": [c + CELL / 2 for c in range(chunks)], "ticktext": [*map(str, range(chunks))]}
     return theme.layout(
-        xaxis=theme.axis(
-            "chunk",
-            (-0.006 * chunks, chunks),
-            tickvals=[c + CELL / 2 for c in range(chunks)],
-            ticktext=[*map(str, range(chunks))],
-            **plain,
-        ),
+        xaxis=theme.axis("chunk", (-0.006 * chunks, chunks), **columns, **plain),
         yaxis=theme.rows([f"rank {r}" for r in range(workers)], **plain),
         sliders=[slider],
         annotations=notes,
         barmode="overlay",
         margin={"l": 76, "r": 16, "t": 54, "b": 140},
     )
-
-
-def _caption(rounds: Rounds, workers: int, chunks: int, name: str) -> str:
-    sent: Counter[int] = Counter()
-    for message in rounds.messages:
-        sent[message.source] += message.nbytes
-    tensor, busiest = 8 * chunks, max(sent.values(), default=0)
-    last = len(rounds.held) - 1
-    return (
-        f"{name} on {workers} rank{'s' * (workers > 1)}, {chunks} chunk{'s' * (chunks > 1)} of 8 bytes: "
-        f"{len(rounds.messages)} messages and {sum(sent.values()):,} bytes in {last} round{'s' * (last != 1)}; "
-        f"the busiest rank sends {busiest:,} bytes, {busiest / tensor:.3g} times the tensor."
-    )
-
-
-def _table(rounds: Rounds) -> dict[str, list]:
-    return {
-        "round": [m.round for m in rounds.messages],
-        "from rank": [m.source for m in rounds.messages],
-        "to rank": [m.dest for m in rounds.messages],
-        "bytes": [m.nbytes for m in rounds.messages],
-        "chunks changed": [", ".join(map(str, m.changed)) for m in rounds.messages],
-    }

@@ -251,20 +251,14 @@ def timeline(seconds: float, shares: Mapping[str, float], ranks: int) -> str:
     return f"{whose} {listed(parts) or 'nothing'} in this window of {duration(seconds)}{note}."
 
 
-def speedup(measured: Mapping[int, float]) -> str:
-    """Speed-up of the most workers; `measured`: workers -> speed-up over the fewest workers."""
-    most, fewest = max(measured), min(measured)
-    ideal = measured[most] * fewest / most
-    return f"{most} workers are {measured[most]:.2f} times as fast as {fewest} ({ideal:.0%} of ideal)."
-
-
 def scaling(kind: str, gains: Mapping[str, tuple[int, float, float]], base: int) -> str:
     """Speed-up of the most workers; `gains`: name -> (workers, speed-up, efficiency), over `base` workers."""
     slowest = "one" if base == 1 else f"{base}"
     if len(gains) > 1:
         slowest = f"the fastest {slowest}"
     each = (
-        f"{n:,} workers with {name} are {quantity(up)} times as fast as {slowest} ({share:.0%} of ideal)"
+        f"{n:,} workers{f' with {name}' * (len(gains) > 1)} are {quantity(up)} times as fast as {slowest} "
+        f"({share:.0%} of ideal)"
         for name, (n, up, share) in gains.items()
     )
     return f"{kind.capitalize()}: {listed(each)}."

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dlpar.jobs.launch import spmd
 
@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from dlpar.comm import Arrival, Comm, Request
 
 
-@dataclass
-class LoggedMessage:
+class LoggedMessage(NamedTuple):
     """A message that was sent and received.
 
     Attributes
@@ -43,8 +42,7 @@ class LoggedMessage:
     changed: list[int]
 
 
-@dataclass
-class Rounds:
+class Rounds(NamedTuple):
     """Messages of a collective, and the tensors after each round.
 
     Attributes
@@ -59,16 +57,14 @@ class Rounds:
     held: list[list[list[float]]]
 
 
-@dataclass
-class _Event:
-    """One end of a message, as its rank saw it; `held` is filled in at the next event."""
+class Event(NamedTuple):
+    """One end of a message, as its rank saw it: ``send`` or ``recv``, and the rank's tensor before it."""
 
     kind: str
     peer: int
     tag: int
     nbytes: int
-    before: list[float] = field(default_factory=list)
-    held: list[float] = field(default_factory=list)
+    before: list[float]
 
 
 class LoggingComm:
@@ -80,14 +76,14 @@ class LoggingComm:
         Carries the messages.
     tensor : Tensor
         Tensor whose values are followed.
+    ranks : list of int
+        Ranks of the group in the whole world.
+    events : list of Event
+        Receives the events.
     """
 
-    def __init__(
-        self, comm: Comm, tensor: torch.Tensor, ranks: list[int] | None = None, events: list | None = None
-    ):
-        self.inner, self._tensor = comm, tensor
-        self._ranks = ranks or list(range(comm.size))  # ranks have new numbers in a group
-        self.events: list[_Event] = [] if events is None else events
+    def __init__(self, comm: Comm, tensor: torch.Tensor, ranks: list[int], events: list[Event]) -> None:
+        self.inner, self.tensor, self.ranks, self.events = comm, tensor, ranks, events
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
@@ -100,47 +96,36 @@ class LoggingComm:
         self._sent(tensor, dest, tag)
         return self.inner.isend(tensor, dest, tag)
 
-    def recv(self, into: torch.Tensor, *where: Any, **named: Any) -> Arrival:
-        before = self.look()
-        return self._received(before, self.inner.recv(into, *where, **named))
+    def recv(self, *into: Any, **named: Any) -> Arrival:
+        return self.received(self.tensor.tolist(), self.inner.recv(*into, **named))
 
-    def irecv(self, into: torch.Tensor, *where: Any, **named: Any) -> Request:
-        return _Receiving(self, self.inner.irecv(into, *where, **named))
+    def irecv(self, *into: Any, **named: Any) -> Request:
+        return _Receiving(self, self.inner.irecv(*into, **named))
 
     def sendrecv(
         self, tensor: torch.Tensor, dest: int, into: torch.Tensor, source: int, tag: int = 0
     ) -> Arrival:
         self._sent(tensor, dest, tag)
-        before = self.look()
-        return self._received(before, self.inner.sendrecv(tensor, dest, into, source, tag))
+        return self.received(self.tensor.tolist(), self.inner.sendrecv(tensor, dest, into, source, tag))
 
     def start(self, collective: Callable[..., Any], bucket: torch.Tensor) -> Request:
         def logged(comm: Comm, bucket: torch.Tensor) -> Any:
-            return collective(LoggingComm(comm, self._tensor, self._ranks, self.events), bucket)
+            return collective(LoggingComm(comm, self.tensor, self.ranks, self.events), bucket)
 
         return self.inner.start(logged, bucket)
 
     def split(self, color: int, key: int = 0) -> LoggingComm:
         group = self.inner.split(color, key)
-        ranks = group.broadcast(group.gather(self._ranks[self.inner.rank]))
-        return LoggingComm(group, self._tensor, ranks, self.events)
-
-    def look(self) -> list[float]:
-        """Read the tensor, and note it as the result of the last event."""
-        now = self._tensor.tolist()
-        if self.events:
-            self.events[-1].held = now
-        return now
+        ranks = group.broadcast(group.gather(self.ranks[self.inner.rank]))
+        return LoggingComm(group, self.tensor, ranks, self.events)
 
     def _sent(self, tensor: torch.Tensor, dest: int, tag: int) -> None:
-        before = self.look()
-        dest = self._ranks[dest] if 0 <= dest < len(self._ranks) else dest
-        self.events.append(_Event("send", dest, tag, tensor.nbytes, before, before))
+        dest = self.ranks[dest] if 0 <= dest < len(self.ranks) else dest
+        self.events.append(Event("send", dest, tag, tensor.nbytes, self.tensor.tolist()))
 
-    def _received(self, before: list[float], arrival: Arrival) -> Arrival:
-        source = self._ranks[arrival.source]
-        self.events.append(_Event("recv", source, arrival.tag, arrival.nbytes, before, before))
-        self.look()
+    def received(self, before: list[float], arrival: Arrival) -> Arrival:
+        """Log a message that has arrived; the tensor was `before`."""
+        self.events.append(Event("recv", self.ranks[arrival.source], arrival.tag, arrival.nbytes, before))
         return arrival
 
 
@@ -148,23 +133,18 @@ class _Receiving:
     """A receive under way, logged once, when it is complete."""
 
     def __init__(self, comm: LoggingComm, request: Request) -> None:
-        self._comm, self._request, self._logged = comm, request, False
+        self._comm, self._request, self._arrival = comm, request, None
 
     def wait(self) -> Arrival:
-        return self._log(self._comm.look())
+        if self._arrival is None:
+            self._arrival = self._comm.received(self._comm.tensor.tolist(), self._request.wait())
+        return self._arrival
 
     def test(self) -> bool:
-        before = self._comm.look()
-        if self._request.test():
-            self._log(before)
-        return self._logged
-
-    def _log(self, before: list[float]) -> Arrival:
-        arrival = self._request.wait()
-        if not self._logged:
-            self._logged = True
-            self._comm._received(before, arrival)
-        return arrival
+        before = self._comm.tensor.tolist()
+        if self._arrival is None and self._request.test():
+            self._arrival = self._comm.received(before, self._request.wait())
+        return self._arrival is not None
 
 
 def record(collective: Callable[..., Any], starts: list[list[float]], timeout: float = 20.0) -> Rounds:
@@ -188,48 +168,42 @@ def record(collective: Callable[..., Any], starts: list[list[float]], timeout: f
     return in_rounds(logs, starts)
 
 
-def _logged(comm: Comm, collective: Callable[..., Any], starts: list[list[float]]) -> list[_Event]:
-    """Run the collective on this rank and return its events."""
+def _logged(comm: Comm, collective: Callable[..., Any], starts: list[list[float]]) -> list[Event]:
+    """Run the collective on this rank and return its events, and at last one with the final tensor."""
     import torch
 
-    tensor = torch.tensor(starts[comm.rank], dtype=torch.float64, device=comm.device)
-    logging = LoggingComm(comm, tensor)
-    collective(logging, tensor)
-    logging.look()
-    return logging.events
+    tensor, events = torch.tensor(starts[comm.rank], dtype=torch.float64, device=comm.device), list[Event]()
+    collective(LoggingComm(comm, tensor, list(range(comm.size)), events), tensor)
+    return [*events, Event("end", comm.rank, 0, 0, tensor.tolist())]
 
 
-def in_rounds(logs: list[list[_Event]], starts: list[list[float]]) -> Rounds:
+def in_rounds(logs: list[list[Event]], starts: list[list[float]]) -> Rounds:
     """Pair sends with receives, and assign each message to a round.
 
     A message leaves one round after the last message that its sender sent or received. It
     arrives at least one round after the last message that its receiver received.
     """
-    # Rounds in which the messages left.
-    under_way: dict[tuple[int, int, int], deque[int]] = defaultdict(deque)
-    sent, received = [0] * len(logs), [0] * len(logs)
+    under_way: dict[tuple[int, int, int], deque[int]] = defaultdict(deque)  # rounds in which messages left
+    sent, received, done = [0] * len(logs), [0] * len(logs), [0] * len(logs)
     messages: list[LoggedMessage] = []
     states: list[list[tuple[int, list[float]]]] = [[(0, start)] for start in starts]
-    todo = [deque(log) for log in logs]
-    progress = True
-    while progress:
-        progress = False
-        for rank, events in enumerate(todo):
-            while events:
-                event = events[0]
+    before = -1
+    while before < sum(done):
+        before = sum(done)
+        for rank, log in enumerate(logs):
+            for event, (*_, held) in pairwise(log[done[rank] :]):
                 if event.kind == "send":
                     sent[rank] = 1 + max(sent[rank], received[rank])
                     under_way[rank, event.peer, event.tag].append(sent[rank])
                 elif under_way[event.peer, rank, event.tag]:
                     left = under_way[event.peer, rank, event.tag].popleft()
                     received[rank] = max(left, 1 + received[rank])
-                    changed = [i for i, (a, b) in enumerate(zip(event.before, event.held)) if a != b]
+                    changed = [i for i, (a, b) in enumerate(zip(event.before, held)) if a != b]
                     messages.append(LoggedMessage(event.peer, rank, event.nbytes, received[rank], changed))
                 else:
                     break  # its message is not sent yet, so other ranks come first
-                states[rank].append((received[rank], event.held))
-                events.popleft()
-                progress = True
+                states[rank].append((received[rank], held))
+                done[rank] += 1
     messages.sort(key=lambda m: (m.round, m.source))
     last = max((m.round for m in messages), default=0)
     held = [[[s for at, s in state if at <= k][-1] for state in states] for k in range(last + 1)]

@@ -8,7 +8,7 @@ curve keeps its colour when the theme changes.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -119,19 +119,15 @@ ORDER = ("measured", "paced", "simulated", "predicted")
 """Sources of results, from the one that counts most."""
 
 
-def seconds_title(clocks: Iterable[str]) -> str:
-    """Title of an axis of seconds of these clocks."""
-    clocks = set(clocks)
-    if clocks <= {"wall"}:
-        return TITLES["seconds"]
-    return (
-        f"time on the {clocks.pop()} clock (s)" if len(clocks) == 1 else "time, each run on its own clock (s)"
-    )
-
-
 def titles(worlds: Iterable[str]) -> dict[str, str]:
     """`TITLES`, with the clocks of these worlds in the title of seconds."""
-    return {**TITLES, "seconds": seconds_title(CLOCKS[world] for world in worlds)}
+    clocks = {CLOCKS[world] for world in worlds}
+    if clocks <= {"wall"}:
+        return TITLES
+    each = (
+        f"time on the {clocks.pop()} clock (s)" if len(clocks) == 1 else "time, each run on its own clock (s)"
+    )
+    return {**TITLES, "seconds": each}
 
 
 def on_clock(title: str, world: str) -> str:
@@ -186,6 +182,15 @@ def line_by_source(colour: str, source: str, width: float = 2.5) -> dict[str, An
     if source == "simulated":
         return {"color": faint(colour), "width": BROAD}
     return {"color": colour, "width": width}
+
+
+def result(name: str, colour: str, source: str, symbol: str = "circle", **more: Any) -> dict[str, Any]:
+    """Trace of results by their source; predicted ones have open markers, larger than those they are beside."""
+    marker = {"color": colour, "size": 10, "symbol": symbol}
+    if source == "predicted":
+        marker |= {"size": 14, "symbol": f"{symbol}-open"}
+    line = line_by_source(colour, source)
+    return {"name": name, "mode": "lines+markers", "line": line, "marker": marker, **more}
 
 
 def rank_line(rank: int, crowded: bool = False) -> dict[str, Any]:
@@ -276,6 +281,35 @@ def axis(title: str, limits: tuple[float, float] | None = None, **more: Any) -> 
         **fixed,
         **more,
     }
+
+
+def round_numbers(low: float, high: float, steps: Sequence[int] = (1, 2, 5)) -> list[float]:
+    """Round numbers, from the last one not above `low` to the first one not below `high`; powers of ten if many."""
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    numbers = [step * 10.0**power for power in powers for step in steps]
+    first = max(n for n in numbers if n <= low * (1 + 1e-9))
+    last = min(n for n in numbers if n >= high * (1 - 1e-9))
+    inside = [n for n in numbers if first <= n <= last]
+    return inside if len(inside) <= TICKS or len(steps) == 1 else round_numbers(low, high, (1,))
+
+
+TICKS = 10
+"""Most numbers on a logarithmic axis."""
+
+
+def log_axis(
+    title: str,
+    values: Sequence[float],
+    text: Callable[[float], str] = "{:,.10g}".format,
+    ends: tuple[float, float] | None = None,
+    **more: Any,
+) -> dict[str, Any]:
+    """A logarithmic axis with ticks at some of `values`, between `ends`: by default the first and the last of them."""
+    shown = values[:: -(-len(values) // TICKS)]
+    first, last = map(math.log10, ends or (values[0], values[-1]))
+    margin = 0.03 * (last - first) or 0.5
+    ticks = {"type": "log", "tickvals": list(shown), "ticktext": [text(value) for value in shown]}
+    return axis(title, (first - margin, last + margin), **ticks, **more)
 
 
 def rows(names: Sequence[str], **more: Any) -> dict[str, Any]:

@@ -16,10 +16,11 @@ from dlpar.lab.figures.mesh import mesh
 from dlpar.lab.figures.overlap import bucket_sizes, exposed, sending
 from dlpar.lab.figures.pieces import differences, pieces
 from dlpar.lab.figures.pipeline import micro_batches, pipeline, schedule
+from dlpar.lab.figures.scaling import speedup
 from dlpar.lab.figures.staleness import lead, staleness
 from dlpar.lab.figures.throughput import throughput
 from dlpar.lab.figures.timeline import timeline
-from dlpar.lab.figures.training import speedup, suboptimality, time_to_accuracy
+from dlpar.lab.figures.training import suboptimality, time_to_accuracy
 from dlpar.lab.figures.waiting import bytes_per_rank, waiting
 
 __all__ = [

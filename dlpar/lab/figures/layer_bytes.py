@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from dlpar.config.experiment import Experiment
 from dlpar.jobs.launch import spmd
 from dlpar.jobs.run import Run
-from dlpar.lab import captions, theme
-from dlpar.lab.figure import Figure, blank, captioned
+from dlpar.lab import captions
+from dlpar.lab.figure import Figure, captioned, stacked
 from dlpar.lab.figures.pieces import plain
 from dlpar.theory.layers import BOUNDARY, SHARED, boundary_elements, elements_by_layer
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 KINDS = ("tensor", "spatial", "pipeline", "hybrid")
 """Splits whose ranks send in the forward and the backward pass."""
 
-PASSES = {"forward": ("#3A97CC", ""), "backward": ("#2CA079", "\\")}
-"""Colour and pattern of each pass, as in figures of pipelines."""
+PASSES = {"forward": "#3A97CC", "backward": "#2CA079"}
+"""Colour of each pass, as in figures of pipelines."""
 
 
 def layer_bytes(of: Experiment | Run) -> Figure:
@@ -66,18 +66,17 @@ def drawing(experiment: Experiment, ranks: list[SentByLayer]) -> Figure:
     if not names:
         split, workers = experiment.split, experiment.workers
         raise ValueError(f"workers: got {workers}, allowed with split {split} is more: nothing is sent")
-    rows = {
-        name: (measured[name]["forward"], measured[name]["backward"], formula.get(name)) for name in names
+    rows = [(name, *measured[name].values(), formula.get(name)) for name in names]
+    scale, unit = (1e6, "MB") if max(max(a + b, form or 0) for _, a, b, form in rows) >= 1e6 else (1e3, "kB")
+    parts = {
+        during: ({"marker_color": PASSES[during]}, [measured[name][during] / scale for name in names])
+        for during in PASSES
     }
-    forward, backward, closed_form = map(list, zip(*rows.values()))
-    table = {
-        "layer": names,
-        "forward (bytes)": forward,
-        "backward (bytes)": backward,
-        "both (bytes)": [a + b for a, b in zip(forward, backward)],
-        "closed form (bytes)": closed_form,
-    }
-    return captioned(_bars(rows), _sentence(rows, len(ranks)), table)
+    marks = "closed form, both passes", [form and form / scale for *_, form in rows]
+    figure = stacked(f"sent by the ranks of one replica in a step ({unit})", names, parts, marks)
+    heads = ("layer", "forward (bytes)", "backward (bytes)", "both (bytes)", "closed form (bytes)")
+    table = [(name, forward, backward, forward + backward, form) for name, forward, backward, form in rows]
+    return captioned(figure, _sentence(table, len(ranks)), (heads, table))
 
 
 def _formulas(experiment: Experiment, measured: list[str]) -> dict[str, float]:
@@ -94,35 +93,16 @@ def _formulas(experiment: Experiment, measured: list[str]) -> dict[str, float]:
     return found
 
 
-def _bars(rows: dict[str, tuple[int, int, float | None]]) -> Figure:
-    most = max(max(row[0] + row[1], row[2] or 0) for row in rows.values())
-    scale, unit = (1e6, "MB") if most >= 1e6 else (1e3, "kB")
-    places, title = list(range(len(rows))), f"sent by the ranks of one replica in a step ({unit})"
-    xaxis = theme.axis(title, (0, theme.rounded_up(most / scale)))
-    yaxis = theme.rows(list(rows), automargin=True)
-    layout = theme.layout(xaxis=xaxis, yaxis=yaxis, barmode="stack", bargap=0.3)
-    figure = blank(layout, max(260, 34 * len(rows) + 140))
-    for column, (during, (colour, pattern)) in enumerate(PASSES.items()):
-        marker = {"color": colour, "pattern": theme.hatch(pattern)}
-        lengths = [row[column] / scale for row in rows.values()]
-        figure.add_bar(y=places, x=lengths, orientation="h", name=during, marker=marker)
-    known = [(place, row[2] / scale) for place, row in zip(places, rows.values()) if row[2] is not None]
-    if known:
-        y, x = zip(*known)
-        figure.add_scatter(x=x, y=y, **theme.predicted_mark("closed form, both passes", 24))
-    return figure
-
-
-def _sentence(rows: dict[str, tuple[int, int, float | None]], ranks: int) -> str:
-    totals = {name: row[0] + row[1] for name, row in rows.items()}
+def _sentence(table: list[tuple], ranks: int) -> str:
+    totals = {name: both for name, _, _, both, _ in table}
     most, everything = max(totals, key=totals.__getitem__), sum(totals.values())
     text = f"In a step the {ranks} ranks of a replica send each other {captions.nbytes(everything)}"
     text += f", {totals[most] / everything:.0%} of it for {most}" if everything else ""
-    off = [name for name, row in rows.items() if row[2] is not None and row[2] != totals[name]]
-    known = [name for name, row in rows.items() if row[2] is not None]
+    known = {name: form for name, *_, form in table if form is not None}
+    off = [name for name, form in known.items() if form != totals[name]]
     if off:
         text += f"; {captions.listed(off)} {'differs' if len(off) == 1 else 'differ'} from the closed form"
     elif known:
-        which = "every row is" if len(known) == len(rows) else f"{len(known)} of {len(rows)} rows are"
+        which = "every row is" if len(known) == len(table) else f"{len(known)} of {len(table)} rows are"
         text += f"; {which} equal to the closed form, to the byte"
     return f"{text}."
