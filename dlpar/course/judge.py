@@ -154,46 +154,40 @@ def short(value: Any, limit: int = 60) -> str:
 
 def difference(got: Any, expected: Any, tolerance: float = 1e-6, where: str = "") -> str:
     """Name the first place where `got` differs from `expected`; empty if they agree."""
-    at = f"{where} " if where else "it "
+    at = where or "it"
+    got, expected = (each.detach().numpy() if hasattr(each, "detach") else each for each in (got, expected))
     if isinstance(expected, Mapping):
         if not isinstance(got, Mapping) or set(got) != set(expected):
-            return f"{at}is {short(got)}, expected a mapping with the keys {', '.join(map(str, expected))}"
+            return f"{at} is {short(got)}, expected a mapping with the keys {', '.join(map(str, expected))}"
         inner = (difference(got[k], expected[k], tolerance, f"{where}[{k!r}]") for k in expected)
         return next((d for d in inner if d), "")
-    if isinstance(expected, str) or expected is None or isinstance(expected, bool):
-        return "" if got == expected else f"{at}is {short(got)}, expected {short(expected)}"
+    otherwise = f"{at} is {short(got)}, expected {short(expected)}"
+    if isinstance(expected, (str, bool)) or expected is None:
+        return "" if got == expected else otherwise
     try:
         mine, right = np.asarray(got), np.asarray(expected)
         numbers = mine.dtype.kind in "biufc" and right.dtype.kind in "biufc"
-    except (TypeError, ValueError, RuntimeError):  # ragged, or a tensor that needs a gradient
-        return _items(got, expected, tolerance, where)
+    except (TypeError, ValueError, RuntimeError):  # ragged
+        numbers = False
     if not numbers:
-        return _items(got, expected, tolerance, where)
+        try:
+            mine, right = list(got), list(expected)
+        except TypeError:
+            return "" if got == expected else otherwise
+        if len(mine) != len(right):
+            return f"{at} has {len(mine)} items, expected {len(right)}"
+        inner = (difference(m, r, tolerance, f"{where}[{i}]") for i, (m, r) in enumerate(zip(mine, right)))
+        return next((d for d in inner if d), "")
     if mine.shape != right.shape:
-        return f"{at}has shape {mine.shape}, expected {right.shape}"
+        return f"{at} has shape {mine.shape}, expected {right.shape}"
     differ = ~np.isclose(mine, right, rtol=tolerance, atol=tolerance, equal_nan=True)
     if not differ.any():
         return ""
     if not right.shape:
-        return f"{at}is {mine[()]}, expected {right[()]}"
+        return f"{at} is {mine[()]}, expected {right[()]}"
     index = tuple(int(i) for i in np.argwhere(differ)[0])
-    place = f"value {index[0]}" if len(index) == 1 else f"value {index}"
-    place = f"{where}, {place}" if where else place
+    place = f"{f'{where}, ' if where else ''}value {index[0] if len(index) == 1 else index}"
     return f"{place} is {mine[index]}, expected {right[index]} ({differ.sum()} of {differ.size} differ)"
-
-
-def _items(got: Any, expected: Any, tolerance: float, where: str) -> str:
-    detach = getattr(got, "detach", None)
-    if detach:
-        return difference(detach().numpy(), expected, tolerance, where)
-    try:
-        mine, right = list(got), list(expected)
-    except TypeError:
-        return "" if got == expected else f"{where or 'it'} is {short(got)}, expected {short(expected)}"
-    if len(mine) != len(right):
-        return f"{where or 'it'} has {len(mine)} items, expected {len(right)}"
-    inner = (difference(m, r, tolerance, f"{where}[{i}]") for i, (m, r) in enumerate(zip(mine, right)))
-    return next((d for d in inner if d), "")
 
 
 # ---- on ranks -----------------------------------------------------------------------
