@@ -93,58 +93,39 @@ def _traffic(told: list[dict[str, Any]], reference: str) -> str:
 
 def _on_rank(comm: Comm, my_scheme: Callable[..., Any] | type[Scheme], steps: int) -> dict[str, Any]:
     """Train beside a twin that sees the whole batch alone; return where they differ first, and the data sent."""
-    import torch
-
-    from dlpar import models
-    from dlpar.data import load
-    from dlpar.data.sampler import Sampler
-    from dlpar.optim import Optimizer
-    from dlpar.replica import Replica
+    from dlpar.lab.figures.probes import prepared  # here: imports torch
+    from dlpar.split import make_split
     from dlpar.sync import scheme
 
-    experiment = Experiment(
-        sync=my_scheme,
-        workers=comm.size,
-        model="logistic",
-        batch=64 - comm.size // 2,
-        steps=steps,
-        lr=0.5,
-        dtype="float64",
+    fields = dict(model="logistic", batch=64 - comm.size // 2, steps=steps, lr=0.5, dtype="float64")
+    experiment, whole = (
+        Experiment(sync=my_scheme, workers=comm.size, **fields),
+        Experiment(workers=1, **fields),
     )
-    dataset = load(experiment.data, experiment.seed, torch.float64, experiment.model.name)
-    sampler, criterion = Sampler(experiment, dataset.train_y, len(dataset.train_x)), models.loss(dataset.task)
-    mine, twin = (Replica(models.build(experiment, dataset)) for _ in range(2))
-    rule = Optimizer(experiment.optimizer, twin.weights, experiment.lr, experiment.momentum)
-
-    def gradient(replica: Replica, step: int, workers: Sequence[int]) -> None:
-        replica.zero_gradient()
-        for worker in workers:
-            x, y = dataset.batch(sampler.indices(step, worker))
-            loss = criterion(replica.model(x), y)
-            (loss * len(y) / experiment.global_batch).backward()
-            replica.loss, replica.samples = loss.item(), len(y)
-
-    sync, first, done = scheme(experiment, comm, mine), None, 0
+    alone = comm.split(comm.rank)
+    mine, twin = make_split(prepared(comm, experiment)), make_split(prepared(alone, whole))
+    sync, by_itself = scheme(experiment, comm, mine.replica), scheme(whole, alone, twin.replica)
+    first, done = None, 0
     comm.traffic.take()
     for step in sync.steps():
-        gradient(mine, step, [comm.rank])
-        gradient(twin, step, range(comm.size))
-        sync.combine()
         differs = ""
+        for part, agree in ((mine, sync), (twin, by_itself)):
+            part.gradient(step)
+            agree.combine()
         if isinstance(sync, AllReduced):
-            differs = difference(mine.gradient, twin.gradient, ROUNDING, "the gradient")
+            differs = difference(mine.replica.gradient, twin.replica.gradient, ROUNDING, "the gradient")
         sync.update()
-        rule.step(twin.gradient)
+        by_itself.update()
         try:
             sync.facts()
         except NotFacts as refused:
             differs = differs or str(refused)
-        differs = differs or difference(mine.weights, twin.weights, ROUNDING, "the weights")
+        differs = differs or difference(mine.replica.weights, twin.replica.weights, ROUNDING, "the weights")
         if differs and not first:
             first = (step, differs)
         done += 1
     sent = comm.traffic.take()
-    if done != experiment.steps and not first:
-        first = (done, f"the scheme ended after {done} of {experiment.steps} steps")
+    if done != steps and not first:
+        first = (done, f"the scheme ended after {done} of {steps} steps")
     per_step = {what: None if total is None else total / max(1, done) for what, total in sent.items()}
-    return {"first": first, "elements": len(mine.weights), **per_step}
+    return {"first": first, "elements": len(mine.replica.weights), **per_step}

@@ -10,7 +10,7 @@ import numpy as np
 from dlpar.config.experiment import Experiment
 from dlpar.course import platform_file
 from dlpar.course.labs.scaling import GPUS, computing_s, sizes_only
-from dlpar.course.rehearse import Row, Shown, apart, most_held, step_s
+from dlpar.course.rehearse import Row, Shown, apart, measured, most_held, step_ms, step_s
 from dlpar.jobs.launch import spmd
 from dlpar.jobs.run import Run
 
@@ -29,11 +29,16 @@ def overlapped_training() -> Experiment:
 
     The bytes and FLOPs of VGG-16 are spread over the layers of a small network, and each of these is a bucket.
     """
-    training = dict(workers=8, batch=64, scaling="weak", steps=12, evaluate_every=1000)
-    model = {"name": "mlp", "width": 64, "depth": 8}
-    sync = {"scheme": "ring", "overlap": True, "bucket_mb": 0.02}
-    cluster = {"world": "simulated", "platform": GPUS, "stand_in_for": "vgg16", "threads": 1}
-    return Experiment(model=model, **training, sync=sync, cluster=cluster)
+    return Experiment(
+        model={"width": 64, "depth": 8},
+        workers=8,
+        batch=64,
+        scaling="weak",
+        steps=12,
+        evaluate_every=1000,
+        sync={"scheme": "ring", "overlap": True, "bucket_mb": 0.02},
+        cluster={"world": "simulated", "platform": GPUS, "stand_in_for": "vgg16", "threads": 1},
+    )
 
 
 def _without_and_with(experiment: Experiment) -> list[Experiment]:
@@ -41,19 +46,10 @@ def _without_and_with(experiment: Experiment) -> list[Experiment]:
     return [experiment.replace(sync={"overlap": overlap}) for overlap in (False, True)]
 
 
-def _step_is_shorter(runs: list[Run]) -> Shown:
-    off, on = map(step_s, runs)
-    return on < off, f"a step takes {1e3 * off:.0f} ms without overlap, {1e3 * on:.0f} ms with it"
-
-
 def paced_overlap() -> list[Experiment]:
     """Four real processes that keep the GPUs' time, without overlap and with it."""
     cluster = {"world": "paced", "platform": ONE_GPU_EACH}
     return _without_and_with(overlapped_training().replace(workers=4, steps=2, cluster=cluster))
-
-
-def _much_shorter(runs: list[Run]) -> Shown:
-    return step_s(runs[1]) < 0.8 * step_s(runs[0]), _step_is_shorter(runs)[1]
 
 
 def _on_16(workload: str, platform: str, **fields: Any) -> Experiment:
@@ -137,12 +133,6 @@ def sharding_is_free() -> list[Experiment]:
     return [TRAINED.replace(split={"kind": "data", "zero": stage}) for stage in (0, 1, 3)]
 
 
-def _stage_3_sends_more(runs: list[Run]) -> Shown:
-    whole, first, third = (run.summary["bytes_sent"] for run in runs)
-    held = first == whole and third == 1.5 * whole
-    return held, f"ZeRO 1 sends {first / whole:g} times the bytes, ZeRO 3 {third / whole:g}"
-
-
 def accumulation() -> list[Experiment]:
     """A worker's 64 samples at once, and in 2, 4 and 8 micro-batches."""
     return [IMAGES.replace(split={"kind": "data", "microbatches": pieces}) for pieces in (1, 2, 4, 8)]
@@ -169,11 +159,6 @@ def accumulated_statistics() -> list[Experiment]:
     """Batch normalisation with all samples at once and in 8 micro-batches."""
     norm = {"norm": "batch"}
     return [TRAINED.replace(model=norm, split={"kind": "data", "microbatches": pieces}) for pieces in (1, 8)]
-
-
-def _another_training(runs: list[Run]) -> Shown:
-    differ = (runs[0].curve["loss"] - runs[1].curve["loss"]).abs().max()
-    return differ > 0.01, f"losses differ by up to {differ:.2f}"
 
 
 EPOCH = Experiment(workers=4, batch=719, steps=2)
@@ -232,18 +217,26 @@ def _own_statistics_harm(runs: dict[str, Run]) -> Shown:
     return held, f"points lost: {said}"
 
 
+SHORTER = "a step takes {:.0f} ms without overlap, {:.0f} ms with it"
+
 TABLE = (
-    Row(overlapped_training, "Sending while computing makes a step shorter", _step_is_shorter,
+    Row(overlapped_training, "Sending while computing makes a step shorter",
+        measured(step_ms, lambda off, on: on < off, SHORTER),
         lambda: _without_and_with(overlapped_training())),
     Row(overlap_hides_everything, '"Overlap hides everything"', _some_stays_exposed),
     Row(faster_links, "A faster link exposes less", _faster_exposes_less),
-    Row(paced_overlap, "Four processes that keep the GPUs' time overlap, too", _much_shorter),
+    Row(paced_overlap, "Four processes that keep the GPUs' time overlap, too",
+        measured(step_ms, lambda off, on: on < 0.8 * off, SHORTER)),
     Row(smaller_buckets, '"Smaller buckets are better"', _some_mb_are_best),
-    Row(sharding_is_free, '"Sharding is free"', _stage_3_sends_more),
+    Row(sharding_is_free, '"Sharding is free"',
+        measured(lambda run: run.summary["bytes_sent"], lambda one, three: (one, three) == (1, 1.5),
+                 "ZeRO 1 sends {:g} times the bytes, ZeRO 3 {:g}", relative=True)),
     Row(accumulation, "Gradient accumulation changes memory, and nothing else", _only_memory_changes),
     Row(small_batches, "A small batch a step sends eight times as much for a sample", _eight_times_the_bytes,
         lambda: [accumulation()[-1], small_batches()]),
     Row(sharded_reading, "Ranks can read a data set once, and get the same samples", _data_is_read_once),
-    Row(accumulated_statistics, "Accumulation with batch normalisation is another training", _another_training),
+    Row(accumulated_statistics, "Accumulation with batch normalisation is another training",
+        measured(lambda run: run.curve["loss"].iloc[-1], lambda whole, pieces: abs(whole - pieces) > 0.01,
+                 "the last losses are {:.2f} and {:.2f}")),
     Row(own_samples, "Own shards harm what is computed from a rank's own batch", _own_statistics_harm),
 )  # fmt: skip
