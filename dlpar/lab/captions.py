@@ -63,11 +63,8 @@ def shown_workers(experiment: Experiment, sentence: str) -> str:
 
 def error(kind: str, largest: float) -> str:
     """Largest relative error of a prediction or a simulation."""
-    return (
-        f"The {kind} is at most {largest:.1%} off."
-        if largest >= 5e-4
-        else f"The {kind} is less than 0.1% off."
-    )
+    by = f"at most {largest:.1%}" if largest >= 5e-4 else "less than 0.1%"
+    return f"The {kind} is {by} off."
 
 
 def errors(found: Mapping[str, Mapping], most: float = math.inf) -> list[str]:
@@ -156,14 +153,12 @@ WHY_NEVER_STALE = {
 def staleness(largest: int, mean: float, experiment: Experiment, predicted: int | None = None) -> str:
     """Staleness (updates) of the weights behind gradients; `predicted`: the predicted mean."""
     if largest:
-        text = (
-            f"The weights behind a gradient were {quantity(mean)} updates old on average, {largest} at most"
-        )
+        age = f"{quantity(mean)} updates old on average, {largest} at most"
+        text = f"The weights behind a gradient were {age}"
         return text + (f"; theory predicts N − 1 = {predicted} on average." if predicted is not None else ".")
     scheme = experiment.sync.scheme
-    why = WHY_NEVER_STALE.get(
-        scheme, f"with these settings of {scheme}, no worker updates before all have read"
-    )
+    otherwise = f"with these settings of {scheme}, no worker updates before all have read"
+    why = WHY_NEVER_STALE.get(scheme, otherwise)
     if experiment.workers == 1:
         why = "a single worker has nobody to wait for, and nobody can overtake it"
     elif experiment.free_running:
@@ -199,9 +194,8 @@ def waiting(seconds: Sequence[Sequence[float]], megabytes: Sequence[float]) -> s
     fewest = min(range(len(shares)), key=shares.__getitem__)
     text = f"A worker waited {sum(shares) / len(shares):.0%} of its time on average"
     if shares[most] - shares[fewest] >= 0.01:
-        text += (
-            f", rank {most} the most ({shares[most]:.0%}) and rank {fewest} the least ({shares[fewest]:.0%})"
-        )
+        text += f", rank {most} the most ({shares[most]:.0%})"
+        text += f" and rank {fewest} the least ({shares[fewest]:.0%})"
     total = sum(megabytes)
     if math.isnan(total):
         return f"{text}; the library does not report how much was sent."
@@ -225,10 +219,8 @@ def consensus(
 
     `mixed` is the text of :func:`mixing`, empty without a prediction.
     """
-    text = (
-        f"From step {first[0]:,} to step {last[0]:,} the consensus distance went from {quantity(first[1])} "
-    )
-    text += f"to {quantity(last[1])}"
+    text = f"From step {first[0]:,} to step {last[0]:,} the consensus distance went "
+    text += f"from {quantity(first[1])} to {quantity(last[1])}"
     if largest > max(first[1], last[1]):
         text += f", {quantity(largest)} at most"
     if mixed:
@@ -244,9 +236,8 @@ def timeline(seconds: float, shares: Mapping[str, float], ranks: int) -> str:
     parts = [f"{share:.0%} {VERBS.get(kind, kind)}" for kind, share in shares.items() if share >= 0.005]
     idle = 1 - sum(shares.values())
     parts += [f"{idle:.0%} between phases"] if idle >= 0.02 else []
-    note = (
-        "; only the duration of waiting is recorded, not its start" if shares.get("wait", 0) >= 0.005 else ""
-    )
+    waited = shares.get("wait", 0) >= 0.005
+    note = "; only the duration of waiting is recorded, not its start" if waited else ""
     whose = "The rank spent" if ranks == 1 else f"On average the {ranks} ranks spent"
     return f"{whose} {listed(parts) or 'nothing'} in this window of {duration(seconds)}{note}."
 

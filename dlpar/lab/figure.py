@@ -52,12 +52,8 @@ def _tables(figure: go.Figure) -> list[pd.DataFrame]:
         across, up = (figure.layout[_long(getattr(trace, n) or n[0])] for n in ("xaxis", "yaxis"))
         columns: dict[str, Any] = {across.title.text or "x": trace.x, up.title.text or "y": trace.y}
         if trace.type == "bar" and trace.base is not None:
-            columns = {
-                "rank": trace.y,
-                "step": trace.customdata,
-                "start (ms)": trace.base,
-                "duration (ms)": trace.x,
-            }
+            columns = {"rank": trace.y, "step": trace.customdata}
+            columns |= {"start (ms)": trace.base, "duration (ms)": trace.x}
         found.append(pd.DataFrame({"series": trace.name, **columns}))
     return found
 
@@ -71,10 +67,8 @@ def _below(figure: go.Figure) -> str:
     groups: dict[tuple, list] = {}
     for frame in _tables(figure):
         groups.setdefault(tuple(frame.columns), []).append(frame.tail(ROWS))
-    tables = "".join(
-        pd.concat(frames).to_html(index=False, border=0, na_rep="", float_format="{:.5g}".format)
-        for frames in groups.values()
-    )
+    form = {"index": False, "border": 0, "na_rep": "", "float_format": "{:.5g}".format}
+    tables = "".join(pd.concat(frames).to_html(**form) for frames in groups.values())
     shown = " open" if (figure.layout.meta or {}).get("open") else ""
     css = Path(__file__).with_name("page").joinpath("lab.css").read_text()
     return (
@@ -113,9 +107,8 @@ def captioned(
 def gantt(figure: Figure, bars: Iterable[tuple[float, float, float, str]], **look: Any) -> None:
     """Add bars ``(row, start, length, text)`` as one trace with the attributes of `look`."""
     rows, starts, lengths, texts = zip(*bars)
-    figure.add_trace(
-        {"type": "bar", "orientation": "h", "y": rows, "base": starts, "x": lengths, "text": texts, **look}
-    )
+    bar = {"type": "bar", "orientation": "h", **look}
+    figure.add_trace({**bar, "y": rows, "base": starts, "x": lengths, "text": texts})
 
 
 def stacked(
@@ -148,7 +141,7 @@ def stacked(
             figure.add_trace(bar)
     if known:
         x, y = zip(*known)
-        figure.add_scatter(x=x, y=y, **theme.predicted_mark(marks[0], 24))
+        figure.add_scatter(x=x, y=y, **theme.predicted_mark(marks[0]))
     return figure
 
 
@@ -184,7 +177,6 @@ def single(run: Run | Sequence[Run]) -> Run:
     """Return the only run, given alone or in a list; raise ValueError if there are more."""
     runs = listed(run)
     if len(runs) > 1:
-        raise ValueError(
-            f"run: got {len(runs)} runs, allowed is one: this figure shows the ranks of a single run"
-        )
+        allowed = "allowed is one: this figure shows the ranks of a single run"
+        raise ValueError(f"run: got {len(runs)} runs, {allowed}")
     return runs[0]

@@ -90,10 +90,8 @@ def labels(experiments: Sequence[Experiment]) -> list[str]:
             if any(experiments[i] != experiments[alike[0]] for i in alike):
                 for i, setting in zip(alike, labels([experiments[i] for i in alike])):
                     found[i] = f"{text}, {setting}"
-    return [
-        text if found.count(text) == 1 else f"{text} ({found[: i + 1].count(text)})"
-        for i, text in enumerate(found)
-    ]
+    numbers = [found[: i + 1].count(text) for i, text in enumerate(found)]
+    return [text if found.count(text) == 1 else f"{text} ({n})" for text, n in zip(found, numbers)]
 
 
 def platform_in_words(experiment: Experiment) -> str:

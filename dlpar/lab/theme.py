@@ -124,10 +124,8 @@ def titles(worlds: Iterable[str]) -> dict[str, str]:
     clocks = {CLOCKS[world] for world in worlds}
     if clocks <= {"wall"}:
         return TITLES
-    each = (
-        f"time on the {clocks.pop()} clock (s)" if len(clocks) == 1 else "time, each run on its own clock (s)"
-    )
-    return {**TITLES, "seconds": each}
+    whose = f" on the {clocks.pop()} clock" if len(clocks) == 1 else ", each run on its own clock"
+    return {**TITLES, "seconds": f"time{whose} (s)"}
 
 
 def on_clock(title: str, world: str) -> str:
@@ -169,9 +167,9 @@ def predicted_line(name: str, colour: str = GREY, width: float = 2.0) -> dict[st
     return {"mode": "lines", "name": name, "line": {**PREDICTED, "color": colour, "width": width}}
 
 
-def predicted_mark(name: str, size: int) -> dict[str, Any]:
+def predicted_mark(name: str) -> dict[str, Any]:
     """Trace of predictions across horizontal bars: an upright stroke on each."""
-    symbol = {"symbol": "line-ns", "size": size, "line": {"width": 3, "color": GREY}}
+    symbol = {"symbol": "line-ns", "size": 24, "line": {"width": 3, "color": GREY}}
     return {"mode": "markers", "name": name, "marker": symbol}
 
 
@@ -250,12 +248,8 @@ def phase_bar(name: str) -> dict[str, Any]:
     """Bar of a phase, as plotly trace attributes."""
     phase = PHASES.get(name, OTHER)
     named = name if name == phase.group else f"{phase.group}: {name}"
-    return {
-        "type": "bar",
-        "orientation": "h",
-        "name": named,
-        "marker": {"color": phase.colour, "pattern": hatch(phase.pattern)},
-    }
+    marker = {"color": phase.colour, "pattern": hatch(phase.pattern)}
+    return {"type": "bar", "orientation": "h", "name": named, "marker": marker}
 
 
 def hatch(shape: str) -> dict[str, Any]:
@@ -264,23 +258,18 @@ def hatch(shape: str) -> dict[str, Any]:
     return {"shape": shape, **hatch} if shape else {}
 
 
+AXIS = {
+    "gridcolor": "rgba(128,128,128,0.25)", "linecolor": "rgba(128,128,128,0.7)", "showgrid": True, "showline": True,
+    "zeroline": False, "ticks": "outside", "tickfont": {"size": 13}, "separatethousands": True,
+    "exponentformat": "none",
+}  # fmt: skip
+"""Attributes of every axis."""
+
+
 def axis(title: str, limits: tuple[float, float] | None = None, **more: Any) -> dict[str, Any]:
     """An axis with its title and unit; `limits` fix it, so that it does not jump during a run."""
     fixed = {"range": list(limits)} if limits else {}
-    return {
-        "title": {"text": title, "standoff": 10, "font": {"size": 14}},
-        "gridcolor": "rgba(128,128,128,0.25)",
-        "linecolor": "rgba(128,128,128,0.7)",
-        "showgrid": True,
-        "showline": True,
-        "zeroline": False,
-        "ticks": "outside",
-        "tickfont": {"size": 13},
-        "separatethousands": True,
-        "exponentformat": "none",
-        **fixed,
-        **more,
-    }
+    return {"title": {"text": title, "standoff": 10, "font": {"size": 14}}, **AXIS, **fixed, **more}
 
 
 def round_numbers(low: float, high: float, steps: Sequence[int] = (1, 2, 5)) -> list[float]:
@@ -324,29 +313,20 @@ def annotation(text: str, x: float, y: float, **more: Any) -> dict[str, Any]:
     return {"text": text, "showarrow": False, "font": {"size": 14}, **place, **more}
 
 
+LAYOUT = {
+    "font": {"size": 14, "color": "#222222"}, "paper_bgcolor": "rgba(0,0,0,0)", "plot_bgcolor": "rgba(0,0,0,0)",
+    "margin": {"l": 92, "r": 16, "t": 54, "b": 54}, "hovermode": "closest",
+    "hoverlabel": {"bgcolor": "#ffffff", "font": {"color": "#111111"}},
+    # Above the plot, in reserved space, so that the figure does not move when entries are added.
+    "legend": {"orientation": "h", "traceorder": "normal", "x": 0, "xanchor": "left", "y": 1, "yref": "container",
+               "yanchor": "top", "maxheight": 53, "font": {"size": 12}},
+}  # fmt: skip
+"""Attributes of every figure; ``lab.css`` gives text and grid the colours of the page."""
+
+
 def layout(**more: Any) -> dict[str, Any]:
-    """Layout that all figures share; ``lab.css`` gives text and grid the colours of the page."""
-    return {
-        "font": {"size": 14, "color": "#222222"},
-        "paper_bgcolor": "rgba(0,0,0,0)",
-        "plot_bgcolor": "rgba(0,0,0,0)",
-        "margin": {"l": 92, "r": 16, "t": 54, "b": 54},
-        # Above the plot, in reserved space, so that the figure does not move when entries are added.
-        "legend": {
-            "orientation": "h",
-            "traceorder": "normal",
-            "x": 0,
-            "xanchor": "left",
-            "y": 1,
-            "yref": "container",
-            "yanchor": "top",
-            "maxheight": 53,
-            "font": {"size": 12},
-        },
-        "hovermode": "closest",
-        "hoverlabel": {"bgcolor": "#ffffff", "font": {"color": "#111111"}},
-        **more,
-    }
+    """Layout that all figures share."""
+    return {**LAYOUT, **more}
 
 
 def doubled(value: float, least: float = 1.0) -> float:
@@ -362,8 +342,5 @@ def rounded_up(value: float) -> float:
     if not 0 < value < float("inf"):
         return 1.0
     scale = 10.0 ** math.floor(math.log10(value))
-    return next(
-        step * scale
-        for step in (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10)
-        if step * scale >= value * (1 - 1e-9)
-    )
+    ends = (step * scale for step in (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10))
+    return next(end for end in ends if end >= value * (1 - 1e-9))

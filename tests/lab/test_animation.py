@@ -10,8 +10,7 @@ import pytest
 import dlpar
 from dlpar import collectives as c
 from dlpar.lab import animate, figures
-from dlpar.lab.animation import contributions
-from dlpar.lab.message_log import Event, in_rounds, record
+from dlpar.lab.animation import Event, contributions, in_rounds, record
 
 pytestmark = pytest.mark.slow
 

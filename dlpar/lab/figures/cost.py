@@ -31,10 +31,8 @@ def link_fit(*found: PingPong) -> Figure:
         raise ValueError(f"found: got {len(found)} ping-pongs, allowed is 1 or 2")
     fits = [[1e3 * one.link.seconds(size) for size in one.sizes] for one in found]
     times = [[1e3 * seconds for seconds in one.seconds] for one in found]
-    sizes, everything = (
-        [size for one in found for size in one.sizes],
-        [ms for row in (*times, *fits) for ms in row],
-    )
+    sizes = [size for one in found for size in one.sizes]
+    everything = [ms for row in (*times, *fits) for ms in row]
     across, up = _bytes("message (bytes)", sizes), _times(everything, [one.how for one in found])
     figure = blank(theme.layout(xaxis=across, yaxis=up))
     for one, row, fit, (colour, fitted, symbol) in zip(found, times, fits, LINKS):

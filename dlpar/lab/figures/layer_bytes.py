@@ -68,10 +68,9 @@ def drawing(experiment: Experiment, ranks: list[SentByLayer]) -> Figure:
         raise ValueError(f"workers: got {workers}, allowed with split {split} is more: nothing is sent")
     rows = [(name, *measured[name].values(), formula.get(name)) for name in names]
     scale, unit = (1e6, "MB") if max(max(a + b, form or 0) for _, a, b, form in rows) >= 1e6 else (1e3, "kB")
-    parts = {
-        during: ({"marker_color": PASSES[during]}, [measured[name][during] / scale for name in names])
-        for during in PASSES
-    }
+    parts = {}
+    for during, colour in PASSES.items():
+        parts[during] = {"marker_color": colour}, [measured[name][during] / scale for name in names]
     marks = "closed form, both passes", [form and form / scale for *_, form in rows]
     figure = stacked(f"sent by the ranks of one replica in a step ({unit})", names, parts, marks)
     heads = ("layer", "forward (bytes)", "backward (bytes)", "both (bytes)", "closed form (bytes)")
@@ -83,10 +82,9 @@ def _formulas(experiment: Experiment, measured: list[str]) -> dict[str, float]:
     """Bytes by the closed forms, for layers and for the boundaries that were measured."""
     full = {"float32": 4, "float64": 8}[experiment.dtype]
     of_activations = full if experiment.precision == "full" else 2
-    found = {
-        name: (full if name == SHARED else of_activations) * elements
-        for name, elements in elements_by_layer(experiment).items()
-    }
+    found = {}
+    for name, elements in elements_by_layer(experiment).items():
+        found[name] = (full if name == SHARED else of_activations) * elements
     for name in measured:
         if name.startswith(BOUNDARY):
             found[name] = of_activations * boundary_elements(experiment, name.removeprefix(BOUNDARY))

@@ -70,10 +70,9 @@ def memory(runs: Run | Sequence[Run], titles: Sequence[str] | None = None) -> Fi
         rows = [max(of_run.values(), key=_total) for of_run in held]
         states = [_state(run.experiment) for run in runs]
     scale, unit = (1e6, "MB") if max(map(_total, rows)) >= 1e6 else (1e3, "kB")
-    parts = {
-        kind: ({"marker_color": colour}, [row.get(kind, 0) / scale for row in rows])
-        for kind, colour in KINDS.items()
-    }
+    parts = {}
+    for kind, colour in KINDS.items():
+        parts[kind] = {"marker_color": colour}, [row.get(kind, 0) / scale for row in rows]
     forms = [state and state / scale for state in states]
     title = f"memory of a rank at the peak of a step ({unit})"
     figure = stacked(title, names, parts, ("closed form of the first three", forms))
@@ -186,10 +185,9 @@ def _add_courses(figure: Figure, courses: dict[str, dict[int, Points]], experime
     rooms = ([0.56, 1], [0, 0.48]) if several else ([0, 1],)
     for number, ((name, course), room) in enumerate(zip(courses.items(), rooms), start=2):
         top = max(n for points in course.values() for _, n in points)
-        whole = name == "in flight"
-        limit, ticks = (
-            (top + 0.5, {"dtick": max(1, top // 4)}) if whole else (theme.rounded_up(top), {"nticks": 5})
-        )
+        limit, ticks = theme.rounded_up(top), {"nticks": 5}
+        if name == "in flight":
+            limit, ticks = top + 0.5, {"dtick": max(1, top // 4)}
         layout[f"yaxis{number}"] = theme.axis(name, (0, limit), anchor="x2", domain=room, **ticks)
         where = {"xaxis": "x2", "yaxis": f"y{number}", "showlegend": number == 2}
         for rank, points in course.items():

@@ -61,18 +61,16 @@ def mesh(of: Experiment | Run) -> Figure:
     ranks = range(experiment.ranks)
     at = [coordinates(rank, sizes) if rank < experiment.workers else {} for rank in ranks]
     group = [{rank: ", ".join(map(str, own)) for own in axis.groups for rank in own} for axis in axes]
-    rows = [
-        (rank, nodes[rank], *(at[rank].get(name) for name in sizes), *(each.get(rank, "") for each in group))
-        for rank in ranks
-    ]
+    columns = [[at[rank].get(name) for rank in ranks] for name in sizes]
+    columns += [[each.get(rank, "") for rank in ranks] for each in group]
+    rows = list(zip(ranks, nodes, *columns))
     heads = ("rank", "node", *sizes, *(f"{axis.name} group" for axis in axes))
     servers, number = experiment.ranks - experiment.workers, len(set(nodes))
     which = f"{experiment.workers} workers"
     which += f" and {servers} server{'s' * (servers > 1)} (S)" if servers else ""
     parts = "; ".join(f"{axis.name}: {_where(axis)}" for axis in axes)
-    sentence = (
-        f"{mesh_title(sizes)}, {which} on {number} node{'s' * (number > 1)}. {parts[0].upper()}{parts[1:]}."
-    )
+    where = f"{which} on {number} node{'s' * (number > 1)}"
+    sentence = f"{mesh_title(sizes)}, {where}. {parts[0].upper()}{parts[1:]}."
     return captioned(_picture(experiment, axes, nodes), sentence, (heads, rows))
 
 
@@ -93,20 +91,16 @@ def _picture(experiment: Experiment, axes: list[Axis], nodes: list[int]) -> Figu
     places = [(rank, 0) if alone else (node, nodes[:rank].count(node)) for rank, node in enumerate(nodes)]
     wide, tall = (1 + max(place[way] for place in places) for way in (0, 1))
     frames = [(-0.5, wide - 0.5)] if alone else [(node - 0.42, node + 0.42) for node in sorted(set(nodes))]
-    plain = {
-        "showgrid": False,
-        "showline": False,
-        "ticks": "",
-        "tickvals": [] if alone else list(range(wide)),
-    }
+    ticks = {"ticks": "", "tickvals": [] if alone else list(range(wide))}
     look = {"type": "rect", "line": {"color": "rgba(128,128,128,0.7)", "width": 1.5}, "layer": "below"}
     layout = theme.layout(showlegend=False, margin={"l": 16, "r": 16, "t": 70, "b": 44})
     figure = blank(layout, 150 + 52 * tall)
     size = max(16, min(34, 300 // (wide * len(axes)) + 8))
     for number, axis in enumerate(axes, start=1):
         domain = [(number - 1) * step + 0.02 * (number > 1), number * step - 0.02 * (number < len(axes))]
-        across = theme.axis("one node" if alone else "node", (-0.6, wide - 0.4), domain=domain, **plain)
-        figure.layout[f"xaxis{number}"] = {**across, "anchor": f"y{number}"}
+        across = theme.axis("one node" if alone else "node", (-0.6, wide - 0.4), domain=domain, **ticks)
+        plain = {"anchor": f"y{number}", "showgrid": False, "showline": False}
+        figure.layout[f"xaxis{number}"] = {**across, **plain}
         down = {"range": (tall - 0.4, -0.6), "anchor": f"x{number}", "visible": False}
         figure.layout[f"yaxis{number}"] = down
         text = f"<b>{axis.name}</b>: {CARRIES[axis.name]}<br>{_where(axis)}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -71,16 +71,6 @@ def _with_error(sentence: str, predicted: Sequence[float | None], found: Sequenc
     return f"{sentence} {captions.error('prediction', max(errors))}" if errors else sentence
 
 
-class BucketTimes(NamedTuple):
-    """A bucket: its largest layer, its MB, and when it is ready, begins to be sent and is summed (ms)."""
-
-    name: str
-    megabytes: float
-    ready: float
-    begins: float
-    ends: float
-
-
 def sending(experiment: Experiment) -> Figure:
     """Draw the predicted computing and sending of a step, from its beginning to its last bucket.
 
@@ -103,52 +93,43 @@ def sending(experiment: Experiment) -> Figure:
         raise ValueError(
             "experiment: got other than an overlapped ring that stands in for a workload, allowed is that"
         )
-    charged = workload(name)
-    computing = 1e3 * platform_of(experiment).seconds(experiment.local_batch(0) * charged.flops, charged)
-    sent = schedule(experiment, computing)
-    largest = max(sent, key=lambda bucket: bucket.megabytes)
-    after, busy = max(0.0, sent[-1].ends - computing), sum(bucket.ends - bucket.begins for bucket in sent)
-    sentence = (
-        f"Predicted for {name}: {len(sent)} buckets keep the link busy for {captions.quantity(busy)} ms; "
-        f"the largest, {largest.name} with {captions.quantity(largest.megabytes)} MB, "
-        f"for {captions.quantity(largest.ends - largest.begins)} ms. "
-        f"{captions.quantity(after)} ms of communication come after the backward pass."
-    )
-    end = theme.rounded_up(max(computing, sent[-1].ends))
-    xaxis = theme.axis("time since the step began, predicted (ms)", (0, end))
-    rows = theme.rows(["computing", "sending"], range=[1.6, -0.6])
-    figure = blank(theme.layout(xaxis=xaxis, yaxis=rows, barmode="overlay", bargap=0.25), 300)
-    for phase, start, length in (
-        ("forward", 0.0, computing / 3),
-        ("backward", computing / 3, 2 * computing / 3),
-    ):
-        gantt(figure, [(0, start, length, "")], **theme.phase_bar(phase))
-    buckets = [(1, b.begins, b.ends - b.begins, f"{b.name}: {b.megabytes:.3g} MB") for b in sent]
-    own = {"name": "a bucket", "textposition": "none", "hoverinfo": "text"}
-    bar = theme.phase_bar("communicate")
-    bar["marker"]["line"] = {"width": 2, "color": "#ffffff"}
-    gantt(figure, buckets, **bar | own)
-    ready = {"mode": "markers", "marker": {"symbol": "triangle-down", "size": 9, "color": theme.GREY}}
-    figure.add_scatter(x=[b.ready for b in sent], y=[0.52] * len(sent), name="a bucket is ready", **ready)
-    heads = ("largest layer", "MB", "ready (ms)", "begins (ms)", "ends (ms)")
-    return captioned(figure, sentence, (heads, sent))
-
-
-def schedule(experiment: Experiment, computing: float) -> list[BucketTimes]:
-    """The buckets of a step whose computing takes `computing` ms, in order."""
-    platform, charged = platform_of(experiment), workload(experiment.cluster.stand_in_for)
+    charged, platform = workload(name), platform_of(experiment)
+    computing = 1e3 * platform.seconds(experiment.local_batch(0) * charged.flops, charged)
     link = platform.link(same_node=experiment.workers <= platform.devices)
     nbytes = [charged.itemsize * layer.parameters for layer in charged.layers]
     done = [flops / charged.flops for flops in accumulate(layer.flops for layer in charged.layers)]
-    found, free = [], 0.0
-    for members in buckets(nbytes, experiment.sync.bucket_mb * 1e6):
-        whole = sum(nbytes[i] for i in members)
+    sent, free = [], 0.0
+    for members in buckets(nbytes, sync.bucket_mb * 1e6):
+        whole, largest = sum(nbytes[i] for i in members), max(members, key=nbytes.__getitem__)
         ready = computing * (1 / 3 + 2 / 3 * done[members[-1]])
         begins = max(ready, free)
         free = begins + 1e3 * collective_seconds("ring", experiment.workers, whole, link)
-        largest = charged.layers[max(members, key=nbytes.__getitem__)]
-        found.append(BucketTimes(largest.name, whole / 1e6, ready, begins, free))
-    return found
+        sent.append((charged.layers[largest].name, whole / 1e6, ready, begins, free))
+    layers, megabytes, ready, begins, ends = zip(*sent)
+    lengths = [end - begin for begin, end in zip(begins, ends)]
+    most = max(range(len(sent)), key=megabytes.__getitem__)
+    ms, after = [captions.quantity(length) for length in lengths], max(0.0, free - computing)
+    sentence = (
+        f"Predicted for {name}: {len(sent)} buckets keep the link busy for {captions.quantity(sum(lengths))} ms; "
+        f"the largest, {layers[most]} with {captions.quantity(megabytes[most])} MB, for {ms[most]} ms. "
+        f"{captions.quantity(after)} ms of communication come after the backward pass."
+    )
+    title, end = "time since the step began, predicted (ms)", theme.rounded_up(max(computing, free))
+    rows = theme.rows(["computing", "sending"], range=[1.6, -0.6])
+    layout = theme.layout(xaxis=theme.axis(title, (0, end)), yaxis=rows, barmode="overlay", bargap=0.25)
+    figure, third = blank(layout, 300), computing / 3
+    gantt(figure, [(0, 0.0, third, "")], **theme.phase_bar("forward"))
+    gantt(figure, [(0, third, 2 * third, "")], **theme.phase_bar("backward"))
+    texts = [f"{layer}: {mb:.3g} MB" for layer, mb in zip(layers, megabytes)]
+    own = {"name": "a bucket", "textposition": "none", "hoverinfo": "text"}
+    bar = theme.phase_bar("communicate")
+    bar["marker"]["line"] = {"width": 2, "color": "#ffffff"}
+    gantt(figure, zip([1] * len(sent), begins, lengths, texts), **bar | own)
+    mark = {"mode": "markers", "marker": {"symbol": "triangle-down", "size": 9, "color": theme.GREY}}
+    figure.add_scatter(x=ready, y=[0.52] * len(sent), name="a bucket is ready", **mark)
+    return captioned(
+        figure, sentence, (("largest layer", "MB", "ready (ms)", "begins (ms)", "ends (ms)"), sent)
+    )
 
 
 POINTS = 80

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -177,9 +178,7 @@ def _elements(pieces: Sequence[Piece]) -> int:
 def _sentence(experiment: Experiment, held: Sequence[Holdings]) -> str:
     shapes = held[0].shapes
     images = {name for name in shapes if name.startswith("image.")}
-    total, image = (
-        sum(a * b for name, (a, b) in shapes.items() if (name in images) == of) for of in (False, True)
-    )
+    image, total = (sum(math.prod(shapes[name]) for name in of) for of in (images, shapes.keys() - images))
     own = [_elements([piece for piece in each.pieces if piece.name not in images]) / total for each in held]
     holds = "updates" if getattr(experiment.split, "zero", 0) == 1 else "holds"
     text = f"Each rank {holds} {_shares(own)} of the model's {total:,} parameters"

@@ -139,11 +139,9 @@ def idle(experiment: Experiment, bars: list[Bar]) -> list[Bar]:
     for own in windows(experiment, bars):
         at_first, end = window(own)
         for rank in {bar.stage for bar in own}:
-            busy = [
-                bar for bar in bars if bar.stage == rank and bar.kind not in TALKING and bar.end > at_first
-            ]
+            busy = (bar for bar in bars if bar.stage == rank and bar.kind not in TALKING)
             at = at_first
-            for bar in sorted(busy, key=lambda bar: bar.start):
+            for bar in sorted((b for b in busy if b.end > at_first), key=lambda bar: bar.start):
                 found.append(Bar(rank, "bubble", None, None, at, min(bar.start, end)))
                 at = max(at, bar.end)
             found.append(Bar(rank, "bubble", None, None, at, end))
@@ -215,11 +213,8 @@ def pipeline(run: Run, step: int | None = None) -> Figure:
     title = theme.on_clock("time since the first of these passes began (ms)", experiment.cluster.world)
     width = theme.rounded_up(min(max(ends), AFTER * max(ends[1::2])))
     layout = _layout(title, width, names, domain=[0.56, 1])
-    layout["xaxis"]["anchor"] = "y2"
-    layout |= {
-        "yaxis2": theme.rows(names, domain=[0, 0.44], anchor="x", automargin=True),
-        "annotations": notes,
-    }
+    layout["xaxis"]["anchor"], layout["annotations"] = "y2", notes
+    layout["yaxis2"] = {**layout["yaxis"], "domain": [0, 0.44]}
     figure = blank({**layout, "margin": {"l": 92, "r": 16, "t": 84, "b": 54}}, 70 * len(names) + 190)
     for yaxis, bars in zip(("y", "y2"), pictures.values()):
         _add(figure, [*idle(experiment, bars), *bars], yaxis)
@@ -268,20 +263,17 @@ def _add(figure: Figure, bars: Sequence[Bar], yaxis: str = "y") -> None:
     for bar in bars:
         by_look[bar.kind, bar.chunk if bar.kind in PASSES else 0].append(bar)
     for name, chunk in sorted(by_look, key=lambda key: ((*ORDER, key[0]).index(key[0]), key[1])):
-        drawn = [
-            (bar.stage, bar.start, bar.end - bar.start, str(bar.micro) if name in PASSES else "")
-            for bar in by_look[name, chunk]
-        ]
-        look = _look(name, chunk, chunks)
+        own, look = by_look[name, chunk], _look(name, chunk, chunks)
+        texts = [str(bar.micro) if name in PASSES else "" for bar in own]
+        drawn = [(bar.stage, bar.start, bar.end - bar.start, text) for bar, text in zip(own, texts)]
         gantt(figure, drawn, yaxis=yaxis, showlegend=look["name"] not in named, **look)
 
 
 def _look(name: str, chunk: int, chunks: int) -> dict[str, Any]:
     """plotly attributes of a kind of bar; later chunks are lighter."""
     phase, is_pass = STYLES.get(name) or theme.PHASES.get(name, theme.OTHER), name in PASSES
-    title = (
-        f"{name}, chunk {chunk}" if is_pass and chunks > 1 else "bubble: idle" if name == "bubble" else name
-    )
+    title = f"{name}, chunk {chunk}" if is_pass and chunks > 1 else name
+    title = "bubble: idle" if name == "bubble" else title
     colour = theme.lighter(phase.colour, 0.6 * chunk / max(chunks - 1, 1))
     return {
         "name": title,
@@ -353,9 +345,6 @@ def schedule(
     return captioned(figure, sentence, (heads, bars), bubble=share, **{"in flight": held})
 
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")
-"""Colours of schedules, in their order."""
-
 Seconds = Mapping[int, float]
 """Seconds of a step, by the number of micro-batches."""
 
@@ -397,10 +386,8 @@ def micro_batches(runs: Sequence[Run], predicted: Mapping[str, Seconds] = Mappin
     title, top = theme.on_clock("time of a step (ms)", world), max(s for *_, s in rows)
     xaxis = theme.log_axis("number of micro-batches of a step", counts)
     yaxis = theme.axis(title, (0, theme.rounded_up(1.05e3 * top)))
-    figure, looks = (
-        blank(theme.layout(xaxis=xaxis, yaxis=yaxis), 400),
-        dict(zip(found, zip(COLOURS, theme.MARKERS))),
-    )
+    figure = blank(theme.layout(xaxis=xaxis, yaxis=yaxis), 400)
+    looks = dict(zip(found, zip(theme.RUNS, theme.MARKERS)))
     for how, name, points in curves:
         x, y = zip(*sorted(points.items()))
         colour, symbol = looks[name]

@@ -86,12 +86,10 @@ def holdings(comm: Comm, experiment: Experiment) -> Holdings:
 def prepared(comm: Comm, experiment: Experiment) -> Task:
     """Prepare the task of a split as training does; nothing is recorded."""
     seed, dtype, key = experiment.seed, getattr(torch, experiment.dtype), repr(experiment)
-    dataset = comm.world.once(
-        f"data of {key}", lambda: load(experiment.data, seed, dtype, experiment.model.name)
-    )
-    sampler = comm.world.once(
-        f"batches of {key}", lambda: Sampler(experiment.of_replicas(), dataset.train_y, len(dataset.train_x))
-    )
+    read = lambda: load(experiment.data, seed, dtype, experiment.model.name)
+    dataset = comm.world.once(f"data of {key}", read)
+    draw = lambda: Sampler(experiment.of_replicas(), dataset.train_y, len(dataset.train_x))
+    sampler = comm.world.once(f"batches of {key}", draw)
     model, place = models.build(experiment, dataset), placed(experiment, comm)
     return Task(experiment, comm, place, model, dataset, sampler, Unrecorded(comm))
 
@@ -111,10 +109,9 @@ def _numbers_held(task: Task, part: Split) -> np.ndarray:
     """Weights of this rank between steps; if it has all but updates only some, those that it updates."""
     if getattr(task.experiment.split, "zero", 0) != 1:
         return part.replica.weights.detach().numpy()
-    sharded = scheme(task.experiment.of_replicas(), task.place.dp_group, part.replica)
-    return np.concatenate(
-        [chunks[own_chunk(task.place.dp_group)].detach().numpy() for chunks in sharded.weights]
-    )
+    group = task.place.dp_group
+    sharded, own = scheme(task.experiment.of_replicas(), group, part.replica), own_chunk(group)
+    return np.concatenate([chunks[own].detach().numpy() for chunks in sharded.weights])
 
 
 def _images(task: Task, part: Split) -> tuple[dict[str, tuple[int, int]], list[Piece], list[Piece]]:

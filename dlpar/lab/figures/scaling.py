@@ -201,10 +201,8 @@ def speedup(runs: Sequence[Run], predicted: Mapping[int, float] | None = None) -
 
     def curve(kind: str, gained: Mapping[int, float]) -> Curve:
         batch = {n: experiment.replace(workers=n).global_batch for n in gained}
-        points = [
-            Point(n, gain * alone, 1e3 * batch[n] / (gain * alone), gain, gain * base / n)
-            for n, gain in sorted(gained.items())
-        ]
+        rows = [(n, gain, gain * alone) for n, gain in sorted(gained.items())]
+        points = [Point(n, rate, 1e3 * batch[n] / rate, gain, gain * base / n) for n, gain, rate in rows]
         return Curve("", kind, experiment, base, points)
 
     found = {n: float(np.mean(own)) / alone for n, own in rates.items()}
@@ -231,10 +229,8 @@ def draw(drawn: Sequence[Curve]) -> Figure:
     if not drawn:
         raise ValueError("outcomes: got no two numbers of workers of one kind, allowed are two or more")
     workers, base = sorted({p.workers for c in drawn for p in c.points}), min(c.base for c in drawn)
-    figure, right = (
-        blank(_layout(drawn, workers, base), 470),
-        {"xaxis": "x2", "yaxis": "y2", "showlegend": False},
-    )
+    figure = blank(_layout(drawn, workers, base), 470)
+    right = {"xaxis": "x2", "yaxis": "y2", "showlegend": False}
     ideal = {"mode": "lines", "line": theme.IDEAL, "name": "ideal"}
     figure.add_scatter(x=workers, y=[n / base for n in workers], **ideal, legendrank=1003)
     figure.add_scatter(x=workers, y=[1.0] * len(workers), **ideal, **right)
@@ -249,18 +245,16 @@ def draw(drawn: Sequence[Curve]) -> Figure:
         figure.add_scatter(x=across, y=ups, **look, showlegend=alone)
         figure.add_scatter(x=across, y=shares, **look, **right)
     if not alone:  # a short legend: one entry for each curve, one for each source
-        entries = [
-            (theme.result(name, look[0], "measured", look[1]), "markers") for name, look in looks.items()
-        ]
+        entries = [(theme.result(name, c, "measured", s), "markers") for name, (c, s) in looks.items()]
         kinds = [kind for kind in theme.ORDER if any(curve.kind == kind for curve in drawn)]
         entries += [(theme.result(kind, theme.GREY, kind), "lines") for kind in kinds]
         for look, mode in entries:
             figure.add_scatter(x=[None], y=[None], **{**look, "mode": mode})
     kind = min((curve.kind for curve in drawn), key=theme.ORDER.index)
     last = {c.name: (c.points[-1].workers, *c.points[-1][3:]) for c in drawn if c.kind == kind}
-    rates = {
-        k: {(c.name, n): r for c in drawn if c.kind == k for n, r in c.rates.items()} for k in theme.ORDER
-    }
+    rates: dict[str, dict[tuple, float]] = {kind: {} for kind in theme.ORDER}
+    for curve in drawn:
+        rates[curve.kind] |= {(curve.name, n): rate for n, rate in curve.rates.items()}
     sentences = [captions.scaling(kind, last, base), *_mark_crossings(figure, drawn), *captions.errors(rates)]
     heads = ("scheme", "how", "workers", "samples/s", "step (ms)", "speed-up", "efficiency")
     rows = [(curve.name, curve.kind, *point) for curve in drawn for point in curve.points]
@@ -273,14 +267,12 @@ def _layout(drawn: Sequence[Curve], workers: Sequence[int], base: int) -> dict[s
     most = max(point.efficiency for curve in drawn for point in curve.points)
     title = f"speed-up over {base} worker{'s' * (base > 1)} (times)"
     times = lambda n: f"{n:,.0f}" if n >= 1 else f"1/{1 / n:,.0f}"
-    share = theme.axis(
-        "efficiency (share of ideal)", (0, 1.05 * max(1.0, most)), anchor="x2", tickformat=".0%"
-    )
+    top = 1.05 * max(1.0, most)
     return theme.layout(
         xaxis=theme.log_axis("workers", workers, domain=[0, 0.44]),
         yaxis=theme.log_axis(title, [2.0**power for power in powers], times),
         xaxis2=theme.log_axis("workers", workers, domain=[0.57, 1], anchor="y2"),
-        yaxis2=share,
+        yaxis2=theme.axis("efficiency (share of ideal)", (0, top), anchor="x2", tickformat=".0%"),
     )
 
 
