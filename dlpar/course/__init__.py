@@ -21,10 +21,9 @@ def html_table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[str]]
 
     left = 'style="text-align:left;white-space:normal"'
     head = "".join(f'<th scope="col" {left}>{name}</th>' for name in heads)
-    body = "".join(
-        f'<tr><th scope="row" {left}>{first}</th>{"".join(f"<td {left}>{cell}</td>" for cell in rest)}</tr>'
-        for first, *rest in rows
-    )
-    return HTML(
-        f"<table><caption>{caption}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-    )
+    body = ""
+    for first, *rest in rows:
+        cells = "".join(f"<td {left}>{cell}</td>" for cell in rest)
+        body += f'<tr><th scope="row" {left}>{first}</th>{cells}</tr>'
+    head = f"<caption>{caption}</caption><thead><tr>{head}</tr></thead>"
+    return HTML(f"<table>{head}<tbody>{body}</tbody></table>")

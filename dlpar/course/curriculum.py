@@ -43,10 +43,9 @@ class Lab(NamedTuple):
 def labs() -> dict[str, Lab]:
     """Labs by number, in their order."""
     kept = tomllib.loads(Path(__file__).with_name("curriculum.toml").read_text(encoding="utf-8"))
-    return {
-        number: Lab(number, **{**fields, "asks": tuple(Ask(**ask) for ask in fields["asks"])})
-        for number, fields in sorted(kept.items())
-    }
+    for fields in kept.values():
+        fields["asks"] = tuple(Ask(**ask) for ask in fields["asks"])
+    return {number: Lab(number, **fields) for number, fields in sorted(kept.items())}
 
 
 def course() -> HTML:
@@ -64,9 +63,8 @@ def course() -> HTML:
         )
         for each in labs().values()
     ]
-    short, whole = (
-        sum(each.minutes for each in labs().values() if each.core or not core) for core in (True, False)
-    )
+    whole = sum(each.minutes for each in labs().values())
+    short = sum(each.minutes for each in labs().values() if each.core)
     caption = f"★ short course, {short / 60:g} hours; all labs: {whole / 60:g} hours"
     return html_table(caption, ("lab", "minutes", "you need", "what it shows", "your predictions"), rows)
 

@@ -51,9 +51,7 @@ class Tooltips(anywidget.AnyWidget):
 def terms() -> dict[str, Term]:
     """Terms by their English names."""
     kept = tomllib.loads((HERE / "terms.toml").read_text(encoding="utf-8"))
-    return {
-        name: Term(name, **entry) for name, entry in sorted(kept.items(), key=lambda item: item[0].lower())
-    }
+    return {name: Term(name, **kept[name]) for name in sorted(kept, key=str.lower)}
 
 
 def tooltips() -> Tooltips:
@@ -89,7 +87,6 @@ def glossary(lab: str = "") -> HTML:
     if not chosen:
         labs = sorted({found.lab for found in terms().values()})
         raise ValueError(f"lab: got {lab!r}, allowed is one of {', '.join(labs)}")
-    rows = [
-        (html.escape(t.name), f'<span lang="zh">{t.zh}</span>', html.escape(t.means), t.lab) for t in chosen
-    ]
+    zh = '<span lang="zh">{}</span>'.format
+    rows = [(html.escape(t.name), zh(t.zh), html.escape(t.means), t.lab) for t in chosen]
     return html_table("Terms of the labs", ("term", "中文", "meaning", "lab"), rows)

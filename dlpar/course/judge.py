@@ -291,11 +291,7 @@ def listed(items: Sequence[Any]) -> str:
 
 
 def first_difference(
-    told: Sequence[Sequence[Held]],
-    steps: Sequence[Step],
-    like: str = "",
-    by: str = "",
-    tolerance: float = 1e-6,
+    told: Sequence[Sequence[Held]], steps: Sequence[Step], like: str, by: str, tolerance: float = 1e-6
 ) -> str:
     """Compare step by step and rank by rank; name the first value, or amount of data sent, that differs.
 
@@ -335,9 +331,8 @@ def _sends_otherwise(sent: list[Mapping[str, Any]], step: Step, like: str, by: s
     most = sum(form.busiest_bytes for form in step.sends)
     busiest = max(range(len(sent)), key=lambda rank: sent[rank]["bytes"])
     if sent[busiest]["bytes"] > most:
-        return (
-            f"rank {busiest} sends {sent[busiest]['bytes']} bytes; in {like} no rank sends more than {most}."
-        )
+        found = f"rank {busiest} sends {sent[busiest]['bytes']} bytes"
+        return f"{found}; in {like} no rank sends more than {most}."
     return ""
 
 

@@ -17,8 +17,8 @@ import numpy as np
 from dlpar.config.experiment import Experiment
 from dlpar.jobs.launch import JobFailed
 from dlpar.jobs.run import Run
+from dlpar.lab.figures.cost import time_collectives
 from dlpar.lab.sweep import run_all
-from dlpar.lab.timing import time_collectives
 
 LIMIT = 90.0
 """Seconds after which a row is given up. A whole lab should need half of that."""

@@ -34,18 +34,17 @@ def duration(seconds: float) -> str:
 
 def short_time(seconds: float) -> str:
     """Seconds in three significant digits: 2 s, 12.1 ms, 7 µs."""
-    for unit, size in (("s", 1.0), ("ms", 1e-3)):
-        if seconds >= size:
-            return f"{quantity(seconds / size)} {unit}"
-    return f"{quantity(seconds / 1e-6)} µs"
+    return _in_units(seconds, {"s": 1.0, "ms": 1e-3, "µs": 1e-6})
 
 
 def nbytes(count: float) -> str:
     """A number of bytes in three significant digits: 12 B, 1.2 kB, 178 MB."""
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= size:
-            return f"{quantity(count / size)} {unit}"
-    return f"{quantity(count)} B"
+    return _in_units(count, {"GB": 1e9, "MB": 1e6, "kB": 1e3, "B": 1.0})
+
+
+def _in_units(value: float, units: dict[str, float]) -> str:
+    unit = next((unit for unit, size in units.items() if value >= size), [*units][-1])
+    return f"{quantity(value / units[unit])} {unit}"
 
 
 def listed(parts: Iterable[str]) -> str:
@@ -277,22 +276,22 @@ def time_to_accuracy(goal: float, reached: Sequence[tuple[str, str, int | None, 
     reached : sequence of (str, str, int or None, float)
         Name, clock, and step and second at which each run reached it; the step is None if it never did.
     """
-    there = [each for each in reached if each[2]]
+    there = sorted((each for each in reached if each[2]), key=lambda each: each[3])
     if not there:
         return f"None reached {goal:.0%} held-out accuracy."
     if len(reached) == 1:
         name, _, step, seconds = there[0]
         return f"{name} reached {goal:.0%} after {duration(seconds)}, which are {step:,} steps."
-    clocks, first = {clock for _, clock, _, _ in reached}, {}
-    for name, clock, _, seconds in sorted(there, key=lambda each: each[3]):
-        first.setdefault(clock, f"{name} reached {goal:.0%} first, after {duration(seconds)}")
-    text = "; ".join(f"on the {c} clock {part}" if len(clocks) > 1 else part for c, part in first.items())
+    several, first = len({clock for _, clock, _, _ in reached}) > 1, {}
+    for name, clock, _, seconds in there:
+        on = f"on the {clock} clock " if several else ""
+        first.setdefault(clock, f"{on}{name} reached {goal:.0%} first, after {duration(seconds)}")
     least = min(step for _, _, step, _ in there)
-    fewest = listed(name for name, _, step, _ in there if step == least)
-    text += f"; {fewest} took the fewest steps, {least:,}"
-    missed = [name for name, _, step, _ in reached if not step]
-    if missed:
-        text += f"; {listed(missed)} did not reach it"
-    if len(clocks) == 1:
-        return f"{text}. Seconds are steps × time of a step."
-    return f"{text[0].upper()}{text[1:]}. Seconds are steps × time of a step; those of different clocks do not compare."
+    fewest = listed(name for name, _, step, _ in reached if step == least)
+    missed = listed(name for name, _, step, _ in reached if not step)
+    parts = [*first.values(), f"{fewest} took the fewest steps, {least:,}"]
+    text = "; ".join([*parts, f"{missed} did not reach it"] if missed else parts)
+    text = f"{text[0].upper()}{text[1:]}" if several else text
+    return (
+        f"{text}. Seconds are steps × time of a step{'; those of different clocks do not compare' * several}."
+    )

@@ -276,10 +276,10 @@ def test_graded_inputs_are_random_and_differ_by_ranks_number_of_ranks_and_trial(
 
 
 def test_no_input_of_a_graded_exercise_is_that_of_a_try(monkeypatch):
-    from dlpar.course.exercises import formulas, layers, zero
+    from dlpar.course.exercises import formulas, parity
 
     def inputs():
-        yield from (judge._input(2, 1, 4), zero._gradient(2, 1, 0), *layers._problem(2))
+        yield from (judge._input(2, 1, 4), parity._gradient(2, 1, 0), *parity._problem(2))
 
     tried = list(inputs())
     monkeypatch.setattr(judge, "_seed", 5)

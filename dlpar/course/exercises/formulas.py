@@ -108,10 +108,8 @@ def _ring_arguments(experiment: Experiment) -> dict[str, float]:
 GRID_TOLERANCE = 0.08
 """Largest relative difference from a simulation: stages are not quite equal, and their boundaries send something."""
 
-DEVICE_ALONE: Case = (
-    dict(data=1, tensor=1, pipeline=1, microbatches=8, compute=1e3, summed=5e3, gradient=4e3, bandwidth=10.0),
-    1e3,
-)
+ALONE = dict(data=1, tensor=1, pipeline=1, microbatches=8)
+DEVICE_ALONE: Case = ({**ALONE, "compute": 1e3, "summed": 5e3, "gradient": 4e3, "bandwidth": 10.0}, 1e3)
 """One device: its time is known without a simulation."""
 
 GRIDS = ((4, 2, 1), (1, 1, 4), (2, 2, 2))

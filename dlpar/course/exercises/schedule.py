@@ -83,9 +83,7 @@ def check_schedule(student: Callable[[int, int], Any] | None, hints: Sequence[st
         f"{{name}} is right for {tried} stages × micro-batches: every action once, no deadlock, a bubble of "
         "(p - 1) / m, and never more micro-batches in flight than stages. On {ranks} it trained what 1F1B trains."
     )
-    return judge_on_ranks(
-        student, _on_rank, [workers], _trained_otherwise, praise, hints, 20.0, arguments=(lists,)
-    )
+    return judge_on_ranks(student, _on_rank, [workers], _trained_otherwise, praise, hints, 20.0, (lists,))
 
 
 def _trained_otherwise(told: list[list[tuple[float, float]]]) -> str:

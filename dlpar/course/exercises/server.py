@@ -117,10 +117,8 @@ def _push(comm: Comm, bound: int) -> None:
     for clock in range(CLOCKS):
         pause, gradient = usual, torch.arange(1.0, LENGTH + 1) * comm.rank + clock
         if draw := secret("push", bound, comm.rank, clock):
-            pause, gradient = (
-                draw.uniform(0.5, 2) * usual,
-                torch.from_numpy(draw.integers(1, 99, LENGTH)).float(),
-            )
+            pause = draw.uniform(0.5, 2) * usual
+            gradient = torch.from_numpy(draw.integers(1, 99, LENGTH)).float()
         comm.world.pause(pause)
         comm.send(gradient, 0)
         comm.recv(weights, 0)
@@ -144,10 +142,9 @@ def _serve(comm: Comm, on_push: OnPush, bound: int) -> tuple[str, int, int]:
         age = right.version - right.read[worker]
         go = _by_the_rule(right, worker, gradient)
         if not found:
-            differs = _asked(on_push, mine, worker, gradient.clone(), right, go)
-            found = (
-                differs and f"after push {push + 1} (worker {worker}, computed {age} updates ago) {differs}"
-            )
+            differs = _wrong_with(on_push(mine, worker, gradient.clone()), mine, right, go)
+            where = f"after push {push + 1} (worker {worker}, computed {age} updates ago)"
+            found = differs and f"{where} {differs}"
         oldest = max(oldest, age)
         for each in go:
             furthest = max(furthest, right.clock[each] - min(right.clock.values()))
@@ -169,11 +166,8 @@ def _by_the_rule(desk: Desk, worker: int, gradient: torch.Tensor) -> list[int]:
     return [each for each in desk.waiting if desk.clock[each] - slowest <= desk.bound]
 
 
-def _asked(
-    on_push: OnPush, mine: Desk, worker: int, gradient: torch.Tensor, right: Desk, go: list[int]
-) -> str:
-    """Ask the student's function; return its first error in words, or an empty text."""
-    answered = on_push(mine, worker, gradient)
+def _wrong_with(answered: Any, mine: Desk, right: Desk, go: list[int]) -> str:
+    """Name the first error in an answer to a push, or return an empty text."""
     if mine.version != right.version:
         return f"server.version is {mine.version}, expected {right.version}"
     if mine.clock != right.clock:

@@ -26,9 +26,8 @@ LABS = (
 )  # fmt: skip
 """Modules of the labs 00, 01, …"""
 
-TABLES: dict[str, tuple[Row, ...]] = {
-    f"{number:02}": import_module(f"{__name__}.{lab}").TABLE for number, lab in enumerate(LABS)
-}
+_modules = [import_module(f"{__name__}.{lab}") for lab in LABS]
+TABLES: dict[str, tuple[Row, ...]] = {f"{n:02}": module.TABLE for n, module in enumerate(_modules)}
 """Rows of each lab, by its number."""
 
 

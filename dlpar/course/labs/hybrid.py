@@ -9,10 +9,8 @@ from dlpar.course import platform_file
 from dlpar.course.rehearse import Row, Shown, accuracy, measured, most_held, same_losses
 from dlpar.jobs.run import Run
 
-CLUSTERS = {
-    name: platform_file(name.replace(" ", "-"))
-    for name in ("one box", "nodes of two", "slow network", "one each", "device 5 slow")
-}
+_NAMES = ("one box", "nodes of two", "slow network", "one each", "device 5 slow")
+CLUSTERS = {name: platform_file(name.replace(" ", "-")) for name in _NAMES}
 """Clusters of a small device, 1 GFLOP/s, that keep the proportions of large ones, as `one-box.toml` computes."""
 
 PAIRS = CLUSTERS["nodes of two"]
@@ -50,11 +48,8 @@ def one_process() -> dict[str, Experiment]:
     training = dict(workers=1, batch=8, steps=10, dtype="float64", evaluate_every=0)
     small = Experiment(model=model, data=data, **training, cluster={"world": "simulated", "threads": 1})
     ring = small.replace(workers=8, split={"kind": "hybrid", "microbatches": 2})
-    return {
-        "one process": small,
-        "2 × 2 × 2, ring": ring,
-        "2 × 2 × 2, a server for each part": ring.replace(sync={"scheme": "ps", "servers": 4}),
-    }
+    servers = ring.replace(sync={"scheme": "ps", "servers": 4})
+    return {"one process": small, "2 × 2 × 2, ring": ring, "2 × 2 × 2, a server for each part": servers}
 
 
 def alone_and_together(platform: str = PAIRS) -> dict[str, Experiment]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dlpar.config.experiment import Experiment
 from dlpar.course.rehearse import Collectives, Row, Shown, accuracy, measured, pace_ms
 from dlpar.jobs.run import Run
-from dlpar.lab.timing import CollectiveTime
+from dlpar.lab.figures.cost import CollectiveTime
 
 CLUSTER = "cpu-10gbe"
 """Platform of labs 01 to 03: a rank in each machine, 10 Gb Ethernet between them."""
@@ -19,11 +19,8 @@ def mean_of_means() -> list[Experiment]:
     """
     training = dict(workers=3, batch=354, steps=200, lr=0.2, optimizer="momentum", evaluate_every=20)
     common = Experiment(model="linear", data="diabetes", dtype="float64", **training)
-    return [
-        common.replace(shards=shards, sync={"scheme": "mapreduce", "reduce": reduce})
-        for shards in ("iid", "uneven")
-        for reduce in ("sum", "mean")
-    ]
+    both = [common.replace(sync={"scheme": "mapreduce", "reduce": reduce}) for reduce in ("sum", "mean")]
+    return [each.replace(shards=shards) for shards in ("iid", "uneven") for each in both]
 
 
 def _uneven_parts_end_elsewhere(runs: list[Run]) -> Shown:

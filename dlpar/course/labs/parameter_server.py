@@ -25,7 +25,7 @@ def _ps(**fields: Any) -> dict[str, Any]:
 
 
 LEARNING = Experiment(
-    model={"name": "mlp", "width": 64, "depth": 1}, steps=80, sync=_ps(), evaluate_every=10, cluster=SIMULATED
+    model={"width": 64, "depth": 1}, steps=80, sync=_ps(), evaluate_every=10, cluster=SIMULATED
 )
 """Experiment for questions of accuracy."""
 

@@ -6,7 +6,7 @@ from dlpar.config.experiment import Experiment
 from dlpar.course.labs.mapreduce import CLUSTER
 from dlpar.course.rehearse import Collectives, Row, Shown, learns, pace_ms
 from dlpar.jobs.run import Run
-from dlpar.lab.timing import CollectiveTime
+from dlpar.lab.figures.cost import CollectiveTime
 from dlpar.theory import closed_form, sizes
 
 OWN_CARDS, SHARED_CARDS = "h100-400gb-ib", "v100-100gb-ib"

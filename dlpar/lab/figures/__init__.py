@@ -10,11 +10,10 @@ from dlpar.lab.figures.convergence import convergence, overlay
 from dlpar.lab.figures.cost import collective_times, link_fit
 from dlpar.lab.figures.graph import show_graph
 from dlpar.lab.figures.lanes import lanes
-from dlpar.lab.figures.layer_bytes import layer_bytes
 from dlpar.lab.figures.memory import memory
 from dlpar.lab.figures.mesh import mesh
 from dlpar.lab.figures.overlap import bucket_sizes, exposed, sending
-from dlpar.lab.figures.pieces import differences, pieces
+from dlpar.lab.figures.pieces import differences, layer_bytes, pieces
 from dlpar.lab.figures.pipeline import micro_batches, pipeline, schedule
 from dlpar.lab.figures.scaling import speedup
 from dlpar.lab.figures.staleness import lead, staleness
