@@ -76,10 +76,8 @@ def animate(
         If the collective raised or hung on a rank.
     """
     if not callable(collective):
-        raise ValueError(
-            f"collective: got {collective!r:.60}, allowed is a function of (comm, tensor), "
-            f"as dlpar.collectives.ring_allreduce is"
-        )
+        allowed = "allowed is a function of (comm, tensor), as dlpar.collectives.ring_allreduce is"
+        raise ValueError(f"collective: got {collective!r:.60}, {allowed}")
     chunks = workers if chunks is None else chunks
     for name, number in {"workers": workers, "chunks": chunks}.items():
         if not isinstance(number, Integral) or not 1 <= number <= MOST:
@@ -90,9 +88,8 @@ def animate(
     name = getattr(whole, "__name__", type(whole).__name__)
     rounds = record(collective, [[_share(rank, workers)] * chunks for rank in range(workers)], timeout)
     if workers > 1 and not rounds.messages:
-        raise ValueError(
-            f"collective: got {name}, which sends nothing that can be seen, allowed is one made of send and receive"
-        )
+        seen = "which sends nothing that can be seen, allowed is one made of send and receive"
+        raise ValueError(f"collective: got {name}, {seen}")
     return _figure(rounds, workers, chunks, name, scheme)
 
 
@@ -176,31 +173,20 @@ def _short(held: Counter[int], workers: int, room: int) -> str:
 
 
 def _arrows(messages: list[LoggedMessage]) -> list[dict[str, Any]]:
-    """An arrow beside the column of each chunk that a message changed; arrows that would meet are side by side."""
-    by_chunk: dict[int, list[list[LoggedMessage]]] = defaultdict(list)
+    """An arrow beside the column of each chunk that a message changed; those of one chunk are side by side."""
+    by_chunk: dict[int, list[LoggedMessage]] = defaultdict(list)
     for message in messages:
         for chunk in message.changed:
-            lanes = by_chunk[chunk]
-            lane = next((lane for lane in lanes if not any(_meet(message, m) for m in lane)), None)
-            if lane is None:
-                lanes.append(lane := [])
-            lane.append(message)
-    return [
-        _arrow(chunk + CELL + (1 - CELL) * (place + 1) / (len(lanes) + 1), message)
-        for chunk, lanes in by_chunk.items()
-        for place, lane in enumerate(lanes)
-        for message in lane
-    ]
-
-
-def _meet(a: LoggedMessage, b: LoggedMessage) -> bool:
-    return min(a.source, a.dest) <= max(b.source, b.dest) and min(b.source, b.dest) <= max(a.source, a.dest)
-
-
-def _arrow(x: float, message: LoggedMessage) -> dict[str, Any]:
-    ends = {"ax": x, "ay": message.source, "x": x, "y": message.dest, "axref": "x", "ayref": "y"}
+            by_chunk[chunk].append(message)
     head = {"arrowhead": 2, "arrowsize": 1.2, "arrowwidth": 2, "arrowcolor": SENT, "arrowside": "end+start"}
-    return {**ends, **head, "startarrowhead": 6, "startarrowsize": 0.6, "showarrow": True, "text": ""}
+    head |= {"startarrowhead": 6, "startarrowsize": 0.6, "showarrow": True, "text": ""}
+    arrows = []
+    for chunk, own in by_chunk.items():
+        for place, message in enumerate(own, start=1):
+            x = chunk + CELL + (1 - CELL) * place / (len(own) + 1)
+            ends = {"ax": x, "ay": message.source, "x": x, "y": message.dest, "axref": "x", "ayref": "y"}
+            arrows.append({**ends, **head})
+    return arrows
 
 
 def _layout(workers: int, chunks: int, steps: list[dict], notes: list[dict]) -> dict[str, Any]:

@@ -212,7 +212,7 @@ def mixing(factor: float, experiment: Experiment, distance: str = "it") -> str:
 
 
 def consensus(
-    first: tuple[int, float], last: tuple[int, float], largest: float, mixed: str = "", warning: str = ""
+    first: tuple[int, float], last: tuple[int, float], largest: float, mixed: str, warning: str
 ) -> str:
     """Change of the distance between replicas from the first to the last ``(step, distance)``.
 
@@ -292,6 +292,5 @@ def time_to_accuracy(goal: float, reached: Sequence[tuple[str, str, int | None, 
     parts = [*first.values(), f"{fewest} took the fewest steps, {least:,}"]
     text = "; ".join([*parts, f"{missed} did not reach it"] if missed else parts)
     text = f"{text[0].upper()}{text[1:]}" if several else text
-    return (
-        f"{text}. Seconds are steps × time of a step{'; those of different clocks do not compare' * several}."
-    )
+    apart = "; those of different clocks do not compare" * several
+    return f"{text}. Seconds are steps × time of a step{apart}."

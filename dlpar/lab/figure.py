@@ -83,9 +83,11 @@ def blank(layout: dict[str, Any], height: int = 430) -> Figure:
     return Figure(layout=go.Layout(**layout, height=height, template=None))
 
 
-def captioned(
-    figure: Figure, sentence: str, table: tuple[Sequence[str], Sequence[Sequence]] | None = None, **facts: Any
-) -> Figure:
+Table = tuple[Sequence[str], Sequence[Sequence]]
+"""Heads and rows of a table."""
+
+
+def captioned(figure: Figure, sentence: str, table: Table | None = None, **facts: Any) -> Figure:
     """The figure with its caption and, instead of its traces' points, a table under it.
 
     Parameters
@@ -93,8 +95,8 @@ def captioned(
     figure : Figure
     sentence : str
         The caption.
-    table : (heads, rows), optional
-        Heads of the columns, and the rows; default: the points of all traces.
+    table : Table, optional
+        Default: the points of all traces.
     **facts
         Kept beside them, such as the bubble of a schedule; ``open=True`` opens the table at first.
     """

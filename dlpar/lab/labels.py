@@ -103,12 +103,10 @@ def platform_in_words(experiment: Experiment) -> str:
 
 
 def _in_words(fields: dict[str, Any]) -> str:
-    parts = [
-        value
-        if name in ("sync", "split")
-        else f"{name.removeprefix('sync.').removeprefix('cluster.')}={_written(value)}"
-        for name, value in fields.items()
-    ]
+    parts = []
+    for name, value in fields.items():
+        short = name.removeprefix("sync.").removeprefix("cluster.")
+        parts.append(value if name in ("sync", "split") else f"{short}={_written(value)}")
     return ", ".join(parts[:3]) + (" …" if len(parts) > 3 else "")
 
 

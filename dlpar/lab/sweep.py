@@ -110,10 +110,8 @@ def all_done(
     outcomes = run_all(experiments, jobs, told)
     for outcome in outcomes:
         if outcome.status != "done":
-            experiment = outcome.experiment
-            raise JobFailed(
-                f"workers={experiment.workers}, {experiment.sync}: {outcome.reason or outcome.status}"
-            )
+            what = f"workers={outcome.experiment.workers}, {outcome.experiment.sync}"
+            raise JobFailed(f"{what}: {outcome.reason or outcome.status}")
     return outcomes
 
 

@@ -18,12 +18,8 @@ GREY = "#7f7f7f"
 """Colour of everything that belongs to no scheme and to no rank."""
 
 SCHEMES = {
-    "ring": "#0072B2",
-    "ps": "#D55E00",
-    "mapreduce": "#009E73",
-    "gossip": "#C56C9E",
-    "hogwild": "#BF8300",
-}
+    "ring": "#0072B2", "ps": "#D55E00", "mapreduce": "#009E73", "gossip": "#C56C9E", "hogwild": "#BF8300",
+}  # fmt: skip
 """Colour of each scheme, the same in every figure of every lab."""
 
 RUNS = ("#0072B2", "#D55E00", "#009E73", "#BF8300", "#C56C9E", "#7e83d3", "#2f8f9d", "#a95f23")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from itertools import product
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dlpar.jobs.launch import spmd
@@ -146,12 +147,8 @@ def predict_collectives(
         Link of every rank, such as ``dlpar.worlds.platforms.platform("cpu-10gbe").between``.
     """
     worlds = [ranks] if isinstance(ranks, int) else ranks
-    return [
-        CollectiveTime(name, world, size, collective_seconds(name, world, size, link), "predicted")
-        for world in worlds
-        for name in names
-        for size in sizes
-    ]
+    asked = product(names, worlds, sizes)
+    return [CollectiveTime(*each, collective_seconds(*each, link), "predicted") for each in asked]
 
 
 def _cluster(world: str, platform: str | None) -> dict[str, str]:

@@ -17,12 +17,9 @@ from dlpar.theory import sizes
 from dlpar.theory.pipeline import Bar
 
 KINDS = {
-    "weights": "#3A97CC",
-    "gradients": "#2CA079",
-    "optimizer": "#A983C9",
-    "activations": "#D08A1D",
+    "weights": "#3A97CC", "gradients": "#2CA079", "optimizer": "#A983C9", "activations": "#D08A1D",
     "gathered": "#C96B7B",
-}
+}  # fmt: skip
 """Colour of each kind of memory that :mod:`dlpar.memory` counts, in stacking order."""
 
 STATE = ("weights", "gradients", "optimizer")

@@ -41,9 +41,8 @@ def exposed(outcomes: Sequence[Outcome], titles: Sequence[str] | None = None) ->
         raise ValueError("outcomes: got none, allowed is one or more")
     bad = next((outcome for outcome in outcomes if outcome.status != "done"), None)
     if bad:
-        raise ValueError(
-            f"outcomes: got one that is {bad.status} ({bad.reason}), allowed are those that are done"
-        )
+        got = f"got one that is {bad.status} ({bad.reason})"
+        raise ValueError(f"outcomes: {got}, allowed are those that are done")
     names = list(titles or labels([outcome.experiment for outcome in outcomes]))
     computing = [o.compute_s for o in outcomes]
     steps = [o.step_s / own for o, own in zip(outcomes, computing)]
@@ -56,10 +55,8 @@ def exposed(outcomes: Sequence[Outcome], titles: Sequence[str] | None = None) ->
     }
     figure = stacked("time of a step (times its computing)", names, parts, ("predicted", predicted))
     heads = ("", "computing (ms)", "step (ms)", "predicted step (ms)", "exposed (share of computing)")
-    rows = [
-        (name, 1e3 * own, 1e3 * step * own, share and 1e3 * share * own, step - 1)
-        for name, own, step, share in zip(names, computing, steps, predicted)
-    ]
+    ms = [(1e3 * own, 1e3 * o.step_s, o.predicted_step_s) for o, own in zip(outcomes, computing)]
+    rows = [(name, *two, form and 1e3 * form, step - 1) for name, (*two, form), step in zip(names, ms, steps)]
     each = captions.listed(f"{name} {step - 1:.1%}" for name, step in zip(names, steps))
     sentence = f"Exposed communication of a step, as a share of its computing time: {each}."
     return captioned(figure, _with_error(sentence, predicted, steps), (heads, rows), open=True)
@@ -90,9 +87,8 @@ def sending(experiment: Experiment) -> Figure:
     """
     sync, name = experiment.sync, experiment.cluster.stand_in_for
     if sync.scheme != "ring" or sync.allreduce != "ring" or not sync.overlap or name is None:
-        raise ValueError(
-            "experiment: got other than an overlapped ring that stands in for a workload, allowed is that"
-        )
+        wanted = "an overlapped ring that stands in for a workload"
+        raise ValueError(f"experiment: got other than {wanted}, allowed is that")
     charged, platform = workload(name), platform_of(experiment)
     computing = 1e3 * platform.seconds(experiment.local_batch(0) * charged.flops, charged)
     link = platform.link(same_node=experiment.workers <= platform.devices)
@@ -127,9 +123,8 @@ def sending(experiment: Experiment) -> Figure:
     gantt(figure, zip([1] * len(sent), begins, lengths, texts), **bar | own)
     mark = {"mode": "markers", "marker": {"symbol": "triangle-down", "size": 9, "color": theme.GREY}}
     figure.add_scatter(x=ready, y=[0.52] * len(sent), name="a bucket is ready", **mark)
-    return captioned(
-        figure, sentence, (("largest layer", "MB", "ready (ms)", "begins (ms)", "ends (ms)"), sent)
-    )
+    heads = ("largest layer", "MB", "ready (ms)", "begins (ms)", "ends (ms)")
+    return captioned(figure, sentence, (heads, sent))
 
 
 POINTS = 80
@@ -153,9 +148,8 @@ def bucket_sizes(outcomes: Sequence[Outcome]) -> Figure:
     """
     done = sorted((o for o in outcomes if o.status == "done"), key=lambda o: o.experiment.sync.bucket_mb)
     if len(done) < 2 or len({_but_buckets(o) for o in done}) > 1:
-        raise ValueError(
-            "outcomes: got other than buckets of several sizes in one experiment, allowed are two or more"
-        )
+        wanted = "buckets of several sizes in one experiment"
+        raise ValueError(f"outcomes: got other than {wanted}, allowed are two or more")
     experiment, computing = done[0].experiment, 1e3 * done[0].compute_s
     how, colour = theme.HOW[experiment.cluster.world], theme.RUNS[0]
     sizes, times = [o.experiment.sync.bucket_mb for o in done], [1e3 * o.step_s for o in done]

@@ -65,14 +65,12 @@ def plain(experiment: Experiment, **changes: Any) -> Experiment:
     ValueError
         If there are too many workers, or a workload stands in for the model.
     """
-    if experiment.workers > MOST:
-        raise ValueError(
-            f"workers: got {experiment.workers}, allowed is at most {MOST}: each rank is looked at"
-        )
-    if experiment.cluster.stand_in_for is not None:
-        raise ValueError(
-            f"cluster.stand_in_for: got {experiment.cluster.stand_in_for!r}, allowed is nothing: it has no weights"
-        )
+    workers, workload = experiment.workers, experiment.cluster.stand_in_for
+    if workers > MOST:
+        raise ValueError(f"workers: got {workers}, allowed is at most {MOST}: each rank is looked at")
+    if workload is not None:
+        allowed = "allowed is nothing: it has no weights"
+        raise ValueError(f"cluster.stand_in_for: got {workload!r}, {allowed}")
     sync = {} if experiment.sync.scheme == "ring" else "ring"
     return experiment.replace(sync=sync, steps=1, cluster={"messages": "values"}, **changes)
 
@@ -337,9 +335,8 @@ def differences(
         If there is no image, or lengths or shapes differ.
     """
     if not len(got) == len(expected) == len(titles) > 0:
-        raise ValueError(
-            f"got: got {len(got)}, allowed is as many as expected, {len(expected)}, and titles, from 1"
-        )
+        allowed = f"as many as expected, {len(expected)}, and titles, from 1"
+        raise ValueError(f"got: got {len(got)}, allowed is {allowed}")
     shares = [_share(mine, right) for mine, right in zip(got, expected)]
     most, wide = max(float(share.max()) for share in shares), (1 - GAP * (len(shares) - 1)) / len(shares)
     figure, rows = blank(theme.layout(showlegend=False)), []

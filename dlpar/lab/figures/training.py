@@ -44,10 +44,8 @@ def time_to_accuracy(
     runs = trained(finished(runs, titles))
     for run in runs:
         if is_regression(run.experiment):
-            raise ValueError(
-                f"run {run.id}: got data {run.experiment.data.name}, a regression, allowed is a task "
-                f"with classes: others have no accuracy"
-            )
+            allowed = "allowed is a task with classes: others have no accuracy"
+            raise ValueError(f"run {run.id}: got data {run.experiment.data.name}, a regression, {allowed}")
     check_goal(goal)
     experiments = [run.experiment for run in runs]
     names = titles or (labels(experiments) if len(runs) > 1 else [scheme(experiments[0])])
