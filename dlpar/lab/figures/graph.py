@@ -48,17 +48,10 @@ def show_graph(of: Experiment | Run) -> Figure:
         bar = {"title": title, "exponentformat": "power", "thickness": 14}
         scale = {"colorscale": COLOURS, "cmin": 0, "cmax": max(apart) or 1.0}
         marker |= {"color": apart, "colorbar": bar, **scale}
-    figure.add_scatter(
-        x=places[:, 0],
-        y=places[:, 1],
-        mode="markers+text",
-        name="workers",
-        text=[str(rank) for rank in range(experiment.workers)],
-        marker=marker,
-        textfont={"size": 15},
-        textposition=_text_positions(experiment, places),
-        showlegend=False,
-    )
+    text = {"text": [str(rank) for rank in range(experiment.workers)], "textfont": {"size": 15}}
+    look = {"mode": "markers+text", "name": "workers", "marker": marker, "showlegend": False, **text}
+    x, y = places.T
+    figure.add_scatter(x=x, y=y, textposition=_text_positions(experiment, places), **look)
     return captioned(figure, _graph_in_words(experiment, graph, apart))
 
 

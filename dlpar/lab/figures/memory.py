@@ -59,13 +59,13 @@ def memory(runs: Run | Sequence[Run], titles: Sequence[str] | None = None) -> Fi
         if not of_run:
             allowed = "allowed is a run whose ranks compute with numbers"
             raise ValueError(f"run {run.id}: no memory was recorded, {allowed}")
-    if len(runs) == 1:
+    one, states = len(runs) == 1, [_state(run.experiment) for run in runs]
+    if one:
         names, rows = [f"rank {rank}" for rank in held[0]], list(held[0].values())
-        states = [_state(runs[0].experiment)] * len(rows)
+        states *= len(rows)
     else:
         names = list(titles or labels([run.experiment for run in runs]))
         rows = [max(of_run.values(), key=_total) for of_run in held]
-        states = [_state(run.experiment) for run in runs]
     scale, unit = (1e6, "MB") if max(map(_total, rows)) >= 1e6 else (1e3, "kB")
     parts = {}
     for kind, colour in KINDS.items():
@@ -74,7 +74,7 @@ def memory(runs: Run | Sequence[Run], titles: Sequence[str] | None = None) -> Fi
     title = f"memory of a rank at the peak of a step ({unit})"
     figure = stacked(title, names, parts, ("closed form of the first three", forms))
     figure.update_layout(margin_t=92, legend_maxheight=91, legend_entrywidth=0)
-    courses = _courses(runs[0], scale, unit) if len(runs) == 1 else {}
+    courses = _courses(runs[0], scale, unit) if one else {}
     if courses:
         _add_courses(figure, courses, runs[0].experiment)
     heads = ["", *(f"{kind} ({unit})" for kind in KINDS), f"total ({unit})"]
@@ -82,7 +82,7 @@ def memory(runs: Run | Sequence[Run], titles: Sequence[str] | None = None) -> Fi
     if any(forms):
         heads.append(f"closed form of weights, gradients, optimizer ({unit})")
         columns.append(forms)
-    text, one = _sentence(names, rows, states, scale, unit), len(runs) == 1
+    text = _sentence(names, rows, states, scale, unit)
     flights = [r["in_flight"] for _, r in runs[0].records() if "in_flight" in r] if one else []
     if flights:
         text += f"; at most {max(flights)} micro-batches were in flight on a rank"

@@ -111,18 +111,12 @@ def _picture(experiment: Experiment, axes: list[Axis], nodes: list[int]) -> Figu
         for which, group in enumerate(axis.groups):
             symbol = SYMBOLS[(which + which // len(theme.RANKS)) % len(SYMBOLS)]
             x, y = zip(*(places[rank] for rank in group))
-            figure.add_scatter(
-                x=x,
-                y=y,
-                mode="markers+text",
-                text=["S" * (rank >= experiment.workers) + str(rank) for rank in group],
-                name=f"{axis.name} group {which}",
-                xaxis=f"x{number}",
-                yaxis=f"y{number}",
-                textfont={"color": "#000000", "size": 13},
-                marker={"size": size, "symbol": symbol, "color": theme.RANKS[which % len(theme.RANKS)]},
-                hovertemplate=f"%{{text}}, in a group with ranks {captions.listed(map(str, group))}<extra></extra>",
-            )
+            text = ["S" * (rank >= experiment.workers) + str(rank) for rank in group]
+            members = f"%{{text}}, in a group with ranks {captions.listed(map(str, group))}<extra></extra>"
+            marker = {"size": size, "symbol": symbol, "color": theme.RANKS[which % len(theme.RANKS)]}
+            numbers = {"mode": "markers+text", "textfont": {"color": "#000000", "size": 13}}
+            where = {"xaxis": f"x{number}", "yaxis": f"y{number}", "name": f"{axis.name} group {which}"}
+            figure.add_scatter(x=x, y=y, text=text, hovertemplate=members, marker=marker, **numbers, **where)
     return figure
 
 

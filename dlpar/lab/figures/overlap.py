@@ -55,8 +55,9 @@ def exposed(outcomes: Sequence[Outcome], titles: Sequence[str] | None = None) ->
     }
     figure = stacked("time of a step (times its computing)", names, parts, ("predicted", predicted))
     heads = ("", "computing (ms)", "step (ms)", "predicted step (ms)", "exposed (share of computing)")
-    ms = [(1e3 * own, 1e3 * o.step_s, o.predicted_step_s) for o, own in zip(outcomes, computing)]
-    rows = [(name, *two, form and 1e3 * form, step - 1) for name, (*two, form), step in zip(names, ms, steps)]
+    ms = [1e3 * own for own in computing], [1e3 * o.step_s for o in outcomes]
+    forms = [o.predicted_step_s and 1e3 * o.predicted_step_s for o in outcomes]
+    rows = list(zip(names, *ms, forms, [step - 1 for step in steps]))
     each = captions.listed(f"{name} {step - 1:.1%}" for name, step in zip(names, steps))
     sentence = f"Exposed communication of a step, as a share of its computing time: {each}."
     return captioned(figure, _with_error(sentence, predicted, steps), (heads, rows), open=True)

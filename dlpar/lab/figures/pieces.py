@@ -350,19 +350,10 @@ def differences(
         figure.layout[f"yaxis{place}"] = theme.axis("row" * (place == 1), (height - 0.5, -0.5), **down)
         figure.add_annotation(theme.annotation(title, left + wide / 2, 1, xanchor="center"))
         bar = {"title": {"text": "difference", "side": "right"}, "tickformat": ".0%", "thickness": 14}
-        figure.add_heatmap(
-            z=share.where(share > ROUNDING, float("nan")).tolist(),
-            zmin=0,
-            zmax=most or 1,
-            colorscale=SCALE,
-            showscale=place == len(shares),
-            hoverongaps=False,
-            name=title,
-            xaxis=f"x{place}",
-            yaxis=f"y{place}",
-            hovertemplate="row %{y}, column %{x}: %{z:.1%}<extra></extra>",
-            colorbar=bar,
-        )
+        z, hover = share.where(share > ROUNDING, float("nan")).tolist(), "row %{y}, column %{x}: %{z:.1%}"
+        scale = {"zmin": 0, "zmax": most or 1, "colorscale": SCALE, "colorbar": bar, "hoverongaps": False}
+        where = {"name": title, "xaxis": f"x{place}", "yaxis": f"y{place}", "showscale": place == len(shares)}
+        figure.add_heatmap(z=z, hovertemplate=f"{hover}<extra></extra>", **scale, **where)
         rows.append((title, int((share > ROUNDING).sum()), share.numel(), float(share.max())))
     parts = []
     for title, count, total, largest in rows:

@@ -148,16 +148,17 @@ def idle(experiment: Experiment, bars: list[Bar]) -> list[Bar]:
     return [bar for bar in found if bar.end > bar.start]
 
 
-STYLES = {
-    "forward": theme.Phase("pass", "#3A97CC"),
-    "recompute": theme.Phase("pass", "#B79F00"),
-    "backward": theme.Phase("pass", "#2CA079"),
-    "weight": theme.Phase("pass", "#A983C9"),
-    "bubble": theme.Phase("idle", "#8c8c8c", "/"),
-    "receive": theme.Phase("message", "#B5473C"),
-    "send": theme.Phase("message", "#6b6b6b"),
-}
-"""Style of passes; later chunks of a stage are lighter. Other phases look as in the timeline."""
+COLOURS = {
+    "forward": "#3A97CC", "recompute": "#B79F00", "backward": "#2CA079", "weight": "#A983C9",
+    "bubble": "#8c8c8c", "receive": "#B5473C", "send": "#6b6b6b",
+}  # fmt: skip
+"""Colours of passes, of idle time and of messages; later chunks are lighter. Others are as in the timeline."""
+
+INSIDE = {
+    "textposition": "inside", "insidetextanchor": "middle", "textangle": 0, "constraintext": "inside",
+    "insidetextfont": {"color": "#000000", "size": 13},
+}  # fmt: skip
+"""A bar's text, where it fits."""
 
 ORDER = ["bubble", *PASSES, *TALKING, *theme.PHASES]
 """Order of the legend."""
@@ -271,25 +272,16 @@ def _add(figure: Figure, bars: Sequence[Bar], yaxis: str = "y") -> None:
 
 def _look(name: str, chunk: int, chunks: int) -> dict[str, Any]:
     """plotly attributes of a kind of bar; later chunks are lighter."""
-    phase, is_pass = STYLES.get(name) or theme.PHASES.get(name, theme.OTHER), name in PASSES
+    is_pass, own = name in PASSES, theme.PHASES.get(name, theme.OTHER).colour
     title = f"{name}, chunk {chunk}" if is_pass and chunks > 1 else name
     title = "bubble: idle" if name == "bubble" else title
-    colour = theme.lighter(phase.colour, 0.6 * chunk / max(chunks - 1, 1))
-    return {
-        "name": title,
-        "legendgroup": title,
-        "marker": {"color": colour, "pattern": theme.hatch(phase.pattern)},
-        "opacity": 0.45 if name == "bubble" else 1.0,
-        "textposition": "inside",
-        "insidetextanchor": "middle",
-        "textangle": 0,
-        "constraintext": "inside",
-        "insidetextfont": {"color": "#000000", "size": 13},
-        **({"width": 0.18, "offset": 0.24} if name in TALKING else {}),
-        "hovertemplate": "%{fullData.name}"
-        + ", micro-batch %{text}" * is_pass
-        + ": %{x:.4g}, from %{base:.4g}<extra></extra>",
-    }
+    colour = theme.lighter(COLOURS.get(name, own), 0.6 * chunk / max(chunks - 1, 1))
+    marker = {"color": colour, "pattern": theme.hatch("/" * (name == "bubble"))}
+    micro = ", micro-batch %{text}" if is_pass else ""
+    hover = f"%{{fullData.name}}{micro}: %{{x:.4g}}, from %{{base:.4g}}<extra></extra>"
+    look = {"name": title, "legendgroup": title, "marker": marker, "hovertemplate": hover, **INSIDE}
+    strip = {"width": 0.18, "offset": 0.24} if name in TALKING else {}
+    return {**look, **strip, "opacity": 0.45 if name == "bubble" else 1.0}
 
 
 FORWARD, BACKWARD = 1.0, 2.0

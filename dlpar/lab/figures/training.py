@@ -69,17 +69,9 @@ def time_to_accuracy(
         texts = [captions.quantity(value) if value else "not reached" for value in lengths]
         end = 1.25 * max(lengths) or 1
         figure.layout[f"xaxis{number}"] = theme.axis(title, (0, end), domain=domain, anchor="y", nticks=5)
-        figure.add_bar(
-            orientation="h",
-            y=list(range(len(names))),
-            x=lengths,
-            xaxis=f"x{number}",
-            name=title.partition("<br>")[0],
-            text=texts,
-            textposition="outside",
-            cliponaxis=False,
-            marker_color=theme.run_colours(experiments),
-        )
+        bar = {"orientation": "h", "textposition": "outside", "cliponaxis": False, "xaxis": f"x{number}"}
+        look = {"name": title.partition("<br>")[0], "marker_color": theme.run_colours(experiments)}
+        figure.add_bar(y=list(range(len(names))), x=lengths, text=texts, **bar, **look)
     found = [(*each, *at) for *each, at in zip(names, clocks, reached)]
     return captioned(figure, captions.time_to_accuracy(goal, found))
 
