@@ -69,15 +69,9 @@ def _cores_limit(runs: list[Run]) -> Shown:
 
 def paced() -> Experiment:
     """A small network keeps the time of ResNet-50 on P100s, on real processes."""
-    return Experiment(
-        model=SMALL,
-        batch=32,
-        scaling="weak",
-        steps=4,
-        evaluate_every=1000,
-        sync=_ring(),
-        cluster={"world": "paced", "platform": GPUS, "stand_in_for": "resnet50", "threads": 1},
-    )
+    cluster = {"world": "paced", "platform": GPUS, "stand_in_for": "resnet50", "threads": 1}
+    training = dict(batch=32, scaling="weak", steps=4, evaluate_every=1000)
+    return Experiment(model=SMALL, **training, sync=_ring(), cluster=cluster)
 
 
 def _as_predicted(run: Run) -> Shown:
@@ -153,10 +147,11 @@ def _as_published(runs: dict[str, Run]) -> Shown:
 def trouble() -> dict[str, Experiment]:
     """64 GPUs and a ring; one is twice as slow, the links are slow, all are unsteady."""
     even = sizes_only("resnet50", workers=64, steps=20)
+    short, slow = even.replace(steps=3), {"platform": platform_file("slow-links")}
     return {
-        "64 equal GPUs": even.replace(steps=3),
-        "one twice as slow": even.replace(steps=3, delays={"straggler": {17: 2.0}}),
-        "links ten times slower": even.replace(steps=3, cluster={"platform": platform_file("slow-links")}),
+        "64 equal GPUs": short,
+        "one twice as slow": short.replace(delays={"straggler": {17: 2.0}}),
+        "links ten times slower": short.replace(cluster=slow),
         "exponential times": even.replace(cluster={"platform": platform_file("unsteady")}),
     }
 
