@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import html
 import os
+import re
 import secrets
 import traceback
 from collections import Counter
@@ -62,14 +63,13 @@ class Verdict:
     def _repr_html_(self) -> str:
         signs = {"solved": ("✔", "#009E73"), "to do": ("✎", "#0072B2")}
         sign, colour = signs.get(self.status, ("✘", "#D55E00"))
-        hints = "".join(f"<li>{html.escape(h)}</li>" for h in self.hints)
-        return (
-            f'<div role="status" style="border-left: 4px solid {colour}; padding: 0.3em 0.8em">'
-            f"<b>{sign} {self.status}</b><br>"
-            f'<span style="white-space: pre-wrap">{html.escape(self.sentence)}</span>'
-            + (f"<p>Hints so far:</p><ol>{hints}</ol>" if hints else "")
-            + "</div>"
+        hints = "".join(
+            "<li>" + re.sub("`([^`]+)`", r"<code>\1</code>", html.escape(h)) + "</li>" for h in self.hints
         )
+        hints = f"<p>Hints so far:</p><ol>{hints}</ol>" if hints else ""
+        said = f'<span style="white-space: pre-wrap">{html.escape(self.sentence)}</span>'
+        frame = f'<div role="status" style="border-left: 4px solid {colour}; padding: 0.3em 0.8em">'
+        return f"{frame}<b>{sign} {self.status}</b><br>{said}{hints}</div>"
 
 
 def to_do(sentence: str = "The function is not written yet.") -> Verdict:

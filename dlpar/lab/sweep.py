@@ -6,14 +6,14 @@ grid ─► run_all ─► outcomes ─► dlpar.theory.scaling (speed-up, effic
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from dlpar.config.schema import BadExperiment
-from dlpar.jobs.launch import Job, JobFailed, check_machine, launch
+from dlpar.jobs.launch import Job, JobFailed, launch
 from dlpar.jobs.mpiexec import NoMPI
 from dlpar.theory import PredictedStep, predict
 
@@ -89,12 +89,6 @@ class Outcome:
     def predicted_samples_per_s(self) -> float | None:
         """Predicted throughput; None without a closed form."""
         return self.experiment.global_batch / self.prediction.seconds if self.prediction else None
-
-
-def check(experiments: Iterable[Experiment]) -> None:
-    """Raise `BadExperiment` if this machine cannot run one of them."""
-    for experiment in experiments:
-        check_machine(experiment)
 
 
 def all_done(

@@ -100,11 +100,12 @@ def test_difference_names_the_place(got, expected, said):
     assert judge.difference(got, expected) == said
 
 
-def test_verdict_is_escaped():
+def test_verdict_is_escaped_and_code_in_hints_looks_like_code():
     def mine(text):
         return "<b>"
 
-    assert "&lt;b&gt;" in check(mine, [(("x",), "y")])._repr_html_()
+    shown = check(mine, [(("x",), "y")], hints=["return `text` <i>"])._repr_html_()
+    assert "&lt;b&gt;" in shown and "<li>return <code>text</code> &lt;i&gt;</li>" in shown
 
 
 # ---- on ranks -----------------------------------------------------------------------

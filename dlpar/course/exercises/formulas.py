@@ -94,13 +94,9 @@ def _ring_arguments(experiment: Experiment) -> dict[str, float]:
     platform, name = platform_of(experiment), experiment.cluster.stand_in_for
     charged = workload(name) if name else None
     model, link = charged or sizes(experiment), platform.link(same_node=False)
-    return dict(
-        compute=platform.seconds(model.flops * experiment.batch, charged),
-        latency=link.latency,
-        bandwidth=link.bandwidth,
-        nbytes=model.nbytes,
-        n=experiment.workers,
-    )
+    seconds = platform.seconds(model.flops * experiment.batch, charged)
+    both = dict(latency=link.latency, bandwidth=link.bandwidth)
+    return dict(compute=seconds, **both, nbytes=model.nbytes, n=experiment.workers)
 
 
 # ---- the step of a grid -------------------------------------------------------------
@@ -158,13 +154,8 @@ def _grid_arguments(experiment: Experiment) -> dict[str, float]:
     sent = transformer_exchanges(batch, experiment.data.context, model.width, model.depth)
     # An all-gather is half of an all-reduce.
     elements = sum(each.elements / (1 if each.collective == "ring" else 2) for each in sent)
-    return dict(
-        data=experiment.replicas,
-        tensor=split.tensor,
-        pipeline=split.stages,
-        microbatches=split.microbatches,
-        compute=1e3 * platform.seconds(batch * own.flops),
-        summed=4 * elements / 1e3,
-        gradient=own.nbytes / 1e3,
-        bandwidth=platform.link(same_node=False).bandwidth / 1e6,
-    )
+    bandwidth = platform.link(same_node=False).bandwidth / 1e6
+    costs = dict(summed=4 * elements / 1e3, gradient=own.nbytes / 1e3, bandwidth=bandwidth)
+    axes = dict(data=experiment.replicas, tensor=split.tensor, pipeline=split.stages)
+    compute = 1e3 * platform.seconds(batch * own.flops)
+    return dict(**axes, microbatches=split.microbatches, compute=compute, **costs)

@@ -18,7 +18,7 @@ from dlpar.jobs.run import Run
 from dlpar.lab import captions, theme
 from dlpar.lab.figure import Figure, blank, captioned, finished, stacked
 from dlpar.lab.labels import labels, scheme
-from dlpar.lab.sweep import Outcome, all_done, check
+from dlpar.lab.sweep import Outcome, all_done
 from dlpar.theory.scaling import crossings, gains, task
 
 
@@ -64,7 +64,8 @@ def scaling(
     names = curve_names(wanted)
     twins = [(found, name) for e, name in zip(wanted, names) if (found := twin(e))] if simulated else []
     everything = [*wanted, *(experiment for experiment, _ in twins)]
-    check(everything)
+    for experiment in everything:
+        check_machine(experiment)
     outcomes = all_done(everything, jobs, _progress(len(everything)))
     own, beside = outcomes[: len(wanted)], outcomes[len(wanted) :]
     drawn = curves(own, names, predicted)
