@@ -35,6 +35,9 @@ GRADED = "DLPAR_GRADED"
 LENGTHS = (1, 4, 7)
 """Tensor lengths on which :func:`check_on_ranks` tries an exercise."""
 
+Answer = Callable[..., Any] | None
+"""A student's function; None, ``...`` or a ``NotImplementedError`` if it is not written."""
+
 _failed: Counter[str] = Counter()
 """Number of wrong answers to each exercise: that many hints are shown."""
 
@@ -63,9 +66,8 @@ class Verdict:
     def _repr_html_(self) -> str:
         signs = {"solved": ("✔", "#009E73"), "to do": ("✎", "#0072B2")}
         sign, colour = signs.get(self.status, ("✘", "#D55E00"))
-        hints = "".join(
-            "<li>" + re.sub("`([^`]+)`", r"<code>\1</code>", html.escape(h)) + "</li>" for h in self.hints
-        )
+        lines = (re.sub("`([^`]+)`", r"<code>\1</code>", html.escape(hint)) for hint in self.hints)
+        hints = "".join(f"<li>{line}</li>" for line in lines)
         hints = f"<p>Hints so far:</p><ol>{hints}</ol>" if hints else ""
         said = f'<span style="white-space: pre-wrap">{html.escape(self.sentence)}</span>'
         frame = f'<div role="status" style="border-left: 4px solid {colour}; padding: 0.3em 0.8em">'
@@ -90,7 +92,7 @@ def solved(name: str, sentence: str) -> Verdict:
 
 
 def check(
-    student: Callable | None,
+    student: Answer,
     cases: Iterable[tuple[Any, Any]],
     hints: Sequence[str] = (),
     tolerance: float = 1e-6,
@@ -222,7 +224,7 @@ Held = tuple[Any, Mapping[str, "int | None"]]
 
 
 def judge_on_ranks(
-    student: Callable[..., Any] | None,
+    student: Answer,
     program: Callable[..., Any],
     workers: Sequence[int],
     complain: Callable[[list[Any]], str],
@@ -337,7 +339,7 @@ def _sends_otherwise(sent: list[Mapping[str, Any]], step: Step, like: str, by: s
 
 
 def check_on_ranks(
-    student: Callable[..., Any] | None,
+    student: Answer,
     expected: Callable[[list[torch.Tensor]], Sequence[torch.Tensor]],
     workers: Sequence[int] = (2, 3, 4),
     hints: Sequence[str] = (),

@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dlpar.config.experiment import Experiment
 from dlpar.course import judge
-from dlpar.course.judge import Held, Step, Verdict, difference, first_difference, judge_on_ranks, secret
+from dlpar.course.judge import (
+    Answer,
+    Held,
+    Step,
+    Verdict,
+    difference,
+    first_difference,
+    judge_on_ranks,
+    secret,
+)
 from dlpar.sync.scheme import Scheme
 from dlpar.sync.user_code import AllReduced, NotFacts, not_a_scheme
 from dlpar.theory.counts import closed_form
@@ -32,12 +41,7 @@ SENDS = "it sends as many messages and bytes as a ring all-reduce"
 SHARDED = f"{{name}} is right on {{ranks}}: the weights are those of one process, and {SENDS}."
 
 
-def check_zero(
-    student: Callable[..., Any] | None,
-    workers: Sequence[int] = (2, 3, 4),
-    hints: Sequence[str] = (),
-    timeout: float = 5.0,
-) -> Verdict:
+def check_zero(student: Answer, workers: Sequence[int] = (2, 3, 4), hints: Sequence[str] = ()) -> Verdict:
     """Do a few steps of SGD with momentum by ``student(comm, weights, gradient, velocity, lr, momentum)``.
 
     Parameters
@@ -46,7 +50,7 @@ def check_zero(
         Gets N chunks of the weights, alike on all ranks, and N chunks of the rank's own gradient.  The velocity
         belongs to the rank's chunk (``rank + 1``, modulo N) and is kept from step to step: zeros at first.
         It must leave on every rank the weights that one process would have with the sum of all gradients.
-    workers, hints, timeout
+    workers, hints
         As of :func:`~dlpar.course.judge.check_on_ranks`.
 
     Returns
@@ -54,7 +58,7 @@ def check_zero(
     Verdict
         Names the first step and rank that differ; never raises for an error in the student's code.
     """
-    return judge_on_ranks(student, _zero_on_rank, workers, _weights_differ, SHARDED, hints, timeout)
+    return judge_on_ranks(student, _zero_on_rank, workers, _weights_differ, SHARDED, hints)
 
 
 def _weights_differ(told: list[list[Held]]) -> str:
@@ -129,9 +133,7 @@ class Problem(NamedTuple):
     of_y: torch.Tensor
 
 
-def check_layers(
-    student: Callable[..., Any] | None, workers: Sequence[int] = (2, 3, 4), hints: Sequence[str] = ()
-) -> Verdict:
+def check_layers(student: Answer, workers: Sequence[int] = (2, 3, 4), hints: Sequence[str] = ()) -> Verdict:
     """Call ``student(comm, x, up, down, of_y)`` on every rank, with its pieces of two layers.
 
     It must return ``y, of_x, of_up, of_down``: the whole output, the gradient of the whole input, and
@@ -200,12 +202,8 @@ def _problem(ranks: int) -> Problem:
             return from_numpy(draw.normal(size=(rows, columns)))
         return (pitch * arange(1, rows * columns + 1, dtype=float64)).sin().view(rows, columns)
 
-    return Problem(
-        x=waves(SAMPLES, INPUTS, 1.1),
-        up=waves(HIDDEN, INPUTS, 2.3),
-        down=waves(OUTPUTS, HIDDEN, 0.7),
-        of_y=waves(SAMPLES, OUTPUTS, 1.9),
-    )
+    sizes = ((SAMPLES, INPUTS, 1.1), (HIDDEN, INPUTS, 2.3), (OUTPUTS, HIDDEN, 0.7), (SAMPLES, OUTPUTS, 1.9))
+    return Problem(*(waves(*each) for each in sizes))
 
 
 # ---- a scheme of one's own ----------------------------------------------------------
@@ -279,10 +277,8 @@ def _traffic(told: list[dict[str, Any]], reference: str) -> str:
         return f"The library moved the data and does not say how much; {theirs}."
     messages, nbytes = (sum(one[what] for one in told) for what in ("messages", "bytes"))
     busiest = max(one["bytes"] for one in told)
-    return (
-        f"A step of {len(told)} workers sends {messages:,.10g} messages and {nbytes:,.10g} bytes, "
-        f"{busiest:,.10g} of them the busiest worker; {theirs}."
-    )
+    sends = f"A step of {len(told)} workers sends {messages:,.10g} messages and {nbytes:,.10g} bytes"
+    return f"{sends}, {busiest:,.10g} of them the busiest worker; {theirs}."
 
 
 def _scheme_on_rank(comm: Comm, my_scheme: Callable[..., Any] | type[Scheme], steps: int) -> dict[str, Any]:

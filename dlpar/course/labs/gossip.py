@@ -55,9 +55,8 @@ def two_islands() -> list[Experiment]:
 
     In this order: ring iid, islands iid, ring by_label, islands by_label.
     """
-    graphs = [
-        GOSSIP.replace(steps=120, sync=sync, cluster=SIMULATED) for sync in ({"topology": "ring"}, ISLANDS)
-    ]
+    common = GOSSIP.replace(steps=120, cluster=SIMULATED)
+    graphs = [common.replace(sync=sync) for sync in ({"topology": "ring"}, ISLANDS)]
     return [graph.replace(shards=shards) for shards in ("iid", "by_label") for graph in graphs]
 
 

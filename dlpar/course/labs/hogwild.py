@@ -7,10 +7,8 @@ from dlpar.course.rehearse import Row, Shown, learns, speedup
 from dlpar.jobs.control_groups import cores
 from dlpar.jobs.run import Run
 
-SPARSE = {"scheme": "hogwild", "sparse": True}
-TEXTS = Experiment(
-    model="logistic", data="docstrings", workers=4, lr=1.0, cluster={"threads": 1}, sync=SPARSE
-)
+COMMON = {"workers": 4, "cluster": {"threads": 1}, "sync": {"scheme": "hogwild", "sparse": True}}
+TEXTS = Experiment(model="logistic", data="docstrings", lr=1.0, **COMMON)
 """Softmax regression on 1000 words: which package does a docstring document?  10,010 weights."""
 
 
