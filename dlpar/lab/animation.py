@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import torch
 
     from dlpar.comm import Arrival, Comm, Request
+    from dlpar.comm.base import Collective
 
 MOST = 16
 """Most ranks and most chunks, which a figure and the digits of a float64 can tell apart."""
@@ -34,7 +35,7 @@ UNKNOWN = "#9a9a9a"
 
 
 def animate(
-    collective: Callable[..., Any],
+    collective: Collective,
     workers: int = 4,
     chunks: int | None = None,
     scheme: str = "ring",

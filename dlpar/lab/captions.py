@@ -121,11 +121,7 @@ BOUND = {"exact": "", "upper bound": "at least ", "lower bound": "at most ", "es
 
 
 def throughput(
-    total: float,
-    by_rank: Mapping[int, float],
-    experiment: Experiment,
-    predicted: float | None = None,
-    kind: str = "exact",
+    total: float, by_rank: Mapping[int, float], experiment: Experiment, predicted: float | None, kind: str
 ) -> str:
     """Latest throughput (samples/s) of all workers and of the slowest, and the predicted throughput."""
     workers = experiment.workers

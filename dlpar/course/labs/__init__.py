@@ -45,8 +45,3 @@ def rows(labs: Sequence[str] = ()) -> list[tuple[str, Row]]:
 
 
 globals().update({row.name: row.preset for _, row in rows()})
-
-__all__ = [
-    "CLOUD", "CLUSTER", "CLUSTERS", "EPOCH", "GPUS", "HOROVOD", "LINKS", "MICRO_BATCHES", "ONE_GPU_EACH", "OWN_CARDS",
-    "RACK", "SHARED_CARDS", "TABLES", "cores", "in_turn", "read_an_epoch", "rows",
-]  # fmt: skip

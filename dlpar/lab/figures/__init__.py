@@ -21,10 +21,3 @@ from dlpar.lab.figures.throughput import throughput
 from dlpar.lab.figures.timeline import timeline
 from dlpar.lab.figures.training import suboptimality, time_to_accuracy
 from dlpar.lab.figures.waiting import bytes_per_rank, waiting
-
-__all__ = [
-    "bucket_sizes", "bytes_per_rank", "caption", "collective_times", "consensus", "convergence", "differences",
-    "exposed", "lanes", "layer_bytes", "lead", "link_fit", "memory", "mesh", "micro_batches", "overlay", "pieces",
-    "pipeline", "schedule", "sending", "show_graph", "speedup", "staleness", "suboptimality", "table", "throughput",
-    "time_to_accuracy", "timeline", "waiting",
-]  # fmt: skip

@@ -193,13 +193,7 @@ def _add_courses(figure: Figure, courses: dict[str, dict[int, Points]], experime
             figure.add_scatter(x=x, y=y, name=f"rank {rank}", mode="lines", line=line, **where)
 
 
-def _sentence(
-    names: Sequence[str],
-    rows: Sequence[dict[str, int]],
-    states: Sequence[float | None],
-    scale: float,
-    unit: str,
-) -> str:
+def _sentence(names: list[str], rows: list[dict], states: list[float | None], scale: float, unit: str) -> str:
     totals = [_total(row) for row in rows]
     most, least = (totals.index(end(totals)) for end in (max, min))
     kind = max(rows[most], key=rows[most].__getitem__)
