@@ -151,13 +151,20 @@ def _view(rounds: Rounds, k: int, workers: int, colour: str) -> tuple[dict[str, 
             whose = "no rank: this is no sum of contributions" if held is None else _names(held) or "no rank"
             cells["text"].append("?" if held is None else _short(held, workers, room=64 // len(values)))
             cells["hovertext"].append(whose)
-            cells["marker.color"].append(UNKNOWN if held is None else shade)
+            cells["marker.color"].append(fill := UNKNOWN if held is None else shade)
+            cells["insidetextfont.color"].append(_ink(fill))
             cells["marker.line.width"].append(3 if (rank, chunk) in arrived else 0)
     sent = [f"{m.source}→{m.dest}" for m in now]
     shown = ", ".join(sent[:MOST]) + (f" and {len(sent) - MOST} more" if len(sent) > MOST else "")
     text = f"<b>Round {k} of {len(rounds.held) - 1}</b>: {shown}"
     text = text if k else "<b>Start</b>: every rank holds its own contribution"
     return cells, [*_arrows(now), theme.annotation(text, 0, 1, xanchor="left", yshift=8)]
+
+
+def _ink(fill: str) -> str:
+    """Black or white, whichever has more contrast (WCAG 2.1, relative luminance)."""
+    red, green, blue = ((int(fill[i : i + 2], 16) / 255) ** 2.2 for i in (1, 3, 5))
+    return "#111111" if 0.2126 * red + 0.7152 * green + 0.0722 * blue > 0.18 else "#ffffff"
 
 
 def _names(held: Counter[int]) -> str:
