@@ -60,14 +60,8 @@ def shown_workers(experiment: Experiment, sentence: str) -> str:
     return f"{sentence} Drawn are the first {theme.WORKERS} of {experiment.workers:,} workers."
 
 
-def error(kind: str, largest: float) -> str:
-    """Largest relative error of a prediction or a simulation."""
-    by = f"at most {largest:.1%}" if largest >= 5e-4 else "less than 0.1%"
-    return f"The {kind} is {by} off."
-
-
 def errors(found: Mapping[str, Mapping], most: float = math.inf) -> list[str]:
-    """Errors of simulation and prediction against the source that counts most.
+    """Largest relative errors of simulation and prediction against the source that counts most.
 
     Parameters
     ----------
@@ -76,12 +70,14 @@ def errors(found: Mapping[str, Mapping], most: float = math.inf) -> list[str]:
     most : float, default infinite
         Errors from which no sentence is added.
     """
-    base = next(source for source in theme.ORDER if found[source])
+    base = next(source for source in theme.ORDER if found.get(source))
     sentences = []
     for source, noun in (("simulated", "simulation"), ("predicted", "prediction")):
-        common = found[base].keys() & found[source].keys() if source != base else ()
-        largest = max((abs(found[source][key] / found[base][key] - 1) for key in common), default=math.inf)
-        sentences += [error(noun, largest)] if common and largest < most else []
+        own = found.get(source, {}) if source != base else {}
+        off = [abs(own[key] / found[base][key] - 1) for key in found[base].keys() & own.keys()]
+        if off and max(off) < most:
+            by = f"at most {max(off):.1%}" if max(off) >= 5e-4 else "less than 0.1%"
+            sentences.append(f"The {noun} is {by} off.")
     return sentences
 
 

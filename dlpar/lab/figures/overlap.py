@@ -65,8 +65,8 @@ def exposed(outcomes: Sequence[Outcome], titles: Sequence[str] | None = None) ->
 
 def _with_error(sentence: str, predicted: Sequence[float | None], found: Sequence[float]) -> str:
     """The sentence, and the largest error of the predictions."""
-    errors = [abs(p / f - 1) for p, f in zip(predicted, found) if p]
-    return f"{sentence} {captions.error('prediction', max(errors))}" if errors else sentence
+    known = {n: value for n, value in enumerate(predicted) if value}
+    return " ".join([sentence, *captions.errors({"measured": dict(enumerate(found)), "predicted": known})])
 
 
 def sending(experiment: Experiment) -> Figure:
