@@ -22,7 +22,7 @@ ROUNDS      ?= 300
 SEED        ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help lab hub release grade slides lint test quick bench hostile faults setup clean FORCE
+.PHONY: help lab hub release grade slides picture lint test quick bench hostile faults setup clean FORCE
 
 help:  ## this text
 	@echo "dlpar, a teaching lab for parallel and distributed deep learning"
@@ -52,12 +52,14 @@ NEWS_QUESTION = @jupyterlab/apputils-extension:announcements
 GRADING_PARTS = @jupyter/nbgrader @jupyter-notebook/lab-extension
 GRADING_SERVERS = notebook \
     $(addprefix nbgrader.server_extensions.,formgrader validate_assignment assignment_list course_list)
+# Names of labs in the side bar are not cut: labs/.jupyter hides the column beside them.
 # It opens the reader's own copies, in $(OWN), without solutions; what she has changed there no update overwrites.
 lab: $(STAMP)  ## open the first lab in JupyterLab (where there is no screen: print its address)
 	@$(PY) -m dlpar.classroom.grading.release labs release $(OWN)
 	@echo "Starting JupyterLab on $(LAB); Ctrl-C twice stops it."
 	@if [ "$$(id -u)" = 0 ]; then set -- --allow-root; fi; \
 	if [ "$$(uname)" != Darwin ] && [ -z "$$DISPLAY$$WAYLAND_DISPLAY" ]; then set -- "$$@" --no-browser; fi; \
+	export JUPYTER_CONFIG_PATH="$(CURDIR)/labs/.jupyter$${JUPYTER_CONFIG_PATH:+:$$JUPYTER_CONFIG_PATH}"; \
 	$(RUN) jupyterlab "$$@" --ServerApp.ip=127.0.0.1 --ServerApp.root_dir=. \
 	  --LabApp.default_url=/lab/tree/$(LAB) --LabApp.news_url=None \
 	  --LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate \
@@ -76,6 +78,9 @@ grade: $(STAMP)  ## grade exercises: make grade GRADE_ARGS="SUBMISSIONS"; dlpar/
 
 slides: $(STAMP)  ## export the slides of all labs, HTML and PDF, to slides/build
 	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(PY) slides/export.py
+
+picture: $(STAMP)  ## take the pictures of the panel in the README and in lab 00 anew
+	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(PY) tests/browser/picture.py
 
 LAYERS = import sys; from importlinter.cli import lint_imports; sys.exit(lint_imports(no_cache=True))
 lint: $(STAMP)  ## check style, format, types and layers; prints nothing but findings

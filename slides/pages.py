@@ -59,9 +59,8 @@ def _part(output: Mapping[str, Any], cell: str) -> str | tuple[dict[str, Any], s
         return _at_rest(data[PLOTLY]), data.get("text/plain", "")
     if "text/markdown" in data:
         return f'<div class="found">{markdown2html(data["text/markdown"])}</div>'
-    if WIDGET in data or "dlpar-caption" in data.get(
-        "text/html", ""
-    ):  # a panel's picture follows; a figure's own words
+    # A panel's picture follows it; a figure's own words stand below it; a sweep that is done has no progress.
+    if WIDGET in data or any(mark in data.get("text/html", "") for mark in ("dlpar-caption", "<progress")):
         return None
     raise ValueError(
         f"cell {cell}: shows {', '.join(data) or output['output_type']}, allowed are figures and Markdown"

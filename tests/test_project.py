@@ -20,6 +20,7 @@ TARGETS = [
     "lab",
     "hub",
     "release",
+    "picture",
     "grade",
     "slides",
     "lint",

@@ -109,7 +109,7 @@ def _program(first: str) -> typer.Typer:
         app.command(first, help=_about(command)[0])(_with_options(command))
     else:
         for name, (_, sentence) in COMMANDS.items():
-            app.command(name, help=sentence)(lambda: None)
+            app.command(name, short_help=sentence)(lambda: None)  # other help is cut
     return app
 
 
@@ -173,8 +173,7 @@ def _complaint(error: Any, name: str) -> str:
         return f"{said[0].lower()}{said[1:]}; `{name} --help` says what is allowed"
     if hasattr(error, "possibilities"):
         near = f"nearest are {', '.join(error.possibilities)}; " if error.possibilities else ""
-        named = option if option.isprintable() else repr(option)
-        return f"{named}: there is no such option; {near}`{name} --help` lists all"
+        return f"{option}: there is no such option; {near}`{name} --help` lists all"
     if "not take" in error.message:
         return f"{option}: got a value, allowed is {option} alone"
     return f"{option}: got nothing, allowed is {_allowed(option, name)}"

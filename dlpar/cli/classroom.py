@@ -76,6 +76,7 @@ def hub(
     config : FILE
         A jupyterhub_config.py to read last.
     """
+    own = "/var/lib/dlpar-hub" if os.getuid() == 0 else f"{platformdirs.user_data_dir('dlpar')}/hub"
     settings = hub_settings.Settings(
         accounts=accounts,
         users=_names(users),
@@ -83,7 +84,7 @@ def hub(
         address=address,
         port=port,
         labs=os.path.abspath(labs or usual_labs()),
-        folder=os.path.abspath(folder or _usual_folder()),
+        folder=os.path.abspath(folder or own),
         certificate=certificate and os.path.abspath(certificate),
         key=key and os.path.abspath(key),
         idle=idle,
@@ -117,11 +118,6 @@ def _become_hub(settings: hub_settings.Settings) -> None:
 
 def _names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
-
-
-def _usual_folder() -> str:
-    own = os.path.join(platformdirs.user_data_dir("dlpar"), "hub")
-    return "/var/lib/dlpar-hub" if os.getuid() == 0 else own
 
 
 # ---- job slots -------------------------------------------------------------------

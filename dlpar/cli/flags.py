@@ -155,7 +155,7 @@ def _help(flag: Flag) -> str:
     if flag.kinds and not flag.is_head:
         parts.append(f"For {' and '.join(flag.kinds)}")
     default = flag.field.get_default()
-    if default is not None:
+    if default not in (None, "", (), {}):
         parts.append(f"Default: {_written(default) if not flag.is_switch else 'on' if default else 'off'}")
     return ". ".join(parts) + "."
 

@@ -10,6 +10,7 @@ import typer
 from dlpar.cli import AsJSON, BadRequest
 from dlpar.cli.tables import NONE, console, print_pairs, table
 from dlpar.config.schema import BadExperiment
+from dlpar.lab.captions import nbytes
 from dlpar.worlds.platforms import PLATFORMS, Link, Platform, platform
 from dlpar.worlds.platforms.lookup import HERE, here_file
 from dlpar.worlds.platforms.platform import SEPARATOR
@@ -73,5 +74,4 @@ def print_platform(which: Platform, as_json: bool) -> None:
 def _link(link: Link | None) -> str:
     if link is None:
         return NONE
-    speed = f"{link.bandwidth / 1e9:g} GB/s" if link.bandwidth >= 1e9 else f"{link.bandwidth / 1e6:g} MB/s"
-    return f"{1e6 * link.latency:g} µs, {speed}"
+    return f"{1e6 * link.latency:g} µs, {nbytes(link.bandwidth)}/s"

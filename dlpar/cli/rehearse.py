@@ -52,7 +52,7 @@ def rehearse(labs: Annotated[list[str] | None, typer.Argument()] = None, as_json
 
     with Stops(interrupting=True) as stops:
         try:
-            lacks = machine_lacks()
+            lacks = list(machine_lacks())
             if not as_json:
                 for f in lacks:
                     print(f"{f.level:6}  {f.subject}: {f.said}{f.mend and f'; {f.mend}'}")
@@ -60,7 +60,9 @@ def rehearse(labs: Annotated[list[str] | None, typer.Argument()] = None, as_json
             for result in run_rows(rows(names)):
                 results.append(result)
                 if not as_json:
-                    print(line(result), flush=True)
+                    how = "held" if result.held else "FAILED"
+                    took = f"{result.world:16} {result.seconds:5.1f} s  {result.belief}: {result.said}"
+                    print(f"{how:6}  {result.lab} {result.preset:24} {took}", flush=True)
         except KeyboardInterrupt:
             print(f"dlpar rehearse: stopped by {STOPS[stops.asked]}", file=sys.stderr)
             return 128 + stops.asked
@@ -80,13 +82,6 @@ def rehearse(labs: Annotated[list[str] | None, typer.Argument()] = None, as_json
     return 1 if failed or broken else 0
 
 
-def line(result: Result) -> str:
-    """One result in one line."""
-    how = "held" if result.held else "FAILED"
-    said = f"{result.belief}: {result.said}"
-    return f"{how:6}  {result.lab} {result.preset:24} {result.world:16} {result.seconds:5.1f} s  {said}"
-
-
 def slow(results: Sequence[Result]) -> list[str]:
     """A sentence for each lab whose presets take longer than the whole lab should."""
     took: dict[str, float] = defaultdict(float)
@@ -96,14 +91,9 @@ def slow(results: Sequence[Result]) -> list[str]:
     return [f"lab {lab} took {s:.0f} s here, {advice}" for lab, s in took.items() if s > A_LAB]
 
 
-def machine_lacks() -> list[Finding]:
+def machine_lacks() -> Iterator[Finding]:
     """Faults that the doctor finds, and parts that a class may miss; takes a second or two."""
-    found = [finding for finding in diagnose(look()) if finding.level != GOOD]
-    return [*found, *parts(), *load()]
-
-
-def parts() -> Iterator[Finding]:
-    """Parts that not every class needs, and the notebook that every one does."""
+    yield from (finding for finding in diagnose(look()) if finding.level != GOOD)
     if missing := [name for name in NOTEBOOK if find_spec(name) is None]:
         yield Finding(BROKEN, "notebook", f"{', '.join(missing)}: not installed", "pip install '.[lab]'")
     if find_spec("jupyterhub") is None:
@@ -114,13 +104,8 @@ def parts() -> Iterator[Finding]:
         except NoProxy as error:
             yield Finding(COSTS, "hub", *str(error).split("; ", 1))
     if not any(map(shutil.which, BROWSERS)):
-        yield Finding(
-            COSTS, "browser", "no Chrome or Chromium: slides get no pictures", "install one of them"
-        )
-
-
-def load() -> Iterator[Finding]:
-    """Return whether other programs keep the cores busy."""
+        said = "no Chrome or Chromium: slides get no pictures"
+        yield Finding(COSTS, "browser", said, "install one of them")
     waiting = os.getloadavg()[0]
     if waiting > 1.5 * cores():
         said = f"{waiting:.1f} programs want {cores()} cores: times below are longer than in a quiet hour"

@@ -10,12 +10,13 @@ from typing import Annotated, Any
 import typer
 
 from dlpar.cli import AsJSON, BadRequest, flags, printable
-from dlpar.cli.tables import cell, console, print_pairs, table
+from dlpar.cli.tables import ages, cell, console, print_pairs, table
 from dlpar.config.paths import read_plain
 from dlpar.config.schema import BadExperiment
 from dlpar.jobs.run import NoSuchRun, Run
 from dlpar.jobs.run import runs as kept_runs
-from dlpar.lab.captions import duration, quantity
+from dlpar.lab.captions import duration
+from dlpar.lab.labels import with_world
 
 LOG_LINES = 20
 """Last lines of a run's log that are shown."""
@@ -26,9 +27,8 @@ SUMMED_UP = 16 << 20
 FIGURES = ("accuracy", "final_loss", "samples_per_s")
 """Figures of a run's summary that a list of runs shows."""
 
-HEADS = {name: name for name in ("run", "when", "what", "workers", "status", "accuracy")}
-HEADS |= {"final_loss": "loss", "samples_per_s": "samples/s"}
-"""Columns of that list."""
+MAIN, MOST_SETTINGS = ("model", "data", "sync", "workers", "world"), 7
+"""Settings that every list of runs names, as a column or as the same in all; and how many columns of settings."""
 
 
 # ---- many runs ----------------------------------------------------------------
@@ -49,25 +49,40 @@ def runs(as_json: AsJSON = False, limit: Annotated[int, typer.Option(min=1)] = 2
     elif not listed:
         print("No runs yet: `dlpar run` makes one.")
     else:
-        console().print(table(HEADS, listed))
+        _print_runs(listed)
         if len(all_kept) > len(listed):
             print(f"and {len(all_kept) - len(listed):,} older ones: dlpar runs --limit {len(all_kept)}")
     return 0
 
 
+def _print_runs(listed: list[dict[str, Any]]) -> None:
+    """A table with the settings in which the runs differ, and below it what is the same in all."""
+    names = dict.fromkeys((*MAIN, *(flag.spelling[2:] for flag in flags.flags())))
+    values = {name: [row[name] for row in listed if name in row] for name in names}
+    differ = [name for name, found in values.items() if len(set(map(str, found))) > 1]
+    heads = {name: name for name in ("run", *differ[:MOST_SETTINGS], "status", "accuracy")}
+    console().print(table(heads | {"final_loss": "loss", "samples_per_s": "samples/s"}, listed))
+    if same := [name for name in MAIN if values[name] and name not in differ]:
+        print(f"the same in all: {', '.join(f'{name} {cell(name, values[name][0])}' for name in same)}")
+    if more := differ[MOST_SETTINGS:]:
+        print(f"they also differ in {', '.join(more)}")
+
+
 def _row(run: Run) -> dict[str, Any]:
-    """One run for the list; reads no record of a step."""
-    row: dict[str, Any] = {"run": run.id} | dict.fromkeys(list(HEADS)[1:])
+    """One run for the list, its settings by the names of their flags; reads no record of a step."""
+    row: dict[str, Any] = {"run": run.id} | dict.fromkeys(("when", "status", *FIGURES))
     written, summary = run.path / "experiment.json", run.path / "summary.json"
     try:
         e = json.loads(read_plain(written))
         row["when"] = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(written.stat().st_mtime))
-        row["what"] = f"{e['model']['name']} on {e['data']['name']}, {e['sync']['scheme']}"
-        row["workers"] = e["workers"]
         row["status"] = run.status
         if summary.exists():  # without it the run has not ended, or its guardian was killed
             figures = json.loads(read_plain(summary))
             row |= {name: figures[name] for name in FIGURES}
+        for flag in flags.flags():
+            part = e if len(flag.path) == 1 else e[flag.path[0]]
+            if flag.path[-1] in part:
+                row[flag.spelling[2:]] = part[flag.path[-1]]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         row["status"] = "unreadable"
     return row
@@ -97,30 +112,20 @@ def show(
     """
     run = _found(which)
     try:
-        return _show(run, as_json, csv, perfetto)
+        written = [str(path) for path in run.to_csv(csv)] if csv is not None else []
+        written += [str(run.to_perfetto(perfetto))] if perfetto is not None else []
+        if as_json:
+            more = {"status": run.status, "reason": run.reason, "folder": str(run.path)}
+            more |= {"command": command(run), "experiment": run.experiment.model_dump()}
+            more |= {"errors": run.errors, "log": run.log.splitlines()[-LOG_LINES:]}
+            print(json.dumps(run.summary | more, indent=1))
+        elif written:
+            print("\n".join(f"written: {path}" for path in written))
+        else:
+            _print_run(run)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         why = f"{type(error).__name__}: {error}"
         raise BadRequest(f"RUN: got {run.id}, with records that this version cannot read ({why})") from None
-
-
-def _show(run: Run, as_json: bool, csv: str | None, perfetto: str | None) -> int:
-    written = [str(path) for path in run.to_csv(csv)] if csv is not None else []
-    written += [str(run.to_perfetto(perfetto))] if perfetto is not None else []
-    if as_json:
-        more = {
-            "status": run.status,
-            "reason": run.reason,
-            "folder": str(run.path),
-            "command": command(run),
-            "experiment": run.experiment.model_dump(),
-            "errors": run.errors,
-            "log": run.log.splitlines()[-LOG_LINES:],
-        }
-        print(json.dumps(run.summary | more, indent=1))
-    elif written:
-        print("\n".join(f"written: {path}" for path in written))
-    else:
-        _print_run(run)
     return 0
 
 
@@ -162,8 +167,7 @@ def _print_run(run: Run) -> None:
         tracebacks.setdefault(record["traceback"].rstrip(), []).append(str(rank))
     for traceback, ranks in tracebacks.items():
         print(f"\n--- rank{'s' if len(ranks) > 1 else ''} {', '.join(ranks)} ---\n{printable(traceback)}")
-    log = run.log.splitlines()
-    if log:
+    if log := run.log.splitlines():
         more = f", the last {LOG_LINES} of {len(log):,} lines" if len(log) > LOG_LINES else ""
         print(f"\n--- log{more} ---")
         print(printable("\n".join(log[-LOG_LINES:])))
@@ -175,22 +179,24 @@ def figures(run: Run) -> list[tuple[str, str]]:
     if size > SUMMED_UP and not (run.path / "summary.json").exists():
         return [("records", f"{size / 1e6:,.0f} MB, not summed up yet: --json does it, in a while")]
     s, experiment = run.summary, run.experiment
-    said = [("what", str(experiment)), ("steps", f"{s['steps']:,} of {experiment.steps:,}")]
+    said = [
+        ("what", with_world(str(experiment), experiment)),
+        ("steps", f"{s['steps']:,} of {experiment.steps:,}"),
+    ]
     if not s["steps"]:
         return said
     if s["accuracy"] is not None:
         reached = [f"{float(goal):.0%} after {duration(t)}" for goal, t in s["time_to_accuracy"].items()]
         when = f" ({', '.join(reached)})" if reached else ""
         said.append(("held-out accuracy", f"{s['accuracy']:.1%}{when}"))
-    for label, value in (("final loss", s["final_loss"]), ("samples/s", s["samples_per_s"])):
-        said.append((label, cell(label, value)))
+    said += [("final loss", cell("", s["final_loss"])), ("samples/s", cell("", s["samples_per_s"]))]
     parts = {"compute": "computing", "comm": "communicating", "wait": "waiting"}
     times = [f"{duration(s['seconds'][part])} {name}" for part, name in parts.items()]
     said.append(("time of a rank", ", ".join(times)))
     sent, stale, lead = s["bytes_sent"], s["staleness"], s["lead"]
     said.append(("sent", "not told by the library" if sent is None else f"{sent / 1e6:,.1f} MB"))
     if stale["max"]:
-        said.append(("staleness", f"{quantity(stale['mean'])} on average, {stale['max']} at most"))
+        said.append(("staleness", ages(stale)))
     if lead["max"]:
         bound = "nothing bounds it" if lead["bound"] is None else f"the bound is {lead['bound']}"
         said.append(("lead", f"{lead['max']} clocks at most; {bound}"))

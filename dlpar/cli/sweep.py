@@ -34,13 +34,7 @@ HEADS = {
 }  # fmt: skip
 """Columns of the table after the fields that vary, by their names in JSON and CSV."""
 
-STYLE = """
-:root { color-scheme: light dark; }
-body { margin: 1em auto; max-width: 1200px; padding: 0 1em; font: 15px/1.45 system-ui, sans-serif; }
-.main-svg text:not(.hoverlayer text) { fill: CanvasText !important; }
-th, td { text-align: right; padding: 2px 10px; font-variant-numeric: tabular-nums; }
-th:first-child, td:first-child { text-align: left; }
-"""
+STYLE = Path(__file__).with_suffix(".css")
 """Style sheet of the page with the figure."""
 
 
@@ -242,7 +236,7 @@ def write_page(file: str, outcomes: Sequence[Outcome]) -> None:
     config = {"responsive": True, "displaylogo": False}
     plot = figure.to_html(full_html=False, include_plotlyjs=True, config=config)
     cells = numbers(figure).to_html(index=False, border=0, na_rep="", float_format="{:.5g}".format)
-    head = f'<meta charset="utf-8"><title>Sweep</title><style>{STYLE}</style>'
+    head = f'<meta charset="utf-8"><title>Sweep</title><style>{STYLE.read_text()}</style>'
     body = f"<h1>Sweep</h1><p>{html.escape(caption(figure))}</p>{plot}{cells}"
     page = f'<!doctype html><html lang="en"><head>{head}</head><body>{body}</body></html>'
     Path(file).write_text(page, encoding="utf-8")

@@ -59,6 +59,11 @@ def cell(name: str, value: Any) -> str | Text:
     return value if isinstance(value, Text) else printable(str(value))
 
 
+def ages(staleness: Mapping[str, Any]) -> str:
+    """Staleness of a summary as words."""
+    return f"{quantity(staleness['mean'])} on average, {staleness['max']} at most"
+
+
 def print_pairs(pairs: list[tuple[str, str]]) -> None:
     """Labels and words, one pair a line."""
     wide = max(len(label) for label, _ in pairs)

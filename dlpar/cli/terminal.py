@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import defaultdict, deque
 from contextlib import nullcontext
@@ -13,11 +14,11 @@ from rich.table import Table
 from rich.text import Text
 
 from dlpar.cli import Stops
-from dlpar.cli.tables import table
+from dlpar.cli.tables import ages, table
 from dlpar.config.experiment import Experiment
 from dlpar.jobs.launch import Job
 from dlpar.jobs.run import Run
-from dlpar.jobs.summary import Summary, facts_of
+from dlpar.jobs.summary import Summary, distribution, facts_of
 from dlpar.jobs.tail import Record, Tail
 from dlpar.lab.captions import duration, quantity
 from dlpar.lab.labels import place_in_queue, platform_in_words, scheme
@@ -35,6 +36,9 @@ RECENT_STEPS = 50
 MOST_RANKS = 16
 """Ranks drawn at most."""
 
+WIDE = 40
+"""Characters of the progress bar, and of the loss curve below it."""
+
 SECONDS = {"compute": "forward", "comm": "communicate", "wait": "wait"}
 """Kinds of time in a step's record, and the phases in whose colours every figure draws them."""
 
@@ -47,9 +51,11 @@ class Progress:
 
     def __init__(self, experiment: Experiment) -> None:
         self.experiment = experiment
+        self.is_trained = experiment.cluster.messages == "values"
         self.summary = Summary("", **facts_of(experiment))
         self.ranks: dict[int, Record] = {}
         self.mode = self.place = ""
+        self.losses: list[float] = []
         self._seconds: dict[int, deque] = defaultdict(lambda: deque(maxlen=RECENT_STEPS))
         self._began = time.monotonic()
 
@@ -67,6 +73,9 @@ class Progress:
                 self._seconds[rank].append([record[part] for part in SECONDS])
         self.summary.add(records)
         self.summary.steps.ready(ended)
+        done, last = self.summary.steps.done, self.summary.steps.last
+        if last and self.is_trained and math.isfinite(last.loss):
+            self.losses += [last.loss] * (done * WIDE // self.experiment.steps - len(self.losses))
 
     @property
     def time_left(self) -> str:
@@ -84,25 +93,32 @@ class Progress:
         sums = {rank: [sum(part) for part in zip(*self._seconds[rank])] for rank in sorted(self._seconds)}
         return {rank: [part / (sum(parts) or 1.0) for part in parts] for rank, parts in sums.items()}
 
+    def curve(self, signs: str) -> str:
+        """The loss after each part of the run, as one of `signs`, of which the first is the lowest."""
+        low, most = min(self.losses, default=0.0), max(self.losses, default=0.0)
+        unit = (most - low) / (len(signs) - 1) or 1.0
+        return "".join(signs[round((loss - low) / unit)] for loss in self.losses)
+
     def headline(self) -> str:
         """The experiment, and where it runs."""
         e = self.experiment
         workers = f"{e.workers} worker{'s' if e.workers > 1 else ''}"
         where = " and ".join(sorted({r["host"] for r in self.ranks.values()})[:3])
         how = {f"{r['device'].partition(':')[0]} by {r['carrier']}" for r in self.ranks.values()}
-        place = f" on {where}, {', '.join(sorted(how))}" if where and e.cluster.world == "real" else ""
-        as_on = f" as on {platform_in_words(e)}" if e.cluster.world != "real" else ""
-        return f"{e.model} on {e.data}, {workers}, {scheme(e)}, {e.cluster} world{as_on}{place}"
+        place = f" on {where}, {', '.join(sorted(how))}" if where else ""
+        place = place if e.cluster.world == "real" else f" as on {platform_in_words(e)}"
+        return f"{e.model} on {e.data}, {workers}, {scheme(e)}, {e.cluster} world{place}"
 
     def figures(self) -> str:
-        """Loss, accuracy and rate as one line."""
+        """Loss, accuracy, rate and staleness as one line."""
         last, accuracy = self.summary.steps.last, self.summary.accuracy
-        is_trained = last and self.experiment.cluster.messages == "values"
-        said = [f"loss {quantity(last.loss)}"] if is_trained else []
+        said = [f"loss {quantity(last.loss)}"] if last and self.is_trained else []
         if accuracy is not None:
             said.append(f"held-out accuracy {accuracy:.1%}")
         if self.summary.last:
             said.append(f"{quantity(self.summary.samples / self.summary.last)} samples/s")
+        if any(self.summary.staleness):
+            said.append(f"staleness {ages(distribution(self.summary.staleness))}")
         return ", ".join(said)
 
     def step_of(self) -> str:
@@ -120,7 +136,8 @@ class View:
         if not is_live:
             print(f"{self.progress.headline()}: run {run.id}", flush=True)
         # Letters replace block characters in a terminal without them.
-        self._bars = "█▓░" if (console.encoding or "").lower().startswith("utf") else "#=."
+        is_utf = (console.encoding or "").lower().startswith("utf")
+        self._bars, self._levels = ("█▓░", "▁▂▃▄▅▆▇█") if is_utf else ("#=.", "_.-=+*#")
         self._said = self.progress.step_of()
 
     def look(self, last: bool = False) -> None:
@@ -149,9 +166,9 @@ class View:
             starting = f"starting ({p.mode})" if p.mode else "starting"
             return Group(headline, f"{starting}: {len(p.ranks)} of {p.experiment.ranks} ranks are ready")
         line = Table.grid(padding=(0, 1))
-        line.add_row(
-            ProgressBar(p.experiment.steps, p.summary.steps.done, width=40), p.step_of(), p.time_left
-        )
+        bar = ProgressBar(p.experiment.steps, p.summary.steps.done, width=WIDE)
+        line.add_row(bar, p.step_of(), p.time_left)
+        line.add_row(p.curve(self._levels), f"loss from {quantity(p.losses[0])}" if p.losses else "")
         return Group(headline, line, Text(p.figures()), self._ranks())
 
     def _ranks(self) -> Table:

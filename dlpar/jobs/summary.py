@@ -131,7 +131,7 @@ class Summary:
             "samples_per_s": self.samples / elapsed if elapsed else None,
             "final_loss": loss if loss is not None and math.isfinite(loss) else None,
             "accuracy": self.accuracy,
-            "staleness": _distribution(self.staleness),
+            "staleness": distribution(self.staleness),
             "lead": {"max": self.lead if self.counts_lead else None, "bound": self.lead_bound},
             "bytes_sent": self.bytes,
             "seconds": {part: total / self.workers for part, total in self.seconds.items()},
@@ -142,7 +142,8 @@ class Summary:
         }
 
 
-def _distribution(counts: Counter[int]) -> dict[str, float | int | None]:
+def distribution(counts: Counter[int]) -> dict[str, float | int | None]:
+    """Return mean, 99th percentile and maximum of counted values; None without any."""
     total = counts.total()
     if not total:
         return {"mean": None, "p99": None, "max": None}

@@ -18,7 +18,6 @@ from dlpar.lab.figures.training import check_goal
 from dlpar.lab.figures.waiting import Waiting
 from dlpar.lab.labels import labels
 from dlpar.lab.panel import ACTIONS, RunPage
-from dlpar.lab.status import RESULTS
 from dlpar.lab.watch import Watch
 
 if TYPE_CHECKING:
@@ -42,8 +41,7 @@ class Comparison(RunPage):
         self._over, self._stopped, self._complaint = Event(), False, ""
         self._over.set()
         plots = [Convergence(X_AXES[x]), Throughput(), Staleness(), Waiting(), Consensus()]
-        super().__init__(experiments[0], plots, "Compare", question)
-        self.goal = goal
+        super().__init__(experiments[0], plots, "Compare", question, goal=goal)
         self.tell(actions=ACTIONS[:2])
 
     @property
@@ -56,9 +54,8 @@ class Comparison(RunPage):
         """One row per run, in numbers; the columns' names have units."""
         import pandas as pd
 
-        found = {run.id: self._results.get(run.id, {}) for run in self.runs}
-        rows = [{"run": title, **found[run.id]} for title, run in zip(self.titles, self.runs)]
-        return pd.DataFrame(rows, columns=["run", *RESULTS])
+        rows = [{"run": title, **self._results.get(run.id, {})} for title, run in zip(self.titles, self.runs)]
+        return pd.DataFrame(rows, columns=None if rows else ["run"])
 
     def run(self) -> Comparison:
         """Do what the Run button does and return at once.

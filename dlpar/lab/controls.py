@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from pydantic.fields import FieldInfo
@@ -61,9 +62,7 @@ class Controls:
         for path, setting in self.settings.items():
             part, _, name = path.rpartition(".")
             if self._of_chosen_kind(setting) and (path not in ONLY_MEANT or self._is_meant(path)):
-                value = self.values[path]
-                value = value.strip() if isinstance(value, str) else value
-                value = None if value == "" and is_optional(setting.field.annotation) else value
+                value = _as_typed(setting, self.values[path])
                 (given.setdefault(part, {}) if part else given)[name] = value
         if given["sync"]["scheme"] == "own":
             given["sync"] = self._own  # its code cannot be typed
@@ -236,6 +235,19 @@ def _as_shown(setting: Setting, value: Any) -> Any:
     if setting.is_head or choices(field) or unwrap(field.annotation) is bool:
         return value
     return written(value)
+
+
+def _as_typed(setting: Setting, value: Any) -> Any:
+    """A value that was typed as the field's type, if it is one: a message then says 0 of a number, not '0'."""
+    if not isinstance(value, str):
+        return value
+    value, kind = value.strip(), unwrap(setting.field.annotation)
+    if value == "" and is_optional(setting.field.annotation):
+        return None
+    for number in (int, float) if kind in (int, float) else ():
+        with suppress(ValueError):
+            return number(value)
+    return value
 
 
 def label(path: str, field: FieldInfo) -> str:

@@ -48,7 +48,7 @@ class Drawing:
         logarithmic: bool = False,
     ) -> None:
         self.looks: dict[str, Any] = {"layout": layout, "x_axes": x_axes or {}, "height": height}
-        self.looks["logarithmic"] = logarithmic
+        self.looks |= {"logarithmic": logarithmic, "origin": None}
         self.x, self.caption = next(iter(self.looks["x_axes"]), ""), ""
         self._traces: dict[str, tuple[dict[str, Any], Series]] = {}
         self._guard, self._stale, self._news = RLock(), True, dict[str, Any]()
@@ -125,6 +125,12 @@ class Drawing:
                 self._news.setdefault("ranges", {})[axis] = [low, high]
                 if ticks:
                     self._news.setdefault("ticks", {})[axis] = tick_every
+
+    def set_origin(self, seconds: float) -> None:
+        """Say at which moment of the run a window of time begins, in which the horizontal axis counts milliseconds."""
+        with self._guard:
+            if seconds != self.looks["origin"]:
+                self.looks["origin"] = self._news["origin"] = seconds
 
     def set_caption(self, sentence: str) -> None:
         """Change the sentence under the figure."""

@@ -7,19 +7,26 @@ from __future__ import annotations
 
 import gzip
 import re
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from pathlib import Path
 from threading import RLock, Thread
 from typing import Any
+from uuid import uuid4
+from weakref import WeakValueDictionary
 
 import anywidget
+from traitlets import Unicode
 
 from dlpar.config.schema import BadExperiment
 from dlpar.lab.drawing import Drawing
 
 HERE = Path(__file__).parent / "page"
+
+_by_address: WeakValueDictionary[str, Page] = WeakValueDictionary()
+"""Widgets by their addresses."""
 
 _of_cell: dict[str, list[tuple[str, Page]]] = defaultdict(list)
 """``(execution, widget)`` by the cell that made it, so that running a cell again closes what it showed before."""
@@ -50,16 +57,16 @@ class Page(anywidget.AnyWidget):
 
     _css = (HERE / "lab.css").read_text()
 
+    address = Unicode().tag(sync=True)
+    """Name by which its page calls this widget beside all cells; empty where a running cell delays the call."""
+
     def __init__(self) -> None:
         self.state: dict[str, Any] = {}
         self.figures: Mapping[str, Drawing] = {}
         self._news: dict[str, Any] = {}
         self._sequence, self._guard = 0, RLock()
-        super().__init__()
-        if self.comm is not None and hasattr(self.comm, "_reply_subshell_for"):
-            # JupyterLab sends messages of widgets to a subshell, a second thread.  ipykernel sends those of a widget
-            # made in the main thread back to it, where a running cell would block them, Stop among them.
-            self.comm._reply_subshell_for = None
+        super().__init__(address=uuid4().hex if answer_beside_cells() else "")
+        _by_address[self.address] = self
         self.on_msg(lambda _widget, message, _buffers: self._heard(message))
         self._replace()
 
@@ -99,7 +106,7 @@ class Page(anywidget.AnyWidget):
 
     def _heard(self, message: dict[str, Any]) -> None:
         if message.get("ask") == "plotly":
-            return self.send({"is": "plotly"}, [compressed_plotly()])
+            return self.beside(lambda: self.send({"is": "plotly"}, [compressed_plotly()]))
         if message.get("ask") == "all":
             with self._guard:
                 self._news = {}
@@ -126,15 +133,38 @@ class Page(anywidget.AnyWidget):
         _of_cell[cell] = [*same, (execution, self)]
 
 
+def _kernel() -> Any:
+    """The Jupyter kernel that this process is; None if it is none."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return getattr(shell, "kernel", None)
+
+
 def this_cell() -> tuple[str, str] | None:
     """``(cell, execution)`` ids of the running cell; None outside JupyterLab.
 
     If the same cell runs again, the cell's id stays and the execution's differs.
     """
     try:
-        from IPython import get_ipython
-
-        parent = get_ipython().kernel.get_parent("shell")
+        parent = _kernel().get_parent("shell")
         return parent["metadata"]["cellId"], parent["header"]["msg_id"]
-    except (ImportError, AttributeError, KeyError, TypeError):
+    except (AttributeError, KeyError, TypeError):
         return None
+
+
+def answer_beside_cells() -> bool:
+    """Answer pages on the thread of the kernel's control channel, which no cell blocks; False if it has none.
+
+    Messages of widgets come on the shell channel, behind a running cell.  Whether a subshell takes them depends on
+    JupyterLab's settings and on ipykernel's release.
+    """
+    handlers = getattr(_kernel(), "control_handlers", None)
+    if handlers is None:
+        return False
+
+    def answer(_stream: Any, _ident: Any, message: dict[str, Any]) -> None:
+        page = _by_address.get(message["content"]["address"])
+        if page and page.comm:
+            page._heard(message["content"]["data"])
+
+    handlers["dlpar_msg"] = answer
+    return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from functools import partial
 from threading import RLock
@@ -10,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 import dlpar
 from dlpar.config.experiment import Experiment
 from dlpar.config.schema import BadExperiment
-from dlpar.graphs import neighbours
+from dlpar.jobs.fork_server import warm_socket
 from dlpar.jobs.run import Run
 from dlpar.jobs.tail import rank_of
 from dlpar.lab import theme
+from dlpar.lab.captions import duration, quantity
 from dlpar.lab.controls import Controls
 from dlpar.lab.figure import Figure
 from dlpar.lab.figures.consensus import Consensus, disagreement
@@ -23,16 +25,14 @@ from dlpar.lab.figures.staleness import Lead, Staleness
 from dlpar.lab.figures.throughput import Throughput
 from dlpar.lab.figures.timeline import Timeline
 from dlpar.lab.figures.waiting import Waiting
-from dlpar.lab.labels import has_peers, labels, place_in_queue, same_batches, with_world
+from dlpar.lab.ghost import Foreseen, Ghost
+from dlpar.lab.labels import labels, place_in_queue, same_batches, with_world
 from dlpar.lab.offer import Offer
 from dlpar.lab.page import Page, module
 from dlpar.lab.plot import Board, Plot, Shown
-from dlpar.lab.recordings import SPEEDS, Meanwhile, recordings
-from dlpar.lab.status import Status, columns, in_words, results
+from dlpar.lab.recordings import SPEEDS, Meanwhile, recordings, speed_of
+from dlpar.lab.status import Status, results
 from dlpar.lab.watch import Replay, Watch, between
-from dlpar.theory import buckets, closed_form, sizes
-from dlpar.theory.step import period
-from dlpar.worlds.platforms import workload
 
 if TYPE_CHECKING:
     from dlpar.jobs.launch import Job
@@ -41,6 +41,9 @@ if TYPE_CHECKING:
 
 KEPT = 5
 """Earlier runs that stay in the figures; more could not be distinguished."""
+
+LONG = 10.0
+"""Seconds from which a simulation is called long."""
 
 GOAL = 0.95
 """Held-out accuracy to which the seconds of runs are compared."""
@@ -66,6 +69,8 @@ class RunPage(Page):
         Heading, and the question that runs answer.
     first : str
         Figure in front, by the title of its tab.
+    goal : float
+        Held-out accuracy to which the seconds of runs are compared.
 
     Raises
     ------
@@ -73,25 +78,37 @@ class RunPage(Page):
         If no tab is called `first`.
     """
 
-    _esm = module("plotly", "table", "link", "figure", "panel")
-    _busy, _kept = False, KEPT
+    _esm = module("plotly", "preview", "table", "link", "results", "figure", "panel")
+    _busy, _kept, _opening = False, KEPT, ""
     _watch: Watch | Replay | None = None
 
     def __init__(
-        self, experiment: Experiment, plots: Sequence[Plot], title: str, question: str, first: str = ""
+        self,
+        experiment: Experiment,
+        plots: Sequence[Plot],
+        title: str,
+        question: str,
+        first: str = "",
+        goal: float = GOAL,
     ) -> None:
         super().__init__()
         self.job: Job | None = None
         self.runs: list[Run] = []
-        self.goal, self._guard_jobs = GOAL, RLock()
+        self._board, self._guard_jobs = Board(plots, goal), RLock()
         self._started, self._has_facts = 0, False
-        self._board, self._shown, self._results = (
-            Board(plots),
-            dict[str, Shown](),
-            dict[str, dict[str, Any]](),
-        )
+        self._shown: dict[str, Shown] = {}
+        self._results: dict[str, dict[str, Any]] = {}
         self._states: dict[str, str] = {}
-        self.tell(title=title, question=question, runs=[], columns=[], recordings=None, speeds=[], offer=None)
+        self.tell(
+            title=title,
+            question=question,
+            runs=[],
+            goal=goal,
+            recordings=None,
+            speeds=[],
+            offer=None,
+            ghost="",
+        )
         self.tell(
             live=False,
             length=0.0,
@@ -201,7 +218,7 @@ class RunPage(Page):
         key = next(reversed(self._shown))
         self._states[key] = status
         if self._board.steps.done and status != "unwatched":
-            self._results[key] = results(Run(self._status.path), self.goal)
+            self._results[key] = results(Run(self._status.path), self._board.reached)
         last = self._board.steps.last
         self.tell(length=last.seconds if last else 0.0)
         with self._guard_jobs:
@@ -217,7 +234,8 @@ class RunPage(Page):
         """Add a run to the figures, in front of the others."""
         with self._guard:
             for key, other in list(self._shown.items()):
-                if key == run.id or loss_title(other.experiment) != loss_title(experiment):
+                is_other = loss_title(other.experiment) != loss_title(experiment)
+                if is_other or key in (run.id, self._opening):
                     self._forget(key)
             for key in list(self._shown)[: max(0, len(self._shown) - self._kept)]:
                 self._forget(key)
@@ -226,6 +244,7 @@ class RunPage(Page):
             for other, own in zip(list(self._shown.values()), names):
                 if name is None:
                     self._rename(other.key, with_world(own, other.experiment))
+            self._started = self._started if self._shown else 0
             colour = self._colour(experiment)
             named = with_world(name or names[-1], experiment)
             shown = Shown(run.id, experiment, named, self._started, colour)
@@ -276,18 +295,17 @@ class RunPage(Page):
 
     def _show_runs(self) -> None:
         """Show the table of runs: what differs, and their ratios."""
-        found = {key: self._results[key] for key in self._shown if key in self._results}
-        told = columns(list(found.values()), self.goal)
         rows = []
         for key, run in self._shown.items():
-            own, state = found.get(key), self._states.get(key, "")
+            state = self._states[key]
             name = run.name if state in ("done", "running") else f"{run.name} ({state})"
-            cells = {c["name"]: in_words(c["name"], own[c["name"]]) for c in told} if own else {}
-            rows.append({"key": key, "name": name, "colour": run.colour, "cells": cells, "results": own})
-        self.tell(runs=rows if len(rows) > 1 else [], columns=told)
+            looks = {"key": key, "name": name, "colour": run.colour}
+            rows.append({**looks, "results": self._results.get(key)})
+        self.tell(runs=rows if len(rows) > 1 else [])
 
     def _enable(self) -> None:
-        self.tell(busy=self._busy, stoppable=self._busy, earlier=max(0, len(self._shown) - 1))
+        self.tell(busy=self._busy and self.job is not None, stoppable=self._busy)
+        self.tell(earlier=max(0, len(self._shown) - 1))
 
     def _show_facts(self) -> None:
         if self._has_facts:
@@ -316,11 +334,15 @@ class Panel(RunPage):
         Figure in front, by the title of its tab, such as ``"Timeline"``; default: the first.
     prediction : Prediction, optional
         Of a throughput, in samples/s or in times that of the first run; drawn as a line, and said.
+    recording : Run or path, optional
+        A run that has ended, or its id or folder; it is played, marked as a recording, until Run is pressed.
 
     Raises
     ------
     ValueError
         If a name in `controls` is no field, or no tab is called `first`.
+    NoSuchRun
+        If there is no such recording.
 
     Notes
     -----
@@ -335,6 +357,7 @@ class Panel(RunPage):
         title: str = "Train",
         first: str = "",
         prediction: Prediction | None = None,
+        recording: Run | str | os.PathLike | None = None,
     ) -> None:
         experiment = experiment or Experiment()
         self._controls = Controls(experiment, controls)
@@ -349,9 +372,17 @@ class Panel(RunPage):
             Consensus(),
         ]
         super().__init__(experiment, plots, title, question, first)
-        self._meanwhile, self._offer = Meanwhile(self), Offer(self)
+        self._meanwhile, self._offer, self._ghost = Meanwhile(self), Offer(self), Ghost(self)
         self.tell(recordings=[], speeds=list(SPEEDS.items()))
         self._check()
+        if recording is not None:
+            run = recording if isinstance(recording, Run) else Run(recording)
+            self._opening = run.id
+            self.replay(run, speed_of(run))
+
+    def _repr_mimebundle_(self, **kwargs: Any) -> Any:
+        self.beside(warm_socket)  # a head start for the first job
+        return super()._repr_mimebundle_(**kwargs)
 
     @property
     def experiment(self) -> Experiment:
@@ -368,16 +399,21 @@ class Panel(RunPage):
         RuntimeError
             If a job of this panel is still running.
         """
+        experiment = self.experiment
+        self._end_recording()
+        if self._busy and self.job and self.job.run.status == "done":
+            self._watch.join(5)  # the last records are being drawn
         with self._guard_jobs:
             self._refuse_if_busy()
-            experiment = self.experiment
             self._meanwhile.pressed()
             self.job = job = dlpar.launch(experiment)
             self.runs.insert(0, job.run)
             self._status.prefix = ""
             self._begin(job.run, experiment)
             self._follow(Watch(job.run.path, self))
-            self.tell(message=warning(experiment))
+            self.tell(message=disagreement(experiment))
+            if experiment.cluster.world == "simulated":
+                self._ghost.want(experiment)
         self.flush()
         return job
 
@@ -400,12 +436,15 @@ class Panel(RunPage):
         RuntimeError
             If a job of this panel is still running.
         """
+        run = run if isinstance(run, Run) else Run(run)
+        replay, is_first = Replay(run, self, speed), run.id == self._opening
+        self._end_recording()
         with self._guard_jobs:
             self._refuse_if_busy()
-            run = run if isinstance(run, Run) else Run(run)
-            replay = Replay(run, self, speed)
-            self.job, self._status.prefix = None, f"Recording of {run.id}, at {speed:g} times its speed: "
-            self._begin(run, run.experiment)
+            at_speed = "" if speed == 1 else f", at {speed:g} times its speed"
+            what = "Recording; press Run for your own" if is_first else f"Recording of {run.id}"
+            self.job, self._status.prefix = None, f"{what}{at_speed}: "
+            self._begin(run, run.experiment, "recording" if is_first else None)
             self._follow(replay)
 
     def leave(self) -> None:
@@ -435,6 +474,8 @@ class Panel(RunPage):
         match message:
             case {"do": "set", "path": path, "value": value}:
                 self.choose(path, value)
+                if not self.state["busy"]:  # a simulation would take time from the ranks that are measured
+                    self._ghost.want(None if self.state["wrong"] else self.experiment)
             case {"ask": "recordings"}:
                 self.tell(recordings=recordings())
             case {"do": "play", "run": run, "speed": speed}:
@@ -467,85 +508,40 @@ class Panel(RunPage):
         self._meanwhile.over()
         super().ended(status, reason)
 
+    def foresee(self, experiment: Experiment | None, foreseen: Foreseen) -> None:
+        """Show the simulated samples/s of settings that have not run yet, and say if their simulation is long."""
+        rate = foreseen.rate
+        if experiment:
+            is_long = experiment.cluster.world == "simulated" and foreseen.seconds > LONG
+            said = f"This simulation takes {duration(foreseen.seconds)} or more." if is_long else ""
+            self.tell(message=" ".join(filter(None, (disagreement(experiment), said))))
+        with self._guard:
+            shown = [run.experiment for run in self._shown.values()]
+            what = labels([*shown, experiment])[-1] if shown and experiment not in shown and rate else ""
+            name = f"simulated: {what}" if what else "simulated"
+            for plot in self._board.plots:
+                if isinstance(plot, Throughput):
+                    plot.foresee(name, rate)
+        self.tell(ghost="" if rate is None else f"{quantity(rate)} samples/s")
+        self.flush()
+
     def _refuse_if_busy(self) -> None:
         if self._busy:
-            task = f"run {self.job.run.id}" if self.job else "a recording"
-            raise RuntimeError(f"panel: {task} is still running; stop it first")
+            raise RuntimeError(f"panel: run {self.job.run.id} is still running; stop it first")
+
+    def _end_recording(self) -> None:
+        """End a recording that is being played: nobody has to wait for it."""
+        if self._busy and not self.job:
+            self.stop()
+            self._watch.join(5)
 
     def _check(self) -> None:
         wrong, message = None, ""
         try:
-            message = warning(self.experiment)
+            message = disagreement(self.experiment)
         except BadExperiment as error:
             message = str(error)
             wrong = message.partition(":")[0]
         controls = self._controls
         self.tell(fields=controls.fields(), values=dict(controls.values), hidden=controls.hidden())
         self.tell(message=message, wrong=wrong)
-
-
-def warning(experiment: Experiment) -> str:
-    """Warning of workers that cannot agree and of a long simulation; empty if neither applies."""
-    return " ".join(filter(None, (disagreement(experiment), foreseen(experiment))))
-
-
-MESSAGES_A_SECOND = {"sizes": 300_000, "values": 30_000}
-"""Messages that one core simulates, a little below what ``make bench`` measures; mathematics is not included."""
-
-LONG = 10.0
-"""Seconds from which a simulation is called long."""
-
-
-def foreseen(experiment: Experiment) -> str:
-    """Number of messages and duration of a long simulation; empty if it is short, or if neither is known."""
-    if experiment.cluster.world != "simulated":
-        return ""
-    count = messages(experiment)
-    seconds = (count or 0) / MESSAGES_A_SECOND[experiment.cluster.messages]
-    if seconds < LONG:
-        return ""
-    rounded = round(seconds, -1) if seconds < 120 else round(seconds / 60) * 60
-    time = f"{rounded:.0f} s" if rounded < 120 else f"{rounded / 60:,.0f} min"
-    return f"This simulation sends about {count / 1e6:,.1f} million messages and takes about {time}."
-
-
-def messages(experiment: Experiment) -> int | None:
-    """Number of messages of a whole run; None for split replicas and for schemes without a count."""
-    sync = experiment.sync
-    if experiment.split.kind != "data":
-        return None
-    if hasattr(sync, "allreduce"):
-        count = _of_allreduce(experiment)
-    elif sync.server_ranks:
-        count = _of_servers(experiment)
-    elif has_peers(sync):
-        count = _of_graph(experiment)
-    elif hasattr(sync, "depth"):  # down and up a tree
-        count = 2 * (experiment.workers - 1)
-    else:
-        return None
-    return count and count * experiment.steps // period(experiment)
-
-
-def _of_allreduce(experiment: Experiment) -> int:
-    n, sync, big = experiment.workers, experiment.sync, experiment.cluster.stand_in_for
-    model = workload(big) if big and experiment.cluster.messages == "sizes" else sizes(experiment)
-    bytes_of = [model.itemsize * layer.parameters for layer in model.layers]
-    cut = len(buckets(bytes_of, sync.bucket_mb * 1e6))
-    if experiment.compression.codec != "none":
-        return cut * n * (n - 1)  # each code goes once around
-    name = "ring" if sync.allreduce == "library" else sync.allreduce
-    return cut * closed_form(name, n, 0, 4, group=sync.node_size).messages
-
-
-def _of_servers(experiment: Experiment) -> int:
-    sync, n = experiment.sync, experiment.workers
-    a_push = 2 if sync.pull == "reply" else 3
-    return a_push * (n + sync.groups * sync.servers if sync.groups else n * sync.servers)
-
-
-def _of_graph(experiment: Experiment) -> int | None:
-    sync, n = experiment.sync, experiment.workers
-    if sync.exchange == "neighbours":
-        return sum(map(len, neighbours(sync, n, experiment.seed)))
-    return n * sync.peers if sync.exchange == "random" else None

@@ -60,6 +60,13 @@ PATIENCE = 12.0
 LONGEST = 30.0
 """Longest recording (seconds): a run with a longer clock is played faster."""
 
+
+def speed_of(run: Run) -> float:
+    """Speed at which a recording is not too long."""
+    seconds = float(run.curve["seconds"].iloc[-1])
+    return min(AT_MOST, max(1.0, math.ceil(seconds / LONGEST)))
+
+
 INSTEAD = [
     (
         "simulate",
@@ -109,7 +116,5 @@ class Meanwhile:
         like = newest_like(self._panel.experiment)
         if like is None:
             raise LookupError("you have no recording of a run of this kind yet")
-        seconds = float(like.curve["seconds"].iloc[-1])
-        speed = min(AT_MOST, max(1.0, math.ceil(seconds / LONGEST)))
         self._panel.leave()
-        self._panel.replay(like, speed)
+        self._panel.replay(like, speed_of(like))

@@ -11,9 +11,12 @@ from typing import Any
 
 _LAYOUT = """
 .dlpar-source { border-left: 4px solid var(--jp-border-color1, #999); padding-left: 0.6em; overflow: auto; }
-.dlpar-source pre { white-space: pre; line-height: 1.35; color: var(--jp-content-font-color1, #222); background: none; }
+.dlpar-source pre { white-space: pre-wrap; word-break: normal !important; line-height: 1.35; color: var(--jp-content-font-color1, #222); background: none; }
 .dlpar-source .linenos { color: var(--jp-content-font-color2, #666); user-select: none; }
 """
+
+FOR_TOOLS = re.compile(r"  # (?:noqa|type: ignore|fmt:).*?(?=  #|$)", re.MULTILINE)
+"""Comments that only a linter, a type checker or a formatter reads; a student does not see them."""
 
 
 class Source:
@@ -69,5 +72,4 @@ def show(what: Any) -> Source:
     package = inspect.getmodule(found).__name__.split(".")[0]
     places = [i for i, part in enumerate(file.parts) if part == package]  # a checkout may have the same name
     short = Path(*file.parts[places[-1] :]) if places else Path(file.name)
-    code = re.sub(r"\s+# (noqa|fmt|type|pragma)\b.*", "", "".join(lines))  # notes to tools, not to readers
-    return Source(code, short, max(first, 1))
+    return Source(FOR_TOOLS.sub("", "".join(lines)), short, max(first, 1))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from dlpar.jobs.control_groups import usable_cores
 from dlpar.jobs.global_steps import GlobalSteps
 from dlpar.jobs.run import Run
 from dlpar.lab.captions import duration, quantity
-from dlpar.lab.figures.training import first_at
 from dlpar.lab.labels import platform_in_words
 from dlpar.lab.page import Page
 from dlpar.lab.theme import CLOCKS
@@ -21,87 +19,24 @@ from dlpar.lab.theme import CLOCKS
 LOG_BYTES = 16_000
 """Bytes shown of the end of the log; all of it is in the run folder."""
 
-MEANINGS = {
-    "world": "real: ranks are processes and time is measured; paced: processes follow a platform's clock; "
-    "simulated: ranks are tasks of one process",
-    "platform": "machine or platform whose times are shown; for real ranks also device and carrier of messages",
-    "clock": "clock of the seconds in the figures: wall, or the platform's (logical: per process; virtual: simulated)",
-    "slip": "largest lag of the wall clock behind the clock of the figures; none if they are the same",
-    "batches": "whether the runs shown saw the same batches, so that their curves compare",
-}
 
-RESULTS = {
-    "world": "the world of the ranks",
-    "steps": "global steps done: N worker-steps each",
-    "samples/s": "throughput of all workers together",
-    "final loss": "training loss of the last global step",
-    "accuracy": "accuracy on held-out samples at the end",
-    "to goal (s)": "seconds until a test on held-out samples first reached the goal",
-    "staleness mean": "mean number of updates between a worker's read and its push",
-    "staleness max": "largest number of updates between a worker's read and its push",
-    "lead max": "largest number of clocks that a worker was ahead of the slowest",
-    "MB sent": "sent by all ranks together",
-    "waiting (s)": "mean waiting time of a worker",
-}
-"""Results of a run, with their meanings."""
-
-
-def results(run: Run, goal: float) -> dict[str, Any]:
-    """Results of a run that has ended; None for one it has not."""
+def results(run: Run, reached: float | None) -> dict[str, Any]:
+    """Results of a run that has ended, with the seconds after which it `reached` the goal; None for one it has not."""
     summary = run.summary
-    sent, (step, seconds) = summary["bytes_sent"], first_at(run, goal)
+    sent = summary["bytes_sent"]
     return {
         "world": run.world,
         "steps": summary["steps"],
         "samples/s": summary["samples_per_s"],
         "final loss": summary["final_loss"],
         "accuracy": summary["accuracy"],
-        "to goal (s)": None if step is None else seconds,
+        "to goal (s)": reached,
         "staleness mean": summary["staleness"]["mean"],
         "staleness max": summary["staleness"]["max"],
         "lead max": summary["lead"]["max"],
         "MB sent": None if sent is None else sent / 1e6,
         "waiting (s)": summary["seconds"]["wait"],
     }
-
-
-SHOWN = (
-    "world",
-    "samples/s",
-    "accuracy",
-    "to goal (s)",
-    "staleness mean",
-    "waiting (s)",
-    "final loss",
-    "MB sent",
-)
-"""Results in the order in which a table has room for them."""
-
-MOST = 6
-"""Columns of a table."""
-
-
-def columns(found: Sequence[dict[str, Any]], goal: float) -> list[dict[str, str]]:
-    """Columns of a table of results: the speed and what was learned, then others in which runs differ."""
-    kept = []
-    for name in SHOWN:
-        values = {each[name] for each in found}
-        always = name in ("samples/s", "accuracy", "final loss") and values != {None}
-        if always or (len(values) > 1 and values != {None, 0}):
-            shown = f"to {goal:.0%} (s)" if name == "to goal (s)" else name
-            kept.append({"name": name, "shown": shown, "means": RESULTS[name]})
-    return kept[:MOST]
-
-
-def in_words(name: str, value: Any) -> str:
-    """A result as a cell of a table."""
-    if value is None:
-        return "not reached" if name == "to goal (s)" else "–"
-    if isinstance(value, str):
-        return value
-    if name == "accuracy":
-        return f"{value:.1%}"
-    return f"{value:,}" if isinstance(value, int) else quantity(value)
 
 
 class Status:
@@ -179,7 +114,7 @@ class Status:
                 "slip": "none" if slip is None else f"{slip * 1e3:.0f} ms",
             }
         facts |= {"batches": batches} if batches else {}
-        self.page.tell(facts=[(name, fact, MEANINGS[name]) for name, fact in facts.items()])
+        self.page.tell(facts=list(facts.items()))
 
     def show_log(self) -> None:
         """Show the end of the ranks' output, and every traceback with its rank."""

@@ -15,7 +15,7 @@ from dlpar.config.paths import open_plain
 from dlpar.jobs.run import Run
 from dlpar.jobs.tail import ALL_RANKS, Tail, lines_of, rank_of, record_of
 
-SHORTEST, LONGEST = 0.05, 0.12
+SHORTEST, LONGEST = 0.05, 0.08
 """Seconds between two reads: while records arrive, and when nothing happens."""
 
 SEND_EVERY = 0.1
@@ -94,8 +94,9 @@ class Watch(Thread):
                 sent, pending = time.monotonic(), False
             del listener
             pause = SHORTEST if found or pending else min(pause * 1.2, LONGEST)
-            if found <= BEHIND:
-                self._cancelled.wait(pause)
+            if found <= BEHIND:  # what has come just before the next drawing is in it
+                due = sent + SEND_EVERY - time.monotonic()
+                self._cancelled.wait(min(pause, due) if due > 0 else pause)
 
     def _lost(self) -> bool:
         """Return whether no process has held the run for a while."""

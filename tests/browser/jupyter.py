@@ -39,6 +39,12 @@ document.addEventListener("dlpar:drawn", ({ detail }) => {
     upTo.set(key, seconds.at(-1) ?? last);
   }
 }, true);
+window.appeared = null; // when JupyterLab had put a notebook on the page
+const looking = setInterval(() => {
+  if (!document.querySelector(".jp-CodeCell")) return;
+  window.appeared = performance.now();
+  clearInterval(looking);
+}, 5);
 let before = performance.now();
 const frame = (now) => { window.frames.push(now - before); before = now; requestAnimationFrame(frame); };
 requestAnimationFrame(frame);

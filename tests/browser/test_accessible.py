@@ -130,6 +130,57 @@ def test_everything_one_can_press_or_set_has_a_name(shown, page):
     assert nameless == [] and {"button", "combobox", "radio", "tab", "textbox"} <= seen
 
 
+def test_the_moment_and_the_tabs_are_chosen_by_keyboard_and_told(shown, page):
+    shown.run.click()
+    shown.wait_for("done: 600 steps", seconds=40)
+    shown.place.locator(".dlpar-run:not([disabled])").wait_for()
+    moment = shown.place.get_by_role("slider", name="Moment of the run")
+    moment.focus()
+    page.keyboard.press("ArrowLeft")
+    told = moment.get_attribute("aria-valuetext")
+    assert " of " in told and shown.place.locator(".dlpar-now").inner_text() == told.split(" of ")[0]
+    page.keyboard.press("Home")
+    assert moment.get_attribute("aria-valuetext").startswith("0 ms of ")
+    shown.place.get_by_role("tab", selected=True).focus()
+    page.keyboard.press("End")
+    assert shown.place.get_by_role("tab", selected=True).inner_text() == "Waiting"
+    assert shown.place.get_by_role("tabpanel").get_attribute("aria-label") == "Waiting"
+    page.keyboard.press("Home")
+    assert shown.place.get_by_role("tab", selected=True).inner_text() == "Convergence"
+
+
+STILL = """panel => [...panel.querySelectorAll("*")].filter(e => {
+  const { transitionDuration, animationName } = getComputedStyle(e);
+  return /[1-9]/.test(transitionDuration) || animationName !== "none";
+}).map(e => e.className)"""
+"""What moves by a style sheet."""
+
+FORCED = """panel => {
+  const probe = document.body.appendChild(document.createElement("i"));
+  probe.style.color = "CanvasText";
+  const text = getComputedStyle(probe).color;
+  probe.remove();
+  const colour = (e, of) => getComputedStyle(e)[of];
+  return {
+    text: [...panel.querySelectorAll(".dlpar-plot .xtick text")].every(e => colour(e, "fill") === text),
+    lines: new Set([...panel.querySelectorAll(".dlpar-entry svg path")].map(e => e.getAttribute("stroke"))).size > 3
+      && [...panel.querySelectorAll(".dlpar-entry svg")].every(e => colour(e, "forcedColorAdjust") === "none"),
+    tab: colour(panel.querySelector(".dlpar-tabs [aria-selected=true]"), "borderBottomColor")
+      !== colour(panel.querySelector(".dlpar-tabs [aria-selected=false]"), "borderBottomColor"),
+  };
+}"""
+"""Whether figures keep their colours and have the reader's text colour, and the chosen tab is seen."""
+
+
+def test_a_reader_who_wants_less_motion_or_other_colours_gets_them(shown, page):
+    shown.tab("Staleness")
+    page.emulate_media(reduced_motion="reduce", forced_colors="active")
+    assert shown.place.evaluate(STILL) == []
+    assert shown.place.evaluate(FORCED) == {"text": True, "lines": True, "tab": True}
+    page.emulate_media(reduced_motion="null", forced_colors="null")
+    shown.tab("Convergence")
+
+
 def test_terms_are_told_to_pointer_finger_and_keyboard(shown, page):
     terms, bubble = page.locator("dfn.dlpar-term"), page.locator(".dlpar-bubble")
     words = page.locator(".jp-RenderedMarkdown dfn").filter(has_text="staleness")

@@ -5,6 +5,8 @@ The screenshots are kept in pytest's temporary folder, for people to look at.
 
 from __future__ import annotations
 
+import base64
+
 import pytest
 
 from browser.test_panel import paced
@@ -69,9 +71,52 @@ SHOWN = ("Light", 1280, 800), ("Light", 1920, 1080), ("Dark", 1280, 800), ("Dark
 
 RANKS = """panel => {
   const { data } = panel.querySelector('.js-plotly-plot');
-  return [...new Set(data.flatMap(({ y }) => [...y]))].sort((a, b) => a - b);
+  return [...new Set(data.filter(({ type }) => type === 'bar').flatMap(({ y }) => [...y]))].sort((a, b) => a - b);
 }"""
 """Rows in which something is drawn."""
+
+FAINT = """async ([panel, picture]) => {
+  const bytes = Uint8Array.from(atob(picture), (c) => c.charCodeAt(0));
+  const image = await createImageBitmap(new Blob([bytes], { type: 'image/png' }));
+  const canvas = new OffscreenCanvas(image.width, image.height), context = canvas.getContext('2d');
+  context.drawImage(image, 0, 0);
+  const plot = panel.querySelector('.js-plotly-plot'), frame = plot.getBoundingClientRect();
+  const times = image.width / frame.width;
+  const channel = (c) => ((c /= 255) <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4);
+  const luminance = (r, g, b) => 0.2126 * channel(r) + 0.7152 * channel(g) + 0.0722 * channel(b);
+  const ratio = (a, b) => (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+  const seen = ({ left, top, width, height }) => { // luminances in a box, how often each is there
+    const box = [(left - frame.left) * times, (top - frame.top) * times, width * times, height * times].map(Math.round);
+    const { data } = context.getImageData(box[0], box[1], Math.max(1, box[2]), Math.max(1, box[3])), found = new Map();
+    for (let i = 0; i < data.length; i += 4) {
+      const value = luminance(data[i], data[i + 1], data[i + 2]).toFixed(3);
+      found.set(value, (found.get(value) ?? 0) + 1);
+    }
+    return [...found].map(([value, count]) => [Number(value), count]).sort((a, b) => b[1] - a[1]);
+  };
+  const page = seen({ left: frame.left, top: frame.top, width: frame.width, height: 3 })[0][0], faint = [];
+  for (const text of plot.querySelectorAll('.main-svg text')) {
+    const box = text.getBoundingClientRect();
+    if (!text.textContent.trim() || !box.width || text.closest('.hoverlayer, .modebar')) continue;
+    const [[behind], ...others] = seen(box), best = Math.max(1, ...others.map(([value]) => ratio(value, behind)));
+    if (best < 4.5) faint.push(`${text.textContent} ${best.toFixed(2)}`);
+  }
+  for (const line of plot.querySelectorAll('.scatterlayer .trace path.js-line')) {
+    const length = line.getTotalLength(), at = line.getScreenCTM();
+    const spots = Array.from({ length: 60 }, (_, i) => line.getPointAtLength((length * i) / 60).matrixTransform(at));
+    const dots = spots.map(({ x, y }) => ({ left: x - 0.5, top: y - 0.5, width: 1, height: 1 }));
+    const { left: l, right: r, top: t, bottom: b } = frame;
+    const inside = dots.filter(({ left, top }) => left > l && left < r - 1 && top > t && top < b - 1);
+    const best = Math.max(0, ...inside.map((dot) => ratio(seen(dot)[0][0], page)));
+    if (inside.length && best < 3) faint.push(`line ${getComputedStyle(line).stroke} ${best.toFixed(2)}`);
+  }
+  return faint;
+}"""
+"""Texts of a figure that stand out by less than 4.5 in its picture, and lines that do by less than 3 (WCAG, AA)."""
+
+EMPTY = """panel => panel.querySelector('.js-plotly-plot').data.filter(({ name, x, visible }) =>
+  /^(rank|server) /.test(name ?? '') && visible !== false && !x?.length).map(({ name }) => name)"""
+"""Ranks with a curve, a lane or a histogram of which nothing is drawn."""
 
 DRAWN = """() => [...document.querySelectorAll('.dlpar-plot')].filter(p => p.clientWidth)
   .every(p => p.querySelector('.main-svg')?.clientWidth === p.clientWidth)"""
@@ -194,12 +239,26 @@ def faults(panel, page, themed, tabs, folder) -> dict:
                 panel.tab(tab)
             page.wait_for_function(DRAWN)
             panel.place.evaluate("e => e.scrollIntoView()")
-            if fault := lasting_fault(panel, page, titles):
+            fault = lasting_fault(panel, page, titles) or panel.place.evaluate(EMPTY)
+            if fault := fault or faint(panel, page, width, height):
                 wrong[f"{tab}, {theme}, {width}"] = fault
             page.screenshot(path=folder / f"{tab}-{theme}-{width}.png")
         if not panel.place.evaluate("e => e.scrollWidth <= e.clientWidth + 1"):
             wrong[f"{theme}, {width}"] = "the panel is wider than its cell"
     return wrong
+
+
+def faint(panel, page, width, height) -> list[str]:
+    """What does not stand out from the page, by the pixels of a picture three times as fine as the screen."""
+    session = page.context.new_cdp_session(page)
+    metrics = {"width": width, "height": height, "mobile": False}
+    session.send("Emulation.setDeviceMetricsOverride", {**metrics, "deviceScaleFactor": 3})
+    picture = panel.place.locator(".js-plotly-plot").screenshot(animations="disabled")
+    session.send("Emulation.clearDeviceMetricsOverride")
+    session.detach()
+    page.set_viewport_size({"width": width, "height": height})
+    found = panel.place.element_handle()
+    return page.evaluate(FAINT, [found, base64.b64encode(picture).decode()])
 
 
 def lasting_fault(panel, page, titles):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from conftest import eventually
 
 PLACES = """panel => [...panel.querySelectorAll("input, button, .dlpar-plot")].filter(e => e.clientWidth)
@@ -69,7 +70,7 @@ def test_bad_values_are_explained_and_refused(open_notebook, page):
     before = panel.place.evaluate(PLACES)
     panel.field("workers").fill("0")
     page.keyboard.press("Tab")
-    panel.message.get_by_text("workers: got '0', allowed is a whole number from 1 to 4096").wait_for()
+    panel.message.get_by_text("workers: got 0, allowed is a whole number from 1 to 4096").wait_for()
     assert panel.run.is_disabled() and panel.field("workers").get_attribute("aria-invalid") == "true"
     assert panel.place.evaluate(PLACES) == before, "the message moved what is around it"
     panel.field("workers").fill("3")
@@ -112,13 +113,17 @@ def test_a_kernel_that_is_killed_is_noticed(open_notebook, page, jupyter):
     notebook.wait_until_idle()
 
 
-def test_panel_draws_and_stops_while_a_cell_blocks_the_kernel(open_notebook, page):
+@pytest.mark.parametrize("jupyter_s", ["own way", "subshells off", "private name gone"])
+def test_panel_draws_and_stops_while_a_cell_blocks_the_kernel(open_notebook, page, jupyter_s):
+    gone = "from ipykernel.comm.comm import BaseComm; del BaseComm._reply_subshell_for\n"
     notebook = open_notebook(
-        paced(50),
+        gone * (jupyter_s == "private name gone") + paced(50),
         "panel = Panel(dlpar.Experiment(steps=2000))\npanel",
         "import time\njob = panel.run()\nend = time.time() + 60\n"
         "while panel.running and time.time() < end: time.sleep(0.05)\nprint('waited')",
     )
+    if jupyter_s == "subshells off":
+        page.evaluate(f"({notebook.widget}).sessionContext.session.kernel.commsOverSubshells = 'disabled'")
     notebook.run_all()
     panel = notebook.panel()
     assert panel.wait_for_steps(10)
@@ -196,6 +201,29 @@ def test_focus_stays_where_it_is_while_values_are_echoed(open_notebook, page):
     assert panel.field("workers").input_value() == "7"
     panel.stop.click()
     panel.wait_for("stopped after")
+
+
+def test_a_point_under_the_pointer_marks_its_moment_in_all_figures(open_notebook, page):
+    notebook = open_notebook(paced(100), "Panel(dlpar.Experiment(workers=2, steps=100))")
+    notebook.run_all()
+    panel = notebook.panel()
+    panel.run.click()
+    panel.wait_for("done: 100 steps")
+    panel.place.locator(".dlpar-run:not([disabled])").wait_for()
+    box = panel.place.locator(".nsewdrag").first.bounding_box()
+    mark = panel.place.locator(".dlpar-moment")
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 5)
+    point = panel.place.locator(".js-plotly-plot").evaluate("e => e.data[0].y[50] / e.layout.yaxis.range[1]")
+    page.mouse.move(box["x"] + box["width"] * 0.5, box["y"] + box["height"] * (1 - point), steps=3)
+    mark.wait_for()
+    said = panel.place.locator(".dlpar-now").inner_text()
+    middle = mark.bounding_box()["x"] - box["x"]
+    assert middle == pytest.approx(box["width"] / 2, abs=box["width"] / 50)
+    seconds = float(said.split()[0]) / (1000 if said.endswith("ms") else 1)
+    assert 0.3 < seconds < 0.8, "the middle of a run of a second"
+    for tab in ("Throughput", "Staleness", "Timeline"):
+        panel.tab(tab)
+        mark.wait_for()
 
 
 def test_a_run_that_is_hidden_stays_hidden_and_another_may_be_the_base(open_notebook, page):

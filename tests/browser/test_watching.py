@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from browser.jupyter import Jupyter
+from browser.jupyter import Jupyter, Shown
 from browser.test_panel import paced
 
 pytestmark = pytest.mark.timed
@@ -63,9 +63,49 @@ def test_a_long_run_stays_smooth_and_bounded(open_notebook, page, jupyter: Jupyt
     assert moved < 4 and grown < 60 and heap_mb(page) - heap < 80
 
 
-SINCE_LOAD = """() => window.drawn[0][1]
-  - (performance.timeOrigin + performance.getEntriesByType("navigation")[0].loadEventEnd) / 1000"""
-"""Seconds from the page's load event to the first drawing of a loss."""
+CHANGE = """async ([panel, workers]) => {
+  const input = panel.querySelector("[data-path=workers]"), facts = panel.querySelector(".dlpar-facts");
+  const said = () => facts.textContent.match(/before Run(.*)samples/)?.[1], before = said(), begun = performance.now();
+  input.value = workers;
+  input.dispatchEvent(new Event("change"));
+  while (said() === before || !said()) await new Promise((resolve) => setTimeout(resolve, 2));
+  return performance.now() - begun;
+}"""
+"""Changes the number of workers; gives the milliseconds until the page says how fast they would be."""
+
+
+def test_a_control_that_is_changed_is_answered_before_run(open_notebook, page):
+    cluster = "{'world': 'simulated', 'platform': 'cpu-10gbe'}"
+    notebook = open_notebook(
+        "import dlpar; from dlpar.lab import Panel", f"Panel(dlpar.Experiment(workers=2, cluster={cluster}))"
+    )
+    notebook.run_all()
+    panel = notebook.panel()
+    handle = panel.place.element_handle()
+    page.evaluate(CHANGE, [handle, "3"])  # the fork server may have to be started
+    taken = sorted(page.evaluate(CHANGE, [handle, str(workers)]) for workers in (4, 5, 6, 8, 10, 12, 16))
+    print(f"the ghost is there after {taken[len(taken) // 2]:.0f} ms (median), {taken[-1]:.0f} ms (most)")
+    panel.tab("Throughput")
+    assert "simulated" in panel.place.locator(".dlpar-legend").inner_text()
+    assert taken[len(taken) // 2] < 1000
+
+
+RELOADS = int(os.environ.get("DLPAR_RELOADS", "3"))
+"""Reloads in a test; the bar of 2 s holds for 50 on a machine that does nothing else."""
+
+LONGEST_MS = 2000 if RELOADS >= 50 else 8000
+
+MARKS = """() => {
+  const marks = performance.getEntriesByType("mark").filter(({ name }) => name.startsWith("dlpar"));
+  const first = marks.toReversed().map(({ name, startTime }) => [name, startTime]);
+  return {
+    "page loaded": performance.getEntriesByType("navigation")[0].loadEventEnd,
+    "notebook shown": window.appeared,
+    ...Object.fromEntries(first),
+    "figure drawn": 1000 * window.drawn[0][1] - performance.timeOrigin,
+  };
+}"""
+"""Milliseconds from the beginning of a reload to what happened then."""
 
 
 @pytest.fixture
@@ -80,7 +120,7 @@ def busy_cores():
 
 def test_a_running_panel_is_back_after_a_reload_while_all_cores_are_busy(open_notebook, page, busy_cores):
     notebook = open_notebook(
-        paced(20), "Panel(dlpar.Experiment(workers=4, steps=2000), question='Is it back?')"
+        paced(20), "Panel(dlpar.Experiment(workers=4, steps=20_000), question='Is it back?')"
     )
     notebook.run_all()
     panel = notebook.panel()
@@ -88,18 +128,22 @@ def test_a_running_panel_is_back_after_a_reload_while_all_cores_are_busy(open_no
     panel.run.click()
     panel.wait_for_steps(5, seconds=60)
     notebook.save()
-    taken = []
-    for pause in random.Random(3).sample(range(200, 2000), 3):
-        page.wait_for_timeout(pause)
+    taken, moments = [], random.Random(3)
+    for _ in range(RELOADS):
+        page.wait_for_timeout(moments.randrange(200, 2000))
         steps, points = panel.steps(), page.evaluate("window.drawn.length")
         page.reload()
         page.wait_for_function("window.drawn?.length", timeout=60_000)
-        taken.append(page.evaluate(SINCE_LOAD))
-        panel = notebook.panel()
+        taken.append(page.evaluate(MARKS))
+        panel = Shown(page, page.locator(".dlpar-panel"))
         assert panel.steps() >= steps and page.evaluate("window.drawn.length") >= points
         assert panel.stop.is_enabled() and panel.run.is_disabled() and panel.gone.count() == 0
-    print("panel and figure are back after", *(f"{seconds:.1f} s" for seconds in taken))
-    assert max(taken) < 30
+    for name in taken[0]:
+        after = sorted(marks[name] - marks["notebook shown"] for marks in taken if name in marks)
+        print(
+            f"{name}: {after[len(after) // 2]:,.0f} ms after the notebook (median), {after[-1]:,.0f} (most)"
+        )
+    assert max(marks["figure drawn"] - marks["notebook shown"] for marks in taken) < LONGEST_MS
     panel.stop.click()
     panel.wait_for("stopped after", seconds=60)
 

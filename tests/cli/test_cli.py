@@ -57,6 +57,15 @@ def test_the_entry_point_is_the_program():
     assert program("--version").stdout == f"dlpar {project['version']}\n"
 
 
+def test_help_cuts_no_sentence_and_names_no_empty_default(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["--help"]) == 0
+    listed = capsys.readouterr().out
+    assert all(f"{name}  " in listed and sentence in listed for name, (_, sentence) in COMMANDS.items())
+    assert main(["run", "--help"]) == 0
+    assert "Default: ." not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_is_listed_with_the_first_sentence_of_its_help(name, capsys):
     assert main([name, "--help"]) == 0

@@ -21,10 +21,38 @@ from dlpar.config.paths import runs_folder
 def test_runs_lists_what_there_is(finished, capsys):
     assert main(["runs", "--limit", "1000"]) == 0
     table = capsys.readouterr().out
-    assert finished["run"] in table and "mlp on digits, ring" in table and "done" in table
+    assert finished["run"] in table and "done" in table
     assert main(["runs", "--json", "--limit", "1000"]) == 0
     row = next(r for r in json.loads(capsys.readouterr().out) if r["run"] == finished["run"])
     assert row["accuracy"] == finished["accuracy"] and row["status"] == "done" and row["workers"] == 2
+
+
+def test_runs_shows_the_settings_that_differ_and_the_world_of_each_rate(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("DLPAR_HOME", str(tmp_path))
+    for number, (world, lr) in enumerate([("real", 0.1), ("simulated", 0.1), ("simulated", 0.25)]):
+        make_run(f"20260101-{number}", Experiment(lr=lr, cluster={"world": world}), "done")
+    assert main(["runs"]) == 0
+    head, *rows, same = capsys.readouterr().out.splitlines()
+    assert head.split() == ["run", "world", "lr", "status", "accuracy", "loss", "samples/s"]
+    assert [row.split()[1:3] for row in rows] == [
+        ["simulated", "0.25"],
+        ["simulated", "0.1"],
+        ["real", "0.1"],
+    ]
+    assert same == "the same in all: model mlp, data digits, sync ring, workers 4"
+
+
+def test_runs_compares_a_setting_only_where_a_scheme_has_it_and_names_those_without_a_column(
+    capsys, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("DLPAR_HOME", str(tmp_path))
+    fields = dict(model={"width": 8}, batch=32, scaling="weak", shards="by_label", steps=9, lr=0.5, seed=1)
+    make_run("20260101-1", Experiment(sync="mapreduce", optimizer="momentum", **fields), "done")
+    make_run("20260101-2", Experiment(), "done")
+    assert main(["runs"]) == 0
+    said = capsys.readouterr().out
+    assert said.split()[:4] == ["run", "sync", "width", "batch"] and "allreduce" not in said
+    assert "they also differ in optimizer, seed" in said
 
 
 def test_show_tells_all_about_a_run_and_how_to_repeat_it(finished, capsys, tmp_path):

@@ -111,6 +111,33 @@ def test_progress_is_right():
     assert progress(100).time_left == ""
 
 
+def test_the_loss_is_drawn_as_far_as_the_run_is():
+    seen, half = Progress(Experiment(workers=2, steps=80, batch=64)), []
+    for number in range(80):
+        seen.take([step(rank, number, loss=8.0 - number / 10) for rank in range(2)], ended=number == 79)
+        if number == 39:
+            half = seen.curve("abcdefgh")
+    assert len(half) == 20 and (half[0], half[-1]) == ("h", "a") and list(half) == sorted(half, reverse=True)
+    assert len(seen.curve("abcdefgh")) == 40
+
+
+def test_a_loss_that_is_no_number_leaves_the_curve_as_it_was():
+    seen = Progress(Experiment(workers=1, steps=40, batch=64))
+    for number, loss in enumerate([2.0, 1.0, float("inf"), float("nan")]):
+        seen.take([step(0, number, loss)])
+    assert seen.curve("ab") == "ba"
+
+
+def test_staleness_is_told_where_there_is_some():
+    seen = Progress(Experiment(workers=2, steps=10, sync={"scheme": "ps", "consistency": "asp"}))
+    for number, age in enumerate([0, 1, 2]):
+        for rank in range(2):
+            source, record = step(rank, number, loss=1.0)
+            seen.take([(source, {**record, "staleness": age})])
+    assert seen.figures().endswith("staleness 1 on average, 2 at most")
+    assert "staleness" not in progress().figures()
+
+
 def terminal() -> Console:
     return Console(file=StringIO(), width=100, force_terminal=True, color_system=None)
 

@@ -73,15 +73,16 @@ class Reader:
             return
         if message["is"] == "changes":
             assert message["sequence"] == self.sequence + 1, "a page would ask for everything again"
-            self.state |= _through_json(message["state"])
+            state = self.state | _through_json(message["state"])
         else:
-            self.state = _through_json(message["state"])
-            self.figures = {t: f for t, f in self.figures.items() if t in self.state.get("tabs", ())}
+            state = _through_json(message["state"])
+            self.figures = {t: f for t, f in self.figures.items() if t in state.get("tabs", ())}
         self.sequence = message["sequence"]
         for title, news in message["figures"].items():
             own, buffers = buffers[: len(news["traces"])], buffers[len(news["traces"]) :]
             self.figures.setdefault(title, Seen()).take(news, own)
         assert not buffers
+        self.state = state  # at last: a test that waits for it looks at figures then
 
     def assert_like_the_kernel(self) -> None:
         """Fail unless state and figures are those of the kernel."""

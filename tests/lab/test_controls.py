@@ -50,6 +50,16 @@ def test_what_a_page_sends_as_text_becomes_a_number(controls):
     assert (made.workers, made.lr, made.evaluate_every) == (3, 0.03, 7)
 
 
+@pytest.mark.parametrize(
+    "path, typed, got",
+    [("workers", " 0", "0"), ("lr", "-1.5", "-1.5"), ("workers", "2.5", "2.5"), ("steps", "ten", "'ten'")],
+)
+def test_a_number_that_was_typed_is_refused_as_a_number(controls, path, typed, got):
+    controls.set(path, typed)
+    with pytest.raises(BadExperiment, match=f"{path}: got {got}, allowed"):
+        controls.experiment()
+
+
 def test_fields_of_the_first_screen_come_first_in_their_order():
     fields = Controls(Experiment(), ("world", "steps", "model.width")).fields()
     assert [f["path"] for f in fields[:3]] == ["cluster.world", "steps", "model.width"]

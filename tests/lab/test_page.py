@@ -2,6 +2,7 @@
 
 import gzip
 import threading
+from types import SimpleNamespace
 
 import anywidget
 import pytest
@@ -133,8 +134,32 @@ def test_running_a_cell_again_closes_what_it_showed_but_nothing_else(monkeypatch
     other.close(), again.close()
 
 
-def test_outside_a_notebook_there_is_no_cell():
-    assert module.this_cell() is None
+def test_outside_a_notebook_there_is_no_cell_and_no_way_beside_cells(made):
+    assert module.this_cell() is None and made.address == ""
+
+
+# ---- answering while a cell runs -----------------------------------------------------
+
+
+def test_a_page_is_answered_on_the_control_channel_by_its_address(monkeypatch):
+    kernel = SimpleNamespace(control_handlers={})
+    monkeypatch.setattr(module, "_kernel", lambda: kernel)
+    one, other = Made(), Made()
+    assert one.address and one.get_state()["address"] == one.address != other.address
+    answer = kernel.control_handlers["dlpar_msg"]
+    answer(None, None, {"content": {"address": one.address, "data": {"do": "it"}}})
+    assert (one.asked, other.asked) == ([{"do": "it"}], [])
+    one.close(), other.close()
+    answer(None, None, {"content": {"address": one.address, "data": {"do": "it"}}})
+    answer(None, None, {"content": {"address": "none such", "data": {"do": "it"}}})
+    assert len(one.asked) == 1
+
+
+def test_a_kernel_without_a_control_channel_is_called_as_any_widget(monkeypatch):
+    monkeypatch.setattr(module, "_kernel", SimpleNamespace)
+    page = Made()
+    assert page.address == "" and not module.answer_beside_cells()
+    page.close()
 
 
 # ---- what a page loads ---------------------------------------------------------------
@@ -144,14 +169,15 @@ def test_plotly_comes_compressed_from_the_installed_package(made):
     kept = []
     made.send = lambda message, buffers: kept.append((message, buffers))
     made._handle_custom_msg({"ask": "plotly"}, [])
-    ((message, (compressed,)),) = kept
+    until(lambda: kept)
+    message, (compressed,) = kept[0]
     assert message == {"is": "plotly"} and len(compressed) < 2e6
     assert b"plotly.js v" in gzip.decompress(compressed)[:100]
     assert compressed_plotly() is compressed_plotly()
 
 
 def test_modules_beside_each_other_become_one():
-    text = module.module("plotly", "table", "link", "figure", "panel")
+    text = module.module("plotly", "preview", "table", "link", "results", "figure", "panel")
     lines = text.splitlines()
     assert not [line for line in lines if line.startswith("import ")]
     assert [line for line in lines if line.startswith("export ")] == ["export default () => {"]
@@ -166,7 +192,7 @@ def test_script_and_style_fetch_nothing(kind):
 
 
 def test_every_module_of_the_page_is_used():
-    used = {"plotly", "table", "link", "figure", "panel", "prediction", "selftest"}
+    used = {"plotly", "preview", "table", "link", "results", "figure", "panel", "prediction", "selftest"}
     assert {file.stem for file in HERE.glob("*.js")} == used
 
 

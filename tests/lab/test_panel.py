@@ -12,11 +12,11 @@ from ipywidgets.widgets.widget import _instances
 import dlpar
 from dlpar.config.experiment import Experiment
 from dlpar.config.schema import BadExperiment
-from dlpar.jobs.run import Run
+from dlpar.jobs.run import NoSuchRun, Run
 from dlpar.lab import page as page_module
 from dlpar.lab import panel as module
 from dlpar.lab import predict, prediction, theme
-from dlpar.lab.panel import KEPT, Panel, foreseen, messages
+from dlpar.lab.panel import GOAL, KEPT, Panel
 from lab.folders import ThreadJob, end, finished, new_folder, until
 from lab.readers import Reader
 
@@ -100,7 +100,7 @@ def test_second_run_is_compared_with_the_first(launched):
     assert names == ["workers=2", "workers=4"]
     traces = page.figures["Convergence"].traces
     assert traces[f"{first.id} loss"]["style"]["name"] == "workers=2"
-    assert ("batches", "the same in all runs") in [(name, fact) for name, fact, _ in page.state["facts"]]
+    assert ("batches", "the same in all runs") in [tuple(fact) for fact in page.state["facts"]]
     assert " times as many" in page.figures["Throughput"].caption
     page.do(do="clear")
     assert set(page.figures["Convergence"].curves) == {f"{second.id} loss", f"{second.id} test"}
@@ -132,14 +132,12 @@ def test_every_run_has_one_colour_in_all_figures_and_in_the_table(launched):
             assert traces[f"{run.id} {name}"]["style"]["line"]["color"] == colours[run.id], title
 
 
-def test_the_table_has_what_differs_and_the_speed_of_each(launched):
+def test_the_page_gets_the_results_of_each_run_for_its_table(launched):
     panel = Panel(Experiment(workers=2, steps=20))
     ran(panel), ran(panel, workers="4")
-    rows, heads = panel.state["runs"], [column["name"] for column in panel.state["columns"]]
-    assert heads[0] == "samples/s" and "world" not in heads
-    for row, run in zip(rows, reversed(panel.runs)):
+    assert panel.state["goal"] == GOAL
+    for row, run in zip(panel.state["runs"], reversed(panel.runs)):
         assert row["results"]["samples/s"] == run.summary["samples_per_s"]
-        assert set(row["cells"]) == set(heads)
 
 
 def test_a_run_that_was_stopped_says_so_in_the_table(launched, monkeypatch):
@@ -317,6 +315,18 @@ def test_one_job_at_a_time(slowly):
     panel.stop()
 
 
+def test_the_next_run_may_begin_as_soon_as_the_job_is_done(launched, monkeypatch):
+    drawn, finish = threading.Event(), module.Watch._finish
+    monkeypatch.setattr(module.Watch, "_finish", lambda *which: drawn.wait(5) and finish(*which))
+    panel = Panel(Experiment(workers=1, steps=5))
+    first = panel.run()
+    until(lambda: first.run.status == "done")
+    assert panel.running
+    threading.Timer(0.1, drawn.set).start()
+    panel.run()
+    assert len(panel.runs) == 2
+
+
 def test_stop_is_answered_while_the_job_takes_its_time_to_end(monkeypatch):
     free = threading.Event()
 
@@ -361,7 +371,7 @@ def test_failed_run_shows_reason_and_tracebacks_by_rank(monkeypatch):
 
 
 def test_a_panel_whose_run_folder_vanishes_can_be_used_again(launched, monkeypatch):
-    def broken(run, goal):
+    def broken(run, reached):
         raise FileNotFoundError("no such folder")
 
     monkeypatch.setattr(module, "results", broken)
@@ -399,12 +409,27 @@ def test_a_recording_is_played_back_marked_as_one_and_can_be_stopped(launched):
     assert panel.job is None and launched == []
     assert len(panel.figures["Convergence"].series(f"{kept.id} loss")) == 50
     panel.replay(kept, 0.001)
-    with pytest.raises(RuntimeError, match="a recording is still running"):
-        panel.run()
+    assert panel.state["stoppable"] and not panel.state["busy"]
     panel.stop()
     assert not panel.running and "stopped after" in words(panel)
     with pytest.raises(ValueError, match="speed: got 0"):
         panel.replay(kept, 0)
+
+
+def test_a_recording_plays_until_run_is_pressed_and_is_not_compared_with_the_students_run(launched, slowly):
+    kept = finished(workers=2, steps=50)
+    page = Reader(panel := Panel(Experiment(workers=4, steps=30), recording=kept.path))
+    assert panel.state["words"].startswith("Recording; press Run for your own")
+    assert not page.state["busy"] and page.state["live"] and launched == []
+    page.ask("all")
+    assert page.figures["Convergence"].traces[f"{kept.id} loss"]["style"]["name"] == "recording"
+    module.dlpar.launch = ThreadJob
+    run = ran(panel)
+    page.assert_like_the_kernel()
+    assert list(panel.figures["Convergence"].runs) == [run.id] and page.state["runs"] == []
+    assert panel.figures["Convergence"].front.colour == theme.RUNS[0] and "Recording" not in words(panel)
+    with pytest.raises(NoSuchRun):
+        Panel(recording="no such run")
 
 
 def test_a_moment_of_a_run_that_has_ended_is_shown_in_windows_of_time(launched):
@@ -457,50 +482,3 @@ def test_who_waits_long_for_slots_is_offered_a_simulation_and_a_recording(monkey
     page.do(do="simulate")
     until(lambda: started[-1].cluster.world == "simulated" and "done: 30 steps" in words(panel))
     assert page.state["values"]["cluster.world"] == "simulated"
-
-
-# ---- a long simulation is announced -----------------------------------------------
-
-SIZES = {"world": "simulated", "messages": "sizes", "platform": "k80-1gbe"}
-MANY = Experiment(workers=512, scaling="weak", steps=20, cluster=SIZES)
-
-
-def test_a_step_with_servers_is_a_push_and_an_answer_for_each_and_leaves_take_some_off():
-    ps = MANY.replace(steps=1, sync={"scheme": "ps", "servers": 2})
-    assert messages(ps) == 512 * 2 * 2 and messages(ps.replace(sync={"pull": "separate"})) == 512 * 2 * 3
-    assert messages(ps.replace(sync={"groups": 8})) == 2 * (512 + 8 * 2)
-
-
-def test_a_ring_of_512_for_20_steps_is_said_to_take_a_while():
-    assert messages(MANY) == 20 * 2 * 512 * 511
-    assert foreseen(MANY) == "This simulation sends about 10.5 million messages and takes about 30 s."
-    panel = Panel(MANY)
-    assert panel.state["message"] == foreseen(MANY)
-    panel.choose("steps", "1000")
-    assert "about 523.3 million messages and takes about 29 min." in panel.state["message"]
-    assert panel.state["wrong"] is None, "it may be run"
-
-
-def test_of_short_and_of_real_runs_nothing_is_said():
-    assert foreseen(MANY.replace(steps=1)) == ""
-    assert foreseen(Experiment(steps=1_000_000)) == ""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "sync",
-    ["ring", {"scheme": "ring", "allreduce": "tree"}, "mapreduce", {"scheme": "gossip", "topology": "exp2"}],
-)
-def test_as_many_messages_are_sent_as_were_foreseen(sync):
-    experiment = Experiment(
-        workers=8,
-        steps=2,
-        sync=sync,
-        model={"name": "linear"},
-        data="diabetes",
-        batch=64,
-        cluster={"world": "simulated", "messages": "sizes"},
-    )
-    run = dlpar.launch(experiment).wait(60)
-    sent = sum(record["messages"] for _, record in run.records() if record["k"] == "step")
-    assert sent == messages(experiment)

@@ -12,6 +12,15 @@ def test_source_has_its_place_and_its_lines():
     assert show(Series).code == shown.code
 
 
+def of_tools(x):
+    x.y  # noqa: B018 (is read here)
+    return x.y  # type: ignore[attr-defined]  # the field's name
+
+
+def test_what_only_tools_read_is_left_out():
+    assert show(of_tools).code.splitlines()[1:] == ["    x.y", "    return x.y  # the field's name"]
+
+
 def test_page_fetches_nothing_and_follows_the_theme():
     page = show(Series.add)._repr_html_()
     assert "http" not in page and "var(--jp-" in page

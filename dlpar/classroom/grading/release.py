@@ -73,8 +73,7 @@ def release(labs: Path, into: Path) -> list[str]:
     before = _read_record(into / RELEASED)
     changed = [n for n, digest in digests.items() if before.get(n) != digest or not (into / n).exists()]
     for name in changed:
-        content = contents[name]
-        _write(into / name, students(content) if name.endswith(".ipynb") else content, 0o644)
+        _write(into / name, students(contents[name]) if name.endswith(".ipynb") else contents[name], 0o644)
     gone = [name for name in before if name not in digests]
     for name in gone:
         (into / name).unlink(missing_ok=True)
@@ -85,6 +84,8 @@ def release(labs: Path, into: Path) -> list[str]:
 
 def students(master: bytes) -> bytes:
     """Remove solutions, hidden tests and results from a lab and lock its checks, by nbgrader's preprocessors.
+
+    A picture that stands for a cell until it is run, tagged ``recording``, stays.
 
     Raises
     ------
@@ -97,10 +98,12 @@ def students(master: bytes) -> bytes:
     except ModuleNotFoundError:
         raise OSError("nbgrader is not installed; `pip install 'dlpar[grading]'` brings it") from None
 
-    without = [steps.LockCells(), steps.ClearSolutions(**CLEAR), steps.ClearOutput()]
-    checks = [steps.CheckCellMetadata(), steps.ClearHiddenTests(), steps.ComputeChecksums()]
+    done = [steps.LockCells(), steps.ClearSolutions(**CLEAR), steps.CheckCellMetadata()]
     notebook = nbformat.reads(master.decode(), 4)
-    for step in without + checks:
+    for cell in notebook.cells:
+        if cell.get("outputs") and "recording" not in cell.metadata.get("tags", ()):
+            cell.update(outputs=[], execution_count=None)
+    for step in (*done, steps.ClearHiddenTests(), steps.ComputeChecksums()):
         notebook, _ = step.preprocess(notebook, {})
     return (nbformat.writes(notebook) + "\n").encode()
 
@@ -124,8 +127,7 @@ def bring(labs: Path, own: Path) -> list[str]:
     delivered, written = _read_record(own / DELIVERED), []
     for name in _files(labs):
         content = (labs / name).read_bytes()
-        place = _place(own, name, _digest(content), delivered)
-        if place is not None:
+        if (place := _place(own, name, _digest(content), delivered)) is not None:
             _write(own / place, content, 0o600)
             delivered[str(place)] = _digest(content)
             written.append(str(place))

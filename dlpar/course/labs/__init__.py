@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from dlpar.course.labs.data_parallel import CLOUD, EPOCH, ONE_GPU_EACH, read_an_epoch
+from dlpar.course.labs.first_parallel_run import RECORDING
 from dlpar.course.labs.hogwild import in_turn
 from dlpar.course.labs.hybrid import CLUSTERS
 from dlpar.course.labs.mapreduce import CLUSTER

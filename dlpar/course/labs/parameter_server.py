@@ -35,9 +35,9 @@ def _pace(run: Run) -> float:
 
 
 def stale_gradients() -> Experiment:
-    """Two fast workers and one four times slower push to one server whenever they are ready."""
-    delays = {**STEADY, "straggler": {2: 4.0}}
-    return Experiment(**SMALL, workers=3, steps=60, sync=_ps(consistency="asp"), delays=delays)
+    """Two fast workers and one four times slower push to one server whenever they are ready, for some seconds."""
+    delays = {"kind": "constant", "delay_ms": 50.0, "straggler": {2: 4.0}}
+    return Experiment(**SMALL, workers=3, steps=100, sync=_ps(consistency="asp"), delays=delays)
 
 
 def _slow_is_stale(run: Run) -> Shown:

@@ -139,6 +139,7 @@ class Lanes(Plot):
         first = arrows[0].push
         ms = [a._replace(read=(a.read - first) * 1e3, push=(a.push - first) * 1e3) for a in arrows]
         width = ms[-1].push
+        self.set_origin(first)
         for rank in range(self.workers):
             own = [a for a in ms if a.rank == rank]
             points = [p for a in own for p in ((a.read, rank), (a.push, rank), GAP)]

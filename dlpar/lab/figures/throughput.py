@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -100,7 +100,7 @@ class Throughput(Plot):
     def __init__(self, prediction: Prediction | None = None) -> None:
         super().__init__()
         self.totals: dict[str, Rate] = {}
-        self.asked = prediction
+        self.asked, self.ghost = prediction, None
         self._end, self._top = 1.0, 1000.0
 
     def begin(self, run: Shown) -> None:
@@ -113,14 +113,22 @@ class Throughput(Plot):
         found = predict(experiment)
         self.predicted = experiment.global_batch / found.seconds if found else None
         self.kind = found.kind if found else "exact"
-        if self.predicted is not None:
-            style = theme.predicted_line("predicted", run.colour)
-            self.line = self.add_trace("predicted", style, COLUMNS, AT)
         for rank in range(theme.workers(experiment) if experiment.workers > 1 else 0):
             line = theme.rank_line(rank, experiment.workers > NAMED)
             self.by_rank[rank] = self._rate(f"rank {rank}", {**line, "name": f"rank {rank}"})
-        titles = theme.titles(run.experiment.cluster.world for run in self.runs.values())
-        xaxis = theme.axis(titles["seconds"], (0, self._end))
+        self._draw_levels()
+        self._draw_axes(run.experiment.cluster.world for run in self.runs.values())
+
+    def foresee(self, name: str, rate: float | None) -> None:
+        """Draw the simulated throughput of settings that have not run yet, as a ghost; None removes it."""
+        self.ghost = None if rate is None else (name, rate)
+        if not self.runs:
+            self._draw_axes(["simulated"])
+        self._draw_levels()
+        self.set_range("yaxis", 0, self._top)
+
+    def _draw_axes(self, worlds: Iterable[str]) -> None:
+        xaxis = theme.axis(theme.titles(worlds)["seconds"], (0, self._end))
         self.relayout(theme.layout(xaxis=xaxis, yaxis=theme.axis("throughput (samples/s)", (0, self._top))))
 
     def forget(self, key: str) -> None:
@@ -154,26 +162,39 @@ class Throughput(Plot):
         self._end = theme.doubled(last.seconds, self._end)
         if ended and len(self.runs) == 1:
             self._end = theme.rounded_up(last.seconds)
-        most = max(total.series.rows[:, 1].max(), self.predicted or 0.0)
-        self._top = theme.doubled(1.03 * most, self._top)  # room for the marks of the highest points
-        if self.predicted is not None:
-            self.line.replace(np.array([(0.0, self.predicted), (self._end, self.predicted)]))
-        self._draw_asked()
+        self._make_room(total.series.rows[:, 1].max())
+        self._draw_levels()
         self.set_range("xaxis", 0, self._end)
         self.set_range("yaxis", 0, self._top)
         self.set_caption(self._sentence(total))
 
-    def _draw_asked(self) -> None:
-        """Draw the student's prediction, once the run it is compared with has a throughput."""
-        value, first = self.asked and self.asked.value, next(iter(self.totals.values())).mean
-        unit = self.asked.unit if isinstance(value, float) else None
-        if unit is None or (unit == "times" and (len(self.runs) < 2 or not first)):
-            return self.remove("asked") if "asked" in self._traces else None
-        name, height = f"you said {value:g} {unit}", value * first if unit == "times" else value
-        if "asked" not in self._traces or self._traces["asked"][0]["style"]["name"] != name:
-            self.add_trace("asked", theme.predicted_line(name, theme.ASKED), COLUMNS, AT)
-        self._top = theme.doubled(height, self._top)
-        return self.series("asked").replace(np.array([(0.0, height), (self._end, height)]))
+    def _make_room(self, height: float) -> None:
+        self._top = theme.doubled(1.03 * height, self._top)  # for the marks of the highest points, too
+
+    def _draw_levels(self) -> None:
+        """Draw lines across the figure: predicted by a formula, by the student, and by a simulation before the run."""
+        levels: dict[str, tuple[dict[str, Any], float]] = {}
+        if self.runs and self.predicted is not None:
+            levels["predicted"] = theme.predicted_line("predicted", self.front.colour), self.predicted
+        value, first = self.asked and self.asked.value, next(iter(self.totals.values()), None)
+        if isinstance(value, float) and (self.asked.unit != "times" or (len(self.runs) > 1 and first.mean)):
+            height = value * first.mean if self.asked.unit == "times" else value
+            levels["asked"] = (
+                theme.predicted_line(f"you said {value:g} {self.asked.unit}", theme.ASKED),
+                height,
+            )
+        if self.ghost:
+            line = {"mode": "lines", "line": theme.line_by_source(theme.GREY, "simulated")}
+            levels["ghost"] = {"name": self.ghost[0], **line}, self.ghost[1]
+        for key in ("predicted", "asked", "ghost"):
+            style, height = levels.get(key, ({}, None))
+            if key in self._traces and self._traces[key][0]["style"] != style:
+                self.remove(key)
+            if height is not None:
+                self._make_room(height)
+                found = key in self._traces
+                line = self.series(key) if found else self.add_trace(key, style, COLUMNS, AT)
+                line.replace(np.array([(0.0, height), (self._end, height)]))
 
     def _sentence(self, total: Rate) -> str:
         experiment = self.front.experiment

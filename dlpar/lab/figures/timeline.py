@@ -5,16 +5,19 @@ from __future__ import annotations
 import statistics
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from dlpar.config.experiment import Experiment
+from dlpar.graphs import neighbours
 from dlpar.jobs.global_steps import GlobalSteps
 from dlpar.jobs.run import Run
 from dlpar.jobs.tail import rank_of
 from dlpar.lab import captions, theme
 from dlpar.lab.figure import Figure, single
+from dlpar.lab.figures.lanes import GAP
 from dlpar.lab.plot import Plot, Shown, shown
 
 STEPS, SLOWEST = 8, 2
@@ -33,6 +36,22 @@ TITLE = "time since the beginning of the window (ms)"
 COLUMNS = ("rank", "start (ms)", "duration (ms)", "step")
 AT = {"y": "rank", "base": "start (ms)", "x": "duration (ms)", "customdata": "step"}
 HOVER = "%{fullData.name}, step %{customdata}<br>rank %{y}: %{x:.3f} ms from %{base:.3f} ms<extra></extra>"
+ARROWS, SEEN = 40, 0.02
+"""Most arrows from waits, as more could not be told apart, and the shortest such wait as a share of its window."""
+
+SOON = 0.5
+"""Share of a wait by which a send may seem to begin after its end, as ranks record only how long they waited."""
+
+ARROW = "#c2185b"
+"""Colour of arrows, which lie on bars and between them."""
+
+_HEAD = {"mode": "markers", "showlegend": False, "hoverinfo": "skip", "name": "send that ended a wait"}
+ARROW_TRACES = {
+    "arrows": {"mode": "lines", "name": "wait → send", "line": {"color": ARROW, "width": 2}},
+    "arrows up": {**_HEAD, "marker": {"symbol": "triangle-up", "size": 10, "color": ARROW}},
+    "arrows down": {**_HEAD, "marker": {"symbol": "triangle-down", "size": 10, "color": ARROW}},
+}
+
 TALKING = ("communicate", "receive", "send")
 """Phases in which a rank may wait."""
 
@@ -78,6 +97,35 @@ def shares(spans: Iterable[Span], ranks: int, seconds: float) -> dict[str, float
     return {kind: spent[kind] / (ranks * seconds) for kind in theme.KINDS if kind in spent}
 
 
+def neighbours_of(experiment: Experiment) -> dict[int, set[int]]:
+    """Ranks that each worker waits for, of those that are drawn: its neighbours on a fixed graph, or all others."""
+    drawn = range(theme.workers(experiment))
+    if getattr(experiment.sync, "exchange", "") == "neighbours":
+        graph = neighbours(experiment.sync, experiment.workers, experiment.seed)
+        return {rank: set(graph[rank]) for rank in drawn}
+    return {rank: set(drawn) - {rank} for rank in drawn}
+
+
+def arrows(spans: Iterable[Span], peers: Mapping[int, set[int]]) -> list[tuple[int, float, Span]]:
+    """Find what ended waits where all workers do a step together: ``(sender, time of its send, wait)`` of each.
+
+    It is the last of its `peers` to begin to send in that step.
+    """
+    waits, begun = [], dict[tuple[int, int], float]()
+    for span in spans:
+        key = span.rank, span.step
+        waits += [span] if span.name == "wait" else []
+        if span.name == "wait" or span.name in TALKING:
+            begun[key] = min(span.start, begun.get(key, span.start))
+    found = []
+    for wait in waits:
+        others = [(begun[rank, wait.step], rank) for rank in peers[wait.rank] if (rank, wait.step) in begun]
+        if others and wait.start < max(others)[0] <= wait.end + SOON * (wait.end - wait.start):
+            sent, sender = max(others)
+            found.append((sender, sent, wait))
+    return found
+
+
 class Timeline(Plot):
     """Phases in the newest window of which all ranks have told; drawn once a second, as fast as one can read."""
 
@@ -91,6 +139,7 @@ class Timeline(Plot):
         self.records = [deque(maxlen=KEPT) for _ in range(theme.workers(experiment))]
         # With overlap, phases of a rank overlap in time: communication has the lower half of a row.
         self._two_lanes = getattr(experiment.sync, "overlap", False)
+        self._peers = neighbours_of(experiment)
         self._width, self._seconds = 100.0, 0.0
         layout = theme.layout(
             xaxis=theme.axis(theme.on_clock(TITLE, experiment.cluster.world), (0, self._width)),
@@ -135,13 +184,15 @@ class Timeline(Plot):
     def draw(self, begin: float, end: float) -> None:
         """Draw a window of time."""
         self._seconds = end - begin
-        near = (
+        self.set_origin(begin)
+        near = [
             (rank, record)
             for rank, own in enumerate(self.records)
             for record in own
             if _ended(record) > begin and record["spans"][0][1] < end
-        )
-        spans = clipped((span for each in near for span in spans_of(*each)), begin, end)
+        ]
+        whole = [span for each in near for span in spans_of(*each)]
+        spans = clipped(whole, begin, end)
         rows: defaultdict[str, list[tuple]] = defaultdict(list)
         for span in spans:
             rows[span.name].append(
@@ -153,6 +204,7 @@ class Timeline(Plot):
                 self.add_trace(name, self._bar(name), COLUMNS, AT, limit=BARS)
         for name in self.names:
             self.series(name).replace(np.array(rows.get(name, np.empty((0, len(COLUMNS))))))
+        self._draw_arrows(whole, begin, end)
         width = (end - begin) * 1e3
         if not self._width / 2 <= width <= self._width:
             self._width = theme.rounded_up(width)
@@ -160,6 +212,23 @@ class Timeline(Plot):
         told = len({span.rank for span in spans})
         sentence = captions.timeline(end - begin, shares(spans, told or 1, end - begin), told)
         self.set_caption(captions.shown_workers(self.front.experiment, sentence))
+
+    def _draw_arrows(self, spans: Iterable[Span], begin: float, end: float) -> None:
+        """Draw an arrow from each long wait to the send that ended it, where one can tell which that was."""
+        free = self.front.experiment.sync.runs_free
+        found = [] if free else [a for a in arrows(spans, self._peers) if begin <= a[1] and a[2].end <= end]
+        seen = [a for a in found if a[2].end - a[2].start > SEEN * (end - begin)]
+        longest = sorted(seen, key=lambda a: a[2].start - a[2].end)[:ARROWS]
+        rows = {key: list[tuple[float, float]]() for key in ARROW_TRACES}
+        for sender, sent, wait in longest:
+            head, tail = ((sent - begin) * 1e3, sender), ((wait.end - begin) * 1e3, wait.rank)
+            rows["arrows"] += [tail, head, GAP]
+            rows["arrows up" if sender < wait.rank else "arrows down"].append(head)
+        for key, style in ARROW_TRACES.items():
+            if seen and key not in self._traces:
+                self.add_trace(key, style, ("ms", "rank"), {"x": "ms", "y": "rank"})
+            if key in self._traces:
+                self.series(key).replace(np.array(rows[key]))
 
     def _bar(self, name: str) -> dict[str, Any]:
         style = {**theme.phase_bar(name), "hovertemplate": HOVER}

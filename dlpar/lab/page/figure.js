@@ -1,6 +1,7 @@
 // A growing figure: points arrive as binary messages, are kept here and are drawn once a frame.
 
 import { page, plotlyOnce } from "./plotly.js";
+import { preview, Scale } from "./preview.js";
 import { fillTable } from "./table.js";
 import { make, rebuilt } from "./link.js";
 
@@ -22,17 +23,19 @@ export class FigureData {
   /** @type {any} */ layout = null;
   /** @type {Record<string, any>} */ x_axes = {};
   /** @type {number | null} */ moment = null;
+  /** @type {number | null} */ origin = null; // moment at which a window of time begins
 
   take(news, buffers) {
     this.version += 1;
     if (news.whole) {
-      const { layout, x_axes, height, logarithmic, caption, x } = news;
-      Object.assign(this, { layout, x_axes, height, logarithmic, caption, x });
+      const { layout, x_axes, height, logarithmic, caption, x, origin } = news;
+      Object.assign(this, { layout, x_axes, height, logarithmic, caption, x, origin });
       const filled = news.traces.map((t, i) => ({ ...t, data: columns(buffers[i], t.columns.length) }));
       this.traces = new Map(filled.map((trace) => [trace.key, trace]));
       return;
     }
     this.caption = news.caption ?? this.caption;
+    this.origin = news.origin ?? this.origin;
     for (const [axis, range] of Object.entries(news.ranges ?? {})) (this.x_axes[axis] ?? this.layout[axis]).range = range;
     for (const [axis, every] of Object.entries(news.ticks ?? {})) this.layout[axis].dtick = every;
     for (const [axis, text] of Object.entries(news.titles ?? {})) this.layout[axis].title.text = text;
@@ -54,7 +57,7 @@ export class FigureData {
       const run = runs.get(trace.key.split(" ")[0]), isWhole = !trace.key.includes(" rank ");
       if (hidden.has(run?.key) || this.hidden.has(trace.key)) attributes.visible = false;
       else if (run && isWhole && runs.size > 1 && trace.points && !trace.style.yaxis && attributes.visible !== false)
-        labels.push(endOf(trace, attributes, run.name));
+        labels.push(endOf(trace, attributes, { ...run, colour: mixed(run.colour, ink) }));
       return attributes;
     });
     const layout = structuredClone({ ...this.layout, width, height, uirevision: [this.x, logarithmic, this.zoom].join(), showlegend: false });
@@ -63,13 +66,12 @@ export class FigureData {
     layout.font = { ...layout.font, color: ink };
     layout.margin = { ...layout.margin, t: 8, r: Math.max(16, ...labels.map(({ name }) => 20 + LETTER * Math.min(LONGEST, name.length))) };
     if (labels.length) layout.annotations = [...(layout.annotations ?? []), ...spread(labels, layout, height)];
-    const at = this.moment == null ? null : this.placeOf(this.moment);
-    if (at != null) layout.shapes = [...(layout.shapes ?? []), { type: "line", xref: "x", x0: at, x1: at, yref: "y domain", y0: 0, y1: 1, line: { color: ink, width: 1, dash: "dot" } }];
     return [data, layout];
   }
 
   /** Where a moment, in seconds of the run's clock, is on the horizontal axis; null where it has no time. */
   placeOf(moment) {
+    if (moment == null || this.origin != null) return moment == null ? null : 1000 * (moment - this.origin);
     const over = (trace) => (trace.at.x === "*" ? this.x : trace.at.x);
     const timed = [...this.traces.values()].filter((t) => t.columns.includes("seconds") && t.points > 1 && !t.key.startsWith("predicted"));
     const trace = timed.at(-1);
@@ -79,6 +81,13 @@ export class FigureData {
     if (!places) return null;
     const next = times.findIndex((t) => t >= moment);
     return places[next < 0 ? places.length - 1 : next];
+  }
+
+  /** The moment of a point under the pointer; null where it has no time. */
+  momentAt({ points: [point], xvals }) {
+    if (this.origin != null) return this.origin + xvals[0] / 1000;
+    const trace = [...this.traces.values()][point.curveNumber], at = trace.columns.indexOf("seconds");
+    return trace.data[at]?.[point.pointNumber] ?? null;
   }
 
   /** Names of curves that are not at the ends of lines. */
@@ -91,10 +100,10 @@ export class FigureData {
 }
 
 /** The newest point of a line that is a number, with the name of its run. */
-function endOf(trace, { x, y, line }, name) {
+function endOf(trace, { x, y }, { name, colour }) {
   let last = trace.points - 1;
   while (last > 0 && !Number.isFinite(y[last])) last -= 1;
-  return { name, x: x[last], y: y[last], colour: line?.color ?? trace.style.marker?.color };
+  return { name, x: x[last], y: y[last], colour };
 }
 
 /** Names beside the ends of lines, so far apart that none covers another. */
@@ -106,10 +115,17 @@ function spread(labels, layout, height) {
   const sorted = labels.map((label) => ({ ...label, at: at(label.y) || 0 })).sort((a, b) => a.at - b.at);
   sorted.forEach((label, i) => { if (i) label.at = Math.max(label.at, sorted[i - 1].at + least); });
   const over = Math.max(0, (sorted.at(-1)?.at ?? 0) - 1);
-  return sorted.map(({ name, x, at, colour }) => ({
+  const x = Math.max(...labels.map((label) => label.x)); // beside the longest line, which would else go through names
+  return sorted.map(({ name, at, colour }) => ({
     text: name.length > LONGEST ? `${name.slice(0, LONGEST - 1)}…` : name, hovertext: name, showarrow: false, x, xanchor: "left", xshift: 11,
     yref: "paper", y: at - over, yanchor: "middle", font: { size: 12, color: colour },
   }));
+}
+
+/** A colour (#rrggbb) with some of the page's ink (rgb): a name must stand out more than its line. */
+function mixed(colour, ink) {
+  const inks = ink.match(/[\d.]+/g).map(Number);
+  return `rgb(${[1, 3, 5].map((at, i) => Math.round(0.7 * parseInt(colour.slice(at, at + 2), 16) + 0.3 * inks[i]))})`;
 }
 
 function decades(data, top) {
@@ -148,8 +164,14 @@ export class FigureView {
   /** @type {FigureData | null} */ data = null;
   /** @type {FigureData | null} */ drawn = null;
 
-  /** @param link asks the kernel  @param runs returns the runs of the panel by key  @param hidden keys of runs */
-  constructor(link, runs, hidden) {
+  /** @type {any} */ layout = null; // of what is drawn
+
+  /**
+   * @param link asks the kernel  @param runs returns the runs of the panel by key  @param hidden keys of runs
+   * @param hovered called with the moment of a point under the pointer
+   */
+  constructor(link, runs, hidden, hovered) {
+    this.hovered = hovered;
     this.link = link;
     this.runs = runs;
     this.hiddenRuns = hidden;
@@ -157,15 +179,16 @@ export class FigureView {
     this.legend = make("div", { className: "dlpar-legend" });
     this.loading = make("div", { className: "dlpar-loading" }, "Loading the figure …");
     this.plot = make("div", { className: "dlpar-plot", role: "img" }, this.loading);
+    this.moment = make("div", { className: "dlpar-moment", hidden: true });
     this.caption = make("p", { className: "dlpar-caption" });
     this.table = make("div", { tabIndex: 0, role: "region", "aria-label": "Data of the figure" });
     this.details = make("details", { className: "dlpar-data" }, make("summary", {}, "Data as table"), this.table);
     this.details.addEventListener("toggle", () => this.fill());
     const above = make("div", { className: "dlpar-above" }, this.legend, this.tools);
-    this.root = make("div", { className: "dlpar-live", role: "tabpanel" }, above, this.plot, this.caption);
+    this.root = make("div", { className: "dlpar-live", role: "tabpanel" }, above, make("div", { className: "dlpar-stage" }, this.plot, this.moment), this.caption);
     this.resized = new ResizeObserver(() => this.resize());
     this.resized.observe(this.root);
-    plotlyOnce(link.model).then(() => this.schedule());
+    plotlyOnce(link).then(() => this.schedule());
   }
 
   dispose() {
@@ -197,7 +220,7 @@ export class FigureView {
 
   async draw() {
     const { plotly } = page, { data, title } = this;
-    if (!plotly || !data?.layout || (this.freeze && this.drawn === data) || !this.plot.clientWidth) return;
+    if (!data?.layout || (this.freeze && this.drawn === data) || !this.plot.clientWidth) return;
     const version = data.version, runs = this.runs();
     this.loading.remove();
     this.buildTools();
@@ -207,15 +230,35 @@ export class FigureView {
     this.plot.style.height = `${size.height}px`;
     const looks = { logarithmic: this.logarithmic && data.logarithmic, hidden: this.hiddenRuns, ink: getComputedStyle(this.root).color };
     const [traces, layout] = data.plotlyArguments({ ...looks, runs, ...size });
-    const axes = Object.keys(layout).filter((name) => name.includes("axis")).join();
+    const axes = `${Boolean(plotly)} ${Object.keys(layout).filter((name) => name.includes("axis"))}`;
     const same = this.drawn === data && this.axes === axes; // other axes are drawn anew: plotly.js would mix them up
-    await (same ? plotly.react : plotly.newPlot)(this.plot, traces, layout, CONFIG);
-    Object.assign(this, { drawn: data, version, axes });
+    if (!plotly || this.plot.querySelector(".dlpar-preview")) this.plot.replaceChildren(...(plotly ? [] : [preview(traces, layout)]));
+    if (plotly) await (same ? plotly.react : plotly.newPlot)(this.plot, traces, layout, CONFIG);
+    if (plotly && !same) {
+      this.plot.on("plotly_hover", (event) => this.hovered(data.momentAt(event)));
+      this.plot.on("plotly_relayout", () => this.mark());
+    }
+    Object.assign(this, { drawn: data, version, axes, layout });
+    this.mark();
     this.caption.textContent = data.caption;
     this.plot.setAttribute("aria-label", data.caption);
     if (this.details.open && Date.now() - this.filled > 1000) this.fill();
     if (data.version !== version || this.data !== data || this.plot.clientWidth !== size.width) this.again = true;
     this.root.dispatchEvent(new CustomEvent("dlpar:drawn", { bubbles: true, detail: { at: Date.now(), figure: data, title } }));
+  }
+
+  /** Mark the moment that was chosen by hand, or by a point in any figure. */
+  mark() {
+    const { data, layout } = this, place = data?.placeOf(data.moment);
+    this.moment.hidden = true;
+    if (place == null || !layout || this.drawn !== data) return;
+    const range = /** @type {any} */ (this.plot).layout?.xaxis?.range ?? layout.xaxis.range; // where the reader has zoomed
+    const across = new Scale("xaxis", { ...layout, xaxis: { ...layout.xaxis, range } });
+    const [up, low] = ["y", layout.xaxis.anchor ?? "y"].map((name) => new Scale(name.replace("y", "yaxis"), layout));
+    const left = across.at(place);
+    if (left < across.begin - 1 || left > across.end + 1) return;
+    Object.assign(this.moment.style, { left: `${left}px`, top: `${up.end}px`, height: `${low.begin - up.end}px` });
+    this.moment.hidden = false;
   }
 
   /** As high as the view allows, so that a whole panel is seen at once; never lower than the figure needs. */
@@ -237,7 +280,7 @@ export class FigureView {
     this.tools.append(this.toggle("freeze"));
     const icon = (sign, title, onclick) => make("button", { title, "aria-label": title, onclick }, sign);
     const zoom = icon("⟲", "Show the whole figure again", () => this.reset());
-    const save = icon("⤓", "Save the figure as a picture", () => page.plotly.downloadImage(this.plot, { format: "png", scale: 2 }));
+    const save = icon("⤓", "Save the figure as a picture", () => page.plotly?.downloadImage(this.plot, { format: "png", scale: 2 }));
     this.tools.append(zoom, save);
   }
 

@@ -32,6 +32,7 @@ export class Link {
     };
     this.kernel?.statusChanged?.connect(this.onStatus);
     this.timer = setInterval(() => this.look(), RETRY);
+    performance.mark("dlpar asks");
     this.ask();
   }
 
@@ -46,8 +47,17 @@ export class Link {
     this.send({ ask: "all" });
   }
 
+  /** Send a message; beside all cells if kernel and page can, so that a running cell does not delay the answer. */
   send(message) {
-    if (this.gone !== GONE) this.model.send(message);
+    if (this.gone === GONE) return;
+    const address = this.model.get("address"), kernel = this.model.widget_manager?.kernel;
+    if (!address || !kernel?.sendControlMessage) return void this.model.send(message);
+    const header = {
+      msg_id: `${address}-${Math.random().toString(36).slice(2)}`, msg_type: "dlpar_msg", version: "5.3",
+      session: kernel.clientId, username: kernel.username, date: new Date().toISOString(),
+    };
+    const content = { address, data: message };
+    kernel.sendControlMessage({ channel: "control", header, parent_header: {}, metadata: {}, content, buffers: [] });
   }
 
   look() {
@@ -72,6 +82,7 @@ export class Link {
       if (this.sequence >= 0 && message.sequence > this.sequence) this.ask(); // some were lost
       return;
     }
+    if (message.is === "all") performance.mark("dlpar is told");
     this.sequence = message.sequence;
     this.patience = RETRY;
     this.live = message.state.live ?? this.live;
@@ -95,6 +106,8 @@ export function make(tag, properties = {}, ...children) {
     else element[name] = value;
   }
   element.append(...children);
+  // In these, arrow keys choose; JupyterLab would move between cells instead.
+  if (tag === "select" || ["range", "radio"].includes(element.type) || element.getAttribute("role") === "tab") element.dataset.lmSuppressShortcuts = "true";
   return element;
 }
 

@@ -2,6 +2,7 @@
 
 import { FigureData, FigureView } from "./figure.js";
 import { GONE, Link, make, rebuilt } from "./link.js";
+import { columnsOf, FACTS, inWords, quantity } from "./results.js";
 
 /** State of one panel, whether or not it is on the screen. */
 class PanelData {
@@ -57,7 +58,7 @@ class PanelView {
     this.facts = make("div", { className: "dlpar-facts" });
     const below = make("div", { className: "dlpar-below" }, this.facts, this.message);
     this.tabs = make("div", { className: "dlpar-tabs", role: "tablist" });
-    this.figure = new FigureView(data.link, () => data.runs, data.hidden);
+    this.figure = new FigureView(data.link, () => data.runs, data.hidden, (moment) => this.time.hovered(moment));
     this.time = new TimeLine(data, () => this.figure);
     this.runs = make("div", { className: "dlpar-runs" });
     this.settings = make("details", { className: "dlpar-more" }, make("summary", {}, "More settings"));
@@ -96,11 +97,14 @@ class PanelView {
     if (has("done", "steps")) Object.assign(this.bar, { max: state.steps || 1, value: state.done });
     if (has("words")) this.words.textContent = state.words;
     if (has("status")) this.bar.className = `dlpar-${state.status}`;
-    if (has("message")) this.message.textContent = state.message;
-    if (has("facts")) this.buildFacts(state.facts);
+    if (has("message", "wrong")) {
+      this.message.textContent = state.message;
+      this.root.classList.toggle("dlpar-refused", Boolean(state.wrong));
+    }
+    if (has("facts", "ghost")) this.buildFacts(state);
     if (has("tabs", "front")) this.buildTabs(state);
     if (has("length", "live")) this.time.build(state);
-    if (has("runs", "columns")) this.buildRuns(state);
+    if (has("runs", "goal")) this.buildRuns(state);
     if (has("log", "path")) this.buildLog(state);
     if (has("recordings", "busy")) this.buildRecordings(state);
     if (changed && "live" in changed) this.speak(changed.live);
@@ -158,6 +162,7 @@ class PanelView {
     for (const [path, { box, input, kind }] of this.fields) {
       box.hidden = hidden.includes(path);
       input.setAttribute("aria-invalid", String(wrong === path));
+      if (wrong === path && this.settings.contains(input)) this.settings.open = true;
       const value = values[path];
       if (kind === "flag") input.checked = value;
       else if (kind === "choice") setChoice(input, value);
@@ -175,10 +180,11 @@ class PanelView {
     this.offer.replaceChildren(make("span", {}, offer.text, " ", make("b", {}, offer.what ?? "")), ...buttons);
   }
 
-  buildFacts(facts) {
-    this.facts.replaceChildren(...facts.map(([name, fact, means]) => {
-      const item = make("span", { title: means, tabIndex: 0 }, make("b", {}, name), ` ${fact}`);
-      item.dataset.means = means;
+  buildFacts({ facts, ghost }) {
+    const foreseen = ["simulated, before Run", ghost], means = { ...FACTS, [foreseen[0]]: "speed of the settings chosen now, from a simulation of their messages by size" };
+    this.facts.replaceChildren(...[...facts, ...(ghost ? [foreseen] : [])].map(([name, fact]) => {
+      const item = make("span", { title: means[name], tabIndex: 0 }, make("b", {}, name), ` ${fact}`);
+      item.dataset.means = means[name];
       return item;
     }));
   }
@@ -215,14 +221,15 @@ class PanelView {
   }
 
   /** Every run with its colour; what differs, results, and their ratios to a chosen run. */
-  buildRuns({ runs, columns }) {
+  buildRuns({ runs, goal }) {
     this.runs.hidden = !runs.length;
+    const columns = columnsOf(runs.map((run) => run.results).filter(Boolean), goal);
     const base = runs.find((run) => run.key === this.data.base) ?? runs.find((run) => run.results) ?? runs[0];
     const speed = make("th", { scope: "col", title: "samples/s over those of the chosen run" }, "speed");
     const heads = columns.map(({ shown, means }) => make("th", { scope: "col", title: means }, shown));
     const head = make("tr", {}, make("th", { scope: "col" }, "run"), speed, ...heads);
     const rows = runs.map((run) => make("tr", {}, this.nameOf(run), make("td", {}, this.ratio(run, base)),
-      ...columns.map((column) => make("td", {}, run.cells[column.name] ?? "–"))));
+      ...columns.map((column) => make("td", {}, run.results ? inWords(column.name, run.results[column.name]) : "–"))));
     rebuilt(this.runs, () => this.runs.replaceChildren(make("table", {}, make("thead", {}, head), make("tbody", {}, ...rows))));
   }
 
@@ -331,9 +338,16 @@ class TimeLine {
     }, 100);
   }
 
+  /** Mark the moment of a point in all figures; those of a window of time show it, but not under the pointer. */
+  hovered(moment) {
+    if (moment == null || this.playing) return;
+    if (this.root.hidden || this.figure().data.origin != null) this.mark(moment);
+    else this.go(Math.min(moment, this.length));
+  }
+
   mark(moment) {
-    for (const figure of this.data.figures.values()) Object.assign(figure, { moment, version: figure.version + 1 });
-    this.figure().schedule();
+    for (const figure of this.data.figures.values()) figure.moment = moment;
+    this.figure().mark();
   }
 
   play(speed) {
@@ -364,10 +378,6 @@ function grouped(fields) {
   const groups = new Map();
   for (const field of fields.filter((one) => !one.first)) groups.set(field.group, [...(groups.get(field.group) ?? []), field]);
   return groups;
-}
-
-export function quantity(value) {
-  return value >= 1000 ? Math.round(value).toLocaleString("en") : String(Number(value.toPrecision(3)));
 }
 
 export default () => {

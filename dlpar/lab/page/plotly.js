@@ -4,14 +4,14 @@
 const here = /** @type {any} */ (globalThis);
 export const page = (here.__dlpar ??= { plotly: null, asked: 0, waiting: [] });
 
-export function plotlyOnce(model) {
+export function plotlyOnce(link) {
   if (page.plotly) return Promise.resolve(page.plotly);
   const promise = new Promise((resolve) => page.waiting.push(resolve));
   const ask = () => {
     if (page.plotly) return;
     if (Date.now() - page.asked > 4000) {
       page.asked = Date.now();
-      model.send({ ask: "plotly" });
+      link.send({ ask: "plotly" });
     }
     setTimeout(ask, 1000); // the kernel may be busy or gone: then another figure asks its kernel
   };
@@ -22,6 +22,7 @@ export function plotlyOnce(model) {
 export async function plotlyArrived(compressed) {
   if (page.plotly || page.loading) return;
   page.loading = true;
+  performance.mark("dlpar has plotly.js");
   const stream = new Blob([compressed]).stream().pipeThrough(new DecompressionStream("gzip"));
   const source = await new Response(stream).text();
   const hint = "//# allFunctionsCalledOnLoad\n"; // Chromium then compiles beside the page, which it would block for long
@@ -30,6 +31,7 @@ export async function plotlyArrived(compressed) {
   await import(url);
   URL.revokeObjectURL(url);
   page.plotly = here.Plotly;
+  performance.mark("dlpar runs plotly.js");
   if (before) here.Plotly = before; // another extension's plotly.js stays as it was
   else delete here.Plotly;
   for (const resolve of page.waiting.splice(0)) resolve(page.plotly);

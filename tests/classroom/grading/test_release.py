@@ -44,7 +44,8 @@ def test_every_lab_has_an_exercise_and_its_release_no_solution(released: Path, n
     assert students[0].source.rstrip().endswith(STUB)
     text = (released / name).read_text()
     assert "SOLUTION" not in text and "HIDDEN" not in text
-    assert not any(cell.get("outputs") for cell in nbformat.read(released / name, 4).cells)
+    shown = [cell for cell in nbformat.read(released / name, 4).cells if cell.get("outputs")]
+    assert all(cell.metadata.tags == ["recording"] for cell in shown) and len(shown) == (name[:2] == "00")
 
 
 @pytest.mark.parametrize("name", EXERCISES)

@@ -79,6 +79,51 @@ def test_waiting_is_drawn_at_the_beginning_of_each_communication():
     assert shares(inside, 1, 0.5) == pytest.approx({"compute": 0.5, "communicate": 0.1, "wait": 0.4})
 
 
+def in_lockstep(board, seconds, steps):
+    """Give a board steps that all ranks end together, when the slowest has sent."""
+    for number in range(steps):
+        begun, slowest = number * (max(seconds) + 0.01), max(seconds)
+        for rank, own in enumerate(seconds):
+            sent, end = begun + own, begun + slowest + 0.01
+            spans = [["forward", begun, sent], ["communicate", sent, end]]
+            board.take(rank, step(number, rank, t=end, spans=spans, wait=slowest - own))
+    board.settle(ended=True)
+
+
+def test_an_arrow_leads_from_each_wait_to_the_rank_that_was_last_to_send():
+    board = fed(plot := Timeline(), Experiment(workers=3))
+    in_lockstep(board, [0.01, 0.04, 0.02], steps=3)
+    found = plot.static().data
+    (links,) = [trace for trace in found if trace.name.startswith("wait →")]
+    tails, heads = links.y[0::3], links.y[1::3]
+    assert set(heads) == {1} and set(tails) == {0, 2}
+    assert np.allclose(links.x[0::3], links.x[1::3], atol=1e-6), "a wait ends when the last one sends"
+    up, down = (len(plot.series(f"arrows {way}")) for way in ("up", "down"))
+    assert up == down == len(heads) / 2 > 0
+
+
+def test_on_a_graph_a_rank_waits_for_its_neighbours_only():
+    gossip = Experiment(workers=4, sync={"scheme": "gossip", "topology": "ring"})
+    board = fed(plot := Timeline(), gossip)
+    in_lockstep(board, [0.01, 0.02, 0.04, 0.03], steps=2)
+    rows = plot.series("arrows").rows
+    pairs = {(int(tail), int(head)) for tail, head in zip(rows[0::3, 1], rows[1::3, 1])}
+    assert (1, 2) in pairs and (0, 2) not in pairs
+
+
+def test_where_workers_run_free_no_arrow_claims_to_know_what_ended_a_wait():
+    board = fed(plot := Timeline(), ASP)
+    in_lockstep(board, [0.01, 0.04, 0.02, 0.02], steps=3)
+    assert not [trace.name for trace in plot.static().data if "wait →" in trace.name]
+
+
+def test_the_page_knows_at_which_moment_the_window_begins():
+    board = fed(plot := Timeline(), ASP)
+    fill(board, [0.01] * 4, end=1.0)
+    begin, _ = plot.window()
+    assert plot.snapshot()[0]["origin"] == pytest.approx(begin) != 0
+
+
 def test_only_idle_time_is_hatched(runs):
     patterns = {t.name: t.marker.pattern.shape for t in figures.timeline(runs["asp"]).data}
     assert patterns.pop("wait") == "/" and not any(patterns.values())

@@ -1,0 +1,119 @@
+"""An answer before Run: the speed of the settings chosen now, simulated by sizes in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+import weakref
+from contextlib import suppress
+from pathlib import Path
+from threading import Lock, Thread
+from typing import TYPE_CHECKING, NamedTuple
+
+from dlpar.config.experiment import Experiment
+from dlpar.config.paths import runtime_folder
+from dlpar.jobs.fork_server import warm_socket
+from dlpar.jobs.global_steps import GlobalSteps
+from dlpar.jobs.tail import ALL_RANKS, lines_of
+from dlpar.jobs.unix_sockets import ask
+from dlpar.lab.figures.scaling import twin
+
+if TYPE_CHECKING:
+    from dlpar.lab.panel import Panel
+
+STEPS, WORKER_STEPS = 12, 200
+"""Most steps that are simulated, and most steps of all workers together."""
+
+LEAST = 3
+"""Fewest steps: the first begins before anything has been sent."""
+
+PATIENCE, START = 2.0, 0.1
+"""Seconds after which a simulation is too long to be an answer before Run, and those in which it starts."""
+
+WITH_VALUES = 10
+"""Times as long that messages take which carry values; what ranks compute comes on top."""
+
+
+class Foreseen(NamedTuple):
+    """What a simulation of a few steps says of a whole run."""
+
+    rate: float | None = None
+    """Samples a second, on the clock of its platform; None where sizes do not suffice."""
+    seconds: float = 0.0
+    """Seconds in which the whole run is simulated, at least."""
+
+
+class Ghost:
+    """Simulate the settings of a panel as they change, on a thread; of several changes the newest counts."""
+
+    def __init__(self, panel: Panel) -> None:
+        self._panel, self._guard = weakref.ref(panel), Lock()
+        self._wanted: list[Experiment | None] = []
+        self._busy = False
+
+    def want(self, experiment: Experiment | None) -> None:
+        """Simulate an experiment soon, and show it in the panel; None: show none."""
+        with self._guard:
+            self._wanted = [experiment]
+            if not self._busy:
+                self._busy = True
+                Thread(target=self._work, name="dlpar ghost", daemon=True).start()
+
+    def _work(self) -> None:
+        while found := self._next():
+            foreseen = Foreseen()
+            with suppress(OSError, ValueError):  # no server, or no such simulation
+                foreseen = simulated(found[0]) if found[0] else foreseen
+            if not self._wanted and (panel := self._panel()):
+                panel.foresee(found[0], foreseen)
+            panel = None
+
+    def _next(self) -> list[Experiment | None]:
+        with self._guard:
+            found, self._wanted = self._wanted, []
+            self._busy = bool(found)
+        return found
+
+
+def simulated(experiment: Experiment) -> Foreseen:
+    """Simulate a few steps of an experiment on its platform, by sizes.
+
+    The simulation runs in a process that the fork server has forked, as those of jobs are.
+    """
+    few, socket = twin(experiment) or experiment, warm_socket()
+    steps = min(STEPS, max(LEAST, WORKER_STEPS // few.workers))
+    if few.cluster.world != "simulated" or socket is None:
+        return Foreseen()
+    times = experiment.steps / steps * (WITH_VALUES if few.cluster.messages == "values" else 1)
+    few, began = few.replace(steps=steps, cluster={"messages": "sizes"}), time.monotonic()
+    with tempfile.TemporaryDirectory("", "ghost-", runtime_folder(), ignore_cleanup_errors=True) as folder:
+        Path(folder, "experiment.json").write_text(few.to_json())
+        try:
+            _fork(socket, folder)
+        except TimeoutError:
+            return Foreseen(seconds=times * PATIENCE)
+        seconds = times * max(0.0, time.monotonic() - began - START)
+        done = GlobalSteps(few.workers, few.sync.runs_free)
+        for record in lines_of(Path(folder, f"{ALL_RANKS}.jsonl")):
+            if record["k"] == "step":
+                done.add(record["rank"], record)
+    done.ready(ended=True)
+    if done.last is None or done.last.seconds <= done.first.seconds:
+        return Foreseen(None, seconds)
+    rate = (done.last.samples - done.first.samples) / (done.last.seconds - done.first.seconds)
+    return Foreseen(rate, seconds)
+
+
+def _fork(socket: Path, folder: str) -> None:
+    """Have ranks forked that simulate a folder's experiment, and wait for their end; they die with this call."""
+    dies, alive = os.pipe()
+    with open(os.devnull, "r+b") as nothing:
+        files = (*[nothing.fileno()] * 3, dies)
+        request = {"env": dict(os.environ), "cwd": folder, "argv": [folder, "1"]}
+        try:
+            with ask(socket, request, files, PATIENCE) as server:
+                next(status for status in server.messages() if isinstance(status, int))
+        finally:
+            os.close(dies)
+            os.close(alive)
