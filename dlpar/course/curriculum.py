@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from dlpar.course import html_table
 from dlpar.lab.ledger import entries
 from dlpar.lab.page import Page, module
 
@@ -42,38 +43,30 @@ class Lab(NamedTuple):
 def labs() -> dict[str, Lab]:
     """Labs by number, in their order."""
     kept = tomllib.loads(Path(__file__).with_name("curriculum.toml").read_text(encoding="utf-8"))
-    return {
-        number: Lab(number, **{**fields, "asks": tuple(Ask(**ask) for ask in fields["asks"])})
-        for number, fields in sorted(kept.items())
-    }
+    for fields in kept.values():
+        fields["asks"] = tuple(Ask(**ask) for ask in fields["asks"])
+    return {number: Lab(number, **fields) for number, fields in sorted(kept.items())}
 
 
 def course() -> HTML:
     """Show the labs as a table: minutes, prerequisites, content, and the number of predictions revealed to you."""
-    from IPython.display import HTML
-
     revealed = Counter(key.partition("-")[0] for key in entries())
-    heads = ("lab", "minutes", "you need", "what it shows", "your predictions")
-    head = "".join(f'<th scope="col" style="text-align:left">{name}</th>' for name in heads)
-    rows = "".join(_row(each, revealed[each.number]) for each in labs().values())
-    short = sum(each.minutes for each in labs().values() if each.core)
-    whole = sum(each.minutes for each in labs().values())
-    caption = f"★ short course, {short / 60:g} hours; all labs: {whole / 60:g} hours"
-    return HTML(
-        f"<table><caption>{caption}</caption><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
-    )
-
-
-def _row(each: Lab, revealed: int) -> str:
-    left = 'style="text-align:left;white-space:normal"'
     means = "part of the short course"
-    star = f' <span title="{means}" aria-label="{means}">★</span>' if each.core else ""
-    link = f'<a href="{each.file}.ipynb">{each.number} · {html.escape(each.title)}</a>{star}'
-    done = f"{revealed} revealed" if revealed else "none yet"
-    return (
-        f'<tr><th scope="row" {left}>{link}</th><td>{each.minutes}</td><td {left}>{html.escape(each.needs)}</td>'
-        f"<td {left}>{html.escape(each.shows)}</td><td {left}>{done}</td></tr>"
-    )
+    star = f' <span title="{means}" aria-label="{means}">★</span>'
+    rows = [
+        (
+            f'<a href="{each.file}.ipynb">{each.number} · {html.escape(each.title)}</a>{star * each.core}',
+            each.minutes,
+            html.escape(each.needs),
+            html.escape(each.shows),
+            f"{revealed[each.number]} revealed" if revealed[each.number] else "none yet",
+        )
+        for each in labs().values()
+    ]
+    whole = sum(each.minutes for each in labs().values())
+    short = sum(each.minutes for each in labs().values() if each.core)
+    caption = f"★ short course, {short / 60:g} hours; all labs: {whole / 60:g} hours"
+    return html_table(caption, ("lab", "minutes", "you need", "what it shows", "your predictions"), rows)
 
 
 class SelfTest(Page):

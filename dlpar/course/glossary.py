@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import anywidget
 import traitlets
 
+from dlpar.course import html_table
+
 if TYPE_CHECKING:
     from IPython.display import HTML
 
@@ -49,20 +51,12 @@ class Tooltips(anywidget.AnyWidget):
 def terms() -> dict[str, Term]:
     """Terms by their English names."""
     kept = tomllib.loads((HERE / "terms.toml").read_text(encoding="utf-8"))
-    return {
-        name: Term(name, **entry) for name, entry in sorted(kept.items(), key=lambda item: item[0].lower())
-    }
+    return {name: Term(name, **kept[name]) for name in sorted(kept, key=str.lower)}
 
 
 def tooltips() -> Tooltips:
     """Explain terms in this notebook's text and panels; shown near its top."""
     return Tooltips(terms=[entry._asdict() for entry in terms().values()])
-
-
-def tooltip(name: str) -> str:
-    """Chinese name and meaning of a term; empty if the glossary does not have it."""
-    found = terms().get(name)
-    return f"{found.zh}. {found.means}" if found else ""
 
 
 def term(name: str) -> HTML:
@@ -77,7 +71,8 @@ def term(name: str) -> HTML:
 
     if name not in terms():
         raise ValueError(f"term: got {name!r}, allowed is one of {', '.join(terms())}")
-    return HTML(f'<abbr title="{html.escape(tooltip(name))}">{html.escape(name)}</abbr>')
+    means = html.escape(f"{terms()[name].zh}. {terms()[name].means}")
+    return HTML(f'<abbr title="{means}">{html.escape(name)}</abbr>')
 
 
 def glossary(lab: str = "") -> HTML:
@@ -88,20 +83,10 @@ def glossary(lab: str = "") -> HTML:
     ValueError
         If there is no term of that lab.
     """
-    from IPython.display import HTML
-
     chosen = [found for found in terms().values() if lab in ("", found.lab)]
     if not chosen:
         labs = sorted({found.lab for found in terms().values()})
         raise ValueError(f"lab: got {lab!r}, allowed is one of {', '.join(labs)}")
-    rows = "".join(
-        f'<tr><th scope="row" style="text-align:left">{html.escape(t.name)}</th><td lang="zh" style="text-align:left">'
-        f'{t.zh}</td><td style="text-align:left;white-space:normal">{html.escape(t.means)}</td><td>{t.lab}</td></tr>'
-        for t in chosen
-    )
-    head = "".join(
-        f'<th scope="col" style="text-align:left">{name}</th>' for name in ("term", "中文", "meaning", "lab")
-    )
-    return HTML(
-        f"<table><caption>Terms of the labs</caption><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
-    )
+    zh = '<span lang="zh">{}</span>'.format
+    rows = [(html.escape(t.name), zh(t.zh), html.escape(t.means), t.lab) for t in chosen]
+    return html_table("Terms of the labs", ("term", "中文", "meaning", "lab"), rows)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import html
 import os
+import re
 import secrets
 import traceback
 from collections import Counter
@@ -33,6 +34,9 @@ GRADED = "DLPAR_GRADED"
 
 LENGTHS = (1, 4, 7)
 """Tensor lengths on which :func:`check_on_ranks` tries an exercise."""
+
+Answer = Callable[..., Any] | None
+"""A student's function; None, ``...`` or a ``NotImplementedError`` if it is not written."""
 
 _failed: Counter[str] = Counter()
 """Number of wrong answers to each exercise: that many hints are shown."""
@@ -62,14 +66,12 @@ class Verdict:
     def _repr_html_(self) -> str:
         signs = {"solved": ("✔", "#009E73"), "to do": ("✎", "#0072B2")}
         sign, colour = signs.get(self.status, ("✘", "#D55E00"))
-        hints = "".join(f"<li>{html.escape(h)}</li>" for h in self.hints)
-        return (
-            f'<div role="status" style="border-left: 4px solid {colour}; padding: 0.3em 0.8em">'
-            f"<b>{sign} {self.status}</b><br>"
-            f'<span style="white-space: pre-wrap">{html.escape(self.sentence)}</span>'
-            + (f"<p>Hints so far:</p><ol>{hints}</ol>" if hints else "")
-            + "</div>"
-        )
+        lines = (re.sub("`([^`]+)`", r"<code>\1</code>", html.escape(hint)) for hint in self.hints)
+        hints = "".join(f"<li>{line}</li>" for line in lines)
+        hints = f"<p>Hints so far:</p><ol>{hints}</ol>" if hints else ""
+        said = f'<span style="white-space: pre-wrap">{html.escape(self.sentence)}</span>'
+        frame = f'<div role="status" style="border-left: 4px solid {colour}; padding: 0.3em 0.8em">'
+        return f"{frame}<b>{sign} {self.status}</b><br>{said}{hints}</div>"
 
 
 def to_do(sentence: str = "The function is not written yet.") -> Verdict:
@@ -90,7 +92,7 @@ def solved(name: str, sentence: str) -> Verdict:
 
 
 def check(
-    student: Callable | None,
+    student: Answer,
     cases: Iterable[tuple[Any, Any]],
     hints: Sequence[str] = (),
     tolerance: float = 1e-6,
@@ -154,46 +156,40 @@ def short(value: Any, limit: int = 60) -> str:
 
 def difference(got: Any, expected: Any, tolerance: float = 1e-6, where: str = "") -> str:
     """Name the first place where `got` differs from `expected`; empty if they agree."""
-    at = f"{where} " if where else "it "
+    at = where or "it"
+    got, expected = (each.detach().numpy() if hasattr(each, "detach") else each for each in (got, expected))
     if isinstance(expected, Mapping):
         if not isinstance(got, Mapping) or set(got) != set(expected):
-            return f"{at}is {short(got)}, expected a mapping with the keys {', '.join(map(str, expected))}"
+            return f"{at} is {short(got)}, expected a mapping with the keys {', '.join(map(str, expected))}"
         inner = (difference(got[k], expected[k], tolerance, f"{where}[{k!r}]") for k in expected)
         return next((d for d in inner if d), "")
-    if isinstance(expected, str) or expected is None or isinstance(expected, bool):
-        return "" if got == expected else f"{at}is {short(got)}, expected {short(expected)}"
+    otherwise = f"{at} is {short(got)}, expected {short(expected)}"
+    if isinstance(expected, (str, bool)) or expected is None:
+        return "" if got == expected else otherwise
     try:
         mine, right = np.asarray(got), np.asarray(expected)
         numbers = mine.dtype.kind in "biufc" and right.dtype.kind in "biufc"
-    except (TypeError, ValueError, RuntimeError):  # ragged, or a tensor that needs a gradient
-        return _items(got, expected, tolerance, where)
+    except (TypeError, ValueError, RuntimeError):  # ragged
+        numbers = False
     if not numbers:
-        return _items(got, expected, tolerance, where)
+        try:
+            mine, right = list(got), list(expected)
+        except TypeError:
+            return "" if got == expected else otherwise
+        if len(mine) != len(right):
+            return f"{at} has {len(mine)} items, expected {len(right)}"
+        inner = (difference(m, r, tolerance, f"{where}[{i}]") for i, (m, r) in enumerate(zip(mine, right)))
+        return next((d for d in inner if d), "")
     if mine.shape != right.shape:
-        return f"{at}has shape {mine.shape}, expected {right.shape}"
+        return f"{at} has shape {mine.shape}, expected {right.shape}"
     differ = ~np.isclose(mine, right, rtol=tolerance, atol=tolerance, equal_nan=True)
     if not differ.any():
         return ""
     if not right.shape:
-        return f"{at}is {mine[()]}, expected {right[()]}"
+        return f"{at} is {mine[()]}, expected {right[()]}"
     index = tuple(int(i) for i in np.argwhere(differ)[0])
-    place = f"value {index[0]}" if len(index) == 1 else f"value {index}"
-    place = f"{where}, {place}" if where else place
+    place = f"{f'{where}, ' if where else ''}value {index[0] if len(index) == 1 else index}"
     return f"{place} is {mine[index]}, expected {right[index]} ({differ.sum()} of {differ.size} differ)"
-
-
-def _items(got: Any, expected: Any, tolerance: float, where: str) -> str:
-    detach = getattr(got, "detach", None)
-    if detach:
-        return difference(detach().numpy(), expected, tolerance, where)
-    try:
-        mine, right = list(got), list(expected)
-    except TypeError:
-        return "" if got == expected else f"{where or 'it'} is {short(got)}, expected {short(expected)}"
-    if len(mine) != len(right):
-        return f"{where or 'it'} has {len(mine)} items, expected {len(right)}"
-    inner = (difference(m, r, tolerance, f"{where}[{i}]") for i, (m, r) in enumerate(zip(mine, right)))
-    return next((d for d in inner if d), "")
 
 
 # ---- on ranks -----------------------------------------------------------------------
@@ -228,7 +224,7 @@ Held = tuple[Any, Mapping[str, "int | None"]]
 
 
 def judge_on_ranks(
-    student: Callable[..., Any] | None,
+    student: Answer,
     program: Callable[..., Any],
     workers: Sequence[int],
     complain: Callable[[list[Any]], str],
@@ -297,11 +293,7 @@ def listed(items: Sequence[Any]) -> str:
 
 
 def first_difference(
-    told: Sequence[Sequence[Held]],
-    steps: Sequence[Step],
-    like: str = "",
-    by: str = "",
-    tolerance: float = 1e-6,
+    told: Sequence[Sequence[Held]], steps: Sequence[Step], like: str, by: str, tolerance: float = 1e-6
 ) -> str:
     """Compare step by step and rank by rank; name the first value, or amount of data sent, that differs.
 
@@ -341,14 +333,13 @@ def _sends_otherwise(sent: list[Mapping[str, Any]], step: Step, like: str, by: s
     most = sum(form.busiest_bytes for form in step.sends)
     busiest = max(range(len(sent)), key=lambda rank: sent[rank]["bytes"])
     if sent[busiest]["bytes"] > most:
-        return (
-            f"rank {busiest} sends {sent[busiest]['bytes']} bytes; in {like} no rank sends more than {most}."
-        )
+        found = f"rank {busiest} sends {sent[busiest]['bytes']} bytes"
+        return f"{found}; in {like} no rank sends more than {most}."
     return ""
 
 
 def check_on_ranks(
-    student: Callable[..., Any] | None,
+    student: Answer,
     expected: Callable[[list[torch.Tensor]], Sequence[torch.Tensor]],
     workers: Sequence[int] = (2, 3, 4),
     hints: Sequence[str] = (),

@@ -65,11 +65,9 @@ def sum_of_changes(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     return [sum(sparse(tensor, rank) for rank, tensor in enumerate(tensors))] * len(tensors)
 
 
-def _check(
-    name: str, conflicts: Any, change: torch.Tensor, of_stamps: tuple[torch.Tensor, ...], stamp: int
-) -> None:
+def _check(name: str, conflicts: Any, change: torch.Tensor, of: Sequence[torch.Tensor], stamp: int) -> None:
     """Raise a ValueError, in a sentence, unless the stamps and the number of conflicts are right."""
-    written, (seen, before, stamps) = change != 0, of_stamps
+    written, (seen, before, stamps) = change != 0, of
     for place, (mine, old, now) in enumerate(zip(written.tolist(), before.tolist(), stamps.tolist())):
         if now != (stamp if mine else old):
             why = f"change[{place}] is {'not ' * mine}zero"
@@ -124,9 +122,8 @@ def race(
         for turn in range(rounds):
             seen = stamps.clone()
             change = torch.zeros(size, dtype=torch.float64)
-            change[torch.from_numpy(draw.choice(size, count, replace=False))] = torch.from_numpy(
-                1 + draw.random(count)
-            )
+            places = draw.choice(size, count, replace=False)
+            change[torch.from_numpy(places)] = torch.from_numpy(1 + draw.random(count))
             conflicts += update(weights, change, stamps, seen, 1 + turn * comm.size + comm.rank)
             private += change
             path += float(change.sum())

@@ -10,18 +10,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from dlpar.config.experiment import Experiment
 from dlpar.jobs.launch import JobFailed
+from dlpar.jobs.run import Run
+from dlpar.lab.figures.cost import time_collectives
 from dlpar.lab.sweep import run_all
-from dlpar.lab.timing import time_collectives
-
-if TYPE_CHECKING:
-    from dlpar.jobs.run import Run
-
 
 LIMIT = 90.0
 """Seconds after which a row is given up. A whole lab should need half of that."""
@@ -185,15 +182,25 @@ class LabRuns:
 # ---- measures of runs ---------------------------------------------------------------
 
 
-def pace(run: Run) -> float:
-    """Mean seconds from one global step to the next."""
+def pace_ms(run: Run) -> float:
+    """Mean milliseconds from one global step to the next."""
     seconds = run.curve["seconds"]
-    return (seconds.iloc[-1] - seconds.iloc[0]) / (len(seconds) - 1)
+    return 1e3 * (seconds.iloc[-1] - seconds.iloc[0]) / (len(seconds) - 1)
 
 
 def step_s(run: Run) -> float:
     """Seconds of a global step, from samples a second."""
     return run.experiment.global_batch / run.summary["samples_per_s"]
+
+
+def step_ms(run: Run) -> float:
+    """Milliseconds of a global step, from samples a second."""
+    return 1e3 * step_s(run)
+
+
+def accuracy(run: Run) -> float:
+    """Share of held-out samples that are classified correctly."""
+    return run.summary["accuracy"]
 
 
 def speedup(one: Run, many: Run) -> float:
@@ -216,14 +223,37 @@ def most_held(run: Run, *kinds: str) -> int:
 # ---- checks and variants of several labs --------------------------------------------
 
 
-def learns(least: float) -> Callable[[Run], Shown]:
-    """Check that a run classifies at least this share of held-out samples correctly."""
+def measured(
+    measure: Callable[[Run], float], holds: Callable[..., Any], said: str, relative: bool = False
+) -> Callable[[Any], Shown]:
+    """Check one measure of each run.
 
-    def shows(run: Run) -> Shown:
-        accuracy = run.summary["accuracy"]
-        return accuracy >= least, f"{accuracy:.1%} of held-out samples are classified correctly"
+    Parameters
+    ----------
+    measure : callable
+        The measure of a run.
+    holds : callable
+        From the values of all runs to whether they show what they must.
+    said : str
+        Format of the sentence, with a place for each value.
+    relative : bool, default False
+        Values are those over the first run's, which is left out.
+    """
+
+    def shows(runs: Any) -> Shown:
+        runs = runs.values() if isinstance(runs, Mapping) else [runs] if isinstance(runs, Run) else runs
+        values = [measure(run) for run in runs]
+        if relative:
+            values = [value / values[0] for value in values[1:]]
+        return bool(holds(*values)), said.format(*values)
 
     return shows
+
+
+def learns(least: float) -> Callable[[Run], Shown]:
+    """Check that a run classifies at least this share of held-out samples correctly."""
+    right = "{:.1%} of held-out samples are classified correctly"
+    return measured(accuracy, lambda share: share >= least, right)
 
 
 def same_losses(most: float) -> Callable[[Any], Shown]:

@@ -29,7 +29,7 @@ LEFT = "ended its process before its work was done"
 REMOVED = "the run folder was removed while the job ran"
 """Reason given for a job whose folder is gone."""
 
-CARRIERS = ("/dlpar/comm/", "/dlpar/worlds/", "/dlpar/jobs/", "/dlpar/lab/message_log.py")
+CARRIERS = ("/dlpar/comm/", "/dlpar/worlds/", "/dlpar/jobs/", "/dlpar/lab/animation.py")
 """Parts of paths of files that carry messages: a rank waits in them, but was called from elsewhere."""
 
 _TAGS = (

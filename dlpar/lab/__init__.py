@@ -12,19 +12,17 @@ NAMES = {
     "dlpar.lab.ledger": "predictions forget_predictions",
     "dlpar.lab.source": "show",
     "dlpar.lab.animation": "animate",
-    "dlpar.lab.timing": "ping_pong time_collectives predict_collectives",
+    "dlpar.lab.figures.cost": "ping_pong time_collectives predict_collectives",
     "dlpar.lab.figures.scaling": "scaling",
     "dlpar.lab.figures": (
         "overlay time_to_accuracy staleness lead lanes waiting bytes_per_rank consensus show_graph "
         "schedule micro_batches memory mesh pieces pipeline layer_bytes"
     ),
     "dlpar.course.judge": "check check_on_ranks",
-    "dlpar.course.exercises.scheme": "check_scheme",
     "dlpar.course.exercises.server": "check_server",
     "dlpar.course.exercises.formulas": "check_efficiency check_grid",
-    "dlpar.course.exercises.zero": "check_zero",
     "dlpar.course.exercises.schedule": "check_schedule",
-    "dlpar.course.exercises.layers": "check_layers",
+    "dlpar.course.exercises.parity": "check_scheme check_zero check_layers",
     "dlpar.course.glossary": "glossary term tooltips",
     "dlpar.course.curriculum": "course self_test",
 }

@@ -1,16 +1,28 @@
-"""A collective, round by round: the contributions that each rank holds of each chunk, from real messages."""
+"""A collective, round by round: the contributions that each rank holds of each chunk, from real messages.
+
+A communicator logs the messages, and they are divided into rounds. No clock is read: a message comes after all
+messages that its sender had received before (Lamport, "Time, Clocks, and the Ordering of Events in a Distributed
+System", CACM 1978).
+"""
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 from numbers import Integral
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from dlpar.jobs.launch import spmd
 from dlpar.lab import theme
-from dlpar.lab.figure import Figure, blank, captioned
-from dlpar.lab.message_log import LoggedMessage, Rounds, record
+from dlpar.lab.figure import Figure, blank, captioned, gantt
+
+if TYPE_CHECKING:
+    import torch
+
+    from dlpar.comm import Arrival, Comm, Request
+    from dlpar.comm.base import Collective
 
 MOST = 16
 """Most ranks and most chunks, which a figure and the digits of a float64 can tell apart."""
@@ -23,7 +35,7 @@ UNKNOWN = "#9a9a9a"
 
 
 def animate(
-    collective: Callable[..., Any],
+    collective: Collective,
     workers: int = 4,
     chunks: int | None = None,
     scheme: str = "ring",
@@ -65,20 +77,20 @@ def animate(
         If the collective raised or hung on a rank.
     """
     if not callable(collective):
-        raise ValueError(
-            f"collective: got {collective!r:.60}, allowed is a function of (comm, tensor), "
-            f"as dlpar.collectives.ring_allreduce is"
-        )
+        allowed = "allowed is a function of (comm, tensor), as dlpar.collectives.ring_allreduce is"
+        raise ValueError(f"collective: got {collective!r:.60}, {allowed}")
     chunks = workers if chunks is None else chunks
     for name, number in {"workers": workers, "chunks": chunks}.items():
         if not isinstance(number, Integral) or not 1 <= number <= MOST:
             raise ValueError(f"{name}: got {number!r}, allowed is a whole number from 1 to {MOST}")
-    name = _name(collective)
+    whole = collective
+    while isinstance(whole, partial):
+        whole = whole.func
+    name = getattr(whole, "__name__", type(whole).__name__)
     rounds = record(collective, [[_share(rank, workers)] * chunks for rank in range(workers)], timeout)
     if workers > 1 and not rounds.messages:
-        raise ValueError(
-            f"collective: got {name}, which sends nothing that can be seen, allowed is one made of send and receive"
-        )
+        seen = "which sends nothing that can be seen, allowed is one made of send and receive"
+        raise ValueError(f"collective: got {name}, {seen}")
     return _figure(rounds, workers, chunks, name, scheme)
 
 
@@ -98,44 +110,32 @@ def _share(rank: int, workers: int) -> float:
     return float(2 ** (52 // workers)) ** rank
 
 
-def _name(collective: Callable[..., Any]) -> str:
-    while isinstance(collective, partial):
-        collective = collective.func
-    return getattr(collective, "__name__", type(collective).__name__)
-
-
 def _figure(rounds: Rounds, workers: int, chunks: int, name: str, scheme: str) -> Figure:
     last, colour = len(rounds.held) - 1, theme.scheme_colour(scheme)
     views = [_view(rounds, k, workers, colour) for k in range(last + 1)]
-    steps = [
-        {
-            "label": str(k or "start"),
-            "method": "update",
-            "args": [_restyled(cells), {"annotations": notes}, [0]],
-        }
-        for k, (cells, notes) in enumerate(views)
-    ]
+    steps = []
+    for k, (cells, notes) in enumerate(views):
+        changes = [{key: [values] for key, values in cells.items()}, {"annotations": notes}, [0]]
+        steps.append({"label": str(k or "start"), "method": "update", "args": changes})
     cells, notes = views[0]
-    ranks = [rank for rank in range(workers) for _ in range(chunks)]
     figure = blank(_layout(workers, chunks, steps, notes), height=46 * workers + 54 + 140)
-    figure.add_bar(
-        orientation="h",
-        y=ranks,
-        base=[*range(chunks)] * workers,
-        x=[CELL] * len(ranks),
-        width=0.8,
-        textposition="inside",
-        insidetextanchor="middle",
-        textangle=0,
-        showlegend=False,
-        name="contributions",
-        hovertemplate="rank %{y}, chunk %{base}: contributions of %{hovertext}<extra></extra>",
-        text=cells["text"],
-        hovertext=cells["hovertext"],
-        insidetextfont={"size": 14, "color": cells["insidetextfont.color"]},
-        marker={"color": cells["marker.color"], "line": {"color": SENT, "width": cells["marker.line.width"]}},
+    bars = [(rank, chunk, CELL, "") for rank in range(workers) for chunk in range(chunks)]
+    hover = "rank %{y}, chunk %{base}: contributions of %{hovertext}<extra></extra>"
+    text = {"textposition": "inside", "insidetextanchor": "middle", "textangle": 0, "insidetextfont_size": 14}
+    gantt(figure, bars, width=0.8, showlegend=False, name="contributions", hovertemplate=hover, **text)
+    looks = {key.replace(".", "_"): values for key, values in cells.items()}
+    figure.update_traces(marker_line_color=SENT, **looks)
+    sent: Counter[int] = Counter()
+    for message in rounds.messages:
+        sent[message.source] += message.nbytes
+    busiest = max(sent.values(), default=0)
+    sentence = (
+        f"{name} on {workers} rank{'s' * (workers > 1)}, {chunks} chunk{'s' * (chunks > 1)} of 8 bytes: "
+        f"{len(rounds.messages)} messages and {sum(sent.values()):,} bytes in {last} round{'s' * (last != 1)}; "
+        f"the busiest rank sends {busiest:,} bytes, {busiest / (8 * chunks):.3g} times the tensor."
     )
-    return captioned(figure, _caption(rounds, workers, chunks, name), _table(rounds))
+    rows = [(m.round, m.source, m.dest, m.nbytes, ", ".join(map(str, m.changed))) for m in rounds.messages]
+    return captioned(figure, sentence, (("round", "from rank", "to rank", "bytes", "chunks changed"), rows))
 
 
 def _view(rounds: Rounds, k: int, workers: int, colour: str) -> tuple[dict[str, list], list[dict]]:
@@ -147,42 +147,18 @@ def _view(rounds: Rounds, k: int, workers: int, colour: str) -> tuple[dict[str, 
         for chunk, value in enumerate(values):
             held = contributions(value, workers)
             share = len(held or ()) / workers
-            cells["text"].append("?" if held is None else _short(held, workers, room=64 // len(values)))
-            cells["hovertext"].append(
-                f"no ranks: {value:g} is no sum of them" if held is None else _ranks(held)
-            )
             shade = theme.lighter(colour, 0.88 * (1 - share) if share else 1)
+            whose = "no rank: this is no sum of contributions" if held is None else _names(held) or "no rank"
+            cells["text"].append("?" if held is None else _short(held, workers, room=64 // len(values)))
+            cells["hovertext"].append(whose)
             cells["marker.color"].append(fill := UNKNOWN if held is None else shade)
             cells["insidetextfont.color"].append(_ink(fill))
             cells["marker.line.width"].append(3 if (rank, chunk) in arrived else 0)
-    return cells, [*_arrows(now), _headline(now, k, len(rounds.held) - 1)]
-
-
-def _restyled(cells: dict[str, list]) -> dict[str, list]:
-    return {name: [values] for name, values in cells.items()}  # one list for the one trace
-
-
-def _short(held: Counter[int], workers: int, room: int) -> str:
-    """Contributions in a cell, in at most about `room` characters."""
-    names = "+".join(f"{times}×{rank}" if times > 1 else str(rank) for rank, times in sorted(held.items()))
-    if set(held.values()) == {1} and len(held) == workers > 4:
-        return "all"
-    count = sum(held.values())  # a contribution that came twice shows as 5 of 4
-    texts = [names, f"{count} of {workers}", f"{count}/{workers}"]
-    return next((text for text in texts if len(text) <= room), texts[-1])
-
-
-def _ranks(held: Counter[int]) -> str:
-    """All contributions in a cell, neighbours together: ``rank 0–3, 2×5, 7``."""
-    runs: list[list[int]] = []
-    for rank in sorted(held):
-        if runs and rank == runs[-1][-1] + 1 and held[rank] == held[runs[-1][-1]]:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
-    times = [f"{held[run[0]]}×" if held[run[0]] > 1 else "" for run in runs]
-    names = [f"{run[0]}–{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs]
-    return f"rank {', '.join(map(str.__add__, times, names))}" if runs else "no rank"
+    sent = [f"{m.source}→{m.dest}" for m in now]
+    shown = ", ".join(sent[:MOST]) + (f" and {len(sent) - MOST} more" if len(sent) > MOST else "")
+    text = f"<b>Round {k} of {len(rounds.held) - 1}</b>: {shown}"
+    text = text if k else "<b>Start</b>: every rank holds its own contribution"
+    return cells, [*_arrows(now), theme.annotation(text, 0, 1, xanchor="left", yshift=8)]
 
 
 def _ink(fill: str) -> str:
@@ -191,44 +167,34 @@ def _ink(fill: str) -> str:
     return "#111111" if 0.2126 * red + 0.7152 * green + 0.0722 * blue > 0.18 else "#ffffff"
 
 
+def _names(held: Counter[int]) -> str:
+    return "+".join(f"{times}×{rank}" if times > 1 else str(rank) for rank, times in sorted(held.items()))
+
+
+def _short(held: Counter[int], workers: int, room: int) -> str:
+    """Contributions in a cell, in at most about `room` characters."""
+    if set(held.values()) == {1} and len(held) == workers > 4:
+        return "all"
+    count = sum(held.values())  # a contribution that came twice shows as 5 of 4
+    texts = [_names(held), f"{count} of {workers}", f"{count}/{workers}"]
+    return next((text for text in texts if len(text) <= room), texts[-1])
+
+
 def _arrows(messages: list[LoggedMessage]) -> list[dict[str, Any]]:
-    """An arrow beside the column of each chunk that a message changed; arrows that would meet are side by side."""
-    by_chunk: dict[int, list[list[LoggedMessage]]] = defaultdict(list)
+    """An arrow beside the column of each chunk that a message changed; those of one chunk are side by side."""
+    by_chunk: dict[int, list[LoggedMessage]] = defaultdict(list)
     for message in messages:
         for chunk in message.changed:
-            lanes = by_chunk[chunk]
-            free = (lane for lane in lanes if not any(_meet(message, other) for other in lane))
-            lane = next(free, None)
-            if lane is None:
-                lanes.append(lane := [])
-            lane.append(message)
-    gutter = 1 - CELL
-    return [
-        _arrow(chunk + CELL + gutter * (place + 1) / (len(lanes) + 1), message)
-        for chunk, lanes in by_chunk.items()
-        for place, lane in enumerate(lanes)
-        for message in lane
-    ]
-
-
-def _meet(a: LoggedMessage, b: LoggedMessage) -> bool:
-    return min(a.source, a.dest) <= max(b.source, b.dest) and min(b.source, b.dest) <= max(a.source, a.dest)
-
-
-def _arrow(x: float, message: LoggedMessage) -> dict[str, Any]:
-    ends = {"ax": x, "ay": message.source, "x": x, "y": message.dest}
-    refs = {"xref": "x", "yref": "y", "axref": "x", "ayref": "y"}
+            by_chunk[chunk].append(message)
     head = {"arrowhead": 2, "arrowsize": 1.2, "arrowwidth": 2, "arrowcolor": SENT, "arrowside": "end+start"}
-    return {**ends, **refs, **head, "startarrowhead": 6, "startarrowsize": 0.6, "showarrow": True, "text": ""}
-
-
-def _headline(messages: list[LoggedMessage], k: int, last: int) -> dict[str, Any]:
-    sent = [f"{m.source}→{m.dest}" for m in messages]
-    shown = ", ".join(sent[:MOST]) + (f" and {len(sent) - MOST} more" if len(sent) > MOST else "")
-    text = (
-        f"<b>Round {k} of {last}</b>: {shown}" if k else "<b>Start</b>: every rank holds its own contribution"
-    )
-    return theme.annotation(text, 0, 1, xanchor="left", yshift=8)
+    head |= {"startarrowhead": 6, "startarrowsize": 0.6, "showarrow": True, "text": ""}
+    arrows = []
+    for chunk, own in by_chunk.items():
+        for place, message in enumerate(own, start=1):
+            x = chunk + CELL + (1 - CELL) * place / (len(own) + 1)
+            ends = {"ax": x, "ay": message.source, "x": x, "y": message.dest, "axref": "x", "ayref": "y"}
+            arrows.append({**ends, **head})
+    return arrows
 
 
 def _layout(workers: int, chunks: int, steps: list[dict], notes: list[dict]) -> dict[str, Any]:
@@ -236,19 +202,13 @@ def _layout(workers: int, chunks: int, steps: list[dict], notes: list[dict]) -> 
     grey = "rgba(128,128,128,0.35)"
     slider = {
         "active": 0, "steps": steps, "x": 0, "len": 1, "y": -66 / (46 * workers), "yanchor": "top",
-        "pad": {"t": 0, "b": 0},
-        "currentvalue": {"visible": False}, "bgcolor": grey, "bordercolor": grey, "tickcolor": grey,
-        "activebgcolor": SENT, "font": {"size": 13},
+        "pad": {"t": 0, "b": 0}, "currentvalue": {"visible": False}, "bgcolor": grey, "bordercolor": grey,
+        "tickcolor": grey, "activebgcolor": SENT, "font": {"size": 13},
     }  # fmt: skip
     plain = {"showgrid": False, "showline": False, "ticks": "", "fixedrange": True}
+    columns = {"tickvals": [c + CELL / 2 for c in range(chunks)], "ticktext": [*map(str, range(chunks))]}
     return theme.layout(
-        xaxis=theme.axis(
-            "chunk",
-            (-0.006 * chunks, chunks),
-            tickvals=[c + CELL / 2 for c in range(chunks)],
-            ticktext=[*map(str, range(chunks))],
-            **plain,
-        ),
+        xaxis=theme.axis("chunk", (-0.006 * chunks, chunks), **columns, **plain),
         yaxis=theme.rows([f"rank {r}" for r in range(workers)], **plain),
         sliders=[slider],
         annotations=notes,
@@ -257,24 +217,195 @@ def _layout(workers: int, chunks: int, steps: list[dict], notes: list[dict]) -> 
     )
 
 
-def _caption(rounds: Rounds, workers: int, chunks: int, name: str) -> str:
-    sent: Counter[int] = Counter()
-    for message in rounds.messages:
-        sent[message.source] += message.nbytes
-    tensor, busiest = 8 * chunks, max(sent.values(), default=0)
-    last = len(rounds.held) - 1
-    return (
-        f"{name} on {workers} rank{'s' * (workers > 1)}, {chunks} chunk{'s' * (chunks > 1)} of 8 bytes: "
-        f"{len(rounds.messages)} messages and {sum(sent.values()):,} bytes in {last} round{'s' * (last != 1)}; "
-        f"the busiest rank sends {busiest:,} bytes, {busiest / tensor:.3g} times the tensor."
-    )
+# ---- the log of messages -------------------------------------------------------------
 
 
-def _table(rounds: Rounds) -> dict[str, list]:
-    return {
-        "round": [m.round for m in rounds.messages],
-        "from rank": [m.source for m in rounds.messages],
-        "to rank": [m.dest for m in rounds.messages],
-        "bytes": [m.nbytes for m in rounds.messages],
-        "chunks changed": [", ".join(map(str, m.changed)) for m in rounds.messages],
-    }
+class LoggedMessage(NamedTuple):
+    """A message that was sent and received.
+
+    Attributes
+    ----------
+    source, dest : int
+        Ranks.
+    nbytes : int
+        Payload.
+    round : int
+        From 1. In a round a rank sends at most one message, receives at most one, and passes on
+        only data that it had before.
+    changed : list of int
+        Elements of the receiver's tensor that the message changed.
+    """
+
+    source: int
+    dest: int
+    nbytes: int
+    round: int
+    changed: list[int]
+
+
+class Rounds(NamedTuple):
+    """Messages of a collective, and the tensors after each round.
+
+    Attributes
+    ----------
+    messages : list of LoggedMessage
+        In the order of rounds.
+    held : list of list of list of float
+        ``held[k][rank]``: the rank's tensor after round k; ``held[0]`` has the initial tensors.
+    """
+
+    messages: list[LoggedMessage]
+    held: list[list[list[float]]]
+
+
+class Event(NamedTuple):
+    """One end of a message, as its rank saw it: ``send`` or ``recv``, and the rank's tensor before it."""
+
+    kind: str
+    peer: int
+    tag: int
+    nbytes: int
+    before: list[float]
+
+
+class LoggingComm:
+    """A communicator that logs every message; everything else is done by the inner communicator.
+
+    Parameters
+    ----------
+    comm : Comm
+        Carries the messages.
+    tensor : Tensor
+        Tensor whose values are followed.
+    ranks : list of int
+        Ranks of the group in the whole world.
+    events : list of Event
+        Receives the events.
+    """
+
+    def __init__(self, comm: Comm, tensor: torch.Tensor, ranks: list[int], events: list[Event]) -> None:
+        self.inner, self.tensor, self.ranks, self.events = comm, tensor, ranks, events
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def send(self, tensor: torch.Tensor, dest: int, tag: int = 0) -> None:
+        self._sent(tensor, dest, tag)
+        self.inner.send(tensor, dest, tag)
+
+    def isend(self, tensor: torch.Tensor, dest: int, tag: int = 0) -> Request:
+        self._sent(tensor, dest, tag)
+        return self.inner.isend(tensor, dest, tag)
+
+    def recv(self, *into: Any, **named: Any) -> Arrival:
+        return self.received(self.tensor.tolist(), self.inner.recv(*into, **named))
+
+    def irecv(self, *into: Any, **named: Any) -> Request:
+        return _Receiving(self, self.inner.irecv(*into, **named))
+
+    def sendrecv(
+        self, tensor: torch.Tensor, dest: int, into: torch.Tensor, source: int, tag: int = 0
+    ) -> Arrival:
+        self._sent(tensor, dest, tag)
+        return self.received(self.tensor.tolist(), self.inner.sendrecv(tensor, dest, into, source, tag))
+
+    def start(self, collective: Callable[..., Any], bucket: torch.Tensor) -> Request:
+        def logged(comm: Comm, bucket: torch.Tensor) -> Any:
+            return collective(LoggingComm(comm, self.tensor, self.ranks, self.events), bucket)
+
+        return self.inner.start(logged, bucket)
+
+    def split(self, color: int, key: int = 0) -> LoggingComm:
+        group = self.inner.split(color, key)
+        ranks = group.broadcast(group.gather(self.ranks[self.inner.rank]))
+        return LoggingComm(group, self.tensor, ranks, self.events)
+
+    def _sent(self, tensor: torch.Tensor, dest: int, tag: int) -> None:
+        dest = self.ranks[dest] if 0 <= dest < len(self.ranks) else dest
+        self.events.append(Event("send", dest, tag, tensor.nbytes, self.tensor.tolist()))
+
+    def received(self, before: list[float], arrival: Arrival) -> Arrival:
+        """Log a message that has arrived; the tensor was `before`."""
+        self.events.append(Event("recv", self.ranks[arrival.source], arrival.tag, arrival.nbytes, before))
+        return arrival
+
+
+class _Receiving:
+    """A receive under way, logged once, when it is complete."""
+
+    def __init__(self, comm: LoggingComm, request: Request) -> None:
+        self._comm, self._request, self._arrival = comm, request, None
+
+    def wait(self) -> Arrival:
+        if self._arrival is None:
+            self._arrival = self._comm.received(self._comm.tensor.tolist(), self._request.wait())
+        return self._arrival
+
+    def test(self) -> bool:
+        before = self._comm.tensor.tolist()
+        if self._arrival is None and self._request.test():
+            self._arrival = self._comm.received(before, self._request.wait())
+        return self._arrival is not None
+
+
+def record(collective: Callable[..., Any], starts: list[list[float]], timeout: float = 20.0) -> Rounds:
+    """Run ``collective(comm, tensor)`` on real ranks and divide its messages into rounds.
+
+    Parameters
+    ----------
+    collective : callable
+        Works in place on a flat float64 tensor.
+    starts : list of list of float
+        Initial tensor of each rank; there are as many ranks as lists.
+    timeout : float, default 20
+        Seconds after which ranks that wait for each other are ended.
+
+    Raises
+    ------
+    JobFailed
+        If the collective raised or hung on a rank.
+    """
+    logs = spmd(_logged, collective, starts, workers=len(starts), timeout=timeout)
+    return in_rounds(logs, starts)
+
+
+def _logged(comm: Comm, collective: Callable[..., Any], starts: list[list[float]]) -> list[Event]:
+    """Run the collective on this rank and return its events, and at last one with the final tensor."""
+    import torch
+
+    tensor, events = torch.tensor(starts[comm.rank], dtype=torch.float64, device=comm.device), list[Event]()
+    collective(LoggingComm(comm, tensor, list(range(comm.size)), events), tensor)
+    return [*events, Event("end", comm.rank, 0, 0, tensor.tolist())]
+
+
+def in_rounds(logs: list[list[Event]], starts: list[list[float]]) -> Rounds:
+    """Pair sends with receives, and assign each message to a round.
+
+    A message leaves one round after the last message that its sender sent or received. It
+    arrives at least one round after the last message that its receiver received.
+    """
+    under_way: dict[tuple[int, int, int], deque[int]] = defaultdict(deque)  # rounds in which messages left
+    sent, received, done = [0] * len(logs), [0] * len(logs), [0] * len(logs)
+    messages: list[LoggedMessage] = []
+    states: list[list[tuple[int, list[float]]]] = [[(0, start)] for start in starts]
+    before = -1
+    while before < sum(done):
+        before = sum(done)
+        for rank, log in enumerate(logs):
+            for event, (*_, held) in pairwise(log[done[rank] :]):
+                if event.kind == "send":
+                    sent[rank] = 1 + max(sent[rank], received[rank])
+                    under_way[rank, event.peer, event.tag].append(sent[rank])
+                elif under_way[event.peer, rank, event.tag]:
+                    left = under_way[event.peer, rank, event.tag].popleft()
+                    received[rank] = max(left, 1 + received[rank])
+                    changed = [i for i, (a, b) in enumerate(zip(event.before, held)) if a != b]
+                    messages.append(LoggedMessage(event.peer, rank, event.nbytes, received[rank], changed))
+                else:
+                    break  # its message is not sent yet, so other ranks come first
+                states[rank].append((received[rank], held))
+                done[rank] += 1
+    messages.sort(key=lambda m: (m.round, m.source))
+    last = max((m.round for m in messages), default=0)
+    held = [[[s for at, s in state if at <= k][-1] for state in states] for k in range(last + 1)]
+    return Rounds(messages, held)

@@ -34,18 +34,17 @@ def duration(seconds: float) -> str:
 
 def short_time(seconds: float) -> str:
     """Seconds in three significant digits: 2 s, 12.1 ms, 7 µs."""
-    for unit, size in (("s", 1.0), ("ms", 1e-3)):
-        if seconds >= size:
-            return f"{quantity(seconds / size)} {unit}"
-    return f"{quantity(seconds / 1e-6)} µs"
+    return _in_units(seconds, {"s": 1.0, "ms": 1e-3, "µs": 1e-6})
 
 
 def nbytes(count: float) -> str:
     """A number of bytes in three significant digits: 12 B, 1.2 kB, 178 MB."""
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= size:
-            return f"{quantity(count / size)} {unit}"
-    return f"{quantity(count)} B"
+    return _in_units(count, {"GB": 1e9, "MB": 1e6, "kB": 1e3, "B": 1.0})
+
+
+def _in_units(value: float, units: dict[str, float]) -> str:
+    unit = next((unit for unit, size in units.items() if value >= size), [*units][-1])
+    return f"{quantity(value / units[unit])} {unit}"
 
 
 def listed(parts: Iterable[str]) -> str:
@@ -61,17 +60,8 @@ def shown_workers(experiment: Experiment, sentence: str) -> str:
     return f"{sentence} Drawn are the first {theme.WORKERS} of {experiment.workers:,} workers."
 
 
-def error(kind: str, largest: float) -> str:
-    """Largest relative error of a prediction or a simulation."""
-    return (
-        f"The {kind} is at most {largest:.1%} off."
-        if largest >= 5e-4
-        else f"The {kind} is less than 0.1% off."
-    )
-
-
 def errors(found: Mapping[str, Mapping], most: float = math.inf) -> list[str]:
-    """Errors of simulation and prediction against the source that counts most.
+    """Largest relative errors of simulation and prediction against the source that counts most.
 
     Parameters
     ----------
@@ -80,12 +70,14 @@ def errors(found: Mapping[str, Mapping], most: float = math.inf) -> list[str]:
     most : float, default infinite
         Errors from which no sentence is added.
     """
-    base = next(source for source in theme.ORDER if found[source])
+    base = next(source for source in theme.ORDER if found.get(source))
     sentences = []
     for source, noun in (("simulated", "simulation"), ("predicted", "prediction")):
-        common = found[base].keys() & found[source].keys() if source != base else ()
-        largest = max((abs(found[source][key] / found[base][key] - 1) for key in common), default=math.inf)
-        sentences += [error(noun, largest)] if common and largest < most else []
+        own = found.get(source, {}) if source != base else {}
+        off = [abs(own[key] / found[base][key] - 1) for key in found[base].keys() & own.keys()]
+        if off and max(off) < most:
+            by = f"at most {max(off):.1%}" if max(off) >= 5e-4 else "less than 0.1%"
+            sentences.append(f"The {noun} is {by} off.")
     return sentences
 
 
@@ -125,11 +117,7 @@ BOUND = {"exact": "", "upper bound": "at least ", "lower bound": "at most ", "es
 
 
 def throughput(
-    total: float,
-    by_rank: Mapping[int, float],
-    experiment: Experiment,
-    predicted: float | None = None,
-    kind: str = "exact",
+    total: float, by_rank: Mapping[int, float], experiment: Experiment, predicted: float | None, kind: str
 ) -> str:
     """Latest throughput (samples/s) of all workers and of the slowest, and the predicted throughput."""
     workers = experiment.workers
@@ -156,14 +144,12 @@ WHY_NEVER_STALE = {
 def staleness(largest: int, mean: float, experiment: Experiment, predicted: int | None = None) -> str:
     """Staleness (updates) of the weights behind gradients; `predicted`: the predicted mean."""
     if largest:
-        text = (
-            f"The weights behind a gradient were {quantity(mean)} updates old on average, {largest} at most"
-        )
+        age = f"{quantity(mean)} updates old on average, {largest} at most"
+        text = f"The weights behind a gradient were {age}"
         return text + (f"; theory predicts N − 1 = {predicted} on average." if predicted is not None else ".")
     scheme = experiment.sync.scheme
-    why = WHY_NEVER_STALE.get(
-        scheme, f"with these settings of {scheme}, no worker updates before all have read"
-    )
+    otherwise = f"with these settings of {scheme}, no worker updates before all have read"
+    why = WHY_NEVER_STALE.get(scheme, otherwise)
     if experiment.workers == 1:
         why = "a single worker has nobody to wait for, and nobody can overtake it"
     elif experiment.free_running:
@@ -199,9 +185,8 @@ def waiting(seconds: Sequence[Sequence[float]], megabytes: Sequence[float]) -> s
     fewest = min(range(len(shares)), key=shares.__getitem__)
     text = f"A worker waited {sum(shares) / len(shares):.0%} of its time on average"
     if shares[most] - shares[fewest] >= 0.01:
-        text += (
-            f", rank {most} the most ({shares[most]:.0%}) and rank {fewest} the least ({shares[fewest]:.0%})"
-        )
+        text += f", rank {most} the most ({shares[most]:.0%})"
+        text += f" and rank {fewest} the least ({shares[fewest]:.0%})"
     total = sum(megabytes)
     if math.isnan(total):
         return f"{text}; the library does not report how much was sent."
@@ -219,16 +204,14 @@ def mixing(factor: float, experiment: Experiment, distance: str = "it") -> str:
 
 
 def consensus(
-    first: tuple[int, float], last: tuple[int, float], largest: float, mixed: str = "", warning: str = ""
+    first: tuple[int, float], last: tuple[int, float], largest: float, mixed: str, warning: str
 ) -> str:
     """Change of the distance between replicas from the first to the last ``(step, distance)``.
 
     `mixed` is the text of :func:`mixing`, empty without a prediction.
     """
-    text = (
-        f"From step {first[0]:,} to step {last[0]:,} the consensus distance went from {quantity(first[1])} "
-    )
-    text += f"to {quantity(last[1])}"
+    text = f"From step {first[0]:,} to step {last[0]:,} the consensus distance went "
+    text += f"from {quantity(first[1])} to {quantity(last[1])}"
     if largest > max(first[1], last[1]):
         text += f", {quantity(largest)} at most"
     if mixed:
@@ -244,18 +227,10 @@ def timeline(seconds: float, shares: Mapping[str, float], ranks: int) -> str:
     parts = [f"{share:.0%} {VERBS.get(kind, kind)}" for kind, share in shares.items() if share >= 0.005]
     idle = 1 - sum(shares.values())
     parts += [f"{idle:.0%} between phases"] if idle >= 0.02 else []
-    note = (
-        "; only the duration of waiting is recorded, not its start" if shares.get("wait", 0) >= 0.005 else ""
-    )
+    waited = shares.get("wait", 0) >= 0.005
+    note = "; only the duration of waiting is recorded, not its start" if waited else ""
     whose = "The rank spent" if ranks == 1 else f"On average the {ranks} ranks spent"
     return f"{whose} {listed(parts) or 'nothing'} in this window of {duration(seconds)}{note}."
-
-
-def speedup(measured: Mapping[int, float]) -> str:
-    """Speed-up of the most workers; `measured`: workers -> speed-up over the fewest workers."""
-    most, fewest = max(measured), min(measured)
-    ideal = measured[most] * fewest / most
-    return f"{most} workers are {measured[most]:.2f} times as fast as {fewest} ({ideal:.0%} of ideal)."
 
 
 def scaling(kind: str, gains: Mapping[str, tuple[int, float, float]], base: int) -> str:
@@ -264,7 +239,8 @@ def scaling(kind: str, gains: Mapping[str, tuple[int, float, float]], base: int)
     if len(gains) > 1:
         slowest = f"the fastest {slowest}"
     each = (
-        f"{n:,} workers with {name} are {quantity(up)} times as fast as {slowest} ({share:.0%} of ideal)"
+        f"{n:,} workers{f' with {name}' * (len(gains) > 1)} are {quantity(up)} times as fast as {slowest} "
+        f"({share:.0%} of ideal)"
         for name, (n, up, share) in gains.items()
     )
     return f"{kind.capitalize()}: {listed(each)}."
@@ -292,22 +268,21 @@ def time_to_accuracy(goal: float, reached: Sequence[tuple[str, str, int | None, 
     reached : sequence of (str, str, int or None, float)
         Name, clock, and step and second at which each run reached it; the step is None if it never did.
     """
-    there = [each for each in reached if each[2]]
+    there = sorted((each for each in reached if each[2]), key=lambda each: each[3])
     if not there:
         return f"None reached {goal:.0%} held-out accuracy."
     if len(reached) == 1:
         name, _, step, seconds = there[0]
         return f"{name} reached {goal:.0%} after {duration(seconds)}, which are {step:,} steps."
-    clocks, first = {clock for _, clock, _, _ in reached}, {}
-    for name, clock, _, seconds in sorted(there, key=lambda each: each[3]):
-        first.setdefault(clock, f"{name} reached {goal:.0%} first, after {duration(seconds)}")
-    text = "; ".join(f"on the {c} clock {part}" if len(clocks) > 1 else part for c, part in first.items())
+    several, first = len({clock for _, clock, _, _ in reached}) > 1, {}
+    for name, clock, _, seconds in there:
+        on = f"on the {clock} clock " if several else ""
+        first.setdefault(clock, f"{on}{name} reached {goal:.0%} first, after {duration(seconds)}")
     least = min(step for _, _, step, _ in there)
-    fewest = listed(name for name, _, step, _ in there if step == least)
-    text += f"; {fewest} took the fewest steps, {least:,}"
-    missed = [name for name, _, step, _ in reached if not step]
-    if missed:
-        text += f"; {listed(missed)} did not reach it"
-    if len(clocks) == 1:
-        return f"{text}. Seconds are steps × time of a step."
-    return f"{text[0].upper()}{text[1:]}. Seconds are steps × time of a step; those of different clocks do not compare."
+    fewest = listed(name for name, _, step, _ in reached if step == least)
+    missed = listed(name for name, _, step, _ in reached if not step)
+    parts = [*first.values(), f"{fewest} took the fewest steps, {least:,}"]
+    text = "; ".join([*parts, f"{missed} did not reach it"] if missed else parts)
+    text = f"{text[0].upper()}{text[1:]}" if several else text
+    apart = "; those of different clocks do not compare" * several
+    return f"{text}. Seconds are steps × time of a step{apart}."

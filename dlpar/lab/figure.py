@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import html
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import plotly.graph_objects as go
 
-from dlpar.config.experiment import Experiment
 from dlpar.jobs.run import Run
+from dlpar.lab import theme
 
 ROWS = 100
 """Rows of each series in the table under a figure; :func:`table` returns all."""
@@ -52,12 +52,8 @@ def _tables(figure: go.Figure) -> list[pd.DataFrame]:
         across, up = (figure.layout[_long(getattr(trace, n) or n[0])] for n in ("xaxis", "yaxis"))
         columns: dict[str, Any] = {across.title.text or "x": trace.x, up.title.text or "y": trace.y}
         if trace.type == "bar" and trace.base is not None:
-            columns = {
-                "rank": trace.y,
-                "step": trace.customdata,
-                "start (ms)": trace.base,
-                "duration (ms)": trace.x,
-            }
+            columns = {"rank": trace.y, "step": trace.customdata}
+            columns |= {"start (ms)": trace.base, "duration (ms)": trace.x}
         found.append(pd.DataFrame({"series": trace.name, **columns}))
     return found
 
@@ -71,10 +67,8 @@ def _below(figure: go.Figure) -> str:
     groups: dict[tuple, list] = {}
     for frame in _tables(figure):
         groups.setdefault(tuple(frame.columns), []).append(frame.tail(ROWS))
-    tables = "".join(
-        pd.concat(frames).to_html(index=False, border=0, na_rep="", float_format="{:.5g}".format)
-        for frames in groups.values()
-    )
+    form = {"index": False, "border": 0, "na_rep": "", "float_format": "{:.5g}".format}
+    tables = "".join(pd.concat(frames).to_html(**form) for frames in groups.values())
     shown = " open" if (figure.layout.meta or {}).get("open") else ""
     css = Path(__file__).with_name("page").joinpath("lab.css").read_text()
     return (
@@ -84,18 +78,16 @@ def _below(figure: go.Figure) -> str:
     )
 
 
-POINTS = 2000
-"""Most points of one curve that are drawn."""
-
-
 def blank(layout: dict[str, Any], height: int = 430) -> Figure:
     """A figure without data; `height` in pixels."""
-    figure = Figure(layout=go.Layout(**layout))
-    figure.layout.update(height=height, template=None)
-    return figure
+    return Figure(layout=go.Layout(**layout, height=height, template=None))
 
 
-def captioned(figure: Figure, sentence: str, table: dict[str, list] | None = None, **facts: Any) -> Figure:
+Table = tuple[Sequence[str], Sequence[Sequence]]
+"""Heads and rows of a table."""
+
+
+def captioned(figure: Figure, sentence: str, table: Table | None = None, **facts: Any) -> Figure:
     """The figure with its caption and, instead of its traces' points, a table under it.
 
     Parameters
@@ -103,12 +95,55 @@ def captioned(figure: Figure, sentence: str, table: dict[str, list] | None = Non
     figure : Figure
     sentence : str
         The caption.
-    table : dict of str to list, optional
-        Columns; default: the points of all traces.
+    table : Table, optional
+        Default: the points of all traces.
     **facts
         Kept beside them, such as the bubble of a schedule; ``open=True`` opens the table at first.
     """
-    figure.layout.meta = {"caption": sentence, **({"table": table} if table else {}), **facts}
+    heads, rows = table or ((), ())
+    columns = {head: [row[n] for row in rows] for n, head in enumerate(heads)}
+    figure.layout.meta = {"caption": sentence, **({"table": columns} if table else {}), **facts}
+    return figure
+
+
+def gantt(figure: Figure, bars: Iterable[tuple[float, float, float, str]], **look: Any) -> None:
+    """Add bars ``(row, start, length, text)`` as one trace with the attributes of `look`."""
+    rows, starts, lengths, texts = zip(*bars)
+    bar = {"type": "bar", "orientation": "h", **look}
+    figure.add_trace({**bar, "y": rows, "base": starts, "x": lengths, "text": texts})
+
+
+def stacked(
+    title: str,
+    names: Sequence[str],
+    parts: Mapping[str, tuple[dict[str, Any], Sequence[float]]],
+    marks: tuple[str, Sequence[float | None]] = ("", ()),
+) -> Figure:
+    """Draw a row of stacked bars for each name, and strokes across them.
+
+    Parameters
+    ----------
+    title : str
+        Title of the axis of lengths, with its unit.
+    names : sequence of str
+        Names of the rows, the first on top.
+    parts : mapping of str to (dict, sequence of float)
+        Name of each part -> its attributes and its length in each row; parts without length are left out.
+    marks : (str, sequence of float or None)
+        Name of the strokes and the place of each; None: there is none.
+    """
+    ends = map(sum, zip(*(lengths for _, lengths in parts.values())))
+    places, known = list(range(len(names))), [(at, row) for row, at in enumerate(marks[1]) if at]
+    xaxis = theme.axis(title, (0, theme.rounded_up(max([*ends, *(at for at, _ in known)]))))
+    layout = theme.layout(xaxis=xaxis, yaxis=theme.rows(names, automargin=True), barmode="stack", bargap=0.3)
+    figure = blank(layout, max(260, 34 * len(names) + 150))
+    for name, (look, lengths) in parts.items():
+        if any(lengths):
+            bar = {"type": "bar", "orientation": "h", "y": places, "x": list(lengths), **look, "name": name}
+            figure.add_trace(bar)
+    if known:
+        x, y = zip(*known)
+        figure.add_scatter(x=x, y=y, **theme.predicted_mark(marks[0]))
     return figure
 
 
@@ -144,17 +179,6 @@ def single(run: Run | Sequence[Run]) -> Run:
     """Return the only run, given alone or in a list; raise ValueError if there are more."""
     runs = listed(run)
     if len(runs) > 1:
-        raise ValueError(
-            f"run: got {len(runs)} runs, allowed is one: this figure shows the ranks of a single run"
-        )
+        allowed = "allowed is one: this figure shows the ranks of a single run"
+        raise ValueError(f"run: got {len(runs)} runs, {allowed}")
     return runs[0]
-
-
-def thinned(rows: pd.DataFrame) -> pd.DataFrame:
-    """Keep every n-th row, so that at most `POINTS` are left."""
-    return rows[:: max(1, -(-len(rows) // POINTS))]
-
-
-def horizontal(experiment: Experiment, rows: pd.DataFrame) -> pd.Series:
-    """Horizontal positions of a worker's steps: seconds if workers run free, otherwise step numbers."""
-    return rows["t"] if experiment.free_running else rows["step"]

@@ -54,28 +54,11 @@ def split(experiment: Experiment) -> str:
     return " ".join(word for word in (cut.kind, sizes, getattr(cut, "schedule", "")) if word)
 
 
-def consistency(experiment: Experiment) -> str:
-    """Name of a consistency, the staleness that is allowed: ``bsp``, ``ssp(3)``, ``asp``."""
-    if experiment.sync.server_ranks:
-        return _sync(experiment.sync).partition(" ")[2]
-    return "asp" if experiment.free_running else "bsp"
-
-
 def rank_name(experiment: Experiment, rank: int) -> str:
     """Name of a rank: ``rank 3``, or ``server 4`` or ``leaf 5`` if it does not train."""
     if rank < experiment.workers:
         return f"rank {rank}"
     return f"server {rank}" if rank < experiment.workers + experiment.sync.server_ranks else f"leaf {rank}"
-
-
-def differences(a: Experiment, b: Experiment) -> dict[str, Any]:
-    """Fields of `b` that differ from those of `a`: ``{"workers": 2, "model.width": 64}``; or ``sync``, ``split``."""
-    mine, theirs = _flat(a), _flat(b)
-    if a.sync.scheme != b.sync.scheme:  # their fields cannot be compared
-        mine, theirs = _as_one(mine, "sync", ""), _as_one(theirs, "sync", _sync(b.sync))
-    if a.split.kind != b.split.kind:
-        mine, theirs = _as_one(mine, "split", ""), _as_one(theirs, "split", split(b))
-    return {name: value for name, value in theirs.items() if mine.get(name) != value}
 
 
 def same_batches(a: Experiment, b: Experiment) -> bool:
@@ -107,10 +90,8 @@ def labels(experiments: Sequence[Experiment]) -> list[str]:
             if any(experiments[i] != experiments[alike[0]] for i in alike):
                 for i, setting in zip(alike, labels([experiments[i] for i in alike])):
                     found[i] = f"{text}, {setting}"
-    return [
-        text if found.count(text) == 1 else f"{text} ({found[: i + 1].count(text)})"
-        for i, text in enumerate(found)
-    ]
+    numbers = [found[: i + 1].count(text) for i, text in enumerate(found)]
+    return [text if found.count(text) == 1 else f"{text} ({n})" for text, n in zip(found, numbers)]
 
 
 def platform_in_words(experiment: Experiment) -> str:
@@ -122,12 +103,10 @@ def platform_in_words(experiment: Experiment) -> str:
 
 
 def _in_words(fields: dict[str, Any]) -> str:
-    parts = [
-        value
-        if name in ("sync", "split")
-        else f"{name.removeprefix('sync.').removeprefix('cluster.')}={_written(value)}"
-        for name, value in fields.items()
-    ]
+    parts = []
+    for name, value in fields.items():
+        short = name.removeprefix("sync.").removeprefix("cluster.")
+        parts.append(value if name in ("sync", "split") else f"{short}={_written(value)}")
     return ", ".join(parts[:3]) + (" …" if len(parts) > 3 else "")
 
 

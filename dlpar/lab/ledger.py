@@ -49,17 +49,8 @@ def note(key: str, question: str, answer: Any, found: float | str, how: str, uni
     if answer.value is None and not answer.unsure:
         return
     private_folder(ledger().parent)
-    line = {
-        "key": key,
-        "question": question,
-        "predicted": answer.value,
-        "unsure": answer.unsure,
-        "found": found,
-        "how": how,
-        "unit": unit,
-        "because": answer.reason,
-        "at": time.time(),
-    }
+    line = {"key": key, "question": question, "found": found, "how": how, "unit": unit, "at": time.time()}
+    line |= {"predicted": answer.value, "unsure": answer.unsure, "because": answer.reason}
     file = os.open(ledger(), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
     try:
         os.write(file, json.dumps(line, ensure_ascii=False).encode() + b"\n")
@@ -90,15 +81,11 @@ def predictions() -> pd.DataFrame:
     """
     import pandas as pd
 
-    rows = [
-        {
-            **entry,
-            "lab": key.partition("-")[0],
-            "predicted": "I don't know" if entry["unsure"] else entry["predicted"],
-            "at": pd.Timestamp(entry["at"], unit="s"),
-        }
-        for key, entry in sorted(entries().items())
-    ]
+    rows = [entry | {"lab": key.partition("-")[0]} for key, entry in sorted(entries().items())]
+    for row in rows:
+        row["at"] = pd.Timestamp(row["at"], unit="s")
+        if row["unsure"]:
+            row["predicted"] = "I don't know"
     return pd.DataFrame(rows, columns=COLUMNS)
 
 

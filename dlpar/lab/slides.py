@@ -37,9 +37,8 @@ def at(figure: Figure, step: int) -> Figure:
     """
     steps = figure.layout.sliders[0].steps if figure.layout.sliders else ()
     if not 0 <= step < len(steps):
-        raise ValueError(
-            f"step: got {step}, allowed is 0 to {len(steps) - 1}" if steps else "figure: it has no slider"
-        )
+        allowed = f"step: got {step}, allowed is 0 to {len(steps) - 1}"
+        raise ValueError(allowed if steps else "figure: it has no slider")
     traces, layout, _ = steps[step].args
     figure.update_traces({name: values[0] for name, values in traces.items()})
     figure.layout.annotations = layout["annotations"]

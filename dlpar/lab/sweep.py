@@ -6,14 +6,14 @@ grid ─► run_all ─► outcomes ─► dlpar.theory.scaling (speed-up, effic
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from dlpar.config.schema import BadExperiment
-from dlpar.jobs.launch import Job, JobFailed, check_machine, launch
+from dlpar.jobs.launch import Job, JobFailed, launch
 from dlpar.jobs.mpiexec import NoMPI
 from dlpar.theory import PredictedStep, predict
 
@@ -91,12 +91,6 @@ class Outcome:
         return self.experiment.global_batch / self.prediction.seconds if self.prediction else None
 
 
-def check(experiments: Iterable[Experiment]) -> None:
-    """Raise `BadExperiment` if this machine cannot run one of them."""
-    for experiment in experiments:
-        check_machine(experiment)
-
-
 def all_done(
     experiments: Sequence[Experiment], jobs: int = 2, told: Callable[[Outcome], None] | None = None
 ) -> list[Outcome]:
@@ -110,10 +104,8 @@ def all_done(
     outcomes = run_all(experiments, jobs, told)
     for outcome in outcomes:
         if outcome.status != "done":
-            experiment = outcome.experiment
-            raise JobFailed(
-                f"workers={experiment.workers}, {experiment.sync}: {outcome.reason or outcome.status}"
-            )
+            what = f"workers={outcome.experiment.workers}, {outcome.experiment.sync}"
+            raise JobFailed(f"{what}: {outcome.reason or outcome.status}")
     return outcomes
 
 

@@ -8,7 +8,7 @@ curve keeps its colour when the theme changes.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -18,12 +18,8 @@ GREY = "#7f7f7f"
 """Colour of everything that belongs to no scheme and to no rank."""
 
 SCHEMES = {
-    "ring": "#0072B2",
-    "ps": "#D55E00",
-    "mapreduce": "#009E73",
-    "gossip": "#C56C9E",
-    "hogwild": "#BF8300",
-}
+    "ring": "#0072B2", "ps": "#D55E00", "mapreduce": "#009E73", "gossip": "#C56C9E", "hogwild": "#BF8300",
+}  # fmt: skip
 """Colour of each scheme, the same in every figure of every lab."""
 
 RUNS = ("#0072B2", "#D55E00", "#009E73", "#BF8300", "#C56C9E", "#7e83d3", "#2f8f9d", "#a95f23")
@@ -119,19 +115,13 @@ ORDER = ("measured", "paced", "simulated", "predicted")
 """Sources of results, from the one that counts most."""
 
 
-def seconds_title(clocks: Iterable[str]) -> str:
-    """Title of an axis of seconds of these clocks."""
-    clocks = set(clocks)
-    if clocks <= {"wall"}:
-        return TITLES["seconds"]
-    return (
-        f"time on the {clocks.pop()} clock (s)" if len(clocks) == 1 else "time, each run on its own clock (s)"
-    )
-
-
 def titles(worlds: Iterable[str]) -> dict[str, str]:
     """`TITLES`, with the clocks of these worlds in the title of seconds."""
-    return {**TITLES, "seconds": seconds_title(CLOCKS[world] for world in worlds)}
+    clocks = {CLOCKS[world] for world in worlds}
+    if clocks <= {"wall"}:
+        return TITLES
+    whose = f" on the {clocks.pop()} clock" if len(clocks) == 1 else ", each run on its own clock"
+    return {**TITLES, "seconds": f"time{whose} (s)"}
 
 
 def on_clock(title: str, world: str) -> str:
@@ -173,9 +163,9 @@ def predicted_line(name: str, colour: str = GREY, width: float = 2.0) -> dict[st
     return {"mode": "lines", "name": name, "line": {**PREDICTED, "color": colour, "width": width}}
 
 
-def predicted_mark(name: str, size: int) -> dict[str, Any]:
+def predicted_mark(name: str) -> dict[str, Any]:
     """Trace of predictions across horizontal bars: an upright stroke on each."""
-    symbol = {"symbol": "line-ns", "size": size, "line": {"width": 3, "color": GREY}}
+    symbol = {"symbol": "line-ns", "size": 24, "line": {"width": 3, "color": GREY}}
     return {"mode": "markers", "name": name, "marker": symbol}
 
 
@@ -186,6 +176,15 @@ def line_by_source(colour: str, source: str, width: float = 2.5) -> dict[str, An
     if source == "simulated":
         return {"color": faint(colour), "width": BROAD}
     return {"color": colour, "width": width}
+
+
+def result(name: str, colour: str, source: str, symbol: str = "circle", **more: Any) -> dict[str, Any]:
+    """Trace of results by their source; predicted ones have open markers, larger than those they are beside."""
+    marker = {"color": colour, "size": 10, "symbol": symbol}
+    if source == "predicted":
+        marker |= {"size": 14, "symbol": f"{symbol}-open"}
+    line = line_by_source(colour, source)
+    return {"name": name, "mode": "lines+markers", "line": line, "marker": marker, **more}
 
 
 def rank_line(rank: int, crowded: bool = False) -> dict[str, Any]:
@@ -245,12 +244,8 @@ def phase_bar(name: str) -> dict[str, Any]:
     """Bar of a phase, as plotly trace attributes."""
     phase = PHASES.get(name, OTHER)
     named = name if name == phase.group else f"{phase.group}: {name}"
-    return {
-        "type": "bar",
-        "orientation": "h",
-        "name": named,
-        "marker": {"color": phase.colour, "pattern": hatch(phase.pattern)},
-    }
+    marker = {"color": phase.colour, "pattern": hatch(phase.pattern)}
+    return {"type": "bar", "orientation": "h", "name": named, "marker": marker}
 
 
 def hatch(shape: str) -> dict[str, Any]:
@@ -259,23 +254,47 @@ def hatch(shape: str) -> dict[str, Any]:
     return {"shape": shape, **hatch} if shape else {}
 
 
+AXIS = {
+    "gridcolor": "rgba(128,128,128,0.25)", "linecolor": "rgba(128,128,128,0.7)", "showgrid": True, "showline": True,
+    "zeroline": False, "ticks": "outside", "tickfont": {"size": 13}, "separatethousands": True,
+    "exponentformat": "none",
+}  # fmt: skip
+"""Attributes of every axis."""
+
+
 def axis(title: str, limits: tuple[float, float] | None = None, **more: Any) -> dict[str, Any]:
     """An axis with its title and unit; `limits` fix it, so that it does not jump during a run."""
     fixed = {"range": list(limits)} if limits else {}
-    return {
-        "title": {"text": title, "standoff": 10, "font": {"size": 14}},
-        "gridcolor": "rgba(128,128,128,0.25)",
-        "linecolor": "rgba(128,128,128,0.7)",
-        "showgrid": True,
-        "showline": True,
-        "zeroline": False,
-        "ticks": "outside",
-        "tickfont": {"size": 13},
-        "separatethousands": True,
-        "exponentformat": "none",
-        **fixed,
-        **more,
-    }
+    return {"title": {"text": title, "standoff": 10, "font": {"size": 14}}, **AXIS, **fixed, **more}
+
+
+def round_numbers(low: float, high: float, steps: Sequence[int] = (1, 2, 5)) -> list[float]:
+    """Round numbers, from the last one not above `low` to the first one not below `high`; powers of ten if many."""
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    numbers = [step * 10.0**power for power in powers for step in steps]
+    first = max(n for n in numbers if n <= low * (1 + 1e-9))
+    last = min(n for n in numbers if n >= high * (1 - 1e-9))
+    inside = [n for n in numbers if first <= n <= last]
+    return inside if len(inside) <= TICKS or len(steps) == 1 else round_numbers(low, high, (1,))
+
+
+TICKS = 10
+"""Most numbers on a logarithmic axis."""
+
+
+def log_axis(
+    title: str,
+    values: Sequence[float],
+    text: Callable[[float], str] = "{:,.10g}".format,
+    ends: tuple[float, float] | None = None,
+    **more: Any,
+) -> dict[str, Any]:
+    """A logarithmic axis with ticks at some of `values`, between `ends`: by default the first and the last of them."""
+    shown = values[:: -(-len(values) // TICKS)]
+    first, last = map(math.log10, ends or (values[0], values[-1]))
+    margin = 0.03 * (last - first) or 0.5
+    ticks = {"type": "log", "tickvals": list(shown), "ticktext": [text(value) for value in shown]}
+    return axis(title, (first - margin, last + margin), **ticks, **more)
 
 
 def rows(names: Sequence[str], **more: Any) -> dict[str, Any]:
@@ -290,29 +309,20 @@ def annotation(text: str, x: float, y: float, **more: Any) -> dict[str, Any]:
     return {"text": text, "showarrow": False, "font": {"size": 14}, **place, **more}
 
 
+LAYOUT = {
+    "font": {"size": 14, "color": "#222222"}, "paper_bgcolor": "rgba(0,0,0,0)", "plot_bgcolor": "rgba(0,0,0,0)",
+    "margin": {"l": 92, "r": 16, "t": 54, "b": 54}, "hovermode": "closest",
+    "hoverlabel": {"bgcolor": "#ffffff", "font": {"color": "#111111"}},
+    # Above the plot, in reserved space, so that the figure does not move when entries are added.
+    "legend": {"orientation": "h", "traceorder": "normal", "x": 0, "xanchor": "left", "y": 1, "yref": "container",
+               "yanchor": "top", "maxheight": 53, "font": {"size": 12}},
+}  # fmt: skip
+"""Attributes of every figure; ``lab.css`` gives text and grid the colours of the page."""
+
+
 def layout(**more: Any) -> dict[str, Any]:
-    """Layout that all figures share; ``lab.css`` gives text and grid the colours of the page."""
-    return {
-        "font": {"size": 14, "color": "#222222"},
-        "paper_bgcolor": "rgba(0,0,0,0)",
-        "plot_bgcolor": "rgba(0,0,0,0)",
-        "margin": {"l": 92, "r": 16, "t": 54, "b": 54},
-        # Above the plot, in reserved space, so that the figure does not move when entries are added.
-        "legend": {
-            "orientation": "h",
-            "traceorder": "normal",
-            "x": 0,
-            "xanchor": "left",
-            "y": 1,
-            "yref": "container",
-            "yanchor": "top",
-            "maxheight": 53,
-            "font": {"size": 12},
-        },
-        "hovermode": "closest",
-        "hoverlabel": {"bgcolor": "#ffffff", "font": {"color": "#111111"}},
-        **more,
-    }
+    """Layout that all figures share."""
+    return {**LAYOUT, **more}
 
 
 def doubled(value: float, least: float = 1.0) -> float:
@@ -328,8 +338,5 @@ def rounded_up(value: float) -> float:
     if not 0 < value < float("inf"):
         return 1.0
     scale = 10.0 ** math.floor(math.log10(value))
-    return next(
-        step * scale
-        for step in (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10)
-        if step * scale >= value * (1 - 1e-9)
-    )
+    ends = (step * scale for step in (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10))
+    return next(end for end in ends if end >= value * (1 - 1e-9))

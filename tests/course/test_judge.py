@@ -100,11 +100,12 @@ def test_difference_names_the_place(got, expected, said):
     assert judge.difference(got, expected) == said
 
 
-def test_verdict_is_escaped():
+def test_verdict_is_escaped_and_code_in_hints_looks_like_code():
     def mine(text):
         return "<b>"
 
-    assert "&lt;b&gt;" in check(mine, [(("x",), "y")])._repr_html_()
+    shown = check(mine, [(("x",), "y")], hints=["return `text` <i>"])._repr_html_()
+    assert "&lt;b&gt;" in shown and "<li>return <code>text</code> &lt;i&gt;</li>" in shown
 
 
 # ---- on ranks -----------------------------------------------------------------------
@@ -276,10 +277,10 @@ def test_graded_inputs_are_random_and_differ_by_ranks_number_of_ranks_and_trial(
 
 
 def test_no_input_of_a_graded_exercise_is_that_of_a_try(monkeypatch):
-    from dlpar.course.exercises import formulas, layers, zero
+    from dlpar.course.exercises import formulas, parity
 
     def inputs():
-        yield from (judge._input(2, 1, 4), zero._gradient(2, 1, 0), *layers._problem(2))
+        yield from (judge._input(2, 1, 4), parity._gradient(2, 1, 0), *parity._problem(2))
 
     tried = list(inputs())
     monkeypatch.setattr(judge, "_seed", 5)

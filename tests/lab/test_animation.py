@@ -10,8 +10,7 @@ import pytest
 import dlpar
 from dlpar import collectives as c
 from dlpar.lab import animate, figures
-from dlpar.lab.animation import contributions
-from dlpar.lab.message_log import _Event, in_rounds, record
+from dlpar.lab.animation import Event, contributions, in_rounds, record
 
 pytestmark = pytest.mark.slow
 
@@ -108,7 +107,7 @@ def test_rounds_follow_from_who_had_to_wait_for_whom():
     """Both receive before they can pass on: a chain 0 to 1 to 2, and rank 3 heard by 2 in a later round."""
 
     def event(kind, peer):
-        return _Event(kind, peer, 0, 8, [0.0], [0.0])
+        return Event(kind, peer, 0, 8, [0.0])
 
     logs = [
         [event("send", 1)],
@@ -116,7 +115,7 @@ def test_rounds_follow_from_who_had_to_wait_for_whom():
         [event("recv", 1), event("recv", 3)],
         [event("send", 2)],
     ]
-    rounds = in_rounds(logs, [[0.0]] * 4)
+    rounds = in_rounds([[*log, event("end", 0)] for log in logs], [[0.0]] * 4)
     assert [(m.source, m.dest, m.round) for m in rounds.messages] == [(0, 1, 1), (1, 2, 2), (3, 2, 3)]
 
 

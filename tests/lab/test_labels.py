@@ -1,29 +1,29 @@
 import pytest
 
 from dlpar.config.experiment import Experiment
-from dlpar.lab.labels import consistency, differences, labels, scheme
+from dlpar.lab.labels import labels, scheme
 
 PS = {"scheme": "ps", "consistency": "asp"}
 
 
 @pytest.mark.parametrize(
-    "made, words, stale",
+    "made, words",
     [
-        ({}, "ring", "bsp"),
-        ({"sync": "ps"}, "ps bsp", "bsp"),
-        ({"sync": PS}, "ps asp", "asp"),
-        ({"sync": {"scheme": "ps", "consistency": "ssp", "staleness": 2}}, "ps ssp(2)", "ssp(2)"),
-        ({"sync": {"scheme": "gossip", "topology": "exp2"}}, "gossip exp2", "bsp"),
-        ({"sync": {"scheme": "gossip", "exchange": "pairwise"}}, "gossip pairwise ring", "asp"),
-        ({"sync": {"scheme": "gossip", "exchange": "random"}}, "gossip random", "bsp"),
-        ({"sync": {"allreduce": "halving_doubling"}}, "halving-doubling all-reduce", "bsp"),
-        ({"sync": "hogwild"}, "hogwild", "asp"),
-        ({"averaging": "local"}, "local SGD(8) ring", "bsp"),
-        ({"compression": "onebit"}, "ring onebit", "bsp"),
+        ({}, "ring"),
+        ({"sync": "ps"}, "ps bsp"),
+        ({"sync": PS}, "ps asp"),
+        ({"sync": {"scheme": "ps", "consistency": "ssp", "staleness": 2}}, "ps ssp(2)"),
+        ({"sync": {"scheme": "gossip", "topology": "exp2"}}, "gossip exp2"),
+        ({"sync": {"scheme": "gossip", "exchange": "pairwise"}}, "gossip pairwise ring"),
+        ({"sync": {"scheme": "gossip", "exchange": "random"}}, "gossip random"),
+        ({"sync": {"allreduce": "halving_doubling"}}, "halving-doubling all-reduce"),
+        ({"sync": "hogwild"}, "hogwild"),
+        ({"averaging": "local"}, "local SGD(8) ring"),
+        ({"compression": "onebit"}, "ring onebit"),
     ],
 )
-def test_a_scheme_is_named_in_a_few_words(made, words, stale):
-    assert (scheme(Experiment(**made)), consistency(Experiment(**made))) == (words, stale)
+def test_a_scheme_is_named_in_a_few_words(made, words):
+    assert scheme(Experiment(**made)) == words
 
 
 def test_schemes_are_told_apart_by_name_and_others_by_fields():
@@ -31,7 +31,6 @@ def test_schemes_are_told_apart_by_name_and_others_by_fields():
     assert labels([ring, asp]) == ["ring", "ps asp"]
     assert labels([ring, asp.replace(lr=0.2)]) == ["ring, lr=0.1", "ps asp, lr=0.2"]
     assert labels([Experiment(sync="ps"), asp]) == ["consistency=bsp", "consistency=asp"]
-    assert differences(ring, asp) == {"sync": "ps asp"}
 
 
 def test_beside_another_scheme_one_with_two_settings_is_told_by_them():
@@ -63,7 +62,6 @@ def test_kinds_of_splits_are_told_apart_by_their_sizes_and_one_kind_by_its_field
         "split.rows=2, split.columns=2",
         "split.rows=4, split.columns=1",
     ]
-    assert differences(data, tensor) == {"split": "tensor 4"}
 
 
 def test_a_platform_that_comes_from_a_file_is_called_by_its_name():

@@ -94,13 +94,9 @@ def _ring_arguments(experiment: Experiment) -> dict[str, float]:
     platform, name = platform_of(experiment), experiment.cluster.stand_in_for
     charged = workload(name) if name else None
     model, link = charged or sizes(experiment), platform.link(same_node=False)
-    return dict(
-        compute=platform.seconds(model.flops * experiment.batch, charged),
-        latency=link.latency,
-        bandwidth=link.bandwidth,
-        nbytes=model.nbytes,
-        n=experiment.workers,
-    )
+    seconds = platform.seconds(model.flops * experiment.batch, charged)
+    both = dict(latency=link.latency, bandwidth=link.bandwidth)
+    return dict(compute=seconds, **both, nbytes=model.nbytes, n=experiment.workers)
 
 
 # ---- the step of a grid -------------------------------------------------------------
@@ -108,10 +104,8 @@ def _ring_arguments(experiment: Experiment) -> dict[str, float]:
 GRID_TOLERANCE = 0.08
 """Largest relative difference from a simulation: stages are not quite equal, and their boundaries send something."""
 
-DEVICE_ALONE: Case = (
-    dict(data=1, tensor=1, pipeline=1, microbatches=8, compute=1e3, summed=5e3, gradient=4e3, bandwidth=10.0),
-    1e3,
-)
+ALONE = dict(data=1, tensor=1, pipeline=1, microbatches=8)
+DEVICE_ALONE: Case = ({**ALONE, "compute": 1e3, "summed": 5e3, "gradient": 4e3, "bandwidth": 10.0}, 1e3)
 """One device: its time is known without a simulation."""
 
 GRIDS = ((4, 2, 1), (1, 1, 4), (2, 2, 2))
@@ -160,13 +154,8 @@ def _grid_arguments(experiment: Experiment) -> dict[str, float]:
     sent = transformer_exchanges(batch, experiment.data.context, model.width, model.depth)
     # An all-gather is half of an all-reduce.
     elements = sum(each.elements / (1 if each.collective == "ring" else 2) for each in sent)
-    return dict(
-        data=experiment.replicas,
-        tensor=split.tensor,
-        pipeline=split.stages,
-        microbatches=split.microbatches,
-        compute=1e3 * platform.seconds(batch * own.flops),
-        summed=4 * elements / 1e3,
-        gradient=own.nbytes / 1e3,
-        bandwidth=platform.link(same_node=False).bandwidth / 1e6,
-    )
+    bandwidth = platform.link(same_node=False).bandwidth / 1e6
+    costs = dict(summed=4 * elements / 1e3, gradient=own.nbytes / 1e3, bandwidth=bandwidth)
+    axes = dict(data=experiment.replicas, tensor=split.tensor, pipeline=split.stages)
+    compute = 1e3 * platform.seconds(batch * own.flops)
+    return dict(**axes, microbatches=split.microbatches, compute=compute, **costs)

@@ -33,15 +33,9 @@ SIZES = (Size(2, 4), Size(4, 8), Size(3, 7), Size(4, 2))
 SECONDS = {"F": 1.0, "B": 2.0}
 """Seconds of a pass, on every stage."""
 
-TRAINED = Experiment(
-    workers=4,
-    batch=32,
-    steps=3,
-    evaluate_every=1000,
-    dtype="float64",
-    model={"name": "mlp", "width": 16, "depth": 3},
-    split={"kind": "pipeline", "schedule": "1f1b", "microbatches": 8},
-)
+_SPLIT = {"kind": "pipeline", "schedule": "1f1b", "microbatches": 8}
+_FIELDS: dict[str, Any] = {"batch": 32, "steps": 3, "evaluate_every": 1000, "dtype": "float64"}
+TRAINED = Experiment(workers=4, model={"width": 16, "depth": 3}, split=_SPLIT, **_FIELDS)
 """Training with a right schedule, on simulated and on real ranks."""
 
 
@@ -83,9 +77,7 @@ def check_schedule(student: Callable[[int, int], Any] | None, hints: Sequence[st
         f"{{name}} is right for {tried} stages × micro-batches: every action once, no deadlock, a bubble of "
         "(p - 1) / m, and never more micro-batches in flight than stages. On {ranks} it trained what 1F1B trains."
     )
-    return judge_on_ranks(
-        student, _on_rank, [workers], _trained_otherwise, praise, hints, 20.0, arguments=(lists,)
-    )
+    return judge_on_ranks(student, _on_rank, [workers], _trained_otherwise, praise, hints, 20.0, (lists,))
 
 
 def _trained_otherwise(told: list[list[tuple[float, float]]]) -> str:
@@ -113,12 +105,11 @@ def _wrong_with(given: Any, size: Size) -> str:
     try:
         bars = timed(lists, {kind: [seconds] * stages for kind, seconds in SECONDS.items()})
     except Stuck as stuck:
-        return "no stage can go on: " + "; ".join(
-            f"stage {stage} waits at {_at(position, action)}, for stage {other}'s"
-            if other != stage
-            else f"stage {stage} waits at {_at(position, action)}, whose forward pass comes later"
-            for stage, (position, action, other) in stuck.waits.items()
-        )
+        waits = []
+        for stage, (position, action, other) in stuck.waits.items():
+            why = f"for stage {other}'s" if other != stage else "whose forward pass comes later"
+            waits.append(f"stage {stage} waits at {_at(position, action)}, {why}")
+        return f"no stage can go on: {'; '.join(waits)}"
     return _too_many(lists) or _too_slow(bars, stages, microbatches)
 
 

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from dlpar.comm import Comm
 
 
-CLOCKS, LENGTH, LR = 8, 4, 0.5
-"""Pushes of each worker, weights, and learning rate of a trial."""
+WORKERS, CLOCKS, LENGTH, LR = 3, 8, 4, 0.5
+"""Workers, of which the last one is slow, pushes of each, weights, and learning rate of a trial."""
 
 OnPush = Callable[["Desk", int, "torch.Tensor"], Iterable[int]]
 
@@ -52,11 +52,7 @@ class Desk:
 
 
 def check_server(
-    on_push: OnPush | None,
-    bounds: Sequence[int] = (0, 1, 3),
-    hints: Sequence[str] = (),
-    workers: int = 3,
-    timeout: float = 20.0,
+    on_push: OnPush | None, bounds: Sequence[int] = (0, 1, 3), hints: Sequence[str] = ()
 ) -> Verdict:
     """Run a server whose answer to a push is ``on_push(server, worker, gradient)``.
 
@@ -73,10 +69,6 @@ def check_server(
         Bounds on the lead to try, in clocks.
     hints : sequence of str
         From gentle to plain; a wrong answer shows one more of them each time.
-    workers : int
-        Ranks that push; the last one is slow.
-    timeout : float
-        Seconds after which ranks that hang are ended.
 
     Returns
     -------
@@ -91,13 +83,12 @@ def check_server(
     def praise(told: list[Any]) -> str:
         _, oldest, furthest = zip(*told[0])
         return (
-            f"{{name}} is right on {{ranks}}, a server and {workers} workers with {CLOCKS} pushes each, "
+            f"{{name}} is right on {{ranks}}, a server and {WORKERS} workers with {CLOCKS} pushes each, "
             f"with s = {listed(bounds)}: no lead above s (the largest was {max(furthest)}), "
             f"and every gradient weighed by its staleness (the oldest: {max(oldest)} updates)."
         )
 
-    ranks = [workers + 1]
-    return judge_on_ranks(on_push, _on_rank, ranks, complain, praise, hints, timeout, arguments=(bounds,))
+    return judge_on_ranks(on_push, _on_rank, [WORKERS + 1], complain, praise, hints, 20.0, (bounds,))
 
 
 def _on_rank(comm: Comm, on_push: OnPush, bounds: Sequence[int]) -> list[tuple[str, int, int] | None]:
@@ -117,10 +108,8 @@ def _push(comm: Comm, bound: int) -> None:
     for clock in range(CLOCKS):
         pause, gradient = usual, torch.arange(1.0, LENGTH + 1) * comm.rank + clock
         if draw := secret("push", bound, comm.rank, clock):
-            pause, gradient = (
-                draw.uniform(0.5, 2) * usual,
-                torch.from_numpy(draw.integers(1, 99, LENGTH)).float(),
-            )
+            pause = draw.uniform(0.5, 2) * usual
+            gradient = torch.from_numpy(draw.integers(1, 99, LENGTH)).float()
         comm.world.pause(pause)
         comm.send(gradient, 0)
         comm.recv(weights, 0)
@@ -144,10 +133,9 @@ def _serve(comm: Comm, on_push: OnPush, bound: int) -> tuple[str, int, int]:
         age = right.version - right.read[worker]
         go = _by_the_rule(right, worker, gradient)
         if not found:
-            differs = _asked(on_push, mine, worker, gradient.clone(), right, go)
-            found = (
-                differs and f"after push {push + 1} (worker {worker}, computed {age} updates ago) {differs}"
-            )
+            differs = _wrong_with(on_push(mine, worker, gradient.clone()), mine, right, go)
+            where = f"after push {push + 1} (worker {worker}, computed {age} updates ago)"
+            found = differs and f"{where} {differs}"
         oldest = max(oldest, age)
         for each in go:
             furthest = max(furthest, right.clock[each] - min(right.clock.values()))
@@ -169,11 +157,8 @@ def _by_the_rule(desk: Desk, worker: int, gradient: torch.Tensor) -> list[int]:
     return [each for each in desk.waiting if desk.clock[each] - slowest <= desk.bound]
 
 
-def _asked(
-    on_push: OnPush, mine: Desk, worker: int, gradient: torch.Tensor, right: Desk, go: list[int]
-) -> str:
-    """Ask the student's function; return its first error in words, or an empty text."""
-    answered = on_push(mine, worker, gradient)
+def _wrong_with(answered: Any, mine: Desk, right: Desk, go: list[int]) -> str:
+    """Name the first error in an answer to a push, or return an empty text."""
     if mine.version != right.version:
         return f"server.version is {mine.version}, expected {right.version}"
     if mine.clock != right.clock:

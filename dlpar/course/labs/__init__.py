@@ -7,20 +7,8 @@ One module for each lab ends in its table of rows.  Notebooks call an experiment
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib import import_module
 
-from dlpar.course.labs import (
-    data_parallel,
-    first_parallel_run,
-    gossip,
-    hogwild,
-    hybrid,
-    mapreduce,
-    model_parallel,
-    parameter_server,
-    pipeline,
-    ring_allreduce,
-    scaling,
-)
 from dlpar.course.labs.data_parallel import CLOUD, EPOCH, ONE_GPU_EACH, read_an_epoch
 from dlpar.course.labs.first_parallel_run import RECORDING
 from dlpar.course.labs.hogwild import in_turn
@@ -33,19 +21,14 @@ from dlpar.course.labs.scaling import GPUS, HOROVOD
 from dlpar.course.rehearse import Row
 from dlpar.jobs.control_groups import cores
 
-TABLES: dict[str, tuple[Row, ...]] = {
-    "00": first_parallel_run.TABLE,
-    "01": mapreduce.TABLE,
-    "02": parameter_server.TABLE,
-    "03": ring_allreduce.TABLE,
-    "04": gossip.TABLE,
-    "05": hogwild.TABLE,
-    "06": scaling.TABLE,
-    "07": data_parallel.TABLE,
-    "08": model_parallel.TABLE,
-    "09": pipeline.TABLE,
-    "10": hybrid.TABLE,
-}
+LABS = (
+    "first_parallel_run", "mapreduce", "parameter_server", "ring_allreduce", "gossip", "hogwild", "scaling",
+    "data_parallel", "model_parallel", "pipeline", "hybrid",
+)  # fmt: skip
+"""Modules of the labs 00, 01, …"""
+
+_modules = [import_module(f"{__name__}.{lab}") for lab in LABS]
+TABLES: dict[str, tuple[Row, ...]] = {f"{n:02}": module.TABLE for n, module in enumerate(_modules)}
 """Rows of each lab, by its number."""
 
 
@@ -63,8 +46,3 @@ def rows(labs: Sequence[str] = ()) -> list[tuple[str, Row]]:
 
 
 globals().update({row.name: row.preset for _, row in rows()})
-
-__all__ = [
-    "CLOUD", "CLUSTER", "CLUSTERS", "EPOCH", "GPUS", "HOROVOD", "LINKS", "MICRO_BATCHES", "ONE_GPU_EACH", "OWN_CARDS",
-    "RACK", "RECORDING", "SHARED_CARDS", "TABLES", "cores", "in_turn", "read_an_epoch", "rows",
-]  # fmt: skip

@@ -10,7 +10,7 @@ import numpy as np
 from dlpar.config.experiment import Experiment
 from dlpar.course import platform_file
 from dlpar.course.labs.scaling import GPUS, computing_s, sizes_only
-from dlpar.course.rehearse import Row, Shown, apart, most_held, step_s
+from dlpar.course.rehearse import Row, Shown, accuracy, apart, measured, most_held, step_ms, step_s
 from dlpar.jobs.launch import spmd
 from dlpar.jobs.run import Run
 
@@ -30,10 +30,9 @@ def overlapped_training() -> Experiment:
     The bytes and FLOPs of VGG-16 are spread over the layers of a small network, and each of these is a bucket.
     """
     training = dict(workers=8, batch=64, scaling="weak", steps=12, evaluate_every=1000)
-    model = {"name": "mlp", "width": 64, "depth": 8}
     sync = {"scheme": "ring", "overlap": True, "bucket_mb": 0.02}
     cluster = {"world": "simulated", "platform": GPUS, "stand_in_for": "vgg16", "threads": 1}
-    return Experiment(model=model, **training, sync=sync, cluster=cluster)
+    return Experiment(model={"width": 64, "depth": 8}, **training, sync=sync, cluster=cluster)
 
 
 def _without_and_with(experiment: Experiment) -> list[Experiment]:
@@ -41,19 +40,10 @@ def _without_and_with(experiment: Experiment) -> list[Experiment]:
     return [experiment.replace(sync={"overlap": overlap}) for overlap in (False, True)]
 
 
-def _step_is_shorter(runs: list[Run]) -> Shown:
-    off, on = map(step_s, runs)
-    return on < off, f"a step takes {1e3 * off:.0f} ms without overlap, {1e3 * on:.0f} ms with it"
-
-
 def paced_overlap() -> list[Experiment]:
     """Four real processes that keep the GPUs' time, without overlap and with it."""
     cluster = {"world": "paced", "platform": ONE_GPU_EACH}
     return _without_and_with(overlapped_training().replace(workers=4, steps=2, cluster=cluster))
-
-
-def _much_shorter(runs: list[Run]) -> Shown:
-    return step_s(runs[1]) < 0.8 * step_s(runs[0]), _step_is_shorter(runs)[1]
 
 
 def _on_16(workload: str, platform: str, **fields: Any) -> Experiment:
@@ -86,20 +76,10 @@ def _some_stays_exposed(runs: dict[str, Run]) -> Shown:
 
 def faster_links() -> dict[str, Experiment]:
     """VGG-16, overlapped, on three links."""
-    links = {
-        "10 GbE": platform_file("p100-each-10gbe"),
-        "25 GbE": ONE_GPU_EACH,
-        "100 Gb InfiniBand": platform_file("p100-each-100gb-ib"),
-    }
-    return {
-        f"VGG-16, {title}": _on_16("vgg16", link, sync={"overlap": True}) for title, link in links.items()
-    }
-
-
-def _faster_exposes_less(runs: dict[str, Run]) -> Shown:
-    took = {title.split(", ")[1]: step_s(run) for title, run in runs.items()}
-    said = ", ".join(f"{title} {1e3 * each:.0f} ms" for title, each in took.items())
-    return list(took.values()) == sorted(took.values(), reverse=True), f"VGG-16, a step: {said}"
+    slow, fast = platform_file("p100-each-10gbe"), platform_file("p100-each-100gb-ib")
+    links = {"10 GbE": slow, "25 GbE": ONE_GPU_EACH, "100 Gb InfiniBand": fast}
+    sync = {"overlap": True}
+    return {f"VGG-16, {title}": _on_16("vgg16", link, sync=sync) for title, link in links.items()}
 
 
 def smaller_buckets() -> list[Experiment]:
@@ -115,16 +95,10 @@ def _some_mb_are_best(runs: list[Run]) -> Shown:
     return held, f"best {best:g} MB; a bucket a layer takes {took[least] / took[best]:.2f} times as long"
 
 
+ADAM: dict[str, Any] = {"optimizer": "adam", "lr": 0.003, "dtype": "float64", "evaluate_every": 1000}
+SIMULATED = {"world": "simulated", "platform": "cpu-1gbe", "threads": 1}
 TRAINED = Experiment(
-    model={"name": "mlp", "width": 256, "depth": 4},
-    workers=4,
-    batch=256,
-    steps=20,
-    optimizer="adam",
-    lr=0.003,
-    dtype="float64",
-    evaluate_every=1000,
-    cluster={"world": "simulated", "platform": "cpu-1gbe", "threads": 1},
+    model={"width": 256, "depth": 4}, workers=4, batch=256, steps=20, **ADAM, cluster=SIMULATED
 )
 """Four workers that really train, on a simulated network of 1 GbE."""
 
@@ -135,12 +109,6 @@ IMAGES = TRAINED.replace(model={"name": "cnn", "depth": 2}, steps=10)
 def sharding_is_free() -> list[Experiment]:
     """The same training whole, and by ZeRO stages 1 and 3."""
     return [TRAINED.replace(split={"kind": "data", "zero": stage}) for stage in (0, 1, 3)]
-
-
-def _stage_3_sends_more(runs: list[Run]) -> Shown:
-    whole, first, third = (run.summary["bytes_sent"] for run in runs)
-    held = first == whole and third == 1.5 * whole
-    return held, f"ZeRO 1 sends {first / whole:g} times the bytes, ZeRO 3 {third / whole:g}"
 
 
 def accumulation() -> list[Experiment]:
@@ -159,21 +127,10 @@ def small_batches() -> Experiment:
     return IMAGES.replace(batch=32)
 
 
-def _eight_times_the_bytes(runs: list[Run]) -> Shown:
-    pieces, small = (run.summary["bytes_sent"] / run.curve["samples"].iloc[-1] for run in runs)
-    said = f"{small / 1e3:.1f} kB for a sample, {pieces / 1e3:.1f} kB where gradients are added up"
-    return small == 8 * pieces, said
-
-
 def accumulated_statistics() -> list[Experiment]:
     """Batch normalisation with all samples at once and in 8 micro-batches."""
     norm = {"norm": "batch"}
     return [TRAINED.replace(model=norm, split={"kind": "data", "microbatches": pieces}) for pieces in (1, 8)]
-
-
-def _another_training(runs: list[Run]) -> Shown:
-    differ = (runs[0].curve["loss"] - runs[1].curve["loss"]).abs().max()
-    return differ > 0.01, f"losses differ by up to {differ:.2f}"
 
 
 EPOCH = Experiment(workers=4, batch=719, steps=2)
@@ -211,8 +168,7 @@ def _data_is_read_once(ranks: list[list[tuple[int, np.ndarray]]]) -> Shown:
 def own_samples() -> dict[str, Experiment]:
     """Four workers with two or three digits each, whose statistics or steps are their own."""
     training = dict(workers=4, batch=128, steps=100, evaluate_every=1000, shards="by_label")
-    cluster = {"world": "simulated", "platform": "cpu-10gbe", "threads": 1}
-    common = Experiment(model={"name": "mlp", "width": 64}, **training, cluster=cluster)
+    common = Experiment(model={"width": 64}, **training, cluster={**SIMULATED, "platform": "cpu-10gbe"})
     own = {"model": {"norm": "batch"}}
     return {
         "dealt out of all samples": common.replace(shards="iid"),
@@ -224,26 +180,35 @@ def own_samples() -> dict[str, Experiment]:
     }
 
 
-def _own_statistics_harm(runs: dict[str, Run]) -> Shown:
-    dealt, *others = (run.summary["accuracy"] for run in runs.values())
-    summed, statistics, mixed, cured, local = (100 * (dealt - each) for each in others)
-    held = max(summed, mixed, cured) < 2 and min(statistics, local) > 5
-    said = f"sums {summed:.1f}, own statistics {statistics:.1f}, 20 local steps {local:.1f}"
-    return held, f"points lost: {said}"
-
+SHORTER = "a step takes {:.0f} ms without overlap, {:.0f} ms with it"
 
 TABLE = (
-    Row(overlapped_training, "Sending while computing makes a step shorter", _step_is_shorter,
+    Row(overlapped_training, "Sending while computing makes a step shorter",
+        measured(step_ms, lambda off, on: on < off, SHORTER),
         lambda: _without_and_with(overlapped_training())),
     Row(overlap_hides_everything, '"Overlap hides everything"', _some_stays_exposed),
-    Row(faster_links, "A faster link exposes less", _faster_exposes_less),
-    Row(paced_overlap, "Four processes that keep the GPUs' time overlap, too", _much_shorter),
+    Row(faster_links, "A faster link exposes less",
+        measured(step_ms, lambda *took: list(took) == sorted(took, reverse=True),
+                 "VGG-16, a step: 10 GbE {:.0f} ms, 25 GbE {:.0f} ms, 100 Gb InfiniBand {:.0f} ms")),
+    Row(paced_overlap, "Four processes that keep the GPUs' time overlap, too",
+        measured(step_ms, lambda off, on: on < 0.8 * off, SHORTER)),
     Row(smaller_buckets, '"Smaller buckets are better"', _some_mb_are_best),
-    Row(sharding_is_free, '"Sharding is free"', _stage_3_sends_more),
+    Row(sharding_is_free, '"Sharding is free"',
+        measured(lambda run: run.summary["bytes_sent"], lambda one, three: (one, three) == (1, 1.5),
+                 "ZeRO 1 sends {:g} times the bytes, ZeRO 3 {:g}", relative=True)),
     Row(accumulation, "Gradient accumulation changes memory, and nothing else", _only_memory_changes),
-    Row(small_batches, "A small batch a step sends eight times as much for a sample", _eight_times_the_bytes,
+    Row(small_batches, "A small batch a step sends eight times as much for a sample",
+        measured(lambda run: run.summary["bytes_sent"] / run.curve["samples"].iloc[-1],
+                 lambda pieces, small: small == 8 * pieces,
+                 "{:,.0f} bytes for a sample where gradients are added up, otherwise {:,.0f}"),
         lambda: [accumulation()[-1], small_batches()]),
     Row(sharded_reading, "Ranks can read a data set once, and get the same samples", _data_is_read_once),
-    Row(accumulated_statistics, "Accumulation with batch normalisation is another training", _another_training),
-    Row(own_samples, "Own shards harm what is computed from a rank's own batch", _own_statistics_harm),
+    Row(accumulated_statistics, "Accumulation with batch normalisation is another training",
+        measured(lambda run: run.curve["loss"].iloc[-1], lambda whole, pieces: abs(whole - pieces) > 0.01,
+                 "the last losses are {:.2f} and {:.2f}")),
+    Row(own_samples, "Own shards harm what is computed from a rank's own batch",
+        measured(accuracy, lambda dealt, summed, own, mixed, cured, local:
+                 min(summed, mixed, cured) > dealt - 0.02 and max(own, local) < dealt - 0.05,
+                 "right: {:.1%}; with own digits: sums {:.1%}, own statistics {:.1%} (dealt out {:.1%}, "
+                 "synchronised {:.1%}), 20 local steps {:.1%}")),
 )  # fmt: skip

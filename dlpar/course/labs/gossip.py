@@ -55,12 +55,9 @@ def two_islands() -> list[Experiment]:
 
     In this order: ring iid, islands iid, ring by_label, islands by_label.
     """
-    graphs = ({"topology": "ring"}, ISLANDS)
-    return [
-        GOSSIP.replace(steps=120, shards=shards, sync=graph, cluster=SIMULATED)
-        for shards in ("iid", "by_label")
-        for graph in graphs
-    ]
+    common = GOSSIP.replace(steps=120, cluster=SIMULATED)
+    graphs = [common.replace(sync=sync) for sync in ({"topology": "ring"}, ISLANDS)]
+    return [graph.replace(shards=shards) for shards in ("iid", "by_label") for graph in graphs]
 
 
 def _losses_fall_anyway(runs: list[Run]) -> Shown:

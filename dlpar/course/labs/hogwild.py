@@ -7,14 +7,8 @@ from dlpar.course.rehearse import Row, Shown, learns, speedup
 from dlpar.jobs.control_groups import cores
 from dlpar.jobs.run import Run
 
-TEXTS = Experiment(
-    model="logistic",
-    data="docstrings",
-    workers=4,
-    lr=1.0,
-    cluster={"threads": 1},
-    sync={"scheme": "hogwild", "sparse": True},
-)
+COMMON = {"workers": 4, "cluster": {"threads": 1}, "sync": {"scheme": "hogwild", "sparse": True}}
+TEXTS = Experiment(model="logistic", data="docstrings", lr=1.0, **COMMON)
 """Softmax regression on 1000 words: which package does a docstring document?  10,010 weights."""
 
 
@@ -45,10 +39,8 @@ def _little_is_lost(runs: list[Run]) -> Shown:
     right = [(a.summary["accuracy"], b.summary["accuracy"]) for a, b in zip(racing, alone, strict=True)]
     worse = max(abs(a - b) for a, b in right)
     lost = max(record["lost"] for run in racing for _, record in run.records() if "lost" in record)
-    said = (
-        f"racing and in turn differ by {100 * worse:.1f} points at most; {lost:.2%} of what was added is lost"
-    )
-    return worse < 0.05 and lost < 0.1, said
+    said = f"racing and in turn differ by {100 * worse:.1f} points at most"
+    return worse < 0.05 and lost < 0.1, f"{said}; {lost:.2%} of what was added is lost"
 
 
 def lock_free_scaling() -> list[Experiment]:
@@ -85,11 +77,8 @@ def _its_updates_are_old(run: Run) -> Shown:
     slow, quick = by_worker.loc[1], by_worker.drop(index=1)
     most = quick["mean"].max()
     held = slow["size"] < 0.6 * quick["size"].min() and slow["mean"] > 2 * most
-    learns = run.summary["accuracy"] > 0.75
-    return (
-        held and learns,
-        f"its gradients are {slow['mean']:.1f} updates old, the others' {most:.1f} at most",
-    )
+    said = f"its gradients are {slow['mean']:.1f} updates old, the others' {most:.1f} at most"
+    return held and run.summary["accuracy"] > 0.75, said
 
 
 TABLE = (

@@ -6,13 +6,11 @@ from typing import Any
 
 from dlpar.config.experiment import Experiment
 from dlpar.course import platform_file
-from dlpar.course.rehearse import Row, Shown, most_held, same_losses
+from dlpar.course.rehearse import Row, Shown, accuracy, measured, most_held, same_losses
 from dlpar.jobs.run import Run
 
-CLUSTERS = {
-    name: platform_file(name.replace(" ", "-"))
-    for name in ("one box", "nodes of two", "slow network", "one each", "device 5 slow")
-}
+_NAMES = ("one box", "nodes of two", "slow network", "one each", "device 5 slow")
+CLUSTERS = {name: platform_file(name.replace(" ", "-")) for name in _NAMES}
 """Clusters of a small device, 1 GFLOP/s, that keep the proportions of large ones, as `one-box.toml` computes."""
 
 PAIRS = CLUSTERS["nodes of two"]
@@ -43,11 +41,6 @@ def grid(
     return experiment.replace(**changes)
 
 
-def _one_slows_all(runs: list[Run]) -> Shown:
-    hurt, even = map(_ms, runs)
-    return hurt > 1.4 * even, f"a step takes {even:.0f} ms, with one device twice as slow {hurt:.0f} ms"
-
-
 def one_process() -> dict[str, Experiment]:
     """Ten steps in float64 on one rank, and on 2 × 2 × 2 by a ring and by each part's own server."""
     model = {"name": "transformer", "width": 16, "depth": 2, "heads": 2}
@@ -55,11 +48,8 @@ def one_process() -> dict[str, Experiment]:
     training = dict(workers=1, batch=8, steps=10, dtype="float64", evaluate_every=0)
     small = Experiment(model=model, data=data, **training, cluster={"world": "simulated", "threads": 1})
     ring = small.replace(workers=8, split={"kind": "hybrid", "microbatches": 2})
-    return {
-        "one process": small,
-        "2 × 2 × 2, ring": ring,
-        "2 × 2 × 2, a server for each part": ring.replace(sync={"scheme": "ps", "servers": 4}),
-    }
+    servers = ring.replace(sync={"scheme": "ps", "servers": 4})
+    return {"one process": small, "2 × 2 × 2, ring": ring, "2 × 2 × 2, a server for each part": servers}
 
 
 def alone_and_together(platform: str = PAIRS) -> dict[str, Experiment]:
@@ -120,20 +110,9 @@ def distbelief(push_every: int = 1) -> Experiment:
     return Experiment(model=model, **training, split=split, sync=sync, cluster={"threads": 1})
 
 
-def _both_learn(runs: list[Run]) -> Shown:
-    often, seldom = (run.summary["accuracy"] for run in runs)
-    return min(often, seldom) > 0.85, f"right: {often:.0%} with a push a step, {seldom:.0%} with one in 8"
-
-
 def paced_grid() -> Experiment:
     """2 × 2 × 2 on eight processes that keep the cluster's time."""
     return grid(PAIRS, 2, 2, 2, steps=2, cluster={"world": "paced"})
-
-
-def _as_simulated(runs: list[Run]) -> Shown:
-    paced, simulated = map(_ms, runs)
-    held = abs(paced / simulated - 1) < 0.05
-    return held, f"a step takes {paced:.1f} ms paced, {simulated:.1f} ms simulated"
 
 
 TABLE = (
@@ -141,10 +120,16 @@ TABLE = (
     Row(alone_and_together, '"Speed-ups multiply"', _less_than_the_product),
     Row(orders, '"The order of axes does not matter"', _tensor_belongs_inside),
     Row(factorizations, "Of grids that fit, 2 × 2 × 2 is best here", _two_by_two_by_two),
-    Row(paced_grid, "Eight processes keep the simulated cluster's time", _as_simulated,
+    Row(paced_grid, "Eight processes keep the simulated cluster's time",
+        measured(_ms, lambda paced, simulated: abs(paced / simulated - 1) < 0.05,
+                 "a step takes {:.1f} ms paced, {:.1f} ms simulated"),
         lambda: [paced_grid(), grid(PAIRS, 2, 2, 2)]),
-    Row(distbelief, "DistBelief's shape trains on real ranks", _both_learn,
+    Row(distbelief, "DistBelief's shape trains on real ranks",
+        measured(accuracy, lambda *shares: min(shares) > 0.85,
+                 "right: {:.0%} with a push a step, {:.0%} with one in 8"),
         lambda: [distbelief(push_every=n) for n in (1, 8)]),
-    Row(grid, "One slow device of eight slows all", _one_slows_all,
+    Row(grid, "One slow device of eight slows all",
+        measured(_ms, lambda hurt, even: hurt > 1.4 * even,
+                 "with one device twice as slow a step takes {:.0f} ms, otherwise {:.0f} ms"),
         lambda: [grid(platform, 2, 2, 2) for platform in (CLUSTERS["device 5 slow"], PAIRS)]),
 )  # fmt: skip

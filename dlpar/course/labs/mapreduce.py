@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dlpar.config.experiment import Experiment
-from dlpar.course.rehearse import Collectives, Row, Shown, pace
+from dlpar.course.rehearse import Collectives, Row, Shown, accuracy, measured, pace_ms
 from dlpar.jobs.run import Run
-from dlpar.lab.timing import CollectiveTime
+from dlpar.lab.figures.cost import CollectiveTime
 
 CLUSTER = "cpu-10gbe"
 """Platform of labs 01 to 03: a rank in each machine, 10 Gb Ethernet between them."""
@@ -19,11 +19,8 @@ def mean_of_means() -> list[Experiment]:
     """
     training = dict(workers=3, batch=354, steps=200, lr=0.2, optimizer="momentum", evaluate_every=20)
     common = Experiment(model="linear", data="diabetes", dtype="float64", **training)
-    return [
-        common.replace(shards=shards, sync={"scheme": "mapreduce", "reduce": reduce})
-        for shards in ("iid", "uneven")
-        for reduce in ("sum", "mean")
-    ]
+    both = [common.replace(sync={"scheme": "mapreduce", "reduce": reduce}) for reduce in ("sum", "mean")]
+    return [each.replace(shards=shards) for shards in ("iid", "uneven") for each in both]
 
 
 def _uneven_parts_end_elsewhere(runs: list[Run]) -> Shown:
@@ -51,11 +48,6 @@ def digits_by_mapreduce() -> list[Experiment]:
     return [common.replace(workers=workers, cluster={"threads": 1}) for workers in (1, 2, 4)]
 
 
-def _all_learn(runs: list[Run]) -> Shown:
-    least = min(run.summary["accuracy"] for run in runs)
-    return least > 0.93, f"{least:.1%} of held-out digits are right, or more"
-
-
 def unsteady() -> list[Experiment]:
     """Four workers whose steps take 10 ms each, or 10 ms on average.
 
@@ -63,13 +55,6 @@ def unsteady() -> list[Experiment]:
     """
     common = Experiment(model="logistic", steps=40, batch=256, lr=0.5, sync="mapreduce", evaluate_every=1000)
     return [common.replace(delays={"kind": kind, "delay_ms": 10.0}) for kind in ("constant", "exponential")]
-
-
-def _random_is_slower(runs: list[Run]) -> Shown:
-    even, random = map(pace, runs)
-    return random > max(
-        0.017, 1.3 * even
-    ), f"{1e3 * even:.0f} ms a step, and {1e3 * random:.0f} ms where times vary"
 
 
 def empty_samples() -> Experiment:
@@ -87,7 +72,10 @@ def _learns_all_the_same(run: Run) -> Shown:
 TABLE = (
     Row(mean_of_means, '"The mean of the workers\' means is the mean"', _uneven_parts_end_elsewhere),
     Row(tree_or_star, '"A tree always beats a star"', _size_decides),
-    Row(digits_by_mapreduce, "Softmax regression learns by map-reduce, on 1, 2 and 4 workers", _all_learn),
-    Row(unsteady, "Unsteady workers of the same mean take longer together", _random_is_slower),
+    Row(digits_by_mapreduce, "Softmax regression learns by map-reduce, on 1, 2 and 4 workers",
+        measured(accuracy, lambda *shares: min(shares) > 0.93, "right: {:.1%}, {:.1%} and {:.1%}")),
+    Row(unsteady, "Unsteady workers of the same mean take longer together",
+        measured(pace_ms, lambda even, random: random > max(17, 1.3 * even),
+                 "{:.0f} ms a step, and {:.0f} ms where times vary")),
     Row(empty_samples, "Workers without a sample do no harm to a sum", _learns_all_the_same),
-)
+)  # fmt: skip

@@ -13,11 +13,7 @@ from dlpar.lab import figures
 NVLINK = "v100-nvlink"
 """Eight V100 in one machine."""
 
-LINKS = {
-    "NVLink": NVLINK,
-    "100gb-ib": platform_file("v100-each-100gb-ib"),
-    "10gbe": platform_file("v100-each-10gbe"),
-}
+LINKS = {"NVLink": NVLINK, **{name: platform_file(f"v100-each-{name}") for name in ("100gb-ib", "10gbe")}}
 """Eight V100 on three links: in one machine, and each in a machine of its own."""
 
 CNN = Experiment(model={"name": "cnn", "width": 64}, batch=64, dtype="float64")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dlpar.config.experiment import Experiment
 from dlpar.course.labs.mapreduce import CLUSTER
-from dlpar.course.rehearse import Collectives, Row, Shown, learns, pace
+from dlpar.course.rehearse import Collectives, Row, Shown, learns, pace_ms
 from dlpar.jobs.run import Run
-from dlpar.lab.timing import CollectiveTime
+from dlpar.lab.figures.cost import CollectiveTime
 from dlpar.theory import closed_form, sizes
 
 OWN_CARDS, SHARED_CARDS = "h100-400gb-ib", "v100-100gb-ib"
@@ -86,10 +86,10 @@ def slow_rank() -> list[Experiment]:
 
 
 def _all_wait(runs: list[Run]) -> Shown:
-    even, slow = map(pace, runs)
-    waits = runs[1].steps.groupby("rank")["wait"].median()
-    held = slow > max(0.04, 1.5 * even) and waits[2] < 0.1 * slow and waits.max() > 0.5 * slow
-    return held, f"a step takes {1e3 * even:.0f} ms, with one slow rank {1e3 * slow:.0f} ms"
+    even, slow = map(pace_ms, runs)
+    waits = 1e3 * runs[1].steps.groupby("rank")["wait"].median()
+    held = slow > max(40, 1.5 * even) and waits[2] < 0.1 * slow and waits.max() > 0.5 * slow
+    return held, f"a step takes {even:.0f} ms, with one slow rank {slow:.0f} ms"
 
 
 TABLE = (

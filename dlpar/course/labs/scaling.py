@@ -6,7 +6,7 @@ from typing import Any
 
 from dlpar.config.experiment import Experiment
 from dlpar.course import platform_file
-from dlpar.course.rehearse import Row, Shown, on, same_losses, speedup, step_s
+from dlpar.course.rehearse import Row, Shown, measured, on, same_losses, speedup, step_ms, step_s
 from dlpar.jobs.control_groups import cores
 from dlpar.jobs.run import Run
 from dlpar.lab.figures.training import first_at
@@ -69,15 +69,9 @@ def _cores_limit(runs: list[Run]) -> Shown:
 
 def paced() -> Experiment:
     """A small network keeps the time of ResNet-50 on P100s, on real processes."""
-    return Experiment(
-        model=SMALL,
-        batch=32,
-        scaling="weak",
-        steps=4,
-        evaluate_every=1000,
-        sync=_ring(),
-        cluster={"world": "paced", "platform": GPUS, "stand_in_for": "resnet50", "threads": 1},
-    )
+    cluster = {"world": "paced", "platform": GPUS, "stand_in_for": "resnet50", "threads": 1}
+    training = dict(batch=32, scaling="weak", steps=4, evaluate_every=1000)
+    return Experiment(model=SMALL, **training, sync=_ring(), cluster=cluster)
 
 
 def _as_predicted(run: Run) -> Shown:
@@ -129,22 +123,11 @@ def ring_and_servers() -> list[Experiment]:
     return [ring, *(ring.replace(sync={"scheme": "ps", "servers": servers}) for servers in (1, 8))]
 
 
-def _one_port_is_full(runs: list[Run]) -> Shown:
-    ring, one, eight = map(step_s, runs)
-    said = f"64 GPUs, a step: ring {ring:.2f} s, one server {one:.2f} s, eight {eight:.2f} s"
-    return ring < eight < one, said
-
-
 def short_messages() -> list[Experiment]:
     """A network of 14,698 weights on 10 GbE, by a ring and by four servers."""
     small = {"name": "cnn", "width": 256, "depth": 2}
     ring = sizes_only(None, "cpu-10gbe", model=small, batch=1024, steps=20)
     return [ring, ring.replace(sync={"scheme": "ps", "servers": 4})]
-
-
-def _servers_are_ahead(runs: list[Run]) -> Shown:
-    ring, servers = (1e3 * step_s(run) for run in runs)
-    return servers < ring, f"59 kB on 64 machines, a step: ring {ring:.1f} ms, four servers {servers:.1f} ms"
 
 
 def horovod() -> dict[str, Experiment]:
@@ -164,19 +147,13 @@ def _as_published(runs: dict[str, Run]) -> Shown:
 def trouble() -> dict[str, Experiment]:
     """64 GPUs and a ring; one is twice as slow, the links are slow, all are unsteady."""
     even = sizes_only("resnet50", workers=64, steps=20)
+    short, slow = even.replace(steps=3), {"platform": platform_file("slow-links")}
     return {
-        "64 equal GPUs": even.replace(steps=3),
-        "one twice as slow": even.replace(steps=3, delays={"straggler": {17: 2.0}}),
-        "links ten times slower": even.replace(steps=3, cluster={"platform": platform_file("slow-links")}),
+        "64 equal GPUs": short,
+        "one twice as slow": short.replace(delays={"straggler": {17: 2.0}}),
+        "links ten times slower": short.replace(cluster=slow),
         "exponential times": even.replace(cluster={"platform": platform_file("unsteady")}),
     }
-
-
-def _slowest_decides(runs: dict[str, Run]) -> Shown:
-    alone, *took = map(step_s, runs.values())
-    straggler, links, tail = (each / alone for each in took)
-    said = f"one slow GPU {straggler:.1f}, slow links {links:.1f}, unsteady GPUs {tail:.1f}"
-    return straggler > 1.5 and links > 2.5 and tail > 3, f"times a step: {said}"
 
 
 def thousands() -> Experiment:
@@ -200,9 +177,17 @@ TABLE = (
     Row(weak_and_strong, "Strong and weak scaling are not the same curve", _not_the_same_curve,
         lambda: on(weak_and_strong(), 1, 64)),
     Row(more_workers, '"90 % efficiency means ten times sooner to the same accuracy"', _less_than_efficiency),
-    Row(ring_and_servers, "One server's port is soon full", _one_port_is_full, lambda: on(ring_and_servers(), 64)),
-    Row(short_messages, '"A ring is always ahead of servers"', _servers_are_ahead, lambda: on(short_messages(), 64)),
+    Row(ring_and_servers, "One server's port is soon full",
+        measured(step_ms, lambda ring, one, eight: ring < eight < one,
+                 "64 GPUs, a step: ring {:.0f} ms, one server {:.0f} ms, eight {:.0f} ms"),
+        lambda: on(ring_and_servers(), 64)),
+    Row(short_messages, '"A ring is always ahead of servers"',
+        measured(step_ms, lambda ring, servers: servers < ring,
+                 "59 kB on 64 machines, a step: ring {:.1f} ms, four servers {:.1f} ms"),
+        lambda: on(short_messages(), 64)),
     Row(horovod, "Simulation reproduces Horovod's three efficiencies", _as_published),
-    Row(trouble, "A synchronous step is as slow as its slowest worker", _slowest_decides),
+    Row(trouble, "A synchronous step is as slow as its slowest worker",
+        measured(step_s, lambda straggler, links, tail: straggler > 1.5 and links > 2.5 and tail > 3,
+                 "times a step: one slow GPU {:.1f}, slow links {:.1f}, unsteady GPUs {:.1f}", relative=True)),
     Row(thousands, "4,096 workers and one server", _worth_a_few),
 )  # fmt: skip

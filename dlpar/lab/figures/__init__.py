@@ -10,21 +10,14 @@ from dlpar.lab.figures.convergence import convergence, overlay
 from dlpar.lab.figures.cost import collective_times, link_fit
 from dlpar.lab.figures.graph import show_graph
 from dlpar.lab.figures.lanes import lanes
-from dlpar.lab.figures.layer_bytes import layer_bytes
 from dlpar.lab.figures.memory import memory
 from dlpar.lab.figures.mesh import mesh
 from dlpar.lab.figures.overlap import bucket_sizes, exposed, sending
-from dlpar.lab.figures.pieces import differences, pieces
+from dlpar.lab.figures.pieces import differences, layer_bytes, pieces
 from dlpar.lab.figures.pipeline import micro_batches, pipeline, schedule
+from dlpar.lab.figures.scaling import speedup
 from dlpar.lab.figures.staleness import lead, staleness
 from dlpar.lab.figures.throughput import throughput
 from dlpar.lab.figures.timeline import timeline
-from dlpar.lab.figures.training import speedup, suboptimality, time_to_accuracy
+from dlpar.lab.figures.training import suboptimality, time_to_accuracy
 from dlpar.lab.figures.waiting import bytes_per_rank, waiting
-
-__all__ = [
-    "bucket_sizes", "bytes_per_rank", "caption", "collective_times", "consensus", "convergence", "differences",
-    "exposed", "lanes", "layer_bytes", "lead", "link_fit", "memory", "mesh", "micro_batches", "overlay", "pieces",
-    "pipeline", "schedule", "sending", "show_graph", "speedup", "staleness", "suboptimality", "table", "throughput",
-    "time_to_accuracy", "timeline", "waiting",
-]  # fmt: skip

@@ -1,13 +1,181 @@
-"""Static figures of the cost of messages and collectives: measured, paced, simulated and predicted."""
+"""The cost of messages and collectives: measured, paced, simulated and predicted, and figures of it."""
 
 from __future__ import annotations
 
-import math
+from collections import defaultdict
 from collections.abc import Sequence
+from itertools import product
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from dlpar.jobs.launch import spmd
 from dlpar.lab import captions, theme
 from dlpar.lab.figure import Figure, blank, captioned
-from dlpar.lab.timing import CollectiveTime, PingPong
+from dlpar.theory import Link, collective_seconds, fitted
+from dlpar.worlds.platforms.lookup import USUAL
+from dlpar.worlds.platforms.ping_pong import SIZES, there_and_back
+
+if TYPE_CHECKING:
+    from dlpar.comm import Comm
+
+
+class CollectiveTime(NamedTuple):
+    """Time of a collective, from one of the worlds or predicted."""
+
+    name: str
+    ranks: int
+    nbytes: int
+    """Bytes of the whole tensor."""
+    seconds: float
+    """Time between the first rank's call and the last rank's result; measured: the fastest of several calls."""
+    how: str = "measured"
+    """``measured``, ``paced``, ``simulated`` or ``predicted``."""
+
+
+class PingPong(NamedTuple):
+    """One-way times of messages between two ranks.
+
+    Attributes
+    ----------
+    sizes : tuple of int
+        Bytes.
+    seconds : tuple of float
+        Half a round trip, the fastest of several.
+    how : str, default "measured"
+        Source, as in :class:`CollectiveTime`.
+    where : str
+        Platform whose clock is used; default: this machine.
+    link : Link
+        Link fitted to sizes and seconds.
+    """
+
+    sizes: tuple[int, ...]
+    seconds: tuple[float, ...]
+    how: str = "measured"
+    where: str = "this machine"
+
+    @property
+    def link(self) -> Link:
+        return fitted(self.sizes, self.seconds)
+
+
+def ping_pong(
+    sizes: Sequence[int] = SIZES, repeats: int = 31, world: str = "real", platform: str | None = None
+) -> PingPong:
+    """Send messages back and forth between two ranks and time them.
+
+    Parameters
+    ----------
+    sizes : sequence of int
+        Bytes, from 1.
+    repeats : int, default 31
+        Round trips of each size on real ranks. The fastest counts, because others waited for a core, not for
+        the link. In the other worlds all round trips are equal, and there is one.
+    world : str, default ``"real"``
+        ``"paced"`` or ``"simulated"`` use the clock of a platform.
+    platform : str, optional
+        Platform of paced and simulated ranks; default ``"p100-25gbe"``.
+    """
+    trips = repeats if world == "real" else 1
+    times = spmd(there_and_back, tuple(sizes), trips, workers=2, **_cluster(world, platform))[0]
+    where = {} if world == "real" else {"where": platform or USUAL}
+    return PingPong(tuple(sizes), tuple(times), theme.HOW[world], **where)
+
+
+def time_collectives(
+    names: Sequence[str],
+    ranks: int | Sequence[int],
+    sizes: Sequence[float],
+    world: str = "real",
+    platform: str | None = None,
+    repeats: int = 3,
+    timeout: float = 60.0,
+) -> list[CollectiveTime]:
+    """Time all-reduce algorithms.
+
+    Parameters
+    ----------
+    names : sequence of str
+        Keys of :data:`dlpar.collectives.ALLREDUCE`.
+    ranks : int or sequence of int
+        World sizes: up to 64, for simulated ranks up to 4,096.
+    sizes : sequence of float
+        Bytes of the tensor, multiples of 4.
+    world : str, default ``"real"``
+        ``"real"``: messages of this machine; ``"paced"``: real ranks and messages by the clock of
+        a platform; ``"simulated"``: a virtual clock, and messages that carry sizes only.
+    platform : str, optional
+        Platform of paced and simulated ranks; default ``"p100-25gbe"``.
+    repeats : int, default 3
+        Calls of each on real ranks; the fastest counts. In the other worlds all calls are equal, and there is one.
+    timeout : float, default 60
+        Seconds after which the ranks are ended.
+
+    Raises
+    ------
+    ValueError
+        If a name is not known.
+    BadExperiment
+        If there is no such world or platform, or the platform does not hold so many ranks.
+    """
+    from dlpar.collectives import ALLREDUCE
+
+    unknown = [name for name in names if name not in ALLREDUCE]
+    if unknown:
+        raise ValueError(f"names: got {unknown[0]!r}, allowed is any of {', '.join(ALLREDUCE)}")
+    sizes, found = [int(size) for size in sizes], []
+    calls = (1, repeats) if world == "real" else (0, 1)
+    for count in [ranks] if isinstance(ranks, int) else ranks:
+        cluster = _cluster(world, platform)
+        trials = spmd(_time, tuple(names), sizes, *calls, workers=count, timeout=timeout, **cluster)
+        for number, (name, size) in enumerate((name, size) for name in names for size in sizes):
+            together = zip(*(trial[number] for trial in trials))
+            times = [max(end for _, end in call) - min(began for began, _ in call) for call in together]
+            found.append(CollectiveTime(name, count, size, min(times), theme.HOW[world]))
+    return found
+
+
+def predict_collectives(
+    names: Sequence[str], ranks: int | Sequence[int], sizes: Sequence[float], link: Link
+) -> list[CollectiveTime]:
+    """Predict the times of all-reduce algorithms with :func:`dlpar.theory.collective_seconds`.
+
+    Parameters
+    ----------
+    names, ranks, sizes
+        As of :func:`time_collectives`.
+    link : Link
+        Link of every rank, such as ``dlpar.worlds.platforms.platform("cpu-10gbe").between``.
+    """
+    worlds = [ranks] if isinstance(ranks, int) else ranks
+    asked = product(names, worlds, sizes)
+    return [CollectiveTime(*each, collective_seconds(*each, link), "predicted") for each in asked]
+
+
+def _cluster(world: str, platform: str | None) -> dict[str, str]:
+    """Cluster of the ranks, as keywords of :func:`dlpar.spmd`."""
+    cluster = {"world": world, **({"platform": platform} if platform else {})}
+    return {**cluster, "messages": "sizes"} if world == "simulated" else cluster
+
+
+def _time(comm: Comm, names: Sequence[str], sizes: Sequence[int], warming: int, repeats: int) -> list:
+    """Return, on a rank, the begin and end of each call of each collective, after calls that warm up."""
+    from dlpar.collectives import ALLREDUCE
+
+    found = []
+    for name in names:
+        for size in sizes:
+            tensor, calls = comm.empty(size // 4).fill_(1.0), []
+            for _ in range(warming + repeats):
+                comm.barrier()
+                began = comm.now()
+                ALLREDUCE[name](comm, tensor)
+                calls.append((began, comm.now()))
+            found.append(calls[warming:])
+    return found
+
+
+# ---- figures ------------------------------------------------------------------------
+
 
 LINKS = (("#0072B2", "#BF8300", "circle"), ("#009E73", "#D55E00", "square"))
 """Colours of times and fit, and marker, of each link in a figure."""
@@ -30,14 +198,14 @@ def link_fit(*found: PingPong) -> Figure:
         raise ValueError(f"found: got {len(found)} ping-pongs, allowed is 1 or 2")
     fits = [[1e3 * one.link.seconds(size) for size in one.sizes] for one in found]
     times = [[1e3 * seconds for seconds in one.seconds] for one in found]
-    everything = [ms for row in (*times, *fits) for ms in row]
     sizes = [size for one in found for size in one.sizes]
-    figure = blank(_layout("message (bytes)", sizes, everything, [one.how for one in found]))
-    for one, row, fit, (colour, fitted, symbol) in zip(found, times, fits, LINKS):
-        colour = theme.line_by_source(colour, one.how)["color"]
-        marker = {"color": colour, "size": 9, "symbol": symbol}
-        figure.add_scatter(x=one.sizes, y=row, name=f"{one.where}, {one.how}", mode="markers", marker=marker)
-        line = theme.predicted_line("fit: latency + bytes / bandwidth", fitted, 2.5)
+    everything = [ms for row in (*times, *fits) for ms in row]
+    across, up = _bytes("message (bytes)", sizes), _times(everything, [one.how for one in found])
+    figure = blank(theme.layout(xaxis=across, yaxis=up))
+    for one, row, fit, (colour, dashes, symbol) in zip(found, times, fits, LINKS):
+        look = theme.result(f"{one.where}, {one.how}", colour, one.how, symbol)
+        figure.add_scatter(x=one.sizes, y=row, **{**look, "mode": "markers"})
+        line = theme.predicted_line("fit: latency + bytes / bandwidth", dashes, 2.5)
         figure.add_scatter(x=one.sizes, y=fit, **line)
     return captioned(figure, " ".join(_link_in_words(one, len(found) > 1) for one in found))
 
@@ -71,86 +239,54 @@ def collective_times(times: Sequence[CollectiveTime], over: str = "bytes") -> Fi
         raise ValueError(f"over: got {over!r}, allowed is bytes or ranks")
     if not times:
         raise ValueError("times: got none, allowed is one or more")
-    at = [_place(t, over) for t in times]
-    title = "tensor (bytes)" if over == "bytes" else "ranks"
-    figure = blank(_layout(title, at, [1e3 * t.seconds for t in times], [t.how for t in times]))
-    if over == "ranks":
-        figure.update_xaxes(tickvals=sorted(set(at)), ticktext=[str(n) for n in sorted(set(at))])
-    others = sorted({_other(t, over) for t in times})
+    here = {t: (t.nbytes, t.ranks) if over == "bytes" else (t.ranks, t.nbytes) for t in times}
+    places, others = (sorted(set(column)) for column in zip(*here.values()))
+    across = _bytes("tensor (bytes)", places) if over == "bytes" else theme.log_axis("ranks", places)
+    up = _times([1e3 * t.seconds for t in times], [t.how for t in times])
+    figure = blank(theme.layout(xaxis=across, yaxis=up))
     for how in ("simulated", "paced", "measured", "predicted"):
-        drawn = [t for t in times if t.how == how]
-        for key in dict.fromkeys((t.name, _other(t, over)) for t in drawn):
-            own = [t for t in drawn if (t.name, _other(t, over)) == key]
-            x, y = zip(*sorted((_place(t, over), 1e3 * t.seconds) for t in own))
-            figure.add_scatter(x=x, y=y, **_style(how, key, over, others))
+        lines: dict[tuple[str, float], list[CollectiveTime]] = defaultdict(list)
+        for timing, (_, other) in sorted(here.items(), key=lambda item: item[1]):
+            if timing.how == how:
+                lines[timing.name, other].append(timing)
+        for (name, other), own in lines.items():
+            colour, symbol = theme.ALLREDUCES.get(name, (theme.GREY, "cross"))
+            label = name.replace("_", "-")
+            if len(others) > 1:  # the marker tells sizes or ranks
+                label += f", {captions.nbytes(other)}" if over == "ranks" else f", {other} ranks"
+                symbol = theme.MARKERS[others.index(other) % len(theme.MARKERS)]
+            look = theme.result(f"{label}, {how}", colour, how, symbol)
+            figure.add_scatter(x=[here[t][0] for t in own], y=[1e3 * t.seconds for t in own], **look)
     seconds = {how: {t[:3]: t.seconds for t in times if t.how == how} for how in theme.ORDER}
-    sentences = [_ends(times, over, len(others) > 1), *captions.errors(seconds, most=10)]
+    sentences = [_ends(here, over, len(others) > 1), *captions.errors(seconds, most=10)]
     return captioned(figure, " ".join(sentences))
 
 
-def _place(timing: CollectiveTime, over: str) -> float:
-    return timing.nbytes if over == "bytes" else timing.ranks
-
-
-def _other(timing: CollectiveTime, over: str) -> float:
-    return timing.ranks if over == "bytes" else timing.nbytes
-
-
-def _style(how: str, key: tuple[str, float], over: str, others: list[float]) -> dict:
-    """Style of a line: its colour tells the algorithm; its marker tells sizes or ranks, if there are several."""
-    name, other = key
-    colour, symbol = theme.ALLREDUCES.get(name, (theme.GREY, "cross"))
-    several, more = len(others) > 1, ""
-    if several:
-        more = f", {captions.nbytes(other)}" if over == "ranks" else f", {other} ranks"
-        symbol = theme.MARKERS[others.index(other) % len(theme.MARKERS)]
-    label = f"{name.replace('_', '-')}{more}, {how}"
-    if how == "predicted":
-        marker = {"color": colour, "size": 9, "symbol": f"{symbol}-open"}
-        mode = "lines+markers" if several else "lines"
-        return {**theme.predicted_line(label, colour), "mode": mode, "marker": marker}
-    # Simulated points stand out: only the line between them is faint.
-    line, marker = theme.line_by_source(colour, how), {"color": colour, "size": 10, "symbol": symbol}
-    return {"name": label, "mode": "lines+markers", "line": line, "marker": marker}
-
-
-def _ends(times: Sequence[CollectiveTime], over: str, several: bool) -> str:
+def _ends(here: dict[CollectiveTime, tuple[float, float]], over: str, several: bool) -> str:
     """Times at both ends of the longest lines; of equally long ones, of the source that counts most."""
-    places = {how: [_place(t, over) for t in times if t.how == how] for how in theme.ORDER}
+    places = {how: [place for t, (place, _) in here.items() if t.how == how] for how in theme.ORDER}
     known = [how for how in theme.ORDER if places[how]]
     how = max(known, key=lambda how: max(places[how]) / min(places[how]))
     parts = []
     for place in dict.fromkeys((min(places[how]), max(places[how]))):
-        here = sorted((t.seconds, t) for t in times if t.how == how and _place(t, over) == place)
         where = captions.nbytes(place) if over == "bytes" else f"{place} ranks"
         each = []
-        for seconds, timing in here:
-            size = f"({captions.nbytes(timing.nbytes)}) " if several and over == "ranks" else ""
-            each.append(f"{timing.name.replace('_', '-')} {size}{captions.short_time(seconds)}")
+        for timing in sorted(here, key=lambda t: t.seconds):
+            if timing.how == how and here[timing][0] == place:
+                size = f"({captions.nbytes(timing.nbytes)}) " if several and over == "ranks" else ""
+                each.append(f"{timing.name.replace('_', '-')} {size}{captions.short_time(timing.seconds)}")
         parts.append(f"{where}: {captions.listed(each)}")
     return f"{how.capitalize()} at {'; at '.join(parts)}."
 
 
-def _clock(hows: Sequence[str]) -> str:
-    """Title of an axis of time, with the clocks of its sources."""
+def _bytes(title: str, sizes: Sequence[float]) -> dict[str, Any]:
+    """A logarithmic axis of bytes."""
+    ends = min(sizes), max(sizes)
+    return theme.log_axis(title, theme.round_numbers(*ends, (1,)), captions.nbytes, ends)
+
+
+def _times(times_ms: Sequence[float], hows: Sequence[str]) -> dict[str, Any]:
+    """A logarithmic axis of time, with the clocks of its sources."""
     clocks = [theme.CLOCKS[world] for world, how in theme.HOW.items() if how in hows]
-    return "time (ms)" if clocks in ([], ["wall"]) else f"time, {captions.listed(clocks)} clock (ms)"
-
-
-def _layout(title: str, places: Sequence[float], times_ms: Sequence[float], hows: Sequence[str]) -> dict:
-    across: dict = {"type": "log"}
-    if title != "ranks":
-        at = [
-            10.0**k
-            for k in range(math.floor(math.log10(min(places))), math.ceil(math.log10(max(places))) + 1)
-        ]
-        across |= {"tickvals": at, "ticktext": [captions.nbytes(b) for b in at]}
-    low, high = 0.9 * min(times_ms), 1.1 * max(times_ms)
-    round_numbers = [step * 10.0**k for k in range(-6, 9) for step in (1, 2, 5)]
-    below, above = max(n for n in round_numbers if n <= low), min(n for n in round_numbers if n >= high)
-    ticks = [n for n in round_numbers if below <= n <= above]
-    if len(ticks) > 8:
-        ticks = [n for n in ticks if math.isclose(math.log10(n), round(math.log10(n)), abs_tol=1e-6)]
-    up = {"type": "log", "tickvals": ticks, "ticktext": [f"{n:,g}" for n in ticks]}
-    limits = math.log10(below), math.log10(above)
-    return theme.layout(xaxis=theme.axis(title, **across), yaxis=theme.axis(_clock(hows), limits, **up))
+    title = "time (ms)" if clocks in ([], ["wall"]) else f"time, {captions.listed(clocks)} clock (ms)"
+    return theme.log_axis(title, theme.round_numbers(0.9 * min(times_ms), 1.1 * max(times_ms)))

@@ -39,7 +39,8 @@ def show_graph(of: Experiment | Run) -> Figure:
     square = {"xaxis": dict(hidden), "yaxis": {**hidden, "scaleanchor": "x"}}  # both axes have the same scale
     figure = blank(theme.layout(**square, margin=margin), 460)
     figure.add_scatter(**_edges(graph, places, node if experiment.sync.exchange == "push_sum" else None))
-    apart = _apart(of) if isinstance(of, Run) else None
+    found = of.from_the_mean() if isinstance(of, Run) else None
+    apart = found[-1][1] if found else None  # None without sketches of the weights
     colour = theme.scheme_colour(experiment.sync.scheme)
     marker = {"size": node, "color": colour, "line": {"color": theme.GREY, "width": 1}}
     if apart is not None:
@@ -47,17 +48,10 @@ def show_graph(of: Experiment | Run) -> Figure:
         bar = {"title": title, "exponentformat": "power", "thickness": 14}
         scale = {"colorscale": COLOURS, "cmin": 0, "cmax": max(apart) or 1.0}
         marker |= {"color": apart, "colorbar": bar, **scale}
-    figure.add_scatter(
-        x=places[:, 0],
-        y=places[:, 1],
-        mode="markers+text",
-        name="workers",
-        text=[f"{rank}" for rank in range(experiment.workers)],
-        marker=marker,
-        textfont={"size": 15},
-        textposition=_text_positions(experiment, places),
-        showlegend=False,
-    )
+    text = {"text": [str(rank) for rank in range(experiment.workers)], "textfont": {"size": 15}}
+    look = {"mode": "markers+text", "name": "workers", "marker": marker, "showlegend": False, **text}
+    x, y = places.T
+    figure.add_scatter(x=x, y=y, textposition=_text_positions(experiment, places), **look)
     return captioned(figure, _graph_in_words(experiment, graph, apart))
 
 
@@ -78,14 +72,9 @@ def _edges(graph: Graph, places: np.ndarray, node: int | None) -> dict[str, Any]
     lines = np.array([p for a, b in edges for p in (places[a], places[b], (np.nan, np.nan))]).reshape(-1, 2)
     drawn = {"x": lines[:, 0], "y": lines[:, 1], "mode": "lines", "line": {"color": theme.GREY, "width": 2}}
     if node:
-        head = {
-            "symbol": "arrow",
-            "angleref": "previous",
-            "standoff": node / 2,
-            "color": theme.GREY,
-            "opacity": 1,
-        }
-        drawn |= {"mode": "lines+markers", "marker": {**head, "size": [0, 9 + node // 6, 0] * len(edges)}}
+        head = {"symbol": "arrow", "angleref": "previous", "standoff": node / 2, "color": theme.GREY}
+        sizes = [0, 9 + node // 6, 0] * len(edges)
+        drawn |= {"mode": "lines+markers", "marker": {**head, "opacity": 1, "size": sizes}}
     return {**drawn, "name": "edges", "hoverinfo": "skip", "showlegend": False}
 
 
@@ -143,9 +132,3 @@ def _text_positions(experiment: Experiment, places: np.ndarray) -> list[str]:
     up = np.where(places[:, 1] > 0.35, "top", np.where(places[:, 1] < -0.35, "bottom", "middle"))
     side = np.where(places[:, 0] > 0.35, "right", np.where(places[:, 0] < -0.35, "left", "center"))
     return ["top right" if (u, s) == ("middle", "center") else f"{u} {s}" for u, s in zip(up, side)]
-
-
-def _apart(run: Run) -> np.ndarray | None:
-    """Distance of each worker's last weights from their mean, from sketches; None without sketches."""
-    found = run.from_the_mean()
-    return found[-1][1] if found else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from dlpar.config.experiment import Experiment
 from dlpar.jobs.run import Run
@@ -55,10 +55,23 @@ def mesh(of: Experiment | Run) -> Figure:
     if experiment.workers > MOST:
         raise ValueError(f"workers: got {experiment.workers}, allowed is at most {MOST}: each rank is drawn")
     nodes = [0] * experiment.ranks if experiment.cluster.world == "real" else nodes_of(experiment)
-    cut = [name for name, size in sizes_of(experiment).items() if size > 1] or ["data"]
-    axes = [_axis(experiment, name, nodes) for name in cut]
-    table = _table(experiment, axes, nodes)
-    return captioned(_picture(experiment, axes, nodes), _sentence(experiment, axes, nodes), table)
+    sizes = sizes_of(experiment)
+    axes = [_axis(experiment, name, nodes) for name, size in sizes.items() if size > 1]
+    axes = axes or [_axis(experiment, "data", nodes)]
+    ranks = range(experiment.ranks)
+    at = [coordinates(rank, sizes) if rank < experiment.workers else {} for rank in ranks]
+    group = [{rank: ", ".join(map(str, own)) for own in axis.groups for rank in own} for axis in axes]
+    columns = [[at[rank].get(name) for rank in ranks] for name in sizes]
+    columns += [[each.get(rank, "") for rank in ranks] for each in group]
+    rows = list(zip(ranks, nodes, *columns))
+    heads = ("rank", "node", *sizes, *(f"{axis.name} group" for axis in axes))
+    servers, number = experiment.ranks - experiment.workers, len(set(nodes))
+    which = f"{experiment.workers} workers"
+    which += f" and {servers} server{'s' * (servers > 1)} (S)" if servers else ""
+    parts = "; ".join(f"{axis.name}: {_where(axis)}" for axis in axes)
+    where = f"{which} on {number} node{'s' * (number > 1)}"
+    sentence = f"{mesh_title(sizes)}, {where}. {parts[0].upper()}{parts[1:]}."
+    return captioned(_picture(experiment, axes, nodes), sentence, (heads, rows))
 
 
 def _axis(experiment: Experiment, name: str, nodes: list[int]) -> Axis:
@@ -72,60 +85,39 @@ def _axis(experiment: Experiment, name: str, nodes: list[int]) -> Axis:
     return Axis(name, found, sum(len({nodes[rank] for rank in group}) > 1 for group in found))
 
 
-def _places(nodes: list[int]) -> list[tuple[int, int]]:
-    """Column and row of each rank: one column per node, or one row if there is a single node."""
-    if len(set(nodes)) == 1:
-        return [(rank, 0) for rank in range(len(nodes))]
-    places, held = [], dict.fromkeys(nodes, 0)
-    for node in nodes:
-        places.append((node, held[node]))
-        held[node] += 1
-    return places
-
-
 def _picture(experiment: Experiment, axes: list[Axis], nodes: list[int]) -> Figure:
-    places = _places(nodes)
+    """A panel for each axis, and in it a frame for each node: a column of ranks, or one row if there is one node."""
+    alone, step = len(set(nodes)) == 1, 1 / len(axes)
+    places = [(rank, 0) if alone else (node, nodes[:rank].count(node)) for rank, node in enumerate(nodes)]
     wide, tall = (1 + max(place[way] for place in places) for way in (0, 1))
-    figure = blank(_layout(axes, nodes, wide, tall), 150 + 52 * tall)
+    frames = [(-0.5, wide - 0.5)] if alone else [(node - 0.42, node + 0.42) for node in sorted(set(nodes))]
+    ticks = {"ticks": "", "tickvals": [] if alone else list(range(wide))}
+    look = {"type": "rect", "line": {"color": "rgba(128,128,128,0.7)", "width": 1.5}, "layer": "below"}
+    layout = theme.layout(showlegend=False, margin={"l": 16, "r": 16, "t": 70, "b": 44})
+    figure = blank(layout, 150 + 52 * tall)
     size = max(16, min(34, 300 // (wide * len(axes)) + 8))
-    for number, axis in enumerate(axes):
-        suffix = str(number + 1) if number else ""
+    for number, axis in enumerate(axes, start=1):
+        domain = [(number - 1) * step + 0.02 * (number > 1), number * step - 0.02 * (number < len(axes))]
+        across = theme.axis("one node" if alone else "node", (-0.6, wide - 0.4), domain=domain, **ticks)
+        plain = {"anchor": f"y{number}", "showgrid": False, "showline": False}
+        figure.layout[f"xaxis{number}"] = {**across, **plain}
+        down = {"range": (tall - 0.4, -0.6), "anchor": f"x{number}", "visible": False}
+        figure.layout[f"yaxis{number}"] = down
+        text = f"<b>{axis.name}</b>: {CARRIES[axis.name]}<br>{_where(axis)}"
+        figure.add_annotation(theme.annotation(text, sum(domain) / 2, 1, xanchor="center"))
+        own = {"xref": f"x{number}", "yref": f"y{number}", "y0": -0.5, "y1": tall - 0.5}
+        for left, right in frames:
+            figure.add_shape(x0=left, x1=right, **own, **look)
         for which, group in enumerate(axis.groups):
             symbol = SYMBOLS[(which + which // len(theme.RANKS)) % len(SYMBOLS)]
-            figure.add_scatter(
-                x=[places[rank][0] for rank in group],
-                y=[places[rank][1] for rank in group],
-                mode="markers+text",
-                text=["S" * (rank >= experiment.workers) + str(rank) for rank in group],
-                name=f"{axis.name} group {which}",
-                xaxis=f"x{suffix}",
-                yaxis=f"y{suffix}",
-                textfont={"color": "#000000", "size": 13},
-                marker={"size": size, "symbol": symbol, "color": theme.RANKS[which % len(theme.RANKS)]},
-                hovertemplate=f"%{{text}}, in a group with ranks {captions.listed(map(str, group))}<extra></extra>",
-            )
+            x, y = zip(*(places[rank] for rank in group))
+            text = ["S" * (rank >= experiment.workers) + str(rank) for rank in group]
+            members = f"%{{text}}, in a group with ranks {captions.listed(map(str, group))}<extra></extra>"
+            marker = {"size": size, "symbol": symbol, "color": theme.RANKS[which % len(theme.RANKS)]}
+            numbers = {"mode": "markers+text", "textfont": {"color": "#000000", "size": 13}}
+            where = {"xaxis": f"x{number}", "yaxis": f"y{number}", "name": f"{axis.name} group {which}"}
+            figure.add_scatter(x=x, y=y, text=text, hovertemplate=members, marker=marker, **numbers, **where)
     return figure
-
-
-def _layout(axes: list[Axis], nodes: list[int], wide: int, tall: int) -> dict[str, Any]:
-    """A panel for each axis, and in it a frame for each node."""
-    alone, step = len(set(nodes)) == 1, 1 / len(axes)
-    ticks = {"showgrid": False, "showline": False, "ticks": "", "zeroline": False}
-    frames = [(-0.5, wide - 0.5)] if alone else [(node - 0.42, node + 0.42) for node in sorted(set(nodes))]
-    layout: dict[str, Any] = {"shapes": [], "annotations": []}
-    for number, axis in enumerate(axes):
-        suffix = str(number + 1) if number else ""
-        domain = [number * step + 0.02 * bool(number), (number + 1) * step - 0.02 * (number + 1 < len(axes))]
-        shown = {"tickvals": [] if alone else list(range(wide)), "domain": domain, "anchor": f"y{suffix}"}
-        title = "one node" if alone else "node"
-        layout[f"xaxis{suffix}"] = theme.axis(title, (-0.6, wide - 0.4), **shown, **ticks)
-        layout[f"yaxis{suffix}"] = theme.axis("", (tall - 0.4, -0.6), anchor=f"x{suffix}", visible=False)
-        text = f"<b>{axis.name}</b>: {CARRIES[axis.name]}<br>{_where(axis)}"
-        layout["annotations"].append(theme.annotation(text, sum(domain) / 2, 1, xanchor="center"))
-        frame = {"type": "rect", "xref": f"x{suffix}", "yref": f"y{suffix}", "y0": -0.5, "y1": tall - 0.5,
-                 "line": {"color": "rgba(128,128,128,0.7)", "width": 1.5}, "layer": "below"}  # fmt: skip
-        layout["shapes"] += [{**frame, "x0": left, "x1": right} for left, right in frames]
-    return theme.layout(showlegend=False, margin={"l": 16, "r": 16, "t": 70, "b": 44}, **layout)
 
 
 def _where(axis: Axis) -> str:
@@ -133,23 +125,3 @@ def _where(axis: Axis) -> str:
     number, size = len(axis.groups), len(axis.groups[0])
     inside = {0: "inside nodes", number: "across nodes"}.get(axis.across, f"{axis.across} across nodes")
     return f"{number} group{'s' * (number > 1)} of {size}, {inside}"
-
-
-def _sentence(experiment: Experiment, axes: list[Axis], nodes: list[int]) -> str:
-    servers, number = experiment.ranks - experiment.workers, len(set(nodes))
-    ranks = f"{experiment.workers} workers"
-    ranks += f" and {servers} server{'s' * (servers > 1)} (S)" if servers else ""
-    parts = "; ".join(f"{axis.name}: {_where(axis)}" for axis in axes)
-    where = f"{ranks} on {number} node{'s' * (number > 1)}"
-    return f"{mesh_title(sizes_of(experiment))}, {where}. {parts[0].upper()}{parts[1:]}."
-
-
-def _table(experiment: Experiment, axes: list[Axis], nodes: list[int]) -> dict[str, list]:
-    ranks, sizes = range(experiment.ranks), sizes_of(experiment)
-    at = [coordinates(rank, sizes) if rank < experiment.workers else {} for rank in ranks]
-    found: dict[str, list] = {"rank": list(ranks), "node": [nodes[rank] for rank in ranks]}
-    found |= {axis: [place.get(axis) for place in at] for axis in sizes}
-    for axis in axes:
-        group = {rank: own for own in axis.groups for rank in own}
-        found[f"{axis.name} group"] = [", ".join(map(str, group.get(rank, []))) for rank in ranks]
-    return found

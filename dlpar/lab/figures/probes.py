@@ -7,7 +7,7 @@ itself and does not depend on its implementation.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -86,12 +86,10 @@ def holdings(comm: Comm, experiment: Experiment) -> Holdings:
 def prepared(comm: Comm, experiment: Experiment) -> Task:
     """Prepare the task of a split as training does; nothing is recorded."""
     seed, dtype, key = experiment.seed, getattr(torch, experiment.dtype), repr(experiment)
-    dataset = comm.world.once(
-        f"data of {key}", lambda: load(experiment.data, seed, dtype, experiment.model.name)
-    )
-    sampler = comm.world.once(
-        f"batches of {key}", lambda: Sampler(experiment.of_replicas(), dataset.train_y, len(dataset.train_x))
-    )
+    read = lambda: load(experiment.data, seed, dtype, experiment.model.name)
+    dataset = comm.world.once(f"data of {key}", read)
+    draw = lambda: Sampler(experiment.of_replicas(), dataset.train_y, len(dataset.train_x))
+    sampler = comm.world.once(f"batches of {key}", draw)
     model, place = models.build(experiment, dataset), placed(experiment, comm)
     return Task(experiment, comm, place, model, dataset, sampler, Unrecorded(comm))
 
@@ -111,10 +109,9 @@ def _numbers_held(task: Task, part: Split) -> np.ndarray:
     """Weights of this rank between steps; if it has all but updates only some, those that it updates."""
     if getattr(task.experiment.split, "zero", 0) != 1:
         return part.replica.weights.detach().numpy()
-    sharded = scheme(task.experiment.of_replicas(), task.place.dp_group, part.replica)
-    return np.concatenate(
-        [chunks[own_chunk(task.place.dp_group)].detach().numpy() for chunks in sharded.weights]
-    )
+    group = task.place.dp_group
+    sharded, own = scheme(task.experiment.of_replicas(), group, part.replica), own_chunk(group)
+    return np.concatenate([chunks[own].detach().numpy() for chunks in sharded.weights])
 
 
 def _images(task: Task, part: Split) -> tuple[dict[str, tuple[int, int]], list[Piece], list[Piece]]:
@@ -126,21 +123,17 @@ def _images(task: Task, part: Split) -> tuple[dict[str, tuple[int, int]], list[P
             if not isinstance(layer, Windowed):
                 continue
             sizes[name := f"image.{name}"] = size
-            pieces.append(Piece(name, *(_ends(owned) for owned in layer.owned)))
-            needed = zip(layer.windows, layer.outputs, size)
-            needed = [common(range(length), window.reads(outputs)) for window, outputs, length in needed]
-            halos.append(Piece(name, *(_ends(both) for both in map(_around, needed, layer.owned))))
+            pieces.append(Piece(name, *((owned.start, owned.stop) for owned in layer.owned)))
+            reads = zip(layer.windows, layer.outputs, size)
+            needed = [common(range(length), window.reads(outputs)) for window, outputs, length in reads]
+            halos.append(Piece(name, *map(_around, needed, layer.owned)))
             size = layer.height, layer.width
     return sizes, pieces, halos
 
 
-def _around(needed: range, owned: range) -> range:
-    """Range that covers both."""
-    return range(min(needed.start, owned.start), max(needed.stop, owned.stop))
-
-
-def _ends(positions: range) -> tuple[int, int]:
-    return positions.start, positions.stop
+def _around(*both: range) -> tuple[int, int]:
+    """Ends of the range that covers both."""
+    return min(one.start for one in both), max(one.stop for one in both)
 
 
 def _found(numbers: np.ndarray, shapes: dict[str, tuple[int, int]]) -> list[Piece]:
@@ -168,6 +161,9 @@ def _runs(held: np.ndarray) -> list[tuple[int, int]]:
     return list(zip(edges[::2], edges[1::2]))
 
 
+KINDS = {"F": "forward", "B": "backward"}
+"""Passes after which a stage sends."""
+
 OUTSIDE = (SHARED, "backward")
 """Key of bytes that are sent outside of all layers."""
 
@@ -191,43 +187,49 @@ class SentByLayer(NamedTuple):
 
 
 class SentBytesMeter:
-    """Divide a rank's count of sent bytes by what it is doing."""
+    """Divide a rank's count of sent bytes by what it is doing, a pair such as ``("linear1", "forward")``."""
 
     def __init__(self, traffic: Traffic) -> None:
         self._traffic, self._doing, self._before = traffic, [OUTSIDE], traffic.bytes
-        self._found: dict[tuple[str, str], int] = defaultdict(int)
-
-    def begin(self, what: str, during: str) -> None:
-        """Begin an activity."""
-        self._note()
-        self._doing.append((what, during))
-
-    def end(self) -> None:
-        """End the activity that began last."""
-        self._note()
-        self._doing.pop()
+        self._found: Counter[tuple[str, str]] = Counter()
 
     def found(self) -> dict[tuple[str, str], int]:
         """Bytes by activity."""
-        self._note()
+        now = self._traffic.bytes
+        self._found[self._doing[-1]] += now - self._before
+        self._before = now
         return {doing: sent for doing, sent in self._found.items() if sent}
 
-    def module(self, module: nn.Module, name: str) -> None:
-        """Watch a module whose messages autograd sends."""
-        module.register_forward_pre_hook(lambda *_: self.begin(name, "forward"))
-        module.register_forward_hook(lambda *_: self.end())
-        module.register_full_backward_pre_hook(lambda *_: self._turn_to(name, "backward"))
+    def begin(self, doing: tuple[str, str]) -> None:
+        """Begin an activity."""
+        self.found()
+        self._doing.append(doing)
 
-    def call(self, thing: Any, method: str, what: str, during: str) -> None:
-        """Watch a method of an object."""
-        self.calls(thing, method, lambda *_: (what, during))
+    def end(self) -> None:
+        """End the activity that began last."""
+        self.found()
+        self._doing.pop()
+
+    def modules(self, layers: nn.Module) -> None:
+        """Watch modules whose messages autograd sends."""
+
+        def backward(name: str) -> None:
+            self.found()  # autograd reports no end of a layer whose input has no gradient
+            self._doing[0] = name, "backward"
+
+        for name, layer in layers.named_children():
+            layer.register_forward_pre_hook(lambda *_, name=name: self.begin((name, "forward")))
+            layer.register_forward_hook(lambda *_: self.end())
+            layer.register_full_backward_pre_hook(lambda *_, name=name: backward(name))
+            if isinstance(layer, Overlapping):
+                self.calls(layer, "refresh", lambda *_, name=name: (name, "forward"))
 
     def calls(self, thing: Any, method: str, named: Callable[..., tuple[str, str]]) -> None:
-        """Watch a method; `named` maps its arguments to an activity."""
+        """Watch a method of an object; `named` maps its arguments to an activity."""
         inner = getattr(thing, method)
 
         def watched(*arguments: Any) -> Any:
-            self.begin(*named(*arguments))
+            self.begin(named(*arguments))
             try:
                 return inner(*arguments)
             finally:
@@ -235,49 +237,26 @@ class SentBytesMeter:
 
         setattr(thing, method, watched)
 
-    def _turn_to(self, what: str, during: str) -> None:
-        """Switch the outermost activity; autograd reports no end of a layer whose input has no gradient."""
-        self._note()
-        self._doing[0] = what, during
-
-    def _note(self) -> None:
-        now = self._traffic.bytes
-        self._found[self._doing[-1]] += now - self._before
-        self._before = now
-
 
 def sent(comm: Comm, experiment: Experiment) -> SentByLayer:
     """Count the bytes this rank sends for one gradient, before replicas synchronise; collective over all workers."""
     task = prepared(comm, experiment)
     layers = [name for name, _ in task.model.named_children()]
-    part = make_split(task)
-    meter = SentBytesMeter(comm.traffic)
-    _attach(meter, part, layers)
-    part.gradient(0)
-    return SentByLayer(task.place.replica, layers, meter.found())
-
-
-def _attach(meter: SentBytesMeter, part: Split, layers: list[str]) -> None:
+    part, meter = make_split(task), SentBytesMeter(comm.traffic)
     if isinstance(part, PipelineSplit):
-        for chunk in part.chunks if part.stage.tp_group else ():
-            _attach_modules(meter, chunk.layers)
-        parts, stages = part.stage.parts, part.stage.stages
+        stage, stages = part.stage, part.stage.stages
+        for chunk in part.chunks if stage.tp_group else ():
+            meter.modules(chunk.layers)
 
         def boundary(action: Any, *_: Any) -> tuple[str, str]:
-            forward = action.kind == "F"
-            before = action.chunk * stages + part.stage.number - (not forward)
-            return BOUNDARY + layers[parts[before].layers.stop - 1], "forward" if forward else "backward"
+            before = action.chunk * stages + stage.number - (action.kind != "F")
+            return BOUNDARY + layers[stage.parts[before].layers.stop - 1], KINDS[action.kind]
 
         meter.calls(part, "send", boundary)
-        meter.call(part.stage, "add_up_tied", *OUTSIDE)
+        meter.calls(stage, "add_up_tied", lambda *_: OUTSIDE)
     else:
-        _attach_modules(meter, part.replica.model)
+        meter.modules(part.replica.model)
     if isinstance(part, SpatialSplit):
-        meter.call(part, "reduce", *OUTSIDE)
-
-
-def _attach_modules(meter: SentBytesMeter, layers: nn.Module) -> None:
-    for name, layer in layers.named_children():
-        meter.module(layer, name)
-        if isinstance(layer, Overlapping):
-            meter.call(layer, "refresh", name, "forward")
+        meter.calls(part, "reduce", lambda *_: OUTSIDE)
+    part.gradient(0)
+    return SentByLayer(task.place.replica, layers, meter.found())

@@ -5,21 +5,21 @@ from __future__ import annotations
 import math
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from dlpar.config.experiment import Experiment
 from dlpar.config.schema import BadExperiment
 from dlpar.jobs.launch import check_machine
+from dlpar.jobs.run import Run
 from dlpar.lab import captions, theme
-from dlpar.lab.figure import Figure, blank, captioned
+from dlpar.lab.figure import Figure, blank, captioned, finished, stacked
 from dlpar.lab.labels import labels, scheme
-from dlpar.lab.sweep import Outcome, all_done, check
+from dlpar.lab.sweep import Outcome, all_done
 from dlpar.theory.scaling import crossings, gains, task
-
-TICKS = 8
-"""Most numbers on an axis."""
 
 
 def scaling(
@@ -64,29 +64,22 @@ def scaling(
     names = curve_names(wanted)
     twins = [(found, name) for e, name in zip(wanted, names) if (found := twin(e))] if simulated else []
     everything = [*wanted, *(experiment for experiment, _ in twins)]
-    check(everything)
+    for experiment in everything:
+        check_machine(experiment)
     outcomes = all_done(everything, jobs, _progress(len(everything)))
     own, beside = outcomes[: len(wanted)], outcomes[len(wanted) :]
-    return draw(
-        [*curves(own, names, predicted), *curves(beside, [name for _, name in twins], predicted=False)]
-    )
+    drawn = curves(own, names, predicted)
+    return draw([*drawn, *curves(beside, [name for _, name in twins], predicted=False)])
 
 
 def twin(experiment: Experiment) -> Experiment | None:
     """The same experiment simulated on the same platform; None if impossible, or if it is simulated already."""
-    cluster = experiment.cluster
-    if cluster.world == "simulated":
+    world, platform = experiment.cluster.world, experiment.cluster.platform
+    if world == "simulated":
         return None
-    platform = cluster.platform or ("here" if cluster.world == "real" else None)
-    changes = {
-        "world": "simulated",
-        "platform": platform,
-        "device": "auto",
-        "carrier": "auto",
-        "hostfile": None,
-    }
+    where = {"world": "simulated", "platform": platform or ("here" if world == "real" else None)}
     try:
-        found = experiment.replace(cluster=changes)
+        found = experiment.replace(cluster={**where, "device": "auto", "carrier": "auto", "hostfile": None})
         check_machine(found)
     except BadExperiment:
         return None
@@ -117,18 +110,16 @@ class Point(NamedTuple):
 
 
 class Curve(NamedTuple):
-    """Scaling of one scheme, from one source.
+    """Scaling of one experiment, from one source.
 
     Attributes
     ----------
     name : str
-        Name that differs from those of other curves.
+        Name that differs from those of other curves; empty if there is no other.
     kind : str
         Source, one of `theme.ORDER`.
-    scheme : str
-        Scheme; gives the colour.
-    task : str
-        Curves of one task have a common base, so they can cross.
+    experiment : Experiment
+        One of its experiments.
     base : int
         Number of workers whose speed-up is 1.
     points : list of Point
@@ -137,8 +128,7 @@ class Curve(NamedTuple):
 
     name: str
     kind: str
-    scheme: str
-    task: str
+    experiment: Experiment
     base: int
     points: list[Point]
 
@@ -165,9 +155,20 @@ def curves(
     names = names or curve_names([outcome.experiment for outcome in outcomes])
     done = [(outcome, name) for outcome, name in zip(outcomes, names) if outcome.samples_per_s]
     experiments, names = [o.experiment for o, _ in done], [name for _, name in done]
-    found = _curves(experiments, names, [o.samples_per_s for o, _ in done], None)
-    rates = [outcome.predicted_samples_per_s for outcome, _ in done] if predicted else []
-    return found + (_curves(experiments, names, rates, "predicted") if predicted else [])
+    sources: list[tuple[str | None, list[float | None]]] = [(None, [o.samples_per_s for o, _ in done])]
+    if predicted:
+        sources.append(("predicted", [o.predicted_samples_per_s for o, _ in done]))
+    found: dict[tuple[str, str], Curve] = {}
+    for source, rates in sources:
+        for e, name, rate, gain in zip(experiments, names, rates, gains(experiments, rates)):
+            kind = source or theme.HOW[e.cluster.world]
+            if gain is None:
+                continue
+            curve = found.setdefault((name, kind), Curve(name, kind, e, gain.base, []))
+            if not source or e.workers not in curve.rates:  # a run and its simulation have one prediction
+                step_ms = 1e3 * e.global_batch / rate
+                curve.points.append(Point(e.workers, rate, step_ms, gain.speedup, gain.efficiency))
+    return [curve._replace(points=sorted(curve.points)) for curve in found.values()]
 
 
 def curve_names(experiments: Sequence[Experiment]) -> list[str]:
@@ -180,20 +181,34 @@ def curve_names(experiments: Sequence[Experiment]) -> list[str]:
     return [by_kind[e.model_dump_json()] for e in alike]
 
 
-def _curves(
-    experiments: Sequence[Experiment], names: Sequence[str], rates: Sequence[float | None], kind: str | None
-) -> list[Curve]:
-    found: dict[tuple[str, str], Curve] = {}
-    for e, name, rate, gain in zip(experiments, names, rates, gains(experiments, rates)):
-        if gain is None:
-            continue
-        of = kind or theme.HOW[e.cluster.world]
-        curve = found.setdefault((name, of), Curve(name, of, e.sync.scheme, task(e), gain.base, []))
-        if kind and e.workers in curve.rates:
-            continue  # a run and its simulation have the same prediction
-        step_ms = 1e3 * e.global_batch / rate
-        curve.points.append(Point(e.workers, rate, step_ms, gain.speedup, gain.efficiency))
-    return [curve._replace(points=sorted(curve.points)) for curve in found.values()]
+def speedup(runs: Sequence[Run], predicted: Mapping[int, float] | None = None) -> Figure:
+    """Draw the speed-up and efficiency of more workers, also where their runs differ in steps or batch.
+
+    Parameters
+    ----------
+    runs : sequence of Run
+        At least two numbers of workers, in one world; several runs of one number are averaged.
+    predicted : mapping of int to float, optional
+        Predicted speed-up by the number of workers; drawn as a dashed line.
+    """
+    rates: dict[int, list[float]] = defaultdict(list)
+    for run in finished(runs):
+        rates[run.experiment.workers].append(run.summary["samples_per_s"])
+    if len(rates) < 2:
+        only = captions.listed(map(str, rates))
+        raise ValueError(f"runs: got runs of {only} workers only, allowed are two or more numbers of workers")
+    experiment, base = runs[0].experiment, min(rates)
+    alone = float(np.mean(rates[base]))
+
+    def curve(kind: str, gained: Mapping[int, float]) -> Curve:
+        batch = {n: experiment.replace(workers=n).global_batch for n in gained}
+        rows = [(n, gain, gain * alone) for n, gain in sorted(gained.items())]
+        points = [Point(n, rate, 1e3 * batch[n] / rate, gain, gain * base / n) for n, gain, rate in rows]
+        return Curve("", kind, experiment, base, points)
+
+    found = {n: float(np.mean(own)) / alone for n, own in rates.items()}
+    both = [curve(theme.HOW[experiment.cluster.world], found)]
+    return draw([*both, curve("predicted", {base: 1.0, **predicted})] if predicted else both)
 
 
 def draw(drawn: Sequence[Curve]) -> Figure:
@@ -214,76 +229,52 @@ def draw(drawn: Sequence[Curve]) -> Figure:
     drawn = [curve for curve in drawn if len(curve.points) > 1]
     if not drawn:
         raise ValueError("outcomes: got no two numbers of workers of one kind, allowed are two or more")
-    workers = sorted({point.workers for curve in drawn for point in curve.points})
-    figure, right = blank(_layout(drawn, workers), 470), {"xaxis": "x2", "yaxis": "y2", "showlegend": False}
-    base = min(curve.base for curve in drawn)
+    workers, base = sorted({p.workers for c in drawn for p in c.points}), min(c.base for c in drawn)
+    figure = blank(_layout(drawn, workers, base), 470)
+    right = {"xaxis": "x2", "yaxis": "y2", "showlegend": False}
     ideal = {"mode": "lines", "line": theme.IDEAL, "name": "ideal"}
     figure.add_scatter(x=workers, y=[n / base for n in workers], **ideal, legendrank=1003)
     figure.add_scatter(x=workers, y=[1.0] * len(workers), **ideal, **right)
-    numbers = {name: n for n, name in enumerate(dict.fromkeys(curve.name for curve in drawn))}
-    alone = len(numbers) == 1
+    own = {curve.name: curve.experiment for curve in drawn}
+    looks = dict(zip(own, zip(theme.run_colours(list(own.values())), theme.MARKERS)))
+    alone = len(own) == 1
     for curve in sorted(drawn, key=lambda c: ("simulated", "paced", "measured", "predicted").index(c.kind)):
-        style = _style(curve, numbers[curve.name])
-        across = [point.workers for point in curve.points]
-        figure.add_scatter(x=across, y=[p.speedup for p in curve.points], **style, showlegend=alone)
-        figure.add_scatter(x=across, y=[p.efficiency for p in curve.points], **style, **right)
-    if not alone:
-        _add_legend(figure, drawn, numbers)
+        colour, symbol = looks[curve.name]
+        name = curve.kind if alone else f"{curve.name}, {curve.kind}"
+        look = theme.result(name, colour, curve.kind, symbol, legendgroup=name)
+        across, _, _, ups, shares = zip(*curve.points)
+        figure.add_scatter(x=across, y=ups, **look, showlegend=alone)
+        figure.add_scatter(x=across, y=shares, **look, **right)
+    if not alone:  # a short legend: one entry for each curve, one for each source
+        entries = [(theme.result(name, c, "measured", s), "markers") for name, (c, s) in looks.items()]
+        kinds = [kind for kind in theme.ORDER if any(curve.kind == kind for curve in drawn)]
+        entries += [(theme.result(kind, theme.GREY, kind), "lines") for kind in kinds]
+        for look, mode in entries:
+            figure.add_scatter(x=[None], y=[None], **{**look, "mode": mode})
     kind = min((curve.kind for curve in drawn), key=theme.ORDER.index)
-    own = [curve for curve in drawn if curve.kind == kind]
-    last = {curve.name: (curve.points[-1].workers, *curve.points[-1][3:]) for curve in own}
-    gained = captions.scaling(kind, last, min(curve.base for curve in own))
-    rates = {
-        k: {(c.name, n): r for c in drawn if c.kind == k for n, r in c.rates.items()} for k in theme.ORDER
-    }
-    sentences = [gained, *_mark_crossings(figure, drawn), *captions.errors(rates)]
-    return captioned(figure, " ".join(sentences), _table(drawn), open=True)
+    last = {c.name: (c.points[-1].workers, *c.points[-1][3:]) for c in drawn if c.kind == kind}
+    rates: dict[str, dict[tuple, float]] = {kind: {} for kind in theme.ORDER}
+    for curve in drawn:
+        rates[curve.kind] |= {(curve.name, n): rate for n, rate in curve.rates.items()}
+    sentences = [captions.scaling(kind, last, base), *_mark_crossings(figure, drawn), *captions.errors(rates)]
+    heads = ("scheme", "how", "workers", "samples/s", "step (ms)", "speed-up", "efficiency")
+    rows = [(curve.name, curve.kind, *point) for curve in drawn for point in curve.points]
+    return captioned(figure, " ".join(sentences), (heads, rows), open=True)
 
 
-def _style(curve: Curve, number: int) -> dict[str, Any]:
-    colour, name = theme.scheme_colour(curve.scheme), f"{curve.name}, {curve.kind}"
-    line, marker = theme.line_by_source(colour, curve.kind), theme.mark(colour, number)
-    if curve.kind == "predicted":  # a large open marker around the predicted point
-        line["width"], marker = 1.5, {"color": colour, "symbol": f"{marker['symbol']}-open", "size": 17}
-    return {"name": name, "legendgroup": name, "mode": "lines+markers", "line": line, "marker": marker}
-
-
-def _add_legend(figure: Figure, drawn: Sequence[Curve], numbers: dict[str, int]) -> None:
-    """Add a short legend: one entry for each scheme, one for each source."""
-    nowhere = {"x": [None], "y": [None]}
-    for name, number in numbers.items():
-        kind = next(curve.scheme for curve in drawn if curve.name == name)
-        marker = theme.mark(theme.scheme_colour(kind), number)
-        figure.add_scatter(**nowhere, name=name, mode="markers", marker=marker, legendrank=1000)
-    for kind in theme.ORDER:
-        if any(curve.kind == kind for curve in drawn):
-            line = _style(Curve("", kind, "", "", 1, []), 0)["line"]
-            figure.add_scatter(**nowhere, name=kind, mode="lines", line=line, legendrank=1001)
-
-
-def _layout(drawn: Sequence[Curve], workers: Sequence[int]) -> dict[str, Any]:
-    ends = [math.log10(workers[0]) - 0.06, math.log10(workers[-1]) + 0.06]
-    across = {"type": "log", "range": ends, **_ticks(workers)}
-    base = min(curve.base for curve in drawn)
+def _layout(drawn: Sequence[Curve], workers: Sequence[int], base: int) -> dict[str, Any]:
     ups = [point.speedup for curve in drawn for point in curve.points] + [n / base for n in workers]
     powers = range(math.floor(math.log2(min(ups)) + 1e-9), math.ceil(math.log2(max(ups)) - 1e-9) + 1)
-    up = {"type": "log", "range": [0.301 * powers[0] - 0.04, 0.301 * powers[-1] + 0.06]}
     most = max(point.efficiency for curve in drawn for point in curve.points)
-    over = "1 worker" if base == 1 else f"{base} workers"
-    share = {"anchor": "x2", "tickformat": ".0%"}
+    title = f"speed-up over {base} worker{'s' * (base > 1)} (times)"
+    times = lambda n: f"{n:,.0f}" if n >= 1 else f"1/{1 / n:,.0f}"
+    top = 1.05 * max(1.0, most)
     return theme.layout(
-        xaxis=theme.axis("workers", domain=[0, 0.44], **across),
-        yaxis=theme.axis(f"speed-up over {over} (times)", **up, **_ticks([2.0**p for p in powers])),
-        xaxis2=theme.axis("workers", domain=[0.57, 1], anchor="y2", **across),
-        yaxis2=theme.axis("efficiency (share of ideal)", (0, 1.05 * max(1.0, most)), **share),
+        xaxis=theme.log_axis("workers", workers, domain=[0, 0.44]),
+        yaxis=theme.log_axis(title, [2.0**power for power in powers], times),
+        xaxis2=theme.log_axis("workers", workers, domain=[0.57, 1], anchor="y2"),
+        yaxis2=theme.axis("efficiency (share of ideal)", (0, top), anchor="x2", tickformat=".0%"),
     )
-
-
-def _ticks(values: Sequence[float]) -> dict[str, Any]:
-    """plotly's ticks at some of `values`, few enough to be read."""
-    shown = values[:: -(-len(values) // TICKS)]
-    texts = [f"{n:,.0f}" if n >= 1 else f"1/{1 / n:,.0f}" for n in shown]
-    return {"tickvals": list(shown), "ticktext": texts}
 
 
 def _mark_crossings(figure: Figure, drawn: Sequence[Curve]) -> list[str]:
@@ -298,45 +289,25 @@ def _mark_crossings(figure: Figure, drawn: Sequence[Curve]) -> list[str]:
         sentences.append(captions.crossing(first.name, second.name, at, common, faster.name))
         marker = {"symbol": "x-thin", "size": 14, "line": {"width": 3, "color": theme.GREY}}
         cross = {"mode": "markers", "marker": marker, "showlegend": False}
-        heights = [_between(first, n) for n in at]
-        figure.add_scatter(x=at, y=heights, name=f"{first.name} = {second.name}", **cross)
+        workers, _, _, ups, _ = zip(*first.points)
+        heights = np.exp(np.interp(np.log(at), np.log(workers), np.log(ups)))  # along the line that is drawn
+        figure.add_scatter(x=at, y=heights.tolist(), name=f"{first.name} = {second.name}", **cross)
     return sentences + [captions.faster_throughout(name, slower) for name, slower in throughout.items()]
 
 
 def _pairs(drawn: Sequence[Curve]) -> list[tuple[Curve, Curve]]:
     """Pairs of curves of one task and different schemes, from the source that counts most."""
     for kind in theme.ORDER:
-        own = [curve for curve in drawn if curve.kind == kind]
-        found = [
-            (a, b)
-            for a, b in combinations(own, 2)
-            if a.task == b.task and a.scheme != b.scheme and len(a.rates.keys() & b.rates.keys()) > 1
-        ]
+        pairs = combinations([curve for curve in drawn if curve.kind == kind], 2)
+        found = [(a, b) for a, b in pairs if len(a.rates.keys() & b.rates.keys()) > 1 and _compete(a, b)]
         if found:
             return found
     return []
 
 
-def _between(curve: Curve, workers: float) -> float:
-    """Speed-up of a curve at any number of workers, interpolated along the line that is drawn."""
-    for left, right in zip(curve.points, curve.points[1:]):
-        if left.workers <= workers <= right.workers:
-            share = math.log(workers / left.workers) / math.log(right.workers / left.workers)
-            return left.speedup ** (1 - share) * right.speedup**share
-    return curve.points[-1].speedup
-
-
-def _table(drawn: Sequence[Curve]) -> dict[str, list]:
-    rows = [(curve, point) for curve in drawn for point in curve.points]
-    return {
-        "scheme": [curve.name for curve, _ in rows],
-        "how": [curve.kind for curve, _ in rows],
-        "workers": [point.workers for _, point in rows],
-        "samples/s": [point.rate for _, point in rows],
-        "step (ms)": [point.step_ms for _, point in rows],
-        "speed-up": [point.speedup for _, point in rows],
-        "efficiency": [point.efficiency for _, point in rows],
-    }
+def _compete(a: Curve, b: Curve) -> bool:
+    """Return whether curves are of different schemes with a common base."""
+    return a.experiment.sync.scheme != b.experiment.sync.scheme and task(a.experiment) == task(b.experiment)
 
 
 def sweep(outcomes: Sequence[Outcome]) -> Figure:
@@ -352,33 +323,19 @@ def sweep(outcomes: Sequence[Outcome]) -> Figure:
 
 
 def throughputs(outcomes: Sequence[Outcome]) -> Figure:
-    """Draw the throughput of each experiment as a bar, faint if simulated; a diamond is the closed form."""
+    """Draw the throughput of each experiment as a bar, faint if simulated, and a stroke for the closed form."""
     experiments = [outcome.experiment for outcome in outcomes]
     names = labels(experiments) if len(outcomes) > 1 else [scheme(experiments[0])]
-    rates, places = [outcome.samples_per_s for outcome in outcomes], list(range(len(outcomes)))
-    predicted, how = (
-        [o.predicted_samples_per_s for o in outcomes],
-        [theme.HOW[e.cluster.world] for e in experiments],
-    )
-    xaxis = theme.axis(
-        "throughput (samples/s)", (0, theme.rounded_up(max(*rates, *filter(None, predicted), 0.0)))
-    )
-    layout = theme.layout(xaxis=xaxis, yaxis=theme.rows(names, automargin=True), bargap=0.35)
-    figure = blank(layout, max(260, 34 * len(outcomes) + 140))
+    rates, predicted = zip(*((o.samples_per_s, o.predicted_samples_per_s) for o in outcomes))
+    how, parts = [theme.HOW[e.cluster.world] for e in experiments], {}
     for kind in dict.fromkeys(how):
-        own = [n for n in places if how[n] == kind]
-        colours = [theme.scheme_colour(experiments[n].sync.scheme) for n in own]
-        opacity = theme.FAINT if kind == "simulated" else 1.0
-        looks = {"orientation": "h", "name": kind, "marker": {"color": colours}, "opacity": opacity}
-        figure.add_bar(y=own, x=[rates[n] for n in own], **looks)
-    known = [n for n in places if predicted[n]]
-    if known:
-        marker = {"symbol": "diamond-open", "size": 11, "color": theme.GREY, "line": {"width": 2}}
-        looks = {"mode": "markers", "name": "predicted", "marker": marker}
-        figure.add_scatter(y=known, x=[predicted[n] for n in known], **looks)
-    fastest, slowest = (f(places, key=rates.__getitem__) for f in (max, min))
+        look = {"marker_color": theme.run_colours(experiments)}
+        look["opacity"] = theme.FAINT if kind == "simulated" else 1.0
+        parts[kind] = look, [rate * (own == kind) for rate, own in zip(rates, how)]
+    figure = stacked("throughput (samples/s)", names, parts, ("predicted", predicted))
+    fastest, slowest = (f(range(len(rates)), key=rates.__getitem__) for f in (max, min))
     sentence = f"{names[fastest]} is the fastest with {captions.quantity(rates[fastest])} samples/s"
     ratio = rates[fastest] / rates[slowest]
     sentence += f", {ratio:.2f} times as fast as {names[slowest]}" if len(outcomes) > 1 else ""
-    table = {"experiment": names, "how": how, "samples/s": rates, "predicted samples/s": predicted}
-    return captioned(figure, f"{sentence}.", table, open=True)
+    heads = ("experiment", "how", "samples/s", "predicted samples/s")
+    return captioned(figure, f"{sentence}.", (heads, list(zip(names, how, rates, predicted))), open=True)

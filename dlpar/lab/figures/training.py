@@ -1,66 +1,21 @@
-"""Figures of finished training: speed-up, time to an accuracy, distance from the least loss."""
+"""Figures of finished training: time to an accuracy, and distance from the least loss."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
-
-import numpy as np
+from collections.abc import Sequence
 
 from dlpar.jobs.run import Run
 from dlpar.lab import captions, theme
-from dlpar.lab.figure import Figure, blank, captioned, finished, thinned
+from dlpar.lab.figure import Figure, blank, captioned, finished
 from dlpar.lab.figures.convergence import is_regression, loss_title, trained
 from dlpar.lab.labels import labels, scheme, with_world
 from dlpar.lab.plot import shown
-
-if TYPE_CHECKING:
-    pass
 
 
 def check_goal(goal: float) -> None:
     """Raise ValueError unless `goal` is an accuracy that a run can reach."""
     if not 0 < goal <= 1:
         raise ValueError(f"goal: got {goal:g}, allowed is a share above 0 and at most 1")
-
-
-def speedup(runs: Sequence[Run], predicted: Mapping[int, float] | None = None) -> Figure:
-    """Draw the speed-up of more workers, on logarithmic axes, beside the ideal line.
-
-    Parameters
-    ----------
-    runs : sequence of Run
-        At least two numbers of workers; several runs of one number are averaged.
-    predicted : mapping of int to float, optional
-        Predicted speed-up by the number of workers; drawn as a dashed line.
-    """
-    rates = defaultdict(list)
-    for run in finished(runs):
-        rates[run.experiment.workers].append(run.summary["samples_per_s"])
-    if len(rates) < 2:
-        only = captions.listed(map(str, rates))
-        raise ValueError(f"runs: got runs of {only} workers only, allowed are two or more numbers of workers")
-    workers = sorted(rates)
-    base = np.mean(rates[workers[0]])
-    measured = {n: float(np.mean(rates[n]) / base) for n in workers}
-    ideal = [n / workers[0] for n in workers]
-    ticks = {"type": "log", "tickvals": workers, "ticktext": [str(n) for n in workers]}
-    up = sorted({*ideal, 1, *(t for t in (0.25, 0.5) if min(measured.values()) < 2 * t)})
-    up_ticks = {"type": "log", "tickvals": up, "ticktext": [f"{t:g}" for t in up]}
-    title = f"speed-up over {workers[0]} worker{'s' * (workers[0] > 1)} (times)"
-    figure = blank(theme.layout(xaxis=theme.axis("workers", **ticks), yaxis=theme.axis(title, **up_ticks)))
-    figure.add_scatter(x=workers, y=ideal, name="ideal", mode="lines", line=theme.IDEAL)
-    both = {"mode": "lines+markers"}
-    if predicted:
-        at, predicted = sorted({workers[0], *predicted}), {workers[0]: 1.0, **predicted}
-        style = {**theme.predicted_line("predicted", "#BF8300"), **both}
-        style["marker"] = {"symbol": "diamond-open", "size": 10}
-        figure.add_scatter(x=at, y=[predicted[n] for n in at], **style)
-    colour = theme.RUNS[0]
-    style = {**both, "line": theme.line_by_source(colour, "measured"), "marker": {"color": colour, "size": 9}}
-    figure.add_scatter(x=workers, y=list(measured.values()), name="measured", **style)
-    return captioned(figure, captions.speedup(measured))
 
 
 def time_to_accuracy(
@@ -89,10 +44,8 @@ def time_to_accuracy(
     runs = trained(finished(runs, titles))
     for run in runs:
         if is_regression(run.experiment):
-            raise ValueError(
-                f"run {run.id}: got data {run.experiment.data.name}, a regression, allowed is a task "
-                f"with classes: others have no accuracy"
-            )
+            allowed = "allowed is a task with classes: others have no accuracy"
+            raise ValueError(f"run {run.id}: got data {run.experiment.data.name}, a regression, {allowed}")
     check_goal(goal)
     experiments = [run.experiment for run in runs]
     names = titles or (labels(experiments) if len(runs) > 1 else [scheme(experiments[0])])
@@ -100,34 +53,27 @@ def time_to_accuracy(
     several = len(set(clocks)) > 1
     if several:
         names = [with_world(name, experiment) for name, experiment in zip(names, experiments)]
-    columns = np.array([[t, step, 1e3 * t / step] if step else [0.0, 0.0, 0.0] for step, t in reached])
+    own_clocks = "<br>each on its own clock" if several else ""
     clock = f"{clocks[0]} " if not several and clocks[0] != "wall" else ""
-    figure = _factors(names, columns, f"{clock}seconds to {goal:.0%}", f"steps to {goal:.0%}", several)
-    for row, colour in enumerate(theme.run_colours(experiments)):
-        style = {
-            "orientation": "h",
-            "marker": {"color": colour},
-            "textposition": "outside",
-            "cliponaxis": False,
-        }
-        for n, value in enumerate(columns[row]):
-            text = captions.quantity(value) if reached[row][0] else "not reached"
-            axis = f"x{n + 1 if n else ''}"
-            figure.add_bar(y=[row], x=[value], name=names[row], text=[text], xaxis=axis, **style)
+    panels = {
+        f"{clock}seconds to {goal:.0%}{own_clocks}": [t for _, t in reached],
+        f"steps to {goal:.0%}": [step for step, _ in reached],
+        f"time of a step (ms){own_clocks}": [step and 1e3 * t / step for step, t in reached],
+    }
+    height, margin = max(240, 46 * len(names) + 120), {"l": 92, "r": 16, "t": 16, "b": 74}
+    layout = {"yaxis": theme.rows(names, automargin=True), "bargap": 0.35, "showlegend": False}
+    figure = blank(theme.layout(**layout, margin=margin), height + 20)
+    domains = ([0.0, 0.28], [0.36, 0.64], [0.72, 1.0])
+    for number, ((title, values), domain) in enumerate(zip(panels.items(), domains), start=1):
+        lengths = [value if step else 0 for value, (step, _) in zip(values, reached)]
+        texts = [captions.quantity(value) if value else "not reached" for value in lengths]
+        end = 1.25 * max(lengths) or 1
+        figure.layout[f"xaxis{number}"] = theme.axis(title, (0, end), domain=domain, anchor="y", nticks=5)
+        bar = {"orientation": "h", "textposition": "outside", "cliponaxis": False, "xaxis": f"x{number}"}
+        look = {"name": title.partition("<br>")[0], "marker_color": theme.run_colours(experiments)}
+        figure.add_bar(y=list(range(len(names))), x=lengths, text=texts, **bar, **look)
     found = [(*each, *at) for *each, at in zip(names, clocks, reached)]
     return captioned(figure, captions.time_to_accuracy(goal, found))
-
-
-def _factors(names: Sequence[str], columns: np.ndarray, seconds: str, steps: str, own_clocks: bool) -> Figure:
-    """An empty figure with a row for each run and three panels: seconds, steps, and time of a step."""
-    own, layout = "<br>each on its own clock" * own_clocks, {}
-    panels = zip((seconds + own, steps, f"time of a step (ms){own}"), 1.25 * columns.max(0))
-    for n, ((title, end), domain) in enumerate(zip(panels, ([0.0, 0.3], [0.36, 0.66], [0.72, 1.0]))):
-        axis = theme.axis(title, (0, end or 1), domain=domain, anchor="y", nticks=5)
-        layout[f"xaxis{n + 1 if n else ''}"] = axis
-    margin = {"l": 92, "r": 16, "t": 16, "b": 54 + 20 * own_clocks}
-    layout |= {"yaxis": theme.rows(names, automargin=True), "bargap": 0.35, "showlegend": False}
-    return blank(theme.layout(**layout, margin=margin), max(240, 46 * len(names) + 120) + 20 * own_clocks)
 
 
 def first_at(run: Run, goal: float) -> tuple[int | None, float]:
@@ -136,6 +82,9 @@ def first_at(run: Run, goal: float) -> tuple[int | None, float]:
     good = evals[evals["accuracy"].astype(float) >= goal]
     return (int(good["step"].iloc[0]), float(good["t"].iloc[0])) if len(good) else (None, float("nan"))
 
+
+POINTS = 1000
+"""Points of a curve that are drawn: at least these, at most twice as many."""
 
 FLOOR = 1e-12
 """Least distance that is drawn; smaller ones are rounding."""
@@ -161,7 +110,7 @@ def suboptimality(runs: Run | Sequence[Run], least: float, titles: Sequence[str]
     figure, parts = blank(theme.layout(xaxis=xaxis, yaxis=yaxis)), []
     looks = shown(experiments, [run.id for run in runs], titles)
     for run, look in zip(runs, looks):
-        rows = thinned(run.curve)
+        rows = run.curve[:: max(1, len(run.curve) // POINTS)]
         above = (rows["loss"] - least).clip(lower=FLOOR)
         figure.add_scatter(x=rows["step"], y=above, **look.line)
         parts.append(f"{look.name} {captions.quantity(float(run.curve['loss'].iloc[-1] - least))}")

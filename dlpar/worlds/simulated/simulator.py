@@ -222,7 +222,7 @@ def story(
     )
 
 
-CARRIERS = ("dlpar.comm.", "dlpar.worlds.", "dlpar.lab.message_log", "threading", "greenlet")
+CARRIERS = ("dlpar.comm.", "dlpar.worlds.", "dlpar.lab.animation", "threading", "greenlet")
 """Beginnings of the names of modules that carry messages; the line of interest is in their caller."""
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from dlpar import lab
 from dlpar.lab import figures
-from dlpar.lab.timing import CollectiveTime, PingPong
+from dlpar.lab.figures.cost import CollectiveTime, PingPong
 from dlpar.theory import Link
 
 LINK = Link(latency=1e-3, bandwidth=1e6)

@@ -69,7 +69,10 @@ def test_passes_carry_their_micro_batch_chunks_differ_and_the_bubble_fills_what_
     }
     assert sorted(named["forward, chunk 0"][0].text) == sorted(["0", "1", "2", "3"] * 2)
     assert len({named[f"forward, chunk {c}"][0].marker.color for c in (0, 1)}) == 2
-    assert len({named[f"{p}, chunk 0"][0].marker.pattern.shape for p in ("forward", "backward")}) == 2
+    assert len({named[f"{p}, chunk 0"][0].marker.color for p in ("forward", "backward")}) == 2
+    assert {t.name for t in figure.data if t.marker.pattern.shape} == {"bubble: idle"}, (
+        "only idle time is hatched"
+    )
     covered = sum(sum(named[name][0].x) for name in named if name not in ("receive", "update"))
     assert covered == pytest.approx(2 * 1e3 * max(bar.end for bar in timeline("interleaved", 2, 4, 2)))
 

@@ -6,10 +6,11 @@ from dlpar import lab
 from dlpar.config.experiment import Experiment
 from dlpar.config.schema import BadExperiment
 from dlpar.jobs.launch import JobFailed
-from dlpar.lab import figures, sweep
+from dlpar.lab import figures, sweep, theme
 from dlpar.lab.figures.scaling import curves, draw, twin
 from dlpar.lab.figures.scaling import sweep as sweep_figure
 from dlpar.lab.sweep import Outcome
+from lab.folders import finished
 
 REAL = Experiment(batch=32, scaling="weak", cluster={"platform": "p100-25gbe"})
 BASE = REAL.replace(cluster={"world": "simulated", "messages": "sizes"})
@@ -45,19 +46,23 @@ def test_the_curves_are_speed_up_and_efficiency_over_the_fastest_with_the_fewest
 def test_measured_is_solid_simulated_faint_and_predicted_dashed():
     both = curves([*of(REAL, {1: 10.0, 2: 19.0}), *of(BASE, {1: 11.0, 2: 20.0})])
     lines = {t.name: t.line for t in draw(both).data}
-    assert lines["ring, measured"].dash is None and lines["ring, measured"].color == "#0072B2"
-    assert lines["ring, simulated"].color == "rgba(0,114,178,0.6)" and lines["ring, simulated"].width == 5
-    assert lines["ring, predicted"].dash == "dash"
+    assert lines["measured"].dash is None and lines["measured"].color == "#0072B2"
+    assert lines["simulated"].color == "rgba(0,114,178,0.6)" and lines["simulated"].width == 5
+    assert lines["predicted"].dash == "dash"
     assert "The simulation is at most 10.0% off" in figures.caption(draw(both))
 
 
-def test_curves_of_one_scheme_have_one_colour_and_symbols_that_the_legend_explains():
+def test_curves_have_colours_and_symbols_of_their_own_that_the_legend_explains():
     figure = draw(curves([*of(BASE, RING), *of(BASE, PS, batch=64)]))
     marks = {t.name: t.marker for t in figure.data if t.mode == "markers"}
     assert {name: mark.symbol for name, mark in marks.items()} == {"batch=32": "circle", "batch=64": "square"}
-    assert {mark.color for mark in marks.values()} == {"#0072B2"}
-    drawn = {t.name: t.marker.symbol for t in figure.data if t.mode == "lines+markers"}
-    assert drawn["batch=64, simulated"] == "square" and drawn["batch=64, predicted"] == "square-open"
+    assert [mark.color for mark in marks.values()] == list(theme.RUNS[:2])
+    drawn = {t.name: t.marker for t in figure.data if t.mode == "lines+markers"}
+    assert (
+        drawn["batch=64, simulated"].symbol == "square"
+        and drawn["batch=64, predicted"].symbol == "square-open"
+    )
+    assert {drawn[f"batch=64, {how}"].color for how in ("simulated", "predicted")} == {theme.RUNS[1]}
 
 
 def test_where_two_schemes_are_equally_fast_is_marked_and_said(figure):
@@ -115,6 +120,25 @@ def test_a_sweep_over_anything_else_is_drawn_as_bars():
         figures.caption(figure)
         == "batch=32 is the fastest with 3,200 samples/s, 2.00 times as fast as batch=16."
     )
+
+
+def test_speed_up_of_runs_is_that_of_their_summaries_beside_a_prediction():
+    runs = [finished(workers=n, steps=40 // n) for n in (1, 2, 4)]
+    figure = figures.speedup(runs, predicted={4: 4.0})
+    left = {t.name: t for t in figure.data if t.xaxis != "x2"}
+    assert {name: t.line.dash for name, t in left.items()} == {
+        "ideal": "dot",
+        "predicted": "dash",
+        "measured": None,
+    }
+    rates = [run.summary["samples_per_s"] for run in runs]
+    assert list(left["measured"].y) == pytest.approx([rate / rates[0] for rate in rates])
+    assert list(left["predicted"].y) == [1.0, 4.0]
+    rows = figures.table(figure).query("how == 'measured'")
+    assert list(rows["samples/s"]) == pytest.approx(rates)
+    assert figures.caption(figure).startswith("Measured: 4 workers are ")
+    with pytest.raises(ValueError, match="runs: got runs of 2 workers only"):
+        figures.speedup([runs[1]])
 
 
 def test_one_number_of_workers_makes_no_curve():

@@ -26,7 +26,6 @@ def ring_figures(rings):
         "throughputs": figures.throughput(rings),
         "timeline": figures.timeline(rings[2]),
         "staleness": figures.staleness(rings[2]),
-        "speedup": figures.speedup(rings, predicted={4: 4.0}),
     }
 
 
@@ -41,18 +40,7 @@ def test_every_axis_has_a_label_and_a_unit(ring_figures):
     for name, figure in ring_figures.items():
         for axis in (figure.layout.xaxis, figure.layout.yaxis):
             assert axis.title.text or name == "timeline", name
-        assert name in ("timeline", "speedup") or "(" in figure.layout.yaxis.title.text
-
-
-def test_predicted_is_dashed_ideal_dotted_and_measured_solid(ring_figures):
-    dash = {trace.name: trace.line.dash for trace in ring_figures["speedup"].data}
-    assert dash == {"ideal": "dot", "predicted": "dash", "measured": None}
-
-
-def test_speedup_is_that_of_the_summaries(rings, ring_figures):
-    measured = ring_figures["speedup"].data[-1]
-    rates = [run.summary["samples_per_s"] for run in rings]
-    assert list(measured.y) == pytest.approx([rate / rates[0] for rate in rates])
+        assert name == "timeline" or "(" in figure.layout.yaxis.title.text
 
 
 def test_shown_figure_is_kept_with_sentence_and_table(rings, monkeypatch):
@@ -71,7 +59,6 @@ def test_shown_figure_is_kept_with_sentence_and_table(rings, monkeypatch):
 @pytest.mark.parametrize(
     "ask, complaint",
     [
-        (lambda run: figures.speedup([run]), "runs: got runs of 2 workers only"),
         (lambda run: figures.time_to_accuracy(run, goal=2), "goal: got 2"),
         (
             lambda run: figures.time_to_accuracy([run] * 2, titles=["one"]),

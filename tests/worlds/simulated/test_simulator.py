@@ -99,10 +99,10 @@ def test_a_collective_that_ranks_forget_is_a_deadlock_in_a_line_of_it_and_in_the
 
 
 def test_what_logs_messages_is_not_where_a_rank_stands():
-    from dlpar.lab.message_log import LoggingComm
+    from dlpar.lab.animation import LoggingComm
 
     with pytest.raises(Deadlock, match=f"rank 1 in recv from rank 0 .*at {HERE}:"):
-        run(lambda comm: LoggingComm(comm, into := comm.empty(1)).recv(into, 1 - comm.rank), 2)
+        run(lambda comm: LoggingComm(comm, into := comm.empty(1), [0, 1], []).recv(into, 1 - comm.rank), 2)
 
 
 def test_a_deadlock_after_a_while_says_when():

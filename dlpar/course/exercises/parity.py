@@ -1,0 +1,318 @@
+"""Exercises that must do what one process does: ZeRO (lab 07), layers cut over ranks (lab 08), schemes (any lab)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from dlpar.config.experiment import Experiment
+from dlpar.course import judge
+from dlpar.course.judge import (
+    Answer,
+    Held,
+    Step,
+    Verdict,
+    difference,
+    first_difference,
+    judge_on_ranks,
+    secret,
+)
+from dlpar.sync.scheme import Scheme
+from dlpar.sync.user_code import AllReduced, NotFacts, not_a_scheme
+from dlpar.theory.counts import closed_form
+
+if TYPE_CHECKING:
+    import torch
+
+    from dlpar.comm import Comm
+
+
+# ---- ZeRO stage 1 -------------------------------------------------------------------
+
+WEIGHTS = 10
+"""Weights of the model that is trained; 3 and 4 ranks get chunks of different lengths."""
+
+STEPS = 3
+"""From the second on, the velocity that a rank keeps from step to step counts."""
+
+LR, MOMENTUM = 0.1, 0.5
+
+SENDS = "it sends as many messages and bytes as a ring all-reduce"
+SHARDED = f"{{name}} is right on {{ranks}}: the weights are those of one process, and {SENDS}."
+
+
+def check_zero(student: Answer, workers: Sequence[int] = (2, 3, 4), hints: Sequence[str] = ()) -> Verdict:
+    """Do a few steps of SGD with momentum by ``student(comm, weights, gradient, velocity, lr, momentum)``.
+
+    Parameters
+    ----------
+    student : callable or None
+        Gets N chunks of the weights, alike on all ranks, and N chunks of the rank's own gradient.  The velocity
+        belongs to the rank's chunk (``rank + 1``, modulo N) and is kept from step to step: zeros at first.
+        It must leave on every rank the weights that one process would have with the sum of all gradients.
+    workers, hints
+        As of :func:`~dlpar.course.judge.check_on_ranks`.
+
+    Returns
+    -------
+    Verdict
+        Names the first step and rank that differ; never raises for an error in the student's code.
+    """
+    return judge_on_ranks(student, _zero_on_rank, workers, _weights_differ, SHARDED, hints)
+
+
+def _weights_differ(told: list[list[Held]]) -> str:
+    ranks = len(told)
+    form = closed_form("ring", ranks, WEIGHTS, itemsize=8)
+    right = ([weights] * ranks for weights in _weights(ranks))
+    steps = [Step(f", after step {n}", each, "the weights", [form]) for n, each in enumerate(right)]
+    return first_difference(told, steps, "a ring all-reduce", by="ring_reduce_scatter and ring_allgather")
+
+
+def _weights(ranks: int) -> list[torch.Tensor]:
+    """Weights of one process after each step."""
+    import torch
+
+    weights, velocity, found = torch.zeros(WEIGHTS, dtype=torch.float64), 0.0, []
+    for step in range(STEPS):
+        velocity = MOMENTUM * velocity + sum(_gradient(ranks, rank, step) for rank in range(ranks))
+        weights = weights - LR * velocity
+        found.append(weights)
+    return found
+
+
+def _gradient(ranks: int, rank: int, step: int) -> torch.Tensor:
+    """A rank's own gradient: (rank + 1) (step + 1) × [1, 2, 3, …], or random numbers if it is graded."""
+    import torch
+
+    if draw := secret("gradient", ranks, rank, step):
+        return torch.from_numpy(draw.normal(size=WEIGHTS))
+    return (rank + 1) * (step + 1) * torch.arange(1.0, WEIGHTS + 1, dtype=torch.float64)
+
+
+def _zero_on_rank(comm: Comm, student: Callable[..., Any]) -> list[Held]:
+    import torch
+
+    weights = torch.zeros(WEIGHTS, dtype=torch.float64)
+    chunks = weights.tensor_split(comm.size)
+    velocity, held = torch.zeros_like(chunks[(comm.rank + 1) % comm.size]), []
+    comm.traffic.take()
+    for step in range(STEPS):
+        gradient = _gradient(comm.size, comm.rank, step).tensor_split(comm.size)
+        student(comm, chunks, gradient, velocity, LR, MOMENTUM)
+        held.append((weights.tolist(), comm.traffic.take()))
+    return held
+
+
+# ---- two layers cut over ranks ------------------------------------------------------
+
+NAMES = ("y", "of_x", "of_up", "of_down")
+"""Parts of an answer."""
+
+SAMPLES, INPUTS, HIDDEN, OUTPUTS = 5, 6, 12, 3
+"""Sizes of the perceptron on which every answer is tried: 2, 3 and 4 ranks divide its hidden neurons."""
+
+DIVIDED = "{name} computes what one process does, with one all-reduce each way, on {ranks}."
+
+
+class Problem(NamedTuple):
+    """A whole perceptron and its data: ``y = relu(x @ up.T) @ down.T``.
+
+    Attributes
+    ----------
+    x : Tensor, shape (samples, inputs)
+    up : Tensor, shape (hidden, inputs)
+    down : Tensor, shape (outputs, hidden)
+    of_y : Tensor, shape (samples, outputs)
+        The loss's gradient with respect to the output.
+    """
+
+    x: torch.Tensor
+    up: torch.Tensor
+    down: torch.Tensor
+    of_y: torch.Tensor
+
+
+def check_layers(student: Answer, workers: Sequence[int] = (2, 3, 4), hints: Sequence[str] = ()) -> Verdict:
+    """Call ``student(comm, x, up, down, of_y)`` on every rank, with its pieces of two layers.
+
+    It must return ``y, of_x, of_up, of_down``: the whole output, the gradient of the whole input, and
+    those of its own weights; and send no more than an all-reduce of the output and one of the
+    input's gradient.
+
+    Parameters
+    ----------
+    student : callable or None
+        Raises ``NotImplementedError`` while it is not written.
+    workers : sequence of int
+        Divisors of 12: numbers of simulated ranks to try; the last is that of the real ones.
+    hints : sequence of str
+        From gentle to plain; a wrong answer shows one more of them each time.
+
+    Returns
+    -------
+    Verdict
+        Never raises for an error in the student's code.
+    """
+    return judge_on_ranks(student, _layers_on_rank, workers, _answers_differ, DIVIDED, hints, timeout=10.0)
+
+
+def _answers_differ(told: list[list[Held]]) -> str:
+    for rank, held in enumerate(told):
+        if not held:
+            return f", rank {rank} returns no tuple of {', '.join(NAMES)}."
+    ranks = len(told)
+    forms = [closed_form("ring", ranks, SAMPLES * width, itemsize=8) for width in (OUTPUTS, INPUTS)]
+    right = zip(*(_answer(rank, ranks) for rank in range(ranks)))
+    steps = [Step("", expected, name) for name, expected in zip(NAMES, right)]
+    steps[-1] = steps[-1]._replace(sends=forms)
+    like = "one ring all-reduce of y and one of of_x"
+    return first_difference(told, steps, like, by="ring_allreduce", tolerance=1e-9)
+
+
+def _layers_on_rank(comm: Comm, student: Callable[..., Any]) -> list[Held]:
+    """Each part of the answer, with all that was sent; nothing unless the answer has as many parts as it should."""
+    x, up, down, of_y = _problem(comm.size)
+    own = up.tensor_split(comm.size)[comm.rank].clone(), down.tensor_split(comm.size, 1)[comm.rank].clone()
+    comm.traffic.take()
+    made = student(comm, x, *own, of_y)
+    sent = comm.traffic.take()
+    complete = isinstance(made, (tuple, list)) and len(made) == len(NAMES)
+    return [(part, sent) for part in made] if complete else []
+
+
+def _answer(rank: int, ranks: int) -> list[torch.Tensor]:
+    """The right answer of a rank, by one process and autograd."""
+    import torch
+
+    x, up, down, of_y = _problem(ranks)
+    for tensor in (x, up, down):
+        tensor.requires_grad_()
+    y = torch.relu(x @ up.T) @ down.T
+    of_x, of_up, of_down = torch.autograd.grad(y, (x, up, down), of_y)
+    return [y.detach(), of_x, of_up.tensor_split(ranks)[rank], of_down.tensor_split(ranks, 1)[rank]]
+
+
+def _problem(ranks: int) -> Problem:
+    """The same on every rank, in float64, with every number in its own place; random if it is graded."""
+    from torch import arange, float64, from_numpy
+
+    def waves(rows: int, columns: int, pitch: float) -> torch.Tensor:
+        if draw := secret("layers", ranks, rows, columns):
+            return from_numpy(draw.normal(size=(rows, columns)))
+        return (pitch * arange(1, rows * columns + 1, dtype=float64)).sin().view(rows, columns)
+
+    sizes = ((SAMPLES, INPUTS, 1.1), (HIDDEN, INPUTS, 2.3), (OUTPUTS, HIDDEN, 0.7), (SAMPLES, OUTPUTS, 1.9))
+    return Problem(*(waves(*each) for each in sizes))
+
+
+# ---- a scheme of one's own ----------------------------------------------------------
+
+ROUNDING = 1e-9
+"""Largest relative difference between float64 sums of the same numbers in another order, and more than that."""
+
+
+def check_scheme(
+    my_scheme: Callable[..., Any] | type[Scheme] | None,
+    workers: Sequence[int] = (2, 3, 4),
+    hints: Sequence[str] = (),
+    reference: str = "ring",
+    steps: int = 20,
+    timeout: float = 20.0,
+) -> Verdict:
+    """Train logistic regression on digits in float64 with a scheme of one's own, and compare every step.
+
+    Parameters
+    ----------
+    my_scheme : callable or type
+        A function of (comm, tensor) that sums a tensor over all ranks, in place; or a
+        subclass of :class:`dlpar.sync.Scheme` with ``combine``.
+    workers : sequence of int
+        Numbers of workers to try, real ones with the last; shares of the batch are not all of one size.
+    hints : sequence of str
+        From gentle to plain; a wrong answer shows one more of them each time.
+    reference : str
+        The collective whose messages and bytes are set beside this one's, as
+        :func:`dlpar.theory.counts.closed_form` names it.
+    steps : int
+        Steps of each trial.
+    timeout : float
+        Seconds after which ranks that wait for each other are ended.
+
+    Returns
+    -------
+    Verdict
+        Names the first step and worker that differ; never raises for an error in the student's code.
+    """
+    name = getattr(my_scheme, "__name__", type(my_scheme).__name__)
+    if my_scheme is None or my_scheme is ...:
+        return judge.to_do("The scheme is not written yet.")
+    if getattr(my_scheme, "combine", None) is Scheme.combine:
+        return judge.to_do(f"{name} has no combine yet.")
+    complaint = not_a_scheme(my_scheme, name)
+    if complaint:
+        return judge.wrong(name, hints, complaint + ".")
+
+    def praise(told: list[dict[str, Any]]) -> str:
+        right = f"every weight is that of one process, {steps} steps long"
+        return f"{{name}} is right on {{ranks}}: {right}. {_traffic(told, reference)}"
+
+    more = {"timeout": timeout, "arguments": (steps,), "who": "workers"}
+    return judge_on_ranks(my_scheme, _scheme_on_rank, workers, _steps_differ, praise, hints, **more)
+
+
+def _steps_differ(told: list[dict[str, Any]]) -> str:
+    differing = [(one["first"][0], rank) for rank, one in enumerate(told) if one["first"]]
+    if not differing:
+        return ""
+    step, rank = min(differing)
+    return f", at step {step}, on worker {rank}: {told[rank]['first'][1]}."
+
+
+def _traffic(told: list[dict[str, Any]], reference: str) -> str:
+    """Data sent in a step, beside that of the reference."""
+    form = closed_form(reference, len(told), told[0]["elements"], itemsize=8)
+    theirs = f"{reference} sends {form.messages:,} and {form.bytes:,} bytes, {form.busiest_bytes:,} the busiest worker"
+    if told[0]["bytes"] is None:
+        return f"The library moved the data and does not say how much; {theirs}."
+    messages, nbytes = (sum(one[what] for one in told) for what in ("messages", "bytes"))
+    busiest = max(one["bytes"] for one in told)
+    sends = f"A step of {len(told)} workers sends {messages:,.10g} messages and {nbytes:,.10g} bytes"
+    return f"{sends}, {busiest:,.10g} of them the busiest worker; {theirs}."
+
+
+def _scheme_on_rank(comm: Comm, my_scheme: Callable[..., Any] | type[Scheme], steps: int) -> dict[str, Any]:
+    """Train beside a twin that sees the whole batch alone; return where they differ first, and the data sent."""
+    from dlpar.lab.figures.probes import prepared  # here: imports torch
+    from dlpar.split import make_split
+    from dlpar.sync import scheme
+
+    fields = dict(model="logistic", batch=64 - comm.size // 2, steps=steps, lr=0.5, dtype="float64")
+    whole, alone = Experiment(workers=1, **fields), comm.split(comm.rank)
+    experiment = Experiment(sync=my_scheme, workers=comm.size, **fields)
+    mine, twin = make_split(prepared(comm, experiment)), make_split(prepared(alone, whole))
+    sync, by_itself = scheme(experiment, comm, mine.replica), scheme(whole, alone, twin.replica)
+    first, done = None, 0
+    comm.traffic.take()
+    for step in sync.steps():
+        differs = ""
+        for part, agree in ((mine, sync), (twin, by_itself)):
+            part.gradient(step)
+            agree.combine()
+        if isinstance(sync, AllReduced):
+            differs = difference(mine.replica.gradient, twin.replica.gradient, ROUNDING, "the gradient")
+        sync.update()
+        by_itself.update()
+        try:
+            sync.facts()
+        except NotFacts as refused:
+            differs = differs or str(refused)
+        differs = differs or difference(mine.replica.weights, twin.replica.weights, ROUNDING, "the weights")
+        if differs and not first:
+            first = (step, differs)
+        done += 1
+    sent = comm.traffic.take()
+    if done != steps and not first:
+        first = (done, f"the scheme ended after {done} of {steps} steps")
+    per_step = {what: None if total is None else total / max(1, done) for what, total in sent.items()}
+    return {"first": first, "elements": len(mine.replica.weights), **per_step}
