@@ -99,6 +99,7 @@ def sent(steps: list[dict]) -> tuple[int, int]:
     return totals.pop()
 
 
+@pytest.mark.slow
 @EVERY
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_a_cut_model_gives_the_losses_and_weights_of_one_process_and_sends_what_the_formula_says(name, ranks):
@@ -126,6 +127,7 @@ def test_one_more_block_costs_each_device_what_megatron_says():
         assert two[rank]["messages"] - one[rank]["messages"] == 4 * 2 * (4 - 1)
 
 
+@pytest.mark.slow
 def test_characters_that_do_not_divide_among_ranks_are_dealt_out():
     fields = dict(model={"name": "transformer", "width": 20, "depth": 1, "heads": 5}, data=TEXT, batch=6)
     loss, weights, _ = simulated(workers=1, **fields)
@@ -135,6 +137,7 @@ def test_characters_that_do_not_divide_among_ranks_are_dealt_out():
     assert sent(steps) == payload(exchanges(Experiment(workers=5, split="tensor", **fields)), 5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "order, sync",
     [

@@ -62,6 +62,7 @@ def f():
 """
 
 
+@pytest.mark.slow
 @ROOT_ON_LINUX
 def test_a_box_holds_no_labs_no_homes_no_submissions_and_no_dlpar(tmp_path: Path) -> None:
     checkout = Path(__file__).parents[3]
