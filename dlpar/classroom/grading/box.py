@@ -12,7 +12,6 @@ import json
 import os
 import pwd
 import shlex
-import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -22,7 +21,6 @@ from typing import Any
 from dlpar.classroom.grading import ACCOUNT, LENT, PACKAGE
 from dlpar.course.judge import GRADED
 
-NEEDED = ("unshare", "setpriv", "prlimit", "mount", "chroot")
 START = 120.0
 """Seconds a judge may take to start on a busy machine, and to end."""
 
@@ -36,6 +34,8 @@ from dlpar.classroom.grading.judge import main
 main(nursery)
 """
 """The nursery forks from a process that knows little: not even the checks are imported."""
+
+APART = "setpriv --pdeathsig=KILL --no-new-privs unshare --mount --pid --net --ipc --fork --kill-child"
 
 SHUT_IN = """
 set -e
@@ -99,25 +99,28 @@ class Box:
         CannotGrade
             If the judge does not start, or finds a hole in the box.
         """
-        asked = json.dumps(trial | {"seconds": self.seconds})
-        environment = self.environment() | {LENT: trial["lent"]}
+        environment = {"HOME": "/", "PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8"}
+        environment |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
+        environment |= {GRADED: "1", LENT: trial["lent"]}
+        if self.account is not None:
+            user = pwd.getpwnam(self.account)
+            environment[ACCOUNT] = f"{user.pw_uid}:{user.pw_gid}"
+        asked, limit = json.dumps(trial | {"seconds": self.seconds}), START + self.seconds
         how = {"cwd": "/", "env": environment, "capture_output": True, "text": True}
         try:
-            done = subprocess.run(self.command(), input=asked, timeout=START + self.seconds, **how)
+            done = subprocess.run(self.command(), input=asked, timeout=limit, **how)
         except subprocess.TimeoutExpired:
-            return {
-                "solved": False,
-                "said": f"not yet: the judge was not done after {START + self.seconds:g} s",
-            }
+            return {"solved": False, "said": f"not yet: the judge was not done after {limit:g} s"}
+        except FileNotFoundError as error:
+            raise CannotGrade(f"this machine has no {error.filename}") from None
         if done.returncode < 0:
             return {"solved": False, "said": f"not yet: signal {-done.returncode} ended the judge"}
         if done.returncode:
-            why = done.stderr.strip().splitlines()
-            raise CannotGrade(f"the judge did not start: {why[-1] if why else 'it said nothing'}")
+            why = done.stderr.strip().rpartition("\n")[2] or "it said nothing"
+            raise CannotGrade(f"the judge did not start: {why}")
         verdict = json.loads(done.stdout.splitlines()[-1])
-        return verdict | {
-            "said": "".join(c if c.isprintable() or c == "\n" else "?" for c in verdict["said"])
-        }
+        said = "".join(c if c.isprintable() or c == "\n" else "?" for c in verdict["said"])
+        return {"solved": verdict["solved"], "said": said}
 
     def command(self) -> list[str]:
         """Return the command that starts a judge."""
@@ -125,40 +128,14 @@ class Box:
         judge = [*limited, sys.executable, "-P", "-c", JUDGE]
         if self.account is None:
             return judge
-        apart = ["--mount", "--pid", "--net", "--ipc", "--fork", "--kill-child"]
         script = SHUT_IN.replace("{places}", shlex.join(_places()))
-        return [
-            "setpriv",
-            "--pdeathsig=KILL",
-            "--no-new-privs",
-            "unshare",
-            *apart,
-            "sh",
-            "-c",
-            script,
-            "sh",
-            *judge,
-        ]
-
-    def environment(self) -> dict[str, str]:
-        """Return a judge's environment, with nothing of the account that grades."""
-        own = {"HOME": "/", "PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8", GRADED: "1"}
-        own |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
-        if self.account is not None:
-            user = pwd.getpwnam(self.account)
-            own[ACCOUNT] = f"{user.pw_uid}:{user.pw_gid}"
-        return own
+        return [*APART.split(), "sh", "-c", script, "sh", *judge]
 
 
 def _impossible(account: str) -> str | None:
     """Return the reason why answers cannot be isolated on this machine; None if they can."""
-    if sys.platform != "linux":
-        return "that needs Linux"
-    if os.getuid() != 0:
-        return "that needs root"
-    lacking = [name for name in NEEDED if shutil.which(name) is None]
-    if lacking:
-        return f"this machine has no {', '.join(lacking)}"
+    if sys.platform != "linux" or os.getuid() != 0:
+        return "that needs root on Linux"
     try:
         user = pwd.getpwnam(account)
     except KeyError:

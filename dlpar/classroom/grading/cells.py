@@ -193,10 +193,10 @@ class CellComm:
         self.rank, self.size, self.device, self.ask = rank, size, torch.device("cpu"), ask
 
     def isend(self, tensor: torch.Tensor, dest: int, tag: int = 0) -> Begun:
-        return Begun(self.ask, None, "isend", tensor, dest, tag)
+        return Begun(self.ask, self.ask("isend", tensor.detach(), dest, tag), torch.empty(0))
 
     def irecv(self, into: torch.Tensor, source: int = ANY, tag: int = ANY) -> Begun:
-        return Begun(self.ask, into, "irecv", into, source, tag)
+        return Begun(self.ask, self.ask("irecv", into.detach(), source, tag), into.detach())
 
     def barrier(self) -> None:
         self.ask("barrier")
@@ -205,16 +205,15 @@ class CellComm:
         raise AttributeError(f"comm.{name} is not there when an answer is graded: use send and recv")
 
 
-class Begun:
-    """A communication that the judge has under way."""
+class Begun(NamedTuple):
+    """A communication that the judge has under way, under a number; what it brings goes into a tensor."""
 
-    def __init__(self, ask: Callable[..., Any], into: torch.Tensor | None, *question: Any) -> None:
-        call, tensor, *rest = question
-        self.ask, self.into, self.number = ask, into, ask(call, tensor.detach(), *rest)
+    ask: Callable[..., Any]
+    number: int
+    into: torch.Tensor
 
     def wait(self) -> Any:
         """Block until it is complete; a receive puts the message into its tensor."""
         arrival, message = self.ask("wait", self.number)
-        if self.into is not None:
-            self.into.detach().copy_(message)
+        self.into.copy_(message)
         return arrival

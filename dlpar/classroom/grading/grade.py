@@ -296,9 +296,8 @@ class Course:
             try:
                 solved = exercise(nbformat.read(master, 4))
             except (ValueError, TypeError, AttributeError, SyntaxError, nbformat.ValidationError) as error:
-                raise CannotGrade(
-                    f"{master}: not a lab that can be read ({str(error).splitlines()[0]})"
-                ) from None
+                why = str(error).splitlines()[0]
+                raise CannotGrade(f"{master}: not a lab that can be read ({why})") from None
             if solved is None:
                 continue
             roles = [role(cell) for cell in solved.cells]

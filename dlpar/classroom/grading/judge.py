@@ -107,7 +107,6 @@ class Cells:
         place = {**cluster, "world": "simulated", "timeout": timeout}
         simulator, comms = of_experiment(Experiment(workers=workers, scaling="weak", cluster=place))
         self.timeout = timeout
-
         try:
             return run_program(simulator, comms, lambda comm: program(comm, *arguments), patience=math.inf)
         except Deadlock:
@@ -131,7 +130,8 @@ class Cells:
         """Return a function of the answer, to be called by a check: it runs in the cell of the rank it is given."""
 
         def judged(*arguments: Any, **named: Any) -> Any:
-            return self._call(name, arguments, named)
+            comm = next((one for one in arguments if isinstance(one, Comm)), None)
+            return self._call(comm, name, arguments, named)
 
         judged.__name__ = name
         return judged
@@ -142,16 +142,13 @@ class Cells:
             if time.monotonic() > self.end:
                 raise RuntimeError(f"it was not done after {self.seconds:g} s")
             if not cell.poll(self.timeout):
-                raise RuntimeError(
-                    f"no progress for {self.timeout:g} s: it computes, or waits for something else"
-                )
+                raise RuntimeError(f"no progress for {self.timeout:g} s: it computes, or waits for more")
             return read_result(cell.recv_bytes(LARGEST))
         except (EOFError, OSError):
             raise RuntimeError("the answer ended its process") from None
 
-    def _call(self, name: str, arguments: Sequence[Any], named: dict[str, Any]) -> Any:
+    def _call(self, comm: Comm | None, name: str, arguments: Sequence[Any], named: dict[str, Any]) -> Any:
         """Call a function in the cell of this rank, and put back what it leaves in its arguments."""
-        comm = next((one for one in arguments if isinstance(one, Comm)), None)
         rank = 0 if comm is None else comm.rank
         if rank not in self.opened:
             self.open(rank)
@@ -177,10 +174,10 @@ def _carried(comm: Any, begun: list[tuple[Any, Any]], call: str, *given: Any) ->
     if call == "wait":
         request, room = begun[given[0]]
         arrival = request.wait()
-        return room is not None and Arrival(arrival.source, arrival.tag, arrival.nbytes), room
+        return None if arrival is None else Arrival(*arrival), room
     if call not in ("isend", "irecv", "barrier"):
         raise AttributeError(f"a cell asks for {call!r}")
-    begun.append((getattr(comm, call)(*given), given[0] if call == "irecv" else None))
+    begun.append((getattr(comm, call)(*given), given[0] if call == "irecv" else torch.empty(0)))
     return len(begun) - 1
 
 
