@@ -46,6 +46,9 @@ LOT = 5
 BARS = 6
 """Ranges into which predicted numbers are sorted."""
 
+TEXTS = ("key", "question", "how", "unit")
+"""Fields of an answer that are text."""
+
 LARGEST = 1e300
 """Largest number that counts, so that differences are finite."""
 
@@ -162,32 +165,28 @@ class Answers:
         for student, answers in self._now.items():
             for key, answer in answers.items():
                 questions[key][student] = answer
-        for key, now in questions.items():
+        rows = []
+        for key, now in sorted(questions.items()):
+            if len(now) < LOT:
+                # The shown answers stay stored. Otherwise the next one to arrive would differ visibly from the rest.
+                continue
             before = self._shown.get(key, {})
-            changed = sum(now.get(student) != before.get(student) for student in {*now, *before})
-            # Of fewer than a lot the last shown are kept: else the next one to come would differ visibly from the rest.
-            if len(now) >= LOT and changed >= LOT:
+            if sum(now.get(student) != before.get(student) for student in {*now, *before}) >= LOT:
                 self._shown[key] = now
-        self._shown = {key: shown for key, shown in self._shown.items() if key in questions}
-        shown = {
-            key: [*answers.values()] for key, answers in self._shown.items() if len(questions[key]) >= LOT
-        }
-        return [_row(key, shown[key]) for key in sorted(shown)]
+            rows.append(_row(key, [*self._shown[key].values()]))
+        self._shown = {key: self._shown[key] for key in self._shown if key in questions}
+        return rows
 
 
 def _is_answer(found: Any) -> bool:
     """Tell whether it has an answer's fields: it comes from a file that a student can write to."""
-    match found:
-        case {
-            "key": str(),
-            "question": str(),
-            "how": str(),
-            "unit": str(),
-            "predicted": said,
-            "found": value,
-        }:
-            return (said is None or _is_value(said)) and _is_value(value)
-    return False
+    if not isinstance(found, dict):
+        return False
+    predicted, is_text = (
+        found.get("predicted", math.nan),
+        [isinstance(found.get(name), str) for name in TEXTS],
+    )
+    return all(is_text) and (predicted is None or _is_value(predicted)) and _is_value(found.get("found"))
 
 
 def _is_value(found: Any) -> bool:
@@ -198,8 +197,10 @@ def _row(key: str, answers: list[dict[str, Any]]) -> dict[str, Any]:
     first, unit = answers[0], f" {answers[0]['unit']}" if answers[0]["unit"] else ""
     known = [answer["predicted"] for answer in answers if answer["predicted"] is not None]
     numbers = [value for value in known if isinstance(value, (int, float))]
-    labels = [[label, count] for label, count in sorted(Counter(known).items())]
-    predicted = _ranges(numbers, unit) if numbers else labels
+    if numbers:
+        predicted = _ranges(numbers, unit)
+    else:
+        predicted = [[label, count] for label, count in sorted(Counter(known).items())]
     if len(known) < len(answers):
         predicted.append(["I don't know", len(answers) - len(known)])
     measured = [answer["found"] for answer in answers if isinstance(answer["found"], (int, float))]
@@ -284,6 +285,11 @@ class Report(HubOAuthenticated, RequestHandler):
     """Reports of students' servers, each admitted by its own token and taken as that student's."""
 
     hub_scopes = None  # anybody of this hub may report, and do nothing else here
+
+    def check_xsrf_cookie(self) -> None:
+        """Check it unless a token came, which other pages do not have."""
+        self.get_current_user()
+        super().check_xsrf_cookie()
 
     @authenticated
     def post(self) -> None:

@@ -193,6 +193,14 @@ def test_numbers_that_hardly_differ_are_one_bar():
     assert answers.table()[0]["predicted"] == [["about 0 updates", teacher.LOT]]
 
 
+def test_numbers_and_words_to_one_question_are_counted_by_their_numbers():
+    answers = teacher.Answers()
+    for n, said in enumerate([1.0, 2.0, "many", 1.0, None]):
+        answers.heard(f"student{n}", [answer(said)])
+    (row,) = answers.table()
+    assert row["predicted"][-1] == ["I don't know", 1] and sum(count for _, count in row["predicted"]) == 4
+
+
 def test_names_are_not_kept_and_the_order_of_coming_is_not_told():
     forth, back = teacher.Answers(), teacher.Answers()
     said = {f"student{n}": [answer(value)] for n, value in enumerate((1.0, 9.0, 2.0, 8.0, 3.0))}
