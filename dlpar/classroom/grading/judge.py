@@ -34,6 +34,7 @@ from dlpar.config.experiment import Experiment
 from dlpar.course import judge
 from dlpar.course.judge import Verdict
 from dlpar.jobs.launch import JobFailed
+from dlpar.jobs.processes import die_with_parent
 from dlpar.worlds.simulated.run import of_experiment, run_program
 from dlpar.worlds.simulated.simulator import Deadlock, story
 
@@ -55,6 +56,7 @@ def main(nursery: socket.socket) -> None:
     trial = json.load(sys.stdin)
     if account := os.environ.get(ACCOUNT):
         become(account)
+        die_with_parent()  # the kernel forgets it when the account changes
     cells = Cells(nursery, trial["answer"], trial["seconds"])
     judge.spmd = cells.simulate
     space: dict[str, Any] = {"__name__": "__main__"}

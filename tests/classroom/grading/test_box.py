@@ -13,7 +13,7 @@ from conftest import eventually
 
 from classroom.grading.handed_in import small_master
 from dlpar import cli
-from dlpar.classroom.grading import box, cells
+from dlpar.classroom.grading import LENT, box, cells
 from dlpar.classroom.grading.box import Box, CannotGrade
 
 ROOT_ON_LINUX = pytest.mark.skipif(sys.platform != "linux" or os.getuid() != 0, reason="needs root on Linux")
@@ -115,6 +115,20 @@ SAYS = "from dlpar.course.judge import Verdict\nsolved = Verdict('solved', str(f
 def test_an_answer_in_a_box_adds_no_process_and_no_thread_and_its_memory_is_bounded() -> None:
     said = Box("nobody", memory=1.5).judge(EMPTY | {"answer": GROWS, "names": ["f"], "check": SAYS})["said"]
     assert said == "solved: ['BlockingIOError', 'RuntimeError', 'MemoryError']"
+
+
+@pytest.mark.slow
+@ROOT_ON_LINUX
+def test_a_box_whose_time_is_over_is_ended_with_all_that_is_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(box, "START", 20.0)
+    hangs = EMPTY | {"lent": "# of test_box", "check": "import time\nwhile True:\n    time.sleep(1)"}
+    assert "was not done after 21 s" in Box("nobody", seconds=1.0).judge(hangs)["said"]
+
+    def left() -> list[psutil.Process]:
+        found = psutil.process_iter(["environ"])
+        return [one for one in found if (one.info["environ"] or {}).get(LENT) == "# of test_box"]
+
+    eventually(lambda: not left(), 10, f"all processes of the box are gone: {left()}")
 
 
 LEAVES = """
