@@ -106,9 +106,13 @@ class Box:
             user = pwd.getpwnam(self.account)
             environment[ACCOUNT] = f"{user.pw_uid}:{user.pw_gid}"
         asked, limit = json.dumps(trial | {"seconds": self.seconds}), START + self.seconds
-        how = {"cwd": "/", "env": environment, "capture_output": True, "text": True}
+        # A session of its own: Ctrl-C does not reach it, and the kernel gives it a fair share of the processors.
+        apart = {"cwd": "/", "env": environment, "start_new_session": True}
+        command = self.command()
         try:
-            done = subprocess.run(self.command(), input=asked, timeout=limit, **how)
+            done = subprocess.run(
+                command, input=asked, timeout=limit, capture_output=True, text=True, **apart
+            )
         except subprocess.TimeoutExpired:
             return {"solved": False, "said": f"not yet: the judge was not done after {limit:g} s"}
         except FileNotFoundError as error:
