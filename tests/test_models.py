@@ -55,6 +55,7 @@ FITS = {values[0]: allowed for _, values, path, allowed, _ in RULES if path == "
 PAIRS = [(model, name) for model, names in FITS.items() for name in names]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize(("model", "name"), PAIRS)
 def test_every_model_learns_from_every_set_it_fits(model, name, dtype, folders):
@@ -75,6 +76,7 @@ def test_every_model_learns_from_every_set_it_fits(model, name, dtype, folders):
     assert all(weight.grad is not None for weight in trained.parameters())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1])
 def test_the_default_experiment_reads_digits(seed):
     experiment = Experiment(seed=seed)
@@ -84,6 +86,7 @@ def test_the_default_experiment_reads_digits(seed):
     assert accuracy(trained, dataset) >= 0.95
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "name", "least"), [("cnn", "digits", 0.93), ("logistic", "docstrings", 0.75)]
 )
@@ -93,6 +96,7 @@ def test_other_models_reach_their_usual_accuracy(model, name, least):
     assert accuracy(train(experiment, dataset)[0], dataset) >= least
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [16, 256, 1024])
 def test_regression_is_stable_at_the_default_rate_whatever_the_width(width):
     experiment = Experiment(data="diabetes", model={"width": width}, steps=60)

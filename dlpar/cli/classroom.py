@@ -231,7 +231,7 @@ def grade(
     account: str = "dlpar-grader",
     not_isolated: bool = False,
     seconds: Annotated[int, typer.Option(min=1, max=600)] = 60,
-    memory: Annotated[int, typer.Option(min=1, max=64)] = 4,
+    memory: Annotated[int, typer.Option(min=1, max=64)] = 2,
     at_a_time: Annotated[int | None, typer.Option(min=1, max=64)] = None,
 ) -> int:
     """Grade the exercises that students handed in.
@@ -258,7 +258,7 @@ def grade(
     seconds : N
         For one check.
     memory : N
-        GiB for one answer.
+        GiB for each rank of an answer.
     at_a_time : N
         Answers; default: one for each core.
     """

@@ -196,7 +196,7 @@ def exchanges(experiment: Experiment) -> list[Exchange]:
     all-gather, forward    b · classes, if L is odd
     =====================  ==================================================================
 
-    With redundancy see :func:`redundant_layer`.  A transformer's are in :func:`transformer_exchanges`.
+    With redundancy see :func:`redundant_pieces`.  A transformer's are in :func:`transformer_exchanges`.
     Source: Shoeybi et al. (arXiv 1909.08053), section 3.
     """
     model, batch = experiment.model, experiment.local_batch(0)
@@ -232,36 +232,20 @@ def transformer_layer_elements(batch: int, context: int, width: int, ranks: int)
     return 8 * batch * context * width * (ranks - 1) / ranks
 
 
-class RedundantLayer(NamedTuple):
-    """Costs of one rank for a layer of overlapping neurons.
-
-    Attributes
-    ----------
-    forward, backward : int
-        FLOPs; a multiply-add counts as two.
-    activations, gradients, weights : int
-        Elements of one piece it sends in the forward pass, in the backward pass, and between steps: t-1 messages each.
-    """
-
-    forward: int
-    backward: int
-    activations: int
-    gradients: int
-    weights: int
-
-
-def redundant_layer(batch: int, inputs: int, neurons: int, ranks: int, redundancy: float) -> RedundantLayer:
-    """Return both costs of redundancy in a fully connected layer, for one rank of t.
+def redundant_pieces(
+    batch: int, inputs: int, neurons: int, ranks: int, redundancy: float
+) -> tuple[int, int, int]:
+    """Return the pieces that one rank of t sends t-1 times each, for a fully connected layer with redundancy.
 
     With n/t neurons of i inputs on each rank, c of them computed by all, and b samples:
 
-    =====================  =========================
-    FLOPs, forward         2·b·i·(n/t + (t-1)·c)
-    FLOPs, backward        4·b·i·n/t
-    sent, forward          (t-1)·b·(n/t - c)
-    sent, backward         (t-1)·b·n/t
-    sent, between steps    (t-1)·c·(i + 1)
-    =====================  =========================
+    ===========  =======================  =============  =====================
+    piece        sent                     elements       FLOPs of the rank
+    ===========  =======================  =============  =====================
+    activations  in the forward pass      b·(n/t - c)    2·b·i·(n/t + (t-1)·c)
+    gradients    in the backward pass     b·n/t          4·b·i·n/t
+    weights      between steps            c·(i + 1)
+    ===========  =======================  =============  =====================
 
     A common neuron saves b elements and costs i + 1, its weights.  It can pay only where b > i + 1,
     because every rank computes it.
@@ -275,13 +259,7 @@ def redundant_layer(batch: int, inputs: int, neurons: int, ranks: int, redundanc
     """
     own = neurons // ranks
     common = round(redundancy * own)
-    return RedundantLayer(
-        forward=2 * batch * inputs * (own + (ranks - 1) * common),
-        backward=4 * batch * inputs * own,
-        activations=batch * (own - common),
-        gradients=batch * own,
-        weights=common * (inputs + 1),
-    )
+    return batch * (own - common), batch * own, common * (inputs + 1)
 
 
 def _overlapping(experiment: Experiment, batch: int) -> list[Exchange]:
@@ -289,10 +267,10 @@ def _overlapping(experiment: Experiment, batch: int) -> list[Exchange]:
     ranks, redundancy = experiment.split.axes(experiment.workers)["tensor"], experiment.split.redundancy
     inputs, width, found = prod(INPUTS[experiment.data.name]), experiment.model.width, []
     for i in range(1, experiment.model.depth + 1):
-        layer = redundant_layer(batch, inputs, width, ranks, redundancy)
-        gathered = [piece for piece in (layer.activations, layer.weights) if piece]
+        activations, gradients, weights = redundant_pieces(batch, inputs, width, ranks, redundancy)
+        gathered = [piece for piece in (activations, weights) if piece]
         found += [Exchange(f"linear{i}", "ring_allgather", ranks * piece) for piece in gathered]
-        found.append(Exchange(f"linear{i}", "ring_reduce_scatter", ranks * layer.gradients))
+        found.append(Exchange(f"linear{i}", "ring_reduce_scatter", ranks * gradients))
         inputs = width
     return [*found, Exchange("whole", "ring_allgather", batch * prod(layers(experiment)[-1].output))]
 

@@ -168,6 +168,7 @@ NUMBERS = {"x86_64": [310, 311, 312], "aarch64": [270, 271, 272]}
 """System calls process_vm_readv, process_vm_writev and kcmp."""
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.machine() not in NUMBERS or sys.platform != "linux", reason="other calls")
 def test_two_processes_meet_under_a_seccomp_profile_like_that_of_a_container():
     """The real thing, not a made-up machine."""
@@ -233,6 +234,7 @@ def doctor(*words: str, **environment: str) -> tuple[subprocess.CompletedProcess
     return done, time.monotonic() - began
 
 
+@pytest.mark.slow
 @pytest.mark.timed
 def test_doctor_looks_at_this_machine_in_six_seconds():
     done, seconds = doctor("--json")
@@ -250,6 +252,7 @@ def test_doctor_looks_at_this_machine_in_six_seconds():
     assert subjects == ["cores", "memory", "GPUs", "MPI", "/dev/shm"]
 
 
+@pytest.mark.slow
 def test_doctor_ends_with_status_1_and_says_what_to_mend_where_something_is_broken():
     done, _ = doctor(DLPAR_MPIEXEC="/nowhere/mpiexec")
     assert done.returncode == 1
@@ -258,6 +261,7 @@ def test_doctor_ends_with_status_1_and_says_what_to_mend_where_something_is_brok
     assert done.stdout.rstrip().endswith("Broken: MPI. Mend this as said above.")
 
 
+@pytest.mark.slow
 def test_doctor_survives_a_runtime_folder_that_cannot_be_made():
     done, _ = doctor(DLPAR_RUNTIME="/proc/nowhere")
     assert done.returncode == 1 and "broken  MPI" in done.stdout and "/proc/nowhere" in done.stdout

@@ -47,6 +47,7 @@ def test_without_a_terminal_a_few_plain_lines_are_printed(finished, tmp_path):
     assert lines[-1].split() == ["kept", "in", str(run.path)]
 
 
+@pytest.mark.slow
 def test_an_experiment_comes_from_standard_input_too():
     done = program("run", "--experiment", "-", "--json", "--steps", "3", input='{"workers": 1, "lr": 0.5}')
     summary = json.loads(done.stdout)
@@ -54,12 +55,14 @@ def test_an_experiment_comes_from_standard_input_too():
     assert Run(summary["run"]).experiment.lr == 0.5
 
 
+@pytest.mark.slow
 def test_figures_that_are_not_finite_are_null(tmp_path):
     done = program("run", "--json", "--workers", "1", "--steps", "20", "--lr", "1000", "--batch", "64")
     assert "NaN" not in done.stdout and "Infinity" not in done.stdout
     assert json.loads(done.stdout)["final_loss"] is None
 
 
+@pytest.mark.slow
 def test_a_failed_run_says_why_on_stderr_with_each_rank_s_traceback(tmp_path):
     (tmp_path / "train-images-idx3-ubyte").touch()
     done = program("run", "--workers", "2", "--data", "mnist", "--folder", str(tmp_path), "--json")
@@ -75,6 +78,7 @@ def test_a_failed_run_says_why_on_stderr_with_each_rank_s_traceback(tmp_path):
 # ---- stopping -------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.timed
 @pytest.mark.parametrize(
     ("number", "status", "name"), [(signal.SIGINT, 130, "Ctrl-C"), (signal.SIGTERM, 143, "SIGTERM")]

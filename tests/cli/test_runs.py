@@ -185,6 +185,7 @@ def make_run(name: str, experiment: Experiment, status: str | None) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_thousand_runs_are_listed_in_a_moment(capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("DLPAR_HOME", str(tmp_path))
     experiment = Experiment()

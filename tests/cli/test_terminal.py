@@ -38,6 +38,7 @@ def in_a_terminal(words: list[str], until: str, then: bytes) -> tuple[int, str]:
     return status, screen
 
 
+@pytest.mark.slow
 def test_in_a_terminal_the_run_is_shown_live_and_ctrl_c_stops_it():
     words = ["run", "--workers", "2", "--steps", "1000000", "--evaluate-every", "10"]
     status, screen = in_a_terminal(words, until="accuracy", then=b"\x03")

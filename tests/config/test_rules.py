@@ -282,6 +282,7 @@ def test_a_fault_of_a_file_is_named_as_in_the_file(text, flags, sentence, tmp_pa
     assert sentence in said and said.count("\n") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.timed
 @pytest.mark.parametrize("words", [["run", "--workers", "0"], ["run", "--nonsense"], ["show", "nothing"]])
 def test_a_refusal_by_the_real_program_is_quick_and_loads_nothing_heavy(words):

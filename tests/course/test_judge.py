@@ -123,6 +123,7 @@ def test_an_answer_not_written_yet_is_to_do():
     assert verdict.status == "to do" and not verdict.hints
 
 
+@pytest.mark.slow
 def test_a_wrong_answer_names_the_first_rank_and_value_and_hints_grow():
     def only_rank_0_knows(comm, gradient):
         if comm.rank:
@@ -154,6 +155,7 @@ def test_an_answer_that_deadlocks_is_told_at_once_where_each_rank_waits():
     assert "Traceback" not in verdict.sentence
 
 
+@pytest.mark.slow
 def test_what_is_right_in_a_simulation_alone_is_found_wrong_on_real_ranks():
     def only_simulated(comm, gradient):
         comm.allreduce(gradient)
@@ -255,6 +257,7 @@ def star(comm, tensor):
         comm.recv(tensor, 0)
 
 
+@pytest.mark.slow
 def test_who_sends_less_than_any_exchange_needs_is_told_so():
     from_the_inputs = lambda comm, tensor: tensor.mul_(comm.size * (comm.size + 1) / 2 / (comm.rank + 1))
     sums = dict(expected=SUM["expected"], workers=[3], at_least="star")

@@ -93,6 +93,7 @@ def test_the_factors_in_lab_04_are_those_of_the_matrices():
     np.testing.assert_allclose(factors, [(1 + 2 * np.cos(np.pi / 4)) / 3, 1 / 3, 0], atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
 def test_shares_of_batches_are_read_once_in_an_epoch_and_hold_the_samples_of_whole_reading(seed):
     (shows,) = [row.shows for _, row in labs.rows() if row.preset is presets.sharded_reading]

@@ -73,6 +73,7 @@ def test_count_says_how_many_indices_there_are_and_counts_fill_the_batch(n, step
     assert min(taken) >= 1
 
 
+@pytest.mark.slow
 @trials
 @given(workers, st.lists(steps, min_size=1, max_size=8), shardings, seeds)
 def test_a_step_depends_on_seed_and_step_alone(n, asked, shards, seed):

@@ -353,6 +353,7 @@ def test_a_machine_of_many_cores_has_as_many_slots_as_are_allowed(monkeypatch):
         assert usual_slots() == expected
 
 
+@pytest.mark.slow
 def test_the_command_gives_out_slots_pauses_and_tells(tmp_path):
     path = str(tmp_path / "slots")
     command = [sys.executable, "-m", "dlpar.cli", "slots", "--socket", path]

@@ -45,6 +45,7 @@ def test_every_schedule_trains_what_one_process_trains(model, split, stages):
     assert same(trained(workers=stages, split=pipeline(**split), **SMALL[model]), model)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "split", [SCHEDULES["zb-h1"], SCHEDULES["recomputing"]], ids=["zb-h1", "recomputing"]
 )
@@ -92,6 +93,7 @@ def test_the_driver_of_a_map_reduce_between_pipelines_sees_the_loss_in_full():
     assert apart(found.losses, np.array([step["driver_loss"] for step in found.facts[0]])) < 1e-12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["mlp", "transformer"])
 def test_data_times_pipeline_times_tensor_is_one_process(model):
     fields = {**SMALL[model], "sync": {"scheme": "ps", "servers": 4} if model == "mlp" else "ring"}
@@ -99,6 +101,7 @@ def test_data_times_pipeline_times_tensor_is_one_process(model):
     assert same(trained(workers=8, split=split, **fields), model)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "model, split",
     [

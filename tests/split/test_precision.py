@@ -58,6 +58,7 @@ def test_losses_are_nearly_those_of_full_precision(alone, model):
     assert 0 < apart(alone[model, "full"], alone[model, "bf16"]) < CLOSE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("model", "name"), CASES)
 def test_every_split_gives_the_losses_of_one_process_and_keeps_weights_in_full(alone, model, name):
     found = trained(**SMALL[model], **MIXED, **(SPATIAL if name == "spatial" else SPLITS[name]))

@@ -65,6 +65,7 @@ def alone(dtype: str = "float64") -> tuple[np.ndarray, torch.Tensor]:
     return losses, weights
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "rows, columns, replicas",
     [(1, 1, 1), (2, 1, 1), (1, 2, 1), (2, 2, 1), (4, 1, 1), (3, 1, 1), (2, 1, 2), (2, 2, 2)],
@@ -78,6 +79,7 @@ def test_training_in_pieces_is_training_in_one_process(rows, columns, replicas):
     assert all(torch.equal(own, ranks[0]) for own in ranks)  # to the last bit
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fields",
     [

@@ -74,6 +74,7 @@ VARIANTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", VARIANTS)
 def test_no_way_to_share_out_or_to_accumulate_changes_the_losses(name):
     """A worker's share of 10 is cut into micro-batches of 3, 3, 2 and 2."""

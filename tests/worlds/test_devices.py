@@ -141,6 +141,7 @@ SPLITS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fields", SPLITS.values(), ids=SPLITS.keys())
 def test_every_split_computes_on_its_device_and_waits_for_it_once_a_step(meta, fields):
     found = waits(**fields)
@@ -173,6 +174,7 @@ SCHEMES = {
 """And the most waits of a worker in a step."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("fields", "most"), SCHEMES.values(), ids=SCHEMES.keys())
 def test_every_scheme_keeps_to_its_device(meta, fields, most):
     found = waits(workers=2, **fields)

@@ -10,11 +10,8 @@ from pathlib import Path
 PACKAGE = str(Path(__file__).parents[2])
 """Folder of dlpar itself."""
 
-OWN = "/judge"
-"""The only folder of a box in which a judge can write; answers do not see it."""
-
 LENT = "BOX_LENT"
 """Environment variable of a judge: the source that runs before an answer."""
 
-USER, GROUP = "BOX_USER", "BOX_GROUP"
-"""Environment variables of a judge in a box: the account it and the answer run in."""
+ACCOUNT = "BOX_ACCOUNT"
+"""Environment variable of a judge in a box: the numbers of the user and the group that it and the answer run as."""

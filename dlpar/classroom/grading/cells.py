@@ -8,9 +8,11 @@ Its communicator puts every call to the judge, who carries the messages and coun
 from __future__ import annotations
 
 import ctypes
+import io
 import linecache
 import os
 import pickle
+import resource
 import signal
 import socket
 import sys
@@ -22,20 +24,23 @@ from typing import Any, NamedTuple, NoReturn
 
 import torch
 
-from dlpar.classroom.grading import GROUP, LENT, OWN, PACKAGE, USER
+from dlpar.classroom.grading import ACCOUNT, LENT, PACKAGE
 from dlpar.comm import ANY, Comm
+from dlpar.jobs.processes import adopt_orphans, end_children
 
 ANSWER = "<answer>"
 """File name of an answer in tracebacks."""
 
-HIDDEN = (PACKAGE, OWN, "/proc")
+HIDDEN = (PACKAGE, "/proc")
 """Folders of a box that cells find empty."""
+
+WATCHED = ("/", "/dev", "/etc", "/proc")
+"""Folders of a box in which no cell can write."""
 
 MOUNTS, IPC, PROCESSES, NETWORK = 0x00020000, 0x08000000, 0x20000000, 0x40000000
 """Flags of unshare(2)."""
 
 READ_ONLY = 1
-PR_SET_NO_NEW_PRIVS = 38
 
 TOLD = 3_000
 """Characters of a traceback, at most."""
@@ -54,12 +59,12 @@ def run(source: str, file: str, space: dict[str, Any]) -> None:
     exec(compile(source, file, "exec"), space)
 
 
-def become(user: int, group: int) -> None:
+def become(account: str) -> None:
     """Give up the rights of root for those of an account, for ever."""
+    user, group = map(int, account.split(":"))
     os.setgroups([])
     os.setresgid(group, group, group)
     os.setresuid(user, user, user)
-    _kernel("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
 
 
 def _kernel(call: str, *arguments: Any) -> None:
@@ -78,24 +83,27 @@ def open_nursery() -> socket.socket:
         theirs.close()
         return ours
     ours.close()
+    adopt_orphans()
     os.dup2(os.open(os.devnull, os.O_RDWR), 0)  # the trial comes in there, which is the judge's alone
     space: dict[str, Any] = {"__name__": "__main__"}
     run(os.environ.get(LENT, ""), "<given>", space)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    boxed = USER in os.environ
-    if boxed:
+    account = os.environ.get(ACCOUNT)
+    if account:
         _kernel("unshare", MOUNTS)
         for folder in HIDDEN:
             _kernel("mount", b"none", folder.encode(), b"tmpfs", READ_ONLY, b"size=4k")
     while handles := socket.recv_fds(theirs, 1, 1)[1]:
         if os.fork() == 0:
-            if boxed:
+            if account:
                 _kernel("unshare", IPC | PROCESSES | NETWORK)
                 if os.fork():
                     os._exit(0)
-                become(int(os.environ[USER]), int(os.environ[GROUP]))
+                become(account)
+                resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))  # no process or thread can be added
             _live(handles[0], space)
         os.close(handles[0])
+    end_children()
     os._exit(0)
 
 
@@ -109,10 +117,10 @@ def _live(handle: int, space: dict[str, Any]) -> NoReturn:
         os.dup2(nothing, number)
     judge = Connection(os.dup2(handle, 3))
     os.closerange(4, os.sysconf("SC_OPEN_MAX"))
-    judge.send_bytes(pickle.dumps(_surroundings()))
+    judge.send_bytes(packed(_holes()))
 
     def ask(*question: Any) -> Any:
-        judge.send_bytes(pickle.dumps((*question, _line())))
+        judge.send_bytes(packed((*question, _line())))
         return pickle.loads(judge.recv_bytes())
 
     try:
@@ -124,14 +132,19 @@ def _live(handle: int, space: dict[str, Any]) -> NoReturn:
         os._exit(0)
 
 
-def _surroundings() -> dict[str, Any]:
-    """Describe what an answer could reach."""
-    return {
-        "account": os.getuid(),
-        "networks": [name for _, name in socket.if_nameindex()],
-        "writable": [folder for folder in ("/", OWN, "/dev", "/etc", "/proc") if os.access(folder, os.W_OK)],
-        "visible": [folder for folder in HIDDEN if os.path.isdir(folder) and os.listdir(folder)],
-    }
+def _holes() -> list[str]:
+    """Name all that an answer in a box must not reach, and can."""
+    found = [f"the network {name}" for _, name in socket.if_nameindex() if name != "lo"]
+    found += [f"{folder}, to write there" for folder in WATCHED if os.access(folder, os.W_OK)]
+    found += [f"what is in {folder}" for folder in HIDDEN if os.path.isdir(folder) and os.listdir(folder)]
+    return found + ["all that root may"] * (os.getuid() == 0)
+
+
+def packed(message: Any) -> bytes:
+    """Return a cell's message as the judge reads it, which takes data alone."""
+    body = io.BytesIO()
+    torch.save(message, body)
+    return body.getvalue()
 
 
 def _called(
@@ -147,12 +160,12 @@ def _called(
         result = space[name](*given, **named)
         left = [vars(one) if isinstance(one, SimpleNamespace) else one for one in given]
         left = [None if isinstance(one, CellComm) else one for one in left]
-        return pickle.dumps(("returned", result, left))
+        return packed(("returned", result, left))
     except BaseException as error:
         while (trace := error.__traceback__) and trace.tb_frame.f_globals.get("__name__") == __name__:
             error.__traceback__ = trace.tb_next
         story = "".join(traceback.format_exception(error))[-TOLD:]
-        return pickle.dumps(("raised", type(error).__name__, story))
+        return packed(("raised", type(error).__name__, story))
 
 
 def _line() -> str:
@@ -180,10 +193,10 @@ class CellComm:
         self.rank, self.size, self.device, self.ask = rank, size, torch.device("cpu"), ask
 
     def isend(self, tensor: torch.Tensor, dest: int, tag: int = 0) -> Begun:
-        return Begun(self.ask, None, "isend", tensor, dest, tag)
+        return Begun(self.ask, self.ask("isend", tensor.detach(), dest, tag), torch.empty(0))
 
     def irecv(self, into: torch.Tensor, source: int = ANY, tag: int = ANY) -> Begun:
-        return Begun(self.ask, into, "irecv", into, source, tag)
+        return Begun(self.ask, self.ask("irecv", into.detach(), source, tag), into.detach())
 
     def barrier(self) -> None:
         self.ask("barrier")
@@ -192,16 +205,15 @@ class CellComm:
         raise AttributeError(f"comm.{name} is not there when an answer is graded: use send and recv")
 
 
-class Begun:
-    """A communication that the judge has under way."""
+class Begun(NamedTuple):
+    """A communication that the judge has under way, under a number; what it brings goes into a tensor."""
 
-    def __init__(self, ask: Callable[..., Any], into: torch.Tensor | None, *question: Any) -> None:
-        call, tensor, *rest = question
-        self.ask, self.into, self.number = ask, into, ask(call, tensor.detach(), *rest)
+    ask: Callable[..., Any]
+    number: int
+    into: torch.Tensor
 
     def wait(self) -> Any:
         """Block until it is complete; a receive puts the message into its tensor."""
         arrival, message = self.ask("wait", self.number)
-        if self.into is not None:
-            self.into.detach().copy_(message)
+        self.into.copy_(message)
         return arrival

@@ -17,7 +17,6 @@ import json
 import os
 import pwd
 import re
-import stat
 import sys
 import warnings
 from collections.abc import Iterator
@@ -34,11 +33,13 @@ from nbformat.v4 import new_code_cell, new_notebook, new_output
 from nbgrader.api import Gradebook
 from nbgrader.apps import NbGraderAPI
 from nbgrader.preprocessors import ClearSolutions
+from nbgrader.utils import is_grade, is_locked, is_solution
 from sqlalchemy.exc import SQLAlchemyError
 from traitlets.config import Config
 
 from dlpar.classroom.grading.box import Box, CannotGrade
 from dlpar.classroom.grading.release import CLEAR
+from dlpar.config.paths import open_plain
 from dlpar.jobs.processes import descendants, kill
 
 warnings.filterwarnings("ignore", module="nbgrader")  # SQLAlchemy's, about its queries
@@ -71,17 +72,17 @@ COLUMNS = ("student", "lab", "points", "of", "said")
 # ---- an exercise, and its answers ---------------------------------------------------
 
 
-class Unreadable(ValueError):
+class Unreadable(Exception):
     """A notebook that is missing, damaged or not the student's own; one sentence."""
 
 
 def role(cell: NotebookNode) -> str | None:
     """Return ``"answer"``, ``"check"`` or ``"given"``; None for a cell that is not part of an exercise."""
-    marks = cell.metadata.get("nbgrader", {})
-    for name, key in (("answer", "solution"), ("check", "grade"), ("given", "locked")):
-        if marks.get(key):
-            return name
-    return None
+    if is_solution(cell):
+        return "answer"
+    if is_grade(cell):
+        return "check"
+    return "given" if is_locked(cell) else None
 
 
 def part(notebook: NotebookNode, wanted: str) -> NotebookNode:
@@ -113,17 +114,14 @@ def exercise(master: NotebookNode) -> NotebookNode | None:
     if not kept:
         return None
     marks = dict(grade=False, grade_id=IMPORTS, locked=True, schema_version=3, solution=False, task=False)
-    imports = new_code_cell("\n".join(_imports(master)), metadata={"nbgrader": marks}, id=IMPORTS)
-    return new_notebook(metadata=master.metadata, cells=[imports, *kept])
+    code = "\n".join(cell.source for cell in master.cells if cell.cell_type == "code")
+    first = new_code_cell("\n".join(_imports(code)), metadata={"nbgrader": marks}, id=IMPORTS)
+    return new_notebook(metadata=master.metadata, cells=[first, *kept])
 
 
-def _imports(notebook: NotebookNode) -> Iterator[str]:
-    """Yield the import statements at the top level of its cells, in order."""
-    for cell in notebook.cells:
-        if cell.cell_type == "code":
-            for statement in ast.parse(cell.source).body:
-                if isinstance(statement, (ast.Import, ast.ImportFrom)):
-                    yield ast.unparse(statement)
+def _imports(code: str) -> list[str]:
+    """Return the import statements at the top level, in order."""
+    return [ast.unparse(one) for one in ast.parse(code).body if isinstance(one, (ast.Import, ast.ImportFrom))]
 
 
 def trial(blank: NotebookNode, answer: str) -> dict[str, Any]:
@@ -143,12 +141,12 @@ def trial(blank: NotebookNode, answer: str) -> dict[str, Any]:
         not of dlpar, or that the exercise's own cells make; ``answer``, ``names`` and ``check``.
     """
     imports, *given = [cell.source for cell in blank.cells if role(cell) == "given"]
-    asked = ast.parse(part(blank, "answer").source).body
-    names = [one.name for one in asked if isinstance(one, ast.FunctionDef)]
+    asked = part(blank, "answer").source
+    names = [one.name for one in ast.parse(asked).body if isinstance(one, ast.FunctionDef)]
     lent = [line for line in imports.splitlines() if not re.match(r"(from|import) dlpar\b", line)]
-    lent += [*given, *(ast.unparse(one) for one in asked if isinstance(one, (ast.Import, ast.ImportFrom)))]
     check, before = part(blank, "check").source, "\n".join([imports, *given])
-    return {"given": before, "lent": "\n".join(lent), "answer": answer, "names": names, "check": check}
+    lent = "\n".join([*lent, *given, *_imports(asked)])
+    return {"given": before, "lent": lent, "answer": answer, "names": names, "check": check}
 
 
 def students(where: str) -> list[str]:
@@ -186,26 +184,18 @@ def handed_in(where: str, student: str, lab: str) -> list[Any]:
         With the reason.
     """
     folder = where.replace(STUDENT, student) if STUDENT in where else f"{where}/{student}"
+    path = Path(folder, f"{lab}.ipynb")
     try:
-        handle = os.open(f"{folder}/{lab}.ipynb", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with open_plain(path) as file:
+            if path.is_symlink() or os.fstat(file.fileno()).st_uid not in _owners(where, student):
+                raise Unreadable("the notebook belongs to somebody else, or is a link")
+            return list(json.loads(file.read(LARGEST))["cells"])
     except FileNotFoundError:
         raise Unreadable("no notebook was handed in") from None
     except OSError as error:
         raise Unreadable(f"the notebook cannot be opened ({error.strerror})") from None
-    with os.fdopen(handle, "rb") as file:
-        facts = os.fstat(handle)
-        if not stat.S_ISREG(facts.st_mode) or facts.st_size > LARGEST:
-            raise Unreadable(f"the notebook is no file of at most {LARGEST // 1_000_000} MB")
-        if facts.st_uid not in _owners(where, student):
-            raise Unreadable("the notebook belongs to somebody else")
-        content = file.read(LARGEST + 1)
-    try:
-        cells = json.loads(content)["cells"]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        cells = None
-    if not isinstance(cells, list):
-        raise Unreadable("the notebook is damaged")
-    return cells
+    except (ValueError, LookupError, TypeError, RecursionError):
+        raise Unreadable(f"the notebook is damaged, or has more than {LARGEST // 1_000_000} MB") from None
 
 
 def _owners(where: str, student: str) -> set[int]:
@@ -237,25 +227,21 @@ def answer_in(cells: list[Any], wanted: str) -> str:
     Unreadable
         If there is no such cell, more than one, or if its text is too long.
     """
-    found = [text for cell in cells if (text := _answer(cell, wanted)) is not None]
+    found = []
+    for cell in cells:
+        match cell:
+            case {
+                "cell_type": "code",
+                "metadata": {"nbgrader": {"grade_id": name}},
+                "source": str() | list() as text,
+            }:
+                if name == wanted:
+                    found.append("".join(map(str, text)).encode(errors="replace").decode())
     if len(found) != 1:
-        number = len(found) or "no"
-        raise Unreadable(f"{number} cells of the notebook are marked {wanted}; there must be one")
+        raise Unreadable(f"{len(found) or 'no'} cells of the notebook are marked {wanted}; there must be one")
     if len(found[0]) > LONGEST:
         raise Unreadable(f"the answer {wanted} is longer than {LONGEST:,} characters")
     return found[0]
-
-
-def _answer(cell: Any, wanted: str) -> str | None:
-    """Return the text of a cell if it is marked as the answer that is wanted."""
-    try:
-        if cell["cell_type"] != "code" or cell["metadata"]["nbgrader"]["grade_id"] != wanted:
-            return None
-        text = cell["source"]
-        text = "".join(text) if isinstance(text, list) else text
-        return text.encode("utf-8", errors="replace").decode() if isinstance(text, str) else None
-    except (KeyError, TypeError):
-        return None
 
 
 # ---- verdicts and points ------------------------------------------------------------
@@ -310,9 +296,8 @@ class Course:
             try:
                 solved = exercise(nbformat.read(master, 4))
             except (ValueError, TypeError, AttributeError, SyntaxError, nbformat.ValidationError) as error:
-                raise CannotGrade(
-                    f"{master}: not a lab that can be read ({str(error).splitlines()[0]})"
-                ) from None
+                why = str(error).splitlines()[0]
+                raise CannotGrade(f"{master}: not a lab that can be read ({why})") from None
             if solved is None:
                 continue
             roles = [role(cell) for cell in solved.cells]
@@ -412,10 +397,9 @@ def grade(
     """
     pairs = [(student, lab) for student in students(where) for lab in labs]
     with ThreadPoolExecutor(at_a_time) as pool:
-        waiting = [pool.submit(judged, where, student, lab, labs[lab], box) for student, lab in pairs]
+        verdicts = pool.map(lambda pair: judged(where, *pair, labs[pair[1]], box), pairs)
         try:
-            for (student, lab), future in zip(pairs, waiting):
-                notebook, verdict = future.result()
+            for (student, lab), (notebook, verdict) in zip(pairs, verdicts):
                 course.record(student, lab, notebook, verdict)
                 yield student, lab, verdict
         except BaseException:

@@ -1,14 +1,12 @@
-"""Judge one answer inside a box: :func:`main` reads the trial as JSON from standard input.
+"""Judge one answer inside a box: :func:`main` reads the trial as JSON from standard input, and prints the verdict.
 
-It writes two lines of JSON to standard output: the surroundings of a cell, before any of the student's code runs, and
-the verdict.  Both carry the trial's secret, which no other process knows.  The student's code runs only in cells
-(:mod:`dlpar.classroom.grading.cells`), a process for each rank, which the judge does not trust.  The check, the
-simulated ranks, their inputs and their messages are in this process: it calls her function in the rank's cell.
+The student's code runs only in cells (:mod:`dlpar.classroom.grading.cells`), a process for each rank, which the judge
+does not trust.  The check, the simulated ranks, their inputs and their messages are in this process: it calls her
+function in the rank's cell.  Before any of her code runs, a cell looks about; where it finds a hole, the judge refuses.
 """
 
 from __future__ import annotations
 
-import ctypes
 import io
 import json
 import math
@@ -16,7 +14,7 @@ import os
 import pickle
 import socket
 import sys
-import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import is_dataclass
 from multiprocessing import Pipe
@@ -24,19 +22,21 @@ from multiprocessing.connection import Connection
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
+from numpy._core import multiarray
+from torch.serialization import add_safe_globals
 
-from dlpar.classroom.grading import GROUP, USER
+from dlpar.classroom.grading import ACCOUNT
 from dlpar.classroom.grading.cells import Place, become, run
 from dlpar.comm import Arrival, Comm
 from dlpar.config.experiment import Experiment
 from dlpar.course import judge
 from dlpar.course.judge import Verdict
 from dlpar.jobs.launch import JobFailed
+from dlpar.jobs.processes import die_with_parent
 from dlpar.worlds.simulated.run import of_experiment, run_program
 from dlpar.worlds.simulated.simulator import Deadlock, story
-
-PR_SET_DUMPABLE = 4
 
 LONGEST = 4_000
 """Characters of a verdict's sentence, which may quote the student."""
@@ -47,37 +47,26 @@ LARGEST = 2**26
 CALL_TIMEOUT = 15.0
 """Seconds for one call of a function that needs no ranks."""
 
-READABLE = {
-    ("builtins", "complex"), ("builtins", "set"), ("builtins", "frozenset"), ("builtins", "slice"),
-    ("collections", "OrderedDict"),
-    ("numpy", "dtype"), ("numpy", "ndarray"), ("numpy._core.multiarray", "scalar"),
-    ("numpy._core.multiarray", "_reconstruct"), ("numpy._core.numeric", "_frombuffer"),
-    ("torch._utils", "_rebuild_tensor_v2"),
-}  # fmt: skip
-"""Classes and functions that a cell's message may name."""
+add_safe_globals([np.ndarray, np.dtype, multiarray.scalar, multiarray._reconstruct, frozenset])
+add_safe_globals([getattr(np.dtypes, name) for name in np.dtypes.__all__])
 
 
 def main(nursery: socket.socket) -> None:
-    """Report the surroundings and the verdict."""
-    channel, trial = os.dup(1), json.load(sys.stdin)  # the copy is not handed on to other processes
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-
-    def tell(**facts: Any) -> None:
-        os.write(channel, json.dumps({"secret": trial["secret"], **facts}).encode() + b"\n")
-
-    if USER in os.environ:
-        become(int(os.environ[USER]), int(os.environ[GROUP]))
-    if sys.platform == "linux":
-        # Others of this account, such as the student's, cannot look into this process.
-        ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
-    cells = Cells(nursery, trial["answer"])
+    """Print the verdict; raises if the box has a hole."""
+    trial = json.load(sys.stdin)
+    if account := os.environ.get(ACCOUNT):
+        become(account)
+        die_with_parent()  # the kernel forgets it when the account changes
+    cells = Cells(nursery, trial["answer"], trial["seconds"])
     judge.spmd = cells.simulate
     space: dict[str, Any] = {"__name__": "__main__"}
     run(trial["given"], "<given>", space)
     space |= {name: cells.function(name) for name in trial["names"]}
-    tell(**cells.open(0))
+    if (holes := cells.open(0)) and account:
+        raise PermissionError(f"answers are not isolated: they would reach {', '.join(holes)}")
     solved, said = _judged(space, trial["check"])
-    tell(solved=solved, said=said[:LONGEST])
+    print(json.dumps({"solved": solved, "said": said[:LONGEST]}), flush=True)
+    os._exit(0)  # ranks that hang do not end by themselves
 
 
 def _judged(space: dict[str, Any], check: str) -> tuple[bool, str]:
@@ -103,11 +92,14 @@ class Cells:
         Opens cells, see :func:`~dlpar.classroom.grading.cells.open_nursery`.
     answer : str
         The source that each cell runs.
+    seconds : float
+        Time for all calls of its functions together.
     """
 
-    def __init__(self, nursery: socket.socket, answer: str) -> None:
+    def __init__(self, nursery: socket.socket, answer: str, seconds: float) -> None:
         self.nursery, self.answer, self.timeout = nursery, answer, CALL_TIMEOUT
-        self.here, self.opened = threading.local(), {}
+        self.seconds, self.end = seconds, time.monotonic() + seconds
+        self.opened: dict[int, Connection] = {}
         self.lines: dict[int, str] = {}  # by rank: the line of the answer at which it has asked last
 
     def simulate(
@@ -117,13 +109,8 @@ class Cells:
         place = {**cluster, "world": "simulated", "timeout": timeout}
         simulator, comms = of_experiment(Experiment(workers=workers, scaling="weak", cluster=place))
         self.timeout = timeout
-
-        def of_rank(comm: Comm) -> Any:
-            self.here.rank = comm.rank
-            return program(comm, *arguments)
-
         try:
-            return run_program(simulator, comms, of_rank, patience=math.inf)
+            return run_program(simulator, comms, lambda comm: program(comm, *arguments), patience=math.inf)
         except Deadlock:
             where = story(simulator.activities, where=lambda one: self.lines.get(one.rank, "the check"))
             raise JobFailed(where) from None
@@ -132,41 +119,41 @@ class Cells:
         finally:
             self.timeout = CALL_TIMEOUT
 
-    def open(self, rank: int) -> dict[str, Any]:
-        """Open the cell of a rank; return what an answer will find around it there."""
+    def open(self, rank: int) -> list[str]:
+        """Open the cell of a rank; return what is wrong with it."""
         self.opened[rank], theirs = Pipe()
         socket.send_fds(self.nursery, [b"+"], [theirs.fileno()])
         theirs.close()
-        around = self._receive(rank)
+        holes = self._receive(rank)
         self.opened[rank].send_bytes(pickle.dumps(self.answer))
-        return around
+        return holes
 
     def function(self, name: str) -> Callable[..., Any]:
-        """Return a function of the answer, to be called by a check: it runs in the cell of the rank that calls."""
+        """Return a function of the answer, to be called by a check: it runs in the cell of the rank it is given."""
 
         def judged(*arguments: Any, **named: Any) -> Any:
-            return self._call(name, arguments, named)
+            comm = next((one for one in arguments if isinstance(one, Comm)), None)
+            return self._call(comm, name, arguments, named)
 
         judged.__name__ = name
         return judged
 
     def _receive(self, rank: int) -> Any:
-        cell: Connection = self.opened[rank]
+        cell = self.opened[rank]
         try:
+            if time.monotonic() > self.end:
+                raise RuntimeError(f"it was not done after {self.seconds:g} s")
             if not cell.poll(self.timeout):
-                raise RuntimeError(
-                    f"no progress for {self.timeout:g} s: it computes, or waits for something else"
-                )
+                raise RuntimeError(f"no progress for {self.timeout:g} s: it computes, or waits for more")
             return read_result(cell.recv_bytes(LARGEST))
         except (EOFError, OSError):
             raise RuntimeError("the answer ended its process") from None
 
-    def _call(self, name: str, arguments: Sequence[Any], named: dict[str, Any]) -> Any:
+    def _call(self, comm: Comm | None, name: str, arguments: Sequence[Any], named: dict[str, Any]) -> Any:
         """Call a function in the cell of this rank, and put back what it leaves in its arguments."""
-        rank = getattr(self.here, "rank", 0)
+        rank = 0 if comm is None else comm.rank
         if rank not in self.opened:
             self.open(rank)
-        comm = next((one for one in arguments if isinstance(one, Comm)), None)
         cell, begun = self.opened[rank], []
         try:
             cell.send_bytes(pickle.dumps((name, [_sent(one) for one in arguments], named)))
@@ -189,10 +176,10 @@ def _carried(comm: Any, begun: list[tuple[Any, Any]], call: str, *given: Any) ->
     if call == "wait":
         request, room = begun[given[0]]
         arrival = request.wait()
-        return room is not None and Arrival(arrival.source, arrival.tag, arrival.nbytes), room
+        return None if arrival is None else Arrival(*arrival), room
     if call not in ("isend", "irecv", "barrier"):
         raise AttributeError(f"a cell asks for {call!r}")
-    begun.append((getattr(comm, call)(*given), given[0] if call == "irecv" else None))
+    begun.append((getattr(comm, call)(*given), given[0] if call == "irecv" else torch.empty(0)))
     return len(begun) - 1
 
 
@@ -214,20 +201,10 @@ def _put_back(one: Any, now: Any) -> None:
         vars(one).update(now)
 
 
-class _Reader(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) == ("torch.storage", "_load_from_bytes"):
-            return _storage
-        if (module, name) not in READABLE:
-            allowed = "numbers, text, lists, mappings and tensors"
-            raise ValueError(f"a rank returned a {module}.{name}, allowed are {allowed}")
-        return super().find_class(module, name)
-
-
 def read_result(body: bytes) -> Any:
     """Read numbers, text, lists, tuples, sets, mappings, arrays and tensors; raises an error for anything else."""
-    return _Reader(io.BytesIO(body)).load()
-
-
-def _storage(content: bytes) -> Any:
-    return torch.load(io.BytesIO(content), weights_only=True)
+    try:
+        return torch.load(io.BytesIO(body), weights_only=True)
+    except pickle.UnpicklingError:
+        allowed = "numbers, text, lists, tuples, sets, mappings, arrays and tensors"
+        raise ValueError(f"a rank returned something else than data, allowed are {allowed}") from None

@@ -68,8 +68,7 @@ def release(labs: Path, into: Path) -> list[str]:
     """
     into.mkdir(parents=True, exist_ok=True)
     names = [name for name in _files(labs) if len(name.parts) > 1 or name.suffix == ".ipynb"]
-    contents = {str(name): (labs / name).read_bytes() for name in names}
-    digests = {name: _digest(content) for name, content in contents.items()}
+    digests = {str(name): _digest((labs / name).read_bytes()) for name in names}
     before = _read_record(into / RELEASED)
     changed = [n for n, digest in digests.items() if before.get(n) != digest or not (into / n).exists()]
     for name in changed:

@@ -162,8 +162,7 @@ def configure(c: Any, settings: Settings) -> None:
     c.Spawner.start_timeout = PATIENCE
     scheme = "https" if settings.certificate else "http"
     c.JupyterHub.bind_url = f"{scheme}://{fmt_ip_url(settings.address)}:{settings.port}"
-    if settings.certificate:
-        c.JupyterHub.ssl_cert, c.JupyterHub.ssl_key = settings.certificate, settings.key
+    c.JupyterHub.ssl_cert, c.JupyterHub.ssl_key = settings.certificate or "", settings.key or ""
     # All other ports are on loopback and guarded by tokens.
     c.JupyterHub.hub_bind_url = f"http://127.0.0.1:{random_port()}"
     c.ConfigurableHTTPProxy.api_url = f"http://127.0.0.1:{random_port()}"
@@ -186,7 +185,6 @@ def configure(c: Any, settings: Settings) -> None:
         c.OneAccount.home_dir_template = str(private_folder(folder / "users") / "{username}")
     else:
         c.JupyterHub.authenticator_class = "pam"
-        c.PAMAuthenticator.open_sessions = False
         c.PAMAuthenticator.allowed_users = {name for name in everybody if not name.startswith("@")}
         c.PAMAuthenticator.allowed_groups = {name[1:] for name in everybody if name.startswith("@")}
         c.JupyterHub.spawner_class = OwnAccount

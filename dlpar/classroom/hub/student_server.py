@@ -19,7 +19,6 @@ from urllib.parse import urlsplit
 import psutil
 from jupyterhub.utils import utcnow
 from tornado.httpclient import AsyncHTTPClient, HTTPClientError
-from tornado.ioloop import PeriodicCallback
 
 from dlpar.config.paths import runs_folder, runtime_folder
 from dlpar.jobs.diagnosis import pids_of, still_ranks
@@ -28,9 +27,6 @@ from dlpar.jobs.scratch import is_locked
 from dlpar.jobs.tail import lines_of
 from dlpar.lab import offers
 from dlpar.lab.ledger import shared_answers
-
-LOOK = 30
-"""Seconds between looks for a running job."""
 
 EVERY = 2.0
 """Seconds between reports."""
@@ -43,7 +39,7 @@ MEASURED = 10
 
 
 class Reporter:
-    """Report to the teacher's page, and do what it asks for.
+    """Report to the teacher's page, do what it asks for, and count running jobs as activity.
 
     A report is ``{jobs, memory, offer, predictions, done}``.  The answer is ``{asked: {ID: REQUEST}}``, and ``offer``
     if it has changed.  The next report's ``done`` holds the outcome of each request; a request is one of these:
@@ -53,10 +49,16 @@ class Reporter:
     ``{runs: NUMBER}``           ``{runs}``, the newest, each ``{id, says, experiment}``
     ``{experiment: FIELDS}``     ``{experiment}``, checked and complete, or ``{refused}``
     ===========================  =====================================================================
+
+    Parameters
+    ----------
+    activity : dict
+        By their names, the times of what Jupyter's server reports to the hub as activity.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, activity: dict[str, Any]) -> None:
         base, proxy = os.environ.get("JUPYTERHUB_BASE_URL", "/"), os.environ["DLPAR_HUB_PROXY"].rstrip("/")
+        self.activity = activity
         self.url = f"{proxy}{base}services/teacher/report"
         self.given = {
             "method": "POST",
@@ -90,18 +92,18 @@ class Reporter:
     def _state(self) -> dict[str, Any]:
         if time.monotonic() - self.measured_at > MEASURED:
             self.measured_at, self.memory = time.monotonic(), memory()
-        offer = offers.present()
-        state = {"jobs": running(), "memory": self.memory, "offer": offer and offer["id"]}
+        offer, jobs = offers.present(), running()
+        if jobs:
+            self.activity["dlpar"] = utcnow(with_tz=True)
+        state = {"jobs": jobs, "memory": self.memory, "offer": offer and offer["id"]}
         return state | {"predictions": shared_answers(), "done": self.done}
 
 
 def do(request: dict[str, Any]) -> dict[str, Any]:
     """Do what the teacher's page asks for; returns the outcome, or ``{refused}`` with the reason."""
+    ((name, given),) = request.items()
     try:
-        name = next((name for name in DEEDS if name in request), None)
-        if name is None:
-            raise ValueError(f"{', '.join(DEEDS)}: got none of them, allowed is one")
-        return DEEDS[name](request[name]) or {}
+        return DEEDS[name](given) or {}
     except (ValueError, TypeError, OSError) as error:
         return {"refused": str(error)}
 
@@ -114,33 +116,27 @@ def stop(job: str) -> None:
     ValueError
         If there is no such job, or it has only begun to start.
     """
-    folder = next((folder for folder in running_folders() if folder.name == job), None)
-    if folder is None:
-        raise ValueError(f"job: got {job!r}, which is not running")
-    guardian = next((r["pid"] for r in lines_of(folder / "job.jsonl") if "pid" in r), None)
-    if not still_ranks([guardian]):
-        raise ValueError(f"job: {job} is only starting; try again in a moment")
-    os.kill(guardian, signal.SIGTERM)
+    found = [folder for folder in running_folders() if folder.name == job]
+    pids = [record["pid"] for folder in found for record in lines_of(folder / "job.jsonl") if "pid" in record]
+    if not still_ranks(pids[:1]):  # the first is its guardian's
+        raise ValueError(f"job: got {job!r}, which is not running, or is only starting")
+    os.kill(pids[0], signal.SIGTERM)
 
 
 def newest_runs(number: int) -> dict[str, Any]:
     """Return ``{runs: [{id, says, experiment}…]}``, the newest first."""
     folders = sorted(runs_folder().glob("*"), reverse=True)[:number]
-    runs = [(folder.name, *_described(folder)) for folder in folders]
-    return {"runs": [{"id": id, "says": says, "experiment": e} for id, says, e in runs if e is not None]}
+    runs = [{"id": folder.name} | _described(folder) for folder in folders]
+    return {"runs": [run for run in runs if run["experiment"] is not None]}
 
 
 def checked(fields: Any) -> dict[str, Any]:
-    """Return ``{experiment}`` with all its fields, or ``{refused}`` with the reason."""
+    """Return ``{experiment}`` with all its fields; raises `ValueError` with the reason if others cannot have it."""
     from dlpar.config.experiment import Experiment  # loads pydantic, on a teacher's server alone
-    from dlpar.config.schema import BadExperiment
 
-    try:
-        experiment = Experiment.from_json(json.dumps(fields))
-    except BadExperiment as error:
-        return {"refused": str(error)}
+    experiment = Experiment.from_json(json.dumps(fields))
     if experiment.sync.scheme == "own":
-        return {"refused": "sync.scheme: got 'own', allowed is one of dlpar's: no code is sent to others"}
+        raise ValueError("sync.scheme: got 'own', allowed is one of dlpar's: no code is sent to others")
     return {"experiment": json.loads(experiment.to_json())}
 
 
@@ -148,15 +144,10 @@ DEEDS = {"stop": stop, "runs": newest_runs, "experiment": checked}
 """Requests of the teacher's page."""
 
 
-def any_running() -> bool:
-    """Tell whether a job of this account is running; cheap enough for every half minute."""
-    return any(map(is_locked, runtime_folder().glob("job-*")))
-
-
 def running_folders() -> list[Path]:
     """Return the folders of the running jobs, the oldest first."""
-    if not any_running():
-        return []
+    if not any(map(is_locked, runtime_folder().glob("job-*"))):
+        return []  # at little cost
     folders = [*sorted(runs_folder().glob("*")), *sorted(runtime_folder().glob("spmd-*"))]
     return [folder for folder in folders if is_locked(folder)]
 
@@ -164,7 +155,7 @@ def running_folders() -> list[Path]:
 def running() -> list[dict[str, Any]]:
     """List the running jobs: ``{id, says, ranks}``."""
     return [
-        {"id": folder.name, "says": _described(folder)[0], "ranks": len(still_ranks(pids_of(folder)))}
+        {"id": folder.name, "says": _described(folder)["says"], "ranks": len(still_ranks(pids_of(folder)))}
         for folder in running_folders()
     ]
 
@@ -178,22 +169,17 @@ def memory() -> int:
     return sum(map(resident, {pid for root in roots for pid in (root, *descendants(root))}))
 
 
-def _described(folder: Path) -> tuple[str, Any]:
-    """Describe a job in words, and return the fields of its experiment; None if they cannot be read."""
+def _described(folder: Path) -> dict[str, Any]:
+    """Describe a job in words, with the fields of its experiment; None if they cannot be read."""
     try:
         e = json.loads((folder / "experiment.json").read_bytes())
         what = f"{e['model']['name']} on {e['data']['name']}, {e['sync']['scheme']}"
         if folder.name.startswith("spmd-"):
             what = "a function of hers"
-        return f"{what}, {e['workers']} worker{'s' * (e['workers'] != 1)}, {e['cluster']['world']}", e
+        workers = f"{e['workers']} worker{'s' * (e['workers'] != 1)}"
+        return {"says": f"{what}, {workers}, {e['cluster']['world']}", "experiment": e}
     except (OSError, ValueError, LookupError, TypeError):
-        return "a job", None
-
-
-def note_activity(settings: dict[str, Any]) -> None:
-    """Count a running job as activity in the notebook, which Jupyter's server reports to the hub."""
-    if any_running():
-        settings["last_activity_times"]["dlpar"] = utcnow(with_tz=True)
+        return {"says": "a job", "experiment": None}
 
 
 def _jupyter_server_extension_points() -> list[dict[str, str]]:
@@ -202,8 +188,5 @@ def _jupyter_server_extension_points() -> list[dict[str, str]]:
 
 def _load_jupyter_server_extension(server: Any) -> None:
     """Load the extension; Jupyter's server calls this."""
-    if "JUPYTERHUB_API_URL" not in os.environ:
-        return  # without a hub nobody asks
     settings = server.web_app.settings
-    PeriodicCallback(lambda: note_activity(settings), 1000 * LOOK).start()
-    settings["dlpar_reporter"] = asyncio.ensure_future(Reporter().run())
+    settings["dlpar_reporter"] = asyncio.ensure_future(Reporter(settings["last_activity_times"]).run())

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from jupyterhub.services.auth import HubAuth, HubOAuthCallbackHandler, HubOAuthenticated
+from jupyterhub.services.auth import HubOAuthCallbackHandler, HubOAuthenticated
 from tornado.httpclient import AsyncHTTPClient
 from tornado.web import Application, HTTPError, RequestHandler, authenticated
 
@@ -46,6 +46,9 @@ LOT = 5
 BARS = 6
 """Ranges into which predicted numbers are sorted."""
 
+TEXTS = ("key", "question", "how", "unit")
+"""Fields of an answer that are text."""
+
 LARGEST = 1e300
 """Largest number that counts, so that differences are finite."""
 
@@ -62,14 +65,11 @@ class Students:
     """
 
     def __init__(self) -> None:
-        self.users = f"{os.environ['JUPYTERHUB_API_URL']}/users?limit=1000"
-        self.headers = {"Authorization": f"token {os.environ['JUPYTERHUB_API_TOKEN']}"}
         self.offer: dict[str, Any] | None = None
         self.answers = Answers()
-        # By name: the time of a report and the report; requests.  By a request's id: its student, and the outcome.
+        # By name: the time of a report and the report.  By a request's id: its student, the request, and the outcome.
         self.rows: dict[str, tuple[float, dict[str, Any]]] = {}
-        self.asked: dict[str, dict[str, dict[str, Any]]] = defaultdict(dict)
-        self.waiting: dict[str, tuple[str, asyncio.Future]] = {}
+        self.waiting: dict[str, tuple[str, dict[str, Any], asyncio.Future]] = {}
 
     def hear(self, name: str, report: dict[str, Any]) -> dict[str, Any]:
         """Take a report of a student's server; returns the answer to it.
@@ -84,28 +84,24 @@ class Students:
         self.answers.heard(name, report["predictions"])
         for id, outcome in done.items():
             if id in self.waiting and self.waiting[id][0] == name:
-                self.waiting.pop(id)[1].set_result(dict(outcome))
+                self.waiting.pop(id)[2].set_result(dict(outcome))
         wanted = self.offer and self.offer["id"]
         offered = wanted is not None and has == wanted
         self.rows[name] = time.monotonic(), {"jobs": jobs, "memory": memory, "offered": offered}
-        answer = {"asked": self.asked.pop(name, {})}
-        return answer if has == wanted else answer | {"offer": self.offer}
+        asked = {id: request for id, (who, request, _) in self.waiting.items() if who == name}
+        return {"asked": asked} | ({} if has == wanted else {"offer": self.offer})
 
     async def of(self, name: str, request: dict[str, Any]) -> Any:
-        """Ask a user's server for something, with its next report; raises `HTTPError` if it refuses or is silent."""
+        """Ask a user's server for something, with its next report; raises `HTTPError` if it is silent."""
         id, outcome = secrets.token_hex(8), asyncio.get_running_loop().create_future()
-        self.asked[name][id], self.waiting[id] = request, (name, outcome)
+        self.waiting[id] = name, request, outcome
         try:
-            found = await asyncio.wait_for(outcome, PATIENCE)
+            return await asyncio.wait_for(outcome, PATIENCE)
         except TimeoutError:
             why = f"{name}'s notebook server does not answer; it is started from the hub's home page"
             raise HTTPError(409, reason=why) from None
         finally:
             self.waiting.pop(id, None)
-            self.asked[name].pop(id, None)
-        if "refused" in found and "experiment" not in request:
-            raise HTTPError(409, reason=str(found["refused"]))
-        return found
 
     async def send(self, teacher: str, experiment: Any) -> dict[str, Any]:
         """Offer an experiment to everybody who is here or comes; None takes back the last.
@@ -128,17 +124,20 @@ class Students:
         """Return a row for every user: ``{name, here, active, answers, jobs, memory, offered}``."""
         if self.offer is not None and time.time() - self.offer["at"] >= offers.LASTS:
             self.offer = None
-        response = await AsyncHTTPClient().fetch(self.users, headers=self.headers)
+        users, token = (
+            f"{os.environ['JUPYTERHUB_API_URL']}/users?limit=1000",
+            os.environ["JUPYTERHUB_API_TOKEN"],
+        )
+        response = await AsyncHTTPClient().fetch(users, headers={"Authorization": f"token {token}"})
         return [self._row(user) for user in sorted(json.loads(response.body), key=lambda user: user["name"])]
 
     def _row(self, user: dict[str, Any]) -> dict[str, Any]:
-        name, server = user["name"], (user.get("servers") or {}).get("")
-        here = bool(server and server["ready"])
-        at, report = self.rows.get(name, (-math.inf, {}))
-        answers = here and time.monotonic() - at < PATIENCE
-        row = {"name": name, "here": here, "active": server["last_activity"] if here else None}
-        row |= {"answers": answers, "jobs": [], "memory": 0, "offered": False}
-        return row | report if answers else row
+        server = (user.get("servers") or {}).get("") or {}
+        row = {"name": user["name"], "here": bool(server.get("ready")), "active": server.get("last_activity")}
+        row |= {"answers": False, "jobs": [], "memory": 0, "offered": False}
+        at, report = self.rows.get(user["name"], (-math.inf, {}))
+        is_heard = row["here"] and time.monotonic() - at < PATIENCE
+        return row | report | {"answers": True} if is_heard else row
 
 
 # ---- predictions ---------------------------------------------------------------------
@@ -152,33 +151,30 @@ class Answers:
     """
 
     def __init__(self) -> None:
-        self._now: dict[str, dict[int, dict[str, Any]]] = defaultdict(dict)
-        self._shown: dict[str, dict[int, dict[str, Any]]] = {}
+        self._now: dict[int, dict[str, dict[str, Any]]] = {}  # by student, by question
+        self._shown: dict[str, dict[int, dict[str, Any]]] = {}  # by question, by student
 
     def heard(self, name: str, answers: list[Any] | None) -> None:
         """Replace a student's answers; None: she does not agree, or no longer."""
-        student = hash(name)  # salted, anew in each process
-        for question in self._now.values():
-            question.pop(student, None)
-        for answer in filter(_is_answer, answers or []):
-            self._now[answer["key"]][student] = answer
-        for key in [
-            key for key, question in self._now.items() if not question
-        ]:  # else they would fill the memory
-            del self._now[key]
-            self._shown.pop(key, None)
+        mine = {answer["key"]: answer for answer in filter(_is_answer, answers or [])}
+        self._now[hash(name)] = mine  # the hash is salted, anew in each process
 
     def table(self) -> list[dict[str, Any]]:
         """Return a row for each question: ``{key, question, answers, predicted: [[label, count]…], found}``."""
+        questions: dict[str, dict[int, dict[str, Any]]] = defaultdict(dict)
+        for student, answers in self._now.items():
+            for key, answer in answers.items():
+                questions[key][student] = answer
         rows = []
-        for key, now in sorted(self._now.items()):
+        for key, now in sorted(questions.items()):
             if len(now) < LOT:
                 # The shown answers stay stored. Otherwise the next one to arrive would differ visibly from the rest.
                 continue
             before = self._shown.get(key, {})
             if sum(now.get(student) != before.get(student) for student in {*now, *before}) >= LOT:
-                self._shown[key] = dict(now)
-            rows.append(_row(key, list(self._shown[key].values())))
+                self._shown[key] = now
+            rows.append(_row(key, [*self._shown[key].values()]))
+        self._shown = {key: self._shown[key] for key in self._shown if key in questions}
         return rows
 
 
@@ -186,10 +182,11 @@ def _is_answer(found: Any) -> bool:
     """Tell whether it has an answer's fields: it comes from a file that a student can write to."""
     if not isinstance(found, dict):
         return False
-    texts = [found.get(name) for name in ("key", "question", "how", "unit")]
-    predicted = found.get("predicted", math.nan)
-    is_one = predicted is None or _is_value(predicted)
-    return is_one and _is_value(found.get("found")) and all(isinstance(text, str) for text in texts)
+    predicted, is_text = (
+        found.get("predicted", math.nan),
+        [isinstance(found.get(name), str) for name in TEXTS],
+    )
+    return all(is_text) and (predicted is None or _is_value(predicted)) and _is_value(found.get("found"))
 
 
 def _is_value(found: Any) -> bool:
@@ -284,21 +281,22 @@ class Class(HubOAuthenticated, RequestHandler):
         self.finish(told)
 
 
-class Report(RequestHandler):
+class Report(HubOAuthenticated, RequestHandler):
     """Reports of students' servers, each admitted by its own token and taken as that student's."""
 
-    def check_xsrf_cookie(self) -> None:
-        """Accept any request: only tokens are admitted, which other pages do not have."""
+    hub_scopes = None  # anybody of this hub may report, and do nothing else here
 
-    async def post(self) -> None:
+    def check_xsrf_cookie(self) -> None:
+        """Check it unless a token came, which other pages do not have."""
+        self.get_current_user()
+        super().check_xsrf_cookie()
+
+    @authenticated
+    def post(self) -> None:
         """Take a report and answer it, as :class:`dlpar.classroom.hub.student_server.Reporter` says."""
-        scheme, _, token = self.request.headers.get("Authorization", "").partition(" ")
-        auth = self.settings["hub_auth"]
-        user = await auth.user_for_token(token, sync=False) if scheme == "token" and token else None
-        if user is None or user.get("kind") != "user":
-            raise HTTPError(403)
         try:
-            self.finish(self.settings["students"].hear(user["name"], json.loads(self.request.body)))
+            report = json.loads(self.request.body)
+            self.finish(self.settings["students"].hear(self.current_user["name"], report))
         except (LookupError, TypeError, ValueError, RecursionError, OverflowError):
             raise HTTPError(400, reason="that is no report") from None
 
@@ -325,8 +323,7 @@ async def main() -> None:
     prefix, where = os.environ["JUPYTERHUB_SERVICE_PREFIX"], urlsplit(os.environ["JUPYTERHUB_SERVICE_URL"])
     ours = {"": Page, "class": Class, "report": Report, "oauth_callback": HubOAuthCallbackHandler}
     handlers = [(f"{prefix}{name}", handler) for name, handler in ours.items()]
-    given = {"students": Students(), "hub_auth": HubAuth(), "cookie_secret": os.urandom(32)}
-    service = Application(handlers, **given, xsrf_cookies=True)
+    service = Application(handlers, students=Students(), cookie_secret=os.urandom(32), xsrf_cookies=True)
     # If the proxy is another machine, the name it knows us by need not be an address of ours.
     address = where.hostname if where.hostname == "127.0.0.1" else ""
     service.listen(where.port, address, max_body_size=REPORT)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
+from conftest import eventually
 
 from classroom.grading.handed_in import small_master
 from dlpar import cli
+from dlpar.classroom.grading import LENT, box, cells
 from dlpar.classroom.grading.box import Box, CannotGrade
 
 ROOT_ON_LINUX = pytest.mark.skipif(sys.platform != "linux" or os.getuid() != 0, reason="needs root on Linux")
@@ -33,18 +35,25 @@ def test_without_root_it_is_refused_and_the_way_out_is_named(monkeypatch: pytest
     Box(None)
 
 
+EMPTY = {"given": "", "lent": "", "answer": "", "names": [], "check": ""}
+
+
 @ROOT_ON_LINUX
-def test_a_judge_that_finds_itself_elsewhere_than_in_the_box_grades_nobody() -> None:
-    box = Box("nobody")
-    inside = {"account": 65534, "networks": ["lo"], "writable": [], "visible": []}
-    with pytest.raises(CannotGrade, match="networks"):
-        box._check(inside | {"networks": ["lo", "eth0"]})
-    with pytest.raises(CannotGrade, match="account 0"):
-        box._check(inside | {"account": 0})
-    with pytest.raises(CannotGrade, match="writable"):
-        box._check(inside | {"writable": ["/dev/shm"]})
-    with pytest.raises(CannotGrade, match="visible"):
-        box._check(inside | {"visible": ["/proc"]})
+def test_a_judge_that_finds_a_hole_in_the_box_grades_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        box, "SHUT_IN", box.SHUT_IN.replace("mount -n -o remount,ro box .", "chmod 777 . dev")
+    )
+    with pytest.raises(CannotGrade, match=r"answers are not isolated: they would reach /, .*/dev, to write"):
+        Box("nobody").judge(EMPTY)
+
+
+def test_a_cell_names_every_hole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cells.socket, "if_nameindex", lambda: [(1, "lo"), (2, "eth0")])
+    monkeypatch.setattr(os, "getuid", lambda: 0)
+    monkeypatch.setattr(os, "access", lambda path, mode: path == "/dev")
+    monkeypatch.setattr(os, "listdir", lambda path: ["1"] if path == "/proc" else [])
+    found = cells._holes()
+    assert found == ["the network eth0", "/dev, to write there", "what is in /proc", "all that root may"]
 
 
 def test_a_judge_that_does_not_start_is_nobody_s_fault_and_grades_nobody(
@@ -52,7 +61,7 @@ def test_a_judge_that_does_not_start_is_nobody_s_fault_and_grades_nobody(
 ) -> None:
     monkeypatch.setattr(Box, "command", lambda self: [sys.executable, "-c", "raise SystemExit('no torch')"])
     with pytest.raises(CannotGrade, match="the judge did not start: no torch"):
-        Box(None).judge({"given": "", "lent": "", "answer": "", "names": [], "check": ""})
+        Box(None).judge(EMPTY)
 
 
 LISTS_FILES = """
@@ -62,6 +71,7 @@ def f():
 """
 
 
+@pytest.mark.slow
 @ROOT_ON_LINUX
 def test_a_box_holds_no_labs_no_homes_no_submissions_and_no_dlpar(tmp_path: Path) -> None:
     checkout = Path(__file__).parents[3]
@@ -84,34 +94,72 @@ solved = Verdict("solved", f"{sorted(set(found) - {'bin', 'lib', 'lib64', 'etc',
     answer = f"PLACES = {places!r}\n{LISTS_FILES}"
     trial = {"given": "", "lent": "", "answer": answer, "names": ["f"], "check": check}
     said = Box("nobody").judge(trial)["said"]
-    tops = {Path(path).parts[1] for path in (sys.prefix, sys.base_prefix, __file__, "/sys", "/judge")}
+    tops = {Path(path).parts[1] for path in (sys.prefix, sys.base_prefix, __file__, "/sys")}
     assert said == f"solved: {sorted(tops - {'usr'})} {['/tmp/'] if 'tmp' in tops else []}"
 
 
-FORKS = """
-import json, os, sys, time
-secret, memory = json.load(sys.stdin)["secret"], b"x" * 2**26
-for child in range(5):
+GROWS = """
+import os, threading
+def f():
+    found = []
+    for attempt in (os.fork, threading.Thread(target=print).start, lambda: b"x" * 2**31):
+        try:
+            attempt()
+        except (OSError, RuntimeError, MemoryError) as error:
+            found.append(type(error).__name__)
+    return found
+"""
+SAYS = "from dlpar.course.judge import Verdict\nsolved = Verdict('solved', str(f()))"
+
+
+@ROOT_ON_LINUX
+def test_an_answer_in_a_box_adds_no_process_and_no_thread_and_its_memory_is_bounded() -> None:
+    said = Box("nobody", memory=1.5).judge(EMPTY | {"answer": GROWS, "names": ["f"], "check": SAYS})["said"]
+    assert said == "solved: ['BlockingIOError', 'RuntimeError', 'MemoryError']"
+
+
+@pytest.mark.slow
+@ROOT_ON_LINUX
+def test_a_box_whose_time_is_over_is_ended_with_all_that_is_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(box, "START", 20.0)
+    hangs = EMPTY | {"lent": "# of test_box", "check": "import time\nwhile True:\n    time.sleep(1)"}
+    assert "was not done after 21 s" in Box("nobody", seconds=1.0).judge(hangs)["said"]
+
+    def left() -> list[psutil.Process]:
+        found = psutil.process_iter(["environ"])
+        return [one for one in found if (one.info["environ"] or {}).get(LENT) == "# of test_box"]
+
+    eventually(lambda: not left(), 10, f"all processes of the box are gone: {left()}")
+
+
+LEAVES = """
+import os, time
+def f():
     if os.fork() == 0:
-        time.sleep(60)
-for facts in ({}, {"solved": True, "said": ""}):
-    os.write(1, json.dumps({"secret": secret, **facts}).encode() + b"\\n")
-    time.sleep(0.6)
+        os.setsid()
+        os.execlp("sleep", "sleep", "4712")
+    time.sleep(SECONDS)
 """
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
-def test_shared_memory_counts_once_and_whoever_came_of_something_else_is_left_alone(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(("seconds", "start", "why"), [(0, 120, "solved: None"), (600, 0, "not done after")])
+def test_where_nothing_is_isolated_an_answer_leaves_nothing_and_bystanders_live(
+    seconds: int, start: int, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Box, "command", lambda self: [sys.executable, "-c", FORKS])
-    bystander = subprocess.Popen(["sh", "-c", "sleep 0.3; sleep 60 & wait"], start_new_session=True)
+    monkeypatch.setattr(box, "START", start)
+    bystander = subprocess.Popen(["sleep", "4713"])
     try:
-        trial = {"given": "", "lent": "", "answer": "", "names": [], "check": ""}
-        assert Box(None, memory=0.2).judge(trial) == {"solved": True, "said": ""}
+        answer = f"SECONDS = {seconds}\n{LEAVES}"
+        told = Box(None, seconds=10).judge(EMPTY | {"answer": answer, "names": ["f"], "check": SAYS})
+        assert why in told["said"]
+        words = ["sleep", "4712"]
+        eventually(
+            lambda: all(one.info["cmdline"] != words for one in psutil.process_iter(["cmdline"])), 10, "gone"
+        )
         assert bystander.poll() is None
     finally:
-        os.killpg(bystander.pid, signal.SIGKILL)
+        bystander.kill()
         bystander.wait(10)
 
 

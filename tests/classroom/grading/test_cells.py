@@ -46,7 +46,7 @@ def desk(server):
 def answered():
     """The cells of the answer; they end with the nursery, which ends with the socket."""
     nursery: socket.socket = cells.open_nursery()
-    yield Cells(nursery, ANSWER)
+    yield Cells(nursery, ANSWER, 60.0)
     nursery.close()
 
 

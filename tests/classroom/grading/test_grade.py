@@ -40,9 +40,12 @@ import ctypes, os, signal
 def average(comm, gradient):
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
         signal.pthread_sigmask(signal.SIG_BLOCK, [number])
-    if os.fork() == 0:
-        os.setsid()
-        os.execlp("sleep", "sleep", "4711")
+    try:
+        if os.fork() == 0:
+            os.setsid()
+            os.execlp("sleep", "sleep", "4711")
+    except BlockingIOError:    # in a box
+        pass
     ctypes.PyDLL(None).pause()    # in C, and nobody else in this process can run
 """
 CRASHES = "import os\ndef double(x):\n    os._exit(0)\n"
@@ -174,7 +177,7 @@ def test_a_missing_answer_or_notebook_earns_nothing_and_is_told(graded) -> None:
 @pytest.mark.slow
 def test_forged_cells_points_outputs_checks_and_results_earn_nothing(graded) -> None:
     assert points(graded, "mallory", SMALL) == (0, 4)
-    assert "a rank returned a builtins.exec, allowed are" in graded[1]["mallory", SMALL]["said"]
+    assert "a rank returned something else than data, allowed are" in graded[1]["mallory", SMALL]["said"]
 
 
 @pytest.mark.slow
@@ -225,7 +228,7 @@ def test_links_and_pipes_are_not_opened(tmp_path: Path, lab: Path) -> None:
     (tmp_path / "ada").mkdir()
     (tmp_path / "ada" / "link.ipynb").symlink_to(lab)
     os.mkfifo(tmp_path / "ada" / "pipe.ipynb")
-    for name, why in (("link", "cannot be opened"), ("pipe", "no file"), ("none", "no notebook")):
+    for name, why in (("link", "is a link"), ("pipe", "no plain file"), ("none", "no notebook")):
         with pytest.raises(Unreadable, match=why):
             handed_in(str(tmp_path), "ada", name)
 

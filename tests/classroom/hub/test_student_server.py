@@ -21,9 +21,13 @@ pytestmark = pytest.mark.slow
 
 
 def test_a_request_that_cannot_be_done_is_refused_by_name() -> None:
-    words = "stop, runs, experiment: got none of them, allowed is one"
-    assert student_server.do({}) == {"refused": words}
-    assert student_server.do({"stop": "another"}) == {"refused": "job: got 'another', which is not running"}
+    why = "job: got 'another', which is not running, or is only starting"
+    assert student_server.do({"stop": "another"}) == {"refused": why}
+    own = json.loads(dlpar.Experiment().to_json()) | {"sync": {"scheme": "own", "code": "gASV"}}
+    for experiment, why in ((own, "allowed is one of dlpar's"), ({"colour": 1}, "colour")):
+        assert why in student_server.do({"experiment": experiment})["refused"]
+    fields = student_server.do({"experiment": {"workers": 3}})["experiment"]
+    assert fields["workers"] == 3 and fields["model"]["name"] == "mlp"
 
 
 def test_a_report_brings_the_offer_and_the_requests_and_the_next_their_outcome(monkeypatch) -> None:
@@ -36,7 +40,7 @@ def test_a_report_brings_the_offer_and_the_requests_and_the_next_their_outcome(m
         {"asked": {"x": {"stop": "another"}}, "offer": offer}, {"asked": {}}, {"asked": {}, "offer": own},
         {"asked": {}, "offer": None},
     ]  # fmt: skip
-    reporter, sent = student_server.Reporter(), []
+    reporter, sent = student_server.Reporter({}), []
 
     async def fetch(url: str, body: str, method: str, headers: dict[str, str], validate_cert: bool) -> Any:
         assert (
@@ -59,10 +63,12 @@ def test_a_report_brings_the_offer_and_the_requests_and_the_next_their_outcome(m
     assert [one["done"] for one in sent[:3]] == [{}, {"x": student_server.do({"stop": "another"})}, {}]
 
 
-def test_a_running_job_is_activity_is_listed_and_can_be_stopped() -> None:
-    settings = {"last_activity_times": {}}
-    student_server.note_activity(settings)
-    assert settings == {"last_activity_times": {}} and student_server.running() == []
+def test_a_running_job_is_activity_is_listed_and_can_be_stopped(monkeypatch) -> None:
+    monkeypatch.setenv("DLPAR_HUB_PROXY", "http://127.0.0.1:1")
+    monkeypatch.setenv("JUPYTERHUB_API_TOKEN", "hers")
+    activity: dict[str, Any] = {}
+    reporter = student_server.Reporter(activity)
+    assert reporter._state()["jobs"] == [] and activity == {}
     with pytest.raises(ValueError, match="which is not running"):
         student_server.stop("another")
     with pytest.raises(ValueError, match="which is not running"):
@@ -71,8 +77,7 @@ def test_a_running_job_is_activity_is_listed_and_can_be_stopped() -> None:
     job = dlpar.launch(dlpar.Experiment(workers=2, steps=1_000_000))
     try:
         job.wait_steps(1)
-        student_server.note_activity(settings)
-        assert "dlpar" in settings["last_activity_times"]
+        assert len(reporter._state()["jobs"]) == 1 and "dlpar" in activity
         found = eventually(
             lambda: [told for told in student_server.running() if told["ranks"] == 2],
             5,
@@ -90,4 +95,4 @@ def test_a_running_job_is_activity_is_listed_and_can_be_stopped() -> None:
         assert job.run.status == "stopped"
     finally:
         job.stop()
-    assert not student_server.any_running() and student_server.running() == []
+    assert student_server.running() == []

@@ -68,6 +68,7 @@ def test_sustained_flops_are_those_of_resnet_50(name):
     assert device.flops == pytest.approx(device.rates["resnet50"] * resnet.flops, rel=0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cv", [0.1, 0.5, 2.0])
 def test_gamma_times_have_mean_one_and_the_coefficient_of_variation_asked_for(cv):
     timing = Timing(kind="gamma", cv=cv)

@@ -27,6 +27,7 @@ def measured(collective, ranks: int, elements: int, link: Link) -> float:
     return max(ends(lambda comm: collective(comm, comm.empty(elements)), ranks, cluster(link=link)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("link", LINKS.values(), ids=LINKS)
 @pytest.mark.parametrize("name", ["ring", "star"])
 def test_ring_and_star_take_what_their_closed_forms_say_on_any_number_of_ranks(name, link):
@@ -52,6 +53,7 @@ def test_elsewhere_their_closed_forms_bound_them(name, latency):
         assert measured(c.ALLREDUCE[name], ranks, 64_000, Link(latency, 1.25e9)) <= said * (1 + EXACT), ranks
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("group", [1, 2, 4, 8])
 def test_two_levels_take_what_their_closed_form_says(group):
     link = LINKS["short messages"]

@@ -54,6 +54,7 @@ def test_every_collective_is_right_on_every_rank_and_sends_what_its_closed_form_
         assert (sum(sent), max(sent)) == (cost.bytes, cost.busiest_bytes), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", range(1, 10))
 @settings(ORDINARY, max_examples=4)
 @given(lengths=st.lists(st.integers(0, 300), min_size=9, max_size=9), seed=st.integers(0, 2**31))

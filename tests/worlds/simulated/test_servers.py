@@ -45,6 +45,7 @@ def rounds(platform=NODES, nodes=None, **fields) -> tuple[list[float], float, fl
     return [max(each) for each in zip(*told)][:-1], whole.nbytes, whole.nbytes + 40 * servers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [2, 3, 5, 8, 13, 16, 33, 64])
 def test_a_bsp_round_takes_what_its_closed_form_says_with_any_number_of_servers_up_to_that_of_workers(
     workers,

@@ -84,6 +84,7 @@ def written(run: dlpar.Run) -> list:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name, messages",
     [(name, how) for name in REPEATED for how in ("values", "sizes") if (name, how) != ("hogwild", "sizes")],
@@ -125,6 +126,7 @@ CHARGED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CHARGED)
 def test_a_run_sends_the_same_bytes_in_the_same_time_with_values_and_with_sizes(tmp_path, name):
     slow = cluster(64, Link(1e-4, 1e6), device=Device(name="slow", flops=1e9), eager=1000)
@@ -160,6 +162,7 @@ def test_a_small_model_in_place_of_a_large_one_takes_the_time_of_the_large_one(t
     assert seconds[0] == pytest.approx(seconds[1], rel=0.04)
 
 
+@pytest.mark.slow
 def test_asynchronous_training_of_many_workers_learns(tmp_path):
     run = trained(
         tmp_path / "run",
