@@ -230,7 +230,7 @@ def grade(
     lab: str = "",
     account: str = "dlpar-grader",
     not_isolated: bool = False,
-    seconds: Annotated[int, typer.Option(min=1, max=600)] = 60,
+    seconds: Annotated[int, typer.Option(min=1, max=600)] = 120,
     memory: Annotated[int, typer.Option(min=1, max=64)] = 2,
     at_a_time: Annotated[int | None, typer.Option(min=1, max=64)] = None,
 ) -> int:

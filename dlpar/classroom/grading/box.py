@@ -71,7 +71,7 @@ class Box:
     """
 
     account: str | None
-    seconds: float = 60.0
+    seconds: float = 120.0
     memory: float = 2.0
 
     def __post_init__(self) -> None:

@@ -72,7 +72,8 @@ def release(labs: Path, into: Path) -> list[str]:
     before = _read_record(into / RELEASED)
     changed = [n for n, digest in digests.items() if before.get(n) != digest or not (into / n).exists()]
     for name in changed:
-        _write(into / name, students(contents[name]) if name.endswith(".ipynb") else contents[name], 0o644)
+        content = (labs / name).read_bytes()
+        _write(into / name, students(content) if name.endswith(".ipynb") else content, 0o644)
     gone = [name for name in before if name not in digests]
     for name in gone:
         (into / name).unlink(missing_ok=True)
