@@ -11,7 +11,8 @@ from typing import Any
 
 _LAYOUT = """
 .dlpar-source { border-left: 4px solid var(--jp-border-color1, #999); padding-left: 0.6em; overflow: auto; }
-.dlpar-source pre { white-space: pre-wrap; word-break: normal !important; line-height: 1.35; color: var(--jp-content-font-color1, #222); background: none; }
+.dlpar-source pre { white-space: pre-wrap; word-break: normal !important; line-height: 1.35; }
+.dlpar-source pre { color: var(--jp-content-font-color1, #222); background: none; }
 .dlpar-source .linenos { color: var(--jp-content-font-color2, #666); user-select: none; }
 """
 
