@@ -5,14 +5,14 @@ from __future__ import annotations
 import html
 import inspect
 import re
+from importlib import import_module
 from pathlib import Path
-from pkgutil import resolve_name
 from typing import Any
 
 _LAYOUT = """
 .dlpar-source { border-left: 4px solid var(--jp-border-color1, #999); padding-left: 0.6em; overflow: auto; }
-.dlpar-source pre { white-space: pre-wrap; word-break: normal !important; line-height: 1.35;
-  color: var(--jp-content-font-color1, #222); background: none; }
+.dlpar-source pre { white-space: pre-wrap; word-break: normal !important; line-height: 1.35; }
+.dlpar-source pre { color: var(--jp-content-font-color1, #222); background: none; }
 .dlpar-source .linenos { color: var(--jp-content-font-color2, #666); user-select: none; }
 """
 
@@ -42,8 +42,9 @@ class Source:
         from pygments.lexers import PythonLexer
 
         # JupyterStyle's colours are variables of the page: those of its code cells, light or dark.
-        lines = {"linenos": "inline", "linenostart": self.first}
-        form = HtmlFormatter(style=JupyterStyle, cssclass="dlpar-source", **lines)
+        form = HtmlFormatter(
+            style=JupyterStyle, cssclass="dlpar-source", linenos="inline", linenostart=self.first
+        )
         code = highlight(self.code, PythonLexer(), form)
         style = f"{form.get_style_defs('.dlpar-source')} {_LAYOUT}"
         return f"<style>{style}</style><p><code>{html.escape(self.where)}</code></p>{code}"
@@ -62,15 +63,34 @@ def show(what: Any) -> Source:
     TypeError
         If it has no Python source code.
     """
+    found = _named(what) if isinstance(what, str) else what
+    found = inspect.unwrap(found) if callable(found) else found
     try:
-        found = resolve_name(what) if isinstance(what, str) else what
-        found = inspect.unwrap(found) if callable(found) else found
         lines, first = inspect.getsourcelines(found)
         file = Path(inspect.getsourcefile(found) or "")
-    except (TypeError, OSError, ValueError, ImportError, AttributeError):
-        allowed = "allowed is a function, class or module written in Python, or its dotted name"
-        raise TypeError(f"show: got {what!r}, {allowed}") from None
+    except (TypeError, OSError):
+        raise TypeError(
+            f"show: got {what!r}, allowed is a function, class or module written in Python"
+        ) from None
     package = inspect.getmodule(found).__name__.split(".")[0]
     places = [i for i, part in enumerate(file.parts) if part == package]  # a checkout may have the same name
     short = Path(*file.parts[places[-1] :]) if places else Path(file.name)
     return Source(FOR_TOOLS.sub("", "".join(lines)), short, max(first, 1))
+
+
+def _named(name: str) -> Any:
+    module, found = name, []
+    while module:
+        try:
+            value = import_module(module)
+        except ModuleNotFoundError:
+            module, _, last = module.rpartition(".")
+            found.insert(0, last)
+            continue
+        try:
+            for part in found:
+                value = getattr(value, part)
+            return value
+        except AttributeError:
+            break
+    raise TypeError(f"show: got {name!r}, allowed is the dotted name of something that can be imported")

@@ -179,7 +179,8 @@ class Timeline(Plot):
         end = max(min(newest), max(newest) - LATE)
         taking = [statistics.median(_ended(r) - r["spans"][0][1] for r in list(own)[-STEPS:]) for own in told]
         seconds = max(STEPS * min(taking), SLOWEST * max(taking))
-        return end - min(seconds, MOST * min(taking)), end
+        first = min(own[0]["spans"][0][1] for own in told)  # nothing is before the first step
+        return max(first, end - min(seconds, MOST * min(taking))), end
 
     def draw(self, begin: float, end: float) -> None:
         """Draw a window of time."""

@@ -58,6 +58,13 @@ def test_the_sentence_states_the_window_and_what_it_was_spent_on():
     )
 
 
+def test_a_run_of_few_steps_fills_its_window():
+    board = fed(plot := Timeline(), ASP)
+    fill(board, [0.01] * 4, end=0.03)
+    assert plot.window() == (0, pytest.approx(0.03)) and bars(plot)[:, 1].min() == 0
+    assert plot.caption.startswith("On average the 4 ranks spent 50% computing and 50% communicating")
+
+
 def test_a_rank_that_says_nothing_any_more_does_not_hold_the_window_for_ever():
     board = fed(plot := Timeline(), ASP.replace(workers=2))
     for number in range(20):
