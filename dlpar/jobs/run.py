@@ -79,7 +79,7 @@ class Run:
         if live:
             return "queued" if said and said[-1]["k"] == "queued" else "starting"
         # Ranks that were started by hand, without a guardian, may all have come to their end.
-        return "done" if not said and len(self._of_kind("end")) == self.experiment.ranks else "lost"
+        return "done" if not said and len(list(self._of_kind("end"))) == self.experiment.ranks else "lost"
 
     @property
     def reason(self) -> str:
@@ -130,10 +130,8 @@ class Run:
     def global_steps(self) -> list[GlobalStep]:
         """Combine the steps of all workers into global steps."""
         steps = GlobalSteps(self.experiment.workers, self.experiment.sync.runs_free)
-        for records in iter(Tail(self.path).read, []):  # a part at a time: records fill the memory
-            for source, record in records:
-                if record["k"] == "step":
-                    steps.add(rank_of(source), record)
+        for rank, record in self._of_kind("step"):
+            steps.add(rank, record)
         return steps.ready(ended=True)
 
     @property
@@ -239,10 +237,10 @@ class Run:
             raise RuntimeError(f"run {self.id} is still going on: stop it first")
         shutil.rmtree(self.path)
 
-    def _of_kind(self, kind: str) -> list[tuple[int, Record]]:
-        """Return the records of one kind as ``(rank, record)``."""
+    def _of_kind(self, kind: str) -> Iterator[tuple[int, Record]]:
+        """Go through the records of one kind as ``(rank, record)``."""
         parts = iter(Tail(self.path).read, [])  # a part at a time: records fill the memory
-        return [(rank_of(s), r) for part in parts for s, r in part if r["k"] == kind and s != "job"]
+        return ((rank_of(s), r) for part in parts for s, r in part if r["k"] == kind and s != "job")
 
     def _end(self) -> Record | None:
         return next((r for r in lines_of(self.path / "job.jsonl") if r.keys() >= {"status", "reason"}), None)
