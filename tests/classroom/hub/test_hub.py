@@ -35,7 +35,10 @@ WATCH_OFFER = """
 import dlpar, time
 from dlpar import lab
 panel = lab.Panel(dlpar.Experiment(workers=4))
-offer = panel.children[[type(child).__name__ for child in panel.children].index("Offer")]
+
+def offered():
+    offer = panel.state["offer"] or {"text": None}
+    return offer["text"], offer.get("what"), [name for name, *_ in offer.get("actions", ())]
 
 def until(condition):
     end = time.monotonic() + 20
@@ -94,20 +97,12 @@ def test_a_student_queues_behind_another_logs_out_comes_back_and_her_run_is_ther
     eve.run(LONG_JOB)  # in two of the four slots
     page = chromium.new_context(viewport={"width": 1280, "height": 900}).new_page()
     log_in(page, hub, "ada", f"/hub/user-redirect/lab/tree/{FIRST}")
-    cell = page.locator(".jp-CodeCell")
-    cell.first.wait_for(timeout=60_000)
-    idle = page.get_by_text("Python 3 (ipykernel) | Idle")
-    idle.wait_for(timeout=40_000)
-    cell.filter(has_text="import dlpar").first.locator(".cm-content").click()
-    active, here = page.locator(".jp-Notebook .jp-Cell.jp-mod-active"), ""
-    for _ in range(12):
-        if "lab.Panel(" in here:
-            break
-        here = active.inner_text()
-        page.keyboard.press("Shift+Enter")
-        page.wait_for_timeout(300)
-        idle.wait_for(timeout=40_000)
+    page.get_by_text("Python 3 (ipykernel) | Idle").wait_for(timeout=60_000)
+    page.locator(".jp-MarkdownCell").first.click()
+    page.keyboard.press("Shift+Enter")
+    page.keyboard.press("Shift+Enter")
     shown = panel_of(page)
+    shown.field("workers").fill("4")
     shown.run.click()
     shown.wait_for("queued, next to start", 20)
     page.keyboard.press("Control+s")
@@ -123,10 +118,9 @@ def test_a_student_queues_behind_another_logs_out_comes_back_and_her_run_is_ther
     eve.run("job.stop()")
 
     log_in(page, hub, "ada", f"/user/ada/lab/tree/{FIRST}")
-    cell.filter(has_text="import dlpar").first.wait_for(timeout=40_000)
     shown = panel_of(page)
-    shown.wait_for("done: 200 steps", 30)
-    assert "200 of 200 steps" in shown.says(), "the figure has drawn itself again, too"
+    shown.wait_for("done: 40 steps", 60)
+    assert shown.says().startswith("In 40 of 40 steps"), "the figure has drawn itself again, too"
     asked = "import dlpar; print(*(f'{run.id} {run.status}' for run in dlpar.runs()))"
     assert Kernel(hub, "ada").run(asked) == f"{runs[0]} done\n"
     page.context.close()
@@ -187,15 +181,16 @@ def test_what_the_teacher_sends_is_offered_in_every_panel_and_can_be_taken_back(
     page.locator("#runs").select_option(index=1)
     page.get_by_role("button", name="Send to everybody").click()
     page.locator("#sent", has_text="offered to").wait_for()
-    said = kernel.run(
-        "print(until(lambda: offer.layout.display is None), offer._text.value, panel.experiment.workers)"
-    )
-    sent = "Your teacher (grace) sent: <b>mlp on digits, ring, 3 workers, simulated</b>"
-    assert said == f"True {sent} 4\n", "she has pressed nothing, so nothing is set"
-    assert kernel.run("offer.take(); print(panel.experiment.workers, panel.running)") == "3 False\n"
+    text, what = "Your teacher (grace) sent:", "mlp on digits, ring, 3 workers, simulated"
+    sent = text, what, ["take", "away"]
+    said = kernel.run(f"print(until(lambda: offered() == {sent}), panel.experiment.workers)")
+    assert said == "True 4\n", "she has pressed nothing, so nothing is set"
+    taken = "panel.hear({'do': 'take'}); print(panel.experiment.workers, panel.running, offered()[2])"
+    assert kernel.run(taken) == "3 False ['undo', 'away']\n"
     page.get_by_role("button", name="Take it back").click()
-    assert kernel.run("print(until(lambda: offer._id is None), offer._undo.layout.display)") == "True None\n"
-    assert kernel.run("offer.undo(); print(panel.experiment.workers, offer.layout.display)") == "4 none\n"
+    assert kernel.run("print(until(lambda: panel._offer._id is None))") == "True\n"
+    undone = "panel.hear({'do': 'undo'}); print(panel.experiment.workers, offered()[0])"
+    assert kernel.run(undone) == "4 None\n"
     page.context.close()
 
 
