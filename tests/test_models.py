@@ -140,6 +140,7 @@ def test_building_leaves_the_global_generators_alone():
     assert np.array_equal(before[1], np.random.get_state()[1])
 
 
+@pytest.mark.slow
 def test_signals_keep_their_size_through_many_layers():
     experiment = Experiment(model={"depth": 20, "width": 512})
     dataset = dataset_of(experiment)

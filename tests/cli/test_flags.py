@@ -125,6 +125,7 @@ def test_a_file_is_changed_by_flags(tmp_path):
 # ---- flags without effect ---------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "command, told",
     [

@@ -34,6 +34,7 @@ def test_the_defaults_learn_digits_in_ten_seconds(finished):
     assert seconds < 10
 
 
+@pytest.mark.slow
 def test_without_a_terminal_a_few_plain_lines_are_printed(finished, tmp_path):
     file = tmp_path / "experiment.json"
     file.write_text(Experiment(workers=3, steps=10, model={"width": 16}).to_json())
@@ -112,6 +113,7 @@ def test_ctrl_c_while_it_starts_leaves_nothing(finished):
     assert run.status == "stopped" and left_of(run) == []
 
 
+@pytest.mark.slow
 def test_a_flag_without_effect_is_told_of_and_the_run_goes_on():
     done = program(
         "run", "--sync", "ps", "--staleness", "2", "--steps", "3", "--world", "simulated", "--json"

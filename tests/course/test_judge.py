@@ -170,6 +170,7 @@ def test_what_is_right_in_a_simulation_alone_is_found_wrong_on_real_ranks():
 SUM = dict(expected=lambda tensors: [sum(tensors)] * len(tensors), like="ring")
 
 
+@pytest.mark.slow
 def test_a_ring_whose_all_gather_alone_works_names_what_is_wrong():
     def adds_nothing(comm, tensor):
         ring_allgather(comm, tensor.tensor_split(comm.size))
@@ -181,6 +182,7 @@ def test_a_ring_whose_all_gather_alone_works_names_what_is_wrong():
     assert verdict.hints == ["a hint"]
 
 
+@pytest.mark.slow
 def test_a_right_sum_that_sends_whole_tensors_is_told_so():
     def whole_tensors(comm, tensor):
         passing = tensor.clone()
@@ -221,6 +223,7 @@ def mixed(tensors):
     return list(weights @ torch.stack(tensors))
 
 
+@pytest.mark.slow
 def test_plain_means_over_neighbours_are_found_wrong():
     def plain_mean(comm, weights):
         peers = path(comm.size)[comm.rank]

@@ -78,6 +78,7 @@ def state(keeper: Keeper) -> dict:
         return talk.hear()[0]
 
 
+@pytest.mark.slow
 def test_a_job_waits_for_slots_says_how_many_are_ahead_and_starts_by_itself(keep):
     keeper = keep(2)
     first = dlpar.launch(LONG)
@@ -113,6 +114,7 @@ def test_stop_leaves_the_queue_and_a_simulation_does_not_enter_it(keep):
     holder.close()
 
 
+@pytest.mark.slow
 def test_whatever_kills_a_job_its_slots_are_free(keep):
     keeper = keep(2)
     job = dlpar.launch(LONG)
@@ -310,6 +312,7 @@ def test_no_more_jobs_are_ended_than_the_next_one_needs(keep):
     assert held == ["bob", "cleo", "dan"], "ada had hers for the longest"
 
 
+@pytest.mark.slow
 def test_a_job_is_told_that_others_wait_for_its_slots(keep):
     keeper = keep(2, longest=0.5)
     job = dlpar.launch(LONG)
@@ -327,6 +330,7 @@ def _left_out(talk: Talk) -> bool:
         return True
 
 
+@pytest.mark.slow
 def test_a_new_keeper_knows_which_slots_are_taken(keep, tmp_path):
     keeper = keep(2)
     job = dlpar.launch(LONG)

@@ -445,6 +445,7 @@ def test_a_moment_of_a_run_that_has_ended_is_shown_in_windows_of_time(launched):
     assert page.state["message"] == ""
 
 
+@pytest.mark.slow
 def test_who_waits_long_for_slots_is_offered_a_simulation_and_a_recording(monkeypatch, tmp_path):
     monkeypatch.setenv("DLPAR_HOME", str(tmp_path))
     kept = finished(workers=4, steps=20)

@@ -54,12 +54,14 @@ def test_a_transformer_s_first_and_last_stage_share_a_weight(split, stages):
     assert same(trained(workers=stages, split=pipeline(**split), **SMALL["transformer"]), "transformer")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model, chunks", [("mlp", 2), ("cnn", 2), ("transformer", 2)])
 def test_interleaved_chunks_train_the_same(model, chunks):
     split = pipeline(schedule="interleaved", chunks=chunks, microbatches=4)
     assert same(trained(workers=2, split=split, **SMALL[model]), model)
 
 
+@pytest.mark.slow
 def test_float32_stays_within_rounding():
     one = alone("mlp", "float32").losses
     for split in SCHEDULES.values():
@@ -69,6 +71,7 @@ def test_float32_stays_within_rounding():
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fields",
     [

@@ -53,6 +53,7 @@ def alone():
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", SMALL)
 def test_losses_are_nearly_those_of_full_precision(alone, model):
     assert 0 < apart(alone[model, "full"], alone[model, "bf16"]) < CLOSE
@@ -101,6 +102,7 @@ def test_passes_send_two_bytes_an_element_and_gradients_of_weights_four(model, n
     assert elements and found == {place: n * (4 if place == SHARED else 2) for place, n in elements.items()}
 
 
+@pytest.mark.slow
 def test_digits_are_learnt_as_well(tmp_path):
     assert simulated(tmp_path / "run", workers=2, batch=64, precision="bf16").summary["accuracy"] >= 0.94
 

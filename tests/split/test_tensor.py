@@ -109,12 +109,14 @@ def test_a_cut_model_gives_the_losses_and_weights_of_one_process_and_sends_what_
     assert sent(steps) == payload(exchanges(experiment), ranks)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["mlp, output by classes", "cnn, output by channels", "transformer"])
 def test_float32_losses_stay_within_1e_4(name):
     loss, _, _ = simulated(workers=2, split="tensor", dtype="float32", **MODELS[name])
     assert apart(alone(name, "float32")[0], loss) < 1e-4
 
 
+@pytest.mark.slow
 def test_one_more_block_costs_each_device_what_megatron_says():
     fields = dict(data=TEXT, batch=6, workers=4, split="tensor", steps=2)
     blocks = {
@@ -169,6 +171,7 @@ def test_copies_of_a_weight_are_made_equal_where_servers_add_updates_up_in_any_o
         assert first and all(np.array_equal(a, b) for a, b in zip(first, second, strict=True)) is equal
 
 
+@pytest.mark.slow
 def test_asynchronous_replicas_of_a_cut_model_learn():
     sync = {"scheme": "ps", "servers": 2, "consistency": "asp"}
     *_, steps = simulated(
@@ -219,6 +222,7 @@ def per_step(name: str) -> float:
     return models.flops_per_sample(models.build(experiment, dataset), dataset) * experiment.batch
 
 
+@pytest.mark.slow
 @EVERY
 def test_ranks_share_the_operations_of_the_model_and_do_none_twice(name):
     assert computed(name, "forward", 2) == pytest.approx(per_step(name) / 3, rel=1e-6)

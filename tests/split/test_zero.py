@@ -100,6 +100,7 @@ def sent(run: Trained) -> tuple[list[int], list[int]]:
     return [r["bytes"] for r in last], [r["messages"] for r in last]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SMALL)
 def test_stage_1_sends_what_an_allreduce_sends_and_stage_3_half_as_much_again(name):
     plain = sent(on_four(name, 0))

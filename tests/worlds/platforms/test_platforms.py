@@ -78,6 +78,7 @@ def test_gamma_times_have_mean_one_and_the_coefficient_of_variation_asked_for(cv
     assert min(factors) > 0
 
 
+@pytest.mark.slow
 def test_exponential_times_have_mean_and_deviation_one():
     factors = [Timing(kind="exponential").factor(3, 0, number) for number in range(10_000)]
     assert fmean(factors) == pytest.approx(1, abs=0.04) and pstdev(factors) == pytest.approx(1, rel=0.05)

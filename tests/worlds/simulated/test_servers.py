@@ -87,6 +87,7 @@ def test_steps_that_follow_each_other_take_what_is_predicted_of_one_server(tmp_p
     assert took.tolist() == [pytest.approx(predict(run.experiment).seconds, rel=EXACT)] * len(took)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [4, 16, 64, 256])
 def test_gradients_of_equal_workers_are_n_minus_1_updates_old_under_asp(tmp_path, workers):
     steps = max(25, 400 // workers)
