@@ -370,7 +370,7 @@ def record(collective: Callable[..., Any], starts: list[list[float]], timeout: f
 
 
 def _logged(comm: Comm, collective: Callable[..., Any], starts: list[list[float]]) -> list[Event]:
-    """Run the collective on this rank and return its events, and at last one with the final tensor."""
+    """Run the collective on this rank; return its events, the last of which holds the final tensor."""
     import torch
 
     tensor, events = torch.tensor(starts[comm.rank], dtype=torch.float64, device=comm.device), list[Event]()

@@ -35,7 +35,7 @@ MESSAGES_A_SECOND = {"sizes": 300_000, "values": 30_000}
 
 
 class Foreseen(NamedTuple):
-    """What a simulation of a few steps says of a whole run."""
+    """Forecast of a whole run by a simulation of a few steps."""
 
     rate: float | None = None
     """Samples a second, on the clock of its platform; None where sizes do not suffice."""

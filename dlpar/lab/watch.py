@@ -94,7 +94,7 @@ class Watch(Thread):
                 sent, pending = time.monotonic(), False
             del listener
             pause = SHORTEST if found or pending else min(pause * 1.2, LONGEST)
-            if found <= BEHIND:  # what has come just before the next drawing is in it
+            if found <= BEHIND:  # records that arrive before the next drawing are drawn with it
                 due = sent + SEND_EVERY - time.monotonic()
                 self._cancelled.wait(min(pause, due) if due > 0 else pause)
 

@@ -33,7 +33,7 @@ def test_a_point_is_on_screen_within_250_ms_of_being_written(open_notebook, page
     median = latency[len(latency) // 2]
     print(f"{len(latency)} points, on screen after {median * 1e3:.0f} ms (median), {p95 * 1e3:.0f} ms (p95)")
     assert len(latency) == 100
-    assert median <= 0.25 and p95 <= 0.5
+    assert p95 <= 0.25
 
 
 def test_a_long_run_stays_smooth_and_bounded(open_notebook, page, jupyter: Jupyter):
@@ -87,7 +87,7 @@ def test_a_control_that_is_changed_is_answered_before_run(open_notebook, page):
     print(f"the ghost is there after {taken[len(taken) // 2]:.0f} ms (median), {taken[-1]:.0f} ms (most)")
     panel.tab("Throughput")
     assert "simulated" in panel.place.locator(".dlpar-legend").inner_text()
-    assert taken[len(taken) // 2] < 1000
+    assert taken[len(taken) // 2] < 400
 
 
 RELOADS = int(os.environ.get("DLPAR_RELOADS", "3"))

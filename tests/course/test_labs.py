@@ -94,7 +94,7 @@ def test_the_factors_in_lab_04_are_those_of_the_matrices():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", range(5))
 def test_shares_of_batches_are_read_once_in_an_epoch_and_hold_the_samples_of_whole_reading(seed):
     (shows,) = [row.shows for _, row in labs.rows() if row.preset is presets.sharded_reading]
     held, said = shows(presets.sharded_reading(presets.EPOCH.replace(seed=seed)))

@@ -193,12 +193,12 @@ def _ends(experiment: Experiment) -> dict[str, float]:
 
 
 def _latest(curve: Curve) -> dict[str, float]:
-    """Where a curve has come to on each horizontal axis."""
+    """Return the newest position of a curve on each horizontal axis."""
     return dict(zip(COLUMNS, curve.loss.rows[-1])) if len(curve.loss) else {}
 
 
 def _joint(*reaches: dict[str, float]) -> dict[str, float]:
-    """The farthest end of each axis; NaN is no place."""
+    """Return the farthest end of each axis; NaN is ignored."""
     found: dict[str, float] = {}
     for each in reaches:
         found |= {name: max(found.get(name, 0.0), end) for name, end in each.items()}

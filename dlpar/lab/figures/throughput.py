@@ -164,6 +164,9 @@ class Throughput(Plot):
             self._end = theme.rounded_up(last.seconds)
         self._make_room(total.series.rows[:, 1].max())
         self._draw_levels()
+        if ended:
+            highest = max(line.rows[:, 1].max() for _, line in self._traces.values() if len(line))
+            self._top = theme.rounded_up(1.03 * highest)
         self.set_range("xaxis", 0, self._end)
         self.set_range("yaxis", 0, self._top)
         self.set_caption(self._sentence(total))

@@ -78,6 +78,13 @@ def test_a_students_prediction_is_a_dashed_line_and_part_of_the_sentence():
     assert plot.caption.endswith("4 times as many. You said 3 times.")
 
 
+def test_the_axis_of_an_ended_run_ends_above_its_highest_line():
+    board = fed(plot := Throughput(), ONE)
+    take_steps(board, 1, [1.0] * 4, compute=1.0, comm=0.0)  # 64 samples a second
+    board.settle(ended=True)
+    assert plot.looks["layout"]["yaxis"]["range"] == [0, 80]
+
+
 def test_a_prediction_in_samples_a_second_needs_no_second_run_and_one_in_times_does():
     rate = predict("rate", "How many?", unit="samples/s")
     rate.hear({"value": "100"})
