@@ -25,8 +25,8 @@ from dlpar.jobs.control_groups import text_of
 from dlpar.jobs.scratch import Scratch
 from dlpar.jobs.summary import Summary
 
-START = 120.0
-"""Seconds all ranks together may take to start, at least: four cold ones took a minute on two busy cores."""
+START = {"warm": 30.0, "cold": 120.0}
+"""Seconds until the first rank starts, at least: four cold ones took a minute on two busy cores."""
 
 SUMMARISED = 64 << 20
 """Bytes of records summed up before the job is over; a reader sums up a longer run."""
@@ -55,7 +55,7 @@ class Guardian:
         self.outcome: diagnosis.Outcome | None = None
         self.queue: slots.Talk | None = None
         self.mpiexec: subprocess.Popen | None = None
-        self.began = spec["launched"]
+        self.began, self.mode = spec["launched"], "cold"
         self.progress: dict[int, tuple[tuple[int, int], float]] = {}  # by rank: its file's stamp, since when
         self.moved_at, self.started = time.monotonic(), False
         self.selector = selectors.DefaultSelector()
@@ -215,7 +215,8 @@ class Guardian:
                 self.progress[rank], self.moved_at = (stamp, now), now
         missing = [str(rank) for rank in range(ranks) if rank not in self.progress]
         self.started = self.started or not missing
-        patience = timeout if self.started else max(START, timeout)
+        # Ranks meet before they write: where one has started, the others have nothing left to load.
+        patience = timeout if self.progress else max(START[self.mode], timeout)
         silent = [rank for rank in files if rank in self.progress and now - self.progress[rank][1] > patience]
         slowest, all_stand = diagnosis.likely_culprit(files, silent), now - self.moved_at > patience
         pids = {self.mpiexec.pid: None, **diagnosis.pids_of(self.folder)} if silent else {}

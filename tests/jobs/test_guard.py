@@ -325,20 +325,35 @@ def test_a_worker_that_hangs_is_named_even_while_the_others_go_on(tmp_path, monk
         job.wait(30)
 
 
-def test_a_rank_that_does_not_start_is_named(tmp_path, monkeypatch):
+def test_a_rank_that_does_not_start_is_named_within_the_timeout_after_another_has(tmp_path):
     facts = {"folder": str(tmp_path), "launched": time.time(), "ranks": 3, "timeout": 0.1}
     with subprocess.Popen(["sleep", "600"]) as mpiexec:
         guardian = guard.Guardian(facts)
         guardian.mpiexec = mpiexec
+        guardian.moved_at -= 2 * facts["timeout"]
+        guardian._watch_progress()
+        assert guardian.outcome is None, "until the first rank has started, all may be loading"
         (tmp_path / "rank-0.jsonl").write_text(
             '{"k": "rank", "rank": 0, "host": "another", "role": "worker"}\n'
         )
         guardian._watch_progress()
         assert guardian.outcome is None
-        guardian.moved_at -= guard.START + 1
+        guardian.moved_at -= 2 * facts["timeout"]
         guardian._watch_progress()
         mpiexec.kill()
-    assert guardian.outcome.reason.startswith("only 1 of 3 ranks started (missing: 1, 2) for 120 s: rank 0 ")
+    assert guardian.outcome.reason.startswith("only 1 of 3 ranks started (missing: 1, 2) for 0.1 s: rank 0 ")
+
+
+@pytest.mark.parametrize("mode", guard.START)
+def test_a_job_of_which_no_rank_starts_ends(mode, tmp_path):
+    facts = {"folder": str(tmp_path), "launched": time.time(), "ranks": 3, "timeout": 0.1}
+    with subprocess.Popen(["sleep", "600"]) as mpiexec:
+        guardian = guard.Guardian(facts)
+        guardian.mpiexec, guardian.mode = mpiexec, mode
+        guardian.moved_at -= guard.START[mode] + 1
+        guardian._watch_progress()
+        mpiexec.kill()
+    assert guardian.outcome.reason.startswith("only 0 of 3 ranks started (missing: 0, 1, 2) for ")
 
 
 OWNER = """
