@@ -151,7 +151,7 @@ class Cluster(Part):
     placement: Annotated[Literal["dedicated", "colocated"], Only("cluster.world", *PAPER)] = Field(
         "dedicated"
     )
-    """Servers on nodes of their own, or on those of the workers."""
+    """Servers on nodes of their own, or on those of the workers: a leaf server on a node of its group."""
     device: Annotated[Literal["auto", "cpu", "cuda"], Only("cluster.world", "real")] = Field("auto")
     """Device of tensors; auto: a GPU if every rank sees one, else the CPU."""
     carrier: Annotated[Literal["auto", "mpi", "nccl", "gloo"], Only("cluster.world", "real")] = Field("auto")

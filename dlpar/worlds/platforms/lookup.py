@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -105,13 +106,31 @@ def platform_of(experiment: Experiment) -> Platform:
 
 def nodes_of(experiment: Experiment) -> list[int]:
     """Find the node of every rank; raises `BadExperiment` where the platform does not hold them."""
-    extra = experiment.ranks - experiment.workers
-    return placement(
-        experiment.workers, extra, platform_of(experiment), experiment.cluster.placement == "colocated"
-    )
+    colocated = experiment.cluster.placement == "colocated"
+    leaves = _first_workers(experiment) if colocated and experiment.sync.leaf_ranks else ()
+    extra = experiment.ranks - experiment.workers - len(leaves)
+    return placement(experiment.workers, extra, platform_of(experiment), colocated, leaves)
 
 
-def placement(workers: int, extra: int, platform: Platform, colocated: bool = False) -> list[int]:
+def _first_workers(experiment: Experiment) -> list[int]:
+    """Find the first worker of each leaf server's group."""
+    of_part = experiment.of_replicas()
+    replicas, groups = of_part.workers, of_part.sync.leaf_ranks
+    # As dlpar.sync.parameter_server.leaf_of deals out the workers of one part of the model.
+    starts = [-(-group * replicas // groups) for group in range(groups)]
+    if replicas == experiment.workers:
+        return starts
+    from dlpar.split.mesh import part_of  # here: a description of a platform needs no torch
+
+    members: dict[int, list[int]] = {}
+    for worker in range(experiment.workers):
+        members.setdefault(part_of(experiment, worker), []).append(worker)
+    return [members[part][start] for part in sorted(members) for start in starts]
+
+
+def placement(
+    workers: int, extra: int, platform: Platform, colocated: bool = False, leaves: Sequence[int] = ()
+) -> list[int]:
     """Place every rank on a node: workers fill one node after the other, a device each.
 
     Parameters
@@ -119,17 +138,19 @@ def placement(workers: int, extra: int, platform: Platform, colocated: bool = Fa
     workers : int
         Ranks 0 to ``workers - 1``.
     extra : int
-        Servers and leaf servers, the ranks after the workers.  They need no device.
+        Servers, the ranks after the workers, and leaf servers that are not in `leaves`.  They need no device.
     platform : Platform
         The cluster.
     colocated : bool, default False
         False: each has a node of its own, and so a port of its own; where the platform is
         a single node, they share it, a device each.  True: they share the workers' nodes,
         dealt out one by one.
+    leaves : sequence of int, optional
+        For each leaf server, the last ranks, the first worker of its group: it lives on that worker's node.
 
     Returns
     -------
-    list of int, length ``workers + extra``
+    list of int, length ``workers + extra + len(leaves)``
 
     Raises
     ------
@@ -138,18 +159,19 @@ def placement(workers: int, extra: int, platform: Platform, colocated: bool = Fa
     """
     used = -(-workers // platform.devices)
     nodes = [worker // platform.devices for worker in range(workers)]
+    of_leaves = [nodes[worker] for worker in leaves]
     if colocated:
         platform.check(workers)
-        return nodes + [server % used for server in range(extra)]
+        return nodes + [server % used for server in range(extra)] + of_leaves
     platform.check(workers + extra)
     if platform.nodes == 1:
-        return nodes + [0] * extra
+        return nodes + [0] * extra + of_leaves
     if used + extra > platform.nodes:
         raise BadExperiment(
             f"cluster.platform: got {platform.name!r} for {used:,} nodes of workers and {extra:,} of servers, "
             f"allowed there is at most {platform.nodes:,}"
         )
-    return nodes + list(range(used, used + extra))
+    return nodes + list(range(used, used + extra)) + of_leaves
 
 
 def charges(experiment: Experiment, own: tuple[float, float] | None = None) -> tuple[float, float]:

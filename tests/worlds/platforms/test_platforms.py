@@ -9,6 +9,7 @@ from statistics import fmean, pstdev
 
 import pytest
 
+from dlpar import Experiment
 from dlpar.config.schema import BadExperiment
 from dlpar.worlds.platforms import (
     DEVICES,
@@ -18,6 +19,7 @@ from dlpar.worlds.platforms import (
     Platform,
     Timing,
     names,
+    nodes_of,
     placement,
     platform,
     workload,
@@ -290,6 +292,34 @@ def test_workers_fill_one_node_after_the_other_and_each_server_has_a_node_of_its
 def test_colocated_servers_are_dealt_out_over_the_workers_nodes():
     assert placement(6, 3, platform("p100-25gbe"), colocated=True) == [0, 0, 0, 0, 1, 1, 0, 1, 0]
     assert placement(4, 4, platform("cpu-10gbe"), colocated=True) == [0, 1, 2, 3] * 2
+
+
+@pytest.mark.parametrize(
+    "workers, servers, groups, split",
+    [
+        (16, 1, 4, {}),
+        (16, 3, 4, {}),
+        (10, 2, 7, {}),
+        (16, 2, 8, {"kind": "tensor", "tensor": 2}),
+        (16, 4, 4, {"kind": "hybrid", "order": "tensor,pipeline,data"}),
+    ],
+)
+def test_a_leaf_server_shares_a_node_with_its_group(workers, servers, groups, split):
+    from dlpar.split.mesh import part_of
+    from dlpar.sync.parameter_server import leaf_of
+
+    cluster = {"world": "simulated", "platform": "p100-25gbe", "placement": "colocated"}
+    sync = {"scheme": "ps", "servers": servers, "groups": groups}
+    experiment = Experiment(workers=workers, sync=sync, split=split, cluster=cluster)
+    nodes, one = nodes_of(experiment), experiment.of_replicas()
+    parts = [part_of(experiment, rank) for rank in range(experiment.ranks)]
+    for part in sorted(set(parts)):
+        ranks = [rank for rank, its in enumerate(parts) if its == part]  # workers, servers, leaves
+        members: dict[int, set[int]] = {}
+        for worker in range(one.workers):
+            members.setdefault(ranks[leaf_of(one, worker)], set()).add(nodes[ranks[worker]])
+        assert len(members) == one.sync.groups
+        assert all(nodes[leaf] in where for leaf, where in members.items())
 
 
 def test_on_a_single_node_servers_share_it():
