@@ -69,14 +69,13 @@ def trained(steps: int = 20, **fields: Any) -> Trained:
     return Trained(models[: experiment.workers], [record.steps for record in records[: experiment.workers]])
 
 
-def images_a_second(**fields: Any) -> float:
-    """How many samples of a big model's workload simulated workers take in a second, 32 a worker and step."""
+def images_a_second(batch: int = 32, **fields: Any) -> float:
+    """How many samples of a big model's workload simulated workers take in a second, `batch` a worker and step."""
     cluster = {"messages": "sizes", **fields.pop("cluster")}
-    facts = trained(steps=6, batch=32, scaling="weak", cluster=cluster, **fields).facts
+    facts = trained(steps=6, batch=batch, scaling="weak", cluster=cluster, **fields).facts
     ends = [max(each["t"] for each in step) for step in zip(*facts)]
-    return (
-        32 * len(facts) * 3 / (ends[4] - ends[1])
-    )  # nobody waits for anybody before the first step, or after the last
+    # Nobody waits for anybody before the first step, or after the last.
+    return batch * len(facts) * 3 / (ends[4] - ends[1])
 
 
 def take_part(comm, experiment: Experiment, record: Kept) -> nn.Module | None:

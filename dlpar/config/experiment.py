@@ -116,17 +116,12 @@ class Experiment(Part):
     @property
     def ranks(self) -> int:
         """Processes of the job: workers, then servers, then leaf servers."""
-        return self.workers + self.sync.ranks
+        return self.workers + self.sync.server_ranks + self.sync.leaf_ranks
 
     @property
     def processes(self) -> int:
         """Processes of the job: one a rank, but one for all where they are simulated."""
         return 1 if self.cluster.world == "simulated" else self.ranks
-
-    @property
-    def free_running(self) -> bool:
-        """Return whether workers do as many steps as they can, instead of the same steps all of them."""
-        return self.sync.runs_free
 
     @property
     def replicas(self) -> int:

@@ -73,6 +73,9 @@ MODELS = ("local", "elastic", "block_momentum")
 PAPER = ("paced", "simulated")
 """Worlds whose cluster is on paper."""
 
+OnPaper = Only("cluster.world", *PAPER)
+Delayed = Only("delays.kind", "constant", "exponential", "gamma")
+
 
 class Averaging(Part):
     """Several local steps between two exchanges; any scheme then carries changes of weights, not gradients."""
@@ -124,9 +127,7 @@ class Delays(Part):
 
     kind: Literal["none", "constant", "exponential", "gamma"] = Field("none", title="delay")
     """Distribution of a delay added to every worker's every step."""
-    delay_ms: Annotated[float, Only("delays.kind", "constant", "exponential", "gamma")] = Field(
-        10.0, gt=0, le=60000
-    )
+    delay_ms: Annotated[float, Delayed] = Field(10.0, gt=0, le=60000)
     """Mean of that delay, in ms."""
     delay_cv: Annotated[float, Only("delays.kind", "gamma")] = Field(0.5, gt=0, le=10)
     """Standard deviation over mean of a gamma delay."""
@@ -142,15 +143,13 @@ class Cluster(Part):
     world: Literal["real", "paced", "simulated"] = Field("real", title="world")
     """real: processes and the wall clock; paced: processes that keep a platform's time; simulated: thousands
     of ranks in one process."""
-    platform: Annotated[str | None, Only("cluster.world", *PAPER)] = Field(None, pattern=LINE)
+    platform: Annotated[str | None, OnPaper] = Field(None, pattern=LINE)
     """Cluster of paced and simulated ranks: a name that `dlpar platforms` lists, or a file."""
-    stand_in_for: Annotated[str | None, Only("cluster.world", *PAPER)] = Field(None, pattern=LINE)
+    stand_in_for: Annotated[str | None, OnPaper] = Field(None, pattern=LINE)
     """Workload whose FLOPs and bytes are charged instead of the model's: resnet101, or a file."""
     messages: Annotated[Literal["values", "sizes"], Only("cluster.world", "simulated")] = Field("values")
     """In the simulated world, messages carry values that ranks really compute, or sizes only."""
-    placement: Annotated[Literal["dedicated", "colocated"], Only("cluster.world", *PAPER)] = Field(
-        "dedicated"
-    )
+    placement: Annotated[Literal["dedicated", "colocated"], OnPaper] = Field("dedicated")
     """Servers on nodes of their own, or on those of the workers: a leaf server on a node of its group."""
     device: Annotated[Literal["auto", "cpu", "cuda"], Only("cluster.world", "real")] = Field("auto")
     """Device of tensors; auto: a GPU if every rank sees one, else the CPU."""

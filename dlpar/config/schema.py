@@ -169,9 +169,8 @@ def allowed(field: FieldInfo) -> str:
     kind, several = unwrap(field.annotation), kinds(field)
     if several:
         fields = several[0].model_fields if len(several) == 1 else [several[0].head(), "its settings"]
-        heads = [
-            str(head) for part in several if part.listed for head in choices(part.model_fields[part.head()])
-        ]
+        listed = [part.model_fields[part.head()] for part in several if part.listed]
+        heads = [str(head) for each in listed for head in choices(each)]
         mapping = f"a mapping of {', '.join(fields)}"
         return f"one of {', '.join(heads)} (or {mapping})" if heads else mapping
     named = choices(field)

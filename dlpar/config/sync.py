@@ -39,8 +39,6 @@ class SyncPart(Part):
         Whether workers average with their neighbours in a graph.
     runs_free : bool
         Whether workers do as many steps as they can, instead of the same steps all of them.
-    server_ranks, leaf_ranks : int
-        Ranks that hold the weights, and servers of a group of workers below those.
     rules : tuple of Rule
         Rows of the table of rules that hold with this scheme.
     """
@@ -51,8 +49,6 @@ class SyncPart(Part):
     counts_lead: ClassVar[bool] = True
     has_graph: ClassVar[bool] = False
     runs_free: ClassVar[bool] = False
-    server_ranks: ClassVar[int] = 0
-    leaf_ranks: ClassVar[int] = 0
     rules: ClassVar[tuple[Rule, ...]] = ()
 
     @property
@@ -61,9 +57,14 @@ class SyncPart(Part):
         return None if self.runs_free else 0
 
     @property
-    def ranks(self) -> int:
-        """Ranks beside the workers: servers, then leaves."""
-        return self.server_ranks + self.leaf_ranks
+    def server_ranks(self) -> int:
+        """Ranks that hold the weights, behind the workers."""
+        return getattr(self, "servers", 0)
+
+    @property
+    def leaf_ranks(self) -> int:
+        """Servers of a group of workers each, behind those."""
+        return getattr(self, "groups", 0)
 
     def of_one_part(self, parts: int) -> dict[str, Any]:
         """Fields of the scheme as one of a model's `parts` has it."""
@@ -149,14 +150,6 @@ class ParameterServer(SyncPart):
     def lead_bound(self) -> int | None:
         return {"bsp": 0, "ssp": self.staleness}.get(self.consistency)
 
-    @property
-    def server_ranks(self) -> int:
-        return self.servers
-
-    @property
-    def leaf_ranks(self) -> int:
-        return self.groups
-
     def of_one_part(self, parts: int) -> dict[str, Any]:
         return {"servers": self.servers // parts, "groups": self.groups // parts}
 
@@ -202,7 +195,23 @@ class Gossip(SyncPart):
 
     implementation = "dlpar.sync.gossip:gossip"
     sends_gradients = False
-    rules = (("sync", ANY, "averaging.method", ("none", "local"), "it has no centre"),)
+    rules = (
+        ("sync", ANY, "averaging.method", ("none", "local"), "it has no centre"),
+        (
+            "averaging.method",
+            SOME,
+            "sync.order",
+            ("adapt_then_combine",),
+            "local steps move the weights on their way",
+        ),
+        (
+            "sync.exchange",
+            ("pairwise", "push_sum"),
+            "sync.order",
+            ("adapt_then_combine",),
+            "its averages follow a gradient",
+        ),
+    )
 
     scheme: Literal["gossip"] = Field("gossip", title="sync")
     """Scheme by which replicas agree."""
@@ -217,6 +226,10 @@ class Gossip(SyncPart):
     """Neighbours of each worker in the random graph."""
     peers: Annotated[int, Only("sync.exchange", "random")] = Field(3, ge=1, le=63)
     """Random peers a step, for exchange random."""
+    order: Annotated[
+        Literal["adapt_then_combine", "combine_then_adapt"], Only("sync.exchange", "neighbours", "random")
+    ] = Field("adapt_then_combine", title="step order")
+    """Average the weights that the gradients have moved, or the old ones while the gradient is computed (D-PSGD)."""
     start: Literal["same", "random"] = Field("same")
     """Weights workers begin with: all the same, or each its own."""
 
@@ -260,8 +273,7 @@ def _without_return(edges: tuple[tuple[int, int], ...]) -> tuple[int, int] | Non
     """Find an edge from whose end no path leads back to its start: it joins two strong components."""
     import networkx as nx  # here, because most experiments list no edges
 
-    strong = enumerate(nx.strongly_connected_components(nx.DiGraph(edges)))
-    component = {worker: number for number, workers in strong for worker in workers}
+    component = nx.condensation(nx.DiGraph(edges)).graph["mapping"]
     return next((edge for edge in edges if component[edge[0]] != component[edge[1]]), None)
 
 

@@ -11,11 +11,8 @@ import os
 import sys
 from collections.abc import Callable
 
-_BEGINNINGS = (
-    "<frozen ",
-    os.path.dirname(os.path.dirname(__file__)) + os.sep,
-    os.path.dirname(os.__file__) + os.sep,
-)
+_INSTALLED = os.path.dirname(os.path.dirname(__file__)), os.path.dirname(os.__file__)
+_BEGINNINGS = ("<frozen ", *(folder + os.sep for folder in _INSTALLED))
 _PACKAGES = ("/site-packages/", "/dist-packages/")
 
 
@@ -29,11 +26,8 @@ def pack(function: Callable, arguments: tuple = ()) -> bytes:
     that a function from a file beside the notebook works too."""
     import cloudpickle
 
-    cells = {
-        name: entry
-        for name, entry in linecache.cache.items()
-        if len(entry) == 4 and (name.startswith("<") or "ipykernel" in name)
-    }
+    known = linecache.cache.items()
+    cells = {n: entry for n, entry in known if len(entry) == 4 and (n.startswith("<") or "ipykernel" in n)}
     # Lines first, so that even a function that fails to unpickle is quoted.
     return cloudpickle.dumps([sys.path, cells, cloudpickle.dumps((function, arguments))])
 

@@ -137,7 +137,7 @@ WHY_NEVER_STALE = {
     "ring": "in a ring all-reduce every worker waits for the gradients of all others before it updates",
     "mapreduce": "the driver updates after all partitions have answered, and then sends every worker the new weights",
     "ps": "under bsp the servers wait for the gradients of all workers before they update",
-    "gossip": "every worker updates its own weights, and averages with its neighbours before the next step",
+    "gossip": "every worker updates its own weights, which its neighbours only average",
 }
 
 
@@ -152,7 +152,7 @@ def staleness(largest: int, mean: float, experiment: Experiment, predicted: int 
     why = WHY_NEVER_STALE.get(scheme, otherwise)
     if experiment.workers == 1:
         why = "a single worker has nobody to wait for, and nobody can overtake it"
-    elif experiment.free_running:
+    elif experiment.sync.runs_free:
         why = "so far no update of another worker came between a read and its push"
     return f"Staleness is 0: every gradient was computed on the newest weights, for {why}."
 

@@ -64,7 +64,7 @@ def rank_name(experiment: Experiment, rank: int) -> str:
 def same_batches(a: Experiment, b: Experiment) -> bool:
     """Return whether step t of both sees the same samples: true if (seed, t) alone decides them."""
     # Fast workers that run free read further in their shares of the batches.
-    iid = a.shards == b.shards == "iid" and not (a.free_running or b.free_running)
+    iid = a.shards == b.shards == "iid" and not (a.sync.runs_free or b.sync.runs_free)
     sampled = getattr(a.sync, "fraction", 1.0) == getattr(b.sync, "fraction", 1.0)
     return iid and sampled and (a.data, a.seed, a.global_batch) == (b.data, b.seed, b.global_batch)
 

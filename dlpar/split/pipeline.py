@@ -270,7 +270,7 @@ class Stage:
 
         Ranks of a stage have copies of weights that are not cut; the last stage has one of the first's tied weight.
         """
-        if not self.task.experiment.free_running:
+        if not self.task.experiment.sync.runs_free:
             return
         if self.tp_group:
             level(self.layers, self.tp_group)

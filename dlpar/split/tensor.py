@@ -46,7 +46,7 @@ class TensorSplit(LayerwiseSplit):
         # First make ranks' copies of the same weights equal.
         for layer in self._overlapping:
             layer.refresh()
-        if self.task.experiment.free_running:
+        if self.task.experiment.sync.runs_free:
             with self.pause():
                 level(self.replica.model, self.group)
         return super()._forward(x, y)

@@ -1,9 +1,15 @@
 """Gossip: no centre, no global sum; each replica averages its weights with a few others'.
 
-Every worker first moves its weights by its own gradient (adapt), then averages
-(combine).  Sources: D-PSGD, Lian et al. (arXiv 1705.09056), with Metropolis
-weights; random peers, GoSGD, Blot et al. (arXiv 1611.09726).  The replicas differ;
-the model that is tested is worker 0's own.
+With W the mixing matrix, a worker's step has one of two orders:
+
+    adapt_then_combine    x_i = sum of W_ij (x_j - lr g_j): the averages wait for the gradients
+    combine_then_adapt    x_i = sum of W_ij x_j - lr g_i: the old weights travel beside the backward pass
+
+In both the gradient g_i is taken at the worker's own weights before the step.
+Sources: D-PSGD, Lian et al. (arXiv 1705.09056, algorithm 1), which combines first,
+with Metropolis weights; for the orders, Sayed (Foundations and Trends in Machine
+Learning 2014), sections 7.1 and 7.2; random peers, GoSGD, Blot et al. (arXiv
+1611.09726).  The replicas differ; the model that is tested is worker 0's own.
 """
 
 from __future__ import annotations
@@ -14,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dlpar.comm import ANY, Comm
+from dlpar.comm import ANY, Comm, Request
 from dlpar.config.experiment import Experiment
 from dlpar.config.generator import generator
 from dlpar.graphs import metropolis, neighbours, partners, receivers, senders, warning
@@ -52,44 +58,79 @@ class Gossip(Scheme):
         weights.copy_(torch.from_numpy(draw.normal(0.0, weights.std().item(), len(weights))))
 
     def adapt(self) -> None:
-        """Move the own weights by the own mean gradient: N times the contribution to the global one."""
-        weights, gradient = self.replica.weights, self.replica.gradient
+        """Move the own weights by the own gradient, which was taken at them."""
+        self.look()
+        self.move()
+
+    def look(self) -> None:
+        """Sketch the weights of the gradient, before this step moves them."""
+        weights = self.replica.weights
         self.sketched = self.comm.compute(lambda: self.sketch.of(weights), cost=2 * len(weights))
+
+    def move(self) -> None:
+        """Move the own weights by the own mean gradient: N times the contribution to the global one."""
+        gradient = self.replica.gradient
         self.comm.compute(lambda: gradient.mul_(self.experiment.workers), cost=len(gradient))
         self.comm.compute(lambda: self.optimizer.step(gradient), cost=2 * len(gradient))
-
-    def exchange(
-        self, mine: Tensor, receivers: Iterable[int], arrived: Iterable[Tensor], senders: Iterable[int]
-    ) -> None:
-        """Send `mine` to some workers and receive a tensor from each of others."""
-        sending = [self.comm.isend(mine, peer, WEIGHTS) for peer in receivers]
-        for into, peer in zip(arrived, senders):
-            self.comm.recv(into, peer, WEIGHTS)
-        for request in sending:
-            request.wait()
 
     def facts(self) -> dict[str, Any]:
         # Measured at the weights of the gradient, like the loss: before this step moved them.
         return {"staleness": 0, "lead": 0, "sketch": self.sketched}
 
 
-class Neighbours(Gossip):
+class InStep(Gossip):
+    """Base of averages that all workers take in the same step, in either order."""
+
+    def __init__(self, experiment: Experiment, comm: Comm, replica: Replica) -> None:
+        super().__init__(experiment, comm, replica)
+        self.combines_first = experiment.sync.order == "combine_then_adapt"
+        self.under_way: Request | None = None
+
+    def average(self, comm: Comm, weights: Tensor) -> None:
+        """Exchange `weights` with the peers of this step over `comm`."""
+        raise NotImplementedError
+
+    def mix(self) -> None:
+        """Replace the replica's weights by the average with those that arrived."""
+        raise NotImplementedError
+
+    def steps(self) -> Iterator[int]:
+        for step in super().steps():
+            if self.combines_first:  # until the update nobody changes these weights
+                self.under_way = self.comm.start(self.average, self.replica.weights)
+            yield step
+
+    def combine(self) -> None:
+        if self.under_way is None:
+            self.adapt()
+            self.average(self.comm, self.replica.weights)
+        else:
+            self.under_way.wait()
+            self.look()
+
+    def update(self) -> None:
+        self.mix()
+        if self.combines_first:
+            self.move()
+
+
+class Neighbours(InStep):
     """D-PSGD: average with all neighbours in a graph, every step; who is slow delays its neighbours only."""
 
     def __init__(self, experiment: Experiment, comm: Comm, replica: Replica) -> None:
         super().__init__(experiment, comm, replica)
         e = experiment
         graph = comm.world.once("graph", lambda: neighbours(e.sync, e.workers, e.seed))
-        self.peers, self.share = graph[comm.rank], metropolis(graph, comm.rank)
+        self.share = metropolis(graph, comm.rank)
+        self.peers = in_turn(graph[comm.rank], comm)
         size, dtype = len(replica.weights), replica.weights.dtype
         self.arrived = {peer: comm.empty(size, dtype) for peer in self.peers}
         self.mixed = comm.empty(size, dtype)
 
-    def combine(self) -> None:
-        self.adapt()
-        self.exchange(self.replica.weights, self.peers, self.arrived.values(), self.peers)
+    def average(self, comm: Comm, weights: Tensor) -> None:
+        exchange(comm, weights, self.peers, self.arrived.values(), self.peers)
 
-    def update(self) -> None:
+    def mix(self) -> None:
         self.comm.compute(self._mix, cost=2 * len(self.mixed) * (len(self.peers) + 1))
 
     def _mix(self) -> None:
@@ -101,7 +142,7 @@ class Neighbours(Gossip):
         self.replica.weights.copy_(self.mixed)
 
 
-class RandomPeers(Gossip):
+class RandomPeers(InStep):
     """Average with other peers every step: each worker sends to k of them and hears from k."""
 
     def __init__(self, experiment: Experiment, comm: Comm, replica: Replica) -> None:
@@ -110,21 +151,36 @@ class RandomPeers(Gossip):
         self.peers = min(experiment.sync.peers, experiment.workers - 1)
         self.arrived = [comm.empty(len(replica.weights), replica.weights.dtype) for _ in range(self.peers)]
 
-    def combine(self) -> None:
-        self.adapt()
+    def average(self, comm: Comm, weights: Tensor) -> None:
         order, shifts = circle(self.experiment.seed, self.rounds, self.experiment.workers, self.peers)
         self.rounds += 1
         place, n = order.index(self.comm.rank), len(order)
         receivers, senders = ([order[(place + way * s) % n] for s in shifts] for way in (1, -1))
-        self.exchange(self.replica.weights, receivers, self.arrived, senders)
+        exchange(comm, weights, receivers, self.arrived, senders)
 
-    def update(self) -> None:
+    def mix(self) -> None:
         self.comm.compute(self._mix, cost=len(self.replica.weights) * (self.peers + 1))
 
     def _mix(self) -> None:
         for theirs in self.arrived:
             self.replica.weights.add_(theirs)
         self.replica.weights.div_(self.peers + 1)
+
+
+def exchange(
+    comm: Comm, mine: Tensor, receivers: Iterable[int], arrived: Iterable[Tensor], senders: Iterable[int]
+) -> None:
+    """Send `mine` to some workers and receive a tensor from each of others."""
+    sending = [comm.isend(mine, peer, WEIGHTS) for peer in receivers]
+    for into, peer in zip(arrived, senders):
+        comm.recv(into, peer, WEIGHTS)
+    for request in sending:
+        request.wait()
+
+
+def in_turn(peers: Iterable[int], comm: Comm) -> list[int]:
+    """Order the peers of this rank from its own number upwards: all who began with the same one would queue there."""
+    return sorted(peers, key=lambda peer: (peer - comm.rank) % comm.size)
 
 
 def circle(seed: int, round: int, workers: int, peers: int) -> tuple[list[int], list[int]]:
@@ -248,7 +304,7 @@ class PushSum(Gossip):
     def __init__(self, experiment: Experiment, comm: Comm, replica: Replica) -> None:
         super().__init__(experiment, comm, replica)
         graph = receivers(experiment.sync, experiment.workers, experiment.seed)
-        self.to, self.sources = graph[comm.rank], senders(graph)[comm.rank]
+        self.to, self.sources = in_turn(graph[comm.rank], comm), senders(graph)[comm.rank]
         self.mass = self.pushed = 1.0
         size, dtype = len(replica.weights), replica.weights.dtype
         # The push weight is one more element of the message and has the same arithmetic.
@@ -261,7 +317,7 @@ class PushSum(Gossip):
         self.comm.compute(lambda: self.before.copy_(weights), cost=len(weights))
         self.adapt()
         self.comm.compute(self._divide, cost=4 * len(weights))
-        self.exchange(self.share, self.to, self.arrived, self.sources)
+        exchange(self.comm, self.share, self.to, self.arrived, self.sources)
 
     def update(self) -> None:
         self.comm.compute(self._sum, cost=(len(self.arrived) + 2) * len(self.before))

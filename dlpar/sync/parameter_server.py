@@ -62,7 +62,7 @@ class ParameterServer(Scheme):
             self.replica.weights.add_(self.replica.gradient, alpha=-self.experiment.lr)
 
     def done(self, own: int) -> int:
-        return self.replica.agree(self.client.done) if self.experiment.free_running else self.client.done
+        return self.replica.agree(self.client.done) if self.experiment.sync.runs_free else self.client.done
 
     def state_bytes(self) -> int:
         """None: the servers update."""

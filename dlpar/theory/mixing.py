@@ -12,8 +12,15 @@ if TYPE_CHECKING:
     from dlpar.config.experiment import Experiment
 
 
-def contraction(experiment: Experiment) -> float:
-    """Return the factor by which averaging alone shrinks the consensus distance in a step, in the long run.
+def contraction(experiment: Experiment, curvature: float = 0.0) -> float:
+    """Return the factor by which a step shrinks the consensus distance in the long run: by averaging alone, or more.
+
+    Parameters
+    ----------
+    experiment : Experiment
+        Its ``sync`` is gossip.
+    curvature : float, default 0
+        h, if gradients are h x: those of one quadratic loss on all workers.  0: averaging alone.
 
     Returns
     -------
@@ -23,10 +30,23 @@ def contraction(experiment: Experiment) -> float:
         the second eigenvalue of E[WᵀW] (Boyd et al., IEEE Trans. Inf. Theory 2006), which
         for k distinct peers is (N - k - 1) / ((k + 1)(N - 1)).  Pairwise: the same for one
         average of every active worker a step; on a busy machine averages take longer than steps.
+        Gradients multiply it by 1 - lr h where workers adapt, then combine; where they combine,
+        then adapt, they take lr h from each eigenvalue λ (Sayed 2014, sections 7.1 and 7.2).
     """
-    sync, n, seed = experiment.sync, experiment.workers, experiment.seed
+    sync, n, moved = experiment.sync, experiment.workers, experiment.lr * curvature
     if n == 1:
         return 0.0
+    if sync.order == "adapt_then_combine":
+        return abs(1 - moved) * _mixing(experiment)
+    if sync.exchange == "random":  # E|W x - lr h x|², where E[W] and E[WᵀW] have the same second eigenvalue
+        return float(np.sqrt(_mixing(experiment) ** 2 * (1 - 2 * moved) + moved**2))
+    eigenvalues = np.linalg.eigvalsh(mixing_matrix(neighbours(sync, n, experiment.seed)))
+    return float(np.abs(eigenvalues[:-1] - moved).max())
+
+
+def _mixing(experiment: Experiment) -> float:
+    """Return the factor of averaging alone."""
+    sync, n, seed = experiment.sync, experiment.workers, experiment.seed
     if sync.exchange == "push_sum":
         return second_eigenvalue(pushing_matrix(receivers(sync, n, seed)))
     if sync.exchange == "random":

@@ -72,7 +72,8 @@ def predict(experiment: Experiment) -> PredictedStep | None:
     servers           2 a + (N/S + 1) b                             Li et al. (OSDI 2014), section 4
     servers, free     the longer of a worker's cycle and N pushes   Lazowska et al. (1984), 5.2
                       at a busy server
-    neighbours        a + degree b                                  Lian et al. (arXiv 1705.09056), table 1
+    neighbours        a + degree b, of old weights beside the       Lian et al. (arXiv 1705.09056), table 1
+                      gradient
     ================  ============================================  =======================================
 
     Communication beside the backward pass counts as far as that does not hide it
@@ -82,7 +83,7 @@ def predict(experiment: Experiment) -> PredictedStep | None:
     - Ranks of a tree or of halving and doubling are no power of two: an upper bound.
     - A driver: workers that have the weights first begin the next step first, an upper bound.
     - Several servers: a worker may queue at one while another is idle, so it is a lower bound.
-    - Several neighbours: workers that begin with the same one queue at its port, so it is a lower bound.
+    - Several neighbours, at different distances of each worker: some queue at a port, so it is a lower bound.
     - A ring or servers, and nodes of several workers: the busiest link or port sets the pace, an estimate.
     - Real ranks share cores and are disturbed: an estimate.
 
@@ -326,7 +327,7 @@ def _servers(costs: Costs) -> PredictedStep | None:
     adding = costs.seconds(2 * -(-n // sync.servers))
     kind = ESTIMATE if costs.is_crowded else BELOW if sync.servers > 1 else EXACT
     servers = Servers(experiment.workers, sync.servers, push, costs.link, back, adding)
-    if not experiment.free_running:
+    if not experiment.sync.runs_free:
         exchange = servers.step_seconds()
         if costs.crowd > 1:  # the workers of a node share its port, as all workers share a server's
             exchange = max(exchange, Servers(costs.crowd, 1, push, costs.link, back).step_seconds())
@@ -343,26 +344,33 @@ def _servers(costs: Costs) -> PredictedStep | None:
 def _neighbours(costs: Costs) -> PredictedStep | None:
     """Every worker exchanges weights with a few others, which takes a + degree b on any number of workers.
 
-    Workers that begin with the same neighbour queue at its port: then up to a + (2 degree - 1) b.
+    Where a worker's neighbours stand at other distances than another's, some queue at a port: then up to
+    a + (2 degree - 1) b.  Old weights travel beside the whole gradient.
 
     Source: Lian et al. (arXiv 1705.09056), table 1: the busiest node's communication is its degree.
     """
     experiment, sync, n = costs.experiment, costs.experiment.sync, costs.model.parameters
-    if experiment.free_running or costs.is_crowded:
+    if experiment.sync.runs_free or costs.is_crowded:
         return None
-    is_directed = sync.exchange == "push_sum"
+    is_directed, workers = sync.exchange == "push_sum", experiment.workers
     if sync.has_graph:
-        graph = (receivers if is_directed else neighbours)(sync, experiment.workers, experiment.seed)
+        graph = (receivers if is_directed else neighbours)(sync, workers, experiment.seed)
         degree, *others = {len(each) for each in graph}
         if others:
             return None
-        mixing, kind = degree + 2 if is_directed else 2 * (degree + 1), BELOW if degree > 1 else EXACT
+        distances = {frozenset((peer - i) % workers for peer in each) for i, each in enumerate(graph)}
+        mixing = degree + 2 if is_directed else 2 * (degree + 1)
+        kind = BELOW if degree > 1 and len(distances) > 1 else EXACT
     else:
-        degree = min(sync.peers, experiment.workers - 1)
+        degree = min(sync.peers, workers - 1)
         mixing, kind = degree + 1, EXACT
     exchange = costs.link.seconds(degree * costs.bytes(n)) if degree else 0.0
     adapting = 10 if is_directed else 5  # FLOPs a weight to sketch it, to scale its gradient and to move it
-    return costs.step(exchange, (adapting + mixing) * n, kind)
+    flops = (adapting + mixing) * n
+    if sync.order == "adapt_then_combine":
+        return costs.step(exchange, flops, kind)
+    computed, sent = overlapped([0.0], [exchange], max(costs.work), costs.platform.overlap)
+    return costs.prediction(max(computed, sent) + costs.seconds(flops), costs.seconds(flops), kind)
 
 
 FORMS = {"allreduce": _allreduce, "servers": _servers, "topology": _neighbours, "depth": _driver}

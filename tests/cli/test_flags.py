@@ -185,7 +185,7 @@ def test_a_flag_without_effect_is_told_of(command, told, capsys):
 
 def test_every_row_of_the_tables_is_about_fields_and_values_that_exist():
     known = {flag.name: flag for flag in flags.flags()}
-    capabilities = {"split", "sync", "sync.ranks", "sync.runs_free", "sync.sends_gradients"}
+    capabilities = {"split", "sync", "sync.server_ranks", "sync.runs_free", "sync.sends_gradients"}
     parts = [kind for name in ("split", "sync") for kind in kinds(Experiment.model_fields[name])]
 
     def check(path, values):

@@ -124,6 +124,18 @@ EXPERIMENTS = [
         "'moebius'",
         "ring, grid, exp2",
     ),
+    (
+        dict(sync={"scheme": "gossip", "exchange": "pairwise", "order": "combine_then_adapt"}),
+        "sync.order",
+        "'combine_then_adapt'",
+        "with exchange pairwise is adapt_then_combine",
+    ),
+    (
+        dict(sync={"scheme": "gossip", "order": "combine_then_adapt"}, averaging="local", steps=16),
+        "sync.order",
+        "'combine_then_adapt'",
+        "with averaging local is adapt_then_combine",
+    ),
     (dict(sync={"scheme": "gossip", "topology": "edges"}), "sync.edges", "0 edges", "with topology edges"),
     (dict(sync={"scheme": "gossip", "topology": "edges", "edges": "0-1,2-7"}), "sync.edges", "2-7", "0 to 3"),
     (

@@ -28,7 +28,7 @@ WAYS = {
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS.keys())
 def test_four_workers_learn_digits(way):
     experiment = Experiment(workers=4, steps=200, batch=64, **way)
-    if not experiment.free_running:
+    if not experiment.sync.runs_free:
         experiment = experiment.replace(cluster={"world": "simulated", "threads": 1})
     run = dlpar.launch(experiment).wait(60)
     assert run.summary["accuracy"] >= 0.94

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import trained_ranks
 from simulations import trained
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+from trained_ranks import images_a_second
 
 import dlpar
-from dlpar import Experiment, Run
+from dlpar import Experiment, Run, models
+from dlpar.data import load
+from dlpar.data.sampler import Sampler
+from dlpar.graphs import mixing_matrix, neighbours
 from dlpar.sync.sketch import BUCKETS, Sketch
 from dlpar.theory import contraction
 
@@ -48,9 +55,13 @@ def sketches(run, which: int) -> np.ndarray:
     )
 
 
+ORDERS = pytest.mark.parametrize("order", ["adapt_then_combine", "combine_then_adapt"])
+
+
+@ORDERS
 @pytest.mark.parametrize("topology, workers", [("ring", 8), ("grid", 9), ("exp2", 8)])
-def test_replicas_approach_each_other_by_the_second_eigenvalue_a_step(topology, workers, tmp_path):
-    run = simulated(tmp_path, **mixing(workers, steps=40, sync={"topology": topology}))
+def test_replicas_approach_each_other_by_the_second_eigenvalue_a_step(topology, workers, order, tmp_path):
+    run = simulated(tmp_path, **mixing(workers, steps=40, sync={"topology": topology, "order": order}))
     distance = run.consensus["distance"].to_numpy()
     above = np.flatnonzero(distance > 1e-13 * distance[0])[-1]  # below lies the rounding of float64
     first = above // 3  # by then the slowest mode is left
@@ -166,6 +177,60 @@ def test_a_worker_alone_has_nobody_to_gossip_with(exchange, tmp_path):
     run = simulated(tmp_path, workers=1, steps=5, batch=16, model={"width": 8}, sync={"exchange": exchange})
     assert (run.steps["messages"] == 0).all() and (run.steps["staleness"] == 0).all()
     assert run.consensus["distance"].tolist() == [0] * 5 and contraction(run.experiment) == 0
+
+
+def in_one_process(experiment: Experiment) -> torch.Tensor:
+    """Weights of all workers after gossip with neighbours as its definition has it, (workers, parameters)."""
+    dataset = load(experiment.data, experiment.seed, torch.float64, experiment.model.name)
+    sampler = Sampler(experiment, dataset.train_y, len(dataset.train_x))
+    sync, workers = experiment.sync, experiment.workers
+    matrix = torch.from_numpy(mixing_matrix(neighbours(sync, workers, experiment.seed)))
+    networks = [models.build(experiment, dataset) for _ in range(workers)]
+    x = torch.stack([parameters_to_vector(network.parameters()) for network in networks]).detach()
+    for step in range(experiment.steps):
+        gradients = []
+        for worker, network in enumerate(networks):
+            vector_to_parameters(x[worker], network.parameters())
+            own = sampler.indices(step, worker)
+            loss = models.loss(dataset.task)(network(dataset.train_x[own]), dataset.train_y[own])
+            found = torch.autograd.grad(loss, list(network.parameters()))
+            gradients.append(torch.cat([each.flatten() for each in found]))
+        moved = experiment.lr * torch.stack(gradients)
+        x = matrix @ (x - moved) if sync.order == "adapt_then_combine" else matrix @ x - moved
+    return x
+
+
+@ORDERS
+@pytest.mark.parametrize(
+    "topology, workers", [("ring", 8), ("star", 4), ("exp2", 8), ("grid", 6), ("random", 6), ("ring", 2)]
+)
+def test_either_order_is_what_its_definition_gives_in_one_process(order, topology, workers):
+    sync = {"scheme": "gossip", "topology": topology, "order": order}
+    fields = dict(workers=workers, batch=10 * workers, sync=sync, model={"name": "mlp", "width": 24}, lr=0.2)
+    found = trained_ranks.trained(steps=40, **fields).models
+    alone = in_one_process(Experiment(steps=40, dtype="float64", **fields))
+    for own, expected in zip(found, alone):
+        assert (parameters_to_vector(own.parameters()) - expected).abs().max() < 1e-9 * expected.abs().max()
+
+
+@pytest.mark.parametrize("exchange", ["neighbours", "random"])
+def test_real_ranks_that_combine_first_have_the_losses_of_simulated_ones(exchange, tmp_path):
+    sync = {"exchange": exchange, "order": "combine_then_adapt", "peers": 2}
+    fields = dict(workers=4, steps=30, batch=40, dtype="float64", model={"width": 24}, sync=sync)
+    real, other = ran(**fields).curve["loss"], simulated(tmp_path, **fields).curve["loss"]
+    assert np.abs(real / other - 1).max() < 1e-9
+
+
+def test_an_average_of_old_weights_hides_behind_the_gradient(tmp_path):
+    """VGG-16 on a ring of 8 nodes, one GPU each, 10 GbE."""
+    (tmp_path / "one.json").write_text(json.dumps({"extends": "k80-10gbe", "devices": 1, "nodes": 8}))
+    cluster = {"platform": str(tmp_path / "one.json"), "stand_in_for": "vgg16"}
+    first, then = (
+        images_a_second(64, workers=8, sync={"scheme": "gossip", "order": order}, cluster=cluster)
+        for order in ("combine_then_adapt", "adapt_then_combine")
+    )
+    alone = images_a_second(64, workers=1, cluster=cluster)
+    assert first > 0.95 * 8 * alone and then < 0.7 * 8 * alone
 
 
 def test_each_worker_sends_its_weights_once_to_every_neighbour():
