@@ -101,7 +101,7 @@ class Compression(Part):
     """Compressed gradients; the error of each code is kept and added to the next gradient (error feedback)."""
 
     codec: Annotated[str, OneOf(CODECS)] = Field("none", title="compression")
-    """Code of gradients on the wire; in a ring each code goes to all ranks, because codes cannot be summed."""
+    """Code of gradients on the wire; in a ring each rank sums one slice, decoded, and encodes the sum once more."""
     keep: Annotated[Share, Only("compression.codec", "topk")] = Field(0.01)
     """Share of the elements topk sends."""
 

@@ -52,7 +52,7 @@ RULES: tuple[Rule, ...] = (
     ("sync.server_ranks", Other([0]), "model.norm", ("none", "batch"), "workers do not wait for each other"),
     ("sync.runs_free", (True,), "model.norm", ("none", "batch"), "workers do not wait for each other"),
     ("sync.sends_gradients", (False,), "compression.codec", NONE, "it exchanges no gradients of ours"),
-    ("compression.codec", SOME, "sync.allreduce", ("ring",), "codes do not add up, they go round whole"),
+    ("compression.codec", SOME, "sync.allreduce", ("ring",), "codes do not add up on their way"),
     ("averaging.method", SOME, "sync.regularizer", NONE, "the driver sees models, not losses"),
     ("averaging.method", SOME, "sync.overlap", (False,), "what is exchanged is not a gradient"),
     ("cluster.messages", ("sizes",), "model.norm", ("none", "batch"), "its forward pass exchanges nothing"),

@@ -51,7 +51,7 @@ class Ring(Scheme):
 
 
 def _allreduce(experiment: Experiment) -> Collective:
-    """The all-reduce an experiment names; compressed gradients do not add up on their way, and go round whole."""
+    """The all-reduce an experiment names; codes do not add up on their way, so they go by the owners of slices."""
     sync, codec = experiment.sync, codec_of(experiment.compression)
     if codec is not None:
         return CompressedAllreduce(codec)

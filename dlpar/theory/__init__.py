@@ -16,7 +16,7 @@ each end; the rules are those of :mod:`dlpar.worlds.simulated.network`).
 from __future__ import annotations
 
 from dlpar.theory.collectives import collective_seconds, fitted
-from dlpar.theory.counts import closed_form, zero_bytes
+from dlpar.theory.counts import closed_form, coded_bytes, zero_bytes
 from dlpar.theory.layers import sizes
 from dlpar.theory.mixing import contraction
 from dlpar.theory.overlap import Overlapped, buckets, overlapped
@@ -28,6 +28,6 @@ from dlpar.worlds.platforms import Link
 
 __all__ = [
     "Link", "Overlapped", "PredictedStep", "Servers", "bubble", "buckets", "closed_form",
-    "collective_seconds", "contraction", "expected_slowest", "fitted",
+    "coded_bytes", "collective_seconds", "contraction", "expected_slowest", "fitted",
     "overlapped", "predict", "sizes", "zero_bytes",
 ]  # fmt: skip

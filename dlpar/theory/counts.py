@@ -168,6 +168,22 @@ COLLECTIVES: dict[str, Callable[[int, int, int], tuple[int, int, int, int]]] = {
 """Collectives that have a form: from ranks, elements and group to messages and elements, of all and of the busiest."""
 
 
+def coded_bytes(nbytes: Callable[[int], int], ranks: int, elements: int) -> int:
+    """Return the bytes all ranks send in an all-reduce of codes (:class:`dlpar.compression.CompressedAllreduce`).
+
+    Every slice goes to its owner from N-1 ranks, and its sum from there to N-1 (Seide et al., Interspeech 2014).
+
+    Parameters
+    ----------
+    nbytes : callable
+        Bytes of the code of so many elements.
+    ranks, elements : int
+        N, from 1, and n, from 0.
+    """
+    share, rest = divmod(elements, ranks)
+    return 2 * (ranks - 1) * (rest * nbytes(share + 1) + (ranks - rest) * nbytes(share))
+
+
 def zero_bytes(parameters: float, ranks: int, zero: int, itemsize: int, microbatches: int = 1) -> float:
     """Return the bytes that all ranks together send a step with ZeRO (Rajbhandari et al., arXiv 1910.02054, 7.2).
 
