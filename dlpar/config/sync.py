@@ -121,6 +121,7 @@ class ParameterServer(SyncPart):
     rules = (
         ("sync.staleness_aware", (True,), "optimizer", ("sgd", "momentum"), "others undo this division"),
         ("averaging.method", SOME, "sync.push_every", (1,), "its period does that"),
+        ("sync.overlap", (True,), "sync.push_every", (1,), "a bucket is pushed as soon as it is finished"),
     )
 
     scheme: Literal["ps"] = Field("ps", title="sync")
@@ -141,6 +142,10 @@ class ParameterServer(SyncPart):
     """Leaf servers, each aggregating a group of workers; 0: none."""
     staleness_aware: Annotated[bool, Only("sync.consistency", "ssp", "asp", "softsync")] = Field(False)
     """Divide the learning rate of a push by its staleness."""
+    overlap: bool = Field(False)
+    """Send a bucket while the backward pass still computes the next."""
+    bucket_mb: float = Field(25.0, gt=0, le=4096)
+    """Size of a gradient bucket, in MB (10^6 bytes)."""
 
     @property
     def runs_free(self) -> bool:

@@ -1,20 +1,23 @@
 """Parameter server: workers push gradients to servers that hold the weights, and get the weights back.
 
 Sources: Li et al. (OSDI 2014) for key ranges; Dean et al. "DistBelief" (NIPS
-2012) for pushing and fetching every n steps; Ho et al. (NIPS 2013) for clocks.
-The servers' side is in ``server.py``, what both say to each other in ``client.py``.
+2012) for pushing and fetching every n steps; Ho et al. (NIPS 2013) for clocks;
+Zhang et al., "Poseidon" (USENIX ATC 2017), section 3.1, for pushing a bucket while
+the backward pass computes the next.  The servers' side is in ``server.py``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from functools import partial
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from dlpar.comm import Comm, Request
+from dlpar.comm.base import Collective
 from dlpar.compression import ErrorFeedback, codec_of
 from dlpar.config.experiment import Experiment
 from dlpar.replica import Replica
@@ -22,19 +25,49 @@ from dlpar.sync.scheme import Scheme
 
 
 class ParameterServer(Scheme):
-    """A worker whose weights are a copy of the servers'; how old a copy, its consistency says."""
+    """A worker whose weights are a copy of the servers'; how old a copy, its consistency says.
+
+    With overlap each bucket has servers of its own, as it were: the communicator beside the
+    computation pushes it once the backward pass has finished it, and its answer may arrive before that
+    pass has ended.  The replica takes all answers together, after its backward pass.
+    """
 
     def __init__(self, experiment: Experiment, comm: Comm, replica: Replica) -> None:
         self.experiment, self.comm, self.replica, sync = experiment, comm, replica, experiment.sync
-        self.separate, self.every = sync.pull == "separate", sync.push_every
-        comm.broadcast((len(replica.weights), replica.weights.dtype))  # servers know no model, only keys
+        self.separate, self.every, self.overlap = sync.pull == "separate", sync.push_every, sync.overlap
+        self.under_way: list[Request] = []
+        if self.overlap:
+            replica.cut(sync.bucket_mb * 1e6)
+            replica.when_ready(self._start)
+        lengths = [len(bucket) for bucket in replica.buckets]
+        comm.broadcast((lengths, replica.weights.dtype))  # servers know no model, only keys
         roots = range(experiment.workers, experiment.workers + sync.servers)
         if comm.rank == 0:
-            Client(comm, roots, replica.weights, experiment).initialise()
-        leaf = leaf_of(experiment, comm.rank)
-        self.client = Client(comm, roots if leaf is None else [leaf], replica.weights, experiment)
-        self.accrued = torch.zeros_like(replica.gradient) if self.every > 1 else replica.gradient
+            Client(comm, roots, replica.weights, experiment, lengths).initialise()
         comm.barrier()  # the servers hold the initial weights, so all workers start together
+        leaf = leaf_of(experiment, comm.rank)
+        ranks = roots if leaf is None else [leaf]
+        self.client: Client = self._run(
+            lambda comm, weights: Client(comm, ranks, weights, experiment, lengths)
+        )
+        self.accrued = torch.zeros_like(replica.gradient) if self.every > 1 else replica.gradient
+
+    def _run(self, collective: Collective) -> Any:
+        """Run a call on the communicator that carries the pushes, and give its result."""
+        weights = self.replica.weights
+        return self.comm.start(collective, weights).wait() if self.overlap else collective(self.comm, weights)
+
+    def _start(self, bucket: int) -> None:
+        self.under_way.append(self.comm.start(partial(self._push, bucket), self.replica.buckets[bucket]))
+
+    def _push(self, bucket: int, comm: Comm, gradient: Tensor) -> None:
+        self.client.push(bucket, gradient, answered=not self.separate)
+        if self.separate:
+            self.client.ask(bucket)
+
+    def _push_all(self, comm: Comm, _: Tensor) -> None:
+        for number, bucket in enumerate(self.replica.buckets if self.overlap else [self.accrued]):
+            self._push(number, comm, bucket)
 
     def steps(self) -> Iterator[int]:
         step = 0
@@ -43,17 +76,19 @@ class ParameterServer(Scheme):
                 self.due = (step + 1) % self.every == 0
                 yield step
                 step += 1
-        self.client.leave()
+        self._run(lambda comm, weights: self.client.leave())
 
     def combine(self) -> None:
         if self.every > 1:
             self.accrued += self.replica.gradient
         if not self.due:
             return
-        self.client.push(self.accrued, answered=not self.separate)
-        if self.separate:
-            self.client.ask()
-        self.client.receive()
+        if not self.under_way:  # otherwise the backward pass started all buckets
+            self._run(self._push_all)
+        for request in self.under_way:
+            request.wait()
+        self.under_way.clear()
+        self._run(lambda comm, weights: self.client.receive())
         if self.every > 1:
             self.accrued.zero_()
 
@@ -82,27 +117,30 @@ def leaf_of(experiment: Experiment, worker: int) -> int | None:
     return workers + sync.servers + worker * sync.groups // workers
 
 
-INITIAL, PUSH, PULL, WEIGHTS, LEAVE = range(1, 6)
-"""Tags: what a message between a client and a server is."""
+INITIAL, PUSH, PULL, WEIGHTS, LEAVE, TAGS = range(1, 7)
+"""Tags: what a message between a client and a server is; every bucket has `TAGS` of its own."""
 
 VERSION, STALENESS, LEAD, DONE, GO = range(5)
 """What the head of an answer says: the weights' version; how many updates came between the client's read and
 its push; how many clocks it is ahead of the slowest; global steps done; whether to do another."""
 
 
-def key_ranges(parameters: int, servers: int) -> list[slice]:
-    """The range of the flat weights each server holds; the first ones are longer by one where it does not divide."""
-    if servers > parameters:
-        raise ValueError(
-            f"sync.servers: got {servers}, allowed with {parameters} parameters is at most {parameters}"
-        )
-    share, rest = divmod(parameters, servers)
+def key_ranges(length: int, servers: int) -> list[slice]:
+    """Cut the flat weights of a bucket: the first ranges are longer by one where the servers do not divide it."""
+    share, rest = divmod(length, servers)
     starts = [server * share + min(server, rest) for server in range(servers + 1)]
     return [slice(*pair) for pair in pairwise(starts)]
 
 
+def check_servers(servers: int, lengths: Sequence[int]) -> None:
+    """Raise `ValueError` if some server would hold nothing of the model whose buckets have these lengths."""
+    if servers > sum(lengths):
+        most = sum(lengths)
+        raise ValueError(f"sync.servers: got {servers}, allowed with {most} parameters is at most {most}")
+
+
 class Shard:
-    """One server's key range, as a client sees it.
+    """One server's key range of a bucket, as a client sees it.
 
     Parameters
     ----------
@@ -111,18 +149,20 @@ class Shard:
     server : int
         Rank that holds the range.
     keys : slice
-        The range of the flat weights.
+        The range within the bucket.
+    weights : Tensor
+        The client's own weights of this range.
+    bucket : int
+        Number of the bucket.
     experiment : Experiment
         Its ``compression`` is how gradients are written on the wire.
-    dtype : torch.dtype
-        Type of weights and gradients.
     """
 
     def __init__(
-        self, comm: Comm, server: int, keys: slice, experiment: Experiment, dtype: torch.dtype
+        self, comm: Comm, server: int, keys: slice, weights: Tensor, bucket: int, experiment: Experiment
     ) -> None:
-        self.comm, self.server, self.keys = comm, server, keys
-        self.answer = comm.packet(keys.stop - keys.start, dtype)
+        self.comm, self.server, self.keys, self.weights = comm, server, keys, weights
+        self.first_tag, self.answer = bucket * TAGS, comm.packet(len(weights), weights.dtype)
         codec = codec_of(experiment.compression)
         self.memory = ErrorFeedback(codec) if codec else None
 
@@ -135,9 +175,13 @@ class Shard:
         self.comm.compute(lambda: wire.copy_(memory.encode(gradient)), cost=4 * n)
         return wire
 
+    def send(self, wire: Tensor, kind: int) -> Request:
+        """Start to send a message of one of the kinds above."""
+        return self.comm.isend(wire, self.server, self.first_tag + kind)
+
     def expect(self) -> Request:
         """Make known where the server's next answer lands."""
-        return self.comm.irecv(self.answer.wire, self.server, WEIGHTS)
+        return self.comm.irecv(self.answer.wire, self.server, self.first_tag + WEIGHTS)
 
 
 class Client:
@@ -153,57 +197,82 @@ class Client:
         Overwritten by every answer.
     experiment : Experiment
         Its ``compression`` is how gradients are written on the wire.
+    lengths : sequence of int
+        Of the buckets that make up the weights; each is cut over all servers.
+    first : int
+        Number of the first of these buckets.
     """
 
-    def __init__(self, comm: Comm, servers: Sequence[int], weights: Tensor, experiment: Experiment) -> None:
-        self.comm, self.weights = comm, weights
-        ranges = key_ranges(len(weights), len(servers))
-        shards = [Shard(comm, *pair, experiment, weights.dtype) for pair in zip(servers, ranges)]
+    def __init__(
+        self,
+        comm: Comm,
+        servers: Sequence[int],
+        weights: Tensor,
+        experiment: Experiment,
+        lengths: Sequence[int],
+        first: int = 0,
+    ) -> None:
+        self.comm = comm
+        check_servers(len(servers), lengths)
         # Clients start with different servers; if all started with the same one, they would queue (22 to 44 % slower).
-        first = comm.rank % len(servers)
-        self.shards = shards[first:] + shards[:first]
-        self.authority = shards[0]
+        turn = comm.rank % len(servers)
+        self.buckets: list[list[Shard]] = []
+        for number, (start, end) in enumerate(pairwise(accumulate(lengths, initial=0)), first):
+            bucket = weights[start:end]
+            shards = [
+                Shard(comm, server, keys, bucket[keys], number, experiment)
+                for server, keys in zip(servers, key_ranges(len(bucket), len(servers)))
+            ]
+            if number == first:
+                self.authority = shards[0]
+            self.buckets.append([shard for shard in shards[turn:] + shards[:turn] if len(shard.weights)])
         self.coming: list[Request] = []
         self.staleness = self.lead = self.next_lead = self.version = self.done = 0
         self.going_on = True
 
     def initialise(self) -> None:
         """Give the servers their first weights; one client does it for all."""
-        self._send([(shard, self.weights[shard.keys]) for shard in self.shards], INITIAL)
+        for shards in self.buckets:
+            _wait([shard.send(shard.weights, INITIAL) for shard in shards])
 
-    def push(self, gradient: Tensor, answered: bool = True) -> None:
-        """Send each server its range of a gradient, of the weights' shape; `answered`: then :meth:`receive`."""
+    def push(self, bucket: int, gradient: Tensor, answered: bool = True) -> None:
+        """Send each server its range of a bucket's gradient; `answered`: its weights come with :meth:`receive`."""
+        shards = self.buckets[bucket]
         # Receives are posted first: a server that blocks in a send could make all wait for each other.
         if answered:
-            self._expect()
-        self._send([(shard, shard.encode(gradient[shard.keys])) for shard in self.shards], PUSH)
+            self._expect(shards)
+        # All sends start before any answer is awaited: a client that blocks in a send could hold up a server.
+        wires = [(shard, shard.encode(gradient[shard.keys])) for shard in shards]
+        _wait([shard.send(wire, PUSH) for shard, wire in wires])
 
-    def ask(self, tag: int = PULL) -> None:
-        """Ask every server for its weights; they come with :meth:`receive`."""
-        self._expect()
-        for shard in self.shards:
-            self.comm.send(self.comm.empty(0), shard.server, tag)
+    def ask(self, bucket: int, kind: int = PULL) -> None:
+        """Ask every server for its weights of a bucket; they come with :meth:`receive`."""
+        shards = self.buckets[bucket]
+        self._expect(shards)
+        _wait([shard.send(self.comm.empty(0), kind) for shard in shards])
 
     def receive(self) -> None:
         """Take the servers' answers: weights, and what was counted."""
-        for request in self.coming:
-            request.wait()
-        for shard in self.shards:
-            self.weights[shard.keys].copy_(shard.answer.body)
-        heads = [shard.answer.head.tolist() for shard in self.shards]
-        self.staleness, self.lead = max(head[STALENESS] for head in heads), self.next_lead
+        _wait(self.coming)
+        self.coming.clear()
+        answered = [shard for shards in self.buckets for shard in shards]
+        for shard in answered:
+            shard.weights.copy_(shard.answer.body)
+        self.staleness = max(int(shard.answer.head[STALENESS]) for shard in answered)
+        self.lead = self.next_lead
         self.version, _, self.next_lead, self.done, go = self.authority.answer.head.tolist()
         self.going_on = bool(go)
 
     def leave(self) -> None:
         """Push no more, and take the last weights, once everybody has pushed the last time."""
-        self.ask(LEAVE)
+        for bucket in range(len(self.buckets)):
+            self.ask(bucket, LEAVE)
         self.receive()
 
-    def _expect(self) -> None:
-        self.coming = [shard.expect() for shard in self.shards]
+    def _expect(self, shards: Sequence[Shard]) -> None:
+        self.coming += [shard.expect() for shard in shards]
 
-    def _send(self, messages: list[tuple[Shard, Tensor]], tag: int) -> None:
-        # All sends start before any answer is awaited: a client that blocks in a send could hold up a server.
-        for request in [self.comm.isend(wire, shard.server, tag) for shard, wire in messages]:
-            request.wait()
+
+def _wait(requests: Sequence[Request]) -> None:
+    for request in requests:
+        request.wait()

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from dlpar.comm import ANY, Comm, Packet, Recorder
 from dlpar.compression import codec_of
@@ -15,11 +16,22 @@ from dlpar.config.experiment import Experiment
 from dlpar.optim import Optimizer
 from dlpar.sync.averaging import outer
 from dlpar.sync.consistency import Clocks, Consistency, consistency
-from dlpar.sync.parameter_server import INITIAL, LEAVE, PULL, PUSH, WEIGHTS, Client, key_ranges, leaf_of
+from dlpar.sync.parameter_server import (
+    INITIAL,
+    LEAVE,
+    PULL,
+    PUSH,
+    TAGS,
+    WEIGHTS,
+    Client,
+    check_servers,
+    key_ranges,
+    leaf_of,
+)
 
 
 class Server:
-    """Answers clients in the order in which their messages arrive.
+    """A range of the weights: it answers clients in the order in which their messages arrive.
 
     Parameters
     ----------
@@ -33,6 +45,8 @@ class Server:
         Update rule, pull, compression, steps.
     rule : Consistency
         When pushes are applied and clients go on.
+    bucket : int
+        Number of the bucket whose range this is.
     is_first : bool
         One server says for all when the last step has started: two that counted apart would not agree.
     """
@@ -44,6 +58,7 @@ class Server:
         answer: Packet,
         experiment: Experiment,
         rule: Consistency,
+        bucket: int = 0,
         is_first: bool = True,
     ) -> None:
         self.comm, self.clients, self.answer, self.weights = comm, list(clients), answer, answer.body
@@ -54,7 +69,7 @@ class Server:
             self.wire_bytes = self.codec.nbytes(len(self.weights), self.weights.dtype)
             self.decoded = torch.empty_like(self.weights)
         # State on the device of the weights.
-        self.inbox = answer.wire.new_empty(max(self.wire_bytes, self.weights.nbytes))
+        self.inbox, self.first_tag = answer.wire, bucket * TAGS
         self.sum = torch.zeros_like(self.weights)
         self.optimizer = Optimizer(experiment.optimizer, self.weights, experiment.lr, experiment.momentum)
         self.pushes = self.version = self.gathered = 0
@@ -67,12 +82,10 @@ class Server:
         self.total = len(self.clients) * experiment.steps // experiment.sync.push_every
         self.started = len(self.clients)
 
-    def run(self) -> None:
-        """Serve until every client has left."""
-        act = {PUSH: self._push, PULL: self._wait, LEAVE: self._leave}
-        while self.clock:
-            arrival = self.comm.recv(self.inbox, ANY, ANY)
-            act[arrival.tag](arrival.source)
+    def take(self, kind: int, client: int, inbox: Tensor) -> None:
+        """Do what a message of a client asks for."""
+        self.inbox = inbox
+        {PUSH: self._push, PULL: self._wait, LEAVE: self._leave}[kind](client)
 
     def _push(self, client: int) -> None:
         age = self.staleness[client] = self.version - self.read[client]
@@ -125,7 +138,7 @@ class Server:
         self.answer.head.copy_(torch.tensor([*self.counts(client, lead), go]))
         self.started += go
         self.read[client] = self.version
-        self.comm.send(self.answer.wire, client, WEIGHTS)
+        self.comm.send(self.answer.wire, client, self.first_tag + WEIGHTS)
 
     def apply(self) -> None:
         """One update from the pushes gathered."""
@@ -148,15 +161,21 @@ class Leaf(Server):
     """A server to a group of workers, and the one client that stands for them to the servers above."""
 
     def __init__(
-        self, comm: Comm, clients: Sequence[int], answer: Packet, experiment: Experiment, above: Client
+        self,
+        comm: Comm,
+        clients: Sequence[int],
+        answer: Packet,
+        experiment: Experiment,
+        bucket: int,
+        above: Client,
     ) -> None:
-        super().__init__(comm, clients, answer, experiment, Consistency(gather=len(clients), bound=0))
+        super().__init__(comm, clients, answer, experiment, Consistency(gather=len(clients), bound=0), bucket)
         self.above = above
 
     def apply(self) -> None:
-        self.above.push(self.sum, answered=not self.separate)
+        self.above.push(0, self.sum, answered=not self.separate)
         if self.separate:
-            self.above.ask()
+            self.above.ask(0)
         self.above.receive()
 
     def goes_on(self) -> bool:
@@ -173,19 +192,45 @@ def serve(comm: Comm, experiment: Experiment, record: Recorder) -> None:
     """Run this rank as the server or leaf it is."""
     experiment = outer(experiment)
     sync, workers = experiment.sync, experiment.workers
-    length, dtype = comm.broadcast(None)
+    lengths, dtype = comm.broadcast(None)
+    check_servers(sync.servers, lengths)
     roots, leaves = range(workers, workers + sync.servers), range(workers + sync.servers, comm.size)
-    if comm.rank in leaves:
-        group = [worker for worker in range(workers) if leaf_of(experiment, worker) == comm.rank]
-        answer = comm.packet(length, dtype)
-        server: Server = Leaf(comm, group, answer, experiment, Client(comm, roots, answer.body, experiment))
+    is_leaf, first = comm.rank in leaves, comm.rank == workers
+    if is_leaf:
+        clients = [worker for worker in range(workers) if leaf_of(experiment, worker) == comm.rank]
+        held = dict(enumerate(lengths))
     else:
-        keys = key_ranges(length, sync.servers)[comm.rank - workers]
-        clients, first = list(leaves) or list(range(workers)), comm.rank == workers
-        answer, rule = comm.packet(keys.stop - keys.start, dtype), consistency(sync, len(clients))
-        server = Server(comm, clients, answer, experiment, rule, first)
-        comm.recv(server.weights, 0, INITIAL)
+        clients = list(leaves) or list(range(workers))
+        ranges = [key_ranges(length, sync.servers)[comm.rank - workers] for length in lengths]
+        held = {
+            bucket: keys.stop - keys.start for bucket, keys in enumerate(ranges) if keys.stop > keys.start
+        }
+    answers = {bucket: comm.packet(length, dtype) for bucket, length in held.items()}
+    if not is_leaf:
+        for bucket, answer in answers.items():
+            comm.recv(answer.body, 0, bucket * TAGS + INITIAL)
     comm.barrier()
-    server.run()
-    record.event("served", version=server.version, pushes=server.pushes, **comm.traffic.take())
-    record.end(server.pushes)
+
+    def of_bucket(comm: Comm, bucket: int) -> Server:
+        answer = answers[bucket]
+        if is_leaf:
+            above = Client(comm, roots, answer.body, experiment, [len(answer.body)], bucket)
+            return Leaf(comm, clients, answer, experiment, bucket, above)
+        rule = consistency(sync, len(clients))
+        return Server(comm, clients, answer, experiment, rule, bucket, first and bucket == 0)
+
+    def run(comm: Comm, _: Tensor) -> Server:
+        """Serve until every client has left; gives the server of the first bucket."""
+        servers = {bucket: of_bucket(comm, bucket) for bucket in answers}
+        longest = max(max(server.wire_bytes, server.weights.nbytes) for server in servers.values())
+        inbox = wire.new_empty(longest)
+        while any(server.clock for server in servers.values()):
+            arrival = comm.recv(inbox, ANY, ANY)
+            bucket, kind = divmod(arrival.tag, TAGS)
+            servers[bucket].take(kind, arrival.source, inbox)
+        return servers[min(servers)]
+
+    wire = next(iter(answers.values())).wire
+    served = comm.start(run, wire).wait() if sync.overlap else run(comm, wire)
+    record.event("served", version=served.version, pushes=served.pushes, **comm.traffic.take())
+    record.end(served.pushes)

@@ -116,6 +116,18 @@ EXPERIMENTS = [
         "sgd or momentum",
     ),
     (dict(sync={"scheme": "ps", "push_every": 7}), "sync.push_every", "7", "a divisor of 200"),
+    (
+        dict(sync={"scheme": "ps", "overlap": True, "push_every": 2}),
+        "sync.push_every",
+        "2",
+        "with overlap is 1: a bucket is pushed as soon as it is finished",
+    ),
+    (
+        dict(sync={"scheme": "ps", "overlap": True}, averaging="local", steps=16),
+        "sync.overlap",
+        "True",
+        "with averaging local is False",
+    ),
     (dict(sync={"scheme": "mapreduce", "fraction": 0}), "sync.fraction", "0", "above 0"),
     (dict(sync={"scheme": "mapreduce", "depth": 0}), "sync.depth", "0", "1 to 6"),
     (

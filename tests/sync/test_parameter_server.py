@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from pathlib import Path
@@ -9,7 +10,9 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+import trained_ranks
 from simulations import simulation_of, trained
+from trained_ranks import images_a_second
 
 import dlpar
 from dlpar import Experiment
@@ -21,6 +24,7 @@ from dlpar.sync.parameter_server import key_ranges, leaf_of
 pytestmark = pytest.mark.slow
 
 SMALL = dict(model={"name": "mlp", "width": 16, "depth": 1}, batch=64, evaluate_every=10_000)
+OVERLAPPED = {"overlap": True, "bucket_mb": 0.002}
 STEADY = {"kind": "constant", "delay_ms": 5.0}
 
 
@@ -77,6 +81,45 @@ def test_leaves_share_the_workers_evenly():
             assert max(counts) - min(counts) <= 1
 
 
+WAYS = [
+    {},
+    {"servers": 3},
+    {"servers": 2, "groups": 2},
+    {"servers": 2, "pull": "separate"},
+    {"optimizer": "adam", "servers": 2},
+    {"compression": "fp16", "servers": 2},
+    {"split": {"kind": "tensor", "tensor": 2}, "servers": 2},
+    {"batch": 60, "split": {"kind": "data", "microbatches": 3}},
+]
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_buckets_pushed_beside_the_backward_pass_change_no_loss(way):
+    """More buckets than one, of which some have fewer weights than there are servers."""
+    way = dict(way)
+    sync = ps(**{name: way.pop(name) for name in ("servers", "groups", "pull") if name in way})
+    fields = {**SMALL, "workers": 4, "steps": 15, "lr": 0.02, **way}
+    after, beside = (
+        [facts["loss"] for facts in trained_ranks.trained(sync={**sync, **more}, **fields).facts[0]]
+        for more in ({}, {"overlap": True, "bucket_mb": 1e-5})
+    )
+    assert beside == pytest.approx(after, rel=1e-9)
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("placement", ["dedicated", "colocated"])
+def test_servers_keep_up_with_a_ring_if_both_overlap(placement, tmp_path):
+    """VGG-16 on 8 workers and 8 servers, one GPU a node, 10 GbE: as many bytes pass each port."""
+    (tmp_path / "one.json").write_text(json.dumps({"extends": "p100-10gbe", "devices": 1, "nodes": 16}))
+    cluster = {"platform": str(tmp_path / "one.json"), "stand_in_for": "vgg16", "placement": placement}
+    servers, after, ring = (
+        images_a_second(workers=8, sync=sync, cluster=cluster)
+        for sync in (ps(servers=8, overlap=True), ps(servers=8), {"scheme": "ring", "overlap": True})
+    )
+    assert servers > 0.97 * ring and servers > 1.1 * after
+
+
 # ---- staleness and lead ------------------------------------------------------------
 
 
@@ -97,7 +140,7 @@ def test_asking_for_the_weights_apart_lowers_staleness():
 
 
 def test_bsp_is_never_stale_and_its_version_counts_steps(tmp_path):
-    ways = [ps(), ps(servers=2), ps(pull="separate"), ps(servers=2, groups=2)]
+    ways = [ps(), ps(servers=2), ps(pull="separate"), ps(**OVERLAPPED), ps(servers=2, groups=2)]
     runs = [
         simulated(tmp_path / str(number), workers=4, steps=25, sync=sync) for number, sync in enumerate(ways)
     ]
@@ -123,6 +166,8 @@ def random_ssp(case: int) -> Experiment:
     delays = {"kind": ("exponential", "gamma", "none")[draw.integers(3)], "delay_ms": 2.0}
     if draw.random() < 0.5:
         delays["straggler"] = {int(draw.integers(workers)): 4.0}
+    if every == 1 and draw.random() < 0.4:
+        sync |= OVERLAPPED
     return Experiment(**SMALL, workers=workers, steps=8 * every, sync=sync, delays=delays)
 
 

@@ -60,6 +60,12 @@ BULK_SYNCHRONOUS = {
     "one server": {"scheme": "ps"},
     "two servers, separate pull": {"scheme": "ps", "servers": 2, "pull": "separate"},
     "two servers below two leaves": {"scheme": "ps", "servers": 2, "groups": 2},
+    "two servers beside the backward pass": {
+        "scheme": "ps",
+        "servers": 2,
+        "overlap": True,
+        "bucket_mb": 0.01,
+    },
     "map-reduce": {"scheme": "mapreduce"},
     "gossip on the complete graph": {"scheme": "gossip", "topology": "complete"},
 }

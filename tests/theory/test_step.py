@@ -272,6 +272,7 @@ NODES_OF_FOUR = {"platform": "p100-25gbe"}
         (SSP, {"delays": {"straggler": {1: 4.0}}}),
         ({"scheme": "ps", "servers": 2, "groups": 4}, {}),
         ({"scheme": "ps", "pull": "separate"}, {}),
+        ({"scheme": "ps", "overlap": True}, {}),
         ("ps", {"cluster": {"placement": "colocated"}}),
         ({"scheme": "ring", "allreduce": "star", "bucket_mb": 0.01}, {}),
         ({"scheme": "ring", "allreduce": "hierarchical", "node_size": 3}, {}),

@@ -53,8 +53,19 @@ def same(field, one, other):
         (8, OVERLAPPED),
         (8, {**ASP, "servers": 2}),
         (4, {"scheme": "gossip", "exchange": "pairwise"}),
+        (4, {"scheme": "gossip", "order": "combine_then_adapt"}),
+        (4, {**OVERLAPPED, "scheme": "ps", "servers": 2}),
     ],
-    ids=["ring of 16", "ps", "asp", "ring of 8, overlapped", "asp of 8, 2 servers", "pairwise gossip"],
+    ids=[
+        "ring of 16",
+        "ps",
+        "asp",
+        "ring of 8, overlapped",
+        "asp of 8, 2 servers",
+        "pairwise gossip",
+        "gossip of old weights",
+        "ps, overlapped",
+    ],
 )
 def test_a_paced_run_takes_the_time_and_finds_the_weights_of_a_simulated_one(workers, sync):
     (simulated, theirs), (paced, ours) = (trained(world, workers=workers, sync=sync) for world in WORLDS)
