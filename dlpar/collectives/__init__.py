@@ -21,7 +21,13 @@ from dlpar.collectives.library import (
 )
 from dlpar.collectives.ring import ring_allgather, ring_allreduce, ring_reduce_scatter
 from dlpar.collectives.star import star_allreduce, star_broadcast, star_reduce
-from dlpar.collectives.tree import tree_aggregate, tree_allreduce, tree_broadcast, tree_reduce
+from dlpar.collectives.tree import (
+    torrent_broadcast,
+    tree_aggregate,
+    tree_allreduce,
+    tree_broadcast,
+    tree_reduce,
+)
 
 if TYPE_CHECKING:
     from dlpar.comm import Comm
@@ -43,14 +49,18 @@ HALVES = {
 """Reduce-scatter and all-gather of each all-reduce that has halves; chunk ``rank + 1`` (mod N) is a rank's own."""
 
 
+BROADCAST: dict[str, Callable[..., None]] = {"tree": tree_broadcast, "torrent": torrent_broadcast}
+"""Broadcasts of a driver by the name an experiment gives them."""
+
+
 def own_chunk(comm: Comm) -> int:
     """Number this rank's chunk of N."""
     return (comm.rank + 1) % comm.size
 
 
 __all__ = [
-    "ALLREDUCE", "HALVES", "halving_doubling_allreduce", "hierarchical_allreduce", "library_allgather",
+    "ALLREDUCE", "BROADCAST", "HALVES", "halving_doubling_allreduce", "hierarchical_allreduce", "library_allgather",
     "library_allreduce", "library_broadcast", "library_reduce", "library_reduce_scatter", "own_chunk",
     "ring_allgather", "ring_allreduce", "ring_reduce_scatter", "star_allreduce", "star_broadcast",
-    "star_reduce", "tree_aggregate", "tree_allreduce", "tree_broadcast", "tree_reduce",
+    "star_reduce", "torrent_broadcast", "tree_aggregate", "tree_allreduce", "tree_broadcast", "tree_reduce",
 ]  # fmt: skip

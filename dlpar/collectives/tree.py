@@ -1,15 +1,17 @@
-"""Binomial trees, and the shallow tree of Spark.
+"""Binomial trees, and Spark's shallow tree and torrent.
 
 Ranks are counted from the root: ``me`` is 0 there, whatever rank it is.
 Sources: Thakur, Rabenseifner and Gropp, "Optimization of Collective
 Communication Operations in MPICH" (IJHPCA 2005), sections 4.2 and 4.4; Apache
-Spark, ``RDD.treeAggregate``.
+Spark, ``RDD.treeAggregate`` and ``TorrentBroadcast``.
 """
 
 from __future__ import annotations
 
 import math
 from typing import TYPE_CHECKING
+
+from dlpar.collectives.ring import ring_allgather
 
 if TYPE_CHECKING:
     import torch
@@ -71,6 +73,37 @@ def tree_broadcast(comm: Comm, tensor: torch.Tensor, root: int = 0) -> None:
             comm.recv(tensor, (me - distance + root) % size, tag=0)
         elif me % (2 * distance) == 0 and me + distance < size:
             comm.send(tensor, (me + distance + root) % size)
+
+
+def torrent_broadcast(comm: Comm, tensor: torch.Tensor, root: int = 0) -> None:
+    """Copy `root`'s `tensor` to all ranks in blocks, which travel from peer to peer.
+
+    The root sends each other rank one block, and these ranks pass all blocks round their ring.  So
+    the root sends the tensor once, on any number of ranks, and no rank sends more.  Spark broadcasts
+    like that since version 1.1, in blocks of 4 MB that peers ask for in random order; the regular order is
+    that of van de Geijn's broadcast of long messages (Thakur 2005, section 4.2).
+
+    Parameters
+    ----------
+    comm, tensor, root
+        As in :func:`tree_reduce`.
+
+    Raises
+    ------
+    ValueError
+        If `root` is no rank.
+    """
+    me, size = _counted_from(root, comm), comm.size
+    peers = [(root + place) % size for place in range(1, size)]
+    if not peers:
+        return
+    blocks = tensor.tensor_split(len(peers))
+    if me > 0:  # a ring begins with the block after the own place
+        comm.recv(blocks[me % len(peers)], root, tag=0)
+        ring_allgather(comm, blocks, peers)
+        return
+    for place, peer in enumerate(peers, 1):
+        comm.send(blocks[place % len(peers)], peer)
 
 
 def tree_allreduce(comm: Comm, tensor: torch.Tensor) -> None:

@@ -106,6 +106,8 @@ class MapReduce(SyncPart):
     """Levels of the tree that aggregates; 1: straight to the driver."""
     reduce: Literal["sum", "mean", "collect"] = Field("sum")
     """Sum over samples; mean of the partitions' means; or collect all and sum at the driver."""
+    broadcast: Literal["tree", "torrent"] = Field("tree")
+    """Way of the weights from the driver: down a binomial tree, or in blocks from worker to worker (Spark)."""
     regularizer: Literal["none", "l1", "l2"] = Field("none")
     """Penalty the driver adds to the loss."""
     regularization: Annotated[float, Only("sync.regularizer", "l1", "l2")] = Field(0.01, ge=0, le=1000)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.nn.functional import softshrink
 
-from dlpar.collectives import star_reduce, tree_aggregate, tree_broadcast
+from dlpar.collectives import BROADCAST, star_reduce, tree_aggregate
 from dlpar.comm import Comm
 from dlpar.compression import LossyComm, codec_of
 from dlpar.config.experiment import Experiment
@@ -46,6 +46,7 @@ class MapReduce(Scheme):
         self.gradient, self.loss_and_count = self.sums[:n], self.sums[n:]
         self.loss_here, self.count_here = self.sums[n], self.sums[n + 1]
         self.reduce = star_reduce if sync.reduce == "collect" else partial(tree_aggregate, depth=sync.depth)
+        self.broadcast = BROADCAST[sync.broadcast]
         self.order = comm.packet(n, dtype)  # its head says whether this is the last iteration
         self.count, self.driver_loss = 0, None
         self.converged = self.warned = False
@@ -67,7 +68,7 @@ class MapReduce(Scheme):
         self.reduce(self.path, self.sums)
         if self.comm.rank == DRIVER:
             self.comm.compute(self._drive, cost=5 * self.parameters)
-        tree_broadcast(self.comm, self.order.wire, DRIVER)
+        self.broadcast(self.comm, self.order.wire, DRIVER)
 
     def update(self) -> None:
         if self.experiment.sync.tolerance:

@@ -32,6 +32,7 @@ def collective_seconds(
     tree                  2 log2 N (a + b) if N is a power of two,      Thakur 2005, 4.2, 4.4
                           not more than 2 ceil(log2 N) (a + b) else
     tree_aggregate        a + k b a level, of k messages to a rank      Spark, treeAggregate
+    torrent_broadcast     (N-1) a + (2 N - 3) b / (N-1)                 Thakur 2005, 4.2
     ring                  2 (N-1) (a + b / N)                           Patarasuk 2009
     ring_reduce_scatter   (N-1) (a + b / N); all-gather likewise        Patarasuk 2009
     halving_doubling      2 log2 p a + 2 (p-1)/p b; not more than       Thakur 2005, 4.5
@@ -103,6 +104,7 @@ def _seconds(name: str, n: int, nbytes: float, link: Link, adding: float, depth:
         "tree_reduce": lambda: _binomial(n, a, b + add),
         "tree_broadcast": lambda: _binomial(n, a, b),  # the reduction backwards, nothing to add
         "tree_aggregate": lambda: _aggregate(n, a, b, add, depth),
+        "torrent_broadcast": lambda: (n - 1) * a + (2 * n - 3) * b / (n - 1),
         "ring_reduce_scatter": lambda: (n - 1) * (chunk + add / n),
         "ring_allgather": lambda: (n - 1) * chunk,
         "halving_doubling": lambda: _halving_doubling(n, nbytes, link, add),

@@ -41,6 +41,7 @@ def closed_form(name: str, ranks: int, elements: int, itemsize: int, group: int 
     tree_broadcast         N-1                         (N-1) n                            Thakur 2005, 4.2
     tree                   2 (N-1)                     2 (N-1) n
     tree_aggregate         N-1, at any depth           (N-1) n                            Spark, treeAggregate
+    torrent_broadcast      (N-1)^2                     (N-1) n                            Thakur 2005, 4.2
     ring_reduce_scatter    N (N-1)                     (N-1) n                            Patarasuk 2009
     ring_allgather         N (N-1)                     (N-1) n                            Patarasuk 2009
     ring                   2 N (N-1)                   2 (N-1) n                          Patarasuk 2009
@@ -53,6 +54,7 @@ def closed_form(name: str, ranks: int, elements: int, itemsize: int, group: int 
 
     - star: N-1 tensors, the root's broadcast;
     - tree: ceil(log2 N) tensors, as many as the root has children;
+    - torrent: one tensor, the root's blocks;
     - ring: 2 (N-1) chunks, which are 2n elements less two neighbouring chunks, the smallest
       such pair: 2 (N-1)/N of the tensor where N divides n;
     - halving_doubling: 2 log2 p chunks of n + ceil(n/2) + … + ceil(2n/p) elements together,
@@ -159,6 +161,7 @@ COLLECTIVES: dict[str, Callable[[int, int, int], tuple[int, int, int, int]]] = {
     "tree_reduce": lambda ranks, n, _: _whole(ranks - 1, 1, n),
     "tree_broadcast": lambda ranks, n, _: _whole(ranks - 1, (ranks - 1).bit_length(), n),
     "tree_aggregate": lambda ranks, n, _: _whole(ranks - 1, 1, n),
+    "torrent_broadcast": lambda ranks, n, _: ((ranks - 1) ** 2, (ranks - 1) * n, ranks - 1, n),
     "ring": _ring,
     "ring_reduce_scatter": _half_ring,
     "ring_allgather": _half_ring,

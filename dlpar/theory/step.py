@@ -68,7 +68,7 @@ def predict(experiment: Experiment) -> PredictedStep | None:
     halving_doubling  2 log2 N a + 2 (N-1)/N b                      Thakur et al. (IJHPCA 2005), 4.5
     hierarchical      2 a + g b in a group, a ring between groups   Jia et al. (arXiv 1807.11205), 3.2
     driver            a + k b a level, of k messages to a rank,     Spark's treeAggregate; Thakur et al.
-                      and log2 N (a + b) back
+                      and a broadcast back, by a tree log2 N (a + b)
     servers           2 a + (N/S + 1) b                             Li et al. (OSDI 2014), section 4
     servers, free     the longer of a worker's cycle and N pushes   Lazowska et al. (1984), 5.2
                       at a busy server
@@ -313,7 +313,7 @@ def _driver(costs: Costs) -> PredictedStep | None:
     gradient, adding = costs.bytes(n + LOSS_AND_COUNT), costs.seconds(1.0) / costs.model.itemsize
     depth = 1 if sync.reduce == "collect" else sync.depth
     up = collective_seconds("tree_aggregate", workers, gradient, link, depth=depth, adding=adding)
-    down = collective_seconds("tree_broadcast", workers, PACKET_HEAD + costs.bytes(n), link)
+    down = collective_seconds(f"{sync.broadcast}_broadcast", workers, PACKET_HEAD + costs.bytes(n), link)
     return costs.step(up + costs.seconds(5 * n) + down, 2 * n, ABOVE)
 
 

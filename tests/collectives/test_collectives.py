@@ -74,6 +74,7 @@ def every_collective(comm, cases):
             "library_reduce": (partial(c.library_reduce, root=root), exact, root),
             "star_broadcast": (partial(c.star_broadcast, root=root), spread, None),
             "tree_broadcast": (partial(c.tree_broadcast, root=root), spread, None),
+            "torrent_broadcast": (partial(c.torrent_broadcast, root=root), spread, None),
             "library_broadcast": (partial(c.library_broadcast, root=root), spread, None),
         }
         results = {}

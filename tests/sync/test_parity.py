@@ -67,6 +67,7 @@ BULK_SYNCHRONOUS = {
         "bucket_mb": 0.01,
     },
     "map-reduce": {"scheme": "mapreduce"},
+    "map-reduce with a torrent": {"scheme": "mapreduce", "broadcast": "torrent"},
     "gossip on the complete graph": {"scheme": "gossip", "topology": "complete"},
 }
 """Ways to agree that must not change the answer."""

@@ -26,6 +26,8 @@ LINK = Link(latency=1e-3, bandwidth=1e6)  # 1 ms, and 1 ms a kilobyte
         ("halving_doubling", 5, 4 * 1 + 2 * 0.75 * 6 + 2 * 7 + 6 / 4),
         ("hierarchical", 6, 2 * (1 + 6) + 4 * (1 + 2)),
         ("tree_aggregate", 9, (1 + 2 * 6) + (1 + 2 * 6)),
+        ("torrent_broadcast", 4, 3 * 1 + 5 * 2),
+        ("torrent_broadcast", 2, 1 + 6),
         ("ring_allreduce", 1, 0),
     ],
 )

@@ -203,6 +203,7 @@ def test_elements_of_a_workload_have_its_size_whatever_the_small_models_dtype(ou
         (9, "mapreduce", {}, "upper bound", 0.03),
         (16, {"scheme": "mapreduce", "depth": 3}, {}, "upper bound", 0.03),
         (7, {"scheme": "mapreduce", "reduce": "collect"}, {}, "upper bound", 0.2),
+        (9, {"scheme": "mapreduce", "broadcast": "torrent"}, {}, "upper bound", 0.1),
         (4, {"scheme": "ps", "servers": 2}, {}, "lower bound", 0.001),
         (16, {"scheme": "ps", "servers": 4}, {}, "lower bound", 0.05),
         (8, {"scheme": "ps", "servers": 4, "consistency": "asp"}, {}, "lower bound", 0.1),

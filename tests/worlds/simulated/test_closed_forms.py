@@ -88,6 +88,22 @@ def test_sparks_tree_takes_what_its_closed_form_says(depth):
         )
 
 
+@pytest.mark.parametrize("link", LINKS.values(), ids=LINKS)
+def test_a_torrent_takes_what_its_closed_form_says_on_any_number_of_ranks(link):
+    for ranks in SIZES:
+        elements = 1000 * (ranks - 1)  # blocks are equal then
+        said = collective_seconds("torrent_broadcast", ranks, 4 * elements, link)
+        assert measured(c.torrent_broadcast, ranks, elements, link) == pytest.approx(said, rel=EXACT), ranks
+
+
+def test_a_torrent_of_a_long_message_beats_a_tree():
+    tree, torrent = (
+        measured(each, 64, 6_300_000, LINKS["a gigabyte a second"])
+        for each in (c.tree_broadcast, c.torrent_broadcast)
+    )
+    assert torrent < tree / 2.8
+
+
 def test_half_a_collective_takes_the_time_of_that_half():
     link = LINKS["long messages"]
     halves = {

@@ -86,7 +86,13 @@ def test_the_halves_of_a_ring_work_on_their_own_with_chunks_of_any_lengths(worke
 def test_sizes_alone_take_the_seconds_the_same_messages_with_values_take(case):
     def each(comm):
         times = []
-        for collective in [*c.ALLREDUCE.values(), c.tree_aggregate, c.star_reduce, c.tree_broadcast]:
+        for collective in [
+            *c.ALLREDUCE.values(),
+            c.tree_aggregate,
+            c.star_reduce,
+            c.tree_broadcast,
+            c.torrent_broadcast,
+        ]:
             own = (
                 inputs_of(case, comm.size)[comm.rank]
                 if comm.computes
