@@ -15,9 +15,6 @@ from dlpar.config.split import SPLITS, DataSplit
 from dlpar.config.sync import SCHEMES, Ring, SyncPart
 from dlpar.config.user_code import as_part
 
-OF_SEVERAL_KINDS = ("split", "sync")
-"""Parts of which another kind takes nothing over when one is replaced."""
-
 
 def _any_of(kinds: list[Any]) -> Any:
     """The type of a part that has several kinds: a bare word is one of their heads, and the first is the default."""
@@ -29,11 +26,6 @@ def _any_of(kinds: list[Any]) -> Any:
         return {head: kinds[0].model_fields[head].default, **value} if isinstance(value, dict) else value
 
     return Annotated[Union[tuple(kinds)], Field(discriminator=head), BeforeValidator(spelled_out)]
-
-
-def _packed(sync: Any) -> Any:
-    """A function or class becomes the part that carries it."""
-    return as_part(sync) if callable(sync) else sync
 
 
 class Experiment(Part):
@@ -86,7 +78,7 @@ class Experiment(Part):
     """Ranks that train (servers not counted)."""
     split: _any_of(SPLITS) = Field(DataSplit())  # type: ignore[valid-type]
     """Split of one model over ranks."""
-    sync: Annotated[_any_of(SCHEMES), BeforeValidator(_packed)] = Field(Ring())  # type: ignore[valid-type]
+    sync: Annotated[_any_of(SCHEMES), BeforeValidator(as_part)] = Field(Ring())  # type: ignore[valid-type]
     """Scheme by which replicas agree."""
     averaging: Averaging = Field(Averaging())
     """Local steps between exchanges."""
@@ -172,7 +164,8 @@ class Experiment(Part):
             before = fields.get(name)
             if isinstance(before, dict) and isinstance(value, dict):
                 head = next(iter(before))
-                another_kind = name in OF_SEVERAL_KINDS and value.get(head, before[head]) != before[head]
+                # Another split or scheme takes nothing over.
+                another_kind = name in ("split", "sync") and value.get(head, before[head]) != before[head]
                 value = value if another_kind else {**before, **value}
             fields[name] = value
         return Experiment(**fields)

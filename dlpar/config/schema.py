@@ -22,7 +22,6 @@ from pydantic_core import PydanticCustomError, core_schema
 LINE = r"^[^\x00-\x1f\x7f]{1,4096}$"
 """Pattern of text that may be a path or a name: on one line, not empty, with nothing that controls a terminal."""
 
-Positive = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(gt=0, le=1)]
 
 

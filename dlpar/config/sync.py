@@ -54,7 +54,7 @@ class SyncPart(Part):
     @property
     def lead_bound(self) -> int | None:
         """Clocks a worker may run ahead of the slowest; None if the scheme sets no bound."""
-        return None if self.runs_free else 0
+        return 0 if self.counts_lead and not self.runs_free else None
 
     @property
     def server_ranks(self) -> int:
@@ -68,7 +68,7 @@ class SyncPart(Part):
 
     def of_one_part(self, parts: int) -> dict[str, Any]:
         """Fields of the scheme as one of a model's `parts` has it."""
-        return {}
+        return {name: getattr(self, name) // parts for name in ("servers", "groups") if hasattr(self, name)}
 
     def complaints(self, e: Experiment) -> Iterator[Complaint]:
         """Check numbers of an experiment against this scheme."""
@@ -157,9 +157,6 @@ class ParameterServer(SyncPart):
     def lead_bound(self) -> int | None:
         return {"bsp": 0, "ssp": self.staleness}.get(self.consistency)
 
-    def of_one_part(self, parts: int) -> dict[str, Any]:
-        return {"servers": self.servers // parts, "groups": self.groups // parts}
-
     def complaints(self, e: Experiment) -> Iterator[Complaint]:
         n = e.workers
         if self.groups > n:
@@ -245,12 +242,8 @@ class Gossip(SyncPart):
         return self.exchange == "pairwise"
 
     @property
-    def lead_bound(self) -> int | None:
-        return None  # a worker waits for its neighbours only, and others may be far behind
-
-    @property
     def counts_lead(self) -> bool:
-        return self.runs_free  # in synchronous steps nobody hears of all others
+        return self.runs_free  # in synchronous steps nobody hears of all others, who may be far behind
 
     @property
     def has_graph(self) -> bool:

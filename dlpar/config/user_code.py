@@ -10,15 +10,17 @@ import linecache
 import os
 import sys
 from collections.abc import Callable
+from typing import Any
 
 _INSTALLED = os.path.dirname(os.path.dirname(__file__)), os.path.dirname(os.__file__)
 _BEGINNINGS = ("<frozen ", *(folder + os.sep for folder in _INSTALLED))
-_PACKAGES = ("/site-packages/", "/dist-packages/")
 
 
 def is_installed(file: str) -> bool:
     """Return whether a frame's file belongs to Python, a package or dlpar; a notebook's cell, say, does not."""
-    return file.startswith(_BEGINNINGS) or any(folder in file for folder in _PACKAGES)
+    return file.startswith(_BEGINNINGS) or any(
+        folder in file for folder in ("/site-packages/", "/dist-packages/")
+    )
 
 
 def pack(function: Callable, arguments: tuple = ()) -> bytes:
@@ -43,8 +45,10 @@ def unpack(body: bytes) -> tuple[Callable, tuple]:
     return cloudpickle.loads(call)
 
 
-def as_part(scheme: Callable) -> dict[str, str]:
-    """A student's scheme as ``sync`` of an experiment, readable by :func:`from_part` on any rank."""
+def as_part(scheme: Any) -> Any:
+    """A student's scheme as ``sync`` of an experiment, readable by :func:`from_part`; what is no code stays."""
+    if not callable(scheme):
+        return scheme
     name = getattr(scheme, "__name__", type(scheme).__name__)
     return {"scheme": "own", "name": name, "code": base64.b64encode(pack(scheme)).decode()}
 

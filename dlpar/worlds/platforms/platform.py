@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from dlpar.config.parts import ByRank
-from dlpar.config.schema import BadExperiment, Part, Positive, shown
+from dlpar.config.schema import BadExperiment, Part, shown
 from dlpar.worlds.platforms.workloads import TABLES, WORKLOADS, FromFile, Workload
 
 
@@ -173,7 +173,7 @@ class Platform(FromFile):
     nic: Literal["shared", "each"] = "shared"
     eager: int = Field(65_536, ge=0, le=1 << 40)
     timing: Timing = Timing()
-    stragglers: ByRank[Positive] = Field({})
+    stragglers: ByRank[Annotated[float, Field(gt=0)]] = Field({})
     overlap: float = Field(1.0, ge=0, le=1)
 
     @model_validator(mode="after")
