@@ -94,7 +94,7 @@ class HeldOut:
 
     def test(self, done: int, at_end: bool = False) -> None:
         """Test the model if it is time after `done` global steps: on some samples, at the end on all."""
-        interval = self.experiment.evaluation_interval
+        interval = self.experiment.evaluate_every or max(1, self.experiment.steps // 20)
         due = at_end or (self.tested < done // interval and done < self.experiment.steps)
         if not (self.wanted and due):
             return

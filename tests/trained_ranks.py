@@ -7,8 +7,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from dlpar import Experiment
+from dlpar import Experiment, models
+from dlpar.data import load
+from dlpar.data.sampler import Sampler
 from dlpar.jobs.record import Unrecorded
 from dlpar.train import serve, train
 from dlpar.worlds.simulated.run import of_experiment, run_program
@@ -76,6 +79,29 @@ def images_a_second(batch: int = 32, **fields: Any) -> float:
     ends = [max(each["t"] for each in step) for step in zip(*facts)]
     # Nobody waits for anybody before the first step, or after the last.
     return batch * len(facts) * 3 / (ends[4] - ends[1])
+
+
+class OneProcess:
+    """An experiment's model and batches in one process, in float64: for algorithms as their papers write them."""
+
+    def __init__(self, experiment: Experiment) -> None:
+        self.dataset = load(experiment.data, experiment.seed, torch.float64, experiment.model.name)
+        self.sampler = Sampler(experiment, self.dataset.train_y, len(self.dataset.train_x))
+        self.network = models.build(experiment, self.dataset)
+        self.weights = flat(self.network).detach()
+
+    def gradient(self, weights: torch.Tensor, step: int, worker: int) -> tuple[float, torch.Tensor]:
+        """Mean loss of a worker's samples of a step at some weights, and its gradient."""
+        vector_to_parameters(weights, self.network.parameters())
+        own, dataset = self.sampler.indices(step, worker), self.dataset
+        loss = models.loss(dataset.task)(self.network(dataset.train_x[own]), dataset.train_y[own])
+        found = torch.autograd.grad(loss, list(self.network.parameters()))
+        return loss.item(), torch.cat([each.flatten() for each in found])
+
+
+def flat(model: nn.Module) -> torch.Tensor:
+    """All weights of a model in one vector."""
+    return parameters_to_vector(model.parameters())
 
 
 def take_part(comm, experiment: Experiment, record: Kept) -> nn.Module | None:

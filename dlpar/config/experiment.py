@@ -137,9 +137,14 @@ class Experiment(Part):
         return self.replace(workers=self.replicas, split="data", delays="none", sync=sync)
 
     @property
+    def backup(self) -> int:
+        """Workers whose gradients an update can do without."""
+        return getattr(self.sync, "backup", 0)
+
+    @property
     def global_batch(self) -> int:
-        """Samples all replicas together take a step."""
-        return self.batch if self.scaling == "strong" else self.batch * self.replicas
+        """Samples of a step, of all replicas that count."""
+        return self.batch if self.scaling == "strong" else self.batch * (self.replicas - self.backup)
 
     @property
     def batch_parts(self) -> int:
@@ -149,13 +154,8 @@ class Experiment(Part):
 
     def local_batch(self, replica: int) -> int:
         """Samples `replica` (0-based) takes of every step; the first ones take the remainder."""
-        share, rest = divmod(self.global_batch, self.replicas)
+        share, rest = divmod(self.global_batch, self.replicas - self.backup)
         return share + (replica < rest)
-
-    @property
-    def evaluation_interval(self) -> int:
-        """Steps between two tests on held-out samples."""
-        return self.evaluate_every or max(1, self.steps // 20)
 
     def replace(self, **changes: Any) -> Experiment:
         """A validated copy; a part is changed field by field: ``replace(model={"width": 64})``."""

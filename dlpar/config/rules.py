@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from dlpar.config.parts import PAPER
-from dlpar.config.schema import BadExperiment, shown
+from dlpar.config.schema import BadExperiment, Part, shown
 
 if TYPE_CHECKING:
     from dlpar.config.experiment import Experiment
@@ -26,6 +26,17 @@ name the part that has it.
 
 Complaint = tuple[str, str] | tuple[str, str, object]
 """A field, the values allowed in words, and the value given where that is not the field's."""
+
+
+class PartWithRules(Part):
+    """A kind of part that has rules of its own."""
+
+    rules: ClassVar[tuple[Rule, ...]] = ()
+    """Rows of the table of rules that hold with it."""
+
+    def complaints(self, e: Experiment) -> Iterator[Complaint]:
+        """Check numbers of an experiment against it."""
+        yield from ()
 
 
 class Other(tuple):

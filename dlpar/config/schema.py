@@ -145,9 +145,7 @@ def choices(field: FieldInfo) -> list[Any]:
         if isinstance(mark, OneOf):
             return list(mark.words)
     kind = unwrap(field.annotation)
-    if typing.get_origin(kind) is Literal:
-        return list(typing.get_args(kind))
-    return []
+    return list(typing.get_args(kind)) if typing.get_origin(kind) is Literal else []
 
 
 def _limits(field: FieldInfo) -> str:
@@ -192,13 +190,10 @@ def allowed(field: FieldInfo) -> str:
 
 def shown(value: Any, limit: int = 60) -> str:
     """`value` as it was given, cut to `limit` characters."""
-    if isinstance(value, float) and math.isfinite(value):
-        text = f"{value:g}"
-    else:
-        try:
-            text = repr(value)
-        except ValueError:  # Python does not write out whole numbers of thousands of digits
-            text = "a number of thousands of digits"
+    try:
+        text = f"{value:g}" if isinstance(value, float) and math.isfinite(value) else repr(value)
+    except ValueError:  # Python does not write out whole numbers of thousands of digits
+        text = "a number of thousands of digits"
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 

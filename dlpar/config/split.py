@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NamedTuple
 
 from pydantic import Field
 
-from dlpar.config.rules import ANY, NONE, Complaint, Other, Rule, broken
-from dlpar.config.schema import LINE, OneOf, Only, Part
+from dlpar.config.rules import ANY, NONE, Complaint, Other, PartWithRules, Rule, broken
+from dlpar.config.schema import LINE, OneOf, Only
 
 if TYPE_CHECKING:
     from dlpar.config.experiment import Experiment
@@ -84,18 +84,14 @@ WITHOUT_FLUSH: tuple[Rule, ...] = (
 """Rules of a schedule in which each batch is a step, read ahead of the updates."""
 
 
-class SplitPart(Part):
+class SplitPart(PartWithRules):
     """Base of every split's part.
 
     Attributes
     ----------
     implementation : str
         Module and class of the split, such as ``dlpar.split.tensor:TensorSplit``.
-    rules : tuple of Rule
-        Rows of the table of rules that hold with this split.
     """
-
-    rules: ClassVar[tuple[Rule, ...]] = ()
 
     kind: str
 
@@ -106,10 +102,6 @@ class SplitPart(Part):
     def ways(self, workers: int) -> int:
         """Ranks that share one model."""
         return math.prod(self.axes(workers).values())
-
-    def complaints(self, e: Experiment) -> Iterator[Complaint]:
-        """Check numbers of an experiment against this split."""
-        yield from ()
 
     def too_few_layers(self, e: Experiment, model: str, layers: int) -> Iterator[Complaint]:
         """Say whether a model of so many layers with weights cannot be cut so."""

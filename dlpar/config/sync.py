@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from dlpar.config.paths import read_plain
-from dlpar.config.rules import ANY, NONE, SOME, Complaint, Rule
-from dlpar.config.schema import OneOf, Only, Part, Share
+from dlpar.config.rules import ANY, NONE, SOME, Complaint, Other, PartWithRules
+from dlpar.config.schema import OneOf, Only, Share
 
 if TYPE_CHECKING:
     from dlpar.config.experiment import Experiment
 
 
-class SyncPart(Part):
+class SyncPart(PartWithRules):
     """Base of every scheme's part.
 
     Attributes
@@ -39,8 +39,6 @@ class SyncPart(Part):
         Whether workers average with their neighbours in a graph.
     runs_free : bool
         Whether workers do as many steps as they can, instead of the same steps all of them.
-    rules : tuple of Rule
-        Rows of the table of rules that hold with this scheme.
     """
 
     shares_memory: ClassVar[bool] = False
@@ -49,7 +47,6 @@ class SyncPart(Part):
     counts_lead: ClassVar[bool] = True
     has_graph: ClassVar[bool] = False
     runs_free: ClassVar[bool] = False
-    rules: ClassVar[tuple[Rule, ...]] = ()
 
     @property
     def lead_bound(self) -> int | None:
@@ -69,10 +66,6 @@ class SyncPart(Part):
     def of_one_part(self, parts: int) -> dict[str, Any]:
         """Fields of the scheme as one of a model's `parts` has it."""
         return {name: getattr(self, name) // parts for name in ("servers", "groups") if hasattr(self, name)}
-
-    def complaints(self, e: Experiment) -> Iterator[Complaint]:
-        """Check numbers of an experiment against this scheme."""
-        yield from ()
 
 
 class Ring(SyncPart):
@@ -124,6 +117,14 @@ class ParameterServer(SyncPart):
         ("sync.staleness_aware", (True,), "optimizer", ("sgd", "momentum"), "others undo this division"),
         ("averaging.method", SOME, "sync.push_every", (1,), "its period does that"),
         ("sync.overlap", (True,), "sync.push_every", (1,), "a bucket is pushed as soon as it is finished"),
+        ("sync.backup", Other([0]), "sync.consistency", ("bsp",), "others wait for nobody"),
+        ("sync.backup", Other([0]), "sync.servers", (1,), "each server would drop other pushes"),
+        ("sync.backup", Other([0]), "sync.groups", (0,), "each leaf would drop other pushes"),
+        ("sync.backup", Other([0]), "sync.overlap", (False,), "of each bucket other pushes would be dropped"),
+        ("sync.backup", Other([0]), "sync.push_every", (1,), "what is dropped is one gradient"),
+        ("sync.backup", Other([0]), "averaging.method", NONE, "what is dropped is one gradient"),
+        ("sync.backup", Other([0]), "split.kind", ("data",), "each part would drop other pushes"),
+        ("sync.backup", Other([0]), "shards", ("iid", "by_label"), "all pushes count alike"),
     )
 
     scheme: Literal["ps"] = Field("ps", title="sync")
@@ -149,6 +150,9 @@ class ParameterServer(SyncPart):
     bucket_mb: float = Field(25.0, gt=0, le=4096)
     """Size of a gradient bucket, in MB (10^6 bytes)."""
 
+    backup: Annotated[int, Only("sync.consistency", "bsp")] = Field(0, ge=0, le=1024)
+    """Backup workers b, of all workers: an update takes the first N - b pushes of a step and drops later ones."""
+
     @property
     def runs_free(self) -> bool:
         return self.consistency != "bsp"
@@ -161,12 +165,15 @@ class ParameterServer(SyncPart):
         n = e.workers
         if self.groups > n:
             yield "sync.groups", f"with {n} workers is at most {n}"
+        if self.backup >= n:
+            yield "sync.backup", f"with {n} workers is at most {n - 1}"
+        elif self.backup and e.global_batch % (n - self.backup):
+            yield "batch", f"with backup {self.backup} and {n} workers is a multiple of {n - self.backup}"
         if self.groups and self.runs_free and n % self.groups:
             why = "groups that run free of each other count alike"
             yield "sync.groups", f"with {n} workers and {self.consistency} is a divisor of {n}: {why}"
         if self.consistency == "softsync" and self.softsync > (self.groups or n):
-            clients = f"{self.groups} groups" if self.groups else f"{n} workers"
-            yield "sync.softsync", f"with {clients} is at most {self.groups or n}"
+            yield "sync.softsync", f"with {n} workers and {self.groups} groups is at most {self.groups or n}"
         if e.steps % self.push_every:
             yield "sync.push_every", f"with {e.steps} steps is a divisor of {e.steps}"
 
@@ -256,8 +263,7 @@ class Gossip(SyncPart):
                 yield "sync.peers", f"with {n} workers is at most {n - 1}"
             return
         if (self.topology == "edges") != bool(self.edges):
-            allowed = "is a list of them with topology edges, else none"
-            yield "sync.edges", allowed, f"{len(self.edges)} edges"
+            yield "sync.edges", "is a list of them with topology edges, else none", f"{len(self.edges)} edges"
         for a, b in self.edges:
             if a == b or min(a, b) < 0 or max(a, b) >= n:
                 yield "sync.edges", f"with {n} workers is two different ones of 0 to {n - 1}", f"{a}-{b}"

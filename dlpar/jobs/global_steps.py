@@ -40,7 +40,7 @@ class GlobalSteps:
     Parameters
     ----------
     workers : int
-        Worker-steps in a global step.
+        Worker-steps in a global step: without those of backup workers.
     runs_free : bool, default False
         Whether workers do as many steps as they can.  Then any N worker-steps make a global step, in the
         order in which they ended.  Otherwise a global step is the same step of all workers.
@@ -69,7 +69,9 @@ class GlobalSteps:
         self._newest: dict[int, float] = {}
 
     def add(self, rank: int, record: dict[str, Any]) -> None:
-        """Take one worker's step record; those of different ranks may come in any order."""
+        """Take one worker's step record; those of different ranks may come in any order, dropped ones do not count."""
+        if record.get("dropped"):
+            return
         self._taken += 1
         ended, loss, samples = record["t"], record["loss"], record["samples"]
         if self.runs_free:
@@ -116,8 +118,7 @@ class GlobalSteps:
     def _combine(self, number: int, parts: list[WorkerStep]) -> GlobalStep:
         batch, weighted, sent, seconds = 0, 0.0, 0.0, -math.inf
         for _, _, rank, ended, loss, samples, moved, sketch in parts:
-            if ended > seconds:
-                seconds = ended
+            seconds = max(seconds, ended)
             if samples:
                 batch += samples
                 weighted += loss * samples

@@ -129,7 +129,7 @@ class Run:
 
     def global_steps(self) -> list[GlobalStep]:
         """Combine the steps of all workers into global steps."""
-        steps = GlobalSteps(self.experiment.workers, self.experiment.sync.runs_free)
+        steps = GlobalSteps(self.experiment.workers - self.experiment.backup, self.experiment.sync.runs_free)
         for rank, record in self._of_kind("step"):
             steps.add(rank, record)
         return steps.ready(ended=True)

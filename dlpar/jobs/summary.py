@@ -26,12 +26,12 @@ ACCURACY_GOALS = (0.8, 0.9, 0.95, 0.97)
 
 def facts_of(experiment: Experiment) -> dict[str, Any]:
     """Return the facts of an experiment that its :class:`Summary` needs, ready for JSON."""
-    sync = experiment.sync
     return {
         "workers": experiment.workers,
-        "runs_free": sync.runs_free,
-        "lead_bound": sync.lead_bound,
-        "counts_lead": sync.counts_lead,
+        "backup": experiment.backup,
+        "runs_free": experiment.sync.runs_free,
+        "lead_bound": experiment.sync.lead_bound,
+        "counts_lead": experiment.sync.counts_lead,
     }
 
 
@@ -44,6 +44,8 @@ class Summary:
         Id of the run.
     workers : int
         Workers of the experiment; servers are not counted.
+    backup : int
+        Workers of these whose steps an update can do without.
     runs_free : bool
         Whether workers do as many steps as they can, instead of the same steps all of them.
     lead_bound : int or None
@@ -53,7 +55,7 @@ class Summary:
     """
 
     def __init__(
-        self, run: str, workers: int, runs_free: bool, lead_bound: int | None, counts_lead: bool
+        self, run: str, workers: int, backup: int, runs_free: bool, lead_bound: int | None, counts_lead: bool
     ) -> None:
         self.run, self.workers = run, workers
         self.lead_bound, self.counts_lead = lead_bound, counts_lead
@@ -63,7 +65,7 @@ class Summary:
         self.staleness: Counter[int] = Counter()
         self.first, self.last, self.slip = math.inf, -math.inf, None
         self.reached: dict[str, float] = {}
-        self.steps = GlobalSteps(workers, runs_free)
+        self.steps = GlobalSteps(workers - backup, runs_free)
 
     def add(self, records: Iterable[tuple[str, dict[str, Any]]]) -> None:
         """Take records in any order, as :meth:`dlpar.jobs.tail.Tail.read` gives them."""
@@ -104,7 +106,7 @@ class Summary:
 
     def _count(self, steps: list[dict[str, Any]]) -> None:
         """Take many steps at once, which is several times as quick as one after the other."""
-        self.samples += sum([step["samples"] for step in steps])
+        self.samples += sum([step["samples"] for step in steps if not step.get("dropped")])
         self._sent([step["bytes"] for step in steps])
         self.lead = max(self.lead, max([step["lead"] for step in steps]))
         self.staleness.update([step["staleness"] for step in steps])

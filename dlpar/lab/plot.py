@@ -144,7 +144,7 @@ class Board:
     def begin(self, run: Shown) -> None:
         """Add a run to the figures that fit it; the records that follow are its."""
         experiment = run.experiment
-        self.steps = GlobalSteps(experiment.workers, experiment.sync.runs_free)
+        self.steps = GlobalSteps(experiment.workers - experiment.backup, experiment.sync.runs_free)
         self.ranks: dict[int, dict[str, Any]] = {}
         self.slip: float | None = None
         self.accuracy: float | None = None

@@ -1,7 +1,8 @@
 """Consistency as a server sees it: two numbers bound how stale a worker may be, and nothing else differs.
 
 Sources: bsp, Valiant (CACM 1990); ssp, Ho et al. (NIPS 2013); asp, Dean et al.
-(NIPS 2012); n-softsync, Gupta, Zhang and Wang, "Rudra" (arXiv 1509.04210).
+(NIPS 2012); backup workers, Chen et al. (arXiv 1604.00981); n-softsync, Gupta,
+Zhang and Wang, "Rudra" (arXiv 1509.04210).
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ class Clocks:
 def consistency(sync: ParameterServer, clients: int) -> Consistency:
     """The consistency an experiment names, for a server with so many clients."""
     return {
-        "bsp": Consistency(gather=clients, bound=0),
+        "bsp": Consistency(gather=clients - sync.backup, bound=0),
         "ssp": Consistency(bound=sync.staleness),
         "asp": Consistency(),
         "softsync": Consistency(gather=clients // sync.softsync),

@@ -35,6 +35,7 @@ class ParameterServer(Scheme):
     def __init__(self, experiment: Experiment, comm: Comm, replica: Replica) -> None:
         self.experiment, self.comm, self.replica, sync = experiment, comm, replica, experiment.sync
         self.separate, self.every, self.overlap = sync.pull == "separate", sync.push_every, sync.overlap
+        self.backup = experiment.backup
         self.under_way: list[Request] = []
         if self.overlap:
             replica.cut(sync.bucket_mb * 1e6)
@@ -75,7 +76,8 @@ class ParameterServer(Scheme):
             for _ in range(self.every):
                 self.due = (step + 1) % self.every == 0
                 yield step
-                step += 1
+                # A worker whose push was dropped goes on with the present step of the others.
+                step = self.client.version if self.backup else step + 1
         self._run(lambda comm, weights: self.client.leave())
 
     def combine(self) -> None:
@@ -106,7 +108,8 @@ class ParameterServer(Scheme):
     def facts(self) -> dict[str, Any]:
         # Facts of the last push: a step between two pushes repeats them.
         client = self.client
-        return {"staleness": client.staleness, "lead": client.lead, "version": client.version}
+        dropped = {"dropped": int(client.staleness > 0)} if self.backup else {}
+        return {"staleness": client.staleness, "lead": client.lead, "version": client.version, **dropped}
 
 
 def leaf_of(experiment: Experiment, worker: int) -> int | None:

@@ -1,6 +1,7 @@
 """Parameter server, the server's side: hold a range of the weights, answer whoever comes.
 
-Sources: Li et al. (OSDI 2014); Zhang et al. (IJCAI 2016) for the rate divided by staleness.
+Sources: Li et al. (OSDI 2014); Zhang et al. (IJCAI 2016) for the rate divided by staleness;
+Chen et al., "Revisiting Distributed Synchronous SGD" (arXiv 1604.00981), for backup workers.
 """
 
 from __future__ import annotations
@@ -76,8 +77,7 @@ class Server:
         self.clock, self.read = Clocks(clients), dict.fromkeys(clients, 0)
         self.staleness = dict.fromkeys(clients, 0)
         self.waiting: list[int] = []
-        # The slowest clock, and whether steps were left, at the last check of waiting clients.
-        self.judged: tuple[int, bool] | None = None
+        self.judged: tuple[int, bool] | None = None  # the state at the last check of waiting clients
         self.left: list[int] = []
         self.total = len(self.clients) * experiment.steps // experiment.sync.push_every
         self.started = len(self.clients)
@@ -124,14 +124,14 @@ class Server:
 
     def _let_go(self, come: Sequence[int] = ()) -> None:
         """Answer those who wait, or have come, and may go on."""
-        slowest, going = self.clock.slowest, self.goes_on()
-        if (slowest, going) != self.judged:  # otherwise nothing has changed for waiting clients
-            come, self.waiting, self.judged = [*self.waiting, *come], [], (slowest, going)
+        state = self.state()
+        if state != self.judged:  # otherwise nothing has changed for waiting clients
+            come, self.waiting, self.judged = [*self.waiting, *come], [], state
         # When no step is left to start, no client waits for the slowest.
-        go = [c for c in come if not going or self.rule.may_start(self.clock[c], slowest)]
+        go = [c for c in come if not state[1] or self.may_start(c)]
         self.waiting += [c for c in come if c not in set(go)] if len(go) < len(come) else []
         for client in go:
-            self._answer(client, self.clock[client] - slowest)
+            self._answer(client, self.clock[client] - self.clock.slowest)
 
     def _answer(self, client: int, lead: int) -> None:
         go = self.goes_on()
@@ -139,6 +139,14 @@ class Server:
         self.started += go
         self.read[client] = self.version
         self.comm.send(self.answer.wire, client, self.first_tag + WEIGHTS)
+
+    def state(self) -> tuple[int, bool]:
+        """Return what waiting clients wait for: the slowest clock, and whether steps are left."""
+        return self.clock.slowest, self.goes_on()
+
+    def may_start(self, client: int) -> bool:
+        """Return whether a client that has pushed may have weights for another step."""
+        return self.rule.may_start(self.clock[client], self.clock.slowest)
 
     def apply(self) -> None:
         """One update from the pushes gathered."""
@@ -155,6 +163,32 @@ class Server:
 
     def conclude(self) -> None:
         """All clients have pushed the last time."""
+
+
+class WithBackup(Server):
+    """A server that takes the first pushes of a step, as many as its rule gathers, and drops those that come later.
+
+    A client whose push is dropped gets the newest weights at once; the others wait for the update of their step.
+    """
+
+    def _push(self, client: int) -> None:
+        if self.read[client] == self.version:
+            return super()._push(client)
+        self.staleness[client] = self.version - self.read[client]
+        self.pushes += 1
+        self._wait(client)
+
+    def state(self) -> tuple[int, bool]:
+        return self.version, self.goes_on()
+
+    def may_start(self, client: int) -> bool:
+        return self.read[client] < self.version
+
+    def goes_on(self) -> bool:
+        return self.version < self.experiment.steps
+
+    def counts(self, client: int, lead: int) -> tuple[int, ...]:
+        return self.version, self.staleness[client], 0, self.version
 
 
 class Leaf(Server):
@@ -217,7 +251,8 @@ def serve(comm: Comm, experiment: Experiment, record: Recorder) -> None:
             above = Client(comm, roots, answer.body, experiment, [len(answer.body)], bucket)
             return Leaf(comm, clients, answer, experiment, bucket, above)
         rule = consistency(sync, len(clients))
-        return Server(comm, clients, answer, experiment, rule, bucket, first and bucket == 0)
+        kind = WithBackup if experiment.backup else Server
+        return kind(comm, clients, answer, experiment, rule, bucket, first and bucket == 0)
 
     def run(comm: Comm, _: Tensor) -> Server:
         """Serve until every client has left; gives the server of the first bucket."""

@@ -99,7 +99,7 @@ def predict(experiment: Experiment) -> PredictedStep | None:
         averages, compression, uneven shards, ZeRO, a model on several ranks, times
         that vary from step to step, nodes of several ranks (but for a ring and for servers), free-running
         workers of unequal speed, workers with unequal numbers of neighbours, groups of workers, separate
-        pulls, pushes beside the backward pass, or servers on the nodes of workers.
+        pulls, pushes beside the backward pass, backup workers, or servers on the nodes of workers.
 
     Examples
     --------
@@ -321,7 +321,7 @@ def _servers(costs: Costs) -> PredictedStep | None:
     """Parameter servers on nodes of their own, bulk-synchronous or not."""
     experiment, n, every = costs.experiment, costs.model.parameters, period(costs.experiment)
     sync, is_colocated = experiment.sync, experiment.cluster.placement == "colocated"
-    if sync.groups or sync.overlap or sync.pull == "separate" or is_colocated:
+    if sync.groups or sync.overlap or sync.backup or sync.pull == "separate" or is_colocated:
         return None
     push, back = costs.bytes(n), sync.servers * PACKET_HEAD + costs.bytes(n)
     adding = costs.seconds(2 * -(-n // sync.servers))

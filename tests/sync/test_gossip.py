@@ -10,13 +10,10 @@ import pytest
 import torch
 import trained_ranks
 from simulations import trained
-from torch.nn.utils import parameters_to_vector, vector_to_parameters
-from trained_ranks import images_a_second
+from trained_ranks import OneProcess, flat, images_a_second
 
 import dlpar
-from dlpar import Experiment, Run, models
-from dlpar.data import load
-from dlpar.data.sampler import Sampler
+from dlpar import Experiment, Run
 from dlpar.graphs import mixing_matrix, neighbours
 from dlpar.sync.sketch import BUCKETS, Sketch
 from dlpar.theory import contraction
@@ -181,20 +178,11 @@ def test_a_worker_alone_has_nobody_to_gossip_with(exchange, tmp_path):
 
 def in_one_process(experiment: Experiment) -> torch.Tensor:
     """Weights of all workers after gossip with neighbours as its definition has it, (workers, parameters)."""
-    dataset = load(experiment.data, experiment.seed, torch.float64, experiment.model.name)
-    sampler = Sampler(experiment, dataset.train_y, len(dataset.train_x))
-    sync, workers = experiment.sync, experiment.workers
+    alone, sync, workers = OneProcess(experiment), experiment.sync, experiment.workers
     matrix = torch.from_numpy(mixing_matrix(neighbours(sync, workers, experiment.seed)))
-    networks = [models.build(experiment, dataset) for _ in range(workers)]
-    x = torch.stack([parameters_to_vector(network.parameters()) for network in networks]).detach()
+    x = alone.weights.repeat(workers, 1)
     for step in range(experiment.steps):
-        gradients = []
-        for worker, network in enumerate(networks):
-            vector_to_parameters(x[worker], network.parameters())
-            own = sampler.indices(step, worker)
-            loss = models.loss(dataset.task)(network(dataset.train_x[own]), dataset.train_y[own])
-            found = torch.autograd.grad(loss, list(network.parameters()))
-            gradients.append(torch.cat([each.flatten() for each in found]))
+        gradients = [alone.gradient(x[worker], step, worker)[1] for worker in range(workers)]
         moved = experiment.lr * torch.stack(gradients)
         x = matrix @ (x - moved) if sync.order == "adapt_then_combine" else matrix @ x - moved
     return x
@@ -210,7 +198,7 @@ def test_either_order_is_what_its_definition_gives_in_one_process(order, topolog
     found = trained_ranks.trained(steps=40, **fields).models
     alone = in_one_process(Experiment(steps=40, dtype="float64", **fields))
     for own, expected in zip(found, alone):
-        assert (parameters_to_vector(own.parameters()) - expected).abs().max() < 1e-9 * expected.abs().max()
+        assert (flat(own) - expected).abs().max() < 1e-9 * expected.abs().max()
 
 
 @pytest.mark.parametrize("exchange", ["neighbours", "random"])

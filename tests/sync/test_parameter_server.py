@@ -10,9 +10,10 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+import torch
 import trained_ranks
 from simulations import simulation_of, trained
-from trained_ranks import images_a_second
+from trained_ranks import OneProcess, flat, images_a_second
 
 import dlpar
 from dlpar import Experiment
@@ -202,6 +203,82 @@ def test_downpour_pushes_and_fetches_every_n_steps():
     assert served(finished)["pushes"] == 2 * 40 // 5
     sent = finished.steps.groupby("rank")["bytes"].apply(lambda b: (b > 0).sum())
     assert sent.sum() == 2 * 40 // 5 + 1  # one push in five steps of each worker, and once the first weights
+
+
+# ---- backup workers ------------------------------------------------------------------
+
+
+def first_pushes(experiment: Experiment, in_time: list[list[int]]) -> tuple[list[float], torch.Tensor]:
+    """Losses, and weights in the end, if the update of step t takes the gradients of the workers ``in_time[t]``."""
+    alone, losses = OneProcess(experiment), []
+    weights = alone.weights
+    for step, workers in enumerate(in_time):
+        found = [alone.gradient(weights, step, worker) for worker in workers]
+        losses.append(float(np.mean([loss for loss, _ in found])))
+        weights = weights - experiment.lr * torch.stack([gradient for _, gradient in found]).mean(dim=0)
+    return losses, weights
+
+
+BACKUP = dict(workers=5, steps=20, batch=60, dtype="float64", sync=ps(backup=2))
+
+
+@pytest.mark.quick
+def test_an_update_with_backup_workers_takes_the_first_pushes_and_drops_the_others():
+    delays = {"kind": "exponential", "delay_ms": 20.0, "straggler": {4: 3.0}}
+    found = trained_ranks.trained(**{**SMALL, **BACKUP}, delays=delays)
+    counted = [
+        (facts["step"], rank, facts["loss"])
+        for rank, steps in enumerate(found.facts)
+        for facts in steps
+        if not facts["dropped"]
+    ]
+    in_time = [[rank for at, rank, _ in counted if at == step] for step in range(20)]
+    assert [len(ranks) for ranks in in_time] == [3] * 20
+    assert len({rank for ranks in in_time for rank in ranks}) == 5  # everybody was in time now and then
+    experiment = Experiment(**{**SMALL, **BACKUP})
+    assert experiment.global_batch == 60 and experiment.local_batch(4) == 20
+    losses, weights = first_pushes(experiment, in_time)
+    measured = [np.mean([loss for at, _, loss in counted if at == step]) for step in range(20)]
+    assert measured == pytest.approx(losses, rel=1e-9)
+    assert (flat(found.models[0]) - weights).abs().max() < 1e-9 * weights.abs().max()
+
+
+@pytest.mark.parametrize("world", ["real", "paced", "simulated"])
+def test_backup_workers_make_all_steps_in_every_world(world):
+    delays = {"kind": "constant", "delay_ms": 3.0, "straggler": {1: 20.0}}
+    finished = run(**{**BACKUP, "cluster": {"world": world}, "delays": delays})
+    steps, counted = finished.steps, finished.steps.query("staleness == 0")
+    assert finished.summary["steps"] == 20 == len(finished.curve) == served(finished)["version"]
+    assert (counted.groupby("step").size() == 3).all() and len(counted) == 60
+    assert served(finished)["pushes"] == len(steps)
+    own = counted.sort_values(["step", "rank"]).groupby("step")["rank"].apply(list)
+    losses, _ = first_pushes(finished.experiment, own.tolist())
+    assert finished.curve["loss"].tolist() == pytest.approx(losses, rel=1e-9)
+    assert len(steps.query("rank == 1")) < 10 and set(steps["lead"]) == {0}  # the straggler skips steps
+
+
+@pytest.mark.quick
+def test_a_few_backup_workers_raise_the_throughput_of_a_machine():
+    """Chen et al. (arXiv 1604.00981): 50 workers and 1 to 4 for backup, 2 to 4 % more of each machine in a trial."""
+    delays = {"kind": "gamma", "delay_ms": 1000.0, "delay_cv": 0.15}
+
+    def steps_a_second(backup: int) -> float:
+        found = trained_ranks.trained(
+            workers=50 + backup,
+            batch=4,
+            scaling="weak",
+            steps=60,
+            model="linear",
+            data="diabetes",
+            sync=ps(backup=backup),
+            delays=delays,
+            cluster={"platform": "cpu-10gbe", "messages": "sizes"},
+        ).facts
+        return 60 / max(step["t"] for steps in found for step in steps if not step.get("dropped"))
+
+    alone = steps_a_second(0)
+    gains = [steps_a_second(backup) / alone * 50 / (50 + backup) for backup in (1, 2, 3, 4)]
+    assert all(1.02 < gain < 1.05 for gain in gains)
 
 
 # ---- what it costs ------------------------------------------------------------------
