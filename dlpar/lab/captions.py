@@ -145,9 +145,7 @@ def staleness(largest: int, mean: float, experiment: Experiment, predicted: int 
     """Staleness (updates) of the weights behind gradients; `predicted`: the predicted mean."""
     if largest:
         age = f"{quantity(mean)} updates old on average, {largest} at most"
-        text = f"The weights behind a gradient were {age}" + ", and old ones were dropped" * (
-            experiment.backup > 0
-        )
+        text = f"The weights behind a gradient were {age}" + " (dropped above 0)" * bool(experiment.backup)
         return text + (f"; theory predicts N − 1 = {predicted} on average." if predicted is not None else ".")
     scheme = experiment.sync.scheme
     otherwise = f"with these settings of {scheme}, no worker updates before all have read"
