@@ -94,11 +94,11 @@ def check(e: Experiment) -> None:
     """Raise `BadExperiment` with the first complaint about an experiment."""
     refuse(e, broken(e, (*RULES, *e.split.rules, *e.sync.rules)))
     refuse(e, _of_all_ranks(e))
-    for added in ADDED:
-        added(e)
     refuse(e, e.split.complaints(e))
     if e.replicas == e.workers:  # else these hold for each part of the model and its replicas
         refuse(e, chain(_of_replicas(e), e.sync.complaints(e)))
+    for added in ADDED:
+        added(e)
 
 
 def refuse(e: Experiment, complaints: Iterable[Complaint]) -> None:

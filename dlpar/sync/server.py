@@ -117,10 +117,6 @@ class Server:
         self.left.append(client)
         self.clock.leave(client)
         self._let_go()  # no client waits for one that has stopped pushing
-        if not self.clock:
-            self.conclude()  # only now are these the final weights
-            for each in self.left:
-                self._answer(each, 0)
 
     def _let_go(self, come: Sequence[int] = ()) -> None:
         """Answer those who wait, or have come, and may go on."""
@@ -161,8 +157,10 @@ class Server:
         done = self.pushes * self.experiment.sync.push_every // len(self.clients)
         return self.version, self.staleness[client], lead, done
 
-    def conclude(self) -> None:
-        """All clients have pushed the last time."""
+    def finish(self) -> None:
+        """Give all clients, which have pushed the last time, the final weights."""
+        for each in self.left:
+            self._answer(each, 0)
 
 
 class WithBackup(Server):
@@ -218,8 +216,16 @@ class Leaf(Server):
     def counts(self, client: int, lead: int) -> tuple[int, ...]:
         return self.above.version, self.above.staleness, self.above.next_lead, self.above.done
 
-    def conclude(self) -> None:
-        self.above.leave()
+    def _leave(self, client: int) -> None:
+        super()._leave(client)
+        if (
+            not self.clock
+        ):  # to wait here for the final weights would hold up other buckets, and those who wait for them
+            self.above.ask(0, LEAVE)
+
+    def finish(self) -> None:
+        self.above.receive()
+        super().finish()
 
 
 def serve(comm: Comm, experiment: Experiment, record: Recorder) -> None:
@@ -263,6 +269,8 @@ def serve(comm: Comm, experiment: Experiment, record: Recorder) -> None:
             arrival = comm.recv(inbox, ANY, ANY)
             bucket, kind = divmod(arrival.tag, TAGS)
             servers[bucket].take(kind, arrival.source, inbox)
+        for server in servers.values():
+            server.finish()
         return servers[min(servers)]
 
     wire = next(iter(answers.values())).wire

@@ -103,6 +103,12 @@ EXPERIMENTS = [
     ),
     (dict(sync={"scheme": "ps", "groups": 5}), "sync.groups", "5", "at most 4"),
     (
+        dict(sync={"scheme": "ps", "groups": 5}, cluster={"world": "simulated", "placement": "colocated"}),
+        "sync.groups",
+        "5",
+        "at most 4",
+    ),
+    (
         dict(sync={"scheme": "ps", "consistency": "softsync", "softsync": 5}),
         "sync.softsync",
         "5",

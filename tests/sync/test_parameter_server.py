@@ -109,6 +109,19 @@ def test_buckets_pushed_beside_the_backward_pass_change_no_loss(way):
 
 
 @pytest.mark.quick
+@pytest.mark.parametrize("consistency", ["ssp", "asp", "softsync"])
+def test_leaves_that_leave_with_one_bucket_still_serve_the_others(consistency):
+    """A leaf that waited for the final weights of a bucket would hold up leaves that wait for its pushes of another."""
+    sync = ps(servers=2, groups=2, consistency=consistency, **OVERLAPPED)
+    delays = {"kind": "exponential", "delay_ms": 5.0}
+    for seed in range(6):
+        found = trained_ranks.trained(
+            workers=4, steps=8, batch=64, model=SMALL["model"], sync=sync, delays=delays, seed=seed
+        )
+        assert sum(map(len, found.facts)) == 4 * 8
+
+
+@pytest.mark.quick
 @pytest.mark.parametrize("placement", ["dedicated", "colocated"])
 def test_servers_keep_up_with_a_ring_if_both_overlap(placement, tmp_path):
     """VGG-16 on 8 workers and 8 servers, one GPU a node, 10 GbE: as many bytes pass each port."""

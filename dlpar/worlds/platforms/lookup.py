@@ -116,8 +116,8 @@ def _first_workers(experiment: Experiment) -> list[int]:
     """Find the first worker of each leaf server's group."""
     of_part = experiment.of_replicas()
     replicas, groups = of_part.workers, of_part.sync.leaf_ranks
-    # As dlpar.sync.parameter_server.leaf_of deals out the workers of one part of the model.
-    starts = [-(-group * replicas // groups) for group in range(groups)]
+    # As dlpar.sync.parameter_server.leaf_of deals out the workers of one part of the model; more groups are refused.
+    starts = [min(-(-group * replicas // groups), replicas - 1) for group in range(groups)]
     if replicas == experiment.workers:
         return starts
     from dlpar.split.mesh import part_of  # here: a description of a platform needs no torch
