@@ -136,10 +136,11 @@ def key_ranges(length: int, servers: int) -> list[slice]:
 
 
 def check_servers(servers: int, lengths: Sequence[int]) -> None:
-    """Raise `ValueError` if some server would hold nothing of the model whose buckets have these lengths."""
-    if servers > sum(lengths):
-        most = sum(lengths)
-        raise ValueError(f"sync.servers: got {servers}, allowed with {most} parameters is at most {most}")
+    """Raise `ValueError` if some server would hold nothing even of the longest bucket."""
+    most = max(lengths)
+    if servers > most:
+        of = "parameters" if len(lengths) == 1 else "parameters of the largest bucket"
+        raise ValueError(f"sync.servers: got {servers}, allowed with {most} {of} is at most {most}")
 
 
 class Shard:

@@ -218,9 +218,8 @@ class Leaf(Server):
 
     def _leave(self, client: int) -> None:
         super()._leave(client)
-        if (
-            not self.clock
-        ):  # to wait here for the final weights would hold up other buckets, and those who wait for them
+        # To wait here for the final weights would hold up other buckets, and leaves that wait for their pushes.
+        if not self.clock:
             self.above.ask(0, LEAVE)
 
     def finish(self) -> None:
@@ -236,16 +235,14 @@ def serve(comm: Comm, experiment: Experiment, record: Recorder) -> None:
     check_servers(sync.servers, lengths)
     roots, leaves = range(workers, workers + sync.servers), range(workers + sync.servers, comm.size)
     is_leaf, first = comm.rank in leaves, comm.rank == workers
-    if is_leaf:
+    if is_leaf:  # it holds all weights
         clients = [worker for worker in range(workers) if leaf_of(experiment, worker) == comm.rank]
-        held = dict(enumerate(lengths))
+        parts, mine = 1, 0
     else:
         clients = list(leaves) or list(range(workers))
-        ranges = [key_ranges(length, sync.servers)[comm.rank - workers] for length in lengths]
-        held = {
-            bucket: keys.stop - keys.start for bucket, keys in enumerate(ranges) if keys.stop > keys.start
-        }
-    answers = {bucket: comm.packet(length, dtype) for bucket, length in held.items()}
+        parts, mine = sync.servers, comm.rank - workers
+    held = enumerate(key_ranges(length, parts)[mine] for length in lengths)
+    answers = {b: comm.packet(keys.stop - keys.start, dtype) for b, keys in held if keys.stop > keys.start}
     if not is_leaf:
         for bucket, answer in answers.items():
             comm.recv(answer.body, 0, bucket * TAGS + INITIAL)

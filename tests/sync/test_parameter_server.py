@@ -333,6 +333,18 @@ def test_more_servers_than_parameters_is_refused_by_every_rank():
         dlpar.launch(e).wait(60)
 
 
+@pytest.mark.quick
+def test_more_servers_than_parameters_of_any_bucket_are_refused():
+    """The linear model has 10 weights and a bias; buckets so small hold one or the other."""
+    fields = dict(model="linear", data="diabetes", batch=64, workers=2)
+    with pytest.raises(
+        ValueError, match="got 11, allowed with 10 parameters of the largest bucket is at most 10"
+    ):
+        trained_ranks.trained(sync=ps(servers=11, overlap=True, bucket_mb=1e-6), **fields)
+    found = trained_ranks.trained(sync=ps(servers=10, overlap=True, bucket_mb=1e-6), **fields)
+    assert found.losses == pytest.approx(trained_ranks.trained(sync=ps(), **fields).losses, rel=1e-9)
+
+
 @pytest.mark.parametrize("role", ["server", "worker", "leaf"])
 def test_killing_any_rank_ends_the_job_with_a_sentence(role):
     job = dlpar.launch(
