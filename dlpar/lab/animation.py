@@ -118,7 +118,7 @@ def _figure(rounds: Rounds, workers: int, chunks: int, name: str, scheme: str) -
         changes = [{key: [values] for key, values in cells.items()}, {"annotations": notes}, [0]]
         steps.append({"label": str(k or "start"), "method": "update", "args": changes})
     cells, notes = views[0]
-    figure = blank(_layout(workers, chunks, steps, notes), height=46 * workers + 54 + 140)
+    figure = blank(46 * workers + 54 + 140, **_layout(workers, chunks, steps, notes))
     bars = [(rank, chunk, CELL, "") for rank in range(workers) for chunk in range(chunks)]
     hover = "rank %{y}, chunk %{base}: contributions of %{hovertext}<extra></extra>"
     text = {"textposition": "inside", "insidetextanchor": "middle", "textangle": 0, "insidetextfont_size": 14}

@@ -11,10 +11,9 @@ from dlpar.config.experiment import Experiment
 from dlpar.jobs.run import Run
 from dlpar.lab import theme
 from dlpar.lab.figures.consensus import Consensus
-from dlpar.lab.figures.convergence import X_AXES, Convergence, check_axis, of_one_kind
+from dlpar.lab.figures.convergence import X_AXES, Convergence, check_axis, check_goal, of_one_kind
 from dlpar.lab.figures.staleness import Staleness
 from dlpar.lab.figures.throughput import Throughput
-from dlpar.lab.figures.training import check_goal
 from dlpar.lab.figures.waiting import Waiting
 from dlpar.lab.labels import labels
 from dlpar.lab.panel import ACTIONS, RunPage

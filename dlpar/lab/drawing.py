@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from dlpar.lab import theme
 from dlpar.lab.figure import Figure
 
 Message = tuple[dict[str, Any], list[bytes]]
@@ -58,7 +59,12 @@ class Drawing:
         return self._traces[key][1]
 
     def add_trace(
-        self, key: str, style: dict[str, Any], columns: Sequence[str], at: dict[str, str], limit: int = 2000
+        self,
+        key: str,
+        style: dict[str, Any],
+        columns: Sequence[str],
+        at: dict[str, str] | None = None,
+        limit: int = 2000,
     ) -> Series:
         """Add a curve.
 
@@ -70,14 +76,15 @@ class Drawing:
             plotly trace attributes, such as ``name`` and ``line``.
         columns : sequence of str
             Columns of a row, with units; heads of the data table.
-        at : mapping
+        at : mapping, optional
             plotly attribute -> column, for example ``{"x": "*", "y": "loss"}``; ``"*"``
-            is the horizontal axis that the reader chose.
+            is the horizontal axis that the reader chose. Default: the first columns are x and y.
         limit : int, default 2000
             Most points kept, here and in the page.
         """
         with self._guard:
             series = Series(len(columns), limit)
+            at = at or dict(zip("xy", columns))
             self._traces[key] = ({"key": key, "style": style, "columns": list(columns), "at": at}, series)
             self._stale = True
         return series
@@ -95,36 +102,31 @@ class Drawing:
             self._stale = True
 
     def relayout(
-        self, layout: dict[str, Any], x_axes: dict[str, dict] | None = None, height: int = 400
+        self, x_axes: dict[str, dict[str, Any]] | None = None, height: int = 400, **layout: Any
     ) -> None:
         """Replace the layout, the choices of the horizontal axis and the height; traces stay."""
         with self._guard:
-            self.looks |= {"layout": layout, "x_axes": x_axes or {}, "height": height}
+            self.looks |= {"layout": theme.layout(**layout), "x_axes": x_axes or {}, "height": height}
             if self.x not in self.looks["x_axes"]:
                 self.x = next(iter(self.looks["x_axes"]), "")
             self._stale = True
 
-    def set_title(self, axis: str, text: str) -> None:
-        """Change the title of an axis of the layout, such as ``xaxis2``."""
+    def set_axis(self, name: str, **attributes: Any) -> None:
+        """Change attributes of an axis, which is ``yaxis``, ``xaxis2`` … or one of ``x_axes``."""
         with self._guard:
-            title = self.looks["layout"][axis]["title"]
-            if title["text"] != text:
-                self.looks["layout"][axis]["title"] = {**title, "text": text}
-                self._news.setdefault("titles", {})[axis] = text
+            axes = self._axes(name)
+            changed = {**axes[name], **attributes}
+            if changed != axes[name]:
+                axes[name] = changed
+                self._news.setdefault("axes", {}).setdefault(name, {}).update(attributes)
 
-    def set_range(self, axis: str, low: float, high: float, tick_every: float | None = None) -> None:
-        """Fix an axis (``yaxis``, ``yaxis2``, ``xaxis`` or a name in ``x_axes``) to `low` … `high`.
+    def grow(self, name: str, value: float, ended: bool = False) -> None:
+        """Double the end of an axis until `value` fits; when a run has `ended`, end it at a round number."""
+        low, end = self._axes(name)[name]["range"]
+        self.set_axis(name, range=[low, theme.rounded_up(value) if ended else theme.doubled(value, end)])
 
-        For a logarithmic axis these are exponents of ten, and so is `tick_every`, the distance of ticks.
-        """
-        with self._guard:
-            where = self.looks["x_axes"] if axis in self.looks["x_axes"] else self.looks["layout"]
-            if where[axis].get("range") != [low, high]:
-                ticks = {"dtick": tick_every} if tick_every else {}
-                where[axis] = {**where[axis], "range": [low, high], **ticks}
-                self._news.setdefault("ranges", {})[axis] = [low, high]
-                if ticks:
-                    self._news.setdefault("ticks", {})[axis] = tick_every
+    def _axes(self, name: str) -> dict[str, Any]:
+        return self.looks["x_axes" if name in self.looks["x_axes"] else "layout"]
 
     def set_origin(self, seconds: float) -> None:
         """Say at which moment of the run a window of time begins, in which the horizontal axis counts milliseconds."""
@@ -141,11 +143,8 @@ class Drawing:
     def static(self) -> Figure:
         """Return the figure as it is now, with its caption."""
         with self._guard:
-            layout = {
-                **self.looks["layout"],
-                "height": self.looks["height"],
-                "meta": {"caption": self.caption},
-            }
+            layout = {**self.looks["layout"], "height": self.looks["height"]}
+            layout["meta"] = {"caption": self.caption}
             if self.x:
                 layout["xaxis"] = {**layout.get("xaxis", {}), **self.looks["x_axes"][self.x]}
             traces = []

@@ -78,9 +78,9 @@ def _below(figure: go.Figure) -> str:
     )
 
 
-def blank(layout: dict[str, Any], height: int = 430) -> Figure:
+def blank(height: int = 430, **layout: Any) -> Figure:
     """A figure without data; `height` in pixels."""
-    return Figure(layout=go.Layout(**layout, height=height, template=None))
+    return Figure(layout=go.Layout(**theme.layout(**layout), height=height, template=None))
 
 
 Table = tuple[Sequence[str], Sequence[Sequence]]
@@ -135,8 +135,8 @@ def stacked(
     ends = map(sum, zip(*(lengths for _, lengths in parts.values())))
     places, known = list(range(len(names))), [(at, row) for row, at in enumerate(marks[1]) if at]
     xaxis = theme.axis(title, (0, theme.rounded_up(max([*ends, *(at for at, _ in known)]))))
-    layout = theme.layout(xaxis=xaxis, yaxis=theme.rows(names, automargin=True), barmode="stack", bargap=0.3)
-    figure = blank(layout, max(260, 34 * len(names) + 150))
+    rows, height = theme.rows(names, automargin=True), max(260, 34 * len(names) + 150)
+    figure = blank(height, xaxis=xaxis, yaxis=rows, barmode="stack", bargap=0.3)
     for name, (look, lengths) in parts.items():
         if any(lengths):
             bar = {"type": "bar", "orientation": "h", "y": places, "x": list(lengths), **look, "name": name}

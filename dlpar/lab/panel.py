@@ -20,10 +20,9 @@ from dlpar.lab.controls import Controls
 from dlpar.lab.figure import Figure
 from dlpar.lab.figures.consensus import Consensus, disagreement
 from dlpar.lab.figures.convergence import Convergence, loss_title
-from dlpar.lab.figures.lanes import Lanes
 from dlpar.lab.figures.staleness import Lead, Staleness
 from dlpar.lab.figures.throughput import Throughput
-from dlpar.lab.figures.timeline import Timeline
+from dlpar.lab.figures.timeline import Lanes, Timeline
 from dlpar.lab.figures.waiting import Waiting
 from dlpar.lab.ghost import Foreseen, Ghost
 from dlpar.lab.labels import labels, place_in_queue, same_batches, with_world
@@ -291,7 +290,7 @@ class RunPage(Page):
     def _rate(self) -> float | None:
         """Mean samples/s of the run in front so far."""
         found = self.figures.get(Throughput.title)
-        return found.totals[found.front.key].mean if found and found.runs else None
+        return found.kept[found.front.key].mean if found and found.runs else None
 
     def _show_runs(self) -> None:
         """Show the table of runs: what differs, and their ratios."""

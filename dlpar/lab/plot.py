@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
@@ -62,15 +63,21 @@ class Plot(Drawing):
     ----------
     title : str
         Title of its tab.
+    pause : float
+        Seconds between two drawings of a run that goes on.
     runs : dict of str to Shown
         Runs in the figure, by their keys, in the order in which they began.
+    kept : dict of str to Any
+        State that the figure keeps of each run, by the same keys.
     """
 
     title: ClassVar[str] = ""
+    pause: ClassVar[float] = 0.0
 
     def __init__(self, logarithmic: bool = False) -> None:
         super().__init__(theme.layout(xaxis=theme.axis(""), yaxis=theme.axis("")), logarithmic=logarithmic)
         self.runs: dict[str, Shown] = {}
+        self.kept: dict[str, Any] = {}
 
     @staticmethod
     def fits(experiment: Experiment) -> bool:
@@ -84,12 +91,24 @@ class Plot(Drawing):
 
     def begin(self, run: Shown) -> None:
         """Add a run, in front of the others."""
-        self.runs[run.key] = run
+        self.runs[run.key], self._drawn = run, 0.0
 
     def forget(self, key: str) -> None:
         """Remove a run that is not in front."""
         self.runs.pop(key, None)
+        self.kept.pop(key, None)
         self.remove(f"{key} ")
+
+    def is_due(self, ended: bool) -> bool:
+        """Return whether to draw now, because the last drawing is `pause` old or the run has ended."""
+        before, now = self._drawn, time.monotonic()
+        due = ended or now - before >= self.pause
+        self._drawn = now if due else before
+        return due
+
+    def worlds(self) -> list[str]:
+        """Worlds of the runs."""
+        return [run.experiment.cluster.world for run in self.runs.values()]
 
     def rename(self, key: str, name: str) -> None:
         """Give a run another name."""

@@ -52,15 +52,19 @@ def test_after_a_snapshot_only_what_is_new_is_told(drawing):
 
 def test_a_range_a_title_and_a_sentence_are_told_once(drawing):
     page = seen(drawing)
-    drawing.set_range("yaxis", 0, 2, tick_every=1)
-    drawing.set_range("step", 0, 20)
-    drawing.set_title("yaxis", "other (1)")
+    drawing.set_axis("yaxis", range=[0, 2], dtick=1)
+    drawing.grow("step", 11)
+    drawing.set_axis("yaxis", title={"text": "other (1)"})
     drawing.set_caption("It grew.")
     change, _ = look(page, drawing)
-    assert change["ranges"] == {"yaxis": [0, 2], "step": [0, 20]}
+    title = {"text": "other (1)"}
+    assert change["axes"] == {
+        "yaxis": {"range": [0, 2], "dtick": 1, "title": title},
+        "step": {"range": [0, 20]},
+    }
     page.assert_like(drawing)
-    drawing.set_range("yaxis", 0, 2, tick_every=1)
-    drawing.set_title("yaxis", "other (1)")
+    drawing.set_axis("yaxis", range=[0, 2], dtick=1, title=title)
+    drawing.grow("step", 20)
     drawing.set_caption("It grew.")
     assert drawing.changes() is None
 
@@ -94,9 +98,9 @@ def test_a_static_figure_has_the_curves_axes_and_sentence_at_the_chosen_axis():
 
 
 def test_an_axis_that_is_no_longer_offered_is_not_chosen(drawing):
-    drawing.relayout(drawing.looks["layout"], {"seconds": theme.axis("s", (0, 1))})
+    drawing.relayout({"seconds": theme.axis("s", (0, 1))})
     assert drawing.x == "seconds"
-    drawing.relayout(drawing.looks["layout"])
+    drawing.relayout()
     assert drawing.x == ""
 
 

@@ -7,10 +7,9 @@ from dlpar.jobs.tail import rank_of
 from dlpar.lab import figures, theme
 from dlpar.lab.figures.consensus import Consensus
 from dlpar.lab.figures.convergence import Convergence
-from dlpar.lab.figures.lanes import Lanes
 from dlpar.lab.figures.staleness import Lead, Staleness
 from dlpar.lab.figures.throughput import Throughput
-from dlpar.lab.figures.timeline import Timeline
+from dlpar.lab.figures.timeline import Lanes, Timeline
 from dlpar.lab.figures.waiting import Waiting
 from dlpar.lab.plot import Board, drawn, shown
 from dlpar.lab.watch import in_order

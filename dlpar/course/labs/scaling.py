@@ -9,7 +9,7 @@ from dlpar.course import platform_file
 from dlpar.course.rehearse import Row, Shown, measured, on, same_losses, speedup, step_ms, step_s
 from dlpar.jobs.control_groups import cores
 from dlpar.jobs.run import Run
-from dlpar.lab.figures.training import first_at
+from dlpar.lab.figures.convergence import first_at
 from dlpar.theory import predict
 from dlpar.theory.calibrate import calibrate
 from dlpar.worlds.platforms import Platform, platform, workload

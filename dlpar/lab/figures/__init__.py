@@ -5,11 +5,9 @@ figure; ``caption(figure)`` is its caption and ``table(figure)`` its data.
 """
 
 from dlpar.lab.figure import caption, table
-from dlpar.lab.figures.consensus import consensus
-from dlpar.lab.figures.convergence import convergence, overlay
+from dlpar.lab.figures.consensus import consensus, show_graph
+from dlpar.lab.figures.convergence import convergence, overlay, suboptimality, time_to_accuracy
 from dlpar.lab.figures.cost import collective_times, link_fit
-from dlpar.lab.figures.graph import show_graph
-from dlpar.lab.figures.lanes import lanes
 from dlpar.lab.figures.memory import memory
 from dlpar.lab.figures.mesh import mesh
 from dlpar.lab.figures.overlap import bucket_sizes, exposed, sending
@@ -18,6 +16,5 @@ from dlpar.lab.figures.pipeline import micro_batches, pipeline, schedule
 from dlpar.lab.figures.scaling import speedup
 from dlpar.lab.figures.staleness import lead, staleness
 from dlpar.lab.figures.throughput import throughput
-from dlpar.lab.figures.timeline import timeline
-from dlpar.lab.figures.training import suboptimality, time_to_accuracy
-from dlpar.lab.figures.waiting import bytes_per_rank, waiting
+from dlpar.lab.figures.timeline import lanes, timeline
+from dlpar.lab.figures.waiting import waiting

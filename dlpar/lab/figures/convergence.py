@@ -1,4 +1,4 @@
-"""Loss and held-out accuracy of runs over steps, samples, seconds or bytes."""
+"""Loss and held-out accuracy of runs: over steps, samples, seconds or bytes, and what it took to reach a goal."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from dlpar.config.experiment import Experiment
 from dlpar.jobs.global_steps import GlobalStep, GlobalSteps
 from dlpar.jobs.run import Run
 from dlpar.lab import captions, theme
-from dlpar.lab.figure import Figure, finished
-from dlpar.lab.plot import Plot, Shown, drawn
+from dlpar.lab.figure import Figure, blank, captioned, finished
+from dlpar.lab.labels import labels, scheme, with_world
+from dlpar.lab.plot import Plot, Shown, drawn, shown
 
 COLUMNS = tuple(theme.TITLES)
 """Quantities a curve can be drawn over."""
@@ -113,8 +114,7 @@ class Convergence(Plot):
 
     def __init__(self, x: str = "step") -> None:
         super().__init__(logarithmic=True)
-        self.x, self.curves = x, dict[str, Curve]()
-        self._top, self._reach = 1.0, dict[str, float]()
+        self.x = x
 
     @staticmethod
     def fits(experiment: Experiment) -> bool:
@@ -124,45 +124,41 @@ class Convergence(Plot):
     def begin(self, run: Shown) -> None:
         """Add a run."""
         super().begin(run)
-        self.curves[run.key] = Curve(self, run)
+        self.kept[run.key] = Curve(self, run)
         self._relayout()
 
     def forget(self, key: str) -> None:
         """Remove a run."""
         super().forget(key)
-        if self.curves.pop(key, None) and self.curves:
+        if self.runs:
             self._relayout()
 
     def step(self, done: GlobalStep) -> None:
         """Take a finished global step."""
-        self.curves[self.front.key].step(done)
+        self.kept[self.front.key].step(done)
 
     def test(self, record: dict[str, Any], last: GlobalStep | None) -> None:
         """Take a test on held-out samples."""
-        self.curves[self.front.key].test(record, last)
+        self.kept[self.front.key].test(record, last)
 
     def settle(self, steps: GlobalSteps, ended: bool) -> None:
         """Bring axes and sentence up to date."""
-        curve, last = self.curves[self.front.key], steps.last
+        curve, last = self.kept[self.front.key], steps.last
         if last is None:
             return
         if ended:
             curve.finish(last)
-        self._top = max(self._top, theme.rounded_up(curve.top))
-        self.set_range("yaxis", 0, self._top)
-        latest = _joint(
-            *map(_latest, self.curves.values()), {"seconds": last.seconds, "MB sent": last.bytes / 1e6}
+        self.set_axis(
+            "yaxis", range=[0, max(self.looks["layout"]["yaxis"]["range"][1], theme.rounded_up(curve.top))]
         )
-        for name in ("seconds", "MB sent"):
-            if name in self._reach:
-                far, reach = latest[name], self._reach[name]
-                self._reach[name] = theme.rounded_up(far) if ended else theme.doubled(far, reach)
-                self.set_range(name, 0, self._reach[name])
+        latest = _joint(*map(_latest, self.kept.values()), dict(zip(COLUMNS, _row(last))))
+        for name in {"seconds", "MB sent"} & self.looks["x_axes"].keys():
+            self.grow(name, latest[name], ended)
         self.set_caption(self._sentence(curve))
 
     def _sentence(self, curve: Curve) -> str:
-        if len(self.curves) > 1:
-            each = (f"{self.runs[key].name} {other.words()}" for key, other in self.curves.items())
+        if len(self.kept) > 1:
+            each = (f"{self.runs[key].name} {other.words()}" for key, other in self.kept.items())
             return f"At the last step of each run: {'; '.join(each)}."
         samples, stride = curve.samples, curve.loss.stride
         ends = (curve.first, curve.last, curve.accuracy, stride, curve.diverged)
@@ -170,18 +166,16 @@ class Convergence(Plot):
 
     def _relayout(self) -> None:
         """Give the axes room for what is shown, and no more."""
-        first, curves = self.front.experiment, self.curves.values()
-        self._top = max([1.0, *(theme.rounded_up(curve.top) for curve in curves)])
+        first, curves = self.front.experiment, self.kept.values()
         ends = _joint(*(_ends(curve.experiment) for curve in curves))
-        self._reach = {name: end for name, end in _joint(ends, *map(_latest, curves)).items() if name in ends}
-        titles = theme.titles(run.experiment.cluster.world for run in self.runs.values())
-        axes = {name: theme.axis(titles[name], (0, end)) for name, end in self._reach.items()}
-        loss = theme.axis(loss_title(first), (0, self._top))
+        reach, titles = _joint(ends, *map(_latest, curves)), theme.titles(self.worlds())
+        axes = {name: theme.axis(titles[name], (0, reach[name])) for name in ends}
+        top = max([1.0, *(theme.rounded_up(curve.top) for curve in curves)])
+        loss = theme.axis(loss_title(first), (0, top))
         if is_regression(first):
-            return self.relayout(theme.layout(xaxis={"anchor": "y"}, yaxis=loss), axes)
+            return self.relayout(axes, xaxis={"anchor": "y"}, yaxis=loss)
         below = theme.axis("accuracy", (0, 1.04), domain=[0, 0.33], tickformat=".0%", dtick=0.25)
-        loss |= {"domain": [0.42, 1]}
-        return self.relayout(theme.layout(xaxis={"anchor": "y2"}, yaxis=loss, yaxis2=below), axes)
+        return self.relayout(axes, xaxis={"anchor": "y2"}, yaxis=loss | {"domain": [0.42, 1]}, yaxis2=below)
 
 
 def _ends(experiment: Experiment) -> dict[str, float]:
@@ -256,3 +250,110 @@ def trained(runs: list[Run]) -> list[Run]:
             why = "its messages carried sizes only, so nothing was trained: there is no loss"
             raise ValueError(f"run {run.id}: {why}")
     return runs
+
+
+# ---- after training ---------------------------------------------------------------------
+
+
+def check_goal(goal: float) -> None:
+    """Raise ValueError unless `goal` is an accuracy that a run can reach."""
+    if not 0 < goal <= 1:
+        raise ValueError(f"goal: got {goal:g}, allowed is a share above 0 and at most 1")
+
+
+def time_to_accuracy(
+    runs: Run | Sequence[Run], goal: float = 0.95, titles: Sequence[str] | None = None
+) -> Figure:
+    """Draw the seconds to a held-out accuracy and their factors: number of steps and time of a step.
+
+    The number of steps to the goal is the statistical efficiency of a scheme, the time of a
+    step its hardware efficiency. Seconds to the goal are their product
+    (Zhang and Re, "DimmWitted", VLDB 2014).
+
+    Parameters
+    ----------
+    runs : Run or sequence of Run
+        Runs of a task with an accuracy.
+    goal : float, default 0.95
+        Held-out accuracy, above 0 and at most 1; the first test that reaches it counts.
+    titles : sequence of str, optional
+        Name of each run; default: the settings in which it differs from the others.
+
+    Notes
+    -----
+    Seconds of different clocks, as of a real and a simulated run, do not compare. The caption
+    names the first run of each clock.
+    """
+    runs = trained(finished(runs, titles))
+    for run in runs:
+        if is_regression(run.experiment):
+            allowed = "allowed is a task with classes: others have no accuracy"
+            raise ValueError(f"run {run.id}: got data {run.experiment.data.name}, a regression, {allowed}")
+    check_goal(goal)
+    experiments = [run.experiment for run in runs]
+    names = titles or (labels(experiments) if len(runs) > 1 else [scheme(experiments[0])])
+    reached, clocks = [first_at(run, goal) for run in runs], [theme.CLOCKS[run.world] for run in runs]
+    several = len(set(clocks)) > 1
+    if several:
+        names = [with_world(name, experiment) for name, experiment in zip(names, experiments)]
+    own_clocks = "<br>each on its own clock" if several else ""
+    clock = f"{clocks[0]} " if not several and clocks[0] != "wall" else ""
+    panels = {
+        f"{clock}seconds to {goal:.0%}{own_clocks}": [t for _, t in reached],
+        f"steps to {goal:.0%}": [step for step, _ in reached],
+        f"time of a step (ms){own_clocks}": [step and 1e3 * t / step for step, t in reached],
+    }
+    height, margin = max(260, 46 * len(names) + 140), {"l": 92, "r": 16, "t": 16, "b": 74}
+    rows, colours = theme.rows(names, automargin=True), theme.run_colours(experiments)
+    figure = blank(height, yaxis=rows, bargap=0.35, showlegend=False, margin=margin)
+    for number, ((title, values), domain) in enumerate(zip(panels.items(), theme.columns(3, 0.08)), start=1):
+        lengths = [value if step else 0 for value, (step, _) in zip(values, reached)]
+        texts = [captions.quantity(value) if value else "not reached" for value in lengths]
+        end = 1.25 * max(lengths) or 1
+        figure.layout[f"xaxis{number}"] = theme.axis(title, (0, end), domain=domain, anchor="y", nticks=5)
+        bar = {"orientation": "h", "textposition": "outside", "cliponaxis": False, "xaxis": f"x{number}"}
+        name, places = title.partition("<br>")[0], list(range(len(names)))
+        figure.add_bar(y=places, x=lengths, text=texts, name=name, marker_color=colours, **bar)
+    found = [(*each, *at) for *each, at in zip(names, clocks, reached)]
+    return captioned(figure, captions.time_to_accuracy(goal, found))
+
+
+def first_at(run: Run, goal: float) -> tuple[int | None, float]:
+    """Step and seconds of the first test with at least the accuracy `goal`; the step is None without one."""
+    evals = run.evals
+    good = evals[evals["accuracy"].astype(float) >= goal]
+    return (int(good["step"].iloc[0]), float(good["t"].iloc[0])) if len(good) else (None, float("nan"))
+
+
+POINTS = 1000
+"""Points of a curve that are drawn: at least these, at most twice as many."""
+
+FLOOR = 1e-12
+"""Least distance that is drawn; smaller ones are rounding."""
+
+
+def suboptimality(runs: Run | Sequence[Run], least: float, titles: Sequence[str] | None = None) -> Figure:
+    """Draw the suboptimality, training loss minus the least loss, over steps on a logarithmic axis.
+
+    Parameters
+    ----------
+    runs : Run or sequence of Run
+        Runs of one kind of task.
+    least : float
+        The least loss that any weights have.
+    titles : sequence of str, optional
+        Name of each run; default: the settings in which it differs from the others.
+    """
+    runs = finished(runs, titles)
+    experiments = [run.experiment for run in runs]
+    title = f"{loss_title(experiments[0])} above the least"
+    xaxis = theme.axis("global step", (0, max(experiment.steps for experiment in experiments)))
+    yaxis = theme.axis(title, type="log", exponentformat="power", dtick=1)
+    figure, parts = blank(xaxis=xaxis, yaxis=yaxis), []
+    looks = shown(experiments, [run.id for run in runs], titles)
+    for run, look in zip(runs, looks):
+        rows = run.curve[:: max(1, len(run.curve) // POINTS)]
+        above = (rows["loss"] - least).clip(lower=FLOOR)
+        figure.add_scatter(x=rows["step"], y=above, **look.line)
+        parts.append(f"{look.name} {captions.quantity(float(run.curve['loss'].iloc[-1] - least))}")
+    return captioned(figure, f"At the end the loss is above the least by: {'; '.join(parts)}.")

@@ -201,7 +201,7 @@ def link_fit(*found: PingPong) -> Figure:
     sizes = [size for one in found for size in one.sizes]
     everything = [ms for row in (*times, *fits) for ms in row]
     across, up = _bytes("message (bytes)", sizes), _times(everything, [one.how for one in found])
-    figure = blank(theme.layout(xaxis=across, yaxis=up))
+    figure = blank(xaxis=across, yaxis=up)
     for one, row, fit, (colour, dashes, symbol) in zip(found, times, fits, LINKS):
         look = theme.result(f"{one.where}, {one.how}", colour, one.how, symbol)
         figure.add_scatter(x=one.sizes, y=row, **{**look, "mode": "markers"})
@@ -243,7 +243,7 @@ def collective_times(times: Sequence[CollectiveTime], over: str = "bytes") -> Fi
     places, others = (sorted(set(column)) for column in zip(*here.values()))
     across = _bytes("tensor (bytes)", places) if over == "bytes" else theme.log_axis("ranks", places)
     up = _times([1e3 * t.seconds for t in times], [t.how for t in times])
-    figure = blank(theme.layout(xaxis=across, yaxis=up))
+    figure = blank(xaxis=across, yaxis=up)
     for how in ("simulated", "paced", "measured", "predicted"):
         lines: dict[tuple[str, float], list[CollectiveTime]] = defaultdict(list)
         for timing, (_, other) in sorted(here.items(), key=lambda item: item[1]):

@@ -16,12 +16,6 @@ from dlpar.lab.labels import labels
 from dlpar.theory import sizes
 from dlpar.theory.pipeline import Bar
 
-KINDS = {
-    "weights": "#3A97CC", "gradients": "#2CA079", "optimizer": "#A983C9", "activations": "#D08A1D",
-    "gathered": "#C96B7B",
-}  # fmt: skip
-"""Colour of each kind of memory that :mod:`dlpar.memory` counts, in stacking order."""
-
 STATE = ("weights", "gradients", "optimizer")
 """Kinds that have a closed form."""
 
@@ -68,7 +62,7 @@ def memory(runs: Run | Sequence[Run], titles: Sequence[str] | None = None) -> Fi
         rows = [max(of_run.values(), key=_total) for of_run in held]
     scale, unit = (1e6, "MB") if max(map(_total, rows)) >= 1e6 else (1e3, "kB")
     parts = {}
-    for kind, colour in KINDS.items():
+    for kind, colour in theme.MEMORY.items():
         parts[kind] = {"marker_color": colour}, [row.get(kind, 0) / scale for row in rows]
     forms = [state and state / scale for state in states]
     title = f"memory of a rank at the peak of a step ({unit})"
@@ -77,7 +71,7 @@ def memory(runs: Run | Sequence[Run], titles: Sequence[str] | None = None) -> Fi
     courses = _courses(runs[0], scale, unit) if one else {}
     if courses:
         _add_courses(figure, courses, runs[0].experiment)
-    heads = ["", *(f"{kind} ({unit})" for kind in KINDS), f"total ({unit})"]
+    heads = ["", *(f"{kind} ({unit})" for kind in theme.MEMORY), f"total ({unit})"]
     columns = [names, *(lengths for _, lengths in parts.values()), [_total(row) / scale for row in rows]]
     if any(forms):
         heads.append(f"closed form of weights, gradients, optimizer ({unit})")

@@ -87,17 +87,15 @@ def _axis(experiment: Experiment, name: str, nodes: list[int]) -> Axis:
 
 def _picture(experiment: Experiment, axes: list[Axis], nodes: list[int]) -> Figure:
     """A panel for each axis, and in it a frame for each node: a column of ranks, or one row if there is one node."""
-    alone, step = len(set(nodes)) == 1, 1 / len(axes)
+    alone = len(set(nodes)) == 1
     places = [(rank, 0) if alone else (node, nodes[:rank].count(node)) for rank, node in enumerate(nodes)]
     wide, tall = (1 + max(place[way] for place in places) for way in (0, 1))
     frames = [(-0.5, wide - 0.5)] if alone else [(node - 0.42, node + 0.42) for node in sorted(set(nodes))]
     ticks = {"ticks": "", "tickvals": [] if alone else list(range(wide))}
     look = {"type": "rect", "line": {"color": "rgba(128,128,128,0.7)", "width": 1.5}, "layer": "below"}
-    layout = theme.layout(showlegend=False, margin={"l": 16, "r": 16, "t": 70, "b": 44})
-    figure = blank(layout, 150 + 52 * tall)
+    figure = blank(150 + 52 * tall, showlegend=False, margin={"l": 16, "r": 16, "t": 70, "b": 44})
     size = max(16, min(34, 300 // (wide * len(axes)) + 8))
-    for number, axis in enumerate(axes, start=1):
-        domain = [(number - 1) * step + 0.02 * (number > 1), number * step - 0.02 * (number < len(axes))]
+    for number, (axis, domain) in enumerate(zip(axes, theme.columns(len(axes), 0.04)), start=1):
         across = theme.axis("one node" if alone else "node", (-0.6, wide - 0.4), domain=domain, **ticks)
         plain = {"anchor": f"y{number}", "showgrid": False, "showline": False}
         figure.layout[f"xaxis{number}"] = {**across, **plain}

@@ -113,8 +113,8 @@ def sending(experiment: Experiment) -> Figure:
     )
     title, end = "time since the step began, predicted (ms)", theme.rounded_up(max(computing, free))
     rows = theme.rows(["computing", "sending"], range=[1.6, -0.6])
-    layout = theme.layout(xaxis=theme.axis(title, (0, end)), yaxis=rows, barmode="overlay", bargap=0.25)
-    figure, third = blank(layout, 300), computing / 3
+    figure = blank(300, xaxis=theme.axis(title, (0, end)), yaxis=rows, barmode="overlay", bargap=0.25)
+    third = computing / 3
     gantt(figure, [(0, 0.0, third, "")], **theme.phase_bar("forward"))
     gantt(figure, [(0, third, 2 * third, "")], **theme.phase_bar("backward"))
     texts = [f"{layer}: {mb:.3g} MB" for layer, mb in zip(layers, megabytes)]
@@ -165,7 +165,7 @@ def bucket_sizes(outcomes: Sequence[Outcome]) -> Figure:
     limits, ends = (min(everything) - margin, max(everything) + margin), (sizes[0], sizes[-1])
     xaxis = theme.log_axis("bucket (MB)", theme.round_numbers(*ends, (1,)), ends=ends)
     yaxis = theme.axis(theme.on_clock("time of a step (ms)", experiment.cluster.world), limits)
-    figure, alone = blank(theme.layout(xaxis=xaxis, yaxis=yaxis)), {"mode": "lines", "line": theme.IDEAL}
+    figure, alone = blank(xaxis=xaxis, yaxis=yaxis), {"mode": "lines", "line": theme.IDEAL}
     figure.add_scatter(x=ends, y=[computing] * 2, name="computing alone", **alone)
     figure.add_scatter(x=sizes, y=times, **theme.result(how, colour, how))
     if curve:

@@ -87,7 +87,7 @@ def drawing(experiment: Experiment, held: Sequence[Holdings]) -> Figure:
     shapes = held[0].shapes
     layers = list(dict.fromkeys(map(_layer, shapes)))
     height = round(max(20, min(70, 700 / len(layers))))  # pixels of a row; few layers have taller rows
-    figure = blank(_layout(experiment, layers, held), 150 + height * len(layers))
+    figure = blank(150 + height * len(layers), **_layout(experiment, layers, held))
 
     def add(blocks: Iterable[tuple[int, Piece]], **look: Any) -> None:
         boxes = [_box(rank, *piece, layers, shapes) for rank, piece in blocks]
@@ -158,7 +158,7 @@ def _layout(experiment: Experiment, layers: list[str], held: Sequence[Holdings])
     ticks = {"tickvals": [rank + 0.5 for rank in range(len(held))], "ticktext": names, "tickangle": 0}
     xaxis = theme.axis(title, (0, len(held)), **ticks, showgrid=False, automargin=True)
     yaxis = theme.rows([_titled(layer, shapes) for layer in layers], automargin=True)
-    return theme.layout(xaxis=xaxis, yaxis=yaxis, barmode="overlay", bargap=0)
+    return {"xaxis": xaxis, "yaxis": yaxis, "barmode": "overlay", "bargap": 0}
 
 
 def _titled(layer: str, shapes: dict[str, tuple[int, int]]) -> str:
@@ -225,7 +225,7 @@ def layer_bytes(of: Experiment | Run) -> Figure:
     """Draw the bytes that the ranks of one replica send for each layer in a step, and the closed form.
 
     One step runs in the simulated world, and every message is counted where it is sent. The
-    synchronisation of replicas is not included (:func:`dlpar.lab.bytes_per_rank`).
+    synchronisation of replicas is not included (:func:`dlpar.lab.waiting`).
 
     Parameters
     ----------
@@ -310,9 +310,6 @@ def _bytes_in_words(table: list[tuple], ranks: int) -> str:
 ROUNDING = 1e-12
 """Largest difference of float64 that counts as rounding and is not drawn, as a share of the largest number."""
 
-SCALE = "Cividis"
-"""Colour scale that reads the same with and without red-green blindness (Nuñez et al., PLOS ONE 2018)."""
-
 GAP = 0.06
 """Gap between two images, as a share of the figure's width."""
 
@@ -338,20 +335,25 @@ def differences(
         allowed = f"as many as expected, {len(expected)}, and titles, from 1"
         raise ValueError(f"got: got {len(got)}, allowed is {allowed}")
     shares = [_share(mine, right) for mine, right in zip(got, expected)]
-    most, wide = max(float(share.max()) for share in shares), (1 - GAP * (len(shares) - 1)) / len(shares)
-    figure, rows = blank(theme.layout(showlegend=False)), []
-    for place, (share, title) in enumerate(zip(shares, titles), start=1):
-        left = (place - 1) * (wide + GAP)
+    most, domains = max(float(share.max()) for share in shares), theme.columns(len(shares), GAP)
+    figure, rows = blank(showlegend=False), []
+    for place, (share, title, domain) in enumerate(zip(shares, titles, domains), start=1):
         fixed = {"showgrid": False, "constrain": "domain", "constraintoward": "center"}
-        across = {"domain": [left, left + wide], "anchor": f"y{place}", **fixed}
+        across = {"domain": domain, "anchor": f"y{place}", **fixed}
         down = {"anchor": f"x{place}", "scaleanchor": f"x{place}", **fixed}
         height, width = share.shape
         figure.layout[f"xaxis{place}"] = theme.axis("column", (-0.5, width - 0.5), **across)
         figure.layout[f"yaxis{place}"] = theme.axis("row" * (place == 1), (height - 0.5, -0.5), **down)
-        figure.add_annotation(theme.annotation(title, left + wide / 2, 1, xanchor="center"))
+        figure.add_annotation(theme.annotation(title, sum(domain) / 2, 1, xanchor="center"))
         bar = {"title": {"text": "difference", "side": "right"}, "tickformat": ".0%", "thickness": 14}
         z, hover = share.where(share > ROUNDING, float("nan")).tolist(), "row %{y}, column %{x}: %{z:.1%}"
-        scale = {"zmin": 0, "zmax": most or 1, "colorscale": SCALE, "colorbar": bar, "hoverongaps": False}
+        scale = {
+            "zmin": 0,
+            "zmax": most or 1,
+            "colorscale": theme.SCALE,
+            "colorbar": bar,
+            "hoverongaps": False,
+        }
         where = {"name": title, "xaxis": f"x{place}", "yaxis": f"y{place}", "showscale": place == len(shares)}
         figure.add_heatmap(z=z, hovertemplate=f"{hover}<extra></extra>", **scale, **where)
         rows.append((title, int((share > ROUNDING).sum()), share.numel(), float(share.max())))

@@ -148,18 +148,6 @@ def idle(experiment: Experiment, bars: list[Bar]) -> list[Bar]:
     return [bar for bar in found if bar.end > bar.start]
 
 
-COLOURS = {
-    "forward": "#3A97CC", "recompute": "#B79F00", "backward": "#2CA079", "weight": "#A983C9",
-    "bubble": "#8c8c8c", "receive": "#B5473C", "send": "#6b6b6b",
-}  # fmt: skip
-"""Colours of passes, of idle time and of messages; later chunks are lighter. Others are as in the timeline."""
-
-INSIDE = {
-    "textposition": "inside", "insidetextanchor": "middle", "textangle": 0, "constraintext": "inside",
-    "insidetextfont": {"color": "#000000", "size": 13},
-}  # fmt: skip
-"""A bar's text, where it fits."""
-
 ORDER = ["bubble", *PASSES, *TALKING, *theme.PHASES]
 """Order of the legend."""
 
@@ -216,7 +204,7 @@ def pipeline(run: Run, step: int | None = None) -> Figure:
     layout = _layout(title, width, names, domain=[0.56, 1])
     layout["xaxis"]["anchor"], layout["annotations"] = "y2", notes
     layout["yaxis2"] = {**layout["yaxis"], "domain": [0, 0.44]}
-    figure = blank({**layout, "margin": {"l": 92, "r": 16, "t": 84, "b": 54}}, 70 * len(names) + 190)
+    figure = blank(70 * len(names) + 190, **layout, margin={"l": 92, "r": 16, "t": 84, "b": 54})
     for yaxis, bars in zip(("y", "y2"), pictures.values()):
         _add(figure, [*idle(experiment, bars), *bars], yaxis)
     heads = ("picture", "rank", "phase", "micro-batch", "chunk", "start (ms)", "duration (ms)")
@@ -252,8 +240,8 @@ def percent(bubble: float) -> str:
 
 def _layout(title: str, width: float, names: Sequence[str], **rows: Any) -> dict[str, Any]:
     xaxis, yaxis = theme.axis(title, (0, width)), theme.rows(names, automargin=True, anchor="x", **rows)
-    fit = {"uniformtext": {"minsize": 9, "mode": "hide"}}
-    return theme.layout(xaxis=xaxis, yaxis=yaxis, barmode="overlay", bargap=0.15, **fit)
+    fit = {"uniformtext": {"minsize": 9, "mode": "hide"}, "barmode": "overlay", "bargap": 0.15}
+    return {"xaxis": xaxis, "yaxis": yaxis, **fit}
 
 
 def _add(figure: Figure, bars: Sequence[Bar], yaxis: str = "y") -> None:
@@ -275,11 +263,11 @@ def _look(name: str, chunk: int, chunks: int) -> dict[str, Any]:
     is_pass, own = name in PASSES, theme.PHASES.get(name, theme.OTHER).colour
     title = f"{name}, chunk {chunk}" if is_pass and chunks > 1 else name
     title = "bubble: idle" if name == "bubble" else title
-    colour = theme.lighter(COLOURS.get(name, own), 0.6 * chunk / max(chunks - 1, 1))
+    colour = theme.lighter(theme.PIPELINE.get(name, own), 0.6 * chunk / max(chunks - 1, 1))
     marker = {"color": colour, "pattern": theme.hatch("/" * (name == "bubble"))}
     micro = ", micro-batch %{text}" if is_pass else ""
     hover = f"%{{fullData.name}}{micro}: %{{x:.4g}}, from %{{base:.4g}}<extra></extra>"
-    look = {"name": title, "legendgroup": title, "marker": marker, "hovertemplate": hover, **INSIDE}
+    look = {"name": title, "legendgroup": title, "marker": marker, "hovertemplate": hover, **theme.INSIDE}
     strip = {"width": 0.18, "offset": 0.24} if name in TALKING else {}
     return {**look, **strip, "opacity": 0.45 if name == "bubble" else 1.0}
 
@@ -331,7 +319,7 @@ def schedule(
         f"and at most {held} micro-batches{' of a chunk each' * (chunks > 1)} are in flight on a stage."
     )
     names = [f"stage {stage}" for stage in range(stages)]
-    figure = blank(_layout("time (forward passes of a micro-batch)", end, names), 42 * stages + 130)
+    figure = blank(42 * stages + 130, **_layout("time (forward passes of a micro-batch)", end, names))
     _add(figure, bars)
     heads = ("stage", "phase", "micro-batch", "chunk", "start", "end")
     return captioned(figure, sentence, (heads, bars), bubble=share, **{"in flight": held})
@@ -378,7 +366,7 @@ def micro_batches(runs: Sequence[Run], predicted: Mapping[str, Seconds] = Mappin
     title, top = theme.on_clock("time of a step (ms)", world), max(s for *_, s in rows)
     xaxis = theme.log_axis("number of micro-batches of a step", counts)
     yaxis = theme.axis(title, (0, theme.rounded_up(1.05e3 * top)))
-    figure = blank(theme.layout(xaxis=xaxis, yaxis=yaxis), 400)
+    figure = blank(400, xaxis=xaxis, yaxis=yaxis)
     looks = dict(zip(found, zip(theme.RUNS, theme.MARKERS)))
     for how, name, points in curves:
         x, y = zip(*sorted(points.items()))

@@ -230,7 +230,7 @@ def draw(drawn: Sequence[Curve]) -> Figure:
     if not drawn:
         raise ValueError("outcomes: got no two numbers of workers of one kind, allowed are two or more")
     workers, base = sorted({p.workers for c in drawn for p in c.points}), min(c.base for c in drawn)
-    figure = blank(_layout(drawn, workers, base), 470)
+    figure = blank(470, **_layout(drawn, workers, base))
     right = {"xaxis": "x2", "yaxis": "y2", "showlegend": False}
     ideal = {"mode": "lines", "line": theme.IDEAL, "name": "ideal"}
     figure.add_scatter(x=workers, y=[n / base for n in workers], **ideal, legendrank=1003)
@@ -269,12 +269,12 @@ def _layout(drawn: Sequence[Curve], workers: Sequence[int], base: int) -> dict[s
     title = f"speed-up over {base} worker{'s' * (base > 1)} (times)"
     times = lambda n: f"{n:,.0f}" if n >= 1 else f"1/{1 / n:,.0f}"
     top = 1.05 * max(1.0, most)
-    return theme.layout(
-        xaxis=theme.log_axis("workers", workers, domain=[0, 0.44]),
-        yaxis=theme.log_axis(title, [2.0**power for power in powers], times),
-        xaxis2=theme.log_axis("workers", workers, domain=[0.57, 1], anchor="y2"),
-        yaxis2=theme.axis("efficiency (share of ideal)", (0, top), anchor="x2", tickformat=".0%"),
-    )
+    return {
+        "xaxis": theme.log_axis("workers", workers, domain=[0, 0.44]),
+        "yaxis": theme.log_axis(title, [2.0**power for power in powers], times),
+        "xaxis2": theme.log_axis("workers", workers, domain=[0.57, 1], anchor="y2"),
+        "yaxis2": theme.axis("efficiency (share of ideal)", (0, top), anchor="x2", tickformat=".0%"),
+    }
 
 
 def _mark_crossings(figure: Figure, drawn: Sequence[Curve]) -> list[str]:

@@ -23,8 +23,6 @@ HISTOGRAMS = 8
 
 ALL = "all workers"
 
-COUNTED = ("updates", "worker-steps")
-
 
 class RankLines(Plot):
     """A line for each worker that is drawn, on axes that grow by doubling; statistics cover all workers.
@@ -50,7 +48,7 @@ class RankLines(Plot):
         self.over_time = any(other.sync.runs_free for other in every)
         self.largest, self.total, self.count = 0, 0, 0
         self._waiting: list[tuple[float, int]] = []  # values by time that are in no global step yet
-        self.end, self._latest = (1.0 if self.over_time else max(other.steps for other in every)), 0.0
+        self._latest = 0.0
         columns, at = ("seconds", "step", self.unit), {"x": "*", "y": self.unit}
         mean = {**run.line, "name": f"{run.name}, mean", "visible": False}
         self.mean_line = self.add_trace(f"{run.key} mean", mean, columns, at, limit=POINTS)
@@ -85,21 +83,20 @@ class RankLines(Plot):
         """Mean of all values so far."""
         return self.total / self.count if self.count else 0.0
 
-    def fit_axes(self, ended: bool, least: float = 4.0) -> None:
-        """Bring the axes up to date; the vertical one reaches at least `least`."""
+    def fit_axes(self, ended: bool) -> None:
+        """Bring the axes up to date."""
         lines = [self.series(f"{key} mean").rows for key in self.runs if key != self.front.key]
         ends = [(rows[-1, 0], rows[:, 2].max()) for rows in lines if len(rows)]
         latest, largest = map(max, zip((self._latest, self.largest), *ends))
-        self.set_range("yaxis", -0.25, theme.doubled(largest + 0.25, least))
+        self.grow("yaxis", largest + 0.25)
         if self.over_time:
-            self.end = theme.rounded_up(latest) if ended else theme.doubled(latest, self.end)
-            self.set_range("seconds", 0, self.end)
+            self.grow("seconds", latest, ended)
 
     def time_axes(self) -> dict[str, dict[str, Any]]:
         """Horizontal axis of the lines at the beginning of a run."""
         name = "seconds" if self.over_time else "step"
-        titles = theme.titles(run.experiment.cluster.world for run in self.runs.values())
-        return {name: theme.axis(titles[name], (0, self.end))}
+        end = 1.0 if self.over_time else max(run.experiment.steps for run in self.runs.values())
+        return {name: theme.axis(theme.titles(self.worlds())[name], (0, end))}
 
 
 def predicted_mean(experiment: Experiment) -> int | None:
@@ -141,14 +138,12 @@ class Staleness(RankLines):
         super().begin(run)
         self.predicted, self.names = predicted_mean(run.experiment), histograms(run.experiment)
         self.counts: list[Counter[int]] = [Counter() for _ in self.names]
-        at = {"x": COUNTED[0], "y": COUNTED[1]}
         for number, name in enumerate(self.names):
-            self.add_trace(f"histogram {number}", _histogram(number, name), COUNTED, at)
+            self.add_trace(f"histogram {number}", _histogram(number, name), ("updates", "worker-steps"))
         if self.predicted is not None:
             style = theme.predicted_line(f"predicted mean, N − 1 = {self.predicted}")
-            columns = ("seconds", "updates")
-            self.line = self.add_trace("predicted", style, columns, dict(zip("xy", columns)))
-        self.relayout(self._layout(), self.time_axes(), 520 if self.names else 430)
+            self.line = self.add_trace("predicted", style, ("seconds", "updates"))
+        self.relayout(self.time_axes(), 520 if self.names else 430, **self._layout())
 
     def rank_step(self, rank: int, record: dict[str, Any]) -> None:
         """Take one worker's step."""
@@ -161,54 +156,62 @@ class Staleness(RankLines):
         """Bring axes, histograms and sentence up to date."""
         if not self.count:
             return
-        self.fit_axes(ended, least=max(4.0, 2.0 * (self.predicted or 0)))
+        self.fit_axes(ended)
         if self.predicted is not None:
-            self.line.replace(np.array([(0.0, self.predicted), (self.end, self.predicted)]))
+            ends = self.looks["x_axes"][self.x]["range"]
+            self.line.replace(np.array([(end, self.predicted) for end in ends]))
         most, least = 1, max(4.0, 1.0 + (self.predicted or 0))
         right = max(float(self.largest), least) if ended else theme.doubled(self.largest, least)
         for number, (name, counts) in enumerate(zip(self.names, self.counts)):
             if counts:
                 self.series(f"histogram {number}").replace(np.array(sorted(counts.items()), dtype=float))
                 mean = sum(age * n for age, n in counts.items()) / counts.total()
-                self.set_title(f"xaxis{number + 2}", f"{name}<br>mean {captions.quantity(mean)}")
-                self.set_range(f"xaxis{number + 2}", -0.6, right + 0.6)
+                title = _histogram_title(f"{name}<br>mean {captions.quantity(mean)}")
+                self.set_axis(f"xaxis{number + 2}", title=title, range=[-0.6, right + 0.6])
                 most = max(most, *counts.values())
         if self.names:
-            top = theme.rounded_up(1.15 * most) if ended else theme.doubled(1.15 * most, 16)
-            self.set_range("yaxis2", 0, top)
+            self.grow("yaxis2", 1.15 * most, ended)
         experiment = self.front.experiment
         sentence = captions.staleness(self.largest, self.mean, experiment, self.predicted)
         self.set_caption(captions.shown_workers(experiment, sentence))
 
     def _layout(self) -> dict[str, Any]:
-        yaxis = theme.axis("staleness (updates)", (-0.25, 4))
+        yaxis = theme.axis("staleness (updates)", (-0.25, max(4.0, 2.0 * (self.predicted or 0))))
         if not self.names:
-            return theme.layout(yaxis=yaxis)
-        gap, several = 0.02, len(self.names) > 1
-        width = (1 + gap) / len(self.names)
-        looks = {"tickfont": {"size": 11}, "nticks": 5 if several else 12, "anchor": "y2"}
-        below = {}
-        for n, name in enumerate(self.names):
-            axis = theme.axis("", (-0.6, 4.6), domain=[n * width, (n + 1) * width - gap], **looks)
-            below[f"xaxis{n + 2}"] = axis | {"title": {"font": {"size": 12}, "standoff": 4, "text": name}}
-        mean = self.predicted
+            return {"yaxis": yaxis}
+        looks = {"tickfont": {"size": 11}, "nticks": 5 if len(self.names) > 1 else 12, "anchor": "y2"}
+        below, mean = {}, self.predicted
+        for n, (name, domain) in enumerate(zip(self.names, theme.columns(len(self.names), 0.02)), start=2):
+            axis = theme.axis("", (-0.6, 4.6), domain=domain, **looks)
+            below[f"xaxis{n}"] = axis | {"title": _histogram_title(name)}
         line = {"type": "line", "yref": "y2 domain", "x0": mean, "x1": mean, "y0": 0, "y1": 1, "layer": "below",
                 "line": theme.predicted_line("")["line"]}  # fmt: skip
-        return theme.layout(
-            xaxis={"anchor": "y"},
-            yaxis=yaxis | {"domain": [0.52, 1]},
-            yaxis2=theme.axis("worker-steps", (0, 16), domain=[0, 0.3], anchor="x2"),
-            shapes=[] if mean is None else [{**line, "xref": f"x{n + 2}"} for n in range(len(self.names))],
-            barmode="overlay",
-            bargap=0.1,
+        return {
+            "xaxis": {"anchor": "y"},
+            "yaxis": yaxis | {"domain": [0.52, 1]},
+            "yaxis2": theme.axis("worker-steps", (0, 16), domain=[0, 0.3], anchor="x2"),
+            "shapes": [] if mean is None else [{**line, "xref": axis.replace("axis", "")} for axis in below],
+            "barmode": "overlay",
+            "bargap": 0.1,
             **below,
-        )
+        }
 
 
 def _histogram(number: int, name: str) -> dict[str, Any]:
+    colour = theme.GREY if name == ALL else theme.RANKS[number]
     where = {"xaxis": f"x{number + 2}", "yaxis": "y2"}
-    looks = {"type": "bar", "marker": {"color": theme.GREY}} if name == ALL else theme.rank_bar(number)
-    return {**looks, "name": name, "showlegend": False, "width": 0.9, **where}
+    return {
+        "type": "bar",
+        "marker": {"color": colour},
+        "name": name,
+        "showlegend": False,
+        "width": 0.9,
+        **where,
+    }
+
+
+def _histogram_title(text: str) -> dict[str, Any]:
+    return {"font": {"size": 12}, "standoff": 4, "text": text}
 
 
 class Lead(RankLines):
@@ -226,10 +229,9 @@ class Lead(RankLines):
         super().begin(run)
         self.bound, self.most = run.experiment.sync.lead_bound, [0] * run.experiment.workers
         # No point may ever lie above the bound, for which there is room.
-        self.top = 4.0 if self.bound is None else max(4.0, self.bound * 1.6 + 1)
-        yaxis = theme.axis("lead over the slowest (clocks)", (-0.25, self.top))
-        marks = {} if self.bound is None else _bound(self.bound)
-        self.relayout(theme.layout(yaxis=yaxis, **marks), self.time_axes())
+        top = 4.0 if self.bound is None else max(4.0, self.bound * 1.6 + 1)
+        yaxis = theme.axis("lead over the slowest (clocks)", (-0.25, top))
+        self.relayout(self.time_axes(), yaxis=yaxis, **({} if self.bound is None else _bound(self.bound)))
 
     def rank_step(self, rank: int, record: dict[str, Any]) -> None:
         """Take one worker's step."""
@@ -240,7 +242,7 @@ class Lead(RankLines):
     def settle(self, steps: GlobalSteps, ended: bool) -> None:
         """Bring axes and sentence up to date."""
         if self.count:
-            self.fit_axes(ended, self.top)
+            self.fit_axes(ended)
             sentence = captions.lead(self.most, self.bound)
             self.set_caption(captions.shown_workers(self.front.experiment, sentence))
 

@@ -24,7 +24,7 @@ WINDOW = 0.25
 NAMED = 8
 """Most workers that the legend names, so that it never scrolls; of more, hovering shows the rank of a line."""
 
-COLUMNS, AT = ("seconds", "samples/s"), {"x": "seconds", "y": "samples/s"}
+COLUMNS = ("seconds", "samples/s")
 
 
 class Rate:
@@ -99,9 +99,8 @@ class Throughput(Plot):
 
     def __init__(self, prediction: Prediction | None = None) -> None:
         super().__init__()
-        self.totals: dict[str, Rate] = {}
         self.asked, self.ghost = prediction, None
-        self._end, self._top = 1.0, 1000.0
+        self._draw_axes(["real"], 1.0, 1000.0)
 
     def begin(self, run: Shown) -> None:
         """Add a run, with its prediction."""
@@ -109,32 +108,29 @@ class Throughput(Plot):
         self.remove("rank ")
         self.remove("predicted")
         self.by_rank, self._began, experiment = {}, None, run.experiment
-        self.totals[run.key] = self._rate(f"{run.key} all", run.line)
+        self.kept[run.key] = self._rate(f"{run.key} all", run.line)
         found = predict(experiment)
         self.predicted = experiment.global_batch / found.seconds if found else None
         self.kind = found.kind if found else "exact"
         for rank in range(theme.workers(experiment) if experiment.workers > 1 else 0):
             line = theme.rank_line(rank, experiment.workers > NAMED)
             self.by_rank[rank] = self._rate(f"rank {rank}", {**line, "name": f"rank {rank}"})
+        self._draw_axes(self.worlds(), *self._ends())
         self._draw_levels()
-        self._draw_axes(run.experiment.cluster.world for run in self.runs.values())
 
     def foresee(self, name: str, rate: float | None) -> None:
         """Draw the simulated throughput of settings that have not run yet, as a ghost; None removes it."""
         self.ghost = None if rate is None else (name, rate)
         if not self.runs:
-            self._draw_axes(["simulated"])
+            self._draw_axes(["simulated"], *self._ends())
         self._draw_levels()
-        self.set_range("yaxis", 0, self._top)
 
-    def _draw_axes(self, worlds: Iterable[str]) -> None:
-        xaxis = theme.axis(theme.titles(worlds)["seconds"], (0, self._end))
-        self.relayout(theme.layout(xaxis=xaxis, yaxis=theme.axis("throughput (samples/s)", (0, self._top))))
+    def _ends(self) -> list[float]:
+        return [self.looks["layout"][axis]["range"][1] for axis in ("xaxis", "yaxis")]
 
-    def forget(self, key: str) -> None:
-        """Remove a run."""
-        super().forget(key)
-        self.totals.pop(key, None)
+    def _draw_axes(self, worlds: Iterable[str], end: float, top: float) -> None:
+        xaxis = theme.axis(theme.titles(worlds)["seconds"], (0, end))
+        self.relayout(xaxis=xaxis, yaxis=theme.axis("throughput (samples/s)", (0, top)))
 
     def rank_step(self, rank: int, record: dict[str, Any]) -> None:
         """Take one worker's step."""
@@ -147,11 +143,11 @@ class Throughput(Plot):
 
     def step(self, done: GlobalStep) -> None:
         """Take a finished global step."""
-        self.totals[self.front.key].add(done.seconds, done.batch, self._began)
+        self.kept[self.front.key].add(done.seconds, done.batch, self._began)
 
     def settle(self, steps: GlobalSteps, ended: bool) -> None:
         """Bring axes and sentence up to date."""
-        total, last = self.totals[self.front.key], steps.last
+        total, last = self.kept[self.front.key], steps.last
         if last is None:
             return
         if ended:
@@ -159,33 +155,28 @@ class Throughput(Plot):
                 rate.close(last.seconds)
         if total.newest is None:
             return
-        self._end = theme.doubled(last.seconds, self._end)
-        if ended and len(self.runs) == 1:
-            self._end = theme.rounded_up(last.seconds)
+        self.grow("xaxis", last.seconds, ended and len(self.runs) == 1)
         self._make_room(total.series.rows[:, 1].max())
         self._draw_levels()
         if ended:
-            highest = max(line.rows[:, 1].max() for _, line in self._traces.values() if len(line))
-            self._top = theme.rounded_up(1.03 * highest)
-        self.set_range("xaxis", 0, self._end)
-        self.set_range("yaxis", 0, self._top)
+            self._make_room(
+                max(line.rows[:, 1].max() for _, line in self._traces.values() if len(line)), ended
+            )
         self.set_caption(self._sentence(total))
 
-    def _make_room(self, height: float) -> None:
-        self._top = theme.doubled(1.03 * height, self._top)  # for the marks of the highest points, too
+    def _make_room(self, height: float, ended: bool = False) -> None:
+        self.grow("yaxis", 1.03 * height, ended)  # for the marks of the highest points, too
 
     def _draw_levels(self) -> None:
         """Draw lines across the figure: predicted by a formula, by the student, and by a simulation before the run."""
         levels: dict[str, tuple[dict[str, Any], float]] = {}
         if self.runs and self.predicted is not None:
             levels["predicted"] = theme.predicted_line("predicted", self.front.colour), self.predicted
-        value, first = self.asked and self.asked.value, next(iter(self.totals.values()), None)
+        value, first = self.asked and self.asked.value, next(iter(self.kept.values()), None)
         if isinstance(value, float) and (self.asked.unit != "times" or (len(self.runs) > 1 and first.mean)):
             height = value * first.mean if self.asked.unit == "times" else value
-            levels["asked"] = (
-                theme.predicted_line(f"you said {value:g} {self.asked.unit}", theme.ASKED),
-                height,
-            )
+            line = theme.predicted_line(f"you said {value:g} {self.asked.unit}", theme.ASKED)
+            levels["asked"] = line, height
         if self.ghost:
             line = {"mode": "lines", "line": theme.line_by_source(theme.GREY, "simulated")}
             levels["ghost"] = {"name": self.ghost[0], **line}, self.ghost[1]
@@ -195,28 +186,23 @@ class Throughput(Plot):
                 self.remove(key)
             if height is not None:
                 self._make_room(height)
-                found = key in self._traces
-                line = self.series(key) if found else self.add_trace(key, style, COLUMNS, AT)
-                line.replace(np.array([(0.0, height), (self._end, height)]))
+                line = self.series(key) if key in self._traces else self.add_trace(key, style, COLUMNS)
+                line.replace(np.array([(0.0, height), (self._ends()[0], height)]))
 
     def _sentence(self, total: Rate) -> str:
         experiment = self.front.experiment
         if len(self.runs) > 1:
-            means = {self.runs[key].name: rate.mean for key, rate in self.totals.items() if rate.mean}
+            means = {self.runs[key].name: rate.mean for key, rate in self.kept.items() if rate.mean}
             said = self.asked and self.asked.value
             compared = captions.compared("samples a second", means)
-            return (
-                compared
-                if not isinstance(said, float)
-                else f"{compared} You said {said:g} {self.asked.unit}."
-            )
+            return compared + (f" You said {said:g} {self.asked.unit}." if isinstance(said, float) else "")
         rates = {rank: rate.newest for rank, rate in self.by_rank.items() if rate.newest is not None}
         sentence = captions.throughput(total.newest, rates, experiment, self.predicted, self.kind)
         return captions.shown_workers(experiment, sentence)
 
     def _rate(self, key: str, style: dict[str, Any]) -> Rate:
         window = WINDOW if self.front.experiment.cluster.world == "real" else 0.0
-        return Rate(self.add_trace(key, style, COLUMNS, AT, limit=300), window)
+        return Rate(self.add_trace(key, style, COLUMNS, limit=300), window)
 
 
 def throughput(runs: Run | Sequence[Run]) -> Figure:

@@ -1,12 +1,11 @@
-"""The phases of every rank in a window of time: a Gantt chart."""
+"""A window of a run's time: the phases of every rank as a Gantt chart, and lanes of reads and pushes."""
 
 from __future__ import annotations
 
 import statistics
-import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -17,8 +16,8 @@ from dlpar.jobs.run import Run
 from dlpar.jobs.tail import rank_of
 from dlpar.lab import captions, theme
 from dlpar.lab.figure import Figure, single
-from dlpar.lab.figures.lanes import GAP
-from dlpar.lab.plot import Plot, Shown, shown
+from dlpar.lab.labels import WITH_PUSHES
+from dlpar.lab.plot import Plot, Shown, drawn, shown
 
 STEPS, SLOWEST = 8, 2
 """Steps of the quickest rank and of the slowest that a window has room for; the longer of both counts."""
@@ -32,7 +31,6 @@ KEPT = 1000
 LATE = 5.0
 """Seconds after which a window no longer waits for a rank that says nothing."""
 
-TITLE = "time since the beginning of the window (ms)"
 COLUMNS = ("rank", "start (ms)", "duration (ms)", "step")
 AT = {"y": "rank", "base": "start (ms)", "x": "duration (ms)", "customdata": "step"}
 HOVER = "%{fullData.name}, step %{customdata}<br>rank %{y}: %{x:.3f} ms from %{base:.3f} ms<extra></extra>"
@@ -42,18 +40,73 @@ ARROWS, SEEN = 40, 0.02
 SOON = 0.5
 """Share of a wait by which a send may seem to begin after its end, as ranks record only how long they waited."""
 
-ARROW = "#c2185b"
-"""Colour of arrows, which lie on bars and between them."""
+GAP = (np.nan, np.nan)
+"""Point at which a line is interrupted."""
 
 _HEAD = {"mode": "markers", "showlegend": False, "hoverinfo": "skip", "name": "send that ended a wait"}
 ARROW_TRACES = {
-    "arrows": {"mode": "lines", "name": "wait → send", "line": {"color": ARROW, "width": 2}},
-    "arrows up": {**_HEAD, "marker": {"symbol": "triangle-up", "size": 10, "color": ARROW}},
-    "arrows down": {**_HEAD, "marker": {"symbol": "triangle-down", "size": 10, "color": ARROW}},
+    "arrows": {"mode": "lines", "name": "wait → send", "line": {"color": theme.ARROW, "width": 2}},
+    "arrows up": {**_HEAD, "marker": {"symbol": "triangle-up", "size": 10, "color": theme.ARROW}},
+    "arrows down": {**_HEAD, "marker": {"symbol": "triangle-down", "size": 10, "color": theme.ARROW}},
 }
 
 TALKING = ("communicate", "receive", "send")
 """Phases in which a rank may wait."""
+
+
+Reader = Callable[[float, float], Iterable[tuple[int, dict[str, Any]]]]
+"""Reads the records of a window of time, with their ranks."""
+
+
+class Window(Plot):
+    """The newest records of the run in front, drawn once a second, which is as fast as one can read.
+
+    Attributes
+    ----------
+    recent : list of deque
+        What is kept of each rank. Files of ranks are read one after the other, so each has its own.
+    """
+
+    pause = 1.0
+    margin: ClassVar[float] = 0.0
+
+    def prepare(
+        self, title: str, rows: dict[str, Any], kept: int, width: float, height: int, **more: Any
+    ) -> None:
+        """Clear the figure for the run in front, of which `kept` entries a rank are drawn, over `width` ms."""
+        self.remove()
+        experiment, self._width = self.front.experiment, width
+        self.recent = [deque[Any](maxlen=kept) for _ in range(theme.workers(experiment))]
+        xaxis = theme.axis(theme.on_clock(title, experiment.cluster.world), self._ends())
+        self.relayout(height=height, xaxis=xaxis | more, yaxis=rows, barmode="overlay", bargap=0.2)
+
+    def settle(self, steps: GlobalSteps, ended: bool) -> None:
+        """Draw the newest records if the last drawing is a second old, or if the run has ended."""
+        if any(self.recent) and self.is_due(ended):
+            self.draw_newest(ended)
+
+    def draw_newest(self, ended: bool) -> None:
+        """Draw the newest records."""
+        raise NotImplementedError
+
+    def read_again(self, begin: float, end: float, between: Reader) -> None:
+        """Keep the records of a window of time instead of the newest ones."""
+        for own in self.recent:
+            own.clear()
+        for rank, record in between(begin, end):
+            self.rank_step(rank, record)
+
+    def fit(self, width: float, ended: bool = False) -> None:
+        """Bring the axis up to date for a window of `width` ms."""
+        if ended or not self._width / 2 <= width <= self._width:
+            self._width = theme.rounded_up(width)
+            self.set_axis("xaxis", range=list(self._ends()))
+
+    def _ends(self) -> tuple[float, float]:
+        return -self.margin * self._width, (1 + self.margin) * self._width
+
+
+# ---- phases -----------------------------------------------------------------------------
 
 
 class Span(NamedTuple):
@@ -126,55 +179,41 @@ def arrows(spans: Iterable[Span], peers: Mapping[int, set[int]]) -> list[tuple[i
     return found
 
 
-class Timeline(Plot):
-    """Phases in the newest window of which all ranks have told; drawn once a second, as fast as one can read."""
+class Timeline(Window):
+    """Phases in the newest window of which all ranks have told."""
 
     title = "Timeline"
 
     def begin(self, run: Shown) -> None:
         """Add a run; only the one in front is drawn."""
         super().begin(run)
-        self.remove()
-        self.names, self._drawn, experiment = list[str](), 0.0, run.experiment
-        self.records = [deque(maxlen=KEPT) for _ in range(theme.workers(experiment))]
+        self.names, experiment, self._seconds = list[str](), run.experiment, 0.0
         # With overlap, phases of a rank overlap in time: communication has the lower half of a row.
         self._two_lanes = getattr(experiment.sync, "overlap", False)
         self._peers = neighbours_of(experiment)
-        self._width, self._seconds = 100.0, 0.0
-        layout = theme.layout(
-            xaxis=theme.axis(theme.on_clock(TITLE, experiment.cluster.world), (0, self._width)),
-            yaxis=theme.rows([f"rank {rank}" for rank in range(len(self.records))]),
-            barmode="overlay",
-            bargap=0.2,
-        )
-        self.relayout(layout, height=max(400, 26 * len(self.records) + 140))
+        names = [f"rank {rank}" for rank in self._peers]
+        title, height = "time since the beginning of the window (ms)", max(400, 26 * len(names) + 140)
+        self.prepare(title, theme.rows(names), KEPT, 100.0, height)
 
     def rank_step(self, rank: int, record: dict[str, Any]) -> None:
         """Take a record that may have spans."""
-        if rank < len(self.records) and record.get("spans"):
-            self.records[rank].append(record)
+        if rank < len(self.recent) and record.get("spans"):
+            self.recent[rank].append(record)
 
-    def settle(self, steps: GlobalSteps, ended: bool) -> None:
-        """Draw the newest window if the last drawing is a second old, or if the run has ended."""
-        if any(self.records) and (ended or time.monotonic() - self._drawn >= 1):
-            self._drawn = time.monotonic()
-            self.draw(*self.window())
+    def draw_newest(self, ended: bool) -> None:
+        """Draw the newest window."""
+        self.draw(*self.window())
 
-    def look(
-        self, end: float, between: Callable[[float, float], Iterable[tuple[int, dict[str, Any]]]]
-    ) -> None:
+    def look(self, end: float, between: Reader) -> None:
         """Draw the window that ends at a moment, as long as the last one."""
-        for own in self.records:
-            own.clear()
         # A step that goes on at the end of the window is written after it.
-        for rank, record in between(end - 2 * self._seconds, end + self._seconds):
-            self.rank_step(rank, record)
+        self.read_again(end - 2 * self._seconds, end + self._seconds, between)
         if self._seconds:
             self.draw(end - self._seconds, end)
 
     def window(self) -> tuple[float, float]:
         """Beginning and end of the newest window, in seconds of the run's clock."""
-        told = [own for own in self.records if own]
+        told = [own for own in self.recent if own]
         newest = [_ended(own[-1]) for own in told]
         end = max(min(newest), max(newest) - LATE)
         taking = [statistics.median(_ended(r) - r["spans"][0][1] for r in list(own)[-STEPS:]) for own in told]
@@ -188,28 +227,22 @@ class Timeline(Plot):
         self.set_origin(begin)
         near = [
             (rank, record)
-            for rank, own in enumerate(self.records)
+            for rank, own in enumerate(self.recent)
             for record in own
             if _ended(record) > begin and record["spans"][0][1] < end
         ]
         whole = [span for each in near for span in spans_of(*each)]
         spans = clipped(whole, begin, end)
-        rows: defaultdict[str, list[tuple]] = defaultdict(list)
-        for span in spans:
-            rows[span.name].append(
-                (span.rank, (span.start - begin) * 1e3, (span.end - span.start) * 1e3, span.step)
-            )
-        for name in sorted(rows, key=lambda name: [*theme.PHASES, name].index(name)):
-            if name not in self.names:
-                self.names.append(name)
-                self.add_trace(name, self._bar(name), COLUMNS, AT, limit=BARS)
+        rows = defaultdict[str, list[tuple]](list)
+        for rank, step, name, start, stop in spans:
+            rows[name].append((rank, (start - begin) * 1e3, (stop - start) * 1e3, step))
+        for name in sorted(rows.keys() - set(self.names), key=lambda name: [*theme.PHASES, name].index(name)):
+            self.names.append(name)
+            self.add_trace(name, self._bar(name), COLUMNS, AT, limit=BARS)
         for name in self.names:
-            self.series(name).replace(np.array(rows.get(name, np.empty((0, len(COLUMNS))))))
+            self.series(name).replace(np.array(rows[name]))
         self._draw_arrows(whole, begin, end)
-        width = (end - begin) * 1e3
-        if not self._width / 2 <= width <= self._width:
-            self._width = theme.rounded_up(width)
-            self.set_range("xaxis", 0, self._width)
+        self.fit((end - begin) * 1e3)
         told = len({span.rank for span in spans})
         sentence = captions.timeline(end - begin, shares(spans, told or 1, end - begin), told)
         self.set_caption(captions.shown_workers(self.front.experiment, sentence))
@@ -227,7 +260,7 @@ class Timeline(Plot):
             rows["arrows up" if sender < wait.rank else "arrows down"].append(head)
         for key, style in ARROW_TRACES.items():
             if seen and key not in self._traces:
-                self.add_trace(key, style, ("ms", "rank"), {"x": "ms", "y": "rank"})
+                self.add_trace(key, style, ("ms", "rank"))
             if key in self._traces:
                 self.series(key).replace(np.array(rows[key]))
 
@@ -259,7 +292,7 @@ def timeline(run: Run, steps: range | None = None) -> Figure:
     for source, record in run.records():
         if source != "job" and (steps is None or record.get("step") in steps):
             plot.rank_step(rank_of(source), record)
-    records = [record for own in plot.records for record in own]
+    records = [record for own in plot.recent for record in own]
     if not records and steps is None:
         raise ValueError(f"run {run.id}: no spans were recorded, so there is no timeline")
     if not records:
@@ -269,3 +302,155 @@ def timeline(run: Run, steps: range | None = None) -> Figure:
     else:
         plot.draw(min(record["spans"][0][1] for record in records), max(map(_ended, records)))
     return plot.static()
+
+
+# ---- reads and pushes -------------------------------------------------------------------
+
+
+PER_WORKER, LEAST = 5, 16
+"""Arrows drawn per worker, and the fewest in all."""
+
+APART = 0.022
+"""Least distance of two numbers in a lane, as a share of the width."""
+
+TOP = -1.0
+"""Height of the top lane, which marks every push; that of worker r is r."""
+
+
+class Arrow(NamedTuple):
+    """A worker's read of the weights and its push of the gradient computed on them (s)."""
+
+    rank: int
+    read: float
+    push: float
+    updates: int
+
+
+class Lanes(Window):
+    """One lane per worker, with arrows from its last reads of the weights to its pushes.
+
+    The number at an arrow's head is its staleness: the number of marks of other workers between its two ends.
+    """
+
+    title, margin = "Lanes", 0.03
+
+    @staticmethod
+    def fits(experiment: Experiment) -> bool:
+        """Return whether several workers update the same weights."""
+        return experiment.workers > 1 and (experiment.sync.server_ranks > 0 or experiment.sync.shares_memory)
+
+    def begin(self, run: Shown) -> None:
+        """Add a run; only the one in front is drawn."""
+        super().begin(run)
+        experiment, self.workers = run.experiment, theme.workers(run.experiment)
+        self.is_write, self._before, self._read = experiment.sync.shares_memory, 0.0, dict[int, float]()
+        self.most = max(LEAST, PER_WORKER * self.workers)
+        top = "writes" if self.is_write else "pushes"
+        top = f"their {top}" if theme.crowded(experiment) else f"all {top}"
+        places = {"tickvals": [TOP, *range(self.workers)], "range": [self.workers - 0.4, TOP - 0.5]}
+        rows = theme.rows([top, *(f"rank {rank}" for rank in range(self.workers))], **places)
+        title, height = "time since the first push shown (ms)", 60 * self.workers + 190
+        self.prepare(title, rows, self.most, 1.0, height, showgrid=False)
+        for key, style in self._styles().items():
+            columns = ("ms", "lane", "updates") if key == "labels" else ("ms", "lane")
+            self.add_trace(key, style, columns, dict(zip(("x", "y", "text"), columns)))
+
+    def rank_step(self, rank: int, record: dict[str, Any]) -> None:
+        """Take one worker's step; a rank's steps come in order."""
+        spans = record.get("spans") or ()
+        if rank >= self.workers or record["k"] != "step" or not spans:
+            return
+        begun = {name: start for name, start, *_ in reversed(spans)}  # the first of each name
+        # A step between two pushes communicates nothing and keeps the weights read before it.
+        pushed = self.is_write or record.get("messages") != 0
+        push = begun.get("update" if self.is_write else "communicate") if pushed else None
+        read = self._read.setdefault(rank, spans[0][1])
+        if push is not None:
+            self._read[rank] = spans[-1][2]
+            self.recent[rank].append(Arrow(rank, read, push, record["staleness"]))
+
+    def look(self, end: float, between: Reader) -> None:
+        """Draw the last arrows before a moment."""
+        self._read.clear()
+        self.read_again(end - self._before, end, between)
+        if any(self.recent):
+            return self._draw_last(ended=True)
+        for key in self._styles():
+            self.series(key).replace(np.empty(0))
+        return self.set_caption("Until then no worker has pushed.")
+
+    def draw_newest(self, ended: bool) -> None:
+        """Draw the last arrows."""
+        self._draw_last(ended)
+        self._before = 3 * self._width / 1e3
+
+    def _draw_last(self, ended: bool) -> None:
+        arrows = sorted((arrow for own in self.recent for arrow in own), key=lambda arrow: arrow.push)
+        arrows = arrows[-self.most :]
+        self.fit(self._draw(arrows), ended)
+        sentence = captions.lanes([arrow.updates for arrow in arrows])
+        self.set_caption(captions.shown_workers(self.front.experiment, sentence))
+
+    def _draw(self, arrows: list[Arrow]) -> float:
+        """Draw arrows; returns the milliseconds from the first push to the last."""
+        first = arrows[0].push
+        ms = [a._replace(read=(a.read - first) * 1e3, push=(a.push - first) * 1e3) for a in arrows]
+        width = ms[-1].push
+        self.set_origin(first)
+        lanes = {f"lane {rank}": list[tuple[float, float]]() for rank in range(self.workers)}
+        rows: dict[str, list[tuple]] = {"links": [], "reads": [], "pushes": [], **lanes}
+        for a in ms:
+            rows[f"lane {a.rank}"] += [(a.read, a.rank), (a.push, a.rank), GAP]
+            rows["links"] += [(a.push, a.rank), (a.push, TOP), GAP]
+            rows["reads"] += [(a.read, a.rank)] * (a.read >= 0)
+            rows["pushes"].append((a.push, a.rank))
+        for key, points in rows.items():
+            self.series(key).replace(np.array(points))
+        # Without the numbers that would cover the one before them in the lane.
+        numbers, before = [], dict[int, float]()
+        for a in ms:
+            if a.push - before.get(a.rank, -np.inf) >= APART * width:
+                before[a.rank] = a.push
+                numbers.append((a.push, a.rank - 0.3, a.updates))
+        self.series("labels").replace(np.array(numbers, dtype=float))
+        return width
+
+    def _styles(self) -> dict[str, dict[str, Any]]:
+        """plotly attributes of all traces, by key."""
+        quiet = {"showlegend": False, "hoverinfo": "skip", "mode": "lines"}
+        links = {**quiet, "line": {"color": theme.GREY, "width": 1}, "opacity": 0.45, "name": "push"}
+        lanes = {
+            f"lane {rank}": {**quiet, "line": {"color": theme.RANKS[rank % len(theme.RANKS)], "width": 4},
+                             "name": f"rank {rank}"}
+            for rank in range(self.workers)
+        }  # fmt: skip
+        ring = {"symbol": "circle-open", "size": 8, "color": theme.GREY, "line": {"width": 2}}
+        head = {"symbol": "triangle-right", "size": 13, "color": theme.GREY}
+        what = "write of the update" if self.is_write else "push of the gradient"
+        marks = {
+            "reads": {"mode": "markers", "name": "read of the weights", "marker": ring},
+            "pushes": {"mode": "markers", "name": what, "marker": head},
+        }
+        labels = {"mode": "text", "name": "staleness (updates)", "texttemplate": "%{text:d}",
+                  "textfont": {"size": 13}, "showlegend": False, "cliponaxis": False}  # fmt: skip
+        return {"links": links, **lanes, **marks, "labels": labels}
+
+
+def lanes(run: Run) -> Figure:
+    """Draw one lane per worker, with an arrow and its staleness from each read of the weights to the push.
+
+    Parameters
+    ----------
+    run : Run
+        A run of a parameter server or of workers that share memory, with spans.
+    """
+    run = single(run)
+    experiment = run.experiment
+    if not Lanes.fits(experiment):
+        n = experiment.workers
+        got = f"run {run.id}: got sync {experiment.sync} with {n} worker{'s' * (n != 1)}"
+        raise ValueError(f"{got}, allowed is {WITH_PUSHES} with two workers or more")
+    figure = drawn(plot := Lanes(), run)
+    if not any(plot.recent):
+        raise ValueError(f"run {run.id}: no spans were recorded, so there are no arrows")
+    return figure

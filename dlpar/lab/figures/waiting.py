@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +11,7 @@ from dlpar.config.experiment import Experiment
 from dlpar.jobs.global_steps import GlobalSteps
 from dlpar.jobs.run import Run
 from dlpar.lab import captions, theme
-from dlpar.lab.figure import Figure, single
+from dlpar.lab.figure import Figure
 from dlpar.lab.labels import rank_name
 from dlpar.lab.plot import Plot, Shown, drawn
 
@@ -24,16 +23,9 @@ SENT = {"type": "bar", "orientation": "h", "name": "sent", "marker": {"color": t
 
 
 class Waiting(Plot):
-    """Seconds and bytes of each rank of the run in front, then of a worker of each earlier run, on average.
+    """Seconds and bytes of each rank of the run in front, then of a worker of each earlier run, on average."""
 
-    It is drawn twice a second.
-    """
-
-    title = "Waiting"
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.sums: dict[str, np.ndarray] = {}
+    title, pause = "Waiting", 0.5
 
     @staticmethod
     def fits(experiment: Experiment) -> bool:
@@ -43,71 +35,66 @@ class Waiting(Plot):
     def begin(self, run: Shown) -> None:
         """Add a run."""
         super().begin(run)
-        experiment, self._drawn, self._ends = run.experiment, 0.0, [1.0, 1.0]
-        self.sums[run.key] = np.zeros((experiment.ranks, 4))
-        self.ranks = theme.ranks(experiment)
+        self.kept[run.key] = np.zeros((run.experiment.ranks, 4))
+        self.ranks = theme.ranks(run.experiment)
         self.remove()
         for kind, phase in KINDS.items():
             style = {**theme.phase_bar(phase), "name": theme.PHASES[phase].group}
             self.add_trace(kind, style, ("row", "seconds"), {"y": "row", "x": "seconds"})
         self.add_trace("bytes", SENT, ("row", "MB"), {"y": "row", "x": "MB"})
-        self._relayout()
+        self._relayout(1.0, 1.0)
 
-    def _relayout(self) -> None:
+    def _relayout(self, most_seconds: float, most_mb: float) -> None:
         *earlier, front = self.runs.values()
         names = [rank_name(front.experiment, rank) for rank in self.ranks]
         names += [f"{run.name}, a worker" for run in earlier]
         title = theme.on_clock("time of a rank (s)", front.experiment.cluster.world)
-        layout = theme.layout(
-            xaxis=theme.axis(title, (0, self._ends[0]), domain=[0, 0.6]),
-            xaxis2=theme.axis("sent by a rank (MB)", (0, self._ends[1]), domain=[0.66, 1], anchor="y"),
+        self.relayout(
+            height=max(260, 34 * len(names) + 140),
+            xaxis=theme.axis(title, (0, most_seconds), domain=[0, 0.6]),
+            xaxis2=theme.axis("sent by a rank (MB)", (0, most_mb), domain=[0.66, 1], anchor="y"),
             yaxis=theme.rows(names, automargin=True),
             barmode="stack",
             bargap=0.25,
         )
-        self.relayout(layout, height=max(260, 34 * len(names) + 140))
 
     def forget(self, key: str) -> None:
         """Remove a run."""
         super().forget(key)
-        self.sums.pop(key, None)
         if self.runs:
-            self._relayout()
+            self._relayout(*(self.looks["layout"][axis]["range"][1] for axis in ("xaxis", "xaxis2")))
 
     def rank_step(self, rank: int, record: dict[str, Any]) -> None:
         """Take one worker's step."""
         if record["k"] == "step":
             sent = np.nan if record["bytes"] is None else record["bytes"] / 1e6
-            self.sums[self.front.key][rank] += (record["compute"], record["comm"], record["wait"], sent)
+            self.kept[self.front.key][rank] += (record["compute"], record["comm"], record["wait"], sent)
 
     def served(self, rank: int, event: dict[str, Any]) -> None:
         """Take the bytes that a server reports when it ends."""
-        self.sums[self.front.key][rank, 3] += (event.get("bytes") or 0) / 1e6
+        self.kept[self.front.key][rank, 3] += (event.get("bytes") or 0) / 1e6
 
     def settle(self, steps: GlobalSteps, ended: bool) -> None:
         """Bring bars, axes and sentence up to date."""
-        sums = self.sums[self.front.key]
-        if (time.monotonic() - self._drawn < 0.5 and not ended) or not sums[:, :3].any():
+        front, sums = self.front.key, self.kept[self.front.key]
+        if not sums[:, :3].any() or not self.is_due(ended):
             return
-        self._drawn, means = time.monotonic(), {k: self._mean(k) for k in self.runs if k != self.front.key}
-        rows = np.array([*sums[self.ranks], *means.values()])
+        means = {key: self._mean(key) for key in self.runs}
+        rows = np.array([*sums[self.ranks], *(mean for key, mean in means.items() if key != front)])
         for column, key in enumerate((*KINDS, "bytes")):
             self.series(key).replace(np.stack([np.arange(len(rows)), rows[:, column]], axis=1))
-        largest = rows[:, :3].sum(1).max(), np.nan_to_num(rows[:, 3]).max()
-        for n, (axis, most) in enumerate(zip(("xaxis", "xaxis2"), largest)):
-            self._ends[n] = theme.rounded_up(most) if ended else theme.doubled(most, self._ends[n])
-            self.set_range(axis, 0, self._ends[n])
+        self.grow("xaxis", rows[:, :3].sum(1).max(), ended)
+        self.grow("xaxis2", np.nan_to_num(rows[:, 3]).max(), ended)
         experiment = self.front.experiment
-        if means:
-            all_means = {**means, self.front.key: self._mean(self.front.key)}
-            shares = (f"{self.runs[k].name} {m[2] / (m[:3].sum() or 1):.0%}" for k, m in all_means.items())
+        if len(means) > 1:
+            shares = (f"{self.runs[k].name} {m[2] / (m[:3].sum() or 1):.0%}" for k, m in means.items())
             return self.set_caption(f"Share of its time that a worker waited: {captions.listed(shares)}.")
         sentence = captions.waiting(sums[: experiment.workers, :3], sums[:, 3])
         return self.set_caption(captions.shown_workers(experiment, sentence))
 
     def _mean(self, key: str) -> np.ndarray:
         """Means of a run over its workers."""
-        return self.sums[key][: self.runs[key].experiment.workers].mean(0)
+        return self.kept[key][: self.runs[key].experiment.workers].mean(0)
 
 
 def waiting(runs: Run | Sequence[Run]) -> Figure:
@@ -118,9 +105,4 @@ def waiting(runs: Run | Sequence[Run]) -> Figure:
 def per_rank(run: Run) -> np.ndarray:
     """Seconds computing, communicating and waiting, and MB sent, of every rank: shape (ranks, 4)."""
     drawn(plot := Waiting(), run)
-    return plot.sums[run.id]
-
-
-def bytes_per_rank(run: Run) -> Figure:
-    """Draw the megabytes each rank sent, servers too: :func:`waiting` of a single run."""
-    return drawn(Waiting(), single(run))
+    return plot.kept[run.id]

@@ -7,7 +7,7 @@ import pytest
 
 from dlpar import lab
 from dlpar.config.experiment import Experiment
-from dlpar.lab.figures.lanes import Lanes
+from dlpar.lab.figures.timeline import Lanes
 from dlpar.lab.watch import between
 from lab.folders import finished
 from lab.records import fed, free_running, write_down
@@ -29,11 +29,6 @@ def test_an_arrow_leads_from_a_read_to_its_push(runs, every_figure):
     ages = {(a.rank, round((a.start - last["start"].min()) * 1e3, 6)): a.staleness for a in last.itertuples()}
     shown = {(round(y + 0.3), round(x, 6)): n for x, y, n in zip(numbers.x, numbers.y, numbers.text)}
     assert len(shown) > 4 and shown.items() <= ages.items()
-
-
-def test_as_many_pushes_are_drawn_as_are_asked_for(runs):
-    figure = lab.lanes(runs["asp"], last=3)
-    assert len(next(t for t in figure.data if t.name == "push of the gradient").x) == 3
 
 
 def arrows(plot):
@@ -79,7 +74,6 @@ def test_all_ranks_are_drawn_in_whatever_order_their_records_come():
         (lambda runs: lab.lanes(runs["ring"]), "allowed is ps or hogwild"),
         (lambda runs: lab.lanes([runs["asp"], runs["ssp"]]), "run: got 2 runs, allowed is one"),
         (lambda runs: lab.lanes("asp"), "runs: got 'a', allowed is a run or several"),
-        (lambda runs: lab.lanes(runs["asp"], last=-3), "last: got -3, allowed is a whole number from 1"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused_in_a_sentence(runs, ask, complaint):

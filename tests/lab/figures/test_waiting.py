@@ -2,7 +2,6 @@
 
 import pytest
 
-from dlpar import lab
 from dlpar.lab import figures
 from dlpar.lab.figures.waiting import Waiting, per_rank
 from dlpar.lab.plot import drawn
@@ -17,10 +16,10 @@ def test_times_add_up_to_what_was_recorded(runs, every_figure):
 
 
 def test_servers_have_a_row_of_bytes(runs, every_figure):
-    bars = next(t for t in every_figure["bytes"].data if t.name == "sent")
+    bars = next(t for t in every_figure["waiting"].data if t.name == "sent")
     assert list(bars.x) == pytest.approx([0.04] * 4 + [0.16])
-    assert every_figure["bytes"].layout.yaxis.ticktext[-1] == "server 4"
-    assert "0.32 MB were sent in all." in figures.caption(every_figure["bytes"])
+    assert every_figure["waiting"].layout.yaxis.ticktext[-1] == "server 4"
+    assert "0.32 MB were sent in all." in figures.caption(every_figure["waiting"])
 
 
 def test_of_an_earlier_run_the_mean_worker_is_drawn_and_the_sentence_compares(runs):
@@ -40,8 +39,3 @@ def test_bytes_that_a_library_moved_are_not_made_up(runs):
     take_steps(board, 4, [1.0], bytes=None)
     board.settle(ended=True)
     assert plot.caption.endswith("the library does not report how much was sent.")
-
-
-def test_bytes_are_those_of_one_run(runs):
-    with pytest.raises(ValueError, match="run: got 2 runs, allowed is one"):
-        lab.bytes_per_rank([runs["asp"], runs["ring"]])
