@@ -83,6 +83,12 @@ def blank(height: int = 430, **layout: Any) -> Figure:
     return Figure(layout=go.Layout(**theme.layout(**layout), height=height, template=None))
 
 
+Runs = Run | Sequence[Run]
+"""One run or several."""
+
+Names = Sequence[str] | None
+"""Name of each of several runs; None: the settings in which it differs from the others."""
+
 Table = tuple[Sequence[str], Sequence[Sequence]]
 """Heads and rows of a table."""
 
@@ -147,18 +153,22 @@ def stacked(
     return figure
 
 
-def listed(runs: Run | Sequence[Run]) -> list[Run]:
+def require(fine: bool, sentence: str) -> None:
+    """Raise ValueError with a sentence unless a condition is fine."""
+    if not fine:
+        raise ValueError(sentence)
+
+
+def listed(runs: Runs) -> list[Run]:
     """Return one run or several as a list; raise ValueError if there is none, or if one is something else."""
     runs = [runs] if isinstance(runs, Run) or not isinstance(runs, Iterable) else list(runs)
     for run in runs:
-        if not isinstance(run, Run):
-            raise ValueError(f"runs: got {run!r:.60}, allowed is a run or several")
-    if not runs:
-        raise ValueError("runs: got none, allowed is one run or more")
+        require(isinstance(run, Run), f"runs: got {run!r:.60}, allowed is a run or several")
+    require(len(runs) > 0, "runs: got none, allowed is one run or more")
     return runs
 
 
-def finished(runs: Run | Sequence[Run], titles: Sequence[str] | None = None) -> list[Run]:
+def finished(runs: Runs, titles: Names = None) -> list[Run]:
     """Return one run or several as a list.
 
     Raises
@@ -167,18 +177,15 @@ def finished(runs: Run | Sequence[Run], titles: Sequence[str] | None = None) -> 
         If a run has no finished step, or the number of titles is not that of the runs.
     """
     runs = listed(runs)
-    if titles is not None and len(titles) != len(runs):
-        raise ValueError(f"titles: got {len(titles)}, allowed is one for each of {len(runs)} runs")
+    got = len(runs if titles is None else titles)
+    require(got == len(runs), f"titles: got {got}, allowed is one for each of {len(runs)} runs")
     for run in runs:
-        if run.curve.empty:
-            raise ValueError(f"run {run.id}: has no finished step, so there is nothing to draw")
+        require(not run.curve.empty, f"run {run.id}: has no finished step, so there is nothing to draw")
     return runs
 
 
-def single(run: Run | Sequence[Run]) -> Run:
+def single(run: Runs) -> Run:
     """Return the only run, given alone or in a list; raise ValueError if there are more."""
-    runs = listed(run)
-    if len(runs) > 1:
-        allowed = "allowed is one: this figure shows the ranks of a single run"
-        raise ValueError(f"run: got {len(runs)} runs, {allowed}")
+    runs, allowed = listed(run), "allowed is one: this figure shows the ranks of a single run"
+    require(len(runs) == 1, f"run: got {len(runs)} runs, {allowed}")
     return runs[0]

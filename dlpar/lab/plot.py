@@ -9,11 +9,10 @@ from typing import Any, ClassVar, NamedTuple
 
 from dlpar.config.experiment import Experiment
 from dlpar.jobs.global_steps import GlobalStep, GlobalSteps
-from dlpar.jobs.run import Run
 from dlpar.jobs.tail import rank_of
 from dlpar.lab import theme
 from dlpar.lab.drawing import Drawing
-from dlpar.lab.figure import Figure, finished
+from dlpar.lab.figure import Figure, Names, Runs, finished
 from dlpar.lab.labels import labels, with_world
 from dlpar.lab.watch import in_order
 
@@ -47,13 +46,15 @@ class Shown(NamedTuple):
         return {"name": self.name, **theme.beside(self.colour, self.number, self.experiment.cluster.world)}
 
 
-def shown(
-    experiments: Sequence[Experiment], keys: Sequence[str], names: Sequence[str] | None = None
-) -> list[Shown]:
+def shown(experiments: Sequence[Experiment], keys: Sequence[str], names: Names = None) -> list[Shown]:
     """Return how runs are shown that are compared: each by the settings in which it differs from the others."""
     names = names or (labels(experiments) if len(experiments) > 1 else ["all workers"])
     rows = zip(keys, experiments, names, theme.run_colours(experiments))
     return [Shown(key, e, with_world(name, e), n, colour) for n, (key, e, name, colour) in enumerate(rows)]
+
+
+Reader = Callable[[float, float], Iterable[tuple[int, dict[str, Any]]]]
+"""Reads the records of a window of time, with their ranks."""
 
 
 class Plot(Drawing):
@@ -117,14 +118,8 @@ class Plot(Drawing):
             if trace.startswith(f"{key} "):
                 self.restyle(trace, name=spec["style"]["name"].replace(old, name))
 
-    def rank_step(self, rank: int, record: dict[str, Any]) -> None:
-        """Take a worker's step, or a test on held-out samples."""
-
-    def test(self, record: dict[str, Any], last: GlobalStep | None) -> None:
-        """Take a test on held-out samples; `last` is the newest global step."""
-
-    def served(self, rank: int, event: dict[str, Any]) -> None:
-        """Take what a server reports when it ends."""
+    def take(self, rank: int, record: dict[str, Any]) -> None:
+        """Take a worker's step, a test on held-out samples, or an event of a rank."""
 
     def step(self, done: GlobalStep) -> None:
         """Take a finished global step."""
@@ -132,9 +127,7 @@ class Plot(Drawing):
     def settle(self, steps: GlobalSteps, ended: bool) -> None:
         """Bring axes and sentence up to date."""
 
-    def look(
-        self, end: float, between: Callable[[float, float], Iterable[tuple[int, dict[str, Any]]]]
-    ) -> None:
+    def look(self, end: float, between: Reader) -> None:
         """Show the run in front as it was at a moment after its end; `between` reads records of a window of time."""
 
 
@@ -184,12 +177,7 @@ class Board:
             if self.reached is None and self.accuracy is not None and self.accuracy >= self.goal:
                 self.reached = record["t"]
         for plot in self.fed:
-            if kind in ("step", "eval"):
-                plot.rank_step(rank, record)
-            if kind == "eval":
-                plot.test(record, self.steps.last)
-            elif kind == "event" and record["name"] == "served":
-                plot.served(rank, record)
+            plot.take(rank, record)
         if record.get("slip") is not None:
             self.slip = max(self.slip or 0.0, record["slip"])
 
@@ -202,7 +190,7 @@ class Board:
             plot.settle(self.steps, ended)
 
 
-def drawn(plot: Plot, runs: Run | Sequence[Run], names: Sequence[str] | None = None) -> Figure:
+def drawn(plot: Plot, runs: Runs, names: Names = None) -> Figure:
     """Feed a figure with whole runs, one after the other, and draw it.
 
     Raises

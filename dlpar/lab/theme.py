@@ -28,6 +28,9 @@ SCHEMES: dict[str, str] = _KEPT["schemes"]
 ALLREDUCES, PIPELINE, MEMORY = _KEPT["allreduces"], _KEPT["pipeline"], _KEPT["memory"]
 """Colour and marker of each all-reduce; colours of a pipeline's bars and of the kinds of memory."""
 
+LOOKS, LANES = _KEPT["looks"], _KEPT["lanes"]
+"""plotly attributes of traces and marks, by their names, and those of lanes, in the order in which they are drawn."""
+
 TITLES: dict[str, str] = _KEPT["titles"]
 """Titles of the horizontal axes of curves, by their columns."""
 
@@ -117,8 +120,7 @@ def predicted_line(name: str, colour: str = GREY, width: float = 2.0) -> dict[st
 
 def predicted_mark(name: str) -> dict[str, Any]:
     """Trace of predictions across horizontal bars: an upright stroke on each."""
-    symbol = {"symbol": "line-ns", "size": 24, "line": {"width": 3, "color": GREY}}
-    return {"mode": "markers", "name": name, "marker": symbol}
+    return {**LOOKS["stroke"], "name": name}
 
 
 def line_by_source(colour: str, source: str, width: float = 2.5) -> dict[str, Any]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from dlpar.config.experiment import Experiment
 from dlpar.jobs.global_steps import GlobalStep, GlobalSteps
 from dlpar.jobs.run import Run
 from dlpar.lab import captions, theme
-from dlpar.lab.figure import Figure, blank, captioned, finished
+from dlpar.lab.figure import Figure, Names, Runs, blank, captioned, finished
 from dlpar.lab.labels import labels, scheme, with_world
 from dlpar.lab.plot import Plot, Shown, drawn, shown
 
@@ -60,16 +60,17 @@ class Curve:
         self.steps, self.samples = done.step + 1, done.samples
         if math.isfinite(done.loss):
             self.top = max(self.top, min(done.loss, 2 * self.first))
+        self.draw_tests(done)
+
+    def draw_tests(self, done: GlobalStep) -> None:
+        """Draw the tests that were waiting for a global step."""
         while self._pending and self._is_due(self._pending[0], done):
             self._add(self._pending.pop(0), done)
 
-    def test(self, record: dict[str, Any], last: GlobalStep | None) -> None:
+    def test(self, record: dict[str, Any]) -> None:
         """Take a test; it is drawn when all workers have done the steps before it."""
         self.accuracy = record["accuracy"]
-        if last and self._is_due(record, last):
-            self._add(record, last)
-        else:
-            self._pending.append(record)
+        self._pending.append(record)
 
     def _is_due(self, record: dict[str, Any], done: GlobalStep) -> bool:
         """Return whether the steps before a test are done; where workers run free, those until its time are."""
@@ -137,15 +138,17 @@ class Convergence(Plot):
         """Take a finished global step."""
         self.kept[self.front.key].step(done)
 
-    def test(self, record: dict[str, Any], last: GlobalStep | None) -> None:
+    def take(self, rank: int, record: dict[str, Any]) -> None:
         """Take a test on held-out samples."""
-        self.kept[self.front.key].test(record, last)
+        if record["k"] == "eval":
+            self.kept[self.front.key].test(record)
 
     def settle(self, steps: GlobalSteps, ended: bool) -> None:
         """Bring axes and sentence up to date."""
         curve, last = self.kept[self.front.key], steps.last
         if last is None:
             return
+        curve.draw_tests(last)
         if ended:
             curve.finish(last)
         self.set_axis(
@@ -199,7 +202,7 @@ def _joint(*reaches: dict[str, float]) -> dict[str, float]:
     return found
 
 
-def convergence(runs: Run | Sequence[Run], x: str = "step", titles: Sequence[str] | None = None) -> Figure:
+def convergence(runs: Runs, x: str = "step", titles: Names = None) -> Figure:
     """Draw the training loss of each global step and the held-out accuracy, one curve a run.
 
     Parameters
@@ -261,9 +264,7 @@ def check_goal(goal: float) -> None:
         raise ValueError(f"goal: got {goal:g}, allowed is a share above 0 and at most 1")
 
 
-def time_to_accuracy(
-    runs: Run | Sequence[Run], goal: float = 0.95, titles: Sequence[str] | None = None
-) -> Figure:
+def time_to_accuracy(runs: Runs, goal: float = 0.95, titles: Names = None) -> Figure:
     """Draw the seconds to a held-out accuracy and their factors: number of steps and time of a step.
 
     The number of steps to the goal is the statistical efficiency of a scheme, the time of a
@@ -332,7 +333,7 @@ FLOOR = 1e-12
 """Least distance that is drawn; smaller ones are rounding."""
 
 
-def suboptimality(runs: Run | Sequence[Run], least: float, titles: Sequence[str] | None = None) -> Figure:
+def suboptimality(runs: Runs, least: float, titles: Names = None) -> Figure:
     """Draw the suboptimality, training loss minus the least loss, over steps on a logarithmic axis.
 
     Parameters

@@ -57,7 +57,7 @@ class RankLines(Plot):
         keys = [f"{run.key} {style['name']}" for style in styles]
         self.lines = [self.add_trace(k, style, columns, at, limit=POINTS) for k, style in zip(keys, styles)]
 
-    def rank_step(self, rank: int, record: dict[str, Any]) -> None:
+    def take(self, rank: int, record: dict[str, Any]) -> None:
         """Take one worker's step."""
         if record["k"] != "step":
             return
@@ -145,9 +145,9 @@ class Staleness(RankLines):
             self.line = self.add_trace("predicted", style, ("seconds", "updates"))
         self.relayout(self.time_axes(), 520 if self.names else 430, **self._layout())
 
-    def rank_step(self, rank: int, record: dict[str, Any]) -> None:
+    def take(self, rank: int, record: dict[str, Any]) -> None:
         """Take one worker's step."""
-        super().rank_step(rank, record)
+        super().take(rank, record)
         number = 0 if self.names == [ALL] else rank
         if record["k"] == "step" and number < len(self.counts):
             self.counts[number][record["staleness"]] += 1
@@ -233,9 +233,9 @@ class Lead(RankLines):
         yaxis = theme.axis("lead over the slowest (clocks)", (-0.25, top))
         self.relayout(self.time_axes(), yaxis=yaxis, **({} if self.bound is None else _bound(self.bound)))
 
-    def rank_step(self, rank: int, record: dict[str, Any]) -> None:
+    def take(self, rank: int, record: dict[str, Any]) -> None:
         """Take one worker's step."""
-        super().rank_step(rank, record)
+        super().take(rank, record)
         if record["k"] == "step":
             self.most[rank] = max(self.most[rank], record["lead"])
 
@@ -249,12 +249,12 @@ class Lead(RankLines):
 
 def _bound(bound: int) -> dict[str, Any]:
     edge = bound + 0.25
-    across = {"xref": "paper", "yref": "y", "x0": 0, "x1": 1, "y0": edge}
-    zone = {"type": "rect", **across, "y1": 1e9, "fillcolor": "rgba(127,127,127,0.25)", "line": {"width": 0}}
-    line = {"type": "line", **across, "y1": edge, "line": {"color": theme.GREY, "width": 2}}
+    zone, line = {**theme.LOOKS["above"], "y0": edge}, {**theme.LOOKS["bound"], "y0": edge, "y1": edge}
     text = f"above the bound s = {bound}: no worker may start a clock here"
-    words = theme.annotation(text, 0.5, edge, yref="y", font={"size": 13})
-    return {"shapes": [{**zone, "layer": "below"}, line], "annotations": [words]}
+    return {
+        "shapes": [zone, line],
+        "annotations": [theme.annotation(text, 0.5, edge, yref="y", font={"size": 13})],
+    }
 
 
 def staleness(run: Run) -> Figure:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dlpar.jobs.global_steps import GlobalStep, GlobalSteps
-from dlpar.jobs.run import Run
 from dlpar.lab import captions, theme
 from dlpar.lab.drawing import Series
-from dlpar.lab.figure import Figure
+from dlpar.lab.figure import Figure, Runs
 from dlpar.lab.plot import Plot, Shown, drawn
 from dlpar.theory import predict
 
@@ -132,7 +131,7 @@ class Throughput(Plot):
         xaxis = theme.axis(theme.titles(worlds)["seconds"], (0, end))
         self.relayout(xaxis=xaxis, yaxis=theme.axis("throughput (samples/s)", (0, top)))
 
-    def rank_step(self, rank: int, record: dict[str, Any]) -> None:
+    def take(self, rank: int, record: dict[str, Any]) -> None:
         """Take one worker's step."""
         if record["k"] == "step":
             seconds = record["t"]
@@ -205,6 +204,6 @@ class Throughput(Plot):
         return Rate(self.add_trace(key, style, COLUMNS, limit=300), window)
 
 
-def throughput(runs: Run | Sequence[Run]) -> Figure:
+def throughput(runs: Runs) -> Figure:
     """Draw samples a second over time: of all workers of each run together, and of each worker of the last."""
     return drawn(Throughput(), runs)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -17,7 +17,7 @@ from dlpar.jobs.tail import rank_of
 from dlpar.lab import captions, theme
 from dlpar.lab.figure import Figure, single
 from dlpar.lab.labels import WITH_PUSHES
-from dlpar.lab.plot import Plot, Shown, drawn, shown
+from dlpar.lab.plot import Plot, Reader, Shown, drawn, shown
 
 STEPS, SLOWEST = 8, 2
 """Steps of the quickest rank and of the slowest that a window has room for; the longer of both counts."""
@@ -43,19 +43,8 @@ SOON = 0.5
 GAP = (np.nan, np.nan)
 """Point at which a line is interrupted."""
 
-_HEAD = {"mode": "markers", "showlegend": False, "hoverinfo": "skip", "name": "send that ended a wait"}
-ARROW_TRACES = {
-    "arrows": {"mode": "lines", "name": "wait → send", "line": {"color": theme.ARROW, "width": 2}},
-    "arrows up": {**_HEAD, "marker": {"symbol": "triangle-up", "size": 10, "color": theme.ARROW}},
-    "arrows down": {**_HEAD, "marker": {"symbol": "triangle-down", "size": 10, "color": theme.ARROW}},
-}
-
 TALKING = ("communicate", "receive", "send")
 """Phases in which a rank may wait."""
-
-
-Reader = Callable[[float, float], Iterable[tuple[int, dict[str, Any]]]]
-"""Reads the records of a window of time, with their ranks."""
 
 
 class Window(Plot):
@@ -94,7 +83,7 @@ class Window(Plot):
         for own in self.recent:
             own.clear()
         for rank, record in between(begin, end):
-            self.rank_step(rank, record)
+            self.take(rank, record)
 
     def fit(self, width: float, ended: bool = False) -> None:
         """Bring the axis up to date for a window of `width` ms."""
@@ -195,7 +184,7 @@ class Timeline(Window):
         title, height = "time since the beginning of the window (ms)", max(400, 26 * len(names) + 140)
         self.prepare(title, theme.rows(names), KEPT, 100.0, height)
 
-    def rank_step(self, rank: int, record: dict[str, Any]) -> None:
+    def take(self, rank: int, record: dict[str, Any]) -> None:
         """Take a record that may have spans."""
         if rank < len(self.recent) and record.get("spans"):
             self.recent[rank].append(record)
@@ -253,16 +242,16 @@ class Timeline(Window):
         found = [] if free else [a for a in arrows(spans, self._peers) if begin <= a[1] and a[2].end <= end]
         seen = [a for a in found if a[2].end - a[2].start > SEEN * (end - begin)]
         longest = sorted(seen, key=lambda a: a[2].start - a[2].end)[:ARROWS]
-        rows = {key: list[tuple[float, float]]() for key in ARROW_TRACES}
+        rows = {key: list[tuple[float, float]]() for key in ("arrows", "arrows up", "arrows down")}
         for sender, sent, wait in longest:
             head, tail = ((sent - begin) * 1e3, sender), ((wait.end - begin) * 1e3, wait.rank)
             rows["arrows"] += [tail, head, GAP]
             rows["arrows up" if sender < wait.rank else "arrows down"].append(head)
-        for key, style in ARROW_TRACES.items():
+        for key, points in rows.items():
             if seen and key not in self._traces:
-                self.add_trace(key, style, ("ms", "rank"))
+                self.add_trace(key, theme.LOOKS[key], ("ms", "rank"))
             if key in self._traces:
-                self.series(key).replace(np.array(rows[key]))
+                self.series(key).replace(np.array(points))
 
     def _bar(self, name: str) -> dict[str, Any]:
         style = {**theme.phase_bar(name), "hovertemplate": HOVER}
@@ -291,7 +280,7 @@ def timeline(run: Run, steps: range | None = None) -> Figure:
     plot.begin(shown([run.experiment], [run.id])[0])
     for source, record in run.records():
         if source != "job" and (steps is None or record.get("step") in steps):
-            plot.rank_step(rank_of(source), record)
+            plot.take(rank_of(source), record)
     records = [record for own in plot.recent for record in own]
     if not records and steps is None:
         raise ValueError(f"run {run.id}: no spans were recorded, so there is no timeline")
@@ -355,7 +344,7 @@ class Lanes(Window):
             columns = ("ms", "lane", "updates") if key == "labels" else ("ms", "lane")
             self.add_trace(key, style, columns, dict(zip(("x", "y", "text"), columns)))
 
-    def rank_step(self, rank: int, record: dict[str, Any]) -> None:
+    def take(self, rank: int, record: dict[str, Any]) -> None:
         """Take one worker's step; a rank's steps come in order."""
         spans = record.get("spans") or ()
         if rank >= self.workers or record["k"] != "step" or not spans:
@@ -417,23 +406,15 @@ class Lanes(Window):
 
     def _styles(self) -> dict[str, dict[str, Any]]:
         """plotly attributes of all traces, by key."""
-        quiet = {"showlegend": False, "hoverinfo": "skip", "mode": "lines"}
-        links = {**quiet, "line": {"color": theme.GREY, "width": 1}, "opacity": 0.45, "name": "push"}
-        lanes = {
-            f"lane {rank}": {**quiet, "line": {"color": theme.RANKS[rank % len(theme.RANKS)], "width": 4},
-                             "name": f"rank {rank}"}
-            for rank in range(self.workers)
-        }  # fmt: skip
-        ring = {"symbol": "circle-open", "size": 8, "color": theme.GREY, "line": {"width": 2}}
-        head = {"symbol": "triangle-right", "size": 13, "color": theme.GREY}
-        what = "write of the update" if self.is_write else "push of the gradient"
-        marks = {
-            "reads": {"mode": "markers", "name": "read of the weights", "marker": ring},
-            "pushes": {"mode": "markers", "name": what, "marker": head},
-        }
-        labels = {"mode": "text", "name": "staleness (updates)", "texttemplate": "%{text:d}",
-                  "textfont": {"size": 13}, "showlegend": False, "cliponaxis": False}  # fmt: skip
-        return {"links": links, **lanes, **marks, "labels": labels}
+        looks = dict(theme.LANES)
+        links, lane = looks.pop("links"), looks.pop("lane")
+        if self.is_write:
+            looks["pushes"] = {**looks["pushes"], "name": "write of the update"}
+        lanes = {}
+        for rank in range(self.workers):
+            line = {"color": theme.RANKS[rank % len(theme.RANKS)], "width": 4}
+            lanes[f"lane {rank}"] = {**lane, "line": line, "name": f"rank {rank}"}
+        return {"links": links, **lanes, **looks}
 
 
 def lanes(run: Run) -> Figure:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,15 +10,12 @@ from dlpar.config.experiment import Experiment
 from dlpar.jobs.global_steps import GlobalSteps
 from dlpar.jobs.run import Run
 from dlpar.lab import captions, theme
-from dlpar.lab.figure import Figure
+from dlpar.lab.figure import Figure, Runs
 from dlpar.lab.labels import rank_name
 from dlpar.lab.plot import Plot, Shown, drawn
 
 KINDS = {"compute": "forward", "comm": "communicate", "wait": "wait"}
 """Kinds of time in a record, each with the phase whose style its bars have."""
-
-SENT = {"type": "bar", "orientation": "h", "name": "sent", "marker": {"color": theme.GREY}, "xaxis": "x2",
-        "showlegend": False}  # fmt: skip
 
 
 class Waiting(Plot):
@@ -41,7 +37,7 @@ class Waiting(Plot):
         for kind, phase in KINDS.items():
             style = {**theme.phase_bar(phase), "name": theme.PHASES[phase].group}
             self.add_trace(kind, style, ("row", "seconds"), {"y": "row", "x": "seconds"})
-        self.add_trace("bytes", SENT, ("row", "MB"), {"y": "row", "x": "MB"})
+        self.add_trace("bytes", theme.LOOKS["sent"], ("row", "MB"), {"y": "row", "x": "MB"})
         self._relayout(1.0, 1.0)
 
     def _relayout(self, most_seconds: float, most_mb: float) -> None:
@@ -64,15 +60,14 @@ class Waiting(Plot):
         if self.runs:
             self._relayout(*(self.looks["layout"][axis]["range"][1] for axis in ("xaxis", "xaxis2")))
 
-    def rank_step(self, rank: int, record: dict[str, Any]) -> None:
-        """Take one worker's step."""
+    def take(self, rank: int, record: dict[str, Any]) -> None:
+        """Take one worker's step, or the bytes that a server reports when it ends."""
+        sums = self.kept[self.front.key][rank]
         if record["k"] == "step":
             sent = np.nan if record["bytes"] is None else record["bytes"] / 1e6
-            self.kept[self.front.key][rank] += (record["compute"], record["comm"], record["wait"], sent)
-
-    def served(self, rank: int, event: dict[str, Any]) -> None:
-        """Take the bytes that a server reports when it ends."""
-        self.kept[self.front.key][rank, 3] += (event.get("bytes") or 0) / 1e6
+            sums += (record["compute"], record["comm"], record["wait"], sent)
+        elif record.get("name") == "served":
+            sums[3] += (record.get("bytes") or 0) / 1e6
 
     def settle(self, steps: GlobalSteps, ended: bool) -> None:
         """Bring bars, axes and sentence up to date."""
@@ -97,7 +92,7 @@ class Waiting(Plot):
         return self.kept[key][: self.runs[key].experiment.workers].mean(0)
 
 
-def waiting(runs: Run | Sequence[Run]) -> Figure:
+def waiting(runs: Runs) -> Figure:
     """Draw the seconds each rank computed, communicated and waited, and what it sent; of earlier runs, means."""
     return drawn(Waiting(), runs)
 
