@@ -251,6 +251,11 @@ def layout(**more: Any) -> dict[str, Any]:
     return {**_KEPT["layout"], **more}
 
 
+def unit_of(nbytes: float) -> tuple[float, str]:
+    """Scale and name of the unit in which bars of up to so many bytes are drawn."""
+    return (1e6, "MB") if nbytes >= 1e6 else (1e3, "kB")
+
+
 def columns(number: int, gap: float) -> list[list[float]]:
     """Domains of axes side by side, as shares of the figure's width, like `gap`."""
     width = (1 + gap) / number

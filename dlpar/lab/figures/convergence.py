@@ -47,6 +47,7 @@ class Curve:
         at = {"x": "*", "y": tested}
         self.tests = plot.add_trace(f"{run.key} test", tests, (*COLUMNS, tested), at, limit=400)
         self._pending: list[dict[str, Any]] = []
+        self._done: GlobalStep | None = None
 
     @property
     def diverged(self) -> bool:
@@ -54,16 +55,18 @@ class Curve:
         return bool(self.samples) and not self.last < 2 * self.first
 
     def step(self, done: GlobalStep) -> None:
-        """Take a finished global step."""
+        """Take a finished global step; tests that came before it are drawn at the one before."""
+        if self._done:
+            self.draw_tests(self._done)
+        self._done = done
         self.loss.add(_row(done))
         self.first, self.last = (done.loss if math.isnan(self.first) else self.first), done.loss
         self.steps, self.samples = done.step + 1, done.samples
         if math.isfinite(done.loss):
             self.top = max(self.top, min(done.loss, 2 * self.first))
-        self.draw_tests(done)
 
     def draw_tests(self, done: GlobalStep) -> None:
-        """Draw the tests that were waiting for a global step."""
+        """Draw the tests that are due after a global step."""
         while self._pending and self._is_due(self._pending[0], done):
             self._add(self._pending.pop(0), done)
 
