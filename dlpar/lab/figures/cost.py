@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dlpar.jobs.launch import spmd
 from dlpar.lab import captions, theme
-from dlpar.lab.figure import Figure, blank, captioned
+from dlpar.lab.figure import Figure, blank, captioned, require
 from dlpar.theory import Link, collective_seconds, fitted
 from dlpar.worlds.platforms.lookup import USUAL
 from dlpar.worlds.platforms.ping_pong import SIZES, there_and_back
@@ -119,9 +119,8 @@ def time_collectives(
     """
     from dlpar.collectives import ALLREDUCE
 
-    unknown = [name for name in names if name not in ALLREDUCE]
-    if unknown:
-        raise ValueError(f"names: got {unknown[0]!r}, allowed is any of {', '.join(ALLREDUCE)}")
+    for name in names:
+        require(name in ALLREDUCE, f"names: got {name!r}, allowed is any of {', '.join(ALLREDUCE)}")
     sizes, found = [int(size) for size in sizes], []
     calls = (1, repeats) if world == "real" else (0, 1)
     for count in [ranks] if isinstance(ranks, int) else ranks:
@@ -177,10 +176,6 @@ def _time(comm: Comm, names: Sequence[str], sizes: Sequence[int], warming: int, 
 # ---- figures ------------------------------------------------------------------------
 
 
-LINKS = (("#0072B2", "#BF8300", "circle"), ("#009E73", "#D55E00", "square"))
-"""Colours of times and fit, and marker, of each link in a figure."""
-
-
 def link_fit(*found: PingPong) -> Figure:
     """Draw the one-way time of a message over its bytes, and the fit ``latency + bytes / bandwidth``.
 
@@ -194,26 +189,24 @@ def link_fit(*found: PingPong) -> Figure:
     ValueError
         If there are more or fewer.
     """
-    if not 1 <= len(found) <= len(LINKS):
-        raise ValueError(f"found: got {len(found)} ping-pongs, allowed is 1 or 2")
-    fits = [[1e3 * one.link.seconds(size) for size in one.sizes] for one in found]
-    times = [[1e3 * seconds for seconds in one.seconds] for one in found]
-    sizes = [size for one in found for size in one.sizes]
-    everything = [ms for row in (*times, *fits) for ms in row]
-    across, up = _bytes("message (bytes)", sizes), _times(everything, [one.how for one in found])
-    figure = blank(xaxis=across, yaxis=up)
-    for one, row, fit, (colour, dashes, symbol) in zip(found, times, fits, LINKS):
+    require(1 <= len(found) <= 2, f"found: got {len(found)} ping-pongs, allowed is 1 or 2")
+    sizes, everything = [size for one in found for size in one.sizes], []
+    figure = blank()
+    for one, colour, dashes, symbol in zip(found, theme.RUNS[::2], theme.RUNS[3::-2], theme.MARKERS):
+        times, fit = ([1e3 * t for t in row] for row in (one.seconds, map(one.link.seconds, one.sizes)))
+        everything += [*times, *fit]
         look = theme.result(f"{one.where}, {one.how}", colour, one.how, symbol)
-        figure.add_scatter(x=one.sizes, y=row, **{**look, "mode": "markers"})
+        figure.add_scatter(x=one.sizes, y=times, **{**look, "mode": "markers"})
         line = theme.predicted_line("fit: latency + bytes / bandwidth", dashes, 2.5)
         figure.add_scatter(x=one.sizes, y=fit, **line)
+    figure.layout.xaxis = _bytes("message (bytes)", sizes)
+    figure.layout.yaxis = _times(everything, [one.how for one in found])
     return captioned(figure, " ".join(_link_in_words(one, len(found) > 1) for one in found))
 
 
 def _link_in_words(one: PingPong, several: bool) -> str:
     latency, bandwidth = one.link.latency, one.link.bandwidth
-    text = f"A message takes {captions.short_time(latency)} plus 1 s for every "
-    text += captions.nbytes(bandwidth)
+    text = f"A message takes {captions.short_time(latency)} plus 1 s for every {captions.nbytes(bandwidth)}"
     text = f"{one.where[0].upper()}{one.where[1:]} ({one.how}): a{text[1:]}" if several else text
     return f"{text}; at {captions.nbytes(latency * bandwidth)} the two parts are equal."
 
@@ -235,28 +228,25 @@ def collective_times(times: Sequence[CollectiveTime], over: str = "bytes") -> Fi
     ValueError
         If `over` is neither, or there are no times.
     """
-    if over not in ("bytes", "ranks"):
-        raise ValueError(f"over: got {over!r}, allowed is bytes or ranks")
-    if not times:
-        raise ValueError("times: got none, allowed is one or more")
+    require(over in ("bytes", "ranks"), f"over: got {over!r}, allowed is bytes or ranks")
+    require(len(times) > 0, "times: got none, allowed is one or more")
     here = {t: (t.nbytes, t.ranks) if over == "bytes" else (t.ranks, t.nbytes) for t in times}
     places, others = (sorted(set(column)) for column in zip(*here.values()))
     across = _bytes("tensor (bytes)", places) if over == "bytes" else theme.log_axis("ranks", places)
     up = _times([1e3 * t.seconds for t in times], [t.how for t in times])
     figure = blank(xaxis=across, yaxis=up)
-    for how in ("simulated", "paced", "measured", "predicted"):
-        lines: dict[tuple[str, float], list[CollectiveTime]] = defaultdict(list)
-        for timing, (_, other) in sorted(here.items(), key=lambda item: item[1]):
-            if timing.how == how:
-                lines[timing.name, other].append(timing)
-        for (name, other), own in lines.items():
-            colour, symbol = theme.ALLREDUCES.get(name, (theme.GREY, "cross"))
-            label = name.replace("_", "-")
-            if len(others) > 1:  # the marker tells sizes or ranks
-                label += f", {captions.nbytes(other)}" if over == "ranks" else f", {other} ranks"
-                symbol = theme.MARKERS[others.index(other) % len(theme.MARKERS)]
-            look = theme.result(f"{label}, {how}", colour, how, symbol)
-            figure.add_scatter(x=[here[t][0] for t in own], y=[1e3 * t.seconds for t in own], **look)
+    lines = defaultdict[tuple[str, str, float], list[CollectiveTime]](list)
+    for timing, (_, other) in sorted(here.items(), key=lambda item: item[1]):
+        lines[timing.how, timing.name, other].append(timing)
+    drawn_first = ("simulated", "paced", "measured", "predicted")
+    for (how, name, other), own in sorted(lines.items(), key=lambda line: drawn_first.index(line[0][0])):
+        colour, symbol = theme.ALLREDUCES.get(name, (theme.GREY, "cross"))
+        label = name.replace("_", "-")
+        if len(others) > 1:  # the marker tells sizes or ranks
+            label += f", {captions.nbytes(other)}" if over == "ranks" else f", {other} ranks"
+            symbol = theme.MARKERS[others.index(other) % len(theme.MARKERS)]
+        look = theme.result(f"{label}, {how}", colour, how, symbol)
+        figure.add_scatter(x=[here[t][0] for t in own], y=[1e3 * t.seconds for t in own], **look)
     seconds = {how: {t[:3]: t.seconds for t in times if t.how == how} for how in theme.ORDER}
     sentences = [_ends(here, over, len(others) > 1), *captions.errors(seconds, most=10)]
     return captioned(figure, " ".join(sentences))

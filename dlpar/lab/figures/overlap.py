@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dlpar.lab import captions, theme
-from dlpar.lab.figure import Figure, blank, captioned, gantt, stacked
+from dlpar.lab.figure import Figure, Names, blank, captioned, gantt, require, stacked
 from dlpar.lab.labels import labels
 from dlpar.lab.sweep import Outcome
 from dlpar.theory import collective_seconds, predict
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from dlpar.config.experiment import Experiment
 
 
-def exposed(outcomes: Sequence[Outcome], titles: Sequence[str] | None = None) -> Figure:
+def exposed(outcomes: Sequence[Outcome], titles: Names = None) -> Figure:
     """Draw a bar for each experiment: computing, whose length is 1, and exposed communication.
 
     A mark shows the whole step by the closed form, where there is one.
@@ -37,30 +37,33 @@ def exposed(outcomes: Sequence[Outcome], titles: Sequence[str] | None = None) ->
     ValueError
         If there is no outcome, or a run is not done.
     """
-    if not outcomes:
-        raise ValueError("outcomes: got none, allowed is one or more")
-    bad = next((outcome for outcome in outcomes if outcome.status != "done"), None)
-    if bad:
+    require(len(outcomes) > 0, "outcomes: got none, allowed is one or more")
+    for bad in outcomes:
         got = f"got one that is {bad.status} ({bad.reason})"
-        raise ValueError(f"outcomes: {got}, allowed are those that are done")
+        require(bad.status == "done", f"outcomes: {got}, allowed are those that are done")
     names = list(titles or labels([outcome.experiment for outcome in outcomes]))
-    computing = [o.compute_s for o in outcomes]
-    steps = [o.step_s / own for o, own in zip(outcomes, computing)]
-    predicted = [o.predicted_step_s and o.predicted_step_s / own for o, own in zip(outcomes, computing)]
+    rows = [
+        (name, 1e3 * o.compute_s, 1e3 * o.step_s, _ms(o.predicted_step_s), o.step_s / o.compute_s - 1)
+        for name, o in zip(names, outcomes)
+    ]
+    _, computing, _, forms, beyond = zip(*rows)
+    predicted = [form and form / own for form, own in zip(forms, computing)]
     how = {theme.HOW[o.experiment.cluster.world] for o in outcomes}
     suffix = f", {how.pop()}" if len(how) == 1 else ""
     parts = {
         f"computing{suffix}": (theme.phase_bar("forward"), [1.0] * len(names)),
-        f"exposed communication{suffix}": (theme.phase_bar("communicate"), [step - 1 for step in steps]),
+        f"exposed communication{suffix}": (theme.phase_bar("communicate"), beyond),
     }
     figure = stacked("time of a step (times its computing)", names, parts, ("predicted", predicted))
     heads = ("", "computing (ms)", "step (ms)", "predicted step (ms)", "exposed (share of computing)")
-    ms = [1e3 * own for own in computing], [1e3 * o.step_s for o in outcomes]
-    forms = [o.predicted_step_s and 1e3 * o.predicted_step_s for o in outcomes]
-    rows = list(zip(names, *ms, forms, [step - 1 for step in steps]))
-    each = captions.listed(f"{name} {step - 1:.1%}" for name, step in zip(names, steps))
+    each = captions.listed(f"{name} {share:.1%}" for name, share in zip(names, beyond))
     sentence = f"Exposed communication of a step, as a share of its computing time: {each}."
-    return captioned(figure, _with_error(sentence, predicted, steps), (heads, rows), open=True)
+    sentence = _with_error(sentence, predicted, [1 + share for share in beyond])
+    return captioned(figure, sentence, (heads, rows), open=True)
+
+
+def _ms(seconds: float | None) -> float | None:
+    return seconds and 1e3 * seconds
 
 
 def _with_error(sentence: str, predicted: Sequence[float | None], found: Sequence[float]) -> str:
@@ -87,9 +90,9 @@ def sending(experiment: Experiment) -> Figure:
         If it is anything else.
     """
     sync, name = experiment.sync, experiment.cluster.stand_in_for
-    if sync.scheme != "ring" or sync.allreduce != "ring" or not sync.overlap or name is None:
-        wanted = "an overlapped ring that stands in for a workload"
-        raise ValueError(f"experiment: got other than {wanted}, allowed is that")
+    wanted = "an overlapped ring that stands in for a workload"
+    fine = sync.scheme == "ring" and sync.allreduce == "ring" and sync.overlap and name is not None
+    require(fine, f"experiment: got other than {wanted}, allowed is that")
     charged, platform = workload(name), platform_of(experiment)
     computing = 1e3 * platform.seconds(experiment.local_batch(0) * charged.flops, charged)
     link = platform.link(same_node=experiment.workers <= platform.devices)
@@ -122,8 +125,7 @@ def sending(experiment: Experiment) -> Figure:
     bar = theme.phase_bar("communicate")
     bar["marker"]["line"] = {"width": 2, "color": "#ffffff"}
     gantt(figure, zip([1] * len(sent), begins, lengths, texts), **bar | own)
-    mark = {"mode": "markers", "marker": {"symbol": "triangle-down", "size": 9, "color": theme.GREY}}
-    figure.add_scatter(x=ready, y=[0.52] * len(sent), name="a bucket is ready", **mark)
+    figure.add_scatter(x=ready, y=[0.52] * len(sent), **theme.LOOKS["ready"])
     heads = ("largest layer", "MB", "ready (ms)", "begins (ms)", "ends (ms)")
     return captioned(figure, sentence, (heads, sent))
 
@@ -148,13 +150,13 @@ def bucket_sizes(outcomes: Sequence[Outcome]) -> Figure:
         If there are fewer, or their experiments differ in more.
     """
     done = sorted((o for o in outcomes if o.status == "done"), key=lambda o: o.experiment.sync.bucket_mb)
-    if len(done) < 2 or len({_but_buckets(o) for o in done}) > 1:
-        wanted = "buckets of several sizes in one experiment"
-        raise ValueError(f"outcomes: got other than {wanted}, allowed are two or more")
+    wanted = "buckets of several sizes in one experiment"
+    fine = len(done) > 1 and len(set(map(_but_buckets, done))) == 1
+    require(fine, f"outcomes: got other than {wanted}, allowed are two or more")
     experiment, computing = done[0].experiment, 1e3 * done[0].compute_s
     how, colour = theme.HOW[experiment.cluster.world], theme.RUNS[0]
     sizes, times = [o.experiment.sync.bucket_mb for o in done], [1e3 * o.step_s for o in done]
-    predicted = [o.predicted_step_s and 1e3 * o.predicted_step_s for o in done]
+    predicted = [_ms(o.predicted_step_s) for o in done]
     curve = [
         (mb, 1e3 * found.seconds)
         for mb in np.geomspace(sizes[0], sizes[-1], POINTS).tolist()
@@ -186,6 +188,7 @@ def bucket_sizes(outcomes: Sequence[Outcome]) -> Figure:
 def _but_buckets(outcome: Outcome) -> str:
     """An experiment apart from the size of its buckets."""
     experiment, sync = outcome.experiment, outcome.experiment.sync
-    if sync.scheme != "ring":
-        raise ValueError(f"outcomes: got sync {sync.scheme}, allowed is ring: others send no buckets")
+    require(
+        sync.scheme == "ring", f"outcomes: got sync {sync.scheme}, allowed is ring: others send no buckets"
+    )
     return experiment.model_copy(update={"sync": sync.model_copy(update={"bucket_mb": 1.0})}).to_json()
