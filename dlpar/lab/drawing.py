@@ -24,12 +24,6 @@ class Drawing:
 
     Parameters
     ----------
-    layout : mapping
-        plotly layout, with fixed axis ranges.
-    x_axes : mapping of str to mapping
-        Choices of the horizontal axis: name of a column -> plotly axis.  Empty: ``layout`` has the only x-axis.
-    height : int, default 400
-        Pixels of a static figure; a panel fits a figure to the view.
     logarithmic : bool, default False
         Offer a logarithmic first vertical axis.
 
@@ -41,18 +35,12 @@ class Drawing:
         Sentence under the figure.
     """
 
-    def __init__(
-        self,
-        layout: dict[str, Any],
-        x_axes: dict[str, dict] | None = None,
-        height: int = 400,
-        logarithmic: bool = False,
-    ) -> None:
-        self.looks: dict[str, Any] = {"layout": layout, "x_axes": x_axes or {}, "height": height}
-        self.looks |= {"logarithmic": logarithmic, "origin": None}
-        self.x, self.caption = next(iter(self.looks["x_axes"]), ""), ""
+    def __init__(self, logarithmic: bool = False) -> None:
+        self.looks: dict[str, Any] = {"logarithmic": logarithmic, "origin": None}
+        self.x, self.caption = "", ""
         self._traces: dict[str, tuple[dict[str, Any], Series]] = {}
-        self._guard, self._stale, self._news = RLock(), True, dict[str, Any]()
+        self._guard, self._news = RLock(), dict[str, Any]()
+        self.relayout(xaxis=theme.axis(""), yaxis=theme.axis(""))
 
     def series(self, key: str) -> Series:
         """Points of one trace."""
@@ -104,7 +92,17 @@ class Drawing:
     def relayout(
         self, x_axes: dict[str, dict[str, Any]] | None = None, height: int = 400, **layout: Any
     ) -> None:
-        """Replace the layout, the choices of the horizontal axis and the height; traces stay."""
+        """Replace the layout, the choices of the horizontal axis and the height; traces stay.
+
+        Parameters
+        ----------
+        x_axes : mapping of str to mapping, optional
+            Choices of the horizontal axis: name of a column -> plotly axis. Default: the layout has the only one.
+        height : int, default 400
+            Pixels of a static figure; a panel fits a figure to the view.
+        **layout
+            plotly layout, with fixed axis ranges.
+        """
         with self._guard:
             self.looks |= {"layout": theme.layout(**layout), "x_axes": x_axes or {}, "height": height}
             if self.x not in self.looks["x_axes"]:
@@ -203,9 +201,8 @@ class Series:
 
     def __init__(self, columns: int, limit: int = 2000) -> None:
         self.limit, self.stride, self.seen = limit, 1, 0
-        self._rows = np.empty((min(limit, 64), columns))
-        self._size = 0
-        self._sent = 0
+        self._rows = np.empty((limit, columns))  # memory that is not used is not taken
+        self._size = self._sent = 0
 
     def __len__(self) -> int:
         return self._size
@@ -236,8 +233,9 @@ class Series:
 
     def replace(self, rows: np.ndarray) -> None:
         """Replace all rows by the last `limit` of `rows`, of shape (points, columns)."""
-        self._rows = np.array(rows, dtype=float).reshape(-1, self._rows.shape[1])[-self.limit :]
-        self._size, self._sent, self.stride = len(self._rows), -1, 1
+        rows = np.array(rows, dtype=float).reshape(-1, self._rows.shape[1])[-self.limit :]
+        self._rows[: len(rows)] = rows
+        self._size, self._sent, self.stride = len(rows), -1, 1
 
     def take_new(self) -> tuple[bool, np.ndarray]:
         """Return ``(whole, rows)`` for a reader of all earlier calls: new rows only or, if `whole`, all rows."""
@@ -246,9 +244,6 @@ class Series:
         return whole, self.rows[start:]
 
     def _push(self, row: Sequence[float]) -> None:
-        if self._size == len(self._rows):
-            more = min(self.limit, max(64, 2 * self._size)) - self._size
-            self._rows = np.concatenate([self._rows, np.empty((more, self._rows.shape[1]))])
         self._rows[self._size] = row
         self._size += 1
 

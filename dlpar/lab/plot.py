@@ -10,7 +10,7 @@ from typing import Any, ClassVar, NamedTuple
 from dlpar.config.experiment import Experiment
 from dlpar.jobs.global_steps import GlobalStep, GlobalSteps
 from dlpar.jobs.tail import rank_of
-from dlpar.lab import theme
+from dlpar.lab import captions, theme
 from dlpar.lab.drawing import Drawing
 from dlpar.lab.figure import Figure, Names, Runs, finished
 from dlpar.lab.labels import labels, with_world
@@ -76,7 +76,7 @@ class Plot(Drawing):
     pause: ClassVar[float] = 0.0
 
     def __init__(self, logarithmic: bool = False) -> None:
-        super().__init__(theme.layout(xaxis=theme.axis(""), yaxis=theme.axis("")), logarithmic=logarithmic)
+        super().__init__(logarithmic)
         self.runs: dict[str, Shown] = {}
         self.kept: dict[str, Any] = {}
 
@@ -106,6 +106,10 @@ class Plot(Drawing):
         due = ended or now - before >= self.pause
         self._drawn = now if due else before
         return due
+
+    def say(self, sentence: str) -> None:
+        """Change the sentence under the figure, and add how many workers are drawn if some are left out."""
+        self.set_caption(captions.shown_workers(self.front.experiment, sentence))
 
     def worlds(self) -> list[str]:
         """Worlds of the runs."""

@@ -10,7 +10,8 @@ from lab.readers import Seen
 
 @pytest.fixture
 def drawing():
-    made = Drawing(theme.layout(yaxis=theme.axis("y (1)", (0, 1))), {"step": theme.axis("step", (0, 10))})
+    made = Drawing()
+    made.relayout({"step": theme.axis("step", (0, 10))}, yaxis=theme.axis("y (1)", (0, 1)))
     made.add_trace("a", {"name": "a"}, ("step", "y"), {"x": "*", "y": "y"}, limit=100)
     return made
 
@@ -83,7 +84,8 @@ def test_a_removed_trace_is_gone_and_a_new_one_there(drawing):
 
 def test_a_static_figure_has_the_curves_axes_and_sentence_at_the_chosen_axis():
     axes = {"step": {"range": [0, 9]}, "seconds": {"range": [0, 1]}}
-    drawing = Drawing({"yaxis": {"range": [0, 3]}}, axes, height=300)
+    drawing = Drawing()
+    drawing.relayout(axes, height=300, yaxis={"range": [0, 3]})
     series = drawing.add_trace("a", {"name": "loss"}, ("step", "seconds", "loss"), {"x": "*", "y": "loss"})
     series.add((1, 0.5, 2.0)), series.add((2, 0.9, 1.0))
     drawing.x = "seconds"

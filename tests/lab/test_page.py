@@ -26,7 +26,8 @@ class Made(Page):
 
     def __init__(self):
         super().__init__()
-        drawing = Drawing(theme.layout(xaxis=theme.axis("x"), yaxis=theme.axis("y", (0, 1))))
+        drawing = Drawing()
+        drawing.relayout(xaxis=theme.axis("x"), yaxis=theme.axis("y", (0, 1)))
         drawing.add_trace("a", {"name": "a"}, ("x", "y"), {"x": "x", "y": "y"})
         self.figures, self.asked = {"One": drawing}, []
 

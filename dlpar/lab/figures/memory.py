@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any
+
+import pandas as pd
 
 from dlpar.config.experiment import Experiment
 from dlpar.jobs.memory_check import bytes_of, model_state
 from dlpar.jobs.run import Run
 from dlpar.jobs.tail import rank_of
 from dlpar.lab import captions, theme
-from dlpar.lab.figure import Figure, captioned, listed, stacked
+from dlpar.lab.figure import Figure, Names, Runs, captioned, listed, require, stacked
 from dlpar.lab.figures.pipeline import has_flush, passes, spans, typical, window
 from dlpar.lab.labels import labels
 from dlpar.theory import sizes
@@ -26,7 +28,7 @@ Points = list[tuple[float, float]]
 """Points ``(ms, micro-batches or bytes)`` of a rank; a value holds until the next point."""
 
 
-def memory(runs: Run | Sequence[Run], titles: Sequence[str] | None = None) -> Figure:
+def memory(runs: Runs, titles: Names = None) -> Figure:
     """Draw the memory of each rank by kind at a step's peak; for several runs, of the fullest rank.
 
     The step is the last in which memory was recorded. If the model is split by data alone, a mark
@@ -50,20 +52,19 @@ def memory(runs: Run | Sequence[Run], titles: Sequence[str] | None = None) -> Fi
     runs = listed(runs)
     held = [{rank: record["memory"] for rank, record in _last(run, "memory").items()} for run in runs]
     for run, of_run in zip(runs, held):
-        if not of_run:
-            allowed = "allowed is a run whose ranks compute with numbers"
-            raise ValueError(f"run {run.id}: no memory was recorded, {allowed}")
+        allowed = "allowed is a run whose ranks compute with numbers"
+        require(len(of_run) > 0, f"run {run.id}: no memory was recorded, {allowed}")
     one, states = len(runs) == 1, [_state(run.experiment) for run in runs]
     if one:
         names, rows = [f"rank {rank}" for rank in held[0]], list(held[0].values())
         states *= len(rows)
     else:
         names = list(titles or labels([run.experiment for run in runs]))
-        rows = [max(of_run.values(), key=_total) for of_run in held]
-    scale, unit = (1e6, "MB") if max(map(_total, rows)) >= 1e6 else (1e3, "kB")
-    parts = {}
-    for kind, colour in theme.MEMORY.items():
-        parts[kind] = {"marker_color": colour}, [row.get(kind, 0) / scale for row in rows]
+        rows = [max(of_run.values(), key=lambda row: sum(row.values())) for of_run in held]
+    peaks = pd.DataFrame(rows, columns=list(theme.MEMORY)).fillna(0)
+    total = peaks.sum(axis=1)
+    scale, unit = theme.unit_of(total.max())
+    parts = {kind: ({"marker_color": theme.MEMORY[kind]}, peaks[kind] / scale) for kind in peaks}
     forms = [state and state / scale for state in states]
     title = f"memory of a rank at the peak of a step ({unit})"
     figure = stacked(title, names, parts, ("closed form of the first three", forms))
@@ -71,17 +72,18 @@ def memory(runs: Run | Sequence[Run], titles: Sequence[str] | None = None) -> Fi
     courses = _courses(runs[0], scale, unit) if one else {}
     if courses:
         _add_courses(figure, courses, runs[0].experiment)
-    heads = ["", *(f"{kind} ({unit})" for kind in theme.MEMORY), f"total ({unit})"]
-    columns = [names, *(lengths for _, lengths in parts.values()), [_total(row) / scale for row in rows]]
+    columns = {"": names, **{f"{kind} ({unit})": peaks[kind] / scale for kind in peaks}}
+    columns[f"total ({unit})"] = total / scale
     if any(forms):
-        heads.append(f"closed form of weights, gradients, optimizer ({unit})")
-        columns.append(forms)
-    text = _sentence(names, rows, states, scale, unit)
+        columns[f"closed form of weights, gradients, optimizer ({unit})"] = forms
+    text = _sentence(
+        names, peaks, total, states, lambda row: f"{captions.quantity(total[row] / scale)} {unit}"
+    )
     flights = [r["in_flight"] for _, r in runs[0].records() if "in_flight" in r] if one else []
     if flights:
         text += f"; at most {max(flights)} micro-batches were in flight on a rank"
     text = captions.shown_workers(runs[0].experiment, f"{text}.") if one else f"{text}."
-    return captioned(figure, text, (heads, list(zip(*columns))))
+    return captioned(figure, text, (list(columns), list(zip(*columns.values()))))
 
 
 def _last(run: Run, what: str) -> dict[int, dict[str, Any]]:
@@ -95,19 +97,12 @@ def _last(run: Run, what: str) -> dict[int, dict[str, Any]]:
     return {rank: last[rank] for rank in sorted(last) if rank < theme.workers(run.experiment)}
 
 
-def _total(held: dict[str, int]) -> int:
-    return sum(held.values())
-
-
 def _state(experiment: Experiment) -> float | None:
     """Bytes of weights, gradients and optimizer state by the closed form; None where there is none."""
     split, sync = experiment.split, experiment.sync
     if split.kind != "data" or sync.scheme != "ring" or experiment.averaging.method != "none":
         return None
-    itemsize = {"float32": 4, "float64": 8}.get(experiment.dtype)
-    if itemsize is None:
-        return None
-    each = bytes_of(experiment.optimizer, itemsize)
+    each = bytes_of(experiment.optimizer, {"float32": 4, "float64": 8}[experiment.dtype])
     return model_state(sizes(experiment).parameters, experiment.workers, split.zero, each).total
 
 
@@ -187,15 +182,18 @@ def _add_courses(figure: Figure, courses: dict[str, dict[int, Points]], experime
             figure.add_scatter(x=x, y=y, name=f"rank {rank}", mode="lines", line=line, **where)
 
 
-def _sentence(names: list[str], rows: list[dict], states: list[float | None], scale: float, unit: str) -> str:
-    totals = [_total(row) for row in rows]
-    most, least = (totals.index(end(totals)) for end in (max, min))
-    kind = max(rows[most], key=rows[most].__getitem__)
-    amounts = [f"{captions.quantity(totals[row] / scale)} {unit}" for row in (most, least)]
-    text = f"At its peak {names[most]} held {amounts[0]}, {rows[most][kind] / totals[most]:.0%} of it {kind}"
-    if amounts[0] != amounts[1]:
-        text += f"; {names[least]} held the least, {amounts[1]}"
-    errors = [abs(sum(row.get(k, 0) for k in STATE) / state - 1) for row, state in zip(rows, states) if state]
+def _sentence(
+    names: list[str], peaks: pd.DataFrame, total: pd.Series, states: list[float | None], amount: Callable
+) -> str:
+    most, least = total.idxmax(), total.idxmin()
+    kind = peaks.loc[most].idxmax()
+    text = (
+        f"At its peak {names[most]} held {amount(most)}, {peaks[kind][most] / total[most]:.0%} of it {kind}"
+    )
+    if amount(most) != amount(least):
+        text += f"; {names[least]} held the least, {amount(least)}"
+    sums = peaks[list(STATE)].sum(axis=1)
+    errors = [abs(own / state - 1) for own, state in zip(sums, states) if state]
     if errors:
         by = "less than 0.1%" if max(errors) < 1e-3 else f"at most {max(errors):.1%}"
         text += f"; weights, gradients and optimizer state differ from the closed form by {by}"

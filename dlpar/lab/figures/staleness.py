@@ -171,9 +171,7 @@ class Staleness(RankLines):
                 most = max(most, *counts.values())
         if self.names:
             self.grow("yaxis2", 1.15 * most, ended)
-        experiment = self.front.experiment
-        sentence = captions.staleness(self.largest, self.mean, experiment, self.predicted)
-        self.set_caption(captions.shown_workers(experiment, sentence))
+        self.say(captions.staleness(self.largest, self.mean, self.front.experiment, self.predicted))
 
     def _layout(self) -> dict[str, Any]:
         yaxis = theme.axis("staleness (updates)", (-0.25, max(4.0, 2.0 * (self.predicted or 0))))
@@ -243,8 +241,7 @@ class Lead(RankLines):
         """Bring axes and sentence up to date."""
         if self.count:
             self.fit_axes(ended)
-            sentence = captions.lead(self.most, self.bound)
-            self.set_caption(captions.shown_workers(self.front.experiment, sentence))
+            self.say(captions.lead(self.most, self.bound))
 
 
 def _bound(bound: int) -> dict[str, Any]:

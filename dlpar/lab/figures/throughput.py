@@ -161,7 +161,13 @@ class Throughput(Plot):
             self._make_room(
                 max(line.rows[:, 1].max() for _, line in self._traces.values() if len(line)), ended
             )
-        self.set_caption(self._sentence(total))
+        if len(self.runs) == 1:
+            rates = {rank: rate.newest for rank, rate in self.by_rank.items() if rate.newest is not None}
+            experiment = self.front.experiment
+            return self.say(captions.throughput(total.newest, rates, experiment, self.predicted, self.kind))
+        means = {self.runs[key].name: rate.mean for key, rate in self.kept.items() if rate.mean}
+        said = f" You said {asked:g} {self.asked.unit}." if isinstance(asked := self._said(), float) else ""
+        return self.set_caption(captions.compared("samples a second", means) + said)
 
     def _make_room(self, height: float, ended: bool = False) -> None:
         self.grow("yaxis", 1.03 * height, ended)  # for the marks of the highest points, too
@@ -171,7 +177,7 @@ class Throughput(Plot):
         levels: dict[str, tuple[dict[str, Any], float]] = {}
         if self.runs and self.predicted is not None:
             levels["predicted"] = theme.predicted_line("predicted", self.front.colour), self.predicted
-        value, first = self.asked and self.asked.value, next(iter(self.kept.values()), None)
+        value, first = self._said(), next(iter(self.kept.values()), None)
         if isinstance(value, float) and (self.asked.unit != "times" or (len(self.runs) > 1 and first.mean)):
             height = value * first.mean if self.asked.unit == "times" else value
             line = theme.predicted_line(f"you said {value:g} {self.asked.unit}", theme.ASKED)
@@ -188,16 +194,9 @@ class Throughput(Plot):
                 line = self.series(key) if key in self._traces else self.add_trace(key, style, COLUMNS)
                 line.replace(np.array([(0.0, height), (self._ends()[0], height)]))
 
-    def _sentence(self, total: Rate) -> str:
-        experiment = self.front.experiment
-        if len(self.runs) > 1:
-            means = {self.runs[key].name: rate.mean for key, rate in self.kept.items() if rate.mean}
-            said = self.asked and self.asked.value
-            compared = captions.compared("samples a second", means)
-            return compared + (f" You said {said:g} {self.asked.unit}." if isinstance(said, float) else "")
-        rates = {rank: rate.newest for rank, rate in self.by_rank.items() if rate.newest is not None}
-        sentence = captions.throughput(total.newest, rates, experiment, self.predicted, self.kind)
-        return captions.shown_workers(experiment, sentence)
+    def _said(self) -> Any:
+        """Number that the student predicted; None without one."""
+        return self.asked and self.asked.value
 
     def _rate(self, key: str, style: dict[str, Any]) -> Rate:
         window = WINDOW if self.front.experiment.cluster.world == "real" else 0.0

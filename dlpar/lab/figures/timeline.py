@@ -233,8 +233,7 @@ class Timeline(Window):
         self._draw_arrows(whole, begin, end)
         self.fit((end - begin) * 1e3)
         told = len({span.rank for span in spans})
-        sentence = captions.timeline(end - begin, shares(spans, told or 1, end - begin), told)
-        self.set_caption(captions.shown_workers(self.front.experiment, sentence))
+        self.say(captions.timeline(end - begin, shares(spans, told or 1, end - begin), told))
 
     def _draw_arrows(self, spans: Iterable[Span], begin: float, end: float) -> None:
         """Draw an arrow from each long wait to the send that ended it, where one can tell which that was."""
@@ -377,8 +376,7 @@ class Lanes(Window):
         arrows = sorted((arrow for own in self.recent for arrow in own), key=lambda arrow: arrow.push)
         arrows = arrows[-self.most :]
         self.fit(self._draw(arrows), ended)
-        sentence = captions.lanes([arrow.updates for arrow in arrows])
-        self.set_caption(captions.shown_workers(self.front.experiment, sentence))
+        self.say(captions.lanes([arrow.updates for arrow in arrows]))
 
     def _draw(self, arrows: list[Arrow]) -> float:
         """Draw arrows; returns the milliseconds from the first push to the last."""

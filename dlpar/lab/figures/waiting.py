@@ -80,12 +80,10 @@ class Waiting(Plot):
             self.series(key).replace(np.stack([np.arange(len(rows)), rows[:, column]], axis=1))
         self.grow("xaxis", rows[:, :3].sum(1).max(), ended)
         self.grow("xaxis2", np.nan_to_num(rows[:, 3]).max(), ended)
-        experiment = self.front.experiment
         if len(means) > 1:
             shares = (f"{self.runs[k].name} {m[2] / (m[:3].sum() or 1):.0%}" for k, m in means.items())
             return self.set_caption(f"Share of its time that a worker waited: {captions.listed(shares)}.")
-        sentence = captions.waiting(sums[: experiment.workers, :3], sums[:, 3])
-        return self.set_caption(captions.shown_workers(experiment, sentence))
+        return self.say(captions.waiting(sums[: self.front.experiment.workers, :3], sums[:, 3]))
 
     def _mean(self, key: str) -> np.ndarray:
         """Means of a run over its workers."""
