@@ -13,8 +13,7 @@ from dlpar.lab import theme
 from dlpar.lab.figures.consensus import Consensus
 from dlpar.lab.figures.convergence import X_AXES, Convergence, check_axis, check_goal, of_one_kind
 from dlpar.lab.figures.staleness import Staleness
-from dlpar.lab.figures.throughput import Throughput
-from dlpar.lab.figures.waiting import Waiting
+from dlpar.lab.figures.throughput import Throughput, Waiting
 from dlpar.lab.labels import labels
 from dlpar.lab.panel import ACTIONS, RunPage
 from dlpar.lab.watch import Watch

@@ -21,9 +21,8 @@ from dlpar.lab.figure import Figure
 from dlpar.lab.figures.consensus import Consensus, disagreement
 from dlpar.lab.figures.convergence import Convergence, loss_title
 from dlpar.lab.figures.staleness import Lead, Staleness
-from dlpar.lab.figures.throughput import Throughput
+from dlpar.lab.figures.throughput import Throughput, Waiting
 from dlpar.lab.figures.timeline import Lanes, Timeline
-from dlpar.lab.figures.waiting import Waiting
 from dlpar.lab.ghost import Foreseen, Ghost
 from dlpar.lab.labels import labels, place_in_queue, same_batches, with_world
 from dlpar.lab.offer import Offer

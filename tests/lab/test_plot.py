@@ -8,9 +8,8 @@ from dlpar.lab import figures, theme
 from dlpar.lab.figures.consensus import Consensus
 from dlpar.lab.figures.convergence import Convergence
 from dlpar.lab.figures.staleness import Lead, Staleness
-from dlpar.lab.figures.throughput import Throughput
+from dlpar.lab.figures.throughput import Throughput, Waiting
 from dlpar.lab.figures.timeline import Lanes, Timeline
-from dlpar.lab.figures.waiting import Waiting
 from dlpar.lab.plot import Board, drawn, shown
 from dlpar.lab.watch import in_order
 from lab.folders import finished

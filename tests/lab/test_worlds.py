@@ -8,9 +8,8 @@ from dlpar.lab import figures, theme
 from dlpar.lab.comparison import compare
 from dlpar.lab.figures.convergence import Convergence
 from dlpar.lab.figures.staleness import Lead, Staleness
-from dlpar.lab.figures.throughput import Throughput
+from dlpar.lab.figures.throughput import Throughput, Waiting
 from dlpar.lab.figures.timeline import Lanes, Timeline
-from dlpar.lab.figures.waiting import Waiting
 from dlpar.lab.panel import Panel
 from lab.folders import ThreadJob, finished, until
 from lab.readers import Reader

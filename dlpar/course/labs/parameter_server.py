@@ -8,7 +8,7 @@ from dlpar.config.experiment import Experiment
 from dlpar.course.labs.mapreduce import CLUSTER
 from dlpar.course.rehearse import Row, Shown, accuracy, measured, same_losses
 from dlpar.jobs.run import Run
-from dlpar.lab.figures.waiting import per_rank
+from dlpar.lab.figures.throughput import per_rank
 
 SMALL: dict[str, Any] = dict(model={"name": "mlp", "width": 16, "depth": 1}, batch=64, evaluate_every=1000)
 """Little to compute: where time is the question, delays make it, and they are the same on every machine."""

@@ -14,6 +14,5 @@ from dlpar.lab.figures.pieces import differences, layer_bytes, mesh, pieces
 from dlpar.lab.figures.pipeline import micro_batches, pipeline, schedule
 from dlpar.lab.figures.scaling import speedup
 from dlpar.lab.figures.staleness import lead, staleness
-from dlpar.lab.figures.throughput import throughput
+from dlpar.lab.figures.throughput import throughput, waiting
 from dlpar.lab.figures.timeline import lanes, timeline
-from dlpar.lab.figures.waiting import waiting

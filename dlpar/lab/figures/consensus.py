@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from dlpar.jobs.global_steps import GlobalStep, GlobalSteps
 from dlpar.jobs.run import Run
 from dlpar.lab import captions, theme
 from dlpar.lab.drawing import Series
-from dlpar.lab.figure import Figure, blank, captioned, finished
+from dlpar.lab.figure import Figure, Names, Runs, blank, captioned, finished, require
 from dlpar.lab.labels import WITH_PEERS, has_peers
 from dlpar.lab.plot import Plot, Shown, drawn
 
@@ -141,9 +140,7 @@ def _decades(values: np.ndarray) -> tuple[float, float]:
     return float(np.floor(np.log10(seen.min()) - 0.05)), float(np.ceil(np.log10(seen.max()) + 0.05))
 
 
-def consensus(
-    runs: Run | Sequence[Run], predicted: bool = True, titles: Sequence[str] | None = None
-) -> Figure:
+def consensus(runs: Runs, predicted: bool = True, titles: Names = None) -> Figure:
     """Draw the consensus distance over steps, on a logarithmic axis.
 
     Parameters
@@ -157,15 +154,13 @@ def consensus(
     """
     for run in (runs := finished(runs, titles)):
         experiment, n = run.experiment, run.experiment.workers
-        if run.consensus.empty:
-            got = f"run {run.id}: got sync {experiment.sync} with {n} worker{'s' * (n != 1)}"
-            allowed = f"allowed is {WITH_PEERS}, or averaging, with two or more"
-            raise ValueError(f"{got}, {allowed}: its replicas are equal at every step")
+        got = f"run {run.id}: got sync {experiment.sync} with {n} worker{'s' * (n != 1)}"
+        allowed = f"allowed is {WITH_PEERS}, or averaging, with two or more"
+        require(not run.consensus.empty, f"{got}, {allowed}: its replicas are equal at every step")
     figure = drawn(plot := Consensus(predicted), runs, titles)
+    why = "its replicas were equal at every step, so there is no distance to draw"
     for run, each in zip(runs, plot.kept.values()):
-        if each.first[1] <= FLOOR:
-            why = "its replicas were equal at every step, so there is no distance to draw"
-            raise ValueError(f"run {run.id}: {why}")
+        require(each.first[1] > FLOOR, f"run {run.id}: {why}")
     return figure
 
 
@@ -184,8 +179,8 @@ def show_graph(of: Experiment | Run) -> Figure:
         Experiment whose workers average with neighbours, or a run of it.
     """
     experiment = of.experiment if isinstance(of, Run) else of
-    if not has_peers(experiment.sync):
-        raise ValueError(f"sync: got {experiment.sync}, allowed is {WITH_PEERS}: others have no graph")
+    allowed = f"allowed is {WITH_PEERS}: others have no graph"
+    require(has_peers(experiment.sync), f"sync: got {experiment.sync}, {allowed}")
     graph, places = _used(experiment), _places(experiment)
     node = max(12, min(34, 400 // experiment.workers))  # pixels across
     margin, hidden = {"l": 40, "r": 40, "t": 30, "b": 30}, {"visible": False, "automargin": False}
@@ -197,19 +192,11 @@ def show_graph(of: Experiment | Run) -> Figure:
     if apart is None:
         marker["color"] = theme.scheme_colour(experiment.sync.scheme)
     else:
-        title = {"text": "distance from the mean", "side": "right"}
-        bar = {"title": title, "exponentformat": "power", "thickness": 14}
-        marker |= {
-            "color": apart,
-            "colorbar": bar,
-            "colorscale": theme.SCALE,
-            "cmin": 0,
-            "cmax": max(apart) or 1.0,
-        }
-    text = {"text": list(map(str, range(len(places)))), "textfont": {"size": 15}}
-    look = {"mode": "markers+text", "name": "workers", "marker": marker, "showlegend": False, **text}
+        scale = {"colorscale": theme.SCALE, "cmin": 0, "cmax": max(apart) or 1.0}
+        marker |= {"color": apart, "colorbar": theme.LOOKS["distance"], **scale}
+    numbers, where = list(map(str, range(len(places)))), _text_positions(experiment, places)
     x, y = places.T
-    figure.add_scatter(x=x, y=y, textposition=_text_positions(experiment, places), **look)
+    figure.add_scatter(x=x, y=y, text=numbers, textposition=where, marker=marker, **theme.LOOKS["nodes"])
     return captioned(figure, _graph_in_words(experiment, graph, apart))
 
 
@@ -228,12 +215,11 @@ def _edges(graph: Graph, places: np.ndarray, node: int | None) -> dict[str, Any]
     """All edges as one trace; with `node`, a node's size in pixels, edges are directed and have heads."""
     edges = [(a, b) for a, to in enumerate(graph) for b in to if node or a < b]
     lines = np.array([p for a, b in edges for p in (places[a], places[b], (np.nan, np.nan))]).reshape(-1, 2)
-    drawn = {"x": lines[:, 0], "y": lines[:, 1], "mode": "lines", "line": {"color": theme.GREY, "width": 2}}
+    drawn = {**theme.LOOKS["edges"], "x": lines[:, 0], "y": lines[:, 1]}
     if node:
-        head = {"symbol": "arrow", "angleref": "previous", "standoff": node / 2, "color": theme.GREY}
-        sizes = [0, 9 + node // 6, 0] * len(edges)
-        drawn |= {"mode": "lines+markers", "marker": {**head, "opacity": 1, "size": sizes}}
-    return {**drawn, "name": "edges", "hoverinfo": "skip", "showlegend": False}
+        head = {**theme.LOOKS["heads"], "standoff": node / 2, "size": [0, 9 + node // 6, 0] * len(edges)}
+        drawn |= {"mode": "lines+markers", "marker": head}
+    return drawn
 
 
 def _graph_in_words(experiment: Experiment, graph: Graph, apart: np.ndarray | None) -> str:

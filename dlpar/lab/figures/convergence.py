@@ -10,7 +10,7 @@ from dlpar.config.experiment import Experiment
 from dlpar.jobs.global_steps import GlobalStep, GlobalSteps
 from dlpar.jobs.run import Run
 from dlpar.lab import captions, theme
-from dlpar.lab.figure import Figure, Names, Runs, blank, captioned, finished
+from dlpar.lab.figure import Figure, Names, Runs, blank, captioned, finished, require
 from dlpar.lab.labels import labels, scheme, with_world
 from dlpar.lab.plot import Plot, Shown, drawn, shown
 
@@ -226,10 +226,10 @@ def convergence(runs: Runs, x: str = "step", titles: Names = None) -> Figure:
     runs, x = trained(finished(runs, titles)), "step" if x == "steps" else x
     check_axis(x)
     of_one_kind([run.experiment for run in runs], "runs")
+    why = "the library moved the data and does not report how much, so x bytes has no place for it"
     for run in runs:
-        if x == "bytes" and "MB sent" not in _ends(run.experiment):
-            why = "the library moved the data and does not report how much, so x bytes has no place for it"
-            raise ValueError(f"run {run.id}: {why}; allowed is step, samples or seconds")
+        fine = X_AXES[x] in _ends(run.experiment)
+        require(fine, f"run {run.id}: {why}; allowed is step, samples or seconds")
     return drawn(Convergence(X_AXES[x]), runs, titles)
 
 
@@ -239,22 +239,20 @@ overlay = convergence
 
 def check_axis(x: str) -> None:
     """Raise ValueError unless curves can be drawn over `x`."""
-    if x not in X_AXES:
-        raise ValueError(f"x: got {x!r}, allowed is one of {', '.join(X_AXES)}")
+    require(x in X_AXES, f"x: got {x!r}, allowed is one of {', '.join(X_AXES)}")
 
 
 def of_one_kind(experiments: Iterable[Experiment], name: str) -> None:
     """Raise ValueError, with the argument's name, unless all tasks have the same loss and all or none an accuracy."""
-    if len({loss_title(experiment) for experiment in experiments}) > 1:
-        raise ValueError(f"{name}: got classification and regression, allowed is one kind of task")
+    fine = len(set(map(loss_title, experiments))) < 2
+    require(fine, f"{name}: got classification and regression, allowed is one kind of task")
 
 
 def trained(runs: list[Run]) -> list[Run]:
     """The runs; raises ValueError if one passed sizes only and so has no loss."""
+    why = "its messages carried sizes only, so nothing was trained: there is no loss"
     for run in runs:
-        if run.experiment.cluster.messages == "sizes":
-            why = "its messages carried sizes only, so nothing was trained: there is no loss"
-            raise ValueError(f"run {run.id}: {why}")
+        require(Convergence.fits(run.experiment), f"run {run.id}: {why}")
     return runs
 
 
@@ -263,8 +261,7 @@ def trained(runs: list[Run]) -> list[Run]:
 
 def check_goal(goal: float) -> None:
     """Raise ValueError unless `goal` is an accuracy that a run can reach."""
-    if not 0 < goal <= 1:
-        raise ValueError(f"goal: got {goal:g}, allowed is a share above 0 and at most 1")
+    require(0 < goal <= 1, f"goal: got {goal:g}, allowed is a share above 0 and at most 1")
 
 
 def time_to_accuracy(runs: Runs, goal: float = 0.95, titles: Names = None) -> Figure:
@@ -289,10 +286,10 @@ def time_to_accuracy(runs: Runs, goal: float = 0.95, titles: Names = None) -> Fi
     names the first run of each clock.
     """
     runs = trained(finished(runs, titles))
+    allowed = "allowed is a task with classes: others have no accuracy"
     for run in runs:
-        if is_regression(run.experiment):
-            allowed = "allowed is a task with classes: others have no accuracy"
-            raise ValueError(f"run {run.id}: got data {run.experiment.data.name}, a regression, {allowed}")
+        got = f"got data {run.experiment.data.name}, a regression"
+        require(not is_regression(run.experiment), f"run {run.id}: {got}, {allowed}")
     check_goal(goal)
     experiments = [run.experiment for run in runs]
     names = titles or (labels(experiments) if len(runs) > 1 else [scheme(experiments[0])])

@@ -13,7 +13,7 @@ from dlpar.config.split import SCHEDULES as TRAITS
 from dlpar.jobs.run import Run
 from dlpar.jobs.tail import rank_of
 from dlpar.lab import captions, theme
-from dlpar.lab.figure import Figure, blank, captioned, finished, gantt
+from dlpar.lab.figure import Figure, blank, captioned, finished, gantt, require
 from dlpar.split.mesh import coordinates, sizes_of
 from dlpar.split.schedules import SCHEDULES, Action
 from dlpar.theory.pipeline import Bar, idle_share, most_in_flight, timed
@@ -155,8 +155,11 @@ AFTER = 1.2
 """Longest time shown, in durations of all passes: synchronising replicas afterwards may take much longer."""
 
 
-def pipeline(run: Run, step: int | None = None) -> Figure:
+def pipeline(run: Run) -> Figure:
     """Draw a step of every rank of a pipeline, micro-batch by micro-batch, and the schedule's ideal below it.
+
+    The step is that of median duration. Of a schedule without a flush, twice as many steps as there are
+    stages are drawn, in the middle of the run.
 
     In the ideal, all stages are equal and messages take no time; a pass is as long as the run's
     passes are on average (mean over each rank's median). The passes of a hybrid include the messages
@@ -167,26 +170,18 @@ def pipeline(run: Run, step: int | None = None) -> Figure:
     ----------
     run : Run
         A run split by ``pipeline`` or ``hybrid``, with spans.
-    step : int, optional
-        Step to draw; default: the one of median duration. Of a schedule without a flush, the first of twice as
-        many steps as there are stages; default: in the middle of the run.
 
     Raises
     ------
     ValueError
-        If the run is split in another way, or has no spans of that step.
+        If the run is split in another way, or has no spans.
     """
     experiment, cut = run.experiment, run.experiment.split
-    if cut.kind not in ("pipeline", "hybrid"):
-        raise ValueError(f"run {run.id}: got split {cut}, allowed is pipeline or hybrid")
+    fine = cut.kind in ("pipeline", "hybrid")
+    require(fine, f"run {run.id}: got split {cut}, allowed is pipeline or hybrid")
     by_step = spans(run)
-    if not by_step:
-        raise ValueError(f"run {run.id}: no spans of passes were recorded, so there is no timeline")
+    require(len(by_step) > 0, f"run {run.id}: no spans of passes were recorded, so there is no timeline")
     steps = typical(experiment, by_step)
-    if step is not None:
-        steps = range(step, step + len(steps))
-    if steps.start not in by_step:
-        raise ValueError(f"step: got {step}, allowed is a step with spans: {min(by_step)} to {max(by_step)}")
     done = [bar for each in steps for bar in by_step.get(each, ())]
     begin, _ = window(passes(done))
     how = theme.HOW[experiment.cluster.world]
@@ -301,10 +296,9 @@ def schedule(
     name = which if isinstance(which, str) else "a schedule of your own"
     if not isinstance(which, str):
         lists = [[Action(*action) for action in own] for own in which]
-    elif which not in SCHEDULES:
-        names = ", ".join(SCHEDULES)
-        raise ValueError(f"which: got {which!r}, allowed is one of {names}, or a list of actions a stage")
     else:
+        allowed = f"allowed is one of {', '.join(SCHEDULES)}, or a list of actions a stage"
+        require(which in SCHEDULES, f"which: got {which!r}, {allowed}")
         chunks = chunks if TRAITS[which].has_chunks else 1
         lists = [SCHEDULES[which](stage, stages, microbatches, chunks) for stage in range(stages)]
     stages, chunks = len(lists), 1 + max(action.chunk for own in lists for action in own)
@@ -349,8 +343,8 @@ def micro_batches(runs: Sequence[Run], predicted: Mapping[str, Seconds] = Mappin
     world = runs[0].experiment.cluster.world
     for run in runs:
         cut, own_world = run.experiment.split, run.experiment.cluster.world
-        if cut.kind not in ("pipeline", "hybrid") or own_world != world or len(run.curve) < 2:
-            raise ValueError(f"run {run.id}: allowed is a pipeline of two steps or more in the {world} world")
+        fine = cut.kind in ("pipeline", "hybrid") and own_world == world and len(run.curve) > 1
+        require(fine, f"run {run.id}: allowed is a pipeline of two steps or more in the {world} world")
         found.setdefault(cut.schedule, {})[cut.microbatches] = float(run.curve["seconds"].diff().median())
     parts = []
     for name, points in found.items():

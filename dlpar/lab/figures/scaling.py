@@ -16,7 +16,7 @@ from dlpar.config.schema import BadExperiment
 from dlpar.jobs.launch import check_machine
 from dlpar.jobs.run import Run
 from dlpar.lab import captions, theme
-from dlpar.lab.figure import Figure, blank, captioned, finished, stacked
+from dlpar.lab.figure import Figure, Names, blank, captioned, finished, require, stacked
 from dlpar.lab.labels import labels, scheme
 from dlpar.lab.sweep import Outcome, all_done
 from dlpar.theory.scaling import crossings, gains, task
@@ -55,11 +55,9 @@ def scaling(
         If a run fails; the others are run first.
     """
     experiments = [experiments] if isinstance(experiments, Experiment) else list(experiments)
-    if not experiments:
-        raise ValueError("experiments: got none, allowed is one or more")
+    require(len(experiments) > 0, "experiments: got none, allowed is one or more")
     counts = sorted(set(workers))
-    if len(counts) < 2:
-        raise ValueError(f"workers: got {list(workers)}, allowed are two numbers or more")
+    require(len(counts) > 1, f"workers: got {list(workers)}, allowed are two numbers or more")
     wanted = [experiment.replace(workers=n) for experiment in experiments for n in counts]
     names = curve_names(wanted)
     twins = [(found, name) for e, name in zip(wanted, names) if (found := twin(e))] if simulated else []
@@ -138,9 +136,7 @@ class Curve(NamedTuple):
         return {point.workers: point.rate for point in self.points}
 
 
-def curves(
-    outcomes: Sequence[Outcome], names: Sequence[str] | None = None, predicted: bool = True
-) -> list[Curve]:
+def curves(outcomes: Sequence[Outcome], names: Names = None, predicted: bool = True) -> list[Curve]:
     """A curve for each name and world and, with `predicted`, one beside it from the closed form.
 
     Parameters
@@ -194,9 +190,8 @@ def speedup(runs: Sequence[Run], predicted: Mapping[int, float] | None = None) -
     rates: dict[int, list[float]] = defaultdict(list)
     for run in finished(runs):
         rates[run.experiment.workers].append(run.summary["samples_per_s"])
-    if len(rates) < 2:
-        only = captions.listed(map(str, rates))
-        raise ValueError(f"runs: got runs of {only} workers only, allowed are two or more numbers of workers")
+    got = f"got runs of {captions.listed(map(str, rates))} workers only"
+    require(len(rates) > 1, f"runs: {got}, allowed are two or more numbers of workers")
     experiment, base = runs[0].experiment, min(rates)
     alone = float(np.mean(rates[base]))
 
@@ -227,8 +222,8 @@ def draw(drawn: Sequence[Curve]) -> Figure:
         If no curve has two numbers of workers.
     """
     drawn = [curve for curve in drawn if len(curve.points) > 1]
-    if not drawn:
-        raise ValueError("outcomes: got no two numbers of workers of one kind, allowed are two or more")
+    got = "got no two numbers of workers of one kind"
+    require(len(drawn) > 0, f"outcomes: {got}, allowed are two or more")
     workers, base = sorted({p.workers for c in drawn for p in c.points}), min(c.base for c in drawn)
     figure = blank(470, **_layout(drawn, workers, base))
     right = {"xaxis": "x2", "yaxis": "y2", "showlegend": False}
@@ -287,11 +282,11 @@ def _mark_crossings(figure: Figure, drawn: Sequence[Curve]) -> list[str]:
             throughout[faster.name].append(slower.name)
             continue
         sentences.append(captions.crossing(first.name, second.name, at, common, faster.name))
-        marker = {"symbol": "x-thin", "size": 14, "line": {"width": 3, "color": theme.GREY}}
-        cross = {"mode": "markers", "marker": marker, "showlegend": False}
         workers, _, _, ups, _ = zip(*first.points)
         heights = np.exp(np.interp(np.log(at), np.log(workers), np.log(ups)))  # along the line that is drawn
-        figure.add_scatter(x=at, y=heights.tolist(), name=f"{first.name} = {second.name}", **cross)
+        figure.add_scatter(
+            x=at, y=heights.tolist(), name=f"{first.name} = {second.name}", **theme.LOOKS["crossing"]
+        )
     return sentences + [captions.faster_throughout(name, slower) for name, slower in throughout.items()]
 
 

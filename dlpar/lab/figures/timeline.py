@@ -15,7 +15,7 @@ from dlpar.jobs.global_steps import GlobalSteps
 from dlpar.jobs.run import Run
 from dlpar.jobs.tail import rank_of
 from dlpar.lab import captions, theme
-from dlpar.lab.figure import Figure, single
+from dlpar.lab.figure import Figure, require, single
 from dlpar.lab.labels import WITH_PUSHES
 from dlpar.lab.plot import Plot, Reader, Shown, drawn, shown
 
@@ -281,10 +281,10 @@ def timeline(run: Run, steps: range | None = None) -> Figure:
         if source != "job" and (steps is None or record.get("step") in steps):
             plot.take(rank_of(source), record)
     records = [record for own in plot.recent for record in own]
-    if not records and steps is None:
-        raise ValueError(f"run {run.id}: no spans were recorded, so there is no timeline")
-    if not records:
-        raise ValueError(f"steps: got {steps}, allowed is any part of 0 to {run.experiment.steps - 1}")
+    refusal = f"run {run.id}: no spans were recorded, so there is no timeline"
+    if steps is not None:
+        refusal = f"steps: got {steps}, allowed is any part of 0 to {run.experiment.steps - 1}"
+    require(len(records) > 0, refusal)
     if steps is None:
         plot.draw(*plot.window())
     else:
@@ -424,12 +424,9 @@ def lanes(run: Run) -> Figure:
         A run of a parameter server or of workers that share memory, with spans.
     """
     run = single(run)
-    experiment = run.experiment
-    if not Lanes.fits(experiment):
-        n = experiment.workers
-        got = f"run {run.id}: got sync {experiment.sync} with {n} worker{'s' * (n != 1)}"
-        raise ValueError(f"{got}, allowed is {WITH_PUSHES} with two workers or more")
+    experiment, n = run.experiment, run.experiment.workers
+    got = f"run {run.id}: got sync {experiment.sync} with {n} worker{'s' * (n != 1)}"
+    require(Lanes.fits(experiment), f"{got}, allowed is {WITH_PUSHES} with two workers or more")
     figure = drawn(plot := Lanes(), run)
-    if not any(plot.recent):
-        raise ValueError(f"run {run.id}: no spans were recorded, so there are no arrows")
+    require(any(plot.recent), f"run {run.id}: no spans were recorded, so there are no arrows")
     return figure

@@ -3,7 +3,7 @@
 import pytest
 
 from dlpar.lab import figures
-from dlpar.lab.figures.waiting import Waiting, per_rank
+from dlpar.lab.figures.throughput import Waiting, per_rank
 from dlpar.lab.plot import drawn
 from lab.records import fed, take_steps
 
