@@ -8,6 +8,8 @@ from statistics import fmean, median
 from types import MappingProxyType
 from typing import Any
 
+import pandas as pd
+
 from dlpar.config.experiment import Experiment
 from dlpar.config.split import SCHEDULES as TRAITS
 from dlpar.jobs.run import Run
@@ -92,12 +94,10 @@ def ideal(experiment: Experiment, measured: list[Bar], steps: range) -> list[Bar
     """Bars of the schedule with equal stages, which begin when the first measured pass began."""
     cut, stages = experiment.split, stages_of(experiment)
     chunks = cut.chunks if cut.schedule == "interleaved" else 1
-    seconds: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for bar in passes(measured):
-        seconds[bar.kind][bar.stage].append(bar.end - bar.start)
+    durations = pd.DataFrame(passes(measured)).assign(seconds=lambda bars: bars["end"] - bars["start"])
     # The median of each rank, so that one delayed pass does not count for all.
-    times = dict.fromkeys(PASSES, 0.0)
-    times |= {name: chunks * fmean(map(median, of_rank.values())) for name, of_rank in seconds.items()}
+    means = durations.groupby(["kind", "stage"])["seconds"].median().groupby("kind").mean()
+    times = {name: chunks * float(means.get(name, 0.0)) for name in PASSES}
     times["backward"] += times["weight"]
     later = 0
     if has_flush(experiment):

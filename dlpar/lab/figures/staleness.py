@@ -33,6 +33,10 @@ class RankLines(Plot):
     ----------
     field, unit : str
         Field of a step's record, and its unit.
+    every : Counter
+        Number of steps by their value.
+    counts : list of Counter
+        The same of each worker.
     """
 
     field: ClassVar[str]
@@ -46,9 +50,8 @@ class RankLines(Plot):
         super().begin(run)
         experiment, every = run.experiment, [other.experiment for other in self.runs.values()]
         self.over_time = any(other.sync.runs_free for other in every)
-        self.largest, self.total, self.count = 0, 0, 0
-        self._waiting: list[tuple[float, int]] = []  # values by time that are in no global step yet
-        self._latest = 0.0
+        self.every, self.counts = Counter[int](), [Counter[int]() for _ in range(experiment.workers)]
+        self._waiting, self._latest = list[tuple[float, int]](), 0.0  # values that are in no global step yet
         columns, at = ("seconds", "step", self.unit), {"x": "*", "y": self.unit}
         mean = {**run.line, "name": f"{run.name}, mean", "visible": False}
         self.mean_line = self.add_trace(f"{run.key} mean", mean, columns, at, limit=POINTS)
@@ -62,9 +65,8 @@ class RankLines(Plot):
         if record["k"] != "step":
             return
         value, seconds, step = record[self.field], record["t"], record["step"]
-        self.count += 1
-        self.total += value
-        self.largest = max(self.largest, value)
+        self.every[value] += 1
+        self.counts[rank][value] += 1
         self._latest = max(self._latest, seconds)
         heapq.heappush(self._waiting, (seconds, value))
         if rank < len(self.lines):
@@ -79,9 +81,9 @@ class RankLines(Plot):
             self.mean_line.add((done.seconds, done.step, sum(values) / len(values)))
 
     @property
-    def mean(self) -> float:
-        """Mean of all values so far."""
-        return self.total / self.count if self.count else 0.0
+    def largest(self) -> int:
+        """Largest of all values so far."""
+        return max(self.every, default=0)
 
     def fit_axes(self, ended: bool) -> None:
         """Bring the axes up to date."""
@@ -113,6 +115,11 @@ def predicted_mean(experiment: Experiment) -> int | None:
     return experiment.workers - 1 if simple else None
 
 
+def mean(counts: Counter[int]) -> float:
+    """Mean of values that are counted."""
+    return sum(value * n for value, n in counts.items()) / counts.total()
+
+
 def histograms(experiment: Experiment) -> list[str]:
     """Titles of the histograms: each of the first workers, or all workers; none where staleness is always 0."""
     if not experiment.sync.runs_free:
@@ -137,7 +144,6 @@ class Staleness(RankLines):
         self.remove("predicted")
         super().begin(run)
         self.predicted, self.names = predicted_mean(run.experiment), histograms(run.experiment)
-        self.counts: list[Counter[int]] = [Counter() for _ in self.names]
         for number, name in enumerate(self.names):
             self.add_trace(f"histogram {number}", _histogram(number, name), ("updates", "worker-steps"))
         if self.predicted is not None:
@@ -145,16 +151,9 @@ class Staleness(RankLines):
             self.line = self.add_trace("predicted", style, ("seconds", "updates"))
         self.relayout(self.time_axes(), 520 if self.names else 430, **self._layout())
 
-    def take(self, rank: int, record: dict[str, Any]) -> None:
-        """Take one worker's step."""
-        super().take(rank, record)
-        number = 0 if self.names == [ALL] else rank
-        if record["k"] == "step" and number < len(self.counts):
-            self.counts[number][record["staleness"]] += 1
-
     def settle(self, steps: GlobalSteps, ended: bool) -> None:
         """Bring axes, histograms and sentence up to date."""
-        if not self.count:
+        if not self.every:
             return
         self.fit_axes(ended)
         if self.predicted is not None:
@@ -162,33 +161,32 @@ class Staleness(RankLines):
             self.line.replace(np.array([(end, self.predicted) for end in ends]))
         most, least = 1, max(4.0, 1.0 + (self.predicted or 0))
         right = max(float(self.largest), least) if ended else theme.doubled(self.largest, least)
-        for number, (name, counts) in enumerate(zip(self.names, self.counts)):
+        drawn = [self.every] if self.names == [ALL] else self.counts
+        for number, (name, counts) in enumerate(zip(self.names, drawn)):
             if counts:
                 self.series(f"histogram {number}").replace(np.array(sorted(counts.items()), dtype=float))
-                mean = sum(age * n for age, n in counts.items()) / counts.total()
-                title = _histogram_title(f"{name}<br>mean {captions.quantity(mean)}")
+                title = _histogram_title(f"{name}<br>mean {captions.quantity(mean(counts))}")
                 self.set_axis(f"xaxis{number + 2}", title=title, range=[-0.6, right + 0.6])
                 most = max(most, *counts.values())
         if self.names:
             self.grow("yaxis2", 1.15 * most, ended)
-        self.say(captions.staleness(self.largest, self.mean, self.front.experiment, self.predicted))
+        self.say(captions.staleness(self.largest, mean(self.every), self.front.experiment, self.predicted))
 
     def _layout(self) -> dict[str, Any]:
         yaxis = theme.axis("staleness (updates)", (-0.25, max(4.0, 2.0 * (self.predicted or 0))))
         if not self.names:
             return {"yaxis": yaxis}
         looks = {"tickfont": {"size": 11}, "nticks": 5 if len(self.names) > 1 else 12, "anchor": "y2"}
-        below, mean = {}, self.predicted
+        below, at = {}, self.predicted
         for n, (name, domain) in enumerate(zip(self.names, theme.columns(len(self.names), 0.02)), start=2):
             axis = theme.axis("", (-0.6, 4.6), domain=domain, **looks)
             below[f"xaxis{n}"] = axis | {"title": _histogram_title(name)}
-        line = {"type": "line", "yref": "y2 domain", "x0": mean, "x1": mean, "y0": 0, "y1": 1, "layer": "below",
-                "line": theme.predicted_line("")["line"]}  # fmt: skip
+        line = {**theme.LOOKS["predicted mean"], "x0": at, "x1": at}
         return {
             "xaxis": {"anchor": "y"},
             "yaxis": yaxis | {"domain": [0.52, 1]},
             "yaxis2": theme.axis("worker-steps", (0, 16), domain=[0, 0.3], anchor="x2"),
-            "shapes": [] if mean is None else [{**line, "xref": axis.replace("axis", "")} for axis in below],
+            "shapes": [] if at is None else [{**line, "xref": axis.replace("axis", "")} for axis in below],
             "barmode": "overlay",
             "bargap": 0.1,
             **below,
@@ -225,23 +223,17 @@ class Lead(RankLines):
     def begin(self, run: Shown) -> None:
         """Add a run."""
         super().begin(run)
-        self.bound, self.most = run.experiment.sync.lead_bound, [0] * run.experiment.workers
+        self.bound = run.experiment.sync.lead_bound
         # No point may ever lie above the bound, for which there is room.
         top = 4.0 if self.bound is None else max(4.0, self.bound * 1.6 + 1)
         yaxis = theme.axis("lead over the slowest (clocks)", (-0.25, top))
         self.relayout(self.time_axes(), yaxis=yaxis, **({} if self.bound is None else _bound(self.bound)))
 
-    def take(self, rank: int, record: dict[str, Any]) -> None:
-        """Take one worker's step."""
-        super().take(rank, record)
-        if record["k"] == "step":
-            self.most[rank] = max(self.most[rank], record["lead"])
-
     def settle(self, steps: GlobalSteps, ended: bool) -> None:
         """Bring axes and sentence up to date."""
-        if self.count:
+        if self.every:
             self.fit_axes(ended)
-            self.say(captions.lead(self.most, self.bound))
+            self.say(captions.lead([max(own, default=0) for own in self.counts], self.bound))
 
 
 def _bound(bound: int) -> dict[str, Any]:
