@@ -14,6 +14,7 @@ import numpy as np
 
 from dlpar.lab import theme
 from dlpar.lab.figure import Figure
+from dlpar.lab.theme import Look
 
 Message = tuple[dict[str, Any], list[bytes]]
 """What a page is told of a figure, and the points that belong to it."""
@@ -49,7 +50,7 @@ class Drawing:
     def add_trace(
         self,
         key: str,
-        style: dict[str, Any],
+        style: Look,
         columns: Sequence[str],
         at: dict[str, str] | None = None,
         limit: int = 2000,
@@ -89,9 +90,7 @@ class Drawing:
             self._traces = {k: trace for k, trace in self._traces.items() if not k.startswith(beginning)}
             self._stale = True
 
-    def relayout(
-        self, x_axes: dict[str, dict[str, Any]] | None = None, height: int = 400, **layout: Any
-    ) -> None:
+    def relayout(self, x_axes: dict[str, Look] | None = None, height: int = 400, **layout: Any) -> None:
         """Replace the layout, the choices of the horizontal axis and the height; traces stay.
 
         Parameters
@@ -123,6 +122,10 @@ class Drawing:
         low, end = self._axes(name)[name]["range"]
         self.set_axis(name, range=[low, theme.rounded_up(value) if ended else theme.doubled(value, end)])
 
+    def end_of(self, name: str) -> float:
+        """End of an axis."""
+        return self._axes(name)[name]["range"][1]
+
     def _axes(self, name: str) -> dict[str, Any]:
         return self.looks["x_axes" if name in self.looks["x_axes"] else "layout"]
 
@@ -148,10 +151,8 @@ class Drawing:
             traces = []
             for spec, series in self._traces.values():
                 columns = dict(zip(spec["columns"], series.rows.T.copy()))
-                points = {
-                    where: columns[self.x if name == "*" else name] for where, name in spec["at"].items()
-                }
-                traces.append({**spec["style"], **points})
+                at = {where: self.x if name == "*" else name for where, name in spec["at"].items()}
+                traces.append({**spec["style"], **{where: columns[name] for where, name in at.items()}})
         return Figure({"data": traces, "layout": layout})
 
     def snapshot(self) -> Message:

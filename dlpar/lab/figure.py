@@ -112,6 +112,13 @@ def captioned(figure: Figure, sentence: str, table: Table | None = None, **facts
     return figure
 
 
+Part = tuple[theme.Look, Sequence[float]]
+"""Attributes of a part of stacked bars, and its length in each row."""
+
+Marks = Sequence[float | None]
+"""Place of a stroke across each row; None: there is none."""
+
+
 def gantt(figure: Figure, bars: Iterable[tuple[float, float, float, str]], **look: Any) -> None:
     """Add bars ``(row, start, length, text)`` as one trace with the attributes of `look`."""
     rows, starts, lengths, texts = zip(*bars)
@@ -119,12 +126,7 @@ def gantt(figure: Figure, bars: Iterable[tuple[float, float, float, str]], **loo
     figure.add_trace({**bar, "y": rows, "base": starts, "x": lengths, "text": texts})
 
 
-def stacked(
-    title: str,
-    names: Sequence[str],
-    parts: Mapping[str, tuple[dict[str, Any], Sequence[float]]],
-    marks: tuple[str, Sequence[float | None]] = ("", ()),
-) -> Figure:
+def stacked(title: str, names: Sequence[str], parts: Mapping[str, Part], marks: tuple[str, Marks]) -> Figure:
     """Draw a row of stacked bars for each name, and strokes across them.
 
     Parameters

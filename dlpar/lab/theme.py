@@ -53,6 +53,10 @@ BROAD = 5.0
 """Width of a simulated run's line; width and faintness distinguish it from measurements."""
 
 
+Look = dict[str, Any]
+"""plotly attributes of a trace, an axis or a layout."""
+
+
 class Phase(NamedTuple):
     """Style of a phase of a step."""
 
@@ -113,17 +117,17 @@ def scheme_colour(scheme: str) -> str:
     return SCHEMES.get(scheme, GREY)
 
 
-def predicted_line(name: str, colour: str = GREY, width: float = 2.0) -> dict[str, Any]:
+def predicted_line(name: str, colour: str = GREY, width: float = 2.0) -> Look:
     """Trace of a prediction: a dashed line."""
     return {"mode": "lines", "name": name, "line": line_by_source(colour, "predicted", width)}
 
 
-def predicted_mark(name: str) -> dict[str, Any]:
+def predicted_mark(name: str) -> Look:
     """Trace of predictions across horizontal bars: an upright stroke on each."""
     return {**LOOKS["stroke"], "name": name}
 
 
-def line_by_source(colour: str, source: str, width: float = 2.5) -> dict[str, Any]:
+def line_by_source(colour: str, source: str, width: float = 2.5) -> Look:
     """Line of a result by its source: dashed if predicted, broad and faint if simulated, otherwise solid."""
     if source == "predicted":
         return {"color": colour, "width": width, **PREDICTED}
@@ -132,7 +136,7 @@ def line_by_source(colour: str, source: str, width: float = 2.5) -> dict[str, An
     return {"color": colour, "width": width}
 
 
-def result(name: str, colour: str, source: str, symbol: str = "circle", **more: Any) -> dict[str, Any]:
+def result(name: str, colour: str, source: str, symbol: str = "circle", **more: Any) -> Look:
     """Trace of results by their source; predicted ones have open markers, larger than those they are beside."""
     marker = {"color": colour, "size": 10, "symbol": symbol}
     if source == "predicted":
@@ -141,18 +145,16 @@ def result(name: str, colour: str, source: str, symbol: str = "circle", **more: 
     return {"name": name, "mode": "lines+markers", "line": line, "marker": marker, **more}
 
 
-def rank_line(rank: int, crowded: bool = False) -> dict[str, Any]:
+def rank_line(rank: int, crowded: bool = False) -> Look:
     """Line and marker of `rank`, distinct with and without colour, as plotly trace attributes.
 
     With `crowded`, the legend leaves the ranks out, and hovering shows the rank.
     """
     colour = RANKS[rank % len(RANKS)]
-    return {
-        "mode": "lines+markers",
-        "line": {"color": colour, "width": 1.5, "dash": DASHES[rank % len(DASHES)]},
-        "marker": {"color": colour, "size": 7, "symbol": MARKERS[rank % len(MARKERS)], "maxdisplayed": 8},
-        **({"showlegend": False} if crowded else {}),
-    }
+    line = {"color": colour, "width": 1.5, "dash": DASHES[rank % len(DASHES)]}
+    marker = {"color": colour, "size": 7, "symbol": MARKERS[rank % len(MARKERS)], "maxdisplayed": 8}
+    hidden = {"showlegend": False} if crowded else {}
+    return {"mode": "lines+markers", "line": line, "marker": marker, **hidden}
 
 
 def run_colours(experiments: Sequence[Experiment]) -> list[str]:
@@ -163,7 +165,7 @@ def run_colours(experiments: Sequence[Experiment]) -> list[str]:
     return [RUNS[number % len(RUNS)] for number in range(len(schemes))]
 
 
-def beside(colour: str, number: int, world: str = "real") -> dict[str, Any]:
+def beside(colour: str, number: int, world: str = "real") -> Look:
     """Line of one of several runs of equal rank, with its own dash and symbols; only simulated lines are faint."""
     line = {"color": colour, "width": 2.0, "dash": DASHES[number % len(DASHES)]}
     if world == "simulated":
@@ -185,7 +187,7 @@ def lighter(colour: str, share: float) -> str:
     return "#" + "".join(f"{round(part + share * (255 - part)):02x}" for part in parts)
 
 
-def phase_bar(name: str) -> dict[str, Any]:
+def phase_bar(name: str) -> Look:
     """Bar of a phase, as plotly trace attributes."""
     phase = PHASES.get(name, OTHER)
     named = name if name == phase.group else f"{phase.group}: {name}"
@@ -193,13 +195,13 @@ def phase_bar(name: str) -> dict[str, Any]:
     return {"type": "bar", "orientation": "h", "name": named, "marker": marker}
 
 
-def hatch(shape: str) -> dict[str, Any]:
+def hatch(shape: str) -> Look:
     """plotly's pattern of a bar, by its shape."""
     hatch = {"fillmode": "overlay", "fgcolor": "#ffffff", "fgopacity": 0.6, "size": 6, "solidity": 0.25}
     return {"shape": shape, **hatch} if shape else {}
 
 
-def axis(title: str, limits: tuple[float, float] | None = None, **more: Any) -> dict[str, Any]:
+def axis(title: str, limits: tuple[float, float] | None = None, **more: Any) -> Look:
     """An axis with its title and unit; `limits` fix it, so that it does not jump during a run."""
     fixed = {"range": list(limits)} if limits else {}
     return {"title": {"text": title, "standoff": 10, "font": {"size": 14}}, **_KEPT["axis"], **fixed, **more}
@@ -225,7 +227,7 @@ def log_axis(
     text: Callable[[float], str] = "{:,.10g}".format,
     ends: tuple[float, float] | None = None,
     **more: Any,
-) -> dict[str, Any]:
+) -> Look:
     """A logarithmic axis with ticks at some of `values`, between `ends`: by default the first and the last of them."""
     shown = values[:: -(-len(values) // TICKS)]
     first, last = map(math.log10, ends or (values[0], values[-1]))
@@ -234,19 +236,19 @@ def log_axis(
     return axis(title, (first - margin, last + margin), **ticks, **more)
 
 
-def rows(names: Sequence[str], **more: Any) -> dict[str, Any]:
+def rows(names: Sequence[str], **more: Any) -> Look:
     """A vertical axis with a row for each name, the first on top."""
     ticks = {"tickvals": list(range(len(names))), "ticktext": list(names), "showgrid": False}
     return axis("", (len(names) - 0.5, -0.5), **{**ticks, **more})
 
 
-def annotation(text: str, x: float, y: float, **more: Any) -> dict[str, Any]:
+def annotation(text: str, x: float, y: float, **more: Any) -> Look:
     """Text without an arrow; `x` and `y` are shares of the plot, `y` for the lower edge."""
     place = {"x": x, "xref": "paper", "y": y, "yref": "paper", "yanchor": "bottom"}
     return {"text": text, "showarrow": False, "font": {"size": 14}, **place, **more}
 
 
-def layout(**more: Any) -> dict[str, Any]:
+def layout(**more: Any) -> Look:
     """Layout that all figures share."""
     return {**_KEPT["layout"], **more}
 

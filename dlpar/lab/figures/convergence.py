@@ -154,9 +154,7 @@ class Convergence(Plot):
         curve.draw_tests(last)
         if ended:
             curve.finish(last)
-        self.set_axis(
-            "yaxis", range=[0, max(self.looks["layout"]["yaxis"]["range"][1], theme.rounded_up(curve.top))]
-        )
+        self.set_axis("yaxis", range=[0, max(self.end_of("yaxis"), theme.rounded_up(curve.top))])
         latest = _joint(*map(_latest, self.kept.values()), dict(zip(COLUMNS, _row(last))))
         for name in {"seconds", "MB sent"} & self.looks["x_axes"].keys():
             self.grow(name, latest[name], ended)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pandas as pd
@@ -76,9 +75,8 @@ def memory(runs: Runs, titles: Names = None) -> Figure:
     columns[f"total ({unit})"] = total / scale
     if any(forms):
         columns[f"closed form of weights, gradients, optimizer ({unit})"] = forms
-    text = _sentence(
-        names, peaks, total, states, lambda row: f"{captions.quantity(total[row] / scale)} {unit}"
-    )
+    amounts = [f"{captions.quantity(each)} {unit}" for each in total / scale]
+    text = _sentence(names, peaks, amounts, states)
     flights = [r["in_flight"] for _, r in runs[0].records() if "in_flight" in r] if one else []
     if flights:
         text += f"; at most {max(flights)} micro-batches were in flight on a rank"
@@ -182,17 +180,13 @@ def _add_courses(figure: Figure, courses: dict[str, dict[int, Points]], experime
             figure.add_scatter(x=x, y=y, name=f"rank {rank}", mode="lines", line=line, **where)
 
 
-def _sentence(
-    names: list[str], peaks: pd.DataFrame, total: pd.Series, states: list[float | None], amount: Callable
-) -> str:
+def _sentence(names: list[str], peaks: pd.DataFrame, amounts: list[str], states: list[float | None]) -> str:
+    total, sums = peaks.sum(axis=1), peaks[list(STATE)].sum(axis=1)
     most, least = total.idxmax(), total.idxmin()
-    kind = peaks.loc[most].idxmax()
-    text = (
-        f"At its peak {names[most]} held {amount(most)}, {peaks[kind][most] / total[most]:.0%} of it {kind}"
-    )
-    if amount(most) != amount(least):
-        text += f"; {names[least]} held the least, {amount(least)}"
-    sums = peaks[list(STATE)].sum(axis=1)
+    kind, share = peaks.loc[most].idxmax(), peaks.loc[most].max() / total[most]
+    text = f"At its peak {names[most]} held {amounts[most]}, {share:.0%} of it {kind}"
+    if amounts[most] != amounts[least]:
+        text += f"; {names[least]} held the least, {amounts[least]}"
     errors = [abs(own / state - 1) for own, state in zip(sums, states) if state]
     if errors:
         by = "less than 0.1%" if max(errors) < 1e-3 else f"at most {max(errors):.1%}"

@@ -42,10 +42,10 @@ def exposed(outcomes: Sequence[Outcome], titles: Names = None) -> Figure:
         got = f"got one that is {bad.status} ({bad.reason})"
         require(bad.status == "done", f"outcomes: {got}, allowed are those that are done")
     names = list(titles or labels([outcome.experiment for outcome in outcomes]))
-    rows = [
-        (name, 1e3 * o.compute_s, 1e3 * o.step_s, _ms(o.predicted_step_s), o.step_s / o.compute_s - 1)
-        for name, o in zip(names, outcomes)
-    ]
+    rows = []
+    for name, o in zip(names, outcomes):
+        share = o.step_s / o.compute_s - 1
+        rows.append((name, 1e3 * o.compute_s, 1e3 * o.step_s, _ms(o.predicted_step_s), share))
     _, computing, _, forms, beyond = zip(*rows)
     predicted = [form and form / own for form, own in zip(forms, computing)]
     how = {theme.HOW[o.experiment.cluster.world] for o in outcomes}
@@ -157,11 +157,9 @@ def bucket_sizes(outcomes: Sequence[Outcome]) -> Figure:
     how, colour = theme.HOW[experiment.cluster.world], theme.RUNS[0]
     sizes, times = [o.experiment.sync.bucket_mb for o in done], [1e3 * o.step_s for o in done]
     predicted = [_ms(o.predicted_step_s) for o in done]
-    curve = [
-        (mb, 1e3 * found.seconds)
-        for mb in np.geomspace(sizes[0], sizes[-1], POINTS).tolist()
-        if (found := predict(experiment.replace(sync={"bucket_mb": mb})))
-    ]
+    sizes_drawn = np.geomspace(sizes[0], sizes[-1], POINTS).tolist()
+    forms = {mb: predict(experiment.replace(sync={"bucket_mb": mb})) for mb in sizes_drawn}
+    curve = [(mb, 1e3 * form.seconds) for mb, form in forms.items() if form]
     everything = [computing, *times, *(ms for _, ms in curve)]
     margin = 0.1 * (max(everything) - min(everything))
     limits, ends = (min(everything) - margin, max(everything) + margin), (sizes[0], sizes[-1])
@@ -188,7 +186,6 @@ def bucket_sizes(outcomes: Sequence[Outcome]) -> Figure:
 def _but_buckets(outcome: Outcome) -> str:
     """An experiment apart from the size of its buckets."""
     experiment, sync = outcome.experiment, outcome.experiment.sync
-    require(
-        sync.scheme == "ring", f"outcomes: got sync {sync.scheme}, allowed is ring: others send no buckets"
-    )
+    fine = sync.scheme == "ring"
+    require(fine, f"outcomes: got sync {sync.scheme}, allowed is ring: others send no buckets")
     return experiment.model_copy(update={"sync": sync.model_copy(update={"bucket_mb": 1.0})}).to_json()

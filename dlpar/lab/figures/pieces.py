@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from dlpar.lab.figures.probes import Holdings, Piece, SentByLayer
 
+    Images = Sequence[torch.Tensor]
     Shapes = dict[str, tuple[int, int]]
 
 
@@ -212,9 +213,8 @@ def drawing(experiment: Experiment, held: Sequence[Holdings]) -> Figure:
     figure = blank(150 + height * len(layers), **_layout(experiment, layers, held))
 
     def add(of: Iterable[int], pieces: str, **look: Any) -> None:
-        boxes = [
-            _box(rank, piece, layers, shapes) for rank in of for piece in getattr(held[rank], pieces, whole)
-        ]
+        found = [(rank, piece) for rank in of for piece in getattr(held[rank], pieces, whole)]
+        boxes = [_box(rank, piece, layers, shapes) for rank, piece in found]
         if boxes:
             look = {"textposition": "none", "hovertemplate": "%{text}<extra></extra>", **look}
             gantt(figure, [box for box, _ in boxes], width=[tall for _, tall in boxes], **look)
@@ -244,9 +244,7 @@ def _alike(held: Sequence[Holdings]) -> list[list[int]]:
     return list(same.values())
 
 
-def _box(
-    rank: int, piece: tuple, layers: list[str], shapes: Shapes
-) -> tuple[tuple[float, float, float, str], float]:
+def _box(rank: int, piece: tuple, layers: list[str], shapes: Shapes) -> tuple[tuple, float]:
     """Place a block of a parameter in a rank's column and a layer's row: its bar, and its height."""
     name, rows, columns = piece
     layer, (left, right), (tall, wide) = _layer(name), CELL, shapes[name]
@@ -307,9 +305,8 @@ def _sentence(experiment: Experiment, held: Sequence[Holdings]) -> str:
         copies = round(sum(own), 2)
         text += f", all {len(held)} together {f'{copies:g} models' if copies != 1 else 'one model'}"
     if image:
-        text += (
-            f", and {_shares([number[True] / image for number in numbers])} of each image; its halo is faint"
-        )
+        parts_of_image = _shares([number[True] / image for number in numbers])
+        text += f", and {parts_of_image} of each image; its halo is faint"
     parts = len(_alike(held))
     if 1 < parts < len(held):
         text += f"; there are {parts} different parts, and ranks of one colour hold the same"
@@ -383,9 +380,10 @@ def drawn_bytes(experiment: Experiment, ranks: list[SentByLayer]) -> Figure:
     split, workers = experiment.split, experiment.workers
     require(len(names) > 0, f"workers: got {workers}, allowed with split {split} is more: nothing is sent")
     heads = ("layer", "forward (bytes)", "backward (bytes)", "both (bytes)", "closed form (bytes)")
-    table = [
-        (name, *measured[name].values(), sum(measured[name].values()), formula.get(name)) for name in names
-    ]
+    table = []
+    for name in names:
+        sent = measured[name].values()
+        table.append((name, *sent, sum(sent), formula.get(name)))
     scale, unit = theme.unit_of(max(max(both, form or 0) for *_, both, form in table))
     parts = {}
     for during in PASSES:
@@ -432,9 +430,7 @@ GAP = 0.06
 """Gap between two images, as a share of the figure's width."""
 
 
-def differences(
-    got: Sequence[torch.Tensor], expected: Sequence[torch.Tensor], titles: Sequence[str]
-) -> Figure:
+def differences(got: Images, expected: Images, titles: Sequence[str]) -> Figure:
     """Draw the differences of images, as shares of the largest expected number; rounding stays empty.
 
     Parameters
@@ -463,13 +459,7 @@ def differences(
         figure.layout[f"yaxis{place}"] = theme.axis("row" * (place == 1), (height - 0.5, -0.5), **down)
         figure.add_annotation(theme.annotation(title, sum(domain) / 2, 1, xanchor="center"))
         z, hover = share.where(share > ROUNDING, float("nan")).tolist(), "row %{y}, column %{x}: %{z:.1%}"
-        scale = {
-            "zmin": 0,
-            "zmax": most or 1,
-            "colorscale": theme.SCALE,
-            "colorbar": theme.LOOKS["difference"],
-            "hoverongaps": False,
-        }
+        scale = {**theme.LOOKS["differences"], "zmax": most or 1, "colorbar": theme.LOOKS["difference"]}
         where = {"name": title, "xaxis": f"x{place}", "yaxis": f"y{place}", "showscale": place == len(shares)}
         figure.add_heatmap(z=z, hovertemplate=f"{hover}<extra></extra>", **scale, **where)
         rows.append((title, int((share > ROUNDING).sum()), share.numel(), float(share.max())))

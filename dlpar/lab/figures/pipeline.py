@@ -205,7 +205,9 @@ def pipeline(run: Run) -> Figure:
     heads = ("picture", "rank", "phase", "micro-batch", "chunk", "start (ms)", "duration (ms)")
     rows = [(way, *bar[:5], bar.end - bar.start) for way, bars in pictures.items() for bar in bars]
     facts = dict(zip(("run", "ideal"), bubbles))
-    return captioned(figure, _sentence(experiment, steps, pictures, bubbles), (heads, rows), bubble=facts)
+    return captioned(
+        figure, _sentence(experiment, steps.start, pictures, bubbles), (heads, rows), bubble=facts
+    )
 
 
 def _since(begin: float, bars: Iterable[Bar]) -> list[Bar]:
@@ -214,12 +216,10 @@ def _since(begin: float, bars: Iterable[Bar]) -> list[Bar]:
     return [bar for bar in after if bar.end > 0]
 
 
-def _sentence(
-    experiment: Experiment, steps: range, pictures: dict[str, list[Bar]], bubbles: list[float]
-) -> str:
+def _sentence(experiment: Experiment, step: int, pictures: dict[str, list[Bar]], bubbles: list[float]) -> str:
     took, best = (end - start for start, end in (window(passes(bars)) for bars in pictures.values()))
     length = captions.duration(took / 1e3) if took >= 1e3 else f"{took:.3g} ms"
-    part = f"Step {steps.start}" if has_flush(experiment) else f"The part from step {steps.start} on"
+    part = f"Step {step}" if has_flush(experiment) else f"The part from step {step} on"
     found, least = map(percent, bubbles)
     text = (
         f"{part} took {length} from its first pass to its last, {took / best:.2f} times the ideal: "

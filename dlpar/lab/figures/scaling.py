@@ -260,16 +260,13 @@ def draw(drawn: Sequence[Curve]) -> Figure:
 def _layout(drawn: Sequence[Curve], workers: Sequence[int], base: int) -> dict[str, Any]:
     ups = [point.speedup for curve in drawn for point in curve.points] + [n / base for n in workers]
     powers = range(math.floor(math.log2(min(ups)) + 1e-9), math.ceil(math.log2(max(ups)) - 1e-9) + 1)
-    most = max(point.efficiency for curve in drawn for point in curve.points)
+    top = 1.05 * max(1.0, *(point.efficiency for curve in drawn for point in curve.points))
     title = f"speed-up over {base} worker{'s' * (base > 1)} (times)"
     times = lambda n: f"{n:,.0f}" if n >= 1 else f"1/{1 / n:,.0f}"
-    top = 1.05 * max(1.0, most)
-    return {
-        "xaxis": theme.log_axis("workers", workers, domain=[0, 0.44]),
-        "yaxis": theme.log_axis(title, [2.0**power for power in powers], times),
-        "xaxis2": theme.log_axis("workers", workers, domain=[0.57, 1], anchor="y2"),
-        "yaxis2": theme.axis("efficiency (share of ideal)", (0, top), anchor="x2", tickformat=".0%"),
-    }
+    up = theme.log_axis(title, [2.0**power for power in powers], times)
+    share = theme.axis("efficiency (share of ideal)", (0, top), anchor="x2", tickformat=".0%")
+    across, right = (theme.log_axis("workers", workers, domain=domain) for domain in ([0, 0.44], [0.57, 1]))
+    return {"xaxis": across, "yaxis": up, "xaxis2": right | {"anchor": "y2"}, "yaxis2": share}
 
 
 def _mark_crossings(figure: Figure, drawn: Sequence[Curve]) -> list[str]:
@@ -284,9 +281,8 @@ def _mark_crossings(figure: Figure, drawn: Sequence[Curve]) -> list[str]:
         sentences.append(captions.crossing(first.name, second.name, at, common, faster.name))
         workers, _, _, ups, _ = zip(*first.points)
         heights = np.exp(np.interp(np.log(at), np.log(workers), np.log(ups)))  # along the line that is drawn
-        figure.add_scatter(
-            x=at, y=heights.tolist(), name=f"{first.name} = {second.name}", **theme.LOOKS["crossing"]
-        )
+        name = f"{first.name} = {second.name}"
+        figure.add_scatter(x=at, y=heights.tolist(), name=name, **theme.LOOKS["crossing"])
     return sentences + [captions.faster_throughout(name, slower) for name, slower in throughout.items()]
 
 

@@ -14,6 +14,7 @@ from dlpar.jobs.run import Run
 from dlpar.lab import captions, theme
 from dlpar.lab.figure import Figure, single
 from dlpar.lab.plot import Plot, Shown, drawn
+from dlpar.lab.theme import Look
 
 POINTS = 500
 """Most points kept of one rank's line."""
@@ -94,7 +95,7 @@ class RankLines(Plot):
         if self.over_time:
             self.grow("seconds", latest, ended)
 
-    def time_axes(self) -> dict[str, dict[str, Any]]:
+    def time_axes(self) -> dict[str, Look]:
         """Horizontal axis of the lines at the beginning of a run."""
         name = "seconds" if self.over_time else "step"
         end = 1.0 if self.over_time else max(run.experiment.steps for run in self.runs.values())
@@ -157,8 +158,7 @@ class Staleness(RankLines):
             return
         self.fit_axes(ended)
         if self.predicted is not None:
-            ends = self.looks["x_axes"][self.x]["range"]
-            self.line.replace(np.array([(end, self.predicted) for end in ends]))
+            self.line.replace(np.array([(end, self.predicted) for end in (0.0, self.end_of(self.x))]))
         most, least = 1, max(4.0, 1.0 + (self.predicted or 0))
         right = max(float(self.largest), least) if ended else theme.doubled(self.largest, least)
         drawn = [self.every] if self.names == [ALL] else self.counts
@@ -172,7 +172,7 @@ class Staleness(RankLines):
             self.grow("yaxis2", 1.15 * most, ended)
         self.say(captions.staleness(self.largest, mean(self.every), self.front.experiment, self.predicted))
 
-    def _layout(self) -> dict[str, Any]:
+    def _layout(self) -> Look:
         yaxis = theme.axis("staleness (updates)", (-0.25, max(4.0, 2.0 * (self.predicted or 0))))
         if not self.names:
             return {"yaxis": yaxis}
@@ -182,31 +182,21 @@ class Staleness(RankLines):
             axis = theme.axis("", (-0.6, 4.6), domain=domain, **looks)
             below[f"xaxis{n}"] = axis | {"title": _histogram_title(name)}
         line = {**theme.LOOKS["predicted mean"], "x0": at, "x1": at}
-        return {
-            "xaxis": {"anchor": "y"},
-            "yaxis": yaxis | {"domain": [0.52, 1]},
-            "yaxis2": theme.axis("worker-steps", (0, 16), domain=[0, 0.3], anchor="x2"),
-            "shapes": [] if at is None else [{**line, "xref": axis.replace("axis", "")} for axis in below],
-            "barmode": "overlay",
-            "bargap": 0.1,
-            **below,
-        }
+        marks = [] if at is None else [{**line, "xref": axis.replace("axis", "")} for axis in below]
+        counts = theme.axis("worker-steps", (0, 16), domain=[0, 0.3], anchor="x2")
+        above = {"xaxis": {"anchor": "y"}, "yaxis": yaxis | {"domain": [0.52, 1]}, "yaxis2": counts}
+        return {**above, **below, "shapes": marks, "barmode": "overlay", "bargap": 0.1}
 
 
-def _histogram(number: int, name: str) -> dict[str, Any]:
-    colour = theme.GREY if name == ALL else theme.RANKS[number]
-    where = {"xaxis": f"x{number + 2}", "yaxis": "y2"}
-    return {
-        "type": "bar",
-        "marker": {"color": colour},
-        "name": name,
-        "showlegend": False,
-        "width": 0.9,
-        **where,
-    }
+def _histogram(number: int, name: str) -> Look:
+    colour, where = (
+        theme.GREY if name == ALL else theme.RANKS[number],
+        {"xaxis": f"x{number + 2}", "yaxis": "y2"},
+    )
+    return {**theme.LOOKS["histogram"], "marker": {"color": colour}, "name": name, **where}
 
 
-def _histogram_title(text: str) -> dict[str, Any]:
+def _histogram_title(text: str) -> Look:
     return {"font": {"size": 12}, "standoff": 4, "text": text}
 
 
@@ -236,14 +226,12 @@ class Lead(RankLines):
             self.say(captions.lead([max(own, default=0) for own in self.counts], self.bound))
 
 
-def _bound(bound: int) -> dict[str, Any]:
+def _bound(bound: int) -> Look:
     edge = bound + 0.25
     zone, line = {**theme.LOOKS["above"], "y0": edge}, {**theme.LOOKS["bound"], "y0": edge, "y1": edge}
     text = f"above the bound s = {bound}: no worker may start a clock here"
-    return {
-        "shapes": [zone, line],
-        "annotations": [theme.annotation(text, 0.5, edge, yref="y", font={"size": 13})],
-    }
+    words = theme.annotation(text, 0.5, edge, yref="y", font={"size": 13})
+    return {"shapes": [zone, line], "annotations": [words]}
 
 
 def staleness(run: Run) -> Figure:

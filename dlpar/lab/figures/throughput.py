@@ -102,7 +102,7 @@ class Throughput(Plot):
     def __init__(self, prediction: Prediction | None = None) -> None:
         super().__init__()
         self.asked, self.ghost = prediction, None
-        self._draw_axes(["real"], 1.0, 1000.0)
+        self.relayout(xaxis=theme.axis("", (0, 1.0)), yaxis=theme.axis("throughput (samples/s)", (0, 1000.0)))
 
     def begin(self, run: Shown) -> None:
         """Add a run, with its prediction."""
@@ -117,22 +117,18 @@ class Throughput(Plot):
         for rank in range(theme.workers(experiment) if experiment.workers > 1 else 0):
             line = theme.rank_line(rank, experiment.workers > NAMED)
             self.by_rank[rank] = self._rate(f"rank {rank}", {**line, "name": f"rank {rank}"})
-        self._draw_axes(self.worlds(), *self._ends())
+        self._name_clock(self.worlds())
         self._draw_levels()
 
     def foresee(self, name: str, rate: float | None) -> None:
         """Draw the simulated throughput of settings that have not run yet, as a ghost; None removes it."""
         self.ghost = None if rate is None else (name, rate)
         if not self.runs:
-            self._draw_axes(["simulated"], *self._ends())
+            self._name_clock(["simulated"])
         self._draw_levels()
 
-    def _ends(self) -> list[float]:
-        return [self.looks["layout"][axis]["range"][1] for axis in ("xaxis", "yaxis")]
-
-    def _draw_axes(self, worlds: Iterable[str], end: float, top: float) -> None:
-        xaxis = theme.axis(theme.titles(worlds)["seconds"], (0, end))
-        self.relayout(xaxis=xaxis, yaxis=theme.axis("throughput (samples/s)", (0, top)))
+    def _name_clock(self, worlds: Iterable[str]) -> None:
+        self.set_axis("xaxis", title=theme.axis(theme.titles(worlds)["seconds"])["title"])
 
     def take(self, rank: int, record: dict[str, Any]) -> None:
         """Take one worker's step."""
@@ -161,9 +157,8 @@ class Throughput(Plot):
         self._make_room(total.series.rows[:, 1].max())
         self._draw_levels()
         if ended:
-            self._make_room(
-                max(line.rows[:, 1].max() for _, line in self._traces.values() if len(line)), ended
-            )
+            lines = [line.rows for _, line in self._traces.values() if len(line)]
+            self._make_room(max(rows[:, 1].max() for rows in lines), ended)
         if len(self.runs) == 1:
             rates = {rank: rate.newest for rank, rate in self.by_rank.items() if rate.newest is not None}
             experiment = self.front.experiment
@@ -195,7 +190,7 @@ class Throughput(Plot):
             if height is not None:
                 self._make_room(height)
                 line = self.series(key) if key in self._traces else self.add_trace(key, style, COLUMNS)
-                line.replace(np.array([(0.0, height), (self._ends()[0], height)]))
+                line.replace(np.array([(0.0, height), (self.end_of("xaxis"), height)]))
 
     def _said(self) -> Any:
         """Number that the student predicted; None without one."""
@@ -258,7 +253,7 @@ class Waiting(Plot):
         """Remove a run."""
         super().forget(key)
         if self.runs:
-            self._relayout(*(self.looks["layout"][axis]["range"][1] for axis in ("xaxis", "xaxis2")))
+            self._relayout(self.end_of("xaxis"), self.end_of("xaxis2"))
 
     def take(self, rank: int, record: dict[str, Any]) -> None:
         """Take one worker's step, or the bytes that a server reports when it ends."""
