@@ -46,8 +46,7 @@ class Distance:
     def words(self, factor: float | None) -> str:
         """Sentence about the run."""
         mixed = "" if factor is None else captions.mixing(factor, self.run.experiment)
-        said = disagreement(self.run.experiment)
-        return captions.consensus(self.first, self.last, self.largest, mixed, said)
+        return captions.consensus(self, mixed, disagreement(self.run.experiment))
 
 
 class Consensus(Plot):

@@ -164,9 +164,7 @@ class Convergence(Plot):
         if len(self.kept) > 1:
             each = (f"{self.runs[key].name} {other.words()}" for key, other in self.kept.items())
             return f"At the last step of each run: {'; '.join(each)}."
-        samples, stride = curve.samples, curve.loss.stride
-        ends = (curve.first, curve.last, curve.accuracy, stride, curve.diverged)
-        return captions.convergence(curve.experiment, curve.steps, samples, *ends)
+        return captions.convergence(curve, curve.loss.stride)
 
     def _relayout(self) -> None:
         """Give the axes room for what is shown, and no more."""

@@ -18,6 +18,7 @@ from dlpar.lab import captions, theme
 from dlpar.lab.figure import Figure, require, single
 from dlpar.lab.labels import WITH_PUSHES
 from dlpar.lab.plot import Plot, Reader, Shown, drawn, shown
+from dlpar.lab.theme import Look
 
 STEPS, SLOWEST = 8, 2
 """Steps of the quickest rank and of the slowest that a window has room for; the longer of both counts."""
@@ -59,9 +60,7 @@ class Window(Plot):
     pause = 1.0
     margin: ClassVar[float] = 0.0
 
-    def prepare(
-        self, title: str, rows: dict[str, Any], kept: int, width: float, height: int, **more: Any
-    ) -> None:
+    def prepare(self, title: str, rows: Look, kept: int, width: float, height: int, **more: Any) -> None:
         """Clear the figure for the run in front, of which `kept` entries a rank are drawn, over `width` ms."""
         self.remove()
         experiment, self._width = self.front.experiment, width
@@ -214,12 +213,8 @@ class Timeline(Window):
         """Draw a window of time."""
         self._seconds = end - begin
         self.set_origin(begin)
-        near = [
-            (rank, record)
-            for rank, own in enumerate(self.recent)
-            for record in own
-            if _ended(record) > begin and record["spans"][0][1] < end
-        ]
+        inside = lambda record: _ended(record) > begin and record["spans"][0][1] < end
+        near = [(rank, record) for rank, own in enumerate(self.recent) for record in filter(inside, own)]
         whole = [span for each in near for span in spans_of(*each)]
         spans = clipped(whole, begin, end)
         rows = defaultdict[str, list[tuple]](list)
@@ -252,7 +247,7 @@ class Timeline(Window):
             if key in self._traces:
                 self.series(key).replace(np.array(points))
 
-    def _bar(self, name: str) -> dict[str, Any]:
+    def _bar(self, name: str) -> Look:
         style = {**theme.phase_bar(name), "hovertemplate": HOVER}
         if self._two_lanes:
             computing = theme.PHASES.get(name, theme.OTHER).group in ("compute", "evaluate")
@@ -285,10 +280,8 @@ def timeline(run: Run, steps: range | None = None) -> Figure:
     if steps is not None:
         refusal = f"steps: got {steps}, allowed is any part of 0 to {run.experiment.steps - 1}"
     require(len(records) > 0, refusal)
-    if steps is None:
-        plot.draw(*plot.window())
-    else:
-        plot.draw(min(record["spans"][0][1] for record in records), max(map(_ended, records)))
+    asked = min(record["spans"][0][1] for record in records), max(map(_ended, records))
+    plot.draw(*(plot.window() if steps is None else asked))
     return plot.static()
 
 
@@ -339,7 +332,15 @@ class Lanes(Window):
         rows = theme.rows([top, *(f"rank {rank}" for rank in range(self.workers))], **places)
         title, height = "time since the first push shown (ms)", 60 * self.workers + 190
         self.prepare(title, rows, self.most, 1.0, height, showgrid=False)
-        for key, style in self._styles().items():
+        looks = dict(theme.LANES)
+        links, lane = looks.pop("links"), looks.pop("lane")
+        if self.is_write:
+            looks["pushes"] = {**looks["pushes"], "name": "write of the update"}
+        lanes = {}
+        for rank in range(self.workers):
+            line = {"color": theme.RANKS[rank % len(theme.RANKS)], "width": 4}
+            lanes[f"lane {rank}"] = {**lane, "line": line, "name": f"rank {rank}"}
+        for key, style in {"links": links, **lanes, **looks}.items():
             columns = ("ms", "lane", "updates") if key == "labels" else ("ms", "lane")
             self.add_trace(key, style, columns, dict(zip(("x", "y", "text"), columns)))
 
@@ -363,8 +364,8 @@ class Lanes(Window):
         self.read_again(end - self._before, end, between)
         if any(self.recent):
             return self._draw_last(ended=True)
-        for key in self._styles():
-            self.series(key).replace(np.empty(0))
+        for _, series in self._traces.values():
+            series.replace(np.empty(0))
         return self.set_caption("Until then no worker has pushed.")
 
     def draw_newest(self, ended: bool) -> None:
@@ -373,46 +374,26 @@ class Lanes(Window):
         self._before = 3 * self._width / 1e3
 
     def _draw_last(self, ended: bool) -> None:
-        arrows = sorted((arrow for own in self.recent for arrow in own), key=lambda arrow: arrow.push)
-        arrows = arrows[-self.most :]
-        self.fit(self._draw(arrows), ended)
-        self.say(captions.lanes([arrow.updates for arrow in arrows]))
-
-    def _draw(self, arrows: list[Arrow]) -> float:
-        """Draw arrows; returns the milliseconds from the first push to the last."""
-        first = arrows[0].push
-        ms = [a._replace(read=(a.read - first) * 1e3, push=(a.push - first) * 1e3) for a in arrows]
-        width = ms[-1].push
+        recent = sorted((arrow for own in self.recent for arrow in own), key=lambda arrow: arrow.push)
+        recent = recent[-self.most :]
+        first = recent[0].push
         self.set_origin(first)
+        self.fit((recent[-1].push - first) * 1e3, ended)
         lanes = {f"lane {rank}": list[tuple[float, float]]() for rank in range(self.workers)}
-        rows: dict[str, list[tuple]] = {"links": [], "reads": [], "pushes": [], **lanes}
-        for a in ms:
-            rows[f"lane {a.rank}"] += [(a.read, a.rank), (a.push, a.rank), GAP]
-            rows["links"] += [(a.push, a.rank), (a.push, TOP), GAP]
-            rows["reads"] += [(a.read, a.rank)] * (a.read >= 0)
-            rows["pushes"].append((a.push, a.rank))
+        rows: dict[str, list[tuple]] = {"links": [], "reads": [], "pushes": [], "labels": [], **lanes}
+        before = dict.fromkeys(range(self.workers), -np.inf)
+        for rank, began, ends, updates in recent:
+            read, push = (began - first) * 1e3, (ends - first) * 1e3
+            rows[f"lane {rank}"] += [(read, rank), (push, rank), GAP]
+            rows["links"] += [(push, rank), (push, TOP), GAP]
+            rows["reads"] += [(read, rank)] * (read >= 0)
+            rows["pushes"].append((push, rank))
+            if ends - before[rank] >= APART * (recent[-1].push - first):  # it covers no number in the lane
+                before[rank] = ends
+                rows["labels"].append((push, rank - 0.3, updates))
         for key, points in rows.items():
-            self.series(key).replace(np.array(points))
-        # Without the numbers that would cover the one before them in the lane.
-        numbers, before = [], dict[int, float]()
-        for a in ms:
-            if a.push - before.get(a.rank, -np.inf) >= APART * width:
-                before[a.rank] = a.push
-                numbers.append((a.push, a.rank - 0.3, a.updates))
-        self.series("labels").replace(np.array(numbers, dtype=float))
-        return width
-
-    def _styles(self) -> dict[str, dict[str, Any]]:
-        """plotly attributes of all traces, by key."""
-        looks = dict(theme.LANES)
-        links, lane = looks.pop("links"), looks.pop("lane")
-        if self.is_write:
-            looks["pushes"] = {**looks["pushes"], "name": "write of the update"}
-        lanes = {}
-        for rank in range(self.workers):
-            line = {"color": theme.RANKS[rank % len(theme.RANKS)], "width": 4}
-            lanes[f"lane {rank}"] = {**lane, "line": line, "name": f"rank {rank}"}
-        return {"links": links, **lanes, **looks}
+            self.series(key).replace(np.array(points, dtype=float))
+        self.say(captions.lanes([arrow.updates for arrow in recent]))
 
 
 def lanes(run: Run) -> Figure:
