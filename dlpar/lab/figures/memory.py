@@ -133,29 +133,23 @@ def _since(begin: float, held: dict[int, dict[str, Any]], scale: float) -> dict[
     each = max(points[-1][0] - begin for points in of_ranks.values()) / INSTANTS or 1.0
     found = {}
     for rank, points in of_ranks.items():
-        by_part: dict[int, Points] = {}
-        for t, nbytes in points:
-            by_part.setdefault(int((t - begin) / each), []).append((1e3 * (t - begin), nbytes / scale))
-        kept = [(max(part, key=lambda point: point[1]), part[-1]) for part in by_part.values()]
-        found[rank] = [point for pair in kept for point in dict.fromkeys(pair)]
+        course = pd.DataFrame(points, columns=["t", "held"])
+        course["ms"] = 1e3 * (course["t"] - begin)
+        parts = course["held"].groupby((course["ms"] / (1e3 * each)).astype(int))
+        kept = course.loc[sorted({*parts.idxmax(), *parts.tail(1).index})]
+        found[rank] = list(zip(kept["ms"], kept["held"] / scale))
     return found
 
 
 def _in_flight(bars: list[Bar], begin: float) -> Points:
     """Micro-batches of one rank in flight since `begin`: each from its forward pass to its last pass."""
-    last: dict[tuple, float] = {}
-    for bar in bars:
-        if bar.kind in ("backward", "weight"):
-            last[bar.micro, bar.chunk] = max(bar.end, last.get((bar.micro, bar.chunk), bar.end))
-    starts = {(bar.micro, bar.chunk): bar.start for bar in bars if bar.kind == "forward"}
-    changes = [(start, +1) for start in starts.values()] + [(end, -1) for end in last.values()]
-    points = [(0.0, held := len(last.keys() - starts.keys()))]  # their forward pass was before
-    for at, change in sorted(changes):
-        held += change
-        if points[-1][0] == (t := 1e3 * (at - begin)):
-            points.pop()  # one is freed as the other is made
-        points.append((t, held))
-    return points
+    of_micro = pd.DataFrame(bars).set_index(["micro", "chunk"])
+    starts = of_micro["start"][of_micro["kind"] == "forward"]
+    ends = of_micro["end"][of_micro["kind"].isin(("backward", "weight"))].groupby(level=[0, 1]).max()
+    before = ends.index.difference(starts.index)  # their forward pass was before
+    changes = [pd.Series([len(before)], [begin]), pd.Series(1, starts), pd.Series(-1, ends)]
+    held = pd.concat(changes).groupby(level=0).sum().cumsum()  # one is freed as the other is made
+    return list(zip(1e3 * (held.index - begin), held))
 
 
 def _add_courses(figure: Figure, courses: dict[str, dict[int, Points]], experiment: Experiment) -> None:
