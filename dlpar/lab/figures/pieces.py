@@ -290,23 +290,23 @@ def _elements(piece: Piece) -> int:
     return (piece.rows[1] - piece.rows[0]) * (piece.columns[1] - piece.columns[0])
 
 
+def _held(own: Holdings, of_images: bool) -> int:
+    """Number of elements of images, or of weights and biases, that a rank holds."""
+    return sum(_elements(piece) for piece in own.pieces if piece.name.startswith("image.") == of_images)
+
+
 def _sentence(experiment: Experiment, held: Sequence[Holdings]) -> str:
-    images = {name for name in held[0].shapes if name.startswith("image.")}
-    sizes = {name: math.prod(shape) for name, shape in held[0].shapes.items()}
-    image = sum(sizes[name] for name in images)
-    total, numbers = sum(sizes.values()) - image, [defaultdict[bool, int](int) for _ in held]
-    for number, each in zip(numbers, held):
-        for piece in each.pieces:
-            number[piece.name in images] += _elements(piece)
-    own = [number[False] / total for number in numbers]
+    shapes = [(name.startswith("image."), math.prod(shape)) for name, shape in held[0].shapes.items()]
+    total, image = (sum(size for of_image, size in shapes if of_image == which) for which in (False, True))
+    own = [_held(each, of_images=False) / total for each in held]
     holds = "updates" if getattr(experiment.split, "zero", 0) == 1 else "holds"
     text = f"Each rank {holds} {_shares(own)} of the model's {total:,} parameters"
     if experiment.workers == len(held) > 1:
         copies = round(sum(own), 2)
         text += f", all {len(held)} together {f'{copies:g} models' if copies != 1 else 'one model'}"
     if image:
-        parts_of_image = _shares([number[True] / image for number in numbers])
-        text += f", and {parts_of_image} of each image; its halo is faint"
+        of_image = _shares([_held(each, of_images=True) / image for each in held])
+        text += f", and {of_image} of each image; its halo is faint"
     parts = len(_alike(held))
     if 1 < parts < len(held):
         text += f"; there are {parts} different parts, and ranks of one colour hold the same"

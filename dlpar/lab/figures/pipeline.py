@@ -346,29 +346,22 @@ def micro_batches(runs: Sequence[Run], predicted: Mapping[str, Seconds] = Mappin
         fine = cut.kind in ("pipeline", "hybrid") and own_world == world and len(run.curve) > 1
         require(fine, f"run {run.id}: allowed is a pipeline of two steps or more in the {world} world")
         found.setdefault(cut.schedule, {})[cut.microbatches] = float(run.curve["seconds"].diff().median())
-    parts = []
-    for name, points in found.items():
-        best, most = min(points, key=points.__getitem__), max(points)
-        text = f"{name} is fastest with {best} micro-batch{'es' * (best > 1)}, "
-        text += f"{captions.quantity(1e3 * points[best])} ms a step"
-        longer = f", and takes {points[most] / points[best]:.1f} times as long with {most}"
-        parts.append(text + longer * (most > best))
     curves = [(theme.HOW[world], name, points) for name, points in found.items()]
     curves += [("predicted", name, predicted[name]) for name in found if name in predicted]
     rows = [(how, name, m, s) for how, name, points in curves for m, s in sorted(points.items())]
-    counts = sorted({m for _, _, m, _ in rows})
+    xaxis = theme.log_axis("number of micro-batches of a step", sorted({m for _, _, m, _ in rows}))
     title, top = theme.on_clock("time of a step (ms)", world), max(s for *_, s in rows)
-    xaxis = theme.log_axis("number of micro-batches of a step", counts)
-    yaxis = theme.axis(title, (0, theme.rounded_up(1.05e3 * top)))
-    figure = blank(400, xaxis=xaxis, yaxis=yaxis)
-    looks = dict(zip(found, zip(theme.RUNS, theme.MARKERS)))
+    figure = blank(400, xaxis=xaxis, yaxis=theme.axis(title, (0, theme.rounded_up(1.05e3 * top))))
+    looks, parts = dict(zip(found, zip(theme.RUNS, theme.MARKERS))), []
     for how, name, points in curves:
         x, y = zip(*sorted(points.items()))
-        colour, symbol = looks[name]
-        figure.add_scatter(x=x, y=[1e3 * s for s in y], **theme.result(f"{name}, {how}", colour, how, symbol))
+        look = theme.result(f"{name}, {how}", looks[name][0], how, looks[name][1])
+        figure.add_scatter(x=x, y=[1e3 * s for s in y], **look)
     for name, points in found.items():
-        best = min(points, key=points.__getitem__)
-        ring = {"symbol": "circle-open", "size": 19, "color": looks[name][0], "line": {"width": 2.5}}
-        style = {"mode": "markers", "marker": ring, "showlegend": False, "name": f"{name}, fastest"}
-        figure.add_scatter(x=[best], y=[1e3 * points[best]], **style)
+        best, most = min(points, key=points.__getitem__), max(points)
+        text = f"{name} is fastest with {best} micro-batch{'es' * (best > 1)}, "
+        longer = f", and takes {points[most] / points[best]:.1f} times as long with {most}"
+        parts.append(f"{text}{captions.quantity(1e3 * points[best])} ms a step{longer * (most > best)}")
+        ring = theme.LOOKS["ring"] | {"marker": {**theme.LOOKS["ring"]["marker"], "color": looks[name][0]}}
+        figure.add_scatter(x=[best], y=[1e3 * points[best]], name=f"{name}, fastest", **ring)
     return captioned(figure, "; ".join(parts) + ".", (("how", "schedule", "micro-batches", "step (s)"), rows))
