@@ -92,11 +92,15 @@ def errors(found: Mapping[str, Mapping], most: float = math.inf) -> list[str]:
 
 def convergence(curve: Curve, stride: int = 1) -> str:
     """Change of the loss of a run; one step in `stride` is drawn."""
-    progress = f"{curve.steps:,} of {curve.experiment.steps:,} steps"
+    first, last, progress = (
+        curve.first,
+        curve.done.loss,
+        f"{curve.done.step + 1:,} of {curve.experiment.steps:,} steps",
+    )
     if not curve.samples:
         return f"In {progress} no sample was drawn, so there is no loss; a larger fraction draws some."
-    moved = "fell" if curve.last < curve.first else "rose" if curve.last > curve.first else "stayed"
-    text = f"In {progress} the training loss {moved} from {quantity(curve.first)} to {quantity(curve.last)}"
+    moved = "fell" if last < first else "rose" if last > first else "stayed"
+    text = f"In {progress} the training loss {moved} from {quantity(first)} to {quantity(last)}"
     if curve.diverged:
         return f"{text}: the run diverged; a smaller lr may help."
     if curve.accuracy is not None:
@@ -133,14 +137,6 @@ def throughput(
     return text + end
 
 
-WHY_NEVER_STALE = {
-    "ring": "in a ring all-reduce every worker waits for the gradients of all others before it updates",
-    "mapreduce": "the driver updates after all partitions have answered, and then sends every worker the new weights",
-    "ps": "under bsp the servers wait for the gradients of all workers before they update",
-    "gossip": "every worker updates its own weights, and averages with its neighbours before the next step",
-}
-
-
 def staleness(largest: int, mean: float, experiment: Experiment, predicted: int | None = None) -> str:
     """Staleness (updates) of the weights behind gradients; `predicted`: the predicted mean."""
     if largest:
@@ -149,7 +145,7 @@ def staleness(largest: int, mean: float, experiment: Experiment, predicted: int 
         return text + (f"; theory predicts N − 1 = {predicted} on average." if predicted is not None else ".")
     scheme = experiment.sync.scheme
     otherwise = f"with these settings of {scheme}, no worker updates before all have read"
-    why = WHY_NEVER_STALE.get(scheme, otherwise)
+    why = theme.NEVER_STALE.get(scheme, otherwise)
     if experiment.workers == 1:
         why = "a single worker has nobody to wait for, and nobody can overtake it"
     elif experiment.free_running:

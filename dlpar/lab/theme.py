@@ -34,6 +34,9 @@ LOOKS, LANES = _KEPT["looks"], _KEPT["lanes"]
 TITLES: dict[str, str] = _KEPT["titles"]
 """Titles of the horizontal axes of curves, by their columns."""
 
+CARRIES, NEVER_STALE = _KEPT["carries"], _KEPT["never_stale"]
+"""Messages along each axis of a mesh, and why a scheme's staleness is 0."""
+
 CLOCKS, HOW = _KEPT["clocks"], _KEPT["how"]
 """The clock of each world, and the name of a result from it."""
 

@@ -35,9 +35,7 @@ class Curve:
     """Loss and tests of one run."""
 
     def __init__(self, plot: Plot, run: Shown) -> None:
-        self.experiment, self.accuracy = run.experiment, None
-        self.first = self.last = math.nan
-        self.top, self.samples, self.steps = 0.0, 0, 0
+        self.experiment, self.accuracy, self.first, self.top = run.experiment, None, math.nan, 0.0
         tested = "held-out loss" if is_regression(run.experiment) else "accuracy"
         style = {**run.line, "legendgroup": run.key}
         mark = {**style["marker"], "size": 8, "maxdisplayed": 20}
@@ -47,21 +45,25 @@ class Curve:
         at = {"x": "*", "y": tested}
         self.tests = plot.add_trace(f"{run.key} test", tests, (*COLUMNS, tested), at, limit=400)
         self._pending: list[dict[str, Any]] = []
-        self._done: GlobalStep | None = None
+        self.done: GlobalStep | None = None
 
     @property
     def diverged(self) -> bool:
         """Return whether the loss is no number any more, or far above the first."""
-        return bool(self.samples) and not self.last < 2 * self.first
+        return bool(self.samples) and not self.done.loss < 2 * self.first
+
+    @property
+    def samples(self) -> int:
+        """Samples of all workers so far."""
+        return self.done.samples if self.done else 0
 
     def step(self, done: GlobalStep) -> None:
         """Take a finished global step; tests that came before it are drawn at the one before."""
-        if self._done:
-            self.draw_tests(self._done)
-        self._done = done
+        if self.done:
+            self.draw_tests(self.done)
+        self.done = done
         self.loss.add(_row(done))
-        self.first, self.last = (done.loss if math.isnan(self.first) else self.first), done.loss
-        self.steps, self.samples = done.step + 1, done.samples
+        self.first = done.loss if math.isnan(self.first) else self.first
         if math.isfinite(done.loss):
             self.top = max(self.top, min(done.loss, 2 * self.first))
 
@@ -95,7 +97,7 @@ class Curve:
         """Loss and accuracy at the end of a run that is compared with others."""
         if not self.samples:
             return "no sample, so no loss"
-        loss = f"loss {captions.quantity(self.last)}" + " (diverged)" * self.diverged
+        loss = f"loss {captions.quantity(self.done.loss)}" + " (diverged)" * self.diverged
         return loss if self.accuracy is None else f"{loss}, accuracy {self.accuracy:.1%}"
 
 

@@ -41,12 +41,6 @@ def experiment_of(of: Experiment | Run) -> Experiment:
 # ---- the mesh ---------------------------------------------------------------------------
 
 
-CARRIES = {
-    "data": "gradients", "pipeline": "activations at boundaries", "tensor": "sums inside layers",
-    "rows": "halos", "columns": "halos",
-}  # fmt: skip
-"""Messages that the ranks of a group send each other."""
-
 SYMBOLS = ("circle", "square", "diamond", "hexagon")
 """Symbols of groups: those on which a number can be read."""
 
@@ -124,7 +118,7 @@ def _picture(experiment: Experiment, axes: list[Axis], nodes: list[int]) -> Figu
         figure.layout[f"xaxis{number}"] = {**across, **plain}
         down = {"range": (tall - 0.4, -0.6), "anchor": f"x{number}", "visible": False}
         figure.layout[f"yaxis{number}"] = down
-        text = f"<b>{axis.name}</b>: {CARRIES[axis.name]}<br>{_where(axis)}"
+        text = f"<b>{axis.name}</b>: {theme.CARRIES[axis.name]}<br>{_where(axis)}"
         figure.add_annotation(theme.annotation(text, sum(domain) / 2, 1, xanchor="center"))
         frame = {**theme.LOOKS["frame"], "xref": f"x{number}", "yref": f"y{number}", "y1": tall - 0.5}
         for left, right in frames:
