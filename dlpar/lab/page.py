@@ -21,7 +21,7 @@ import anywidget
 from traitlets import Unicode
 
 from dlpar.config.schema import BadExperiment
-from dlpar.lab.drawing import Drawing
+from dlpar.lab.plot import Drawing
 
 HERE = Path(__file__).parent / "page"
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from dlpar.lab.drawing import Drawing
 from dlpar.lab.page import Page
+from dlpar.lab.plot import Drawing
 
 
 class Seen:

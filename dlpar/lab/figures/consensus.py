@@ -13,10 +13,9 @@ from dlpar.graphs import Graph, grid_shape, neighbours, partners, receivers, war
 from dlpar.jobs.global_steps import GlobalStep, GlobalSteps
 from dlpar.jobs.run import Run
 from dlpar.lab import captions, theme
-from dlpar.lab.drawing import Series
 from dlpar.lab.figure import Figure, Names, Runs, blank, captioned, finished, require
 from dlpar.lab.labels import WITH_PEERS, has_peers
-from dlpar.lab.plot import Plot, Shown, drawn
+from dlpar.lab.plot import Plot, Series, Shown, drawn
 
 FLOOR = 1e-16
 """Height at which perfect agreement is drawn, below the axis: a logarithmic axis has no zero."""

@@ -11,10 +11,9 @@ from dlpar.config.experiment import Experiment
 from dlpar.jobs.global_steps import GlobalStep, GlobalSteps
 from dlpar.jobs.run import Run
 from dlpar.lab import captions, theme
-from dlpar.lab.drawing import Series
 from dlpar.lab.figure import Figure, Runs
 from dlpar.lab.labels import rank_name
-from dlpar.lab.plot import Plot, Shown, drawn
+from dlpar.lab.plot import Plot, Series, Shown, drawn
 from dlpar.theory import predict
 
 if TYPE_CHECKING:
