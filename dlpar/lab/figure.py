@@ -151,7 +151,7 @@ def stacked(title: str, names: Sequence[str], parts: Mapping[str, Part], marks: 
             figure.add_trace(bar)
     if known:
         x, y = zip(*known)
-        figure.add_scatter(x=x, y=y, **theme.predicted_mark(marks[0]))
+        figure.add_scatter(x=x, y=y, name=marks[0], **theme.LOOKS["stroke"])
     return figure
 
 

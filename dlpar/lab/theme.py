@@ -125,11 +125,6 @@ def predicted_line(name: str, colour: str = GREY, width: float = 2.0) -> Look:
     return {"mode": "lines", "name": name, "line": line_by_source(colour, "predicted", width)}
 
 
-def predicted_mark(name: str) -> Look:
-    """Trace of predictions across horizontal bars: an upright stroke on each."""
-    return {**LOOKS["stroke"], "name": name}
-
-
 def line_by_source(colour: str, source: str, width: float = 2.5) -> Look:
     """Line of a result by its source: dashed if predicted, broad and faint if simulated, otherwise solid."""
     if source == "predicted":
@@ -149,7 +144,7 @@ def result(name: str, colour: str, source: str, symbol: str = "circle", **more: 
 
 
 def rank_line(rank: int, crowded: bool = False) -> Look:
-    """Line and marker of `rank`, distinct with and without colour, as plotly trace attributes.
+    """Name, line and marker of `rank`, distinct with and without colour, as plotly trace attributes.
 
     With `crowded`, the legend leaves the ranks out, and hovering shows the rank.
     """
@@ -157,7 +152,7 @@ def rank_line(rank: int, crowded: bool = False) -> Look:
     line = {"color": colour, "width": 1.5, "dash": DASHES[rank % len(DASHES)]}
     marker = {"color": colour, "size": 7, "symbol": MARKERS[rank % len(MARKERS)], "maxdisplayed": 8}
     hidden = {"showlegend": False} if crowded else {}
-    return {"mode": "lines+markers", "line": line, "marker": marker, **hidden}
+    return {"name": f"rank {rank}", "mode": "lines+markers", "line": line, "marker": marker, **hidden}
 
 
 def run_colours(experiments: Sequence[Experiment]) -> list[str]:

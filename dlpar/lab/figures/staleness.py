@@ -14,7 +14,6 @@ from dlpar.jobs.run import Run
 from dlpar.lab import captions, theme
 from dlpar.lab.figure import Figure, single
 from dlpar.lab.plot import Plot, Shown, drawn
-from dlpar.lab.theme import Look
 
 POINTS = 500
 """Most points kept of one rank's line."""
@@ -57,7 +56,7 @@ class RankLines(Plot):
         mean = {**run.line, "name": f"{run.name}, mean", "visible": False}
         self.mean_line = self.add_trace(f"{run.key} mean", mean, columns, at, limit=POINTS)
         crowded, workers = theme.crowded(experiment), range(theme.workers(experiment))
-        styles = [{**theme.rank_line(rank, crowded), "name": f"rank {rank}"} for rank in workers]
+        styles = [theme.rank_line(rank, crowded) for rank in workers]
         keys = [f"{run.key} {style['name']}" for style in styles]
         self.lines = [self.add_trace(k, style, columns, at, limit=POINTS) for k, style in zip(keys, styles)]
 
@@ -95,7 +94,7 @@ class RankLines(Plot):
         if self.over_time:
             self.grow("seconds", latest, ended)
 
-    def time_axes(self) -> dict[str, Look]:
+    def time_axes(self) -> dict[str, theme.Look]:
         """Horizontal axis of the lines at the beginning of a run."""
         name = "seconds" if self.over_time else "step"
         end = 1.0 if self.over_time else max(run.experiment.steps for run in self.runs.values())
@@ -172,7 +171,7 @@ class Staleness(RankLines):
             self.grow("yaxis2", 1.15 * most, ended)
         self.say(captions.staleness(self.largest, mean(self.every), self.front.experiment, self.predicted))
 
-    def _layout(self) -> Look:
+    def _layout(self) -> theme.Look:
         yaxis = theme.axis("staleness (updates)", (-0.25, max(4.0, 2.0 * (self.predicted or 0))))
         if not self.names:
             return {"yaxis": yaxis}
@@ -188,7 +187,7 @@ class Staleness(RankLines):
         return {**above, **below, "shapes": marks, "barmode": "overlay", "bargap": 0.1}
 
 
-def _histogram(number: int, name: str) -> Look:
+def _histogram(number: int, name: str) -> theme.Look:
     colour, where = (
         theme.GREY if name == ALL else theme.RANKS[number],
         {"xaxis": f"x{number + 2}", "yaxis": "y2"},
@@ -196,7 +195,7 @@ def _histogram(number: int, name: str) -> Look:
     return {**theme.LOOKS["histogram"], "marker": {"color": colour}, "name": name, **where}
 
 
-def _histogram_title(text: str) -> Look:
+def _histogram_title(text: str) -> theme.Look:
     return {"font": {"size": 12}, "standoff": 4, "text": text}
 
 
@@ -226,7 +225,7 @@ class Lead(RankLines):
             self.say(captions.lead([max(own, default=0) for own in self.counts], self.bound))
 
 
-def _bound(bound: int) -> Look:
+def _bound(bound: int) -> theme.Look:
     edge = bound + 0.25
     zone, line = {**theme.LOOKS["above"], "y0": edge}, {**theme.LOOKS["bound"], "y0": edge, "y1": edge}
     text = f"above the bound s = {bound}: no worker may start a clock here"

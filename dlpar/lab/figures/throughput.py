@@ -114,8 +114,7 @@ class Throughput(Plot):
         self.predicted = experiment.global_batch / found.seconds if found else None
         self.kind = found.kind if found else "exact"
         for rank in range(theme.workers(experiment) if experiment.workers > 1 else 0):
-            line = theme.rank_line(rank, experiment.workers > NAMED)
-            self.by_rank[rank] = self._rate(f"rank {rank}", {**line, "name": f"rank {rank}"})
+            self.by_rank[rank] = self._rate(f"rank {rank}", theme.rank_line(rank, experiment.workers > NAMED))
         self._name_clock(self.worlds())
         self._draw_levels()
 

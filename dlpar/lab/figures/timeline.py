@@ -18,7 +18,6 @@ from dlpar.lab import captions, theme
 from dlpar.lab.figure import Figure, require, single
 from dlpar.lab.labels import WITH_PUSHES
 from dlpar.lab.plot import Plot, Reader, Shown, drawn, shown
-from dlpar.lab.theme import Look
 
 STEPS, SLOWEST = 8, 2
 """Steps of the quickest rank and of the slowest that a window has room for; the longer of both counts."""
@@ -60,7 +59,9 @@ class Window(Plot):
     pause = 1.0
     margin: ClassVar[float] = 0.0
 
-    def prepare(self, title: str, rows: Look, kept: int, width: float, height: int, **more: Any) -> None:
+    def prepare(
+        self, title: str, rows: theme.Look, kept: int, width: float, height: int, **more: Any
+    ) -> None:
         """Clear the figure for the run in front, of which `kept` entries a rank are drawn, over `width` ms."""
         self.remove()
         experiment, self._width = self.front.experiment, width
@@ -247,7 +248,7 @@ class Timeline(Window):
             if key in self._traces:
                 self.series(key).replace(np.array(points))
 
-    def _bar(self, name: str) -> Look:
+    def _bar(self, name: str) -> theme.Look:
         style = {**theme.phase_bar(name), "hovertemplate": HOVER}
         if self._two_lanes:
             computing = theme.PHASES.get(name, theme.OTHER).group in ("compute", "evaluate")
