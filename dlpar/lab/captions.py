@@ -92,11 +92,8 @@ def errors(found: Mapping[str, Mapping], most: float = math.inf) -> list[str]:
 
 def convergence(curve: Curve, stride: int = 1) -> str:
     """Change of the loss of a run; one step in `stride` is drawn."""
-    first, last, progress = (
-        curve.first,
-        curve.done.loss,
-        f"{curve.done.step + 1:,} of {curve.experiment.steps:,} steps",
-    )
+    first, last, steps = curve.first, curve.done.loss, curve.done.step + 1
+    progress = f"{steps:,} of {curve.experiment.steps:,} steps"
     if not curve.samples:
         return f"In {progress} no sample was drawn, so there is no loss; a larger fraction draws some."
     moved = "fell" if last < first else "rose" if last > first else "stayed"
@@ -168,10 +165,9 @@ def lead(most: Sequence[int], bound: int | None) -> str:
 def lanes(updates: Sequence[int]) -> str:
     """Staleness of the arrows that are drawn."""
     mean, n = quantity(sum(updates) / len(updates)), len(updates)
-    text = (
-        f"Between the two ends of an arrow, the weights received {mean} updates of other workers on average, "
-    )
-    return f"{text}{max(updates)} at most (last {n} pushes); the number at each head counts them."
+    text = f"Between the two ends of an arrow, the weights received {mean} updates of other workers"
+    text = f"{text} on average, {max(updates)} at most (last {n} pushes)"
+    return f"{text}; the number at each head counts them."
 
 
 def waiting(seconds: np.ndarray, megabytes: Sequence[float]) -> str:

@@ -20,6 +20,7 @@ from dlpar.jobs.tail import rank_of
 from dlpar.lab import captions, theme
 from dlpar.lab.figure import Figure, Names, Runs, finished
 from dlpar.lab.labels import labels, with_world
+from dlpar.lab.theme import Look
 from dlpar.lab.watch import in_order
 
 Message = tuple[dict[str, Any], list[bytes]]
@@ -56,7 +57,7 @@ class Drawing:
     def add_trace(
         self,
         key: str,
-        style: theme.Look,
+        style: Look,
         columns: Sequence[str],
         at: dict[str, str] | None = None,
         limit: int = 2000,
@@ -96,7 +97,7 @@ class Drawing:
             self._traces = {k: trace for k, trace in self._traces.items() if not k.startswith(beginning)}
             self._stale = True
 
-    def relayout(self, x_axes: dict[str, theme.Look] | None = None, height: int = 400, **layout: Any) -> None:
+    def relayout(self, x_axes: dict[str, Look] | None = None, height: int = 400, **layout: Any) -> None:
         """Replace the layout, the choices of the horizontal axis and the height; traces stay.
 
         Parameters

@@ -208,9 +208,8 @@ def pipeline(run: Run) -> Figure:
     heads = ("picture", "rank", "phase", "micro-batch", "chunk", "start (ms)", "duration (ms)")
     rows = [(way, *bar[:5], bar.end - bar.start) for way, bars in pictures.items() for bar in bars]
     facts = dict(zip(("run", "ideal"), bubbles))
-    return captioned(
-        figure, _sentence(experiment, steps.start, pictures, bubbles), (heads, rows), bubble=facts
-    )
+    sentence = _sentence(experiment, steps.start, pictures, bubbles)
+    return captioned(figure, sentence, (heads, rows), bubble=facts)
 
 
 def _since(begin: float, bars: Iterable[Bar]) -> list[Bar]:
@@ -379,6 +378,9 @@ STATE = ("weights", "gradients", "optimizer")
 INSTANTS = 400
 """Parts of a step; the largest and the last value of each part are drawn."""
 
+States = Sequence[float | None]
+"""Bytes of a rank by the closed form; None where there is none."""
+
 Points = list[tuple[float, float]]
 """Points ``(ms, micro-batches or bytes)`` of a rank; a value holds until the next point."""
 
@@ -530,9 +532,7 @@ def _add_courses(figure: Figure, courses: dict[str, dict[int, Points]], experime
             figure.add_scatter(x=x, y=y, name=f"rank {rank}", mode="lines", line=line, **where)
 
 
-def _memory_in_words(
-    names: list[str], peaks: pd.DataFrame, amounts: list[str], states: list[float | None]
-) -> str:
+def _memory_in_words(names: list[str], peaks: pd.DataFrame, amounts: list[str], states: States) -> str:
     total, sums = peaks.sum(axis=1), peaks[list(STATE)].sum(axis=1)
     most, least = total.idxmax(), total.idxmin()
     kind, share = peaks.loc[most].idxmax(), peaks.loc[most].max() / total[most]

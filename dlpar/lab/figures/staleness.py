@@ -188,10 +188,8 @@ class Staleness(RankLines):
 
 
 def _histogram(number: int, name: str) -> theme.Look:
-    colour, where = (
-        theme.GREY if name == ALL else theme.RANKS[number],
-        {"xaxis": f"x{number + 2}", "yaxis": "y2"},
-    )
+    colour = theme.GREY if name == ALL else theme.RANKS[number]
+    where = {"xaxis": f"x{number + 2}", "yaxis": "y2"}
     return {**theme.LOOKS["histogram"], "marker": {"color": colour}, "name": name, **where}
 
 

@@ -238,14 +238,10 @@ class Waiting(Plot):
         names = [rank_name(front.experiment, rank) for rank in self.ranks]
         names += [f"{run.name}, a worker" for run in earlier]
         title = theme.on_clock("time of a rank (s)", front.experiment.cluster.world)
-        self.relayout(
-            height=max(260, 34 * len(names) + 140),
-            xaxis=theme.axis(title, (0, most_seconds), domain=[0, 0.6]),
-            xaxis2=theme.axis("sent by a rank (MB)", (0, most_mb), domain=[0.66, 1], anchor="y"),
-            yaxis=theme.rows(names, automargin=True),
-            barmode="stack",
-            bargap=0.25,
-        )
+        sent = theme.axis("sent by a rank (MB)", (0, most_mb), domain=[0.66, 1], anchor="y")
+        axes = {"xaxis": theme.axis(title, (0, most_seconds), domain=[0, 0.6]), "xaxis2": sent}
+        rows, height = theme.rows(names, automargin=True), max(260, 34 * len(names) + 140)
+        self.relayout(height=height, **axes, yaxis=rows, barmode="stack", bargap=0.25)
 
     def forget(self, key: str) -> None:
         """Remove a run."""

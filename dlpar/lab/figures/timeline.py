@@ -59,15 +59,18 @@ class Window(Plot):
     pause = 1.0
     margin: ClassVar[float] = 0.0
 
-    def prepare(
-        self, title: str, rows: theme.Look, kept: int, width: float, height: int, **more: Any
-    ) -> None:
-        """Clear the figure for the run in front, of which `kept` entries a rank are drawn, over `width` ms."""
+    def prepare(self, title: str, top: list[str], kept: int, width: float, tall: int, **rows: Any) -> None:
+        """Clear the figure for the run in front, of which `kept` entries a rank are drawn, over `width` ms.
+
+        Rows are `tall` pixels high; `top` names a row above those of the ranks.
+        """
         self.remove()
         experiment, self._width = self.front.experiment, width
         self.recent = [deque[Any](maxlen=kept) for _ in range(theme.workers(experiment))]
-        xaxis = theme.axis(theme.on_clock(title, experiment.cluster.world), self._ends())
-        self.relayout(height=height, xaxis=xaxis | more, yaxis=rows, barmode="overlay", bargap=0.2)
+        names = [*top, *(f"rank {rank}" for rank in range(len(self.recent)))]
+        xaxis = theme.axis(theme.on_clock(title, experiment.cluster.world), self._ends(), showgrid=not top)
+        yaxis, height = theme.rows(names, **rows), max(400, tall * len(names) + 140)
+        self.relayout(height=height, xaxis=xaxis, yaxis=yaxis, barmode="overlay", bargap=0.2)
 
     def settle(self, steps: GlobalSteps, ended: bool) -> None:
         """Draw the newest records if the last drawing is a second old, or if the run has ended."""
@@ -180,9 +183,7 @@ class Timeline(Window):
         # With overlap, phases of a rank overlap in time: communication has the lower half of a row.
         self._two_lanes = getattr(experiment.sync, "overlap", False)
         self._peers = neighbours_of(experiment)
-        names = [f"rank {rank}" for rank in self._peers]
-        title, height = "time since the beginning of the window (ms)", max(400, 26 * len(names) + 140)
-        self.prepare(title, theme.rows(names), KEPT, 100.0, height)
+        self.prepare("time since the beginning of the window (ms)", [], KEPT, 100.0, 26)
 
     def take(self, rank: int, record: dict[str, Any]) -> None:
         """Take a record that may have spans."""
@@ -329,10 +330,8 @@ class Lanes(Window):
         self.most = max(LEAST, PER_WORKER * self.workers)
         top = "writes" if self.is_write else "pushes"
         top = f"their {top}" if theme.crowded(experiment) else f"all {top}"
-        places = {"tickvals": [TOP, *range(self.workers)], "range": [self.workers - 0.4, TOP - 0.5]}
-        rows = theme.rows([top, *(f"rank {rank}" for rank in range(self.workers))], **places)
-        title, height = "time since the first push shown (ms)", 60 * self.workers + 190
-        self.prepare(title, rows, self.most, 1.0, height, showgrid=False)
+        rows = {"tickvals": [TOP, *range(self.workers)], "range": [self.workers - 0.4, TOP - 0.5]}
+        self.prepare("time since the first push shown (ms)", [top], self.most, 1.0, 60, **rows)
         looks = dict(theme.LANES)
         links, lane = looks.pop("links"), looks.pop("lane")
         if self.is_write:
