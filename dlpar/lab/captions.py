@@ -194,15 +194,15 @@ def mixing(factor: float, experiment: Experiment, distance: str = "it") -> str:
     return text + (f" (spectral gap {1 - factor:.3f})" if fixed else " in expectation")
 
 
-def consensus(found: Distance, mixed: str, warning: str) -> str:
-    """Change of the distance between replicas; `mixed` is the text of :func:`mixing`, or empty."""
+def consensus(found: Distance, warning: str) -> str:
+    """Change of the distance between replicas, and the effect of mixing alone if it is known."""
     (first, before), (last, after) = found.first, found.last
     text = f"From step {first:,} to step {last:,} the consensus distance went "
     text += f"from {quantity(before)} to {quantity(after)}"
     if found.largest > max(before, after):
         text += f", {quantity(found.largest)} at most"
-    if mixed:
-        text += f"; {mixed}"
+    if found.factor is not None:
+        text += f"; {mixing(found.factor, found.experiment)}"
     return f"{text}.{f' {warning}' if warning else ''}"
 
 

@@ -15,7 +15,7 @@ from dlpar.jobs.run import Run
 from dlpar.lab import captions, theme
 from dlpar.lab.figure import Figure, Names, Runs, blank, captioned, finished, require
 from dlpar.lab.labels import WITH_PEERS, has_peers
-from dlpar.lab.plot import Plot, Series, Shown, drawn
+from dlpar.lab.plot import Plot, Shown, drawn
 
 FLOOR = 1e-16
 """Height at which perfect agreement is drawn, below the axis: a logarithmic axis has no zero."""
@@ -26,14 +26,20 @@ COLUMNS = ("step", "distance")
 class Distance:
     """Consensus distance of one run, step by step."""
 
-    def __init__(self, run: Shown, line: Series) -> None:
-        self.run, self.line, self.largest = run, line, 0.0
+    def __init__(self, plot: Plot, run: Shown, factor: float | None) -> None:
+        self.experiment, self.factor, self.largest = run.experiment, factor, 0.0
         self.first = self.last = (0, 0.0)
+        self.line, self.mixed = plot.add_trace(f"{run.key} measured", run.line, COLUMNS), None
+        if (
+            factor is not None and getattr(run.experiment.sync, "start", "same") == "random"
+        ):  # others move apart first
+            style = theme.predicted_line(f"{run.name}: predicted × {factor:.3f} a step", run.colour)
+            self.mixed = plot.add_trace(f"{run.key} predicted", style, COLUMNS)
 
     def add(self, done: GlobalStep) -> None:
         """Take a global step."""
         held = np.array(list(done.sketches.values()))
-        if len(held) < self.run.experiment.workers:
+        if len(held) < self.experiment.workers:
             return
         self.last = done.step, float(np.sqrt(((held - held.mean(0)) ** 2).sum(1).mean()))
         if self.first[1] <= FLOOR:  # equal replicas have no distance to shrink: they are left out
@@ -42,10 +48,13 @@ class Distance:
         if self.first[1] > FLOOR:
             self.line.add((done.step, max(self.last[1], FLOOR)))
 
-    def words(self, factor: float | None) -> str:
-        """Sentence about the run."""
-        mixed = "" if factor is None else captions.mixing(factor, self.run.experiment)
-        return captions.consensus(self, mixed, disagreement(self.run.experiment))
+    def draw(self, ended: bool) -> None:
+        """Draw what mixing alone would do and, when the run has ended, its last distance."""
+        if self.first[1] > FLOOR:
+            if ended:
+                self.line.finish((self.last[0], max(self.last[1], FLOOR)))
+            if self.mixed is not None:
+                self.mixed.replace(_mixed(self.first, self.factor, self.last[0]))
 
 
 class Consensus(Plot):
@@ -73,11 +82,7 @@ class Consensus(Plot):
     def begin(self, run: Shown) -> None:
         """Add a run."""
         super().begin(run)
-        line = self.add_trace(f"{run.key} measured", run.line, COLUMNS)
-        self.kept[run.key] = Distance(run, line)
-        if self._is_mixed(run.experiment):
-            name = f"{run.name}: predicted × {contraction(run.experiment):.3f} a step"
-            self.add_trace(f"{run.key} predicted", theme.predicted_line(name, run.colour), COLUMNS)
+        self.kept[run.key] = Distance(self, run, contraction(run.experiment) if self.predicted else None)
         yaxis = theme.axis("consensus distance (length of weights)", (-4, 1), type="log", dtick=1)
         end = max(other.experiment.steps for other in self.runs.values())
         xaxis = theme.axis(theme.TITLES["step"], (0, end))
@@ -89,27 +94,17 @@ class Consensus(Plot):
 
     def settle(self, steps: GlobalSteps, ended: bool) -> None:
         """Bring axis and sentence up to date."""
-        run, own = self.front, self.kept[self.front.key]
+        own = self.kept[self.front.key]
         if not own.last[0] and not own.last[1]:
             return self.set_caption("No replica has reported its weights yet.")
-        if own.first[1] > FLOOR:
-            if ended:
-                own.line.finish((own.last[0], max(own.last[1], FLOOR)))
-            if self._is_mixed(run.experiment):
-                points = _mixed(own.first, contraction(run.experiment), own.last[0])
-                self.series(f"{run.key} predicted").replace(points)
+        own.draw(ended)
         low, high = _decades(np.concatenate([each.line.rows[:, 1] for each in self.kept.values()]))
         self.set_axis("yaxis", range=[low, high], dtick=max(1, math.ceil((high - low) / 9)))
         said = []
-        for each in self.kept.values():
-            factor = contraction(each.run.experiment) if self.predicted else None
-            said.append(f"{each.run.name}: " * (len(self.runs) > 1) + each.words(factor))
+        for key, each in self.kept.items():
+            sentence = captions.consensus(each, disagreement(each.experiment))
+            said.append(f"{self.runs[key].name}: " * (len(self.runs) > 1) + sentence)
         return self.set_caption(" ".join(said))
-
-    def _is_mixed(self, experiment: Experiment) -> bool:
-        """Return whether mixing alone is drawn; equal replicas first move apart."""
-        apart = getattr(experiment.sync, "start", "same") == "random"
-        return self.predicted and apart and contraction(experiment) is not None
 
 
 def contraction(experiment: Experiment) -> float | None:
