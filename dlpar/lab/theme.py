@@ -46,6 +46,9 @@ IDEAL, INSIDE = _KEPT["ideal"], _KEPT["inside"]
 ORDER = (*HOW.values(), "predicted")
 """Sources of results, from the one that counts most."""
 
+DRAWN = ("simulated", "paced", "measured", "predicted")
+"""Sources of results in the order in which they are drawn, so that broad lines are behind."""
+
 PREDICTED = {"dash": "dash"}
 """Line of predictions; lines of measurements are solid."""
 

@@ -22,6 +22,7 @@ from dlpar.worlds.platforms.ping_pong import SIZES, there_and_back
 
 if TYPE_CHECKING:
     from dlpar.comm import Comm
+    from dlpar.config.experiment import Experiment
 
 
 class CollectiveTime(NamedTuple):
@@ -244,8 +245,7 @@ def collective_times(times: Sequence[CollectiveTime], over: str = "bytes") -> Fi
     lines = defaultdict[tuple[str, str, float], list[CollectiveTime]](list)
     for timing, (_, other) in sorted(here.items(), key=lambda item: item[1]):
         lines[timing.how, timing.name, other].append(timing)
-    drawn_first = ("simulated", "paced", "measured", "predicted")
-    for (how, name, other), own in sorted(lines.items(), key=lambda line: drawn_first.index(line[0][0])):
+    for (how, name, other), own in sorted(lines.items(), key=lambda line: theme.DRAWN.index(line[0][0])):
         colour, symbol = theme.ALLREDUCES.get(name, (theme.GREY, "cross"))
         label = name.replace("_", "-")
         if len(others) > 1:  # the marker tells sizes or ranks
@@ -289,10 +289,6 @@ def _times(times_ms: Sequence[float], hows: Sequence[str]) -> dict[str, Any]:
 
 
 # ---- communication beside computing ------------------------------------------------------
-
-
-if TYPE_CHECKING:
-    from dlpar.config.experiment import Experiment
 
 
 def exposed(outcomes: Sequence[Outcome], titles: Names = None) -> Figure:

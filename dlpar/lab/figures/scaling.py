@@ -233,7 +233,7 @@ def draw(drawn: Sequence[Curve]) -> Figure:
     own = {curve.name: curve.experiment for curve in drawn}
     looks = dict(zip(own, zip(theme.run_colours(list(own.values())), theme.MARKERS)))
     alone = len(own) == 1
-    for curve in sorted(drawn, key=lambda c: ("simulated", "paced", "measured", "predicted").index(c.kind)):
+    for curve in sorted(drawn, key=lambda c: theme.DRAWN.index(c.kind)):
         colour, symbol = looks[curve.name]
         name = curve.kind if alone else f"{curve.name}, {curve.kind}"
         look = theme.result(name, colour, curve.kind, symbol, legendgroup=name)
