@@ -174,7 +174,7 @@ def pieces(of: Experiment | Run) -> Figure:
     """
     experiment = experiment_of(of)
     numbered = plain(experiment, dtype="float64")  # exact for the numbers that identify weights
-    held = spmd(_look, numbered, workers=experiment.workers, world="simulated")
+    held = spmd(probed, "holdings", numbered, workers=experiment.workers, world="simulated")
     return drawing(experiment, held[: theme.workers(experiment)])
 
 
@@ -192,11 +192,11 @@ def plain(experiment: Experiment, **changes: Any) -> Experiment:
     return experiment.replace(sync=sync, steps=1, cluster={"messages": "values"}, **changes)
 
 
-def _look(comm: Any, experiment: Experiment) -> Holdings:
-    """Report what this rank holds."""
-    from dlpar.lab.figures.probes import holdings  # here: imports torch
+def probed(comm: Any, what: str, experiment: Experiment) -> Any:
+    """Call a function of :mod:`dlpar.lab.figures.probes` on this rank."""
+    from dlpar.lab.figures import probes  # here: imports torch
 
-    return holdings(comm, experiment)
+    return getattr(probes, what)(comm, experiment)
 
 
 def drawing(experiment: Experiment, held: Sequence[Holdings]) -> Figure:
@@ -351,15 +351,8 @@ def layer_bytes(of: Experiment | Run) -> Figure:
     experiment, kinds = experiment_of(of), ", ".join(KINDS)
     refusal = f"split: got {experiment.split}, allowed is one of {kinds}: its layers send nothing"
     require(experiment.split.kind in KINDS, refusal)
-    ranks = spmd(_count, plain(experiment), workers=experiment.workers, world="simulated")
+    ranks = spmd(probed, "sent", plain(experiment), workers=experiment.workers, world="simulated")
     return drawn_bytes(experiment, [rank for rank in ranks if rank.replica == 0])
-
-
-def _count(comm: Any, experiment: Experiment) -> SentByLayer:
-    """Report the bytes that this rank sends."""
-    from dlpar.lab.figures.probes import sent  # here: imports torch
-
-    return sent(comm, experiment)
 
 
 def drawn_bytes(experiment: Experiment, ranks: list[SentByLayer]) -> Figure:

@@ -9,8 +9,8 @@ from simulations import run
 
 from dlpar import Experiment, lab, spmd
 from dlpar.lab import figures
-from dlpar.lab.figures.pieces import _count, _look, drawn_bytes, plain
 from dlpar.lab.figures.pieces import drawing as drawn_pieces
+from dlpar.lab.figures.pieces import drawn_bytes, plain, probed
 from dlpar.split.mesh import placed
 from dlpar.worlds.platforms import nodes_of
 from lab.figures.pipelines import MLP3, SMALL
@@ -34,7 +34,9 @@ def held():
     experiments = [plain(e, dtype="float64") for e in HELD.values()]
     # A group each: what ranks make once, they make once a group.
     ranks = spmd(
-        lambda comm, all_of: [_look(comm.split(0), e) for e in all_of], experiments, world="simulated"
+        lambda comm, all_of: [probed(comm.split(0), "holdings", e) for e in all_of],
+        experiments,
+        world="simulated",
     )
     return {name: [rank[number] for rank in ranks] for number, name in enumerate(HELD)}
 
@@ -118,7 +120,7 @@ SENT = {
 @pytest.fixture(scope="module")
 def sent():
     def ask(comm, all_of):
-        return [_count(comm.split(comm.rank // e.workers), e) for e in all_of]
+        return [probed(comm.split(comm.rank // e.workers), "sent", e) for e in all_of]
 
     ranks = spmd(ask, [plain(e) for e in SENT.values()], world="simulated")
     return {
