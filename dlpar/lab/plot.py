@@ -1,4 +1,4 @@
-"""A figure that grows, and figures of runs, fed record by record: live by a panel, or to the end for a static one.
+"""Figures that are fed record by record: live by a panel, or to their end for a static figure.
 
 A panel sends the changes to the page, at most ten times a second; a static figure is fed to its end and drawn once.
 So live and static figures cannot differ.

@@ -1,4 +1,4 @@
-"""Figures fed record by record: while a run goes on, and to its end, with the same result."""
+"""Figures fed record by record, live and to the end with the same result; curves in bounded memory."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Loss and held-out accuracy of runs: over steps, samples, seconds or bytes, and what it took to reach a goal."""
+"""Loss and held-out accuracy of runs over steps, samples, seconds or bytes, and the time to a goal."""
 
 from __future__ import annotations
 

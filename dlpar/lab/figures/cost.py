@@ -1,4 +1,4 @@
-"""The cost of communication: of messages and collectives, and what remains of it beside computing."""
+"""The cost of communication: messages, collectives, and the part that computing does not hide."""
 
 from __future__ import annotations
 

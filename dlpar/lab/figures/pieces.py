@@ -1,4 +1,4 @@
-"""Static figures of a split: its mesh, the pieces of layers that ranks hold, the bytes sent for each, and images."""
+"""Figures of a split: its mesh, pieces of layers on ranks, bytes sent for each layer, and differences of images."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The consensus distance: measured from sketches, beside what the graph predicts."""
+"""The consensus distance: measured from sketches, beside what the graph predicts; and the graph."""
 
 import numpy as np
 import pytest

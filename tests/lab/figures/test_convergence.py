@@ -1,4 +1,4 @@
-"""Loss and accuracy of one run and of several: curves, axes that grow, and what the sentence says."""
+"""Loss and accuracy of one run and of several: curves, axes that grow, sentences, and the time to a goal."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Figures of what messages cost: measured and predicted beside each other, and sentences that say who is first."""
+"""Figures of the cost of messages, measured and predicted, and of communication beside computing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures of the pieces that ranks hold, of the bytes they send for each layer, and of the differences of images."""
+"""Figures of a split: pieces of layers, bytes sent for each layer, differences of images, and the mesh."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures of pipelines: passes and bubble of a run, schedules, and numbers of micro-batches."""
+"""Figures of pipelines: passes and bubble of a run, schedules, numbers of micro-batches, and memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The time line: a window of time in which every rank has bars, whatever its pace."""
+"""The time line, in which every rank has bars, whatever its pace; and lanes, with an arrow from each read to its push."""
 
 from functools import partial
 
