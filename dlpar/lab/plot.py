@@ -27,6 +27,10 @@ Message = tuple[dict[str, Any], list[bytes]]
 """What a page is told of a figure, and the points that belong to it."""
 
 
+Columns = dict[str, str]
+"""plotly attribute -> column of a row."""
+
+
 class Drawing:
     """Layout, curves and caption of one figure, changed from any thread.
 
@@ -55,12 +59,7 @@ class Drawing:
         return self._traces[key][1]
 
     def add_trace(
-        self,
-        key: str,
-        style: Look,
-        columns: Sequence[str],
-        at: dict[str, str] | None = None,
-        limit: int = 2000,
+        self, key: str, style: Look, columns: Sequence[str], at: Columns | None = None, limit: int = 2000
     ) -> Series:
         """Add a curve.
 

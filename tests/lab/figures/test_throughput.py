@@ -1,4 +1,4 @@
-"""Throughput: rates over windows, the lines of ranks and of earlier runs, predictions, ratios, and sums of time and bytes."""
+"""Throughput: rates over windows, lines of ranks and earlier runs, predictions, ratios, and sums of time and bytes."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The time line, in which every rank has bars, whatever its pace; and lanes, with an arrow from each read to its push."""
+"""The time line, in which every rank has bars, whatever its pace; and lanes, with arrows from reads to pushes."""
 
 from functools import partial
 
