@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from dlpar.course import html_table
-from dlpar.lab.ledger import entries
+from dlpar.lab.exchange import entries
 from dlpar.lab.page import Page, module
 
 if TYPE_CHECKING:

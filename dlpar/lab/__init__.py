@@ -9,9 +9,10 @@ NAMES = {
     "dlpar.lab.panel": "Panel",
     "dlpar.lab.comparison": "compare",
     "dlpar.lab.prediction": "predict",
-    "dlpar.lab.ledger": "predictions forget_predictions",
+    "dlpar.lab.exchange": "predictions forget_predictions",
     "dlpar.lab.source": "show",
     "dlpar.lab.animation": "animate",
+    "dlpar.lab.page": "deck",
     "dlpar.lab.figures.cost": "ping_pong time_collectives predict_collectives",
     "dlpar.lab.figures.scaling": "scaling",
     "dlpar.lab.figures": (

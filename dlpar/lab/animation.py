@@ -35,11 +35,7 @@ UNKNOWN = "#9a9a9a"
 
 
 def animate(
-    collective: Collective,
-    workers: int = 4,
-    chunks: int | None = None,
-    scheme: str = "ring",
-    timeout: float = 20.0,
+    collective: Collective, workers: int = 4, chunks: int | None = None, scheme: str = "ring", at: int = 0
 ) -> Figure:
     """Run a collective on real ranks and show, round by round, the messages and the contents of all ranks.
 
@@ -60,8 +56,8 @@ def animate(
         Elements of the tensor, 1 to 16; default: one for each rank.
     scheme : str, default "ring"
         Scheme whose colour a complete sum has.
-    timeout : float, default 20
-        Seconds after which ranks that wait for each other are ended.
+    at : int, default 0
+        Round that is shown at first; 0 is the start.
 
     Returns
     -------
@@ -87,11 +83,13 @@ def animate(
     while isinstance(whole, partial):
         whole = whole.func
     name = getattr(whole, "__name__", type(whole).__name__)
-    rounds = record(collective, [[_share(rank, workers)] * chunks for rank in range(workers)], timeout)
+    rounds = record(collective, [[_share(rank, workers)] * chunks for rank in range(workers)])
     if workers > 1 and not rounds.messages:
         seen = "which sends nothing that can be seen, allowed is one made of send and receive"
         raise ValueError(f"collective: got {name}, {seen}")
-    return _figure(rounds, workers, chunks, name, scheme)
+    if not 0 <= at < len(rounds.held):
+        raise ValueError(f"at: got {at}, allowed is a round from 0 to {len(rounds.held) - 1}")
+    return _figure(rounds, workers, chunks, name, scheme, at)
 
 
 def contributions(value: float, workers: int) -> Counter[int] | None:
@@ -110,15 +108,15 @@ def _share(rank: int, workers: int) -> float:
     return float(2 ** (52 // workers)) ** rank
 
 
-def _figure(rounds: Rounds, workers: int, chunks: int, name: str, scheme: str) -> Figure:
+def _figure(rounds: Rounds, workers: int, chunks: int, name: str, scheme: str, at: int) -> Figure:
     last, colour = len(rounds.held) - 1, theme.scheme_colour(scheme)
     views = [_view(rounds, k, workers, colour) for k in range(last + 1)]
     steps = []
     for k, (cells, notes) in enumerate(views):
         changes = [{key: [values] for key, values in cells.items()}, {"annotations": notes}, [0]]
         steps.append({"label": str(k or "start"), "method": "update", "args": changes})
-    cells, notes = views[0]
-    figure = blank(_layout(workers, chunks, steps, notes), height=46 * workers + 54 + 140)
+    cells, notes = views[at]
+    figure = blank(_layout(workers, chunks, steps, at, notes), height=46 * workers + 54 + 140)
     bars = [(rank, chunk, CELL, "") for rank in range(workers) for chunk in range(chunks)]
     hover = "rank %{y}, chunk %{base}: contributions of %{hovertext}<extra></extra>"
     text = {"textposition": "inside", "insidetextanchor": "middle", "textangle": 0, "insidetextfont_size": 14}
@@ -197,11 +195,11 @@ def _arrows(messages: list[LoggedMessage]) -> list[dict[str, Any]]:
     return arrows
 
 
-def _layout(workers: int, chunks: int, steps: list[dict], notes: list[dict]) -> dict[str, Any]:
+def _layout(workers: int, chunks: int, steps: list[dict], at: int, notes: list[dict]) -> dict[str, Any]:
     # The slider is below the title of the axis; its position is a share of the plot's height.
     grey = "rgba(128,128,128,0.35)"
     slider = {
-        "active": 0, "steps": steps, "x": 0, "len": 1, "y": -66 / (46 * workers), "yanchor": "top",
+        "active": at, "steps": steps, "x": 0, "len": 1, "y": -66 / (46 * workers), "yanchor": "top",
         "pad": {"t": 0, "b": 0}, "currentvalue": {"visible": False}, "bgcolor": grey, "bordercolor": grey,
         "tickcolor": grey, "activebgcolor": SENT, "font": {"size": 13},
     }  # fmt: skip

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from pathlib import Path
 from threading import RLock, Thread
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 from weakref import WeakValueDictionary
 
@@ -22,6 +22,9 @@ from traitlets import Unicode
 
 from dlpar.config.schema import BadExperiment
 from dlpar.lab.drawing import Drawing
+
+if TYPE_CHECKING:
+    from IPython.display import HTML
 
 HERE = Path(__file__).parent / "page"
 
@@ -131,6 +134,13 @@ class Page(anywidget.AnyWidget):
                 earlier.close()
         same = [(made_in, page) for made_in, page in _of_cell[cell] if made_in == execution]
         _of_cell[cell] = [*same, (execution, self)]
+
+
+def deck() -> HTML:
+    """Style of a deck of slides in JupyterLab's deck mode; elsewhere the notebook stays as it is."""
+    from IPython.display import HTML
+
+    return HTML(f"<style>{(HERE / 'deck.css').read_text()}</style>")
 
 
 def _kernel() -> Any:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from weakref import WeakSet
 
 from dlpar.lab.captions import quantity
-from dlpar.lab.ledger import is_shared, note, share
+from dlpar.lab.exchange import is_shared, note, share
 from dlpar.lab.page import Page, module
 from dlpar.lab.theme import FAINT
 

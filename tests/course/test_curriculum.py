@@ -14,7 +14,7 @@ from lab.readers import Reader
 
 from dlpar import lab
 from dlpar.course.curriculum import labs
-from dlpar.lab.ledger import note
+from dlpar.lab.exchange import note
 from dlpar.lab.prediction import Answer
 from dlpar.theory import Link, bubble
 
