@@ -102,7 +102,7 @@ def is_shared() -> bool:
     return _agreement().exists()
 
 
-def share(agrees: bool) -> None:
+def share_predictions(agrees: bool) -> None:
     """Note whether the student shares her answers with the class."""
     private_folder(ledger().parent)
     _agreement().touch(0o600) if agrees else _agreement().unlink(missing_ok=True)
