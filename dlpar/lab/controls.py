@@ -95,12 +95,13 @@ class Controls:
 
     def fields(self) -> list[dict[str, Any]]:
         """What a page needs to draw each field, those of the first screen first."""
-        order = sorted(
-            self.settings.values(), key=lambda s: (s.path not in self.first, *_place(self.first, s))
-        )
-        heads = {_part(s.path): self.values[s.path] for s in order if s.is_head}
-        now = [s._replace(field=s.by_head.get(heads.get(_part(s.path)), s.field)) for s in order]
-        return [_drawn(setting, setting.path in self.first) for setting in now]
+        heads = {_part(path): self.values[path] for path, setting in self.settings.items() if setting.is_head}
+        found = []
+        for path in dict.fromkeys([*self.first, *self.settings]):
+            setting = self.settings[path]
+            now = setting._replace(field=setting.by_head.get(heads.get(_part(path)), setting.field))
+            found.append(_drawn(now, path in self.first))
+        return found
 
     def hidden(self) -> list[str]:
         """Fields that have no effect with the chosen values."""
@@ -115,10 +116,6 @@ class Controls:
 
     def _is_meant(self, path: str) -> bool:
         return missing(path, self.values.__getitem__) is None
-
-
-def _place(first: Sequence[str], setting: Setting) -> tuple[int, ...]:
-    return (first.index(setting.path),) if setting.path in first else ()
 
 
 def settings(experiment: Experiment) -> Iterator[Setting]:
@@ -209,20 +206,21 @@ NAMED: dict[str, tuple[str, Callable[[], Sequence[str]]]] = {
 
 
 def _drawn(setting: Setting, first: bool) -> dict[str, Any]:
-    field, kind, named = setting.field, unwrap(setting.field.annotation), choices(setting.field)
-    meaning = f"one of {', '.join(setting.heads)}" if setting.is_head else None
-    found = {"path": setting.path, "label": label(setting.path, field), "means": tooltip(field, meaning)}
-    found |= {"group": _part(setting.path) or "experiment", "first": first, "kind": "text"}
+    """What a page needs to draw a field: label, meaning, and the kind of its widget."""
+    path, field, kind = setting.path, setting.field, unwrap(setting.field.annotation)
+    meaning = f"one of {', '.join(setting.heads)}" if setting.is_head else allowed(field)
+    words = (field.title or WITH_UNIT.get(name := path.rpartition(".")[2]) or name).replace("_", " ")
+    found = {"path": path, "label": words + ALL * (ZERO in (field.description or "")), "kind": "text"}
+    found |= {"means": f"{field.description} Allowed: {meaning}."}
+    found |= {"group": _part(path) or "experiment", "first": first}
     unset = [(UNSET, None)] if is_optional(field.annotation) else []
-    if setting.is_head:
-        return found | {"kind": "choice", "choices": [(word, word) for word in setting.heads]}
-    if named:
-        return found | {"kind": "choice", "choices": [*unset, *((str(c), c) for c in named)]}
+    if path in NAMED:
+        usual, known = NAMED[path]
+        return found | {"kind": "choice", "choices": [(usual, ""), *((name, name) for name in known())]}
+    if named := setting.heads if setting.is_head else choices(field):
+        return found | {"kind": "choice", "choices": [*unset, *((str(value), value) for value in named)]}
     if kind is bool:
         return found | {"kind": "flag"}
-    if setting.path in NAMED:
-        words, known = NAMED[setting.path]
-        return found | {"kind": "choice", "choices": [(words, ""), *((name, name) for name in known())]}
     if kind in (int, float) and not unset:
         return found | {"kind": "number"}
     examples = {dict: "1=4.0 (rank 1, four times)", tuple: "0-1,1-2"}
@@ -230,11 +228,14 @@ def _drawn(setting: Setting, first: bool) -> dict[str, Any]:
 
 
 def _as_shown(setting: Setting, value: Any) -> Any:
-    """A value as a page shows it: a choice or a flag as it is, anything else as text."""
-    field = setting.field
-    if setting.is_head or choices(field) or unwrap(field.annotation) is bool:
+    """A value as a page shows it: a choice or a flag as it is, else as it is typed (``1=4``, ``0-1,1-2``)."""
+    if setting.is_head or choices(setting.field) or unwrap(setting.field.annotation) is bool:
         return value
-    return written(value)
+    if isinstance(value, dict):
+        return ",".join(f"{key}={number:g}" for key, number in value.items())
+    if isinstance(value, tuple):
+        return ",".join(f"{a}-{b}" for a, b in value)
+    return "" if value is None else str(value)
 
 
 def _as_typed(setting: Setting, value: Any) -> Any:
@@ -248,24 +249,3 @@ def _as_typed(setting: Setting, value: Any) -> Any:
         with suppress(ValueError):
             return number(value)
     return value
-
-
-def label(path: str, field: FieldInfo) -> str:
-    """Label of a field beside its widget."""
-    name = path.rpartition(".")[2]
-    words = (field.title or WITH_UNIT.get(name) or name).replace("_", " ")
-    return words + ALL * (ZERO in (field.description or ""))
-
-
-def tooltip(field: FieldInfo, meaning: str | None = None) -> str:
-    """Meaning and allowed values of a field."""
-    return f"{field.description} Allowed: {meaning or allowed(field)}."
-
-
-def written(value: Any) -> str:
-    """A value as typed into a text box: ``1=4``, ``0-1,1-2``; empty for None."""
-    if isinstance(value, dict):
-        return ",".join(f"{key}={number:g}" for key, number in value.items())
-    if isinstance(value, tuple):
-        return ",".join(f"{a}-{b}" for a, b in value)
-    return "" if value is None else str(value)
