@@ -1,6 +1,6 @@
-"""Grids of experiments: every combination of some choices, run one after the other or, if simulated, side by side.
+"""Experiments that run one after the other or, if simulated, side by side.
 
-grid ─► run_all ─► outcomes ─► dlpar.theory.scaling (speed-up, efficiency, crossings)
+run_all ─► outcomes ─► dlpar.theory.scaling (speed-up, efficiency, crossings)
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from dlpar.config.schema import BadExperiment
@@ -24,15 +23,6 @@ if TYPE_CHECKING:
 
 LOOK = 0.05
 """Seconds between two checks whether a job has ended."""
-
-
-def grid(choices: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
-    """List every combination of one value for each name; the last name varies fastest.
-
-    >>> grid({"sync": ["ring", "ps"], "workers": [2, 4]})[1]
-    {'sync': 'ring', 'workers': 4}
-    """
-    return [dict(zip(choices, values)) for values in product(*choices.values())]
 
 
 @dataclass(eq=False)
