@@ -71,7 +71,8 @@ class Comparison(RunPage):
         """One row per run, in numbers; the columns' names have units."""
         import pandas as pd
 
-        rows = [{"run": title, **self._results.get(run.id, {})} for title, run in zip(self.titles, self.runs)]
+        found = (self._outcomes[run.id][1] or {} for run in self.runs)
+        rows = [{"run": title, **results} for title, results in zip(self.titles, found)]
         return pd.DataFrame(rows, columns=None if rows else ["run"])
 
     def run(self) -> Comparison:

@@ -126,14 +126,12 @@ class Page(anywidget.AnyWidget):
 
     def _replace(self) -> None:
         """Close what the same cell showed when it ran before."""
-        if (found := this_cell()) is None:
-            return
-        cell, execution = found
-        for made_in, earlier in _of_cell[cell]:
-            if made_in != execution:
-                earlier.close()
-        same = [(made_in, page) for made_in, page in _of_cell[cell] if made_in == execution]
-        _of_cell[cell] = [*same, (execution, self)]
+        if found := this_cell():
+            cell, execution = found
+            for made_in, earlier in _of_cell[cell]:
+                if made_in != execution:
+                    earlier.close()
+            _of_cell[cell] = [*(each for each in _of_cell[cell] if each[0] == execution), (execution, self)]
 
 
 def deck() -> HTML:

@@ -87,6 +87,9 @@ class RunPage(Page):
     _esm = module("plotly", "preview", "table", "link", "results", "figure", "panel")
     _actions = ("run", "stop")
     """Buttons, as `panel.js` names them."""
+    _instead: Sequence[str] = ()
+    """What is offered instead of waiting for slots, by the names of buttons."""
+
     _kept, _opening, _colours = KEPT, "", theme.RUNS
     _watch: Watch | Replay | None = None
 
@@ -105,10 +108,9 @@ class RunPage(Page):
         self._board, self._guard_jobs, self._over = Board(plots, goal), RLock(), Event()
         self._asked: list[tuple[str, Experiment]] = []
         self._failure = "nothing was run"
-        self._started, self._has_facts = 0, False
+        self._started, self._queued_at = 0, 0.0  # infinite: something else is offered
         self._shown: dict[str, Shown] = {}
-        self._results: dict[str, dict[str, Any]] = {}
-        self._states: dict[str, str] = {}
+        self._outcomes: dict[str, tuple[str, dict[str, Any] | None]] = {}
         self._over.set()
         self.tell(**AT_FIRST, title=title, question=question, goal=goal, actions=self._actions)
         self._status = Status(self, experiment)
@@ -206,10 +208,13 @@ class RunPage(Page):
 
     def take(self, source: str, record: dict[str, Any]) -> None:
         """Take a record; called by the watch."""
+        if source == "job" and record["k"] == "queued":
+            where = place_in_queue(record["ahead"], record["paused"])
+            self._status.say(f"{where}; it starts by itself; Stop leaves the queue")
+            self._queued_at = self._queued_at or time.monotonic()
+        elif self._queued_at:
+            self._leave_queue()
         if source == "job":
-            if record["k"] == "queued":
-                where = place_in_queue(record["ahead"], record["paused"])
-                self._status.say(f"{where}; it starts by itself; Stop leaves the queue")
             return
         rank = rank_of(source)
         if record["k"] == "error":
@@ -218,10 +223,12 @@ class RunPage(Page):
             self._status.launch_s = record["launch_s"]
         with self._guard:
             self._board.take(rank, record)
-        self._has_facts = self._has_facts or record["k"] == "rank" or bool(record.get("slip"))
 
     def refresh(self, alive: bool) -> None:
         """Show the records taken so far; called by the watch, at most ten times a second."""
+        if self._instead and self._queued_at and time.monotonic() - self._queued_at >= PATIENCE:
+            self._queued_at = math.inf
+            self.tell(offer={"text": "Instead of waiting:", "actions": self._instead})
         with self._guard:
             self._board.settle(ended=False)
         self._show_facts()
@@ -230,6 +237,7 @@ class RunPage(Page):
 
     def ended(self, status: str, reason: str) -> None:
         """End the run, and start the next if there is one; called by the watch."""
+        self._leave_queue()
         with self._guard:
             self._board.settle(ended=True)
             for plot in self._board.fed:
@@ -238,9 +246,9 @@ class RunPage(Page):
         self._show_facts()
         self._status.ended(self._board.steps, self._board.accuracy, self._rate(), status, reason)
         run = self._front
-        self._states[run.key] = status
-        if self._board.steps.done and status != "unwatched":
-            self._results[run.key] = results(Run(self._status.path), self._board.reached)
+        has_results = self._board.steps.done and status != "unwatched"
+        found = results(Run(self._status.path), self._board.reached) if has_results else None
+        self._outcomes[run.key] = status, found
         last = self._board.steps.last
         self.tell(length=last.seconds if last else 0.0, live=False)
         self._show_runs()
@@ -301,9 +309,8 @@ class RunPage(Page):
             self._choose(experiment)
             for plot in self._board.fed:
                 plot.set_caption("Starting …")
-        self._states[run.id] = "running"
+        self._outcomes[run.id] = "running", None
         self._status.begin(experiment, run.path)
-        self._has_facts = True
         self._show_facts()
         self._show_runs()
 
@@ -348,21 +355,25 @@ class RunPage(Page):
         """Show the table of runs: what differs, and their ratios."""
         rows = []
         for key, run in self._shown.items():
-            state = self._states[key]
+            state, found = self._outcomes[key]
             name = run.name if state in ("done", "running") else f"{run.name} ({state})"
-            rows.append({"key": key, "name": name, "colour": run.colour, "results": self._results.get(key)})
+            rows.append({"key": key, "name": name, "colour": run.colour, "results": found})
         self.tell(runs=rows if len(rows) > 1 else [])
 
     def _enable(self) -> None:
         self.tell(busy=self.running and self.job is not None, stoppable=self.running)
 
     def _show_facts(self) -> None:
-        if self._has_facts:
-            self._has_facts = False
-            now, *earlier = [run.experiment for run in reversed(self._shown.values())]
-            same = bool(earlier) and all(same_batches(now, other) for other in earlier)
-            board = self._board
-            self._status.show_facts(board.ranks, board.slip, "the same in all runs" if same else "")
+        now, *earlier = [run.experiment for run in reversed(self._shown.values())]
+        same = bool(earlier) and all(same_batches(now, other) for other in earlier)
+        board = self._board
+        self._status.show_facts(board.ranks, board.slip, "the same in all runs" if same else "")
+
+    def _leave_queue(self) -> None:
+        """Offer nothing instead of waiting any longer."""
+        if self._queued_at == math.inf:
+            self.tell(offer=None)
+        self._queued_at = 0.0
 
 
 class Panel(RunPage):
@@ -398,7 +409,7 @@ class Panel(RunPage):
     Running the cell again closes the panel it showed before, and stops its job.
     """
 
-    _actions = ("run", "stop", "clear")
+    _actions, _instead = ("run", "stop", "clear"), ("simulate", "watch")
 
     def __init__(
         self,
@@ -411,10 +422,10 @@ class Panel(RunPage):
         recording: Run | str | os.PathLike | None = None,
     ) -> None:
         experiment = experiment or Experiment()
-        live = (Staleness(), Lead(), Lanes(), Timeline(), Waiting(), Consensus())
-        super().__init__(experiment, [Convergence(), Throughput(prediction), *live], title, question, first)
+        self._throughput = Throughput(prediction)
+        others = (Staleness(), Lead(), Lanes(), Timeline(), Waiting(), Consensus())
+        super().__init__(experiment, [Convergence(), self._throughput, *others], title, question, first)
         self._controls, self._offer, self._ghost = Controls(experiment, controls), Offer(self), Ghost(self)
-        self._queued_at: float | None = None  # infinite: something else is offered
         self.tell(recordings=[])
         self._check()
         if recording is not None:
@@ -526,32 +537,6 @@ class Panel(RunPage):
             case _:
                 super().hear(message)
 
-    def take(self, source: str, record: dict[str, Any]) -> None:
-        """Take a record; called by the watch."""
-        super().take(source, record)
-        if source == "job" and record["k"] == "queued":
-            self._queued_at = self._queued_at or time.monotonic()
-        elif self._queued_at:
-            self._leave_queue()
-
-    def refresh(self, alive: bool) -> None:
-        """Show the records taken so far; called by the watch, at most ten times a second."""
-        if self._queued_at and time.monotonic() - self._queued_at >= PATIENCE:
-            self._queued_at = math.inf
-            self.tell(offer={"text": "Instead of waiting:", "actions": ["simulate", "watch"]})
-        super().refresh(alive)
-
-    def ended(self, status: str, reason: str) -> None:
-        """End the run; called by the watch."""
-        self._leave_queue()
-        super().ended(status, reason)
-
-    def _leave_queue(self) -> None:
-        """Offer nothing instead of waiting any longer."""
-        if self._queued_at == math.inf:
-            self.tell(offer=None)
-        self._queued_at = None
-
     def _simulate_instead(self) -> None:
         """Leave the queue, and run the same in the simulated world."""
         self.leave()
@@ -577,9 +562,7 @@ class Panel(RunPage):
             shown = [run.experiment for run in self._shown.values()]
             what = labels([*shown, experiment])[-1] if shown and experiment not in shown and rate else ""
             name = f"simulated: {what}" if what else "simulated"
-            for plot in self._board.plots:
-                if isinstance(plot, Throughput):
-                    plot.foresee(name, rate)
+            self._throughput.foresee(name, rate)
         self.tell(ghost="" if rate is None else f"{quantity(rate)} samples/s")
         self.flush()
 
@@ -656,11 +639,16 @@ class Status:
             spent, world = so_far.last.seconds, self.experiment.cluster.world
             each = self._seconds_a_step(now, done) if world == "simulated" else spent / done
             rest = f"about {duration(each * (steps - done))} left" if each is not None else "working …"
-            speed = f" · {quantity(rate)} samples/s" if rate else ""
             left = rest if done < steps else "finishing …"
             self.page.tell(done=done)
-            self.say(f"step {done:,} of {steps:,} · {duration(spent)}{_on_clock(world)}{speed} · {left}")
+            self.say(" · ".join([f"step {done:,} of {steps:,}", *self._speed(spent, rate), left]))
         self.show_log()
+
+    def _speed(self, seconds: float, rate: float | None) -> list[str]:
+        """Words for the time that was spent, with its clock, and for the samples/s."""
+        world = self.experiment.cluster.world
+        clock = "" if world == "real" else f" on the {theme.CLOCKS[world]} clock"
+        return [f"{duration(seconds)}{clock}", *([f"{quantity(rate)} samples/s"] if rate else [])]
 
     def _seconds_a_step(self, now: float, done: int) -> float | None:
         """Seconds of the reader's clock per step, since the first call with finished steps; None in that call."""
@@ -677,8 +665,7 @@ class Status:
         if status not in ("done", "stopped"):
             parts = [f"{parts[0]} — {reason}"]
         elif steps.last:
-            parts.append(f"{duration(steps.last.seconds)}{_on_clock(cluster.world)}")
-            parts += [f"{quantity(rate)} samples/s"] if rate else []
+            parts += self._speed(steps.last.seconds, rate)
             trained = cluster.messages == "values"
             parts.append(f"loss {quantity(steps.last.loss)}" if trained else "nothing was trained")
             parts += [] if accuracy is None else [f"held-out accuracy {accuracy:.1%}"]
@@ -695,10 +682,8 @@ class Status:
         where = _platform(ranks) if cluster.world == "real" else platform_in_words(self.experiment)
         facts = {"world": cluster.world, "platform": where}
         if cluster.world != "real":
-            facts |= {
-                "clock": theme.CLOCKS[cluster.world],
-                "slip": "none" if slip is None else f"{slip * 1e3:.0f} ms",
-            }
+            behind = "none" if slip is None else f"{slip * 1e3:.0f} ms"
+            facts |= {"clock": theme.CLOCKS[cluster.world], "slip": behind}
         facts |= {"batches": batches} if batches else {}
         self.page.tell(facts=list(facts.items()))
 
@@ -731,7 +716,3 @@ def _platform(ranks: dict[int, dict]) -> str:
         for r in ranks.values()
     }
     return f"{here} ({'; '.join(sorted(kinds))})"
-
-
-def _on_clock(world: str) -> str:
-    return "" if world == "real" else f" on the {theme.CLOCKS[world]} clock"

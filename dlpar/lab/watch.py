@@ -20,8 +20,8 @@ from dlpar.jobs.run import Run, runs
 from dlpar.jobs.tail import ALL_RANKS, Tail, lines_of, rank_of, record_of
 from dlpar.lab.labels import with_world
 
-SHORTEST, LONGEST = 0.05, 0.08
-"""Seconds between two reads: while records arrive, and when nothing happens."""
+READ_EVERY = 0.06
+"""Seconds between two reads."""
 
 SEND_EVERY = 0.1
 """Seconds between two drawings; more would be of no use on the page."""
@@ -89,7 +89,7 @@ class Watch(Reader):
                 )
 
     def _watch(self) -> None:
-        pause, sent, pending = SHORTEST, 0.0, False
+        sent, pending = 0.0, False
         while not self._cancelled.is_set():
             listener = self._listener()
             if listener is None:
@@ -103,10 +103,9 @@ class Watch(Reader):
                 listener.refresh(alive=silent >= SIGN_OF_LIFE)
                 sent, pending = time.monotonic(), False
             del listener
-            pause = SHORTEST if found or pending else min(pause * 1.2, LONGEST)
             if found <= BEHIND:  # records that arrive before the next drawing are drawn with it
                 due = sent + SEND_EVERY - time.monotonic()
-                self._cancelled.wait(min(pause, due) if due > 0 else pause)
+                self._cancelled.wait(min(READ_EVERY, due) if due > 0 else READ_EVERY)
 
     def _lost(self) -> bool:
         """Return whether no process has held the run for a while."""
