@@ -1,20 +1,29 @@
-"""The labs as a course: a map of them, and questions that test whether a student is ready for the next."""
+"""The labs as a course: a map of them, questions that test whether a student is ready for the next, and their terms.
+
+Terms are in English and Chinese: the systems in the labs are described in Chinese articles, too, and a student who
+reads both needs one name for one thing.
+"""
 
 from __future__ import annotations
 
 import html
 import tomllib
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dlpar.course import html_table
+import anywidget
+import traitlets
+
 from dlpar.lab.exchange import entries
 from dlpar.lab.page import Page, module
 
 if TYPE_CHECKING:
     from IPython.display import HTML
+
+HERE = Path(__file__).parent
 
 
 class Ask(NamedTuple):
@@ -39,13 +48,31 @@ class Lab(NamedTuple):
     asks: tuple[Ask, ...]
 
 
+def _table(name: str) -> dict[str, dict[str, Any]]:
+    return tomllib.loads((HERE / f"{name}.toml").read_text(encoding="utf-8"))
+
+
 @cache
 def labs() -> dict[str, Lab]:
     """Labs by number, in their order."""
-    kept = tomllib.loads(Path(__file__).with_name("curriculum.toml").read_text(encoding="utf-8"))
+    kept = _table("curriculum")
     for fields in kept.values():
         fields["asks"] = tuple(Ask(**ask) for ask in fields["asks"])
     return {number: Lab(number, **fields) for number, fields in sorted(kept.items())}
+
+
+def html_table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> HTML:
+    """A table for a notebook; cells are HTML, and the first of a row is its head."""
+    from IPython.display import HTML
+
+    left = 'style="text-align:left;white-space:normal"'
+    head = "".join(f'<th scope="col" {left}>{name}</th>' for name in heads)
+    body = ""
+    for first, *rest in rows:
+        cells = "".join(f"<td {left}>{cell}</td>" for cell in rest)
+        body += f'<tr><th scope="row" {left}>{first}</th>{cells}</tr>'
+    head = f"<caption>{caption}</caption><thead><tr>{head}</tr></thead>"
+    return HTML(f"<table>{head}<tbody>{body}</tbody></table>")
 
 
 def course() -> HTML:
@@ -95,3 +122,58 @@ def self_test(lab: str) -> SelfTest:
     if lab not in labs():
         raise ValueError(f"lab: got {lab!r}, allowed is one of {', '.join(labs())}")
     return SelfTest(labs()[lab])
+
+
+# ---- terms ---------------------------------------------------------------------------
+
+
+class Term(NamedTuple):
+    """One entry; a word that is also `everyday` language is explained only where a text emphasises it."""
+
+    name: str
+    zh: str
+    means: str
+    lab: str
+    everyday: bool = False
+
+
+class Tooltips(anywidget.AnyWidget):
+    """Dot each term where the notebook first uses it, and explain it when it is pointed at, tapped or in focus.
+
+    The page does all of it; the kernel is not asked again.
+    """
+
+    _esm, _css = ((HERE / name).read_text(encoding="utf-8") for name in ("terms.js", "terms.css"))
+    terms = traitlets.List(help="Entries of the glossary, as mappings.").tag(sync=True)
+    says = traitlets.Unicode(
+        "Dotted words say what they mean, in English and Chinese: point at one, tap it, or reach it by Tab."
+    ).tag(sync=True)
+
+
+@cache
+def terms() -> dict[str, Term]:
+    """Terms by their English names."""
+    kept = _table("terms")
+    return {name: Term(name, **kept[name]) for name in sorted(kept, key=str.lower)}
+
+
+def tooltips() -> Tooltips:
+    """Explain terms in this notebook's text and panels; shown near its top."""
+    return Tooltips(terms=[entry._asdict() for entry in terms().values()])
+
+
+def glossary(lab: str = "") -> HTML:
+    """Show the terms as a table: all, or those that one lab, such as ``"02"``, introduces.
+
+    Raises
+    ------
+    ValueError
+        If there is no term of that lab.
+    """
+    chosen = [found for found in terms().values() if lab in ("", found.lab)]
+    if not chosen:
+        labs = sorted({found.lab for found in terms().values()})
+        raise ValueError(f"lab: got {lab!r}, allowed is one of {', '.join(labs)}")
+    zh = '<span lang="zh">{}</span>'.format
+    rows = [(html.escape(t.name), zh(t.zh), html.escape(t.means), t.lab) for t in chosen]
+    return html_table("Terms of the labs", ("term", "中文", "meaning", "lab"), rows)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -101,26 +102,20 @@ def rehearse(rows: Iterable[tuple[str, Row]], limit: float = LIMIT) -> Iterator[
     limit : float
         Seconds for one row.
     """
-    lab_runs, of = LabRuns(), ""
-    for lab, row in rows:
-        if lab != of:
-            lab_runs, of = LabRuns(), lab
-        began = time.monotonic()
-        lab_runs.begin(began + limit)
-        try:
-            held, said = row.shows(lab_runs.run((row.runs or row.preset)()))
-        except GivenUp:
-            held, said = False, f"given up after {limit:g} s"
-        except JobFailed as error:
-            held, said = False, f"the job failed: {_first_line(error)}"
-        except Exception as error:  # an error in one row must not stop the next
-            held, said = False, f"{type(error).__name__}: {_first_line(error)}"
-        took = time.monotonic() - began
-        yield Result(lab, row.name, row.belief, lab_runs.world, took, bool(held), said)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or ["no reason given"])[0]
+    for lab, own in groupby(rows, key=lambda each: each[0]):
+        lab_runs = LabRuns()
+        for _, row in own:
+            began = time.monotonic()
+            lab_runs.begin(began + limit)
+            try:
+                held, said = row.shows(lab_runs.run((row.runs or row.preset)()))
+            except GivenUp:
+                held, said = False, f"given up after {limit:g} s"
+            except Exception as error:  # an error in one row must not stop the next
+                kind = "the job failed" if isinstance(error, JobFailed) else type(error).__name__
+                held, said = False, f"{kind}: {(str(error).strip().splitlines() or ['no reason given'])[0]}"
+            took = time.monotonic() - began
+            yield Result(lab, row.name, row.belief, lab_runs.world, took, bool(held), said)
 
 
 class LabRuns:

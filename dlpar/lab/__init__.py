@@ -24,8 +24,7 @@ NAMES = {
     "dlpar.course.exercises.formulas": "check_efficiency check_grid",
     "dlpar.course.exercises.schedule": "check_schedule",
     "dlpar.course.exercises.parity": "check_scheme check_zero check_layers",
-    "dlpar.course.glossary": "glossary term tooltips",
-    "dlpar.course.curriculum": "course self_test",
+    "dlpar.course.curriculum": "course self_test glossary tooltips",
 }
 """Names by their modules."""
 

@@ -13,7 +13,7 @@ from ipywidgets.widgets.widget import _instances
 from lab.readers import Reader
 
 from dlpar import lab
-from dlpar.course.curriculum import labs
+from dlpar.course.curriculum import glossary, labs, terms, tooltips
 from dlpar.lab.exchange import note
 from dlpar.lab.prediction import Answer
 from dlpar.theory import Link, bubble
@@ -100,3 +100,37 @@ def test_every_question_has_one_right_choice_among_real_ones_and_says_why():
     assert len({ask.right for each in labs().values() for ask in each.asks}) == 3, (
         "the right one is not always the same"
     )
+
+
+# ---- terms -----------------------------------------------------------------------------
+
+
+def test_every_term_has_a_chinese_name_of_its_own_a_sentence_and_a_lab_that_uses_it():
+    found = terms().values()
+    assert len(found) >= 60 and len({entry.zh for entry in found}) == len(found)
+    texts = {path.name[:2]: path.read_text().lower().replace("-", "") for path in LABS.glob("*.ipynb")}
+    for entry in found:
+        assert re.search("[\u4e00-\u9fff]", entry.zh) and entry.means.endswith(".") and len(entry.means) < 120
+        if entry.lab in texts:
+            words = entry.name.lower().replace("-", "").split()
+            assert all(word[:6] in texts[entry.lab] for word in words), (
+                f"lab {entry.lab} does not speak of {entry.name}"
+            )
+
+
+def test_the_table_can_be_that_of_one_lab():
+    whole, second = glossary().data, glossary("02").data
+    assert "气泡" in whole and "气泡" not in second and "陈旧度" in second
+    with pytest.raises(ValueError, match="lab: got '99', allowed is one of 00, "):
+        glossary("99")
+
+
+def test_every_notebook_explains_its_terms_from_the_top_and_the_page_is_told_all_of_them_once():
+    notebooks = sorted(LABS.glob("*.ipynb"))
+    assert len(notebooks) >= 12
+    for path in notebooks:
+        assert "lab.tooltips()" in json.loads(path.read_text())["cells"][1]["source"][-1], path.name
+    shown = tooltips()
+    told = {entry["name"]: entry for entry in shown.terms}
+    assert set(told) == set(terms()) and told["lead"]["everyday"] and not told["staleness"]["everyday"]
+    assert len(json.dumps(shown.terms)) < 30_000
