@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dlpar.config.experiment import Experiment
 from dlpar.course import judge
-from dlpar.course.judge import Answer, Held, Step, Verdict, difference, judge_on_ranks, secret
+from dlpar.course.judge import Answer, Step, Verdict, difference, judge_on_ranks, judge_steps, secret
 from dlpar.sync.scheme import Scheme
 from dlpar.sync.user_code import AllReduced, NotFacts, not_a_scheme
 from dlpar.theory.counts import closed_form
@@ -49,17 +49,14 @@ def check_zero(student: Answer, workers: Sequence[int] = (2, 3, 4), hints: Seque
     Verdict
         Names the first step and rank that differ; never raises for an error in the student's code.
     """
-    return judge_on_ranks(student, _zero_on_rank, workers, _weights_differ, SHARDED, hints)
+    how = SHARDED, hints, "a ring all-reduce", "ring_reduce_scatter and ring_allgather"
+    return judge_steps(student, _zero_on_rank, workers, _zero_steps, *how)
 
 
-def _weights_differ(told: list[list[Held]]) -> str:
-    ranks = len(told)
+def _zero_steps(ranks: int) -> Iterator[Step]:
     form = closed_form("ring", ranks, WEIGHTS, itemsize=8)
-    right = ([weights] * ranks for weights in _weights(ranks))
-    steps = [Step(f", after step {n}", each, "the weights", [form]) for n, each in enumerate(right)]
-    return judge.first_difference(
-        told, steps, "a ring all-reduce", by="ring_reduce_scatter and ring_allgather"
-    )
+    for number, right in enumerate(_weights(ranks)):
+        yield Step(f", after step {number}", [right] * ranks, "the weights", [form])
 
 
 def _weights(ranks: int) -> list[torch.Tensor]:
@@ -83,18 +80,16 @@ def _gradient(ranks: int, rank: int, step: int) -> torch.Tensor:
     return (rank + 1) * (step + 1) * torch.arange(1.0, WEIGHTS + 1, dtype=torch.float64)
 
 
-def _zero_on_rank(comm: Comm, student: Callable[..., Any]) -> list[Held]:
+def _zero_on_rank(comm: Comm, student: Callable[..., Any]) -> Iterator[list[float]]:
     import torch
 
     weights = torch.zeros(WEIGHTS, dtype=torch.float64)
     chunks = weights.tensor_split(comm.size)
-    velocity, held = torch.zeros_like(chunks[(comm.rank + 1) % comm.size]), []
-    comm.traffic.take()
+    velocity = torch.zeros_like(chunks[(comm.rank + 1) % comm.size])
     for step in range(STEPS):
         gradient = _gradient(comm.size, comm.rank, step).tensor_split(comm.size)
         student(comm, chunks, gradient, velocity, LR, MOMENTUM)
-        held.append((weights.tolist(), comm.traffic.take()))
-    return held
+        yield weights.tolist()
 
 
 # ---- two layers cut over ranks ------------------------------------------------------
@@ -129,31 +124,23 @@ def check_layers(student: Answer, workers: Sequence[int] = (2, 3, 4), hints: Seq
     Verdict
         Never raises for an error in the student's code.
     """
-    return judge_on_ranks(student, _layers_on_rank, workers, _answers_differ, DIVIDED, hints, timeout=10.0)
+    how = DIVIDED, hints, "one ring all-reduce of y and one of of_x", "ring_allreduce", 10.0
+    return judge_steps(student, _layers_on_rank, workers, _layers_steps, *how)
 
 
-def _answers_differ(told: list[list[Held]]) -> str:
-    for rank, held in enumerate(told):
-        if not held:
-            return f", rank {rank} returns no tuple of {', '.join(NAMES)}."
-    ranks = len(told)
+def _layers_steps(ranks: int) -> Iterator[Step]:
     forms = [closed_form("ring", ranks, SAMPLES * width, itemsize=8) for width in (OUTPUTS, INPUTS)]
-    right = zip(*(_answer(rank, ranks) for rank in range(ranks)))
-    steps = [Step("", expected, name) for name, expected in zip(NAMES, right)]
-    steps[-1] = steps[-1]._replace(sends=forms)
-    like = "one ring all-reduce of y and one of of_x"
-    return judge.first_difference(told, steps, like, by="ring_allreduce", tolerance=1e-9)
+    for name, expected in zip(NAMES, zip(*(_answer(rank, ranks) for rank in range(ranks)))):
+        yield Step("", expected, name, forms if name == NAMES[-1] else (), tolerance=1e-9)
 
 
-def _layers_on_rank(comm: Comm, student: Callable[..., Any]) -> list[Held]:
-    """Each part of the answer, with all that was sent; nothing unless the answer has as many parts as it should."""
+def _layers_on_rank(comm: Comm, student: Callable[..., Any]) -> Iterator[Any]:
+    """Each part of the answer."""
     x, up, down, of_y = _problem(comm.size)
     own = up.tensor_split(comm.size)[comm.rank].clone(), down.tensor_split(comm.size, 1)[comm.rank].clone()
-    comm.traffic.take()
     made = student(comm, x, *own, of_y)
-    sent = comm.traffic.take()
     complete = isinstance(made, (tuple, list)) and len(made) == len(NAMES)
-    return [(part, sent) for part in made] if complete else []
+    yield from made if complete else [f"missing: it returns no tuple of {', '.join(NAMES)}"] * len(NAMES)
 
 
 def _answer(rank: int, ranks: int) -> list[torch.Tensor]:
