@@ -26,17 +26,11 @@ if TYPE_CHECKING:
 HERE = Path(__file__).parent
 
 
-class Ask(NamedTuple):
-    """A question, its choices, which of them is right, and why."""
-
-    question: str
-    choices: list[str]
-    right: int
-    because: str
-
-
 class Lab(NamedTuple):
-    """One lab; `core`: part of a short course; `asks`: questions about its prerequisites, `needs`."""
+    """One lab; `core`: part of a short course.
+
+    `asks` are questions about its prerequisites, `needs`: question, choices, which of them is right, and why.
+    """
 
     number: str
     file: str
@@ -45,7 +39,7 @@ class Lab(NamedTuple):
     core: bool
     needs: str
     shows: str
-    asks: tuple[Ask, ...]
+    asks: list[dict[str, Any]]
 
 
 def _table(name: str) -> dict[str, dict[str, Any]]:
@@ -55,10 +49,7 @@ def _table(name: str) -> dict[str, dict[str, Any]]:
 @cache
 def labs() -> dict[str, Lab]:
     """Labs by number, in their order."""
-    kept = _table("curriculum")
-    for fields in kept.values():
-        fields["asks"] = tuple(Ask(**ask) for ask in fields["asks"])
-    return {number: Lab(number, **fields) for number, fields in sorted(kept.items())}
+    return {number: Lab(number, **fields) for number, fields in sorted(_table("curriculum").items())}
 
 
 def html_table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> HTML:
@@ -80,16 +71,11 @@ def course() -> HTML:
     revealed = Counter(key.partition("-")[0] for key in entries())
     means = "part of the short course"
     star = f' <span title="{means}" aria-label="{means}">★</span>'
-    rows = [
-        (
-            f'<a href="{each.file}.ipynb">{each.number} · {html.escape(each.title)}</a>{star * each.core}',
-            each.minutes,
-            html.escape(each.needs),
-            html.escape(each.shows),
-            f"{revealed[each.number]} revealed" if revealed[each.number] else "none yet",
-        )
-        for each in labs().values()
-    ]
+    rows = []
+    for each in labs().values():
+        name = f'<a href="{each.file}.ipynb">{each.number} · {html.escape(each.title)}</a>{star * each.core}'
+        found = f"{revealed[each.number]} revealed" if revealed[each.number] else "none yet"
+        rows.append((name, each.minutes, html.escape(each.needs), html.escape(each.shows), found))
     whole = sum(each.minutes for each in labs().values())
     short = sum(each.minutes for each in labs().values() if each.core)
     caption = f"★ short course, {short / 60:g} hours; all labs: {whole / 60:g} hours"
@@ -103,7 +89,7 @@ class SelfTest(Page):
 
     def __init__(self, lab: Lab) -> None:
         super().__init__()
-        self.tell(asks=[ask._asdict() for ask in lab.asks], needs=lab.needs, lab=lab.number)
+        self.tell(asks=lab.asks, needs=lab.needs, lab=lab.number)
 
 
 def self_test(lab: str) -> SelfTest:
@@ -145,9 +131,6 @@ class Tooltips(anywidget.AnyWidget):
 
     _esm, _css = ((HERE / name).read_text(encoding="utf-8") for name in ("terms.js", "terms.css"))
     terms = traitlets.List(help="Entries of the glossary, as mappings.").tag(sync=True)
-    says = traitlets.Unicode(
-        "Dotted words say what they mean, in English and Chinese: point at one, tap it, or reach it by Tab."
-    ).tag(sync=True)
 
 
 @cache

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dlpar.config.experiment import Experiment
+from dlpar.jobs.control_groups import cores
 from dlpar.jobs.launch import JobFailed
 from dlpar.jobs.run import Run
 from dlpar.lab.figures.cost import time_collectives
@@ -257,6 +258,16 @@ def same_losses(most: float) -> Callable[[Any], Shown]:
     def shows(runs: Any) -> Shown:
         worst = apart(*(runs.values() if isinstance(runs, Mapping) else runs))
         return worst < most, f"losses differ by {worst:.0e} at most"
+
+    return shows
+
+
+def cores_limit(share: float) -> Callable[[Sequence[Run]], Shown]:
+    """Check that the last run is less than this share of its ranks as fast as the first, which has one."""
+
+    def shows(runs: Sequence[Run]) -> Shown:
+        most, gained = runs[-1].experiment.workers, speedup(runs[0], runs[-1])
+        return gained < share * most, f"{most} ranks on {cores()} cores are {gained:.1f} times as fast as one"
 
     return shows
 

@@ -64,7 +64,7 @@ def test_a_self_test_gives_the_page_all_it_needs_to_check_an_answer_and_is_one_m
     state = Reader(test).state
     assert (state["lab"], state["needs"]) == ("03", "labs 00 and 01")
     assert [(ask["question"], ask["right"]) for ask in state["asks"]] == [
-        (ask.question, ask.right) for ask in labs()["03"].asks
+        (ask["question"], ask["right"]) for ask in labs()["03"].asks
     ]
     assert all(ask["because"] and ask["choices"] for ask in state["asks"])
     with pytest.raises(ValueError, match="lab: got '99', allowed is one of 00, 01, "):
@@ -73,8 +73,8 @@ def test_a_self_test_gives_the_page_all_it_needs_to_check_an_answer_and_is_one_m
 
 def keyed(number: str, about: str) -> str:
     """The choice that counts as right, of the question that contains some words."""
-    ask = next(ask for ask in labs()[number].asks if about in ask.question)
-    return ask.choices[ask.right]
+    ask = next(ask for ask in labs()[number].asks if about in ask["question"])
+    return ask["choices"][ask["right"]]
 
 
 def test_numbers_among_the_right_choices_are_right():
@@ -94,10 +94,10 @@ def test_every_question_has_one_right_choice_among_real_ones_and_says_why():
     for each in labs().values():
         assert 2 <= len(each.asks) <= 3
         for ask in each.asks:
-            assert 0 <= ask.right < len(ask.choices) == len(set(ask.choices)) >= 3 and ask.because.endswith(
-                "."
-            )
-    assert len({ask.right for each in labs().values() for ask in each.asks}) == 3, (
+            assert 0 <= ask["right"] < len(ask["choices"]) == len(set(ask["choices"])) >= 3 and ask[
+                "because"
+            ].endswith(".")
+    assert len({ask["right"] for each in labs().values() for ask in each.asks}) == 3, (
         "the right one is not always the same"
     )
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from dlpar.config.experiment import Experiment
 from dlpar.course import platform_file
-from dlpar.course.rehearse import Row, Shown, measured, on, same_losses, speedup, step_ms, step_s
+from dlpar.course.rehearse import Row, Shown, cores_limit, measured, on, same_losses, speedup, step_ms, step_s
 from dlpar.jobs.control_groups import cores
 from dlpar.jobs.run import Run
 from dlpar.lab.figures.training import first_at
@@ -60,11 +60,6 @@ def _measured(here: Platform) -> Shown:
 def on_this_machine() -> Experiment:
     """The default model on real processes with 256 samples and a thread each."""
     return Experiment(scaling="weak", steps=40, evaluate_every=1000, cluster={"threads": 1})
-
-
-def _cores_limit(runs: list[Run]) -> Shown:
-    most, gained = runs[-1].experiment.workers, speedup(*runs)
-    return gained < 0.9 * most, f"{most} ranks are {gained:.1f} times as fast as one"
 
 
 def paced() -> Experiment:
@@ -170,7 +165,7 @@ TABLE = (
     Row(three_worlds, "The training does not depend on the world", same_losses(1e-3),
         lambda: [three_worlds(), three_worlds().replace(cluster={"world": "real"})]),
     Row(this_machine, "This machine can be measured as a platform", _measured),
-    Row(on_this_machine, "As many ranks as cores, and twice as many, run", _cores_limit,
+    Row(on_this_machine, "As many ranks as cores, and twice as many, run", cores_limit(0.9),
         lambda: on([on_this_machine()], 1, max(2, min(2 * cores(), 16)))),
     Row(paced, "Eight processes keep a cluster's time, and the closed form predicts it", _as_predicted,
         lambda: paced().replace(workers=8)),
