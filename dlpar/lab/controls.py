@@ -50,10 +50,7 @@ class Controls:
         self.settings = {setting.path: setting for setting in settings(experiment)}
         self.values = {path: _as_shown(setting, setting.value) for path, setting in self.settings.items()}
         self._own = experiment.sync
-        self._of_kind = {
-            path: {head: field.get_default() for head, field in setting.by_head.items()}
-            for path, setting in self.settings.items()
-        }
+        self._kept: dict[tuple[str, Any], Any] = {}  # values of fields that kinds define differently
         self.first = [self.path_of(name) for name in first]
 
     def experiment(self) -> Experiment:
@@ -74,9 +71,9 @@ class Controls:
         if self.settings[path].is_head:
             for other, setting in self.settings.items():
                 if setting.by_head and _part(other) == _part(path):
-                    kept = self._of_kind[other]
-                    kept |= {before: self.values[other]} if before in kept else {}
-                    self.values[other] = kept.get(value, self.values[other])
+                    self._kept[other, before] = self.values[other]
+                    if field := setting.by_head.get(value):
+                        self.values[other] = self._kept.get((other, value), field.get_default())
 
     def show(self, experiment: Experiment) -> None:
         """Take the values of an experiment; those of kinds it does not use stay."""

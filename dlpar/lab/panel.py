@@ -73,15 +73,8 @@ class RunPage(Page):
         All figures; those that fit a run are shown.
     title, question : str
         Heading, and the question that runs answer.
-    first : str
-        Figure in front, by the title of its tab.
     goal : float
         Held-out accuracy to which the seconds of runs are compared.
-
-    Raises
-    ------
-    ValueError
-        If no tab is called `first`.
     """
 
     _esm = module("plotly", "preview", "table", "link", "results", "figure", "panel")
@@ -94,13 +87,7 @@ class RunPage(Page):
     _watch: Watch | Replay | None = None
 
     def __init__(
-        self,
-        experiment: Experiment,
-        plots: Sequence[Plot],
-        title: str,
-        question: str,
-        first: str = "",
-        goal: float = GOAL,
+        self, experiment: Experiment, plots: Sequence[Plot], title: str, question: str, goal: float = GOAL
     ) -> None:
         super().__init__()
         self.job: Job | None = None
@@ -115,9 +102,6 @@ class RunPage(Page):
         self.tell(**AT_FIRST, title=title, question=question, goal=goal, actions=self._actions)
         self._status = Status(self, experiment)
         self._choose(experiment)
-        if first and first not in self.figures:
-            raise ValueError(f"first: got {first!r}, allowed is one of {', '.join(self.figures)}")
-        self.tell(front=first or next(iter(self.figures)))
         self._enable()
 
     @property
@@ -424,7 +408,10 @@ class Panel(RunPage):
         experiment = experiment or Experiment()
         self._throughput = Throughput(prediction)
         others = (Staleness(), Lead(), Lanes(), Timeline(), Waiting(), Consensus())
-        super().__init__(experiment, [Convergence(), self._throughput, *others], title, question, first)
+        super().__init__(experiment, [Convergence(), self._throughput, *others], title, question)
+        if first not in ("", *self.figures):
+            raise ValueError(f"first: got {first!r}, allowed is one of {', '.join(self.figures)}")
+        self.tell(front=first or self.state["front"])
         self._controls, self._offer, self._ghost = Controls(experiment, controls), Offer(self), Ghost(self)
         self.tell(recordings=[])
         self._check()
@@ -612,9 +599,8 @@ class Status:
     """Progress, facts and log of the run in front, told to a page."""
 
     def __init__(self, page: Page, experiment: Experiment) -> None:
-        self.page, self.prefix, self.experiment, self.path = page, "", experiment, None
-        self.errors: dict[int, dict[str, Any]] = {}
-        page.tell(done=0, steps=experiment.steps, status="", message="", log="", path="")
+        self.page, self.prefix = page, ""
+        self.begin(experiment)
         self.say("Not started. Press Run.")
         self.show_facts({}, None, "")
 
@@ -622,11 +608,15 @@ class Status:
         """Show `words` beside the bar."""
         self.page.tell(words=self.prefix + words)
 
-    def begin(self, experiment: Experiment, path: Path) -> None:
-        """Start a run."""
-        self.experiment, self.path, self.errors, self._seen = experiment, path, {}, None
-        self._log_size, self._shown, self.launch_s = -1, 0.0, None
-        self.page.tell(done=0, steps=experiment.steps, status="running", message="", log="", path=str(path))
+    def begin(self, experiment: Experiment, path: Path | None = None) -> None:
+        """Start a run; None: there is none yet."""
+        self.experiment, self.path = experiment, path
+        self.errors: dict[int, dict[str, Any]] = {}
+        self._log_size, self._shown, self.launch_s, self._seen = -1, 0.0, None, None
+        status = "running" if path else ""
+        self.page.tell(
+            done=0, steps=experiment.steps, status=status, message="", log="", path=str(path or "")
+        )
         self.say(f"Starting {experiment.ranks} rank{'s' * (experiment.ranks != 1)} …")
 
     def progress(self, so_far: GlobalSteps, rate: float | None) -> None:
