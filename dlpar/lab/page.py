@@ -112,10 +112,8 @@ class Page(anywidget.AnyWidget):
             return self.beside(lambda: self.send({"is": "plotly"}, [compressed_plotly()]))
         if message.get("ask") == "all":
             with self._guard:
-                self._news = {}
-                return self._deliver(
-                    "all", self.state, {t: each.snapshot() for t, each in self.figures.items()}
-                )
+                self._news, whole = {}, {title: each.snapshot() for title, each in self.figures.items()}
+                return self._deliver("all", self.state, whole)
         return self.act(lambda: self.hear(message))
 
     def _deliver(self, kind: str, state: dict[str, Any], figures: Mapping[str, Any]) -> None:

@@ -137,8 +137,12 @@ def run_all(
     try:
         while (waiting or at_work) and not (stop and stop()):
             while waiting and _has_room(waiting[-1], at_work, jobs):
-                _start(outcome := waiting.pop(), at_work)
-                if outcome.status == "failed":
+                outcome = waiting.pop()
+                try:
+                    at_work[outcome] = launch(outcome.experiment)
+                    outcome.run = at_work[outcome].run
+                except (BadExperiment, NoMPI, JobFailed) as error:
+                    outcome.status, outcome.reason = "failed", str(error)
                     tell(outcome)
             for outcome in [each for each, job in at_work.items() if job.ended]:
                 _note(outcome, at_work.pop(outcome))
@@ -156,15 +160,6 @@ def _has_room(outcome: Outcome, at_work: Mapping[Outcome, Job], jobs: int) -> bo
     """Return whether an experiment may start beside those at work."""
     worlds = {each.experiment.cluster.world for each in (outcome, *at_work)}
     return not at_work or (worlds == {"simulated"} and len(at_work) < jobs)
-
-
-def _start(outcome: Outcome, at_work: dict[Outcome, Job]) -> None:
-    try:
-        job = at_work[outcome] = launch(outcome.experiment)
-    except (BadExperiment, NoMPI, JobFailed) as error:
-        outcome.status, outcome.reason = "failed", str(error)
-    else:
-        outcome.run = job.run
 
 
 def _note(outcome: Outcome, job: Job) -> None:

@@ -84,9 +84,8 @@ class Watch(Reader):
         except Exception as error:  # the panel must not look as if the job still ran
             listener = self._listener()
             if listener and not self._cancelled.is_set():
-                listener.ended(
-                    "unwatched", f"the panel stopped following the run: {type(error).__name__}: {error}"
-                )
+                why = f"{type(error).__name__}: {error}"
+                listener.ended("unwatched", f"the panel stopped following the run: {why}")
 
     def _watch(self) -> None:
         sent, pending = 0.0, False
@@ -126,10 +125,9 @@ class Watch(Reader):
     def _finish(self, listener: Listener) -> None:
         while self._take(listener):  # records written between the last read and the end
             pass
-        if self._end:
-            listener.ended(self._end["status"], self._end.get("reason") or "")
-        else:
-            listener.ended("lost", "the job ended without a record of its end; it may have been killed")
+        lost = "the job ended without a record of its end; it may have been killed"
+        end = self._end or {"status": "lost", "reason": lost}
+        listener.ended(end["status"], end.get("reason") or "")
 
 
 AT_MOST = 1000.0

@@ -36,8 +36,7 @@ def four_times_faster() -> list[Experiment]:
 
 def four_gpus() -> Experiment:
     """Four processes on the clock of four GPUs in one box; a small network stands in for ResNet-50."""
-    model = {"name": "mlp", "width": 64, "depth": 1}
-    sync = {"scheme": "ring", "bucket_mb": 4096}
+    model, sync = {"name": "mlp", "width": 64, "depth": 1}, {"scheme": "ring", "bucket_mb": 4096}
     cluster = {"world": "paced", "platform": "v100-nvlink", "stand_in_for": "resnet50", "threads": 1}
     return Experiment(model=model, batch=32, steps=6, evaluate_every=1000, sync=sync, cluster=cluster)
 

@@ -54,13 +54,8 @@ def one_process() -> dict[str, Experiment]:
 
 def alone_and_together(platform: str = PAIRS) -> dict[str, Experiment]:
     """One device, each axis of two by itself, and all three."""
-    return {
-        "one device": grid(platform),
-        "data 2": grid(platform, data=2),
-        "tensor 2": grid(platform, tensor=2),
-        "pipeline 2": grid(platform, pipeline=2),
-        "2 × 2 × 2": grid(platform, data=2, tensor=2, pipeline=2),
-    }
+    by_itself = {f"{axis} 2": grid(platform, **{axis: 2}) for axis in ("data", "tensor", "pipeline")}
+    return {"one device": grid(platform), **by_itself, "2 × 2 × 2": grid(platform, 2, 2, 2)}
 
 
 def _less_than_the_product(runs: dict[str, Run]) -> Shown:
