@@ -28,16 +28,12 @@ def grid(
     platform: str, data: int = 1, tensor: int = 1, pipeline: int = 1, order: str = "", **changes: Any
 ) -> Experiment:
     """One step of a transformer of four blocks, 16 samples, on data × tensor × pipeline devices, simulated."""
-    training = dict(batch=BATCH, steps=1, optimizer="adam", lr=1e-3, evaluate_every=0)
-    split = {"tensor": tensor, "stages": pipeline, "microbatches": BATCH // MICRO // data, "order": order}
-    experiment = Experiment(
-        model={"name": "transformer", "width": 64, "depth": 4, "heads": 4},
-        data={"name": "docstrings", "context": 32},
-        workers=data * tensor * pipeline,
-        split={"kind": "hybrid", **split},
-        cluster={"world": "simulated", "platform": platform, "threads": 1},
-        **training,
-    )
+    fields = dict(workers=data * tensor * pipeline, batch=BATCH, steps=1, optimizer="adam", lr=1e-3)
+    model, texts = {"name": "transformer", "width": 64, "depth": 4}, {"name": "docstrings", "context": 32}
+    axes = {"tensor": tensor, "stages": pipeline, "order": order}
+    split = {"kind": "hybrid", **axes, "microbatches": BATCH // MICRO // data}
+    cluster = {"world": "simulated", "platform": platform, "threads": 1}
+    experiment = Experiment(model=model, data=texts, split=split, cluster=cluster, **fields, evaluate_every=0)
     return experiment.replace(**changes)
 
 

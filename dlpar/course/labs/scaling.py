@@ -95,9 +95,8 @@ def more_workers() -> list[Experiment]:
     """
     cluster = {"world": "simulated", "platform": "p100-100gb-ib", "stand_in_for": "resnet50", "threads": 1}
     common = Experiment(model=SMALL, batch=32, scaling="weak", seed=1, cluster=cluster)
-    samples = 28 * 1024
     return [
-        common.replace(workers=n, lr=lr, steps=samples // (32 * n), evaluate_every=max(1, 256 // (32 * n)))
+        common.replace(workers=n, lr=lr, steps=28 * 1024 // (32 * n), evaluate_every=max(1, 256 // (32 * n)))
         for n, lr in ((1, 0.2), (4, 0.8), (8, 0.8), (32, 0.8))
     ]
 
