@@ -84,17 +84,7 @@ def course() -> HTML:
 
 
 class SelfTest(Page):
-    """Questions that the page checks as soon as they are answered; no answer is stored or sent."""
-
-    _esm = module("plotly", "link", "selftest")
-
-    def __init__(self, lab: Lab) -> None:
-        super().__init__()
-        self.tell(asks=lab.asks, needs=lab.needs, lab=lab.number)
-
-
-def self_test(lab: str) -> SelfTest:
-    """Ask a few questions about the prerequisites of a lab, each checked at once.
+    """Ask a few questions about the prerequisites of a lab; the page checks each at once, and stores no answer.
 
     Parameters
     ----------
@@ -106,9 +96,17 @@ def self_test(lab: str) -> SelfTest:
     ValueError
         If there is no such lab.
     """
-    if lab not in labs():
-        raise ValueError(f"lab: got {lab!r}, allowed is one of {', '.join(labs())}")
-    return SelfTest(labs()[lab])
+
+    _esm = module("plotly", "link", "selftest")
+
+    def __init__(self, lab: str) -> None:
+        if lab not in labs():
+            raise ValueError(f"lab: got {lab!r}, allowed is one of {', '.join(labs())}")
+        super().__init__()
+        self.tell(asks=labs()[lab].asks, needs=labs()[lab].needs, lab=lab)
+
+
+self_test = SelfTest
 
 
 # ---- terms ---------------------------------------------------------------------------
@@ -146,18 +144,8 @@ def tooltips() -> Tooltips:
     return Tooltips(terms=[entry._asdict() for entry in terms().values()])
 
 
-def glossary(lab: str = "") -> HTML:
-    """Show the terms as a table: all, or those that one lab, such as ``"02"``, introduces.
-
-    Raises
-    ------
-    ValueError
-        If there is no term of that lab.
-    """
-    chosen = [found for found in terms().values() if lab in ("", found.lab)]
-    if not chosen:
-        labs = sorted({found.lab for found in terms().values()})
-        raise ValueError(f"lab: got {lab!r}, allowed is one of {', '.join(labs)}")
+def glossary() -> HTML:
+    """Show the terms as a table, each with the lab that introduces it."""
     zh = '<span lang="zh">{}</span>'.format
-    rows = [(html.escape(t.name), zh(t.zh), html.escape(t.means), t.lab) for t in chosen]
+    rows = [(html.escape(t.name), zh(t.zh), html.escape(t.means), t.lab) for t in terms().values()]
     return html_table("Terms of the labs", ("term", "中文", "meaning", "lab"), rows)

@@ -78,8 +78,8 @@ def check_server(
     """
 
     def complain(told: list[Any]) -> str:
-        found = ((bound, first) for bound, (first, *_) in zip(bounds, told[0]) if first)
-        return next((f" and s = {bound}, {first}." for bound, first in found), "")
+        found = (f" and s = {s}, {first}." for s, (first, *_) in zip(bounds, told[0]) if first)
+        return next(found, "")
 
     def praise(told: list[Any]) -> str:
         _, oldest, furthest = zip(*told[0])

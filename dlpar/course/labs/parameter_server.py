@@ -24,9 +24,8 @@ def _ps(**fields: Any) -> dict[str, Any]:
     return {"scheme": "ps", **fields}
 
 
-LEARNING = Experiment(
-    model={"width": 64, "depth": 1}, steps=80, sync=_ps(), evaluate_every=10, cluster=SIMULATED
-)
+_ONE_LAYER = {"width": 64, "depth": 1}
+LEARNING = Experiment(model=_ONE_LAYER, steps=80, sync=_ps(), evaluate_every=10, cluster=SIMULATED)
 """Experiment for questions of accuracy."""
 
 
