@@ -58,10 +58,8 @@ def html_table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[str]]
 
     left = 'style="text-align:left;white-space:normal"'
     head = "".join(f'<th scope="col" {left}>{name}</th>' for name in heads)
-    body = ""
-    for first, *rest in rows:
-        cells = "".join(f"<td {left}>{cell}</td>" for cell in rest)
-        body += f'<tr><th scope="row" {left}>{first}</th>{cells}</tr>'
+    cells = ((first, "".join(f"<td {left}>{cell}</td>" for cell in rest)) for first, *rest in rows)
+    body = "".join(f'<tr><th scope="row" {left}>{first}</th>{others}</tr>' for first, others in cells)
     head = f"<caption>{caption}</caption><thead><tr>{head}</tr></thead>"
     return HTML(f"<table>{head}<tbody>{body}</tbody></table>")
 

@@ -87,10 +87,6 @@ class Result(NamedTuple):
     said: str
 
 
-class GivenUp(RuntimeError):
-    """A row took too long."""
-
-
 def rehearse(rows: Iterable[tuple[str, Row]], limit: float = LIMIT) -> Iterator[Result]:
     """Try rows one after the other; a failure of one does not stop the others.
 
@@ -110,7 +106,7 @@ def rehearse(rows: Iterable[tuple[str, Row]], limit: float = LIMIT) -> Iterator[
             lab_runs.begin(began + limit)
             try:
                 held, said = row.shows(lab_runs.run((row.runs or row.preset)()))
-            except GivenUp:
+            except TimeoutError:
                 held, said = False, f"given up after {limit:g} s"
             except Exception as error:  # an error in one row must not stop the next
                 kind = "the job failed" if isinstance(error, JobFailed) else type(error).__name__
@@ -145,7 +141,7 @@ class LabRuns:
         ------
         JobFailed
             If a run is not done.
-        GivenUp
+        TimeoutError
             If time is over.
         """
         if isinstance(asked, Collectives):
@@ -168,7 +164,7 @@ class LabRuns:
         missing = [each for each, key in zip(experiments, wanted) if key not in self._runs]
         for outcome in run_all(missing, stop=lambda: time.monotonic() > self._end):
             if outcome.status in ("stopped", "not run"):
-                raise GivenUp
+                raise TimeoutError
             if outcome.status != "done":
                 raise JobFailed(outcome.reason)
             self._runs[outcome.experiment.to_json()] = outcome.run
@@ -262,14 +258,10 @@ def same_losses(most: float) -> Callable[[Any], Shown]:
     return shows
 
 
-def cores_limit(share: float) -> Callable[[Sequence[Run]], Shown]:
+def cores_limit(runs: Sequence[Run], share: float) -> Shown:
     """Check that the last run is less than this share of its ranks as fast as the first, which has one."""
-
-    def shows(runs: Sequence[Run]) -> Shown:
-        most, gained = runs[-1].experiment.workers, speedup(runs[0], runs[-1])
-        return gained < share * most, f"{most} ranks on {cores()} cores are {gained:.1f} times as fast as one"
-
-    return shows
+    most, gained = runs[-1].experiment.workers, speedup(runs[0], runs[-1])
+    return gained < share * most, f"{most} ranks on {cores()} cores are {gained:.1f} times as fast as one"
 
 
 def on(experiments: Iterable[Experiment], *workers: int) -> list[Experiment]:

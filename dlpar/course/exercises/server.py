@@ -145,8 +145,7 @@ def _serve(comm: Comm, on_push: OnPush, bound: int) -> tuple[str, int, int]:
 
 def _by_the_rule(desk: Desk, worker: int, gradient: torch.Tensor) -> list[int]:
     """Do as `on_push` must; return the workers that may be answered."""
-    age = desk.version - desk.read[worker]
-    desk.weights.add_(gradient, alpha=-desk.lr / max(1, age))
+    desk.weights.add_(gradient, alpha=-desk.lr / max(1, desk.version - desk.read[worker]))
     desk.version += 1
     desk.clock[worker] += 1
     desk.waiting.append(worker)

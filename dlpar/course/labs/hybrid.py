@@ -39,8 +39,7 @@ def grid(
 
 def one_process() -> dict[str, Experiment]:
     """Ten steps in float64 on one rank, and on 2 × 2 × 2 by a ring and by each part's own server."""
-    model = {"name": "transformer", "width": 16, "depth": 2, "heads": 2}
-    data = {"name": "docstrings", "context": 8}
+    model, data = {"name": "transformer", "width": 16, "heads": 2}, {"name": "docstrings", "context": 8}
     training = dict(workers=1, batch=8, steps=10, dtype="float64", evaluate_every=0)
     small = Experiment(model=model, data=data, **training, cluster={"world": "simulated", "threads": 1})
     ring = small.replace(workers=8, split={"kind": "hybrid", "microbatches": 2})
@@ -94,9 +93,8 @@ def distbelief(push_every: int = 1) -> Experiment:
 
     Downpour SGD (Dean et al. 2012, section 4.1): no rank waits for another, and the servers update by Adagrad.
     """
-    model = {"name": "mlp", "width": 64, "depth": 3}
+    model, split = {"name": "mlp", "width": 64, "depth": 3}, {"kind": "tensor", "tensor": 2}
     training = dict(workers=4, batch=64, steps=120, optimizer="adagrad", lr=0.02, evaluate_every=60)
-    split = {"kind": "tensor", "tensor": 2}
     sync = {"scheme": "ps", "servers": 2, "consistency": "asp", "push_every": push_every}
     return Experiment(model=model, **training, split=split, sync=sync, cluster={"threads": 1})
 

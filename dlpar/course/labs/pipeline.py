@@ -96,8 +96,7 @@ def _latency_ends_it(runs: list[Run]) -> Shown:
 
 def small_micro_batches() -> list[Experiment]:
     """Two real processes, 1,024 samples in 1, 4 and 64 micro-batches."""
-    cluster = {"world": "real", "platform": None}
-    model = {"name": "mlp", "width": 512, "depth": 7}
+    model, cluster = {"name": "mlp", "width": 512, "depth": 7}, {"world": "real", "platform": None}
     return [_stages(model, "1f1b", m, workers=2, batch=1024, cluster=cluster) for m in (1, 4, 64)]
 
 

@@ -164,7 +164,7 @@ TABLE = (
     Row(three_worlds, "The training does not depend on the world", same_losses(1e-3),
         lambda: [three_worlds(), three_worlds().replace(cluster={"world": "real"})]),
     Row(this_machine, "This machine can be measured as a platform", _measured),
-    Row(on_this_machine, "As many ranks as cores, and twice as many, run", cores_limit(0.9),
+    Row(on_this_machine, "As many ranks as cores, and twice as many, run", lambda runs: cores_limit(runs, 0.9),
         lambda: on([on_this_machine()], 1, max(2, min(2 * cores(), 16)))),
     Row(paced, "Eight processes keep a cluster's time, and the closed form predicts it", _as_predicted,
         lambda: paced().replace(workers=8)),
