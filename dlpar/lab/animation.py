@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable
-from functools import partial
 from itertools import pairwise
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -79,9 +78,7 @@ def animate(
     for name, number in {"workers": workers, "chunks": chunks}.items():
         if not isinstance(number, Integral) or not 1 <= number <= MOST:
             raise ValueError(f"{name}: got {number!r}, allowed is a whole number from 1 to {MOST}")
-    whole = collective
-    while isinstance(whole, partial):
-        whole = whole.func
+    whole = getattr(collective, "func", collective)  # of a partial
     name = getattr(whole, "__name__", type(whole).__name__)
     rounds = record(collective, [[_share(rank, workers)] * chunks for rank in range(workers)])
     if workers > 1 and not rounds.messages:
@@ -123,13 +120,11 @@ def _figure(rounds: Rounds, workers: int, chunks: int, name: str, scheme: str, a
     gantt(figure, bars, width=0.8, showlegend=False, name="contributions", hovertemplate=hover, **text)
     looks = {key.replace(".", "_"): values for key, values in cells.items()}
     figure.update_traces(marker_line_color=SENT, **looks)
-    sent: Counter[int] = Counter()
-    for message in rounds.messages:
-        sent[message.source] += message.nbytes
-    busiest = max(sent.values(), default=0)
+    sent = [sum(m.nbytes for m in rounds.messages if m.source == rank) for rank in range(workers)]
+    busiest = max(sent)
     sentence = (
         f"{name} on {workers} rank{'s' * (workers > 1)}, {chunks} chunk{'s' * (chunks > 1)} of 8 bytes: "
-        f"{len(rounds.messages)} messages and {sum(sent.values()):,} bytes in {last} round{'s' * (last != 1)}; "
+        f"{len(rounds.messages)} messages and {sum(sent):,} bytes in {last} round{'s' * (last != 1)}; "
         f"the busiest rank sends {busiest:,} bytes, {busiest / (8 * chunks):.3g} times the tensor."
     )
     rows = [(m.round, m.source, m.dest, m.nbytes, ", ".join(map(str, m.changed))) for m in rounds.messages]
@@ -180,14 +175,11 @@ def _short(held: Counter[int], workers: int, room: int) -> str:
 
 def _arrows(messages: list[LoggedMessage]) -> list[dict[str, Any]]:
     """An arrow beside the column of each chunk that a message changed; those of one chunk are side by side."""
-    by_chunk: dict[int, list[LoggedMessage]] = defaultdict(list)
-    for message in messages:
-        for chunk in message.changed:
-            by_chunk[chunk].append(message)
     head = {"arrowhead": 2, "arrowsize": 1.2, "arrowwidth": 2, "arrowcolor": SENT, "arrowside": "end+start"}
     head |= {"startarrowhead": 6, "startarrowsize": 0.6, "showarrow": True, "text": ""}
     arrows = []
-    for chunk, own in by_chunk.items():
+    for chunk in sorted({chunk for message in messages for chunk in message.changed}):
+        own = [message for message in messages if chunk in message.changed]
         for place, message in enumerate(own, start=1):
             x = chunk + CELL + (1 - CELL) * place / (len(own) + 1)
             ends = {"ax": x, "ay": message.source, "x": x, "y": message.dest, "axref": "x", "ayref": "y"}
