@@ -55,11 +55,9 @@ def note(key: str, question: str, answer: Any, found: float | str, how: str, uni
     private_folder(ledger().parent)
     line = {"key": key, "question": question, "found": found, "how": how, "unit": unit, "at": time.time()}
     line |= {"predicted": answer.value, "unsure": answer.unsure, "because": answer.reason}
-    file = os.open(ledger(), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
-    try:
-        os.write(file, json.dumps(line, ensure_ascii=False).encode() + b"\n")
-    finally:
-        os.close(file)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
+    with open(os.open(ledger(), flags, 0o600), "wb") as file:
+        file.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")
 
 
 def entries() -> dict[str, dict[str, Any]]:
