@@ -2,7 +2,7 @@
 
 A report holds her running jobs and their memory, and her predictions if she has agreed to share them.  It is sent
 with her server's own token, so that no other token ever reaches a server that a student owns.  The answer may ask to
-stop a job, and bring an experiment that the teacher offers (:mod:`dlpar.lab.offers`).
+stop a job, and bring an experiment that the teacher offers (:mod:`dlpar.lab.exchange`).
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ from dlpar.jobs.diagnosis import pids_of, still_ranks
 from dlpar.jobs.processes import descendants, resident
 from dlpar.jobs.scratch import is_locked
 from dlpar.jobs.tail import lines_of
-from dlpar.lab import offers
-from dlpar.lab.ledger import shared_answers
+from dlpar.lab.exchange import current_offer, put_offer, shared_answers
 
 EVERY = 2.0
 """Seconds between reports."""
@@ -85,14 +84,14 @@ class Reporter:
         answer = json.loads((await self.client.fetch(self.url, body=body, **self.given)).body)
         self.done.clear()
         if "offer" in answer:
-            offers.put(answer["offer"])
+            put_offer(answer["offer"])
         for id, request in answer["asked"].items():
             self.done[id] = await asyncio.to_thread(do, request)
 
     def _state(self) -> dict[str, Any]:
         if time.monotonic() - self.measured_at > MEASURED:
             self.measured_at, self.memory = time.monotonic(), memory()
-        offer, jobs = offers.present(), running()
+        offer, jobs = current_offer(), running()
         if jobs:
             self.activity["dlpar"] = utcnow(with_tz=True)
         state = {"jobs": jobs, "memory": self.memory, "offer": offer and offer["id"]}

@@ -26,7 +26,7 @@ from tornado.httpclient import AsyncHTTPClient
 from tornado.web import Application, HTTPError, RequestHandler, authenticated
 
 from dlpar.jobs.slots import NoSlots, ask, keeper_socket
-from dlpar.lab import offers
+from dlpar.lab.exchange import OFFER_LASTS
 
 PATIENCE = 8.0
 """Seconds a student's server may take until its next report, or to answer a request."""
@@ -59,7 +59,7 @@ class Students:
     Attributes
     ----------
     offer : dict or None
-        Current offer to everybody (:mod:`dlpar.lab.offers`); None: students have none, or lose theirs.
+        Current offer to everybody (:mod:`dlpar.lab.exchange`); None: students have none, or lose theirs.
     answers : Answers
         Predictions of those who agreed.
     """
@@ -122,7 +122,7 @@ class Students:
 
     async def look(self) -> list[dict[str, Any]]:
         """Return a row for every user: ``{name, here, active, answers, jobs, memory, offered}``."""
-        if self.offer is not None and time.time() - self.offer["at"] >= offers.LASTS:
+        if self.offer is not None and time.time() - self.offer["at"] >= OFFER_LASTS:
             self.offer = None
         users, token = (
             f"{os.environ['JUPYTERHUB_API_URL']}/users?limit=1000",

@@ -94,8 +94,7 @@ def stalled_worker() -> list[Experiment]:
 
 def servers() -> list[Experiment]:
     """One server, two with half the weights each, and one above two leaf servers, on 1 Gb Ethernet."""
-    cluster = {"world": "simulated", "platform": "cpu-1gbe"}
-    model = {"name": "mlp", "width": 128}
+    model, cluster = {"name": "mlp", "width": 128}, {"world": "simulated", "platform": "cpu-1gbe"}
     one = Experiment(model=model, workers=4, steps=25, sync=_ps(), evaluate_every=1000, cluster=cluster)
     return [one, one.replace(sync={"servers": 2}), one.replace(sync={"groups": 2})]
 

@@ -38,7 +38,7 @@ panel = lab.Panel(dlpar.Experiment(workers=4))
 
 def offered():
     offer = panel.state["offer"] or {"text": None}
-    return offer["text"], offer.get("what"), [name for name, *_ in offer.get("actions", ())]
+    return offer["text"], offer.get("what"), offer.get("actions", [])
 
 def until(condition):
     end = time.monotonic() + 20

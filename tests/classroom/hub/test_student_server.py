@@ -15,7 +15,7 @@ from classroom.hub.classroom import run_apart
 
 pytest.importorskip("jupyterhub", reason="JupyterHub is not installed: pip install 'dlpar[hub]'")
 from dlpar.classroom.hub import student_server
-from dlpar.lab import offers
+from dlpar.lab.exchange import current_offer
 
 pytestmark = pytest.mark.slow
 
@@ -59,7 +59,7 @@ def test_a_report_brings_the_offer_and_the_requests_and_the_next_their_outcome(m
         await reporter.report()
 
     run_apart(report())
-    assert [one["offer"] for one in sent] == [None, "7", "7", "7"] and offers.present() is None
+    assert [one["offer"] for one in sent] == [None, "7", "7", "7"] and current_offer() is None
     assert [one["done"] for one in sent[:3]] == [{}, {"x": student_server.do({"stop": "another"})}, {}]
 
 
