@@ -198,15 +198,13 @@ class Line:
         self.flush()
         while self.parcels.moving and not self.link.waits(NAP):
             self.parcels.move()
-        kind, clock, zero, result = self._with_referee(self.link.receive)
-        while kind == WHERE:
+        while (answer := self._with_referee(self.link.receive))[0] == WHERE:
             self._with_referee(self.link.send, place(sys._getframe(1)))
-            kind, clock, zero, result = self._with_referee(self.link.receive)
+        kind, clock, zero, result = answer
         if kind != OK:
             self._over = (Deadlock if kind == DEADLOCK else RuntimeError)(result)
             raise self._over
-        if zero is not None:
-            self.wall.zero = zero
+        self.wall.zero = zero or self.wall.zero
         self.clock = clock
         return result
 
