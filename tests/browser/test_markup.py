@@ -49,7 +49,7 @@ CELLS = (
     "panel._offer.see({'id': BAD, 'by': BAD, 'at': time.time(), 'experiment': kept.experiment.model_dump()})",
     "def mine():\n    return '<img src=x onerror=window.hit=1>'",
     "display(lab.show(mine))",
-    "display(lab.term('all-reduce'), run, own)",
+    "display(lab.glossary(), run, own)",
     "print('all cells ran')",
 )
 
