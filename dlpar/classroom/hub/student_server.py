@@ -44,11 +44,10 @@ class Reporter:
     A report is ``{jobs, memory, offer, predictions, done}``.  The answer is ``{asked: {ID: REQUEST}}``, and ``offer``
     if it has changed.  The next report's ``done`` holds the outcome of each request; a request is one of these:
 
-    ===========================  =====================================================================
-    ``{stop: ID}``               end a job
-    ``{runs: NUMBER}``           ``{runs}``, the newest, each ``{id, says, experiment}``
-    ``{experiment: FIELDS}``     ``{experiment}``, checked and complete, or ``{refused}``
-    ===========================  =====================================================================
+    ==================  ========================================================
+    ``{stop: ID}``      end a job
+    ``{runs: NUMBER}``  ``{runs}``, the newest, each ``{id, says, experiment}``
+    ==================  ========================================================
 
     Parameters
     ----------
@@ -130,17 +129,7 @@ def newest_runs(number: int) -> dict[str, Any]:
     return {"runs": [run for run in runs if run["experiment"] is not None]}
 
 
-def checked(fields: Any) -> dict[str, Any]:
-    """Return ``{experiment}`` with all its fields; raises `ValueError` with the reason if others cannot have it."""
-    from dlpar.config.experiment import Experiment  # loads pydantic, on a teacher's server alone
-
-    experiment = Experiment.from_json(json.dumps(fields))
-    if experiment.sync.scheme == "own":
-        raise ValueError("sync.scheme: got 'own', allowed is one of dlpar's: no code is sent to others")
-    return {"experiment": json.loads(experiment.to_json())}
-
-
-DEEDS = {"stop": stop, "runs": newest_runs, "experiment": checked}
+DEEDS = {"stop": stop, "runs": newest_runs}
 """Requests of the teacher's page."""
 
 

@@ -17,7 +17,6 @@ import statistics
 import time
 from collections import Counter, defaultdict
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -46,8 +45,8 @@ LOT = 5
 BARS = 6
 """Ranges into which predicted numbers are sorted."""
 
-TEXTS = ("key", "question", "how", "unit")
-"""Fields of an answer that are text."""
+FIELDS = ("predicted", "found", "key", "question", "how", "unit")
+"""Fields of an answer: two values, and text."""
 
 LARGEST = 1e300
 """Largest number that counts, so that differences are finite."""
@@ -103,32 +102,36 @@ class Students:
         finally:
             self.waiting.pop(id, None)
 
-    async def send(self, teacher: str, experiment: Any) -> dict[str, Any]:
-        """Offer an experiment to everybody who is here or comes; None takes back the last.
+    def send(self, teacher: str, fields: Any) -> dict[str, Any]:
+        """Offer an experiment of these fields to everybody who is here or comes; None takes back the last.
 
         Returns
         -------
         dict
-            Empty; ``refused``, the reason, if the teacher's own server finds a fault in the experiment.
+            Empty; ``refused``, the reason, if others cannot have such an experiment.
         """
-        offer = None
-        if experiment is not None:
-            checked = await self.of(teacher, {"experiment": experiment})
-            if "refused" in checked:
-                return checked
-            offer = {"id": secrets.token_hex(8), "by": teacher, "at": time.time(), **checked}
-        self.offer = offer
+        from dlpar.config.experiment import Experiment  # loads pydantic, which JupyterHub brings
+
+        if fields is None:
+            self.offer = None
+            return {}
+        try:
+            experiment = Experiment.from_json(json.dumps(fields))
+        except ValueError as error:
+            return {"refused": str(error)}
+        if experiment.sync.scheme == "own":
+            return {"refused": "sync.scheme: got 'own', allowed is one of dlpar's: no code is sent to others"}
+        self.offer = {"id": secrets.token_hex(8), "by": teacher, "at": time.time()}
+        self.offer |= {"experiment": json.loads(experiment.to_json())}
         return {}
 
     async def look(self) -> list[dict[str, Any]]:
         """Return a row for every user: ``{name, here, active, answers, jobs, memory, offered}``."""
         if self.offer is not None and time.time() - self.offer["at"] >= offers.LASTS:
             self.offer = None
-        users, token = (
-            f"{os.environ['JUPYTERHUB_API_URL']}/users?limit=1000",
-            os.environ["JUPYTERHUB_API_TOKEN"],
-        )
-        response = await AsyncHTTPClient().fetch(users, headers={"Authorization": f"token {token}"})
+        users = f"{os.environ['JUPYTERHUB_API_URL']}/users?limit=1000"
+        token = {"Authorization": f"token {os.environ['JUPYTERHUB_API_TOKEN']}"}
+        response = await AsyncHTTPClient().fetch(users, headers=token)
         return [self._row(user) for user in sorted(json.loads(response.body), key=lambda user: user["name"])]
 
     def _row(self, user: dict[str, Any]) -> dict[str, Any]:
@@ -165,62 +168,56 @@ class Answers:
         for student, answers in self._now.items():
             for key, answer in answers.items():
                 questions[key][student] = answer
-        rows = []
-        for key, now in sorted(questions.items()):
-            if len(now) < LOT:
-                # The shown answers stay stored. Otherwise the next one to arrive would differ visibly from the rest.
-                continue
+        # Of a question with too few answers the shown ones stay stored.  Otherwise the next one to arrive would differ
+        # visibly from the rest.
+        self._shown = {key: shown for key, shown in self._shown.items() if key in questions}
+        for key, now in questions.items():
             before = self._shown.get(key, {})
-            if sum(now.get(student) != before.get(student) for student in {*now, *before}) >= LOT:
+            changes = sum(now.get(student) != before.get(student) for student in {*now, *before})
+            if len(now) >= LOT and changes >= LOT:
                 self._shown[key] = now
-            rows.append(_row(key, [*self._shown[key].values()]))
-        self._shown = {key: self._shown[key] for key in self._shown if key in questions}
-        return rows
+        enough = [key for key in sorted(questions) if len(questions[key]) >= LOT]
+        return [_row(key, [*self._shown[key].values()]) for key in enough]
 
 
 def _is_answer(found: Any) -> bool:
     """Tell whether it has an answer's fields: it comes from a file that a student can write to."""
     if not isinstance(found, dict):
         return False
-    predicted, is_text = (
-        found.get("predicted", math.nan),
-        [isinstance(found.get(name), str) for name in TEXTS],
-    )
-    return all(is_text) and (predicted is None or _is_value(predicted)) and _is_value(found.get("found"))
+    predicted, right, *texts = [found.get(name, math.nan) for name in FIELDS]
+    is_text = all(isinstance(text, str) for text in texts)
+    return is_text and _is_value(right) and (predicted is None or _is_value(predicted))
 
 
 def _is_value(found: Any) -> bool:
     return isinstance(found, str) or (type(found) in (int, float) and abs(found) < LARGEST)  # NaN is not
 
 
+def _numbers(values: list[Any]) -> list[float]:
+    return [value for value in values if isinstance(value, (int, float))]
+
+
 def _row(key: str, answers: list[dict[str, Any]]) -> dict[str, Any]:
-    first, unit = answers[0], f" {answers[0]['unit']}" if answers[0]["unit"] else ""
+    first, unit = answers[0], f" {answers[0]['unit']}".rstrip()
     known = [answer["predicted"] for answer in answers if answer["predicted"] is not None]
-    numbers = [value for value in known if isinstance(value, (int, float))]
-    if numbers:
-        predicted = _ranges(numbers, unit)
-    else:
-        predicted = [[label, count] for label, count in sorted(Counter(known).items())]
+    predicted = _ranges(numbers, unit) if (numbers := _numbers(known)) else sorted(Counter(known).items())
     if len(known) < len(answers):
-        predicted.append(["I don't know", len(answers) - len(known)])
-    measured = [answer["found"] for answer in answers if isinstance(answer["found"], (int, float))]
+        predicted.append(("I don't know", len(answers) - len(known)))
     found = str(first["found"])
-    if measured:
+    if measured := _numbers([answer["found"] for answer in answers]):
         found = f"{statistics.median(measured):.3g}{unit}, {first['how']} (median)"
     row = {"key": key, "question": first["question"], "answers": len(answers)}
-    return row | {"predicted": predicted, "found": found}
+    return row | {"predicted": [*map(list, predicted)], "found": found}
 
 
-def _ranges(numbers: list[float], unit: str) -> list[list[Any]]:
+def _ranges(numbers: list[float], unit: str) -> list[tuple[str, int]]:
     """Count numbers in equal ranges, each named by its bounds; the outer ones are rounded outwards."""
-    low, high = min(numbers), max(numbers)
-    step = float(f"{(high - low) / (BARS - 1):.1g}")
+    step = float(f"{(max(numbers) - min(numbers)) / (BARS - 1):.1g}")
     if not step:
-        return [[f"about {low:.2g}{unit}", len(numbers)]]
-    first = int(low // step)
+        return [(f"about {min(numbers):.2g}{unit}", len(numbers))]
     counts = Counter(int(value // step) for value in numbers)
-    bins = range(first, max(counts) + 1)
-    return [[f"{i * step:.4g} to {(i + 1) * step:.4g}{unit}", counts[i]] for i in bins]
+    bins = range(min(counts), max(counts) + 1)
+    return [(f"{i * step:.4g} to {(i + 1) * step:.4g}{unit}", counts[i]) for i in bins]
 
 
 # ---- the page ------------------------------------------------------------------------
@@ -234,10 +231,7 @@ class Page(HubOAuthenticated, RequestHandler):
         """Show it; its script asks for the rest."""
         policy = "default-src 'self' 'unsafe-inline'; frame-ancestors 'none'"
         self.set_header("Content-Security-Policy", policy)
-        token = self.xsrf_token
-        admin = f"{os.environ.get('JUPYTERHUB_BASE_URL', '/')}hub/admin"
-        page = str(Path(__file__).with_name("teacher.html"))
-        self.render(page, hub=admin, xsrf=token.decode() if isinstance(token, bytes) else token)
+        self.render("teacher.html", hub=f"{self.hub_auth.hub_prefix}admin", xsrf=self.xsrf_token)
 
 
 class Class(HubOAuthenticated, RequestHandler):
@@ -263,11 +257,7 @@ class Class(HubOAuthenticated, RequestHandler):
         ============================  ==================================================================
         """
         students, teacher = self.settings["students"], self.current_user["name"]
-        try:
-            asked = json.loads(self.request.body)
-        except ValueError:
-            asked = None
-        match asked:
+        match json.loads(self.request.body):
             case {"name": name, "stop": job}:
                 told = await students.of(str(name), {"stop": job})
             case {"pause": pause}:
@@ -275,9 +265,9 @@ class Class(HubOAuthenticated, RequestHandler):
             case {"runs": _}:
                 told = await students.of(teacher, {"runs": NEWEST})
             case {"send": experiment}:
-                told = await students.send(teacher, experiment)
+                told = students.send(teacher, experiment)
             case _:
-                raise HTTPError(400, reason="the body must be JSON with name and stop, pause, runs, or send")
+                raise HTTPError(400, reason="the body must have name and stop, pause, runs, or send")
         self.finish(told)
 
 
@@ -285,11 +275,6 @@ class Report(HubOAuthenticated, RequestHandler):
     """Reports of students' servers, each admitted by its own token and taken as that student's."""
 
     hub_scopes = None  # anybody of this hub may report, and do nothing else here
-
-    def check_xsrf_cookie(self) -> None:
-        """Check it unless a token came, which other pages do not have."""
-        self.get_current_user()
-        super().check_xsrf_cookie()
 
     @authenticated
     def post(self) -> None:
@@ -323,7 +308,8 @@ async def main() -> None:
     prefix, where = os.environ["JUPYTERHUB_SERVICE_PREFIX"], urlsplit(os.environ["JUPYTERHUB_SERVICE_URL"])
     ours = {"": Page, "class": Class, "report": Report, "oauth_callback": HubOAuthCallbackHandler}
     handlers = [(f"{prefix}{name}", handler) for name, handler in ours.items()]
-    service = Application(handlers, students=Students(), cookie_secret=os.urandom(32), xsrf_cookies=True)
+    # JupyterHub checks the XSRF cookie of all that comes without a token, not before it knows about tokens.
+    service = Application(handlers, students=Students(), cookie_secret=os.urandom(32))
     # If the proxy is another machine, the name it knows us by need not be an address of ours.
     address = where.hostname if where.hostname == "127.0.0.1" else ""
     service.listen(where.port, address, max_body_size=REPORT)

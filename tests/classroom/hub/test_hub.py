@@ -143,6 +143,8 @@ def test_the_teacher_sees_who_is_here_and_stops_a_job(hub: Hub, chromium) -> Non
     button.wait_for(state="detached", timeout=15_000)
     assert page.locator("#trouble").inner_text() == ""
     assert run
+    forged = "fetch('class', {method: 'POST', body: '{\"pause\": true}'}).then(answer => answer.status)"
+    assert page.evaluate(forged) == 403, "another page has her cookie, and not the page's token"
     page.get_by_role("button", name="Pause everyone").click()
     page.locator("#sum", has_text="PAUSED").wait_for(timeout=10_000)
     waits = "job = dlpar.launch(dlpar.Experiment(workers=1, steps=3))\nimport time; time.sleep(1.5); print(job.poll())"

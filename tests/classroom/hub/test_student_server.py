@@ -23,11 +23,6 @@ pytestmark = pytest.mark.slow
 def test_a_request_that_cannot_be_done_is_refused_by_name() -> None:
     why = "job: got 'another', which is not running, or is only starting"
     assert student_server.do({"stop": "another"}) == {"refused": why}
-    own = json.loads(dlpar.Experiment().to_json()) | {"sync": {"scheme": "own", "code": "gASV"}}
-    for experiment, why in ((own, "allowed is one of dlpar's"), ({"colour": 1}, "colour")):
-        assert why in student_server.do({"experiment": experiment})["refused"]
-    fields = student_server.do({"experiment": {"workers": 3}})["experiment"]
-    assert fields["workers"] == 3 and fields["model"]["name"] == "mlp"
 
 
 def test_a_report_brings_the_offer_and_the_requests_and_the_next_their_outcome(monkeypatch) -> None:

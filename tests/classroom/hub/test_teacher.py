@@ -97,6 +97,16 @@ def test_an_offer_is_brought_once_and_the_last_class_s_is_taken_back(monkeypatch
     assert "offer" not in them.hear("ada", told()) and not row(them, "ada")["offered"]
 
 
+def test_an_experiment_is_checked_before_it_is_offered_and_offered_with_all_its_fields():
+    them, own = teacher.Students(), {"sync": {"scheme": "own", "code": "gASV"}}
+    for fields, why in ((own, "allowed is one of dlpar's"), ({"colour": 1}, "colour"), (7, "got 7")):
+        assert why in them.send("grace", fields)["refused"] and them.offer is None
+    assert them.send("grace", {"workers": 3}) == {}
+    offered = them.offer["experiment"]
+    assert them.offer["by"] == "grace" and (offered["workers"], offered["model"]["name"]) == (3, "mlp")
+    assert them.send("grace", None) == {} and them.offer is None
+
+
 def test_who_may_not_pause_hears_why(monkeypatch):
     monkeypatch.setenv("DLPAR_SLOTS", "")
     with pytest.raises(teacher.HTTPError, match="nobody gives them out here"):
