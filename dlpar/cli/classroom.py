@@ -18,7 +18,6 @@ import typer
 
 from dlpar.classroom.grading.release import is_master, usual_labs
 from dlpar.classroom.grading.release import release as make
-from dlpar.classroom.hub import settings as hub_settings
 from dlpar.cli import BadRequest, Failed, Stops
 from dlpar.config.paths import private_folder
 from dlpar.jobs.control_groups import cores
@@ -76,8 +75,12 @@ def hub(
     config : FILE
         A jupyterhub_config.py to read last.
     """
+    if find_spec("jupyterhub") is None:
+        raise Failed("JupyterHub is not installed; `pip install 'dlpar[hub]'` brings it")
+    from dlpar.classroom.hub import classroom as machine
+
     own = "/var/lib/dlpar-hub" if os.getuid() == 0 else f"{platformdirs.user_data_dir('dlpar')}/hub"
-    settings = hub_settings.Settings(
+    settings = machine.Settings(
         accounts=accounts,
         users=_names(users),
         teachers=_names(teachers),
@@ -91,28 +94,20 @@ def hub(
         slots=usual_slots() if slots is None else slots,
         more=config and os.path.abspath(config),
     )
-    if find_spec("jupyterhub") is None:
-        raise Failed("JupyterHub is not installed; `pip install 'dlpar[hub]'` brings it")
-    hub_settings.proxy_command()  # raises where there is none
-    _become_hub(settings)
-    return 0
-
-
-def _become_hub(settings: hub_settings.Settings) -> None:
-    """Say where everything is, and replace this process by JupyterHub."""
+    machine.proxy_command()  # raises where there is none
     own = private_folder(Path(settings.folder))
-    settings = hub_settings.without_solutions(settings)
+    settings = machine.without_solutions(settings)
     print(f"labs: {settings.labs}; the hub's own folder: {own}")
-    if settings.accounts == hub_settings.LISTED:
-        students, teachers = hub_settings.passwords(own)
+    if accounts == machine.LISTED:
+        students, teachers = machine.passwords(own)
         print(f"  password of the students {', '.join(settings.users)}: {students}")
         print(f"  password of the teachers {', '.join(settings.teachers)}: {teachers}")
         print("All notebooks run in your own account: nothing keeps users from each other's files.")
     scheme = "https" if settings.certificate else "http"
     print(f"open {scheme}://{settings.address}:{settings.port}", flush=True)
-    program = str(Path(hub_settings.__file__).with_name("jupyterhub_config.py"))
+    program = str(Path(machine.__file__).with_name("jupyterhub_config.py"))
     os.chdir(own)  # the hub imports nothing from here (-P)
-    os.environ[hub_settings.VARIABLE] = json.dumps(asdict(settings))
+    os.environ[machine.VARIABLE] = json.dumps(asdict(settings))
     os.execv(sys.executable, [sys.executable, "-P", "-m", "jupyterhub", "-f", program])
 
 
