@@ -104,7 +104,6 @@ def classroom(
     c.JupyterHub.load_roles.extend([
         {"name": "idle-culler", "services": ["idle-culler"],
          "scopes": ["list:users", "read:users:activity", "read:servers", "delete:servers"]},
-        {"name": "teacher-page", "services": ["teacher"], "scopes": ["list:users", "read:servers"]},
         {"name": "teacher", "users": sorted(teachers),
          "scopes": ["self", "access:services!service=teacher", "admin-ui", "list:users", "servers"]},
     ])  # fmt: skip

@@ -1,9 +1,8 @@
 """The teacher's page: list students and jobs; stop a job, pause all, send an experiment, show the predictions.
 
-It is a service of JupyterHub.  Its token lets it list users and their servers, nothing else, and goes to the hub
-alone.  Every student's own server reports to it, with that server's own token
-(:mod:`dlpar.classroom.hub.student_server`), and does in her account what the page asks for.  So the page works alike
-with local accounts, The Littlest JupyterHub and Kubernetes, and needs no rights on the machine.
+It is a service of JupyterHub whose token has no rights.  Every student's own server reports to it, with that server's
+own token (:mod:`dlpar.classroom.hub.student_server`), and does in her account what the page asks for.  So the page
+works alike with local accounts, The Littlest JupyterHub and Kubernetes, and needs no rights on the machine.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from jupyterhub.services.auth import HubOAuthCallbackHandler, HubOAuthenticated
-from tornado.httpclient import AsyncHTTPClient
 from tornado.web import Application, HTTPError, RequestHandler, authenticated
 
 from dlpar.jobs.slots import NoSlots, ask, keeper_socket
@@ -35,6 +33,9 @@ REPORT = 1 << 20
 
 NEWEST = 20
 """Runs that a teacher can choose from."""
+
+SILENT = {"jobs": [], "memory": 0, "offered": False}
+"""What is known about a student whose server no longer reports."""
 
 JOB = {"id": str, "says": str, "ranks": int}
 """Fields of a running job."""
@@ -125,22 +126,13 @@ class Students:
         self.offer |= {"experiment": json.loads(experiment.to_json())}
         return {}
 
-    async def look(self) -> list[dict[str, Any]]:
-        """Return a row for every user: ``{name, here, active, answers, jobs, memory, offered}``."""
+    def table(self) -> list[dict[str, Any]]:
+        """Return a row for every user whose server has reported: ``{name, here, jobs, memory, offered}``."""
         if self.offer is not None and time.time() - self.offer["at"] >= offers.LASTS:
             self.offer = None
-        users = f"{os.environ['JUPYTERHUB_API_URL']}/users?limit=1000"
-        token = {"Authorization": f"token {os.environ['JUPYTERHUB_API_TOKEN']}"}
-        response = await AsyncHTTPClient().fetch(users, headers=token)
-        return [self._row(user) for user in sorted(json.loads(response.body), key=lambda user: user["name"])]
-
-    def _row(self, user: dict[str, Any]) -> dict[str, Any]:
-        server = (user.get("servers") or {}).get("") or {}
-        row = {"name": user["name"], "here": bool(server.get("ready")), "active": server.get("last_activity")}
-        row |= {"answers": False, "jobs": [], "memory": 0, "offered": False}
-        at, report = self.rows.get(user["name"], (-math.inf, {}))
-        is_heard = row["here"] and time.monotonic() - at < PATIENCE
-        return row | report | {"answers": True} if is_heard else row
+        now = time.monotonic()
+        heard = [(name, now - at < PATIENCE, report) for name, (at, report) in sorted(self.rows.items())]
+        return [{"name": name, "here": here} | (report if here else SILENT) for name, here, report in heard]
 
 
 # ---- predictions ---------------------------------------------------------------------
@@ -241,9 +233,8 @@ class Class(HubOAuthenticated, RequestHandler):
     async def get(self) -> None:
         """``{students: [row…], slots: {slots, taken, waiting, paused} or null, predictions: [row…], sent}``."""
         students: Students = self.settings["students"]
-        rows, slots = await asyncio.gather(students.look(), queue())
-        predictions, sent = students.answers.table(), students.offer is not None
-        self.finish({"students": rows, "slots": slots, "predictions": predictions, "sent": sent})
+        told = {"students": students.table(), "predictions": students.answers.table()}
+        self.finish(told | {"slots": await queue(), "sent": students.offer is not None})
 
     @authenticated
     async def post(self) -> None:

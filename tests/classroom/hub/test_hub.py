@@ -136,7 +136,8 @@ def test_the_teacher_sees_who_is_here_and_stops_a_job(hub: Hub, chromium) -> Non
     button.wait_for(timeout=20_000)
     row.locator("td:nth-child(4)", has_text="2").wait_for(timeout=20_000)
     assert int(row.locator("td").nth(4).inner_text().removesuffix(" MiB")) > 100
-    assert page.locator("tr", has_text="bob").locator("td").nth(1).inner_text() == "not here"
+    assert row.locator("td").nth(1).inner_text() == "here"
+    assert page.locator("tr", has_text="bob").count() == 0, "he has never come: the hub's own page lists him"
     button.click()
     said = kernel.run("print(job._guardian.wait(30), job.poll(), job.run.reason)")
     assert said == "0 stopped the launcher got SIGTERM, so it was stopped\n"
