@@ -12,6 +12,7 @@ import json
 import os
 import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -41,13 +42,8 @@ MEASURED = 10
 class Reporter:
     """Report to the teacher's page, do what it asks for, and count running jobs as activity.
 
-    A report is ``{jobs, memory, offer, predictions, done}``.  The answer is ``{asked: {ID: REQUEST}}``, and ``offer``
-    if it has changed.  The next report's ``done`` holds the outcome of each request; a request is one of these:
-
-    ==================  ========================================================
-    ``{stop: ID}``      end a job
-    ``{runs: NUMBER}``  ``{runs}``, the newest, each ``{id, says, experiment}``
-    ==================  ========================================================
+    A report is ``{jobs, memory, offer, predictions}``.  The answer is ``{stop}``, jobs to end, and ``offer`` if it has
+    changed.
 
     Parameters
     ----------
@@ -67,14 +63,13 @@ class Reporter:
         }
         self.client = AsyncHTTPClient()
         self.measured_at, self.memory = -MEASURED, 0
-        self.done: dict[str, Any] = {}
 
     async def run(self) -> None:
         """Report again and again."""
         while True:
             try:
                 await self.report()
-                await asyncio.sleep(0 if self.done else EVERY)
+                await asyncio.sleep(EVERY)
             except (OSError, HTTPClientError, ValueError, LookupError, TypeError):
                 await asyncio.sleep(LATER)
 
@@ -82,11 +77,11 @@ class Reporter:
         """Report once, and do what the answer asks for."""
         body = json.dumps(await asyncio.to_thread(self._state))
         answer = json.loads((await self.client.fetch(self.url, body=body, **self.given)).body)
-        self.done.clear()
         if "offer" in answer:
             offers.put(answer["offer"])
-        for id, request in answer["asked"].items():
-            self.done[id] = await asyncio.to_thread(do, request)
+        for job in answer["stop"]:
+            with suppress(ValueError, OSError):  # it has ended meanwhile
+                stop(job)
 
     def _state(self) -> dict[str, Any]:
         if time.monotonic() - self.measured_at > MEASURED:
@@ -95,16 +90,7 @@ class Reporter:
         if jobs:
             self.activity["dlpar"] = utcnow(with_tz=True)
         state = {"jobs": jobs, "memory": self.memory, "offer": offer and offer["id"]}
-        return state | {"predictions": shared_answers(), "done": self.done}
-
-
-def do(request: dict[str, Any]) -> dict[str, Any]:
-    """Do what the teacher's page asks for; returns the outcome, or ``{refused}`` with the reason."""
-    ((name, given),) = request.items()
-    try:
-        return DEEDS[name](given) or {}
-    except (ValueError, TypeError, OSError) as error:
-        return {"refused": str(error)}
+        return state | {"predictions": shared_answers()}
 
 
 def stop(job: str) -> None:
@@ -122,17 +108,6 @@ def stop(job: str) -> None:
     os.kill(pids[0], signal.SIGTERM)
 
 
-def newest_runs(number: int) -> dict[str, Any]:
-    """Return ``{runs: [{id, says, experiment}…]}``, the newest first."""
-    folders = sorted(runs_folder().glob("*"), reverse=True)[:number]
-    runs = [{"id": folder.name} | _described(folder) for folder in folders]
-    return {"runs": [run for run in runs if run["experiment"] is not None]}
-
-
-DEEDS = {"stop": stop, "runs": newest_runs}
-"""Requests of the teacher's page."""
-
-
 def running_folders() -> list[Path]:
     """Return the folders of the running jobs, the oldest first."""
     if not any(map(is_locked, runtime_folder().glob("job-*"))):
@@ -144,7 +119,7 @@ def running_folders() -> list[Path]:
 def running() -> list[dict[str, Any]]:
     """List the running jobs: ``{id, says, ranks}``."""
     return [
-        {"id": folder.name, "says": _described(folder)["says"], "ranks": len(still_ranks(pids_of(folder)))}
+        {"id": folder.name, "says": _described(folder), "ranks": len(still_ranks(pids_of(folder)))}
         for folder in running_folders()
     ]
 
@@ -158,17 +133,16 @@ def memory() -> int:
     return sum(map(resident, {pid for root in roots for pid in (root, *descendants(root))}))
 
 
-def _described(folder: Path) -> dict[str, Any]:
-    """Describe a job in words, with the fields of its experiment; None if they cannot be read."""
+def _described(folder: Path) -> str:
+    """Describe a job in words."""
     try:
         e = json.loads((folder / "experiment.json").read_bytes())
         what = f"{e['model']['name']} on {e['data']['name']}, {e['sync']['scheme']}"
         if folder.name.startswith("spmd-"):
             what = "a function of hers"
-        workers = f"{e['workers']} worker{'s' * (e['workers'] != 1)}"
-        return {"says": f"{what}, {workers}, {e['cluster']['world']}", "experiment": e}
+        return f"{what}, {e['workers']} worker{'s' * (e['workers'] != 1)}, {e['cluster']['world']}"
     except (OSError, ValueError, LookupError, TypeError):
-        return {"says": "a job", "experiment": None}
+        return "a job"
 
 
 def _jupyter_server_extension_points() -> list[dict[str, str]]:

@@ -26,13 +26,10 @@ from dlpar.jobs.slots import NoSlots, ask, keeper_socket
 from dlpar.lab import offers
 
 PATIENCE = 8.0
-"""Seconds a student's server may take until its next report, or to answer a request."""
+"""Seconds a student's server may take until its next report."""
 
 REPORT = 1 << 20
 """Bytes of a report at most."""
-
-NEWEST = 20
-"""Runs that a teacher can choose from."""
 
 SILENT = {"jobs": [], "memory": 0, "offered": False}
 """What is known about a student whose server no longer reports."""
@@ -67,9 +64,9 @@ class Students:
     def __init__(self) -> None:
         self.offer: dict[str, Any] | None = None
         self.answers = Answers()
-        # By name: the time of a report and the report.  By a request's id: its student, the request, and the outcome.
+        # By name: the time of a report and the report; jobs that are to end.
         self.rows: dict[str, tuple[float, dict[str, Any]]] = {}
-        self.waiting: dict[str, tuple[str, dict[str, Any], asyncio.Future]] = {}
+        self.to_stop: dict[str, set[str]] = defaultdict(set)
 
     def hear(self, name: str, report: dict[str, Any]) -> dict[str, Any]:
         """Take a report of a student's server; returns the answer to it.
@@ -80,28 +77,12 @@ class Students:
             If it is no report: a student can make her server say anything.
         """
         jobs = [{field: kind(job[field]) for field, kind in JOB.items()} for job in report["jobs"]]
-        memory, has, done = int(report["memory"]), report["offer"], dict(report["done"])
+        memory, has = int(report["memory"]), report["offer"]
         self.answers.heard(name, report["predictions"])
-        for id, outcome in done.items():
-            if id in self.waiting and self.waiting[id][0] == name:
-                self.waiting.pop(id)[2].set_result(dict(outcome))
         wanted = self.offer and self.offer["id"]
         offered = wanted is not None and has == wanted
         self.rows[name] = time.monotonic(), {"jobs": jobs, "memory": memory, "offered": offered}
-        asked = {id: request for id, (who, request, _) in self.waiting.items() if who == name}
-        return {"asked": asked} | ({} if has == wanted else {"offer": self.offer})
-
-    async def of(self, name: str, request: dict[str, Any]) -> Any:
-        """Ask a user's server for something, with its next report; raises `HTTPError` if it is silent."""
-        id, outcome = secrets.token_hex(8), asyncio.get_running_loop().create_future()
-        self.waiting[id] = name, request, outcome
-        try:
-            return await asyncio.wait_for(outcome, PATIENCE)
-        except TimeoutError:
-            why = f"{name}'s notebook server does not answer; it is started from the hub's home page"
-            raise HTTPError(409, reason=why) from None
-        finally:
-            self.waiting.pop(id, None)
+        return {"stop": [*self.to_stop.pop(name, ())]} | ({} if has == wanted else {"offer": self.offer})
 
     def send(self, teacher: str, fields: Any) -> dict[str, Any]:
         """Offer an experiment of these fields to everybody who is here or comes; None takes back the last.
@@ -241,24 +222,21 @@ class Class(HubOAuthenticated, RequestHandler):
         """Do what the request asks for, and return the answer to it.
 
         ============================  ==================================================================
-        ``{name, stop: ID}``          end a student's job
+        ``{name, stop: ID}``          end a student's job, at the next report of her server
         ``{pause: true or false}``    let no further job begin, or let them begin again
-        ``{runs}``                    answer ``{runs}``, the teacher's own newest runs
         ``{send: FIELDS or null}``    send an experiment, or take it back; may answer ``{refused}``
         ============================  ==================================================================
         """
-        students, teacher = self.settings["students"], self.current_user["name"]
+        students, told = self.settings["students"], {}
         match json.loads(self.request.body):
-            case {"name": name, "stop": job}:
-                told = await students.of(str(name), {"stop": job})
+            case {"name": str(name), "stop": str(job)}:
+                students.to_stop[name].add(job)
             case {"pause": pause}:
                 told = await ask_keeper({"pause": bool(pause)})
-            case {"runs": _}:
-                told = await students.of(teacher, {"runs": NEWEST})
             case {"send": experiment}:
-                told = students.send(teacher, experiment)
+                told = students.send(self.current_user["name"], experiment)
             case _:
-                raise HTTPError(400, reason="the body must have name and stop, pause, runs, or send")
+                raise HTTPError(400, reason="the body must have name and stop, pause, or send")
         self.finish(told)
 
 

@@ -20,22 +20,17 @@ from dlpar.lab import offers
 pytestmark = pytest.mark.slow
 
 
-def test_a_request_that_cannot_be_done_is_refused_by_name() -> None:
-    why = "job: got 'another', which is not running, or is only starting"
-    assert student_server.do({"stop": "another"}) == {"refused": why}
-
-
-def test_a_report_brings_the_offer_and_the_requests_and_the_next_their_outcome(monkeypatch) -> None:
+def test_a_report_brings_the_offer_and_the_jobs_to_stop(monkeypatch) -> None:
     monkeypatch.setenv("DLPAR_HUB_PROXY", "http://127.0.0.1:1")
     monkeypatch.setenv("JUPYTERHUB_API_TOKEN", "hers")
     fields = json.loads(dlpar.Experiment().to_json())
     offer = {"id": "7", "by": "grace", "at": time.time(), "experiment": fields}
     own = offer | {"experiment": fields | {"sync": {"scheme": "own", "code": "gASV"}}}
     answers = [
-        {"asked": {"x": {"stop": "another"}}, "offer": offer}, {"asked": {}}, {"asked": {}, "offer": own},
-        {"asked": {}, "offer": None},
+        {"stop": ["another", "hers"], "offer": offer}, {"stop": []}, {"stop": [], "offer": own},
+        {"stop": [], "offer": None},
     ]  # fmt: skip
-    reporter, sent = student_server.Reporter({}), []
+    reporter, sent, stopped = student_server.Reporter({}), [], []
 
     async def fetch(url: str, body: str, method: str, headers: dict[str, str], validate_cert: bool) -> Any:
         assert (
@@ -44,7 +39,13 @@ def test_a_report_brings_the_offer_and_the_requests_and_the_next_their_outcome(m
         sent.append(json.loads(body))
         return SimpleNamespace(body=json.dumps(answers[len(sent) - 1]))
 
+    def stop(job: str) -> None:
+        stopped.append(job)
+        if job != "hers":
+            raise ValueError("it is not running")
+
     monkeypatch.setattr(reporter.client, "fetch", fetch)
+    monkeypatch.setattr(student_server, "stop", stop)
 
     async def report() -> None:
         await reporter.report()
@@ -55,7 +56,7 @@ def test_a_report_brings_the_offer_and_the_requests_and_the_next_their_outcome(m
 
     run_apart(report())
     assert [one["offer"] for one in sent] == [None, "7", "7", "7"] and offers.present() is None
-    assert [one["done"] for one in sent[:3]] == [{}, {"x": student_server.do({"stop": "another"})}, {}]
+    assert stopped == ["another", "hers"]
 
 
 def test_a_running_job_is_activity_is_listed_and_can_be_stopped(monkeypatch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from typing import Any
 
@@ -21,14 +20,14 @@ def row(them: teacher.Students, name: str) -> dict[str, Any]:
 
 
 def told(predictions: Any = None, **changes: Any) -> dict[str, Any]:
-    return {"jobs": [], "memory": 1 << 20, "offer": None, "predictions": predictions, "done": {}} | changes
+    return {"jobs": [], "memory": 1 << 20, "offer": None, "predictions": predictions} | changes
 
 
 def test_a_server_that_talks_nonsense_is_refused_and_hides_nobody_else():
     them = teacher.Students()
     for n in range(teacher.LOT):
         them.hear(f"student{n}", told([answer(float(n))]))
-    nonsense = [7, {}, told(7), told(memory=float("nan")), told(jobs=[{}]), told(jobs="none"), told(done=[1])]
+    nonsense = [7, {}, told(7), told(memory=float("nan")), told(jobs=[{}]), told(jobs="none")]
     for n, report in enumerate(nonsense):
         with pytest.raises((LookupError, TypeError, ValueError)):
             them.hear(f"joker{n}", report)
@@ -46,38 +45,12 @@ def test_a_server_that_has_fallen_silent_is_shown_so(monkeypatch):
     assert not row(them, "ada")["here"] and row(them, "ada")["jobs"] == []
 
 
-def test_a_request_is_answered_by_the_server_it_was_meant_for_alone(monkeypatch):
-    async def ask() -> Any:
-        them = teacher.Students()
-        asking = asyncio.ensure_future(them.of("ada", {"stop": "job"}))
-        await asyncio.sleep(0)
-        assert them.hear("bob", told()) == {"asked": {}}
-        asked = them.hear("ada", told())["asked"]
-        ((id, request),) = asked.items()
-        assert request == {"stop": "job"}
-        them.hear("bob", told(done={id: {"refused": "by bob"}}))
-        assert not asking.done()
-        them.hear("ada", told(done={id: {}}))
-        return await asking
-
-    assert run_apart(ask()) == {}
-
-    async def refused(report: dict[str, Any] | None) -> Any:
-        them = teacher.Students()
-        asking = asyncio.ensure_future(them.of("ada", {"stop": "job"}))
-        await asyncio.sleep(0)
-        if report is not None:
-            (id,) = them.hear("ada", told())["asked"]
-            them.hear("ada", told(done={id: report}))
-        return await asking
-
-    for nonsense in (5, "stopped", [1]):
-        with pytest.raises((TypeError, ValueError)):  # said to the student's server, not to the teacher
-            run_apart(refused(nonsense))
-    assert run_apart(refused({"refused": "no such job"})) == {"refused": "no such job"}  # the page says so
-    monkeypatch.setattr(teacher, "PATIENCE", 0.1)
-    with pytest.raises(teacher.HTTPError, match="does not answer"):
-        run_apart(refused(None))
+def test_a_job_is_stopped_once_by_the_server_of_its_own_student_alone():
+    them = teacher.Students()
+    them.to_stop["ada"] |= {"her job"}
+    assert them.hear("bob", told()) == {"stop": []}
+    assert them.hear("ada", told()) == {"stop": ["her job"]}
+    assert them.hear("ada", told()) == {"stop": []}
 
 
 def test_an_offer_is_brought_once_and_the_last_class_s_is_taken_back(monkeypatch):
