@@ -22,6 +22,7 @@ import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from subprocess import CalledProcessError
 from typing import Any
@@ -78,11 +79,8 @@ class Unreadable(Exception):
 
 def role(cell: NotebookNode) -> str | None:
     """Return ``"answer"``, ``"check"`` or ``"given"``; None for a cell that is not part of an exercise."""
-    if is_solution(cell):
-        return "answer"
-    if is_grade(cell):
-        return "check"
-    return "given" if is_locked(cell) else None
+    marks = {"answer": is_solution, "check": is_grade, "given": is_locked}
+    return next((name for name, is_marked in marks.items() if is_marked(cell)), None)
 
 
 def part(notebook: NotebookNode, wanted: str) -> NotebookNode:
@@ -104,13 +102,8 @@ def exercise(master: NotebookNode) -> NotebookNode | None:
     NotebookNode or None
         None if the lab has no exercise.
     """
-    kept, text = [], None
-    for cell in master.cells:
-        if cell.cell_type == "markdown":
-            text = cell
-        elif role(cell):
-            kept += [one for one in (text, cell) if one is not None]
-            text = None
+    introduces = {id(cell) for cell, after in pairwise(master.cells) if role(after)}
+    kept = [c for c in master.cells if role(c) or (c.cell_type == "markdown" and id(c) in introduces)]
     if not kept:
         return None
     marks = dict(grade=False, grade_id=IMPORTS, locked=True, schema_version=3, solution=False, task=False)
@@ -230,11 +223,7 @@ def answer_in(cells: list[Any], wanted: str) -> str:
     found = []
     for cell in cells:
         match cell:
-            case {
-                "cell_type": "code",
-                "metadata": {"nbgrader": {"grade_id": name}},
-                "source": str() | list() as text,
-            }:
+            case {"metadata": {"nbgrader": {"grade_id": name}}, "source": str() | list() as text}:
                 if name == wanted:
                     found.append("".join(map(str, text)).encode(errors="replace").decode())
     if len(found) != 1:
