@@ -73,6 +73,14 @@ def _kernel(call: str, *arguments: Any) -> None:
         raise OSError(ctypes.get_errno(), f"{call}: {os.strerror(ctypes.get_errno())}")
 
 
+def main() -> None:
+    """Open the nursery, then judge: it forks from a process that knows little, and has not even imported the checks."""
+    nursery = open_nursery()
+    from dlpar.classroom.grading.judge import main as judge
+
+    judge(nursery)
+
+
 # ---- the nursery ----------------------------------------------------------------------
 
 
@@ -147,9 +155,7 @@ def packed(message: Any) -> bytes:
     return body.getvalue()
 
 
-def _called(
-    ask: Callable[..., Any], answer: str, space: dict[str, Any], name: str, given: list, named: dict
-) -> bytes:
+def _called(ask: Callable, answer: str, space: dict, name: str, given: list, named: dict) -> bytes:
     """Call a function of the answer; give its result, or its traceback, and the arguments as it has left them."""
     given = [CellComm(*one, ask) if isinstance(one, Place) else one for one in given]
     try:
