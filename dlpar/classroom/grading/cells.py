@@ -15,7 +15,6 @@ import pickle
 import resource
 import signal
 import socket
-import sys
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -92,7 +91,9 @@ def open_nursery() -> socket.socket:
         return ours
     ours.close()
     adopt_orphans()
-    os.dup2(os.open(os.devnull, os.O_RDWR), 0)  # the trial comes in there, which is the judge's alone
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for number in range(3):  # the trial comes in there, and the verdict goes out: both are the judge's alone
+        os.dup2(nothing, number)
     space: dict[str, Any] = {"__name__": "__main__"}
     run(os.environ.get(LENT, ""), "<given>", space)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
@@ -120,9 +121,6 @@ def open_nursery() -> socket.socket:
 
 def _live(handle: int, space: dict[str, Any]) -> NoReturn:
     """Say what is around, read the answer, and call its functions until the judge has gone."""
-    nothing = os.open(os.devnull, os.O_RDWR)
-    for number in range(3):
-        os.dup2(nothing, number)
     judge = Connection(os.dup2(handle, 3))
     os.closerange(4, os.sysconf("SC_OPEN_MAX"))
     judge.send_bytes(packed(_holes()))
@@ -176,10 +174,8 @@ def _called(ask: Callable, answer: str, space: dict, name: str, given: list, nam
 
 def _line() -> str:
     """Name the line of the answer that is being run."""
-    frame = sys._getframe()
-    while frame.f_back and frame.f_code.co_filename != ANSWER:
-        frame = frame.f_back
-    return f"{ANSWER}:{frame.f_lineno}"
+    lines = [line for frame, line in traceback.walk_stack(None) if frame.f_code.co_filename == ANSWER]
+    return f"{ANSWER}:{lines[0] if lines else '?'}"
 
 
 class CellComm:

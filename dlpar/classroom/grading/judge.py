@@ -126,7 +126,7 @@ class Cells:
         return holes
 
     def function(self, name: str) -> Callable[..., Any]:
-        """Return a function of the answer: it runs in the cell of the rank given to it, and changes its arguments here."""
+        """Return a function of the answer, which runs in the cell of its rank and changes the arguments here."""
 
         def judged(*arguments: Any, **named: Any) -> Any:
             comm = next((one for one in arguments if isinstance(one, Comm)), None)

@@ -89,8 +89,8 @@ def classroom(
     report = str(int(min(AT_REST, 60 * idle / 4)))
     c.Spawner.cmd = [*PYTHON, "dlpar.classroom.hub.student"]
     c.Spawner.default_url = "/lab"
-    own = {"DLPAR_LABS": labs, "DLPAR_HUB_PROXY": proxy, "JUPYTERHUB_ACTIVITY_INTERVAL": report}
-    c.Spawner.environment.update(own | limit)
+    own = {"DLPAR_LABS": labs, "DLPAR_HUB_PROXY": proxy, "JUPYTER_PREFER_ENV_PATH": "1"}
+    c.Spawner.environment.update(own | limit | {"JUPYTERHUB_ACTIVITY_INTERVAL": report})
     culler = f"jupyterhub_idle_culler --timeout={60 * idle:.0f} --cull-every={min(60 * idle / 2, 300):.0f}"
     services = [
         {"name": "idle-culler", "command": [*TIED, *PYTHON, *culler.split()]},
@@ -172,31 +172,29 @@ class Settings:
     more: str | None = None
 
     def __post_init__(self) -> None:
-        is_known = self.accounts in (LISTED, SYSTEM)
-        _require(is_known, "accounts", repr(self.accounts), f"is one of {LISTED}, {SYSTEM}")
-        _require(Path(self.labs).is_dir(), "labs", repr(self.labs), "is an existing folder of notebooks")
+        listed, in_clear = self.accounts == LISTED, self.certificate is None
+        one = f"is one of {LISTED}, {SYSTEM}"
+        _require(listed or self.accounts == SYSTEM, "accounts", repr(self.accounts), one)
+        _require(listed or os.getuid() == 0, "accounts", self.accounts, f"without root is {LISTED}")
+        _require(os.path.isdir(self.labs), "labs", repr(self.labs), "is an existing folder of notebooks")
         for flag, file in (("certificate", self.certificate), ("key", self.key), ("config", self.more)):
             _require(file is None or os.path.isfile(file), flag, repr(file), "is a file that can be read")
-        self._check_login()
-        root = self.accounts == LISTED or os.getuid() == 0
-        _require(root, "accounts", self.accounts, f"without root is {LISTED}")
-        _require(bool(self.users or self.teachers), "users", "nobody", "are names, such as ada,bob")
-        for flag, names in (("users", self.users), ("teachers", self.teachers)):
-            for name in names:
-                _check_name(flag, name, self.accounts)
-
-    def _check_login(self) -> None:
-        """Refuse a weak login off loopback: shared passwords, or any password in clear."""
-        both = (self.certificate is None) == (self.key is None)
-        _require(both, "certificate", "one of certificate and key", "is both or none")
+        _require(
+            in_clear == (self.key is None), "certificate", "one of certificate and key", "is both or none"
+        )
         try:
             loopback = ipaddress.ip_address(self.address).is_loopback
         except ValueError:
             _require(False, "address", repr(self.address), "is an IP address of this machine")
-        listed = "with shared passwords is loopback; others need --accounts system, --certificate, --key"
-        _require(loopback or self.accounts == SYSTEM, "address", self.address, listed)
-        clear = "without --certificate and --key is loopback: a password must not cross a network in clear"
-        _require(loopback or self.certificate is not None, "address", self.address, clear)
+        # A login off loopback is not weak: no shared passwords, and no password in clear.
+        tls = "with shared passwords is loopback; others need --accounts system, --certificate, --key"
+        _require(loopback or not listed, "address", self.address, tls)
+        tls = "without --certificate and --key is loopback: a password must not cross a network in clear"
+        _require(loopback or not in_clear, "address", self.address, tls)
+        _require(bool(self.users or self.teachers), "users", "nobody", "are names, such as ada,bob")
+        for flag, names in (("users", self.users), ("teachers", self.teachers)):
+            for name in names:
+                _check_name(flag, name, self.accounts)
 
 
 def _require(fine: bool, flag: str, given: Any, allowed: str) -> None:
@@ -207,8 +205,7 @@ def _require(fine: bool, flag: str, given: Any, allowed: str) -> None:
 def _check_name(flag: str, name: str, accounts: str) -> None:
     if accounts == LISTED:
         form = "small letters, digits, - and _, 32 at most, with a letter or _ first"
-        _require(NAME.fullmatch(name) is not None, flag, repr(name), f"are names of {form}")
-        return
+        return _require(NAME.fullmatch(name) is not None, flag, repr(name), f"are names of {form}")
     groups = flag == "users"
     try:
         account = grp.getgrnam(name[1:]) if groups and name.startswith("@") else pwd.getpwnam(name)

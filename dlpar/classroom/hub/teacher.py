@@ -257,9 +257,8 @@ class Report(HubOAuthenticated, RequestHandler):
 
 async def ask_keeper(question: dict[str, Any]) -> dict[str, Any]:
     """Ask the keeper of job slots; raises `HTTPError` if there is none, or it refuses."""
-    path = keeper_socket()
     try:
-        if path is None:
+        if (path := keeper_socket()) is None:
             raise NoSlots("job slots: nobody gives them out here, so nothing can be paused")
         return await asyncio.to_thread(ask, path, question)
     except NoSlots as error:
