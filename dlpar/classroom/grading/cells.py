@@ -16,7 +16,6 @@ import resource
 import signal
 import socket
 import traceback
-from collections.abc import Callable
 from multiprocessing.connection import Connection
 from types import SimpleNamespace
 from typing import Any, NamedTuple, NoReturn
@@ -43,13 +42,6 @@ READ_ONLY = 1
 
 TOLD = 3_000
 """Characters of a traceback, at most."""
-
-
-class Place(NamedTuple):
-    """Stands for a communicator on its way to a cell."""
-
-    rank: int
-    size: int
 
 
 def run(source: str, file: str, space: dict[str, Any]) -> None:
@@ -121,19 +113,14 @@ def open_nursery() -> socket.socket:
 
 def _live(handle: int, space: dict[str, Any]) -> NoReturn:
     """Say what is around, read the answer, and call its functions until the judge has gone."""
-    judge = Connection(os.dup2(handle, 3))
+    judge = CellComm.judge = Connection(os.dup2(handle, 3))
     os.closerange(4, os.sysconf("SC_OPEN_MAX"))
     judge.send_bytes(packed(_holes()))
-
-    def ask(*question: Any) -> Any:
-        judge.send_bytes(packed((*question, _line())))
-        return pickle.loads(judge.recv_bytes())
-
     try:
         answer = pickle.loads(judge.recv_bytes())
         while True:
             name, given, named = pickle.loads(judge.recv_bytes())
-            judge.send_bytes(_called(ask, answer, space, name, given, named))
+            judge.send_bytes(_called(answer, space, name, given, named))
     except (EOFError, OSError):
         os._exit(0)
 
@@ -153,9 +140,8 @@ def packed(message: Any) -> bytes:
     return body.getvalue()
 
 
-def _called(ask: Callable, answer: str, space: dict, name: str, given: list, named: dict) -> bytes:
+def _called(answer: str, space: dict, name: str, given: list, named: dict) -> bytes:
     """Call a function of the answer; give its result, or its traceback, and the arguments as it has left them."""
-    given = [CellComm(*one, ask) if isinstance(one, Place) else one for one in given]
     try:
         if name not in space:
             run(answer, ANSWER, space)
@@ -181,24 +167,28 @@ def _line() -> str:
 class CellComm:
     """The communicator of a rank in its cell: send, receive and barrier, each put to the judge.
 
-    Parameters
+    Attributes
     ----------
-    rank, size : int
-        As of :class:`~dlpar.comm.Comm`.
-    ask : callable
-        Puts a call to the judge, and returns the result.
+    judge : Connection
+        Of this process, to whom each call goes.
     """
 
+    judge: Connection
     send, recv, sendrecv, compute, empty = Comm.send, Comm.recv, Comm.sendrecv, Comm.compute, Comm.empty
 
-    def __init__(self, rank: int, size: int, ask: Callable[..., Any]) -> None:
-        self.rank, self.size, self.device, self.ask = rank, size, torch.device("cpu"), ask
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size, self.device = rank, size, torch.device("cpu")
+
+    def ask(self, *question: Any) -> Any:
+        """Put a call to the judge, with the line of the answer, and return the result."""
+        self.judge.send_bytes(packed((*question, _line())))
+        return pickle.loads(self.judge.recv_bytes())
 
     def isend(self, tensor: torch.Tensor, dest: int, tag: int = 0) -> Begun:
-        return Begun(self.ask, self.ask("isend", tensor.detach(), dest, tag), torch.empty(0))
+        return Begun(self, self.ask("isend", tensor.detach(), dest, tag), torch.empty(0))
 
     def irecv(self, into: torch.Tensor, source: int = ANY, tag: int = ANY) -> Begun:
-        return Begun(self.ask, self.ask("irecv", into.detach(), source, tag), into.detach())
+        return Begun(self, self.ask("irecv", into.detach(), source, tag), into.detach())
 
     def barrier(self) -> None:
         self.ask("barrier")
@@ -210,12 +200,12 @@ class CellComm:
 class Begun(NamedTuple):
     """A communication that the judge has under way, under a number; what it brings goes into a tensor."""
 
-    ask: Callable[..., Any]
+    comm: CellComm
     number: int
     into: torch.Tensor
 
     def wait(self) -> Any:
         """Block until it is complete; a receive puts the message into its tensor."""
-        arrival, message = self.ask("wait", self.number)
+        arrival, message = self.comm.ask("wait", self.number)
         self.into.copy_(message)
         return arrival

@@ -28,7 +28,7 @@ from numpy._core import multiarray
 from torch.serialization import add_safe_globals
 
 from dlpar.classroom.grading import ACCOUNT
-from dlpar.classroom.grading.cells import Place, become, run
+from dlpar.classroom.grading.cells import CellComm, become, run
 from dlpar.comm import Arrival, Comm
 from dlpar.config.experiment import Experiment
 from dlpar.course import judge
@@ -179,7 +179,7 @@ def _carried(comm: Any, begun: list[tuple[Any, Any]], call: str, *given: Any) ->
 def _sent(one: Any) -> Any:
     """Return an argument as a cell can read it, without dlpar's classes."""
     if isinstance(one, Comm):
-        return Place(one.rank, one.size)
+        return CellComm(one.rank, one.size)
     return SimpleNamespace(**vars(one)) if is_dataclass(one) else one
 
 

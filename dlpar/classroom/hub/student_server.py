@@ -12,7 +12,6 @@ import json
 import os
 import signal
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -23,7 +22,7 @@ from tornado.httpclient import AsyncHTTPClient, HTTPClientError
 
 from dlpar.config.paths import runs_folder, runtime_folder
 from dlpar.jobs.diagnosis import pids_of, still_ranks
-from dlpar.jobs.processes import descendants, resident
+from dlpar.jobs.processes import descendants, kill, resident
 from dlpar.jobs.scratch import is_locked
 from dlpar.jobs.tail import lines_of
 from dlpar.lab import offers
@@ -80,8 +79,7 @@ class Reporter:
         if "offer" in answer:
             offers.put(answer["offer"])
         for job in answer["stop"]:
-            with suppress(ValueError, OSError):  # it has ended meanwhile
-                stop(job)
+            stop(job)
 
     def _state(self) -> dict[str, Any]:
         if time.monotonic() - self.measured_at > MEASURED:
@@ -94,18 +92,10 @@ class Reporter:
 
 
 def stop(job: str) -> None:
-    """End a job; returns at once, and the job is gone within 2 s.
-
-    Raises
-    ------
-    ValueError
-        If there is no such job, or it has only begun to start.
-    """
+    """End a job if it runs, and not only starts; returns at once, and the job is gone within 2 s."""
     found = [folder for folder in running_folders() if folder.name == job]
     pids = [record["pid"] for folder in found for record in lines_of(folder / "job.jsonl") if "pid" in record]
-    if not still_ranks(pids[:1]):  # the first is its guardian's
-        raise ValueError(f"job: got {job!r}, which is not running, or is only starting")
-    os.kill(pids[0], signal.SIGTERM)
+    kill(still_ranks(pids[:1]), signal.SIGTERM)  # the first is its guardian's
 
 
 def running_folders() -> list[Path]:
