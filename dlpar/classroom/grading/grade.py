@@ -67,8 +67,6 @@ Verdict = dict[str, Any]
 ELSEWHERE = re.compile(r'<script src="https?://[^"]*">\s*</script>')
 """Scripts that nbgrader's page would load from another machine, to set formulas."""
 
-COLUMNS = ("student", "lab", "points", "of", "said")
-
 
 # ---- an exercise, and its answers ---------------------------------------------------
 
@@ -223,9 +221,9 @@ def answer_in(cells: list[Any], wanted: str) -> str:
     found = []
     for cell in cells:
         match cell:
-            case {"metadata": {"nbgrader": {"grade_id": name}}, "source": str() | list() as text}:
-                if name == wanted:
-                    found.append("".join(map(str, text)).encode(errors="replace").decode())
+            case {"cell_type": "code", "metadata": {"nbgrader": {"grade_id": id}}, "source": str() | list()}:
+                if id == wanted:
+                    found.append("".join(map(str, cell["source"])).encode(errors="replace").decode())
     if len(found) != 1:
         raise Unreadable(f"{len(found) or 'no'} cells of the notebook are marked {wanted}; there must be one")
     if len(found[0]) > LONGEST:
@@ -254,8 +252,7 @@ class Course:
         config = Config(CourseDirectory=course, ClearSolutions=CLEAR, HTMLExporter={"sanitize_html": True})
         self.nbgrader = NbGraderAPI(config=config)
         # nbgrader calls alembic by its name, and sudo leaves this environment out of the PATH.
-        programs = [str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]
-        os.environ["PATH"] = os.pathsep.join(programs)
+        os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
 
     @contextmanager
     def _gradebook(self) -> Iterator[Gradebook]:
@@ -318,8 +315,8 @@ class Course:
             submissions = [one for assignment in book.assignments for one in assignment.submissions]
             found = [(one.student.id, one.assignment.name, one.score, one.max_score) for one in submissions]
         path = self.folder / "grades.csv"
-        table = pd.DataFrame([(*row, self._said(*row[:2])) for row in sorted(found)], columns=COLUMNS)
-        table.to_csv(path, index=False)
+        rows = [(*row, self._said(*row[:2])) for row in sorted(found)]
+        pd.DataFrame(rows, columns=["student", "lab", "points", "of", "said"]).to_csv(path, index=False)
         return path
 
     def _said(self, student: str, lab: str) -> str:
