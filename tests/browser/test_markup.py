@@ -71,7 +71,7 @@ def test_markup_in_reports_of_students_stays_text_on_the_teachers_page(chromium,
     for number in range(teacher.LOT):
         answer = dict.fromkeys(("key", "question", "how", "unit", "found", "predicted"), BAD)
         job = {"id": BAD, "says": BAD, "ranks": 1}
-        students.hear(f"{number}{BAD}", {"jobs": [job], "memory": 1, "offer": None, "predictions": [answer]})
+        students.hear(f"{number}{BAD}", {"jobs": [job], "offer": None, "predictions": [answer]})
     slots = {
         "slots": 1,
         "taken": 1,

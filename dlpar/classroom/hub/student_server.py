@@ -1,6 +1,6 @@
 """An extension of a student's Jupyter server: it counts jobs as activity, and reports to the teacher's page.
 
-A report holds her running jobs and their memory, and her predictions if she has agreed to share them.  It is sent
+A report holds her running jobs, and her predictions if she has agreed to share them.  It is sent
 with her server's own token, so that no other token ever reaches a server that a student owns.  The answer may ask to
 stop a job, and bring an experiment that the teacher offers (:mod:`dlpar.lab.offers`).
 """
@@ -11,18 +11,16 @@ import asyncio
 import json
 import os
 import signal
-import time
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import psutil
 from jupyterhub.utils import utcnow
 from tornado.httpclient import AsyncHTTPClient, HTTPClientError
 
 from dlpar.config.paths import runs_folder, runtime_folder
 from dlpar.jobs.diagnosis import pids_of, still_ranks
-from dlpar.jobs.processes import descendants, kill, resident
+from dlpar.jobs.processes import kill
 from dlpar.jobs.scratch import is_locked
 from dlpar.jobs.tail import lines_of
 from dlpar.lab import offers
@@ -34,14 +32,11 @@ EVERY = 2.0
 LATER = 15.0
 """Seconds until the next report if the teacher's page does not answer."""
 
-MEASURED = 10
-"""Seconds for which a measurement of memory is used: one costs milliseconds a process."""
-
 
 class Reporter:
     """Report to the teacher's page, do what it asks for, and count running jobs as activity.
 
-    A report is ``{jobs, memory, offer, predictions}``.  The answer is ``{stop}``, jobs to end, and ``offer`` if it has
+    A report is ``{jobs, offer, predictions}``.  The answer is ``{stop}``, jobs to end, and ``offer`` if it has
     changed.
 
     Parameters
@@ -61,7 +56,6 @@ class Reporter:
             "validate_cert": urlsplit(proxy).hostname not in ("127.0.0.1", "::1"),
         }
         self.client = AsyncHTTPClient()
-        self.measured_at, self.memory = -MEASURED, 0
 
     async def run(self) -> None:
         """Report again and again."""
@@ -82,13 +76,10 @@ class Reporter:
             stop(job)
 
     def _state(self) -> dict[str, Any]:
-        if time.monotonic() - self.measured_at > MEASURED:
-            self.measured_at, self.memory = time.monotonic(), memory()
         offer, jobs = offers.present(), running()
         if jobs:
             self.activity["dlpar"] = utcnow(with_tz=True)
-        state = {"jobs": jobs, "memory": self.memory, "offer": offer and offer["id"]}
-        return state | {"predictions": shared_answers()}
+        return {"jobs": jobs, "offer": offer and offer["id"], "predictions": shared_answers()}
 
 
 def stop(job: str) -> None:
@@ -112,15 +103,6 @@ def running() -> list[dict[str, Any]]:
         {"id": folder.name, "says": _described(folder), "ranks": len(still_ranks(pids_of(folder)))}
         for folder in running_folders()
     ]
-
-
-def memory() -> int:
-    """Measure the memory of this server, its kernels, fork servers and jobs in bytes; shared pages count once."""
-    sockets = str(runtime_folder() / "warm-")
-    commands = [(process.pid, process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"])]
-    forkers = [pid for pid, words in commands if any(word.startswith(sockets) for word in words)]
-    roots = [os.getpid(), *forkers]
-    return sum(map(resident, {pid for root in roots for pid in (root, *descendants(root))}))
 
 
 def _described(folder: Path) -> str:

@@ -31,7 +31,7 @@ PATIENCE = 8.0
 REPORT = 1 << 20
 """Bytes of a report at most."""
 
-SILENT = {"jobs": [], "memory": 0, "offered": False}
+SILENT = {"jobs": [], "offered": False}
 """What is known about a student whose server no longer reports."""
 
 JOB = {"id": str, "says": str, "ranks": int}
@@ -77,11 +77,10 @@ class Students:
             If it is no report: a student can make her server say anything.
         """
         jobs = [{field: kind(job[field]) for field, kind in JOB.items()} for job in report["jobs"]]
-        memory, has = int(report["memory"]), report["offer"]
+        has, wanted = report["offer"], self.offer and self.offer["id"]
         self.answers.heard(name, report["predictions"])
-        wanted = self.offer and self.offer["id"]
         offered = wanted is not None and has == wanted
-        self.rows[name] = time.monotonic(), {"jobs": jobs, "memory": memory, "offered": offered}
+        self.rows[name] = time.monotonic(), {"jobs": jobs, "offered": offered}
         return {"stop": [*self.to_stop.pop(name, ())]} | ({} if has == wanted else {"offer": self.offer})
 
     def send(self, teacher: str, fields: Any) -> dict[str, Any]:
@@ -108,7 +107,7 @@ class Students:
         return {}
 
     def table(self) -> list[dict[str, Any]]:
-        """Return a row for every user whose server has reported: ``{name, here, jobs, memory, offered}``."""
+        """Return a row for every user whose server has reported: ``{name, here, jobs, offered}``."""
         if self.offer is not None and time.time() - self.offer["at"] >= offers.LASTS:
             self.offer = None
         now = time.monotonic()

@@ -135,7 +135,6 @@ def test_the_teacher_sees_who_is_here_and_stops_a_job(hub: Hub, chromium) -> Non
     button = row.get_by_role("button", name="Stop ada's job: mlp on digits, ring, 2 workers, real")
     button.wait_for(timeout=20_000)
     row.locator("td:nth-child(4)", has_text="2").wait_for(timeout=20_000)
-    assert int(row.locator("td").nth(4).inner_text().removesuffix(" MiB")) > 100
     assert row.locator("td").nth(1).inner_text() == "here"
     assert page.locator("tr", has_text="bob").count() == 0, "he has never come: the hub's own page lists him"
     button.click()

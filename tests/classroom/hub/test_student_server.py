@@ -72,9 +72,7 @@ def test_a_running_job_is_activity_is_listed_and_can_be_stopped(monkeypatch) -> 
             "both ranks are seen",
         )
         assert [told["id"] for told in found] == [job.folder.name]
-        assert (
-            found[0]["says"] == "mlp on digits, ring, 2 workers, real" and student_server.memory() > 10 << 20
-        )
+        assert found[0]["says"] == "mlp on digits, ring, 2 workers, real"
         records = job.folder / "job.jsonl"
         queued = json.dumps({"k": "queued", "at": 0.0, "ahead": 1, "paused": False})
         records.write_text(f"{queued}\n{records.read_text()}")  # as of a job that has waited for its slots

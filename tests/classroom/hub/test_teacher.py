@@ -20,14 +20,21 @@ def row(them: teacher.Students, name: str) -> dict[str, Any]:
 
 
 def told(predictions: Any = None, **changes: Any) -> dict[str, Any]:
-    return {"jobs": [], "memory": 1 << 20, "offer": None, "predictions": predictions} | changes
+    return {"jobs": [], "offer": None, "predictions": predictions} | changes
 
 
 def test_a_server_that_talks_nonsense_is_refused_and_hides_nobody_else():
     them = teacher.Students()
     for n in range(teacher.LOT):
         them.hear(f"student{n}", told([answer(float(n))]))
-    nonsense = [7, {}, told(7), told(memory=float("nan")), told(jobs=[{}]), told(jobs="none")]
+    nonsense = [
+        7,
+        {},
+        told(7),
+        told(jobs=[{"id": "a", "says": "", "ranks": float("nan")}]),
+        told(jobs=[{}]),
+        told(jobs="none"),
+    ]
     for n, report in enumerate(nonsense):
         with pytest.raises((LookupError, TypeError, ValueError)):
             them.hear(f"joker{n}", report)
