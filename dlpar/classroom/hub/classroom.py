@@ -288,9 +288,8 @@ class OwnAccount(InLine, LocalProcessSpawner):
 
     def get_env(self) -> dict[str, str]:
         """Return the server's environment, with a runtime folder whose name nobody else can take."""
+        RUNTIME.mkdir(mode=0o755, parents=True, exist_ok=True)
         mine = RUNTIME / self.user.name
-        for folder in (RUNTIME.parent, RUNTIME):
-            folder.mkdir(mode=0o755, exist_ok=True)
         mine.mkdir(mode=0o700, exist_ok=True)
         shutil.chown(mine, self.user.name)
         return super().get_env() | {"DLPAR_RUNTIME": str(mine)}
