@@ -126,29 +126,28 @@ class Answers:
     """
 
     def __init__(self) -> None:
-        self._now: dict[int, dict[str, dict[str, Any]]] = {}  # by student, by question
-        self._shown: dict[str, dict[int, dict[str, Any]]] = {}  # by question, by student
+        # Both by question, then by student, whose hash is salted anew in each process.
+        self._now: dict[str, dict[int, dict[str, Any]]] = defaultdict(dict)
+        self._shown: dict[str, dict[int, dict[str, Any]]] = {}
 
     def heard(self, name: str, answers: list[Any] | None) -> None:
         """Replace a student's answers; None: she does not agree, or no longer."""
-        mine = {answer["key"]: answer for answer in filter(_is_answer, answers or [])}
-        self._now[hash(name)] = mine  # the hash is salted, anew in each process
+        for key in [key for key, now in self._now.items() if now.pop(hash(name), None) and not now]:
+            del self._now[key]
+        for answer in filter(_is_answer, answers or []):
+            self._now[answer["key"]][hash(name)] = answer
 
     def table(self) -> list[dict[str, Any]]:
         """Return a row for each question: ``{key, question, answers, predicted: [[label, count]…], found}``."""
-        questions: dict[str, dict[int, dict[str, Any]]] = defaultdict(dict)
-        for student, answers in self._now.items():
-            for key, answer in answers.items():
-                questions[key][student] = answer
         # Of a question with too few answers the shown ones stay stored.  Otherwise the next one to arrive would differ
         # visibly from the rest.
-        self._shown = {key: shown for key, shown in self._shown.items() if key in questions}
-        for key, now in questions.items():
+        self._shown = {key: shown for key, shown in self._shown.items() if key in self._now}
+        for key, now in self._now.items():
             before = self._shown.get(key, {})
             changes = sum(now.get(student) != before.get(student) for student in {*now, *before})
             if len(now) >= LOT and changes >= LOT:
-                self._shown[key] = now
-        enough = [key for key in sorted(questions) if len(questions[key]) >= LOT]
+                self._shown[key] = dict(now)
+        enough = [key for key in sorted(self._now) if len(self._now[key]) >= LOT]
         return [_row(key, [*self._shown[key].values()]) for key in enough]
 
 
