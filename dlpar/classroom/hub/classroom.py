@@ -1,7 +1,7 @@
 """JupyterHub's configuration: the part that makes any hub a classroom, and the part that is this machine's.
 
 ``dlpar hub``, The Littlest JupyterHub and Zero to JupyterHub all call :func:`classroom`; see README.md.  ``dlpar hub``
-calls :func:`configure`, which adds ports, logins, accounts and job slots.
+checks :class:`Settings` and calls :func:`configure`, which adds ports, logins, accounts and job slots.
 """
 
 from __future__ import annotations

@@ -33,53 +33,49 @@ LATER = 15.0
 """Seconds until the next report if the teacher's page does not answer."""
 
 
-class Reporter:
-    """Report to the teacher's page, do what it asks for, and count running jobs as activity.
-
-    A report is ``{jobs, offer, predictions}``.  The answer is ``{stop}``, jobs to end, and ``offer`` if it has
-    changed.
+async def report_for_ever(activity: dict[str, Any]) -> None:
+    """Report to the teacher's page again and again, and count running jobs as activity.
 
     Parameters
     ----------
     activity : dict
         By their names, the times of what Jupyter's server reports to the hub as activity.
     """
+    while True:
+        try:
+            await report(activity)
+            await asyncio.sleep(EVERY)
+        except (OSError, HTTPClientError, ValueError, LookupError, TypeError):
+            await asyncio.sleep(LATER)
 
-    def __init__(self, activity: dict[str, Any]) -> None:
-        base, proxy = os.environ.get("JUPYTERHUB_BASE_URL", "/"), os.environ["DLPAR_HUB_PROXY"].rstrip("/")
-        self.activity = activity
-        self.url = f"{proxy}{base}services/teacher/report"
-        self.given = {
-            "method": "POST",
-            "headers": {"Authorization": f"token {os.environ['JUPYTERHUB_API_TOKEN']}"},
-            # On this machine the certificate, issued for the hub's public name, would not fit.
-            "validate_cert": urlsplit(proxy).hostname not in ("127.0.0.1", "::1"),
-        }
-        self.client = AsyncHTTPClient()
 
-    async def run(self) -> None:
-        """Report again and again."""
-        while True:
-            try:
-                await self.report()
-                await asyncio.sleep(EVERY)
-            except (OSError, HTTPClientError, ValueError, LookupError, TypeError):
-                await asyncio.sleep(LATER)
+async def report(activity: dict[str, Any]) -> None:
+    """Report once, and do what the answer asks for.
 
-    async def report(self) -> None:
-        """Report once, and do what the answer asks for."""
-        body = json.dumps(await asyncio.to_thread(self._state))
-        answer = json.loads((await self.client.fetch(self.url, body=body, **self.given)).body)
-        if "offer" in answer:
-            offers.put(answer["offer"])
-        for job in answer["stop"]:
-            stop(job)
+    A report is ``{jobs, offer, predictions}``.  The answer is ``{stop}``, jobs to end, and ``offer`` if it has changed.
+    """
+    base, proxy = os.environ.get("JUPYTERHUB_BASE_URL", "/"), os.environ["DLPAR_HUB_PROXY"].rstrip("/")
+    told = await AsyncHTTPClient().fetch(
+        f"{proxy}{base}services/teacher/report",
+        method="POST",
+        body=json.dumps(await asyncio.to_thread(state, activity)),
+        headers={"Authorization": f"token {os.environ['JUPYTERHUB_API_TOKEN']}"},
+        # On this machine the certificate, issued for the hub's public name, would not fit.
+        validate_cert=urlsplit(proxy).hostname not in ("127.0.0.1", "::1"),
+    )
+    answer = json.loads(told.body)
+    if "offer" in answer:
+        offers.put(answer["offer"])
+    for job in answer["stop"]:
+        stop(job)
 
-    def _state(self) -> dict[str, Any]:
-        offer, jobs = offers.present(), running()
-        if jobs:
-            self.activity["dlpar"] = utcnow(with_tz=True)
-        return {"jobs": jobs, "offer": offer and offer["id"], "predictions": shared_answers()}
+
+def state(activity: dict[str, Any]) -> dict[str, Any]:
+    """Return what is to be reported; a running job is activity."""
+    offer, jobs = offers.present(), running()
+    if jobs:
+        activity["dlpar"] = utcnow(with_tz=True)
+    return {"jobs": jobs, "offer": offer and offer["id"], "predictions": shared_answers()}
 
 
 def stop(job: str) -> None:
@@ -124,4 +120,4 @@ def _jupyter_server_extension_points() -> list[dict[str, str]]:
 def _load_jupyter_server_extension(server: Any) -> None:
     """Load the extension; Jupyter's server calls this."""
     settings = server.web_app.settings
-    settings["dlpar_reporter"] = asyncio.ensure_future(Reporter(settings["last_activity_times"]).run())
+    settings["dlpar_reporter"] = asyncio.ensure_future(report_for_ever(settings["last_activity_times"]))

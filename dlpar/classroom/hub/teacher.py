@@ -245,7 +245,7 @@ class Report(HubOAuthenticated, RequestHandler):
 
     @authenticated
     def post(self) -> None:
-        """Take a report and answer it, as :class:`dlpar.classroom.hub.student_server.Reporter` says."""
+        """Take a report and answer it, as :func:`dlpar.classroom.hub.student_server.report` says."""
         try:
             report = json.loads(self.request.body)
             self.finish(self.settings["students"].hear(self.current_user["name"], report))

@@ -30,7 +30,7 @@ def test_a_report_brings_the_offer_and_the_jobs_to_stop(monkeypatch) -> None:
         {"stop": ["another", "hers"], "offer": offer}, {"stop": []}, {"stop": [], "offer": own},
         {"stop": [], "offer": None},
     ]  # fmt: skip
-    reporter, sent, stopped = student_server.Reporter({}), [], []
+    sent, stopped = [], []
 
     async def fetch(url: str, body: str, method: str, headers: dict[str, str], validate_cert: bool) -> Any:
         assert (
@@ -39,33 +39,30 @@ def test_a_report_brings_the_offer_and_the_jobs_to_stop(monkeypatch) -> None:
         sent.append(json.loads(body))
         return SimpleNamespace(body=json.dumps(answers[len(sent) - 1]))
 
-    monkeypatch.setattr(reporter.client, "fetch", fetch)
+    monkeypatch.setattr(student_server, "AsyncHTTPClient", lambda: SimpleNamespace(fetch=fetch))
     monkeypatch.setattr(student_server, "stop", stopped.append)
 
     async def report() -> None:
-        await reporter.report()
-        await reporter.report()
+        await student_server.report({})
+        await student_server.report({})
         with pytest.raises(ValueError, match="with a scheme of dlpar's"):
-            await reporter.report()
-        await reporter.report()
+            await student_server.report({})
+        await student_server.report({})
 
     run_apart(report())
     assert [one["offer"] for one in sent] == [None, "7", "7", "7"] and offers.present() is None
     assert stopped == ["another", "hers"]
 
 
-def test_a_running_job_is_activity_is_listed_and_can_be_stopped(monkeypatch) -> None:
-    monkeypatch.setenv("DLPAR_HUB_PROXY", "http://127.0.0.1:1")
-    monkeypatch.setenv("JUPYTERHUB_API_TOKEN", "hers")
+def test_a_running_job_is_activity_is_listed_and_can_be_stopped() -> None:
     activity: dict[str, Any] = {}
-    reporter = student_server.Reporter(activity)
-    assert reporter._state()["jobs"] == [] and activity == {}
+    assert student_server.state(activity)["jobs"] == [] and activity == {}
     job = dlpar.launch(dlpar.Experiment(workers=2, steps=1_000_000))
     try:
         job.wait_steps(1)
         for another in ("another", "../another", f"../runs/{job.folder.name}", ""):
             student_server.stop(another)
-        assert len(reporter._state()["jobs"]) == 1 and "dlpar" in activity
+        assert len(student_server.state(activity)["jobs"]) == 1 and "dlpar" in activity
         found = eventually(
             lambda: [told for told in student_server.running() if told["ranks"] == 2],
             5,
