@@ -221,8 +221,8 @@ def answer_in(cells: list[Any], wanted: str) -> str:
     found = []
     for cell in cells:
         match cell:
-            case {"cell_type": "code", "metadata": {"nbgrader": {"grade_id": id}}, "source": str() | list()}:
-                if id == wanted:
+            case {"cell_type": "code", "metadata": {"nbgrader": {"grade_id": key}}, "source": str() | list()}:
+                if key == wanted:
                     found.append("".join(map(str, cell["source"])).encode(errors="replace").decode())
     if len(found) != 1:
         raise Unreadable(f"{len(found) or 'no'} cells of the notebook are marked {wanted}; there must be one")

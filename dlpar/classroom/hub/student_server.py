@@ -11,6 +11,7 @@ import asyncio
 import json
 import os
 import signal
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -29,9 +30,6 @@ from dlpar.lab.ledger import shared_answers
 EVERY = 2.0
 """Seconds between reports."""
 
-LATER = 15.0
-"""Seconds until the next report if the teacher's page does not answer."""
-
 
 async def report_for_ever(activity: dict[str, Any]) -> None:
     """Report to the teacher's page again and again, and count running jobs as activity.
@@ -42,11 +40,10 @@ async def report_for_ever(activity: dict[str, Any]) -> None:
         By their names, the times of what Jupyter's server reports to the hub as activity.
     """
     while True:
-        try:
+        # The page may be away, or know other fields than we do.
+        with suppress(OSError, HTTPClientError, ValueError, LookupError, TypeError):
             await report(activity)
-            await asyncio.sleep(EVERY)
-        except (OSError, HTTPClientError, ValueError, LookupError, TypeError):
-            await asyncio.sleep(LATER)
+        await asyncio.sleep(EVERY)
 
 
 async def report(activity: dict[str, Any]) -> None:
