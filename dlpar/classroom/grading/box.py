@@ -26,6 +26,8 @@ START = 120.0
 FILE_SIZE = 2**28
 """Bytes of a file."""
 
+JUDGE = "from dlpar.classroom.grading.cells import main; main()"
+
 APART = "setpriv --pdeathsig=KILL --no-new-privs unshare --mount --pid --net --ipc --fork --kill-child"
 
 SHUT_IN = Path(__file__).with_name("box.sh").read_text()
@@ -88,15 +90,10 @@ class Box:
             environment[ACCOUNT] = f"{user.pw_uid}:{user.pw_gid}"
         asked, limit = json.dumps(trial | {"seconds": self.seconds}), START + self.seconds
         # A session of its own: Ctrl-C does not reach it, and the kernel gives it a fair share of the processors.
-        apart = {
-            "cwd": "/",
-            "env": environment,
-            "start_new_session": True,
-            "capture_output": True,
-            "text": True,
-        }
+        apart = {"cwd": "/", "env": environment, "start_new_session": True}
+        piped = {"input": asked, "timeout": limit, "capture_output": True, "text": True}
         try:
-            done = subprocess.run(self.command(), input=asked, timeout=limit, **apart)
+            done = subprocess.run(self.command(), **apart, **piped)
         except subprocess.TimeoutExpired:
             return {"solved": False, "said": f"not yet: the judge was not done after {limit:g} s"}
         except FileNotFoundError as error:
@@ -113,13 +110,7 @@ class Box:
     def command(self) -> list[str]:
         """Return the command that starts a judge."""
         limited = ["prlimit", f"--data={int(self.memory * 2**30)}", f"--fsize={FILE_SIZE}", "--core=0"]
-        judge = [
-            *limited,
-            sys.executable,
-            "-P",
-            "-c",
-            "from dlpar.classroom.grading.cells import main; main()",
-        ]
+        judge = [*limited, sys.executable, "-P", "-c", JUDGE]
         if self.account is None:
             return judge
         return [*APART.split(), "sh", "-c", SHUT_IN, "box", *_places(), "--", *judge]

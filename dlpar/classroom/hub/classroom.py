@@ -94,10 +94,8 @@ def classroom(
     culler = f"jupyterhub_idle_culler --timeout={60 * idle:.0f} --cull-every={min(60 * idle / 2, 300):.0f}"
     services = [
         {"name": "idle-culler", "command": [*TIED, *PYTHON, *culler.split()]},
-        {
-            "name": "teacher", "command": [*TIED, *PYTHON, "dlpar.classroom.hub.teacher"], "url": page,
-            "display": True, "oauth_no_confirm": True, "environment": limit,
-        },
+        {"name": "teacher", "command": [*TIED, *PYTHON, "dlpar.classroom.hub.teacher"], "url": page,
+         "display": True, "oauth_no_confirm": True, "environment": limit},
     ]  # fmt: skip
     user = {} if account is None else {"user": account}
     c.JupyterHub.services.extend([service | user for service in services])

@@ -100,14 +100,13 @@ def running() -> list[dict[str, Any]]:
 
 def _described(folder: Path) -> str:
     """Describe a job in words."""
-    try:
+    with suppress(OSError, ValueError, LookupError, TypeError):
         e = json.loads((folder / "experiment.json").read_bytes())
         what = f"{e['model']['name']} on {e['data']['name']}, {e['sync']['scheme']}"
         if folder.name.startswith("spmd-"):
             what = "a function of hers"
         return f"{what}, {e['workers']} worker{'s' * (e['workers'] != 1)}, {e['cluster']['world']}"
-    except (OSError, ValueError, LookupError, TypeError):
-        return "a job"
+    return "a job"
 
 
 def _jupyter_server_extension_points() -> list[dict[str, str]]:
