@@ -102,12 +102,10 @@ class Cells:
         self.opened: dict[int, Connection] = {}
         self.lines: dict[int, str] = {}  # by rank: the line of the answer at which it has asked last
 
-    def simulate(
-        self, program: Any, *arguments: Any, workers: int, world: str, timeout: float, **cluster: Any
-    ) -> list[Any]:
+    def simulate(self, program: Any, *arguments: Any, workers: int, **cluster: Any) -> list[Any]:
         """Do what :func:`dlpar.jobs.launch.spmd` does on simulated ranks, in this process."""
-        place = {**cluster, "world": "simulated", "timeout": timeout}
-        simulator, comms = of_experiment(Experiment(workers=workers, scaling="weak", cluster=place))
+        cluster["world"] = "simulated"
+        simulator, comms = of_experiment(Experiment(workers=workers, scaling="weak", cluster=cluster))
         try:
             return run_program(simulator, comms, lambda comm: program(comm, *arguments), patience=math.inf)
         except Deadlock:

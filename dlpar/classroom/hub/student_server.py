@@ -92,10 +92,8 @@ def running_folders() -> list[Path]:
 
 def running() -> list[dict[str, Any]]:
     """List the running jobs: ``{id, says, ranks}``."""
-    return [
-        {"id": folder.name, "says": _described(folder), "ranks": len(still_ranks(pids_of(folder)))}
-        for folder in running_folders()
-    ]
+    found = [(folder, len(still_ranks(pids_of(folder)))) for folder in running_folders()]
+    return [{"id": folder.name, "says": _described(folder), "ranks": ranks} for folder, ranks in found]
 
 
 def _described(folder: Path) -> str:
