@@ -13,6 +13,7 @@ import dlpar
 from dlpar.config.experiment import Experiment
 from dlpar.config.schema import BadExperiment
 from dlpar.jobs.run import NoSuchRun, Run
+from dlpar.jobs.tail import lines_of
 from dlpar.lab import page as page_module
 from dlpar.lab import panel as module
 from dlpar.lab import predict, prediction, theme
@@ -440,7 +441,8 @@ def test_a_moment_of_a_run_that_has_ended_is_shown_in_windows_of_time(launched):
     assert page.state["length"] == pytest.approx(panel.runs[0].curve["seconds"].iloc[-1])
     page.do(do="moment", t=-1.0)
     assert "spent 100% between phases" in page.figures["Timeline"].caption
-    page.do(do="moment", t=page.state["length"])
+    *_, step = (r for r in lines_of(panel.runs[0].path / "rank-0.jsonl") if r["k"] == "step")
+    page.do(do="moment", t=next(end for name, _, end in step["spans"] if name == "backward"))
     assert "% computing" in page.figures["Timeline"].caption
     assert page.state["message"] == ""
 
