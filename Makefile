@@ -55,7 +55,7 @@ GRADING_SERVERS = notebook \
 # Names of labs in the side bar are not cut: labs/.jupyter hides the column beside them.
 # It opens the reader's own copies, in $(OWN), without solutions; what she has changed there no update overwrites.
 lab: $(STAMP)  ## open the first lab in JupyterLab (where there is no screen: print its address)
-	@$(PY) -m dlpar.classroom.grading.release labs release $(OWN)
+	@$(RUN) dlpar.cli release release --own $(OWN)
 	@echo "Starting JupyterLab on $(LAB); Ctrl-C twice stops it."
 	@if [ "$$(id -u)" = 0 ]; then set -- --allow-root; fi; \
 	if [ "$$(uname)" != Darwin ] && [ -z "$$DISPLAY$$WAYLAND_DISPLAY" ]; then set -- "$$@" --no-browser; fi; \

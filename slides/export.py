@@ -57,7 +57,7 @@ def executed(deck: Path) -> Any:
     for cell in notebook.cells:
         cells.append(cell)
         if cell.cell_type == "code" and "panel" in cell.metadata.get("tags", ()):
-            cells.append(new_code_cell("from dlpar.lab import slides\nslides.still(panel)"))
+            cells.append(new_code_cell("panel.run()\npanel.wait(60)\npanel.picture()"))
     notebook.cells = cells
     where = {"metadata": {"path": str(deck.parent)}}
     quiet = ["--log-level=ERROR"]

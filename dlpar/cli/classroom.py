@@ -16,9 +16,7 @@ from typing import Annotated
 import platformdirs
 import typer
 
-from dlpar.classroom.grading.release import is_master, usual_labs
-from dlpar.classroom.grading.release import release as make
-from dlpar.classroom.hub import settings as hub_settings
+from dlpar.classroom.grading import release as releasing
 from dlpar.cli import BadRequest, Failed, Stops
 from dlpar.config.paths import private_folder
 from dlpar.jobs.control_groups import cores
@@ -76,14 +74,18 @@ def hub(
     config : FILE
         A jupyterhub_config.py to read last.
     """
+    if find_spec("jupyterhub") is None:
+        raise Failed("JupyterHub is not installed; `pip install 'dlpar[hub]'` brings it")
+    from dlpar.classroom.hub import classroom as machine
+
     own = "/var/lib/dlpar-hub" if os.getuid() == 0 else f"{platformdirs.user_data_dir('dlpar')}/hub"
-    settings = hub_settings.Settings(
+    settings = machine.Settings(
         accounts=accounts,
         users=_names(users),
         teachers=_names(teachers),
         address=address,
         port=port,
-        labs=os.path.abspath(labs or usual_labs()),
+        labs=os.path.abspath(labs or releasing.usual_labs()),
         folder=os.path.abspath(folder or own),
         certificate=certificate and os.path.abspath(certificate),
         key=key and os.path.abspath(key),
@@ -91,28 +93,20 @@ def hub(
         slots=usual_slots() if slots is None else slots,
         more=config and os.path.abspath(config),
     )
-    if find_spec("jupyterhub") is None:
-        raise Failed("JupyterHub is not installed; `pip install 'dlpar[hub]'` brings it")
-    hub_settings.proxy_command()  # raises where there is none
-    _become_hub(settings)
-    return 0
-
-
-def _become_hub(settings: hub_settings.Settings) -> None:
-    """Say where everything is, and replace this process by JupyterHub."""
+    machine.proxy_command()  # raises where there is none
     own = private_folder(Path(settings.folder))
-    settings = hub_settings.without_solutions(settings)
+    settings = machine.without_solutions(settings)
     print(f"labs: {settings.labs}; the hub's own folder: {own}")
-    if settings.accounts == hub_settings.LISTED:
-        students, teachers = hub_settings.passwords(own)
+    if accounts == machine.LISTED:
+        students, teachers = machine.passwords(own)
         print(f"  password of the students {', '.join(settings.users)}: {students}")
         print(f"  password of the teachers {', '.join(settings.teachers)}: {teachers}")
         print("All notebooks run in your own account: nothing keeps users from each other's files.")
     scheme = "https" if settings.certificate else "http"
     print(f"open {scheme}://{settings.address}:{settings.port}", flush=True)
-    program = str(Path(hub_settings.__file__).with_name("jupyterhub_config.py"))
+    program = str(Path(machine.__file__).with_name("jupyterhub_config.py"))
     os.chdir(own)  # the hub imports nothing from here (-P)
-    os.environ[hub_settings.VARIABLE] = json.dumps(asdict(settings))
+    os.environ[machine.VARIABLE] = json.dumps(asdict(settings))
     os.execv(sys.executable, [sys.executable, "-P", "-m", "jupyterhub", "-f", program])
 
 
@@ -203,7 +197,10 @@ def _served(keeper: Keeper, parent: int) -> None:
 # ---- exercises -------------------------------------------------------------------
 
 
-def release(into: Annotated[Path, typer.Argument()] = Path("release"), labs: Path | None = None) -> int:
+Folder = Annotated[Path, typer.Argument()]
+
+
+def release(into: Folder = Path("release"), labs: Path | None = None, own: Path | None = None) -> int:
     """Make the students' version of the labs.
 
     It has no solutions, hidden tests and results.
@@ -214,12 +211,16 @@ def release(into: Annotated[Path, typer.Argument()] = Path("release"), labs: Pat
         Where students' labs go.
     labs : FOLDER
         The masters; default: this checkout's labs.
+    own : FOLDER
+        A student's own copy, to be brought up to date too; what she has changed stays.
     """
     masters = _masters(labs)
     if into.resolve().is_relative_to(masters.resolve()):
         raise BadRequest(f"FOLDER: got '{into}', allowed is any but that of the masters and those in it")
-    changed = make(masters, into)
+    changed = releasing.release(masters, into)
     print(f"{into}: {len(changed)} files changed" if changed else f"{into}: nothing new")
+    for written in releasing.bring(into, own) if own else ():
+        print(f"new: {own / written}")
     return 0
 
 
@@ -268,24 +269,23 @@ def grade(
     from dlpar.classroom.grading.box import Box
 
     box = Box(None if not_isolated else account, seconds, memory)
-    from dlpar.classroom.grading.grade import Course, students  # these load nbgrader, which takes seconds
-    from dlpar.classroom.grading.grade import grade as grade_all
+    from dlpar.classroom.grading import grade as grading  # it loads nbgrader, which takes seconds
 
-    if not students(where):
+    if not grading.students(where):
         raise BadRequest(f"SUBMISSIONS: got {where!r}, allowed is a folder with a folder for each student")
     if not_isolated:
         print("NOT ISOLATED: answers run in your account, with your files and network.", file=sys.stderr)
-    book = Course(course)
+    book = grading.Course(course)
     side_by_side = 1 if not_isolated else at_a_time or min(cores(), 64)
-    for student, one, verdict in grade_all(book, where, book.take(masters), box, side_by_side):
+    for student, one, verdict in grading.grade(book, where, book.take(masters), box, side_by_side):
         print(f"{student}  {one}  {verdict['said'].splitlines()[0]}", flush=True)
     print(f"points: {book.write_grades()}; feedback: {book.folder / 'feedback'}")
     return 0
 
 
 def _masters(labs: Path | None) -> Path:
-    folder = labs or usual_labs()
-    if not folder.is_dir() or not is_master(folder):
+    folder = labs or releasing.usual_labs()
+    if not folder.is_dir() or not releasing.is_master(folder):
         raise BadRequest(f"--labs: got '{folder}', allowed is a folder of labs with their solutions")
     return folder
 

@@ -13,7 +13,6 @@ from typing import Annotated
 
 import typer
 
-from dlpar.classroom.hub.settings import NoProxy, proxy_command
 from dlpar.cli import STOPS, AsJSON, BadRequest, Stops
 from dlpar.cli.doctor import BROKEN, COSTS, GOOD, Finding, diagnose, look
 from dlpar.course.curriculum import labs as known_labs
@@ -99,6 +98,8 @@ def machine_lacks() -> Iterator[Finding]:
     if find_spec("jupyterhub") is None:
         yield Finding(COSTS, "hub", "jupyterhub is not installed: no `dlpar hub`", "pip install '.[hub]'")
     else:
+        from dlpar.classroom.hub.classroom import NoProxy, proxy_command  # loads JupyterHub
+
         try:
             proxy_command()
         except NoProxy as error:

@@ -1,33 +1,36 @@
-"""The labs as a course: a map of them, and questions that test whether a student is ready for the next."""
+"""The labs as a course: a map of them, questions that test whether a student is ready for the next, and their terms.
+
+Terms are in English and Chinese: the systems in the labs are described in Chinese articles, too, and a student who
+reads both needs one name for one thing.
+"""
 
 from __future__ import annotations
 
 import html
 import tomllib
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dlpar.course import html_table
-from dlpar.lab.ledger import entries
+import anywidget
+import traitlets
+
+from dlpar.lab.exchange import entries
 from dlpar.lab.page import Page, module
 
 if TYPE_CHECKING:
     from IPython.display import HTML
 
-
-class Ask(NamedTuple):
-    """A question, its choices, which of them is right, and why."""
-
-    question: str
-    choices: list[str]
-    right: int
-    because: str
+HERE = Path(__file__).parent
 
 
 class Lab(NamedTuple):
-    """One lab; `core`: part of a short course; `asks`: questions about its prerequisites, `needs`."""
+    """One lab; `core`: part of a short course.
+
+    `asks` are questions about its prerequisites, `needs`: question, choices, which of them is right, and why.
+    """
 
     number: str
     file: str
@@ -36,16 +39,29 @@ class Lab(NamedTuple):
     core: bool
     needs: str
     shows: str
-    asks: tuple[Ask, ...]
+    asks: list[dict[str, Any]]
+
+
+def _table(name: str) -> dict[str, dict[str, Any]]:
+    return tomllib.loads((HERE / f"{name}.toml").read_text(encoding="utf-8"))
 
 
 @cache
 def labs() -> dict[str, Lab]:
     """Labs by number, in their order."""
-    kept = tomllib.loads(Path(__file__).with_name("curriculum.toml").read_text(encoding="utf-8"))
-    for fields in kept.values():
-        fields["asks"] = tuple(Ask(**ask) for ask in fields["asks"])
-    return {number: Lab(number, **fields) for number, fields in sorted(kept.items())}
+    return {number: Lab(number, **fields) for number, fields in sorted(_table("curriculum").items())}
+
+
+def html_table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> HTML:
+    """A table for a notebook; cells are HTML, and the first of a row is its head."""
+    from IPython.display import HTML
+
+    left = 'style="text-align:left;white-space:normal"'
+    head = "".join(f'<th scope="col" {left}>{name}</th>' for name in heads)
+    cells = ((first, "".join(f"<td {left}>{cell}</td>" for cell in rest)) for first, *rest in rows)
+    body = "".join(f'<tr><th scope="row" {left}>{first}</th>{others}</tr>' for first, others in cells)
+    head = f"<caption>{caption}</caption><thead><tr>{head}</tr></thead>"
+    return HTML(f"<table>{head}<tbody>{body}</tbody></table>")
 
 
 def course() -> HTML:
@@ -53,34 +69,20 @@ def course() -> HTML:
     revealed = Counter(key.partition("-")[0] for key in entries())
     means = "part of the short course"
     star = f' <span title="{means}" aria-label="{means}">★</span>'
-    rows = [
-        (
-            f'<a href="{each.file}.ipynb">{each.number} · {html.escape(each.title)}</a>{star * each.core}',
-            each.minutes,
-            html.escape(each.needs),
-            html.escape(each.shows),
-            f"{revealed[each.number]} revealed" if revealed[each.number] else "none yet",
-        )
-        for each in labs().values()
-    ]
-    whole = sum(each.minutes for each in labs().values())
-    short = sum(each.minutes for each in labs().values() if each.core)
+    rows = []
+    for each in labs().values():
+        name = f'<a href="{each.file}.ipynb">{each.number} · {html.escape(each.title)}</a>{star * each.core}'
+        found = f"{revealed[each.number]} revealed" if revealed[each.number] else "none yet"
+        rows.append((name, each.minutes, html.escape(each.needs), html.escape(each.shows), found))
+    short, whole = (
+        sum(lab.minutes for lab in labs().values() if lab.core or every) for every in (False, True)
+    )
     caption = f"★ short course, {short / 60:g} hours; all labs: {whole / 60:g} hours"
     return html_table(caption, ("lab", "minutes", "you need", "what it shows", "your predictions"), rows)
 
 
 class SelfTest(Page):
-    """Questions that the page checks as soon as they are answered; no answer is stored or sent."""
-
-    _esm = module("plotly", "link", "selftest")
-
-    def __init__(self, lab: Lab) -> None:
-        super().__init__()
-        self.tell(asks=[ask._asdict() for ask in lab.asks], needs=lab.needs, lab=lab.number)
-
-
-def self_test(lab: str) -> SelfTest:
-    """Ask a few questions about the prerequisites of a lab, each checked at once.
+    """Ask a few questions about the prerequisites of a lab; the page checks each at once, and stores no answer.
 
     Parameters
     ----------
@@ -92,6 +94,56 @@ def self_test(lab: str) -> SelfTest:
     ValueError
         If there is no such lab.
     """
-    if lab not in labs():
-        raise ValueError(f"lab: got {lab!r}, allowed is one of {', '.join(labs())}")
-    return SelfTest(labs()[lab])
+
+    _esm = module("plotly", "link", "selftest")
+
+    def __init__(self, lab: str) -> None:
+        if lab not in labs():
+            raise ValueError(f"lab: got {lab!r}, allowed is one of {', '.join(labs())}")
+        super().__init__()
+        self.tell(asks=labs()[lab].asks, needs=labs()[lab].needs, lab=lab)
+
+
+self_test = SelfTest
+
+
+# ---- terms ---------------------------------------------------------------------------
+
+
+class Term(NamedTuple):
+    """One entry; a word that is also `everyday` language is explained only where a text emphasises it."""
+
+    name: str
+    zh: str
+    means: str
+    lab: str
+    everyday: bool = False
+
+
+class Tooltips(anywidget.AnyWidget):
+    """Dot each term where the notebook first uses it, and explain it when it is pointed at, tapped or in focus.
+
+    The page does all of it; the kernel is not asked again.
+    """
+
+    _esm, _css = ((HERE / name).read_text(encoding="utf-8") for name in ("terms.js", "terms.css"))
+    terms = traitlets.List(help="Entries of the glossary, as mappings.").tag(sync=True)
+
+
+@cache
+def terms() -> dict[str, Term]:
+    """Terms by their English names."""
+    kept = _table("terms")
+    return {name: Term(name, **kept[name]) for name in sorted(kept, key=str.lower)}
+
+
+def tooltips() -> Tooltips:
+    """Explain terms in this notebook's text and panels; shown near its top."""
+    return Tooltips(terms=[entry._asdict() for entry in terms().values()])
+
+
+def glossary() -> HTML:
+    """Show the terms as a table, each with the lab that introduces it."""
+    zh = '<span lang="zh">{}</span>'.format
+    rows = [(html.escape(t.name), zh(t.zh), html.escape(t.means), t.lab) for t in terms().values()]
+    return html_table("Terms of the labs", ("term", "中文", "meaning", "lab"), rows)

@@ -13,7 +13,7 @@ import re
 import secrets
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pickle import PicklingError
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -164,6 +164,8 @@ def difference(got: Any, expected: Any, tolerance: float = 1e-6, where: str = ""
         inner = (difference(got[k], expected[k], tolerance, f"{where}[{k!r}]") for k in expected)
         return next((d for d in inner if d), "")
     otherwise = f"{at} is {short(got)}, expected {short(expected)}"
+    if isinstance(got, str) and not isinstance(expected, str):
+        return otherwise
     if isinstance(expected, (str, bool)) or expected is None:
         return "" if got == expected else otherwise
     try:
@@ -210,6 +212,8 @@ class Step(NamedTuple):
         Collectives that all ranks together send in this step; empty: nothing is compared.
     exactly : bool
         False: the ranks send no less than that.
+    tolerance : float
+        Largest relative difference of numbers.
     """
 
     where: str
@@ -217,10 +221,7 @@ class Step(NamedTuple):
     name: str = ""
     sends: Sequence[Cost] = ()
     exactly: bool = True
-
-
-Held = tuple[Any, Mapping[str, "int | None"]]
-"""Values of a rank after a step, and the messages and bytes it sent in it."""
+    tolerance: float = 1e-6
 
 
 def judge_on_ranks(
@@ -292,37 +293,63 @@ def listed(items: Sequence[Any]) -> str:
     return f"{', '.join(first)} and {last}" if first else last
 
 
-def first_difference(
-    told: Sequence[Sequence[Held]], steps: Sequence[Step], like: str, by: str, tolerance: float = 1e-6
-) -> str:
+def judge_steps(
+    student: Answer,
+    program: Callable[..., Iterator[Any]],
+    workers: Sequence[int],
+    steps: Callable[[int], Iterable[Step]],
+    praise: str,
+    hints: Sequence[str],
+    like: str,
+    by: str,
+    timeout: float = 5.0,
+) -> Verdict:
     """Compare step by step and rank by rank; name the first value, or amount of data sent, that differs.
 
     Parameters
     ----------
-    told : sequence of sequence of Held
-        Of each rank, of each step.
-    steps : sequence of Step
+    student, workers, praise, hints, timeout
+        As of :func:`judge_on_ranks`.
+    program : callable
+        ``program(comm, student)`` yields the values of each step on a rank.
+    steps : callable
+        From the number of ranks to the steps as they must be.
     like, by : str
         Names of the collectives of a step, and of the calls to send by, for messages.
-    tolerance : float
-        Largest relative difference of numbers.
     """
-    for number, step in enumerate(steps):
-        for rank, right in enumerate(step.expected):
-            differs = difference(told[rank][number][0], right, tolerance, step.name)
-            if differs:
-                return f"{step.where}, on rank {rank}: {differs}."
-        complaint = step.sends and _sends_otherwise([one[number][1] for one in told], step, like, by)
-        if complaint:
-            return f"{step.where}: the result is right, but {complaint}"
-    return ""
+
+    def complain(told: list[list[tuple[Any, Sent]]]) -> str:
+        begin = 0
+        for number, step in enumerate(steps(len(told))):
+            for rank, right in enumerate(step.expected):
+                if differs := difference(told[rank][number][0], right, step.tolerance, step.name):
+                    return f"{step.where}, on rank {rank}: {differs}."
+            if step.sends:
+                sent = [[traffic for _, traffic in own[begin : number + 1]] for own in told]
+                if complaint := _sends_otherwise(sent, step, like, by):
+                    return f"{step.where}: the result is right, but {complaint}"
+                begin = number + 1
+        return ""
+
+    return judge_on_ranks(student, _held, workers, complain, praise, hints, timeout, (program,))
 
 
-def _sends_otherwise(sent: list[Mapping[str, Any]], step: Step, like: str, by: str) -> str:
+Sent = Mapping[str, "int | None"]
+"""Messages and bytes that a rank sent; None if a library sent them."""
+
+
+def _held(comm: Comm, student: Callable[..., Any], program: Callable[..., Any]) -> list[tuple[Any, Sent]]:
+    """What a rank holds after each step, and what it sent since the one before."""
+    comm.traffic.take()
+    return [(value, comm.traffic.take()) for value in program(comm, student)]
+
+
+def _sends_otherwise(sent: list[list[Sent]], step: Step, like: str, by: str) -> str:
     """Compare the messages and bytes of all ranks, and those of the busiest, with those of some collectives."""
-    if any(one["bytes"] is None for one in sent):
+    if any(one["bytes"] is None for own in sent for one in own):
         return f"the library moved the data, and does not say how much: use {by}."
-    messages, nbytes = (sum(one[what] for one in sent) for what in ("messages", "bytes"))
+    by_rank = [sum(one["bytes"] for one in own) for own in sent]
+    messages, nbytes = sum(one["messages"] for own in sent for one in own), sum(by_rank)
     right = sum(form.messages for form in step.sends), sum(form.bytes for form in step.sends)
     told = f"the ranks send {messages} messages and {nbytes} bytes together; "
     if not step.exactly:
@@ -330,10 +357,9 @@ def _sends_otherwise(sent: list[Mapping[str, Any]], step: Step, like: str, by: s
         return f"{told}no exchange takes less than {right[0]} and {right[1]}." if few else ""
     if (messages, nbytes) != right:
         return f"{told}{like} sends {right[0]} and {right[1]}."
-    most = sum(form.busiest_bytes for form in step.sends)
-    busiest = max(range(len(sent)), key=lambda rank: sent[rank]["bytes"])
-    if sent[busiest]["bytes"] > most:
-        found = f"rank {busiest} sends {sent[busiest]['bytes']} bytes"
+    most, busiest = sum(form.busiest_bytes for form in step.sends), max(by_rank)
+    if busiest > most:
+        found = f"rank {by_rank.index(busiest)} sends {busiest} bytes"
         return f"{found}; in {like} no rank sends more than {most}."
     return ""
 
@@ -376,35 +402,25 @@ def check_on_ranks(
         student's code.
     """
 
-    form = like or at_least
+    form, exactly = like or at_least, like is not None
 
-    def complain(told: list[list[Held]]) -> str:
-        ranks = len(told)
-        inputs = ([_input(ranks, rank, length) for rank in range(ranks)] for length in LENGTHS)
-        steps = [
-            Step(
-                f" and {length} numbers",
-                [right.tolist() for right in expected(tensors)],
-                sends=[closed_form(form, ranks, length, itemsize=4)] if form else (),
-                exactly=like is not None,
-            )
-            for length, tensors in zip(LENGTHS, inputs)
-        ]
-        return first_difference(told, steps, like or "", by="send and recv")
+    def steps(ranks: int) -> Iterator[Step]:
+        for length in LENGTHS:
+            right = expected([_input(ranks, rank, length) for rank in range(ranks)])
+            sends = [closed_form(form, ranks, length, itemsize=4)] if form else ()
+            yield Step(f" and {length} numbers", [each.tolist() for each in right], "", sends, exactly)
 
     lengths, sends = ", ".join(map(str, LENGTHS)), f", and sends what {like} sends" if like else ""
     praise = f"{{name}} is right on {{ranks}}, for tensors of {lengths} numbers{sends}."
-    return judge_on_ranks(student, _on_rank, workers, complain, praise, hints, timeout)
+    how = praise, hints, like or "", "send and recv", timeout
+    return judge_steps(student, _on_rank, workers, steps, *how)
 
 
-def _on_rank(comm: Comm, student: Callable[..., Any]) -> list[Held]:
-    held = []
+def _on_rank(comm: Comm, student: Callable[..., Any]) -> Iterator[list[float]]:
     for length in LENGTHS:
         tensor = _input(comm.size, comm.rank, length)
-        comm.traffic.take()
         student(comm, tensor)
-        held.append((tensor.tolist(), comm.traffic.take()))
-    return held
+        yield tensor.tolist()
 
 
 def _input(ranks: int, rank: int, length: int) -> torch.Tensor:

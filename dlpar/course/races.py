@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 Update = Callable[..., Any]
 
+SIZE, ROUNDS = 10_000, 300
+"""Weights, and updates of each rank, in a race."""
+
 
 def in_turns(update: Update) -> Callable[[Comm, torch.Tensor], None]:
     """Make all ranks look at the same time and then update one after the other, so that conflicts are known.
@@ -80,15 +83,8 @@ def _check(name: str, conflicts: Any, change: torch.Tensor, of: Sequence[torch.T
         )
 
 
-def race(
-    comm: Comm,
-    update: Update,
-    densities: Sequence[float],
-    size: int = 10_000,
-    rounds: int = 300,
-    seed: int = 0,
-) -> list[tuple[float, float, float]]:
-    """Let `update` race on all ranks, without turns.
+def race(comm: Comm, update: Update, densities: Sequence[float]) -> list[tuple[float, float, float]]:
+    """Let `update` race on all ranks, without turns: `ROUNDS` updates of each rank.
 
     Parameters
     ----------
@@ -98,12 +94,6 @@ def race(
         As the module describes.
     densities : sequence of float
         Shares of the weights an update writes, above 0, at most 1; a race for each.
-    size : int
-        Weights.
-    rounds : int
-        Updates of each rank in each race.
-    seed : int
-        Draws places and changes.
 
     Returns
     -------
@@ -114,15 +104,15 @@ def race(
 
     found = []
     for number, density in enumerate(densities):
-        weights, stamps = comm.shared(size, torch.float64), comm.shared(size, torch.int64)
-        private, path = torch.zeros(size, dtype=torch.float64), 0.0
-        draw = generator(seed, "race", number, comm.rank)
-        count, conflicts = max(1, round(density * size)), 0
+        weights, stamps = comm.shared(SIZE, torch.float64), comm.shared(SIZE, torch.int64)
+        private, path = torch.zeros(SIZE, dtype=torch.float64), 0.0
+        draw = generator(0, "race", number, comm.rank)
+        count, conflicts = max(1, round(density * SIZE)), 0
         comm.barrier()
-        for turn in range(rounds):
+        for turn in range(ROUNDS):
             seen = stamps.clone()
-            change = torch.zeros(size, dtype=torch.float64)
-            places = draw.choice(size, count, replace=False)
+            change = torch.zeros(SIZE, dtype=torch.float64)
+            places = draw.choice(SIZE, count, replace=False)
             change[torch.from_numpy(places)] = torch.from_numpy(1 + draw.random(count))
             conflicts += update(weights, change, stamps, seen, 1 + turn * comm.size + comm.rank)
             private += change
@@ -132,5 +122,5 @@ def race(
         if comm.rank == 0:
             added, paths, conflicting = (sum(column) for column in zip(*parts))
             lost = float(np.abs(added - weights.numpy()).sum() / paths)
-            found.append((density, conflicting / (count * rounds * comm.size), lost))
+            found.append((density, conflicting / (count * ROUNDS * comm.size), lost))
     return found

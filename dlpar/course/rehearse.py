@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from dlpar.config.experiment import Experiment
+from dlpar.jobs.control_groups import cores
 from dlpar.jobs.launch import JobFailed
 from dlpar.jobs.run import Run
 from dlpar.lab.figures.cost import time_collectives
@@ -85,10 +87,6 @@ class Result(NamedTuple):
     said: str
 
 
-class GivenUp(RuntimeError):
-    """A row took too long."""
-
-
 def rehearse(rows: Iterable[tuple[str, Row]], limit: float = LIMIT) -> Iterator[Result]:
     """Try rows one after the other; a failure of one does not stop the others.
 
@@ -101,26 +99,20 @@ def rehearse(rows: Iterable[tuple[str, Row]], limit: float = LIMIT) -> Iterator[
     limit : float
         Seconds for one row.
     """
-    lab_runs, of = LabRuns(), ""
-    for lab, row in rows:
-        if lab != of:
-            lab_runs, of = LabRuns(), lab
-        began = time.monotonic()
-        lab_runs.begin(began + limit)
-        try:
-            held, said = row.shows(lab_runs.run((row.runs or row.preset)()))
-        except GivenUp:
-            held, said = False, f"given up after {limit:g} s"
-        except JobFailed as error:
-            held, said = False, f"the job failed: {_first_line(error)}"
-        except Exception as error:  # an error in one row must not stop the next
-            held, said = False, f"{type(error).__name__}: {_first_line(error)}"
-        took = time.monotonic() - began
-        yield Result(lab, row.name, row.belief, lab_runs.world, took, bool(held), said)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or ["no reason given"])[0]
+    for lab, own in groupby(rows, key=lambda each: each[0]):
+        lab_runs = LabRuns()
+        for _, row in own:
+            began = time.monotonic()
+            lab_runs.begin(began + limit)
+            try:
+                held, said = row.shows(lab_runs.run((row.runs or row.preset)()))
+            except TimeoutError:
+                held, said = False, f"given up after {limit:g} s"
+            except Exception as error:  # an error in one row must not stop the next
+                kind = "the job failed" if isinstance(error, JobFailed) else type(error).__name__
+                held, said = False, f"{kind}: {(str(error).strip().splitlines() or ['no reason given'])[0]}"
+            took = time.monotonic() - began
+            yield Result(lab, row.name, row.belief, lab_runs.world, took, bool(held), said)
 
 
 class LabRuns:
@@ -149,7 +141,7 @@ class LabRuns:
         ------
         JobFailed
             If a run is not done.
-        GivenUp
+        TimeoutError
             If time is over.
         """
         if isinstance(asked, Collectives):
@@ -172,7 +164,7 @@ class LabRuns:
         missing = [each for each, key in zip(experiments, wanted) if key not in self._runs]
         for outcome in run_all(missing, stop=lambda: time.monotonic() > self._end):
             if outcome.status in ("stopped", "not run"):
-                raise GivenUp
+                raise TimeoutError
             if outcome.status != "done":
                 raise JobFailed(outcome.reason)
             self._runs[outcome.experiment.to_json()] = outcome.run
@@ -264,6 +256,12 @@ def same_losses(most: float) -> Callable[[Any], Shown]:
         return worst < most, f"losses differ by {worst:.0e} at most"
 
     return shows
+
+
+def cores_limit(runs: Sequence[Run], share: float) -> Shown:
+    """Check that the last run is less than this share of its ranks as fast as the first, which has one."""
+    most, gained = runs[-1].experiment.workers, speedup(runs[0], runs[-1])
+    return gained < share * most, f"{most} ranks on {cores()} cores are {gained:.1f} times as fast as one"
 
 
 def on(experiments: Iterable[Experiment], *workers: int) -> list[Experiment]:

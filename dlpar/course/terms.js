@@ -155,7 +155,7 @@ export default {
   render({ model, el }) {
     const label = document.createElement("label"), box = document.createElement("input");
     Object.assign(box, { type: "checkbox", checked: true });
-    label.append(box, ` ${model.get("says")}`);
+    label.append(box, " Dotted words say what they mean, in English and Chinese: point at one, tap it, or reach it by Tab.");
     el.classList.add("dlpar-explain");
     el.append(label);
     let marks = null;

@@ -61,13 +61,6 @@ def descendants(root: int, spared: set[int] = frozenset()) -> list[int]:
     return found
 
 
-def resident(pid: int) -> int:
-    """Return the bytes of a process, with its share of shared pages (PSS); 0 if it ended or belongs to another user."""
-    with suppress(OSError), open(f"/proc/{pid}/smaps_rollup") as file:
-        return sum(1024 * int(line.split()[1]) for line in file if line.startswith("Pss:"))
-    return 0
-
-
 def has_children(but: int = 0) -> bool:
     """Return whether this process, of one thread, has more than so many children, ended ones included."""
     with suppress(OSError), open(f"/proc/self/task/{os.getpid()}/children") as file:

@@ -9,13 +9,14 @@ NAMES = {
     "dlpar.lab.panel": "Panel",
     "dlpar.lab.comparison": "compare",
     "dlpar.lab.prediction": "predict",
-    "dlpar.lab.ledger": "predictions forget_predictions",
+    "dlpar.lab.exchange": "predictions forget_predictions",
     "dlpar.lab.source": "show",
     "dlpar.lab.animation": "animate",
+    "dlpar.lab.page": "deck",
     "dlpar.lab.figures.cost": "ping_pong time_collectives predict_collectives",
     "dlpar.lab.figures.scaling": "scaling",
     "dlpar.lab.figures": (
-        "overlay time_to_accuracy staleness lead lanes waiting bytes_per_rank consensus show_graph "
+        "overlay time_to_accuracy staleness lead lanes waiting consensus show_graph "
         "schedule micro_batches memory mesh pieces pipeline layer_bytes"
     ),
     "dlpar.course.judge": "check check_on_ranks",
@@ -23,8 +24,7 @@ NAMES = {
     "dlpar.course.exercises.formulas": "check_efficiency check_grid",
     "dlpar.course.exercises.schedule": "check_schedule",
     "dlpar.course.exercises.parity": "check_scheme check_zero check_layers",
-    "dlpar.course.glossary": "glossary term tooltips",
-    "dlpar.course.curriculum": "course self_test",
+    "dlpar.course.curriculum": "course self_test glossary tooltips",
 }
 """Names by their modules."""
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable
-from functools import partial
 from itertools import pairwise
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -35,11 +34,7 @@ UNKNOWN = "#9a9a9a"
 
 
 def animate(
-    collective: Collective,
-    workers: int = 4,
-    chunks: int | None = None,
-    scheme: str = "ring",
-    timeout: float = 20.0,
+    collective: Collective, workers: int = 4, chunks: int | None = None, scheme: str = "ring", at: int = 0
 ) -> Figure:
     """Run a collective on real ranks and show, round by round, the messages and the contents of all ranks.
 
@@ -60,8 +55,8 @@ def animate(
         Elements of the tensor, 1 to 16; default: one for each rank.
     scheme : str, default "ring"
         Scheme whose colour a complete sum has.
-    timeout : float, default 20
-        Seconds after which ranks that wait for each other are ended.
+    at : int, default 0
+        Round that is shown at first; 0 is the start.
 
     Returns
     -------
@@ -83,15 +78,15 @@ def animate(
     for name, number in {"workers": workers, "chunks": chunks}.items():
         if not isinstance(number, Integral) or not 1 <= number <= MOST:
             raise ValueError(f"{name}: got {number!r}, allowed is a whole number from 1 to {MOST}")
-    whole = collective
-    while isinstance(whole, partial):
-        whole = whole.func
+    whole = getattr(collective, "func", collective)  # of a partial
     name = getattr(whole, "__name__", type(whole).__name__)
-    rounds = record(collective, [[_share(rank, workers)] * chunks for rank in range(workers)], timeout)
+    rounds = record(collective, [[_share(rank, workers)] * chunks for rank in range(workers)])
     if workers > 1 and not rounds.messages:
         seen = "which sends nothing that can be seen, allowed is one made of send and receive"
         raise ValueError(f"collective: got {name}, {seen}")
-    return _figure(rounds, workers, chunks, name, scheme)
+    if not 0 <= at < len(rounds.held):
+        raise ValueError(f"at: got {at}, allowed is a round from 0 to {len(rounds.held) - 1}")
+    return _figure(rounds, workers, chunks, name, scheme, at)
 
 
 def contributions(value: float, workers: int) -> Counter[int] | None:
@@ -110,28 +105,26 @@ def _share(rank: int, workers: int) -> float:
     return float(2 ** (52 // workers)) ** rank
 
 
-def _figure(rounds: Rounds, workers: int, chunks: int, name: str, scheme: str) -> Figure:
+def _figure(rounds: Rounds, workers: int, chunks: int, name: str, scheme: str, at: int) -> Figure:
     last, colour = len(rounds.held) - 1, theme.scheme_colour(scheme)
     views = [_view(rounds, k, workers, colour) for k in range(last + 1)]
     steps = []
     for k, (cells, notes) in enumerate(views):
         changes = [{key: [values] for key, values in cells.items()}, {"annotations": notes}, [0]]
         steps.append({"label": str(k or "start"), "method": "update", "args": changes})
-    cells, notes = views[0]
-    figure = blank(_layout(workers, chunks, steps, notes), height=46 * workers + 54 + 140)
+    cells, notes = views[at]
+    figure = blank(46 * workers + 54 + 140, **_layout(workers, chunks, steps, at, notes))
     bars = [(rank, chunk, CELL, "") for rank in range(workers) for chunk in range(chunks)]
     hover = "rank %{y}, chunk %{base}: contributions of %{hovertext}<extra></extra>"
     text = {"textposition": "inside", "insidetextanchor": "middle", "textangle": 0, "insidetextfont_size": 14}
     gantt(figure, bars, width=0.8, showlegend=False, name="contributions", hovertemplate=hover, **text)
     looks = {key.replace(".", "_"): values for key, values in cells.items()}
     figure.update_traces(marker_line_color=SENT, **looks)
-    sent: Counter[int] = Counter()
-    for message in rounds.messages:
-        sent[message.source] += message.nbytes
-    busiest = max(sent.values(), default=0)
+    sent = [sum(m.nbytes for m in rounds.messages if m.source == rank) for rank in range(workers)]
+    busiest = max(sent)
     sentence = (
         f"{name} on {workers} rank{'s' * (workers > 1)}, {chunks} chunk{'s' * (chunks > 1)} of 8 bytes: "
-        f"{len(rounds.messages)} messages and {sum(sent.values()):,} bytes in {last} round{'s' * (last != 1)}; "
+        f"{len(rounds.messages)} messages and {sum(sent):,} bytes in {last} round{'s' * (last != 1)}; "
         f"the busiest rank sends {busiest:,} bytes, {busiest / (8 * chunks):.3g} times the tensor."
     )
     rows = [(m.round, m.source, m.dest, m.nbytes, ", ".join(map(str, m.changed))) for m in rounds.messages]
@@ -182,14 +175,11 @@ def _short(held: Counter[int], workers: int, room: int) -> str:
 
 def _arrows(messages: list[LoggedMessage]) -> list[dict[str, Any]]:
     """An arrow beside the column of each chunk that a message changed; those of one chunk are side by side."""
-    by_chunk: dict[int, list[LoggedMessage]] = defaultdict(list)
-    for message in messages:
-        for chunk in message.changed:
-            by_chunk[chunk].append(message)
     head = {"arrowhead": 2, "arrowsize": 1.2, "arrowwidth": 2, "arrowcolor": SENT, "arrowside": "end+start"}
     head |= {"startarrowhead": 6, "startarrowsize": 0.6, "showarrow": True, "text": ""}
     arrows = []
-    for chunk, own in by_chunk.items():
+    for chunk in sorted({chunk for message in messages for chunk in message.changed}):
+        own = [message for message in messages if chunk in message.changed]
         for place, message in enumerate(own, start=1):
             x = chunk + CELL + (1 - CELL) * place / (len(own) + 1)
             ends = {"ax": x, "ay": message.source, "x": x, "y": message.dest, "axref": "x", "ayref": "y"}
@@ -197,11 +187,11 @@ def _arrows(messages: list[LoggedMessage]) -> list[dict[str, Any]]:
     return arrows
 
 
-def _layout(workers: int, chunks: int, steps: list[dict], notes: list[dict]) -> dict[str, Any]:
+def _layout(workers: int, chunks: int, steps: list[dict], at: int, notes: list[dict]) -> dict[str, Any]:
     # The slider is below the title of the axis; its position is a share of the plot's height.
     grey = "rgba(128,128,128,0.35)"
     slider = {
-        "active": 0, "steps": steps, "x": 0, "len": 1, "y": -66 / (46 * workers), "yanchor": "top",
+        "active": at, "steps": steps, "x": 0, "len": 1, "y": -66 / (46 * workers), "yanchor": "top",
         "pad": {"t": 0, "b": 0}, "currentvalue": {"visible": False}, "bgcolor": grey, "bordercolor": grey,
         "tickcolor": grey, "activebgcolor": SENT, "font": {"size": 13},
     }  # fmt: skip

@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from dlpar.config.experiment import Experiment
 from dlpar.lab import theme
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from dlpar.lab.figures.consensus import Distance
+    from dlpar.lab.figures.convergence import Curve
+
+    Rates = Mapping[int, float]
 
 
 def quantity(value: float) -> str:
@@ -81,26 +90,18 @@ def errors(found: Mapping[str, Mapping], most: float = math.inf) -> list[str]:
     return sentences
 
 
-def convergence(
-    experiment: Experiment,
-    done: int,
-    samples: int,
-    first: float,
-    last: float,
-    accuracy: float | None,
-    stride: int = 1,
-    diverged: bool = False,
-) -> str:
-    """Change of the loss in `done` steps with so many samples; one step in `stride` is drawn."""
-    progress = f"{done:,} of {experiment.steps:,} steps"
-    if not samples:
+def convergence(curve: Curve, stride: int = 1) -> str:
+    """Change of the loss of a run; one step in `stride` is drawn."""
+    first, last, steps = curve.first, curve.done.loss, curve.done.step + 1
+    progress = f"{steps:,} of {curve.experiment.steps:,} steps"
+    if not curve.samples:
         return f"In {progress} no sample was drawn, so there is no loss; a larger fraction draws some."
     moved = "fell" if last < first else "rose" if last > first else "stayed"
     text = f"In {progress} the training loss {moved} from {quantity(first)} to {quantity(last)}"
-    if diverged:
+    if curve.diverged:
         return f"{text}: the run diverged; a smaller lr may help."
-    if accuracy is not None:
-        text += f"; {accuracy:.1%} of the held-out samples are classified correctly"
+    if curve.accuracy is not None:
+        text += f"; {curve.accuracy:.1%} of the held-out samples are classified correctly"
     return text + "." + (f" One step in {stride:,} is drawn." if stride > 1 else "")
 
 
@@ -117,7 +118,7 @@ BOUND = {"exact": "", "upper bound": "at least ", "lower bound": "at most ", "es
 
 
 def throughput(
-    total: float, by_rank: Mapping[int, float], experiment: Experiment, predicted: float | None, kind: str
+    total: float, by_rank: Rates, experiment: Experiment, predicted: float | None, kind: str
 ) -> str:
     """Latest throughput (samples/s) of all workers and of the slowest, and the predicted throughput."""
     workers = experiment.workers
@@ -133,14 +134,6 @@ def throughput(
     return text + end
 
 
-WHY_NEVER_STALE = {
-    "ring": "in a ring all-reduce every worker waits for the gradients of all others before it updates",
-    "mapreduce": "the driver updates after all partitions have answered, and then sends every worker the new weights",
-    "ps": "under bsp the servers wait for the gradients of all workers before they update",
-    "gossip": "every worker updates its own weights, which its neighbours only average",
-}
-
-
 def staleness(largest: int, mean: float, experiment: Experiment, predicted: int | None = None) -> str:
     """Staleness (updates) of the weights behind gradients; `predicted`: the predicted mean."""
     if largest:
@@ -149,7 +142,7 @@ def staleness(largest: int, mean: float, experiment: Experiment, predicted: int 
         return text + (f"; theory predicts N − 1 = {predicted} on average." if predicted is not None else ".")
     scheme = experiment.sync.scheme
     otherwise = f"with these settings of {scheme}, no worker updates before all have read"
-    why = WHY_NEVER_STALE.get(scheme, otherwise)
+    why = theme.NEVER_STALE.get(scheme, otherwise)
     if experiment.workers == 1:
         why = "a single worker has nobody to wait for, and nobody can overtake it"
     elif experiment.sync.runs_free:
@@ -171,18 +164,16 @@ def lead(most: Sequence[int], bound: int | None) -> str:
 
 def lanes(updates: Sequence[int]) -> str:
     """Staleness of the arrows that are drawn."""
-    mean, n = sum(updates) / len(updates), len(updates)
-    return (
-        f"Between the two ends of an arrow, the weights received {quantity(mean)} updates of other workers on "
-        f"average, {max(updates)} at most (last {n} pushes); the number at each head counts them."
-    )
+    mean, n = quantity(sum(updates) / len(updates)), len(updates)
+    text = f"Between the two ends of an arrow, the weights received {mean} updates of other workers"
+    text = f"{text} on average, {max(updates)} at most (last {n} pushes)"
+    return f"{text}; the number at each head counts them."
 
 
-def waiting(seconds: Sequence[Sequence[float]], megabytes: Sequence[float]) -> str:
+def waiting(seconds: np.ndarray, megabytes: Sequence[float]) -> str:
     """Waiting time of the workers (rows of computing, communicating, waiting), and the MB that all ranks sent."""
-    shares = [(wait / total if (total := compute + comm + wait) else 0.0) for compute, comm, wait in seconds]
-    most = max(range(len(shares)), key=shares.__getitem__)
-    fewest = min(range(len(shares)), key=shares.__getitem__)
+    shares = (seconds[:, 2] / seconds.sum(axis=1).clip(min=1e-9)).tolist()
+    most, fewest = (shares.index(end(shares)) for end in (max, min))
     text = f"A worker waited {sum(shares) / len(shares):.0%} of its time on average"
     if shares[most] - shares[fewest] >= 0.01:
         text += f", rank {most} the most ({shares[most]:.0%})"
@@ -203,19 +194,15 @@ def mixing(factor: float, experiment: Experiment, distance: str = "it") -> str:
     return text + (f" (spectral gap {1 - factor:.3f})" if fixed else " in expectation")
 
 
-def consensus(
-    first: tuple[int, float], last: tuple[int, float], largest: float, mixed: str, warning: str
-) -> str:
-    """Change of the distance between replicas from the first to the last ``(step, distance)``.
-
-    `mixed` is the text of :func:`mixing`, empty without a prediction.
-    """
-    text = f"From step {first[0]:,} to step {last[0]:,} the consensus distance went "
-    text += f"from {quantity(first[1])} to {quantity(last[1])}"
-    if largest > max(first[1], last[1]):
-        text += f", {quantity(largest)} at most"
-    if mixed:
-        text += f"; {mixed}"
+def consensus(found: Distance, warning: str) -> str:
+    """Change of the distance between replicas, and the effect of mixing alone if it is known."""
+    (first, before), (last, after) = found.first, found.last
+    text = f"From step {first:,} to step {last:,} the consensus distance went "
+    text += f"from {quantity(before)} to {quantity(after)}"
+    if found.largest > max(before, after):
+        text += f", {quantity(found.largest)} at most"
+    if found.factor is not None:
+        text += f"; {mixing(found.factor, found.experiment)}"
     return f"{text}.{f' {warning}' if warning else ''}"
 
 

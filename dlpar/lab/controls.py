@@ -50,10 +50,7 @@ class Controls:
         self.settings = {setting.path: setting for setting in settings(experiment)}
         self.values = {path: _as_shown(setting, setting.value) for path, setting in self.settings.items()}
         self._own = experiment.sync
-        self._of_kind = {
-            path: {head: field.get_default() for head, field in setting.by_head.items()}
-            for path, setting in self.settings.items()
-        }
+        self._kept: dict[tuple[str, Any], Any] = {}  # values of fields that kinds define differently
         self.first = [self.path_of(name) for name in first]
 
     def experiment(self) -> Experiment:
@@ -73,10 +70,10 @@ class Controls:
         before, self.values[path] = self.values[path], value
         if self.settings[path].is_head:
             for other, setting in self.settings.items():
-                if setting.by_head and _part(other) == _part(path):
-                    kept = self._of_kind[other]
-                    kept |= {before: self.values[other]} if before in kept else {}
-                    self.values[other] = kept.get(value, self.values[other])
+                if setting.differs and _part(other) == _part(path):
+                    self._kept[other, before] = self.values[other]
+                    if field := setting.by_head.get(value):
+                        self.values[other] = self._kept.get((other, value), field.get_default())
 
     def show(self, experiment: Experiment) -> None:
         """Take the values of an experiment; those of kinds it does not use stay."""
@@ -95,12 +92,13 @@ class Controls:
 
     def fields(self) -> list[dict[str, Any]]:
         """What a page needs to draw each field, those of the first screen first."""
-        order = sorted(
-            self.settings.values(), key=lambda s: (s.path not in self.first, *_place(self.first, s))
-        )
-        heads = {_part(s.path): self.values[s.path] for s in order if s.is_head}
-        now = [s._replace(field=s.by_head.get(heads.get(_part(s.path)), s.field)) for s in order]
-        return [_drawn(setting, setting.path in self.first) for setting in now]
+        heads = {_part(path): self.values[path] for path, setting in self.settings.items() if setting.is_head}
+        found = []
+        for path in dict.fromkeys([*self.first, *self.settings]):
+            setting = self.settings[path]
+            now = setting._replace(field=setting.by_head.get(heads.get(_part(path)), setting.field))
+            found.append(_drawn(now, path in self.first))
+        return found
 
     def hidden(self) -> list[str]:
         """Fields that have no effect with the chosen values."""
@@ -108,17 +106,13 @@ class Controls:
         return [p for p, setting in settings if not (self._of_chosen_kind(setting) and self._is_meant(p))]
 
     def _of_chosen_kind(self, setting: Setting) -> bool:
-        if setting.is_head or not setting.heads:
+        if setting.is_head or not setting.by_head:
             return True
         head = next(s for s in self.settings.values() if s.is_head and _part(s.path) == _part(setting.path))
-        return self.values[head.path] in setting.heads
+        return self.values[head.path] in setting.by_head
 
     def _is_meant(self, path: str) -> bool:
         return missing(path, self.values.__getitem__) is None
-
-
-def _place(first: Sequence[str], setting: Setting) -> tuple[int, ...]:
-    return (first.index(setting.path),) if setting.path in first else ()
 
 
 def settings(experiment: Experiment) -> Iterator[Setting]:
@@ -134,27 +128,20 @@ def settings(experiment: Experiment) -> Iterator[Setting]:
 def _of_part(part: str, field: FieldInfo, value: Part) -> Iterator[Setting]:
     """The head of a part, if it has several kinds, and the fields of all kinds; shared fields once."""
     several = [kind for kind in kinds(field) if kind.listed or isinstance(value, kind)]
-    head = several[0].head()
-    heads = {kind: tuple(map(str, choices(kind.model_fields[head]))) for kind in several}
-    every = tuple(word for kind in several for word in heads[kind])
-    if len(several) > 1:
+    head, has_kinds = several[0].head(), len(several) > 1
+    kind_of = {str(word): kind for kind in several for word in choices(kind.model_fields[head])}
+    if has_kinds:
         of_head = several[0].model_fields[head]
-        yield Setting(f"{part}.{head}", of_head, getattr(value, head), every, is_head=True)
-    names = dict.fromkeys(name for kind in several if kind.listed for name in kind.model_fields)
-    for name in names:
-        if len(several) > 1 and name == head:
-            continue
-        of = {
-            word: kind.model_fields[name]
-            for kind in several
-            if name in kind.model_fields
-            for word in heads[kind]
-        }
-        inner = of.get(str(getattr(value, head)), next(iter(of.values())))
-        differs = any(field.get_default() != inner.get_default() for field in of.values())
-        now = getattr(value, name, inner.get_default())
-        having = tuple(of) if tuple(of) != every else ()
-        yield Setting(f"{part}.{name}", inner, now, having, by_head=of if differs else {})
+        words = dict.fromkeys(kind_of, of_head)
+        yield Setting(f"{part}.{head}", of_head, getattr(value, head), words, is_head=True)
+    for name in dict.fromkeys(name for kind in several if kind.listed for name in kind.model_fields):
+        if not has_kinds or name != head:
+            of = {
+                word: kind.model_fields[name] for word, kind in kind_of.items() if name in kind.model_fields
+            }
+            inner = of.get(str(getattr(value, head)), next(iter(of.values())))
+            now = getattr(value, name, inner.get_default())
+            yield Setting(f"{part}.{name}", inner, now, of if has_kinds else {})
 
 
 def _part(path: str) -> str:
@@ -185,20 +172,22 @@ class Setting(NamedTuple):
         Type, bounds and description.
     value : object
         Current value; the default if the current kind of its part has no such field.
-    heads : tuple of str
-        Allowed values of a head; for another field, the heads it belongs to, empty if to all.
-    is_head : bool
-        Whether the field chooses the kind of its part.
     by_head : dict of str to FieldInfo
-        Field of each head, if kinds of its part define it differently, for example with other defaults.
+        The field in each kind that has it, by the head that chooses the kind; empty if its part has one kind only.
+    is_head : bool
+        Whether the field itself chooses the kind of its part.
     """
 
     path: str
     field: FieldInfo
     value: Any
-    heads: tuple[str, ...] = ()
-    is_head: bool = False
     by_head: Mapping[str, FieldInfo] = {}
+    is_head: bool = False
+
+    @property
+    def differs(self) -> bool:
+        """Return whether kinds define the field with different defaults."""
+        return len({repr(field.get_default()) for field in self.by_head.values()}) > 1
 
 
 NAMED: dict[str, tuple[str, Callable[[], Sequence[str]]]] = {
@@ -209,20 +198,21 @@ NAMED: dict[str, tuple[str, Callable[[], Sequence[str]]]] = {
 
 
 def _drawn(setting: Setting, first: bool) -> dict[str, Any]:
-    field, kind, named = setting.field, unwrap(setting.field.annotation), choices(setting.field)
-    meaning = f"one of {', '.join(setting.heads)}" if setting.is_head else None
-    found = {"path": setting.path, "label": label(setting.path, field), "means": tooltip(field, meaning)}
-    found |= {"group": _part(setting.path) or "experiment", "first": first, "kind": "text"}
+    """What a page needs to draw a field: label, meaning, and the kind of its widget."""
+    path, field, kind = setting.path, setting.field, unwrap(setting.field.annotation)
+    meaning = f"one of {', '.join(setting.by_head)}" if setting.is_head else allowed(field)
+    words = (field.title or WITH_UNIT.get(name := path.rpartition(".")[2]) or name).replace("_", " ")
+    found = {"path": path, "label": words + ALL * (ZERO in (field.description or "")), "kind": "text"}
+    found |= {"means": f"{field.description} Allowed: {meaning}."}
+    found |= {"group": _part(path) or "experiment", "first": first}
     unset = [(UNSET, None)] if is_optional(field.annotation) else []
-    if setting.is_head:
-        return found | {"kind": "choice", "choices": [(word, word) for word in setting.heads]}
-    if named:
-        return found | {"kind": "choice", "choices": [*unset, *((str(c), c) for c in named)]}
+    if path in NAMED:
+        usual, known = NAMED[path]
+        return found | {"kind": "choice", "choices": [(usual, ""), *((name, name) for name in known())]}
+    if named := setting.by_head if setting.is_head else choices(field):
+        return found | {"kind": "choice", "choices": [*unset, *((str(value), value) for value in named)]}
     if kind is bool:
         return found | {"kind": "flag"}
-    if setting.path in NAMED:
-        words, known = NAMED[setting.path]
-        return found | {"kind": "choice", "choices": [(words, ""), *((name, name) for name in known())]}
     if kind in (int, float) and not unset:
         return found | {"kind": "number"}
     examples = {dict: "1=4.0 (rank 1, four times)", tuple: "0-1,1-2"}
@@ -230,11 +220,14 @@ def _drawn(setting: Setting, first: bool) -> dict[str, Any]:
 
 
 def _as_shown(setting: Setting, value: Any) -> Any:
-    """A value as a page shows it: a choice or a flag as it is, anything else as text."""
-    field = setting.field
-    if setting.is_head or choices(field) or unwrap(field.annotation) is bool:
+    """A value as a page shows it: a choice or a flag as it is, else as it is typed (``1=4``, ``0-1,1-2``)."""
+    if setting.is_head or choices(setting.field) or unwrap(setting.field.annotation) is bool:
         return value
-    return written(value)
+    if isinstance(value, dict):
+        return ",".join(f"{key}={number:g}" for key, number in value.items())
+    if isinstance(value, tuple):
+        return ",".join(f"{a}-{b}" for a, b in value)
+    return "" if value is None else str(value)
 
 
 def _as_typed(setting: Setting, value: Any) -> Any:
@@ -248,24 +241,3 @@ def _as_typed(setting: Setting, value: Any) -> Any:
         with suppress(ValueError):
             return number(value)
     return value
-
-
-def label(path: str, field: FieldInfo) -> str:
-    """Label of a field beside its widget."""
-    name = path.rpartition(".")[2]
-    words = (field.title or WITH_UNIT.get(name) or name).replace("_", " ")
-    return words + ALL * (ZERO in (field.description or ""))
-
-
-def tooltip(field: FieldInfo, meaning: str | None = None) -> str:
-    """Meaning and allowed values of a field."""
-    return f"{field.description} Allowed: {meaning or allowed(field)}."
-
-
-def written(value: Any) -> str:
-    """A value as typed into a text box: ``1=4``, ``0-1,1-2``; empty for None."""
-    if isinstance(value, dict):
-        return ",".join(f"{key}={number:g}" for key, number in value.items())
-    if isinstance(value, tuple):
-        return ",".join(f"{a}-{b}" for a, b in value)
-    return "" if value is None else str(value)

@@ -78,10 +78,16 @@ def _below(figure: go.Figure) -> str:
     )
 
 
-def blank(layout: dict[str, Any], height: int = 430) -> Figure:
+def blank(height: int = 430, **layout: Any) -> Figure:
     """A figure without data; `height` in pixels."""
-    return Figure(layout=go.Layout(**layout, height=height, template=None))
+    return Figure(layout=go.Layout(**theme.layout(**layout), height=height, template=None))
 
+
+Runs = Run | Sequence[Run]
+"""One run or several."""
+
+Names = Sequence[str] | None
+"""Name of each of several runs; None: the settings in which it differs from the others."""
 
 Table = tuple[Sequence[str], Sequence[Sequence]]
 """Heads and rows of a table."""
@@ -106,6 +112,13 @@ def captioned(figure: Figure, sentence: str, table: Table | None = None, **facts
     return figure
 
 
+Part = tuple[theme.Look, Sequence[float]]
+"""Attributes of a part of stacked bars, and its length in each row."""
+
+Marks = Sequence[float | None]
+"""Place of a stroke across each row; None: there is none."""
+
+
 def gantt(figure: Figure, bars: Iterable[tuple[float, float, float, str]], **look: Any) -> None:
     """Add bars ``(row, start, length, text)`` as one trace with the attributes of `look`."""
     rows, starts, lengths, texts = zip(*bars)
@@ -113,12 +126,7 @@ def gantt(figure: Figure, bars: Iterable[tuple[float, float, float, str]], **loo
     figure.add_trace({**bar, "y": rows, "base": starts, "x": lengths, "text": texts})
 
 
-def stacked(
-    title: str,
-    names: Sequence[str],
-    parts: Mapping[str, tuple[dict[str, Any], Sequence[float]]],
-    marks: tuple[str, Sequence[float | None]] = ("", ()),
-) -> Figure:
+def stacked(title: str, names: Sequence[str], parts: Mapping[str, Part], marks: tuple[str, Marks]) -> Figure:
     """Draw a row of stacked bars for each name, and strokes across them.
 
     Parameters
@@ -135,30 +143,34 @@ def stacked(
     ends = map(sum, zip(*(lengths for _, lengths in parts.values())))
     places, known = list(range(len(names))), [(at, row) for row, at in enumerate(marks[1]) if at]
     xaxis = theme.axis(title, (0, theme.rounded_up(max([*ends, *(at for at, _ in known)]))))
-    layout = theme.layout(xaxis=xaxis, yaxis=theme.rows(names, automargin=True), barmode="stack", bargap=0.3)
-    figure = blank(layout, max(260, 34 * len(names) + 150))
+    rows, height = theme.rows(names, automargin=True), max(260, 34 * len(names) + 150)
+    figure = blank(height, xaxis=xaxis, yaxis=rows, barmode="stack", bargap=0.3)
     for name, (look, lengths) in parts.items():
         if any(lengths):
             bar = {"type": "bar", "orientation": "h", "y": places, "x": list(lengths), **look, "name": name}
             figure.add_trace(bar)
     if known:
         x, y = zip(*known)
-        figure.add_scatter(x=x, y=y, **theme.predicted_mark(marks[0]))
+        figure.add_scatter(x=x, y=y, name=marks[0], **theme.LOOKS["stroke"])
     return figure
 
 
-def listed(runs: Run | Sequence[Run]) -> list[Run]:
+def require(fine: bool, sentence: str) -> None:
+    """Raise ValueError with a sentence unless a condition is fine."""
+    if not fine:
+        raise ValueError(sentence)
+
+
+def listed(runs: Runs) -> list[Run]:
     """Return one run or several as a list; raise ValueError if there is none, or if one is something else."""
     runs = [runs] if isinstance(runs, Run) or not isinstance(runs, Iterable) else list(runs)
     for run in runs:
-        if not isinstance(run, Run):
-            raise ValueError(f"runs: got {run!r:.60}, allowed is a run or several")
-    if not runs:
-        raise ValueError("runs: got none, allowed is one run or more")
+        require(isinstance(run, Run), f"runs: got {run!r:.60}, allowed is a run or several")
+    require(len(runs) > 0, "runs: got none, allowed is one run or more")
     return runs
 
 
-def finished(runs: Run | Sequence[Run], titles: Sequence[str] | None = None) -> list[Run]:
+def finished(runs: Runs, titles: Names = None) -> list[Run]:
     """Return one run or several as a list.
 
     Raises
@@ -167,18 +179,15 @@ def finished(runs: Run | Sequence[Run], titles: Sequence[str] | None = None) -> 
         If a run has no finished step, or the number of titles is not that of the runs.
     """
     runs = listed(runs)
-    if titles is not None and len(titles) != len(runs):
-        raise ValueError(f"titles: got {len(titles)}, allowed is one for each of {len(runs)} runs")
+    got = len(runs if titles is None else titles)
+    require(got == len(runs), f"titles: got {got}, allowed is one for each of {len(runs)} runs")
     for run in runs:
-        if run.curve.empty:
-            raise ValueError(f"run {run.id}: has no finished step, so there is nothing to draw")
+        require(not run.curve.empty, f"run {run.id}: has no finished step, so there is nothing to draw")
     return runs
 
 
-def single(run: Run | Sequence[Run]) -> Run:
+def single(run: Runs) -> Run:
     """Return the only run, given alone or in a list; raise ValueError if there are more."""
-    runs = listed(run)
-    if len(runs) > 1:
-        allowed = "allowed is one: this figure shows the ranks of a single run"
-        raise ValueError(f"run: got {len(runs)} runs, {allowed}")
+    runs, allowed = listed(run), "allowed is one: this figure shows the ranks of a single run"
+    require(len(runs) == 1, f"run: got {len(runs)} runs, {allowed}")
     return runs[0]

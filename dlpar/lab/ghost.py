@@ -47,32 +47,20 @@ class Ghost:
     """Simulate the settings of a panel as they change, on a thread; of several changes the newest counts."""
 
     def __init__(self, panel: Panel) -> None:
-        self._panel, self._guard = weakref.ref(panel), Lock()
-        self._wanted: list[Experiment | None] = []
-        self._busy = False
+        self._panel, self._guard, self._newest = weakref.ref(panel), Lock(), object()
 
     def want(self, experiment: Experiment | None) -> None:
         """Simulate an experiment soon, and show it in the panel; None: show none."""
-        with self._guard:
-            self._wanted = [experiment]
-            if not self._busy:
-                self._busy = True
-                Thread(target=self._work, name="dlpar ghost", daemon=True).start()
+        self._newest = token = object()
+        Thread(target=self._work, args=(experiment, token), name="dlpar ghost", daemon=True).start()
 
-    def _work(self) -> None:
-        while found := self._next():
-            foreseen = Foreseen()
-            with suppress(OSError, ValueError):  # no server, or no such simulation
-                foreseen = simulated(found[0]) if found[0] else foreseen
-            if not self._wanted and (panel := self._panel()):
-                panel.foresee(found[0], foreseen)
-            panel = None
-
-    def _next(self) -> list[Experiment | None]:
-        with self._guard:
-            found, self._wanted = self._wanted, []
-            self._busy = bool(found)
-        return found
+    def _work(self, experiment: Experiment | None, token: object) -> None:
+        foreseen = Foreseen()
+        with self._guard, suppress(OSError, ValueError):  # one at a time; no server, or no such simulation
+            if experiment and token is self._newest:
+                foreseen = simulated(experiment)
+        if token is self._newest and (panel := self._panel()):
+            panel.foresee(experiment, foreseen)
 
 
 def simulated(experiment: Experiment) -> Foreseen:

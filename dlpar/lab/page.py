@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from pathlib import Path
 from threading import RLock, Thread
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 from weakref import WeakValueDictionary
 
@@ -21,7 +21,10 @@ import anywidget
 from traitlets import Unicode
 
 from dlpar.config.schema import BadExperiment
-from dlpar.lab.drawing import Drawing
+from dlpar.lab.plot import Drawing
+
+if TYPE_CHECKING:
+    from IPython.display import HTML
 
 HERE = Path(__file__).parent / "page"
 
@@ -109,10 +112,8 @@ class Page(anywidget.AnyWidget):
             return self.beside(lambda: self.send({"is": "plotly"}, [compressed_plotly()]))
         if message.get("ask") == "all":
             with self._guard:
-                self._news = {}
-                return self._deliver(
-                    "all", self.state, {t: each.snapshot() for t, each in self.figures.items()}
-                )
+                self._news, whole = {}, {title: each.snapshot() for title, each in self.figures.items()}
+                return self._deliver("all", self.state, whole)
         return self.act(lambda: self.hear(message))
 
     def _deliver(self, kind: str, state: dict[str, Any], figures: Mapping[str, Any]) -> None:
@@ -123,14 +124,19 @@ class Page(anywidget.AnyWidget):
 
     def _replace(self) -> None:
         """Close what the same cell showed when it ran before."""
-        if (found := this_cell()) is None:
-            return
-        cell, execution = found
-        for made_in, earlier in _of_cell[cell]:
-            if made_in != execution:
-                earlier.close()
-        same = [(made_in, page) for made_in, page in _of_cell[cell] if made_in == execution]
-        _of_cell[cell] = [*same, (execution, self)]
+        if found := this_cell():
+            cell, execution = found
+            for made_in, earlier in _of_cell[cell]:
+                if made_in != execution:
+                    earlier.close()
+            _of_cell[cell] = [*(each for each in _of_cell[cell] if each[0] == execution), (execution, self)]
+
+
+def deck() -> HTML:
+    """Style of a deck of slides in JupyterLab's deck mode; elsewhere the notebook stays as it is."""
+    from IPython.display import HTML
+
+    return HTML(f"<style>{(HERE / 'deck.css').read_text()}</style>")
 
 
 def _kernel() -> Any:

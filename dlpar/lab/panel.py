@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import math
 import os
+import platform
+import time
 from collections.abc import Sequence
 from functools import partial
-from threading import RLock
+from pathlib import Path
+from threading import Event, RLock
 from typing import TYPE_CHECKING, Any
 
 import dlpar
 from dlpar.config.experiment import Experiment
 from dlpar.config.schema import BadExperiment
+from dlpar.jobs.control_groups import usable_cores
 from dlpar.jobs.fork_server import warm_socket
+from dlpar.jobs.global_steps import GlobalSteps
 from dlpar.jobs.run import Run
 from dlpar.jobs.tail import rank_of
 from dlpar.lab import theme
@@ -20,19 +26,15 @@ from dlpar.lab.controls import Controls
 from dlpar.lab.figure import Figure
 from dlpar.lab.figures.consensus import Consensus, disagreement
 from dlpar.lab.figures.convergence import Convergence, loss_title
-from dlpar.lab.figures.lanes import Lanes
 from dlpar.lab.figures.staleness import Lead, Staleness
-from dlpar.lab.figures.throughput import Throughput
-from dlpar.lab.figures.timeline import Timeline
-from dlpar.lab.figures.waiting import Waiting
+from dlpar.lab.figures.throughput import Throughput, Waiting
+from dlpar.lab.figures.timeline import Lanes, Timeline
 from dlpar.lab.ghost import Foreseen, Ghost
-from dlpar.lab.labels import labels, place_in_queue, same_batches, with_world
+from dlpar.lab.labels import labels, place_in_queue, platform_in_words, same_batches, with_world
 from dlpar.lab.offer import Offer
 from dlpar.lab.page import Page, module
 from dlpar.lab.plot import Board, Plot, Shown
-from dlpar.lab.recordings import SEEN, SPEEDS, Meanwhile, recordings, speed_of
-from dlpar.lab.status import Status, results
-from dlpar.lab.watch import Replay, Watch, between
+from dlpar.lab.watch import SEEN, Replay, Watch, between, newest_like, recordings, speed_of
 
 if TYPE_CHECKING:
     from dlpar.jobs.launch import Job
@@ -48,12 +50,14 @@ LONG = 10.0
 GOAL = 0.95
 """Held-out accuracy to which the seconds of runs are compared."""
 
-ACTIONS = [
-    {"name": "run", "label": "Run", "means": "Start the ranks"},
-    {"name": "stop", "label": "Stop", "means": "End the job and all its ranks"},
-    {"name": "clear", "label": "Clear", "means": "Remove earlier runs from the figures; their folders stay"},
-]
-"""Buttons of a panel."""
+PATIENCE = 12.0
+"""Seconds in the queue before something else is offered: less than 15, also on a busy machine."""
+
+AT_FIRST: dict[str, Any] = {
+    "runs": [], "recordings": None, "offer": None, "ghost": "", "live": False, "length": 0.0, "wrong": None,
+    "fields": [], "values": {}, "hidden": [],
+}  # fmt: skip
+"""State of a page before its panel has said anything."""
 
 
 class RunPage(Page):
@@ -67,74 +71,72 @@ class RunPage(Page):
         All figures; those that fit a run are shown.
     title, question : str
         Heading, and the question that runs answer.
-    first : str
-        Figure in front, by the title of its tab.
     goal : float
         Held-out accuracy to which the seconds of runs are compared.
-
-    Raises
-    ------
-    ValueError
-        If no tab is called `first`.
     """
 
     _esm = module("plotly", "preview", "table", "link", "results", "figure", "panel")
-    _busy, _kept, _opening = False, KEPT, ""
+    _actions = ("run", "stop")
+    """Buttons, as `panel.js` names them."""
+    _instead: Sequence[str] = ()
+    """What is offered instead of waiting for slots, by the names of buttons."""
+
+    _kept, _opening, _colours = KEPT, "", theme.RUNS
     _watch: Watch | Replay | None = None
 
     def __init__(
-        self,
-        experiment: Experiment,
-        plots: Sequence[Plot],
-        title: str,
-        question: str,
-        first: str = "",
-        goal: float = GOAL,
+        self, experiment: Experiment, plots: Sequence[Plot], title: str, question: str, goal: float = GOAL
     ) -> None:
         super().__init__()
         self.job: Job | None = None
         self.runs: list[Run] = []
-        self._board, self._guard_jobs = Board(plots, goal), RLock()
-        self._started, self._has_facts = 0, False
+        self._board, self._guard_jobs, self._over = Board(plots, goal), RLock(), Event()
+        self._asked: list[tuple[str, Experiment]] = []
+        self._failure = "nothing was run"
+        self._started, self._queued_at = 0, 0.0  # infinite: something else is offered
         self._shown: dict[str, Shown] = {}
-        self._results: dict[str, dict[str, Any]] = {}
-        self._states: dict[str, str] = {}
-        self.tell(
-            title=title,
-            question=question,
-            runs=[],
-            goal=goal,
-            recordings=None,
-            speeds=[],
-            offer=None,
-            ghost="",
-        )
-        self.tell(
-            live=False,
-            length=0.0,
-            wrong=None,
-            refused=False,
-            fields=[],
-            values={},
-            hidden=[],
-            actions=ACTIONS,
-        )
+        self._outcomes: dict[str, tuple[str, dict[str, Any] | None]] = {}
+        self._over.set()
+        self.tell(**AT_FIRST, title=title, question=question, goal=goal, actions=self._actions)
         self._status = Status(self, experiment)
         self._choose(experiment)
-        if first and first not in self.figures:
-            raise ValueError(f"first: got {first!r}, allowed is one of {', '.join(self.figures)}")
-        self.tell(front=first or next(iter(self.figures)))
         self._enable()
 
     @property
     def running(self) -> bool:
-        """Return whether a job of this panel is running."""
-        return self._busy
+        """Return whether a job of this panel is running, or a recording is being played."""
+        return not self._over.is_set()
+
+    def wait(self, timeout: float = 600.0) -> list[Run]:
+        """Wait until all runs are done and drawn, and return them.
+
+        Parameters
+        ----------
+        timeout : float, default 600
+            Seconds.
+
+        Raises
+        ------
+        TimeoutError
+            If they are still running after that; they continue.
+        JobFailed
+            If a run failed or was stopped.
+        """
+        from dlpar.jobs.launch import JobFailed
+
+        if not self._over.wait(timeout):
+            raise TimeoutError(f"the panel is still running after {timeout:g} s")
+        if self._failure:
+            raise JobFailed(self._failure)
+        return self.runs
 
     def stop(self) -> None:
-        """Do what the Stop button does; nothing happens if no job is running."""
-        if not self._busy:
+        """Do what the Stop button does: end the job, and start no other; nothing happens if none is running."""
+        if not self.running:
             return
+        if self._asked:
+            self._failure = f"{self._asked[0][0]} was not run: the panel was stopped before"
+            self._asked = []
         self.tell(stoppable=False)
         if self.job:
             self._status.say("Stopping …")
@@ -145,10 +147,12 @@ class RunPage(Page):
 
     def close(self) -> None:
         """Stop the job, if one is running, and remove the panel from the page."""
-        self.stop()
-        if self._watch:
-            self._watch.cancel()
-        super().close()
+        if self.comm:  # else it was refused, or is closed
+            self.stop()
+            if self._watch:
+                self._watch.cancel()
+            super().close()
+            self._over.set()
 
     def picture(self) -> Figure:
         """The figure in front as a static figure, as it is drawn now."""
@@ -161,7 +165,7 @@ class RunPage(Page):
                 self.tell(front=title)
             case {"do": "axis", "figure": title, "x": x} if title in self.figures:
                 self.figures[title].x = x
-            case {"do": "moment", "t": moment} if not self._busy and self._shown:
+            case {"do": "moment", "t": moment} if not self.running and self._shown:
                 with self._guard:
                     for plot in self._board.fed:
                         plot.look(float(moment), partial(between, self._status.path))
@@ -178,15 +182,20 @@ class RunPage(Page):
             for key in list(self._shown)[:-1]:
                 self._forget(key)
             if self._shown:
-                self._board.settle(ended=not self._busy)
+                self._board.settle(ended=not self.running)
         self._show_runs()
-        self._enable()
         self.flush()
 
     # ---- called by the watch ---------------------------------------------------------
 
     def take(self, source: str, record: dict[str, Any]) -> None:
         """Take a record; called by the watch."""
+        if source == "job" and record["k"] == "queued":
+            where = place_in_queue(record["ahead"], record["paused"])
+            self._status.say(f"{where}; it starts by itself; Stop leaves the queue")
+            self._queued_at = self._queued_at or time.monotonic()
+        elif self._queued_at:
+            self._leave_queue()
         if source == "job":
             return
         rank = rank_of(source)
@@ -196,10 +205,12 @@ class RunPage(Page):
             self._status.launch_s = record["launch_s"]
         with self._guard:
             self._board.take(rank, record)
-        self._has_facts = self._has_facts or record["k"] == "rank" or bool(record.get("slip"))
 
     def refresh(self, alive: bool) -> None:
         """Show the records taken so far; called by the watch, at most ten times a second."""
+        if self._instead and self._queued_at and time.monotonic() - self._queued_at >= PATIENCE:
+            self._queued_at = math.inf
+            self.tell(offer={"text": "Instead of waiting:", "actions": self._instead})
         with self._guard:
             self._board.settle(ended=False)
         self._show_facts()
@@ -207,7 +218,8 @@ class RunPage(Page):
         self.flush(alive)
 
     def ended(self, status: str, reason: str) -> None:
-        """End the run; called by the watch."""
+        """End the run, and start the next if there is one; called by the watch."""
+        self._leave_queue()
         with self._guard:
             self._board.settle(ended=True)
             for plot in self._board.fed:
@@ -215,23 +227,49 @@ class RunPage(Page):
                     plot.set_caption("The run ended before its first step.")
         self._show_facts()
         self._status.ended(self._board.steps, self._board.accuracy, self._rate(), status, reason)
-        key = next(reversed(self._shown))
-        self._states[key] = status
-        if self._board.steps.done and status != "unwatched":
-            self._results[key] = results(Run(self._status.path), self._board.reached)
+        run = self._front
+        has_results = self._board.steps.done and status != "unwatched"
+        found = results(Run(self._status.path), self._board.reached) if has_results else None
+        self._outcomes[run.key] = status, found
         last = self._board.steps.last
-        self.tell(length=last.seconds if last else 0.0)
+        self.tell(length=last.seconds if last else 0.0, live=False)
+        self._show_runs()
         with self._guard_jobs:
-            self._busy = False
-            self.tell(live=False)
-            self._show_runs()
+            if status != "done":
+                self._failure = f"{run.name}: {reason or status}"
+            elif self._asked:
+                self.flush()
+                try:
+                    return self._next()
+                except Exception as error:  # nobody would see it here
+                    self._failure = f"{self._asked[0][0]} was not run: {type(error).__name__}: {error}"
+                    self.tell(message=self._failure)
+            self._over.set()
             self._enable()
-        self.flush()
+        return self.flush()
 
     # ---- inside ----------------------------------------------------------------------
 
-    def _begin(self, run: Run, experiment: Experiment, name: str | None = None) -> None:
-        """Add a run to the figures, in front of the others."""
+    def _start(self, asked: Sequence[tuple[str, Experiment]]) -> None:
+        """Run experiments, each with its name, one after the other; raise if the first cannot be launched."""
+        self._refuse_if_running()
+        self._asked, self._count, self._failure = list(asked), len(asked), ""
+        self._next()
+
+    def _refuse_if_running(self) -> None:
+        if self.running:
+            raise RuntimeError(f"panel: run {self.job.run.id} is still running; stop it first")
+
+    def _next(self) -> None:
+        (name, experiment), *later = self._asked
+        self.job = job = dlpar.launch(experiment)
+        self._asked, number = later, self._count - len(later)
+        self._status.prefix = f"{number} of {self._count}, {name}: " if self._count > 1 else ""
+        self._begin(job.run, experiment, name)
+        self._follow(Watch(job.run.path, self))
+
+    def _begin(self, run: Run, experiment: Experiment, name: str = "") -> None:
+        """Add a run to the figures, in front of the others; without names, runs are called by what differs."""
         with self._guard:
             for key, other in list(self._shown.items()):
                 is_other = loss_title(other.experiment) != loss_title(experiment)
@@ -242,10 +280,10 @@ class RunPage(Page):
             experiments = [*(other.experiment for other in self._shown.values()), experiment]
             names = labels(experiments) if len(experiments) > 1 else ["this run"]
             for other, own in zip(list(self._shown.values()), names):
-                if name is None:
+                if not name:
                     self._rename(other.key, with_world(own, other.experiment))
             self._started = self._started if self._shown else 0
-            colour = self._colour(experiment)
+            colour = self._colours[self._started % len(self._colours)]
             named = with_world(name or names[-1], experiment)
             shown = Shown(run.id, experiment, named, self._started, colour)
             self._shown[run.id], self._started = shown, self._started + 1
@@ -253,21 +291,23 @@ class RunPage(Page):
             self._choose(experiment)
             for plot in self._board.fed:
                 plot.set_caption("Starting …")
-        self._states[run.id] = "running"
+        self._outcomes[run.id] = "running", None
         self._status.begin(experiment, run.path)
-        self._has_facts = True
         self._show_facts()
         self._show_runs()
 
     def _follow(self, watch: Watch | Replay) -> None:
-        self._busy, self._watch = True, watch
+        self._over.clear()
+        self._watch = watch
         self.tell(live=True, length=0.0, message="")
         self._enable()
         watch.start()
         self.flush()
 
-    def _colour(self, experiment: Experiment) -> str:
-        return theme.RUNS[self._started % len(theme.RUNS)]
+    @property
+    def _front(self) -> Shown:
+        """The run that began last."""
+        return next(reversed(self._shown.values()))
 
     def _forget(self, key: str) -> None:
         for plot in self._board.plots:
@@ -291,29 +331,31 @@ class RunPage(Page):
     def _rate(self) -> float | None:
         """Mean samples/s of the run in front so far."""
         found = self.figures.get(Throughput.title)
-        return found.totals[found.front.key].mean if found and found.runs else None
+        return found.kept[found.front.key].mean if found and found.runs else None
 
     def _show_runs(self) -> None:
         """Show the table of runs: what differs, and their ratios."""
         rows = []
         for key, run in self._shown.items():
-            state = self._states[key]
+            state, found = self._outcomes[key]
             name = run.name if state in ("done", "running") else f"{run.name} ({state})"
-            looks = {"key": key, "name": name, "colour": run.colour}
-            rows.append({**looks, "results": self._results.get(key)})
+            rows.append({"key": key, "name": name, "colour": run.colour, "results": found})
         self.tell(runs=rows if len(rows) > 1 else [])
 
     def _enable(self) -> None:
-        self.tell(busy=self._busy and self.job is not None, stoppable=self._busy)
-        self.tell(earlier=max(0, len(self._shown) - 1))
+        self.tell(busy=self.running and self.job is not None, stoppable=self.running)
 
     def _show_facts(self) -> None:
-        if self._has_facts:
-            self._has_facts = False
-            now, *earlier = [run.experiment for run in reversed(self._shown.values())]
-            same = bool(earlier) and all(same_batches(now, other) for other in earlier)
-            board = self._board
-            self._status.show_facts(board.ranks, board.slip, "the same in all runs" if same else "")
+        now, *earlier = [run.experiment for run in reversed(self._shown.values())]
+        same = bool(earlier) and all(same_batches(now, other) for other in earlier)
+        board = self._board
+        self._status.show_facts(board.ranks, board.slip, "the same in all runs" if same else "")
+
+    def _leave_queue(self) -> None:
+        """Offer nothing instead of waiting any longer."""
+        if self._queued_at == math.inf:
+            self.tell(offer=None)
+        self._queued_at = 0.0
 
 
 class Panel(RunPage):
@@ -349,6 +391,8 @@ class Panel(RunPage):
     Running the cell again closes the panel it showed before, and stops its job.
     """
 
+    _actions, _instead = ("run", "stop", "clear"), ("simulate", "watch")
+
     def __init__(
         self,
         experiment: Experiment | None = None,
@@ -360,20 +404,14 @@ class Panel(RunPage):
         recording: Run | str | os.PathLike | None = None,
     ) -> None:
         experiment = experiment or Experiment()
-        self._controls = Controls(experiment, controls)
-        plots = [
-            Convergence(),
-            Throughput(prediction),
-            Staleness(),
-            Lead(),
-            Lanes(),
-            Timeline(),
-            Waiting(),
-            Consensus(),
-        ]
-        super().__init__(experiment, plots, title, question, first)
-        self._meanwhile, self._offer, self._ghost = Meanwhile(self), Offer(self), Ghost(self)
-        self.tell(recordings=[], speeds=list(SPEEDS.items()))
+        self._throughput = Throughput(prediction)
+        others = (Staleness(), Lead(), Lanes(), Timeline(), Waiting(), Consensus())
+        super().__init__(experiment, [Convergence(), self._throughput, *others], title, question)
+        if first not in ("", *self.figures):
+            raise ValueError(f"first: got {first!r}, allowed is one of {', '.join(self.figures)}")
+        self.tell(front=first or self.state["front"])
+        self._controls, self._offer, self._ghost = Controls(experiment, controls), Offer(self), Ghost(self)
+        self.tell(recordings=[])
         self._check()
         if recording is not None:
             run = recording if isinstance(recording, Run) else Run(recording)
@@ -401,21 +439,16 @@ class Panel(RunPage):
         """
         experiment = self.experiment
         self._end_recording()
-        if self._busy and self.job and self.job.run.status == "done":
+        if self.running and self.job and self.job.run.status == "done":
             self._watch.join(5)  # the last records are being drawn
         with self._guard_jobs:
-            self._refuse_if_busy()
-            self._meanwhile.pressed()
-            self.job = job = dlpar.launch(experiment)
-            self.runs.insert(0, job.run)
-            self._status.prefix = ""
-            self._begin(job.run, experiment)
-            self._follow(Watch(job.run.path, self))
+            self._start([("", experiment)])
+            self.runs.insert(0, self.job.run)
             self.tell(message=disagreement(experiment))
             if experiment.cluster.world == "simulated":
                 self._ghost.want(experiment)
         self.flush()
-        return job
+        return self.job
 
     def replay(self, run: Run | str, speed: float = 1.0) -> None:
         """Play a recorded run, marked as a recording; Stop ends it.
@@ -440,11 +473,11 @@ class Panel(RunPage):
         replay, is_first = Replay(run, self, speed), run.id == self._opening
         self._end_recording()
         with self._guard_jobs:
-            self._refuse_if_busy()
+            self._refuse_if_running()
             at_speed = "" if speed == 1 else f", at {speed:g} times its speed"
             what = "Recording; press Run for your own" if is_first else f"Recording of {run.id}"
             self.job, self._status.prefix = None, f"{what}{at_speed}: "
-            self._begin(run, run.experiment, "recording" if is_first else None)
+            self._begin(run, run.experiment, "recording" if is_first else "")
             self._follow(replay)
 
     def leave(self) -> None:
@@ -480,33 +513,28 @@ class Panel(RunPage):
                 self.tell(recordings=recordings())
             case {"do": "play", "run": run, "speed": speed}:
                 self.replay(run, speed)
-            case {"do": "simulate" | "watch" as how}:
-                self.beside(getattr(self._meanwhile, how))
+            case {"do": "simulate"}:
+                self.beside(self._simulate_instead)
+            case {"do": "watch"}:
+                self.beside(self._watch_instead)
             case {"do": "take" | "undo" | "away" as how}:
                 getattr(self._offer, how)()
             case _:
                 super().hear(message)
 
-    def take(self, source: str, record: dict[str, Any]) -> None:
-        """Take a record; called by the watch."""
-        if source == "job":
-            if record["k"] == "queued":
-                where = place_in_queue(record["ahead"], record["paused"])
-                self._status.say(f"{where}; it starts by itself; Stop leaves the queue")
-                self._meanwhile.queued()
-            else:
-                self._meanwhile.over()
-        super().take(source, record)
+    def _simulate_instead(self) -> None:
+        """Leave the queue, and run the same in the simulated world."""
+        self.leave()
+        self.choose("cluster.world", "simulated")
+        self.run()
 
-    def refresh(self, alive: bool) -> None:
-        """Show the records taken so far; called by the watch, at most ten times a second."""
-        self._meanwhile.look()
-        super().refresh(alive)
-
-    def ended(self, status: str, reason: str) -> None:
-        """End the run; called by the watch."""
-        self._meanwhile.over()
-        super().ended(status, reason)
+    def _watch_instead(self) -> None:
+        """Leave the queue, and play the newest run of this kind."""
+        like = newest_like(self.experiment)
+        if like is None:
+            raise LookupError("you have no recording of a run of this kind yet")
+        self.leave()
+        self.replay(like, speed_of(like))
 
     def foresee(self, experiment: Experiment | None, foreseen: Foreseen) -> None:
         """Show the simulated samples/s of settings that have not run yet, and say if their simulation is long."""
@@ -519,21 +547,14 @@ class Panel(RunPage):
             shown = [run.experiment for run in self._shown.values()]
             what = labels([*shown, experiment])[-1] if shown and experiment not in shown and rate else ""
             name = f"simulated: {what}" if what else "simulated"
-            for plot in self._board.plots:
-                if isinstance(plot, Throughput):
-                    plot.foresee(name, rate)
+            self._throughput.foresee(name, rate)
         self.tell(ghost="" if rate is None else f"{quantity(rate)} samples/s")
         self.flush()
 
-    def _refuse_if_busy(self) -> None:
-        if self._busy:
-            raise RuntimeError(f"panel: run {self.job.run.id} is still running; stop it first")
-
     def _end_recording(self) -> None:
         """End a recording that is being played: nobody has to wait for it."""
-        if self._busy and not self.job:
-            self.stop()
-            self._watch.join(5)
+        if self.running and not self.job:
+            self.leave()
 
     def _check(self) -> None:
         wrong, message = None, ""
@@ -545,3 +566,141 @@ class Panel(RunPage):
         controls = self._controls
         self.tell(fields=controls.fields(), values=dict(controls.values), hidden=controls.hidden())
         self.tell(message=message, wrong=wrong)
+
+
+# ---- words about a run ---------------------------------------------------------------
+
+LOG_BYTES = 16_000
+"""Bytes shown of the end of the log; all of it is in the run folder."""
+
+
+def results(run: Run, reached: float | None) -> dict[str, Any]:
+    """Results of a run that has ended, with the seconds after which it `reached` the goal; None for one it has not."""
+    summary = run.summary
+    sent = summary["bytes_sent"]
+    return {
+        "world": run.world,
+        "steps": summary["steps"],
+        "samples/s": summary["samples_per_s"],
+        "final loss": summary["final_loss"],
+        "accuracy": summary["accuracy"],
+        "to goal (s)": reached,
+        "staleness mean": summary["staleness"]["mean"],
+        "staleness max": summary["staleness"]["max"],
+        "lead max": summary["lead"]["max"],
+        "MB sent": None if sent is None else sent / 1e6,
+        "waiting (s)": summary["seconds"]["wait"],
+    }
+
+
+class Status:
+    """Progress, facts and log of the run in front, told to a page."""
+
+    def __init__(self, page: Page, experiment: Experiment) -> None:
+        self.page, self.prefix = page, ""
+        self.begin(experiment)
+        self.say("Not started. Press Run.")
+        self.show_facts({}, None, "")
+
+    def say(self, words: str) -> None:
+        """Show `words` beside the bar."""
+        self.page.tell(words=self.prefix + words)
+
+    def begin(self, experiment: Experiment, path: Path | None = None) -> None:
+        """Start a run; None: there is none yet."""
+        self.experiment, self.path = experiment, path
+        self.errors: dict[int, dict[str, Any]] = {}
+        self._log_size, self._shown, self.launch_s, self._seen = -1, 0.0, None, None
+        status = "running" if path else ""
+        self.page.tell(
+            done=0, steps=experiment.steps, status=status, message="", log="", path=str(path or "")
+        )
+        self.say(f"Starting {experiment.ranks} rank{'s' * (experiment.ranks != 1)} …")
+
+    def progress(self, so_far: GlobalSteps, rate: float | None) -> None:
+        """Show the progress of the run, at most four times a second; `rate` is in samples/s."""
+        now = time.monotonic()
+        if now - self._shown < 0.25:
+            return
+        self._shown, done, steps = now, so_far.done, self.experiment.steps
+        if done:
+            spent, world = so_far.last.seconds, self.experiment.cluster.world
+            each = self._seconds_a_step(now, done) if world == "simulated" else spent / done
+            rest = f"about {duration(each * (steps - done))} left" if each is not None else "working …"
+            left = rest if done < steps else "finishing …"
+            self.page.tell(done=done)
+            self.say(" · ".join([f"step {done:,} of {steps:,}", *self._speed(spent, rate), left]))
+        self.show_log()
+
+    def _speed(self, seconds: float, rate: float | None) -> list[str]:
+        """Words for the time that was spent, with its clock, and for the samples/s."""
+        world = self.experiment.cluster.world
+        clock = "" if world == "real" else f" on the {theme.CLOCKS[world]} clock"
+        return [f"{duration(seconds)}{clock}", *([f"{quantity(rate)} samples/s"] if rate else [])]
+
+    def _seconds_a_step(self, now: float, done: int) -> float | None:
+        """Seconds of the reader's clock per step, since the first call with finished steps; None in that call."""
+        self._seen = self._seen or (now, done)
+        return (now - self._seen[0]) / (done - self._seen[1]) if done > self._seen[1] else None
+
+    def ended(
+        self, steps: GlobalSteps, accuracy: float | None, rate: float | None, status: str, reason: str
+    ) -> None:
+        """Show the result of the run."""
+        done, cluster, all_steps = steps.done, self.experiment.cluster, self.experiment.steps
+        whole = status == "done" and done == all_steps
+        parts = [f"done: {done:,} steps" if whole else f"{status} after {done:,} of {all_steps:,} steps"]
+        if status not in ("done", "stopped"):
+            parts = [f"{parts[0]} — {reason}"]
+        elif steps.last:
+            parts += self._speed(steps.last.seconds, rate)
+            trained = cluster.messages == "values"
+            parts.append(f"loss {quantity(steps.last.loss)}" if trained else "nothing was trained")
+            parts += [] if accuracy is None else [f"held-out accuracy {accuracy:.1%}"]
+        if self.launch_s is not None and status in ("done", "stopped"):
+            parts.append(f"launched in {duration(self.launch_s)}")
+        self.page.tell(done=done, status=status)
+        self.say(" · ".join(parts))
+        self._log_size = -1
+        self.show_log()
+
+    def show_facts(self, ranks: dict[int, dict], slip: float | None, batches: str) -> None:
+        """Show the facts that a reader must know to trust the figures: world, platform, clock, slip."""
+        cluster = self.experiment.cluster
+        where = _platform(ranks) if cluster.world == "real" else platform_in_words(self.experiment)
+        facts = {"world": cluster.world, "platform": where}
+        if cluster.world != "real":
+            behind = "none" if slip is None else f"{slip * 1e3:.0f} ms"
+            facts |= {"clock": theme.CLOCKS[cluster.world], "slip": behind}
+        facts |= {"batches": batches} if batches else {}
+        self.page.tell(facts=list(facts.items()))
+
+    def show_log(self) -> None:
+        """Show the end of the ranks' output, and every traceback with its rank."""
+        log = self.path / "log.txt"
+        size = log.stat().st_size if log.exists() else 0
+        if size + len(self.errors) == self._log_size:
+            return
+        self._log_size, text = size + len(self.errors), ""
+        if size:
+            with open(log, "rb") as file:
+                file.seek(max(0, size - LOG_BYTES))
+                text = file.read().decode(errors="replace")
+        for rank, error in sorted(self.errors.items()):
+            lines = str(error.get("traceback") or error.get("message")).rstrip().splitlines()
+            text += "\n" + "\n".join(f"[rank {rank}] {line}" for line in lines) + "\n"
+        self.page.tell(log=text.strip())
+
+
+def _platform(ranks: dict[int, dict]) -> str:
+    here = f"{platform.node()}, {usable_cores()} cores"
+    if not ranks:
+        return here
+    hosts = sorted({r["host"] for r in ranks.values()})
+    if hosts != [platform.node()]:
+        here = f"{len(hosts)} hosts" if len(hosts) > 1 else hosts[0]
+    kinds = {
+        f"{r['device']}, {r['carrier']}, {r['threads']} thread{'s' * (r['threads'] != 1)} a rank"
+        for r in ranks.values()
+    }
+    return f"{here} ({'; '.join(sorted(kinds))})"

@@ -1,20 +1,267 @@
-"""A figure of runs, fed record by record: by a panel while a run goes on, or to its end for a static figure."""
+"""Figures that are fed record by record: live by a panel, or to their end for a static figure.
+
+A panel sends the changes to the page, at most ten times a second; a static figure is fed to its end and drawn once.
+So live and static figures cannot differ.
+"""
 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterable, Sequence
+from threading import RLock
 from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
 
 from dlpar.config.experiment import Experiment
 from dlpar.jobs.global_steps import GlobalStep, GlobalSteps
-from dlpar.jobs.run import Run
 from dlpar.jobs.tail import rank_of
-from dlpar.lab import theme
-from dlpar.lab.drawing import Drawing
-from dlpar.lab.figure import Figure, finished
+from dlpar.lab import captions, theme
+from dlpar.lab.figure import Figure, Names, Runs, finished
 from dlpar.lab.labels import labels, with_world
+from dlpar.lab.theme import Look
 from dlpar.lab.watch import in_order
+
+Message = tuple[dict[str, Any], list[bytes]]
+"""What a page is told of a figure, and the points that belong to it."""
+
+
+Columns = dict[str, str]
+"""plotly attribute -> column of a row."""
+
+
+class Drawing:
+    """Layout, curves and caption of one figure, changed from any thread.
+
+    Parameters
+    ----------
+    logarithmic : bool, default False
+        Offer a logarithmic first vertical axis.
+
+    Attributes
+    ----------
+    x : str
+        Column that the horizontal axis shows.
+    caption : str
+        Sentence under the figure.
+    """
+
+    def __init__(self, logarithmic: bool = False) -> None:
+        self.looks: dict[str, Any] = {"logarithmic": logarithmic, "origin": None}
+        self.x, self.caption = "", ""
+        self._traces: dict[str, tuple[dict[str, Any], Series]] = {}
+        self._guard, self._news = RLock(), dict[str, Any]()
+        self.relayout(xaxis=theme.axis(""), yaxis=theme.axis(""))
+
+    def series(self, key: str) -> Series:
+        """Points of one trace."""
+        return self._traces[key][1]
+
+    def add_trace(
+        self, key: str, style: Look, columns: Sequence[str], at: Columns | None = None, limit: int = 2000
+    ) -> Series:
+        """Add a curve.
+
+        Parameters
+        ----------
+        key : str
+            Identifies the trace in later calls; replaces an older one with that key.
+        style : mapping
+            plotly trace attributes, such as ``name`` and ``line``.
+        columns : sequence of str
+            Columns of a row, with units; heads of the data table.
+        at : mapping, optional
+            plotly attribute -> column, for example ``{"x": "*", "y": "loss"}``; ``"*"``
+            is the horizontal axis that the reader chose. Default: the first columns are x and y.
+        limit : int, default 2000
+            Most points kept, here and in the page.
+        """
+        with self._guard:
+            series = Series(len(columns), limit)
+            at = at or dict(zip("xy", columns))
+            self._traces[key] = ({"key": key, "style": style, "columns": list(columns), "at": at}, series)
+            self._stale = True
+        return series
+
+    def restyle(self, key: str, **style: Any) -> None:
+        """Change plotly attributes of a trace."""
+        with self._guard:
+            self._traces[key][0]["style"].update(style)
+            self._stale = True
+
+    def remove(self, beginning: str = "") -> None:
+        """Remove the traces whose keys begin so."""
+        with self._guard:
+            self._traces = {k: trace for k, trace in self._traces.items() if not k.startswith(beginning)}
+            self._stale = True
+
+    def relayout(self, x_axes: dict[str, Look] | None = None, height: int = 400, **layout: Any) -> None:
+        """Replace the layout, the choices of the horizontal axis and the height; traces stay.
+
+        Parameters
+        ----------
+        x_axes : mapping of str to mapping, optional
+            Choices of the horizontal axis: name of a column -> plotly axis. Default: the layout has the only one.
+        height : int, default 400
+            Pixels of a static figure; a panel fits a figure to the view.
+        **layout
+            plotly layout, with fixed axis ranges.
+        """
+        with self._guard:
+            self.looks |= {"layout": theme.layout(**layout), "x_axes": x_axes or {}, "height": height}
+            if self.x not in self.looks["x_axes"]:
+                self.x = next(iter(self.looks["x_axes"]), "")
+            self._stale = True
+
+    def set_axis(self, name: str, **attributes: Any) -> None:
+        """Change attributes of an axis, which is ``yaxis``, ``xaxis2`` … or one of ``x_axes``."""
+        with self._guard:
+            axes = self._axes(name)
+            changed = {**axes[name], **attributes}
+            if changed != axes[name]:
+                axes[name] = changed
+                self._news.setdefault("axes", {}).setdefault(name, {}).update(attributes)
+
+    def grow(self, name: str, value: float, ended: bool = False) -> None:
+        """Double the end of an axis until `value` fits; when a run has `ended`, end it at a round number."""
+        low, end = self._axes(name)[name]["range"]
+        self.set_axis(name, range=[low, theme.rounded_up(value) if ended else theme.doubled(value, end)])
+
+    def end_of(self, name: str) -> float:
+        """End of an axis."""
+        return self._axes(name)[name]["range"][1]
+
+    def _axes(self, name: str) -> dict[str, Any]:
+        return self.looks["x_axes" if name in self.looks["x_axes"] else "layout"]
+
+    def set_origin(self, seconds: float) -> None:
+        """Say at which moment of the run a window of time begins, in which the horizontal axis counts milliseconds."""
+        with self._guard:
+            if seconds != self.looks["origin"]:
+                self.looks["origin"] = self._news["origin"] = seconds
+
+    def set_caption(self, sentence: str) -> None:
+        """Change the sentence under the figure."""
+        with self._guard:
+            if sentence != self.caption:
+                self.caption = self._news["caption"] = sentence
+
+    def static(self) -> Figure:
+        """Return the figure as it is now, with its caption."""
+        with self._guard:
+            layout = {**self.looks["layout"], "height": self.looks["height"]}
+            layout["meta"] = {"caption": self.caption}
+            if self.x:
+                layout["xaxis"] = {**layout.get("xaxis", {}), **self.looks["x_axes"][self.x]}
+            traces = []
+            for spec, series in self._traces.values():
+                columns = dict(zip(spec["columns"], series.rows.T.copy()))
+                at = {where: self.x if name == "*" else name for where, name in spec["at"].items()}
+                traces.append({**spec["style"], **{where: columns[name] for where, name in at.items()}})
+        return Figure({"data": traces, "layout": layout})
+
+    def snapshot(self) -> Message:
+        """Return all of the figure; the next :meth:`changes` are those after it."""
+        with self._guard:
+            self._stale, self._news = False, {}
+            for _, series in self._traces.values():
+                series.take_new()
+            traces = [{**spec, "points": len(series)} for spec, series in self._traces.values()]
+            whole = {"whole": True, "traces": traces, "caption": self.caption, "x": self.x, **self.looks}
+            return whole, [_packed(series.rows) for _, series in self._traces.values()]
+
+    def changes(self) -> Message | None:
+        """Return what is new since the last call or snapshot; None if nothing is."""
+        with self._guard:
+            if self._stale:
+                return self.snapshot()
+            new = [(spec["key"], *series.take_new()) for spec, series in self._traces.values()]
+            new = [(key, whole, rows) for key, whole, rows in new if whole or len(rows)]
+            if not (new or self._news):
+                return None
+            traces = [{"key": key, "whole": whole, "points": len(rows)} for key, whole, rows in new]
+            news, self._news = self._news, {}
+            return {"traces": traces, **news}, [_packed(rows) for *_, rows in new]
+
+
+def _packed(rows: np.ndarray) -> bytes:
+    """Rows as little-endian float64, column by column; the page reads one Float64Array per column."""
+    return np.ascontiguousarray(rows.T, dtype="<f8").tobytes()
+
+
+class Series:
+    """Rows of one curve; when they fill up, the stride doubles.
+
+    Parameters
+    ----------
+    columns : int
+        Numbers in a row.
+    limit : int, default 2000
+        Most rows kept; even.
+
+    Notes
+    -----
+    Rows 0, s, 2s, 3s … are kept, where the stride s is a
+    power of two. So every drawn point is a measured row, never an average.
+    """
+
+    def __init__(self, columns: int, limit: int = 2000) -> None:
+        self.limit, self.stride, self.seen = limit, 1, 0
+        self._rows = np.empty((limit, columns))  # memory that is not used is not taken
+        self._size = self._sent = 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    @property
+    def rows(self) -> np.ndarray:
+        """Rows kept, float64 of shape (points, columns)."""
+        return self._rows[: self._size]
+
+    def add(self, row: Sequence[float]) -> None:
+        """Add the next row; it is dropped unless the stride falls on it."""
+        number, self.seen = self.seen, self.seen + 1
+        if number % self.stride:
+            return
+        if self._size == self.limit:
+            self._thin()
+            if number % self.stride:
+                return
+        self._push(row)
+
+    def finish(self, row: Sequence[float]) -> None:
+        """End the curve with its last `row`, whether or not the stride falls on it."""
+        if self._size and self._rows[self._size - 1, 0] == row[0]:
+            return
+        if self._size == self.limit:
+            self._thin()
+        self._push(row)
+
+    def replace(self, rows: np.ndarray) -> None:
+        """Replace all rows by the last `limit` of `rows`, of shape (points, columns)."""
+        rows = np.array(rows, dtype=float).reshape(-1, self._rows.shape[1])[-self.limit :]
+        self._rows[: len(rows)] = rows
+        self._size, self._sent, self.stride = len(rows), -1, 1
+
+    def take_new(self) -> tuple[bool, np.ndarray]:
+        """Return ``(whole, rows)`` for a reader of all earlier calls: new rows only or, if `whole`, all rows."""
+        whole, start = self._sent < 0, max(self._sent, 0)
+        self._sent = self._size
+        return whole, self.rows[start:]
+
+    def _push(self, row: Sequence[float]) -> None:
+        self._rows[self._size] = row
+        self._size += 1
+
+    def _thin(self) -> None:
+        kept = self.rows[::2]
+        self._rows[: len(kept)] = kept
+        self._size, self._sent = len(kept), -1
+        self.stride *= 2
+
+
+# ---- figures of runs ---------------------------------------------------------------------
 
 
 class Shown(NamedTuple):
@@ -46,13 +293,15 @@ class Shown(NamedTuple):
         return {"name": self.name, **theme.beside(self.colour, self.number, self.experiment.cluster.world)}
 
 
-def shown(
-    experiments: Sequence[Experiment], keys: Sequence[str], names: Sequence[str] | None = None
-) -> list[Shown]:
+def shown(experiments: Sequence[Experiment], keys: Sequence[str], names: Names = None) -> list[Shown]:
     """Return how runs are shown that are compared: each by the settings in which it differs from the others."""
     names = names or (labels(experiments) if len(experiments) > 1 else ["all workers"])
     rows = zip(keys, experiments, names, theme.run_colours(experiments))
     return [Shown(key, e, with_world(name, e), n, colour) for n, (key, e, name, colour) in enumerate(rows)]
+
+
+Reader = Callable[[float, float], Iterable[tuple[int, dict[str, Any]]]]
+"""Reads the records of a window of time, with their ranks."""
 
 
 class Plot(Drawing):
@@ -62,15 +311,21 @@ class Plot(Drawing):
     ----------
     title : str
         Title of its tab.
+    pause : float
+        Seconds between two drawings of a run that goes on.
     runs : dict of str to Shown
         Runs in the figure, by their keys, in the order in which they began.
+    kept : dict of str to Any
+        State that the figure keeps of each run, by the same keys.
     """
 
     title: ClassVar[str] = ""
+    pause: ClassVar[float] = 0.0
 
     def __init__(self, logarithmic: bool = False) -> None:
-        super().__init__(theme.layout(xaxis=theme.axis(""), yaxis=theme.axis("")), logarithmic=logarithmic)
+        super().__init__(logarithmic)
         self.runs: dict[str, Shown] = {}
+        self.kept: dict[str, Any] = {}
 
     @staticmethod
     def fits(experiment: Experiment) -> bool:
@@ -84,12 +339,28 @@ class Plot(Drawing):
 
     def begin(self, run: Shown) -> None:
         """Add a run, in front of the others."""
-        self.runs[run.key] = run
+        self.runs[run.key], self._drawn = run, 0.0
 
     def forget(self, key: str) -> None:
         """Remove a run that is not in front."""
         self.runs.pop(key, None)
+        self.kept.pop(key, None)
         self.remove(f"{key} ")
+
+    def is_due(self, ended: bool) -> bool:
+        """Return whether to draw now, because the last drawing is `pause` old or the run has ended."""
+        before, now = self._drawn, time.monotonic()
+        due = ended or now - before >= self.pause
+        self._drawn = now if due else before
+        return due
+
+    def say(self, sentence: str) -> None:
+        """Change the sentence under the figure, and add how many workers are drawn if some are left out."""
+        self.set_caption(captions.shown_workers(self.front.experiment, sentence))
+
+    def worlds(self) -> list[str]:
+        """Worlds of the runs."""
+        return [run.experiment.cluster.world for run in self.runs.values()]
 
     def rename(self, key: str, name: str) -> None:
         """Give a run another name."""
@@ -98,14 +369,8 @@ class Plot(Drawing):
             if trace.startswith(f"{key} "):
                 self.restyle(trace, name=spec["style"]["name"].replace(old, name))
 
-    def rank_step(self, rank: int, record: dict[str, Any]) -> None:
-        """Take a worker's step, or a test on held-out samples."""
-
-    def test(self, record: dict[str, Any], last: GlobalStep | None) -> None:
-        """Take a test on held-out samples; `last` is the newest global step."""
-
-    def served(self, rank: int, event: dict[str, Any]) -> None:
-        """Take what a server reports when it ends."""
+    def take(self, rank: int, record: dict[str, Any]) -> None:
+        """Take a worker's step, a test on held-out samples, or an event of a rank."""
 
     def step(self, done: GlobalStep) -> None:
         """Take a finished global step."""
@@ -113,9 +378,7 @@ class Plot(Drawing):
     def settle(self, steps: GlobalSteps, ended: bool) -> None:
         """Bring axes and sentence up to date."""
 
-    def look(
-        self, end: float, between: Callable[[float, float], Iterable[tuple[int, dict[str, Any]]]]
-    ) -> None:
+    def look(self, end: float, between: Reader) -> None:
         """Show the run in front as it was at a moment after its end; `between` reads records of a window of time."""
 
 
@@ -165,12 +428,7 @@ class Board:
             if self.reached is None and self.accuracy is not None and self.accuracy >= self.goal:
                 self.reached = record["t"]
         for plot in self.fed:
-            if kind in ("step", "eval"):
-                plot.rank_step(rank, record)
-            if kind == "eval":
-                plot.test(record, self.steps.last)
-            elif kind == "event" and record["name"] == "served":
-                plot.served(rank, record)
+            plot.take(rank, record)
         if record.get("slip") is not None:
             self.slip = max(self.slip or 0.0, record["slip"])
 
@@ -183,7 +441,7 @@ class Board:
             plot.settle(self.steps, ended)
 
 
-def drawn(plot: Plot, runs: Run | Sequence[Run], names: Sequence[str] | None = None) -> Figure:
+def drawn(plot: Plot, runs: Runs, names: Names = None) -> Figure:
     """Feed a figure with whole runs, one after the other, and draw it.
 
     Raises

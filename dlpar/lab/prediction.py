@@ -10,16 +10,11 @@ from typing import Any, NamedTuple
 from weakref import WeakSet
 
 from dlpar.lab.captions import quantity
-from dlpar.lab.ledger import is_shared, note, share
+from dlpar.lab.exchange import is_shared, note, share_predictions
 from dlpar.lab.page import Page, module
 from dlpar.lab.theme import FAINT
 
 UNSURE = "I don't know"
-
-MEANING = (
-    "Your predictions and results then count in the figures your teacher shows, without your name and "
-    "your reasons, together with at least four others. For all labs; untick it to withdraw."
-)
 
 _answers: dict[str, Answer] = {}
 """Answers by key, so that running a notebook again does not forget them."""
@@ -43,7 +38,21 @@ class Answer(NamedTuple):
 
 
 class Prediction(Page):
-    """A question with its answer, made by :func:`predict`; ``value`` and ``answer`` may be read at any time."""
+    """A question with its answer: a choice if `choices` are given, else a number.
+
+    Parameters
+    ----------
+    key : str
+        Identifies the prediction; a question with the same key keeps its answer.
+    question : str
+        Text of the question.
+    choices : sequence of str, optional
+        Answers to choose from; "I don't know" is always added.
+    unit : str, default ""
+        Unit of the number, such as ``"times"`` or ``"samples/s"``.
+    low, high : float, optional
+        Bounds of a sensible number.
+    """
 
     _esm = module("plotly", "link", "prediction")
 
@@ -51,18 +60,19 @@ class Prediction(Page):
         self,
         key: str,
         question: str,
-        choices: Sequence[str],
-        unit: str,
-        low: float | None,
-        high: float | None,
+        choices: Sequence[str] = (),
+        unit: str = "",
+        low: float = -math.inf,
+        high: float = math.inf,
     ) -> None:
         super().__init__()
         self.key, self.question, self.choices, self.unit = key, question, list(choices), unit
-        self.low, self.high = low, high
+        self._low, self._high = low, high
+        self._allowed = f"a number from {low:g} to {high:g}" if math.isfinite(high - low) else "a number"
         kept = self.answer.value
         self._typed = "" if kept is None or choices else f"{kept:g}"
         asked = {"question": question, "choices": self.choices, "unit": unit, "unknown": UNSURE}
-        self.tell(**asked, allowed=self._allowed())
+        self.tell(**asked, allowed=self._allowed)
         _all.add(self)
         self._say()
 
@@ -93,7 +103,7 @@ class Prediction(Page):
         answer = self.answer
         match message:
             case {"share": agrees}:
-                share(bool(agrees))
+                share_predictions(bool(agrees))
                 for other in _all:
                     other._say()
                     other.flush()
@@ -109,36 +119,29 @@ class Prediction(Page):
         _answers[self.key] = answer
         self._say()
 
-    def _allowed(self) -> str:
-        if self.low is None or self.high is None:
-            return "a number"
-        return f"a number from {self.low:g} to {self.high:g}"
-
     def _number(self) -> float | None:
         """The number typed, if it is one and within bounds."""
         try:
             value = float(self._typed.replace(",", "."))
         except ValueError:
             return None
-        inside = (
-            math.isfinite(value)
-            and (self.low is None or value >= self.low)
-            and (self.high is None or value <= self.high)
-        )
-        return value if inside else None
+        return value if math.isfinite(value) and self._low <= value <= self._high else None
 
     def _say(self) -> None:
         answer = self.answer
         if self._typed.strip() and answer.value is None and not answer.unsure:
-            text = f"{self._typed.strip()!r} is not {self._allowed()}."
+            text = f"{self._typed.strip()!r} is not {self._allowed}."
         elif answer.value is not None or answer.unsure:
             unit = "" if answer.value is None else self.unit
             text = f"Noted: {_with_unit(str(answer), unit)}. You may still change it."
         else:
             text = "No prediction yet; the lab goes on without one."
-        agreement = {"agreed": is_shared(), "means": MEANING} if "JUPYTERHUB_USER" in os.environ else None
-        self.tell(note=text, share=agreement, typed=self._typed)
+        share = is_shared() if "JUPYTERHUB_USER" in os.environ else None
+        self.tell(note=text, share=share, typed=self._typed)
         self.tell(answer=answer.value, unsure=answer.unsure, reason=answer.reason)
+
+
+predict = Prediction
 
 
 class Reveal:
@@ -176,46 +179,22 @@ class Reveal:
             return ""
         values = {"predicted": self.answer.value, self.how: float(self.found)}
         low, high = min(0.0, *values.values()), max(0.0, *values.values())
-        place = {name: 20 + 400 * (value - low) / ((high - low) or 1.0) for name, value in values.items()}
-        zero = 20 - 400 * low / ((high - low) or 1.0)
+
+        def at(value: float) -> float:
+            return 20 + 400 * (value - low) / ((high - low) or 1.0)
+
         marks = ""
-        for y, (name, x) in zip((16, 38), place.items()):
+        for y, (name, value) in zip((16, 38), values.items()):
             dash, colour = ('stroke-dasharray="5 4"', "#BF8300") if name == "predicted" else ("", "#0072B2")
             look = f'stroke-width="8" stroke-opacity="{FAINT}"' if name == "simulated" else 'stroke-width="4"'
-            said = f"{name} {quantity(values[name])}"
+            said, x = f"{name} {quantity(value)}", at(value)
             marks += (
-                f'<path d="M{zero:.1f},{y} H{x:.1f}" stroke="{colour}" {look} {dash}/>'
+                f'<path d="M{at(0.0):.1f},{y} H{x:.1f}" stroke="{colour}" {look} {dash}/>'
                 f'<circle cx="{x:.1f}" cy="{y}" r="5" fill="{colour}"/>'
                 f'<text x="{x + 10:.1f}" y="{y + 5}" fill="var(--jp-ui-font-color1, #222)">{said}</text>'
             )
         size = 'viewBox="0 0 620 54" width="620" style="max-width: 100%"'
         return f'<svg {size} aria-hidden="true" font-size="14">{marks}</svg>'
-
-
-def predict(
-    key: str,
-    question: str,
-    choices: Sequence[str] = (),
-    unit: str = "",
-    low: float | None = None,
-    high: float | None = None,
-) -> Prediction:
-    """Ask for a prediction: a choice if `choices` are given, else a number.
-
-    Parameters
-    ----------
-    key : str
-        Identifies the prediction; a question with the same key keeps its answer.
-    question : str
-        Text of the question.
-    choices : sequence of str, optional
-        Answers to choose from; "I don't know" is always added.
-    unit : str, default ""
-        Unit of the number, such as ``"times"`` or ``"samples/s"``.
-    low, high : float, optional
-        Bounds of a sensible number.
-    """
-    return Prediction(key, question, choices, unit, low, high)
 
 
 def _with_unit(text: str, unit: str) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import html
 import inspect
 import re
-from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 _LAYOUT = """
@@ -63,34 +63,15 @@ def show(what: Any) -> Source:
     TypeError
         If it has no Python source code.
     """
-    found = _named(what) if isinstance(what, str) else what
-    found = inspect.unwrap(found) if callable(found) else found
     try:
+        found = resolve_name(what) if isinstance(what, str) else what
+        found = inspect.unwrap(found) if callable(found) else found
         lines, first = inspect.getsourcelines(found)
         file = Path(inspect.getsourcefile(found) or "")
-    except (TypeError, OSError):
-        raise TypeError(
-            f"show: got {what!r}, allowed is a function, class or module written in Python"
-        ) from None
+    except (TypeError, OSError, ValueError, ImportError, AttributeError):
+        allowed = "a function, class or module written in Python, or its dotted name"
+        raise TypeError(f"show: got {what!r}, allowed is {allowed}") from None
     package = inspect.getmodule(found).__name__.split(".")[0]
     places = [i for i, part in enumerate(file.parts) if part == package]  # a checkout may have the same name
     short = Path(*file.parts[places[-1] :]) if places else Path(file.name)
     return Source(FOR_TOOLS.sub("", "".join(lines)), short, max(first, 1))
-
-
-def _named(name: str) -> Any:
-    module, found = name, []
-    while module:
-        try:
-            value = import_module(module)
-        except ModuleNotFoundError:
-            module, _, last = module.rpartition(".")
-            found.insert(0, last)
-            continue
-        try:
-            for part in found:
-                value = getattr(value, part)
-            return value
-        except AttributeError:
-            break
-    raise TypeError(f"show: got {name!r}, allowed is the dotted name of something that can be imported")

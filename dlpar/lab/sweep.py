@@ -1,6 +1,6 @@
-"""Grids of experiments: every combination of some choices, run one after the other or, if simulated, side by side.
+"""Experiments that run one after the other or, if simulated, side by side.
 
-grid ─► run_all ─► outcomes ─► dlpar.theory.scaling (speed-up, efficiency, crossings)
+run_all ─► outcomes ─► dlpar.theory.scaling (speed-up, efficiency, crossings)
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from dlpar.config.schema import BadExperiment
@@ -24,15 +23,6 @@ if TYPE_CHECKING:
 
 LOOK = 0.05
 """Seconds between two checks whether a job has ended."""
-
-
-def grid(choices: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
-    """List every combination of one value for each name; the last name varies fastest.
-
-    >>> grid({"sync": ["ring", "ps"], "workers": [2, 4]})[1]
-    {'sync': 'ring', 'workers': 4}
-    """
-    return [dict(zip(choices, values)) for values in product(*choices.values())]
 
 
 @dataclass(eq=False)
@@ -147,8 +137,12 @@ def run_all(
     try:
         while (waiting or at_work) and not (stop and stop()):
             while waiting and _has_room(waiting[-1], at_work, jobs):
-                _start(outcome := waiting.pop(), at_work)
-                if outcome.status == "failed":
+                outcome = waiting.pop()
+                try:
+                    at_work[outcome] = launch(outcome.experiment)
+                    outcome.run = at_work[outcome].run
+                except (BadExperiment, NoMPI, JobFailed) as error:
+                    outcome.status, outcome.reason = "failed", str(error)
                     tell(outcome)
             for outcome in [each for each, job in at_work.items() if job.ended]:
                 _note(outcome, at_work.pop(outcome))
@@ -166,15 +160,6 @@ def _has_room(outcome: Outcome, at_work: Mapping[Outcome, Job], jobs: int) -> bo
     """Return whether an experiment may start beside those at work."""
     worlds = {each.experiment.cluster.world for each in (outcome, *at_work)}
     return not at_work or (worlds == {"simulated"} and len(at_work) < jobs)
-
-
-def _start(outcome: Outcome, at_work: dict[Outcome, Job]) -> None:
-    try:
-        job = at_work[outcome] = launch(outcome.experiment)
-    except (BadExperiment, NoMPI, JobFailed) as error:
-        outcome.status, outcome.reason = "failed", str(error)
-    else:
-        outcome.run = job.run
 
 
 def _note(outcome: Outcome, job: Job) -> None:

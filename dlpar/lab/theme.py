@@ -1,65 +1,66 @@
-"""Style of all figures: one colour per scheme, a second sign besides colour, axes with the same titles.
-
-Colours are those of Okabe and Ito (jfly.uni-koeln.de/color, 2008). The light ones are darkened
-to a contrast of at least 3:1 on a white and on a dark page (WCAG 2.1, 1.4.11), so that a
-curve keeps its colour when the theme changes.
-"""
+"""Style of all figures: one colour per scheme, a second sign besides colour, axes with the same titles."""
 
 from __future__ import annotations
 
 import math
+import tomllib
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from dlpar.config.experiment import Experiment
 
-GREY = "#7f7f7f"
-"""Colour of everything that belongs to no scheme and to no rank."""
+_KEPT: dict[str, Any] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 
-SCHEMES = {
-    "ring": "#0072B2", "ps": "#D55E00", "mapreduce": "#009E73", "gossip": "#C56C9E", "hogwild": "#BF8300",
-}  # fmt: skip
+GREY, ASKED, ARROW, SCALE = (_KEPT[name] for name in ("grey", "asked", "arrow", "scale"))
+"""Colour of what belongs to no scheme and no rank, of a student's prediction, of arrows, and a colour scale."""
+
+RUNS, RANKS = tuple(_KEPT["runs"]), tuple(_KEPT["ranks"])
+"""Colours of runs that are compared, and of ranks."""
+
+DASHES, PATTERNS, MARKERS = (tuple(_KEPT[name]) for name in ("dashes", "patterns", "markers"))
+"""Signs of ranks besides their colours."""
+
+SCHEMES: dict[str, str] = _KEPT["schemes"]
 """Colour of each scheme, the same in every figure of every lab."""
 
-RUNS = ("#0072B2", "#D55E00", "#009E73", "#BF8300", "#C56C9E", "#7e83d3", "#2f8f9d", "#a95f23")
-"""Colours of runs that are compared."""
+ALLREDUCES, PIPELINE, MEMORY = _KEPT["allreduces"], _KEPT["pipeline"], _KEPT["memory"]
+"""Colour and marker of each all-reduce; colours of a pipeline's bars and of the kinds of memory."""
 
-ALLREDUCES = {
-    "ring": (SCHEMES["ring"], "circle"),
-    "star": (SCHEMES["ps"], "star"),
-    "tree": (SCHEMES["mapreduce"], "triangle-up"),
-    "halving_doubling": ("#7e83d3", "diamond"),
-    "hierarchical": ("#975a9b", "square"),
-    "library": (GREY, "x"),
-}
-"""Colour and marker of each all-reduce; the colour is that of the scheme built on it, if there is one."""
+LOOKS, LANES = _KEPT["looks"], _KEPT["lanes"]
+"""plotly attributes of traces and marks, by their names, and those of lanes, in the order in which they are drawn."""
 
-RANKS = ("#7e83d3", "#975a9b", "#c96b7b", "#a95f23", "#9d8d26", "#418646", "#00a39c", "#007eb0")
-"""Colours of ranks: even steps around the hue circle, lightness alternating."""
+TITLES: dict[str, str] = _KEPT["titles"]
+"""Titles of the horizontal axes of curves, by their columns."""
 
-DASHES = ("solid", "2px,3px", "10px,3px,2px,3px", "16px,4px", "12px,3px,2px,3px,2px,3px")
-"""Dashes of ranks; plotly's plain "dash" is not among them, because it means predicted."""
+CARRIES, NEVER_STALE = _KEPT["carries"], _KEPT["never_stale"]
+"""Messages along each axis of a mesh, and why a scheme's staleness is 0."""
 
-PATTERNS = ("", "/", "\\", "x", "-", "|", "+", ".")
-"""Patterns of ranks where they are drawn as bars."""
+CLOCKS, HOW = _KEPT["clocks"], _KEPT["how"]
+"""The clock of each world, and the name of a result from it."""
 
-MARKERS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "star", "triangle-down", "pentagon")
+IDEAL, INSIDE = _KEPT["ideal"], _KEPT["inside"]
+"""Line of the ideal, and attributes of texts in bars."""
+
+ORDER = (*HOW.values(), "predicted")
+"""Sources of results, from the one that counts most."""
+
+DRAWN = ("simulated", "paced", "measured", "predicted")
+"""Sources of results in the order in which they are drawn, so that broad lines are behind."""
 
 PREDICTED = {"dash": "dash"}
 """Line of predictions; lines of measurements are solid."""
-
-ASKED = "#BF8300"
-"""Colour of a student's prediction."""
-
-IDEAL = {"color": GREY, "width": 2, "dash": "dot"}
-"""Line of the ideal."""
 
 FAINT = 0.6
 """Opacity of earlier runs, and of simulated ones."""
 
 BROAD = 5.0
 """Width of a simulated run's line; width and faintness distinguish it from measurements."""
+
+
+Look = dict[str, Any]
+"""plotly attributes of a trace, an axis or a layout."""
 
 
 class Phase(NamedTuple):
@@ -70,49 +71,13 @@ class Phase(NamedTuple):
     pattern: str = ""
 
 
-PHASES = {
-    "forward": Phase("compute", "#3A97CC"),
-    "backward": Phase("compute", "#1F73AE"),
-    "delay": Phase("compute", "#5A96BB"),
-    "update": Phase("compute", "#4B7FA0"),
-    "weight": Phase("compute", "#2B86B8"),
-    "recompute": Phase("compute", "#6E94BC"),
-    "communicate": Phase("communicate", "#B8860B"),
-    "send": Phase("communicate", "#A87400"),
-    "receive": Phase("communicate", "#B58A25"),
-    "halo": Phase("communicate", "#9C7A1C"),
-    "gather": Phase("communicate", "#BF8A3D"),
-    "reduce": Phase("communicate", "#8F6A10"),
-    "wait": Phase("wait", "#8a8a8a", "/"),
-    "evaluate": Phase("evaluate", "#8c6bb1"),
-}
-"""Phases that a rank writes as spans: the colour shows the kind of work, its shade the phase.
-
-Only idle time is hatched.
-"""
+PHASES = {name: Phase(*style) for name, style in _KEPT["phases"].items()}
+"""Phases that a rank writes as spans."""
 
 KINDS = ("compute", "communicate", "wait", "evaluate", "other")
 """Kinds of work, in the order of captions."""
 
 OTHER = Phase("other", GREY)
-
-TITLES = {
-    "step": "global step",
-    "samples": "samples, all workers together",
-    "seconds": "time since all ranks were ready (s)",
-    "MB sent": "sent by all workers together (MB)",
-}
-"""Titles of the horizontal axes of curves, by their columns."""
-
-
-CLOCKS = {"real": "wall", "paced": "logical", "simulated": "virtual"}
-"""The clock of each world."""
-
-HOW = {"real": "measured", "paced": "paced", "simulated": "simulated"}
-"""Name of a result from each world."""
-
-ORDER = ("measured", "paced", "simulated", "predicted")
-"""Sources of results, from the one that counts most."""
 
 
 def titles(worlds: Iterable[str]) -> dict[str, str]:
@@ -158,18 +123,12 @@ def scheme_colour(scheme: str) -> str:
     return SCHEMES.get(scheme, GREY)
 
 
-def predicted_line(name: str, colour: str = GREY, width: float = 2.0) -> dict[str, Any]:
+def predicted_line(name: str, colour: str = GREY, width: float = 2.0) -> Look:
     """Trace of a prediction: a dashed line."""
-    return {"mode": "lines", "name": name, "line": {**PREDICTED, "color": colour, "width": width}}
+    return {"mode": "lines", "name": name, "line": line_by_source(colour, "predicted", width)}
 
 
-def predicted_mark(name: str) -> dict[str, Any]:
-    """Trace of predictions across horizontal bars: an upright stroke on each."""
-    symbol = {"symbol": "line-ns", "size": 24, "line": {"width": 3, "color": GREY}}
-    return {"mode": "markers", "name": name, "marker": symbol}
-
-
-def line_by_source(colour: str, source: str, width: float = 2.5) -> dict[str, Any]:
+def line_by_source(colour: str, source: str, width: float = 2.5) -> Look:
     """Line of a result by its source: dashed if predicted, broad and faint if simulated, otherwise solid."""
     if source == "predicted":
         return {"color": colour, "width": width, **PREDICTED}
@@ -178,7 +137,7 @@ def line_by_source(colour: str, source: str, width: float = 2.5) -> dict[str, An
     return {"color": colour, "width": width}
 
 
-def result(name: str, colour: str, source: str, symbol: str = "circle", **more: Any) -> dict[str, Any]:
+def result(name: str, colour: str, source: str, symbol: str = "circle", **more: Any) -> Look:
     """Trace of results by their source; predicted ones have open markers, larger than those they are beside."""
     marker = {"color": colour, "size": 10, "symbol": symbol}
     if source == "predicted":
@@ -187,23 +146,16 @@ def result(name: str, colour: str, source: str, symbol: str = "circle", **more: 
     return {"name": name, "mode": "lines+markers", "line": line, "marker": marker, **more}
 
 
-def rank_line(rank: int, crowded: bool = False) -> dict[str, Any]:
-    """Line and marker of `rank`, distinct with and without colour, as plotly trace attributes.
+def rank_line(rank: int, crowded: bool = False) -> Look:
+    """Name, line and marker of `rank`, distinct with and without colour, as plotly trace attributes.
 
     With `crowded`, the legend leaves the ranks out, and hovering shows the rank.
     """
     colour = RANKS[rank % len(RANKS)]
-    return {
-        "mode": "lines+markers",
-        "line": {"color": colour, "width": 1.5, "dash": DASHES[rank % len(DASHES)]},
-        "marker": {"color": colour, "size": 7, "symbol": MARKERS[rank % len(MARKERS)], "maxdisplayed": 8},
-        **({"showlegend": False} if crowded else {}),
-    }
-
-
-def rank_bar(rank: int) -> dict[str, Any]:
-    """Bars of `rank`."""
-    return {"type": "bar", "marker": {"color": RANKS[rank % len(RANKS)]}}
+    line = {"color": colour, "width": 1.5, "dash": DASHES[rank % len(DASHES)]}
+    marker = {"color": colour, "size": 7, "symbol": MARKERS[rank % len(MARKERS)], "maxdisplayed": 8}
+    hidden = {"showlegend": False} if crowded else {}
+    return {"name": f"rank {rank}", "mode": "lines+markers", "line": line, "marker": marker, **hidden}
 
 
 def run_colours(experiments: Sequence[Experiment]) -> list[str]:
@@ -214,18 +166,14 @@ def run_colours(experiments: Sequence[Experiment]) -> list[str]:
     return [RUNS[number % len(RUNS)] for number in range(len(schemes))]
 
 
-def mark(colour: str, number: int) -> dict[str, Any]:
-    """Marker of one of several runs, with an edge that separates it from a line of the same colour."""
-    edge = {"width": 1.5, "color": "#ffffff"}
-    return {"color": colour, "size": 11, "symbol": MARKERS[number % len(MARKERS)], "line": edge}
-
-
-def beside(colour: str, number: int, world: str = "real") -> dict[str, Any]:
+def beside(colour: str, number: int, world: str = "real") -> Look:
     """Line of one of several runs of equal rank, with its own dash and symbols; only simulated lines are faint."""
     line = {"color": colour, "width": 2.0, "dash": DASHES[number % len(DASHES)]}
     if world == "simulated":
         line |= line_by_source(colour, world)
-    return {"mode": "lines+markers", "line": line, "marker": {**mark(colour, number), "maxdisplayed": 6}}
+    edge = {"width": 1.5, "color": "#ffffff"}  # separates a marker from a line of the same colour
+    mark = {"color": colour, "size": 11, "symbol": MARKERS[number % len(MARKERS)], "line": edge}
+    return {"mode": "lines+markers", "line": line, "marker": {**mark, "maxdisplayed": 6}}
 
 
 def faint(colour: str) -> str:
@@ -240,7 +188,7 @@ def lighter(colour: str, share: float) -> str:
     return "#" + "".join(f"{round(part + share * (255 - part)):02x}" for part in parts)
 
 
-def phase_bar(name: str) -> dict[str, Any]:
+def phase_bar(name: str) -> Look:
     """Bar of a phase, as plotly trace attributes."""
     phase = PHASES.get(name, OTHER)
     named = name if name == phase.group else f"{phase.group}: {name}"
@@ -248,24 +196,16 @@ def phase_bar(name: str) -> dict[str, Any]:
     return {"type": "bar", "orientation": "h", "name": named, "marker": marker}
 
 
-def hatch(shape: str) -> dict[str, Any]:
+def hatch(shape: str) -> Look:
     """plotly's pattern of a bar, by its shape."""
     hatch = {"fillmode": "overlay", "fgcolor": "#ffffff", "fgopacity": 0.6, "size": 6, "solidity": 0.25}
     return {"shape": shape, **hatch} if shape else {}
 
 
-AXIS = {
-    "gridcolor": "rgba(128,128,128,0.25)", "linecolor": "rgba(128,128,128,0.7)", "showgrid": True, "showline": True,
-    "zeroline": False, "ticks": "outside", "tickfont": {"size": 13}, "separatethousands": True,
-    "exponentformat": "none",
-}  # fmt: skip
-"""Attributes of every axis."""
-
-
-def axis(title: str, limits: tuple[float, float] | None = None, **more: Any) -> dict[str, Any]:
+def axis(title: str, limits: tuple[float, float] | None = None, **more: Any) -> Look:
     """An axis with its title and unit; `limits` fix it, so that it does not jump during a run."""
     fixed = {"range": list(limits)} if limits else {}
-    return {"title": {"text": title, "standoff": 10, "font": {"size": 14}}, **AXIS, **fixed, **more}
+    return {"title": {"text": title, "standoff": 10, "font": {"size": 14}}, **_KEPT["axis"], **fixed, **more}
 
 
 def round_numbers(low: float, high: float, steps: Sequence[int] = (1, 2, 5)) -> list[float]:
@@ -288,7 +228,7 @@ def log_axis(
     text: Callable[[float], str] = "{:,.10g}".format,
     ends: tuple[float, float] | None = None,
     **more: Any,
-) -> dict[str, Any]:
+) -> Look:
     """A logarithmic axis with ticks at some of `values`, between `ends`: by default the first and the last of them."""
     shown = values[:: -(-len(values) // TICKS)]
     first, last = map(math.log10, ends or (values[0], values[-1]))
@@ -297,32 +237,32 @@ def log_axis(
     return axis(title, (first - margin, last + margin), **ticks, **more)
 
 
-def rows(names: Sequence[str], **more: Any) -> dict[str, Any]:
+def rows(names: Sequence[str], **more: Any) -> Look:
     """A vertical axis with a row for each name, the first on top."""
     ticks = {"tickvals": list(range(len(names))), "ticktext": list(names), "showgrid": False}
     return axis("", (len(names) - 0.5, -0.5), **{**ticks, **more})
 
 
-def annotation(text: str, x: float, y: float, **more: Any) -> dict[str, Any]:
+def annotation(text: str, x: float, y: float, **more: Any) -> Look:
     """Text without an arrow; `x` and `y` are shares of the plot, `y` for the lower edge."""
     place = {"x": x, "xref": "paper", "y": y, "yref": "paper", "yanchor": "bottom"}
     return {"text": text, "showarrow": False, "font": {"size": 14}, **place, **more}
 
 
-LAYOUT = {
-    "font": {"size": 14, "color": "#222222"}, "paper_bgcolor": "rgba(0,0,0,0)", "plot_bgcolor": "rgba(0,0,0,0)",
-    "margin": {"l": 92, "r": 16, "t": 54, "b": 54}, "hovermode": "closest",
-    "hoverlabel": {"bgcolor": "#ffffff", "font": {"color": "#111111"}},
-    # Above the plot, in reserved space, so that the figure does not move when entries are added.
-    "legend": {"orientation": "h", "traceorder": "normal", "x": 0, "xanchor": "left", "y": 1, "yref": "container",
-               "yanchor": "top", "maxheight": 53, "font": {"size": 12}},
-}  # fmt: skip
-"""Attributes of every figure; ``lab.css`` gives text and grid the colours of the page."""
-
-
-def layout(**more: Any) -> dict[str, Any]:
+def layout(**more: Any) -> Look:
     """Layout that all figures share."""
-    return {**LAYOUT, **more}
+    return {**_KEPT["layout"], **more}
+
+
+def unit_of(nbytes: float) -> tuple[float, str]:
+    """Scale and name of the unit in which bars of up to so many bytes are drawn."""
+    return (1e6, "MB") if nbytes >= 1e6 else (1e3, "kB")
+
+
+def columns(number: int, gap: float) -> list[list[float]]:
+    """Domains of axes side by side, as shares of the figure's width, like `gap`."""
+    width = (1 + gap) / number
+    return [[n * width, (n + 1) * width - gap] for n in range(number)]
 
 
 def doubled(value: float, least: float = 1.0) -> float:

@@ -1,22 +1,27 @@
-"""Threads that pass the records of a run to a panel, during the run or later as a replay."""
+"""Threads that pass the records of a run to a panel, during the run or later as a recording; which run to replay."""
 
 from __future__ import annotations
 
 import heapq
+import math
 import os
 import time
 import weakref
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any, Protocol
 
+from dlpar.config.experiment import Experiment
 from dlpar.config.paths import open_plain
-from dlpar.jobs.run import Run
+from dlpar.config.schema import BadExperiment
+from dlpar.jobs.run import Run, runs
 from dlpar.jobs.tail import ALL_RANKS, Tail, lines_of, rank_of, record_of
+from dlpar.lab.labels import with_world
 
-SHORTEST, LONGEST = 0.05, 0.08
-"""Seconds between two reads: while records arrive, and when nothing happens."""
+READ_EVERY = 0.06
+"""Seconds between two reads."""
 
 SEND_EVERY = 0.1
 """Seconds between two drawings; more would be of no use on the page."""
@@ -48,24 +53,29 @@ class Listener(Protocol):
         """End the run, whose records have all been taken."""
 
 
-class Watch(Thread):
-    """Read `path` until the run has ended, or until `listener` is no longer referenced.
+class Reader(Thread):
+    """A thread that reads a run for a listener.
 
-    The thread keeps only a weak reference to the listener, never prints, and
-    does nothing that outlives the kernel.
+    It keeps only a weak reference to the listener, never prints, and does nothing that outlives the kernel.
     """
 
-    def __init__(self, path: Path, listener: Listener) -> None:
-        super().__init__(name=f"dlpar watch {path.name}", daemon=True)
-        self._run, self._tail = Run(path), Tail(path, CHUNK)
-        self._listener = weakref.ref(listener)
-        self._cancelled = Event()
-        self._end: dict[str, Any] | None = None
-        self._checked, self._seen_alive = 0.0, time.monotonic()
+    def __init__(self, run: Run, listener: Listener) -> None:
+        super().__init__(name=f"dlpar {type(self).__name__.lower()} {run.id}", daemon=True)
+        self._run, self._listener, self._cancelled = run, weakref.ref(listener), Event()
 
     def cancel(self) -> None:
-        """End the thread at its next read."""
+        """End the thread within a moment."""
         self._cancelled.set()
+
+
+class Watch(Reader):
+    """Read `path` until the run has ended, or until `listener` is no longer referenced."""
+
+    def __init__(self, path: Path, listener: Listener) -> None:
+        super().__init__(Run(path), listener)
+        self._tail = Tail(path, CHUNK)
+        self._end: dict[str, Any] | None = None
+        self._checked, self._seen_alive = 0.0, time.monotonic()
 
     def run(self) -> None:
         """Body of the thread."""
@@ -74,12 +84,11 @@ class Watch(Thread):
         except Exception as error:  # the panel must not look as if the job still ran
             listener = self._listener()
             if listener and not self._cancelled.is_set():
-                listener.ended(
-                    "unwatched", f"the panel stopped following the run: {type(error).__name__}: {error}"
-                )
+                why = f"{type(error).__name__}: {error}"
+                listener.ended("unwatched", f"the panel stopped following the run: {why}")
 
     def _watch(self) -> None:
-        pause, sent, pending = SHORTEST, 0.0, False
+        sent, pending = 0.0, False
         while not self._cancelled.is_set():
             listener = self._listener()
             if listener is None:
@@ -93,10 +102,9 @@ class Watch(Thread):
                 listener.refresh(alive=silent >= SIGN_OF_LIFE)
                 sent, pending = time.monotonic(), False
             del listener
-            pause = SHORTEST if found or pending else min(pause * 1.2, LONGEST)
             if found <= BEHIND:  # records that arrive before the next drawing are drawn with it
                 due = sent + SEND_EVERY - time.monotonic()
-                self._cancelled.wait(min(pause, due) if due > 0 else pause)
+                self._cancelled.wait(min(READ_EVERY, due) if due > 0 else READ_EVERY)
 
     def _lost(self) -> bool:
         """Return whether no process has held the run for a while."""
@@ -117,17 +125,16 @@ class Watch(Thread):
     def _finish(self, listener: Listener) -> None:
         while self._take(listener):  # records written between the last read and the end
             pass
-        if self._end:
-            listener.ended(self._end["status"], self._end.get("reason") or "")
-        else:
-            listener.ended("lost", "the job ended without a record of its end; it may have been killed")
+        lost = "the job ended without a record of its end; it may have been killed"
+        end = self._end or {"status": "lost", "reason": lost}
+        listener.ended(end["status"], end.get("reason") or "")
 
 
 AT_MOST = 1000.0
 """Largest factor by which a replay is faster or slower than the run."""
 
 
-class Replay(Thread):
+class Replay(Reader):
     """Pass a run's records to a listener, each when it is due.
 
     Parameters
@@ -150,13 +157,8 @@ class Replay(Thread):
             raise ValueError(f"speed: got {speed:g}, allowed is {1 / AT_MOST:g} to {AT_MOST:g}")
         if not has_ended(run):
             raise ValueError(f"run: got {run.id}, which is still running; allowed is one that has ended")
-        super().__init__(name=f"dlpar replay {run.id}", daemon=True)
-        self._run, self._speed, self._listener = run, speed, weakref.ref(listener)
-        self._cancelled = Event()
-
-    def cancel(self) -> None:
-        """End the thread within a moment."""
-        self._cancelled.set()
+        super().__init__(run, listener)
+        self._speed = speed
 
     def run(self) -> None:
         """Body of the thread."""
@@ -185,6 +187,58 @@ class Replay(Thread):
 def has_ended(run: Run) -> bool:
     """Return whether a run's records are complete; after the last one, a job still holds its folder for a moment."""
     return not run.live or run.status not in ("queued", "starting", "running")
+
+
+# ---- the choice of a recording ------------------------------------------------------
+
+
+LISTED = 20
+"""Number of newest runs to choose from."""
+
+
+def recordings() -> list[dict[str, str]]:
+    """The newest runs that have ended, each with its experiment in words."""
+    found = ((run, with_world(str(e), e)) for run, e in _readable(LISTED) if has_ended(run))
+    return [{"id": run.id, "says": f"{says} ({run.id})"} for run, says in found]
+
+
+def newest_like(experiment: Experiment) -> Run | None:
+    """The finished run most like an experiment, of the same scheme and split; None if there is none.
+
+    A run with the same settings comes first, then one with the same world; among these the newest.
+    """
+    near: dict[int, Run] = {}
+    for run, other in _readable(10 * LISTED):
+        is_alike = (other.sync.scheme, other.split.kind) == (experiment.sync.scheme, experiment.split.kind)
+        if is_alike and run.status == "done":
+            near.setdefault((other.cluster.world == experiment.cluster.world) + (other == experiment), run)
+    return near[max(near)] if near else None
+
+
+def _readable(most: int) -> Iterator[tuple[Run, Experiment]]:
+    """The newest runs, without those of another version of dlpar."""
+    for run in runs()[:most]:
+        with suppress(BadExperiment):
+            yield run, run.experiment
+
+
+LONGEST_REPLAY = 30.0
+"""Longest recording (seconds): a run with a longer clock is played faster."""
+
+
+SEEN = 10.0
+"""Seconds that a recording on the first screen lasts at least about, so that it is seen to move."""
+
+
+def speed_of(run: Run, least: float = 0.0) -> float:
+    """Speed at which a recording is not too long, nor over in much less than `least` seconds."""
+    seconds = float(run.curve["seconds"].iloc[-1])
+    if seconds < least / 2:
+        return max(1 / AT_MOST, float(f"{seconds / least:.2g}"))
+    return min(AT_MOST, max(1.0, math.ceil(seconds / LONGEST_REPLAY)))
+
+
+# ---- records in the order of time ----------------------------------------------------
 
 
 def in_order(run: Run) -> Iterator[tuple[float, str, dict[str, Any]]]:

@@ -47,7 +47,7 @@ job = panel.run()
 while panel.running:
     now, waits = time.time(), began is None and job.poll() in ("queued", "starting")
     began = began if waits else began or now
-    if offered is None and panel._meanwhile.layout.display != "none":
+    if offered is None and panel.state["offer"]:
         offered = now - came
     time.sleep(0.1)
 queued = [said for said in map(json.loads, open(job.folder / "job.jsonl")) if said["k"] == "queued"]

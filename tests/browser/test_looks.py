@@ -103,7 +103,7 @@ FAINT = """async ([panel, picture]) => {
   }
   for (const line of plot.querySelectorAll('.scatterlayer .trace path.js-line')) {
     const length = line.getTotalLength(), at = line.getScreenCTM();
-    const spots = Array.from({ length: 60 }, (_, i) => line.getPointAtLength((length * i) / 60).matrixTransform(at));
+    const spots = Array.from({ length: 300 }, (_, i) => line.getPointAtLength((length * i) / 300).matrixTransform(at));
     const dots = spots.map(({ x, y }) => ({ left: x - 0.5, top: y - 0.5, width: 1, height: 1 }));
     const { left: l, right: r, top: t, bottom: b } = frame;
     const inside = dots.filter(({ left, top }) => left > l && left < r - 1 && top > t && top < b - 1);

@@ -13,8 +13,8 @@ from ipywidgets.widgets.widget import _instances
 from lab.readers import Reader
 
 from dlpar import lab
-from dlpar.course.curriculum import labs
-from dlpar.lab.ledger import note
+from dlpar.course.curriculum import glossary, labs, terms, tooltips
+from dlpar.lab.exchange import note
 from dlpar.lab.prediction import Answer
 from dlpar.theory import Link, bubble
 
@@ -64,7 +64,7 @@ def test_a_self_test_gives_the_page_all_it_needs_to_check_an_answer_and_is_one_m
     state = Reader(test).state
     assert (state["lab"], state["needs"]) == ("03", "labs 00 and 01")
     assert [(ask["question"], ask["right"]) for ask in state["asks"]] == [
-        (ask.question, ask.right) for ask in labs()["03"].asks
+        (ask["question"], ask["right"]) for ask in labs()["03"].asks
     ]
     assert all(ask["because"] and ask["choices"] for ask in state["asks"])
     with pytest.raises(ValueError, match="lab: got '99', allowed is one of 00, 01, "):
@@ -73,8 +73,8 @@ def test_a_self_test_gives_the_page_all_it_needs_to_check_an_answer_and_is_one_m
 
 def keyed(number: str, about: str) -> str:
     """The choice that counts as right, of the question that contains some words."""
-    ask = next(ask for ask in labs()[number].asks if about in ask.question)
-    return ask.choices[ask.right]
+    ask = next(ask for ask in labs()[number].asks if about in ask["question"])
+    return ask["choices"][ask["right"]]
 
 
 def test_numbers_among_the_right_choices_are_right():
@@ -94,9 +94,41 @@ def test_every_question_has_one_right_choice_among_real_ones_and_says_why():
     for each in labs().values():
         assert 2 <= len(each.asks) <= 3
         for ask in each.asks:
-            assert 0 <= ask.right < len(ask.choices) == len(set(ask.choices)) >= 3 and ask.because.endswith(
-                "."
-            )
-    assert len({ask.right for each in labs().values() for ask in each.asks}) == 3, (
+            assert 0 <= ask["right"] < len(ask["choices"]) == len(set(ask["choices"])) >= 3 and ask[
+                "because"
+            ].endswith(".")
+    assert len({ask["right"] for each in labs().values() for ask in each.asks}) == 3, (
         "the right one is not always the same"
     )
+
+
+# ---- terms -----------------------------------------------------------------------------
+
+
+def test_every_term_has_a_chinese_name_of_its_own_a_sentence_and_a_lab_that_uses_it():
+    found = terms().values()
+    assert len(found) >= 60 and len({entry.zh for entry in found}) == len(found)
+    texts = {path.name[:2]: path.read_text().lower().replace("-", "") for path in LABS.glob("*.ipynb")}
+    for entry in found:
+        assert re.search("[\u4e00-\u9fff]", entry.zh) and entry.means.endswith(".") and len(entry.means) < 120
+        if entry.lab in texts:
+            words = entry.name.lower().replace("-", "").split()
+            assert all(word[:6] in texts[entry.lab] for word in words), (
+                f"lab {entry.lab} does not speak of {entry.name}"
+            )
+
+
+def test_the_table_has_every_term_with_its_chinese_name():
+    shown = glossary().data
+    assert "气泡" in shown and "陈旧度" in shown and shown.count("<tr>") == 1 + len(terms())
+
+
+def test_every_notebook_explains_its_terms_from_the_top_and_the_page_is_told_all_of_them_once():
+    notebooks = sorted(LABS.glob("*.ipynb"))
+    assert len(notebooks) >= 12
+    for path in notebooks:
+        assert "lab.tooltips()" in json.loads(path.read_text())["cells"][1]["source"][-1], path.name
+    shown = tooltips()
+    told = {entry["name"]: entry for entry in shown.terms}
+    assert set(told) == set(terms()) and told["lead"]["everyday"] and not told["staleness"]["everyday"]
+    assert len(json.dumps(shown.terms)) < 30_000

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from dlpar.lab.drawing import Drawing
 from dlpar.lab.page import Page
+from dlpar.lab.plot import Drawing
 
 
 class Seen:
@@ -27,12 +27,8 @@ class Seen:
             }
             self.layout, self.x_axes, self.x = news["layout"], news["x_axes"], news["x"]
         self.caption = news["caption"] if "caption" in news else self.caption
-        for axis, limits in news.get("ranges", {}).items():
-            (self.x_axes if axis in self.x_axes else self.layout)[axis]["range"] = limits
-        for axis, every in news.get("ticks", {}).items():
-            self.layout[axis]["dtick"] = every
-        for axis, text in news.get("titles", {}).items():
-            self.layout[axis]["title"]["text"] = text
+        for axis, looks in news.get("axes", {}).items():
+            (self.x_axes if axis in self.x_axes else self.layout)[axis].update(looks)
         if not news.get("whole"):
             for own, flat in zip(news["traces"], rows):
                 fresh = flat.reshape(len(self.traces[own["key"]]["columns"]), -1)

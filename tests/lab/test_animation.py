@@ -162,7 +162,7 @@ def test_a_collective_that_hangs_ends_and_says_where():
         comm.recv(tensor, (comm.rank + 1) % comm.size, 0)
 
     with pytest.raises(dlpar.JobFailed, match="no progress for 1 s"):
-        animate(deaf, workers=2, timeout=1.0)
+        record(deaf, starts(2), timeout=1.0)
 
 
 def test_what_came_twice_is_not_taken_for_a_complete_sum():

@@ -9,7 +9,7 @@ import pytest
 
 from dlpar.config.experiment import Experiment
 from dlpar.lab import offer as module
-from dlpar.lab import offers
+from dlpar.lab.exchange import OFFER_LASTS, current_offer, put_offer
 from dlpar.lab.panel import Panel
 from lab.folders import until
 from lab.readers import Reader
@@ -35,21 +35,21 @@ def sent(experiment: Experiment, **changes) -> dict:
 
 def buttons(page: Reader) -> list[str]:
     """Names of the buttons beside the offer; none if no offer is shown."""
-    return [name for name, *_ in (page.state["offer"] or {}).get("actions", ())]
+    return (page.state["offer"] or {}).get("actions", [])
 
 
 def test_an_offer_changes_nothing_until_it_is_taken_and_can_be_undone():
     panel = Panel(Experiment(workers=2, sync={"scheme": "ps"}))
     page, hers = Reader(panel), panel.experiment
     assert page.state["offer"] is None
-    offers.put(sent(SENT))
-    panel._offer.see(offers.present())
+    put_offer(sent(SENT))
+    panel._offer.see(current_offer())
     assert "grace" in page.state["offer"]["text"] and "8 workers, simulated" in page.state["offer"]["what"]
     assert buttons(page) == ["take", "away"] and panel.experiment == hers
     page.do(do="take")
     assert panel.experiment == SENT and panel.runs == [] and not panel.running
     assert page.state["values"]["workers"] == "8"
-    panel._offer.see(offers.present())  # seen again, it asks nothing again
+    panel._offer.see(current_offer())  # seen again, it asks nothing again
     assert buttons(page) == ["undo", "away"]
     page.do(do="undo")
     assert panel.experiment == hers and buttons(page) == ["take", "away"]
@@ -104,23 +104,23 @@ def test_labels_of_controls_are_those_of_what_was_sent():
 def test_an_offer_taken_back_or_of_another_class_or_version_is_not_shown():
     panel = Panel()
     page = Reader(panel)
-    offers.put(sent(SENT, at=time.time() - 2 * offers.LASTS))
-    assert offers.present() is None
+    put_offer(sent(SENT, at=time.time() - 2 * OFFER_LASTS))
+    assert current_offer() is None
     panel._offer.see(sent(SENT) | {"experiment": {"workers": 2, "colour": "blue"}})
     assert page.state["offer"] is None
-    offers.put(sent(SENT, id="2"))
-    panel._offer.see(offers.present())
+    put_offer(sent(SENT, id="2"))
+    panel._offer.see(current_offer())
     assert page.state["offer"]
-    offers.put(None)
-    panel._offer.see(offers.present())
+    put_offer(None)
+    panel._offer.see(current_offer())
     assert page.state["offer"] is None
     with pytest.raises(ValueError, match="offer: allowed are id, by, at and experiment"):
-        offers.put({"id": "3"})
+        put_offer({"id": "3"})
 
 
 def test_on_a_hub_every_panel_finds_the_offer_by_itself(monkeypatch):
     monkeypatch.setenv("JUPYTERHUB_USER", "ada")
     monkeypatch.setattr(module, "LOOK", 0.02)
     pages = [Reader(Panel()), Reader(Panel())]
-    offers.put(sent(SENT))
+    put_offer(sent(SENT))
     until(lambda: all(page.state["offer"] for page in pages), 5)

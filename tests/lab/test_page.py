@@ -11,9 +11,9 @@ from ipywidgets.widgets.widget import _instances
 from dlpar.config.schema import BadExperiment
 from dlpar.lab import page as module
 from dlpar.lab import theme
-from dlpar.lab.drawing import Drawing
 from dlpar.lab.page import HERE, Page, compressed_plotly
 from dlpar.lab.panel import RunPage
+from dlpar.lab.plot import Drawing
 from dlpar.lab.prediction import Prediction
 from lab.folders import until
 from lab.readers import Reader
@@ -26,7 +26,8 @@ class Made(Page):
 
     def __init__(self):
         super().__init__()
-        drawing = Drawing(theme.layout(xaxis=theme.axis("x"), yaxis=theme.axis("y", (0, 1))))
+        drawing = Drawing()
+        drawing.relayout(xaxis=theme.axis("x"), yaxis=theme.axis("y", (0, 1)))
         drawing.add_trace("a", {"name": "a"}, ("x", "y"), {"x": "x", "y": "y"})
         self.figures, self.asked = {"One": drawing}, []
 

@@ -13,6 +13,7 @@ import dlpar
 from dlpar.config.experiment import Experiment
 from dlpar.config.schema import BadExperiment
 from dlpar.jobs.run import NoSuchRun, Run
+from dlpar.jobs.tail import lines_of
 from dlpar.lab import page as page_module
 from dlpar.lab import panel as module
 from dlpar.lab import predict, prediction, theme
@@ -104,7 +105,7 @@ def test_second_run_is_compared_with_the_first(launched):
     assert " times as many" in page.figures["Throughput"].caption
     page.do(do="clear")
     assert set(page.figures["Convergence"].curves) == {f"{second.id} loss", f"{second.id} test"}
-    assert page.state["runs"] == [] and page.state["earlier"] == 0
+    assert page.state["runs"] == []
     page.assert_like_the_kernel()
 
 
@@ -214,7 +215,7 @@ def test_the_page_gets_fields_values_and_what_is_hidden():
     state = Reader(panel).state
     assert (state["title"], state["question"]) == ("Lab", "Is it <faster>?")
     assert [field["path"] for field in state["fields"] if field["first"]] == ["workers", "steps", "lr"]
-    assert [action["label"] for action in state["actions"]] == ["Run", "Stop", "Clear"]
+    assert state["actions"] == ["run", "stop", "clear"]
     assert state["tabs"] == ["Convergence", "Throughput", "Staleness", "Timeline", "Waiting"]
     assert "sync.staleness" in state["hidden"] and state["values"]["workers"] == "2"
 
@@ -440,7 +441,8 @@ def test_a_moment_of_a_run_that_has_ended_is_shown_in_windows_of_time(launched):
     assert page.state["length"] == pytest.approx(panel.runs[0].curve["seconds"].iloc[-1])
     page.do(do="moment", t=-1.0)
     assert "spent 100% between phases" in page.figures["Timeline"].caption
-    page.do(do="moment", t=page.state["length"])
+    *_, step = (r for r in lines_of(panel.runs[0].path / "rank-0.jsonl") if r["k"] == "step")
+    page.do(do="moment", t=next(end for name, _, end in step["spans"] if name == "backward"))
     assert "% computing" in page.figures["Timeline"].caption
     assert page.state["message"] == ""
 
@@ -468,13 +470,13 @@ def test_who_waits_long_for_slots_is_offered_a_simulation_and_a_recording(monkey
                 end(self._folder, "stopped", "stopped by its owner")
 
     monkeypatch.setattr(dlpar, "launch", Queued, raising=False)
-    monkeypatch.setattr("dlpar.lab.recordings.PATIENCE", 0.3)
+    monkeypatch.setattr("dlpar.lab.panel.PATIENCE", 0.3)
     panel = Panel(Experiment(workers=4, steps=30))
     page = Reader(panel)
     panel.run()
     until(lambda: "queued, 2 ahead" in words(panel))
     until(lambda: page.state["offer"])
-    assert [action[0] for action in page.state["offer"]["actions"]] == ["simulate", "watch"]
+    assert page.state["offer"]["actions"] == ["simulate", "watch"]
     page.do(do="watch")
     until(lambda: f"Recording of {kept.id}" in words(panel) and not page.state["offer"])
     panel.leave()

@@ -120,11 +120,11 @@ def test_agreement_to_share_is_asked_for_on_a_hub_only_and_is_the_same_everywher
     monkeypatch.setenv("JUPYTERHUB_USER", "ada")
     monkeypatch.setenv("DLPAR_HOME", str(tmp_path))
     one, other = Reader(predict("b", "?")), Reader(predict("c", "?"))
-    assert one.state["share"]["agreed"] is False
+    assert one.state["share"] is False
     one.do(share=True)
-    assert one.state["share"]["agreed"] and other.state["share"]["agreed"]
+    assert one.state["share"] and other.state["share"]
     one.do(share=False)
-    assert not other.state["share"]["agreed"]
+    assert not other.state["share"]
 
 
 def test_what_a_student_types_is_text_on_the_page():

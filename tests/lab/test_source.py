@@ -1,13 +1,13 @@
 import pytest
 
 from dlpar.lab import show
-from dlpar.lab.drawing import Series
+from dlpar.lab.plot import Series
 
 
 def test_source_has_its_place_and_its_lines():
-    shown = show("dlpar.lab.drawing.Series")
-    assert shown.code.startswith("class Series:") and shown.where.startswith("dlpar/lab/drawing.py, lines ")
-    lines = open(__import__("dlpar.lab.drawing", fromlist=["x"]).__file__).read().splitlines()
+    shown = show("dlpar.lab.plot.Series")
+    assert shown.code.startswith("class Series:") and shown.where.startswith("dlpar/lab/plot.py, lines ")
+    lines = open(__import__("dlpar.lab.plot", fromlist=["x"]).__file__).read().splitlines()
     assert lines[shown.first - 1] == "class Series:"
     assert show(Series).code == shown.code
 

@@ -1,4 +1,4 @@
-"""Grids of experiments, how they are run, and what more workers gain."""
+"""Several experiments: how they are run, and what more workers gain."""
 
 import pytest
 
@@ -7,19 +7,6 @@ from dlpar.config.schema import BadExperiment
 from dlpar.lab import sweep
 from dlpar.theory.scaling import crossings, gains
 from lab.fake_job import FakeJob, fake_jobs
-
-# ---- grids ----------------------------------------------------------------------
-
-
-def test_a_grid_has_every_combination_and_the_last_name_varies_fastest():
-    found = sweep.grid({"sync": ["ring", "ps"], "workers": [2, 4, 8]})
-    assert (
-        len(found) == 6
-        and found[1] == {"sync": "ring", "workers": 4}
-        and found[-1] == {"sync": "ps", "workers": 8}
-    )
-    assert sweep.grid({}) == [{}]
-
 
 # ---- running ----------------------------------------------------------------------
 

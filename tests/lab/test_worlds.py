@@ -7,11 +7,9 @@ from dlpar.config.experiment import Experiment
 from dlpar.lab import figures, theme
 from dlpar.lab.comparison import compare
 from dlpar.lab.figures.convergence import Convergence
-from dlpar.lab.figures.lanes import Lanes
 from dlpar.lab.figures.staleness import Lead, Staleness
-from dlpar.lab.figures.throughput import Throughput
-from dlpar.lab.figures.timeline import Timeline
-from dlpar.lab.figures.waiting import Waiting
+from dlpar.lab.figures.throughput import Throughput, Waiting
+from dlpar.lab.figures.timeline import Lanes, Timeline
 from dlpar.lab.panel import Panel
 from lab.folders import ThreadJob, finished, until
 from lab.readers import Reader
@@ -130,7 +128,6 @@ def test_static_figures_draw_a_few_of_many_workers(launched):
         figures.timeline,
         figures.lanes,
         figures.waiting,
-        figures.bytes_per_rank,
         figures.staleness,
         figures.lead,
         figures.throughput,

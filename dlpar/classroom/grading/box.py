@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import os
 import pwd
-import shlex
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -27,28 +26,12 @@ START = 120.0
 FILE_SIZE = 2**28
 """Bytes of a file."""
 
-JUDGE = """
-from dlpar.classroom.grading.cells import open_nursery
-nursery = open_nursery()
-from dlpar.classroom.grading.judge import main
-main(nursery)
-"""
-"""The nursery forks from a process that knows little: not even the checks are imported."""
+JUDGE = "from dlpar.classroom.grading.cells import main; main()"
 
 APART = "setpriv --pdeathsig=KILL --no-new-privs unshare --mount --pid --net --ipc --fork --kill-child"
 
-SHUT_IN = """
-set -e
-mount -n -t tmpfs -o size=1m,mode=755 box /run && cd /run
-for place in {places}; do
-  mkdir -p ".$place" && mount -n --bind "$place" ".$place" && mount -n -o remount,bind,ro ".$place"
-done
-mkdir dev proc && mount -n -t proc proc proc
-for device in null urandom; do touch dev/$device && mount -n --bind /dev/$device dev/$device; done
-mount -n -o remount,ro box .
-exec chroot . "$@"
-"""
-"""Builds the box over a folder in which no program lies, seen there by its processes alone; -n: mount writes none."""
+SHUT_IN = Path(__file__).with_name("box.sh").read_text()
+"""Builds the box over a folder in which no program lies, seen there by its processes alone."""
 
 
 class CannotGrade(RuntimeError):
@@ -108,11 +91,9 @@ class Box:
         asked, limit = json.dumps(trial | {"seconds": self.seconds}), START + self.seconds
         # A session of its own: Ctrl-C does not reach it, and the kernel gives it a fair share of the processors.
         apart = {"cwd": "/", "env": environment, "start_new_session": True}
-        command = self.command()
+        piped = {"input": asked, "timeout": limit, "capture_output": True, "text": True}
         try:
-            done = subprocess.run(
-                command, input=asked, timeout=limit, capture_output=True, text=True, **apart
-            )
+            done = subprocess.run(self.command(), **apart, **piped)
         except subprocess.TimeoutExpired:
             return {"solved": False, "said": f"not yet: the judge was not done after {limit:g} s"}
         except FileNotFoundError as error:
@@ -132,8 +113,7 @@ class Box:
         judge = [*limited, sys.executable, "-P", "-c", JUDGE]
         if self.account is None:
             return judge
-        script = SHUT_IN.replace("{places}", shlex.join(_places()))
-        return [*APART.split(), "sh", "-c", script, "sh", *judge]
+        return [*APART.split(), "sh", "-c", SHUT_IN, "box", *_places(), "--", *judge]
 
 
 def _impossible(account: str) -> str | None:

@@ -15,9 +15,7 @@ import pickle
 import resource
 import signal
 import socket
-import sys
 import traceback
-from collections.abc import Callable
 from multiprocessing.connection import Connection
 from types import SimpleNamespace
 from typing import Any, NamedTuple, NoReturn
@@ -46,13 +44,6 @@ TOLD = 3_000
 """Characters of a traceback, at most."""
 
 
-class Place(NamedTuple):
-    """Stands for a communicator on its way to a cell."""
-
-    rank: int
-    size: int
-
-
 def run(source: str, file: str, space: dict[str, Any]) -> None:
     """Run source among the names of `space`; tracebacks quote its lines under the name `file`."""
     linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
@@ -73,6 +64,14 @@ def _kernel(call: str, *arguments: Any) -> None:
         raise OSError(ctypes.get_errno(), f"{call}: {os.strerror(ctypes.get_errno())}")
 
 
+def main() -> None:
+    """Open the nursery, then judge: it forks from a process that knows little, and has not even imported the checks."""
+    nursery = open_nursery()
+    from dlpar.classroom.grading.judge import main as judge
+
+    judge(nursery)
+
+
 # ---- the nursery ----------------------------------------------------------------------
 
 
@@ -84,7 +83,9 @@ def open_nursery() -> socket.socket:
         return ours
     ours.close()
     adopt_orphans()
-    os.dup2(os.open(os.devnull, os.O_RDWR), 0)  # the trial comes in there, which is the judge's alone
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for number in range(3):  # the trial comes in there, and the verdict goes out: both are the judge's alone
+        os.dup2(nothing, number)
     space: dict[str, Any] = {"__name__": "__main__"}
     run(os.environ.get(LENT, ""), "<given>", space)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
@@ -112,22 +113,14 @@ def open_nursery() -> socket.socket:
 
 def _live(handle: int, space: dict[str, Any]) -> NoReturn:
     """Say what is around, read the answer, and call its functions until the judge has gone."""
-    nothing = os.open(os.devnull, os.O_RDWR)
-    for number in range(3):
-        os.dup2(nothing, number)
-    judge = Connection(os.dup2(handle, 3))
+    judge = CellComm.judge = Connection(os.dup2(handle, 3))
     os.closerange(4, os.sysconf("SC_OPEN_MAX"))
     judge.send_bytes(packed(_holes()))
-
-    def ask(*question: Any) -> Any:
-        judge.send_bytes(packed((*question, _line())))
-        return pickle.loads(judge.recv_bytes())
-
     try:
         answer = pickle.loads(judge.recv_bytes())
         while True:
             name, given, named = pickle.loads(judge.recv_bytes())
-            judge.send_bytes(_called(ask, answer, space, name, given, named))
+            judge.send_bytes(_called(answer, space, name, given, named))
     except (EOFError, OSError):
         os._exit(0)
 
@@ -147,11 +140,8 @@ def packed(message: Any) -> bytes:
     return body.getvalue()
 
 
-def _called(
-    ask: Callable[..., Any], answer: str, space: dict[str, Any], name: str, given: list, named: dict
-) -> bytes:
+def _called(answer: str, space: dict, name: str, given: list, named: dict) -> bytes:
     """Call a function of the answer; give its result, or its traceback, and the arguments as it has left them."""
-    given = [CellComm(*one, ask) if isinstance(one, Place) else one for one in given]
     try:
         if name not in space:
             run(answer, ANSWER, space)
@@ -170,33 +160,35 @@ def _called(
 
 def _line() -> str:
     """Name the line of the answer that is being run."""
-    frame = sys._getframe()
-    while frame.f_back and frame.f_code.co_filename != ANSWER:
-        frame = frame.f_back
-    return f"{ANSWER}:{frame.f_lineno}"
+    lines = [line for frame, line in traceback.walk_stack(None) if frame.f_code.co_filename == ANSWER]
+    return f"{ANSWER}:{lines[0] if lines else '?'}"
 
 
 class CellComm:
     """The communicator of a rank in its cell: send, receive and barrier, each put to the judge.
 
-    Parameters
+    Attributes
     ----------
-    rank, size : int
-        As of :class:`~dlpar.comm.Comm`.
-    ask : callable
-        Puts a call to the judge, and returns the result.
+    judge : Connection
+        Of this process, to whom each call goes.
     """
 
+    judge: Connection
     send, recv, sendrecv, compute, empty = Comm.send, Comm.recv, Comm.sendrecv, Comm.compute, Comm.empty
 
-    def __init__(self, rank: int, size: int, ask: Callable[..., Any]) -> None:
-        self.rank, self.size, self.device, self.ask = rank, size, torch.device("cpu"), ask
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size, self.device = rank, size, torch.device("cpu")
+
+    def ask(self, *question: Any) -> Any:
+        """Put a call to the judge, with the line of the answer, and return the result."""
+        self.judge.send_bytes(packed((*question, _line())))
+        return pickle.loads(self.judge.recv_bytes())
 
     def isend(self, tensor: torch.Tensor, dest: int, tag: int = 0) -> Begun:
-        return Begun(self.ask, self.ask("isend", tensor.detach(), dest, tag), torch.empty(0))
+        return Begun(self, self.ask("isend", tensor.detach(), dest, tag), torch.empty(0))
 
     def irecv(self, into: torch.Tensor, source: int = ANY, tag: int = ANY) -> Begun:
-        return Begun(self.ask, self.ask("irecv", into.detach(), source, tag), into.detach())
+        return Begun(self, self.ask("irecv", into.detach(), source, tag), into.detach())
 
     def barrier(self) -> None:
         self.ask("barrier")
@@ -208,12 +200,12 @@ class CellComm:
 class Begun(NamedTuple):
     """A communication that the judge has under way, under a number; what it brings goes into a tensor."""
 
-    ask: Callable[..., Any]
+    comm: CellComm
     number: int
     into: torch.Tensor
 
     def wait(self) -> Any:
         """Block until it is complete; a receive puts the message into its tensor."""
-        arrival, message = self.ask("wait", self.number)
+        arrival, message = self.comm.ask("wait", self.number)
         self.into.copy_(message)
         return arrival

@@ -22,6 +22,7 @@ import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from subprocess import CalledProcessError
 from typing import Any
@@ -66,8 +67,6 @@ Verdict = dict[str, Any]
 ELSEWHERE = re.compile(r'<script src="https?://[^"]*">\s*</script>')
 """Scripts that nbgrader's page would load from another machine, to set formulas."""
 
-COLUMNS = ("student", "lab", "points", "of", "said")
-
 
 # ---- an exercise, and its answers ---------------------------------------------------
 
@@ -78,11 +77,8 @@ class Unreadable(Exception):
 
 def role(cell: NotebookNode) -> str | None:
     """Return ``"answer"``, ``"check"`` or ``"given"``; None for a cell that is not part of an exercise."""
-    if is_solution(cell):
-        return "answer"
-    if is_grade(cell):
-        return "check"
-    return "given" if is_locked(cell) else None
+    marks = {"answer": is_solution, "check": is_grade, "given": is_locked}
+    return next((name for name, is_marked in marks.items() if is_marked(cell)), None)
 
 
 def part(notebook: NotebookNode, wanted: str) -> NotebookNode:
@@ -104,13 +100,8 @@ def exercise(master: NotebookNode) -> NotebookNode | None:
     NotebookNode or None
         None if the lab has no exercise.
     """
-    kept, text = [], None
-    for cell in master.cells:
-        if cell.cell_type == "markdown":
-            text = cell
-        elif role(cell):
-            kept += [one for one in (text, cell) if one is not None]
-            text = None
+    introduces = {id(cell) for cell, after in pairwise(master.cells) if role(after)}
+    kept = [c for c in master.cells if role(c) or (c.cell_type == "markdown" and id(c) in introduces)]
     if not kept:
         return None
     marks = dict(grade=False, grade_id=IMPORTS, locked=True, schema_version=3, solution=False, task=False)
@@ -230,13 +221,9 @@ def answer_in(cells: list[Any], wanted: str) -> str:
     found = []
     for cell in cells:
         match cell:
-            case {
-                "cell_type": "code",
-                "metadata": {"nbgrader": {"grade_id": name}},
-                "source": str() | list() as text,
-            }:
-                if name == wanted:
-                    found.append("".join(map(str, text)).encode(errors="replace").decode())
+            case {"cell_type": "code", "metadata": {"nbgrader": {"grade_id": key}}, "source": str() | list()}:
+                if key == wanted:
+                    found.append("".join(map(str, cell["source"])).encode(errors="replace").decode())
     if len(found) != 1:
         raise Unreadable(f"{len(found) or 'no'} cells of the notebook are marked {wanted}; there must be one")
     if len(found[0]) > LONGEST:
@@ -265,8 +252,7 @@ class Course:
         config = Config(CourseDirectory=course, ClearSolutions=CLEAR, HTMLExporter={"sanitize_html": True})
         self.nbgrader = NbGraderAPI(config=config)
         # nbgrader calls alembic by its name, and sudo leaves this environment out of the PATH.
-        programs = [str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]
-        os.environ["PATH"] = os.pathsep.join(programs)
+        os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
 
     @contextmanager
     def _gradebook(self) -> Iterator[Gradebook]:
@@ -329,8 +315,8 @@ class Course:
             submissions = [one for assignment in book.assignments for one in assignment.submissions]
             found = [(one.student.id, one.assignment.name, one.score, one.max_score) for one in submissions]
         path = self.folder / "grades.csv"
-        table = pd.DataFrame([(*row, self._said(*row[:2])) for row in sorted(found)], columns=COLUMNS)
-        table.to_csv(path, index=False)
+        rows = [(*row, self._said(*row[:2])) for row in sorted(found)]
+        pd.DataFrame(rows, columns=["student", "lab", "points", "of", "said"]).to_csv(path, index=False)
         return path
 
     def _said(self, student: str, lab: str) -> str:

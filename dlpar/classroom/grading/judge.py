@@ -15,7 +15,7 @@ import pickle
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import is_dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -28,7 +28,7 @@ from numpy._core import multiarray
 from torch.serialization import add_safe_globals
 
 from dlpar.classroom.grading import ACCOUNT
-from dlpar.classroom.grading.cells import Place, become, run
+from dlpar.classroom.grading.cells import CellComm, become, run
 from dlpar.comm import Arrival, Comm
 from dlpar.config.experiment import Experiment
 from dlpar.course import judge
@@ -44,8 +44,8 @@ LONGEST = 4_000
 LARGEST = 2**26
 """Bytes of a message of a cell."""
 
-CALL_TIMEOUT = 15.0
-"""Seconds for one call of a function that needs no ranks."""
+PATIENCE = 15.0
+"""Seconds in which a cell must return, or ask for a message."""
 
 add_safe_globals([np.ndarray, np.dtype, multiarray.scalar, multiarray._reconstruct, frozenset])
 add_safe_globals([getattr(np.dtypes, name) for name in np.dtypes.__all__])
@@ -97,18 +97,15 @@ class Cells:
     """
 
     def __init__(self, nursery: socket.socket, answer: str, seconds: float) -> None:
-        self.nursery, self.answer, self.timeout = nursery, answer, CALL_TIMEOUT
+        self.nursery, self.answer = nursery, answer
         self.seconds, self.end = seconds, time.monotonic() + seconds
         self.opened: dict[int, Connection] = {}
         self.lines: dict[int, str] = {}  # by rank: the line of the answer at which it has asked last
 
-    def simulate(
-        self, program: Any, *arguments: Any, workers: int, world: str, timeout: float, **cluster: Any
-    ) -> list[Any]:
+    def simulate(self, program: Any, *arguments: Any, workers: int, **cluster: Any) -> list[Any]:
         """Do what :func:`dlpar.jobs.launch.spmd` does on simulated ranks, in this process."""
-        place = {**cluster, "world": "simulated", "timeout": timeout}
-        simulator, comms = of_experiment(Experiment(workers=workers, scaling="weak", cluster=place))
-        self.timeout = timeout
+        cluster["world"] = "simulated"
+        simulator, comms = of_experiment(Experiment(workers=workers, scaling="weak", cluster=cluster))
         try:
             return run_program(simulator, comms, lambda comm: program(comm, *arguments), patience=math.inf)
         except Deadlock:
@@ -116,8 +113,6 @@ class Cells:
             raise JobFailed(where) from None
         except Exception as error:
             raise JobFailed(f"rank {simulator.failed_rank}: {type(error).__name__}: {error}") from None
-        finally:
-            self.timeout = CALL_TIMEOUT
 
     def open(self, rank: int) -> list[str]:
         """Open the cell of a rank; return what is wrong with it."""
@@ -129,11 +124,28 @@ class Cells:
         return holes
 
     def function(self, name: str) -> Callable[..., Any]:
-        """Return a function of the answer, to be called by a check: it runs in the cell of the rank it is given."""
+        """Return a function of the answer, which runs in the cell of its rank and changes the arguments here."""
 
         def judged(*arguments: Any, **named: Any) -> Any:
             comm = next((one for one in arguments if isinstance(one, Comm)), None)
-            return self._call(comm, name, arguments, named)
+            rank, begun = 0 if comm is None else comm.rank, []
+            if rank not in self.opened:
+                self.open(rank)
+            cell = self.opened[rank]
+            try:
+                cell.send_bytes(pickle.dumps((name, [_sent(one) for one in arguments], named)))
+                while (told := self._receive(rank))[0] not in ("returned", "raised"):
+                    *question, self.lines[rank] = told
+                    cell.send_bytes(pickle.dumps(_carried(comm, begun, *question)))
+            except BaseException:
+                del self.opened[rank]  # it may still be at work on this call
+                raise
+            kind, result, left = told
+            if kind == "raised":
+                raise NotImplementedError if result == "NotImplementedError" else RuntimeError(left)
+            for one, now in zip(arguments, left, strict=True):
+                _put_back(one, now)
+            return result
 
         judged.__name__ = name
         return judged
@@ -143,32 +155,11 @@ class Cells:
         try:
             if time.monotonic() > self.end:
                 raise RuntimeError(f"it was not done after {self.seconds:g} s")
-            if not cell.poll(self.timeout):
-                raise RuntimeError(f"no progress for {self.timeout:g} s: it computes, or waits for more")
+            if not cell.poll(PATIENCE):
+                raise RuntimeError(f"no progress for {PATIENCE:g} s: it computes, or waits for more")
             return read_result(cell.recv_bytes(LARGEST))
         except (EOFError, OSError):
             raise RuntimeError("the answer ended its process") from None
-
-    def _call(self, comm: Comm | None, name: str, arguments: Sequence[Any], named: dict[str, Any]) -> Any:
-        """Call a function in the cell of this rank, and put back what it leaves in its arguments."""
-        rank = 0 if comm is None else comm.rank
-        if rank not in self.opened:
-            self.open(rank)
-        cell, begun = self.opened[rank], []
-        try:
-            cell.send_bytes(pickle.dumps((name, [_sent(one) for one in arguments], named)))
-            while (told := self._receive(rank))[0] not in ("returned", "raised"):
-                *question, self.lines[rank] = told
-                cell.send_bytes(pickle.dumps(_carried(comm, begun, *question)))
-        except BaseException:
-            del self.opened[rank]  # it may still be at work on this call
-            raise
-        kind, result, left = told
-        if kind == "raised":
-            raise NotImplementedError if result == "NotImplementedError" else RuntimeError(left)
-        for one, now in zip(arguments, left, strict=True):
-            _put_back(one, now)
-        return result
 
 
 def _carried(comm: Any, begun: list[tuple[Any, Any]], call: str, *given: Any) -> Any:
@@ -186,7 +177,7 @@ def _carried(comm: Any, begun: list[tuple[Any, Any]], call: str, *given: Any) ->
 def _sent(one: Any) -> Any:
     """Return an argument as a cell can read it, without dlpar's classes."""
     if isinstance(one, Comm):
-        return Place(one.rank, one.size)
+        return CellComm(one.rank, one.size)
     return SimpleNamespace(**vars(one)) if is_dataclass(one) else one
 
 

@@ -1,7 +1,7 @@
 """Labs as students get them: the version without solutions, and each student's own copy of it.
 
-``python -m dlpar.classroom.grading.release LABS RELEASE [OWN]`` makes or updates the students' version of LABS in
-RELEASE, then a student's copy in OWN.  Where nothing has changed this takes a moment.
+``dlpar release RELEASE --labs LABS --own OWN`` makes or updates the students' version of LABS in RELEASE, then a
+student's copy in OWN.  Where nothing has changed this takes a moment.
 
 An update never overwrites what a student has changed.  For every file of the labs:
 
@@ -18,7 +18,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import sys
 import tempfile
 from contextlib import suppress
 from pathlib import Path
@@ -68,7 +67,7 @@ def release(labs: Path, into: Path) -> list[str]:
     """
     into.mkdir(parents=True, exist_ok=True)
     names = [name for name in _files(labs) if len(name.parts) > 1 or name.suffix == ".ipynb"]
-    digests = {str(name): _digest((labs / name).read_bytes()) for name in names}
+    digests = {str(name): _digest(labs / name) for name in names}
     before = _read_record(into / RELEASED)
     changed = [n for n, digest in digests.items() if before.get(n) != digest or not (into / n).exists()]
     for name in changed:
@@ -98,11 +97,11 @@ def students(master: bytes) -> bytes:
     except ModuleNotFoundError:
         raise OSError("nbgrader is not installed; `pip install 'dlpar[grading]'` brings it") from None
 
-    done = [steps.LockCells(), steps.ClearSolutions(**CLEAR), steps.CheckCellMetadata()]
     notebook = nbformat.reads(master.decode(), 4)
     for cell in notebook.cells:
         if cell.get("outputs") and "recording" not in cell.metadata.get("tags", ()):
             cell.update(outputs=[], execution_count=None)
+    done = [steps.LockCells(), steps.ClearSolutions(**CLEAR), steps.CheckCellMetadata()]
     for step in (*done, steps.ClearHiddenTests(), steps.ComputeChecksums()):
         notebook, _ = step.preprocess(notebook, {})
     return (nbformat.writes(notebook) + "\n").encode()
@@ -126,10 +125,10 @@ def bring(labs: Path, own: Path) -> list[str]:
     own.mkdir(mode=0o700, parents=True, exist_ok=True)
     delivered, written = _read_record(own / DELIVERED), []
     for name in _files(labs):
-        content = (labs / name).read_bytes()
-        if (place := _place(own, name, _digest(content), delivered)) is not None:
-            _write(own / place, content, 0o600)
-            delivered[str(place)] = _digest(content)
+        digest = _digest(labs / name)
+        if (place := _place(own, name, digest, delivered)) is not None:
+            _write(own / place, (labs / name).read_bytes(), 0o600)
+            delivered[str(place)] = digest
             written.append(str(place))
     if written:
         _write(own / DELIVERED, json.dumps(delivered, indent=1).encode(), 0o600)
@@ -142,7 +141,7 @@ def _place(own: Path, name: Path, digest: str, delivered: dict[str, str]) -> Pat
         return name
     place = name
     while (before := delivered.get(str(place))) != digest:
-        if not (own / place).exists() or _digest((own / place).read_bytes()) in (before, digest):
+        if not (own / place).exists() or _digest(own / place) in (before, digest):
             return place  # nothing there is hers
         place = place.with_name(f"{place.stem} (new){place.suffix}")
     return None
@@ -154,9 +153,9 @@ def _files(labs: Path) -> list[Path]:
     return sorted(name for name in names if not any(part.startswith((".", "__")) for part in name.parts))
 
 
-def _digest(content: bytes) -> str:
+def _digest(file: Path) -> str:
     """Return a text that distinguishes one version of a file from another."""
-    return hashlib.sha256(content).hexdigest()
+    return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def _read_record(record: Path) -> dict[str, str]:
@@ -174,11 +173,3 @@ def _write(path: Path, content: bytes, mode: int) -> None:
         new.write_bytes(content)
         new.chmod(mode)
         os.replace(new, path)
-
-
-if __name__ == "__main__":
-    masters, released, *own = map(Path, sys.argv[1:])
-    release(masters, released)
-    for folder in own:
-        for written in bring(released, folder):
-            print(f"new: {folder / written}")

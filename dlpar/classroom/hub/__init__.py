@@ -1,7 +1,7 @@
 """A classroom: one JupyterHub, thirty students, one teacher.  ``dlpar hub`` starts it; README.md says the rest.
 
-    dlpar hub ─► settings.py      what was asked, and what is refused
-                 jupyterhub_config.py ─► classroom.py   JupyterHub's configuration, of any hub and of this machine
+    dlpar hub ─► classroom.py     what was asked, and what is refused
+                 jupyterhub_config.py ─► classroom.py: JupyterHub's configuration, of any hub and of this machine
     JupyterHub ─► student.py      as the student: her own copy of the labs, then her JupyterLab
               │      └ student_server.py   reports her jobs to the teacher's page
               ├► teacher.py       the teacher's page, a service

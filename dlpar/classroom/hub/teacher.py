@@ -1,9 +1,8 @@
 """The teacher's page: list students and jobs; stop a job, pause all, send an experiment, show the predictions.
 
-It is a service of JupyterHub.  Its token lets it list users and their servers, nothing else, and goes to the hub
-alone.  Every student's own server reports to it, with that server's own token
-(:mod:`dlpar.classroom.hub.student_server`), and does in her account what the page asks for.  So the page works alike
-with local accounts, The Littlest JupyterHub and Kubernetes, and needs no rights on the machine.
+It is a service of JupyterHub whose token has no rights.  Every student's own server reports to it, with that server's
+own token (:mod:`dlpar.classroom.hub.student_server`), and does in her account what the page asks for.  So the page
+works alike with local accounts, The Littlest JupyterHub and Kubernetes, and needs no rights on the machine.
 """
 
 from __future__ import annotations
@@ -17,25 +16,23 @@ import statistics
 import time
 from collections import Counter, defaultdict
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from jupyterhub.services.auth import HubOAuthCallbackHandler, HubOAuthenticated
-from tornado.httpclient import AsyncHTTPClient
 from tornado.web import Application, HTTPError, RequestHandler, authenticated
 
 from dlpar.jobs.slots import NoSlots, ask, keeper_socket
-from dlpar.lab import offers
+from dlpar.lab.exchange import OFFER_LASTS
 
 PATIENCE = 8.0
-"""Seconds a student's server may take until its next report, or to answer a request."""
+"""Seconds a student's server may take until its next report."""
 
 REPORT = 1 << 20
 """Bytes of a report at most."""
 
-NEWEST = 20
-"""Runs that a teacher can choose from."""
+SILENT = {"jobs": [], "offered": False}
+"""What is known about a student whose server no longer reports."""
 
 JOB = {"id": str, "says": str, "ranks": int}
 """Fields of a running job."""
@@ -46,8 +43,8 @@ LOT = 5
 BARS = 6
 """Ranges into which predicted numbers are sorted."""
 
-TEXTS = ("key", "question", "how", "unit")
-"""Fields of an answer that are text."""
+FIELDS = ("predicted", "found", "key", "question", "how", "unit")
+"""Fields of an answer: two values, and text."""
 
 LARGEST = 1e300
 """Largest number that counts, so that differences are finite."""
@@ -59,7 +56,7 @@ class Students:
     Attributes
     ----------
     offer : dict or None
-        Current offer to everybody (:mod:`dlpar.lab.offers`); None: students have none, or lose theirs.
+        Current offer to everybody (:mod:`dlpar.lab.exchange`); None: students have none, or lose theirs.
     answers : Answers
         Predictions of those who agreed.
     """
@@ -67,9 +64,9 @@ class Students:
     def __init__(self) -> None:
         self.offer: dict[str, Any] | None = None
         self.answers = Answers()
-        # By name: the time of a report and the report.  By a request's id: its student, the request, and the outcome.
+        # By name: the time of a report and the report; jobs that are to end.
         self.rows: dict[str, tuple[float, dict[str, Any]]] = {}
-        self.waiting: dict[str, tuple[str, dict[str, Any], asyncio.Future]] = {}
+        self.to_stop: dict[str, set[str]] = defaultdict(set)
 
     def hear(self, name: str, report: dict[str, Any]) -> dict[str, Any]:
         """Take a report of a student's server; returns the answer to it.
@@ -80,64 +77,42 @@ class Students:
             If it is no report: a student can make her server say anything.
         """
         jobs = [{field: kind(job[field]) for field, kind in JOB.items()} for job in report["jobs"]]
-        memory, has, done = int(report["memory"]), report["offer"], dict(report["done"])
+        has, wanted = report["offer"], self.offer and self.offer["id"]
         self.answers.heard(name, report["predictions"])
-        for id, outcome in done.items():
-            if id in self.waiting and self.waiting[id][0] == name:
-                self.waiting.pop(id)[2].set_result(dict(outcome))
-        wanted = self.offer and self.offer["id"]
         offered = wanted is not None and has == wanted
-        self.rows[name] = time.monotonic(), {"jobs": jobs, "memory": memory, "offered": offered}
-        asked = {id: request for id, (who, request, _) in self.waiting.items() if who == name}
-        return {"asked": asked} | ({} if has == wanted else {"offer": self.offer})
+        self.rows[name] = time.monotonic(), {"jobs": jobs, "offered": offered}
+        return {"stop": [*self.to_stop.pop(name, ())]} | ({} if has == wanted else {"offer": self.offer})
 
-    async def of(self, name: str, request: dict[str, Any]) -> Any:
-        """Ask a user's server for something, with its next report; raises `HTTPError` if it is silent."""
-        id, outcome = secrets.token_hex(8), asyncio.get_running_loop().create_future()
-        self.waiting[id] = name, request, outcome
-        try:
-            return await asyncio.wait_for(outcome, PATIENCE)
-        except TimeoutError:
-            why = f"{name}'s notebook server does not answer; it is started from the hub's home page"
-            raise HTTPError(409, reason=why) from None
-        finally:
-            self.waiting.pop(id, None)
-
-    async def send(self, teacher: str, experiment: Any) -> dict[str, Any]:
-        """Offer an experiment to everybody who is here or comes; None takes back the last.
+    def send(self, teacher: str, fields: Any) -> dict[str, Any]:
+        """Offer an experiment of these fields to everybody who is here or comes; None takes back the last.
 
         Returns
         -------
         dict
-            Empty; ``refused``, the reason, if the teacher's own server finds a fault in the experiment.
+            Empty; ``refused``, the reason, if others cannot have such an experiment.
         """
-        offer = None
-        if experiment is not None:
-            checked = await self.of(teacher, {"experiment": experiment})
-            if "refused" in checked:
-                return checked
-            offer = {"id": secrets.token_hex(8), "by": teacher, "at": time.time(), **checked}
-        self.offer = offer
+        from dlpar.config.experiment import Experiment  # loads pydantic, which JupyterHub brings
+
+        if fields is None:
+            self.offer = None
+            return {}
+        try:
+            experiment = Experiment.from_json(json.dumps(fields))
+        except ValueError as error:
+            return {"refused": str(error)}
+        if experiment.sync.scheme == "own":
+            return {"refused": "sync.scheme: got 'own', allowed is one of dlpar's: no code is sent to others"}
+        self.offer = {"id": secrets.token_hex(8), "by": teacher, "at": time.time()}
+        self.offer |= {"experiment": json.loads(experiment.to_json())}
         return {}
 
-    async def look(self) -> list[dict[str, Any]]:
-        """Return a row for every user: ``{name, here, active, answers, jobs, memory, offered}``."""
-        if self.offer is not None and time.time() - self.offer["at"] >= offers.LASTS:
+    def table(self) -> list[dict[str, Any]]:
+        """Return a row for every user whose server has reported: ``{name, here, jobs, offered}``."""
+        if self.offer is not None and time.time() - self.offer["at"] >= OFFER_LASTS:
             self.offer = None
-        users, token = (
-            f"{os.environ['JUPYTERHUB_API_URL']}/users?limit=1000",
-            os.environ["JUPYTERHUB_API_TOKEN"],
-        )
-        response = await AsyncHTTPClient().fetch(users, headers={"Authorization": f"token {token}"})
-        return [self._row(user) for user in sorted(json.loads(response.body), key=lambda user: user["name"])]
-
-    def _row(self, user: dict[str, Any]) -> dict[str, Any]:
-        server = (user.get("servers") or {}).get("") or {}
-        row = {"name": user["name"], "here": bool(server.get("ready")), "active": server.get("last_activity")}
-        row |= {"answers": False, "jobs": [], "memory": 0, "offered": False}
-        at, report = self.rows.get(user["name"], (-math.inf, {}))
-        is_heard = row["here"] and time.monotonic() - at < PATIENCE
-        return row | report | {"answers": True} if is_heard else row
+        now = time.monotonic()
+        heard = [(name, now - at < PATIENCE, report) for name, (at, report) in sorted(self.rows.items())]
+        return [{"name": name, "here": here} | (report if here else SILENT) for name, here, report in heard]
 
 
 # ---- predictions ---------------------------------------------------------------------
@@ -151,76 +126,69 @@ class Answers:
     """
 
     def __init__(self) -> None:
-        self._now: dict[int, dict[str, dict[str, Any]]] = {}  # by student, by question
-        self._shown: dict[str, dict[int, dict[str, Any]]] = {}  # by question, by student
+        # Both by question, then by student, whose hash is salted anew in each process.
+        self._now: dict[str, dict[int, dict[str, Any]]] = defaultdict(dict)
+        self._shown: dict[str, dict[int, dict[str, Any]]] = {}
 
     def heard(self, name: str, answers: list[Any] | None) -> None:
         """Replace a student's answers; None: she does not agree, or no longer."""
-        mine = {answer["key"]: answer for answer in filter(_is_answer, answers or [])}
-        self._now[hash(name)] = mine  # the hash is salted, anew in each process
+        for key in [key for key, now in self._now.items() if now.pop(hash(name), None) and not now]:
+            del self._now[key]
+        for answer in filter(_is_answer, answers or []):
+            self._now[answer["key"]][hash(name)] = answer
 
     def table(self) -> list[dict[str, Any]]:
         """Return a row for each question: ``{key, question, answers, predicted: [[label, count]…], found}``."""
-        questions: dict[str, dict[int, dict[str, Any]]] = defaultdict(dict)
-        for student, answers in self._now.items():
-            for key, answer in answers.items():
-                questions[key][student] = answer
-        rows = []
-        for key, now in sorted(questions.items()):
-            if len(now) < LOT:
-                # The shown answers stay stored. Otherwise the next one to arrive would differ visibly from the rest.
-                continue
+        # Of a question with too few answers the shown ones stay stored.  Otherwise the next one to arrive would differ
+        # visibly from the rest.
+        self._shown = {key: shown for key, shown in self._shown.items() if key in self._now}
+        for key, now in self._now.items():
             before = self._shown.get(key, {})
-            if sum(now.get(student) != before.get(student) for student in {*now, *before}) >= LOT:
-                self._shown[key] = now
-            rows.append(_row(key, [*self._shown[key].values()]))
-        self._shown = {key: self._shown[key] for key in self._shown if key in questions}
-        return rows
+            changes = sum(now.get(student) != before.get(student) for student in {*now, *before})
+            if len(now) >= LOT and changes >= LOT:
+                self._shown[key] = dict(now)
+        enough = [key for key in sorted(self._now) if len(self._now[key]) >= LOT]
+        return [_row(key, [*self._shown[key].values()]) for key in enough]
 
 
 def _is_answer(found: Any) -> bool:
     """Tell whether it has an answer's fields: it comes from a file that a student can write to."""
     if not isinstance(found, dict):
         return False
-    predicted, is_text = (
-        found.get("predicted", math.nan),
-        [isinstance(found.get(name), str) for name in TEXTS],
-    )
-    return all(is_text) and (predicted is None or _is_value(predicted)) and _is_value(found.get("found"))
+    predicted, right, *texts = [found.get(name, math.nan) for name in FIELDS]
+    is_text = all(isinstance(text, str) for text in texts)
+    return is_text and _is_value(right) and (predicted is None or _is_value(predicted))
 
 
 def _is_value(found: Any) -> bool:
     return isinstance(found, str) or (type(found) in (int, float) and abs(found) < LARGEST)  # NaN is not
 
 
+def _numbers(values: list[Any]) -> list[float]:
+    return [value for value in values if isinstance(value, (int, float))]
+
+
 def _row(key: str, answers: list[dict[str, Any]]) -> dict[str, Any]:
-    first, unit = answers[0], f" {answers[0]['unit']}" if answers[0]["unit"] else ""
+    first, unit = answers[0], f" {answers[0]['unit']}".rstrip()
     known = [answer["predicted"] for answer in answers if answer["predicted"] is not None]
-    numbers = [value for value in known if isinstance(value, (int, float))]
-    if numbers:
-        predicted = _ranges(numbers, unit)
-    else:
-        predicted = [[label, count] for label, count in sorted(Counter(known).items())]
+    predicted = _ranges(numbers, unit) if (numbers := _numbers(known)) else sorted(Counter(known).items())
     if len(known) < len(answers):
-        predicted.append(["I don't know", len(answers) - len(known)])
-    measured = [answer["found"] for answer in answers if isinstance(answer["found"], (int, float))]
+        predicted.append(("I don't know", len(answers) - len(known)))
     found = str(first["found"])
-    if measured:
+    if measured := _numbers([answer["found"] for answer in answers]):
         found = f"{statistics.median(measured):.3g}{unit}, {first['how']} (median)"
     row = {"key": key, "question": first["question"], "answers": len(answers)}
-    return row | {"predicted": predicted, "found": found}
+    return row | {"predicted": [*map(list, predicted)], "found": found}
 
 
-def _ranges(numbers: list[float], unit: str) -> list[list[Any]]:
+def _ranges(numbers: list[float], unit: str) -> list[tuple[str, int]]:
     """Count numbers in equal ranges, each named by its bounds; the outer ones are rounded outwards."""
-    low, high = min(numbers), max(numbers)
-    step = float(f"{(high - low) / (BARS - 1):.1g}")
+    step = float(f"{(max(numbers) - min(numbers)) / (BARS - 1):.1g}")
     if not step:
-        return [[f"about {low:.2g}{unit}", len(numbers)]]
-    first = int(low // step)
+        return [(f"about {min(numbers):.2g}{unit}", len(numbers))]
     counts = Counter(int(value // step) for value in numbers)
-    bins = range(first, max(counts) + 1)
-    return [[f"{i * step:.4g} to {(i + 1) * step:.4g}{unit}", counts[i]] for i in bins]
+    bins = range(min(counts), max(counts) + 1)
+    return [(f"{i * step:.4g} to {(i + 1) * step:.4g}{unit}", counts[i]) for i in bins]
 
 
 # ---- the page ------------------------------------------------------------------------
@@ -234,10 +202,7 @@ class Page(HubOAuthenticated, RequestHandler):
         """Show it; its script asks for the rest."""
         policy = "default-src 'self' 'unsafe-inline'; frame-ancestors 'none'"
         self.set_header("Content-Security-Policy", policy)
-        token = self.xsrf_token
-        admin = f"{os.environ.get('JUPYTERHUB_BASE_URL', '/')}hub/admin"
-        page = str(Path(__file__).with_name("teacher.html"))
-        self.render(page, hub=admin, xsrf=token.decode() if isinstance(token, bytes) else token)
+        self.render("teacher.html", hub=f"{self.hub_auth.hub_prefix}admin", xsrf=self.xsrf_token)
 
 
 class Class(HubOAuthenticated, RequestHandler):
@@ -247,37 +212,29 @@ class Class(HubOAuthenticated, RequestHandler):
     async def get(self) -> None:
         """``{students: [row…], slots: {slots, taken, waiting, paused} or null, predictions: [row…], sent}``."""
         students: Students = self.settings["students"]
-        rows, slots = await asyncio.gather(students.look(), queue())
-        predictions, sent = students.answers.table(), students.offer is not None
-        self.finish({"students": rows, "slots": slots, "predictions": predictions, "sent": sent})
+        told = {"students": students.table(), "predictions": students.answers.table()}
+        self.finish(told | {"slots": await queue(), "sent": students.offer is not None})
 
     @authenticated
     async def post(self) -> None:
         """Do what the request asks for, and return the answer to it.
 
         ============================  ==================================================================
-        ``{name, stop: ID}``          end a student's job
+        ``{name, stop: ID}``          end a student's job, at the next report of her server
         ``{pause: true or false}``    let no further job begin, or let them begin again
-        ``{runs}``                    answer ``{runs}``, the teacher's own newest runs
         ``{send: FIELDS or null}``    send an experiment, or take it back; may answer ``{refused}``
         ============================  ==================================================================
         """
-        students, teacher = self.settings["students"], self.current_user["name"]
-        try:
-            asked = json.loads(self.request.body)
-        except ValueError:
-            asked = None
-        match asked:
-            case {"name": name, "stop": job}:
-                told = await students.of(str(name), {"stop": job})
+        students, told = self.settings["students"], {}
+        match json.loads(self.request.body):
+            case {"name": str(name), "stop": str(job)}:
+                students.to_stop[name].add(job)
             case {"pause": pause}:
                 told = await ask_keeper({"pause": bool(pause)})
-            case {"runs": _}:
-                told = await students.of(teacher, {"runs": NEWEST})
             case {"send": experiment}:
-                told = await students.send(teacher, experiment)
+                told = students.send(self.current_user["name"], experiment)
             case _:
-                raise HTTPError(400, reason="the body must be JSON with name and stop, pause, runs, or send")
+                raise HTTPError(400, reason="the body must have name and stop, pause, or send")
         self.finish(told)
 
 
@@ -286,14 +243,9 @@ class Report(HubOAuthenticated, RequestHandler):
 
     hub_scopes = None  # anybody of this hub may report, and do nothing else here
 
-    def check_xsrf_cookie(self) -> None:
-        """Check it unless a token came, which other pages do not have."""
-        self.get_current_user()
-        super().check_xsrf_cookie()
-
     @authenticated
     def post(self) -> None:
-        """Take a report and answer it, as :class:`dlpar.classroom.hub.student_server.Reporter` says."""
+        """Take a report and answer it, as :func:`dlpar.classroom.hub.student_server.report` says."""
         try:
             report = json.loads(self.request.body)
             self.finish(self.settings["students"].hear(self.current_user["name"], report))
@@ -303,9 +255,8 @@ class Report(HubOAuthenticated, RequestHandler):
 
 async def ask_keeper(question: dict[str, Any]) -> dict[str, Any]:
     """Ask the keeper of job slots; raises `HTTPError` if there is none, or it refuses."""
-    path = keeper_socket()
     try:
-        if path is None:
+        if (path := keeper_socket()) is None:
             raise NoSlots("job slots: nobody gives them out here, so nothing can be paused")
         return await asyncio.to_thread(ask, path, question)
     except NoSlots as error:
@@ -323,7 +274,8 @@ async def main() -> None:
     prefix, where = os.environ["JUPYTERHUB_SERVICE_PREFIX"], urlsplit(os.environ["JUPYTERHUB_SERVICE_URL"])
     ours = {"": Page, "class": Class, "report": Report, "oauth_callback": HubOAuthCallbackHandler}
     handlers = [(f"{prefix}{name}", handler) for name, handler in ours.items()]
-    service = Application(handlers, students=Students(), cookie_secret=os.urandom(32), xsrf_cookies=True)
+    # JupyterHub checks the XSRF cookie of all that comes without a token, not before it knows about tokens.
+    service = Application(handlers, students=Students(), cookie_secret=os.urandom(32))
     # If the proxy is another machine, the name it knows us by need not be an address of ours.
     address = where.hostname if where.hostname == "127.0.0.1" else ""
     service.listen(where.port, address, max_body_size=REPORT)

@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 from dlpar.config.experiment import Experiment
 from dlpar.course import judge
-from dlpar.course.judge import (
-    Answer,
-    Held,
-    Step,
-    Verdict,
-    difference,
-    first_difference,
-    judge_on_ranks,
-    secret,
-)
+from dlpar.course.judge import Answer, Step, Verdict, difference, judge_on_ranks, judge_steps, secret
 from dlpar.sync.scheme import Scheme
 from dlpar.sync.user_code import AllReduced, NotFacts, not_a_scheme
 from dlpar.theory.counts import closed_form
@@ -58,15 +49,14 @@ def check_zero(student: Answer, workers: Sequence[int] = (2, 3, 4), hints: Seque
     Verdict
         Names the first step and rank that differ; never raises for an error in the student's code.
     """
-    return judge_on_ranks(student, _zero_on_rank, workers, _weights_differ, SHARDED, hints)
+    how = SHARDED, hints, "a ring all-reduce", "ring_reduce_scatter and ring_allgather"
+    return judge_steps(student, _zero_on_rank, workers, _zero_steps, *how)
 
 
-def _weights_differ(told: list[list[Held]]) -> str:
-    ranks = len(told)
+def _zero_steps(ranks: int) -> Iterator[Step]:
     form = closed_form("ring", ranks, WEIGHTS, itemsize=8)
-    right = ([weights] * ranks for weights in _weights(ranks))
-    steps = [Step(f", after step {n}", each, "the weights", [form]) for n, each in enumerate(right)]
-    return first_difference(told, steps, "a ring all-reduce", by="ring_reduce_scatter and ring_allgather")
+    for number, right in enumerate(_weights(ranks)):
+        yield Step(f", after step {number}", [right] * ranks, "the weights", [form])
 
 
 def _weights(ranks: int) -> list[torch.Tensor]:
@@ -90,18 +80,16 @@ def _gradient(ranks: int, rank: int, step: int) -> torch.Tensor:
     return (rank + 1) * (step + 1) * torch.arange(1.0, WEIGHTS + 1, dtype=torch.float64)
 
 
-def _zero_on_rank(comm: Comm, student: Callable[..., Any]) -> list[Held]:
+def _zero_on_rank(comm: Comm, student: Callable[..., Any]) -> Iterator[list[float]]:
     import torch
 
     weights = torch.zeros(WEIGHTS, dtype=torch.float64)
     chunks = weights.tensor_split(comm.size)
-    velocity, held = torch.zeros_like(chunks[(comm.rank + 1) % comm.size]), []
-    comm.traffic.take()
+    velocity = torch.zeros_like(chunks[(comm.rank + 1) % comm.size])
     for step in range(STEPS):
         gradient = _gradient(comm.size, comm.rank, step).tensor_split(comm.size)
         student(comm, chunks, gradient, velocity, LR, MOMENTUM)
-        held.append((weights.tolist(), comm.traffic.take()))
-    return held
+        yield weights.tolist()
 
 
 # ---- two layers cut over ranks ------------------------------------------------------
@@ -113,24 +101,6 @@ SAMPLES, INPUTS, HIDDEN, OUTPUTS = 5, 6, 12, 3
 """Sizes of the perceptron on which every answer is tried: 2, 3 and 4 ranks divide its hidden neurons."""
 
 DIVIDED = "{name} computes what one process does, with one all-reduce each way, on {ranks}."
-
-
-class Problem(NamedTuple):
-    """A whole perceptron and its data: ``y = relu(x @ up.T) @ down.T``.
-
-    Attributes
-    ----------
-    x : Tensor, shape (samples, inputs)
-    up : Tensor, shape (hidden, inputs)
-    down : Tensor, shape (outputs, hidden)
-    of_y : Tensor, shape (samples, outputs)
-        The loss's gradient with respect to the output.
-    """
-
-    x: torch.Tensor
-    up: torch.Tensor
-    down: torch.Tensor
-    of_y: torch.Tensor
 
 
 def check_layers(student: Answer, workers: Sequence[int] = (2, 3, 4), hints: Sequence[str] = ()) -> Verdict:
@@ -154,31 +124,23 @@ def check_layers(student: Answer, workers: Sequence[int] = (2, 3, 4), hints: Seq
     Verdict
         Never raises for an error in the student's code.
     """
-    return judge_on_ranks(student, _layers_on_rank, workers, _answers_differ, DIVIDED, hints, timeout=10.0)
+    how = DIVIDED, hints, "one ring all-reduce of y and one of of_x", "ring_allreduce", 10.0
+    return judge_steps(student, _layers_on_rank, workers, _layers_steps, *how)
 
 
-def _answers_differ(told: list[list[Held]]) -> str:
-    for rank, held in enumerate(told):
-        if not held:
-            return f", rank {rank} returns no tuple of {', '.join(NAMES)}."
-    ranks = len(told)
+def _layers_steps(ranks: int) -> Iterator[Step]:
     forms = [closed_form("ring", ranks, SAMPLES * width, itemsize=8) for width in (OUTPUTS, INPUTS)]
-    right = zip(*(_answer(rank, ranks) for rank in range(ranks)))
-    steps = [Step("", expected, name) for name, expected in zip(NAMES, right)]
-    steps[-1] = steps[-1]._replace(sends=forms)
-    like = "one ring all-reduce of y and one of of_x"
-    return first_difference(told, steps, like, by="ring_allreduce", tolerance=1e-9)
+    for name, expected in zip(NAMES, zip(*(_answer(rank, ranks) for rank in range(ranks)))):
+        yield Step("", expected, name, forms if name == NAMES[-1] else (), tolerance=1e-9)
 
 
-def _layers_on_rank(comm: Comm, student: Callable[..., Any]) -> list[Held]:
-    """Each part of the answer, with all that was sent; nothing unless the answer has as many parts as it should."""
+def _layers_on_rank(comm: Comm, student: Callable[..., Any]) -> Iterator[Any]:
+    """Each part of the answer."""
     x, up, down, of_y = _problem(comm.size)
     own = up.tensor_split(comm.size)[comm.rank].clone(), down.tensor_split(comm.size, 1)[comm.rank].clone()
-    comm.traffic.take()
     made = student(comm, x, *own, of_y)
-    sent = comm.traffic.take()
     complete = isinstance(made, (tuple, list)) and len(made) == len(NAMES)
-    return [(part, sent) for part in made] if complete else []
+    yield from made if complete else [f"missing: it returns no tuple of {', '.join(NAMES)}"] * len(NAMES)
 
 
 def _answer(rank: int, ranks: int) -> list[torch.Tensor]:
@@ -193,8 +155,11 @@ def _answer(rank: int, ranks: int) -> list[torch.Tensor]:
     return [y.detach(), of_x, of_up.tensor_split(ranks)[rank], of_down.tensor_split(ranks, 1)[rank]]
 
 
-def _problem(ranks: int) -> Problem:
-    """The same on every rank, in float64, with every number in its own place; random if it is graded."""
+def _problem(ranks: int) -> list[torch.Tensor]:
+    """Return x, up, down and the gradient of y: a whole perceptron, ``y = relu(x @ up.T) @ down.T``, and its data.
+
+    They are the same on every rank, in float64, with every number in its own place; random if it is graded.
+    """
     from torch import arange, float64, from_numpy
 
     def waves(rows: int, columns: int, pitch: float) -> torch.Tensor:
@@ -203,10 +168,13 @@ def _problem(ranks: int) -> Problem:
         return (pitch * arange(1, rows * columns + 1, dtype=float64)).sin().view(rows, columns)
 
     sizes = ((SAMPLES, INPUTS, 1.1), (HIDDEN, INPUTS, 2.3), (OUTPUTS, HIDDEN, 0.7), (SAMPLES, OUTPUTS, 1.9))
-    return Problem(*(waves(*each) for each in sizes))
+    return [waves(*each) for each in sizes]
 
 
 # ---- a scheme of one's own ----------------------------------------------------------
+
+SCHEME_STEPS = 20
+"""Steps of each trial."""
 
 ROUNDING = 1e-9
 """Largest relative difference between float64 sums of the same numbers in another order, and more than that."""
@@ -216,8 +184,6 @@ def check_scheme(
     my_scheme: Callable[..., Any] | type[Scheme] | None,
     workers: Sequence[int] = (2, 3, 4),
     hints: Sequence[str] = (),
-    reference: str = "ring",
-    steps: int = 20,
     timeout: float = 20.0,
 ) -> Verdict:
     """Train logistic regression on digits in float64 with a scheme of one's own, and compare every step.
@@ -231,11 +197,6 @@ def check_scheme(
         Numbers of workers to try, real ones with the last; shares of the batch are not all of one size.
     hints : sequence of str
         From gentle to plain; a wrong answer shows one more of them each time.
-    reference : str
-        The collective whose messages and bytes are set beside this one's, as
-        :func:`dlpar.theory.counts.closed_form` names it.
-    steps : int
-        Steps of each trial.
     timeout : float
         Seconds after which ranks that wait for each other are ended.
 
@@ -249,16 +210,10 @@ def check_scheme(
         return judge.to_do("The scheme is not written yet.")
     if getattr(my_scheme, "combine", None) is Scheme.combine:
         return judge.to_do(f"{name} has no combine yet.")
-    complaint = not_a_scheme(my_scheme, name)
-    if complaint:
+    if complaint := not_a_scheme(my_scheme, name):
         return judge.wrong(name, hints, complaint + ".")
-
-    def praise(told: list[dict[str, Any]]) -> str:
-        right = f"every weight is that of one process, {steps} steps long"
-        return f"{{name}} is right on {{ranks}}: {right}. {_traffic(told, reference)}"
-
-    more = {"timeout": timeout, "arguments": (steps,), "who": "workers"}
-    return judge_on_ranks(my_scheme, _scheme_on_rank, workers, _steps_differ, praise, hints, **more)
+    run = _scheme_on_rank, workers, _steps_differ, _trained_alike, hints, timeout
+    return judge_on_ranks(my_scheme, *run, who="workers")
 
 
 def _steps_differ(told: list[dict[str, Any]]) -> str:
@@ -269,25 +224,30 @@ def _steps_differ(told: list[dict[str, Any]]) -> str:
     return f", at step {step}, on worker {rank}: {told[rank]['first'][1]}."
 
 
-def _traffic(told: list[dict[str, Any]], reference: str) -> str:
-    """Data sent in a step, beside that of the reference."""
-    form = closed_form(reference, len(told), told[0]["elements"], itemsize=8)
-    theirs = f"{reference} sends {form.messages:,} and {form.bytes:,} bytes, {form.busiest_bytes:,} the busiest worker"
+def _trained_alike(told: list[dict[str, Any]]) -> str:
+    """Sentence on a right scheme, with the data sent in a step beside that of a ring."""
+    praise = (
+        f"{{name}} is right on {{ranks}}: every weight is that of one process, {SCHEME_STEPS} steps long."
+    )
+    ring = closed_form("ring", len(told), told[0]["elements"], itemsize=8)
+    theirs = (
+        f"ring sends {ring.messages:,} and {ring.bytes:,} bytes, {ring.busiest_bytes:,} the busiest worker"
+    )
     if told[0]["bytes"] is None:
-        return f"The library moved the data and does not say how much; {theirs}."
+        return f"{praise} The library moved the data and does not say how much; {theirs}."
     messages, nbytes = (sum(one[what] for one in told) for what in ("messages", "bytes"))
     busiest = max(one["bytes"] for one in told)
     sends = f"A step of {len(told)} workers sends {messages:,.10g} messages and {nbytes:,.10g} bytes"
-    return f"{sends}, {busiest:,.10g} of them the busiest worker; {theirs}."
+    return f"{praise} {sends}, {busiest:,.10g} of them the busiest worker; {theirs}."
 
 
-def _scheme_on_rank(comm: Comm, my_scheme: Callable[..., Any] | type[Scheme], steps: int) -> dict[str, Any]:
+def _scheme_on_rank(comm: Comm, my_scheme: Callable[..., Any] | type[Scheme]) -> dict[str, Any]:
     """Train beside a twin that sees the whole batch alone; return where they differ first, and the data sent."""
     from dlpar.lab.figures.probes import prepared  # here: imports torch
     from dlpar.split import make_split
     from dlpar.sync import scheme
 
-    fields = dict(model="logistic", batch=64 - comm.size // 2, steps=steps, lr=0.5, dtype="float64")
+    fields = dict(model="logistic", batch=64 - comm.size // 2, steps=SCHEME_STEPS, lr=0.5, dtype="float64")
     whole, alone = Experiment(workers=1, **fields), comm.split(comm.rank)
     experiment = Experiment(sync=my_scheme, workers=comm.size, **fields)
     mine, twin = make_split(prepared(comm, experiment)), make_split(prepared(alone, whole))
@@ -308,11 +268,10 @@ def _scheme_on_rank(comm: Comm, my_scheme: Callable[..., Any] | type[Scheme], st
         except NotFacts as refused:
             differs = differs or str(refused)
         differs = differs or difference(mine.replica.weights, twin.replica.weights, ROUNDING, "the weights")
-        if differs and not first:
-            first = (step, differs)
+        first = first or (differs and (step, differs))
         done += 1
     sent = comm.traffic.take()
-    if done != steps and not first:
-        first = (done, f"the scheme ended after {done} of {steps} steps")
+    if done != SCHEME_STEPS:
+        first = first or (done, f"the scheme ended after {done} of {SCHEME_STEPS} steps")
     per_step = {what: None if total is None else total / max(1, done) for what, total in sent.items()}
     return {"first": first, "elements": len(mine.replica.weights), **per_step}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -77,8 +78,8 @@ def check_server(
     """
 
     def complain(told: list[Any]) -> str:
-        found = ((bound, first) for bound, (first, *_) in zip(bounds, told[0]) if first)
-        return next((f" and s = {bound}, {first}." for bound, first in found), "")
+        found = (f" and s = {s}, {first}." for s, (first, *_) in zip(bounds, told[0]) if first)
+        return next(found, "")
 
     def praise(told: list[Any]) -> str:
         _, oldest, furthest = zip(*told[0])
@@ -122,15 +123,12 @@ def _serve(comm: Comm, on_push: OnPush, bound: int) -> tuple[str, int, int]:
     """
     import torch
 
-    def desk() -> Desk:
-        return Desk(torch.zeros(LENGTH), LR, bound, dict.fromkeys(workers, 0), dict.fromkeys(workers, 0))
-
-    workers = range(1, comm.size)
-    right, mine = desk(), desk()
+    none = dict.fromkeys(range(1, comm.size), 0)
+    right = Desk(torch.zeros(LENGTH), LR, bound, none, dict(none))
     gradient, found, oldest, furthest = comm.empty(LENGTH), "", 0, 0
-    for push in range(CLOCKS * len(workers)):
+    for push in range(CLOCKS * len(none)):
         worker = comm.recv(gradient).source
-        age = right.version - right.read[worker]
+        mine, age = copy.deepcopy(right), right.version - right.read[worker]
         go = _by_the_rule(right, worker, gradient)
         if not found:
             differs = _wrong_with(on_push(mine, worker, gradient.clone()), mine, right, go)
@@ -139,17 +137,15 @@ def _serve(comm: Comm, on_push: OnPush, bound: int) -> tuple[str, int, int]:
         oldest = max(oldest, age)
         for each in go:
             furthest = max(furthest, right.clock[each] - min(right.clock.values()))
-            for one in (right, mine):
-                one.waiting = [w for w in one.waiting if w != each]
-                one.read[each] = one.version
+            right.waiting.remove(each)
+            right.read[each] = right.version
             comm.send(right.weights, each)
     return found, oldest, furthest
 
 
 def _by_the_rule(desk: Desk, worker: int, gradient: torch.Tensor) -> list[int]:
     """Do as `on_push` must; return the workers that may be answered."""
-    age = desk.version - desk.read[worker]
-    desk.weights.add_(gradient, alpha=-desk.lr / max(1, age))
+    desk.weights.add_(gradient, alpha=-desk.lr / max(1, desk.version - desk.read[worker]))
     desk.version += 1
     desk.clock[worker] += 1
     desk.waiting.append(worker)
@@ -172,16 +168,12 @@ def _wrong_with(answered: Any, mine: Desk, right: Desk, go: list[int]) -> str:
         return f"on_push returned {answered!r}, expected a list of workers: {go}"
     if len(set(answered)) != len(answered):
         return f"on_push returned {answered}: a worker is answered once"
-    slowest = min(right.clock.values())
-    for each in answered:
-        if each not in right.waiting:
-            return f"worker {each!r} was to be answered, but it does not wait"
-        if each not in go:
-            lead = right.clock[each] - slowest
-            return f"worker {each} was let go {lead} clocks ahead of the slowest, allowed is {right.bound}"
-    for each in go:
-        if each not in answered:
-            lead = right.clock[each] - slowest
-            return f"worker {each} still waits, {lead} clocks ahead of the slowest; up to {right.bound} it may go on"
-    mine.waiting = list(right.waiting)  # a function that removed them itself is right, too
+    if strange := [each for each in answered if each not in right.waiting]:
+        return f"worker {strange[0]!r} was to be answered, but it does not wait"
+    wrong = [*(each for each in answered if each not in go), *(each for each in go if each not in answered)]
+    if wrong:
+        ahead = f"{right.clock[wrong[0]] - min(right.clock.values())} clocks ahead of the slowest"
+        if wrong[0] in answered:
+            return f"worker {wrong[0]} was let go {ahead}, allowed is {right.bound}"
+        return f"worker {wrong[0]} still waits, {ahead}; up to {right.bound} it may go on"
     return ""

@@ -97,10 +97,8 @@ def _some_mb_are_best(runs: list[Run]) -> Shown:
 
 ADAM: dict[str, Any] = {"optimizer": "adam", "lr": 0.003, "dtype": "float64", "evaluate_every": 1000}
 SIMULATED = {"world": "simulated", "platform": "cpu-1gbe", "threads": 1}
-TRAINED = Experiment(
-    model={"width": 256, "depth": 4}, workers=4, batch=256, steps=20, **ADAM, cluster=SIMULATED
-)
-"""Four workers that really train, on a simulated network of 1 GbE."""
+TRAINED = Experiment(model={"width": 256, "depth": 4}, workers=4, steps=20, **ADAM, cluster=SIMULATED)
+"""Four workers with a batch of 256 that really train, on a simulated network of 1 GbE."""
 
 IMAGES = TRAINED.replace(model={"name": "cnn", "depth": 2}, steps=10)
 """A network whose activations outweigh its weights."""

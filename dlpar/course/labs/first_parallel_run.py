@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from dlpar.config.experiment import Experiment
-from dlpar.course.rehearse import Row, Shown, learns, on, same_losses, speedup
+from dlpar.course.rehearse import Row, Shown, cores_limit, learns, on, same_losses, speedup
 from dlpar.jobs.control_groups import cores
 from dlpar.jobs.run import Run
 
@@ -34,16 +34,9 @@ def four_times_faster() -> list[Experiment]:
     return [HEAVY.replace(workers=workers) for workers in worlds]
 
 
-def _cores_limit(runs: list[Run]) -> Shown:
-    most, gained = runs[-1].experiment.workers, speedup(runs[0], runs[-1])
-    said = f"{most} processes on {cores()} cores are {gained:.1f} times as fast as one"
-    return gained < 0.75 * most, said
-
-
 def four_gpus() -> Experiment:
     """Four processes on the clock of four GPUs in one box; a small network stands in for ResNet-50."""
-    model = {"name": "mlp", "width": 64, "depth": 1}
-    sync = {"scheme": "ring", "bucket_mb": 4096}
+    model, sync = {"name": "mlp", "width": 64, "depth": 1}, {"scheme": "ring", "bucket_mb": 4096}
     cluster = {"world": "paced", "platform": "v100-nvlink", "stand_in_for": "resnet50", "threads": 1}
     return Experiment(model=model, batch=32, steps=6, evaluate_every=1000, sync=sync, cluster=cluster)
 
@@ -61,7 +54,7 @@ def same_answer() -> list[Experiment]:
 
 TABLE = (
     Row(first_run, "A process learns to read digits", learns(0.95)),
-    Row(four_times_faster, '"Four processes are four times faster"', _cores_limit),
+    Row(four_times_faster, '"Four processes are four times faster"', lambda runs: cores_limit(runs, 0.75)),
     Row(four_gpus, "With a processor each they nearly are", _nearly_four_times, lambda: on([four_gpus()], 1, 4)),
     Row(same_answer, '"Parallel training changes the answer"', same_losses(1e-9)),
 )  # fmt: skip

@@ -70,9 +70,8 @@ def _losses_fall_anyway(runs: list[Run]) -> Shown:
 
 def more_neighbours() -> list[Experiment]:
     """16 machines on 1 Gb Ethernet with 2, 7 and 15 neighbours each, and the same batches; simulated."""
-    model = {"name": "mlp", "width": 128, "depth": 1}
-    training = dict(workers=16, batch=256, steps=60, lr=0.2, evaluate_every=5)
-    common = Experiment(model=model, **training, sync="gossip", cluster=SIMULATED)
+    training = dict(workers=16, batch=256, steps=60, lr=0.2, evaluate_every=5, cluster=SIMULATED)
+    common = Experiment(model={"name": "mlp", "width": 128, "depth": 1}, **training, sync="gossip")
     return [common.replace(sync={"topology": topology}) for topology in ("ring", "exp2", "complete")]
 
 

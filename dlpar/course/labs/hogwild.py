@@ -23,8 +23,7 @@ def races() -> list[Experiment]:
     A worker's update is of 1, 8 or 64 texts and writes the words in them.  The last one writes all weights each
     time, changed or not.
     """
-    sizes = ((4, 600), (32, 250), (256, 60))
-    sparse = [TEXTS.replace(batch=batch, steps=steps) for batch, steps in sizes]
+    sparse = [TEXTS.replace(batch=batch, steps=n) for batch, n in ((4, 600), (32, 250), (256, 60))]
     return [*sparse, sparse[-1].replace(sync={"sparse": False})]
 
 

@@ -28,23 +28,18 @@ def grid(
     platform: str, data: int = 1, tensor: int = 1, pipeline: int = 1, order: str = "", **changes: Any
 ) -> Experiment:
     """One step of a transformer of four blocks, 16 samples, on data × tensor × pipeline devices, simulated."""
-    training = dict(batch=BATCH, steps=1, optimizer="adam", lr=1e-3, evaluate_every=0)
-    split = {"tensor": tensor, "stages": pipeline, "microbatches": BATCH // MICRO // data, "order": order}
-    experiment = Experiment(
-        model={"name": "transformer", "width": 64, "depth": 4, "heads": 4},
-        data={"name": "docstrings", "context": 32},
-        workers=data * tensor * pipeline,
-        split={"kind": "hybrid", **split},
-        cluster={"world": "simulated", "platform": platform, "threads": 1},
-        **training,
-    )
+    fields = dict(workers=data * tensor * pipeline, batch=BATCH, steps=1, optimizer="adam", lr=1e-3)
+    model, texts = {"name": "transformer", "width": 64, "depth": 4}, {"name": "docstrings", "context": 32}
+    axes = {"tensor": tensor, "stages": pipeline, "order": order}
+    split = {"kind": "hybrid", **axes, "microbatches": BATCH // MICRO // data}
+    cluster = {"world": "simulated", "platform": platform, "threads": 1}
+    experiment = Experiment(model=model, data=texts, split=split, cluster=cluster, **fields, evaluate_every=0)
     return experiment.replace(**changes)
 
 
 def one_process() -> dict[str, Experiment]:
     """Ten steps in float64 on one rank, and on 2 × 2 × 2 by a ring and by each part's own server."""
-    model = {"name": "transformer", "width": 16, "depth": 2, "heads": 2}
-    data = {"name": "docstrings", "context": 8}
+    model, data = {"name": "transformer", "width": 16, "heads": 2}, {"name": "docstrings", "context": 8}
     training = dict(workers=1, batch=8, steps=10, dtype="float64", evaluate_every=0)
     small = Experiment(model=model, data=data, **training, cluster={"world": "simulated", "threads": 1})
     ring = small.replace(workers=8, split={"kind": "hybrid", "microbatches": 2})
@@ -54,13 +49,8 @@ def one_process() -> dict[str, Experiment]:
 
 def alone_and_together(platform: str = PAIRS) -> dict[str, Experiment]:
     """One device, each axis of two by itself, and all three."""
-    return {
-        "one device": grid(platform),
-        "data 2": grid(platform, data=2),
-        "tensor 2": grid(platform, tensor=2),
-        "pipeline 2": grid(platform, pipeline=2),
-        "2 × 2 × 2": grid(platform, data=2, tensor=2, pipeline=2),
-    }
+    by_itself = {f"{axis} 2": grid(platform, **{axis: 2}) for axis in ("data", "tensor", "pipeline")}
+    return {"one device": grid(platform), **by_itself, "2 × 2 × 2": grid(platform, 2, 2, 2)}
 
 
 def _less_than_the_product(runs: dict[str, Run]) -> Shown:
@@ -103,9 +93,8 @@ def distbelief(push_every: int = 1) -> Experiment:
 
     Downpour SGD (Dean et al. 2012, section 4.1): no rank waits for another, and the servers update by Adagrad.
     """
-    model = {"name": "mlp", "width": 64, "depth": 3}
+    model, split = {"name": "mlp", "width": 64, "depth": 3}, {"kind": "tensor", "tensor": 2}
     training = dict(workers=4, batch=64, steps=120, optimizer="adagrad", lr=0.02, evaluate_every=60)
-    split = {"kind": "tensor", "tensor": 2}
     sync = {"scheme": "ps", "servers": 2, "consistency": "asp", "push_every": push_every}
     return Experiment(model=model, **training, split=split, sync=sync, cluster={"threads": 1})
 

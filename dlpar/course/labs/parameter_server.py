@@ -8,7 +8,7 @@ from dlpar.config.experiment import Experiment
 from dlpar.course.labs.mapreduce import CLUSTER
 from dlpar.course.rehearse import Row, Shown, accuracy, measured, same_losses
 from dlpar.jobs.run import Run
-from dlpar.lab.figures.waiting import per_rank
+from dlpar.lab.figures.throughput import per_rank
 
 SMALL: dict[str, Any] = dict(model={"name": "mlp", "width": 16, "depth": 1}, batch=64, evaluate_every=1000)
 """Little to compute: where time is the question, delays make it, and they are the same on every machine."""
@@ -94,8 +94,7 @@ def stalled_worker() -> list[Experiment]:
 
 def servers() -> list[Experiment]:
     """One server, two with half the weights each, and one above two leaf servers, on 1 Gb Ethernet."""
-    cluster = {"world": "simulated", "platform": "cpu-1gbe"}
-    model = {"name": "mlp", "width": 128}
+    model, cluster = {"name": "mlp", "width": 128}, {"world": "simulated", "platform": "cpu-1gbe"}
     one = Experiment(model=model, workers=4, steps=25, sync=_ps(), evaluate_every=1000, cluster=cluster)
     return [one, one.replace(sync={"servers": 2}), one.replace(sync={"groups": 2})]
 

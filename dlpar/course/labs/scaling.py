@@ -6,10 +6,10 @@ from typing import Any
 
 from dlpar.config.experiment import Experiment
 from dlpar.course import platform_file
-from dlpar.course.rehearse import Row, Shown, measured, on, same_losses, speedup, step_ms, step_s
+from dlpar.course.rehearse import Row, Shown, cores_limit, measured, on, same_losses, speedup, step_ms, step_s
 from dlpar.jobs.control_groups import cores
 from dlpar.jobs.run import Run
-from dlpar.lab.figures.training import first_at
+from dlpar.lab.figures.convergence import first_at
 from dlpar.theory import predict
 from dlpar.theory.calibrate import calibrate
 from dlpar.worlds.platforms import Platform, platform, workload
@@ -62,11 +62,6 @@ def on_this_machine() -> Experiment:
     return Experiment(scaling="weak", steps=40, evaluate_every=1000, cluster={"threads": 1})
 
 
-def _cores_limit(runs: list[Run]) -> Shown:
-    most, gained = runs[-1].experiment.workers, speedup(*runs)
-    return gained < 0.9 * most, f"{most} ranks are {gained:.1f} times as fast as one"
-
-
 def paced() -> Experiment:
     """A small network keeps the time of ResNet-50 on P100s, on real processes."""
     cluster = {"world": "paced", "platform": GPUS, "stand_in_for": "resnet50", "threads": 1}
@@ -100,9 +95,8 @@ def more_workers() -> list[Experiment]:
     """
     cluster = {"world": "simulated", "platform": "p100-100gb-ib", "stand_in_for": "resnet50", "threads": 1}
     common = Experiment(model=SMALL, batch=32, scaling="weak", seed=1, cluster=cluster)
-    samples = 28 * 1024
     return [
-        common.replace(workers=n, lr=lr, steps=samples // (32 * n), evaluate_every=max(1, 256 // (32 * n)))
+        common.replace(workers=n, lr=lr, steps=28 * 1024 // (32 * n), evaluate_every=max(1, 256 // (32 * n)))
         for n, lr in ((1, 0.2), (4, 0.8), (8, 0.8), (32, 0.8))
     ]
 
@@ -170,7 +164,7 @@ TABLE = (
     Row(three_worlds, "The training does not depend on the world", same_losses(1e-3),
         lambda: [three_worlds(), three_worlds().replace(cluster={"world": "real"})]),
     Row(this_machine, "This machine can be measured as a platform", _measured),
-    Row(on_this_machine, "As many ranks as cores, and twice as many, run", _cores_limit,
+    Row(on_this_machine, "As many ranks as cores, and twice as many, run", lambda runs: cores_limit(runs, 0.9),
         lambda: on([on_this_machine()], 1, max(2, min(2 * cores(), 16)))),
     Row(paced, "Eight processes keep a cluster's time, and the closed form predicts it", _as_predicted,
         lambda: paced().replace(workers=8)),

@@ -5,19 +5,12 @@ figure; ``caption(figure)`` is its caption and ``table(figure)`` its data.
 """
 
 from dlpar.lab.figure import caption, table
-from dlpar.lab.figures.consensus import consensus
-from dlpar.lab.figures.convergence import convergence, overlay
-from dlpar.lab.figures.cost import collective_times, link_fit
-from dlpar.lab.figures.graph import show_graph
-from dlpar.lab.figures.lanes import lanes
-from dlpar.lab.figures.memory import memory
-from dlpar.lab.figures.mesh import mesh
-from dlpar.lab.figures.overlap import bucket_sizes, exposed, sending
-from dlpar.lab.figures.pieces import differences, layer_bytes, pieces
-from dlpar.lab.figures.pipeline import micro_batches, pipeline, schedule
+from dlpar.lab.figures.consensus import consensus, show_graph
+from dlpar.lab.figures.convergence import convergence, overlay, suboptimality, time_to_accuracy
+from dlpar.lab.figures.cost import bucket_sizes, collective_times, exposed, link_fit, sending
+from dlpar.lab.figures.pieces import differences, layer_bytes, mesh, pieces
+from dlpar.lab.figures.pipeline import memory, micro_batches, pipeline, schedule
 from dlpar.lab.figures.scaling import speedup
 from dlpar.lab.figures.staleness import lead, staleness
-from dlpar.lab.figures.throughput import throughput
-from dlpar.lab.figures.timeline import timeline
-from dlpar.lab.figures.training import suboptimality, time_to_accuracy
-from dlpar.lab.figures.waiting import bytes_per_rank, waiting
+from dlpar.lab.figures.throughput import throughput, waiting
+from dlpar.lab.figures.timeline import lanes, timeline

@@ -1,40 +1,45 @@
-"""The consensus distance: how far apart the replicas are, from sketches that workers write."""
+"""The graph over which replicas average, and the consensus distance: how far apart they are, from their sketches."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from dlpar import theory
 from dlpar.config.experiment import Experiment
-from dlpar.graphs import warning
+from dlpar.graphs import Graph, grid_shape, neighbours, partners, receivers, warning
 from dlpar.jobs.global_steps import GlobalStep, GlobalSteps
 from dlpar.jobs.run import Run
 from dlpar.lab import captions, theme
-from dlpar.lab.drawing import Series
-from dlpar.lab.figure import Figure, finished
+from dlpar.lab.figure import Figure, Names, Runs, blank, captioned, finished, require
 from dlpar.lab.labels import WITH_PEERS, has_peers
 from dlpar.lab.plot import Plot, Shown, drawn
 
 FLOOR = 1e-16
 """Height at which perfect agreement is drawn, below the axis: a logarithmic axis has no zero."""
 
-COLUMNS, AT = ("step", "distance"), {"x": "step", "y": "distance"}
+COLUMNS = ("step", "distance")
 
 
 class Distance:
     """Consensus distance of one run, step by step."""
 
-    def __init__(self, run: Shown, line: Series) -> None:
-        self.run, self.line, self.largest = run, line, 0.0
+    def __init__(self, plot: Plot, run: Shown, factor: float | None) -> None:
+        self.experiment, self.factor, self.largest = run.experiment, factor, 0.0
         self.first = self.last = (0, 0.0)
+        self.line, self.mixed = plot.add_trace(f"{run.key} measured", run.line, COLUMNS), None
+        if (
+            factor is not None and getattr(run.experiment.sync, "start", "same") == "random"
+        ):  # others move apart first
+            style = theme.predicted_line(f"{run.name}: predicted × {factor:.3f} a step", run.colour)
+            self.mixed = plot.add_trace(f"{run.key} predicted", style, COLUMNS)
 
     def add(self, done: GlobalStep) -> None:
         """Take a global step."""
         held = np.array(list(done.sketches.values()))
-        if len(held) < self.run.experiment.workers:
+        if len(held) < self.experiment.workers:
             return
         self.last = done.step, float(np.sqrt(((held - held.mean(0)) ** 2).sum(1).mean()))
         if self.first[1] <= FLOOR:  # equal replicas have no distance to shrink: they are left out
@@ -43,11 +48,13 @@ class Distance:
         if self.first[1] > FLOOR:
             self.line.add((done.step, max(self.last[1], FLOOR)))
 
-    def words(self, factor: float | None) -> str:
-        """Sentence about the run."""
-        mixed = "" if factor is None else captions.mixing(factor, self.run.experiment)
-        said = disagreement(self.run.experiment)
-        return captions.consensus(self.first, self.last, self.largest, mixed, said)
+    def draw(self, ended: bool) -> None:
+        """Draw what mixing alone would do and, when the run has ended, its last distance."""
+        if self.first[1] > FLOOR:
+            if ended:
+                self.line.finish((self.last[0], max(self.last[1], FLOOR)))
+            if self.mixed is not None:
+                self.mixed.replace(_mixed(self.first, self.factor, self.last[0]))
 
 
 class Consensus(Plot):
@@ -64,7 +71,7 @@ class Consensus(Plot):
 
     def __init__(self, predicted: bool = True) -> None:
         super().__init__()
-        self.predicted, self.distances = predicted, dict[str, Distance]()
+        self.predicted = predicted
 
     @staticmethod
     def fits(experiment: Experiment) -> bool:
@@ -75,48 +82,29 @@ class Consensus(Plot):
     def begin(self, run: Shown) -> None:
         """Add a run."""
         super().begin(run)
-        line = self.add_trace(f"{run.key} measured", run.line, COLUMNS, AT)
-        self.distances[run.key] = Distance(run, line)
-        if self._is_mixed(run.experiment):
-            name = f"{run.name}: predicted × {contraction(run.experiment):.3f} a step"
-            self.add_trace(f"{run.key} predicted", theme.predicted_line(name, run.colour), COLUMNS, AT)
+        self.kept[run.key] = Distance(self, run, contraction(run.experiment) if self.predicted else None)
         yaxis = theme.axis("consensus distance (length of weights)", (-4, 1), type="log", dtick=1)
         end = max(other.experiment.steps for other in self.runs.values())
         xaxis = theme.axis(theme.TITLES["step"], (0, end))
-        self.relayout(theme.layout(xaxis=xaxis, yaxis={**yaxis, "exponentformat": "power"}))
-
-    def forget(self, key: str) -> None:
-        """Remove a run."""
-        super().forget(key)
-        self.distances.pop(key, None)
+        self.relayout(xaxis=xaxis, yaxis={**yaxis, "exponentformat": "power"})
 
     def step(self, done: GlobalStep) -> None:
         """Take a finished global step."""
-        self.distances[self.front.key].add(done)
+        self.kept[self.front.key].add(done)
 
     def settle(self, steps: GlobalSteps, ended: bool) -> None:
         """Bring axis and sentence up to date."""
-        run, own = self.front, self.distances[self.front.key]
+        own = self.kept[self.front.key]
         if not own.last[0] and not own.last[1]:
             return self.set_caption("No replica has reported its weights yet.")
-        if own.first[1] > FLOOR:
-            if ended:
-                own.line.finish((own.last[0], max(own.last[1], FLOOR)))
-            if self._is_mixed(run.experiment):
-                points = _mixed(own.first, contraction(run.experiment), own.last[0])
-                self.series(f"{run.key} predicted").replace(points)
-        low, high = _decades(np.concatenate([each.line.rows[:, 1] for each in self.distances.values()]))
-        self.set_range("yaxis", low, high, tick_every=max(1, math.ceil((high - low) / 9)))
+        own.draw(ended)
+        low, high = _decades(np.concatenate([each.line.rows[:, 1] for each in self.kept.values()]))
+        self.set_axis("yaxis", range=[low, high], dtick=max(1, math.ceil((high - low) / 9)))
         said = []
-        for each in self.distances.values():
-            factor = contraction(each.run.experiment) if self.predicted else None
-            said.append(f"{each.run.name}: " * (len(self.runs) > 1) + each.words(factor))
+        for key, each in self.kept.items():
+            sentence = captions.consensus(each, disagreement(each.experiment))
+            said.append(f"{self.runs[key].name}: " * (len(self.runs) > 1) + sentence)
         return self.set_caption(" ".join(said))
-
-    def _is_mixed(self, experiment: Experiment) -> bool:
-        """Return whether mixing alone is drawn; equal replicas first move apart."""
-        apart = getattr(experiment.sync, "start", "same") == "random"
-        return self.predicted and apart and contraction(experiment) is not None
 
 
 def contraction(experiment: Experiment) -> float | None:
@@ -128,8 +116,7 @@ def contraction(experiment: Experiment) -> float | None:
 
 def disagreement(experiment: Experiment) -> str:
     """Warning that a graph is in pieces, so that its workers cannot agree; otherwise empty."""
-    sentence = warning(experiment)
-    return f"{sentence}." if sentence else ""
+    return f"{sentence}." if (sentence := warning(experiment)) else ""
 
 
 def _mixed(first: tuple[int, float], factor: float, last: int) -> np.ndarray:
@@ -146,9 +133,7 @@ def _decades(values: np.ndarray) -> tuple[float, float]:
     return float(np.floor(np.log10(seen.min()) - 0.05)), float(np.ceil(np.log10(seen.max()) + 0.05))
 
 
-def consensus(
-    runs: Run | Sequence[Run], predicted: bool = True, titles: Sequence[str] | None = None
-) -> Figure:
+def consensus(runs: Runs, predicted: bool = True, titles: Names = None) -> Figure:
     """Draw the consensus distance over steps, on a logarithmic axis.
 
     Parameters
@@ -162,13 +147,124 @@ def consensus(
     """
     for run in (runs := finished(runs, titles)):
         experiment, n = run.experiment, run.experiment.workers
-        if run.consensus.empty:
-            got = f"run {run.id}: got sync {experiment.sync} with {n} worker{'s' * (n != 1)}"
-            allowed = f"allowed is {WITH_PEERS}, or averaging, with two or more"
-            raise ValueError(f"{got}, {allowed}: its replicas are equal at every step")
+        got = f"run {run.id}: got sync {experiment.sync} with {n} worker{'s' * (n != 1)}"
+        allowed = f"allowed is {WITH_PEERS}, or averaging, with two or more"
+        require(not run.consensus.empty, f"{got}, {allowed}: its replicas are equal at every step")
     figure = drawn(plot := Consensus(predicted), runs, titles)
-    for run, each in zip(runs, plot.distances.values()):
-        if each.first[1] <= FLOOR:
-            why = "its replicas were equal at every step, so there is no distance to draw"
-            raise ValueError(f"run {run.id}: {why}")
+    why = "its replicas were equal at every step, so there is no distance to draw"
+    for run, each in zip(runs, plot.kept.values()):
+        require(each.first[1] > FLOOR, f"run {run.id}: {why}")
     return figure
+
+
+# ---- the graph --------------------------------------------------------------------------
+
+
+def show_graph(of: Experiment | Run) -> Figure:
+    """Draw the graph over which workers average; of a run, each node has the colour of its final distance.
+
+    An arrow means that only its tail sends (push-sum). For pairwise averaging, the edges
+    along which workers average are drawn. For random peers there is no graph: only the workers are drawn.
+
+    Parameters
+    ----------
+    of : Experiment or Run
+        Experiment whose workers average with neighbours, or a run of it.
+    """
+    experiment = of.experiment if isinstance(of, Run) else of
+    allowed = f"allowed is {WITH_PEERS}: others have no graph"
+    require(has_peers(experiment.sync), f"sync: got {experiment.sync}, {allowed}")
+    graph, places = _used(experiment), _places(experiment)
+    node = max(12, min(34, 400 // experiment.workers))  # pixels across
+    margin, hidden = {"l": 40, "r": 40, "t": 30, "b": 30}, {"visible": False, "automargin": False}
+    figure = blank(460, xaxis=hidden, yaxis={**hidden, "scaleanchor": "x"}, margin=margin)  # of one scale
+    figure.add_scatter(**_edges(graph, places, node if experiment.sync.exchange == "push_sum" else None))
+    found = of.from_the_mean() if isinstance(of, Run) else None
+    apart = found[-1][1] if found else None  # None without sketches of the weights
+    marker = {"size": node, "line": {"color": theme.GREY, "width": 1}}
+    if apart is None:
+        marker["color"] = theme.scheme_colour(experiment.sync.scheme)
+    else:
+        scale = {"colorscale": theme.SCALE, "cmin": 0, "cmax": max(apart) or 1.0}
+        marker |= {"color": apart, "colorbar": theme.LOOKS["distance"], **scale}
+    numbers, where = list(map(str, range(len(places)))), _text_positions(experiment, places)
+    x, y = places.T
+    figure.add_scatter(x=x, y=y, text=numbers, textposition=where, marker=marker, **theme.LOOKS["nodes"])
+    return captioned(figure, _graph_in_words(experiment, graph, apart))
+
+
+def _used(experiment: Experiment) -> Graph:
+    """Receivers of each worker, where they are the same at every step."""
+    sync, workers, seed = experiment.sync, experiment.workers, experiment.seed
+    if sync.exchange == "random":
+        return [()] * workers
+    if sync.exchange == "push_sum":
+        return receivers(sync, workers, seed)
+    graph = neighbours(sync, workers, seed)
+    return partners(graph)[1] if sync.exchange == "pairwise" else graph
+
+
+def _edges(graph: Graph, places: np.ndarray, node: int | None) -> dict[str, Any]:
+    """All edges as one trace; with `node`, a node's size in pixels, edges are directed and have heads."""
+    edges = [(a, b) for a, to in enumerate(graph) for b in to if node or a < b]
+    lines = np.array([p for a, b in edges for p in (places[a], places[b], (np.nan, np.nan))]).reshape(-1, 2)
+    drawn = {**theme.LOOKS["edges"], "x": lines[:, 0], "y": lines[:, 1]}
+    if node:
+        head = {**theme.LOOKS["heads"], "standoff": node / 2, "size": [0, 9 + node // 6, 0] * len(edges)}
+        drawn |= {"mode": "lines+markers", "marker": head}
+    return drawn
+
+
+def _graph_in_words(experiment: Experiment, graph: Graph, apart: np.ndarray | None) -> str:
+    if experiment.workers == 1:
+        return "A single worker has nobody to average with."
+    text = f"{experiment.workers} workers{_exchange(experiment, graph)}"
+    factor = contraction(experiment)
+    if factor is not None:
+        text += f"; {captions.mixing(factor, experiment, 'their distance')}"
+    if apart is not None:
+        most = int(np.argmax(apart))
+        far = captions.quantity(float(apart[most]))
+        text += f"; at the end worker {most} is farthest from the mean, {far}"
+    return " ".join(filter(None, (f"{text}.", disagreement(experiment))))
+
+
+def _exchange(experiment: Experiment, graph: Graph) -> str:
+    """Number of partners of each worker, as the end of a clause that begins with the workers."""
+    exchange, peers = experiment.sync.exchange, experiment.sync.peers
+    if exchange == "random":
+        others = f"{peers} other{'s' * (peers > 1)}"
+        return f"; each sends to {others}, drawn anew every time they average, so no fixed edges can be drawn"
+    degrees = [len(to) for to in graph]
+    mean = sum(degrees) / len(degrees)
+    number, uneven = f"{mean:.3g}", " on average" * (len(set(degrees)) > 1)
+    if exchange == "push_sum":
+        return f"; each sends to {number} other{'s' * (mean != 1)}{uneven}, along the arrows"
+    other = "neighbour" if exchange == "neighbours" else "partner"
+    return f" with {number} {other}{'s' * (mean != 1)} each{uneven}"
+
+
+def _places(experiment: Experiment) -> np.ndarray:
+    """Positions of the nodes, shape (workers, 2): a grid, a circle, or a circle around a star's centre."""
+    n, kind = experiment.workers, _shape(experiment)
+    if kind == "grid":
+        _, columns = grid_shape(n)
+        return np.array([(i % columns, -(i // columns)) for i in range(n)], dtype=float)
+    rim = n - 1 if kind == "star" else n
+    angles = [2 * math.pi * k / rim for k in range(rim)]
+    centre = [(0.0, 0.0)] if kind == "star" else []
+    return np.array(centre + [(math.sin(angle), math.cos(angle)) for angle in angles])
+
+
+def _shape(experiment: Experiment) -> str:
+    """The topology; "random" for random peers, which have none."""
+    return "random" if experiment.sync.exchange == "random" else experiment.sync.topology
+
+
+def _text_positions(experiment: Experiment, places: np.ndarray) -> list[str]:
+    """Position of each node's number, clear of its edges: outside a circle, between the lines of a grid."""
+    if _shape(experiment) == "grid":
+        return ["top right"] * len(places)
+    up = np.where(places[:, 1] > 0.35, "top", np.where(places[:, 1] < -0.35, "bottom", "middle"))
+    side = np.where(places[:, 0] > 0.35, "right", np.where(places[:, 0] < -0.35, "left", "center"))
+    return ["top right" if (u, s) == ("middle", "center") else f"{u} {s}" for u, s in zip(up, side)]

@@ -1,17 +1,18 @@
-"""Loss and held-out accuracy of runs over steps, samples, seconds or bytes."""
+"""Loss and held-out accuracy of runs over steps, samples, seconds or bytes, and the time to a goal."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from dlpar.config.experiment import Experiment
 from dlpar.jobs.global_steps import GlobalStep, GlobalSteps
 from dlpar.jobs.run import Run
 from dlpar.lab import captions, theme
-from dlpar.lab.figure import Figure, finished
-from dlpar.lab.plot import Plot, Shown, drawn
+from dlpar.lab.figure import Figure, Names, Runs, blank, captioned, finished, require
+from dlpar.lab.labels import labels, scheme, with_world
+from dlpar.lab.plot import Plot, Shown, drawn, shown
 
 COLUMNS = tuple(theme.TITLES)
 """Quantities a curve can be drawn over."""
@@ -34,9 +35,7 @@ class Curve:
     """Loss and tests of one run."""
 
     def __init__(self, plot: Plot, run: Shown) -> None:
-        self.experiment, self.accuracy = run.experiment, None
-        self.first = self.last = math.nan
-        self.top, self.samples, self.steps = 0.0, 0, 0
+        self.experiment, self.accuracy, self.first, self.top = run.experiment, None, math.nan, 0.0
         tested = "held-out loss" if is_regression(run.experiment) else "accuracy"
         style = {**run.line, "legendgroup": run.key}
         mark = {**style["marker"], "size": 8, "maxdisplayed": 20}
@@ -46,29 +45,37 @@ class Curve:
         at = {"x": "*", "y": tested}
         self.tests = plot.add_trace(f"{run.key} test", tests, (*COLUMNS, tested), at, limit=400)
         self._pending: list[dict[str, Any]] = []
+        self.done: GlobalStep | None = None
 
     @property
     def diverged(self) -> bool:
         """Return whether the loss is no number any more, or far above the first."""
-        return bool(self.samples) and not self.last < 2 * self.first
+        return bool(self.samples) and not self.done.loss < 2 * self.first
+
+    @property
+    def samples(self) -> int:
+        """Samples of all workers so far."""
+        return self.done.samples if self.done else 0
 
     def step(self, done: GlobalStep) -> None:
-        """Take a finished global step."""
+        """Take a finished global step; tests that came before it are drawn at the one before."""
+        if self.done:
+            self.draw_tests(self.done)
+        self.done = done
         self.loss.add(_row(done))
-        self.first, self.last = (done.loss if math.isnan(self.first) else self.first), done.loss
-        self.steps, self.samples = done.step + 1, done.samples
+        self.first = done.loss if math.isnan(self.first) else self.first
         if math.isfinite(done.loss):
             self.top = max(self.top, min(done.loss, 2 * self.first))
+
+    def draw_tests(self, done: GlobalStep) -> None:
+        """Draw the tests that are due after a global step."""
         while self._pending and self._is_due(self._pending[0], done):
             self._add(self._pending.pop(0), done)
 
-    def test(self, record: dict[str, Any], last: GlobalStep | None) -> None:
+    def test(self, record: dict[str, Any]) -> None:
         """Take a test; it is drawn when all workers have done the steps before it."""
         self.accuracy = record["accuracy"]
-        if last and self._is_due(record, last):
-            self._add(record, last)
-        else:
-            self._pending.append(record)
+        self._pending.append(record)
 
     def _is_due(self, record: dict[str, Any], done: GlobalStep) -> bool:
         """Return whether the steps before a test are done; where workers run free, those until its time are."""
@@ -90,7 +97,7 @@ class Curve:
         """Loss and accuracy at the end of a run that is compared with others."""
         if not self.samples:
             return "no sample, so no loss"
-        loss = f"loss {captions.quantity(self.last)}" + " (diverged)" * self.diverged
+        loss = f"loss {captions.quantity(self.done.loss)}" + " (diverged)" * self.diverged
         return loss if self.accuracy is None else f"{loss}, accuracy {self.accuracy:.1%}"
 
 
@@ -113,8 +120,7 @@ class Convergence(Plot):
 
     def __init__(self, x: str = "step") -> None:
         super().__init__(logarithmic=True)
-        self.x, self.curves = x, dict[str, Curve]()
-        self._top, self._reach = 1.0, dict[str, float]()
+        self.x = x
 
     @staticmethod
     def fits(experiment: Experiment) -> bool:
@@ -124,64 +130,56 @@ class Convergence(Plot):
     def begin(self, run: Shown) -> None:
         """Add a run."""
         super().begin(run)
-        self.curves[run.key] = Curve(self, run)
+        self.kept[run.key] = Curve(self, run)
         self._relayout()
 
     def forget(self, key: str) -> None:
         """Remove a run."""
         super().forget(key)
-        if self.curves.pop(key, None) and self.curves:
+        if self.runs:
             self._relayout()
 
     def step(self, done: GlobalStep) -> None:
         """Take a finished global step."""
-        self.curves[self.front.key].step(done)
+        self.kept[self.front.key].step(done)
 
-    def test(self, record: dict[str, Any], last: GlobalStep | None) -> None:
+    def take(self, rank: int, record: dict[str, Any]) -> None:
         """Take a test on held-out samples."""
-        self.curves[self.front.key].test(record, last)
+        if record["k"] == "eval":
+            self.kept[self.front.key].test(record)
 
     def settle(self, steps: GlobalSteps, ended: bool) -> None:
         """Bring axes and sentence up to date."""
-        curve, last = self.curves[self.front.key], steps.last
+        curve, last = self.kept[self.front.key], steps.last
         if last is None:
             return
+        curve.draw_tests(last)
         if ended:
             curve.finish(last)
-        self._top = max(self._top, theme.rounded_up(curve.top))
-        self.set_range("yaxis", 0, self._top)
-        latest = _joint(
-            *map(_latest, self.curves.values()), {"seconds": last.seconds, "MB sent": last.bytes / 1e6}
-        )
-        for name in ("seconds", "MB sent"):
-            if name in self._reach:
-                far, reach = latest[name], self._reach[name]
-                self._reach[name] = theme.rounded_up(far) if ended else theme.doubled(far, reach)
-                self.set_range(name, 0, self._reach[name])
+        self.set_axis("yaxis", range=[0, max(self.end_of("yaxis"), theme.rounded_up(curve.top))])
+        latest = _joint(*map(_latest, self.kept.values()), dict(zip(COLUMNS, _row(last))))
+        for name in {"seconds", "MB sent"} & self.looks["x_axes"].keys():
+            self.grow(name, latest[name], ended)
         self.set_caption(self._sentence(curve))
 
     def _sentence(self, curve: Curve) -> str:
-        if len(self.curves) > 1:
-            each = (f"{self.runs[key].name} {other.words()}" for key, other in self.curves.items())
+        if len(self.kept) > 1:
+            each = (f"{self.runs[key].name} {other.words()}" for key, other in self.kept.items())
             return f"At the last step of each run: {'; '.join(each)}."
-        samples, stride = curve.samples, curve.loss.stride
-        ends = (curve.first, curve.last, curve.accuracy, stride, curve.diverged)
-        return captions.convergence(curve.experiment, curve.steps, samples, *ends)
+        return captions.convergence(curve, curve.loss.stride)
 
     def _relayout(self) -> None:
         """Give the axes room for what is shown, and no more."""
-        first, curves = self.front.experiment, self.curves.values()
-        self._top = max([1.0, *(theme.rounded_up(curve.top) for curve in curves)])
+        first, curves = self.front.experiment, self.kept.values()
         ends = _joint(*(_ends(curve.experiment) for curve in curves))
-        self._reach = {name: end for name, end in _joint(ends, *map(_latest, curves)).items() if name in ends}
-        titles = theme.titles(run.experiment.cluster.world for run in self.runs.values())
-        axes = {name: theme.axis(titles[name], (0, end)) for name, end in self._reach.items()}
-        loss = theme.axis(loss_title(first), (0, self._top))
+        reach, titles = _joint(ends, *map(_latest, curves)), theme.titles(self.worlds())
+        axes = {name: theme.axis(titles[name], (0, reach[name])) for name in ends}
+        top = max([1.0, *(theme.rounded_up(curve.top) for curve in curves)])
+        loss = theme.axis(loss_title(first), (0, top))
         if is_regression(first):
-            return self.relayout(theme.layout(xaxis={"anchor": "y"}, yaxis=loss), axes)
+            return self.relayout(axes, xaxis={"anchor": "y"}, yaxis=loss)
         below = theme.axis("accuracy", (0, 1.04), domain=[0, 0.33], tickformat=".0%", dtick=0.25)
-        loss |= {"domain": [0.42, 1]}
-        return self.relayout(theme.layout(xaxis={"anchor": "y2"}, yaxis=loss, yaxis2=below), axes)
+        return self.relayout(axes, xaxis={"anchor": "y2"}, yaxis=loss | {"domain": [0.42, 1]}, yaxis2=below)
 
 
 def _ends(experiment: Experiment) -> dict[str, float]:
@@ -205,7 +203,7 @@ def _joint(*reaches: dict[str, float]) -> dict[str, float]:
     return found
 
 
-def convergence(runs: Run | Sequence[Run], x: str = "step", titles: Sequence[str] | None = None) -> Figure:
+def convergence(runs: Runs, x: str = "step", titles: Names = None) -> Figure:
     """Draw the training loss of each global step and the held-out accuracy, one curve a run.
 
     Parameters
@@ -226,10 +224,10 @@ def convergence(runs: Run | Sequence[Run], x: str = "step", titles: Sequence[str
     runs, x = trained(finished(runs, titles)), "step" if x == "steps" else x
     check_axis(x)
     of_one_kind([run.experiment for run in runs], "runs")
+    why = "the library moved the data and does not report how much, so x bytes has no place for it"
     for run in runs:
-        if x == "bytes" and "MB sent" not in _ends(run.experiment):
-            why = "the library moved the data and does not report how much, so x bytes has no place for it"
-            raise ValueError(f"run {run.id}: {why}; allowed is step, samples or seconds")
+        fine = X_AXES[x] in _ends(run.experiment)
+        require(fine, f"run {run.id}: {why}; allowed is step, samples or seconds")
     return drawn(Convergence(X_AXES[x]), runs, titles)
 
 
@@ -239,20 +237,122 @@ overlay = convergence
 
 def check_axis(x: str) -> None:
     """Raise ValueError unless curves can be drawn over `x`."""
-    if x not in X_AXES:
-        raise ValueError(f"x: got {x!r}, allowed is one of {', '.join(X_AXES)}")
+    require(x in X_AXES, f"x: got {x!r}, allowed is one of {', '.join(X_AXES)}")
 
 
 def of_one_kind(experiments: Iterable[Experiment], name: str) -> None:
     """Raise ValueError, with the argument's name, unless all tasks have the same loss and all or none an accuracy."""
-    if len({loss_title(experiment) for experiment in experiments}) > 1:
-        raise ValueError(f"{name}: got classification and regression, allowed is one kind of task")
+    fine = len(set(map(loss_title, experiments))) < 2
+    require(fine, f"{name}: got classification and regression, allowed is one kind of task")
 
 
 def trained(runs: list[Run]) -> list[Run]:
     """The runs; raises ValueError if one passed sizes only and so has no loss."""
+    why = "its messages carried sizes only, so nothing was trained: there is no loss"
     for run in runs:
-        if run.experiment.cluster.messages == "sizes":
-            why = "its messages carried sizes only, so nothing was trained: there is no loss"
-            raise ValueError(f"run {run.id}: {why}")
+        require(Convergence.fits(run.experiment), f"run {run.id}: {why}")
     return runs
+
+
+# ---- after training ---------------------------------------------------------------------
+
+
+def check_goal(goal: float) -> None:
+    """Raise ValueError unless `goal` is an accuracy that a run can reach."""
+    require(0 < goal <= 1, f"goal: got {goal:g}, allowed is a share above 0 and at most 1")
+
+
+def time_to_accuracy(runs: Runs, goal: float = 0.95, titles: Names = None) -> Figure:
+    """Draw the seconds to a held-out accuracy and their factors: number of steps and time of a step.
+
+    The number of steps to the goal is the statistical efficiency of a scheme, the time of a
+    step its hardware efficiency. Seconds to the goal are their product
+    (Zhang and Re, "DimmWitted", VLDB 2014).
+
+    Parameters
+    ----------
+    runs : Run or sequence of Run
+        Runs of a task with an accuracy.
+    goal : float, default 0.95
+        Held-out accuracy, above 0 and at most 1; the first test that reaches it counts.
+    titles : sequence of str, optional
+        Name of each run; default: the settings in which it differs from the others.
+
+    Notes
+    -----
+    Seconds of different clocks, as of a real and a simulated run, do not compare. The caption
+    names the first run of each clock.
+    """
+    runs = trained(finished(runs, titles))
+    allowed = "allowed is a task with classes: others have no accuracy"
+    for run in runs:
+        got = f"got data {run.experiment.data.name}, a regression"
+        require(not is_regression(run.experiment), f"run {run.id}: {got}, {allowed}")
+    check_goal(goal)
+    experiments = [run.experiment for run in runs]
+    names = titles or (labels(experiments) if len(runs) > 1 else [scheme(experiments[0])])
+    reached, clocks = [first_at(run, goal) for run in runs], [theme.CLOCKS[run.world] for run in runs]
+    several = len(set(clocks)) > 1
+    if several:
+        names = [with_world(name, experiment) for name, experiment in zip(names, experiments)]
+    own_clocks = "<br>each on its own clock" if several else ""
+    clock = f"{clocks[0]} " if not several and clocks[0] != "wall" else ""
+    panels = {
+        f"{clock}seconds to {goal:.0%}{own_clocks}": [t for _, t in reached],
+        f"steps to {goal:.0%}": [step for step, _ in reached],
+        f"time of a step (ms){own_clocks}": [step and 1e3 * t / step for step, t in reached],
+    }
+    height, margin = max(260, 46 * len(names) + 140), {"l": 92, "r": 16, "t": 16, "b": 74}
+    rows, colours = theme.rows(names, automargin=True), theme.run_colours(experiments)
+    figure = blank(height, yaxis=rows, bargap=0.35, showlegend=False, margin=margin)
+    for number, ((title, values), domain) in enumerate(zip(panels.items(), theme.columns(3, 0.08)), start=1):
+        lengths = [value if step else 0 for value, (step, _) in zip(values, reached)]
+        texts = [captions.quantity(value) if value else "not reached" for value in lengths]
+        end = 1.25 * max(lengths) or 1
+        figure.layout[f"xaxis{number}"] = theme.axis(title, (0, end), domain=domain, anchor="y", nticks=5)
+        bar = {"orientation": "h", "textposition": "outside", "cliponaxis": False, "xaxis": f"x{number}"}
+        name, places = title.partition("<br>")[0], list(range(len(names)))
+        figure.add_bar(y=places, x=lengths, text=texts, name=name, marker_color=colours, **bar)
+    found = [(*each, *at) for *each, at in zip(names, clocks, reached)]
+    return captioned(figure, captions.time_to_accuracy(goal, found))
+
+
+def first_at(run: Run, goal: float) -> tuple[int | None, float]:
+    """Step and seconds of the first test with at least the accuracy `goal`; the step is None without one."""
+    evals = run.evals
+    good = evals[evals["accuracy"].astype(float) >= goal]
+    return (int(good["step"].iloc[0]), float(good["t"].iloc[0])) if len(good) else (None, float("nan"))
+
+
+POINTS = 1000
+"""Points of a curve that are drawn: at least these, at most twice as many."""
+
+FLOOR = 1e-12
+"""Least distance that is drawn; smaller ones are rounding."""
+
+
+def suboptimality(runs: Runs, least: float, titles: Names = None) -> Figure:
+    """Draw the suboptimality, training loss minus the least loss, over steps on a logarithmic axis.
+
+    Parameters
+    ----------
+    runs : Run or sequence of Run
+        Runs of one kind of task.
+    least : float
+        The least loss that any weights have.
+    titles : sequence of str, optional
+        Name of each run; default: the settings in which it differs from the others.
+    """
+    runs = finished(runs, titles)
+    experiments = [run.experiment for run in runs]
+    title = f"{loss_title(experiments[0])} above the least"
+    xaxis = theme.axis("global step", (0, max(experiment.steps for experiment in experiments)))
+    yaxis = theme.axis(title, type="log", exponentformat="power", dtick=1)
+    figure, parts = blank(xaxis=xaxis, yaxis=yaxis), []
+    looks = shown(experiments, [run.id for run in runs], titles)
+    for run, look in zip(runs, looks):
+        rows = run.curve[:: max(1, len(run.curve) // POINTS)]
+        above = (rows["loss"] - least).clip(lower=FLOOR)
+        figure.add_scatter(x=rows["step"], y=above, **look.line)
+        parts.append(f"{look.name} {captions.quantity(float(run.curve['loss'].iloc[-1] - least))}")
+    return captioned(figure, f"At the end the loss is above the least by: {'; '.join(parts)}.")

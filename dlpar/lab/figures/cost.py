@@ -1,21 +1,28 @@
-"""The cost of messages and collectives: measured, paced, simulated and predicted, and figures of it."""
+"""The cost of communication: messages, collectives, and the part that computing does not hide."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from itertools import product
+from itertools import accumulate, product
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
 
 from dlpar.jobs.launch import spmd
 from dlpar.lab import captions, theme
-from dlpar.lab.figure import Figure, blank, captioned
-from dlpar.theory import Link, collective_seconds, fitted
+from dlpar.lab.figure import Figure, Names, blank, captioned, gantt, require, stacked
+from dlpar.lab.labels import labels
+from dlpar.lab.sweep import Outcome
+from dlpar.theory import Link, collective_seconds, fitted, predict
+from dlpar.theory.overlap import buckets
+from dlpar.worlds.platforms import platform_of, workload
 from dlpar.worlds.platforms.lookup import USUAL
 from dlpar.worlds.platforms.ping_pong import SIZES, there_and_back
 
 if TYPE_CHECKING:
     from dlpar.comm import Comm
+    from dlpar.config.experiment import Experiment
 
 
 class CollectiveTime(NamedTuple):
@@ -119,9 +126,8 @@ def time_collectives(
     """
     from dlpar.collectives import ALLREDUCE
 
-    unknown = [name for name in names if name not in ALLREDUCE]
-    if unknown:
-        raise ValueError(f"names: got {unknown[0]!r}, allowed is any of {', '.join(ALLREDUCE)}")
+    for name in names:
+        require(name in ALLREDUCE, f"names: got {name!r}, allowed is any of {', '.join(ALLREDUCE)}")
     sizes, found = [int(size) for size in sizes], []
     calls = (1, repeats) if world == "real" else (0, 1)
     for count in [ranks] if isinstance(ranks, int) else ranks:
@@ -177,10 +183,6 @@ def _time(comm: Comm, names: Sequence[str], sizes: Sequence[int], warming: int, 
 # ---- figures ------------------------------------------------------------------------
 
 
-LINKS = (("#0072B2", "#BF8300", "circle"), ("#009E73", "#D55E00", "square"))
-"""Colours of times and fit, and marker, of each link in a figure."""
-
-
 def link_fit(*found: PingPong) -> Figure:
     """Draw the one-way time of a message over its bytes, and the fit ``latency + bytes / bandwidth``.
 
@@ -194,26 +196,24 @@ def link_fit(*found: PingPong) -> Figure:
     ValueError
         If there are more or fewer.
     """
-    if not 1 <= len(found) <= len(LINKS):
-        raise ValueError(f"found: got {len(found)} ping-pongs, allowed is 1 or 2")
-    fits = [[1e3 * one.link.seconds(size) for size in one.sizes] for one in found]
-    times = [[1e3 * seconds for seconds in one.seconds] for one in found]
-    sizes = [size for one in found for size in one.sizes]
-    everything = [ms for row in (*times, *fits) for ms in row]
-    across, up = _bytes("message (bytes)", sizes), _times(everything, [one.how for one in found])
-    figure = blank(theme.layout(xaxis=across, yaxis=up))
-    for one, row, fit, (colour, dashes, symbol) in zip(found, times, fits, LINKS):
+    require(1 <= len(found) <= 2, f"found: got {len(found)} ping-pongs, allowed is 1 or 2")
+    sizes, everything = [size for one in found for size in one.sizes], []
+    figure = blank()
+    for one, colour, dashes, symbol in zip(found, theme.RUNS[::2], theme.RUNS[3::-2], theme.MARKERS):
+        times, fit = ([1e3 * t for t in row] for row in (one.seconds, map(one.link.seconds, one.sizes)))
+        everything += [*times, *fit]
         look = theme.result(f"{one.where}, {one.how}", colour, one.how, symbol)
-        figure.add_scatter(x=one.sizes, y=row, **{**look, "mode": "markers"})
+        figure.add_scatter(x=one.sizes, y=times, **{**look, "mode": "markers"})
         line = theme.predicted_line("fit: latency + bytes / bandwidth", dashes, 2.5)
         figure.add_scatter(x=one.sizes, y=fit, **line)
+    figure.layout.xaxis = _bytes("message (bytes)", sizes)
+    figure.layout.yaxis = _times(everything, [one.how for one in found])
     return captioned(figure, " ".join(_link_in_words(one, len(found) > 1) for one in found))
 
 
 def _link_in_words(one: PingPong, several: bool) -> str:
     latency, bandwidth = one.link.latency, one.link.bandwidth
-    text = f"A message takes {captions.short_time(latency)} plus 1 s for every "
-    text += captions.nbytes(bandwidth)
+    text = f"A message takes {captions.short_time(latency)} plus 1 s for every {captions.nbytes(bandwidth)}"
     text = f"{one.where[0].upper()}{one.where[1:]} ({one.how}): a{text[1:]}" if several else text
     return f"{text}; at {captions.nbytes(latency * bandwidth)} the two parts are equal."
 
@@ -235,28 +235,24 @@ def collective_times(times: Sequence[CollectiveTime], over: str = "bytes") -> Fi
     ValueError
         If `over` is neither, or there are no times.
     """
-    if over not in ("bytes", "ranks"):
-        raise ValueError(f"over: got {over!r}, allowed is bytes or ranks")
-    if not times:
-        raise ValueError("times: got none, allowed is one or more")
+    require(over in ("bytes", "ranks"), f"over: got {over!r}, allowed is bytes or ranks")
+    require(len(times) > 0, "times: got none, allowed is one or more")
     here = {t: (t.nbytes, t.ranks) if over == "bytes" else (t.ranks, t.nbytes) for t in times}
     places, others = (sorted(set(column)) for column in zip(*here.values()))
     across = _bytes("tensor (bytes)", places) if over == "bytes" else theme.log_axis("ranks", places)
     up = _times([1e3 * t.seconds for t in times], [t.how for t in times])
-    figure = blank(theme.layout(xaxis=across, yaxis=up))
-    for how in ("simulated", "paced", "measured", "predicted"):
-        lines: dict[tuple[str, float], list[CollectiveTime]] = defaultdict(list)
-        for timing, (_, other) in sorted(here.items(), key=lambda item: item[1]):
-            if timing.how == how:
-                lines[timing.name, other].append(timing)
-        for (name, other), own in lines.items():
-            colour, symbol = theme.ALLREDUCES.get(name, (theme.GREY, "cross"))
-            label = name.replace("_", "-")
-            if len(others) > 1:  # the marker tells sizes or ranks
-                label += f", {captions.nbytes(other)}" if over == "ranks" else f", {other} ranks"
-                symbol = theme.MARKERS[others.index(other) % len(theme.MARKERS)]
-            look = theme.result(f"{label}, {how}", colour, how, symbol)
-            figure.add_scatter(x=[here[t][0] for t in own], y=[1e3 * t.seconds for t in own], **look)
+    figure = blank(xaxis=across, yaxis=up)
+    lines = defaultdict[tuple[str, str, float], list[CollectiveTime]](list)
+    for timing, (_, other) in sorted(here.items(), key=lambda item: item[1]):
+        lines[timing.how, timing.name, other].append(timing)
+    for (how, name, other), own in sorted(lines.items(), key=lambda line: theme.DRAWN.index(line[0][0])):
+        colour, symbol = theme.ALLREDUCES.get(name, (theme.GREY, "cross"))
+        label = name.replace("_", "-")
+        if len(others) > 1:  # the marker tells sizes or ranks
+            label += f", {captions.nbytes(other)}" if over == "ranks" else f", {other} ranks"
+            symbol = theme.MARKERS[others.index(other) % len(theme.MARKERS)]
+        look = theme.result(f"{label}, {how}", colour, how, symbol)
+        figure.add_scatter(x=[here[t][0] for t in own], y=[1e3 * t.seconds for t in own], **look)
     seconds = {how: {t[:3]: t.seconds for t in times if t.how == how} for how in theme.ORDER}
     sentences = [_ends(here, over, len(others) > 1), *captions.errors(seconds, most=10)]
     return captioned(figure, " ".join(sentences))
@@ -290,3 +286,177 @@ def _times(times_ms: Sequence[float], hows: Sequence[str]) -> dict[str, Any]:
     clocks = [theme.CLOCKS[world] for world, how in theme.HOW.items() if how in hows]
     title = "time (ms)" if clocks in ([], ["wall"]) else f"time, {captions.listed(clocks)} clock (ms)"
     return theme.log_axis(title, theme.round_numbers(0.9 * min(times_ms), 1.1 * max(times_ms)))
+
+
+# ---- communication beside computing ------------------------------------------------------
+
+
+def exposed(outcomes: Sequence[Outcome], titles: Names = None) -> Figure:
+    """Draw a bar for each experiment: computing, whose length is 1, and exposed communication.
+
+    A mark shows the whole step by the closed form, where there is one.
+
+    Parameters
+    ----------
+    outcomes : sequence of Outcome
+        Outcomes of finished runs, one or more; see :func:`dlpar.lab.sweep.run_all`.
+    titles : sequence of str, optional
+        Name of each experiment; default: the settings in which it differs from the others.
+
+    Raises
+    ------
+    ValueError
+        If there is no outcome, or a run is not done.
+    """
+    require(len(outcomes) > 0, "outcomes: got none, allowed is one or more")
+    for bad in outcomes:
+        got = f"got one that is {bad.status} ({bad.reason})"
+        require(bad.status == "done", f"outcomes: {got}, allowed are those that are done")
+    names = list(titles or labels([outcome.experiment for outcome in outcomes]))
+    rows = []
+    for name, o in zip(names, outcomes):
+        share = o.step_s / o.compute_s - 1
+        rows.append((name, 1e3 * o.compute_s, 1e3 * o.step_s, _ms(o.predicted_step_s), share))
+    _, computing, _, forms, beyond = zip(*rows)
+    predicted = [form and form / own for form, own in zip(forms, computing)]
+    how = {theme.HOW[o.experiment.cluster.world] for o in outcomes}
+    suffix = f", {how.pop()}" if len(how) == 1 else ""
+    parts = {
+        f"computing{suffix}": (theme.phase_bar("forward"), [1.0] * len(names)),
+        f"exposed communication{suffix}": (theme.phase_bar("communicate"), beyond),
+    }
+    figure = stacked("time of a step (times its computing)", names, parts, ("predicted", predicted))
+    heads = ("", "computing (ms)", "step (ms)", "predicted step (ms)", "exposed (share of computing)")
+    each = captions.listed(f"{name} {share:.1%}" for name, share in zip(names, beyond))
+    sentence = f"Exposed communication of a step, as a share of its computing time: {each}."
+    sentence = _with_error(sentence, predicted, [1 + share for share in beyond])
+    return captioned(figure, sentence, (heads, rows), open=True)
+
+
+def _ms(seconds: float | None) -> float | None:
+    return seconds and 1e3 * seconds
+
+
+def _with_error(sentence: str, predicted: Sequence[float | None], found: Sequence[float]) -> str:
+    """The sentence, and the largest error of the predictions."""
+    known = {n: value for n, value in enumerate(predicted) if value}
+    return " ".join([sentence, *captions.errors({"measured": dict(enumerate(found)), "predicted": known})])
+
+
+def sending(experiment: Experiment) -> Figure:
+    """Draw the predicted computing and sending of a step, from its beginning to its last bucket.
+
+    A bucket is sent when its gradients are ready and the bucket before it has left; it takes
+    2 (N-1) (a + b/N) (Li et al., "PyTorch Distributed", VLDB 2020, figure 4; Shi, Chu and Li,
+    arXiv 1811.11141, section III).
+
+    Parameters
+    ----------
+    experiment : Experiment
+        An overlapped ring of ranks that stand in for a workload.
+
+    Raises
+    ------
+    ValueError
+        If it is anything else.
+    """
+    sync, name = experiment.sync, experiment.cluster.stand_in_for
+    wanted = "an overlapped ring that stands in for a workload"
+    fine = sync.scheme == "ring" and sync.allreduce == "ring" and sync.overlap and name is not None
+    require(fine, f"experiment: got other than {wanted}, allowed is that")
+    charged, platform = workload(name), platform_of(experiment)
+    computing = 1e3 * platform.seconds(experiment.local_batch(0) * charged.flops, charged)
+    link = platform.link(same_node=experiment.workers <= platform.devices)
+    nbytes = [charged.itemsize * layer.parameters for layer in charged.layers]
+    done = [flops / charged.flops for flops in accumulate(layer.flops for layer in charged.layers)]
+    sent, free = [], 0.0
+    for members in buckets(nbytes, sync.bucket_mb * 1e6):
+        whole, largest = sum(nbytes[i] for i in members), max(members, key=nbytes.__getitem__)
+        ready = computing * (1 / 3 + 2 / 3 * done[members[-1]])
+        begins = max(ready, free)
+        free = begins + 1e3 * collective_seconds("ring", experiment.workers, whole, link)
+        sent.append((charged.layers[largest].name, whole / 1e6, ready, begins, free))
+    layers, megabytes, ready, begins, ends = zip(*sent)
+    lengths = [end - begin for begin, end in zip(begins, ends)]
+    most = max(range(len(sent)), key=megabytes.__getitem__)
+    ms, after = [captions.quantity(length) for length in lengths], max(0.0, free - computing)
+    sentence = (
+        f"Predicted for {name}: {len(sent)} buckets keep the link busy for {captions.quantity(sum(lengths))} ms; "
+        f"the largest, {layers[most]} with {captions.quantity(megabytes[most])} MB, for {ms[most]} ms. "
+        f"{captions.quantity(after)} ms of communication come after the backward pass."
+    )
+    title, end = "time since the step began, predicted (ms)", theme.rounded_up(max(computing, free))
+    rows = theme.rows(["computing", "sending"], range=[1.6, -0.6])
+    figure = blank(300, xaxis=theme.axis(title, (0, end)), yaxis=rows, barmode="overlay", bargap=0.25)
+    third = computing / 3
+    gantt(figure, [(0, 0.0, third, "")], **theme.phase_bar("forward"))
+    gantt(figure, [(0, third, 2 * third, "")], **theme.phase_bar("backward"))
+    texts = [f"{layer}: {mb:.3g} MB" for layer, mb in zip(layers, megabytes)]
+    own = {"name": "a bucket", "textposition": "none", "hoverinfo": "text"}
+    bar = theme.phase_bar("communicate")
+    bar["marker"]["line"] = {"width": 2, "color": "#ffffff"}
+    gantt(figure, zip([1] * len(sent), begins, lengths, texts), **bar | own)
+    figure.add_scatter(x=ready, y=[0.52] * len(sent), **theme.LOOKS["ready"])
+    heads = ("largest layer", "MB", "ready (ms)", "begins (ms)", "ends (ms)")
+    return captioned(figure, sentence, (heads, sent))
+
+
+POINTS = 80
+"""Sizes at which the prediction is drawn: it jumps where a layer changes its bucket."""
+
+
+def bucket_sizes(outcomes: Sequence[Outcome]) -> Figure:
+    """Draw the time of a step over the size of its buckets, and the closed form, on a logarithmic axis.
+
+    The dotted line is computing alone; no step can be faster.
+
+    Parameters
+    ----------
+    outcomes : sequence of Outcome
+        Outcomes of two or more finished runs of one experiment by ring all-reduce with buckets of several sizes.
+
+    Raises
+    ------
+    ValueError
+        If there are fewer, or their experiments differ in more.
+    """
+    done = sorted((o for o in outcomes if o.status == "done"), key=lambda o: o.experiment.sync.bucket_mb)
+    wanted = "buckets of several sizes in one experiment"
+    fine = len(done) > 1 and len(set(map(_but_buckets, done))) == 1
+    require(fine, f"outcomes: got other than {wanted}, allowed are two or more")
+    experiment, computing = done[0].experiment, 1e3 * done[0].compute_s
+    how, colour = theme.HOW[experiment.cluster.world], theme.RUNS[0]
+    sizes, times = [o.experiment.sync.bucket_mb for o in done], [1e3 * o.step_s for o in done]
+    predicted = [_ms(o.predicted_step_s) for o in done]
+    sizes_drawn = np.geomspace(sizes[0], sizes[-1], POINTS).tolist()
+    forms = {mb: predict(experiment.replace(sync={"bucket_mb": mb})) for mb in sizes_drawn}
+    curve = [(mb, 1e3 * form.seconds) for mb, form in forms.items() if form]
+    everything = [computing, *times, *(ms for _, ms in curve)]
+    margin = 0.1 * (max(everything) - min(everything))
+    limits, ends = (min(everything) - margin, max(everything) + margin), (sizes[0], sizes[-1])
+    xaxis = theme.log_axis("bucket (MB)", theme.round_numbers(*ends, (1,)), ends=ends)
+    yaxis = theme.axis(theme.on_clock("time of a step (ms)", experiment.cluster.world), limits)
+    figure, alone = blank(xaxis=xaxis, yaxis=yaxis), {"mode": "lines", "line": theme.IDEAL}
+    figure.add_scatter(x=ends, y=[computing] * 2, name="computing alone", **alone)
+    figure.add_scatter(x=sizes, y=times, **theme.result(how, colour, how))
+    if curve:
+        x, y = zip(*curve)
+        figure.add_scatter(x=x, y=y, **theme.predicted_line("predicted", colour, 1.5))
+    best = min(range(len(times)), key=times.__getitem__)
+    ms = [captions.quantity(value) for value in times]
+    both = captions.listed(f"{ms[n]} ms with {captions.quantity(sizes[n])} MB" for n in (0, -1))
+    sentence = (
+        f"{how.capitalize()}: the fastest step takes {ms[best]} ms, with buckets of "
+        f"{captions.quantity(sizes[best])} MB; a step takes {both}, "
+        f"and computing alone {captions.quantity(computing)} ms."
+    )
+    table = ("bucket (MB)", "step (ms)", "predicted step (ms)"), list(zip(sizes, times, predicted))
+    return captioned(figure, _with_error(sentence, predicted, times), table, open=True)
+
+
+def _but_buckets(outcome: Outcome) -> str:
+    """An experiment apart from the size of its buckets."""
+    experiment, sync = outcome.experiment, outcome.experiment.sync
+    fine = sync.scheme == "ring"
+    require(fine, f"outcomes: got sync {sync.scheme}, allowed is ring: others send no buckets")
+    return experiment.model_copy(update={"sync": sync.model_copy(update={"bucket_mb": 1.0})}).to_json()

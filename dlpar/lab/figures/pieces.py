@@ -1,23 +1,147 @@
-"""Static figures of a split: the pieces of each layer that each rank holds, the bytes sent for each, and images."""
+"""Figures of a split: its mesh, pieces of layers on ranks, bytes sent for each layer, and differences of images."""
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dlpar.config.experiment import Experiment
 from dlpar.jobs.launch import spmd
 from dlpar.jobs.run import Run
 from dlpar.lab import captions, theme
-from dlpar.lab.figure import Figure, blank, captioned, gantt, stacked
+from dlpar.lab.figure import Figure, blank, captioned, gantt, require, stacked
+from dlpar.split.mesh import coordinates, groups, part_of, sizes_of
+from dlpar.split.mesh import title as mesh_title
 from dlpar.theory.layers import BOUNDARY, SHARED, boundary_elements, elements_by_layer
+from dlpar.worlds.platforms import nodes_of
 
 if TYPE_CHECKING:
     import torch
 
     from dlpar.lab.figures.probes import Holdings, Piece, SentByLayer
+
+    Images = Sequence[torch.Tensor]
+    Shapes = dict[str, tuple[int, int]]
+
+
+MOST = 64
+"""Most ranks that are drawn, or run to see what they hold."""
+
+
+def experiment_of(of: Experiment | Run) -> Experiment:
+    """Return an experiment, or that of a run; raise ValueError if it has too many workers."""
+    experiment = of.experiment if isinstance(of, Run) else of
+    got = experiment.workers
+    require(got <= MOST, f"workers: got {got}, allowed is at most {MOST}: each rank is looked at")
+    return experiment
+
+
+# ---- the mesh ---------------------------------------------------------------------------
+
+
+SYMBOLS = ("circle", "square", "diamond", "hexagon")
+"""Symbols of groups: those on which a number can be read."""
+
+
+class Axis(NamedTuple):
+    """Groups along one axis; `across` of them have ranks on more than one node."""
+
+    name: str
+    groups: list[list[int]]
+    across: int
+
+
+def mesh(of: Experiment | Run) -> Figure:
+    """Draw the ranks of an experiment on the nodes of its platform, once for each axis of its mesh.
+
+    Ranks of one colour and symbol are a group along that axis: only their coordinate on it differs. With a
+    parameter server, the groups along ``data`` contain the servers of their part, too. Real ranks are on one node.
+
+    Parameters
+    ----------
+    of : Experiment or Run
+        Experiment with up to 64 workers, or a run of it.
+
+    Raises
+    ------
+    ValueError
+        If there are more workers.
+    BadExperiment
+        If the platform does not hold the ranks.
+    """
+    experiment = experiment_of(of)
+    nodes = [0] * experiment.ranks if experiment.cluster.world == "real" else nodes_of(experiment)
+    sizes = sizes_of(experiment)
+    axes = [_axis(experiment, name, nodes) for name, size in sizes.items() if size > 1]
+    axes = axes or [_axis(experiment, "data", nodes)]
+    groups_of = [{rank: ", ".join(map(str, own)) for own in axis.groups for rank in own} for axis in axes]
+    rows = []
+    for rank, node in enumerate(nodes):
+        at = coordinates(rank, sizes) if rank < experiment.workers else {}
+        rows.append((rank, node, *map(at.get, sizes), *(own.get(rank, "") for own in groups_of)))
+    heads = ("rank", "node", *sizes, *(f"{axis.name} group" for axis in axes))
+    servers, number = experiment.ranks - experiment.workers, len(set(nodes))
+    which = f"{experiment.workers} workers"
+    which += f" and {servers} server{'s' * (servers > 1)} (S)" if servers else ""
+    parts = "; ".join(f"{axis.name}: {_where(axis)}" for axis in axes)
+    where = f"{which} on {number} node{'s' * (number > 1)}"
+    sentence = f"{mesh_title(sizes)}, {where}. {parts[0].upper()}{parts[1:]}."
+    return captioned(_picture(experiment, axes, nodes), sentence, (heads, rows))
+
+
+def _axis(experiment: Experiment, name: str, nodes: list[int]) -> Axis:
+    found = groups(sizes_of(experiment), name)
+    if name == "data":
+        part = [0] * experiment.ranks  # replicas of one rank have the whole model
+        if experiment.replicas < experiment.workers:
+            part = [part_of(experiment, rank) for rank in range(experiment.ranks)]
+        servers = range(experiment.workers, experiment.ranks)
+        found = [[*own, *(rank for rank in servers if part[rank] == part[own[0]])] for own in found]
+    return Axis(name, found, sum(len({nodes[rank] for rank in group}) > 1 for group in found))
+
+
+def _picture(experiment: Experiment, axes: list[Axis], nodes: list[int]) -> Figure:
+    """A panel for each axis, and in it a frame for each node: a column of ranks, or one row if there is one node."""
+    alone = len(set(nodes)) == 1
+    places = [(rank, 0) if alone else (node, nodes[:rank].count(node)) for rank, node in enumerate(nodes)]
+    wide, tall = (1 + max(place[way] for place in places) for way in (0, 1))
+    frames = [(-0.5, wide - 0.5)] if alone else [(node - 0.42, node + 0.42) for node in sorted(set(nodes))]
+    ticks = {"ticks": "", "tickvals": [] if alone else list(range(wide))}
+    figure = blank(150 + 52 * tall, showlegend=False, margin={"l": 16, "r": 16, "t": 70, "b": 44})
+    size = max(16, min(34, 300 // (wide * len(axes)) + 8))
+    for number, (axis, domain) in enumerate(zip(axes, theme.columns(len(axes), 0.04)), start=1):
+        where, plain = {"xaxis": f"x{number}", "yaxis": f"y{number}"}, {"showgrid": False, "showline": False}
+        title, ends = "one node" if alone else "node", (-0.6, wide - 0.4)
+        across = theme.axis(title, ends, domain=domain, anchor=f"y{number}", **ticks)
+        figure.layout[f"xaxis{number}"] = {**across, **plain}
+        down = {"range": (tall - 0.4, -0.6), "anchor": f"x{number}", "visible": False}
+        figure.layout[f"yaxis{number}"] = down
+        text = f"<b>{axis.name}</b>: {theme.CARRIES[axis.name]}<br>{_where(axis)}"
+        figure.add_annotation(theme.annotation(text, sum(domain) / 2, 1, xanchor="center"))
+        frame = {**theme.LOOKS["frame"], "xref": f"x{number}", "yref": f"y{number}", "y1": tall - 0.5}
+        for left, right in frames:
+            figure.add_shape(x0=left, x1=right, **frame)
+        for which, group in enumerate(axis.groups):
+            x, y = zip(*(places[rank] for rank in group))
+            text = ["S" * (rank >= experiment.workers) + str(rank) for rank in group]
+            members = f"%{{text}}, in a group with ranks {captions.listed(map(str, group))}<extra></extra>"
+            symbol = SYMBOLS[(which + which // len(theme.RANKS)) % len(SYMBOLS)]
+            marker = {"size": size, "symbol": symbol, "color": theme.RANKS[which % len(theme.RANKS)]}
+            look = {**theme.LOOKS["ranks"], "marker": marker, "name": f"{axis.name} group {which}", **where}
+            figure.add_scatter(x=x, y=y, text=text, hovertemplate=members, **look)
+    return figure
+
+
+def _where(axis: Axis) -> str:
+    """Number and size of the groups, and whether they cross nodes."""
+    number, size = len(axis.groups), len(axis.groups[0])
+    inside = {0: "inside nodes", number: "across nodes"}.get(axis.across, f"{axis.across} across nodes")
+    return f"{number} group{'s' * (number > 1)} of {size}, {inside}"
+
+
+# ---- pieces of layers -------------------------------------------------------------------
 
 
 CELL, BIAS = (0.06, 0.94), (0.84, 0.94)
@@ -28,9 +152,6 @@ TALL = 0.76
 
 WHOLE = "rgba(128,128,128,0.22)"
 """Colour of the parts of a layer that a rank does not hold."""
-
-MOST = 64
-"""Most ranks that are run to see what they hold."""
 
 
 def pieces(of: Experiment | Run) -> Figure:
@@ -51,9 +172,9 @@ def pieces(of: Experiment | Run) -> Figure:
     ValueError
         If there are more workers, or a workload stands in for the model, which then has no weights.
     """
-    experiment = of.experiment if isinstance(of, Run) else of
+    experiment = experiment_of(of)
     numbered = plain(experiment, dtype="float64")  # exact for the numbers that identify weights
-    held = spmd(_look, numbered, workers=experiment.workers, world="simulated")
+    held = spmd(probed, "holdings", numbered, workers=experiment.workers, world="simulated")
     return drawing(experiment, held[: theme.workers(experiment)])
 
 
@@ -63,48 +184,44 @@ def plain(experiment: Experiment, **changes: Any) -> Experiment:
     Raises
     ------
     ValueError
-        If there are too many workers, or a workload stands in for the model.
+        If a workload stands in for the model.
     """
-    workers, workload = experiment.workers, experiment.cluster.stand_in_for
-    if workers > MOST:
-        raise ValueError(f"workers: got {workers}, allowed is at most {MOST}: each rank is looked at")
-    if workload is not None:
-        allowed = "allowed is nothing: it has no weights"
-        raise ValueError(f"cluster.stand_in_for: got {workload!r}, {allowed}")
+    workload, allowed = experiment.cluster.stand_in_for, "allowed is nothing: it has no weights"
+    require(workload is None, f"cluster.stand_in_for: got {workload!r}, {allowed}")
     sync = {} if experiment.sync.scheme == "ring" else "ring"
     return experiment.replace(sync=sync, steps=1, cluster={"messages": "values"}, **changes)
 
 
-def _look(comm: Any, experiment: Experiment) -> Holdings:
-    """Report what this rank holds."""
-    from dlpar.lab.figures.probes import holdings  # here: imports torch
+def probed(comm: Any, what: str, experiment: Experiment) -> Any:
+    """Call a function of :mod:`dlpar.lab.figures.probes` on this rank."""
+    from dlpar.lab.figures import probes  # here: imports torch
 
-    return holdings(comm, experiment)
+    return getattr(probes, what)(comm, experiment)
 
 
 def drawing(experiment: Experiment, held: Sequence[Holdings]) -> Figure:
     """Draw what ranks hold."""
-    shapes = held[0].shapes
+    shapes, ranks = held[0].shapes, range(len(held))
     layers = list(dict.fromkeys(map(_layer, shapes)))
     height = round(max(20, min(70, 700 / len(layers))))  # pixels of a row; few layers have taller rows
-    figure = blank(_layout(experiment, layers, held), 150 + height * len(layers))
+    figure = blank(150 + height * len(layers), **_layout(experiment, layers, held))
 
-    def add(blocks: Iterable[tuple[int, Piece]], **look: Any) -> None:
-        boxes = [_box(rank, *piece, layers, shapes) for rank, piece in blocks]
+    def add(of: Iterable[int], pieces: str, **look: Any) -> None:
+        found = [(rank, piece) for rank in of for piece in getattr(held[rank], pieces, whole)]
+        boxes = [_box(rank, piece, layers, shapes) for rank, piece in found]
         if boxes:
             look = {"textposition": "none", "hovertemplate": "%{text}<extra></extra>", **look}
             gantt(figure, [box for box, _ in boxes], width=[tall for _, tall in boxes], **look)
 
     whole = [(name, (0, tall), (0, wide)) for name, (tall, wide) in shapes.items()]
-    everything = [(rank, block) for rank in range(len(held)) for block in whole]
-    add(everything, name="not held", marker_color=WHOLE, hoverinfo="skip", hovertemplate=None)
-    for number, ranks in enumerate(_alike(held)):
+    add(ranks, "", name="not held", marker_color=WHOLE, hoverinfo="skip", hovertemplate=None)
+    for number, alike in enumerate(_alike(held)):
         colour = theme.RANKS[number % len(theme.RANKS)]
         marker = {"color": colour, "pattern": theme.hatch(theme.PATTERNS[number // len(theme.RANKS)])}
-        name = f"rank{'s' * (len(ranks) > 1)} {captions.listed(map(str, ranks))}"
+        name = f"rank{'s' * (len(alike) > 1)} {captions.listed(map(str, alike))}"
         faint = {"marker_color": theme.faint(colour), "opacity": 0.6, "showlegend": False}
-        add([(rank, halo) for rank in ranks for halo in held[rank].halos], name=name, **faint)
-        add([(rank, piece) for rank in ranks for piece in held[rank].pieces], name=name, marker=marker)
+        add(alike, "halos", name=name, **faint)
+        add(alike, "pieces", name=name, marker=marker)
     return captioned(figure, _sentence(experiment, held), _table(held))
 
 
@@ -115,21 +232,15 @@ def _layer(name: str) -> str:
 
 def _alike(held: Sequence[Holdings]) -> list[list[int]]:
     """Groups of ranks that hold the same."""
-    same: dict[tuple, list[int]] = defaultdict(list)
+    same = defaultdict[tuple, list[int]](list)
     for rank, own in enumerate(held):
         same[tuple(own.pieces)].append(rank)
     return list(same.values())
 
 
-def _box(
-    rank: int,
-    name: str,
-    rows: tuple[int, int],
-    columns: tuple[int, int],
-    layers: list[str],
-    shapes: dict[str, tuple[int, int]],
-) -> tuple[tuple[float, float, float, str], float]:
+def _box(rank: int, piece: tuple, layers: list[str], shapes: Shapes) -> tuple[tuple, float]:
     """Place a block of a parameter in a rank's column and a layer's row: its bar, and its height."""
+    name, rows, columns = piece
     layer, (left, right), (tall, wide) = _layer(name), CELL, shapes[name]
     if name.endswith(".bias"):
         left, right = BIAS
@@ -149,19 +260,18 @@ def _layout(experiment: Experiment, layers: list[str], held: Sequence[Holdings])
     crowded, shapes = len(held) > 8, held[0].shapes
     lengths = {"data": experiment.replicas, **experiment.split.axes(experiment.workers)}
     axes = [axis for axis in held[0].place if lengths[axis] > 1]  # along others, ranks do not differ
-    names = [
-        "<br>".join([f"{rank}" if crowded else f"rank {rank}",
-                     *(f"{axis[0] if crowded else axis} {own.place[axis]}" for axis in axes)])
-        for rank, own in enumerate(held)
-    ]  # fmt: skip
+    names = []
+    for rank, own in enumerate(held):
+        places = [f"{axis[0] if crowded else axis} {own.place[axis]}" for axis in axes]
+        names.append("<br>".join([f"{rank}" if crowded else f"rank {rank}", *places]))
     title = f"rank{'; ' * bool(axes)}{', '.join(f'{axis[0]}: {axis}' for axis in axes)}" if crowded else ""
     ticks = {"tickvals": [rank + 0.5 for rank in range(len(held))], "ticktext": names, "tickangle": 0}
     xaxis = theme.axis(title, (0, len(held)), **ticks, showgrid=False, automargin=True)
     yaxis = theme.rows([_titled(layer, shapes) for layer in layers], automargin=True)
-    return theme.layout(xaxis=xaxis, yaxis=yaxis, barmode="overlay", bargap=0)
+    return {"xaxis": xaxis, "yaxis": yaxis, "barmode": "overlay", "bargap": 0}
 
 
-def _titled(layer: str, shapes: dict[str, tuple[int, int]]) -> str:
+def _titled(layer: str, shapes: Shapes) -> str:
     """Name and size of a layer."""
     tall, wide = next(shape for name, shape in shapes.items() if _layer(name) == layer)
     if layer.startswith("image."):
@@ -169,24 +279,28 @@ def _titled(layer: str, shapes: dict[str, tuple[int, int]]) -> str:
     return f"{layer}  {tall:,}" + (f" × {wide:,}" if wide > 1 else "")
 
 
-def _elements(pieces: Sequence[Piece]) -> int:
-    """Number of elements, of weights and biases or of images."""
-    return sum((p.rows[1] - p.rows[0]) * (p.columns[1] - p.columns[0]) for p in pieces)
+def _elements(piece: Piece) -> int:
+    """Number of elements of weights, of a bias or of an image."""
+    return (piece.rows[1] - piece.rows[0]) * (piece.columns[1] - piece.columns[0])
+
+
+def _held(own: Holdings, of_images: bool) -> int:
+    """Number of elements of images, or of weights and biases, that a rank holds."""
+    return sum(_elements(piece) for piece in own.pieces if piece.name.startswith("image.") == of_images)
 
 
 def _sentence(experiment: Experiment, held: Sequence[Holdings]) -> str:
-    shapes = held[0].shapes
-    images = {name for name in shapes if name.startswith("image.")}
-    image, total = (sum(math.prod(shapes[name]) for name in of) for of in (images, shapes.keys() - images))
-    own = [_elements([piece for piece in each.pieces if piece.name not in images]) / total for each in held]
+    shapes = [(name.startswith("image."), math.prod(shape)) for name, shape in held[0].shapes.items()]
+    total, image = (sum(size for of_image, size in shapes if of_image == which) for which in (False, True))
+    own = [_held(each, of_images=False) / total for each in held]
     holds = "updates" if getattr(experiment.split, "zero", 0) == 1 else "holds"
     text = f"Each rank {holds} {_shares(own)} of the model's {total:,} parameters"
     if experiment.workers == len(held) > 1:
         copies = round(sum(own), 2)
         text += f", all {len(held)} together {f'{copies:g} models' if copies != 1 else 'one model'}"
     if image:
-        parts = [_elements([piece for piece in each.pieces if piece.name in images]) / image for each in held]
-        text += f", and {_shares(parts)} of each image; its halo is faint"
+        of_image = _shares([_held(each, of_images=True) / image for each in held])
+        text += f", and {of_image} of each image; its halo is faint"
     parts = len(_alike(held))
     if 1 < parts < len(held):
         text += f"; there are {parts} different parts, and ranks of one colour hold the same"
@@ -195,15 +309,13 @@ def _sentence(experiment: Experiment, held: Sequence[Holdings]) -> str:
 
 def _shares(shares: Sequence[float]) -> str:
     least, most = f"{min(shares):.1%}", f"{max(shares):.1%}"
-    if min(shares) == 1:
-        return "all"
-    return least if least == most else f"{least} to {most}"
+    return "all" if min(shares) == 1 else least if least == most else f"{least} to {most}"
 
 
 def _table(held: Sequence[Holdings]) -> tuple[Sequence[str], list[tuple]]:
     span = lambda ends: f"{ends[0]}–{ends[1] - 1}"
     rows = [
-        (rank, f"{piece.name}{suffix}", span(piece.rows), span(piece.columns), _elements([piece]))
+        (rank, f"{piece.name}{suffix}", span(piece.rows), span(piece.columns), _elements(piece))
         for rank, own in enumerate(held)
         for suffix, pieces in (("", own.pieces), (" with halo", own.halos))
         for piece in pieces
@@ -217,15 +329,14 @@ def _table(held: Sequence[Holdings]) -> tuple[Sequence[str], list[tuple]]:
 KINDS = ("tensor", "spatial", "pipeline", "hybrid")
 """Splits whose ranks send in the forward and the backward pass."""
 
-PASSES = {"forward": "#3A97CC", "backward": "#2CA079"}
-"""Colour of each pass, as in figures of pipelines."""
+PASSES = ("forward", "backward")
 
 
 def layer_bytes(of: Experiment | Run) -> Figure:
     """Draw the bytes that the ranks of one replica send for each layer in a step, and the closed form.
 
     One step runs in the simulated world, and every message is counted where it is sent. The
-    synchronisation of replicas is not included (:func:`dlpar.lab.bytes_per_rank`).
+    synchronisation of replicas is not included (:func:`dlpar.lab.waiting`).
 
     Parameters
     ----------
@@ -237,19 +348,11 @@ def layer_bytes(of: Experiment | Run) -> Figure:
     ValueError
         If it is split in another way, has more workers, or a workload stands in for its model.
     """
-    experiment = of.experiment if isinstance(of, Run) else of
-    if experiment.split.kind not in KINDS:
-        kinds = ", ".join(KINDS)
-        raise ValueError(f"split: got {experiment.split}, allowed is one of {kinds}: its layers send nothing")
-    ranks = spmd(_count, plain(experiment), workers=experiment.workers, world="simulated")
+    experiment, kinds = experiment_of(of), ", ".join(KINDS)
+    refusal = f"split: got {experiment.split}, allowed is one of {kinds}: its layers send nothing"
+    require(experiment.split.kind in KINDS, refusal)
+    ranks = spmd(probed, "sent", plain(experiment), workers=experiment.workers, world="simulated")
     return drawn_bytes(experiment, [rank for rank in ranks if rank.replica == 0])
-
-
-def _count(comm: Any, experiment: Experiment) -> SentByLayer:
-    """Report the bytes that this rank sends."""
-    from dlpar.lab.figures.probes import sent  # here: imports torch
-
-    return sent(comm, experiment)
 
 
 def drawn_bytes(experiment: Experiment, ranks: list[SentByLayer]) -> Figure:
@@ -261,18 +364,20 @@ def drawn_bytes(experiment: Experiment, ranks: list[SentByLayer]) -> Figure:
     formula = _formulas(experiment, list(measured))
     order = [name for layer in [*ranks[0].layers, "whole"] for name in (layer, BOUNDARY + layer)]
     names = sorted({*measured, *formula}, key=lambda name: order.index(name) if name in order else len(order))
-    if not names:
-        split, workers = experiment.split, experiment.workers
-        raise ValueError(f"workers: got {workers}, allowed with split {split} is more: nothing is sent")
-    rows = [(name, *measured[name].values(), formula.get(name)) for name in names]
-    scale, unit = (1e6, "MB") if max(max(a + b, form or 0) for _, a, b, form in rows) >= 1e6 else (1e3, "kB")
-    parts = {}
-    for during, colour in PASSES.items():
-        parts[during] = {"marker_color": colour}, [measured[name][during] / scale for name in names]
-    marks = "closed form, both passes", [form and form / scale for *_, form in rows]
-    figure = stacked(f"sent by the ranks of one replica in a step ({unit})", names, parts, marks)
+    split, workers = experiment.split, experiment.workers
+    require(len(names) > 0, f"workers: got {workers}, allowed with split {split} is more: nothing is sent")
     heads = ("layer", "forward (bytes)", "backward (bytes)", "both (bytes)", "closed form (bytes)")
-    table = [(name, forward, backward, forward + backward, form) for name, forward, backward, form in rows]
+    table = []
+    for name in names:
+        sent = measured[name].values()
+        table.append((name, *sent, sum(sent), formula.get(name)))
+    scale, unit = theme.unit_of(max(max(both, form or 0) for *_, both, form in table))
+    parts = {}
+    for during in PASSES:
+        bytes_in = [measured[name][during] / scale for name in names]
+        parts[during] = {"marker_color": theme.PIPELINE[during]}, bytes_in
+    marks = "closed form, both passes", [form and form / scale for *_, form in table]
+    figure = stacked(f"sent by the ranks of one replica in a step ({unit})", names, parts, marks)
     return captioned(figure, _bytes_in_words(table, len(ranks)), (heads, table))
 
 
@@ -280,13 +385,11 @@ def _formulas(experiment: Experiment, measured: list[str]) -> dict[str, float]:
     """Bytes by the closed forms, for layers and for the boundaries that were measured."""
     full = {"float32": 4, "float64": 8}[experiment.dtype]
     of_activations = full if experiment.precision == "full" else 2
-    found = {}
-    for name, elements in elements_by_layer(experiment).items():
-        found[name] = (full if name == SHARED else of_activations) * elements
+    found = dict(elements_by_layer(experiment))
     for name in measured:
         if name.startswith(BOUNDARY):
-            found[name] = of_activations * boundary_elements(experiment, name.removeprefix(BOUNDARY))
-    return found
+            found[name] = boundary_elements(experiment, name.removeprefix(BOUNDARY))
+    return {name: (full if name == SHARED else of_activations) * n for name, n in found.items()}
 
 
 def _bytes_in_words(table: list[tuple], ranks: int) -> str:
@@ -310,16 +413,11 @@ def _bytes_in_words(table: list[tuple], ranks: int) -> str:
 ROUNDING = 1e-12
 """Largest difference of float64 that counts as rounding and is not drawn, as a share of the largest number."""
 
-SCALE = "Cividis"
-"""Colour scale that reads the same with and without red-green blindness (Nuñez et al., PLOS ONE 2018)."""
-
 GAP = 0.06
 """Gap between two images, as a share of the figure's width."""
 
 
-def differences(
-    got: Sequence[torch.Tensor], expected: Sequence[torch.Tensor], titles: Sequence[str]
-) -> Figure:
+def differences(got: Images, expected: Images, titles: Sequence[str]) -> Figure:
     """Draw the differences of images, as shares of the largest expected number; rounding stays empty.
 
     Parameters
@@ -334,24 +432,21 @@ def differences(
     ValueError
         If there is no image, or lengths or shapes differ.
     """
-    if not len(got) == len(expected) == len(titles) > 0:
-        allowed = f"as many as expected, {len(expected)}, and titles, from 1"
-        raise ValueError(f"got: got {len(got)}, allowed is {allowed}")
+    allowed = f"as many as expected, {len(expected)}, and titles, from 1"
+    fine = len(got) == len(expected) == len(titles) > 0
+    require(fine, f"got: got {len(got)}, allowed is {allowed}")
     shares = [_share(mine, right) for mine, right in zip(got, expected)]
-    most, wide = max(float(share.max()) for share in shares), (1 - GAP * (len(shares) - 1)) / len(shares)
-    figure, rows = blank(theme.layout(showlegend=False)), []
-    for place, (share, title) in enumerate(zip(shares, titles), start=1):
-        left = (place - 1) * (wide + GAP)
-        fixed = {"showgrid": False, "constrain": "domain", "constraintoward": "center"}
-        across = {"domain": [left, left + wide], "anchor": f"y{place}", **fixed}
-        down = {"anchor": f"x{place}", "scaleanchor": f"x{place}", **fixed}
+    most, domains = max(float(share.max()) for share in shares), theme.columns(len(shares), GAP)
+    figure, rows = blank(showlegend=False), []
+    for place, (share, title, domain) in enumerate(zip(shares, titles, domains), start=1):
+        across = {"domain": domain, "anchor": f"y{place}", **theme.LOOKS["image"]}
+        down = {"anchor": f"x{place}", "scaleanchor": f"x{place}", **theme.LOOKS["image"]}
         height, width = share.shape
         figure.layout[f"xaxis{place}"] = theme.axis("column", (-0.5, width - 0.5), **across)
         figure.layout[f"yaxis{place}"] = theme.axis("row" * (place == 1), (height - 0.5, -0.5), **down)
-        figure.add_annotation(theme.annotation(title, left + wide / 2, 1, xanchor="center"))
-        bar = {"title": {"text": "difference", "side": "right"}, "tickformat": ".0%", "thickness": 14}
+        figure.add_annotation(theme.annotation(title, sum(domain) / 2, 1, xanchor="center"))
         z, hover = share.where(share > ROUNDING, float("nan")).tolist(), "row %{y}, column %{x}: %{z:.1%}"
-        scale = {"zmin": 0, "zmax": most or 1, "colorscale": SCALE, "colorbar": bar, "hoverongaps": False}
+        scale = {**theme.LOOKS["differences"], "zmax": most or 1, "colorbar": theme.LOOKS["difference"]}
         where = {"name": title, "xaxis": f"x{place}", "yaxis": f"y{place}", "showscale": place == len(shares)}
         figure.add_heatmap(z=z, hovertemplate=f"{hover}<extra></extra>", **scale, **where)
         rows.append((title, int((share > ROUNDING).sum()), share.numel(), float(share.max())))
@@ -366,8 +461,7 @@ def differences(
 
 def _share(got: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
     """Largest difference of all channels over the largest expected number, shape (height, width)."""
-    if got.shape != expected.shape:
-        allowed = f"allowed is the expected one, {tuple(expected.shape)}"
-        raise ValueError(f"got: got shape {tuple(got.shape)}, {allowed}")
+    allowed = f"allowed is the expected one, {tuple(expected.shape)}"
+    require(got.shape == expected.shape, f"got: got shape {tuple(got.shape)}, {allowed}")
     apart = (got.detach() - expected.detach()).abs().flatten(0, -3).amax(0)
     return apart / expected.detach().abs().max()

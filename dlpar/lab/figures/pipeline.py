@@ -1,4 +1,4 @@
-"""Static figures of pipelines: passes of micro-batches on the ranks, beside their ideal, and the bubble."""
+"""Static figures of a step: passes of micro-batches in a pipeline, beside their ideal, the bubble, and memory."""
 
 from __future__ import annotations
 
@@ -8,14 +8,19 @@ from statistics import fmean, median
 from types import MappingProxyType
 from typing import Any
 
+import pandas as pd
+
 from dlpar.config.experiment import Experiment
 from dlpar.config.split import SCHEDULES as TRAITS
+from dlpar.jobs.memory_check import bytes_of, model_state
 from dlpar.jobs.run import Run
 from dlpar.jobs.tail import rank_of
 from dlpar.lab import captions, theme
-from dlpar.lab.figure import Figure, blank, captioned, finished, gantt
+from dlpar.lab.figure import Figure, Names, Runs, blank, captioned, finished, gantt, listed, require, stacked
+from dlpar.lab.labels import labels
 from dlpar.split.mesh import coordinates, sizes_of
 from dlpar.split.schedules import SCHEDULES, Action
+from dlpar.theory import sizes
 from dlpar.theory.pipeline import Bar, idle_share, most_in_flight, timed
 from dlpar.theory.pipeline import timeline as ideal_bars
 
@@ -92,12 +97,10 @@ def ideal(experiment: Experiment, measured: list[Bar], steps: range) -> list[Bar
     """Bars of the schedule with equal stages, which begin when the first measured pass began."""
     cut, stages = experiment.split, stages_of(experiment)
     chunks = cut.chunks if cut.schedule == "interleaved" else 1
-    seconds: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for bar in passes(measured):
-        seconds[bar.kind][bar.stage].append(bar.end - bar.start)
+    durations = pd.DataFrame(passes(measured)).assign(seconds=lambda bars: bars["end"] - bars["start"])
     # The median of each rank, so that one delayed pass does not count for all.
-    times = dict.fromkeys(PASSES, 0.0)
-    times |= {name: chunks * fmean(map(median, of_rank.values())) for name, of_rank in seconds.items()}
+    means = durations.groupby(["kind", "stage"])["seconds"].median().groupby("kind").mean()
+    times = {name: chunks * float(means.get(name, 0.0)) for name in PASSES}
     times["backward"] += times["weight"]
     later = 0
     if has_flush(experiment):
@@ -148,18 +151,6 @@ def idle(experiment: Experiment, bars: list[Bar]) -> list[Bar]:
     return [bar for bar in found if bar.end > bar.start]
 
 
-COLOURS = {
-    "forward": "#3A97CC", "recompute": "#B79F00", "backward": "#2CA079", "weight": "#A983C9",
-    "bubble": "#8c8c8c", "receive": "#B5473C", "send": "#6b6b6b",
-}  # fmt: skip
-"""Colours of passes, of idle time and of messages; later chunks are lighter. Others are as in the timeline."""
-
-INSIDE = {
-    "textposition": "inside", "insidetextanchor": "middle", "textangle": 0, "constraintext": "inside",
-    "insidetextfont": {"color": "#000000", "size": 13},
-}  # fmt: skip
-"""A bar's text, where it fits."""
-
 ORDER = ["bubble", *PASSES, *TALKING, *theme.PHASES]
 """Order of the legend."""
 
@@ -167,8 +158,11 @@ AFTER = 1.2
 """Longest time shown, in durations of all passes: synchronising replicas afterwards may take much longer."""
 
 
-def pipeline(run: Run, step: int | None = None) -> Figure:
+def pipeline(run: Run) -> Figure:
     """Draw a step of every rank of a pipeline, micro-batch by micro-batch, and the schedule's ideal below it.
+
+    The step is that of median duration. Of a schedule without a flush, twice as many steps as there are
+    stages are drawn, in the middle of the run.
 
     In the ideal, all stages are equal and messages take no time; a pass is as long as the run's
     passes are on average (mean over each rank's median). The passes of a hybrid include the messages
@@ -179,26 +173,18 @@ def pipeline(run: Run, step: int | None = None) -> Figure:
     ----------
     run : Run
         A run split by ``pipeline`` or ``hybrid``, with spans.
-    step : int, optional
-        Step to draw; default: the one of median duration. Of a schedule without a flush, the first of twice as
-        many steps as there are stages; default: in the middle of the run.
 
     Raises
     ------
     ValueError
-        If the run is split in another way, or has no spans of that step.
+        If the run is split in another way, or has no spans.
     """
     experiment, cut = run.experiment, run.experiment.split
-    if cut.kind not in ("pipeline", "hybrid"):
-        raise ValueError(f"run {run.id}: got split {cut}, allowed is pipeline or hybrid")
+    fine = cut.kind in ("pipeline", "hybrid")
+    require(fine, f"run {run.id}: got split {cut}, allowed is pipeline or hybrid")
     by_step = spans(run)
-    if not by_step:
-        raise ValueError(f"run {run.id}: no spans of passes were recorded, so there is no timeline")
+    require(len(by_step) > 0, f"run {run.id}: no spans of passes were recorded, so there is no timeline")
     steps = typical(experiment, by_step)
-    if step is not None:
-        steps = range(step, step + len(steps))
-    if steps.start not in by_step:
-        raise ValueError(f"step: got {step}, allowed is a step with spans: {min(by_step)} to {max(by_step)}")
     done = [bar for each in steps for bar in by_step.get(each, ())]
     begin, _ = window(passes(done))
     how = theme.HOW[experiment.cluster.world]
@@ -216,13 +202,14 @@ def pipeline(run: Run, step: int | None = None) -> Figure:
     layout = _layout(title, width, names, domain=[0.56, 1])
     layout["xaxis"]["anchor"], layout["annotations"] = "y2", notes
     layout["yaxis2"] = {**layout["yaxis"], "domain": [0, 0.44]}
-    figure = blank({**layout, "margin": {"l": 92, "r": 16, "t": 84, "b": 54}}, 70 * len(names) + 190)
+    figure = blank(70 * len(names) + 190, **layout, margin={"l": 92, "r": 16, "t": 84, "b": 54})
     for yaxis, bars in zip(("y", "y2"), pictures.values()):
         _add(figure, [*idle(experiment, bars), *bars], yaxis)
     heads = ("picture", "rank", "phase", "micro-batch", "chunk", "start (ms)", "duration (ms)")
     rows = [(way, *bar[:5], bar.end - bar.start) for way, bars in pictures.items() for bar in bars]
     facts = dict(zip(("run", "ideal"), bubbles))
-    return captioned(figure, _sentence(experiment, steps, pictures, bubbles), (heads, rows), bubble=facts)
+    sentence = _sentence(experiment, steps.start, pictures, bubbles)
+    return captioned(figure, sentence, (heads, rows), bubble=facts)
 
 
 def _since(begin: float, bars: Iterable[Bar]) -> list[Bar]:
@@ -231,12 +218,10 @@ def _since(begin: float, bars: Iterable[Bar]) -> list[Bar]:
     return [bar for bar in after if bar.end > 0]
 
 
-def _sentence(
-    experiment: Experiment, steps: range, pictures: dict[str, list[Bar]], bubbles: list[float]
-) -> str:
+def _sentence(experiment: Experiment, step: int, pictures: dict[str, list[Bar]], bubbles: list[float]) -> str:
     took, best = (end - start for start, end in (window(passes(bars)) for bars in pictures.values()))
     length = captions.duration(took / 1e3) if took >= 1e3 else f"{took:.3g} ms"
-    part = f"Step {steps.start}" if has_flush(experiment) else f"The part from step {steps.start} on"
+    part = f"Step {step}" if has_flush(experiment) else f"The part from step {step} on"
     found, least = map(percent, bubbles)
     text = (
         f"{part} took {length} from its first pass to its last, {took / best:.2f} times the ideal: "
@@ -252,8 +237,8 @@ def percent(bubble: float) -> str:
 
 def _layout(title: str, width: float, names: Sequence[str], **rows: Any) -> dict[str, Any]:
     xaxis, yaxis = theme.axis(title, (0, width)), theme.rows(names, automargin=True, anchor="x", **rows)
-    fit = {"uniformtext": {"minsize": 9, "mode": "hide"}}
-    return theme.layout(xaxis=xaxis, yaxis=yaxis, barmode="overlay", bargap=0.15, **fit)
+    fit = {"uniformtext": {"minsize": 9, "mode": "hide"}, "barmode": "overlay", "bargap": 0.15}
+    return {"xaxis": xaxis, "yaxis": yaxis, **fit}
 
 
 def _add(figure: Figure, bars: Sequence[Bar], yaxis: str = "y") -> None:
@@ -275,11 +260,11 @@ def _look(name: str, chunk: int, chunks: int) -> dict[str, Any]:
     is_pass, own = name in PASSES, theme.PHASES.get(name, theme.OTHER).colour
     title = f"{name}, chunk {chunk}" if is_pass and chunks > 1 else name
     title = "bubble: idle" if name == "bubble" else title
-    colour = theme.lighter(COLOURS.get(name, own), 0.6 * chunk / max(chunks - 1, 1))
+    colour = theme.lighter(theme.PIPELINE.get(name, own), 0.6 * chunk / max(chunks - 1, 1))
     marker = {"color": colour, "pattern": theme.hatch("/" * (name == "bubble"))}
     micro = ", micro-batch %{text}" if is_pass else ""
     hover = f"%{{fullData.name}}{micro}: %{{x:.4g}}, from %{{base:.4g}}<extra></extra>"
-    look = {"name": title, "legendgroup": title, "marker": marker, "hovertemplate": hover, **INSIDE}
+    look = {"name": title, "legendgroup": title, "marker": marker, "hovertemplate": hover, **theme.INSIDE}
     strip = {"width": 0.18, "offset": 0.24} if name in TALKING else {}
     return {**look, **strip, "opacity": 0.45 if name == "bubble" else 1.0}
 
@@ -313,10 +298,9 @@ def schedule(
     name = which if isinstance(which, str) else "a schedule of your own"
     if not isinstance(which, str):
         lists = [[Action(*action) for action in own] for own in which]
-    elif which not in SCHEDULES:
-        names = ", ".join(SCHEDULES)
-        raise ValueError(f"which: got {which!r}, allowed is one of {names}, or a list of actions a stage")
     else:
+        allowed = f"allowed is one of {', '.join(SCHEDULES)}, or a list of actions a stage"
+        require(which in SCHEDULES, f"which: got {which!r}, {allowed}")
         chunks = chunks if TRAITS[which].has_chunks else 1
         lists = [SCHEDULES[which](stage, stages, microbatches, chunks) for stage in range(stages)]
     stages, chunks = len(lists), 1 + max(action.chunk for own in lists for action in own)
@@ -331,7 +315,7 @@ def schedule(
         f"and at most {held} micro-batches{' of a chunk each' * (chunks > 1)} are in flight on a stage."
     )
     names = [f"stage {stage}" for stage in range(stages)]
-    figure = blank(_layout("time (forward passes of a micro-batch)", end, names), 42 * stages + 130)
+    figure = blank(42 * stages + 130, **_layout("time (forward passes of a micro-batch)", end, names))
     _add(figure, bars)
     heads = ("stage", "phase", "micro-batch", "chunk", "start", "end")
     return captioned(figure, sentence, (heads, bars), bubble=share, **{"in flight": held})
@@ -361,32 +345,202 @@ def micro_batches(runs: Sequence[Run], predicted: Mapping[str, Seconds] = Mappin
     world = runs[0].experiment.cluster.world
     for run in runs:
         cut, own_world = run.experiment.split, run.experiment.cluster.world
-        if cut.kind not in ("pipeline", "hybrid") or own_world != world or len(run.curve) < 2:
-            raise ValueError(f"run {run.id}: allowed is a pipeline of two steps or more in the {world} world")
+        fine = cut.kind in ("pipeline", "hybrid") and own_world == world and len(run.curve) > 1
+        require(fine, f"run {run.id}: allowed is a pipeline of two steps or more in the {world} world")
         found.setdefault(cut.schedule, {})[cut.microbatches] = float(run.curve["seconds"].diff().median())
-    parts = []
-    for name, points in found.items():
-        best, most = min(points, key=points.__getitem__), max(points)
-        text = f"{name} is fastest with {best} micro-batch{'es' * (best > 1)}, "
-        text += f"{captions.quantity(1e3 * points[best])} ms a step"
-        longer = f", and takes {points[most] / points[best]:.1f} times as long with {most}"
-        parts.append(text + longer * (most > best))
     curves = [(theme.HOW[world], name, points) for name, points in found.items()]
     curves += [("predicted", name, predicted[name]) for name in found if name in predicted]
     rows = [(how, name, m, s) for how, name, points in curves for m, s in sorted(points.items())]
-    counts = sorted({m for _, _, m, _ in rows})
+    xaxis = theme.log_axis("number of micro-batches of a step", sorted({m for _, _, m, _ in rows}))
     title, top = theme.on_clock("time of a step (ms)", world), max(s for *_, s in rows)
-    xaxis = theme.log_axis("number of micro-batches of a step", counts)
-    yaxis = theme.axis(title, (0, theme.rounded_up(1.05e3 * top)))
-    figure = blank(theme.layout(xaxis=xaxis, yaxis=yaxis), 400)
-    looks = dict(zip(found, zip(theme.RUNS, theme.MARKERS)))
+    figure = blank(400, xaxis=xaxis, yaxis=theme.axis(title, (0, theme.rounded_up(1.05e3 * top))))
+    looks, parts = dict(zip(found, zip(theme.RUNS, theme.MARKERS))), []
     for how, name, points in curves:
         x, y = zip(*sorted(points.items()))
-        colour, symbol = looks[name]
-        figure.add_scatter(x=x, y=[1e3 * s for s in y], **theme.result(f"{name}, {how}", colour, how, symbol))
+        look = theme.result(f"{name}, {how}", looks[name][0], how, looks[name][1])
+        figure.add_scatter(x=x, y=[1e3 * s for s in y], **look)
     for name, points in found.items():
-        best = min(points, key=points.__getitem__)
-        ring = {"symbol": "circle-open", "size": 19, "color": looks[name][0], "line": {"width": 2.5}}
-        style = {"mode": "markers", "marker": ring, "showlegend": False, "name": f"{name}, fastest"}
-        figure.add_scatter(x=[best], y=[1e3 * points[best]], **style)
+        best, most = min(points, key=points.__getitem__), max(points)
+        text = f"{name} is fastest with {best} micro-batch{'es' * (best > 1)}, "
+        longer = f", and takes {points[most] / points[best]:.1f} times as long with {most}"
+        parts.append(f"{text}{captions.quantity(1e3 * points[best])} ms a step{longer * (most > best)}")
+        ring = theme.LOOKS["ring"] | {"marker": {**theme.LOOKS["ring"]["marker"], "color": looks[name][0]}}
+        figure.add_scatter(x=[best], y=[1e3 * points[best]], name=f"{name}, fastest", **ring)
     return captioned(figure, "; ".join(parts) + ".", (("how", "schedule", "micro-batches", "step (s)"), rows))
+
+
+# ---- memory ------------------------------------------------------------------------------
+
+
+STATE = ("weights", "gradients", "optimizer")
+"""Kinds that have a closed form."""
+
+INSTANTS = 400
+"""Parts of a step; the largest and the last value of each part are drawn."""
+
+States = Sequence[float | None]
+"""Bytes of a rank by the closed form; None where there is none."""
+
+Points = list[tuple[float, float]]
+"""Points ``(ms, micro-batches or bytes)`` of a rank; a value holds until the next point."""
+
+
+def memory(runs: Runs, titles: Names = None) -> Figure:
+    """Draw the memory of each rank by kind at a step's peak; for several runs, of the fullest rank.
+
+    The step is the last in which memory was recorded. If the model is split by data alone, a mark
+    shows weights, gradients and optimizer state by the closed form (Rajbhandari et al., arXiv
+    1910.02054, section 5). For a single run, a second panel shows the memory over the time of that step,
+    unless steps overlap. For a pipeline, another panel shows the micro-batches in flight: those
+    after their forward and before their backward pass.
+
+    Parameters
+    ----------
+    runs : Run or sequence of Run
+        Runs in a world in which ranks compute.
+    titles : sequence of str, optional
+        Name of each of several runs; default: the settings in which it differs from the others.
+
+    Raises
+    ------
+    ValueError
+        If a run has no record of memory.
+    """
+    runs = listed(runs)
+    held = [{rank: record["memory"] for rank, record in _last(run, "memory").items()} for run in runs]
+    for run, of_run in zip(runs, held):
+        allowed = "allowed is a run whose ranks compute with numbers"
+        require(len(of_run) > 0, f"run {run.id}: no memory was recorded, {allowed}")
+    one, states = len(runs) == 1, [_state(run.experiment) for run in runs]
+    if one:
+        names, rows = [f"rank {rank}" for rank in held[0]], list(held[0].values())
+        states *= len(rows)
+    else:
+        names = list(titles or labels([run.experiment for run in runs]))
+        rows = [max(of_run.values(), key=lambda row: sum(row.values())) for of_run in held]
+    peaks = pd.DataFrame(rows, columns=list(theme.MEMORY)).fillna(0)
+    total = peaks.sum(axis=1)
+    scale, unit = theme.unit_of(total.max())
+    parts = {kind: ({"marker_color": theme.MEMORY[kind]}, peaks[kind] / scale) for kind in peaks}
+    forms = [state and state / scale for state in states]
+    title = f"memory of a rank at the peak of a step ({unit})"
+    figure = stacked(title, names, parts, ("closed form of the first three", forms))
+    figure.update_layout(margin_t=92, legend_maxheight=91, legend_entrywidth=0)
+    courses = _courses(runs[0], scale, unit) if one else {}
+    if courses:
+        _add_courses(figure, courses, runs[0].experiment)
+    columns = {"": names, **{f"{kind} ({unit})": peaks[kind] / scale for kind in peaks}}
+    columns[f"total ({unit})"] = total / scale
+    if any(forms):
+        columns[f"closed form of weights, gradients, optimizer ({unit})"] = forms
+    amounts = [f"{captions.quantity(each)} {unit}" for each in total / scale]
+    text = _memory_in_words(names, peaks, amounts, states)
+    flights = [r["in_flight"] for _, r in runs[0].records() if "in_flight" in r] if one else []
+    if flights:
+        text += f"; at most {max(flights)} micro-batches were in flight on a rank"
+    text = captions.shown_workers(runs[0].experiment, f"{text}.") if one else f"{text}."
+    return captioned(figure, text, (list(columns), list(zip(*columns.values()))))
+
+
+def _last(run: Run, what: str) -> dict[int, dict[str, Any]]:
+    """The last step's record with `what` of each drawn rank."""
+    last: dict[int, dict[str, Any]] = {}
+    for source, record in run.records():
+        if record["k"] == "step" and record.get(what):
+            rank = rank_of(source)
+            if rank not in last or record["step"] >= last[rank]["step"]:
+                last[rank] = record
+    return {rank: last[rank] for rank in sorted(last) if rank < theme.workers(run.experiment)}
+
+
+def _state(experiment: Experiment) -> float | None:
+    """Bytes of weights, gradients and optimizer state by the closed form; None where there is none."""
+    split, sync = experiment.split, experiment.sync
+    if split.kind != "data" or sync.scheme != "ring" or experiment.averaging.method != "none":
+        return None
+    each = bytes_of(experiment.optimizer, {"float32": 4, "float64": 8}[experiment.dtype])
+    return model_state(sizes(experiment).parameters, experiment.workers, split.zero, each).total
+
+
+def _courses(run: Run, scale: float, unit: str) -> dict[str, dict[int, Points]]:
+    """Panels over the time of a step, by their titles: micro-batches in flight, and memory."""
+    experiment, held = run.experiment, _last(run, "memory_over_time")
+    by_step = spans(run) if experiment.split.kind in ("pipeline", "hybrid") else {}
+    if not by_step:
+        begin = min((record["memory_over_time"][0][0] for record in held.values()), default=0.0)
+        return {f"held ({unit})": _held_since(begin, held, scale)} if held else {}
+    steps = typical(experiment, by_step)
+    if held and has_flush(experiment):
+        step = next(iter(held.values()))["step"]
+        steps = range(step, step + 1)
+    bars = passes(bar for step in steps for bar in by_step.get(step, ()))
+    begin, _ = window(bars)
+    ranks = sorted({bar.stage for bar in bars})
+    flights = {rank: _in_flight([bar for bar in bars if bar.stage == rank], begin) for rank in ranks}
+    if not held or not has_flush(experiment):
+        return {"in flight": flights}
+    course = _held_since(begin, held, scale)
+    for rank in course.keys() & flights.keys():  # up to the end of its last pass
+        course[rank].append((max(flights[rank][-1][0], course[rank][-1][0]), course[rank][-1][1]))
+    return {"in flight": flights, f"held ({unit})": course}
+
+
+def _held_since(begin: float, held: dict[int, dict[str, Any]], scale: float) -> dict[int, Points]:
+    """Points in ms since `begin` and `scale` bytes: the largest and the last of each of `INSTANTS` parts."""
+    of_ranks = {rank: record["memory_over_time"] for rank, record in held.items()}
+    each = max(points[-1][0] - begin for points in of_ranks.values()) / INSTANTS or 1.0
+    found = {}
+    for rank, points in of_ranks.items():
+        course = pd.DataFrame(points, columns=["t", "held"])
+        course["ms"] = 1e3 * (course["t"] - begin)
+        parts = course["held"].groupby((course["ms"] / (1e3 * each)).astype(int))
+        kept = course.loc[sorted({*parts.idxmax(), *parts.tail(1).index})]
+        found[rank] = list(zip(kept["ms"], kept["held"] / scale))
+    return found
+
+
+def _in_flight(bars: list[Bar], begin: float) -> Points:
+    """Micro-batches of one rank in flight since `begin`: each from its forward pass to its last pass."""
+    of_micro = pd.DataFrame(bars).set_index(["micro", "chunk"])
+    starts = of_micro["start"][of_micro["kind"] == "forward"]
+    ends = of_micro["end"][of_micro["kind"].isin(("backward", "weight"))].groupby(level=[0, 1]).max()
+    before = ends.index.difference(starts.index)  # their forward pass was before
+    changes = [pd.Series([len(before)], [begin]), pd.Series(1, starts), pd.Series(-1, ends)]
+    held = pd.concat(changes).groupby(level=0).sum().cumsum()  # one is freed as the other is made
+    return list(zip(1e3 * (held.index - begin), held))
+
+
+def _add_courses(figure: Figure, courses: dict[str, dict[int, Points]], experiment: Experiment) -> None:
+    """Add a panel for each course to the right of the bars, one below the other."""
+    layout, several = figure.layout, len(courses) > 1
+    end = max(t for course in courses.values() for points in course.values() for t, _ in points)
+    time = theme.on_clock("time in a step (ms)", experiment.cluster.world)
+    below = {"domain": [0.56, 1], "anchor": "y3" if several else "y2"}
+    layout.xaxis.domain, layout.xaxis2 = [0, 0.46], theme.axis(time, (0, theme.rounded_up(end)), **below)
+    layout.height = max(layout.height, 430 if several else 320)
+    rooms = ([0.56, 1], [0, 0.48]) if several else ([0, 1],)
+    for number, ((name, course), room) in enumerate(zip(courses.items(), rooms), start=2):
+        top = max(n for points in course.values() for _, n in points)
+        limit, ticks = theme.rounded_up(top), {"nticks": 5}
+        if name == "in flight":
+            limit, ticks = top + 0.5, {"dtick": max(1, top // 4)}
+        layout[f"yaxis{number}"] = theme.axis(name, (0, limit), anchor="x2", domain=room, **ticks)
+        where = {"xaxis": "x2", "yaxis": f"y{number}", "showlegend": number == 2}
+        for rank, points in course.items():
+            line = {**theme.rank_line(rank)["line"], "shape": "hv", "width": 2.5}
+            x, y = zip(*points)
+            figure.add_scatter(x=x, y=y, name=f"rank {rank}", mode="lines", line=line, **where)
+
+
+def _memory_in_words(names: list[str], peaks: pd.DataFrame, amounts: list[str], states: States) -> str:
+    total, sums = peaks.sum(axis=1), peaks[list(STATE)].sum(axis=1)
+    most, least = total.idxmax(), total.idxmin()
+    kind, share = peaks.loc[most].idxmax(), peaks.loc[most].max() / total[most]
+    text = f"At its peak {names[most]} held {amounts[most]}, {share:.0%} of it {kind}"
+    if amounts[most] != amounts[least]:
+        text += f"; {names[least]} held the least, {amounts[least]}"
+    errors = [abs(own / state - 1) for own, state in zip(sums, states) if state]
+    if errors:
+        by = "less than 0.1%" if max(errors) < 1e-3 else f"at most {max(errors):.1%}"
+        text += f"; weights, gradients and optimizer state differ from the closed form by {by}"
+    return text

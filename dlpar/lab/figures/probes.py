@@ -8,7 +8,8 @@ itself and does not depend on its implementation.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -200,13 +201,12 @@ class SentBytesMeter:
         self._before = now
         return {doing: sent for doing, sent in self._found.items() if sent}
 
-    def begin(self, doing: tuple[str, str]) -> None:
-        """Begin an activity."""
+    @contextmanager
+    def during(self, doing: tuple[str, str]) -> Iterator[None]:
+        """Count what is sent meanwhile for an activity."""
         self.found()
         self._doing.append(doing)
-
-    def end(self) -> None:
-        """End the activity that began last."""
+        yield
         self.found()
         self._doing.pop()
 
@@ -218,8 +218,7 @@ class SentBytesMeter:
             self._doing[0] = name, "backward"
 
         for name, layer in layers.named_children():
-            layer.register_forward_pre_hook(lambda *_, name=name: self.begin((name, "forward")))
-            layer.register_forward_hook(lambda *_: self.end())
+            self.calls(layer, "forward", lambda *_, name=name: (name, "forward"))
             layer.register_full_backward_pre_hook(lambda *_, name=name: backward(name))
             if isinstance(layer, Overlapping):
                 self.calls(layer, "refresh", lambda *_, name=name: (name, "forward"))
@@ -229,11 +228,8 @@ class SentBytesMeter:
         inner = getattr(thing, method)
 
         def watched(*arguments: Any) -> Any:
-            self.begin(named(*arguments))
-            try:
+            with self.during(named(*arguments)):
                 return inner(*arguments)
-            finally:
-                self.end()
 
         setattr(thing, method, watched)
 

@@ -16,7 +16,7 @@ from dlpar.config.schema import BadExperiment
 from dlpar.jobs.launch import check_machine
 from dlpar.jobs.run import Run
 from dlpar.lab import captions, theme
-from dlpar.lab.figure import Figure, blank, captioned, finished, stacked
+from dlpar.lab.figure import Figure, Names, blank, captioned, finished, require, stacked
 from dlpar.lab.labels import labels, scheme
 from dlpar.lab.sweep import Outcome, all_done
 from dlpar.theory.scaling import crossings, gains, task
@@ -55,11 +55,9 @@ def scaling(
         If a run fails; the others are run first.
     """
     experiments = [experiments] if isinstance(experiments, Experiment) else list(experiments)
-    if not experiments:
-        raise ValueError("experiments: got none, allowed is one or more")
+    require(len(experiments) > 0, "experiments: got none, allowed is one or more")
     counts = sorted(set(workers))
-    if len(counts) < 2:
-        raise ValueError(f"workers: got {list(workers)}, allowed are two numbers or more")
+    require(len(counts) > 1, f"workers: got {list(workers)}, allowed are two numbers or more")
     wanted = [experiment.replace(workers=n) for experiment in experiments for n in counts]
     names = curve_names(wanted)
     twins = [(found, name) for e, name in zip(wanted, names) if (found := twin(e))] if simulated else []
@@ -138,9 +136,7 @@ class Curve(NamedTuple):
         return {point.workers: point.rate for point in self.points}
 
 
-def curves(
-    outcomes: Sequence[Outcome], names: Sequence[str] | None = None, predicted: bool = True
-) -> list[Curve]:
+def curves(outcomes: Sequence[Outcome], names: Names = None, predicted: bool = True) -> list[Curve]:
     """A curve for each name and world and, with `predicted`, one beside it from the closed form.
 
     Parameters
@@ -194,9 +190,8 @@ def speedup(runs: Sequence[Run], predicted: Mapping[int, float] | None = None) -
     rates: dict[int, list[float]] = defaultdict(list)
     for run in finished(runs):
         rates[run.experiment.workers].append(run.summary["samples_per_s"])
-    if len(rates) < 2:
-        only = captions.listed(map(str, rates))
-        raise ValueError(f"runs: got runs of {only} workers only, allowed are two or more numbers of workers")
+    got = f"got runs of {captions.listed(map(str, rates))} workers only"
+    require(len(rates) > 1, f"runs: {got}, allowed are two or more numbers of workers")
     experiment, base = runs[0].experiment, min(rates)
     alone = float(np.mean(rates[base]))
 
@@ -227,10 +222,10 @@ def draw(drawn: Sequence[Curve]) -> Figure:
         If no curve has two numbers of workers.
     """
     drawn = [curve for curve in drawn if len(curve.points) > 1]
-    if not drawn:
-        raise ValueError("outcomes: got no two numbers of workers of one kind, allowed are two or more")
+    got = "got no two numbers of workers of one kind"
+    require(len(drawn) > 0, f"outcomes: {got}, allowed are two or more")
     workers, base = sorted({p.workers for c in drawn for p in c.points}), min(c.base for c in drawn)
-    figure = blank(_layout(drawn, workers, base), 470)
+    figure = blank(470, **_layout(drawn, workers, base))
     right = {"xaxis": "x2", "yaxis": "y2", "showlegend": False}
     ideal = {"mode": "lines", "line": theme.IDEAL, "name": "ideal"}
     figure.add_scatter(x=workers, y=[n / base for n in workers], **ideal, legendrank=1003)
@@ -238,7 +233,7 @@ def draw(drawn: Sequence[Curve]) -> Figure:
     own = {curve.name: curve.experiment for curve in drawn}
     looks = dict(zip(own, zip(theme.run_colours(list(own.values())), theme.MARKERS)))
     alone = len(own) == 1
-    for curve in sorted(drawn, key=lambda c: ("simulated", "paced", "measured", "predicted").index(c.kind)):
+    for curve in sorted(drawn, key=lambda c: theme.DRAWN.index(c.kind)):
         colour, symbol = looks[curve.name]
         name = curve.kind if alone else f"{curve.name}, {curve.kind}"
         look = theme.result(name, colour, curve.kind, symbol, legendgroup=name)
@@ -265,16 +260,13 @@ def draw(drawn: Sequence[Curve]) -> Figure:
 def _layout(drawn: Sequence[Curve], workers: Sequence[int], base: int) -> dict[str, Any]:
     ups = [point.speedup for curve in drawn for point in curve.points] + [n / base for n in workers]
     powers = range(math.floor(math.log2(min(ups)) + 1e-9), math.ceil(math.log2(max(ups)) - 1e-9) + 1)
-    most = max(point.efficiency for curve in drawn for point in curve.points)
+    top = 1.05 * max(1.0, *(point.efficiency for curve in drawn for point in curve.points))
     title = f"speed-up over {base} worker{'s' * (base > 1)} (times)"
     times = lambda n: f"{n:,.0f}" if n >= 1 else f"1/{1 / n:,.0f}"
-    top = 1.05 * max(1.0, most)
-    return theme.layout(
-        xaxis=theme.log_axis("workers", workers, domain=[0, 0.44]),
-        yaxis=theme.log_axis(title, [2.0**power for power in powers], times),
-        xaxis2=theme.log_axis("workers", workers, domain=[0.57, 1], anchor="y2"),
-        yaxis2=theme.axis("efficiency (share of ideal)", (0, top), anchor="x2", tickformat=".0%"),
-    )
+    up = theme.log_axis(title, [2.0**power for power in powers], times)
+    share = theme.axis("efficiency (share of ideal)", (0, top), anchor="x2", tickformat=".0%")
+    across, right = (theme.log_axis("workers", workers, domain=domain) for domain in ([0, 0.44], [0.57, 1]))
+    return {"xaxis": across, "yaxis": up, "xaxis2": right | {"anchor": "y2"}, "yaxis2": share}
 
 
 def _mark_crossings(figure: Figure, drawn: Sequence[Curve]) -> list[str]:
@@ -287,11 +279,10 @@ def _mark_crossings(figure: Figure, drawn: Sequence[Curve]) -> list[str]:
             throughout[faster.name].append(slower.name)
             continue
         sentences.append(captions.crossing(first.name, second.name, at, common, faster.name))
-        marker = {"symbol": "x-thin", "size": 14, "line": {"width": 3, "color": theme.GREY}}
-        cross = {"mode": "markers", "marker": marker, "showlegend": False}
         workers, _, _, ups, _ = zip(*first.points)
         heights = np.exp(np.interp(np.log(at), np.log(workers), np.log(ups)))  # along the line that is drawn
-        figure.add_scatter(x=at, y=heights.tolist(), name=f"{first.name} = {second.name}", **cross)
+        name = f"{first.name} = {second.name}"
+        figure.add_scatter(x=at, y=heights.tolist(), name=name, **theme.LOOKS["crossing"])
     return sentences + [captions.faster_throughout(name, slower) for name, slower in throughout.items()]
 
 

@@ -23,8 +23,6 @@ HISTOGRAMS = 8
 
 ALL = "all workers"
 
-COUNTED = ("updates", "worker-steps")
-
 
 class RankLines(Plot):
     """A line for each worker that is drawn, on axes that grow by doubling; statistics cover all workers.
@@ -35,6 +33,10 @@ class RankLines(Plot):
     ----------
     field, unit : str
         Field of a step's record, and its unit.
+    every : Counter
+        Number of steps by their value.
+    counts : list of Counter
+        The same of each worker.
     """
 
     field: ClassVar[str]
@@ -48,25 +50,23 @@ class RankLines(Plot):
         super().begin(run)
         experiment, every = run.experiment, [other.experiment for other in self.runs.values()]
         self.over_time = any(other.sync.runs_free for other in every)
-        self.largest, self.total, self.count = 0, 0, 0
-        self._waiting: list[tuple[float, int]] = []  # values by time that are in no global step yet
-        self.end, self._latest = (1.0 if self.over_time else max(other.steps for other in every)), 0.0
+        self.every, self.counts = Counter[int](), [Counter[int]() for _ in range(experiment.workers)]
+        self._waiting, self._latest = list[tuple[float, int]](), 0.0  # values that are in no global step yet
         columns, at = ("seconds", "step", self.unit), {"x": "*", "y": self.unit}
         mean = {**run.line, "name": f"{run.name}, mean", "visible": False}
         self.mean_line = self.add_trace(f"{run.key} mean", mean, columns, at, limit=POINTS)
         crowded, workers = theme.crowded(experiment), range(theme.workers(experiment))
-        styles = [{**theme.rank_line(rank, crowded), "name": f"rank {rank}"} for rank in workers]
+        styles = [theme.rank_line(rank, crowded) for rank in workers]
         keys = [f"{run.key} {style['name']}" for style in styles]
         self.lines = [self.add_trace(k, style, columns, at, limit=POINTS) for k, style in zip(keys, styles)]
 
-    def rank_step(self, rank: int, record: dict[str, Any]) -> None:
+    def take(self, rank: int, record: dict[str, Any]) -> None:
         """Take one worker's step."""
         if record["k"] != "step":
             return
         value, seconds, step = record[self.field], record["t"], record["step"]
-        self.count += 1
-        self.total += value
-        self.largest = max(self.largest, value)
+        self.every[value] += 1
+        self.counts[rank][value] += 1
         self._latest = max(self._latest, seconds)
         heapq.heappush(self._waiting, (seconds, value))
         if rank < len(self.lines):
@@ -81,25 +81,24 @@ class RankLines(Plot):
             self.mean_line.add((done.seconds, done.step, sum(values) / len(values)))
 
     @property
-    def mean(self) -> float:
-        """Mean of all values so far."""
-        return self.total / self.count if self.count else 0.0
+    def largest(self) -> int:
+        """Largest of all values so far."""
+        return max(self.every, default=0)
 
-    def fit_axes(self, ended: bool, least: float = 4.0) -> None:
-        """Bring the axes up to date; the vertical one reaches at least `least`."""
+    def fit_axes(self, ended: bool) -> None:
+        """Bring the axes up to date."""
         lines = [self.series(f"{key} mean").rows for key in self.runs if key != self.front.key]
         ends = [(rows[-1, 0], rows[:, 2].max()) for rows in lines if len(rows)]
         latest, largest = map(max, zip((self._latest, self.largest), *ends))
-        self.set_range("yaxis", -0.25, theme.doubled(largest + 0.25, least))
+        self.grow("yaxis", largest + 0.25)
         if self.over_time:
-            self.end = theme.rounded_up(latest) if ended else theme.doubled(latest, self.end)
-            self.set_range("seconds", 0, self.end)
+            self.grow("seconds", latest, ended)
 
-    def time_axes(self) -> dict[str, dict[str, Any]]:
+    def time_axes(self) -> dict[str, theme.Look]:
         """Horizontal axis of the lines at the beginning of a run."""
         name = "seconds" if self.over_time else "step"
-        titles = theme.titles(run.experiment.cluster.world for run in self.runs.values())
-        return {name: theme.axis(titles[name], (0, self.end))}
+        end = 1.0 if self.over_time else max(run.experiment.steps for run in self.runs.values())
+        return {name: theme.axis(theme.titles(self.worlds())[name], (0, end))}
 
 
 def predicted_mean(experiment: Experiment) -> int | None:
@@ -114,6 +113,11 @@ def predicted_mean(experiment: Experiment) -> int | None:
         return None
     simple = (sync.consistency, sync.pull, sync.push_every, sync.groups) == ("asp", "reply", 1, 0)
     return experiment.workers - 1 if simple else None
+
+
+def mean(counts: Counter[int]) -> float:
+    """Mean of values that are counted."""
+    return sum(value * n for value, n in counts.items()) / counts.total()
 
 
 def histograms(experiment: Experiment) -> list[str]:
@@ -140,75 +144,57 @@ class Staleness(RankLines):
         self.remove("predicted")
         super().begin(run)
         self.predicted, self.names = predicted_mean(run.experiment), histograms(run.experiment)
-        self.counts: list[Counter[int]] = [Counter() for _ in self.names]
-        at = {"x": COUNTED[0], "y": COUNTED[1]}
         for number, name in enumerate(self.names):
-            self.add_trace(f"histogram {number}", _histogram(number, name), COUNTED, at)
+            self.add_trace(f"histogram {number}", _histogram(number, name), ("updates", "worker-steps"))
         if self.predicted is not None:
             style = theme.predicted_line(f"predicted mean, N − 1 = {self.predicted}")
-            columns = ("seconds", "updates")
-            self.line = self.add_trace("predicted", style, columns, dict(zip("xy", columns)))
-        self.relayout(self._layout(), self.time_axes(), 520 if self.names else 430)
-
-    def rank_step(self, rank: int, record: dict[str, Any]) -> None:
-        """Take one worker's step."""
-        super().rank_step(rank, record)
-        number = 0 if self.names == [ALL] else rank
-        if record["k"] == "step" and number < len(self.counts):
-            self.counts[number][record["staleness"]] += 1
+            self.line = self.add_trace("predicted", style, ("seconds", "updates"))
+        self.relayout(self.time_axes(), 520 if self.names else 430, **self._layout())
 
     def settle(self, steps: GlobalSteps, ended: bool) -> None:
         """Bring axes, histograms and sentence up to date."""
-        if not self.count:
+        if not self.every:
             return
-        self.fit_axes(ended, least=max(4.0, 2.0 * (self.predicted or 0)))
+        self.fit_axes(ended)
         if self.predicted is not None:
-            self.line.replace(np.array([(0.0, self.predicted), (self.end, self.predicted)]))
+            self.line.replace(np.array([(end, self.predicted) for end in (0.0, self.end_of(self.x))]))
         most, least = 1, max(4.0, 1.0 + (self.predicted or 0))
         right = max(float(self.largest), least) if ended else theme.doubled(self.largest, least)
-        for number, (name, counts) in enumerate(zip(self.names, self.counts)):
+        drawn = [self.every] if self.names == [ALL] else self.counts
+        for number, (name, counts) in enumerate(zip(self.names, drawn)):
             if counts:
                 self.series(f"histogram {number}").replace(np.array(sorted(counts.items()), dtype=float))
-                mean = sum(age * n for age, n in counts.items()) / counts.total()
-                self.set_title(f"xaxis{number + 2}", f"{name}<br>mean {captions.quantity(mean)}")
-                self.set_range(f"xaxis{number + 2}", -0.6, right + 0.6)
+                title = _histogram_title(f"{name}<br>mean {captions.quantity(mean(counts))}")
+                self.set_axis(f"xaxis{number + 2}", title=title, range=[-0.6, right + 0.6])
                 most = max(most, *counts.values())
         if self.names:
-            top = theme.rounded_up(1.15 * most) if ended else theme.doubled(1.15 * most, 16)
-            self.set_range("yaxis2", 0, top)
-        experiment = self.front.experiment
-        sentence = captions.staleness(self.largest, self.mean, experiment, self.predicted)
-        self.set_caption(captions.shown_workers(experiment, sentence))
+            self.grow("yaxis2", 1.15 * most, ended)
+        self.say(captions.staleness(self.largest, mean(self.every), self.front.experiment, self.predicted))
 
-    def _layout(self) -> dict[str, Any]:
-        yaxis = theme.axis("staleness (updates)", (-0.25, 4))
+    def _layout(self) -> theme.Look:
+        yaxis = theme.axis("staleness (updates)", (-0.25, max(4.0, 2.0 * (self.predicted or 0))))
         if not self.names:
-            return theme.layout(yaxis=yaxis)
-        gap, several = 0.02, len(self.names) > 1
-        width = (1 + gap) / len(self.names)
-        looks = {"tickfont": {"size": 11}, "nticks": 5 if several else 12, "anchor": "y2"}
-        below = {}
-        for n, name in enumerate(self.names):
-            axis = theme.axis("", (-0.6, 4.6), domain=[n * width, (n + 1) * width - gap], **looks)
-            below[f"xaxis{n + 2}"] = axis | {"title": {"font": {"size": 12}, "standoff": 4, "text": name}}
-        mean = self.predicted
-        line = {"type": "line", "yref": "y2 domain", "x0": mean, "x1": mean, "y0": 0, "y1": 1, "layer": "below",
-                "line": theme.predicted_line("")["line"]}  # fmt: skip
-        return theme.layout(
-            xaxis={"anchor": "y"},
-            yaxis=yaxis | {"domain": [0.52, 1]},
-            yaxis2=theme.axis("worker-steps", (0, 16), domain=[0, 0.3], anchor="x2"),
-            shapes=[] if mean is None else [{**line, "xref": f"x{n + 2}"} for n in range(len(self.names))],
-            barmode="overlay",
-            bargap=0.1,
-            **below,
-        )
+            return {"yaxis": yaxis}
+        looks = {"tickfont": {"size": 11}, "nticks": 5 if len(self.names) > 1 else 12, "anchor": "y2"}
+        below, at = {}, self.predicted
+        for n, (name, domain) in enumerate(zip(self.names, theme.columns(len(self.names), 0.02)), start=2):
+            axis = theme.axis("", (-0.6, 4.6), domain=domain, **looks)
+            below[f"xaxis{n}"] = axis | {"title": _histogram_title(name)}
+        line = {**theme.LOOKS["predicted mean"], "x0": at, "x1": at}
+        marks = [] if at is None else [{**line, "xref": axis.replace("axis", "")} for axis in below]
+        counts = theme.axis("worker-steps", (0, 16), domain=[0, 0.3], anchor="x2")
+        above = {"xaxis": {"anchor": "y"}, "yaxis": yaxis | {"domain": [0.52, 1]}, "yaxis2": counts}
+        return {**above, **below, "shapes": marks, "barmode": "overlay", "bargap": 0.1}
 
 
-def _histogram(number: int, name: str) -> dict[str, Any]:
+def _histogram(number: int, name: str) -> theme.Look:
+    colour = theme.GREY if name == ALL else theme.RANKS[number]
     where = {"xaxis": f"x{number + 2}", "yaxis": "y2"}
-    looks = {"type": "bar", "marker": {"color": theme.GREY}} if name == ALL else theme.rank_bar(number)
-    return {**looks, "name": name, "showlegend": False, "width": 0.9, **where}
+    return {**theme.LOOKS["histogram"], "marker": {"color": colour}, "name": name, **where}
+
+
+def _histogram_title(text: str) -> theme.Look:
+    return {"font": {"size": 12}, "standoff": 4, "text": text}
 
 
 class Lead(RankLines):
@@ -224,35 +210,25 @@ class Lead(RankLines):
     def begin(self, run: Shown) -> None:
         """Add a run."""
         super().begin(run)
-        self.bound, self.most = run.experiment.sync.lead_bound, [0] * run.experiment.workers
+        self.bound = run.experiment.sync.lead_bound
         # No point may ever lie above the bound, for which there is room.
-        self.top = 4.0 if self.bound is None else max(4.0, self.bound * 1.6 + 1)
-        yaxis = theme.axis("lead over the slowest (clocks)", (-0.25, self.top))
-        marks = {} if self.bound is None else _bound(self.bound)
-        self.relayout(theme.layout(yaxis=yaxis, **marks), self.time_axes())
-
-    def rank_step(self, rank: int, record: dict[str, Any]) -> None:
-        """Take one worker's step."""
-        super().rank_step(rank, record)
-        if record["k"] == "step":
-            self.most[rank] = max(self.most[rank], record["lead"])
+        top = 4.0 if self.bound is None else max(4.0, self.bound * 1.6 + 1)
+        yaxis = theme.axis("lead over the slowest (clocks)", (-0.25, top))
+        self.relayout(self.time_axes(), yaxis=yaxis, **({} if self.bound is None else _bound(self.bound)))
 
     def settle(self, steps: GlobalSteps, ended: bool) -> None:
         """Bring axes and sentence up to date."""
-        if self.count:
-            self.fit_axes(ended, self.top)
-            sentence = captions.lead(self.most, self.bound)
-            self.set_caption(captions.shown_workers(self.front.experiment, sentence))
+        if self.every:
+            self.fit_axes(ended)
+            self.say(captions.lead([max(own, default=0) for own in self.counts], self.bound))
 
 
-def _bound(bound: int) -> dict[str, Any]:
+def _bound(bound: int) -> theme.Look:
     edge = bound + 0.25
-    across = {"xref": "paper", "yref": "y", "x0": 0, "x1": 1, "y0": edge}
-    zone = {"type": "rect", **across, "y1": 1e9, "fillcolor": "rgba(127,127,127,0.25)", "line": {"width": 0}}
-    line = {"type": "line", **across, "y1": edge, "line": {"color": theme.GREY, "width": 2}}
+    zone, line = {**theme.LOOKS["above"], "y0": edge}, {**theme.LOOKS["bound"], "y0": edge, "y1": edge}
     text = f"above the bound s = {bound}: no worker may start a clock here"
     words = theme.annotation(text, 0.5, edge, yref="y", font={"size": 13})
-    return {"shapes": [{**zone, "layer": "below"}, line], "annotations": [words]}
+    return {"shapes": [zone, line], "annotations": [words]}
 
 
 def staleness(run: Run) -> Figure:

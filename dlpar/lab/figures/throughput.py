@@ -1,18 +1,19 @@
-"""Throughput (samples/s) of runs over time: of all workers together, of each rank, and predicted."""
+"""Speed of runs: throughput (samples/s) over time, measured and predicted, and sums of each rank's time and bytes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dlpar.config.experiment import Experiment
 from dlpar.jobs.global_steps import GlobalStep, GlobalSteps
 from dlpar.jobs.run import Run
 from dlpar.lab import captions, theme
-from dlpar.lab.drawing import Series
-from dlpar.lab.figure import Figure
-from dlpar.lab.plot import Plot, Shown, drawn
+from dlpar.lab.figure import Figure, Runs
+from dlpar.lab.labels import rank_name
+from dlpar.lab.plot import Plot, Series, Shown, drawn
 from dlpar.theory import predict
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ WINDOW = 0.25
 NAMED = 8
 """Most workers that the legend names, so that it never scrolls; of more, hovering shows the rank of a line."""
 
-COLUMNS, AT = ("seconds", "samples/s"), {"x": "seconds", "y": "samples/s"}
+COLUMNS = ("seconds", "samples/s")
 
 
 class Rate:
@@ -99,9 +100,8 @@ class Throughput(Plot):
 
     def __init__(self, prediction: Prediction | None = None) -> None:
         super().__init__()
-        self.totals: dict[str, Rate] = {}
         self.asked, self.ghost = prediction, None
-        self._end, self._top = 1.0, 1000.0
+        self.relayout(xaxis=theme.axis("", (0, 1.0)), yaxis=theme.axis("throughput (samples/s)", (0, 1000.0)))
 
     def begin(self, run: Shown) -> None:
         """Add a run, with its prediction."""
@@ -109,34 +109,26 @@ class Throughput(Plot):
         self.remove("rank ")
         self.remove("predicted")
         self.by_rank, self._began, experiment = {}, None, run.experiment
-        self.totals[run.key] = self._rate(f"{run.key} all", run.line)
+        self.kept[run.key] = self._rate(f"{run.key} all", run.line)
         found = predict(experiment)
         self.predicted = experiment.global_batch / found.seconds if found else None
         self.kind = found.kind if found else "exact"
         for rank in range(theme.workers(experiment) if experiment.workers > 1 else 0):
-            line = theme.rank_line(rank, experiment.workers > NAMED)
-            self.by_rank[rank] = self._rate(f"rank {rank}", {**line, "name": f"rank {rank}"})
+            self.by_rank[rank] = self._rate(f"rank {rank}", theme.rank_line(rank, experiment.workers > NAMED))
+        self._name_clock(self.worlds())
         self._draw_levels()
-        self._draw_axes(run.experiment.cluster.world for run in self.runs.values())
 
     def foresee(self, name: str, rate: float | None) -> None:
         """Draw the simulated throughput of settings that have not run yet, as a ghost; None removes it."""
         self.ghost = None if rate is None else (name, rate)
         if not self.runs:
-            self._draw_axes(["simulated"])
+            self._name_clock(["simulated"])
         self._draw_levels()
-        self.set_range("yaxis", 0, self._top)
 
-    def _draw_axes(self, worlds: Iterable[str]) -> None:
-        xaxis = theme.axis(theme.titles(worlds)["seconds"], (0, self._end))
-        self.relayout(theme.layout(xaxis=xaxis, yaxis=theme.axis("throughput (samples/s)", (0, self._top))))
+    def _name_clock(self, worlds: Iterable[str]) -> None:
+        self.set_axis("xaxis", title=theme.axis(theme.titles(worlds)["seconds"])["title"])
 
-    def forget(self, key: str) -> None:
-        """Remove a run."""
-        super().forget(key)
-        self.totals.pop(key, None)
-
-    def rank_step(self, rank: int, record: dict[str, Any]) -> None:
+    def take(self, rank: int, record: dict[str, Any]) -> None:
         """Take one worker's step."""
         if record["k"] == "step":
             seconds = record["t"]
@@ -147,11 +139,11 @@ class Throughput(Plot):
 
     def step(self, done: GlobalStep) -> None:
         """Take a finished global step."""
-        self.totals[self.front.key].add(done.seconds, done.batch, self._began)
+        self.kept[self.front.key].add(done.seconds, done.batch, self._began)
 
     def settle(self, steps: GlobalSteps, ended: bool) -> None:
         """Bring axes and sentence up to date."""
-        total, last = self.totals[self.front.key], steps.last
+        total, last = self.kept[self.front.key], steps.last
         if last is None:
             return
         if ended:
@@ -159,33 +151,33 @@ class Throughput(Plot):
                 rate.close(last.seconds)
         if total.newest is None:
             return
-        self._end = theme.doubled(last.seconds, self._end)
-        if ended and len(self.runs) == 1:
-            self._end = theme.rounded_up(last.seconds)
+        self.grow("xaxis", last.seconds, ended and len(self.runs) == 1)
         self._make_room(total.series.rows[:, 1].max())
         self._draw_levels()
         if ended:
-            highest = max(line.rows[:, 1].max() for _, line in self._traces.values() if len(line))
-            self._top = theme.rounded_up(1.03 * highest)
-        self.set_range("xaxis", 0, self._end)
-        self.set_range("yaxis", 0, self._top)
-        self.set_caption(self._sentence(total))
+            lines = [line.rows for _, line in self._traces.values() if len(line)]
+            self._make_room(max(rows[:, 1].max() for rows in lines), ended)
+        if len(self.runs) == 1:
+            rates = {rank: rate.newest for rank, rate in self.by_rank.items() if rate.newest is not None}
+            experiment = self.front.experiment
+            return self.say(captions.throughput(total.newest, rates, experiment, self.predicted, self.kind))
+        means = {self.runs[key].name: rate.mean for key, rate in self.kept.items() if rate.mean}
+        said = f" You said {asked:g} {self.asked.unit}." if isinstance(asked := self._said(), float) else ""
+        return self.set_caption(captions.compared("samples a second", means) + said)
 
-    def _make_room(self, height: float) -> None:
-        self._top = theme.doubled(1.03 * height, self._top)  # for the marks of the highest points, too
+    def _make_room(self, height: float, ended: bool = False) -> None:
+        self.grow("yaxis", 1.03 * height, ended)  # for the marks of the highest points, too
 
     def _draw_levels(self) -> None:
         """Draw lines across the figure: predicted by a formula, by the student, and by a simulation before the run."""
         levels: dict[str, tuple[dict[str, Any], float]] = {}
         if self.runs and self.predicted is not None:
             levels["predicted"] = theme.predicted_line("predicted", self.front.colour), self.predicted
-        value, first = self.asked and self.asked.value, next(iter(self.totals.values()), None)
+        value, first = self._said(), next(iter(self.kept.values()), None)
         if isinstance(value, float) and (self.asked.unit != "times" or (len(self.runs) > 1 and first.mean)):
             height = value * first.mean if self.asked.unit == "times" else value
-            levels["asked"] = (
-                theme.predicted_line(f"you said {value:g} {self.asked.unit}", theme.ASKED),
-                height,
-            )
+            line = theme.predicted_line(f"you said {value:g} {self.asked.unit}", theme.ASKED)
+            levels["asked"] = line, height
         if self.ghost:
             line = {"mode": "lines", "line": theme.line_by_source(theme.GREY, "simulated")}
             levels["ghost"] = {"name": self.ghost[0], **line}, self.ghost[1]
@@ -195,30 +187,104 @@ class Throughput(Plot):
                 self.remove(key)
             if height is not None:
                 self._make_room(height)
-                found = key in self._traces
-                line = self.series(key) if found else self.add_trace(key, style, COLUMNS, AT)
-                line.replace(np.array([(0.0, height), (self._end, height)]))
+                line = self.series(key) if key in self._traces else self.add_trace(key, style, COLUMNS)
+                line.replace(np.array([(0.0, height), (self.end_of("xaxis"), height)]))
 
-    def _sentence(self, total: Rate) -> str:
-        experiment = self.front.experiment
-        if len(self.runs) > 1:
-            means = {self.runs[key].name: rate.mean for key, rate in self.totals.items() if rate.mean}
-            said = self.asked and self.asked.value
-            compared = captions.compared("samples a second", means)
-            return (
-                compared
-                if not isinstance(said, float)
-                else f"{compared} You said {said:g} {self.asked.unit}."
-            )
-        rates = {rank: rate.newest for rank, rate in self.by_rank.items() if rate.newest is not None}
-        sentence = captions.throughput(total.newest, rates, experiment, self.predicted, self.kind)
-        return captions.shown_workers(experiment, sentence)
+    def _said(self) -> Any:
+        """Number that the student predicted; None without one."""
+        return self.asked and self.asked.value
 
     def _rate(self, key: str, style: dict[str, Any]) -> Rate:
         window = WINDOW if self.front.experiment.cluster.world == "real" else 0.0
-        return Rate(self.add_trace(key, style, COLUMNS, AT, limit=300), window)
+        return Rate(self.add_trace(key, style, COLUMNS, limit=300), window)
 
 
-def throughput(runs: Run | Sequence[Run]) -> Figure:
+def throughput(runs: Runs) -> Figure:
     """Draw samples a second over time: of all workers of each run together, and of each worker of the last."""
     return drawn(Throughput(), runs)
+
+
+# ---- sums of time and bytes --------------------------------------------------------------
+
+
+KINDS = {"compute": "forward", "comm": "communicate", "wait": "wait"}
+"""Kinds of time in a record, each with the phase whose style its bars have."""
+
+
+class Waiting(Plot):
+    """Seconds and bytes of each rank of the run in front, then of a worker of each earlier run, on average."""
+
+    title, pause = "Waiting", 0.5
+
+    @staticmethod
+    def fits(experiment: Experiment) -> bool:
+        """Return whether a rank can wait for another."""
+        return experiment.ranks > 1
+
+    def begin(self, run: Shown) -> None:
+        """Add a run."""
+        super().begin(run)
+        self.kept[run.key] = np.zeros((run.experiment.ranks, 4))
+        self.ranks = theme.ranks(run.experiment)
+        self.remove()
+        for kind, phase in KINDS.items():
+            style = {**theme.phase_bar(phase), "name": theme.PHASES[phase].group}
+            self.add_trace(kind, style, ("row", "seconds"), {"y": "row", "x": "seconds"})
+        self.add_trace("bytes", theme.LOOKS["sent"], ("row", "MB"), {"y": "row", "x": "MB"})
+        self._relayout(1.0, 1.0)
+
+    def _relayout(self, most_seconds: float, most_mb: float) -> None:
+        *earlier, front = self.runs.values()
+        names = [rank_name(front.experiment, rank) for rank in self.ranks]
+        names += [f"{run.name}, a worker" for run in earlier]
+        title = theme.on_clock("time of a rank (s)", front.experiment.cluster.world)
+        sent = theme.axis("sent by a rank (MB)", (0, most_mb), domain=[0.66, 1], anchor="y")
+        axes = {"xaxis": theme.axis(title, (0, most_seconds), domain=[0, 0.6]), "xaxis2": sent}
+        rows, height = theme.rows(names, automargin=True), max(260, 34 * len(names) + 140)
+        self.relayout(height=height, **axes, yaxis=rows, barmode="stack", bargap=0.25)
+
+    def forget(self, key: str) -> None:
+        """Remove a run."""
+        super().forget(key)
+        if self.runs:
+            self._relayout(self.end_of("xaxis"), self.end_of("xaxis2"))
+
+    def take(self, rank: int, record: dict[str, Any]) -> None:
+        """Take one worker's step, or the bytes that a server reports when it ends."""
+        sums = self.kept[self.front.key][rank]
+        if record["k"] == "step":
+            sent = np.nan if record["bytes"] is None else record["bytes"] / 1e6
+            sums += (record["compute"], record["comm"], record["wait"], sent)
+        elif record.get("name") == "served":
+            sums[3] += (record.get("bytes") or 0) / 1e6
+
+    def settle(self, steps: GlobalSteps, ended: bool) -> None:
+        """Bring bars, axes and sentence up to date."""
+        front, sums = self.front.key, self.kept[self.front.key]
+        if not sums[:, :3].any() or not self.is_due(ended):
+            return
+        means = {key: self._mean(key) for key in self.runs}
+        rows = np.array([*sums[self.ranks], *(mean for key, mean in means.items() if key != front)])
+        for column, key in enumerate((*KINDS, "bytes")):
+            self.series(key).replace(np.stack([np.arange(len(rows)), rows[:, column]], axis=1))
+        self.grow("xaxis", rows[:, :3].sum(1).max(), ended)
+        self.grow("xaxis2", np.nan_to_num(rows[:, 3]).max(), ended)
+        if len(means) > 1:
+            shares = (f"{self.runs[k].name} {m[2] / (m[:3].sum() or 1):.0%}" for k, m in means.items())
+            return self.set_caption(f"Share of its time that a worker waited: {captions.listed(shares)}.")
+        return self.say(captions.waiting(sums[: self.front.experiment.workers, :3], sums[:, 3]))
+
+    def _mean(self, key: str) -> np.ndarray:
+        """Means of a run over its workers."""
+        return self.kept[key][: self.runs[key].experiment.workers].mean(0)
+
+
+def waiting(runs: Runs) -> Figure:
+    """Draw the seconds each rank computed, communicated and waited, and what it sent; of earlier runs, means."""
+    return drawn(Waiting(), runs)
+
+
+def per_rank(run: Run) -> np.ndarray:
+    """Seconds computing, communicating and waiting, and MB sent, of every rank: shape (ranks, 4)."""
+    drawn(plot := Waiting(), run)
+    return plot.kept[run.id]

@@ -1,12 +1,11 @@
-"""The phases of every rank in a window of time: a Gantt chart."""
+"""A window of a run's time: the phases of every rank as a Gantt chart, and lanes of reads and pushes."""
 
 from __future__ import annotations
 
 import statistics
-import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -16,9 +15,9 @@ from dlpar.jobs.global_steps import GlobalSteps
 from dlpar.jobs.run import Run
 from dlpar.jobs.tail import rank_of
 from dlpar.lab import captions, theme
-from dlpar.lab.figure import Figure, single
-from dlpar.lab.figures.lanes import GAP
-from dlpar.lab.plot import Plot, Shown, shown
+from dlpar.lab.figure import Figure, require, single
+from dlpar.lab.labels import WITH_PUSHES
+from dlpar.lab.plot import Plot, Reader, Shown, drawn, shown
 
 STEPS, SLOWEST = 8, 2
 """Steps of the quickest rank and of the slowest that a window has room for; the longer of both counts."""
@@ -32,7 +31,6 @@ KEPT = 1000
 LATE = 5.0
 """Seconds after which a window no longer waits for a rank that says nothing."""
 
-TITLE = "time since the beginning of the window (ms)"
 COLUMNS = ("rank", "start (ms)", "duration (ms)", "step")
 AT = {"y": "rank", "base": "start (ms)", "x": "duration (ms)", "customdata": "step"}
 HOVER = "%{fullData.name}, step %{customdata}<br>rank %{y}: %{x:.3f} ms from %{base:.3f} ms<extra></extra>"
@@ -42,18 +40,65 @@ ARROWS, SEEN = 40, 0.02
 SOON = 0.5
 """Share of a wait by which a send may seem to begin after its end, as ranks record only how long they waited."""
 
-ARROW = "#c2185b"
-"""Colour of arrows, which lie on bars and between them."""
-
-_HEAD = {"mode": "markers", "showlegend": False, "hoverinfo": "skip", "name": "send that ended a wait"}
-ARROW_TRACES = {
-    "arrows": {"mode": "lines", "name": "wait → send", "line": {"color": ARROW, "width": 2}},
-    "arrows up": {**_HEAD, "marker": {"symbol": "triangle-up", "size": 10, "color": ARROW}},
-    "arrows down": {**_HEAD, "marker": {"symbol": "triangle-down", "size": 10, "color": ARROW}},
-}
+GAP = (np.nan, np.nan)
+"""Point at which a line is interrupted."""
 
 TALKING = ("communicate", "receive", "send")
 """Phases in which a rank may wait."""
+
+
+class Window(Plot):
+    """The newest records of the run in front, drawn once a second, which is as fast as one can read.
+
+    Attributes
+    ----------
+    recent : list of deque
+        What is kept of each rank. Files of ranks are read one after the other, so each has its own.
+    """
+
+    pause = 1.0
+    margin: ClassVar[float] = 0.0
+
+    def prepare(self, title: str, top: list[str], kept: int, width: float, tall: int, **rows: Any) -> None:
+        """Clear the figure for the run in front, of which `kept` entries a rank are drawn, over `width` ms.
+
+        Rows are `tall` pixels high; `top` names a row above those of the ranks.
+        """
+        self.remove()
+        experiment, self._width = self.front.experiment, width
+        self.recent = [deque[Any](maxlen=kept) for _ in range(theme.workers(experiment))]
+        names = [*top, *(f"rank {rank}" for rank in range(len(self.recent)))]
+        xaxis = theme.axis(theme.on_clock(title, experiment.cluster.world), self._ends(), showgrid=not top)
+        yaxis, height = theme.rows(names, **rows), max(400, tall * len(names) + 140)
+        self.relayout(height=height, xaxis=xaxis, yaxis=yaxis, barmode="overlay", bargap=0.2)
+
+    def settle(self, steps: GlobalSteps, ended: bool) -> None:
+        """Draw the newest records if the last drawing is a second old, or if the run has ended."""
+        if any(self.recent) and self.is_due(ended):
+            self.draw_newest(ended)
+
+    def draw_newest(self, ended: bool) -> None:
+        """Draw the newest records."""
+        raise NotImplementedError
+
+    def read_again(self, begin: float, end: float, between: Reader) -> None:
+        """Keep the records of a window of time instead of the newest ones."""
+        for own in self.recent:
+            own.clear()
+        for rank, record in between(begin, end):
+            self.take(rank, record)
+
+    def fit(self, width: float, ended: bool = False) -> None:
+        """Bring the axis up to date for a window of `width` ms."""
+        if ended or not self._width / 2 <= width <= self._width:
+            self._width = theme.rounded_up(width)
+            self.set_axis("xaxis", range=list(self._ends()))
+
+    def _ends(self) -> tuple[float, float]:
+        return -self.margin * self._width, (1 + self.margin) * self._width
+
+
+# ---- phases -----------------------------------------------------------------------------
 
 
 class Span(NamedTuple):
@@ -126,55 +171,39 @@ def arrows(spans: Iterable[Span], peers: Mapping[int, set[int]]) -> list[tuple[i
     return found
 
 
-class Timeline(Plot):
-    """Phases in the newest window of which all ranks have told; drawn once a second, as fast as one can read."""
+class Timeline(Window):
+    """Phases in the newest window of which all ranks have told."""
 
     title = "Timeline"
 
     def begin(self, run: Shown) -> None:
         """Add a run; only the one in front is drawn."""
         super().begin(run)
-        self.remove()
-        self.names, self._drawn, experiment = list[str](), 0.0, run.experiment
-        self.records = [deque(maxlen=KEPT) for _ in range(theme.workers(experiment))]
+        self.names, experiment, self._seconds = list[str](), run.experiment, 0.0
         # With overlap, phases of a rank overlap in time: communication has the lower half of a row.
         self._two_lanes = getattr(experiment.sync, "overlap", False)
         self._peers = neighbours_of(experiment)
-        self._width, self._seconds = 100.0, 0.0
-        layout = theme.layout(
-            xaxis=theme.axis(theme.on_clock(TITLE, experiment.cluster.world), (0, self._width)),
-            yaxis=theme.rows([f"rank {rank}" for rank in range(len(self.records))]),
-            barmode="overlay",
-            bargap=0.2,
-        )
-        self.relayout(layout, height=max(400, 26 * len(self.records) + 140))
+        self.prepare("time since the beginning of the window (ms)", [], KEPT, 100.0, 26)
 
-    def rank_step(self, rank: int, record: dict[str, Any]) -> None:
+    def take(self, rank: int, record: dict[str, Any]) -> None:
         """Take a record that may have spans."""
-        if rank < len(self.records) and record.get("spans"):
-            self.records[rank].append(record)
+        if rank < len(self.recent) and record.get("spans"):
+            self.recent[rank].append(record)
 
-    def settle(self, steps: GlobalSteps, ended: bool) -> None:
-        """Draw the newest window if the last drawing is a second old, or if the run has ended."""
-        if any(self.records) and (ended or time.monotonic() - self._drawn >= 1):
-            self._drawn = time.monotonic()
-            self.draw(*self.window())
+    def draw_newest(self, ended: bool) -> None:
+        """Draw the newest window."""
+        self.draw(*self.window())
 
-    def look(
-        self, end: float, between: Callable[[float, float], Iterable[tuple[int, dict[str, Any]]]]
-    ) -> None:
+    def look(self, end: float, between: Reader) -> None:
         """Draw the window that ends at a moment, as long as the last one."""
-        for own in self.records:
-            own.clear()
         # A step that goes on at the end of the window is written after it.
-        for rank, record in between(end - 2 * self._seconds, end + self._seconds):
-            self.rank_step(rank, record)
+        self.read_again(end - 2 * self._seconds, end + self._seconds, between)
         if self._seconds:
             self.draw(end - self._seconds, end)
 
     def window(self) -> tuple[float, float]:
         """Beginning and end of the newest window, in seconds of the run's clock."""
-        told = [own for own in self.records if own]
+        told = [own for own in self.recent if own]
         newest = [_ended(own[-1]) for own in told]
         end = max(min(newest), max(newest) - LATE)
         taking = [statistics.median(_ended(r) - r["spans"][0][1] for r in list(own)[-STEPS:]) for own in told]
@@ -186,33 +215,22 @@ class Timeline(Plot):
         """Draw a window of time."""
         self._seconds = end - begin
         self.set_origin(begin)
-        near = [
-            (rank, record)
-            for rank, own in enumerate(self.records)
-            for record in own
-            if _ended(record) > begin and record["spans"][0][1] < end
-        ]
+        inside = lambda record: _ended(record) > begin and record["spans"][0][1] < end
+        near = [(rank, record) for rank, own in enumerate(self.recent) for record in filter(inside, own)]
         whole = [span for each in near for span in spans_of(*each)]
         spans = clipped(whole, begin, end)
-        rows: defaultdict[str, list[tuple]] = defaultdict(list)
-        for span in spans:
-            rows[span.name].append(
-                (span.rank, (span.start - begin) * 1e3, (span.end - span.start) * 1e3, span.step)
-            )
-        for name in sorted(rows, key=lambda name: [*theme.PHASES, name].index(name)):
-            if name not in self.names:
-                self.names.append(name)
-                self.add_trace(name, self._bar(name), COLUMNS, AT, limit=BARS)
+        rows = defaultdict[str, list[tuple]](list)
+        for rank, step, name, start, stop in spans:
+            rows[name].append((rank, (start - begin) * 1e3, (stop - start) * 1e3, step))
+        for name in sorted(rows.keys() - set(self.names), key=lambda name: [*theme.PHASES, name].index(name)):
+            self.names.append(name)
+            self.add_trace(name, self._bar(name), COLUMNS, AT, limit=BARS)
         for name in self.names:
-            self.series(name).replace(np.array(rows.get(name, np.empty((0, len(COLUMNS))))))
+            self.series(name).replace(np.array(rows[name]))
         self._draw_arrows(whole, begin, end)
-        width = (end - begin) * 1e3
-        if not self._width / 2 <= width <= self._width:
-            self._width = theme.rounded_up(width)
-            self.set_range("xaxis", 0, self._width)
+        self.fit((end - begin) * 1e3)
         told = len({span.rank for span in spans})
-        sentence = captions.timeline(end - begin, shares(spans, told or 1, end - begin), told)
-        self.set_caption(captions.shown_workers(self.front.experiment, sentence))
+        self.say(captions.timeline(end - begin, shares(spans, told or 1, end - begin), told))
 
     def _draw_arrows(self, spans: Iterable[Span], begin: float, end: float) -> None:
         """Draw an arrow from each long wait to the send that ended it, where one can tell which that was."""
@@ -220,18 +238,18 @@ class Timeline(Plot):
         found = [] if free else [a for a in arrows(spans, self._peers) if begin <= a[1] and a[2].end <= end]
         seen = [a for a in found if a[2].end - a[2].start > SEEN * (end - begin)]
         longest = sorted(seen, key=lambda a: a[2].start - a[2].end)[:ARROWS]
-        rows = {key: list[tuple[float, float]]() for key in ARROW_TRACES}
+        rows = {key: list[tuple[float, float]]() for key in ("arrows", "arrows up", "arrows down")}
         for sender, sent, wait in longest:
             head, tail = ((sent - begin) * 1e3, sender), ((wait.end - begin) * 1e3, wait.rank)
             rows["arrows"] += [tail, head, GAP]
             rows["arrows up" if sender < wait.rank else "arrows down"].append(head)
-        for key, style in ARROW_TRACES.items():
+        for key, points in rows.items():
             if seen and key not in self._traces:
-                self.add_trace(key, style, ("ms", "rank"), {"x": "ms", "y": "rank"})
+                self.add_trace(key, theme.LOOKS[key], ("ms", "rank"))
             if key in self._traces:
-                self.series(key).replace(np.array(rows[key]))
+                self.series(key).replace(np.array(points))
 
-    def _bar(self, name: str) -> dict[str, Any]:
+    def _bar(self, name: str) -> theme.Look:
         style = {**theme.phase_bar(name), "hovertemplate": HOVER}
         if self._two_lanes:
             computing = theme.PHASES.get(name, theme.OTHER).group in ("compute", "evaluate")
@@ -258,14 +276,138 @@ def timeline(run: Run, steps: range | None = None) -> Figure:
     plot.begin(shown([run.experiment], [run.id])[0])
     for source, record in run.records():
         if source != "job" and (steps is None or record.get("step") in steps):
-            plot.rank_step(rank_of(source), record)
-    records = [record for own in plot.records for record in own]
-    if not records and steps is None:
-        raise ValueError(f"run {run.id}: no spans were recorded, so there is no timeline")
-    if not records:
-        raise ValueError(f"steps: got {steps}, allowed is any part of 0 to {run.experiment.steps - 1}")
-    if steps is None:
-        plot.draw(*plot.window())
-    else:
-        plot.draw(min(record["spans"][0][1] for record in records), max(map(_ended, records)))
+            plot.take(rank_of(source), record)
+    records = [record for own in plot.recent for record in own]
+    refusal = f"run {run.id}: no spans were recorded, so there is no timeline"
+    if steps is not None:
+        refusal = f"steps: got {steps}, allowed is any part of 0 to {run.experiment.steps - 1}"
+    require(len(records) > 0, refusal)
+    asked = min(record["spans"][0][1] for record in records), max(map(_ended, records))
+    plot.draw(*(plot.window() if steps is None else asked))
     return plot.static()
+
+
+# ---- reads and pushes -------------------------------------------------------------------
+
+
+PER_WORKER, LEAST = 5, 16
+"""Arrows drawn per worker, and the fewest in all."""
+
+APART = 0.022
+"""Least distance of two numbers in a lane, as a share of the width."""
+
+TOP = -1.0
+"""Height of the top lane, which marks every push; that of worker r is r."""
+
+
+class Arrow(NamedTuple):
+    """A worker's read of the weights and its push of the gradient computed on them (s)."""
+
+    rank: int
+    read: float
+    push: float
+    updates: int
+
+
+class Lanes(Window):
+    """One lane per worker, with arrows from its last reads of the weights to its pushes.
+
+    The number at an arrow's head is its staleness: the number of marks of other workers between its two ends.
+    """
+
+    title, margin = "Lanes", 0.03
+
+    @staticmethod
+    def fits(experiment: Experiment) -> bool:
+        """Return whether several workers update the same weights."""
+        return experiment.workers > 1 and (experiment.sync.server_ranks > 0 or experiment.sync.shares_memory)
+
+    def begin(self, run: Shown) -> None:
+        """Add a run; only the one in front is drawn."""
+        super().begin(run)
+        experiment, self.workers = run.experiment, theme.workers(run.experiment)
+        self.is_write, self._before, self._read = experiment.sync.shares_memory, 0.0, dict[int, float]()
+        self.most = max(LEAST, PER_WORKER * self.workers)
+        top = "writes" if self.is_write else "pushes"
+        top = f"their {top}" if theme.crowded(experiment) else f"all {top}"
+        rows = {"tickvals": [TOP, *range(self.workers)], "range": [self.workers - 0.4, TOP - 0.5]}
+        self.prepare("time since the first push shown (ms)", [top], self.most, 1.0, 60, **rows)
+        looks = dict(theme.LANES)
+        links, lane = looks.pop("links"), looks.pop("lane")
+        if self.is_write:
+            looks["pushes"] = {**looks["pushes"], "name": "write of the update"}
+        lanes = {}
+        for rank in range(self.workers):
+            line = {"color": theme.RANKS[rank % len(theme.RANKS)], "width": 4}
+            lanes[f"lane {rank}"] = {**lane, "line": line, "name": f"rank {rank}"}
+        for key, style in {"links": links, **lanes, **looks}.items():
+            columns = ("ms", "lane", "updates") if key == "labels" else ("ms", "lane")
+            self.add_trace(key, style, columns, dict(zip(("x", "y", "text"), columns)))
+
+    def take(self, rank: int, record: dict[str, Any]) -> None:
+        """Take one worker's step; a rank's steps come in order."""
+        spans = record.get("spans") or ()
+        if rank >= self.workers or record["k"] != "step" or not spans:
+            return
+        begun = {name: start for name, start, *_ in reversed(spans)}  # the first of each name
+        # A step between two pushes communicates nothing and keeps the weights read before it.
+        pushed = self.is_write or record.get("messages") != 0
+        push = begun.get("update" if self.is_write else "communicate") if pushed else None
+        read = self._read.setdefault(rank, spans[0][1])
+        if push is not None:
+            self._read[rank] = spans[-1][2]
+            self.recent[rank].append(Arrow(rank, read, push, record["staleness"]))
+
+    def look(self, end: float, between: Reader) -> None:
+        """Draw the last arrows before a moment."""
+        self._read.clear()
+        self.read_again(end - self._before, end, between)
+        if any(self.recent):
+            return self._draw_last(ended=True)
+        for _, series in self._traces.values():
+            series.replace(np.empty(0))
+        return self.set_caption("Until then no worker has pushed.")
+
+    def draw_newest(self, ended: bool) -> None:
+        """Draw the last arrows."""
+        self._draw_last(ended)
+        self._before = 3 * self._width / 1e3
+
+    def _draw_last(self, ended: bool) -> None:
+        recent = sorted((arrow for own in self.recent for arrow in own), key=lambda arrow: arrow.push)
+        recent = recent[-self.most :]
+        first = recent[0].push
+        self.set_origin(first)
+        self.fit((recent[-1].push - first) * 1e3, ended)
+        lanes = {f"lane {rank}": list[tuple[float, float]]() for rank in range(self.workers)}
+        rows: dict[str, list[tuple]] = {"links": [], "reads": [], "pushes": [], "labels": [], **lanes}
+        before = dict.fromkeys(range(self.workers), -np.inf)
+        for rank, began, ends, updates in recent:
+            read, push = (began - first) * 1e3, (ends - first) * 1e3
+            rows[f"lane {rank}"] += [(read, rank), (push, rank), GAP]
+            rows["links"] += [(push, rank), (push, TOP), GAP]
+            rows["reads"] += [(read, rank)] * (read >= 0)
+            rows["pushes"].append((push, rank))
+            if ends - before[rank] >= APART * (recent[-1].push - first):  # it covers no number in the lane
+                before[rank] = ends
+                rows["labels"].append((push, rank - 0.3, updates))
+        for key, points in rows.items():
+            self.series(key).replace(np.array(points, dtype=float))
+        self.say(captions.lanes([arrow.updates for arrow in recent]))
+
+
+def lanes(run: Run) -> Figure:
+    """Draw one lane per worker, with an arrow and its staleness from each read of the weights to the push.
+
+    Parameters
+    ----------
+    run : Run
+        A run of a parameter server or of workers that share memory, with spans.
+    """
+    run = single(run)
+    experiment, n = run.experiment, run.experiment.workers
+    got = f"run {run.id}: got sync {experiment.sync} with {n} worker{'s' * (n != 1)}"
+    require(Lanes.fits(experiment), f"{got}, allowed is {WITH_PUSHES} with two workers or more")
+    figure = drawn(plot := Lanes(), run)
+    require(any(plot.recent), f"run {run.id}: no spans were recorded, so there are no arrows")
+    return figure

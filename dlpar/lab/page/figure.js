@@ -36,9 +36,7 @@ export class FigureData {
     }
     this.caption = news.caption ?? this.caption;
     this.origin = news.origin ?? this.origin;
-    for (const [axis, range] of Object.entries(news.ranges ?? {})) (this.x_axes[axis] ?? this.layout[axis]).range = range;
-    for (const [axis, every] of Object.entries(news.ticks ?? {})) this.layout[axis].dtick = every;
-    for (const [axis, text] of Object.entries(news.titles ?? {})) this.layout[axis].title.text = text;
+    for (const [axis, looks] of Object.entries(news.axes ?? {})) Object.assign(this.x_axes[axis] ?? this.layout[axis], looks);
     news.traces.forEach((fresh, i) => {
       const trace = this.traces.get(fresh.key);
       const data = columns(buffers[i], trace.columns.length);

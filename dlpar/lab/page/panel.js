@@ -4,6 +4,21 @@ import { FigureData, FigureView } from "./figure.js";
 import { GONE, Link, make, rebuilt } from "./link.js";
 import { columnsOf, FACTS, inWords, quantity } from "./results.js";
 
+/** Buttons by what they ask for: label, and what they do. */
+const BUTTONS = {
+  run: ["Run", "Start the ranks"],
+  stop: ["Stop", "End the job and all its ranks"],
+  clear: ["Clear", "Remove earlier runs from the figures; their folders stay"],
+  simulate: ["Simulate it now", "Leave the queue; run the same in the simulated world, which has no queue"],
+  watch: ["Watch a recording", "Leave the queue; play your newest run of this kind"],
+  take: ["Take it", "Set the controls as your teacher has; nothing runs yet"],
+  undo: ["Undo", "Set the controls as you had them"],
+  away: ["Not now", "Hide the offer"],
+};
+
+/** Speeds of a recording. */
+const SPEEDS = { "a hundredth": 0.01, "a tenth": 0.1, "as it was": 1, "10 times": 10, "100 times": 100 };
+
 /** State of one panel, whether or not it is on the screen. */
 class PanelData {
   /** @type {any} */ state = {};
@@ -92,7 +107,7 @@ class PanelView {
     const { state } = this.data, has = (...names) => !changed || names.some((name) => name in changed);
     if (has("title", "question")) this.buildHead(state);
     if (has("fields")) rebuilt(this.root, () => this.buildFields(state));
-    if (has("fields", "values", "hidden", "wrong", "busy", "stoppable")) this.setFields(state);
+    if (has("fields", "values", "hidden", "wrong", "busy", "stoppable", "runs")) this.setFields(state);
     if (has("offer")) this.buildOffer(state.offer);
     if (has("done", "steps")) Object.assign(this.bar, { max: state.steps || 1, value: state.done });
     if (has("words")) this.words.textContent = state.words;
@@ -123,17 +138,19 @@ class PanelView {
   buildFields({ fields, actions }) {
     this.fields.clear();
     const first = fields.filter((field) => field.first).map((field) => this.field(field));
-    this.buttons = new Map(actions.map(({ name, label, means }) => {
-      const press = () => this.data.link.send({ do: name });
-      const button = make("button", { className: `dlpar-button dlpar-${name}`, title: means, onclick: press }, label);
-      button.dataset.key = `do ${name}`;
-      return [name, button];
-    }));
+    this.buttons = new Map(actions.map((name) => [name, this.button(name)]));
     this.controls.replaceChildren(...first, make("span", { className: "dlpar-actions" }, ...this.buttons.values()));
     const groups = grouped(fields);
     const parts = [...groups].map(([name, own]) => make("fieldset", {}, make("legend", {}, name), ...own.map((field) => this.field(field))));
     this.settings.replaceChildren(make("summary", {}, "More settings"), ...parts);
     this.settings.hidden = !parts.length;
+  }
+
+  button(name) {
+    const [label, title] = BUTTONS[name], press = () => this.data.link.send({ do: name });
+    const button = make("button", { className: `dlpar-button dlpar-${name}`, title, onclick: press }, label);
+    button.dataset.key = `do ${name}`;
+    return button;
   }
 
   field({ path, label, means, kind, choices, placeholder }) {
@@ -158,7 +175,7 @@ class PanelView {
     return box;
   }
 
-  setFields({ values, hidden, wrong, busy, stoppable, earlier }) {
+  setFields({ values, hidden, wrong, busy, stoppable, runs }) {
     for (const [path, { box, input, kind }] of this.fields) {
       box.hidden = hidden.includes(path);
       input.setAttribute("aria-invalid", String(wrong === path));
@@ -168,15 +185,14 @@ class PanelView {
       else if (kind === "choice") setChoice(input, value);
       else if (document.activeElement !== input || busy) input.value = value ?? "";
     }
-    const able = { run: !busy && !wrong && !this.data.state.refused, stop: stoppable, clear: earlier > 0 };
+    const able = { run: !busy && !wrong, stop: stoppable, clear: runs.length > 1 };
     for (const [name, button] of this.buttons) button.disabled = !(able[name] ?? true);
   }
 
   buildOffer(offer) {
     this.offer.hidden = !offer;
     if (!offer) return;
-    const press = (name) => () => this.data.link.send({ do: name });
-    const buttons = offer.actions.map(([name, label, means]) => make("button", { className: "dlpar-button", title: means, onclick: press(name) }, label));
+    const buttons = offer.actions.map((name) => this.button(name));
     this.offer.replaceChildren(make("span", {}, offer.text, " ", make("b", {}, offer.what ?? "")), ...buttons);
   }
 
@@ -269,7 +285,7 @@ class PanelView {
     if (status === "failed") this.log.open = true;
   }
 
-  buildRecordings({ recordings, speeds, busy }) {
+  buildRecordings({ recordings, busy }) {
     this.recordings.hidden = !recordings;
     if (!recordings) return;
     const choice = (name, label) => {
@@ -279,7 +295,7 @@ class PanelView {
     };
     const which = choice("recording", "run"), speed = choice("speed", "speed");
     for (const { id, says } of recordings) which.select.add(new Option(says, id));
-    for (const [name, times] of speeds) speed.select.add(new Option(name, times, times === 1, times === 1));
+    for (const [name, times] of Object.entries(SPEEDS)) speed.select.add(new Option(name, String(times), times === 1, times === 1));
     for (const each of [which, speed]) each.choose();
     const play = make("button", { className: "dlpar-button", disabled: busy || !recordings.length, title: "Play it in this panel",
       onclick: () => this.data.link.send({ do: "play", run: which.select.value, speed: Number(speed.select.value) }) }, "Play");

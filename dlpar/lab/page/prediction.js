@@ -2,6 +2,9 @@
 
 import { GONE, Link, make } from "./link.js";
 
+const SHARING = "Your predictions and results then count in the figures your teacher shows, without your name and your reasons, "
+  + "together with at least four others. For all labs; untick it to withdraw.";
+
 /** A prediction, whether or not it is on the screen. */
 class PredictionData {
   /** @type {any} */ state = {};
@@ -55,11 +58,11 @@ class PredictionView {
       this.reason = make("input", { type: "text", value: reason, placeholder: "in one line", size: 48, onchange: () => send({ reason: this.reason.value }) });
       this.note = make("p", { role: "status" });
       this.share = make("input", { type: "checkbox", onchange: () => send({ share: this.share.checked }) });
-      this.agree = make("label", { title: share?.means ?? "", hidden: !share }, this.share, " count my predictions in the class's figures, without my name");
+      this.agree = make("label", { title: SHARING, hidden: share === null }, this.share, " count my predictions in the class's figures, without my name");
       this.root.replaceChildren(title, ...rows, make("label", {}, "because ", this.reason), this.note, this.agree);
     }
     this.note.textContent = link.gone === GONE ? "The kernel was restarted. Run the cell again to change your prediction." : note;
-    this.share.checked = share?.agreed ?? false;
+    this.share.checked = Boolean(share);
   }
 }
 

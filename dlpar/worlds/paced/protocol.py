@@ -170,7 +170,15 @@ class Line:
         """Send the referee all calls told so far."""
         if self._told:
             told, self._told = self._told, []
-            self.link.send(told)
+            self._with_referee(self.link.send, told)
+
+    def _with_referee(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        """Send or receive; a rank whose referee has gone is not the first to complain."""
+        try:
+            return call(*arguments)
+        except ConnectionError:
+            time.sleep(ORPHANED)
+            raise
 
     def ask(self, name: str, *arguments: Any) -> Any:
         """Tell the call of this activity and wait for its answer, which sets the clock."""
@@ -190,19 +198,13 @@ class Line:
         self.flush()
         while self.parcels.moving and not self.link.waits(NAP):
             self.parcels.move()
-        try:
-            kind, clock, zero, result = self.link.receive()
-            while kind == WHERE:
-                self.link.send(place(sys._getframe(1)))
-                kind, clock, zero, result = self.link.receive()
-        except ConnectionError:
-            time.sleep(ORPHANED)
-            raise
+        while (answer := self._with_referee(self.link.receive))[0] == WHERE:
+            self._with_referee(self.link.send, place(sys._getframe(1)))
+        kind, clock, zero, result = answer
         if kind != OK:
             self._over = (Deadlock if kind == DEADLOCK else RuntimeError)(result)
             raise self._over
-        if zero is not None:
-            self.wall.zero = zero
+        self.wall.zero = zero or self.wall.zero
         self.clock = clock
         return result
 

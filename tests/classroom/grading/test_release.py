@@ -13,7 +13,7 @@ import pytest
 from classroom.grading.handed_in import SMALL, small_master
 from dlpar.classroom.grading.grade import exercise, role
 from dlpar.classroom.grading.release import STUB, bring, is_master, release
-from dlpar.classroom.hub.settings import LISTED, Settings, without_solutions
+from dlpar.classroom.hub.classroom import LISTED, Settings, without_solutions
 from dlpar.classroom.hub.student import hand_out
 
 LABS = Path(__file__).parents[3] / "labs"

@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
-REPORT = b'{"jobs": [], "memory": %s, "offer": null, "predictions": null, "done": {}}'
+REPORT = b'{"jobs": [{"id": "", "says": "", "ranks": %s}], "offer": null, "predictions": null}'
 
 
 def refused(attempt: Callable[[], Any]) -> str:

@@ -36,7 +36,7 @@ def run_apart(work: Coroutine[Any, Any, Any]) -> Any:
 
 def no_proxy() -> str:
     """Why no hub can be started here for want of a proxy; empty where there is one."""
-    from dlpar.classroom.hub.settings import NoProxy, proxy_command
+    from dlpar.classroom.hub.classroom import NoProxy, proxy_command
 
     try:
         proxy_command()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dlpar.classroom.hub.settings import BadSettings, Settings, passwords
+from dlpar.classroom.hub.classroom import BadSettings, Settings, passwords
 from dlpar.cli import main
 
 

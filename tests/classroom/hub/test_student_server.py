@@ -15,32 +15,22 @@ from classroom.hub.classroom import run_apart
 
 pytest.importorskip("jupyterhub", reason="JupyterHub is not installed: pip install 'dlpar[hub]'")
 from dlpar.classroom.hub import student_server
-from dlpar.lab import offers
+from dlpar.lab.exchange import current_offer
 
 pytestmark = pytest.mark.slow
 
 
-def test_a_request_that_cannot_be_done_is_refused_by_name() -> None:
-    why = "job: got 'another', which is not running, or is only starting"
-    assert student_server.do({"stop": "another"}) == {"refused": why}
-    own = json.loads(dlpar.Experiment().to_json()) | {"sync": {"scheme": "own", "code": "gASV"}}
-    for experiment, why in ((own, "allowed is one of dlpar's"), ({"colour": 1}, "colour")):
-        assert why in student_server.do({"experiment": experiment})["refused"]
-    fields = student_server.do({"experiment": {"workers": 3}})["experiment"]
-    assert fields["workers"] == 3 and fields["model"]["name"] == "mlp"
-
-
-def test_a_report_brings_the_offer_and_the_requests_and_the_next_their_outcome(monkeypatch) -> None:
+def test_a_report_brings_the_offer_and_the_jobs_to_stop(monkeypatch) -> None:
     monkeypatch.setenv("DLPAR_HUB_PROXY", "http://127.0.0.1:1")
     monkeypatch.setenv("JUPYTERHUB_API_TOKEN", "hers")
     fields = json.loads(dlpar.Experiment().to_json())
     offer = {"id": "7", "by": "grace", "at": time.time(), "experiment": fields}
     own = offer | {"experiment": fields | {"sync": {"scheme": "own", "code": "gASV"}}}
     answers = [
-        {"asked": {"x": {"stop": "another"}}, "offer": offer}, {"asked": {}}, {"asked": {}, "offer": own},
-        {"asked": {}, "offer": None},
+        {"stop": ["another", "hers"], "offer": offer}, {"stop": []}, {"stop": [], "offer": own},
+        {"stop": [], "offer": None},
     ]  # fmt: skip
-    reporter, sent = student_server.Reporter({}), []
+    sent, stopped = [], []
 
     async def fetch(url: str, body: str, method: str, headers: dict[str, str], validate_cert: bool) -> Any:
         assert (
@@ -49,44 +39,37 @@ def test_a_report_brings_the_offer_and_the_requests_and_the_next_their_outcome(m
         sent.append(json.loads(body))
         return SimpleNamespace(body=json.dumps(answers[len(sent) - 1]))
 
-    monkeypatch.setattr(reporter.client, "fetch", fetch)
+    monkeypatch.setattr(student_server, "AsyncHTTPClient", lambda: SimpleNamespace(fetch=fetch))
+    monkeypatch.setattr(student_server, "stop", stopped.append)
 
     async def report() -> None:
-        await reporter.report()
-        await reporter.report()
+        await student_server.report({})
+        await student_server.report({})
         with pytest.raises(ValueError, match="with a scheme of dlpar's"):
-            await reporter.report()
-        await reporter.report()
+            await student_server.report({})
+        await student_server.report({})
 
     run_apart(report())
-    assert [one["offer"] for one in sent] == [None, "7", "7", "7"] and offers.present() is None
-    assert [one["done"] for one in sent[:3]] == [{}, {"x": student_server.do({"stop": "another"})}, {}]
+    assert [one["offer"] for one in sent] == [None, "7", "7", "7"] and current_offer() is None
+    assert stopped == ["another", "hers"]
 
 
-def test_a_running_job_is_activity_is_listed_and_can_be_stopped(monkeypatch) -> None:
-    monkeypatch.setenv("DLPAR_HUB_PROXY", "http://127.0.0.1:1")
-    monkeypatch.setenv("JUPYTERHUB_API_TOKEN", "hers")
+def test_a_running_job_is_activity_is_listed_and_can_be_stopped() -> None:
     activity: dict[str, Any] = {}
-    reporter = student_server.Reporter(activity)
-    assert reporter._state()["jobs"] == [] and activity == {}
-    with pytest.raises(ValueError, match="which is not running"):
-        student_server.stop("another")
-    with pytest.raises(ValueError, match="which is not running"):
-        student_server.stop("../another")
-
+    assert student_server.state(activity)["jobs"] == [] and activity == {}
     job = dlpar.launch(dlpar.Experiment(workers=2, steps=1_000_000))
     try:
         job.wait_steps(1)
-        assert len(reporter._state()["jobs"]) == 1 and "dlpar" in activity
+        for another in ("another", "../another", f"../runs/{job.folder.name}", ""):
+            student_server.stop(another)
+        assert len(student_server.state(activity)["jobs"]) == 1 and "dlpar" in activity
         found = eventually(
             lambda: [told for told in student_server.running() if told["ranks"] == 2],
             5,
             "both ranks are seen",
         )
         assert [told["id"] for told in found] == [job.folder.name]
-        assert (
-            found[0]["says"] == "mlp on digits, ring, 2 workers, real" and student_server.memory() > 10 << 20
-        )
+        assert found[0]["says"] == "mlp on digits, ring, 2 workers, real"
         records = job.folder / "job.jsonl"
         queued = json.dumps({"k": "queued", "at": 0.0, "ahead": 1, "paused": False})
         records.write_text(f"{queued}\n{records.read_text()}")  # as of a job that has waited for its slots

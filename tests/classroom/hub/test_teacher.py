@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from typing import Any
 
@@ -15,76 +14,50 @@ teacher = pytest.importorskip(
 )
 
 
-@pytest.fixture(autouse=True)
-def a_service(monkeypatch):
-    told = {"JUPYTERHUB_API_URL": "http://hub/api", "JUPYTERHUB_API_TOKEN": "secret"}
-    for name, value in told.items():
-        monkeypatch.setenv(name, value)
-
-
 def row(them: teacher.Students, name: str) -> dict[str, Any]:
-    """A student's row on the page, whose server is running."""
-    return them._row({"name": name, "servers": {"": {"ready": True, "last_activity": "now"}}})
+    """A student's row on the page; empty if there is none."""
+    return next((row for row in them.table() if row["name"] == name), {})
 
 
 def told(predictions: Any = None, **changes: Any) -> dict[str, Any]:
-    return {"jobs": [], "memory": 1 << 20, "offer": None, "predictions": predictions, "done": {}} | changes
+    return {"jobs": [], "offer": None, "predictions": predictions} | changes
 
 
 def test_a_server_that_talks_nonsense_is_refused_and_hides_nobody_else():
     them = teacher.Students()
     for n in range(teacher.LOT):
         them.hear(f"student{n}", told([answer(float(n))]))
-    nonsense = [7, {}, told(7), told(memory=float("nan")), told(jobs=[{}]), told(jobs="none"), told(done=[1])]
+    nonsense = [
+        7,
+        {},
+        told(7),
+        told(jobs=[{"id": "a", "says": "", "ranks": float("nan")}]),
+        told(jobs=[{}]),
+        told(jobs="none"),
+    ]
     for n, report in enumerate(nonsense):
         with pytest.raises((LookupError, TypeError, ValueError)):
             them.hear(f"joker{n}", report)
-        assert not row(them, f"joker{n}")["answers"]
-    assert all(row(them, f"student{n}")["answers"] for n in range(teacher.LOT))
+        assert not row(them, f"joker{n}")
+    assert all(row(them, f"student{n}")["here"] for n in range(teacher.LOT))
     assert [row["answers"] for row in them.answers.table()] == [teacher.LOT]
 
 
 def test_a_server_that_has_fallen_silent_is_shown_so(monkeypatch):
     them = teacher.Students()
     them.hear("ada", told(jobs=[{"id": "a", "says": "a job", "ranks": 2}]))
-    assert row(them, "ada")["answers"] and row(them, "ada")["jobs"]
+    assert row(them, "ada")["here"] and row(them, "ada")["jobs"]
     later = time.monotonic() + teacher.PATIENCE + 1
     monkeypatch.setattr(teacher.time, "monotonic", lambda: later)
-    assert not row(them, "ada")["answers"] and row(them, "ada")["jobs"] == []
+    assert not row(them, "ada")["here"] and row(them, "ada")["jobs"] == []
 
 
-def test_a_request_is_answered_by_the_server_it_was_meant_for_alone(monkeypatch):
-    async def ask() -> Any:
-        them = teacher.Students()
-        asking = asyncio.ensure_future(them.of("ada", {"stop": "job"}))
-        await asyncio.sleep(0)
-        assert them.hear("bob", told()) == {"asked": {}}
-        asked = them.hear("ada", told())["asked"]
-        ((id, request),) = asked.items()
-        assert request == {"stop": "job"}
-        them.hear("bob", told(done={id: {"refused": "by bob"}}))
-        assert not asking.done()
-        them.hear("ada", told(done={id: {}}))
-        return await asking
-
-    assert run_apart(ask()) == {}
-
-    async def refused(report: dict[str, Any] | None) -> Any:
-        them = teacher.Students()
-        asking = asyncio.ensure_future(them.of("ada", {"stop": "job"}))
-        await asyncio.sleep(0)
-        if report is not None:
-            (id,) = them.hear("ada", told())["asked"]
-            them.hear("ada", told(done={id: report}))
-        return await asking
-
-    for nonsense in (5, "stopped", [1]):
-        with pytest.raises((TypeError, ValueError)):  # said to the student's server, not to the teacher
-            run_apart(refused(nonsense))
-    assert run_apart(refused({"refused": "no such job"})) == {"refused": "no such job"}  # the page says so
-    monkeypatch.setattr(teacher, "PATIENCE", 0.1)
-    with pytest.raises(teacher.HTTPError, match="does not answer"):
-        run_apart(refused(None))
+def test_a_job_is_stopped_once_by_the_server_of_its_own_student_alone():
+    them = teacher.Students()
+    them.to_stop["ada"] |= {"her job"}
+    assert them.hear("bob", told()) == {"stop": []}
+    assert them.hear("ada", told()) == {"stop": ["her job"]}
+    assert them.hear("ada", told()) == {"stop": []}
 
 
 def test_an_offer_is_brought_once_and_the_last_class_s_is_taken_back(monkeypatch):
@@ -95,6 +68,16 @@ def test_an_offer_is_brought_once_and_the_last_class_s_is_taken_back(monkeypatch
     them.offer = None
     assert them.hear("ada", told(offer="new"))["offer"] is None
     assert "offer" not in them.hear("ada", told()) and not row(them, "ada")["offered"]
+
+
+def test_an_experiment_is_checked_before_it_is_offered_and_offered_with_all_its_fields():
+    them, own = teacher.Students(), {"sync": {"scheme": "own", "code": "gASV"}}
+    for fields, why in ((own, "allowed is one of dlpar's"), ({"colour": 1}, "colour"), (7, "got 7")):
+        assert why in them.send("grace", fields)["refused"] and them.offer is None
+    assert them.send("grace", {"workers": 3}) == {}
+    offered = them.offer["experiment"]
+    assert them.offer["by"] == "grace" and (offered["workers"], offered["model"]["name"]) == (3, "mlp")
+    assert them.send("grace", None) == {} and them.offer is None
 
 
 def test_who_may_not_pause_hears_why(monkeypatch):
@@ -182,8 +165,7 @@ def test_questions_that_nobody_answers_any_more_are_not_kept():
         for student in range(teacher.LOT):
             answers.heard(f"student{student}", [answer(1.0, key=f"question {n}")])
         assert len(answers.table()) == 1
-    kept = {key for mine in answers._now.values() for key in mine}
-    assert kept == answers._shown.keys() == {"question 99"}
+    assert answers._now.keys() == answers._shown.keys() == {"question 99"}
 
 
 def test_numbers_that_hardly_differ_are_one_bar():

@@ -26,7 +26,6 @@ def every_figure(runs):
         "lanes": lab.lanes(asp),
         "waiting": lab.waiting(asp),
         "waitings": lab.waiting([asp, runs["ring"]]),
-        "bytes": lab.bytes_per_rank(asp),
         "consensus": lab.consensus(runs["gossip"]),
         "graph": lab.show_graph(runs["gossip"]),
         "overlay": lab.overlay(list(runs.values()), x="bytes"),

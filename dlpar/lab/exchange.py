@@ -1,7 +1,10 @@
-"""A student's predictions and the results, in a file of her own that she may delete.
+"""Files of a student's own folder: her predictions with the results, and the experiment that her teacher has sent.
 
-On a hub she may agree to share them with the class. Then her answers count in the class's figures, without her name
-and her reasons (:mod:`dlpar.classroom.hub.teacher`), until she withdraws.
+On a hub she may agree to share her predictions with the class. Then her answers count in the class's figures, without
+her name and her reasons (:mod:`dlpar.classroom.hub.teacher`), until she withdraws.
+
+An offer is ``{"id", "by", "at", "experiment"}``: its own name, the teacher's name, the time it was sent in seconds
+since 1970, and the fields of an :class:`~dlpar.config.experiment.Experiment`. A panel only shows it; she decides.
 """
 
 from __future__ import annotations
@@ -9,10 +12,11 @@ from __future__ import annotations
 import json
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dlpar.config.paths import private_folder, runs_folder
+from dlpar.config.paths import open_plain, private_folder, runs_folder
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -51,26 +55,19 @@ def note(key: str, question: str, answer: Any, found: float | str, how: str, uni
     private_folder(ledger().parent)
     line = {"key": key, "question": question, "found": found, "how": how, "unit": unit, "at": time.time()}
     line |= {"predicted": answer.value, "unsure": answer.unsure, "because": answer.reason}
-    file = os.open(ledger(), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
-    try:
-        os.write(file, json.dumps(line, ensure_ascii=False).encode() + b"\n")
-    finally:
-        os.close(file)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
+    with open(os.open(ledger(), flags, 0o600), "wb") as file:
+        file.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")
 
 
 def entries() -> dict[str, dict[str, Any]]:
     """The latest entry of each question."""
-    try:
-        lines = ledger().read_text(encoding="utf-8").splitlines()
-    except FileNotFoundError:
-        return {}
     found: dict[str, dict[str, Any]] = {}
-    for line in lines:
-        try:
-            entry = json.loads(line)
-            found[entry["key"]] = entry
-        except (ValueError, KeyError, TypeError):  # torn by a full disk
-            continue
+    with suppress(OSError), open_plain(ledger()) as file:
+        for line in file:
+            with suppress(ValueError, KeyError, TypeError):  # torn by a full disk
+                entry = json.loads(line)
+                found[entry["key"]] = entry
     return found
 
 
@@ -103,7 +100,7 @@ def is_shared() -> bool:
     return _agreement().exists()
 
 
-def share(agrees: bool) -> None:
+def share_predictions(agrees: bool) -> None:
     """Note whether the student shares her answers with the class."""
     private_folder(ledger().parent)
     _agreement().touch(0o600) if agrees else _agreement().unlink(missing_ok=True)
@@ -114,3 +111,53 @@ def shared_answers() -> list[dict[str, Any]] | None:
     if not is_shared():
         return None
     return [{name: entry[name] for name in SHARED} for entry in entries().values() if SHARED <= entry.keys()]
+
+
+# ---- what the teacher sends ----------------------------------------------------------
+
+OFFER_LASTS = 3 * 3600
+"""Seconds after which an offer no longer counts."""
+
+LONGEST = 64 << 10
+"""Most bytes of an offer."""
+
+
+def _offered() -> Path:
+    return runs_folder().with_name("offer.json")
+
+
+def put_offer(offer: dict[str, Any] | None) -> None:
+    """Replace the current offer; None removes it.
+
+    Raises
+    ------
+    ValueError
+        If it is not an offer, or too long.
+    """
+    if offer is None:
+        _offered().unlink(missing_ok=True)
+        return
+    text = json.dumps(offer)
+    if not _is_offer(offer) or len(text) > LONGEST:
+        allowed = f"id, by, at and experiment, in {LONGEST >> 10} kB at most, with a scheme of dlpar's"
+        raise ValueError(f"offer: allowed are {allowed}")
+    private_folder(_offered().parent)
+    new = _offered().with_suffix(".new")
+    new.write_text(text)
+    os.replace(new, _offered())
+
+
+def current_offer() -> dict[str, Any] | None:
+    """The current offer; None if there is none, or if it is too old."""
+    try:
+        offer = json.loads(_offered().read_bytes())
+    except (OSError, ValueError):
+        return None
+    return offer if _is_offer(offer) and abs(time.time() - offer["at"]) < OFFER_LASTS else None
+
+
+def _is_offer(found: Any) -> bool:
+    match found:
+        case {"id": str(), "by": str(), "at": int() | float(), "experiment": {"sync": {"scheme": scheme}}}:
+            return scheme != "own"  # which is somebody's code
+    return False

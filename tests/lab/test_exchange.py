@@ -7,7 +7,7 @@ import stat
 import pytest
 
 from dlpar.lab import predict
-from dlpar.lab.ledger import forget_predictions, ledger, note, predictions, shared_answers
+from dlpar.lab.exchange import forget_predictions, ledger, note, predictions, shared_answers
 from dlpar.lab.prediction import Answer
 
 

@@ -1,0 +1,27 @@
+"""The line between a paced rank and its referee."""
+
+from __future__ import annotations
+
+import socket
+import time
+
+import pytest
+
+from dlpar.worlds.paced import protocol
+
+
+class NoParcels:
+    moving = False
+
+
+@pytest.mark.parametrize("call", ["flush", "answer"])
+def test_a_rank_whose_referee_has_gone_leaves_the_first_word_to_others(call, monkeypatch):
+    monkeypatch.setattr(protocol, "ORPHANED", 0.3)
+    ours, theirs = socket.socketpair()
+    line = protocol.Line(protocol.Link(ours), protocol.Wall(), NoParcels())
+    theirs.close()
+    line.tell("advance", 1.0)
+    began = time.monotonic()
+    with ours, pytest.raises(ConnectionError):
+        getattr(line, call)()
+    assert time.monotonic() - began >= 0.3
