@@ -279,13 +279,13 @@ class LoggingComm:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
 
-    def send(self, tensor: torch.Tensor, dest: int, tag: int = 0) -> None:
-        self._sent(tensor, dest, tag)
-        self.inner.send(tensor, dest, tag)
-
     def isend(self, tensor: torch.Tensor, dest: int, tag: int = 0) -> Request:
-        self._sent(tensor, dest, tag)
+        to = self.ranks[dest] if 0 <= dest < len(self.ranks) else dest
+        self.events.append(Event("send", to, tag, tensor.nbytes, self.tensor.tolist()))
         return self.inner.isend(tensor, dest, tag)
+
+    def send(self, tensor: torch.Tensor, dest: int, tag: int = 0) -> None:
+        self.isend(tensor, dest, tag).wait()
 
     def recv(self, *into: Any, **named: Any) -> Arrival:
         return self.received(self.tensor.tolist(), self.inner.recv(*into, **named))
@@ -296,8 +296,10 @@ class LoggingComm:
     def sendrecv(
         self, tensor: torch.Tensor, dest: int, into: torch.Tensor, source: int, tag: int = 0
     ) -> Arrival:
-        self._sent(tensor, dest, tag)
-        return self.received(self.tensor.tolist(), self.inner.sendrecv(tensor, dest, into, source, tag))
+        sending = self.isend(tensor, dest, tag)
+        arrival = self.recv(into, source, tag)
+        sending.wait()
+        return arrival
 
     def start(self, collective: Callable[..., Any], bucket: torch.Tensor) -> Request:
         def logged(comm: Comm, bucket: torch.Tensor) -> Any:
@@ -309,10 +311,6 @@ class LoggingComm:
         group = self.inner.split(color, key)
         ranks = group.broadcast(group.gather(self.ranks[self.inner.rank]))
         return LoggingComm(group, self.tensor, ranks, self.events)
-
-    def _sent(self, tensor: torch.Tensor, dest: int, tag: int) -> None:
-        dest = self.ranks[dest] if 0 <= dest < len(self.ranks) else dest
-        self.events.append(Event("send", dest, tag, tensor.nbytes, self.tensor.tolist()))
 
     def received(self, before: list[float], arrival: Arrival) -> Arrival:
         """Log a message that has arrived; the tensor was `before`."""

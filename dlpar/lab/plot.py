@@ -221,22 +221,14 @@ class Series:
 
     def add(self, row: Sequence[float]) -> None:
         """Add the next row; it is dropped unless the stride falls on it."""
-        number, self.seen = self.seen, self.seen + 1
-        if number % self.stride:
-            return
-        if self._size == self.limit:
-            self._thin()
-            if number % self.stride:
-                return
-        self._push(row)
+        if self.seen % self.stride == 0:
+            self._push(row)
+        self.seen += 1
 
     def finish(self, row: Sequence[float]) -> None:
         """End the curve with its last `row`, whether or not the stride falls on it."""
-        if self._size and self._rows[self._size - 1, 0] == row[0]:
-            return
-        if self._size == self.limit:
-            self._thin()
-        self._push(row)
+        if not self._size or self._rows[self._size - 1, 0] != row[0]:
+            self._push(row)
 
     def replace(self, rows: np.ndarray) -> None:
         """Replace all rows by the last `limit` of `rows`, of shape (points, columns)."""
@@ -251,14 +243,12 @@ class Series:
         return whole, self.rows[start:]
 
     def _push(self, row: Sequence[float]) -> None:
+        if self._size == self.limit:
+            stride = 2 * self.stride  # it falls on this row, too, because the limit is even
+            self.replace(self.rows[::2])
+            self.stride = stride
         self._rows[self._size] = row
         self._size += 1
-
-    def _thin(self) -> None:
-        kept = self.rows[::2]
-        self._rows[: len(kept)] = kept
-        self._size, self._sent = len(kept), -1
-        self.stride *= 2
 
 
 # ---- figures of runs ---------------------------------------------------------------------

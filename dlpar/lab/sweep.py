@@ -9,17 +9,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from dlpar.config.experiment import Experiment
 from dlpar.config.schema import BadExperiment
 from dlpar.jobs.launch import Job, JobFailed, launch
 from dlpar.jobs.mpiexec import NoMPI
+from dlpar.jobs.run import Run
 from dlpar.theory import PredictedStep, predict
-
-if TYPE_CHECKING:
-    from dlpar.config.experiment import Experiment
-    from dlpar.jobs.run import Run
-
 
 LOOK = 0.05
 """Seconds between two checks whether a job has ended."""
