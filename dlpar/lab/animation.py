@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dlpar.jobs.launch import spmd
 from dlpar.lab import theme
-from dlpar.lab.figure import Figure, blank, captioned, gantt
+from dlpar.lab.figure import Figure, blank, captioned, gantt, require
 
 if TYPE_CHECKING:
     import torch
@@ -71,21 +71,19 @@ def animate(
     JobFailed
         If the collective raised or hung on a rank.
     """
-    if not callable(collective):
-        allowed = "allowed is a function of (comm, tensor), as dlpar.collectives.ring_allreduce is"
-        raise ValueError(f"collective: got {collective!r:.60}, {allowed}")
+    allowed = "allowed is a function of (comm, tensor), as dlpar.collectives.ring_allreduce is"
+    require(callable(collective), f"collective: got {collective!r:.60}, {allowed}")
     chunks = workers if chunks is None else chunks
     for name, number in {"workers": workers, "chunks": chunks}.items():
-        if not isinstance(number, Integral) or not 1 <= number <= MOST:
-            raise ValueError(f"{name}: got {number!r}, allowed is a whole number from 1 to {MOST}")
+        fine = isinstance(number, Integral) and 1 <= number <= MOST
+        require(fine, f"{name}: got {number!r}, allowed is a whole number from 1 to {MOST}")
     whole = getattr(collective, "func", collective)  # of a partial
     name = getattr(whole, "__name__", type(whole).__name__)
     rounds = record(collective, [[_share(rank, workers)] * chunks for rank in range(workers)])
-    if workers > 1 and not rounds.messages:
-        seen = "which sends nothing that can be seen, allowed is one made of send and receive"
-        raise ValueError(f"collective: got {name}, {seen}")
-    if not 0 <= at < len(rounds.held):
-        raise ValueError(f"at: got {at}, allowed is a round from 0 to {len(rounds.held) - 1}")
+    seen = "which sends nothing that can be seen, allowed is one made of send and receive"
+    require(workers == 1 or len(rounds.messages) > 0, f"collective: got {name}, {seen}")
+    last = len(rounds.held) - 1
+    require(0 <= at <= last, f"at: got {at}, allowed is a round from 0 to {last}")
     return _figure(rounds, workers, chunks, name, scheme, at)
 
 

@@ -29,7 +29,7 @@ from dlpar.lab import theme
 from dlpar.lab.captions import duration, quantity
 from dlpar.lab.controls import Controls
 from dlpar.lab.exchange import current_offer
-from dlpar.lab.figure import Figure
+from dlpar.lab.figure import Figure, require
 from dlpar.lab.figures.consensus import Consensus, disagreement
 from dlpar.lab.figures.convergence import X_AXES, Convergence, check_axis, check_goal, loss_title, of_one_kind
 from dlpar.lab.figures.scaling import twin
@@ -422,8 +422,8 @@ class Panel(RunPage):
         self._throughput = Throughput(prediction)
         others = (Staleness(), Lead(), Lanes(), Timeline(), Waiting(), Consensus())
         super().__init__(experiment, [Convergence(), self._throughput, *others], title, question)
-        if first not in ("", *self.figures):
-            raise ValueError(f"first: got {first!r}, allowed is one of {', '.join(self.figures)}")
+        fine = first in ("", *self.figures)
+        require(fine, f"first: got {first!r}, allowed is one of {', '.join(self.figures)}")
         self.tell(front=first or self.state["front"])
         self._controls, self._offer, self._ghost = Controls(experiment, controls), Offer(self), Ghost(self)
         self.tell(recordings=[])
@@ -835,22 +835,18 @@ compare = Comparison
 
 def _check(experiments: list[Experiment], titles: Sequence[str] | None) -> None:
     """Raise a ValueError if experiments do not fit into one figure, or `titles` does not fit them."""
-    other = next((each for each in experiments if not isinstance(each, Experiment)), None)
-    if other is not None:
-        raise ValueError(f"experiments: got {other!r:.60}, allowed are experiments only")
-    if len(experiments) < 2:
-        raise ValueError(f"experiments: got {len(experiments)}, allowed are two or more")
+    for each in experiments:
+        fine = isinstance(each, Experiment)
+        require(fine, f"experiments: got {each!r:.60}, allowed are experiments only")
+    got = len(experiments)
+    require(got > 1, f"experiments: got {got}, allowed are two or more")
     of_one_kind(experiments, "experiments")
-    sizes = next((e for e in experiments if e.cluster.messages == "sizes"), None)
-    if sizes:
-        raise ValueError(
-            f"experiments: got {sizes} with messages sizes, allowed is values: nothing is trained with "
-            f"sizes only, so there is no loss to compare; dlpar.lab.scaling compares speeds"
-        )
-    if titles is not None and len(titles) != len(experiments):
-        raise ValueError(
-            f"titles: got {len(titles)}, allowed is one for each of {len(experiments)} experiments"
-        )
+    why = "nothing is trained with sizes only, so there is no loss to compare; dlpar.lab.scaling compares speeds"
+    for each in experiments:
+        fine = Convergence.fits(each)
+        require(fine, f"experiments: got {each} with messages sizes, allowed is values: {why}")
+    told = len(experiments if titles is None else titles)
+    require(told == got, f"titles: got {told}, allowed is one for each of {got} experiments")
 
 
 # ---- words about a run ---------------------------------------------------------------

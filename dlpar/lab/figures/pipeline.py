@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
 from statistics import fmean, median
 from types import MappingProxyType
 from typing import Any
@@ -140,14 +141,12 @@ def idle(experiment: Experiment, bars: list[Bar]) -> list[Bar]:
     """The bubble as bars: the times in which a rank does nothing or waits for a message."""
     found = []
     for own in windows(experiment, bars):
-        at_first, end = window(own)
+        begin, end = window(own)
         for rank in {bar.stage for bar in own}:
-            busy = (bar for bar in bars if bar.stage == rank and bar.kind not in TALKING)
-            at = at_first
-            for bar in sorted((b for b in busy if b.end > at_first), key=lambda bar: bar.start):
-                found.append(Bar(rank, "bubble", None, None, at, min(bar.start, end)))
-                at = max(at, bar.end)
-            found.append(Bar(rank, "bubble", None, None, at, end))
+            busy = sorted((b.start, b.end) for b in bars if b.stage == rank and b.kind not in TALKING)
+            free = accumulate((stop for _, stop in busy), max, initial=begin)
+            taken = [*(min(start, end) for start, _ in busy), end]
+            found += [Bar(rank, "bubble", None, None, *gap) for gap in zip(free, taken)]
     return [bar for bar in found if bar.end > bar.start]
 
 
@@ -403,7 +402,7 @@ def memory(runs: Runs, titles: Names = None) -> Figure:
         If a run has no record of memory.
     """
     runs = listed(runs)
-    held = [{rank: record["memory"] for rank, record in _last(run, "memory").items()} for run in runs]
+    held = [_last(run, "memory") for run in runs]
     for run, of_run in zip(runs, held):
         allowed = "allowed is a run whose ranks compute with numbers"
         require(len(of_run) > 0, f"run {run.id}: no memory was recorded, {allowed}")
@@ -438,14 +437,12 @@ def memory(runs: Runs, titles: Names = None) -> Figure:
     return captioned(figure, text, (list(columns), list(zip(*columns.values()))))
 
 
-def _last(run: Run, what: str) -> dict[int, dict[str, Any]]:
-    """The last step's record with `what` of each drawn rank."""
-    last: dict[int, dict[str, Any]] = {}
+def _last(run: Run, what: str) -> dict[int, Any]:
+    """`what` of the last step in which each drawn rank recorded it; a rank's records are in order."""
+    last: dict[int, Any] = {}
     for source, record in run.records():
         if record["k"] == "step" and record.get(what):
-            rank = rank_of(source)
-            if rank not in last or record["step"] >= last[rank]["step"]:
-                last[rank] = record
+            last[rank_of(source)] = record[what]
     return {rank: last[rank] for rank in sorted(last) if rank < theme.workers(run.experiment)}
 
 
@@ -459,10 +456,10 @@ def _state(experiment: Experiment) -> float | None:
 
 
 def _add_course(
-    figure: Figure, experiment: Experiment, held: dict[int, dict[str, Any]], scale: float, unit: str
+    figure: Figure, experiment: Experiment, held: dict[int, list], scale: float, unit: str
 ) -> None:
     """Add the memory of each rank over the time of a step, to the right of the bars."""
-    courses = {rank: pd.DataFrame(r["memory_over_time"], columns=["t", "held"]) for rank, r in held.items()}
+    courses = {rank: pd.DataFrame(points, columns=["t", "held"]) for rank, points in held.items()}
     everything = pd.concat(courses)
     begin, end = everything["t"].min(), everything["t"].max()
     time = theme.on_clock("time in a step (ms)", experiment.cluster.world)
