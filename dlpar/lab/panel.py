@@ -31,7 +31,7 @@ from dlpar.lab.controls import Controls
 from dlpar.lab.exchange import current_offer
 from dlpar.lab.figure import Figure, require
 from dlpar.lab.figures.consensus import Consensus, disagreement
-from dlpar.lab.figures.convergence import X_AXES, Convergence, check_axis, check_goal, loss_title, of_one_kind
+from dlpar.lab.figures.convergence import Convergence, check_goal, first_at, loss_title, of_one_kind
 from dlpar.lab.figures.scaling import twin
 from dlpar.lab.figures.staleness import Lead, Staleness
 from dlpar.lab.figures.throughput import Throughput, Waiting
@@ -105,7 +105,7 @@ class RunPage(Page):
         super().__init__()
         self.job: Job | None = None
         self.runs: list[Run] = []
-        self._board, self._guard_jobs, self._over = Board(plots, goal), RLock(), Event()
+        self._board, self._guard_jobs, self._over = Board(plots), RLock(), Event()
         self._asked: list[tuple[str, Experiment]] = []
         self._failure = "nothing was run"
         self._started, self._queued_at = 0, 0.0  # infinite: something else is offered
@@ -244,7 +244,7 @@ class RunPage(Page):
         self._status.ended(self._board.steps, self._board.accuracy, self._rate(), status, reason)
         run = self._front
         has_results = self._board.steps.done and status != "unwatched"
-        found = results(Run(self._status.path), self._board.reached) if has_results else None
+        found = results(Run(self._status.path), self.state["goal"]) if has_results else None
         self._outcomes[run.key] = status, found
         last = self._board.steps.last
         self.tell(length=last.seconds if last else 0.0, live=False)
@@ -793,11 +793,10 @@ class Comparison(RunPage):
     ) -> None:
         experiments = [experiments] if isinstance(experiments, Experiment) else list(experiments)
         _check(experiments, titles)
-        check_axis(x)
         check_goal(goal)
         self.experiments, self.titles = experiments, list(titles or labels(experiments))
         self._colours, self._kept = theme.run_colours(experiments), len(experiments)
-        plots = [Convergence(X_AXES[x]), Throughput(), Staleness(), Waiting(), Consensus()]
+        plots = [Convergence(x), Throughput(), Staleness(), Waiting(), Consensus()]
         super().__init__(experiments[0], plots, "Compare", question, goal=goal)
 
     @property
@@ -855,9 +854,9 @@ LOG_BYTES = 16_000
 """Bytes shown of the end of the log; all of it is in the run folder."""
 
 
-def results(run: Run, reached: float | None) -> dict[str, Any]:
-    """Results of a run that has ended, with the seconds after which it `reached` the goal; None for one it has not."""
-    summary = run.summary
+def results(run: Run, goal: float) -> dict[str, Any]:
+    """Results of a run that has ended, with the seconds to an accuracy; None for what it does not have."""
+    summary, (step, reached) = run.summary, first_at(run, goal)
     sent = summary["bytes_sent"]
     return {
         "world": run.world,
@@ -865,7 +864,7 @@ def results(run: Run, reached: float | None) -> dict[str, Any]:
         "samples/s": summary["samples_per_s"],
         "final loss": summary["final_loss"],
         "accuracy": summary["accuracy"],
-        "to goal (s)": reached,
+        "to goal (s)": None if step is None else reached,
         "staleness mean": summary["staleness"]["mean"],
         "staleness max": summary["staleness"]["max"],
         "lead max": summary["lead"]["max"],

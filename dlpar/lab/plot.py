@@ -6,7 +6,6 @@ So live and static figures cannot differ.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from threading import RLock
@@ -385,14 +384,10 @@ class Board:
         Its largest lag of the wall clock behind the clock of its figures, in seconds; None on the wall clock.
     accuracy : float or None
         Its latest accuracy on held-out samples.
-    goal : float
-        Held-out accuracy to be reached.
-    reached : float or None
-        Seconds of its first test with that accuracy; None if it has not come to it.
     """
 
-    def __init__(self, plots: Sequence[Plot], goal: float = math.inf) -> None:
-        self.plots, self.goal = list(plots), goal
+    def __init__(self, plots: Sequence[Plot]) -> None:
+        self.plots = list(plots)
 
     def begin(self, run: Shown) -> None:
         """Add a run to the figures that fit it; the records that follow are its."""
@@ -401,7 +396,6 @@ class Board:
         self.ranks: dict[int, dict[str, Any]] = {}
         self.slip: float | None = None
         self.accuracy: float | None = None
-        self.reached: float | None = None
         self.fed = [plot for plot in self.plots if plot.fits(experiment)]
         for plot in self.fed:
             plot.begin(run)
@@ -415,8 +409,6 @@ class Board:
             self.ranks[rank] = record
         elif kind == "eval":
             self.accuracy = record["accuracy"]
-            if self.reached is None and self.accuracy is not None and self.accuracy >= self.goal:
-                self.reached = record["t"]
         for plot in self.fed:
             plot.take(rank, record)
         if record.get("slip") is not None:

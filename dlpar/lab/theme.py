@@ -88,10 +88,10 @@ def titles(worlds: Iterable[str]) -> dict[str, str]:
     return {**TITLES, "seconds": f"time{whose} (s)"}
 
 
-def on_clock(title: str, world: str) -> str:
-    """Title of an axis of time, with its clock unless that is the wall's: ``time of a rank, virtual clock (s)``."""
-    name, unit = title.rsplit(" (", 1)
-    return title if world == "real" else f"{name}, {CLOCKS[world]} clock ({unit}"
+def on_clock(title: str, *worlds: str) -> str:
+    """Title of an axis of time, with its clocks unless that is the wall's: ``time of a rank, virtual clock (s)``."""
+    (name, unit), clocks = title.rsplit(" (", 1), dict.fromkeys(CLOCKS[world] for world in worlds)
+    return title if clocks.keys() <= {"wall"} else f"{name}, {' and '.join(clocks)} clock ({unit}"
 
 
 WORKERS = 16
