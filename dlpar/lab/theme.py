@@ -6,10 +6,9 @@ import math
 import tomllib
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-if TYPE_CHECKING:
-    from dlpar.config.experiment import Experiment
+from dlpar.config.experiment import Experiment
 
 _KEPT: dict[str, Any] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 
@@ -89,10 +88,10 @@ def titles(worlds: Iterable[str]) -> dict[str, str]:
     return {**TITLES, "seconds": f"time{whose} (s)"}
 
 
-def on_clock(title: str, world: str) -> str:
-    """Title of an axis of time, with its clock unless that is the wall's: ``time of a rank, virtual clock (s)``."""
-    name, unit = title.rsplit(" (", 1)
-    return title if world == "real" else f"{name}, {CLOCKS[world]} clock ({unit}"
+def on_clock(title: str, *worlds: str) -> str:
+    """Title of an axis of time, with its clocks unless that is the wall's: ``time of a rank, virtual clock (s)``."""
+    (name, unit), clocks = title.rsplit(" (", 1), dict.fromkeys(CLOCKS[world] for world in worlds)
+    return title if clocks.keys() <= {"wall"} else f"{name}, {' and '.join(clocks)} clock ({unit}"
 
 
 WORKERS = 16
@@ -267,10 +266,8 @@ def columns(number: int, gap: float) -> list[list[float]]:
 
 def doubled(value: float, least: float = 1.0) -> float:
     """The first of `least`, 2 × `least`, 4 × `least` … not below `value`: the end of a growing axis."""
-    top = least
-    while top < value < float("inf"):
-        top *= 2
-    return top
+    grown = least < value < math.inf
+    return least * 2.0 ** math.ceil(math.log2(value / least)) if grown else least
 
 
 def rounded_up(value: float) -> float:

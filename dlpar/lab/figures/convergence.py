@@ -112,15 +112,16 @@ class Convergence(Plot):
 
     Parameters
     ----------
-    x : str, default "step"
-        Column of the horizontal axis at first.
+    x : {"step", "samples", "seconds", "bytes"}, default "step"
+        Horizontal axis at first.
     """
 
     title = "Convergence"
 
     def __init__(self, x: str = "step") -> None:
         super().__init__(logarithmic=True)
-        self.x = x
+        require(x in X_AXES, f"x: got {x!r}, allowed is one of {', '.join(X_AXES)}")
+        self.x = X_AXES[x]
 
     @staticmethod
     def fits(experiment: Experiment) -> bool:
@@ -221,23 +222,17 @@ def convergence(runs: Runs, x: str = "step", titles: Names = None) -> Figure:
         If `x` is none of these, a run has no finished step or, for "bytes", no record of the bytes it sent,
         tasks are not of one kind, or titles do not fit to the runs.
     """
-    runs, x = trained(finished(runs, titles)), "step" if x == "steps" else x
-    check_axis(x)
+    runs, plot = trained(finished(runs, titles)), Convergence("step" if x == "steps" else x)
     of_one_kind([run.experiment for run in runs], "runs")
     why = "the library moved the data and does not report how much, so x bytes has no place for it"
     for run in runs:
-        fine = X_AXES[x] in _ends(run.experiment)
+        fine = plot.x in _ends(run.experiment)
         require(fine, f"run {run.id}: {why}; allowed is step, samples or seconds")
-    return drawn(Convergence(X_AXES[x]), runs, titles)
+    return drawn(plot, runs, titles)
 
 
 overlay = convergence
 """Several runs in one figure: the name of :func:`convergence` in the labs."""
-
-
-def check_axis(x: str) -> None:
-    """Raise ValueError unless curves can be drawn over `x`."""
-    require(x in X_AXES, f"x: got {x!r}, allowed is one of {', '.join(X_AXES)}")
 
 
 def of_one_kind(experiments: Iterable[Experiment], name: str) -> None:

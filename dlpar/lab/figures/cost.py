@@ -283,8 +283,7 @@ def _bytes(title: str, sizes: Sequence[float]) -> dict[str, Any]:
 
 def _times(times_ms: Sequence[float], hows: Sequence[str]) -> dict[str, Any]:
     """A logarithmic axis of time, with the clocks of its sources."""
-    clocks = [theme.CLOCKS[world] for world, how in theme.HOW.items() if how in hows]
-    title = "time (ms)" if clocks in ([], ["wall"]) else f"time, {captions.listed(clocks)} clock (ms)"
+    title = theme.on_clock("time (ms)", *(world for world, how in theme.HOW.items() if how in hows))
     return theme.log_axis(title, theme.round_numbers(0.9 * min(times_ms), 1.1 * max(times_ms)))
 
 
