@@ -724,7 +724,7 @@ def simulated(experiment: Experiment) -> Foreseen:
             _fork(socket, folder)
         except TimeoutError:
             return Foreseen(seconds=times * TOO_LONG)
-        done, messages = GlobalSteps(few.workers, few.sync.runs_free), 0
+        done, messages = GlobalSteps(few.workers - few.backup, few.sync.runs_free), 0
         for record in lines_of(Path(folder, f"{ALL_RANKS}.jsonl")):
             if record["k"] == "step":
                 done.add(record["rank"], record)
