@@ -326,8 +326,7 @@ class RunPage(Page):
 
     def _forget(self, key: str) -> None:
         for plot in self._board.plots:
-            if key in plot.runs:
-                plot.forget(key)
+            plot.forget(key)
         del self._shown[key]
 
     def _rename(self, key: str, name: str) -> None:
