@@ -6,8 +6,7 @@ from importlib import import_module
 from typing import Any
 
 NAMES = {
-    "dlpar.lab.panel": "Panel",
-    "dlpar.lab.comparison": "compare",
+    "dlpar.lab.panel": "Panel compare",
     "dlpar.lab.prediction": "predict",
     "dlpar.lab.exchange": "predictions forget_predictions",
     "dlpar.lab.source": "show",

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dlpar.jobs.launch import spmd
 from dlpar.lab import theme
-from dlpar.lab.figure import Figure, blank, captioned, gantt
+from dlpar.lab.figure import Figure, blank, captioned, gantt, require
 
 if TYPE_CHECKING:
     import torch
@@ -71,21 +71,19 @@ def animate(
     JobFailed
         If the collective raised or hung on a rank.
     """
-    if not callable(collective):
-        allowed = "allowed is a function of (comm, tensor), as dlpar.collectives.ring_allreduce is"
-        raise ValueError(f"collective: got {collective!r:.60}, {allowed}")
+    allowed = "allowed is a function of (comm, tensor), as dlpar.collectives.ring_allreduce is"
+    require(callable(collective), f"collective: got {collective!r:.60}, {allowed}")
     chunks = workers if chunks is None else chunks
     for name, number in {"workers": workers, "chunks": chunks}.items():
-        if not isinstance(number, Integral) or not 1 <= number <= MOST:
-            raise ValueError(f"{name}: got {number!r}, allowed is a whole number from 1 to {MOST}")
+        fine = isinstance(number, Integral) and 1 <= number <= MOST
+        require(fine, f"{name}: got {number!r}, allowed is a whole number from 1 to {MOST}")
     whole = getattr(collective, "func", collective)  # of a partial
     name = getattr(whole, "__name__", type(whole).__name__)
     rounds = record(collective, [[_share(rank, workers)] * chunks for rank in range(workers)])
-    if workers > 1 and not rounds.messages:
-        seen = "which sends nothing that can be seen, allowed is one made of send and receive"
-        raise ValueError(f"collective: got {name}, {seen}")
-    if not 0 <= at < len(rounds.held):
-        raise ValueError(f"at: got {at}, allowed is a round from 0 to {len(rounds.held) - 1}")
+    seen = "which sends nothing that can be seen, allowed is one made of send and receive"
+    require(workers == 1 or len(rounds.messages) > 0, f"collective: got {name}, {seen}")
+    last = len(rounds.held) - 1
+    require(0 <= at <= last, f"at: got {at}, allowed is a round from 0 to {last}")
     return _figure(rounds, workers, chunks, name, scheme, at)
 
 
@@ -279,13 +277,13 @@ class LoggingComm:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
 
-    def send(self, tensor: torch.Tensor, dest: int, tag: int = 0) -> None:
-        self._sent(tensor, dest, tag)
-        self.inner.send(tensor, dest, tag)
-
     def isend(self, tensor: torch.Tensor, dest: int, tag: int = 0) -> Request:
-        self._sent(tensor, dest, tag)
+        to = self.ranks[dest] if 0 <= dest < len(self.ranks) else dest
+        self.events.append(Event("send", to, tag, tensor.nbytes, self.tensor.tolist()))
         return self.inner.isend(tensor, dest, tag)
+
+    def send(self, tensor: torch.Tensor, dest: int, tag: int = 0) -> None:
+        self.isend(tensor, dest, tag).wait()
 
     def recv(self, *into: Any, **named: Any) -> Arrival:
         return self.received(self.tensor.tolist(), self.inner.recv(*into, **named))
@@ -296,8 +294,10 @@ class LoggingComm:
     def sendrecv(
         self, tensor: torch.Tensor, dest: int, into: torch.Tensor, source: int, tag: int = 0
     ) -> Arrival:
-        self._sent(tensor, dest, tag)
-        return self.received(self.tensor.tolist(), self.inner.sendrecv(tensor, dest, into, source, tag))
+        sending = self.isend(tensor, dest, tag)
+        arrival = self.recv(into, source, tag)
+        sending.wait()
+        return arrival
 
     def start(self, collective: Callable[..., Any], bucket: torch.Tensor) -> Request:
         def logged(comm: Comm, bucket: torch.Tensor) -> Any:
@@ -309,10 +309,6 @@ class LoggingComm:
         group = self.inner.split(color, key)
         ranks = group.broadcast(group.gather(self.ranks[self.inner.rank]))
         return LoggingComm(group, self.tensor, ranks, self.events)
-
-    def _sent(self, tensor: torch.Tensor, dest: int, tag: int) -> None:
-        dest = self.ranks[dest] if 0 <= dest < len(self.ranks) else dest
-        self.events.append(Event("send", dest, tag, tensor.nbytes, self.tensor.tolist()))
 
     def received(self, before: list[float], arrival: Arrival) -> Arrival:
         """Log a message that has arrived; the tensor was `before`."""

@@ -5,38 +5,53 @@ from __future__ import annotations
 import math
 import os
 import platform
+import tempfile
 import time
+import weakref
 from collections.abc import Sequence
-from functools import partial
+from contextlib import suppress
+from functools import cache, partial
 from pathlib import Path
-from threading import Event, RLock
-from typing import TYPE_CHECKING, Any
+from threading import Event, Lock, RLock, Thread
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import dlpar
 from dlpar.config.experiment import Experiment
+from dlpar.config.paths import runtime_folder
 from dlpar.config.schema import BadExperiment
 from dlpar.jobs.control_groups import usable_cores
 from dlpar.jobs.fork_server import warm_socket
 from dlpar.jobs.global_steps import GlobalSteps
 from dlpar.jobs.run import Run
-from dlpar.jobs.tail import rank_of
+from dlpar.jobs.tail import ALL_RANKS, lines_of, rank_of
+from dlpar.jobs.unix_sockets import ask
 from dlpar.lab import theme
 from dlpar.lab.captions import duration, quantity
 from dlpar.lab.controls import Controls
-from dlpar.lab.figure import Figure
+from dlpar.lab.exchange import current_offer
+from dlpar.lab.figure import Figure, require
 from dlpar.lab.figures.consensus import Consensus, disagreement
-from dlpar.lab.figures.convergence import Convergence, loss_title
+from dlpar.lab.figures.convergence import Convergence, check_goal, first_at, loss_title, of_one_kind
+from dlpar.lab.figures.scaling import twin
 from dlpar.lab.figures.staleness import Lead, Staleness
 from dlpar.lab.figures.throughput import Throughput, Waiting
 from dlpar.lab.figures.timeline import Lanes, Timeline
-from dlpar.lab.ghost import Foreseen, Ghost
-from dlpar.lab.labels import labels, place_in_queue, platform_in_words, same_batches, with_world
-from dlpar.lab.offer import Offer
+from dlpar.lab.labels import (
+    labels,
+    place_in_queue,
+    platform_in_words,
+    same_batches,
+    scheme,
+    split,
+    with_world,
+)
 from dlpar.lab.page import Page, module
 from dlpar.lab.plot import Board, Plot, Shown
 from dlpar.lab.watch import SEEN, Replay, Watch, between, newest_like, recordings, speed_of
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from dlpar.jobs.launch import Job
     from dlpar.lab.prediction import Prediction
 
@@ -90,7 +105,7 @@ class RunPage(Page):
         super().__init__()
         self.job: Job | None = None
         self.runs: list[Run] = []
-        self._board, self._guard_jobs, self._over = Board(plots, goal), RLock(), Event()
+        self._board, self._guard_jobs, self._over = Board(plots), RLock(), Event()
         self._asked: list[tuple[str, Experiment]] = []
         self._failure = "nothing was run"
         self._started, self._queued_at = 0, 0.0  # infinite: something else is offered
@@ -229,7 +244,7 @@ class RunPage(Page):
         self._status.ended(self._board.steps, self._board.accuracy, self._rate(), status, reason)
         run = self._front
         has_results = self._board.steps.done and status != "unwatched"
-        found = results(Run(self._status.path), self._board.reached) if has_results else None
+        found = results(Run(self._status.path), self.state["goal"]) if has_results else None
         self._outcomes[run.key] = status, found
         last = self._board.steps.last
         self.tell(length=last.seconds if last else 0.0, live=False)
@@ -311,8 +326,7 @@ class RunPage(Page):
 
     def _forget(self, key: str) -> None:
         for plot in self._board.plots:
-            if key in plot.runs:
-                plot.forget(key)
+            plot.forget(key)
         del self._shown[key]
 
     def _rename(self, key: str, name: str) -> None:
@@ -407,8 +421,8 @@ class Panel(RunPage):
         self._throughput = Throughput(prediction)
         others = (Staleness(), Lead(), Lanes(), Timeline(), Waiting(), Consensus())
         super().__init__(experiment, [Convergence(), self._throughput, *others], title, question)
-        if first not in ("", *self.figures):
-            raise ValueError(f"first: got {first!r}, allowed is one of {', '.join(self.figures)}")
+        fine = first in ("", *self.figures)
+        require(fine, f"first: got {first!r}, allowed is one of {', '.join(self.figures)}")
         self.tell(front=first or self.state["front"])
         self._controls, self._offer, self._ghost = Controls(experiment, controls), Offer(self), Ghost(self)
         self.tell(recordings=[])
@@ -568,15 +582,280 @@ class Panel(RunPage):
         self.tell(message=message, wrong=wrong)
 
 
+# ---- offers of a teacher -------------------------------------------------------------
+
+LOOK = 2.0
+"""Seconds between two checks for an offer, for all panels of a kernel together; only on a hub."""
+
+
+class Offer:
+    """The offer in a panel: "Take it" sets the controls, "Undo" sets them to their values before."""
+
+    def __init__(self, panel: Panel) -> None:
+        self._panel, self._id = panel, None
+        self._before: dict[str, Any] | None = None
+        self._experiment: Experiment | None = None
+        if "JUPYTERHUB_USER" in os.environ:  # elsewhere none can arrive
+            with _offering:
+                _waiting.add(self)
+            _look_for_offers()
+
+    def see(self, offer: dict[str, Any] | None) -> None:
+        """Show the current offer; an offer that was shown before changes nothing."""
+        if (offer and offer["id"]) == self._id:
+            return
+        self._id, self._experiment = offer and offer["id"], None
+        with suppress(Exception):  # another version of dlpar sent it
+            self._experiment = Experiment(**offer["experiment"]) if offer else None
+        if self._experiment is not None:
+            undo = ["undo"] if self._before else []
+            self._tell(f"Your teacher ({offer['by']}) sent:", "take", *undo, "away")
+        elif self._before is None:
+            self.away()
+        self._panel.flush()
+
+    def take(self) -> None:
+        """Set the panel's controls."""
+        self._before = self._before or self._panel.state["values"]
+        self._panel.show(self._experiment)
+        words = "The controls are as your teacher sent them. Press Run to run it."
+        self._panel.tell(offer={"text": words, "actions": ["undo", "away"]})
+
+    def undo(self) -> None:
+        """Set the controls as they were before the first press of "Take it", and show the offer again."""
+        self._panel.restore(self._before)
+        self.away()
+        if self._experiment is not None:
+            self._tell("As before. Your teacher sent:", "take", "away")
+
+    def away(self) -> None:
+        """Hide the offer; controls that were set stay."""
+        self._before = None
+        self._panel.tell(offer=None)
+
+    def _tell(self, words: str, *actions: str) -> None:
+        e = self._experiment
+        workers = f"{e.workers} worker{'s' * (e.workers != 1)}"
+        parts = [f"{e.model.name} on {e.data.name}", *([] if e.split.kind == "data" else [split(e)])]
+        what = ", ".join([*parts, scheme(e), workers, e.cluster.world])
+        self._panel.tell(offer={"text": words, "what": what, "actions": list(actions)})
+
+
+_waiting: weakref.WeakSet[Offer] = weakref.WeakSet()
+_offering = Lock()
+
+
+@cache
+def _look_for_offers() -> None:
+    """Show every panel the offers that arrive; once in a kernel."""
+    Thread(target=_look, name="dlpar offers", daemon=True).start()
+
+
+def _look() -> None:
+    while True:
+        offer = current_offer()
+        with _offering:
+            shown = list(_waiting)
+        for one in shown:
+            one.see(offer)
+        del shown
+        time.sleep(LOOK)
+
+
+# ---- an answer before Run ------------------------------------------------------------
+
+FEW, WORKER_STEPS = 12, 200
+"""Most steps that are simulated, and most steps of all workers together."""
+
+FEWEST = 3
+"""Fewest steps: the first begins before anything has been sent."""
+
+TOO_LONG = 2.0
+"""Seconds after which a simulation is too long to be an answer before Run."""
+
+MESSAGES_A_SECOND = {"sizes": 300_000, "values": 30_000}
+"""Messages of workers that one core simulates; what ranks compute, and answers of servers, come on top."""
+
+
+class Foreseen(NamedTuple):
+    """Forecast of a whole run by a simulation of a few steps."""
+
+    rate: float | None = None
+    """Samples a second, on the clock of its platform; None where sizes do not suffice."""
+    seconds: float = 0.0
+    """Seconds in which the whole run is simulated, at least."""
+
+
+class Ghost:
+    """Simulate the settings of a panel as they change, on a thread; of several changes the newest counts."""
+
+    def __init__(self, panel: Panel) -> None:
+        self._panel, self._guard, self._newest = weakref.ref(panel), Lock(), object()
+
+    def want(self, experiment: Experiment | None) -> None:
+        """Simulate an experiment soon, and show it in the panel; None: show none."""
+        self._newest = token = object()
+        Thread(target=self._work, args=(experiment, token), name="dlpar ghost", daemon=True).start()
+
+    def _work(self, experiment: Experiment | None, token: object) -> None:
+        foreseen = Foreseen()
+        with self._guard, suppress(OSError, ValueError):  # one at a time; no server, or no such simulation
+            if experiment and token is self._newest:
+                foreseen = simulated(experiment)
+        if token is self._newest and (panel := self._panel()):
+            panel.foresee(experiment, foreseen)
+
+
+def simulated(experiment: Experiment) -> Foreseen:
+    """Simulate a few steps of an experiment on its platform, by sizes.
+
+    The simulation runs in a process that the fork server has forked, as those of jobs are.
+    """
+    few, socket = twin(experiment) or experiment, warm_socket()
+    steps = min(FEW, max(FEWEST, WORKER_STEPS // few.workers))
+    if few.cluster.world != "simulated" or socket is None:
+        return Foreseen()
+    times = experiment.steps / steps
+    few = few.replace(steps=steps, cluster={"messages": "sizes"})
+    with tempfile.TemporaryDirectory("", "ghost-", runtime_folder(), ignore_cleanup_errors=True) as folder:
+        Path(folder, "experiment.json").write_text(few.to_json())
+        try:
+            _fork(socket, folder)
+        except TimeoutError:
+            return Foreseen(seconds=times * TOO_LONG)
+        done, messages = GlobalSteps(few.workers, few.sync.runs_free), 0
+        for record in lines_of(Path(folder, f"{ALL_RANKS}.jsonl")):
+            if record["k"] == "step":
+                done.add(record["rank"], record)
+                messages += record["messages"]
+    done.ready(ended=True)
+    seconds = times * messages / MESSAGES_A_SECOND[experiment.cluster.messages]
+    if done.last is None or done.last.seconds <= done.first.seconds:
+        return Foreseen(None, seconds)
+    rate = (done.last.samples - done.first.samples) / (done.last.seconds - done.first.seconds)
+    return Foreseen(rate, seconds)
+
+
+def _fork(socket: Path, folder: str) -> None:
+    """Have ranks forked that simulate a folder's experiment, and wait for their end; they die with this call."""
+    dies, alive = os.pipe()
+    with open(os.devnull, "r+b") as nothing:
+        files = (*[nothing.fileno()] * 3, dies)
+        request = {"env": dict(os.environ), "cwd": folder, "argv": [folder, "1"]}
+        try:
+            with ask(socket, request, files, TOO_LONG) as server:
+                next(status for status in server.messages() if isinstance(status, int))
+        finally:
+            os.close(dies)
+            os.close(alive)
+
+
+# ---- several experiments, one after the other ----------------------------------------
+
+
+class Comparison(RunPage):
+    """A panel that runs experiments one after the other, with one figure and one table.
+
+    Nothing runs before Run is pressed or ``.run()`` is called; ``.wait()`` waits for the end.
+
+    Parameters
+    ----------
+    experiments : sequence of Experiment
+        Two or more of one kind of task.
+    titles : sequence of str, optional
+        Name of each experiment; default: the settings in which it differs from the others.
+    question : str, default ""
+        Question that the comparison answers; shown above it.
+    x : {"step", "samples", "seconds", "bytes"}, default "seconds"
+        Horizontal axis of the curves at first.
+    goal : float, default 0.95
+        Held-out accuracy, above 0 and at most 1; the table has the time until it is reached.
+
+    Attributes
+    ----------
+    runs : list of Run
+        Runs started so far, in order.
+
+    Raises
+    ------
+    ValueError
+        If there are fewer than two experiments, they do not fit into one figure, or an argument is not allowed.
+    """
+
+    def __init__(
+        self,
+        experiments: Sequence[Experiment],
+        titles: Sequence[str] | None = None,
+        question: str = "",
+        x: str = "seconds",
+        goal: float = GOAL,
+    ) -> None:
+        experiments = [experiments] if isinstance(experiments, Experiment) else list(experiments)
+        _check(experiments, titles)
+        check_goal(goal)
+        self.experiments, self.titles = experiments, list(titles or labels(experiments))
+        self._colours, self._kept = theme.run_colours(experiments), len(experiments)
+        plots = [Convergence(x), Throughput(), Staleness(), Waiting(), Consensus()]
+        super().__init__(experiments[0], plots, "Compare", question, goal=goal)
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """One row per run, in numbers; the columns' names have units."""
+        import pandas as pd
+
+        found = (self._outcomes[run.id][1] or {} for run in self.runs)
+        rows = [{"run": title, **results} for title, results in zip(self.titles, found)]
+        return pd.DataFrame(rows, columns=None if rows else ["run"])
+
+    def run(self) -> Comparison:
+        """Do what the Run button does and return at once.
+
+        Raises
+        ------
+        RuntimeError
+            If the comparison is already running.
+        """
+        with self._guard_jobs:
+            self._refuse_if_running()
+            for key in list(self._shown):
+                self._forget(key)
+            self.runs = []
+            self._start(list(zip(self.titles, self.experiments)))
+        return self
+
+    def _next(self) -> None:
+        super()._next()
+        self.runs.append(self.job.run)
+
+
+compare = Comparison
+
+
+def _check(experiments: list[Experiment], titles: Sequence[str] | None) -> None:
+    """Raise a ValueError if experiments do not fit into one figure, or `titles` does not fit them."""
+    for each in experiments:
+        fine = isinstance(each, Experiment)
+        require(fine, f"experiments: got {each!r:.60}, allowed are experiments only")
+    got = len(experiments)
+    require(got > 1, f"experiments: got {got}, allowed are two or more")
+    of_one_kind(experiments, "experiments")
+    why = "nothing is trained with sizes only, so there is no loss to compare; dlpar.lab.scaling compares speeds"
+    for each in experiments:
+        fine = Convergence.fits(each)
+        require(fine, f"experiments: got {each} with messages sizes, allowed is values: {why}")
+    told = len(experiments if titles is None else titles)
+    require(told == got, f"titles: got {told}, allowed is one for each of {got} experiments")
+
+
 # ---- words about a run ---------------------------------------------------------------
 
 LOG_BYTES = 16_000
 """Bytes shown of the end of the log; all of it is in the run folder."""
 
 
-def results(run: Run, reached: float | None) -> dict[str, Any]:
-    """Results of a run that has ended, with the seconds after which it `reached` the goal; None for one it has not."""
-    summary = run.summary
+def results(run: Run, goal: float) -> dict[str, Any]:
+    """Results of a run that has ended, with the seconds to an accuracy; None for what it does not have."""
+    summary, (step, reached) = run.summary, first_at(run, goal)
     sent = summary["bytes_sent"]
     return {
         "world": run.world,
@@ -584,7 +863,7 @@ def results(run: Run, reached: float | None) -> dict[str, Any]:
         "samples/s": summary["samples_per_s"],
         "final loss": summary["final_loss"],
         "accuracy": summary["accuracy"],
-        "to goal (s)": reached,
+        "to goal (s)": None if step is None else reached,
         "staleness mean": summary["staleness"]["mean"],
         "staleness max": summary["staleness"]["max"],
         "lead max": summary["lead"]["max"],

@@ -6,7 +6,6 @@ So live and static figures cannot differ.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from threading import RLock
@@ -221,22 +220,14 @@ class Series:
 
     def add(self, row: Sequence[float]) -> None:
         """Add the next row; it is dropped unless the stride falls on it."""
-        number, self.seen = self.seen, self.seen + 1
-        if number % self.stride:
-            return
-        if self._size == self.limit:
-            self._thin()
-            if number % self.stride:
-                return
-        self._push(row)
+        if self.seen % self.stride == 0:
+            self._push(row)
+        self.seen += 1
 
     def finish(self, row: Sequence[float]) -> None:
         """End the curve with its last `row`, whether or not the stride falls on it."""
-        if self._size and self._rows[self._size - 1, 0] == row[0]:
-            return
-        if self._size == self.limit:
-            self._thin()
-        self._push(row)
+        if not self._size or self._rows[self._size - 1, 0] != row[0]:
+            self._push(row)
 
     def replace(self, rows: np.ndarray) -> None:
         """Replace all rows by the last `limit` of `rows`, of shape (points, columns)."""
@@ -251,14 +242,12 @@ class Series:
         return whole, self.rows[start:]
 
     def _push(self, row: Sequence[float]) -> None:
+        if self._size == self.limit:
+            stride = 2 * self.stride  # it falls on this row, too, because the limit is even
+            self.replace(self.rows[::2])
+            self.stride = stride
         self._rows[self._size] = row
         self._size += 1
-
-    def _thin(self) -> None:
-        kept = self.rows[::2]
-        self._rows[: len(kept)] = kept
-        self._size, self._sent = len(kept), -1
-        self.stride *= 2
 
 
 # ---- figures of runs ---------------------------------------------------------------------
@@ -342,7 +331,7 @@ class Plot(Drawing):
         self.runs[run.key], self._drawn = run, 0.0
 
     def forget(self, key: str) -> None:
-        """Remove a run that is not in front."""
+        """Remove a run, if it is shown and not in front."""
         self.runs.pop(key, None)
         self.kept.pop(key, None)
         self.remove(f"{key} ")
@@ -395,14 +384,10 @@ class Board:
         Its largest lag of the wall clock behind the clock of its figures, in seconds; None on the wall clock.
     accuracy : float or None
         Its latest accuracy on held-out samples.
-    goal : float
-        Held-out accuracy to be reached.
-    reached : float or None
-        Seconds of its first test with that accuracy; None if it has not come to it.
     """
 
-    def __init__(self, plots: Sequence[Plot], goal: float = math.inf) -> None:
-        self.plots, self.goal = list(plots), goal
+    def __init__(self, plots: Sequence[Plot]) -> None:
+        self.plots = list(plots)
 
     def begin(self, run: Shown) -> None:
         """Add a run to the figures that fit it; the records that follow are its."""
@@ -411,7 +396,6 @@ class Board:
         self.ranks: dict[int, dict[str, Any]] = {}
         self.slip: float | None = None
         self.accuracy: float | None = None
-        self.reached: float | None = None
         self.fed = [plot for plot in self.plots if plot.fits(experiment)]
         for plot in self.fed:
             plot.begin(run)
@@ -425,8 +409,6 @@ class Board:
             self.ranks[rank] = record
         elif kind == "eval":
             self.accuracy = record["accuracy"]
-            if self.reached is None and self.accuracy is not None and self.accuracy >= self.goal:
-                self.reached = record["t"]
         for plot in self.fed:
             plot.take(rank, record)
         if record.get("slip") is not None:

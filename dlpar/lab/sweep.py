@@ -9,17 +9,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from dlpar.config.experiment import Experiment
 from dlpar.config.schema import BadExperiment
 from dlpar.jobs.launch import Job, JobFailed, launch
 from dlpar.jobs.mpiexec import NoMPI
-from dlpar.theory import PredictedStep, predict
-
-if TYPE_CHECKING:
-    from dlpar.config.experiment import Experiment
-    from dlpar.jobs.run import Run
-
+from dlpar.jobs.run import Run
+from dlpar.theory import predict
 
 LOOK = 0.05
 """Seconds between two checks whether a job has ended."""
@@ -66,19 +63,14 @@ class Outcome:
         return self.summary["seconds"]["compute"] / self.summary["steps"]
 
     @cached_property
-    def prediction(self) -> PredictedStep | None:
-        """Prediction of the closed form; None where there is none."""
-        return predict(self.experiment)
-
-    @property
     def predicted_step_s(self) -> float | None:
         """Predicted seconds of a step; None without a closed form."""
-        return self.prediction.seconds if self.prediction else None
+        return found.seconds if (found := predict(self.experiment)) else None
 
     @property
     def predicted_samples_per_s(self) -> float | None:
         """Predicted throughput; None without a closed form."""
-        return self.experiment.global_batch / self.prediction.seconds if self.prediction else None
+        return self.experiment.global_batch / self.predicted_step_s if self.predicted_step_s else None
 
 
 def all_done(

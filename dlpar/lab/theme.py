@@ -6,10 +6,9 @@ import math
 import tomllib
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-if TYPE_CHECKING:
-    from dlpar.config.experiment import Experiment
+from dlpar.config.experiment import Experiment
 
 _KEPT: dict[str, Any] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 
@@ -89,10 +88,10 @@ def titles(worlds: Iterable[str]) -> dict[str, str]:
     return {**TITLES, "seconds": f"time{whose} (s)"}
 
 
-def on_clock(title: str, world: str) -> str:
-    """Title of an axis of time, with its clock unless that is the wall's: ``time of a rank, virtual clock (s)``."""
-    name, unit = title.rsplit(" (", 1)
-    return title if world == "real" else f"{name}, {CLOCKS[world]} clock ({unit}"
+def on_clock(title: str, *worlds: str) -> str:
+    """Title of an axis of time, with its clocks unless that is the wall's: ``time of a rank, virtual clock (s)``."""
+    (name, unit), clocks = title.rsplit(" (", 1), dict.fromkeys(CLOCKS[world] for world in worlds)
+    return title if clocks.keys() <= {"wall"} else f"{name}, {' and '.join(clocks)} clock ({unit}"
 
 
 WORKERS = 16
@@ -151,11 +150,15 @@ def rank_line(rank: int, crowded: bool = False) -> Look:
 
     With `crowded`, the legend leaves the ranks out, and hovering shows the rank.
     """
-    colour = RANKS[rank % len(RANKS)]
-    line = {"color": colour, "width": 1.5, "dash": DASHES[rank % len(DASHES)]}
-    marker = {"color": colour, "size": 7, "symbol": MARKERS[rank % len(MARKERS)], "maxdisplayed": 8}
     hidden = {"showlegend": False} if crowded else {}
-    return {"name": f"rank {rank}", "mode": "lines+markers", "line": line, "marker": marker, **hidden}
+    return {"name": f"rank {rank}", **_line(RANKS[rank % len(RANKS)], rank, 1.5, 7, 8), **hidden}
+
+
+def _line(colour: str, number: int, width: float, size: int, shown: int) -> Look:
+    """Line with a dash and some `shown` markers of its own."""
+    line = {"color": colour, "width": width, "dash": DASHES[number % len(DASHES)]}
+    marker = {"color": colour, "size": size, "symbol": MARKERS[number % len(MARKERS)], "maxdisplayed": shown}
+    return {"mode": "lines+markers", "line": line, "marker": marker}
 
 
 def run_colours(experiments: Sequence[Experiment]) -> list[str]:
@@ -168,12 +171,11 @@ def run_colours(experiments: Sequence[Experiment]) -> list[str]:
 
 def beside(colour: str, number: int, world: str = "real") -> Look:
     """Line of one of several runs of equal rank, with its own dash and symbols; only simulated lines are faint."""
-    line = {"color": colour, "width": 2.0, "dash": DASHES[number % len(DASHES)]}
+    look = _line(colour, number, 2.0, 11, 6)
     if world == "simulated":
-        line |= line_by_source(colour, world)
-    edge = {"width": 1.5, "color": "#ffffff"}  # separates a marker from a line of the same colour
-    mark = {"color": colour, "size": 11, "symbol": MARKERS[number % len(MARKERS)], "line": edge}
-    return {"mode": "lines+markers", "line": line, "marker": {**mark, "maxdisplayed": 6}}
+        look["line"] |= line_by_source(colour, world)
+    look["marker"]["line"] = {"width": 1.5, "color": "#ffffff"}  # separates it from a line of the same colour
+    return look
 
 
 def faint(colour: str) -> str:
@@ -267,10 +269,8 @@ def columns(number: int, gap: float) -> list[list[float]]:
 
 def doubled(value: float, least: float = 1.0) -> float:
     """The first of `least`, 2 × `least`, 4 × `least` … not below `value`: the end of a growing axis."""
-    top = least
-    while top < value < float("inf"):
-        top *= 2
-    return top
+    grown = least < value < math.inf
+    return least * 2.0 ** math.ceil(math.log2(value / least)) if grown else least
 
 
 def rounded_up(value: float) -> float:

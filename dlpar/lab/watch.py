@@ -18,6 +18,7 @@ from dlpar.config.paths import open_plain
 from dlpar.config.schema import BadExperiment
 from dlpar.jobs.run import Run, runs
 from dlpar.jobs.tail import ALL_RANKS, Tail, lines_of, rank_of, record_of
+from dlpar.lab.figure import require
 from dlpar.lab.labels import with_world
 
 READ_EVERY = 0.06
@@ -153,10 +154,9 @@ class Replay(Reader):
     """
 
     def __init__(self, run: Run, listener: Listener, speed: float = 1.0) -> None:
-        if not 1 / AT_MOST <= speed <= AT_MOST:
-            raise ValueError(f"speed: got {speed:g}, allowed is {1 / AT_MOST:g} to {AT_MOST:g}")
-        if not has_ended(run):
-            raise ValueError(f"run: got {run.id}, which is still running; allowed is one that has ended")
+        fine = 1 / AT_MOST <= speed <= AT_MOST
+        require(fine, f"speed: got {speed:g}, allowed is {1 / AT_MOST:g} to {AT_MOST:g}")
+        require(has_ended(run), f"run: got {run.id}, which is still running; allowed is one that has ended")
         super().__init__(run, listener)
         self._speed = speed
 

@@ -6,9 +6,8 @@ import pytest
 
 import dlpar
 from dlpar.config.experiment import Experiment
-from dlpar.lab import ghost as module
-from dlpar.lab.ghost import MESSAGES_A_SECOND, PATIENCE, Foreseen, Ghost, simulated
-from dlpar.lab.panel import Panel
+from dlpar.lab import panel as module
+from dlpar.lab.panel import MESSAGES_A_SECOND, TOO_LONG, Foreseen, Ghost, Panel, simulated
 from dlpar.theory import predict
 from lab.folders import ThreadJob, until
 from lab.readers import Reader
@@ -102,7 +101,7 @@ def test_a_long_simulation_is_announced_and_may_be_run(monkeypatch):
 
     monkeypatch.setattr(module, "_fork", never)
     many = Experiment(workers=512, scaling="weak", steps=30, cluster={**SIMULATED, "messages": "sizes"})
-    assert simulated(many) == Foreseen(None, 10 * PATIENCE)
+    assert simulated(many) == Foreseen(None, 10 * TOO_LONG)
     page = Reader(Panel(many))
     page.do(do="set", path="steps", value="300")
     until(lambda: page.state["message"] == "This simulation takes 3 min 20 s or more.")

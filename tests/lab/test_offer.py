@@ -8,7 +8,7 @@ import time
 import pytest
 
 from dlpar.config.experiment import Experiment
-from dlpar.lab import offer as module
+from dlpar.lab import panel as module
 from dlpar.lab.exchange import OFFER_LASTS, current_offer, put_offer
 from dlpar.lab.panel import Panel
 from lab.folders import until

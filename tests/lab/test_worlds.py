@@ -4,8 +4,7 @@ import pytest
 
 import dlpar
 from dlpar.config.experiment import Experiment
-from dlpar.lab import figures, theme
-from dlpar.lab.comparison import compare
+from dlpar.lab import compare, figures, theme
 from dlpar.lab.figures.convergence import Convergence
 from dlpar.lab.figures.staleness import Lead, Staleness
 from dlpar.lab.figures.throughput import Throughput, Waiting

@@ -30,9 +30,8 @@ class Distance:
         self.experiment, self.factor, self.largest = run.experiment, factor, 0.0
         self.first = self.last = (0, 0.0)
         self.line, self.mixed = plot.add_trace(f"{run.key} measured", run.line, COLUMNS), None
-        if (
-            factor is not None and getattr(run.experiment.sync, "start", "same") == "random"
-        ):  # others move apart first
+        start = getattr(run.experiment.sync, "start", "same")
+        if factor is not None and start == "random":  # others move apart first
             style = theme.predicted_line(f"{run.name}: predicted × {factor:.3f} a step", run.colour)
             self.mixed = plot.add_trace(f"{run.key} predicted", style, COLUMNS)
 
@@ -246,24 +245,18 @@ def _exchange(experiment: Experiment, graph: Graph) -> str:
 
 def _places(experiment: Experiment) -> np.ndarray:
     """Positions of the nodes, shape (workers, 2): a grid, a circle, or a circle around a star's centre."""
-    n, kind = experiment.workers, _shape(experiment)
+    n, kind = experiment.workers, experiment.sync.topology
     if kind == "grid":
         _, columns = grid_shape(n)
         return np.array([(i % columns, -(i // columns)) for i in range(n)], dtype=float)
-    rim = n - 1 if kind == "star" else n
-    angles = [2 * math.pi * k / rim for k in range(rim)]
-    centre = [(0.0, 0.0)] if kind == "star" else []
-    return np.array(centre + [(math.sin(angle), math.cos(angle)) for angle in angles])
-
-
-def _shape(experiment: Experiment) -> str:
-    """The topology; "random" for random peers, which have none."""
-    return "random" if experiment.sync.exchange == "random" else experiment.sync.topology
+    centre = np.zeros((int(kind == "star"), 2))
+    angles = np.linspace(0, 2 * math.pi, n - len(centre), endpoint=False)
+    return np.concatenate([centre, np.stack([np.sin(angles), np.cos(angles)], axis=1)])
 
 
 def _text_positions(experiment: Experiment, places: np.ndarray) -> list[str]:
     """Position of each node's number, clear of its edges: outside a circle, between the lines of a grid."""
-    if _shape(experiment) == "grid":
+    if experiment.sync.topology == "grid":
         return ["top right"] * len(places)
     up = np.where(places[:, 1] > 0.35, "top", np.where(places[:, 1] < -0.35, "bottom", "middle"))
     side = np.where(places[:, 0] > 0.35, "right", np.where(places[:, 0] < -0.35, "left", "center"))

@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
+import pandas as pd
+
 from dlpar.config.experiment import Experiment
 from dlpar.jobs.global_steps import GlobalStep, GlobalSteps
 from dlpar.jobs.run import Run
@@ -68,19 +70,15 @@ class Curve:
             self.top = max(self.top, min(done.loss, 2 * self.first))
 
     def draw_tests(self, done: GlobalStep) -> None:
-        """Draw the tests that are due after a global step."""
-        while self._pending and self._is_due(self._pending[0], done):
+        """Draw the tests whose steps are done or, where workers run free, those up to the time of this step."""
+        at, until = ("t", done.seconds) if self.experiment.sync.runs_free else ("step", done.step + 1)
+        while self._pending and self._pending[0][at] <= until:
             self._add(self._pending.pop(0), done)
 
     def test(self, record: dict[str, Any]) -> None:
         """Take a test; it is drawn when all workers have done the steps before it."""
         self.accuracy = record["accuracy"]
         self._pending.append(record)
-
-    def _is_due(self, record: dict[str, Any], done: GlobalStep) -> bool:
-        """Return whether the steps before a test are done; where workers run free, those until its time are."""
-        is_free = self.experiment.sync.runs_free
-        return record["t"] <= done.seconds if is_free else record["step"] <= done.step + 1
 
     def finish(self, last: GlobalStep) -> None:
         """End the curve on the run's last step, and draw the tests that still wait."""
@@ -112,15 +110,16 @@ class Convergence(Plot):
 
     Parameters
     ----------
-    x : str, default "step"
-        Column of the horizontal axis at first.
+    x : {"step", "samples", "seconds", "bytes"}, default "step"
+        Horizontal axis at first.
     """
 
     title = "Convergence"
 
     def __init__(self, x: str = "step") -> None:
         super().__init__(logarithmic=True)
-        self.x = x
+        require(x in X_AXES, f"x: got {x!r}, allowed is one of {', '.join(X_AXES)}")
+        self.x = X_AXES[x]
 
     @staticmethod
     def fits(experiment: Experiment) -> bool:
@@ -197,10 +196,7 @@ def _latest(curve: Curve) -> dict[str, float]:
 
 def _joint(*reaches: dict[str, float]) -> dict[str, float]:
     """Return the farthest end of each axis; NaN is ignored."""
-    found: dict[str, float] = {}
-    for each in reaches:
-        found |= {name: max(found.get(name, 0.0), end) for name, end in each.items()}
-    return found
+    return pd.DataFrame(reaches).max().fillna(0.0).to_dict()
 
 
 def convergence(runs: Runs, x: str = "step", titles: Names = None) -> Figure:
@@ -221,23 +217,17 @@ def convergence(runs: Runs, x: str = "step", titles: Names = None) -> Figure:
         If `x` is none of these, a run has no finished step or, for "bytes", no record of the bytes it sent,
         tasks are not of one kind, or titles do not fit to the runs.
     """
-    runs, x = trained(finished(runs, titles)), "step" if x == "steps" else x
-    check_axis(x)
+    runs, plot = trained(finished(runs, titles)), Convergence("step" if x == "steps" else x)
     of_one_kind([run.experiment for run in runs], "runs")
     why = "the library moved the data and does not report how much, so x bytes has no place for it"
     for run in runs:
-        fine = X_AXES[x] in _ends(run.experiment)
+        fine = plot.x in _ends(run.experiment)
         require(fine, f"run {run.id}: {why}; allowed is step, samples or seconds")
-    return drawn(Convergence(X_AXES[x]), runs, titles)
+    return drawn(plot, runs, titles)
 
 
 overlay = convergence
 """Several runs in one figure: the name of :func:`convergence` in the labs."""
-
-
-def check_axis(x: str) -> None:
-    """Raise ValueError unless curves can be drawn over `x`."""
-    require(x in X_AXES, f"x: got {x!r}, allowed is one of {', '.join(X_AXES)}")
 
 
 def of_one_kind(experiments: Iterable[Experiment], name: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
 from statistics import fmean, median
 from types import MappingProxyType
 from typing import Any
@@ -140,14 +141,12 @@ def idle(experiment: Experiment, bars: list[Bar]) -> list[Bar]:
     """The bubble as bars: the times in which a rank does nothing or waits for a message."""
     found = []
     for own in windows(experiment, bars):
-        at_first, end = window(own)
+        begin, end = window(own)
         for rank in {bar.stage for bar in own}:
-            busy = (bar for bar in bars if bar.stage == rank and bar.kind not in TALKING)
-            at = at_first
-            for bar in sorted((b for b in busy if b.end > at_first), key=lambda bar: bar.start):
-                found.append(Bar(rank, "bubble", None, None, at, min(bar.start, end)))
-                at = max(at, bar.end)
-            found.append(Bar(rank, "bubble", None, None, at, end))
+            busy = sorted((b.start, b.end) for b in bars if b.stage == rank and b.kind not in TALKING)
+            free = accumulate((stop for _, stop in busy), max, initial=begin)
+            taken = [*(min(start, end) for start, _ in busy), end]
+            found += [Bar(rank, "bubble", None, None, *gap) for gap in zip(free, taken)]
     return [bar for bar in found if bar.end > bar.start]
 
 
@@ -381,18 +380,14 @@ INSTANTS = 400
 States = Sequence[float | None]
 """Bytes of a rank by the closed form; None where there is none."""
 
-Points = list[tuple[float, float]]
-"""Points ``(ms, micro-batches or bytes)`` of a rank; a value holds until the next point."""
-
 
 def memory(runs: Runs, titles: Names = None) -> Figure:
     """Draw the memory of each rank by kind at a step's peak; for several runs, of the fullest rank.
 
     The step is the last in which memory was recorded. If the model is split by data alone, a mark
     shows weights, gradients and optimizer state by the closed form (Rajbhandari et al., arXiv
-    1910.02054, section 5). For a single run, a second panel shows the memory over the time of that step,
-    unless steps overlap. For a pipeline, another panel shows the micro-batches in flight: those
-    after their forward and before their backward pass.
+    1910.02054, section 5). For a single run, a second panel shows the memory over the time of that step;
+    of a pipeline, the caption says how many micro-batches were in flight.
 
     Parameters
     ----------
@@ -407,7 +402,7 @@ def memory(runs: Runs, titles: Names = None) -> Figure:
         If a run has no record of memory.
     """
     runs = listed(runs)
-    held = [{rank: record["memory"] for rank, record in _last(run, "memory").items()} for run in runs]
+    held = [_last(run, "memory") for run in runs]
     for run, of_run in zip(runs, held):
         allowed = "allowed is a run whose ranks compute with numbers"
         require(len(of_run) > 0, f"run {run.id}: no memory was recorded, {allowed}")
@@ -426,9 +421,9 @@ def memory(runs: Runs, titles: Names = None) -> Figure:
     title = f"memory of a rank at the peak of a step ({unit})"
     figure = stacked(title, names, parts, ("closed form of the first three", forms))
     figure.update_layout(margin_t=92, legend_maxheight=91, legend_entrywidth=0)
-    courses = _courses(runs[0], scale, unit) if one else {}
-    if courses:
-        _add_courses(figure, courses, runs[0].experiment)
+    over_time = _last(runs[0], "memory_over_time") if one else {}
+    if over_time:
+        _add_course(figure, runs[0].experiment, over_time, scale, unit)
     columns = {"": names, **{f"{kind} ({unit})": peaks[kind] / scale for kind in peaks}}
     columns[f"total ({unit})"] = total / scale
     if any(forms):
@@ -442,14 +437,12 @@ def memory(runs: Runs, titles: Names = None) -> Figure:
     return captioned(figure, text, (list(columns), list(zip(*columns.values()))))
 
 
-def _last(run: Run, what: str) -> dict[int, dict[str, Any]]:
-    """The last step's record with `what` of each drawn rank."""
-    last: dict[int, dict[str, Any]] = {}
+def _last(run: Run, what: str) -> dict[int, Any]:
+    """`what` of the last step in which each drawn rank recorded it; a rank's records are in order."""
+    last: dict[int, Any] = {}
     for source, record in run.records():
         if record["k"] == "step" and record.get(what):
-            rank = rank_of(source)
-            if rank not in last or record["step"] >= last[rank]["step"]:
-                last[rank] = record
+            last[rank_of(source)] = record[what]
     return {rank: last[rank] for rank in sorted(last) if rank < theme.workers(run.experiment)}
 
 
@@ -462,74 +455,25 @@ def _state(experiment: Experiment) -> float | None:
     return model_state(sizes(experiment).parameters, experiment.workers, split.zero, each).total
 
 
-def _courses(run: Run, scale: float, unit: str) -> dict[str, dict[int, Points]]:
-    """Panels over the time of a step, by their titles: micro-batches in flight, and memory."""
-    experiment, held = run.experiment, _last(run, "memory_over_time")
-    by_step = spans(run) if experiment.split.kind in ("pipeline", "hybrid") else {}
-    if not by_step:
-        begin = min((record["memory_over_time"][0][0] for record in held.values()), default=0.0)
-        return {f"held ({unit})": _held_since(begin, held, scale)} if held else {}
-    steps = typical(experiment, by_step)
-    if held and has_flush(experiment):
-        step = next(iter(held.values()))["step"]
-        steps = range(step, step + 1)
-    bars = passes(bar for step in steps for bar in by_step.get(step, ()))
-    begin, _ = window(bars)
-    ranks = sorted({bar.stage for bar in bars})
-    flights = {rank: _in_flight([bar for bar in bars if bar.stage == rank], begin) for rank in ranks}
-    if not held or not has_flush(experiment):
-        return {"in flight": flights}
-    course = _held_since(begin, held, scale)
-    for rank in course.keys() & flights.keys():  # up to the end of its last pass
-        course[rank].append((max(flights[rank][-1][0], course[rank][-1][0]), course[rank][-1][1]))
-    return {"in flight": flights, f"held ({unit})": course}
-
-
-def _held_since(begin: float, held: dict[int, dict[str, Any]], scale: float) -> dict[int, Points]:
-    """Points in ms since `begin` and `scale` bytes: the largest and the last of each of `INSTANTS` parts."""
-    of_ranks = {rank: record["memory_over_time"] for rank, record in held.items()}
-    each = max(points[-1][0] - begin for points in of_ranks.values()) / INSTANTS or 1.0
-    found = {}
-    for rank, points in of_ranks.items():
-        course = pd.DataFrame(points, columns=["t", "held"])
-        course["ms"] = 1e3 * (course["t"] - begin)
-        parts = course["held"].groupby((course["ms"] / (1e3 * each)).astype(int))
-        kept = course.loc[sorted({*parts.idxmax(), *parts.tail(1).index})]
-        found[rank] = list(zip(kept["ms"], kept["held"] / scale))
-    return found
-
-
-def _in_flight(bars: list[Bar], begin: float) -> Points:
-    """Micro-batches of one rank in flight since `begin`: each from its forward pass to its last pass."""
-    of_micro = pd.DataFrame(bars).set_index(["micro", "chunk"])
-    starts = of_micro["start"][of_micro["kind"] == "forward"]
-    ends = of_micro["end"][of_micro["kind"].isin(("backward", "weight"))].groupby(level=[0, 1]).max()
-    before = ends.index.difference(starts.index)  # their forward pass was before
-    changes = [pd.Series([len(before)], [begin]), pd.Series(1, starts), pd.Series(-1, ends)]
-    held = pd.concat(changes).groupby(level=0).sum().cumsum()  # one is freed as the other is made
-    return list(zip(1e3 * (held.index - begin), held))
-
-
-def _add_courses(figure: Figure, courses: dict[str, dict[int, Points]], experiment: Experiment) -> None:
-    """Add a panel for each course to the right of the bars, one below the other."""
-    layout, several = figure.layout, len(courses) > 1
-    end = max(t for course in courses.values() for points in course.values() for t, _ in points)
+def _add_course(
+    figure: Figure, experiment: Experiment, held: dict[int, list], scale: float, unit: str
+) -> None:
+    """Add the memory of each rank over the time of a step, to the right of the bars."""
+    courses = {rank: pd.DataFrame(points, columns=["t", "held"]) for rank, points in held.items()}
+    everything = pd.concat(courses)
+    begin, end = everything["t"].min(), everything["t"].max()
     time = theme.on_clock("time in a step (ms)", experiment.cluster.world)
-    below = {"domain": [0.56, 1], "anchor": "y3" if several else "y2"}
-    layout.xaxis.domain, layout.xaxis2 = [0, 0.46], theme.axis(time, (0, theme.rounded_up(end)), **below)
-    layout.height = max(layout.height, 430 if several else 320)
-    rooms = ([0.56, 1], [0, 0.48]) if several else ([0, 1],)
-    for number, ((name, course), room) in enumerate(zip(courses.items(), rooms), start=2):
-        top = max(n for points in course.values() for _, n in points)
-        limit, ticks = theme.rounded_up(top), {"nticks": 5}
-        if name == "in flight":
-            limit, ticks = top + 0.5, {"dtick": max(1, top // 4)}
-        layout[f"yaxis{number}"] = theme.axis(name, (0, limit), anchor="x2", domain=room, **ticks)
-        where = {"xaxis": "x2", "yaxis": f"y{number}", "showlegend": number == 2}
-        for rank, points in course.items():
-            line = {**theme.rank_line(rank)["line"], "shape": "hv", "width": 2.5}
-            x, y = zip(*points)
-            figure.add_scatter(x=x, y=y, name=f"rank {rank}", mode="lines", line=line, **where)
+    across = theme.axis(time, (0, theme.rounded_up(1e3 * (end - begin))), domain=[0.56, 1], anchor="y2")
+    top = theme.rounded_up(everything["held"].max() / scale)
+    figure.layout.xaxis.domain, figure.layout.xaxis2 = [0, 0.46], across
+    figure.layout.yaxis2 = theme.axis(f"held ({unit})", (0, top), anchor="x2", nticks=5)
+    figure.layout.height = max(figure.layout.height, 320)
+    for rank, course in courses.items():
+        parts = course["held"].groupby(((course["t"] - begin) / (end - begin or 1) * INSTANTS).astype(int))
+        kept = course.loc[sorted({*parts.idxmax(), *parts.tail(1).index})]
+        line = {**theme.rank_line(rank)["line"], "shape": "hv", "width": 2.5}
+        where = {"xaxis": "x2", "yaxis": "y2", "mode": "lines", "name": f"rank {rank}"}
+        figure.add_scatter(x=1e3 * (kept["t"] - begin), y=kept["held"] / scale, line=line, **where)
 
 
 def _memory_in_words(names: list[str], peaks: pd.DataFrame, amounts: list[str], states: States) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,7 +31,7 @@ COLUMNS = ("seconds", "samples/s")
 class Rate:
     """Samples a second over windows, whose length doubles when there are too many of them.
 
-    Neighbouring windows are merged, weighted by their length, so every sample stays counted.
+    Kept are the ends of windows with all samples until then, so that windows can be merged and every sample counts.
 
     Parameters
     ----------
@@ -42,28 +42,26 @@ class Rate:
     """
 
     def __init__(self, series: Series, window: float = WINDOW) -> None:
-        self.series, self.window, self.samples = series, window, 0
-        self.start: float | None = None
-        self._since: float | None = None
-        self._samples = 0
+        self.series, self.window, self._samples = series, window, 0
+        self._ends: list[tuple[float, int]] = []
 
     def add(self, seconds: float, samples: int, began: float) -> None:
         """Take `samples` finished at `seconds`; `began` is the beginning of the first step."""
-        if self._since is None:
-            self.start = self._since = began
+        self._ends = self._ends or [(began, 0)]
         self._samples += samples
-        self.samples += samples
-        if seconds - self._since >= self.window:
+        if seconds - self._ends[-1][0] >= self.window:
             self.close(seconds)
 
     def close(self, seconds: float) -> None:
         """End the current window."""
-        if not self._samples or seconds <= self._since:
+        if not self._ends or self._samples == self._ends[-1][1] or seconds <= self._ends[-1][0]:
             return
-        if len(self.series) >= self.series.limit - 1:
-            self._merge()
-        self.series.add((seconds, self._samples / (seconds - self._since)))
-        self._since, self._samples = seconds, 0
+        self._ends.append((seconds, self._samples))
+        self.series.add(_rates(self._ends[-2:])[0])
+        if len(self._ends) == self.series.limit:
+            self._ends = self._ends[::2]  # the newest window may be open again
+            self.series.replace(_rates(self._ends))
+            self.window = 2 * self.window or float(np.diff(self.series.rows[:, 0]).mean())
 
     @property
     def newest(self) -> float | None:
@@ -73,18 +71,13 @@ class Rate:
     @property
     def mean(self) -> float | None:
         """Rate over all windows; None before the end of the first."""
-        if self.newest is None or (seconds := self._since - self.start) <= 0:
-            return None
-        return (self.samples - self._samples) / seconds
+        return float(_rates([self._ends[0], self._ends[-1]])[0, 1]) if len(self.series) else None
 
-    def _merge(self) -> None:
-        ends, rates = self.series.rows.T
-        lengths = np.diff(ends, prepend=self.start)
-        odd = len(ends) % 2
-        samples = (rates * lengths)[odd:].reshape(-1, 2).sum(1)
-        merged = np.stack([ends[odd:][1::2], samples / lengths[odd:].reshape(-1, 2).sum(1)], axis=1)
-        self.series.replace(np.concatenate([self.series.rows[:odd], merged]))
-        self.window = 2 * (self.window or lengths.mean())
+
+def _rates(ends: Sequence[tuple[float, int]]) -> np.ndarray:
+    """Ends and rates of the windows between ``(seconds, samples until then)``."""
+    seconds, samples = np.array(ends).T
+    return np.stack([seconds[1:], np.diff(samples) / np.diff(seconds)], axis=1)
 
 
 class Throughput(Plot):
@@ -263,7 +256,7 @@ class Waiting(Plot):
         front, sums = self.front.key, self.kept[self.front.key]
         if not sums[:, :3].any() or not self.is_due(ended):
             return
-        means = {key: self._mean(key) for key in self.runs}
+        means = {k: self.kept[k][: run.experiment.workers].mean(0) for k, run in self.runs.items()}
         rows = np.array([*sums[self.ranks], *(mean for key, mean in means.items() if key != front)])
         for column, key in enumerate((*KINDS, "bytes")):
             self.series(key).replace(np.stack([np.arange(len(rows)), rows[:, column]], axis=1))
@@ -273,10 +266,6 @@ class Waiting(Plot):
             shares = (f"{self.runs[k].name} {m[2] / (m[:3].sum() or 1):.0%}" for k, m in means.items())
             return self.set_caption(f"Share of its time that a worker waited: {captions.listed(shares)}.")
         return self.say(captions.waiting(sums[: self.front.experiment.workers, :3], sums[:, 3]))
-
-    def _mean(self, key: str) -> np.ndarray:
-        """Means of a run over its workers."""
-        return self.kept[key][: self.runs[key].experiment.workers].mean(0)
 
 
 def waiting(runs: Runs) -> Figure:
