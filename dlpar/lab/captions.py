@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from dlpar.lab.figures.consensus import Distance
     from dlpar.lab.figures.convergence import Curve
 
-    Rates = Mapping[int, float]
-
 
 def quantity(value: float) -> str:
     """A number in three significant digits: 12,300, 0.0312, 4.5."""
@@ -32,10 +30,8 @@ def duration(seconds: float) -> str:
     """Seconds in everyday units: 12.5 ms, 0.4 s, 12 s, 3 min 20 s, 2 h 5 min."""
     if 0 < seconds < 0.05:
         return f"{1e3 * seconds:.3g} ms"
-    if seconds < 10:
-        return f"{seconds:.1f} s"
     if seconds < 60:
-        return f"{seconds:.0f} s"
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
     if seconds < 3600:
         return f"{int(seconds // 60)} min {int(seconds % 60)} s"
     return f"{int(seconds // 3600)} h {int(seconds % 3600 // 60)} min"
@@ -118,7 +114,7 @@ BOUND = {"exact": "", "upper bound": "at least ", "lower bound": "at most ", "es
 
 
 def throughput(
-    total: float, by_rank: Rates, experiment: Experiment, predicted: float | None, kind: str
+    total: float, by_rank: Mapping[int, float], experiment: Experiment, predicted: float | None, kind: str
 ) -> str:
     """Latest throughput (samples/s) of all workers and of the slowest, and the predicted throughput."""
     workers = experiment.workers

@@ -11,6 +11,7 @@ from pydantic.fields import FieldInfo
 
 from dlpar.config.experiment import Experiment, missing
 from dlpar.config.schema import Part, allowed, choices, is_optional, kinds, unwrap
+from dlpar.lab.figure import require
 from dlpar.worlds.platforms import WORKLOADS
 from dlpar.worlds.platforms import names as platform_names
 from dlpar.worlds.platforms.lookup import USUAL
@@ -86,8 +87,7 @@ class Controls:
         called = [p for p, s in self.settings.items() if name in (s.field.title, p.rpartition(".")[2])]
         if name in self.settings:
             return name
-        if len(called) != 1:
-            raise ValueError(f"controls: got {name!r}, allowed are {', '.join(self.settings)}")
+        require(len(called) == 1, f"controls: got {name!r}, allowed are {', '.join(self.settings)}")
         return called[0]
 
     def fields(self) -> list[dict[str, Any]]:

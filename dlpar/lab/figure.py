@@ -49,17 +49,14 @@ def _tables(figure: go.Figure) -> list[pd.DataFrame]:
         return [pd.DataFrame(figure.layout.meta["table"])]
     found = []
     for trace in figure.data:
-        across, up = (figure.layout[_long(getattr(trace, n) or n[0])] for n in ("xaxis", "yaxis"))
+        across = figure.layout[(trace.xaxis or "x").replace("x", "xaxis")]
+        up = figure.layout[(trace.yaxis or "y").replace("y", "yaxis")]
         columns: dict[str, Any] = {across.title.text or "x": trace.x, up.title.text or "y": trace.y}
         if trace.type == "bar" and trace.base is not None:
             columns = {"rank": trace.y, "step": trace.customdata}
             columns |= {"start (ms)": trace.base, "duration (ms)": trace.x}
         found.append(pd.DataFrame({"series": trace.name, **columns}))
     return found
-
-
-def _long(axis: str) -> str:
-    return f"{axis[0]}axis{axis[1:]}"
 
 
 def _below(figure: go.Figure) -> str:

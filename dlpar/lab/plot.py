@@ -331,7 +331,7 @@ class Plot(Drawing):
         self.runs[run.key], self._drawn = run, 0.0
 
     def forget(self, key: str) -> None:
-        """Remove a run that is not in front."""
+        """Remove a run, if it is shown and not in front."""
         self.runs.pop(key, None)
         self.kept.pop(key, None)
         self.remove(f"{key} ")

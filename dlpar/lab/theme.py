@@ -150,11 +150,15 @@ def rank_line(rank: int, crowded: bool = False) -> Look:
 
     With `crowded`, the legend leaves the ranks out, and hovering shows the rank.
     """
-    colour = RANKS[rank % len(RANKS)]
-    line = {"color": colour, "width": 1.5, "dash": DASHES[rank % len(DASHES)]}
-    marker = {"color": colour, "size": 7, "symbol": MARKERS[rank % len(MARKERS)], "maxdisplayed": 8}
     hidden = {"showlegend": False} if crowded else {}
-    return {"name": f"rank {rank}", "mode": "lines+markers", "line": line, "marker": marker, **hidden}
+    return {"name": f"rank {rank}", **_line(RANKS[rank % len(RANKS)], rank, 1.5, 7, 8), **hidden}
+
+
+def _line(colour: str, number: int, width: float, size: int, shown: int) -> Look:
+    """Line with a dash and some `shown` markers of its own."""
+    line = {"color": colour, "width": width, "dash": DASHES[number % len(DASHES)]}
+    marker = {"color": colour, "size": size, "symbol": MARKERS[number % len(MARKERS)], "maxdisplayed": shown}
+    return {"mode": "lines+markers", "line": line, "marker": marker}
 
 
 def run_colours(experiments: Sequence[Experiment]) -> list[str]:
@@ -167,12 +171,11 @@ def run_colours(experiments: Sequence[Experiment]) -> list[str]:
 
 def beside(colour: str, number: int, world: str = "real") -> Look:
     """Line of one of several runs of equal rank, with its own dash and symbols; only simulated lines are faint."""
-    line = {"color": colour, "width": 2.0, "dash": DASHES[number % len(DASHES)]}
+    look = _line(colour, number, 2.0, 11, 6)
     if world == "simulated":
-        line |= line_by_source(colour, world)
-    edge = {"width": 1.5, "color": "#ffffff"}  # separates a marker from a line of the same colour
-    mark = {"color": colour, "size": 11, "symbol": MARKERS[number % len(MARKERS)], "line": edge}
-    return {"mode": "lines+markers", "line": line, "marker": {**mark, "maxdisplayed": 6}}
+        look["line"] |= line_by_source(colour, world)
+    look["marker"]["line"] = {"width": 1.5, "color": "#ffffff"}  # separates it from a line of the same colour
+    return look
 
 
 def faint(colour: str) -> str:

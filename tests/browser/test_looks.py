@@ -240,7 +240,7 @@ def faults(panel, page, themed, tabs, folder) -> dict:
             page.wait_for_function(DRAWN)
             panel.place.evaluate("e => e.scrollIntoView()")
             fault = lasting_fault(panel, page, titles) or panel.place.evaluate(EMPTY)
-            if fault := fault or faint(panel, page, width, height):
+            if fault := fault or lasting_faintness(panel, page, width, height):
                 wrong[f"{tab}, {theme}, {width}"] = fault
             page.screenshot(path=folder / f"{tab}-{theme}-{width}.png")
         if not panel.place.evaluate("e => e.scrollWidth <= e.clientWidth + 1"):
@@ -259,6 +259,15 @@ def faint(panel, page, width, height) -> list[str]:
     page.set_viewport_size({"width": width, "height": height})
     found = panel.place.element_handle()
     return page.evaluate(FAINT, [found, base64.b64encode(picture).decode()])
+
+
+def lasting_faintness(panel, page, width, height) -> list[str]:
+    """What does not stand out in five pictures: on a busy machine the first may show a figure half drawn."""
+    for _ in range(5):
+        if not (found := faint(panel, page, width, height)):
+            break
+        page.wait_for_timeout(400)
+    return found
 
 
 def lasting_fault(panel, page, titles):

@@ -12,8 +12,8 @@ import pytest
 
 from dlpar.course.curriculum import SelfTest
 from dlpar.lab.page import HERE
-from dlpar.lab.panel import RunPage
 from dlpar.lab.prediction import Prediction
+from dlpar.lab.run_page import RunPage
 
 TSC = shutil.which("tsc") or shutil.which("tsc", path=Path(__file__).parents[2] / ".venv" / "bin")
 

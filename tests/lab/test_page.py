@@ -12,9 +12,9 @@ from dlpar.config.schema import BadExperiment
 from dlpar.lab import page as module
 from dlpar.lab import theme
 from dlpar.lab.page import HERE, Page, compressed_plotly
-from dlpar.lab.panel import RunPage
 from dlpar.lab.plot import Drawing
 from dlpar.lab.prediction import Prediction
+from dlpar.lab.run_page import RunPage
 from lab.folders import until
 from lab.readers import Reader
 

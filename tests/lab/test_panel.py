@@ -15,9 +15,10 @@ from dlpar.config.schema import BadExperiment
 from dlpar.jobs.run import NoSuchRun, Run
 from dlpar.jobs.tail import lines_of
 from dlpar.lab import page as page_module
-from dlpar.lab import panel as module
 from dlpar.lab import predict, prediction, theme
-from dlpar.lab.panel import GOAL, KEPT, Panel
+from dlpar.lab import run_page as module
+from dlpar.lab.panel import Panel
+from dlpar.lab.run_page import GOAL, KEPT
 from lab.folders import ThreadJob, end, finished, new_folder, until
 from lab.readers import Reader
 
@@ -470,7 +471,7 @@ def test_who_waits_long_for_slots_is_offered_a_simulation_and_a_recording(monkey
                 end(self._folder, "stopped", "stopped by its owner")
 
     monkeypatch.setattr(dlpar, "launch", Queued, raising=False)
-    monkeypatch.setattr("dlpar.lab.panel.PATIENCE", 0.3)
+    monkeypatch.setattr("dlpar.lab.run_page.PATIENCE", 0.3)
     panel = Panel(Experiment(workers=4, steps=30))
     page = Reader(panel)
     panel.run()

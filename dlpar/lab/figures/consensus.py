@@ -30,9 +30,8 @@ class Distance:
         self.experiment, self.factor, self.largest = run.experiment, factor, 0.0
         self.first = self.last = (0, 0.0)
         self.line, self.mixed = plot.add_trace(f"{run.key} measured", run.line, COLUMNS), None
-        if (
-            factor is not None and getattr(run.experiment.sync, "start", "same") == "random"
-        ):  # others move apart first
+        start = getattr(run.experiment.sync, "start", "same")
+        if factor is not None and start == "random":  # others move apart first
             style = theme.predicted_line(f"{run.name}: predicted × {factor:.3f} a step", run.colour)
             self.mixed = plot.add_trace(f"{run.key} predicted", style, COLUMNS)
 

@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
+import pandas as pd
+
 from dlpar.config.experiment import Experiment
 from dlpar.jobs.global_steps import GlobalStep, GlobalSteps
 from dlpar.jobs.run import Run
@@ -68,19 +70,15 @@ class Curve:
             self.top = max(self.top, min(done.loss, 2 * self.first))
 
     def draw_tests(self, done: GlobalStep) -> None:
-        """Draw the tests that are due after a global step."""
-        while self._pending and self._is_due(self._pending[0], done):
+        """Draw the tests whose steps are done or, where workers run free, those up to the time of this step."""
+        at, until = ("t", done.seconds) if self.experiment.sync.runs_free else ("step", done.step + 1)
+        while self._pending and self._pending[0][at] <= until:
             self._add(self._pending.pop(0), done)
 
     def test(self, record: dict[str, Any]) -> None:
         """Take a test; it is drawn when all workers have done the steps before it."""
         self.accuracy = record["accuracy"]
         self._pending.append(record)
-
-    def _is_due(self, record: dict[str, Any], done: GlobalStep) -> bool:
-        """Return whether the steps before a test are done; where workers run free, those until its time are."""
-        is_free = self.experiment.sync.runs_free
-        return record["t"] <= done.seconds if is_free else record["step"] <= done.step + 1
 
     def finish(self, last: GlobalStep) -> None:
         """End the curve on the run's last step, and draw the tests that still wait."""
@@ -198,10 +196,7 @@ def _latest(curve: Curve) -> dict[str, float]:
 
 def _joint(*reaches: dict[str, float]) -> dict[str, float]:
     """Return the farthest end of each axis; NaN is ignored."""
-    found: dict[str, float] = {}
-    for each in reaches:
-        found |= {name: max(found.get(name, 0.0), end) for name, end in each.items()}
-    return found
+    return pd.DataFrame(reaches).max().fillna(0.0).to_dict()
 
 
 def convergence(runs: Runs, x: str = "step", titles: Names = None) -> Figure:

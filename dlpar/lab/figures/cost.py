@@ -315,7 +315,8 @@ def exposed(outcomes: Sequence[Outcome], titles: Names = None) -> Figure:
     rows = []
     for name, o in zip(names, outcomes):
         share = o.step_s / o.compute_s - 1
-        rows.append((name, 1e3 * o.compute_s, 1e3 * o.step_s, _ms(o.predicted_step_s), share))
+        form = o.predicted_step_s and 1e3 * o.predicted_step_s
+        rows.append((name, 1e3 * o.compute_s, 1e3 * o.step_s, form, share))
     _, computing, _, forms, beyond = zip(*rows)
     predicted = [form and form / own for form, own in zip(forms, computing)]
     how = {theme.HOW[o.experiment.cluster.world] for o in outcomes}
@@ -330,10 +331,6 @@ def exposed(outcomes: Sequence[Outcome], titles: Names = None) -> Figure:
     sentence = f"Exposed communication of a step, as a share of its computing time: {each}."
     sentence = _with_error(sentence, predicted, [1 + share for share in beyond])
     return captioned(figure, sentence, (heads, rows), open=True)
-
-
-def _ms(seconds: float | None) -> float | None:
-    return seconds and 1e3 * seconds
 
 
 def _with_error(sentence: str, predicted: Sequence[float | None], found: Sequence[float]) -> str:
@@ -426,7 +423,7 @@ def bucket_sizes(outcomes: Sequence[Outcome]) -> Figure:
     experiment, computing = done[0].experiment, 1e3 * done[0].compute_s
     how, colour = theme.HOW[experiment.cluster.world], theme.RUNS[0]
     sizes, times = [o.experiment.sync.bucket_mb for o in done], [1e3 * o.step_s for o in done]
-    predicted = [_ms(o.predicted_step_s) for o in done]
+    predicted = [o.predicted_step_s and 1e3 * o.predicted_step_s for o in done]
     sizes_drawn = np.geomspace(sizes[0], sizes[-1], POINTS).tolist()
     forms = {mb: predict(experiment.replace(sync={"bucket_mb": mb})) for mb in sizes_drawn}
     curve = [(mb, 1e3 * form.seconds) for mb, form in forms.items() if form]

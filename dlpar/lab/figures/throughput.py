@@ -256,7 +256,7 @@ class Waiting(Plot):
         front, sums = self.front.key, self.kept[self.front.key]
         if not sums[:, :3].any() or not self.is_due(ended):
             return
-        means = {key: self._mean(key) for key in self.runs}
+        means = {k: self.kept[k][: run.experiment.workers].mean(0) for k, run in self.runs.items()}
         rows = np.array([*sums[self.ranks], *(mean for key, mean in means.items() if key != front)])
         for column, key in enumerate((*KINDS, "bytes")):
             self.series(key).replace(np.stack([np.arange(len(rows)), rows[:, column]], axis=1))
@@ -266,10 +266,6 @@ class Waiting(Plot):
             shares = (f"{self.runs[k].name} {m[2] / (m[:3].sum() or 1):.0%}" for k, m in means.items())
             return self.set_caption(f"Share of its time that a worker waited: {captions.listed(shares)}.")
         return self.say(captions.waiting(sums[: self.front.experiment.workers, :3], sums[:, 3]))
-
-    def _mean(self, key: str) -> np.ndarray:
-        """Means of a run over its workers."""
-        return self.kept[key][: self.runs[key].experiment.workers].mean(0)
 
 
 def waiting(runs: Runs) -> Figure:

@@ -7,9 +7,9 @@ import pytest
 from dlpar.config.experiment import Experiment
 from dlpar.jobs.global_steps import GlobalSteps
 from dlpar.jobs.run import Run
-from dlpar.lab import panel as module
+from dlpar.lab import run_page as module
 from dlpar.lab.page import Page
-from dlpar.lab.panel import Status, results
+from dlpar.lab.run_page import Status, results
 from lab.folders import finished
 from lab.records import evaluated, step
 
