@@ -23,7 +23,7 @@ BUDGETS = {
 }  # fmt: skip
 """Lines of code of each room at most: neither blank, nor comment, nor docstring."""
 
-FILES, AT_THE_TOP = 215, 22
+FILES, AT_THE_TOP = 200, 22
 SCHEME_FILES = 6
 """Files at most that name one scheme; a course may talk about all of them."""
 
