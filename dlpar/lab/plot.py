@@ -384,18 +384,21 @@ class Board:
         Its largest lag of the wall clock behind the clock of its figures, in seconds; None on the wall clock.
     accuracy : float or None
         Its latest accuracy on held-out samples.
+    goal : float
+        Held-out accuracy to be reached.
+    reached : float or None
+        Seconds of its first test with that accuracy, noted as it comes: to read a long run again takes memory.
     """
 
-    def __init__(self, plots: Sequence[Plot]) -> None:
-        self.plots = list(plots)
+    def __init__(self, plots: Sequence[Plot], goal: float = 1.0) -> None:
+        self.plots, self.goal = list(plots), goal
 
     def begin(self, run: Shown) -> None:
         """Add a run to the figures that fit it; the records that follow are its."""
         experiment = run.experiment
         self.steps = GlobalSteps(experiment.workers - experiment.backup, experiment.sync.runs_free)
         self.ranks: dict[int, dict[str, Any]] = {}
-        self.slip: float | None = None
-        self.accuracy: float | None = None
+        self.slip = self.accuracy = self.reached = None
         self.fed = [plot for plot in self.plots if plot.fits(experiment)]
         for plot in self.fed:
             plot.begin(run)
@@ -409,6 +412,7 @@ class Board:
             self.ranks[rank] = record
         elif kind == "eval":
             self.accuracy = record["accuracy"]
+            self.reached = self.reached or (record["t"] if (self.accuracy or 0.0) >= self.goal else None)
         for plot in self.fed:
             plot.take(rank, record)
         if record.get("slip") is not None:

@@ -20,7 +20,7 @@ from dlpar.jobs.tail import rank_of
 from dlpar.lab import theme
 from dlpar.lab.captions import duration, quantity
 from dlpar.lab.figure import Figure
-from dlpar.lab.figures.convergence import first_at, loss_title
+from dlpar.lab.figures.convergence import loss_title
 from dlpar.lab.figures.throughput import Throughput
 from dlpar.lab.labels import labels, place_in_queue, platform_in_words, same_batches, with_world
 from dlpar.lab.page import Page, module
@@ -77,7 +77,7 @@ class RunPage(Page):
         super().__init__()
         self.job: Job | None = None
         self.runs: list[Run] = []
-        self._board, self._guard_jobs, self._over = Board(plots), RLock(), Event()
+        self._board, self._guard_jobs, self._over = Board(plots, goal), RLock(), Event()
         self._asked: list[tuple[str, Experiment]] = []
         self._failure = "nothing was run"
         self._started, self._queued_at = 0, 0.0  # infinite: something else is offered
@@ -216,7 +216,7 @@ class RunPage(Page):
         self._status.ended(self._board.steps, self._board.accuracy, self._rate(), status, reason)
         run = self._front
         has_results = self._board.steps.done and status != "unwatched"
-        found = results(Run(self._status.path), self.state["goal"]) if has_results else None
+        found = results(Run(self._status.path), self._board.reached) if has_results else None
         self._outcomes[run.key] = status, found
         last = self._board.steps.last
         self.tell(length=last.seconds if last else 0.0, live=False)
@@ -347,9 +347,9 @@ LOG_BYTES = 16_000
 """Bytes shown of the end of the log; all of it is in the run folder."""
 
 
-def results(run: Run, goal: float) -> dict[str, Any]:
-    """Results of a run that has ended, with the seconds to an accuracy; None for what it does not have."""
-    summary, (step, reached) = run.summary, first_at(run, goal)
+def results(run: Run, reached: float | None) -> dict[str, Any]:
+    """Results of a run that has ended, with the seconds after which it `reached` the goal; None for what it lacks."""
+    summary = run.summary
     sent = summary["bytes_sent"]
     return {
         "world": run.world,
@@ -357,7 +357,7 @@ def results(run: Run, goal: float) -> dict[str, Any]:
         "samples/s": summary["samples_per_s"],
         "final loss": summary["final_loss"],
         "accuracy": summary["accuracy"],
-        "to goal (s)": None if step is None else reached,
+        "to goal (s)": reached,
         "staleness mean": summary["staleness"]["mean"],
         "staleness max": summary["staleness"]["max"],
         "lead max": summary["lead"]["max"],

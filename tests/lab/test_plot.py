@@ -120,6 +120,16 @@ def test_a_board_knows_ranks_accuracy_and_slip_of_the_run_in_front_only():
     assert (board.ranks, board.accuracy, board.slip) == ({}, None, None)
 
 
+def test_a_board_notes_when_the_goal_was_first_reached():
+    board, (one, two) = Board([], goal=0.9), shown([Experiment(), Experiment()], "ab")
+    board.begin(one)
+    for seconds, accuracy in enumerate((0.5, None, 0.9, 0.8, 0.95)):
+        board.take(0, evaluated(seconds, float(seconds), accuracy))
+    assert board.reached == 2.0
+    board.begin(two)
+    assert board.reached is None
+
+
 def test_only_figures_that_fit_a_run_are_fed():
     board = Board([kind() for kind in PLOTS])
     board.begin(shown([Experiment(workers=1)], "a")[0])

@@ -11,7 +11,7 @@ from dlpar.lab import run_page as module
 from dlpar.lab.page import Page
 from dlpar.lab.run_page import Status, results
 from lab.folders import finished
-from lab.records import evaluated, step
+from lab.records import step
 
 ASP = {"scheme": "ps", "consistency": "asp"}
 
@@ -111,18 +111,10 @@ def test_of_a_long_log_the_end_is_shown(shown, tmp_path):
 
 def test_results_are_those_of_the_summary():
     run = finished(workers=2, steps=40, sync=ASP)
-    found, summary = results(run, 0.9), run.summary
+    found, summary = results(run, 1.25), run.summary
     assert found["samples/s"] == summary["samples_per_s"] and found["final loss"] == summary["final_loss"]
     assert found["MB sent"] == summary["bytes_sent"] / 1e6
-
-
-def test_the_goal_is_reached_by_the_first_test_that_is_good_enough():
-    run = finished(workers=1, steps=4)
-    with open(run.path / "rank-0.jsonl", "a") as file:
-        for seconds, accuracy in enumerate((0.5, None, 0.97, 0.8, 0.98)):
-            file.write(json.dumps(evaluated(seconds, float(seconds), accuracy)) + "\n")
-    again = Run(run.path)
-    assert results(again, 0.97)["to goal (s)"] == 2.0 and results(again, 0.99)["to goal (s)"] is None
+    assert found["to goal (s)"] == 1.25 and results(run, None)["to goal (s)"] is None
 
 
 def test_results_of_a_run_that_diverged_are_json():
@@ -132,6 +124,6 @@ def test_results_of_a_run_that_diverged_are_json():
         records = [json.loads(line) | {} for line in open(path)]
         lost = [record | ({"loss": None} if record["k"] == "step" else {}) for record in records]
         path.write_text("".join(json.dumps(record) + "\n" for record in lost))
-    found = results(Run(run.path), 0.9)
+    found = results(Run(run.path), None)
     json.dumps(found, allow_nan=False)
     assert found["final loss"] is None
