@@ -163,7 +163,8 @@ class Stub(Connection):
 class ForkServer:
     """Fork a rank for each request, report how each ended, and end what it leaves behind.
 
-    A rank ends with its stub, also when the server has been killed: then it reports its status by itself.
+    A rank ends with its stub, also when the server has been killed.  It reports its status by itself; the server
+    reports the end of one that could not, as a signal ended it.
     Every rank adopts the orphans among its descendants, so those that come to the server are of ranks that
     have ended.
 
@@ -286,7 +287,7 @@ class ForkServer:
             sys.stderr.flush()
             if os.getppid() != server:  # it was killed
                 end_children()
-                _answer(connection, status)
+            _answer(connection, status)  # it may be killed before it reports how we ended
             os._exit(status)
 
     def _report_ended(self) -> None:

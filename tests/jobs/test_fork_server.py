@@ -11,6 +11,7 @@ import threading
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 from conftest import dismiss_fork_server, eventually
 
@@ -115,6 +116,18 @@ def test_a_stub_ends_as_its_rank_whose_fork_server_was_killed_before_it_had_answ
         listener.listen()
         threading.Thread(target=answer, args=[listener], daemon=True).start()
         assert run_stub(tmp_path / "sock").returncode == 7
+
+
+def test_a_rank_says_by_itself_how_it_ended_whatever_becomes_of_the_fork_server():
+    delays = {"kind": "constant", "delay_ms": 10}
+    job = dlpar.launch(Experiment(workers=2, steps=50, delays=delays)).wait_steps(1)
+    rank = next(record["pid"] for source, record in job.records() if record["k"] == "rank")
+    server = psutil.Process(rank).parent()
+    server.suspend()
+    try:
+        eventually(lambda: job.status == "done", 20, "the job ends without a word of the server")
+    finally:
+        server.resume()
 
 
 @pytest.mark.timed
