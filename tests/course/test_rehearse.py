@@ -131,6 +131,7 @@ def test_an_unknown_lab_is_refused(capsys):
 
 
 @pytest.mark.slow
+@pytest.mark.timed
 def test_ctrl_c_ends_it_and_leaves_no_process():
     # Tests before this one may have killed a supervisor.
     before, there = set(runs_folder().glob("*")), job_folders()

@@ -186,12 +186,16 @@ export class FigureView {
     this.root = make("div", { className: "dlpar-live", role: "tabpanel" }, above, make("div", { className: "dlpar-stage" }, this.plot, this.moment), this.caption);
     this.resized = new ResizeObserver(() => this.resize());
     this.resized.observe(this.root);
+    // Colours that plotly.js was given follow JupyterLab's theme by a new drawing; its style sheet may come later.
+    this.themed = new MutationObserver(() => [0, 300, 1500].forEach((wait) => setTimeout(() => this.schedule(), wait)));
+    this.themed.observe(document.body, { attributes: true, attributeFilter: ["data-jp-theme-name", "data-jp-theme-light"] });
     plotlyOnce(link).then(() => this.schedule());
   }
 
   dispose() {
     this.disposed = true;
     this.resized.disconnect();
+    this.themed.disconnect();
     if (!this.waiting) page.plotly?.purge(this.plot);
   }
 
