@@ -339,7 +339,7 @@ Sent = Mapping[str, "int | None"]
 
 
 def _held(comm: Comm, student: Callable[..., Any], program: Callable[..., Any]) -> list[tuple[Any, Sent]]:
-    """What a rank holds after each step, and what it sent since the one before."""
+    """Pair the value a rank holds after each step with its traffic in that step."""
     comm.traffic.take()
     return [(value, comm.traffic.take()) for value in program(comm, student)]
 

@@ -91,7 +91,7 @@ class Controls:
         return called[0]
 
     def fields(self) -> list[dict[str, Any]]:
-        """What a page needs to draw each field, those of the first screen first."""
+        """Describe each field for the page, those of the first screen first."""
         heads = {_part(path): self.values[path] for path, setting in self.settings.items() if setting.is_head}
         found = []
         for path in dict.fromkeys([*self.first, *self.settings]):
@@ -198,7 +198,7 @@ NAMED: dict[str, tuple[str, Callable[[], Sequence[str]]]] = {
 
 
 def _drawn(setting: Setting, first: bool) -> dict[str, Any]:
-    """What a page needs to draw a field: label, meaning, and the kind of its widget."""
+    """Describe a field for the page: label, meaning, and the kind of its widget."""
     path, field, kind = setting.path, setting.field, unwrap(setting.field.annotation)
     meaning = f"one of {', '.join(setting.by_head)}" if setting.is_head else allowed(field)
     words = (field.title or WITH_UNIT.get(name := path.rpartition(".")[2]) or name).replace("_", " ")

@@ -23,7 +23,7 @@ from dlpar.lab.theme import Look
 from dlpar.lab.watch import in_order
 
 Message = tuple[dict[str, Any], list[bytes]]
-"""What a page is told of a figure, and the points that belong to it."""
+"""Short facts of a figure for its page, and the points that belong to it."""
 
 
 Columns = dict[str, str]

@@ -66,7 +66,7 @@ class RunPage(Page):
     _actions = ("run", "stop")
     """Buttons, as `panel.js` names them."""
     _instead: Sequence[str] = ()
-    """What is offered instead of waiting for slots, by the names of buttons."""
+    """Buttons offered instead of waiting for slots."""
 
     _kept, _opening, _colours = KEPT, "", theme.RUNS
     _watch: Watch | Replay | None = None

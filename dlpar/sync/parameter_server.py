@@ -121,11 +121,11 @@ def leaf_of(experiment: Experiment, worker: int) -> int | None:
 
 
 INITIAL, PUSH, PULL, WEIGHTS, LEAVE, TAGS = range(1, 7)
-"""Tags: what a message between a client and a server is; every bucket has `TAGS` of its own."""
+"""Tags: the kinds of messages between a client and a server; every bucket has `TAGS` tags of its own."""
 
 VERSION, STALENESS, LEAD, DONE, GO = range(5)
-"""What the head of an answer says: the weights' version; how many updates came between the client's read and
-its push; how many clocks it is ahead of the slowest; global steps done; whether to do another."""
+"""Places in the head of an answer: the weights' version; the updates between the client's read and its push; the
+clocks by which it is ahead of the slowest; the global steps done; 1 if there is another."""
 
 
 def key_ranges(length: int, servers: int) -> list[slice]:

@@ -32,7 +32,7 @@ REPORT = 1 << 20
 """Bytes of a report at most."""
 
 SILENT = {"jobs": [], "offered": False}
-"""What is known about a student whose server no longer reports."""
+"""Facts of a student whose server no longer reports."""
 
 JOB = {"id": str, "says": str, "ranks": int}
 """Fields of a running job."""
