@@ -18,7 +18,7 @@ PACKAGE = ROOT / "dlpar"
 
 BUDGETS = {
     "(top)": 620, "data": 420, "comm": 310, "collectives": 310, "compression": 300, "sync": 1150, "split": 1350,
-    "config": 920, "worlds": 2430, "jobs": 2150, "theory": 880, "lab": 4600, "course": 1800, "classroom": 1097,
+    "config": 920, "worlds": 2430, "jobs": 2150, "theory": 880, "lab": 4600, "course": 1860, "classroom": 1097,
     "cli": 1380,
 }  # fmt: skip
 """Lines of code of each room at most: neither blank, nor comment, nor docstring."""

@@ -37,7 +37,7 @@ def run(as_json: AsJSON = False, experiment: str | None = None, **given: Any) ->
         except (NoMPI, JobFailed) as error:
             raise Failed(f"{error}; `dlpar doctor` says what this machine can run") from None
         follow(job, stops, silent=as_json)
-    if stops.asked is not None and job.poll() != "done":
+    if stops.asked is not None and job.run.status != "done":
         print(f"dlpar run: stopped by {STOPS[stops.asked]}; its records are in {job.folder}", file=sys.stderr)
         return 128 + stops.asked
     try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import html
 import tomllib
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import anywidget
 import traitlets
 
+from dlpar.config.experiment import Experiment
 from dlpar.lab.exchange import entries
+from dlpar.lab.labels import labels, flatten, written
 from dlpar.lab.page import Page, module
 
 if TYPE_CHECKING:
@@ -62,6 +64,17 @@ def html_table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[str]]
     body = "".join(f'<tr><th scope="row" {left}>{first}</th>{others}</tr>' for first, others in cells)
     head = f"<caption>{caption}</caption><thead><tr>{head}</tr></thead>"
     return HTML(f"<table>{head}<tbody>{body}</tbody></table>")
+
+
+def what_runs(experiments: Mapping[str, Experiment] | Sequence[Experiment]) -> HTML:
+    """Show the settings of experiments that are not the usual ones: shared ones above, those that differ in rows."""
+    named = experiments if isinstance(experiments, Mapping) else dict(zip(labels(experiments), experiments))
+    flat = [flatten(each) for each in named.values()]
+    fields = ["sync.scheme", *(f for each in named.values() for f in flatten(each, exclude_defaults=True))]
+    values = {f: [html.escape(written(each.get(f, ""))) for each in flat] for f in fields}
+    rows = [[f"<code>{f}</code>", *found] for f, found in values.items() if len(set(found)) > 1]
+    shared = ", ".join(f"{f} {found[0]}" for f, found in values.items() if len(set(found)) == 1)
+    return html_table(f"All: {shared}", ["setting", *map(html.escape, named)], rows)
 
 
 def course() -> HTML:

@@ -87,7 +87,7 @@ class Result(NamedTuple):
     said: str
 
 
-def rehearse(rows: Iterable[tuple[str, Row]], limit: float = LIMIT) -> Iterator[Result]:
+def rehearse(rows: Iterable[tuple[str, Row]], limit: float = LIMIT, seed: int = 0) -> Iterator[Result]:
     """Try rows one after the other; a failure of one does not stop the others.
 
     Jobs at work end with the row that they belong to, also when it is interrupted.
@@ -98,9 +98,11 @@ def rehearse(rows: Iterable[tuple[str, Row]], limit: float = LIMIT) -> Iterator[
         Each with the number of its lab.
     limit : float
         Seconds for one row.
+    seed : int
+        Is added to every experiment's seed.
     """
     for lab, own in groupby(rows, key=lambda each: each[0]):
-        lab_runs = LabRuns()
+        lab_runs = LabRuns(seed)
         for _, row in own:
             began = time.monotonic()
             lab_runs.begin(began + limit)
@@ -116,10 +118,11 @@ def rehearse(rows: Iterable[tuple[str, Row]], limit: float = LIMIT) -> Iterator[
 
 
 class LabRuns:
-    """Runs the experiments of one lab, each of them once."""
+    """Runs the experiments of one lab, each of them once, with `seed` added to their seeds."""
 
-    def __init__(self) -> None:
+    def __init__(self, seed: int = 0) -> None:
         self._runs: dict[str, Run] = {}
+        self._seed = seed
         self.begin(float("inf"))
 
     def begin(self, end: float) -> None:
@@ -160,6 +163,7 @@ class LabRuns:
 
     def _finished(self, experiments: Sequence[Experiment]) -> list[Run]:
         self._worlds += [each.cluster.world for each in experiments]
+        experiments = [each.replace(seed=each.seed + self._seed) for each in experiments]
         wanted = [each.to_json() for each in experiments]
         missing = [each for each, key in zip(experiments, wanted) if key not in self._runs]
         for outcome in run_all(missing, stop=lambda: time.monotonic() > self._end):

@@ -9,6 +9,7 @@ import pickle
 import resource
 import secrets
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -25,7 +26,7 @@ from dlpar.config.rules import refuse
 from dlpar.config.schema import BadData, shown
 from dlpar.config.user_code import pack
 from dlpar.jobs.control_groups import cores
-from dlpar.jobs.diagnosis import OF_ALL, REMOVED
+from dlpar.jobs.diagnosis import OF_ALL, REMOVED, pids_of, still_ranks
 from dlpar.jobs.fork_server import idle_seconds
 from dlpar.jobs.memory_check import check_memory
 from dlpar.jobs.mpiexec import environment, find_starter, on_one_host
@@ -129,9 +130,14 @@ class Job:
         """Return whether nothing of the job is left."""
         return self._guardian.poll() is not None
 
-    def poll(self) -> str:
-        """Return :attr:`Run.status` at once."""
-        return self.run.status
+    @property
+    def alive(self) -> int:
+        """Number of the ranks' processes, here, that are at work."""
+        return len(still_ranks(pids_of(self.folder)))
+
+    def kill(self, rank: int) -> None:
+        """Kill the process of a rank on this machine, as the death of its machine would."""
+        os.kill(int(self.run.ranks["pid"][rank]), signal.SIGKILL)
 
     def wait(self, timeout: float | None = None) -> Run:
         """Wait for the end.
@@ -154,7 +160,7 @@ class Job:
         self._wait_ended(timeout)
         if not self.folder.exists():
             raise JobFailed(REMOVED)
-        if self.poll() != "done":
+        if self.run.status != "done":
             raise JobFailed(_complaint(self.run))
         return self.run
 

@@ -23,7 +23,7 @@ NAMES = {
     "dlpar.course.exercises.formulas": "check_efficiency check_grid",
     "dlpar.course.exercises.schedule": "check_schedule",
     "dlpar.course.exercises.parity": "check_scheme check_zero check_layers",
-    "dlpar.course.curriculum": "course self_test glossary tooltips",
+    "dlpar.course.curriculum": "course self_test glossary tooltips what_runs",
 }
 """Names by their modules."""
 

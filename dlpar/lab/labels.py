@@ -78,7 +78,7 @@ def with_world(label: str, experiment: Experiment) -> str:
 def labels(experiments: Sequence[Experiment]) -> list[str]:
     """Labels that tell experiments apart: ``workers=1``, ``workers=4``; equal experiments are numbered."""
     several = len({e.sync.scheme for e in experiments}) > 1
-    flat = [_as_one(_flat(e), "sync", _sync(e.sync)) if several else _flat(e) for e in experiments]
+    flat = [_as_one(flatten(e), "sync", _sync(e.sync)) if several else flatten(e) for e in experiments]
     if len({e.split.kind for e in experiments}) > 1:
         flat = [_as_one(fields, "split", split(e)) for e, fields in zip(experiments, flat)]
     told = [name for name in flat[0] if any(f.get(name) != flat[0][name] for f in flat)]
@@ -97,7 +97,7 @@ def labels(experiments: Sequence[Experiment]) -> list[str]:
 def platform_in_words(experiment: Experiment) -> str:
     """Platform whose times paced and simulated runs have: ``p100-25gbe as if the model were resnet50``."""
     cluster = experiment.cluster
-    text = _written(cluster.platform or USUAL)
+    text = written(cluster.platform or USUAL)
     text += f" as if the model were {cluster.stand_in_for}" if cluster.stand_in_for else ""
     return text + (", messages carry sizes only" if cluster.messages == "sizes" else "")
 
@@ -106,11 +106,12 @@ def _in_words(fields: dict[str, Any]) -> str:
     parts = []
     for name, value in fields.items():
         short = name.removeprefix("sync.").removeprefix("cluster.")
-        parts.append(value if name in ("sync", "split") else f"{short}={_written(value)}")
+        parts.append(value if name in ("sync", "split") else f"{short}={written(value)}")
     return ", ".join(parts[:3]) + (" …" if len(parts) > 3 else "")
 
 
-def _written(value: Any) -> str:
+def written(value: Any) -> str:
+    """Write a setting's value briefly."""
     if isinstance(value, str) and is_path(value):
         return Path(value).stem  # a platform or workload from a file
     if isinstance(value, tuple):
@@ -120,9 +121,10 @@ def _written(value: Any) -> str:
     return str(value)
 
 
-def _flat(experiment: Experiment) -> dict[str, Any]:
+def flatten(experiment: Experiment, **chosen: Any) -> dict[str, Any]:
+    """Return settings by dotted names, such as ``sync.servers``; `chosen`: options of pydantic's ``model_dump``."""
     flat: dict[str, Any] = {}
-    for name, value in experiment.model_dump().items():
+    for name, value in experiment.model_dump(**chosen).items():
         flat |= {f"{name}.{k}": v for k, v in value.items()} if isinstance(value, dict) else {name: value}
     flat.pop("sync.code", None)
     return flat

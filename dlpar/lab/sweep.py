@@ -156,6 +156,6 @@ def _has_room(outcome: Outcome, at_work: Mapping[Outcome, Job], jobs: int) -> bo
 
 def _note(outcome: Outcome, job: Job) -> None:
     """Note the status of a job that has ended."""
-    status = job.poll()
+    status = job.run.status
     outcome.status = status if status in ("done", "stopped") else "failed"
     outcome.reason = "" if status == "done" else job.run.reason or f"the job is {status}"

@@ -12,8 +12,9 @@ import pytest
 from ipywidgets.widgets.widget import _instances
 from lab.readers import Reader
 
+import dlpar
 from dlpar import lab
-from dlpar.course.curriculum import glossary, labs, terms, tooltips
+from dlpar.course.curriculum import glossary, labs, terms, tooltips, what_runs
 from dlpar.lab.exchange import note
 from dlpar.lab.prediction import Answer
 from dlpar.theory import Link, bubble
@@ -132,3 +133,12 @@ def test_every_notebook_explains_its_terms_from_the_top_and_the_page_is_told_all
     told = {entry["name"]: entry for entry in shown.terms}
     assert set(told) == set(terms()) and told["lead"]["everyday"] and not told["staleness"]["everyday"]
     assert len(json.dumps(shown.terms)) < 30_000
+
+
+def test_a_table_of_what_runs_has_the_settings_that_are_not_usual_and_rows_for_those_that_differ():
+    first = dlpar.Experiment(workers=2, sync={"scheme": "ps"}, lr=0.25)
+    shown = what_runs({"first": first, "<b>": first.replace(sync={"servers": 3})}).data
+    assert "All: sync.scheme ps, lr 0.25, workers 2<" in shown and "&lt;b&gt;" in shown
+    (row,) = re.findall(r"<tr><th scope=.row.*?</tr>", shown)
+    assert re.findall(r">([^<>]+)<", row) == ["sync.servers", "1", "3"]
+    assert ">workers=4<" in what_runs([first, first.replace(workers=4)]).data

@@ -29,7 +29,7 @@ UNASSERTED = (
 
 def test_every_row_has_a_preset_of_its_own_that_says_what_it_is_and_a_belief_in_one_line():
     names = [row.name for _, row in labs.rows()]
-    assert len(names) == len(set(names)) == 74
+    assert len(names) == len(set(names)) == 75
     for _, row in labs.rows():
         assert getattr(presets, row.name) is row.preset and row.preset.__doc__
         assert row.belief and "\n" not in row.belief
@@ -85,6 +85,18 @@ def test_a_preset_shows_what_its_lab_says(name):
         found = next(rehearse(chosen))
         if found.held:
             break
+    assert found.held, found.said
+
+
+CHANCE = ("more_updates", "rate_of_thirty")
+"""Presets whose claim depends on chance."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(1, 5))
+@pytest.mark.parametrize("name", CHANCE)
+def test_a_claim_holds_for_four_more_seeds(name, seed):
+    found = next(rehearse([(lab, row) for lab, row in labs.rows() if row.name == name], seed=seed))
     assert found.held, found.said
 
 

@@ -82,9 +82,9 @@ def state(keeper: Keeper) -> dict:
 def test_a_job_waits_for_slots_says_how_many_are_ahead_and_starts_by_itself(keep):
     keeper = keep(2)
     first = dlpar.launch(LONG)
-    eventually(lambda: first.poll() == "running", 20, "the first job runs")
+    eventually(lambda: first.run.status == "running", 20, "the first job runs")
     second, third = (dlpar.launch(Experiment(workers=2, steps=5)) for _ in range(2))
-    eventually(lambda: second.poll() == third.poll() == "queued", 5, "the others wait")
+    eventually(lambda: second.run.status == third.run.status == "queued", 5, "the others wait")
     counts = {"slots": 2, "taken": 2, "waiting": 2, "paused": False}
     assert state(keeper).items() >= counts.items()
     first.stop()
@@ -106,11 +106,11 @@ def test_stop_leaves_the_queue_and_a_simulation_does_not_enter_it(keep):
     holder = asked(keeper, 2)
     assert begins(holder)
     waits = dlpar.launch(LONG)
-    eventually(lambda: waits.poll() == "queued", 5, "it waits")
+    eventually(lambda: waits.run.status == "queued", 5, "it waits")
     simulated = dlpar.launch(Experiment(workers=4, steps=3, cluster={"world": "simulated"})).wait(30)
     assert simulated.status == "done"
     waits.stop()
-    assert waits.poll() == "stopped" and state(keeper)["waiting"] == 0
+    assert waits.run.status == "stopped" and state(keeper)["waiting"] == 0
     holder.close()
 
 
@@ -118,7 +118,7 @@ def test_stop_leaves_the_queue_and_a_simulation_does_not_enter_it(keep):
 def test_whatever_kills_a_job_its_slots_are_free(keep):
     keeper = keep(2)
     job = dlpar.launch(LONG)
-    eventually(lambda: job.poll() == "running", 20, "it runs")
+    eventually(lambda: job.run.status == "running", 20, "it runs")
     os.kill(job._guardian.pid, signal.SIGKILL)
     assert dlpar.spmd(lambda comm: comm.rank, workers=2) == [0, 1]
     eventually(lambda: state(keeper)["taken"] == 0, 5, "both are free")
@@ -316,11 +316,11 @@ def test_no_more_jobs_are_ended_than_the_next_one_needs(keep):
 def test_a_job_is_told_that_others_wait_for_its_slots(keep):
     keeper = keep(2, longest=0.5)
     job = dlpar.launch(LONG)
-    eventually(lambda: job.poll() == "running", 20, "it runs")
+    eventually(lambda: job.run.status == "running", 20, "it runs")
     assert begins(asked(keeper, 1, "bob"))
     with pytest.raises(JobFailed, match="others wait for its job slots"):
         job.wait(10)
-    assert job.poll() == "stopped"
+    assert job.run.status == "stopped"
 
 
 def _left_out(talk: Talk) -> bool:
@@ -334,7 +334,7 @@ def _left_out(talk: Talk) -> bool:
 def test_a_new_keeper_knows_which_slots_are_taken(keep, tmp_path):
     keeper = keep(2)
     job = dlpar.launch(LONG)
-    eventually(lambda: job.poll() == "running", 20, "it runs")
+    eventually(lambda: job.run.status == "running", 20, "it runs")
     with pytest.raises(OSError, match="another keeper"):
         Keeper(keeper.path, 2)
     other = Keeper(tmp_path / "second", 2)

@@ -36,9 +36,6 @@ class FakeJob:
             self.at_work.remove(self)
             self.status = "stopped"
 
-    def poll(self) -> str:
-        return self.status
-
 
 def fake_jobs(monkeypatch: pytest.MonkeyPatch) -> type[FakeJob]:
     """Have sweeps launch these instead of real jobs."""

@@ -88,7 +88,7 @@ def classroom(
     limit = {} if slots is None else {"DLPAR_SLOTS": slots}
     report = str(int(min(AT_REST, 60 * idle / 4)))
     c.Spawner.cmd = [*PYTHON, "dlpar.classroom.hub.student"]
-    c.Spawner.default_url = "/lab"
+    c.Spawner.default_url = "/lab/tree/index.ipynb"
     own = {"DLPAR_LABS": labs, "DLPAR_HUB_PROXY": proxy, "JUPYTER_PREFER_ENV_PATH": "1"}
     c.Spawner.environment.update(own | limit | {"JUPYTERHUB_ACTIVITY_INTERVAL": report})
     culler = f"jupyterhub_idle_culler --timeout={60 * idle:.0f} --cull-every={min(60 * idle / 2, 300):.0f}"
