@@ -19,7 +19,7 @@ import traitlets
 
 from dlpar.config.experiment import Experiment
 from dlpar.lab.exchange import entries
-from dlpar.lab.labels import labels, flatten, written
+from dlpar.lab.labels import flatten, labels, written
 from dlpar.lab.page import Page, module
 
 if TYPE_CHECKING:
