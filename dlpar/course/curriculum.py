@@ -40,7 +40,7 @@ class Lab(NamedTuple):
     minutes: int
     core: bool
     needs: str
-    shows: str
+    question: str
     asks: list[dict[str, Any]]
 
 
@@ -86,12 +86,12 @@ def course() -> HTML:
     for each in labs().values():
         name = f'<a href="{each.file}.ipynb">{each.number} · {html.escape(each.title)}</a>{star * each.core}'
         found = f"{revealed[each.number]} revealed" if revealed[each.number] else "none yet"
-        rows.append((name, each.minutes, html.escape(each.needs), html.escape(each.shows), found))
+        rows.append((name, each.minutes, html.escape(each.needs), html.escape(each.question), found))
     short, whole = (
         sum(lab.minutes for lab in labs().values() if lab.core or every) for every in (False, True)
     )
     caption = f"★ short course, {short / 60:g} hours; all labs: {whole / 60:g} hours"
-    return html_table(caption, ("lab", "minutes", "you need", "what it shows", "your predictions"), rows)
+    return html_table(caption, ("lab", "minutes", "you need", "question", "your predictions"), rows)
 
 
 class SelfTest(Page):

@@ -19,9 +19,21 @@ if TYPE_CHECKING:
     import torch
 
     from dlpar.comm import Comm
+    from dlpar.jobs.run import Run
 
 
 Update = Callable[..., Any]
+
+
+def conflicts(run: Run, weights: int = 10_010) -> dict[str, float]:
+    """Percentages of the `weights` that an update wrote, of a stale one's that conflicted, and of what was lost."""
+    steps = [record for _, record in run.records() if record["k"] == "step"]
+    stale = [record for record in steps if record["staleness"]]
+    written = sum(record["written"] for record in steps) / len(steps)
+    clashed, of = (sum(record[field] for record in stale) for field in ("conflicts", "written"))
+    lost = max(record.get("lost", 0.0) for record in steps)
+    return {"written %": 100 * written / weights, "conflicts %": 100 * clashed / of, "lost %": 100 * lost}
+
 
 SIZE, ROUNDS = 10_000, 300
 """Weights, and updates of each rank, in a race."""

@@ -88,7 +88,7 @@ def test_a_preset_shows_what_its_lab_says(name):
     assert found.held, found.said
 
 
-CHANCE = ("more_updates", "rate_of_thirty")
+CHANCE = ("more_updates", "rate_of_thirty", "races")
 """Presets whose claim depends on chance."""
 
 
