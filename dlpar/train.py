@@ -45,6 +45,8 @@ def train(comm: Comm, experiment: Experiment, record: Recorder) -> torch.nn.Modu
     part = make_split(task)
     sync = scheme(experiment.of_replicas(), place.dp_group, part.replica)
     delays, held_out = Delays(experiment, comm, record), HeldOut(comm, experiment, part, dataset, record)
+    if sync.chosen:
+        record.event("chosen", **sync.chosen)
     own = done = 0
 
     for step in sync.steps():

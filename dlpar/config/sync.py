@@ -75,8 +75,8 @@ class Ring(SyncPart):
 
     scheme: Literal["ring"] = Field("ring", title="sync")
     """Scheme by which replicas agree."""
-    allreduce: Literal["ring", "library", "star", "tree", "halving_doubling", "hierarchical"] = Field("ring")
-    """All-reduce: one of ours, or the library's own (MPI_Allreduce, NCCL)."""
+    allreduce: Literal["ring", "library", "star", "tree", "halving_doubling", "hierarchical", "auto"] = "ring"
+    """All-reduce: one of ours, the library's own (MPI_Allreduce, NCCL), or the quickest of ours by the link (auto)."""
     node_size: Annotated[int, Only("sync.allreduce", "hierarchical")] = Field(2, ge=1, le=64)
     """Ranks of a node, in the hierarchical all-reduce."""
     overlap: bool = Field(False)

@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from dlpar.collectives import ALLREDUCE, HALVES, own_chunk
+from dlpar.collectives.auto import QuickestAllreduce
 from dlpar.comm import Comm, Request
 from dlpar.comm.base import Collective
 from dlpar.compression import CompressedAllreduce, codec_of
@@ -31,7 +32,9 @@ class Ring(Scheme):
         super().__init__(experiment, comm, replica)
         sync = experiment.sync
         replica.cut(sync.bucket_mb * 1e6)
-        self.collective = _allreduce(experiment)
+        self.collective = _allreduce(experiment, comm)
+        if isinstance(self.collective, QuickestAllreduce):
+            self.chosen = {"allreduce": [self.collective.name(comm, bucket) for bucket in replica.buckets]}
         self.under_way: list[Request] = []
         if sync.overlap:
             replica.when_ready(self._start)
@@ -50,11 +53,13 @@ class Ring(Scheme):
                 self.collective(self.comm, bucket)
 
 
-def _allreduce(experiment: Experiment) -> Collective:
+def _allreduce(experiment: Experiment, comm: Comm) -> Collective:
     """The all-reduce an experiment names; codes do not add up on their way, so they go by the owners of slices."""
     sync, codec = experiment.sync, codec_of(experiment.compression)
     if codec is not None:
         return CompressedAllreduce(codec)
+    if sync.allreduce == "auto":
+        return QuickestAllreduce(comm)
     if sync.allreduce == "hierarchical":
         return partial(ALLREDUCE[sync.allreduce], group=sync.node_size)
     return ALLREDUCE[sync.allreduce]

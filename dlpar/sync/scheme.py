@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -32,6 +33,9 @@ class Scheme:
     What a scheme finds in ``replica.gradient`` is this worker's *contribution* to the
     gradient of the global batch's mean loss: the sum over workers is that gradient.
     """
+
+    chosen: Mapping[str, Any] = MappingProxyType({})
+    """Choices that the scheme made itself when it was set up, for the record."""
 
     def __init__(self, experiment: Experiment, comm: Comm, replica: Replica) -> None:
         # Imported here, so that a notebook that defines a scheme need not load torch.

@@ -12,6 +12,7 @@ from dataclasses import replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
+from dlpar.collectives.auto import quickest
 from dlpar.config.schema import BadExperiment
 from dlpar.graphs import neighbours, receivers
 from dlpar.theory.collectives import collective_seconds
@@ -260,10 +261,12 @@ def _allreduce(costs: Costs) -> PredictedStep | None:
     # Nobody knows what a library does; where it is simulated it is a ring.
     is_simulated_library = (sync.allreduce, experiment.cluster.world) == ("library", "simulated")
     name = "ring" if is_simulated_library else sync.allreduce
-    if name not in COLLECTIVES or (costs.is_crowded and name != "ring"):
-        return None
     cut = buckets([costs.bytes(tensor.parameters) for tensor in tensors], sync.bucket_mb * 1e6)
     lengths = [sum(tensors[i].parameters for i in members) for members in cut]
+    if name == "auto" and len(names := {_chosen(costs, length) for length in lengths}) == 1:
+        name = names.pop()
+    if name not in COLLECTIVES or (costs.is_crowded and name != "ring"):
+        return None
     is_uneven = (name == "hierarchical" and n % sync.node_size) or len(set(lengths)) > 1
     if n > 1 and name in ("star", "hierarchical") and is_uneven:
         return None
@@ -273,6 +276,11 @@ def _allreduce(costs: Costs) -> PredictedStep | None:
     if sync.overlap and n > 1:
         return _beside_backward(costs, cut, taking, kind)
     return costs.step(sum(taking), 2 * costs.model.parameters, kind)
+
+
+def _chosen(costs: Costs, elements: int) -> str:
+    """Return the all-reduce that ``auto`` takes for a bucket."""
+    return quickest(len(costs.work), costs.bytes(elements), costs.link.latency, 1 / costs.link.bandwidth)
 
 
 def _bucket_seconds(name: str, costs: Costs, elements: int) -> float:

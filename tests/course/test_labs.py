@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import dlpar
 from dlpar.course import labs
 from dlpar.course.curriculum import labs as curriculum
 from dlpar.course.rehearse import rehearse
@@ -29,7 +28,7 @@ UNASSERTED = (
 
 def test_every_row_has_a_preset_of_its_own_that_says_what_it_is_and_a_belief_in_one_line():
     names = [row.name for _, row in labs.rows()]
-    assert len(names) == len(set(names)) == 75
+    assert len(names) == len(set(names)) == 76
     for _, row in labs.rows():
         assert getattr(presets, row.name) is row.preset and row.preset.__doc__
         assert row.belief and "\n" not in row.belief
@@ -88,7 +87,7 @@ def test_a_preset_shows_what_its_lab_says(name):
     assert found.held, found.said
 
 
-CHANCE = ("more_updates", "rate_of_thirty", "races")
+CHANCE = ("more_updates", "rate_of_thirty", "races", "more_workers")
 """Presets whose claim depends on chance."""
 
 
@@ -113,15 +112,14 @@ def test_shares_of_batches_are_read_once_in_an_epoch_and_hold_the_samples_of_who
     assert held, said
 
 
-def steps_to_goal(experiment):
-    evals = dlpar.launch(experiment).wait(60).evals
-    good = evals[evals["accuracy"].astype(float) >= 0.95]
-    return good["step"].iloc[0] if len(good) else experiment.steps + 1
-
-
 @pytest.mark.slow
-def test_neither_half_the_rate_nor_twice_makes_the_largest_batch_need_fewer_steps():
-    largest = presets.more_workers()[-1]
-    alone = largest.replace(workers=1, batch=largest.global_batch)  # the same mathematics without messages
-    half, own, twice = (steps_to_goal(alone.replace(lr=largest.lr * factor)) for factor in (0.5, 1, 2))
-    assert own <= min(half, twice) and own <= largest.steps
+def test_from_8_to_32_gpus_steps_fall_by_less_than_half_for_five_seeds_each_at_its_best_rate():
+    steps = presets.steps_to_goal(seeds=5)
+    best = steps.groupby(["seed", "GPUs"])["steps"].min().unstack()
+    assert (best[32] > best[8] / 2).all() and (best[1] / best[32] < 6).all(), best
+    table = {row.preset: row for _, row in labs.rows(["06"])}
+    held, said = table[presets.steps_to_goal].shows(steps)
+    assert held, said
+    median = steps.groupby(["GPUs", "rate"])["steps"].agg(lambda each: each.median(skipna=False))
+    for experiment in presets.more_workers():
+        assert median[experiment.workers, experiment.lr] <= 1.1 * median[experiment.workers].min()
