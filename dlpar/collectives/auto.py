@@ -1,12 +1,11 @@
 """The all-reduce that should be quickest for a size, a number of ranks and a link; MPI and NCCL choose theirs likewise.
 
-Sources: Thakur, Rabenseifner and Gropp (IJHPCA 2005), sections 4 and 5.  A message of B bytes takes a + B b seconds.
+Source: Thakur, Rabenseifner and Gropp (IJHPCA 2005), sections 3 to 5.
 """
 
 from __future__ import annotations
 
-import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from dlpar.collectives.halving_doubling import halving_doubling_allreduce
 from dlpar.collectives.ring import ring_allreduce
@@ -19,65 +18,87 @@ if TYPE_CHECKING:
     from dlpar.comm import Comm
 
 
-def _folded(n: int, a: float, t: float) -> float:
-    """Return the seconds of halving and doubling; ranks beyond a power of two hand their tensor to others first."""
-    rounds = n.bit_length() - 1
-    extra = 2 * (a + t) + t / 4 if n != 1 << rounds else 0.0
-    return 2 * rounds * a + 2 * (1 - 0.5**rounds) * t + extra
+def _folded(n: int) -> tuple[float, float, float]:
+    """Count halving and doubling; ranks beyond a power of two hand their tensor over and get it back."""
+    rounds, folds = n.bit_length() - 1, n & (n - 1) > 0
+    return 2 * (rounds + folds), 2.25 * folds, 2 * (1 - 0.5**rounds)
 
 
 FORMS = {
-    "ring": (ring_allreduce, lambda n, a, t: 2 * (n - 1) * (a + t / n)),
+    "ring": (ring_allreduce, lambda n: (2 * (n - 1), 2 * (1 - 1 / n), 0)),
     "halving_doubling": (halving_doubling_allreduce, _folded),
-    "tree": (tree_allreduce, lambda n, a, t: 2 * math.ceil(math.log2(n)) * (a + t)),
-    "star": (star_allreduce, lambda n, a, t: 2 * a + 2 * (n - 1) * t),
+    "tree": (tree_allreduce, lambda n: (2 * (n.bit_length() - 1), 2 * (n - 1).bit_length(), 0)),
+    "star": (star_allreduce, lambda n: (2, 2 * (n - 1), 0)),
 }
-"""Algorithms, and their seconds by the ranks n, a, and t, the seconds of the whole tensor's bytes."""
-
-LENGTHS, TRIALS = (1, 250_000), 3
-"""Elements of the two messages that measure a link, and how often each goes to and fro."""
+"""Algorithms; and for n ranks their latencies, tensors on a port, and tensors while all ranks send across."""
 
 
-def quickest(ranks: int, nbytes: float, latency: float, per_byte: float) -> str:
-    """Return the name of the algorithm in `FORMS` that takes the fewest seconds; `per_byte`: seconds of a byte."""
-    return min(FORMS, key=lambda name: FORMS[name][1](ranks, latency, nbytes * per_byte))
+class Speed(NamedTuple):
+    """Seconds of a message however short, of a byte more, and of that byte while all ranks send across."""
+
+    latency: float
+    byte: float
+    byte_across: float
+
+
+def quickest(ranks: int, nbytes: float, speed: Speed) -> str:
+    """Return the name of the algorithm in `FORMS` that takes the fewest seconds for a tensor of so many bytes."""
+    costs = speed.latency, nbytes * speed.byte, nbytes * speed.byte_across
+    return min(FORMS, key=lambda name: sum(n * cost for n, cost in zip(FORMS[name][1](ranks), costs)))
+
+
+def measured(comm: Comm, length: int, trials: int = 3) -> Speed:
+    """Time messages of 1 and of `length` elements between the first and the last rank, then by all; collective.
+
+    Nodes hold consecutive ranks.  So ranks send across where each sends to the one half of all ranks away: those
+    of a node then share its port.
+    """
+    me, last, half = comm.rank, comm.size - 1, comm.size // 2
+    ends = (last - me, last - me) if me in (0, last) and last else None
+    across = (me + half) % comm.size, (me - half) % comm.size
+
+    def seconds(length: int, peers: tuple[int, int] | None) -> list[float]:
+        tensor, arriving, taken = comm.empty(length), comm.empty(length), []
+        for _ in range(trials):
+            comm.barrier()
+            began = comm.now()
+            if peers is not None:
+                comm.sendrecv(tensor, peers[0], arriving, peers[1])
+                comm.world.settle()
+            taken.append(comm.now() - began)
+        return taken
+
+    of_ranks = comm.gather(
+        [seconds(n, peers) for peers in (ends, across if last else None) for n in (1, length)]
+    )
+    # A trial takes as long as its slowest rank; the quickest trial was disturbed least.
+    quick = [min(map(max, zip(*trials))) for trials in zip(*of_ranks or [])]
+    short, long, short_across, long_across = comm.broadcast(quick)
+    comm.traffic.take()  # the messages that measured belong to no step
+    itemsize = comm.empty(1).element_size()
+    more = (length - 1) * itemsize
+    byte, byte_across = (max(0.0, each) / more for each in (long - short, long_across - short_across))
+    return Speed(max(0.0, short - itemsize * byte), byte, byte_across)
 
 
 class QuickestAllreduce:
     """Sum a tensor over all ranks, in place, by the algorithm that is quickest for its size; made by all ranks.
 
-    Attributes
+    Parameters
     ----------
-    link : tuple of float
-        a and b, in seconds and seconds a byte, between the first rank and the last, who measure them.
+    comm : Comm
+        Its ranks measure their speed.
+    longest : int
+        Elements of the longest tensor; the longer of the two messages that measure is an N-th of it.
     """
 
-    def __init__(self, comm: Comm) -> None:
-        short, long = comm.broadcast([_one_way(comm, length) for length in LENGTHS])
-        comm.traffic.take()  # the messages that measured belong to no step
-        each = max(0.0, long - short) / (LENGTHS[1] - LENGTHS[0])
-        self.link = max(0.0, short - LENGTHS[0] * each), each / comm.empty(1).element_size()
+    def __init__(self, comm: Comm, longest: int) -> None:
+        self.speed = measured(comm, max(2, longest // comm.size))
 
     def name(self, comm: Comm, tensor: torch.Tensor) -> str:
         """Name of the algorithm for a tensor."""
-        return quickest(comm.size, len(tensor) * tensor.element_size(), *self.link)
+        return quickest(comm.size, tensor.nbytes, self.speed)
 
     def __call__(self, comm: Comm, tensor: torch.Tensor) -> None:
         """Sum `tensor`, shape (n,)."""
         FORMS[self.name(comm, tensor)][0](comm, tensor)
-
-
-def _one_way(comm: Comm, length: int) -> float:
-    """Return the least seconds of a message between the first rank and the last; 0 on the others."""
-    other, message, least = comm.size - 1 - comm.rank, comm.empty(length), math.inf
-    if other == comm.rank or comm.rank not in (0, comm.size - 1):
-        return 0.0
-    for _ in range(TRIALS):
-        began = comm.now()
-        if comm.rank == 0:
-            comm.send(message, other)
-        comm.recv(message, other)
-        if comm.rank:
-            comm.send(message, other)
-        least = min(least, (comm.now() - began) / 2)
-    return least

@@ -32,7 +32,7 @@ class Ring(Scheme):
         super().__init__(experiment, comm, replica)
         sync = experiment.sync
         replica.cut(sync.bucket_mb * 1e6)
-        self.collective = _allreduce(experiment, comm)
+        self.collective = _allreduce(experiment, comm, replica)
         if isinstance(self.collective, QuickestAllreduce):
             self.chosen = {"allreduce": [self.collective.name(comm, bucket) for bucket in replica.buckets]}
         self.under_way: list[Request] = []
@@ -53,13 +53,13 @@ class Ring(Scheme):
                 self.collective(self.comm, bucket)
 
 
-def _allreduce(experiment: Experiment, comm: Comm) -> Collective:
+def _allreduce(experiment: Experiment, comm: Comm, replica: Replica) -> Collective:
     """The all-reduce an experiment names; codes do not add up on their way, so they go by the owners of slices."""
     sync, codec = experiment.sync, codec_of(experiment.compression)
     if codec is not None:
         return CompressedAllreduce(codec)
     if sync.allreduce == "auto":
-        return QuickestAllreduce(comm)
+        return QuickestAllreduce(comm, max(map(len, replica.buckets)))
     if sync.allreduce == "hierarchical":
         return partial(ALLREDUCE[sync.allreduce], group=sync.node_size)
     return ALLREDUCE[sync.allreduce]

@@ -12,7 +12,7 @@ from dataclasses import replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
-from dlpar.collectives.auto import quickest
+from dlpar.collectives.auto import Speed, quickest
 from dlpar.config.schema import BadExperiment
 from dlpar.graphs import neighbours, receivers
 from dlpar.theory.collectives import collective_seconds
@@ -280,7 +280,9 @@ def _allreduce(costs: Costs) -> PredictedStep | None:
 
 def _chosen(costs: Costs, elements: int) -> str:
     """Return the all-reduce that ``auto`` takes for a bucket."""
-    return quickest(len(costs.work), costs.bytes(elements), costs.link.latency, 1 / costs.link.bandwidth)
+    byte = 1 / costs.link.bandwidth
+    speed = Speed(costs.link.latency, byte, costs.crowd * byte)
+    return quickest(len(costs.work), costs.bytes(elements), speed)
 
 
 def _bucket_seconds(name: str, costs: Costs, elements: int) -> float:
