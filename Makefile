@@ -52,7 +52,8 @@ NEWS_QUESTION = @jupyterlab/apputils-extension:announcements
 GRADING_PARTS = @jupyter/nbgrader @jupyter-notebook/lab-extension
 GRADING_SERVERS = notebook \
     $(addprefix nbgrader.server_extensions.,formgrader validate_assignment assignment_list course_list)
-# Names of labs in the side bar are not cut: labs/.jupyter hides the column beside them.
+# Names of labs in the side bar are not cut: labs/.jupyter hides the column beside them. It also turns off subshells for
+# widgets: each reload of a page leaves one in the kernel, a thread and six files, and dlpar's widgets need none.
 # It opens the reader's own copies, in $(OWN), without solutions; what she has changed there no update overwrites.
 lab: $(STAMP)  ## open the first lab in JupyterLab (where there is no screen: print its address)
 	@$(RUN) dlpar.cli release release --own $(OWN)

@@ -80,6 +80,7 @@ class Jupyter:
         here = Path(__file__).resolve().parent
         environment = {**os.environ, **{name: str(folder / sub) for name, sub in own.items()}}
         environment |= {"PYTHONPATH": f"{here.parents[1]}{os.pathsep}{here}", "JUPYTER_PREFER_ENV_PATH": "1"}
+        environment["JUPYTER_CONFIG_PATH"] = str(here.parents[1] / "labs/.jupyter")
         command = [
             sys.executable,
             "-m",

@@ -113,7 +113,7 @@ def test_a_kernel_that_is_killed_is_noticed(open_notebook, page, jupyter):
     notebook.wait_until_idle()
 
 
-@pytest.mark.parametrize("jupyter_s", ["own way", "subshells off", "private name gone"])
+@pytest.mark.parametrize("jupyter_s", ["subshells off", "subshells on", "private name gone"])
 def test_panel_draws_and_stops_while_a_cell_blocks_the_kernel(open_notebook, page, jupyter_s):
     gone = "from ipykernel.comm.comm import BaseComm; del BaseComm._reply_subshell_for\n"
     notebook = open_notebook(
@@ -122,8 +122,10 @@ def test_panel_draws_and_stops_while_a_cell_blocks_the_kernel(open_notebook, pag
         "import time\njob = panel.run()\nend = time.time() + 60\n"
         "while panel.running and time.time() < end: time.sleep(0.05)\nprint('waited')",
     )
-    if jupyter_s == "subshells off":
-        page.evaluate(f"({notebook.widget}).sessionContext.session.kernel.commsOverSubshells = 'disabled'")
+    if jupyter_s != "subshells off":
+        page.evaluate(
+            f"({notebook.widget}).sessionContext.session.kernel.commsOverSubshells = 'perCommTarget'"
+        )
     notebook.run_all()
     panel = notebook.panel()
     assert panel.wait_for_steps(10)

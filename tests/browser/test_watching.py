@@ -136,7 +136,9 @@ def busy_cores():
         loop.wait()
 
 
-def test_a_running_panel_is_back_after_a_reload_while_all_cores_are_busy(open_notebook, page, busy_cores):
+def test_a_running_panel_is_back_after_a_reload_while_all_cores_are_busy(
+    open_notebook, page, jupyter, busy_cores
+):
     notebook = open_notebook(
         paced(20), "Panel(dlpar.Experiment(workers=4, steps=20_000), question='Is it back?')"
     )
@@ -146,7 +148,8 @@ def test_a_running_panel_is_back_after_a_reload_while_all_cores_are_busy(open_no
     panel.run.click()
     panel.wait_for_steps(5, seconds=60)
     notebook.save()
-    taken, moments = [], random.Random(3)
+    taken, moments, kernel = [], random.Random(3), jupyter.newest_kernel()
+    threads = kernel.num_threads()
     for _ in range(RELOADS):
         page.wait_for_timeout(moments.randrange(200, 2000))
         steps, (oldest, newest) = panel.steps(), page.evaluate(SPAN)
@@ -163,6 +166,7 @@ def test_a_running_panel_is_back_after_a_reload_while_all_cores_are_busy(open_no
             f"{name}: {after[len(after) // 2]:,.0f} ms after the notebook (median), {after[-1]:,.0f} (most)"
         )
     assert max(marks["figure drawn"] - marks["notebook shown"] for marks in taken) < LONGEST_MS
+    assert kernel.num_threads() <= threads + 2, "a reload leaves threads in the kernel"
     panel.stop.click()
     panel.wait_for("stopped after", seconds=60)
 

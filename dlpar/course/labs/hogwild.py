@@ -37,10 +37,9 @@ def in_turn(racing: Experiment) -> Experiment:
 
 def _more_conflicts_no_harm(pairs: list[list[Run]]) -> Shown:
     worse = max(abs(accuracy(racing) - accuracy(alone)) for racing, alone in pairs)
-    found = [conflicts(racing) for racing, _ in pairs]
-    share, lost = [each["conflicts %"] for each in found], max(each["lost %"] for each in found)
-    held = worse < 0.02 and lost < 10 and share == sorted(share)
-    said = f"conflicts rise from {share[0]:.0f} to {share[-1]:.0f} %, {lost:.2f} % of what was added is lost at most"
+    _, share, lost = zip(*(conflicts(racing).values() for racing, _ in pairs))
+    said = f"conflicts rise from {share[0]:.0f} to {share[-1]:.0f} %, {max(lost):.2f} % of additions are lost at most"
+    held = worse < 0.02 and max(lost) < 10 and list(share) == sorted(share)
     return held, f"{said}; racing and in turn differ by {100 * worse:.1f} points at most"
 
 

@@ -101,9 +101,8 @@ def rate_of_thirty() -> dict[str, Experiment]:
     softsync = {"consistency": "softsync", "softsync": 30}
     small = LEARNING.replace(workers=30, batch=240, steps=60, optimizer="momentum", lr=0.05, delays=STEADY)
     low = small.replace(sync=softsync)
-    high = low.replace(lr=30 * low.lr)
-    aware = high.replace(sync={"staleness_aware": True})
-    return {"rate 0.05": low, "rate 1.5": high, "rate 1.5 over staleness": aware}
+    aware = low.replace(lr=1.5, sync={"staleness_aware": True})
+    return {"rate 0.05": low, "rate 1.5": low.replace(lr=1.5), "rate 1.5 over staleness": aware}
 
 
 def stalled_worker() -> list[Experiment]:
