@@ -15,7 +15,7 @@ NAMES = {
     "dlpar.lab.figures.cost": "ping_pong time_collectives predict_collectives",
     "dlpar.lab.figures.scaling": "scaling",
     "dlpar.lab.figures": (
-        "overlay time_to_accuracy staleness lead lanes waiting consensus show_graph "
+        "overlay first_at time_to_accuracy staleness lead lanes waiting consensus show_graph "
         "schedule micro_batches memory mesh pieces pipeline layer_bytes"
     ),
     "dlpar.course.judge": "check check_on_ranks",

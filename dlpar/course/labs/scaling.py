@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
@@ -94,14 +95,13 @@ def _not_the_same_curve(runs: list[Run]) -> Shown:
 def more_workers() -> list[Experiment]:
     """1, 4, 8 and 32 workers with 32 samples each, really trained, each at its best rate of :func:`steps_to_goal`.
 
-    All take in the same number of samples.  The clock is that of ResNet-50 on P100s and 100 Gb InfiniBand.
+    All take in the same number of samples, and are tested after every step.  The clock is that of ResNet-50 on
+    P100s and 100 Gb InfiniBand.
     """
     cluster = {"world": "simulated", "platform": "p100-100gb-ib", "stand_in_for": "resnet50", "threads": 1}
-    common = Experiment(model=SMALL, batch=32, scaling="weak", seed=1, cluster=cluster)
-    return [
-        common.replace(workers=n, lr=lr, steps=40 * 1024 // (32 * n), evaluate_every=max(1, 256 // (32 * n)))
-        for n, lr in ((1, 0.4), (4, 0.8), (8, 0.8), (32, 1.2))
-    ]
+    common = Experiment(model=SMALL, batch=32, scaling="weak", seed=1, evaluate_every=1, cluster=cluster)
+    rates = {1: 0.4, 4: 0.8, 8: 0.8, 32: 1.2}
+    return [common.replace(workers=n, lr=lr, steps=40 * 1024 // (32 * n)) for n, lr in rates.items()]
 
 
 def _less_than_efficiency(runs: list[Run]) -> Shown:
@@ -110,17 +110,15 @@ def _less_than_efficiency(runs: list[Run]) -> Shown:
     if None in steps:
         return False, "one of them never reads 95 % of the digits"
     rate, sooner = speedup(one, many), seconds[0] / seconds[2]
-    held = rate > 28 and sooner < 6 and steps[2] > steps[1] / 2
+    held = rate > 28 and sooner < 4 and steps[2] > steps[1] / 2
     return held, f"{rate:.1f} times the samples/s, {sooner:.1f} times sooner"
 
 
-def steps_to_goal(seeds: int = 3) -> pd.DataFrame:
+def steps_to_goal(seeds: int = 3, rates: Sequence[float] = (0.4, 0.8, 1.2)) -> pd.DataFrame:
     """Steps to 95 % of the digits by GPUs, rate and seed, NaN where they did not suffice; one process has the batch."""
     alone = [
-        e.replace(
-            workers=1, batch=e.global_batch, lr=lr, seed=seed, steps=min(e.steps, 112), evaluate_every=1
-        )
-        for e, lr, seed in product(more_workers(), (0.4, 0.8, 1.2), range(seeds))
+        gpus.replace(workers=1, batch=gpus.global_batch, steps=min(gpus.steps, 112), lr=rate, seed=seed)
+        for gpus, rate, seed in product(more_workers(), rates, range(seeds))
     ]
     found = [(outcome.experiment, outcome.run) for outcome in run_all(alone)]
     rows = [(e.batch // 32, e.lr, e.seed, first_at(run, 0.95)[0]) for e, run in found]
@@ -128,12 +126,10 @@ def steps_to_goal(seeds: int = 3) -> pd.DataFrame:
 
 
 def _no_quarter(steps: pd.DataFrame) -> Shown:
-    median = steps.groupby(["GPUs", "rate"])["steps"].agg(lambda each: each.median(skipna=False))
-    best = median.groupby("GPUs").min()
-    held = best[4] < 0.6 * best[1] and best[32] > 2 / 3 * best[8]
-    return held, "steps to 95 %, median at the best rate: " + ", ".join(
-        f"{n} GPUs {s:.0f}" for n, s in best.items()
-    )
+    best = steps.groupby(["seed", "GPUs"])["steps"].min().unstack()
+    few, many = best[4] / best[1], best[32] / best[8]
+    said = f"1 to 4 GPUs leave {few.max():.0%} of the steps at most, 8 to 32 GPUs {many.min():.0%} at least"
+    return bool((few < many).all() and (many > 0.5).all()), f"each seed at its best rate, {said}"
 
 
 def ring_and_servers() -> list[Experiment]:

@@ -6,7 +6,7 @@ figure; ``caption(figure)`` is its caption and ``table(figure)`` its data.
 
 from dlpar.lab.figure import caption, table
 from dlpar.lab.figures.consensus import consensus, show_graph
-from dlpar.lab.figures.convergence import convergence, overlay, suboptimality, time_to_accuracy
+from dlpar.lab.figures.convergence import convergence, first_at, overlay, suboptimality, time_to_accuracy
 from dlpar.lab.figures.cost import bucket_sizes, collective_times, exposed, link_fit, sending
 from dlpar.lab.figures.pieces import differences, layer_bytes, mesh, pieces
 from dlpar.lab.figures.pipeline import memory, micro_batches, pipeline, schedule

@@ -92,14 +92,15 @@ class Timing(Part):
 
 
 class Link(FromFile):
-    """A carrier of messages: B bytes take ``latency + B / bandwidth`` seconds (Hockney 1994: alpha and beta).
+    """A carrier of messages: B bytes take ``latency + B / bandwidth`` seconds, the model of Hockney (1994).
 
     Attributes
     ----------
     latency : float
-        Seconds a message takes however short it is: alpha, from 0.
+        Seconds a message takes however short it is, from 0; many authors call it alpha.
     bandwidth : float
-        Bytes a second: beta, above 0; a port carries one message out and one in at a time.
+        Bytes a second, above 0; a port carries one message out and one in at a time.  Its inverse is often called
+        beta (Thakur 2005); the labs write beta for the bandwidth.
 
     Raises
     ------
