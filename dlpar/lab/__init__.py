@@ -20,7 +20,7 @@ NAMES = {
     ),
     "dlpar.course.judge": "check check_on_ranks",
     "dlpar.course.exercises.server": "check_server",
-    "dlpar.course.exercises.formulas": "check_efficiency check_grid",
+    "dlpar.course.exercises.formulas": "check_efficiency check_all_sent check_grid",
     "dlpar.course.exercises.schedule": "check_schedule",
     "dlpar.course.exercises.parity": "check_scheme check_zero check_layers",
     "dlpar.course.curriculum": "course self_test glossary tooltips what_runs",

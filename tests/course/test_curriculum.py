@@ -87,6 +87,7 @@ def test_numbers_among_the_right_choices_are_right():
     assert int(keyed("05", "How stale").split()[0]) == 13 - 1 - 7
     assert keyed("06", "eight do 640") == f"{640 / 100:g} and {640 / 100 / 8:.0%}".replace("%", " %")
     assert Fraction(keyed("10", "Idle")) == pytest.approx(bubble("gpipe", 4, 8))
+    assert keyed("07b", "Momentum") == f"{10e6 * 4 / 1e6:.0f} MB"
     shape = (np.ones((64, 256)) @ np.ones((256, 1024))).shape
     assert keyed("08", "How large") == f"{shape[0]} × {shape[1]:,}"
 
@@ -109,7 +110,10 @@ def test_every_question_has_one_right_choice_among_real_ones_and_says_why():
 def test_every_term_has_a_chinese_name_of_its_own_a_sentence_and_a_lab_that_uses_it():
     found = terms().values()
     assert len(found) >= 60 and len({entry.zh for entry in found}) == len(found)
-    texts = {path.name[:2]: path.read_text().lower().replace("-", "") for path in LABS.glob("*.ipynb")}
+    texts = {
+        path.name.partition("_")[0]: path.read_text().lower().replace("-", "")
+        for path in LABS.glob("*.ipynb")
+    }
     for entry in found:
         assert re.search("[\u4e00-\u9fff]", entry.zh) and entry.means.endswith(".") and len(entry.means) < 120
         if entry.lab in texts:

@@ -43,7 +43,7 @@ def test_every_public_function_of_a_lab_that_returns_experiments_has_a_row():
             for name, each in module.items()
             if callable(each) and getattr(each, "__module__", "") == module["__name__"] and name[0] != "_"
         }
-        assert own - tried <= {"in_turn", "sizes_only", "computing_s", "read_an_epoch"}, lab
+        assert own - tried <= {"in_turn", "sizes_only", "computing_s", "parts_ms"}, lab
 
 
 def test_rows_of_chosen_labs_come_in_the_order_of_the_labs():
@@ -60,7 +60,7 @@ def test_labs_and_slides_call_presets_that_exist():
         for cell in json.loads(path.read_text())["cells"]:
             if cell["cell_type"] == "code":
                 found = re.findall(r"\bpresets\.(\w+)", "".join(cell["source"]))
-                called.setdefault(path.stem[:2], set()).update(found)
+                called.setdefault(path.stem.partition("_")[0], set()).update(found)
     for each in set().union(*called.values()):
         assert hasattr(presets, each), each
     for lab, row in labs.rows():
@@ -87,7 +87,10 @@ def test_a_preset_shows_what_its_lab_says(name):
     assert found.held, found.said
 
 
-CHANCE = ("more_updates", "rate_of_thirty", "races", "more_workers")
+CHANCE = (
+    "more_updates", "rate_of_thirty", "races", "more_workers", "sharded_training", "accumulation",
+    "accumulated_statistics", "own_samples",
+)  # fmt: skip
 """Presets whose claim depends on chance."""
 
 
@@ -104,11 +107,10 @@ def test_the_factors_in_lab_04_are_those_of_the_matrices():
     np.testing.assert_allclose(factors, [(1 + 2 * np.cos(np.pi / 4)) / 3, 1 / 3, 0], atol=1e-12)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
-def test_shares_of_batches_are_read_once_in_an_epoch_and_hold_the_samples_of_whole_reading(seed):
+def test_shares_of_batches_are_read_once_in_an_epoch(seed):
     (shows,) = [row.shows for _, row in labs.rows() if row.preset is presets.sharded_reading]
-    held, said = shows(presets.sharded_reading(presets.EPOCH.replace(seed=seed)))
+    held, said = shows(presets.sharded_reading(seed))
     assert held, said
 
 

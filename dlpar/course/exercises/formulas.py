@@ -1,4 +1,4 @@
-"""Exercises of labs 06 and 10: formulas for a step's time, each number compared with a simulation."""
+"""Exercises of labs 06, 07 and 10: formulas for a step's time, compared with closed forms and simulations."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from dlpar.config.experiment import Experiment
+from dlpar.config.generator import generator
 from dlpar.course import judge
 from dlpar.course.judge import Verdict, check, secret
 from dlpar.course.labs.hybrid import CLUSTERS, grid
 from dlpar.course.labs.scaling import sizes_only
+from dlpar.theory import buckets, overlapped
 from dlpar.theory.layers import sizes, transformer_exchanges
 from dlpar.worlds.platforms import platform_of, workload
 
@@ -97,6 +99,35 @@ def _ring_arguments(experiment: Experiment) -> dict[str, float]:
     seconds = platform.seconds(model.flops * experiment.batch, charged)
     both = dict(latency=link.latency, bandwidth=link.bandwidth)
     return dict(compute=seconds, **both, nbytes=model.nbytes, n=experiment.workers)
+
+
+# ---- buckets beside the backward pass -----------------------------------------------
+
+
+def check_all_sent(student: Callable[..., Any] | None, hints: Sequence[str] = ()) -> Verdict:
+    """Compare ``student(ms, mb, most, n, latency, bandwidth)`` with the closed form of overlapped buckets.
+
+    Parameters
+    ----------
+    student : callable or None
+        Gives the ms from the begin of the backward pass until the last bucket has been sent: `ms` of each layer's
+        backward pass and `mb` of its gradient, in backward order; `most` MB fit into a bucket; `n` ranks;
+        `latency` in ms; `bandwidth` in MB/ms.
+    hints : sequence of str
+        From gentle to plain: a wrong answer shows one more of them each time.
+    """
+    return check(student, _sendings(), hints)
+
+
+def _sendings() -> Iterator[tuple[dict[str, Any], float]]:
+    """Yield arguments and ms of one layer, of some that are followed easily by eye, and of many."""
+    draw = secret("layers") or generator(0, "layers")
+    for count, most, n in ((1, 10, 2), (3, 4, 2), (3, 9, 2), (6, 8, 4), (40, 25, 16)):
+        ms, mb = draw.integers(1, 9, (2, count)).tolist()
+        cut = buckets(mb, most)
+        taking = [2 * (n - 1) * (0.1 + sum(mb[i] for i in own) / n / 1.25) for own in cut]
+        sent = overlapped([sum(ms[: own.stop]) for own in cut], taking, sum(ms)).sent
+        yield dict(ms=ms, mb=mb, most=most, n=n, latency=0.1, bandwidth=1.25), sent
 
 
 # ---- the step of a grid -------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Exercises that must do what one process does: ZeRO (lab 07), layers cut over ranks (lab 08), schemes (any lab)."""
+"""Exercises that must do what one process does: ZeRO (lab 07b), layers cut over ranks (lab 08), schemes (any lab)."""
 
 from __future__ import annotations
 

@@ -137,12 +137,6 @@ def as_the_field_did() -> dict[str, Experiment]:
     }
 
 
-def _all_systems_learn(runs: dict[str, Run]) -> Shown:
-    right = {name: run.summary["accuracy"] for name, run in runs.items()}
-    least = min(right, key=right.get)
-    return right[least] >= 0.9, f"the least right of {len(right)} is {least}: {right[least]:.0%}"
-
-
 TABLE = (
     Row(stale_gradients, "The mean staleness is N - 1, and old gradients are the slow worker's", _slow_is_stale),
     Row(pull_apart, "A pull of its own makes weights fresher",
@@ -166,5 +160,6 @@ TABLE = (
                  lambda bsp, ssp, asp: bsp > 0.7 and ssp > 0.6 and asp < 0.3,
                  "worker 0 waits {:.2f} s under bsp, {:.2f} s under ssp(4), {:.2f} s under asp")),
     Row(servers, "Two servers send half each", _half_each),
-    Row(as_the_field_did, "Five published systems, as settings, all learn", _all_systems_learn),
-)  # fmt: skip  # fmt: skip
+    Row(as_the_field_did, "Five published systems, as settings, all learn",
+        measured(accuracy, lambda *right: min(right) >= 0.9, "right: " + "{:.0%}, " * 4 + "{:.0%}")),
+)  # fmt: skip

@@ -16,6 +16,7 @@ SAMPLE = {
     ("02", "the right server of its caller"), ("03", "the module that the lab has imported"),
     ("03", "from the inputs alone, with messages for show"), ("04", "shares by the given function"),
     ("05", "ignores what was seen"), ("06", "asks the check for the answers"), ("07", "the library's own"),
+    ("07b", "the library's own"),
     ("08", "asks the check for the answer"), ("09", "right in the cases that a student is shown"),
     ("10", "the solution in labs/"), ("03", "honest"), ("05", "honest"),
 }  # fmt: skip

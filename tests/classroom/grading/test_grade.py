@@ -292,12 +292,12 @@ def test_a_master_that_is_no_notebook_is_named_in_a_sentence(tmp_path: Path) -> 
 
 def test_an_answer_is_lent_what_its_own_cell_imports_of_dlpar_and_nothing_else_of_it() -> None:
     lent = {}
-    for lab in ("03_ring_allreduce", "07_data_parallel"):
+    for lab in ("03_ring_allreduce", "07b_zero"):
         blank, _ = ClearSolutions(**CLEAR).preprocess(exercise(nbformat.read(LABS / f"{lab}.ipynb", 4)), {})
         lent[lab] = trial(blank, "")["lent"].splitlines()
         assert "import torch" in lent[lab] and "dlpar.theory" not in " ".join(lent[lab])
     assert not [line for line in lent["03_ring_allreduce"] if "dlpar" in line]
-    assert "from dlpar.collectives import ring_allgather, ring_reduce_scatter" in lent["07_data_parallel"]
+    assert "from dlpar.collectives import ring_allgather, ring_reduce_scatter" in lent["07b_zero"]
 
 
 def test_a_lab_with_two_checks_is_refused(tmp_path: Path) -> None:

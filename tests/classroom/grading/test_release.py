@@ -17,7 +17,7 @@ from dlpar.classroom.hub.classroom import LISTED, Settings, without_solutions
 from dlpar.classroom.hub.student import hand_out
 
 LABS = Path(__file__).parents[3] / "labs"
-EXERCISES = sorted(path.name for path in LABS.glob("[01][0-9]_*.ipynb"))
+EXERCISES = sorted(path.name for path in LABS.glob("[0-9]*.ipynb"))
 SOLUTION = re.compile(r"### BEGIN SOLUTION\n(.*?)### END SOLUTION", re.S)
 
 

@@ -1,10 +1,10 @@
-"""The exercises of labs 06 and 10: formulas for a step's time."""
+"""The exercises of labs 06, 07 and 10: formulas for a step's time."""
 
 from __future__ import annotations
 
 import pytest
 
-from dlpar.lab import check_efficiency, check_grid
+from dlpar.lab import check_all_sent, check_efficiency, check_grid
 
 pytestmark = pytest.mark.slow
 
@@ -66,3 +66,42 @@ def test_a_formula_without_latency_is_shown_the_first_cluster_it_fails_on():
     verdict = check_efficiency(no_latency, hints=HINTS)
     assert verdict.status == "not yet" and verdict.hints == HINTS[:1]
     assert "n=64): it is 0.05" in verdict.sentence and "expected 0.007" in verdict.sentence
+
+
+def all_sent(ms, mb, most, n, latency, bandwidth, too_late=0, queues=True):
+    ready = sent = held = 0
+    for took, size in [*zip(ms, mb), (0, most + 1)]:
+        if held and held + size > most:
+            begins = max(ready + too_late * took, sent if queues else 0)
+            sent, held = begins + 2 * (n - 1) * (latency + held / n / bandwidth), 0
+        ready, held = ready + took, held + size
+    return sent
+
+
+def test_buckets_that_are_sent_as_they_should_be_are_right():
+    assert check_all_sent(all_sent)
+
+
+def sent_layer_by_layer(ms, mb, most, **given):
+    return all_sent(ms, mb, 0, **given)
+
+
+def waits_for_the_next_layer(**given):
+    return all_sent(**given, too_late=1)
+
+
+def never_queues(**given):
+    return all_sent(**given, queues=False)
+
+
+def all_at_the_end(ms, mb, most, **given):
+    return all_sent([sum(ms)], [sum(mb)], most, **given)
+
+
+@pytest.mark.parametrize(
+    "wrong", [sent_layer_by_layer, waits_for_the_next_layer, never_queues, all_at_the_end]
+)
+def test_each_mistake_with_buckets_is_found(wrong):
+    verdict = check_all_sent(wrong, hints=HINTS)
+    assert verdict.status == "not yet" and f"{wrong.__name__}(ms=" in verdict.sentence
+    assert verdict.hints == HINTS[:1]

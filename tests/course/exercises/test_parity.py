@@ -1,4 +1,4 @@
-"""The exercises of labs 07 and 08: a step of ZeRO stage 1, and two layers cut over ranks."""
+"""The exercises of labs 07b and 08: a step of ZeRO stage 1, and two layers cut over ranks."""
 
 from __future__ import annotations
 
