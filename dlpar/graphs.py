@@ -93,6 +93,11 @@ def neighbours(sync: SyncPart, workers: int, seed: int) -> Graph:
     return _adjacency(graph)
 
 
+def one_peer_shift(round: int, workers: int) -> int:
+    """Places that a worker sends on in a round of the one-peer exponential graph: 1, 2, 4 … and again."""
+    return 2 ** (round % max(1, (workers - 1).bit_length()))
+
+
 def receivers(sync: SyncPart, workers: int, seed: int) -> Graph:
     """The directed graph of push-sum: to whom each worker sends.
 

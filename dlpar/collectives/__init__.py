@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from dlpar.collectives.double_tree import double_tree_allreduce
 from dlpar.collectives.halving_doubling import halving_doubling_allreduce
 from dlpar.collectives.hierarchical import hierarchical_allreduce
 from dlpar.collectives.library import (
@@ -37,6 +38,7 @@ ALLREDUCE: dict[str, Callable[..., None]] = {
     "library": library_allreduce,
     "star": star_allreduce,
     "tree": tree_allreduce,
+    "double_tree": double_tree_allreduce,
     "halving_doubling": halving_doubling_allreduce,
     "hierarchical": hierarchical_allreduce,
 }

@@ -53,7 +53,7 @@ MOST_PIECES = {"digits": (4,), "mnist": (8, 7), "cifar10": (9, 8, 4)}
 CUT_ALONG = {"mlp": "width", "cnn": "channels", "transformer": "heads"}
 """The number of each network that tensor parallelism divides among ranks."""
 
-IN_STEP = ("neighbours", "random", "push_sum")
+IN_STEP = ("neighbours", "random", "one_peer", "push_sum")
 """Exchanges with which all workers do the same steps."""
 
 WEIGHTS_ARE_CUT: tuple[Rule, ...] = (

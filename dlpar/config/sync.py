@@ -68,6 +68,10 @@ class SyncPart(PartWithRules):
         return {name: getattr(self, name) // parts for name in ("servers", "groups") if hasattr(self, name)}
 
 
+ALLREDUCES = ["ring", "library", "star", "tree", "double_tree", "halving_doubling", "hierarchical", "auto"]
+"""All-reduces by name."""
+
+
 class Ring(SyncPart):
     """All-reduce, bulk-synchronous (Patarasuk and Yuan 2009; Horovod, arXiv 1802.05799)."""
 
@@ -75,7 +79,7 @@ class Ring(SyncPart):
 
     scheme: Literal["ring"] = Field("ring", title="sync")
     """Scheme by which replicas agree."""
-    allreduce: Literal["ring", "library", "star", "tree", "halving_doubling", "hierarchical", "auto"] = "ring"
+    allreduce: Annotated[str, OneOf(ALLREDUCES)] = Field("ring")
     """All-reduce: one of ours, the library's own (MPI_Allreduce, NCCL), or the quickest of ours by the link (auto)."""
     node_size: Annotated[int, Only("sync.allreduce", "hierarchical")] = Field(2, ge=1, le=64)
     """Ranks of a node, in the hierarchical all-reduce."""
@@ -197,6 +201,8 @@ Edges = Annotated[tuple[tuple[int, int], ...], BeforeValidator(_edges)]
 WITH_GRAPH = ("neighbours", "pairwise", "push_sum")
 """Exchanges between neighbours in a graph."""
 
+ADAPT_FIRST = ("adapt_then_combine",)
+
 TOPOLOGIES = ["ring", "grid", "exp2", "star", "complete", "random", "edges"]
 """Graphs by name; :func:`dlpar.graphs.register` adds one."""
 
@@ -208,27 +214,21 @@ class Gossip(SyncPart):
     sends_gradients = False
     rules = (
         ("sync", ANY, "averaging.method", ("none", "local"), "it has no centre"),
-        (
-            "averaging.method",
-            SOME,
-            "sync.order",
-            ("adapt_then_combine",),
-            "local steps move the weights on their way",
-        ),
+        ("averaging.method", SOME, "sync.order", ADAPT_FIRST, "local steps move the weights on their way"),
         (
             "sync.exchange",
             ("pairwise", "push_sum"),
             "sync.order",
-            ("adapt_then_combine",),
+            ADAPT_FIRST,
             "its averages follow a gradient",
         ),
     )
 
     scheme: Literal["gossip"] = Field("gossip", title="sync")
     """Scheme by which replicas agree."""
-    exchange: Literal["neighbours", "random", "pairwise", "push_sum"] = Field("neighbours")
-    """Partners of a worker: all neighbours every step (D-PSGD), random peers every step, one neighbour at a
-    time, asynchronously (AD-PSGD), or those along directed edges (push-sum)."""
+    exchange: Literal["neighbours", "random", "one_peer", "pairwise", "push_sum"] = Field("neighbours")
+    """Partners of a worker: all neighbours every step (D-PSGD), random peers every step, one peer 1, 2, 4 … places
+    on (Ying et al. 2021), one neighbour at a time, asynchronously (AD-PSGD), or along directed edges (push-sum)."""
     topology: Annotated[str, OneOf(TOPOLOGIES), Only("sync.exchange", *WITH_GRAPH)] = Field("ring")
     """The graph; random: random-regular, edges: your own."""
     edges: Annotated[Edges, Only("sync.topology", "edges")] = Field(())
@@ -238,7 +238,8 @@ class Gossip(SyncPart):
     peers: Annotated[int, Only("sync.exchange", "random")] = Field(3, ge=1, le=63)
     """Random peers a step, for exchange random."""
     order: Annotated[
-        Literal["adapt_then_combine", "combine_then_adapt"], Only("sync.exchange", "neighbours", "random")
+        Literal["adapt_then_combine", "combine_then_adapt"],
+        Only("sync.exchange", "neighbours", "random", "one_peer"),
     ] = Field("adapt_then_combine", title="step order")
     """Average the weights that the gradients have moved, or the old ones while the gradient is computed (D-PSGD)."""
     start: Literal["same", "random"] = Field("same")
@@ -259,7 +260,7 @@ class Gossip(SyncPart):
     def complaints(self, e: Experiment) -> Iterator[Complaint]:
         n = e.workers
         if not self.has_graph:
-            if 1 < n <= self.peers:
+            if self.exchange == "random" and 1 < n <= self.peers:
                 yield "sync.peers", f"with {n} workers is at most {n - 1}"
             return
         if (self.topology == "edges") != bool(self.edges):

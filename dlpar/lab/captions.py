@@ -187,7 +187,7 @@ def mixing(factor: float, experiment: Experiment, distance: str = "it") -> str:
     """
     text = f"mixing alone would multiply {distance} by {factor:.3f} a step"
     fixed = experiment.sync.exchange in ("neighbours", "push_sum")
-    return text + (f" (spectral gap {1 - factor:.3f})" if fixed else " in expectation")
+    return text + (f" (spectral gap {1 - factor:.3f})" if fixed else " on average")
 
 
 def consensus(found: Distance, warning: str) -> str:

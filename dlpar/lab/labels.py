@@ -40,7 +40,7 @@ def _sync(sync: Any) -> str:
         return f"{sync.scheme} {sync.consistency}{number}"
     if has_peers(sync):
         exchange = "" if sync.exchange == "neighbours" else sync.exchange.replace("_", "-")
-        graph = "" if sync.exchange == "random" else sync.topology
+        graph = sync.topology if sync.has_graph else ""
         return " ".join(word for word in (sync.scheme, exchange, graph) if word)
     if sync.scheme == "ring" and sync.allreduce != "ring":
         return f"{sync.allreduce.replace('_', '-')} all-reduce"

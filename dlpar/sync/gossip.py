@@ -9,12 +9,12 @@ In both the gradient g_i is taken at the worker's own weights before the step.
 Sources: D-PSGD, Lian et al. (arXiv 1705.09056, algorithm 1), which combines first,
 with Metropolis weights; for the orders, Sayed (Foundations and Trends in Machine
 Learning 2014), sections 7.1 and 7.2; random peers, GoSGD, Blot et al. (arXiv
-1611.09726).  The replicas differ; the model that is tested is worker 0's own.
+1611.09726); one peer, Ying et al. (arXiv 2110.13363).  The replicas differ; the model that is tested is worker 0's own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ from torch import Tensor
 from dlpar.comm import ANY, Comm, Request
 from dlpar.config.experiment import Experiment
 from dlpar.config.generator import generator
-from dlpar.graphs import metropolis, neighbours, partners, receivers, senders, warning
+from dlpar.graphs import metropolis, neighbours, one_peer_shift, partners, receivers, senders, warning
 from dlpar.replica import Replica
 from dlpar.sync.scheme import Scheme, Tickets
 from dlpar.sync.sketch import Sketch
@@ -35,8 +35,8 @@ WEIGHTS = 1
 def gossip(experiment: Experiment, comm: Comm, replica: Replica) -> Scheme:
     """The kind of gossip an experiment names, ready on this worker."""
     exchange = experiment.sync.exchange
-    kinds = {"neighbours": Neighbours, "random": RandomPeers, "pairwise": Pairwise, "push_sum": PushSum}
-    return kinds[exchange](experiment, comm, replica)
+    kinds = {"neighbours": Neighbours, "random": RandomPeers, "one_peer": OnePeer, "pairwise": Pairwise}
+    return kinds.get(exchange, PushSum)(experiment, comm, replica)
 
 
 class Gossip(Scheme):
@@ -145,18 +145,24 @@ class Neighbours(InStep):
 class RandomPeers(InStep):
     """Average with other peers every step: each worker sends to k of them and hears from k."""
 
+    most_peers = 0
+
     def __init__(self, experiment: Experiment, comm: Comm, replica: Replica) -> None:
         super().__init__(experiment, comm, replica)
         self.rounds = 0
-        self.peers = min(experiment.sync.peers, experiment.workers - 1)
+        self.peers = min(self.most_peers or experiment.sync.peers, experiment.workers - 1)
         self.arrived = [comm.empty(len(replica.weights), replica.weights.dtype) for _ in range(self.peers)]
 
     def average(self, comm: Comm, weights: Tensor) -> None:
-        order, shifts = circle(self.experiment.seed, self.rounds, self.experiment.workers, self.peers)
+        order, shifts = self.circle(self.experiment.workers)
         self.rounds += 1
         place, n = order.index(self.comm.rank), len(order)
         receivers, senders = ([order[(place + way * s) % n] for s in shifts] for way in (1, -1))
         exchange(comm, weights, receivers, self.arrived, senders)
+
+    def circle(self, workers: int) -> tuple[Sequence[int], Sequence[int]]:
+        """Return the workers in a circle, and how many places on each sends in this round."""
+        return circle(self.experiment.seed, self.rounds, workers, self.peers)
 
     def mix(self) -> None:
         self.comm.compute(self._mix, cost=len(self.replica.weights) * (self.peers + 1))
@@ -165,6 +171,16 @@ class RandomPeers(InStep):
         for theirs in self.arrived:
             self.replica.weights.add_(theirs)
         self.replica.weights.div_(self.peers + 1)
+
+
+class OnePeer(RandomPeers):
+    """One-peer exponential graph: send 1 place on, then 2, 4 …; log2 N steps average exactly if N is a power of two."""
+
+    most_peers = 1
+
+    def circle(self, workers: int) -> tuple[Sequence[int], Sequence[int]]:
+        """Return the workers in their order, and how many places on each sends in this round."""
+        return range(workers), [one_peer_shift(self.rounds, workers)] * self.peers
 
 
 def exchange(

@@ -109,6 +109,10 @@ def _seconds(name: str, n: int, nbytes: float, link: Link, adding: float, depth:
         "ring_allgather": lambda: (n - 1) * chunk,
         "halving_doubling": lambda: _halving_doubling(n, nbytes, link, add),
     }
+    if name not in forms:
+        raise ValueError(
+            f"name: got {name!r}, allowed is one with a closed form: {', '.join([*HALVES, *forms])}"
+        )
     return forms[name]()
 
 

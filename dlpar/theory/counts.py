@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from dlpar.collectives.double_tree import family, pieces_of
+
 
 @dataclass(frozen=True)
 class Cost:
@@ -142,6 +144,14 @@ def _halving_doubling(ranks: int, n: int, _: int) -> tuple[int, int, int, int]:
     return 2 * p * rounds + 2 * r, 2 * (p - 1) * n + 2 * r * n, 2 * rounds + (r > 0), halves + n * (r > 0)
 
 
+def _double_tree(ranks: int, n: int, _: int) -> tuple[int, int, int, int]:
+    families = [[family(rank, ranks, shift) for shift in (0, 1)] for rank in range(ranks)]
+    first, second = n - n // 2, n // 2
+    sent = [[(above is not None) + len(children) for above, children in each] for each in families]
+    busiest = max(a + b for a, b in sent), max(a * first + b * second for a, b in sent)
+    return 4 * (ranks - 1) * pieces_of(n), 2 * (ranks - 1) * n, busiest[0] * pieces_of(n), busiest[1]
+
+
 def _hierarchical(ranks: int, n: int, group: int) -> tuple[int, int, int, int]:
     groups = -(-ranks // group)
     inside, around = 2 * (ranks - groups), 2 * (groups - 1)
@@ -161,6 +171,7 @@ COLLECTIVES: dict[str, Callable[[int, int, int], tuple[int, int, int, int]]] = {
     "tree_reduce": lambda ranks, n, _: _whole(ranks - 1, 1, n),
     "tree_broadcast": lambda ranks, n, _: _whole(ranks - 1, (ranks - 1).bit_length(), n),
     "tree_aggregate": lambda ranks, n, _: _whole(ranks - 1, 1, n),
+    "double_tree": _double_tree,
     "torrent_broadcast": lambda ranks, n, _: ((ranks - 1) ** 2, (ranks - 1) * n, ranks - 1, n),
     "ring": _ring,
     "ring_reduce_scatter": _half_ring,

@@ -6,7 +6,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dlpar.graphs import mixing_matrix, neighbours, partners, pushing_matrix, receivers, second_eigenvalue
+from dlpar.graphs import (
+    mixing_matrix,
+    neighbours,
+    one_peer_shift,
+    partners,
+    pushing_matrix,
+    receivers,
+    second_eigenvalue,
+)
 
 if TYPE_CHECKING:
     from dlpar.config.experiment import Experiment
@@ -30,6 +38,7 @@ def contraction(experiment: Experiment, curvature: float = 0.0) -> float:
         the second eigenvalue of E[WᵀW] (Boyd et al., IEEE Trans. Inf. Theory 2006), which
         for k distinct peers is (N - k - 1) / ((k + 1)(N - 1)).  Pairwise: the same for one
         average of every active worker a step; on a busy machine averages take longer than steps.
+        One peer: the mean factor of a step of a cycle, 0 if N is a power of two.
         Gradients multiply it by 1 - lr h where workers adapt, then combine; where they combine,
         then adapt, they take lr h from each eigenvalue λ (Sayed 2014, sections 7.1 and 7.2).
     """
@@ -40,8 +49,18 @@ def contraction(experiment: Experiment, curvature: float = 0.0) -> float:
         return abs(1 - moved) * _mixing(experiment)
     if sync.exchange == "random":  # E|W x - lr h x|², where E[W] and E[WᵀW] have the same second eigenvalue
         return float(np.sqrt(_mixing(experiment) ** 2 * (1 - 2 * moved) + moved**2))
+    if sync.exchange == "one_peer":
+        return _cycle(n, moved)
     eigenvalues = np.linalg.eigvalsh(mixing_matrix(neighbours(sync, n, experiment.seed)))
     return float(np.abs(eigenvalues[:-1] - moved).max())
+
+
+def _cycle(n: int, moved: float) -> float:
+    """Return the mean factor of a round with one peer; the rounds are circulant, so their eigenvalues multiply."""
+    rounds = (n - 1).bit_length()
+    turns = [2j * np.pi * one_peer_shift(r, n) / n * np.arange(1, n) for r in range(rounds)]
+    product = np.prod([(1 + np.exp(turn)) / 2 - moved for turn in turns], axis=0)
+    return float(np.abs(product).round(12).max() ** (1 / rounds))
 
 
 def _mixing(experiment: Experiment) -> float:
@@ -51,6 +70,8 @@ def _mixing(experiment: Experiment) -> float:
         return second_eigenvalue(pushing_matrix(receivers(sync, n, seed)))
     if sync.exchange == "random":
         return float(np.sqrt((n - sync.peers - 1) / ((sync.peers + 1) * (n - 1))))
+    if sync.exchange == "one_peer":
+        return _cycle(n, 0.0)
     graph = neighbours(sync, n, seed)
     if sync.exchange == "neighbours":
         return second_eigenvalue(mixing_matrix(graph))

@@ -265,7 +265,7 @@ def _allreduce(costs: Costs) -> PredictedStep | None:
     lengths = [sum(tensors[i].parameters for i in members) for members in cut]
     if name == "auto" and len(names := {_chosen(costs, length) for length in lengths}) == 1:
         name = names.pop()
-    if name not in COLLECTIVES or (costs.is_crowded and name != "ring"):
+    if name not in COLLECTIVES or name == "double_tree" or (costs.is_crowded and name != "ring"):
         return None
     is_uneven = (name == "hierarchical" and n % sync.node_size) or len(set(lengths)) > 1
     if n > 1 and name in ("star", "hierarchical") and is_uneven:

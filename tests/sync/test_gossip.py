@@ -114,6 +114,23 @@ def test_two_islands_run_and_never_agree_and_a_warning_says_so():
     assert "so its replicas cannot agree" in run.log
 
 
+@pytest.mark.parametrize("world", ["simulated", "real"])
+def test_with_one_peer_a_step_log2_n_steps_average_exactly(world):
+    fields = mixing(8, steps=7, cluster={"world": world}, sync={"scheme": "gossip", "exchange": "one_peer"})
+    run = dlpar.launch(dlpar.Experiment(**fields)).wait(60)
+    distance = run.consensus["distance"].to_numpy()  # at the weights from which a step began
+    assert distance[2] > 0.1 * distance[0] and (distance[3:] < 1e-12 * distance[0]).all()
+    assert run.steps["messages"].max() == 1
+
+
+def test_with_one_peer_replicas_agree_as_predicted_where_n_is_no_power_of_two(tmp_path):
+    run = simulated(tmp_path, **mixing(6, steps=40, sync={"exchange": "one_peer"}))
+    distance = run.consensus["distance"].to_numpy()
+    np.testing.assert_allclose(
+        (distance[33] / distance[3]) ** (1 / 30), contraction(run.experiment), rtol=0.02
+    )
+
+
 def test_random_peers_contract_on_average_as_predicted(tmp_path):
     run = simulated(tmp_path, **mixing(8, steps=30, sync={"exchange": "random", "peers": 2}))
     distance = run.consensus["distance"].to_numpy()
@@ -149,7 +166,7 @@ def test_a_slow_worker_does_not_hold_pairwise_gossip_up():
     assert run.steps["lead"].max() > 10
 
 
-@pytest.mark.parametrize("exchange", ["neighbours", "random", "pairwise", "push_sum"])
+@pytest.mark.parametrize("exchange", ["neighbours", "random", "one_peer", "pairwise", "push_sum"])
 def test_every_kind_of_gossip_learns_digits(exchange, tmp_path):
     fields = dict(workers=4, steps=200, batch=64, lr=0.1, sync={"exchange": exchange})
     run = simulated(tmp_path, **fields) if exchange == "neighbours" else ran(**fields)
@@ -169,7 +186,7 @@ def test_models_of_local_steps_can_be_gossiped(exchange, tmp_path):
     assert len(run.steps) == 4 * 160 and run.summary["accuracy"] >= 0.94
 
 
-@pytest.mark.parametrize("exchange", ["neighbours", "random", "pairwise", "push_sum"])
+@pytest.mark.parametrize("exchange", ["neighbours", "random", "one_peer", "pairwise", "push_sum"])
 def test_a_worker_alone_has_nobody_to_gossip_with(exchange, tmp_path):
     run = simulated(tmp_path, workers=1, steps=5, batch=16, model={"width": 8}, sync={"exchange": exchange})
     assert (run.steps["messages"] == 0).all() and (run.steps["staleness"] == 0).all()
@@ -201,7 +218,7 @@ def test_either_order_is_what_its_definition_gives_in_one_process(order, topolog
         assert (flat(own) - expected).abs().max() < 1e-9 * expected.abs().max()
 
 
-@pytest.mark.parametrize("exchange", ["neighbours", "random"])
+@pytest.mark.parametrize("exchange", ["neighbours", "random", "one_peer"])
 def test_real_ranks_that_combine_first_have_the_losses_of_simulated_ones(exchange, tmp_path):
     sync = {"exchange": exchange, "order": "combine_then_adapt", "peers": 2}
     fields = dict(workers=4, steps=30, batch=40, dtype="float64", model={"width": 24}, sync=sync)

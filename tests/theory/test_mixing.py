@@ -17,6 +17,8 @@ from dlpar.theory import contraction
         (4, {}, 1 / 3),
         (6, {"topology": "complete"}, 0.0),
         (8, {"exchange": "random", "peers": 3}, (4 / (4 * 7)) ** 0.5),
+        (16, {"exchange": "one_peer"}, 0.0),
+        (3, {"exchange": "one_peer"}, 0.5),
         (4, {"topology": "edges", "edges": "0-1,2-3"}, 1.0),
     ],
 )

@@ -50,8 +50,8 @@ def _latency_grows(times: list[list[CollectiveTime]]) -> Shown:
 
 
 def ring_always_wins(platform: str, ranks: int = 64) -> Collectives:
-    """Ring, tree and halving-doubling, 1.2 MB to 178 MB (ResNet-101), simulated."""
-    names, sizes = ("ring", "tree", "halving_doubling"), (1.2e6, 12e6, 178e6)
+    """Ring, trees and halving-doubling, 1.2 MB to 178 MB (ResNet-101), simulated."""
+    names, sizes = ("ring", "tree", "double_tree", "halving_doubling"), (1.2e6, 12e6, 178e6)
     return Collectives(names=names, ranks=ranks, sizes=sizes, world="simulated", platform=platform)
 
 

@@ -195,7 +195,7 @@ def show_graph(of: Experiment | Run) -> Figure:
 def _used(experiment: Experiment) -> Graph:
     """Receivers of each worker, where they are the same at every step."""
     sync, workers, seed = experiment.sync, experiment.workers, experiment.seed
-    if sync.exchange == "random":
+    if not sync.has_graph:
         return [()] * workers
     if sync.exchange == "push_sum":
         return receivers(sync, workers, seed)
@@ -231,9 +231,10 @@ def _graph_in_words(experiment: Experiment, graph: Graph, apart: np.ndarray | No
 def _exchange(experiment: Experiment, graph: Graph) -> str:
     """Number of partners of each worker, as the end of a clause that begins with the workers."""
     exchange, peers = experiment.sync.exchange, experiment.sync.peers
-    if exchange == "random":
-        others = f"{peers} other{'s' * (peers > 1)}"
-        return f"; each sends to {others}, drawn anew every time they average, so no fixed edges can be drawn"
+    if not experiment.sync.has_graph:
+        drawn = f"{peers} other{'s' * (peers > 1)}, drawn anew every time they average"
+        to = drawn if exchange == "random" else "the worker 1 place on, then 2, 4 and so on"
+        return f"; each sends to {to}, so no fixed edges can be drawn"
     degrees = [len(to) for to in graph]
     mean = sum(degrees) / len(degrees)
     number, uneven = f"{mean:.3g}", " on average" * (len(set(degrees)) > 1)
