@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-    from dlpar.comm import Comm
+    from dlpar.comm import Comm, Request
 
 PIECE = 1 << 16
 """Elements of a piece, at most."""
@@ -33,7 +33,7 @@ def double_tree_allreduce(comm: Comm, tensor: torch.Tensor) -> None:
     inner, leaves = [p for p in pieces if p[-1]], [p for p in pieces if not p[-1]]
     # Up: what a rank sends as a leaf goes first, or the trees would wait for each other.
     sending = [comm.isend(piece, above, tree) for piece, tree, above, _ in leaves if above is not None]
-    to_come, expected = iter(inner), deque()
+    to_come, expected = iter(inner), deque[list[tuple["torch.Tensor", "Request"]]]()
     for piece, tree, above, _ in inner:
         for coming, where, _, below in islice(to_come, 1 if expected else AHEAD):
             buffers = [(comm.empty(len(coming), tensor.dtype), child) for child in below]

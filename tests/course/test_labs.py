@@ -104,7 +104,7 @@ def test_a_claim_holds_for_four_more_seeds(name, seed):
 
 def test_the_factors_in_lab_04_are_those_of_the_matrices():
     factors = [contraction(experiment) for experiment in presets.pure_mixing()]
-    np.testing.assert_allclose(factors, [(1 + 2 * np.cos(np.pi / 4)) / 3, 1 / 3, 0], atol=1e-12)
+    np.testing.assert_allclose(factors, [(1 + 2 * np.cos(np.pi / 4)) / 3, 1 / 3, 0, 0], atol=1e-12)
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -232,9 +232,10 @@ def _exchange(experiment: Experiment, graph: Graph) -> str:
     """Number of partners of each worker, as the end of a clause that begins with the workers."""
     exchange, peers = experiment.sync.exchange, experiment.sync.peers
     if not experiment.sync.has_graph:
-        drawn = f"{peers} other{'s' * (peers > 1)}, drawn anew every time they average"
-        to = drawn if exchange == "random" else "the worker 1 place on, then 2, 4 and so on"
-        return f"; each sends to {to}, so no fixed edges can be drawn"
+        to = f"{peers} other{'s' * (peers > 1)}, drawn anew every time they average"
+        return (
+            f"; each sends to {to if exchange == 'random' else 'one 1, 2, 4 … places on'}: no edges are fixed"
+        )
     degrees = [len(to) for to in graph]
     mean = sum(degrees) / len(degrees)
     number, uneven = f"{mean:.3g}", " on average" * (len(set(degrees)) > 1)
