@@ -232,10 +232,8 @@ def _exchange(experiment: Experiment, graph: Graph) -> str:
     """Number of partners of each worker, as the end of a clause that begins with the workers."""
     exchange, peers = experiment.sync.exchange, experiment.sync.peers
     if not experiment.sync.has_graph:
-        to = {"random": f"{peers} other{'s' * (peers > 1)}, drawn anew every time"}.get(
-            exchange, "1, 2, 4 … on"
-        )
-        return f"; each sends to {to}: no edges are fixed"
+        to = {"random": f"{peers} of the others, drawn anew each time", "one_peer": "one 1, 2, 4 … places on"}
+        return f"; each sends to {to[exchange]}: no edges are fixed"
     degrees = [len(to) for to in graph]
     mean = sum(degrees) / len(degrees)
     number, uneven = f"{mean:.3g}", " on average" * (len(set(degrees)) > 1)
