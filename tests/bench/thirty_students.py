@@ -45,7 +45,7 @@ import json, time
 came, began, offered = time.time(), None, None
 job = panel.run()
 while panel.running:
-    now, waits = time.time(), began is None and job.poll() in ("queued", "starting")
+    now, waits = time.time(), began is None and job.run.status in ("queued", "starting")
     began = began if waits else began or now
     if offered is None and panel.state["offer"]:
         offered = now - came

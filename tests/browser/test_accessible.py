@@ -190,7 +190,7 @@ def test_terms_are_told_to_pointer_finger_and_keyboard(shown, page):
     page.mouse.move(2, 2)
     bubble.wait_for(state="hidden")
     terms.first.focus()
-    bubble.filter(has_text="工作节点").wait_for()
+    bubble.filter(has_text="工作进程").wait_for()
     assert terms.first.get_attribute("aria-describedby") == bubble.get_attribute("id")
     page.keyboard.press("Escape")
     assert bubble.is_hidden()

@@ -138,7 +138,7 @@ def test_the_teacher_sees_who_is_here_and_stops_a_job(hub: Hub, chromium) -> Non
     assert row.locator("td").nth(1).inner_text() == "here"
     assert page.locator("tr", has_text="bob").count() == 0, "he has never come: the hub's own page lists him"
     button.click()
-    said = kernel.run("print(job._guardian.wait(30), job.poll(), job.run.reason)")
+    said = kernel.run("print(job._guardian.wait(30), job.run.status, job.run.reason)")
     assert said == "0 stopped the launcher got SIGTERM, so it was stopped\n"
     button.wait_for(state="detached", timeout=15_000)
     assert page.locator("#trouble").inner_text() == ""
@@ -147,7 +147,7 @@ def test_the_teacher_sees_who_is_here_and_stops_a_job(hub: Hub, chromium) -> Non
     assert page.evaluate(forged) == 403, "another page has her cookie, and not the page's token"
     page.get_by_role("button", name="Pause everyone").click()
     page.locator("#sum", has_text="PAUSED").wait_for(timeout=10_000)
-    waits = "job = dlpar.launch(dlpar.Experiment(workers=1, steps=3))\nimport time; time.sleep(1.5); print(job.poll())"
+    waits = "job = dlpar.launch(dlpar.Experiment(workers=1, steps=3))\nimport time; time.sleep(1.5); print(job.run.status)"
     assert kernel.run(waits) == "queued\n"
     page.get_by_role("button", name="Let everyone go on").click()
     assert kernel.run("print(job.wait(30).status)") == "done\n"

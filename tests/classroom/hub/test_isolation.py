@@ -155,7 +155,7 @@ def test_everything_one_student_tries_against_another_is_refused(scene: dict[str
     run = Path(scene["run"])
     before = (run / "rank-0.jsonl").stat().st_size
     eventually(lambda: (run / "rank-0.jsonl").stat().st_size > before, 10, "ada's job goes on")
-    assert scene["cell"].run("print(job.poll())") == "running\n"
+    assert scene["cell"].run("print(job.run.status)") == "running\n"
 
 
 def test_the_fork_server_answers_nobody_else_even_through_an_open_door(scene: dict[str, Any]) -> None:
