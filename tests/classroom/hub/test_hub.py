@@ -147,7 +147,8 @@ def test_the_teacher_sees_who_is_here_and_stops_a_job(hub: Hub, chromium) -> Non
     assert page.evaluate(forged) == 403, "another page has her cookie, and not the page's token"
     page.get_by_role("button", name="Pause everyone").click()
     page.locator("#sum", has_text="PAUSED").wait_for(timeout=10_000)
-    waits = "job = dlpar.launch(dlpar.Experiment(workers=1, steps=3))\nimport time; time.sleep(1.5); print(job.run.status)"
+    waits = "job = dlpar.launch(dlpar.Experiment(workers=1, steps=3))\n"
+    waits += "import time; time.sleep(1.5); print(job.run.status)"
     assert kernel.run(waits) == "queued\n"
     page.get_by_role("button", name="Let everyone go on").click()
     assert kernel.run("print(job.wait(30).status)") == "done\n"
