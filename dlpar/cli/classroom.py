@@ -16,9 +16,9 @@ from typing import Annotated
 import platformdirs
 import typer
 
-from dlpar.classroom.grading import release as releasing
 from dlpar.cli import BadRequest, Failed, Stops
 from dlpar.config.paths import private_folder
+from dlpar.course import release as releasing
 from dlpar.jobs.control_groups import cores
 from dlpar.jobs.processes import die_with_parent
 from dlpar.jobs.slots import LONGEST_TURN, MOST, USUAL, Keeper, ask, keeper_socket, usual_slots

@@ -1,7 +1,7 @@
 """Collectives made of ``send`` and ``recv`` alone, each short enough to project on a wall.
 
 Every one works in place on a flat tensor of any length, on any number of ranks.
-Beside each stands the library's own (``library_…``).  What each must send is known in advance
+Beside them stands the library's own (``library_…``).  What each must send is known in advance
 (:func:`dlpar.theory.counts.closed_form`).
 """
 
@@ -13,13 +13,7 @@ from typing import TYPE_CHECKING
 from dlpar.collectives.double_tree import double_tree_allreduce
 from dlpar.collectives.halving_doubling import halving_doubling_allreduce
 from dlpar.collectives.hierarchical import hierarchical_allreduce
-from dlpar.collectives.library import (
-    library_allgather,
-    library_allreduce,
-    library_broadcast,
-    library_reduce,
-    library_reduce_scatter,
-)
+from dlpar.collectives.library import library_allgather, library_allreduce, library_reduce_scatter
 from dlpar.collectives.ring import ring_allgather, ring_allreduce, ring_reduce_scatter
 from dlpar.collectives.star import star_allreduce, star_broadcast, star_reduce
 from dlpar.collectives.tree import (
@@ -62,7 +56,7 @@ def own_chunk(comm: Comm) -> int:
 
 __all__ = [
     "ALLREDUCE", "BROADCAST", "HALVES", "halving_doubling_allreduce", "hierarchical_allreduce", "library_allgather",
-    "library_allreduce", "library_broadcast", "library_reduce", "library_reduce_scatter", "own_chunk",
+    "library_allreduce", "library_reduce_scatter", "own_chunk",
     "ring_allgather", "ring_allreduce", "ring_reduce_scatter", "star_allreduce", "star_broadcast",
     "star_reduce", "torrent_broadcast", "tree_aggregate", "tree_allreduce", "tree_broadcast", "tree_reduce",
 ]  # fmt: skip

@@ -20,16 +20,6 @@ def library_allreduce(comm: Comm, tensor: torch.Tensor) -> None:
     comm.allreduce(tensor)
 
 
-def library_reduce(comm: Comm, tensor: torch.Tensor, root: int = 0) -> None:
-    """Sum `tensor`, shape (n,), over all ranks, in place on `root`; undefined on the others (MPI_Reduce)."""
-    comm.reduce(tensor, root)
-
-
-def library_broadcast(comm: Comm, tensor: torch.Tensor, root: int = 0) -> None:
-    """Copy `root`'s `tensor`, shape (n,), to all ranks (MPI_Bcast)."""
-    comm.broadcast_tensor(tensor, root)
-
-
 def library_reduce_scatter(comm: Comm, chunks: Sequence[torch.Tensor]) -> None:
     """Leave the sum of chunk ``rank + 1`` (mod N) on each rank, as the ring does (MPI_Reduce_scatter)."""
     comm.reduce_scatter(_from_chunk_1(chunks))

@@ -35,11 +35,15 @@ def star_reduce(comm: Comm, tensor: torch.Tensor, root: int = 0, ranks: Sequence
     if comm.rank != root:
         comm.send(tensor, root)
         return
+    add_from(comm, tensor, [source for source in ranks or range(comm.size) if source != root])
+
+
+def add_from(comm: Comm, tensor: torch.Tensor, sources: Sequence[int]) -> None:
+    """Add what these ranks send to `tensor`, in place, in this order."""
     arriving = comm.empty(len(tensor), tensor.dtype)
-    for source in ranks or range(comm.size):
-        if source != root:
-            comm.recv(arriving, source, tag=0)
-            comm.compute(lambda: tensor.add_(arriving), cost=len(tensor))
+    for source in sources:
+        comm.recv(arriving, source, tag=0)
+        comm.compute(lambda: tensor.add_(arriving), cost=len(tensor))
 
 
 def star_broadcast(

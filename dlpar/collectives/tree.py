@@ -12,6 +12,7 @@ import math
 from typing import TYPE_CHECKING
 
 from dlpar.collectives.ring import ring_allgather
+from dlpar.collectives.star import add_from
 
 if TYPE_CHECKING:
     import torch
@@ -39,14 +40,12 @@ def tree_reduce(comm: Comm, tensor: torch.Tensor, root: int = 0) -> None:
         If `root` is no rank.
     """
     me, size = _counted_from(root, comm), comm.size
-    arriving = comm.empty(len(tensor), tensor.dtype)
     distance = 1
     while distance < size:
         if me % (2 * distance) == distance:
             comm.send(tensor, (me - distance + root) % size)
         elif me % (2 * distance) == 0 and me + distance < size:
-            comm.recv(arriving, (me + distance + root) % size, tag=0)
-            comm.compute(lambda: tensor.add_(arriving), cost=len(tensor))
+            add_from(comm, tensor, [(me + distance + root) % size])
         distance *= 2
 
 
@@ -159,15 +158,7 @@ def tree_aggregate(comm: Comm, tensor: torch.Tensor, depth: int = 2, root: int =
         if after <= me < before:
             comm.send(tensor, (me % after + root) % size)
         elif sources := range(me + after, before, after):
-            _add_all(comm, tensor, [(source + root) % size for source in sources])
-
-
-def _add_all(comm: Comm, tensor: torch.Tensor, sources: list[int]) -> None:
-    """Add what these ranks send to a tensor, in this order."""
-    arriving = comm.empty(len(tensor), tensor.dtype)
-    for source in sources:
-        comm.recv(arriving, source, tag=0)
-        comm.compute(lambda: tensor.add_(arriving), cost=len(tensor))
+            add_from(comm, tensor, [(source + root) % size for source in sources])
 
 
 def _counted_from(root: int, comm: Comm) -> int:

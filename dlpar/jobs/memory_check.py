@@ -157,7 +157,7 @@ def model_state(
 
 
 def bytes_of(optimizer: str, itemsize: int) -> tuple[int, int, int]:
-    """Return the bytes of a weight, of its gradient and of its state in an update rule of :mod:`dlpar.optim`.
+    """Return the bytes of a weight, of its gradient and of its state in an update rule of :mod:`dlpar.sync.optim`.
 
     Parameters
     ----------

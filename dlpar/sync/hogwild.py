@@ -16,8 +16,8 @@ import torch
 from dlpar.comm import Comm
 from dlpar.config.experiment import Experiment
 from dlpar.config.generator import generator
-from dlpar.optim import Optimizer
 from dlpar.replica import Replica
+from dlpar.sync.optim import Optimizer
 from dlpar.sync.scheme import Scheme, Tickets
 
 WATCHED = 256

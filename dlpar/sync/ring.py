@@ -17,8 +17,8 @@ from dlpar.comm import Comm, Request
 from dlpar.comm.base import Collective
 from dlpar.compression import CompressedAllreduce, codec_of
 from dlpar.config.experiment import Experiment
-from dlpar.optim import Optimizer
 from dlpar.replica import Replica
+from dlpar.sync.optim import Optimizer
 from dlpar.sync.scheme import Scheme
 
 if TYPE_CHECKING:

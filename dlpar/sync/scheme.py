@@ -39,7 +39,7 @@ class Scheme:
 
     def __init__(self, experiment: Experiment, comm: Comm, replica: Replica) -> None:
         # Imported here, so that a notebook that defines a scheme need not load torch.
-        from dlpar.optim import Optimizer
+        from dlpar.sync.optim import Optimizer
 
         self.experiment, self.comm, self.replica = experiment, comm, replica
         self.optimizer = Optimizer(experiment.optimizer, replica.weights, experiment.lr, experiment.momentum)

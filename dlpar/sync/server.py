@@ -14,9 +14,9 @@ from torch import Tensor
 from dlpar.comm import ANY, Comm, Packet, Recorder
 from dlpar.compression import codec_of
 from dlpar.config.experiment import Experiment
-from dlpar.optim import Optimizer
 from dlpar.sync.averaging import outer
 from dlpar.sync.consistency import Clocks, Consistency, consistency
+from dlpar.sync.optim import Optimizer
 from dlpar.sync.parameter_server import (
     INITIAL,
     LEAVE,

@@ -71,11 +71,11 @@ def every_collective(comm, cases):
             "tree_aggregate": (partial(c.tree_aggregate, depth=case["depth"], root=root), exact, root),
             "star_reduce": (partial(c.star_reduce, root=root), exact, root),
             "tree_reduce": (partial(c.tree_reduce, root=root), exact, root),
-            "library_reduce": (partial(c.library_reduce, root=root), exact, root),
+            "library_reduce": (partial(type(comm).reduce, root=root), exact, root),
             "star_broadcast": (partial(c.star_broadcast, root=root), spread, None),
             "tree_broadcast": (partial(c.tree_broadcast, root=root), spread, None),
             "torrent_broadcast": (partial(c.torrent_broadcast, root=root), spread, None),
-            "library_broadcast": (partial(c.library_broadcast, root=root), spread, None),
+            "library_broadcast": (partial(type(comm).broadcast_tensor, root=root), spread, None),
         }
         results = {}
         for name, (collective, expected, where) in own.items():
@@ -155,14 +155,13 @@ def test_reduce_scatter_and_allgather_work_on_their_own_and_as_the_library_does_
 
 def test_library_reduce_and_broadcast_work_without_mpi():
     def both(_):
-        from dlpar import collectives as c
         from dlpar.config.experiment import Cluster
         from dlpar.worlds.connect import connect
 
         comm = connect(Cluster(device="cpu", carrier="gloo"))
         total, spread = torch.full((5,), comm.rank + 1.0), torch.full((4, 2), float(comm.rank)).t()
-        c.library_reduce(comm, total, root=2)
-        c.library_broadcast(comm, spread, root=1)
+        comm.reduce(total, 2)
+        comm.broadcast_tensor(spread, 1)
         comm.close()
         return total.tolist() if comm.rank == 2 else None, spread.unique().tolist()
 
@@ -216,7 +215,7 @@ def test_what_no_collective_can_do_is_refused_in_a_sentence():
             (c.tree_reduce, {"root": 2}),
             (c.tree_aggregate, {"depth": 0}),
             (c.hierarchical_allreduce, {"group": 0}),
-            (c.library_reduce, {"root": -1}),
+            (type(comm).reduce, {"root": -1}),
         ]:
             try:
                 collective(comm, torch.zeros(3), **wrong)

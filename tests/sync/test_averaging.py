@@ -15,9 +15,9 @@ from dlpar import Experiment
 from dlpar.data import load
 from dlpar.data.sampler import Sampler
 from dlpar.models import build, loss
-from dlpar.optim import Optimizer
 from dlpar.replica import Replica
 from dlpar.sync.averaging import outer
+from dlpar.sync.optim import Optimizer
 
 pytestmark = pytest.mark.slow
 

@@ -39,8 +39,8 @@ from sqlalchemy.exc import SQLAlchemyError
 from traitlets.config import Config
 
 from dlpar.classroom.grading.box import Box, CannotGrade
-from dlpar.classroom.grading.release import CLEAR
 from dlpar.config.paths import open_plain
+from dlpar.course.release import CLEAR
 from dlpar.jobs.processes import descendants, kill
 
 warnings.filterwarnings("ignore", module="nbgrader")  # SQLAlchemy's, about its queries

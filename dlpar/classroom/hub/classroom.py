@@ -26,8 +26,8 @@ from typing import Any
 from jupyterhub.spawner import LocalProcessSpawner, SimpleLocalProcessSpawner
 from jupyterhub.utils import fmt_ip_url, random_port, wait_for_http_server
 
-from dlpar.classroom.grading.release import is_master, release
 from dlpar.config.paths import private_folder, runtime_folder
+from dlpar.course.release import is_master, release
 from dlpar.jobs.control_groups import cores
 from dlpar.jobs.slots import USUAL, is_kept
 

@@ -10,8 +10,8 @@ import os
 import sys
 from pathlib import Path
 
-from dlpar.classroom.grading.release import bring, is_master
 from dlpar.config.paths import private_folder, runtime_folder
+from dlpar.course.release import bring, is_master
 
 FOLDER = "dlpar-labs"
 """Her copy, in her home."""

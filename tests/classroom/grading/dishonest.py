@@ -21,7 +21,7 @@ from nbgrader.preprocessors import ClearSolutions
 
 from dlpar.classroom.grading.box import Box
 from dlpar.classroom.grading.grade import exercise, part, trial
-from dlpar.classroom.grading.release import CLEAR
+from dlpar.course.release import CLEAR
 
 LABS = Path(__file__).parents[3] / "labs"
 MASTERS = {path.name.partition("_")[0]: path for path in sorted(LABS.glob("[0-9]*.ipynb"))}

@@ -18,7 +18,7 @@ from nbgrader.preprocessors import ClearSolutions
 from classroom.grading.handed_in import SMALL, answer_cell, check_cell, hand_in, marks, small_master
 from dlpar.classroom.grading.box import Box, CannotGrade
 from dlpar.classroom.grading.grade import Course, Unreadable, exercise, handed_in, judged, students, trial
-from dlpar.classroom.grading.release import CLEAR, release
+from dlpar.course.release import CLEAR, release
 
 pytestmark = pytest.mark.timeout(300)  # many processes begin with torch: a busy machine takes minutes
 

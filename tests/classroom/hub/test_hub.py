@@ -12,8 +12,8 @@ from browser.jupyter import Shown, find_browser
 from conftest import eventually
 
 from classroom.hub.classroom import Hub, Kernel, no_proxy
-from dlpar.classroom.grading.release import release
 from dlpar.config.experiment import Experiment
+from dlpar.course.release import release
 
 pytest.importorskip("jupyterhub", reason="JupyterHub is not installed: pip install 'dlpar[hub]'")
 pytestmark = [

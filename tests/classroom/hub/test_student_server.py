@@ -15,6 +15,7 @@ from classroom.hub.classroom import run_apart
 
 pytest.importorskip("jupyterhub", reason="JupyterHub is not installed: pip install 'dlpar[hub]'")
 from dlpar.classroom.hub import student_server
+from dlpar.jobs import running
 from dlpar.lab.exchange import current_offer
 
 pytestmark = pytest.mark.slow
@@ -61,21 +62,19 @@ def test_a_running_job_is_activity_is_listed_and_can_be_stopped() -> None:
     try:
         job.wait_steps(1)
         for another in ("another", "../another", f"../runs/{job.folder.name}", ""):
-            student_server.stop(another)
+            running.stop(another)
         assert len(student_server.state(activity)["jobs"]) == 1 and "dlpar" in activity
         found = eventually(
-            lambda: [told for told in student_server.running() if told["ranks"] == 2],
-            5,
-            "both ranks are seen",
+            lambda: [told for told in running.running() if told["ranks"] == 2], 5, "both ranks are seen"
         )
         assert [told["id"] for told in found] == [job.folder.name]
         assert found[0]["says"] == "mlp on digits, ring, 2 workers, real"
         records = job.folder / "job.jsonl"
         queued = json.dumps({"k": "queued", "at": 0.0, "ahead": 1, "paused": False})
         records.write_text(f"{queued}\n{records.read_text()}")  # as of a job that has waited for its slots
-        student_server.stop(job.folder.name)
+        running.stop(job.folder.name)
         job._wait_ended(5)
         assert job.run.status == "stopped"
     finally:
         job.stop()
-    assert student_server.running() == []
+    assert running.running() == []

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import nbformat
 import pytest
-
 from classroom.grading.handed_in import SMALL, small_master
+
 from dlpar.classroom.grading.grade import exercise, role
-from dlpar.classroom.grading.release import STUB, bring, is_master, release
 from dlpar.classroom.hub.classroom import LISTED, Settings, without_solutions
 from dlpar.classroom.hub.student import hand_out
+from dlpar.course.release import STUB, bring, is_master, release
 
-LABS = Path(__file__).parents[3] / "labs"
+LABS = Path(__file__).parents[2] / "labs"
 EXERCISES = sorted(path.name for path in LABS.glob("[0-9]*.ipynb"))
 SOLUTION = re.compile(r"### BEGIN SOLUTION\n(.*?)### END SOLUTION", re.S)
 

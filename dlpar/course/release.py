@@ -40,7 +40,7 @@ DELIVERED = ".delivered.json"
 
 def usual_labs() -> Path:
     """Return the folder of this checkout's labs."""
-    return Path(__file__).resolve().parents[3] / "labs"
+    return Path(__file__).resolve().parents[2] / "labs"
 
 
 def is_master(labs: Path) -> bool:

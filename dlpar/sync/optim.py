@@ -49,7 +49,7 @@ class Optimizer:
         self._update(self.weights, gradient, self.lr, self._state)
 
 
-PLAIN = {"foreach": False, "weight_decay": 0.0, "maximize": False}
+PLAIN: dict[str, Any] = {"foreach": False, "weight_decay": 0.0, "maximize": False}
 """Settings in which all of torch's rules are used as their papers have them."""
 
 
@@ -58,8 +58,8 @@ def _sgd(weights: torch.Tensor, gradient: torch.Tensor, lr: float, state: dict) 
 
 
 def _momentum(weights: torch.Tensor, gradient: torch.Tensor, lr: float, state: dict) -> None:
-    buffers, rule = [state.get("momentum")], {"dampening": 0.0, "nesterov": False}
-    sgd([weights], [gradient], buffers, lr=lr, momentum=state["mu"], **rule, **PLAIN)
+    buffers = [state.get("momentum")]
+    sgd([weights], [gradient], buffers, lr=lr, momentum=state["mu"], dampening=0.0, nesterov=False, **PLAIN)
     state["momentum"] = buffers[0]
 
 
@@ -73,7 +73,7 @@ def _adam(weights: torch.Tensor, gradient: torch.Tensor, lr: float, state: dict)
     mean = state.setdefault("mean", torch.zeros_like(weights))
     square = state.setdefault("square", torch.zeros_like(weights))
     count = state.setdefault("step", torch.zeros(()))
-    rule = {"beta1": BETAS[0], "beta2": BETAS[1], "eps": 1e-8, "amsgrad": False}
+    rule: dict[str, Any] = {"beta1": BETAS[0], "beta2": BETAS[1], "eps": 1e-8, "amsgrad": False}
     adam([weights], [gradient], [mean], [square], [], [count], lr=lr, **rule, **PLAIN)
 
 

@@ -1,0 +1,47 @@
+"""All jobs of an account that run now, whoever launched them: list them, and stop one."""
+
+from __future__ import annotations
+
+import json
+import signal
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from dlpar.config.paths import runs_folder, runtime_folder
+from dlpar.jobs.diagnosis import pids_of, still_ranks
+from dlpar.jobs.processes import kill
+from dlpar.jobs.scratch import is_locked
+from dlpar.jobs.tail import lines_of
+
+
+def stop(job: str) -> None:
+    """End a job if it runs, and not only starts; returns at once, and the job is gone within 2 s."""
+    found = [folder for folder in running_folders() if folder.name == job]
+    pids = [record["pid"] for folder in found for record in lines_of(folder / "job.jsonl") if "pid" in record]
+    kill(still_ranks(pids[:1]), signal.SIGTERM)  # the first is its guardian's
+
+
+def running_folders() -> list[Path]:
+    """Return the folders of the running jobs, the oldest first."""
+    if not any(map(is_locked, runtime_folder().glob("job-*"))):
+        return []  # at little cost
+    folders = [*sorted(runs_folder().glob("*")), *sorted(runtime_folder().glob("spmd-*"))]
+    return [folder for folder in folders if is_locked(folder)]
+
+
+def running() -> list[dict[str, Any]]:
+    """List the running jobs: ``{id, says, ranks}``."""
+    found = [(folder, len(still_ranks(pids_of(folder)))) for folder in running_folders()]
+    return [{"id": folder.name, "says": _described(folder), "ranks": ranks} for folder, ranks in found]
+
+
+def _described(folder: Path) -> str:
+    """Describe a job in words."""
+    with suppress(OSError, ValueError, LookupError, TypeError):
+        e = json.loads((folder / "experiment.json").read_bytes())
+        what = f"{e['model']['name']} on {e['data']['name']}, {e['sync']['scheme']}"
+        if folder.name.startswith("spmd-"):
+            what = "a function of hers"
+        return f"{what}, {e['workers']} worker{'s' * (e['workers'] != 1)}, {e['cluster']['world']}"
+    return "a job"
