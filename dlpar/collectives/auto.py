@@ -18,32 +18,34 @@ if TYPE_CHECKING:
     from dlpar.comm import Comm
 
 
-def _folded(n: int) -> tuple[float, float, float]:
+def _folded(n: int) -> tuple[float, float, float, float]:
     """Count halving and doubling; ranks beyond a power of two hand their tensor over and get it back."""
     rounds, folds = n.bit_length() - 1, n & (n - 1) > 0
-    return 2 * (rounds + folds), 2.25 * folds, 2 * (1 - 0.5**rounds)
+    return 2 * (rounds + folds), 2.25 * folds, 2 * (1 - 0.5**rounds), 0
 
 
 FORMS = {
-    "ring": (ring_allreduce, lambda n: (2 * (n - 1), 2 * (1 - 1 / n), 0)),
+    "ring": (ring_allreduce, lambda n: (2 * (n - 1), 2 * (1 - 1 / n), 0, 0)),
     "halving_doubling": (halving_doubling_allreduce, _folded),
-    "tree": (tree_allreduce, lambda n: (2 * (n.bit_length() - 1), 2 * (n - 1).bit_length(), 0)),
-    "star": (star_allreduce, lambda n: (2, 2 * (n - 1), 0)),
+    "tree": (tree_allreduce, lambda n: (2 * (n.bit_length() - 1), 2 * (n - 1).bit_length(), 0, 0)),
+    "star": (star_allreduce, lambda n: (2, 2 * (n - 1), 0, 2 * (n - 2))),
 }
-"""Algorithms; and for n ranks their latencies, tensors on a port, and tensors while all ranks send across."""
+"""Algorithms; and for n ranks their latencies, tensors on a port, tensors while all ranks send across, and messages
+that wait for others at one rank's processor."""
 
 
 class Speed(NamedTuple):
-    """Seconds of a message however short, of a byte more, and of that byte while all ranks send across."""
+    """Seconds of a message however short, of a byte more, of that byte while all ranks send across, and to send it."""
 
     latency: float
     byte: float
     byte_across: float
+    overhead: float
 
 
 def quickest(ranks: int, nbytes: float, speed: Speed) -> str:
     """Return the name of the algorithm in `FORMS` that takes the fewest seconds for a tensor of so many bytes."""
-    costs = speed.latency, nbytes * speed.byte, nbytes * speed.byte_across
+    costs = speed.latency, nbytes * speed.byte, nbytes * speed.byte_across, speed.overhead
     return min(FORMS, key=lambda name: sum(n * cost for n, cost in zip(FORMS[name][1](ranks), costs)))
 
 
@@ -56,6 +58,7 @@ def measured(comm: Comm, length: int, trials: int = 3) -> Speed:
     me, last, half = comm.rank, comm.size - 1, comm.size // 2
     ends = (last - me, last - me) if me in (0, last) and last else None
     across = (me + half) % comm.size, (me - half) % comm.size
+    sending = []  # seconds until a rank may go on
 
     def seconds(length: int, peers: tuple[int, int] | None) -> list[float]:
         tensor, arriving, taken = comm.empty(length), comm.empty(length), []
@@ -63,22 +66,24 @@ def measured(comm: Comm, length: int, trials: int = 3) -> Speed:
             comm.barrier()
             began = comm.now()
             if peers is not None:
-                comm.sendrecv(tensor, peers[0], arriving, peers[1])
+                request = comm.isend(tensor, peers[0])
+                sending.append(comm.now() - began)
+                comm.recv(arriving, peers[1])
+                request.wait()
                 comm.world.settle()
             taken.append(comm.now() - began)
         return taken
 
-    of_ranks = comm.gather(
-        [seconds(n, peers) for peers in (ends, across if last else None) for n in (1, length)]
-    )
+    several = [seconds(n, peers) for peers in (ends, across if last else None) for n in (1, length)]
+    of_ranks = comm.gather([*several, [min(sending, default=0.0)]])
     # A trial takes as long as its slowest rank; the quickest trial was disturbed least.
     quick = [min(map(max, zip(*trials))) for trials in zip(*of_ranks or [])]
-    short, long, short_across, long_across = comm.broadcast(quick)
+    short, long, short_across, long_across, overhead = comm.broadcast(quick)
     comm.traffic.take()  # the messages that measured belong to no step
     itemsize = comm.empty(1).element_size()
     more = (length - 1) * itemsize
     byte, byte_across = (max(0.0, each) / more for each in (long - short, long_across - short_across))
-    return Speed(max(0.0, short - itemsize * byte), byte, byte_across)
+    return Speed(max(0.0, short - itemsize * byte), byte, byte_across, overhead)
 
 
 class QuickestAllreduce:

@@ -12,6 +12,9 @@ from collections.abc import Callable, Sequence
 from dlpar.theory.counts import named
 from dlpar.worlds.platforms import Link
 
+EAGER = 65_536
+"""Bytes of a short message, where nothing else is said: a platform's default."""
+
 
 def collective_seconds(
     name: str,
@@ -22,6 +25,7 @@ def collective_seconds(
     depth: int = 2,
     between: Link | None = None,
     adding: float = 0.0,
+    eager: float = EAGER,
 ) -> float:
     """Return the seconds from the moment all ranks call a collective until the last of them has the result.
 
@@ -42,6 +46,7 @@ def collective_seconds(
     ====================  ============================================  =======================
 
     `star_reduce`, `star_broadcast`, `tree_reduce` and `tree_broadcast` are one of the two directions.
+    Where messages keep processors busy, those in a row at one rank wait for it, too (:func:`incast`, :func:`leaving`).
 
     Parameters
     ----------
@@ -61,6 +66,8 @@ def collective_seconds(
         Link between groups, in `hierarchical`; default: `link`.
     adding : float, default 0
         Seconds to add a byte of a tensor to another: gamma (Thakur 2005, section 3).
+    eager : float, default 65536
+        Bytes up to which a rank sends on before a message has left.
 
     Raises
     ------
@@ -69,9 +76,9 @@ def collective_seconds(
     """
     name = named(name, ranks=ranks, group=group, depth=depth)
     if name == "hierarchical":
-        inside = _seconds("star", min(group, ranks), nbytes, link, adding)
-        return inside + _seconds("ring", -(-ranks // group), nbytes, between or link, adding)
-    return _seconds(name, ranks, nbytes, link, adding, depth)
+        inside = _seconds("star", min(group, ranks), nbytes, link, adding, eager)
+        return inside + _seconds("ring", -(-ranks // group), nbytes, between or link, adding, eager)
+    return _seconds(name, ranks, nbytes, link, adding, eager, depth)
 
 
 HALVES = {
@@ -82,29 +89,44 @@ HALVES = {
 """Collectives that are two others, one after the other."""
 
 
-def incast(messages: int, a: float, b: float, add: float) -> float:
+def incast(messages: int, link: Link, nbytes: float, add: float = 0.0) -> float:
     """Return the seconds until one rank has received and added so many messages that were sent to it at once.
 
-    While it adds one, the next comes in: the slower of the two sets the pace.
+    While it takes and adds one, the next comes in: the slower of the two sets the pace.
     """
-    return a + max(messages * b + add, b + messages * add) if messages else 0.0
+    b, add = nbytes / link.bandwidth, link.overhead + add
+    return link.latency - link.overhead + max(messages * b + add, b + messages * add) if messages else 0.0
 
 
-def _seconds(name: str, n: int, nbytes: float, link: Link, adding: float, depth: int = 2) -> float:
+def leaving(messages: int, link: Link, nbytes: float, eager: float = EAGER) -> float:
+    """Return the seconds until the last of so many messages, sent by one rank to others, is there."""
+    if nbytes <= eager:  # it prepares one while another leaves
+        return incast(messages, link, nbytes)
+    a_message = link.overhead + nbytes / link.bandwidth
+    return link.latency - link.overhead + messages * a_message if messages else 0.0
+
+
+def _seconds(
+    name: str, n: int, nbytes: float, link: Link, adding: float, eager: float, depth: int = 2
+) -> float:
     """Return the seconds of a collective whose ranks have equal links."""
     if name in HALVES:
-        return sum(_seconds(half, n, nbytes, link, adding) for half in HALVES[name])
+        return sum(_seconds(half, n, nbytes, link, adding, eager) for half in HALVES[name])
     if n == 1:
         return 0.0
     a, b, add = link.latency, nbytes / link.bandwidth, nbytes * adding
     chunk = link.seconds(nbytes / n)
     forms: dict[str, Callable[[], float]] = {
-        "star_reduce": lambda: incast(n - 1, a, b, add),
-        "star_broadcast": lambda: a + (n - 1) * b,
-        "tree_reduce": lambda: _binomial(n, a, b + add),
-        "tree_broadcast": lambda: _binomial(n, a, b),  # the reduction backwards, nothing to add
-        "tree_aggregate": lambda: _aggregate(n, a, b, add, depth),
-        "torrent_broadcast": lambda: (n - 1) * a + (2 * n - 3) * b / (n - 1),
+        "star_reduce": lambda: incast(n - 1, link, nbytes, add),
+        "star_broadcast": lambda: leaving(n - 1, link, nbytes, eager),
+        "tree_reduce": lambda: _binomial(n, a, b + add, link.overhead),
+        "tree_broadcast": lambda: _binomial(
+            n, a, b, link.overhead
+        ),  # the reduction backwards, nothing to add
+        "tree_aggregate": lambda: _aggregate(n, link, nbytes, add, depth),
+        "torrent_broadcast": lambda: (
+            leaving(n - 1, link, nbytes / (n - 1), eager) + (n - 2) * (a + b / (n - 1))
+        ),
         "ring_reduce_scatter": lambda: (n - 1) * (chunk + add / n),
         "ring_allgather": lambda: (n - 1) * chunk,
         "halving_doubling": lambda: _halving_doubling(n, nbytes, link, add),
@@ -116,23 +138,23 @@ def _seconds(name: str, n: int, nbytes: float, link: Link, adding: float, depth:
     return forms[name]()
 
 
-def _binomial(n: int, a: float, b: float) -> float:
-    """Return the seconds of a binomial tree: child after child."""
+def _binomial(n: int, a: float, b: float, busy: float) -> float:
+    """Return the seconds of a binomial tree: child after child, each `busy` for a parent that has others."""
     ready, distance = [0.0] * n, 1
     while distance < n:
         for parent in range(0, n - distance, 2 * distance):
-            ready[parent] = max(ready[parent + distance] + a, ready[parent]) + b
+            ready[parent] = max(ready[parent + distance] + a, ready[parent] and ready[parent] + busy) + b
         distance *= 2
     return ready[0]
 
 
-def _aggregate(n: int, a: float, b: float, add: float, depth: int) -> float:
+def _aggregate(n: int, link: Link, nbytes: float, add: float, depth: int) -> float:
     """Return the seconds of Spark's tree, level by level."""
     scale = max(math.ceil(n ** (1 / depth)), 2)
     partitions, total = n, 0.0
     while partitions > 1:
         kept = partitions // scale if partitions > scale + math.ceil(partitions / scale) else 1
-        total += incast(math.ceil((partitions - kept) / kept), a, b, add)
+        total += incast(math.ceil((partitions - kept) / kept), link, nbytes, add)
         partitions = kept
     return total
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dlpar.theory.collectives import incast
+from dlpar.theory.collectives import EAGER, incast, leaving
 from dlpar.theory.counts import from_one
 from dlpar.worlds.platforms import Link
 
@@ -13,8 +13,9 @@ from dlpar.worlds.platforms import Link
 class Servers:
     """Parameter servers and their workers; every rank has ports of its own.
 
-    In formulas, a is the latency; b and c are the seconds in which a shard of the gradient, and of the
-    weights in answer, passes a port: nbytes / S / bandwidth.  Workers begin with different servers, and N >= S.
+    In formulas, a is the latency and o the part of it in which a processor is busy.  b and c are the seconds in
+    which a shard of the gradient, and of the weights in answer, passes a port: nbytes / S / bandwidth.  Workers begin
+    with different servers, and N >= S.
 
     Parameters
     ----------
@@ -28,6 +29,8 @@ class Servers:
         Bytes of the whole weights as they are sent; default: `nbytes`.
     serving : float, default 0
         Seconds a server computes for each push.
+    eager : float, default 65536
+        Bytes up to which a rank sends on before a message has left.
 
     Raises
     ------
@@ -41,6 +44,7 @@ class Servers:
     link: Link
     answer: float | None = None
     serving: float = 0.0
+    eager: float = EAGER
 
     def __post_init__(self) -> None:
         from_one(workers=self.workers, servers=self.servers)
@@ -67,8 +71,9 @@ class Servers:
         if self.servers > self.workers:
             allowed = f"allowed with {self.workers} workers is from 1 to {self.workers}"
             raise ValueError(f"servers: got {self.servers}, {allowed}")
-        (b, c), a, shards = self._shards(), self.link.latency, self.workers - colocated
-        return incast(shards, a, b, self.serving) + (a + shards * c if shards else 0.0)
+        shards = self.workers - colocated
+        into = incast(shards, self.link, self.nbytes / self.servers, self.serving)
+        return into + leaving(shards, self.link, self._answer(), self.eager)
 
     def step_seconds(self, compute: float = 0.0) -> float:
         """Return the seconds a bsp step takes when step follows step, with dedicated servers.
@@ -76,13 +81,14 @@ class Servers:
         It is less than compute + :meth:`round_seconds`: workers that were answered first
         push first, so that the answers to the last overlap with the pushes of the first.
 
-            compute + 2 a + serving + max(N c + S b, N b + S c)
+            compute + 2 a + serving + max(c + (N-1) d + S b, N b + S c, b + S c + (N-1) (o + serving))
 
-        The worker that is answered last has waited for N answers and then pushes S shards; and
-        a server takes in N pushes, of which none begins before a worker has its S answers.  So a
-        step never takes less.  Where S divides N and all workers begin together it takes no
+        Answers leave a server every d seconds: the longer of o and c, or both where it waits until
+        one has left.  The worker that is answered last has waited for N answers and then pushes S
+        shards; and a server takes in N pushes, of which none begins before a worker has its S answers.
+        So a step never takes less.  Where S divides N and all workers begin together it takes no
         more, as a rule: with b = c that is compute + 2 a + (N/S + 1) nbytes / bandwidth.  Servers
-        that compute longer for a push than its bytes take set the pace: N pushes of `serving`.
+        that are busy with a push for longer than its bytes take set the pace.
 
         Source: follows from the network model.
 
@@ -91,16 +97,19 @@ class Servers:
         compute : float, default 0
             Seconds of a worker's step.
         """
-        (b, c), n, s = self._shards(), self.workers, self.servers
-        of_ports = max(n * c + s * b, n * b + s * c) + self.serving
-        of_servers = b + s * c + n * self.serving
-        return compute + 2 * self.link.latency + max(of_ports, of_servers)
+        (b, c), n, s, o = self._shards(), self.workers, self.servers, self.link.overhead
+        apart = max(o, c) if self._sends_on() else o + c
+        of_ports = max(c + (n - 1) * apart + s * b, n * b + s * c)
+        of_servers = b + s * c + (n - 1) * (o + self.serving)
+        in_turn = compute + 2 * self.link.latency + self.serving + max(of_ports, of_servers)
+        sending = n * (o if self._sends_on() else o + c)
+        return max(in_turn, sending + n * (o + self.serving))
 
-    def asp_seconds(self, compute: float = 0.0, blocking: bool = True) -> float:
+    def asp_seconds(self, compute: float = 0.0) -> float:
         """Return the seconds in which N worker-steps are done if nobody waits for anybody (asp).
 
         A worker that is never in a queue takes compute + 2 a + S b + c + serving; a server
-        that is always busy takes max(b, c + serving) a push.  The longer of one cycle and N
+        that is always busy takes max(b, 2 o + c + serving) a push.  The longer of one cycle and N
         pushes is what a step takes: asynchronous workers saturate a server all the same.
 
         Source: the asymptotic bounds of a closed queueing network; Lazowska et al.,
@@ -111,15 +120,21 @@ class Servers:
         ----------
         compute : float, default 0
             Seconds of a worker's step.
-        blocking : bool, default True
-            Whether a server waits until an answer has left before it serves on (above the eager limit).
         """
         b, c = self._shards()
         alone = compute + 2 * self.link.latency + self.servers * b + c + self.serving
-        busy = max(b, c + self.serving if blocking else max(c, self.serving))
+        serving = 2 * self.link.overhead + self.serving
+        busy = max(b, c, serving) if self._sends_on() else max(b, c + serving)
         return max(alone, self.workers * busy)
 
     def _shards(self) -> tuple[float, float]:
         """Return b and c."""
-        back = self.nbytes if self.answer is None else self.answer
-        return (self.nbytes / self.servers / self.link.bandwidth, back / self.servers / self.link.bandwidth)
+        return self.nbytes / self.servers / self.link.bandwidth, self._answer() / self.link.bandwidth
+
+    def _answer(self) -> float:
+        """Return the bytes of an answer."""
+        return (self.nbytes if self.answer is None else self.answer) / self.servers
+
+    def _sends_on(self) -> bool:
+        """Tell whether a server sends on before an answer has left."""
+        return self._answer() <= self.eager

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from dlpar.collectives.auto import Speed, quickest
 from dlpar.config.schema import BadExperiment
 from dlpar.graphs import neighbours, receivers
-from dlpar.theory.collectives import collective_seconds
+from dlpar.theory.collectives import collective_seconds, incast
 from dlpar.theory.counts import COLLECTIVES
 from dlpar.theory.layers import sizes
 from dlpar.theory.overlap import buckets, overlapped
@@ -167,7 +167,7 @@ class Costs:
         self.model = workload(cluster.stand_in_for) if is_big else own
         self.eager = self.platform.eager / scale
         self.inside, self.between = (
-            Link(link.latency, link.bandwidth / scale)
+            Link(link.latency, link.bandwidth / scale, link.overhead)
             for link in (self.platform.link(True), self.platform.link(False))
         )
         on_node, workers = Counter(self.nodes), range(experiment.workers)
@@ -281,7 +281,7 @@ def _allreduce(costs: Costs) -> PredictedStep | None:
 def _chosen(costs: Costs, elements: int) -> str:
     """Return the all-reduce that ``auto`` takes for a bucket."""
     byte = 1 / costs.link.bandwidth
-    speed = Speed(costs.link.latency, byte, costs.crowd * byte)
+    speed = Speed(costs.link.latency, byte, costs.crowd * byte, costs.link.overhead)
     return quickest(len(costs.work), costs.bytes(elements), speed)
 
 
@@ -291,13 +291,14 @@ def _bucket_seconds(name: str, costs: Costs, elements: int) -> float:
     if name == "ring":
         return costs.ring(range(n), elements)
     if name in ("tree", "halving_doubling"):
-        return collective_seconds(name, n, nbytes, link, adding=adding / nbytes)
+        return collective_seconds(name, n, nbytes, link, adding=adding / nbytes, eager=costs.eager)
     group = n if name == "star" else min(costs.experiment.sync.node_size, n)
     between_groups = costs.ring(range(0, n, group), elements)
     if group == 1:
         return between_groups
     # Workers answered first send first: in the long run the root is a parameter server of the others.
-    return between_groups + Servers(group - 1, 1, nbytes, link, serving=adding).step_seconds()
+    root = Servers(group - 1, 1, nbytes, link, serving=adding, eager=costs.eager)
+    return between_groups + root.step_seconds()
 
 
 def _beside_backward(costs: Costs, cut: list[range], taking: list[float], kind: str) -> PredictedStep:
@@ -323,7 +324,8 @@ def _driver(costs: Costs) -> PredictedStep | None:
     gradient, adding = costs.bytes(n + LOSS_AND_COUNT), costs.seconds(1.0) / costs.model.itemsize
     depth = 1 if sync.reduce == "collect" else sync.depth
     up = collective_seconds("tree_aggregate", workers, gradient, link, depth=depth, adding=adding)
-    down = collective_seconds(f"{sync.broadcast}_broadcast", workers, PACKET_HEAD + costs.bytes(n), link)
+    weights = PACKET_HEAD + costs.bytes(n)
+    down = collective_seconds(f"{sync.broadcast}_broadcast", workers, weights, link, eager=costs.eager)
     return costs.step(up + costs.seconds(5 * n) + down, 2 * n, ABOVE)
 
 
@@ -336,17 +338,17 @@ def _servers(costs: Costs) -> PredictedStep | None:
     push, back = costs.bytes(n), sync.servers * PACKET_HEAD + costs.bytes(n)
     adding = costs.seconds(2 * -(-n // sync.servers))
     kind = ESTIMATE if costs.is_crowded else BELOW if sync.servers > 1 else EXACT
-    servers = Servers(experiment.workers, sync.servers, push, costs.link, back, adding)
+    servers = Servers(experiment.workers, sync.servers, push, costs.link, back, adding, costs.eager)
     if not experiment.sync.runs_free:
         exchange = servers.step_seconds()
         if costs.crowd > 1:  # the workers of a node share its port, as all workers share a server's
-            exchange = max(exchange, Servers(costs.crowd, 1, push, costs.link, back).step_seconds())
+            of_node = Servers(costs.crowd, 1, push, costs.link, back, eager=costs.eager)
+            exchange = max(exchange, of_node.step_seconds())
         return costs.step(exchange + adding, 0, kind)
     if costs.differ:
         return None
     beside = costs.seconds(costs.beside(), 0)
-    is_blocking = back / sync.servers > costs.eager
-    free = replace(servers, serving=2 * adding).asp_seconds(every * costs.work[0] + beside, is_blocking)
+    free = replace(servers, serving=2 * adding).asp_seconds(every * costs.work[0] + beside)
     free = max(free, costs.crowd * max(push, back) / costs.link.bandwidth)
     return costs.prediction(free / every, beside / every, kind)
 
@@ -374,7 +376,9 @@ def _neighbours(costs: Costs) -> PredictedStep | None:
     else:
         degree = min(sync.peers, workers - 1)
         mixing, kind = degree + 1, EXACT
-    exchange = costs.link.seconds(degree * costs.bytes(n)) if degree else 0.0
+    exchange = incast(degree, costs.link, costs.bytes(n))
+    if sync.has_graph and kind == EXACT:  # the message that a worker takes first comes last
+        exchange += max(0, degree - 1) * costs.link.overhead
     adapting = 10 if is_directed else 5  # FLOPs a weight to sketch it, to scale its gradient and to move it
     flops = (adapting + mixing) * n
     if sync.order == "adapt_then_combine":

@@ -136,6 +136,7 @@ def busy_cores():
         loop.wait()
 
 
+@pytest.mark.timeout(120 + 15 * RELOADS)
 def test_a_running_panel_is_back_after_a_reload_while_all_cores_are_busy(
     open_notebook, page, jupyter, busy_cores
 ):

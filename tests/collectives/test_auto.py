@@ -22,7 +22,7 @@ CROWDED = cluster(devices=4, nodes=16, inside={"latency": 0.1 * MS, "bandwidth":
 
 
 def speed_of(link, crowd=1):
-    return Speed(link.latency, 1 / link.bandwidth, crowd / link.bandwidth)
+    return Speed(link.latency, 1 / link.bandwidth, crowd / link.bandwidth, link.overhead)
 
 
 @given(ranks=st.integers(1, 4096), nbytes=st.integers(1, 10**9), platform=st.sampled_from(sorted(PLATFORMS)))

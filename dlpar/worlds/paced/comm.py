@@ -44,7 +44,8 @@ def of_experiment(experiment: Experiment) -> PacedComm:
     machines = len(set(mpi.mpi.allgather(socket.gethostname())))
     if machines > 1:
         raise ValueError(f"cluster.hostfile: got {machines} machines, allowed in the paced world is one")
-    referee = Referee(nodes_of(experiment), platform, seed) if mpi.rank == 0 else None
+    nodes = nodes_of(experiment)
+    referee = Referee(nodes, platform, seed) if mpi.rank == 0 else None
     address = mpi.broadcast(referee.address if referee else None)
     wall, parcels = Wall(), Parcels(mpi.mpi.Dup())
 
@@ -62,7 +63,12 @@ def of_experiment(experiment: Experiment) -> PacedComm:
     if referee:
         referee.start(*charges(experiment), helped)  # rank 0 alone finds out the charges
     scale, flops, parcels.helped = line.answer()
-    world = PacedWorld(call, line, mpi, Pace(platform, flops, mpi.rank, seed), platform.eager / scale)
+
+    def overhead(source: int, dest: int) -> float:
+        return platform.link(nodes[source] == nodes[dest]).overhead if source != dest else 0.0
+
+    pace = Pace(platform, flops, mpi.rank, seed)
+    world = PacedWorld(call, line, mpi, pace, platform.eager / scale, overhead)
     return PacedComm(world, line, mpi.rank, range(mpi.size))
 
 
@@ -90,6 +96,8 @@ class PacedWorld(LogicalWorld):
 
     Attributes
     ----------
+    overhead : callable
+        ``overhead(source, dest)`` gives the seconds for which a message to another rank keeps its sender's processor.
     number : callable
         Gives a new number at each call: of messages, requests, locks, activities.
     current : threading.local
@@ -101,9 +109,16 @@ class PacedWorld(LogicalWorld):
     clock = "logical"
 
     def __init__(
-        self, call: Callable[[int], Line], line: Line, mpi: MPIComm, pace: Pace, eager: float
+        self,
+        call: Callable[[int], Line],
+        line: Line,
+        mpi: MPIComm,
+        pace: Pace,
+        eager: float,
+        overhead: Callable[[int, int], float],
     ) -> None:
         super().__init__("mpi", pace, eager)
+        self.overhead = overhead
         self.call, self.line, self.mpi = call, line, mpi
         self.number = count(1).__next__
         self.current = threading.local()
@@ -170,6 +185,7 @@ class PacedComm(LogicalComm):
         # The tensor itself goes at once; its receiver is told the number to ask for.
         self.line.parcels.send(tensor, self.members[dest], key)
         self.line.tell("isend", self.handle, dest, tag, nbytes, key)
+        self._prepare(dest)
         return _UnderWay(self, sending=key if nbytes > self.eager else None)
 
     def irecv(self, into: torch.Tensor, source: int = ANY, tag: int = ANY) -> _UnderWay:
@@ -186,8 +202,13 @@ class PacedComm(LogicalComm):
         self.traffic.sent(tensor.nbytes)
         sending, receiving = self.world.number(), self.world.number()
         self.line.parcels.send(tensor, self.members[dest], sending)
+        self._prepare(dest)
         call = "sendrecv", self.handle, dest, source, tag, tensor.nbytes, sending, receiving
         return _UnderWay(self, receiving=receiving, into=into).wait(*call)
+
+    def _prepare(self, dest: int) -> None:
+        """Let the clock go on while this rank's processor is busy with a message that it sends."""
+        self.line.clock += self.world.overhead(self.members[self.rank], self.members[dest])
 
     # ---- time ----------------------------------------------------------------------------
 

@@ -245,6 +245,7 @@ class Proxy:
             if message is None or (receive.source == ANY and not receive.box.in_order):
                 return
             end = max(end, message.done)
+            end += message.overhead if receive.box.charged and receive.arrival is None else 0.0
         if sending is not None:
             message = sending.message
             if message.met is None:

@@ -94,6 +94,8 @@ class Timing(Part):
 class Link(FromFile):
     """A carrier of messages: B bytes take ``latency + B / bandwidth`` seconds, the model of Hockney (1994).
 
+    The processors at both ends are busy for a part of the latency: o in LogP (Culler et al., PPoPP 1993).
+
     Attributes
     ----------
     latency : float
@@ -101,6 +103,8 @@ class Link(FromFile):
     bandwidth : float
         Bytes a second, above 0; a port carries one message out and one in at a time.  Its inverse is often called
         beta (Thakur 2005); the labs write beta for the bandwidth.
+    overhead : float, default 0
+        Seconds of the latency in which a message keeps the sender's processor, and again the receiver's; at most half.
 
     Raises
     ------
@@ -110,9 +114,17 @@ class Link(FromFile):
 
     latency: float = Field(ge=0, strict=True)
     bandwidth: float = Field(gt=0, strict=True, allow_inf_nan=True)
+    overhead: float = Field(0.0, ge=0, strict=True)
 
     def __init__(self, *values: Any, **fields: Any) -> None:
         super().__init__(**dict(zip(Link.model_fields, values)), **fields)
+
+    @model_validator(mode="after")
+    def _is_part_of_latency(self) -> Link:
+        if self.overhead > self.latency / 2:
+            most = f"at most half of the latency, {self.latency / 2:g}"
+            raise ValueError(f"overhead: got {self.overhead:g}, allowed is {most}")
+        return self
 
     def seconds(self, nbytes: float) -> float:
         """Seconds of one message of `nbytes`."""
@@ -226,7 +238,8 @@ def _cluster(device: str, network: str) -> Platform:
     """Nodes of a device joined by a network; with ``nvlink``, a single node."""
     known, links = _NAMED["devices"][device], _NAMED["links"]
     wired = [links[name] for name in (known["inside"], network) if name in links]
-    inside, between = ([Link(link["latency"], link["bandwidth"]) for link in wired] + [None])[:2]
+    fields = [{name: link[name] for name in Link.model_fields if name in link} for link in wired]
+    inside, between = ([Link(**each) for each in fields] + [None])[:2]
     return Platform(
         name=f"{device}-{network}",
         source=SEPARATOR.join(each["source"] for each in (known, *wired)),

@@ -125,6 +125,8 @@ class SimulatedComm(LogicalComm):
             self.simulator.next().switch()
             message = box.message
             box.waited += activity.clock - since
+        if box.charged:
+            self.simulator.advance(activity, activity.clock + message.overhead)
         if message.payload is not None or message.nbytes > into.nbytes:
             box.store(message, into)
         return message
@@ -145,7 +147,7 @@ class SimulatedComm(LogicalComm):
         """Give a message to the network, which carries it whatever its receiver does."""
         if not 0 <= dest < self.size:
             check_peer(self, dest, "dest")
-        nbytes, now, box = tensor.nbytes, self.activity.clock, self.boxes[dest]
+        nbytes, box = tensor.nbytes, self.boxes[dest]
         self.sent_bytes += nbytes
         self.sent_messages += 1
         try:
@@ -166,7 +168,10 @@ class SimulatedComm(LogicalComm):
             mine, into = self.near, box.near
         else:
             return self._keep(message)
-        begins = mine.free
+        if box.charged:
+            message.overhead = mine.overhead
+            self.simulator.advance(self.activity, self.activity.clock + mine.overhead)
+        begins, now = mine.free, self.activity.clock
         if begins < now:
             begins = now
         arrives = begins + mine.latency
@@ -188,7 +193,7 @@ class SimulatedComm(LogicalComm):
 
     def _keep(self, message: Message) -> Message:
         """Deliver a message to oneself at once; it keeps the port like any other."""
-        near, box = self.near, self.box
+        near, box, message.overhead = self.near, self.box, 0.0
         message.left = message.done = now = self.activity.clock
         near.free = max(near.free, now) + message.nbytes * near.per_byte
         box.in_order = False  # it is complete before others that are on their way

@@ -23,13 +23,17 @@ class Message:
         The sender, if it waits until a matching receive is posted.
     met : float or None
         Seconds at which a matching receive was there.
+    overhead : float
+        Seconds of a processor at each end, where messages cost any.
     box : Mailbox
         The receiver's; like the next two known of messages whose head is on its way.
     port, busy : Port, float
         The receiver's port, and the seconds the message keeps it.
     """
 
-    __slots__ = ("box", "busy", "done", "left", "met", "nbytes", "payload", "port", "sender", "source", "tag")
+    __slots__ = (
+        "box", "busy", "done", "left", "met", "nbytes", "overhead", "payload", "port", "sender", "source", "tag",
+    )  # fmt: skip
     due = None  # which an activity, the other kind of event, never has
 
     def arrive(self, time: float) -> None:
@@ -101,6 +105,8 @@ class Mailbox:
         Node of the rank.
     near, far : Port
         Ports of messages from its own node, and from others.
+    charged : bool
+        Whether messages cost processors time.
     in_order : bool
         Whether messages are complete in the order in which they are delivered.
     owner : Activity
@@ -114,8 +120,8 @@ class Mailbox:
     """
 
     __slots__ = (
-        "blocked", "far", "in_order", "inbox", "message", "near", "node", "owner", "posted", "simulator", "source",
-        "store", "tag", "waited",
+        "blocked", "charged", "far", "in_order", "inbox", "message", "near", "node", "owner", "posted", "simulator",
+        "source", "store", "tag", "waited",
     )  # fmt: skip
 
     def __init__(self, simulator: Simulator, store: Callable[[Message, Any], None], member: int) -> None:
@@ -124,7 +130,7 @@ class Mailbox:
         self.near, self.far = network.inside[member].into, network.between[member].into
         self.inbox: deque[Message] = deque()  # taken from its left end, as a rule
         self.posted: list[Receive] = []  # those whose message has not been taken
-        self.waited, self.blocked = 0.0, False
+        self.waited, self.blocked, self.charged = 0.0, False, network.charged
 
     def __str__(self) -> str:
         return _in_words(self.source, self.tag)
@@ -190,6 +196,8 @@ class Mailbox:
             simulator.advance(owner, message.done)
         message = receive.message
         self.waited += owner.clock - since
+        if self.charged:
+            simulator.advance(owner, owner.clock + message.overhead)
         posted = self.posted
         if posted[-1] is receive:
             posted.pop()

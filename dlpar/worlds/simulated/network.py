@@ -1,10 +1,10 @@
 """The network model: ports, latency and bandwidth, the same on every clock that is not the wall's.
 
-A message of B bytes leaves when the sender's port is free, keeps that port for
-B / bandwidth, and its head arrives a latency later; then it keeps the receiver's
-port for B / bandwidth.  Ports of receivers are granted in the order in which heads
-arrive, not of receive calls.  So a queue in front of a parameter server is
-a result, not an assumption (LogGP, Alexandrov et al. 1995, with a port at each end).
+The sender's processor is busy with a message of B bytes for the link's overhead o.  Then the message leaves when
+the sender's port is free, and keeps that port for B / bandwidth.  Its head arrives a latency - 2 o later and keeps the
+receiver's port for B / bandwidth.  The receiver's processor is busy for another o when it takes the message.  Ports of
+receivers are granted in the order in which heads arrive, not of receive calls.  So a queue in front of a parameter
+server is a result, not an assumption (LogGP, Alexandrov et al. 1995, with a port at each end).
 """
 
 from __future__ import annotations
@@ -30,19 +30,22 @@ class Port:
         Seconds until the head of a message that leaves here arrives.
     per_byte : float
         Seconds each byte keeps it.
+    overhead : float
+        Seconds of a processor at each end of a message.
     """
 
-    __slots__ = ("free", "latency", "pending", "per_byte")
+    __slots__ = ("free", "latency", "overhead", "pending", "per_byte")
 
-    def __init__(self, latency: float, per_byte: float) -> None:
-        self.free, self.pending, self.latency, self.per_byte = 0.0, 0, latency, per_byte
+    def __init__(self, link: Link, scale: float) -> None:
+        self.free, self.pending, self.overhead = 0.0, 0, link.overhead
+        self.latency, self.per_byte = link.latency - 2 * link.overhead, scale / link.bandwidth
 
 
 class Route:
     """The ports of a rank on one kind of link, out and in; bytes are charged `scale` times."""
 
     def __init__(self, link: Link, scale: float) -> None:
-        self.out, self.into = (Port(link.latency, scale / link.bandwidth) for _ in range(2))
+        self.out, self.into = Port(link, scale), Port(link, scale)
 
 
 class Network:
@@ -62,7 +65,9 @@ class Network:
     inside, between : list of Route
         Of each rank, to ranks of its own node and to others.
     least : float
-        The shortest latency: no later message gets to a port sooner.
+        The shortest time from a port to another: no later message gets to one sooner.
+    charged : bool
+        Whether messages cost processors time.
     one_port : list of bool
         Whether each rank receives over one port only, so that messages to it are complete in order of arrival.
     """
@@ -79,5 +84,6 @@ class Network:
             self.inside.append(Route(near, scale))
         on = Counter(self.nodes)
         links = [far] * (len(on) > 1) + [near] * (max(on.values()) > 1)
-        self.least = min((link.latency for link in links), default=0.0)
+        self.least = min((link.latency - 2 * link.overhead for link in links), default=0.0)
+        self.charged = any(link.overhead for link in links)
         self.one_port = [on[node] == 1 or len(on) == 1 for node in self.nodes]

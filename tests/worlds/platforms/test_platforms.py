@@ -200,7 +200,7 @@ def test_a_file_changes_a_few_fields_of_a_named_platform(tmp_path):
     file.write_text(TOML)
     slow, base = platform(str(file)), platform("p100-25gbe")
     assert (slow.name, slow.nodes, slow.devices) == ("slow", 16, 4)
-    assert slow.between == Link(1e-3, base.between.bandwidth) and slow.inside == base.inside
+    assert slow.between == Link(1e-3, base.between.bandwidth, 2e-6) and slow.inside == base.inside
     assert slow.device == base.device and slow.timing == Timing(kind="gamma", cv=0.3)
     assert slow.stragglers == {2: 4.0}
     assert slow.source == f"{base.source}; changed in {file}"
@@ -227,7 +227,7 @@ def test_a_file_extends_one_beside_it(tmp_path):
         '{"extends": "slow.toml", "device": "k80", "between": {"bandwidth": 1e6}}'
     )
     slower = platform(str(tmp_path / "slower.json"))
-    assert slower.between == Link(1e-3, 1e6) and slower.device == DEVICES["k80"] and slower.nodes == 16
+    assert slower.between == Link(1e-3, 1e6, 2e-6) and slower.device == DEVICES["k80"] and slower.nodes == 16
 
 
 @pytest.mark.parametrize(

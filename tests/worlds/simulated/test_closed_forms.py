@@ -17,6 +17,8 @@ LINKS = {
     "long messages": Link(2e-6, 1e8),
     "a gigabyte a second": Link(10e-6, 1e9),
     "nothing but bytes": Link(0.0, 1e9),
+    "busy processors": Link(50e-6, 1.25e9, 20e-6),
+    "busier than ports": Link(500e-6, 1e10, 250e-6),
 }
 EXACT = 1e-3
 """The bar: a thousandth."""

@@ -14,6 +14,7 @@ from dlpar.worlds.platforms import Device, placement
 
 PLATFORMS = {
     "one node each": cluster(eager=1000),
+    "busy processors": cluster(link=Link(1 * MS, 1e6, 0.3 * MS), eager=1000),
     "three a node on one card": cluster(devices=3, inside=Link(1e-5, 1e8), eager=1000),
     "three a node, slow inside": cluster(
         devices=3, inside=Link(1e-5, 1e5), between=Link(10 * MS, 1e9), nic="each", eager=1000
