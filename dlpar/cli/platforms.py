@@ -74,4 +74,5 @@ def print_platform(which: Platform, as_json: bool) -> None:
 def _link(link: Link | None) -> str:
     if link is None:
         return NONE
-    return f"{1e6 * link.latency:g} µs, {nbytes(link.bandwidth)}/s"
+    work = f" ({1e6 * link.overhead:g} µs of a processor at each end)" if link.overhead else ""
+    return f"{1e6 * link.latency:g} µs{work}, {nbytes(link.bandwidth)}/s"

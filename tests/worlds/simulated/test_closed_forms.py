@@ -9,6 +9,7 @@ from simulations import KB, MS, cluster, ends
 
 from dlpar import collectives as c
 from dlpar.theory import Link, collective_seconds
+from dlpar.worlds.platforms import PLATFORMS
 
 SIZES = [*range(2, 18), 24, 31, 32, 33, 48, 63, 64]
 POWERS = [2, 4, 8, 16, 32, 64]
@@ -96,6 +97,15 @@ def test_a_torrent_takes_what_its_closed_form_says_on_any_number_of_ranks(link):
         elements = 1000 * (ranks - 1)  # blocks are equal then
         said = collective_seconds("torrent_broadcast", ranks, 4 * elements, link)
         assert measured(c.torrent_broadcast, ranks, elements, link) == pytest.approx(said, rel=EXACT), ranks
+
+
+def test_with_the_work_of_a_message_a_tree_of_thousands_beats_a_star():
+    """Messages to one rank cross the network at the same time, but its processor takes one after the other."""
+    link = PLATFORMS["cpu-10gbe"].between
+    star, tree = (measured(c.ALLREDUCE[name], 4096, 2, link) for name in ("star", "tree"))
+    assert star == pytest.approx(collective_seconds("star", 4096, 8, link), rel=EXACT)
+    assert tree == pytest.approx(collective_seconds("tree", 4096, 8, link), rel=EXACT)
+    assert tree < star / 20 and link.overhead == 2e-6
 
 
 def test_a_torrent_of_a_long_message_beats_a_tree():
