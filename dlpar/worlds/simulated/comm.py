@@ -73,7 +73,7 @@ class SimulatedComm(LogicalComm):
         simulator = self.simulator = world.simulator
         self.activity, self.pace, self.eager = activity, world.pace, world.eager
         self.computes, network, member = simulator.computes, simulator.network, group.members[rank]
-        self.sizes, self.least = not self.computes, network.least
+        self.sizes, self.least, self.charged = not self.computes, network.least, network.charged
         self.sent_bytes = self.sent_messages = 0
         if not group.boxes:
             keep = store if self.computes else store_head
@@ -125,7 +125,7 @@ class SimulatedComm(LogicalComm):
             self.simulator.next().switch()
             message = box.message
             box.waited += activity.clock - since
-        if box.charged:
+        if self.charged:
             self.simulator.advance(activity, activity.clock + message.overhead)
         if message.payload is not None or message.nbytes > into.nbytes:
             box.store(message, into)
@@ -168,10 +168,11 @@ class SimulatedComm(LogicalComm):
             mine, into = self.near, box.near
         else:
             return self._keep(message)
-        if box.charged:
+        if self.charged:
             message.overhead = mine.overhead
             self.simulator.advance(self.activity, self.activity.clock + mine.overhead)
-        begins, now = mine.free, self.activity.clock
+        now = self.activity.clock
+        begins = mine.free
         if begins < now:
             begins = now
         arrives = begins + mine.latency
