@@ -176,6 +176,9 @@ class TensorSplit(ModelSplit):
         *ModelSplit.rules, *WEIGHTS_ARE_CUT, *LAYERS_SEND, *LAYERS_ARE_CUT,
         ("split.redundancy", Other([0.0]), "model.name", ("mlp",), "neurons of an mlp overlap"),
         ("split.redundancy", Other([0.0]), "precision", ("full",), "copies of neurons travel as they are"),
+        ("split.redundancy", Other([0.0]), "split.async_allreduce", (False,), "layers are not in pairs"),
+        ("split.async_allreduce", (True,), "model.name", ("mlp", "transformer"), "convolutions wait"),
+        ("split.async_allreduce", (True,), "precision", ("full",), "products in bfloat16 wait"),
     )  # fmt: skip
 
     kind: Literal["tensor"] = Field("tensor", title="split")
@@ -184,6 +187,8 @@ class TensorSplit(ModelSplit):
     """Ranks a layer is cut over; 0: all workers."""
     redundancy: Annotated[float, Only("model.name", "mlp")] = Field(0.0, ge=0, le=1)
     """Share of the other ranks' neurons that each rank of an mlp computes itself instead of receiving them."""
+    async_allreduce: bool = Field(False)
+    """Whether the gradient of a layer's input travels while that of its weights is computed, as in Megatron-LM."""
 
     def axes(self, workers: int) -> dict[str, int]:
         return {"tensor": self.tensor or workers}

@@ -19,7 +19,7 @@ from dlpar.comm import Comm
 from dlpar.models import Attention, Block, Embedding, Tied
 from dlpar.split.halo import shares
 from dlpar.split.split import LayerwiseSplit, Task
-from dlpar.split.tensor_ops import Pause, TensorGroup, added, charged, copied, gathered, pair
+from dlpar.split.tensor_ops import Pause, TensorGroup, added, charged, columns, copied, gathered, pair
 
 Ties = dict[nn.Parameter, nn.Parameter]
 """Piece of this rank, for each weight that two layers use: both use one piece."""
@@ -40,7 +40,10 @@ class TensorSplit(LayerwiseSplit):
             task.memory.hold("gathered", layer.copies)
 
     def cut(self, model: nn.Sequential) -> nn.Sequential:
-        return cut_layers(model, self.group, self.pause, self.task.experiment.split.redundancy)
+        split = self.task.experiment.split
+        return cut_layers(
+            model, self.group, self.pause, split.redundancy, async_allreduce=split.async_allreduce
+        )
 
     def _forward(self, x: Tensor, y: Tensor) -> Tensor:
         # First make ranks' copies of the same weights equal.
@@ -66,6 +69,7 @@ def cut_layers(
     pause: Pause = nullcontext,
     redundancy: float = 0.0,
     weights_wait: bool = False,
+    async_allreduce: bool = False,
 ) -> nn.Sequential:
     """Return this rank's piece of a model, or of some of its layers, with the inputs and outputs of the whole.
 
@@ -81,6 +85,8 @@ def cut_layers(
         Share of each rank's neurons that all ranks compute; above 0 for linear layers only (:class:`Overlapping`).
     weights_wait : bool, default False
         Whether gradients of weights have a pass of their own (:class:`dlpar.split.pipeline.Later`).
+    async_allreduce : bool, default False
+        Whether gradients of linear layers' inputs travel while those of weights are computed.
 
     Returns
     -------
@@ -94,7 +100,8 @@ def cut_layers(
     t must divide the width and the heads of a block, the channels of a convolution and the outputs of a
     linear layer with another behind it; characters and classes may be any number.
     """
-    group, layers = TensorGroup(comm, pause, weights_wait), OrderedDict[str, nn.Module]()
+    group = TensorGroup(comm, pause, weights_wait, async_allreduce)
+    layers = OrderedDict[str, nn.Module]()
     ties: Ties = {}  # pieces of weights that two layers use
     # The layers so far give whole outputs (None), or pieces: elements along dimension 1 of all ranks together.
     pieces: int | None = None
@@ -191,6 +198,8 @@ class ColumnParallel(nn.Module):
         self.group, self.piece, self.sums_gradient = group, piece_of(layer, group, 0), sums_gradient
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.group.async_allreduce and self.sums_gradient:
+            return columns(x, self.group, [self.piece])[0]
         return product(self.piece, copied(x, self.group) if self.sums_gradient else x, self.group)
 
 
@@ -232,6 +241,10 @@ class ParallelAttention(Attention):
         self.merge: Any = RowParallel(attention.merge, group)
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.group.async_allreduce:
+            layers: Any = [self.query.piece, self.key.piece, self.value.piece]
+            query, key, value = columns(x, self.group, layers)
+            return self.merge(self.read(query, key, value))
         return super().forward(copied(x, self.group))
 
     def read(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:

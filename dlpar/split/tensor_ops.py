@@ -18,15 +18,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import Function
 
 from dlpar.collectives import ring_allgather, ring_allreduce, ring_reduce_scatter
 from dlpar.comm import Comm
 from dlpar.split.split import narrowed
+
+T = TypeVar("T")
 
 Operator = Callable[[Tensor], Any]
 """Turns a tensor, or its gradient, into another; a gradient that is not wanted is None."""
@@ -46,11 +49,19 @@ class TensorGroup:
         The context in which a pass stops for messages; default: none.
     weights_wait : bool, default False
         Whether the backward pass leaves gradients of weights to a pass of their own, which is charged for them.
+    async_allreduce : bool, default False
+        Whether the gradient of an input travels while those of its layers' weights are computed.
     """
 
-    def __init__(self, comm: Comm, pause: Pause = nullcontext, weights_wait: bool = False) -> None:
+    def __init__(
+        self,
+        comm: Comm,
+        pause: Pause = nullcontext,
+        weights_wait: bool = False,
+        async_allreduce: bool = False,
+    ) -> None:
         self.comm, self.rank, self.size, self.weights_wait = comm, comm.rank, comm.size, weights_wait
-        self._pause = pause
+        self._pause, self.async_allreduce = pause, async_allreduce
 
     def sum(self, tensor: Tensor) -> Tensor:
         """Return the sum of all ranks' tensors, of any shape."""
@@ -58,6 +69,14 @@ class TensorGroup:
         with self._pause():
             ring_allreduce(self.comm, total.view(-1))
         return total
+
+    def sum_beside(self, tensor: Tensor, work: Callable[[], T]) -> T:
+        """Sum all ranks' contiguous tensors in place while this rank does some work, and return its result."""
+        request = self.comm.start(ring_allreduce, tensor.view(-1))
+        result = work()
+        with self._pause():
+            request.wait()
+        return result
 
     def gather(self, piece: Tensor, sizes: Sequence[int], dim: int) -> list[Tensor]:
         """Return every rank's piece, in the order of ranks; `sizes` are their lengths along `dim`."""
@@ -135,6 +154,46 @@ def charged(output: Tensor, group: TensorGroup, flops: float, back: float | None
     """Charge for `flops` forward, and for `back` (default: twice as many) backward."""
     back = 2 * flops if back is None else back
     return pair(output, forward=partial(group.charge, flops), backward=partial(group.charge, back))
+
+
+class _Columns(Function):
+    """Linear layers that read one input, cut by outputs; see :func:`columns`."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: TensorGroup, count: int, *weights: Tensor) -> tuple[Tensor, ...]:
+        ctx.group = group
+        ctx.save_for_backward(x, *weights[:count])
+        outputs = tuple(F.linear(x, w, b) for w, b in zip(weights[:count], weights[count:], strict=True))
+        group.charge(sum(2 * y.numel() * x.shape[-1] for y in outputs), x)
+        return outputs
+
+    @staticmethod
+    def backward(ctx: Any, *of_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        (x, *weights), group = ctx.saved_tensors, ctx.group
+        flops = sum(2 * y.numel() * x.shape[-1] for y in of_outputs)
+
+        has_bias = ctx.needs_input_grad[3 + len(weights) :]
+
+        def of_weights() -> list[Tensor | None]:
+            rows = [(y.flatten(0, -2), x.flatten(0, -2)) for y in of_outputs]
+            group.charge(flops, x)
+            sums = [y.sum(0) if is_wanted else None for (y, _), is_wanted in zip(rows, has_bias)]
+            return [*(y.T @ x for y, x in rows), *sums]
+
+        if not ctx.needs_input_grad[0]:
+            return None, None, None, *of_weights()
+        of_x = sum(y @ w for y, w in zip(of_outputs, weights)).contiguous()
+        group.charge(flops, x)
+        return of_x, None, None, *group.sum_beside(of_x, of_weights)
+
+
+def columns(x: Tensor, group: TensorGroup, layers: Sequence[nn.Linear]) -> tuple[Tensor, ...]:
+    """Compute linear layers cut by outputs, of one input; its gradient travels while those of weights are computed.
+
+    Source: Narayanan et al. (SC 2021) train so; Megatron-LM's ``LinearWithGradAccumulationAndAsyncCommunication``.
+    """
+    parameters = [layer.weight for layer in layers], [layer.bias for layer in layers]
+    return _Columns.apply(x, group, len(layers), *parameters[0], *parameters[1])
 
 
 def synchronise_batchnorm(model: nn.Module, comm: Comm) -> None:

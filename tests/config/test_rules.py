@@ -228,6 +228,18 @@ EXPERIMENTS = [
     (dict(compression="zip"), "compression.codec", "'zip'", "none, onebit, topk, fp16, bf16"),
     (dict(compression="topk", sync="gossip"), "compression.codec", "'topk'", "none"),
     (dict(compression="onebit", sync={"allreduce": "tree"}), "sync.allreduce", "'tree'", "ring"),
+    (
+        dict(workers=2, model="cnn", split={"kind": "tensor", "async_allreduce": True}),
+        "model.name",
+        "'cnn'",
+        "mlp or transformer",
+    ),
+    (
+        dict(workers=2, split={"kind": "tensor", "async_allreduce": True, "redundancy": 0.5}),
+        "split.async_allreduce",
+        "True",
+        "False",
+    ),
     (dict(delays={"straggler": "1=fast"}), "delays.straggler", "'1=fast'", "1=4.0"),
     (dict(delays={"straggler": {4: 2.0}}), "delays.straggler", "worker 4", "0 to 3"),
     (dict(delays={"straggler": {1: 0.5}}), "delays.straggler", "0.5", "1 to 1000"),

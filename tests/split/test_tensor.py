@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 import pytest
 import torch
-from simulations import run
+from simulations import cluster, run
 from torch import nn
 
 import dlpar
@@ -18,8 +18,10 @@ from dlpar.data import load
 from dlpar.jobs.record import Recorder
 from dlpar.lab.figures.probes import prepared
 from dlpar.split.tensor import TensorSplit, cut_layers
+from dlpar.theory import Link, collective_seconds
 from dlpar.theory.layers import exchanges, payload, redundant_pieces, transformer_layer_elements
 from dlpar.train import serve, train
+from dlpar.worlds.platforms import Device
 from dlpar.worlds.simulated.run import of_experiment, run_program
 
 STEPS = 20
@@ -179,6 +181,46 @@ def test_asynchronous_replicas_of_a_cut_model_learn():
     )
     losses = [line["loss"] for line in sorted(steps, key=lambda line: line["t"]) if line["samples"]]
     assert np.mean(losses[-10:]) < np.mean(losses[:10])
+
+
+# ---- sums that travel while the rank computes
+
+
+@pytest.mark.parametrize("name", ["mlp, output by inputs", "mlp, output by classes", "transformer"])
+def test_sums_beside_the_gradients_of_weights_change_neither_losses_nor_bytes(name):
+    plain, beside = ({"kind": "tensor", "async_allreduce": is_async} for is_async in (False, True))
+    steps = same_as_alone(name, workers=2, split=beside)
+    assert sent(steps) == payload(exchanges(Experiment(**MODELS[name], workers=2, split=plain)), 2)
+
+
+@pytest.mark.parametrize("world", ["real", "paced"])
+def test_sums_beside_the_gradients_of_weights_in_processes(world):
+    fields = dict(MODELS["transformer"], workers=2, steps=4, dtype="float64", evaluate_every=1000)
+    split = {"kind": "tensor", "async_allreduce": True}
+    alone = dlpar.launch(Experiment(**{**fields, "workers": 1})).wait()
+    both = dlpar.launch(Experiment(**fields, split=split, cluster={"world": world})).wait(60)
+    assert both.curve["loss"].to_numpy() == pytest.approx(alone.curve["loss"].to_numpy(), rel=1e-12)
+
+
+def test_what_is_hidden_is_the_shorter_of_sum_and_product():
+    """A pair of equal layers behind another pair: one sum of 512 x 1024 floats beside one product."""
+    near, far = Link(3e-6, 1e11), Link(3e-6, 1e9)
+    for link in (near, far):
+        simulator = cluster(4, link, device=Device(name="10 TFLOP/s", flops=1e13))
+
+        def step(comm, is_async):
+            torch.manual_seed(0)
+            model = nn.Sequential(*(nn.Linear(1024, 1024, bias=False) for _ in range(4)))
+            part = cut_layers(model, comm, async_allreduce=is_async)
+            part(torch.ones(512, 1024)).sum().backward()
+            return comm.now()
+
+        waits, beside = (
+            max(run(partial(step, is_async=is_async), 4, simulator)) for is_async in (False, True)
+        )
+        product, sums = 2 * 512 * 1024 * 256 / 1e13, collective_seconds("ring", 4, 4 * 512 * 1024, link)
+        # The first layer's input needs no gradient: the first pair has one product less to compute.
+        assert waits - beside == pytest.approx(min(product, sums) + product, rel=0.02)
 
 
 # ---- overlapping neurons

@@ -54,6 +54,20 @@ def _slow_links_make_it_slower(runs: list[Run]) -> Shown:
     return nvlink > 2 and infiniband < 1 and ethernet < 0.2, f"times one GPU: {said}"
 
 
+def in_the_background() -> list[Experiment]:
+    """One step of a deeper perceptron on four GPUs, over NVLink and over Ethernet; each all-reduce waits, or not."""
+    split = [{"kind": "tensor", "async_allreduce": is_async} for is_async in (False, True)]
+    steps = [_one_step(1024, LINKS[link], workers=4, batch=512) for link in ("NVLink", "10gbe")]
+    return [step.replace(model={"depth": 5}, split=each) for step in steps for each in split]
+
+
+def _it_hides_where_computing_is_long(runs: list[Run]) -> Shown:
+    near, far = (1 - speedup(runs[i + 1], runs[i]) for i in (0, 2))
+    same = runs[0].curve["loss"].iloc[-1] == runs[1].curve["loss"].iloc[-1]
+    said = f"a step is {near:.0%} shorter over NVLink, {far:.1%} over 10 GbE"
+    return same and 0.05 < near < 0.3 and 0 < far < 0.03, said
+
+
 def pieces_of_images() -> list[Experiment]:
     """20 steps by one process, and with images of 8 × 8 in 3, 2 × 2 and 3 × 2 pieces."""
     whole = CNN.replace(workers=1, steps=20, evaluate_every=1000, cluster={"world": "simulated"})
@@ -82,6 +96,7 @@ TABLE = (
         lambda: [split_in_two().replace(workers=1, split="data"), split_in_two()]),
     Row(heads_and_characters, "A cut transformer sends the closed form's bytes", _closed_form_holds),
     Row(faster, '"We split a model to go faster"', _slow_links_make_it_slower, lambda: on(faster(), 1, 4, 8)),
+    Row(in_the_background, '"A tensor split can hide no message"', _it_hides_where_computing_is_long),
     Row(pieces_of_images, '"Halos approximate"', same_losses(20 * 2.3e-16)),
     Row(redundant, "Computing more sends less; pairs of cuts need neither", _pairs_need_neither),
 )  # fmt: skip
