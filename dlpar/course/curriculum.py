@@ -62,7 +62,7 @@ def html_table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[str]]
     head = "".join(f'<th scope="col" {left}>{name}</th>' for name in heads)
     cells = ((first, "".join(f"<td {left}>{cell}</td>" for cell in rest)) for first, *rest in rows)
     body = "".join(f'<tr><th scope="row" {left}>{first}</th>{others}</tr>' for first, others in cells)
-    head = f"<caption>{caption}</caption><thead><tr>{head}</tr></thead>"
+    head = f"<caption {left}>{caption}</caption><thead><tr>{head}</tr></thead>"
     return HTML(f"<table>{head}<tbody>{body}</tbody></table>")
 
 
