@@ -89,7 +89,7 @@ def test_a_preset_shows_what_its_lab_says(name):
 
 CHANCE = (
     "more_updates", "rate_of_thirty", "races", "more_workers", "sharded_training", "accumulation",
-    "accumulated_statistics", "own_samples",
+    "accumulated_statistics", "own_samples", "first_run", "empty_samples", "more_neighbours", "without_a_flush",
 )  # fmt: skip
 """Presets whose claim depends on chance."""
 

@@ -73,7 +73,7 @@ def _losses_fall_anyway(runs: list[Run]) -> Shown:
 
 def more_neighbours() -> list[Experiment]:
     """16 machines on 1 Gb Ethernet with one peer a step, 2, 7 and 15 neighbours, and the same batches; simulated."""
-    training = dict(workers=16, batch=256, steps=60, lr=0.2, evaluate_every=5, cluster=SIMULATED)
+    training = dict(workers=16, batch=256, steps=100, lr=0.2, evaluate_every=5, cluster=SIMULATED)
     common = Experiment(model={"name": "mlp", "width": 128, "depth": 1}, **training, sync="gossip")
     graphs = [common.replace(sync={"topology": topology}) for topology in ("ring", "exp2", "complete")]
     return [common.replace(sync={"exchange": "one_peer"}), *graphs]

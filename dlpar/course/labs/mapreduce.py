@@ -60,7 +60,7 @@ def unsteady() -> list[Experiment]:
 def empty_samples() -> Experiment:
     """So small a fraction that most partitions sample nothing in most iterations."""
     sync = {"scheme": "mapreduce", "fraction": 0.03}
-    return Experiment(model="logistic", workers=4, batch=40, steps=150, lr=0.1, sync=sync)
+    return Experiment(model="logistic", workers=4, batch=40, steps=600, lr=0.05, sync=sync)
 
 
 def _learns_all_the_same(run: Run) -> Shown:
