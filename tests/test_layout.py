@@ -18,12 +18,12 @@ PACKAGE = ROOT / "dlpar"
 
 BUDGETS = {
     "(top)": 580, "data": 420, "comm": 310, "collectives": 340, "compression": 300, "sync": 1184, "split": 1401,
-    "config": 921, "worlds": 2430, "jobs": 2185, "theory": 892, "lab": 4600, "course": 1950, "classroom": 990,
-    "cli": 1380,
+    "config": 921, "worlds": 2430, "jobs": 2185, "theory": 892, "systems": 490, "lab": 4600, "course": 1950,
+    "classroom": 990, "cli": 1420,
 }  # fmt: skip
 """Lines of code of each room at most: neither blank, nor comment, nor docstring."""
 
-FILES, AT_THE_TOP = 200, 22
+FILES, AT_THE_TOP = 210, 22
 SCHEME_FILES = 6
 """Files at most that name one scheme; a course may talk about all of them."""
 

@@ -31,6 +31,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "runs": ("runs", "List the runs kept on this machine."),
     "show": ("runs", "Show one run."),
     "platforms": ("platforms", "List the clusters to pace or simulate ranks on, or describe one."),
+    "systems": ("systems", "List published systems, or run one beside its published figures."),
     "doctor": ("doctor", "Say what this machine can run."),
     "rehearse": ("rehearse", "Run every preset of the labs before a class does."),
     "hub": ("classroom", "Start a JupyterHub for a class."),

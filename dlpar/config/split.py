@@ -187,7 +187,7 @@ class TensorSplit(ModelSplit):
     """Ranks a layer is cut over; 0: all workers."""
     redundancy: Annotated[float, Only("model.name", "mlp")] = Field(0.0, ge=0, le=1)
     """Share of the other ranks' neurons that each rank of an mlp computes itself instead of receiving them."""
-    async_allreduce: bool = Field(False)
+    async_allreduce: Annotated[bool, Only("model.name", "mlp", "transformer")] = Field(False)
     """Whether the gradient of a layer's input travels while that of its weights is computed, as in Megatron-LM."""
 
     def axes(self, workers: int) -> dict[str, int]:

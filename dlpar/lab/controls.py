@@ -17,7 +17,7 @@ from dlpar.worlds.platforms import names as platform_names
 from dlpar.worlds.platforms.lookup import USUAL
 
 ONLY_MEANT = {
-    "split.redundancy", "sync.staleness_aware", "sync.edges", "cluster.stand_in_for",
+    "split.redundancy", "split.async_allreduce", "sync.staleness_aware", "sync.edges", "cluster.stand_in_for",
     "cluster.messages", "cluster.device", "cluster.carrier", "cluster.hostfile",
 }  # fmt: skip
 """Fields that may not be set beside values with which they have no effect; hidden, they count as unset."""

@@ -125,7 +125,7 @@ def test_controls_give_back_an_experiment_of_any_scheme(sync):
 def test_only_settings_of_the_chosen_split_are_shown_and_each_has_its_own_default(controls):
     assert shown(controls, "split") == {"kind", "microbatches", "zero"}
     controls.set("split.kind", "tensor")
-    assert shown(controls, "split") == {"kind", "order", "tensor", "redundancy"}
+    assert shown(controls, "split") == {"kind", "order", "tensor", "redundancy", "async_allreduce"}
     tensor = drawn(controls, "split.tensor")
     assert (tensor["label"], controls.values["split.tensor"]) == ("tensor (0: all)", 0)
     controls.set("split.kind", "spatial")

@@ -1,0 +1,13 @@
+"""Published systems: each runs here by its own mechanism, beside the figures that its authors report."""
+
+from __future__ import annotations
+
+from dlpar.systems import allreduce, decentralised, mapreduce, servers, split
+from dlpar.systems.record import BadSystem, Figure, Found, System, compare, find
+
+SYSTEMS: tuple[System, ...] = (
+    *mapreduce.SYSTEMS, *servers.SYSTEMS, *allreduce.SYSTEMS, *decentralised.SYSTEMS, *split.SYSTEMS,
+)  # fmt: skip
+"""All records, by mechanism and year."""
+
+__all__ = ["SYSTEMS", "BadSystem", "Figure", "Found", "System", "compare", "find"]

@@ -1,0 +1,58 @@
+"""Systems that map over partitions of the data, reduce to a driver and broadcast from it."""
+
+from __future__ import annotations
+
+from dlpar.config.experiment import Experiment
+from dlpar.systems.record import PARITY, Figure, System, by_sizes, rate, same_as_alone, shape
+
+COLLECT = {"scheme": "mapreduce", "reduce": "collect"}
+SPARK = {"scheme": "mapreduce", "depth": 2, "broadcast": "torrent"}
+
+
+def _mapreduce() -> dict[str, Experiment]:
+    steps = {
+        f"{n} workers": by_sizes("cpu-1gbe", "alexnet", workers=n, batch=16, steps=3, sync=COLLECT)
+        for n in (4, 16)
+    }
+    return same_as_alone(model="logistic", sync=COLLECT) | steps
+
+
+def _spark() -> dict[str, Experiment]:
+    ways = {"depth 1, tree": {"depth": 1, "broadcast": "tree"}, "depth 2, torrent": {}}
+    big = {name: by_sizes("cpu-10gbe", "alexnet", workers=64, batch=16, steps=2, sync={**SPARK, **way})
+           for name, way in ways.items()}  # fmt: skip
+    return same_as_alone(model="logistic", workers=9, batch=63, sync=SPARK) | big
+
+
+def _bigdl() -> dict[str, Experiment]:
+    slices = {
+        n: by_sizes("cpu-10gbe", "inception3", workers=n, batch=32, steps=2, sync="ring") for n in (1, 16, 96)
+    }
+    return same_as_alone(sync="ring") | {f"{n} nodes": each for n, each in slices.items()}
+
+
+SYSTEMS = (
+    System(
+        "mapreduce", "MapReduce gradient descent", 2006, "C.-T. Chu et al., NIPS 2006; Dean and Ghemawat, OSDI 2004",
+        "synchronous", "centralised", "one model",
+        "mappers' sums of gradients collected by one reducer, which broadcasts the weights", _mapreduce,
+        (PARITY, shape("the reducer's port is the bottleneck: 16 workers are less than twice 4",
+                       lambda runs: rate(runs["16 workers"]) < 2 * rate(runs["4 workers"]))),
+        missing="a distributed file system; mappers started a second time",
+    ),
+    System(
+        "spark_mllib", "Spark MLlib", 2016, "X. Meng et al., JMLR 17(34), 2016",
+        "synchronous", "centralised", "one model",
+        "treeAggregate to the driver, and a torrent broadcast in blocks", _spark,
+        (PARITY, shape("a tree and a torrent are quicker than a queue at the driver, on 64 workers",
+                       lambda runs: rate(runs["depth 2, torrent"]) > 2 * rate(runs["depth 1, tree"]))),
+        missing="resilient datasets; stages scheduled by a driver",
+    ),
+    System(
+        "bigdl", "BigDL", 2019, "J. Dai et al., SoCC 2019, arXiv 1804.05839", "synchronous", "sharded", "one model",
+        "an all-reduce by slices: reduce-scatter, update of the own slice, all-gather", _bigdl,
+        (PARITY, Figure("speed-up from 16 to 96 Xeon nodes (Inception v1)", 5.3,
+                        lambda runs: rate(runs["96 nodes"]) / rate(runs["16 nodes"]), 0.2, "memory")),
+        missing="two Spark jobs an iteration, and their scheduling; here the slices travel on a ring",
+    ),
+)  # fmt: skip

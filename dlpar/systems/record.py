@@ -1,0 +1,183 @@
+"""A published system as a record: its choices, the experiments that run it here, and figures of its authors.
+
+    record ─► experiments ─► runs ─► compare ─► a Found for each figure
+
+The axes are those of Ben-Nun and Hoefler (ACM Computing Surveys 52(4), 2019, section 7).
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from dlpar.config.experiment import Experiment
+from dlpar.jobs.run import Run
+
+Runs = Mapping[str, Run]
+
+BASES = ("reported", "fitted", "shape", "memory")
+
+
+class BadSystem(ValueError):
+    """No system has that name; the message names those that are alike."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure of a system's authors, and how to read it from runs here.
+
+    Attributes
+    ----------
+    what : str
+        The quantity, with its unit.
+    published : float
+        The authors' figure.  Of a shape 1: it is true.
+    ours : callable
+        ``ours(runs)`` returns the figure here; of a shape whether it is true.
+    tolerance : float, default 0.1
+        Largest relative difference.
+    basis : str, default ``"reported"``
+        ``"reported"`` by the authors; ``"fitted"``: a parameter of ours was chosen for it; ``"shape"``: an
+        order or an optimum, not a number; ``"memory"``: not checked at its source, so it gates nothing.
+    """
+
+    what: str
+    published: float
+    ours: Callable[[Runs], float]
+    tolerance: float = 0.1
+    basis: Literal["reported", "fitted", "shape", "memory"] = "reported"
+
+
+@dataclass(frozen=True)
+class System:
+    """One system.
+
+    Attributes
+    ----------
+    name, title, source : str
+        Its name for ``dlpar systems NAME``, as its authors write it, and their publication.
+    year : int
+    consistency, parameters, training : str
+        Its place on the three axes: consistency of the model; distribution of parameters (centralised, sharded,
+        hierarchical, decentralised); distribution of training (one model, averaged models).
+    mechanism : str
+        The mechanism that runs here.
+    experiments : callable
+        Returns its experiments by name.
+    figures : tuple of Figure
+    missing : str, default ``""``
+        Parts of the system that do not run here.
+    """
+
+    name: str
+    title: str
+    year: int
+    source: str
+    consistency: str
+    parameters: str
+    training: str
+    mechanism: str
+    experiments: Callable[[], dict[str, Experiment]]
+    figures: tuple[Figure, ...]
+    missing: str = ""
+
+
+@dataclass(frozen=True)
+class Found:
+    """A figure beside its published value; `held` is None where it gates nothing."""
+
+    what: str
+    basis: str
+    published: float
+    ours: float
+    tolerance: float
+    held: bool | None
+
+
+def find(name: str, systems: Iterable[System]) -> System:
+    """Return the system of a name.
+
+    Raises
+    ------
+    BadSystem
+        If there is none, in one sentence with the names that are alike.
+    """
+    known = {system.name: system for system in systems}
+    if name not in known:
+        alike = difflib.get_close_matches(name, known, 3, 0.4)
+        such = f", such as {', '.join(alike)}" if alike else ""
+        raise BadSystem(f"NAME: got {name!r}, allowed is a name that `dlpar systems` lists{such}")
+    return known[name]
+
+
+def compare(system: System, runs: Runs) -> list[Found]:
+    """Compare the figures of a system with those of its finished runs."""
+    found = []
+    for figure in system.figures:
+        ours = float(figure.ours(runs))
+        is_near = abs(ours - figure.published) <= figure.tolerance * abs(figure.published)
+        held = None if figure.basis == "memory" else is_near
+        found.append(Found(figure.what, figure.basis, figure.published, ours, figure.tolerance, held))
+    return found
+
+
+def by_sizes(platform: str, payload: str | None = None, **fields: Any) -> Experiment:
+    """Return a simulation whose messages carry sizes only, in weak scaling.
+
+    Parameters
+    ----------
+    platform : str
+        A platform's name, or that of a file of ours: see :func:`platform_file`.
+    payload : str, optional
+        The workload whose bytes and FLOPs are charged.
+    **fields
+        Of the experiment.
+    """
+    where = {"world": "simulated", "messages": "sizes", "platform": platform, "stand_in_for": payload}
+    cluster = {**where, **fields.pop("cluster", {})}
+    return Experiment(scaling="weak", evaluate_every=100_000, cluster=cluster, **fields)
+
+
+def platform_file(name: str) -> str:
+    """Return the path of a platform that a system was measured on, as ``cluster.platform`` takes it."""
+    return str(Path(__file__).with_name("platforms") / f"{name}.toml")
+
+
+def rate(run: Run) -> float:
+    """Samples a second of all workers, from the first step's end on where there are several steps."""
+    steps, seconds = run.experiment.steps, run.curve["seconds"]
+    samples = run.experiment.global_batch
+    if steps < 2:
+        return samples / seconds.iloc[-1]
+    return samples * (len(seconds) - 1) / (seconds.iloc[-1] - seconds.iloc[0])
+
+
+def shape(what: str, holds: Callable[[Runs], Any]) -> Figure:
+    """Return a figure that is an order or an optimum, not a number: it holds or does not."""
+    return Figure(what, 1.0, lambda runs: float(bool(holds(runs))), 0.0, "shape")
+
+
+def apart(one: Run, other: Run) -> float:
+    """Return the largest relative difference of two runs' losses."""
+    return float(((one.curve["loss"] - other.curve["loss"]) / one.curve["loss"]).abs().max())
+
+
+def same_as_alone(**fields: Any) -> dict[str, Experiment]:
+    """Return a short training in float64 by a system, and the same by one process."""
+    training = {"workers": 4, "steps": 20, "dtype": "float64", "evaluate_every": 1000}
+    cluster = {"world": "simulated", **fields.pop("cluster", {})}
+    system = Experiment(**{**training, **fields}, cluster=cluster)
+    kept = {
+        name: value for name, value in fields.items() if name in ("model", "data", "optimizer", "batch", "lr")
+    }
+    alone = Experiment(**{**training, **kept, "workers": 1}, cluster={"world": "simulated"})
+    return {"system": system, "one process": alone}
+
+
+PARITY = shape(
+    "the losses of one process, to 1e-9", lambda runs: apart(runs["one process"], runs["system"]) < 1e-9
+)
+"""A synchronous system trains as one process does."""

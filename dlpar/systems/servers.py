@@ -1,0 +1,252 @@
+"""Systems whose weights live on servers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dlpar.config.experiment import Experiment
+from dlpar.systems.record import (
+    PARITY,
+    Figure,
+    Runs,
+    System,
+    by_sizes,
+    platform_file,
+    rate,
+    same_as_alone,
+    shape,
+)
+
+STEADY = {"kind": "gamma", "delay_ms": 10.0, "delay_cv": 0.1}
+"""Steps of 10 ms on average, with little jitter."""
+
+SLOW = {"kind": "constant", "delay_ms": 10.0, "straggler": {1: 4.0}}
+"""Steps of 10 ms, and a worker that is four times slower."""
+
+ALONE = {"world": "simulated", "platform": "cpu-10gbe"}
+
+
+def ps(**fields: Any) -> dict[str, Any]:
+    """Return a parameter server with some fields."""
+    return {"scheme": "ps", **fields}
+
+
+def learning(sync: dict[str, Any], delays: dict[str, Any] = STEADY, **fields: Any) -> Experiment:
+    """Return a training of digits that shows staleness and accuracy; delays, not FLOPs, take the time."""
+    usual = {"workers": 8, "batch": 64, "steps": 100, "lr": 0.2, "evaluate_every": 1000}
+    return Experiment(**{**usual, **fields}, sync=sync, delays=delays, cluster=ALONE)
+
+
+def staleness(runs: Runs, name: str) -> float:
+    """Mean staleness of a run's pushes, in updates."""
+    return float(runs[name].summary["staleness"]["mean"])
+
+
+def _sharded() -> dict[str, Experiment]:
+    big = {"workers": 8, "batch": 64, "steps": 3}
+    several = {n: by_sizes("cpu-1gbe", "alexnet", **big, sync=ps(servers=n)) for n in (1, 4)}
+    return {f"{n} servers": each for n, each in several.items()} | same_as_alone(sync=ps(servers=3))
+
+
+def _bounded() -> dict[str, Experiment]:
+    kinds = {"bsp": {"consistency": "bsp"}, "ssp": {"consistency": "ssp", "staleness": 4}}
+    return {
+        name: learning(ps(**kind), {"kind": "exponential", "delay_ms": 10.0}) for name, kind in kinds.items()
+    }
+
+
+def _within_bound(runs: Runs) -> bool:
+    return bool(runs["ssp"].steps["lead"].max() <= 4)
+
+
+def _rudra() -> dict[str, Experiment]:
+    soft = {
+        f"n = {n}": learning(
+            ps(consistency="softsync", softsync=n),
+            workers=30,
+            batch=240,
+            steps=60,
+            optimizer="momentum",
+            lr=0.05,
+        )
+        for n in (1, 15, 30)
+    }
+    return soft | {"leaves": learning(ps(groups=2), steps=20)}
+
+
+def _backup() -> dict[str, Experiment]:
+    delays = {"kind": "gamma", "delay_ms": 1000.0, "delay_cv": 0.15}
+    training = dict(model="logistic", batch=100, steps=60, evaluate_every=1000, delays=delays, cluster=ALONE)
+    return {f"b = {b}": Experiment(workers=50 + b, sync=ps(backup=b), **training) for b in range(7)}
+
+
+def per_machine(runs: Runs, backup: int) -> float:
+    """Steps a second of each machine with so many backup workers, times those with none."""
+
+    def pace(b: int) -> float:
+        return rate(runs[f"b = {b}"]) / (50 + b)
+
+    return pace(backup) / pace(0)
+
+
+def _best(runs: Runs) -> int:
+    return max(range(7), key=lambda b: per_machine(runs, b))
+
+
+def _minerva() -> dict[str, Experiment]:
+    # The batch grows with the GPUs, as in Minerva's table.
+    return {
+        f"{model}, {n} GPUs": by_sizes(
+            platform_file("titan"), model, workers=n, batch=batch, steps=3, sync="ring"
+        )
+        for model, batch in (("alexnet", 256), ("vgg16", 24))
+        for n in (1, 2, 4)
+    }
+
+
+def _caffe() -> dict[str, Experiment]:
+    return {
+        f"{nodes} executors of 4": by_sizes("p100-25gbe", "resnet50", workers=4 * nodes, batch=64, steps=3, sync={
+            "scheme": "ring", "allreduce": "hierarchical", "node_size": 4})
+        for nodes in (1, 8)
+    } | same_as_alone(sync={"scheme": "ring", "allreduce": "hierarchical", "node_size": 2})  # fmt: skip
+
+
+def _adam() -> dict[str, Experiment]:
+    split = {"kind": "tensor", "tensor": 2}
+    return {
+        "asynchronous replicas": learning(
+            ps(consistency="asp", servers=2), workers=8, split=split, model={"width": 64}, steps=60
+        )
+    }
+
+
+def _downpour() -> dict[str, Experiment]:
+    rule = {"optimizer": "adagrad", "lr": 0.05}
+    return {
+        f"every {n}": learning(ps(consistency="asp", push_every=n, servers=2), **rule, steps=120)
+        for n in (1, 10)
+    }
+
+
+def _averaged() -> dict[str, Experiment]:
+    methods = ("local", "block_momentum")
+    return {method: learning("ring", averaging={"method": method, "period": 10}) for method in methods}
+
+
+def _sent(runs: Runs, name: str) -> float:
+    return runs[name].summary["bytes_sent"]
+
+
+def learns(name: str, least: float = 0.8) -> Figure:
+    """Return the figure that a run classifies held-out samples correctly."""
+    return shape(f"{name}: over {least:.0%} right", lambda runs: runs[name].summary["accuracy"] > least)
+
+
+MINERVA = {
+    "alexnet, 2 GPUs": 371.01,
+    "alexnet, 4 GPUs": 632.09,
+    "vgg16, 2 GPUs": 29.58,
+    "vgg16, 4 GPUs": 50.26,
+}
+"""Images a second by Minerva's README."""
+
+SYSTEMS = (
+    System(
+        "distbelief_downpour", "DistBelief, Downpour SGD", 2012, "J. Dean et al., NIPS 2012", "asynchronous", "sharded",
+        "one model", "workers push to and fetch from two shards every n steps; Adagrad at the shards", _downpour,
+        (learns("every 1"), learns("every 10"),
+         shape("over nine times fewer bytes with n = 10",
+               lambda runs: _sent(runs, "every 1") > 9 * _sent(runs, "every 10"))),
+        missing="fetches and pushes of different periods; Sandblaster L-BFGS",
+    ),
+    System(
+        "parameter_server", "Parameter server", 2014, "M. Li et al., OSDI 2014", "bounded staleness", "sharded",
+        "one model", "key ranges of the weights on servers; workers run ahead by a bounded delay", _bounded,
+        (shape("no worker is more than 4 clocks ahead", _within_bound),
+         shape("bounded delay is quicker than none", lambda runs: rate(runs["ssp"]) > 1.1 * rate(runs["bsp"]))),
+        missing="sparse keys, key caching and value filters; chain replication",
+    ),
+    System(
+        "sharded_ps", "Sharded parameter server", 2014, "M. Li et al., OSDI 2014, section 4", "synchronous", "sharded",
+        "one model", "each server holds a range of the weights", _sharded,
+        (PARITY, shape("four servers are more than twice as fast as one",
+                       lambda runs: rate(runs["4 servers"]) > 2 * rate(runs["1 servers"]))),
+    ),
+    System(
+        "project_adam", "Project Adam", 2014, "T. Chilimbi et al., OSDI 2014", "asynchronous", "sharded", "one model",
+        "replicas of a model cut over machines push to servers and never wait", _adam,
+        (learns("asynchronous replicas"),),
+        missing="activations and errors instead of gradients of fully connected layers; races inside a replica",
+    ),
+    System(
+        "mariana", "Mariana", 2014, "Y. Zou et al., PVLDB 7(13), 2014", "synchronous", "decentralised", "one model",
+        "data and model split together: groups of GPUs hold one model", lambda: same_as_alone(
+            model={"width": 64}, split={"kind": "tensor", "tensor": 2}),
+        (PARITY,), missing="owners of partitions; AlexNet cut by the sizes of its activations",
+    ),
+    System(
+        "minerva", "Minerva", 2015, "README of dmlc/minerva: AlexNet and VGG on four GTX Titan", "synchronous",
+        "decentralised", "one model", 
+        "replicas on the GPUs of one machine; the rates of one GPU are Minerva's", _minerva,
+        tuple(Figure(f"images/s of {key}", published, lambda runs, key=key: rate(runs[key]), 0.2)
+              for key, published in MINERVA.items()),
+        missing="the dataflow engine; GoogLeNet",
+    ),
+    System(
+        "petuum_ssp", "Petuum, stale synchronous parallel", 2013, "Q. Ho et al., NIPS 2013", "bounded staleness",
+        "sharded", "one model", "a worker waits only if it is more than s clocks ahead of the slowest", _bounded,
+        (shape("no worker is more than s = 4 clocks ahead", _within_bound), learns("ssp", 0.85)),
+        missing="tables with a cache at the worker",
+    ),
+    System(
+        "singa", "SINGA", 2015, "B. C. Ooi et al., ACM Multimedia 2015", "synchronous or asynchronous", "hierarchical",
+        "one model", "one configuration of workers, servers and groups: sync, Downpour and all-reduce",
+        lambda: {"sync": learning(ps()), "Downpour": learning(ps(consistency="asp")), "all-reduce": learning("ring")},
+        (learns("sync"), learns("Downpour"), learns("all-reduce")), missing="server groups that average between them",
+    ),
+    System(
+        "mxnet_kvstore", "MXNet's KVStore", 2015, "T. Chen et al., arXiv 1512.01274", "synchronous or asynchronous",
+        "hierarchical", "one model", "groups of workers share a leaf server; leaves push to the root",
+        lambda: same_as_alone(sync=ps(groups=2)),
+        (PARITY,), missing="a consistency of its own for each level",
+    ),
+    System(
+        "rudra", "Rudra", 2016, "S. Gupta, W. Zhang and F. Wang, ICDM 2016, arXiv 1509.04210", "bounded staleness",
+        "hierarchical", "one model", 
+        "n-softsync: an update takes N/n gradients; leaf servers sum their group's", _rudra,
+        tuple(Figure(f"mean staleness of {n}-softsync, 30 workers (updates)", n,
+                     lambda runs, n=n: staleness(runs, f"n = {n}"), 0.15) for n in (1, 15, 30)),
+    ),
+    System(
+        "tensorflow_async", "TensorFlow, asynchronous", 2016, "M. Abadi et al., OSDI 2016, section 4.4", "asynchronous",
+        "sharded", "one model", "each worker applies its gradient at the servers and reads weights when it begins",
+        lambda: {"async": learning(ps(consistency="asp", servers=2), SLOW), "sync": learning(ps(servers=2), SLOW)},
+        (learns("async"), shape("a slow worker does not stop the others",
+                                lambda runs: rate(runs["async"]) > 2 * rate(runs["sync"]))),
+    ),
+    System(
+        "tensorflow_sync", "TensorFlow, synchronous replicas", 2016, "M. Abadi et al., OSDI 2016, section 4.4",
+        "synchronous", "sharded", "one model", "a barrier at the servers: all gradients of a step are averaged",
+        lambda: same_as_alone(sync=ps(servers=2)), (PARITY,),
+    ),
+    System(
+        "tensorflow_backup", "TensorFlow, backup workers", 2016, "J. Chen et al., arXiv 1604.00981", "synchronous",
+        "centralised", "one model", "the first N of N + b pushes make the update; later ones are dropped", _backup,
+        (shape("a few backup workers raise the pace of each machine, more lower it again (best: 1 to 4)",
+               lambda runs: 1 <= _best(runs) <= 4 and per_machine(runs, 6) < per_machine(runs, _best(runs))),),
+    ),
+    System(
+        "caffeonspark", "CaffeOnSpark", 2016, "A. Feng, J. Shi and M. Jain, Yahoo, February 2016", "synchronous",
+        "hierarchical", "one model", "executors sum over their devices, then with each other", _caffe,
+        (PARITY, shape("8 executors are more than 4 times as fast as one",
+                       lambda runs: rate(runs["8 executors of 4"]) > 4 * rate(runs["1 executors of 4"]))),
+        missing="slices owned by peers; snapshots; features for MLlib",
+    ),
+    System(
+        "multiverso", "DMTK, Multiverso", 2015, "Microsoft DMTK; K. Chen and Q. Huo, ICASSP 2016 (block momentum)",
+        "synchronous", "sharded", "averaged models",
+        "workers train apart and average every k steps, with block momentum", _averaged,
+        (learns("local"), learns("block_momentum")), missing="tables by rows with a cache",
+    ),
+)  # fmt: skip

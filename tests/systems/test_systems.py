@@ -1,0 +1,76 @@
+"""Published systems run here by their own mechanism, and their authors' figures hold."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from dlpar.cli import main
+from dlpar.config.experiment import Experiment
+from dlpar.lab.sweep import run_all
+from dlpar.systems import SYSTEMS, BadSystem, Figure, compare, find
+from dlpar.systems.record import BASES
+
+NAMES = [system.name for system in SYSTEMS]
+
+LONG = ("horovod",)
+"""Systems whose runs take over 30 s; `tests/published` has the same figures of Horovod."""
+
+
+def test_there_are_24_systems_or_more_each_with_its_own_name_source_and_place_on_the_axes():
+    assert len(NAMES) == len(set(NAMES)) >= 24
+    for system in SYSTEMS:
+        assert (
+            re.fullmatch(r"[a-z0-9_]+", system.name) and 2004 < system.year < 2025 and len(system.source) > 20
+        )
+        assert system.parameters in ("centralised", "sharded", "hierarchical", "decentralised")
+        assert system.training in ("one model", "averaged models")
+        assert re.match("synchronous|asynchronous|bounded staleness", system.consistency)
+        assert system.figures and all(figure.basis in BASES for figure in system.figures)
+        experiments = system.experiments()
+        assert experiments and all(isinstance(each, Experiment) for each in experiments.values())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in LONG])
+def test_the_figures_of_a_system_hold_in_its_runs(name):
+    system = find(name, SYSTEMS)
+    experiments = system.experiments()
+    outcomes = dict(zip(experiments, run_all(list(experiments.values()), jobs=1)))
+    assert [outcome.reason for outcome in outcomes.values() if outcome.status != "done"] == []
+    found = compare(system, {name: outcome.run for name, outcome in outcomes.items()})
+    assert [each for each in found if each.held is False] == []
+
+
+def test_a_figure_outside_its_tolerance_does_not_hold_and_one_from_memory_gates_nothing():
+    system = SYSTEMS[0]
+    for ours, basis, held in ((1.09, "reported", True), (1.11, "fitted", False), (9.0, "memory", None)):
+        figure = Figure("a figure", 1.0, lambda runs, ours=ours: ours, 0.1, basis)
+        (found,) = compare(type(system)(**{**vars(system), "figures": (figure,)}), {})
+        assert found.held is held and found.ours == ours
+
+
+def test_an_unknown_system_is_refused_in_a_sentence_with_names_that_are_alike():
+    with pytest.raises(
+        BadSystem, match="^NAME: got 'horovot', allowed is a name that .* lists, such as horovod"
+    ):
+        find("horovot", SYSTEMS)
+
+
+def test_the_command_lists_them_and_refuses_others(capsys):
+    assert main(["systems", "--json"]) == 0
+    assert [row["name"] for row in json.loads(capsys.readouterr().out)] == NAMES
+    assert main(["systems"]) == 0 and "Megatron-LM" in capsys.readouterr().out
+    assert main(["systems", "nothing-like-it"]) == 2
+    assert "allowed is a name that `dlpar systems` lists" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_command_runs_one_and_says_what_holds(capsys):
+    assert main(["systems", "mariana", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["figures"][0]["held"] is True and said["missing"].startswith("owners of partitions")
+    assert main(["systems", "mariana"]) == 0 and "Does not run here: owners" in capsys.readouterr().out
