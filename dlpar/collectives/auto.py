@@ -5,6 +5,7 @@ Source: Thakur, Rabenseifner and Gropp (IJHPCA 2005), sections 3 to 5.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from dlpar.collectives.halving_doubling import halving_doubling_allreduce
@@ -18,20 +19,29 @@ if TYPE_CHECKING:
     from dlpar.comm import Comm
 
 
-def _folded(n: int) -> tuple[float, float, float, float]:
+Count = tuple[float, float, float, float]
+"""Latencies, tensors on a port, tensors while all ranks send across, and messages that wait for a rank's processor."""
+
+
+def _tree(n: int) -> list[Count]:
+    """Count a binomial tree; where N is no power of two, a parent takes some messages one right after the other."""
+    latencies, tensors = 2 * (n.bit_length() - 1), 2 * (n - 1).bit_length()
+    return [(latencies, tensors, 0, tensors - latencies)]
+
+
+def _folded(n: int) -> list[Count]:
     """Count halving and doubling; ranks beyond a power of two hand their tensor over and get it back."""
     rounds, folds = n.bit_length() - 1, n & (n - 1) > 0
-    return 2 * (rounds + folds), 2.25 * folds, 2 * (1 - 0.5**rounds), 0
+    return [(2 * (rounds + folds), 2.25 * folds, 2 * (1 - 0.5**rounds), 0)]
 
 
-FORMS = {
-    "ring": (ring_allreduce, lambda n: (2 * (n - 1), 2 * (1 - 1 / n), 0, 0)),
+FORMS: dict[str, tuple[Callable[[Comm, torch.Tensor], None], Callable[[int], list[Count]]]] = {
+    "ring": (ring_allreduce, lambda n: [(2 * (n - 1), 2 * (1 - 1 / n), 0, 0)]),
     "halving_doubling": (halving_doubling_allreduce, _folded),
-    "tree": (tree_allreduce, lambda n: (2 * (n.bit_length() - 1), 2 * (n - 1).bit_length(), 0, 0)),
-    "star": (star_allreduce, lambda n: (2, 2 * (n - 1), 0, 2 * (n - 2))),
+    "tree": (tree_allreduce, _tree),
+    "star": (star_allreduce, lambda n: [(2, 2 * n - 2, 0, 0), (2, 2, 0, 2 * n - 4)]),
 }
-"""Algorithms; and for n ranks their latencies, tensors on a port, tensors while all ranks send across, and messages
-that wait for others at one rank's processor."""
+"""Algorithms, and what n ranks wait for; of several counts the longest: the port of a star's root, or its processor."""
 
 
 class Speed(NamedTuple):
@@ -46,7 +56,11 @@ class Speed(NamedTuple):
 def quickest(ranks: int, nbytes: float, speed: Speed) -> str:
     """Return the name of the algorithm in `FORMS` that takes the fewest seconds for a tensor of so many bytes."""
     costs = speed.latency, nbytes * speed.byte, nbytes * speed.byte_across, speed.overhead
-    return min(FORMS, key=lambda name: sum(n * cost for n, cost in zip(FORMS[name][1](ranks), costs)))
+
+    def seconds(name: str) -> float:
+        return max(sum(n * cost for n, cost in zip(count, costs)) for count in FORMS[name][1](ranks))
+
+    return min(FORMS, key=seconds)
 
 
 def measured(comm: Comm, length: int, trials: int = 3) -> Speed:

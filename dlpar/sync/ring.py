@@ -6,6 +6,7 @@ Sources: Patarasuk and Yuan (JPDC 2009); Sergeev and Del Balso, "Horovod"
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
@@ -34,7 +35,11 @@ class Ring(Scheme):
         replica.cut(sync.bucket_mb * 1e6)
         self.collective = _allreduce(experiment, comm, replica)
         if isinstance(self.collective, QuickestAllreduce):
-            self.chosen = {"allreduce": [self.collective.name(comm, bucket) for bucket in replica.buckets]}
+            names = [self.collective.name(comm, bucket) for bucket in replica.buckets]
+            self.chosen = {"allreduce": names}
+            if comm.rank == 0:
+                chosen = ", ".join(f"{name} for {n} of {len(names)}" for name, n in Counter(names).items())
+                print(f"allreduce auto: {chosen} buckets", flush=True)
         self.under_way: list[Request] = []
         if sync.overlap:
             replica.when_ready(self._start)

@@ -67,7 +67,7 @@ SYSTEMS = (
         "poseidon", "Poseidon", 2017, "H. Zhang et al., USENIX ATC 2017", "synchronous", "sharded", "one model",
         "servers on the workers' nodes, and each layer's gradient pushed as soon as it is ready",
         lambda: {
-            f"{n} nodes": by_sizes(platform_file("titan-x"), "inception3", workers=n, batch=32, steps=3, cluster=(
+            f"{n} nodes": by_sizes(platform_file("titan-x"), "inception3", workers=n, batch=32, steps=2, cluster=(
                 {"placement": "colocated"}), sync={"scheme": "ps", "servers": n, "overlap": True, "bucket_mb": 2})
             for n in (1, 32)
         },

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -97,6 +99,7 @@ def test_buckets_of_several_sizes_give_the_losses_of_one_process(world):
     ).wait(60)
     np.testing.assert_allclose(run.curve["loss"], alone, rtol=1e-9)
     chosen = run.events.query("name == 'chosen'")["allreduce"]
+    assert re.search(r"\[rank 0\] allreduce auto: \w+ for \d+ of \d+.* buckets", run.log)
     assert (
         len(chosen) == 5
         and set(chosen.iloc[0]) <= set(FORMS)
