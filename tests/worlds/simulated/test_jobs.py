@@ -100,8 +100,9 @@ def test_a_long_step_of_many_ranks_counts_as_progress(tmp_path):
         file.touch()
         stamps.append(diagnosis.stamp_of(tmp_path / "rank-all.jsonl"))
 
+    until = time.monotonic() + 1.0  # the same for both, or one may have several rounds more to go
+
     def chat(comm):
-        until = time.monotonic() + 1.0
         while time.monotonic() < until:
             comm.sendrecv(comm.empty(1), 1 - comm.rank, comm.empty(1), 1 - comm.rank)
         comm.isend(comm.empty(0), 1 - comm.rank)  # for whoever is in one more round
