@@ -119,6 +119,43 @@ class ParameterServer(SyncPart):
     implementation = "dlpar.sync.parameter_server:ParameterServer"
     rules = (
         ("sync.staleness_aware", (True,), "optimizer", ("sgd", "momentum"), "others undo this division"),
+        (
+            "sync.staleness_aware",
+            (True,),
+            "sync.group_consistency",
+            ("bsp",),
+            "a leaf hides how old a push is",
+        ),
+        ("sync.group_consistency", ("asp",), "sync.groups", Other([0]), "it is that of a leaf"),
+        (
+            "sync.group_consistency",
+            ("asp",),
+            "sync.consistency",
+            ("bsp", "asp"),
+            "others count the leaves' clocks",
+        ),
+        ("sync.group_period", Other([0]), "sync.groups", Other([0]), "it is that of a leaf"),
+        (
+            "sync.group_period",
+            Other([0]),
+            "sync.group_consistency",
+            ("bsp",),
+            "a group makes its updates together",
+        ),
+        ("sync.group_period", Other([0]), "sync.push_every", (1,), "a group makes its updates together"),
+        (
+            "sync.group_period",
+            Other([0]),
+            "sync.consistency",
+            ("bsp", "asp"),
+            "others count the leaves' clocks",
+        ),
+        ("sync.group_period", Other([0]), "averaging.method", NONE, "its groups average already"),
+        ("sync.group_period", Other([0]), "sync.overlap", (False,), "models are averaged, not buckets"),
+        ("sync.fetch_every", Other([0]), "sync.consistency", ("asp",), "others wait at every push"),
+        ("sync.fetch_every", Other([0]), "sync.groups", (0,), "a leaf fetches for others"),
+        ("sync.fetch_every", Other([0]), "sync.overlap", (False,), "every bucket is answered"),
+        ("sync.fetch_every", Other([0]), "averaging.method", NONE, "its period does that"),
         ("averaging.method", SOME, "sync.push_every", (1,), "its period does that"),
         ("sync.overlap", (True,), "sync.push_every", (1,), "a bucket is pushed as soon as it is finished"),
         ("sync.backup", Other([0]), "sync.consistency", ("bsp",), "others wait for nobody"),
@@ -144,9 +181,15 @@ class ParameterServer(SyncPart):
     pull: Literal["reply", "separate"] = Field("reply")
     """Way of weights to a worker: in the reply to its push, or pulled separately when they are needed."""
     push_every: int = Field(1, ge=1, le=10000)
-    """Steps between two pushes and fetches (Downpour)."""
+    """Steps between two pushes (Downpour's n_push)."""
+    fetch_every: int = Field(0, ge=0, le=10000)
+    """Steps between two fetches (Downpour's n_fetch); 0: a fetch with each push."""
     groups: int = Field(0, ge=0, le=1024)
     """Leaf servers, each aggregating a group of workers; 0: none."""
+    group_consistency: Literal["bsp", "asp"] = Field("bsp")
+    """Whether workers of a group wait for each other, or each push goes up alone (MXNet's two levels)."""
+    group_period: int = Field(0, ge=0, le=10000)
+    """Updates that a leaf makes on a model of its own between two averages with the other groups; 0: no own model."""
     staleness_aware: Annotated[bool, Only("sync.consistency", "ssp", "asp", "softsync")] = Field(False)
     """Divide the learning rate of a push by its staleness."""
     overlap: bool = Field(False)
@@ -159,11 +202,18 @@ class ParameterServer(SyncPart):
 
     @property
     def runs_free(self) -> bool:
-        return self.consistency != "bsp"
+        return self.consistency != "bsp" or self.group_consistency != "bsp"
 
     @property
     def lead_bound(self) -> int | None:
+        if self.group_consistency != "bsp":
+            return None
         return {"bsp": 0, "ssp": self.staleness}.get(self.consistency)
+
+    @property
+    def steps_a_fetch(self) -> int:
+        """Steps a worker makes between two answers of the servers."""
+        return self.fetch_every or self.push_every
 
     def complaints(self, e: Experiment) -> Iterator[Complaint]:
         n = e.workers
@@ -178,8 +228,12 @@ class ParameterServer(SyncPart):
             yield "sync.groups", f"with {n} workers and {self.consistency} is a divisor of {n}: {why}"
         if self.consistency == "softsync" and self.softsync > (self.groups or n):
             yield "sync.softsync", f"with {n} workers and {self.groups} groups is at most {self.groups or n}"
-        if e.steps % self.push_every:
-            yield "sync.push_every", f"with {e.steps} steps is a divisor of {e.steps}"
+        for name in ("push_every", "fetch_every", "group_period"):
+            if (every := getattr(self, name)) and e.steps % every:
+                yield f"sync.{name}", f"with {e.steps} steps is a divisor of {e.steps}"
+        if self.fetch_every % self.push_every:
+            why = "a fetch drops what was not pushed"
+            yield "sync.fetch_every", f"with push_every {self.push_every} is a multiple of it: {why}"
 
 
 def _edges(value: Any) -> Any:

@@ -23,6 +23,7 @@ NAMES = {
     "dlpar.course.exercises.formulas": "check_efficiency check_all_sent check_grid",
     "dlpar.course.exercises.schedule": "check_schedule",
     "dlpar.course.exercises.parity": "check_scheme check_zero check_layers",
+    "dlpar.systems.field": "field field_map",
     "dlpar.course.curriculum": "course self_test glossary tooltips what_runs",
 }
 """Names by their modules."""
@@ -40,8 +41,7 @@ def __getattr__(name: str) -> Any:
         return import_module(MODULES[name])
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'dlpar.lab' has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(_MODULE_OF[name]), name)
-    return value
+    return globals().setdefault(name, getattr(import_module(_MODULE_OF[name]), name))
 
 
 def __dir__() -> list[str]:

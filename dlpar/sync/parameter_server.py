@@ -34,8 +34,8 @@ class ParameterServer(Scheme):
 
     def __init__(self, experiment: Experiment, comm: Comm, replica: Replica) -> None:
         self.experiment, self.comm, self.replica, sync = experiment, comm, replica, experiment.sync
-        self.separate, self.every, self.overlap = sync.pull == "separate", sync.push_every, sync.overlap
-        self.backup = experiment.backup
+        self.every, self.fetch = sync.push_every, sync.steps_a_fetch
+        self.overlap, self.backup = sync.overlap, experiment.backup
         self.under_way: list[Request] = []
         if self.overlap:
             replica.cut(sync.bucket_mb * 1e6)
@@ -45,6 +45,8 @@ class ParameterServer(Scheme):
         roots = range(experiment.workers, experiment.workers + sync.servers)
         if comm.rank == 0:
             Client(comm, roots, replica.weights, experiment, lengths).initialise()
+            for own in range(roots.stop, comm.size) if sync.group_period else ():
+                Client(comm, [own], replica.weights, experiment, lengths).initialise()
         comm.barrier()  # the servers hold the initial weights, so all workers start together
         leaf = leaf_of(experiment, comm.rank)
         ranks = roots if leaf is None else [leaf]
@@ -62,8 +64,9 @@ class ParameterServer(Scheme):
         self.under_way.append(self.comm.start(partial(self._push, bucket), self.replica.buckets[bucket]))
 
     def _push(self, bucket: int, comm: Comm, gradient: Tensor) -> None:
-        self.client.push(bucket, gradient, answered=not self.separate)
-        if self.separate:
+        separate = asks(self.experiment)
+        self.client.push(bucket, gradient, answered=not separate)
+        if separate and self.fetches:
             self.client.ask(bucket)
 
     def _push_all(self, comm: Comm, _: Tensor) -> None:
@@ -73,8 +76,8 @@ class ParameterServer(Scheme):
     def steps(self) -> Iterator[int]:
         step = 0
         while self.replica.agree(self.client.going_on):
-            for _ in range(self.every):
-                self.due = (step + 1) % self.every == 0
+            for _ in range(self.fetch):
+                self.due, self.fetches = ((step + 1) % every == 0 for every in (self.every, self.fetch))
                 yield step
                 # A worker whose push was dropped goes on with the present step of the others.
                 step = self.client.version if self.backup else step + 1
@@ -90,12 +93,13 @@ class ParameterServer(Scheme):
         for request in self.under_way:
             request.wait()
         self.under_way.clear()
-        self._run(lambda comm, weights: self.client.receive())
+        if self.fetches:
+            self._run(lambda comm, weights: self.client.receive())
         if self.every > 1:
             self.accrued.zero_()
 
     def update(self) -> None:
-        if not self.due:  # Downpour continues with its own weights until it fetches the servers'
+        if not self.fetches:  # Downpour continues with its own weights until it fetches the servers'
             self.replica.weights.add_(self.replica.gradient, alpha=-self.experiment.lr)
 
     def done(self, own: int) -> int:
@@ -110,6 +114,11 @@ class ParameterServer(Scheme):
         client = self.client
         dropped = {"dropped": int(client.staleness > 0)} if self.backup else {}
         return {"staleness": client.staleness, "lead": client.lead, "version": client.version, **dropped}
+
+
+def asks(experiment: Experiment) -> bool:
+    """Return whether weights come when a client asks for them, instead of with the answer to its push."""
+    return experiment.sync.pull == "separate" or bool(experiment.sync.fetch_every)
 
 
 def leaf_of(experiment: Experiment, worker: int) -> int | None:

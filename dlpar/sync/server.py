@@ -7,6 +7,7 @@ Chen et al., "Revisiting Distributed Synchronous SGD" (arXiv 1604.00981), for ba
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,6 +26,7 @@ from dlpar.sync.parameter_server import (
     TAGS,
     WEIGHTS,
     Client,
+    asks,
     check_servers,
     key_ranges,
     leaf_of,
@@ -64,7 +66,7 @@ class Server:
     ) -> None:
         self.comm, self.clients, self.answer, self.weights = comm, list(clients), answer, answer.body
         self.experiment, self.rule, self.is_first = experiment, rule, is_first
-        self.separate, self.aware = experiment.sync.pull == "separate", experiment.sync.staleness_aware
+        self.separate, self.aware = asks(experiment), experiment.sync.staleness_aware
         self.codec, self.wire_bytes = codec_of(experiment.compression), self.weights.nbytes
         if self.codec is not None:
             self.wire_bytes = self.codec.nbytes(len(self.weights), self.weights.dtype)
@@ -79,8 +81,15 @@ class Server:
         self.waiting: list[int] = []
         self.judged: tuple[int, bool] | None = None  # the state at the last check of waiting clients
         self.left: list[int] = []
-        self.total = len(self.clients) * experiment.steps // experiment.sync.push_every
-        self.started = len(self.clients)
+        # Pushes of a client at a time: those of its whole group, if each of them goes up alone.
+        sync, self.at_once = experiment.sync, 1
+        if sync.group_consistency == "asp":
+            self.at_once = experiment.workers // len(self.clients)
+        self.total = (
+            len(self.clients) * self.at_once * experiment.steps // (sync.group_period or sync.push_every)
+        )
+        self.per_answer = sync.steps_a_fetch // sync.push_every
+        self.started = len(self.clients) * self.at_once * self.per_answer
 
     def take(self, kind: int, client: int, inbox: Tensor) -> None:
         """Do what a message of a client asks for."""
@@ -132,7 +141,7 @@ class Server:
     def _answer(self, client: int, lead: int) -> None:
         go = self.goes_on()
         self.answer.head.copy_(torch.tensor([*self.counts(client, lead), go]))
-        self.started += go
+        self.started += go * self.per_answer
         self.read[client] = self.version
         self.comm.send(self.answer.wire, client, self.first_tag + WEIGHTS)
 
@@ -154,7 +163,7 @@ class Server:
 
     def counts(self, client: int, lead: int) -> tuple[int, ...]:
         """Return the head of an answer: version of the weights, staleness of the push, lead, global steps done."""
-        done = self.pushes * self.experiment.sync.push_every // len(self.clients)
+        done = self.pushes * self.experiment.steps // self.total
         return self.version, self.staleness[client], lead, done
 
     def finish(self) -> None:
@@ -201,20 +210,39 @@ class Leaf(Server):
         bucket: int,
         above: Client,
     ) -> None:
-        super().__init__(comm, clients, answer, experiment, Consistency(gather=len(clients), bound=0), bucket)
-        self.above = above
+        free = experiment.sync.group_consistency == "asp"
+        rule = Consistency() if free else Consistency(gather=len(clients), bound=0)
+        super().__init__(comm, clients, answer, experiment, rule, bucket)
+        self.above, self.is_free = above, free
+        self.given = dict.fromkeys(clients, 0)  # version above of the weights that each client has
 
     def apply(self) -> None:
-        self.above.push(0, self.sum, answered=not self.separate)
+        known = self.above.version
+        self._push_up(self.sum)
+        if self.is_free:  # the push is one client's: as old as the weights that this client has
+            self.staleness[self.pushing] = self.above.staleness + known - self.given[self.pushing]
+
+    def _push_up(self, difference: Tensor) -> None:
+        self.above.push(0, difference, answered=not self.separate)
         if self.separate:
             self.above.ask(0)
         self.above.receive()
+
+    def _push(self, client: int) -> None:
+        self.pushing = client
+        super()._push(client)
+
+    def _answer(self, client: int, lead: int) -> None:
+        super()._answer(client, lead)
+        self.given[client] = self.above.version
 
     def goes_on(self) -> bool:
         return self.above.going_on
 
     def counts(self, client: int, lead: int) -> tuple[int, ...]:
-        return self.above.version, self.above.staleness, self.above.next_lead, self.above.done
+        above = self.above
+        stale = self.staleness[client] if self.is_free else above.staleness
+        return above.version, stale, lead if self.is_free else above.next_lead, above.done
 
     def _leave(self, client: int) -> None:
         super()._leave(client)
@@ -227,10 +255,45 @@ class Leaf(Server):
         super().finish()
 
 
+class OwnLeaf(Leaf):
+    """A leaf with a model of its group's own; every few updates the groups average theirs at the servers above.
+
+    Its change since the last average, divided by the groups, goes up as a gradient with learning rate 1: SINGA's
+    server groups (Ooi et al. 2015), each of which trains by itself in between.
+    """
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.agreed, self.groups = self.weights.clone(), self.experiment.sync.groups
+        self.period = self.experiment.sync.group_period
+
+    def apply(self) -> None:
+        # What workers push adds up to the gradient of a global batch; a group's part of it is scaled to a mean.
+        self.sum.mul_(self.groups)
+        super(Leaf, self).apply()
+        if (self.version + 1) % self.period == 0:
+            self._push_up(self.agreed.sub_(self.weights).div_(self.groups))
+            self.agreed.copy_(self.weights)
+
+    def goes_on(self) -> bool:
+        return self.above.going_on or self.version % self.period != 0
+
+    def counts(self, client: int, lead: int) -> tuple[int, ...]:
+        version, stale, above, done = super().counts(client, lead)
+        return (
+            version,
+            stale,
+            above * self.period,
+            min(done + self.version % self.period, self.experiment.steps),
+        )
+
+
 def serve(comm: Comm, experiment: Experiment, record: Recorder) -> None:
     """Run this rank as the server or leaf it is."""
     experiment = outer(experiment)
     sync, workers = experiment.sync, experiment.workers
+    # Servers above leaves with models of their own add up differences of models.
+    centre = experiment.replace(optimizer="sgd", lr=1.0) if sync.group_period else experiment
     lengths, dtype = comm.broadcast(None)
     check_servers(sync.servers, lengths)
     roots, leaves = range(workers, workers + sync.servers), range(workers + sync.servers, comm.size)
@@ -243,7 +306,7 @@ def serve(comm: Comm, experiment: Experiment, record: Recorder) -> None:
         parts, mine = sync.servers, comm.rank - workers
     held = enumerate(key_ranges(length, parts)[mine] for length in lengths)
     answers = {b: comm.packet(keys.stop - keys.start, dtype) for b, keys in held if keys.stop > keys.start}
-    if not is_leaf:
+    if not is_leaf or sync.group_period:
         for bucket, answer in answers.items():
             comm.recv(answer.body, 0, bucket * TAGS + INITIAL)
     comm.barrier()
@@ -252,10 +315,11 @@ def serve(comm: Comm, experiment: Experiment, record: Recorder) -> None:
         answer = answers[bucket]
         if is_leaf:
             above = Client(comm, roots, answer.body, experiment, [len(answer.body)], bucket)
-            return Leaf(comm, clients, answer, experiment, bucket, above)
+            leaf = OwnLeaf if sync.group_period else Leaf
+            return leaf(comm, clients, answer, experiment, bucket, above)
         rule = consistency(sync, len(clients))
         kind = WithBackup if experiment.backup else Server
-        return kind(comm, clients, answer, experiment, rule, bucket, first and bucket == 0)
+        return kind(comm, clients, answer, centre, rule, bucket, first and bucket == 0)
 
     def run(comm: Comm, _: Tensor) -> Server:
         """Serve until every client has left; gives the server of the first bucket."""

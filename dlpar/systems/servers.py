@@ -51,7 +51,8 @@ def _sharded() -> dict[str, Experiment]:
 def _bounded() -> dict[str, Experiment]:
     kinds = {"bsp": {"consistency": "bsp"}, "ssp": {"consistency": "ssp", "staleness": 4}}
     return {
-        name: learning(ps(**kind), {"kind": "exponential", "delay_ms": 10.0}) for name, kind in kinds.items()
+        name: learning(ps(servers=2, **kind), {"kind": "exponential", "delay_ms": 10.0})
+        for name, kind in kinds.items()
     }
 
 
@@ -122,16 +123,40 @@ def _adam() -> dict[str, Experiment]:
 
 
 def _downpour() -> dict[str, Experiment]:
-    rule = {"optimizer": "adagrad", "lr": 0.05}
-    return {
-        f"every {n}": learning(ps(consistency="asp", push_every=n, servers=2), **rule, steps=120)
-        for n in (1, 10)
+    rule = {"optimizer": "adagrad", "lr": 0.05, "steps": 120}
+    periods = {"every 1": (1, 1), "every 10": (10, 10), "push 2, fetch 10": (2, 10)}
+    whole = {
+        name: learning(ps(consistency="asp", push_every=push, fetch_every=fetch, servers=2), **rule)
+        for name, (push, fetch) in periods.items()
     }
+    split = {"kind": "tensor", "tensor": 2}
+    return whole | {
+        "replicas of a split model": learning(ps(consistency="asp", servers=2), split=split, **rule)
+    }
+
+
+def _singa() -> dict[str, Experiment]:
+    groups = {"groups": 2, "consistency": "asp"}
+    return {
+        "sync": learning(ps()),
+        "Downpour": learning(ps(**groups)),
+        "all-reduce": learning("ring"),
+        "distributed Hogwild": learning(ps(**groups, group_period=5)),
+    }
+
+
+def _mxnet() -> dict[str, Experiment]:
+    two = {"groups in step": "bsp", "free groups": "asp"}
+    levels = {
+        name: learning(ps(groups=2, consistency="asp", group_consistency=kind), SLOW)
+        for name, kind in two.items()
+    }
+    return same_as_alone(sync=ps(groups=2)) | levels
 
 
 def _averaged() -> dict[str, Experiment]:
     methods = ("local", "block_momentum")
-    return {method: learning("ring", averaging={"method": method, "period": 10}) for method in methods}
+    return {method: learning(ps(servers=2), averaging={"method": method, "period": 10}) for method in methods}
 
 
 def _sent(runs: Runs, name: str) -> float:
@@ -154,11 +179,11 @@ MINERVA = {
 SYSTEMS = (
     System(
         "distbelief_downpour", "DistBelief, Downpour SGD", 2012, "J. Dean et al., NIPS 2012", "asynchronous", "sharded",
-        "one model", "workers push to and fetch from two shards every n steps; Adagrad at the shards", _downpour,
-        (learns("every 1"), learns("every 10"),
+        "one model", "replicas push every n_push steps to shards that run Adagrad, and fetch every n_fetch", _downpour,
+        (*map(learns, ("every 1", "every 10", "push 2, fetch 10", "replicas of a split model")),
          shape("over nine times fewer bytes with n = 10",
                lambda runs: _sent(runs, "every 1") > 9 * _sent(runs, "every 10"))),
-        missing="fetches and pushes of different periods; Sandblaster L-BFGS",
+        missing="Sandblaster L-BFGS",
     ),
     System(
         "parameter_server", "Parameter server", 2014, "M. Li et al., OSDI 2014", "bounded staleness", "sharded",
@@ -202,14 +227,13 @@ SYSTEMS = (
     System(
         "singa", "SINGA", 2015, "B. C. Ooi et al., ACM Multimedia 2015", "synchronous or asynchronous", "hierarchical",
         "one model", "one configuration of workers, servers and groups: sync, Downpour and all-reduce",
-        lambda: {"sync": learning(ps()), "Downpour": learning(ps(consistency="asp")), "all-reduce": learning("ring")},
-        (learns("sync"), learns("Downpour"), learns("all-reduce")), missing="server groups that average between them",
+        _singa, tuple(map(learns, ("sync", "Downpour", "all-reduce", "distributed Hogwild"))),
     ),
     System(
         "mxnet_kvstore", "MXNet's KVStore", 2015, "T. Chen et al., arXiv 1512.01274", "synchronous or asynchronous",
-        "hierarchical", "one model", "groups of workers share a leaf server; leaves push to the root",
-        lambda: same_as_alone(sync=ps(groups=2)),
-        (PARITY,), missing="a consistency of its own for each level",
+        "hierarchical", "one model", "groups share a leaf server, leaves push to the root; each level is bsp or asp",
+        _mxnet, (PARITY, shape("with free groups a slow worker holds up only itself",
+                        lambda runs: rate(runs["free groups"]) > 1.2 * rate(runs["groups in step"]))),
     ),
     System(
         "rudra", "Rudra", 2016, "S. Gupta, W. Zhang and F. Wang, ICDM 2016, arXiv 1509.04210", "bounded staleness",

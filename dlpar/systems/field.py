@@ -1,0 +1,143 @@
+"""The field on a page: the works that a lab names as a table, and all systems on a map of three axes."""
+
+from __future__ import annotations
+
+import tomllib
+from collections import defaultdict
+from collections.abc import Sequence
+from functools import cache
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dlpar.config.experiment import Experiment
+from dlpar.lab import theme
+from dlpar.lab.figure import Figure, blank, captioned
+from dlpar.lab.labels import labels
+from dlpar.systems.record import System, find
+
+if TYPE_CHECKING:
+    from IPython.display import Markdown
+
+CONSISTENCY = ("synchronous", "bounded staleness", "asynchronous")
+PARAMETERS = ("centralised", "sharded", "hierarchical", "decentralised")
+TRAINING = ("one model", "averaged models")
+"""The axes of the map, and the signs on it."""
+
+
+@cache
+def works() -> dict[str, list[dict[str, Any]]]:
+    """Return the works that each lab names: who, what they did, what they reported, and the record that runs here."""
+    return tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+
+
+def field(lab: str, slide: bool = False) -> Markdown:
+    """Show what the field did, as far as a lab names it, and what of it runs here.
+
+    Parameters
+    ----------
+    lab : str
+        Such as ``"04"``.
+    slide : bool, default False
+        Only the few works for a slide.
+
+    Raises
+    ------
+    ValueError
+        If no lab has that number.
+    """
+    from IPython.display import Markdown
+
+    if lab not in works():
+        raise ValueError(f"lab: got {lab!r}, allowed is one of {', '.join(works())}")
+    chosen = [work for work in works()[lab] if work.get("slide") or not slide]
+    rows = [(work["who"], work["did"], work["reported"], _here(work.get("system"))) for work in chosen]
+    heads = ("system or work", "what they did", "what they reported", "runs here")
+    return Markdown("\n".join(f"| {' | '.join(row)} |" for row in (heads, ["---"] * len(heads), *rows)))
+
+
+def _here(name: str | None) -> str:
+    from dlpar.systems import SYSTEMS
+
+    if name is None:
+        return "—"
+    missing = find(name, SYSTEMS).missing
+    return f"`dlpar systems {name}`" + f"<br>without: {missing}" * bool(missing)
+
+
+def place(system: System) -> tuple[str, str, str]:
+    """Return a system's place on the map: consistency, parameters, training."""
+    return system.consistency.partition(" or ")[0].partition(",")[0], system.parameters, system.training
+
+
+def place_of(experiment: Experiment) -> tuple[str, str, str]:
+    """Return the place of an experiment on the map, so that a combination nobody has published has one, too."""
+    sync = experiment.sync
+    bounded = sync.lead_bound is not None or getattr(sync, "consistency", "") == "softsync"
+    zero = getattr(experiment.split, "zero", 0)
+    stashed = getattr(experiment.split, "schedule", "") == "pipedream"
+    consistency = CONSISTENCY[1 if stashed else 0 if not sync.runs_free else 1 if bounded else 2]
+    if sync.leaf_ranks or getattr(sync, "allreduce", "") == "hierarchical":
+        parameters = "hierarchical"
+    elif (
+        sync.server_ranks > 1
+        or experiment.split.kind != "data"
+        or zero
+        or experiment.compression.codec != "none"
+    ):
+        parameters = "sharded"
+    elif sync.server_ranks:
+        parameters = "centralised"
+    else:
+        parameters = "centralised" if sync.scheme in ("mapreduce", "hogwild") else "decentralised"
+    averaged = experiment.averaging.method != "none" or sync.scheme == "gossip"
+    return consistency, parameters, TRAINING[averaged]
+
+
+def field_map(
+    yours: Experiment | Sequence[Experiment] = (), systems: Sequence[System] | None = None
+) -> Figure:
+    """Draw the systems on the axes of Ben-Nun and Hoefler (ACM Computing Surveys 52(4), 2019, section 7).
+
+    Parameters
+    ----------
+    yours : Experiment or sequence of Experiment
+        Experiments to draw beside them.
+    systems : sequence of System, optional
+        Default: all.
+    """
+    from dlpar.systems import SYSTEMS
+
+    listed = [yours] if isinstance(yours, Experiment) else list(yours)
+    entries = [(each.title, place(each)) for each in systems or SYSTEMS]
+    names = [f"yours: {name}" for name in labels(listed)] if len(listed) > 1 else ["yours"]
+    entries += [(name, place_of(each)) for name, each in zip(names, listed)]
+    cells = defaultdict(list)
+    for title, (consistency, parameters, training) in entries:
+        cells[consistency, parameters].append((title, training))
+    lines = [max(1, *(len(cells[column, row]) for column in CONSISTENCY)) for row in PARAMETERS]
+    ends = list(accumulate(lines, initial=0))
+    middles = [(start + end) / 2 for start, end in pairwise(ends)]
+    xaxis = theme.axis("consistency of the model", (0, 3), tickvals=[0.5, 1.5, 2.5], ticktext=CONSISTENCY)
+    yaxis = theme.axis("distribution of parameters", (ends[-1], 0), tickvals=middles, ticktext=PARAMETERS)
+    still = {"showgrid": False, "zeroline": False, "fixedrange": True}
+    lines_between = [{"type": "line", "x0": 0, "x1": 3, "y0": end, "y1": end} for end in ends[1:-1]]
+    lines_between += [{"type": "line", "x0": x, "x1": x, "y0": 0, "y1": ends[-1]} for x in (1, 2)]
+    shapes = [{**line, "line": {"color": theme.GREY, "width": 1}} for line in lines_between]
+    figure = blank(120 + 23 * ends[-1], xaxis=xaxis | still, yaxis=yaxis | still, shapes=shapes)
+    for number, kind in enumerate(TRAINING):
+        at = [
+            (column + 0.04, ends[row] + n + 0.5, title)
+            for column, consistency in enumerate(CONSISTENCY)
+            for row, parameters in enumerate(PARAMETERS)
+            for n, (title, training) in enumerate(cells[consistency, parameters])
+            if training == kind
+        ]
+        marker = {"symbol": theme.MARKERS[number], "size": 9, "color": theme.RUNS[number]}
+        x, y, text = zip(*at) if at else ((), (), ())
+        figure.add_scatter(
+            x=x, y=y, text=text, name=kind, mode="markers+text", textposition="middle right", marker=marker
+        )
+    rows = [(title, *where) for title, where in entries]
+    sentence = f"{len(rows)} systems by the consistency of their model and the place of its parameters."
+    return captioned(figure, sentence, (("system", "consistency", "parameters", "training"), rows))

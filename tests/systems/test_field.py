@@ -1,0 +1,79 @@
+"""Tables of what the field did, and the map of systems, follow from the records."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dlpar import Experiment, lab, launch
+from dlpar.systems import SYSTEMS
+from dlpar.systems.field import CONSISTENCY, PARAMETERS, TRAINING, field, field_map, place, place_of, works
+
+LABS = sorted((Path(__file__).resolve().parents[2] / "labs").glob("[0-9]*.ipynb"))
+
+
+def test_every_lab_shows_its_table_of_the_field_and_writes_none_by_hand():
+    for path in LABS:
+        number, text = path.name.partition("_")[0], path.read_text()
+        sources = ["".join(cell["source"]) for cell in json.loads(text)["cells"]]
+        assert f'lab.field("{number}")' in sources or number == "11", path.name
+        assert "it reported |" not in text, path.name
+    assert set(works()) == {path.name.partition("_")[0] for path in LABS} - {"11"}
+
+
+def test_a_row_says_that_it_runs_here_only_where_a_record_does():
+    records = {system.name: system for system in SYSTEMS}
+    for number, rows in works().items():
+        shown = field(number).data.splitlines()[2:]
+        assert len(shown) == len(rows)
+        for row, work in zip(shown, rows):
+            runs = f"`dlpar systems {work.get('system')}`"
+            assert (runs in row) == ("system" in work)
+            missing = records[work["system"]].missing if "system" in work else ""
+            assert missing in row and ("without:" in row) == bool(missing)
+
+
+def test_a_lab_that_is_not_there_is_refused_in_a_sentence():
+    with pytest.raises(ValueError, match="^lab: got '99', allowed is one of 00, 01"):
+        lab.field("99")
+
+
+@pytest.mark.parametrize("system", SYSTEMS, ids=lambda system: system.name)
+def test_a_systems_place_on_the_map_is_that_of_its_experiments(system):
+    axes = place(system)
+    assert axes[0] in CONSISTENCY and axes[1] in PARAMETERS and axes[2] in TRAINING
+    places = {place_of(experiment) for experiment in system.experiments().values()}
+    assert [value in found for value, found in zip(axes, zip(*places))] == [True] * 3, places
+
+
+def test_the_map_shows_all_systems_and_a_combination_that_nobody_has_published():
+    ours = Experiment(workers=8, sync={"scheme": "ps", "groups": 2, "consistency": "asp"})
+    figure = field_map(ours)
+    drawn = [name for trace in figure.data for name in trace.text]
+    assert sorted(drawn) == sorted([*(system.title for system in SYSTEMS), "yours"])
+    assert place_of(ours) == ("asynchronous", "hierarchical", "one model")
+    table = figure.layout.meta["table"]
+    assert table["system"][-1] == "yours" and table["parameters"][-1] == "hierarchical"
+    places = [(trace.name, x, y) for trace in figure.data for x, y in zip(trace.x, trace.y)]
+    assert len({(x, y) for _, x, y in places}) == len(places)  # no name upon another
+
+
+@pytest.mark.slow
+def test_under_a_bound_workers_of_equal_mean_speed_wait_only_after_a_while():
+    """Lab 02 says so beside Li et al.'s 1.7 %."""
+    jitter = {"kind": "gamma", "delay_ms": 100.0, "delay_cv": 0.3}
+    ssp = {"scheme": "ps", "consistency": "ssp", "staleness": 16}
+    where = {"world": "simulated", "messages": "sizes", "platform": "cpu-10gbe"}
+    training = dict(model={"name": "mlp", "width": 256}, batch=32, scaling="weak", evaluate_every=10_000)
+    run = launch(
+        Experiment(workers=16, steps=1500, sync=ssp, delays=jitter, cluster=where, **training)
+    ).wait()
+    steps = run.steps.assign(all=lambda s: s["compute"] + s["comm"] + s["wait"])
+    early, late = (
+        part["wait"].sum() / part["all"].sum()
+        for part in (steps[steps["step"] < 30], steps[steps["step"] > 500])
+    )
+    assert early < 0.006 < 0.007 < late < 0.03
+    assert steps["lead"][steps["step"] < 30].max() < 16 == steps["lead"].max()
