@@ -7,7 +7,7 @@ that agreeing takes a few large messages instead of one for each layer (Li et al
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -101,19 +101,29 @@ class Replica:
         pieces = flat.split([parameter.numel() for parameter in self._parameters])
         return [piece.view_as(parameter) for piece, parameter in zip(pieces, self._parameters)]
 
-    def cut(self, bucket_bytes: float) -> None:
-        """Cut the gradient into buckets of at most so many bytes; a larger parameter is a bucket of its own."""
+    def cut(self, bucket_bytes: float, apart: Sequence[nn.Module] = ()) -> None:
+        """Cut the gradient into buckets of at most so many bytes; a larger parameter is a bucket of its own.
+
+        So are the parameters of each layer in `apart`.
+        """
+        own = {parameter: n for n, layer in enumerate(apart) for parameter in layer.parameters()}
         self._bucket_of: dict[nn.Parameter, int] = {}
         self.buckets: list[torch.Tensor] = []
         offset = start = 0
+        layer = None
         for parameter in self._parameters:
-            end = offset + parameter.numel()
-            if offset > start and (end - start) * parameter.element_size() > bucket_bytes:
+            end, before, layer = offset + parameter.numel(), layer, own.get(parameter)
+            is_full = layer is None and (end - start) * parameter.element_size() > bucket_bytes
+            if offset > start and (is_full or layer != before):
                 self.buckets.append(self.gradient[start:offset])
                 start = offset
             self._bucket_of[parameter] = len(self.buckets)
             offset = end
         self.buckets.append(self.gradient[start:offset])
+
+    def bucket_of(self, layer: nn.Module) -> int:
+        """Return the number of the bucket that holds a layer's weight."""
+        return self._bucket_of[layer.weight]
 
     def move_to(self, weights: torch.Tensor) -> None:
         """Keep the weights in `weights`, of the same shape and type, from now on: in shared memory, say."""

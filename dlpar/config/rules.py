@@ -24,6 +24,14 @@ A field that the parts of an experiment lack breaks no rule.  The first may also
 name the part that has it.
 """
 
+
+def if_chosen(
+    field: str, values: Collection[Any], why: str, others: dict[str, Collection[Any]]
+) -> tuple[Rule, ...]:
+    """Return the rows that one choice and one reason have in common: fields with the values they may have."""
+    return tuple((field, values, other, allowed, why) for other, allowed in others.items())
+
+
 Complaint = tuple[str, str] | tuple[str, str, object]
 """A field, the values allowed in words, and the value given where that is not the field's."""
 

@@ -329,5 +329,27 @@ class HybridSplit(PipelineSplit):
         return {"pipeline": self.stages, "tensor": self.tensor}
 
 
-SPLITS: list[type[SplitPart]] = [DataSplit, TensorSplit, SpatialSplit, PipelineSplit, HybridSplit]
+class StackingSplit(ModelSplit):
+    """Each rank trains a block that sees the input and the outputs before it (Deng, Yu and Platt, ICASSP 2012)."""
+
+    implementation = "dlpar.split.stacking:StackingSplit"
+    rules = (
+        *ModelSplit.rules, *WEIGHTS_ARE_CUT, *LAYERS_SEND,
+        ("split", ANY, "model.name", ("linear", "logistic", "mlp"), "blocks see numbers in a row"),
+        ("split", ANY, "sync.overlap", (False,), "a block's gradient is short"),
+        ("split", ANY, "precision", ("full",), "outputs travel as they are"),
+    )  # fmt: skip
+
+    kind: Literal["stacking"] = Field("stacking", title="split")
+    """Split of one model over ranks."""
+    blocks: int = Field(0, ge=0, le=64)
+    """Ranks, with a block each, of one model; 0: all workers."""
+
+    def axes(self, workers: int) -> dict[str, int]:
+        return {"blocks": self.blocks or workers}
+
+
+SPLITS: list[type[SplitPart]] = [
+    DataSplit, TensorSplit, SpatialSplit, PipelineSplit, HybridSplit, StackingSplit,
+]  # fmt: skip
 """All kinds; the first is the default."""

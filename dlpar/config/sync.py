@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from dlpar.config.paths import read_plain
-from dlpar.config.rules import ANY, NONE, SOME, Complaint, Other, PartWithRules
+from dlpar.config.rules import ANY, NONE, SOME, Complaint, Other, PartWithRules, if_chosen
 from dlpar.config.schema import OneOf, Only, Share
 
 if TYPE_CHECKING:
@@ -76,6 +76,11 @@ class Ring(SyncPart):
     """All-reduce, bulk-synchronous (Patarasuk and Yuan 2009; Horovod, arXiv 1802.05799)."""
 
     implementation = "dlpar.sync.ring:Ring"
+    rules = if_chosen(
+        "sync.factors", (True,), "replicas exchange factors of whole batches and layers",
+        {"sync.overlap": (False,), "split.kind": ("data",), "split.zero": (0,), "averaging.method": NONE,
+         "compression.codec": NONE, "cluster.messages": ("values",), "shards": ("iid", "by_label")},
+    )  # fmt: skip
 
     scheme: Literal["ring"] = Field("ring", title="sync")
     """Scheme by which replicas agree."""
@@ -83,6 +88,8 @@ class Ring(SyncPart):
     """All-reduce: one of ours, the library's own (MPI_Allreduce, NCCL), or the quickest of ours by the link (auto)."""
     node_size: Annotated[int, Only("sync.allreduce", "hierarchical")] = Field(2, ge=1, le=64)
     """Ranks of a node, in the hierarchical all-reduce."""
+    factors: bool = Field(False)
+    """Send activations and errors of a fully connected layer where these are shorter than its gradient (Poseidon)."""
     overlap: bool = Field(False)
     """Send a bucket while the backward pass still computes the next."""
     bucket_mb: float = Field(25.0, gt=0, le=4096)
@@ -126,47 +133,21 @@ class ParameterServer(SyncPart):
             ("bsp",),
             "a leaf hides how old a push is",
         ),
-        ("sync.group_consistency", ("asp",), "sync.groups", Other([0]), "it is that of a leaf"),
-        (
-            "sync.group_consistency",
-            ("asp",),
-            "sync.consistency",
-            ("bsp", "asp"),
-            "others count the leaves' clocks",
-        ),
-        ("sync.group_period", Other([0]), "sync.groups", Other([0]), "it is that of a leaf"),
-        (
-            "sync.group_period",
-            Other([0]),
-            "sync.group_consistency",
-            ("bsp",),
-            "a group makes its updates together",
-        ),
-        ("sync.group_period", Other([0]), "sync.push_every", (1,), "a group makes its updates together"),
-        (
-            "sync.group_period",
-            Other([0]),
-            "sync.consistency",
-            ("bsp", "asp"),
-            "others count the leaves' clocks",
-        ),
-        ("sync.group_period", Other([0]), "averaging.method", NONE, "its groups average already"),
-        ("sync.group_period", Other([0]), "sync.overlap", (False,), "models are averaged, not buckets"),
-        ("sync.fetch_every", Other([0]), "sync.consistency", ("asp",), "others wait at every push"),
-        ("sync.fetch_every", Other([0]), "sync.groups", (0,), "a leaf fetches for others"),
-        ("sync.fetch_every", Other([0]), "sync.overlap", (False,), "every bucket is answered"),
-        ("sync.fetch_every", Other([0]), "averaging.method", NONE, "its period does that"),
+        *if_chosen("sync.group_consistency", ("asp",), "a leaf passes on each push of its group",
+                   {"sync.groups": Other([0]), "sync.consistency": ("bsp", "asp")}),
+        *if_chosen("sync.group_period", Other([0]), "groups average whole models, each after updates of its own",
+                   {"sync.groups": Other([0]), "sync.group_consistency": ("bsp",), "sync.push_every": (1,),
+                    "sync.consistency": ("bsp", "asp"), "averaging.method": NONE, "sync.overlap": (False,)}),
+        *if_chosen("sync.fetch_every", Other([0]), "a worker fetches by itself, and not at every push",
+                   {"sync.consistency": ("asp",), "sync.groups": (0,), "sync.overlap": (False,),
+                    "averaging.method": NONE}),
         ("averaging.method", SOME, "sync.push_every", (1,), "its period does that"),
         ("sync.overlap", (True,), "sync.push_every", (1,), "a bucket is pushed as soon as it is finished"),
-        ("sync.backup", Other([0]), "sync.consistency", ("bsp",), "others wait for nobody"),
-        ("sync.backup", Other([0]), "sync.servers", (1,), "each server would drop other pushes"),
-        ("sync.backup", Other([0]), "sync.groups", (0,), "each leaf would drop other pushes"),
-        ("sync.backup", Other([0]), "sync.overlap", (False,), "of each bucket other pushes would be dropped"),
-        ("sync.backup", Other([0]), "sync.push_every", (1,), "what is dropped is one gradient"),
-        ("sync.backup", Other([0]), "averaging.method", NONE, "what is dropped is one gradient"),
-        ("sync.backup", Other([0]), "split.kind", ("data",), "each part would drop other pushes"),
-        ("sync.backup", Other([0]), "shards", ("iid", "by_label"), "all pushes count alike"),
-    )
+        *if_chosen("sync.backup", Other([0]), "of a step, the last whole pushes to the one server are dropped",
+                   {"sync.consistency": ("bsp",), "sync.servers": (1,), "sync.groups": (0,), "sync.overlap": (False,),
+                    "sync.push_every": (1,), "averaging.method": NONE, "split.kind": ("data",),
+                    "shards": ("iid", "by_label")}),
+    )  # fmt: skip
 
     scheme: Literal["ps"] = Field("ps", title="sync")
     """Scheme by which replicas agree."""

@@ -310,17 +310,29 @@ def spmd(
     >>> spmd(lambda comm: comm.rank ** 2, workers=3)
     [0, 1, 4]
     """
+    job = begin(function, *arguments, workers=workers, world=world, timeout=timeout, **cluster)
+    try:
+        job.wait()
+        return [load(result_path(job.folder, rank).read_bytes()) for rank in range(workers)]
+    finally:
+        shutil.rmtree(job.folder, ignore_errors=True)
+
+
+def begin(function: Callable, *arguments: Any, workers: int, **cluster: Any) -> Job:
+    """Start ``function(comm, *arguments)`` on every rank as :func:`spmd` does, and return at once.
+
+    The results of rank r come to ``result_path(job.folder, r)``, in a folder that the caller removes.
+    """
     if not callable(function):
         raise BadExperiment(f"function: got {function!r}, allowed is a function that takes a comm")
     # Weak scaling: any number of workers is allowed.
-    cluster |= {"world": world, "timeout": timeout}
     experiment = Experiment(workers=workers, scaling="weak", cluster=cluster)
     check_machine(experiment)
     folder = Path(tempfile.mkdtemp(prefix="spmd-", dir=runtime_folder()))
     try:
         (folder / "experiment.json").write_text(experiment.to_json())
         (folder / CALL).write_bytes(pack(function, arguments))
-        Job(folder, experiment).wait()
-        return [load(result_path(folder, rank).read_bytes()) for rank in range(experiment.workers)]
-    finally:
+        return Job(folder, experiment)
+    except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
+        raise

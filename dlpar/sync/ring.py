@@ -19,6 +19,7 @@ from dlpar.comm.base import Collective
 from dlpar.compression import CompressedAllreduce, codec_of
 from dlpar.config.experiment import Experiment
 from dlpar.replica import Replica
+from dlpar.sync.factors import factored
 from dlpar.sync.optim import Optimizer
 from dlpar.sync.scheme import Scheme
 
@@ -32,11 +33,15 @@ class Ring(Scheme):
     def __init__(self, experiment: Experiment, comm: Comm, replica: Replica) -> None:
         super().__init__(experiment, comm, replica)
         sync = experiment.sync
-        replica.cut(sync.bucket_mb * 1e6)
+        layers = factored(replica.model, experiment, comm.size) if sync.factors else []
+        replica.cut(sync.bucket_mb * 1e6, [each.layer for each in layers])
+        self.by_factors = {replica.bucket_of(each.layer): each for each in layers}
         self.collective = _allreduce(experiment, comm, replica)
+        if layers:
+            self.chosen = {"factors": len(layers)}
         if isinstance(self.collective, QuickestAllreduce):
             names = [self.collective.name(comm, bucket) for bucket in replica.buckets]
-            self.chosen = {"allreduce": names}
+            self.chosen = {**self.chosen, "allreduce": names}
             if comm.rank == 0:
                 chosen = ", ".join(f"{name} for {n} of {len(names)}" for name, n in Counter(names).items())
                 print(f"allreduce auto: {chosen} buckets", flush=True)
@@ -54,8 +59,9 @@ class Ring(Scheme):
                 request.wait()
             self.under_way.clear()
         else:
-            for bucket in self.replica.buckets:
-                self.collective(self.comm, bucket)
+            for number, bucket in enumerate(self.replica.buckets):
+                exchange = self.by_factors[number].sum_up if number in self.by_factors else self.collective
+                exchange(self.comm, bucket)
 
 
 def _allreduce(experiment: Experiment, comm: Comm, replica: Replica) -> Collective:

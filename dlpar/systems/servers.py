@@ -202,7 +202,7 @@ SYSTEMS = (
         "project_adam", "Project Adam", 2014, "T. Chilimbi et al., OSDI 2014", "asynchronous", "sharded", "one model",
         "replicas of a model cut over machines push to servers and never wait", _adam,
         (learns("asynchronous replicas"),),
-        missing="activations and errors instead of gradients of fully connected layers; races inside a replica",
+        missing="activations and errors to servers (`sync.factors` sends them between peers); races inside a replica",
     ),
     System(
         "mariana", "Mariana", 2014, "Y. Zou et al., PVLDB 7(13), 2014", "synchronous", "decentralised", "one model",

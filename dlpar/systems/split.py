@@ -37,6 +37,35 @@ def _megatron() -> dict[str, Experiment]:
     )  # fmt: skip
 
 
+def _stacking() -> dict[str, Experiment]:
+    training = dict(
+        batch=64,
+        steps=200,
+        lr=0.2,
+        evaluate_every=1000,
+        cluster={"world": "simulated", "platform": "cpu-10gbe"},
+    )
+    narrow = Experiment(model={"name": "mlp", "width": 8, "depth": 1}, **training)
+    kinds = {"1 block": narrow.replace(workers=1), "4 blocks": narrow.replace(workers=4, split="stacking")}
+    found = {f"{name}, seed {seed}": e.replace(seed=seed) for name, e in kinds.items() for seed in range(5)}
+    wide = narrow.replace(batch=512, steps=20, workers=4, model={"width": 512})
+    cuts = {"stack": {"kind": "stacking"}, "pipeline": {"kind": "pipeline", "microbatches": 4}}
+    return found | {
+        name: wide.replace(model={"depth": 3 if name == "pipeline" else 1}, split=cut)
+        for name, cut in cuts.items()
+    }
+
+
+def _right(runs: Runs, name: str) -> float:
+    return sum(runs[f"{name}, seed {seed}"].summary["accuracy"] for seed in range(5)) / 5
+
+
+def _waits(runs: Runs, name: str) -> float:
+    steps = runs[name].steps
+    steps = steps[steps["step"] >= 10]
+    return steps["wait"].sum() / steps[["compute", "comm", "wait"]].sum().sum()
+
+
 SYSTEMS = (
     System(
         "gpipe", "GPipe", 2019, "Y. Huang et al., NeurIPS 2019, arXiv 1811.06965, table 2", "synchronous", "sharded",
@@ -56,5 +85,14 @@ SYSTEMS = (
     System(
         "megatron", "Megatron-LM", 2019, "M. Shoeybi et al., arXiv 1909.08053", "synchronous", "sharded", "one model",
         "layers cut by columns and rows; sums travel beside the gradients of weights", _megatron, (PARITY,),
+    ),
+    System(
+        "deep_stacking", "Deep stacking network", 2012, "L. Deng, D. Yu and J. Platt, ICASSP 2012", "synchronous",
+        "sharded", "one model", "blocks with losses of their own; outputs go forward, nothing comes back", _stacking,
+        (shape("four narrow blocks classify better than one, mean of five seeds",
+               lambda runs: _right(runs, "4 blocks") > _right(runs, "1 block")),
+         shape("after its first ten steps a rank waits less than 5 % of its time, in a pipeline over 25 %",
+               lambda runs: _waits(runs, "stack") < 0.05 < 0.25 < _waits(runs, "pipeline"))),
+        missing="weights of a block's output in closed form",
     ),
 )  # fmt: skip

@@ -87,8 +87,9 @@ def test_groups_and_fetches_run_on_real_processes():
         ps(groups=2, group_period=5, servers=2),
         ps(consistency="asp", fetch_every=5, servers=2),
     ):
-        run = launch(Experiment(workers=4, steps=40, lr=0.2, sync=sync, **SMALL)).wait(60)
-        assert len(run.steps) == 160 and run.summary["accuracy"] > 0.75
+        run = launch(Experiment(workers=4, steps=40, lr=0.1, sync=sync, **SMALL)).wait(60)
+        losses = run.curve["loss"]
+        assert len(run.steps) == 160 and losses.tail(5).mean() < 0.7 * losses.head(5).mean()
 
 
 REFUSED = [

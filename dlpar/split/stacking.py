@@ -1,0 +1,115 @@
+"""Deep stacking: blocks that each learn to classify by themselves, from the input and the outputs of blocks before.
+
+Source: Deng, Yu and Platt, "Scalable stacking and learning for building deep architectures" (ICASSP 2012).
+Outputs go forward; nothing comes back.  A block is therefore never idle once the first outputs have reached it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from dlpar import models
+from dlpar.comm import Request
+from dlpar.data import Dataset
+from dlpar.split.split import Split, Task, propagate
+
+
+class Stack(nn.Module):
+    """Blocks one upon the other: its output is that of the last.
+
+    Parameters
+    ----------
+    blocks : sequence of nn.Module
+        Block k takes ``features + k · outputs`` numbers.
+    task : str
+        Of the data: class scores go on as probabilities, values as they are.
+    """
+
+    def __init__(self, blocks: Sequence[nn.Module], task: str) -> None:
+        super().__init__()
+        self.blocks, self.task = nn.ModuleList(blocks), task
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            output = block(x)
+            x = torch.cat([x, passed_on(output, self.task)], dim=1)
+        return output
+
+
+def passed_on(output: Tensor, task: str) -> Tensor:
+    """Return what the blocks above see of a block's output, of the same shape; no gradient flows back through it."""
+    return output.detach().softmax(dim=1) if task == "classification" else output.detach()
+
+
+class StackingSplit(Split):
+    """This rank's block of a replica's stack.
+
+    Notes
+    -----
+    Each block minimises a loss of its own; the last one's is the replica's.  Block k receives, for its share of a
+    batch, the k outputs before it: ``samples · k · outputs`` numbers.
+    """
+
+    def __init__(self, task: Task) -> None:
+        mesh = task.place.mesh
+        self.number, self.blocks = mesh.at["blocks"], mesh.sizes["blocks"]
+        self.group, self.mp_group = mesh.group("blocks"), task.place.mp_group
+        super().__init__(task)
+        self.speaks = self.number == self.blocks - 1
+        self.sending: list[Request] = []
+        self.flops = models.flops_per_sample(self.replica.model, _seen_by(self.number, task.dataset))
+
+    def cut(self, model: nn.Sequential) -> nn.Module:
+        return block_of(self.number, self.task).to(self.comm.device)
+
+    def gradient(self, step: int) -> None:
+        task, (x, y) = self.task, self.task.batch(step)
+        width = task.dataset.classes
+        self.replica.zero_gradient()
+        seen = torch.empty(len(x), self.number * width, dtype=x.dtype, device=x.device)
+        if self.number:
+            with self.record.span("communicate"):
+                self.group.recv(seen.view(-1), self.number - 1)
+        for request in self.sending:
+            request.wait()
+        inputs = torch.cat([x, seen], dim=1)
+        with self._pass("forward"):
+            forward = partial(self.replica.model, inputs)
+            output = self.comm.compute(forward, cost=self.flops * len(y) / 3)
+        if self.number + 1 < self.blocks:
+            outputs = torch.cat([seen, passed_on(output, task.dataset.task)], dim=1)
+            self.sending = [self.group.isend(outputs.view(-1), self.number + 1)]
+        with self._pass("backward"):
+            loss = task.criterion(output, y)
+            backward = partial(propagate, loss, task.share(len(y)))
+            self.comm.compute(backward, cost=self.flops * len(y) * 2 / 3)
+        self._report(loss.detach(), len(y))
+
+    def whole(self) -> nn.Module | None:
+        for request in self.sending:  # no message is left behind at the end
+            request.wait()
+        weights = {name: tensor.detach().cpu() for name, tensor in self.replica.model.state_dict().items()}
+        everyones = self.mp_group.gather(weights)
+        if everyones is None:
+            return None
+        blocks = [block_of(number, self.task) for number in range(self.blocks)]
+        for block, own in zip(blocks, everyones):
+            block.load_state_dict(own)
+        return Stack(blocks, self.task.dataset.task).to(self.comm.device)
+
+
+def _seen_by(number: int, dataset: Dataset) -> Dataset:
+    """Return the data as a block sees them, with one empty sample: with the outputs of the blocks before it."""
+    features = dataset.shape[0] + number * dataset.classes
+    return replace(dataset, train_x=dataset.train_x.new_zeros(1, features))
+
+
+def block_of(number: int, task: Task) -> nn.Sequential:
+    """Build a block with its first weights, each block's its own, on the CPU."""
+    own = task.experiment.replace(seed=task.experiment.seed + number)
+    return models.build(own, _seen_by(number, task.dataset))
