@@ -22,8 +22,8 @@ def systems(which: Annotated[str | None, typer.Argument()] = None, as_json: AsJS
     which : NAME
         One of them.
     """
-    from dlpar.lab.sweep import run_all
-    from dlpar.systems import SYSTEMS, BadSystem, compare, find
+    from dlpar.jobs.launch import JobFailed
+    from dlpar.systems import SYSTEMS, BadSystem, compare, find, run
 
     if which is None:
         _print([{name: getattr(system, name) for name in AXES} for system in SYSTEMS], as_json)
@@ -32,13 +32,11 @@ def systems(which: Annotated[str | None, typer.Argument()] = None, as_json: AsJS
         system = find(which, SYSTEMS)
     except BadSystem as error:
         raise BadRequest(str(error)) from None
-    experiments = system.experiments()
-    outcomes = dict(zip(experiments, run_all(list(experiments.values()))))
-    for name, outcome in outcomes.items():
-        if outcome.status != "done":
-            print(f"{system.title}: the run {name!r} {outcome.status}: {outcome.reason}")
-            return FAILED
-    found = compare(system, {name: outcome.run for name, outcome in outcomes.items() if outcome.run})
+    try:
+        found = compare(system, run(system))
+    except JobFailed as error:
+        print(error)
+        return FAILED
     figures = [asdict(each) for each in found]
     if as_json:
         about = {name: getattr(system, name) for name in (*AXES, "source", "mechanism")}

@@ -19,11 +19,11 @@ NAMES = {
         "schedule micro_batches memory mesh pieces pipeline layer_bytes"
     ),
     "dlpar.course.judge": "check check_on_ranks",
-    "dlpar.course.exercises.server": "check_server",
+    "dlpar.course.exercises.server": "check_server check_backup",
     "dlpar.course.exercises.formulas": "check_efficiency check_all_sent check_grid",
     "dlpar.course.exercises.schedule": "check_schedule",
     "dlpar.course.exercises.parity": "check_scheme check_zero check_layers",
-    "dlpar.systems.field": "field field_map",
+    "dlpar.systems.field": "field field_map published system_panel choose_system",
     "dlpar.course.curriculum": "course self_test glossary tooltips what_runs",
 }
 """Names by their modules."""

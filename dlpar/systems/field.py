@@ -14,10 +14,16 @@ from dlpar.config.experiment import Experiment
 from dlpar.lab import theme
 from dlpar.lab.figure import Figure, blank, captioned
 from dlpar.lab.labels import labels
-from dlpar.systems.record import System, find
+from dlpar.lab.panel import compare
+from dlpar.systems.record import BadSystem, System, find
+from dlpar.systems.record import compare as compare_figures
 
 if TYPE_CHECKING:
     from IPython.display import Markdown
+    from ipywidgets import VBox
+
+    from dlpar.jobs.run import Run
+    from dlpar.lab.panel import Comparison
 
 CONSISTENCY = ("synchronous", "bounded staleness", "asynchronous")
 PARAMETERS = ("centralised", "sharded", "hierarchical", "decentralised")
@@ -46,22 +52,43 @@ def field(lab: str, slide: bool = False) -> Markdown:
     ValueError
         If no lab has that number.
     """
+    if lab not in works():
+        raise ValueError(f"lab: got {lab!r}, allowed is one of {', '.join(sorted(works()))}")
+    chosen = works()[lab] or _all()
+    if slide:
+        chosen = [work for work in chosen if work.get("slide")][:4]
+    rows = [(work["who"], work["did"], work["reported"], _here(work.get("system"), slide)) for work in chosen]
+    heads = ("system or work", "what they did", "what they reported", "runs here")
+    return _table(heads, rows)
+
+
+def _all() -> list[dict[str, Any]]:
+    """Return all records as works: lab 11 shows them."""
+    from dlpar.systems import SYSTEMS
+
+    rows = []
+    for each in SYSTEMS:
+        told = [f.what + f": {f.published:g} ({f.basis})" * (f.basis != "shape") for f in each.figures]
+        rows.append((each, "; ".join(told)))
+    return [
+        {"system": each.name, "who": f"{each.title} ({each.year})", "did": each.mechanism, "reported": told,
+         "slide": any(f.basis == "reported" for f in each.figures)}
+        for each, told in rows
+    ]  # fmt: skip
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Markdown:
     from IPython.display import Markdown
 
-    if lab not in works():
-        raise ValueError(f"lab: got {lab!r}, allowed is one of {', '.join(works())}")
-    chosen = [work for work in works()[lab] if work.get("slide") or not slide]
-    rows = [(work["who"], work["did"], work["reported"], _here(work.get("system"))) for work in chosen]
-    heads = ("system or work", "what they did", "what they reported", "runs here")
     return Markdown("\n".join(f"| {' | '.join(row)} |" for row in (heads, ["---"] * len(heads), *rows)))
 
 
-def _here(name: str | None) -> str:
+def _here(name: str | None, in_short: bool = False) -> str:
     from dlpar.systems import SYSTEMS
 
     if name is None:
         return "—"
-    missing = find(name, SYSTEMS).missing
+    missing = "" if in_short else find(name, SYSTEMS).missing
     return f"`dlpar systems {name}`" + f"<br>without: {missing}" * bool(missing)
 
 
@@ -90,8 +117,10 @@ def place_of(experiment: Experiment) -> tuple[str, str, str]:
         parameters = "centralised"
     else:
         parameters = "centralised" if sync.scheme in ("mapreduce", "hogwild") else "decentralised"
-    averaged = experiment.averaging.method != "none" or sync.scheme == "gossip"
-    return consistency, parameters, TRAINING[averaged]
+    averaged = (
+        experiment.averaging.method != "none" or sync.scheme == "gossip" or getattr(sync, "group_period", 0)
+    )
+    return consistency, parameters, TRAINING[bool(averaged)]
 
 
 def field_map(
@@ -141,3 +170,58 @@ def field_map(
     rows = [(title, *where) for title, where in entries]
     sentence = f"{len(rows)} systems by the consistency of their model and the place of its parameters."
     return captioned(figure, sentence, (("system", "consistency", "parameters", "training"), rows))
+
+
+def system_panel(name: str) -> Comparison:
+    """Return a panel of a system's experiments, with its mechanism as the question; ``Run`` starts them.
+
+    Raises
+    ------
+    BadSystem
+        If there is none of that name, or it starts scripts instead.
+    """
+    from dlpar.systems import SYSTEMS
+
+    system = find(name, SYSTEMS)
+    experiments = {key: each for key, each in system.experiments().items() if isinstance(each, Experiment)}
+    if not experiments:
+        raise BadSystem(
+            f"NAME: got {name!r}, allowed is a system that trains here; `dlpar systems {name}` runs this one"
+        )
+    question = f"{system.title} ({system.year}): {system.mechanism}"
+    return compare(list(experiments.values()), titles=list(experiments), question=question)
+
+
+def _that_train() -> list[tuple[str, str]]:
+    from dlpar.systems import SYSTEMS
+
+    return [
+        (each.title, each.name)
+        for each in SYSTEMS
+        if any(isinstance(own, Experiment) for own in each.experiments().values())
+    ]
+
+
+def choose_system(name: str = "rudra") -> VBox:
+    """Show a list of all systems, and under it the panel of the one chosen."""
+    from ipywidgets import Dropdown, VBox
+
+    choice = Dropdown(options=_that_train(), value=name, description="system")
+    below = VBox([system_panel(name)])
+    choice.observe(lambda change: setattr(below, "children", (system_panel(change["new"]),)), "value")
+    return VBox([choice, below])
+
+
+def published(name: str, runs: Sequence[Run]) -> Markdown:
+    """Show the published figures of a system beside those of its runs, in the order of its experiments."""
+    from dlpar.systems import SYSTEMS
+
+    system = find(name, SYSTEMS)
+    found = compare_figures(system, dict(zip(system.experiments(), runs)))
+    held = {True: "yes", False: "**no**", None: "not judged"}
+    rows = [
+        (f.what, f.basis, f"{f.published:g}", f"{f.ours:.3g}", f"{f.tolerance:.0%}", held[f.held])
+        for f in found
+    ]
+    heads = ("figure", "basis", "published", "here", "tolerance", "holds")
+    return _table(heads, rows)

@@ -14,9 +14,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dlpar.config.experiment import Experiment
+from dlpar.jobs.launch import JobFailed
 from dlpar.jobs.run import Run
+from dlpar.lab.sweep import run_all
 
-Runs = Mapping[str, Run]
+Runs = Mapping[str, Any]
+"""Finished runs, and results of programs, by their names."""
+
+Program = Callable[[], Any]
+"""What a system does instead of training by an experiment; it returns its result."""
 
 BASES = ("reported", "fitted", "shape", "memory")
 
@@ -66,7 +72,7 @@ class System:
     mechanism : str
         The mechanism that runs here.
     experiments : callable
-        Returns its experiments by name.
+        Returns its experiments by name; or programs, where it starts scripts.
     figures : tuple of Figure
     missing : str, default ``""``
         Parts of the system that do not run here.
@@ -80,7 +86,7 @@ class System:
     parameters: str
     training: str
     mechanism: str
-    experiments: Callable[[], dict[str, Experiment]]
+    experiments: Callable[[], Mapping[str, Experiment | Program]]
     figures: tuple[Figure, ...]
     missing: str = ""
 
@@ -111,6 +117,23 @@ def find(name: str, systems: Iterable[System]) -> System:
         such = f", such as {', '.join(alike)}" if alike else ""
         raise BadSystem(f"NAME: got {name!r}, allowed is a name that `dlpar systems` lists{such}")
     return known[name]
+
+
+def run(system: System, jobs: int | None = None) -> Runs:
+    """Run all that a system has, `jobs` at a time (default: as this machine can), and wait for the end.
+
+    Raises
+    ------
+    JobFailed
+        If one of them does not end well; the message names it.
+    """
+    wanted = system.experiments()
+    experiments = {name: each for name, each in wanted.items() if isinstance(each, Experiment)}
+    found = dict(zip(experiments, run_all(list(experiments.values()), jobs=jobs)))
+    for name, outcome in found.items():
+        if outcome.status != "done":
+            raise JobFailed(f"{system.title}: the run {name!r} {outcome.status}: {outcome.reason}")
+    return {name: found[name].run if name in found else each() for name, each in wanted.items()}
 
 
 def compare(system: System, runs: Runs) -> list[Found]:

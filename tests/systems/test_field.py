@@ -18,16 +18,16 @@ def test_every_lab_shows_its_table_of_the_field_and_writes_none_by_hand():
     for path in LABS:
         number, text = path.name.partition("_")[0], path.read_text()
         sources = ["".join(cell["source"]) for cell in json.loads(text)["cells"]]
-        assert f'lab.field("{number}")' in sources or number == "11", path.name
+        assert f'lab.field("{number}")' in sources, path.name
         assert "it reported |" not in text, path.name
-    assert set(works()) == {path.name.partition("_")[0] for path in LABS} - {"11"}
+    assert set(works()) == {path.name.partition("_")[0] for path in LABS}
 
 
 def test_a_row_says_that_it_runs_here_only_where_a_record_does():
     records = {system.name: system for system in SYSTEMS}
     for number, rows in works().items():
         shown = field(number).data.splitlines()[2:]
-        assert len(shown) == len(rows)
+        assert len(shown) == (len(rows) or len(SYSTEMS))
         for row, work in zip(shown, rows):
             runs = f"`dlpar systems {work.get('system')}`"
             assert (runs in row) == ("system" in work)
@@ -44,7 +44,9 @@ def test_a_lab_that_is_not_there_is_refused_in_a_sentence():
 def test_a_systems_place_on_the_map_is_that_of_its_experiments(system):
     axes = place(system)
     assert axes[0] in CONSISTENCY and axes[1] in PARAMETERS and axes[2] in TRAINING
-    places = {place_of(experiment) for experiment in system.experiments().values()}
+    places = {place_of(each) for each in system.experiments().values() if isinstance(each, Experiment)}
+    if not places:  # scripts train
+        return
     assert [value in found for value, found in zip(axes, zip(*places))] == [True] * 3, places
 
 

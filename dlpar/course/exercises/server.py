@@ -1,4 +1,4 @@
-"""Exercise of lab 02: a server's answer to a push; workers push to it, and every push is checked."""
+"""Exercises of labs 02 and 11: a server's answer to a push; workers push to it, and every push is checked."""
 
 from __future__ import annotations
 
@@ -41,6 +41,10 @@ class Desk:
         The version each worker was given last.
     waiting : list of int
         Workers that have pushed and not been answered yet.
+    needed : int
+        With backup workers: pushes that make an update.
+    gathered : list of Tensor
+        With backup workers: the pushes of the next update so far.
     """
 
     weights: torch.Tensor
@@ -50,6 +54,8 @@ class Desk:
     read: dict[int, int]
     version: int = 0
     waiting: list[int] = field(default_factory=list)
+    needed: int = 1
+    gathered: list[torch.Tensor] = field(default_factory=list)
 
 
 def check_server(
@@ -89,14 +95,50 @@ def check_server(
             f"and every gradient weighed by its staleness (the oldest: {max(oldest)} updates)."
         )
 
-    return judge_on_ranks(on_push, _on_rank, [WORKERS + 1], complain, praise, hints, 20.0, (bounds,))
+    return judge_on_ranks(on_push, _on_rank, [WORKERS + 1], complain, praise, hints, 20.0, (bounds, "bound"))
 
 
-def _on_rank(comm: Comm, on_push: OnPush, bounds: Sequence[int]) -> list[tuple[str, int, int] | None]:
-    """Serve on rank 0, and push on the others; one bound after the other."""
+def check_backup(
+    on_push: OnPush | None, backups: Sequence[int] = (0, 1), hints: Sequence[str] = ()
+) -> Verdict:
+    """Run a server with backup workers, whose answer to a push is ``on_push(server, worker, gradient)``.
+
+    A push that was computed with the present version is gathered; with ``server.needed`` of them the weights move by
+    the learning rate times their mean, the version counts one more, and nothing is gathered any more.  Others are
+    dropped.  The function notes that the worker waits, and returns the workers whose weights are old.
+
+    Parameters
+    ----------
+    on_push : callable
+        `server` is a :class:`Desk`; raises ``NotImplementedError`` while it is not written.
+    backups : sequence of int
+        Numbers of backup workers to try, of three workers in all.
+    hints : sequence of str
+        From gentle to plain; a wrong answer shows one more of them each time.
+    """
+
+    def complain(told: list[Any]) -> str:
+        found = (f" and b = {b}, {first}." for b, (first, *_) in zip(backups, told[0]) if first)
+        return next(found, "")
+
+    def praise(told: list[Any]) -> str:
+        return (
+            f"{{name}} is right on {{ranks}}, a server and {WORKERS} workers with {CLOCKS} pushes each, with b = "
+            f"{listed(backups)}: every update has its {WORKERS} - b pushes, and later ones are dropped."
+        )
+
+    return judge_on_ranks(
+        on_push, _on_rank, [WORKERS + 1], complain, praise, hints, 20.0, (backups, "backup")
+    )
+
+
+def _on_rank(
+    comm: Comm, on_push: OnPush, values: Sequence[int], what: str
+) -> list[tuple[str, int, int] | None]:
+    """Serve on rank 0, and push on the others; one bound, or number of backup workers, after the other."""
     found = []
-    for bound in bounds:
-        found.append(_push(comm, bound) if comm.rank else _serve(comm, on_push, bound))
+    for value in values:
+        found.append(_push(comm, value) if comm.rank else _serve(comm, on_push, value, what))
         comm.barrier()  # a fast worker does not push to the next server before the slow one is done
     return found
 
@@ -116,7 +158,7 @@ def _push(comm: Comm, bound: int) -> None:
         comm.recv(weights, 0)
 
 
-def _serve(comm: Comm, on_push: OnPush, bound: int) -> tuple[str, int, int]:
+def _serve(comm: Comm, on_push: OnPush, value: int, what: str) -> tuple[str, int, int]:
     """Answer by the rule, and ask the student's function the same until it differs.
 
     Returns the first error, the age of the oldest gradient and the largest lead.
@@ -124,18 +166,22 @@ def _serve(comm: Comm, on_push: OnPush, bound: int) -> tuple[str, int, int]:
     import torch
 
     none = dict.fromkeys(range(1, comm.size), 0)
-    right = Desk(torch.zeros(LENGTH), LR, bound, none, dict(none))
+    right, rule = Desk(torch.zeros(LENGTH), LR, value, none, dict(none)), _by_the_rule
+    if what == "backup":
+        right.needed, rule = len(none) - value, _with_backup
     gradient, found, oldest, furthest = comm.empty(LENGTH), "", 0, 0
     for push in range(CLOCKS * len(none)):
         worker = comm.recv(gradient).source
         mine, age = copy.deepcopy(right), right.version - right.read[worker]
-        go = _by_the_rule(right, worker, gradient)
+        go = rule(right, worker, gradient)
         if not found:
             differs = _wrong_with(on_push(mine, worker, gradient.clone()), mine, right, go)
             where = f"after push {push + 1} (worker {worker}, computed {age} updates ago)"
             found = differs and f"{where} {differs}"
         oldest = max(oldest, age)
-        for each in go:
+        unfinished = [each for each in none if right.clock[each] < CLOCKS or each in right.waiting]
+        # At the end there may be too few pushes for another update.
+        for each in go if len(go) or set(unfinished) - set(right.waiting) else list(right.waiting):
             furthest = max(furthest, right.clock[each] - min(right.clock.values()))
             right.waiting.remove(each)
             right.read[each] = right.version
@@ -153,10 +199,25 @@ def _by_the_rule(desk: Desk, worker: int, gradient: torch.Tensor) -> list[int]:
     return [each for each in desk.waiting if desk.clock[each] - slowest <= desk.bound]
 
 
+def _with_backup(desk: Desk, worker: int, gradient: torch.Tensor) -> list[int]:
+    """Do as `on_push` must with backup workers; return the workers that may be answered."""
+    desk.clock[worker] += 1
+    desk.waiting.append(worker)
+    if desk.read[worker] == desk.version:
+        desk.gathered.append(gradient.clone())
+    if len(desk.gathered) == desk.needed:
+        desk.weights.add_(sum(desk.gathered), alpha=-desk.lr / desk.needed)
+        desk.gathered.clear()
+        desk.version += 1
+    return [each for each in desk.waiting if desk.read[each] < desk.version]
+
+
 def _wrong_with(answered: Any, mine: Desk, right: Desk, go: list[int]) -> str:
     """Name the first error in an answer to a push, or return an empty text."""
     if mine.version != right.version:
         return f"server.version is {mine.version}, expected {right.version}"
+    if len(mine.gathered) != len(right.gathered):
+        return f"server.gathered has {len(mine.gathered)} pushes, expected {len(right.gathered)}"
     if mine.clock != right.clock:
         return f"server.clock is {mine.clock}, expected {right.clock}"
     differs = difference(mine.weights, right.weights, 1e-5, "server.weights")
@@ -171,6 +232,13 @@ def _wrong_with(answered: Any, mine: Desk, right: Desk, go: list[int]) -> str:
     if strange := [each for each in answered if each not in right.waiting]:
         return f"worker {strange[0]!r} was to be answered, but it does not wait"
     wrong = [*(each for each in answered if each not in go), *(each for each in go if each not in answered)]
+    if wrong and right.needed > 1:
+        kept = (
+            "was let go with the newest weights already"
+            if wrong[0] in answered
+            else "still waits for newer weights"
+        )
+        return f"worker {wrong[0]} {kept}: it has version {right.read[wrong[0]]}, the server {right.version}"
     if wrong:
         ahead = f"{right.clock[wrong[0]] - min(right.clock.values())} clocks ahead of the slowest"
         if wrong[0] in answered:

@@ -561,6 +561,27 @@ def step_ms(data, tensor, pipeline, microbatches, compute, summed, gradient, ban
 """,
 }
 
+BACKUP = {
+    "the check's own rule": ON_PUSH["the check's own rule"].replace("_by_the_rule", "_with_backup"),
+    "the right server of its caller": ON_PUSH["the right server of its caller"],
+    "drops nothing": """
+def on_push(server, worker, gradient):
+    server.clock[worker] += 1
+    server.waiting.append(worker)
+    server.gathered.append(gradient)
+    if len(server.gathered) == server.needed:
+        server.weights -= server.lr * sum(server.gathered) / server.needed
+        server.gathered.clear()
+        server.version += 1
+    return [each for each in server.waiting if server.read[each] < server.version]
+""",
+    "needs no backup": """
+def on_push(server, worker, gradient):
+    server.needed = 1
+    return [worker]
+""",
+}
+
 EVERY = (
     AVERAGE,
     COMBINE,
@@ -574,7 +595,7 @@ EVERY = (
     PERCEPTRON,
     MY_SCHEDULE,
 )
-TRICKS = dict(zip(MASTERS, (*EVERY, STEP_MS), strict=True))
+TRICKS = dict(zip(MASTERS, (*EVERY, STEP_MS, BACKUP), strict=True))
 """By lab, its dishonest answers by name."""
 
 

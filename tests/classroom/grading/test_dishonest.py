@@ -19,6 +19,7 @@ SAMPLE = {
     ("07b", "the library's own"),
     ("08", "asks the check for the answer"), ("09", "right in the cases that a student is shown"),
     ("10", "the solution in labs/"), ("03", "honest"), ("05", "honest"),
+    ("11", "the right server of its caller"), ("11", "honest"),
 }  # fmt: skip
 
 

@@ -7,7 +7,7 @@ import sys
 import cloudpickle
 import pytest
 
-from dlpar.lab import check_server
+from dlpar.lab import check_backup, check_server
 
 pytestmark = pytest.mark.slow
 
@@ -81,3 +81,52 @@ def test_a_mistake_that_raises_is_shown_and_ends_at_once():
 
     verdict = check_server(broken)
     assert verdict.status == "not yet" and "has no attribute 'clocks'" in verdict.sentence
+
+
+def backed_up(server, worker, gradient):
+    """The solution of lab 11."""
+    server.clock[worker] += 1
+    server.waiting.append(worker)
+    if server.read[worker] == server.version:
+        server.gathered.append(gradient)
+    if len(server.gathered) == server.needed:
+        server.weights -= server.lr * sum(server.gathered) / server.needed
+        server.gathered.clear()
+        server.version += 1
+    return [each for each in server.waiting if server.read[each] < server.version]
+
+
+def test_a_server_with_backup_workers_is_right_with_none_one_and_two():
+    verdict = check_backup(backed_up, backups=(0, 1, 2))
+    assert verdict and "with b = 0, 1 and 2" in verdict.sentence
+
+
+def sums(server, worker, gradient):
+    go = backed_up(server, worker, gradient)
+    if not server.gathered:
+        server.weights *= server.needed
+    return go
+
+
+def keeps_late_ones(server, worker, gradient):
+    server.read[worker] = server.version
+    return backed_up(server, worker, gradient)
+
+
+def lets_all_go(server, worker, gradient):
+    backed_up(server, worker, gradient)
+    return list(server.waiting)
+
+
+@pytest.mark.parametrize(
+    ("on_push", "said"),
+    [
+        (sums, "server.weights"),
+        (keeps_late_ones, "server.gathered has 1 pushes, expected 0"),
+        (lets_all_go, "it has version 0, the server 0"),
+        (lambda server, worker, gradient: None, "server.gathered has 0 pushes, expected 1"),
+    ],
+)
+def test_a_server_that_takes_late_pushes_or_too_few_is_told_the_first_that_differs(on_push, said):
+    verdict = check_backup(on_push, backups=(1,))
+    assert verdict.status == "wrong" and said in verdict.sentence

@@ -1,0 +1,64 @@
+"""Lab 11: published systems, each by its own mechanism, and one choice of theirs undone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dlpar.config.experiment import Experiment
+from dlpar.course.rehearse import Row, Shown
+from dlpar.jobs.run import Run
+from dlpar.systems import SYSTEMS, compare, find
+from dlpar.systems.record import rate
+from dlpar.systems.servers import learning, per_machine, ps
+
+
+def softsync() -> dict[str, Experiment]:
+    """Rudra's n-softsync on 30 workers, for n = 1, 15 and 30, and its leaf servers; simulated."""
+    return find("rudra", SYSTEMS).experiments()
+
+
+def _as_published(runs: dict[str, Run]) -> Shown:
+    found = compare(find("rudra", SYSTEMS), runs)
+    said = "; ".join(f"{each.what} {each.ours:.3g}, published {each.published:g}" for each in found)
+    return all(each.held for each in found), said
+
+
+def backup_workers() -> dict[str, Experiment]:
+    """50 workers and b backup workers with uneven steps, and the same with even ones; simulated."""
+    uneven = {
+        name: find("tensorflow_backup", SYSTEMS).experiments()[name] for name in ("b = 0", "b = 2", "b = 6")
+    }
+    even = {f"{name}, even": e.replace(delays={"delay_cv": 0.001}) for name, e in uneven.items()}
+    return uneven | even
+
+
+def _pay_if_uneven(runs: dict[str, Run]) -> Shown:
+    uneven = [per_machine(runs, b) for b in (2, 6)]
+    even = rate(runs["b = 2, even"]) / 52 / (rate(runs["b = 0, even"]) / 50)
+    said = f"pace of a machine, over that without: b = 2 {uneven[0]:.3f}, b = 6 {uneven[1]:.3f}; even steps {even:.3f}"
+    return uneven[0] > max(1.0, uneven[1]) and even < 1, said
+
+
+def unpublished() -> dict[str, Experiment]:
+    """Groups with models of their own that average without waiting for each other, and one choice of it undone."""
+    slow: dict[str, Any] = {"kind": "constant", "delay_ms": 10.0, "straggler": {1: 4.0}}
+    groups = ps(groups=2, group_period=5, consistency="asp")
+    return {
+        "groups average, no waiting": learning(groups, slow),
+        "groups average, in step": learning(groups | {"consistency": "bsp"}, slow),
+    }
+
+
+def _free_groups_are_quicker(runs: dict[str, Run]) -> Shown:
+    free, step = (rate(run) for run in runs.values())
+    right = [run.summary["accuracy"] for run in runs.values()]
+    return free > 1.2 * step and min(
+        right
+    ) > 0.85, f"{free:.0f} and {step:.0f} samples/s, {right[0]:.0%} and {right[1]:.0%} right"
+
+
+TABLE = (
+    Row(softsync, "Rudra's staleness here is as published", _as_published),
+    Row(backup_workers, '"A machine whose work is thrown away is wasted"', _pay_if_uneven),
+    Row(unpublished, "A combination that nobody has published trains, too", _free_groups_are_quicker),
+)
