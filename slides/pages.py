@@ -58,7 +58,8 @@ def _part(output: Mapping[str, Any], cell: str) -> str | tuple[dict[str, Any], s
     if PLOTLY in data:
         return _at_rest(data[PLOTLY]), data.get("text/plain", "")
     if "text/markdown" in data:
-        return f'<div class="found">{markdown2html(data["text/markdown"])}</div>'
+        kind = "found works" if data["text/markdown"].startswith(("| system", "| figure")) else "found"
+        return f'<div class="{kind}">{markdown2html(data["text/markdown"])}</div>'
     # A panel's picture follows it; a figure's own words stand below it; a sweep that is done has no progress.
     if WIDGET in data or any(mark in data.get("text/html", "") for mark in ("dlpar-caption", "<progress")):
         return None

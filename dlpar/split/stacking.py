@@ -75,12 +75,10 @@ class StackingSplit(Split):
         if self.number:
             with self.record.span("communicate"):
                 self.group.recv(seen.view(-1), self.number - 1)
-        for request in self.sending:
-            request.wait()
+        self._wait()
         inputs = torch.cat([x, seen], dim=1)
         with self._pass("forward"):
-            forward = partial(self.replica.model, inputs)
-            output = self.comm.compute(forward, cost=self.flops * len(y) / 3)
+            output = self.comm.compute(lambda: self.replica.model(inputs), cost=self.flops * len(y) / 3)
         if self.number + 1 < self.blocks:
             outputs = torch.cat([seen, passed_on(output, task.dataset.task)], dim=1)
             self.sending = [self.group.isend(outputs.view(-1), self.number + 1)]
@@ -90,9 +88,12 @@ class StackingSplit(Split):
             self.comm.compute(backward, cost=self.flops * len(y) * 2 / 3)
         self._report(loss.detach(), len(y))
 
-    def whole(self) -> nn.Module | None:
-        for request in self.sending:  # no message is left behind at the end
+    def _wait(self) -> None:
+        for request in self.sending:
             request.wait()
+
+    def whole(self) -> nn.Module | None:
+        self._wait()  # no message is left behind at the end
         weights = {name: tensor.detach().cpu() for name, tensor in self.replica.model.state_dict().items()}
         everyones = self.mp_group.gather(weights)
         if everyones is None:

@@ -56,7 +56,7 @@ def field(lab: str, slide: bool = False) -> Markdown:
         raise ValueError(f"lab: got {lab!r}, allowed is one of {', '.join(sorted(works()))}")
     chosen = works()[lab] or _all()
     if slide:
-        chosen = [work for work in chosen if work.get("slide")][:4]
+        chosen = [work for work in chosen if work.get("slide")][:3]
     rows = [(work["who"], work["did"], work["reported"], _here(work.get("system"), slide)) for work in chosen]
     heads = ("system or work", "what they did", "what they reported", "runs here")
     return _table(heads, rows)
@@ -68,8 +68,8 @@ def _all() -> list[dict[str, Any]]:
 
     rows = []
     for each in SYSTEMS:
-        told = [f.what + f": {f.published:g} ({f.basis})" * (f.basis != "shape") for f in each.figures]
-        rows.append((each, "; ".join(told)))
+        numbers = [f"{f.what}: {f.published:g}" for f in each.figures if f.basis != "shape"]
+        rows.append((each, "; ".join(numbers or [f.what for f in each.figures])))
     return [
         {"system": each.name, "who": f"{each.title} ({each.year})", "did": each.mechanism, "reported": told,
          "slide": any(f.basis == "reported" for f in each.figures)}

@@ -119,8 +119,8 @@ def find(name: str, systems: Iterable[System]) -> System:
     return known[name]
 
 
-def run(system: System, jobs: int | None = None) -> Runs:
-    """Run all that a system has, `jobs` at a time (default: as this machine can), and wait for the end.
+def run(system: System, jobs: int = 2) -> Runs:
+    """Run all that a system has, `jobs` at a time, and wait for the end.
 
     Raises
     ------

@@ -214,7 +214,7 @@ SYSTEMS = (
         "minerva", "Minerva", 2015, "README of dmlc/minerva: AlexNet and VGG on four GTX Titan", "synchronous",
         "decentralised", "one model", 
         "replicas on the GPUs of one machine; the rates of one GPU are Minerva's", _minerva,
-        tuple(Figure(f"images/s of {key}", published, lambda runs, key=key: rate(runs[key]), 0.2)
+        tuple(Figure(f"{key}, images/s", published, lambda runs, key=key: rate(runs[key]), 0.2)
               for key, published in MINERVA.items()),
         missing="the dataflow engine; GoogLeNet",
     ),

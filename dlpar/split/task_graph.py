@@ -1,0 +1,231 @@
+"""A computation as a graph of tasks with data dependencies, cut over ranks by list scheduling.
+
+Sources: Graham, "Bounds on multiprocessing timing anomalies" (SIAM J. Appl. Math. 17, 1969) for the schedule and its
+bound; Zaharia et al., "Resilient distributed datasets" (NSDI 2012, section 5), for stages between wide dependencies.
+
+>>> graph = [Task("x", partial(torch.arange, 4.0), 4), Task("y", lambda x: 2 * x, 4, (From("x"),))]
+>>> spmd(lambda comm: run(comm, graph), workers=2)
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from dlpar.comm import ANY, Comm, Request
+
+
+class From(NamedTuple):
+    """An input of a task: the result of another, or part number `part` of `parts` of it."""
+
+    task: str
+    part: int = 0
+    parts: int = 1
+
+
+class Task(NamedTuple):
+    """A task.
+
+    Attributes
+    ----------
+    name : str
+    work : callable
+        Takes a flat tensor for each input, and returns the result.
+    size : int
+        Numbers in the result, which is flat.
+    inputs : tuple of From
+    cost : float
+        Floating-point operations.
+    """
+
+    name: str
+    work: Callable[..., Tensor]
+    size: int
+    inputs: tuple[From, ...] = ()
+    cost: float = 0.0
+
+
+Graph = Sequence[Task]
+"""Tasks, each behind those that it takes results of."""
+
+
+def check(graph: Graph) -> None:
+    """Raise `ValueError` if a name comes twice, or if a task stands before one of its inputs."""
+    known: set[str] = set()
+    for task in graph:
+        if task.name in known:
+            raise ValueError(f"graph: got task {task.name!r} twice, allowed is each name once")
+        if missing := [each.task for each in task.inputs if each.task not in known]:
+            raise ValueError(f"graph: got input {missing[0]!r} of {task.name!r}, allowed is a task before it")
+        known.add(task.name)
+
+
+def work(graph: Graph) -> float:
+    """Return W: the cost of all tasks, in FLOPs."""
+    return sum(task.cost for task in graph)
+
+
+def to_the_end(graph: Graph) -> dict[str, float]:
+    """Return for each task the cost of the longest path from its start to the end; the largest is the depth D."""
+    after: dict[str, float] = defaultdict(float)
+    found = {}
+    for task in reversed(graph):
+        found[task.name] = task.cost + after[task.name]
+        for each in task.inputs:
+            after[each.task] = max(after[each.task], found[task.name])
+    return found
+
+
+def depth(graph: Graph) -> float:
+    """Return D: the cost of the longest path, in FLOPs."""
+    return max(to_the_end(graph).values())
+
+
+def stages(graph: Graph) -> dict[str, int]:
+    """Number the stages of a driver, which begin behind wide dependencies.
+
+    A dependency is narrow if no other task takes the parent's result, and the child takes no other's.
+    """
+    users = Counter(each.task for task in graph for each in task.inputs)
+    found: dict[str, int] = {}
+    for task in graph:
+        wide = [len(task.inputs) > 1 or users[each.task] > 1 for each in task.inputs]
+        found[task.name] = max((found[i.task] + is_wide for i, is_wide in zip(task.inputs, wide)), default=0)
+    return found
+
+
+def schedule(graph: Graph, workers: int) -> tuple[dict[str, int], float]:
+    """Give each task to a worker by list scheduling: whoever is free takes the ready task with the longest way to go.
+
+    Messages take no time in this plan.  Its length T, for p workers, obeys ``max(W/p, D) ≤ T ≤ W/p + D`` (Graham).
+
+    Returns
+    -------
+    dict of str to int, float
+        The worker of each task, in the order in which they start; and T, in FLOPs.
+    """
+    check(graph)
+    urgency, missing, users = to_the_end(graph), {}, defaultdict(list)
+    for number, task in enumerate(graph):
+        missing[task.name] = len({each.task for each in task.inputs})
+        for name in {each.task for each in task.inputs}:
+            users[name].append((number, task))
+    ready = [(-urgency[task.name], n, task) for n, task in enumerate(graph) if not task.inputs]
+    free, running, plan, now = list(range(workers)), list[tuple[float, int, Task]](), dict[str, int](), 0.0
+    heapq.heapify(ready)
+    while ready or running:
+        while ready and free:
+            *_, task = heapq.heappop(ready)
+            plan[task.name] = heapq.heappop(free)
+            heapq.heappush(running, (now + task.cost, plan[task.name], task))
+        now, worker, ended = heapq.heappop(running)
+        heapq.heappush(free, worker)
+        for number, task in users[ended.name]:
+            missing[task.name] -= 1
+            if not missing[task.name]:
+                heapq.heappush(ready, (-urgency[task.name], number, task))
+    return plan, now
+
+
+ORDER, DONE, EDGES = 1, 2, 3
+"""Tags: the driver's order to start a task, a worker's report; of results, the number of the edge comes on top."""
+
+
+def run(
+    comm: Comm, graph: Graph, driver: float | None = None, dtype: torch.dtype = torch.float64
+) -> Mapping[str, Tensor]:
+    """Run a graph on all ranks, and return the results of this rank's own tasks, by name; collective.
+
+    A result goes straight from the worker that has it to those that need it.  Without a driver a task starts as soon
+    as its inputs are there, as in the dataflow of Minerva and TensorFlow.
+
+    Parameters
+    ----------
+    comm : Comm
+        Its ranks are the workers; with a driver, all but rank 0.
+    graph : sequence of Task
+        The same on every rank.
+    driver : float, optional
+        FLOPs that a driver on rank 0 spends on each task: it orders the tasks of a stage one by one, and begins with
+        the next stage when all have reported, as Spark does.
+    dtype : torch.dtype, default float64
+        Type of all results.
+
+    Raises
+    ------
+    ValueError
+        If a name comes twice, if a task stands before its input, or if there is a driver and no worker.
+    """
+    first = int(driver is not None)
+    if comm.size <= first:
+        raise ValueError(f"comm: got {comm.size} rank, allowed with a driver is at least 2")
+    rank_of, edges, tags = comm.world.once(f"graph {id(graph)}", partial(_cut, graph, comm.size, first))
+    if driver is not None and comm.rank == 0:
+        _drive(comm, graph, rank_of, driver)
+        return {}
+    by_name = {task.name: task for task in graph}
+    results, sending = dict[str, Tensor](), list[Request]()
+    own = [name for name in rank_of if rank_of[name] == comm.rank]
+    if driver is not None:
+        own.sort(key=comm.world.once(f"stages {id(graph)}", partial(stages, graph)).__getitem__)
+    for name in own:
+        task = by_name[name]
+        if driver is not None:
+            comm.recv(comm.empty(1, dtype), 0, ORDER)
+        inputs = []
+        for each in task.inputs:
+            span, is_here = _span(by_name[each.task].size, each), each.task in results
+            inputs.append(results[each.task][span] if is_here else comm.empty(span.stop - span.start, dtype))
+            if not is_here:
+                comm.recv(inputs[-1], rank_of[each.task], tags[name, each])
+        result = results[name] = comm.empty(task.size, dtype)
+        comm.compute(lambda: result.copy_(task.work(*inputs).reshape(-1)), cost=task.cost)
+        for tag, consumer, each in edges[name]:
+            if rank_of[consumer] != comm.rank:
+                sending.append(comm.isend(result[_span(task.size, each)], rank_of[consumer], tag))
+        if driver is not None:
+            sending.append(comm.isend(comm.empty(1, dtype), 0, DONE))
+    for request in sending:
+        request.wait()
+    return results
+
+
+Edges = dict[str, list[tuple[int, str, From]]]
+"""For each task the number, the consumer and the part of each of its edges."""
+
+
+def _cut(graph: Graph, ranks: int, first: int) -> tuple[dict[str, int], Edges, dict[tuple[str, From], int]]:
+    """Return the rank of each task, in the order in which they start; the edges by producer; and their tags."""
+    plan, _ = schedule(graph, ranks - first)
+    edges: Edges = defaultdict(list)
+    tags: dict[tuple[str, From], int] = {}
+    for task in graph:
+        for each in task.inputs:
+            tags[task.name, each] = EDGES + len(tags)
+            edges[each.task].append((tags[task.name, each], task.name, each))
+    return {name: worker + first for name, worker in plan.items()}, edges, tags
+
+
+def _drive(comm: Comm, graph: Graph, rank_of: Mapping[str, int], cost: float) -> None:
+    """Order the tasks of one stage after the other; a stage begins when all of the one before have reported."""
+    number, token = stages(graph), comm.empty(1, torch.float64)
+    for stage in range(max(number.values()) + 1):
+        tasks = [name for name in rank_of if number[name] == stage]
+        for name in tasks:
+            comm.compute(lambda: None, cost=cost)
+            comm.send(token, rank_of[name], ORDER)
+        for _ in tasks:
+            comm.recv(token, ANY, DONE)
+
+
+def _span(size: int, each: From) -> slice:
+    """Return the place of a part in a result: the first parts are longer by one where they do not divide it."""
+    share, rest = divmod(size, each.parts)
+    start = each.part * share + min(each.part, rest)
+    return slice(start, start + share + (each.part < rest))

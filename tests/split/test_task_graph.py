@@ -1,0 +1,179 @@
+"""Task graphs: schedules within Graham's bound, results of one process on any ranks, and Spark's and BigDL's graphs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import partial
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from simulations import LINK, cluster
+from simulations import run as on_ranks
+
+from dlpar import spmd
+from dlpar.split.task_graph import From, Task, depth, run, schedule, stages, to_the_end, work
+from dlpar.systems.two_jobs import two_jobs
+from dlpar.worlds.platforms import Device, Link
+
+
+@st.composite
+def graphs(draw) -> list[Task]:
+    """Graphs of up to 20 tasks, each with up to three inputs, whole or in part."""
+    graph: list[Task] = []
+    for number in range(draw(st.integers(1, 20))):
+        names = (
+            draw(st.lists(st.sampled_from(graph), max_size=3, unique_by=lambda t: t.name)) if graph else []
+        )
+        inputs = []
+        for each in names:
+            parts = draw(st.integers(1, 3))
+            inputs.append(From(each.name, draw(st.integers(0, parts - 1)), parts))
+        size = draw(st.integers(1, 5))
+
+        def made(*given, number=number, size=size) -> torch.Tensor:
+            return torch.arange(size, dtype=torch.float64) + number + sum(x.sum() for x in given)
+
+        graph.append(Task(str(number), made, size, tuple(inputs), float(draw(st.integers(1, 100)))))
+    return graph
+
+
+def by_hand(graph: list[Task]) -> dict[str, torch.Tensor]:
+    """All results, one after the other."""
+    found: dict[str, torch.Tensor] = {}
+    for task in graph:
+        found[task.name] = task.work(*(found[i.task].tensor_split(i.parts)[i.part] for i in task.inputs))
+    return found
+
+
+@given(graphs(), st.integers(1, 6))
+def test_a_schedule_keeps_dependencies_and_grahams_bound(graph, workers):
+    plan, length = schedule(graph, workers)
+    w, d = work(graph), depth(graph)
+    assert max(w / workers, d) - 1e-9 <= length <= w / workers + d
+    assert set(plan) == {task.name for task in graph} and set(plan.values()) <= set(range(workers))
+    started = list(plan)
+    assert all(started.index(i.task) < started.index(task.name) for task in graph for i in task.inputs)
+    assert d == max(to_the_end(graph).values()) <= w
+
+
+@settings(max_examples=25, deadline=None)
+@given(graphs(), st.integers(1, 4), st.booleans())
+def test_any_number_of_ranks_gives_the_results_of_one_process(graph, ranks, has_driver):
+    driver = 1e3 if has_driver else None
+    found = on_ranks(partial(run, graph=graph, driver=driver), ranks + has_driver)
+    together = {name: tensor for each in found for name, tensor in each.items()}
+    assert sum(map(len, found)) == len(graph)  # each task once
+    for name, expected in by_hand(graph).items():
+        assert torch.equal(together[name], expected)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4, 8])
+def test_a_simulated_run_takes_as_long_as_its_schedule_says_if_messages_are_quick(workers):
+    platform = cluster(link=Link(latency=1e-9, bandwidth=1e15), device=Device(name="one", flops=1.0))
+    tasks = [Task(f"a{n}", partial(torch.ones, 1), 1, (), 1.0 + n % 3) for n in range(12)]
+    tasks += [Task(f"b{n}", lambda x: x, 1, (From(f"a{n}"),), 2.0) for n in range(12)]
+    tasks += [Task("end", lambda *x: sum(x), 1, tuple(From(f"b{n}") for n in range(12)), 3.0)]
+
+    def timed(comm) -> float:
+        run(comm, tasks)
+        return comm.now()
+
+    took = max(on_ranks(timed, workers, platform, computes=False))
+    _, planned = schedule(tasks, workers)
+    assert took == pytest.approx(planned, rel=1e-6)
+    assert max(work(tasks) / workers, depth(tasks)) - 1e-6 <= took <= work(tasks) / workers + depth(tasks)
+
+
+WORDS = ["a b a c", "b b d a", "c d d d"]
+
+
+def word_count(keys: int) -> list[Task]:
+    """textFile, map to counts by key, groupByKey, join with a table of weights: each key's count times its number."""
+    graph = []
+    for number, line in enumerate(WORDS):
+        of = torch.tensor([float("abcd".index(word)) for word in line.split()], dtype=torch.float64)
+        graph.append(Task(f"text {number}", lambda of=of: of, len(of)))
+        count = lambda x: torch.bincount(x.long(), minlength=4).double()
+        graph.append(Task(f"map {number}", count, 4, (From(f"text {number}"),)))
+    for k in range(keys):
+        size = len(range(4)[slice(*divmod_span(4, keys, k))])
+        from_all = tuple(From(f"map {number}", k, keys) for number in range(len(WORDS)))
+        graph.append(Task(f"group {k}", lambda *x: sum(x), size, from_all))
+        table = torch.arange(4, dtype=torch.float64).tensor_split(keys)[k]
+        graph.append(Task(f"table {k}", lambda table=table: table, size))
+        graph.append(Task(f"join {k}", lambda x, y: x * y, size, (From(f"group {k}"), From(f"table {k}"))))
+    return graph
+
+
+def divmod_span(size: int, parts: int, part: int) -> tuple[int, int]:
+    cut = torch.arange(size).tensor_split(parts)[part]
+    return int(cut[0]), int(cut[-1]) + 1
+
+
+@pytest.mark.parametrize("keys", [1, 2, 3])
+def test_a_shuffle_groups_by_key_and_a_join_meets_another_table(keys):
+    graph = word_count(keys)
+    found = on_ranks(partial(run, graph=graph, driver=1.0), 4)
+    together = {name: tensor for each in found for name, tensor in each.items()}
+    joined = torch.cat([together[f"join {k}"] for k in range(keys)]).tolist()
+    counts = Counter(" ".join(WORDS).split())
+    assert joined == [counts[word] * number for number, word in enumerate("abcd")]
+    number = stages(graph)
+    assert {number["text 0"], number["map 0"]} == {0}  # narrow: a map stays with its text
+    assert number["group 0"] == 1 and number["join 0"] == 2
+
+
+def quadratic(step: int, worker: int, weights: torch.Tensor) -> torch.Tensor:
+    """A worker's contribution: each has a different curvature and goal."""
+    return (worker + 1.0) * (weights - worker) / 10
+
+
+@pytest.mark.parametrize(("workers", "driver"), [(2, None), (3, 1.0), (4, None)])
+def test_two_jobs_a_step_train_as_one_process_does(workers, driver):
+    start = torch.linspace(-1, 1, 7, dtype=torch.float64)
+    graph = two_jobs(quadratic, start, workers, steps=5, lr=0.2)
+    weights = start.clone()
+    for step in range(5):
+        weights = weights - 0.2 * sum(quadratic(step, worker, weights) for worker in range(workers))
+    found = on_ranks(partial(run, graph=graph, driver=driver), workers + (driver is not None))
+    together = {name: tensor for each in found for name, tensor in each.items()}
+    trained = torch.cat([together[f"weights 5 {k}"] for k in range(workers)])
+    assert torch.allclose(trained, weights, rtol=1e-12)
+
+
+@pytest.mark.slow
+def test_a_graph_runs_on_real_processes():
+    start = torch.linspace(-1, 1, 7, dtype=torch.float64)
+    graph = two_jobs(quadratic, start, 3, steps=4, lr=0.2)
+    found = spmd(run, graph, 1.0, workers=4)
+    together = {name: tensor for each in found for name, tensor in each.items()}
+    assert torch.equal(torch.cat([together[f"weights 4 {k}"] for k in range(3)]), torch.cat(
+        [tensor for name, tensor in sorted(by_hand(graph).items()) if name.startswith("weights 4")]))  # fmt: skip
+
+
+def test_a_driver_orders_one_task_after_the_other_so_its_cost_grows_with_the_workers():
+    platform = cluster(link=LINK, device=Device(name="one", flops=1e3))
+
+    def overhead(workers: int) -> float:
+        graph = [Task(str(n), partial(torch.ones, 1), 1, (), 1e4) for n in range(workers)]
+
+        def timed(comm) -> float:
+            run(comm, graph, 100.0)
+            return comm.now()
+
+        return max(on_ranks(timed, workers + 1, platform, computes=False)) - 10.0
+
+    assert overhead(40) == pytest.approx(4 * overhead(10), rel=0.02)
+    assert overhead(10) == pytest.approx(10 * 0.1, rel=0.02)
+
+
+def test_a_graph_that_cannot_run_is_refused_in_a_sentence():
+    one = Task("one", partial(torch.ones, 1), 1)
+    with pytest.raises(ValueError, match="^graph: got task 'one' twice, allowed is each name once$"):
+        schedule([one, one], 2)
+    with pytest.raises(ValueError, match="^graph: got input 'two' of 'one', allowed is a task before it$"):
+        schedule([one._replace(inputs=(From("two"),))], 2)
+    with pytest.raises(ValueError, match="^comm: got 1 rank, allowed with a driver is at least 2"):
+        on_ranks(partial(run, graph=[one], driver=1.0), 1)
