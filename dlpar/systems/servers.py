@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from dlpar.config.experiment import Experiment
+from dlpar.jobs.launch import spmd
 from dlpar.systems.record import (
     PARITY,
     Figure,
+    Program,
     Runs,
     System,
     by_sizes,
@@ -54,6 +57,41 @@ def _bounded() -> dict[str, Experiment]:
         name: learning(ps(servers=2, **kind), {"kind": "exponential", "delay_ms": 10.0})
         for name, kind in kinds.items()
     }
+
+
+def _words(staleness: int = 0, threshold: float = 0.0) -> list[dict[str, Any]]:
+    """Classify docstrings with 4 workers and a table on 2 servers; return what each rank counted."""
+    from dlpar.systems.words import train  # here, because it loads torch
+
+    where = {"world": "simulated", "platform": "cpu-10gbe"}
+    return spmd(train, 2, 40, 48, 2.0, staleness, threshold, workers=6, **where)
+
+
+def share(found: list[dict[str, Any]], part: str, *whole: str) -> float:
+    """Return the share of what the workers counted under one name in that under several."""
+    counted = [each for each in found if "gets" in each]
+    return sum(each.get(part, 0) for each in counted) / sum(
+        each.get(name, 0) for each in counted for name in whole
+    )
+
+
+def _right(found: list[dict[str, Any]]) -> float:
+    from dlpar.systems.words import accuracy
+
+    return accuracy(found, 2)
+
+
+def _portions(number: int, backup: bool = True, slow: float = 10.0) -> list[Any]:
+    """Run Sandblaster with 4 workers, of which the last is slow, and return what each rank returns."""
+    from dlpar.systems.least_squares import minimise  # here, because it loads torch
+
+    return spmd(minimise, number, backup, slow, workers=7, world="simulated", platform="cpu-10gbe")
+
+
+def _off(found: list[Any]) -> float:
+    from dlpar.systems.least_squares import error
+
+    return error(found)
 
 
 def _within_bound(runs: Runs) -> bool:
@@ -154,9 +192,11 @@ def _mxnet() -> dict[str, Experiment]:
     return same_as_alone(sync=ps(groups=2)) | levels
 
 
-def _averaged() -> dict[str, Experiment]:
+def _averaged() -> dict[str, Experiment | Program]:
     methods = ("local", "block_momentum")
-    return {method: learning(ps(servers=2), averaging={"method": method, "period": 10}) for method in methods}
+    return {"table": _words} | {
+        method: learning(ps(servers=2), averaging={"method": method, "period": 10}) for method in methods
+    }
 
 
 def _sent(runs: Runs, name: str) -> float:
@@ -183,14 +223,33 @@ SYSTEMS = (
         (*map(learns, ("every 1", "every 10", "push 2, fetch 10", "replicas of a split model")),
          shape("over nine times fewer bytes with n = 10",
                lambda runs: _sent(runs, "every 1") > 9 * _sent(runs, "every 10"))),
-        missing="Sandblaster L-BFGS",
+    ),
+    System(
+        "distbelief_sandblaster", "DistBelief, Sandblaster L-BFGS", 2012, "J. Dean et al., NIPS 2012, section 4.2",
+        "synchronous", "sharded", "one model",
+        "a coordinator sends scalars to shards that hold all vectors; workers ask for portions of the batch",
+        lambda: {"a share each": partial(_portions, 4, False), "32 portions": partial(_portions, 32, False),
+                 "with backups": partial(_portions, 32)},
+        (shape("the weights of torch's LBFGS on diabetes, to 1e-9", lambda runs: _off(runs["with backups"]) < 1e-9),
+         shape("32 portions take less than half the time of a share each, one of four workers ten times slower",
+               lambda runs: 2 * runs["32 portions"][0].seconds < runs["a share each"][0].seconds),
+         shape("backup portions at the end save another quarter",
+               lambda runs: runs["with backups"][0].seconds < 0.75 * runs["32 portions"][0].seconds)),
     ),
     System(
         "parameter_server", "Parameter server", 2014, "M. Li et al., OSDI 2014", "bounded staleness", "sharded",
-        "one model", "key ranges of the weights on servers; workers run ahead by a bounded delay", _bounded,
-        (shape("no worker is more than 4 clocks ahead", _within_bound),
+        "one model", "key ranges on servers, a bounded delay; rows pushed and pulled sparsely, with keys cached",
+        lambda: {**_bounded(), "words": _words, "words, filtered": partial(_words, threshold=0.02)},
+        (shape("a step needs less than a fifth of the rows (4 workers, 1,000 words)",
+               lambda runs: runs["words"][0]["gets"] < 0.2 * 40 * 1000),
+         shape("half of the row numbers are known to the server and not sent",
+               lambda runs: share(runs["words"], "keys_saved", "keys", "keys_saved") > 0.49),
+         shape("a filter of values holds back over a tenth of the rows, and loses at most 3 points of accuracy",
+               lambda runs: share(runs["words, filtered"], "held_back", "held_back", "added") > 0.1
+               and _right(runs["words, filtered"]) > _right(runs["words"]) - 0.03),
+         shape("no worker is more than 4 clocks ahead", _within_bound),
          shape("bounded delay is quicker than none", lambda runs: rate(runs["ssp"]) > 1.1 * rate(runs["bsp"]))),
-        missing="sparse keys, key caching and value filters; chain replication",
+        missing="chain replication",
     ),
     System(
         "sharded_ps", "Sharded parameter server", 2014, "M. Li et al., OSDI 2014, section 4", "synchronous", "sharded",
@@ -220,9 +279,13 @@ SYSTEMS = (
     ),
     System(
         "petuum_ssp", "Petuum, stale synchronous parallel", 2013, "Q. Ho et al., NIPS 2013", "bounded staleness",
-        "sharded", "one model", "a worker waits only if it is more than s clocks ahead of the slowest", _bounded,
-        (shape("no worker is more than s = 4 clocks ahead", _within_bound), learns("ssp", 0.85)),
-        missing="tables with a cache at the worker",
+        "sharded", "one model", "a worker may be s clocks ahead, and its cached rows s clocks old",
+        lambda: {**_bounded(), "table, s = 3": partial(_words, 3), "table, s = 0": _words},
+        (shape("a cache of rows up to 3 clocks old avoids over a quarter of the pulls",
+               lambda runs: share(runs["table, s = 3"], "pulled", "gets") < 0.75),
+         shape("and costs at most 3 points of accuracy",
+               lambda runs: _right(runs["table, s = 3"]) > _right(runs["table, s = 0"]) - 0.03),
+         shape("no worker is more than s = 4 clocks ahead", _within_bound), learns("ssp", 0.85)),
     ),
     System(
         "singa", "SINGA", 2015, "B. C. Ooi et al., ACM Multimedia 2015", "synchronous or asynchronous", "hierarchical",
@@ -270,7 +333,8 @@ SYSTEMS = (
     System(
         "multiverso", "DMTK, Multiverso", 2015, "Microsoft DMTK; K. Chen and Q. Huo, ICASSP 2016 (block momentum)",
         "synchronous", "sharded", "averaged models",
-        "workers train apart and average every k steps, with block momentum", _averaged,
-        (learns("local"), learns("block_momentum")), missing="tables by rows with a cache",
+        "tables by rows; workers train apart and average every k steps, with block momentum", _averaged,
+        (learns("local"), learns("block_momentum"),
+         shape("Get and Add by rows: over 75 % right", lambda runs: _right(runs["table"]) > 0.75)),
     ),
 )  # fmt: skip

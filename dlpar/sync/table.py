@@ -1,0 +1,170 @@
+"""Tables of rows on servers: workers get the rows that they need and add to them, with a cache at the worker.
+
+Sources: Ho et al., "Petuum SSP" (NIPS 2013), for reads that may be `staleness` clocks old, and a worker's own writes in
+them; Li et al. (OSDI 2014, sections 3.3 and 3.5) for key caching and value filters; Microsoft's Multiverso for ``Get``
+and ``Add`` by rows.  Row r lives on server r mod S.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from hashlib import blake2b
+
+import torch
+from torch import Tensor
+
+from dlpar.comm import ANY, Comm, Request
+
+GET, ADD, ROWS, LEAVE = range(1, 5)
+"""Tags: a question for rows, a clock with what it added, an answer, and the end."""
+
+HEAD = 4
+"""Whole numbers in front of a message: number of rows, digest of their numbers, clock, and 1 if the numbers follow."""
+
+
+def _wire(rows: Tensor, digest: int, clock: int, with_rows: bool, values: Tensor | None = None) -> Tensor:
+    head = torch.tensor([len(rows), digest, clock, int(with_rows)])
+    parts = [head, *([rows] if with_rows else []), *([values.reshape(-1)] if values is not None else [])]
+    return torch.cat([part.contiguous().view(torch.uint8) for part in parts])
+
+
+class Table:
+    """A worker's view of a table; collective with :func:`serve` on the servers.
+
+    Parameters
+    ----------
+    comm : Comm
+        All ranks.
+    servers : sequence of int
+        Ranks that hold the rows.
+    shape : (int, int)
+        Rows and columns; all are 0 at first.
+    staleness : int, default 0
+        Clocks by which a row may be old when it is read; 0: every clock of all others is in it.
+    threshold : float, default 0
+        Rows of which no value has changed by as much wait for a later clock (a value filter).
+    dtype : torch.dtype, default float64
+
+    Attributes
+    ----------
+    counts : Counter
+        ``gets`` and ``pulled``: rows asked for, and those that were not in the cache; ``keys`` and ``keys_saved``: row
+        numbers sent, and those that a server knew; ``added`` and ``held_back``: rows sent, and those that waited.
+    """
+
+    def __init__(
+        self,
+        comm: Comm,
+        servers: Sequence[int],
+        shape: tuple[int, int],
+        staleness: int = 0,
+        threshold: float = 0.0,
+        dtype: torch.dtype = torch.float64,
+    ) -> None:
+        self.comm, self.servers, self.staleness, self.threshold = comm, list(servers), staleness, threshold
+        self.cache, self.changes = torch.zeros(shape, dtype=dtype), torch.zeros(shape, dtype=dtype)
+        self.changed = torch.zeros(shape[0], dtype=torch.bool)
+        self.stamp = torch.full((shape[0],), -1)  # the clock of the slowest worker that a cached row has seen
+        self.clock_now, self.counts = 0, Counter[str]()
+        self.known: set[tuple[int, int]] = set()
+        self.sending: list[Request] = []
+
+    def get(self, rows: Tensor) -> Tensor:
+        """Return rows, of shape (n, columns), at most `staleness` clocks old; `rows` are their numbers, each once."""
+        old = rows[self.stamp[rows] < self.clock_now - self.staleness]
+        asked = [(server, own) for n, server in enumerate(self.servers) if len(own := self._of(n, old))]
+        for server, own in asked:
+            self._send(server, GET, own)
+        for server, own in asked:
+            answer = torch.empty(8 * HEAD + own.numel() * self.cache[0].nbytes, dtype=torch.uint8)
+            self.comm.recv(answer, server, ROWS)
+            values = answer[8 * HEAD :].view(self.cache.dtype).view(len(own), self.cache.shape[1])
+            self.cache[own] = values + self.changes[own]  # a worker reads its own writes
+            self.stamp[own] = answer[: 8 * HEAD].view(torch.int64)[2]
+        self.counts.update(gets=len(rows), pulled=len(old))
+        return self.cache[rows]
+
+    def add(self, rows: Tensor, values: Tensor) -> None:
+        """Add to rows; the others see it from the next clock on."""
+        self.changes.index_add_(0, rows, values)
+        self.cache.index_add_(0, rows, values)
+        self.changed[rows] = True
+
+    def clock(self, threshold: float | None = None) -> None:
+        """End a clock: send each server what was added to its rows."""
+        least = self.threshold if threshold is None else threshold
+        rows = self.changed.nonzero().view(-1)
+        far = self.changes[rows].abs().amax(dim=1) >= least
+        self._finish_sends()
+        self.clock_now += 1
+        for number, server in enumerate(self.servers):
+            own = self._of(number, rows[far])
+            self._send(server, ADD, own, self.changes[own])
+        self.changes[rows[far]] = 0
+        self.changed[rows[far]] = False
+        self.counts.update(added=int(far.sum()), held_back=int((~far).sum()))
+
+    def leave(self) -> None:
+        """Send what was held back, and end; the servers end when all workers have."""
+        self.clock(threshold=0.0)
+        self._finish_sends()
+        for server in self.servers:
+            self.comm.send(torch.zeros(8 * HEAD, dtype=torch.uint8), server, LEAVE)
+
+    def _of(self, server: int, rows: Tensor) -> Tensor:
+        return rows[rows % len(self.servers) == server]
+
+    def _send(self, server: int, kind: int, rows: Tensor, values: Tensor | None = None) -> None:
+        digest = int.from_bytes(blake2b(rows.numpy().tobytes(), digest_size=7).digest())
+        is_new = (server, digest) not in self.known
+        self.known.add((server, digest))
+        self.counts.update(**{"keys" if is_new else "keys_saved": len(rows)})
+        wire = _wire(rows, digest, self.clock_now, is_new, values)
+        self.sending.append(self.comm.isend(wire, server, kind))
+
+    def _finish_sends(self) -> None:
+        for request in self.sending:
+            request.wait()
+        self.sending.clear()
+
+
+def serve(
+    comm: Comm,
+    workers: Sequence[int],
+    servers: Sequence[int],
+    shape: tuple[int, int],
+    staleness: int = 0,
+    dtype: torch.dtype = torch.float64,
+) -> Tensor:
+    """Hold every S-th row until all workers have left, and return them; the arguments are those of :class:`Table`.
+
+    A question at clock c is answered when the slowest worker has ended clock c - staleness.
+    """
+    own = torch.arange(servers.index(comm.rank), shape[0], len(servers))
+    weights = torch.zeros(len(own), shape[1], dtype=dtype)
+    inbox = torch.empty(8 * HEAD + len(own) * (8 + weights[0].nbytes), dtype=torch.uint8)
+    clocks, known = dict.fromkeys(workers, 0), dict[tuple[int, int], Tensor]()
+    waiting: list[tuple[int, Tensor, int]] = []
+    while clocks:
+        arrival = comm.recv(inbox, ANY, ANY)
+        worker, wire = arrival.source, inbox[: arrival.nbytes].clone()
+        number, digest, clock, has_rows = wire[: 8 * HEAD].view(torch.int64).tolist()
+        if arrival.tag == LEAVE:
+            del clocks[worker]
+        else:
+            start = 8 * (HEAD + number * has_rows)
+            if has_rows:
+                known[worker, digest] = wire[8 * HEAD : start].view(torch.int64) // len(servers)
+            rows = known[worker, digest]
+            if arrival.tag == ADD:
+                weights.index_add_(0, rows, wire[start:].view(dtype).view(number, shape[1]))
+                clocks[worker] = clock
+            else:
+                waiting.append((worker, rows, clock))
+        slowest = min(clocks.values(), default=0)
+        may_go = [each for each in waiting if slowest >= each[2] - staleness]
+        waiting = [each for each in waiting if slowest < each[2] - staleness]
+        for client, rows, _ in may_go:
+            comm.send(_wire(rows, 0, slowest, False, weights[rows]), client, ROWS)
+    return weights
