@@ -1,0 +1,74 @@
+"""CaffeOnSpark's second half: a trained network turns samples into features, and MLlib's way learns from them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+from dlpar.collectives import tree_aggregate, tree_broadcast
+from dlpar.comm import Comm
+from dlpar.config.experiment import Experiment
+from dlpar.data import load
+from dlpar.jobs.record import Unrecorded
+from dlpar.train import train
+
+DEVICES = {"scheme": "ring", "allreduce": "hierarchical", "node_size": 2}
+"""Executors sum over their two devices, then with each other."""
+
+
+class Accuracy(NamedTuple):
+    """Shares of held-out digits classified correctly by each model."""
+
+    network: float
+    on_features: float
+    on_pixels: float
+
+
+def classify(comm: Comm, rows: Tensor, labels: Tensor, steps: int = 300, lr: float = 1.0) -> Tensor:
+    """Train softmax regression by map-reduce on this rank's rows; weights of shape (columns, 10) on every rank.
+
+    Each rank maps its rows to the sum of their gradients, a tree aggregates sums and counts at the driver, rank 0,
+    which updates and broadcasts.
+    """
+    weights = torch.zeros(rows.shape[1], 10, dtype=rows.dtype)
+    sums = torch.empty(weights.numel() + 1, dtype=rows.dtype)
+    for _ in range(steps):
+        errors = (rows @ weights).softmax(dim=1) - one_hot(labels, 10)
+        sums[:-1], sums[-1] = (rows.T @ errors).view(-1), len(rows)
+        tree_aggregate(comm, sums)
+        if comm.rank == 0:
+            weights.view(-1).sub_(sums[:-1], alpha=lr / sums[-1].item())
+        tree_broadcast(comm, weights.view(-1))
+    return weights
+
+
+def extract_and_classify(comm: Comm) -> Accuracy:
+    """Train a network on all ranks, take its last hidden layer as features, and classify these and the pixels."""
+    experiment = Experiment(
+        workers=comm.size,
+        model={"width": 16},
+        steps=150,
+        lr=0.2,
+        dtype="float64",
+        sync=DEVICES,
+        evaluate_every=1000,
+    )
+    network = train(comm, experiment, Unrecorded(comm)).eval()
+    data = load(experiment.data, experiment.seed, torch.float64)
+    own = slice(comm.rank, None, comm.size)
+
+    def right(scores: Tensor) -> float:
+        return (scores.argmax(dim=1) == data.test_y).double().mean().item()
+
+    with torch.no_grad():
+        hidden = network[:-1]
+        on_features = classify(comm, hidden(data.train_x[own]), data.train_y[own], lr=0.1)
+        on_pixels = classify(comm, data.train_x[own], data.train_y[own], lr=0.1)
+        return Accuracy(
+            right(network(data.test_x)),
+            right(hidden(data.test_x) @ on_features),
+            right(data.test_x @ on_pixels),
+        )
