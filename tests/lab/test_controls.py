@@ -88,7 +88,7 @@ def test_controls_give_back_any_experiment():
 
 
 def test_only_fields_of_the_chosen_scheme_are_shown(controls):
-    assert shown(controls, "sync") == {"scheme", "allreduce", "overlap", "bucket_mb"}
+    assert shown(controls, "sync") == {"scheme", "allreduce", "overlap", "bucket_mb", "factors"}
     controls.set("sync.scheme", "ps")
     assert {"servers", "consistency", "pull"} <= shown(controls, "sync")
     assert "allreduce" not in shown(controls, "sync")
