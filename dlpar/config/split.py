@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NamedTuple
 
 from pydantic import Field
 
-from dlpar.config.rules import ANY, NONE, Complaint, Other, PartWithRules, Rule, broken
+from dlpar.config.rules import ANY, NONE, Complaint, Other, PartWithRules, Rule, broken, if_chosen
 from dlpar.config.schema import LINE, OneOf, Only
 
 if TYPE_CHECKING:
@@ -210,6 +210,7 @@ class SpatialSplit(ModelSplit):
         ("split", ANY, "sync.overlap", (False,), "gradients are first summed over pieces"),
         ("split", ANY, "sync.consistency", ("bsp",), "its ranks hold the same weights"),
         ("split", ANY, "sync.exchange", IN_STEP, "its ranks hold the same weights"),
+        ("split.tiled", (True,), "data.name", ("digits", "cifar10"), "tiles are halved evenly"),
     )  # fmt: skip
 
     kind: Literal["spatial"] = Field("spatial", title="split")
@@ -218,6 +219,8 @@ class SpatialSplit(ModelSplit):
     """Pieces of an image's height; 0: as many as workers and columns allow."""
     columns: int = Field(1, ge=1, le=64)
     """Pieces of an image's width."""
+    tiled: bool = Field(False)
+    """Give each piece convolutions of its own, which see no other piece: no halo, and no shared weights."""
 
     def axes(self, workers: int) -> dict[str, int]:
         return {"rows": self.rows or max(1, workers // self.columns), "columns": self.columns}
@@ -230,6 +233,8 @@ class SpatialSplit(ModelSplit):
                 why = "no piece is empty, and halos come from the next piece, at every layer"
                 given = f"with a cnn of depth {e.model.depth} on {e.data.name}"
                 yield f"split.{axis}", f"{given} is at most {largest}: {why}", pieces
+            if self.tiled and pieces & (pieces - 1):
+                yield f"split.{axis}", "with tiled is a power of two, so that tiles are equal", pieces
 
 
 class PipelineSplit(ModelSplit):
@@ -336,8 +341,7 @@ class StackingSplit(ModelSplit):
     rules = (
         *ModelSplit.rules, *WEIGHTS_ARE_CUT, *LAYERS_SEND,
         ("split", ANY, "model.name", ("linear", "logistic", "mlp"), "blocks see numbers in a row"),
-        ("split", ANY, "sync.overlap", (False,), "a block's gradient is short"),
-        ("split", ANY, "precision", ("full",), "outputs travel as they are"),
+        *if_chosen("split", ANY, "outputs travel as they are", {"sync.overlap": (False,), "precision": ("full",)}),
     )  # fmt: skip
 
     kind: Literal["stacking"] = Field("stacking", title="split")
@@ -350,6 +354,5 @@ class StackingSplit(ModelSplit):
 
 
 SPLITS: list[type[SplitPart]] = [
-    DataSplit, TensorSplit, SpatialSplit, PipelineSplit, HybridSplit, StackingSplit,
-]  # fmt: skip
+    DataSplit, TensorSplit, SpatialSplit, PipelineSplit, HybridSplit, StackingSplit]  # fmt: skip
 """All kinds; the first is the default."""

@@ -79,8 +79,7 @@ class Ring(SyncPart):
     rules = if_chosen(
         "sync.factors", (True,), "replicas exchange factors of whole batches and layers",
         {"sync.overlap": (False,), "split.kind": ("data",), "split.zero": (0,), "averaging.method": NONE,
-         "compression.codec": NONE, "cluster.messages": ("values",), "shards": ("iid", "by_label")},
-    )  # fmt: skip
+         "compression.codec": NONE, "cluster.messages": ("values",), "shards": ("iid", "by_label")})  # fmt: skip
 
     scheme: Literal["ring"] = Field("ring", title="sync")
     """Scheme by which replicas agree."""
@@ -187,9 +186,8 @@ class ParameterServer(SyncPart):
 
     @property
     def lead_bound(self) -> int | None:
-        if self.group_consistency != "bsp":
-            return None
-        return {"bsp": 0, "ssp": self.staleness}.get(self.consistency)
+        bounds = {"bsp": 0, "ssp": self.staleness}
+        return bounds.get(self.consistency) if self.group_consistency == "bsp" else None
 
     @property
     def steps_a_fetch(self) -> int:
@@ -213,8 +211,10 @@ class ParameterServer(SyncPart):
             if (every := getattr(self, name)) and e.steps % every:
                 yield f"sync.{name}", f"with {e.steps} steps is a divisor of {e.steps}"
         if self.fetch_every % self.push_every:
-            why = "a fetch drops what was not pushed"
-            yield "sync.fetch_every", f"with push_every {self.push_every} is a multiple of it: {why}"
+            allowed = (
+                f"with push_every {self.push_every} is a multiple of it: a fetch drops what was not pushed"
+            )
+            yield "sync.fetch_every", allowed
 
 
 def _edges(value: Any) -> Any:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import math
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -37,7 +37,7 @@ class SpatialSplit(LayerwiseSplit):
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
-        self.speaks = self.mesh.comm.rank == 0
+        self.speaks, self.tiled = self.mesh.comm.rank == 0, task.experiment.split.tiled
         cut = [layer for layer in self.replica.model.children() if isinstance(layer, Windowed)]
         # Gradients of the last layers come first, those of layers computed in pieces last.
         count = sum(parameter.numel() for layer in cut for parameter in layer.parameters())
@@ -45,12 +45,14 @@ class SpatialSplit(LayerwiseSplit):
 
     def cut(self, model: nn.Sequential) -> nn.Sequential:
         experiment, place = self.task.experiment, self.task.place
-        self.mesh = Mesh(place.mp_group, experiment.split.axes(experiment.workers))
+        self.mesh = mesh = Mesh(place.mp_group, experiment.split.axes(experiment.workers))
         height, width = self.task.batch(0)[0].shape[-2:]
-        layers = cut_images(model, self.mesh, height, width, self.pause)
-        first: Any = layers[0]
-        self.own = index(first.owned, (range(height), range(width)))
-        return layers
+        self.tile = tile_of(mesh.comm.rank, mesh.sizes, height, width)
+        if experiment.split.tiled:
+            model = copy.deepcopy(model)  # a tile's weights are its own from the first update on
+            alone = Mesh(mesh.comm.split(mesh.comm.rank), dict.fromkeys(mesh.sizes, 1))
+            return cut_images(model, mesh, height, width, self.pause, alone)
+        return cut_images(model, mesh, height, width, self.pause)
 
     def gradient(self, step: int) -> None:
         super().gradient(step)
@@ -58,18 +60,68 @@ class SpatialSplit(LayerwiseSplit):
             self.reduce()
 
     def _forward(self, x: Tensor, y: Tensor) -> Tensor:
-        return super()._forward(x[self.own], y)
+        return super()._forward(x[self.tile], y)
 
     def reduce(self) -> None:
-        """Add up the gradients of weights over the pieces of images."""
-        ring_allreduce(self.mesh.comm, self.of_pieces)
+        """Add up the gradients of weights over the pieces of images; tiles have weights of their own."""
+        if not self.tiled:
+            ring_allreduce(self.mesh.comm, self.of_pieces)
 
     def whole(self) -> nn.Module | None:
-        return self.task.model if self.speaks else None
+        if not self.tiled:
+            return self.task.model if self.speaks else None
+        weights = [parameter.detach().cpu() for parameter in self.replica.model.parameters()]
+        everyones = self.mesh.comm.gather(weights)
+        if everyones is None:
+            return None
+        tiles = [copy.deepcopy(self.task.model) for _ in everyones]
+        for tile, own in zip(tiles, everyones):
+            for parameter, value in zip(tile.parameters(), own):
+                parameter.data.copy_(value)
+        return Tiled(tiles, self.mesh.sizes)
+
+
+class Tiled(nn.Module):
+    """A network whose convolutions have weights of their own for each tile of an image, and see no other tile.
+
+    Parameters
+    ----------
+    tiles : sequence of nn.Sequential
+        The whole network, once with the weights of each tile, row by row; behind ``Flatten`` they are alike.
+    sizes : mapping of str to int
+        Tiles along ``rows`` and ``columns``.
+    """
+
+    def __init__(self, tiles: list[nn.Sequential], sizes: Mapping[str, int]) -> None:
+        super().__init__()
+        self.tiles: Any = nn.ModuleList(tiles)
+        self.sizes = sizes
+        self.flat = next(n for n, layer in enumerate(tiles[0]) if isinstance(layer, nn.Flatten))
+
+    def forward(self, x: Tensor) -> Tensor:
+        height, width = x.shape[-2:]
+        pieces = [
+            tile[: self.flat](x[tile_of(n, self.sizes, height, width)]) for n, tile in enumerate(self.tiles)
+        ]
+        columns = self.sizes["columns"]
+        rows = [torch.cat(pieces[at : at + columns], dim=3) for at in range(0, len(pieces), columns)]
+        return self.tiles[0][self.flat :](torch.cat(rows, dim=2))
+
+
+def tile_of(rank: int, sizes: Mapping[str, int], height: int, width: int) -> tuple:
+    """Index a rank's piece in images of shape (n, channels, height, width)."""
+    row, column = divmod(rank, sizes["columns"])
+    own = (shares(height, sizes["rows"])[row], shares(width, sizes["columns"])[column])
+    return index(own, (range(height), range(width)))
 
 
 def cut_images(
-    model: nn.Sequential, mesh: Mesh, height: int, width: int, pause: Pause = nullcontext
+    model: nn.Sequential,
+    mesh: Mesh,
+    height: int,
+    width: int,
+    pause: Pause = nullcontext,
+    alone: Mesh | None = None,
 ) -> nn.Sequential:
     """Return the layers of a model as one rank computes them, with the same names and parameters.
 
@@ -83,6 +135,8 @@ def cut_images(
         Size of an image.
     pause : callable, optional
         The context in which a pass stops for messages, by the name of the phase.
+    alone : Mesh, optional
+        This rank by itself: pieces are tiles, whose convolutions and poolings see no other.
 
     Raises
     ------
@@ -90,13 +144,15 @@ def cut_images(
         If the model has a layer that needs more than a piece and a halo, or pieces are too small for a layer.
     """
     layers, in_pieces = OrderedDict[str, nn.Module](), True
+    down, across = (mesh.sizes["rows"], mesh.sizes["columns"]) if alone else (1, 1)
+    height, width = height // down, width // across
     for name, layer in model.named_children():
         if isinstance(layer, nn.Flatten):
-            layers[name], in_pieces = Gather(mesh, height, width, pause), False
+            layers[name], in_pieces = Gather(mesh, down * height, across * width, pause), False
         elif isinstance(layer, nn.ReLU):
             layers[name] = layer
         elif in_pieces:
-            layers[name] = cut = Windowed(layer, mesh, height, width, pause)
+            layers[name] = cut = Windowed(layer, alone or mesh, height, width, pause)
             height, width = cut.height, cut.width
         else:
             layers[name] = Local(layer, mesh)

@@ -37,6 +37,14 @@ def _megatron() -> dict[str, Experiment]:
     )  # fmt: skip
 
 
+def _tiled() -> dict[str, Experiment]:
+    images = dict(model={"name": "cnn", "width": 64}, batch=64, steps=150, workers=4, evaluate_every=1000)
+    shared = Experiment(
+        split={"kind": "spatial", "rows": 2, "columns": 2}, cluster={"world": "simulated"}, **images
+    )
+    return {"shared weights": shared, "tiles": shared.replace(split={"tiled": True})}
+
+
 def _stacking() -> dict[str, Experiment]:
     training = dict(
         batch=64,
@@ -67,6 +75,14 @@ def _waits(runs: Runs, name: str) -> float:
 
 
 SYSTEMS = (
+    System(
+        "tiled_cnn", "Tiled convolutional networks", 2010, "Q. Le et al., NIPS 2010; DistBelief's local fields, 2012",
+        "synchronous", "sharded", "one model", "each piece of an image has its own convolutions, and no halo", _tiled,
+        (shape("fewer bytes than with halos and shared weights",
+               lambda runs: runs["tiles"].summary["bytes_sent"] < 0.7 * runs["shared weights"].summary["bytes_sent"]),
+         shape("over 90 % right", lambda runs: runs["tiles"].summary["accuracy"] > 0.9)),
+        missing="weights shared by every k-th tile",
+    ),
     System(
         "gpipe", "GPipe", 2019, "Y. Huang et al., NeurIPS 2019, arXiv 1811.06965, table 2", "synchronous", "sharded",
         "one model", "micro-batches through stages, all forward passes before all backward passes", _gpipe,

@@ -94,7 +94,7 @@ REFUSED = [
     {"split": {"kind": "stacking", "blocks": 3}},
     {"split": "stacking", "cluster": {"world": "simulated", "messages": "sizes"}},
     {"split": "stacking", "sync": {"overlap": True}},
-    {"split": "stacking", "precision": "mixed"},
+    {"split": "stacking", "precision": "bf16"},
 ]
 
 
