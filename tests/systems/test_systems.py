@@ -70,5 +70,5 @@ def test_the_command_lists_them_and_refuses_others(capsys):
 def test_the_command_runs_one_and_says_what_holds(capsys):
     assert main(["systems", "mariana", "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
-    assert said["figures"][0]["held"] is True and said["missing"].startswith("owners of partitions")
-    assert main(["systems", "mariana"]) == 0 and "Does not run here: owners" in capsys.readouterr().out
+    assert said["figures"][0]["held"] is True and said["missing"].startswith("convolutions that Mariana")
+    assert main(["systems", "mariana"]) == 0 and "Does not run here: convolutions" in capsys.readouterr().out

@@ -5,6 +5,7 @@ A layer's parameters and multiply-adds follow from the shapes in the paper that 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 Row = tuple[str, int, int] | tuple[str, int, int, int]
@@ -59,14 +60,19 @@ def _slid(image: Image, kernel: tuple[int, int], stride: int, pad: tuple[int, in
 def alexnet() -> list[Row]:
     """Krizhevsky 2012, figure 2: two groups, as it was trained on two GPUs."""
     net = Convolutional()
-    x = pooled(net.conv("conv1", (3, 227, 227), 96, 11, stride=4, pad=0, norm=False))
-    x = pooled(net.conv("conv2", x, 256, 5, groups=2, norm=False))
-    x = net.conv("conv3", x, 384, 3, norm=False)
-    x = net.conv("conv4", x, 384, 3, groups=2, norm=False)
-    x = pooled(net.conv("conv5", x, 256, 3, groups=2, norm=False))
-    hidden = net.dense("fc7", net.dense("fc6", x[0] * x[1] * x[2], 4096), 4096)
-    net.dense("fc8", hidden, 1000)
-    return net.rows
+    first = pooled(net.conv("conv1", (3, 227, 227), 96, 11, stride=4, pad=0, norm=False))
+    second = pooled(net.conv("conv2", first, 256, 5, groups=2, norm=False))
+    third = net.conv("conv3", second, 384, 3, norm=False)
+    fourth = net.conv("conv4", third, 384, 3, groups=2, norm=False)
+    fifth = pooled(net.conv("conv5", fourth, 256, 3, groups=2, norm=False))
+    hidden = net.dense("fc7", net.dense("fc6", math.prod(fifth), 4096), 4096)
+    outputs = [
+        *map(math.prod, (first, second, third, fourth, fifth)),
+        hidden,
+        hidden,
+        net.dense("fc8", hidden, 1000),
+    ]
+    return [(*row, each) for row, each in zip(net.rows, outputs, strict=True)]
 
 
 def vgg16() -> list[Row]:
