@@ -129,7 +129,7 @@ def test_only_settings_of_the_chosen_split_are_shown_and_each_has_its_own_defaul
     tensor = drawn(controls, "split.tensor")
     assert (tensor["label"], controls.values["split.tensor"]) == ("tensor (0: all)", 0)
     controls.set("split.kind", "spatial")
-    assert shown(controls, "split") == {"kind", "order", "rows", "columns"}
+    assert shown(controls, "split") == {"kind", "order", "rows", "columns", "tiled"}
     controls.set("split.kind", "hybrid")
     cut = {"kind", "order", "tensor", "stages", "schedule", "microbatches", "partition", "recompute"}
     assert shown(controls, "split") == cut
