@@ -43,6 +43,13 @@ class Request(Protocol):
         """
 
 
+def wait_all(requests: list[Request]) -> None:
+    """Wait for all of some communications, and empty their list."""
+    for request in requests:
+        request.wait()
+    requests.clear()
+
+
 class Counter(Protocol):
     """A number all ranks count up together."""
 

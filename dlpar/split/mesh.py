@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from functools import reduce
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -76,10 +78,7 @@ class Mesh:
 
 def _number(at: Mapping[str, int], sizes: Mapping[str, int], axes: Iterable[str]) -> int:
     """Number coordinates along some of the axes in row-major order."""
-    number = 0
-    for axis in axes:
-        number = number * sizes[axis] + at[axis]
-    return number
+    return reduce(lambda number, axis: number * sizes[axis] + at[axis], axes, 0)
 
 
 def coordinates(rank: int, sizes: Mapping[str, int]) -> dict[str, int]:
@@ -96,6 +95,12 @@ def groups(sizes: Mapping[str, int], *axes: str) -> list[list[int]]:
     ranks = np.arange(math.prod(sizes.values())).reshape(tuple(sizes.values()))
     last = np.moveaxis(ranks, [list(sizes).index(axis) for axis in axes], range(-len(axes), 0))
     return last.reshape(-1, math.prod(sizes[axis] for axis in axes)).tolist()
+
+
+def shares(size: int, pieces: int) -> list[range]:
+    """Cut an axis into equal shares, the first ones longer by one where they do not divide it."""
+    share, rest = divmod(size, pieces)
+    return [range(*ends) for ends in pairwise(p * share + min(p, rest) for p in range(pieces + 1))]
 
 
 def title(sizes: Mapping[str, int]) -> str:

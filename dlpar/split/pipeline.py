@@ -19,7 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dlpar.comm import Request
+from dlpar.collectives import star_broadcast
+from dlpar.comm import Request, wait_all
 from dlpar.memory import Memory
 from dlpar.models import Tied
 from dlpar.replica import Replica
@@ -27,7 +28,7 @@ from dlpar.split.partition import partition
 from dlpar.split.schedules import SCHEDULES, Action, by_step
 from dlpar.split.split import Split, Task, backward, derivative, narrowed
 from dlpar.split.tensor import cut_layers, joined, level
-from dlpar.split.tensor_ops import Pause, pair
+from dlpar.split.tensor_ops import Pause, TensorGroup, pair
 
 
 class PipelineSplit(Split):
@@ -81,8 +82,7 @@ class PipelineSplit(Split):
         if self.traits.has_flush or step == self.task.experiment.steps - 1:
             left += self._sending
         with self.record.span("send"):
-            for request in left:
-                request.wait()
+            wait_all(left)
         samples = sum(len(y) for _, y in self._batches.pop(step))
         loss = self._losses / samples if samples else self._losses
         if self.task.experiment.sync.needs_loss_everywhere:
@@ -91,9 +91,9 @@ class PipelineSplit(Split):
 
     def _of_step(self, step: int) -> Iterator[tuple[Action, Action | None]]:
         """Yield the actions of a step, each with the one that follows."""
-        actions, following = self.steps[step % len(self.steps)], []
-        if not self.traits.has_flush:
-            following = [each[0] for each in self.steps[step + 1 : step + 2]]
+        # With a flush all steps share one list, and none follows it.
+        actions = self.steps[step % len(self.steps)]
+        following = [each[0] for each in self.steps[step + 1 : step + 2]]
         return zip(actions, [*actions[1:], *following, None])
 
     def _forward_pass(self, action: Action) -> None:
@@ -242,7 +242,8 @@ class Stage:
         whole = [task.model[self.parts[part].layers] for part in self._of(self.number)]
         weights_wait, held = task.experiment.split.traits.has_weight_pass, whole
         if self.tp_group:
-            held = [cut_layers(layers, self.tp_group, pause, weights_wait=weights_wait) for layers in whole]
+            group = TensorGroup(self.tp_group, pause, weights_wait)
+            held = [cut_layers(layers, group) for layers in whole]
         self.layers = reduce(add, held)
         later = task.comm.compute(lambda: Later(self.layers, task.memory)) if weights_wait else None
         self.chunks = [Chunk(self, part, own, later) for part, own in zip(self._of(self.number), held)]
@@ -276,13 +277,10 @@ class Stage:
             level(self.layers, self.tp_group)
         comm = self.task.comm
         for stage, parameter in self._tied:
-            copy = comm.empty(parameter.shape, self.dtype)
-            if self.number < stage:
-                comm.compute(partial(copy.copy_, parameter.detach()))
-                self.pp_group.send(copy, stage, TIED)
-            else:
-                self.pp_group.recv(copy, stage, TIED)
-                comm.compute(partial(Tensor.copy_, parameter.detach(), copy))
+            copy, both = comm.empty(parameter.shape, self.dtype), sorted([self.number, stage])
+            comm.compute(partial(copy.copy_, parameter.detach()))
+            star_broadcast(self.pp_group, copy.view(-1), both[0], both)
+            comm.compute(partial(Tensor.copy_, parameter.detach(), copy))
 
     def add_up_tied(self) -> None:
         """Add the other stage's gradients of tied weights to this stage's; it does the same."""

@@ -35,8 +35,7 @@ def gpipe(stage: int, stages: int, microbatches: int, chunks: int = 1) -> list[A
 
     Source: Huang et al., GPipe (arXiv 1811.06965), figure 2c.
     """
-    forwards, backwards = _all("F", microbatches), _all("B", microbatches)
-    return [*forwards, *reversed(backwards)]
+    return [*_all("F", microbatches), *reversed(_all("B", microbatches))]
 
 
 def one_forward_one_backward(stage: int, stages: int, microbatches: int, chunks: int = 1) -> list[Action]:

@@ -4,6 +4,11 @@ Before the images are flattened each rank computes its piece; then the pieces ar
 gathered, and every rank computes the rest for whole images.  (Dryden et al.,
 IPDPS 2019, arXiv 1903.06681; Gholami et al., "Integrated Model, Batch and Domain
 Parallelism", SPAA 2018, arXiv 1712.04432.)
+
+A halo is the inputs a rank needs of the pieces around its own.  All eight neighbours are asked at once, so that the
+whole halo travels while the interior is computed.  Two phases, columns after rows and their corners, would send the
+same elements in half as many messages; but the second could start only when the first has arrived, and nothing would
+hide it.
 """
 
 from __future__ import annotations
@@ -11,20 +16,21 @@ from __future__ import annotations
 import copy
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import Any
+from itertools import count
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from dlpar.collectives import ring_allgather, ring_allreduce
-from dlpar.split.halo import Cut, Halo, Region, Window, index, shares
-from dlpar.split.mesh import Mesh
+from dlpar.collectives import ring_allreduce
+from dlpar.comm import wait_all
+from dlpar.split.mesh import Mesh, shares
 from dlpar.split.split import LayerwiseSplit, Task, backward, narrowed
 from dlpar.split.tensor import product
-from dlpar.split.tensor_ops import Pause, TensorGroup, pair, turned
+from dlpar.split.tensor_ops import Pause, TensorGroup, pair
 
 
 class SpatialSplit(LayerwiseSplit):
@@ -48,11 +54,11 @@ class SpatialSplit(LayerwiseSplit):
         self.mesh = mesh = Mesh(place.mp_group, experiment.split.axes(experiment.workers))
         height, width = self.task.batch(0)[0].shape[-2:]
         self.tile = tile_of(mesh.comm.rank, mesh.sizes, height, width)
-        if experiment.split.tiled:
-            model = copy.deepcopy(model)  # a tile's weights are its own from the first update on
-            alone = Mesh(mesh.comm.split(mesh.comm.rank), dict.fromkeys(mesh.sizes, 1))
-            return cut_images(model, mesh, height, width, self.pause, alone)
-        return cut_images(model, mesh, height, width, self.pause)
+        if not experiment.split.tiled:
+            return cut_images(model, mesh, height, width, self.pause)
+        alone = Mesh(mesh.comm.split(mesh.comm.rank), dict.fromkeys(mesh.sizes, 1))
+        # A copy: a tile's weights are its own from the first update on.
+        return cut_images(copy.deepcopy(model), mesh, height, width, self.pause, alone)
 
     def gradient(self, step: int) -> None:
         super().gradient(step)
@@ -70,14 +76,13 @@ class SpatialSplit(LayerwiseSplit):
     def whole(self) -> nn.Module | None:
         if not self.tiled:
             return self.task.model if self.speaks else None
-        weights = [parameter.detach().cpu() for parameter in self.replica.model.parameters()]
-        everyones = self.mesh.comm.gather(weights)
+        own = nn.utils.parameters_to_vector(self.replica.model.parameters()).detach().cpu()
+        everyones = self.mesh.comm.gather(own)
         if everyones is None:
             return None
         tiles = [copy.deepcopy(self.task.model) for _ in everyones]
-        for tile, own in zip(tiles, everyones):
-            for parameter, value in zip(tile.parameters(), own):
-                parameter.data.copy_(value)
+        for tile, weights in zip(tiles, everyones):
+            nn.utils.vector_to_parameters(weights, tile.parameters())
         return Tiled(tiles, self.mesh.sizes)
 
 
@@ -99,10 +104,8 @@ class Tiled(nn.Module):
         self.flat = next(n for n, layer in enumerate(tiles[0]) if isinstance(layer, nn.Flatten))
 
     def forward(self, x: Tensor) -> Tensor:
-        height, width = x.shape[-2:]
-        pieces = [
-            tile[: self.flat](x[tile_of(n, self.sizes, height, width)]) for n, tile in enumerate(self.tiles)
-        ]
+        places = [tile_of(number, self.sizes, *x.shape[-2:]) for number in range(len(self.tiles))]
+        pieces = [tile[: self.flat](x[place]) for tile, place in zip(self.tiles, places)]
         columns = self.sizes["columns"]
         rows = [torch.cat(pieces[at : at + columns], dim=3) for at in range(0, len(pieces), columns)]
         return self.tiles[0][self.flat :](torch.cat(rows, dim=2))
@@ -178,7 +181,10 @@ class Gather(nn.Module):
 
     def __init__(self, mesh: Mesh, height: int, width: int, pause: Pause) -> None:
         super().__init__()
-        self.comm, self.pause, self.whole = mesh.comm, partial(pause, "gather"), (range(height), range(width))
+        self.group, self.whole = (
+            TensorGroup(mesh.comm, partial(pause, "gather")),
+            (range(height), range(width)),
+        )
         rows, columns = shares(height, mesh.sizes["rows"]), shares(width, mesh.sizes["columns"])
         self.places = [(r, c) for r in rows for c in columns]
 
@@ -188,18 +194,15 @@ class Gather(nn.Module):
     def _gathered(self, x: Tensor) -> Tensor:
         """Return features in the order in which one process has them."""
         self._shape = (*x.shape[:2], *map(len, self.whole))
-        images = self.comm.empty(self._shape, x.dtype)
+        images = self.group.comm.empty(self._shape, x.dtype)
         parts = [images[index(place, self.whole)] for place in self.places]
-        pieces = [self.comm.empty(part.numel(), x.dtype) for part in parts]
-        pieces[self.comm.rank].view_as(x).copy_(x)
-        with self.pause():
-            ring_allgather(self.comm, turned(pieces))
+        pieces = self.group.gather(x.reshape(-1), [part.numel() for part in parts], 0)
         for part, piece in zip(parts, pieces):
             part.copy_(piece.view_as(part))
         return images.flatten(1)
 
     def _own_piece(self, gradient: Tensor) -> Tensor:
-        return gradient.view(self._shape)[index(self.places[self.comm.rank], self.whole)]
+        return gradient.view(self._shape)[index(self.places[self.group.rank], self.whole)]
 
 
 class Windowed(nn.Module):
@@ -228,7 +231,7 @@ class Windowed(nn.Module):
     Raises
     ------
     ValueError
-        If the layer is another or pads in another way, or a piece is too small: see :class:`~dlpar.split.halo.Cut`.
+        If the layer is another or pads in another way, or a piece is too small: see :class:`Cut`.
     """
 
     def __init__(
@@ -366,3 +369,195 @@ def unpadded(layer: nn.Module) -> tuple[nn.Module, float]:
     layer = copy.copy(layer)
     layer.padding = (0, 0)  # type: ignore[assignment]
     return layer, value
+
+
+HALO = 1
+"""Tag of its messages.  Tagged messages go by MPI: with NCCL neighbours would both wait to receive before they send."""
+
+Region = tuple[range, range]
+"""Rows and columns of the whole image."""
+
+
+class Halo:
+    """A rank's piece of an image, and the inputs around it that its outputs need.
+
+    Parameters
+    ----------
+    mesh : Mesh
+        The ranks that hold the image, with the axes ``rows`` and ``columns``.
+    rows, columns : Cut
+        How height and width are cut, seen from this rank.
+
+    Attributes
+    ----------
+    owned, reads : Region
+        This rank's piece, and the inputs of its outputs; these may reach beyond the image, into padding.
+    exchanges : bool
+        Whether this rank has anything to send or to receive.
+    """
+
+    def __init__(self, mesh: Mesh, rows: Cut, columns: Cut) -> None:
+        self.comm = mesh.comm
+        self.owned, self.reads = (rows.owned, columns.owned), (rows.reads, columns.reads)
+        around = {
+            mesh.rank(rows=mesh.at["rows"] + down, columns=mesh.at["columns"] + right): (down, right)
+            for down in rows.take
+            for right in columns.take
+            if (down, right) != (0, 0)
+        }
+        take = {rank: (rows.take[down], columns.take[right]) for rank, (down, right) in around.items()}
+        give = {rank: (rows.give[down], columns.give[right]) for rank, (down, right) in around.items()}
+        self._take = {rank: region for rank, region in take.items() if all(region)}
+        self._give = {rank: region for rank, region in give.items() if all(region)}
+        self._both = tuple(common(*axis) for axis in zip(self.owned, self.reads))
+        self.exchanges = bool(self._take or self._give)
+
+    def inputs(self, own: Tensor, padding: float) -> Tensor:
+        """Return the inputs of this rank's outputs, of which the halo is still to come.
+
+        Parameters
+        ----------
+        own : Tensor, shape (n, channels, height, width)
+            This rank's piece.
+        padding : float
+            The value of inputs beyond the image.
+        """
+        if self.reads == self.owned:
+            return own
+        inputs = self.comm.empty((*own.shape[:2], *map(len, self.reads)), own.dtype).fill_(padding)
+        inputs[index(self._both, self.reads)] = own[index(self._both, self.owned)]
+        return inputs
+
+    def fetch(self, own: Tensor, inputs: Tensor) -> Callable[[], None]:
+        """Start to exchange halos; the call that is returned waits for this rank's and writes it into `inputs`."""
+        given = {rank: own[index(region, self.owned)] for rank, region in self._give.items()}
+        taken = {rank: inputs[index(region, self.reads)] for rank, region in self._take.items()}
+        return self._exchange(given, taken, Tensor.copy_)
+
+    def give_back(self, of_inputs: Tensor, of_own: Tensor) -> Callable[[], None]:
+        """Start to send the halo's gradient to its owners: :meth:`fetch` backwards.
+
+        The call that is returned waits for the neighbours' gradients, and adds them to `of_own`.
+        """
+        given = {rank: of_inputs[index(region, self.reads)] for rank, region in self._take.items()}
+        taken = {rank: of_own[index(region, self.owned)] for rank, region in self._give.items()}
+        return self._exchange(given, taken, Tensor.add_)
+
+    def take_back(self, of_own: Tensor, of_inputs: Tensor) -> None:
+        """Add the gradient of inputs that lie here to that of this rank's piece."""
+        of_own[index(self._both, self.owned)] += of_inputs[index(self._both, self.reads)]
+
+    def _exchange(
+        self, given: dict[int, Tensor], taken: dict[int, Tensor], put: Callable
+    ) -> Callable[[], None]:
+        # Receives first: an expected message need not be buffered.
+        came = {rank: self.comm.empty(into.shape, into.dtype) for rank, into in taken.items()}
+        requests = [self.comm.irecv(piece, rank, HALO) for rank, piece in came.items()]
+        requests += [self.comm.isend(piece.contiguous(), rank, HALO) for rank, piece in given.items()]
+
+        def arrive() -> None:
+            wait_all(requests)
+            for rank, piece in came.items():
+                put(taken[rank], piece)
+
+        return arrive
+
+
+def index(place: Sequence[range], within: Sequence[range]) -> tuple:
+    """Return rows and columns as an index into a tensor that begins where `within` does."""
+    return (..., *(slice(p.start - w.start, p.stop - w.start) for p, w in zip(place, within)))
+
+
+class Window(NamedTuple):
+    """The inputs that a convolution or pooling reads along one axis.
+
+    Attributes
+    ----------
+    kernel, stride, padding, dilation : int
+        As torch has them; the padding is on both sides.
+    """
+
+    kernel: int
+    stride: int = 1
+    padding: int = 0
+    dilation: int = 1
+
+    def outputs(self, size: int) -> int:
+        """Count the positions of the output where the input has `size`."""
+        return max(0, (size + 2 * self.padding - self.dilation * (self.kernel - 1) - 1) // self.stride + 1)
+
+    def reads(self, outputs: range) -> range:
+        """Return the inputs of some outputs, the padding included: below 0, and from the image's size on."""
+        start = outputs.start * self.stride - self.padding
+        last = (len(outputs) - 1) * self.stride
+        return range(start, start + last + self.dilation * (self.kernel - 1) + 1 if outputs else start)
+
+
+def common(a: range, b: range) -> range:
+    """Return the positions in both."""
+    start = max(a.start, b.start)
+    return range(start, max(start, min(a.stop, b.stop)))
+
+
+def most(window: Window, size: int) -> int:
+    """Return the most pieces that an axis can be cut into: none is empty, and halos come from the next piece."""
+    return next(pieces for pieces in count(1) if not _fits(window, size, pieces + 1))
+
+
+def _fits(window: Window, size: int, pieces: int) -> bool:
+    if pieces > min(size, window.outputs(size)):
+        return False
+    owned, outputs = shares(size, pieces), shares(window.outputs(size), pieces)
+    needed = [common(range(size), window.reads(own)) for own in outputs]
+    beside = zip([owned[0], *owned], [*owned[1:], owned[-1]])
+    reach = [range(before.start, after.stop) for before, after in beside]
+    return all(common(need, near) == need for need, near in zip(needed, reach))
+
+
+class Cut:
+    """One axis of a layer's images in pieces: inputs and outputs alike are shared out equally.
+
+    Parameters
+    ----------
+    window : Window
+        The inputs that an output reads.
+    size : int
+        Positions of the whole input.
+    pieces, place : int
+        Number of pieces, and this rank's one, 0-based.
+
+    Attributes
+    ----------
+    owned, outputs : range
+        This piece's inputs, and the outputs made here.
+    reads : range
+        The inputs of these outputs, padding included.
+    take, give : dict of int to range
+        From or to the piece before (-1) or after (1): the halo, inputs that outputs here need and that piece owns,
+        or the other way round.  Under 0: the inputs needed of one's own.
+    inner : range
+        Outputs that need no other piece's inputs.
+
+    Raises
+    ------
+    ValueError
+        If a piece would be empty, or its halo wider than the piece beside it.
+    """
+
+    def __init__(self, window: Window, size: int, pieces: int, place: int) -> None:
+        if not _fits(window, size, pieces):
+            raise ValueError(
+                f"pieces: got {pieces} of {size}, allowed with kernel {window.kernel}, stride {window.stride}, padding "
+                f"{window.padding} and dilation {window.dilation} is at most {most(window, size)}: no piece is empty, "
+                f"and no halo wider than the piece it comes from"
+            )
+        image, owned, outputs = range(size), shares(size, pieces), shares(window.outputs(size), pieces)
+        needed = [common(image, window.reads(own)) for own in outputs]
+        beside = [step for step in (-1, 0, 1) if 0 <= place + step < pieces]
+        self.window, self.owned, self.outputs = window, owned[place], outputs[place]
+        self.reads = window.reads(self.outputs)
+        self.take = {step: common(needed[place], owned[place + step]) for step in beside}
+        self.give = {step: common(needed[place + step], owned[place]) for step in beside}
+        reads = {output: common(image, window.reads(range(output, output + 1))) for output in self.outputs}
+        inner = [output for output, read in reads.items() if common(read, self.owned) == read]
+        self.inner = range(inner[0], inner[-1] + 1) if inner else range(self.outputs.stop, self.outputs.stop)

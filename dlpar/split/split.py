@@ -101,6 +101,8 @@ class Split:
         The weights this rank holds, and their gradient.
     speaks : bool
         Whether this rank reports the replica's loss; one rank of each replica does.
+    flops : float
+        Floating-point operations of a sample's forward and backward pass, where this rank charges for whole passes.
     loss, samples : float, Tensor of shape () or None, int
         Loss and samples of the replica's step just computed; None and 0 on ranks that do not report.  A tensor is on
         the rank's device: to read it is to wait for its GPU.
@@ -112,7 +114,7 @@ class Split:
     whole_on_all = False
 
     def __init__(self, task: Task) -> None:
-        self.task, self.comm, self.record = task, task.comm, task.record
+        self.task, self.comm, self.record, self.flops = task, task.comm, task.record, task.flops
         self.microbatches = getattr(task.experiment.split, "microbatches", 1)
         self.loss: Tensor | float | None = None
         self.samples = 0
@@ -149,7 +151,7 @@ class Split:
 
     def _forward(self, x: Tensor, y: Tensor) -> Tensor:
         """Compute the mean loss of a micro-batch."""
-        return self.comm.compute(partial(self._loss, x, y), cost=self.task.flops * len(y) / 3)
+        return self.comm.compute(partial(self._loss, x, y), cost=self.flops * len(y) / 3)
 
     def _loss(self, x: Tensor, y: Tensor) -> Tensor:
         with self.task.forward_pass():
@@ -159,7 +161,7 @@ class Split:
         """Add the gradient of a micro-batch."""
         work = partial(propagate, loss, self.task.share(samples))
         marks = self.replica.marks if self.replica.last else ()
-        cost = self.task.flops * samples * 2 / 3
+        cost = self.flops * samples * 2 / 3
         self.comm.world.backward(self.comm, work, cost=cost, marks=marks)
 
     def _report(self, loss: Tensor | float, samples: int) -> None:

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from dlpar import models
-from dlpar.comm import Request
+from dlpar.comm import Request, wait_all
 from dlpar.data import Dataset
-from dlpar.split.split import Split, Task, propagate
+from dlpar.split.split import Split, Task
 
 
 class Stack(nn.Module):
@@ -56,9 +55,8 @@ class StackingSplit(Split):
     """
 
     def __init__(self, task: Task) -> None:
-        mesh = task.place.mesh
-        self.number, self.blocks = mesh.at["blocks"], mesh.sizes["blocks"]
-        self.group, self.mp_group = mesh.group("blocks"), task.place.mp_group
+        self.group = task.place.mp_group
+        self.number, self.blocks = self.group.rank, self.group.size
         super().__init__(task)
         self.speaks = self.number == self.blocks - 1
         self.sending: list[Request] = []
@@ -67,35 +65,24 @@ class StackingSplit(Split):
     def cut(self, model: nn.Sequential) -> nn.Module:
         return block_of(self.number, self.task).to(self.comm.device)
 
-    def gradient(self, step: int) -> None:
-        task, (x, y) = self.task, self.task.batch(step)
-        width = task.dataset.classes
-        self.replica.zero_gradient()
-        seen = torch.empty(len(x), self.number * width, dtype=x.dtype, device=x.device)
+    def _forward(self, x: Tensor, y: Tensor) -> Tensor:
+        data = self.task.dataset
+        seen = x.new_empty(len(x), self.number * data.classes)
         if self.number:
-            with self.record.span("communicate"):
+            with self.pause():
                 self.group.recv(seen.view(-1), self.number - 1)
-        self._wait()
+        wait_all(self.sending)
         inputs = torch.cat([x, seen], dim=1)
-        with self._pass("forward"):
-            output = self.comm.compute(lambda: self.replica.model(inputs), cost=self.flops * len(y) / 3)
+        output = self.comm.compute(lambda: self.replica.model(inputs), cost=self.flops * len(y) / 3)
         if self.number + 1 < self.blocks:
-            outputs = torch.cat([seen, passed_on(output, task.dataset.task)], dim=1)
-            self.sending = [self.group.isend(outputs.view(-1), self.number + 1)]
-        with self._pass("backward"):
-            loss = task.criterion(output, y)
-            backward = partial(propagate, loss, task.share(len(y)))
-            self.comm.compute(backward, cost=self.flops * len(y) * 2 / 3)
-        self._report(loss.detach(), len(y))
-
-    def _wait(self) -> None:
-        for request in self.sending:
-            request.wait()
+            outputs = torch.cat([seen, passed_on(output, data.task)], dim=1)
+            self.sending.append(self.group.isend(outputs.view(-1), self.number + 1))
+        return self.task.criterion(output, y)
 
     def whole(self) -> nn.Module | None:
-        self._wait()  # no message is left behind at the end
+        wait_all(self.sending)  # no message is left behind at the end
         weights = {name: tensor.detach().cpu() for name, tensor in self.replica.model.state_dict().items()}
-        everyones = self.mp_group.gather(weights)
+        everyones = self.group.gather(weights)
         if everyones is None:
             return None
         blocks = [block_of(number, self.task) for number in range(self.blocks)]

@@ -18,15 +18,20 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dlpar.comm import ANY, Comm, Request
+from dlpar.comm import ANY, Comm, Request, wait_all
+from dlpar.split.mesh import shares
 
 
 class From(NamedTuple):
-    """An input of a task: the result of another, or part number `part` of `parts` of it."""
+    """An input of a task: the result of another, or part number `part` of `parts` of it; the first may be longer."""
 
     task: str
     part: int = 0
     parts: int = 1
+
+    def of(self, result: Tensor) -> Tensor:
+        """Return the part of a result."""
+        return result.tensor_split(self.parts)[self.part]
 
 
 class Task(NamedTuple):
@@ -165,51 +170,48 @@ def run(
     first = int(driver is not None)
     if comm.size <= first:
         raise ValueError(f"comm: got {comm.size} rank, allowed with a driver is at least 2")
-    rank_of, edges, tags = comm.world.once(f"graph {id(graph)}", partial(_cut, graph, comm.size, first))
+    rank_of, consumers, tags = comm.world.once(f"graph {id(graph)}", partial(_cut, graph, comm.size, first))
     if driver is not None and comm.rank == 0:
         _drive(comm, graph, rank_of, driver)
         return {}
     by_name = {task.name: task for task in graph}
     results, sending = dict[str, Tensor](), list[Request]()
-    own = [name for name in rank_of if rank_of[name] == comm.rank]
-    if driver is not None:
-        own.sort(key=comm.world.once(f"stages {id(graph)}", partial(stages, graph)).__getitem__)
-    for name in own:
+    for name in (name for name in rank_of if rank_of[name] == comm.rank):
         task = by_name[name]
         if driver is not None:
             comm.recv(comm.empty(1, dtype), 0, ORDER)
         inputs = []
-        for each in task.inputs:
-            span, is_here = _span(by_name[each.task].size, each), each.task in results
-            inputs.append(results[each.task][span] if is_here else comm.empty(span.stop - span.start, dtype))
-            if not is_here:
-                comm.recv(inputs[-1], rank_of[each.task], tags[name, each])
+        for place, each in enumerate(task.inputs):
+            if each.task in results:
+                inputs.append(each.of(results[each.task]))
+            else:
+                inputs.append(comm.empty(len(shares(by_name[each.task].size, each.parts)[each.part]), dtype))
+                comm.recv(inputs[-1], rank_of[each.task], tags[name, place])
         result = results[name] = comm.empty(task.size, dtype)
         comm.compute(lambda: result.copy_(task.work(*inputs).reshape(-1)), cost=task.cost)
-        for tag, consumer, each in edges[name]:
+        for consumer, place in consumers[name]:
             if rank_of[consumer] != comm.rank:
-                sending.append(comm.isend(result[_span(task.size, each)], rank_of[consumer], tag))
+                part = by_name[consumer].inputs[place].of(result)
+                sending.append(comm.isend(part, rank_of[consumer], tags[consumer, place]))
         if driver is not None:
             sending.append(comm.isend(comm.empty(1, dtype), 0, DONE))
-    for request in sending:
-        request.wait()
+    wait_all(sending)
     return results
 
 
-Edges = dict[str, list[tuple[int, str, From]]]
-"""For each task the number, the consumer and the part of each of its edges."""
+Wiring = tuple[dict[str, int], dict[str, list[tuple[str, int]]], dict[tuple[str, int], int]]
+"""Rank of each task, in their order; its consumers, each with the place of the input; and tags of these inputs."""
 
 
-def _cut(graph: Graph, ranks: int, first: int) -> tuple[dict[str, int], Edges, dict[tuple[str, From], int]]:
-    """Return the rank of each task, in the order in which they start; the edges by producer; and their tags."""
+def _cut(graph: Graph, ranks: int, first: int) -> Wiring:
     plan, _ = schedule(graph, ranks - first)
-    edges: Edges = defaultdict(list)
-    tags: dict[tuple[str, From], int] = {}
+    consumers, tags = defaultdict(list), dict[tuple[str, int], int]()
     for task in graph:
-        for each in task.inputs:
-            tags[task.name, each] = EDGES + len(tags)
-            edges[each.task].append((tags[task.name, each], task.name, each))
-    return {name: worker + first for name, worker in plan.items()}, edges, tags
+        for place, each in enumerate(task.inputs):
+            consumers[each.task].append((task.name, place))
+            tags[task.name, place] = EDGES + len(tags)
+    order = sorted(plan, key=stages(graph).__getitem__) if first else plan
+    return {name: plan[name] + first for name in order}, consumers, tags
 
 
 def _drive(comm: Comm, graph: Graph, rank_of: Mapping[str, int], cost: float) -> None:
@@ -222,10 +224,3 @@ def _drive(comm: Comm, graph: Graph, rank_of: Mapping[str, int], cost: float) ->
             comm.send(token, rank_of[name], ORDER)
         for _ in tasks:
             comm.recv(token, ANY, DONE)
-
-
-def _span(size: int, each: From) -> slice:
-    """Return the place of a part in a result: the first parts are longer by one where they do not divide it."""
-    share, rest = divmod(size, each.parts)
-    start = each.part * share + min(each.part, rest)
-    return slice(start, start + share + (each.part < rest))

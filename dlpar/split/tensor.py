@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -17,9 +16,9 @@ from torch import Tensor, nn
 from dlpar.collectives import star_broadcast
 from dlpar.comm import Comm
 from dlpar.models import Attention, Block, Embedding, Tied
-from dlpar.split.halo import shares
+from dlpar.split.mesh import shares
 from dlpar.split.split import LayerwiseSplit, Task
-from dlpar.split.tensor_ops import Pause, TensorGroup, added, charged, columns, copied, gathered, pair
+from dlpar.split.tensor_ops import TensorGroup, added, charged, columns, copied, gathered, pair
 
 Ties = dict[nn.Parameter, nn.Parameter]
 """Piece of this rank, for each weight that two layers use: both use one piece."""
@@ -41,9 +40,8 @@ class TensorSplit(LayerwiseSplit):
 
     def cut(self, model: nn.Sequential) -> nn.Sequential:
         split = self.task.experiment.split
-        return cut_layers(
-            model, self.group, self.pause, split.redundancy, async_allreduce=split.async_allreduce
-        )
+        group = TensorGroup(self.group, self.pause, async_allreduce=split.async_allreduce)
+        return cut_layers(model, group, split.redundancy)
 
     def _forward(self, x: Tensor, y: Tensor) -> Tensor:
         # First make ranks' copies of the same weights equal.
@@ -63,30 +61,17 @@ class TensorSplit(LayerwiseSplit):
         return self.task.model
 
 
-def cut_layers(
-    model: nn.Module,
-    comm: Comm,
-    pause: Pause = nullcontext,
-    redundancy: float = 0.0,
-    weights_wait: bool = False,
-    async_allreduce: bool = False,
-) -> nn.Sequential:
+def cut_layers(model: nn.Module, group: TensorGroup, redundancy: float = 0.0) -> nn.Sequential:
     """Return this rank's piece of a model, or of some of its layers, with the inputs and outputs of the whole.
 
     Parameters
     ----------
     model : nn.Module
         Its children are the layers, in the order in which they compute; left as it is.
-    comm : Comm
+    group : TensorGroup
         The ranks to cut over, t; all of them must call with the same model, and compute together.
-    pause : callable, optional
-        The context in which a pass stops for messages; see :class:`TensorGroup`.
     redundancy : float, default 0
         Share of each rank's neurons that all ranks compute; above 0 for linear layers only (:class:`Overlapping`).
-    weights_wait : bool, default False
-        Whether gradients of weights have a pass of their own (:class:`dlpar.split.pipeline.Later`).
-    async_allreduce : bool, default False
-        Whether gradients of linear layers' inputs travel while those of weights are computed.
 
     Returns
     -------
@@ -100,7 +85,6 @@ def cut_layers(
     t must divide the width and the heads of a block, the channels of a convolution and the outputs of a
     linear layer with another behind it; characters and classes may be any number.
     """
-    group = TensorGroup(comm, pause, weights_wait, async_allreduce)
     layers = OrderedDict[str, nn.Module]()
     ties: Ties = {}  # pieces of weights that two layers use
     # The layers so far give whole outputs (None), or pieces: elements along dimension 1 of all ranks together.
@@ -284,12 +268,12 @@ class ParallelOutput(nn.Module):
     def __init__(self, tied: Any, group: TensorGroup, ties: Ties) -> None:
         super().__init__()
         self.group, self.weight = group, ties.setdefault(tied.weight, share_of(tied.weight, group, 0))
-        self.sizes = _lengths(len(tied.weight), group)
+        self.characters = len(tied.weight)
 
     def forward(self, x: Tensor) -> Tensor:
         scores = F.linear(copied(x, self.group), self.weight)
         scores = charged(scores, self.group, 2 * scores.numel() * x.shape[-1])
-        return gathered(scores, self.group, self.sizes, dim=scores.dim() - 1)
+        return gathered(scores, self.group, self.characters, dim=scores.dim() - 1)
 
 
 class Gathered(nn.Module):
@@ -301,12 +285,7 @@ class Gathered(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         total = self.total or x.shape[1] * self.group.size  # after Flatten, whose pieces are equal
-        return gathered(x, self.group, _lengths(total, self.group), dim=1)
-
-
-def _lengths(total: int, group: TensorGroup) -> list[int]:
-    """Count the elements of each rank's piece."""
-    return [len(share) for share in shares(total, group.size)]
+        return gathered(x, self.group, total, dim=1)
 
 
 class Overlapping(nn.Module):

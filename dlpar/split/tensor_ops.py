@@ -27,6 +27,7 @@ from torch.autograd import Function
 
 from dlpar.collectives import ring_allgather, ring_allreduce, ring_reduce_scatter
 from dlpar.comm import Comm
+from dlpar.split.mesh import shares
 from dlpar.split.split import narrowed
 
 T = TypeVar("T")
@@ -48,7 +49,8 @@ class TensorGroup:
     pause : callable, optional
         The context in which a pass stops for messages; default: none.
     weights_wait : bool, default False
-        Whether the backward pass leaves gradients of weights to a pass of their own, which is charged for them.
+        Whether the backward pass leaves gradients of weights to a pass of their own, which is charged for them
+        (:class:`dlpar.split.pipeline.Later`).
     async_allreduce : bool, default False
         Whether the gradient of an input travels while those of its layers' weights are computed.
     """
@@ -140,13 +142,14 @@ def added(part: Tensor, group: TensorGroup) -> Tensor:
     return pair(narrowed(part), forward=group.sum, backward=unchanged)
 
 
-def gathered(piece: Tensor, group: TensorGroup, sizes: Sequence[int], dim: int) -> Tensor:
-    """Put all ranks' pieces side by side along `dim`, where `sizes` are their lengths by rank."""
-    start, length = sum(sizes[: group.rank]), sizes[group.rank]
+def gathered(piece: Tensor, group: TensorGroup, total: int, dim: int) -> Tensor:
+    """Put all ranks' shares of `total` elements side by side along `dim`."""
+    places = shares(total, group.size)
+    own, sizes = places[group.rank], list(map(len, places))
     return pair(
         narrowed(piece),
-        forward=lambda own: torch.cat(group.gather(own, sizes, dim), dim),
-        backward=lambda gradient: gradient.narrow(dim, start, length),
+        forward=lambda piece: torch.cat(group.gather(piece, sizes, dim), dim),
+        backward=lambda gradient: gradient.narrow(dim, own.start, len(own)),
     )
 
 

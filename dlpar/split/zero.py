@@ -116,7 +116,7 @@ class ZeroSplit(LayerwiseSplit):
 
     def __init__(self, task: Task) -> None:
         parts = units(task.model, task.batch(0)[0][:1])
-        self.layers, self.flops = [task.model[part.layers] for part in parts], [part.flops for part in parts]
+        self.layers, self.costs = [task.model[part.layers] for part in parts], [part.flops for part in parts]
         self.sharded: list[Sharded] = []
         self.begins, self.ends = defaultdict(list), defaultdict(list)  # keyed by the number of a layer
         for (first, last), parameters in by_users(self.layers).items():
@@ -143,7 +143,7 @@ class ZeroSplit(LayerwiseSplit):
                     sharded.gather()
             entering = x.detach().requires_grad_(number > 0)
             work = partial(self._through, layer, entering, y if layer is self.layers[-1] else None)
-            x = self.comm.compute(work, cost=self.flops[number] * len(y) / 3)
+            x = self.comm.compute(work, cost=self.costs[number] * len(y) / 3)
             self._passed.append((entering, x))
             for sharded in self.ends[number]:
                 sharded.release()
@@ -162,7 +162,7 @@ class ZeroSplit(LayerwiseSplit):
                     sharded.gather()
                     sharded.expect_gradient()
             entering, leaving = self._passed.pop()
-            work, cost = partial(backward, leaving, gradient), self.flops[number] * samples * 2 / 3
+            work, cost = partial(backward, leaving, gradient), self.costs[number] * samples * 2 / 3
             self.comm.compute(work, cost=cost)
             gradient = entering.grad
             del entering, leaving, work

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dlpar.comm import ANY, Comm, Request
+from dlpar.comm import ANY, Comm, Request, wait_all
 from dlpar.config.experiment import Experiment
 from dlpar.config.generator import generator
 from dlpar.graphs import metropolis, neighbours, one_peer_shift, partners, receivers, senders, warning
@@ -190,8 +190,7 @@ def exchange(
     sending = [comm.isend(mine, peer, WEIGHTS) for peer in receivers]
     for into, peer in zip(arrived, senders):
         comm.recv(into, peer, WEIGHTS)
-    for request in sending:
-        request.wait()
+    wait_all(sending)
 
 
 def in_turn(peers: Iterable[int], comm: Comm) -> list[int]:

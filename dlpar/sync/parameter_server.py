@@ -9,6 +9,7 @@ the backward pass computes the next.  The servers' side is in ``server.py``.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from enum import IntEnum
 from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dlpar.comm import Comm, Request
+from dlpar.comm import Comm, Request, wait_all
 from dlpar.comm.base import Collective
 from dlpar.compression import ErrorFeedback, codec_of
 from dlpar.config.experiment import Experiment
@@ -90,9 +91,7 @@ class ParameterServer(Scheme):
             return
         if not self.under_way:  # otherwise the backward pass started all buckets
             self._run(self._push_all)
-        for request in self.under_way:
-            request.wait()
-        self.under_way.clear()
+        wait_all(self.under_way)
         if self.fetches:
             self._run(lambda comm, weights: self.client.receive())
         if self.every > 1:
@@ -129,19 +128,18 @@ def leaf_of(experiment: Experiment, worker: int) -> int | None:
     return workers + sync.servers + worker * sync.groups // workers
 
 
-INITIAL, PUSH, PULL, WEIGHTS, LEAVE, TAGS = range(1, 7)
-"""Tags: the kinds of messages between a client and a server; every bucket has `TAGS` tags of its own."""
+class Kind(IntEnum):
+    """Kinds of messages between a client and a server."""
+
+    INITIAL, PUSH, PULL, WEIGHTS, LEAVE = range(1, 6)
+
+
+TAGS = 6
+"""Tags of a bucket, one for each kind of message; 0 stands for no tag."""
 
 VERSION, STALENESS, LEAD, DONE, GO = range(5)
 """Places in the head of an answer: the weights' version; the updates between the client's read and its push; the
 clocks by which it is ahead of the slowest; the global steps done; 1 if there is another."""
-
-
-def key_ranges(length: int, servers: int) -> list[slice]:
-    """Cut the flat weights of a bucket: the first ranges are longer by one where the servers do not divide it."""
-    share, rest = divmod(length, servers)
-    starts = [server * share + min(server, rest) for server in range(servers + 1)]
-    return [slice(*pair) for pair in pairwise(starts)]
 
 
 def check_servers(servers: int, lengths: Sequence[int]) -> None:
@@ -161,8 +159,8 @@ class Shard:
         Carries the messages.
     server : int
         Rank that holds the range.
-    keys : slice
-        The range within the bucket.
+    place : int
+        Number of the range within the bucket, which is cut equally: the first ranges may be longer by one.
     weights : Tensor
         The client's own weights of this range.
     bucket : int
@@ -172,9 +170,9 @@ class Shard:
     """
 
     def __init__(
-        self, comm: Comm, server: int, keys: slice, weights: Tensor, bucket: int, experiment: Experiment
+        self, comm: Comm, server: int, place: int, weights: Tensor, bucket: int, experiment: Experiment
     ) -> None:
-        self.comm, self.server, self.keys, self.weights = comm, server, keys, weights
+        self.comm, self.server, self.place, self.weights = comm, server, place, weights
         self.first_tag, self.answer = bucket * TAGS, comm.packet(len(weights), weights.dtype)
         codec = codec_of(experiment.compression)
         self.memory = ErrorFeedback(codec) if codec else None
@@ -188,13 +186,13 @@ class Shard:
         self.comm.compute(lambda: wire.copy_(memory.encode(gradient)), cost=4 * n)
         return wire
 
-    def send(self, wire: Tensor, kind: int) -> Request:
-        """Start to send a message of one of the kinds above."""
+    def send(self, wire: Tensor, kind: Kind) -> Request:
+        """Start to send a message."""
         return self.comm.isend(wire, self.server, self.first_tag + kind)
 
     def expect(self) -> Request:
         """Make known where the server's next answer lands."""
-        return self.comm.irecv(self.answer.wire, self.server, self.first_tag + WEIGHTS)
+        return self.comm.irecv(self.answer.wire, self.server, self.first_tag + Kind.WEIGHTS)
 
 
 class Client:
@@ -225,17 +223,14 @@ class Client:
         lengths: Sequence[int],
         first: int = 0,
     ) -> None:
-        self.comm = comm
-        check_servers(len(servers), lengths)
+        self.comm, self.servers = comm, len(servers)
+        check_servers(self.servers, lengths)
         # Clients start with different servers; if all started with the same one, they would queue (22 to 44 % slower).
-        turn = comm.rank % len(servers)
+        turn = comm.rank % self.servers
         self.buckets: list[list[Shard]] = []
         for number, (start, end) in enumerate(pairwise(accumulate(lengths, initial=0)), first):
-            bucket = weights[start:end]
-            shards = [
-                Shard(comm, server, keys, bucket[keys], number, experiment)
-                for server, keys in zip(servers, key_ranges(len(bucket), len(servers)))
-            ]
+            ranges = enumerate(zip(servers, weights[start:end].tensor_split(self.servers)))
+            shards = [Shard(comm, server, n, keys, number, experiment) for n, (server, keys) in ranges]
             if number == first:
                 self.authority = shards[0]
             self.buckets.append([shard for shard in shards[turn:] + shards[:turn] if len(shard.weights)])
@@ -246,28 +241,27 @@ class Client:
     def initialise(self) -> None:
         """Give the servers their first weights; one client does it for all."""
         for shards in self.buckets:
-            _wait([shard.send(shard.weights, INITIAL) for shard in shards])
+            wait_all([shard.send(shard.weights, Kind.INITIAL) for shard in shards])
 
     def push(self, bucket: int, gradient: Tensor, answered: bool = True) -> None:
         """Send each server its range of a bucket's gradient; `answered`: its weights come with :meth:`receive`."""
-        shards = self.buckets[bucket]
+        shards, ranges = self.buckets[bucket], gradient.tensor_split(self.servers)
         # Receives are posted first: a server that blocks in a send could make all wait for each other.
         if answered:
             self._expect(shards)
         # All sends start before any answer is awaited: a client that blocks in a send could hold up a server.
-        wires = [(shard, shard.encode(gradient[shard.keys])) for shard in shards]
-        _wait([shard.send(wire, PUSH) for shard, wire in wires])
+        wires = [(shard, shard.encode(ranges[shard.place])) for shard in shards]
+        wait_all([shard.send(wire, Kind.PUSH) for shard, wire in wires])
 
-    def ask(self, bucket: int, kind: int = PULL) -> None:
+    def ask(self, bucket: int, kind: Kind = Kind.PULL) -> None:
         """Ask every server for its weights of a bucket; they come with :meth:`receive`."""
         shards = self.buckets[bucket]
         self._expect(shards)
-        _wait([shard.send(self.comm.empty(0), kind) for shard in shards])
+        wait_all([shard.send(self.comm.empty(0), kind) for shard in shards])
 
     def receive(self) -> None:
         """Take the servers' answers: weights, and what was counted."""
-        _wait(self.coming)
-        self.coming.clear()
+        wait_all(self.coming)
         answered = [shard for shards in self.buckets for shard in shards]
         for shard in answered:
             shard.weights.copy_(shard.answer.body)
@@ -279,13 +273,8 @@ class Client:
     def leave(self) -> None:
         """Push no more, and take the last weights, once everybody has pushed the last time."""
         for bucket in range(len(self.buckets)):
-            self.ask(bucket, LEAVE)
+            self.ask(bucket, Kind.LEAVE)
         self.receive()
 
     def _expect(self, shards: Sequence[Shard]) -> None:
         self.coming += [shard.expect() for shard in shards]
-
-
-def _wait(requests: Sequence[Request]) -> None:
-    for request in requests:
-        request.wait()

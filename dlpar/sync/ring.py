@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from dlpar.collectives import ALLREDUCE, HALVES, own_chunk
 from dlpar.collectives.auto import QuickestAllreduce
-from dlpar.comm import Comm, Request
+from dlpar.comm import Comm, Request, wait_all
 from dlpar.comm.base import Collective
 from dlpar.compression import CompressedAllreduce, codec_of
 from dlpar.config.experiment import Experiment
@@ -55,9 +55,7 @@ class Ring(Scheme):
     def combine(self) -> None:
         # Overlapped buckets started during the backward pass; others start now.
         if self.under_way:
-            for request in self.under_way:
-                request.wait()
-            self.under_way.clear()
+            wait_all(self.under_way)
         else:
             for number, bucket in enumerate(self.replica.buckets):
                 exchange = self.by_factors[number].sum_up if number in self.by_factors else self.collective

@@ -208,11 +208,8 @@ def _hold(comm: Comm, weights: Tensor, portions: int) -> Outcome:
             if command == END:
                 expected = alpha
             elif command == OPEN:
-                evaluation, missing, vectors[G] = (
-                    evaluation + 1,
-                    set(range(portions)),
-                    torch.zeros_like(weights),
-                )
+                evaluation, missing = evaluation + 1, set(range(portions))
+                vectors[G] = torch.zeros_like(weights)
                 for worker in early:
                     comm.send(vectors[X], worker, WEIGHTS)
                 early.clear()

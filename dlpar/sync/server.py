@@ -18,19 +18,7 @@ from dlpar.config.experiment import Experiment
 from dlpar.sync.averaging import outer
 from dlpar.sync.consistency import Clocks, Consistency, consistency
 from dlpar.sync.optim import Optimizer
-from dlpar.sync.parameter_server import (
-    INITIAL,
-    LEAVE,
-    PULL,
-    PUSH,
-    TAGS,
-    WEIGHTS,
-    Client,
-    asks,
-    check_servers,
-    key_ranges,
-    leaf_of,
-)
+from dlpar.sync.parameter_server import TAGS, Client, Kind, asks, check_servers, leaf_of
 
 
 class Server:
@@ -94,7 +82,7 @@ class Server:
     def take(self, kind: int, client: int, inbox: Tensor) -> None:
         """Do what a message of a client asks for."""
         self.inbox = inbox
-        {PUSH: self._push, PULL: self._wait, LEAVE: self._leave}[kind](client)
+        {Kind.PUSH: self._push, Kind.PULL: self._wait, Kind.LEAVE: self._leave}[Kind(kind)](client)
 
     def _push(self, client: int) -> None:
         age = self.staleness[client] = self.version - self.read[client]
@@ -143,7 +131,7 @@ class Server:
         self.answer.head.copy_(torch.tensor([*self.counts(client, lead), go]))
         self.started += go * self.per_answer
         self.read[client] = self.version
-        self.comm.send(self.answer.wire, client, self.first_tag + WEIGHTS)
+        self.comm.send(self.answer.wire, client, self.first_tag + Kind.WEIGHTS)
 
     def state(self) -> tuple[int, bool]:
         """Return what waiting clients wait for: the slowest clock, and whether steps are left."""
@@ -248,7 +236,7 @@ class Leaf(Server):
         super()._leave(client)
         # To wait here for the final weights would hold up other buckets, and leaves that wait for their pushes.
         if not self.clock:
-            self.above.ask(0, LEAVE)
+            self.above.ask(0, Kind.LEAVE)
 
     def finish(self) -> None:
         self.above.receive()
@@ -280,12 +268,8 @@ class OwnLeaf(Leaf):
 
     def counts(self, client: int, lead: int) -> tuple[int, ...]:
         version, stale, above, done = super().counts(client, lead)
-        return (
-            version,
-            stale,
-            above * self.period,
-            min(done + self.version % self.period, self.experiment.steps),
-        )
+        done = min(done + self.version % self.period, self.experiment.steps)
+        return version, stale, above * self.period, done
 
 
 def serve(comm: Comm, experiment: Experiment, record: Recorder) -> None:
@@ -304,11 +288,11 @@ def serve(comm: Comm, experiment: Experiment, record: Recorder) -> None:
     else:
         clients = list(leaves) or list(range(workers))
         parts, mine = sync.servers, comm.rank - workers
-    held = enumerate(key_ranges(length, parts)[mine] for length in lengths)
-    answers = {b: comm.packet(keys.stop - keys.start, dtype) for b, keys in held if keys.stop > keys.start}
+    held = enumerate(length // parts + (mine < length % parts) for length in lengths)
+    answers = {bucket: comm.packet(keys, dtype) for bucket, keys in held if keys}
     if not is_leaf or sync.group_period:
         for bucket, answer in answers.items():
-            comm.recv(answer.body, 0, bucket * TAGS + INITIAL)
+            comm.recv(answer.body, 0, bucket * TAGS + Kind.INITIAL)
     comm.barrier()
 
     def of_bucket(comm: Comm, bucket: int) -> Server:

@@ -14,13 +14,16 @@ from hashlib import blake2b
 import torch
 from torch import Tensor
 
-from dlpar.comm import ANY, Comm, Request
+from dlpar.comm import ANY, Comm, Request, wait_all
 
 GET, ADD, ROWS, LEAVE = range(1, 5)
 """Tags: a question for rows, a clock with what it added, an answer, and the end."""
 
 HEAD = 4
 """Whole numbers in front of a message: number of rows, digest of their numbers, clock, and 1 if the numbers follow."""
+
+DTYPE = torch.float64
+"""Type of all values."""
 
 
 def _wire(rows: Tensor, digest: int, clock: int, with_rows: bool, values: Tensor | None = None) -> Tensor:
@@ -44,7 +47,6 @@ class Table:
         Clocks by which a row may be old when it is read; 0: every clock of all others is in it.
     threshold : float, default 0
         Rows of which no value has changed by as much wait for a later clock (a value filter).
-    dtype : torch.dtype, default float64
 
     Attributes
     ----------
@@ -60,10 +62,9 @@ class Table:
         shape: tuple[int, int],
         staleness: int = 0,
         threshold: float = 0.0,
-        dtype: torch.dtype = torch.float64,
     ) -> None:
         self.comm, self.servers, self.staleness, self.threshold = comm, list(servers), staleness, threshold
-        self.cache, self.changes = torch.zeros(shape, dtype=dtype), torch.zeros(shape, dtype=dtype)
+        self.cache, self.changes = torch.zeros(shape, dtype=DTYPE), torch.zeros(shape, dtype=DTYPE)
         self.changed = torch.zeros(shape[0], dtype=torch.bool)
         self.stamp = torch.full((shape[0],), -1)  # the clock of the slowest worker that a cached row has seen
         self.clock_now, self.counts = 0, Counter[str]()
@@ -79,7 +80,7 @@ class Table:
         for server, own in asked:
             answer = torch.empty(8 * HEAD + own.numel() * self.cache[0].nbytes, dtype=torch.uint8)
             self.comm.recv(answer, server, ROWS)
-            values = answer[8 * HEAD :].view(self.cache.dtype).view(len(own), self.cache.shape[1])
+            values = answer[8 * HEAD :].view(DTYPE).view(len(own), self.cache.shape[1])
             self.cache[own] = values + self.changes[own]  # a worker reads its own writes
             self.stamp[own] = answer[: 8 * HEAD].view(torch.int64)[2]
         self.counts.update(gets=len(rows), pulled=len(old))
@@ -96,7 +97,7 @@ class Table:
         least = self.threshold if threshold is None else threshold
         rows = self.changed.nonzero().view(-1)
         far = self.changes[rows].abs().amax(dim=1) >= least
-        self._finish_sends()
+        wait_all(self.sending)
         self.clock_now += 1
         for number, server in enumerate(self.servers):
             own = self._of(number, rows[far])
@@ -108,7 +109,7 @@ class Table:
     def leave(self) -> None:
         """Send what was held back, and end; the servers end when all workers have."""
         self.clock(threshold=0.0)
-        self._finish_sends()
+        wait_all(self.sending)
         for server in self.servers:
             self.comm.send(torch.zeros(8 * HEAD, dtype=torch.uint8), server, LEAVE)
 
@@ -123,26 +124,16 @@ class Table:
         wire = _wire(rows, digest, self.clock_now, is_new, values)
         self.sending.append(self.comm.isend(wire, server, kind))
 
-    def _finish_sends(self) -> None:
-        for request in self.sending:
-            request.wait()
-        self.sending.clear()
-
 
 def serve(
-    comm: Comm,
-    workers: Sequence[int],
-    servers: Sequence[int],
-    shape: tuple[int, int],
-    staleness: int = 0,
-    dtype: torch.dtype = torch.float64,
+    comm: Comm, workers: Sequence[int], servers: Sequence[int], shape: tuple[int, int], staleness: int = 0
 ) -> Tensor:
     """Hold every S-th row until all workers have left, and return them; the arguments are those of :class:`Table`.
 
     A question at clock c is answered when the slowest worker has ended clock c - staleness.
     """
     own = torch.arange(servers.index(comm.rank), shape[0], len(servers))
-    weights = torch.zeros(len(own), shape[1], dtype=dtype)
+    weights = torch.zeros(len(own), shape[1], dtype=DTYPE)
     inbox = torch.empty(8 * HEAD + len(own) * (8 + weights[0].nbytes), dtype=torch.uint8)
     clocks, known = dict.fromkeys(workers, 0), dict[tuple[int, int], Tensor]()
     waiting: list[tuple[int, Tensor, int]] = []
@@ -158,7 +149,7 @@ def serve(
                 known[worker, digest] = wire[8 * HEAD : start].view(torch.int64) // len(servers)
             rows = known[worker, digest]
             if arrival.tag == ADD:
-                weights.index_add_(0, rows, wire[start:].view(dtype).view(number, shape[1]))
+                weights.index_add_(0, rows, wire[start:].view(DTYPE).view(number, shape[1]))
                 clocks[worker] = clock
             else:
                 waiting.append((worker, rows, clock))

@@ -109,14 +109,8 @@ def _cannot_take(typed: Callable, name: str, arguments: tuple[str, ...]) -> str 
 class AllReduced(Scheme):
     """Bulk-synchronous, with a function of one's own that sums the gradients on every rank."""
 
-    def __init__(
-        self,
-        experiment: Experiment,
-        comm: Comm,
-        replica: Replica,
-        allreduce: Callable[[Comm, torch.Tensor], Any],
-    ) -> None:
-        super().__init__(experiment, comm, replica)
+    def __init__(self, *given: Any, allreduce: Callable[[Comm, torch.Tensor], Any]) -> None:
+        super().__init__(*given)
         self.allreduce = allreduce
 
     def combine(self) -> None:

@@ -18,6 +18,7 @@ from dlpar.data import load
 from dlpar.jobs.record import Recorder
 from dlpar.lab.figures.probes import prepared
 from dlpar.split.tensor import TensorSplit, cut_layers
+from dlpar.split.tensor_ops import TensorGroup
 from dlpar.theory import Link, collective_seconds
 from dlpar.theory.layers import exchanges, payload, redundant_pieces, transformer_layer_elements
 from dlpar.train import serve, train
@@ -211,7 +212,7 @@ def test_what_is_hidden_is_the_shorter_of_sum_and_product():
         def step(comm, is_async):
             torch.manual_seed(0)
             model = nn.Sequential(*(nn.Linear(1024, 1024, bias=False) for _ in range(4)))
-            part = cut_layers(model, comm, async_allreduce=is_async)
+            part = cut_layers(model, TensorGroup(comm, async_allreduce=is_async))
             part(torch.ones(512, 1024)).sum().backward()
             return comm.now()
 
@@ -293,7 +294,7 @@ def outputs_and_gradients(comm, experiment: Experiment) -> float:
         between = whole[0](x).detach()
         for stage, given in zip(whole, (x, between)):
             ends = []
-            for one in (stage, cut_layers(stage, comm)):
+            for one in (stage, cut_layers(stage, TensorGroup(comm))):
                 into = given.clone().requires_grad_(given.is_floating_point())
                 output = one(into)
                 (output * torch.linspace(0, 1, output.shape[-1])).sum().backward()

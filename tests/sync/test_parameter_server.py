@@ -20,7 +20,7 @@ from dlpar import Experiment
 from dlpar.config.generator import generator
 from dlpar.config.sync import ParameterServer
 from dlpar.sync.consistency import Consistency, consistency
-from dlpar.sync.parameter_server import key_ranges, leaf_of
+from dlpar.sync.parameter_server import leaf_of
 
 pytestmark = pytest.mark.slow
 
@@ -48,16 +48,6 @@ def served(finished: dlpar.Run) -> dict:
 
 
 # ---- without ranks ----------------------------------------------------------------
-
-
-@pytest.mark.quick
-def test_key_ranges_cover_the_parameters_in_nearly_equal_parts():
-    for parameters in (1, 5, 17, 1000):
-        for servers in range(1, min(parameters, 9) + 1):
-            ranges = key_ranges(parameters, servers)
-            assert [k for r in ranges for k in range(parameters)[r]] == list(range(parameters))
-            sizes = [r.stop - r.start for r in ranges]
-            assert max(sizes) - min(sizes) <= 1
 
 
 @pytest.mark.quick

@@ -22,10 +22,9 @@ from dlpar.data import load
 from dlpar.data.sampler import Sampler
 from dlpar.jobs.record import Unrecorded
 from dlpar.split import make_split
-from dlpar.split.halo import common
 from dlpar.split.mesh import placed
 from dlpar.split.pipeline import PipelineSplit
-from dlpar.split.spatial import SpatialSplit, Windowed
+from dlpar.split.spatial import SpatialSplit, Windowed, common
 from dlpar.split.split import Split, Task
 from dlpar.split.tensor import Overlapping
 from dlpar.sync import scheme

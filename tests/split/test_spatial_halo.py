@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from simulations import LINK, MS, cluster, run
 from torch import nn
 
-from dlpar.split.halo import Cut, Window, index, most
 from dlpar.split.mesh import Mesh
-from dlpar.split.spatial import Windowed, windows
+from dlpar.split.spatial import Cut, Window, Windowed, index, most, windows
 from dlpar.theory.layers import halo
 from dlpar.worlds.platforms import Device
 
