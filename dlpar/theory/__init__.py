@@ -6,6 +6,7 @@
     pipeline.py layers.py         schedules of stages; what the ranks of one replica send for each layer
     step.py                       `predict(experiment)`, which puts them together for a whole step
     scaling.py                    speed-up, efficiency, crossings; the slowest of several workers
+    surviving.py                  snapshots, failures, goodput, copies in memory
     calibrate.py                  this machine as a platform
 
 A message of B bytes takes ``latency + B / bandwidth`` seconds; every rank has a port that
@@ -24,10 +25,11 @@ from dlpar.theory.pipeline import bubble
 from dlpar.theory.scaling import expected_slowest
 from dlpar.theory.servers import Servers
 from dlpar.theory.step import PredictedStep, predict
+from dlpar.theory.surviving import best_interval, copies_lost, daly_interval, goodput, mtbf_of, young_interval
 from dlpar.worlds.platforms import Link
 
 __all__ = [
-    "Link", "Overlapped", "PredictedStep", "Servers", "bubble", "buckets", "closed_form",
-    "coded_bytes", "collective_seconds", "contraction", "expected_slowest", "fitted",
-    "overlapped", "predict", "sizes", "zero_bytes",
+    "Link", "Overlapped", "PredictedStep", "Servers", "best_interval", "bubble", "buckets", "closed_form",
+    "coded_bytes", "collective_seconds", "contraction", "copies_lost", "daly_interval", "expected_slowest", "fitted",
+    "goodput", "mtbf_of", "overlapped", "predict", "sizes", "young_interval", "zero_bytes",
 ]  # fmt: skip
