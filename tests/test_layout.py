@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "dlpar"
 
 BUDGETS = {
-    "(top)": 580, "data": 420, "comm": 310, "collectives": 347, "compression": 300, "sync": 1_550, "split": 1_600,
+    "(top)": 580, "data": 420, "comm": 310, "collectives": 310, "compression": 300, "sync": 1_550, "split": 1_600,
     "config": 970, "worlds": 2430, "jobs": 2_400, "theory": 960, "systems": 1_200, "lab": 4600, "course": 2033,
     "classroom": 990, "cli": 1420,
 }  # fmt: skip

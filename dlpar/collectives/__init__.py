@@ -8,24 +8,29 @@ Beside them stands the library's own (``library_…``).  What each must send is 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from dlpar.collectives.double_tree import double_tree_allreduce
-from dlpar.collectives.halving_doubling import halving_doubling_allreduce
-from dlpar.collectives.hierarchical import hierarchical_allreduce
-from dlpar.collectives.library import library_allgather, library_allreduce, library_reduce_scatter
-from dlpar.collectives.ring import ring_allgather, ring_allreduce, ring_reduce_scatter
-from dlpar.collectives.star import star_allreduce, star_broadcast, star_reduce
+from dlpar.collectives.ring import (
+    halving_doubling_allreduce,
+    library_allgather,
+    library_allreduce,
+    library_reduce_scatter,
+    own_chunk,
+    ring_allgather,
+    ring_allreduce,
+    ring_reduce_scatter,
+)
 from dlpar.collectives.tree import (
+    hierarchical_allreduce,
+    star_allreduce,
+    star_broadcast,
+    star_reduce,
     torrent_broadcast,
     tree_aggregate,
     tree_allreduce,
     tree_broadcast,
     tree_reduce,
 )
-
-if TYPE_CHECKING:
-    from dlpar.comm import Comm
 
 ALLREDUCE: dict[str, Callable[..., None]] = {
     "ring": ring_allreduce,
@@ -47,11 +52,6 @@ HALVES = {
 
 BROADCAST: dict[str, Callable[..., None]] = {"tree": tree_broadcast, "torrent": torrent_broadcast}
 """Broadcasts of a driver by the name an experiment gives them."""
-
-
-def own_chunk(comm: Comm) -> int:
-    """Number this rank's chunk of N."""
-    return (comm.rank + 1) % comm.size
 
 
 __all__ = [

@@ -8,10 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-from dlpar.collectives.halving_doubling import halving_doubling_allreduce
-from dlpar.collectives.ring import ring_allreduce
-from dlpar.collectives.star import star_allreduce
-from dlpar.collectives.tree import tree_allreduce
+from dlpar.collectives import ALLREDUCE
 
 if TYPE_CHECKING:
     import torch
@@ -35,13 +32,13 @@ def _folded(n: int) -> list[Count]:
     return [(2 * (rounds + folds), 2.25 * folds, 2 * (1 - 0.5**rounds), 0)]
 
 
-FORMS: dict[str, tuple[Callable[[Comm, torch.Tensor], None], Callable[[int], list[Count]]]] = {
-    "ring": (ring_allreduce, lambda n: [(2 * (n - 1), 2 * (1 - 1 / n), 0, 0)]),
-    "halving_doubling": (halving_doubling_allreduce, _folded),
-    "tree": (tree_allreduce, _tree),
-    "star": (star_allreduce, lambda n: [(2, 2 * n - 2, 0, 0), (2, 2, 0, 2 * n - 4)]),
+FORMS: dict[str, Callable[[int], list[Count]]] = {
+    "ring": lambda n: [(2 * (n - 1), 2 * (1 - 1 / n), 0, 0)],
+    "halving_doubling": _folded,
+    "tree": _tree,
+    "star": lambda n: [(2, 2 * n - 2, 0, 0), (2, 2, 0, 2 * n - 4)],
 }
-"""Algorithms, and what n ranks wait for; of several counts the longest: the port of a star's root, or its processor."""
+"""What n ranks wait for, by algorithm; of several counts the longest: the port of a star's root, or its processor."""
 
 
 class Speed(NamedTuple):
@@ -58,7 +55,7 @@ def quickest(ranks: int, nbytes: float, speed: Speed) -> str:
     costs = speed.latency, nbytes * speed.byte, nbytes * speed.byte_across, speed.overhead
 
     def seconds(name: str) -> float:
-        return max(sum(n * cost for n, cost in zip(count, costs)) for count in FORMS[name][1](ranks))
+        return max(sum(n * cost for n, cost in zip(count, costs)) for count in FORMS[name](ranks))
 
     return min(FORMS, key=seconds)
 
@@ -95,29 +92,11 @@ def measured(comm: Comm, length: int, trials: int = 3) -> Speed:
     short, long, short_across, long_across, overhead = comm.broadcast(quick)
     comm.traffic.take()  # the messages that measured belong to no step
     itemsize = comm.empty(1).element_size()
-    more = (length - 1) * itemsize
-    byte, byte_across = (max(0.0, each) / more for each in (long - short, long_across - short_across))
+    differences = long - short, long_across - short_across
+    byte, byte_across = (max(0.0, each) / (length - 1) / itemsize for each in differences)
     return Speed(max(0.0, short - itemsize * byte), byte, byte_across, overhead)
 
 
-class QuickestAllreduce:
-    """Sum a tensor over all ranks, in place, by the algorithm that is quickest for its size; made by all ranks.
-
-    Parameters
-    ----------
-    comm : Comm
-        Its ranks measure their speed.
-    longest : int
-        Elements of the longest tensor; the longer of the two messages that measure is an N-th of it.
-    """
-
-    def __init__(self, comm: Comm, longest: int) -> None:
-        self.speed = measured(comm, max(2, longest // comm.size))
-
-    def name(self, comm: Comm, tensor: torch.Tensor) -> str:
-        """Name of the algorithm for a tensor."""
-        return quickest(comm.size, tensor.nbytes, self.speed)
-
-    def __call__(self, comm: Comm, tensor: torch.Tensor) -> None:
-        """Sum `tensor`, shape (n,)."""
-        FORMS[self.name(comm, tensor)][0](comm, tensor)
+def quickest_allreduce(comm: Comm, tensor: torch.Tensor, speed: Speed) -> None:
+    """Sum `tensor`, shape (n,), over all ranks, in place, by the algorithm that should be quickest for its size."""
+    ALLREDUCE[quickest(comm.size, tensor.nbytes, speed)](comm, tensor)

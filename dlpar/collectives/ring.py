@@ -1,7 +1,12 @@
-"""Ring: every rank sends to its right neighbour and receives from its left, all at once.
+"""Each rank adds a part of the tensor, and gets the others' parts: a ring, and recursive halving and doubling.
 
-Source: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for
-clusters of workstations" (JPDC 2009).
+In a ring every rank sends to its right neighbour and receives from its left, all at once (Patarasuk and Yuan,
+"Bandwidth optimal all-reduce algorithms for clusters of workstations", JPDC 2009).  Halving and doubling send the
+ring's bytes in a tree's number of rounds (Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication
+Operations in MPICH", IJHPCA 2005, section 4.5: Rabenseifner's algorithm).
+
+The library's own collectives (MPI, NCCL) stand beside it, by the same signatures.  They are quicker than code in
+Python and say nothing of what they send: a rank's bytes and messages are unknown afterwards.
 """
 
 from __future__ import annotations
@@ -14,8 +19,11 @@ if TYPE_CHECKING:
 
     from dlpar.comm import Comm
 
+Ranks = Sequence[int] | None
+"""Ranks that take part, in their order; None: all."""
 
-def ring_allreduce(comm: Comm, tensor: torch.Tensor, ranks: Sequence[int] | None = None) -> None:
+
+def ring_allreduce(comm: Comm, tensor: torch.Tensor, ranks: Ranks = None) -> None:
     """Sum `tensor` over all ranks, in place on every rank.
 
     Each rank sends ``2 (N-1)`` messages and ``2 (N-1)/N`` times the tensor's
@@ -35,9 +43,7 @@ def ring_allreduce(comm: Comm, tensor: torch.Tensor, ranks: Sequence[int] | None
     ring_allgather(comm, chunks, ranks)
 
 
-def ring_reduce_scatter(
-    comm: Comm, chunks: Sequence[torch.Tensor], ranks: Sequence[int] | None = None
-) -> None:
+def ring_reduce_scatter(comm: Comm, chunks: Sequence[torch.Tensor], ranks: Ranks = None) -> None:
     """Of N chunks, leave the sum of chunk ``rank + 1`` (mod N) on each rank; the others hold partial sums.
 
     Parameters
@@ -56,14 +62,13 @@ def ring_reduce_scatter(
     mine = chunks[me]
     for step in range(1, size):
         theirs = chunks[me - step]  # a negative index counts from the end, which closes the ring
-        n = len(theirs)
-        received = arriving[:n]
+        received = arriving[: len(theirs)]
         comm.sendrecv(mine, right, received, left)
-        comm.compute(lambda: theirs.add_(received), cost=n)
+        comm.compute(lambda: theirs.add_(received), cost=len(theirs))
         mine = theirs  # the sum made here goes on to the right
 
 
-def ring_allgather(comm: Comm, chunks: Sequence[torch.Tensor], ranks: Sequence[int] | None = None) -> None:
+def ring_allgather(comm: Comm, chunks: Sequence[torch.Tensor], ranks: Ranks = None) -> None:
     """Pass the finished chunk ``rank + 1`` (mod N) of every rank round, until all ranks hold all chunks.
 
     Parameters
@@ -79,3 +84,85 @@ def ring_allgather(comm: Comm, chunks: Sequence[torch.Tensor], ranks: Sequence[i
         theirs = chunks[me - step]
         comm.sendrecv(mine, right, theirs, left)
         mine = theirs
+
+
+def own_chunk(comm: Comm) -> int:
+    """Number this rank's chunk of N after a reduce-scatter: rank + 1 (mod N)."""
+    return (comm.rank + 1) % comm.size
+
+
+def add_from(comm: Comm, tensor: torch.Tensor, sources: Sequence[int]) -> None:
+    """Add what these ranks send to `tensor`, in place, in this order."""
+    arriving = comm.empty(len(tensor), tensor.dtype)
+    for source in sources:
+        comm.recv(arriving, source, tag=0)
+        comm.compute(lambda: tensor.add_(arriving), cost=len(tensor))
+
+
+def halving_doubling_allreduce(comm: Comm, tensor: torch.Tensor) -> None:
+    """Sum `tensor` over all ranks, in place on every rank.
+
+    N a power of two: each rank sends ``2 log2 N`` messages and ``2 (N-1)/N`` times
+    the tensor's bytes.  Otherwise, with r ranks more than a power of two, ranks
+    0, 2, …, 2r-2 first hand their tensor to the next rank, and get the sum from it
+    at the end: 2r messages more, each of the whole tensor.
+
+    Parameters
+    ----------
+    comm : Comm
+        N ranks, each calling with a tensor of the same length.
+    tensor : Tensor, shape (n,)
+        Any n, also below N.
+    """
+    power = 1 << (comm.size.bit_length() - 1)
+    folded = 2 * (comm.size - power)  # ranks 0 … folded-1 act in pairs, represented by their odd member
+    if comm.rank < folded and comm.rank % 2 == 0:
+        comm.send(tensor, comm.rank + 1)
+        comm.recv(tensor, comm.rank + 1, tag=0)
+        return
+    ranks = [*range(1, folded, 2), *range(folded, comm.size)]
+    if comm.rank < folded:
+        add_from(comm, tensor, [comm.rank - 1])
+    _double(comm, _halve(comm, tensor, ranks), ranks)
+    if comm.rank < folded:
+        comm.send(tensor, comm.rank - 1)
+
+
+def _halve(comm: Comm, tensor: torch.Tensor, ranks: list[int]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Reduce-scatter; gives, round by round, the half this rank kept and the half it sent away."""
+    me, distance, segment = ranks.index(comm.rank), len(ranks), tensor
+    arriving = comm.empty(-(-len(tensor) // 2), tensor.dtype)
+    rounds = []
+    while distance > 1:
+        distance //= 2
+        lower, upper = segment.tensor_split(2)
+        keep, give = (upper, lower) if me & distance else (lower, upper)
+        peer, received = ranks[me ^ distance], arriving[: len(keep)]
+        comm.sendrecv(give, peer, received, peer)
+        comm.compute(lambda: keep.add_(received), cost=len(keep))
+        rounds.append((keep, give))
+        segment = keep
+    return rounds
+
+
+def _double(comm: Comm, rounds: list[tuple[torch.Tensor, torch.Tensor]], ranks: list[int]) -> None:
+    """All-gather: the same rounds backwards; what was kept is finished, what was sent away comes back so."""
+    me = ranks.index(comm.rank)
+    for i, (kept, given) in enumerate(reversed(rounds)):
+        peer = ranks[me ^ (1 << i)]
+        comm.sendrecv(kept, peer, given, peer)
+
+
+def library_allreduce(comm: Comm, tensor: torch.Tensor) -> None:
+    """Sum `tensor`, shape (n,), over all ranks, in place on every rank (MPI_Allreduce)."""
+    comm.allreduce(tensor)
+
+
+def library_reduce_scatter(comm: Comm, chunks: Sequence[torch.Tensor]) -> None:
+    """Leave the sum of chunk ``rank + 1`` (mod N) on each rank, as the ring does (MPI_Reduce_scatter)."""
+    comm.reduce_scatter([*chunks[1:], chunks[0]])  # the library leaves chunk i on rank i: chunk 1 comes first
+
+
+def library_allgather(comm: Comm, chunks: Sequence[torch.Tensor]) -> None:
+    """Copy chunk ``rank + 1`` (mod N) of every rank to all ranks, as the ring does (MPI_Allgatherv)."""
+    comm.allgather([*chunks[1:], chunks[0]])

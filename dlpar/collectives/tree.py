@@ -1,9 +1,10 @@
-"""Binomial trees, and Spark's shallow tree and torrent.
+"""Sums at a root, and copies of what it has: stars, binomial trees, and Spark's shallow tree and torrent.
 
-Ranks are counted from the root: ``me`` is 0 there, whatever rank it is.
-Sources: Thakur, Rabenseifner and Gropp, "Optimization of Collective
-Communication Operations in MPICH" (IJHPCA 2005), sections 4.2 and 4.4; Apache
-Spark, ``RDD.treeAggregate`` and ``TorrentBroadcast``.
+In a star the root's link carries N-1 whole tensors each way: simple, and the slowest for large tensors on many ranks.
+A parameter server with one shard is a star.  In a tree ranks are counted from the root: ``me`` is 0 there.
+Sources: Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations in MPICH" (IJHPCA 2005),
+sections 4.2 and 4.4; Apache Spark, ``RDD.treeAggregate`` and ``TorrentBroadcast``; for two levels Jia et al., "Highly
+Scalable Deep Learning Training System with Mixed-Precision" (arXiv 1807.11205), section 3.2.
 """
 
 from __future__ import annotations
@@ -11,13 +12,97 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from dlpar.collectives.ring import ring_allgather
-from dlpar.collectives.star import add_from
+from dlpar.collectives.ring import Ranks, add_from, ring_allgather, ring_allreduce
 
 if TYPE_CHECKING:
     import torch
 
     from dlpar.comm import Comm
+
+
+def star_reduce(comm: Comm, tensor: torch.Tensor, root: int = 0, ranks: Ranks = None) -> None:
+    """Sum `tensor` over all ranks, in place on `root`; the others keep what they had.
+
+    Every rank but the root sends one message; the root adds them in the order of
+    `ranks`, so that a run can be repeated to the last bit.
+
+    Parameters
+    ----------
+    comm : Comm
+        N ranks, each calling with a tensor of the same length.
+    tensor : Tensor, shape (n,)
+        Any n, also 0.
+    root : int
+        The rank that gets the sum.
+    ranks : sequence of int, optional
+        The ranks that take part, `root` among them; all by default.
+    """
+    if comm.rank != root:
+        comm.send(tensor, root)
+        return
+    add_from(comm, tensor, [source for source in ranks or range(comm.size) if source != root])
+
+
+def star_broadcast(comm: Comm, tensor: torch.Tensor, root: int = 0, ranks: Ranks = None) -> None:
+    """Copy `root`'s `tensor` to all ranks: the root sends N-1 messages, one after the other.
+
+    Parameters
+    ----------
+    comm, tensor, root, ranks
+        As in :func:`star_reduce`.
+    """
+    if comm.rank != root:
+        comm.recv(tensor, root, tag=0)
+        return
+    for dest in ranks or range(comm.size):
+        if dest != root:
+            comm.send(tensor, dest)
+
+
+def star_allreduce(comm: Comm, tensor: torch.Tensor) -> None:
+    """Sum `tensor` over all ranks, in place on every rank: a star reduce to rank 0, then a star broadcast.
+
+    ``2 (N-1)`` messages of the whole tensor, all of them over rank 0's link.
+
+    Parameters
+    ----------
+    comm : Comm
+        N ranks, each calling with a tensor of the same length.
+    tensor : Tensor, shape (n,)
+        Any n, also 0.
+    """
+    star_reduce(comm, tensor)
+    star_broadcast(comm, tensor)
+
+
+def hierarchical_allreduce(comm: Comm, tensor: torch.Tensor, group: int = 2) -> None:
+    """Sum `tensor` over all ranks, in place on every rank.
+
+    Each group sums to its first rank, the first ranks all-reduce on a ring, and
+    each copies the sum to its group.
+
+    Parameters
+    ----------
+    comm : Comm
+        N ranks, each calling with a tensor of the same length.
+    tensor : Tensor, shape (n,)
+        Any n, also 0.
+    group : int
+        Consecutive ranks in a group, from 1; the last group may be smaller.
+
+    Raises
+    ------
+    ValueError
+        If `group` is below 1.
+    """
+    if group < 1:
+        raise ValueError(f"group: got {group}, allowed is a whole number from 1")
+    first = comm.rank - comm.rank % group
+    members = range(first, min(first + group, comm.size))
+    star_reduce(comm, tensor, first, members)
+    if comm.rank == first:
+        ring_allreduce(comm, tensor, range(0, comm.size, group))
+    star_broadcast(comm, tensor, first, members)
 
 
 def tree_reduce(comm: Comm, tensor: torch.Tensor, root: int = 0) -> None:
@@ -39,14 +124,10 @@ def tree_reduce(comm: Comm, tensor: torch.Tensor, root: int = 0) -> None:
     ValueError
         If `root` is no rank.
     """
-    me, size = _counted_from(root, comm), comm.size
-    distance = 1
-    while distance < size:
-        if me % (2 * distance) == distance:
-            comm.send(tensor, (me - distance + root) % size)
-        elif me % (2 * distance) == 0 and me + distance < size:
-            add_from(comm, tensor, [(me + distance + root) % size])
-        distance *= 2
+    above, children = _family(comm, root)
+    add_from(comm, tensor, children)
+    if above is not None:
+        comm.send(tensor, above)
 
 
 def tree_broadcast(comm: Comm, tensor: torch.Tensor, root: int = 0) -> None:
@@ -64,14 +145,19 @@ def tree_broadcast(comm: Comm, tensor: torch.Tensor, root: int = 0) -> None:
     ValueError
         If `root` is no rank.
     """
+    above, children = _family(comm, root)
+    if above is not None:
+        comm.recv(tensor, above, tag=0)
+    for child in reversed(children):
+        comm.send(tensor, child)
+
+
+def _family(comm: Comm, root: int) -> tuple[int | None, list[int]]:
+    """Return this rank's parent in a binomial tree, None for the root, and its children, nearest first."""
     me, size = _counted_from(root, comm), comm.size
-    distance = 1 << (size - 1).bit_length()
-    while distance > 1:
-        distance //= 2
-        if me % (2 * distance) == distance:
-            comm.recv(tensor, (me - distance + root) % size, tag=0)
-        elif me % (2 * distance) == 0 and me + distance < size:
-            comm.send(tensor, (me + distance + root) % size)
+    reach = me & -me or size  # the distance to the parent: children are nearer
+    children = [me + 2**k for k in range(size.bit_length()) if 2**k < reach and me + 2**k < size]
+    return None if me == 0 else (me - reach + root) % size, [(child + root) % size for child in children]
 
 
 def torrent_broadcast(comm: Comm, tensor: torch.Tensor, root: int = 0) -> None:
@@ -94,9 +180,7 @@ def torrent_broadcast(comm: Comm, tensor: torch.Tensor, root: int = 0) -> None:
     """
     me, size = _counted_from(root, comm), comm.size
     peers = [(root + place) % size for place in range(1, size)]
-    if not peers:
-        return
-    blocks = tensor.tensor_split(len(peers))
+    blocks = tensor.tensor_split(max(1, len(peers)))
     if me > 0:  # a ring begins with the block after the own place
         comm.recv(blocks[me % len(peers)], root, tag=0)
         ring_allgather(comm, blocks, peers)

@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from dlpar.collectives import ALLREDUCE, HALVES, own_chunk
-from dlpar.collectives.auto import QuickestAllreduce
+from dlpar.collectives.auto import measured, quickest, quickest_allreduce
 from dlpar.comm import Comm, Request, wait_all
 from dlpar.comm.base import Collective
 from dlpar.compression import CompressedAllreduce, codec_of
@@ -36,15 +36,9 @@ class Ring(Scheme):
         layers = factored(replica.model, experiment, comm.size) if sync.factors else []
         replica.cut(sync.bucket_mb * 1e6, [each.layer for each in layers])
         self.by_factors = {replica.bucket_of(each.layer): each for each in layers}
-        self.collective = _allreduce(experiment, comm, replica)
         if layers:
             self.chosen = {"factors": len(layers)}
-        if isinstance(self.collective, QuickestAllreduce):
-            names = [self.collective.name(comm, bucket) for bucket in replica.buckets]
-            self.chosen = {**self.chosen, "allreduce": names}
-            if comm.rank == 0:
-                chosen = ", ".join(f"{name} for {n} of {len(names)}" for name, n in Counter(names).items())
-                print(f"allreduce auto: {chosen} buckets", flush=True)
+        self.collective = self._allreduce()
         self.under_way: list[Request] = []
         if sync.overlap:
             replica.when_ready(self._start)
@@ -61,17 +55,25 @@ class Ring(Scheme):
                 exchange = self.by_factors[number].sum_up if number in self.by_factors else self.collective
                 exchange(self.comm, bucket)
 
+    def _allreduce(self) -> Collective:
+        """The all-reduce an experiment names; codes do not add up on their way, so they go by the owners of slices."""
+        sync, codec = self.experiment.sync, codec_of(self.experiment.compression)
+        if codec is not None:
+            return CompressedAllreduce(codec)
+        if sync.allreduce == "hierarchical":
+            return partial(ALLREDUCE[sync.allreduce], group=sync.node_size)
+        return self._quickest() if sync.allreduce == "auto" else ALLREDUCE[sync.allreduce]
 
-def _allreduce(experiment: Experiment, comm: Comm, replica: Replica) -> Collective:
-    """The all-reduce an experiment names; codes do not add up on their way, so they go by the owners of slices."""
-    sync, codec = experiment.sync, codec_of(experiment.compression)
-    if codec is not None:
-        return CompressedAllreduce(codec)
-    if sync.allreduce == "auto":
-        return QuickestAllreduce(comm, max(map(len, replica.buckets)))
-    if sync.allreduce == "hierarchical":
-        return partial(ALLREDUCE[sync.allreduce], group=sync.node_size)
-    return ALLREDUCE[sync.allreduce]
+    def _quickest(self) -> Collective:
+        """Measure the ranks' speed with a chunk of the longest bucket, and choose by it."""
+        comm, buckets = self.comm, self.replica.buckets
+        speed = measured(comm, max(2, max(map(len, buckets)) // comm.size))
+        names = [quickest(comm.size, bucket.nbytes, speed) for bucket in buckets]
+        self.chosen = {**self.chosen, "allreduce": names}
+        if comm.rank == 0:
+            chosen = ", ".join(f"{name} for {n} of {len(names)}" for name, n in Counter(names).items())
+            print(f"allreduce auto: {chosen} buckets", flush=True)
+        return partial(quickest_allreduce, speed=speed)
 
 
 class ShardedOptimizer(Ring):
