@@ -233,16 +233,20 @@ def tree_aggregate(comm: Comm, tensor: torch.Tensor, depth: int = 2, root: int =
     me, size = _counted_from(root, comm), comm.size
     if depth < 1:
         raise ValueError(f"depth: got {depth}, allowed is a whole number from 1")
-    scale = max(math.ceil(size ** (1 / depth)), 2)
-    partitions, level = size, [size]
-    while partitions > scale + math.ceil(partitions / scale):
-        partitions //= scale
-        level.append(partitions)
-    for before, after in zip(level, [*level[1:], 1]):
+    for before, after in levels(size, depth):
         if after <= me < before:
             comm.send(tensor, (me % after + root) % size)
         elif sources := range(me + after, before, after):
             add_from(comm, tensor, [(source + root) % size for source in sources])
+
+
+def levels(size: int, depth: int) -> list[tuple[int, int]]:
+    """Count the partial sums before and after each level of :func:`tree_aggregate`."""
+    scale = max(math.ceil(size ** (1 / depth)), 2)
+    level = [size]
+    while level[-1] > scale + math.ceil(level[-1] / scale):
+        level.append(level[-1] // scale)
+    return list(zip(level, [*level[1:], 1]))
 
 
 def _counted_from(root: int, comm: Comm) -> int:

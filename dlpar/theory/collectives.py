@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+from dlpar.collectives.tree import levels
 from dlpar.theory.counts import named
 from dlpar.worlds.platforms import Link
 
@@ -115,18 +116,15 @@ def _seconds(
     if n == 1:
         return 0.0
     a, b, add = link.latency, nbytes / link.bandwidth, nbytes * adding
-    chunk = link.seconds(nbytes / n)
+    chunk, block = link.seconds(nbytes / n), nbytes / (n - 1)
     forms: dict[str, Callable[[], float]] = {
         "star_reduce": lambda: incast(n - 1, link, nbytes, add),
         "star_broadcast": lambda: leaving(n - 1, link, nbytes, eager),
         "tree_reduce": lambda: _binomial(n, a, b + add, link.overhead),
-        "tree_broadcast": lambda: _binomial(
-            n, a, b, link.overhead
-        ),  # the reduction backwards, nothing to add
+        # The reduction backwards, nothing to add.
+        "tree_broadcast": lambda: _binomial(n, a, b, link.overhead),
         "tree_aggregate": lambda: _aggregate(n, link, nbytes, add, depth),
-        "torrent_broadcast": lambda: (
-            leaving(n - 1, link, nbytes / (n - 1), eager) + (n - 2) * (a + b / (n - 1))
-        ),
+        "torrent_broadcast": lambda: leaving(n - 1, link, block, eager) + (n - 2) * link.seconds(block),
         "ring_reduce_scatter": lambda: (n - 1) * (chunk + add / n),
         "ring_allgather": lambda: (n - 1) * chunk,
         "halving_doubling": lambda: _halving_doubling(n, nbytes, link, add),
@@ -150,13 +148,8 @@ def _binomial(n: int, a: float, b: float, busy: float) -> float:
 
 def _aggregate(n: int, link: Link, nbytes: float, add: float, depth: int) -> float:
     """Return the seconds of Spark's tree, level by level."""
-    scale = max(math.ceil(n ** (1 / depth)), 2)
-    partitions, total = n, 0.0
-    while partitions > 1:
-        kept = partitions // scale if partitions > scale + math.ceil(partitions / scale) else 1
-        total += incast(math.ceil((partitions - kept) / kept), link, nbytes, add)
-        partitions = kept
-    return total
+    messages = (math.ceil((before - after) / after) for before, after in levels(n, depth))
+    return sum(incast(to_a_rank, link, nbytes, add) for to_a_rank in messages)
 
 
 def _halving_doubling(n: int, nbytes: float, link: Link, add: float) -> float:

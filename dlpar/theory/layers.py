@@ -12,6 +12,7 @@ from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
 from dlpar.theory.counts import closed_form
+from dlpar.worlds.platforms.workloads import Payload
 
 if TYPE_CHECKING:
     from dlpar.config.experiment import Experiment, Model
@@ -63,7 +64,7 @@ class Layer(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Sizes:
+class Sizes(Payload):
     """Parameters and FLOPs of a model of our own, by the names of a :class:`~dlpar.worlds.platforms.Workload`.
 
     Attributes
@@ -79,16 +80,6 @@ class Sizes:
     layers: tuple[Tensor, ...]
     flops: float
     itemsize: int
-
-    @property
-    def parameters(self) -> int:
-        """Elements of all weights."""
-        return sum(tensor.parameters for tensor in self.layers)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all weights."""
-        return self.parameters * self.itemsize
 
 
 def sizes(experiment: Experiment) -> Sizes:

@@ -53,7 +53,28 @@ class Layer(FromFile):
     outputs: int = Field(0, ge=0)
 
 
-class Workload(FromFile):
+class Payload:
+    """A model by its layers: what a network sees of it.
+
+    Attributes
+    ----------
+    parameters, nbytes : int
+        Of all layers together.
+    """
+
+    layers: Any
+    itemsize: Any
+
+    @cached_property
+    def parameters(self) -> int:
+        return sum(layer.parameters for layer in self.layers)
+
+    @property
+    def nbytes(self) -> int:
+        return self.parameters * self.itemsize
+
+
+class Workload(FromFile, Payload):
     """A model as a network and a device see it.
 
     Instead of layers, `parameters` and `flops` of the whole may be given: they make one layer.
@@ -99,16 +120,8 @@ class Workload(FromFile):
         return fields
 
     @cached_property
-    def parameters(self) -> int:
-        return sum(layer.parameters for layer in self.layers)
-
-    @cached_property
     def flops(self) -> float:
         return sum(layer.flops for layer in self.layers)
-
-    @property
-    def nbytes(self) -> int:
-        return self.parameters * self.itemsize
 
     def in_place_of(self, nbytes: int, flops: float) -> tuple[float, float]:
         """Bytes and FLOPs of this workload for each byte and FLOP of a small model.
