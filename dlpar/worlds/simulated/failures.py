@@ -1,0 +1,266 @@
+"""Training that dies and goes on, by events instead of messages: any number of ranks costs the same.
+
+A step takes the seconds that it is given.  Failures follow the rules of runs with messages:
+
+    end      a death ends all ranks at once; after detection and a restart, the last snapshot's step is the next
+    going on (shrink, spare)  survivors compute to the exchange where a rank is missing; they discard this step, and
+             make it again without its replica, or with a spare in its place; the dead replica returns when restarted
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import repeat
+
+from dlpar.config.generator import generator
+
+USEFUL = ("computing", "communicating", "waiting")
+"""Kinds of time in steps that count."""
+
+LOST = ("snapshot", "detecting", "restarting", "done again")
+"""Kinds of time that train nothing."""
+
+NEVER = 1e300
+"""A time, or a number, that no run reaches."""
+
+Interval = int | Callable[[float, list[float]], int]
+"""Steps between snapshots, 0 for none; or a policy, which gives them from the time and the times of deaths so far."""
+
+
+def poisson(mtbf: float, seed: int = 0) -> Iterator[float]:
+    """Yield times of failures without end; the seconds between them are exponential with this mean."""
+    draw, at = generator(seed, "failures"), 0.0
+    while True:
+        for gap in draw.exponential(mtbf, 1000).tolist():
+            at += gap
+            yield at
+
+
+def at_intervals(seconds: float) -> Iterator[float]:
+    """Yield times of failures without end, at equal intervals."""
+    return (n * seconds for n, _ in enumerate(repeat(None), start=1))
+
+
+@dataclass
+class Survived:
+    """What a run did until it ended.
+
+    Attributes
+    ----------
+    wall : float
+        Seconds in all.
+    steps, again : int
+        Steps that count, and steps whose result was lost or discarded.
+    deaths : list of float
+        When they came.
+    seconds : Counter of str
+        Wall time of a mean rank by its kind, `USEFUL` and `LOST`; the kinds add up to `wall`.
+    """
+
+    wall: float = 0.0
+    steps: int = 0
+    again: int = 0
+    deaths: list[float] = field(default_factory=list)
+    seconds: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys((*USEFUL, *LOST), 0.0)))
+
+    @property
+    def goodput(self) -> float:
+        """Share of the time of all ranks that was spent on steps that count."""
+        return sum(self.seconds[kind] for kind in USEFUL) / self.wall
+
+    @property
+    def committed(self) -> float:
+        """Share of the steps begun that count."""
+        return self.steps / (self.steps + self.again)
+
+
+@dataclass(frozen=True)
+class FailingJob:
+    """A job of several replicas, how long its steps take, and what a failure costs; times in seconds.
+
+    Parameters
+    ----------
+    computing, communicating, waiting : float
+        Parts of a step of all replicas.
+    every : int or callable, default 0
+        Steps between snapshots; see :data:`Interval`.
+    snapshot : float, default 0
+        δ: how long a snapshot stops training; see :func:`snapshot_seconds`.
+    detecting, restarting : float, default 0
+        From a failure until it is noticed, and until what died is back.
+    joining : float, default 0
+        How long all wait while one that joins copies the weights of another.
+    on_death : str, default "end"
+        ``end``, ``shrink`` or ``spare``.
+    replicas : int, default 1
+        Replicas of the model; a failure takes one.
+    spares : int, default 0
+        Replicas that stand by, if `on_death` is ``spare``.
+    scaling : str, default "strong"
+        ``strong``: those that are left share the same global batch; ``weak``: each keeps its own batch.
+    """
+
+    computing: float
+    communicating: float = 0.0
+    waiting: float = 0.0
+    every: Interval = 0
+    snapshot: float = 0.0
+    detecting: float = 0.0
+    restarting: float = 0.0
+    joining: float = 0.0
+    on_death: str = "end"
+    replicas: int = 1
+    spares: int = 0
+    scaling: str = "strong"
+
+    def run(self, deaths: Iterable[float], steps: float = NEVER, most: float = NEVER) -> Survived:
+        """Train while replicas die at these times: to the end of some steps, or until `most` deaths are survived."""
+        life = _Life(self, iter(deaths))
+        life.live(steps, most)
+        return life.out
+
+
+class _Life:
+    """One run of a job, from event to event."""
+
+    def __init__(self, job: FailingJob, deaths: Iterator[float]) -> None:
+        self.job, self.out, self._deaths = job, Survived(), deaths
+        self._death = next(deaths, NEVER)
+        self._back: list[float] = []  # when replicas that died return
+        self._kept: Counter[str] = Counter()  # useful time since the last snapshot, which a death may take
+        self._saved = 0
+        self._plan()
+
+    def live(self, steps: float, most: float) -> None:
+        job, out = self.job, self.out
+        while out.steps < steps and len(out.deaths) < most and min(self._death, steps) < NEVER:
+            while self._missing() >= job.replicas:  # none is left who has the weights
+                self._lose(max(0.0, self._back.pop(0) - out.wall), "restarting")
+            self._join()
+            parts = self._parts()
+            length = parts.total()
+            if not self._back and isinstance(job.every, int) and job.every and out.steps == self._saved:
+                self._train_cycles(parts, steps)
+            ahead = min(steps, self._next) - out.steps
+            survived = max(0, (self._death - out.wall) // length)
+            until_joined = math.ceil((self._back[0] - out.wall) / length) if self._missing() else NEVER
+            whole = int(min(ahead, survived, until_joined))
+            self._train(parts, whole)
+            if whole == ahead and out.steps < steps:
+                self._snapshot()
+            elif whole == survived:
+                self._die(parts)
+        self._keep()
+
+    def _train(self, parts: Counter[str], steps: int) -> None:
+        self.out.steps += steps
+        for kind, seconds in parts.items():
+            self._spend(kind, steps * seconds)
+
+    def _train_cycles(self, parts: Counter[str], steps: float) -> None:
+        """Train the steps of all snapshots before the next event at once, for speed."""
+        cycle = self.job.every * parts.total() + self.job.snapshot
+        left = (steps - self.out.steps - 1) // self.job.every
+        whole = int(max(0, min((self._death - self.out.wall) // cycle, left)))
+        self._train(parts, whole * self.job.every)
+        self._spend("snapshot", whole * self.job.snapshot)
+        self._keep()
+        self._plan()
+
+    def _spend(self, kind: str, seconds: float) -> None:
+        self.out.wall += seconds
+        (self._kept if kind in USEFUL else self.out.seconds)[kind] += seconds
+
+    def _missing(self) -> int:
+        """Replicas without a spare in their place."""
+        return max(0, len(self._back) - self.job.spares)
+
+    def _parts(self) -> Counter[str]:
+        """Seconds of a step by kind, for a mean replica: what is missing restarts."""
+        job, share = self.job, 1 - self._missing() / self.job.replicas
+        longer = 1 / share if job.scaling == "strong" else 1.0
+        whole = dict(zip(USEFUL, (job.computing * longer, job.communicating, job.waiting)))
+        useful = {kind: share * seconds for kind, seconds in whole.items()}
+        return Counter({**useful, "restarting": (1 - share) * sum(whole.values())})
+
+    def _join(self) -> None:
+        """Take back the replicas that have restarted; one that fills a gap copies weights, and all wait for it."""
+        while self._back and self._back[0] <= self.out.wall:
+            self._spend("restarting", self.job.joining * bool(self._missing()))
+            self._back.pop(0)
+
+    def _snapshot(self) -> None:
+        if self.job.on_death == "end" and self._death < self.out.wall + self.job.snapshot:
+            return self._end("snapshot")
+        self._spend("snapshot", self.job.snapshot)
+        self._keep()
+        self._plan()
+
+    def _keep(self) -> None:
+        """Let what was trained count for ever."""
+        self.out.seconds.update(self._kept)
+        self._kept.clear()
+        self._saved = self.out.steps
+
+    def _plan(self) -> None:
+        """Choose the step of the next snapshot."""
+        every = self.job.every
+        steps = every(self.out.wall, list(self.out.deaths)) if callable(every) else every
+        self._next = self.out.steps + steps if steps else NEVER
+
+    def _count(self) -> None:
+        self.out.deaths.append(self._death)
+        self._death = next(self._deaths, NEVER)
+
+    def _die(self, parts: Counter[str]) -> None:
+        self.out.again += 1
+        if self.job.on_death == "end":
+            return self._end("done again")
+        for kind, seconds in parts.items():
+            self._spend(kind if kind not in USEFUL else "done again", seconds)
+        self._spend("detecting", self.job.detecting)
+        before, died = self._missing(), len(self._back)
+        while self._death < self.out.wall:
+            self._back.append(self._death + self.job.detecting + self.job.restarting)
+            self._count()
+        taken_over = len(self._back) - died > self._missing() - before
+        self._spend("restarting", self.job.joining * taken_over)
+
+    def _end(self, kind: str) -> None:
+        """End all ranks in a step or a snapshot, and start them again from the last snapshot."""
+        job = self.job
+        self._lose(self._death - self.out.wall, kind)
+        self._count()
+        while (left := self._death - self.out.wall) < job.detecting + job.restarting:
+            self._spend("detecting", min(left, job.detecting))
+            self._spend("restarting", max(0.0, left - job.detecting))
+            self._count()
+        self._spend("detecting", job.detecting)
+        self._spend("restarting", job.restarting)
+        self._plan()
+
+    def _lose(self, seconds: float, kind: str) -> None:
+        """Lose what was trained since the last snapshot, after some more seconds of a kind."""
+        self._spend(kind, seconds)
+        self.out.seconds["done again"] += self._kept.total()
+        self._kept.clear()
+        self.out.again += self.out.steps - self._saved
+        self.out.steps = self._saved
+
+
+def snapshot_seconds(nbytes: float, store: float, ranks: int = 1, port: float = math.inf) -> float:
+    """Seconds of a snapshot, which all ranks write at once: until the store, or a rank's port, has taken it all.
+
+    Parameters
+    ----------
+    nbytes : float
+        Bytes of all ranks together.
+    store, port : float
+        Bytes a second of the store, and of one rank.
+    ranks : int, default 1
+        Ranks that write equal shares.
+    """
+    return max(nbytes / store, nbytes / ranks / port)
