@@ -106,7 +106,7 @@ def compared(unit: str, values: Mapping[str, float]) -> str:
     (base, least), *others = values.items()
     each = [f"{base}: {quantity(least)} {unit}"]
     each += [f"{name}: {quantity(value)}, {quantity(value / least)} times as many" for name, value in others]
-    return f"{'; '.join(each)}."
+    return f"{'; '.join(each)}.".replace(", 1 times as many", ", as many")
 
 
 BOUND = {"exact": "", "upper bound": "at least ", "lower bound": "at most ", "estimate": "about "}

@@ -105,7 +105,7 @@ def platform_in_words(experiment: Experiment) -> str:
 def _in_words(fields: dict[str, Any]) -> str:
     parts = []
     for name, value in fields.items():
-        short = name.removeprefix("sync.").removeprefix("cluster.")
+        short = name.removeprefix("sync.").removeprefix("cluster.").removeprefix("split.")
         parts.append(value if name in ("sync", "split") else f"{short}={written(value)}")
     return ", ".join(parts[:3]) + (" …" if len(parts) > 3 else "")
 

@@ -344,8 +344,9 @@ class Plot(Drawing):
         return due
 
     def say(self, sentence: str) -> None:
-        """Change the sentence under the figure, and add how many workers are drawn if some are left out."""
-        self.set_caption(captions.shown_workers(self.front.experiment, sentence))
+        """Change the sentence about the run in front, and add how many workers are drawn if some are left out."""
+        whose = f"{self.front.name}: " if len(self.runs) > 1 else ""
+        self.set_caption(whose + captions.shown_workers(self.front.experiment, sentence))
 
     def worlds(self) -> list[str]:
         """Worlds of the runs."""

@@ -155,10 +155,10 @@ def rank_line(rank: int, crowded: bool = False) -> Look:
 
 
 def _line(colour: str, number: int, width: float, size: int, shown: int) -> Look:
-    """Line with a dash and some `shown` markers of its own."""
+    """Line with a dash and some `shown` markers of its own, which are whole also at the edges of a figure."""
     line = {"color": colour, "width": width, "dash": DASHES[number % len(DASHES)]}
     marker = {"color": colour, "size": size, "symbol": MARKERS[number % len(MARKERS)], "maxdisplayed": shown}
-    return {"mode": "lines+markers", "line": line, "marker": marker}
+    return {"mode": "lines+markers", "line": line, "marker": marker, "cliponaxis": False}
 
 
 def run_colours(experiments: Sequence[Experiment]) -> list[str]:
@@ -269,8 +269,7 @@ def columns(number: int, gap: float) -> list[list[float]]:
 
 def doubled(value: float, least: float = 1.0) -> float:
     """The first of `least`, 2 × `least`, 4 × `least` … not below `value`: the end of a growing axis."""
-    grown = least < value < math.inf
-    return least * 2.0 ** math.ceil(math.log2(value / least)) if grown else least
+    return least * 2.0 ** math.ceil(math.log2(value / least)) if least < value < math.inf else least
 
 
 def rounded_up(value: float) -> float:

@@ -59,8 +59,8 @@ def test_kinds_of_splits_are_told_apart_by_their_sizes_and_one_kind_by_its_field
         "pipeline 4 gpipe",
     ]
     assert labels([spatial, spatial.replace(split={"rows": 4, "columns": 1})]) == [
-        "split.rows=2, split.columns=2",
-        "split.rows=4, split.columns=1",
+        "rows=2, columns=2",
+        "rows=4, columns=1",
     ]
 
 

@@ -81,7 +81,7 @@ def _rates(ends: Sequence[tuple[float, int]]) -> np.ndarray:
 
 
 class Throughput(Plot):
-    """Throughput over time; the ranks of the run in front have a line each.
+    """Throughput over time; the ranks of a run that is alone have a line each.
 
     Parameters
     ----------
@@ -106,7 +106,7 @@ class Throughput(Plot):
         found = predict(experiment)
         self.predicted = experiment.global_batch / found.seconds if found else None
         self.kind = found.kind if found else "exact"
-        for rank in range(theme.workers(experiment) if experiment.workers > 1 else 0):
+        for rank in range(theme.workers(experiment) if experiment.workers > 1 and len(self.runs) == 1 else 0):
             self.by_rank[rank] = self._rate(f"rank {rank}", theme.rank_line(rank, experiment.workers > NAMED))
         self._name_clock(self.worlds())
         self._draw_levels()
@@ -142,18 +142,18 @@ class Throughput(Plot):
         if ended:
             for rate in (total, *self.by_rank.values()):
                 rate.close(last.seconds)
+            self.restyle(f"{self.front.key} all", meta=total.mean)  # height of its name
         if total.newest is None:
             return
-        self.grow("xaxis", last.seconds, ended and len(self.runs) == 1)
+        self.grow("xaxis", max(r.series.rows[-1, 0] for r in self.kept.values() if len(r.series)), ended)
         self._make_room(total.series.rows[:, 1].max())
         self._draw_levels()
         if ended:
-            lines = [line.rows for _, line in self._traces.values() if len(line)]
-            self._make_room(max(rows[:, 1].max() for rows in lines), ended)
+            self._make_room(max(s.rows[:, 1].max() for _, s in self._traces.values() if len(s)), ended)
         if len(self.runs) == 1:
             rates = {rank: rate.newest for rank, rate in self.by_rank.items() if rate.newest is not None}
-            experiment = self.front.experiment
-            return self.say(captions.throughput(total.newest, rates, experiment, self.predicted, self.kind))
+            front = self.front.experiment
+            return self.say(captions.throughput(total.newest, rates, front, self.predicted, self.kind))
         means = {self.runs[key].name: rate.mean for key, rate in self.kept.items() if rate.mean}
         said = f" You said {asked:g} {self.asked.unit}." if isinstance(asked := self._said(), float) else ""
         return self.set_caption(captions.compared("samples a second", means) + said)
@@ -193,7 +193,7 @@ class Throughput(Plot):
 
 
 def throughput(runs: Runs) -> Figure:
-    """Draw samples a second over time: of all workers of each run together, and of each worker of the last."""
+    """Draw samples a second over time: of all workers of each run together, and of each worker of a single run."""
     return drawn(Throughput(), runs)
 
 

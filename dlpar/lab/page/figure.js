@@ -6,9 +6,10 @@ import { fillTable } from "./table.js";
 import { make, rebuilt } from "./link.js";
 
 const CONFIG = { displaylogo: false, displayModeBar: false, scrollZoom: false };
-const LONGEST = 22, LETTER = 7; // letters of a name at the end of a line, and px of one
+const LONGEST = 40, LETTER = 7; // letters of a name at the end of a line, and px of one
 const SMALLEST = 240, LARGEST = 430; // px: heights of a figure
-const BELOW = 88; // px under a figure that stay in view: its sentence, and the time line
+const BELOW = 70, ROW = 21; // px under a figure that stay in view: its sentence and the time line, and a row of the table of runs
+const LEVELS = ["asked", "predicted"]; // keys of lines across a figure that belong to no run
 
 /** Points and looks of one figure, whether or not it is on the screen. */
 export class FigureData {
@@ -52,10 +53,10 @@ export class FigureData {
       const attributes = { ...trace.style, showlegend: false };
       for (const [attribute, column] of Object.entries(trace.at))
         attributes[attribute] = trace.data[trace.columns.indexOf(column === "*" ? this.x : column)];
-      const run = runs.get(trace.key.split(" ")[0]), isWhole = !trace.key.includes(" rank ");
+      const run = runs.get(trace.key.split(" ")[0]), { name, line, yaxis } = trace.style;
       if (hidden.has(run?.key) || this.hidden.has(trace.key)) attributes.visible = false;
-      else if (run && isWhole && runs.size > 1 && trace.points && !trace.style.yaxis && attributes.visible !== false)
-        labels.push(endOf(trace, attributes, { ...run, colour: mixed(run.colour, ink) }));
+      else if (isNamed(trace, runs) && trace.points && !yaxis && attributes.visible !== false)
+        labels.push(endOf(trace, attributes, { name: run?.name ?? name, colour: mixed(run?.colour ?? line.color, ink) }));
       return attributes;
     });
     const layout = structuredClone({ ...this.layout, width, height, uirevision: [this.x, logarithmic, this.zoom].join(), showlegend: false });
@@ -91,20 +92,24 @@ export class FigureData {
   /** Names of curves that are not at the ends of lines. */
   legend(runs) {
     return [...this.traces.values()].filter((trace) => {
-      const isNamed = runs.size > 1 && runs.has(trace.key.split(" ")[0]) && !trace.key.includes(" rank ");
-      return trace.style.showlegend !== false && trace.style.visible !== false && trace.style.name && !isNamed;
+      return trace.style.showlegend !== false && trace.style.visible !== false && trace.style.name && !isNamed(trace, runs);
     });
   }
 }
 
-/** The newest point of a line that is a number, with the name of its run. */
-function endOf(trace, { x, y }, { name, colour }) {
-  let last = trace.points - 1;
-  while (last > 0 && !Number.isFinite(y[last])) last -= 1;
-  return { name, x: x[last], y: y[last], colour };
+/** Whether a curve is named beside the figure: a whole run that is compared, or a level that it is compared with. */
+function isNamed({ key }, runs) {
+  return runs.size > 1 && (LEVELS.includes(key) || (runs.has(key.split(" ")[0]) && !key.includes(" rank ")));
 }
 
-/** Names beside the ends of lines, so far apart that none covers another. */
+/** Name and height of a line: its mean where the figure gives one, otherwise its newest point that is a number. */
+function endOf(trace, { y }, { name, colour }) {
+  let last = trace.points - 1;
+  while (last > 0 && !Number.isFinite(y[last])) last -= 1;
+  return { name, y: trace.style.meta ?? y[last], colour };
+}
+
+/** Names beside the figure, at the heights of their lines, so far apart that none covers another. */
 function spread(labels, layout, height) {
   const { range, type, domain = [0, 1] } = layout.yaxis, [low, high] = range;
   const inside = height - (layout.margin.b ?? 54) - layout.margin.t;
@@ -113,9 +118,8 @@ function spread(labels, layout, height) {
   const sorted = labels.map((label) => ({ ...label, at: at(label.y) || 0 })).sort((a, b) => a.at - b.at);
   sorted.forEach((label, i) => { if (i) label.at = Math.max(label.at, sorted[i - 1].at + least); });
   const over = Math.max(0, (sorted.at(-1)?.at ?? 0) - 1);
-  const x = Math.max(...labels.map((label) => label.x)); // beside the longest line, which would else go through names
   return sorted.map(({ name, at, colour }) => ({
-    text: name.length > LONGEST ? `${name.slice(0, LONGEST - 1)}…` : name, hovertext: name, showarrow: false, x, xanchor: "left", xshift: 11,
+    text: name.length > LONGEST ? `${name.slice(0, LONGEST - 1)}…` : name, hovertext: name, showarrow: false, xref: "paper", x: 1, xanchor: "left", xshift: 6,
     yref: "paper", y: at - over, yanchor: "middle", font: { size: 12, color: colour },
   }));
 }
@@ -268,7 +272,8 @@ export class FigureView {
     const outer = this.root.closest(".jp-WindowedPanel-outer, .jp-Notebook")?.clientHeight ?? innerHeight;
     const above = this.plot.getBoundingClientRect().top - (this.root.closest(".dlpar-panel") ?? this.root).getBoundingClientRect().top;
     const rows = this.data.layout.yaxis?.ticktext?.length ?? 0;
-    return Math.max(SMALLEST, 24 * rows + 70, Math.min(LARGEST, outer - above - BELOW));
+    const below = BELOW + ROW * (1 + Math.max(2, this.runs().size)); // of two runs always, so that nothing moves when they come
+    return Math.max(SMALLEST, 24 * rows + 70, Math.min(LARGEST, outer - above - below));
   }
 
   buildTools() {

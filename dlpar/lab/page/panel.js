@@ -272,7 +272,8 @@ class PanelView {
       this.data.base = run.key;
       this.buildRuns(this.data.state);
     };
-    const says = run === base ? "1 (base)" : own && other ? `${quantity(own / other)} times` : "–";
+    const times = own && other ? quantity(own / other) : "–";
+    const says = run === base ? "1 (base)" : times === "1" ? "the same" : times === "–" ? times : `${times} times`;
     const button = make("button", { className: "dlpar-ratio", title: "Compare the others with this run", onclick: press }, says);
     button.dataset.key = `base ${run.key}`;
     return button;

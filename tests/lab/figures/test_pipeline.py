@@ -202,7 +202,7 @@ def test_memory_of_sharded_runs_stands_beside_the_closed_form():
     figure = lab.memory(runs)
     (marks,) = [trace for trace in figure.data if trace.type == "scatter"]
     assert list(marks.x) == pytest.approx([48.16, 24.08])
-    assert list(figure.layout.yaxis.ticktext) == ["split.zero=0", "split.zero=3"]
+    assert list(figure.layout.yaxis.ticktext) == ["zero=0", "zero=3"]
     assert list(lab.memory(runs, titles=["whole", "ZeRO 3"]).layout.yaxis.ticktext) == ["whole", "ZeRO 3"]
     assert "differ from the closed form by less than 0.1%" in figures.caption(figure)
 

@@ -57,15 +57,36 @@ def test_the_sentence_of_several_runs_gives_ratios_to_the_first():
     plot = compared()
     assert plot.caption == "1 worker: 64 samples a second; 4 workers: 256, 4 times as many."
     names = [trace.name for trace in plot.static().data]
-    assert names[0] == "1 worker" and "4 workers" in names and "rank 3" in names
+    assert names[0] == "1 worker" and "4 workers" in names
     assert {t.line.color for t in plot.static().data if t.name in ("1 worker", "4 workers")} == {
         *theme.RUNS[:2]
     }
 
 
-def test_the_ranks_are_those_of_the_run_in_front():
-    lines = [t.name for t in compared().static().data if t.name.startswith("rank")]
-    assert lines == ["rank 0", "rank 1", "rank 2", "rank 3"]
+def test_ranks_have_lines_only_while_their_run_is_alone():
+    def ranks(plot):
+        return [t.name for t in plot.static().data if t.name.startswith("rank")]
+
+    fed(alone := Throughput(), FOUR)
+    assert ranks(alone) == ["rank 0", "rank 1", "rank 2", "rank 3"]
+    assert ranks(compared()) == [], "beside runs that are compared they would look like runs"
+
+
+def test_the_axis_of_runs_that_are_compared_ends_with_the_longest():
+    board = fed(plot := Throughput(), ONE)
+    take_steps(board, 1, [1.0] * 4, compute=1.0, comm=0.0)
+    board.settle(ended=True)
+    board.begin(shown([ONE, FOUR], ["run0", "run1"])[1])
+    take_steps(board, 4, [1.0] * 2, compute=1.0, comm=0.0)
+    board.settle(ended=True)
+    assert plot.looks["layout"]["xaxis"]["range"] == [0, 4]
+    assert [t.meta for t in plot.static().data if t.meta] == [64, 256], "heights of their names"
+
+
+def test_equal_speeds_are_not_one_times_as_many():
+    assert captions.compared("samples a second", {"a": 8.0, "b": 8.0, "c": 8.8}) == (
+        "a: 8 samples a second; b: 8, as many; c: 8.8, 1.1 times as many."
+    )
 
 
 def test_a_students_prediction_is_a_dashed_line_and_part_of_the_sentence():
