@@ -58,11 +58,11 @@ OVERLAPS = """panel => {
 
 UNSEEN = """panel => {
   const view = panel.closest('.jp-WindowedPanel-outer').getBoundingClientRect();
-  return ['.dlpar-head', '.dlpar-controls', '.dlpar-progress', '.dlpar-tabs', '.dlpar-plot', '.dlpar-caption']
-    .filter(name => {
-      const { top, bottom, height } = panel.querySelector(name).getBoundingClientRect();
-      return !height || top < view.top - 1 || bottom > view.bottom + 1;
-    });
+  const parts = ['.dlpar-head', '.dlpar-controls', '.dlpar-progress', '.dlpar-tabs', '.dlpar-plot', '.dlpar-caption'];
+  return [...parts, ...(panel.querySelector('.dlpar-runs').hidden ? [] : ['.dlpar-runs'])].filter(name => {
+    const { top, bottom, height } = panel.querySelector(name).getBoundingClientRect();
+    return !height || top < view.top - 1 || bottom > view.bottom + 1;
+  });
 }"""
 """Parts of a panel that do not fit into the view."""
 
