@@ -23,6 +23,7 @@ NAMES = {
     "dlpar.course.exercises.formulas": "check_efficiency check_all_sent check_grid",
     "dlpar.course.exercises.schedule": "check_schedule",
     "dlpar.course.exercises.parity": "check_scheme check_zero check_layers",
+    "dlpar.systems.surviving": "goodput time_spent",
     "dlpar.systems.field": "field field_map published system_panel choose_system",
     "dlpar.course.curriculum": "course self_test glossary tooltips what_runs",
 }

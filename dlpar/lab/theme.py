@@ -24,8 +24,8 @@ DASHES, PATTERNS, MARKERS = (tuple(_KEPT[name]) for name in ("dashes", "patterns
 SCHEMES: dict[str, str] = _KEPT["schemes"]
 """Colour of each scheme, the same in every figure of every lab."""
 
-ALLREDUCES, PIPELINE, MEMORY = _KEPT["allreduces"], _KEPT["pipeline"], _KEPT["memory"]
-"""Colour and marker of each all-reduce; colours of a pipeline's bars and of the kinds of memory."""
+ALLREDUCES, PIPELINE, MEMORY, SPENT = (_KEPT[name] for name in ("allreduces", "pipeline", "memory", "spent"))
+"""Colour and marker of each all-reduce; colours of a pipeline's bars, of the kinds of memory and of a job's time."""
 
 LOOKS, LANES = _KEPT["looks"], _KEPT["lanes"]
 """plotly attributes of traces and marks, by their names, and those of lanes, in the order in which they are drawn."""

@@ -85,6 +85,8 @@ class FailingJob:
     ----------
     computing, communicating, waiting : float
         Parts of a step of all replicas.
+    mtbf : float, default never
+        M: mean seconds between failures of the job, by which they are drawn.
     every : int or callable, default 0
         Steps between snapshots; see :data:`Interval`.
     snapshot : float, default 0
@@ -106,6 +108,7 @@ class FailingJob:
     computing: float
     communicating: float = 0.0
     waiting: float = 0.0
+    mtbf: float = NEVER
     every: Interval = 0
     snapshot: float = 0.0
     detecting: float = 0.0
@@ -116,9 +119,16 @@ class FailingJob:
     spares: int = 0
     scaling: str = "strong"
 
-    def run(self, deaths: Iterable[float], steps: float = NEVER, most: float = NEVER) -> Survived:
-        """Train while replicas die at these times: to the end of some steps, or until `most` deaths are survived."""
-        life = _Life(self, iter(deaths))
+    @property
+    def step(self) -> float:
+        """Seconds of a step of all replicas."""
+        return self.computing + self.communicating + self.waiting
+
+    def run(
+        self, steps: float = NEVER, most: float = NEVER, seed: int = 0, deaths: Iterable[float] | None = None
+    ) -> Survived:
+        """Train to the end of some steps, or until `most` deaths are survived; default of their times: by `mtbf`."""
+        life = _Life(self, iter(poisson(self.mtbf, seed) if deaths is None else deaths))
         life.live(steps, most)
         return life.out
 
@@ -151,7 +161,7 @@ class _Life:
             self._train(parts, whole)
             if whole == ahead and out.steps < steps:
                 self._snapshot()
-            elif whole == survived:
+            elif whole == survived < until_joined:
                 self._die(parts)
         self._keep()
 

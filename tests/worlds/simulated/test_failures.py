@@ -28,8 +28,8 @@ def adds_up(survived) -> bool:
 def test_goodput_at_the_best_interval_is_within_half_a_point_of_the_published_table(recovery, published):
     for cost, said in zip((10, 30, 60), published):
         every = round(best_interval(cost, M) / STEP)
-        job = FailingJob(STEP, every=every, snapshot=cost, detecting=20, restarting=recovery - 20)
-        survived = job.run(poisson(M, seed=1), most=10_000)
+        job = FailingJob(STEP, mtbf=M, every=every, snapshot=cost, detecting=20, restarting=recovery - 20)
+        survived = job.run(most=10_000, seed=1)
         assert 100 * survived.goodput == pytest.approx(said, abs=0.5) and adds_up(survived)
         assert survived.goodput == pytest.approx(goodput(every * STEP, cost, M, recovery), abs=0.003)
 
@@ -42,12 +42,14 @@ def test_torchft_commits_four_of_five_steps():
     The 20 s of a restart are fitted to those 29.6; the share of steps does not depend on them.
     """
     job = FailingJob(10.9, on_death="shrink", replicas=30, restarting=20, scaling="weak")
-    survived = job.run(at_intervals(60), steps=5_000)
+    survived = job.run(deaths=at_intervals(60), steps=5_000)
     assert 100 * survived.committed == pytest.approx(82.3, abs=2) and adds_up(survived)
     assert survived.goodput == pytest.approx(0.823 * 29.6 / 30, abs=0.02)
     other = FailingJob(10.9, on_death="shrink", replicas=30, restarting=5, scaling="weak")
-    assert other.run(at_intervals(60), steps=5_000).committed == pytest.approx(survived.committed, abs=0.001)
-    assert 100 * job.run(poisson(60), steps=20_000).committed == pytest.approx(
+    assert other.run(deaths=at_intervals(60), steps=5_000).committed == pytest.approx(
+        survived.committed, abs=0.001
+    )
+    assert 100 * job.run(deaths=poisson(60), steps=20_000).committed == pytest.approx(
         100 * math.exp(-10.9 / 60), abs=1
     )
 
@@ -85,7 +87,7 @@ def test_a_job_that_ends_with_a_death_lives_as_if_step_by_step(seed):
         2.0, every=draw.randint(1, 20), snapshot=draw.choice([0.0, 1.5]), detecting=1, restarting=9
     )
     deaths = sorted(draw.uniform(0, 4000) for _ in range(40))
-    survived = job.run(deaths, steps=700)
+    survived = job.run(700, deaths=deaths)
     wall, _ = step_by_step(job, deaths, 700)
     assert survived.wall == pytest.approx(wall, abs=1e-6) and survived.steps == 700 and adds_up(survived)
     assert sum(survived.seconds[kind] for kind in USEFUL) == pytest.approx(1400)
@@ -100,13 +102,13 @@ def test_all_time_has_a_kind_whatever_happens(on_death, spares, seed):
         detecting=draw.uniform(0, 5), restarting=draw.uniform(0, 300), joining=draw.uniform(0, 9), on_death=on_death,
         replicas=draw.choice([1, 2, 30]), spares=spares, scaling=draw.choice(["strong", "weak"]),
     )  # fmt: skip
-    survived = job.run(poisson(400, seed), steps=200, most=500)
+    survived = job.run(200, 500, deaths=poisson(400, seed))
     assert adds_up(survived) and (survived.steps == 200 or len(survived.deaths) >= 500)
     assert survived.deaths == sorted(survived.deaths) and 0 <= survived.goodput <= 1
 
 
 def test_without_deaths_a_job_takes_its_steps_and_its_snapshots():
-    survived = FailingJob(2, 0.5, 0.25, every=10, snapshot=3).run([], steps=100)
+    survived = FailingJob(2, 0.5, 0.25, every=10, snapshot=3).run(100)
     assert survived.wall == 100 * 2.75 + 9 * 3 and survived.committed == 1
     assert survived.goodput == 275 / survived.wall
 
@@ -116,7 +118,7 @@ def test_those_that_are_left_share_the_batch_or_keep_their_own():
         FailingJob(4.0, 1.0, on_death="shrink", replicas=4, restarting=1e9, scaling=s)
         for s in ("strong", "weak")
     ]
-    strong, weak = (job.run([11.0], steps=10) for job in jobs)
+    strong, weak = (job.run(10, deaths=[11.0]) for job in jobs)
     again = 5.0  # the step in which one died
     assert strong.wall == pytest.approx(2 * 5 + again + 8 * (4 * 4 / 3 + 1))
     assert weak.wall == pytest.approx(11 * 5.0) and strong.again == weak.again == 1
@@ -125,14 +127,14 @@ def test_those_that_are_left_share_the_batch_or_keep_their_own():
 
 def test_a_spare_takes_over_until_none_is_left():
     job = FailingJob(4.0, on_death="spare", replicas=4, spares=1, restarting=1e9, joining=2)
-    one, two = (job.run(deaths, steps=20) for deaths in ([9.0], [9.0, 30.0]))
+    one, two = (job.run(20, deaths=deaths) for deaths in ([9.0], [9.0, 30.0]))
     assert one.wall == 20 * 4 + 4 + 2  # the step again, and weights to copy
     assert two.wall > one.wall + 4 and two.seconds["computing"] == one.seconds["computing"] == 80
 
 
 def test_a_job_whose_replicas_all_die_begins_again_from_its_snapshot():
     job = FailingJob(1.0, on_death="shrink", replicas=2, every=10, restarting=50)
-    survived = job.run([25.5, 25.6], steps=40)
+    survived = job.run(40, deaths=[25.5, 25.6])
     assert survived.again == 5 + 1 and survived.steps == 40 and adds_up(survived)
 
 
@@ -143,7 +145,7 @@ def test_a_policy_hears_of_time_and_deaths():
         heard.append((now, len(deaths)))
         return 5 if not deaths else 2
 
-    survived = FailingJob(1.0, every=policy, restarting=10).run([12.5], steps=20)
+    survived = FailingJob(1.0, every=policy, restarting=10).run(20, deaths=[12.5])
     assert heard[:4] == [(0, 0), (5, 0), (10, 0), (22.5, 1)] and survived.again == 3
 
 
@@ -155,7 +157,7 @@ def test_a_store_or_a_port_bounds_a_snapshot():
 def test_16384_gpus_over_twenty_intervals_take_seconds():
     began, mtbf = time.monotonic(), mtbf_of(16_384 / 8, 6.50)
     for n in range(20):
-        job = FailingJob(STEP, every=int(1.5**n) + 1, snapshot=30, restarting=300)
-        ours = job.run(poisson(mtbf), most=1000).goodput
+        job = FailingJob(STEP, mtbf=mtbf, every=int(1.5**n) + 1, snapshot=30, restarting=300)
+        ours = job.run(most=1000).goodput
         assert ours == pytest.approx(goodput(job.every * STEP, 30, mtbf, 300), abs=0.03)
     assert time.monotonic() - began < 20

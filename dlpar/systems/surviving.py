@@ -1,0 +1,96 @@
+"""What failures cost: the share of time that counts over the interval between snapshots, and where the rest goes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+
+from dlpar.lab import captions, theme
+from dlpar.lab.figure import Figure, blank, captioned, require, stacked
+from dlpar.theory.surviving import goodput as exact
+from dlpar.theory.surviving import young_interval
+from dlpar.worlds.simulated.failures import USEFUL, FailingJob
+
+POINTS = 14
+"""Intervals that are simulated of each job."""
+
+
+def goodput(
+    jobs: Mapping[str, FailingJob], asked: float | None = None, failures: int = 500, seed: int = 0
+) -> Figure:
+    """Simulate jobs with snapshots at many intervals, and draw the share of time that is spent on steps that count.
+
+    Broad lines are simulated; where a death ends a job, dashed ones are the exact form, and thin ones Young's first
+    order, 1 - δ/τ - τ/2M - R/M, with a stroke at his interval √(2δM).
+
+    Parameters
+    ----------
+    jobs : mapping of str to FailingJob
+        Jobs by their names; their `every` is varied.
+    asked : float, optional
+        A student's interval in seconds, drawn as a line.
+    failures : int, default 500
+        Failures that are simulated at each interval.
+    seed : int, default 0
+        Seed of their times.
+
+    Raises
+    ------
+    ValueError
+        If there is no job.
+    """
+    require(len(jobs) > 0, "jobs: got none, allowed is one or more")
+    ends = min(job.step for job in jobs.values()), 2 * max(job.mtbf for job in jobs.values())
+    across = theme.log_axis("training between two snapshots (s)", theme.round_numbers(*ends, (1,)), ends=ends)
+    figure = blank(450, xaxis=across, yaxis=theme.axis("time spent on steps that count (%)", (0, 100)))
+    rows = []
+    for (name, job), colour, symbol in zip(jobs.items(), theme.RUNS, theme.MARKERS):
+        every = sorted({max(1, round(seconds / job.step)) for seconds in np.geomspace(*ends, POINTS)})
+        own = [
+            (n * job.step, 100 * replace(job, every=n).run(most=failures, seed=seed).goodput) for n in every
+        ]
+        rows += [(name, at, share) for at, share in own]
+        x, y = zip(*own)
+        figure.add_scatter(x=x, y=y, **theme.result(name, colour, "simulated", symbol))
+        if job.on_death == "end":
+            _formulas(figure, job, np.geomspace(*ends, 200), colour, name)
+    if asked:
+        figure.add_scatter(x=[asked] * 2, y=[0, 100], **theme.predicted_line("you said", theme.ASKED))
+    best = [max((row for row in rows if row[0] == name), key=lambda row: row[2]) for name in jobs]
+    said = "; ".join(f"{name}: {share:.1f} % at {captions.duration(at)}" for name, at, share in best)
+    heads = ("job", "between snapshots (s)", "goodput (%)")
+    return captioned(figure, f"Simulated, the best of these intervals: {said}.", (heads, rows))
+
+
+def _formulas(figure: Figure, job: FailingJob, across: np.ndarray, colour: str, name: str) -> None:
+    """Draw the exact form, and faintly Young's first order with a stroke at its maximum."""
+    recovery, at = job.detecting + job.restarting, young_interval(job.snapshot, job.mtbf)
+    shares = [100 * exact(interval, job.snapshot, job.mtbf, recovery) for interval in across]
+    figure.add_scatter(x=across, y=shares, **theme.predicted_line(f"{name}, exact", colour))
+    across = np.append(across[across < at], [at, *across[across > at]])
+    first = 100 * (1 - job.snapshot / across - across / 2 / job.mtbf - recovery / job.mtbf)
+    marker = {"symbol": "line-ns", "size": 16 * (across == at), "line": {"width": 2, "color": colour}}
+    thin = {"mode": "lines+markers", "opacity": theme.FAINT, "line": {"color": colour, "width": 1}}
+    figure.add_scatter(
+        x=across, y=np.where(first > 0, first, np.nan), name=f"{name}, Young", marker=marker, **thin
+    )
+
+
+def time_spent(seconds: Mapping[str, Mapping[str, float]]) -> Figure:
+    """Draw how jobs spent their time: each kind as a share of the wall.
+
+    Parameters
+    ----------
+    seconds : mapping of str to mapping of str to float
+        Seconds by their kind, for each job by its name; all kinds of a job add up to its wall.
+    """
+    shares = pd.DataFrame(seconds, list(theme.SPENT)).fillna(0.0)
+    shares *= 100 / shares.sum()
+    looks = {kind: {"marker": dict(color=c, pattern=theme.hatch(p))} for kind, (c, p) in theme.SPENT.items()}
+    parts = {kind: (look, shares.loc[kind].tolist()) for kind, look in looks.items()}
+    said = "; ".join(f"{name}: {share:.1f} %" for name, share in shares.loc[list(USEFUL)].sum().items())
+    figure = stacked("share of the time (%)", list(seconds), parts, ("", []))
+    return captioned(figure, f"Spent on steps that count: {said}.")
