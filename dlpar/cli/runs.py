@@ -15,6 +15,7 @@ from dlpar.config.paths import read_plain
 from dlpar.config.schema import BadExperiment
 from dlpar.jobs.run import NoSuchRun, Run
 from dlpar.jobs.run import runs as kept_runs
+from dlpar.jobs.summary import in_words
 from dlpar.lab.captions import duration
 from dlpar.lab.labels import with_world
 
@@ -200,6 +201,7 @@ def figures(run: Run) -> list[tuple[str, str]]:
     if lead["max"]:
         bound = "nothing bounds it" if lead["bound"] is None else f"the bound is {lead['bound']}"
         said.append(("lead", f"{lead['max']} clocks at most; {bound}"))
+    said += in_words(s.get("chosen", {})).items()
     if s["launch_s"] is not None:
         said.append(("start", f"{s['launch_s']:.2f} s until all ranks were ready"))
     return said

@@ -18,7 +18,7 @@ from dlpar.cli.tables import ages, table
 from dlpar.config.experiment import Experiment
 from dlpar.jobs.launch import Job
 from dlpar.jobs.run import Run
-from dlpar.jobs.summary import Summary, distribution, facts_of
+from dlpar.jobs.summary import Summary, distribution, facts_of, in_words
 from dlpar.jobs.tail import Record, Tail
 from dlpar.lab.captions import duration, quantity
 from dlpar.lab.labels import place_in_queue, platform_in_words, scheme
@@ -110,7 +110,7 @@ class Progress:
         return f"{e.model} on {e.data}, {workers}, {scheme(e)}, {e.cluster} world{place}"
 
     def figures(self) -> str:
-        """Loss, accuracy, rate and staleness as one line."""
+        """Loss, accuracy, rate, staleness and what the scheme chose by itself as one line."""
         last, accuracy = self.summary.steps.last, self.summary.accuracy
         said = [f"loss {quantity(last.loss)}"] if last and self.is_trained else []
         if accuracy is not None:
@@ -119,7 +119,7 @@ class Progress:
             said.append(f"{quantity(self.summary.samples / self.summary.last)} samples/s")
         if any(self.summary.staleness):
             said.append(f"staleness {ages(distribution(self.summary.staleness))}")
-        return ", ".join(said)
+        return ", ".join([*said, *map(": ".join, in_words(self.summary.chosen).items())])
 
     def step_of(self) -> str:
         """Steps done of all."""

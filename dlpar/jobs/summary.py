@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 
 ACCURACY_GOALS = (0.8, 0.9, 0.95, 0.97)
 """Held-out accuracies whose first crossing is reported as ``time_to_accuracy`` (seconds)."""
+
+
+CHOICES = ("allreduce", "factors")
+"""What a scheme may choose by itself: the all-reduce of each bucket, and the number of layers sent as factors."""
 
 
 def facts_of(experiment: Experiment) -> dict[str, Any]:
@@ -65,6 +69,7 @@ class Summary:
         self.staleness: Counter[int] = Counter()
         self.first, self.last, self.slip = math.inf, -math.inf, None
         self.reached: dict[str, float] = {}
+        self.chosen: dict[str, Any] = {}
         self.steps = GlobalSteps(workers - backup, runs_free)
 
     def add(self, records: Iterable[tuple[str, dict[str, Any]]]) -> None:
@@ -101,6 +106,8 @@ class Summary:
             self.clock = record["clock"]
         elif kind == "event" and record.get("launch_s") is not None:
             self.launch_s = record["launch_s"]
+        elif kind == "event" and record["name"] == "chosen":
+            self.chosen = {name: record[name] for name in CHOICES if name in record}
         elif kind == "event" and record["name"] == "served":
             self._sent([record.get("bytes", 0)])
 
@@ -122,7 +129,10 @@ class Summary:
         self.bytes = None if unknown else self.bytes + sum(numbers)
 
     def result(self) -> dict[str, Any]:
-        """Return the summary, ready for JSON, once all records were added; missing figures are None."""
+        """Return the summary, ready for JSON, once all records were added; missing figures are None.
+
+        It has ``chosen`` only where the scheme chose something by itself.
+        """
         self.steps.ready(ended=True)
         elapsed = max(0.0, self.last - self.first)  # 0 without a step
         loss = self.steps.last.loss if self.steps.last else None
@@ -141,7 +151,17 @@ class Summary:
             "launch_s": self.launch_s,
             "clock": self.clock,
             "slip": self.slip,
+            **({"chosen": self.chosen} if self.chosen else {}),
         }
+
+
+def in_words(chosen: Mapping[str, Any]) -> dict[str, str]:
+    """Return a scheme's own choices in words, such as ``{"all-reduce": "tree for 3 buckets, ring for 1 bucket"}``."""
+    counts = Counter(name.replace("_", "-") for name in chosen.get("allreduce", ()))
+    buckets = ", ".join(f"{name} for {n} bucket{'s' * (n != 1)}" for name, n in counts.items())
+    layers = chosen.get("factors", 0)
+    factors = f"for {layers} layer{'s' * (layers != 1)}" if layers else ""
+    return {name: words for name, words in (("all-reduce", buckets), ("factors", factors)) if words}
 
 
 def distribution(counts: Counter[int]) -> dict[str, float | int | None]:

@@ -16,6 +16,7 @@ from dlpar.config.experiment import Experiment
 from dlpar.jobs.control_groups import usable_cores
 from dlpar.jobs.global_steps import GlobalSteps
 from dlpar.jobs.run import Run
+from dlpar.jobs.summary import in_words
 from dlpar.jobs.tail import rank_of
 from dlpar.lab import theme
 from dlpar.lab.captions import duration, quantity
@@ -185,13 +186,13 @@ class RunPage(Page):
             self._leave_queue()
         if source == "job":
             return
-        rank = rank_of(source)
         if record["k"] == "error":
-            self._status.errors[rank] = record
-        elif record["k"] == "event" and record.get("launch_s") is not None:
-            self._status.launch_s = record["launch_s"]
+            self._status.errors[rank_of(source)] = record
+        elif record["k"] == "event":
+            self._status.launch_s = record.get("launch_s") or self._status.launch_s
+            self._status.chosen = in_words(record) or self._status.chosen
         with self._guard:
-            self._board.take(rank, record)
+            self._board.take(rank_of(source), record)
 
     def refresh(self, alive: bool) -> None:
         """Show the records taken so far; called by the watch, at most ten times a second."""
@@ -350,7 +351,6 @@ LOG_BYTES = 16_000
 def results(run: Run, reached: float | None) -> dict[str, Any]:
     """Results of a run that has ended, with the seconds after which it `reached` the goal; None for what it lacks."""
     summary = run.summary
-    sent = summary["bytes_sent"]
     return {
         "world": run.world,
         "steps": summary["steps"],
@@ -361,7 +361,7 @@ def results(run: Run, reached: float | None) -> dict[str, Any]:
         "staleness mean": summary["staleness"]["mean"],
         "staleness max": summary["staleness"]["max"],
         "lead max": summary["lead"]["max"],
-        "MB sent": None if sent is None else sent / 1e6,
+        "MB sent": None if (sent := summary["bytes_sent"]) is None else sent / 1e6,
         "waiting (s)": summary["seconds"]["wait"],
     }
 
@@ -383,7 +383,7 @@ class Status:
         """Start a run; None: there is none yet."""
         self.experiment, self.path = experiment, path
         self.errors: dict[int, dict[str, Any]] = {}
-        self._log_size, self._shown, self.launch_s, self._seen = -1, 0.0, None, None
+        self._log_size, self._shown, self.launch_s, self._seen, self.chosen = -1, 0.0, None, None, {}
         status = "running" if path else ""
         self.page.tell(
             done=0, steps=experiment.steps, status=status, message="", log="", path=str(path or "")
@@ -441,7 +441,7 @@ class Status:
         """Show the facts that a reader must know to trust the figures: world, platform, clock, slip."""
         cluster = self.experiment.cluster
         where = _platform(ranks) if cluster.world == "real" else platform_in_words(self.experiment)
-        facts = {"world": cluster.world, "platform": where}
+        facts = {"world": cluster.world, "platform": where} | self.chosen
         if cluster.world != "real":
             behind = "none" if slip is None else f"{slip * 1e3:.0f} ms"
             facts |= {"clock": theme.CLOCKS[cluster.world], "slip": behind}

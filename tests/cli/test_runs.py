@@ -67,6 +67,14 @@ def test_show_tells_all_about_a_run_and_how_to_repeat_it(finished, capsys, tmp_p
     assert words[:2] == ["dlpar", "run"] and words[2:] == flags.to_flags(Run(finished["run"]).experiment)
 
 
+def test_show_says_which_all_reduce_auto_chose(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("DLPAR_HOME", str(tmp_path))
+    summary = make_run("20260101-1", Experiment(), "done") / "summary.json"
+    summary.write_text(json.dumps(json.loads(summary.read_text()) | {"chosen": {"allreduce": ["star"]}}))
+    assert main(["show", "20260101-1"]) == 0
+    assert "star for 1 bucket" in capsys.readouterr().out
+
+
 def test_show_exports(finished, capsys, tmp_path):
     tables, trace = tmp_path / "csv", tmp_path / "trace.json"
     assert main(["show", finished["run"], "--csv", str(tables), "--perfetto", str(trace)]) == 0

@@ -110,6 +110,8 @@ def test_progress_is_right():
     assert seen.shares()[1] == pytest.approx([0.2, 0.1, 0.7])
     assert seen.headline() == "mlp on digits, 2 workers, ring, real world on here, cuda by nccl"
     assert progress(100).time_left == ""
+    seen.take([("rank-0", {"k": "event", "t": 0.0, "name": "chosen", "allreduce": ["ring", "tree", "ring"]})])
+    assert seen.figures().endswith("6,400 samples/s, all-reduce: ring for 2 buckets, tree for 1 bucket")
 
 
 def test_the_loss_is_drawn_as_far_as_the_run_is():

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from dlpar import Experiment, Run
-from dlpar.jobs.summary import Summary, facts_of
+from dlpar.jobs.summary import Summary, facts_of, in_words
 
 
 def step(number, t, loss, staleness=0, lead=0, samples=10, sent=100):
@@ -119,3 +119,12 @@ def test_a_table_of_consensus_is_exported(folder, tmp_path):
     run = folder(Experiment(workers=2, steps=3, sync="gossip"), *ranks)
     assert list(run.consensus["distance"]) == [1.0, 0.5, 0.25]
     assert "consensus" in {path.stem for path in run.to_csv(tmp_path / "csv")}
+
+
+def test_what_a_scheme_chose_by_itself_is_kept_and_said(folder):
+    chosen = {"k": "event", "t": 0.0, "name": "chosen", "allreduce": ["tree", "halving_doubling", "tree"]}
+    found = folder(Experiment(workers=1), [chosen, *FAST]).summary["chosen"]
+    assert found == {"allreduce": chosen["allreduce"]}
+    assert in_words(found) == {"all-reduce": "tree for 2 buckets, halving-doubling for 1 bucket"}
+    assert in_words({"factors": 2}) == {"factors": "for 2 layers"} and in_words({}) == {}
+    assert "chosen" not in folder(Experiment(workers=1), FAST).summary

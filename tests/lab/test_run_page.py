@@ -86,6 +86,9 @@ def test_facts_name_clocks_that_are_not_the_walls(shown, tmp_path):
         "slip": "12 ms",
         "batches": "the same in all runs",
     }
+    status.chosen = {"all-reduce": "ring for 1 bucket"}
+    status.show_facts({}, None, "")
+    assert ["all-reduce", "ring for 1 bucket"] in [list(fact) for fact in shown.state["facts"]]
 
 
 def test_the_log_has_the_output_and_every_traceback_with_its_rank(shown, tmp_path):

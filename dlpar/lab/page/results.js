@@ -4,6 +4,8 @@
 export const FACTS = {
   world: "real: ranks are processes and time is measured; paced: processes follow a platform's clock; simulated: ranks are tasks of one process",
   platform: "machine or platform whose times are shown; for real ranks also device and carrier of messages",
+  "all-reduce": "what allreduce=auto chose: the quickest for each bucket's size, the ranks and the measured link",
+  factors: "layers that send activations and errors instead of a gradient, because these are shorter",
   clock: "clock of the seconds in the figures: wall, or the platform's (logical: per process; virtual: simulated)",
   slip: "largest lag of the wall clock behind the clock of the figures; none if they are the same",
   batches: "whether the runs shown saw the same batches, so that their curves compare",
