@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dlpar import Experiment, lab, launch
+from dlpar import Experiment, lab
 from dlpar.systems import SYSTEMS
 from dlpar.systems.field import CONSISTENCY, PARAMETERS, TRAINING, field, field_map, place, place_of, works
 
@@ -60,22 +60,3 @@ def test_the_map_shows_all_systems_and_a_combination_that_nobody_has_published()
     assert table["system"][-1] == "yours" and table["parameters"][-1] == "hierarchical"
     places = [(trace.name, x, y) for trace in figure.data for x, y in zip(trace.x, trace.y)]
     assert len({(x, y) for _, x, y in places}) == len(places)  # no name upon another
-
-
-@pytest.mark.slow
-def test_under_a_bound_workers_of_equal_mean_speed_wait_only_after_a_while():
-    """Lab 02 says so beside Li et al.'s 1.7 %."""
-    jitter = {"kind": "gamma", "delay_ms": 100.0, "delay_cv": 0.3}
-    ssp = {"scheme": "ps", "consistency": "ssp", "staleness": 16}
-    where = {"world": "simulated", "messages": "sizes", "platform": "cpu-10gbe"}
-    training = dict(model={"name": "mlp", "width": 256}, batch=32, scaling="weak", evaluate_every=10_000)
-    run = launch(
-        Experiment(workers=16, steps=1500, sync=ssp, delays=jitter, cluster=where, **training)
-    ).wait()
-    steps = run.steps.assign(all=lambda s: s["compute"] + s["comm"] + s["wait"])
-    early, late = (
-        part["wait"].sum() / part["all"].sum()
-        for part in (steps[steps["step"] < 30], steps[steps["step"] > 500])
-    )
-    assert early < 0.006 < 0.007 < late < 0.03
-    assert steps["lead"][steps["step"] < 30].max() < 16 == steps["lead"].max()
