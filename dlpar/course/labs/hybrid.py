@@ -94,7 +94,7 @@ def distbelief(push_every: int = 1) -> Experiment:
     Downpour SGD (Dean et al. 2012, section 4.1): no rank waits for another, and the servers update by Adagrad.
     """
     model, split = {"name": "mlp", "width": 64, "depth": 3}, {"kind": "tensor", "tensor": 2}
-    training = dict(workers=4, batch=64, steps=120, optimizer="adagrad", lr=0.02, evaluate_every=60)
+    training = dict(workers=4, batch=64, steps=240, optimizer="adagrad", lr=0.02, evaluate_every=120)
     sync = {"scheme": "ps", "servers": 2, "consistency": "asp", "push_every": push_every}
     return Experiment(model=model, **training, split=split, sync=sync, cluster={"threads": 1})
 
