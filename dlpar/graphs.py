@@ -166,11 +166,11 @@ def warning(experiment: Experiment) -> str | None:
 def partners(graph: Graph) -> tuple[set[int], Graph]:
     """Choose active workers, which ask for averages, and passive ones, which answer.
 
-    Two workers that both wait for the other's answer would wait for ever, so AD-PSGD needs a
-    bipartite graph (Lian et al., arXiv 1710.06952, section 3.2).  Of any other graph the edges
-    within a side are left out.  The sides are those of a large cut, found by moving one worker at a
-    time from even against odd.  If that cut parts workers whom the graph joins, a breadth-first tree
-    gives the sides.  The larger side is active, as every active worker starts an average a step.
+    Two workers that wait for each other's answer would wait forever.  So AD-PSGD needs a bipartite graph
+    (Lian et al., arXiv 1710.06952, section 3.2).  Of any other graph the edges within a side are left out.
+    The sides are those of a large cut, found by moving one worker at a time from even against odd.  If that
+    cut parts workers whom the graph joins, a breadth-first tree gives the sides.  The larger side is active,
+    as every active worker starts an average a step.
 
     Returns
     -------

@@ -1,8 +1,7 @@
 """The memory of a rank: bytes of live tensors by kind, and their peak within a step.
 
-A tensor counts with its storage, whatever it is a view of, and each storage once.
-Activations are what autograd keeps of the forward pass for the backward pass, from
-the moment it is saved to the moment it is let go.
+A tensor counts with its storage, whatever it is a view of, and each storage once. Activations are the tensors
+that autograd keeps from the forward pass for the backward pass, until it frees them.
 """
 
 from __future__ import annotations
@@ -43,10 +42,8 @@ class Memory:
     over_time : list of [float, int]
         Of the last step that is watched: when the sum changed, and to how many bytes.
 
-    Notes
-    -----
-    Not counted are scratch buffers within one call (what arrives in a collective, what
-    an operator takes), the data set, and what a scheme keeps beside its optimizer.
+    Notes ----- It does not count scratch buffers within one call (of a collective or an operator), the data
+    set, and memory of a scheme beside its optimizer.
 
     Examples
     --------

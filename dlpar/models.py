@@ -24,15 +24,14 @@ SQUARED_LENGTH = 8
 def build(experiment: Experiment, dataset: Dataset) -> nn.Sequential:
     """Build the network of an experiment, with its first weights.
 
-    Weights are normal with variance 2 / inputs before a ReLU or GELU (He et al.,
-    arXiv 1502.01852), 1 / inputs elsewhere (LeCun et al. 1998), biases zero, embeddings
-    of standard deviation 0.02, and the output of a transformer block's two parts is scaled
-    down by sqrt(2 depth) (both Radford et al. 2019).  In a regression the last two layers
-    of an mlp start smaller by sqrt(8 / width): a squared error curves with the squared
-    length of the last hidden layer's output, and from 10 on SGD at 0.1 may diverge.
+    Weights are normal with variance 2 / inputs before a ReLU or GELU (He et al., arXiv 1502.01852), and 1 /
+    inputs elsewhere (LeCun et al. 1998).  Biases are zero.  Embeddings have standard deviation 0.02, and the
+    outputs of a transformer block's two parts are divided by sqrt(2 depth) (both Radford et al. 2019).  In a
+    regression the last two layers of an mlp start smaller by sqrt(8 / width).  The curvature of a squared
+    error grows with the squared length of the last hidden output, and from 10 on SGD at 0.1 may diverge.
 
-    Each tensor has a random stream of its own, keyed by seed and name, and is drawn in
-    float64: float32 weights are its rounding, and every rank draws the same.
+    Each tensor has a random stream of its own, keyed by seed and name, so every rank draws the same. It is
+    drawn in float64, and float32 weights are its rounding.
 
     Parameters
     ----------

@@ -1,8 +1,7 @@
 """Data parallelism: every rank holds the whole model and a share of each batch.
 
-All weights are views into one flat vector, all gradients views into another, so
-that agreeing takes a few large messages instead of one for each layer (Li et al.,
-"PyTorch Distributed", VLDB 2020, section 3.2).
+All weights are views into one flat vector, and all gradients are views into another. So agreeing takes a few
+large messages instead of one for each layer (Li et al., "PyTorch Distributed", VLDB 2020, section 3.2).
 """
 
 from __future__ import annotations

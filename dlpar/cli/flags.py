@@ -1,7 +1,7 @@
 """Command-line flags made from the experiment's schema, and an experiment as flags again.
 
-Fields of parts are flat flags (``--width`` is ``model.width``), and the head field of a part has the flag that its
-title names (``--sync ring`` is ``sync.scheme``).  A part of several kinds, told apart by their heads, gives one head
+Fields of parts are flat flags: ``--width`` is ``model.width``.  The title of a part's head field names its
+flag: ``--sync ring`` is ``sync.scheme``.  A part of several kinds, told apart by their heads, gives one head
 flag and the fields of every kind.
 """
 

@@ -1,8 +1,7 @@
 """The interface of every rank program, whatever world it runs in.
 
-A collective, a scheme or a split uses these calls and nothing else to reach
-another rank, so that the same lines run on MPI, on NCCL, and on a clock that is
-not the wall's.
+A collective, a scheme or a split reaches another rank by these calls only. So the same lines run on MPI, on
+NCCL, and on a clock that is not the wall's.
 """
 
 from __future__ import annotations

@@ -80,11 +80,10 @@ class CompressedAllreduce:
 class LossyComm:
     """`comm`, but float tensors travel as a codec's bytes, with error feedback where they are sent.
 
-    Every other call, and every tensor that is not of floats, is the inner
-    communicator's.  A sender has one memory for each (destination, tag, length);
-    send a tensor of one meaning under each.  What sums hops of an all-reduce pass
-    on is compressed again at every hop, so ranks may end with different sums: use
-    it where one rank's result counts, as in a tree-aggregate.
+    Every other call, and every tensor that is not of floats, is the inner communicator's.  A sender has one
+    memory for each (destination, tag, length); send a tensor of one meaning under each.  Each hop of an
+    all-reduce compresses its partial sum again, so ranks may end with different sums.  Use it where one
+    rank's result counts, as in a tree-aggregate.
 
     Parameters
     ----------

@@ -1,8 +1,7 @@
 """Folders that dlpar keeps things in, each private to its owner (0700).
 
-Runs outlive the machine's next boot; sockets, locks and job folders must not,
-and may never lie on a network file system (``flock`` and Unix sockets do not
-work there, and a socket's path must stay under 108 bytes).
+Runs outlive the machine's next boot; sockets, locks and job folders must not. These may never lie on a
+network file system, where ``flock`` and Unix sockets do not work. A socket's path must stay under 108 bytes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Splits of one model over ranks: one part of an experiment for each split, with its settings and its rules.
 
-Workers are dealt out along named axes whose sizes multiply to their number: the
-axes of one model, and `data` for the replicas that are left.  The rows of rules of a split stand with it.
+Workers stand along named axes, and the product of their sizes is the number of workers: the axes of one
+model, and `data` for its replicas.  The rows of rules of a split stand with it.
 """
 
 from __future__ import annotations

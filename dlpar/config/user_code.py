@@ -24,8 +24,10 @@ def is_installed(file: str) -> bool:
 
 
 def pack(function: Callable, arguments: tuple = ()) -> bytes:
-    """The function and its arguments, the source lines of the notebook's cells, and where modules are found, so
-    that a function from a file beside the notebook works too."""
+    """Pack a function and its arguments, the source lines of the notebook's cells, and the path of modules.
+
+    So a function from a file beside the notebook works, too.
+    """
     import cloudpickle
 
     known = linecache.cache.items()

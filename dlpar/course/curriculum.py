@@ -1,6 +1,6 @@
 """The labs as a course: a map of them, questions that test whether a student is ready for the next, and their terms.
 
-Terms are in English and Chinese: the systems in the labs are described in Chinese articles, too, and a student who
+Terms are in English and Chinese. Chinese articles describe the systems of the labs, too, and a student who
 reads both needs one name for one thing.
 """
 

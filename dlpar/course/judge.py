@@ -106,9 +106,9 @@ def check(
         The function; None, ``...``, a ``NotImplementedError`` or a function that
         returns None where something is expected counts as not written yet.
     cases : iterable of (arguments, expected)
-        Arguments as a mapping of names (``{"rank": 2, "step": 0}``), which the
-        message repeats, or as a tuple; `expected` is a number, text, array,
-        tensor, or list, tuple or mapping of these.  A case is taken when all before it are right.
+        Arguments as a tuple, or as a mapping of names that the message repeats (``{"rank": 2, "step": 0}``).
+        `expected` is a number, text, array or tensor, or a list, tuple or mapping of these.  A case is taken
+        when all before it are right.
     hints : sequence of str
         From gentle to plain: a wrong answer shows one more of them each time.
     tolerance : float

@@ -168,9 +168,8 @@ def _images(data: Data, seed: int, dtype: torch.dtype, flat: bool) -> Dataset:
 def _pixel_scale(pixels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Mean and divisor of each channel, (channels, 1, 1).
 
-    Divided by their standard deviation, the pixels of a sample would have a squared
-    length of as many as they are, and the longer the inputs, the lower the learning
-    rate at which SGD is stable.  So it is capped at 256: 0.1 suits all three sets.
+    Division by the standard deviation would give a sample a squared length equal to its number of pixels.
+    Longer inputs need a lower learning rate for stable SGD. So it is capped at 256: 0.1 suits all three sets.
     """
     values = pixels.astype(np.float32)
     mean = values.mean(axis=(0, 2, 3), dtype=np.float64)

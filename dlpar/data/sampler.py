@@ -25,16 +25,14 @@ more than twice as long."""
 class Sampler:
     """Deals the samples of each global batch to the workers.
 
-    ``iid``: all workers read one endless stream, epoch after epoch in a new random
-    order.  Step t takes the next global batch of it and a worker its contiguous
-    slice, so the union over workers is the same however many there are.
-    ``by_label`` and ``uneven``: each worker owns a shard of the samples and reads
-    its own stream of them.  Shards of ``by_label`` are equal cuts through the
-    samples sorted by label; shards of ``uneven``, and their slices of a batch, are
-    proportional to 1, 2, ..., N.
+    ``iid``: all workers read one endless stream, epoch after epoch in a new random order.  Step t takes its
+    next global batch, and a worker takes a contiguous slice.  So the union over workers does not depend on
+    their number.  ``by_label`` and ``uneven``: each worker owns a shard of the samples and reads its own
+    stream of them.  Shards of ``by_label`` are equal cuts through the samples sorted by label.  Shards of
+    ``uneven``, and their slices of a batch, are proportional to 1, 2, ..., N.
 
-    Under map-reduce with a fraction below 1 a sample of the batch is kept by a hash of
-    seed, step and its own number, so again whatever the number of workers.
+    Under map-reduce with a fraction below 1, a hash of seed, step and sample number decides whether the batch
+    keeps a sample. So the number of workers does not matter here either.
 
     Parameters
     ----------
@@ -134,8 +132,8 @@ class _Stream:
 def hashed(key: int, numbers: np.ndarray) -> np.ndarray:
     """A fixed number from 0 to below 1 for each of `numbers`, another for every key, as if drawn at random.
 
-    Two rounds of the finaliser of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014), the
-    first over the key alone: nearby keys and nearby numbers share nothing.
+    It takes two rounds of the finaliser of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014), the first over
+    the key alone. Nearby keys and numbers share nothing.
 
     Parameters
     ----------

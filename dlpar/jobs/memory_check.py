@@ -1,8 +1,8 @@
 """Refuse a job that cannot fit into the memory left, before it starts, so that nothing is killed half-way.
 
-The check counts the least that a job needs: a rank's own memory (measured), and the weights between a
-model's hidden layers with their gradients and optimizer state.  Input and output layers, activations and data
-come on top.  So a job that fits is never refused, and one that just does not fit may still start.
+The check counts the least that a job needs.  This is a rank's own memory (measured), and the weights between
+hidden layers with their gradients and optimizer state.  Input and output layers, activations and data come on
+top.  So a job that fits is never refused, and one that just does not fit may still start.
 """
 
 from __future__ import annotations
@@ -135,8 +135,8 @@ def model_state(
         0, 1, 2 or 3.
     bytes_each : sequence of 3 floats
         Bytes of a weight, of its gradient, and of its optimizer state.  The default is Adam in mixed
-        precision (section 3.1): 16-bit weights and gradients, and in 32 bits a copy of the weights and
-        two moments.  :func:`bytes_of` gives those of this library.
+        precision (section 3.1): 16-bit weights and gradients, and a 32-bit copy of the weights with two
+        moments. :func:`bytes_of` gives those of this library.
 
     Raises
     ------

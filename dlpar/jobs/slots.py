@@ -6,11 +6,10 @@ the kernel frees its slots with its last process.  The keeper counts locks, not 
 remembers who got them.  While others wait, nobody keeps a slot longer than a limit: then his job
 is told to end, and the slot gets a new file.  Without a keeper there is no limit.
 
-The next turn is that of the user who holds fewest slots; among equals, of the one whose last
-turn is longest ago; then, of the one who came first.  Nobody overtakes the user whose turn it is,
-however few slots he wants.  So a user who queues for one job waits for at most one job of each of
-the others.  The kernel names the user of a connection; where several share the keeper's own
-account (a hub's list of names), each gives a name.
+The next turn goes to the user with the fewest slots.  Among equals the longest time since the last turn
+decides, then the time of arrival.  Nobody overtakes the user whose turn it is, however few slots he wants.
+So a user who queues for one job waits for at most one job of each of the others.  The kernel names the user
+of a connection; where several share the keeper's own account (a hub's list of names), each gives a name.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A collective, round by round: the contributions that each rank holds of each chunk, from real messages.
 
-A communicator logs the messages, and they are divided into rounds. No clock is read: a message comes after all
-messages that its sender had received before (Lamport, "Time, Clocks, and the Ordering of Events in a Distributed
-System", CACM 1978).
+A communicator logs the messages, and they are divided into rounds. No clock is read: a message comes after
+all messages that its sender had received before. Source: Lamport, "Time, Clocks, and the Ordering of Events
+in a Distributed System" (CACM 1978).
 """
 
 from __future__ import annotations
@@ -38,11 +38,10 @@ def animate(
 ) -> Figure:
     """Run a collective on real ranks and show, round by round, the messages and the contents of all ranks.
 
-    A row is a rank, a column a chunk of one element. A cell lists the ranks
-    whose contributions to its chunk it holds; more contributions are darker. In a round a
-    rank sends at most one message and receives at most one, and passes on only
-    data that it had before. So rounds are the cost of a collective on links that carry one
-    message each way at a time; the order of messages in this run does not matter.
+    A row is a rank, a column a chunk of one element. A cell lists the ranks whose contributions to its chunk
+    it holds; more contributions are darker. In a round a rank sends at most one message and receives at most
+    one, and passes on only data that it had before. So rounds are the cost of a collective on links that
+    carry one message each way at a time. The order of messages in this run does not matter.
 
     Parameters
     ----------

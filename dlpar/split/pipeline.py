@@ -1,10 +1,9 @@
 """Pipeline parallelism: a model's layers are spread over ranks, and micro-batches pass them by a schedule.
 
-Each rank walks down its own list of actions (:mod:`dlpar.split.schedules`).  Whatever
-the schedule, an action is the same three things: wait for the message it needs from a
-neighbour, compute, start to send the result to the other neighbour.  A receive is posted
-before the action in front of it computes, so that a message travels meanwhile.  A
-send is waited for at the end of the step only, so that no two ranks wait for each other.
+Each rank walks down its own list of actions (:mod:`dlpar.split.schedules`).  In every schedule an action has
+the same three parts: wait for a neighbour's message, compute, start to send the result to the other
+neighbour.  A receive is posted before the action in front of it computes, so that a message travels
+meanwhile.  A send is waited for at the end of the step only, so that no two ranks wait for each other.
 """
 
 from __future__ import annotations
@@ -34,15 +33,12 @@ from dlpar.split.tensor_ops import Pause, TensorGroup, pair
 class PipelineSplit(Split):
     """This rank's stage of a replica's pipeline.
 
-    Notes
-    -----
-    A boundary between two parts carries, for each micro-batch, its activations one way
-    and as many gradients back.  The last stage knows the loss and reports it.
-    A weight that the first and the last stage share is on both: their gradients are added
-    up at the end of a step, so both make the same update.
+    Notes ----- A boundary between two parts carries, for each micro-batch, its activations one way and as
+    many gradients back.  The last stage knows the loss and reports it.  A weight that the first and the last
+    stage share is on both.  They add up its gradients at the end of a step, so both make the same update.
 
-    Without a flush (pipedream) a step of the training loop is the backward pass of one
-    batch, while forward passes run ahead by as many steps as stages follow.
+    Without a flush (pipedream) a step of the training loop is the backward pass of one batch. Forward passes
+    run ahead by as many steps as stages follow.
     """
 
     def __init__(self, task: Task) -> None:
@@ -402,11 +398,11 @@ WAITING = (nn.Linear, nn.Conv2d, nn.Embedding, Tied)
 class Later:
     """The gradients of weights that wait, by micro-batch: the backward pass cut in two, for zero-bubble schedules.
 
-    A layer's backward pass is two products: one for the gradient of its input, for which the
-    stage before waits, and one for that of its weight, for which no stage waits (Qi et al.,
-    arXiv 2401.10241, section 1).  If a whole stage called autograd twice, it would repeat the work
-    between layers.  So each layer has a graph of its own, which is walked twice.  Normalisation and
-    positions, whose gradients are sums and no products, are left to the stage's graph.
+    A layer's backward pass has two products.  The stage before waits for the gradient of its input; no stage
+    waits for the gradient of its weight (Qi et al., arXiv 2401.10241, section 1).  If a whole stage called
+    autograd twice, it would repeat the work between layers.  So each layer has a graph of its own, which is
+    walked twice.  Normalisation and positions, whose gradients are sums and no products, are left to the
+    stage's graph.
 
     Parameters
     ----------

@@ -5,10 +5,10 @@ gathered, and every rank computes the rest for whole images.  (Dryden et al.,
 IPDPS 2019, arXiv 1903.06681; Gholami et al., "Integrated Model, Batch and Domain
 Parallelism", SPAA 2018, arXiv 1712.04432.)
 
-A halo is the inputs a rank needs of the pieces around its own.  All eight neighbours are asked at once, so that the
-whole halo travels while the interior is computed.  Two phases, columns after rows and their corners, would send the
-same elements in half as many messages; but the second could start only when the first has arrived, and nothing would
-hide it.
+A halo is the inputs a rank needs of the pieces around its own.  All eight neighbours are asked at once, so
+that the whole halo travels while the interior is computed.  Two phases, columns after rows and their corners,
+would send the same elements in half as many messages.  But the second could start only when the first has
+arrived, so nothing would hide it.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from dlpar.split.tensor_ops import Pause, TensorGroup, pair
 class SpatialSplit(LayerwiseSplit):
     """A convolutional network whose images are cut by height, or by height and width.
 
-    Its phases are ``forward`` and ``backward`` (computing), ``halo`` (exchange with neighbours),
-    ``gather`` (of the pieces, where whole images are needed) and ``reduce`` (sum of the weights'
-    gradients over the pieces).  :func:`cut_images` says which models can be cut.
+    Its phases are ``forward``, ``backward``, ``halo`` (exchange with neighbours), ``gather`` (pieces to whole
+    images) and ``reduce`` (sum of the weights' gradients over the pieces). :func:`cut_images` says which
+    models can be cut.
     """
 
     def __init__(self, task: Task) -> None:
@@ -533,8 +533,8 @@ class Cut:
     reads : range
         The inputs of these outputs, padding included.
     take, give : dict of int to range
-        From or to the piece before (-1) or after (1): the halo, inputs that outputs here need and that piece owns,
-        or the other way round.  Under 0: the inputs needed of one's own.
+        From or to the piece before (-1) or after (1): the halo, which is inputs of that piece that outputs
+        here need, or the reverse.  Under 0: the inputs needed of one's own.
     inner : range
         Outputs that need no other piece's inputs.
 

@@ -157,8 +157,8 @@ def run(
     graph : sequence of Task
         The same on every rank.
     driver : float, optional
-        FLOPs that a driver on rank 0 spends on each task: it orders the tasks of a stage one by one, and begins with
-        the next stage when all have reported, as Spark does.
+        FLOPs that a driver on rank 0 spends on each task. It starts the tasks of a stage one by one, and the
+        next stage when all have reported, as Spark does.
     dtype : torch.dtype, default float64
         Type of all results.
 

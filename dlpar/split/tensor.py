@@ -77,13 +77,11 @@ def cut_layers(model: nn.Module, group: TensorGroup, redundancy: float = 0.0) ->
     -------
     nn.Sequential
         Layers of the same names, and at the end ``whole`` where the last of them left its output in pieces.
-        Its parameters are in the order of the model's, each with ``cut_along``: the dimension along which ranks
-        have pieces of it, or None where each has a copy.
+        Its parameters are in the order of the model's. Each has ``cut_along``: the dimension along which
+        ranks have pieces of it, or None for a copy on each.
 
-    Notes
-    -----
-    t must divide the width and the heads of a block, the channels of a convolution and the outputs of a
-    linear layer with another behind it; characters and classes may be any number.
+    Notes ----- t must divide the width and the heads of a block, the channels of a convolution, and the
+    outputs of a linear layer with another after it. The numbers of characters and classes are free.
     """
     layers = OrderedDict[str, nn.Module]()
     ties: Ties = {}  # pieces of weights that two layers use
@@ -131,8 +129,8 @@ def joined(part: nn.Module, comm: Comm) -> list[Tensor] | None:
 def level(part: nn.Module, comm: Comm) -> None:
     """Give all ranks the first one's copies of the weights that are not cut; collective.
 
-    Copies get the same gradients.  But where replicas do not wait for each other, servers add up
-    the updates of different ranks' parts in different orders, and copies would drift apart.
+    Copies get the same gradients.  But where replicas do not wait for each other, servers add up the updates
+    of different parts in different orders, so copies would drift apart.
     """
     parameters: list[Any] = list(part.parameters())
     copies = [parameter for parameter in parameters if parameter.cut_along is None]

@@ -1,9 +1,9 @@
 """ZeRO stage 3: data parallelism in which each rank keeps a chunk of each layer instead of the model.
 
-A layer's weights are gathered right before it computes, forward and again backward,
-and let go right after; its gradient is added up over ranks as soon as it is finished,
-each rank keeping its chunk.  So an N-th of the memory costs one and a half times the
-bytes of an all-reduce (Rajbhandari et al., "ZeRO", arXiv 1910.02054, 5.3 and 7.2.2).
+Ranks gather a layer's weights right before it computes, forward and again backward, and free them right
+after.  They add up its gradient as soon as it is finished, and each rank keeps its chunk.  So an N-th of the
+memory costs 1.5 times the bytes of an all-reduce (Rajbhandari et al., "ZeRO", arXiv 1910.02054, 5.3 and
+7.2.2).
 """
 
 from __future__ import annotations

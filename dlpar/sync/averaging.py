@@ -1,8 +1,7 @@
 """Averaging models instead of gradients: workers take steps of their own and meet every `period` of them.
 
-What a worker moved since the last meeting, divided by the number of workers, is
-handed to the scheme inside as if it were a gradient, and that scheme's optimizer
-applies the sum with learning rate 1.  So any scheme can average models:
+The scheme inside gets a worker's movement since the last meeting, divided by the number of workers, as if it
+were a gradient.  Its optimizer applies the sum with learning rate 1.  So any scheme can average models:
 
     local            start - mean of what the workers moved: McMahan et al. (AISTATS 2017); Stich (ICLR 2019)
     block_momentum   the same with momentum: Chen and Huo (ICASSP 2016), block learning rate 1

@@ -20,8 +20,8 @@ from dlpar.config.experiment import Experiment
 def are_shorter(rows: int, inputs: int, outputs: int, ranks: int) -> bool:
     """Return whether a rank sends fewer numbers as factors than a ring all-reduce of the gradient does.
 
-    A rank passes on the factors of N - 1 ranks, ``(N-1) · rows · (in + out)`` numbers, or sends
-    ``2 (N-1)/N · out · (in + 1)``; `rows` is each rank's number of samples, times the positions of a text.
+    A rank passes on the factors of N - 1 ranks, ``(N-1) · rows · (in + out)`` numbers, or sends ``2 (N-1)/N ·
+    out · (in + 1)``. `rows` is each rank's number of samples, times the positions of a text.
     """
     return rows * (inputs + outputs) * ranks < 2 * outputs * (inputs + 1)
 

@@ -201,8 +201,8 @@ def in_turn(peers: Iterable[int], comm: Comm) -> list[int]:
 def circle(seed: int, round: int, workers: int, peers: int) -> tuple[list[int], list[int]]:
     """Draw who meets whom in a round: workers on a circle in random order, and `peers` random distances.
 
-    Each sends that many places on, so that every worker sends and hears `peers` times,
-    never twice to the same and never to itself: the mixing matrix is doubly stochastic.
+    Each worker sends that many places ahead. So every worker sends and receives `peers` times, never twice to
+    the same and never to itself: the mixing matrix is doubly stochastic.
     """
     draw = generator(seed, "peers", round)
     order, shifts = draw.permutation(workers), 1 + draw.permutation(workers - 1)[:peers]
@@ -304,8 +304,8 @@ class Pairwise(Gossip):
     def _meet(self, comm: Comm, weights: Tensor, partner: int) -> None:
         """Go half the way from what was sent to what came.
 
-        What one gains the other loses, so the mean of all replicas stays, also where the
-        own weights have moved on since they were sent: the average is atomic.
+        One gains as much as the other loses, so the mean of all replicas stays, even if a worker's weights
+        have moved since it sent them: the average is atomic.
         """
         self.heard[partner] = int(self.theirs.head[0])
         mine, theirs = self.mine.body, self.theirs.body

@@ -1,8 +1,8 @@
 """Hogwild!: workers of one machine write to the same weights, and nobody locks anything.
 
-Source: Recht, Ré, Wright and Niu (NIPS 2011).  An addition to a weight in shared
-memory is a read and a write; of two workers' additions that fall into each other one
-is lost.  Where gradients are sparse that is rare; where they are dense, SGD bears it.
+Source: Recht, Ré, Wright and Niu (NIPS 2011).  An addition to a weight in shared memory is a read and a
+write.  If the additions of two workers overlap, one is lost.  Where gradients are sparse that is rare; where
+they are dense, SGD bears it.
 """
 
 from __future__ import annotations
@@ -33,13 +33,12 @@ LINE = 8
 class Hogwild(Scheme):
     """One of the workers that share a model.
 
-    Recorded of a step: ``staleness``, the updates of others between this worker's read
-    (before its forward pass) and its write; ``written``, the weights it wrote; ``conflicts``,
-    those of them that somebody else wrote in between; of each worker's last step also
-    ``lost``, the share of all that was added to the weights which they do not hold in the
-    end.  ``lost`` and the conflicts of sparse updates are estimates from `WATCHED` weights,
-    exact below that many; rounding alone makes ``lost`` about 1e-7 in float32.  A dense
-    update writes all weights: it conflicts in all, or, where nobody else updated, in none.
+    A step records ``staleness``, the updates of others between this worker's read (before its forward pass)
+    and its write.  It records ``written``, the weights it wrote, and ``conflicts``, those of them that
+    another worker wrote in between.  Each worker's last step also records ``lost``, the share of all
+    additions that is missing from the weights at the end.  ``lost`` and the conflicts of sparse updates are
+    estimates from `WATCHED` weights, exact below that many; rounding alone makes ``lost`` about 1e-7 in
+    float32.  A dense update writes all weights: it conflicts in all, or, where nobody else updated, in none.
     """
 
     def __init__(self, experiment: Experiment, comm: Comm, replica: Replica) -> None:
@@ -109,9 +108,9 @@ class Hogwild(Scheme):
 class ConflictMeter:
     """Some of the weights under observation; cheap enough to be done every step.
 
-    What each worker added is summed up in private and, at the end, compared with what the
-    weights gained.  Who writes only some of the weights (sparse) leaves a stamp on those that
-    are watched, which no other update has: one that changed between read and write is a conflict.
+    What each worker added is summed up in private and, at the end, compared with what the weights gained.  A
+    sparse update leaves a stamp of its own on those of its weights that are watched.  A stamp that changed
+    between read and write is a conflict.
     """
 
     def __init__(self, experiment: Experiment, comm: Comm, replica: Replica) -> None:

@@ -29,13 +29,11 @@ DRIVER = 0
 class MapReduce(Scheme):
     """Bulk-synchronous: an iteration is one aggregation to the driver and one broadcast from it.
 
-    Every partition adds (gradient, loss, count) into one vector of parameters + 2
-    numbers.  ``reduce="sum"`` and ``"collect"`` weigh a partition by its samples, so
-    that the driver divides sums over samples by their count.  ``"mean"`` weighs every
-    partition that has samples by 1: the mean of the partitions' means, which is the
-    mean over samples only where all of them have equally many.  What the driver
-    divided by is recorded as ``count``, the loss it saw, penalty included, as
-    ``driver_loss``; both only on rank 0.
+    Every partition adds (gradient, loss, count) into one vector of parameters + 2 numbers.  ``reduce="sum"``
+    and ``"collect"`` weigh a partition by its samples, so that the driver divides sums over samples by their
+    count.  ``"mean"`` gives every partition with samples the weight 1.  The mean of their means is the mean
+    over samples only where all have equally many.  What the driver divided by is recorded as ``count``, the
+    loss it saw, penalty included, as ``driver_loss``; both only on rank 0.
     """
 
     def __init__(self, experiment: Experiment, comm: Comm, replica: Replica) -> None:

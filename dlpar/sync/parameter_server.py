@@ -28,9 +28,9 @@ from dlpar.sync.scheme import Scheme
 class ParameterServer(Scheme):
     """A worker whose weights are a copy of the servers'; how old a copy, its consistency says.
 
-    With overlap each bucket has servers of its own, as it were: the communicator beside the
-    computation pushes it once the backward pass has finished it, and its answer may arrive before that
-    pass has ended.  The replica takes all answers together, after its backward pass.
+    With overlap each bucket is served by itself.  The communicator beside the computation pushes it once the
+    backward pass has finished it, and its answer may arrive before that pass has ended.  The replica takes
+    all answers together, after its backward pass.
     """
 
     def __init__(self, experiment: Experiment, comm: Comm, replica: Replica) -> None:
@@ -138,8 +138,8 @@ TAGS = 6
 """Tags of a bucket, one for each kind of message; 0 stands for no tag."""
 
 VERSION, STALENESS, LEAD, DONE, GO = range(5)
-"""Places in the head of an answer: the weights' version; the updates between the client's read and its push; the
-clocks by which it is ahead of the slowest; the global steps done; 1 if there is another."""
+"""Places in the head of an answer: the weights' version; the push's staleness; the lead in clocks; global steps
+done; 1 if there is another."""
 
 
 def check_servers(servers: int, lengths: Sequence[int]) -> None:

@@ -28,10 +28,8 @@ class Scheme:
     replica : Replica
         The weights and the gradient of this worker, each one flat tensor of shape (parameters,).
 
-    Notes
-    -----
-    What a scheme finds in ``replica.gradient`` is this worker's *contribution* to the
-    gradient of the global batch's mean loss: the sum over workers is that gradient.
+    Notes ----- ``replica.gradient`` holds this worker's *contribution* to the gradient of the global batch's
+    mean loss: the sum over workers is that gradient.
     """
 
     chosen: Mapping[str, Any] = MappingProxyType({})

@@ -106,9 +106,8 @@ DIVIDED = "{name} computes what one process does, with one all-reduce each way, 
 def check_layers(student: Answer, workers: Sequence[int] = (2, 3, 4), hints: Sequence[str] = ()) -> Verdict:
     """Call ``student(comm, x, up, down, of_y)`` on every rank, with its pieces of two layers.
 
-    It must return ``y, of_x, of_up, of_down``: the whole output, the gradient of the whole input, and
-    those of its own weights; and send no more than an all-reduce of the output and one of the
-    input's gradient.
+    It must return ``y, of_x, of_up, of_down``: the whole output, the gradient of the whole input, and those
+    of its own weights. It may send no more than an all-reduce of the output and one of the input's gradient.
 
     Parameters
     ----------

@@ -42,8 +42,8 @@ TRAINED = Experiment(workers=4, model={"width": 16, "depth": 3}, split=_SPLIT, *
 def check_schedule(student: Callable[[int, int], Any] | None, hints: Sequence[str] = ()) -> Verdict:
     """Check ``student(stages, microbatches)``, the list of actions of each stage of a pipeline: 1F1B or as good.
 
-    Every stage must do the forward and the backward pass of every micro-batch once, no two stages may wait
-    for each other, no stage may hold more micro-batches than there are stages, and the bubble must be
+    Every stage must make the forward and the backward pass of every micro-batch once, and no two stages may
+    wait for each other.  No stage may hold more micro-batches than there are stages, and the bubble must be
     (p - 1) / m.  What is right is run, on simulated ranks and on real ones, and must train what 1F1B trains.
 
     Parameters

@@ -63,10 +63,9 @@ def check_server(
 ) -> Verdict:
     """Run a server whose answer to a push is ``on_push(server, worker, gradient)``.
 
-    It must move ``server.weights`` by the gradient with the learning rate divided by
-    its staleness (at least 1), count the update and the worker's clock, note that the
-    worker waits, and return the workers that may be answered now: those no more than
-    ``server.bound`` clocks ahead of the slowest.
+    It must move ``server.weights`` by the gradient, with the learning rate divided by its staleness (at least
+    1). It must count the update and the worker's clock, and note that the worker waits. It must return the
+    waiting workers that are at most ``server.bound`` clocks ahead of the slowest.
 
     Parameters
     ----------
@@ -103,9 +102,9 @@ def check_backup(
 ) -> Verdict:
     """Run a server with backup workers, whose answer to a push is ``on_push(server, worker, gradient)``.
 
-    A push that was computed with the present version is gathered; with ``server.needed`` of them the weights move by
-    the learning rate times their mean, the version counts one more, and nothing is gathered any more.  Others are
-    dropped.  The function notes that the worker waits, and returns the workers whose weights are old.
+    It must gather a push of the present version.  With ``server.needed`` of them it moves the weights by the
+    learning rate times their mean, counts the version, and clears the list.  Others are dropped.  The
+    function notes that the worker waits, and returns the workers whose weights are old.
 
     Parameters
     ----------

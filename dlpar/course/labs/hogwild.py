@@ -46,8 +46,8 @@ def _more_conflicts_no_harm(pairs: list[list[Run]]) -> Shown:
 def lock_free_scaling() -> list[Experiment]:
     """Dense updates of 1.1 million weights by 1, 2, 4 processes and more.
 
-    Up to twice as many as there are cores, each with a batch of its own and one thread, and the same number of
-    updates in all.
+    Up to twice as many as there are cores, each with its own batch and one thread; the number of updates is
+    the same.
     """
     training = dict(batch=16, scaling="weak", evaluate_every=100_000, sync="hogwild")
     common = Experiment(model={"name": "mlp", "width": 1024}, **training, cluster={"threads": 1})

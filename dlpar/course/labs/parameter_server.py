@@ -79,8 +79,8 @@ def bound_and_passing_jitter() -> list[Experiment]:
 def more_updates() -> dict[str, Experiment]:
     """Eight workers, two of them slow, with momentum at a high rate: bsp, asp, and asp without one of its causes.
 
-    Each control removes one thing alone: staleness (one worker makes the same 640 updates), momentum, or the high
-    rate; the last one divides each push's rate by its staleness.
+    Each control removes one thing alone: staleness (one worker makes the same 640 updates), momentum, or the
+    high rate. The last one divides each push's rate by its staleness.
     """
     delays = {**STEADY, "straggler": {6: 2.0, 7: 4.0}}
     bsp = LEARNING.replace(workers=8, optimizer="momentum", lr=0.7, delays=delays)

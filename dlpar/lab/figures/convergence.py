@@ -214,8 +214,8 @@ def convergence(runs: Runs, x: str = "step", titles: Names = None) -> Figure:
     Raises
     ------
     ValueError
-        If `x` is none of these, a run has no finished step or, for "bytes", no record of the bytes it sent,
-        tasks are not of one kind, or titles do not fit to the runs.
+        If `x` is none of these, tasks are not of one kind, or titles do not match the runs. Also if a run has
+        no finished step or, for "bytes", no record of the bytes it sent.
     """
     runs, plot = trained(finished(runs, titles)), Convergence("step" if x == "steps" else x)
     of_one_kind([run.experiment for run in runs], "runs")

@@ -163,10 +163,10 @@ def pipeline(run: Run) -> Figure:
     The step is that of median duration. Of a schedule without a flush, twice as many steps as there are
     stages are drawn, in the middle of the run.
 
-    In the ideal, all stages are equal and messages take no time; a pass is as long as the run's
-    passes are on average (mean over each rank's median). The passes of a hybrid include the messages
-    between the ranks of a stage. A bubble is idle over computing seconds, from the first pass of
-    a step to its last (Narayanan et al., arXiv 2104.04473, section 2.2.1).
+    In the ideal, all stages are equal and messages take no time. A pass is as long as the run's passes on
+    average (mean over each rank's median). The passes of a hybrid include the messages between the ranks of a
+    stage. A bubble is idle over computing seconds, from the first pass of a step to its last (Narayanan et
+    al., arXiv 2104.04473, section 2.2.1).
 
     Parameters
     ----------
@@ -384,10 +384,10 @@ States = Sequence[float | None]
 def memory(runs: Runs, titles: Names = None) -> Figure:
     """Draw the memory of each rank by kind at a step's peak; for several runs, of the fullest rank.
 
-    The step is the last in which memory was recorded. If the model is split by data alone, a mark
-    shows weights, gradients and optimizer state by the closed form (Rajbhandari et al., arXiv
-    1910.02054, section 5). For a single run, a second panel shows the memory over the time of that step;
-    of a pipeline, the caption says how many micro-batches were in flight.
+    The step is the last in which memory was recorded. If the model is split by data alone, a mark shows
+    weights, gradients and optimizer state by the closed form (Rajbhandari et al., arXiv 1910.02054, section
+    5). For a single run, a second panel shows the memory over the time of that step. For a pipeline, the
+    caption gives the micro-batches in flight.
 
     Parameters
     ----------
