@@ -42,8 +42,8 @@ class Memory:
     over_time : list of [float, int]
         Of the last step that is watched: when the sum changed, and to how many bytes.
 
-    Notes ----- It does not count scratch buffers within one call (of a collective or an operator), the data
-    set, and memory of a scheme beside its optimizer.
+    Notes ----- It does not count scratch buffers within a call, the data set, and memory of a scheme beside
+    its optimizer.
 
     Examples
     --------

@@ -1,9 +1,8 @@
 """The program of every rank: the training loop, top to bottom.
 
-The loop does not know which split, scheme, carrier or world it is in.  The ranks
-of a replica compute the gradient of its share of the batch (:mod:`dlpar.split`),
-the scheme makes the replicas agree (:mod:`dlpar.sync`), and one line of record is
-written.
+The loop does not know which split, scheme, carrier or world it is in.  The ranks of a replica compute the
+gradient of its share of the batch (:mod:`dlpar.split`).  The scheme makes the replicas agree
+(:mod:`dlpar.sync`), and each rank writes one record.
 """
 
 from __future__ import annotations

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 def star_reduce(comm: Comm, tensor: torch.Tensor, root: int = 0, ranks: Ranks = None) -> None:
     """Sum `tensor` over all ranks, in place on `root`; the others keep what they had.
 
-    Every rank but the root sends one message; the root adds them in the order of
-    `ranks`, so that a run can be repeated to the last bit.
+    Every rank but the root sends one message. The root adds them in the order of `ranks`, so a run can be
+    repeated to the last bit.
 
     Parameters
     ----------
@@ -163,10 +163,10 @@ def _family(comm: Comm, root: int) -> tuple[int | None, list[int]]:
 def torrent_broadcast(comm: Comm, tensor: torch.Tensor, root: int = 0) -> None:
     """Copy `root`'s `tensor` to all ranks in blocks, which travel from peer to peer.
 
-    The root sends each other rank one block, and these ranks pass all blocks round their ring.  So
-    the root sends the tensor once, on any number of ranks, and no rank sends more.  Spark broadcasts
-    like that since version 1.1, in blocks of 4 MB that peers ask for in random order; the regular order is
-    that of van de Geijn's broadcast of long messages (Thakur 2005, section 4.2).
+    The root sends each other rank one block, and these ranks pass all blocks round their ring.  So the root
+    sends the tensor once, on any number of ranks, and no rank sends more.  Spark broadcasts in this way since
+    version 1.1, in blocks of 4 MB that peers ask for in random order.  The regular order here is that of van
+    de Geijn's broadcast of long messages (Thakur 2005, section 4.2).
 
     Parameters
     ----------
@@ -208,10 +208,9 @@ def tree_allreduce(comm: Comm, tensor: torch.Tensor) -> None:
 def tree_aggregate(comm: Comm, tensor: torch.Tensor, depth: int = 2, root: int = 0) -> None:
     """Sum `tensor` over all ranks, in place on `root`, as Spark does; the others hold partial sums.
 
-    Of P partial sums number i goes to number ``i % (P // scale)``, level after
-    level, while that is quicker than sending the P to the root.  Every rank but
-    the root sends one message, at any depth; what the depth changes is how many
-    messages one rank receives.
+    Partial sum i of P goes to number ``i % (P // scale)``, level after level, while that is quicker than
+    sending all P to the root.  Every rank but the root sends one message, at any depth; what the depth
+    changes is how many messages one rank receives.
 
     Parameters
     ----------

@@ -1,7 +1,7 @@
 """Splits of one model over ranks: one part of an experiment for each split, with its settings and its rules.
 
-Workers stand along named axes, and the product of their sizes is the number of workers: the axes of one
-model, and `data` for its replicas.  The rows of rules of a split stand with it.
+Workers stand along named axes: those of one model, and `data` for its replicas.  The product of their sizes
+is the number of workers.  The rows of rules of a split stand with it.
 """
 
 from __future__ import annotations
@@ -117,8 +117,8 @@ class ModelSplit(SplitPart):
     )
 
     order: str = Field("")
-    """Axes from the outermost to the innermost, such as tensor,data: ranks that are neighbours on the
-    innermost are neighbours in the job; default: data, pipeline, tensor, rows, columns."""
+    """Axes from the outermost to the innermost, such as tensor,data; ranks along the innermost are
+    consecutive; default: data, pipeline, tensor, rows, columns."""
 
     def complaints(self, e: Experiment) -> Iterator[Complaint]:
         axes, ways = self.axes(e.workers), self.ways(e.workers)

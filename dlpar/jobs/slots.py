@@ -86,8 +86,9 @@ class Talk(Connection):
     path : Path
         The keeper's socket.
     question : dict
-        ``{"slots": 4, "as": "ada"}`` waits for 4 slots, under a name that tells apart users of one account;
-        ``{"pause": True}`` pauses all jobs; ``{}`` asks how many slots are taken, and a teacher hears by whom.
+        ``{"slots": 4, "as": "ada"}`` waits for 4 slots, under a name that distinguishes users of one account.
+        ``{"pause": True}`` pauses all jobs. ``{}`` asks how many slots are taken, and a teacher hears by
+        whom.
 
     Attributes
     ----------

@@ -304,8 +304,8 @@ class Pairwise(Gossip):
     def _meet(self, comm: Comm, weights: Tensor, partner: int) -> None:
         """Go half the way from what was sent to what came.
 
-        One gains as much as the other loses, so the mean of all replicas stays, even if a worker's weights
-        have moved since it sent them: the average is atomic.
+        One gains as much as the other loses, so the mean of all replicas stays. This holds even if weights
+        have moved since they were sent: the average is atomic.
         """
         self.heard[partner] = int(self.theirs.head[0])
         mine, theirs = self.mine.body, self.theirs.body

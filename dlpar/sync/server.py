@@ -246,8 +246,8 @@ class Leaf(Server):
 class OwnLeaf(Leaf):
     """A leaf with a model of its group's own; every few updates the groups average theirs at the servers above.
 
-    Its change since the last average, divided by the groups, goes up as a gradient with learning rate 1: SINGA's
-    server groups (Ooi et al. 2015), each of which trains by itself in between.
+    Its change since the last average, divided by the number of groups, goes up as a gradient with learning
+    rate 1. In between each group trains by itself, like SINGA's server groups (Ooi et al. 2015).
     """
 
     def __init__(self, *given: Any) -> None:

@@ -1,10 +1,9 @@
 """A few numbers that stand for a long weight vector, so that distances between replicas cost no messages.
 
-Count sketch (Charikar, Chen and Farach-Colton 2002): each weight gets a random
-sign, fixed by the seed, and is added to one of 32 buckets.  The sketch is linear,
-and the squared length of a sketch is an estimate of the squared length of the
-vector: unbiased, with a relative standard deviation of sqrt(2 / 32) = 25 % (12.5 %
-of the length) where the vector is spread over the buckets.
+Count sketch (Charikar, Chen and Farach-Colton 2002): each weight gets a random sign, fixed by the seed, and
+is added to one of 32 buckets.  The sketch is linear.  Its squared length is an unbiased estimate of the
+squared length of the vector.  The relative standard deviation is sqrt(2 / 32) = 25 % (12.5 % of the length)
+where the vector is spread over the buckets.
 """
 
 from __future__ import annotations

@@ -30,8 +30,8 @@ class Accuracy(NamedTuple):
 def classify(comm: Comm, rows: Tensor, labels: Tensor, steps: int = 300, lr: float = 1.0) -> Tensor:
     """Train softmax regression by map-reduce on this rank's rows; weights of shape (columns, 10) on every rank.
 
-    Each rank maps its rows to the sum of their gradients, a tree aggregates sums and counts at the driver, rank 0,
-    which updates and broadcasts.
+    Each rank maps its rows to the sum of their gradients. A tree aggregates sums and counts at the driver,
+    rank 0, which updates and broadcasts.
     """
     weights = torch.zeros(rows.shape[1], 10, dtype=rows.dtype)
     sums = torch.empty(weights.numel() + 1, dtype=rows.dtype)

@@ -22,8 +22,8 @@ def two_jobs(
 ) -> list[Task]:
     """Return training as a graph of two jobs a step: gradients, then a shuffle of slices that are updated.
 
-    Task k of the second job takes slice k of every gradient, sums, and updates slice k of the weights; the gradients
-    of the next step take all slices.
+    Task k of the second job takes slice k of every gradient, adds them up, and updates slice k of the
+    weights. The gradients of the next step take all slices.
 
     Parameters
     ----------

@@ -1,7 +1,7 @@
 """Closed forms of one collective, called by all ranks at the same moment.
 
-They hold where every rank has ports of its own on equal links (`dlpar.worlds.platforms`):
-latencies of messages to one rank overlap, their bytes come in one after the other.
+They hold where every rank has ports of its own on equal links (`dlpar.worlds.platforms`). Latencies of
+messages to one rank overlap, and their bytes arrive one after the other.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Messages and bytes of collectives, counted before they run and exact to the last one.
 
-Notation: N ranks, a tensor of n elements of s bytes; a tensor cut in k chunks
-gives the first ``n mod k`` of them one element more than the others.
+Notation: N ranks, a tensor of n elements of s bytes. Of k chunks of a tensor the first ``n mod k`` have one
+element more than the others.
 """
 
 from __future__ import annotations
@@ -201,9 +201,9 @@ def coded_bytes(nbytes: Callable[[int], int], ranks: int, elements: int) -> int:
 def zero_bytes(parameters: float, ranks: int, zero: int, itemsize: int, microbatches: int = 1) -> float:
     """Return the bytes that all ranks together send a step with ZeRO (Rajbhandari et al., arXiv 1910.02054, 7.2).
 
-    A reduce-scatter and an all-gather take (N-1) n numbers each; stages up to 2 need one of both,
-    once a step.  Stage 3 gathers weights for every forward and every backward pass, and adds
-    gradients up after it: one and a half times as much, for each micro-batch.
+    A reduce-scatter and an all-gather take (N-1) n numbers each; stages up to 2 need one of both, once a
+    step.  Stage 3 gathers weights for every forward and every backward pass, and then adds up gradients: 1.5
+    times as much, for each micro-batch.
     """
     halves = 3 * microbatches if zero == 3 else 2
     return halves * (ranks - 1) * parameters * itemsize

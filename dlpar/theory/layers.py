@@ -331,11 +331,11 @@ def halo(
 ) -> Sent:
     """Return the payload that a rank sends for its halo in one direction: a message to each neighbour.
 
-    The convolution has stride 1 and keeps the size of its images: kernel 2r + 1, padding r.  With N
-    samples and C channels an interior rank, which has a piece of h = H / p_h rows and w = W / p_w
-    columns, sends N C (2 r (h + w) + 4 r²) elements in 8 messages: r rows or columns along each
-    edge, and a square of r × r across each corner.  At the edge of the image there are fewer.  The
-    backward pass sends as many, of the gradient (Dryden et al., IPDPS 2019, arXiv 1903.06681).
+    The convolution has stride 1 and keeps the size of its images: kernel 2r + 1, padding r.  With N samples
+    and C channels, a piece has h = H / p_h rows and w = W / p_w columns.  An interior rank sends N C (2 r (h
+    + w) + 4 r²) elements in 8 messages: r rows or columns along each edge, and a square of r × r across each
+    corner.  At the edge of the image there are fewer.  The backward pass sends as many, of the gradient
+    (Dryden et al., IPDPS 2019, arXiv 1903.06681).
 
     Parameters
     ----------

@@ -28,9 +28,9 @@ def bubble(schedule: str, stages: int, microbatches: int, chunks: int = 1) -> fl
     zb-h2            0                      Qi et al., arXiv 2401.10241, table 2
     ===============  =====================  ===========================================
 
-    Stages are equal and messages take no time.  The zero-bubble schedules cut the backward
-    pass in two, with respect to inputs and to weights, each as long as the forward pass;
-    H1 keeps the memory of 1f1b, H2 takes up to twice as much.
+    Stages are equal and messages take no time.  The zero-bubble schedules cut the backward pass in two, for
+    inputs and for weights, each as long as the forward pass.  H1 keeps the memory of 1f1b, H2 takes up to
+    twice as much.
 
     Parameters
     ----------

@@ -39,9 +39,9 @@ class Gain(NamedTuple):
 def gains(experiments: Sequence[Experiment], rates: Sequence[float | None]) -> list[Gain | None]:
     """Return speed-up and efficiency of each experiment, from its samples/s; None where that is None.
 
-    Each is compared with the one of the fewest workers among those that differ from it in nothing but
-    workers and how replicas agree; of several, with the fastest: a scheme must not look good because
-    it is slow with one worker, too.
+    Each run is compared with the one of the fewest workers among those that differ from it only in workers
+    and scheme. Among several the fastest counts, so a scheme does not look good by being slow with one
+    worker.
     """
     bases: dict[str, tuple[int, float]] = {}
     done = [(experiment, rate) for experiment, rate in zip(experiments, rates) if rate]

@@ -13,9 +13,9 @@ from dlpar.worlds.platforms import Link
 class Servers:
     """Parameter servers and their workers; every rank has ports of its own.
 
-    In formulas, a is the latency and o the part of it in which a processor is busy.  b and c are the seconds in
-    which a shard of the gradient, and of the weights in answer, passes a port: nbytes / S / bandwidth.  Workers begin
-    with different servers, and N >= S.
+    In formulas, a is the latency, and o is the part of it in which a processor is busy.  A shard of the
+    gradient passes a port in b seconds, and a shard of the weights in c seconds: nbytes / S / bandwidth.
+    Workers begin with different servers, and N >= S.
 
     Parameters
     ----------
@@ -78,17 +78,17 @@ class Servers:
     def step_seconds(self, compute: float = 0.0) -> float:
         """Return the seconds a bsp step takes when step follows step, with dedicated servers.
 
-        It is less than compute + :meth:`round_seconds`: workers that were answered first
-        push first, so that the answers to the last overlap with the pushes of the first.
+        It is less than compute + :meth:`round_seconds`. Workers that were answered first push first, so their
+        pushes overlap with the answers to the last.
 
             compute + 2 a + serving + max(c + (N-1) d + S b, N b + S c, b + S c + (N-1) (o + serving))
 
-        Answers leave a server every d seconds: the longer of o and c, or both where it waits until
-        one has left.  The worker that is answered last has waited for N answers and then pushes S
-        shards; and a server takes in N pushes, of which none begins before a worker has its S answers.
-        So a step never takes less.  Where S divides N and all workers begin together it takes no
-        more, as a rule: with b = c that is compute + 2 a + (N/S + 1) nbytes / bandwidth.  Servers
-        that are busy with a push for longer than its bytes take set the pace.
+        Answers leave a server every d seconds: the longer of o and c, or both where it waits until one has
+        left.  The worker that is answered last has waited for N answers and then pushes S shards.  A server
+        takes in N pushes, and none begins before a worker has its S answers.  So a step never takes less.
+        Where S divides N and all workers begin together, it takes no more as a rule.  With b = c that is
+        compute + 2 a + (N/S + 1) nbytes / bandwidth.  Servers that are busy with a push for longer than its
+        bytes take set the pace.
 
         Source: follows from the network model.
 

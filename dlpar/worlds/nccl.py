@@ -1,8 +1,7 @@
 """Messages by torch.distributed: NCCL between GPUs; gloo serves tests without any.
 
-NCCL knows neither any-source nor tags.  So a message with a tag above 0, every
-object and every barrier travels by MPI; an untagged message between named
-peers travels here, if it lies on this rank's device.
+NCCL knows neither any-source nor tags.  So a message with a tag above 0, every object and every barrier
+travels by MPI. An untagged message between named peers travels here, if it lies on this rank's device.
 """
 
 from __future__ import annotations

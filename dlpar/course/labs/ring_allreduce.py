@@ -34,7 +34,8 @@ def _less_than_two(runs: list[Run]) -> Shown:
 
 
 def more_ranks() -> list[Collectives]:
-    """A ring of 2 to 8 paced ranks, of 2 to 128 and of 512 simulated ones: 4 kB and 16 MB, of 512 ranks 4 kB."""
+    """A ring of 2 to 8 paced ranks, and of 2 to 128 simulated ones, with 4 kB and 16 MB; 512 simulated ranks
+    with 4 kB."""
     ring = {"names": ("ring",), "platform": CLUSTER}
     return [
         Collectives(**ring, ranks=(2, 4, 8), sizes=(4_000, 16_000_000), world="paced"),

@@ -21,8 +21,8 @@ PROBED, PATIENCE = 1 << 18, 0.05
 class Parcels:
     """The tensors this process has sent, some of them still under way.
 
-    Where MPI copies between processes by itself, a parcel needs no help once it was
-    sent; elsewhere its sender must call MPI, which costs more than sending it.
+    Where MPI copies between processes by itself, a parcel needs no help after its send. Elsewhere its sender
+    must call MPI, which costs more than sending it.
 
     Parameters
     ----------

@@ -177,9 +177,8 @@ def placement(
 def charges(experiment: Experiment, own: tuple[float, float] | None = None) -> tuple[float, float]:
     """Return the bytes charged for each byte sent, and the FLOP/s of the platform's devices on the experiment's model.
 
-    Where ranks compute a small model instead of ``cluster.stand_in_for``, its FLOPs and
-    bytes are scaled to those of the workload; where messages carry sizes only, these are
-    the workload's own.
+    Where ranks compute a small model instead of ``cluster.stand_in_for``, its FLOPs and bytes are scaled to
+    those of the workload. Where messages carry sizes only, they are the workload's own.
 
     Parameters
     ----------

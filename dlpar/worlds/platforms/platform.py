@@ -144,8 +144,8 @@ def _device(value: Any) -> Any:
 class Platform(FromFile):
     """A cluster on paper.
 
-    A message between ranks of one node takes the `inside` link, on which every rank has
-    a port of its own; between nodes it takes the `between` link.
+    A message between ranks of one node takes the `inside` link, on which every rank has a port of its own.
+    Between nodes it takes the `between` link.
 
     Attributes
     ----------

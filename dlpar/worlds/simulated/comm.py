@@ -1,8 +1,8 @@
 """Ranks of a simulation: the same calls as on MPI, on a virtual clock.
 
-One process holds all ranks.  :mod:`dlpar.worlds.simulated.network` decides when messages arrive, and a
-computation takes as long as its cost on the platform's devices; nothing else takes
-time.  Where ranks really compute, messages carry copies; otherwise sizes only.
+One process holds all ranks. :mod:`dlpar.worlds.simulated.network` decides when messages arrive.  A
+computation takes as long as its cost on the platform's devices; nothing else takes time.  Where ranks really
+compute, messages carry copies; otherwise sizes only.
 """
 
 from __future__ import annotations

@@ -80,9 +80,9 @@ def run_program(
 ) -> list[Any]:
     """Run ``program(comm)`` on every rank, and give each result.
 
-    If one rank keeps all others waiting for `patience` seconds of the wall clock, nothing in
-    Python can interrupt it; then another thread calls ``on_hang(story)`` once.  While
-    ranks go on, it calls ``on_move()`` now and then.
+    If one rank keeps all others waiting for `patience` seconds of the wall clock, another thread calls
+    ``on_hang(story)`` once, because nothing in Python can interrupt the rank.  While ranks go on, it calls
+    ``on_move()`` now and then.
 
     Raises
     ------
