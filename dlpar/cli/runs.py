@@ -178,7 +178,7 @@ def figures(run: Run) -> list[tuple[str, str]]:
     """A run's summary as labels and words."""
     size = sum(file.lstat().st_size for file in run.path.glob("rank-*.jsonl"))
     if size > SUMMED_UP and not (run.path / "summary.json").exists():
-        return [("records", f"{size / 1e6:,.0f} MB, not summed up yet: --json does it, in a while")]
+        return [("records", f"{size / 1e6:,.0f} MB, not summed up yet: --json sums them up")]
     s, experiment = run.summary, run.experiment
     said = [
         ("what", with_world(str(experiment), experiment)),

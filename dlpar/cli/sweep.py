@@ -135,7 +135,7 @@ def read(given: dict[str, list[Any] | None], fields: Mapping[str, Any] | None = 
     Raises
     ------
     BadExperiment
-        A line for each combination that cannot be.
+        A line for each impossible combination.
     """
     typed = {flag: values for flag in flags.flags() if (values := _values(flag, given.get(flag.parameter)))}
     typed = dict(sorted(typed.items(), key=lambda one: one[0].spelling == "--workers"))

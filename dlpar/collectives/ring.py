@@ -102,10 +102,9 @@ def add_from(comm: Comm, tensor: torch.Tensor, sources: Sequence[int]) -> None:
 def halving_doubling_allreduce(comm: Comm, tensor: torch.Tensor) -> None:
     """Sum `tensor` over all ranks, in place on every rank.
 
-    N a power of two: each rank sends ``2 log2 N`` messages and ``2 (N-1)/N`` times
-    the tensor's bytes.  Otherwise, with r ranks more than a power of two, ranks
-    0, 2, …, 2r-2 first hand their tensor to the next rank, and get the sum from it
-    at the end: 2r messages more, each of the whole tensor.
+    N a power of two: each rank sends ``2 log2 N`` messages and ``2 (N-1)/N`` times the tensor's bytes.
+    Otherwise, with r ranks more than a power of two, ranks 0, 2, …, 2r-2 first hand their tensor to the next
+    rank, and finally get the sum from it.  That is 2r more messages, each of the whole tensor.
 
     Parameters
     ----------

@@ -54,7 +54,7 @@ PATIENCE = 0.7
 
 
 class NeverYields(RuntimeError):
-    """A simulated rank that computes for ever and never calls its communicator."""
+    """A simulated rank that computes forever and never calls its communicator."""
 
 
 def run_rank(argv: list[str]) -> int:

@@ -62,7 +62,7 @@ def calibrate(runs: int = QUICK) -> Platform:
         link = in_training(link, device, *seconds[2:])
     source = (
         f"measured on {time.strftime('%Y-%m-%d')}: steps of the default model on two ranks, alone, in a ring and "
-        f"with a server, and messages to and fro; with more ranks than its {cores()} core{'s' * several} they take "
+        f"with a server, and ping-pong messages; with more ranks than its {cores()} core{'s' * several} they take "
         f"turns, and no prediction holds"
     )
     inside = Link(_rounded(link.latency), _rounded(link.bandwidth))
@@ -88,7 +88,7 @@ def in_training(link: Link, device: Device, ring: float, server: float) -> Link:
     """Return the link as two ranks that train see it, with the bandwidth that explains their steps' seconds.
 
     In training a gradient comes from another core's cache, and is added up: that takes
-    longer than a message that goes to and fro.  Beside computing, two latencies and
+    longer than a ping-pong message.  Beside computing, two latencies and
     ``k nbytes / bandwidth`` are left of a step.  k is 1 on a ring, and 3 with a server,
     which gets two gradients one after the other and answers the first while the second
     is answered.

@@ -28,7 +28,7 @@ def young_interval(snapshot: float, mtbf: float) -> float:
     Returns
     -------
     float
-        Seconds of training between the end of a snapshot and the begin of the next.
+        Seconds of training between the end of a snapshot and the start of the next.
     """
     _positive(snapshot=snapshot, mtbf=mtbf)
     return math.sqrt(2 * snapshot * mtbf)

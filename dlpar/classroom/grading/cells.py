@@ -51,7 +51,7 @@ def run(source: str, file: str, space: dict[str, Any]) -> None:
 
 
 def become(account: str) -> None:
-    """Give up the rights of root for those of an account, for ever."""
+    """Give up the rights of root for those of an account, forever."""
     user, group = map(int, account.split(":"))
     os.setgroups([])
     os.setresgid(group, group, group)

@@ -110,7 +110,7 @@ def check_all_sent(student: Callable[..., Any] | None, hints: Sequence[str] = ()
     Parameters
     ----------
     student : callable or None
-        Gives the ms from the begin of the backward pass until the last bucket has been sent: `ms` of each layer's
+        Gives the ms from the start of the backward pass until the last bucket has been sent: `ms` of each layer's
         backward pass and `mb` of its gradient, in backward order; `most` MB fit into a bucket; `n` ranks;
         `latency` in ms; `bandwidth` in MB/ms.
     hints : sequence of str

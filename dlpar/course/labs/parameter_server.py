@@ -66,13 +66,13 @@ def _bsp_ssp_asp(**fields: Any) -> list[Experiment]:
 
 
 def bound_and_a_slow_worker() -> list[Experiment]:
-    """One of four is four times slower, for good; paced."""
+    """One of four workers is always four times slower; paced."""
     delays = {**STEADY, "straggler": {1: 4.0}}
     return _bsp_ssp_asp(steps=30, lr=0.3, evaluate_every=5, delays=delays, cluster=PACED)
 
 
 def bound_and_passing_jitter() -> list[Experiment]:
-    """All four are now and then slow, none for good; bsp and ssp, simulated."""
+    """All four workers are sometimes slow, and none always; bsp and ssp, simulated."""
     return _bsp_ssp_asp(steps=100, delays={"kind": "exponential", "delay_ms": 25.0}, cluster=SIMULATED)[:2]
 
 

@@ -35,7 +35,8 @@ COLUMNS = ("rank", "start (ms)", "duration (ms)", "step")
 AT = {"y": "rank", "base": "start (ms)", "x": "duration (ms)", "customdata": "step"}
 HOVER = "%{fullData.name}, step %{customdata}<br>rank %{y}: %{x:.3f} ms from %{base:.3f} ms<extra></extra>"
 ARROWS, SEEN = 40, 0.02
-"""Most arrows from waits, as more could not be told apart, and the shortest such wait as a share of its window."""
+"""Largest number of arrows from waits, because more are not readable; shortest such wait as a share of its
+window."""
 
 SOON = 0.5
 """Share of a wait by which a send may seem to begin after its end, as ranks record only how long they waited."""

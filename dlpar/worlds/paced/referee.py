@@ -144,14 +144,14 @@ class Referee:
                 link.send((kind, 0.0, self.zero, what))
 
     def _place(self, activity: Activity) -> str:
-        """Ask an activity that waits for ever for its line; it has nothing else to do."""
+        """Ask an activity that waits forever for its line; it has nothing else to do."""
         link = self.proxies[activity].link
         link.send((WHERE, 0.0, None, None))
         return link.receive() if link.waits(2.0) else "a line it does not tell"
 
 
 class Proxy:
-    """Plays one activity of a rank: the methods below `play` are the calls, under the names by which ranks tell them.
+    """Plays one activity of a rank: ranks name the methods below `play` in their calls.
 
     Parameters
     ----------

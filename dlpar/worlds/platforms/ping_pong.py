@@ -1,4 +1,4 @@
-"""Timing a link: messages to and fro between two ranks."""
+"""Time a link by ping-pong messages between two ranks."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class Activity:
     waits_for : Any
         The thing it waits for; its `str` describes that.
     idle : bool
-        Whether it waits for work; then it may wait for ever.
+        Whether it waits for work; then it may wait forever.
     done : bool
         Whether it has run to its end.
     """
@@ -203,7 +203,7 @@ MOST = 8
 def story(
     activities: list[Activity], clock: str = "virtual", where: Callable[[Activity], str] | None = None
 ) -> str:
-    """Describe the place of each activity that waits for ever, as `where` gives it, and the ranks that have ended."""
+    """Describe the place of each activity that waits forever, as `where` gives it, and the ranks that have ended."""
     where = where or (lambda activity: place(activity.task.frame()))
     stuck = [a for a in activities if not a.done and not a.idle]
     told = [f"rank {a.rank} in {a.waits_for or 'a call'} at {where(a)}" for a in stuck[:MOST]]
