@@ -51,8 +51,8 @@ MEET = 4.0
 def doctor(as_json: AsJSON = False, calibrate: bool = False) -> int:
     """Say what this machine can run.
 
-    How many ranks and threads, which carrier, and why; what is broken, and how to mend it.
-    Ends with status 1 if anything is.
+    It tells the number of ranks and threads, the carrier and the reasons; what is broken, and how to repair
+    it. Ends with status 1 if anything is.
 
     Parameters
     ----------

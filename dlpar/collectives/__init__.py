@@ -1,8 +1,8 @@
 """Collectives made of ``send`` and ``recv`` alone, each short enough to project on a wall.
 
-Every one works in place on a flat tensor of any length, on any number of ranks.
-Beside them stands the library's own (``library_…``).  What each must send is known in advance
-(:func:`dlpar.theory.counts.closed_form`).
+Every one works in place on a flat tensor of any length, on any number of ranks.  Beside them stands the
+library's own (``library_…``). :func:`dlpar.theory.counts.closed_form` tells in advance how much each must
+send.
 """
 
 from __future__ import annotations

@@ -38,8 +38,8 @@ class Worker(NamedTuple):
 def launch_workers(n: int, script: str | Path, timeout: float = 600.0, **cluster: Any) -> list[Worker]:
     """Start a script in n processes and return at once.
 
-    Each finds its number in ``DLPAR_WORKER``, and the addresses of all in ``TF_CONFIG``.  What the script leaves in
-    a variable `result` is its result.  One that fails does not end the others.
+    Each finds its number in ``DLPAR_WORKER``, and the addresses of all in ``TF_CONFIG``.  The result of a
+    script is its variable `result`.  One that fails does not end the others.
 
     Parameters
     ----------

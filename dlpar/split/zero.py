@@ -58,7 +58,7 @@ class Sharded:
     parameters : sequence of nn.Parameter
         Whole now; from then on only between :meth:`gather` and :meth:`release`.
     task : Task
-        Whose ranks share them.
+        The communicator whose ranks share them.
 
     Attributes
     ----------

@@ -108,7 +108,7 @@ class Hogwild(Scheme):
 class ConflictMeter:
     """Some of the weights under observation; cheap enough to be done every step.
 
-    What each worker added is summed up in private and, at the end, compared with what the weights gained.  A
+    Each worker sums up its additions in private; the end compares the sums with the change of the weights.  A
     sparse update leaves a stamp of its own on those of its weights that are watched.  A stamp that changed
     between read and write is a conflict.
     """

@@ -32,8 +32,8 @@ class MapReduce(Scheme):
     Every partition adds (gradient, loss, count) into one vector of parameters + 2 numbers.  ``reduce="sum"``
     and ``"collect"`` weigh a partition by its samples, so that the driver divides sums over samples by their
     count.  ``"mean"`` gives every partition with samples the weight 1.  The mean of their means is the mean
-    over samples only where all have equally many.  What the driver divided by is recorded as ``count``, the
-    loss it saw, penalty included, as ``driver_loss``; both only on rank 0.
+    over samples only where all have equally many.  Rank 0 records the driver's divisor as ``count``, and the
+    driver's loss with its penalty as ``driver_loss``.
     """
 
     def __init__(self, experiment: Experiment, comm: Comm, replica: Replica) -> None:

@@ -79,7 +79,7 @@ class Ring(Scheme):
 class ShardedOptimizer(Ring):
     """ZeRO stage 1: every worker holds all weights and gradients, and an N-th of the optimizer's state.
 
-    Each bucket has N chunks.  What a worker updates is a chunk of every bucket.
+    Each bucket has N chunks.  A worker updates a chunk of every bucket.
     """
 
     def __init__(self, experiment: Experiment, comm: Comm, replica: Replica) -> None:
@@ -118,7 +118,7 @@ class ShardedOptimizer(Ring):
 class ShardedWeights(Scheme):
     """ZeRO stage 3: a worker's weights are its own alone, and their gradient was summed as it was finished.
 
-    What is left is the update; who sums gradients and lends weights is :class:`dlpar.split.zero.ZeroSplit`.
+    Only the update is left: :class:`dlpar.split.zero.ZeroSplit` sums gradients and lends weights.
     """
 
     def combine(self) -> None:

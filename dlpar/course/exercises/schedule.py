@@ -44,7 +44,8 @@ def check_schedule(student: Callable[[int, int], Any] | None, hints: Sequence[st
 
     Every stage must make the forward and the backward pass of every micro-batch once, and no two stages may
     wait for each other.  No stage may hold more micro-batches than there are stages, and the bubble must be
-    (p - 1) / m.  What is right is run, on simulated ranks and on real ones, and must train what 1F1B trains.
+    (p - 1) / m.  A correct schedule then runs on simulated and on real ranks, and must train what 1F1B
+    trains.
 
     Parameters
     ----------
