@@ -1,8 +1,8 @@
 """Command-line flags made from the experiment's schema, and an experiment as flags again.
 
 Fields of parts are flat flags: ``--width`` is ``model.width``.  The title of a part's head field names its
-flag: ``--sync ring`` is ``sync.scheme``.  A part of several kinds, told apart by their heads, gives one head
-flag and the fields of every kind.
+flag: ``--sync ring`` is ``sync.scheme``.  A part of several kinds, which differ in their heads, gives one
+head flag and the fields of every kind.
 """
 
 from __future__ import annotations
